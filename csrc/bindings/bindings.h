@@ -1,0 +1,17 @@
+#pragma once
+
+// torch's own pybind11 and its converters for tensors and intrusive pointers; far cheaper than torch/extension.h.
+#include <ATen/core/Tensor.h>
+
+#include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+namespace shardwise::bindings {
+
+void bind_mesh(pybind11::module_& module);
+void bind_unit(pybind11::module_& module);
+
+/// Everything that may talk to other ranks lets go of the GIL.
+using NoGil = pybind11::call_guard<pybind11::gil_scoped_release>;
+
+} // namespace shardwise::bindings

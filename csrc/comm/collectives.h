@@ -1,0 +1,44 @@
+#pragma once
+
+#include <shardwise/counters.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <string>
+
+namespace shardwise::comm {
+
+/// A collective under way.
+class Pending {
+ public:
+  Pending(c10::intrusive_ptr<c10d::Work> work, std::string what, int rank);
+  /// Raises PeerError with the name of the collective and this rank.
+  void wait();
+
+ private:
+  c10::intrusive_ptr<c10d::Work> work_;
+  std::string what_;
+  int rank_;
+};
+
+/// The collectives of one process group, issued through c10d::ProcessGroup alone, so that profilers, CommDebugMode and
+/// users' own back ends see them. All tensors are contiguous. Every call is counted. `what` names it in errors.
+class Collectives {
+ public:
+  explicit Collectives(c10::intrusive_ptr<c10d::ProcessGroup> group);
+
+  int rank() const;
+  int size() const;
+
+  /// Sums in place.
+  Pending all_reduce(at::Tensor tensor, std::string what, Counters& counters) const;
+  /// Overwrites with the root's values.
+  Pending broadcast(at::Tensor tensor, int root, std::string what, Counters& counters) const;
+  /// Fills row k of `output` with rank k's `tensor`.
+  Pending all_gather(at::Tensor output, at::Tensor tensor, std::string what, Counters& counters) const;
+
+ private:
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+};
+
+} // namespace shardwise::comm

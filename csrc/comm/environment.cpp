@@ -1,0 +1,96 @@
+#include "comm/environment.h"
+
+#include <shardwise/error.h>
+
+#include <c10/util/StringUtil.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <optional>
+
+namespace shardwise::comm {
+namespace {
+
+constexpr int kLargest = std::numeric_limits<int>::max();
+
+std::optional<std::string> variable(const char* name) {
+  const char* value = std::getenv(name);
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return value;
+}
+
+int number(const char* name, const std::string& text, int lowest, int highest) {
+  int value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || stop != end || value < lowest || value > highest) {
+    throw ValueError(c10::str(
+        "shardwise: the environment variable ", name, " is '", text, "'; it must be a whole number from ", lowest,
+        " to ", highest, "."));
+  }
+  return value;
+}
+
+int number_or(const char* name, int otherwise, int lowest, int highest) {
+  const auto text = variable(name);
+  return text ? number(name, *text, lowest, highest) : otherwise;
+}
+
+std::string required(const char* name) {
+  auto text = variable(name);
+  if (!text) {
+    throw ValueError(c10::str(
+        "shardwise: the environment variable ", name,
+        " is not set, but others of RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are. Start the program with torchrun, "
+        "set all four, or set none of them for a world of one."));
+  }
+  return *std::move(text);
+}
+
+} // namespace
+
+Environment Environment::read() {
+  Environment env;
+  if (!variable("RANK") && !variable("WORLD_SIZE") && !variable("MASTER_ADDR") && !variable("MASTER_PORT")) return env;
+  env.world_size = number("WORLD_SIZE", required("WORLD_SIZE"), 1, kLargest);
+  env.rank = number("RANK", required("RANK"), 0, kLargest);
+  if (env.rank >= env.world_size) {
+    throw ValueError(c10::str(
+        "shardwise: the environment variable RANK is ", env.rank, ", but WORLD_SIZE is ", env.world_size,
+        "; RANK counts from 0 to WORLD_SIZE - 1."));
+  }
+  env.master_address = required("MASTER_ADDR");
+  env.master_port = number("MASTER_PORT", required("MASTER_PORT"), 1, 65535);
+  env.local_rank = number_or("LOCAL_RANK", 0, 0, kLargest);
+  env.restart = number_or("TORCHELASTIC_RESTART_COUNT", 0, 0, kLargest);
+  env.agent_store = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  return env;
+}
+
+c10::intrusive_ptr<c10d::Store> Environment::connect(std::chrono::milliseconds timeout) const {
+  if (master_address.empty()) return c10::make_intrusive<c10d::HashStore>();
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(master_port);
+  options.isServer = rank == 0 && !agent_store;
+  options.waitWorkers = false;
+  options.multiTenant = !agent_store;
+  options.timeout = timeout;
+  try {
+    auto store = c10::make_intrusive<c10d::TCPStore>(master_address, options);
+    return c10::make_intrusive<c10d::PrefixStore>(c10::str("shardwise/", restart), std::move(store));
+  } catch (const std::exception& error) {
+    throw PeerError(c10::str(
+        "shardwise: rank ", rank, " of ", world_size, " could not ", options.isServer ? "serve" : "reach",
+        " the store at MASTER_ADDR:MASTER_PORT = ", master_address, ":", master_port, " within ", timeout.count(),
+        " ms. Check that rank 0 (or torchrun's agent) runs there, that the port is free there and open to this "
+        "machine, ",
+        "or give more time with MeshOptions().connect_timeout(). The reason given: ", error.what()));
+  }
+}
+
+} // namespace shardwise::comm

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <string>
+
+namespace shardwise::comm {
+
+/// What the environment says about this process and its peers. Raises ValueError that names the variable at fault.
+struct Environment {
+  int rank = 0;
+  int world_size = 1;
+  int local_rank = 0;
+  /// Empty in a world of one that nobody launched.
+  std::string master_address;
+  int master_port = 0;
+  /// torchrun's agent serves the store: no rank may.
+  bool agent_store = false;
+  /// Counts torchrun's restarts, which reuse the agent's store.
+  int restart = 0;
+
+  static Environment read();
+
+  /// The store that all ranks share; waits for it no longer than `timeout`. Raises PeerError.
+  c10::intrusive_ptr<c10d::Store> connect(std::chrono::milliseconds timeout) const;
+};
+
+} // namespace shardwise::comm

@@ -1,0 +1,10 @@
+#pragma once
+
+#include <memory>
+
+namespace gloo::transport {
+
+class Device;
+class UnboundBuffer;
+
+} // namespace gloo::transport

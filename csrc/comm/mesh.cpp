@@ -1,0 +1,256 @@
+#include <shardwise/mesh.h>
+
+#include "comm/environment.h"
+#include "comm/process_group.h"
+
+#include <shardwise/error.h>
+
+#include <ATen/Context.h>
+#include <c10/util/StringUtil.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <atomic>
+#include <csignal>
+#include <set>
+
+namespace shardwise {
+namespace {
+
+void ignore_broken_pipes() {
+  struct sigaction current {};
+  if (sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
+}
+
+/// Held by the one mesh that is made from the environment.
+class EnvironmentClaim {
+ public:
+  EnvironmentClaim() {
+    if (taken().exchange(true)) {
+      throw ValueError(
+          "shardwise: there is a mesh from the environment already. A process joins its job once: keep the first "
+          "Mesh and copy it, or shut it down before making another.");
+    }
+  }
+  ~EnvironmentClaim() {
+    taken() = false;
+  }
+  EnvironmentClaim(const EnvironmentClaim&) = delete;
+  EnvironmentClaim& operator=(const EnvironmentClaim&) = delete;
+
+  /// How many meshes the environment has given so far: ranks that make them in the same order agree on it.
+  static int64_t next_generation() {
+    static std::atomic<int64_t> count = 0;
+    return count++;
+  }
+
+ private:
+  static std::atomic<bool>& taken() {
+    static std::atomic<bool> value = false;
+    return value;
+  }
+};
+
+at::Device default_device(int local_rank) {
+  if (comm::has_nccl() && at::globalContext().hasCUDA()) {
+    return {at::kCUDA, static_cast<c10::DeviceIndex>(local_rank)};
+  }
+  return at::kCPU;
+}
+
+void check_axes(const std::vector<Axis>& axes) {
+  if (axes.empty()) throw ValueError("shardwise: a mesh needs at least one axis, and got none.");
+  std::set<std::string> names;
+  for (const auto& axis : axes) {
+    if (axis.name.empty()) throw ValueError("shardwise: an axis of a mesh has an empty name. Give every axis a name.");
+    if (axis.size < 1) {
+      throw ValueError(
+          c10::str("shardwise: the axis '", axis.name, "' has size ", axis.size, "; it must be 1 or more."));
+    }
+    if (!names.insert(axis.name).second) {
+      throw ValueError(c10::str("shardwise: two axes of the mesh are called '", axis.name, "'; names must differ."));
+    }
+  }
+}
+
+} // namespace
+
+struct Mesh::State {
+  std::vector<Axis> axes;
+  std::vector<int64_t> coordinates;
+  std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> groups;
+  int64_t rank = 0;
+  at::Device device = at::kCPU;
+  bool owns_groups = true;
+  bool open = true;
+  std::unique_ptr<EnvironmentClaim> claim;
+
+  ~State() {
+    try {
+      close();
+    } catch (const std::exception& error) {
+      TORCH_WARN("shardwise: closing ", describe(), " failed: ", error.what());
+    }
+  }
+
+  void close() {
+    if (!open) return;
+    open = false;
+    const auto closing = std::move(groups);
+    groups.clear();
+    claim.reset();
+    if (!owns_groups) return;
+    for (const auto& group : closing) group->shutdown();
+  }
+
+  size_t index(const std::string& name) const {
+    for (size_t i = 0; i < axes.size(); ++i) {
+      if (axes[i].name == name) return i;
+    }
+    throw ValueError(c10::str("shardwise: there is no axis '", name, "' in ", describe(), "."));
+  }
+
+  int64_t size() const {
+    int64_t product = 1;
+    for (const auto& axis : axes) product *= axis.size;
+    return product;
+  }
+
+  std::string describe() const {
+    std::string text = "Mesh(";
+    for (size_t i = 0; i < axes.size(); ++i) text += c10::str(i ? ", " : "", axes[i].name, "=", axes[i].size);
+    return c10::str(text, "; rank ", rank, " on ", device, ")");
+  }
+
+  /// Row-major coordinates of this rank, and a process group along every axis.
+  void connect(const c10::intrusive_ptr<c10d::Store>& store, const MeshOptions& options) {
+    coordinates.resize(axes.size());
+    int64_t rest = rank;
+    for (size_t i = axes.size(); i-- > 0;) {
+      coordinates[i] = rest % axes[i].size;
+      rest /= axes[i].size;
+    }
+    int64_t stride = size();
+    for (size_t i = 0; i < axes.size(); ++i) {
+      stride /= axes[i].size;
+      // The first rank of the line names it: ranks of the same line agree on it, those of others do not.
+      const auto line = c10::str(axes[i].name, "/", rank - coordinates[i] * stride);
+      groups.push_back(comm::make_process_group(
+          {.name = line,
+           .store = c10::make_intrusive<c10d::PrefixStore>(line, store),
+           .rank = static_cast<int>(coordinates[i]),
+           .size = static_cast<int>(axes[i].size),
+           .device = device,
+           .connect_timeout = options.connect_timeout(),
+           .timeout = options.timeout()}));
+    }
+  }
+};
+
+Mesh::Mesh(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+Mesh Mesh::from_env(const MeshOptions& options) {
+  const auto world = options.store() ? int64_t{options.world_size()} : int64_t{comm::Environment::read().world_size};
+  return Mesh({{"world", world}}, options);
+}
+
+Mesh::Mesh(std::vector<Axis> axes, const MeshOptions& options) : state_(std::make_shared<State>()) {
+  check_axes(axes);
+  state_->axes = std::move(axes);
+  comm::Environment env;
+  if (options.store()) {
+    env.rank = options.rank();
+    env.world_size = options.world_size();
+    if (env.rank < 0 || env.rank >= env.world_size) {
+      throw ValueError(c10::str(
+          "shardwise: MeshOptions has a store, rank ", env.rank, " and world_size ", env.world_size,
+          "; with a store, set world_size, and a rank from 0 to world_size - 1."));
+    }
+  } else {
+    env = comm::Environment::read();
+  }
+  if (state_->size() != env.world_size) {
+    throw ValueError(c10::str(
+        "shardwise: the sizes of ", state_->describe(), " multiply to ", state_->size(), ", but the world has ",
+        env.world_size, " ranks (", options.store() ? "MeshOptions().world_size()" : "WORLD_SIZE", ")."));
+  }
+  state_->rank = env.rank;
+  state_->device = options.device().value_or(default_device(env.local_rank));
+  ignore_broken_pipes();
+  auto store = options.store();
+  if (!store) {
+    state_->claim = std::make_unique<EnvironmentClaim>();
+    store = c10::make_intrusive<c10d::PrefixStore>(
+        c10::str(EnvironmentClaim::next_generation()), env.connect(options.connect_timeout()));
+  }
+  state_->connect(store, options);
+}
+
+Mesh Mesh::from_process_groups(
+    const std::vector<std::string>& names, const std::vector<c10::intrusive_ptr<c10d::ProcessGroup>>& groups,
+    at::Device device) {
+  if (names.size() != groups.size()) {
+    throw ValueError(c10::str(
+        "shardwise: a mesh got ", names.size(), " names for ", groups.size(), " process groups; give one name each."));
+  }
+  auto state = std::make_shared<State>();
+  state->owns_groups = false;
+  state->device = device;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (!groups[i]) {
+      throw ValueError(
+          c10::str("shardwise: the process group of axis '", names[i], "' is null: this rank is not a member of it."));
+    }
+    state->axes.push_back({names[i], groups[i]->getSize()});
+    state->coordinates.push_back(groups[i]->getRank());
+    state->rank = state->rank * groups[i]->getSize() + groups[i]->getRank();
+  }
+  check_axes(state->axes);
+  state->groups = groups;
+  return Mesh(std::move(state));
+}
+
+const std::vector<Axis>& Mesh::axes() const {
+  return state_->axes;
+}
+
+int64_t Mesh::ndim() const {
+  return static_cast<int64_t>(state_->axes.size());
+}
+
+int64_t Mesh::size() const {
+  return state_->size();
+}
+
+int64_t Mesh::size(const std::string& axis) const {
+  return state_->axes[state_->index(axis)].size;
+}
+
+int64_t Mesh::rank() const {
+  return state_->rank;
+}
+
+int64_t Mesh::coordinate(const std::string& axis) const {
+  return state_->coordinates[state_->index(axis)];
+}
+
+at::Device Mesh::device() const {
+  return state_->device;
+}
+
+const c10::intrusive_ptr<c10d::ProcessGroup>& Mesh::group(const std::string& axis) const {
+  const auto index = state_->index(axis);
+  if (!state_->open) {
+    throw Error(c10::str("shardwise: ", describe(), " was shut down; it has no process groups any more."));
+  }
+  return state_->groups[index];
+}
+
+void Mesh::shutdown() {
+  state_->close();
+}
+
+std::string Mesh::describe() const {
+  return state_->describe();
+}
+
+} // namespace shardwise

@@ -1,0 +1,41 @@
+#include "comm/process_group.h"
+
+#include <shardwise/error.h>
+
+#include <c10/util/StringUtil.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+namespace shardwise::comm {
+
+c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const GroupSpec& spec) {
+  using Type = c10d::ProcessGroup::BackendType;
+  const auto backend_spec = [&](const char* backend) {
+    auto result = spec;
+    result.store = c10::make_intrusive<c10d::PrefixStore>(backend, spec.store);
+    return result;
+  };
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(spec.store, spec.rank, spec.size);
+  try {
+    auto gloo = make_gloo(backend_spec("gloo"));
+    group->setBackend(c10::DeviceType::CPU, Type::GLOO, gloo);
+    group->setDefaultBackend(Type::GLOO);
+    if (spec.device.is_cuda()) {
+      group->setBackend(c10::DeviceType::CUDA, Type::NCCL, make_nccl(backend_spec("nccl")));
+      group->setDefaultBackend(Type::NCCL);
+      group->setBoundDeviceId(spec.device);
+    }
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw PeerError(c10::str(
+        "shardwise: rank ", spec.rank, " of ", spec.size, " could not set up the process group '", spec.name,
+        "' within ", spec.connect_timeout.count(), " ms. Check that all ", spec.size,
+        " ranks are running and make the same mesh, or give more time with MeshOptions().connect_timeout(). "
+        "The reason given: ",
+        error.what()));
+  }
+  group->setGroupName(spec.name);
+  return group;
+}
+
+} // namespace shardwise::comm

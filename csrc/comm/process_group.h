@@ -1,0 +1,29 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <chrono>
+#include <string>
+
+namespace shardwise::comm {
+
+/// The ranks of one process group and how they meet.
+struct GroupSpec {
+  std::string name;
+  c10::intrusive_ptr<c10d::Store> store;
+  int rank;
+  int size;
+  at::Device device;
+  std::chrono::milliseconds connect_timeout;
+  std::chrono::milliseconds timeout;
+};
+
+c10::intrusive_ptr<c10d::Backend> make_gloo(const GroupSpec& spec);
+/// Raises Error where this build has no NCCL.
+c10::intrusive_ptr<c10d::Backend> make_nccl(const GroupSpec& spec);
+bool has_nccl();
+
+/// A process group: Gloo for CPU tensors, and on a CUDA device NCCL for its tensors. Raises PeerError.
+c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const GroupSpec& spec);
+
+} // namespace shardwise::comm

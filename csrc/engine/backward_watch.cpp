@@ -1,0 +1,71 @@
+#include "engine/backward_watch.h"
+
+#include "engine/unit.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <mutex>
+#include <unordered_map>
+
+namespace shardwise::engine {
+namespace {
+
+/// The backwards under way in this process, of all ranks that are threads of it.
+struct Running {
+  std::mutex mutex;
+  std::unordered_map<int, std::weak_ptr<BackwardWatch>> watches;
+
+  static Running& get() {
+    static auto* running = new Running;
+    return *running;
+  }
+};
+
+} // namespace
+
+bool BackwardWatch::ByNumber::operator()(const std::shared_ptr<Unit>& a, const std::shared_ptr<Unit>& b) const {
+  return a->number() < b->number();
+}
+
+BackwardWatch::BackwardWatch(int backward) : backward_(backward) {}
+
+std::shared_ptr<BackwardWatch> BackwardWatch::current() {
+  const int backward = torch::autograd::get_current_graph_task_id();
+  auto& running = Running::get();
+  const std::lock_guard lock(running.mutex);
+  auto& entry = running.watches[backward];
+  if (auto watch = entry.lock()) return watch;
+  std::shared_ptr<BackwardWatch> watch(new BackwardWatch(backward));
+  entry = watch;
+  // The engine holds the callback, and with it the watch, until the backward ends or dies.
+  torch::autograd::Engine::get_default_engine().queue_callback([watch] { watch->end(); });
+  return watch;
+}
+
+void BackwardWatch::arriving(const std::shared_ptr<Unit>& top) {
+  touched_.insert(top);
+}
+
+void BackwardWatch::arrived(const std::shared_ptr<Unit>& top) {
+  reached_.insert(top);
+}
+
+void BackwardWatch::end() {
+  for (const auto& top : touched_) {
+    if (!reached_.contains(top)) top->forget_backward();
+  }
+  for (const auto& top : reached_) top->average();
+  touched_.clear();
+}
+
+BackwardWatch::~BackwardWatch() {
+  auto& running = Running::get();
+  {
+    const std::lock_guard lock(running.mutex);
+    running.watches.erase(backward_);
+  }
+  for (const auto& top : touched_) top->forget_backward();
+}
+
+} // namespace shardwise::engine

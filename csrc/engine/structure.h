@@ -1,0 +1,17 @@
+#pragma once
+
+#include "comm/collectives.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+namespace shardwise::engine {
+
+/// Compares `lines`, one a parameter, with those of the other ranks. All ranks must call it; all raise the same Error,
+/// with the first line that differs, when they are not the same everywhere.
+void compare_structure(
+    const std::vector<std::string>& lines, const comm::Collectives& collectives, at::Device device, Counters& counters);
+
+} // namespace shardwise::engine

@@ -1,0 +1,178 @@
+#include "group/parameter.h"
+
+#include "group/compute_guard.h"
+
+#include <shardwise/error.h>
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/detach.h>
+#include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace shardwise::group {
+
+namespace autograd = torch::autograd;
+
+class Parameter::PreHook : public autograd::FunctionPreHook {
+ public:
+  PreHook(std::shared_ptr<void> owner, Parameter& parameter) : owner_(std::move(owner)), parameter_(parameter) {}
+
+  autograd::variable_list operator()(const autograd::variable_list& gradients) override {
+    parameter_.set_aside(owner_);
+    return gradients;
+  }
+
+ private:
+  friend class Parameter;
+  std::shared_ptr<void> owner_;
+  Parameter& parameter_;
+};
+
+class Parameter::PostHook : public autograd::PostAccumulateGradHook {
+ public:
+  PostHook(std::shared_ptr<void> owner, Parameter& parameter, std::unique_ptr<autograd::PostAccumulateGradHook> users)
+      : owner_(std::move(owner)),
+        parameter_(parameter),
+        users_(std::move(users)) {}
+
+  void operator()(const autograd::Variable& leaf) override {
+    parameter_.collect(owner_, leaf);
+  }
+
+ private:
+  friend class Parameter;
+  std::shared_ptr<void> owner_;
+  Parameter& parameter_;
+  std::unique_ptr<autograd::PostAccumulateGradHook> users_;
+};
+
+Parameter::Parameter(std::vector<std::string> names, const at::Tensor& leaf)
+    : names_(std::move(names)),
+      leaf_(leaf.getIntrusivePtr()) {}
+
+at::Tensor Parameter::leaf() const {
+  auto impl = leaf_.lock();
+  if (!impl) {
+    throw Error(c10::str(
+        "shardwise: the parameter '", name(),
+        "' that was wrapped is gone: its module holds another tensor now, whose "
+        "gradient would stay on this rank alone. Replace parameters before replicate(), or change them in place."));
+  }
+  return at::Tensor(std::move(impl));
+}
+
+void Parameter::watch(const std::shared_ptr<void>& owner, Listener& listener) {
+  listener_ = &listener;
+  const auto tensor = leaf();
+  autograd::impl::add_hook(tensor, std::make_unique<PreHook>(owner, *this));
+  take_post_hook_slot(owner, tensor);
+}
+
+std::shared_ptr<void> Parameter::owner(const at::Tensor& leaf) {
+  for (const auto& hook : autograd::impl::hooks(leaf)) {
+    if (const auto* ours = dynamic_cast<const PreHook*>(hook.get())) return ours->owner_;
+  }
+  if (const auto* ours = dynamic_cast<const PostHook*>(autograd::impl::post_acc_grad_hooks(leaf).get())) {
+    return ours->owner_;
+  }
+  return nullptr;
+}
+
+// The slot holds one hook. A user's later one replaces ours, so it is taken back before each gradient.
+void Parameter::take_post_hook_slot(const std::shared_ptr<void>& owner, const at::Tensor& leaf) {
+  auto& slot = autograd::impl::post_acc_grad_hooks(leaf);
+  if (dynamic_cast<PostHook*>(slot.get()) != nullptr) return;
+  autograd::impl::set_post_acc_grad_hooks(leaf, std::make_unique<PostHook>(owner, *this, std::move(slot)));
+}
+
+void Parameter::set_aside(const std::shared_ptr<void>& owner) {
+  listener_->gradient_arriving();
+  const auto tensor = leaf();
+  take_post_hook_slot(owner, tensor);
+  if (aside_) return;
+  visible_ = std::exchange(tensor.mutable_grad(), at::Tensor());
+  aside_ = true;
+}
+
+void Parameter::collect(const std::shared_ptr<void>& owner, const at::Tensor& leaf) {
+  const ComputeGuard guard;
+  if (!aside_) replace_pre_hook(owner, leaf);
+  auto arrived = std::exchange(leaf.mutable_grad(), at::Tensor());
+  put_back();
+  if (!arrived.defined()) return;
+  if (arrived.layout() != at::kStrided) {
+    throw Error(c10::str(
+        "shardwise: the gradient of '", name(), "' has layout ", arrived.layout(),
+        "; only strided gradients can be averaged. Make the layer give dense gradients (sparse=False), or name its "
+        "parameters in ignored_parameters."));
+  }
+  // The graph of a gradient made with create_graph may hold the same memory: never add into that.
+  const bool shared = arrived.requires_grad();
+  arrived = arrived.detach();
+  fresh_ = fresh_.defined() ? at::add(fresh_, arrived) : (shared ? arrived.clone() : std::move(arrived));
+  listener_->gradient_arrived();
+}
+
+// Somebody cleared the tensor's hooks (Python's first register_hook does). What is in .grad is this backward's alone
+// unless a gradient was there before, which only the pre-hook could have kept apart.
+void Parameter::replace_pre_hook(const std::shared_ptr<void>& owner, const at::Tensor& leaf) {
+  autograd::impl::add_hook(leaf, std::make_unique<PreHook>(owner, *this));
+  listener_->gradient_arriving();
+  const auto before = published_.lock();
+  if (before && (before.get() == leaf.grad().unsafeGetTensorImpl() || leaf.grad().requires_grad())) {
+    throw Error(c10::str(
+        "shardwise: the hooks of '", name(),
+        "' were cleared since the last backward, and its gradient was not reset: "
+        "old and new can no longer be told apart. Register tensor hooks before replicate(), or call zero_grad() before "
+        "this backward."));
+  }
+}
+
+void Parameter::put_back() {
+  if (!aside_) return;
+  aside_ = false;
+  auto impl = leaf_.lock();
+  if (impl) at::Tensor(std::move(impl)).mutable_grad() = std::move(visible_);
+  visible_ = at::Tensor();
+}
+
+at::Tensor Parameter::take_local() {
+  keep_for_later();
+  return std::exchange(pending_, at::Tensor());
+}
+
+void Parameter::keep_for_later() {
+  const ComputeGuard guard;
+  put_back();
+  if (!fresh_.defined()) return;
+  if (pending_.defined()) {
+    pending_.add_(fresh_);
+  } else {
+    pending_ = std::move(fresh_);
+  }
+  fresh_ = at::Tensor();
+}
+
+void Parameter::forget_backward() {
+  put_back();
+  fresh_ = at::Tensor();
+}
+
+void Parameter::publish(const at::Tensor& mean) {
+  const auto tensor = leaf();
+  {
+    const ComputeGuard guard;
+    auto& grad = tensor.mutable_grad();
+    if (grad.defined()) {
+      grad.add_(mean);
+    } else {
+      grad = mean;
+    }
+    published_ = grad.getIntrusivePtr();
+  }
+  const auto* ours = dynamic_cast<const PostHook*>(autograd::impl::post_acc_grad_hooks(tensor).get());
+  if (ours != nullptr && ours->users_) (*ours->users_)(tensor);
+}
+
+} // namespace shardwise::group

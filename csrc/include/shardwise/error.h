@@ -1,0 +1,29 @@
+#pragma once
+
+#include <shardwise/export.h>
+
+#include <stdexcept>
+
+namespace shardwise {
+
+/// The base of every error that shardwise raises itself. The text says what happened, to which parameter and on which
+/// rank where there is one, the rule behind it, and what to do.
+/// Python sees RuntimeError.
+class SHARDWISE_API Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// The caller gave something that can never work. Python sees ValueError.
+class SHARDWISE_API ValueError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Another rank, the store or a process group did not answer as it should. Python sees RuntimeError.
+class SHARDWISE_API PeerError : public Error {
+ public:
+  using Error::Error;
+};
+
+} // namespace shardwise

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <shardwise/export.h>
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace shardwise {
+
+/// One named direction of a mesh and its number of ranks.
+struct Axis {
+  std::string name;
+  int64_t size;
+  bool operator==(const Axis&) const = default;
+};
+
+/// How a mesh finds its peers. Without a store, rank and world size come from the environment.
+struct SHARDWISE_API MeshOptions {
+  /// The device of this rank. Unset: cuda:LOCAL_RANK where there is a GPU, else the CPU.
+  TORCH_ARG(std::optional<at::Device>, device) = std::nullopt;
+  /// How long to wait for the other ranks and for the store to answer while the mesh is set up.
+  TORCH_ARG(std::chrono::milliseconds, connect_timeout) = std::chrono::minutes(5);
+  /// How long a collective may take.
+  TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::minutes(10);
+  /// A store that all ranks share; needs rank and world_size too. The environment is then not read.
+  TORCH_ARG(c10::intrusive_ptr<c10d::Store>, store) = {};
+  TORCH_ARG(int, rank) = -1;
+  TORCH_ARG(int, world_size) = -1;
+};
+
+/// The ranks of a job, laid out along named axes, with a process group for each axis: NCCL for CUDA devices, Gloo for
+/// CPUs. The last axis varies fastest with the rank. Copies share the same groups; the last one to go closes them.
+///
+/// From the environment: torchrun's variables (the agent's store and restarts too), or plain RANK, WORLD_SIZE,
+/// MASTER_ADDR and MASTER_PORT, or nothing at all: a world of one. There is one mesh from the environment at a time.
+///
+/// Ignores SIGPIPE when the program has left its default, since a C++ program would otherwise die without a word when
+/// a peer does. Thread safe after construction. Raises ValueError for bad input, PeerError for peers that do not come.
+class SHARDWISE_API Mesh {
+ public:
+  /// One axis, "world", over all ranks of the environment.
+  static Mesh from_env(const MeshOptions& options = {});
+
+  /// The given axes over all ranks of the environment or of options.store. Their sizes multiply to the world size.
+  explicit Mesh(std::vector<Axis> axes, const MeshOptions& options = {});
+
+  /// Axes that exist already, the slowest first. Their process groups stay the caller's to shut down.
+  static Mesh from_process_groups(
+      const std::vector<std::string>& names, const std::vector<c10::intrusive_ptr<c10d::ProcessGroup>>& groups,
+      at::Device device);
+
+  const std::vector<Axis>& axes() const;
+  int64_t ndim() const;
+  /// The number of ranks in the mesh, or along one axis.
+  int64_t size() const;
+  int64_t size(const std::string& axis) const;
+  /// This rank's number in the mesh, or its position along one axis.
+  int64_t rank() const;
+  int64_t coordinate(const std::string& axis) const;
+  at::Device device() const;
+  /// The process group of the ranks that differ from this one along that axis alone. Raises after shutdown().
+  const c10::intrusive_ptr<c10d::ProcessGroup>& group(const std::string& axis) const;
+
+  /// Closes the process groups that this mesh made. Safe to call twice; the destructor of the last copy calls it.
+  void shutdown();
+
+  /// For example: Mesh(replicate=2, shard=4; rank 3 on cpu)
+  std::string describe() const;
+
+ private:
+  struct State;
+  explicit Mesh(std::shared_ptr<State> state);
+  std::shared_ptr<State> state_;
+};
+
+} // namespace shardwise

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <shardwise/options.h>
+#include <shardwise/unit.h>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace shardwise {
+
+/// Data parallelism with a full copy of the module on every rank: after each backward, the gradient of every parameter
+/// below `module` is its mean over the ranks of the mesh. No edit in the model, any form of call.
+///
+/// Call it on inner modules first (each becomes a unit with a collective of its own), on the outermost last.
+/// A parameter that no rank used has no new gradient; one that some ranks used has the mean, the others counting zero.
+/// Gradients already in .grad are added to. All ranks must wrap the same modules in the same order: names, shapes and
+/// dtypes are compared here, and a difference is an Error that names the parameter and the rank.
+///
+/// Call it before training, from the thread that will train; every rank of the mesh must call it.
+SHARDWISE_API Unit replicate(torch::nn::Module& module, const ReplicateOptions& options = {});
+
+/// The same for a module holder or a shared_ptr to a module.
+template <typename Holder>
+requires requires(const Holder& holder) {
+  static_cast<torch::nn::Module&>(*holder);
+}
+Unit replicate(const Holder& holder, const ReplicateOptions& options = {}) {
+  return replicate(static_cast<torch::nn::Module&>(*holder), options);
+}
+
+} // namespace shardwise

@@ -1,0 +1,11 @@
+#pragma once
+
+// Everything that shardwise offers to a C++ program.
+#include <shardwise/counters.h>
+#include <shardwise/error.h>
+#include <shardwise/mesh.h>
+#include <shardwise/options.h>
+#include <shardwise/plan.h>
+#include <shardwise/replicate.h>
+#include <shardwise/unit.h>
+#include <shardwise/version.h>

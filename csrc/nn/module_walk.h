@@ -1,0 +1,20 @@
+#pragma once
+
+#include "engine/unit.h"
+
+#include <torch/nn/module.h>
+
+#include <vector>
+
+namespace shardwise::nn {
+
+/// The parameters and buffers below a module, each tensor once with all its names, in the order of registration.
+/// Takes any module, on the stack and behind raw pointers too; owns nothing of it.
+struct ModuleTensors {
+  std::vector<engine::NamedTensor> parameters;
+  std::vector<engine::NamedTensor> buffers;
+};
+
+ModuleTensors walk(const torch::nn::Module& module);
+
+} // namespace shardwise::nn
