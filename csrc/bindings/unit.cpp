@@ -42,6 +42,9 @@ void bind_unit(pybind11::module_& module) {
       .def("plan_json", [](const Unit& unit) { return unit.plan().json(); })
       .def("counters", &counters);
   module.def(
+      "is_watched", [](const std::optional<at::Tensor>& tensor) { return tensor && engine::Unit::of(*tensor); },
+      py::arg("tensor"), "Whether a unit has this parameter.");
+  module.def(
       "replicate", &replicate, py::arg("mesh"), py::arg("parameters"), NoGil(),
       "Makes a unit of parameters, given as (names, tensor), each tensor once.");
 }

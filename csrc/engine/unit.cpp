@@ -97,6 +97,7 @@ void Unit::adopt(const std::vector<NamedTensor>& adopted) {
   }
   for (const auto& top : tops) {
     for (const auto& inner : top->tree()) {
+      const auto prefix = inner->name_.empty() ? 0 : inner->name_.size() + 1;
       for (const auto& parameter : inner->parameters_) {
         const auto seen = found.find(parameter->leaf().unsafeGetTensorImpl());
         if (seen == found.end()) {
@@ -107,8 +108,7 @@ void Unit::adopt(const std::vector<NamedTensor>& adopted) {
               "modules that share a parameter must be in one unit."));
         }
         const auto& names = seen->second->names;
-        inner->name_ =
-            path_before(names.front(), parameter->name().substr(inner->name_.empty() ? 0 : inner->name_.size() + 1));
+        inner->name_ = path_before(names.front(), parameter->name().substr(prefix));
         parameter->rename(names);
       }
     }

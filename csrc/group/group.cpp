@@ -80,9 +80,12 @@ at::Tensor Group::counts_view() const {
   return bucket_.narrow(0, layout_.total, static_cast<int64_t>(parameters_.size()));
 }
 
-// Gradients that the user keeps are views of the bucket; then the next step needs another.
+// Gradients that are kept past zero_grad() are views of the bucket, which is then left to them: two take turns.
 void Group::provide_bucket(Counters& counters) {
-  if (bucket_.defined() && bucket_.storage().use_count() == 1) return;
+  const auto is_free = [](const at::Tensor& bucket) { return bucket.defined() && bucket.storage().use_count() == 1; };
+  if (is_free(bucket_)) return;
+  std::swap(bucket_, spare_);
+  if (is_free(bucket_)) return;
   bucket_ = at::zeros({layout_.total + static_cast<int64_t>(parameters_.size())}, options_);
   ++counters.allocations;
 }

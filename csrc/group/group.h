@@ -49,6 +49,7 @@ class Group {
   at::TensorOptions options_;
   layout::Flat layout_;
   at::Tensor bucket_;
+  at::Tensor spare_;
   std::vector<bool> used_here_;
   std::optional<comm::Pending> sum_;
 };

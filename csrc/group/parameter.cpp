@@ -7,6 +7,7 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/detach.h>
 #include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/cpp_hook.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -14,19 +15,35 @@ namespace shardwise::group {
 
 namespace autograd = torch::autograd;
 
-class Parameter::PreHook : public autograd::FunctionPreHook {
+class Parameter::PreHook {
  public:
-  PreHook(std::shared_ptr<void> owner, Parameter& parameter) : owner_(std::move(owner)), parameter_(parameter) {}
+  PreHook(std::shared_ptr<void> owner, Parameter& parameter) : owner_(std::move(owner)), parameter_(&parameter) {}
 
-  autograd::variable_list operator()(const autograd::variable_list& gradients) override {
-    parameter_.set_aside(owner_);
-    return gradients;
+  /// Undefined: the gradient stays as it is.
+  at::TensorBase operator()(const at::TensorBase& /*gradient*/) const {
+    parameter_->set_aside(owner_);
+    return {};
   }
 
  private:
   friend class Parameter;
   std::shared_ptr<void> owner_;
-  Parameter& parameter_;
+  Parameter* parameter_;
+};
+
+/// For a tensor whose hooks are Python's: they do not mix with the list of C++ hooks.
+class Parameter::PreHookNode : public autograd::FunctionPreHook {
+ public:
+  explicit PreHookNode(PreHook hook) : hook_(std::move(hook)) {}
+
+  autograd::variable_list operator()(const autograd::variable_list& gradients) override {
+    hook_(gradients.front());
+    return gradients;
+  }
+
+ private:
+  friend class Parameter;
+  PreHook hook_;
 };
 
 class Parameter::PostHook : public autograd::PostAccumulateGradHook {
@@ -65,18 +82,47 @@ at::Tensor Parameter::leaf() const {
 void Parameter::watch(const std::shared_ptr<void>& owner, Listener& listener) {
   listener_ = &listener;
   const auto tensor = leaf();
-  autograd::impl::add_hook(tensor, std::make_unique<PreHook>(owner, *this));
+  add_pre_hook(owner, tensor);
   take_post_hook_slot(owner, tensor);
 }
 
-std::shared_ptr<void> Parameter::owner(const at::Tensor& leaf) {
-  for (const auto& hook : autograd::impl::hooks(leaf)) {
-    if (const auto* ours = dynamic_cast<const PreHook*>(hook.get())) return ours->owner_;
+namespace {
+
+/// The list of the tensor's C++ hooks; null where there is none, or where Python's hooks took its place.
+autograd::hooks_list* live_hooks_list(const at::Tensor& leaf) {
+  const auto& list = autograd::impl::materialize_autograd_meta(leaf)->cpp_hooks_list_;
+  return list.use_count() > 1 ? list.get() : nullptr;
+}
+
+} // namespace
+
+const Parameter::PreHook* Parameter::find_pre_hook(const at::Tensor& leaf) {
+  if (const auto* list = live_hooks_list(leaf)) {
+    for (const auto& hook : *list) {
+      if (const auto* ours = hook.target<PreHook>()) return ours;
+    }
   }
-  if (const auto* ours = dynamic_cast<const PostHook*>(autograd::impl::post_acc_grad_hooks(leaf).get())) {
-    return ours->owner_;
+  for (const auto& hook : autograd::impl::hooks(leaf)) {
+    if (const auto* ours = dynamic_cast<const PreHookNode*>(hook.get())) return &ours->hook_;
   }
   return nullptr;
+}
+
+// As Tensor::register_hook does, but for frozen parameters too, and beside hooks that Python registered.
+void Parameter::add_pre_hook(const std::shared_ptr<void>& owner, const at::Tensor& leaf) {
+  auto& nodes = autograd::impl::materialize_autograd_meta(leaf)->hooks_;
+  if (nodes.empty()) autograd::impl::create_cpp_hook(leaf);
+  if (auto* list = live_hooks_list(leaf)) {
+    list->emplace_back(PreHook(owner, *this));
+  } else {
+    nodes.push_back(std::make_unique<PreHookNode>(PreHook(owner, *this)));
+  }
+}
+
+std::shared_ptr<void> Parameter::owner(const at::Tensor& leaf) {
+  if (const auto* hook = find_pre_hook(leaf)) return hook->owner_;
+  const auto* hook = dynamic_cast<const PostHook*>(autograd::impl::post_acc_grad_hooks(leaf).get());
+  return hook == nullptr ? nullptr : hook->owner_;
 }
 
 // The slot holds one hook. A user's later one replaces ours, so it is taken back before each gradient.
@@ -117,7 +163,7 @@ void Parameter::collect(const std::shared_ptr<void>& owner, const at::Tensor& le
 // Somebody cleared the tensor's hooks (Python's first register_hook does). What is in .grad is this backward's alone
 // unless a gradient was there before, which only the pre-hook could have kept apart.
 void Parameter::replace_pre_hook(const std::shared_ptr<void>& owner, const at::Tensor& leaf) {
-  autograd::impl::add_hook(leaf, std::make_unique<PreHook>(owner, *this));
+  add_pre_hook(owner, leaf);
   listener_->gradient_arriving();
   const auto before = published_.lock();
   if (before && (before.get() == leaf.grad().unsafeGetTensorImpl() || leaf.grad().requires_grad())) {

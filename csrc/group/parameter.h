@@ -64,8 +64,11 @@ class Parameter {
 
  private:
   class PreHook;
+  class PreHookNode;
   class PostHook;
 
+  static const PreHook* find_pre_hook(const at::Tensor& leaf);
+  void add_pre_hook(const std::shared_ptr<void>& owner, const at::Tensor& leaf);
   void take_post_hook_slot(const std::shared_ptr<void>& owner, const at::Tensor& leaf);
   void replace_pre_hook(const std::shared_ptr<void>& owner, const at::Tensor& leaf);
   void set_aside(const std::shared_ptr<void>& owner);

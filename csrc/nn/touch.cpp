@@ -1,1 +1,154 @@
 #include "nn/touch.h"
+
+#include "nn/leaf_storage.h"
+
+#include <shardwise/error.h>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/StringUtil.h>
+#include <torch/library.h>
+
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+
+namespace shardwise::nn {
+namespace {
+
+/// The one way to the key set of a tensor, which is protected.
+struct KeySet : c10::TensorImpl {
+  static c10::DispatchKeySet& of(const at::Tensor& tensor) {
+    return tensor.unsafeGetTensorImpl()->*(&KeySet::key_set_);
+  }
+};
+
+/// Which storage has which listener. Written when leaves come and go, read at every touch.
+class Registry {
+ public:
+  static Registry& get() {
+    static auto* registry = new Registry;
+    return *registry;
+  }
+
+  bool add(const c10::StorageImpl* storage, std::weak_ptr<TouchListener> listener) {
+    const std::unique_lock lock(mutex_);
+    return listeners_.try_emplace(storage, std::move(listener)).second;
+  }
+
+  void remove(const c10::StorageImpl* storage) {
+    const std::unique_lock lock(mutex_);
+    listeners_.erase(storage);
+  }
+
+  std::shared_ptr<TouchListener> find(const c10::StorageImpl* storage) const {
+    const std::shared_lock lock(mutex_);
+    const auto entry = listeners_.find(storage);
+    return entry == listeners_.end() ? nullptr : entry->second.lock();
+  }
+
+ private:
+  mutable std::shared_mutex mutex_;
+  std::unordered_map<const c10::StorageImpl*, std::weak_ptr<TouchListener>> listeners_;
+};
+
+/// Calls visit(tensor, argument) for every keyed tensor with a storage among the arguments.
+template <typename Visit>
+void for_each_keyed(const c10::FunctionSchema& schema, const torch::jit::Stack& stack, const Visit& visit) {
+  const auto visit_keyed = [&](const c10::IValue& value, const c10::Argument& argument) {
+    if (!value.isTensor()) return;
+    const at::Tensor& tensor = value.toTensor();
+    if (has_touch_key(tensor) && tensor.has_storage()) visit(tensor, argument);
+  };
+  const auto& arguments = schema.arguments();
+  const auto values = torch::jit::last(stack, arguments.size());
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (values[i].isTensorList() || values[i].isOptionalTensorList()) {
+      for (const auto& element : values[i].toListRef()) visit_keyed(element, arguments[i]);
+    } else {
+      visit_keyed(values[i], arguments[i]);
+    }
+  }
+}
+
+[[noreturn]] void refuse(const c10::OperatorHandle& operation, const at::Tensor& tensor) {
+  const bool watched = Registry::get().find(tensor.storage().unsafeGetStorageImpl()) != nullptr;
+  throw Error(c10::str(
+      "shardwise: ", operation.operator_name(), " was about to use a parameter (a tensor of sizes ", tensor.sizes(),
+      ") whose memory is freed, and ",
+      watched ? "its unit did not bring it back. This is an error in shardwise: please report it with this text."
+              : "the unit that freed it is gone, so nothing brings it back. Keep the module's unit alive as long as "
+                "its parameters are used."));
+}
+
+void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  // The operations that a listener or this operation make in turn are not touches.
+  const c10::impl::ExcludeDispatchKeyGuard not_a_touch(kTouchKey);
+  const auto& schema = operation.schema();
+  for_each_keyed(schema, *stack, [&](const at::Tensor& tensor, const c10::Argument& argument) {
+    const auto listener = Registry::get().find(tensor.storage().unsafeGetStorageImpl());
+    if (!listener) return;
+    const auto* alias = argument.alias_info();
+    listener->touched({operation, tensor, alias != nullptr && alias->isWrite()});
+  });
+  // Only now: a later listener may have freed what an earlier one brought.
+  for_each_keyed(schema, *stack, [&](const at::Tensor& tensor, const c10::Argument&) {
+    if (is_freed(tensor)) refuse(operation, tensor);
+  });
+  operation.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTouchKey), stack);
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_touched>());
+}
+
+// These use no memory of their arguments: set_data's question, and the backward of a scripted program, whose
+// operations must each be seen.
+TORCH_LIBRARY_IMPL(aten, DeferredInit, library) {
+  library.impl("_has_compatible_shallow_copy_type", torch::CppFunction::makeFallthrough());
+  library.impl("_backward", torch::CppFunction::makeFallthrough());
+}
+
+void add_touch_key(const at::Tensor& tensor) {
+  if (!tensor.defined())
+    throw ValueError("shardwise: an undefined tensor cannot be watched. Give a parameter's tensor.");
+  auto& keys = KeySet::of(tensor);
+  keys = keys.add(kTouchKey);
+}
+
+void remove_touch_key(const at::Tensor& tensor) {
+  auto& keys = KeySet::of(tensor);
+  keys = keys.remove(kTouchKey);
+}
+
+bool has_touch_key(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->key_set().has(kTouchKey);
+}
+
+TouchRegistration::TouchRegistration(const at::Tensor& tensor, std::weak_ptr<TouchListener> listener) {
+  if (!tensor.defined() || !tensor.has_storage()) {
+    throw ValueError("shardwise: only a dense tensor can be watched; this one is undefined or has no storage.");
+  }
+  if (!Registry::get().add(tensor.storage().unsafeGetStorageImpl(), std::move(listener))) {
+    throw ValueError(c10::str(
+        "shardwise: the memory of a tensor of sizes ", tensor.sizes(),
+        " is watched already. A storage has one listener: destroy its registration before making another."));
+  }
+  storage_ = tensor.storage().getWeakStorageImpl();
+}
+
+TouchRegistration& TouchRegistration::operator=(TouchRegistration&& other) noexcept {
+  if (this != &other) {
+    const TouchRegistration ended(std::move(*this));
+    storage_ = std::move(other.storage_);
+  }
+  return *this;
+}
+
+TouchRegistration::~TouchRegistration() {
+  if (auto* storage = storage_._unsafe_get_target()) Registry::get().remove(storage);
+}
+
+} // namespace shardwise::nn

@@ -22,10 +22,10 @@ SHARDWISE_API Unit replicate(torch::nn::Module& module, const ReplicateOptions& 
 
 /// The same for a module holder or a shared_ptr to a module.
 template <typename Holder>
-requires requires(const Holder& holder) {
+requires requires(Holder& holder) {
   static_cast<torch::nn::Module&>(*holder);
 }
-Unit replicate(const Holder& holder, const ReplicateOptions& options = {}) {
+Unit replicate(Holder&& holder, const ReplicateOptions& options = {}) {
   return replicate(static_cast<torch::nn::Module&>(*holder), options);
 }
 

@@ -1,0 +1,64 @@
+#include "nn/leaf_storage.h"
+
+#include "group/compute_guard.h"
+
+#include <shardwise/error.h>
+
+#include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/util/StringUtil.h>
+
+namespace shardwise::nn {
+
+bool is_freed(const at::Tensor& tensor) {
+  // Symbolic sizes belong to tensors without memory of their own.
+  return tensor.defined() && tensor.has_storage() && tensor.storage().sym_nbytes().maybe_as_int() == 0 &&
+         tensor.sym_numel().maybe_as_int() != 0;
+}
+
+LeafStorage::LeafStorage(const at::Tensor& tensor) {
+  const char* problem =
+      !tensor.defined()               ? "the tensor is undefined"
+      : !tensor.has_storage()         ? "the tensor has no storage (it is sparse, or a wrapper of other tensors)"
+      : is_freed(tensor)              ? "its memory is freed now, so its size is not known"
+      : !tensor.storage().resizable() ? "its memory is not torch's to free (from_blob, or a mapped file)"
+                                      : nullptr;
+  if (problem != nullptr) {
+    throw ValueError(
+        c10::str("shardwise: memory cannot be freed and refilled: ", problem, ". Give a dense tensor with memory."));
+  }
+  const group::ComputeGuard guard;
+  bytes_ = tensor.storage().nbytes();
+  alias_ = at::empty({0}, tensor.options().requires_grad(false));
+  alias_.set_(tensor.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides());
+}
+
+bool LeafStorage::freed() const {
+  return bytes_ != 0 && alias_.storage().nbytes() == 0;
+}
+
+void LeafStorage::free() {
+  auto* storage = alias_.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(at::DataPtr(nullptr, storage->device()));
+  storage->set_nbytes(0);
+}
+
+void LeafStorage::allocate() {
+  if (!freed()) return;
+  auto* storage = alias_.storage().unsafeGetStorageImpl();
+  const c10::DeviceGuard on_device(storage->device());
+  storage->set_data_ptr_noswap(storage->allocator()->allocate(bytes_));
+  storage->set_nbytes(bytes_);
+}
+
+const at::Tensor& LeafStorage::alias() const {
+  if (freed()) {
+    throw Error(c10::str(
+        "shardwise: a tensor of sizes ", alias_.sizes(),
+        " is to be written while its memory is freed. "
+        "Call allocate() first."));
+  }
+  return alias_;
+}
+
+} // namespace shardwise::nn

@@ -1,0 +1,3 @@
+VERSION: str
+TORCH_VERSION: str
+WITH_NCCL: bool

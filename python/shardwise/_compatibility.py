@@ -1,0 +1,2 @@
+def check() -> None:
+    """Placeholder until the real check is written."""

@@ -1,0 +1,56 @@
+"""Models and data that the rank tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+
+class Branches(nn.Module):
+    """A model of which a rank can leave parts out: `use` names the branches that take part in a forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.left = nn.Linear(4, 4)
+        self.right = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, use: Sequence[str]) -> torch.Tensor:
+        hidden = self.first(x)
+        for name in use:
+            hidden = torch.tanh(self.get_submodule(name)(hidden))
+        return hidden
+
+
+def mlp(*widths: int) -> nn.Sequential:
+    """Linear layers with tanh between them; the same values on every rank and in the reference."""
+    torch.manual_seed(7)
+    layers: list[nn.Module] = []
+    for wide, narrow in zip(widths, widths[1:], strict=False):
+        layers += [nn.Linear(wide, narrow), nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+def batch(step: int, rank: int, width: int, rows: int = 5) -> torch.Tensor:
+    """Different for every step and rank."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(rows, width, generator=generator)
+
+
+def reference_backward(world_size: int, loss_of_rank: Callable[[int], torch.Tensor | None]) -> None:
+    """One process does what all ranks do: the gradient of the mean of their losses. None: a rank without a loss."""
+    for rank in range(world_size):
+        loss = loss_of_rank(rank)
+        if loss is not None:
+            (loss / world_size).backward()
+
+
+def assert_same(model: nn.Module, reference: nn.Module, what: str) -> None:
+    """Values and gradients, parameter by parameter, also whether there is a gradient at all."""
+    for (name, ours), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, msg=lambda text, n=name: f"{what}: {n}: {text}")
+        assert (ours.grad is None) == (theirs.grad is None), f"{what}: {name}: {ours.grad} for {theirs.grad}"
+        if ours.grad is not None:
+            torch.testing.assert_close(ours.grad, theirs.grad, msg=lambda text, n=name: f"{what}: grad {n}: {text}")
