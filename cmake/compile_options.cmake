@@ -2,6 +2,9 @@
 # NDEBUG always: libtorch is built with it, and the layout of some of its classes depends on it.
 function(shardwise_compile_options target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Werror -Winvalid-pch)
+  # __FILE__ stands in error texts: no path of the building machine there.
+  target_compile_options(${target} PRIVATE
+    "-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=" "-fmacro-prefix-map=${SHARDWISE_TORCH_DIR}/=torch/")
   target_compile_definitions(${target} PRIVATE NDEBUG USE_DISTRIBUTED USE_C10D_GLOO)
   set_target_properties(${target} PROPERTIES
     CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON POSITION_INDEPENDENT_CODE ON CXX_EXTENSIONS OFF)

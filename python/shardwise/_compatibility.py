@@ -1,2 +1,86 @@
+"""Refuses, before the extension does harm, a Python or a torch that this build of shardwise cannot run with."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+_FOLDER = Path(__file__).parent
+_REBUILD = f"{sys.executable} -m pip install --no-build-isolation . (in shardwise's source folder)"
+
+
 def check() -> None:
-    """Placeholder until the real check is written."""
+    """Loads the extension, or raises ImportError that says what does not fit and what to do."""
+    problem = find_problem()
+    if problem is None:
+        return
+    if _is_program():
+        # The package is imported before its __main__, which would never get to speak.
+        from shardwise.__main__ import main
+
+        raise SystemExit(main())
+    raise ImportError(problem, name="shardwise")
+
+
+def find_problem() -> str | None:
+    """Why this build cannot run here; None when it can. The extension is loaded only when all else fits."""
+    return _build_problem() or _torch_problem() or _load_problem()
+
+
+def _build_problem() -> str | None:
+    if not (_FOLDER / "_build_info.py").exists():
+        return f"shardwise: the package in {_FOLDER} is not built. Build it: {_REBUILD}"
+    if not any((_FOLDER / f"_C{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
+        others = ", ".join(sorted(path.name for path in _FOLDER.glob("_C*.so"))) or "none"
+        return (
+            f"shardwise: there is no extension module for this Python, {sys.version.split()[0]} at {sys.executable} "
+            f"(found in {_FOLDER}: {others}). Use the Python that shardwise was built for, or build it for this one: "
+            f"{_REBUILD}"
+        )
+    return None
+
+
+def _torch_problem() -> str | None:
+    from shardwise import _build_info
+
+    built_minor = _minor(_build_info.TORCH_VERSION)
+    built = f"shardwise {_build_info.VERSION} was built against torch {_build_info.TORCH_VERSION}"
+    install = f"Install torch {built_minor}: {sys.executable} -m pip install 'torch=={built_minor}.*'"
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return f"shardwise: {built}, but torch cannot be imported by {sys.executable}: {error}. {install}"
+    folder = Path(torch.__file__).parent
+    version = str(torch.__version__)
+    if _minor(version) != built_minor:
+        return (
+            f"shardwise: {built}, but torch {version} was found in {folder}. The minor versions must agree, since "
+            f"torch's C++ interface changes between them. {install} - or build shardwise against this torch: {_REBUILD}"
+        )
+    if _build_info.WITH_NCCL and not (folder / "lib" / "libtorch_cuda.so").exists():
+        return (
+            f"shardwise: {built} with CUDA, but the torch {version} found in {folder} is a build without CUDA. Install "
+            f"a CUDA build of torch {built_minor}, or build shardwise against this torch: {_REBUILD}"
+        )
+    return None
+
+
+def _load_problem() -> str | None:
+    try:
+        importlib.import_module("shardwise._C")
+    except ImportError as error:
+        return f"shardwise: the extension module could not be loaded: {error}. Build it again: {_REBUILD}"
+    return None
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _is_program() -> bool:
+    """Whether this is the start of `python -m shardwise`."""
+    starting = sys.argv[:1] == ["-m"]
+    return starting and ("-m", "shardwise") in itertools.pairwise(sys.orig_argv)

@@ -71,9 +71,7 @@ class ReplicateModule:
 
 
 @overload
-def replicate(
-    module: M, *, mesh: DeviceMesh | None = ..., ignored_params: set[nn.Parameter] | None = ...
-) -> M: ...
+def replicate(module: M, *, mesh: DeviceMesh | None = ..., ignored_params: set[nn.Parameter] | None = ...) -> M: ...
 @overload
 def replicate(
     module: list[M], *, mesh: DeviceMesh | None = ..., ignored_params: set[nn.Parameter] | None = ...
@@ -135,7 +133,9 @@ def _state_of(module: object) -> _State:
 
 def _check_module(module: object) -> None:
     if not isinstance(module, nn.Module):
-        raise TypeError(f"shardwise: replicate expects an nn.Module or a list of them, and got {type(module).__name__}.")
+        raise TypeError(
+            f"shardwise: replicate expects an nn.Module or a list of them, and got {type(module).__name__}."
+        )
     name = type(module).__name__
     if isinstance(module, ReplicateModule):
         raise AssertionError(

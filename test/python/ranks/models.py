@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
+
+import shardwise
 
 
 class Branches(nn.Module):
@@ -54,3 +57,13 @@ def assert_same(model: nn.Module, reference: nn.Module, what: str) -> None:
         assert (ours.grad is None) == (theirs.grad is None), f"{what}: {name}: {ours.grad} for {theirs.grad}"
         if ours.grad is not None:
             torch.testing.assert_close(ours.grad, theirs.grad, msg=lambda text, n=name: f"{what}: grad {n}: {text}")
+
+
+def pair(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """A replicated model, and a copy of it that one process trains on the data of all ranks."""
+    reference = copy.deepcopy(model)
+    return shardwise.replicate(model), reference
+
+
+def counters(model: nn.Module) -> dict[str, int]:
+    return model.__dict__["_shardwise"].unit.counters()

@@ -1,0 +1,119 @@
+"""Packages what CMake builds. The build is described in CMakeLists.txt; this file only drives it.
+
+Environment: SHARDWISE_BUILD_DIR, the build folder (default: build/<python tag>; an existing one keeps its options);
+CMAKE_ARGS, more arguments for CMake, such as -DSHARDWISE_CUDA=off.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import setuptools
+from setuptools.command.build import build
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+PACKAGE = ROOT / "python" / "shardwise"
+BUILD_DIR = ROOT / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/cp{}{}".format(*sys.version_info))
+# setuptools' own folders, which would else lie about in the source folder.
+SCRATCH = BUILD_DIR / "package"
+
+
+def torch_dir() -> Path:
+    found = importlib.util.find_spec("torch")
+    if found is None or not found.submodule_search_locations:
+        sys.exit(
+            f"shardwise: there is no torch for {sys.executable}. shardwise is built against the torch that it will run "
+            "with: install torch, then repeat with pip's option --no-build-isolation."
+        )
+    return Path(found.submodule_search_locations[0])
+
+
+def torch_requirement(folder: Path) -> str:
+    """The torch that the package will accept: the minor version that it is built against."""
+    text = (folder / "include" / "torch" / "headeronly" / "version.h").read_text()
+    numbers = dict(re.findall(r"^#define TORCH_VERSION_(MAJOR|MINOR) (\d+)", text, re.MULTILINE))
+    major, minor = int(numbers["MAJOR"]), int(numbers["MINOR"])
+    return f"torch>={major}.{minor},<{major}.{minor + 1}"
+
+
+def check_setuptools() -> None:
+    version = tuple(int(number) for number in setuptools.__version__.split(".")[:2])
+    if version < (64, 0) or (version < (70, 1) and importlib.util.find_spec("wheel") is None):
+        sys.exit(
+            f"shardwise: setuptools {setuptools.__version__} cannot build a wheel here. "
+            "Install a newer one: python -m pip install 'setuptools>=70.1,<82'"
+        )
+
+
+def cmake_cache() -> dict[str, str]:
+    cache = BUILD_DIR / "CMakeCache.txt"
+    if not cache.exists():
+        return {}
+    return dict(re.findall(r"^([A-Za-z]\w*):\w+=(.*)$", cache.read_text(), re.MULTILINE))
+
+
+def tool(name: str) -> str | None:
+    """A program of this environment, or else on the PATH."""
+    return shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
+
+
+def run_cmake(*arguments: str) -> None:
+    cmake = cmake_cache().get("CMAKE_COMMAND", "")
+    command = cmake if os.access(cmake, os.X_OK) else tool("cmake")
+    if command is None:
+        sys.exit("shardwise: CMake 3.22 or newer is needed: python -m pip install cmake")
+    print("shardwise:", shlex.join([command, *arguments]), flush=True)
+    if subprocess.run([command, *arguments], cwd=ROOT).returncode != 0:
+        sys.exit("shardwise: CMake failed; what it said stands above.")
+
+
+def configure() -> None:
+    cache = cmake_cache()
+    options = ["-DSHARDWISE_BUILD_PYTHON=ON", f"-DSHARDWISE_TORCH_DIR={torch_dir()}"]
+    # Another environment of the same interpreter has the same headers: it need not take the folder over.
+    if os.path.realpath(cache.get("Python_EXECUTABLE", "")) != os.path.realpath(sys.executable):
+        options.append(f"-DPython_EXECUTABLE={sys.executable}")
+    if not cache:
+        options.append("-DCMAKE_BUILD_TYPE=Release")
+        ninja = tool("ninja")
+        if ninja is not None:
+            options += ["-GNinja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+    run_cmake("-S", str(ROOT), "-B", str(BUILD_DIR), *options, *shlex.split(os.environ.get("CMAKE_ARGS", "")))
+
+
+class Build(build):
+    """Starts a wheel from an empty folder, so that nothing of an earlier one is left in it."""
+
+    def run(self) -> None:
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
+class BuildExtension(build_ext):
+    """Builds and installs the component "shardwise" into the package: the wheel's, or the source folder's for -e."""
+
+    def run(self) -> None:
+        configure()
+        run_cmake("--build", str(BUILD_DIR), "--target", "shardwise", "shardwise_python")
+        prefix = PACKAGE if self.inplace else Path(self.build_lib).resolve() / "shardwise"
+        run_cmake("--install", str(BUILD_DIR), "--component", "shardwise", "--prefix", str(prefix))
+
+
+check_setuptools()
+SCRATCH.mkdir(parents=True, exist_ok=True)
+setuptools.setup(
+    install_requires=[torch_requirement(torch_dir())],
+    # Only says that the package has an extension module; CMake knows its sources.
+    ext_modules=[setuptools.Extension("shardwise._C", sources=[])],
+    cmdclass={"build": Build, "build_ext": BuildExtension},
+    options={"build": {"build_base": str(SCRATCH)}, "egg_info": {"egg_base": str(SCRATCH)}},
+)

@@ -1,0 +1,61 @@
+#include "ranks/touch_refiller.h"
+
+#include <gtest/gtest.h>
+
+namespace shardwise::nn::test {
+namespace {
+
+TEST(LeafStorage, IsWrittenThroughAnAliasOfItsOwn) {
+  const auto leaf = torch::ones({2, 3}).requires_grad_();
+  LeafStorage storage(leaf);
+  EXPECT_FALSE(storage.freed());
+  const auto loss = (leaf * leaf).sum();
+  storage.free();
+  storage.free();
+  EXPECT_TRUE(storage.freed());
+  EXPECT_EQ(leaf.storage().data(), nullptr);
+  EXPECT_NE(error_of([&] { storage.alias(); }).find("Call allocate() first"), std::string::npos);
+  storage.allocate();
+  EXPECT_EQ(leaf.storage().nbytes(), 24);
+  const auto alias = storage.alias();
+  EXPECT_EQ(alias.sizes(), leaf.sizes());
+  EXPECT_FALSE(alias.requires_grad());
+  alias.fill_(3);
+  storage.allocate();
+  EXPECT_TRUE(at::equal(leaf.detach(), at::full({2, 3}, 3.0)));
+  EXPECT_EQ(leaf._version(), 0);
+  loss.backward();
+  EXPECT_TRUE(at::equal(leaf.grad(), at::full({2, 3}, 6.0)));
+}
+
+TEST(LeafStorage, T22MadeInInferenceModeTrains) {
+  const auto leaf = torch::ones({3}).requires_grad_();
+  std::optional<LeafStorage> storage;
+  {
+    c10::InferenceMode inference;
+    storage.emplace(leaf);
+    storage->free();
+    storage->allocate();
+    storage->alias().fill_(2);
+  }
+  EXPECT_FALSE(storage->alias().is_inference());
+  storage->alias().mul_(2);
+  (leaf * leaf).sum().backward();
+  EXPECT_TRUE(at::equal(leaf.grad(), at::full({3}, 8.0)));
+}
+
+TEST(LeafStorage, RefusesMemoryThatItCannotFree) {
+  float memory[3] = {1, 2, 3};
+  EXPECT_NE(error_of([&] { LeafStorage(torch::from_blob(memory, {3})); }).find("from_blob"), std::string::npos);
+  EXPECT_NE(error_of([&] { LeafStorage{at::Tensor()}; }).find("undefined"), std::string::npos);
+  EXPECT_NE(error_of([&] { LeafStorage(at::ones({2}).to_sparse()); }).find("no storage"), std::string::npos);
+  const auto tensor = at::ones({2});
+  LeafStorage(tensor).free();
+  EXPECT_NE(error_of([&] { LeafStorage{tensor}; }).find("freed now"), std::string::npos);
+  LeafStorage nothing(at::empty({0}));
+  nothing.free();
+  EXPECT_FALSE(nothing.freed());
+}
+
+} // namespace
+} // namespace shardwise::nn::test

@@ -1,0 +1,360 @@
+// replicate(): what it does besides averaging. The same rows as test/python/ranks/test_replicate_contract.py.
+#include "ranks/models.h"
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace shardwise::test {
+namespace {
+
+/// A post-accumulate hook such as an optimizer-in-backward registers.
+struct Record : torch::autograd::PostAccumulateGradHook {
+  explicit Record(std::vector<torch::Tensor>& seen) : seen(seen) {}
+  void operator()(const torch::Tensor& parameter) override {
+    seen.push_back(parameter.grad().clone());
+  }
+  std::vector<torch::Tensor>& seen;
+};
+
+template <typename Kind, typename Call>
+void expect_error(Call call, const std::vector<std::string>& fragments) {
+  try {
+    call();
+  } catch (const Kind& error) {
+    for (const auto& fragment : fragments)
+      EXPECT_NE(std::string(error.what()).find(fragment), std::string::npos) << error.what();
+    return;
+  }
+  ADD_FAILURE() << "no error with '" << fragments.front() << "'";
+}
+
+} // namespace
+
+TEST(ReplicateContract, AFailedBackwardIsForgotten) {
+  // T12: the first backward dies after some gradients came; the next is right, and .grad was left as it was.
+  run_ranks(2, [](Rank& rank) {
+    auto ours = mlp({3, 4, 4, 2});
+    auto reference = mlp({3, 4, 4, 2});
+    replicate(ours, on(rank));
+    const auto step = [&](int number) {
+      ours->forward(batch(number, rank.rank(), 3)).pow(2).sum().backward();
+      reference_backward(rank, [&](int r) { return reference->forward(batch(number, r, 3)).pow(2).sum(); });
+      assert_same(*ours, *reference, "step " + std::to_string(number));
+    };
+    step(0);
+    auto hidden = torch::tanh(ours->ptr<torch::nn::LinearImpl>(0)->forward(batch(1, rank.rank(), 3)));
+    hidden.register_hook([](const torch::Tensor&) -> torch::Tensor { throw std::runtime_error("on purpose"); });
+    auto loss =
+        ours->ptr<torch::nn::LinearImpl>(4)->forward(torch::tanh(ours->ptr<torch::nn::LinearImpl>(2)->forward(hidden)));
+    expect_error<std::exception>([&] { loss.sum().backward(); }, {"on purpose"});
+    assert_same(*ours, *reference, "after the failure");
+    step(2);
+    step(3);
+  });
+}
+
+TEST(ReplicateContract, UsersHooks) {
+  // T13: post-accumulate hooks see the mean, whenever they were registered; tensor hooks see the local gradient.
+  run_ranks(2, [](Rank& rank) {
+    auto ours = mlp({3, 4, 2});
+    auto reference = mlp({3, 4, 2});
+    auto parameters = ours->named_parameters();
+    std::vector<torch::Tensor> before;
+    std::vector<torch::Tensor> after;
+    torch::autograd::impl::set_post_acc_grad_hooks(parameters["0.weight"], std::make_unique<Record>(before));
+    replicate(ours, on(rank));
+    torch::autograd::impl::set_post_acc_grad_hooks(parameters["2.weight"], std::make_unique<Record>(after));
+    const auto twice = [](const torch::Tensor& gradient) { return gradient * 2; };
+    parameters["0.bias"].register_hook(twice);
+    auto expected = reference->named_parameters();
+    expected["0.bias"].register_hook(twice);
+    for (size_t step = 0; step < 3; ++step) {
+      ours->zero_grad();
+      reference->zero_grad();
+      ours->forward(batch(step, rank.rank(), 3)).sum().backward();
+      reference_backward(rank, [&](int r) { return reference->forward(batch(step, r, 3)).sum(); });
+      assert_same(*ours, *reference, "step " + std::to_string(step));
+      ASSERT_EQ(before.size(), step + 1);
+      ASSERT_EQ(after.size(), step + 1);
+      ASSERT_TRUE(torch::allclose(before.back(), expected["0.weight"].grad()));
+      ASSERT_TRUE(torch::allclose(after.back(), expected["2.weight"].grad()));
+    }
+  });
+}
+
+TEST(ReplicateContract, TwoModelsInOneBackward) {
+  // T34: a generator is trained through a discriminator; each then also alone. Arrival orders differ by rank.
+  run_ranks(2, [](Rank& rank) {
+    auto make = mlp({2, 4, 3});
+    auto judge = mlp({3, 4, 1});
+    auto make_reference = mlp({2, 4, 3});
+    auto judge_reference = mlp({3, 4, 1});
+    auto make_unit = replicate(make, on(rank));
+    auto judge_unit = replicate(judge, on(rank));
+    const auto extra = [](torch::nn::Sequential& a, torch::nn::Sequential& b) {
+      return a->named_parameters()["0.bias"].sum() + b->named_parameters()["0.bias"].sum();
+    };
+    for (int step = 0; step < 3; ++step) {
+      judge->forward(make->forward(batch(step, rank.rank(), 2)).detach()).sum().backward();
+      reference_backward(rank, [&](int r) {
+        return judge_reference->forward(make_reference->forward(batch(step, r, 2)).detach()).sum();
+      });
+      auto loss = judge->forward(make->forward(batch(step + 5, rank.rank(), 2))).sum();
+      (rank.rank() == 0 ? loss + extra(make, judge) : extra(judge, make) + loss).backward();
+      reference_backward(rank, [&](int r) {
+        return judge_reference->forward(make_reference->forward(batch(step + 5, r, 2))).sum() +
+               extra(make_reference, judge_reference);
+      });
+      assert_same(*make, *make_reference, "step " + std::to_string(step));
+      assert_same(*judge, *judge_reference, "step " + std::to_string(step));
+    }
+    ASSERT_EQ(make_unit.counters().all_reduces, 3);
+    ASSERT_EQ(judge_unit.counters().all_reduces, 6);
+  });
+}
+
+TEST(ReplicateContract, SeveralBackwardsOfOneGraph) {
+  run_ranks(2, [](Rank& rank) {
+    auto ours = mlp({3, 4, 2});
+    auto reference = mlp({3, 4, 2});
+    auto root = replicate(ours, on(rank));
+    auto loss = ours->forward(batch(0, rank.rank(), 3)).pow(2).sum();
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward();
+    for (int i = 0; i < 2; ++i) {
+      reference_backward(rank, [&](int r) { return reference->forward(batch(0, r, 3)).pow(2).sum(); });
+    }
+    assert_same(*ours, *reference, "retain_graph");
+    const auto before = root.counters().all_reduces;
+    auto inputs = batch(1, rank.rank(), 3);
+    const auto gradients = torch::autograd::grad({ours->forward(inputs).sum()}, ours->parameters());
+    const auto local = torch::autograd::grad({reference->forward(inputs).sum()}, reference->parameters());
+    for (size_t i = 0; i < local.size(); ++i) ASSERT_TRUE(torch::allclose(gradients[i], local[i]));
+    assert_same(*ours, *reference, "autograd::grad leaves .grad alone");
+    ASSERT_EQ(root.counters().all_reduces, before) << "autograd::grad averages nothing";
+    ours->forward(inputs).sum().backward({}, std::nullopt, false, {{ours->named_parameters()["2.weight"]}});
+    for (int r = 0; r < rank.world_size(); ++r) {
+      (reference->forward(batch(1, r, 3)).sum() / rank.world_size())
+          .backward({}, std::nullopt, false, {{reference->named_parameters()["2.weight"]}});
+    }
+    assert_same(*ours, *reference, "backward(inputs)");
+  });
+}
+
+TEST(ReplicateContract, IgnoredParameters) {
+  run_ranks(2, [](Rank& rank) {
+    auto ours = mlp({3, 4, 2});
+    auto reference = mlp({3, 4, 2});
+    auto bias = ours->named_parameters()["0.bias"];
+    replicate(ours, on(rank).ignored_parameters({bias}));
+    ours->forward(batch(0, rank.rank(), 3)).pow(2).sum().backward();
+    reference->forward(batch(0, rank.rank(), 3)).pow(2).sum().backward();
+    ASSERT_TRUE(torch::allclose(bias.grad(), reference->named_parameters()["0.bias"].grad()));
+    reference->zero_grad();
+    reference_backward(rank, [&](int r) { return reference->forward(batch(0, r, 3)).pow(2).sum(); });
+    ASSERT_TRUE(
+        torch::allclose(ours->named_parameters()["0.weight"].grad(), reference->named_parameters()["0.weight"].grad()));
+  });
+}
+
+TEST(ReplicateContract, ADeletedModelIsFreed) {
+  // T23
+  run_ranks(2, [](Rank& rank) {
+    std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> alive;
+    {
+      auto ours = mlp({3, 4, 2});
+      auto handle = replicate(ours, on(rank));
+      ours->forward(batch(0, rank.rank(), 3)).sum().backward();
+      for (const auto& parameter : ours->parameters()) alive.emplace_back(parameter.getIntrusivePtr());
+      ASSERT_FALSE(alive.front().expired());
+      ours = nullptr;
+      for (const auto& parameter : alive) ASSERT_TRUE(parameter.expired()) << "the handle keeps no parameter";
+    }
+  });
+}
+
+TEST(ReplicateContract, DifferentModulesAreAnError) {
+  // Reliability 1.1, 7 and 8: equal shapes under other names, another dtype, frozen on one rank, another order.
+  struct Named : torch::nn::Module {
+    Named(const std::string& a, const std::string& b) {
+      register_module(a, torch::nn::Linear(3, 3));
+      register_module(b, torch::nn::Linear(3, 3));
+    }
+  };
+  run_ranks(2, [](Rank& rank) {
+    const bool first = rank.rank() == 0;
+    Named swapped(first ? "b" : "a", first ? "a" : "b");
+    expect_error<Error>(
+        [&] { replicate(swapped, on(rank)); },
+        {"wrap different modules", "'b.weight' Float [3, 3] on rank 0", "'a.weight' Float [3, 3] on rank 1",
+         "rank " + std::to_string(rank.rank()), "same modules in the same order"});
+    torch::nn::Linear cast(3, 3);
+    if (!first) cast->to(torch::kFloat64);
+    expect_error<Error>([&] { replicate(cast, on(rank)); }, {"'weight' Float", "'weight' Double"});
+    torch::nn::Linear frozen(3, 3);
+    frozen->weight.requires_grad_(first);
+    expect_error<Error>([&] { replicate(frozen, on(rank)); }, {"frozen on rank 1"});
+    torch::nn::Linear shaped(first ? 3 : 2, 3);
+    expect_error<Error>(
+        [&] { replicate(shaped, on(rank)); }, {"[3, 3] on rank 0, but 'weight' Float [3, 2] on rank 1"});
+    auto same = mlp({3, 4, 2});
+    replicate(same, on(rank));
+  });
+}
+
+TEST(ReplicateContract, MisuseIsAnError) {
+  run_ranks(1, [](Rank& rank) {
+    auto model = mlp({3, 4, 2});
+    replicate(model, on(rank));
+    expect_error<ValueError>([&] { replicate(model, on(rank)); }, {"can only be applied to a module once"});
+    expect_error<ValueError>(
+        [&] { replicate(*model->ptr(0), on(rank)); },
+        {"belong to a unit that reaches outside", "Wrap inner modules first"});
+    torch::nn::Linear other(2, 2);
+    expect_error<ValueError>([&] { unit(*other); }, {"LinearImpl has no unit"});
+    expect_error<ValueError>(
+        [&] {
+          replicate(other, ReplicateOptions().mesh(rank.mesh({{"a", 1}, {"b", 1}})));
+        },
+        {"replicate expects a 1D DeviceMesh but got Mesh(a=1, b=1"});
+    torch::nn::Embedding table(torch::nn::EmbeddingOptions(4, 3).sparse(true));
+    replicate(table, on(rank));
+    expect_error<Error>(
+        [&] {
+          table->forward(torch::tensor({1, 2})).sum().backward();
+        },
+        {"gradient of 'weight' has layout Sparse"});
+  });
+}
+
+TEST(ReplicateContract, AReplacedParameterIsAnError) {
+  struct Swapping : torch::nn::Module {
+    torch::nn::Linear layer = register_module("layer", torch::nn::Linear(3, 4));
+  };
+  run_ranks(2, [](Rank& rank) {
+    Swapping model;
+    fill(model);
+    replicate(model, on(rank));
+    model.layer = model.replace_module("layer", torch::nn::Linear(3, 4));
+    auto twin = mlp({3, 4});
+    replicate(twin, on(rank));
+    twin->ptr<torch::nn::LinearImpl>(0)->weight = torch::ones({4, 3}, torch::requires_grad());
+    twin->unregister_module("0");
+    twin->register_module("0", torch::nn::Linear(3, 4));
+    // One parameter of a unit is still used, another one is gone.
+    struct Half : torch::nn::Module {
+      Half() {
+        weight = register_parameter("weight", torch::ones({3, 4}));
+        child = register_module("child", torch::nn::Linear(4, 2));
+      }
+      torch::Tensor weight;
+      torch::nn::Linear child{nullptr};
+    };
+    Half half;
+    fill(half);
+    replicate(half, on(rank));
+    half.child = half.replace_module("child", torch::nn::Linear(4, 2));
+    expect_error<Error>(
+        [&] { half.child->forward(batch(0, rank.rank(), 3).matmul(half.weight)).sum().backward(); },
+        {"'child.weight' that was wrapped is gone"});
+  });
+}
+
+TEST(ReplicateContract, WorldOfOneIssuesNoCollective) {
+  run_ranks(1, [](Rank& rank) {
+    auto ours = mlp({3, 4, 2});
+    auto reference = mlp({3, 4, 2});
+    auto root = replicate(ours, on(rank));
+    for (int step = 0; step < 3; ++step) {
+      ours->forward(batch(step, 0, 3)).sum().backward();
+      reference->forward(batch(step, 0, 3)).sum().backward();
+      assert_same(*ours, *reference, "step " + std::to_string(step));
+    }
+    const auto used = root.counters();
+    ASSERT_EQ(used.all_reduces + used.broadcasts + used.all_gathers, 0);
+  });
+}
+
+TEST(ReplicateContract, PlanAndCounters) {
+  run_ranks(2, [](Rank& rank) {
+    auto model = mlp({4, 8, 2});
+    auto root = replicate(model, on(rank).broadcast(false));
+    const auto group = root.plan().units.at(0).groups.at(0);
+    constexpr int64_t kElements = 4 * 8 + 8 + 8 * 2 + 2;
+    ASSERT_EQ(group.elements, kElements);
+    ASSERT_EQ(group.bytes, 4 * kElements);
+    ASSERT_NE(root.plan().table().find(std::to_string(kElements)), std::string::npos);
+    for (int step = 0; step < 4; ++step) {
+      model->zero_grad();
+      model->forward(batch(step, rank.rank(), 4)).sum().backward();
+    }
+    const auto used = root.counters();
+    ASSERT_EQ(used.backwards, 4);
+    ASSERT_EQ(used.all_reduces, 4);
+    ASSERT_EQ(used.copied_bytes, 4 * group.bytes) << "each gradient is copied once a step";
+    ASSERT_EQ(used.allocations, 1);
+    constexpr int64_t kFingerprint = 16;
+    ASSERT_EQ(used.collective_bytes, 4 * group.bucket_bytes + kFingerprint);
+  });
+}
+
+TEST(ReplicateContract, BroadcastAtTheStart) {
+  // Parameters and buffers of rank 0 everywhere, also those that are not contiguous; not with broadcast(false).
+  run_ranks(3, [](Rank& rank) {
+    const auto make = [&] {
+      torch::nn::Sequential layers(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4), torch::nn::Linear(4, 2));
+      fill(*layers, rank.rank());
+      torch::NoGradGuard guard;
+      layers->named_buffers()["1.running_mean"].fill_(rank.rank() + 1);
+      auto* last = layers->ptr<torch::nn::LinearImpl>(2).get();
+      last->weight.set_data(torch::randn({2, 8}, generator(rank.rank())).slice(1, 0, 8, 2));
+      return layers;
+    };
+    auto kept = make();
+    auto same = make();
+    auto root = replicate(same, on(rank));
+    ASSERT_EQ(root.counters().broadcasts, 6 + 3);
+    std::vector<torch::Tensor> rows;
+    for (const auto& tensor : same->parameters()) rows.push_back(tensor.detach().flatten());
+    rows.push_back(same->named_buffers()["1.running_mean"]);
+    auto mine = torch::cat(rows);
+    auto all = torch::empty({rank.world_size(), mine.numel()});
+    auto flat = all.view({-1});
+    rank.mesh().group("world")->_allgather_base(flat, mine)->wait();
+    for (int r = 0; r < rank.world_size(); ++r) ASSERT_TRUE(torch::equal(all[r], all[0]));
+    ASSERT_EQ(same->named_buffers()["1.running_mean"][0].item<float>(), 1);
+    auto untouched = make();
+    replicate(untouched, on(rank).broadcast(false));
+    assert_same(*untouched, *kept, "broadcast(false)");
+  });
+}
+
+TEST(ReplicateContract, TakesAnyModule) {
+  // T29, T30: a module on the stack whose members hide torch's functions; no shared_ptr to it exists.
+  struct Awkward : torch::nn::Module {
+    Awkward() {
+      fill(*this);
+    }
+    torch::nn::Linear modules = register_module("modules", torch::nn::Linear(3, 3));
+    torch::Tensor parameters = register_parameter("parameters", torch::zeros({3}));
+    torch::nn::ModuleList list = register_module("list", torch::nn::ModuleList(torch::nn::Linear(3, 1)));
+  };
+  run_ranks(2, [](Rank& rank) {
+    for (int life = 0; life < 3; ++life) {
+      Awkward ours;
+      Awkward reference;
+      const auto forward = [](Awkward& model, const torch::Tensor& x) {
+        return model.list->ptr<torch::nn::LinearImpl>(0)->forward(model.modules->forward(x) * model.parameters).sum();
+      };
+      replicate(*ours.list, on(rank));
+      replicate(ours, on(rank));
+      for (int step = 0; step < 3; ++step) {
+        forward(ours, batch(step, rank.rank(), 3)).backward();
+        reference_backward(rank, [&](int r) { return forward(reference, batch(step, r, 3)); });
+        assert_same(ours, reference, "step " + std::to_string(step));
+      }
+    }
+  });
+}
+
+} // namespace shardwise::test

@@ -1,0 +1,106 @@
+#pragma once
+
+#include "group/compute_guard.h"
+#include "nn/leaf_storage.h"
+#include "nn/touch.h"
+
+#include <shardwise/error.h>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/torch.h>
+
+namespace shardwise::nn::test {
+
+using Tensors = std::vector<at::Tensor>;
+
+/// A user's error, to see that it comes through as it is.
+struct NoMemoryToday {
+  int code;
+};
+
+/// Keeps the values of some tensors elsewhere, as an engine that shards does: the tensors become views of one buffer
+/// whose memory is freed, and comes back with the values at the first touch.
+class Refiller : public TouchListener {
+ public:
+  explicit Refiller(Tensors leaves) : leaves_(std::move(leaves)) {
+    at::NoGradGuard no_grad;
+    Tensors parts;
+    for (const auto& leaf : leaves_) parts.push_back(leaf.reshape(-1));
+    values_ = at::cat(parts).clone();
+    buffer_ = values_.clone();
+    storage_.emplace(buffer_);
+    int64_t offset = 0;
+    for (auto& leaf : leaves_) {
+      leaf.set_data(buffer_.narrow(0, offset, leaf.numel()).view(leaf.sizes()));
+      offset += leaf.numel();
+      add_touch_key(leaf);
+      versions_.push_back(leaf._version());
+    }
+    free();
+  }
+
+  static std::shared_ptr<Refiller> watch(Tensors leaves) {
+    auto refiller = std::make_shared<Refiller>(std::move(leaves));
+    refiller->registration = TouchRegistration(refiller->buffer_, refiller);
+    return refiller;
+  }
+
+  void touched(const Touch& touch) override {
+    touches.push_back(touch.operation.operator_name().name + (touch.written ? " writes" : ""));
+    if (error) throw *error;
+    if (!refills || !storage_->freed()) return;
+    storage_->allocate();
+    const group::ComputeGuard guard;
+    storage_->alias().copy_(values_);
+    ++refilled;
+  }
+
+  /// Clears the memory too: the allocator may give the same piece again.
+  void free() {
+    if (storage_->freed()) return;
+    const group::ComputeGuard guard;
+    storage_->alias().zero_();
+    storage_->free();
+  }
+  bool freed() const {
+    return std::all_of(leaves_.begin(), leaves_.end(), is_freed);
+  }
+  bool versions_unmoved() const {
+    for (size_t i = 0; i < leaves_.size(); ++i) {
+      if (static_cast<int64_t>(leaves_[i]._version()) != versions_[i]) return false;
+    }
+    return true;
+  }
+  /// A step of SGD on the values, with the gradients that the leaves have now.
+  void step() {
+    Tensors gradients;
+    for (const auto& leaf : leaves_) gradients.push_back(leaf.grad().reshape(-1));
+    values_.sub_(at::cat(gradients), 0.1);
+  }
+
+  std::vector<std::string> touches;
+  std::optional<NoMemoryToday> error;
+  bool refills = true;
+  int refilled = 0;
+  TouchRegistration registration;
+
+ private:
+  Tensors leaves_;
+  at::Tensor values_;
+  at::Tensor buffer_;
+  std::optional<LeafStorage> storage_;
+  std::vector<int64_t> versions_;
+};
+
+/// The text of the shardwise::Error that run() raises.
+template <typename Run>
+std::string error_of(const Run& run) {
+  try {
+    run();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+} // namespace shardwise::nn::test

@@ -1,0 +1,141 @@
+#include "support/processes.h"
+
+#include "support/port.h"
+#include "support/time_limit.h"
+
+#include <c10/util/StringUtil.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <numeric>
+#include <optional>
+
+namespace shardwise::test {
+namespace {
+
+constexpr const char* kStorePort = "SHARDWISE_TEST_STORE_PORT";
+/// What each process may add to the time limit before the parent's own watch steps in.
+constexpr auto kSpare = std::chrono::seconds(60);
+
+std::string variable(const char* name, const char* otherwise) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? otherwise : value;
+}
+
+c10::intrusive_ptr<c10d::TCPStore> store_at(int port, bool server) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(port);
+  options.isServer = server;
+  options.waitWorkers = false;
+  return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+}
+
+/// The rank of this process, to the end of the process.
+[[noreturn]] void run_this_rank(const std::function<void(Rank&)>& fn, const RankOptions& options) {
+  int status = 1;
+  {
+    // Each life of a rank that torchrun starts again has keys of its own.
+    const auto store = c10::make_intrusive<c10d::PrefixStore>(
+        "life" + variable("TORCHELASTIC_RESTART_COUNT", "0"), store_at(std::stoi(variable(kStorePort, "")), false));
+    Rank rank(std::stoi(variable("RANK", "0")), std::stoi(variable("WORLD_SIZE", "1")), store, options);
+    const WatchedThread watched(rank.name());
+    const testing::ScopedTrace trace(__FILE__, __LINE__, rank.name());
+    try {
+      fn(rank);
+      status = testing::Test::HasFailure() ? 1 : 0;
+    } catch (const std::exception& error) {
+      std::cerr << rank.name() << " failed: " << error.what() << std::endl;
+    }
+  }
+  std::exit(status);
+}
+
+/// This program, for the running test alone.
+std::vector<std::string> this_test() {
+  const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+  return {
+      std::filesystem::read_symlink("/proc/self/exe"), "--gtest_also_run_disabled_tests",
+      c10::str("--gtest_filter=", info->test_suite_name(), ".", info->name())};
+}
+
+/// What every rank needs, and none of what the parent was started with.
+Environment base_environment(int store_port, const ProcessOptions& options) {
+  Environment result{{kStorePort, std::to_string(store_port)}};
+  for (const char* name :
+       {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_USE_AGENT_STORE", "GTEST_OUTPUT", "GTEST_FILTER", "GTEST_REPEAT", "GTEST_SHUFFLE",
+        "GTEST_SHARD_INDEX", "GTEST_TOTAL_SHARDS", "GTEST_SHARD_STATUS_FILE", "XML_OUTPUT_FILE"}) {
+    result.emplace_back(name, std::nullopt);
+  }
+  result.insert(result.end(), options.environment.begin(), options.environment.end());
+  return result;
+}
+
+std::vector<Ended> run_limited(const std::vector<Command>& commands, const ProcessOptions& options) {
+  const auto limit = options.time_limit.count() == 0 ? default_time_limit() : options.time_limit;
+  const TimeLimit backstop(limit + kSpare);
+  return run_commands(commands, limit);
+}
+
+void show(const std::string& name, const Ended& ended) {
+  constexpr size_t kMost = 20000;
+  const auto start = ended.output.size() > kMost ? ended.output.size() - kMost : 0;
+  ADD_FAILURE() << name << ": " << ended.how() << " after " << ended.after.count() << " ms. Its output:\n"
+                << (start > 0 ? "..." : "") << ended.output.substr(start);
+}
+
+} // namespace
+
+std::vector<Ended> run_processes(int n, const std::function<void(Rank&)>& fn, const ProcessOptions& options) {
+  if (is_rank_process()) run_this_rank(fn, options);
+  const auto store = store_at(0, true);
+  const Port port;
+  std::vector<Command> commands;
+  for (int k = 0; k < n; ++k) {
+    auto environment = base_environment(store->getPort(), options);
+    const Environment mine{
+        {"RANK", std::to_string(k)},
+        {"WORLD_SIZE", std::to_string(n)},
+        {"MASTER_ADDR", "127.0.0.1"},
+        {"MASTER_PORT", std::to_string(port.number())}};
+    // The test's own changes come last.
+    environment.insert(environment.end() - static_cast<int64_t>(options.environment.size()), mine.begin(), mine.end());
+    commands.push_back({this_test(), environment});
+  }
+  auto results = run_limited(commands, options);
+  std::vector<int> ranks(results.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  std::sort(ranks.begin(), ranks.end(), [&](int a, int b) { return results[a].order < results[b].order; });
+  for (const int rank : ranks) {
+    const bool failed = results[rank].timed_out || (!results[rank].ok() && !options.may_fail.contains(rank));
+    if (failed) show(c10::str("rank ", rank, " of ", n), results[rank]);
+  }
+  return results;
+}
+
+Ended run_torchrun(
+    int n, const std::function<void(Rank&)>& fn, const std::vector<std::string>& arguments,
+    const ProcessOptions& options) {
+  if (is_rank_process()) run_this_rank(fn, options);
+  const auto store = store_at(0, true);
+  std::vector<std::string> call{
+      SHARDWISE_TEST_PYTHON, "-m", "torch.distributed.run", "--no-python", c10::str("--nproc-per-node=", n),
+      "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"};
+  call.insert(call.end(), arguments.begin(), arguments.end());
+  for (const auto& argument : this_test()) call.push_back(argument);
+  auto ended = run_limited({{call, base_environment(store->getPort(), options)}}, options).front();
+  if (ended.timed_out || (!ended.ok() && options.may_fail.empty())) show("torchrun", ended);
+  return ended;
+}
+
+bool is_rank_process() {
+  return std::getenv(kStorePort) != nullptr;
+}
+
+} // namespace shardwise::test

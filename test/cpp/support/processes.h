@@ -1,0 +1,34 @@
+#pragma once
+
+#include "support/command.h"
+#include "support/rank.h"
+
+#include <functional>
+#include <set>
+
+namespace shardwise::test {
+
+struct ProcessOptions : RankOptions {
+  /// Changes to the environment of the ranks.
+  Environment environment;
+  /// Ranks that may end as they like. A failure of any other fails the test and shows its output.
+  std::set<int> may_fail;
+};
+
+/// Runs fn in n processes, one a rank, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set; gives how each ended.
+///
+/// Each process is this program started again for the running test alone: what the test does before this call happens
+/// there too, and the call runs fn and ends the process, with exit code 1 if fn threw or an assertion failed in it.
+/// So a test calls it once. Rank::store() is served by the parent and outlives every rank; port MASTER_PORT is free.
+std::vector<Ended> run_processes(int n, const std::function<void(Rank&)>& fn, const ProcessOptions& options = {});
+
+/// The same under `python -m torch.distributed.run`, with those arguments besides the number of processes. The result
+/// is torchrun's, with the output of all ranks. Rank::store() is torchrun's own.
+Ended run_torchrun(
+    int n, const std::function<void(Rank&)>& fn, const std::vector<std::string>& arguments = {},
+    const ProcessOptions& options = {});
+
+/// Whether this process is a rank that run_processes or run_torchrun started.
+bool is_rank_process();
+
+} // namespace shardwise::test

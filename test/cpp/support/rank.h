@@ -1,0 +1,67 @@
+#pragma once
+
+#include <shardwise/mesh.h>
+
+#include <ATen/core/Generator.h>
+
+#include <chrono>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace shardwise::test {
+
+/// What every way to run ranks may be told.
+struct RankOptions {
+  /// How long the whole run may take. Zero: SHARDWISE_TEST_TIME_LIMIT seconds, else 120.
+  std::chrono::milliseconds time_limit{0};
+  /// The timeouts of the meshes that Rank::mesh() makes.
+  std::chrono::milliseconds connect_timeout = std::chrono::seconds(60);
+  std::chrono::milliseconds timeout = std::chrono::seconds(60);
+  /// Rank k's generator starts from seed + k.
+  uint64_t seed = 0;
+};
+
+/// What a test's function gets: one rank, be it a thread or a process.
+class Rank {
+ public:
+  Rank(int rank, int world_size, c10::intrusive_ptr<c10d::Store> store, const RankOptions& options);
+
+  int rank() const {
+    return rank_;
+  }
+  int world_size() const {
+    return world_size_;
+  }
+  /// "rank 1 of 2"
+  std::string name() const;
+  /// Shared by all ranks of the run. The meshes of mesh() use keys that start with "mesh".
+  const c10::intrusive_ptr<c10d::Store>& store() const {
+    return store_;
+  }
+
+  /// A mesh on CPUs over all ranks: one axis, "world", or the given ones. Made at the first call with these axes, by
+  /// all ranks together; open until every rank is done, or until this rank fails.
+  Mesh mesh();
+  Mesh mesh(const std::vector<Axis>& axes);
+  /// Shuts down the meshes of mesh(), so that peers that wait for this rank fail at once.
+  void close();
+
+  /// This rank's own. The default generator belongs to the process (T21): threads must not use it.
+  const at::Generator& generator() const {
+    return generator_;
+  }
+
+  /// Says what this rank does now; shown when the time limit ends the test.
+  void step(const std::string& text);
+
+ private:
+  int rank_;
+  int world_size_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  RankOptions options_;
+  at::Generator generator_;
+  std::map<std::string, Mesh> meshes_;
+};
+
+} // namespace shardwise::test

@@ -1,0 +1,83 @@
+#include "support/ranks.h"
+
+#include "support/time_limit.h"
+
+#include <shardwise/error.h>
+
+#include <c10/util/StringUtil.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <algorithm>
+#include <mutex>
+#include <thread>
+
+namespace shardwise::test {
+namespace {
+
+struct Failure {
+  int rank;
+  std::string text;
+  std::exception_ptr cause;
+  /// It says no more than that another rank is gone or late.
+  bool consequence;
+};
+
+bool blames_peer(const std::exception& error) {
+  if (dynamic_cast<const PeerError*>(&error) != nullptr) return true;
+  const std::string text = error.what();
+  const auto says = [&](const char* words) { return text.find(words) != std::string::npos; };
+  return says("closed by peer") || says("reset by peer") || says("Broken pipe") || says("Timed out waiting") ||
+      says("caused pair closure");
+}
+
+/// Runs one rank to its end; gives its failure, if any.
+std::optional<Failure> run_one(Rank& rank, const std::function<void(Rank&)>& fn) {
+  const WatchedThread watched(rank.name());
+  const testing::ScopedTrace trace(__FILE__, __LINE__, rank.name());
+  try {
+    const testing::internal::HasNewFatalFailureHelper assertions;
+    fn(rank);
+    if (!assertions.has_new_fatal_failure()) return std::nullopt;
+    return Failure{rank.rank(), "an assertion failed: see above", nullptr, false};
+  } catch (const std::exception& error) {
+    return Failure{rank.rank(), error.what(), std::current_exception(), blames_peer(error)};
+  } catch (...) {
+    return Failure{rank.rank(), "it threw something that is no std::exception", std::current_exception(), false};
+  }
+}
+
+} // namespace
+
+void run_ranks(int n, const std::function<void(Rank&)>& fn, const RankOptions& options) {
+  const TimeLimit limit(options.time_limit);
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<Rank> ranks;
+  for (int k = 0; k < n; ++k) ranks.emplace_back(k, n, store, options);
+
+  std::mutex mutex;
+  std::vector<Failure> failures;
+  std::vector<std::thread> threads;
+  for (auto& rank : ranks) {
+    threads.emplace_back([&] {
+      auto failure = run_one(rank, fn);
+      if (!failure) return;
+      {
+        const std::lock_guard lock(mutex);
+        failures.push_back(*std::move(failure));
+      }
+      rank.close();
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  if (failures.empty()) return;
+
+  std::stable_partition(failures.begin(), failures.end(), [](const Failure& failure) { return !failure.consequence; });
+  std::string text;
+  for (const auto& failure : failures) {
+    text += c10::str(text.empty() ? "" : "\n  then ", ranks[failure.rank].name(), ": ", failure.text);
+  }
+  throw RankFailure(failures.front().rank, text, failures.front().cause);
+}
+
+} // namespace shardwise::test

@@ -1,0 +1,156 @@
+#include "support/time_limit.h"
+
+#include "support/stack.h"
+
+#include <gtest/gtest.h>
+#include <semaphore.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <iostream>
+#include <list>
+#include <mutex>
+#include <thread>
+
+namespace shardwise::test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Watched {
+  std::string name;
+  pid_t thread;
+  std::string step = "none";
+};
+
+/// Never destroyed: the watching thread outlives main().
+struct Watch {
+  std::mutex mutex;
+  std::list<Watched> threads;
+  std::chrono::milliseconds limit = TimeLimit::unlimited();
+  Clock::time_point deadline = Clock::time_point::max();
+  /// Posted when the deadline has changed, and by SIGUSR1.
+  sem_t changed;
+  std::atomic<bool> report_wanted = false;
+};
+
+Watch& watch() {
+  static auto* const instance = new Watch;
+  return *instance;
+}
+
+thread_local Watched* this_thread = nullptr;
+
+void want_report(int) {
+  watch().report_wanted = true;
+  sem_post(&watch().changed);
+}
+
+std::string running_test() {
+  const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+  return info == nullptr ? "no test" : std::string(info->test_suite_name()) + "." + info->name();
+}
+
+void report(Watch& state) {
+  for (const auto& watched : state.threads) {
+    std::cerr << "--- " << watched.name << ", process " << getpid() << "; last step: " << watched.step << std::endl;
+    std::cerr << stack_of(watched.thread) << std::flush;
+  }
+}
+
+void wait_for_change(Watch& state, Clock::time_point deadline) {
+  if (deadline == Clock::time_point::max()) {
+    sem_wait(&state.changed);
+    return;
+  }
+  const auto since_start = std::chrono::nanoseconds(deadline.time_since_epoch()).count();
+  const timespec until{since_start / 1'000'000'000, since_start % 1'000'000'000};
+  sem_clockwait(&state.changed, CLOCK_MONOTONIC, &until);
+}
+
+[[noreturn]] void watch_time() {
+  auto& state = watch();
+  while (true) {
+    Clock::time_point deadline;
+    {
+      const std::lock_guard lock(state.mutex);
+      deadline = state.deadline;
+    }
+    wait_for_change(state, deadline);
+    const std::lock_guard lock(state.mutex);
+    if (state.report_wanted.exchange(false)) report(state);
+    if (Clock::now() < state.deadline) continue;
+    std::cerr << "\n=== TIME LIMIT: " << running_test() << " has not finished within " << state.limit.count()
+              << " ms" << std::endl;
+    report(state);
+    _exit(124);
+  }
+}
+
+void set_deadline(std::chrono::milliseconds limit, Clock::time_point deadline) {
+  auto& state = watch();
+  {
+    const std::lock_guard lock(state.mutex);
+    state.limit = limit;
+    state.deadline = deadline;
+  }
+  sem_post(&state.changed);
+}
+
+} // namespace
+
+std::chrono::milliseconds default_time_limit() {
+  const char* text = std::getenv("SHARDWISE_TEST_TIME_LIMIT");
+  const double seconds = text == nullptr ? 120 : std::atof(text);
+  if (seconds <= 0) {
+    std::cerr << "SHARDWISE_TEST_TIME_LIMIT is '" << text << "'; it must be a number of seconds above 0.\n";
+    std::exit(2);
+  }
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
+void start_time_watch() {
+  sem_init(&watch().changed, 0, 0);
+  allow_stacks();
+  std::signal(SIGUSR1, want_report);
+  std::thread(watch_time).detach();
+}
+
+TimeLimit::TimeLimit(std::chrono::milliseconds limit) {
+  {
+    const std::lock_guard lock(watch().mutex);
+    outer_limit_ = watch().limit;
+    outer_deadline_ = watch().deadline;
+  }
+  if (limit == std::chrono::milliseconds::zero()) limit = default_time_limit();
+  set_deadline(limit, limit == unlimited() ? Clock::time_point::max() : Clock::now() + limit);
+}
+
+TimeLimit::~TimeLimit() {
+  set_deadline(outer_limit_, outer_deadline_);
+}
+
+std::chrono::milliseconds TimeLimit::unlimited() {
+  return std::chrono::milliseconds::max();
+}
+
+WatchedThread::WatchedThread(std::string name) {
+  const std::lock_guard lock(watch().mutex);
+  watch().threads.push_back({.name = std::move(name), .thread = gettid()});
+  this_thread = &watch().threads.back();
+}
+
+WatchedThread::~WatchedThread() {
+  const std::lock_guard lock(watch().mutex);
+  watch().threads.remove_if([](const Watched& watched) { return &watched == this_thread; });
+  this_thread = nullptr;
+}
+
+void WatchedThread::step(const std::string& text) {
+  const std::lock_guard lock(watch().mutex);
+  if (this_thread != nullptr) this_thread->step = text;
+}
+
+} // namespace shardwise::test

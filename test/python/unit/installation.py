@@ -1,0 +1,61 @@
+"""Wheels and environments for test_package.py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[3]
+TORCH = Path(torch.__file__).parent
+# What the Makefile built is used again; elsewhere the first test builds.
+BUILD_DIR = ROOT / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev")
+
+
+def run(*command: str | Path, environment: dict[str, str] | None = None) -> str:
+    """The output of a command that must succeed."""
+    result = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1800
+    )
+    assert result.returncode == 0, f"{[str(word) for word in command]}:\n{result.stdout}"
+    return result.stdout
+
+
+@dataclass
+class Environment:
+    """A virtual environment that has nothing of its own, and sees what lies beside the torch of this Python."""
+
+    folder: Path
+
+    @classmethod
+    def create(cls, folder: Path) -> Environment:
+        venv.create(folder, symlinks=True)
+        made = cls(folder)
+        (made.site / "torch_of_the_tests.pth").write_text(f"{TORCH.parent}\n")
+        return made
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    @property
+    def site(self) -> Path:
+        (site,) = self.folder.glob("lib/python*/site-packages")
+        return site
+
+    @property
+    def variables(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+        tools = f"{self.folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return {**kept, "PATH": tools, "VIRTUAL_ENV": str(self.folder), "SHARDWISE_BUILD_DIR": str(BUILD_DIR)}
+
+    def run(self, *command: str | Path) -> str:
+        return run(*command, environment=self.variables)
+
+    def pip_install(self, *arguments: str | Path) -> None:
+        self.run(self.python, "-m", "pip", "install", "--no-deps", "--no-index", *arguments)

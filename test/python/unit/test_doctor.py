@@ -1,0 +1,162 @@
+"""python -m shardwise doctor: what it prints where all is well, and where something is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from broken_package import BUILT_MINOR, PACKAGE, BrokenPackage
+
+import shardwise
+from shardwise import _build_info, doctor
+
+NEEDED = {"import shardwise", "replicate() on CPUs (Gloo)", "ranks from the environment"}
+LAUNCH = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+def run_doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in LAUNCH}
+    environment["PYTHONPATH"] = str(PACKAGE.parent)
+    command = [sys.executable, "-m", "shardwise", "doctor", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def launch(monkeypatch):
+    """Sets the variables of a launch; None removes one."""
+
+    def change(**variables: str | None) -> doctor.Ability:
+        for name, value in {**LAUNCH, "LOCAL_RANK": None, **variables}.items():
+            if value is None:
+                monkeypatch.delenv(name, raising=False)
+            else:
+                monkeypatch.setenv(name, value)
+        return ability(doctor.examine(), "ranks from the environment")
+
+    return change
+
+
+def ability(report: doctor.Report, name: str) -> doctor.Ability:
+    (found,) = [each for each in report.abilities if each.name == name]
+    return found
+
+
+def works(report: dict[str, Any]) -> dict[str, bool]:
+    return {each["name"]: each["works"] for each in report["abilities"]}
+
+
+def test_json_report_of_this_machine():
+    result = run_doctor("--json")
+    assert result.returncode == 0, result.stdout + result.stderr
+    report = json.loads(result.stdout)
+    assert report["usable"] is True
+    versions = report["versions"]
+    assert versions["shardwise"] == f"{shardwise.__version__} in {PACKAGE}"
+    assert versions["built against torch"] == _build_info.TORCH_VERSION
+    assert versions["torch"].startswith(f"{torch.__version__} in ")
+    assert versions["Python"] == "{}.{}.{} at {}".format(*sys.version_info[:3], sys.executable)
+    assert report["back ends"]["Gloo"] == "in torch"
+    assert ("cuda:0" in report["devices"]) == torch.cuda.is_available()
+    assert report["environment"]["RANK"] == "not set"
+    assert {name for name, here in works(report).items() if not here}.isdisjoint(NEEDED)
+    gpus = torch.cuda.is_available() and _build_info.WITH_NCCL
+    assert works(report)["replicate() on GPUs (NCCL)"] == gpus
+    assert works(report)["C++ programs with find_package(shardwise)"]
+    assert all(each["works"] or (each["reason"] and each["remedy"]) for each in report["abilities"])
+
+
+def test_text_report_says_the_same():
+    result = run_doctor()
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "  yes replicate() on CPUs (Gloo)\n" in result.stdout
+    assert f"built against torch           {_build_info.TORCH_VERSION}\n" in result.stdout
+    assert "unknown (" not in result.stdout
+
+
+def test_a_refused_torch_is_explained_and_fails(tmp_path):
+    package = BrokenPackage(tmp_path)
+    folder = package.add_torch("2.9.0")
+    result = package.run("-m", "shardwise", "doctor", "--json")
+    assert result.returncode == 1, result.stderr
+    report = json.loads(result.stdout)
+    assert report["usable"] is False
+    assert report["versions"]["torch"] == f"2.9.0 in {folder}"
+    (broken,) = [each for each in report["abilities"] if each["name"] == "import shardwise"]
+    assert f"built against torch {BUILT_MINOR}." in broken["reason"]
+    assert f"torch 2.9.0 was found in {folder}" in broken["reason"]
+
+
+def test_an_extension_that_cannot_be_loaded_is_explained(tmp_path):
+    package = BrokenPackage(tmp_path)
+    package.add_torch(_build_info.TORCH_VERSION)
+    result = package.run("-m", "shardwise", "doctor")
+    assert result.returncode == 1, result.stderr
+    assert "  NO  import shardwise\n" in result.stdout
+    assert "the extension module could not be loaded" in result.stdout
+    assert "Build it again: " in result.stdout
+
+
+def test_only_the_doctor_runs_where_the_import_is_refused(tmp_path):
+    package = BrokenPackage(tmp_path)
+    package.add_torch("2.9.0")
+    (tmp_path / "program.py").write_text("import shardwise\n")
+    result = package.run("-m", "program", "shardwise", "doctor")
+    assert result.returncode == 1
+    assert "ImportError: shardwise: " in result.stderr
+    assert result.stdout == ""
+
+
+def test_launch_variables_are_checked_as_the_engine_does(launch):
+    assert launch().works
+    assert launch(RANK=None, WORLD_SIZE=None, MASTER_ADDR=None, MASTER_PORT=None).works
+    partial = launch(RANK=None, MASTER_PORT="")
+    assert partial.reason == "WORLD_SIZE, MASTER_ADDR set, but not RANK, MASTER_PORT"
+    assert "torchrun" in partial.remedy
+    assert launch(WORLD_SIZE="two").reason == "WORLD_SIZE is 'two'; it must be a whole number from 1 to 2147483647"
+    assert launch(MASTER_PORT="65536").reason == "MASTER_PORT is '65536'; it must be a whole number from 1 to 65535"
+    assert launch(LOCAL_RANK="-1").reason == "LOCAL_RANK is '-1'; it must be a whole number from 0 to 2147483647"
+    assert launch(RANK="2").reason == "RANK is 2, but WORLD_SIZE is 2"
+    assert not doctor.examine().usable
+
+
+def test_gloo_without_an_interface_is_explained(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
+    report = doctor.examine()
+    gloo = ability(report, "replicate() on CPUs (Gloo)")
+    assert "no-such-interface" in (gloo.reason or "")
+    assert "export GLOO_SOCKET_IFNAME=" in gloo.remedy
+    assert not report.usable
+
+
+def test_cpp_programs_need_a_compiler_and_the_package(monkeypatch, tmp_path):
+    name = "C++ programs with find_package(shardwise)"
+    assert ability(doctor.examine(), name).works
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    report = doctor.examine()
+    assert ability(report, name).reason == "'no-such-compiler' is missing or knows no C++20"
+    assert report.usable, "a Python program needs no compiler"
+    monkeypatch.setattr(doctor, "_FOLDER", tmp_path)
+    assert "shardwiseConfig.cmake is missing" in (ability(doctor.examine(), name).reason or "")
+
+
+def test_gpus_beyond_those_there_are_explained(monkeypatch):
+    name = "replicate() on GPUs (NCCL)"
+    monkeypatch.setattr(_build_info, "WITH_NCCL", True)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert ability(doctor.examine(), name).reason == "LOCAL_RANK is 1; GPUs: 1"
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert ability(doctor.examine(), name).works
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert ability(doctor.examine(), name).reason == "torch sees no GPU"
+    monkeypatch.setattr(_build_info, "WITH_NCCL", False)
+    assert ability(doctor.examine(), name).reason == "this shardwise was built without NCCL"
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert ability(doctor.examine(), name).reason == "this torch is a build without CUDA"

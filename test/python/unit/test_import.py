@@ -1,0 +1,139 @@
+"""What `import shardwise` costs, what it leaves alone, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broken_package import BUILT_MINOR, PACKAGE, BrokenPackage
+
+BUDGET = 0.050
+
+# Runs in a process of its own: what importing shardwise adds to a process that has imported torch.
+MEASURE = """
+import json, os, sys, time
+import torch
+
+def sockets():
+    folder = "/proc/self/fd"
+    return sum(os.readlink(f"{folder}/{fd}").startswith("socket:") for fd in os.listdir(folder) if os.path.exists(f"{folder}/{fd}"))
+
+modules, threads, sockets_before = set(sys.modules), len(os.listdir("/proc/self/task")), sockets()
+start = time.perf_counter()
+import shardwise
+seconds = time.perf_counter() - start
+print(json.dumps({
+    "seconds": seconds,
+    "modules": sorted(set(sys.modules) - modules),
+    "threads": len(os.listdir("/proc/self/task")) - threads,
+    "sockets": sockets() - sockets_before,
+    "initialized": torch.distributed.is_initialized(),
+    "file": shardwise.__file__,
+}))
+"""
+
+
+def measure_import() -> dict[str, Any]:
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    command = [sys.executable, "-c", MEASURE]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def first_import() -> dict[str, Any]:
+    return measure_import()
+
+
+def test_import_adds_less_than_50_ms_to_torchs_own(first_import):
+    # The first process may have to read the files from the disk, and others may be busy: the fastest counts.
+    fastest = first_import["seconds"]
+    for _ in range(6):
+        if fastest < BUDGET:
+            break
+        fastest = min(fastest, measure_import()["seconds"])
+    assert fastest < BUDGET
+
+
+def test_import_loads_neither_fsdp_nor_dtensor(first_import):
+    assert "shardwise._C" in first_import["modules"]
+    late = re.compile(r"torch\.distributed\.(fsdp|tensor|_composable)\b")
+    assert [name for name in first_import["modules"] if late.match(name)] == []
+
+
+def test_import_starts_no_thread_and_no_process_group(first_import):
+    assert first_import["threads"] == 0
+    assert first_import["sockets"] == 0
+    assert not first_import["initialized"]
+    assert Path(first_import["file"]).parent == PACKAGE
+
+
+def refusal(package: BrokenPackage) -> str:
+    """The text of the ImportError, which must come before the extension is loaded."""
+    program = (
+        "import sys\n"
+        "try:\n"
+        "    import shardwise\n"
+        "except ImportError as error:\n"
+        "    print(error)\n"
+        "    print('loaded:', 'shardwise._C' in sys.modules)\n"
+    )
+    result = package.run("-c", program)
+    assert result.returncode == 0, result.stderr
+    text, loaded = result.stdout.strip().rsplit("\n", 1)
+    assert loaded == "loaded: False"
+    return text
+
+
+@pytest.mark.parametrize("version", ["2.9.0+cu128", "3.11.0", "2.110.0"])
+def test_another_minor_version_of_torch_is_refused(tmp_path, version):
+    package = BrokenPackage(tmp_path)
+    torch = package.add_torch(version)
+    text = refusal(package)
+    assert f"built against torch {BUILT_MINOR}." in text
+    assert f"torch {version} was found in {torch}" in text
+    assert f"pip install 'torch=={BUILT_MINOR}.*'" in text
+    assert "build shardwise against this torch" in text
+
+
+def test_a_torch_without_cuda_is_refused_by_a_build_with_nccl(tmp_path):
+    package = BrokenPackage(tmp_path, nccl=True)
+    torch = package.add_torch(f"{BUILT_MINOR}.5+cpu")
+    text = refusal(package)
+    assert f"found in {torch} is a build without CUDA" in text
+    assert f"Install a CUDA build of torch {BUILT_MINOR}" in text
+
+
+def test_a_patch_version_of_torch_is_accepted(tmp_path):
+    package = BrokenPackage(tmp_path)
+    package.add_torch(f"{BUILT_MINOR}.99")
+    # The check passes, and the empty file that stands for the extension is what fails.
+    assert "the extension module could not be loaded" in refusal(package)
+
+
+def test_a_torch_that_cannot_be_imported_is_explained(tmp_path):
+    package = BrokenPackage(tmp_path)
+    (package.add_torch("2.9.0") / "__init__.py").write_text("raise OSError('libcudart.so: not found')\n")
+    text = refusal(package)
+    assert f"torch cannot be imported by {sys.executable}: libcudart.so: not found" in text
+    assert f"pip install 'torch=={BUILT_MINOR}.*'" in text
+
+
+def test_a_package_that_is_not_built_is_explained(tmp_path):
+    text = refusal(BrokenPackage(tmp_path, built=False))
+    assert f"{tmp_path / 'shardwise'} is not built" in text
+    assert "pip install --no-build-isolation ." in text
+
+
+def test_another_python_is_refused(tmp_path):
+    text = refusal(BrokenPackage(tmp_path, suffix=".cpython-27-x86_64-linux-gnu.so"))
+    assert "no extension module for this Python, {}.{}.{}".format(*sys.version_info) in text
+    assert "_C.cpython-27-x86_64-linux-gnu.so" in text
+    assert "pip install --no-build-isolation ." in text

@@ -1,0 +1,213 @@
+"""The wheel, installed as a user would: what is in it, the package at work in Python and C++, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from installation import BUILD_DIR, ROOT, TORCH, Environment, run
+
+from shardwise import _build_info
+
+VERSION = (ROOT / "VERSION").read_text().strip()
+EXTENSION = f"shardwise/_C{importlib.machinery.EXTENSION_SUFFIXES[0]}"
+BUILT_MINOR = ".".join(_build_info.TORCH_VERSION.split(".")[:2])
+
+SHOW = "import shardwise; print(shardwise.__file__, shardwise.__version__, shardwise.cmake_prefix_path)"
+TRAIN = """
+import os, torch, shardwise
+rank = int(os.environ["RANK"])
+torch.distributed.init_process_group("gloo")
+model = torch.nn.Linear(1, 1, bias=False)
+shardwise.replicate(model)
+model(torch.full((1, 1), rank + 1.0)).sum().backward()
+print(f"rank {rank}: gradient {model.weight.grad.item()}\\n", end="")
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    environment = Environment.create(tmp_path_factory.mktemp("builder"))
+    options = ["--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", folder]
+    environment.run(sys.executable, "-m", "pip", "wheel", *options, ROOT)
+    (made,) = folder.iterdir()
+    return made
+
+
+@pytest.fixture(scope="session")
+def installed(wheel, tmp_path_factory) -> Environment:
+    environment = Environment.create(tmp_path_factory.mktemp("installed"))
+    environment.pip_install(wheel)
+    return environment
+
+
+@pytest.fixture(scope="session")
+def prefix_path(installed) -> str:
+    return installed.run(installed.python, "-c", "import shardwise; print(shardwise.cmake_prefix_path)").strip()
+
+
+def torchrun(environment: Environment, *program: str | Path) -> list[str]:
+    """The lines that two ranks print, sorted."""
+    command = [environment.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *program]
+    result = subprocess.run(command, env=environment.variables, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return sorted(result.stdout.splitlines())
+
+
+def configure(environment: Environment, build: Path, *options: str) -> str | None:
+    """Configures the consumer; None when it succeeds, else what CMake said, on one line."""
+    command = ["cmake", "-S", str(ROOT / "test" / "consumer"), "-B", str(build), *options]
+    result = subprocess.run(command, env=environment.variables, capture_output=True, text=True, timeout=300)
+    return None if result.returncode == 0 else " ".join(result.stderr.split())
+
+
+def test_wheel_has_library_headers_cmake_package_and_types(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    headers = {f"shardwise/include/shardwise/{path.name}" for path in (ROOT / "csrc/include/shardwise").glob("*.h")}
+    assert len(headers) > 5
+    assert {name for name in names if name.endswith(".h")} == headers | {"shardwise/include/shardwise/version.h"}
+    sources = {f"shardwise/{path.name}" for path in (ROOT / "python/shardwise").glob("*.py*")}
+    cmake = {
+        f"shardwise/share/cmake/shardwise/{name}.cmake"
+        for name in ("shardwiseConfig", "shardwiseConfigVersion", "shardwiseTargets", "torch_target")
+    }
+    assert {"shardwise/lib/libshardwise.so", "shardwise/py.typed", "shardwise/_build_info.py", EXTENSION} < names
+    assert sources | cmake < names
+    assert {name.split("/")[0] for name in names} == {"shardwise", f"shardwise-{VERSION}.dist-info"}
+    assert [name for name in names if "__pycache__" in name or name.endswith((".o", ".cpp"))] == []
+
+
+def test_wheel_names_version_torch_python_and_platform(wheel):
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    assert wheel.name.startswith(f"shardwise-{VERSION}-{tag}-{tag}-linux_")
+    metadata = zipfile.ZipFile(wheel).read(f"shardwise-{VERSION}.dist-info/METADATA").decode().splitlines()
+    major, minor = BUILT_MINOR.split(".")
+    assert f"Requires-Dist: torch<{major}.{int(minor) + 1},>={major}.{minor}" in metadata
+    assert "Requires-Python: >=3.10" in metadata
+
+
+def test_no_path_of_this_machine_is_in_the_wheel(wheel):
+    ours = {str(path).encode() for path in (ROOT, BUILD_DIR, TORCH.parent, Path(sys.prefix), Path.home())}
+    with zipfile.ZipFile(wheel) as archive:
+        found = {(name, path) for name in archive.namelist() for path in ours if path in archive.read(name)}
+    assert found == set()
+
+
+def test_libraries_find_each_other_by_relative_paths(installed):
+    package = installed.site / "shardwise"
+    for library, folders in {
+        package / "lib/libshardwise.so": ["$ORIGIN", "$ORIGIN/../../torch/lib"],
+        installed.site / EXTENSION: ["$ORIGIN/lib", "$ORIGIN/../torch/lib"],
+    }.items():
+        (line,) = [line for line in run("readelf", "-d", library).splitlines() if "PATH)" in line]
+        assert line.partition("[")[2].rstrip("]").split(":") == folders
+
+
+def test_library_needs_no_python_and_shows_nothing_of_others(installed):
+    library = installed.site / "shardwise/lib/libshardwise.so"
+    needed = [line for line in run("readelf", "-d", library).splitlines() if "(NEEDED)" in line]
+    assert any("libtorch_cpu.so" in line for line in needed)
+    assert [line for line in needed if "python" in line.lower()] == []
+    # Weak symbols are templates and type information of the headers of others, alike in every library.
+    symbols = [line.split(maxsplit=2)[1:] for line in run("nm", "-DC", "--defined-only", library).splitlines()]
+    strong = [name for kind, name in symbols if kind in "TDBRG"]
+    assert any(name.startswith("shardwise::replicate(torch::nn::Module&") for name in strong)
+    assert [name for name in strong if not name.startswith("shardwise::")] == []
+    own = importlib.machinery.EXTENSION_SUFFIXES[0]
+    extension = run("nm", "-DC", "--defined-only", installed.site / f"shardwise/_C{own}").splitlines()
+    assert [line.split()[2] for line in extension if line.split()[1] in "TDBRG"] == ["PyInit__C"]
+
+
+def test_installed_package_works_in_python(installed):
+    file, version, prefix_path = installed.run(installed.python, "-c", SHOW).split()
+    assert Path(file) == installed.site / "shardwise/__init__.py"
+    assert version == VERSION
+    assert Path(prefix_path) == installed.site / "shardwise/share/cmake"
+    program = installed.folder / "train.py"
+    program.write_text(TRAIN)
+    assert torchrun(installed, program) == ["rank 0: gradient 1.5", "rank 1: gradient 1.5"]
+
+
+def test_cpp_consumer_is_built_and_averages_gradients(installed, prefix_path, tmp_path):
+    assert configure(installed, tmp_path, f"-DCMAKE_PREFIX_PATH={prefix_path}") is None
+    installed.run("cmake", "--build", tmp_path)
+    expected = [f"rank {rank} of 2: weight 1, gradient 1.5" for rank in range(2)]
+    assert torchrun(installed, "--no-python", tmp_path / "consumer") == expected
+
+
+def fake_torch(folder: Path, version: str) -> Path:
+    """As much of a torch as CMake looks at."""
+    header = folder / "include/torch/headeronly/version.h"
+    header.parent.mkdir(parents=True)
+    numbers = zip(("MAJOR", "MINOR", "PATCH"), version.split("."), strict=True)
+    header.write_text("".join(f"#define TORCH_VERSION_{name} {number}\n" for name, number in numbers))
+    (folder / "lib").mkdir()
+    for library in ("libtorch.so", "libtorch_cpu.so", "libc10.so"):
+        (folder / "lib" / library).touch()
+    return folder
+
+
+@pytest.mark.parametrize("place", ["beside shardwise", "named"])
+def test_cpp_consumer_with_another_minor_version_of_torch_is_refused(installed, prefix_path, tmp_path, place):
+    site, options = tmp_path / "site", [f"-DCMAKE_PREFIX_PATH={prefix_path}"]
+    if place == "beside shardwise":
+        shutil.copytree(installed.site / "shardwise", site / "shardwise")
+        options = [f"-DCMAKE_PREFIX_PATH={site / 'shardwise/share/cmake'}"]
+    folder = fake_torch(site / "torch", "2.9.0")
+    if place == "named":
+        options.append(f"-DSHARDWISE_TORCH_DIR={folder}")
+    said = configure(installed, tmp_path / "build", *options)
+    assert said is not None
+    assert f"shardwise {VERSION} was built against torch {_build_info.TORCH_VERSION}, but torch 2.9.0" in said
+    assert f"was found in {folder}." in said
+    assert f"Install torch {BUILT_MINOR}, or build shardwise against torch 2.9, or name the folder" in said
+    # Named the right torch, the same build folder works: nothing of the refused one is kept.
+    assert configure(installed, tmp_path / "build", f"-DSHARDWISE_TORCH_DIR={TORCH}") is None
+
+
+def test_cpp_consumer_without_a_torch_is_refused(installed, prefix_path, tmp_path):
+    missing = tmp_path / "nowhere"
+    options = [f"-DCMAKE_PREFIX_PATH={prefix_path}", f"-DSHARDWISE_TORCH_DIR={missing}"]
+    said = configure(installed, tmp_path / "build", *options)
+    assert said is not None
+    assert f"SHARDWISE_TORCH_DIR is {missing}, but there is no torch" in said
+
+
+def test_another_minor_version_of_shardwise_is_not_accepted(prefix_path, installed, tmp_path):
+    project = tmp_path / "project"
+    project.mkdir()
+    text = (ROOT / "test/consumer/CMakeLists.txt").read_text()
+    (project / "CMakeLists.txt").write_text(text.replace("shardwise 0.1 CONFIG", "shardwise 0.0 CONFIG"))
+    command = ["cmake", "-S", project, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={prefix_path}"]
+    result = subprocess.run(command, env=installed.variables, capture_output=True, text=True, timeout=300)
+    assert result.returncode != 0
+    assert 'compatible with requested version "0.0"' in " ".join(result.stderr.split())
+
+
+def test_cuda_build_refuses_a_torch_without_cuda(installed, prefix_path, tmp_path):
+    folder = fake_torch(tmp_path / "torch", torch.__version__.split("+")[0])
+    options = [f"-DCMAKE_PREFIX_PATH={prefix_path}", f"-DSHARDWISE_TORCH_DIR={folder}"]
+    said = configure(installed, tmp_path / "build", *options)
+    if _build_info.WITH_NCCL:
+        assert said is not None
+        assert f"the torch found in {folder} has no libtorch_cuda.so. Install a CUDA build" in said
+    else:
+        assert said is None
+
+
+def test_editable_installation_is_the_source_folder(tmp_path):
+    environment = Environment.create(tmp_path)
+    environment.pip_install("--no-build-isolation", "--editable", ROOT)
+    file, version, prefix_path = environment.run(environment.python, "-c", SHOW).split()
+    assert Path(file) == ROOT / "python/shardwise/__init__.py"
+    assert version == VERSION
+    assert (Path(prefix_path) / "shardwise/shardwiseConfig.cmake").exists()
+    assert not list(ROOT.glob("python/*.egg-info")), "the source folder stays clean"

@@ -1,0 +1,114 @@
+"""shardwise.testing.run_ranks: results, failures, time limits. Its functions run in ranks of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import NoReturn
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import shardwise
+from shardwise.testing import RankFailure, run_ranks
+
+
+def describe(rank: int, text: str) -> tuple[int, str, str, int, float]:
+    tensor = torch.tensor([float(rank + 1)])
+    dist.all_reduce(tensor)
+    return rank, text, os.environ["EXTRA"], torch.get_num_threads(), tensor.item()
+
+
+def without_process_group(rank: int) -> tuple[bool, str | None, str | None]:
+    return dist.is_initialized(), os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+
+
+def fail_on_rank_one(rank: int) -> None:
+    if rank == 1:
+        raise LookupError("on purpose")
+    dist.barrier()
+
+
+def all_fail_later_than_two(rank: int) -> None:
+    time.sleep(0.2 if rank == 2 else 1.5)
+    raise LookupError(f"rank {rank} speaking")
+
+
+def fail_by_peer_first(rank: int) -> None:
+    if rank == 0:
+        raise shardwise.PeerError("the other rank is gone")
+    time.sleep(0.5)
+    raise LookupError("the cause")
+
+
+def killed(rank: int) -> None:
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def stuck_here(rank: int) -> None:
+    if rank == 1:
+        time.sleep(1000)
+
+
+def returns_a_lambda(rank: int) -> object:
+    return lambda: rank
+
+
+def leaves(rank: int) -> NoReturn:
+    raise SystemExit(3)
+
+
+def test_results_by_rank_with_arguments_and_environment() -> None:
+    results = run_ranks(3, describe, "text", environment={"EXTRA": "yes"})
+    assert results == [(rank, "text", "yes", 1, 6.0) for rank in range(3)]
+
+
+def test_without_a_process_group() -> None:
+    assert run_ranks(2, without_process_group, backend=None) == [(False, "0", "2"), (False, "1", "2")]
+
+
+def test_a_failure_names_the_rank_and_shows_its_traceback() -> None:
+    started = time.monotonic()
+    with pytest.raises(RankFailure, match=r"(?s)fail_on_rank_one: rank 1 of 2 failed:.*LookupError: on purpose") as caught:
+        run_ranks(2, fail_on_rank_one)
+    assert caught.value.rank == 1
+    assert time.monotonic() - started < 60, "the rank that waits does not hold up the report"
+
+
+def test_the_first_failure_is_told() -> None:
+    with pytest.raises(RankFailure, match=r"rank 2 speaking(.|\n)*ranks \[0, 1\] failed too"):
+        run_ranks(3, all_fail_later_than_two)
+
+
+def test_a_failure_of_a_peer_gives_way_to_its_cause() -> None:
+    with pytest.raises(RankFailure, match="rank 1 of 2 failed(.|\n)*the cause"):
+        run_ranks(2, fail_by_peer_first)
+
+
+def test_a_killed_rank_is_told() -> None:
+    with pytest.raises(RankFailure, match="rank 1 of 2 failed(.|\n)*signal SIGKILL"):
+        run_ranks(2, killed)
+
+
+def test_past_the_time_limit_the_stacks_are_shown() -> None:
+    with pytest.raises(TimeoutError, match=r"(?s)stuck_here did not end within 5 s.*rank 1:.*in stuck_here"):
+        run_ranks(2, stuck_here, timeout=5)
+
+
+def test_a_result_that_cannot_be_sent_is_an_error() -> None:
+    with pytest.raises(RankFailure, match=r"(?i)pickle"):
+        run_ranks(1, returns_a_lambda)
+
+
+def test_an_exit_is_a_failure() -> None:
+    with pytest.raises(RankFailure, match="SystemExit: 3"):
+        run_ranks(1, leaves)
+
+
+def test_bad_arguments_are_an_error() -> None:
+    with pytest.raises(ValueError, match="needs 1 rank or more, and got 0"):
+        run_ranks(0, describe)
