@@ -1,6 +1,7 @@
 #pragma once
 
 #include <shardwise/counters.h>
+#include <shardwise/export.h>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -9,7 +10,7 @@
 namespace shardwise::comm {
 
 /// A collective under way.
-class Pending {
+class SHARDWISE_API Pending {
  public:
   Pending(c10::intrusive_ptr<c10d::Work> work, std::string what, int rank);
   /// Raises PeerError with the name of the collective and this rank.
@@ -23,7 +24,7 @@ class Pending {
 
 /// The collectives of one process group, issued through c10d::ProcessGroup alone, so that profilers, CommDebugMode and
 /// users' own back ends see them. All tensors are contiguous. Every call is counted. `what` names it in errors.
-class Collectives {
+class SHARDWISE_API Collectives {
  public:
   explicit Collectives(c10::intrusive_ptr<c10d::ProcessGroup> group);
 

@@ -9,8 +9,9 @@
 
 #include <charconv>
 #include <cstdlib>
-#include <cstring>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <optional>
 
 namespace shardwise::comm {
@@ -20,8 +21,7 @@ constexpr int kLargest = std::numeric_limits<int>::max();
 
 std::optional<std::string> variable(const char* name) {
   const char* value = std::getenv(name);
-  if (value == nullptr || *value == '\0') return std::nullopt;
-  return value;
+  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
 }
 
 int number(const char* name, const std::string& text, int lowest, int highest) {
@@ -52,6 +52,14 @@ std::string required(const char* name) {
   return *std::move(text);
 }
 
+/// Keeps a server to the end of the process; one for a port.
+void keep(int port, const c10::intrusive_ptr<c10d::Store>& store) {
+  static std::mutex mutex;
+  static auto* const servers = new std::map<int, c10::intrusive_ptr<c10d::Store>>;
+  const std::lock_guard lock(mutex);
+  servers->emplace(port, store);
+}
+
 } // namespace
 
 Environment Environment::read() {
@@ -65,6 +73,11 @@ Environment Environment::read() {
         "; RANK counts from 0 to WORLD_SIZE - 1."));
   }
   env.master_address = required("MASTER_ADDR");
+  if (env.master_address.empty()) {
+    throw ValueError(
+        "shardwise: the environment variable MASTER_ADDR is empty; it must be the name or address of rank 0's "
+        "machine.");
+  }
   env.master_port = number("MASTER_PORT", required("MASTER_PORT"), 1, 65535);
   env.local_rank = number_or("LOCAL_RANK", 0, 0, kLargest);
   env.restart = number_or("TORCHELASTIC_RESTART_COUNT", 0, 0, kLargest);
@@ -82,6 +95,7 @@ c10::intrusive_ptr<c10d::Store> Environment::connect(std::chrono::milliseconds t
   options.timeout = timeout;
   try {
     auto store = c10::make_intrusive<c10d::TCPStore>(master_address, options);
+    if (options.isServer) keep(master_port, store);
     return c10::make_intrusive<c10d::PrefixStore>(c10::str("shardwise/", restart), std::move(store));
   } catch (const std::exception& error) {
     throw PeerError(c10::str(
@@ -90,6 +104,23 @@ c10::intrusive_ptr<c10d::Store> Environment::connect(std::chrono::milliseconds t
         " ms. Check that rank 0 (or torchrun's agent) runs there, that the port is free there and open to this "
         "machine, ",
         "or give more time with MeshOptions().connect_timeout(). The reason given: ", error.what()));
+  }
+}
+
+void Environment::release(c10d::Store& store, std::chrono::milliseconds timeout) const {
+  if (master_address.empty() || agent_store) return;
+  try {
+    if (store.add("arrived", 1) == world_size) store.set("released", std::vector<uint8_t>{1});
+    if (rank == 0) store.wait({"released"}, timeout);
+  } catch (const std::exception& error) {
+    throw PeerError(c10::str(
+        "shardwise: rank ", rank, " of ", world_size,
+        " made its process groups, but not all ranks have made theirs "
+        "within ",
+        timeout.count(),
+        " ms. Look for the error of another rank, or give more time with "
+        "MeshOptions().connect_timeout(). The reason given: ",
+        error.what()));
   }
 }
 

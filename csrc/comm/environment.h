@@ -1,5 +1,7 @@
 #pragma once
 
+#include <shardwise/export.h>
+
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
@@ -8,7 +10,7 @@
 namespace shardwise::comm {
 
 /// What the environment says about this process and its peers. Raises ValueError that names the variable at fault.
-struct Environment {
+struct SHARDWISE_API Environment {
   int rank = 0;
   int world_size = 1;
   int local_rank = 0;
@@ -23,7 +25,11 @@ struct Environment {
   static Environment read();
 
   /// The store that all ranks share; waits for it no longer than `timeout`. Raises PeerError.
+  /// Rank 0 goes on serving it until its process ends: a rank may still be at work with the store, or back for more,
+  /// when another one is done.
   c10::intrusive_ptr<c10d::Store> connect(std::chrono::milliseconds timeout) const;
+  /// Keeps the rank that serves the store until all ranks have come here. Raises PeerError.
+  void release(c10d::Store& store, std::chrono::milliseconds timeout) const;
 };
 
 } // namespace shardwise::comm

@@ -1,5 +1,8 @@
 #include "comm/process_group.h"
 
+#include <shardwise/error.h>
+
+#include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <cstdlib>
@@ -7,15 +10,29 @@
 
 namespace shardwise::comm {
 
+namespace {
+
+std::shared_ptr<gloo::transport::Device> device_of(const std::string& interface) {
+  try {
+    return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
+  } catch (const std::exception& error) {
+    throw ValueError(c10::str(
+        "shardwise: the environment variable GLOO_SOCKET_IFNAME names the network interface '", interface,
+        "', which cannot be used. Give names that `ip address` shows, with commas between them, or unset it. "
+        "The reason given: ",
+        error.what()));
+  }
+}
+
+} // namespace
+
 c10::intrusive_ptr<c10d::Backend> make_gloo(const GroupSpec& spec) {
   // Gloo connects its ranks while it is made, with the timeout of its operations.
   auto options = c10d::ProcessGroupGloo::Options::create(spec.connect_timeout);
   // The same variable that torch.distributed reads.
   if (const char* interfaces = std::getenv("GLOO_SOCKET_IFNAME"); interfaces != nullptr && *interfaces != '\0') {
     std::istringstream names(interfaces);
-    for (std::string name; std::getline(names, name, ',');) {
-      options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name));
-    }
+    for (std::string name; std::getline(names, name, ',');) options->devices.push_back(device_of(name));
   } else {
     options->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice());
   }

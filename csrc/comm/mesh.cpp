@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <csignal>
+#include <mutex>
 #include <set>
 
 namespace shardwise {
@@ -51,15 +52,41 @@ class EnvironmentClaim {
 };
 
 at::Device default_device(int local_rank) {
-  if (comm::has_nccl() && at::globalContext().hasCUDA()) {
-    return {at::kCUDA, static_cast<c10::DeviceIndex>(local_rank)};
+  if (!comm::has_nccl() || !at::globalContext().hasCUDA()) return at::kCPU;
+  const auto gpus = static_cast<int>(at::getNumGPUs());
+  if (local_rank >= gpus) {
+    throw ValueError(c10::str(
+        "shardwise: the environment variable LOCAL_RANK is ", local_rank, ", but this process sees ", gpus,
+        " GPUs; start no more ranks on a machine than it has GPUs, or choose with MeshOptions().device()."));
   }
-  return at::kCPU;
+  return {at::kCUDA, static_cast<c10::DeviceIndex>(local_rank)};
+}
+
+/// Which rank of how many this is.
+comm::Environment place(const MeshOptions& options) {
+  if (!options.store()) {
+    if (options.rank() != -1 || options.world_size() != -1) {
+      throw ValueError(c10::str(
+          "shardwise: MeshOptions has rank ", options.rank(), " and world_size ", options.world_size(),
+          ", but no store; set a store that all ranks share, or set none of the three to use the environment."));
+    }
+    return comm::Environment::read();
+  }
+  comm::Environment env;
+  env.rank = options.rank();
+  env.world_size = options.world_size();
+  if (env.rank < 0 || env.rank >= env.world_size) {
+    throw ValueError(c10::str(
+        "shardwise: MeshOptions has a store, rank ", env.rank, " and world_size ", env.world_size,
+        "; with a store, set world_size, and a rank from 0 to world_size - 1."));
+  }
+  return env;
 }
 
 void check_axes(const std::vector<Axis>& axes) {
   if (axes.empty()) throw ValueError("shardwise: a mesh needs at least one axis, and got none.");
   std::set<std::string> names;
+  int64_t product = 1;
   for (const auto& axis : axes) {
     if (axis.name.empty()) throw ValueError("shardwise: an axis of a mesh has an empty name. Give every axis a name.");
     if (axis.size < 1) {
@@ -68,6 +95,10 @@ void check_axes(const std::vector<Axis>& axes) {
     }
     if (!names.insert(axis.name).second) {
       throw ValueError(c10::str("shardwise: two axes of the mesh are called '", axis.name, "'; names must differ."));
+    }
+    if (__builtin_mul_overflow(product, axis.size, &product)) {
+      throw ValueError(
+          c10::str("shardwise: the sizes of the mesh, with ", axis.size, " for '", axis.name, "', are too large."));
     }
   }
 }
@@ -83,6 +114,16 @@ struct Mesh::State {
   bool owns_groups = true;
   bool open = true;
   std::unique_ptr<EnvironmentClaim> claim;
+
+  /// The mesh that holds the claim.
+  struct FromEnvironment {
+    std::mutex mutex;
+    std::weak_ptr<State> state;
+  };
+  static FromEnvironment& from_environment() {
+    static FromEnvironment value;
+    return value;
+  }
 
   ~State() {
     try {
@@ -149,40 +190,42 @@ struct Mesh::State {
 Mesh::Mesh(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
 Mesh Mesh::from_env(const MeshOptions& options) {
-  const auto world = options.store() ? int64_t{options.world_size()} : int64_t{comm::Environment::read().world_size};
-  return Mesh({{"world", world}}, options);
+  return Mesh({{"world", place(options).world_size}}, options);
 }
 
 Mesh::Mesh(std::vector<Axis> axes, const MeshOptions& options) : state_(std::make_shared<State>()) {
   check_axes(axes);
   state_->axes = std::move(axes);
-  comm::Environment env;
-  if (options.store()) {
-    env.rank = options.rank();
-    env.world_size = options.world_size();
-    if (env.rank < 0 || env.rank >= env.world_size) {
-      throw ValueError(c10::str(
-          "shardwise: MeshOptions has a store, rank ", env.rank, " and world_size ", env.world_size,
-          "; with a store, set world_size, and a rank from 0 to world_size - 1."));
-    }
-  } else {
-    env = comm::Environment::read();
-  }
+  const auto env = place(options);
+  state_->rank = env.rank;
+  state_->device = options.device() ? *options.device() : default_device(env.local_rank);
   if (state_->size() != env.world_size) {
     throw ValueError(c10::str(
         "shardwise: the sizes of ", state_->describe(), " multiply to ", state_->size(), ", but the world has ",
         env.world_size, " ranks (", options.store() ? "MeshOptions().world_size()" : "WORLD_SIZE", ")."));
   }
-  state_->rank = env.rank;
-  state_->device = options.device().value_or(default_device(env.local_rank));
   ignore_broken_pipes();
-  auto store = options.store();
-  if (!store) {
-    state_->claim = std::make_unique<EnvironmentClaim>();
-    store = c10::make_intrusive<c10d::PrefixStore>(
-        c10::str(EnvironmentClaim::next_generation()), env.connect(options.connect_timeout()));
+  if (options.store()) {
+    state_->connect(options.store(), options);
+    return;
   }
+  state_->claim = std::make_unique<EnvironmentClaim>();
+  // Counted only when the store was reached: a rank that tries again after a failure must agree with the others.
+  const auto all = env.connect(options.connect_timeout());
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(c10::str(EnvironmentClaim::next_generation()), all);
   state_->connect(store, options);
+  env.release(*store, options.connect_timeout());
+  auto& holder = State::from_environment();
+  const std::lock_guard lock(holder.mutex);
+  holder.state = state_;
+}
+
+Mesh Mesh::shared(const MeshOptions& options) {
+  auto& holder = State::from_environment();
+  std::unique_lock lock(holder.mutex);
+  auto state = holder.state.lock();
+  lock.unlock();
+  return state && state->open ? Mesh(std::move(state)) : from_env(options);
 }
 
 Mesh Mesh::from_process_groups(
@@ -192,6 +235,7 @@ Mesh Mesh::from_process_groups(
     throw ValueError(c10::str(
         "shardwise: a mesh got ", names.size(), " names for ", groups.size(), " process groups; give one name each."));
   }
+  ignore_broken_pipes();
   auto state = std::make_shared<State>();
   state->owns_groups = false;
   state->device = device;

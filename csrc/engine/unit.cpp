@@ -31,7 +31,7 @@ const c10::intrusive_ptr<c10d::ProcessGroup>& only_group(const Mesh& mesh) {
 std::string line(const NamedTensor& parameter) {
   const auto& tensor = parameter.tensor;
   return c10::str(
-      "'", parameter.names.front(), "' ", tensor.scalar_type(), " ", tensor.sizes(),
+      "'", parameter.names.front(), "' ", c10::getDtypeNames(tensor.scalar_type()).first, " ", tensor.sizes(),
       tensor.requires_grad() ? "" : " frozen");
 }
 

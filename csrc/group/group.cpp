@@ -141,7 +141,7 @@ void Group::finish_reduce() {
 
 Plan::Group Group::plan() const {
   Plan::Group plan;
-  plan.dtype = c10::toString(options_.dtype().toScalarType());
+  plan.dtype = c10::getDtypeNames(options_.dtype().toScalarType()).first;
   plan.device = options_.device().str();
   plan.parameters = static_cast<int64_t>(parameters_.size());
   const auto item = static_cast<int64_t>(options_.dtype().itemsize());

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <shardwise/export.h>
+
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -15,6 +17,6 @@ struct Flat {
 };
 
 /// Raises ValueError for a negative size or an alignment below 1.
-Flat flat(std::span<const int64_t> numels, int64_t alignment);
+SHARDWISE_API Flat flat(std::span<const int64_t> numels, int64_t alignment);
 
 } // namespace shardwise::layout

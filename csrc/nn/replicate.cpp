@@ -61,7 +61,7 @@ Unit replicate(torch::nn::Module& module, const ReplicateOptions& options) {
   }
   ignore(tensors.parameters, options.ignored_parameters());
   auto unit = engine::Unit::create(
-      options.mesh() ? *options.mesh() : Mesh::from_env(), std::move(tensors.parameters), tensors.buffers,
+      options.mesh() ? *options.mesh() : Mesh::shared(), std::move(tensors.parameters), tensors.buffers,
       options.broadcast());
   UnitsByModule::get().add(module, unit);
   return Unit(std::move(unit));

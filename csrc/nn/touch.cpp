@@ -112,8 +112,9 @@ TORCH_LIBRARY_IMPL(aten, DeferredInit, library) {
 }
 
 void add_touch_key(const at::Tensor& tensor) {
-  if (!tensor.defined())
+  if (!tensor.defined()) {
     throw ValueError("shardwise: an undefined tensor cannot be watched. Give a parameter's tensor.");
+  }
   auto& keys = KeySet::of(tensor);
   keys = keys.add(kTouchKey);
 }

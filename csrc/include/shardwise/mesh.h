@@ -50,6 +50,9 @@ class SHARDWISE_API Mesh {
   /// One axis, "world", over all ranks of the environment.
   static Mesh from_env(const MeshOptions& options = {});
 
+  /// The mesh from the environment that is open now; from_env(options) when there is none.
+  static Mesh shared(const MeshOptions& options = {});
+
   /// The given axes over all ranks of the environment or of options.store. Their sizes multiply to the world size.
   explicit Mesh(std::vector<Axis> axes, const MeshOptions& options = {});
 

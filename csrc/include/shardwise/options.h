@@ -13,7 +13,7 @@ namespace shardwise {
 
 /// What replicate() may be told. Everything has a default.
 struct SHARDWISE_API ReplicateOptions {
-  /// The ranks that hold copies: a mesh of one axis. Unset: a mesh from the environment.
+  /// The ranks that hold copies: a mesh of one axis. Unset: Mesh::shared().
   TORCH_ARG(std::optional<Mesh>, mesh) = std::nullopt;
   /// Parameters that are left alone.
   TORCH_ARG(std::vector<at::Tensor>, ignored_parameters) = {};

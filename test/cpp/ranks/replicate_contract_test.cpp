@@ -186,17 +186,17 @@ TEST(ReplicateContract, DifferentModulesAreAnError) {
     Named swapped(first ? "b" : "a", first ? "a" : "b");
     expect_error<Error>(
         [&] { replicate(swapped, on(rank)); },
-        {"wrap different modules", "'b.weight' Float [3, 3] on rank 0", "'a.weight' Float [3, 3] on rank 1",
+        {"wrap different modules", "'b.weight' float32 [3, 3] on rank 0", "'a.weight' float32 [3, 3] on rank 1",
          "rank " + std::to_string(rank.rank()), "same modules in the same order"});
     torch::nn::Linear cast(3, 3);
     if (!first) cast->to(torch::kFloat64);
-    expect_error<Error>([&] { replicate(cast, on(rank)); }, {"'weight' Float", "'weight' Double"});
+    expect_error<Error>([&] { replicate(cast, on(rank)); }, {"'weight' float32", "'weight' float64"});
     torch::nn::Linear frozen(3, 3);
     frozen->weight.requires_grad_(first);
     expect_error<Error>([&] { replicate(frozen, on(rank)); }, {"frozen on rank 1"});
     torch::nn::Linear shaped(first ? 3 : 2, 3);
     expect_error<Error>(
-        [&] { replicate(shaped, on(rank)); }, {"[3, 3] on rank 0, but 'weight' Float [3, 2] on rank 1"});
+        [&] { replicate(shaped, on(rank)); }, {"[3, 3] on rank 0, but 'weight' float32 [3, 2] on rank 1"});
     auto same = mlp({3, 4, 2});
     replicate(same, on(rank));
   });
@@ -353,6 +353,23 @@ TEST(ReplicateContract, TakesAnyModule) {
         reference_backward(rank, [&](int r) { return forward(reference, batch(step, r, 3)); });
         assert_same(ours, reference, "step " + std::to_string(step));
       }
+    }
+  });
+}
+
+TEST(ReplicateContract, WithoutAMesh) {
+  // The mesh from the environment is made once and shared: by units, and with the program.
+  run_processes(2, [](Rank& rank) {
+    auto ours = mlp({3, 4, 2});
+    auto reference = mlp({3, 4, 2});
+    replicate(*ours->ptr(0));
+    replicate(ours);
+    ASSERT_EQ(Mesh::shared().rank(), rank.rank());
+    ASSERT_THROW(Mesh::from_env(), ValueError);
+    for (int step = 0; step < 3; ++step) {
+      ours->forward(batch(step, rank.rank(), 3)).sum().backward();
+      reference_backward(rank, [&](int r) { return reference->forward(batch(step, r, 3)).sum(); });
+      assert_same(*ours, *reference, "step " + std::to_string(step));
     }
   });
 }

@@ -267,8 +267,8 @@ TEST(ReplicateGradients, MixedDtypes) {
     auto root = replicate(ours, on(rank));
     const auto groups = root.plan().units.at(0).groups;
     ASSERT_EQ(groups.size(), 2U);
-    ASSERT_EQ(groups[0].dtype, "Float");
-    ASSERT_EQ(groups[1].dtype, "Double");
+    ASSERT_EQ(groups[0].dtype, "float32");
+    ASSERT_EQ(groups[1].dtype, "float64");
     for (int step = 0; step < 3; ++step) {
       ours.forward(batch(step, rank.rank(), 3)).sum().backward();
       reference_backward(rank, [&](int r) { return reference.forward(batch(step, r, 3)).sum(); });
