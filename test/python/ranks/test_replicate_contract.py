@@ -163,11 +163,11 @@ def different_modules_are_an_error(rank: int) -> None:
 
     with pytest.raises(shardwise.Error, match=r"(?s)wrap different modules.*'b.weight'.*rank 0.*'a.weight'.*rank 1"):
         shardwise.replicate(named("b", "a") if rank == 0 else named("a", "b"))
-    with pytest.raises(shardwise.Error, match=r"'weight' Float .*rank 0.*'weight' Double .*rank 1"):
+    with pytest.raises(shardwise.Error, match=r"'weight' float32 .*rank 0.*'weight' float64 .*rank 1"):
         shardwise.replicate(nn.Linear(3, 3) if rank == 0 else nn.Linear(3, 3).double())
     with pytest.raises(shardwise.Error, match=r"frozen on rank 1"):
         shardwise.replicate(nn.Linear(3, 3).requires_grad_(rank == 0))
-    with pytest.raises(shardwise.Error, match=r"'weight' Float \[3, 3\] on rank 0, but 'weight' Float \[3, 2\]"):
+    with pytest.raises(shardwise.Error, match=r"'weight' float32 \[3, 3\] on rank 0, but 'weight' float32 \[3, 2\]"):
         shardwise.replicate(nn.Linear(3 if rank == 0 else 2, 3))
 
 

@@ -202,7 +202,7 @@ def mixed_dtypes(rank: int) -> None:
             return self.wide(self.narrow(x).double())
 
     ours, reference = pair(Both())
-    assert [g["dtype"] for g in shardwise.plan(ours).units[0]["groups"]] == ["Float", "Double"]
+    assert [g["dtype"] for g in shardwise.plan(ours).units[0]["groups"]] == ["float32", "float64"]
     for step in range(3):
         ours(batch(step, rank, 3)).sum().backward()
         reference_backward(dist.get_world_size(), lambda r, s=step: reference(batch(s, r, 3)).sum())

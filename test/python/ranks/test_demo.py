@@ -1,0 +1,184 @@
+"""The demo, shortened: it trains in both languages, checks itself against one process, and draws a picture."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pty
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import shardwise
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = ROOT / "examples"
+BINARY = ROOT / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev") / "examples" / "cpp" / "gpt"
+PROGRAMS = {"cpp": [str(BINARY)], "python": [sys.executable, str(EXAMPLES / "python" / "gpt.py")]}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(shardwise.__file__).parents[1])}
+RANKS, STEPS = 2, 12
+
+
+@dataclass
+class Demo:
+    out: Path
+    done: subprocess.CompletedProcess[str]
+
+    @classmethod
+    def run(cls, out: Path, *arguments: str) -> Demo:
+        command = [sys.executable, str(EXAMPLES / "demo.py"), "--short", "--ranks", str(RANKS), "--out", str(out)]
+        done = subprocess.run([*command, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+        return cls(out, done)
+
+    def losses(self, rank: int) -> list[float]:
+        return [json.loads(line)["loss"] for line in (self.out / f"rank{rank}.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory) -> dict[str, Demo]:
+    return {front: Demo.run(tmp_path_factory.mktemp(front), "--front", front) for front in PROGRAMS}
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """examples/training.py and examples/picture.py."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import picture
+    import training
+
+    yield training, picture
+    for module in (training, picture):
+        monkeypatch.delitem(sys.modules, module.__name__)
+
+
+@pytest.mark.parametrize("front", PROGRAMS)
+def test_trains_and_agrees_with_one_process(demos, front):
+    done = demos[front].done
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "(limit 1e-04): passed" in done.stdout
+    for unit in ["blocks.0", "blocks.1", "blocks.2", "blocks.3", "(root)"]:
+        assert f"\n{unit} " in done.stdout, "the plan has a row for every unit"
+    (last,) = [line for line in done.stdout.splitlines() if line.startswith(f"step {STEPS}/{STEPS} ")]
+    assert all(part in last for part in ["loss ", "tokens/s", " | ", "MiB"])
+    losses = [demos[front].losses(rank) for rank in range(RANKS)]
+    assert losses[0] != losses[1], "each rank has its own batches"
+    assert all(sum(rank[-3:]) < sum(rank[:3]) - 1 for rank in losses), "it learns"
+
+
+@pytest.mark.parametrize("front", PROGRAMS)
+def test_picture_has_a_loss_and_a_memory_line_for_each_rank(demos, front):
+    lines = read_lines(demos[front].out / "training.svg")
+    assert set(lines) == {(kind, str(rank)) for kind in ("loss", "memory") for rank in range(RANKS)}
+    assert all(len(points) == STEPS for points in lines.values())
+    for rank in range(RANKS):
+        losses = demos[front].losses(rank)
+        heights = [y for _, y in lines["loss", str(rank)]]
+        assert heights.index(min(heights)) == losses.index(max(losses)), "the highest point is the largest loss"
+    assert str(demos[front].out / "training.svg") in demos[front].done.stdout.replace("../", "/")
+
+
+def test_both_languages_train_the_same(demos):
+    for rank in range(RANKS):
+        assert demos["python"].losses(rank) == pytest.approx(demos["cpp"].losses(rank), rel=1e-4)
+
+
+def test_fails_when_one_process_trains_otherwise(tmp_path):
+    done = Demo.run(tmp_path, "--reference-seed", "2").done
+    assert done.returncode == 1
+    assert "(limit 1e-04): FAILED" in done.stdout
+    assert done.stderr.endswith("demo: the ranks did not train as one process would.\n")
+
+
+def test_fails_when_the_ranks_fail(tmp_path):
+    done = Demo.run(tmp_path, "--binary", "/bin/false").done
+    assert done.returncode == 1
+    assert "demo: the command above ended with exit code" in done.stderr
+
+
+def test_says_how_to_get_a_program_that_is_missing(tmp_path):
+    done = Demo.run(tmp_path, "--binary", str(tmp_path / "gpt")).done
+    assert done.returncode == 1
+    assert "there is no program" in done.stderr
+    assert "make demo" in done.stderr
+
+
+@pytest.mark.parametrize("front", PROGRAMS)
+def test_progress_is_one_line_on_a_terminal(tmp_path, front):
+    (tmp_path / "corpus").write_text("All happy families are alike. " * 50)
+    arguments = ["--corpus", str(tmp_path / "corpus"), "--out", str(tmp_path), "--batch", "1"]
+    ours, theirs = pty.openpty()
+    command = [*PROGRAMS[front], *arguments, "--steps", "3", "--reference-of", "1"]
+    subprocess.run(command, env={**ENVIRONMENT, "LC_ALL": "C.UTF-8"}, stdout=theirs, check=True, timeout=300)
+    os.close(theirs)
+    shown = b""
+    # A terminal whose other side is closed reads as an error on Linux.
+    try:
+        while chunk := os.read(ours, 4096):
+            shown += chunk
+    except OSError:
+        os.close(ours)
+    text = shown.decode()
+    assert text.count("\n") == 1
+    assert text.endswith("\n")
+    drawn = text.split("\r")
+    assert [line.split("  ")[0].rsplit(" ", 1)[0] for line in drawn if "/3 " in line] == [
+        f"one process {step}/3" for step in (1, 2, 3)
+    ]
+    assert max(len(line.removesuffix("\x1b[K")) for line in drawn) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--steps", "many"], "gpt: --steps is 'many'; it must be a whole number, 1 or more."),
+        (["--step", "3"], "gpt: there is no argument --step;"),
+        ([], "gpt: --corpus is missing."),
+    ],
+)
+def test_program_says_which_argument_is_wrong(arguments, message):
+    done = subprocess.run([str(BINARY), *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert message in done.stderr
+
+
+def test_a_loss_that_is_not_a_number_is_no_agreement(modules):
+    training, _ = modules
+    assert training.largest_difference([2.0, 3.0], [2.0, 3.0 * (1 + 1e-5)]) == (pytest.approx(1e-5, rel=1e-3), 2)
+    assert training.largest_difference([math.nan, 3.0], [2.0, 3.0]) == (math.inf, 1)
+
+
+def test_records_that_are_missing_are_noticed(modules, demos):
+    training, _ = modules
+    out = demos["cpp"].out
+    assert len(training.read_training(out, RANKS, STEPS).mean_losses) == STEPS
+    with pytest.raises(training.DemoError, match="rank0.jsonl has 12 records; there must be one for each step"):
+        training.read_training(out, RANKS, STEPS + 1)
+    with pytest.raises(training.DemoError, match="4 ranks were started, but the training saw 2"):
+        training.read_training(out, 4, STEPS)
+
+
+def test_picture_shows_the_memory_of_a_device_where_there_is_one(modules, demos, tmp_path):
+    training, picture = modules
+    run = training.read_training(demos["cpp"].out, RANKS, STEPS)
+    for rank in run.records:
+        for record in rank:
+            record["device_mib"] = record["step"] * 10.0
+    picture.write_picture(tmp_path / "training.svg", run, [], "C++", "")
+    assert "device memory, MiB" in (tmp_path / "training.svg").read_text()
+    points = read_lines(tmp_path / "training.svg")["memory", "1"]
+    assert points == sorted(points, key=lambda point: -point[1]), "it grows"
+
+
+def read_lines(file: Path) -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """The points of the lines that belong to a rank, by kind and rank."""
+    lines = {}
+    for line in ET.parse(file).getroot().iter("{http://www.w3.org/2000/svg}polyline"):
+        if "data-rank" in line.attrib:
+            points = [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]
+            lines[line.attrib["class"], line.attrib["data-rank"]] = points
+    return lines
