@@ -16,12 +16,19 @@ std::string megabytes(int64_t bytes) {
 }
 
 std::string quoted(const std::string& text) {
-  std::string result = "\"";
+  std::ostringstream result;
+  result << '"';
   for (const char c : text) {
-    if (c == '"' || c == '\\') result += '\\';
-    result += c;
+    if (c == '"' || c == '\\') {
+      result << '\\' << c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      result << "\\u" << std::hex << std::setfill('0') << std::setw(4) << static_cast<int>(c);
+    } else {
+      result << c;
+    }
   }
-  return result + "\"";
+  result << '"';
+  return result.str();
 }
 
 /// The first column to the left, the others to the right.

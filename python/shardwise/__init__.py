@@ -10,8 +10,8 @@ from shardwise import _compatibility
 
 _compatibility.check()
 
-from shardwise._C import Error, PeerError  # noqa: E402
 from shardwise._build_info import VERSION as __version__  # noqa: E402
+from shardwise._C import Error, PeerError  # noqa: E402
 from shardwise.replicate import Plan, ReplicateModule, plan, replicate  # noqa: E402
 
 #: Give this to CMake as CMAKE_PREFIX_PATH; find_package(shardwise) then finds the C++ library of this package.

@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -62,7 +63,7 @@ class Report:
     def text(self) -> str:
         lines = []
         for section, facts in self.facts.items():
-            lines += [section, *(f"  {name:<29} {value}" for name, value in facts.items())]
+            lines += [section, *(f"  {name:<20} {value}" for name, value in facts.items())]
         lines.append("what works here")
         for ability in self.abilities:
             lines.append(f"  {'yes' if ability.works else 'NO ':<4}{ability.name}")
@@ -81,7 +82,7 @@ def examine() -> Report:
         "versions": _versions(),
         "back ends": _back_ends(),
         "devices": _devices(),
-        "environment": {name: os.environ.get(name) or "not set" for name in (*_LAUNCH, *_OTHERS)},
+        "environment": _environment(),
     }
     return Report(facts, [_extension(), _gloo(), _launch(), _gpus(), _cpp_programs()])
 
@@ -112,7 +113,7 @@ def _versions() -> dict[str, str]:
         "Python": f"{platform.python_version()} at {sys.executable}",
         "system": platform.platform(),
         "C++ compiler": _ask(lambda: _first_line(_compiler(), "--version")),
-        "CMake": _ask(lambda: _first_line("cmake", "--version")),
+        "CMake": _ask(lambda: _first_line(_tool("cmake"), "--version")),
     }
 
 
@@ -156,6 +157,11 @@ def _devices() -> dict[str, str]:
         return {"CPU": _ask(cpu), **gpus()}
     except Exception as error:
         return {"CPU": _ask(cpu), "GPU": f"unknown ({type(error).__name__}: {error})"}
+
+
+def _environment() -> dict[str, str]:
+    others = {name: os.environ[name] for name in _OTHERS if os.environ.get(name)}
+    return {**{name: os.environ.get(name) or "not set" for name in _LAUNCH}, **others}
 
 
 def _extension() -> Ability:
@@ -228,8 +234,8 @@ def _cpp_programs() -> Ability:
     config = _FOLDER / "share" / "cmake" / "shardwise" / "shardwiseConfig.cmake"
     if not config.exists():
         return Ability(name, False, f"{config} is missing", "install the package, or build it with CMake")
-    if shutil.which("cmake") is None:
-        return Ability(name, False, "CMake is not on the PATH", "python -m pip install cmake")
+    if _tool("cmake") is None:
+        return Ability(name, False, "there is no CMake", f"{sys.executable} -m pip install cmake")
     test = [_compiler(), "-std=c++20", "-fsyntax-only", "-x", "c++", os.devnull]
     try:
         works = subprocess.run(test, capture_output=True, check=False).returncode == 0
@@ -242,8 +248,14 @@ def _cpp_programs() -> Ability:
 
 
 def _compiler() -> str:
-    return os.environ.get("CXX") or "c++"
+    return os.environ.get("CXX") or _tool("c++") or _tool("g++") or "c++"
 
 
-def _first_line(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+def _tool(name: str) -> str | None:
+    return shutil.which(name) or shutil.which(name, path=sysconfig.get_path("scripts"))
+
+
+def _first_line(command: str | None, option: str) -> str:
+    if command is None:
+        return "none"
+    return subprocess.run([command, option], capture_output=True, text=True, check=True).stdout.splitlines()[0]

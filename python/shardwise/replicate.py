@@ -23,7 +23,7 @@ _STATE = "_shardwise"
 
 @dataclass(frozen=True)
 class _State:
-    """What a replicated module carries: its unit, and the names of the parameters that the unit and inner units have."""
+    """What a replicated module carries: its unit, and the names of the parameters that this and inner units have."""
 
     unit: _C.Unit
     names: tuple[str, ...]

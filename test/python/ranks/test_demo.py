@@ -6,11 +6,13 @@ import json
 import math
 import os
 import pty
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,13 +48,15 @@ def demos(tmp_path_factory) -> dict[str, Demo]:
 
 @pytest.fixture
 def modules(monkeypatch):
-    """examples/training.py and examples/picture.py."""
+    """What lies beside examples/demo.py, and itself."""
     monkeypatch.syspath_prepend(EXAMPLES)
+    import corpus
+    import demo
     import picture
     import training
 
-    yield training, picture
-    for module in (training, picture):
+    yield SimpleNamespace(demo=demo, picture=picture, training=training)
+    for module in (corpus, demo, picture, training):
         monkeypatch.delitem(sys.modules, module.__name__)
 
 
@@ -79,7 +83,8 @@ def test_picture_has_a_loss_and_a_memory_line_for_each_rank(demos, front):
         losses = demos[front].losses(rank)
         heights = [y for _, y in lines["loss", str(rank)]]
         assert heights.index(min(heights)) == losses.index(max(losses)), "the highest point is the largest loss"
-    assert str(demos[front].out / "training.svg") in demos[front].done.stdout.replace("../", "/")
+    (told,) = re.findall(r"^picture  (.+)$", demos[front].done.stdout, re.MULTILINE)
+    assert Path(told).resolve() == demos[front].out / "training.svg"
 
 
 def test_both_languages_train_the_same(demos):
@@ -147,13 +152,13 @@ def test_program_says_which_argument_is_wrong(arguments, message):
 
 
 def test_a_loss_that_is_not_a_number_is_no_agreement(modules):
-    training, _ = modules
+    training = modules.training
     assert training.largest_difference([2.0, 3.0], [2.0, 3.0 * (1 + 1e-5)]) == (pytest.approx(1e-5, rel=1e-3), 2)
     assert training.largest_difference([math.nan, 3.0], [2.0, 3.0]) == (math.inf, 1)
 
 
 def test_records_that_are_missing_are_noticed(modules, demos):
-    training, _ = modules
+    training = modules.training
     out = demos["cpp"].out
     assert len(training.read_training(out, RANKS, STEPS).mean_losses) == STEPS
     with pytest.raises(training.DemoError, match="rank0.jsonl has 12 records; there must be one for each step"):
@@ -162,13 +167,21 @@ def test_records_that_are_missing_are_noticed(modules, demos):
         training.read_training(out, 4, STEPS)
 
 
+@pytest.mark.parametrize(("gpus", "ranks"), [(0, 4), (1, 1), (2, 2), (8, 4)])
+def test_takes_no_more_ranks_than_gpus(modules, monkeypatch, capsys, gpus, ranks):
+    monkeypatch.setattr(modules.demo, "has_gpu", lambda: True)
+    monkeypatch.setattr(modules.demo.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=f"{gpus}\n"))
+    assert modules.demo.limit_ranks(4) == ranks
+    said = capsys.readouterr().out
+    assert (f"NCCL needs a GPU for each: going on with {gpus}," in said) == (ranks < 4)
+
+
 def test_picture_shows_the_memory_of_a_device_where_there_is_one(modules, demos, tmp_path):
-    training, picture = modules
-    run = training.read_training(demos["cpp"].out, RANKS, STEPS)
+    run = modules.training.read_training(demos["cpp"].out, RANKS, STEPS)
     for rank in run.records:
         for record in rank:
             record["device_mib"] = record["step"] * 10.0
-    picture.write_picture(tmp_path / "training.svg", run, [], "C++", "")
+    modules.picture.write_picture(tmp_path / "training.svg", run, [], "C++", "")
     assert "device memory, MiB" in (tmp_path / "training.svg").read_text()
     points = read_lines(tmp_path / "training.svg")["memory", "1"]
     assert points == sorted(points, key=lambda point: -point[1]), "it grows"

@@ -1,4 +1,4 @@
-"""Copies of the package in a chosen state, beside a torch that is not the real one: what import and doctor must explain."""
+"""Copies of the package in states that import and doctor must explain, beside a torch that is not the real one."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -24,6 +25,13 @@ def run(*command: str | Path, environment: dict[str, str] | None = None) -> str:
     )
     assert result.returncode == 0, f"{[str(word) for word in command]}:\n{result.stdout}"
     return result.stdout
+
+
+def cached_options() -> dict[str, str]:
+    """What the build folder was configured with: its kind, its Python, and shardwise's own options."""
+    cache = BUILD_DIR / "CMakeCache.txt"
+    options = r"^(CMAKE_BUILD_TYPE|Python_EXECUTABLE|SHARDWISE_(?:BUILD_\w+|CUDA|SANITIZE|TORCH_DIR)):\w+=(.*)$"
+    return dict(re.findall(options, cache.read_text(), re.MULTILINE)) if cache.exists() else {}
 
 
 @dataclass

@@ -21,8 +21,8 @@ import json, os, sys, time
 import torch
 
 def sockets():
-    folder = "/proc/self/fd"
-    return sum(os.readlink(f"{folder}/{fd}").startswith("socket:") for fd in os.listdir(folder) if os.path.exists(f"{folder}/{fd}"))
+    descriptors = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    return sum(os.readlink(each).startswith("socket:") for each in descriptors if os.path.lexists(each))
 
 modules, threads, sockets_before = set(sys.modules), len(os.listdir("/proc/self/task")), sockets()
 start = time.perf_counter()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.machinery
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from installation import BUILD_DIR, ROOT, TORCH, Environment, run
+from installation import BUILD_DIR, ROOT, TORCH, Environment, cached_options, run
 
 from shardwise import _build_info
 
@@ -35,9 +37,12 @@ torch.distributed.destroy_process_group()
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    environment = Environment.create(tmp_path_factory.mktemp("builder"))
     options = ["--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", folder]
-    environment.run(sys.executable, "-m", "pip", "wheel", *options, ROOT)
+    before, python_folder = cached_options(), set((ROOT / "python").iterdir())
+    command = [sys.executable, "-m", "pip", "wheel", *options, ROOT]
+    run(*command, environment={**os.environ, "SHARDWISE_BUILD_DIR": str(BUILD_DIR)})
+    assert {**cached_options(), **before, "SHARDWISE_BUILD_PYTHON": "ON"} == cached_options(), "options were changed"
+    assert set((ROOT / "python").iterdir()) == python_folder, "the source folder stays as it is"
     (made,) = folder.iterdir()
     return made
 
@@ -60,6 +65,13 @@ def torchrun(environment: Environment, *program: str | Path) -> list[str]:
     result = subprocess.run(command, env=environment.variables, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
     return sorted(result.stdout.splitlines())
+
+
+def exported(library: Path) -> list[str]:
+    """The names of a library's own symbols. Weak ones are parts of headers, alike in every library that uses them."""
+    lines = run("nm", "-DC", "--defined-only", library).splitlines()
+    symbols = [line.split(maxsplit=2)[1:] for line in lines]
+    return [name.partition("(")[0].replace("[abi:cxx11]", "") for kind, name in symbols if kind in "TDBRG"]
 
 
 def configure(environment: Environment, build: Path, *options: str) -> str | None:
@@ -95,7 +107,7 @@ def test_wheel_names_version_torch_python_and_platform(wheel):
 
 
 def test_no_path_of_this_machine_is_in_the_wheel(wheel):
-    ours = {str(path).encode() for path in (ROOT, BUILD_DIR, TORCH.parent, Path(sys.prefix), Path.home())}
+    ours = {str(path).encode() for path in (ROOT, BUILD_DIR, TORCH.parent)}
     with zipfile.ZipFile(wheel) as archive:
         found = {(name, path) for name in archive.namelist() for path in ours if path in archive.read(name)}
     assert found == set()
@@ -116,14 +128,15 @@ def test_library_needs_no_python_and_shows_nothing_of_others(installed):
     needed = [line for line in run("readelf", "-d", library).splitlines() if "(NEEDED)" in line]
     assert any("libtorch_cpu.so" in line for line in needed)
     assert [line for line in needed if "python" in line.lower()] == []
-    # Weak symbols are templates and type information of the headers of others, alike in every library.
-    symbols = [line.split(maxsplit=2)[1:] for line in run("nm", "-DC", "--defined-only", library).splitlines()]
-    strong = [name for kind, name in symbols if kind in "TDBRG"]
-    assert any(name.startswith("shardwise::replicate(torch::nn::Module&") for name in strong)
-    assert [name for name in strong if not name.startswith("shardwise::")] == []
-    own = importlib.machinery.EXTENSION_SUFFIXES[0]
-    extension = run("nm", "-DC", "--defined-only", installed.site / f"shardwise/_C{own}").splitlines()
-    assert [line.split()[2] for line in extension if line.split()[1] in "TDBRG"] == ["PyInit__C"]
+    assert exported(installed.site / EXTENSION) == ["PyInit__C"]
+    # Everything else is a part of something that a header marks.
+    headers = "\n".join(path.read_text() for path in (ROOT / "csrc").rglob("*.h"))
+    marked = set(re.findall(r"(?:class|struct) SHARDWISE_API (\w+)|SHARDWISE_API [^(;{]*?(\w+)\(", headers))
+    names = {name for pair in marked for name in pair if name}
+    symbols = exported(library)
+    assert {"shardwise::replicate", "shardwise::Mesh::from_env"} <= set(symbols)
+    unmarked = [symbol for symbol in symbols if not names & set(symbol.split("::"))]
+    assert unmarked + [symbol for symbol in symbols if not symbol.startswith("shardwise::")] == []
 
 
 def test_installed_package_works_in_python(installed):
@@ -169,8 +182,9 @@ def test_cpp_consumer_with_another_minor_version_of_torch_is_refused(installed, 
     assert f"shardwise {VERSION} was built against torch {_build_info.TORCH_VERSION}, but torch 2.9.0" in said
     assert f"was found in {folder}." in said
     assert f"Install torch {BUILT_MINOR}, or build shardwise against torch 2.9, or name the folder" in said
-    # Named the right torch, the same build folder works: nothing of the refused one is kept.
-    assert configure(installed, tmp_path / "build", f"-DSHARDWISE_TORCH_DIR={TORCH}") is None
+    # Once the refused torch is gone, the same build folder works: nothing of it is kept.
+    shutil.rmtree(folder)
+    assert configure(installed, tmp_path / "build") is None
 
 
 def test_cpp_consumer_without_a_torch_is_refused(installed, prefix_path, tmp_path):
@@ -203,11 +217,14 @@ def test_cuda_build_refuses_a_torch_without_cuda(installed, prefix_path, tmp_pat
         assert said is None
 
 
-def test_editable_installation_is_the_source_folder(tmp_path):
+def test_editable_installation_is_the_source_folder(wheel, tmp_path):
     environment = Environment.create(tmp_path)
+    options = cached_options()
     environment.pip_install("--no-build-isolation", "--editable", ROOT)
     file, version, prefix_path = environment.run(environment.python, "-c", SHOW).split()
     assert Path(file) == ROOT / "python/shardwise/__init__.py"
     assert version == VERSION
-    assert (Path(prefix_path) / "shardwise/shardwiseConfig.cmake").exists()
-    assert not list(ROOT.glob("python/*.egg-info")), "the source folder stays clean"
+    assert Path(prefix_path) == ROOT / "python/shardwise/share/cmake"
+    placed = (BUILD_DIR / "install_manifest_shardwise.txt").read_text().splitlines()
+    assert f"{prefix_path}/shardwise/shardwiseConfig.cmake" in placed
+    assert cached_options() == options, "an environment that goes away must not stand in the build folder"

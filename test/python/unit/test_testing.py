@@ -73,7 +73,9 @@ def test_without_a_process_group() -> None:
 
 def test_a_failure_names_the_rank_and_shows_its_traceback() -> None:
     started = time.monotonic()
-    with pytest.raises(RankFailure, match=r"(?s)fail_on_rank_one: rank 1 of 2 failed:.*LookupError: on purpose") as caught:
+    with pytest.raises(
+        RankFailure, match=r"(?s)fail_on_rank_one: rank 1 of 2 failed:.*LookupError: on purpose"
+    ) as caught:
         run_ranks(2, fail_on_rank_one)
     assert caught.value.rank == 1
     assert time.monotonic() - started < 60, "the rank that waits does not hold up the report"

@@ -1,0 +1,124 @@
+// Trains a small GPT on the ranks that torchrun started, each on its own batches, or in one process on all of them.
+#include <shardwise/shardwise.h>
+
+#include "batches.h"
+#include "model.h"
+#include "options.h"
+#include "progress.h"
+#include "records.h"
+
+#include <iostream>
+#include <numeric>
+#include <optional>
+
+namespace {
+
+/// Spreads the model over the ranks: a unit for each block, and one for the rest.
+shardwise::Unit distribute(Gpt& model, const shardwise::Mesh& mesh) {
+  const auto options = shardwise::ReplicateOptions().mesh(mesh);
+  for (const auto& block : *model->blocks) shardwise::replicate(block, options);
+  return shardwise::replicate(model, options);
+}
+
+torch::optim::AdamW make_optimizer(const Gpt& model) {
+  return torch::optim::AdamW(
+      model->parameters(), torch::optim::AdamWOptions(1e-3).betas({0.9, 0.95}).weight_decay(0.1));
+}
+
+torch::Tensor loss_of(Gpt& model, const Batch& batch) {
+  return torch::cross_entropy_loss(model->forward(batch.input).flatten(0, 1), batch.target.flatten());
+}
+
+/// One step over the batches of the given ranks, with the mean of their gradients. Returns their mean loss.
+double train_step(
+    Gpt& model, torch::optim::AdamW& optimizer, const Batches& batches, int64_t step, const std::vector<int64_t>& ranks,
+    torch::Device device) {
+  const auto count = static_cast<double>(ranks.size());
+  double sum = 0;
+  optimizer.zero_grad();
+  for (const auto rank : ranks) {
+    const auto loss = loss_of(model, batches.draw(step, rank, device));
+    (loss / count).backward();
+    sum += loss.item<double>();
+  }
+  optimizer.step();
+  return sum / count;
+}
+
+torch::Tensor numbers(const Record& record) {
+  return torch::tensor({record.loss, record.tokens_per_second, record.memory_mib()}, torch::kFloat64);
+}
+
+/// The numbers of every rank, a row each. Every rank must call it.
+torch::Tensor gather(const Record& record, const shardwise::Mesh& mesh) {
+  std::vector<at::Tensor> sent{numbers(record).to(mesh.device())};
+  std::vector<std::vector<at::Tensor>> received(1);
+  for (int64_t rank = 0; rank < mesh.size(); ++rank) received[0].push_back(torch::empty_like(sent[0]));
+  mesh.group("world")->allgather(received, sent)->wait();
+  return torch::stack(received[0]).cpu();
+}
+
+void show(Progress& progress, int64_t step, const torch::Tensor& rows) {
+  const auto memory = rows.select(1, 2).contiguous();
+  progress.show(
+      step, rows.select(1, 0).mean().item<double>(), rows.select(1, 1).sum().item<double>(),
+      {memory.data_ptr<double>(), memory.data_ptr<double>() + memory.numel()});
+}
+
+void write_facts(const Options& options, const GptOptions& shape, int64_t parameters, const shardwise::Mesh& mesh) {
+  std::ofstream(options.out / "run.json")
+      << "{\"ranks\": " << mesh.size() << ", \"parameters\": " << parameters << ", \"context\": " << shape.context
+      << ", \"batch\": " << options.batch << ", \"device\": \"" << mesh.device().type() << "\"}\n";
+}
+
+void run(const Options& options) {
+  const bool reference = options.reference_of > 0;
+  std::optional<shardwise::Mesh> mesh;
+  if (!reference) mesh = shardwise::Mesh::from_env();
+  const auto device = mesh ? mesh->device() : torch::Device(torch::cuda::is_available() ? "cuda:0" : "cpu");
+  const int64_t rank = mesh ? mesh->rank() : 0;
+
+  const GptOptions shape;
+  Gpt model(shape);
+  initialize(*model, options.seed);
+  model->to(device);
+  if (mesh) {
+    const auto unit = distribute(model, *mesh);
+    if (rank == 0) {
+      std::cout << unit.plan().table() << std::endl;
+      write_facts(options, shape, number_of_parameters(*model), *mesh);
+    }
+  }
+  auto optimizer = make_optimizer(model);
+
+  std::vector<int64_t> ranks{rank};
+  if (reference) {
+    ranks.resize(static_cast<size_t>(options.reference_of));
+    std::iota(ranks.begin(), ranks.end(), 0);
+  }
+  const Batches batches(options.corpus, options.seed, options.batch, shape.context);
+  Records records(options.out / (reference ? "reference.jsonl" : "rank" + std::to_string(rank) + ".jsonl"));
+  Progress progress(reference ? "one process" : "step", options.steps);
+  const auto tokens = static_cast<double>(static_cast<int64_t>(ranks.size()) * options.batch * shape.context);
+  for (int64_t step = 1; step <= options.steps; ++step) {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto loss = train_step(model, optimizer, batches, step, ranks, device);
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    const Record record{step, loss, tokens / seconds.count(), resident_mib(), device_mib(device)};
+    records.write(record);
+    if (!progress.due(step)) continue;
+    const auto rows = mesh ? gather(record, *mesh) : numbers(record).unsqueeze(0);
+    if (rank == 0) show(progress, step, rows);
+  }
+}
+
+} // namespace
+
+int main(int count, char** arguments) {
+  try {
+    run(Options::parse(count, arguments));
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << std::endl;
+    return 1;
+  }
+}

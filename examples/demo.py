@@ -1,0 +1,180 @@
+"""Trains a small GPT on several ranks, checks its losses against one process, and draws what happened.
+
+The ranks are started by torchrun. Python's standard library is all that this file itself needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from corpus import write_corpus
+from picture import write_picture
+from training import DemoError, largest_difference, read_records, read_training
+
+ROOT = Path(__file__).resolve().parent.parent
+BINARY = ROOT / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev") / "examples" / "cpp" / "gpt"
+LIMIT = 1e-4
+CHECKED_STEPS = 10
+#: Of 2 ranks: about a minute on two cores.
+STEPS = 200
+
+
+def main() -> int:
+    try:
+        run(parse_arguments())
+    except DemoError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--front", choices=["cpp", "python"], default="cpp", help="the language of the training (default: cpp)"
+    )
+    parser.add_argument(
+        "--ranks", type=positive, default=2, help="processes, each with a copy of the model (default: 2)"
+    )
+    parser.add_argument("--steps", type=positive, help="default: 200 for 2 ranks, fewer for more, for the same time")
+    parser.add_argument("--batch", type=positive, default=8, help="sequences a rank and step (default: 8)")
+    parser.add_argument("--short", action="store_true", help="12 steps of 2 sequences: to see that everything works")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--reference-seed", type=int, help="another seed for the one process: the check must then fail")
+    parser.add_argument("--binary", type=Path, default=BINARY, help=f"the C++ program (default: {shown(BINARY)})")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "build" / "demo", help="where results go (default: build/demo)"
+    )
+    options = parser.parse_args()
+    options.steps = options.steps or max(CHECKED_STEPS, 2 * STEPS // max(2, options.ranks))
+    if options.short:
+        options.steps, options.batch = 12, 2
+    return options
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not 1 or more")
+    return value
+
+
+def run(options: argparse.Namespace) -> None:
+    begin = time.monotonic()
+    program = find_program(options)
+    ranks = limit_ranks(options.ranks)
+    out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    for old in [*out.glob("*.jsonl"), out / "run.json", out / "training.svg"]:
+        old.unlink(missing_ok=True)
+    corpus = out / "corpus.txt"
+    size = write_corpus(corpus)
+    print(f"The text: {size / 1e6:.1f} MB of the Python standard library's sources.\n", flush=True)
+
+    common = ["--corpus", str(corpus), "--out", str(out), "--batch", str(options.batch)]
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    start += ["--no-python", *program, *common, "--seed", str(options.seed), "--steps", str(options.steps)]
+    # The ranks share the cores; more threads than cores would only wait for each other.
+    environment = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks))}
+    show_and_run(start, environment)
+    training = read_training(out, ranks, options.steps)
+
+    steps = min(CHECKED_STEPS, options.steps)
+    print(f"\nThe first {steps} steps again, in one process on the batches of all ranks:", flush=True)
+    seed = options.seed if options.reference_seed is None else options.reference_seed
+    if training.facts.device == "cpu" and has_gpu():
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    again = ["--seed", str(seed), "--steps", str(steps), "--reference-of", str(ranks)]
+    show_and_run([*program, *common, *again], environment)
+    reference = read_records(out / "reference.jsonl", steps)
+
+    losses = training.mean_losses
+    difference, step = largest_difference(losses[:steps], [record["loss"] for record in reference])
+    agreement = f"within {difference:.1e} of" if difference > 0 else "equal to those of"
+    checked = f"Losses of the first {steps} steps {agreement} one process."
+    front = {"cpp": "C++", "python": "Python"}[options.front]
+    picture = out / "training.svg"
+    write_picture(picture, training, reference, front, checked)
+
+    rate = training.tokens_per_second
+    print(f"\nloss     {losses[0]:.3f} -> {losses[-1]:.3f} in {options.steps} steps, {rate:.0f} tokens/s in all")
+    verdict = f"largest relative difference from one process {difference:.1e}, at step {step} (limit {LIMIT:.0e})"
+    print(f"check    {verdict}: {'passed' if difference <= LIMIT else 'FAILED'}")
+    print(f"picture  {shown(picture)}")
+    print(f"time     {time.monotonic() - begin:.0f} s", flush=True)
+    if difference > LIMIT:
+        raise DemoError("demo: the ranks did not train as one process would.")
+
+
+def find_program(options: argparse.Namespace) -> list[str]:
+    needed = {"torch": "pip install torch==2.11.0"}
+    if options.front == "python":
+        needed["shardwise"] = "pip install --no-build-isolation -e ."
+    for module, remedy in needed.items():
+        if importlib.util.find_spec(module) is None:
+            raise DemoError(f"demo: {sys.executable} has no {module}. Run `make demo`, or install it: {remedy}")
+    if options.front == "python":
+        return [sys.executable, str(ROOT / "examples" / "python" / "gpt.py")]
+    binary: Path = options.binary
+    if not binary.is_file():
+        raise DemoError(
+            f"demo: there is no program at {shown(binary)}. Run `make demo`, or configure with "
+            "-DSHARDWISE_BUILD_EXAMPLES=ON, build the target gpt, and give its path with --binary."
+        )
+    return [str(binary.resolve())]
+
+
+def limit_ranks(ranks: int) -> int:
+    """One rank a GPU: NCCL takes no more. Without a GPU any number goes."""
+    if not has_gpu():
+        return ranks
+    count = "import torch; print(torch.cuda.device_count())"
+    gpus = int(subprocess.run([sys.executable, "-c", count], check=True, capture_output=True, text=True).stdout)
+    if gpus == 0 or ranks <= gpus:
+        return ranks
+    print(
+        f"{ranks} ranks were asked for, and NCCL needs a GPU for each: going on with {gpus}, the number of GPUs here. "
+        "Set CUDA_VISIBLE_DEVICES= (empty) to train on the CPU."
+    )
+    return gpus
+
+
+def has_gpu() -> bool:
+    """Without asking torch, whose import takes seconds."""
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def show_and_run(command: Sequence[str], environment: dict[str, str]) -> None:
+    """Runs a command with its output on ours, after printing it as one could type it."""
+    words = [f"{name}={value}" for name, value in environment.items()]
+    words += [shlex.quote(shown(Path(word)) if os.path.isabs(word) else word) for word in command]
+    lines = [words[0]]
+    room = shutil.get_terminal_size((100, 24)).columns - 4
+    for word in words[1:]:
+        if len(lines[-1]) + 1 + len(word) > room:
+            lines.append("   " + word)
+        else:
+            lines[-1] += " " + word
+    print("$ " + " \\\n".join(lines), flush=True)
+    done = subprocess.run(command, env={**os.environ, **environment})
+    if done.returncode != 0:
+        raise DemoError(f"demo: the command above ended with exit code {done.returncode}; its own error is above.")
+
+
+def shown(path: Path) -> str:
+    """As seen from the current folder where that is shorter."""
+    relative = os.path.relpath(path)
+    return relative if len(relative) < len(str(path)) else str(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""The test command: what it counts, and that nothing that goes wrong is counted as good."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.append(str(ROOT / "test"))
+
+import fresh_clone  # noqa: E402
+import run  # noqa: E402
+from programs import last_lines, run_program  # noqa: E402
+from reports import FAILED, PASSED, SKIPPED, Result, read_catch2, read_junit  # noqa: E402
+
+GTEST = """<?xml version="1.0" encoding="UTF-8"?>
+<testsuites tests="4" failures="1" disabled="1" errors="0" time="0.1" name="AllTests">
+  <testsuite name="Mesh" tests="4" failures="1" disabled="1" skipped="1" errors="0" time="0.1">
+    <testcase name="Works" status="run" result="completed" time="0.1" classname="Mesh" />
+    <testcase name="Breaks" status="run" result="completed" time="0.1" classname="Mesh">
+      <failure message="mesh_test.cpp:3&#x0A;1 is not 2" type=""><![CDATA[mesh_test.cpp:3\n1 is not 2]]></failure>
+    </testcase>
+    <testcase name="Needs" status="run" result="skipped" time="0" classname="Mesh">
+      <skipped message="mesh_test.cpp:9&#x0A;needs two GPUs"><![CDATA[mesh_test.cpp:9\nneeds two GPUs]]></skipped>
+    </testcase>
+    <testcase name="DISABLED_Off" status="notrun" result="suppressed" time="0" classname="Mesh" />
+  </testsuite>
+</testsuites>
+"""
+
+PYTEST = """<?xml version="1.0" encoding="utf-8"?>
+<testsuites name="pytest tests"><testsuite name="pytest" errors="1" failures="1" skipped="1" tests="4">
+<testcase classname="test.TestA" name="test_works[2]" time="0.1" />
+<testcase classname="test.TestA" name="test_breaks" time="0.1"><failure message="short">long</failure></testcase>
+<testcase classname="" name="test.broken" time="0"><error message="collection failure">no module</error></testcase>
+<testcase classname="test.TestA" name="test_needs" time="0"><skipped type="pytest.skip" message="needs X">f:1</skipped>
+</testcase></testsuite></testsuites>
+"""
+
+CATCH2 = """<?xml version="1.0" encoding="UTF-8"?>
+<Catch name="unit_tests"><Group name="unit_tests">
+<TestCase name="Flat.Works" filename="f.cpp" line="3"><OverallResult success="true" durationInSeconds="0"/></TestCase>
+<TestCase name="breaks" filename="f.cpp" line="9"><Section name="inner" filename="f.cpp" line="10">
+<Expression success="false" type="CHECK" filename="f.cpp" line="11"><Original>a == b</Original>
+<Expanded>1 == 2</Expanded></Expression></Section><OverallResult success="false"/></TestCase>
+</Group></Catch>
+"""
+
+
+def outcomes(results: list[Result]) -> list[tuple[str, str, str]]:
+    return [(result.title, result.outcome, result.message) for result in results]
+
+
+def written(folder: Path, text: str) -> Path:
+    report = folder / "report.xml"
+    report.write_text(text)
+    return report
+
+
+def test_googletests_report_is_read(tmp_path):
+    assert outcomes(read_junit("rank_tests", written(tmp_path, GTEST))) == [
+        ("Mesh.Works", PASSED, ""),
+        ("Mesh.Breaks", FAILED, "mesh_test.cpp:3\n1 is not 2"),
+        ("Mesh.Needs", SKIPPED, "needs two GPUs"),
+        ("Mesh.DISABLED_Off", SKIPPED, "its name begins with DISABLED_"),
+    ]
+
+
+def test_pytests_report_is_read(tmp_path):
+    assert outcomes(read_junit("pytest", written(tmp_path, PYTEST))) == [
+        ("test.TestA.test_works[2]", PASSED, ""),
+        ("test.TestA.test_breaks", FAILED, "long"),
+        ("test.broken", FAILED, "no module"),
+        ("test.TestA.test_needs", SKIPPED, "needs X"),
+    ]
+
+
+def test_catch2s_report_is_read(tmp_path):
+    assert outcomes(read_catch2("unit_tests", written(tmp_path, CATCH2))) == [
+        ("Flat.Works", PASSED, ""),
+        ("breaks", FAILED, "f.cpp:11: Original: a == b Expanded: 1 == 2"),
+    ]
+
+
+def test_the_closing_line_is_a_sum():
+    results = [Result("s", "", "t", outcome) for outcome in (PASSED, PASSED, FAILED, SKIPPED, PASSED)]
+    assert run.counts(results) == "3 passed, 1 failed, 1 skipped"
+
+
+def suite(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, limit: int = 60) -> run.Suite:
+    monkeypatch.setattr(run, "OUT", folder)
+    monkeypatch.setattr(run, "ROOT", folder)
+    return run.Suite("a_suite", ["sh", "-c", script], [], read_junit, limit, {})
+
+
+GOOD = '<testsuites><testsuite><testcase classname="A" name="b"/></testsuite></testsuites>'
+
+
+@pytest.mark.parametrize(
+    ("script", "limit", "said"),
+    [
+        ("kill -SEGV $$", 60, "it crashed with SIGSEGV, but there is no report of a test"),
+        ("echo so far; exit 3", 60, "it ended with status 3, but there is no report of a test"),
+        ("exit 0", 60, "it ended well, but there is no report of a test"),
+        ("echo '<testsuites/>' > a_suite.xml", 60, "it ended well, but there is no report of a test"),
+        ("printf '<testsuites><testsuite>' > a_suite.xml", 60, "there is no report of a test"),
+        (
+            f"echo '{GOOD}' > a_suite.xml; kill -ABRT $$",
+            60,
+            "crashed with SIGABRT, though no test of its report failed",
+        ),
+        (f"echo '{GOOD}' > a_suite.xml; exit 1", 60, "ended with status 1, though no test of its report failed"),
+        ("sleep 300", 1, "it was ended after 1 s"),
+    ],
+)
+def test_a_suite_that_goes_wrong_counts_as_failed(tmp_path, monkeypatch, script, limit, said):
+    (tmp_path / "a_suite.xml").write_text(GOOD)  # of an earlier run: it must not count
+    results = run.run_suite(suite(tmp_path, monkeypatch, script, limit), fast=False)
+    assert results[-1].outcome == FAILED
+    assert said in results[-1].message
+    assert "The last lines of its output" in results[-1].message
+
+
+def test_a_suite_that_is_not_there_counts_as_failed(tmp_path, monkeypatch):
+    missing = run.Suite("a_suite", [str(tmp_path / "none")], [], read_junit, 60, {})
+    monkeypatch.setattr(run, "OUT", tmp_path)
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    (result,) = run.run_suite(missing, fast=False)
+    assert result.outcome == FAILED
+    assert "could not be started" in result.message
+
+
+def test_a_suite_that_goes_well_counts_its_tests(tmp_path, monkeypatch):
+    results = run.run_suite(suite(tmp_path, monkeypatch, f"echo '{GOOD}' > a_suite.xml"), fast=False)
+    assert outcomes(results) == [("A.b", PASSED, "")]
+
+
+def test_past_the_limit_no_process_is_left(tmp_path):
+    script = "sleep 300 & echo $!; wait"
+    assert run_program(["sh", "-c", script], tmp_path / "log", 1, tmp_path, {"PATH": "/usr/bin:/bin"})
+    child = int(last_lines(tmp_path / "log", 1).splitlines()[-1])
+    status = Path(f"/proc/{child}/status")
+    assert not status.exists() or re.search(r"^State:\tZ", status.read_text(), re.MULTILINE)
+
+
+def test_a_missing_row_fails_the_row_check():
+    result = run.row_check([])
+    assert result.outcome == FAILED
+    assert "did not run" in result.message or "row" in result.message
+
+
+def test_skips_are_listed_with_their_reasons(capsys):
+    run.show_skips([Result("pytest", "A", name, SKIPPED, "needs a GPU") for name in ("b", "c")])
+    assert capsys.readouterr().out == "skipped in pytest: needs a GPU: A.b, A.c\n"
+
+
+def test_a_fresh_clone_runs_each_command_once_and_never_in_itself(tmp_path, monkeypatch):
+    text = "```sh\nmake demo  # two minutes\n$ make test\n```\n`make lint`\n```sh\nmake demo\npip install x\n```\n"
+    assert fresh_clone.readme_commands(text) == ["make demo", "make test"]
+    monkeypatch.setenv(fresh_clone.INSIDE, "1")
+    (result,) = fresh_clone.run(tmp_path / "log")
+    assert result.outcome == SKIPPED
+
+
+def test_a_fresh_clone_sees_nothing_of_this_run(monkeypatch):
+    for name in ("MAKEFLAGS", "MAKELEVEL", "PYTHONPATH", "SHARDWISE_NINJA", "VIRTUAL_ENV"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("SHARDWISE_TEST_DEPS", "deps")
+    environment = fresh_clone.environment()
+    assert not {"MAKEFLAGS", "MAKELEVEL", "PYTHONPATH", "SHARDWISE_NINJA", "VIRTUAL_ENV"} & set(environment)
+    assert environment["SHARDWISE_TEST_DEPS"] == "deps"
+    assert environment["PYTHON"] == sys.executable
