@@ -1,5 +1,7 @@
 #include "comm/collectives.h"
 
+#include "comm/reason.h"
+
 #include <shardwise/error.h>
 
 #include <c10/util/StringUtil.h>
@@ -9,12 +11,12 @@
 namespace shardwise::comm {
 namespace {
 
-[[noreturn]] void fail(const std::string& what, int rank, const std::string& reason) {
+[[noreturn]] void fail(const std::string& what, int rank, const std::string& reason_given) {
   throw PeerError(c10::str(
       "shardwise: rank ", rank, ": ", what,
       " failed. Either a rank died (look for its own error first), or the ranks do not run the same units in the same "
       "order, or one is slower than the timeout. The reason given: ",
-      reason));
+      reason_given));
 }
 
 template <typename Launch>
@@ -24,7 +26,7 @@ Pending launch(Launch call, const at::Tensor& tensor, std::string what, int rank
   try {
     return {call(), std::move(what), rank};
   } catch (const std::exception& error) {
-    fail(what, rank, error.what());
+    fail(what, rank, reason(error));
   }
 }
 
@@ -36,13 +38,13 @@ Pending::Pending(c10::intrusive_ptr<c10d::Work> work, std::string what, int rank
       rank_(rank) {}
 
 void Pending::wait() {
-  std::string reason = "it was aborted";
+  std::string reason_given = "it was aborted";
   try {
     if (work_->wait()) return;
   } catch (const std::exception& error) {
-    reason = error.what();
+    reason_given = reason(error);
   }
-  fail(what_, rank_, reason);
+  fail(what_, rank_, reason_given);
 }
 
 Collectives::Collectives(c10::intrusive_ptr<c10d::ProcessGroup> group) : group_(std::move(group)) {}
@@ -55,13 +57,13 @@ int Collectives::size() const {
   return group_->getSize();
 }
 
-Pending Collectives::all_reduce(at::Tensor tensor, std::string what, Counters& counters) const {
+Pending Collectives::all_reduce(const at::Tensor& tensor, std::string what, Counters& counters) const {
   std::vector<at::Tensor> tensors{tensor};
   const auto call = [&] { return group_->allreduce(tensors); };
   return launch(call, tensor, std::move(what), rank(), counters.all_reduces, counters);
 }
 
-Pending Collectives::broadcast(at::Tensor tensor, int root, std::string what, Counters& counters) const {
+Pending Collectives::broadcast(const at::Tensor& tensor, int root, std::string what, Counters& counters) const {
   std::vector<at::Tensor> tensors{tensor};
   c10d::BroadcastOptions options;
   options.rootRank = root;
@@ -69,7 +71,8 @@ Pending Collectives::broadcast(at::Tensor tensor, int root, std::string what, Co
   return launch(call, tensor, std::move(what), rank(), counters.broadcasts, counters);
 }
 
-Pending Collectives::all_gather(at::Tensor output, at::Tensor tensor, std::string what, Counters& counters) const {
+Pending Collectives::all_gather(
+    const at::Tensor& output, const at::Tensor& tensor, std::string what, Counters& counters) const {
   auto flat = output.view({-1});
   auto input = tensor.view({-1});
   const auto call = [&] { return group_->_allgather_base(flat, input); };

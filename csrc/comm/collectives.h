@@ -32,11 +32,11 @@ class SHARDWISE_API Collectives {
   int size() const;
 
   /// Sums in place.
-  Pending all_reduce(at::Tensor tensor, std::string what, Counters& counters) const;
+  Pending all_reduce(const at::Tensor& tensor, std::string what, Counters& counters) const;
   /// Overwrites with the root's values.
-  Pending broadcast(at::Tensor tensor, int root, std::string what, Counters& counters) const;
+  Pending broadcast(const at::Tensor& tensor, int root, std::string what, Counters& counters) const;
   /// Fills row k of `output` with rank k's `tensor`.
-  Pending all_gather(at::Tensor output, at::Tensor tensor, std::string what, Counters& counters) const;
+  Pending all_gather(const at::Tensor& output, const at::Tensor& tensor, std::string what, Counters& counters) const;
 
  private:
   c10::intrusive_ptr<c10d::ProcessGroup> group_;

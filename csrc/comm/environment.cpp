@@ -1,5 +1,7 @@
 #include "comm/environment.h"
 
+#include "comm/reason.h"
+
 #include <shardwise/error.h>
 
 #include <c10/util/StringUtil.h>
@@ -9,10 +11,13 @@
 
 #include <charconv>
 #include <cstdlib>
+#include <future>
 #include <limits>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <thread>
 
 namespace shardwise::comm {
 namespace {
@@ -50,6 +55,27 @@ std::string required(const char* name) {
         "set all four, or set none of them for a world of one."));
   }
   return *std::move(text);
+}
+
+/// TCPStore waits without end for the first answer of a server that takes the connection and says nothing. So it is
+/// made in a thread, which stays behind then.
+c10::intrusive_ptr<c10d::TCPStore> make_store(const std::string& address, const c10d::TCPStoreOptions& options) {
+  using Made = c10::intrusive_ptr<c10d::TCPStore>;
+  // After its own timeout, TCPStore's error says more than ours.
+  constexpr auto kGrace = std::chrono::seconds(3);
+  const auto promise = std::make_shared<std::promise<Made>>();
+  auto made = promise->get_future();
+  std::thread([promise, address, options] {
+    try {
+      promise->set_value(c10::make_intrusive<c10d::TCPStore>(address, options));
+    } catch (...) {
+      promise->set_exception(std::current_exception());
+    }
+  }).detach();
+  if (made.wait_for(options.timeout + kGrace) == std::future_status::timeout) {
+    throw std::runtime_error("the connection was made, but no store answers there.");
+  }
+  return made.get();
 }
 
 /// Keeps a server to the end of the process; one for a port.
@@ -94,7 +120,7 @@ c10::intrusive_ptr<c10d::Store> Environment::connect(std::chrono::milliseconds t
   options.multiTenant = !agent_store;
   options.timeout = timeout;
   try {
-    auto store = c10::make_intrusive<c10d::TCPStore>(master_address, options);
+    auto store = make_store(master_address, options);
     if (options.isServer) keep(master_port, store);
     return c10::make_intrusive<c10d::PrefixStore>(c10::str("shardwise/", restart), std::move(store));
   } catch (const std::exception& error) {
@@ -103,24 +129,7 @@ c10::intrusive_ptr<c10d::Store> Environment::connect(std::chrono::milliseconds t
         " the store at MASTER_ADDR:MASTER_PORT = ", master_address, ":", master_port, " within ", timeout.count(),
         " ms. Check that rank 0 (or torchrun's agent) runs there, that the port is free there and open to this "
         "machine, ",
-        "or give more time with MeshOptions().connect_timeout(). The reason given: ", error.what()));
-  }
-}
-
-void Environment::release(c10d::Store& store, std::chrono::milliseconds timeout) const {
-  if (master_address.empty() || agent_store) return;
-  try {
-    if (store.add("arrived", 1) == world_size) store.set("released", std::vector<uint8_t>{1});
-    if (rank == 0) store.wait({"released"}, timeout);
-  } catch (const std::exception& error) {
-    throw PeerError(c10::str(
-        "shardwise: rank ", rank, " of ", world_size,
-        " made its process groups, but not all ranks have made theirs "
-        "within ",
-        timeout.count(),
-        " ms. Look for the error of another rank, or give more time with "
-        "MeshOptions().connect_timeout(). The reason given: ",
-        error.what()));
+        "or give more time with MeshOptions().connect_timeout(). The reason given: ", reason(error)));
   }
 }
 

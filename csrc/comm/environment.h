@@ -25,11 +25,8 @@ struct SHARDWISE_API Environment {
   static Environment read();
 
   /// The store that all ranks share; waits for it no longer than `timeout`. Raises PeerError.
-  /// Rank 0 goes on serving it until its process ends: a rank may still be at work with the store, or back for more,
-  /// when another one is done.
+  /// Rank 0 goes on serving it until its process ends: another rank may be back for more before rank 0 is done.
   c10::intrusive_ptr<c10d::Store> connect(std::chrono::milliseconds timeout) const;
-  /// Keeps the rank that serves the store until all ranks have come here. Raises PeerError.
-  void release(c10d::Store& store, std::chrono::milliseconds timeout) const;
 };
 
 } // namespace shardwise::comm

@@ -1,4 +1,5 @@
 #include "comm/process_group.h"
+#include "comm/reason.h"
 
 #include <shardwise/error.h>
 
@@ -20,7 +21,7 @@ std::shared_ptr<gloo::transport::Device> device_of(const std::string& interface)
         "shardwise: the environment variable GLOO_SOCKET_IFNAME names the network interface '", interface,
         "', which cannot be used. Give names that `ip address` shows, with commas between them, or unset it. "
         "The reason given: ",
-        error.what()));
+        reason(error)));
   }
 }
 

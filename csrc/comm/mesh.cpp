@@ -2,6 +2,7 @@
 
 #include "comm/environment.h"
 #include "comm/process_group.h"
+#include "comm/rendezvous.h"
 
 #include <shardwise/error.h>
 
@@ -37,12 +38,6 @@ class EnvironmentClaim {
   }
   EnvironmentClaim(const EnvironmentClaim&) = delete;
   EnvironmentClaim& operator=(const EnvironmentClaim&) = delete;
-
-  /// How many meshes the environment has given so far: ranks that make them in the same order agree on it.
-  static int64_t next_generation() {
-    static std::atomic<int64_t> count = 0;
-    return count++;
-  }
 
  private:
   static std::atomic<bool>& taken() {
@@ -205,16 +200,15 @@ Mesh::Mesh(std::vector<Axis> axes, const MeshOptions& options) : state_(std::mak
         env.world_size, " ranks (", options.store() ? "MeshOptions().world_size()" : "WORLD_SIZE", ")."));
   }
   ignore_broken_pipes();
-  if (options.store()) {
-    state_->connect(options.store(), options);
-    return;
+  auto store = options.store();
+  if (!store) {
+    state_->claim = std::make_unique<EnvironmentClaim>();
+    store = env.connect(options.connect_timeout());
   }
-  state_->claim = std::make_unique<EnvironmentClaim>();
-  // Counted only when the store was reached: a rank that tries again after a failure must agree with the others.
-  const auto all = env.connect(options.connect_timeout());
-  const auto store = c10::make_intrusive<c10d::PrefixStore>(c10::str(EnvironmentClaim::next_generation()), all);
+  store = comm::part_for_next_mesh(store, env.rank);
   state_->connect(store, options);
-  env.release(*store, options.connect_timeout());
+  comm::meet(*store, env.rank, env.world_size, options.connect_timeout());
+  if (options.store()) return;
   auto& holder = State::from_environment();
   const std::lock_guard lock(holder.mutex);
   holder.state = state_;

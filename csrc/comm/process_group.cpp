@@ -1,4 +1,5 @@
 #include "comm/process_group.h"
+#include "comm/reason.h"
 
 #include <shardwise/error.h>
 
@@ -32,7 +33,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const GroupSpec& spec)
         "' within ", spec.connect_timeout.count(), " ms. Check that all ", spec.size,
         " ranks are running and make the same mesh, or give more time with MeshOptions().connect_timeout(). "
         "The reason given: ",
-        error.what()));
+        reason(error)));
   }
   group->setGroupName(spec.name);
   return group;

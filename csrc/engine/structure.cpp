@@ -59,7 +59,7 @@ void compare_structure(
   const auto* head = heads.data_ptr<int64_t>();
   bool same = true;
   int64_t longest = 0;
-  for (int rank = 0; rank < collectives.size(); ++rank) {
+  for (int64_t rank = 0; rank < collectives.size(); ++rank) {
     same = same && head[2 * rank] == head[0] && head[2 * rank + 1] == head[1];
     longest = std::max(longest, head[2 * rank + 1]);
   }
@@ -71,7 +71,7 @@ void compare_structure(
     return std::string(static_cast<const char*>(texts[rank].data_ptr()), head[2 * rank + 1]);
   };
   const auto first = of_rank(0);
-  for (int rank = 1; rank < collectives.size(); ++rank) {
+  for (int64_t rank = 1; rank < collectives.size(); ++rank) {
     const auto other = of_rank(rank);
     if (other != first) report(split(first), split(other), rank, collectives.rank());
   }

@@ -31,9 +31,9 @@ class Registry {
     return *registry;
   }
 
-  bool add(const c10::StorageImpl* storage, std::weak_ptr<TouchListener> listener) {
+  bool add(const c10::StorageImpl* storage, const std::weak_ptr<TouchListener>& listener) {
     const std::unique_lock lock(mutex_);
-    return listeners_.try_emplace(storage, std::move(listener)).second;
+    return listeners_.try_emplace(storage, listener).second;
   }
 
   void remove(const c10::StorageImpl* storage) {

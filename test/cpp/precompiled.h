@@ -3,5 +3,6 @@
 #include <shardwise/shardwise.h>
 #include <torch/torch.h>
 
+#include "support/expect.h"
 #include "support/processes.h"
 #include "support/ranks.h"

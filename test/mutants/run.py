@@ -1,7 +1,7 @@
 """Builds each mutant in a copy of the checkout and says which tests failed: `python test/mutants/run.py [words]`.
 
-With words, only the mutants whose name has them. Ends with an error when the tests of a language do not notice a mutant. It takes about a minute a mutant, so it is not
-part of the test command.
+With words, only the mutants whose name has them. Ends with an error when the tests of a language do not notice a
+mutant. It takes about a minute a mutant, so it is not part of the test command.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ struct SHARDWISE_API MeshOptions {
   /// How long a collective may take.
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::minutes(10);
   /// A store that all ranks share; needs rank and world_size too. The environment is then not read.
+  /// All ranks make their meshes over one store in the same order.
   TORCH_ARG(c10::intrusive_ptr<c10d::Store>, store) = {};
   TORCH_ARG(int, rank) = -1;
   TORCH_ARG(int, world_size) = -1;

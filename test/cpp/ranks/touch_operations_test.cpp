@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <barrier>
+
 namespace shardwise::nn::test {
 namespace {
 
@@ -215,18 +217,21 @@ TEST(Touch, RegistrationsComeAndGoInManyThreads) {
     }
     int calls = 0;
   };
-  shardwise::test::run_ranks(4, [](shardwise::test::Rank&) {
+  std::barrier start(4);
+  shardwise::test::run_ranks(4, [&](shardwise::test::Rank&) {
     const auto counter = std::make_shared<Counter>();
-    for (int round = 0; round < 300; ++round) {
-      std::vector<TouchRegistration> registrations;
-      for (int i = 0; i < 20; ++i) {
-        const auto leaf = torch::ones({1});
-        add_touch_key(leaf);
-        registrations.emplace_back(leaf, counter);
-        leaf.add_(1);
-      }
+    Tensors leaves;
+    for (int i = 0; i < 20; ++i) {
+      leaves.push_back(torch::ones({1}));
+      add_touch_key(leaves.back());
     }
-    EXPECT_EQ(counter->calls, 6000);
+    start.arrive_and_wait();
+    for (int round = 0; round < 10000; ++round) {
+      std::vector<TouchRegistration> registrations;
+      for (const auto& leaf : leaves) registrations.emplace_back(leaf, counter);
+      leaves[round % 20].t();
+    }
+    EXPECT_EQ(counter->calls, 10000);
   });
 }
 

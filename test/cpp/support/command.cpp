@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <csignal>
+#include <fstream>
 #include <map>
+#include <memory>
 #include <stdexcept>
 #include <system_error>
 #include <thread>
@@ -61,6 +63,11 @@ class Process {
     kill(pid_, number);
   }
 
+  /// Asks those that it started in turn and that started no more, or itself: torchrun would die of it.
+  void ask_for_stacks() const {
+    for (const auto process : leaves(pid_)) kill(process, SIGUSR1);
+  }
+
   void mark_timed_out() {
     ended_.timed_out = true;
   }
@@ -85,6 +92,17 @@ class Process {
   }
 
  private:
+  static std::vector<pid_t> leaves(pid_t process) {
+    const auto number = std::to_string(process);
+    std::ifstream file("/proc/" + number + "/task/" + number + "/children");
+    std::vector<pid_t> result;
+    for (pid_t child = 0; file >> child;) {
+      const auto below = leaves(child);
+      result.insert(result.end(), below.begin(), below.end());
+    }
+    return result.empty() ? std::vector{process} : result;
+  }
+
   static std::vector<char*> pointers(const std::vector<std::string>& texts) {
     std::vector<char*> result;
     for (const auto& text : texts) result.push_back(const_cast<char*>(text.c_str()));
@@ -135,6 +153,7 @@ std::vector<Ended> run_commands(const std::vector<Command>& commands, std::chron
   for (const auto& command : commands) processes.push_back(std::make_unique<Process>(command));
 
   int order = 0;
+  // Whether all have ended by then.
   const auto wait_until = [&](Clock::time_point deadline) {
     while (true) {
       bool running = false;
@@ -147,22 +166,23 @@ std::vector<Ended> run_commands(const std::vector<Command>& commands, std::chron
           running = true;
         }
       }
-      if (!running || Clock::now() >= deadline) return;
+      if (!running) return true;
+      if (Clock::now() >= deadline) return false;
       std::this_thread::sleep_for(kPoll);
     }
   };
-  const auto signal_all = [&](int number) {
+  const auto for_running = [&](auto&& call) {
     for (auto& process : processes) {
-      if (!process->running()) continue;
-      process->mark_timed_out();
-      process->signal(number);
+      if (process->running()) call(*process);
     }
   };
-  wait_until(start + time_limit);
-  if (std::any_of(processes.begin(), processes.end(), [](const auto& process) { return process->running(); })) {
-    signal_all(SIGUSR1);
+  if (!wait_until(start + time_limit)) {
+    for_running([](Process& process) {
+      process.mark_timed_out();
+      process.ask_for_stacks();
+    });
     wait_until(Clock::now() + kLastWords);
-    signal_all(SIGKILL);
+    for_running([](const Process& process) { process.signal(SIGKILL); });
     wait_until(Clock::time_point::max());
   }
   std::vector<Ended> results;

@@ -1,17 +1,12 @@
 #pragma once
 
-#include <sys/types.h>
+#include "support/variables.h"
 
 #include <chrono>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace shardwise::test {
-
-/// Variables to set, or with nullopt to remove.
-using Environment = std::vector<std::pair<std::string, std::optional<std::string>>>;
 
 /// How a process ended.
 struct Ended {

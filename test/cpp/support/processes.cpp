@@ -5,9 +5,9 @@
 
 #include <c10/util/StringUtil.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -15,6 +15,7 @@
 #include <iostream>
 #include <numeric>
 #include <optional>
+#include <stdexcept>
 
 namespace shardwise::test {
 namespace {
@@ -56,25 +57,26 @@ c10::intrusive_ptr<c10d::TCPStore> store_at(int port, bool server) {
   std::exit(status);
 }
 
-/// This program, for the running test alone.
-std::vector<std::string> this_test() {
-  const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-  return {
-      std::filesystem::read_symlink("/proc/self/exe"), "--gtest_also_run_disabled_tests",
-      c10::str("--gtest_filter=", info->test_suite_name(), ".", info->name())};
-}
-
-/// What every rank needs, and none of what the parent was started with.
-Environment base_environment(int store_port, const ProcessOptions& options) {
+/// For a rank: what every rank needs, what this one needs, then the test's own changes.
+Environment environment_of(int store_port, const Environment& rank, const ProcessOptions& options) {
   Environment result{{kStorePort, std::to_string(store_port)}};
   for (const char* name :
        {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT",
-        "TORCHELASTIC_USE_AGENT_STORE", "GTEST_OUTPUT", "GTEST_FILTER", "GTEST_REPEAT", "GTEST_SHUFFLE",
-        "GTEST_SHARD_INDEX", "GTEST_TOTAL_SHARDS", "GTEST_SHARD_STATUS_FILE", "XML_OUTPUT_FILE"}) {
+        "TORCHELASTIC_USE_AGENT_STORE"}) {
     result.emplace_back(name, std::nullopt);
   }
+  result.insert(result.end(), rank.begin(), rank.end());
   result.insert(result.end(), options.environment.begin(), options.environment.end());
   return result;
+}
+
+/// A second call could never run its function: the ranks stop at the first.
+void refuse_second_call() {
+  static std::pair<const testing::TestInfo*, int64_t> last{nullptr, 0};
+  const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+  const std::pair now{info, int64_t{info->result()->start_timestamp()}};
+  if (now == last) throw std::logic_error("a test calls run_processes or run_torchrun once, and this is the second");
+  last = now;
 }
 
 std::vector<Ended> run_limited(const std::vector<Command>& commands, const ProcessOptions& options) {
@@ -94,19 +96,17 @@ void show(const std::string& name, const Ended& ended) {
 
 std::vector<Ended> run_processes(int n, const std::function<void(Rank&)>& fn, const ProcessOptions& options) {
   if (is_rank_process()) run_this_rank(fn, options);
+  refuse_second_call();
   const auto store = store_at(0, true);
   const Port port;
   std::vector<Command> commands;
   for (int k = 0; k < n; ++k) {
-    auto environment = base_environment(store->getPort(), options);
-    const Environment mine{
+    const Environment rank{
         {"RANK", std::to_string(k)},
         {"WORLD_SIZE", std::to_string(n)},
         {"MASTER_ADDR", "127.0.0.1"},
         {"MASTER_PORT", std::to_string(port.number())}};
-    // The test's own changes come last.
-    environment.insert(environment.end() - static_cast<int64_t>(options.environment.size()), mine.begin(), mine.end());
-    commands.push_back({this_test(), environment});
+    commands.push_back(this_test(environment_of(store->getPort(), rank, options)));
   }
   auto results = run_limited(commands, options);
   std::vector<int> ranks(results.size());
@@ -123,15 +123,38 @@ Ended run_torchrun(
     int n, const std::function<void(Rank&)>& fn, const std::vector<std::string>& arguments,
     const ProcessOptions& options) {
   if (is_rank_process()) run_this_rank(fn, options);
+  refuse_second_call();
   const auto store = store_at(0, true);
+  auto command = this_test(environment_of(store->getPort(), {}, options));
   std::vector<std::string> call{
-      SHARDWISE_TEST_PYTHON, "-m", "torch.distributed.run", "--no-python", c10::str("--nproc-per-node=", n),
-      "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"};
+      SHARDWISE_TEST_PYTHON,
+      "-m",
+      "torch.distributed.run",
+      "--no-python",
+      c10::str("--nproc-per-node=", n),
+      "--rdzv-backend=c10d",
+      "--rdzv-endpoint=127.0.0.1:0"};
   call.insert(call.end(), arguments.begin(), arguments.end());
-  for (const auto& argument : this_test()) call.push_back(argument);
-  auto ended = run_limited({{call, base_environment(store->getPort(), options)}}, options).front();
+  command.arguments.insert(command.arguments.begin(), call.begin(), call.end());
+  auto ended = run_limited({command}, options).front();
   if (ended.timed_out || (!ended.ok() && options.may_fail.empty())) show("torchrun", ended);
   return ended;
+}
+
+Command this_test(const Environment& environment) {
+  const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+  Command command{
+      {std::filesystem::read_symlink("/proc/self/exe"), "--gtest_also_run_disabled_tests",
+       c10::str("--gtest_filter=", info->test_suite_name(), ".", info->name())},
+      {}};
+  // These would make it run other tests, or write over the results of this process.
+  for (const char* name :
+       {"GTEST_OUTPUT", "GTEST_FILTER", "GTEST_REPEAT", "GTEST_SHUFFLE", "GTEST_SHARD_INDEX", "GTEST_TOTAL_SHARDS",
+        "GTEST_SHARD_STATUS_FILE", "XML_OUTPUT_FILE"}) {
+    command.environment.emplace_back(name, std::nullopt);
+  }
+  command.environment.insert(command.environment.end(), environment.begin(), environment.end());
+  return command;
 }
 
 bool is_rank_process() {

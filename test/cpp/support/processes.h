@@ -28,6 +28,9 @@ Ended run_torchrun(
     int n, const std::function<void(Rank&)>& fn, const std::vector<std::string>& arguments = {},
     const ProcessOptions& options = {});
 
+/// This program again, for the running test alone. Not run_processes: the test itself says what it does there.
+Command this_test(const Environment& environment = {});
+
 /// Whether this process is a rank that run_processes or run_torchrun started.
 bool is_rank_process();
 

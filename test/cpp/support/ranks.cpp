@@ -28,7 +28,7 @@ bool blames_peer(const std::exception& error) {
   const std::string text = error.what();
   const auto says = [&](const char* words) { return text.find(words) != std::string::npos; };
   return says("closed by peer") || says("reset by peer") || says("Broken pipe") || says("Timed out waiting") ||
-      says("caused pair closure");
+         says("caused pair closure");
 }
 
 /// Runs one rank to its end; gives its failure, if any.

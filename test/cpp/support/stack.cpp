@@ -40,8 +40,7 @@ std::string name_of(void* address) {
         abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &failed), &std::free);
     text << (plain ? plain.get() : info.dli_sname) << " in ";
   }
-  text << info.dli_fname << "+0x" << std::hex
-       << static_cast<char*>(address) - static_cast<char*>(info.dli_fbase);
+  text << info.dli_fname << "+0x" << std::hex << static_cast<char*>(address) - static_cast<char*>(info.dli_fbase);
   return text.str();
 }
 

@@ -18,6 +18,7 @@ namespace shardwise::test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+constexpr int kOverTime = 124;
 
 struct Watched {
   std::string name;
@@ -80,12 +81,15 @@ void wait_for_change(Watch& state, Clock::time_point deadline) {
     }
     wait_for_change(state, deadline);
     const std::lock_guard lock(state.mutex);
-    if (state.report_wanted.exchange(false)) report(state);
+    if (state.report_wanted.exchange(false)) {
+      report(state);
+      if (state.limit == TimeLimit::unlimited()) _exit(kOverTime);
+    }
     if (Clock::now() < state.deadline) continue;
-    std::cerr << "\n=== TIME LIMIT: " << running_test() << " has not finished within " << state.limit.count()
-              << " ms" << std::endl;
+    std::cerr << "\n=== TIME LIMIT: " << running_test() << " has not finished within " << state.limit.count() << " ms"
+              << std::endl;
     report(state);
-    _exit(124);
+    _exit(kOverTime);
   }
 }
 

@@ -9,7 +9,8 @@ namespace shardwise::test {
 std::chrono::milliseconds default_time_limit();
 
 /// Starts the thread that watches the time; called once, by main(), in the thread that runs the tests.
-/// From then on SIGUSR1 makes the process print the last step and the stack of every watched thread.
+/// From then on SIGUSR1 makes the process print the last step and the stack of every watched thread. A process without
+/// a time limit then ends with exit code 124: the one that watches it asks for last words.
 void start_time_watch();
 
 /// While it lives, the running test has this long, from its making; zero: the default. When the time is up, the

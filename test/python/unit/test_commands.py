@@ -237,6 +237,15 @@ def test_a_program_beside_the_interpreter_comes_first_if_it_is_new_enough(place,
     assert prepare.find_program(python, "cmake", (3, 22)) == ""
 
 
+def test_a_linter_that_is_missing_or_too_old_is_named(place, monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    python = str(place / "env" / "bin" / "python")
+    add_program(place / "env" / "bin" / "a-linter", "echo a-linter 2.4.1")
+    pins = ["# a comment", "a-linter==2.4.9", "no-such-linter-py==0.11.0.1"]
+    assert prepare.missing_programs(python, pins) == ["no-such-linter>=0.11"]
+    assert prepare.missing_programs(python, ["a-linter==2.5.0"]) == ["a-linter>=2.5"]
+
+
 def test_packages_are_installed_only_when_the_pins_change(place, monkeypatch):
     monkeypatch.setattr(prepare, "VENV", place)
     log = place / "log"

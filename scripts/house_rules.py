@@ -1,0 +1,56 @@
+"""The rules of this repository that a program can check: how long files are, and what stays out of them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LONGEST = 400
+# Texts that are not ours, and tables that grow.
+EXCEPT = ("third_party/", "benchmarks/results/", "LICENSE", "CHANGELOG.md", "test/rows.tsv", "test/row_exceptions.tsv")
+OUTSIDE = {
+    "a path of one machine": re.compile(r"(?<![\w.)}\]>-])/(?:home|root|work|Users|mnt)/\w"),
+    "a path of one machine below /tmp": re.compile(r"(?<![\w.)}\]>-])/tmp/\w"),
+    "a note of something undone": re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b"),
+}
+
+
+def files() -> list[str]:
+    shown = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return [name for name in shown.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def text_problems(text: str) -> Iterator[str]:
+    lines = text.splitlines()
+    if len(lines) > LONGEST:
+        yield f"{len(lines)} lines: over {LONGEST}, it is more than one concept"
+    for number, line in enumerate(lines, start=1):
+        yield from (f"line {number} has {what}" for what, pattern in OUTSIDE.items() if pattern.search(line))
+
+
+def problems() -> Iterator[str]:
+    for name in files():
+        if not name.startswith(EXCEPT):
+            try:
+                text = (ROOT / name).read_text()
+            except UnicodeDecodeError:
+                yield f"{name}: no text; a file that is made by a program stays out"
+                continue
+            yield from (f"{name}: {problem}" for problem in text_problems(text))
+
+
+def main() -> int:
+    found = list(problems())
+    print("\n".join(found or [f"house rules: {len(files())} files keep them"]))
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,239 @@
+"""Sets up what the Makefile's targets need and writes where it is to build/tools.sh; does nothing twice.
+
+usage: prepare.py build|test|lint. The Python that runs it is the one that prepare.sh chose. If that has a supported
+torch of its own, it is used as it is and nothing is fetched; else .venv is made with it, with pinned versions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from probe_python import found_torch, missing_parts, supported_torch
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ROOT / "scripts"
+VENV = ROOT / ".venv"
+TOOLS = ROOT / "build" / "tools.sh"
+OLDEST_CMAKE = (3, 22)
+OLDEST_NINJA = (1, 10)
+
+LEVELS = ("build", "test", "lint")
+MODULES: dict[str, dict[str, str]] = {"build": {}, "test": {"pytest": "7.0", "setuptools": "70.1"}, "lint": {}}
+HEADERS = {"catch2/catch.hpp": "catch2", "gtest/gtest.h": "libgtest-dev"}
+
+
+def fail(text: str) -> None:
+    sys.exit(f"shardwise: {text}")
+
+
+def say(text: str) -> None:
+    print(f"shardwise: {text}", flush=True)
+
+
+def quiet(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+    except OSError as error:
+        return subprocess.CompletedProcess(command, 127, "", str(error))
+
+
+def install_debian(packages: list[str]) -> bool:
+    """Installs Debian packages where that may be done without a password."""
+    sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    if shutil.which("apt-get") is None or (sudo and quiet(*sudo, "true").returncode != 0):
+        return False
+    say(f"installing the Debian packages {' '.join(packages)}")
+    apt = [*sudo, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq"]
+    quiet(*apt, "update")
+    done = quiet(*apt, "install", "-y", "--no-install-recommends", *packages)
+    if done.returncode != 0:
+        print(done.stdout + done.stderr, file=sys.stderr)
+    return done.returncode == 0
+
+
+# The interpreter
+
+
+def choose_interpreter() -> tuple[str, bool]:
+    """The interpreter to develop with, and whether it is our .venv's (else it is taken as it is)."""
+    if Path(sys.prefix).resolve() == VENV.resolve():
+        return str(VENV / "bin" / "python"), True
+    found = found_torch()
+    if found.startswith(supported_torch() + "."):
+        return sys.executable, False
+    if found:
+        say(f"{sys.executable} has torch {found}; torch {supported_torch()} is needed, so .venv gets that one")
+    return make_venv(), True
+
+
+def make_venv() -> str:
+    python = VENV / "bin" / "python"
+    wanted = "{}.{}".format(*sys.version_info)
+    present = quiet(str(python), "-c", "import sys; print('{}.{}'.format(*sys.version_info))").stdout.strip()
+    if present == wanted:
+        return str(python)
+    require_parts(f"python{wanted}")
+    say(f"making .venv with Python {wanted}" + (f" in the place of Python {present}" if present else ""))
+    shutil.rmtree(VENV, ignore_errors=True)
+    made = quiet(sys.executable, "-m", "venv", str(VENV))
+    if made.returncode != 0:
+        shutil.rmtree(VENV, ignore_errors=True)
+        fail(f"{sys.executable} -m venv failed: {made.stdout.strip()} {made.stderr.strip()}")
+    return str(python)
+
+
+def require_parts(name: str) -> None:
+    missing = missing_parts()
+    if not missing:
+        return
+    packages = [f"{name}-{part}" for part in missing]
+    debian = os.path.realpath(sys.executable).startswith("/usr/bin/")
+    if debian and install_debian(packages) and not missing_parts():
+        return
+    what = {"venv": "the modules venv and ensurepip", "dev": "the header Python.h"}
+    fail(
+        f"{sys.executable} lacks {' and '.join(what[part] for part in missing)}. Install "
+        f"{' and '.join(packages)} (Debian, Ubuntu: apt-get install), or name another Python 3.10-3.12: PYTHON=..."
+    )
+
+
+# Packages
+
+
+def install_pinned(python: str, name: str, requirements: Iterable[str], note: str = "") -> None:
+    """Installs requirements into .venv; a stamp there tells what was installed last."""
+    lines = [line for line in requirements if line and not line.startswith("#")]
+    stamp = VENV / f"shardwise-{name}.stamp"
+    key = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    if stamp.exists() and stamp.read_text() == key:
+        return
+    say(f"installing {', '.join(line.replace('==', ' ') for line in lines)} into .venv{note}")
+    options = [] if sys.stdout.isatty() else ["--quiet", "--progress-bar", "off"]
+    command = [python, "-m", "pip", "install", "--disable-pip-version-check", *options, *lines]
+    if subprocess.run(command).returncode != 0:
+        fail(f"pip could not install scripts/{name}.txt; what it said stands above. No network? PYTHON=... names one "
+             f"that has torch {supported_torch()}.")  # fmt: skip
+    stamp.write_text(key)
+
+
+def read_requirements(name: str) -> list[str]:
+    return (SCRIPTS / f"{name}.txt").read_text().splitlines()
+
+
+def missing_modules(python: str, oldest: dict[str, str]) -> list[str]:
+    code = (
+        "import importlib.metadata as m, sys\n"
+        "number = lambda text: [int(part) for part in text.split('.')[:2]]\n"
+        "for wanted in sys.argv[1:]:\n"
+        "    name, _, oldest = wanted.partition('>=')\n"
+        "    found = [d.version for d in m.distributions(name=name)]\n"
+        "    if not found or number(found[0]) < number(oldest): print(wanted)"
+    )
+    return quiet(python, "-c", code, *(f"{name}>={version}" for name, version in oldest.items())).stdout.splitlines()
+
+
+# Programs
+
+
+def version_of(program: str) -> tuple[int, ...]:
+    shown = quiet(program, "--version")
+    numbers = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", shown.stdout) if shown.returncode == 0 else None
+    return tuple(int(number) for number in numbers.groups("0")) if numbers else ()
+
+
+def find_program(python: str, name: str, oldest: tuple[int, ...]) -> str:
+    """A program beside the interpreter, or else on the PATH, that runs and is new enough; empty if there is none."""
+    for candidate in (os.path.join(os.path.dirname(python), name), shutil.which(name)):
+        if candidate and version_of(candidate) >= oldest:
+            return candidate
+    return ""
+
+
+def require_program(python: str, own: bool, name: str, oldest: tuple[int, ...]) -> str:
+    found = find_program(python, name, oldest)
+    if not found and own:
+        pins = [line for line in read_requirements("requirements-build") if line.startswith(f"{name}==")]
+        install_pinned(python, f"requirements-build-{name}", pins, f", for the machine's {name} is missing or too old")
+        found = find_program(python, name, oldest)
+    return found
+
+
+def missing_programs(python: str, pins: Iterable[str]) -> list[str]:
+    """Those of pinned packages, each a program of its name, that are not there or older than the pin."""
+    pinned = [re.fullmatch(r"([\w-]+?)(?:-py)?==(\d+)\.(\d+).*", line) for line in pins]
+    found = [(match[1], (int(match[2]), int(match[3]))) for match in pinned if match]
+    return [f"{name}>={oldest[0]}.{oldest[1]}" for name, oldest in found if not find_program(python, name, oldest)]
+
+
+def compiler() -> list[str]:
+    named = os.environ.get("CXX")
+    found = shlex.split(named) if named else ["c++" if shutil.which("c++") else "g++"]
+    if shutil.which(found[0]) is None:
+        fail(f"no C++ compiler {found[0]}. Install g++ (Debian, Ubuntu: apt-get install g++), or name one with CXX.")
+    return found
+
+
+def require_test_libraries() -> None:
+    """Catch2 and GoogleTest: from the system, or (CMake looks there) from the folder SHARDWISE_TEST_DEPS."""
+    if os.environ.get("SHARDWISE_TEST_DEPS") or not missing_headers():
+        return
+    packages = [HEADERS[header] for header in missing_headers()]
+    if install_debian(packages) and not missing_headers():
+        return
+    fail(
+        f"{' and '.join(missing_headers())} of the C++ tests' libraries are missing. Install the packages "
+        f"{' '.join(packages)} (Catch2 of version 2), or name a folder with googletest/ and catch2/catch.hpp: "
+        "SHARDWISE_TEST_DEPS=..."
+    )
+
+
+def missing_headers() -> list[str]:
+    tests = [f"#if __has_include(<{header}>)\nfound {header}\n#endif" for header in HEADERS]
+    shown = subprocess.run(
+        [*compiler(), "-E", "-P", "-x", "c++", "-"], input="\n".join(tests), capture_output=True, text=True
+    )
+    return [header for header in HEADERS if f"found {header}" not in shown.stdout]
+
+
+def write_tools(**tools: str) -> None:
+    text = "".join(f"export SHARDWISE_{name}={shlex.quote(value)}\n" for name, value in tools.items())
+    if not TOOLS.exists() or TOOLS.read_text() != text:
+        TOOLS.parent.mkdir(exist_ok=True)
+        TOOLS.write_text(text)
+
+
+def main(level: str) -> None:
+    compiler()
+    python, own = choose_interpreter()
+    if own:
+        install_pinned(python, "requirements", read_requirements("requirements"), " (about 5 GB with CUDA's libraries)")
+        if level == "lint":
+            install_pinned(python, "requirements-lint", read_requirements("requirements-lint"))
+    tools = {
+        "cmake": require_program(python, own, "cmake", OLDEST_CMAKE),
+        "ninja": require_program(python, own, "ninja", OLDEST_NINJA),
+    }
+    missing = [name for name, path in tools.items() if not path]
+    missing += missing_modules(python, MODULES[level])
+    if level == "lint":
+        missing += missing_programs(python, read_requirements("requirements-lint"))
+    if missing:
+        fail(f"{python} has torch {found_torch()} and is used as it is, but {', '.join(missing)} are missing here: "
+             "install them, or name a Python without torch to get a .venv with everything: PYTHON=...")  # fmt: skip
+    if level == "test":
+        require_test_libraries()
+    write_tools(PYTHON=python, CMAKE=tools["cmake"], NINJA=tools["ninja"])
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1] not in LEVELS:
+        sys.exit(f"usage: prepare.py {'|'.join(LEVELS)}")
+    main(sys.argv[1])

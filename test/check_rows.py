@@ -1,0 +1,135 @@
+"""Compares rows.tsv with the tests that really ran, in C++ and in Python.
+
+The row train_parity_single_group of the class Replicate1DTrainingCore is, in any file,
+  C++     Replicate1DTrainingCore.TrainParitySingleGroup
+  Python  TestReplicate1DTrainingCore::test_train_parity_single_group
+In C++ each word of the row begins with a capital and nothing else changes: 1f1b_microbatching is 1f1bMicrobatching.
+Parameters do not count: Anything/Class.Row/0, Class/0.Row and test_row[x] are the row too; one that ran is enough, and
+a test that was skipped did not run.
+
+A row that one side lacks is a problem unless row_exceptions.tsv names it, with a reason. So is an exception whose row
+ran, or that names no row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from reports import SKIPPED, Result
+
+HERE = Path(__file__).resolve().parent
+ROW_COLUMNS = ["file", "class", "row", "languages", "note"]
+EXCEPTION_COLUMNS = ["class", "row", "language", "reason"]
+LANGUAGES = {"cpp": "C++", "py": "Python"}
+
+
+@dataclass(frozen=True, order=True)
+class Wanted:
+    """A row on one side."""
+
+    group: str
+    row: str
+    language: str
+
+    @property
+    def title(self) -> str:
+        return {"cpp": f"{self.group}.{cpp_name(self.row)}", "py": f"Test{self.group}::test_{self.row}"}[self.language]
+
+
+class TableError(Exception):
+    """A table that cannot be read as it should be."""
+
+
+def cpp_name(row: str) -> str:
+    return "".join(word[:1].upper() + word[1:] for word in row.split("_"))
+
+
+def read_table(path: Path, columns: list[str]) -> list[dict[str, str]]:
+    """The lines of a table whose first line names the columns; the last column may be empty."""
+    lines = path.read_text().splitlines()
+    if not lines or lines[0].split("\t") != columns:
+        raise TableError(f"{path.name}: the first line must be {' '.join(columns)}, separated by tabs")
+    rows = []
+    for number, line in enumerate(lines[1:], start=2):
+        cells = line.split("\t")
+        if len(cells) != len(columns) or not all(cells[:-1]):
+            raise TableError(f"{path.name}:{number}: there must be {len(columns)} columns, separated by tabs")
+        rows.append(dict(zip(columns, cells, strict=True)))
+    return rows
+
+
+def read_rows(path: Path) -> list[Wanted]:
+    wanted = []
+    for line in read_table(path, ROW_COLUMNS):
+        for language in line["languages"].split(","):
+            if language not in LANGUAGES:
+                raise TableError(f"{path.name}: {line['row']}: languages are cpp and py, not {language!r}")
+            wanted.append(Wanted(line["class"], line["row"], language))
+    return _without_duplicates(path, wanted)
+
+
+def read_exceptions(path: Path) -> dict[Wanted, str]:
+    lines = read_table(path, EXCEPTION_COLUMNS)
+    named = [Wanted(line["class"], line["row"], line["language"]) for line in lines]
+    for wanted, line in zip(named, lines, strict=True):
+        if wanted.language not in LANGUAGES:
+            raise TableError(f"{path.name}: {wanted.row}: a language is cpp or py, not {wanted.language!r}")
+        if not line["reason"].strip():
+            raise TableError(f"{path.name}: {wanted.row}: an exception needs a reason")
+    _without_duplicates(path, named)
+    return {wanted: line["reason"] for wanted, line in zip(named, lines, strict=True)}
+
+
+def _without_duplicates(path: Path, wanted: list[Wanted]) -> list[Wanted]:
+    for one in set(wanted):
+        if wanted.count(one) > 1:
+            raise TableError(f"{path.name}: {one.group} {one.row} stands there more than once for {one.language}")
+    return wanted
+
+
+def names_run(results: Iterable[Result], language: str) -> set[tuple[str, str]]:
+    """Class and name of the tests that ran, without their parameters, as rows would name them."""
+    names = set()
+    for result in results:
+        if result.outcome == SKIPPED:
+            continue
+        if language == "cpp":
+            # An instance's or type's name may stand on either side of the class: Prefix/Class, Class/0.
+            names |= {(group, result.name.split("/")[0]) for group in result.group.split("/")}
+        else:
+            names.add((result.group.rpartition(".")[2], result.name.split("[")[0]))
+    return names
+
+
+def check(
+    rows: Iterable[Wanted], exceptions: dict[Wanted, str], cpp: Iterable[Result], py: Iterable[Result]
+) -> list[str]:
+    """What is wrong, a line each."""
+    rows = list(rows)
+    run = {"cpp": names_run(cpp, "cpp"), "py": names_run(py, "py")}
+    problems = []
+    for row in rows:
+        name = {"cpp": (row.group, cpp_name(row.row)), "py": (f"Test{row.group}", f"test_{row.row}")}[row.language]
+        did_run = name in run[row.language]
+        if did_run and row in exceptions:
+            problems.append(f"{row.title} ran in {LANGUAGES[row.language]}: take its line out of row_exceptions.tsv")
+        elif not did_run and row not in exceptions:
+            problems.append(
+                f"{row.title} did not run in {LANGUAGES[row.language]}: write it, or name it in row_exceptions.tsv"
+            )
+    for exception in sorted(set(exceptions) - set(rows)):
+        problems.append(
+            f"row_exceptions.tsv names {exception.group} {exception.row} for {exception.language}, "
+            "which rows.tsv does not"
+        )
+    return problems
+
+
+def check_files(cpp: Iterable[Result], py: Iterable[Result], folder: Path = HERE) -> list[str]:
+    try:
+        rows, exceptions = read_rows(folder / "rows.tsv"), read_exceptions(folder / "row_exceptions.tsv")
+    except (OSError, TableError) as error:
+        return [str(error)]
+    return check(rows, exceptions, cpp, py)

@@ -1,0 +1,269 @@
+// Meshes from the environment: torchrun's variables, plain ones, none, and bad ones.
+#include "support/expect.h"
+#include "support/port.h"
+#include "support/processes.h"
+
+#include <shardwise/error.h>
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <random>
+#include <thread>
+
+namespace shardwise::test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+MeshOptions on_cpu() {
+  return MeshOptions().device(at::kCPU).connect_timeout(std::chrono::seconds(60)).timeout(std::chrono::seconds(60));
+}
+
+/// 1 + 2 + ... over the ranks of an axis, by an all-reduce.
+int64_t sum_over(const Mesh& mesh, const std::string& axis) {
+  std::vector<at::Tensor> tensors{torch::full({1}, mesh.rank() + 1)};
+  mesh.group(axis)->allreduce(tensors)->wait();
+  return tensors[0].item<int64_t>();
+}
+
+Environment nothing_set() {
+  Environment result;
+  for (const char* name :
+       {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_USE_AGENT_STORE"}) {
+    result.emplace_back(name, std::nullopt);
+  }
+  return result;
+}
+
+/// Rank 1 of 2 with a master that is not there, and these changes.
+Environment second_of_two(const Environment& changes = {}) {
+  auto result = nothing_set();
+  const Environment valid{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}};
+  result.insert(result.end(), valid.begin(), valid.end());
+  result.insert(result.end(), changes.begin(), changes.end());
+  return result;
+}
+
+void expect_unreachable(const std::string& address, int port, std::chrono::milliseconds timeout) {
+  const Variables changed(second_of_two({{"MASTER_ADDR", address}, {"MASTER_PORT", std::to_string(port)}}));
+  const auto start = Clock::now();
+  expect_error<PeerError>(
+      [&] { Mesh::from_env(on_cpu().connect_timeout(timeout)); },
+      {"rank 1 of 2 could not reach the store", c10::str("MASTER_ADDR:MASTER_PORT = ", address, ":", port),
+       c10::str("within ", timeout.count(), " ms"), "connect_timeout()"});
+  EXPECT_LE(Clock::now() - start, timeout + std::chrono::seconds(20));
+}
+
+TEST(MeshEnvironment, NothingSetIsAWorldOfOne) {
+  const Variables changed(nothing_set());
+  const auto mesh = Mesh::from_env(on_cpu());
+  EXPECT_EQ(mesh.describe(), "Mesh(world=1; rank 0 on cpu)");
+  EXPECT_EQ(sum_over(mesh, "world"), 1);
+}
+
+TEST(MeshEnvironment, NothingSetTakesAxesOfOneOnly) {
+  const Variables changed(nothing_set());
+  EXPECT_EQ(Mesh({{"replicate", 1}, {"shard", 1}}, on_cpu()).size(), 1);
+  expect_error<ValueError>(
+      [] {
+        Mesh({{"shard", 2}}, on_cpu());
+      },
+      {"shard=2", "multiply to 2", "the world has 1 ranks", "WORLD_SIZE"});
+}
+
+TEST(MeshEnvironment, TheDeviceIsTheGpuWhereThereIsOne) {
+  const Variables changed(nothing_set());
+  const auto mesh = Mesh::from_env();
+  EXPECT_EQ(mesh.device(), torch::cuda::is_available() ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU));
+}
+
+TEST(MeshEnvironment, PlainVariables) {
+  run_processes(3, [](Rank& rank) {
+    const auto mesh = Mesh::from_env(on_cpu());
+    EXPECT_EQ(mesh.describe(), c10::str("Mesh(world=3; rank ", rank.rank(), " on cpu)"));
+    EXPECT_EQ(sum_over(mesh, "world"), 6);
+  });
+}
+
+TEST(MeshEnvironment, PlainVariablesWithAxes) {
+  run_processes(4, [](Rank& rank) {
+    const Mesh mesh({{"replicate", 2}, {"shard", 2}}, on_cpu());
+    EXPECT_EQ(mesh.coordinate("replicate"), rank.rank() / 2);
+    EXPECT_EQ(mesh.coordinate("shard"), rank.rank() % 2);
+    EXPECT_EQ(sum_over(mesh, "shard"), rank.rank() < 2 ? 3 : 7);
+    EXPECT_EQ(sum_over(mesh, "replicate"), rank.rank() % 2 == 0 ? 4 : 6);
+  });
+}
+
+TEST(MeshEnvironment, OneAfterTheOtherAndAway) {
+  // Rank 0 serves the store. Whatever the ranks' pace, it must not take it away from one that is still connecting.
+  run_processes(3, [](Rank& rank) {
+    std::minstd_rand random(rank.rank() + 1);
+    for (int i = 0; i < 20; ++i) {
+      rank.step(c10::str("mesh ", i));
+      std::this_thread::sleep_for(std::chrono::milliseconds(random() % 20));
+      auto mesh = Mesh::from_env(on_cpu());
+      if (i % 2 == 0) {
+        EXPECT_EQ(sum_over(mesh, "world"), 6);
+      }
+    }
+  });
+}
+
+TEST(MeshEnvironment, TorchrunWithItsAgentStoreAndRestarts) {
+  const auto fn = [](Rank& rank) {
+    EXPECT_STREQ(std::getenv("TORCHELASTIC_USE_AGENT_STORE"), "True");
+    const std::string life = std::getenv("TORCHELASTIC_RESTART_COUNT");
+    // In the first life one rank comes as far as the store, the other does not.
+    if (life == "0" && rank.rank() == 1) throw std::runtime_error("fails before it has a mesh");
+    const auto mesh = Mesh::from_env(on_cpu());
+    EXPECT_EQ(mesh.size(), 2);
+    EXPECT_EQ(sum_over(mesh, "world"), 3);
+    std::cout << c10::str(rank.name(), " summed in life ", life, "\n") << std::flush;
+    if (life == "1" && rank.rank() == 1) throw std::runtime_error("fails with a mesh");
+    EXPECT_EQ(sum_over(mesh, "world"), 3);
+  };
+  const auto ended = run_torchrun(2, fn, {"--max-restarts=2"});
+  expect_text(
+      ended.output, {"fails before it has a mesh", "rank 0 of 2 summed in life 1", "rank 1 of 2 summed in life 1",
+                     "fails with a mesh", "rank 0 of 2 summed in life 2", "rank 1 of 2 summed in life 2"});
+}
+
+TEST(MeshEnvironment, TorchrunWithoutItsAgentStore) {
+  const auto fn = [](Rank& rank) {
+    EXPECT_STREQ(std::getenv("TORCHELASTIC_USE_AGENT_STORE"), "False");
+    const Mesh mesh({{"replicate", 1}, {"shard", 2}}, on_cpu());
+    EXPECT_EQ(mesh.rank(), rank.rank());
+    EXPECT_EQ(sum_over(mesh, "shard"), 3);
+  };
+  ProcessOptions options;
+  options.environment = {{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"}};
+  run_torchrun(2, fn, {}, options);
+}
+
+TEST(MeshEnvironment, EveryMissingVariableIsNamed) {
+  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
+    const Variables changed(second_of_two({{name, std::nullopt}}));
+    const std::vector<std::string> parts{c10::str("variable ", name, " is not set"), "torchrun", "set none of them"};
+    expect_error<ValueError>([] { Mesh::from_env(on_cpu()); }, parts);
+    expect_error<ValueError>([] { Mesh({{"world", 2}}, on_cpu()); }, parts);
+  }
+}
+
+TEST(MeshEnvironment, EveryBadVariableIsNamed) {
+  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"}) {
+    for (const char* value : {"", "x", "-1", "2 ", " 1", "1.0", "0x1", "2147483648", "99999999999999999999"}) {
+      const Variables changed(second_of_two({{name, value}}));
+      expect_error<ValueError>(
+          [] { Mesh::from_env(on_cpu()); },
+          {c10::str("variable ", name, " is '", value, "'; it must be a whole number")});
+    }
+  }
+  for (const auto& [name, value, text] : std::vector<std::array<const char*, 3>>{
+           {"WORLD_SIZE", "0", "WORLD_SIZE is '0'; it must be a whole number from 1"},
+           {"MASTER_PORT", "0", "MASTER_PORT is '0'; it must be a whole number from 1 to 65535"},
+           {"MASTER_PORT", "65536", "MASTER_PORT is '65536'; it must be a whole number from 1 to 65535"},
+           {"RANK", "2", "RANK is 2, but WORLD_SIZE is 2; RANK counts from 0 to WORLD_SIZE - 1"},
+           {"RANK", "7", "RANK is 7, but WORLD_SIZE is 2"},
+           {"MASTER_ADDR", "", "MASTER_ADDR is empty"}}) {
+    const Variables changed(second_of_two({{name, value}}));
+    expect_error<ValueError>([] { Mesh::from_env(on_cpu()); }, {text});
+  }
+}
+
+TEST(MeshEnvironment, AxesMustFitTheWorldSize) {
+  const Variables changed(second_of_two());
+  expect_error<ValueError>(
+      [] {
+        Mesh({{"replicate", 2}, {"shard", 3}}, on_cpu());
+      },
+      {"replicate=2, shard=3", "multiply to 6", "the world has 2 ranks", "(WORLD_SIZE)", "rank 1 on cpu"});
+}
+
+TEST(MeshEnvironment, AMasterWhereNobodyListens) {
+  const Port port;
+  expect_unreachable("127.0.0.1", port.number(), std::chrono::seconds(1));
+}
+
+TEST(MeshEnvironment, AMasterThatDoesNotAnswer) {
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(listen(listener, 16), 0);
+  ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  expect_unreachable("127.0.0.1", ntohs(address.sin_port), std::chrono::seconds(1));
+  close(listener);
+}
+
+TEST(MeshEnvironment, AMasterWithoutAnAddress) {
+  expect_unreachable("no-such-machine.invalid", 29500, std::chrono::seconds(1));
+}
+
+TEST(MeshEnvironment, PeersThatDoNotCome) {
+  const Port port;
+  const Variables changed(second_of_two({{"RANK", "0"}, {"MASTER_PORT", std::to_string(port.number())}}));
+  const auto start = Clock::now();
+  expect_error<PeerError>(
+      [] { Mesh::from_env(on_cpu().connect_timeout(std::chrono::seconds(1))); },
+      {"rank 0 of 2", "'world/0'", "within 1000 ms"});
+  EXPECT_LE(Clock::now() - start, std::chrono::seconds(20));
+}
+
+TEST(MeshEnvironment, ASecondOneIsRefused) {
+  const Variables changed(nothing_set());
+  auto first = Mesh::from_env(on_cpu());
+  const auto copy = first;
+  const std::vector<std::string> parts{"a mesh from the environment already", "copy it", "shut it down"};
+  expect_error<ValueError>([] { Mesh::from_env(on_cpu()); }, parts);
+  expect_error<ValueError>([] { Mesh({{"shard", 1}}, on_cpu()); }, parts);
+  EXPECT_EQ(sum_over(copy, "world"), 1) << "the first must stay as it was";
+  first.shutdown();
+  EXPECT_EQ(sum_over(Mesh::from_env(on_cpu()), "world"), 1);
+  // The one before went out of scope.
+  EXPECT_EQ(sum_over(Mesh::from_env(on_cpu()), "world"), 1);
+}
+
+TEST(MeshEnvironment, TheOpenOneIsShared) {
+  const Variables changed(nothing_set());
+  {
+    const auto first = Mesh::shared(on_cpu());
+    EXPECT_EQ(Mesh::shared(on_cpu()).group("world"), first.group("world"));
+  }
+  Mesh second({{"replicate", 1}}, on_cpu());
+  EXPECT_EQ(Mesh::shared(on_cpu()).group("replicate"), second.group("replicate"));
+  second.shutdown();
+  EXPECT_EQ(sum_over(Mesh::shared(on_cpu()), "world"), 1);
+}
+
+TEST(MeshEnvironment, AFailedOneMayBeTriedAgain) {
+  // Rank 1 tries before rank 0 serves the store, and both agree on the mesh all the same.
+  run_processes(2, [](Rank& rank) {
+    if (rank.rank() == 1) {
+      expect_error<PeerError>(
+          [] { Mesh::from_env(on_cpu().connect_timeout(std::chrono::milliseconds(200))); }, {"could not reach"});
+      rank.store()->set("tried", std::string("yes"));
+    } else {
+      rank.store()->wait({"tried"});
+    }
+    EXPECT_EQ(sum_over(Mesh::from_env(on_cpu()), "world"), 3);
+  });
+}
+
+TEST(MeshEnvironment, TheNetworkInterfaceIsNamed) {
+  auto environment = nothing_set();
+  environment.emplace_back("GLOO_SOCKET_IFNAME", "no-such-interface");
+  const Variables changed(environment);
+  expect_error<ValueError>(
+      [] { Mesh::from_env(on_cpu()); }, {"GLOO_SOCKET_IFNAME", "'no-such-interface'", "`ip address`"});
+}
+
+} // namespace
+} // namespace shardwise::test
