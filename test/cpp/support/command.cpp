@@ -31,6 +31,8 @@ class Process {
  public:
   explicit Process(const Command& command) : output_(memfd_create("output", MFD_CLOEXEC)) {
     if (output_ < 0) check(errno, "memfd_create");
+    // Several processes write here; without this two could write to the same place.
+    if (fcntl(output_, F_SETFL, O_APPEND) != 0) check(errno, "fcntl");
     std::map<std::string, std::string> variables;
     for (char** entry = environ; *entry != nullptr; ++entry) {
       const std::string text = *entry;
