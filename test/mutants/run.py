@@ -16,14 +16,15 @@ from pathlib import Path
 from mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
-COPY = ROOT / "build" / "mutants"
-SOURCE = COPY / "source"
-BUILD = COPY / "build"
+SOURCE = ROOT / "build" / "mutants"
+# As in the checkout itself, so that ccache knows the files.
+BUILD = SOURCE / "build" / "dev"
 
 
 def run(*command: str | Path, environment: dict[str, str] | None = None) -> tuple[int, str]:
     result = subprocess.run(
-        [str(part) for part in command], cwd=SOURCE, env={**os.environ, **(environment or {})},
+        [str(part) for part in command], cwd=SOURCE,
+        env={**os.environ, "CCACHE_BASEDIR": str(SOURCE), **(environment or {})},
         capture_output=True, text=True, check=False, timeout=1800,
     )  # fmt: skip
     return result.returncode, result.stdout + result.stderr
