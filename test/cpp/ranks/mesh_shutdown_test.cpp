@@ -38,6 +38,30 @@ Mesh make(Rank& rank, const std::string& name, std::chrono::milliseconds timeout
   return Mesh({{"world", rank.world_size()}}, options);
 }
 
+/// A store that is far away: every answer takes some time.
+class SlowStore : public c10d::PrefixStore {
+ public:
+  using c10d::PrefixStore::PrefixStore;
+  using c10d::PrefixStore::wait;
+  std::vector<uint8_t> get(const std::string& key) override {
+    delay();
+    return c10d::PrefixStore::get(key);
+  }
+  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
+    delay();
+    return c10d::PrefixStore::multiGet(keys);
+  }
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
+    delay();
+    c10d::PrefixStore::wait(keys, timeout);
+  }
+
+ private:
+  static void delay() {
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  }
+};
+
 int64_t entries(const char* folder) {
   const std::filesystem::directory_iterator all(folder);
   return std::distance(begin(all), end(all));
@@ -106,6 +130,23 @@ TEST(MeshShutdown, CopiesShareTheirGroups) {
     mesh.reset();
     EXPECT_EQ(summed(copy, rank.rank() + 1), 3) << "closed while a copy lives";
   });
+}
+
+TEST(MeshShutdown, RightAfterTheSetUp) {
+  // The first to have its connections must not close them while others are still making theirs.
+  for (const int slow : {0, 1, 2}) {
+    run_ranks(3, [slow](Rank& rank) {
+      c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::PrefixStore>("mesh", rank.store());
+      if (rank.rank() == slow) store = c10::make_intrusive<SlowStore>("mesh", rank.store());
+      const auto options = MeshOptions()
+                               .device(at::kCPU)
+                               .connect_timeout(std::chrono::seconds(20))
+                               .store(store)
+                               .rank(rank.rank())
+                               .world_size(3);
+      for (int i = 0; i < 3; ++i) EXPECT_EQ(Mesh::from_env(options).rank(), rank.rank());
+    });
+  }
 }
 
 TEST(MeshShutdown, DuringAnException) {
