@@ -128,11 +128,11 @@ bool has_touch_key(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->key_set().has(kTouchKey);
 }
 
-TouchRegistration::TouchRegistration(const at::Tensor& tensor, std::weak_ptr<TouchListener> listener) {
+TouchRegistration::TouchRegistration(const at::Tensor& tensor, const std::weak_ptr<TouchListener>& listener) {
   if (!tensor.defined() || !tensor.has_storage()) {
     throw ValueError("shardwise: only a dense tensor can be watched; this one is undefined or has no storage.");
   }
-  if (!Registry::get().add(tensor.storage().unsafeGetStorageImpl(), std::move(listener))) {
+  if (!Registry::get().add(tensor.storage().unsafeGetStorageImpl(), listener)) {
     throw ValueError(c10::str(
         "shardwise: the memory of a tensor of sizes ", tensor.sizes(),
         " is watched already. A storage has one listener: destroy its registration before making another."));
