@@ -93,7 +93,7 @@ TEST(HarnessProcesses, ExpectationOfOneRankFailsTheTest) {
 TEST(HarnessProcesses, TimeLimitShowsStepsAndStacks) {
   if (inner()) {
     ProcessOptions options;
-    options.time_limit = std::chrono::seconds(10);
+    options.time_limit = std::chrono::seconds(15);
     const auto fn = [](Rank& rank) {
       rank.step(c10::str("backward ", rank.rank()));
       if (rank.rank() == 1) rank.store()->get("a key that nobody sets");

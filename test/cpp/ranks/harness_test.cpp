@@ -188,13 +188,13 @@ TEST(Harness, TimeLimitShowsStepsAndStacks) {
       if (rank.rank() == 1) hang_on_purpose();
       rank.store()->get("a key that nobody sets");
     };
-    run_ranks(2, fn, {.time_limit = std::chrono::seconds(1)});
+    run_ranks(2, fn, {.time_limit = std::chrono::seconds(2)});
     return;
   }
   const auto ended = run_inner();
   EXPECT_EQ(ended.exit_code, 124) << ended.how();
   expect_text(
-      ended.output, {"TIME LIMIT: Harness.TimeLimitShowsStepsAndStacks has not finished within 1000 ms",
+      ended.output, {"TIME LIMIT: Harness.TimeLimitShowsStepsAndStacks has not finished within 2000 ms",
                      "the main thread", "rank 0 of 2", "last step: forward of layer 0", "rank 1 of 2",
                      "last step: forward of layer 1", "hang_on_purpose", "HashStore"});
   EXPECT_EQ(ended.output.find("first things"), std::string::npos) << ended.output;
@@ -202,11 +202,11 @@ TEST(Harness, TimeLimitShowsStepsAndStacks) {
 
 TEST(Harness, TimeLimitOfAnyTest) {
   if (inner()) hang_on_purpose();
-  const auto ended = run_inner({{"SHARDWISE_TEST_TIME_LIMIT", "0.5"}});
+  const auto ended = run_inner({{"SHARDWISE_TEST_TIME_LIMIT", "1"}});
   EXPECT_EQ(ended.exit_code, 124) << ended.how();
   expect_text(
       ended.output,
-      {"TIME LIMIT: Harness.TimeLimitOfAnyTest has not finished within 500 ms", "the main thread", "hang_on_purpose"});
+      {"TIME LIMIT: Harness.TimeLimitOfAnyTest has not finished within 1000 ms", "the main thread", "hang_on_purpose"});
 }
 
 TEST(Harness, TimeLimitMustBeANumber) {

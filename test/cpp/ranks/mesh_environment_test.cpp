@@ -149,6 +149,14 @@ TEST(MeshEnvironment, TorchrunWithoutItsAgentStore) {
   run_torchrun(2, fn, {}, options);
 }
 
+TEST(MeshEnvironment, TorchrunWithAMasterPort) {
+  const Port port;
+  const auto fn = [](Rank&) { EXPECT_EQ(sum_over(Mesh::from_env(on_cpu()), "world"), 3); };
+  const auto endpoint = c10::str("--rdzv-endpoint=127.0.0.1:", port.number());
+  const auto ended = run_torchrun(2, fn, {"--rdzv-backend=static", endpoint});
+  EXPECT_EQ(ended.output.find("failed to bind"), std::string::npos) << ended.output;
+}
+
 TEST(MeshEnvironment, EveryMissingVariableIsNamed) {
   for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
     const Variables changed(second_of_two({{name, std::nullopt}}));
