@@ -13,8 +13,8 @@ using Named = std::pair<std::vector<std::string>, at::Tensor>;
 
 Unit replicate(const Mesh& mesh, std::vector<Named> parameters) {
   std::vector<engine::NamedTensor> tensors;
-  for (auto& [names, tensor] : parameters) tensors.push_back({std::move(names), std::move(tensor)});
-  return Unit(engine::Unit::create(mesh, std::move(tensors), {}, /*broadcast=*/false));
+  for (auto& [names, tensor] : parameters) tensors.push_back({.names = std::move(names), .tensor = std::move(tensor)});
+  return Unit(engine::Unit::create(mesh, std::move(tensors), {}, {}));
 }
 
 pybind11::dict counters(const Unit& unit) {

@@ -79,4 +79,12 @@ Pending Collectives::all_gather(
   return launch(call, tensor, std::move(what), rank(), counters.all_gathers, counters);
 }
 
+Pending Collectives::reduce_scatter(
+    const at::Tensor& output, const at::Tensor& tensor, std::string what, Counters& counters) const {
+  auto flat = output.view({-1});
+  auto input = tensor.view({-1});
+  const auto call = [&] { return group_->_reduce_scatter_base(flat, input); };
+  return launch(call, tensor, std::move(what), rank(), counters.reduce_scatters, counters);
+}
+
 } // namespace shardwise::comm

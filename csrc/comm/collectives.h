@@ -37,6 +37,9 @@ class SHARDWISE_API Collectives {
   Pending broadcast(const at::Tensor& tensor, int root, std::string what, Counters& counters) const;
   /// Fills row k of `output` with rank k's `tensor`.
   Pending all_gather(const at::Tensor& output, const at::Tensor& tensor, std::string what, Counters& counters) const;
+  /// Fills `output` with the sum over ranks of part number rank() of their `tensor`, which has size() parts.
+  Pending reduce_scatter(
+      const at::Tensor& output, const at::Tensor& tensor, std::string what, Counters& counters) const;
 
  private:
   c10::intrusive_ptr<c10d::ProcessGroup> group_;

@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <csignal>
+#include <map>
 #include <mutex>
 #include <set>
 
@@ -109,6 +110,11 @@ struct Mesh::State {
   bool owns_groups = true;
   bool open = true;
   std::unique_ptr<EnvironmentClaim> claim;
+  /// What it takes to make more groups.
+  c10::intrusive_ptr<c10d::Store> store;
+  MeshOptions options;
+  std::mutex mutex;
+  std::map<size_t, c10::intrusive_ptr<c10d::ProcessGroup>> reduce_groups;
 
   /// The mesh that holds the claim.
   struct FromEnvironment {
@@ -133,9 +139,13 @@ struct Mesh::State {
     open = false;
     const auto closing = std::move(groups);
     groups.clear();
+    const auto closing_too = std::move(reduce_groups);
+    reduce_groups.clear();
+    store.reset();
     claim.reset();
     if (!owns_groups) return;
     for (const auto& group : closing) group->shutdown();
+    for (const auto& [index, group] : closing_too) group->shutdown();
   }
 
   size_t index(const std::string& name) const {
@@ -158,27 +168,36 @@ struct Mesh::State {
   }
 
   /// Row-major coordinates of this rank, and a process group along every axis.
-  void connect(const c10::intrusive_ptr<c10d::Store>& store, const MeshOptions& options) {
+  void connect() {
     coordinates.resize(axes.size());
     int64_t rest = rank;
     for (size_t i = axes.size(); i-- > 0;) {
       coordinates[i] = rest % axes[i].size;
       rest /= axes[i].size;
     }
-    int64_t stride = size();
-    for (size_t i = 0; i < axes.size(); ++i) {
-      stride /= axes[i].size;
-      // The first rank of the line names it: ranks of the same line agree on it, those of others do not.
-      const auto line = c10::str(axes[i].name, "/", rank - coordinates[i] * stride);
-      groups.push_back(comm::make_process_group(
-          {.name = line,
-           .store = c10::make_intrusive<c10d::PrefixStore>(line, store),
-           .rank = static_cast<int>(coordinates[i]),
-           .size = static_cast<int>(axes[i].size),
-           .device = device,
-           .connect_timeout = options.connect_timeout(),
-           .timeout = options.timeout()}));
-    }
+    for (size_t i = 0; i < axes.size(); ++i) groups.push_back(make_group(i, ""));
+    meet("");
+  }
+
+  c10::intrusive_ptr<c10d::ProcessGroup> make_group(size_t index, const std::string& purpose) {
+    int64_t stride = 1;
+    for (size_t i = index + 1; i < axes.size(); ++i) stride *= axes[i].size;
+    // The first rank of the line names it: ranks of the same line agree on it, those of others do not.
+    const auto line = c10::str(purpose, axes[index].name, "/", rank - coordinates[index] * stride);
+    return comm::make_process_group(
+        {.name = line,
+         .store = c10::make_intrusive<c10d::PrefixStore>(line, store),
+         .rank = static_cast<int>(coordinates[index]),
+         .size = static_cast<int>(axes[index].size),
+         .device = device,
+         .connect_timeout = options.connect_timeout(),
+         .timeout = options.timeout()});
+  }
+
+  /// All ranks of the mesh come here.
+  void meet(const std::string& purpose) {
+    c10d::PrefixStore place(c10::str("meet ", purpose), store);
+    comm::meet(place, static_cast<int>(rank), static_cast<int>(size()), options.connect_timeout());
   }
 };
 
@@ -205,9 +224,9 @@ Mesh::Mesh(std::vector<Axis> axes, const MeshOptions& options) : state_(std::mak
     state_->claim = std::make_unique<EnvironmentClaim>();
     store = env.connect(options.connect_timeout());
   }
-  store = comm::part_for_next_mesh(store, env.rank);
-  state_->connect(store, options);
-  comm::meet(*store, env.rank, env.world_size, options.connect_timeout());
+  state_->store = comm::part_for_next_mesh(store, env.rank);
+  state_->options = options;
+  state_->connect();
   if (options.store()) return;
   auto& holder = State::from_environment();
   const std::lock_guard lock(holder.mutex);
@@ -281,6 +300,18 @@ const c10::intrusive_ptr<c10d::ProcessGroup>& Mesh::group(const std::string& axi
     throw Error(c10::str("shardwise: ", describe(), " was shut down; it has no process groups any more."));
   }
   return state_->groups[index];
+}
+
+c10::intrusive_ptr<c10d::ProcessGroup> Mesh::reduce_group(const std::string& axis) const {
+  const auto& gather = group(axis);
+  if (!state_->owns_groups || size(axis) == 1) return gather;
+  const std::lock_guard lock(state_->mutex);
+  auto& made = state_->reduce_groups[state_->index(axis)];
+  if (!made) {
+    made = state_->make_group(state_->index(axis), "reduce/");
+    state_->meet("reduce/" + axis);
+  }
+  return made;
 }
 
 void Mesh::shutdown() {

@@ -1,6 +1,6 @@
 #include "engine/backward_watch.h"
 
-#include "engine/unit.h"
+#include "engine/schedule.h"
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -24,7 +24,7 @@ struct Running {
 
 } // namespace
 
-bool BackwardWatch::ByNumber::operator()(const std::shared_ptr<Unit>& a, const std::shared_ptr<Unit>& b) const {
+bool BackwardWatch::ByNumber::operator()(const std::shared_ptr<Schedule>& a, const std::shared_ptr<Schedule>& b) const {
   return a->number() < b->number();
 }
 
@@ -43,20 +43,21 @@ std::shared_ptr<BackwardWatch> BackwardWatch::current() {
   return watch;
 }
 
-void BackwardWatch::arriving(const std::shared_ptr<Unit>& top) {
-  touched_.insert(top);
+bool BackwardWatch::arriving(const std::shared_ptr<Schedule>& tree) {
+  return touched_.insert(tree).second;
 }
 
-void BackwardWatch::arrived(const std::shared_ptr<Unit>& top) {
-  reached_.insert(top);
+void BackwardWatch::arrived(const std::shared_ptr<Schedule>& tree) {
+  reached_.insert(tree);
 }
 
 void BackwardWatch::end() {
-  for (const auto& top : touched_) {
-    if (!reached_.contains(top)) top->forget_backward();
+  // One that fails leaves the others in touched_, to be forgotten.
+  while (!touched_.empty()) {
+    const auto tree = *touched_.begin();
+    touched_.erase(touched_.begin());
+    reached_.contains(tree) ? tree->end_backward() : tree->forget_backward();
   }
-  for (const auto& top : reached_) top->average();
-  touched_.clear();
 }
 
 BackwardWatch::~BackwardWatch() {
@@ -65,7 +66,7 @@ BackwardWatch::~BackwardWatch() {
     const std::lock_guard lock(running.mutex);
     running.watches.erase(backward_);
   }
-  for (const auto& top : touched_) top->forget_backward();
+  for (const auto& tree : touched_) tree->forget_backward();
 }
 
 } // namespace shardwise::engine

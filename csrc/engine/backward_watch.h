@@ -5,9 +5,9 @@
 
 namespace shardwise::engine {
 
-class Unit;
+class Schedule;
 
-/// One backward and the unit trees that it brings gradients to. Its end averages them, in an order that all ranks share
+/// One backward and the unit trees that it comes to. Its end ends it for each of them, in an order that all ranks share
 /// (that in which the trees were made), whatever the order in which gradients arrived.
 /// A backward that dies never reaches its end; the watch notices that too and makes the trees forget it.
 class BackwardWatch {
@@ -15,9 +15,10 @@ class BackwardWatch {
   /// The watch of the backward that runs on this thread.
   static std::shared_ptr<BackwardWatch> current();
 
-  /// A gradient may come to the tree, or has come.
-  void arriving(const std::shared_ptr<Unit>& top);
-  void arrived(const std::shared_ptr<Unit>& top);
+  /// The backward comes to the tree; whether it does so for the first time.
+  bool arriving(const std::shared_ptr<Schedule>& tree);
+  /// It brought a gradient.
+  void arrived(const std::shared_ptr<Schedule>& tree);
 
   ~BackwardWatch();
   BackwardWatch(const BackwardWatch&) = delete;
@@ -28,11 +29,11 @@ class BackwardWatch {
   void end();
 
   struct ByNumber {
-    bool operator()(const std::shared_ptr<Unit>& a, const std::shared_ptr<Unit>& b) const;
+    bool operator()(const std::shared_ptr<Schedule>& a, const std::shared_ptr<Schedule>& b) const;
   };
   int backward_;
-  std::set<std::shared_ptr<Unit>, ByNumber> touched_;
-  std::set<std::shared_ptr<Unit>, ByNumber> reached_;
+  std::set<std::shared_ptr<Schedule>, ByNumber> touched_;
+  std::set<std::shared_ptr<Schedule>, ByNumber> reached_;
 };
 
 } // namespace shardwise::engine

@@ -3,6 +3,20 @@
 #include <shardwise/unit.h>
 
 namespace shardwise {
+namespace {
+
+template <typename Set>
+void for_units(engine::Unit& unit, bool recurse, const Set& set) {
+  set(unit);
+  if (!recurse) return;
+  for (const auto& below : unit.tree()) set(*below);
+}
+
+} // namespace
+
+void Unsharding::wait() {
+  if (const auto unit = unit_.lock()) unit->finish_unshard();
+}
 
 Unit::Unit(std::shared_ptr<engine::Unit> unit) : unit_(std::move(unit)) {}
 
@@ -11,12 +25,56 @@ const std::string& Unit::name() const {
 }
 
 Unit& Unit::set_requires_gradient_sync(bool value, bool recurse) {
-  unit_->set_sync(value, recurse);
+  for_units(*unit_, recurse, [&](engine::Unit& unit) { unit.options.sync = value; });
   return *this;
 }
 
 bool Unit::requires_gradient_sync() const {
-  return unit_->sync();
+  return unit_->options.sync;
+}
+
+Unsharding Unit::unshard(bool async) {
+  unit_->begin_unshard();
+  Unsharding unsharding(unit_);
+  if (!async) unsharding.wait();
+  return unsharding;
+}
+
+Unit& Unit::reshard() {
+  unit_->reshard();
+  return *this;
+}
+
+Unit& Unit::set_reshard_after_forward(bool value, bool recurse) {
+  for_units(*unit_, recurse, [&](engine::Unit& unit) { unit.options.reshard_after_forward = value; });
+  return *this;
+}
+
+Unit& Unit::set_reshard_after_backward(bool value, bool recurse) {
+  for_units(*unit_, recurse, [&](engine::Unit& unit) { unit.options.reshard_after_backward = value; });
+  return *this;
+}
+
+Unit& Unit::set_unshard_in_backward(bool value) {
+  unit_->options.unshard_in_backward = value;
+  return *this;
+}
+
+Unit& Unit::set_forward_prefetch(const std::vector<Unit>& units) {
+  unit_->options.forward_prefetch.clear();
+  for (const auto& unit : units) unit_->options.forward_prefetch.push_back(unit.unit_);
+  return *this;
+}
+
+Unit& Unit::set_backward_prefetch(const std::vector<Unit>& units) {
+  unit_->options.backward_prefetch.clear();
+  for (const auto& unit : units) unit_->options.backward_prefetch.push_back(unit.unit_);
+  return *this;
+}
+
+Unit& Unit::reset() {
+  unit_->schedule()->reset();
+  return *this;
 }
 
 Plan Unit::plan() const {

@@ -1,12 +1,13 @@
 #include "engine/unit.h"
 
-#include "engine/backward_watch.h"
+#include "engine/shards.h"
 #include "engine/structure.h"
 #include "group/compute_guard.h"
 
 #include <shardwise/error.h>
 
 #include <ATen/ops/detach.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -19,23 +20,56 @@ namespace {
 
 std::atomic<int64_t> next_number = 0;
 
-const c10::intrusive_ptr<c10d::ProcessGroup>& only_group(const Mesh& mesh) {
-  if (mesh.ndim() != 1) {
-    throw ValueError(c10::str(
-        "shardwise: replicate expects a 1D DeviceMesh but got ", mesh.describe(),
-        ". Give it a mesh of one axis, over the ranks that are to hold copies."));
-  }
-  return mesh.group(mesh.axes().front().name);
+const char* kind_of(const UnitSettings& settings) {
+  return settings.layout == group::Layout::replicate ? "replicate" : "fully_shard";
 }
 
-std::string line(const NamedTensor& parameter) {
+const std::string& only_axis(const Mesh& mesh, const UnitSettings& settings) {
+  if (mesh.ndim() != 1) {
+    throw ValueError(c10::str(
+        "shardwise: ", kind_of(settings), " expects a 1D DeviceMesh but got ", mesh.describe(),
+        ". Give it a mesh of one axis, over the ranks that are to hold ",
+        settings.layout == group::Layout::replicate ? "copies." : "shards."));
+  }
+  return mesh.axes().front().name;
+}
+
+std::string line(const NamedTensor& parameter, bool sharded) {
   const auto& tensor = parameter.tensor;
+  const auto cut = sharded ? c10::str(" cut along ", parameter.shard_dim) : "";
   return c10::str(
-      "'", parameter.names.front(), "' ", c10::getDtypeNames(tensor.scalar_type()).first, " ", tensor.sizes(),
+      "'", parameter.names.front(), "' ", c10::getDtypeNames(tensor.scalar_type()).first, " ", tensor.sizes(), cut,
       tensor.requires_grad() ? "" : " frozen");
 }
 
-/// `full` ends with `local`: what stands before it, without the dot.
+void check_can_be_sharded(const NamedTensor& parameter) {
+  const auto& tensor = parameter.tensor;
+  const auto& name = parameter.names.front();
+  if (tensor.layout() != at::kStrided || tensor.is_meta()) {
+    throw ValueError(c10::str(
+        "shardwise: the parameter '", name, "' is ", tensor.is_meta() ? "on the meta device" : "not a dense tensor",
+        "; only dense tensors with values can be sharded. ",
+        tensor.is_meta() ? "Give it values first, or name it in ignored_parameters."
+                         : "Name it in ignored_parameters."));
+  }
+  if (tensor.dim() == 0) {
+    throw ValueError(c10::str(
+        "shardwise: fully_shard doesn't support scalar parameters. Change ", name,
+        " to a 1D tensor with numel equal to 1."));
+  }
+  if (!tensor.is_contiguous()) {
+    throw ValueError(c10::str(
+        "shardwise: FSDP does not support non-contiguous parameters yet: '", name, "' has sizes ", tensor.sizes(),
+        " and strides ", tensor.strides(), ". Make it contiguous() before fully_shard()."));
+  }
+  if (parameter.shard_dim < 0 || parameter.shard_dim >= tensor.dim()) {
+    throw ValueError(c10::str(
+        "shardwise: '", name, "' has ", tensor.dim(), " dimensions and cannot be sharded along dimension ",
+        parameter.shard_dim, ". shard_placement must give one that it has."));
+  }
+}
+
+/// What stands before `local` at the end of `full`, without the dot.
 std::string path_before(const std::string& full, const std::string& local) {
   const auto size = full.size() - std::min(full.size(), local.size());
   return full.substr(0, size > 0 ? size - 1 : 0);
@@ -43,63 +77,119 @@ std::string path_before(const std::string& full, const std::string& local) {
 
 } // namespace
 
-Unit::Unit(Mesh mesh) : number_(next_number++), mesh_(std::move(mesh)), collectives_(only_group(mesh_)) {}
+Unit::Unit(const Mesh& mesh, const UnitSettings& settings)
+    : number_(next_number++),
+      mesh_(mesh),
+      settings_(settings),
+      gather_(mesh.group(only_axis(mesh, settings))),
+      reduce_(gather_),
+      schedule_(std::make_shared<Schedule>(number_)) {
+  options.reshard_after_forward = settings.reshard_after_forward;
+}
 
 std::shared_ptr<Unit> Unit::create(
-    Mesh mesh, std::vector<NamedTensor> parameters, const std::vector<NamedTensor>& buffers, bool broadcast) {
-  std::shared_ptr<Unit> unit(new Unit(std::move(mesh)));
+    const Mesh& mesh, std::vector<NamedTensor> parameters, const std::vector<NamedTensor>& buffers,
+    const UnitSettings& settings) {
+  std::shared_ptr<Unit> unit(new Unit(mesh, settings));
   std::vector<NamedTensor> own;
   std::vector<NamedTensor> adopted;
   for (auto& parameter : parameters) (of(parameter.tensor) ? adopted : own).push_back(std::move(parameter));
+  if (unit->sharded()) std::for_each(own.begin(), own.end(), check_can_be_sharded);
   unit->check_structure(own, adopted.size());
+  unit->schedule_->add(unit);
   unit->adopt(adopted);
-  if (broadcast) {
+  if (settings.broadcast) {
     unit->broadcast(own);
     unit->broadcast(buffers);
   }
-  for (auto& [names, tensor] : own) {
-    unit->parameters_.push_back(std::make_unique<group::Parameter>(std::move(names), tensor));
-    unit->parameters_.back()->watch(unit, *unit);
+  if (unit->sharded()) {
+    const auto& axis = mesh.axes().front().name;
+    unit->reduce_ = comm::Collectives(mesh.reduce_group(axis));
+    unit->separate_ = mesh.reduce_group(axis) != mesh.group(axis);
   }
-  unit->renew_groups();
+  for (auto& [names, tensor, dim] : own) {
+    auto& parameter = *unit->parameters_.emplace_back(std::make_unique<group::Parameter>(std::move(names), tensor));
+    parameter.shard_dim = dim;
+    parameter.watch(unit, *unit);
+    if (unit->sharded()) unit->make_shard(parameter);
+  }
+  unit->groups_ = group::Group::make(unit->parameters_, unit->setting());
   return unit;
 }
 
+Unit::~Unit() {
+  std::erase(schedule_->open_, this);
+  if (!sharded()) return;
+  for (const auto& parameter : parameters_) remove_shard(parameter->visible());
+}
+
 std::shared_ptr<Unit> Unit::of(const at::Tensor& parameter) {
+  if (auto unit = unit_of_shard(parameter)) return unit;
   return std::static_pointer_cast<Unit>(group::Parameter::owner(parameter));
 }
 
-std::shared_ptr<Unit> Unit::top() {
-  return outer_ ? outer_->top() : shared_from_this();
+const char* Unit::kind() const {
+  return kind_of(settings_);
+}
+
+std::vector<std::shared_ptr<Unit>> Unit::inner() const {
+  std::vector<std::shared_ptr<Unit>> units;
+  for (const auto& weak : inner_) {
+    if (auto unit = weak.lock()) units.push_back(std::move(unit));
+  }
+  return units;
+}
+
+bool Unit::lies_below(const Unit& other) const {
+  return outer_ && (outer_.get() == &other || outer_->lies_below(other));
 }
 
 bool Unit::has(const at::Tensor& parameter) const {
   const auto unit = of(parameter);
-  const auto units = tree();
-  return std::find(units.begin(), units.end(), unit) != units.end();
+  return unit && (unit.get() == this || unit->lies_below(*this));
+}
+
+group::Group::Setting Unit::setting() const {
+  return {settings_.layout, gather_, settings_.front.get()};
+}
+
+void Unit::make_shard(group::Parameter& parameter) {
+  const auto leaf = parameter.leaf();
+  at::Tensor shard;
+  {
+    const group::ComputeGuard guard;
+    // Of full size at first: its group, which knows who holds what, takes this rank's piece of it.
+    shard = leaf.detach();
+  }
+  parameter.set_shard(shard.set_requires_grad(leaf.requires_grad()));
+  add_shard(shard, weak_from_this());
 }
 
 void Unit::check_structure(const std::vector<NamedTensor>& own, size_t adopted) {
-  if (collectives_.size() == 1) return;
+  if (gather_.size() == 1) return;
   std::vector<std::string> lines;
-  for (const auto& parameter : own) lines.push_back(line(parameter));
-  lines.push_back(c10::str("the end, after ", adopted, " parameters of inner units"));
-  compare_structure(lines, collectives_, mesh_.device(), counters_);
+  for (const auto& parameter : own) lines.push_back(line(parameter, sharded()));
+  lines.push_back(c10::str("the end of a ", kind(), ", after ", adopted, " parameters of inner units"));
+  compare_structure(lines, gather_, mesh_.device(), counters_);
 }
 
 // Inner units are renamed as seen from here: errors then give the full names of parameters.
 void Unit::adopt(const std::vector<NamedTensor>& adopted) {
   std::map<at::TensorImpl*, const NamedTensor*> found;
   std::set<std::shared_ptr<Unit>> tops;
+  const auto top_of = [](std::shared_ptr<Unit> unit) {
+    while (unit->outer_) unit = unit->outer_;
+    return unit;
+  };
   for (const auto& parameter : adopted) {
     found[parameter.tensor.unsafeGetTensorImpl()] = &parameter;
-    tops.insert(of(parameter.tensor)->top());
+    tops.insert(top_of(of(parameter.tensor)));
   }
   for (const auto& top : tops) {
     for (const auto& inner : top->tree()) {
       const auto prefix = inner->name_.empty() ? 0 : inner->name_.size() + 1;
       for (const auto& parameter : inner->parameters_) {
-        const auto seen = found.find(parameter->leaf().unsafeGetTensorImpl());
+        const auto seen = found.find(parameter->visible().unsafeGetTensorImpl());
         if (seen == found.end()) {
           throw ValueError(c10::str(
               "shardwise: some parameters of this module belong to a unit that reaches outside of it (its parameter '",
@@ -114,103 +204,149 @@ void Unit::adopt(const std::vector<NamedTensor>& adopted) {
     }
     top->outer_ = shared_from_this();
     inner_.push_back(top);
+    schedule_->take_over(*std::shared_ptr(top->schedule_));
   }
 }
 
 void Unit::broadcast(const std::vector<NamedTensor>& tensors) {
-  if (collectives_.size() == 1) return;
+  if (gather_.size() == 1) return;
   const group::ComputeGuard guard;
-  for (const auto& [names, tensor] : tensors) {
+  for (const auto& [names, tensor, dim] : tensors) {
     auto values = tensor.detach();
     auto wire = values.is_non_overlapping_and_dense() ? values.as_strided({values.numel()}, {1}) : values.contiguous();
-    collectives_.broadcast(wire, 0, c10::str("the broadcast of '", names.front(), "' from rank 0"), counters_).wait();
+    gather_.broadcast(wire, 0, c10::str("the broadcast of '", names.front(), "' from rank 0"), counters_).wait();
     if (!wire.is_alias_of(values)) values.copy_(wire);
   }
 }
 
 std::vector<std::shared_ptr<Unit>> Unit::tree() const {
-  std::vector<std::shared_ptr<Unit>> units;
-  for (const auto& weak : inner_) {
-    const auto inner = weak.lock();
-    if (!inner) continue;
-    const auto below = inner->tree();
-    units.insert(units.end(), below.begin(), below.end());
-  }
-  units.push_back(std::const_pointer_cast<Unit>(shared_from_this()));
-  std::sort(units.begin(), units.end(), [](const auto& a, const auto& b) { return a->number() < b->number(); });
+  auto units = schedule_->units();
+  std::erase_if(units, [&](const auto& unit) { return unit.get() != this && !unit->lies_below(*this); });
   return units;
 }
 
-void Unit::gradient_arriving() {
-  BackwardWatch::current()->arriving(top());
+void Unit::enter(bool keep_others) {
+  schedule_->enter(*this, keep_others);
 }
 
-void Unit::gradient_arrived() {
-  BackwardWatch::current()->arrived(top());
+void Unit::leave() {
+  schedule_->leave(*this);
 }
 
-void Unit::average() {
-  const auto units = tree();
-  for (const auto& unit : units) unit->begin_average();
-  for (const auto& unit : units) unit->finish_average();
+void Unit::shard_written() {
+  for (const auto& group : groups_) group->full_copies()->mark_stale();
 }
 
-void Unit::begin_average() {
+std::string Unit::parameter_at(const at::Tensor& tensor) const {
+  for (const auto& group : groups_) {
+    if (const auto* parameter = group->full_copies()->find(tensor)) return parameter->name();
+  }
+  return "?";
+}
+
+void Unit::begin_unshard() {
+  if (!sharded()) return;
+  renew_groups();
+  for (const auto& group : groups_) group->full_copies()->begin_unshard(gather_, buffers(), name_, counters_);
+}
+
+void Unit::finish_unshard() {
+  if (!sharded()) return;
+  for (const auto& group : groups_) group->full_copies()->finish_unshard(gather_, buffers(), name_, counters_);
+}
+
+void Unit::reshard() {
+  if (!sharded()) return;
+  for (const auto& group : groups_) group->full_copies()->reshard(buffers(), counters_);
+}
+
+void Unit::unshard(bool backward) {
+  begin_unshard();
+  finish_unshard();
+  for (const auto& weak : backward ? options.backward_prefetch : options.forward_prefetch) {
+    if (const auto unit = weak.lock()) unit->begin_unshard();
+  }
+}
+
+bool Unit::reshards_after_forward() const {
+  return options.reshard_after_forward.value_or(outer_ != nullptr);
+}
+
+void Unit::gradient_arriving(group::Parameter& parameter, bool defined) {
+  schedule_->gradient_arriving(*this, parameter, defined);
+}
+
+void Unit::gradient_arrived(group::Parameter& parameter) {
+  schedule_->gradient_arrived(*this, parameter);
+}
+
+// A replicated unit may be used on some ranks only, so that it takes part whenever its tree does. A sharded one runs on
+// all ranks or on none.
+bool Unit::takes_part() const {
+  return !sharded() || backward.engaged;
+}
+
+bool Unit::may_reduce_early() const {
+  return !sharded() || separate_ || gather_.size() == 1;
+}
+
+void Unit::begin_reduce() {
   ++counters_.backwards;
-  if (!sync_) {
+  if (!options.sync) {
     for (const auto& parameter : parameters_) parameter->keep_for_later();
     return;
   }
-  renew_groups();
-  if (collectives_.size() == 1) return;
-  for (auto& group : groups_) group.begin_reduce(collectives_, name_, counters_);
-}
-
-void Unit::renew_groups() {
-  std::vector<group::Parameter*> trained;
-  for (const auto& parameter : parameters_) {
-    if (parameter->leaf().requires_grad()) {
-      trained.push_back(parameter.get());
-    } else {
-      parameter->forget_backward();
-    }
+  if (gather_.size() == 1) return;
+  for (const auto& group : groups_) {
+    if (auto* gradients = group->gradients()) gradients->begin(reduce_, buffers(), name_, counters_);
   }
-  const auto fits = [](const group::Group& group) { return group.fits(); };
-  if (trained == trained_ && std::all_of(groups_.begin(), groups_.end(), fits)) return;
-  groups_ = group::Group::make(trained);
-  trained_ = std::move(trained);
 }
 
-void Unit::finish_average() {
-  if (!sync_) return;
-  if (collectives_.size() == 1) {
+void Unit::wait_reduce() {
+  for (const auto& group : groups_) {
+    if (auto* gradients = group->gradients()) gradients->wait(buffers());
+  }
+}
+
+void Unit::publish() {
+  if (!options.sync) return;
+  if (gather_.size() == 1) {
     for (const auto& parameter : parameters_) {
       const auto local = parameter->take_local();
       if (local.defined()) parameter->publish(local);
     }
     return;
   }
-  for (auto& group : groups_) group.finish_reduce();
-}
-
-void Unit::forget_backward() {
-  for (const auto& unit : tree()) {
-    for (const auto& parameter : unit->parameters_) parameter->forget_backward();
+  for (const auto& group : groups_) {
+    auto* gradients = group->gradients();
+    if (gradients != nullptr && gradients->under_way()) gradients->publish();
   }
 }
 
-void Unit::set_sync(bool value, bool recurse) {
-  sync_ = value;
-  if (!recurse) return;
-  for (const auto& unit : tree()) unit->sync_ = value;
+void Unit::forget_backward() {
+  for (const auto& parameter : parameters_) parameter->forget_backward();
+  for (const auto& group : groups_) {
+    if (auto* gradients = group->gradients()) gradients->drop(buffers());
+  }
+}
+
+void Unit::renew_groups() {
+  const auto fits = [](const auto& group) { return group->fits(); };
+  if (!std::all_of(groups_.begin(), groups_.end(), fits)) {
+    reshard();
+    groups_.clear();
+    groups_ = group::Group::make(parameters_, setting());
+    return;
+  }
+  for (const auto& group : groups_) group->follow_requires_grad();
 }
 
 Plan Unit::plan() const {
   Plan plan;
   plan.mesh = mesh_.describe();
   for (const auto& unit : tree()) {
-    Plan::Unit row{.name = unit->name_, .kind = "replicate", .groups = {}};
-    for (const auto& group : unit->groups_) row.groups.push_back(group.plan());
+    Plan::Unit row{.name = unit->name_, .kind = unit->kind(), .groups = {}};
+    for (const auto& group : unit->groups_) row.groups.push_back(group->plan());
     plan.units.push_back(std::move(row));
   }
   return plan;
@@ -218,16 +354,7 @@ Plan Unit::plan() const {
 
 Counters Unit::counters() const {
   Counters sum;
-  for (const auto& unit : tree()) {
-    const auto& part = unit->counters_;
-    sum.backwards = std::max(sum.backwards, part.backwards);
-    sum.all_reduces += part.all_reduces;
-    sum.broadcasts += part.broadcasts;
-    sum.all_gathers += part.all_gathers;
-    sum.collective_bytes += part.collective_bytes;
-    sum.copied_bytes += part.copied_bytes;
-    sum.allocations += part.allocations;
-  }
+  for (const auto& unit : tree()) sum += unit->counters_;
   return sum;
 }
 

@@ -1,6 +1,8 @@
 #pragma once
 
 #include "comm/collectives.h"
+#include "engine/schedule.h"
+#include "group/front.h"
 #include "group/group.h"
 #include "group/parameter.h"
 
@@ -9,6 +11,7 @@
 #include <shardwise/unit.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,75 +21,158 @@ namespace shardwise::engine {
 struct NamedTensor {
   std::vector<std::string> names;
   at::Tensor tensor;
+  /// The dimension to cut it along.
+  int64_t shard_dim = 0;
 };
 
-/// One replicate() call: the parameters below a module that no inner unit has, and the order of their averaging.
+/// How a unit is made.
+struct UnitSettings {
+  group::Layout layout = group::Layout::replicate;
+  /// Every rank first gets the values of rank 0.
+  bool broadcast = false;
+  /// Unset: a unit frees its full copies after its forward, the outermost one keeps them.
+  std::optional<bool> reshard_after_forward = std::nullopt;
+  /// Needed where full copies come and go; lives as long as the unit.
+  std::shared_ptr<group::Front> front = nullptr;
+};
+
+/// One call of replicate() or fully_shard(): the parameters below a module that no inner unit has. Units form a tree,
+/// and the schedule of their tree says when they do what.
 ///
-/// Units form a tree: a unit takes over the trees of the units whose parameters lie below it. A backward that brings
-/// a gradient anywhere in a tree averages all its groups, once, at the end of the backward, in the order in which the
-/// units were made. Which ranks used which parameter has no say in it, so ranks agree on the order.
-///
-/// The hooks of its parameters keep a unit alive, a unit keeps its outer one; nothing here keeps a parameter alive.
-/// Belongs to the thread that trains; autograd's device threads may call in one at a time.
+/// The hooks of its leaves keep a unit alive, a unit keeps its outer one; nothing here keeps a leaf alive.
 class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private group::Parameter::Listener {
  public:
-  /// Every tensor once. Compares the names, shapes and dtypes of all ranks; with `broadcast` every rank then gets the
-  /// values of rank 0 of the parameters that this unit has itself and of the buffers.
+  /// Every tensor once. Compares the names, shapes and dtypes of all ranks; broadcasts the parameters that this unit
+  /// has itself, and the buffers.
   static std::shared_ptr<Unit> create(
-      Mesh mesh, std::vector<NamedTensor> parameters, const std::vector<NamedTensor>& buffers, bool broadcast);
+      const Mesh& mesh, std::vector<NamedTensor> parameters, const std::vector<NamedTensor>& buffers,
+      const UnitSettings& settings);
+  ~Unit() override;
 
-  /// The unit that has this parameter; null when none has.
+  /// The unit that has this leaf or shard; null when none has.
   static std::shared_ptr<Unit> of(const at::Tensor& parameter);
 
   const std::string& name() const {
     return name_;
   }
-  std::shared_ptr<Unit> top();
-  bool has(const at::Tensor& parameter) const;
-
-  void set_sync(bool value, bool recurse);
-  bool sync() const {
-    return sync_;
+  /// "replicate" or "fully_shard".
+  const char* kind() const;
+  bool sharded() const {
+    return settings_.layout != group::Layout::replicate;
   }
-
-  /// At the end of a backward that brought gradients to this tree; this is its top.
-  void average();
-  /// At the end of a backward that failed, or that brought none.
-  void forget_backward();
-
-  Plan plan() const;
-  Counters counters() const;
   /// Units that were made earlier have lower numbers.
   int64_t number() const {
     return number_;
   }
+  const std::vector<std::unique_ptr<group::Parameter>>& parameters() const {
+    return parameters_;
+  }
+  const comm::Collectives& collectives() const {
+    return gather_;
+  }
+  comm::Buffers& buffers() const {
+    return schedule_->buffers();
+  }
+
+  // The tree.
+  const std::shared_ptr<Unit>& outer() const {
+    return outer_;
+  }
+  std::vector<std::shared_ptr<Unit>> inner() const;
+  bool lies_below(const Unit& other) const;
+  /// This unit and all below it, in the order in which they were made.
+  std::vector<std::shared_ptr<Unit>> tree() const;
+  /// Whether this unit or one below it has the parameter.
+  bool has(const at::Tensor& parameter) const;
+  const std::shared_ptr<Schedule>& schedule() const {
+    return schedule_;
+  }
+  void set_schedule(std::shared_ptr<Schedule> schedule) {
+    schedule_ = std::move(schedule);
+  }
+
+  // What front ends announce.
+  /// A full copy is about to be used, or the module begins.
+  void enter(bool keep_others);
+  void leave();
+  /// A shard is about to be written.
+  void shard_written();
+  /// The parameter that lies at this memory, for errors.
+  std::string parameter_at(const at::Tensor& tensor) const;
+
+  // Full copies.
+  void begin_unshard();
+  void finish_unshard();
+  void reshard();
+  /// Both, and then starts those of the units to prefetch.
+  void unshard(bool backward);
+  bool reshards_after_forward() const;
+  bool reshards_after_backward() const {
+    return options.reshard_after_backward;
+  }
+  bool unshards_in_backward() const {
+    return sharded() && options.unshard_in_backward;
+  }
+
+  // Gradients.
+  /// Whether this unit reduces at the end of the running backward.
+  bool takes_part() const;
+  bool may_reduce_early() const;
+  void begin_reduce();
+  void wait_reduce();
+  void publish();
+  void forget_backward();
+  /// Makes the groups anew when parameters were cast, moved or loaded since, their buckets when some were frozen.
+  void renew_groups();
+
+  /// What the handle sets; every flag is read where its name says.
+  struct Options {
+    bool sync = true;
+    bool reshard_after_backward = true;
+    bool unshard_in_backward = true;
+    std::optional<bool> reshard_after_forward;
+    std::vector<std::weak_ptr<Unit>> forward_prefetch;
+    std::vector<std::weak_ptr<Unit>> backward_prefetch;
+  };
+  Options options;
+
+  /// The schedule's notes about the running backward.
+  struct Backward {
+    /// Parameters whose gradient is still to come.
+    int64_t missing = 0;
+    /// It used this unit already.
+    bool entered = false;
+    /// The unit was used, with gradients to come, since the last backward ended.
+    bool engaged = false;
+  };
+  Backward backward;
+
+  Plan plan() const;
+  Counters counters() const;
 
  private:
-  explicit Unit(Mesh mesh);
-  void gradient_arriving() override;
-  void gradient_arrived() override;
+  Unit(const Mesh& mesh, const UnitSettings& settings);
+  void gradient_arriving(group::Parameter& parameter, bool defined) override;
+  void gradient_arrived(group::Parameter& parameter) override;
 
   void adopt(const std::vector<NamedTensor>& adopted);
   void check_structure(const std::vector<NamedTensor>& own, size_t adopted);
   void broadcast(const std::vector<NamedTensor>& tensors);
-  /// This unit and all below it, in the order in which they were made.
-  std::vector<std::shared_ptr<Unit>> tree() const;
-  void begin_average();
-  void finish_average();
-  /// Makes the groups anew when parameters were cast, moved, frozen or unfrozen since.
-  void renew_groups();
+  void make_shard(group::Parameter& parameter);
+  group::Group::Setting setting() const;
 
   int64_t number_;
   std::string name_;
   Mesh mesh_;
-  comm::Collectives collectives_;
+  UnitSettings settings_;
+  comm::Collectives gather_;
+  comm::Collectives reduce_;
+  bool separate_ = false;
   std::vector<std::unique_ptr<group::Parameter>> parameters_;
-  /// The parameters that are trained, in groups.
-  std::vector<group::Parameter*> trained_;
-  std::vector<group::Group> groups_;
+  std::vector<std::unique_ptr<group::Group>> groups_;
   std::shared_ptr<Unit> outer_;
   std::vector<std::weak_ptr<Unit>> inner_;
-  bool sync_ = true;
+  std::shared_ptr<Schedule> schedule_;
   Counters counters_;
 };
 

@@ -1,13 +1,5 @@
 #include "group/group.h"
 
-#include "group/compute_guard.h"
-
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
-#include <ATen/ops/mul.h>
-#include <ATen/ops/view_as_real.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/record_function.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -17,125 +9,83 @@ namespace {
 
 constexpr int64_t kAlignmentBytes = 128;
 
-std::vector<int64_t> row_major(at::IntArrayRef sizes) {
-  std::vector<int64_t> strides(sizes.size());
-  int64_t stride = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= std::max<int64_t>(sizes[i], 1);
-  }
-  return strides;
-}
-
 } // namespace
 
-Group::Group(std::vector<Parameter*> parameters) : parameters_(std::move(parameters)) {
-  std::vector<int64_t> numels;
-  for (const auto* parameter : parameters_) {
-    const auto leaf = parameter->leaf();
-    // Gradients keep the memory format of their parameter, as autograd's do.
-    shapes_.push_back(
-        {leaf.sizes().vec(), leaf.is_non_overlapping_and_dense() ? leaf.strides().vec() : row_major(leaf.sizes())});
-    numels.push_back(leaf.numel());
-    options_ = leaf.options().requires_grad(false);
+Group::Group(std::vector<Parameter*> parameters, const Setting& setting)
+    : parameters_(std::move(parameters)),
+      layout_(setting.layout),
+      world_(setting.world()) {
+  for (const auto* parameter : parameters_) sizes_.push_back(parameter->leaf().sizes().vec());
+  options_ = parameters_.front()->visible().options().requires_grad(false);
+  if (layout_ != Layout::replicate) {
+    full_copies_.emplace(parameters_, lay_out(parameters_), layout_ == Layout::flat, setting.gather, *setting.front);
   }
-  layout_ = layout::flat(numels, std::max<int64_t>(1, kAlignmentBytes / options_.dtype().itemsize()));
 }
 
-std::vector<Group> Group::make(const std::vector<Parameter*>& parameters) {
+layout::Shards Group::lay_out(const std::vector<Parameter*>& parameters) const {
+  std::vector<std::vector<int64_t>> shapes;
+  std::vector<int64_t> dims;
+  for (const auto* parameter : parameters) {
+    shapes.push_back(parameter->leaf().sizes().vec());
+    dims.push_back(parameter->shard_dim);
+  }
+  const auto alignment = std::max<int64_t>(1, kAlignmentBytes / static_cast<int64_t>(options_.dtype().itemsize()));
+  return layout_ == Layout::flat ? layout::flat(shapes, world_, alignment)
+                                 : layout::rows(shapes, dims, world_, alignment);
+}
+
+std::vector<std::unique_ptr<Group>> Group::make(
+    const std::vector<std::unique_ptr<Parameter>>& parameters, const Setting& setting) {
   std::vector<std::vector<Parameter*>> parts;
-  const auto same = [](const Parameter& a, const Parameter& b) {
-    return a.leaf().scalar_type() == b.leaf().scalar_type() && a.leaf().device() == b.leaf().device();
+  const auto same = [](const at::Tensor& a, const at::Tensor& b) {
+    return a.scalar_type() == b.scalar_type() && a.device() == b.device();
   };
-  for (auto* parameter : parameters) {
-    const auto part =
-        std::find_if(parts.begin(), parts.end(), [&](const auto& p) { return same(*p.front(), *parameter); });
+  for (const auto& parameter : parameters) {
+    const auto part = std::find_if(
+        parts.begin(), parts.end(), [&](const auto& p) { return same(p.front()->visible(), parameter->visible()); });
     if (part == parts.end()) {
-      parts.push_back({parameter});
+      parts.push_back({parameter.get()});
     } else {
-      part->push_back(parameter);
+      part->push_back(parameter.get());
     }
   }
-  std::vector<Group> groups;
-  for (auto& part : parts) groups.emplace_back(std::move(part));
+  std::vector<std::unique_ptr<Group>> groups;
+  for (auto& part : parts) {
+    groups.push_back(std::make_unique<Group>(std::move(part), setting));
+    groups.back()->follow_requires_grad();
+  }
   return groups;
 }
 
 bool Group::fits() const {
+  if (full_copies_) return full_copies_->fits();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto leaf = parameters_[i]->leaf();
     if (leaf.scalar_type() != options_.dtype().toScalarType() || leaf.device() != options_.device() ||
-        leaf.sizes() != shapes_[i].sizes) {
+        leaf.sizes() != sizes_[i]) {
       return false;
     }
   }
   return true;
 }
 
-at::Tensor Group::gradient_view(size_t index) const {
-  return bucket_.as_strided(shapes_[index].sizes, shapes_[index].strides, layout_.offsets[index]);
-}
-
-at::Tensor Group::counts_view() const {
-  return bucket_.narrow(0, layout_.total, static_cast<int64_t>(parameters_.size()));
-}
-
-// Gradients that are kept past zero_grad() are views of the bucket, which is then left to them: two take turns.
-void Group::provide_bucket(Counters& counters) {
-  const auto is_free = [](const at::Tensor& bucket) { return bucket.defined() && bucket.storage().use_count() == 1; };
-  if (is_free(bucket_)) return;
-  std::swap(bucket_, spare_);
-  if (is_free(bucket_)) return;
-  bucket_ = at::zeros({layout_.total + static_cast<int64_t>(parameters_.size())}, options_);
-  ++counters.allocations;
-}
-
-void Group::begin_reduce(const comm::Collectives& collectives, const std::string& unit, Counters& counters) {
-  RECORD_FUNCTION(c10::str("FSDP::post_backward_reduce (", unit, ")"), std::vector<c10::IValue>());
-  {
-    const ComputeGuard guard;
-    provide_bucket(counters);
-    const double scale = 1.0 / collectives.size();
-    used_here_.assign(parameters_.size(), false);
-    std::vector<float> counts(parameters_.size(), 0);
-    for (size_t i = 0; i < parameters_.size(); ++i) {
-      const auto local = parameters_[i]->take_local();
-      auto slot = gradient_view(i);
-      used_here_[i] = local.defined();
-      if (!used_here_[i]) {
-        slot.zero_();
-        continue;
-      }
-      at::mul_out(slot, local, scale);
-      counts[i] = 1;
-      counters.copied_bytes += static_cast<int64_t>(slot.nbytes());
+void Group::follow_requires_grad() {
+  std::vector<Parameter*> trained;
+  for (auto* parameter : parameters_) {
+    const bool is_trained = parameter->visible().requires_grad();
+    if (full_copies_ && parameter->leaf().requires_grad() != is_trained)
+      parameter->leaf().set_requires_grad(is_trained);
+    if (is_trained) {
+      trained.push_back(parameter);
+    } else {
+      parameter->forget_backward();
     }
-    counts_view().copy_(at::from_blob(counts.data(), {static_cast<int64_t>(counts.size())}, at::kFloat));
   }
-  const auto payload = bucket_.is_complex() ? at::view_as_real(bucket_).view({-1}) : bucket_;
-  sum_ = collectives.all_reduce(
-      payload,
-      c10::str(
-          "the all-reduce of the gradients of unit '", unit, "' (", parameters_.front()->name(), " and ",
-          parameters_.size() - 1, " more parameters)"),
-      counters);
-}
-
-void Group::finish_reduce() {
-  sum_->wait();
-  sum_.reset();
-  const auto unused = std::find(used_here_.begin(), used_here_.end(), false) != used_here_.end();
-  at::Tensor counts;
-  // Only a rank that left a parameter unused has to look at the counts, and to wait for the device.
-  if (unused) counts = at::real(counts_view()).to(at::kCPU, at::kFloat);
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (!used_here_[i] && counts.data_ptr<float>()[i] == 0) continue;
-    at::Tensor mean;
-    {
-      const ComputeGuard guard;
-      mean = gradient_view(i);
-    }
-    parameters_[i]->publish(mean);
+  if (trained.empty()) {
+    gradients_.reset();
+  } else if (!gradients_ || trained != gradients_->parameters()) {
+    auto layout = lay_out(trained);
+    gradients_.emplace(std::move(trained), std::move(layout));
   }
 }
 
@@ -147,7 +97,8 @@ Plan::Group Group::plan() const {
   const auto item = static_cast<int64_t>(options_.dtype().itemsize());
   for (const auto* parameter : parameters_) plan.elements += parameter->leaf().numel();
   plan.bytes = plan.elements * item;
-  plan.bucket_bytes = (layout_.total + plan.parameters) * item;
+  plan.bucket_bytes = gradients_ ? gradients_->bucket_bytes() : 0;
+  plan.shard_bytes = full_copies_ ? full_copies_->part_bytes() : plan.bytes;
   return plan;
 }
 

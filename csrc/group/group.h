@@ -1,57 +1,71 @@
 #pragma once
 
-#include "comm/collectives.h"
+#include "group/full_copies.h"
+#include "group/gradients.h"
 #include "group/parameter.h"
-#include "layout/flat.h"
 
 #include <shardwise/counters.h>
 #include <shardwise/plan.h>
 
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace shardwise::group {
 
-/// Parameters of a unit that travel in one all-reduce: same dtype, same device.
-///
-/// The bucket holds every gradient divided by the number of ranks, then one count per parameter: 1 where this rank
-/// used it. After the sum, a parameter with count 0 was used nowhere and gets no gradient.
+/// How the parameters of a unit lie on the ranks.
+enum class Layout { replicate, rows, flat };
+
+/// Parameters of a unit that travel together: same dtype, same device.
 class Group {
  public:
+  /// What all groups of a unit have in common.
+  struct Setting {
+    Layout layout = Layout::replicate;
+    comm::Collectives gather;
+    Front* front = nullptr;
+    int64_t world() const {
+      return layout == Layout::replicate ? 1 : gather.size();
+    }
+  };
+
   /// The parameters stay their unit's. All have the dtype and device of the first.
-  explicit Group(std::vector<Parameter*> parameters);
+  Group(std::vector<Parameter*> parameters, const Setting& setting);
 
   /// One group for each dtype and device, in the order of the first parameter of each.
-  static std::vector<Group> make(const std::vector<Parameter*>& parameters);
-  /// Whether dtype, device and sizes are still those that the group was made for.
+  static std::vector<std::unique_ptr<Group>> make(
+      const std::vector<std::unique_ptr<Parameter>>& parameters, const Setting& setting);
+  /// Whether dtype, device, sizes and memory are still those that the group was made for.
   bool fits() const;
+  /// Makes the bucket anew when parameters were frozen or unfrozen, and passes that on to the leaves.
+  void follow_requires_grad();
 
-  /// Copies what waits into the bucket and starts the sum; each parameter then has nothing waiting.
-  void begin_reduce(const comm::Collectives& collectives, const std::string& unit, Counters& counters);
-  /// Waits for the sum and publishes the means, as views of the bucket.
-  void finish_reduce();
+  /// Null where every rank holds everything.
+  FullCopies* full_copies() {
+    return full_copies_ ? &*full_copies_ : nullptr;
+  }
+  /// Null when all parameters are frozen.
+  Gradients* gradients() {
+    return gradients_ ? &*gradients_ : nullptr;
+  }
+  const std::vector<Parameter*>& parameters() const {
+    return parameters_;
+  }
 
   Plan::Group plan() const;
 
  private:
-  struct Shape {
-    std::vector<int64_t> sizes;
-    std::vector<int64_t> strides;
-  };
-
-  at::Tensor gradient_view(size_t index) const;
-  at::Tensor counts_view() const;
-  void provide_bucket(Counters& counters);
+  layout::Shards lay_out(const std::vector<Parameter*>& parameters) const;
 
   std::vector<Parameter*> parameters_;
-  std::vector<Shape> shapes_;
+  std::vector<std::vector<int64_t>> sizes_;
   at::TensorOptions options_;
-  layout::Flat layout_;
-  at::Tensor bucket_;
-  at::Tensor spare_;
-  std::vector<bool> used_here_;
-  std::optional<comm::Pending> sum_;
+  Layout layout_;
+  int64_t world_;
+  std::optional<FullCopies> full_copies_;
+  std::optional<Gradients> gradients_;
 };
 
 } // namespace shardwise::group

@@ -20,8 +20,8 @@ class Parameter::PreHook {
   PreHook(std::shared_ptr<void> owner, Parameter& parameter) : owner_(std::move(owner)), parameter_(&parameter) {}
 
   /// Undefined: the gradient stays as it is.
-  at::TensorBase operator()(const at::TensorBase& /*gradient*/) const {
-    parameter_->set_aside(owner_);
+  at::TensorBase operator()(const at::TensorBase& gradient) const {
+    parameter_->set_aside(owner_, gradient.defined());
     return {};
   }
 
@@ -132,12 +132,12 @@ void Parameter::take_post_hook_slot(const std::shared_ptr<void>& owner, const at
   autograd::impl::set_post_acc_grad_hooks(leaf, std::make_unique<PostHook>(owner, *this, std::move(slot)));
 }
 
-void Parameter::set_aside(const std::shared_ptr<void>& owner) {
-  listener_->gradient_arriving();
+void Parameter::set_aside(const std::shared_ptr<void>& owner, bool defined) {
+  listener_->gradient_arriving(*this, defined);
   const auto tensor = leaf();
   take_post_hook_slot(owner, tensor);
   if (aside_) return;
-  visible_ = std::exchange(tensor.mutable_grad(), at::Tensor());
+  put_aside_ = std::exchange(tensor.mutable_grad(), at::Tensor());
   aside_ = true;
 }
 
@@ -157,14 +157,14 @@ void Parameter::collect(const std::shared_ptr<void>& owner, const at::Tensor& le
   const bool shared = arrived.requires_grad();
   arrived = arrived.detach();
   fresh_ = fresh_.defined() ? at::add(fresh_, arrived) : (shared ? arrived.clone() : std::move(arrived));
-  listener_->gradient_arrived();
+  listener_->gradient_arrived(*this);
 }
 
 // Somebody cleared the tensor's hooks (Python's first register_hook does). What is in .grad is this backward's alone
 // unless a gradient was there before, which only the pre-hook could have kept apart.
 void Parameter::replace_pre_hook(const std::shared_ptr<void>& owner, const at::Tensor& leaf) {
   add_pre_hook(owner, leaf);
-  listener_->gradient_arriving();
+  listener_->gradient_arriving(*this, true);
   const auto before = published_.lock();
   if (before && (before.get() == leaf.grad().unsafeGetTensorImpl() || leaf.grad().requires_grad())) {
     throw Error(c10::str(
@@ -179,8 +179,8 @@ void Parameter::put_back() {
   if (!aside_) return;
   aside_ = false;
   auto impl = leaf_.lock();
-  if (impl) at::Tensor(std::move(impl)).mutable_grad() = std::move(visible_);
-  visible_ = at::Tensor();
+  if (impl) at::Tensor(std::move(impl)).mutable_grad() = std::move(put_aside_);
+  put_aside_ = at::Tensor();
 }
 
 at::Tensor Parameter::take_local() {
@@ -206,7 +206,7 @@ void Parameter::forget_backward() {
 }
 
 void Parameter::publish(const at::Tensor& mean) {
-  const auto tensor = leaf();
+  const auto tensor = visible();
   {
     const ComputeGuard guard;
     auto& grad = tensor.mutable_grad();
@@ -217,8 +217,10 @@ void Parameter::publish(const at::Tensor& mean) {
     }
     published_ = grad.getIntrusivePtr();
   }
-  const auto* ours = dynamic_cast<const PostHook*>(autograd::impl::post_acc_grad_hooks(tensor).get());
-  if (ours != nullptr && ours->users_) (*ours->users_)(tensor);
+  auto* hook = autograd::impl::post_acc_grad_hooks(tensor).get();
+  const auto* ours = dynamic_cast<const PostHook*>(hook);
+  auto* users = ours == nullptr ? hook : ours->users_.get();
+  if (users != nullptr) (*users)(tensor);
 }
 
 } // namespace shardwise::group

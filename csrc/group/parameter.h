@@ -8,23 +8,24 @@
 
 namespace shardwise::group {
 
-/// A parameter of a replicated module, and the parts of its gradient that are on their way.
+/// A parameter of a unit, and the parts of its gradient that are on their way. Two tensors where it is sharded: the
+/// full leaf that its module computes with, and this rank's shard, which the optimizer sees. Else both are the leaf.
 ///
 /// What the user sees in .grad is always averaged: during a backward the visible gradient is put aside, what autograd
 /// accumulates is taken as `fresh`, and the visible one is put back. A backward without synchronisation adds fresh to
 /// `pending`, out of sight until a backward with synchronisation averages both.
 ///
-/// Does not keep the leaf alive: the leaf's hooks keep the owner of this.
+/// Does not keep the leaf alive, only the shard: the leaf's hooks keep the owner of this.
 class Parameter {
  public:
   /// Is told of every gradient, on the thread that runs the backward.
   class Listener {
    public:
     virtual ~Listener() = default;
-    /// Before autograd looks at .grad; perhaps nothing will be accumulated.
-    virtual void gradient_arriving() = 0;
+    /// Before autograd looks at .grad; nothing will be accumulated when the gradient is undefined.
+    virtual void gradient_arriving(Parameter& parameter, bool defined) = 0;
     /// A gradient was accumulated and taken.
-    virtual void gradient_arrived() = 0;
+    virtual void gradient_arrived(Parameter& parameter) = 0;
   };
 
   Parameter(std::vector<std::string> names, const at::Tensor& leaf);
@@ -42,6 +43,14 @@ class Parameter {
 
   /// Raises Error when its module dropped the tensor after it was wrapped.
   at::Tensor leaf() const;
+  /// What the optimizer sees: the shard, or the leaf where there is none.
+  at::Tensor visible() const {
+    return shard_.defined() ? shard_ : leaf();
+  }
+  /// From now on gradients are published to this tensor. The leaf has the sizes of the whole parameter.
+  void set_shard(at::Tensor shard) {
+    shard_ = std::move(shard);
+  }
   bool alive() const {
     return !leaf_.expired();
   }
@@ -62,6 +71,12 @@ class Parameter {
   /// Adds the mean to .grad and runs the user's post-accumulate hook.
   void publish(const at::Tensor& mean);
 
+  /// The dimension along which `rows` cuts it.
+  int64_t shard_dim = 0;
+  /// Whether the running backward will bring a gradient here, and whether it did or came without one.
+  bool expected = false;
+  bool arrived = false;
+
  private:
   class PreHook;
   class PreHookNode;
@@ -71,14 +86,15 @@ class Parameter {
   void add_pre_hook(const std::shared_ptr<void>& owner, const at::Tensor& leaf);
   void take_post_hook_slot(const std::shared_ptr<void>& owner, const at::Tensor& leaf);
   void replace_pre_hook(const std::shared_ptr<void>& owner, const at::Tensor& leaf);
-  void set_aside(const std::shared_ptr<void>& owner);
+  void set_aside(const std::shared_ptr<void>& owner, bool defined);
   void collect(const std::shared_ptr<void>& owner, const at::Tensor& leaf);
   void put_back();
 
   std::vector<std::string> names_;
   c10::weak_intrusive_ptr<at::TensorImpl> leaf_;
   Listener* listener_ = nullptr;
-  at::Tensor visible_;
+  at::Tensor shard_;
+  at::Tensor put_aside_;
   bool aside_ = false;
   at::Tensor fresh_;
   at::Tensor pending_;

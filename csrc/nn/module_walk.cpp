@@ -14,7 +14,7 @@ class Collection {
     if (!tensor.defined()) return;
     const auto [entry, is_new] = index_.try_emplace(tensor.unsafeGetTensorImpl(), tensors_.size());
     if (is_new) {
-      tensors_.push_back({{name}, tensor});
+      tensors_.push_back({.names = {name}, .tensor = tensor});
     } else {
       tensors_[entry->second].names.push_back(name);
     }
@@ -43,6 +43,21 @@ ModuleTensors walk(const torch::nn::Module& module) {
   Collection buffers(tensors.buffers);
   visit(module, "", parameters, buffers);
   return tensors;
+}
+
+void add_all(const ModuleTensors& from, ModuleTensors& to) {
+  const auto add = [](const std::vector<engine::NamedTensor>& source, std::vector<engine::NamedTensor>& target) {
+    std::vector<engine::NamedTensor> merged;
+    Collection collection(merged);
+    for (const auto* list : std::initializer_list<const std::vector<engine::NamedTensor>*>{&target, &source}) {
+      for (const auto& tensor : *list) {
+        for (const auto& name : tensor.names) collection.add(name, tensor.tensor);
+      }
+    }
+    target = std::move(merged);
+  };
+  add(from.parameters, to.parameters);
+  add(from.buffers, to.buffers);
 }
 
 } // namespace shardwise::nn

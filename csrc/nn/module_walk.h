@@ -17,4 +17,7 @@ struct ModuleTensors {
 
 ModuleTensors walk(const torch::nn::Module& module);
 
+/// Adds what is not in `to` yet; a tensor that is there gets one more name.
+void add_all(const ModuleTensors& from, ModuleTensors& to);
+
 } // namespace shardwise::nn

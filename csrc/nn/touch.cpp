@@ -1,6 +1,6 @@
 #include "nn/touch.h"
 
-#include "nn/leaf_storage.h"
+#include "group/leaf_storage.h"
 
 #include <shardwise/error.h>
 
@@ -85,16 +85,26 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
   // The operations that a listener or this operation make in turn are not touches.
   const c10::impl::ExcludeDispatchKeyGuard not_a_touch(kTouchKey);
   const auto& schema = operation.schema();
-  for_each_keyed(schema, *stack, [&](const at::Tensor& tensor, const c10::Argument& argument) {
-    const auto listener = Registry::get().find(tensor.storage().unsafeGetStorageImpl());
-    if (!listener) return;
-    const auto* alias = argument.alias_info();
-    listener->touched({operation, tensor, alias != nullptr && alias->isWrite()});
-  });
-  // Only now: a later listener may have freed what an earlier one brought.
-  for_each_keyed(schema, *stack, [&](const at::Tensor& tensor, const c10::Argument&) {
-    if (is_freed(tensor)) refuse(operation, tensor);
-  });
+  const auto tell = [&](bool again) {
+    for_each_keyed(schema, *stack, [&](const at::Tensor& tensor, const c10::Argument& argument) {
+      const auto listener = Registry::get().find(tensor.storage().unsafeGetStorageImpl());
+      if (!listener) return;
+      const auto* alias = argument.alias_info();
+      listener->touched({operation, tensor, alias != nullptr && alias->isWrite(), again});
+    });
+  };
+  const auto first_freed = [&] {
+    const at::Tensor* freed = nullptr;
+    for_each_keyed(schema, *stack, [&](const at::Tensor& tensor, const c10::Argument&) {
+      if (freed == nullptr && group::is_freed(tensor)) freed = &tensor;
+    });
+    return freed;
+  };
+  tell(false);
+  if (first_freed() != nullptr) {
+    tell(true);
+    if (const auto* tensor = first_freed()) refuse(operation, *tensor);
+  }
   operation.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTouchKey), stack);
 }
 

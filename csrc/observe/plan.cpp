@@ -80,7 +80,8 @@ std::string Plan::json() const {
       const auto& group = unit.groups[k];
       text << (k ? ", " : "") << "{\"dtype\": " << quoted(group.dtype) << ", \"device\": " << quoted(group.device)
            << ", \"parameters\": " << group.parameters << ", \"elements\": " << group.elements
-           << ", \"bytes\": " << group.bytes << ", \"bucket_bytes\": " << group.bucket_bytes << "}";
+           << ", \"bytes\": " << group.bytes << ", \"bucket_bytes\": " << group.bucket_bytes
+           << ", \"shard_bytes\": " << group.shard_bytes << "}";
     }
     text << "]}";
   }

@@ -1,21 +1,32 @@
 #pragma once
 
+#include <shardwise/export.h>
+
 #include <cstdint>
 
 namespace shardwise {
 
 /// What a unit and the units below it have done since they were made.
-struct Counters {
+struct SHARDWISE_API Counters {
   int64_t backwards = 0;
   int64_t all_reduces = 0;
   int64_t broadcasts = 0;
   int64_t all_gathers = 0;
+  int64_t reduce_scatters = 0;
   /// Bytes handed to collectives by this rank.
   int64_t collective_bytes = 0;
+  /// Times that full parameters were brought together, and freed again.
+  int64_t unshards = 0;
+  int64_t reshards = 0;
   /// Bytes of gradients copied into buckets.
   int64_t copied_bytes = 0;
-  /// Buckets allocated.
+  /// Bytes copied from gathered buffers into full parameters.
+  int64_t unsharded_bytes = 0;
+  /// Buckets and buffers allocated; the memory of full parameters, which comes and goes, is not counted.
   int64_t allocations = 0;
+
+  /// Adds up; `backwards` is the larger one.
+  Counters& operator+=(const Counters& other);
 };
 
 } // namespace shardwise

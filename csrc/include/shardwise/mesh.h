@@ -74,6 +74,10 @@ class SHARDWISE_API Mesh {
   /// The process group of the ranks that differ from this one along that axis alone. Raises after shutdown().
   const c10::intrusive_ptr<c10d::ProcessGroup>& group(const std::string& axis) const;
 
+  /// A second process group of the same ranks, so that sums do not wait for gathers: made at the first call, which all
+  /// ranks make together. The same as group() where the groups are the caller's.
+  c10::intrusive_ptr<c10d::ProcessGroup> reduce_group(const std::string& axis) const;
+
   /// Closes the process groups that this mesh made. Safe to call twice; the destructor of the last copy calls it.
   void shutdown();
 

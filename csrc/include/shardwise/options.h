@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/arg.h>
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,6 +16,33 @@ namespace shardwise {
 struct SHARDWISE_API ReplicateOptions {
   /// The ranks that hold copies: a mesh of one axis. Unset: Mesh::shared().
   TORCH_ARG(std::optional<Mesh>, mesh) = std::nullopt;
+  /// Parameters that are left alone.
+  TORCH_ARG(std::vector<at::Tensor>, ignored_parameters) = {};
+  /// Give every rank the parameters and buffers of rank 0 first.
+  TORCH_ARG(bool, broadcast) = true;
+};
+
+/// How fully_shard() cuts parameters.
+enum class ShardLayout {
+  /// Each parameter along one of its dimensions, into pieces that may differ by a row or be empty.
+  rows,
+  /// All parameters of a unit as one vector: a shard is any range of elements, seen as a vector. Full copies are
+  /// gathered in place, without a copy.
+  flat,
+};
+
+/// What fully_shard() may be told. Everything has a default.
+struct SHARDWISE_API FullyShardOptions {
+  /// Given a parameter and its name, the dimension to cut it along; nullopt: the first.
+  using Placement = std::function<std::optional<int64_t>(const std::string& name, const at::Tensor& parameter)>;
+
+  /// The ranks that hold shards: a mesh of one axis. Unset: Mesh::shared().
+  TORCH_ARG(std::optional<Mesh>, mesh) = std::nullopt;
+  /// Whether full parameters are freed after the unit's forward and gathered again in backward. Unset: yes, but for
+  /// the outermost unit, which needs them first in backward.
+  TORCH_ARG(std::optional<bool>, reshard_after_forward) = std::nullopt;
+  TORCH_ARG(Placement, shard_placement) = {};
+  TORCH_ARG(ShardLayout, layout) = ShardLayout::rows;
   /// Parameters that are left alone.
   TORCH_ARG(std::vector<at::Tensor>, ignored_parameters) = {};
   /// Give every rank the parameters and buffers of rank 0 first.

@@ -15,10 +15,12 @@ struct SHARDWISE_API Plan {
     std::string device;
     int64_t parameters = 0;
     int64_t elements = 0;
-    /// Bytes of this group's gradients in one all-reduce, without the padding and the used counts.
+    /// Bytes of this group's gradients, without the padding and the used counts.
     int64_t bytes = 0;
     /// Bytes of its bucket: gradients, padding and used counts.
     int64_t bucket_bytes = 0;
+    /// Bytes of the parameters that this rank keeps: its shards, with their padding, or everything.
+    int64_t shard_bytes = 0;
   };
   struct Unit {
     std::string name;

@@ -3,6 +3,7 @@
 // Everything that shardwise offers to a C++ program.
 #include <shardwise/counters.h>
 #include <shardwise/error.h>
+#include <shardwise/fully_shard.h>
 #include <shardwise/mesh.h>
 #include <shardwise/options.h>
 #include <shardwise/plan.h>

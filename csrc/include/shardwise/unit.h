@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace torch::nn {
 class Module;
@@ -17,7 +18,20 @@ namespace engine {
 class Unit;
 }
 
-/// A handle on one replicate() call: cheap to copy. It keeps no parameter alive.
+/// An unshard() under way.
+class SHARDWISE_API Unsharding {
+ public:
+  explicit Unsharding(std::weak_ptr<engine::Unit> unit) : unit_(std::move(unit)) {}
+  /// Full parameters are there when it returns. Nothing happens the second time.
+  void wait();
+
+ private:
+  std::weak_ptr<engine::Unit> unit_;
+};
+
+/// A handle on one replicate() or fully_shard() call: cheap to copy. It keeps no parameter alive.
+/// All ranks call the same methods in the same order. Setters return the handle; with `recurse` they set the units
+/// below this one too.
 class SHARDWISE_API Unit {
  public:
   explicit Unit(std::shared_ptr<engine::Unit> unit);
@@ -26,9 +40,29 @@ class SHARDWISE_API Unit {
   const std::string& name() const;
 
   /// Whether backward averages gradients over the ranks (it does by default). While it is off, gradients are summed
-  /// up out of sight, and the next backward with it on averages the sum. Read once a backward, at its end.
+  /// up out of sight, and the next backward with it on averages the sum. Read when the unit's gradients are complete.
   Unit& set_requires_gradient_sync(bool value, bool recurse = true);
   bool requires_gradient_sync() const;
+
+  // The rest is about full copies of sharded parameters; a replicated unit has nothing to do.
+
+  /// Brings the full parameters of this unit alone; with `async` the result's wait() ends it.
+  Unsharding unshard(bool async = false);
+  /// Frees the full parameters of this unit alone.
+  Unit& reshard();
+  /// Whether full parameters are freed after this unit's forward (default: yes, but for the outermost unit), and after
+  /// its backward (default: yes). Read when that ends.
+  Unit& set_reshard_after_forward(bool value, bool recurse = true);
+  Unit& set_reshard_after_backward(bool value, bool recurse = true);
+  /// Whether a backward that comes to this unit brings its full parameters at once (default). If not, an operation that
+  /// needs them does.
+  Unit& set_unshard_in_backward(bool value);
+  /// Units whose full parameters are to be on their way when this one begins its forward, or its backward.
+  Unit& set_forward_prefetch(const std::vector<Unit>& units);
+  Unit& set_backward_prefetch(const std::vector<Unit>& units);
+  /// Forgets a forward or backward that failed: all units of the tree are sharded, and no gradient is on its way.
+  /// A backward that throws does this itself.
+  Unit& reset();
 
   Plan plan() const;
   Counters counters() const;
@@ -37,7 +71,7 @@ class SHARDWISE_API Unit {
   std::shared_ptr<engine::Unit> unit_;
 };
 
-/// The handle of a module that replicate() was called on. Raises ValueError for any other.
+/// The handle of a module that replicate() or fully_shard() was called on. Raises ValueError for any other.
 SHARDWISE_API Unit unit(const torch::nn::Module& module);
 
 } // namespace shardwise

@@ -7,7 +7,7 @@ namespace {
 
 TEST(LeafStorage, IsWrittenThroughAnAliasOfItsOwn) {
   const auto leaf = torch::ones({2, 3}).requires_grad_();
-  LeafStorage storage(leaf);
+  group::LeafStorage storage(leaf);
   EXPECT_FALSE(storage.freed());
   const auto loss = (leaf * leaf).sum();
   storage.free();
@@ -30,7 +30,7 @@ TEST(LeafStorage, IsWrittenThroughAnAliasOfItsOwn) {
 
 TEST(LeafStorage, T22MadeInInferenceModeTrains) {
   const auto leaf = torch::ones({3}).requires_grad_();
-  std::optional<LeafStorage> storage;
+  std::optional<group::LeafStorage> storage;
   {
     c10::InferenceMode inference;
     storage.emplace(leaf);
@@ -46,13 +46,13 @@ TEST(LeafStorage, T22MadeInInferenceModeTrains) {
 
 TEST(LeafStorage, RefusesMemoryThatItCannotFree) {
   float memory[3] = {1, 2, 3};
-  EXPECT_NE(error_of([&] { LeafStorage(torch::from_blob(memory, {3})); }).find("from_blob"), std::string::npos);
-  EXPECT_NE(error_of([&] { LeafStorage{at::Tensor()}; }).find("undefined"), std::string::npos);
-  EXPECT_NE(error_of([&] { LeafStorage(at::ones({2}).to_sparse()); }).find("no storage"), std::string::npos);
+  EXPECT_NE(error_of([&] { group::LeafStorage(torch::from_blob(memory, {3})); }).find("from_blob"), std::string::npos);
+  EXPECT_NE(error_of([&] { group::LeafStorage{at::Tensor()}; }).find("undefined"), std::string::npos);
+  EXPECT_NE(error_of([&] { group::LeafStorage(at::ones({2}).to_sparse()); }).find("no storage"), std::string::npos);
   const auto tensor = at::ones({2});
-  LeafStorage(tensor).free();
-  EXPECT_NE(error_of([&] { LeafStorage{tensor}; }).find("freed now"), std::string::npos);
-  LeafStorage nothing(at::empty({0}));
+  group::LeafStorage(tensor).free();
+  EXPECT_NE(error_of([&] { group::LeafStorage{tensor}; }).find("freed now"), std::string::npos);
+  group::LeafStorage nothing(at::empty({0}));
   nothing.free();
   EXPECT_FALSE(nothing.freed());
 }

@@ -67,7 +67,7 @@ TEST(Touch, ViewsCarryTheKeyAndResultsDoNot) {
     EXPECT_TRUE(has_touch_key(view));
     refiller->free();
     refiller->touches.clear();
-    EXPECT_TRUE(is_freed(view));
+    EXPECT_TRUE(group::is_freed(view));
     EXPECT_EQ(view.sum().numel(), 1);
     EXPECT_EQ(refiller->touches, std::vector<std::string>{"aten::sum"});
   }

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "group/compute_guard.h"
-#include "nn/leaf_storage.h"
+#include "group/leaf_storage.h"
 #include "nn/touch.h"
 
 #include <shardwise/error.h>
@@ -63,7 +63,7 @@ class Refiller : public TouchListener {
     storage_->free();
   }
   bool freed() const {
-    return std::all_of(leaves_.begin(), leaves_.end(), is_freed);
+    return std::all_of(leaves_.begin(), leaves_.end(), group::is_freed);
   }
   bool versions_unmoved() const {
     for (size_t i = 0; i < leaves_.size(); ++i) {
@@ -88,7 +88,7 @@ class Refiller : public TouchListener {
   Tensors leaves_;
   at::Tensor values_;
   at::Tensor buffer_;
-  std::optional<LeafStorage> storage_;
+  std::optional<group::LeafStorage> storage_;
   std::vector<int64_t> versions_;
 };
 

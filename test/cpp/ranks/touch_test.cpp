@@ -173,11 +173,11 @@ TEST(Touch, FreedLeavesAreNeverRead) {
   auto pair = linear_pair();
   const auto x = torch::randn({7, 5});
   const auto& weight = pair.module->weight;
-  EXPECT_TRUE(is_freed(weight));
-  EXPECT_TRUE(is_freed(weight.data()));
-  EXPECT_FALSE(is_freed(x));
-  EXPECT_FALSE(is_freed(at::empty({0})));
-  EXPECT_FALSE(is_freed(at::Tensor()));
+  EXPECT_TRUE(group::is_freed(weight));
+  EXPECT_TRUE(group::is_freed(weight.data()));
+  EXPECT_FALSE(group::is_freed(x));
+  EXPECT_FALSE(group::is_freed(at::empty({0})));
+  EXPECT_FALSE(group::is_freed(at::Tensor()));
 
   pair.refiller->refills = false;
   const auto lazy = error_of([&] { pair.module->forward(x); });
@@ -187,7 +187,7 @@ TEST(Touch, FreedLeavesAreNeverRead) {
 
   pair.refiller->refills = true;
   const auto output = pair.module->forward(x.clone().requires_grad_());
-  EXPECT_FALSE(is_freed(weight));
+  EXPECT_FALSE(group::is_freed(weight));
   pair.refiller->free();
   pair.refiller.reset();
   const auto gone = error_of([&] { output.sum().backward(); });

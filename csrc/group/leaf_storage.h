@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace shardwise::nn {
+namespace shardwise::group {
 
 /// Whether the memory of this tensor is freed: it has elements, and its storage has no bytes. Reading such a tensor
 /// outside of the touch trigger ends the process, so ask first.
@@ -38,4 +38,4 @@ class SHARDWISE_API LeafStorage {
   size_t bytes_;
 };
 
-} // namespace shardwise::nn
+} // namespace shardwise::group

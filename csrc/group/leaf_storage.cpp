@@ -1,4 +1,4 @@
-#include "nn/leaf_storage.h"
+#include "group/leaf_storage.h"
 
 #include "group/compute_guard.h"
 
@@ -8,7 +8,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/StringUtil.h>
 
-namespace shardwise::nn {
+namespace shardwise::group {
 
 bool is_freed(const at::Tensor& tensor) {
   // Symbolic sizes belong to tensors without memory of their own.
@@ -27,7 +27,7 @@ LeafStorage::LeafStorage(const at::Tensor& tensor) {
     throw ValueError(
         c10::str("shardwise: memory cannot be freed and refilled: ", problem, ". Give a dense tensor with memory."));
   }
-  const group::ComputeGuard guard;
+  const ComputeGuard guard;
   bytes_ = tensor.storage().nbytes();
   alias_ = at::empty({0}, tensor.options().requires_grad(false));
   alias_.set_(tensor.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides());
@@ -61,4 +61,4 @@ const at::Tensor& LeafStorage::alias() const {
   return alias_;
 }
 
-} // namespace shardwise::nn
+} // namespace shardwise::group

@@ -1,0 +1,212 @@
+#include "engine/schedule.h"
+
+#include "engine/backward_watch.h"
+#include "engine/unit.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+
+namespace shardwise::engine {
+namespace {
+
+namespace autograd = torch::autograd;
+
+bool in_backward() {
+  return autograd::get_current_graph_task_id() >= 0;
+}
+
+/// Which leaves the running backward will bring a gradient to.
+class Expectation {
+ public:
+  bool holds(const at::Tensor& leaf) const {
+    const auto accumulator = autograd::impl::try_get_grad_accumulator(leaf);
+    if (!accumulator || !nodes_->contains(accumulator.get())) return false;
+    if (info_ == nullptr || info_->empty()) return true;
+    const auto entry = info_->find(accumulator.get());
+    return entry != info_->end() && entry->second.should_execute();
+  }
+
+ private:
+  const std::unordered_set<autograd::Node*>* nodes_ = autograd::get_current_graph_task_nodes_in_graph();
+  const std::unordered_map<autograd::Node*, autograd::GraphTask::ExecInfo>* info_ =
+      autograd::get_current_graph_task_exec_info();
+};
+
+void append(const std::shared_ptr<Unit>& unit, std::vector<std::shared_ptr<Unit>>& order) {
+  auto inner = unit->inner();
+  std::sort(inner.begin(), inner.end(), [](const auto& a, const auto& b) { return a->number() > b->number(); });
+  for (const auto& below : inner) append(below, order);
+  order.push_back(unit);
+}
+
+} // namespace
+
+void Schedule::add(const std::shared_ptr<Unit>& unit) {
+  std::erase_if(units_, [](const auto& weak) { return weak.expired(); });
+  units_.push_back(unit);
+}
+
+void Schedule::take_over(Schedule& other) {
+  for (const auto& unit : other.units()) {
+    unit->set_schedule(shared_from_this());
+    units_.push_back(unit);
+  }
+  open_.insert(open_.end(), other.open_.begin(), other.open_.end());
+  other.open_.clear();
+  other.units_.clear();
+}
+
+std::vector<std::shared_ptr<Unit>> Schedule::units() const {
+  std::vector<std::shared_ptr<Unit>> units;
+  for (const auto& weak : units_) {
+    if (auto unit = weak.lock()) units.push_back(std::move(unit));
+  }
+  std::sort(units.begin(), units.end(), [](const auto& a, const auto& b) { return a->number() < b->number(); });
+  return units;
+}
+
+std::vector<std::shared_ptr<Unit>> Schedule::reduce_order() const {
+  std::vector<std::shared_ptr<Unit>> order;
+  for (const auto& unit : units()) {
+    if (!unit->outer()) append(unit, order);
+  }
+  return order;
+}
+
+void Schedule::enter(Unit& unit, bool keep_others) {
+  const bool backward = in_backward();
+  if (!keep_others) {
+    // A copy: closing takes units out.
+    const auto open = open_;
+    for (auto* other : open) {
+      if (other != &unit && !unit.lies_below(*other)) close(*other, backward);
+    }
+  }
+  if (std::find(open_.begin(), open_.end(), &unit) == open_.end()) open_.push_back(&unit);
+  if (backward) {
+    join_backward();
+    unit.backward.entered = true;
+  } else if (c10::GradMode::is_enabled()) {
+    unit.backward.engaged = true;
+  }
+  unit.unshard(backward);
+}
+
+void Schedule::leave(Unit& unit) {
+  if (in_backward()) return;
+  const auto open = open_;
+  for (auto* other : open) {
+    if (other == &unit || other->lies_below(unit)) close(*other, false);
+  }
+}
+
+void Schedule::close(Unit& unit, bool backward) {
+  std::erase(open_, &unit);
+  if (backward ? unit.reshards_after_backward() : unit.reshards_after_forward()) unit.reshard();
+}
+
+void Schedule::close_all() {
+  open_.clear();
+  for (const auto& unit : units()) {
+    if (unit->reshards_after_backward()) unit->reshard();
+  }
+}
+
+void Schedule::join_backward() {
+  const int backward = autograd::get_current_graph_task_id();
+  if (!BackwardWatch::current()->arriving(shared_from_this())) return;
+  backward_ = backward;
+  order_ = reduce_order();
+  launched_ = 0;
+  const Expectation expectation;
+  for (const auto& unit : order_) {
+    unit->renew_groups();
+    unit->backward.missing = 0;
+    for (const auto& parameter : unit->parameters()) {
+      parameter->arrived = false;
+      parameter->expected = expectation.holds(parameter->leaf());
+      if (parameter->expected) ++unit->backward.missing;
+    }
+    if (unit->backward.missing > 0) unit->backward.engaged = true;
+  }
+}
+
+void Schedule::note(Unit& unit, group::Parameter& parameter) {
+  if (backward_ != autograd::get_current_graph_task_id() || !parameter.expected || parameter.arrived) return;
+  parameter.arrived = true;
+  --unit.backward.missing;
+}
+
+void Schedule::gradient_arriving(Unit& unit, group::Parameter& parameter, bool defined) {
+  join_backward();
+  if (!unit.backward.entered && unit.unshards_in_backward()) enter(unit);
+  if (!defined) note(unit, parameter);
+}
+
+void Schedule::gradient_arrived(Unit& unit, group::Parameter& parameter) {
+  BackwardWatch::current()->arrived(shared_from_this());
+  unit.backward.engaged = true;
+  note(unit, parameter);
+  advance();
+}
+
+// Sharded units that share one process group with the all-gathers wait for the end: when gradients become ready may
+// differ between ranks, and so would the order of gathers and sums on it.
+void Schedule::advance() {
+  if (backward_ != autograd::get_current_graph_task_id()) return;
+  while (launched_ < order_.size()) {
+    auto& unit = *order_[launched_];
+    if (unit.backward.missing > 0 || !unit.may_reduce_early()) return;
+    launch(unit);
+    ++launched_;
+  }
+}
+
+void Schedule::launch(Unit& unit) {
+  if (!unit.takes_part()) return;
+  if (in_flight_) in_flight_->wait_reduce();
+  in_flight_ = unit.shared_from_this();
+  unit.begin_reduce();
+}
+
+void Schedule::end_backward() {
+  // A backward inside of another ends first, and takes what there is.
+  if (order_.empty()) order_ = reduce_order();
+  try {
+    for (; launched_ < order_.size(); ++launched_) launch(*order_[launched_]);
+    if (in_flight_) in_flight_->wait_reduce();
+  } catch (...) {
+    forget_backward();
+    throw;
+  }
+  const auto order = std::exchange(order_, {});
+  in_flight_.reset();
+  backward_ = -1;
+  launched_ = 0;
+  close_all();
+  for (const auto& unit : order) unit->backward = {};
+  for (const auto& unit : order) unit->publish();
+}
+
+void Schedule::forget_backward() {
+  order_.clear();
+  in_flight_.reset();
+  backward_ = -1;
+  launched_ = 0;
+  const auto all = units();
+  for (const auto& unit : all) {
+    unit->backward = {};
+    unit->forget_backward();
+  }
+  close_all();
+}
+
+void Schedule::reset() {
+  forget_backward();
+  for (const auto& unit : units()) unit->reshard();
+}
+
+} // namespace shardwise::engine

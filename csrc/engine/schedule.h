@@ -1,0 +1,82 @@
+#pragma once
+
+#include "comm/buffers.h"
+
+#include <memory>
+#include <vector>
+
+namespace shardwise::group {
+class Parameter;
+}
+
+namespace shardwise::engine {
+
+class Unit;
+
+/// When things happen in a tree of units: one unit and all those below it.
+///
+/// Full copies: a unit is entered at the first use of a parameter of its own, or where its module is seen to begin. It
+/// is closed when a unit that does not lie below it is entered, where its module is seen to end, and at the end of a
+/// backward; its options say whether it is then resharded. Never a count: ranks may run a unit a different number of
+/// times in a row.
+///
+/// Gradients: at its first event a backward asks autograd which parameters will get one. A unit whose gradients are
+/// all there is reduced, but only after those before it in an order that is the same on every rank and follows from
+/// the tree alone: inner units before outer ones, and those made later first. The rest follows at the end, where all
+/// gradients are published. One sum is under way at a time.
+///
+/// Belongs to the thread that trains; autograd's device threads may call in one at a time.
+class Schedule : public std::enable_shared_from_this<Schedule> {
+ public:
+  explicit Schedule(int64_t number) : number_(number) {}
+
+  comm::Buffers& buffers() {
+    return buffers_;
+  }
+  int64_t number() const {
+    return number_;
+  }
+  void add(const std::shared_ptr<Unit>& unit);
+  /// All of the other's units are of this tree from now on.
+  void take_over(Schedule& other);
+  /// The units that are alive, in the order in which they were made.
+  std::vector<std::shared_ptr<Unit>> units() const;
+
+  /// The unit's full copies are there when this returns. With `keep_others` nothing is freed.
+  void enter(Unit& unit, bool keep_others = false);
+  /// The unit's module ended its forward.
+  void leave(Unit& unit);
+
+  void gradient_arriving(Unit& unit, group::Parameter& parameter, bool defined);
+  void gradient_arrived(Unit& unit, group::Parameter& parameter);
+  /// The end of a backward that brought gradients to this tree.
+  void end_backward();
+  /// The end of a backward that failed, or that brought none.
+  void forget_backward();
+  /// The same outside of a backward, and every unit is resharded whatever its options.
+  void reset();
+
+ private:
+  std::vector<std::shared_ptr<Unit>> reduce_order() const;
+  void join_backward();
+  void note(Unit& unit, group::Parameter& parameter);
+  void advance();
+  void launch(Unit& unit);
+  void close(Unit& unit, bool backward);
+  void close_all();
+
+  int64_t number_;
+  comm::Buffers buffers_;
+  std::vector<std::weak_ptr<Unit>> units_;
+  /// Entered and not closed. They take themselves out when they die.
+  std::vector<Unit*> open_;
+  friend class Unit;
+
+  /// The backward that the flags of the parameters speak of; -1 when there is none.
+  int backward_ = -1;
+  std::vector<std::shared_ptr<Unit>> order_;
+  size_t launched_ = 0;
+  std::shared_ptr<Unit> in_flight_;
+};
+
+} // namespace shardwise::engine

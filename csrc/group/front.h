@@ -1,0 +1,22 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+namespace shardwise::group {
+
+/// What a front end does for tensors whose use it must announce to the unit. Called when a group is made, and again
+/// when its tensors were replaced.
+class Front {
+ public:
+  enum class Role { full, shard };
+
+  virtual ~Front() = default;
+  /// The tensor is one of the unit's from now on.
+  virtual void mark(const at::Tensor& tensor) = 0;
+  /// Uses of this storage are announced as long as the result lives.
+  virtual std::shared_ptr<void> watch(const at::Tensor& tensor, Role role) = 0;
+};
+
+} // namespace shardwise::group

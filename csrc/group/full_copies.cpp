@@ -1,0 +1,215 @@
+#include "group/full_copies.h"
+
+#include "group/compute_guard.h"
+
+#include <shardwise/error.h>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
+#include <c10/util/StringUtil.h>
+
+namespace shardwise::group {
+namespace {
+
+/// The part of what stands in the registry that is this rank's: all of it, or a piece of a whole parameter that was
+/// loaded there.
+at::Tensor own_piece(const Parameter& parameter, const layout::Cut& cut, int rank) {
+  const auto shard = parameter.visible();
+  if (shard.sizes() == cut.piece_sizes(rank)) return shard;
+  const auto whole = parameter.leaf().sizes();
+  if (shard.sizes() == whole) {
+    return shard.reshape(cut.shape).narrow(cut.dim, cut.starts[rank], cut.length(rank));
+  }
+  throw Error(c10::str(
+      "shardwise: rank ", rank, ": the parameter '", parameter.name(), "' was replaced by a tensor of sizes ",
+      shard.sizes(), "; it can hold this rank's shard, ", at::IntArrayRef(cut.piece_sizes(rank)),
+      ", or the whole parameter, ", whole, ". Load an archive of the same model and the same number of ranks."));
+}
+
+} // namespace
+
+FullCopies::FullCopies(
+    std::vector<Parameter*> parameters, layout::Shards layout, bool is_flat, const comm::Collectives& collectives,
+    Front& front)
+    : parameters_(std::move(parameters)),
+      layout_(std::move(layout)),
+      is_flat_(is_flat),
+      rank_(collectives.rank()) {
+  adopt_shards(front);
+  is_flat_ ? make_flat(front) : make_rows(front);
+  for (auto& storage : storages_) storage.free();
+}
+
+void FullCopies::adopt_shards(Front& front) {
+  const auto options = parameters_.front()->visible().options().requires_grad(false);
+  {
+    const ComputeGuard guard;
+    part_ = at::zeros({layout_.part}, options);
+  }
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const auto& cut = layout_.cuts[i];
+    const auto shard = parameters_[i]->visible();
+    {
+      const ComputeGuard guard;
+      auto place = part_.narrow(0, cut.offsets[rank_], cut.piece_numel(rank_)).view(cut.piece_sizes(rank_));
+      place.copy_(own_piece(*parameters_[i], cut, rank_));
+      shard.set_data(place);
+    }
+    front.mark(shard);
+  }
+  watches_.push_back(front.watch(part_, Front::Role::shard));
+}
+
+void FullCopies::make_rows(Front& front) {
+  const auto options = part_.options();
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const auto& cut = layout_.cuts[i];
+    const auto leaf = parameters_[i]->leaf();
+    {
+      const ComputeGuard guard;
+      leaf.set_data(at::empty(leaf.sizes(), options));
+      storages_.emplace_back(leaf);
+      const auto seen = storages_.back().alias().view(cut.shape);
+      for (int64_t rank = 0; rank < layout_.world; ++rank) {
+        if (cut.piece_numel(rank) == 0) continue;
+        copies_.push_back({seen.narrow(cut.dim, cut.starts[rank], cut.length(rank)), rank, cut.offsets[rank]});
+      }
+    }
+    front.mark(leaf);
+    watches_.push_back(front.watch(leaf, Front::Role::full));
+  }
+}
+
+void FullCopies::make_flat(Front& front) {
+  at::Tensor whole;
+  {
+    const ComputeGuard guard;
+    whole = at::empty({layout_.world * layout_.part}, part_.options());
+    storages_.emplace_back(whole);
+  }
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const auto& cut = layout_.cuts[i];
+    const auto leaf = parameters_[i]->leaf();
+    int64_t rank = 0;
+    while (rank + 1 < layout_.world && cut.length(rank) == 0) ++rank;
+    {
+      const ComputeGuard guard;
+      const auto start = rank * layout_.part + cut.offsets[rank];
+      leaf.set_data(whole.narrow(0, cut.shape[0] == 0 ? 0 : start, cut.shape[0]).view(leaf.sizes()));
+    }
+    front.mark(leaf);
+  }
+  watches_.push_back(front.watch(whole, Front::Role::full));
+}
+
+bool FullCopies::fits() const {
+  const auto* memory = part_.storage().unsafeGetStorageImpl();
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const auto shard = parameters_[i]->visible();
+    const auto& cut = layout_.cuts[i];
+    if (!shard.has_storage() || shard.storage().unsafeGetStorageImpl() != memory || shard.dtype() != part_.dtype() ||
+        shard.storage_offset() != cut.offsets[rank_] || shard.numel() != cut.piece_numel(rank_)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void FullCopies::begin_unshard(
+    const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters) {
+  if (current() || state_ == State::gathering) return;
+  RECORD_FUNCTION(c10::str("FSDP::all_gather (", unit, ")"), std::vector<c10::IValue>());
+  ++counters.unshards;
+  stale_ = false;
+  {
+    const ComputeGuard compute;
+    for (auto& storage : storages_) storage.allocate();
+    if (is_flat_) {
+      gathered_ = storages_.front().alias();
+    } else if (layout_.world > 1) {
+      gathered_ = buffers.take(layout_.world * layout_.part, part_.options(), counters);
+    } else {
+      gathered_ = part_;
+    }
+  }
+  state_ = State::gathering;
+  if (layout_.world == 1) return;
+  const auto what = c10::str(
+      "the all-gather of unit '", unit, "' (", parameters_.front()->name(), " and ", parameters_.size() - 1,
+      " more parameters)");
+  const ComputeGuard compute;
+  pending_ = collectives.all_gather(gathered_, part_, what, counters);
+}
+
+void FullCopies::copy_out() {
+  if (is_flat_) {
+    if (layout_.world == 1) gathered_.copy_(part_);
+    return;
+  }
+  for (const auto& [destination, rank, offset] : copies_) {
+    const auto start = rank * layout_.part + offset;
+    const_cast<at::Tensor&>(destination)
+        .copy_(gathered_.narrow(0, start, destination.numel()).view(destination.sizes()));
+  }
+}
+
+void FullCopies::finish_unshard(
+    const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters) {
+  if (state_ != State::gathering) return;
+  RECORD_FUNCTION(c10::str("FSDP::all_gather_copy_out (", unit, ")"), std::vector<c10::IValue>());
+  const auto release = [&] {
+    auto gathered = std::exchange(gathered_, at::Tensor());
+    if (!is_flat_ && layout_.world > 1) buffers.give(std::move(gathered));
+  };
+  {
+    const ComputeGuard compute;
+    auto pending = std::exchange(pending_, std::nullopt);
+    try {
+      if (pending) pending->wait();
+    } catch (...) {
+      // Whoever wrote into the buffer may still do so.
+      gathered_ = at::Tensor();
+      state_ = State::full;
+      stale_ = true;
+      reshard(buffers, counters);
+      throw;
+    }
+    copy_out();
+    for (const auto& [destination, rank, offset] : copies_) {
+      counters.unsharded_bytes += static_cast<int64_t>(destination.nbytes());
+    }
+    release();
+  }
+  state_ = State::full;
+  // Written while the old values were on the wire.
+  if (!stale_) return;
+  begin_unshard(collectives, buffers, unit, counters);
+  finish_unshard(collectives, buffers, unit, counters);
+}
+
+void FullCopies::reshard(comm::Buffers& buffers, Counters& counters) {
+  if (state_ == State::freed) return;
+  const ComputeGuard guard;
+  if (auto pending = std::exchange(pending_, std::nullopt)) pending->wait();
+  auto gathered = std::exchange(gathered_, at::Tensor());
+  if (!is_flat_ && layout_.world > 1) buffers.give(std::move(gathered));
+  for (auto& storage : storages_) storage.free();
+  state_ = State::freed;
+  ++counters.reshards;
+}
+
+const Parameter* FullCopies::find(const at::Tensor& tensor) const {
+  const auto* memory = tensor.storage().unsafeGetStorageImpl();
+  const Parameter* last = nullptr;
+  for (const auto* parameter : parameters_) {
+    if (!parameter->alive()) continue;
+    const auto leaf = parameter->leaf();
+    if (leaf.storage().unsafeGetStorageImpl() == memory && leaf.storage_offset() <= tensor.storage_offset()) {
+      last = parameter;
+    }
+  }
+  return last;
+}
+
+} // namespace shardwise::group

@@ -1,0 +1,89 @@
+#pragma once
+
+#include "comm/buffers.h"
+#include "comm/collectives.h"
+#include "group/front.h"
+#include "group/leaf_storage.h"
+#include "group/parameter.h"
+#include "layout/shards.h"
+
+#include <shardwise/counters.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace shardwise::group {
+
+/// The full copies of a group's sharded parameters: brought together from the shards of all ranks, and freed.
+///
+/// The shards of a rank lie in one vector, its part, which goes on the wire as it is. In the layout `rows` each leaf
+/// has memory of its own, and what was gathered is copied into it; in the layout `flat` the leaves are views of the
+/// gathered vector itself. A leaf stays the same tensor for life.
+class FullCopies {
+ public:
+  /// `freed` -> gathering -> full -> freed.
+  enum class State { freed, gathering, full };
+
+  /// Takes over parameters whose shards hold this rank's piece, or all of the parameter, of which the piece is then
+  /// taken. The values of the leaves are not needed; their memory is replaced. Raises Error for a shard of other sizes.
+  FullCopies(
+      std::vector<Parameter*> parameters, layout::Shards layout, bool is_flat, const comm::Collectives& collectives,
+      Front& front);
+
+  State state() const {
+    return state_;
+  }
+  /// Full, and no shard was written since.
+  bool current() const {
+    return state_ == State::full && !stale_;
+  }
+  /// A shard was written: a full copy that is kept is out of date.
+  void mark_stale() {
+    stale_ = true;
+  }
+  /// Whether each shard is still the piece that it was made as: to(), load and set_data() replace it.
+  bool fits() const;
+
+  /// Starts to bring the full copies. Nothing happens when they are current or on their way.
+  void begin_unshard(
+      const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters);
+  /// Full copies are there when it returns.
+  void finish_unshard(
+      const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters);
+  /// Frees them.
+  void reshard(comm::Buffers& buffers, Counters& counters);
+
+  /// The parameter that lies at the memory of this tensor; null when none does.
+  const Parameter* find(const at::Tensor& tensor) const;
+  int64_t part_bytes() const {
+    return static_cast<int64_t>(part_.nbytes());
+  }
+
+ private:
+  struct Copy {
+    at::Tensor destination;
+    int64_t rank;
+    int64_t offset;
+  };
+
+  void adopt_shards(Front& front);
+  void make_rows(Front& front);
+  void make_flat(Front& front);
+  void copy_out();
+
+  std::vector<Parameter*> parameters_;
+  layout::Shards layout_;
+  bool is_flat_;
+  int rank_;
+  at::Tensor part_;
+  std::vector<LeafStorage> storages_;
+  std::vector<Copy> copies_;
+  std::vector<std::shared_ptr<void>> watches_;
+  State state_ = State::freed;
+  bool stale_ = false;
+  at::Tensor gathered_;
+  std::optional<comm::Pending> pending_;
+};
+
+} // namespace shardwise::group

@@ -1,0 +1,70 @@
+#pragma once
+
+#include "comm/buffers.h"
+#include "comm/collectives.h"
+#include "group/parameter.h"
+#include "layout/shards.h"
+
+#include <shardwise/counters.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace shardwise::group {
+
+/// The trained parameters of a group whose gradients travel in one collective.
+///
+/// The bucket has a part for each rank that keeps one of its own, or a single part that all ranks keep. A part holds
+/// gradients, divided by the number of ranks, then one count per parameter: 1 where this rank used it. After the sum,
+/// a parameter with count 0 was used nowhere and gets no gradient.
+class Gradients {
+ public:
+  /// The parameters stay their unit's. All have the dtype and device of the first. `layout` has a cut for each: of a
+  /// world of one where every rank keeps the mean of everything.
+  Gradients(std::vector<Parameter*> parameters, layout::Shards layout);
+
+  const std::vector<Parameter*>& parameters() const {
+    return parameters_;
+  }
+
+  /// Copies what waits into the bucket and starts the sum; each parameter then has nothing waiting.
+  void begin(const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters);
+  /// Waits for the sum, and gives the bucket back.
+  void wait(comm::Buffers& buffers);
+  /// Publishes the means, as views of the sum. After wait().
+  void publish();
+  /// Ends what is under way, and gives no gradient to anyone.
+  void drop(comm::Buffers& buffers);
+  bool under_way() const {
+    return under_way_;
+  }
+  /// Bytes of the bucket.
+  int64_t bucket_bytes() const;
+
+ private:
+  bool scattered() const {
+    return layout_.world > 1;
+  }
+  int64_t segment() const {
+    return layout_.part + static_cast<int64_t>(parameters_.size());
+  }
+  at::Tensor piece_in(const at::Tensor& buffer, size_t index, int64_t rank, int64_t start) const;
+  void provide(comm::Buffers& buffers, Counters& counters);
+  void fill(size_t index, const at::Tensor& gradient, double scale);
+
+  std::vector<Parameter*> parameters_;
+  layout::Shards layout_;
+  std::vector<std::vector<int64_t>> strides_;
+  at::TensorOptions options_;
+  int64_t rank_ = 0;
+  at::Tensor bucket_;
+  /// What comes out: the bucket itself where nothing is scattered.
+  at::Tensor sum_;
+  at::Tensor spare_;
+  std::vector<bool> used_here_;
+  std::optional<comm::Pending> pending_;
+  bool under_way_ = false;
+};
+
+} // namespace shardwise::group

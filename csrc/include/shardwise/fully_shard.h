@@ -1,0 +1,43 @@
+#pragma once
+
+#include <shardwise/options.h>
+#include <shardwise/unit.h>
+
+#include <memory>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace shardwise {
+
+/// Data parallelism in which every rank holds a shard of each parameter below `module`, its gradient and what the
+/// optimizer keeps for it. The full parameter is there only while its unit computes. No edit in the model, any form of
+/// call.
+///
+/// From now on module.parameters() are the shards: give them to the optimizer. The module's own members (`weight`)
+/// stay what they are, the full parameters; writing to one is an Error, since the values live in the shards. After
+/// each backward a shard's gradient is this rank's part of the mean over the ranks, added to what was there.
+///
+/// Call it on inner modules first (each becomes a unit that gathers its parameters on its own), on the outermost last.
+/// All ranks must wrap the same modules in the same order, and then run the same units in the same order: names,
+/// shapes and dtypes are compared here, and a difference is an Error that names the parameter and the rank.
+///
+/// Call it before training, from the thread that will train; every rank of the mesh must call it.
+SHARDWISE_API Unit fully_shard(torch::nn::Module& module, const FullyShardOptions& options = {});
+
+/// One unit of several modules, which gather their parameters together.
+SHARDWISE_API Unit
+fully_shard(const std::vector<std::shared_ptr<torch::nn::Module>>& modules, const FullyShardOptions& options = {});
+
+/// The same for a module holder or a shared_ptr to a module.
+template <typename Holder>
+requires requires(Holder& holder) {
+  static_cast<torch::nn::Module&>(*holder);
+}
+Unit fully_shard(Holder&& holder, const FullyShardOptions& options = {}) {
+  return fully_shard(static_cast<torch::nn::Module&>(*holder), options);
+}
+
+} // namespace shardwise

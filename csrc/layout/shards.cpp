@@ -1,0 +1,99 @@
+#include "layout/shards.h"
+
+#include <shardwise/error.h>
+
+#include <algorithm>
+#include <string>
+
+namespace shardwise::layout {
+namespace {
+
+using std::to_string;
+
+int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+int64_t product(const std::vector<int64_t>& sizes) {
+  int64_t result = 1;
+  for (const auto size : sizes) {
+    if (size < 0) throw ValueError("shardwise: a tensor with a size of " + to_string(size) + " cannot be laid out.");
+    result *= size;
+  }
+  return result;
+}
+
+void check(int64_t world, int64_t alignment) {
+  if (world < 1) throw ValueError("shardwise: a layout for " + to_string(world) + " ranks; it must be 1 or more.");
+  if (alignment < 1) {
+    throw ValueError("shardwise: the alignment of a layout is " + to_string(alignment) + "; it must be 1 or more.");
+  }
+}
+
+} // namespace
+
+std::vector<int64_t> Cut::piece_sizes(int64_t rank) const {
+  auto sizes = shape;
+  sizes[dim] = length(rank);
+  return sizes;
+}
+
+int64_t Cut::piece_numel(int64_t rank) const {
+  return product(piece_sizes(rank));
+}
+
+Shards rows(
+    const std::vector<std::vector<int64_t>>& shapes, const std::vector<int64_t>& dims, int64_t world,
+    int64_t alignment) {
+  check(world, alignment);
+  Shards result;
+  result.world = world;
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    Cut cut;
+    cut.shape = shapes[i];
+    // A scalar has no dimension to cut: it is one row.
+    if (cut.shape.empty()) cut.shape = {1};
+    cut.dim = dims[i];
+    const auto ndim = static_cast<int64_t>(cut.shape.size());
+    if (cut.dim < 0 || cut.dim >= ndim) {
+      throw ValueError(
+          "shardwise: a tensor of " + to_string(ndim) + " dimensions cannot be cut along dimension " +
+          to_string(cut.dim) + ".");
+    }
+    product(cut.shape);
+    const auto size = cut.shape[cut.dim];
+    const auto chunk = (size + world - 1) / world;
+    for (int64_t rank = 0; rank <= world; ++rank) cut.starts.push_back(std::min(rank * chunk, size));
+    cut.offsets.assign(world, result.part);
+    result.part += round_up(cut.piece_numel(0), alignment);
+    result.cuts.push_back(std::move(cut));
+  }
+  return result;
+}
+
+Shards flat(const std::vector<std::vector<int64_t>>& shapes, int64_t world, int64_t alignment) {
+  check(world, alignment);
+  int64_t total = 0;
+  std::vector<int64_t> begins;
+  for (const auto& shape : shapes) {
+    begins.push_back(total);
+    total += round_up(product(shape), alignment);
+  }
+  Shards result;
+  result.world = world;
+  result.part = round_up((total + world - 1) / world, alignment);
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    Cut cut;
+    const auto numel = product(shapes[i]);
+    cut.shape = {numel};
+    for (int64_t rank = 0; rank <= world; ++rank) {
+      const auto edge = rank * result.part;
+      cut.starts.push_back(std::clamp<int64_t>(edge - begins[i], 0, numel));
+      if (rank < world) cut.offsets.push_back(std::clamp<int64_t>(begins[i] - edge, 0, result.part));
+    }
+    result.cuts.push_back(std::move(cut));
+  }
+  return result;
+}
+
+} // namespace shardwise::layout

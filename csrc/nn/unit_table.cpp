@@ -1,0 +1,78 @@
+#include "nn/unit_table.h"
+
+#include <shardwise/error.h>
+#include <shardwise/unit.h>
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+
+namespace shardwise {
+namespace nn {
+namespace {
+
+struct Table {
+  std::mutex mutex;
+  std::unordered_map<const torch::nn::Module*, std::weak_ptr<engine::Unit>> units;
+
+  static Table& get() {
+    static auto* table = new Table;
+    return *table;
+  }
+};
+
+} // namespace
+
+std::shared_ptr<engine::Unit> find_unit(const torch::nn::Module& module, const ModuleTensors& tensors) {
+  auto& table = Table::get();
+  const std::lock_guard lock(table.mutex);
+  const auto entry = table.units.find(&module);
+  const auto unit = entry == table.units.end() ? nullptr : entry->second.lock();
+  if (!unit) return nullptr;
+  const auto& parameters = tensors.parameters;
+  const bool same =
+      std::any_of(parameters.begin(), parameters.end(), [&](const auto& p) { return unit->has(p.tensor); });
+  return same ? unit : nullptr;
+}
+
+void add_unit(const torch::nn::Module& module, const std::shared_ptr<engine::Unit>& unit) {
+  auto& table = Table::get();
+  const std::lock_guard lock(table.mutex);
+  std::erase_if(table.units, [](const auto& entry) { return entry.second.expired(); });
+  table.units[&module] = unit;
+}
+
+void refuse_second_unit(const torch::nn::Module& module, const ModuleTensors& tensors, const char* function) {
+  const auto unit = find_unit(module, tensors);
+  if (!unit) return;
+  if (std::string(function) != unit->kind()) {
+    throw ValueError(c10::str(
+        "shardwise: Cannot apply `", function, "()` on a Module already managed by `", unit->kind(), "`: this ",
+        module.name(), ". Choose one of the two for a module."));
+  }
+  throw ValueError(c10::str(
+      "shardwise: ", function, "() was called on this ", module.name(),
+      " already. Each distinct composable distributed API can only be applied to a module once."));
+}
+
+void ignore(std::vector<engine::NamedTensor>& parameters, const std::vector<at::Tensor>& ignored) {
+  std::erase_if(parameters, [&](const auto& parameter) {
+    return std::any_of(ignored.begin(), ignored.end(), [&](const auto& t) { return t.is_same(parameter.tensor); });
+  });
+}
+
+} // namespace nn
+
+Unit unit(const torch::nn::Module& module) {
+  auto found = nn::find_unit(module, nn::walk(module));
+  if (!found) {
+    throw ValueError(c10::str(
+        "shardwise: this ", module.name(),
+        " has no unit: neither replicate() nor fully_shard() was called on it, or it has no parameters."));
+  }
+  return Unit(std::move(found));
+}
+
+} // namespace shardwise

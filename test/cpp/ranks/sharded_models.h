@@ -1,0 +1,46 @@
+#pragma once
+
+// What the tests of fully_shard share: a model is compared with a plain one in the same process.
+#include "ranks/models.h"
+
+namespace shardwise::test {
+
+inline FullyShardOptions sharded_on(Rank& rank) {
+  return FullyShardOptions().mesh(rank.mesh());
+}
+
+/// This rank's piece of a whole tensor in the layout `rows`: what torch.chunk gives, or nothing.
+inline torch::Tensor piece_of(const torch::Tensor& whole, const Rank& rank, int64_t dim = 0) {
+  const auto size = whole.size(dim);
+  const auto chunk = (size + rank.world_size() - 1) / rank.world_size();
+  const auto start = std::min(rank.rank() * chunk, size);
+  return whole.narrow(dim, start, std::min(chunk, size - start));
+}
+
+inline void assert_close(const torch::Tensor& ours, const torch::Tensor& theirs, const std::string& what) {
+  ASSERT_EQ(ours.sizes(), theirs.sizes()) << what;
+  ASSERT_EQ(ours.dtype(), theirs.dtype()) << what;
+  ASSERT_TRUE(torch::allclose(ours, theirs, 1e-5, 1e-6)) << what << "\n" << ours << "\n" << theirs;
+}
+
+using Dims = std::map<std::string, int64_t>;
+
+/// Shards and their gradients are the pieces of the reference's.
+inline void assert_pieces(
+    const torch::nn::Module& model, const torch::nn::Module& reference, const Rank& rank, const std::string& what,
+    const Dims& dims = {}) {
+  const auto expected = reference.named_parameters();
+  const auto ours = model.named_parameters();
+  ASSERT_EQ(ours.keys(), expected.keys()) << what;
+  for (const auto& entry : ours) {
+    const auto dim = dims.contains(entry.key()) ? dims.at(entry.key()) : 0;
+    const auto text = what + ": " + entry.key() + " on " + rank.name();
+    const auto& whole = expected[entry.key()];
+    assert_close(entry.value(), piece_of(whole.detach(), rank, dim), text);
+    ASSERT_EQ(entry.value().grad().defined(), whole.grad().defined()) << "gradient of " << text;
+    if (whole.grad().defined())
+      assert_close(entry.value().grad(), piece_of(whole.grad(), rank, dim), "gradient of " + text);
+  }
+}
+
+} // namespace shardwise::test

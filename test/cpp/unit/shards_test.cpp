@@ -1,0 +1,142 @@
+#include "layout/shards.h"
+
+#include <shardwise/error.h>
+#include <catch2/catch.hpp>
+
+#include <numeric>
+#include <random>
+
+using shardwise::layout::Cut;
+using shardwise::layout::flat;
+using shardwise::layout::rows;
+using shardwise::layout::Shards;
+
+namespace {
+
+using Shapes = std::vector<std::vector<int64_t>>;
+
+int64_t product(const std::vector<int64_t>& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+}
+
+/// The elements of a parameter, as row-major indices, that a rank holds, in the order of its piece.
+std::vector<int64_t> piece(const Cut& cut, int64_t rank) {
+  int64_t inner = 1;
+  for (size_t i = cut.dim + 1; i < cut.shape.size(); ++i) inner *= cut.shape[i];
+  int64_t outer = 1;
+  for (int64_t i = 0; i < cut.dim; ++i) outer *= cut.shape[i];
+  std::vector<int64_t> result;
+  for (int64_t o = 0; o < outer; ++o) {
+    for (int64_t k = cut.starts[rank]; k < cut.starts[rank + 1]; ++k) {
+      for (int64_t i = 0; i < inner; ++i) result.push_back((o * cut.shape[cut.dim] + k) * inner + i);
+    }
+  }
+  return result;
+}
+
+struct Case {
+  Shapes shapes;
+  std::vector<int64_t> dims;
+  int64_t world;
+  int64_t alignment;
+};
+
+Case random_case(std::mt19937& random) {
+  const auto below = [&](int64_t bound) { return static_cast<int64_t>(random() % bound); };
+  Case result{.shapes = {}, .dims = {}, .world = 1 + below(64), .alignment = int64_t{1} << below(6)};
+  result.shapes.resize(below(6));
+  for (auto& shape : result.shapes) {
+    shape.resize(1 + below(3));
+    for (auto& size : shape) size = below(8) == 0 ? 0 : 1 + below(13);
+    result.dims.push_back(below(static_cast<int64_t>(shape.size())));
+  }
+  return result;
+}
+
+/// Every element of every parameter is in exactly one rank's part, and no two elements are in one place.
+void check_partition(const Shards& layout, const Shapes& shapes, int64_t world) {
+  REQUIRE(layout.cuts.size() == shapes.size());
+  std::vector<std::vector<int>> taken(world, std::vector<int>(layout.part));
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    const auto& cut = layout.cuts[i];
+    std::vector<int> owners(product(shapes[i]));
+    for (int64_t rank = 0; rank < world; ++rank) {
+      const auto elements = piece(cut, rank);
+      REQUIRE(static_cast<int64_t>(elements.size()) == cut.piece_numel(rank));
+      REQUIRE(product(cut.piece_sizes(rank)) == cut.piece_numel(rank));
+      for (size_t k = 0; k < elements.size(); ++k) {
+        ++owners.at(elements[k]);
+        ++taken[rank].at(cut.offsets[rank] + k);
+      }
+    }
+    REQUIRE(std::all_of(owners.begin(), owners.end(), [](int count) { return count == 1; }));
+  }
+  for (const auto& part : taken) REQUIRE(std::all_of(part.begin(), part.end(), [](int count) { return count <= 1; }));
+}
+
+} // namespace
+
+TEST_CASE("layout rows: every element lies in exactly one part, cut as torch.chunk cuts") {
+  std::mt19937 random(20261121);
+  for (int round = 0; round < 3000; ++round) {
+    const auto [shapes, dims, world, alignment] = random_case(random);
+    CAPTURE(round, world, alignment, shapes, dims);
+    const auto layout = rows(shapes, dims, world, alignment);
+    check_partition(layout, shapes, world);
+    int64_t largest = 0;
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      const auto& cut = layout.cuts[i];
+      const auto chunk = (shapes[i][dims[i]] + world - 1) / world;
+      for (int64_t rank = 0; rank < world; ++rank) {
+        REQUIRE(cut.offsets[rank] % alignment == 0);
+        const auto left = std::max<int64_t>(shapes[i][dims[i]] - rank * chunk, 0);
+        REQUIRE(cut.length(rank) == std::min(chunk, left));
+      }
+      largest += cut.piece_numel(0) + alignment - 1;
+    }
+    REQUIRE(layout.part <= largest);
+  }
+}
+
+TEST_CASE("layout flat: parts in a row are the parameters in a row") {
+  std::mt19937 random(20261122);
+  for (int round = 0; round < 3000; ++round) {
+    const auto [shapes, dims, world, alignment] = random_case(random);
+    CAPTURE(round, world, alignment, shapes);
+    const auto layout = flat(shapes, world, alignment);
+    check_partition(layout, shapes, world);
+    REQUIRE(layout.part % alignment == 0);
+    int64_t begin = 0;
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      for (int64_t rank = 0; rank < world; ++rank) {
+        if (layout.cuts[i].length(rank) == 0) continue;
+        const auto start = layout.cuts[i].starts[rank];
+        REQUIRE(rank * layout.part + layout.cuts[i].offsets[rank] == begin + start);
+      }
+      begin += (product(shapes[i]) + alignment - 1) / alignment * alignment;
+    }
+    REQUIRE(world * layout.part - begin < world * alignment);
+  }
+}
+
+TEST_CASE("layout rows: a row more, a row less, and none") {
+  const auto layout = rows({{5, 2}, {1}}, {0, 0}, 3, 4);
+  CHECK(layout.cuts[0].starts == std::vector<int64_t>{0, 2, 4, 5});
+  CHECK(layout.cuts[1].starts == std::vector<int64_t>{0, 1, 1, 1});
+  CHECK(layout.cuts[1].offsets == std::vector<int64_t>{4, 4, 4});
+  CHECK(layout.part == 8);
+}
+
+TEST_CASE("layout: sizes beyond 32 bits") {
+  const int64_t large = int64_t{3} << 32;
+  CHECK(flat({{large}, {large + 1}}, 2, 2).part == large + 2);
+  CHECK(rows({{large, 2}}, {0}, 2, 1).part == large);
+}
+
+TEST_CASE("layout: bad input is refused") {
+  CHECK_THROWS_WITH(rows({{3, -1}}, {0}, 2, 4), Catch::Contains("-1"));
+  CHECK_THROWS_WITH(rows({{3}}, {1}, 2, 4), Catch::Contains("along dimension 1"));
+  CHECK_THROWS_WITH(rows({{3}}, {0}, 0, 4), Catch::Contains("0 ranks"));
+  CHECK_THROWS_WITH(flat({{3}}, 2, 0), Catch::Contains("alignment of a layout is 0"));
+  CHECK_THROWS_AS(flat({{-3}}, 2, 1), shardwise::ValueError);
+}
