@@ -1,6 +1,7 @@
 #pragma once
 
 // Everything that shardwise offers to a C++ program.
+#include <shardwise/checkpoint.h>
 #include <shardwise/counters.h>
 #include <shardwise/error.h>
 #include <shardwise/fully_shard.h>

@@ -1,0 +1,68 @@
+#pragma once
+
+#include "nn/autocast_state.h"
+#include "nn/inner_graph.h"
+#include "nn/random_state.h"
+
+#include <shardwise/checkpoint.h>
+
+#include <torch/csrc/autograd/saved_variable.h>
+
+namespace shardwise::nn {
+
+using detail::CheckpointFunction;
+using detail::Tensors;
+
+/// One run of a checkpoint's function, on inputs that are the beginning of its graph.
+struct CheckpointRun {
+  CheckpointRun(CheckpointFunction& fn, const Tensors& inputs);
+
+  InnerGraph graph;
+  Tensors aliases;
+  Tensors outputs;
+};
+
+/// Stands for all that the function put into the graph: its edges lead to the inputs and to where that part of the
+/// graph ended, and it runs the function again to have the part back.
+class CheckpointNode : public torch::autograd::Node {
+ public:
+  /// Before the first run: the second will begin where this thread stands now.
+  CheckpointNode(std::shared_ptr<CheckpointFunction> fn, const CheckpointOptions& options);
+
+  /// The first run, and what will be compared with it.
+  CheckpointRun run(const Tensors& inputs);
+
+  std::string name() const override {
+    return "shardwise::Checkpoint";
+  }
+  Tensors apply(Tensors&& gradients) override;
+  void release_variables() override;
+
+ private:
+  struct Output {
+    bool defined;
+    /// Whether its gradient comes here.
+    bool made;
+    at::ScalarType dtype;
+    at::Device device;
+    std::vector<int64_t> sizes;
+
+    bool operator==(const Output&) const = default;
+    std::string text() const;
+  };
+  static std::vector<Output> outputs_of(const CheckpointRun& run);
+
+  CheckpointRun run_again();
+  void compare(const CheckpointRun& run) const;
+
+  std::shared_ptr<CheckpointFunction> fn_;
+  AutocastState autocast_;
+  std::optional<RandomState> random_;
+  std::vector<torch::autograd::SavedVariable> inputs_;
+  /// Where the first run's part of the graph ended, inputs aside. Not next_edges(): a checkpoint around this one
+  /// changes those when it cuts off its own part.
+  torch::autograd::edge_list ends_;
+  std::vector<Output> outputs_;
+};
+
+} // namespace shardwise::nn
