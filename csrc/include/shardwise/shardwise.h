@@ -1,10 +1,12 @@
 #pragma once
 
 // Everything that shardwise offers to a C++ program.
+#include <shardwise/call.h>
 #include <shardwise/checkpoint.h>
 #include <shardwise/counters.h>
 #include <shardwise/error.h>
 #include <shardwise/fully_shard.h>
+#include <shardwise/hooks.h>
 #include <shardwise/mesh.h>
 #include <shardwise/options.h>
 #include <shardwise/plan.h>

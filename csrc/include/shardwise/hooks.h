@@ -1,0 +1,105 @@
+#pragma once
+
+#include <shardwise/export.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace torch::nn {
+class AnyModule;
+class Module;
+} // namespace torch::nn
+
+namespace shardwise::nn {
+struct HookBase;
+}
+
+namespace shardwise {
+
+// Hooks on any torch::nn::Module, which LibTorch lacks. A hook fires where a call of its module can be seen:
+// - call(module, x) and holders made with SHARDWISE_MODULE, see <shardwise/call.h>;
+// - what a Sequential, a Transformer or an AnyModule calls, after observe_calls().
+// A direct module->forward(x) cannot be seen, and fires no hook.
+//
+// Hooks of one kind fire in the order of their registration. A hook that is removed while a call runs does not fire
+// any more, in a backward of an earlier forward either; one that is registered inside a hook fires from the next kind
+// on. An exception from a hook reaches who made the call, or backward().
+//
+// Hooks belong to the module itself, not to copies or clones of it, and do not keep it alive: when it is gone they are
+// dropped, at a later registration at the latest. Any module will do, on the stack too. In a constructor, register
+// hooks after the module's parameters or submodules: by these it is known again once a shared_ptr owns it.
+//
+// Thread safe. No lock is held while a hook runs.
+
+/// The tensors of a call in their order: those in arguments or results that are a Tensor, and those in a vector,
+/// optional, pair, tuple or array of such. An empty optional counts as an undefined tensor; other types are not seen.
+/// A hook may replace tensors, but not add or drop one: that is a ValueError.
+using HookTensors = std::vector<at::Tensor>;
+
+/// Before forward. What the hook puts into `inputs` is what forward gets.
+using ForwardPreHook = std::function<void(torch::nn::Module&, HookTensors& inputs)>;
+/// After forward. What the hook puts into `outputs` is what the caller gets.
+using ForwardHook = std::function<void(torch::nn::Module&, HookTensors& outputs)>;
+/// Before the module's backward, with one gradient for each output; undefined for those that none came to.
+using BackwardPreHook = std::function<void(torch::nn::Module&, HookTensors& output_gradients)>;
+/// When the gradients of the inputs are there; undefined for inputs that need none. If no input needs one, it fires
+/// after the backward pre-hooks, and setting a gradient is an Error.
+using BackwardHook =
+    std::function<void(torch::nn::Module&, HookTensors& input_gradients, const HookTensors& output_gradients)>;
+
+struct HookOptions {
+  /// Fire before the hooks that are there, not after them.
+  bool prepend = false;
+};
+
+struct ForwardHookOptions {
+  bool prepend = false;
+  /// Fire also when forward or another hook throws, with no outputs. What it throws itself then is only a warning.
+  bool always_call = false;
+};
+
+/// Removes a hook. A handle that is destroyed leaves its hook in place; copies stand for the same hook. Thread safe.
+class SHARDWISE_API HookHandle {
+ public:
+  /// A handle of no hook.
+  HookHandle() = default;
+  explicit HookHandle(std::weak_ptr<nn::HookBase> hook);
+
+  /// May be called any number of times, inside the hook too, and when the module is gone.
+  void remove();
+  /// Whether the hook was removed, or dropped with its module.
+  bool removed() const;
+
+ private:
+  std::weak_ptr<nn::HookBase> hook_;
+};
+
+/// All four raise ValueError for an empty function.
+SHARDWISE_API HookHandle
+register_forward_pre_hook(torch::nn::Module& module, ForwardPreHook hook, HookOptions options = {});
+SHARDWISE_API HookHandle
+register_forward_hook(torch::nn::Module& module, ForwardHook hook, ForwardHookOptions options = {});
+
+/// Backward hooks fire for calls made while gradients are recorded. As in PyTorch, inputs reach forward and outputs
+/// reach the caller as views that must not be changed in place: torch raises an error there.
+SHARDWISE_API HookHandle
+register_full_backward_pre_hook(torch::nn::Module& module, BackwardPreHook hook, HookOptions options = {});
+SHARDWISE_API HookHandle
+register_full_backward_hook(torch::nn::Module& module, BackwardHook hook, HookOptions options = {});
+
+/// Lets hooks see the calls that containers below `root`, or `root` itself, make: Sequential, and the AnyModules of
+/// Transformer, TransformerEncoder and TransformerDecoder. Types, names, saved files, clones, at<T>() and ptr() stay
+/// as they are. May be called again, as after push_back(): what is observed already stays so. Clones are not observed.
+/// Not while another thread calls the containers.
+SHARDWISE_API void observe_calls(torch::nn::Module& root);
+/// The same for an AnyModule that is a member of a user's module, which a walk over children cannot find, and for what
+/// lies below it. Copies of it are observed too.
+SHARDWISE_API void observe_calls(torch::nn::AnyModule& module);
+/// Undoes observe_calls(), whoever called it. Hooks stay registered.
+SHARDWISE_API void unobserve_calls(torch::nn::Module& root);
+SHARDWISE_API void unobserve_calls(torch::nn::AnyModule& module);
+
+} // namespace shardwise
