@@ -43,8 +43,8 @@ std::shared_ptr<BackwardWatch> BackwardWatch::current() {
   return watch;
 }
 
-bool BackwardWatch::arriving(const std::shared_ptr<Schedule>& tree) {
-  return touched_.insert(tree).second;
+void BackwardWatch::arriving(const std::shared_ptr<Schedule>& tree) {
+  touched_.insert(tree);
 }
 
 void BackwardWatch::arrived(const std::shared_ptr<Schedule>& tree) {

@@ -15,8 +15,8 @@ class BackwardWatch {
   /// The watch of the backward that runs on this thread.
   static std::shared_ptr<BackwardWatch> current();
 
-  /// The backward comes to the tree; whether it does so for the first time.
-  bool arriving(const std::shared_ptr<Schedule>& tree);
+  /// The backward comes to the tree.
+  void arriving(const std::shared_ptr<Schedule>& tree);
   /// It brought a gradient.
   void arrived(const std::shared_ptr<Schedule>& tree);
 

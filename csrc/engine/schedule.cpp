@@ -116,9 +116,11 @@ void Schedule::close_all() {
 }
 
 void Schedule::join_backward() {
-  const int backward = autograd::get_current_graph_task_id();
-  if (!BackwardWatch::current()->arriving(shared_from_this())) return;
-  backward_ = backward;
+  if (backward_ != -1) return;
+  const auto watch = BackwardWatch::current();
+  watch->arriving(shared_from_this());
+  watch_ = watch;
+  backward_ = autograd::get_current_graph_task_id();
   order_ = reduce_order();
   launched_ = 0;
   const Expectation expectation;
@@ -147,7 +149,8 @@ void Schedule::gradient_arriving(Unit& unit, group::Parameter& parameter, bool d
 }
 
 void Schedule::gradient_arrived(Unit& unit, group::Parameter& parameter) {
-  BackwardWatch::current()->arrived(shared_from_this());
+  join_backward();
+  if (const auto watch = watch_.lock()) watch->arrived(shared_from_this());
   unit.backward.engaged = true;
   note(unit, parameter);
   advance();
@@ -173,8 +176,6 @@ void Schedule::launch(Unit& unit) {
 }
 
 void Schedule::end_backward() {
-  // A backward inside of another ends first, and takes what there is.
-  if (order_.empty()) order_ = reduce_order();
   try {
     for (; launched_ < order_.size(); ++launched_) launch(*order_[launched_]);
     if (in_flight_) in_flight_->wait_reduce();
@@ -198,7 +199,7 @@ void Schedule::forget_backward() {
   launched_ = 0;
   const auto all = units();
   for (const auto& unit : all) {
-    unit->backward = {};
+    unit->backward = {.engaged = unit->backward.engaged};
     unit->forget_backward();
   }
   close_all();
@@ -206,7 +207,10 @@ void Schedule::forget_backward() {
 
 void Schedule::reset() {
   forget_backward();
-  for (const auto& unit : units()) unit->reshard();
+  for (const auto& unit : units()) {
+    unit->backward = {};
+    unit->reshard();
+  }
 }
 
 } // namespace shardwise::engine

@@ -11,6 +11,7 @@ class Parameter;
 
 namespace shardwise::engine {
 
+class BackwardWatch;
 class Unit;
 
 /// When things happen in a tree of units: one unit and all those below it.
@@ -51,7 +52,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void gradient_arrived(Unit& unit, group::Parameter& parameter);
   /// The end of a backward that brought gradients to this tree.
   void end_backward();
-  /// The end of a backward that failed, or that brought none.
+  /// The end of a backward that failed, or that brought none. Units that were used still take part in the next one.
   void forget_backward();
   /// The same outside of a backward, and every unit is resharded whatever its options.
   void reset();
@@ -72,8 +73,10 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   std::vector<Unit*> open_;
   friend class Unit;
 
-  /// The backward that the flags of the parameters speak of; -1 when there is none.
+  /// The backward that came here, and that the flags of the parameters speak of; -1 when there is none. One inside of
+  /// it, as of a checkpoint, is part of it.
   int backward_ = -1;
+  std::weak_ptr<BackwardWatch> watch_;
   std::vector<std::shared_ptr<Unit>> order_;
   size_t launched_ = 0;
   std::shared_ptr<Unit> in_flight_;

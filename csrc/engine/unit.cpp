@@ -36,13 +36,14 @@ const std::string& only_axis(const Mesh& mesh, const UnitSettings& settings) {
 
 std::string line(const NamedTensor& parameter, bool sharded) {
   const auto& tensor = parameter.tensor;
-  const auto cut = sharded ? c10::str(" cut along ", parameter.shard_dim) : "";
+  const auto cut = !sharded ? "" : parameter.whole ? " whole" : c10::str(" cut along ", parameter.shard_dim);
   return c10::str(
       "'", parameter.names.front(), "' ", c10::getDtypeNames(tensor.scalar_type()).first, " ", tensor.sizes(), cut,
       tensor.requires_grad() ? "" : " frozen");
 }
 
 void check_can_be_sharded(const NamedTensor& parameter) {
+  if (parameter.whole) return;
   const auto& tensor = parameter.tensor;
   const auto& name = parameter.names.front();
   if (tensor.layout() != at::kStrided || tensor.is_meta()) {
@@ -107,11 +108,12 @@ std::shared_ptr<Unit> Unit::create(
     unit->reduce_ = comm::Collectives(mesh.reduce_group(axis));
     unit->separate_ = mesh.reduce_group(axis) != mesh.group(axis);
   }
-  for (auto& [names, tensor, dim] : own) {
+  for (auto& [names, tensor, dim, whole] : own) {
     auto& parameter = *unit->parameters_.emplace_back(std::make_unique<group::Parameter>(std::move(names), tensor));
     parameter.shard_dim = dim;
+    parameter.whole = whole || !unit->sharded();
     parameter.watch(unit, *unit);
-    if (unit->sharded()) unit->make_shard(parameter);
+    if (!parameter.whole) unit->make_shard(parameter);
   }
   unit->groups_ = group::Group::make(unit->parameters_, unit->setting());
   return unit;
@@ -119,8 +121,9 @@ std::shared_ptr<Unit> Unit::create(
 
 Unit::~Unit() {
   std::erase(schedule_->open_, this);
-  if (!sharded()) return;
-  for (const auto& parameter : parameters_) remove_shard(parameter->visible());
+  for (const auto& parameter : parameters_) {
+    if (!parameter->whole) remove_shard(parameter->visible());
+  }
 }
 
 std::shared_ptr<Unit> Unit::of(const at::Tensor& parameter) {
@@ -211,7 +214,7 @@ void Unit::adopt(const std::vector<NamedTensor>& adopted) {
 void Unit::broadcast(const std::vector<NamedTensor>& tensors) {
   if (gather_.size() == 1) return;
   const group::ComputeGuard guard;
-  for (const auto& [names, tensor, dim] : tensors) {
+  for (const auto& [names, tensor, dim, whole] : tensors) {
     auto values = tensor.detach();
     auto wire = values.is_non_overlapping_and_dense() ? values.as_strided({values.numel()}, {1}) : values.contiguous();
     gather_.broadcast(wire, 0, c10::str("the broadcast of '", names.front(), "' from rank 0"), counters_).wait();
@@ -225,6 +228,13 @@ std::vector<std::shared_ptr<Unit>> Unit::tree() const {
   return units;
 }
 
+template <typename Do>
+void Unit::for_full_copies(const Do& act) {
+  for (const auto& group : groups_) {
+    if (auto* copies = group->full_copies()) act(*copies);
+  }
+}
+
 void Unit::enter(bool keep_others) {
   schedule_->enter(*this, keep_others);
 }
@@ -234,12 +244,14 @@ void Unit::leave() {
 }
 
 void Unit::shard_written() {
-  for (const auto& group : groups_) group->full_copies()->mark_stale();
+  for_full_copies([](group::FullCopies& copies) { copies.mark_stale(); });
 }
 
 std::string Unit::parameter_at(const at::Tensor& tensor) const {
   for (const auto& group : groups_) {
-    if (const auto* parameter = group->full_copies()->find(tensor)) return parameter->name();
+    const auto* copies = group->full_copies();
+    const auto* parameter = copies == nullptr ? nullptr : copies->find(tensor);
+    if (parameter != nullptr) return parameter->name();
   }
   return "?";
 }
@@ -247,17 +259,15 @@ std::string Unit::parameter_at(const at::Tensor& tensor) const {
 void Unit::begin_unshard() {
   if (!sharded()) return;
   renew_groups();
-  for (const auto& group : groups_) group->full_copies()->begin_unshard(gather_, buffers(), name_, counters_);
+  for_full_copies([&](group::FullCopies& copies) { copies.begin_unshard(gather_, buffers(), name_, counters_); });
 }
 
 void Unit::finish_unshard() {
-  if (!sharded()) return;
-  for (const auto& group : groups_) group->full_copies()->finish_unshard(gather_, buffers(), name_, counters_);
+  for_full_copies([&](group::FullCopies& copies) { copies.finish_unshard(gather_, buffers(), name_, counters_); });
 }
 
 void Unit::reshard() {
-  if (!sharded()) return;
-  for (const auto& group : groups_) group->full_copies()->reshard(buffers(), counters_);
+  for_full_copies([&](group::FullCopies& copies) { copies.reshard(buffers(), counters_); });
 }
 
 void Unit::unshard(bool backward) {
@@ -311,9 +321,12 @@ void Unit::wait_reduce() {
 void Unit::publish() {
   if (!options.sync) return;
   if (gather_.size() == 1) {
+    const group::ComputeGuard guard;
     for (const auto& parameter : parameters_) {
       const auto local = parameter->take_local();
-      if (local.defined()) parameter->publish(local);
+      if (!local.defined()) continue;
+      // In the layout `flat` a shard is a vector.
+      parameter->publish(parameter->whole ? local : local.reshape(parameter->visible().sizes()));
     }
     return;
   }

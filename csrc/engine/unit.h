@@ -23,6 +23,8 @@ struct NamedTensor {
   at::Tensor tensor;
   /// The dimension to cut it along.
   int64_t shard_dim = 0;
+  /// Every rank keeps all of it, in a sharded unit too.
+  bool whole = false;
 };
 
 /// How a unit is made.
@@ -158,6 +160,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void adopt(const std::vector<NamedTensor>& adopted);
   void check_structure(const std::vector<NamedTensor>& own, size_t adopted);
   void broadcast(const std::vector<NamedTensor>& tensors);
+  template <typename Do>
+  void for_full_copies(const Do& act);
   void make_shard(group::Parameter& parameter);
   group::Group::Setting setting() const;
 

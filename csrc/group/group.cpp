@@ -13,8 +13,8 @@ constexpr int64_t kAlignmentBytes = 128;
 
 Group::Group(std::vector<Parameter*> parameters, const Setting& setting)
     : parameters_(std::move(parameters)),
-      layout_(setting.layout),
-      world_(setting.world()) {
+      layout_(parameters_.front()->whole ? Layout::replicate : setting.layout),
+      world_(layout_ == Layout::replicate ? 1 : setting.gather.size()) {
   for (const auto* parameter : parameters_) sizes_.push_back(parameter->leaf().sizes().vec());
   options_ = parameters_.front()->visible().options().requires_grad(false);
   if (layout_ != Layout::replicate) {
@@ -37,12 +37,13 @@ layout::Shards Group::lay_out(const std::vector<Parameter*>& parameters) const {
 std::vector<std::unique_ptr<Group>> Group::make(
     const std::vector<std::unique_ptr<Parameter>>& parameters, const Setting& setting) {
   std::vector<std::vector<Parameter*>> parts;
-  const auto same = [](const at::Tensor& a, const at::Tensor& b) {
-    return a.scalar_type() == b.scalar_type() && a.device() == b.device();
+  const auto same = [](const Parameter& a, const Parameter& b) {
+    return a.visible().scalar_type() == b.visible().scalar_type() && a.visible().device() == b.visible().device() &&
+           a.whole == b.whole;
   };
   for (const auto& parameter : parameters) {
-    const auto part = std::find_if(
-        parts.begin(), parts.end(), [&](const auto& p) { return same(p.front()->visible(), parameter->visible()); });
+    const auto part =
+        std::find_if(parts.begin(), parts.end(), [&](const auto& p) { return same(*p.front(), *parameter); });
     if (part == parts.end()) {
       parts.push_back({parameter.get()});
     } else {

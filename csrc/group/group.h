@@ -18,7 +18,7 @@ namespace shardwise::group {
 /// How the parameters of a unit lie on the ranks.
 enum class Layout { replicate, rows, flat };
 
-/// Parameters of a unit that travel together: same dtype, same device.
+/// Parameters of a unit that travel together: same dtype, same device, all sharded or all whole.
 class Group {
  public:
   /// What all groups of a unit have in common.
@@ -26,15 +26,12 @@ class Group {
     Layout layout = Layout::replicate;
     comm::Collectives gather;
     Front* front = nullptr;
-    int64_t world() const {
-      return layout == Layout::replicate ? 1 : gather.size();
-    }
   };
 
   /// The parameters stay their unit's. All have the dtype and device of the first.
   Group(std::vector<Parameter*> parameters, const Setting& setting);
 
-  /// One group for each dtype and device, in the order of the first parameter of each.
+  /// One group for each dtype, device and form, in the order of the first parameter of each.
   static std::vector<std::unique_ptr<Group>> make(
       const std::vector<std::unique_ptr<Parameter>>& parameters, const Setting& setting);
   /// Whether dtype, device, sizes and memory are still those that the group was made for.

@@ -73,6 +73,8 @@ class Parameter {
 
   /// The dimension along which `rows` cuts it.
   int64_t shard_dim = 0;
+  /// Every rank keeps all of it, in a sharded unit too.
+  bool whole = false;
   /// Whether the running backward will bring a gradient here, and whether it did or came without one.
   bool expected = false;
   bool arrived = false;

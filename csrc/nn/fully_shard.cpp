@@ -5,10 +5,7 @@
 
 #include <shardwise/error.h>
 
-#include <c10/util/StringUtil.h>
-#include <torch/nn/modules/container/parameterdict.h>
-#include <torch/nn/modules/container/parameterlist.h>
-
+#include <set>
 #include <unordered_map>
 
 namespace shardwise {
@@ -24,26 +21,26 @@ struct Registry : torch::nn::Module {
 };
 
 template <typename Visit>
-void for_each_module(torch::nn::Module& module, const std::string& name, const Visit& visit) {
-  visit(module, name);
-  for (const auto& child : module.named_children()) {
-    for_each_module(*child.value(), name.empty() ? child.key() : name + "." + child.key(), visit);
-  }
+void for_each_module(torch::nn::Module& module, const Visit& visit) {
+  visit(module);
+  for (const auto& child : module.named_children()) for_each_module(*child.value(), visit);
 }
 
-// Their forward is to read the registry (T07), where the shards are.
-void refuse_parameter_containers(torch::nn::Module& module) {
-  for_each_module(module, "", [](torch::nn::Module& part, const std::string& name) {
-    const bool is_container = dynamic_cast<torch::nn::ParameterListImpl*>(&part) != nullptr ||
-                              dynamic_cast<torch::nn::ParameterDictImpl*>(&part) != nullptr;
-    if (!is_container || Registry::of(part).is_empty()) return;
-    throw ValueError(c10::str(
-        "shardwise: '", name, "' is a ", part.name(), " with parameters ('", name, ".",
-        Registry::of(part).front().key(),
-        "'), and what it hands out would be shards. Register its parameters in a module that keeps them as members, "
-        "use "
-        "replicate(), or name them in ignored_parameters."));
-  });
+// A parameter that only the registry knows is read there (ParameterList and ParameterDict do so, T07) or not at all
+// (what is left of a member that was assigned to, T31). A shard there would be taken for it: it stays whole.
+void keep_whole_what_only_the_registry_holds(const Modules& modules, std::vector<engine::NamedTensor>& parameters) {
+  std::unordered_map<at::TensorImpl*, std::set<const at::Tensor*>> entries;
+  for (auto* module : modules) {
+    for_each_module(*module, [&](torch::nn::Module& part) {
+      for (const auto& entry : Registry::of(part)) {
+        if (entry.value().defined()) entries[entry.value().unsafeGetTensorImpl()].insert(&entry.value());
+      }
+    });
+  }
+  for (auto& parameter : parameters) {
+    const auto known = entries[parameter.tensor.unsafeGetTensorImpl()].size() + 1;
+    parameter.whole = parameter.tensor.use_count() <= known;
+  }
 }
 
 void register_shards(torch::nn::Module& module, const engine::Unit& unit) {
@@ -51,7 +48,7 @@ void register_shards(torch::nn::Module& module, const engine::Unit& unit) {
   for (const auto& parameter : unit.parameters()) {
     shards.emplace(parameter->leaf().unsafeGetTensorImpl(), parameter->visible());
   }
-  for_each_module(module, "", [&](torch::nn::Module& part, const std::string&) {
+  for_each_module(module, [&](torch::nn::Module& part) {
     for (auto& entry : Registry::of(part)) {
       const auto shard = shards.find(entry.value().unsafeGetTensorImpl());
       if (shard != shards.end()) entry.value() = shard->second;
@@ -61,7 +58,7 @@ void register_shards(torch::nn::Module& module, const engine::Unit& unit) {
 
 void place(std::vector<engine::NamedTensor>& parameters, const FullyShardOptions& options) {
   if (!options.shard_placement()) return;
-  for (auto& [names, tensor, dim] : parameters) {
+  for (auto& [names, tensor, dim, whole] : parameters) {
     const auto chosen = options.shard_placement()(names.front(), tensor).value_or(0);
     dim = chosen < 0 ? chosen + tensor.dim() : chosen;
   }
@@ -70,15 +67,13 @@ void place(std::vector<engine::NamedTensor>& parameters, const FullyShardOptions
 Unit shard(const Modules& modules, const FullyShardOptions& options) {
   if (modules.empty()) throw ValueError("shardwise: fully_shard() got no modules. Give it one or more.");
   nn::ModuleTensors all;
-  for (size_t i = 0; i < modules.size(); ++i) {
-    const auto tensors = nn::walk(*modules[i]);
-    nn::refuse_second_unit(*modules[i], tensors, "fully_shard");
+  for (const auto* module : modules) {
+    const auto tensors = nn::walk(*module);
+    nn::refuse_second_unit(*module, tensors, "fully_shard");
     nn::add_all(tensors, all);
   }
   nn::ignore(all.parameters, options.ignored_parameters());
-  for (auto* module : modules) {
-    if (options.ignored_parameters().empty()) refuse_parameter_containers(*module);
-  }
+  keep_whole_what_only_the_registry_holds(modules, all.parameters);
   place(all.parameters, options);
   const auto touch = std::make_shared<nn::UnitTouch>();
   auto unit = engine::Unit::create(

@@ -20,6 +20,9 @@ namespace shardwise {
 /// stay what they are, the full parameters; writing to one is an Error, since the values live in the shards. After
 /// each backward a shard's gradient is this rank's part of the mean over the ranks, added to what was there.
 ///
+/// A parameter that no member holds, only the registry, stays whole on every rank: those of ParameterList and
+/// ParameterDict, and what is left of a member that was assigned to. Its gradient is averaged all the same.
+///
 /// Call it on inner modules first (each becomes a unit that gathers its parameters on its own), on the outermost last.
 /// All ranks must wrap the same modules in the same order, and then run the same units in the same order: names,
 /// shapes and dtypes are compared here, and a difference is an Error that names the parameter and the rank.

@@ -9,8 +9,9 @@ inline FullyShardOptions sharded_on(Rank& rank) {
   return FullyShardOptions().mesh(rank.mesh());
 }
 
-/// This rank's piece of a whole tensor in the layout `rows`: what torch.chunk gives, or nothing.
+/// This rank's piece of a whole tensor in the layout `rows`: what torch.chunk gives, or nothing. Dimension -1: all.
 inline torch::Tensor piece_of(const torch::Tensor& whole, const Rank& rank, int64_t dim = 0) {
+  if (dim < 0) return whole;
   const auto size = whole.size(dim);
   const auto chunk = (size + rank.world_size() - 1) / rank.world_size();
   const auto start = std::min(rank.rank() * chunk, size);

@@ -1,0 +1,313 @@
+// fully_shard(): what it promises besides the numbers: names, memory, archives, hooks, errors.
+#include "ranks/fully_shard_models.h"
+
+#include "group/leaf_storage.h"
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <sstream>
+
+namespace shardwise::test {
+namespace {
+
+/// A post-accumulate hook such as an optimizer-in-backward registers.
+struct Record : torch::autograd::PostAccumulateGradHook {
+  explicit Record(std::vector<torch::Tensor>& seen) : seen(seen) {}
+  void operator()(const torch::Tensor& parameter) override {
+    seen.push_back(parameter.grad().clone());
+  }
+  std::vector<torch::Tensor>& seen;
+};
+
+std::string archive_of(const torch::nn::Module& module) {
+  torch::serialize::OutputArchive archive;
+  module.save(archive);
+  std::ostringstream stream;
+  archive.save_to(stream);
+  return stream.str();
+}
+
+void load(torch::nn::Module& module, const std::string& bytes) {
+  std::istringstream stream(bytes);
+  torch::serialize::InputArchive archive;
+  archive.load_from(stream);
+  module.load(archive);
+}
+
+} // namespace
+
+TEST(FullyShardContract, NamesOrderAndMembersStay) {
+  run_ranks(2, [](Rank& rank) {
+    Stack ours;
+    const auto names = ours->named_parameters().keys();
+    const auto member = ours->head->weight;
+    const auto sizes = member.sizes().vec();
+    const auto root = shard_stack(ours, sharded_on(rank));
+    ASSERT_EQ(ours->named_parameters().keys(), names);
+    ASSERT_TRUE(ours->head->weight.is_same(member));
+    ASSERT_EQ(member.sizes(), sizes);
+    ASSERT_EQ(unit(*ours->block(1)).name(), "blocks.1");
+    ASSERT_EQ(root.name(), "");
+    ASSERT_TRUE(ours->parameters().front().is_leaf());
+    ASSERT_TRUE(ours->parameters().front().requires_grad());
+    const auto plan = root.plan();
+    ASSERT_EQ(plan.units.size(), 4U);
+    ASSERT_EQ(plan.units[0].kind, "fully_shard");
+    int64_t kept = 0;
+    int64_t whole = 0;
+    for (const auto& part : plan.units) {
+      kept += part.groups[0].shard_bytes;
+      whole += part.groups[0].bytes;
+    }
+    ASSERT_LT(kept, whole / 2 + 26 * 128);
+  });
+}
+
+TEST(FullyShardContract, FullCopiesComeAndGo) {
+  run_ranks(2, [](Rank& rank) {
+    Stack ours;
+    auto root = shard_stack(ours, sharded_on(rank));
+    const auto freed = [&] {
+      std::string text;
+      for (size_t i = 0; i < 3; ++i) text += group::is_freed(ours->block(i)->up->weight) ? "-" : "+";
+      return text + (group::is_freed(ours->head->weight) ? "-" : "+");
+    };
+    ASSERT_EQ(freed(), "----");
+    auto loss = stack_loss(ours, 0, rank.rank());
+    ASSERT_EQ(freed(), "---+") << "the root keeps its own";
+    loss.backward();
+    ASSERT_EQ(freed(), "----");
+    root.set_reshard_after_forward(false);
+    loss = stack_loss(ours, 0, rank.rank());
+    ASSERT_EQ(freed(), "++++");
+    root.set_reshard_after_backward(false);
+    loss.backward();
+    ASSERT_EQ(freed(), "++++");
+    root.reset();
+    ASSERT_EQ(freed(), "----");
+  });
+}
+
+TEST(FullyShardContract, ADeletedModelIsFreed) {
+  // T23
+  run_ranks(2, [](Rank& rank) {
+    c10::weak_intrusive_ptr<c10::StorageImpl> shards{c10::intrusive_ptr<c10::StorageImpl>()};
+    c10::weak_intrusive_ptr<at::TensorImpl> leaf{c10::intrusive_ptr<at::TensorImpl>()};
+    {
+      Stack ours;
+      shard_stack(ours, sharded_on(rank));
+      stack_loss(ours, 0, rank.rank()).backward();
+      shards = ours->block(1)->parameters()[0].storage().getWeakStorageImpl();
+      leaf = ours->block(1)->up->weight.getIntrusivePtr();
+      ASSERT_FALSE(shards.expired());
+    }
+    ASSERT_TRUE(leaf.expired());
+    ASSERT_TRUE(shards.expired());
+  });
+}
+
+TEST(FullyShardContract, ArchivesOfShardsAndOfWholeModels) {
+  run_ranks(2, [](Rank& rank) {
+    Stack ours, reference;
+    shard_stack(ours, sharded_on(rank));
+    Pair<Stack> both{rank, ours, reference};
+    both.train(stack_loss, 2);
+    const auto shards = archive_of(*ours);
+    const auto whole = archive_of(*reference);
+    const auto train_and_load = [&](const std::string& archive, int first) {
+      both.train(stack_loss, 2, first);
+      load(*both.ours, archive);
+      load(*both.reference, whole);
+      both.mine.zero_grad();
+      both.theirs.zero_grad();
+      const torch::NoGradGuard guard;
+      assert_close(both.ours->forward(tokens(1, 0)), both.reference->forward(tokens(1, 0)), "loaded");
+    };
+    train_and_load(shards, 10);
+    train_and_load(whole, 20);
+    both.train(stack_loss, 2, 30);
+    load(*ours, archive_of(*Stack(7)));
+    expect_error<Error>(
+        [&] { ours->forward(tokens(0, 0)); },
+        {"embedding.weight", "replaced", "[11, 7]", c10::str("rank ", rank.rank())});
+  });
+}
+
+TEST(FullyShardContract, UsersPostAccumulateHooksSeeTheMean) {
+  run_ranks(2, [](Rank& rank) {
+    auto ours = mlp({3, 4, 2});
+    auto reference = mlp({3, 4, 2});
+    fully_shard(ours, sharded_on(rank));
+    std::vector<torch::Tensor> seen;
+    torch::autograd::impl::set_post_acc_grad_hooks(ours->parameters()[0], std::make_unique<Record>(seen));
+    for (size_t step = 0; step < 3; ++step) {
+      ours->zero_grad();
+      reference->zero_grad();
+      ours->forward(batch(step, rank.rank(), 3)).sum().backward();
+      reference_backward(rank, [&](int r) { return reference->forward(batch(step, r, 3)).sum(); });
+      ASSERT_EQ(seen.size(), step + 1);
+      assert_close(seen.back(), piece_of(reference->parameters()[0].grad(), rank), "seen");
+    }
+  });
+}
+
+TEST(FullyShardContract, GroupsByDtype) {
+  run_ranks(2, [](Rank& rank) {
+    const auto make = [] {
+      auto model = mlp({3, 4, 4, 2});
+      model[2]->to(torch::kDouble);
+      return model;
+    };
+    const auto run = [](torch::nn::Sequential& model, int step, int r) {
+      auto x = torch::tanh(model->at<torch::nn::LinearImpl>(0).forward(batch(step, r, 3))).to(torch::kDouble);
+      x = torch::tanh(model->at<torch::nn::LinearImpl>(2).forward(x)).to(torch::kFloat);
+      return model->at<torch::nn::LinearImpl>(4).forward(x).pow(2).sum();
+    };
+    auto ours = make();
+    const auto root = fully_shard(ours, sharded_on(rank));
+    ASSERT_EQ(root.plan().units[0].groups.size(), 2U);
+    Pair<torch::nn::Sequential>{rank, ours, make()}.train(run);
+  });
+}
+
+TEST(FullyShardContract, LibraryModules) {
+  run_ranks(2, [](Rank& rank) {
+    using namespace torch::nn;
+    struct MixImpl : Module {
+      MixImpl() {
+        fill(*this);
+        eval_dropout();
+      }
+      void eval_dropout() {
+        layer->eval();
+      }
+      torch::Tensor forward(const torch::Tensor& x) {
+        auto y = std::get<0>(lstm->forward(x));
+        y = layer->forward(y);
+        y = std::get<0>(attention->forward(y, y, y));
+        return norm->forward(conv->forward(y.permute({1, 2, 0})));
+      }
+      LSTM lstm = register_module("lstm", LSTM(LSTMOptions(4, 8).num_layers(2)));
+      TransformerEncoderLayer layer =
+          register_module("layer", TransformerEncoderLayer(TransformerEncoderLayerOptions(8, 2).dim_feedforward(12)));
+      MultiheadAttention attention = register_module("attention", MultiheadAttention(8, 2));
+      Conv1d conv = register_module("conv", Conv1d(Conv1dOptions(8, 6, 3)));
+      BatchNorm1d norm = register_module("norm", BatchNorm1d(BatchNormOptions(6).track_running_stats(false)));
+    };
+    using Mix = ModuleHolder<MixImpl>;
+    Mix ours(std::make_shared<MixImpl>());
+    for (const auto& child : ours->children()) fully_shard(*child, sharded_on(rank));
+    fully_shard(ours, sharded_on(rank));
+    Pair<Mix> both{rank, ours, Mix(std::make_shared<MixImpl>())};
+    both.train([](Mix& model, int step, int r) {
+      return model->forward(torch::randn({5, 3, 4}, generator(100 * step + r))).pow(3).mean();
+    });
+  });
+}
+
+TEST(FullyShardContract, ParameterListsStayWhole) {
+  // T07
+  run_ranks(2, [](Rank& rank) {
+    struct ListedImpl : torch::nn::Module {
+      ListedImpl() {
+        for (int i = 0; i < 2; ++i) list->append(torch::zeros({3, 3}));
+        dict->insert("shift", torch::zeros({3}));
+        fill(*this);
+      }
+      torch::Tensor forward(torch::Tensor x) {
+        for (const auto& entry : *list) x = torch::tanh(x.matmul(entry.value()));
+        return head->forward(x + (*dict)["shift"]);
+      }
+      torch::nn::ParameterList list = register_module("list", torch::nn::ParameterList());
+      torch::nn::ParameterDict dict = register_module("dict", torch::nn::ParameterDict());
+      torch::nn::Linear head = register_module("head", torch::nn::Linear(3, 2));
+    };
+    using Listed = torch::nn::ModuleHolder<ListedImpl>;
+    Listed ours(std::make_shared<ListedImpl>());
+    Listed reference(std::make_shared<ListedImpl>());
+    fully_shard(ours, sharded_on(rank));
+    torch::optim::AdamW mine(ours->parameters(), torch::optim::AdamWOptions(0.02));
+    torch::optim::AdamW theirs(reference->parameters(), torch::optim::AdamWOptions(0.02));
+    for (int step = 0; step < 4; ++step) {
+      mine.zero_grad();
+      theirs.zero_grad();
+      ours->forward(batch(step, rank.rank(), 3)).pow(2).sum().backward();
+      reference_backward(rank, [&](int r) { return reference->forward(batch(step, r, 3)).pow(2).sum(); });
+      mine.step();
+      theirs.step();
+      assert_same(*ours->list, *reference->list, "list");
+      assert_same(*ours->dict, *reference->dict, "dict");
+      assert_pieces(*ours->head, *reference->head, rank, "head");
+    }
+  });
+}
+
+TEST(FullyShardContract, ErrorsNameTheParameterAndTheRemedy) {
+  run_ranks(2, [](Rank& rank) {
+    const auto options = sharded_on(rank);
+    const auto dim_of = [&](int64_t dim) {
+      return sharded_on(rank).shard_placement([dim](const std::string&, const torch::Tensor&) { return dim; });
+    };
+    Stack done;
+    shard_stack(done, options);
+    Stack replicated;
+    replicate(replicated, on(rank));
+    struct OneImpl : torch::nn::Module {
+      explicit OneImpl(const torch::Tensor& tensor) : p(register_parameter("p", tensor)) {}
+      torch::Tensor p;
+    };
+    const auto module_of = [](const torch::Tensor& tensor) { return std::make_shared<OneImpl>(tensor); };
+    const auto scalar = module_of(torch::ones({}));
+    const auto strided = module_of(torch::ones({3, 4}).t());
+    const auto meta = module_of(torch::ones({3}, torch::kMeta));
+    struct Case {
+      std::string what;
+      std::function<void()> call;
+      std::vector<std::string> parts;
+    };
+    const std::vector<Case> cases{
+        {"twice", [&] { fully_shard(done, options); }, {"only be applied to a module once", "fully_shard"}},
+        {"replicate after fully_shard", [&] { replicate(done, on(rank)); }, {"already managed by `fully_shard`"}},
+        {"fully_shard after replicate", [&] { fully_shard(replicated, options); }, {"already managed by `replicate`"}},
+        {"nothing", [&] { fully_shard(std::vector<std::shared_ptr<torch::nn::Module>>{}, options); }, {"no modules"}},
+        {"a scalar", [&] { fully_shard(*scalar, options); }, {"scalar parameters. Change p to a 1D tensor"}},
+        {"not contiguous", [&] { fully_shard(*strided, options); }, {"'p'", "non-contiguous", "contiguous()"}},
+        {"without values", [&] { fully_shard(*meta, options); }, {"'p'", "meta device"}},
+        {"no such dimension", [&] { fully_shard(Stack(), dim_of(5)); }, {"along dimension 5", "embedding.weight"}},
+        {"a mesh of two axes",
+         [&] {
+           fully_shard(Stack(), FullyShardOptions().mesh(rank.mesh({{"a", 1}, {"b", 2}})));
+         },
+         {"fully_shard expects a 1D", "a=1, b=2"}},
+        {"a write to a full copy",
+         [&] {
+           const torch::NoGradGuard guard;
+           done->block(1)->down->weight.zero_();
+         },
+         {"blocks.1.down.weight", "zero_", "would be lost", "parameters()"}},
+        {"no unit", [&] { unit(*Stack()); }, {"has no unit"}},
+    };
+    for (const auto& [what, call, parts] : cases) {
+      SCOPED_TRACE(what);
+      rank.step(what);
+      expect_error<Error>(call, parts);
+    }
+    // None of them left anything behind.
+    Pair<Stack>{rank, done, Stack()}.train(stack_loss, 3);
+  });
+}
+
+TEST(FullyShardContract, RanksThatWrapDifferently) {
+  run_ranks(2, [](Rank& rank) {
+    Stack ours(rank.rank() == 0 ? 6 : 8);
+    expect_error<Error>(
+        [&] { fully_shard(ours, sharded_on(rank)); },
+        {"the ranks wrap different modules", "'embedding.weight' float32 [11, 6]", "[11, 8] cut along 0 on rank 1"});
+    Stack same;
+    const auto wrap = [&] { rank.rank() == 0 ? fully_shard(same, sharded_on(rank)) : replicate(same, on(rank)); };
+    expect_error<Error>(wrap, {"the ranks wrap different modules", "cut along 0"});
+  });
+}
+
+} // namespace shardwise::test

@@ -1,0 +1,102 @@
+#pragma once
+
+// Models for the tests of fully_shard, made of parts as LibTorch programs make them.
+#include "ranks/sharded_models.h"
+
+namespace shardwise::test {
+
+/// Direct calls, a method other than forward, arguments of several types.
+struct BlockImpl : torch::nn::Module {
+  explicit BlockImpl(int64_t width)
+      : up(register_module("up", torch::nn::Linear(width, 2 * width))),
+        down(register_module("down", torch::nn::Linear(2 * width, width))),
+        norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})))) {}
+  torch::Tensor forward(const torch::Tensor& x, double scale) {
+    return x + scale * down->forward(torch::gelu(up(norm(x))));
+  }
+  torch::Tensor reversed(torch::Tensor x) {
+    return torch::tanh(x.matmul(down->weight).matmul(up->weight)) + norm->weight;
+  }
+  torch::nn::Linear up, down;
+  torch::nn::LayerNorm norm;
+};
+TORCH_MODULE(Block);
+
+struct StackImpl : torch::nn::Module {
+  explicit StackImpl(int64_t width = 6, int64_t depth = 3, bool tied = false)
+      : embedding(register_module("embedding", torch::nn::Embedding(11, width))),
+        blocks(register_module("blocks", torch::nn::ModuleList())),
+        head(register_module("head", torch::nn::Linear(torch::nn::LinearOptions(width, 11).bias(false)))) {
+    for (int64_t i = 0; i < depth; ++i) blocks->push_back(Block(width));
+    fill(*this);
+    // T31: what was registered for the head stays there, and is never used.
+    if (tied) head->weight = embedding->weight;
+  }
+  Block block(size_t i) {
+    return Block(blocks->ptr<BlockImpl>(i));
+  }
+  torch::Tensor forward(const torch::Tensor& tokens) {
+    auto x = embedding->forward(tokens);
+    for (size_t i = 0; i < blocks->size(); ++i) x = block(i)->forward(x, 0.5);
+    return head->forward(x);
+  }
+  torch::nn::Embedding embedding;
+  torch::nn::ModuleList blocks;
+  torch::nn::Linear head;
+};
+TORCH_MODULE(Stack);
+
+inline torch::Tensor tokens(int step, int rank) {
+  return torch::randint(0, 11, {2, 5}, generator(1000 * step + rank + 17));
+}
+
+inline torch::Tensor stack_loss(Stack& model, int step, int rank) {
+  return model->forward(tokens(step, rank)).pow(2).mean();
+}
+
+inline void shard_blocks(Stack& model, const FullyShardOptions& options) {
+  for (auto& block : *model->blocks) fully_shard(*block, options);
+}
+
+inline Unit shard_stack(Stack& model, const FullyShardOptions& options) {
+  shard_blocks(model, options);
+  return fully_shard(model, options);
+}
+
+/// A sharded model beside a plain one that sees the data of all ranks.
+template <typename Model>
+struct Pair {
+  Rank& rank;
+  Model ours;
+  Model reference;
+  torch::optim::AdamW mine{ours->parameters(), torch::optim::AdamWOptions(0.02)};
+  torch::optim::AdamW theirs{reference->parameters(), torch::optim::AdamWOptions(0.02)};
+  Dims dims = {};
+
+  template <typename Loss>
+  void backward(const Loss& loss, int step) {
+    loss(ours, step, rank.rank()).backward();
+    reference_backward(rank, [&](int r) { return loss(reference, step, r); });
+  }
+  void check(const std::string& what) {
+    assert_pieces(*ours, *reference, rank, what, dims);
+  }
+  void optimize() {
+    mine.step();
+    theirs.step();
+    mine.zero_grad();
+    theirs.zero_grad();
+  }
+  template <typename Loss>
+  void train(const Loss& loss, int steps = 4, int first = 0) {
+    for (int step = first; step < first + steps; ++step) {
+      rank.step("step " + std::to_string(step));
+      backward(loss, step);
+      check("step " + std::to_string(step));
+      optimize();
+    }
+    check("the end");
+  }
+};
+
+} // namespace shardwise::test
