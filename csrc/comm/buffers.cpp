@@ -25,7 +25,7 @@ at::Tensor Buffers::take(int64_t numel, const at::TensorOptions& options, Counte
       if (largest == idle_.end() || it->numel() > largest->numel()) largest = it;
     }
     if (best != idle_.end()) {
-      const auto memory = *best;
+      const auto memory = std::move(*best);
       idle_.erase(best);
       return view(memory);
     }
@@ -35,7 +35,7 @@ at::Tensor Buffers::take(int64_t numel, const at::TensorOptions& options, Counte
   return view(at::zeros({bytes}, options.dtype(at::kByte)));
 }
 
-void Buffers::give(at::Tensor buffer) {
+void Buffers::give(const at::Tensor& buffer) {
   if (!buffer.defined()) return;
   auto memory = at::empty({0}, buffer.options().dtype(at::kByte));
   memory.set_(buffer.storage(), 0, {static_cast<int64_t>(buffer.storage().nbytes())}, {1});

@@ -17,7 +17,7 @@ class SHARDWISE_API Buffers {
   /// A vector of that many elements with any content (zeros where it is new). Counts an allocation when there is one.
   at::Tensor take(int64_t numel, const at::TensorOptions& options, Counters& counters);
   /// The vector is of no use to the caller from now on.
-  void give(at::Tensor buffer);
+  void give(const at::Tensor& buffer);
 
  private:
   std::mutex mutex_;

@@ -15,7 +15,7 @@ namespace {
 /// The part of what stands in the registry that is this rank's: all of it, or a piece of a whole parameter that was
 /// loaded there.
 at::Tensor own_piece(const Parameter& parameter, const layout::Cut& cut, int rank) {
-  const auto shard = parameter.visible();
+  auto shard = parameter.visible();
   if (shard.sizes() == cut.piece_sizes(rank)) return shard;
   const auto whole = parameter.leaf().sizes();
   if (shard.sizes() == whole) {
@@ -159,8 +159,8 @@ void FullCopies::finish_unshard(
   if (state_ != State::gathering) return;
   RECORD_FUNCTION(c10::str("FSDP::all_gather_copy_out (", unit, ")"), std::vector<c10::IValue>());
   const auto release = [&] {
-    auto gathered = std::exchange(gathered_, at::Tensor());
-    if (!is_flat_ && layout_.world > 1) buffers.give(std::move(gathered));
+    const auto gathered = std::exchange(gathered_, at::Tensor());
+    if (!is_flat_ && layout_.world > 1) buffers.give(gathered);
   };
   {
     const ComputeGuard compute;
@@ -192,8 +192,8 @@ void FullCopies::reshard(comm::Buffers& buffers, Counters& counters) {
   if (state_ == State::freed) return;
   const ComputeGuard guard;
   if (auto pending = std::exchange(pending_, std::nullopt)) pending->wait();
-  auto gathered = std::exchange(gathered_, at::Tensor());
-  if (!is_flat_ && layout_.world > 1) buffers.give(std::move(gathered));
+  const auto gathered = std::exchange(gathered_, at::Tensor());
+  if (!is_flat_ && layout_.world > 1) buffers.give(gathered);
   for (auto& storage : storages_) storage.free();
   state_ = State::freed;
   ++counters.reshards;

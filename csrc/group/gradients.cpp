@@ -118,8 +118,8 @@ void Gradients::wait(comm::Buffers& buffers) {
   pending_.reset();
   pending.wait();
   const ComputeGuard guard;
-  auto bucket = std::exchange(bucket_, at::Tensor());
-  if (scattered()) buffers.give(std::move(bucket));
+  const auto bucket = std::exchange(bucket_, at::Tensor());
+  if (scattered()) buffers.give(bucket);
 }
 
 void Gradients::drop(comm::Buffers& buffers) {

@@ -12,7 +12,6 @@ namespace shardwise::detail {
 namespace {
 
 using torch::autograd::AccumulateGrad;
-using torch::autograd::impl::gradient_edge;
 
 /// How many times memory is used that a change in place of an output would change too.
 class SharedMemory {

@@ -1,4 +1,4 @@
-"""Ways to break the engine on purpose. Each must make tests fail in C++ and in Python; run.py shows that it does."""
+"""Ways to break the engine on purpose. Each must make tests fail in its languages; run.py shows that it does."""
 
 from __future__ import annotations
 
@@ -13,54 +13,52 @@ class Mutant:
     file: str
     old: str
     new: str
+    languages: tuple[str, ...] = ("C++", "Python")
 
 
 MUTANTS = [
     Mutant(
         "skip the reduction of one parameter",
-        "csrc/group/group.cpp",
+        "csrc/group/gradients.cpp",
         "    parameters_[i]->publish(mean);",
         "    parameters_[i]->publish(i == 1 ? mean.zero_() : mean);",
     ),
     Mutant(
         "sum instead of mean",
-        "csrc/group/group.cpp",
-        "const double scale = 1.0 / collectives.size();",
-        "const double scale = 1.0;",
+        "csrc/group/gradients.cpp",
+        "fill(i, local, 1.0 / collectives.size());",
+        "fill(i, local, 1.0);",
     ),
     Mutant(
         "swap the order on one rank",
-        "csrc/engine/unit.cpp",
-        "  for (const auto& unit : units) unit->begin_average();",
-        "  if (collectives_.rank() == 1) {\n"
-        "    for (size_t i = units.size(); i-- > 0;) units[i]->begin_average();\n"
-        "  } else {\n"
-        "    for (const auto& unit : units) unit->begin_average();\n"
-        "  }",
+        "csrc/engine/schedule.cpp",
+        "  order_ = reduce_order();",
+        "  order_ = reduce_order();\n"
+        "  if (order_.front()->collectives().rank() == 1) std::reverse(order_.begin(), order_.end());",
     ),
     Mutant(
         "forget the counts of used parameters",
-        "csrc/group/group.cpp",
+        "csrc/group/gradients.cpp",
         "    if (!used_here_[i] && counts.data_ptr<float>()[i] == 0) continue;",
         "",
     ),
     Mutant(
         "give no gradient to a parameter that only other ranks used",
-        "csrc/group/group.cpp",
+        "csrc/group/gradients.cpp",
         "    if (!used_here_[i] && counts.data_ptr<float>()[i] == 0) continue;",
         "    if (!used_here_[i]) continue;",
     ),
     Mutant(
         "leave an old gradient in the place of an unused parameter",
-        "csrc/group/group.cpp",
-        "        slot.zero_();\n",
-        "",
+        "csrc/group/gradients.cpp",
+        "gradient.defined() ? at::mul_out(slot, gradient, scale) : slot.zero_();",
+        "gradient.defined() ? at::mul_out(slot, gradient, scale) : slot;",
     ),
     Mutant(
         "average although synchronisation is off",
         "csrc/engine/unit.cpp",
-        "  if (!sync_) {",
-        "  if (false) {",
+        "    for (const auto& parameter : parameters_) parameter->keep_for_later();\n    return;\n",
+        "",
     ),
     Mutant(
         "drop what earlier backwards without synchronisation brought",
@@ -71,31 +69,101 @@ MUTANTS = [
     Mutant(
         "do not put the visible gradient aside",
         "csrc/group/parameter.cpp",
-        "  visible_ = std::exchange(tensor.mutable_grad(), at::Tensor());",
+        "  put_aside_ = std::exchange(tensor.mutable_grad(), at::Tensor());",
         "",
     ),
     Mutant(
         "keep what a failed backward brought",
         "csrc/engine/backward_watch.cpp",
-        "  for (const auto& top : touched_) top->forget_backward();\n}",
+        "  for (const auto& tree : touched_) tree->forget_backward();\n}",
         "}",
     ),
     Mutant(
         "reuse a bucket that gradients still lie in",
-        "csrc/group/group.cpp",
-        "bucket.storage().use_count() == 1;",
-        "bucket.storage().use_count() > 0;",
+        "csrc/group/gradients.cpp",
+        "sum.storage().use_count() == 1;",
+        "sum.storage().use_count() > 0;",
     ),
     Mutant(
         "compare no structure",
         "csrc/engine/unit.cpp",
-        "  compare_structure(lines, collectives_, mesh_.device(), counters_);",
+        "  compare_structure(lines, gather_, mesh_.device(), counters_);",
         "",
     ),
     Mutant(
         "lose a user's post-accumulate hook",
         "csrc/group/parameter.cpp",
-        "  if (ours != nullptr && ours->users_) (*ours->users_)(tensor);",
-        "  (void)ours;",
+        "  if (users != nullptr) (*users)(tensor);",
+        "  (void)users;",
+    ),
+    Mutant(
+        "use a full copy that the optimizer left behind",
+        "csrc/engine/unit.cpp",
+        "  for_full_copies([](group::FullCopies& copies) { copies.mark_stale(); });",
+        "",
+        languages=("C++",),
+    ),
+    Mutant(
+        "gather and do not wait",
+        "csrc/group/full_copies.cpp",
+        "      if (pending) pending->wait();",
+        "",
+        languages=("C++",),
+    ),
+    Mutant(
+        "never free full copies",
+        "csrc/group/full_copies.cpp",
+        "  for (auto& storage : storages_) storage.free();\n  state_",
+        "  state_",
+        languages=("C++",),
+    ),
+    Mutant(
+        "free after forward what is to be kept",
+        "csrc/engine/unit.cpp",
+        "  return options.reshard_after_forward.value_or(outer_ != nullptr);",
+        "  return true;",
+        languages=("C++",),
+    ),
+    Mutant(
+        "close a unit when one inside of it begins",
+        "csrc/engine/schedule.cpp",
+        "other != &unit && !unit.lies_below(*other)",
+        "other != &unit",
+        languages=("C++",),
+    ),
+    Mutant(
+        "leave out a sum on the way",
+        "csrc/engine/schedule.cpp",
+        "  if (in_flight_) in_flight_->wait_reduce();\n  in_flight_ = unit.shared_from_this();",
+        "  in_flight_ = unit.shared_from_this();",
+        languages=("C++",),
+    ),
+    Mutant(
+        "reduce before all gradients are there",
+        "csrc/engine/schedule.cpp",
+        "if (unit.backward.missing > 0 || !unit.may_reduce_early()) return;",
+        "if (!unit.may_reduce_early()) return;",
+        languages=("C++",),
+    ),
+    Mutant(
+        "publish the piece of another rank",
+        "csrc/group/full_copies.cpp",
+        "  if (shard.sizes() == whole) {",
+        "  if (shard.sizes() == whole && rank != 1) {",
+        languages=("C++",),
+    ),
+    Mutant(
+        "follow no change of requires_grad",
+        "csrc/group/group.cpp",
+        "parameter->leaf().requires_grad() != is_trained)",
+        "false)",
+        languages=("C++",),
+    ),
+    Mutant(
+        "gather on the process group of the sums",
+        "csrc/engine/unit.cpp",
+        "    unit->separate_ = mesh.reduce_group(axis) != mesh.group(axis);",
+        "    unit->separate_ = true;\n    unit->reduce_ = unit->gather_;",
+        languages=("C++",),
     ),
 ]
