@@ -25,6 +25,7 @@ pybind11::dict counters(const Unit& unit) {
   result["broadcasts"] = c.broadcasts;
   result["all_gathers"] = c.all_gathers;
   result["collective_bytes"] = c.collective_bytes;
+  result["comparisons"] = c.comparisons;
   result["copied_bytes"] = c.copied_bytes;
   result["allocations"] = c.allocations;
   return result;

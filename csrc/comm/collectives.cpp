@@ -6,10 +6,15 @@
 
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
+#include <chrono>
 #include <vector>
 
 namespace shardwise::comm {
 namespace {
+
+constexpr std::chrono::milliseconds kFirstLook = std::chrono::seconds(1);
+constexpr std::chrono::milliseconds kRarestLook = std::chrono::seconds(16);
 
 [[noreturn]] void fail(const std::string& what, int rank, const std::string& reason_given) {
   throw PeerError(c10::str(
@@ -19,35 +24,74 @@ namespace {
       reason_given));
 }
 
-template <typename Launch>
-Pending launch(Launch call, const at::Tensor& tensor, std::string what, int rank, int64_t& calls, Counters& counters) {
-  ++calls;
-  counters.collective_bytes += static_cast<int64_t>(tensor.nbytes());
-  try {
-    return {call(), std::move(what), rank};
-  } catch (const std::exception& error) {
-    fail(what, rank, reason(error));
-  }
-}
-
 } // namespace
 
-Pending::Pending(c10::intrusive_ptr<c10d::Work> work, std::string what, int rank)
+Pending::Pending(c10::intrusive_ptr<c10d::Work> work, std::string what, int rank, Agreement::Place place)
     : work_(std::move(work)),
       what_(std::move(what)),
-      rank_(rank) {}
+      rank_(rank),
+      place_(std::move(place)) {}
 
 void Pending::wait() {
   std::string reason_given = "it was aborted";
   try {
-    if (work_->wait()) return;
+    if (place_.agreement ? wait_and_look() : work_->wait()) return;
+  } catch (const Error&) {
+    throw;
   } catch (const std::exception& error) {
     reason_given = reason(error);
   }
   fail(what_, rank_, reason_given);
 }
 
+bool Pending::settle() noexcept {
+  try {
+    wait();
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+bool Pending::wait_and_look() {
+  auto& agreement = *place_.agreement;
+  const auto ticket = knows_timeouts_ ? nullptr : agreement.waiter().add(work_);
+  const auto ends_within = [&](std::chrono::milliseconds slice) {
+    if (ticket) return agreement.waiter().ended(*ticket, slice);
+    try {
+      work_->wait(slice);
+      return true;
+    } catch (const std::exception&) {
+      return work_->isCompleted();
+    }
+  };
+  for (auto slice = kFirstLook; !ends_within(slice); slice = std::min(2 * slice, kRarestLook)) {
+    agreement.look(place_.chain, place_.number, what_);
+  }
+  agreement.stop_looking();
+  return work_->wait();
+}
+
 Collectives::Collectives(c10::intrusive_ptr<c10d::ProcessGroup> group) : group_(std::move(group)) {}
+
+Collectives Collectives::at(Agreement::Place place) const {
+  auto placed = *this;
+  placed.place_ = std::move(place);
+  return placed;
+}
+
+template <typename Call>
+Pending Collectives::launch(
+    const Call& call, const at::Tensor& tensor, std::string what, int64_t& calls, Counters& counters) const {
+  ++calls;
+  counters.collective_bytes += static_cast<int64_t>(tensor.nbytes());
+  try {
+    // On a device the host does not wait, the stream does.
+    return {call(), std::move(what), rank(), tensor.is_cpu() ? place_ : Agreement::Place()};
+  } catch (const std::exception& error) {
+    fail(what, rank(), reason(error));
+  }
+}
 
 int Collectives::rank() const {
   return group_->getRank();
@@ -60,7 +104,7 @@ int Collectives::size() const {
 Pending Collectives::all_reduce(const at::Tensor& tensor, std::string what, Counters& counters) const {
   std::vector<at::Tensor> tensors{tensor};
   const auto call = [&] { return group_->allreduce(tensors); };
-  return launch(call, tensor, std::move(what), rank(), counters.all_reduces, counters);
+  return launch(call, tensor, std::move(what), counters.all_reduces, counters);
 }
 
 Pending Collectives::broadcast(const at::Tensor& tensor, int root, std::string what, Counters& counters) const {
@@ -68,7 +112,7 @@ Pending Collectives::broadcast(const at::Tensor& tensor, int root, std::string w
   c10d::BroadcastOptions options;
   options.rootRank = root;
   const auto call = [&] { return group_->broadcast(tensors, options); };
-  return launch(call, tensor, std::move(what), rank(), counters.broadcasts, counters);
+  return launch(call, tensor, std::move(what), counters.broadcasts, counters);
 }
 
 Pending Collectives::all_gather(
@@ -76,7 +120,7 @@ Pending Collectives::all_gather(
   auto flat = output.view({-1});
   auto input = tensor.view({-1});
   const auto call = [&] { return group_->_allgather_base(flat, input); };
-  return launch(call, tensor, std::move(what), rank(), counters.all_gathers, counters);
+  return launch(call, tensor, std::move(what), counters.all_gathers, counters);
 }
 
 Pending Collectives::reduce_scatter(
@@ -84,7 +128,10 @@ Pending Collectives::reduce_scatter(
   auto flat = output.view({-1});
   auto input = tensor.view({-1});
   const auto call = [&] { return group_->_reduce_scatter_base(flat, input); };
-  return launch(call, tensor, std::move(what), rank(), counters.reduce_scatters, counters);
+  auto pending = launch(call, tensor, std::move(what), counters.reduce_scatters, counters);
+  // Gloo's ignores them.
+  pending.knows_timeouts_ = false;
+  return pending;
 }
 
 } // namespace shardwise::comm

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "comm/agreement.h"
+
 #include <shardwise/counters.h>
 #include <shardwise/export.h>
 
@@ -12,14 +14,23 @@ namespace shardwise::comm {
 /// A collective under way.
 class SHARDWISE_API Pending {
  public:
-  Pending(c10::intrusive_ptr<c10d::Work> work, std::string what, int rank);
-  /// Raises PeerError with the name of the collective and this rank.
+  /// While one with a place takes long, the others are asked whether they come.
+  Pending(c10::intrusive_ptr<c10d::Work> work, std::string what, int rank, Agreement::Place place = {});
+  /// Raises PeerError with the name of the collective and this rank, or the agreement's Error.
   void wait();
+  /// The same where nobody wants the result any more: returns whether it ended well, and raises nothing.
+  bool settle() noexcept;
 
  private:
+  friend class Collectives;
+  bool wait_and_look();
+
   c10::intrusive_ptr<c10d::Work> work_;
   std::string what_;
   int rank_;
+  Agreement::Place place_;
+  /// Whether a wait for a while ends after it.
+  bool knows_timeouts_ = true;
 };
 
 /// The collectives of one process group, issued through c10d::ProcessGroup alone, so that profilers, CommDebugMode and
@@ -30,6 +41,8 @@ class SHARDWISE_API Collectives {
 
   int rank() const;
   int size() const;
+  /// The same for a collective at this place of the order.
+  Collectives at(Agreement::Place place) const;
 
   /// Sums in place.
   Pending all_reduce(const at::Tensor& tensor, std::string what, Counters& counters) const;
@@ -42,7 +55,12 @@ class SHARDWISE_API Collectives {
       const at::Tensor& output, const at::Tensor& tensor, std::string what, Counters& counters) const;
 
  private:
+  template <typename Call>
+  Pending launch(
+      const Call& call, const at::Tensor& tensor, std::string what, int64_t& calls, Counters& counters) const;
+
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  Agreement::Place place_;
 };
 
 } // namespace shardwise::comm

@@ -1,5 +1,6 @@
 #include <shardwise/mesh.h>
 
+#include "comm/agreement.h"
 #include "comm/environment.h"
 #include "comm/process_group.h"
 #include "comm/rendezvous.h"
@@ -144,7 +145,10 @@ struct Mesh::State {
     store.reset();
     claim.reset();
     if (!owns_groups) return;
-    for (const auto& group : closing) group->shutdown();
+    for (const auto& group : closing) {
+      comm::Agreement::forget(*group);
+      group->shutdown();
+    }
     for (const auto& [index, group] : closing_too) group->shutdown();
   }
 

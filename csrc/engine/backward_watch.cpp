@@ -30,6 +30,10 @@ bool BackwardWatch::ByNumber::operator()(const std::shared_ptr<Schedule>& a, con
 
 BackwardWatch::BackwardWatch(int backward) : backward_(backward) {}
 
+bool BackwardWatch::running() {
+  return torch::autograd::get_current_graph_task_id() >= 0;
+}
+
 std::shared_ptr<BackwardWatch> BackwardWatch::current() {
   const int backward = torch::autograd::get_current_graph_task_id();
   auto& running = Running::get();

@@ -12,6 +12,8 @@ class Schedule;
 /// A backward that dies never reaches its end; the watch notices that too and makes the trees forget it.
 class BackwardWatch {
  public:
+  /// Whether a backward runs on this thread.
+  static bool running();
   /// The watch of the backward that runs on this thread.
   static std::shared_ptr<BackwardWatch> current();
 

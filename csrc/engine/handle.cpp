@@ -29,6 +29,11 @@ Unit& Unit::set_requires_gradient_sync(bool value, bool recurse) {
   return *this;
 }
 
+Unit& Unit::set_is_last_backward(bool value) {
+  unit_->schedule()->is_last_backward = value;
+  return *this;
+}
+
 bool Unit::requires_gradient_sync() const {
   return unit_->options.sync;
 }

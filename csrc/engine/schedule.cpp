@@ -14,10 +14,6 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-bool in_backward() {
-  return autograd::get_current_graph_task_id() >= 0;
-}
-
 /// Which leaves the running backward will bring a gradient to.
 class Expectation {
  public:
@@ -76,14 +72,16 @@ std::vector<std::shared_ptr<Unit>> Schedule::reduce_order() const {
   return order;
 }
 
-void Schedule::enter(Unit& unit, bool keep_others) {
-  const bool backward = in_backward();
-  if (!keep_others) {
-    // A copy: closing takes units out.
-    const auto open = open_;
-    for (auto* other : open) {
-      if (other != &unit && !unit.lies_below(*other)) close(*other, backward);
-    }
+void Schedule::enter(Unit& unit, Keep keep) {
+  const bool backward = BackwardWatch::running();
+  const auto stays = [&](const Unit& other) {
+    if (keep == Keep::all || &other == &unit || unit.lies_below(other)) return true;
+    return keep == Keep::outer_and_inner && other.lies_below(unit);
+  };
+  // A copy: closing takes units out.
+  const auto open = open_;
+  for (auto* other : open) {
+    if (!stays(*other)) close(*other, backward);
   }
   if (std::find(open_.begin(), open_.end(), &unit) == open_.end()) open_.push_back(&unit);
   if (backward) {
@@ -95,11 +93,12 @@ void Schedule::enter(Unit& unit, bool keep_others) {
   unit.unshard(backward);
 }
 
+// The unit itself stays open, for it may run again at once: on some ranks more often than on others.
 void Schedule::leave(Unit& unit) {
-  if (in_backward()) return;
+  if (BackwardWatch::running()) return;
   const auto open = open_;
   for (auto* other : open) {
-    if (other == &unit || other->lies_below(unit)) close(*other, false);
+    if (other->lies_below(unit) || (other == &unit && !unit.outer())) close(*other, false);
   }
 }
 
@@ -117,6 +116,7 @@ void Schedule::close_all() {
 
 void Schedule::join_backward() {
   if (backward_ != -1) return;
+  settle();
   const auto watch = BackwardWatch::current();
   watch->arriving(shared_from_this());
   watch_ = watch;
@@ -178,17 +178,23 @@ void Schedule::launch(Unit& unit) {
 void Schedule::end_backward() {
   try {
     for (; launched_ < order_.size(); ++launched_) launch(*order_[launched_]);
-    if (in_flight_) in_flight_->wait_reduce();
+    if (in_flight_ && is_last_backward) in_flight_->wait_reduce();
   } catch (...) {
     forget_backward();
     throw;
   }
-  const auto order = std::exchange(order_, {});
-  in_flight_.reset();
+  unsettled_ = std::exchange(order_, {});
   backward_ = -1;
   launched_ = 0;
   close_all();
-  for (const auto& unit : order) unit->backward = {};
+  for (const auto& unit : unsettled_) unit->backward = {};
+  if (is_last_backward) settle();
+}
+
+void Schedule::settle() {
+  const auto order = std::exchange(unsettled_, {});
+  if (order.empty()) return;
+  if (const auto unit = std::exchange(in_flight_, nullptr)) unit->wait_reduce();
   for (const auto& unit : order) unit->publish();
 }
 
@@ -206,6 +212,7 @@ void Schedule::forget_backward() {
 }
 
 void Schedule::reset() {
+  settle();
   forget_backward();
   for (const auto& unit : units()) {
     unit->backward = {};

@@ -14,12 +14,15 @@ namespace shardwise::engine {
 class BackwardWatch;
 class Unit;
 
+/// Which other units stay open where one is entered. Those that it lies below always do.
+enum class Keep : uint8_t { outer, outer_and_inner, all };
+
 /// When things happen in a tree of units: one unit and all those below it.
 ///
 /// Full copies: a unit is entered at the first use of a parameter of its own, or where its module is seen to begin. It
-/// is closed when a unit that does not lie below it is entered, where its module is seen to end, and at the end of a
-/// backward; its options say whether it is then resharded. Never a count: ranks may run a unit a different number of
-/// times in a row.
+/// is closed when a unit that does not lie below it is entered, where the module of an outer unit is seen to end (its
+/// own if it is the outermost), and at the end of a backward; its options say whether it is then resharded. Never a
+/// count: ranks may run a unit a different number of times in a row.
 ///
 /// Gradients: at its first event a backward asks autograd which parameters will get one. A unit whose gradients are
 /// all there is reduced, but only after those before it in an order that is the same on every rank and follows from
@@ -43,8 +46,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// The units that are alive, in the order in which they were made.
   std::vector<std::shared_ptr<Unit>> units() const;
 
-  /// The unit's full copies are there when this returns. With `keep_others` nothing is freed.
-  void enter(Unit& unit, bool keep_others = false);
+  /// The unit's full copies are there when this returns; others are closed.
+  void enter(Unit& unit, Keep keep = Keep::outer);
   /// The unit's module ended its forward.
   void leave(Unit& unit);
 
@@ -57,9 +60,13 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// The same outside of a backward, and every unit is resharded whatever its options.
   void reset();
 
+  /// If not, the end of a backward leaves sums under way; the next backward that comes here publishes them first.
+  bool is_last_backward = true;
+
  private:
   std::vector<std::shared_ptr<Unit>> reduce_order() const;
   void join_backward();
+  void settle();
   void note(Unit& unit, group::Parameter& parameter);
   void advance();
   void launch(Unit& unit);
@@ -80,6 +87,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   std::vector<std::shared_ptr<Unit>> order_;
   size_t launched_ = 0;
   std::shared_ptr<Unit> in_flight_;
+  /// Units of a backward that ended and whose gradients are not published.
+  std::vector<std::shared_ptr<Unit>> unsettled_;
 };
 
 } // namespace shardwise::engine

@@ -1,5 +1,6 @@
 #include "engine/unit.h"
 
+#include "engine/backward_watch.h"
 #include "engine/shards.h"
 #include "engine/structure.h"
 #include "group/compute_guard.h"
@@ -19,6 +20,9 @@ namespace shardwise::engine {
 namespace {
 
 std::atomic<int64_t> next_number = 0;
+
+/// For the agreement; those of units are not negative.
+constexpr int64_t kWrapping = -2;
 
 const char* kind_of(const UnitSettings& settings) {
   return settings.layout == group::Layout::replicate ? "replicate" : "fully_shard";
@@ -96,6 +100,7 @@ std::shared_ptr<Unit> Unit::create(
   std::vector<NamedTensor> adopted;
   for (auto& parameter : parameters) (of(parameter.tensor) ? adopted : own).push_back(std::move(parameter));
   if (unit->sharded()) std::for_each(own.begin(), own.end(), check_can_be_sharded);
+  unit->agreement_ = comm::Agreement::of(mesh.group(mesh.axes().front().name));
   unit->check_structure(own, adopted.size());
   unit->schedule_->add(unit);
   unit->adopt(adopted);
@@ -170,6 +175,13 @@ void Unit::make_shard(group::Parameter& parameter) {
 
 void Unit::check_structure(const std::vector<NamedTensor>& own, size_t adopted) {
   if (gather_.size() == 1) return;
+  if (agreement_) {
+    const auto text = [&] {
+      return c10::str(kind(), "() of ", own.empty() ? "no parameters" : own.front().names.front());
+    };
+    agreement_->enter(comm::Agreement::gathers, kWrapping, text, counters_);
+    number_for_all_ = agreement_->next_number();
+  }
   std::vector<std::string> lines;
   for (const auto& parameter : own) lines.push_back(line(parameter, sharded()));
   lines.push_back(c10::str("the end of a ", kind(), ", after ", adopted, " parameters of inner units"));
@@ -235,8 +247,8 @@ void Unit::for_full_copies(const Do& act) {
   }
 }
 
-void Unit::enter(bool keep_others) {
-  schedule_->enter(*this, keep_others);
+void Unit::enter(Keep keep) {
+  schedule_->enter(*this, keep);
 }
 
 void Unit::leave() {
@@ -256,14 +268,45 @@ std::string Unit::parameter_at(const at::Tensor& tensor) const {
   return "?";
 }
 
+std::string Unit::describe() const {
+  const auto others = parameters_.empty() ? 0 : parameters_.size() - 1;
+  return c10::str(
+      "unit '", name_, "' (", parameters_.empty() ? "no parameters" : parameters_.front()->name(), " and ", others,
+      " more parameters)");
+}
+
+comm::Collectives Unit::next(Step step) {
+  const bool is_sum = step == Step::sum;
+  const auto& collectives = is_sum ? reduce_ : gather_;
+  if (!agreement_) return collectives;
+  const auto chain = is_sum && separate_ ? comm::Agreement::sums : comm::Agreement::gathers;
+  const auto text = [&] {
+    const auto* what = is_sum ? "the sum of the gradients of " : "the all-gather of ";
+    return what + describe() + (step == Step::gather_in_backward ? " in backward" : "");
+  };
+  constexpr int64_t kSteps = 3;
+  const auto event = kSteps * number_for_all_ + static_cast<int64_t>(step);
+  return collectives.at(agreement_->enter(chain, event, text, counters_));
+}
+
 void Unit::begin_unshard() {
   if (!sharded()) return;
   renew_groups();
-  for_full_copies([&](group::FullCopies& copies) { copies.begin_unshard(gather_, buffers(), name_, counters_); });
+  bool all_there = true;
+  for_full_copies([&](const group::FullCopies& copies) { all_there = all_there && !copies.must_gather(); });
+  if (all_there) return;
+  const auto gather = next(BackwardWatch::running() ? Step::gather_in_backward : Step::gather_in_forward);
+  for_full_copies([&](group::FullCopies& copies) { copies.begin_unshard(gather, buffers(), name_, counters_); });
 }
 
 void Unit::finish_unshard() {
-  for_full_copies([&](group::FullCopies& copies) { copies.finish_unshard(gather_, buffers(), name_, counters_); });
+  bool written = false;
+  for_full_copies(
+      [&](group::FullCopies& copies) { written = copies.finish_unshard(buffers(), name_, counters_) || written; });
+  if (!written) return;
+  // While the old values were on the wire.
+  begin_unshard();
+  finish_unshard();
 }
 
 void Unit::reshard() {
@@ -307,8 +350,11 @@ void Unit::begin_reduce() {
     return;
   }
   if (gather_.size() == 1) return;
+  const auto has_gradients = [](const auto& group) { return group->gradients() != nullptr; };
+  if (std::none_of(groups_.begin(), groups_.end(), has_gradients)) return;
+  const auto sum = next(Step::sum);
   for (const auto& group : groups_) {
-    if (auto* gradients = group->gradients()) gradients->begin(reduce_, buffers(), name_, counters_);
+    if (auto* gradients = group->gradients()) gradients->begin(sum, buffers(), name_, counters_);
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "comm/agreement.h"
 #include "comm/collectives.h"
 #include "engine/schedule.h"
 #include "group/front.h"
@@ -72,6 +73,9 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   const comm::Collectives& collectives() const {
     return gather_;
   }
+  at::Device device() const {
+    return mesh_.device();
+  }
   comm::Buffers& buffers() const {
     return schedule_->buffers();
   }
@@ -95,7 +99,7 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
 
   // What front ends announce.
   /// A full copy is about to be used, or the module begins.
-  void enter(bool keep_others);
+  void enter(Keep keep);
   void leave();
   /// A shard is about to be written.
   void shard_written();
@@ -162,6 +166,9 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void broadcast(const std::vector<NamedTensor>& tensors);
   template <typename Do>
   void for_full_copies(const Do& act);
+  enum class Step : int8_t { gather_in_forward, gather_in_backward, sum };
+  comm::Collectives next(Step step);
+  std::string describe() const;
   void make_shard(group::Parameter& parameter);
   group::Group::Setting setting() const;
 
@@ -172,6 +179,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   comm::Collectives gather_;
   comm::Collectives reduce_;
   bool separate_ = false;
+  std::shared_ptr<comm::Agreement> agreement_;
+  int64_t number_for_all_ = 0;
   std::vector<std::unique_ptr<group::Parameter>> parameters_;
   std::vector<std::unique_ptr<group::Group>> groups_;
   std::shared_ptr<Unit> outer_;

@@ -118,7 +118,7 @@ bool FullCopies::fits() const {
 
 void FullCopies::begin_unshard(
     const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters) {
-  if (current() || state_ == State::gathering) return;
+  if (!must_gather()) return;
   RECORD_FUNCTION(c10::str("FSDP::all_gather (", unit, ")"), std::vector<c10::IValue>());
   ++counters.unshards;
   stale_ = false;
@@ -154,9 +154,8 @@ void FullCopies::copy_out() {
   }
 }
 
-void FullCopies::finish_unshard(
-    const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters) {
-  if (state_ != State::gathering) return;
+bool FullCopies::finish_unshard(comm::Buffers& buffers, const std::string& unit, Counters& counters) {
+  if (state_ != State::gathering) return false;
   RECORD_FUNCTION(c10::str("FSDP::all_gather_copy_out (", unit, ")"), std::vector<c10::IValue>());
   const auto release = [&] {
     const auto gathered = std::exchange(gathered_, at::Tensor());
@@ -182,18 +181,17 @@ void FullCopies::finish_unshard(
     release();
   }
   state_ = State::full;
-  // Written while the old values were on the wire.
-  if (!stale_) return;
-  begin_unshard(collectives, buffers, unit, counters);
-  finish_unshard(collectives, buffers, unit, counters);
+  return stale_;
 }
 
 void FullCopies::reshard(comm::Buffers& buffers, Counters& counters) {
   if (state_ == State::freed) return;
   const ComputeGuard guard;
-  if (auto pending = std::exchange(pending_, std::nullopt)) pending->wait();
+  auto pending = std::exchange(pending_, std::nullopt);
   const auto gathered = std::exchange(gathered_, at::Tensor());
-  if (!is_flat_ && layout_.world > 1) buffers.give(gathered);
+  // After one that failed the buffer may still be written to: it does not go back.
+  const bool ended = !pending || pending->settle();
+  if (ended && !is_flat_ && layout_.world > 1) buffers.give(gathered);
   for (auto& storage : storages_) storage.free();
   state_ = State::freed;
   ++counters.reshards;

@@ -48,9 +48,11 @@ class FullCopies {
   /// Starts to bring the full copies. Nothing happens when they are current or on their way.
   void begin_unshard(
       const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters);
-  /// Full copies are there when it returns.
-  void finish_unshard(
-      const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters);
+  bool must_gather() const {
+    return state_ != State::gathering && !current();
+  }
+  /// Ends what was begun, if it was. Returns whether a shard was written meanwhile, so that it has to begin again.
+  bool finish_unshard(comm::Buffers& buffers, const std::string& unit, Counters& counters);
   /// Frees them.
   void reshard(comm::Buffers& buffers, Counters& counters);
 

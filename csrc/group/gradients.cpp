@@ -125,7 +125,16 @@ void Gradients::wait(comm::Buffers& buffers) {
 void Gradients::drop(comm::Buffers& buffers) {
   if (!under_way_) return;
   under_way_ = false;
-  wait(buffers);
+  auto pending = std::exchange(pending_, std::nullopt);
+  const auto bucket = std::exchange(bucket_, at::Tensor());
+  if (!pending) return;
+  // After one that failed the memory may still be written to: it does not go back.
+  if (!pending->settle()) {
+    sum_ = at::Tensor();
+  } else if (scattered()) {
+    const ComputeGuard guard;
+    buffers.give(bucket);
+  }
 }
 
 void Gradients::publish() {

@@ -1,5 +1,6 @@
 #include <shardwise/fully_shard.h>
 
+#include "nn/unit_hooks.h"
 #include "nn/unit_table.h"
 #include "nn/unit_touch.h"
 
@@ -86,6 +87,7 @@ Unit shard(const Modules& modules, const FullyShardOptions& options) {
   for (auto* module : modules) {
     register_shards(*module, *unit);
     nn::add_unit(*module, unit);
+    nn::add_unit_hooks(*module, unit);
   }
   return Unit(std::move(unit));
 }

@@ -1,5 +1,6 @@
 #include <shardwise/replicate.h>
 
+#include "nn/unit_hooks.h"
 #include "nn/unit_table.h"
 
 namespace shardwise {
@@ -12,6 +13,7 @@ Unit replicate(torch::nn::Module& module, const ReplicateOptions& options) {
       options.mesh() ? *options.mesh() : Mesh::shared(), std::move(tensors.parameters), tensors.buffers,
       {.broadcast = options.broadcast()});
   nn::add_unit(module, unit);
+  nn::add_unit_hooks(module, unit);
   return Unit(std::move(unit));
 }
 

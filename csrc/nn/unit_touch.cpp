@@ -1,5 +1,7 @@
 #include "nn/unit_touch.h"
 
+#include "nn/unit_hooks.h"
+
 #include <shardwise/error.h>
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -19,7 +21,7 @@ class UnitTouch::Full : public TouchListener {
           "', and the write would be lost: the values of a sharded parameter live in the shards of all ranks. Change "
           "the shards, which are the module's parameters(), or change the parameter before fully_shard()."));
     }
-    owner->enter(touch.again);
+    owner->enter(touch.again ? engine::Keep::all : engine::Keep::outer);
   }
   std::weak_ptr<engine::Unit> unit;
 };
@@ -41,7 +43,7 @@ void UnitTouch::bind(const std::shared_ptr<engine::Unit>& unit) {
 }
 
 void UnitTouch::mark(const at::Tensor& tensor) {
-  add_touch_key(tensor);
+  if (front_parts().touch) add_touch_key(tensor);
 }
 
 std::shared_ptr<void> UnitTouch::watch(const at::Tensor& tensor, Role role) {

@@ -11,6 +11,7 @@ Counters& Counters::operator+=(const Counters& other) {
   all_gathers += other.all_gathers;
   reduce_scatters += other.reduce_scatters;
   collective_bytes += other.collective_bytes;
+  comparisons += other.comparisons;
   unshards += other.unshards;
   reshards += other.reshards;
   copied_bytes += other.copied_bytes;

@@ -15,6 +15,8 @@ struct SHARDWISE_API Counters {
   int64_t reduce_scatters = 0;
   /// Bytes handed to collectives by this rank.
   int64_t collective_bytes = 0;
+  /// Times that the ranks compared what they run; see the document of the architecture. None once a program is steady.
+  int64_t comparisons = 0;
   /// Times that full parameters were brought together, and freed again.
   int64_t unshards = 0;
   int64_t reshards = 0;

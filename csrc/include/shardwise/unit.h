@@ -43,6 +43,10 @@ class SHARDWISE_API Unit {
   /// up out of sight, and the next backward with it on averages the sum. Read when the unit's gradients are complete.
   Unit& set_requires_gradient_sync(bool value, bool recurse = true);
   bool requires_gradient_sync() const;
+  /// Whether gradients are in their place when a backward of this tree of units returns (default). If not, the last
+  /// sums may go on while the next forward runs, and the gradients of this backward come with the next one. Set it
+  /// back before the last backward ahead of the optimizer.
+  Unit& set_is_last_backward(bool value);
 
   // The rest is about full copies of sharded parameters; a replicated unit has nothing to do.
 

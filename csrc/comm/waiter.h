@@ -1,0 +1,31 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <chrono>
+#include <memory>
+
+namespace shardwise::comm {
+
+/// Waits for works on a thread of its own: some works of Gloo know no timeout. A work that never ends keeps that
+/// thread, until its process group gives up, but nobody else: neither a caller nor the destructor waits for it.
+class Waiter {
+ public:
+  /// A work that is waited for.
+  class Ticket;
+
+  Waiter();
+  ~Waiter();
+  Waiter(const Waiter&) = delete;
+  Waiter& operator=(const Waiter&) = delete;
+
+  std::shared_ptr<Ticket> add(c10::intrusive_ptr<c10d::Work> work);
+  /// Whether it ended by then.
+  bool ended(const Ticket& ticket, std::chrono::milliseconds within);
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+} // namespace shardwise::comm

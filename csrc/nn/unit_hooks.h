@@ -1,0 +1,28 @@
+#pragma once
+
+#include "engine/unit.h"
+
+#include <shardwise/export.h>
+
+#include <memory>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace shardwise::nn {
+
+/// Tells a unit, by hooks, where its module begins and ends and where its backward begins, wherever a call of the
+/// module can be seen; other calls are the touch trigger's. The outermost unit moves the inputs of its module to the
+/// device of the mesh.
+void add_unit_hooks(torch::nn::Module& module, const std::shared_ptr<engine::Unit>& unit);
+
+/// By which ways units learn what their modules do. Both, but for tests that show each to do alone; read when a module
+/// is wrapped, the same for all threads.
+struct FrontParts {
+  bool touch = true;
+  bool hooks = true;
+};
+SHARDWISE_API FrontParts& front_parts();
+
+} // namespace shardwise::nn

@@ -1,0 +1,171 @@
+// How units learn what their modules do: by hooks where a call can be seen, by the touch trigger everywhere. Each does
+// alone.
+#include "ranks/fully_shard_models.h"
+
+#include "group/leaf_storage.h"
+#include "nn/unit_hooks.h"
+
+namespace shardwise::test {
+namespace {
+
+/// For all ranks of the process; put back at the end of the test.
+class Parts {
+ public:
+  Parts(bool touch, bool hooks) {
+    nn::front_parts() = {.touch = touch, .hooks = hooks};
+  }
+  ~Parts() {
+    nn::front_parts() = {};
+  }
+  Parts(const Parts&) = delete;
+  Parts& operator=(const Parts&) = delete;
+};
+
+/// Blocks that call their parts through hooks, behind a Sequential's AnyModules.
+struct SeenImpl : torch::nn::Module {
+  explicit SeenImpl(int64_t width)
+      : up(register_module("up", torch::nn::Linear(width, 2 * width))),
+        down(register_module("down", torch::nn::Linear(2 * width, width))) {}
+  torch::Tensor forward(const torch::Tensor& x) {
+    return x + call(down, torch::tanh(call(up, x)));
+  }
+  torch::nn::Linear up, down;
+};
+TORCH_MODULE(Seen);
+
+torch::nn::Sequential chain() {
+  torch::nn::Sequential model(
+      torch::nn::Linear(5, 4), Seen(4), torch::nn::ReLU(torch::nn::ReLUOptions(true)), Seen(4),
+      torch::nn::LayerNorm(std::vector<int64_t>{4}), torch::nn::Linear(4, 3));
+  fill(*model);
+  return model;
+}
+
+torch::Tensor chain_loss(torch::nn::Sequential& model, int step, int r) {
+  return call(model, batch(step, r, 5)).pow(2).mean();
+}
+
+enum class Wrap { root, children, parts };
+
+Unit wrap(torch::nn::Sequential& model, const FullyShardOptions& options, Wrap how) {
+  for (const auto& child : model->children()) {
+    if (how == Wrap::parts) {
+      for (const auto& part : child->children()) fully_shard(*part, options);
+    }
+    if (how != Wrap::root && !child->parameters().empty()) fully_shard(*child, options);
+  }
+  return fully_shard(model, options);
+}
+
+void train_chain(Rank& rank, const FullyShardOptions& options, Wrap how) {
+  rank.step(c10::str("wrap ", static_cast<int>(how)));
+  auto ours = chain();
+  wrap(ours, options, how);
+  Pair<torch::nn::Sequential>{rank, ours, chain()}.train(chain_loss, 4);
+}
+
+} // namespace
+
+TEST(FullyShardFront, HooksAlone) {
+  const Parts parts(/*touch=*/false, /*hooks=*/true);
+  for (const auto how : {Wrap::root, Wrap::children, Wrap::parts}) {
+    for (const auto reshard : {std::optional<bool>(), std::optional<bool>(true), std::optional<bool>(false)}) {
+      for (const auto layout : {ShardLayout::rows, ShardLayout::flat}) {
+        run_ranks(2, [&](Rank& rank) {
+          if (layout == ShardLayout::rows) {
+            train_chain(rank, sharded_on(rank).reshard_after_forward(reshard), how);
+            return;
+          }
+          auto ours = chain();
+          wrap(ours, sharded_on(rank).reshard_after_forward(reshard).layout(layout), how);
+          for (int step = 0; step < 3; ++step) chain_loss(ours, step, rank.rank()).backward();
+        });
+      }
+    }
+  }
+}
+
+TEST(FullyShardFront, TouchAlone) {
+  const Parts parts(/*touch=*/true, /*hooks=*/false);
+  for (const auto how : {Wrap::root, Wrap::children, Wrap::parts}) {
+    run_ranks(2, [&](Rank& rank) {
+      train_chain(rank, sharded_on(rank), how);
+      Stack direct;
+      shard_stack(direct, sharded_on(rank));
+      Pair<Stack>{rank, direct, Stack()}.train(stack_loss, 3);
+    });
+  }
+}
+
+TEST(FullyShardFront, HooksMarkWhereAModuleEnds) {
+  run_ranks(2, [](Rank& rank) {
+    auto model = chain();
+    auto root = wrap(model, sharded_on(rank), Wrap::children);
+    const auto first = model->at<torch::nn::LinearImpl>(0).weight;
+    const auto last = model->at<torch::nn::LinearImpl>(5).weight;
+    const auto loss = chain_loss(model, 0, rank.rank());
+    ASSERT_TRUE(group::is_freed(first));
+    ASSERT_TRUE(group::is_freed(last)) << "the end of the outermost module was seen";
+    loss.backward();
+    // A direct call has no end that could be seen: the last unit stays until something else happens.
+    auto direct = chain();
+    wrap(direct, sharded_on(rank), Wrap::children);
+    direct->forward(batch(0, rank.rank(), 5));
+    ASSERT_TRUE(group::is_freed(direct->at<torch::nn::LinearImpl>(0).weight));
+    ASSERT_FALSE(group::is_freed(direct->at<torch::nn::LinearImpl>(5).weight));
+  });
+}
+
+TEST(FullyShardFront, TheBackwardOfAUnitIsSeenBeforeItsFirstOperation) {
+  // The outputs' hook unshards the unit, though no operation of its backward reads the parameter: an addition of it.
+  struct ShiftImpl : torch::nn::Module {
+    torch::Tensor forward(const torch::Tensor& x) {
+      return x + shift;
+    }
+    torch::Tensor shift = register_parameter("shift", torch::ones({4}));
+  };
+  run_ranks(2, [](Rank& rank) {
+    torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::ModuleHolder<ShiftImpl>(), torch::nn::Linear(4, 4));
+    fill(*model);
+    auto root = wrap(model, sharded_on(rank), Wrap::children);
+    auto shift = unit(*model->ptr(1));
+    call(model, batch(0, rank.rank(), 4)).sum().backward();
+    ASSERT_EQ(shift.counters().unshards, 2);
+    shift.set_unshard_in_backward(false);
+    call(model, batch(0, rank.rank(), 4)).sum().backward();
+    ASSERT_EQ(shift.counters().unshards, 3);
+  });
+}
+
+TEST(FullyShardFront, InPlaceOperationsOnOutputs) {
+  // Backward hooks of modules forbid them, since outputs are then views; those of units do not.
+  run_ranks(2, [](Rank& rank) {
+    auto ours = chain();
+    wrap(ours, sharded_on(rank), Wrap::children);
+    Pair<torch::nn::Sequential>{rank, ours, chain()}.train(
+        [](torch::nn::Sequential& model, int step, int r) {
+          return call(model, batch(step, r, 5)).mul_(2).add_(1).pow(2).sum();
+        },
+        3);
+  });
+}
+
+TEST(FullyShardFront, UsersHooksSeeInputsAndOutputs) {
+  run_ranks(2, [](Rank& rank) {
+    auto model = chain();
+    int before = 0;
+    int after = 0;
+    const auto seen = [&](torch::nn::Module& module) {
+      register_forward_pre_hook(module, [&](torch::nn::Module&, HookTensors& inputs) { before += inputs.size(); });
+      register_forward_hook(module, [&](torch::nn::Module&, HookTensors& outputs) { after += outputs.size(); });
+    };
+    seen(*model->ptr(1));
+    wrap(model, sharded_on(rank), Wrap::children);
+    seen(*model->ptr(1));
+    chain_loss(model, 0, rank.rank()).backward();
+    ASSERT_EQ(before, 2);
+    ASSERT_EQ(after, 2);
+  });
+}
+
+} // namespace shardwise::test

@@ -1,0 +1,58 @@
+// set_is_last_backward(): gradients of a backward that is not the last may come with the next one.
+#include "ranks/fully_shard_models.h"
+
+namespace shardwise::test {
+
+TEST(FullyShardLastBackward, GradientsAreThereAfterTheLast) {
+  for (const int world : {1, 2, 3}) {
+    run_ranks(world, [](Rank& rank) {
+      Stack ours;
+      auto root = shard_stack(ours, sharded_on(rank));
+      Pair<Stack> both{rank, ours, Stack()};
+      for (int step = 0; step < 4; ++step) {
+        for (int micro = 0; micro < 3; ++micro) {
+          root.set_is_last_backward(micro == 2);
+          both.backward(stack_loss, 3 * step + micro);
+        }
+        both.check("step " + std::to_string(step));
+        both.optimize();
+      }
+    });
+  }
+}
+
+TEST(FullyShardLastBackward, TheNextBackwardPublishesWhatIsLeft) {
+  run_ranks(2, [](Rank& rank) {
+    Stack ours, reference;
+    auto root = shard_stack(ours, sharded_on(rank)).set_is_last_backward(false);
+    stack_loss(ours, 0, rank.rank()).backward();
+    for (const auto& parameter : ours->parameters()) ASSERT_FALSE(parameter.grad().defined());
+    root.set_is_last_backward(true);
+    stack_loss(ours, 1, rank.rank()).backward();
+    for (const int step : {0, 1}) reference_backward(rank, [&](int r) { return stack_loss(reference, step, r); });
+    assert_pieces(*ours, *reference, rank, "both");
+  });
+}
+
+TEST(FullyShardLastBackward, AFailedBackwardLosesNothingOfTheOneBefore) {
+  run_ranks(2, [](Rank& rank) {
+    Stack ours, reference;
+    auto root = shard_stack(ours, sharded_on(rank)).set_is_last_backward(false);
+    stack_loss(ours, 0, rank.rank()).backward();
+    auto loss = stack_loss(ours, 1, rank.rank());
+    auto weight = ours->embedding->weight;
+    const auto handle = weight.register_hook([](const torch::Tensor& g) -> torch::Tensor {
+      if (g.defined()) throw std::runtime_error("in backward");
+      return g;
+    });
+    EXPECT_THROW(loss.backward(), std::runtime_error);
+    weight.remove_hook(handle);
+    root.reset();
+    root.set_is_last_backward(true);
+    reference_backward(rank, [&](int r) { return stack_loss(reference, 0, r); });
+    assert_pieces(*ours, *reference, rank, "the first alone");
+    Pair<Stack>{rank, ours, reference}.train(stack_loss, 3, 2);
+  });
+}
+
+} // namespace shardwise::test
