@@ -211,8 +211,8 @@ TEST(FullyShardContract, ParameterListsStayWhole) {
   run_ranks(2, [](Rank& rank) {
     struct ListedImpl : torch::nn::Module {
       ListedImpl() {
-        for (int i = 0; i < 2; ++i) list->append(torch::zeros({3, 3}));
-        dict->insert("shift", torch::zeros({3}));
+        for (int i = 0; i < 2; ++i) list->append(torch::zeros({3, 3}).requires_grad_());
+        dict->insert("shift", torch::zeros({3}).requires_grad_());
         fill(*this);
       }
       torch::Tensor forward(torch::Tensor x) {
