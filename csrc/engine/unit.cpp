@@ -393,8 +393,9 @@ void Unit::renew_groups() {
   const auto fits = [](const auto& group) { return group->fits(); };
   if (!std::all_of(groups_.begin(), groups_.end(), fits)) {
     reshard();
-    groups_.clear();
-    groups_ = group::Group::make(parameters_, setting());
+    // Where that fails, the old ones stay, and are found unfit again.
+    auto renewed = group::Group::make(parameters_, setting());
+    groups_ = std::move(renewed);
     return;
   }
   for (const auto& group : groups_) group->follow_requires_grad();
