@@ -101,9 +101,12 @@ int Collectives::size() const {
   return group_->getSize();
 }
 
-Pending Collectives::all_reduce(const at::Tensor& tensor, std::string what, Counters& counters) const {
+Pending Collectives::all_reduce(
+    const at::Tensor& tensor, std::string what, Counters& counters, c10d::ReduceOp::RedOpType op) const {
   std::vector<at::Tensor> tensors{tensor};
-  const auto call = [&] { return group_->allreduce(tensors); };
+  c10d::AllreduceOptions options;
+  options.reduceOp = op;
+  const auto call = [&] { return group_->allreduce(tensors, options); };
   return launch(call, tensor, std::move(what), counters.all_reduces, counters);
 }
 

@@ -44,8 +44,13 @@ class SHARDWISE_API Collectives {
   /// The same for a collective at this place of the order.
   Collectives at(Agreement::Place place) const;
 
-  /// Sums in place.
-  Pending all_reduce(const at::Tensor& tensor, std::string what, Counters& counters) const;
+  /// Whether both are of one process group.
+  bool operator==(const Collectives&) const = default;
+
+  /// Reduces in place: sums, unless told otherwise.
+  Pending all_reduce(
+      const at::Tensor& tensor, std::string what, Counters& counters,
+      c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM) const;
   /// Overwrites with the root's values.
   Pending broadcast(const at::Tensor& tensor, int root, std::string what, Counters& counters) const;
   /// Fills row k of `output` with rank k's `tensor`.

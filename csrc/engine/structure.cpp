@@ -1,13 +1,12 @@
 #include "engine/structure.h"
 
+#include "comm/messages.h"
+
 #include <shardwise/error.h>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
 
-#include <cstring>
 #include <sstream>
 
 namespace shardwise::engine {
@@ -20,13 +19,6 @@ int64_t fingerprint(const std::string& text) {
   uint64_t hash = 14695981039346656037ULL;
   for (const unsigned char c : text) hash = (hash ^ c) * 1099511628211ULL;
   return static_cast<int64_t>(hash);
-}
-
-at::Tensor gather(const at::Tensor& mine, const comm::Collectives& collectives, at::Device device, Counters& counters) {
-  const auto input = mine.to(device);
-  auto output = at::empty({collectives.size(), mine.numel()}, input.options());
-  collectives.all_gather(output, input, kWhat, counters).wait();
-  return output.cpu();
 }
 
 std::vector<std::string> split(const std::string& text) {
@@ -55,25 +47,17 @@ void compare_structure(
   std::string text;
   for (const auto& line : lines) text += line + "\n";
   const auto length = static_cast<int64_t>(text.size());
-  const auto heads = gather(at::tensor({fingerprint(text), length}, at::kLong), collectives, device, counters);
+  const auto heads =
+      comm::gather_rows(at::tensor({fingerprint(text), length}, at::kLong), collectives, device, kWhat, counters);
   const auto* head = heads.data_ptr<int64_t>();
   bool same = true;
-  int64_t longest = 0;
   for (int64_t rank = 0; rank < collectives.size(); ++rank) {
     same = same && head[2 * rank] == head[0] && head[2 * rank + 1] == head[1];
-    longest = std::max(longest, head[2 * rank + 1]);
   }
   if (same) return;
-  auto bytes = at::zeros({longest}, at::kByte);
-  std::memcpy(bytes.data_ptr(), text.data(), text.size());
-  const auto texts = gather(bytes, collectives, device, counters);
-  const auto of_rank = [&](int64_t rank) {
-    return std::string(static_cast<const char*>(texts[rank].data_ptr()), head[2 * rank + 1]);
-  };
-  const auto first = of_rank(0);
+  const auto texts = comm::gather_texts(text, collectives, device, kWhat, counters);
   for (int64_t rank = 1; rank < collectives.size(); ++rank) {
-    const auto other = of_rank(rank);
-    if (other != first) report(split(first), split(other), rank, collectives.rank());
+    if (texts[rank] != texts[0]) report(split(texts[0]), split(texts[rank]), rank, collectives.rank());
   }
 }
 

@@ -70,11 +70,21 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   const std::vector<std::unique_ptr<group::Parameter>>& parameters() const {
     return parameters_;
   }
+  const std::vector<std::unique_ptr<group::Group>>& groups() const {
+    return groups_;
+  }
+  const Mesh& mesh() const {
+    return mesh_;
+  }
   const comm::Collectives& collectives() const {
     return gather_;
   }
   at::Device device() const {
     return mesh_.device();
+  }
+  /// What counts what this unit alone does.
+  Counters& own_counters() {
+    return counters_;
   }
   comm::Buffers& buffers() const {
     return schedule_->buffers();

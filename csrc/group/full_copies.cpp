@@ -1,6 +1,7 @@
 #include "group/full_copies.h"
 
 #include "group/compute_guard.h"
+#include "group/pieces.h"
 
 #include <shardwise/error.h>
 
@@ -18,9 +19,7 @@ at::Tensor own_piece(const Parameter& parameter, const layout::Cut& cut, int ran
   auto shard = parameter.visible();
   if (shard.sizes() == cut.piece_sizes(rank)) return shard;
   const auto whole = parameter.leaf().sizes();
-  if (shard.sizes() == whole) {
-    return shard.reshape(cut.shape).narrow(cut.dim, cut.starts[rank], cut.length(rank));
-  }
+  if (shard.sizes() == whole) return piece_of(shard, cut, rank);
   throw Error(c10::str(
       "shardwise: rank ", rank, ": the parameter '", parameter.name(), "' was replaced by a tensor of sizes ",
       shard.sizes(), "; it can hold this rank's shard, ", at::IntArrayRef(cut.piece_sizes(rank)),
@@ -52,7 +51,7 @@ void FullCopies::adopt_shards(Front& front) {
     const auto shard = parameters_[i]->visible();
     {
       const ComputeGuard guard;
-      auto place = part_.narrow(0, cut.offsets[rank_], cut.piece_numel(rank_)).view(cut.piece_sizes(rank_));
+      auto place = piece_in(part_, cut, rank_, 0);
       place.copy_(own_piece(*parameters_[i], cut, rank_));
       shard.set_data(place);
     }
@@ -70,10 +69,10 @@ void FullCopies::make_rows(Front& front) {
       const ComputeGuard guard;
       leaf.set_data(at::empty(leaf.sizes(), options));
       storages_.emplace_back(leaf);
-      const auto seen = storages_.back().alias().view(cut.shape);
+      const auto& alias = storages_.back().alias();
       for (int64_t rank = 0; rank < layout_.world; ++rank) {
         if (cut.piece_numel(rank) == 0) continue;
-        copies_.push_back({seen.narrow(cut.dim, cut.starts[rank], cut.length(rank)), rank, cut.offsets[rank]});
+        copies_.push_back({piece_of(alias, cut, rank), rank, cut.offsets[rank]});
       }
     }
     front.mark(leaf);
@@ -135,11 +134,16 @@ void FullCopies::begin_unshard(
   }
   state_ = State::gathering;
   if (layout_.world == 1) return;
+  const ComputeGuard compute;
+  pending_ = gather_parts(gathered_, collectives, unit, counters);
+}
+
+comm::Pending FullCopies::gather_parts(
+    const at::Tensor& output, const comm::Collectives& collectives, const std::string& unit, Counters& counters) const {
   const auto what = c10::str(
       "the all-gather of unit '", unit, "' (", parameters_.front()->name(), " and ", parameters_.size() - 1,
       " more parameters)");
-  const ComputeGuard compute;
-  pending_ = collectives.all_gather(gathered_, part_, what, counters);
+  return collectives.all_gather(output, part_, what, counters);
 }
 
 void FullCopies::copy_out() {
@@ -195,6 +199,40 @@ void FullCopies::reshard(comm::Buffers& buffers, Counters& counters) {
   for (auto& storage : storages_) storage.free();
   state_ = State::freed;
   ++counters.reshards;
+}
+
+std::vector<at::Tensor> FullCopies::gather_values(
+    const std::vector<bool>& wanted, std::optional<at::Device> device, const comm::Collectives& collectives,
+    comm::Buffers& buffers, const std::string& unit, Counters& counters) const {
+  const ComputeGuard guard;
+  const bool alone = layout_.world == 1;
+  const auto gathered = alone ? part_ : buffers.take(layout_.world * layout_.part, part_.options(), counters);
+  if (!alone) gather_parts(gathered, collectives, unit, counters).wait();
+  std::vector<at::Tensor> values(parameters_.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (!wanted[i]) continue;
+    const auto& cut = layout_.cuts[i];
+    values[i] = at::empty(parameters_[i]->leaf().sizes(), part_.options().device(device.value_or(part_.device())));
+    for (int64_t rank = 0; rank < layout_.world; ++rank) {
+      if (cut.piece_numel(rank) == 0) continue;
+      piece_of(values[i], cut, rank).copy_(piece_in(gathered, cut, rank, rank * layout_.part));
+    }
+  }
+  if (!alone) buffers.give(gathered);
+  return values;
+}
+
+void FullCopies::store(size_t index, const at::Tensor& value) {
+  at::Tensor piece;
+  {
+    const ComputeGuard guard;
+    piece = piece_of(value, layout_.cuts[index], rank_);
+  }
+  // In sight of autograd: the shard's version moves, as that of any parameter that is loaded.
+  const c10::AutoGradMode no_grad(false);
+  auto shard = parameters_[index]->visible();
+  shard.copy_(piece);
+  mark_stale();
 }
 
 const Parameter* FullCopies::find(const at::Tensor& tensor) const {

@@ -56,6 +56,14 @@ class FullCopies {
   /// Frees them.
   void reshard(comm::Buffers& buffers, Counters& counters);
 
+  /// Whole values of the parameters, one for each, gathered apart from the full copies, which stay as they are: new
+  /// tensors on `device`. Undefined where `wanted` is not; all ranks take part whatever they want.
+  std::vector<at::Tensor> gather_values(
+      const std::vector<bool>& wanted, std::optional<at::Device> device, const comm::Collectives& collectives,
+      comm::Buffers& buffers, const std::string& unit, Counters& counters) const;
+  /// Writes this rank's piece of a whole value into the shard of parameter number `index`.
+  void store(size_t index, const at::Tensor& value);
+
   /// The parameter that lies at the memory of this tensor; null when none does.
   const Parameter* find(const at::Tensor& tensor) const;
   int64_t part_bytes() const {
@@ -69,6 +77,9 @@ class FullCopies {
     int64_t offset;
   };
 
+  comm::Pending gather_parts(
+      const at::Tensor& output, const comm::Collectives& collectives, const std::string& unit,
+      Counters& counters) const;
   void adopt_shards(Front& front);
   void make_rows(Front& front);
   void make_flat(Front& front);

@@ -11,7 +11,6 @@ class Collection {
   explicit Collection(std::vector<engine::NamedTensor>& tensors) : tensors_(tensors) {}
 
   void add(const std::string& name, const at::Tensor& tensor) {
-    if (!tensor.defined()) return;
     const auto [entry, is_new] = index_.try_emplace(tensor.unsafeGetTensorImpl(), tensors_.size());
     if (is_new) {
       tensors_.push_back({.names = {name}, .tensor = tensor});
@@ -25,23 +24,31 @@ class Collection {
   std::unordered_map<at::TensorImpl*, size_t> index_;
 };
 
-void visit(const torch::nn::Module& module, const std::string& prefix, Collection& parameters, Collection& buffers) {
-  for (const auto& entry : module.named_parameters(/*recurse=*/false)) {
-    parameters.add(prefix + entry.key(), entry.value());
-  }
-  for (const auto& entry : module.named_buffers(/*recurse=*/false)) buffers.add(prefix + entry.key(), entry.value());
-  for (const auto& child : module.named_children()) {
-    visit(*child.value(), prefix + child.key() + ".", parameters, buffers);
-  }
+using Visit = std::function<void(const std::string&, const at::Tensor&, bool)>;
+
+void walk_below(const torch::nn::Module& module, const std::string& prefix, const Visit& visit) {
+  for (const auto& entry : module.named_parameters(/*recurse=*/false)) visit(prefix + entry.key(), entry.value(), true);
+  for (const auto& entry : module.named_buffers(/*recurse=*/false)) visit(prefix + entry.key(), entry.value(), false);
+  for (const auto& child : module.named_children()) walk_below(*child.value(), prefix + child.key() + ".", visit);
 }
 
 } // namespace
+
+void for_each_tensor(
+    const torch::nn::Module& module,
+    const std::function<void(const std::string& name, const at::Tensor& tensor, bool is_parameter)>& visit) {
+  walk_below(module, "", [&](const std::string& name, const at::Tensor& tensor, bool is_parameter) {
+    if (tensor.defined()) visit(name, tensor, is_parameter);
+  });
+}
 
 ModuleTensors walk(const torch::nn::Module& module) {
   ModuleTensors tensors;
   Collection parameters(tensors.parameters);
   Collection buffers(tensors.buffers);
-  visit(module, "", parameters, buffers);
+  for_each_tensor(module, [&](const std::string& name, const at::Tensor& tensor, bool is_parameter) {
+    (is_parameter ? parameters : buffers).add(name, tensor);
+  });
   return tensors;
 }
 

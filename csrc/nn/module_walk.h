@@ -4,6 +4,8 @@
 
 #include <torch/nn/module.h>
 
+#include <functional>
+#include <string>
 #include <vector>
 
 namespace shardwise::nn {
@@ -14,6 +16,11 @@ struct ModuleTensors {
   std::vector<engine::NamedTensor> parameters;
   std::vector<engine::NamedTensor> buffers;
 };
+
+/// Every defined tensor under each of its names: a module's parameters, its buffers, then its children.
+void for_each_tensor(
+    const torch::nn::Module& module,
+    const std::function<void(const std::string& name, const at::Tensor& tensor, bool is_parameter)>& visit);
 
 ModuleTensors walk(const torch::nn::Module& module);
 

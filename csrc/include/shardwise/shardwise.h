@@ -11,5 +11,6 @@
 #include <shardwise/options.h>
 #include <shardwise/plan.h>
 #include <shardwise/replicate.h>
+#include <shardwise/state_dict.h>
 #include <shardwise/unit.h>
 #include <shardwise/version.h>

@@ -1,0 +1,119 @@
+#include "nn/module_state.h"
+
+#include "comm/messages.h"
+#include "comm/reason.h"
+#include "nn/module_walk.h"
+#include "nn/touch.h"
+
+#include <shardwise/error.h>
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace shardwise::nn {
+namespace {
+
+std::string shard_without_unit(const std::string& name) {
+  return c10::str(
+      "shardwise: the parameter '", name,
+      "' is a shard whose unit is gone: the module's member was assigned to after fully_shard(). Assign before "
+      "fully_shard(), or change parameters in place.");
+}
+
+} // namespace
+
+ModuleState::ModuleState(const torch::nn::Module& module) {
+  std::unordered_map<at::TensorImpl*, size_t> seen;
+  for_each_tensor(module, [&](const std::string& name, const at::Tensor& tensor, bool is_parameter) {
+    const auto [entry, is_new] = seen.try_emplace(tensor.unsafeGetTensorImpl(), entries_.size());
+    if (is_new) {
+      auto unit = is_parameter ? engine::Unit::of(tensor) : nullptr;
+      if (unit && std::find(units_.begin(), units_.end(), unit) == units_.end()) units_.push_back(unit);
+      entries_.push_back({.names = {}, .tensor = tensor, .sizes = tensor.sizes().vec(), .unit = std::move(unit)});
+    }
+    entries_[entry->second].names.push_back(name);
+    names_.emplace_back(name, entry->second);
+  });
+  meshes_ = meshes_of(units_);
+}
+
+std::string ModuleState::locate() {
+  try {
+    struct Place {
+      group::FullCopies* copies;
+      size_t index;
+      std::vector<int64_t> sizes;
+    };
+    std::unordered_map<at::TensorImpl*, Place> places;
+    for (const auto& unit : units_) {
+      unit->renew_groups();
+      for (const auto& group : unit->groups()) {
+        auto* copies = group->full_copies();
+        if (copies == nullptr) continue;
+        for (size_t i = 0; i < group->parameters().size(); ++i) {
+          const auto& parameter = *group->parameters()[i];
+          places[parameter.visible().unsafeGetTensorImpl()] = {copies, i, parameter.leaf().sizes().vec()};
+        }
+      }
+    }
+    for (auto& entry : entries_) {
+      const auto place = places.find(entry.tensor.unsafeGetTensorImpl());
+      if (place == places.end()) {
+        if (!entry.unit && has_touch_key(entry.tensor)) return shard_without_unit(entry.names.front());
+        continue;
+      }
+      entry.copies = place->second.copies;
+      entry.index = place->second.index;
+      entry.sizes = place->second.sizes;
+    }
+  } catch (const std::exception& error) {
+    return comm::reason(error);
+  }
+  return "";
+}
+
+std::string ModuleState::describe(const std::string& function) const {
+  if (names_.empty()) return function + " of a module without tensors";
+  return c10::str(
+      function, " of ", names_.size(), " names, '", names_.front().first, "' to '", names_.back().first, "'");
+}
+
+void ModuleState::agree(const std::string& function, const std::string& error) const {
+  const std::string mark = "!";
+  auto mine = error.empty() ? describe(function) : mark + error;
+  std::string difference;
+  for (const auto& unit : meshes_) {
+    const auto texts = comm::gather_texts(
+        mine, unit->collectives(), unit->mesh().device(), "the exchange before a " + function, unit->own_counters());
+    for (size_t rank = 0; rank < texts.size(); ++rank) {
+      if (texts[rank].starts_with(mark)) {
+        // The ranks of a mesh that comes later hear of it too.
+        mine = texts[rank];
+        break;
+      }
+      if (texts[rank] != texts[0] && difference.empty()) {
+        difference = c10::str(
+            "shardwise: rank 0 calls ", texts[0], ", but rank ", rank, " calls ", texts[rank],
+            ". All ranks must call the same for the same module.");
+      }
+    }
+  }
+  if (mine.starts_with(mark)) throw Error(mine.substr(mark.size()));
+  if (!difference.empty()) throw Error(difference);
+}
+
+std::vector<std::shared_ptr<engine::Unit>> meshes_of(const std::vector<std::shared_ptr<engine::Unit>>& units) {
+  std::vector<std::shared_ptr<engine::Unit>> meshes;
+  for (const auto& unit : units) {
+    const auto same = [&](const auto& other) { return other->collectives() == unit->collectives(); };
+    if (std::any_of(meshes.begin(), meshes.end(), same)) continue;
+    auto top = unit;
+    while (top->outer() && top->outer()->collectives() == unit->collectives()) top = top->outer();
+    meshes.push_back(std::move(top));
+  }
+  return meshes;
+}
+
+} // namespace shardwise::nn

@@ -1,0 +1,69 @@
+#pragma once
+
+#include "engine/unit.h"
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace shardwise::nn {
+
+/// The parameters and buffers of a module as a state dict has them, and the ranks that hold them.
+class ModuleState {
+ public:
+  /// A tensor of the module.
+  struct Entry {
+    /// All its names, in the order of the state dict.
+    std::vector<std::string> names;
+    at::Tensor tensor;
+    /// The whole tensor's; those of `tensor` where this rank holds all of it.
+    std::vector<int64_t> sizes;
+    /// Where its unit keeps it; no copies where this rank holds all of it.
+    std::shared_ptr<engine::Unit> unit;
+    group::FullCopies* copies = nullptr;
+    size_t index = 0;
+  };
+
+  explicit ModuleState(const torch::nn::Module& module);
+
+  /// Finds where the units keep their parameters, after any cast or load. What is wrong on this rank is returned, for
+  /// agree(); "" when nothing is.
+  std::string locate();
+
+  /// Every tensor once, in the order of the first name.
+  const std::vector<Entry>& entries() const {
+    return entries_;
+  }
+  /// Every name, with the number of its entry.
+  const std::vector<std::pair<std::string, size_t>>& names() const {
+    return names_;
+  }
+  /// The units that have parameters of the module, in the order in which they appear.
+  const std::vector<std::shared_ptr<engine::Unit>>& units() const {
+    return units_;
+  }
+  /// One unit, an outermost one, for each set of ranks.
+  const std::vector<std::shared_ptr<engine::Unit>>& meshes() const {
+    return meshes_;
+  }
+
+  /// Raises an Error when `error` is not "" on any rank, or when the ranks do not all call `function` for the same
+  /// tensors: the same one on all ranks. All ranks must call it.
+  void agree(const std::string& function, const std::string& error) const;
+
+ private:
+  std::string describe(const std::string& function) const;
+
+  std::vector<Entry> entries_;
+  std::vector<std::pair<std::string, size_t>> names_;
+  std::vector<std::shared_ptr<engine::Unit>> units_;
+  std::vector<std::shared_ptr<engine::Unit>> meshes_;
+};
+
+/// The outermost units of these, one for each process group.
+std::vector<std::shared_ptr<engine::Unit>> meshes_of(const std::vector<std::shared_ptr<engine::Unit>>& units);
+
+} // namespace shardwise::nn
