@@ -45,7 +45,9 @@ class SHARDWISE_API Collectives {
   Collectives at(Agreement::Place place) const;
 
   /// Whether both are of one process group.
-  bool operator==(const Collectives&) const = default;
+  bool operator==(const Collectives& other) const {
+    return group_ == other.group_;
+  }
 
   /// Reduces in place: sums, unless told otherwise.
   Pending all_reduce(

@@ -3,6 +3,7 @@
 // Everything that shardwise offers to a C++ program.
 #include <shardwise/call.h>
 #include <shardwise/checkpoint.h>
+#include <shardwise/clip_grad_norm.h>
 #include <shardwise/counters.h>
 #include <shardwise/error.h>
 #include <shardwise/fully_shard.h>

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <shardwise/export.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace shardwise {
+
+/// torch::nn::utils::clip_grad_norm_ for parameters of which ranks hold shards: scales the gradients so that their
+/// norm, over all parameters as one vector, is at most `max_norm`; returns the norm that they had. The same on all
+/// ranks.
+///
+/// Every element counts once: shards are added up over the ranks, in one collective for each mesh with sharded units;
+/// a tensor that is listed twice, and one that every rank holds whole (replicated, ignored, plain), counts once. The
+/// gradients of the latter should be equal on all ranks; where they are not, the mean of what the ranks have counts.
+/// Parameters without a gradient count nothing.
+///
+/// `norm_type` is above 0, infinity too. With `error_if_nonfinite` a norm that is not finite is an Error on all ranks,
+/// and no gradient is changed.
+///
+/// All ranks must call it with the same parameters, those without a gradient too.
+SHARDWISE_API double clip_grad_norm_(
+    const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0,
+    bool error_if_nonfinite = false);
+
+/// For all parameters of a module.
+SHARDWISE_API double clip_grad_norm_(
+    const torch::nn::Module& module, double max_norm, double norm_type = 2.0, bool error_if_nonfinite = false);
+
+/// The same for a module holder or a shared_ptr to a module.
+template <typename Holder>
+requires requires(Holder& holder) {
+  static_cast<torch::nn::Module&>(*holder);
+}
+double clip_grad_norm_(Holder&& holder, double max_norm, double norm_type = 2.0, bool error_if_nonfinite = false) {
+  return clip_grad_norm_(static_cast<const torch::nn::Module&>(*holder), max_norm, norm_type, error_if_nonfinite);
+}
+
+} // namespace shardwise

@@ -1,0 +1,172 @@
+#include <shardwise/clip_grad_norm.h>
+
+#include "engine/shards.h"
+#include "group/compute_guard.h"
+#include "nn/module_state.h"
+
+#include <shardwise/error.h>
+
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <c10/util/StringUtil.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <unordered_set>
+
+namespace shardwise {
+namespace {
+
+void check(double max_norm, double norm_type) {
+  if (!(norm_type > 0)) {
+    throw ValueError(c10::str("shardwise: norm_type is ", norm_type, "; it must be above 0, or infinity."));
+  }
+  if (std::isnan(max_norm)) throw ValueError("shardwise: max_norm is not a number. Give the largest norm allowed.");
+}
+
+// Its gradient is always empty, so that clipping it would do nothing without a word.
+void refuse_full_copy(const at::Tensor& tensor, const engine::Unit& unit) {
+  for (const auto& parameter : unit.parameters()) {
+    if (parameter->whole || !parameter->alive() || !parameter->leaf().is_same(tensor)) continue;
+    throw ValueError(c10::str(
+        "shardwise: clip_grad_norm_ was given the full copy of '", parameter->name(),
+        "', which has no gradient of its own. Give it the shards: the module, or its parameters()."));
+  }
+}
+
+/// The values that a gradient consists of, as autograd keeps them.
+at::Tensor values_of(const at::Tensor& gradient) {
+  return gradient.is_sparse() ? gradient.coalesce()._values() : gradient;
+}
+
+/// The norm of a vector that comes in parts, some of them held by other ranks. Between add() and value() it is the p-th
+/// power, or for infinity the largest element, and apart from it whether one is not a number, which a maximum may lose.
+class Norm {
+ public:
+  explicit Norm(double order) : order_(order) {}
+
+  /// `weight` is the share of it that this rank adds.
+  void add(const at::Tensor& gradient, double weight) {
+    const group::ComputeGuard guard;
+    const auto values = values_of(gradient);
+    if (values.numel() == 0) return;
+    const auto type = values.scalar_type();
+    const auto in = type == at::kHalf || type == at::kBFloat16 ? std::optional(at::kFloat) : std::nullopt;
+    const auto norm = at::linalg_vector_norm(values, order_, std::nullopt, false, in).to(at::kDouble);
+    auto& terms = waiting_[norm.device().str()];
+    terms.norms.push_back(norm);
+    terms.weights.push_back(weight);
+  }
+
+  /// Adds up what this rank has. One wait for each device, not for each gradient.
+  void finish() {
+    const group::ComputeGuard guard;
+    for (const auto& [device, terms] : waiting_) {
+      const auto norms = at::stack(terms.norms);
+      const auto term =
+          is_maximum() ? norms.amax() : norms.pow(order_).mul(at::tensor(terms.weights, norms.options())).sum();
+      const auto value = term.item<double>();
+      if (std::isnan(value)) {
+        is_nan_ = 1;
+      } else {
+        power_ = is_maximum() ? std::max(power_, value) : power_ + value;
+      }
+    }
+    waiting_.clear();
+  }
+
+  void reduce(engine::Unit& unit) {
+    if (unit.collectives().size() == 1) return;
+    const group::ComputeGuard guard;
+    const auto wire = at::tensor({power_, is_nan_}, at::kDouble).to(unit.mesh().device());
+    const auto op = is_maximum() ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
+    unit.collectives().all_reduce(wire, "the all-reduce of clip_grad_norm_", unit.own_counters(), op).wait();
+    const auto reduced = wire.cpu();
+    power_ = reduced.data_ptr<double>()[0];
+    is_nan_ = reduced.data_ptr<double>()[1];
+  }
+
+  Norm& operator+=(const Norm& other) {
+    power_ = is_maximum() ? std::max(power_, other.power_) : power_ + other.power_;
+    is_nan_ += other.is_nan_;
+    return *this;
+  }
+
+  double value() const {
+    if (is_nan_ > 0) return std::numeric_limits<double>::quiet_NaN();
+    return is_maximum() ? power_ : std::pow(power_, 1 / order_);
+  }
+
+ private:
+  struct Terms {
+    std::vector<at::Tensor> norms;
+    std::vector<double> weights;
+  };
+  bool is_maximum() const {
+    return std::isinf(order_);
+  }
+
+  double order_;
+  std::map<std::string, Terms> waiting_;
+  double power_ = 0;
+  double is_nan_ = 0;
+};
+
+} // namespace
+
+double clip_grad_norm_(
+    const std::vector<at::Tensor>& parameters, double max_norm, double norm_type, bool error_if_nonfinite) {
+  check(max_norm, norm_type);
+  std::unordered_set<at::TensorImpl*> seen;
+  std::vector<std::pair<at::Tensor, std::shared_ptr<engine::Unit>>> gradients;
+  std::vector<std::shared_ptr<engine::Unit>> sharded;
+  for (const auto& parameter : parameters) {
+    if (!parameter.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    // A unit decides which collectives there are, whether this rank has a gradient or not.
+    auto unit = engine::unit_of_shard(parameter);
+    if (unit) {
+      sharded.push_back(unit);
+    } else if (const auto other = engine::Unit::of(parameter); other && other->sharded()) {
+      refuse_full_copy(parameter, *other);
+    }
+    if (parameter.grad().defined()) gradients.emplace_back(parameter.grad(), std::move(unit));
+  }
+  const auto meshes = nn::meshes_of(sharded);
+  Norm total(norm_type);
+  // What every rank has whole travels with the shards of the first mesh, a share from each rank: all ranks then get the
+  // same norm, and whatever is not finite anywhere is seen everywhere.
+  const auto share = meshes.empty() ? 1.0 : 1.0 / meshes.front()->collectives().size();
+  for (size_t i = 0; i < std::max<size_t>(meshes.size(), 1); ++i) {
+    Norm part(norm_type);
+    for (const auto& [gradient, unit] : gradients) {
+      if (!unit && i == 0) part.add(gradient, share);
+      if (unit && unit->collectives() == meshes[i]->collectives()) part.add(gradient, 1);
+    }
+    part.finish();
+    if (!meshes.empty()) part.reduce(*meshes[i]);
+    total += part;
+  }
+  const auto norm = total.value();
+  if (error_if_nonfinite && !std::isfinite(norm)) {
+    throw Error(c10::str(
+        "shardwise: the total norm of order ", norm_type, " of the gradients is ", norm,
+        " and cannot be clipped; no gradient was changed. Skip this step on all ranks, or call with "
+        "error_if_nonfinite = false to scale by it all the same."));
+  }
+  const auto scale = std::min(max_norm / (norm + 1e-6), 1.0);
+  if (scale == 1.0) return norm;
+  const c10::InferenceMode no_inference(false);
+  const c10::AutoGradMode no_grad(false);
+  for (auto& [gradient, unit] : gradients) gradient.mul_(scale);
+  return norm;
+}
+
+double clip_grad_norm_(const torch::nn::Module& module, double max_norm, double norm_type, bool error_if_nonfinite) {
+  return clip_grad_norm_(module.parameters(), max_norm, norm_type, error_if_nonfinite);
+}
+
+} // namespace shardwise

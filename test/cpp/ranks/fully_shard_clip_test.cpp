@@ -1,0 +1,332 @@
+// clip_grad_norm_(): the norm over all shards, and the same gradients as in one process.
+#include "ranks/fully_shard_models.h"
+
+#include <cmath>
+#include <limits>
+#include <mutex>
+
+namespace shardwise::test {
+namespace {
+
+constexpr auto kInfinity = std::numeric_limits<double>::infinity();
+
+void on_ranks(const std::function<void(Rank&)>& fn) {
+  for (const int world : {2, 3, 4}) run_ranks(world, fn);
+}
+
+/// Of the parameters given, each once: over their gradients as one vector.
+double norm_of(const std::vector<torch::Tensor>& parameters, double order) {
+  std::vector<torch::Tensor> all;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto& gradient = parameters[i].grad();
+    const auto seen = [&](const auto& other) { return other.is_same(parameters[i]); };
+    if (std::any_of(parameters.begin(), parameters.begin() + static_cast<int64_t>(i), seen)) continue;
+    if (gradient.defined()) all.push_back(gradient.to(torch::kDouble).flatten());
+  }
+  return torch::cat(all).norm(order).item<double>();
+}
+
+void expect_near(double ours, double theirs, const std::string& what, double relative = 1e-5) {
+  ASSERT_NEAR(ours, theirs, relative * theirs) << what;
+}
+
+struct ListedImpl : torch::nn::Module {
+  explicit ListedImpl(bool tied = false) {
+    list->append(torch::zeros({3, 3}).requires_grad_());
+    first = register_module("first", torch::nn::Linear(3, 3));
+    second = register_module("second", tied ? first : torch::nn::Linear(3, 3));
+    fill(*this);
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return second->forward(torch::tanh(first->forward(x).matmul((*list)[0])));
+  }
+  torch::nn::ParameterList list = register_module("list", torch::nn::ParameterList());
+  torch::nn::Linear first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(Listed);
+
+torch::Tensor listed_loss(Listed& model, int step, int rank) {
+  return model->forward(batch(step, rank, 3)).pow(2).sum();
+}
+
+} // namespace
+
+TEST(FullyShardClip, EqualsTheNormOfOneProcess) {
+  // R47, R48, R49: p in {1, 2, 3, infinity}; what torch does with the whole gradients in one process.
+  on_ranks([](Rank& rank) {
+    const auto last = [](const std::string&, const torch::Tensor& parameter) -> std::optional<int64_t> {
+      return parameter.dim() - 1;
+    };
+    for (const bool placed : {false, true}) {
+      Stack ours, reference;
+      auto options = sharded_on(rank);
+      if (placed) options.shard_placement(last);
+      shard_stack(ours, options);
+      Pair<Stack> both{rank, ours, reference};
+      for (const auto& entry : reference->named_parameters())
+        both.dims[entry.key()] = placed ? entry.value().dim() - 1 : 0;
+      int step = 0;
+      for (const double order : {1.0, 2.0, 3.0, 0.5, kInfinity}) {
+        for (const double share : {0.3, 2.0}) {
+          const auto what = c10::str("order ", order, " at ", share);
+          both.backward(stack_loss, step++);
+          const auto whole = norm_of(reference->parameters(), order);
+          const auto theirs = torch::nn::utils::clip_grad_norm_(reference->parameters(), share * whole, order);
+          const auto mine = clip_grad_norm_(ours->parameters(), share * whole, order);
+          expect_near(mine, whole, what);
+          if (order >= 1) expect_near(mine, theirs, what);
+          both.check(what);
+          both.optimize();
+        }
+      }
+      both.check("the end");
+    }
+  });
+}
+
+TEST(FullyShardClip, FlatLayout) {
+  on_ranks([](Rank& rank) {
+    Stack ours, reference;
+    shard_stack(ours, sharded_on(rank).layout(ShardLayout::flat));
+    for (const double order : {2.0, kInfinity}) {
+      ours->zero_grad();
+      reference->zero_grad();
+      stack_loss(ours, 1, rank.rank()).backward();
+      reference_backward(rank, [&](int r) { return stack_loss(reference, 1, r); });
+      const auto whole = norm_of(reference->parameters(), order);
+      expect_near(clip_grad_norm_(ours, 0.25 * whole, order), whole, c10::str("order ", order));
+      expect_near(clip_grad_norm_(ours, kInfinity, order), 0.25 * whole, c10::str("clipped, order ", order));
+    }
+  });
+}
+
+TEST(FullyShardClip, OneCollective) {
+  on_ranks([](Rank& rank) {
+    Stack ours;
+    auto root = shard_stack(ours, sharded_on(rank));
+    stack_loss(ours, 0, rank.rank()).backward();
+    const auto before = root.counters();
+    clip_grad_norm_(ours, 0.1);
+    const auto after = root.counters();
+    ASSERT_EQ(after.all_reduces - before.all_reduces, 1);
+    ASSERT_EQ(after.all_gathers, before.all_gathers);
+    ASSERT_EQ(after.unshards, before.unshards);
+    const auto part = clip_grad_norm_(ours->block(1)->parameters(), 0.1);
+    ASSERT_EQ(root.counters().all_reduces - after.all_reduces, 1);
+    Stack reference;
+    reference_backward(rank, [&](int r) { return stack_loss(reference, 0, r); });
+    torch::nn::utils::clip_grad_norm_(reference->parameters(), 0.1);
+    expect_near(part, norm_of(reference->block(1)->parameters(), 2), "a part of the parameters");
+  });
+}
+
+TEST(FullyShardClip, TiedAndWholeParametersCountOnce) {
+  // T16: parameters() lists tied ones twice. T07: those of a ParameterList stay whole.
+  on_ranks([](Rank& rank) {
+    for (const double order : {2.0, 3.0, kInfinity}) {
+      Listed ours(true), reference(true);
+      ASSERT_EQ(ours->parameters().size(), 5U);
+      fully_shard(ours, sharded_on(rank));
+      ASSERT_EQ(ours->list->parameters()[0].size(0), 3);
+      for (int step = 0; step < 3; ++step) {
+        listed_loss(ours, step, rank.rank()).backward();
+        reference_backward(rank, [&](int r) { return listed_loss(reference, step, r); });
+        const auto whole = norm_of(reference->parameters(), order);
+        expect_near(clip_grad_norm_(ours, 0.5 * whole, order), whole, c10::str("order ", order));
+        for (auto& parameter : {reference->list->parameters()[0], reference->first->weight, reference->first->bias}) {
+          parameter.mutable_grad().mul_(0.5);
+        }
+        assert_pieces(*ours->first, *reference->first, rank, "first");
+        assert_same(*ours->list, *reference->list, "list");
+      }
+    }
+  });
+}
+
+TEST(FullyShardClip, MissingGradientsAndEmptyShards) {
+  // R27: a rank that has no rows of any parameter takes part.
+  run_ranks(4, [](Rank& rank) {
+    Branches ours, reference;
+    torch::nn::Linear narrow(4, 2), narrow_reference(4, 2);
+    fill(*narrow);
+    fill(*narrow_reference);
+    fully_shard(ours, sharded_on(rank));
+    fully_shard(narrow, sharded_on(rank));
+    const auto run = [](Branches& model, torch::nn::Linear& end, int step, int r) {
+      return end->forward(model->forward(batch(step, r, 3), {"left"})).pow(2).sum();
+    };
+    for (int step = 0; step < 3; ++step) {
+      run(ours, narrow, step, rank.rank()).backward();
+      reference_backward(rank, [&](int r) { return run(reference, narrow_reference, step, r); });
+      // What the rank itself dropped is not counted, and nobody waits for it.
+      if (rank.rank() == 1) ours->first->parameters()[0].mutable_grad().reset();
+      auto parameters = ours->parameters();
+      const auto narrows = narrow->parameters();
+      parameters.insert(parameters.end(), narrows.begin(), narrows.end());
+      reference->first->weight.mutable_grad()[1].zero_();
+      auto expected = reference->parameters();
+      for (const auto& parameter : narrow_reference->parameters()) expected.push_back(parameter);
+      const auto whole = norm_of(expected, 2);
+      expect_near(clip_grad_norm_(parameters, 0.5 * whole), whole, c10::str("step ", step));
+      ASSERT_FALSE(ours->parameters()[4].grad().defined()) << "unused everywhere";
+      assert_close(
+          narrow->parameters()[1].grad(), piece_of(narrow_reference->bias.grad() * 0.5, rank), "the empty shards");
+      ours->zero_grad();
+      narrow->zero_grad();
+      reference->zero_grad();
+      narrow_reference->zero_grad();
+    }
+    for (const double order : {2.0, kInfinity}) {
+      ASSERT_EQ(clip_grad_norm_(ours, 1, order), 0) << "no gradient anywhere";
+      if (rank.rank() == 2) narrow->parameters()[0].mutable_grad() = torch::ones_like(narrow->parameters()[0]);
+      ASSERT_EQ(clip_grad_norm_(narrow, 1, order), 0) << "rank 2 has no rows";
+    }
+  });
+}
+
+TEST(FullyShardClip, ReplicatedIgnoredAndPlainParameters) {
+  on_ranks([](Rank& rank) {
+    struct MixedImpl : torch::nn::Module {
+      MixedImpl() {
+        fill(*this);
+      }
+      torch::nn::Linear sharded = register_module("sharded", torch::nn::Linear(3, 5));
+      torch::nn::Linear copied = register_module("copied", torch::nn::Linear(5, 4));
+      torch::nn::Embedding plain =
+          register_module("plain", torch::nn::Embedding(torch::nn::EmbeddingOptions(7, 3).sparse(true)));
+      torch::nn::Linear ignored = register_module("ignored", torch::nn::Linear(4, 2));
+    };
+    MixedImpl ours, reference;
+    fully_shard(ours.sharded, sharded_on(rank));
+    const auto copies = replicate(ours.copied, on(rank));
+    fully_shard(ours.ignored, sharded_on(rank).ignored_parameters({ours.ignored->weight}));
+    const auto loss = [](MixedImpl& model, int r) {
+      const auto x = model.plain(torch::tensor({0, 2, 2}));
+      return model.ignored(torch::tanh(model.copied(torch::tanh(model.sharded(x + r))))).pow(2).sum();
+    };
+    loss(ours, rank.rank()).backward();
+    reference_backward(rank, [&](int r) { return loss(reference, r); });
+    // Nobody averages these two: they are set to the same everywhere here.
+    ours.plain->weight.mutable_grad() = reference.plain->weight.grad().clone();
+    ours.ignored->weight.mutable_grad() = reference.ignored->weight.grad().clone();
+    auto dense = reference.parameters();
+    reference.plain->weight.mutable_grad() = reference.plain->weight.grad().to_dense();
+    for (const double order : {2.0, 1.0, kInfinity}) {
+      const auto whole = norm_of(dense, order);
+      expect_near(clip_grad_norm_(ours, 0.5 * whole, order), whole, c10::str("order ", order));
+      for (auto& parameter : dense) parameter.mutable_grad().mul_(0.5);
+      assert_close(ours.plain->weight.grad().to_dense(), reference.plain->weight.grad(), "plain");
+      assert_same(*ours.copied, *reference.copied, "replicated");
+      assert_pieces(*ours.sharded, *reference.sharded, rank, "sharded");
+    }
+    // A replicated module alone needs nobody.
+    const auto before = copies.counters().all_reduces;
+    expect_near(clip_grad_norm_(ours.copied, 1e9), norm_of(reference.copied->parameters(), 2), "replicated alone");
+    ASSERT_EQ(copies.counters().all_reduces, before);
+  });
+}
+
+TEST(FullyShardClip, AllRanksGetOneNorm) {
+  // Gradients of plain parameters that differ: one norm and one scale all the same, or shards would drift apart.
+  std::mutex mutex;
+  std::vector<double> norms;
+  run_ranks(3, [&](Rank& rank) {
+    Listed ours;
+    fully_shard(ours->first, sharded_on(rank));
+    fully_shard(ours->second, sharded_on(rank));
+    for (auto& parameter : ours->parameters()) parameter.mutable_grad() = torch::zeros_like(parameter);
+    ours->list->parameters()[0].mutable_grad().fill_(rank.rank() + 1.0);
+    const auto norm = clip_grad_norm_(ours, 1);
+    const std::lock_guard lock(mutex);
+    norms.push_back(norm);
+  });
+  ASSERT_EQ(norms.size(), 3U);
+  ASSERT_EQ(norms[0], norms[1]);
+  ASSERT_EQ(norms[0], norms[2]);
+  ASSERT_NEAR(norms[0], std::sqrt(9 * (1 + 4 + 9) / 3.0), 1e-9);
+}
+
+TEST(FullyShardClip, MixedDtypes) {
+  run_ranks(2, [](Rank& rank) {
+    const auto make = [] {
+      auto model = mlp({3, 4, 4, 2});
+      model[2]->to(torch::kDouble);
+      model[4]->to(torch::kBFloat16);
+      return model;
+    };
+    const auto run = [](torch::nn::Sequential& model, int r) {
+      auto x = torch::tanh(model->at<torch::nn::LinearImpl>(0).forward(batch(0, r, 3))).to(torch::kDouble);
+      x = torch::tanh(model->at<torch::nn::LinearImpl>(2).forward(x)).to(torch::kBFloat16);
+      return model->at<torch::nn::LinearImpl>(4).forward(x).to(torch::kFloat).pow(2).sum();
+    };
+    auto ours = make(), reference = make();
+    fully_shard(ours, sharded_on(rank));
+    run(ours, rank.rank()).backward();
+    reference_backward(rank, [&](int r) { return run(reference, r); });
+    const auto whole = norm_of(reference->parameters(), 2);
+    expect_near(clip_grad_norm_(ours, 0.5 * whole), whole, "three dtypes", 5e-3);
+    expect_near(clip_grad_norm_(ours, 1e9), 0.5 * whole, "clipped", 5e-3);
+
+    // Doubles are not rounded to floats on the way, and 16 bit are not summed up in 16 bit.
+    torch::nn::Linear fine(1, 6), coarse(1, 4099);
+    fine->to(torch::kDouble);
+    coarse->to(torch::kBFloat16);
+    fully_shard(fine, sharded_on(rank));
+    fully_shard(coarse, sharded_on(rank));
+    for (auto& parameter : fine->parameters()) parameter.mutable_grad() = torch::full_like(parameter, 1 + 1e-12);
+    for (auto& parameter : coarse->parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
+    ASSERT_NEAR(clip_grad_norm_(fine, 1e9), std::sqrt(12.0) * (1 + 1e-12), 1e-14);
+    ASSERT_NEAR(clip_grad_norm_(coarse, 1e9, 1), 8198, 1e-3);
+  });
+}
+
+TEST(FullyShardClip, NotFinite) {
+  // R50: what one rank alone has is seen by all of them.
+  on_ranks([](Rank& rank) {
+    for (const double order : {2.0, 1.0, kInfinity}) {
+      for (const double bad : {std::nan(""), kInfinity}) {
+        SCOPED_TRACE(c10::str("order ", order, " with ", bad));
+        Stack ours;
+        shard_stack(ours, sharded_on(rank));
+        stack_loss(ours, 0, rank.rank()).backward();
+        const auto bias = ours->block(0)->parameters()[1];
+        if (rank.rank() == 1) bias.mutable_grad()[0] = bad;
+        const auto before = ours->parameters()[0].grad().clone();
+        expect_error<Error>(
+            [&] { clip_grad_norm_(ours, 1, order, /*error_if_nonfinite=*/true); },
+            {"total norm of order", "no gradient was changed", "error_if_nonfinite"});
+        ASSERT_TRUE(torch::equal(ours->parameters()[0].grad(), before));
+        const auto norm = clip_grad_norm_(ours, 1, order);
+        ASSERT_EQ(std::isnan(norm), std::isnan(bad));
+        ASSERT_FALSE(std::isfinite(norm));
+        // As torch does: nothing, or no number.
+        const auto& after = ours->parameters()[0].grad();
+        ASSERT_TRUE(std::isnan(bad) ? after.isnan().all().item<bool>() : after.eq(0).all().item<bool>());
+      }
+    }
+  });
+}
+
+TEST(FullyShardClip, WhatCannotWork) {
+  run_ranks(2, [](Rank& rank) {
+    Stack ours;
+    shard_stack(ours, sharded_on(rank));
+    stack_loss(ours, 0, rank.rank()).backward();
+    expect_error<ValueError>([&] { clip_grad_norm_(ours, 1, 0); }, {"norm_type is 0", "above 0, or infinity"});
+    expect_error<ValueError>([&] { clip_grad_norm_(ours, 1, -kInfinity); }, {"norm_type is -inf"});
+    expect_error<ValueError>([&] { clip_grad_norm_(ours, std::nan("")); }, {"max_norm"});
+    expect_error<ValueError>(
+        [&] { clip_grad_norm_({ours->block(1)->up->weight}, 1); },
+        {"full copy of 'blocks.1.up.weight'", "parameters()"});
+    ASSERT_EQ(clip_grad_norm_(std::vector<torch::Tensor>{}, 1), 0);
+    // Without units it is torch's.
+    Stack plain, reference;
+    stack_loss(plain, 0, 0).backward();
+    stack_loss(reference, 0, 0).backward();
+    expect_near(
+        clip_grad_norm_(plain, 0.01), torch::nn::utils::clip_grad_norm_(reference->parameters(), 0.01), "plain");
+    assert_same(*plain, *reference, "plain");
+  });
+}
+
+} // namespace shardwise::test
