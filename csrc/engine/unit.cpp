@@ -4,6 +4,7 @@
 #include "engine/shards.h"
 #include "engine/structure.h"
 #include "group/compute_guard.h"
+#include "observe/seam.h"
 
 #include <shardwise/error.h>
 
@@ -365,6 +366,7 @@ void Unit::wait_reduce() {
 }
 
 void Unit::publish() {
+  observe::pass(observe::Seam::publish);
   if (!options.sync) return;
   if (gather_.size() == 1) {
     const group::ComputeGuard guard;

@@ -2,6 +2,7 @@
 
 #include "group/compute_guard.h"
 #include "group/pieces.h"
+#include "observe/seam.h"
 
 #include <shardwise/error.h>
 
@@ -133,6 +134,7 @@ void FullCopies::begin_unshard(
     }
   }
   state_ = State::gathering;
+  observe::pass(observe::Seam::unshard);
   if (layout_.world == 1) return;
   const ComputeGuard compute;
   pending_ = gather_parts(gathered_, collectives, unit, counters);
@@ -161,6 +163,7 @@ void FullCopies::copy_out() {
 bool FullCopies::finish_unshard(comm::Buffers& buffers, const std::string& unit, Counters& counters) {
   if (state_ != State::gathering) return false;
   RECORD_FUNCTION(c10::str("FSDP::all_gather_copy_out (", unit, ")"), std::vector<c10::IValue>());
+  observe::pass(observe::Seam::copy_out);
   const auto release = [&] {
     const auto gathered = std::exchange(gathered_, at::Tensor());
     if (!is_flat_ && layout_.world > 1) buffers.give(gathered);

@@ -1,6 +1,7 @@
 #include "group/gradients.h"
 
 #include "group/compute_guard.h"
+#include "observe/seam.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -83,6 +84,7 @@ void Gradients::begin(
     const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters) {
   RECORD_FUNCTION(c10::str("FSDP::post_backward_reduce (", unit, ")"), std::vector<c10::IValue>());
   under_way_ = true;
+  observe::pass(observe::Seam::reduce);
   rank_ = scattered() ? collectives.rank() : 0;
   at::Tensor payload;
   at::Tensor result;
@@ -114,6 +116,7 @@ void Gradients::begin(
 
 void Gradients::wait(comm::Buffers& buffers) {
   if (!pending_) return;
+  observe::pass(observe::Seam::reduced);
   auto pending = std::move(*pending_);
   pending_.reset();
   pending.wait();

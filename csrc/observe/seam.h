@@ -1,0 +1,38 @@
+#pragma once
+
+#include <shardwise/export.h>
+
+#include <atomic>
+#include <functional>
+
+namespace shardwise::observe {
+
+/// Places of a step where this rank meets the others, or hands over to the user.
+enum class Seam {
+  /// Before an all-gather is started.
+  unshard,
+  /// Before an all-gather is waited for, and copied out.
+  copy_out,
+  /// Before the sum of a unit's gradients is started.
+  reduce,
+  /// Before that sum is waited for.
+  reduced,
+  /// Before a unit's means reach .grad.
+  publish,
+};
+
+using SeamHook = std::function<void(Seam)>;
+
+/// For tests: `hook` is called at every seam, on the thread that passes it, so that tests can delay one rank there. An
+/// empty one ends that; calls under way on other threads still end. Thread safe.
+SHARDWISE_API void set_seam_hook(SeamHook hook);
+
+extern std::atomic<bool> has_seam_hook;
+void call_seam_hook(Seam seam);
+
+/// Costs one relaxed load when there is no hook.
+inline void pass(Seam seam) {
+  if (has_seam_hook.load(std::memory_order_relaxed)) call_seam_hook(seam);
+}
+
+} // namespace shardwise::observe
