@@ -4,8 +4,6 @@
 #include "nn/unit_table.h"
 #include "nn/unit_touch.h"
 
-#include <shardwise/error.h>
-
 #include <set>
 #include <unordered_map>
 
@@ -66,14 +64,7 @@ void place(std::vector<engine::NamedTensor>& parameters, const FullyShardOptions
 }
 
 Unit shard(const Modules& modules, const FullyShardOptions& options) {
-  if (modules.empty()) throw ValueError("shardwise: fully_shard() got no modules. Give it one or more.");
-  nn::ModuleTensors all;
-  for (const auto* module : modules) {
-    const auto tensors = nn::walk(*module);
-    nn::refuse_second_unit(*module, tensors, "fully_shard");
-    nn::add_all(tensors, all);
-  }
-  nn::ignore(all.parameters, options.ignored_parameters());
+  auto all = nn::tensors_of_unit(modules, options.ignored_parameters(), "fully_shard");
   keep_whole_what_only_the_registry_holds(modules, all.parameters);
   place(all.parameters, options);
   const auto touch = std::make_shared<nn::UnitTouch>();

@@ -44,6 +44,8 @@ void add_unit(const torch::nn::Module& module, const std::shared_ptr<engine::Uni
   table.units[&module] = unit;
 }
 
+namespace {
+
 void refuse_second_unit(const torch::nn::Module& module, const ModuleTensors& tensors, const char* function) {
   const auto unit = find_unit(module, tensors);
   if (!unit) return;
@@ -61,6 +63,45 @@ void ignore(std::vector<engine::NamedTensor>& parameters, const std::vector<at::
   std::erase_if(parameters, [&](const auto& parameter) {
     return std::any_of(ignored.begin(), ignored.end(), [&](const auto& t) { return t.is_same(parameter.tensor); });
   });
+}
+
+// A module that was wrapped holds the shard where it held the leaf: one that still holds the leaf was left out.
+void refuse_sharing_with_others(const std::vector<engine::NamedTensor>& parameters, const char* function) {
+  for (const auto& [names, tensor, dim, whole] : parameters) {
+    const auto owner = engine::Unit::of(tensor);
+    if (!owner || !owner->sharded()) continue;
+    for (const auto& theirs : owner->parameters()) {
+      const auto shard = theirs->visible();
+      if (shard.is_same(tensor) || !theirs->alive() || !theirs->leaf().is_same(tensor)) continue;
+      const auto seen = std::find_if(
+          parameters.begin(), parameters.end(), [&](const auto& other) { return other.tensor.is_same(shard); });
+      throw ValueError(c10::str(
+          "shardwise: ", function, "(): the parameter '", names.front(), "' is shared with '",
+          seen == parameters.end() ? theirs->name() : seen->names.front(),
+          "', which is already managed by another unit: ", owner->kind(),
+          "() was called on a module that has only one of them. Modules that share a parameter must be in one unit: "
+          "wrap them in one call, ",
+          function, "({first, second}), or leave both to the module around them."));
+    }
+  }
+}
+
+} // namespace
+
+ModuleTensors tensors_of_unit(
+    const std::vector<torch::nn::Module*>& modules, const std::vector<at::Tensor>& ignored, const char* function) {
+  if (modules.empty()) {
+    throw ValueError(c10::str("shardwise: ", function, "() got no modules. Give it one or more."));
+  }
+  ModuleTensors all;
+  for (const auto* module : modules) {
+    const auto tensors = walk(*module);
+    refuse_second_unit(*module, tensors, function);
+    add_all(tensors, all);
+  }
+  ignore(all.parameters, ignored);
+  refuse_sharing_with_others(all.parameters, function);
+  return all;
 }
 
 } // namespace nn

@@ -4,6 +4,7 @@
 #include "nn/module_walk.h"
 
 #include <memory>
+#include <vector>
 
 namespace shardwise::nn {
 
@@ -11,10 +12,10 @@ namespace shardwise::nn {
 std::shared_ptr<engine::Unit> find_unit(const torch::nn::Module& module, const ModuleTensors& tensors);
 void add_unit(const torch::nn::Module& module, const std::shared_ptr<engine::Unit>& unit);
 
-/// Raises an Error when the module has a unit already; `function` is what is called on it now.
-void refuse_second_unit(const torch::nn::Module& module, const ModuleTensors& tensors, const char* function);
-
-/// Takes parameters out of the list.
-void ignore(std::vector<engine::NamedTensor>& parameters, const std::vector<at::Tensor>& ignored);
+/// The tensors of a unit of these modules, without the ignored parameters; `function` is what is called on them now.
+/// Raises ValueError when there is no module, when one has a unit already, or when a parameter is shared with a sharded
+/// unit of other modules, whose shard cannot stand in two registries.
+ModuleTensors tensors_of_unit(
+    const std::vector<torch::nn::Module*>& modules, const std::vector<at::Tensor>& ignored, const char* function);
 
 } // namespace shardwise::nn

@@ -3,6 +3,9 @@
 #include <shardwise/options.h>
 #include <shardwise/unit.h>
 
+#include <memory>
+#include <vector>
+
 namespace torch::nn {
 class Module;
 }
@@ -19,6 +22,10 @@ namespace shardwise {
 ///
 /// Call it before training, from the thread that will train; every rank of the mesh must call it.
 SHARDWISE_API Unit replicate(torch::nn::Module& module, const ReplicateOptions& options = {});
+
+/// One unit of several modules, whose gradients travel together.
+SHARDWISE_API Unit
+replicate(const std::vector<std::shared_ptr<torch::nn::Module>>& modules, const ReplicateOptions& options = {});
 
 /// The same for a module holder or a shared_ptr to a module.
 template <typename Holder>
