@@ -4,6 +4,7 @@
 
 #include <shardwise/error.h>
 
+#include <ATen/Parallel.h>
 #include <c10/util/StringUtil.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -33,6 +34,8 @@ bool blames_peer(const std::exception& error) {
 
 /// Runs one rank to its end; gives its failure, if any.
 std::optional<Failure> run_one(Rank& rank, const std::function<void(Rank&)>& fn) {
+  // What main() set for its own thread: OpenMP knows nothing of it here, and its idle workers would spin.
+  at::init_num_threads();
   const WatchedThread watched(rank.name());
   const testing::ScopedTrace trace(__FILE__, __LINE__, rank.name());
   try {
