@@ -1,0 +1,195 @@
+// The rows of fully_shard_training: what programs see of inputs and parameters, casts, methods, a world of one.
+#include "ranks/nested_inputs.h"
+#include "ranks/sharded_wrappings.h"
+#include "ranks/training_models.h"
+#include "ranks/vision_model.h"
+
+#include "group/leaf_storage.h"
+
+namespace shardwise::test {
+namespace {
+
+/// A forward without arguments; its data is a plain member.
+struct NoInputsImpl : torch::nn::Module {
+  NoInputsImpl() {
+    fill(*this);
+  }
+  torch::Tensor forward() {
+    return torch::tanh(data.matmul(weight)).matmul(weight);
+  }
+  torch::Tensor data;
+  torch::Tensor weight = register_parameter("weight", torch::empty({4, 4}));
+};
+TORCH_MODULE(NoInputs);
+
+/// Two MLPs: the first one's layers, and the rest, are units, or all of it is one.
+struct TwoMlps {
+  TwoMlps(int64_t width, Rank& rank, std::optional<bool> reshard_after_forward, bool several)
+      : model(mlps(width, 2)),
+        reference(mlps(width, 2)),
+        rank(rank),
+        width(width) {
+    // The values of rank 0 are given to all.
+    if (rank.rank() > 0) fill(*model, 99);
+    const auto wrap = sharding(rank, reshard_after_forward);
+    auto& first = model->at<MlpImpl>(0);
+    if (several) inner = {wrap(first.in_proj), wrap(first.out_proj)};
+    root = wrap(model);
+    end_with_calls({model.ptr()});
+  }
+  torch::Tensor loss(torch::nn::Sequential& which, int step, int r) const {
+    return call(which, batch(step, r, width)).pow(2).sum();
+  }
+  /// Members and what they should be, of the inner units or of the root.
+  std::vector<std::pair<torch::Tensor, torch::Tensor>> members(bool of_root) {
+    std::vector<std::pair<torch::Tensor, torch::Tensor>> result;
+    for (int i = 0; i < 2; ++i) {
+      if ((inner.empty() || i == 1) != of_root) continue;
+      auto& ours = model->at<MlpImpl>(i);
+      auto& theirs = reference->at<MlpImpl>(i);
+      result.emplace_back(ours.in_proj->weight, theirs.in_proj->weight);
+      result.emplace_back(ours.in_proj->bias, theirs.in_proj->bias);
+      result.emplace_back(ours.out_proj->weight, theirs.out_proj->weight);
+      result.emplace_back(ours.out_proj->bias, theirs.out_proj->bias);
+    }
+    return result;
+  }
+  /// parameters() are shards always; members are full, with the right values, or have no memory.
+  void assert_full(bool of_inner, bool of_root, const std::string& what) {
+    assert_pieces(*model, *reference, rank, what);
+    const auto before = root->counters().unshards;
+    for (const bool part : {false, true}) {
+      for (const auto& [ours, theirs] : members(part)) {
+        ASSERT_EQ(group::is_freed(ours), !(part ? of_root : of_inner)) << what << ", of the root: " << part;
+        if (!group::is_freed(ours)) assert_close(ours.detach(), theirs.detach(), what);
+      }
+    }
+    ASSERT_EQ(root->counters().unshards, before) << "a look brought nothing";
+  }
+  void reshard() {
+    for (auto& unit : inner) unit.reshard();
+    root->reshard();
+  }
+
+  torch::nn::Sequential model, reference;
+  Rank& rank;
+  int64_t width;
+  std::vector<Unit> inner;
+  std::optional<Unit> root;
+};
+
+void on_ranks(const std::function<void(Rank&)>& fn) {
+  for (const int world : {2, 4}) run_ranks(world, fn);
+}
+
+} // namespace
+
+TEST(FullyShardForwardInputs, RootMoveForwardInputToDevice) {
+  on_ranks([](Rank& rank) {
+    NestedInputs model;
+    const auto unit = fully_shard(model, sharded_on(rank));
+    assert_inputs_come_through(model, unit, rank);
+  });
+}
+
+TEST(FullyShardForwardInputs, RootNoForwardInputs) {
+  const Program<NoInputs> program{
+      [] { return NoInputs(); },
+      [](NoInputs& model, int number, int rank) {
+        model->data = batch(number, rank, 4, 4).to(model->weight.dtype());
+        const auto output = number % 2 == 0 ? model->forward() : call(model);
+        EXPECT_EQ(output.sizes(), (std::vector<int64_t>{4, 4}));
+        return output.pow(2).sum();
+      }};
+  const Wrapping<NoInputs> wrapping{[](NoInputs& model, Rank& rank) { fully_shard(model, sharded_on(rank)); }};
+  for (const auto& expected : expect_alone(program)) train_twice(expected, wrapping);
+}
+
+TEST(FullyShardRegisteredParams, ParamRegistrationAfterForward) {
+  on_ranks([](Rank& rank) {
+    for (const auto reshard : kReshards) {
+      for (const bool several : {false, true}) {
+        TwoMlps both(3, rank, reshard, several);
+        both.assert_full(false, false, "before");
+        for (int step = 0; step < 3; ++step) {
+          assert_close(
+              both.loss(both.model, step, rank.rank()), both.loss(both.reference, step, rank.rank()), "the loss");
+          // Unset: the outermost unit keeps its full copies.
+          both.assert_full(!reshard.value_or(true), !reshard.value_or(false), "after forward");
+          both.reshard();
+          both.assert_full(false, false, "resharded");
+        }
+      }
+    }
+  });
+}
+
+TEST(FullyShardRegisteredParams, ParamRegistrationAfterBackward) {
+  on_ranks([](Rank& rank) {
+    for (const auto reshard : kReshards) {
+      for (const bool several : {false, true}) {
+        TwoMlps both(8, rank, reshard, several);
+        both.assert_full(false, false, "before");
+        for (int step = 0; step < 3; ++step) {
+          both.loss(both.model, step, rank.rank()).backward();
+          reference_backward(rank, [&](int r) { return both.loss(both.reference, step, r); });
+          both.assert_full(false, false, "after backward");
+        }
+      }
+    }
+  });
+}
+
+TEST(FullyShardCastAfterInit, ToFloat64AfterInit) {
+  const Program<torch::nn::Sequential> program{
+      .make = [] { return mlps(4, 2); },
+      .loss = [](torch::nn::Sequential& model, int number,
+                 int rank) { return model->forward(batch_for(model, number, rank, 4)).pow(2).sum(); },
+      .dtype = torch::kDouble};
+  for (const auto& expected : expect_alone(program)) {
+    AlikeRuns runs;
+    for (const auto reshard : kReshards) {
+      const Wrapping<torch::nn::Sequential> wrapping{[reshard](torch::nn::Sequential& model, Rank& rank) {
+        const auto wrap = sharding(rank, reshard);
+        for (size_t i = 0; i < 2; ++i) wrap(model[i]);
+        wrap(model);
+        model->to(torch::kDouble);
+      }};
+      runs.run(expected, wrapping);
+    }
+  }
+}
+
+TEST(FullyShardCustomForwardMethod, RegisterFsdpForwardMethod) {
+  // In C++ a method needs no registration.
+  for (const auto& expected : expect_alone(vision_program())) {
+    AlikeRuns runs;
+    for (const auto reshard : kReshards) {
+      const Wrapping<Vision> wrapping{[reshard](Vision& model, Rank& rank) {
+        const auto wrap = sharding(rank, reshard);
+        for (size_t i = 0; i < 2; ++i) wrap(model->blocks[i]);
+        wrap(model);
+      }};
+      runs.run(expected, wrapping);
+    }
+  }
+}
+
+TEST(FullyShardWorldSize1, TrainParitySingleWorldsize1) {
+  for (const auto& widths : kWidths) {
+    const Expected<torch::nn::Sequential> expected(mlp_program(widths), 1);
+    for (const auto reshard : kReshards) {
+      Counters counters;
+      const Wrapping<torch::nn::Sequential> wrapping{
+          .wrap = [reshard](torch::nn::Sequential& model, Rank& rank) { sharding(rank, reshard)(model); },
+          .before = [&](torch::nn::Sequential& model, int) { counters = unit(*model).counters(); },
+          .collectives = Collectives()};
+      train_twice(expected, wrapping);
+      ASSERT_GT(counters.unshards, 0);
+      ASSERT_EQ(counters.all_gathers, 0) << "when it was wrapped, too";
+      ASSERT_EQ(counters.collective_bytes, 0);
+    }
+  }
+}
+
+} // namespace shardwise::test
