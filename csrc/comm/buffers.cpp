@@ -1,6 +1,5 @@
 #include "comm/buffers.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -10,19 +9,23 @@ namespace shardwise::comm {
 // The smallest that is large enough. When none is, the largest gives way to a larger one: what is kept tends to the
 // number of buffers in use at a time, each as large as the largest request.
 at::Tensor Buffers::take(int64_t numel, const at::TensorOptions& options, Counters& counters) {
-  const auto bytes = numel * static_cast<int64_t>(options.dtype().itemsize());
+  const auto bytes = static_cast<size_t>(numel) * options.dtype().itemsize();
+  // Without the dispatcher: this happens for every collective.
   const auto view = [&](const at::Tensor& memory) {
-    auto result = at::empty({0}, options);
-    return result.set_(memory.storage(), 0, {numel}, {1});
+    auto result = at::detail::make_tensor<c10::TensorImpl>(
+        c10::Storage(memory.storage()), c10::DispatchKeySet(options.computeDispatchKey()), options.dtype());
+    result.unsafeGetTensorImpl()->set_sizes_contiguous({numel});
+    return result;
   };
+  const auto size = [](const at::Tensor& memory) { return memory.storage().nbytes(); };
   {
     const std::lock_guard lock(mutex_);
     auto best = idle_.end();
     auto largest = idle_.end();
     for (auto it = idle_.begin(); it != idle_.end(); ++it) {
       if (it->device() != options.device()) continue;
-      if (it->numel() >= bytes && (best == idle_.end() || it->numel() < best->numel())) best = it;
-      if (largest == idle_.end() || it->numel() > largest->numel()) largest = it;
+      if (size(*it) >= bytes && (best == idle_.end() || size(*it) < size(*best))) best = it;
+      if (largest == idle_.end() || size(*it) > size(*largest)) largest = it;
     }
     if (best != idle_.end()) {
       const auto memory = std::move(*best);
@@ -32,15 +35,13 @@ at::Tensor Buffers::take(int64_t numel, const at::TensorOptions& options, Counte
     if (largest != idle_.end()) idle_.erase(largest);
   }
   ++counters.allocations;
-  return view(at::zeros({bytes}, options.dtype(at::kByte)));
+  return view(at::zeros({static_cast<int64_t>(bytes)}, options.dtype(at::kByte)));
 }
 
 void Buffers::give(const at::Tensor& buffer) {
   if (!buffer.defined()) return;
-  auto memory = at::empty({0}, buffer.options().dtype(at::kByte));
-  memory.set_(buffer.storage(), 0, {static_cast<int64_t>(buffer.storage().nbytes())}, {1});
   const std::lock_guard lock(mutex_);
-  idle_.push_back(std::move(memory));
+  idle_.push_back(buffer);
 }
 
 } // namespace shardwise::comm

@@ -16,17 +16,21 @@ namespace {
 constexpr std::chrono::milliseconds kFirstLook = std::chrono::seconds(1);
 constexpr std::chrono::milliseconds kRarestLook = std::chrono::seconds(16);
 
-[[noreturn]] void fail(const std::string& what, int rank, const std::string& reason_given) {
+[[noreturn]] void fail(const What& what, int rank, const std::string& reason_given) {
   throw PeerError(c10::str(
-      "shardwise: rank ", rank, ": ", what,
+      "shardwise: rank ", rank, ": ", what(),
       " failed. Either a rank died (look for its own error first), or the ranks do not run the same units in the same "
       "order, or one is slower than the timeout. The reason given: ",
       reason_given));
 }
 
+at::Tensor flat_view(const at::Tensor& tensor) {
+  return tensor.dim() == 1 ? tensor : tensor.view({-1});
+}
+
 } // namespace
 
-Pending::Pending(c10::intrusive_ptr<c10d::Work> work, std::string what, int rank, Agreement::Place place)
+Pending::Pending(c10::intrusive_ptr<c10d::Work> work, What what, int rank, Agreement::Place place)
     : work_(std::move(work)),
       what_(std::move(what)),
       rank_(rank),
@@ -66,7 +70,7 @@ bool Pending::wait_and_look() {
     }
   };
   for (auto slice = kFirstLook; !ends_within(slice); slice = std::min(2 * slice, kRarestLook)) {
-    agreement.look(place_.chain, place_.number, what_);
+    agreement.look(place_.chain, place_.number, what_());
   }
   agreement.stop_looking();
   return work_->wait();
@@ -82,7 +86,7 @@ Collectives Collectives::at(Agreement::Place place) const {
 
 template <typename Call>
 Pending Collectives::launch(
-    const Call& call, const at::Tensor& tensor, std::string what, int64_t& calls, Counters& counters) const {
+    const Call& call, const at::Tensor& tensor, What what, int64_t& calls, Counters& counters) const {
   ++calls;
   counters.collective_bytes += static_cast<int64_t>(tensor.nbytes());
   try {
@@ -102,7 +106,7 @@ int Collectives::size() const {
 }
 
 Pending Collectives::all_reduce(
-    const at::Tensor& tensor, std::string what, Counters& counters, c10d::ReduceOp::RedOpType op) const {
+    const at::Tensor& tensor, What what, Counters& counters, c10d::ReduceOp::RedOpType op) const {
   std::vector<at::Tensor> tensors{tensor};
   c10d::AllreduceOptions options;
   options.reduceOp = op;
@@ -110,7 +114,7 @@ Pending Collectives::all_reduce(
   return launch(call, tensor, std::move(what), counters.all_reduces, counters);
 }
 
-Pending Collectives::broadcast(const at::Tensor& tensor, int root, std::string what, Counters& counters) const {
+Pending Collectives::broadcast(const at::Tensor& tensor, int root, What what, Counters& counters) const {
   std::vector<at::Tensor> tensors{tensor};
   c10d::BroadcastOptions options;
   options.rootRank = root;
@@ -119,17 +123,17 @@ Pending Collectives::broadcast(const at::Tensor& tensor, int root, std::string w
 }
 
 Pending Collectives::all_gather(
-    const at::Tensor& output, const at::Tensor& tensor, std::string what, Counters& counters) const {
-  auto flat = output.view({-1});
-  auto input = tensor.view({-1});
+    const at::Tensor& output, const at::Tensor& tensor, What what, Counters& counters) const {
+  auto flat = flat_view(output);
+  auto input = flat_view(tensor);
   const auto call = [&] { return group_->_allgather_base(flat, input); };
   return launch(call, tensor, std::move(what), counters.all_gathers, counters);
 }
 
 Pending Collectives::reduce_scatter(
-    const at::Tensor& output, const at::Tensor& tensor, std::string what, Counters& counters) const {
-  auto flat = output.view({-1});
-  auto input = tensor.view({-1});
+    const at::Tensor& output, const at::Tensor& tensor, What what, Counters& counters) const {
+  auto flat = flat_view(output);
+  auto input = flat_view(tensor);
   const auto call = [&] { return group_->_reduce_scatter_base(flat, input); };
   auto pending = launch(call, tensor, std::move(what), counters.reduce_scatters, counters);
   // Gloo's ignores them.

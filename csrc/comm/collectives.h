@@ -7,15 +7,32 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <concepts>
+#include <functional>
 #include <string>
 
 namespace shardwise::comm {
+
+/// Names a collective in errors: a text, or what makes it, for most collectives do not fail.
+class What {
+ public:
+  What(std::string text) : make_([text = std::move(text)] { return text; }) {}
+  What(const char* text) : What(std::string(text)) {}
+  template <std::invocable Make>
+  What(Make make) : make_(std::move(make)) {}
+  std::string operator()() const {
+    return make_();
+  }
+
+ private:
+  std::function<std::string()> make_;
+};
 
 /// A collective under way.
 class SHARDWISE_API Pending {
  public:
   /// While one with a place takes long, the others are asked whether they come.
-  Pending(c10::intrusive_ptr<c10d::Work> work, std::string what, int rank, Agreement::Place place = {});
+  Pending(c10::intrusive_ptr<c10d::Work> work, What what, int rank, Agreement::Place place = {});
   /// Raises PeerError with the name of the collective and this rank, or the agreement's Error.
   void wait();
   /// The same where nobody wants the result any more: returns whether it ended well, and raises nothing.
@@ -26,7 +43,7 @@ class SHARDWISE_API Pending {
   bool wait_and_look();
 
   c10::intrusive_ptr<c10d::Work> work_;
-  std::string what_;
+  What what_;
   int rank_;
   Agreement::Place place_;
   /// Whether a wait for a while ends after it.
@@ -51,20 +68,19 @@ class SHARDWISE_API Collectives {
 
   /// Reduces in place: sums, unless told otherwise.
   Pending all_reduce(
-      const at::Tensor& tensor, std::string what, Counters& counters,
+      const at::Tensor& tensor, What what, Counters& counters,
       c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM) const;
   /// Overwrites with the root's values.
-  Pending broadcast(const at::Tensor& tensor, int root, std::string what, Counters& counters) const;
+  Pending broadcast(const at::Tensor& tensor, int root, What what, Counters& counters) const;
   /// Fills row k of `output` with rank k's `tensor`.
-  Pending all_gather(const at::Tensor& output, const at::Tensor& tensor, std::string what, Counters& counters) const;
+  Pending all_gather(const at::Tensor& output, const at::Tensor& tensor, What what, Counters& counters) const;
   /// Fills `output` with the sum over ranks of part number rank() of their `tensor`, which has size() parts.
-  Pending reduce_scatter(
-      const at::Tensor& output, const at::Tensor& tensor, std::string what, Counters& counters) const;
+  Pending reduce_scatter(const at::Tensor& output, const at::Tensor& tensor, What what, Counters& counters) const;
 
  private:
   template <typename Call>
   Pending launch(
-      const Call& call, const at::Tensor& tensor, std::string what, int64_t& calls, Counters& counters) const;
+      const Call& call, const at::Tensor& tensor, What what, int64_t& calls, Counters& counters) const;
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   Agreement::Place place_;

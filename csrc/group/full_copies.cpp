@@ -39,6 +39,7 @@ FullCopies::FullCopies(
   adopt_shards(front);
   is_flat_ ? make_flat(front) : make_rows(front);
   for (auto& storage : storages_) storage.free();
+  for (const auto& cut : layout_.cuts) numels_.push_back(cut.piece_numel(rank_));
 }
 
 void FullCopies::adopt_shards(Front& front) {
@@ -73,7 +74,9 @@ void FullCopies::make_rows(Front& front) {
       const auto& alias = storages_.back().alias();
       for (int64_t rank = 0; rank < layout_.world; ++rank) {
         if (cut.piece_numel(rank) == 0) continue;
-        copies_.push_back({piece_of(alias, cut, rank), rank, cut.offsets[rank]});
+        auto rows = piece_of(alias, cut, rank);
+        copied_bytes_ += static_cast<int64_t>(rows.nbytes());
+        copies_.push_back({i, std::move(rows), runs_of(cut, rank), rank, cut.offsets[rank]});
       }
     }
     front.mark(leaf);
@@ -106,10 +109,9 @@ void FullCopies::make_flat(Front& front) {
 bool FullCopies::fits() const {
   const auto* memory = part_.storage().unsafeGetStorageImpl();
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const auto shard = parameters_[i]->visible();
-    const auto& cut = layout_.cuts[i];
+    const auto& shard = parameters_[i]->shard();
     if (!shard.has_storage() || shard.storage().unsafeGetStorageImpl() != memory || shard.dtype() != part_.dtype() ||
-        shard.storage_offset() != cut.offsets[rank_] || shard.numel() != cut.piece_numel(rank_)) {
+        shard.storage_offset() != layout_.cuts[i].offsets[rank_] || shard.numel() != numels_[i]) {
       return false;
     }
   }
@@ -142,9 +144,12 @@ void FullCopies::begin_unshard(
 
 comm::Pending FullCopies::gather_parts(
     const at::Tensor& output, const comm::Collectives& collectives, const std::string& unit, Counters& counters) const {
-  const auto what = c10::str(
-      "the all-gather of unit '", unit, "' (", parameters_.front()->name(), " and ", parameters_.size() - 1,
-      " more parameters)");
+  // Both outlive the gather: the unit has this, and waits before it goes.
+  const auto what = [this, &unit] {
+    return c10::str(
+        "the all-gather of unit '", unit, "' (", parameters_.front()->name(), " and ", parameters_.size() - 1,
+        " more parameters)");
+  };
   return collectives.all_gather(output, part_, what, counters);
 }
 
@@ -153,10 +158,15 @@ void FullCopies::copy_out() {
     if (layout_.world == 1) gathered_.copy_(part_);
     return;
   }
-  for (const auto& [destination, rank, offset] : copies_) {
-    const auto start = rank * layout_.part + offset;
-    const_cast<at::Tensor&>(destination)
-        .copy_(gathered_.narrow(0, start, destination.numel()).view(destination.sizes()));
+  for (const auto& copy : copies_) {
+    const auto start = copy.rank * layout_.part + copy.offset;
+    const auto& leaf = storages_[copy.leaf].alias();
+    if (is_small(leaf)) {
+      put_runs(leaf, copy.runs, gathered_, start);
+    } else {
+      auto rows = copy.rows;
+      rows.copy_(gathered_.narrow(0, start, rows.numel()).view(rows.sizes()));
+    }
   }
 }
 
@@ -182,9 +192,7 @@ bool FullCopies::finish_unshard(comm::Buffers& buffers, const std::string& unit,
       throw;
     }
     copy_out();
-    for (const auto& [destination, rank, offset] : copies_) {
-      counters.unsharded_bytes += static_cast<int64_t>(destination.nbytes());
-    }
+    counters.unsharded_bytes += copied_bytes_;
     release();
   }
   state_ = State::full;

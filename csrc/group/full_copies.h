@@ -5,6 +5,7 @@
 #include "group/front.h"
 #include "group/leaf_storage.h"
 #include "group/parameter.h"
+#include "group/small_pieces.h"
 #include "layout/shards.h"
 
 #include <shardwise/counters.h>
@@ -71,8 +72,11 @@ class FullCopies {
   }
 
  private:
+  /// A rank's piece of a leaf: `rows` of it, that is `runs` of its elements.
   struct Copy {
-    at::Tensor destination;
+    size_t leaf;
+    at::Tensor rows;
+    Runs runs;
     int64_t rank;
     int64_t offset;
   };
@@ -92,6 +96,9 @@ class FullCopies {
   at::Tensor part_;
   std::vector<LeafStorage> storages_;
   std::vector<Copy> copies_;
+  int64_t copied_bytes_ = 0;
+  /// Elements of this rank's pieces.
+  std::vector<int64_t> numels_;
   std::vector<std::shared_ptr<void>> watches_;
   State state_ = State::freed;
   bool stale_ = false;

@@ -3,6 +3,7 @@
 #include "group/compute_guard.h"
 #include "observe/seam.h"
 
+#include <ATen/ScalarOps.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/mul.h>
@@ -40,18 +41,20 @@ Gradients::Gradients(std::vector<Parameter*> parameters, layout::Shards layout)
     options_ = leaf.options().requires_grad(false);
     // Whole gradients keep the memory format of their parameter, as autograd's do.
     strides_.push_back(
-        !scattered() && leaf.is_non_overlapping_and_dense() ? leaf.strides().vec() : std::vector<int64_t>());
+        !scattered() && leaf.is_non_overlapping_and_dense() ? leaf.strides().vec() : row_major(leaf.sizes()));
+  }
+  for (const auto& cut : layout_.cuts) {
+    auto& runs = runs_.emplace_back();
+    for (int64_t rank = 0; rank < layout_.world; ++rank) runs.push_back(runs_of(cut, rank));
   }
 }
 
 at::Tensor Gradients::piece_in(const at::Tensor& buffer, size_t index, int64_t rank, int64_t start) const {
   const auto& cut = layout_.cuts[index];
   const auto offset = start + cut.offsets[rank];
-  if (!scattered() && !strides_[index].empty()) {
-    return buffer.as_strided(parameters_[index]->leaf().sizes(), strides_[index], offset);
-  }
-  const auto sizes = scattered() ? cut.piece_sizes(rank) : parameters_[index]->leaf().sizes().vec();
-  return buffer.as_strided(sizes, row_major(sizes), offset);
+  if (!scattered()) return view_of(buffer, parameters_[index]->leaf().sizes(), strides_[index], offset);
+  const auto sizes = cut.piece_sizes(rank);
+  return view_of(buffer, sizes, row_major(sizes), offset);
 }
 
 // Gradients that are kept past zero_grad() are views of the sum, which is then left to them: two take turns.
@@ -65,19 +68,46 @@ void Gradients::provide(comm::Buffers& buffers, Counters& counters) {
   bucket_ = scattered() ? buffers.take(layout_.world * segment(), options_, counters) : sum_;
 }
 
+bool Gradients::fill_small(size_t index, const at::Tensor& gradient, double scale) {
+  if (!is_small(gradient) || gradient.strides() != strides_[index] || gradient.dtype() != options_.dtype() ||
+      gradient.is_neg()) {
+    return false;
+  }
+  for (int64_t rank = 0; rank < layout_.world; ++rank) {
+    const auto offset = rank * segment() + layout_.cuts[index].offsets[rank];
+    if (!scale_runs(gradient, runs_[index][rank], scale, bucket_, offset)) return false;
+  }
+  return true;
+}
+
 void Gradients::fill(size_t index, const at::Tensor& gradient, double scale) {
+  if (gradient.defined() && fill_small(index, gradient, scale)) return;
   const auto& cut = layout_.cuts[index];
+  // at::mul_out with a plain number makes the product elsewhere and copies it.
+  const auto factor = at::native::wrapped_scalar_tensor(scale);
   if (!scattered()) {
     auto slot = piece_in(bucket_, index, 0, 0);
-    gradient.defined() ? at::mul_out(slot, gradient, scale) : slot.zero_();
+    gradient.defined() ? at::mul_out(slot, gradient, factor) : slot.zero_();
     return;
   }
   const auto seen = gradient.defined() ? gradient.reshape(cut.shape) : at::Tensor();
   for (int64_t rank = 0; rank < layout_.world; ++rank) {
     if (cut.length(rank) == 0) continue;
     auto slot = piece_in(bucket_, index, rank, rank * segment());
-    seen.defined() ? at::mul_out(slot, seen.narrow(cut.dim, cut.starts[rank], cut.length(rank)), scale) : slot.zero_();
+    seen.defined() ? at::mul_out(slot, seen.narrow(cut.dim, cut.starts[rank], cut.length(rank)), factor) : slot.zero_();
   }
+}
+
+void Gradients::fill_counts() {
+  bool done = bucket_.is_cpu();
+  for (int64_t rank = 0; done && rank < layout_.world; ++rank) {
+    done = put_flags(used_here_, bucket_, rank * segment() + layout_.part);
+  }
+  if (done) return;
+  std::vector<float> counts(used_here_.begin(), used_here_.end());
+  const auto n = static_cast<int64_t>(counts.size());
+  const auto row = at::from_blob(counts.data(), {1, n}, at::kFloat);
+  bucket_.view({-1, segment()}).narrow(1, layout_.part, n).copy_(row.expand({layout_.world, n}));
 }
 
 void Gradients::begin(
@@ -92,24 +122,22 @@ void Gradients::begin(
     const ComputeGuard guard;
     provide(buffers, counters);
     used_here_.assign(parameters_.size(), false);
-    std::vector<float> counts(parameters_.size(), 0);
     for (size_t i = 0; i < parameters_.size(); ++i) {
       const auto local = parameters_[i]->take_local();
       fill(i, local, 1.0 / collectives.size());
       used_here_[i] = local.defined();
-      if (!used_here_[i]) continue;
-      counts[i] = 1;
-      counters.copied_bytes += static_cast<int64_t>(local.nbytes());
+      if (used_here_[i]) counters.copied_bytes += static_cast<int64_t>(local.nbytes());
     }
-    const auto row = at::from_blob(counts.data(), {1, static_cast<int64_t>(counts.size())}, at::kFloat);
-    const auto n = static_cast<int64_t>(parameters_.size());
-    bucket_.view({-1, segment()}).narrow(1, layout_.part, n).copy_(row.expand({layout_.world, n}));
+    fill_counts();
     payload = as_real(bucket_);
     result = as_real(sum_);
   }
-  const auto what = c10::str(
-      scattered() ? "the reduce-scatter" : "the all-reduce", " of the gradients of unit '", unit, "' (",
-      parameters_.front()->name(), " and ", parameters_.size() - 1, " more parameters)");
+  // Both outlive the sum: the unit has this, and waits before it goes.
+  const auto what = [this, &unit] {
+    return c10::str(
+        scattered() ? "the reduce-scatter" : "the all-reduce", " of the gradients of unit '", unit, "' (",
+        parameters_.front()->name(), " and ", parameters_.size() - 1, " more parameters)");
+  };
   pending_ = scattered() ? collectives.reduce_scatter(result, payload, what, counters)
                          : collectives.all_reduce(payload, what, counters);
 }

@@ -3,6 +3,7 @@
 #include "comm/buffers.h"
 #include "comm/collectives.h"
 #include "group/parameter.h"
+#include "group/small_pieces.h"
 #include "layout/shards.h"
 
 #include <shardwise/counters.h>
@@ -52,10 +53,14 @@ class Gradients {
   at::Tensor piece_in(const at::Tensor& buffer, size_t index, int64_t rank, int64_t start) const;
   void provide(comm::Buffers& buffers, Counters& counters);
   void fill(size_t index, const at::Tensor& gradient, double scale);
+  bool fill_small(size_t index, const at::Tensor& gradient, double scale);
+  void fill_counts();
 
   std::vector<Parameter*> parameters_;
   layout::Shards layout_;
   std::vector<std::vector<int64_t>> strides_;
+  /// By parameter, then by rank: the elements that go into the rank's part.
+  std::vector<std::vector<Runs>> runs_;
   at::TensorOptions options_;
   int64_t rank_ = 0;
   at::Tensor bucket_;

@@ -70,7 +70,16 @@ bool Group::fits() const {
   return true;
 }
 
+// Asked at every touch: of what nobody froze it needs no list.
+bool Group::follows_requires_grad() const {
+  if (!gradients_ || gradients_->parameters().size() != parameters_.size()) return false;
+  return std::all_of(parameters_.begin(), parameters_.end(), [&](const auto* parameter) {
+    return parameter->requires_grad() && (!full_copies_ || parameter->leaf_requires_grad());
+  });
+}
+
 void Group::follow_requires_grad() {
+  if (follows_requires_grad()) return;
   std::vector<Parameter*> trained;
   for (auto* parameter : parameters_) {
     const bool is_trained = parameter->visible().requires_grad();

@@ -54,6 +54,7 @@ class Group {
   Plan::Group plan() const;
 
  private:
+  bool follows_requires_grad() const;
   layout::Shards lay_out(const std::vector<Parameter*>& parameters) const;
 
   std::vector<Parameter*> parameters_;

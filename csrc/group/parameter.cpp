@@ -79,6 +79,11 @@ at::Tensor Parameter::leaf() const {
   return at::Tensor(std::move(impl));
 }
 
+bool Parameter::leaf_requires_grad() const {
+  const auto* impl = leaf_._unsafe_get_target();
+  return leaf_.expired() ? leaf().requires_grad() : impl->requires_grad();
+}
+
 void Parameter::watch(const std::shared_ptr<void>& owner, Listener& listener) {
   listener_ = &listener;
   const auto tensor = leaf();
@@ -154,9 +159,8 @@ void Parameter::collect(const std::shared_ptr<void>& owner, const at::Tensor& le
         "parameters in ignored_parameters."));
   }
   // The graph of a gradient made with create_graph may hold the same memory: never add into that.
-  const bool shared = arrived.requires_grad();
-  arrived = arrived.detach();
-  fresh_ = fresh_.defined() ? at::add(fresh_, arrived) : (shared ? arrived.clone() : std::move(arrived));
+  if (arrived.requires_grad()) arrived = arrived.detach().clone();
+  fresh_ = fresh_.defined() ? at::add(fresh_, arrived) : std::move(arrived);
   listener_->gradient_arrived(*this);
 }
 

@@ -47,6 +47,15 @@ class Parameter {
   at::Tensor visible() const {
     return shard_.defined() ? shard_ : leaf();
   }
+  /// Undefined where there is none.
+  const at::Tensor& shard() const {
+    return shard_;
+  }
+  /// Whether the optimizer trains it, and whether autograd brings gradients to the leaf.
+  bool requires_grad() const {
+    return shard_.defined() ? shard_.requires_grad() : leaf_requires_grad();
+  }
+  bool leaf_requires_grad() const;
   /// From now on gradients are published to this tensor. The leaf has the sizes of the whole parameter.
   void set_shard(at::Tensor shard) {
     shard_ = std::move(shard);

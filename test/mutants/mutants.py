@@ -51,8 +51,8 @@ MUTANTS = [
     Mutant(
         "leave an old gradient in the place of an unused parameter",
         "csrc/group/gradients.cpp",
-        "gradient.defined() ? at::mul_out(slot, gradient, scale) : slot.zero_();",
-        "gradient.defined() ? at::mul_out(slot, gradient, scale) : slot;",
+        "gradient.defined() ? at::mul_out(slot, gradient, factor) : slot.zero_();",
+        "gradient.defined() ? at::mul_out(slot, gradient, factor) : slot;",
     ),
     Mutant(
         "average although synchronisation is off",
@@ -164,6 +164,20 @@ MUTANTS = [
         "csrc/engine/unit.cpp",
         "    unit->separate_ = mesh.reduce_group(axis) != mesh.group(axis);",
         "    unit->separate_ = true;\n    unit->reduce_ = unit->gather_;",
+        languages=("C++",),
+    ),
+    Mutant(
+        "cut every small piece from the first row",
+        "csrc/group/small_pieces.cpp",
+        ".start = cut.starts[static_cast<size_t>(rank)] * row};",
+        ".start = 0};",
+        languages=("C++",),
+    ),
+    Mutant(
+        "sum large gradients instead of averaging them",
+        "csrc/group/gradients.cpp",
+        "const auto factor = at::native::wrapped_scalar_tensor(scale);",
+        "const auto factor = at::native::wrapped_scalar_tensor(1.0);",
         languages=("C++",),
     ),
 ]

@@ -1,0 +1,139 @@
+// Parameters of all kinds of sizes, dtypes and memory formats: small ones and large ones are moved in different ways.
+#include "ranks/sharded_models.h"
+
+namespace shardwise::test {
+namespace {
+
+/// Parameters of more and of fewer than 32768 elements, whose gradients come in several memory formats.
+struct SizesImpl : torch::nn::Module {
+  explicit SizesImpl(torch::Dtype dtype) {
+    fill(*this);
+    to(dtype);
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    auto hidden = torch::tanh(first->forward(x));
+    // The gradient of a transposed weight is transposed; that of an expanded one has no memory of its own.
+    hidden = torch::tanh(hidden.matmul(large.t()) + hidden.matmul(small.t()).sum(1, true));
+    return (hidden * row.expand({hidden.size(0), -1})).sum(1) + offset.expand({hidden.size(0)}) * 3;
+  }
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(7, 190));
+  torch::Tensor large = register_parameter("large", torch::empty({181, 190}));
+  torch::Tensor small = register_parameter("small", torch::empty({5, 190}));
+  torch::Tensor row = register_parameter("row", torch::empty({181}));
+  torch::Tensor offset = register_parameter("offset", torch::empty({1}));
+};
+TORCH_MODULE(Sizes);
+
+torch::Tensor data(int step, int rank, torch::Dtype dtype) {
+  return batch(step, rank, 7).to(dtype);
+}
+
+struct Case {
+  torch::Dtype dtype;
+  /// Of the difference to the whole. A piece in the wrong place differs by about 1.
+  double tolerance;
+};
+
+void assert_near(const torch::Tensor& ours, const torch::Tensor& theirs, const Case& kind, const std::string& what) {
+  ASSERT_EQ(ours.sizes(), theirs.sizes()) << what;
+  ASSERT_EQ(ours.dtype(), theirs.dtype()) << what;
+  const auto size = theirs.to(torch::kDouble).norm().item<double>();
+  const auto difference = (ours.to(torch::kDouble) - theirs.to(torch::kDouble)).norm().item<double>();
+  ASSERT_LE(difference, kind.tolerance * std::max(size, 1e-6)) << what << ", of " << size;
+}
+
+/// Values and gradients of pieces, in the given dtype, against one process.
+template <typename Check>
+void train(Rank& rank, const Case& kind, Sizes& model, Sizes& reference, const Check& check) {
+  torch::optim::SGD mine(model->parameters(), 0.05);
+  torch::optim::SGD theirs(reference->parameters(), 0.05);
+  for (int step = 0; step < 3; ++step) {
+    rank.step("step " + std::to_string(step));
+    model->forward(data(step, rank.rank(), kind.dtype)).mean().backward();
+    reference_backward(rank, [&](int r) { return reference->forward(data(step, r, kind.dtype)).mean(); });
+    check("step " + std::to_string(step));
+    mine.step();
+    theirs.step();
+    mine.zero_grad();
+    theirs.zero_grad();
+  }
+}
+
+const std::vector<Case> kCases{
+    {torch::kFloat32, 1e-5}, {torch::kFloat64, 1e-12}, {torch::kBFloat16, 0.3}, {torch::kFloat16, 0.05}};
+
+TEST(FullyShardSizes, SmallAndLargeParametersOfEveryDtype) {
+  for (const auto& kind : kCases) {
+    for (const int64_t dim : {0, 1}) {
+      run_ranks(3, [&](Rank& rank) {
+        Sizes model(kind.dtype);
+        Sizes reference(kind.dtype);
+        const auto placed = [dim](const std::string&, const torch::Tensor& parameter) -> std::optional<int64_t> {
+          return std::min(dim, parameter.dim() - 1);
+        };
+        fully_shard(model->first, sharded_on(rank).shard_placement(placed));
+        fully_shard(model, sharded_on(rank).shard_placement(placed));
+        train(rank, kind, model, reference, [&](const std::string& what) {
+          const auto whole = reference->named_parameters();
+          for (const auto& entry : model->named_parameters()) {
+            const auto& theirs = whole[entry.key()];
+            const auto cut = std::min(dim, theirs.dim() - 1);
+            const auto where = what + ": " + entry.key() + " on " + rank.name();
+            assert_near(entry.value().detach(), piece_of(theirs.detach(), rank, cut), kind, where);
+            assert_near(entry.value().grad(), piece_of(theirs.grad(), rank, cut), kind, "gradient of " + where);
+          }
+        });
+      });
+    }
+  }
+}
+
+TEST(FullyShardSizes, ReplicatedOnesToo) {
+  for (const auto& kind : kCases) {
+    run_ranks(3, [&](Rank& rank) {
+      Sizes model(kind.dtype);
+      Sizes reference(kind.dtype);
+      replicate(model, on(rank));
+      train(rank, kind, model, reference, [&](const std::string& what) {
+        const auto whole = reference->named_parameters();
+        for (const auto& entry : model->named_parameters()) {
+          const auto& theirs = whole[entry.key()];
+          const auto where = what + ": " + entry.key() + " on " + rank.name();
+          assert_near(entry.value().detach(), theirs.detach(), kind, where);
+          assert_near(entry.value().grad(), theirs.grad(), kind, "gradient of " + where);
+        }
+      });
+    });
+  }
+}
+
+/// A small convolution whose weight and gradient are channels-last: the bucket has the memory format of the parameter.
+TEST(FullyShardSizes, GradientsInOtherMemoryFormats) {
+  run_ranks(2, [](Rank& rank) {
+    const auto make = [] {
+      torch::nn::Conv2d layer(torch::nn::Conv2dOptions(3, 4, 3));
+      fill(*layer);
+      layer->to(torch::kFloat32);
+      const torch::NoGradGuard guard;
+      layer->weight.set_data(layer->weight.contiguous(at::MemoryFormat::ChannelsLast));
+      return layer;
+    };
+    auto model = make();
+    auto reference = make();
+    replicate(model, on(rank));
+    const auto image = [](int step, int r) {
+      return torch::randn({2, 3, 6, 6}, generator(100 * step + r)).contiguous(at::MemoryFormat::ChannelsLast);
+    };
+    for (int step = 0; step < 3; ++step) {
+      model->forward(image(step, rank.rank())).pow(2).mean().backward();
+      reference_backward(rank, [&](int r) { return reference->forward(image(step, r)).pow(2).mean(); });
+      assert_same(*model, *reference, "step " + std::to_string(step));
+      ASSERT_EQ(model->weight.grad().strides(), model->weight.strides());
+      model->zero_grad();
+      reference->zero_grad();
+    }
+  });
+}
+
+} // namespace
+} // namespace shardwise::test
