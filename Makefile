@@ -4,12 +4,14 @@
 #   SHARDWISE_TEST_DEPS  a folder with the sources of GoogleTest and Catch2, where there are no packages of them
 #   JOBS                 compilers at a time (as many as there are cores and memory for them)
 #   RANKS, FRONT, SHORT  of the demo: 2 ranks; FRONT=cpp or python; SHORT=1 for a few steps only
+#   MODE                 of the demo: replicate or, in C++, fully_shard
 #   SUITES               of the tests: some of unit_tests, rank_tests, pytest
 PYTHON ?=
 SHARDWISE_TEST_DEPS ?=
 JOBS ?=
 RANKS ?= 2
 FRONT ?= cpp
+MODE ?= replicate
 SHORT ?=
 SUITES ?=
 FRESH_CLONE ?=
@@ -22,7 +24,7 @@ prepare = @sh scripts/prepare.sh
 py = scripts/python
 build = $(py) scripts/build.py
 jobs = $(if $(JOBS),--jobs $(JOBS))
-with_tests = -DSHARDWISE_BUILD_TESTS=ON -DSHARDWISE_BUILD_EXAMPLES=ON -DSHARDWISE_TEST_DEPS=$(SHARDWISE_TEST_DEPS)
+with_tests = -DSHARDWISE_BUILD_TESTS=ON -DSHARDWISE_BUILD_EXAMPLES=ON -DSHARDWISE_BUILD_BENCHMARKS=ON -DSHARDWISE_TEST_DEPS=$(SHARDWISE_TEST_DEPS)
 suites = $(if $(SUITES),--suites $(SUITES))
 
 help: ## this list
@@ -32,7 +34,7 @@ help: ## this list
 demo: ## train a small GPT on RANKS ranks, compare with one process, draw a picture
 	$(prepare) build "$(PYTHON)"
 	@$(build) dev -DSHARDWISE_BUILD_EXAMPLES=ON --target shardwise shardwise_python gpt --install $(jobs)
-	@$(py) examples/demo.py --front $(FRONT) --ranks $(RANKS) $(if $(SHORT),--short)
+	@$(py) examples/demo.py --front $(FRONT) --mode $(MODE) --ranks $(RANKS) $(if $(SHORT),--short)
 
 test: ## all tests, in C++ and Python; skipped ones are listed with their reasons
 	$(prepare) test "$(PYTHON)"
@@ -50,14 +52,10 @@ test-sanitize: ## the C++ tests with the sanitizers for addresses and for undefi
 	  -DSHARDWISE_SANITIZE=$$kind --target unit_tests rank_tests $(jobs) || exit 1; done
 	@$(py) test/run.py --sanitizers address undefined
 
-bench: ## the benchmarks, as far as there are any
-ifeq ($(wildcard benchmarks/run.py),)
-	@echo "There are no benchmarks yet."
-else
+bench: ## what wrapping costs, beside torch's own: time, instructions, copies, memory
 	$(prepare) build "$(PYTHON)"
-	@$(build) dev $(if $(wildcard benchmarks/cpp/CMakeLists.txt),-DSHARDWISE_BUILD_BENCHMARKS=ON) --install $(jobs)
+	@$(build) dev -DSHARDWISE_BUILD_BENCHMARKS=ON --target shardwise shardwise_python meters host_cost rank_steps --install $(jobs)
 	@$(py) benchmarks/run.py
-endif
 
 lint: ## formats, types, clang-tidy and the house rules; changes nothing
 	$(prepare) lint "$(PYTHON)"

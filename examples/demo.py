@@ -13,17 +13,20 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from corpus import write_corpus
 from picture import write_picture
-from training import DemoError, largest_difference, read_records, read_training
+from training import DemoError, Memory, largest_difference, read_memory, read_records, read_training
 
+MODES = ("replicate", "fully_shard")
 ROOT = Path(__file__).resolve().parent.parent
 BINARY = ROOT / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev") / "examples" / "cpp" / "gpt"
 LIMIT = 1e-4
 CHECKED_STEPS = 10
+#: Of the mode that is not trained: enough for its memory to be what it stays at.
+MEASURED_STEPS = 4
 #: Of 2 ranks: about a minute on two cores.
 STEPS = 200
 
@@ -43,8 +46,12 @@ def parse_arguments() -> argparse.Namespace:
         "--front", choices=["cpp", "python"], default="cpp", help="the language of the training (default: cpp)"
     )
     parser.add_argument(
-        "--ranks", type=positive, default=2, help="processes, each with a copy of the model (default: 2)"
+        "--mode",
+        choices=MODES,
+        default="replicate",
+        help="every rank has the whole model, or a shard of every parameter; the second from C++ only",
     )
+    parser.add_argument("--ranks", type=positive, default=2, help="processes that train together (default: 2)")
     parser.add_argument("--steps", type=positive, help="default: 200 for 2 ranks, fewer for more, for the same time")
     parser.add_argument("--batch", type=positive, default=8, help="sequences a rank and step (default: 8)")
     parser.add_argument("--short", action="store_true", help="12 steps of 2 sequences: to see that everything works")
@@ -55,6 +62,11 @@ def parse_arguments() -> argparse.Namespace:
         "--out", type=Path, default=ROOT / "build" / "demo", help="where results go (default: build/demo)"
     )
     options = parser.parse_args()
+    if options.front == "python" and options.mode == "fully_shard":
+        raise DemoError(
+            "demo: fully_shard() is not there yet from Python. Take FRONT=cpp (--front cpp) for it, or MODE=replicate "
+            "(--mode replicate) from Python."
+        )
     options.steps = options.steps or max(CHECKED_STEPS, 2 * STEPS // max(2, options.ranks))
     if options.short:
         options.steps, options.batch = 12, 2
@@ -74,18 +86,20 @@ def run(options: argparse.Namespace) -> None:
     ranks = limit_ranks(options.ranks)
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
-    for old in [*out.glob("*.jsonl"), out / "run.json", out / "training.svg"]:
+    for old in [*out.glob("*.jsonl"), *out.glob("*.json"), *out.glob("*/*.json*"), out / "training.svg"]:
         old.unlink(missing_ok=True)
     corpus = out / "corpus.txt"
     size = write_corpus(corpus)
     print(f"The text: {size / 1e6:.1f} MB of the Python standard library's sources.\n", flush=True)
 
-    common = ["--corpus", str(corpus), "--out", str(out), "--batch", str(options.batch)]
+    common = ["--corpus", str(corpus), "--batch", str(options.batch)]
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    start += ["--no-python", *program, *common, "--seed", str(options.seed), "--steps", str(options.steps)]
+    start += ["--no-python", *program, *common, "--seed", str(options.seed)]
     # The ranks share the cores; more threads than cores would only wait for each other.
     environment = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks))}
-    show_and_run(start, environment)
+    show_and_run(
+        [*start, "--out", str(out), "--steps", str(options.steps), *mode_of(options, options.mode)], environment
+    )
     training = read_training(out, ranks, options.steps)
 
     steps = min(CHECKED_STEPS, options.steps)
@@ -93,9 +107,19 @@ def run(options: argparse.Namespace) -> None:
     seed = options.seed if options.reference_seed is None else options.reference_seed
     if training.facts.device == "cpu" and has_gpu():
         environment["CUDA_VISIBLE_DEVICES"] = ""
-    again = ["--seed", str(seed), "--steps", str(steps), "--reference-of", str(ranks)]
+    again = ["--out", str(out), "--seed", str(seed), "--steps", str(steps), "--reference-of", str(ranks)]
     show_and_run([*program, *common, *again], environment)
     reference = read_records(out / "reference.jsonl", steps)
+
+    memory = {}
+    if options.front == "cpp":
+        other = MODES[1 - MODES.index(options.mode)]
+        print(f"\nA few steps with {other}, for its memory:", flush=True)
+        (out / other).mkdir(exist_ok=True)
+        few = ["--out", str(out / other), "--steps", str(MEASURED_STEPS), *mode_of(options, other)]
+        show_and_run([*start, *few], environment)
+        measured = {options.mode: read_memory(out), other: read_memory(out / other)}
+        memory = {mode: measured[mode] for mode in MODES}
 
     losses = training.mean_losses
     difference, step = largest_difference(losses[:steps], [record["loss"] for record in reference])
@@ -103,8 +127,9 @@ def run(options: argparse.Namespace) -> None:
     checked = f"Losses of the first {steps} steps {agreement} one process."
     front = {"cpp": "C++", "python": "Python"}[options.front]
     picture = out / "training.svg"
-    write_picture(picture, training, reference, front, checked)
+    write_picture(picture, training, reference, front, checked, memory)
 
+    print(memory_table(memory), end="")
     rate = training.tokens_per_second
     print(f"\nloss     {losses[0]:.3f} -> {losses[-1]:.3f} in {options.steps} steps, {rate:.0f} tokens/s in all")
     verdict = f"largest relative difference from one process {difference:.1e}, at step {step} (limit {LIMIT:.0e})"
@@ -113,6 +138,22 @@ def run(options: argparse.Namespace) -> None:
     print(f"time     {time.monotonic() - begin:.0f} s", flush=True)
     if difference > LIMIT:
         raise DemoError("demo: the ranks did not train as one process would.")
+
+
+def mode_of(options: argparse.Namespace, mode: str) -> list[str]:
+    """The argument that chooses the mode, of the program that has one."""
+    return ["--mode", mode] if options.front == "cpp" else []
+
+
+def memory_table(memory: Mapping[str, Memory]) -> str:
+    if not memory:
+        return ""
+    columns = ("parameters", "gradients", "optimizer", "other", "all", "peak")
+    lines = ["\nMiB of tensors that rank 0 holds between steps, and at the peak of one:"]
+    lines.append(f"{'':12}" + "".join(f"{column:>12}" for column in columns))
+    for mode, held in memory.items():
+        lines.append(f"{mode:12}" + "".join(f"{getattr(held, column):12.1f}" for column in columns))
+    return "\n".join(lines) + "\n"
 
 
 def find_program(options: argparse.Namespace) -> list[str]:

@@ -1,20 +1,30 @@
-"""One picture of a training run as SVG: the loss and the memory of every rank over the steps."""
+"""One picture of a training run as SVG: the loss and the memory of every rank over the steps, and what fills memory."""
 
 from __future__ import annotations
 
 import math
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from training import Record, Training
+from training import Memory, Record, Training
 
 Point = tuple[float, float]
 
 WIDTH, HEIGHT = 960, 640
 LEFT, RIGHT = 84, 28
 COLOURS = ["#2563eb", "#ea580c", "#059669", "#9333ea", "#dc2626", "#0891b2", "#ca8a04", "#be185d"]
+#: What a bar of memory is made of, and its colours.
+PARTS = {
+    "parameters": "#1d4ed8",
+    "gradients": "#60a5fa",
+    "optimizer": "#bfdbfe",
+    "other": "#9ca3af",
+    "up to the peak of a step": "#e5e7eb",
+}
+#: The room above the bars of memory, and that of a bar.
+BARS_TOP, BAR = 56, 34
 INK, FAINT, GRID = "#1f2937", "#6b7280", "#e5e7eb"
 
 
@@ -34,24 +44,33 @@ class Panel:
         return self.top + self.height * (1 - (value - self.low) / (self.high - self.low))
 
 
-def write_picture(file: Path, training: Training, reference: Sequence[Record], front: str, checked: str) -> None:
-    """`checked` is the sentence below the title that says how the run compares with one process."""
+def write_picture(
+    file: Path,
+    training: Training,
+    reference: Sequence[Record],
+    front: str,
+    checked: str,
+    memory: Mapping[str, Memory] | None = None,
+) -> None:
+    """`checked` is the sentence below the title that says how the run compares with one process. `memory`: by mode."""
     steps = len(training.records[0])
+    height = HEIGHT + (BARS_TOP + BAR * len(memory) if memory else 0)
     svg = ET.Element(
         "svg",
         {
             "xmlns": "http://www.w3.org/2000/svg",
-            "viewBox": f"0 0 {WIDTH} {HEIGHT}",
+            "viewBox": f"0 0 {WIDTH} {height}",
             "width": str(WIDTH),
-            "height": str(HEIGHT),
+            "height": str(height),
             "font-family": "system-ui, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif",
             "font-size": "13",
         },
     )
-    _add(svg, "rect", width=WIDTH, height=HEIGHT, fill="#ffffff")
+    _add(svg, "rect", width=WIDTH, height=height, fill="#ffffff")
     facts = training.facts
     noun = "rank" if facts.ranks == 1 else "ranks"
-    title = f"A byte-level GPT replicated on {facts.ranks} {noun} from {front}"
+    spread = "sharded over" if facts.mode == "fully_shard" else "replicated on"
+    title = f"A byte-level GPT {spread} {facts.ranks} {noun} from {front}"
     _text(svg, LEFT, 38, title, size=20, fill=INK, weight="600")
     shape = f"{facts.parameters:,} parameters, {steps} steps of {facts.batch} x {facts.context} bytes a rank"
     _text(svg, LEFT, 60, f"{shape}. {checked}", fill=FAINT)
@@ -64,6 +83,8 @@ def write_picture(file: Path, training: Training, reference: Sequence[Record], f
                 _mark(svg, _x(record["step"], steps), panel.y(record["loss"]))
     _legend(svg, facts.ranks, len(reference))
     _text(svg, (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 14, "step", anchor="middle", fill=FAINT)
+    if memory:
+        _bars(svg, memory)
     ET.indent(svg)
     file.write_text(ET.tostring(svg, encoding="unicode") + "\n")
 
@@ -79,6 +100,31 @@ def _panels(training: Training) -> list[Panel]:
         Panel("loss", "loss, nats a byte", 132, 272, losses, low - (high - low) * 0.05, high + (high - low) * 0.05),
         Panel("memory", f"{place} memory, MiB", 466, 116, mebibytes, 0, most * 1.15),
     ]
+
+
+def _bars(svg: ET.Element, memory: Mapping[str, Memory]) -> None:
+    """A bar for each mode: what a rank holds between steps, and beyond it up to the peak of a step."""
+    top = HEIGHT + 26
+    _text(svg, LEFT, top, "tensors that a rank holds, MiB", fill=INK, weight="600")
+    x = LEFT + 250.0
+    for part, colour in PARTS.items():
+        _add(svg, "rect", x=x, y=top - 11, width=12, height=12, fill=colour)
+        _text(svg, x + 18, top, part, fill=INK)
+        x += 32 + 7.5 * len(part)
+    scale = (WIDTH - RIGHT - LEFT - 190) / max(held.peak for held in memory.values())
+    for row, (mode, held) in enumerate(memory.items()):
+        y = HEIGHT + BARS_TOP + BAR * row - 14
+        _text(svg, LEFT, y + 16, mode, fill=INK)
+        begin = LEFT + 90.0
+        values = (held.parameters, held.gradients, held.optimizer, held.other, held.peak - held.all)
+        for (part, colour), value in zip(PARTS.items(), values, strict=True):
+            bar = _add(svg, "rect", x=begin, y=y, width=max(0.0, value) * scale, height=22, fill=colour)
+            bar.set("class", "held")
+            bar.set("data-mode", mode)
+            bar.set("data-part", part)
+            _add(bar, "title").text = f"{mode}, {part}: {value:.1f} MiB"
+            begin += max(0.0, value) * scale
+        _text(svg, begin + 8, y + 16, f"{held.all:.1f}, peak {held.peak:.1f}", fill=FAINT)
 
 
 def _range(lines: list[list[Point]]) -> tuple[float, float]:

@@ -22,6 +22,23 @@ class Facts:
     context: int
     batch: int
     device: str
+    mode: str = "replicate"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What one rank holds of tensors between two steps, and the most in a step, in MiB. Measured."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    all: float
+    peak: float
+
+    @property
+    def other(self) -> float:
+        """Buffers of collectives, and what else there is."""
+        return self.all - self.parameters - self.gradients - self.optimizer
 
 
 @dataclass(frozen=True)
@@ -48,6 +65,10 @@ def read_training(folder: Path, ranks: int, steps: int) -> Training:
     if facts.ranks != ranks:
         raise DemoError(f"demo: {ranks} ranks were started, but the training saw {facts.ranks}.")
     return Training(facts, [read_records(folder / f"rank{rank}.jsonl", steps) for rank in range(ranks)])
+
+
+def read_memory(folder: Path) -> Memory:
+    return Memory(**_parsed(folder / "memory.json")[0])
 
 
 def read_records(file: Path, steps: int) -> list[Record]:

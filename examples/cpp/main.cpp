@@ -2,6 +2,7 @@
 #include <shardwise/shardwise.h>
 
 #include "batches.h"
+#include "memory.h"
 #include "model.h"
 #include "options.h"
 #include "progress.h"
@@ -14,7 +15,12 @@
 namespace {
 
 /// Spreads the model over the ranks: a unit for each block, and one for the rest.
-shardwise::Unit distribute(Gpt& model, const shardwise::Mesh& mesh) {
+shardwise::Unit distribute(Gpt& model, const shardwise::Mesh& mesh, const std::string& mode) {
+  if (mode == "fully_shard") {
+    const auto options = shardwise::FullyShardOptions().mesh(mesh);
+    for (const auto& block : *model->blocks) shardwise::fully_shard(block, options);
+    return shardwise::fully_shard(model, options);
+  }
   const auto options = shardwise::ReplicateOptions().mesh(mesh);
   for (const auto& block : *model->blocks) shardwise::replicate(block, options);
   return shardwise::replicate(model, options);
@@ -68,7 +74,8 @@ void show(Progress& progress, int64_t step, const torch::Tensor& rows) {
 void write_facts(const Options& options, const GptOptions& shape, int64_t parameters, const shardwise::Mesh& mesh) {
   std::ofstream(options.out / "run.json")
       << "{\"ranks\": " << mesh.size() << ", \"parameters\": " << parameters << ", \"context\": " << shape.context
-      << ", \"batch\": " << options.batch << ", \"device\": \"" << mesh.device().type() << "\"}\n";
+      << ", \"batch\": " << options.batch << ", \"device\": \"" << mesh.device().type() << "\", \"mode\": \""
+      << options.mode << "\"}\n";
 }
 
 void run(const Options& options) {
@@ -78,15 +85,17 @@ void run(const Options& options) {
   const auto device = mesh ? mesh->device() : torch::Device(torch::cuda::is_available() ? "cuda:0" : "cpu");
   const int64_t rank = mesh ? mesh->rank() : 0;
 
+  Memory::watch();
   const GptOptions shape;
   Gpt model(shape);
   initialize(*model, options.seed);
   model->to(device);
+  const auto parameters = number_of_parameters(*model);
   if (mesh) {
-    const auto unit = distribute(model, *mesh);
+    const auto unit = distribute(model, *mesh, options.mode);
     if (rank == 0) {
       std::cout << unit.plan().table() << std::endl;
-      write_facts(options, shape, number_of_parameters(*model), *mesh);
+      write_facts(options, shape, parameters, *mesh);
     }
   }
   auto optimizer = make_optimizer(model);
@@ -101,6 +110,7 @@ void run(const Options& options) {
   Progress progress(reference ? "one process" : "step", options.steps);
   const auto tokens = static_cast<double>(static_cast<int64_t>(ranks.size()) * options.batch * shape.context);
   for (int64_t step = 1; step <= options.steps; ++step) {
+    Memory::begin_step(device);
     const auto begin = std::chrono::steady_clock::now();
     const auto loss = train_step(model, optimizer, batches, step, ranks, device);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
@@ -110,6 +120,7 @@ void run(const Options& options) {
     const auto rows = mesh ? gather(record, *mesh) : numbers(record).unsqueeze(0);
     if (rank == 0) show(progress, step, rows);
   }
+  if (mesh && rank == 0) Memory::after_step(*model, optimizer, device).write(options.out / "memory.json");
 }
 
 } // namespace

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-/// The arguments of the program. examples/python/gpt.py takes the same.
+/// The arguments of the program. examples/python/gpt.py takes the same but for --mode.
 struct Options {
   /// The text to learn: any file.
   std::filesystem::path corpus;
@@ -16,6 +16,8 @@ struct Options {
   /// Sequences a rank and step.
   int64_t batch = 8;
   uint64_t seed = 1;
+  /// What spreads the model over the ranks: "replicate" or "fully_shard".
+  std::string mode = "replicate";
   /// Above 0: no ranks. One process takes the batches of that many ranks and averages their gradients by itself.
   int64_t reference_of = 0;
 
@@ -32,11 +34,15 @@ struct Options {
     options.steps = number(given, "--steps", options.steps, 1);
     options.batch = number(given, "--batch", options.batch, 1);
     options.seed = static_cast<uint64_t>(number(given, "--seed", static_cast<int64_t>(options.seed), 0));
+    options.mode = take(given, "--mode", options.mode);
+    if (options.mode != "replicate" && options.mode != "fully_shard") {
+      throw std::invalid_argument("gpt: --mode is '" + options.mode + "'; it must be replicate or fully_shard.");
+    }
     options.reference_of = number(given, "--reference-of", options.reference_of, 0);
     if (!given.empty()) {
       throw std::invalid_argument(
           "gpt: there is no argument " + given.begin()->first +
-          "; there are --corpus --out --steps --batch --seed --reference-of, each with a value.");
+          "; there are --corpus --out --steps --batch --seed --mode --reference-of, each with a value.");
     }
     for (const auto& [name, path] : {std::pair{"--corpus", options.corpus}, std::pair{"--out", options.out}}) {
       if (path.empty()) throw std::invalid_argument(std::string("gpt: ") + name + " is missing.");

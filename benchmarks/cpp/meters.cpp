@@ -1,0 +1,62 @@
+#include "meters.h"
+
+#include "tensor_memory.h"
+
+#if __has_include(<valgrind/callgrind.h>)
+#include <valgrind/callgrind.h>
+#define SHARDWISE_METERS_COUNT 1
+#else
+#define SHARDWISE_METERS_COUNT 0
+#endif
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+#if SHARDWISE_METERS_COUNT
+
+int meters_count_instructions() {
+  return static_cast<int>(RUNNING_ON_VALGRIND);
+}
+
+void meters_start() {
+  CALLGRIND_START_INSTRUMENTATION;
+}
+
+void meters_zero() {
+  CALLGRIND_ZERO_STATS;
+}
+
+void meters_dump([[maybe_unused]] const char* name) {
+  CALLGRIND_DUMP_STATS_AT(name);
+}
+
+#else
+
+int meters_count_instructions() {
+  return 0;
+}
+
+void meters_start() {}
+void meters_zero() {}
+void meters_dump(const char*) {}
+
+#endif
+
+void meters_watch_memory() {
+  TensorMemory::watch();
+}
+
+int64_t meters_bytes() {
+  return TensorMemory::bytes();
+}
+
+int64_t meters_peak_bytes() {
+  return TensorMemory::peak();
+}
+
+void meters_forget_peak() {
+  TensorMemory::forget_peak();
+}
+
+} // extern "C"
+#pragma GCC visibility pop

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstdint>
+
+// Plain C, so that Python can load it with ctypes: both languages are measured by the same code.
+extern "C" {
+
+/// Whether this process runs under valgrind, and this library was built where valgrind's headers are.
+int meters_count_instructions();
+/// From now on instructions are counted. What runs before goes much faster under valgrind.
+void meters_start();
+/// Counts from zero.
+void meters_zero();
+/// Writes what was counted since meters_zero() into a file of callgrind's, under this name.
+void meters_dump(const char* name);
+
+/// From now on, the bytes of tensors on the CPU are counted, of all threads.
+void meters_watch_memory();
+/// Bytes now, and the most since meters_forget_peak().
+int64_t meters_bytes();
+int64_t meters_peak_bytes();
+void meters_forget_peak();
+}

@@ -1,0 +1,147 @@
+// One rank that trains a GPT over Gloo, a few steps whenever it is told to.
+//
+//   rank_steps --wrap fully_shard --rank 0 --world 2 --store FILE --layers 6 --width 384
+//
+// Each line on its input is a number of steps; the answer is a line of JSON: their seconds, and what was counted.
+// benchmarks/python/rank_steps.py is the same with torch's wrappings.
+#include <shardwise/shardwise.h>
+
+#include "meters.h"
+#include "model.h"
+
+#include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+
+#include <ctime>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <sstream>
+
+namespace {
+
+using Arguments = std::map<std::string, std::string>;
+
+/// The operation that Python's AdamW(fused=True) calls; LibTorch's own optimizer computes parameter by parameter.
+class FusedAdamW {
+ public:
+  explicit FusedAdamW(std::vector<torch::Tensor> parameters) : parameters_(std::move(parameters)) {
+    for (const auto& parameter : parameters_) {
+      for (auto* state : {&averages_, &squares_}) state->push_back(torch::zeros_like(parameter.detach()));
+      steps_.push_back(torch::zeros({}));
+    }
+  }
+  void step() {
+    const torch::NoGradGuard no_grad;
+    std::vector<torch::Tensor> gradients;
+    for (auto& parameter : parameters_) gradients.push_back(parameter.grad());
+    for (auto& step : steps_) step.add_(1);
+    at::_fused_adamw_(
+        parameters_, gradients, averages_, squares_, {}, steps_, /*lr=*/1e-4, /*beta1=*/0.9, /*beta2=*/0.999,
+        /*weight_decay=*/0.01, /*eps=*/1e-8, /*amsgrad=*/false, /*maximize=*/false);
+  }
+
+ private:
+  std::vector<torch::Tensor> parameters_, averages_, squares_, steps_;
+};
+
+/// Only the outermost unit has a handle that is needed: its counters are those of the tree.
+std::optional<shardwise::Unit> distribute(Gpt& model, const std::string& wrap, const shardwise::Mesh& mesh) {
+  if (wrap == "none") return std::nullopt;
+  auto sharding = shardwise::FullyShardOptions().mesh(mesh);
+  if (wrap == "fully_shard_keep") sharding.reshard_after_forward(false);
+  if (wrap == "fully_shard_flat") sharding.layout(shardwise::ShardLayout::flat);
+  const auto apply = [&](torch::nn::Module& module) {
+    if (wrap == "replicate") return replicate(module, shardwise::ReplicateOptions().mesh(mesh));
+    if (wrap.starts_with("fully_shard")) return fully_shard(module, sharding);
+    throw std::invalid_argument("rank_steps: there is no --wrap " + wrap + ".");
+  };
+  for (auto& block : *model->blocks) apply(*block);
+  return apply(*model);
+}
+
+double seconds(clockid_t clock) {
+  timespec time{};
+  clock_gettime(clock, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+/// A line of /proc/self/status, in MiB.
+double status_mib(const std::string& name) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with(name + ":")) return std::stod(line.substr(name.size() + 1)) / 1024;
+  }
+  return 0;
+}
+
+void run(const Arguments& given) {
+  const auto rank = std::stoi(given.at("--rank"));
+  const auto world = std::stoi(given.at("--world"));
+  const auto options = shardwise::MeshOptions()
+                           .store(c10::make_intrusive<c10d::FileStore>(given.at("--store"), world))
+                           .rank(rank)
+                           .world_size(world)
+                           .device(torch::Device(torch::kCPU));
+  const shardwise::Mesh mesh({{"world", world}}, options);
+  const auto resident_before = status_mib("VmRSS");
+  meters_watch_memory();
+  GptOptions shape;
+  shape.layers = std::stoll(given.at("--layers"));
+  shape.width = std::stoll(given.at("--width"));
+  Gpt model(shape);
+  initialize(*model, 1);
+  const auto parameter_bytes = 4 * number_of_parameters(*model);
+  const auto unit = distribute(model, given.at("--wrap"), mesh);
+  FusedAdamW optimizer(model->parameters());
+
+  const auto random = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(rank) + 1);
+  std::cout << "{\"ready\": true}" << std::endl;
+  for (std::string line; std::getline(std::cin, line);) {
+    const auto steps = std::stoi(line);
+    const auto before = unit ? unit->counters() : shardwise::Counters();
+    std::ostringstream wall;
+    std::ostringstream cpu;
+    meters_forget_peak();
+    for (int step = 0; step < steps; ++step) {
+      const auto text = torch::randint(0, shape.vocabulary, {1, 65}, random);
+      mesh.group("world")->barrier()->wait();
+      const auto wall_begin = seconds(CLOCK_MONOTONIC);
+      const auto cpu_begin = seconds(CLOCK_PROCESS_CPUTIME_ID);
+      model->zero_grad();
+      const auto scores = model->forward(text.narrow(1, 0, 64));
+      torch::cross_entropy_loss(scores.flatten(0, 1), text.narrow(1, 1, 64).flatten()).backward();
+      optimizer.step();
+      wall << (step > 0 ? ", " : "") << seconds(CLOCK_MONOTONIC) - wall_begin;
+      cpu << (step > 0 ? ", " : "") << seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu_begin;
+    }
+    const auto after = unit ? unit->counters() : shardwise::Counters();
+    const auto count = [&](int64_t shardwise::Counters::*member) { return after.*member - before.*member; };
+    std::cout << "{\"seconds\": [" << wall.str() << "], \"cpu_seconds\": [" << cpu.str() << "]"
+              << ", \"parameter_bytes\": " << parameter_bytes
+              << ", \"all_gathers\": " << count(&shardwise::Counters::all_gathers)
+              << ", \"reduce_scatters\": " << count(&shardwise::Counters::reduce_scatters)
+              << ", \"all_reduces\": " << count(&shardwise::Counters::all_reduces)
+              << ", \"collective_bytes\": " << count(&shardwise::Counters::collective_bytes)
+              << ", \"gradient_copy_bytes\": " << count(&shardwise::Counters::copied_bytes)
+              << ", \"parameter_copy_bytes\": " << count(&shardwise::Counters::unsharded_bytes)
+              << ", \"allocations\": " << count(&shardwise::Counters::allocations)
+              << ", \"tensor_bytes\": " << meters_bytes() << ", \"tensor_peak_bytes\": " << meters_peak_bytes()
+              << ", \"resident_before_mib\": " << resident_before << ", \"resident_peak_mib\": " << status_mib("VmHWM")
+              << "}" << std::endl;
+  }
+}
+
+} // namespace
+
+int main(int count, char** arguments) {
+  try {
+    Arguments given;
+    for (int i = 1; i + 1 < count; i += 2) given[arguments[i]] = arguments[i + 1];
+    torch::set_num_threads(1);
+    run(given);
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << std::endl;
+    return 1;
+  }
+}
