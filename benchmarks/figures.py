@@ -19,7 +19,7 @@ class Figure:
     note: str = ""
 
     def line(self) -> str:
-        text = f"{self.suite}  {self.name:42}  {shown(self.value):>9}  {self.unit}"
+        text = f"{self.suite}  {self.name:50}  {shown(self.value):>9}  {self.unit}"
         return f"{text}  ({self.note})" if self.note else text
 
 

@@ -38,7 +38,7 @@ def main() -> int:
         )
         return 1
     begin = time.monotonic()
-    facts = machine.facts()
+    facts = machine.facts() | {"run": " ".join(["--quick"] * options.quick + list(options.suites))}
     print("".join(f"{name}: {value}\n" for name, value in facts.items()), flush=True)
     figures = []
     for figure in measure(options):
