@@ -123,6 +123,7 @@ void Schedule::join_backward() {
   backward_ = autograd::get_current_graph_task_id();
   order_ = reduce_order();
   launched_ = 0;
+  late_ = std::any_of(order_.begin(), order_.end(), [](const auto& unit) { return unit->gathers_where_it_reduces(); });
   const Expectation expectation;
   for (const auto& unit : order_) {
     unit->renew_groups();
@@ -156,13 +157,13 @@ void Schedule::gradient_arrived(Unit& unit, group::Parameter& parameter) {
   advance();
 }
 
-// Sharded units that share one process group with the all-gathers wait for the end: when gradients become ready may
-// differ between ranks, and so would the order of gathers and sums on it.
+// Where sums share a process group with all-gathers they wait for the end: when gradients become ready may differ
+// between ranks, and so would the order of gathers and sums on it.
 void Schedule::advance() {
-  if (backward_ != autograd::get_current_graph_task_id()) return;
+  if (late_ || backward_ != autograd::get_current_graph_task_id()) return;
   while (launched_ < order_.size()) {
     auto& unit = *order_[launched_];
-    if (unit.backward.missing > 0 || !unit.may_reduce_early()) return;
+    if (unit.backward.missing > 0) return;
     launch(unit);
     ++launched_;
   }

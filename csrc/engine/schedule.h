@@ -86,6 +86,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   std::weak_ptr<BackwardWatch> watch_;
   std::vector<std::shared_ptr<Unit>> order_;
   size_t launched_ = 0;
+  /// Sums wait for the end of the backward.
+  bool late_ = false;
   std::shared_ptr<Unit> in_flight_;
   /// Units of a backward that ended and whose gradients are not published.
   std::vector<std::shared_ptr<Unit>> unsettled_;

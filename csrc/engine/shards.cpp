@@ -25,10 +25,10 @@ void add_shard(const at::Tensor& shard, const std::weak_ptr<Unit>& unit) {
   table.units[shard.unsafeGetTensorImpl()] = unit;
 }
 
-void remove_shard(const at::Tensor& shard) {
+void remove_shard(const at::TensorImpl* shard) {
   auto& table = Table::get();
   const std::unique_lock lock(table.mutex);
-  table.units.erase(shard.unsafeGetTensorImpl());
+  table.units.erase(shard);
 }
 
 std::shared_ptr<Unit> unit_of_shard(const at::Tensor& shard) {

@@ -111,7 +111,8 @@ std::shared_ptr<Unit> Unit::create(
   }
   if (unit->sharded()) {
     const auto& axis = mesh.axes().front().name;
-    unit->reduce_ = comm::Collectives(mesh.reduce_group(axis));
+    // Sums stay where those of replicated units are; gathers get the other process group.
+    unit->gather_ = comm::Collectives(mesh.reduce_group(axis));
     unit->separate_ = mesh.reduce_group(axis) != mesh.group(axis);
   }
   for (auto& [names, tensor, dim, whole] : own) {
@@ -128,7 +129,7 @@ std::shared_ptr<Unit> Unit::create(
 Unit::~Unit() {
   std::erase(schedule_->open_, this);
   for (const auto& parameter : parameters_) {
-    if (!parameter->whole) remove_shard(parameter->visible());
+    if (!parameter->whole) remove_shard(parameter->shard_identity());
   }
 }
 
@@ -290,6 +291,13 @@ comm::Collectives Unit::next(Step step) {
   return collectives.at(agreement_->enter(chain, event, text, counters_));
 }
 
+const group::Parameter* Unit::parameter_of_shard(const at::Tensor& tensor) const {
+  for (const auto& parameter : parameters_) {
+    if (!parameter->whole && parameter->shard_identity() == tensor.unsafeGetTensorImpl()) return parameter.get();
+  }
+  return nullptr;
+}
+
 void Unit::begin_unshard() {
   if (!sharded()) return;
   renew_groups();
@@ -340,17 +348,14 @@ bool Unit::takes_part() const {
   return !sharded() || backward.engaged;
 }
 
-bool Unit::may_reduce_early() const {
-  return !sharded() || separate_ || gather_.size() == 1;
+bool Unit::gathers_where_it_reduces() const {
+  return sharded() && !separate_ && gather_.size() > 1;
 }
 
 void Unit::begin_reduce() {
   ++counters_.backwards;
-  if (!options.sync) {
-    for (const auto& parameter : parameters_) parameter->keep_for_later();
-    return;
-  }
-  if (gather_.size() == 1) return;
+  averages_ = options.sync;
+  if (!options.sync || gather_.size() == 1) return;
   const auto has_gradients = [](const auto& group) { return group->gradients() != nullptr; };
   if (std::none_of(groups_.begin(), groups_.end(), has_gradients)) return;
   const auto sum = next(Step::sum);
@@ -367,11 +372,17 @@ void Unit::wait_reduce() {
 
 void Unit::publish() {
   observe::pass(observe::Seam::publish);
-  if (!options.sync) return;
+  const auto averages = std::exchange(averages_, std::nullopt);
+  if (!averages) return;
+  if (!*averages) {
+    for (const auto& parameter : parameters_) parameter->keep_for_later();
+    return;
+  }
   if (gather_.size() == 1) {
     const group::ComputeGuard guard;
     for (const auto& parameter : parameters_) {
       const auto local = parameter->take_local();
+      parameter->settle();
       if (!local.defined()) continue;
       // In the layout `flat` a shard is a vector.
       parameter->publish(parameter->whole ? local : local.reshape(parameter->visible().sizes()));
@@ -385,6 +396,7 @@ void Unit::publish() {
 }
 
 void Unit::forget_backward() {
+  averages_.reset();
   for (const auto& parameter : parameters_) parameter->forget_backward();
   for (const auto& group : groups_) {
     if (auto* gradients = group->gradients()) gradients->drop(buffers());

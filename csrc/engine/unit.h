@@ -115,6 +115,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void shard_written();
   /// The parameter that lies at this memory, for errors.
   std::string parameter_at(const at::Tensor& tensor) const;
+  /// Null for a tensor that is no shard of this unit's.
+  const group::Parameter* parameter_of_shard(const at::Tensor& tensor) const;
 
   // Full copies.
   void begin_unshard();
@@ -133,7 +135,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   // Gradients.
   /// Whether this unit reduces at the end of the running backward.
   bool takes_part() const;
-  bool may_reduce_early() const;
+  /// Its gathers and the sums of its tree share a process group.
+  bool gathers_where_it_reduces() const;
   void begin_reduce();
   void wait_reduce();
   void publish();
@@ -191,6 +194,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   bool separate_ = false;
   std::shared_ptr<comm::Agreement> agreement_;
   int64_t number_for_all_ = 0;
+  /// What begin_reduce() found the flag of synchronisation to be; unset when the running backward did not come there.
+  std::optional<bool> averages_;
   std::vector<std::unique_ptr<group::Parameter>> parameters_;
   std::vector<std::unique_ptr<group::Group>> groups_;
   std::shared_ptr<Unit> outer_;

@@ -170,6 +170,7 @@ void Gradients::drop(comm::Buffers& buffers) {
 
 void Gradients::publish() {
   under_way_ = false;
+  for (auto* parameter : parameters_) parameter->settle();
   const auto unused = std::find(used_here_.begin(), used_here_.end(), false) != used_here_.end();
   at::Tensor counts;
   // Only a rank that left a parameter unused has to look at the counts, and to wait for the device.

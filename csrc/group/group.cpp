@@ -18,20 +18,34 @@ Group::Group(std::vector<Parameter*> parameters, const Setting& setting)
   for (const auto* parameter : parameters_) sizes_.push_back(parameter->leaf().sizes().vec());
   options_ = parameters_.front()->visible().options().requires_grad(false);
   if (layout_ != Layout::replicate) {
-    full_copies_.emplace(parameters_, lay_out(parameters_), layout_ == Layout::flat, setting.gather, *setting.front);
+    full_copies_.emplace(parameters_, lay_out(), layout_ == Layout::flat, setting.gather, *setting.front);
   }
 }
 
-layout::Shards Group::lay_out(const std::vector<Parameter*>& parameters) const {
+int64_t Group::alignment() const {
+  return std::max<int64_t>(1, kAlignmentBytes / static_cast<int64_t>(options_.dtype().itemsize()));
+}
+
+layout::Shards Group::lay_out() const {
   std::vector<std::vector<int64_t>> shapes;
   std::vector<int64_t> dims;
-  for (const auto* parameter : parameters) {
+  for (const auto* parameter : parameters_) {
     shapes.push_back(parameter->leaf().sizes().vec());
     dims.push_back(parameter->shard_dim);
   }
-  const auto alignment = std::max<int64_t>(1, kAlignmentBytes / static_cast<int64_t>(options_.dtype().itemsize()));
-  return layout_ == Layout::flat ? layout::flat(shapes, world_, alignment)
-                                 : layout::rows(shapes, dims, world_, alignment);
+  return layout_ == Layout::flat ? layout::flat(shapes, world_, alignment())
+                                 : layout::rows(shapes, dims, world_, alignment());
+}
+
+// A shard's gradient is the same piece as the shard, whatever else is frozen.
+layout::Shards Group::lay_out_some(const std::vector<Parameter*>& parameters) const {
+  auto all = lay_out();
+  if (parameters == parameters_) return all;
+  std::vector<size_t> chosen;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (std::find(parameters.begin(), parameters.end(), parameters_[i]) != parameters.end()) chosen.push_back(i);
+  }
+  return layout::some_of(all, chosen, alignment());
 }
 
 std::vector<std::unique_ptr<Group>> Group::make(
@@ -94,7 +108,7 @@ void Group::follow_requires_grad() {
   if (trained.empty()) {
     gradients_.reset();
   } else if (!gradients_ || trained != gradients_->parameters()) {
-    auto layout = lay_out(trained);
+    auto layout = lay_out_some(trained);
     gradients_.emplace(std::move(trained), std::move(layout));
   }
 }

@@ -55,7 +55,9 @@ class Group {
 
  private:
   bool follows_requires_grad() const;
-  layout::Shards lay_out(const std::vector<Parameter*>& parameters) const;
+  layout::Shards lay_out() const;
+  layout::Shards lay_out_some(const std::vector<Parameter*>& parameters) const;
+  int64_t alignment() const;
 
   std::vector<Parameter*> parameters_;
   std::vector<std::vector<int64_t>> sizes_;

@@ -68,20 +68,32 @@ Parameter::Parameter(std::vector<std::string> names, const at::Tensor& leaf)
     : names_(std::move(names)),
       leaf_(leaf.getIntrusivePtr()) {}
 
-at::Tensor Parameter::leaf() const {
-  auto impl = leaf_.lock();
+namespace {
+
+at::Tensor lock(const c10::weak_intrusive_ptr<at::TensorImpl>& tensor, const std::string& name) {
+  auto impl = tensor.lock();
   if (!impl) {
     throw Error(c10::str(
-        "shardwise: the parameter '", name(),
+        "shardwise: the parameter '", name,
         "' that was wrapped is gone: its module holds another tensor now, whose "
         "gradient would stay on this rank alone. Replace parameters before replicate(), or change them in place."));
   }
   return at::Tensor(std::move(impl));
 }
 
+} // namespace
+
+at::Tensor Parameter::leaf() const {
+  return lock(leaf_, name());
+}
+
 bool Parameter::leaf_requires_grad() const {
   const auto* impl = leaf_._unsafe_get_target();
   return leaf_.expired() ? leaf().requires_grad() : impl->requires_grad();
+}
+
+at::Tensor Parameter::kept_shard() const {
+  return lock(kept_, name());
 }
 
 void Parameter::watch(const std::shared_ptr<void>& owner, Listener& listener) {
@@ -100,6 +112,16 @@ autograd::hooks_list* live_hooks_list(const at::Tensor& leaf) {
 }
 
 } // namespace
+
+// A hook that does nothing is what a tensor can own, through set_data() too.
+void Parameter::let_shard_keep_leaf() {
+  if (!shard_.defined()) return;
+  autograd::impl::create_cpp_hook(shard_);
+  live_hooks_list(shard_)->emplace_back([leaf = leaf()](const at::TensorBase&) { return at::TensorBase(); });
+  kept_ = c10::weak_intrusive_ptr<at::TensorImpl>(shard_.getIntrusivePtr());
+  is_kept_ = true;
+  shard_ = at::Tensor();
+}
 
 const Parameter::PreHook* Parameter::find_pre_hook(const at::Tensor& leaf) {
   if (const auto* list = live_hooks_list(leaf)) {
@@ -188,8 +210,11 @@ void Parameter::put_back() {
 }
 
 at::Tensor Parameter::take_local() {
-  keep_for_later();
-  return std::exchange(pending_, at::Tensor());
+  const ComputeGuard guard;
+  put_back();
+  auto fresh = std::exchange(fresh_, at::Tensor());
+  if (!pending_.defined()) return fresh;
+  return fresh.defined() ? at::add(pending_, fresh) : pending_;
 }
 
 void Parameter::keep_for_later() {

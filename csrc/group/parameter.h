@@ -45,7 +45,7 @@ class Parameter {
   at::Tensor leaf() const;
   /// What the optimizer sees: the shard, or the leaf where there is none.
   at::Tensor visible() const {
-    return shard_.defined() ? shard_ : leaf();
+    return shard_.defined() ? shard_ : is_kept_ ? kept_shard() : leaf();
   }
   /// Undefined where there is none.
   const at::Tensor& shard() const {
@@ -60,6 +60,13 @@ class Parameter {
   void set_shard(at::Tensor shard) {
     shard_ = std::move(shard);
   }
+  /// From now on the shard keeps the leaf alive, and this keeps neither: for a module that holds only what stands in
+  /// its registry.
+  void let_shard_keep_leaf();
+  /// Identifies the shard, also when it is gone; null when there is none.
+  const at::TensorImpl* shard_identity() const {
+    return is_kept_ ? kept_._unsafe_get_target() : shard_.defined() ? shard_.unsafeGetTensorImpl() : nullptr;
+  }
   bool alive() const {
     return !leaf_.expired();
   }
@@ -71,8 +78,12 @@ class Parameter {
   static std::shared_ptr<void> owner(const at::Tensor& leaf);
 
   /// What waits to be averaged, of this backward and of earlier ones without synchronisation; undefined when nothing
-  /// does. Nothing waits afterwards.
+  /// does. What is of earlier ones waits on until settle(), for this backward may fail.
   at::Tensor take_local();
+  /// What take_local() gave is averaged.
+  void settle() {
+    pending_ = at::Tensor();
+  }
   /// The end of a backward without synchronisation.
   void keep_for_later();
   /// The end of a backward that failed or averaged nothing: .grad is as it was, and what came is forgotten.
@@ -100,11 +111,14 @@ class Parameter {
   void set_aside(const std::shared_ptr<void>& owner, bool defined);
   void collect(const std::shared_ptr<void>& owner, const at::Tensor& leaf);
   void put_back();
+  at::Tensor kept_shard() const;
 
   std::vector<std::string> names_;
   c10::weak_intrusive_ptr<at::TensorImpl> leaf_;
   Listener* listener_ = nullptr;
   at::Tensor shard_;
+  bool is_kept_ = false;
+  c10::weak_intrusive_ptr<at::TensorImpl> kept_{c10::intrusive_ptr<at::TensorImpl>()};
   at::Tensor put_aside_;
   bool aside_ = false;
   at::Tensor fresh_;

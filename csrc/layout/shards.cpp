@@ -96,4 +96,20 @@ Shards flat(const std::vector<std::vector<int64_t>>& shapes, int64_t world, int6
   return result;
 }
 
+Shards some_of(const Shards& shards, const std::vector<size_t>& chosen, int64_t alignment) {
+  check(shards.world, alignment);
+  Shards result;
+  result.world = shards.world;
+  for (const auto index : chosen) result.cuts.push_back(shards.cuts[index]);
+  for (int64_t rank = 0; rank < result.world; ++rank) {
+    int64_t end = 0;
+    for (auto& cut : result.cuts) {
+      cut.offsets[rank] = end;
+      end += round_up(cut.piece_numel(rank), alignment);
+    }
+    result.part = std::max(result.part, end);
+  }
+  return result;
+}
+
 } // namespace shardwise::layout

@@ -42,4 +42,7 @@ SHARDWISE_API Shards rows(
 /// elements, and parts that follow one another are the parameters themselves, each at a multiple of `alignment`.
 SHARDWISE_API Shards flat(const std::vector<std::vector<int64_t>>& shapes, int64_t world, int64_t alignment);
 
+/// Some of the parameters alone: each rank holds the same pieces of them as before, closer together.
+SHARDWISE_API Shards some_of(const Shards& shards, const std::vector<size_t>& chosen, int64_t alignment);
+
 } // namespace shardwise::layout

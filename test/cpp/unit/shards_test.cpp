@@ -10,6 +10,7 @@ using shardwise::layout::Cut;
 using shardwise::layout::flat;
 using shardwise::layout::rows;
 using shardwise::layout::Shards;
+using shardwise::layout::some_of;
 
 namespace {
 
@@ -139,4 +140,33 @@ TEST_CASE("layout: bad input is refused") {
   CHECK_THROWS_WITH(rows({{3}}, {0}, 0, 4), Catch::Contains("0 ranks"));
   CHECK_THROWS_WITH(flat({{3}}, 2, 0), Catch::Contains("alignment of a layout is 0"));
   CHECK_THROWS_AS(flat({{-3}}, 2, 1), shardwise::ValueError);
+}
+
+TEST_CASE("some parameters keep their pieces, which do not overlap") {
+  std::mt19937 random(5);
+  const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint32_t>(n)); };
+  for (int repeat = 0; repeat < 500; ++repeat) {
+    const auto world = 1 + below(6);
+    const auto alignment = 1 + below(16);
+    Shapes shapes;
+    for (int64_t i = 0; i < 6; ++i) shapes.push_back({below(9), 1 + below(5)});
+    const auto all = flat(shapes, world, alignment);
+    std::vector<size_t> chosen;
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      if (below(2) == 0) chosen.push_back(i);
+    }
+    const auto some = some_of(all, chosen, alignment);
+    REQUIRE(some.cuts.size() == chosen.size());
+    REQUIRE(some.part <= all.part + alignment * static_cast<int64_t>(chosen.size()));
+    for (int64_t rank = 0; rank < world; ++rank) {
+      int64_t end = 0;
+      for (size_t i = 0; i < chosen.size(); ++i) {
+        REQUIRE(piece(some.cuts[i], rank) == piece(all.cuts[chosen[i]], rank));
+        REQUIRE(some.cuts[i].offsets[rank] >= end);
+        REQUIRE(some.cuts[i].offsets[rank] % alignment == 0);
+        end = some.cuts[i].offsets[rank] + some.cuts[i].piece_numel(rank);
+        REQUIRE(end <= some.part);
+      }
+    }
+  }
 }
