@@ -1,5 +1,6 @@
 #include <shardwise/fully_shard.h>
 
+#include "nn/recurrent.h"
 #include "nn/unit_hooks.h"
 #include "nn/unit_table.h"
 #include "nn/unit_touch.h"
@@ -43,14 +44,16 @@ void keep_whole_what_only_the_registry_holds(const Modules& modules, std::vector
 }
 
 void register_shards(torch::nn::Module& module, const engine::Unit& unit) {
-  std::unordered_map<at::TensorImpl*, at::Tensor> shards;
+  std::unordered_map<at::TensorImpl*, group::Parameter*> parameters;
   for (const auto& parameter : unit.parameters()) {
-    shards.emplace(parameter->leaf().unsafeGetTensorImpl(), parameter->visible());
+    parameters.emplace(parameter->leaf().unsafeGetTensorImpl(), parameter.get());
   }
   for_each_module(module, [&](torch::nn::Module& part) {
     for (auto& entry : Registry::of(part)) {
-      const auto shard = shards.find(entry.value().unsafeGetTensorImpl());
-      if (shard != shards.end()) entry.value() = shard->second;
+      const auto found = parameters.find(entry.value().unsafeGetTensorImpl());
+      if (found == parameters.end()) continue;
+      entry.value() = found->second->visible();
+      if (nn::is_recurrent(part)) found->second->let_shard_keep_leaf();
     }
   });
 }

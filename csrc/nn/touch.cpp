@@ -72,13 +72,23 @@ void for_each_keyed(const c10::FunctionSchema& schema, const torch::jit::Stack& 
 }
 
 [[noreturn]] void refuse(const c10::OperatorHandle& operation, const at::Tensor& tensor) {
-  const bool watched = Registry::get().find(tensor.storage().unsafeGetStorageImpl()) != nullptr;
   throw Error(c10::str(
       "shardwise: ", operation.operator_name(), " was about to use a parameter (a tensor of sizes ", tensor.sizes(),
       ") whose memory is freed, and ",
-      watched ? "its unit did not bring it back. This is an error in shardwise: please report it with this text."
-              : "the unit that freed it is gone, so nothing brings it back. Keep the module's unit alive as long as "
-                "its parameters are used."));
+      is_watched(tensor)
+          ? "its unit did not bring it back. This is an error in shardwise: please report it with this text."
+          : "the unit that freed it is gone, so nothing brings it back. Keep the module's unit alive as long as "
+            "its parameters are used."));
+}
+
+} // namespace
+
+bool is_watched(const at::Tensor& tensor) {
+  return Registry::get().find(tensor.storage().unsafeGetStorageImpl()) != nullptr;
+}
+
+void run_untouched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  operation.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTouchKey), stack);
 }
 
 void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -105,19 +115,15 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
     tell(true);
     if (const auto* tensor = first_freed()) refuse(operation, *tensor);
   }
-  operation.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTouchKey), stack);
+  run_untouched(operation, keys, stack);
 }
-
-} // namespace
 
 TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_touched>());
 }
 
-// These use no memory of their arguments: set_data's question, and the backward of a scripted program, whose
-// operations must each be seen.
+// The backward of a scripted program uses no memory of its arguments; its operations must each be seen.
 TORCH_LIBRARY_IMPL(aten, DeferredInit, library) {
-  library.impl("_has_compatible_shallow_copy_type", torch::CppFunction::makeFallthrough());
   library.impl("_backward", torch::CppFunction::makeFallthrough());
 }
 

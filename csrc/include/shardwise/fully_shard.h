@@ -20,6 +20,12 @@ namespace shardwise {
 /// stay what they are, the full parameters; writing to one is an Error, since the values live in the shards. After
 /// each backward a shard's gradient is this rank's part of the mean over the ranks, added to what was there.
 ///
+/// A term over parameters() in the loss, such as an L2 penalty, is over this rank's shards: its gradient is right as it
+/// is, neither averaged nor to be multiplied; its value is this rank's part, and the sum over the ranks is the whole.
+///
+/// torch::autograd::grad() with respect to members gives this rank's whole gradient, not averaged, and changes no
+/// .grad. clone() of a wrapped module is an Error. RNN modules may be cast and moved like any other.
+///
 /// A parameter that no member holds, only the registry, stays whole on every rank: those of ParameterList and
 /// ParameterDict, and what is left of a member that was assigned to. Its gradient is averaged all the same.
 ///

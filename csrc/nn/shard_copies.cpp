@@ -1,0 +1,71 @@
+// Copies that torch::nn makes of a shard: to() puts them in the shard's place, clone() into another module.
+#include "engine/shards.h"
+#include "engine/unit.h"
+#include "nn/touch.h"
+
+#include <shardwise/error.h>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/StringUtil.h>
+#include <torch/library.h>
+
+namespace shardwise::nn {
+namespace {
+
+/// The copy of a shard that this thread made last.
+struct LastCopy {
+  c10::weak_intrusive_ptr<at::TensorImpl> copy{c10::intrusive_ptr<at::TensorImpl>()};
+  std::weak_ptr<engine::Unit> unit;
+  std::string parameter;
+};
+thread_local LastCopy last_copy;
+
+/// The copy of a shard keeps the key, so that set_data() with it is seen.
+void run_copy(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const at::Tensor source = torch::jit::peek(*stack, 0, operation.schema().arguments().size()).toTensor();
+  run_touched(operation, keys, stack);
+  const auto unit = engine::unit_of_shard(source);
+  if (!unit) return;
+  const at::Tensor& copy = stack->back().toTensor();
+  add_touch_key(copy);
+  last_copy.copy = c10::weak_intrusive_ptr<at::TensorImpl>(copy.getIntrusivePtr());
+  last_copy.unit = unit;
+  last_copy.parameter = unit->parameter_of_shard(source)->name();
+}
+
+// A snapshot that a program takes with grad mode on is left alone: Cloneable::clone() switches it off.
+void run_clone(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  c10::GradMode::is_enabled() ? run_touched(operation, keys, stack) : run_copy(operation, keys, stack);
+}
+
+/// T24: the question that set_data() asks first. It uses no memory of its arguments.
+void run_set_data(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const auto& target = torch::jit::peek(*stack, 0, 2).toTensor();
+  const auto& source = torch::jit::peek(*stack, 1, 2).toTensor();
+  const auto made = last_copy.copy.lock();
+  if (made && source.unsafeGetTensorImpl() == made.get()) {
+    const auto unit = last_copy.unit.lock();
+    if (unit && !engine::unit_of_shard(target)) {
+      throw Error(c10::str(
+          "shardwise: rank ", unit->collectives().rank(),
+          ": clone() or set_data() was about to put a copy of the shard of '", last_copy.parameter,
+          "' into a tensor that is no shard, and a module would compute with it as if it were the whole parameter. A "
+          "module cannot be cloned after fully_shard(): make another one, call fully_shard() on it too, and copy its "
+          "parameters() from these with copy_()."));
+    }
+  }
+  run_untouched(operation, keys, stack);
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, DeferredInit, library) {
+  for (const char* name : {"to.device", "to.dtype", "to.dtype_layout", "to.other"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_copy>());
+  }
+  library.impl("clone", torch::CppFunction::makeFromBoxedFunction<&run_clone>());
+  library.impl("_has_compatible_shallow_copy_type", torch::CppFunction::makeFromBoxedFunction<&run_set_data>());
+}
+
+} // namespace shardwise::nn
