@@ -1,0 +1,513 @@
+// fully_shard(): what programs ask of autograd. All results are those of plain LibTorch.
+#include "ranks/fully_shard_models.h"
+
+#include "group/leaf_storage.h"
+
+namespace shardwise::test {
+namespace {
+
+using torch::Tensor;
+
+template <typename Model>
+Pair<Model> pair(Rank& rank, Model ours, Model reference) {
+  return Pair<Model>{rank, std::move(ours), std::move(reference)};
+}
+
+/// Blocks that are freed after forward, and a root that is too.
+Pair<Stack> stacks(Rank& rank, std::optional<bool> reshard = true) {
+  Stack ours;
+  shard_stack(ours, sharded_on(rank).reshard_after_forward(reshard));
+  return pair(rank, ours, Stack());
+}
+
+void on_ranks(const std::function<void(Rank&)>& fn) {
+  for (const int world : {2, 4}) run_ranks(world, fn);
+}
+
+/// A step of both: `run` does the backwards of one rank, whose losses it multiplies by `scale`.
+using Do = std::function<void(Stack& model, int step, int rank, double scale)>;
+void step_of(Pair<Stack>& both, const Do& run, int step) {
+  run(both.ours, step, both.rank.rank(), 1);
+  const int world = both.rank.world_size();
+  for (int r = 0; r < world; ++r) run(both.reference, step, r, 1.0 / world);
+  both.check("step " + std::to_string(step));
+  both.optimize();
+}
+
+Tensor hidden(Stack& model, const Tensor& x) {
+  auto y = x;
+  for (size_t i = 0; i < 3; ++i) y = model->block(i)->forward(y, 0.5);
+  return model->head(y);
+}
+
+} // namespace
+
+TEST(FullyShardAutograd, GradientPenalty) {
+  // A backward for the inputs inside of a forward, and a backward of that: units come and go in both.
+  on_ranks([](Rank& rank) {
+    for (const bool reshard : {true, false}) {
+      auto both = stacks(rank, reshard);
+      both.train([](Stack& model, int step, int r) {
+        const auto x = batch(step, r, 6).requires_grad_();
+        const auto out = hidden(model, x).pow(2).mean();
+        const auto gradient = torch::autograd::grad({out}, {x}, {}, true, /*create_graph=*/true)[0];
+        // The embedding is the root's, and all ranks use it.
+        return out + gradient.pow(2).sum() + model->embedding(tokens(step, r)).pow(2).mean();
+      });
+    }
+  });
+}
+
+TEST(FullyShardAutograd, PenaltyOnTheGradientOfParameters) {
+  // grad() for full members gives this rank's own gradient, with a graph.
+  on_ranks([](Rank& rank) {
+    auto both = stacks(rank);
+    both.train([](Stack& model, int step, int r) {
+      const auto loss = stack_loss(model, step, r);
+      const auto gradients = torch::autograd::grad(
+          {loss}, {model->head->weight, model->block(1)->up->weight, model->block(0)->norm->bias}, {}, true, true);
+      auto penalty = torch::zeros({});
+      for (const auto& gradient : gradients) penalty = penalty + gradient.pow(2).sum();
+      return loss + 3 * penalty;
+    });
+  });
+}
+
+TEST(FullyShardAutograd, ABackwardWithCreateGraph) {
+  on_ranks([](Rank& rank) {
+    auto both = stacks(rank);
+    const Do run = [](Stack& model, int step, int r, double scale) {
+      (stack_loss(model, step, r) * scale).backward({}, true, /*create_graph=*/true);
+      // Their graphs hold the parameters, and those the gradients: a program lets go of one.
+      for (auto& parameter : model->parameters()) parameter.mutable_grad() = parameter.grad().detach();
+    };
+    for (int step = 0; step < 4; ++step) step_of(both, run, step);
+  });
+}
+
+TEST(FullyShardAutograd, BackwardForSomeMembers) {
+  on_ranks([](Rank& rank) {
+    auto both = stacks(rank);
+    const auto only = [](std::vector<std::function<Tensor(Stack&)>> chosen) -> Do {
+      return [chosen = std::move(chosen)](Stack& model, int step, int r, double scale) {
+        std::vector<Tensor> inputs;
+        for (const auto& choose : chosen) inputs.push_back(choose(model));
+        (stack_loss(model, step, r) * scale).backward({}, false, false, inputs);
+      };
+    };
+    const auto head = [](Stack& model) { return model->head->weight; };
+    const auto inner = [](Stack& model) { return model->block(1)->down->bias; };
+    const auto first = [](Stack& model) { return model->embedding->weight; };
+    step_of(both, only({head}), 0);
+    step_of(both, only({inner}), 1);
+    step_of(both, only({inner, first}), 2);
+    both.train(stack_loss, 2, 10);
+    step_of(both, only({first, head, inner}), 20);
+    both.train(stack_loss, 2, 30);
+  });
+}
+
+TEST(FullyShardAutograd, GradientsOfInputsAndMembersReduceNothing) {
+  // T01
+  on_ranks([](Rank& rank) {
+    auto both = stacks(rank);
+    both.train(stack_loss, 1);
+    const auto gradients_of = [](Stack& model, int r) {
+      const auto x = batch(3, r, 6).requires_grad_();
+      const auto loss = hidden(model, x).pow(2).sum() + model->embedding(tokens(3, r)).pow(2).sum();
+      return torch::autograd::grad(
+          {loss}, {x, model->head->weight, model->block(2)->up->weight, model->embedding->weight});
+    };
+    const auto before = unit(*both.ours).counters().reduce_scatters;
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      const auto ours = gradients_of(both.ours, rank.rank());
+      const auto theirs = gradients_of(both.reference, rank.rank());
+      for (size_t i = 0; i < ours.size(); ++i) assert_close(ours[i], theirs[i], c10::str("gradient ", i));
+    }
+    ASSERT_EQ(unit(*both.ours).counters().reduce_scatters, before);
+    for (const auto& parameter : both.ours->parameters()) ASSERT_FALSE(parameter.grad().defined());
+    ASSERT_FALSE(both.ours->head->weight.grad().defined());
+    ASSERT_TRUE(group::is_freed(both.ours->block(2)->up->weight));
+    // Gradients that a step already has stay as they are.
+    both.backward(stack_loss, 4);
+    gradients_of(both.ours, rank.rank());
+    both.check("after grad()");
+    both.optimize();
+    both.train(stack_loss, 2, 10);
+  });
+}
+
+TEST(FullyShardAutograd, TwoGraphsAndThreeBackwards) {
+  // R27: forward, forward, backward, backward; and a graph that is kept for a second backward while another one runs.
+  on_ranks([](Rank& rank) {
+    for (const bool reshard : {true, false}) {
+      auto both = stacks(rank, reshard);
+      const Do run = [](Stack& model, int step, int r, double scale) {
+        auto first = stack_loss(model, step, r) * scale;
+        auto second = stack_loss(model, step + 100, r) * (2 * scale);
+        first.backward({}, /*retain_graph=*/true);
+        second.backward();
+        first.backward();
+      };
+      for (int step = 0; step < 4; ++step) step_of(both, run, step);
+    }
+  });
+}
+
+TEST(FullyShardAutograd, AdaptersOverAFrozenBase) {
+  // T10, R34: backward goes through adapter B, adapter A, and touches the frozen weight last; then some of it thaws.
+  struct AdaptedImpl : torch::nn::Module {
+    AdaptedImpl() {
+      fill(*this);
+      for (auto* part : {&base, &norm}) {
+        for (auto& parameter : (*part)->parameters()) parameter.set_requires_grad(false);
+      }
+    }
+    Tensor forward(const Tensor& x) {
+      return torch::tanh(
+          base->as<torch::nn::Linear>()->forward(norm->as<torch::nn::LayerNorm>()->forward(x)) +
+          b->forward(a->forward(x)));
+    }
+    std::shared_ptr<torch::nn::Module> base = register_module("base", torch::nn::Linear(6, 6).ptr());
+    std::shared_ptr<torch::nn::Module> norm =
+        register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({6})));
+    torch::nn::Linear a = register_module("a", torch::nn::Linear(torch::nn::LinearOptions(6, 2).bias(false)));
+    torch::nn::Linear b = register_module("b", torch::nn::Linear(torch::nn::LinearOptions(2, 6).bias(false)));
+  };
+  struct LoraImpl : torch::nn::Module {
+    LoraImpl() {
+      for (int i = 0; i < 3; ++i) layers->push_back(std::make_shared<AdaptedImpl>());
+    }
+    AdaptedImpl& layer(size_t i) {
+      return layers->at<AdaptedImpl>(i);
+    }
+    Tensor forward(Tensor x) {
+      for (size_t i = 0; i < 3; ++i) x = layer(i).forward(x);
+      return x;
+    }
+    torch::nn::ModuleList layers = register_module("layers", torch::nn::ModuleList());
+  };
+  using Lora = torch::nn::ModuleHolder<LoraImpl>;
+  on_ranks([](Rank& rank) {
+    for (const bool early : {true, false}) {
+      Lora ours(std::make_shared<LoraImpl>());
+      for (auto& layer : *ours->layers) fully_shard(*layer, sharded_on(rank));
+      auto root = fully_shard(ours, sharded_on(rank).reshard_after_forward(true));
+      root.set_unshard_in_backward(early);
+      for (auto& layer : *ours->layers) unit(*layer).set_unshard_in_backward(early);
+      auto both = pair(rank, ours, Lora(std::make_shared<LoraImpl>()));
+      const auto loss = [](Lora& model, int step, int r) { return model->forward(batch(step, r, 6)).pow(2).sum(); };
+      both.train(loss, 3);
+      for (auto* model : {&both.ours, &both.reference}) {
+        for (auto& parameter : (*model)->layer(1).parameters()) parameter.set_requires_grad(true);
+      }
+      both.train(loss, 3, 10);
+      for (auto* model : {&both.ours, &both.reference}) {
+        (*model)->layer(2).base->named_parameters()["bias"].set_requires_grad(true);
+        for (auto& parameter : (*model)->layer(0).parameters()) parameter.set_requires_grad(false);
+      }
+      both.train(loss, 3, 20);
+    }
+  });
+}
+
+namespace {
+
+/// Two models that are trained one against the other.
+struct Rivals {
+  torch::nn::Sequential maker = mlp({3, 5, 4});
+  torch::nn::Sequential judge = mlp({4, 6, 1});
+};
+
+/// What a program of two roots does in a step, for one rank.
+using Steps = std::function<void(Rivals&, int step, int rank, double scale)>;
+
+void compare_rivals(Rank& rank, const std::function<void(Rivals&)>& wrap, bool is_replicated, const Steps& steps) {
+  Rivals ours, reference;
+  wrap(ours);
+  std::vector<std::unique_ptr<torch::optim::AdamW>> optimizers;
+  for (auto* model : {&ours.maker, &ours.judge, &reference.maker, &reference.judge}) {
+    optimizers.push_back(
+        std::make_unique<torch::optim::AdamW>((*model)->parameters(), torch::optim::AdamWOptions(0.02)));
+  }
+  for (int step = 0; step < 4; ++step) {
+    const auto text = c10::str("step ", step);
+    for (auto& optimizer : optimizers) optimizer->zero_grad();
+    steps(ours, step, rank.rank(), 1);
+    for (int r = 0; r < rank.world_size(); ++r) steps(reference, step, r, 1.0 / rank.world_size());
+    is_replicated ? assert_same(*ours.maker, *reference.maker, text)
+                  : assert_pieces(*ours.maker, *reference.maker, rank, text + ", maker");
+    assert_pieces(*ours.judge, *reference.judge, rank, text + ", judge");
+    for (auto& optimizer : optimizers) optimizer->step();
+  }
+}
+
+} // namespace
+
+TEST(FullyShardAutograd, TwoRootsInOneBackwardAndInTurns) {
+  // T34: gradients of both models are accumulated over three backwards; the first graph is used once more.
+  const Steps steps = [](Rivals& rivals, int step, int r, double scale) {
+    const auto made = rivals.maker->forward(batch(step, r, 3));
+    const auto real = batch(step + 50, r, 4);
+    (rivals.judge->forward(real).pow(2).mean() * scale).backward();
+    (rivals.judge->forward(made.detach()).mean() * scale).backward();
+    (rivals.judge->forward(made).sigmoid().mean() * scale + made.pow(2).mean() * scale).backward();
+  };
+  on_ranks([&](Rank& rank) {
+    const auto both_sharded = [&](Rivals& rivals) {
+      for (auto& layer : *rivals.judge) {
+        if (!layer.ptr()->parameters().empty()) fully_shard(*layer.ptr(), sharded_on(rank));
+      }
+      fully_shard(rivals.maker, sharded_on(rank));
+      fully_shard(rivals.judge, sharded_on(rank));
+    };
+    compare_rivals(rank, both_sharded, false, steps);
+    const auto one_replicated = [&](Rivals& rivals) {
+      replicate(rivals.maker, on(rank));
+      fully_shard(rivals.judge, sharded_on(rank).reshard_after_forward(true));
+    };
+    compare_rivals(rank, one_replicated, true, steps);
+  });
+}
+
+TEST(FullyShardAutograd, AGraphKeptAcrossTheOtherModelsStep) {
+  // T34, T06: the judge learns between the maker's forward and its backward, and judges anew.
+  on_ranks([](Rank& rank) {
+    Rivals ours, reference;
+    fully_shard(ours.maker, sharded_on(rank));
+    fully_shard(ours.judge, sharded_on(rank).reshard_after_forward(false));
+    const auto sgd = [](torch::nn::Sequential& model) { return torch::optim::SGD(model->parameters(), 0.3); };
+    auto maker = sgd(ours.maker), judge = sgd(ours.judge);
+    auto maker_reference = sgd(reference.maker), judge_reference = sgd(reference.judge);
+    const int world = rank.world_size();
+    for (int step = 0; step < 4; ++step) {
+      const auto judge_alone = [&](Rivals& rivals, const Tensor& made, double scale) {
+        (rivals.judge->forward(made.detach()).pow(2).mean() * scale).backward();
+      };
+      const auto judge_made = [&](Rivals& rivals, const Tensor& made, double scale) {
+        (rivals.judge->forward(made).mean() * scale).backward();
+      };
+      for (auto* optimizer : {&maker, &judge, &maker_reference, &judge_reference}) optimizer->zero_grad();
+      const auto made = ours.maker->forward(batch(step, rank.rank(), 3));
+      std::vector<Tensor> made_reference;
+      for (int r = 0; r < world; ++r) made_reference.push_back(reference.maker->forward(batch(step, r, 3)));
+      judge_alone(ours, made, 1);
+      for (const auto& each : made_reference) judge_alone(reference, each, 1.0 / world);
+      judge.step();
+      judge_reference.step();
+      judge_made(ours, made, 1);
+      for (const auto& each : made_reference) judge_made(reference, each, 1.0 / world);
+      assert_pieces(*ours.maker, *reference.maker, rank, c10::str("step ", step, ", maker"));
+      assert_pieces(*ours.judge, *reference.judge, rank, c10::str("step ", step, ", judge"));
+      maker.step();
+      maker_reference.step();
+    }
+  });
+}
+
+TEST(FullyShardAutograd, UnusedByRankWithinAUnit) {
+  // T01, T03: the block runs on all ranks, its parameters are used by some, and the accumulated sum of the others
+  // waits.
+  on_ranks([](Rank& rank) {
+    auto both = stacks(rank);
+    for (int step = 0; step < 4; ++step) {
+      for (const bool sync : {false, true}) {
+        unit(*both.ours).set_requires_gradient_sync(sync);
+        both.backward(
+            [&](Stack& model, int s, int r) {
+              const bool up = (r + s + (sync ? 1 : 0)) % 2 == 0;
+              auto x = model->embedding(tokens(s, r));
+              x = up ? torch::tanh(model->block(0)->up(x).slice(-1, 0, 6)) : model->block(0)->norm(x);
+              return model->head(x + model->block(1)->norm(x)).pow(2).mean();
+            },
+            10 * step + (sync ? 1 : 0));
+      }
+      both.check(c10::str("step ", step));
+      both.optimize();
+    }
+  });
+}
+
+namespace {
+
+struct Thrown : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// Fails in backward when its gradient comes to the output of block `at`.
+Tensor failing_loss(Stack& model, int step, int rank, size_t at) {
+  auto x = model->embedding(tokens(step, rank));
+  for (size_t i = 0; i < 3; ++i) {
+    x = model->block(i)->forward(x, 0.5);
+    if (i == at) x.register_hook([](const Tensor&) -> Tensor { throw Thrown("on purpose"); });
+  }
+  return model->head(x).pow(2).mean();
+}
+
+} // namespace
+
+TEST(FullyShardAutograd, AFailedBackwardKeepsWhatWaited) {
+  // T12: sums that wait for a backward with synchronisation survive one that fails, with it on or off, on its way to
+  // any unit, when others were averaged or kept already; so do gradients in .grad.
+  on_ranks([](Rank& rank) {
+    for (const bool is_reset : {false, true}) {
+      auto both = stacks(rank);
+      auto root = unit(*both.ours);
+      for (int step = 0; step < 6; ++step) {
+        both.backward(stack_loss, 100 * step);
+        root.set_requires_gradient_sync(false);
+        both.backward(stack_loss, 100 * step + 1);
+        root.set_requires_gradient_sync(step % 2 == 0);
+        auto loss = failing_loss(both.ours, 100 * step + 2, rank.rank(), step % 3);
+        EXPECT_ANY_THROW(loss.backward());
+        if (is_reset) root.reset();
+        root.set_requires_gradient_sync(true);
+        both.backward(stack_loss, 100 * step + 3);
+        both.check(c10::str("step ", step));
+        both.optimize();
+      }
+    }
+  });
+}
+
+TEST(FullyShardAutograd, FailedForwards) {
+  // T12: the very first forward, one with units open inside of each other, one in no_grad; with and without reset().
+  on_ranks([](Rank& rank) {
+    for (const bool is_reset : {false, true}) {
+      Stack ours;
+      for (size_t i = 0; i < 3; ++i) {
+        fully_shard(ours->block(i)->up, sharded_on(rank));
+        fully_shard(ours->block(i), sharded_on(rank));
+      }
+      fully_shard(ours, sharded_on(rank));
+      auto both = pair(rank, ours, Stack());
+      const auto fail = [&](bool grad) {
+        const torch::AutoGradMode mode(grad);
+        auto& block = *both.ours->block(1);
+        auto x = both.ours->embedding(tokens(0, rank.rank()));
+        x = block.up(block.norm(x));
+        EXPECT_ANY_THROW(block.up(x)) << "it has another width";
+        if (is_reset) unit(*both.ours).reset();
+      };
+      fail(true);
+      both.train(stack_loss, 2);
+      fail(false);
+      both.backward(stack_loss, 5);
+      fail(true);
+      both.check("gradients stay");
+      both.optimize();
+      both.train(stack_loss, 2, 10);
+    }
+  });
+}
+
+TEST(FullyShardAutograd, AnL2TermIsOverThisRanksShards) {
+  // T15: its gradient needs no factor, with accumulation too; its value is a part of the whole.
+  on_ranks([](Rank& rank) {
+    auto both = stacks(rank);
+    torch::optim::SGD mine(both.ours->parameters(), 0.1), theirs(both.reference->parameters(), 0.1);
+    const auto penalty_of = [](Stack& model) {
+      auto penalty = torch::zeros({});
+      for (const auto& parameter : model->parameters()) penalty = penalty + parameter.pow(2).sum();
+      return penalty;
+    };
+    for (int step = 0; step < 4; ++step) {
+      for (const bool sync : {false, true}) {
+        unit(*both.ours).set_requires_gradient_sync(sync);
+        both.backward(
+            [&](Stack& model, int s, int r) { return stack_loss(model, s, r) + 0.1 * penalty_of(model); },
+            10 * step + (sync ? 1 : 0));
+      }
+      both.check(c10::str("step ", step));
+      auto sum = penalty_of(both.ours).detach().reshape({1});
+      std::vector<Tensor> sums{sum};
+      rank.mesh().group("world")->allreduce(sums)->wait();
+      assert_close(sum, penalty_of(both.reference).detach().reshape({1}), "the sum of the parts");
+      mine.step();
+      theirs.step();
+      both.ours->zero_grad(/*set_to_none=*/step % 2 == 0);
+      both.reference->zero_grad(step % 2 == 0);
+    }
+  });
+}
+
+TEST(FullyShardAutograd, AGraphOutlivesItsModel) {
+  // T23: backward after the model is gone: the optimizer's shards get their gradients, and then everything goes.
+  on_ranks([](Rank& rank) {
+    c10::weak_intrusive_ptr<at::TensorImpl> leaf{c10::intrusive_ptr<at::TensorImpl>()};
+    std::vector<Tensor> shards;
+    Stack reference;
+    {
+      Tensor loss;
+      {
+        Stack ours;
+        shard_stack(ours, sharded_on(rank));
+        shards = ours->parameters();
+        leaf = ours->block(1)->up->weight.getIntrusivePtr();
+        loss = stack_loss(ours, 0, rank.rank());
+      }
+      ASSERT_FALSE(leaf.expired());
+      loss.backward();
+      reference_backward(rank, [&](int r) { return stack_loss(reference, 0, r); });
+      const auto expected = reference->parameters();
+      for (size_t i = 0; i < shards.size(); ++i) {
+        assert_close(shards[i].grad(), piece_of(expected[i].grad(), rank), c10::str("gradient ", i));
+      }
+    }
+    ASSERT_TRUE(leaf.expired());
+    {
+      const torch::NoGradGuard guard;
+      for (auto& shard : shards) shard.add_(shard.grad());
+    }
+    Stack next;
+    shard_stack(next, sharded_on(rank));
+    pair(rank, next, Stack()).train(stack_loss, 3);
+  });
+}
+
+TEST(FullyShardAutograd, ContainersAsUnits) {
+  // T33: ModuleDict, AnyModule, a list of modules, a unit without parameters, a frozen one, tiny parameters.
+  struct DictImpl : torch::nn::Module {
+    DictImpl() {
+      scale = register_parameter("scale", torch::ones({1}));
+      fill(*this);
+      for (auto& parameter : dict["in"]->parameters()) parameter.set_requires_grad(false);
+    }
+    Tensor forward(const Tensor& x) {
+      const auto y = dict["in"]->as<torch::nn::Linear>()->forward(x);
+      return dict["out"]->as<torch::nn::Linear>()->forward(any.forward(y)) * scale + tail->forward(x);
+    }
+    using Named = std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>;
+    torch::nn::ModuleDict dict = register_module(
+        "dict", torch::nn::ModuleDict(Named{
+                    {"in", torch::nn::Linear(3, 4).ptr()},
+                    {"quiet", torch::nn::Tanh().ptr()},
+                    {"out", torch::nn::Linear(4, 1).ptr()}}));
+    torch::nn::AnyModule any{torch::nn::Linear(4, 4)};
+    std::shared_ptr<torch::nn::Module> any_module = register_module("any", any.ptr());
+    torch::nn::Sequential tail = register_module("tail", mlp({3, 2, 1}));
+    Tensor scale;
+  };
+  using Dict = torch::nn::ModuleHolder<DictImpl>;
+  on_ranks([](Rank& rank) {
+    for (const bool reshard : {true, false}) {
+      Dict ours(std::make_shared<DictImpl>());
+      const auto options = sharded_on(rank).reshard_after_forward(reshard);
+      fully_shard(*ours->dict["quiet"], options);
+      fully_shard(*ours->dict["in"], options);
+      fully_shard(*ours->dict, options);
+      fully_shard(*ours->any.ptr(), options);
+      fully_shard({ours->tail[0], ours->tail[2]}, options);
+      fully_shard(ours, options);
+      const auto loss = [](Dict& model, int step, int r) { return model->forward(batch(step, r, 3)).pow(2).sum(); };
+      auto both = pair(rank, ours, Dict(std::make_shared<DictImpl>()));
+      both.train(loss);
+      for (auto* model : {&both.ours, &both.reference}) {
+        for (auto& parameter : (*model)->dict["in"]->parameters()) parameter.set_requires_grad(true);
+      }
+      both.train(loss, 3, 10);
+    }
+  });
+}
+
+} // namespace shardwise::test

@@ -1,0 +1,313 @@
+// fully_shard(): models that are cast, moved, copied or loaded after they were wrapped.
+#include "ranks/fully_shard_models.h"
+
+#include "group/leaf_storage.h"
+
+#include <ATen/ops/_cudnn_rnn_flatten_weight.h>
+
+namespace shardwise::test {
+namespace {
+
+using torch::Tensor;
+
+void on_ranks(const std::function<void(Rank&)>& fn) {
+  for (const int world : {1, 2, 3}) run_ranks(world, fn);
+}
+
+void cast(Stack& model, torch::Dtype dtype) {
+  model->to(dtype);
+  model->zero_grad();
+}
+
+/// What Module::to() does with a device that is another one.
+void move_away(torch::nn::Module& module) {
+  for (auto& parameter : module.parameters()) parameter.set_data(parameter.to(torch::kCPU, true, /*copy=*/true));
+}
+
+} // namespace
+
+TEST(FullyShardChanges, CastsInTheMiddleOfTraining) {
+  // T06, R32: full copies that are kept must not stay in the old type; the optimizer goes on.
+  on_ranks([](Rank& rank) {
+    for (const bool reshard : {true, false}) {
+      Stack ours;
+      auto root = shard_stack(ours, sharded_on(rank).reshard_after_forward(reshard));
+      root.set_reshard_after_backward(reshard);
+      Pair<Stack> both{rank, ours, Stack()};
+      both.train(stack_loss, 2);
+      for (const auto dtype : {torch::kDouble, torch::kFloat, torch::kDouble}) {
+        cast(both.ours, dtype);
+        cast(both.reference, dtype);
+        both.check("cast");
+        // Adam's state does not follow to(): a program makes it anew.
+        Pair<Stack> next{rank, both.ours, both.reference};
+        next.train(stack_loss, 3, 10);
+        ASSERT_EQ(ours->head->weight.dtype(), dtype);
+      }
+    }
+  });
+}
+
+TEST(FullyShardChanges, CastOfOnePart) {
+  // A unit whose parameters were of one type has two groups from then on, and one again.
+  run_ranks(2, [](Rank& rank) {
+    auto ours = mlp({3, 4, 2});
+    auto reference = mlp({3, 4, 2});
+    fully_shard(ours, sharded_on(rank));
+    const auto loss = [](torch::nn::Sequential& model, int step, int r) {
+      auto& last = model->at<torch::nn::LinearImpl>(2);
+      const auto x = torch::tanh(model->at<torch::nn::LinearImpl>(0).forward(batch(step, r, 3)));
+      return last.forward(x.to(last.weight.dtype())).pow(2).sum().to(torch::kDouble);
+    };
+    Pair<torch::nn::Sequential>{rank, ours, reference}.train(loss, 2);
+    for (const auto dtype : {torch::kDouble, torch::kFloat}) {
+      for (auto* model : {&ours, &reference}) (*model)[2]->to(dtype);
+      // The full members follow when they are used: this program asks for their type before that.
+      unit(*ours).unshard();
+      Pair<torch::nn::Sequential>{rank, ours, reference}.train(loss, 3, 10);
+      ASSERT_EQ(unit(*ours).plan().units[0].groups.size(), dtype == torch::kDouble ? 2U : 1U);
+    }
+  });
+}
+
+TEST(FullyShardChanges, MovesInTheMiddleOfTraining) {
+  // T06: new memory for each shard, between steps, and between a step and the evaluation of copies that are kept.
+  on_ranks([](Rank& rank) {
+    for (const bool reshard : {true, false}) {
+      Stack ours;
+      shard_stack(ours, sharded_on(rank).reshard_after_forward(reshard));
+      Pair<Stack> both{rank, ours, Stack()};
+      for (int round = 0; round < 3; ++round) {
+        both.train(stack_loss, 2, 10 * round);
+        ours->to(torch::Device(torch::kCPU));
+        move_away(*ours);
+        const torch::NoGradGuard guard;
+        assert_close(ours->forward(tokens(1, 0)), both.reference->forward(tokens(1, 0)), "evaluation");
+      }
+    }
+  });
+}
+
+TEST(FullyShardChanges, ShardsAreReplacedOnPurpose) {
+  // R51: what is written to a shard by any way counts at the next forward, also while full copies are kept.
+  on_ranks([](Rank& rank) {
+    Stack ours;
+    auto root = shard_stack(ours, sharded_on(rank).reshard_after_forward(false));
+    root.set_reshard_after_backward(false);
+    Pair<Stack> both{rank, ours, Stack()};
+    const std::vector<std::function<void(Tensor&)>> writes{
+        [](Tensor& p) { p.mul_(0.5); },
+        [](Tensor& p) { p.data().add_(0.01); },
+        [](Tensor& p) { p.detach().sub_(0.02); },
+        [](Tensor& p) { p.set_data(p.detach() * 1.5); },
+        [](Tensor& p) { p.copy_(p.clone().sin()); },
+        [](Tensor& p) { torch::add_out(p, p.detach(), p.detach(), 0.25); }};
+    for (size_t i = 0; i < writes.size(); ++i) {
+      both.train(stack_loss, 2, 10 * static_cast<int>(i));
+      const torch::NoGradGuard guard;
+      for (auto* model : {&both.ours, &both.reference}) {
+        for (auto& parameter : (*model)->parameters()) writes[i](parameter);
+      }
+      both.check(c10::str("write ", i));
+      assert_close(ours->forward(tokens(1, 0)), both.reference->forward(tokens(1, 0)), c10::str("write ", i));
+    }
+  });
+}
+
+namespace {
+
+struct RecurrentImpl : torch::nn::Module {
+  RecurrentImpl() {
+    fill(*this);
+  }
+  Tensor forward(const Tensor& x) {
+    auto y = std::get<0>(lstm->forward(x));
+    y = std::get<0>(gru->forward(y));
+    y = std::get<0>(tanh->forward(y));
+    const auto packed = torch::nn::utils::rnn::pack_padded_sequence(y, torch::tensor({4, 3, 1}));
+    y = std::get<0>(relu->forward_with_packed_input(packed)).data();
+    return head->forward(cell->forward(y));
+  }
+  torch::nn::LSTM lstm = register_module(
+      "lstm", torch::nn::LSTM(torch::nn::LSTMOptions(3, 4).num_layers(2).bidirectional(true).proj_size(2)));
+  torch::nn::GRU gru = register_module("gru", torch::nn::GRU(4, 2));
+  torch::nn::RNN tanh = register_module("tanh", torch::nn::RNN(2, 2));
+  torch::nn::RNN relu = register_module("relu", torch::nn::RNN(torch::nn::RNNOptions(2, 3).nonlinearity(torch::kReLU)));
+  torch::nn::GRUCell cell = register_module("cell", torch::nn::GRUCell(3, 2));
+  torch::nn::Linear head = register_module("head", torch::nn::Linear(2, 1));
+};
+TORCH_MODULE(Recurrent);
+
+Tensor recurrent_loss(Recurrent& model, int step, int rank) {
+  const auto x = torch::randn({4, 3, 3}, generator(1000 * step + rank));
+  return model->forward(x.to(model->parameters()[0].dtype())).pow(2).sum();
+}
+
+} // namespace
+
+TEST(FullyShardChanges, RecurrentModulesAfterTo) {
+  // T07: to() makes their own list of weights anew from the registry, where the shards are. With a hidden size of 2,
+  // shards of two ranks have shapes that would compute something.
+  on_ranks([](Rank& rank) {
+    for (const bool is_nested : {true, false}) {
+      // T23: what keeps the full leaves alive goes with the module.
+      c10::weak_intrusive_ptr<at::TensorImpl> leaf{c10::intrusive_ptr<at::TensorImpl>()};
+      {
+        Recurrent ours;
+        leaf = ours->lstm->all_weights()[0].getIntrusivePtr();
+        const auto options = sharded_on(rank).reshard_after_forward(is_nested);
+        if (is_nested) {
+          for (const auto& child : ours->children()) fully_shard(*child, options);
+        }
+        fully_shard(ours, options);
+        Recurrent reference;
+        Pair<Recurrent>{rank, ours, reference}.train(recurrent_loss, 1);
+        for (const auto dtype : {torch::kFloat, torch::kDouble}) {
+          for (auto* model : {&ours, &reference}) {
+            (*model)->to(dtype);
+            (*model)->zero_grad();
+          }
+          Pair<Recurrent>{rank, ours, reference}.train(recurrent_loss, 3, 10);
+        }
+        const torch::NoGradGuard guard;
+        assert_close(recurrent_loss(ours, 1, 0), recurrent_loss(reference, 1, 0), "evaluation");
+        ASSERT_FALSE(leaf.expired());
+      }
+      ASSERT_TRUE(leaf.expired());
+    }
+  });
+}
+
+TEST(FullyShardChanges, RecurrentModulesOfReplicate) {
+  // T07, T08: its members and the registry hold the same tensors.
+  run_ranks(2, [](Rank& rank) {
+    Recurrent ours, reference;
+    replicate(ours, on(rank));
+    for (const auto dtype : {torch::kDouble, torch::kFloat}) {
+      for (auto* model : {&ours, &reference}) (*model)->to(dtype);
+      torch::optim::SGD mine(ours->parameters(), 0.1), theirs(reference->parameters(), 0.1);
+      for (int step = 0; step < 3; ++step) {
+        mine.zero_grad();
+        theirs.zero_grad();
+        recurrent_loss(ours, step, rank.rank()).backward();
+        reference_backward(rank, [&](int r) { return recurrent_loss(reference, step, r); });
+        assert_same(*ours, *reference, c10::str("step ", step));
+        mine.step();
+        theirs.step();
+      }
+    }
+  });
+}
+
+TEST(FullyShardChanges, ShardsAreNotFlattenedForCudnn) {
+  run_ranks(2, [](Rank& rank) {
+    torch::nn::LSTM lstm(3, 4);
+    fully_shard(lstm, sharded_on(rank));
+    const auto before = lstm->parameters()[0].detach().clone();
+    const torch::NoGradGuard guard;
+    at::_cudnn_rnn_flatten_weight(lstm->parameters(), 4, 3, 2, 4, 0, 1, false, false);
+    assert_close(lstm->parameters()[0], before, "shard");
+  });
+}
+
+TEST(FullyShardChanges, ACloneIsAnError) {
+  // T24: it would be a plain module that computes with shards as if they were whole parameters.
+  on_ranks([](Rank& rank) {
+    auto ours = mlp({3, 4, 2});
+    fully_shard(ours->ptr(0), sharded_on(rank));
+    fully_shard(ours, sharded_on(rank));
+    Pair<torch::nn::Sequential> both{rank, ours, mlp({3, 4, 2})};
+    const auto loss = [](torch::nn::Sequential& model, int step, int r) {
+      return model->forward(batch(step, r, 3)).pow(2).sum();
+    };
+    both.train(loss, 2);
+    for (const auto& device : {std::optional<torch::Device>(), std::optional<torch::Device>(torch::kCPU)}) {
+      const auto name = c10::str("rank ", rank.rank());
+      expect_error<Error>([&] { ours->clone(device); }, {name, "'0.weight'", "clone()", "copy_()"});
+      expect_error<Error>([&] { ours->ptr(2)->clone(device); }, {name, "'2.weight'", "clone()", "copy_()"});
+    }
+    torch::nn::LSTM lstm(3, 4);
+    fully_shard(lstm, sharded_on(rank));
+    expect_error<Error>([&] { lstm->clone(); }, {"weight_ih_l0"});
+    both.train(loss, 2, 10);
+  });
+}
+
+TEST(FullyShardChanges, WhatTheErrorOfACloneSays) {
+  // T24: snapshots of shards are a program's own, and another wrapped model can be filled from them.
+  on_ranks([](Rank& rank) {
+    auto ours = mlp({3, 4, 2});
+    fully_shard(ours, sharded_on(rank));
+    auto other = mlp({3, 4, 2});
+    fully_shard(other, sharded_on(rank));
+    Pair<torch::nn::Sequential> both{rank, ours, mlp({3, 4, 2})};
+    const auto loss = [](torch::nn::Sequential& model, int step, int r) {
+      return model->forward(batch(step, r, 3)).pow(2).sum();
+    };
+    std::vector<Tensor> snapshot;
+    {
+      const torch::NoGradGuard guard;
+      for (const auto& parameter : ours->parameters()) snapshot.push_back(parameter.clone());
+    }
+    both.train(loss, 2);
+    {
+      const torch::NoGradGuard guard;
+      auto fresh = mlp({3, 4, 2});
+      for (size_t i = 0; i < snapshot.size(); ++i) {
+        ours->parameters()[i].copy_(snapshot[i]);
+        other->parameters()[i].set_data(snapshot[i].clone());
+        both.reference->parameters()[i].copy_(fresh->parameters()[i]);
+      }
+    }
+    both.check("back at the start");
+    Pair<torch::nn::Sequential>{rank, other, mlp({3, 4, 2})}.train(loss, 3);
+    both.train(loss, 3, 10);
+  });
+}
+
+TEST(FullyShardChanges, ACloneOfWholeParametersIsWhole) {
+  // T24: ParameterList stays whole on every rank, and so does its copy; replicate's is a plain module of its own.
+  run_ranks(2, [](Rank& rank) {
+    torch::nn::ParameterList list;
+    list->append(torch::ones({3}));
+    fully_shard(list, sharded_on(rank));
+    const auto plain = mlp({3, 2});
+    auto replicated = mlp({3, 2});
+    replicate(replicated, on(rank));
+    const auto copy = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(replicated->clone());
+    assert_same(*copy, *plain, "the copy of a replicated module");
+    copy->forward(batch(0, rank.rank(), 3)).sum().backward();
+    for (const auto& parameter : replicated->parameters()) ASSERT_FALSE(parameter.grad().defined());
+    ASSERT_EQ(unit(*replicated).counters().all_reduces, 0);
+  });
+}
+
+TEST(FullyShardChanges, GradientsOfEveryWayToZeroThem) {
+  // T14: zeros stay zeros where no gradient comes, undefined ones stay undefined.
+  on_ranks([](Rank& rank) {
+    Branches ours;
+    fully_shard(ours->first, sharded_on(rank));
+    fully_shard(ours, sharded_on(rank));
+    Pair<Branches> both{rank, ours, Branches()};
+    const auto loss = [](Branches& model, int step, int r) {
+      return model->forward(batch(step, r, 3), {step % 2 == 0 ? "left" : "right"}).pow(2).sum();
+    };
+    for (int step = 0; step < 6; ++step) {
+      both.backward(loss, step);
+      both.check(c10::str("step ", step));
+      both.mine.step();
+      both.theirs.step();
+      const bool to_none = step % 3 == 2;
+      if (step % 2 == 0) {
+        both.ours->zero_grad(to_none);
+        both.reference->zero_grad(to_none);
+      } else {
+        both.mine.zero_grad(to_none);
+        both.theirs.zero_grad(to_none);
+      }
+      both.check(c10::str("zeroed after step ", step));
+    }
+  });
+}
+
+} // namespace shardwise::test
