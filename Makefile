@@ -5,7 +5,7 @@
 #   JOBS                 compilers at a time (as many as there are cores and memory for them)
 #   RANKS, FRONT, SHORT  of the demo: 2 ranks; FRONT=cpp or python; SHORT=1 for a few steps only
 #   MODE                 of the demo: replicate or, in C++, fully_shard
-#   SUITES               of the tests: some of unit_tests, rank_tests, pytest
+#   SUITES               of the tests: some of unit_tests, rank_tests, program_tests, pytest
 PYTHON ?=
 SHARDWISE_TEST_DEPS ?=
 JOBS ?=
@@ -49,7 +49,7 @@ test-fast: ## the tests without the slow ones, and without the row check
 test-sanitize: ## the C++ tests with the sanitizers for addresses and for undefined behaviour
 	$(prepare) test "$(PYTHON)"
 	@for kind in address undefined; do $(build) $$kind $(with_tests) -DSHARDWISE_BUILD_PYTHON=OFF \
-	  -DSHARDWISE_SANITIZE=$$kind --target unit_tests rank_tests $(jobs) || exit 1; done
+	  -DSHARDWISE_SANITIZE=$$kind --target unit_tests rank_tests program_tests $(jobs) || exit 1; done
 	@$(py) test/run.py --sanitizers address undefined
 
 bench: ## what wrapping costs, beside torch's own: time, instructions, copies, memory

@@ -52,12 +52,14 @@ class Suite:
 
 def cpp_suites(folder: str, suffix: str = "", **environment: str) -> list[Suite]:
     programs = ROOT / "build" / folder / "test" / "cpp"
-    unit, ranks = f"unit_tests{suffix}", f"rank_tests{suffix}"
+    unit, ranks, random = f"unit_tests{suffix}", f"rank_tests{suffix}", f"program_tests{suffix}"
     return [
         Suite(unit, [str(programs / "unit_tests"), "-r", "xml", "-o", str(OUT / f"{unit}.xml")],
               ["~[slow]"], read_catch2, 5 * MINUTES, environment),
         Suite(ranks, [str(programs / "rank_tests"), f"--gtest_output=xml:{OUT / ranks}.xml"],
               ["--gtest_filter=-*Slow*"], read_junit, 20 * MINUTES, environment),
+        Suite(random, [str(programs / "program_tests"), "-r", "xml", "-o", str(OUT / f"{random}.xml")],
+              ["~[slow]"], read_catch2, 10 * MINUTES, environment),
     ]  # fmt: skip
 
 
@@ -104,7 +106,7 @@ def judge(suite: Suite, ended: str, results: list[Result]) -> list[Result]:
 
 
 def row_check(results: list[Result]) -> Result:
-    sides = {"cpp": ("unit_tests", "rank_tests"), "py": ("pytest",)}
+    sides = {"cpp": ("unit_tests", "rank_tests", "program_tests"), "py": ("pytest",)}
     ran = {side: [result for result in results if result.suite in names] for side, names in sides.items()}
     problems = check_rows.check_files(ran["cpp"], ran["py"])
     print(f"rows: {len(problems)} problems{'' if problems else ', every row is there or excepted'}")

@@ -109,7 +109,7 @@ void FullCopies::make_flat(Front& front) {
 bool FullCopies::fits() const {
   const auto* memory = part_.storage().unsafeGetStorageImpl();
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const auto& shard = parameters_[i]->shard();
+    const auto shard = parameters_[i]->shard();
     if (!shard.has_storage() || shard.storage().unsafeGetStorageImpl() != memory || shard.dtype() != part_.dtype() ||
         shard.storage_offset() != layout_.cuts[i].offsets[rank_] || shard.numel() != numels_[i]) {
       return false;

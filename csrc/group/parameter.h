@@ -48,11 +48,12 @@ class Parameter {
     return shard_.defined() ? shard_ : is_kept_ ? kept_shard() : leaf();
   }
   /// Undefined where there is none.
-  const at::Tensor& shard() const {
-    return shard_;
+  at::Tensor shard() const {
+    return is_kept_ ? kept_shard() : shard_;
   }
   /// Whether the optimizer trains it, and whether autograd brings gradients to the leaf.
   bool requires_grad() const {
+    if (is_kept_) return kept_shard().requires_grad();
     return shard_.defined() ? shard_.requires_grad() : leaf_requires_grad();
   }
   bool leaf_requires_grad() const;

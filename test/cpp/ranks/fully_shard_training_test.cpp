@@ -35,7 +35,6 @@ struct TwoMlps {
     auto& first = model->at<MlpImpl>(0);
     if (several) inner = {wrap(first.in_proj), wrap(first.out_proj)};
     root = wrap(model);
-    end_with_calls({model.ptr()});
   }
   torch::Tensor loss(torch::nn::Sequential& which, int step, int r) const {
     return call(which, batch(step, r, width)).pow(2).sum();

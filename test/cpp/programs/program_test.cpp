@@ -1,0 +1,46 @@
+// Random programs of fully_shard() and replicate(), compared with plain LibTorch after each instruction.
+#include "programs/machine.h"
+#include "programs/options.h"
+#include "support/ranks.h"
+
+#include <catch2/catch.hpp>
+
+#include <iostream>
+
+namespace shardwise::test {
+namespace {
+
+void run_program(uint64_t seed) {
+  const Program program(seed);
+  try {
+    // Soon enough that an error names the unit, and not the time limit the program.
+    RankOptions options;
+    options.timeout = std::chrono::seconds(10);
+    run_ranks(
+        Program::kRanks, [&](Rank& rank) { Machine(rank, program).run(); }, options);
+  } catch (const std::exception& error) {
+    FAIL(program.text() << "\n" << error.what() << "\n\nOnce more: program_tests --seed " << seed);
+  }
+}
+
+void run_programs(uint64_t first, int count) {
+  if (const auto seed = chosen_seed()) {
+    std::cout << Program(*seed).text() << std::endl;
+    return run_program(*seed);
+  }
+  for (int i = 0; i < count; ++i) run_program(first + static_cast<uint64_t>(i));
+  SUCCEED();
+}
+
+} // namespace
+
+TEST_CASE("programs.random programs train as plain LibTorch does") {
+  run_programs(1000, 30);
+}
+
+// Run it by name: program_tests "[.long]".
+TEST_CASE("programs.many random programs", "[.long]") {
+  run_programs(2000, 300);
+}
+
+} // namespace shardwise::test
