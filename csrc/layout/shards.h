@@ -2,6 +2,7 @@
 
 #include <shardwise/export.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -43,6 +44,6 @@ SHARDWISE_API Shards rows(
 SHARDWISE_API Shards flat(const std::vector<std::vector<int64_t>>& shapes, int64_t world, int64_t alignment);
 
 /// Some of the parameters alone: each rank holds the same pieces of them as before, closer together.
-SHARDWISE_API Shards some_of(const Shards& shards, const std::vector<size_t>& chosen, int64_t alignment);
+SHARDWISE_API Shards some_of(const Shards& shards, const std::vector<std::size_t>& chosen, int64_t alignment);
 
 } // namespace shardwise::layout
