@@ -138,8 +138,13 @@ Agreement::Place Agreement::enter(
   return {shared_from_this(), chain, way.issued++};
 }
 
+Agreement::Place Agreement::pass(Chain chain) {
+  if (!broken_.empty()) throw Error(broken_);
+  return {shared_from_this(), chain, ways_[chain].issued++};
+}
+
 std::array<int64_t, Agreement::kChains> Agreement::positions() const {
-  return {ways_[gathers].issued, ways_[sums].issued};
+  return {ways_[group].issued, ways_[second_group].issued};
 }
 
 std::string Agreement::note_of(int rank) const {

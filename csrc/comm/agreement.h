@@ -29,14 +29,14 @@ namespace shardwise::comm {
 /// Belongs to the thread that trains, like the units that use it.
 class SHARDWISE_API Agreement : public std::enable_shared_from_this<Agreement> {
  public:
-  /// What is issued on one process group, and so in one order.
-  enum Chain : uint8_t { gathers, sums };
+  /// What is issued in one order: on the process group, or on the second one that a mesh has of the same ranks.
+  enum Chain : uint8_t { group, second_group };
   static constexpr size_t kChains = 2;
 
   /// A collective's place in the order; of none when nobody checks.
   struct Place {
     std::shared_ptr<Agreement> agreement;
-    Chain chain = gathers;
+    Chain chain = group;
     int64_t number = 0;
   };
 
@@ -53,6 +53,8 @@ class SHARDWISE_API Agreement : public std::enable_shared_from_this<Agreement> {
 
   /// A collective is about to be issued. `event` means the same on all ranks; `describe` tells what it is, for errors.
   Place enter(Chain chain, int64_t event, const std::function<std::string()>& describe, Counters& counters);
+  /// The same for one that follows from what was compared before; nothing is looked up.
+  Place pass(Chain chain);
   /// The collective at this place, `what`, takes long. Raises an Error when another rank is on another way.
   void look(Chain chain, int64_t number, const std::string& what);
   /// It came after all.

@@ -48,6 +48,11 @@ void Pending::wait() {
   fail(what_, rank_, reason_given);
 }
 
+bool Pending::done() const {
+  using namespace std::chrono_literals;
+  return ticket_ ? place_.agreement->waiter().ended(*ticket_, 0ms) : work_->isCompleted();
+}
+
 bool Pending::settle() noexcept {
   try {
     wait();
@@ -59,9 +64,8 @@ bool Pending::settle() noexcept {
 
 bool Pending::wait_and_look() {
   auto& agreement = *place_.agreement;
-  const auto ticket = knows_timeouts_ ? nullptr : agreement.waiter().add(work_);
   const auto ends_within = [&](std::chrono::milliseconds slice) {
-    if (ticket) return agreement.waiter().ended(*ticket, slice);
+    if (ticket_) return agreement.waiter().ended(*ticket_, slice);
     try {
       work_->wait(slice);
       return true;
@@ -136,8 +140,7 @@ Pending Collectives::reduce_scatter(
   auto input = flat_view(tensor);
   const auto call = [&] { return group_->_reduce_scatter_base(flat, input); };
   auto pending = launch(call, tensor, std::move(what), counters.reduce_scatters, counters);
-  // Gloo's ignores them.
-  pending.knows_timeouts_ = false;
+  if (const auto& agreement = pending.place_.agreement) pending.ticket_ = agreement->waiter().add(pending.work_);
   return pending;
 }
 

@@ -35,6 +35,8 @@ class SHARDWISE_API Pending {
   Pending(c10::intrusive_ptr<c10d::Work> work, What what, int rank, Agreement::Place place = {});
   /// Raises PeerError with the name of the collective and this rank, or the agreement's Error.
   void wait();
+  /// Whether wait() would return at once.
+  bool done() const;
   /// The same where nobody wants the result any more: returns whether it ended well, and raises nothing.
   bool settle() noexcept;
 
@@ -46,8 +48,8 @@ class SHARDWISE_API Pending {
   What what_;
   int rank_;
   Agreement::Place place_;
-  /// Whether a wait for a while ends after it.
-  bool knows_timeouts_ = true;
+  /// Of a work whose own wait knows no timeout, and that does not tell whether it is done.
+  std::shared_ptr<Waiter::Ticket> ticket_;
 };
 
 /// The collectives of one process group, issued through c10d::ProcessGroup alone, so that profilers, CommDebugMode and
@@ -79,8 +81,7 @@ class SHARDWISE_API Collectives {
 
  private:
   template <typename Call>
-  Pending launch(
-      const Call& call, const at::Tensor& tensor, What what, int64_t& calls, Counters& counters) const;
+  Pending launch(const Call& call, const at::Tensor& tensor, What what, int64_t& calls, Counters& counters) const;
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   Agreement::Place place_;

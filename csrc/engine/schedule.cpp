@@ -1,6 +1,7 @@
 #include "engine/schedule.h"
 
 #include "engine/backward_watch.h"
+#include "engine/trees.h"
 #include "engine/unit.h"
 
 #include <c10/core/GradMode.h>
@@ -14,8 +15,17 @@ namespace {
 
 namespace autograd = torch::autograd;
 
+void append(const std::shared_ptr<Unit>& unit, std::vector<std::shared_ptr<Unit>>& order) {
+  auto inner = unit->inner();
+  std::sort(inner.begin(), inner.end(), [](const auto& a, const auto& b) { return a->number() > b->number(); });
+  for (const auto& below : inner) append(below, order);
+  order.push_back(unit);
+}
+
+} // namespace
+
 /// Which leaves the running backward will bring a gradient to.
-class Expectation {
+class Schedule::Expectation {
  public:
   bool holds(const at::Tensor& leaf) const {
     const auto accumulator = autograd::impl::try_get_grad_accumulator(leaf);
@@ -31,15 +41,6 @@ class Expectation {
       autograd::get_current_graph_task_exec_info();
 };
 
-void append(const std::shared_ptr<Unit>& unit, std::vector<std::shared_ptr<Unit>>& order) {
-  auto inner = unit->inner();
-  std::sort(inner.begin(), inner.end(), [](const auto& a, const auto& b) { return a->number() > b->number(); });
-  for (const auto& below : inner) append(below, order);
-  order.push_back(unit);
-}
-
-} // namespace
-
 void Schedule::add(const std::shared_ptr<Unit>& unit) {
   std::erase_if(units_, [](const auto& weak) { return weak.expired(); });
   units_.push_back(unit);
@@ -48,6 +49,7 @@ void Schedule::add(const std::shared_ptr<Unit>& unit) {
 void Schedule::take_over(Schedule& other) {
   for (const auto& unit : other.units()) {
     unit->set_schedule(shared_from_this());
+    add_to_tree(*unit, shared_from_this());
     units_.push_back(unit);
   }
   open_.insert(open_.end(), other.open_.begin(), other.open_.end());
@@ -91,6 +93,7 @@ void Schedule::enter(Unit& unit, Keep keep) {
     unit.backward.engaged = true;
   }
   unit.unshard(backward);
+  if (backward) advance();
 }
 
 // The unit itself stays open, for it may run again at once: on some ranks more often than on others.
@@ -114,7 +117,31 @@ void Schedule::close_all() {
   }
 }
 
+// Which of several trees a backward comes to first may differ between ranks: all that it will come to join at once.
 void Schedule::join_backward() {
+  if (backward_ != -1) return;
+  const Expectation expectation;
+  const auto is_reached = [&](const std::shared_ptr<Unit>& unit) {
+    const auto& parameters = unit->parameters();
+    return std::any_of(parameters.begin(), parameters.end(), [&](const auto& parameter) {
+      return parameter->alive() && expectation.holds(parameter->leaf());
+    });
+  };
+  bool another_is_first = false;
+  for (const auto& tree : trees_beside(units())) {
+    const auto theirs = tree->units();
+    if (tree.get() == this || !std::any_of(theirs.begin(), theirs.end(), is_reached)) continue;
+    if (tree->number_ > number_) {
+      join(expectation, another_is_first);
+      another_is_first = true;
+    }
+    tree->join(expectation, another_is_first);
+    another_is_first = true;
+  }
+  join(expectation, another_is_first);
+}
+
+void Schedule::join(const Expectation& expectation, bool another_is_first) {
   if (backward_ != -1) return;
   settle();
   const auto watch = BackwardWatch::current();
@@ -123,8 +150,7 @@ void Schedule::join_backward() {
   backward_ = autograd::get_current_graph_task_id();
   order_ = reduce_order();
   launched_ = 0;
-  late_ = std::any_of(order_.begin(), order_.end(), [](const auto& unit) { return unit->gathers_where_it_reduces(); });
-  const Expectation expectation;
+  reached_ = false;
   for (const auto& unit : order_) {
     unit->renew_groups();
     unit->backward.missing = 0;
@@ -135,6 +161,9 @@ void Schedule::join_backward() {
     }
     if (unit->backward.missing > 0) unit->backward.engaged = true;
   }
+  late_ =
+      another_is_first || std::any_of(order_.begin(), order_.end(), [](const auto& unit) { return unit->sums_late(); });
+  agree_on_sums(order_);
 }
 
 void Schedule::note(Unit& unit, group::Parameter& parameter) {
@@ -152,18 +181,20 @@ void Schedule::gradient_arriving(Unit& unit, group::Parameter& parameter, bool d
 void Schedule::gradient_arrived(Unit& unit, group::Parameter& parameter) {
   join_backward();
   if (const auto watch = watch_.lock()) watch->arrived(shared_from_this());
+  reached_ = true;
   unit.backward.engaged = true;
   note(unit, parameter);
   advance();
 }
 
-// Where sums share a process group with all-gathers they wait for the end: when gradients become ready may differ
-// between ranks, and so would the order of gathers and sums on it.
+// Where sums share a process group with all-gathers, or with those of another tree, they wait for the end: when
+// gradients become ready may differ between ranks, and so would the order on it. For the same reason nobody waits for a
+// sum here: the ranks that it waits for may need a gather that this rank comes to later.
 void Schedule::advance() {
-  if (late_ || backward_ != autograd::get_current_graph_task_id()) return;
+  if (!reached_ || late_ || backward_ != autograd::get_current_graph_task_id()) return;
   while (launched_ < order_.size()) {
     auto& unit = *order_[launched_];
-    if (unit.backward.missing > 0) return;
+    if (unit.backward.missing > 0 || (in_flight_ && !in_flight_->reduced())) return;
     launch(unit);
     ++launched_;
   }

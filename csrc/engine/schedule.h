@@ -26,8 +26,8 @@ enum class Keep : uint8_t { outer, outer_and_inner, all };
 ///
 /// Gradients: at its first event a backward asks autograd which parameters will get one. A unit whose gradients are
 /// all there is reduced, but only after those before it in an order that is the same on every rank and follows from
-/// the tree alone: inner units before outer ones, and those made later first. The rest follows at the end, where all
-/// gradients are published. One sum is under way at a time.
+/// the tree alone: inner units before outer ones, and those made later first. One sum is under way at a time; the next
+/// one starts at the next event after it is done. The rest follows at the end, where all gradients are published.
 ///
 /// Belongs to the thread that trains; autograd's device threads may call in one at a time.
 class Schedule : public std::enable_shared_from_this<Schedule> {
@@ -65,7 +65,9 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
 
  private:
   std::vector<std::shared_ptr<Unit>> reduce_order() const;
+  class Expectation;
   void join_backward();
+  void join(const Expectation& expectation, bool another_is_first);
   void settle();
   void note(Unit& unit, group::Parameter& parameter);
   void advance();
@@ -86,6 +88,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   std::weak_ptr<BackwardWatch> watch_;
   std::vector<std::shared_ptr<Unit>> order_;
   size_t launched_ = 0;
+  /// It brought a gradient: one that brings none, as for the inputs alone, sums nothing.
+  bool reached_ = false;
   /// Sums wait for the end of the backward.
   bool late_ = false;
   std::shared_ptr<Unit> in_flight_;

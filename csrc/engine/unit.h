@@ -77,7 +77,15 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
     return mesh_;
   }
   const comm::Collectives& collectives() const {
-    return gather_;
+    return reduce_;
+  }
+  /// Null where nothing is compared.
+  const std::shared_ptr<comm::Agreement>& agreement() const {
+    return agreement_;
+  }
+  /// Its number among the units of the agreement, the same on all ranks.
+  int64_t number_for_all() const {
+    return number_for_all_;
   }
   at::Device device() const {
     return mesh_.device();
@@ -135,9 +143,11 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   // Gradients.
   /// Whether this unit reduces at the end of the running backward.
   bool takes_part() const;
-  /// Its gathers and the sums of its tree share a process group.
-  bool gathers_where_it_reduces() const;
+  /// The sums of its tree wait for the end: its gathers share a process group with them, or nobody compares the order.
+  bool sums_late() const;
   void begin_reduce();
+  /// Whether wait_reduce() would return at once.
+  bool reduced() const;
   void wait_reduce();
   void publish();
   void forget_backward();
@@ -179,8 +189,7 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void broadcast(const std::vector<NamedTensor>& tensors);
   template <typename Do>
   void for_full_copies(const Do& act);
-  enum class Step : int8_t { gather_in_forward, gather_in_backward, sum };
-  comm::Collectives next(Step step);
+  comm::Collectives gather_in_order();
   std::string describe() const;
   void make_shard(group::Parameter& parameter);
   group::Group::Setting setting() const;

@@ -31,6 +31,10 @@ class Gradients {
 
   /// Copies what waits into the bucket and starts the sum; each parameter then has nothing waiting.
   void begin(const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters);
+  /// Whether wait() would return at once.
+  bool done() const {
+    return !pending_ || pending_->done();
+  }
   /// Waits for the sum, and gives the bucket back.
   void wait(comm::Buffers& buffers);
   /// Publishes the means, as views of the sum. After wait().

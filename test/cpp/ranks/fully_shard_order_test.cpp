@@ -69,7 +69,7 @@ void expect_disagreement(
 } // namespace
 
 TEST(FullyShardOrder, ForwardInAnotherOrder) {
-  // T01, R03: silent without the check, for all units are of one size.
+  // T01, T02, R23: silent without the check, for all units are of one size.
   const auto swapped = [](Twins& model, std::vector<Unit>&, int step) { loss_of("acb")(model, step, 1).backward(); };
   for (const int world : {2, 3}) {
     expect_disagreement(world, swapped, {"all-gather of unit 'b' (b.weight", "all-gather of unit 'c' (c.weight"});
@@ -99,8 +99,7 @@ TEST(FullyShardOrder, NoSynchronisationOnOneRank) {
   };
   expect_disagreement(
       2, no_sync,
-      {"rank 0 waits for the reduce-scatter of the gradients of unit 'c'",
-       "rank 1 waits for the all-gather of unit 'a'"});
+      {"rank 0 waits for", "rank 1 is about to start a backward that sums no gradients (units 'c', 'b', 'a', '')"});
 }
 
 TEST(FullyShardOrder, AnExceptionOnOneRank) {
@@ -109,6 +108,12 @@ TEST(FullyShardOrder, AnExceptionOnOneRank) {
     units.back().reset();
   };
   expect_disagreement(2, fail, {"unit 'a'", "unit 'c'"});
+}
+
+TEST(FullyShardOrder, AnOperationOnOneRank) {
+  // T05: a look at a full parameter is a gather.
+  const auto look = [](Twins& model, std::vector<Unit>&, int) { model->c->weight.norm(); };
+  expect_disagreement(2, look, {"unit 'a'", "unit 'c'"});
 }
 
 TEST(FullyShardOrder, AWrapOnOneRank) {
@@ -172,6 +177,53 @@ TEST(FullyShardOrder, HowOftenInARowMayDiffer) {
   });
 }
 
+TEST(FullyShardOrder, AUnitThatIsDoneEarlierOnSomeRanks) {
+  // T01: its sum waits on one rank until the very end; the others must not wait for it before they gather what that
+  // rank needs.
+  struct LateImpl : torch::nn::Module {
+    LateImpl() {
+      fill(*this);
+      torch::NoGradGuard no_grad;
+      scale.set_requires_grad(false);
+    }
+    torch::Tensor forward(torch::Tensor x, bool all) {
+      x = x * scale;
+      return all ? early->forward(x) : x;
+    }
+    torch::Tensor again(const torch::Tensor& x) {
+      return late->forward(x);
+    }
+    torch::Tensor scale = register_parameter("scale", torch::ones({4}));
+    torch::nn::Linear early = register_module("early", torch::nn::Linear(4, 4));
+    torch::nn::Linear late = register_module("late", torch::nn::Linear(4, 4));
+  };
+  struct AroundImpl : torch::nn::Module {
+    torch::Tensor forward(torch::Tensor x, bool all) {
+      x = torch::tanh(around->forward(x, all));
+      for (auto* block : {&a, &b}) x = torch::tanh((*block)->forward(x));
+      return around->again(x);
+    }
+    torch::nn::Linear a = register_module("a", torch::nn::Linear(4, 4));
+    torch::nn::Linear b = register_module("b", torch::nn::Linear(4, 4));
+    std::shared_ptr<LateImpl> around = register_module("around", std::make_shared<LateImpl>());
+  };
+  using Around = torch::nn::ModuleHolder<AroundImpl>;
+  run_ranks(3, [](Rank& rank) {
+    Around ours(std::make_shared<AroundImpl>());
+    Around reference(std::make_shared<AroundImpl>());
+    fill(*ours->a);
+    fill(*ours->b);
+    fill(*reference->a);
+    fill(*reference->b);
+    fully_shard(ours->a, sharded_on(rank));
+    fully_shard(ours->b, sharded_on(rank));
+    fully_shard(ours->around, sharded_on(rank).reshard_after_forward(false)).set_reshard_after_backward(false);
+    fully_shard(ours, sharded_on(rank));
+    Pair<Around>{rank, ours, reference}.train(
+        [](Around& model, int step, int r) { return model->forward(batch(step, r, 4), r == 0).pow(2).sum(); }, 4);
+  });
+}
+
 TEST(FullyShardOrder, ReplicateWithoutSynchronisationOnOneRank) {
   closing(2, [](Rank& rank) {
     Twins ours;
@@ -184,8 +236,7 @@ TEST(FullyShardOrder, ReplicateWithoutSynchronisationOnOneRank) {
       loss_of("abc")(ours, 2, rank.rank()).backward();
     };
     expect_error<Error>(
-        differ, {"rank 0 waits for the all-reduce of the gradients of unit 'b'",
-                 "rank 1 is about to start the sum of the gradients of unit 'a'"});
+        differ, {"rank 1 is about to start a backward that sums the gradients of units 'c', 'a', '', but not of 'b'"});
   });
 }
 

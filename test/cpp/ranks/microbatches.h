@@ -65,6 +65,7 @@ inline void begin_microbatch(Transformer& model, int microbatch, bool unshard_fi
     root.unshard(/*async=*/true);
   }
   root.set_requires_gradient_sync(last);
+  root.set_is_last_backward(last);
   if (keep_full) root.set_reshard_after_backward(last);
 }
 

@@ -1,0 +1,105 @@
+#include "engine/trees.h"
+
+#include "engine/schedule.h"
+#include "engine/unit.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <unordered_map>
+
+namespace shardwise::engine {
+namespace {
+
+/// The trees with units of an agreement, which is one rank's: ranks may be threads.
+struct Table {
+  std::mutex mutex;
+  std::unordered_map<const comm::Agreement*, std::vector<std::weak_ptr<Schedule>>> trees;
+
+  static Table& get() {
+    static auto* table = new Table;
+    return *table;
+  }
+};
+
+using Units = std::vector<const Unit*>;
+
+std::map<comm::Agreement*, Units> by_agreement(const std::vector<std::shared_ptr<Unit>>& units) {
+  std::map<comm::Agreement*, Units> result;
+  for (const auto& unit : units) {
+    if (unit->agreement()) result[unit->agreement().get()].push_back(unit.get());
+  }
+  return result;
+}
+
+bool sums(const Unit& unit) {
+  return unit.takes_part() && unit.options.sync;
+}
+
+std::string describe(const Units& units) {
+  std::string with;
+  std::string without;
+  for (const auto* unit : units) {
+    auto& names = sums(*unit) ? with : without;
+    names += c10::str(names.empty() ? "'" : ", '", unit->name(), "'");
+  }
+  if (with.empty()) return "a backward that sums no gradients (units " + without + ")";
+  const auto rest = without.empty() ? "" : ", but not of " + without;
+  return "a backward that sums the gradients of units " + with + rest;
+}
+
+/// Not negative numbers are units' own, and the first two negative ones have a meaning of their own.
+int64_t event_of(const Units& units) {
+  uint64_t hash = 14695981039346656037ULL;
+  for (const auto* unit : units) {
+    const auto word = 2 * static_cast<uint64_t>(unit->number_for_all()) + (sums(*unit) ? 1 : 0);
+    hash = (hash ^ word) * 1099511628211ULL;
+  }
+  return -3 - static_cast<int64_t>(hash >> 2);
+}
+
+} // namespace
+
+void agree_on_sums(const std::vector<std::shared_ptr<Unit>>& units) {
+  // In the order of the trees' units, which is the same on all ranks; that of addresses is not.
+  auto groups = by_agreement(units);
+  for (const auto& unit : units) {
+    const auto group = groups.find(unit->agreement().get());
+    if (group == groups.end()) continue;
+    const auto text = [&] { return describe(group->second); };
+    group->first->enter(comm::Agreement::group, event_of(group->second), text, unit->own_counters());
+    groups.erase(group);
+  }
+}
+
+void add_to_tree(const Unit& unit, const std::shared_ptr<Schedule>& tree) {
+  if (!unit.agreement()) return;
+  auto& table = Table::get();
+  const std::lock_guard lock(table.mutex);
+  auto& trees = table.trees[unit.agreement().get()];
+  std::erase_if(trees, [&](const auto& other) { return other.expired() || other.lock() == tree; });
+  trees.push_back(tree);
+  std::erase_if(table.trees, [](const auto& entry) {
+    return std::all_of(entry.second.begin(), entry.second.end(), [](const auto& other) { return other.expired(); });
+  });
+}
+
+std::vector<std::shared_ptr<Schedule>> trees_beside(const std::vector<std::shared_ptr<Unit>>& units) {
+  std::vector<std::shared_ptr<Schedule>> trees;
+  {
+    auto& table = Table::get();
+    const std::lock_guard lock(table.mutex);
+    for (const auto& [agreement, own] : by_agreement(units)) {
+      for (const auto& weak : table.trees[agreement]) {
+        if (auto tree = weak.lock()) trees.push_back(std::move(tree));
+      }
+    }
+  }
+  std::sort(trees.begin(), trees.end(), [](const auto& a, const auto& b) { return a->number() < b->number(); });
+  trees.erase(std::unique(trees.begin(), trees.end()), trees.end());
+  return trees;
+}
+
+} // namespace shardwise::engine

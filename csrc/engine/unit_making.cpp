@@ -1,0 +1,205 @@
+#include "engine/unit.h"
+
+#include "engine/shards.h"
+#include "engine/structure.h"
+#include "engine/trees.h"
+#include "group/compute_guard.h"
+
+#include <shardwise/error.h>
+
+#include <ATen/ops/detach.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <set>
+
+namespace shardwise::engine {
+namespace {
+
+std::atomic<int64_t> next_number = 0;
+
+/// For the agreement; events of units are not negative.
+constexpr int64_t kWrapping = -2;
+
+const char* kind_of(const UnitSettings& settings) {
+  return settings.layout == group::Layout::replicate ? "replicate" : "fully_shard";
+}
+
+const std::string& only_axis(const Mesh& mesh, const UnitSettings& settings) {
+  if (mesh.ndim() != 1) {
+    throw ValueError(c10::str(
+        "shardwise: ", kind_of(settings), " expects a 1D DeviceMesh but got ", mesh.describe(),
+        ". Give it a mesh of one axis, over the ranks that are to hold ",
+        settings.layout == group::Layout::replicate ? "copies." : "shards."));
+  }
+  return mesh.axes().front().name;
+}
+
+std::string line(const NamedTensor& parameter, bool sharded) {
+  const auto& tensor = parameter.tensor;
+  const auto cut = !sharded ? "" : parameter.whole ? " whole" : c10::str(" cut along ", parameter.shard_dim);
+  return c10::str(
+      "'", parameter.names.front(), "' ", c10::getDtypeNames(tensor.scalar_type()).first, " ", tensor.sizes(), cut,
+      tensor.requires_grad() ? "" : " frozen");
+}
+
+void check_can_be_sharded(const NamedTensor& parameter) {
+  if (parameter.whole) return;
+  const auto& tensor = parameter.tensor;
+  const auto& name = parameter.names.front();
+  if (tensor.layout() != at::kStrided || tensor.is_meta()) {
+    throw ValueError(c10::str(
+        "shardwise: the parameter '", name, "' is ", tensor.is_meta() ? "on the meta device" : "not a dense tensor",
+        "; only dense tensors with values can be sharded. ",
+        tensor.is_meta() ? "Give it values first, or name it in ignored_parameters."
+                         : "Name it in ignored_parameters."));
+  }
+  if (tensor.dim() == 0) {
+    throw ValueError(c10::str(
+        "shardwise: fully_shard doesn't support scalar parameters. Change ", name,
+        " to a 1D tensor with numel equal to 1."));
+  }
+  if (!tensor.is_contiguous()) {
+    throw ValueError(c10::str(
+        "shardwise: FSDP does not support non-contiguous parameters yet: '", name, "' has sizes ", tensor.sizes(),
+        " and strides ", tensor.strides(), ". Make it contiguous() before fully_shard()."));
+  }
+  if (parameter.shard_dim < 0 || parameter.shard_dim >= tensor.dim()) {
+    throw ValueError(c10::str(
+        "shardwise: '", name, "' has ", tensor.dim(), " dimensions and cannot be sharded along dimension ",
+        parameter.shard_dim, ". shard_placement must give one that it has."));
+  }
+}
+
+/// What stands before `local` at the end of `full`, without the dot.
+std::string path_before(const std::string& full, const std::string& local) {
+  const auto size = full.size() - std::min(full.size(), local.size());
+  return full.substr(0, size > 0 ? size - 1 : 0);
+}
+
+} // namespace
+
+const char* Unit::kind() const {
+  return kind_of(settings_);
+}
+
+Unit::Unit(const Mesh& mesh, const UnitSettings& settings)
+    : number_(next_number++),
+      mesh_(mesh),
+      settings_(settings),
+      gather_(mesh.group(only_axis(mesh, settings))),
+      reduce_(gather_),
+      schedule_(std::make_shared<Schedule>(number_)) {
+  options.reshard_after_forward = settings.reshard_after_forward;
+}
+
+std::shared_ptr<Unit> Unit::create(
+    const Mesh& mesh, std::vector<NamedTensor> parameters, const std::vector<NamedTensor>& buffers,
+    const UnitSettings& settings) {
+  std::shared_ptr<Unit> unit(new Unit(mesh, settings));
+  std::vector<NamedTensor> own;
+  std::vector<NamedTensor> adopted;
+  for (auto& parameter : parameters) (of(parameter.tensor) ? adopted : own).push_back(std::move(parameter));
+  if (unit->sharded()) std::for_each(own.begin(), own.end(), check_can_be_sharded);
+  unit->agreement_ = comm::Agreement::of(mesh.group(mesh.axes().front().name));
+  unit->check_structure(own, adopted.size());
+  unit->schedule_->add(unit);
+  add_to_tree(*unit, unit->schedule_);
+  unit->adopt(adopted);
+  if (settings.broadcast) {
+    unit->broadcast(own);
+    unit->broadcast(buffers);
+  }
+  if (unit->sharded()) {
+    const auto& axis = mesh.axes().front().name;
+    // Sums stay where those of replicated units are; gathers get the other process group.
+    unit->gather_ = comm::Collectives(mesh.reduce_group(axis));
+    unit->separate_ = mesh.reduce_group(axis) != mesh.group(axis);
+  }
+  for (auto& [names, tensor, dim, whole] : own) {
+    auto& parameter = *unit->parameters_.emplace_back(std::make_unique<group::Parameter>(std::move(names), tensor));
+    parameter.shard_dim = dim;
+    parameter.whole = whole || !unit->sharded();
+    parameter.watch(unit, *unit);
+    if (!parameter.whole) unit->make_shard(parameter);
+  }
+  unit->groups_ = group::Group::make(unit->parameters_, unit->setting());
+  return unit;
+}
+
+void Unit::make_shard(group::Parameter& parameter) {
+  const auto leaf = parameter.leaf();
+  at::Tensor shard;
+  {
+    const group::ComputeGuard guard;
+    // Of full size at first: its group, which knows who holds what, takes this rank's piece of it.
+    shard = leaf.detach();
+  }
+  parameter.set_shard(shard.set_requires_grad(leaf.requires_grad()));
+  add_shard(shard, weak_from_this());
+}
+
+void Unit::check_structure(const std::vector<NamedTensor>& own, size_t adopted) {
+  if (gather_.size() == 1) return;
+  if (agreement_) {
+    const auto text = [&] {
+      return c10::str(kind(), "() of ", own.empty() ? "no parameters" : own.front().names.front());
+    };
+    agreement_->enter(comm::Agreement::group, kWrapping, text, counters_);
+    number_for_all_ = agreement_->next_number();
+  }
+  std::vector<std::string> lines;
+  for (const auto& parameter : own) lines.push_back(line(parameter, sharded()));
+  lines.push_back(c10::str("the end of a ", kind(), ", after ", adopted, " parameters of inner units"));
+  compare_structure(lines, gather_, mesh_.device(), counters_);
+}
+
+// Inner units are renamed as seen from here: errors then give the full names of parameters.
+void Unit::adopt(const std::vector<NamedTensor>& adopted) {
+  std::map<at::TensorImpl*, const NamedTensor*> found;
+  std::set<std::shared_ptr<Unit>> tops;
+  const auto top_of = [](std::shared_ptr<Unit> unit) {
+    while (unit->outer_) unit = unit->outer_;
+    return unit;
+  };
+  for (const auto& parameter : adopted) {
+    found[parameter.tensor.unsafeGetTensorImpl()] = &parameter;
+    tops.insert(top_of(of(parameter.tensor)));
+  }
+  for (const auto& top : tops) {
+    for (const auto& inner : top->tree()) {
+      const auto prefix = inner->name_.empty() ? 0 : inner->name_.size() + 1;
+      for (const auto& parameter : inner->parameters_) {
+        const auto seen = found.find(parameter->visible().unsafeGetTensorImpl());
+        if (seen == found.end()) {
+          throw ValueError(c10::str(
+              "shardwise: some parameters of this module belong to a unit that reaches outside of it (its parameter '",
+              parameter->name(),
+              "' does not lie below this module). Wrap inner modules first, outer ones after them; "
+              "modules that share a parameter must be in one unit."));
+        }
+        const auto& names = seen->second->names;
+        inner->name_ = path_before(names.front(), parameter->name().substr(prefix));
+        parameter->rename(names);
+      }
+    }
+    top->outer_ = shared_from_this();
+    inner_.push_back(top);
+    schedule_->take_over(*std::shared_ptr(top->schedule_));
+  }
+}
+
+void Unit::broadcast(const std::vector<NamedTensor>& tensors) {
+  if (gather_.size() == 1) return;
+  const group::ComputeGuard guard;
+  for (const auto& [names, tensor, dim, whole] : tensors) {
+    auto values = tensor.detach();
+    auto wire = values.is_non_overlapping_and_dense() ? values.as_strided({values.numel()}, {1}) : values.contiguous();
+    gather_.broadcast(wire, 0, c10::str("the broadcast of '", names.front(), "' from rank 0"), counters_).wait();
+    if (!wire.is_alias_of(values)) values.copy_(wire);
+  }
+}
+
+} // namespace shardwise::engine

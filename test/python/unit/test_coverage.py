@@ -1,0 +1,48 @@
+"""docs/coverage.md names every way to be wrong, and only tests that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs" / "coverage.md"
+
+
+def rows() -> dict[str, str]:
+    found = re.findall(r"^\| ([TR]\d\d(?: to [TR]\d\d)?) \|.*\| (.+) \|$", PAGE.read_text(), re.MULTILINE)
+    return dict(found)
+
+
+def cpp_tests() -> set[str]:
+    sources = "".join(path.read_text() for path in (ROOT / "test" / "cpp").rglob("*.cpp"))
+    return {f"{suite}.{name}" for suite, name in re.findall(r"\bTEST\((\w+),\s*(\w+)\)", sources)}
+
+
+def covered(ids: list[str]) -> set[str]:
+    names = set()
+    for text in ids:
+        first, _, last = text.partition(" to ")
+        names |= {f"{first[0]}{n:02}" for n in range(int(first[1:]), int((last or first)[1:]) + 1)}
+    return names
+
+
+def test_every_way_has_a_row() -> None:
+    expected = {f"T{n:02}" for n in range(1, 37)} | {f"R{n:02}" for n in range(1, 44)}
+    assert expected <= covered(list(rows()))
+
+
+def test_named_tests_exist() -> None:
+    named = {name for tests in rows().values() for name in re.findall(r"`(\w+\.\w+)`", tests)}
+    assert len(named) > 50
+    assert named - cpp_tests() == set()
+
+
+@pytest.mark.parametrize("way", sorted(rows()))
+def test_a_row_names_a_test_or_says_why_there_is_none(way: str) -> None:
+    tests = rows()[way]
+    assert re.search(r"`\w+\.\w+`|`(unit|program)_tests`|pytest \(", tests) or re.match(r"none|every test", tests)
+    for file in re.findall(r"\((\w+\.(?:py|cpp))\)", tests):
+        assert list((ROOT / "test").rglob(file)), file
