@@ -2,6 +2,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <future>
 #include <mutex>
 #include <thread>
 
@@ -28,11 +29,9 @@ struct Waiter::State {
       const auto ticket = tickets.front();
       tickets.pop_front();
       lock.unlock();
-      try {
-        ticket->work->wait();
-      } catch (...) {
-        // Whoever waits for the work itself gets it.
-      }
+      // Whoever waits for the work itself gets its error.
+      std::packaged_task<void()> wait([&] { ticket->work->wait(); });
+      wait();
       lock.lock();
       ticket->ended = true;
       changed.notify_all();

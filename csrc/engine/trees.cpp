@@ -57,7 +57,7 @@ int64_t event_of(const Units& units) {
     const auto word = 2 * static_cast<uint64_t>(unit->number_for_all()) + (sums(*unit) ? 1 : 0);
     hash = (hash ^ word) * 1099511628211ULL;
   }
-  return -3 - static_cast<int64_t>(hash >> 2);
+  return -3 - static_cast<int64_t>(hash / 4);
 }
 
 } // namespace

@@ -18,8 +18,12 @@ struct LastCopy {
   c10::weak_intrusive_ptr<at::TensorImpl> copy{c10::intrusive_ptr<at::TensorImpl>()};
   std::weak_ptr<engine::Unit> unit;
   std::string parameter;
+
+  static LastCopy& get() {
+    thread_local LastCopy value;
+    return value;
+  }
 };
-thread_local LastCopy last_copy;
 
 /// The copy of a shard keeps the key, so that set_data() with it is seen.
 void run_copy(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -29,6 +33,7 @@ void run_copy(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, to
   if (!unit) return;
   const at::Tensor& copy = stack->back().toTensor();
   add_touch_key(copy);
+  auto& last_copy = LastCopy::get();
   last_copy.copy = c10::weak_intrusive_ptr<at::TensorImpl>(copy.getIntrusivePtr());
   last_copy.unit = unit;
   last_copy.parameter = unit->parameter_of_shard(source)->name();
@@ -43,6 +48,7 @@ void run_clone(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, t
 void run_set_data(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto& target = torch::jit::peek(*stack, 0, 2).toTensor();
   const auto& source = torch::jit::peek(*stack, 1, 2).toTensor();
+  const auto& last_copy = LastCopy::get();
   const auto made = last_copy.copy.lock();
   if (made && source.unsafeGetTensorImpl() == made.get()) {
     const auto unit = last_copy.unit.lock();

@@ -29,10 +29,7 @@ TEST(FullyShardGradientAccumulation, GradientAccumulation) {
               "waiting ", static_cast<int>(waiting), ", reshard after forward ",
               reshard ? *reshard ? "yes" : "no" : "-", ", keep full ", keep_full));
           Wrapping<torch::nn::Sequential> wrapping{
-              .wrap =
-                  [=](torch::nn::Sequential& model, Rank& rank) {
-                    wrap_mlps(model, sharding(rank, reshard));
-                  },
+              .wrap = [=](torch::nn::Sequential& model, Rank& rank) { wrap_mlps(model, sharding(rank, reshard)); },
               .before = [=](torch::nn::Sequential& model, int part) { set_flags(model, part, waiting, keep_full); }};
           const auto all_gathers = gathers(reshard, waiting, keep_full);
           // Those that no table has a number for are compared on two ranks only.
