@@ -157,7 +157,8 @@ def _run(job: _Job, results: Connection, function: Callable[..., Any], args: tup
 
 
 def _is_by_peer(error: BaseException) -> bool:
-    return isinstance(error, (PeerError, dist.DistError)) or "Connection closed by peer" in str(error)
+    signs = ("closed by peer", "reset by peer", "Broken pipe")
+    return isinstance(error, (PeerError, dist.DistError)) or any(sign in str(error) for sign in signs)
 
 
 def _collect(ranks: list[_Rank], name: str, timeout: float, folder: Path) -> None:
