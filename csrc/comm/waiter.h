@@ -1,5 +1,7 @@
 #pragma once
 
+#include <shardwise/export.h>
+
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <chrono>
@@ -9,7 +11,7 @@ namespace shardwise::comm {
 
 /// Waits for works on a thread of its own: some works of Gloo know no timeout. A work that never ends keeps that
 /// thread, until its process group gives up, but nobody else: neither a caller nor the destructor waits for it.
-class Waiter {
+class SHARDWISE_API Waiter {
  public:
   /// A work that is waited for.
   class Ticket;
