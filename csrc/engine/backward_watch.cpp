@@ -70,7 +70,7 @@ BackwardWatch::~BackwardWatch() {
     const std::lock_guard lock(running.mutex);
     running.watches.erase(backward_);
   }
-  for (const auto& tree : touched_) tree->forget_backward();
+  for (const auto& tree : touched_) tree->abandon_backward();
 }
 
 } // namespace shardwise::engine

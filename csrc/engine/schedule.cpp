@@ -230,6 +230,20 @@ void Schedule::settle() {
   for (const auto& unit : order) unit->publish();
 }
 
+// When a sum starts depends on when the one before was done. Where a backward dies on all ranks, those that all can
+// start are started, whatever was under way then: on no rank is one left over that others do not join.
+void Schedule::abandon_backward() noexcept {
+  try {
+    while (reached_ && !late_ && launched_ < order_.size() && order_[launched_]->backward.missing == 0) {
+      launch(*order_[launched_]);
+      ++launched_;
+    }
+  } catch (const std::exception& error) {
+    TORCH_WARN("shardwise: after a backward that failed, a sum failed too: ", error.what());
+  }
+  forget_backward();
+}
+
 void Schedule::forget_backward() {
   order_.clear();
   in_flight_.reset();

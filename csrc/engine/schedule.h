@@ -55,6 +55,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void gradient_arrived(Unit& unit, group::Parameter& parameter);
   /// The end of a backward that brought gradients to this tree.
   void end_backward();
+  /// A backward died in the middle.
+  void abandon_backward() noexcept;
   /// The end of a backward that failed, or that brought none. Units that were used still take part in the next one.
   void forget_backward();
   /// The same outside of a backward, and every unit is resharded whatever its options.

@@ -75,7 +75,7 @@ MUTANTS = [
     Mutant(
         "keep what a failed backward brought",
         "csrc/engine/backward_watch.cpp",
-        "  for (const auto& tree : touched_) tree->forget_backward();\n}",
+        "  for (const auto& tree : touched_) tree->abandon_backward();\n}",
         "}",
     ),
     Mutant(
