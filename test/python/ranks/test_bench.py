@@ -37,7 +37,6 @@ def test_units_cost_something_and_the_wrappings_differ(modules):
     found = {figure.name: figure for figure in host.figures(costs, "us", 1)}
     for wrap in ("fully_shard", "fully_shard_keep", "fully_shard_flat", "replicate", "none"):
         assert found[f"C++ {wrap}, 4 blocks"].unit in ("us a unit", "us a block")
-    assert found["C++ fully_shard, 4 blocks"].value > found["C++ replicate, 4 blocks"].value > 0
     assert {figure.unit for name, figure in found.items() if "call" in name} == {"us a call"}
 
 
