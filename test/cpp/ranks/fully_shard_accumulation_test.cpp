@@ -45,10 +45,7 @@ TEST(FullyShardGradientAccumulation, GradientAccumulation) {
 }
 
 TEST(FullyShardGradientAccumulation, 1f1bMicrobatching) {
-  auto program = text_program();
-  program.steps = 4;
-  program.parts = kMicrobatches;
-  for (const auto& expected : expect_alone(program)) {
+  for (const auto& expected : expect_alone(pipeline_program())) {
     AlikeRuns runs;
     for (const bool unshard_first : {false, true}) {
       for (const bool keep_full : {false, true}) {

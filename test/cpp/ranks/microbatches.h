@@ -55,6 +55,14 @@ inline void set_flags(torch::nn::Sequential& model, int microbatch, Waiting wait
   }
 }
 
+/// Four steps of three microbatches of text, for 1F1B.
+inline auto pipeline_program() {
+  auto program = text_program();
+  program.steps = 4;
+  program.parts = kMicrobatches;
+  return program;
+}
+
 /// As a pipeline stage of 1F1B does: gradients are averaged at the last microbatch, full copies may be brought first by
 /// hand, and may stay until the last.
 inline void begin_microbatch(Transformer& model, int microbatch, bool unshard_first, bool keep_full) {
