@@ -5,7 +5,7 @@
 #   JOBS                 compilers at a time (as many as there are cores and memory for them)
 #   RANKS, FRONT, SHORT  of the demo: 2 ranks; FRONT=cpp or python; SHORT=1 for a few steps only
 #   MODE                 of the demo: replicate or, in C++, fully_shard
-#   SUITES               of the tests: some of unit_tests, rank_tests, program_tests, pytest
+#   SUITES               of the tests: some of unit_tests, rank_tests, program_tests, pytest; only these are built
 PYTHON ?=
 SHARDWISE_TEST_DEPS ?=
 JOBS ?=
@@ -26,6 +26,8 @@ build = $(py) scripts/build.py
 jobs = $(if $(JOBS),--jobs $(JOBS))
 with_tests = -DSHARDWISE_BUILD_TESTS=ON -DSHARDWISE_BUILD_EXAMPLES=ON -DSHARDWISE_BUILD_BENCHMARKS=ON -DSHARDWISE_TEST_DEPS=$(SHARDWISE_TEST_DEPS)
 suites = $(if $(SUITES),--suites $(SUITES))
+# pytest runs examples, benchmarks and test programs; each of the other suites is one program.
+parts = $(if $(SUITES),$(if $(filter pytest,$(SUITES)),,--target shardwise shardwise_python $(SUITES)))
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -38,12 +40,12 @@ demo: ## train a small GPT on RANKS ranks, compare with one process, draw a pict
 
 test: ## all tests, in C++ and Python; skipped ones are listed with their reasons
 	$(prepare) test "$(PYTHON)"
-	@$(build) dev $(with_tests) --install $(jobs)
+	@$(build) dev $(with_tests) $(parts) --install $(jobs)
 	@$(py) test/run.py $(suites) $(if $(FRESH_CLONE),--fresh-clone)
 
 test-fast: ## the tests without the slow ones, and without the row check
 	$(prepare) test "$(PYTHON)"
-	@$(build) dev $(with_tests) --install $(jobs)
+	@$(build) dev $(with_tests) $(parts) --install $(jobs)
 	@$(py) test/run.py --fast $(suites)
 
 test-sanitize: ## the C++ tests with the sanitizers for addresses and for undefined behaviour

@@ -191,12 +191,17 @@ void Schedule::gradient_arrived(Unit& unit, group::Parameter& parameter) {
 // gradients become ready may differ between ranks, and so would the order on it. For the same reason nobody waits for a
 // sum here: the ranks that it waits for may need a gather that this rank comes to later.
 void Schedule::advance() {
-  if (!reached_ || late_ || backward_ != autograd::get_current_graph_task_id()) return;
-  while (launched_ < order_.size()) {
+  if (backward_ != autograd::get_current_graph_task_id()) return;
+  start_sums([&] { return !in_flight_ || in_flight_->reduced(); });
+}
+
+template <typename Condition>
+void Schedule::start_sums(const Condition& may_start) {
+  if (!reached_ || late_) return;
+  for (; launched_ < order_.size(); ++launched_) {
     auto& unit = *order_[launched_];
-    if (unit.backward.missing > 0 || (in_flight_ && !in_flight_->reduced())) return;
+    if (unit.backward.missing > 0 || !may_start()) return;
     launch(unit);
-    ++launched_;
   }
 }
 
@@ -234,10 +239,7 @@ void Schedule::settle() {
 // start are started, whatever was under way then: on no rank is one left over that others do not join.
 void Schedule::abandon_backward() noexcept {
   try {
-    while (reached_ && !late_ && launched_ < order_.size() && order_[launched_]->backward.missing == 0) {
-      launch(*order_[launched_]);
-      ++launched_;
-    }
+    start_sums([] { return true; });
   } catch (const std::exception& error) {
     TORCH_WARN("shardwise: after a backward that failed, a sum failed too: ", error.what());
   }

@@ -73,6 +73,9 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void settle();
   void note(Unit& unit, group::Parameter& parameter);
   void advance();
+  /// Those whose gradients are there, in their order, up to the first that may not start.
+  template <typename Condition>
+  void start_sums(const Condition& may_start);
   void launch(Unit& unit);
   void close(Unit& unit, bool backward);
   void close_all();
