@@ -20,26 +20,38 @@ namespace {
 constexpr auto kConnectTimeout = std::chrono::minutes(5);
 constexpr auto kTimeout = std::chrono::minutes(10);
 
+using Groups = std::vector<c10::weak_intrusive_ptr<c10d::ProcessGroup>>;
+
 /// The agreements of the process groups that are alive.
 struct Table {
   struct Entry {
-    c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+    Groups groups;
     std::shared_ptr<Agreement> agreement;
+
+    bool expired() const {
+      return std::any_of(groups.begin(), groups.end(), [](const auto& group) { return group.expired(); });
+    }
+    bool is_of(const std::vector<Line>& lines) const {
+      const auto same = [](const auto& a, const Line& b) { return a._unsafe_get_target() == b.group.get(); };
+      return std::equal(groups.begin(), groups.end(), lines.begin(), lines.end(), same);
+    }
   };
   std::mutex mutex;
-  std::unordered_map<const c10d::ProcessGroup*, Entry> entries;
+  std::vector<Entry> entries;
 
-  std::shared_ptr<Agreement> find(const c10d::ProcessGroup* group) {
+  std::shared_ptr<Agreement> find(const std::vector<Line>& lines) {
     // Those of groups that are gone end after the lock, for closing connections takes its time.
     std::vector<std::shared_ptr<Agreement>> ended;
     const std::lock_guard lock(mutex);
-    std::erase_if(entries, [&](const auto& entry) {
-      if (!entry.second.group.expired()) return false;
-      ended.push_back(entry.second.agreement);
+    std::erase_if(entries, [&](const Entry& entry) {
+      if (!entry.expired()) return false;
+      ended.push_back(entry.agreement);
       return true;
     });
-    const auto found = entries.find(group);
-    return found == entries.end() ? nullptr : found->second.agreement;
+    for (const auto& entry : entries) {
+      if (entry.is_of(lines)) return entry.agreement;
+    }
+    return nullptr;
   }
 
   static Table& get() {
@@ -48,7 +60,8 @@ struct Table {
   }
 };
 
-bool works(const c10::intrusive_ptr<c10d::Store>& store) {
+bool works(const Line& line) {
+  const auto store = line.group->getStore();
   if (!store) return false;
   try {
     store->add("shardwise", 0);
@@ -62,12 +75,13 @@ bool works(const c10::intrusive_ptr<c10d::Store>& store) {
 
 /// What a rank does, as it travels.
 struct Agreement::Record {
+  int64_t rank = 0;
   int64_t chain = 0;
   int64_t event = 0;
   std::array<int64_t, kChains> positions{};
   /// It did not come to issue this, but has issued it and waits.
   int64_t waits = 0;
-  std::array<char, 472> text{};
+  std::array<char, 456> text{};
 
   void write(const std::string& words) {
     words.copy(text.data(), text.size() - 1);
@@ -82,46 +96,61 @@ struct Agreement::Note {
   int64_t number = 0;
   bool goes_on = false;
 
-  /// Whether this rank will never issue what another one, `place` on `chain`, waits for, unless that one goes on first.
-  bool blocks(const Note& waiting) const {
+  /// Whether this rank will never issue what another one waits for, unless that one goes on first. Where it waits
+  /// itself, that can be told if both wait for ranks of the line that they share.
+  bool blocks(const Note& waiting, bool share_line) const {
     if (goes_on || positions[waiting.chain] > waiting.number) return false;
-    return chain < 0 || waiting.positions[chain] <= number;
+    return chain < 0 || (share_line && waiting.positions[chain] <= number);
   }
 };
 
-Agreement::Agreement(c10::intrusive_ptr<c10d::Backend> control, c10::intrusive_ptr<c10d::Store> notes)
-    : control_(std::move(control)),
-      notes_(std::move(notes)) {}
+Agreement::Agreement(std::vector<Channel> channels) : channels_(std::move(channels)) {}
 
-std::shared_ptr<Agreement> Agreement::of(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
-  if (auto found = Table::get().find(group.get())) return found;
-  if (group->getSize() == 1 || !works(group->getStore())) return nullptr;
-  const auto store = c10::make_intrusive<c10d::PrefixStore>("shardwise agreement", group->getStore());
-  const auto control = make_process_group(
-      {.name = "shardwise agreement",
-       .store = store,
-       .rank = group->getRank(),
-       .size = group->getSize(),
-       .device = at::kCPU,
-       .connect_timeout = kConnectTimeout,
-       .timeout = kTimeout});
-  meet(*store, group->getRank(), group->getSize(), kConnectTimeout);
-  // The back end itself: tools that count collectives are not to see these.
-  std::shared_ptr<Agreement> made(new Agreement(control->getBackend(c10::DeviceType::CPU), store));
+std::shared_ptr<Agreement> Agreement::of(const std::vector<Line>& all_lines) {
+  auto lines = all_lines;
+  std::erase_if(lines, [](const Line& line) { return line.group->getSize() == 1; });
+  if (auto found = Table::get().find(lines)) return found;
+  if (lines.empty() || !std::all_of(lines.begin(), lines.end(), works)) return nullptr;
+  std::vector<Channel> channels;
+  Groups groups;
+  for (const auto& [group, ranks] : lines) {
+    const auto purpose = c10::str("shardwise agreement of ", lines.size(), " axes");
+    const auto store = c10::make_intrusive<c10d::PrefixStore>(purpose, group->getStore());
+    const auto control = make_process_group(
+        {.name = purpose,
+         .store = store,
+         .rank = group->getRank(),
+         .size = group->getSize(),
+         .device = at::kCPU,
+         .connect_timeout = kConnectTimeout,
+         .timeout = kTimeout});
+    meet(*store, group->getRank(), group->getSize(), kConnectTimeout);
+    // The back end itself: tools that count collectives are not to see these.
+    channels.push_back({control->getBackend(c10::DeviceType::CPU), store, ranks});
+    groups.emplace_back(group);
+  }
+  std::shared_ptr<Agreement> made(new Agreement(std::move(channels)));
   auto& table = Table::get();
   const std::lock_guard lock(table.mutex);
-  table.entries.insert_or_assign(group.get(), Table::Entry{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), made});
+  table.entries.push_back({std::move(groups), made});
   return made;
 }
 
 void Agreement::forget(const c10d::ProcessGroup& group) {
   auto& table = Table::get();
   const std::lock_guard lock(table.mutex);
-  const auto entry = table.entries.find(&group);
-  if (entry == table.entries.end()) return;
-  entry->second.agreement->broken_ = "shardwise: the mesh of this unit was shut down; nothing can be sent any more.";
-  entry->second.agreement->control_.reset();
-  table.entries.erase(entry);
+  std::erase_if(table.entries, [&](const Table::Entry& entry) {
+    const auto is_it = [&](const auto& other) { return other._unsafe_get_target() == &group; };
+    if (std::none_of(entry.groups.begin(), entry.groups.end(), is_it)) return false;
+    entry.agreement->broken_ = "shardwise: the mesh of this unit was shut down; nothing can be sent any more.";
+    for (auto& channel : entry.agreement->channels_) channel.control.reset();
+    return true;
+  });
+}
+
+int64_t Agreement::rank() const {
+  const auto& channel = channels_.front();
+  return channel.ranks[channel.control->getRank()];
 }
 
 Agreement::Place Agreement::enter(
@@ -143,17 +172,23 @@ Agreement::Place Agreement::pass(Chain chain) {
   return {shared_from_this(), chain, ways_[chain].issued++};
 }
 
-std::array<int64_t, Agreement::kChains> Agreement::positions() const {
-  return {ways_[group].issued, ways_[second_group].issued};
+size_t Agreement::line_of(int64_t chain) const {
+  return chain == first_axis ? 0 : channels_.size() - 1;
 }
 
-std::string Agreement::note_of(int rank) const {
+std::array<int64_t, Agreement::kChains> Agreement::positions() const {
+  return {ways_[group].issued, ways_[second_group].issued, ways_[first_axis].issued};
+}
+
+std::string Agreement::note_of(int64_t rank) const {
   return c10::str("note ", compared_, " of rank ", rank);
 }
 
 void Agreement::leave(const Note& note) {
   const auto* bytes = reinterpret_cast<const uint8_t*>(&note);
-  notes_->set(note_of(control_->getRank()), std::vector<uint8_t>(bytes, bytes + sizeof(Note)));
+  for (const auto& channel : channels_) {
+    channel.notes->set(note_of(rank()), std::vector<uint8_t>(bytes, bytes + sizeof(Note)));
+  }
   left_note_ = true;
 }
 
@@ -177,24 +212,32 @@ void Agreement::compare(Chain chain, int64_t event, const std::string& text) {
   ++compared_;
 }
 
+// Along one axis after the other: each brings what the ones before have brought to the others.
 std::vector<Agreement::Record> Agreement::exchange(Record mine) {
-  const auto size = static_cast<int64_t>(sizeof(Record));
-  auto input = at::empty({size}, at::kByte);
-  auto output = at::empty({control_->getSize() * size}, at::kByte);
-  std::memcpy(input.data_ptr(), &mine, sizeof(Record));
-  try {
-    control_->_allgather_base(output, input)->wait();
-  } catch (const std::exception& error) {
-    throw PeerError(c10::str(
-        "shardwise: rank ", control_->getRank(), " compared with the other ranks what comes next, ", mine.text.data(),
-        ", and one of them did not answer: it died (look for its own error first) or stopped to train. "
-        "The reason given: ",
-        reason(error)));
+  mine.rank = rank();
+  std::vector<Record> records{mine};
+  for (const auto& channel : channels_) {
+    const auto bytes = static_cast<int64_t>(records.size() * sizeof(Record));
+    auto input = at::empty({bytes}, at::kByte);
+    auto output = at::empty({channel.control->getSize() * bytes}, at::kByte);
+    std::memcpy(input.data_ptr(), records.data(), bytes);
+    try {
+      channel.control->_allgather_base(output, input)->wait();
+    } catch (const std::exception& error) {
+      throw PeerError(c10::str(
+          "shardwise: rank ", mine.rank, " compared with the other ranks what comes next, ", mine.text.data(),
+          ", and one of them did not answer: it died (look for its own error first) or stopped to train. "
+          "The reason given: ",
+          reason(error)));
+    }
+    records.resize(records.size() * channel.control->getSize());
+    std::memcpy(records.data(), output.data_ptr(), output.nbytes());
   }
   // All ranks are here, and none reads notes of this comparison any more.
-  if (std::exchange(left_note_, false)) notes_->deleteKey(note_of(control_->getRank()));
-  std::vector<Record> records(control_->getSize());
-  std::memcpy(records.data(), output.data_ptr(), records.size() * sizeof(Record));
+  if (std::exchange(left_note_, false)) {
+    for (const auto& channel : channels_) channel.notes->deleteKey(note_of(mine.rank));
+  }
+  std::sort(records.begin(), records.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
   return records;
 }
 
@@ -207,15 +250,16 @@ void Agreement::raise(const std::vector<Record>& records) {
   bool under_way = false;
   for (size_t rank = 0; rank < records.size(); ++rank) {
     const auto& record = records[rank];
-    if (other == 0 && !same(record)) other = rank;
+    // Who is about to start something has more to tell than who waits.
+    if (!same(record) && (other == 0 || records[other].waits > record.waits)) other = rank;
     under_way = under_way || record.waits != 0 || record.positions != first.positions;
   }
   const auto does = [&](size_t rank) {
     return c10::str(
-        "rank ", rank, records[rank].waits != 0 ? " waits for " : " is about to start ", records[rank].text.data());
+        "rank ", records[rank].rank, records[rank].waits != 0 ? " waits for " : " is about to start ", records[rank].text.data());
   };
   const auto text = c10::str(
-      "shardwise: rank ", control_->getRank(), ": the ranks do not run the same units in the same order: ", does(0),
+      "shardwise: rank ", rank(), ": the ranks do not run the same units in the same order: ", does(0),
       ", but ", does(other),
       ". Every rank must run the same sharded units in the same order, forward and backward, with the same settings; "
       "what may differ are data, unused parameters of a unit, and how often a unit runs in a row.");
@@ -232,19 +276,24 @@ void Agreement::look(Chain chain, int64_t number, const std::string& what) {
   if (!broken_.empty()) throw Error(broken_);
   const Note mine{.positions = positions(), .chain = chain, .number = number};
   leave(mine);
-  for (int rank = 0; rank < control_->getSize(); ++rank) {
-    if (rank == control_->getRank() || !notes_->check({note_of(rank)})) continue;
-    Note note;
-    const auto bytes = notes_->get(note_of(rank));
-    std::memcpy(&note, bytes.data(), std::min(bytes.size(), sizeof(Note)));
-    if (!note.blocks(mine)) continue;
-    Record record;
-    record.chain = chain;
-    record.event = -1;
-    record.positions = mine.positions;
-    record.waits = 1;
-    record.write(what);
-    raise(exchange(record));
+  for (size_t line = 0; line < channels_.size(); ++line) {
+    const auto& channel = channels_[line];
+    for (int position = 0; position < channel.control->getSize(); ++position) {
+      const auto key = note_of(channel.ranks[position]);
+      if (position == channel.control->getRank() || !channel.notes->check({key})) continue;
+      Note note;
+      const auto bytes = channel.notes->get(key);
+      std::memcpy(&note, bytes.data(), std::min(bytes.size(), sizeof(Note)));
+      if (!note.blocks(mine, line_of(chain) == line && line_of(note.chain) == line)) continue;
+      leave({.positions = mine.positions});
+      Record record;
+      record.chain = chain;
+      record.event = -1;
+      record.positions = mine.positions;
+      record.waits = 1;
+      record.write(what);
+      raise(exchange(record));
+    }
   }
 }
 

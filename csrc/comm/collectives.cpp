@@ -16,7 +16,7 @@ namespace {
 constexpr std::chrono::milliseconds kFirstLook = std::chrono::seconds(1);
 constexpr std::chrono::milliseconds kRarestLook = std::chrono::seconds(16);
 
-[[noreturn]] void fail(const What& what, int rank, const std::string& reason_given) {
+[[noreturn]] void fail(const What& what, int64_t rank, const std::string& reason_given) {
   throw PeerError(c10::str(
       "shardwise: rank ", rank, ": ", what(),
       " failed. Either a rank died (look for its own error first), or the ranks do not run the same units in the same "
@@ -30,7 +30,7 @@ at::Tensor flat_view(const at::Tensor& tensor) {
 
 } // namespace
 
-Pending::Pending(c10::intrusive_ptr<c10d::Work> work, What what, int rank, Agreement::Place place)
+Pending::Pending(c10::intrusive_ptr<c10d::Work> work, What what, int64_t rank, Agreement::Place place)
     : work_(std::move(work)),
       what_(std::move(what)),
       rank_(rank),
@@ -80,7 +80,7 @@ bool Pending::wait_and_look() {
   return work_->wait();
 }
 
-Collectives::Collectives(c10::intrusive_ptr<c10d::ProcessGroup> group) : group_(std::move(group)) {}
+Collectives::Collectives(Line line) : line_(std::move(line)) {}
 
 Collectives Collectives::at(Agreement::Place place) const {
   auto placed = *this;
@@ -95,18 +95,18 @@ Pending Collectives::launch(
   counters.collective_bytes += static_cast<int64_t>(tensor.nbytes());
   try {
     // On a device the host does not wait, the stream does.
-    return {call(), std::move(what), rank(), tensor.is_cpu() ? place_ : Agreement::Place()};
+    return {call(), std::move(what), line_.ranks[rank()], tensor.is_cpu() ? place_ : Agreement::Place()};
   } catch (const std::exception& error) {
-    fail(what, rank(), reason(error));
+    fail(what, line_.ranks[rank()], reason(error));
   }
 }
 
 int Collectives::rank() const {
-  return group_->getRank();
+  return line_.group ? line_.group->getRank() : 0;
 }
 
 int Collectives::size() const {
-  return group_->getSize();
+  return line_.group ? line_.group->getSize() : 1;
 }
 
 Pending Collectives::all_reduce(
@@ -114,7 +114,7 @@ Pending Collectives::all_reduce(
   std::vector<at::Tensor> tensors{tensor};
   c10d::AllreduceOptions options;
   options.reduceOp = op;
-  const auto call = [&] { return group_->allreduce(tensors, options); };
+  const auto call = [&] { return line_.group->allreduce(tensors, options); };
   return launch(call, tensor, std::move(what), counters.all_reduces, counters);
 }
 
@@ -122,7 +122,7 @@ Pending Collectives::broadcast(const at::Tensor& tensor, int root, What what, Co
   std::vector<at::Tensor> tensors{tensor};
   c10d::BroadcastOptions options;
   options.rootRank = root;
-  const auto call = [&] { return group_->broadcast(tensors, options); };
+  const auto call = [&] { return line_.group->broadcast(tensors, options); };
   return launch(call, tensor, std::move(what), counters.broadcasts, counters);
 }
 
@@ -130,7 +130,7 @@ Pending Collectives::all_gather(
     const at::Tensor& output, const at::Tensor& tensor, What what, Counters& counters) const {
   auto flat = flat_view(output);
   auto input = flat_view(tensor);
-  const auto call = [&] { return group_->_allgather_base(flat, input); };
+  const auto call = [&] { return line_.group->_allgather_base(flat, input); };
   return launch(call, tensor, std::move(what), counters.all_gathers, counters);
 }
 
@@ -138,7 +138,7 @@ Pending Collectives::reduce_scatter(
     const at::Tensor& output, const at::Tensor& tensor, What what, Counters& counters) const {
   auto flat = flat_view(output);
   auto input = flat_view(tensor);
-  const auto call = [&] { return group_->_reduce_scatter_base(flat, input); };
+  const auto call = [&] { return line_.group->_reduce_scatter_base(flat, input); };
   auto pending = launch(call, tensor, std::move(what), counters.reduce_scatters, counters);
   if (const auto& agreement = pending.place_.agreement) pending.ticket_ = agreement->waiter().add(pending.work_);
   return pending;

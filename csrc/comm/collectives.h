@@ -32,7 +32,7 @@ class What {
 class SHARDWISE_API Pending {
  public:
   /// While one with a place takes long, the others are asked whether they come.
-  Pending(c10::intrusive_ptr<c10d::Work> work, What what, int rank, Agreement::Place place = {});
+  Pending(c10::intrusive_ptr<c10d::Work> work, What what, int64_t rank, Agreement::Place place = {});
   /// Raises PeerError with the name of the collective and this rank, or the agreement's Error.
   void wait();
   /// Whether wait() would return at once.
@@ -46,7 +46,7 @@ class SHARDWISE_API Pending {
 
   c10::intrusive_ptr<c10d::Work> work_;
   What what_;
-  int rank_;
+  int64_t rank_;
   Agreement::Place place_;
   /// Of a work whose own wait knows no timeout, and that does not tell whether it is done.
   std::shared_ptr<Waiter::Ticket> ticket_;
@@ -56,16 +56,26 @@ class SHARDWISE_API Pending {
 /// users' own back ends see them. All tensors are contiguous. Every call is counted. `what` names it in errors.
 class SHARDWISE_API Collectives {
  public:
-  explicit Collectives(c10::intrusive_ptr<c10d::ProcessGroup> group);
+  /// Of a rank that is alone: it must issue none.
+  Collectives() = default;
+  explicit Collectives(Line line);
 
   int rank() const;
   int size() const;
+  /// The same for all of one process group.
+  const void* identity() const {
+    return line_.group.get();
+  }
+  /// What errors call the ranks.
+  Ranks names() const {
+    return line_.ranks;
+  }
   /// The same for a collective at this place of the order.
   Collectives at(Agreement::Place place) const;
 
   /// Whether both are of one process group.
   bool operator==(const Collectives& other) const {
-    return group_ == other.group_;
+    return line_.group == other.line_.group;
   }
 
   /// Reduces in place: sums, unless told otherwise.
@@ -83,7 +93,7 @@ class SHARDWISE_API Collectives {
   template <typename Call>
   Pending launch(const Call& call, const at::Tensor& tensor, What what, int64_t& calls, Counters& counters) const;
 
-  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  Line line_;
   Agreement::Place place_;
 };
 

@@ -1,6 +1,11 @@
 #include "engine/unit.h"
 
+#include <shardwise/error.h>
 #include <shardwise/unit.h>
+
+#include <c10/util/StringUtil.h>
+
+#include <cmath>
 
 namespace shardwise {
 namespace {
@@ -31,6 +36,26 @@ Unit& Unit::set_requires_gradient_sync(bool value, bool recurse) {
 
 Unit& Unit::set_is_last_backward(bool value) {
   unit_->schedule()->is_last_backward = value;
+  return *this;
+}
+
+Unit& Unit::set_requires_all_reduce(bool value, bool recurse) {
+  for_units(*unit_, recurse, [&](engine::Unit& unit) { unit.options.all_reduce = value; });
+  return *this;
+}
+
+Unit& Unit::set_gradient_divide_factor(double factor) {
+  if (!(factor > 0) || !std::isfinite(factor)) {
+    throw ValueError(c10::str(
+        "shardwise: the gradient divide factor of unit '", name(), "' is ", factor,
+        "; it must be a number above 0. The number of ranks gives the mean, 1 gives the sum."));
+  }
+  unit_->options.divide_factor = factor;
+  return *this;
+}
+
+Unit& Unit::set_force_sum_reduction(bool value) {
+  unit_->options.divide_after = value;
   return *this;
 }
 

@@ -192,7 +192,7 @@ void Schedule::gradient_arrived(Unit& unit, group::Parameter& parameter) {
 // sum here: the ranks that it waits for may need a gather that this rank comes to later.
 void Schedule::advance() {
   if (backward_ != autograd::get_current_graph_task_id()) return;
-  start_sums([&] { return !in_flight_ || in_flight_->reduced(); });
+  start_sums([&] { return !in_flight_ || in_flight_->advance_reduce(); });
 }
 
 template <typename Condition>
@@ -215,7 +215,7 @@ void Schedule::launch(Unit& unit) {
 void Schedule::end_backward() {
   try {
     for (; launched_ < order_.size(); ++launched_) launch(*order_[launched_]);
-    if (in_flight_ && is_last_backward) in_flight_->wait_reduce();
+    if (in_flight_) is_last_backward ? in_flight_->wait_reduce() : in_flight_->end_scatter();
   } catch (...) {
     forget_backward();
     throw;

@@ -29,7 +29,7 @@ std::vector<std::string> split(const std::string& text) {
 }
 
 [[noreturn]] void report(
-    const std::vector<std::string>& first, const std::vector<std::string>& other, int64_t rank, int mine) {
+    const std::vector<std::string>& first, const std::vector<std::string>& other, size_t rank, int64_t mine) {
   size_t i = 0;
   while (i < first.size() && i < other.size() && first[i] == other[i]) ++i;
   const auto line = [&](const auto& lines) { return i < lines.size() ? lines[i] : std::string("nothing"); };
@@ -42,22 +42,20 @@ std::vector<std::string> split(const std::string& text) {
 } // namespace
 
 void compare_structure(
-    const std::vector<std::string>& lines, const comm::Collectives& collectives, at::Device device,
+    const std::vector<std::string>& lines, const std::vector<comm::Collectives>& axes, int64_t rank, at::Device device,
     Counters& counters) {
   std::string text;
   for (const auto& line : lines) text += line + "\n";
   const auto length = static_cast<int64_t>(text.size());
   const auto heads =
-      comm::gather_rows(at::tensor({fingerprint(text), length}, at::kLong), collectives, device, kWhat, counters);
+      comm::gather_rows(at::tensor({fingerprint(text), length}, at::kLong), axes, device, kWhat, counters);
   const auto* head = heads.data_ptr<int64_t>();
   bool same = true;
-  for (int64_t rank = 0; rank < collectives.size(); ++rank) {
-    same = same && head[2 * rank] == head[0] && head[2 * rank + 1] == head[1];
-  }
+  for (int64_t i = 0; i < heads.size(0); ++i) same = same && head[2 * i] == head[0] && head[2 * i + 1] == head[1];
   if (same) return;
-  const auto texts = comm::gather_texts(text, collectives, device, kWhat, counters);
-  for (int64_t rank = 1; rank < collectives.size(); ++rank) {
-    if (texts[rank] != texts[0]) report(split(texts[0]), split(texts[rank]), rank, collectives.rank());
+  const auto texts = comm::gather_texts(text, axes, device, kWhat, counters);
+  for (size_t i = 1; i < texts.size(); ++i) {
+    if (texts[i] != texts[0]) report(split(texts[0]), split(texts[i]), i, rank);
   }
 }
 

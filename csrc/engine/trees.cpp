@@ -8,15 +8,16 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <set>
 #include <unordered_map>
 
 namespace shardwise::engine {
 namespace {
 
-/// The trees with units of an agreement, which is one rank's: ranks may be threads.
+/// The trees with units on a process group, which is one rank's: ranks may be threads.
 struct Table {
   std::mutex mutex;
-  std::unordered_map<const comm::Agreement*, std::vector<std::weak_ptr<Schedule>>> trees;
+  std::unordered_map<const void*, std::vector<std::weak_ptr<Schedule>>> trees;
 
   static Table& get() {
     static auto* table = new Table;
@@ -32,6 +33,17 @@ std::map<comm::Agreement*, Units> by_agreement(const std::vector<std::shared_ptr
     if (unit->agreement()) result[unit->agreement().get()].push_back(unit.get());
   }
   return result;
+}
+
+std::set<const void*> process_groups(const std::vector<std::shared_ptr<Unit>>& units) {
+  std::set<const void*> groups;
+  for (const auto& unit : units) {
+    if (!unit->agreement()) continue;
+    for (const auto& axis : unit->axes()) {
+      if (axis.size() > 1) groups.insert(axis.identity());
+    }
+  }
+  return groups;
 }
 
 bool sums(const Unit& unit) {
@@ -54,7 +66,8 @@ std::string describe(const Units& units) {
 int64_t event_of(const Units& units) {
   uint64_t hash = 14695981039346656037ULL;
   for (const auto* unit : units) {
-    const auto word = 2 * static_cast<uint64_t>(unit->number_for_all()) + (sums(*unit) ? 1 : 0);
+    const auto word = 4 * static_cast<uint64_t>(unit->number_for_all()) + (sums(*unit) ? 1 : 0) +
+                      (sums(*unit) && unit->options.all_reduce ? 2 : 0);
     hash = (hash ^ word) * 1099511628211ULL;
   }
   return -3 - static_cast<int64_t>(hash / 4);
@@ -78,9 +91,12 @@ void add_to_tree(const Unit& unit, const std::shared_ptr<Schedule>& tree) {
   if (!unit.agreement()) return;
   auto& table = Table::get();
   const std::lock_guard lock(table.mutex);
-  auto& trees = table.trees[unit.agreement().get()];
-  std::erase_if(trees, [&](const auto& other) { return other.expired() || other.lock() == tree; });
-  trees.push_back(tree);
+  for (const auto& axis : unit.axes()) {
+    if (axis.size() == 1) continue;
+    auto& trees = table.trees[axis.identity()];
+    std::erase_if(trees, [&](const auto& other) { return other.expired() || other.lock() == tree; });
+    trees.push_back(tree);
+  }
   std::erase_if(table.trees, [](const auto& entry) {
     return std::all_of(entry.second.begin(), entry.second.end(), [](const auto& other) { return other.expired(); });
   });
@@ -91,8 +107,8 @@ std::vector<std::shared_ptr<Schedule>> trees_beside(const std::vector<std::share
   {
     auto& table = Table::get();
     const std::lock_guard lock(table.mutex);
-    for (const auto& [agreement, own] : by_agreement(units)) {
-      for (const auto& weak : table.trees[agreement]) {
+    for (const auto* group : process_groups(units)) {
+      for (const auto& weak : table.trees[group]) {
         if (auto tree = weak.lock()) trees.push_back(std::move(tree));
       }
     }

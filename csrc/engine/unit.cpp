@@ -41,7 +41,13 @@ bool Unit::has(const at::Tensor& parameter) const {
 }
 
 group::Group::Setting Unit::setting() const {
-  return {settings_.layout, gather_, settings_.front.get()};
+  return {
+      .layout = settings_.layout,
+      .rank = shards_.rank(),
+      .world = shards_.size(),
+      .full_dtype = settings_.precision.param_dtype,
+      .sum_dtype = settings_.precision.reduce_dtype,
+      .front = settings_.front.get()};
 }
 
 std::vector<std::shared_ptr<Unit>> Unit::tree() const {
@@ -85,12 +91,25 @@ std::string Unit::describe() const {
       " more parameters)");
 }
 
+template <typename Do>
+void Unit::for_gradients(const Do& act) {
+  for (const auto& group : groups_) {
+    if (auto* gradients = group->gradients()) act(*gradients);
+  }
+}
+
 comm::Collectives Unit::gather_in_order() {
   if (!agreement_) return gather_;
   const bool backward = BackwardWatch::running();
   const auto text = [&] { return "the all-gather of " + describe() + (backward ? " in backward" : ""); };
   const auto chain = separate_ ? comm::Agreement::second_group : comm::Agreement::group;
   return gather_.at(agreement_->enter(chain, 2 * number_for_all_ + (backward ? 1 : 0), text, counters_));
+}
+
+comm::Collectives Unit::in_order(const comm::Collectives& collectives) const {
+  if (!agreement_ || collectives.size() == 1) return collectives;
+  const bool first = &collectives == &copies_ && shards_.size() > 1;
+  return collectives.at(agreement_->pass(first ? comm::Agreement::first_axis : comm::Agreement::group));
 }
 
 const group::Parameter* Unit::parameter_of_shard(const at::Tensor& tensor) const {
@@ -101,12 +120,13 @@ const group::Parameter* Unit::parameter_of_shard(const at::Tensor& tensor) const
 }
 
 void Unit::begin_unshard() {
-  if (!sharded()) return;
+  if (!has_full_copies()) return;
   renew_groups();
   bool all_there = true;
   for_full_copies([&](const group::FullCopies& copies) { all_there = all_there && !copies.must_gather(); });
   if (all_there) return;
-  const auto gather = gather_in_order();
+  // What every rank has may come and go on some ranks only.
+  const auto gather = shards_.size() > 1 ? gather_in_order() : gather_;
   for_full_copies([&](group::FullCopies& copies) { copies.begin_unshard(gather, buffers(), name_, counters_); });
 }
 
@@ -147,69 +167,87 @@ void Unit::gradient_arrived(group::Parameter& parameter) {
 // A replicated unit may be used on some ranks only, so that it takes part whenever its tree does. A sharded one runs on
 // all ranks or on none.
 bool Unit::takes_part() const {
-  return !sharded() || backward.engaged;
+  return settings_.replicates || backward.engaged;
 }
 
 bool Unit::sums_late() const {
-  return gather_.size() > 1 && (!agreement_ || (sharded() && !separate_));
+  return world() > 1 && (!agreement_ || (shards_.size() > 1 && !separate_));
 }
 
 void Unit::begin_reduce() {
   ++counters_.backwards;
-  averages_ = options.sync;
-  if (!options.sync || gather_.size() == 1) return;
+  sums_ = !options.sync ? Sums::nothing : options.all_reduce || copies_.size() == 1 ? Sums::all : Sums::shards;
+  if (!options.sync || world() == 1) return;
   const auto has_gradients = [](const auto& group) { return group->gradients() != nullptr; };
   if (std::none_of(groups_.begin(), groups_.end(), has_gradients)) return;
-  const auto sum = agreement_ ? reduce_.at(agreement_->pass(comm::Agreement::group)) : reduce_;
-  for (const auto& group : groups_) {
-    if (auto* gradients = group->gradients()) gradients->begin(sum, buffers(), name_, counters_);
-  }
+  const auto among_shards = in_order(shards_);
+  const group::Gradients::Divisor divisor{
+      .value = options.divide_factor.value_or(static_cast<double>(world())), .after = options.divide_after};
+  for_gradients([&](auto& gradients) { gradients.begin(among_shards, divisor, buffers(), name_, counters_); });
+  scattering_ = true;
+  if (shards_.size() == 1) end_scatter();
 }
 
-bool Unit::reduced() const {
-  return std::all_of(groups_.begin(), groups_.end(), [](const auto& group) {
-    const auto* gradients = group->gradients();
-    return gradients == nullptr || gradients->done();
-  });
+// The second sums of all groups together, for in which order the first ones are done may differ between ranks.
+void Unit::end_scatter() {
+  if (!std::exchange(scattering_, false)) return;
+  for_gradients([&](auto& gradients) { gradients.wait(buffers()); });
+  if (copies_.size() == 1 || sums_ != Sums::all) return;
+  const auto among_copies = in_order(copies_);
+  for_gradients([&](auto& gradients) { gradients.begin_all_reduce(among_copies, name_, counters_); });
+}
+
+bool Unit::advance_reduce() {
+  bool done = true;
+  const auto look = [&](const auto& gradients) { done = done && gradients.done(); };
+  for_gradients(look);
+  if (!done || !scattering_) return done;
+  end_scatter();
+  for_gradients(look);
+  return done;
 }
 
 void Unit::wait_reduce() {
-  for (const auto& group : groups_) {
-    if (auto* gradients = group->gradients()) gradients->wait(buffers());
-  }
+  end_scatter();
+  for_gradients([&](auto& gradients) { gradients.wait(buffers()); });
 }
 
 void Unit::publish() {
   observe::pass(observe::Seam::publish);
-  const auto averages = std::exchange(averages_, std::nullopt);
-  if (!averages) return;
-  if (!*averages) {
+  const auto sums = std::exchange(sums_, std::nullopt);
+  if (!sums) return;
+  if (sums == Sums::nothing) {
     for (const auto& parameter : parameters_) parameter->keep_for_later();
     return;
   }
-  if (gather_.size() == 1) {
+  if (world() == 1) {
     const group::ComputeGuard guard;
     for (const auto& parameter : parameters_) {
-      const auto local = parameter->take_local();
+      auto local = parameter->take_local();
       parameter->settle();
       if (!local.defined()) continue;
+      if (options.divide_factor) local = local.div(*options.divide_factor);
+      local = local.to(parameter->visible().scalar_type());
       // In the layout `flat` a shard is a vector.
       parameter->publish(parameter->whole ? local : local.reshape(parameter->visible().sizes()));
     }
     return;
   }
-  for (const auto& group : groups_) {
-    auto* gradients = group->gradients();
-    if (gradients != nullptr && gradients->under_way()) gradients->publish();
-  }
+  for_gradients([&](auto& gradients) {
+    if (gradients.under_way()) sums == Sums::all ? gradients.publish() : gradients.keep_partial();
+  });
 }
 
+// Sums that other ranks have started too run to their end.
 void Unit::forget_backward() {
-  averages_.reset();
-  for (const auto& parameter : parameters_) parameter->forget_backward();
-  for (const auto& group : groups_) {
-    if (auto* gradients = group->gradients()) gradients->drop(buffers());
+  try {
+    end_scatter();
+  } catch (const std::exception& error) {
+    TORCH_WARN("shardwise: a sum that nobody wants any more failed: ", error.what());
   }
+  sums_.reset();
+  for (const auto& parameter : parameters_) parameter->forget_backward();
+  for_gradients([&](auto& gradients) { gradients.drop(buffers()); });
 }
 
 void Unit::renew_groups() {

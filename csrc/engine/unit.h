@@ -9,6 +9,7 @@
 
 #include <shardwise/export.h>
 #include <shardwise/mesh.h>
+#include <shardwise/options.h>
 #include <shardwise/unit.h>
 
 #include <memory>
@@ -30,7 +31,10 @@ struct NamedTensor {
 
 /// How a unit is made.
 struct UnitSettings {
+  /// Every rank holds everything. `layout` is then that of full copies apart from what the optimizer sees, or none.
+  bool replicates = true;
   group::Layout layout = group::Layout::replicate;
+  MixedPrecision precision = {};
   /// Every rank first gets the values of rank 0.
   bool broadcast = false;
   /// Unset: a unit frees its full copies after its forward, the outermost one keeps them.
@@ -60,8 +64,15 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   }
   /// "replicate" or "fully_shard".
   const char* kind() const;
-  bool sharded() const {
+  bool replicates() const {
+    return settings_.replicates;
+  }
+  /// Whether its modules compute with other tensors than the optimizer sees: they are gathered, or cast.
+  bool has_full_copies() const {
     return settings_.layout != group::Layout::replicate;
+  }
+  const MixedPrecision& precision() const {
+    return settings_.precision;
   }
   /// Units that were made earlier have lower numbers.
   int64_t number() const {
@@ -76,8 +87,17 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   const Mesh& mesh() const {
     return mesh_;
   }
-  const comm::Collectives& collectives() const {
-    return reduce_;
+  /// The ranks that hold the other shards of what this one holds.
+  const comm::Collectives& shards() const {
+    return shards_;
+  }
+  /// The ranks that hold the same as this one.
+  const comm::Collectives& copies() const {
+    return copies_;
+  }
+  /// Both, in the order of the mesh's axes: together they reach all its ranks.
+  std::vector<comm::Collectives> axes() const {
+    return {copies_, shards_};
   }
   /// Null where nothing is compared.
   const std::shared_ptr<comm::Agreement>& agreement() const {
@@ -86,6 +106,17 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   /// Its number among the units of the agreement, the same on all ranks.
   int64_t number_for_all() const {
     return number_for_all_;
+  }
+  /// Whether both reach the same ranks, be it with shards or with copies.
+  bool same_ranks(const Unit& other) const {
+    return (shards_ == other.shards_ && copies_ == other.copies_) ||
+           (shards_ == other.copies_ && copies_ == other.shards_);
+  }
+  /// Overwrites with the values of the mesh's first rank, on all of them.
+  void spread(const at::Tensor& tensor, const std::string& what, Counters& counters) const;
+  /// All ranks that take part in its sums.
+  int64_t world() const {
+    return int64_t{shards_.size()} * copies_.size();
   }
   at::Device device() const {
     return mesh_.device();
@@ -137,7 +168,7 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
     return options.reshard_after_backward;
   }
   bool unshards_in_backward() const {
-    return sharded() && options.unshard_in_backward;
+    return has_full_copies() && options.unshard_in_backward;
   }
 
   // Gradients.
@@ -145,9 +176,12 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   bool takes_part() const;
   /// The sums of its tree wait for the end: its gathers share a process group with them, or nobody compares the order.
   bool sums_late() const;
+  /// Starts the sum over the shards' ranks; that over the copies' ranks comes when it is done.
   void begin_reduce();
-  /// Whether wait_reduce() would return at once.
-  bool reduced() const;
+  /// Starts the second sum if the first one is done. Whether wait_reduce() would return at once.
+  bool advance_reduce();
+  /// Waits for the first sum and starts the second: the rest needs no event of this rank.
+  void end_scatter();
   void wait_reduce();
   void publish();
   void forget_backward();
@@ -157,6 +191,9 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   /// What the handle sets; every flag is read where its name says.
   struct Options {
     bool sync = true;
+    bool all_reduce = true;
+    std::optional<double> divide_factor;
+    bool divide_after = false;
     bool reshard_after_backward = true;
     bool unshard_in_backward = true;
     std::optional<bool> reshard_after_forward;
@@ -184,12 +221,18 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void gradient_arriving(group::Parameter& parameter, bool defined) override;
   void gradient_arrived(group::Parameter& parameter) override;
 
+  void find_ranks();
   void adopt(const std::vector<NamedTensor>& adopted);
   void check_structure(const std::vector<NamedTensor>& own, size_t adopted);
   void broadcast(const std::vector<NamedTensor>& tensors);
   template <typename Do>
   void for_full_copies(const Do& act);
   comm::Collectives gather_in_order();
+  /// For a sum: what it is follows from what was compared before.
+  comm::Collectives in_order(const comm::Collectives& collectives) const;
+  /// Every group that has trained parameters.
+  template <typename Do>
+  void for_gradients(const Do& act);
   std::string describe() const;
   void make_shard(group::Parameter& parameter);
   group::Group::Setting setting() const;
@@ -198,13 +241,18 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   std::string name_;
   Mesh mesh_;
   UnitSettings settings_;
+  comm::Collectives shards_;
+  comm::Collectives copies_;
+  /// Among the shards' ranks, on a process group of its own where there is one.
   comm::Collectives gather_;
-  comm::Collectives reduce_;
   bool separate_ = false;
   std::shared_ptr<comm::Agreement> agreement_;
   int64_t number_for_all_ = 0;
-  /// What begin_reduce() found the flag of synchronisation to be; unset when the running backward did not come there.
-  std::optional<bool> averages_;
+  /// What begin_reduce() found the flags to say; unset when the running backward did not come there.
+  enum class Sums : uint8_t { nothing, shards, all };
+  std::optional<Sums> sums_;
+  /// The sum over the shards' ranks was started and not ended.
+  bool scattering_ = false;
   std::vector<std::unique_ptr<group::Parameter>> parameters_;
   std::vector<std::unique_ptr<group::Group>> groups_;
   std::shared_ptr<Unit> outer_;

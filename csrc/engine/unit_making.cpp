@@ -24,17 +24,16 @@ std::atomic<int64_t> next_number = 0;
 constexpr int64_t kWrapping = -2;
 
 const char* kind_of(const UnitSettings& settings) {
-  return settings.layout == group::Layout::replicate ? "replicate" : "fully_shard";
+  return settings.replicates ? "replicate" : "fully_shard";
 }
 
-const std::string& only_axis(const Mesh& mesh, const UnitSettings& settings) {
-  if (mesh.ndim() != 1) {
-    throw ValueError(c10::str(
-        "shardwise: ", kind_of(settings), " expects a 1D DeviceMesh but got ", mesh.describe(),
-        ". Give it a mesh of one axis, over the ranks that are to hold ",
-        settings.layout == group::Layout::replicate ? "copies." : "shards."));
-  }
-  return mesh.axes().front().name;
+void check_axes(const Mesh& mesh, const UnitSettings& settings) {
+  const bool copies = settings.replicates;
+  if (mesh.ndim() == 1 || (mesh.ndim() == 2 && !copies)) return;
+  throw ValueError(c10::str(
+      "shardwise: ", kind_of(settings), " expects a ", copies ? "1D" : "1D or 2D", " DeviceMesh but got ",
+      mesh.describe(), ". Give it a mesh of one axis, over the ranks that are to hold ",
+      copies ? "copies." : "shards, or of two: over those that hold copies of the shards, then over those with shards."));
 }
 
 std::string line(const NamedTensor& parameter, bool sharded) {
@@ -45,26 +44,26 @@ std::string line(const NamedTensor& parameter, bool sharded) {
       tensor.requires_grad() ? "" : " frozen");
 }
 
-void check_can_be_sharded(const NamedTensor& parameter) {
+void check_can_be_laid_out(const NamedTensor& parameter, const char* kind) {
   if (parameter.whole) return;
   const auto& tensor = parameter.tensor;
   const auto& name = parameter.names.front();
   if (tensor.layout() != at::kStrided || tensor.is_meta()) {
     throw ValueError(c10::str(
         "shardwise: the parameter '", name, "' is ", tensor.is_meta() ? "on the meta device" : "not a dense tensor",
-        "; only dense tensors with values can be sharded. ",
+        "; only dense tensors with values can be sharded or cast. ",
         tensor.is_meta() ? "Give it values first, or name it in ignored_parameters."
                          : "Name it in ignored_parameters."));
   }
   if (tensor.dim() == 0) {
     throw ValueError(c10::str(
-        "shardwise: fully_shard doesn't support scalar parameters. Change ", name,
+        "shardwise: ", kind, " doesn't support scalar parameters. Change ", name,
         " to a 1D tensor with numel equal to 1."));
   }
   if (!tensor.is_contiguous()) {
     throw ValueError(c10::str(
         "shardwise: FSDP does not support non-contiguous parameters yet: '", name, "' has sizes ", tensor.sizes(),
-        " and strides ", tensor.strides(), ". Make it contiguous() before fully_shard()."));
+        " and strides ", tensor.strides(), ". Make it contiguous() before ", kind, "()."));
   }
   if (parameter.shard_dim < 0 || parameter.shard_dim >= tensor.dim()) {
     throw ValueError(c10::str(
@@ -89,21 +88,29 @@ Unit::Unit(const Mesh& mesh, const UnitSettings& settings)
     : number_(next_number++),
       mesh_(mesh),
       settings_(settings),
-      gather_(mesh.group(only_axis(mesh, settings))),
-      reduce_(gather_),
       schedule_(std::make_shared<Schedule>(number_)) {
   options.reshard_after_forward = settings.reshard_after_forward;
+}
+
+void Unit::find_ranks() {
+  const auto lines = comm::lines_of(mesh_);
+  if (replicates() || lines.size() == 2) copies_ = comm::Collectives(lines.front());
+  if (!replicates()) shards_ = comm::Collectives(lines.back());
+  agreement_ = comm::Agreement::of(lines);
 }
 
 std::shared_ptr<Unit> Unit::create(
     const Mesh& mesh, std::vector<NamedTensor> parameters, const std::vector<NamedTensor>& buffers,
     const UnitSettings& settings) {
+  check_axes(mesh, settings);
   std::shared_ptr<Unit> unit(new Unit(mesh, settings));
+  unit->find_ranks();
   std::vector<NamedTensor> own;
   std::vector<NamedTensor> adopted;
   for (auto& parameter : parameters) (of(parameter.tensor) ? adopted : own).push_back(std::move(parameter));
-  if (unit->sharded()) std::for_each(own.begin(), own.end(), check_can_be_sharded);
-  unit->agreement_ = comm::Agreement::of(mesh.group(mesh.axes().front().name));
+  if (unit->has_full_copies()) {
+    for (const auto& parameter : own) check_can_be_laid_out(parameter, unit->kind());
+  }
   unit->check_structure(own, adopted.size());
   unit->schedule_->add(unit);
   add_to_tree(*unit, unit->schedule_);
@@ -112,16 +119,16 @@ std::shared_ptr<Unit> Unit::create(
     unit->broadcast(own);
     unit->broadcast(buffers);
   }
-  if (unit->sharded()) {
-    const auto& axis = mesh.axes().front().name;
+  if (!unit->replicates()) {
+    const auto& axis = mesh.axes().back().name;
     // Sums stay where those of replicated units are; gathers get the other process group.
-    unit->gather_ = comm::Collectives(mesh.reduce_group(axis));
+    unit->gather_ = comm::Collectives({mesh.reduce_group(axis), unit->shards_.names()});
     unit->separate_ = mesh.reduce_group(axis) != mesh.group(axis);
   }
   for (auto& [names, tensor, dim, whole] : own) {
     auto& parameter = *unit->parameters_.emplace_back(std::make_unique<group::Parameter>(std::move(names), tensor));
     parameter.shard_dim = dim;
-    parameter.whole = whole || !unit->sharded();
+    parameter.whole = whole || !unit->has_full_copies();
     parameter.watch(unit, *unit);
     if (!parameter.whole) unit->make_shard(parameter);
   }
@@ -142,7 +149,7 @@ void Unit::make_shard(group::Parameter& parameter) {
 }
 
 void Unit::check_structure(const std::vector<NamedTensor>& own, size_t adopted) {
-  if (gather_.size() == 1) return;
+  if (world() == 1) return;
   if (agreement_) {
     const auto text = [&] {
       return c10::str(kind(), "() of ", own.empty() ? "no parameters" : own.front().names.front());
@@ -151,9 +158,9 @@ void Unit::check_structure(const std::vector<NamedTensor>& own, size_t adopted) 
     number_for_all_ = agreement_->next_number();
   }
   std::vector<std::string> lines;
-  for (const auto& parameter : own) lines.push_back(line(parameter, sharded()));
+  for (const auto& parameter : own) lines.push_back(line(parameter, !replicates()));
   lines.push_back(c10::str("the end of a ", kind(), ", after ", adopted, " parameters of inner units"));
-  compare_structure(lines, gather_, mesh_.device(), counters_);
+  compare_structure(lines, axes(), mesh_.rank(), mesh_.device(), counters_);
 }
 
 // Inner units are renamed as seen from here: errors then give the full names of parameters.
@@ -192,13 +199,20 @@ void Unit::adopt(const std::vector<NamedTensor>& adopted) {
 }
 
 void Unit::broadcast(const std::vector<NamedTensor>& tensors) {
-  if (gather_.size() == 1) return;
+  if (world() == 1) return;
   const group::ComputeGuard guard;
   for (const auto& [names, tensor, dim, whole] : tensors) {
     auto values = tensor.detach();
     auto wire = values.is_non_overlapping_and_dense() ? values.as_strided({values.numel()}, {1}) : values.contiguous();
-    gather_.broadcast(wire, 0, c10::str("the broadcast of '", names.front(), "' from rank 0"), counters_).wait();
+    spread(wire, c10::str("the broadcast of '", names.front(), "' from rank 0"), counters_);
     if (!wire.is_alias_of(values)) values.copy_(wire);
+  }
+}
+
+// Along the first axis it reaches one rank of each line of the second.
+void Unit::spread(const at::Tensor& tensor, const std::string& what, Counters& counters) const {
+  for (const auto& axis : axes()) {
+    if (axis.size() > 1) axis.broadcast(tensor, 0, what, counters).wait();
   }
 }
 

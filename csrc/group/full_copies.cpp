@@ -16,7 +16,7 @@ namespace {
 
 /// The part of what stands in the registry that is this rank's: all of it, or a piece of a whole parameter that was
 /// loaded there.
-at::Tensor own_piece(const Parameter& parameter, const layout::Cut& cut, int rank) {
+at::Tensor own_piece(const Parameter& parameter, const layout::Cut& cut, int64_t rank) {
   auto shard = parameter.visible();
   if (shard.sizes() == cut.piece_sizes(rank)) return shard;
   const auto whole = parameter.leaf().sizes();
@@ -30,12 +30,13 @@ at::Tensor own_piece(const Parameter& parameter, const layout::Cut& cut, int ran
 } // namespace
 
 FullCopies::FullCopies(
-    std::vector<Parameter*> parameters, layout::Shards layout, bool is_flat, const comm::Collectives& collectives,
+    std::vector<Parameter*> parameters, layout::Shards layout, bool is_flat, int64_t rank, at::ScalarType dtype,
     Front& front)
     : parameters_(std::move(parameters)),
       layout_(std::move(layout)),
       is_flat_(is_flat),
-      rank_(collectives.rank()) {
+      rank_(rank),
+      dtype_(dtype) {
   adopt_shards(front);
   is_flat_ ? make_flat(front) : make_rows(front);
   for (auto& storage : storages_) storage.free();
@@ -63,7 +64,7 @@ void FullCopies::adopt_shards(Front& front) {
 }
 
 void FullCopies::make_rows(Front& front) {
-  const auto options = part_.options();
+  const auto options = part_.options().dtype(dtype_);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& cut = layout_.cuts[i];
     const auto leaf = parameters_[i]->leaf();
@@ -88,7 +89,7 @@ void FullCopies::make_flat(Front& front) {
   at::Tensor whole;
   {
     const ComputeGuard guard;
-    whole = at::empty({layout_.world * layout_.part}, part_.options());
+    whole = at::empty({layout_.world * layout_.part}, part_.options().dtype(dtype_));
     storages_.emplace_back(whole);
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -130,7 +131,7 @@ void FullCopies::begin_unshard(
     if (is_flat_) {
       gathered_ = storages_.front().alias();
     } else if (layout_.world > 1) {
-      gathered_ = buffers.take(layout_.world * layout_.part, part_.options(), counters);
+      gathered_ = buffers.take(layout_.world * layout_.part, part_.options().dtype(dtype_), counters);
     } else {
       gathered_ = part_;
     }
@@ -139,18 +140,25 @@ void FullCopies::begin_unshard(
   observe::pass(observe::Seam::unshard);
   if (layout_.world == 1) return;
   const ComputeGuard compute;
-  pending_ = gather_parts(gathered_, collectives, unit, counters);
+  auto part = part_;
+  if (part.scalar_type() != dtype_) {
+    part = sent_ = buffers.take(layout_.part, part_.options().dtype(dtype_), counters);
+    sent_.copy_(part_);
+    counters.unsharded_bytes += static_cast<int64_t>(sent_.nbytes());
+  }
+  pending_ = gather_parts(gathered_, part, collectives, unit, counters);
 }
 
 comm::Pending FullCopies::gather_parts(
-    const at::Tensor& output, const comm::Collectives& collectives, const std::string& unit, Counters& counters) const {
+    const at::Tensor& output, const at::Tensor& part, const comm::Collectives& collectives, const std::string& unit,
+    Counters& counters) const {
   // Both outlive the gather: the unit has this, and waits before it goes.
   const auto what = [this, &unit] {
     return c10::str(
         "the all-gather of unit '", unit, "' (", parameters_.front()->name(), " and ", parameters_.size() - 1,
         " more parameters)");
   };
-  return collectives.all_gather(output, part_, what, counters);
+  return collectives.all_gather(output, part, what, counters);
 }
 
 void FullCopies::copy_out() {
@@ -161,7 +169,7 @@ void FullCopies::copy_out() {
   for (const auto& copy : copies_) {
     const auto start = copy.rank * layout_.part + copy.offset;
     const auto& leaf = storages_[copy.leaf].alias();
-    if (is_small(leaf)) {
+    if (is_small(leaf) && leaf.dtype() == gathered_.dtype()) {
       put_runs(leaf, copy.runs, gathered_, start);
     } else {
       auto rows = copy.rows;
@@ -170,22 +178,25 @@ void FullCopies::copy_out() {
   }
 }
 
+// What was on the wire is of no use any more.
+void FullCopies::release(comm::Buffers& buffers) {
+  const auto gathered = std::exchange(gathered_, at::Tensor());
+  if (!is_flat_ && layout_.world > 1) buffers.give(gathered);
+  buffers.give(std::exchange(sent_, at::Tensor()));
+}
+
 bool FullCopies::finish_unshard(comm::Buffers& buffers, const std::string& unit, Counters& counters) {
   if (state_ != State::gathering) return false;
   RECORD_FUNCTION(c10::str("FSDP::all_gather_copy_out (", unit, ")"), std::vector<c10::IValue>());
   observe::pass(observe::Seam::copy_out);
-  const auto release = [&] {
-    const auto gathered = std::exchange(gathered_, at::Tensor());
-    if (!is_flat_ && layout_.world > 1) buffers.give(gathered);
-  };
   {
     const ComputeGuard compute;
     auto pending = std::exchange(pending_, std::nullopt);
     try {
       if (pending) pending->wait();
     } catch (...) {
-      // Whoever wrote into the buffer may still do so.
-      gathered_ = at::Tensor();
+      // Whoever used the buffers may still do so.
+      gathered_ = sent_ = at::Tensor();
       state_ = State::full;
       stale_ = true;
       reshard(buffers, counters);
@@ -193,7 +204,7 @@ bool FullCopies::finish_unshard(comm::Buffers& buffers, const std::string& unit,
     }
     copy_out();
     counters.unsharded_bytes += copied_bytes_;
-    release();
+    release(buffers);
   }
   state_ = State::full;
   return stale_;
@@ -203,10 +214,9 @@ void FullCopies::reshard(comm::Buffers& buffers, Counters& counters) {
   if (state_ == State::freed) return;
   const ComputeGuard guard;
   auto pending = std::exchange(pending_, std::nullopt);
-  const auto gathered = std::exchange(gathered_, at::Tensor());
-  // After one that failed the buffer may still be written to: it does not go back.
-  const bool ended = !pending || pending->settle();
-  if (ended && !is_flat_ && layout_.world > 1) buffers.give(gathered);
+  // After one that failed the buffers may still be used: they do not go back.
+  if (pending && !pending->settle()) gathered_ = sent_ = at::Tensor();
+  release(buffers);
   for (auto& storage : storages_) storage.free();
   state_ = State::freed;
   ++counters.reshards;
@@ -218,7 +228,7 @@ std::vector<at::Tensor> FullCopies::gather_values(
   const ComputeGuard guard;
   const bool alone = layout_.world == 1;
   const auto gathered = alone ? part_ : buffers.take(layout_.world * layout_.part, part_.options(), counters);
-  if (!alone) gather_parts(gathered, collectives, unit, counters).wait();
+  if (!alone) gather_parts(gathered, part_, collectives, unit, counters).wait();
   std::vector<at::Tensor> values(parameters_.size());
   for (size_t i = 0; i < values.size(); ++i) {
     if (!wanted[i]) continue;

@@ -27,9 +27,10 @@ class FullCopies {
   enum class State { freed, gathering, full };
 
   /// Takes over parameters whose shards hold this rank's piece, or all of the parameter, of which the piece is then
-  /// taken. The values of the leaves are not needed; their memory is replaced. Raises Error for a shard of other sizes.
+  /// taken. The values of the leaves are not needed; their memory is replaced, and they are of `dtype` from now on.
+  /// Raises Error for a shard of other sizes.
   FullCopies(
-      std::vector<Parameter*> parameters, layout::Shards layout, bool is_flat, const comm::Collectives& collectives,
+      std::vector<Parameter*> parameters, layout::Shards layout, bool is_flat, int64_t rank, at::ScalarType dtype,
       Front& front);
 
   State state() const {
@@ -82,8 +83,9 @@ class FullCopies {
   };
 
   comm::Pending gather_parts(
-      const at::Tensor& output, const comm::Collectives& collectives, const std::string& unit,
+      const at::Tensor& output, const at::Tensor& part, const comm::Collectives& collectives, const std::string& unit,
       Counters& counters) const;
+  void release(comm::Buffers& buffers);
   void adopt_shards(Front& front);
   void make_rows(Front& front);
   void make_flat(Front& front);
@@ -92,7 +94,8 @@ class FullCopies {
   std::vector<Parameter*> parameters_;
   layout::Shards layout_;
   bool is_flat_;
-  int rank_;
+  int64_t rank_;
+  at::ScalarType dtype_;
   at::Tensor part_;
   std::vector<LeafStorage> storages_;
   std::vector<Copy> copies_;
@@ -103,6 +106,8 @@ class FullCopies {
   State state_ = State::freed;
   bool stale_ = false;
   at::Tensor gathered_;
+  /// The part as it is sent, where it is cast.
+  at::Tensor sent_;
   std::optional<comm::Pending> pending_;
 };
 

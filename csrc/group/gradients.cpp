@@ -13,6 +13,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace shardwise::group {
 namespace {
@@ -27,18 +28,25 @@ std::vector<int64_t> row_major(at::IntArrayRef sizes) {
   return strides;
 }
 
+/// Half precision ends early: a part of the division comes before the sum, about the square root, as a power of two.
+double first_part(double divisor) {
+  double part = 1;
+  while (std::fmod(divisor, part) == 0 && divisor / part > part) part *= 2;
+  return part;
+}
+
 at::Tensor as_real(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor).view({-1}) : tensor;
 }
 
 } // namespace
 
-Gradients::Gradients(std::vector<Parameter*> parameters, layout::Shards layout)
+Gradients::Gradients(std::vector<Parameter*> parameters, layout::Shards layout, at::ScalarType dtype)
     : parameters_(std::move(parameters)),
       layout_(std::move(layout)) {
   for (const auto* parameter : parameters_) {
     const auto leaf = parameter->leaf();
-    options_ = leaf.options().requires_grad(false);
+    options_ = leaf.options().dtype(dtype).requires_grad(false);
     // Whole gradients keep the memory format of their parameter, as autograd's do.
     strides_.push_back(
         !scattered() && leaf.is_non_overlapping_and_dense() ? leaf.strides().vec() : row_major(leaf.sizes()));
@@ -69,10 +77,7 @@ void Gradients::provide(comm::Buffers& buffers, Counters& counters) {
 }
 
 bool Gradients::fill_small(size_t index, const at::Tensor& gradient, double scale) {
-  if (!is_small(gradient) || gradient.strides() != strides_[index] || gradient.dtype() != options_.dtype() ||
-      gradient.is_neg()) {
-    return false;
-  }
+  if (!is_small(gradient) || gradient.strides() != strides_[index] || gradient.is_neg()) return false;
   for (int64_t rank = 0; rank < layout_.world; ++rank) {
     const auto offset = rank * segment() + layout_.cuts[index].offsets[rank];
     if (!scale_runs(gradient, runs_[index][rank], scale, bucket_, offset)) return false;
@@ -85,16 +90,22 @@ void Gradients::fill(size_t index, const at::Tensor& gradient, double scale) {
   const auto& cut = layout_.cuts[index];
   // at::mul_out with a plain number makes the product elsewhere and copies it.
   const auto factor = at::native::wrapped_scalar_tensor(scale);
-  if (!scattered()) {
-    auto slot = piece_in(bucket_, index, 0, 0);
-    gradient.defined() ? at::mul_out(slot, gradient, factor) : slot.zero_();
-    return;
-  }
+  const auto put = [&](at::Tensor slot, const at::Tensor& part) {
+    if (!part.defined()) {
+      slot.zero_();
+    } else if (part.dtype() == slot.dtype()) {
+      at::mul_out(slot, part, factor);
+    } else {
+      slot.copy_(part);
+      slot.mul_(factor);
+    }
+  };
+  if (!scattered()) return put(piece_in(bucket_, index, 0, 0), gradient);
   const auto seen = gradient.defined() ? gradient.reshape(cut.shape) : at::Tensor();
   for (int64_t rank = 0; rank < layout_.world; ++rank) {
     if (cut.length(rank) == 0) continue;
-    auto slot = piece_in(bucket_, index, rank, rank * segment());
-    seen.defined() ? at::mul_out(slot, seen.narrow(cut.dim, cut.starts[rank], cut.length(rank)), factor) : slot.zero_();
+    const auto part = seen.defined() ? seen.narrow(cut.dim, cut.starts[rank], cut.length(rank)) : seen;
+    put(piece_in(bucket_, index, rank, rank * segment()), part);
   }
 }
 
@@ -111,35 +122,70 @@ void Gradients::fill_counts() {
 }
 
 void Gradients::begin(
-    const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters) {
+    const comm::Collectives& shards, Divisor divisor, comm::Buffers& buffers, const std::string& unit,
+    Counters& counters) {
   RECORD_FUNCTION(c10::str("FSDP::post_backward_reduce (", unit, ")"), std::vector<c10::IValue>());
   under_way_ = true;
   observe::pass(observe::Seam::reduce);
-  rank_ = scattered() ? collectives.rank() : 0;
-  at::Tensor payload;
-  at::Tensor result;
-  {
-    const ComputeGuard guard;
-    provide(buffers, counters);
-    used_here_.assign(parameters_.size(), false);
-    for (size_t i = 0; i < parameters_.size(); ++i) {
-      const auto local = parameters_[i]->take_local();
-      fill(i, local, 1.0 / collectives.size());
-      used_here_[i] = local.defined();
-      if (used_here_[i]) counters.copied_bytes += static_cast<int64_t>(local.nbytes());
-    }
-    fill_counts();
-    payload = as_real(bucket_);
-    result = as_real(sum_);
+  rank_ = scattered() ? shards.rank() : 0;
+  const auto before = options_.dtype() == at::kHalf ? first_part(divisor.value) : divisor.after ? 1 : divisor.value;
+  after_ = before / divisor.value;
+  const ComputeGuard compute;
+  provide(buffers, counters);
+  used_here_.assign(parameters_.size(), false);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const auto local = parameters_[i]->take_local();
+    fill(i, local, 1 / before);
+    used_here_[i] = local.defined();
+    if (used_here_[i]) counters.copied_bytes += static_cast<int64_t>(local.nbytes());
   }
-  // Both outlive the sum: the unit has this, and waits before it goes.
-  const auto what = [this, &unit] {
+  fill_counts();
+  if (scattered()) {
+    pending_ = shards.reduce_scatter(as_real(sum_), as_real(bucket_), named("the reduce-scatter", unit), counters);
+  } else if (shards.size() > 1) {
+    pending_ = shards.all_reduce(as_real(sum_), named("the all-reduce", unit), counters);
+  }
+}
+
+// Both outlive the sum: the unit has this, and waits before it goes.
+comm::What Gradients::named(const char* sum, const std::string& unit) const {
+  return [this, &unit, sum] {
     return c10::str(
-        scattered() ? "the reduce-scatter" : "the all-reduce", " of the gradients of unit '", unit, "' (",
-        parameters_.front()->name(), " and ", parameters_.size() - 1, " more parameters)");
+        sum, " of the gradients of unit '", unit, "' (", parameters_.front()->name(), " and ", parameters_.size() - 1,
+        " more parameters)");
   };
-  pending_ = scattered() ? collectives.reduce_scatter(result, payload, what, counters)
-                         : collectives.all_reduce(payload, what, counters);
+}
+
+void Gradients::begin_all_reduce(const comm::Collectives& copies, const std::string& unit, Counters& counters) {
+  observe::pass(observe::Seam::all_reduce);
+  const ComputeGuard compute;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const auto& partial = parameters_[i]->partial;
+    if (!partial.values.defined()) continue;
+    piece_in(sum_, i, rank_, 0).add_(partial.values);
+    count_of(i).add_(partial.count);
+  }
+  pending_ = copies.all_reduce(as_real(sum_), named("the all-reduce", unit), counters);
+}
+
+at::Tensor Gradients::count_of(size_t index) const {
+  return sum_.narrow(0, layout_.part + static_cast<int64_t>(index), 1);
+}
+
+// Another vector takes the place of this one, so that nothing is copied.
+void Gradients::keep_partial() {
+  under_way_ = false;
+  const ComputeGuard guard;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    auto& parameter = *parameters_[i];
+    parameter.settle();
+    if (parameter.partial.values.defined()) {
+      parameter.partial.values.add_(piece_in(sum_, i, rank_, 0));
+      parameter.partial.count.add_(count_of(i));
+    } else {
+      parameter.partial = {piece_in(sum_, i, rank_, 0), count_of(i)};
+    }
+  }
 }
 
 void Gradients::wait(comm::Buffers& buffers) {
@@ -170,13 +216,17 @@ void Gradients::drop(comm::Buffers& buffers) {
 
 void Gradients::publish() {
   under_way_ = false;
-  for (auto* parameter : parameters_) parameter->settle();
+  for (auto* parameter : parameters_) {
+    parameter->settle();
+    parameter->partial = {};
+  }
   const auto unused = std::find(used_here_.begin(), used_here_.end(), false) != used_here_.end();
   at::Tensor counts;
   // Only a rank that left a parameter unused has to look at the counts, and to wait for the device.
   if (unused) {
     const ComputeGuard guard;
-    counts = at::real(sum_.narrow(0, layout_.part, static_cast<int64_t>(parameters_.size()))).to(at::kCPU, at::kFloat);
+    const auto n = static_cast<int64_t>(parameters_.size());
+    counts = at::real(sum_.narrow(0, layout_.part, n)).to(at::kCPU, at::kFloat);
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (!used_here_[i] && counts.data_ptr<float>()[i] == 0) continue;
@@ -184,6 +234,8 @@ void Gradients::publish() {
     {
       const ComputeGuard guard;
       mean = piece_in(sum_, i, rank_, 0);
+      if (after_ != 1) mean.mul_(after_);
+      mean = mean.to(parameters_[i]->visible().scalar_type());
     }
     parameters_[i]->publish(mean);
   }

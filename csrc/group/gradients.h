@@ -17,28 +17,41 @@ namespace shardwise::group {
 /// The trained parameters of a group whose gradients travel in one collective.
 ///
 /// The bucket has a part for each rank that keeps one of its own, or a single part that all ranks keep. A part holds
-/// gradients, divided by the number of ranks, then one count per parameter: 1 where this rank used it. After the sum,
+/// gradients, divided as far as is done before the sum, then one count per parameter: 1 where this rank used it. After the sum,
 /// a parameter with count 0 was used nowhere and gets no gradient.
 class Gradients {
  public:
-  /// The parameters stay their unit's. All have the dtype and device of the first. `layout` has a cut for each: of a
-  /// world of one where every rank keeps the mean of everything.
-  Gradients(std::vector<Parameter*> parameters, layout::Shards layout);
+  /// The parameters stay their unit's. All are on the device of the first. `layout` has a cut for each: of a world of
+  /// one where every rank keeps the mean of everything. Sums are in `dtype`.
+  Gradients(std::vector<Parameter*> parameters, layout::Shards layout, at::ScalarType dtype);
 
   const std::vector<Parameter*>& parameters() const {
     return parameters_;
   }
 
-  /// Copies what waits into the bucket and starts the sum; each parameter then has nothing waiting.
-  void begin(const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters);
+  /// What sums are divided by in all.
+  struct Divisor {
+    double value = 1;
+    /// After the sum instead of before it.
+    bool after = false;
+  };
+  /// Copies what waits into the bucket, and starts the sum over `shards`: each of them gets its part, or all get
+  /// everything. There is none to start where this rank is alone.
+  void begin(
+      const comm::Collectives& shards, Divisor divisor, comm::Buffers& buffers, const std::string& unit,
+      Counters& counters);
   /// Whether wait() would return at once.
   bool done() const {
     return !pending_ || pending_->done();
   }
-  /// Waits for the sum, and gives the bucket back.
+  /// Waits for what was started, and gives the bucket back.
   void wait(comm::Buffers& buffers);
-  /// Publishes the means, as views of the sum. After wait().
+  /// After wait(): adds what keep_partial() put aside, and starts the sum over the ranks that have the same.
+  void begin_all_reduce(const comm::Collectives& copies, const std::string& unit, Counters& counters);
+  /// After wait(): publishes the means, as views of the sum.
   void publish();
+  /// After wait(): puts the sum aside, which is not yet that of all ranks, until a later one is.
+  void keep_partial();
   /// Ends what is under way, and gives no gradient to anyone.
   void drop(comm::Buffers& buffers);
   bool under_way() const {
@@ -59,6 +72,8 @@ class Gradients {
   void fill(size_t index, const at::Tensor& gradient, double scale);
   bool fill_small(size_t index, const at::Tensor& gradient, double scale);
   void fill_counts();
+  at::Tensor count_of(size_t index) const;
+  comm::What named(const char* sum, const std::string& unit) const;
 
   std::vector<Parameter*> parameters_;
   layout::Shards layout_;
@@ -67,6 +82,8 @@ class Gradients {
   std::vector<std::vector<Runs>> runs_;
   at::TensorOptions options_;
   int64_t rank_ = 0;
+  /// What the sum is still to be multiplied by.
+  double after_ = 1;
   at::Tensor bucket_;
   /// What comes out: the bucket itself where nothing is scattered.
   at::Tensor sum_;

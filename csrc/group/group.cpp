@@ -14,11 +14,16 @@ constexpr int64_t kAlignmentBytes = 128;
 Group::Group(std::vector<Parameter*> parameters, const Setting& setting)
     : parameters_(std::move(parameters)),
       layout_(parameters_.front()->whole ? Layout::replicate : setting.layout),
-      world_(layout_ == Layout::replicate ? 1 : setting.gather.size()) {
+      world_(layout_ == Layout::replicate ? 1 : setting.world) {
   for (const auto* parameter : parameters_) sizes_.push_back(parameter->leaf().sizes().vec());
   options_ = parameters_.front()->visible().options().requires_grad(false);
+  const auto own = options_.dtype().toScalarType();
+  const bool is_cast = at::isFloatingType(own);
+  const auto full_dtype = is_cast && layout_ != Layout::replicate ? setting.full_dtype.value_or(own) : own;
+  sum_dtype_ = is_cast ? setting.sum_dtype.value_or(full_dtype) : own;
+  for (auto* parameter : parameters_) parameter->sum_dtype = sum_dtype_;
   if (layout_ != Layout::replicate) {
-    full_copies_.emplace(parameters_, lay_out(), layout_ == Layout::flat, setting.gather, *setting.front);
+    full_copies_.emplace(parameters_, lay_out(), layout_ == Layout::flat, setting.rank, full_dtype, *setting.front);
   }
 }
 
@@ -109,7 +114,7 @@ void Group::follow_requires_grad() {
     gradients_.reset();
   } else if (!gradients_ || trained != gradients_->parameters()) {
     auto layout = lay_out_some(trained);
-    gradients_.emplace(std::move(trained), std::move(layout));
+    gradients_.emplace(std::move(trained), std::move(layout), sum_dtype_);
   }
 }
 

@@ -24,7 +24,12 @@ class Group {
   /// What all groups of a unit have in common.
   struct Setting {
     Layout layout = Layout::replicate;
-    comm::Collectives gather;
+    /// The number of shards, and which of them is this rank's.
+    int64_t rank = 0;
+    int64_t world = 1;
+    /// Of full copies and of sums, where those are floating-point numbers; unset: of the parameters, of the full copies.
+    std::optional<at::ScalarType> full_dtype;
+    std::optional<at::ScalarType> sum_dtype;
     Front* front = nullptr;
   };
 
@@ -64,6 +69,7 @@ class Group {
   at::TensorOptions options_;
   Layout layout_;
   int64_t world_;
+  at::ScalarType sum_dtype_;
   std::optional<FullCopies> full_copies_;
   std::optional<Gradients> gradients_;
 };

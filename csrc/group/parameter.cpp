@@ -224,7 +224,7 @@ void Parameter::keep_for_later() {
   if (pending_.defined()) {
     pending_.add_(fresh_);
   } else {
-    pending_ = std::move(fresh_);
+    pending_ = fresh_.to(sum_dtype.value_or(fresh_.scalar_type()));
   }
   fresh_ = at::Tensor();
 }

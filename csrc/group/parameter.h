@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -92,6 +93,16 @@ class Parameter {
   /// Adds the mean to .grad and runs the user's post-accumulate hook.
   void publish(const at::Tensor& mean);
 
+  /// A sum over some of the ranks that share it, of earlier backwards: as its gradient is published, and in how many
+  /// of those ranks' backwards it was used.
+  struct Partial {
+    at::Tensor values;
+    at::Tensor count;
+  };
+  Partial partial;
+
+  /// In which backwards without synchronisation are summed; unset: that of its gradients.
+  std::optional<at::ScalarType> sum_dtype;
   /// The dimension along which `rows` cuts it.
   int64_t shard_dim = 0;
   /// Every rank keeps all of it, in a sharded unit too.

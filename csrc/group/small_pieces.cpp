@@ -4,6 +4,7 @@
 #include <c10/util/accumulate.h>
 
 #include <cstring>
+#include <type_traits>
 
 namespace shardwise::group {
 namespace {
@@ -38,29 +39,41 @@ void put_runs(const at::Tensor& whole, const Runs& runs, const at::Tensor& part,
   }
 }
 
-bool scale_runs(const at::Tensor& whole, const Runs& runs, double scale, const at::Tensor& part, int64_t offset) {
-  const auto scaled = [&]<typename Number>(Number) {
-    using Wide = at::opmath_type<Number>;
-    const auto factor = static_cast<Wide>(scale);
-    for (int64_t i = 0; i < runs.count; ++i) {
-      const auto* from = whole.const_data_ptr<Number>() + runs.start + i * runs.stride;
-      auto* to = part.mutable_data_ptr<Number>() + offset + i * runs.length;
-      for (int64_t k = 0; k < runs.length; ++k) to[k] = static_cast<Number>(static_cast<Wide>(from[k]) * factor);
-    }
-    return true;
-  };
-  switch (whole.scalar_type()) {
+namespace {
+
+/// Calls act(Number()) for the floating-point dtypes that there are kernels for.
+template <typename Act>
+bool with_number(at::ScalarType dtype, const Act& act) {
+  switch (dtype) {
     case at::kFloat:
-      return scaled(float());
+      return act(float());
     case at::kDouble:
-      return scaled(double());
+      return act(double());
     case at::kBFloat16:
-      return scaled(at::BFloat16());
+      return act(at::BFloat16());
     case at::kHalf:
-      return scaled(at::Half());
+      return act(at::Half());
     default:
       return false;
   }
+}
+
+} // namespace
+
+bool scale_runs(const at::Tensor& whole, const Runs& runs, double scale, const at::Tensor& part, int64_t offset) {
+  const auto scaled = [&]<typename From, typename To>(From, To) {
+    using Wide = std::common_type_t<at::opmath_type<From>, at::opmath_type<To>>;
+    const auto factor = static_cast<Wide>(scale);
+    for (int64_t i = 0; i < runs.count; ++i) {
+      const auto* from = whole.const_data_ptr<From>() + runs.start + i * runs.stride;
+      auto* to = part.mutable_data_ptr<To>() + offset + i * runs.length;
+      for (int64_t k = 0; k < runs.length; ++k) to[k] = static_cast<To>(static_cast<Wide>(from[k]) * factor);
+    }
+    return true;
+  };
+  return with_number(whole.scalar_type(), [&](auto from) {
+    return with_number(part.scalar_type(), [&](auto to) { return scaled(from, to); });
+  });
 }
 
 bool put_flags(const std::vector<bool>& flags, const at::Tensor& vector, int64_t offset) {

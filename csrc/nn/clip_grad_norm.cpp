@@ -38,6 +38,16 @@ void refuse_full_copy(const at::Tensor& tensor, const engine::Unit& unit) {
   }
 }
 
+/// One of these units for each process group of shards.
+std::vector<std::shared_ptr<engine::Unit>> one_for_each_group(const std::vector<std::shared_ptr<engine::Unit>>& units) {
+  std::vector<std::shared_ptr<engine::Unit>> some;
+  for (const auto& unit : units) {
+    const auto same = [&](const auto& other) { return other->shards() == unit->shards(); };
+    if (std::none_of(some.begin(), some.end(), same)) some.push_back(unit);
+  }
+  return some;
+}
+
 /// The values that a gradient consists of, as autograd keeps them.
 at::Tensor values_of(const at::Tensor& gradient) {
   return gradient.is_sparse() ? gradient.coalesce()._values() : gradient;
@@ -80,11 +90,11 @@ class Norm {
   }
 
   void reduce(engine::Unit& unit) {
-    if (unit.collectives().size() == 1) return;
+    if (unit.shards().size() == 1) return;
     const group::ComputeGuard guard;
     const auto wire = at::tensor({power_, is_nan_}, at::kDouble).to(unit.mesh().device());
     const auto op = is_maximum() ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
-    unit.collectives().all_reduce(wire, "the all-reduce of clip_grad_norm_", unit.own_counters(), op).wait();
+    unit.shards().all_reduce(wire, "the all-reduce of clip_grad_norm_", unit.own_counters(), op).wait();
     const auto reduced = wire.cpu();
     power_ = reduced.data_ptr<double>()[0];
     is_nan_ = reduced.data_ptr<double>()[1];
@@ -129,22 +139,23 @@ double clip_grad_norm_(
     // A unit decides which collectives there are, whether this rank has a gradient or not.
     auto unit = engine::unit_of_shard(parameter);
     if (unit) {
-      sharded.push_back(unit);
-    } else if (const auto other = engine::Unit::of(parameter); other && other->sharded()) {
+      // A rank that has everything adds its share, as for a parameter of no unit.
+      unit->shards().size() > 1 ? sharded.push_back(unit) : unit.reset();
+    } else if (const auto other = engine::Unit::of(parameter); other && other->has_full_copies()) {
       refuse_full_copy(parameter, *other);
     }
     if (parameter.grad().defined()) gradients.emplace_back(parameter.grad(), std::move(unit));
   }
-  const auto meshes = nn::meshes_of(sharded);
+  const auto meshes = one_for_each_group(sharded);
   Norm total(norm_type);
   // What every rank has whole travels with the shards of the first mesh, a share from each rank: all ranks then get the
   // same norm, and whatever is not finite anywhere is seen everywhere.
-  const auto share = meshes.empty() ? 1.0 : 1.0 / meshes.front()->collectives().size();
+  const auto share = meshes.empty() ? 1.0 : 1.0 / meshes.front()->shards().size();
   for (size_t i = 0; i < std::max<size_t>(meshes.size(), 1); ++i) {
     Norm part(norm_type);
     for (const auto& [gradient, unit] : gradients) {
       if (!unit && i == 0) part.add(gradient, share);
-      if (unit && unit->collectives() == meshes[i]->collectives()) part.add(gradient, 1);
+      if (unit && unit->shards() == meshes[i]->shards()) part.add(gradient, 1);
     }
     part.finish();
     if (!meshes.empty()) part.reduce(*meshes[i]);

@@ -24,7 +24,7 @@ void gather(
   }
   if (!any) return;
   const auto whole = group.full_copies()->gather_values(
-      wanted, device, unit.collectives(), unit.buffers(), unit.name(), unit.own_counters());
+      wanted, device, unit.shards(), unit.buffers(), unit.name(), unit.own_counters());
   for (size_t i = 0; i < whole.size(); ++i) {
     if (whole[i].defined()) values[entry_of[i]] = whole[i];
   }
@@ -36,7 +36,7 @@ StateDict full_state_dict(const torch::nn::Module& module, const FullStateDictOp
   nn::ModuleState state(module);
   state.agree("full_state_dict", state.locate());
   const bool keep = !options.rank0_only() || std::all_of(state.meshes().begin(), state.meshes().end(), [](auto& unit) {
-    return unit->collectives().rank() == 0;
+    return unit->mesh().rank() == 0;
   });
   const auto device = options.cpu_offload() ? std::optional<at::Device>(at::kCPU) : std::nullopt;
   std::vector<at::Tensor> values(state.entries().size());

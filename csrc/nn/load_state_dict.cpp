@@ -105,18 +105,17 @@ std::vector<std::string> unpacked(const std::string& text) {
 class Source {
  public:
   /// Without a unit: every rank's own.
-  explicit Source(engine::Unit* unit) : unit_(unit != nullptr && unit->collectives().size() > 1 ? unit : nullptr) {}
+  explicit Source(engine::Unit* unit) : unit_(unit != nullptr && unit->world() > 1 ? unit : nullptr) {}
 
   bool is_here() const {
-    return unit_ == nullptr || unit_->collectives().rank() == 0;
+    return unit_ == nullptr || unit_->mesh().rank() == 0;
   }
 
   void share(std::vector<std::string>& names) const {
     if (unit_ == nullptr) return;
     const auto what = "the names that rank 0 loads";
     names = unpacked(
-        comm::gather_texts(packed(names), unit_->collectives(), unit_->mesh().device(), what, unit_->own_counters())
-            .front());
+        comm::gather_texts(packed(names), unit_->axes(), unit_->mesh().device(), what, unit_->own_counters()).front());
   }
 
   /// As bytes: whatever the dtype, every back end can send it.
@@ -127,11 +126,8 @@ class Source {
     const auto whole = is_here() ? value.to(options.device()).contiguous() : at::empty(entry.sizes, options);
     if (whole.numel() == 0) return whole;
     auto& counters = (entry.unit ? *entry.unit : *unit_).own_counters();
-    unit_->collectives()
-        .broadcast(
-            whole.view({-1}).view(at::kByte), 0,
-            c10::str("the broadcast of '", entry.names.front(), "' from the state dict of rank 0"), counters)
-        .wait();
+    const auto what = c10::str("the broadcast of '", entry.names.front(), "' from the state dict of rank 0");
+    unit_->spread(whole.view({-1}).view(at::kByte), what, counters);
     return whole;
   }
 
@@ -163,7 +159,7 @@ LoadResult load_full_state_dict(torch::nn::Module& module, const StateDict& dict
   Match found;
   if (source.is_here() && error.empty()) {
     found = match(state, dict);
-    error = error_of(found, options.strict(), root == nullptr ? 0 : root->collectives().rank());
+    error = error_of(found, options.strict(), root == nullptr ? 0 : root->mesh().rank());
   }
   state.agree(kLoad, error);
   if (!options.strict()) {

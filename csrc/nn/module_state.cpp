@@ -22,6 +22,19 @@ std::string shard_without_unit(const std::string& name) {
       "fully_shard(), or change parameters in place.");
 }
 
+/// The outermost units of these, one for each set of ranks.
+std::vector<std::shared_ptr<engine::Unit>> meshes_of(const std::vector<std::shared_ptr<engine::Unit>>& units) {
+  std::vector<std::shared_ptr<engine::Unit>> meshes;
+  for (const auto& unit : units) {
+    const auto same = [&](const auto& other) { return other->same_ranks(*unit); };
+    if (std::any_of(meshes.begin(), meshes.end(), same)) continue;
+    auto top = unit;
+    while (top->outer() && top->outer()->same_ranks(*unit)) top = top->outer();
+    meshes.push_back(std::move(top));
+  }
+  return meshes;
+}
+
 } // namespace
 
 ModuleState::ModuleState(const torch::nn::Module& module) {
@@ -86,7 +99,7 @@ void ModuleState::agree(const std::string& function, const std::string& error) c
   std::string difference;
   for (const auto& unit : meshes_) {
     const auto texts = comm::gather_texts(
-        mine, unit->collectives(), unit->mesh().device(), "the exchange before a " + function, unit->own_counters());
+        mine, unit->axes(), unit->mesh().device(), "the exchange before a " + function, unit->own_counters());
     for (size_t rank = 0; rank < texts.size(); ++rank) {
       if (texts[rank].starts_with(mark)) {
         // The ranks of a mesh that comes later hear of it too.
@@ -102,18 +115,6 @@ void ModuleState::agree(const std::string& function, const std::string& error) c
   }
   if (mine.starts_with(mark)) throw Error(mine.substr(mark.size()));
   if (!difference.empty()) throw Error(difference);
-}
-
-std::vector<std::shared_ptr<engine::Unit>> meshes_of(const std::vector<std::shared_ptr<engine::Unit>>& units) {
-  std::vector<std::shared_ptr<engine::Unit>> meshes;
-  for (const auto& unit : units) {
-    const auto same = [&](const auto& other) { return other->collectives() == unit->collectives(); };
-    if (std::any_of(meshes.begin(), meshes.end(), same)) continue;
-    auto top = unit;
-    while (top->outer() && top->outer()->collectives() == unit->collectives()) top = top->outer();
-    meshes.push_back(std::move(top));
-  }
-  return meshes;
 }
 
 } // namespace shardwise::nn

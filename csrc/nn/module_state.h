@@ -63,7 +63,4 @@ class ModuleState {
   std::vector<std::shared_ptr<engine::Unit>> meshes_;
 };
 
-/// The outermost units of these, one for each process group.
-std::vector<std::shared_ptr<engine::Unit>> meshes_of(const std::vector<std::shared_ptr<engine::Unit>>& units);
-
 } // namespace shardwise::nn

@@ -1,21 +1,30 @@
 #include <shardwise/replicate.h>
 
-#include "nn/unit_hooks.h"
 #include "nn/unit_table.h"
+#include "nn/wrapping.h"
+
+#include <algorithm>
 
 namespace shardwise {
 namespace {
 
-Unit replicate_all(const std::vector<torch::nn::Module*>& modules, const ReplicateOptions& options) {
+/// Whether the modules are to compute in another dtype than the optimizer sees.
+bool is_cast(const std::vector<engine::NamedTensor>& parameters, const MixedPrecision& precision) {
+  return precision.param_dtype && std::any_of(parameters.begin(), parameters.end(), [&](const auto& parameter) {
+           return parameter.tensor.is_floating_point() && parameter.tensor.scalar_type() != *precision.param_dtype;
+         });
+}
+
+Unit replicate_all(const nn::Modules& modules, const ReplicateOptions& options) {
   auto all = nn::tensors_of_unit(modules, options.ignored_parameters(), "replicate");
-  auto unit = engine::Unit::create(
-      options.mesh() ? *options.mesh() : Mesh::shared(), std::move(all.parameters), all.buffers,
-      {.broadcast = options.broadcast()});
-  for (auto* module : modules) {
-    nn::add_unit(*module, unit);
-    nn::add_unit_hooks(*module, unit);
-  }
-  return Unit(std::move(unit));
+  const bool cast = is_cast(all.parameters, options.mixed_precision());
+  return Unit(nn::wrap(
+      modules, options.mesh() ? *options.mesh() : Mesh::shared(), std::move(all.parameters), all.buffers,
+      {.replicates = true,
+       .layout = cast ? group::Layout::rows : group::Layout::replicate,
+       .precision = options.mixed_precision(),
+       .broadcast = options.broadcast(),
+       .reshard_after_forward = false}));
 }
 
 } // namespace
@@ -25,9 +34,7 @@ Unit replicate(torch::nn::Module& module, const ReplicateOptions& options) {
 }
 
 Unit replicate(const std::vector<std::shared_ptr<torch::nn::Module>>& modules, const ReplicateOptions& options) {
-  std::vector<torch::nn::Module*> pointers;
-  for (const auto& module : modules) pointers.push_back(module.get());
-  return replicate_all(pointers, options);
+  return replicate_all(nn::pointers_to(modules), options);
 }
 
 } // namespace shardwise

@@ -1,6 +1,7 @@
 #include "nn/touch.h"
 
 #include "group/leaf_storage.h"
+#include "nn/argument_cast.h"
 
 #include <shardwise/error.h>
 
@@ -95,12 +96,18 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
   // The operations that a listener or this operation make in turn are not touches.
   const c10::impl::ExcludeDispatchKeyGuard not_a_touch(kTouchKey);
   const auto& schema = operation.schema();
+  std::shared_ptr<TouchListener> caster;
+  at::ScalarType dtype = at::kFloat;
   const auto tell = [&](bool again) {
     for_each_keyed(schema, *stack, [&](const at::Tensor& tensor, const c10::Argument& argument) {
       const auto listener = Registry::get().find(tensor.storage().unsafeGetStorageImpl());
       if (!listener) return;
       const auto* alias = argument.alias_info();
       listener->touched({operation, tensor, alias != nullptr && alias->isWrite(), again});
+      if (const auto wanted = listener->wanted_dtype(); wanted && !caster) {
+        caster = listener;
+        dtype = *wanted;
+      }
     });
   };
   const auto first_freed = [&] {
@@ -115,6 +122,7 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
     tell(true);
     if (const auto* tensor = first_freed()) refuse(operation, *tensor);
   }
+  if (caster) cast_arguments(schema, *stack, dtype, *caster);
   run_untouched(operation, keys, stack);
 }
 

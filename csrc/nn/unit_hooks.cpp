@@ -1,5 +1,7 @@
 #include "nn/unit_hooks.h"
 
+#include "nn/unit_touch.h"
+
 #include <shardwise/hooks.h>
 
 #include <c10/core/GradMode.h>
@@ -13,6 +15,25 @@ void move_to(at::Device device, HookTensors& inputs) {
   for (auto& input : inputs) {
     if (input.defined() && input.device() != device) input = input.to(device, /*non_blocking=*/true);
   }
+}
+
+void cast(HookTensors& tensors, std::optional<at::ScalarType> dtype) {
+  if (!dtype) return;
+  for (auto& tensor : tensors) {
+    if (tensor.defined() && tensor.is_floating_point()) tensor = tensor.to(*dtype);
+  }
+}
+
+/// Before all hooks and after them, whether the call fails or not.
+void mark_calls(torch::nn::Module& module, const std::weak_ptr<UnitTouch>& weak) {
+  const auto begin = [weak](torch::nn::Module&, HookTensors&) {
+    if (const auto touch = weak.lock()) touch->begin_call();
+  };
+  const auto end = [weak](torch::nn::Module&, HookTensors&) {
+    if (const auto touch = weak.lock()) touch->end_call();
+  };
+  register_forward_pre_hook(module, begin, {.prepend = true});
+  register_forward_hook(module, end, {.always_call = true});
 }
 
 /// The backward of the module begins where the first gradient of an output is there; that of an inner module may have
@@ -34,7 +55,8 @@ FrontParts& front_parts() {
   return parts;
 }
 
-void add_unit_hooks(torch::nn::Module& module, const std::shared_ptr<engine::Unit>& unit) {
+void add_unit_hooks(
+    torch::nn::Module& module, const std::shared_ptr<engine::Unit>& unit, const std::shared_ptr<UnitTouch>& touch) {
   if (!front_parts().hooks) return;
   observe_calls(module);
   const WeakUnit weak = unit;
@@ -42,15 +64,23 @@ void add_unit_hooks(torch::nn::Module& module, const std::shared_ptr<engine::Uni
     const auto self = weak.lock();
     if (!self) return;
     if (!self->outer()) move_to(self->device(), inputs);
-    if (self->sharded()) self->enter(engine::Keep::outer);
+    if (self->precision().cast_forward_inputs) cast(inputs, self->precision().param_dtype);
+    if (self->has_full_copies()) self->enter(engine::Keep::outer);
   });
-  if (!unit->sharded()) return;
-  register_forward_hook(module, [weak](torch::nn::Module&, HookTensors& outputs) {
-    const auto self = weak.lock();
-    if (!self) return;
-    if (c10::GradMode::is_enabled()) watch_outputs(outputs, weak);
-    self->leave();
-  });
+  if (unit->has_full_copies()) {
+    register_forward_hook(module, [weak](torch::nn::Module&, HookTensors& outputs) {
+      const auto self = weak.lock();
+      if (!self) return;
+      if (c10::GradMode::is_enabled()) watch_outputs(outputs, weak);
+      self->leave();
+    });
+  }
+  if (unit->precision().output_dtype) {
+    register_forward_hook(module, [dtype = unit->precision().output_dtype](torch::nn::Module&, HookTensors& outputs) {
+      cast(outputs, dtype);
+    });
+  }
+  if (touch && unit->precision().param_dtype) mark_calls(module, touch);
 }
 
 } // namespace shardwise::nn

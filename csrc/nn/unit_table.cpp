@@ -69,7 +69,7 @@ void ignore(std::vector<engine::NamedTensor>& parameters, const std::vector<at::
 void refuse_sharing_with_others(const std::vector<engine::NamedTensor>& parameters, const char* function) {
   for (const auto& [names, tensor, dim, whole] : parameters) {
     const auto owner = engine::Unit::of(tensor);
-    if (!owner || !owner->sharded()) continue;
+    if (!owner || !owner->has_full_copies()) continue;
     for (const auto& theirs : owner->parameters()) {
       const auto shard = theirs->visible();
       if (shard.is_same(tensor) || !theirs->alive() || !theirs->leaf().is_same(tensor)) continue;

@@ -1,11 +1,15 @@
 #include "nn/unit_touch.h"
 
+#include "engine/backward_watch.h"
 #include "nn/unit_hooks.h"
 
 #include <shardwise/error.h>
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
+
+#include <unordered_set>
 
 namespace shardwise::nn {
 
@@ -23,7 +27,21 @@ class UnitTouch::Full : public TouchListener {
     }
     owner->enter(touch.again ? engine::Keep::all : engine::Keep::outer);
   }
+
+  // The operations of a backward get what those of the forward had, and results of these.
+  std::optional<at::ScalarType> wanted_dtype() const override {
+    if (!dtype || calls > 0 || (engine::BackwardWatch::running() && !c10::GradMode::is_enabled())) return std::nullopt;
+    return dtype;
+  }
+  bool spares(const at::Tensor& argument) const override {
+    return buffers.contains(argument.unsafeGetTensorImpl());
+  }
+
   std::weak_ptr<engine::Unit> unit;
+  std::optional<at::ScalarType> dtype;
+  std::unordered_set<const at::TensorImpl*> buffers;
+  /// That can be seen, and are running.
+  int calls = 0;
 };
 
 class UnitTouch::Shard : public TouchListener {
@@ -37,9 +55,20 @@ class UnitTouch::Shard : public TouchListener {
 
 UnitTouch::UnitTouch() : full_(std::make_shared<Full>()), shard_(std::make_shared<Shard>()) {}
 
-void UnitTouch::bind(const std::shared_ptr<engine::Unit>& unit) {
+void UnitTouch::bind(const std::shared_ptr<engine::Unit>& unit, const std::vector<engine::NamedTensor>& buffers) {
   full_->unit = unit;
   shard_->unit = unit;
+  if (unit->precision().cast_forward_inputs) full_->dtype = unit->precision().param_dtype;
+  for (const auto& buffer : buffers) full_->buffers.insert(buffer.tensor.unsafeGetTensorImpl());
+}
+
+void UnitTouch::begin_call() {
+  ++full_->calls;
+}
+
+// A hook of the user's that failed first kept ours from seeing the begin.
+void UnitTouch::end_call() {
+  full_->calls = std::max(0, full_->calls - 1);
 }
 
 void UnitTouch::mark(const at::Tensor& tensor) {

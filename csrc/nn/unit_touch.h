@@ -12,8 +12,12 @@ namespace shardwise::nn {
 class UnitTouch : public group::Front {
  public:
   UnitTouch();
-  /// The unit that is told; it keeps this.
-  void bind(const std::shared_ptr<engine::Unit>& unit);
+  /// The unit that is told; it keeps this. Its buffers are never cast.
+  void bind(const std::shared_ptr<engine::Unit>& unit, const std::vector<engine::NamedTensor>& buffers);
+  /// A call of the unit's module that can be seen begins or ends. Inside of one nothing is cast operation by operation:
+  /// its inputs were.
+  void begin_call();
+  void end_call();
 
   void mark(const at::Tensor& tensor) override;
   std::shared_ptr<void> watch(const at::Tensor& tensor, Role role) override;

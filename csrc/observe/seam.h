@@ -15,7 +15,9 @@ enum class Seam {
   copy_out,
   /// Before the sum of a unit's gradients is started.
   reduce,
-  /// Before that sum is waited for.
+  /// Before its sum over the ranks that hold copies is started: the only one, or the second.
+  all_reduce,
+  /// Before a sum is waited for.
   reduced,
   /// Before a unit's means reach .grad.
   publish,

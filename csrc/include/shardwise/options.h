@@ -12,12 +12,27 @@
 
 namespace shardwise {
 
+/// In which dtypes a unit computes and sums. Only floating-point tensors are cast.
+struct MixedPrecision {
+  /// Of the full parameters, and so of what the module computes with. Unset: that of the parameters.
+  std::optional<at::ScalarType> param_dtype = std::nullopt;
+  /// In which gradients are summed, over backwards without synchronisation and over ranks. Unset: `param_dtype`.
+  std::optional<at::ScalarType> reduce_dtype = std::nullopt;
+  /// To which the module's outputs are cast, where its call can be seen (call.h says where that is).
+  std::optional<at::ScalarType> output_dtype = std::nullopt;
+  /// Cast the module's inputs to `param_dtype`: all of them at the begin of a call that can be seen; otherwise those of
+  /// each operation that uses a full parameter.
+  bool cast_forward_inputs = true;
+};
+
 /// What replicate() may be told. Everything has a default.
 struct SHARDWISE_API ReplicateOptions {
   /// The ranks that hold copies: a mesh of one axis. Unset: Mesh::shared().
   TORCH_ARG(std::optional<Mesh>, mesh) = std::nullopt;
   /// Parameters that are left alone.
   TORCH_ARG(std::vector<at::Tensor>, ignored_parameters) = {};
+  /// With another `param_dtype` than the parameters have, full copies in it come and go beside them.
+  TORCH_ARG(MixedPrecision, mixed_precision) = {};
   /// Give every rank the parameters and buffers of rank 0 first.
   TORCH_ARG(bool, broadcast) = true;
 };
@@ -36,13 +51,15 @@ struct SHARDWISE_API FullyShardOptions {
   /// Given a parameter and its name, the dimension to cut it along; nullopt: the first.
   using Placement = std::function<std::optional<int64_t>(const std::string& name, const at::Tensor& parameter)>;
 
-  /// The ranks that hold shards: a mesh of one axis. Unset: Mesh::shared().
+  /// The ranks that hold shards: a mesh of one axis. A mesh of two axes is hybrid: the ranks along the second hold
+  /// shards, those along the first hold copies of them. Unset: Mesh::shared().
   TORCH_ARG(std::optional<Mesh>, mesh) = std::nullopt;
   /// Whether full parameters are freed after the unit's forward and gathered again in backward. Unset: yes, but for
   /// the outermost unit, which needs them first in backward.
   TORCH_ARG(std::optional<bool>, reshard_after_forward) = std::nullopt;
   TORCH_ARG(Placement, shard_placement) = {};
   TORCH_ARG(ShardLayout, layout) = ShardLayout::rows;
+  TORCH_ARG(MixedPrecision, mixed_precision) = {};
   /// Parameters that are left alone.
   TORCH_ARG(std::vector<at::Tensor>, ignored_parameters) = {};
   /// Give every rank the parameters and buffers of rank 0 first.

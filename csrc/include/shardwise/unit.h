@@ -43,6 +43,14 @@ class SHARDWISE_API Unit {
   /// up out of sight, and the next backward with it on averages the sum. Read when the unit's gradients are complete.
   Unit& set_requires_gradient_sync(bool value, bool recurse = true);
   bool requires_gradient_sync() const;
+  /// On a mesh of two axes, and for a replicated unit: whether backward also averages over the ranks that hold copies
+  /// (it does by default). While it is off, what is summed over shards is put aside, and the next backward with it on
+  /// averages all of it. Read with the flag above.
+  Unit& set_requires_all_reduce(bool value, bool recurse = true);
+  /// What the sum of the gradients is divided by, of this unit alone. Default: the number of ranks of the mesh.
+  Unit& set_gradient_divide_factor(double factor);
+  /// Divides after the sum instead of before it, of this unit alone.
+  Unit& set_force_sum_reduction(bool value);
   /// Whether gradients are in their place when a backward of this tree of units returns (default). If not, the last
   /// sums may go on while the next forward runs, and the gradients of this backward come with the next one. Set it
   /// back before the last backward ahead of the optimizer.

@@ -275,11 +275,11 @@ TEST(FullyShardContract, ErrorsNameTheParameterAndTheRemedy) {
         {"not contiguous", [&] { fully_shard(*strided, options); }, {"'p'", "non-contiguous", "contiguous()"}},
         {"without values", [&] { fully_shard(*meta, options); }, {"'p'", "meta device"}},
         {"no such dimension", [&] { fully_shard(Stack(), dim_of(5)); }, {"along dimension 5", "embedding.weight"}},
-        {"a mesh of two axes",
+        {"a mesh of three axes",
          [&] {
-           fully_shard(Stack(), FullyShardOptions().mesh(rank.mesh({{"a", 1}, {"b", 2}})));
+           fully_shard(Stack(), FullyShardOptions().mesh(rank.mesh({{"a", 1}, {"b", 2}, {"c", 1}})));
          },
-         {"fully_shard expects a 1D", "a=1, b=2"}},
+         {"fully_shard expects a 1D or 2D", "a=1, b=2"}},
         {"a write to a full copy",
          [&] {
            const torch::NoGradGuard guard;

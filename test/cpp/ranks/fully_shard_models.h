@@ -72,6 +72,7 @@ struct Pair {
   torch::optim::AdamW mine{ours->parameters(), torch::optim::AdamWOptions(0.02)};
   torch::optim::AdamW theirs{reference->parameters(), torch::optim::AdamWOptions(0.02)};
   Dims dims = {};
+  int64_t shards = 0;
 
   template <typename Loss>
   void backward(const Loss& loss, int step) {
@@ -79,7 +80,7 @@ struct Pair {
     reference_backward(rank, [&](int r) { return loss(reference, step, r); });
   }
   void check(const std::string& what) {
-    assert_pieces(*ours, *reference, rank, what, dims);
+    assert_pieces(*ours, *reference, rank, what, dims, shards);
   }
   void optimize() {
     mine.step();

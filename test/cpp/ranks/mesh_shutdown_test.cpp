@@ -264,7 +264,7 @@ TEST(MeshShutdown, SurvivorsOfAKilledRankSaySo) {
   options.may_fail = {0, 1, 2};
   const auto fn = [](Rank& rank) {
     const auto mesh = Mesh::from_env(MeshOptions().device(at::kCPU).timeout(std::chrono::seconds(5)));
-    const comm::Collectives world(mesh.group("world"));
+    const comm::Collectives world(comm::lines_of(mesh).front());
     Counters counters;
     const auto tensor = torch::ones({1 << 20});
     for (int step = 0; step < 1000; ++step) {

@@ -10,11 +10,13 @@ inline FullyShardOptions sharded_on(Rank& rank) {
 }
 
 /// This rank's piece of a whole tensor in the layout `rows`: what torch.chunk gives, or nothing. Dimension -1: all.
-inline torch::Tensor piece_of(const torch::Tensor& whole, const Rank& rank, int64_t dim = 0) {
+/// On a mesh of two axes there are fewer shards than ranks.
+inline torch::Tensor piece_of(const torch::Tensor& whole, const Rank& rank, int64_t dim = 0, int64_t shards = 0) {
   if (dim < 0) return whole;
+  if (shards == 0) shards = rank.world_size();
   const auto size = whole.size(dim);
-  const auto chunk = (size + rank.world_size() - 1) / rank.world_size();
-  const auto start = std::min(rank.rank() * chunk, size);
+  const auto chunk = (size + shards - 1) / shards;
+  const auto start = std::min(rank.rank() % shards * chunk, size);
   return whole.narrow(dim, start, std::min(chunk, size - start));
 }
 
@@ -29,7 +31,7 @@ using Dims = std::map<std::string, int64_t>;
 /// Shards and their gradients are the pieces of the reference's.
 inline void assert_pieces(
     const torch::nn::Module& model, const torch::nn::Module& reference, const Rank& rank, const std::string& what,
-    const Dims& dims = {}) {
+    const Dims& dims = {}, int64_t shards = 0) {
   const auto expected = reference.named_parameters();
   const auto ours = model.named_parameters();
   ASSERT_EQ(ours.keys(), expected.keys()) << what;
@@ -37,10 +39,10 @@ inline void assert_pieces(
     const auto dim = dims.contains(entry.key()) ? dims.at(entry.key()) : 0;
     const auto text = what + ": " + entry.key() + " on " + rank.name();
     const auto& whole = expected[entry.key()];
-    assert_close(entry.value(), piece_of(whole.detach(), rank, dim), text);
+    assert_close(entry.value(), piece_of(whole.detach(), rank, dim, shards), text);
     ASSERT_EQ(entry.value().grad().defined(), whole.grad().defined()) << "gradient of " << text;
     if (whole.grad().defined())
-      assert_close(entry.value().grad(), piece_of(whole.grad(), rank, dim), "gradient of " + text);
+      assert_close(entry.value().grad(), piece_of(whole.grad(), rank, dim, shards), "gradient of " + text);
   }
 }
 

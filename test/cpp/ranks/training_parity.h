@@ -127,6 +127,8 @@ struct Wrapping {
   std::function<void(Model&, Rank&)> wrap;
   /// The dimension that a parameter is cut along; -1: every rank has all of it.
   DimOf dim = [](const std::string&, const torch::Tensor&) { return 0; };
+  /// How many pieces there are; 0: one for each rank.
+  int64_t shards = 0;
   /// Called before the forward of each part of a step.
   std::function<void(Model&, int part)> before = [](Model&, int) {};
   /// What every step takes.
@@ -155,18 +157,19 @@ inline bool is_close(const torch::Tensor& ours, const torch::Tensor& theirs, dou
 /// Each is this rank's piece of what is expected, also whether it is defined at all.
 inline void assert_expected(
     const std::map<std::string, torch::Tensor>& ours, const std::map<std::string, torch::Tensor>& single,
-    const std::map<std::string, torch::Tensor>& precise, const Rank& rank, const DimOf& dim, const std::string& what) {
+    const std::map<std::string, torch::Tensor>& precise, const Rank& rank, const DimOf& dim, int64_t shards,
+    const std::string& what) {
   ASSERT_EQ(ours.size(), single.size()) << what;
   for (const auto& [name, value] : ours) {
     const auto text = what + " of " + name + " on " + rank.name();
     const auto& expected = single.at(name);
     ASSERT_EQ(value.defined(), expected.defined()) << text;
     if (!value.defined()) continue;
-    const auto piece = piece_of(expected, rank, dim(name, expected));
+    const auto piece = piece_of(expected, rank, dim(name, expected), shards);
     ASSERT_EQ(value.sizes(), piece.sizes()) << text;
     ASSERT_EQ(value.dtype(), piece.dtype()) << text;
     ASSERT_TRUE(is_close(value, piece, 1e-5, 1e-6)) << text << "\n" << value << "\n" << piece;
-    const auto exact = piece_of(precise.at(name), rank, dim(name, expected));
+    const auto exact = piece_of(precise.at(name), rank, dim(name, expected), shards);
     const double unit = value.dtype() == torch::kDouble ? 1e-12 : 1e-5;
     ASSERT_TRUE(is_close(value, exact, 10 * unit, unit)) << text << ", exactly\n" << value << "\n" << exact;
   }
@@ -202,11 +205,11 @@ void train(Rank& rank, const Expected<Model>& expected, const Wrapping<Model>& w
     }
     const auto& precise = expected.precise[step];
     const auto gradients = copy_gradients(*model);
-    assert_expected(gradients, single.gradients, precise.gradients, rank, wrapping.dim, what + ": the gradient");
+    assert_expected(gradients, single.gradients, precise.gradients, rank, wrapping.dim, wrapping.shards, what + ": the gradient");
     optimizer.step();
     if (wrapping.collectives) assert_collectives(*wrapping.collectives, before, unit(*model).counters());
     const auto values = copy_values(*model);
-    assert_expected(values, single.values, precise.values, rank, wrapping.dim, what + ": the value");
+    assert_expected(values, single.values, precise.values, rank, wrapping.dim, wrapping.shards, what + ": the value");
     for (const auto* tensors : {&gradients, &values}) {
       for (const auto& [name, tensor] : *tensors) trace.push_back(tensor);
     }

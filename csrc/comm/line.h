@@ -1,0 +1,32 @@
+#pragma once
+
+#include <shardwise/export.h>
+#include <shardwise/mesh.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <cstdint>
+#include <vector>
+
+namespace shardwise::comm {
+
+/// What the ranks of a process group are called: by their numbers in the mesh.
+struct Ranks {
+  int64_t first = 0;
+  int64_t stride = 1;
+
+  int64_t operator[](int64_t position) const {
+    return first + position * stride;
+  }
+};
+
+/// The ranks that differ from this one along one axis of a mesh.
+struct Line {
+  c10::intrusive_ptr<c10d::ProcessGroup> group;
+  Ranks ranks;
+};
+
+/// One for each axis.
+SHARDWISE_API std::vector<Line> lines_of(const Mesh& mesh);
+
+} // namespace shardwise::comm

@@ -1,0 +1,121 @@
+#pragma once
+
+// Mixed precision by hand: parameters rounded to a low precision compute, their gradients are summed in another.
+#include "ranks/hybrid_models.h"
+
+namespace shardwise::test {
+
+struct Precision {
+  at::ScalarType param = torch::kBFloat16;
+  at::ScalarType reduce = torch::kFloat;
+  double factor = 0;
+  bool divide_after = false;
+};
+
+/// A loss for a model and data of any dtype; `cast` is applied to the data first.
+template <typename Model>
+using LowLoss = std::function<torch::Tensor(Model&, int step, int rank, std::optional<at::ScalarType> cast)>;
+
+inline torch::Tensor cast_to(const torch::Tensor& x, std::optional<at::ScalarType> dtype) {
+  return dtype ? x.to(*dtype) : x;
+}
+
+/// What one process computes for all ranks: gradients of float parameters in .grad, added to what is there.
+template <typename Model>
+class LowReference {
+  std::function<Model()> make_;
+  Precision precision_;
+
+ public:
+  LowReference(std::function<Model()> make, Precision precision) : make_(std::move(make)), precision_(precision) {}
+
+  Model model = make_();
+
+  /// Sums of several backwards before the division, as backwards without synchronisation leave them.
+  void backward(const Rank& rank, const LowLoss<Model>& loss, const std::vector<int>& steps) {
+    std::map<std::string, torch::Tensor> sums;
+    const double divisor = precision_.factor > 0 ? precision_.factor : rank.world_size();
+    const double before = precision_.divide_after ? 1 : divisor;
+    for (int r = 0; r < rank.world_size(); ++r) {
+      std::map<std::string, torch::Tensor> mine;
+      for (const int step : steps) {
+        auto low = rounded();
+        loss(low, step, r, precision_.param).backward();
+        for (const auto& entry : low->named_parameters()) {
+          const auto& gradient = entry.value().grad();
+          if (!gradient.defined()) continue;
+          auto& sum = mine[entry.key()];
+          sum = sum.defined() ? sum + gradient : gradient.to(steps.size() > 1 ? precision_.reduce : gradient.scalar_type());
+        }
+      }
+      for (auto& [name, gradient] : mine) {
+        auto& sum = sums[name];
+        const auto part = gradient.to(precision_.reduce) * (1 / before);
+        sum = sum.defined() ? sum + part : part;
+      }
+    }
+    for (const auto& entry : model->named_parameters()) {
+      auto sum = sums[entry.key()];
+      if (!sum.defined()) continue;
+      if (before != divisor) sum = sum * (before / divisor);
+      auto& gradient = entry.value().mutable_grad();
+      sum = sum.to(entry.value().scalar_type());
+      gradient = gradient.defined() ? gradient + sum : sum;
+    }
+  }
+
+ private:
+  Model rounded() const {
+    auto low = make_();
+    const torch::NoGradGuard guard;
+    auto values = model->named_parameters();
+    for (auto& entry : low->named_parameters()) entry.value().copy_(values[entry.key()]);
+    for (auto& entry : low->named_parameters()) entry.value().set_data(entry.value().to(precision_.param));
+    return low;
+  }
+};
+
+/// Every bit: on two ranks there is one addition, whose order does not matter.
+inline void assert_equal_pieces(
+    const torch::nn::Module& model, const torch::nn::Module& reference, const Rank& rank, int64_t shards,
+    const std::string& what) {
+  const auto expected = reference.named_parameters();
+  for (const auto& entry : model.named_parameters()) {
+    const auto& whole = expected[entry.key()];
+    const auto text = what + ": " + entry.key() + " on " + rank.name();
+    const int64_t dim = shards == 1 ? -1 : 0;
+    ASSERT_EQ(entry.value().dtype(), whole.dtype()) << text;
+    ASSERT_TRUE(torch::equal(entry.value(), piece_of(whole.detach(), rank, dim, shards))) << text;
+    ASSERT_EQ(entry.value().grad().defined(), whole.grad().defined()) << text;
+    if (!whole.grad().defined()) continue;
+    const auto& gradient = entry.value().grad();
+    ASSERT_EQ(gradient.dtype(), whole.dtype()) << text;
+    ASSERT_TRUE(torch::equal(gradient, piece_of(whole.grad(), rank, dim, shards)))
+        << "gradient of " << text << "\n" << gradient << piece_of(whole.grad(), rank, dim, shards);
+  }
+}
+
+/// Trains both for some steps of one or more backwards each.
+template <typename Model>
+void train_low(
+    Rank& rank, Model& ours, LowReference<Model>& reference, const LowLoss<Model>& loss, int64_t shards,
+    int parts = 1, const std::function<void(bool last)>& before = {}) {
+  torch::optim::AdamW mine(ours->parameters(), torch::optim::AdamWOptions(0.02));
+  torch::optim::AdamW theirs(reference.model->parameters(), torch::optim::AdamWOptions(0.02));
+  for (int step = 0; step < 4; ++step) {
+    std::vector<int> numbers;
+    for (int part = 0; part < parts; ++part) {
+      if (before) before(part == parts - 1);
+      numbers.push_back(step * parts + part);
+      loss(ours, numbers.back(), rank.rank(), std::nullopt).backward();
+    }
+    reference.backward(rank, loss, numbers);
+    assert_equal_pieces(*ours, *reference.model, rank, shards, "step " + std::to_string(step));
+    mine.step();
+    theirs.step();
+    mine.zero_grad();
+    theirs.zero_grad();
+  }
+}
+
+} // namespace shardwise::test

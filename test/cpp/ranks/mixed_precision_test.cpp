@@ -1,0 +1,302 @@
+// Mixed precision, against one process that rounds, computes and sums by hand. Two ranks: every bit is compared.
+#include "ranks/mixed_precision_models.h"
+
+namespace shardwise::test {
+namespace {
+
+constexpr auto kLow = torch::kBFloat16;
+
+torch::nn::Sequential make_layers() {
+  torch::nn::Sequential layers(
+      torch::nn::Linear(6, 9), torch::nn::LayerNorm(torch::nn::LayerNormOptions({9})), torch::nn::Tanh(),
+      torch::nn::Linear(9, 3));
+  fill(*layers);
+  return layers;
+}
+
+torch::Tensor layers_loss(
+    torch::nn::Sequential& model, int step, int rank, std::optional<at::ScalarType> cast) {
+  return call(*model, cast_to(batch(step, rank, 6), cast)).to(torch::kFloat).pow(2).mean();
+}
+
+MixedPrecision policy(const Precision& precision) {
+  return {.param_dtype = precision.param, .reduce_dtype = precision.reduce};
+}
+
+using Layers = torch::nn::Sequential;
+
+/// Calls of the parts that no hook sees.
+struct DirectImpl : torch::nn::Module {
+  DirectImpl() {
+    fill(*this);
+  }
+  torch::Tensor forward(const torch::Tensor& tokens, const torch::Tensor& x) {
+    auto y = embedding->forward(tokens) + torch::tanh(linear->forward(x));
+    y = norm->forward(y);
+    auto [z, state] = lstm->forward(y.unsqueeze(1));
+    return torch::nn::functional::linear(z.squeeze(1), head->weight);
+  }
+  torch::nn::Embedding embedding = register_module("embedding", torch::nn::Embedding(7, 5));
+  torch::nn::Linear linear = register_module("linear", torch::nn::Linear(6, 5));
+  torch::nn::LayerNorm norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({5})));
+  torch::nn::LSTM lstm = register_module("lstm", torch::nn::LSTM(5, 4));
+  torch::nn::Linear head = register_module("head", torch::nn::Linear(torch::nn::LinearOptions(4, 3).bias(false)));
+};
+TORCH_MODULE(Direct);
+
+torch::Tensor direct_loss(Direct& model, int step, int rank, std::optional<at::ScalarType> cast) {
+  const auto tokens = torch::randint(0, 7, {5}, generator(77 * step + rank));
+  return model->forward(tokens, cast_to(batch(step, rank, 6), cast)).to(torch::kFloat).pow(2).mean();
+}
+
+} // namespace
+
+TEST(FullyShardMixedPrecision, ParityWithRoundingByHand) {
+  const std::vector<Precision> precisions{
+      {},
+      {.reduce = kLow},
+      {.param = torch::kHalf, .reduce = torch::kFloat},
+      {.param = torch::kFloat, .reduce = kLow},
+      {.factor = 3},
+      {.factor = 1, .divide_after = true},
+      {.divide_after = true}};
+  for (const auto& precision : precisions) {
+    for (const bool reshard : {true, false}) {
+      SCOPED_TRACE(c10::str(
+          precision.param, ", summed in ", precision.reduce, ", divided by ", precision.factor,
+          precision.divide_after ? " after" : "", ", reshard ", reshard));
+      run_ranks(2, [&](Rank& rank) {
+        LowReference<Layers> reference(make_layers, precision);
+        auto ours = make_layers();
+        const auto options = sharded_on(rank).mixed_precision(policy(precision)).reshard_after_forward(reshard);
+        std::vector<Unit> units{fully_shard(ours->ptr(0), options), fully_shard(ours, options)};
+        for (auto& unit : units) {
+          if (precision.factor > 0) unit.set_gradient_divide_factor(precision.factor);
+          unit.set_force_sum_reduction(precision.divide_after);
+        }
+        train_low<Layers>(rank, ours, reference, layers_loss, 2);
+      });
+    }
+  }
+}
+
+TEST(FullyShardMixedPrecision, HalfIsDividedInTwoParts) {
+  // 8 ranks: by 4 before the sum and by 2 after it. Neither alone keeps these within the range of half precision.
+  for (const double value : {30000.0, 6e-5}) {
+    run_ranks(8, [&](Rank& rank) {
+      torch::nn::Linear model(torch::nn::LinearOptions(1, 8).bias(false));
+      fully_shard(
+          model, sharded_on(rank).mixed_precision({.param_dtype = torch::kHalf, .reduce_dtype = torch::kHalf}));
+      call(model, torch::full({1, 1}, value)).sum().backward();
+      const auto expected = torch::full({1, 1}, value).to(torch::kHalf).to(torch::kFloat);
+      ASSERT_TRUE(torch::allclose(model->parameters()[0].grad(), expected, 2e-2)) << model->parameters()[0].grad();
+    });
+  }
+}
+
+TEST(FullyShardMixedPrecision, FlatLayout) {
+  run_ranks(2, [](Rank& rank) {
+    LowReference<Layers> reference(make_layers, {});
+    auto ours = make_layers();
+    fully_shard(ours, sharded_on(rank).layout(ShardLayout::flat).mixed_precision(policy({})));
+    torch::optim::AdamW mine(ours->parameters(), torch::optim::AdamWOptions(0.02));
+    torch::optim::AdamW theirs(reference.model->parameters(), torch::optim::AdamWOptions(0.02));
+    for (int step = 0; step < 4; ++step) {
+      layers_loss(ours, step, rank.rank(), std::nullopt).backward();
+      reference.backward(rank, layers_loss, {step});
+      mine.step();
+      theirs.step();
+      mine.zero_grad();
+      theirs.zero_grad();
+      const auto state = full_state_dict(*ours);
+      for (const auto& entry : reference.model->named_parameters()) {
+        ASSERT_EQ(state[entry.key()].dtype(), torch::kFloat);
+        ASSERT_TRUE(torch::equal(state[entry.key()], entry.value())) << entry.key();
+      }
+    }
+  });
+}
+
+TEST(FullyShardMixedPrecision, BackwardsWithoutSynchronisationAreSummedInTheReduceDtype) {
+  run_ranks(2, [](Rank& rank) {
+    LowReference<Layers> reference(make_layers, {});
+    auto ours = make_layers();
+    auto root = fully_shard(ours, sharded_on(rank).mixed_precision(policy({})));
+    train_low<Layers>(rank, ours, reference, layers_loss, 2, 3, [&](bool last) {
+      root.set_requires_gradient_sync(last);
+    });
+  });
+}
+
+TEST(FullyShardMixedPrecision, HybridAndReplicate) {
+  for (const bool replicated : {false, true}) {
+    run_ranks(2, [&](Rank& rank) {
+      LowReference<Layers> reference(make_layers, {});
+      auto ours = make_layers();
+      if (replicated) {
+        const auto options = ReplicateOptions().mesh(rank.mesh()).mixed_precision(policy({}));
+        replicate(ours->ptr(0), options);
+        const auto root = replicate(ours, options);
+        train_low<Layers>(rank, ours, reference, layers_loss, 1);
+        ASSERT_EQ(root.counters().all_gathers, 2 * 1) << "comparisons of the wrapped modules alone";
+      } else {
+        fully_shard(ours, hybrid_on(rank, {2, 1}).mixed_precision(policy({})));
+        train_low<Layers>(rank, ours, reference, layers_loss, 1);
+      }
+    });
+  }
+  run_ranks(4, [](Rank& rank) {
+    LowReference<Layers> reference(make_layers, {});
+    auto ours = make_layers();
+    fully_shard(ours, hybrid_on(rank, {2, 2}).mixed_precision(policy({})));
+    for (int step = 0; step < 3; ++step) {
+      layers_loss(ours, step, rank.rank(), std::nullopt).backward();
+      reference.backward(rank, layers_loss, {step});
+    }
+    assert_pieces(*ours, *reference.model, rank, "three backwards", {}, 2);
+  });
+}
+
+TEST(FullyShardMixedPrecision, ReplicatedSumsInLowPrecisionAlone) {
+  // Without another dtype to compute in there is one tensor, as ever; only the bucket is of another dtype.
+  run_ranks(2, [](Rank& rank) {
+    const Precision precision{.param = torch::kFloat, .reduce = kLow};
+    LowReference<Layers> reference(make_layers, precision);
+    auto ours = make_layers();
+    const auto before = ours->parameters();
+    replicate(ours, ReplicateOptions().mesh(rank.mesh()).mixed_precision({.reduce_dtype = kLow}));
+    for (size_t i = 0; i < before.size(); ++i) ASSERT_TRUE(ours->parameters()[i].is_same(before[i]));
+    train_low<Layers>(rank, ours, reference, layers_loss, 1);
+  });
+}
+
+TEST(FullyShardMixedPrecision, DirectCallsAreCastByOperation) {
+  // T09, T36: nothing here is seen by a hook.
+  for (const bool checkpointed : {false, true}) {
+    run_ranks(2, [&](Rank& rank) {
+      const LowLoss<Direct> loss = [&](Direct& model, int step, int r, std::optional<at::ScalarType> cast) {
+        if (!checkpointed || cast) return direct_loss(model, step, r, cast);
+        const auto tokens = torch::randint(0, 7, {5}, generator(77 * step + r));
+        const auto run = [model, tokens](const torch::Tensor& x) mutable { return model->forward(tokens, x); };
+        return checkpoint(run, batch(step, r, 6)).to(torch::kFloat).pow(2).mean();
+      };
+      LowReference<Direct> reference([] { return Direct(); }, {});
+      Direct ours;
+      const auto options = sharded_on(rank).mixed_precision(policy({}));
+      fully_shard(ours->linear, options);
+      fully_shard(ours->norm, options);
+      fully_shard(ours, options);
+      train_low<Direct>(rank, ours, reference, loss, 2);
+    });
+  }
+}
+
+namespace {
+
+struct OffsetImpl : torch::nn::Module {
+  torch::Tensor forward() {
+    return weight + offset;
+  }
+  torch::Tensor weight = register_parameter("weight", torch::ones({4}));
+  torch::Tensor offset = register_buffer("offset", torch::full({4}, 0.001));
+};
+TORCH_MODULE(Offset);
+
+} // namespace
+
+TEST(FullyShardMixedPrecision, BuffersAndWhatIsWrittenStay) {
+  run_ranks(2, [](Rank& rank) {
+    Offset model;
+    fully_shard(model, sharded_on(rank).mixed_precision(policy({})));
+    const auto sum_with_buffer = model->forward();
+    ASSERT_EQ(sum_with_buffer.dtype(), torch::kFloat);
+    ASSERT_TRUE(torch::equal(sum_with_buffer, torch::full({4}, 1.001)));
+    ASSERT_EQ((model->weight + model->offset.clone()).dtype(), kLow);
+    // An argument that is written to keeps its dtype: what the operation does to it is the program's own affair.
+    auto sum = torch::zeros({4});
+    sum.add_(model->weight);
+    ASSERT_EQ(sum.dtype(), torch::kFloat);
+    ASSERT_TRUE(torch::equal(sum, torch::ones({4})));
+  });
+}
+
+namespace {
+
+/// Does not care about the dtype of its input.
+struct ScaleImpl : torch::nn::Module {
+  torch::Tensor forward(const torch::Tensor& x) {
+    return (x.to(torch::kFloat) + 0.001) * weight;
+  }
+  torch::Tensor weight = register_parameter("weight", torch::full({3}, 1.5));
+};
+TORCH_MODULE(Scale);
+
+} // namespace
+
+TEST(FullyShardMixedPrecision, VisibleCallsAreCastAtTheModuleAlone) {
+  run_ranks(2, [](Rank& rank) {
+    torch::nn::Sequential layers{Scale()};
+    Scale direct;
+    const auto options = sharded_on(rank).mixed_precision({.param_dtype = kLow});
+    fully_shard(layers->ptr(0), options);
+    fully_shard(layers, options);
+    fully_shard(direct, options);
+    const auto x = batch(0, rank.rank(), 3);
+    // What the module itself does in float stays so, its input was rounded; a direct call is cast where it multiplies.
+    const auto seen = layers->forward(x);
+    ASSERT_EQ(seen.dtype(), torch::kFloat);
+    ASSERT_TRUE(torch::equal(seen, (x.to(kLow).to(torch::kFloat) + 0.001) * 1.5));
+    const auto unseen = direct->forward(x);
+    ASSERT_EQ(unseen.dtype(), kLow);
+    ASSERT_TRUE(torch::equal(unseen, (x + 0.001).to(kLow) * torch::full({3}, 1.5).to(kLow)));
+    // A call that fails leaves no trace: the next direct one is cast again.
+    register_forward_hook(*layers->ptr(0), [](torch::nn::Module&, HookTensors&) { throw std::runtime_error("mine"); });
+    ASSERT_THROW(layers->forward(x), std::runtime_error);
+    ASSERT_EQ(layers->ptr<ScaleImpl>(0)->forward(x).dtype(), kLow);
+  });
+}
+
+TEST(FullyShardMixedPrecision, InputsAndOutputs) {
+  run_ranks(2, [](Rank& rank) {
+    auto ours = make_layers();
+    auto options = sharded_on(rank);
+    fully_shard(ours, options.mixed_precision({.param_dtype = kLow, .output_dtype = torch::kDouble}));
+    const auto x = batch(0, rank.rank(), 6);
+    ASSERT_EQ(call(*ours, x).dtype(), torch::kDouble);
+    ASSERT_EQ(ours->forward(x).dtype(), kLow) << "a direct call has no end that can be seen";
+    auto uncast = make_layers();
+    fully_shard(uncast, options.mixed_precision({.param_dtype = kLow, .cast_forward_inputs = false}));
+    ASSERT_ANY_THROW(uncast->forward(x));
+    ASSERT_EQ(uncast->forward(x.to(kLow)).dtype(), kLow);
+    ASSERT_EQ(call(*uncast, x.to(kLow)).dtype(), kLow);
+    // What is not a floating-point number is not cast.
+    torch::nn::Embedding embedding(5, 3);
+    fully_shard(embedding, options.mixed_precision({.param_dtype = kLow}));
+    ASSERT_EQ(call(embedding, torch::arange(4)).dtype(), kLow);
+  });
+}
+
+TEST(FullyShardMixedPrecision, FrozenFirstAndSeveralDtypes) {
+  run_ranks(2, [](Rank& rank) {
+    LowReference<Layers> reference(make_layers, {});
+    auto ours = make_layers();
+    fully_shard(ours, sharded_on(rank).mixed_precision(policy({})));
+    const auto set = [&](bool trained) {
+      for (auto* model : {&ours, &reference.model}) {
+        for (auto& parameter : (*model)->ptr(0)->parameters()) parameter.set_requires_grad(trained);
+      }
+    };
+    set(false);
+    layers_loss(ours, 0, rank.rank(), std::nullopt).backward();
+    for (auto& parameter : ours->parameters()) parameter.mutable_grad() = torch::Tensor();
+    set(true);
+    train_low<Layers>(rank, ours, reference, layers_loss, 2);
+    // Cast after wrapping: the shards follow, the full copies stay what the policy says.
+    ours->to(torch::kDouble);
+    layers_loss(ours, 9, rank.rank(), std::nullopt).backward();
+    for (const auto& parameter : ours->parameters()) ASSERT_EQ(parameter.grad().dtype(), torch::kDouble);
+    ASSERT_EQ(ours->ptr<torch::nn::LinearImpl>(0)->weight.dtype(), kLow);
+  });
+}
+
+} // namespace shardwise::test
