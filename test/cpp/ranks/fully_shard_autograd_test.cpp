@@ -20,10 +20,6 @@ Pair<Stack> stacks(Rank& rank, std::optional<bool> reshard = true) {
   return pair(rank, ours, Stack());
 }
 
-void on_ranks(const std::function<void(Rank&)>& fn) {
-  for (const int world : {2, 4}) run_ranks(world, fn);
-}
-
 /// A step of both: `run` does the backwards of one rank, whose losses it multiplies by `scale`.
 using Do = std::function<void(Stack& model, int step, int rank, double scale)>;
 void step_of(Pair<Stack>& both, const Do& run, int step) {

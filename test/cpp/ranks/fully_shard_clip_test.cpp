@@ -10,8 +10,8 @@ namespace {
 
 constexpr auto kInfinity = std::numeric_limits<double>::infinity();
 
-void on_ranks(const std::function<void(Rank&)>& fn) {
-  for (const int world : {2, 3, 4}) run_ranks(world, fn);
+void in_three_worlds(const std::function<void(Rank&)>& fn) {
+  on_ranks(fn, {2, 3, 4});
 }
 
 /// Of the parameters given, each once: over their gradients as one vector.
@@ -53,7 +53,7 @@ torch::Tensor listed_loss(Listed& model, int step, int rank) {
 
 TEST(FullyShardClip, EqualsTheNormOfOneProcess) {
   // R47, R48, R49: p in {1, 2, 3, infinity}; what torch does with the whole gradients in one process.
-  on_ranks([](Rank& rank) {
+  in_three_worlds([](Rank& rank) {
     const auto last = [](const std::string&, const torch::Tensor& parameter) -> std::optional<int64_t> {
       return parameter.dim() - 1;
     };
@@ -85,7 +85,7 @@ TEST(FullyShardClip, EqualsTheNormOfOneProcess) {
 }
 
 TEST(FullyShardClip, FlatLayout) {
-  on_ranks([](Rank& rank) {
+  in_three_worlds([](Rank& rank) {
     Stack ours, reference;
     shard_stack(ours, sharded_on(rank).layout(ShardLayout::flat));
     for (const double order : {2.0, kInfinity}) {
@@ -101,7 +101,7 @@ TEST(FullyShardClip, FlatLayout) {
 }
 
 TEST(FullyShardClip, OneCollective) {
-  on_ranks([](Rank& rank) {
+  in_three_worlds([](Rank& rank) {
     Stack ours;
     auto root = shard_stack(ours, sharded_on(rank));
     stack_loss(ours, 0, rank.rank()).backward();
@@ -122,7 +122,7 @@ TEST(FullyShardClip, OneCollective) {
 
 TEST(FullyShardClip, TiedAndWholeParametersCountOnce) {
   // T16: parameters() lists tied ones twice. T07: those of a ParameterList stay whole.
-  on_ranks([](Rank& rank) {
+  in_three_worlds([](Rank& rank) {
     for (const double order : {2.0, 3.0, kInfinity}) {
       Listed ours(true), reference(true);
       ASSERT_EQ(ours->parameters().size(), 5U);
@@ -185,7 +185,7 @@ TEST(FullyShardClip, MissingGradientsAndEmptyShards) {
 }
 
 TEST(FullyShardClip, ReplicatedIgnoredAndPlainParameters) {
-  on_ranks([](Rank& rank) {
+  in_three_worlds([](Rank& rank) {
     struct MixedImpl : torch::nn::Module {
       MixedImpl() {
         fill(*this);
@@ -282,7 +282,7 @@ TEST(FullyShardClip, MixedDtypes) {
 
 TEST(FullyShardClip, NotFinite) {
   // R50: what one rank alone has is seen by all of them.
-  on_ranks([](Rank& rank) {
+  in_three_worlds([](Rank& rank) {
     for (const double order : {2.0, 1.0, kInfinity}) {
       for (const double bad : {std::nan(""), kInfinity}) {
         SCOPED_TRACE(c10::str("order ", order, " with ", bad));

@@ -1,24 +1,13 @@
 // fully_shard(): what it promises besides the numbers: names, memory, archives, hooks, errors.
 #include "ranks/fully_shard_models.h"
+#include "ranks/gradient_record.h"
 
 #include "group/leaf_storage.h"
-
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <sstream>
 
 namespace shardwise::test {
 namespace {
-
-/// A post-accumulate hook such as an optimizer-in-backward registers.
-struct Record : torch::autograd::PostAccumulateGradHook {
-  explicit Record(std::vector<torch::Tensor>& seen) : seen(seen) {}
-  void operator()(const torch::Tensor& parameter) override {
-    seen.push_back(parameter.grad().clone());
-  }
-  std::vector<torch::Tensor>& seen;
-};
 
 std::string archive_of(const torch::nn::Module& module) {
   torch::serialize::OutputArchive archive;
@@ -140,7 +129,7 @@ TEST(FullyShardContract, UsersPostAccumulateHooksSeeTheMean) {
     auto reference = mlp({3, 4, 2});
     fully_shard(ours, sharded_on(rank));
     std::vector<torch::Tensor> seen;
-    torch::autograd::impl::set_post_acc_grad_hooks(ours->parameters()[0], std::make_unique<Record>(seen));
+    record_gradients(ours->parameters()[0], seen);
     for (size_t step = 0; step < 3; ++step) {
       ours->zero_grad();
       reference->zero_grad();

@@ -17,10 +17,6 @@ Pair<Stack> stacks(Rank& rank, const FullyShardOptions& options) {
   return pair(rank, ours, Stack());
 }
 
-void on_ranks(const std::function<void(Rank&)>& fn) {
-  for (const int world : {2, 4}) run_ranks(world, fn);
-}
-
 } // namespace
 
 TEST(FullyShardPrograms, DirectCallsOfNestedUnits) {

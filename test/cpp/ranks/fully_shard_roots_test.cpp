@@ -6,10 +6,6 @@ namespace {
 
 using torch::Tensor;
 
-void on_ranks(const std::function<void(Rank&)>& fn) {
-  for (const int world : {2, 4}) run_ranks(world, fn);
-}
-
 /// Two models that are trained one against the other.
 struct Rivals {
   torch::nn::Sequential maker = mlp({3, 5, 4});

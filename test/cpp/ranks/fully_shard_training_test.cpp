@@ -77,10 +77,6 @@ struct TwoMlps {
   std::optional<Unit> root;
 };
 
-void on_ranks(const std::function<void(Rank&)>& fn) {
-  for (const int world : {2, 4}) run_ranks(world, fn);
-}
-
 } // namespace
 
 TEST(FullyShardForwardInputs, RootMoveForwardInputToDevice) {

@@ -11,6 +11,11 @@ namespace shardwise::test {
 
 using Loss = std::function<torch::Tensor()>;
 
+/// As run_ranks(), on each of these numbers of ranks.
+inline void on_ranks(const std::function<void(Rank&)>& fn, const std::vector<int>& worlds = {2, 4}) {
+  for (const int world : worlds) run_ranks(world, fn);
+}
+
 inline at::Generator generator(uint64_t seed) {
   auto result = at::make_generator<at::CPUGeneratorImpl>(seed);
   return result;

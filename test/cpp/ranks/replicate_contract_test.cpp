@@ -1,35 +1,9 @@
 // replicate(): what it does besides averaging. The same rows as test/python/ranks/test_replicate_contract.py.
+#include "ranks/gradient_record.h"
 #include "ranks/models.h"
-
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
+#include "support/expect.h"
 
 namespace shardwise::test {
-namespace {
-
-/// A post-accumulate hook such as an optimizer-in-backward registers.
-struct Record : torch::autograd::PostAccumulateGradHook {
-  explicit Record(std::vector<torch::Tensor>& seen) : seen(seen) {}
-  void operator()(const torch::Tensor& parameter) override {
-    seen.push_back(parameter.grad().clone());
-  }
-  std::vector<torch::Tensor>& seen;
-};
-
-template <typename Kind, typename Call>
-void expect_error(Call call, const std::vector<std::string>& fragments) {
-  try {
-    call();
-  } catch (const Kind& error) {
-    for (const auto& fragment : fragments)
-      EXPECT_NE(std::string(error.what()).find(fragment), std::string::npos) << error.what();
-    return;
-  }
-  ADD_FAILURE() << "no error with '" << fragments.front() << "'";
-}
-
-} // namespace
-
 TEST(ReplicateContract, AFailedBackwardIsForgotten) {
   // T12: the first backward dies after some gradients came; the next is right, and .grad was left as it was.
   run_ranks(2, [](Rank& rank) {
@@ -61,9 +35,9 @@ TEST(ReplicateContract, UsersHooks) {
     auto parameters = ours->named_parameters();
     std::vector<torch::Tensor> before;
     std::vector<torch::Tensor> after;
-    torch::autograd::impl::set_post_acc_grad_hooks(parameters["0.weight"], std::make_unique<Record>(before));
+    record_gradients(parameters["0.weight"], before);
     replicate(ours, on(rank));
-    torch::autograd::impl::set_post_acc_grad_hooks(parameters["2.weight"], std::make_unique<Record>(after));
+    record_gradients(parameters["2.weight"], after);
     const auto twice = [](const torch::Tensor& gradient) { return gradient * 2; };
     parameters["0.bias"].register_hook(twice);
     auto expected = reference->named_parameters();

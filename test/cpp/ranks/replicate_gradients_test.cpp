@@ -1,5 +1,5 @@
 // replicate(): gradients are the mean over ranks. The same rows as test/python/ranks/test_replicate_gradients.py.
-#include "ranks/models.h"
+#include "ranks/mlp_parity.h"
 
 #include <random>
 
@@ -7,22 +7,11 @@ namespace shardwise::test {
 namespace {
 
 void parity(Rank& rank, const std::vector<int64_t>& widths) {
-  auto ours = mlp(widths);
-  auto reference = mlp(widths);
-  replicate(ours, on(rank));
-  torch::optim::Adam mine(ours->parameters(), 0.05);
-  torch::optim::Adam theirs(reference->parameters(), 0.05);
-  for (int step = 0; step < 10; ++step) {
-    rank.step("step " + std::to_string(step));
-    mine.zero_grad();
-    theirs.zero_grad();
-    ours->forward(batch(step, rank.rank(), widths[0])).pow(2).mean().backward();
-    reference_backward(rank, [&](int r) { return reference->forward(batch(step, r, widths[0])).pow(2).mean(); });
-    assert_same(*ours, *reference, "before the optimizer");
-    mine.step();
-    theirs.step();
-    assert_same(*ours, *reference, "step " + std::to_string(step));
-  }
+  train_mlp(
+      rank, widths, [&](Layers& ours) { replicate(ours, on(rank)); },
+      [](const Layers& ours, const Layers& reference, const std::string& what) {
+        assert_same(*ours, *reference, what);
+      });
 }
 
 } // namespace

@@ -47,10 +47,6 @@ void assert_registered(torch::nn::Sequential& model, torch::nn::Sequential& refe
   }
 }
 
-void on_ranks(const std::function<void(Rank&)>& fn) {
-  for (const int world : {2, 4}) run_ranks(world, fn);
-}
-
 } // namespace
 
 TEST(ReplicateForwardInputs, RootMoveForwardInputToDevice) {
