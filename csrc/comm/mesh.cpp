@@ -116,6 +116,7 @@ struct Mesh::State {
   MeshOptions options;
   std::mutex mutex;
   std::map<size_t, c10::intrusive_ptr<c10d::ProcessGroup>> reduce_groups;
+  std::map<std::pair<size_t, int64_t>, c10::intrusive_ptr<c10d::ProcessGroup>> neighbours;
 
   /// The mesh that holds the claim.
   struct FromEnvironment {
@@ -142,6 +143,7 @@ struct Mesh::State {
     groups.clear();
     const auto closing_too = std::move(reduce_groups);
     reduce_groups.clear();
+    for (const auto& [place, group] : std::exchange(neighbours, {})) group->shutdown();
     store.reset();
     claim.reset();
     if (!owns_groups) return;
@@ -196,6 +198,30 @@ struct Mesh::State {
          .device = device,
          .connect_timeout = options.connect_timeout(),
          .timeout = options.timeout()});
+  }
+
+  c10::intrusive_ptr<c10d::ProcessGroup> make_neighbours(size_t index, int count) {
+    const auto& all = groups[index];
+    auto place = all->getStore();
+    if (!place) {
+      throw Error(c10::str(
+          "shardwise: the process group of axis '", axes[index].name, "' of ", describe(),
+          " has no store, over which a smaller group could be made. Let shardwise make the mesh, or give a process group "
+          "with a store."));
+    }
+    const auto position = all->getRank();
+    const auto name = c10::str("neighbours ", count, "/", position / count);
+    place = c10::make_intrusive<c10d::PrefixStore>(name, place);
+    auto group = comm::make_process_group(
+        {.name = c10::str(axes[index].name, " ", name),
+         .store = place,
+         .rank = position % count,
+         .size = count,
+         .device = device,
+         .connect_timeout = options.connect_timeout(),
+         .timeout = options.timeout()});
+    comm::meet(*place, position % count, count, options.connect_timeout());
+    return group;
   }
 
   /// All ranks of the mesh come here.
@@ -315,6 +341,22 @@ c10::intrusive_ptr<c10d::ProcessGroup> Mesh::reduce_group(const std::string& axi
     made = state_->make_group(state_->index(axis), "reduce/");
     state_->meet("reduce/" + axis);
   }
+  return made;
+}
+
+c10::intrusive_ptr<c10d::ProcessGroup> Mesh::neighbours(const std::string& axis, int64_t count) const {
+  const auto& all = group(axis);
+  const auto index = state_->index(axis);
+  const auto size = all->getSize();
+  if (count < 1 || size % count != 0) {
+    throw ValueError(c10::str(
+        "shardwise: ", describe(), " cannot be divided into groups of ", count, " ranks along '", axis,
+        "'; the number must be a divisor of ", size, "."));
+  }
+  if (count == size) return all;
+  const std::lock_guard lock(state_->mutex);
+  auto& made = state_->neighbours[{index, count}];
+  if (!made) made = state_->make_neighbours(index, static_cast<int>(count));
   return made;
 }
 

@@ -107,7 +107,7 @@ void Schedule::leave(Unit& unit) {
 
 void Schedule::close(Unit& unit, bool backward) {
   std::erase(open_, &unit);
-  if (backward ? unit.reshards_after_backward() : unit.reshards_after_forward()) unit.reshard();
+  if (backward ? unit.reshards_after_backward() : unit.reshards_after_forward()) unit.reshard(/*hold=*/!backward);
 }
 
 void Schedule::close_all() {

@@ -98,12 +98,16 @@ void Unit::for_gradients(const Do& act) {
   }
 }
 
-comm::Collectives Unit::gather_in_order() {
-  if (!agreement_) return gather_;
+comm::Collectives Unit::gather_in_order(const comm::Collectives& ranks) {
+  if (!agreement_) return ranks;
   const bool backward = BackwardWatch::running();
-  const auto text = [&] { return "the all-gather of " + describe() + (backward ? " in backward" : ""); };
+  const bool near = ranks == near_;
+  const auto text = [&] {
+    const auto among = near ? c10::str(" among ", near_.size(), " ranks") : "";
+    return c10::str("the all-gather of ", describe(), among, backward ? " in backward" : "");
+  };
   const auto chain = separate_ ? comm::Agreement::second_group : comm::Agreement::group;
-  return gather_.at(agreement_->enter(chain, 2 * number_for_all_ + (backward ? 1 : 0), text, counters_));
+  return ranks.at(agreement_->enter(chain, 4 * number_for_all_ + (near ? 2 : 0) + (backward ? 1 : 0), text, counters_));
 }
 
 comm::Collectives Unit::in_order(const comm::Collectives& collectives) const {
@@ -123,25 +127,35 @@ void Unit::begin_unshard() {
   if (!has_full_copies()) return;
   renew_groups();
   bool all_there = true;
-  for_full_copies([&](const group::FullCopies& copies) { all_there = all_there && !copies.must_gather(); });
+  bool all_near = near_.size() > 1;
+  for_full_copies([&](const group::FullCopies& copies) {
+    all_there = all_there && !copies.must_gather();
+    all_near = all_near && copies.holds();
+  });
   if (all_there) return;
   // What every rank has may come and go on some ranks only.
-  const auto gather = shards_.size() > 1 ? gather_in_order() : gather_;
+  const auto gather = shards_.size() > 1 ? gather_in_order(all_near ? near_ : gather_) : gather_;
   for_full_copies([&](group::FullCopies& copies) { copies.begin_unshard(gather, buffers(), name_, counters_); });
 }
 
 void Unit::finish_unshard() {
   bool written = false;
+  const int64_t holders = BackwardWatch::running() ? 1 : near_.size();
   for_full_copies(
-      [&](group::FullCopies& copies) { written = copies.finish_unshard(buffers(), name_, counters_) || written; });
+      [&](group::FullCopies& copies) {
+        written = copies.finish_unshard(holders, buffers(), name_, counters_) || written;
+      });
   if (!written) return;
   // While the old values were on the wire.
   begin_unshard();
   finish_unshard();
 }
 
-void Unit::reshard() {
-  for_full_copies([&](group::FullCopies& copies) { copies.reshard(buffers(), counters_); });
+void Unit::reshard(bool hold) {
+  for_full_copies([&](group::FullCopies& copies) {
+    copies.reshard(buffers(), counters_);
+    if (!hold) copies.drop_held(buffers());
+  });
 }
 
 void Unit::unshard(bool backward) {

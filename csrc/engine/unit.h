@@ -38,7 +38,7 @@ struct UnitSettings {
   /// Every rank first gets the values of rank 0.
   bool broadcast = false;
   /// Unset: a unit frees its full copies after its forward, the outermost one keeps them.
-  std::optional<bool> reshard_after_forward = std::nullopt;
+  std::optional<ReshardAfterForward> reshard_after_forward = std::nullopt;
   /// Needed where full copies come and go; lives as long as the unit.
   std::shared_ptr<group::Front> front = nullptr;
 };
@@ -160,7 +160,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   // Full copies.
   void begin_unshard();
   void finish_unshard();
-  void reshard();
+  /// `hold`: keeps what fewer ranks hold together after forward, if there is such a thing.
+  void reshard(bool hold = false);
   /// Both, and then starts those of the units to prefetch.
   void unshard(bool backward);
   bool reshards_after_forward() const;
@@ -222,12 +223,13 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void gradient_arrived(group::Parameter& parameter) override;
 
   void find_ranks();
+  void find_neighbours();
   void adopt(const std::vector<NamedTensor>& adopted);
   void check_structure(const std::vector<NamedTensor>& own, size_t adopted);
   void broadcast(const std::vector<NamedTensor>& tensors);
   template <typename Do>
   void for_full_copies(const Do& act);
-  comm::Collectives gather_in_order();
+  comm::Collectives gather_in_order(const comm::Collectives& ranks);
   /// For a sum: what it is follows from what was compared before.
   comm::Collectives in_order(const comm::Collectives& collectives) const;
   /// Every group that has trained parameters.
@@ -245,6 +247,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   comm::Collectives copies_;
   /// Among the shards' ranks, on a process group of its own where there is one.
   comm::Collectives gather_;
+  /// Among the ranks that hold everything together after forward; of nobody where those are all.
+  comm::Collectives near_;
   bool separate_ = false;
   std::shared_ptr<comm::Agreement> agreement_;
   int64_t number_for_all_ = 0;

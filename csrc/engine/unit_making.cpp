@@ -89,7 +89,7 @@ Unit::Unit(const Mesh& mesh, const UnitSettings& settings)
       mesh_(mesh),
       settings_(settings),
       schedule_(std::make_shared<Schedule>(number_)) {
-  options.reshard_after_forward = settings.reshard_after_forward;
+  if (settings.reshard_after_forward) options.reshard_after_forward = settings.reshard_after_forward->frees();
 }
 
 void Unit::find_ranks() {
@@ -97,6 +97,28 @@ void Unit::find_ranks() {
   if (replicates() || lines.size() == 2) copies_ = comm::Collectives(lines.front());
   if (!replicates()) shards_ = comm::Collectives(lines.back());
   agreement_ = comm::Agreement::of(lines);
+}
+
+// One rank is all that hold everything: the full copies stay. All ranks are what resharding means anyway.
+void Unit::find_neighbours() {
+  const auto& setting = settings_.reshard_after_forward;
+  if (!setting || !setting->ranks()) return;
+  const int64_t count = *setting->ranks();
+  const auto size = shards_.size();
+  if (count < 1 || size % count != 0) {
+    throw ValueError(c10::str(
+        "shardwise: reshard_after_forward is the number of ranks that hold full parameters together after forward: it "
+        "should be a factor of ", size, ", the number of shards of ", mesh_.describe(), ", not ", count, "."));
+  }
+  if (count == 1) {
+    TORCH_WARN_ONCE("shardwise: reshard_after_forward(1) keeps full parameters on each rank, as false does.");
+    options.reshard_after_forward = false;
+  }
+  if (count == 1 || count == size) return;
+  const auto names = shards_.names();
+  const auto first = shards_.rank() / count * count;
+  near_ = comm::Collectives(
+      {mesh_.neighbours(mesh_.axes().back().name, count), {.first = names[first], .stride = names.stride}});
 }
 
 std::shared_ptr<Unit> Unit::create(
@@ -124,6 +146,7 @@ std::shared_ptr<Unit> Unit::create(
     // Sums stay where those of replicated units are; gathers get the other process group.
     unit->gather_ = comm::Collectives({mesh.reduce_group(axis), unit->shards_.names()});
     unit->separate_ = mesh.reduce_group(axis) != mesh.group(axis);
+    unit->find_neighbours();
   }
   for (auto& [names, tensor, dim, whole] : own) {
     auto& parameter = *unit->parameters_.emplace_back(std::make_unique<group::Parameter>(std::move(names), tensor));

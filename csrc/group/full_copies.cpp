@@ -124,7 +124,9 @@ void FullCopies::begin_unshard(
   if (!must_gather()) return;
   RECORD_FUNCTION(c10::str("FSDP::all_gather (", unit, ")"), std::vector<c10::IValue>());
   ++counters.unshards;
+  const bool from_held = holds() && collectives.size() * held_.numel() == layout_.world * layout_.part;
   stale_ = false;
+  if (!from_held) drop_held(buffers);
   {
     const ComputeGuard compute;
     for (auto& storage : storages_) storage.allocate();
@@ -140,7 +142,7 @@ void FullCopies::begin_unshard(
   observe::pass(observe::Seam::unshard);
   if (layout_.world == 1) return;
   const ComputeGuard compute;
-  auto part = part_;
+  auto part = from_held ? held_ : part_;
   if (part.scalar_type() != dtype_) {
     part = sent_ = buffers.take(layout_.part, part_.options().dtype(dtype_), counters);
     sent_.copy_(part_);
@@ -185,7 +187,19 @@ void FullCopies::release(comm::Buffers& buffers) {
   buffers.give(std::exchange(sent_, at::Tensor()));
 }
 
-bool FullCopies::finish_unshard(comm::Buffers& buffers, const std::string& unit, Counters& counters) {
+void FullCopies::hold(int64_t holders, comm::Buffers& buffers, Counters& counters) {
+  if (held_.defined() || holders == 1) return;
+  const auto numel = layout_.world / holders * layout_.part;
+  held_ = buffers.take(numel, gathered_.options(), counters);
+  held_.copy_(gathered_.narrow(0, rank_ % holders * numel, numel));
+}
+
+void FullCopies::drop_held(comm::Buffers& buffers) {
+  buffers.give(std::exchange(held_, at::Tensor()));
+}
+
+bool FullCopies::finish_unshard(
+    int64_t holders, comm::Buffers& buffers, const std::string& unit, Counters& counters) {
   if (state_ != State::gathering) return false;
   RECORD_FUNCTION(c10::str("FSDP::all_gather_copy_out (", unit, ")"), std::vector<c10::IValue>());
   observe::pass(observe::Seam::copy_out);
@@ -204,6 +218,7 @@ bool FullCopies::finish_unshard(comm::Buffers& buffers, const std::string& unit,
     }
     copy_out();
     counters.unsharded_bytes += copied_bytes_;
+    if (!stale_) hold(holders, buffers, counters);
     release(buffers);
   }
   state_ = State::full;

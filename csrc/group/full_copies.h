@@ -54,7 +54,13 @@ class FullCopies {
     return state_ != State::gathering && !current();
   }
   /// Ends what was begun, if it was. Returns whether a shard was written meanwhile, so that it has to begin again.
-  bool finish_unshard(comm::Buffers& buffers, const std::string& unit, Counters& counters);
+  /// Puts aside what this rank is to hold when `holders` ranks in a row hold everything together; of one, nothing.
+  bool finish_unshard(int64_t holders, comm::Buffers& buffers, const std::string& unit, Counters& counters);
+  /// Whether what was put aside is current: begin_unshard() then takes collectives of the holders.
+  bool holds() const {
+    return held_.defined() && !stale_;
+  }
+  void drop_held(comm::Buffers& buffers);
   /// Frees them.
   void reshard(comm::Buffers& buffers, Counters& counters);
 
@@ -86,6 +92,7 @@ class FullCopies {
       const at::Tensor& output, const at::Tensor& part, const comm::Collectives& collectives, const std::string& unit,
       Counters& counters) const;
   void release(comm::Buffers& buffers);
+  void hold(int64_t holders, comm::Buffers& buffers, Counters& counters);
   void adopt_shards(Front& front);
   void make_rows(Front& front);
   void make_flat(Front& front);
@@ -106,6 +113,8 @@ class FullCopies {
   State state_ = State::freed;
   bool stale_ = false;
   at::Tensor gathered_;
+  /// Several parts in a row.
+  at::Tensor held_;
   /// The part as it is sent, where it is cast.
   at::Tensor sent_;
   std::optional<comm::Pending> pending_;

@@ -78,6 +78,11 @@ class SHARDWISE_API Mesh {
   /// ranks make together. The same as group() where the groups are the caller's.
   c10::intrusive_ptr<c10d::ProcessGroup> reduce_group(const std::string& axis) const;
 
+  /// A process group of `count` ranks along that axis, this one among them: those whose coordinates give the same when
+  /// divided by `count`, a divisor of the axis's size. Made at the first call, which all ranks make together. Raises
+  /// Error where the groups are the caller's and have no store that works.
+  c10::intrusive_ptr<c10d::ProcessGroup> neighbours(const std::string& axis, int64_t count) const;
+
   /// Closes the process groups that this mesh made. Safe to call twice; the destructor of the last copy calls it.
   void shutdown();
 

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/arg.h>
 
+#include <concepts>
 #include <functional>
 #include <optional>
 #include <string>
@@ -37,6 +38,30 @@ struct SHARDWISE_API ReplicateOptions {
   TORCH_ARG(bool, broadcast) = true;
 };
 
+/// What becomes of full parameters after a unit's forward.
+class ReshardAfterForward {
+ public:
+  /// True: they are freed. False: they stay until the backward is over.
+  template <std::same_as<bool> Bool>
+  ReshardAfterForward(Bool frees) : frees_(frees) {}
+  /// They are freed, but each rank keeps a larger part than its shard: so many ranks in a row hold everything together,
+  /// and backward gathers among them alone. A divisor of the number of shards.
+  template <std::same_as<int> Int>
+  ReshardAfterForward(Int ranks) : frees_(true), ranks_(ranks) {}
+
+  bool frees() const {
+    return frees_;
+  }
+  /// Unset: parts are shards.
+  std::optional<int> ranks() const {
+    return ranks_;
+  }
+
+ private:
+  bool frees_;
+  std::optional<int> ranks_;
+};
+
 /// How fully_shard() cuts parameters.
 enum class ShardLayout {
   /// Each parameter along one of its dimensions, into pieces that may differ by a row or be empty.
@@ -54,9 +79,9 @@ struct SHARDWISE_API FullyShardOptions {
   /// The ranks that hold shards: a mesh of one axis. A mesh of two axes is hybrid: the ranks along the second hold
   /// shards, those along the first hold copies of them. Unset: Mesh::shared().
   TORCH_ARG(std::optional<Mesh>, mesh) = std::nullopt;
-  /// Whether full parameters are freed after the unit's forward and gathered again in backward. Unset: yes, but for
-  /// the outermost unit, which needs them first in backward.
-  TORCH_ARG(std::optional<bool>, reshard_after_forward) = std::nullopt;
+  /// Whether full parameters are freed after the unit's forward and gathered again in backward, and from how many
+  /// ranks. Unset: they are, from all, but for the outermost unit, which needs them first in backward.
+  TORCH_ARG(std::optional<ReshardAfterForward>, reshard_after_forward) = std::nullopt;
   TORCH_ARG(Placement, shard_placement) = {};
   TORCH_ARG(ShardLayout, layout) = ShardLayout::rows;
   TORCH_ARG(MixedPrecision, mixed_precision) = {};

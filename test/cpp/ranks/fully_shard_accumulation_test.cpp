@@ -7,13 +7,13 @@ namespace {
 
 /// All-gathers a step: four units, each in forward and in backward unless its full copies are there. With `keep_full`,
 /// which is told to those whose gradients wait, only where torch's row has a number.
-std::optional<int64_t> gathers(std::optional<bool> reshard_after_forward, Waiting waiting, bool keep_full) {
+std::optional<int64_t> gathers(const Reshard& reshard_after_forward, Waiting waiting, bool keep_full) {
   if (!keep_full) {
     // Unset: the root's are there in backward.
-    const int64_t in_backward = reshard_after_forward ? (*reshard_after_forward ? 4 : 0) : 3;
+    const int64_t in_backward = reshard_after_forward ? (reshard_after_forward->frees() ? 4 : 0) : 3;
     return (4 + in_backward) * kMicrobatches;
   }
-  if (reshard_after_forward != false || waiting == Waiting::some_mlps) return std::nullopt;
+  if (frees(reshard_after_forward, true) || waiting == Waiting::some_mlps) return std::nullopt;
   return waiting == Waiting::all ? 4 : 4 + 3 * (kMicrobatches - 1);
 }
 
@@ -23,11 +23,11 @@ TEST(FullyShardGradientAccumulation, GradientAccumulation) {
   for (const auto& expected : expect_alone(accumulation_program())) {
     for (const auto waiting : kWaiting) {
       AlikeRuns runs;
-      for (const auto reshard : kReshards) {
+      for (const auto& reshard : reshards(expected.world)) {
         for (const bool keep_full : {false, true}) {
           SCOPED_TRACE(c10::str(
               "waiting ", static_cast<int>(waiting), ", reshard after forward ",
-              reshard ? *reshard ? "yes" : "no" : "-", ", keep full ", keep_full));
+              reshard ? frees(reshard, true) ? "yes" : "no" : "-", ", keep full ", keep_full));
           Wrapping<torch::nn::Sequential> wrapping{
               .wrap = [=](torch::nn::Sequential& model, Rank& rank) { wrap_mlps(model, sharding(rank, reshard)); },
               .before = [=](torch::nn::Sequential& model, int part) { set_flags(model, part, waiting, keep_full); }};

@@ -12,7 +12,7 @@ Wrapping<torch::nn::Sequential> as_one_unit() {
   return {[](torch::nn::Sequential& model, Rank& rank) { fully_shard(model, sharded_on(rank)); }};
 }
 
-Wrapping<Transformer> by_block(std::optional<bool> reshard) {
+Wrapping<Transformer> by_block(const Reshard& reshard) {
   return {[reshard](Transformer& model, Rank& rank) { wrap_blocks(model, sharding(rank, reshard)); }};
 }
 
@@ -52,9 +52,10 @@ TEST(FullyShard1DTrainingCore, TrainParitySingleGroupShardLargestDim) {
 TEST(FullyShard1DTrainingCore, TrainParityMultiGroup) {
   for (const auto& expected : expect_alone(text_program())) {
     AlikeRuns runs;
-    for (const auto reshard : kReshards) {
+    for (const auto& reshard : reshards(expected.world)) {
       runs.run(expected, by_block(reshard));
-      runs.run_late(expected, by_block(reshard), reshard == true ? kSeams : std::vector<Seam>());
+      const bool plain = reshard && reshard->frees() && !reshard->ranks();
+      runs.run_late(expected, by_block(reshard), plain ? kSeams : std::vector<Seam>());
     }
   }
 }
@@ -63,7 +64,7 @@ TEST(FullyShard1DTrainingCore, TrainParityMultiGroupUnshardAsyncOp) {
   for (const auto& expected : expect_alone(text_program())) {
     AlikeRuns runs;
     runs.run(expected, by_block(true));
-    for (const auto reshard : kReshards) {
+    for (const auto& reshard : reshards(expected.world)) {
       auto wrapping = by_block(reshard);
       // All are under way before the forward that uses them; the first is waited for by hand.
       wrapping.before = [](Transformer& model, int) {
@@ -71,7 +72,7 @@ TEST(FullyShard1DTrainingCore, TrainParityMultiGroupUnshardAsyncOp) {
         for (size_t i = 0; i < model->blocks->size(); ++i) unit(*model->block(i)).unshard(/*async=*/true);
       };
       runs.run(expected, wrapping);
-      if (reshard == true) runs.run_late(expected, wrapping, {});
+      if (reshard && reshard->frees()) runs.run_late(expected, wrapping, {});
     }
   }
 }
@@ -79,7 +80,7 @@ TEST(FullyShard1DTrainingCore, TrainParityMultiGroupUnshardAsyncOp) {
 TEST(FullyShard1DTrainingCore, NonRootForwardBackward) {
   for (const auto& expected : expect_alone(non_root_program())) {
     AlikeRuns runs;
-    for (const auto reshard : kReshards) {
+    for (const auto& reshard : reshards(expected.world)) {
       const Wrapping<torch::nn::Sequential> wrapping{[reshard](torch::nn::Sequential& model, Rank& rank) {
         const auto wrap = sharding(rank, reshard);
         for (size_t i = 0; i < 3; ++i) wrap(model[i]);
@@ -93,7 +94,7 @@ TEST(FullyShard1DTrainingCore, NonRootForwardBackward) {
 TEST(FullyShard1DTrainingCore, MultiForwardModule) {
   for (const auto& expected : expect_alone(twice_program())) {
     AlikeRuns runs;
-    for (const auto reshard : kReshards) {
+    for (const auto& reshard : reshards(expected.world)) {
       const Wrapping<Twice> wrapping{[reshard](Twice& model, Rank& rank) {
         const auto wrap = sharding(rank, reshard);
         wrap(model->inner);
@@ -107,8 +108,8 @@ TEST(FullyShard1DTrainingCore, MultiForwardModule) {
 TEST(FullyShard1DTrainingCore, ExplicitPrefetching) {
   for (const auto& expected : expect_alone(text_program({.depth = 8}))) {
     AlikeRuns runs;
-    for (const auto reshard : kReshards) {
-      if (expected.world > 2 && reshard == false) continue; // Nothing to prefetch in backward.
+    for (const auto& reshard : reshards(expected.world)) {
+      if (expected.world > 2 && !frees(reshard, true)) continue; // Nothing to prefetch in backward.
       auto wrapping = by_block(reshard);
       wrapping.wrap = [reshard](Transformer& model, Rank& rank) {
         wrap_blocks(model, sharding(rank, reshard));

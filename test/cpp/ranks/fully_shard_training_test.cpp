@@ -24,7 +24,7 @@ TORCH_MODULE(NoInputs);
 
 /// Two MLPs: the first one's layers, and the rest, are units, or all of it is one.
 struct TwoMlps {
-  TwoMlps(int64_t width, Rank& rank, std::optional<bool> reshard_after_forward, bool several)
+  TwoMlps(int64_t width, Rank& rank, const Reshard& reshard_after_forward, bool several)
       : model(mlps(width, 2)),
         reference(mlps(width, 2)),
         rank(rank),
@@ -102,7 +102,7 @@ TEST(FullyShardForwardInputs, RootNoForwardInputs) {
 
 TEST(FullyShardRegisteredParams, ParamRegistrationAfterForward) {
   on_ranks([](Rank& rank) {
-    for (const auto reshard : kReshards) {
+    for (const auto& reshard : reshards(rank.world_size())) {
       for (const bool several : {false, true}) {
         TwoMlps both(3, rank, reshard, several);
         both.assert_full(false, false, "before");
@@ -110,7 +110,7 @@ TEST(FullyShardRegisteredParams, ParamRegistrationAfterForward) {
           assert_close(
               both.loss(both.model, step, rank.rank()), both.loss(both.reference, step, rank.rank()), "the loss");
           // Unset: the outermost unit keeps its full copies.
-          both.assert_full(!reshard.value_or(true), !reshard.value_or(false), "after forward");
+          both.assert_full(!frees(reshard, true), !frees(reshard, false), "after forward");
           both.reshard();
           both.assert_full(false, false, "resharded");
         }
@@ -121,7 +121,7 @@ TEST(FullyShardRegisteredParams, ParamRegistrationAfterForward) {
 
 TEST(FullyShardRegisteredParams, ParamRegistrationAfterBackward) {
   on_ranks([](Rank& rank) {
-    for (const auto reshard : kReshards) {
+    for (const auto& reshard : reshards(rank.world_size())) {
       for (const bool several : {false, true}) {
         TwoMlps both(8, rank, reshard, several);
         both.assert_full(false, false, "before");
@@ -143,7 +143,7 @@ TEST(FullyShardCastAfterInit, ToFloat64AfterInit) {
       .dtype = torch::kDouble};
   for (const auto& expected : expect_alone(program)) {
     AlikeRuns runs;
-    for (const auto reshard : kReshards) {
+    for (const auto& reshard : reshards(expected.world)) {
       const Wrapping<torch::nn::Sequential> wrapping{[reshard](torch::nn::Sequential& model, Rank& rank) {
         const auto wrap = sharding(rank, reshard);
         for (size_t i = 0; i < 2; ++i) wrap(model[i]);
@@ -159,7 +159,7 @@ TEST(FullyShardCustomForwardMethod, RegisterFsdpForwardMethod) {
   // In C++ a method needs no registration.
   for (const auto& expected : expect_alone(vision_program())) {
     AlikeRuns runs;
-    for (const auto reshard : kReshards) {
+    for (const auto& reshard : reshards(expected.world)) {
       const Wrapping<Vision> wrapping{[reshard](Vision& model, Rank& rank) {
         const auto wrap = sharding(rank, reshard);
         for (size_t i = 0; i < 2; ++i) wrap(model->blocks[i]);
@@ -173,7 +173,7 @@ TEST(FullyShardCustomForwardMethod, RegisterFsdpForwardMethod) {
 TEST(FullyShardWorldSize1, TrainParitySingleWorldsize1) {
   for (const auto& widths : kWidths) {
     const Expected<torch::nn::Sequential> expected(mlp_program(widths), 1);
-    for (const auto reshard : kReshards) {
+    for (const auto& reshard : reshards(expected.world)) {
       Counters counters;
       const Wrapping<torch::nn::Sequential> wrapping{
           .wrap = [reshard](torch::nn::Sequential& model, Rank& rank) { sharding(rank, reshard)(model); },

@@ -5,15 +5,25 @@
 
 namespace shardwise::test {
 
-/// An int, for full copies on fewer ranks after forward, is not there yet.
-inline const std::vector<std::optional<bool>> kReshards{true, false, std::nullopt};
+using Reshard = std::optional<ReshardAfterForward>;
+
+/// What reshard_after_forward can be: two ranks together hold everything where they are not all.
+inline std::vector<Reshard> reshards(int world) {
+  std::vector<Reshard> all{true, false, std::nullopt};
+  if (world > 2) all.emplace_back(2);
+  return all;
+}
+
+inline bool frees(const Reshard& reshard, bool when_unset) {
+  return reshard ? reshard->frees() : when_unset;
+}
 
 /// For wrap_blocks() and its like.
 inline auto sharding(const FullyShardOptions& options) {
   return [options](auto modules) { return fully_shard(modules, options); };
 }
 
-inline auto sharding(Rank& rank, std::optional<bool> reshard_after_forward) {
+inline auto sharding(Rank& rank, const Reshard& reshard_after_forward) {
   return sharding(sharded_on(rank).reshard_after_forward(reshard_after_forward));
 }
 

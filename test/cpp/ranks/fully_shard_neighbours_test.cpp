@@ -1,0 +1,139 @@
+// reshard_after_forward(k): k ranks in a row hold everything together between forward and backward.
+#include "ranks/mixed_precision_models.h"
+#include "ranks/hybrid_models.h"
+
+namespace shardwise::test {
+namespace {
+
+constexpr int kWorld = 4;
+
+Stack make_stack() {
+  return Stack(5, 2);
+}
+
+} // namespace
+
+TEST(FullyShardNeighbours, ParityInBothLayouts) {
+  for (const auto layout : {ShardLayout::rows, ShardLayout::flat}) {
+    run_ranks(kWorld, [&](Rank& rank) {
+      Pair<Stack> both{rank, make_stack(), make_stack()};
+      const auto root = shard_stack(both.ours, sharded_on(rank).layout(layout).reshard_after_forward(2));
+      both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
+      const auto before = root.counters();
+      for (int step = 0; step < 4; ++step) {
+        both.backward(stack_loss, step);
+        if (layout == ShardLayout::rows) both.check("step " + std::to_string(step));
+        both.optimize();
+      }
+      const auto state = full_state_dict(*both.ours);
+      for (const auto& entry : both.reference->named_parameters()) {
+        assert_close(state[entry.key()], entry.value().detach(), entry.key());
+      }
+      // In four steps three units in forward, and two in backward, for a direct call of the root has no end. The state
+      // dict: each unit once, and two for the exchange before.
+      ASSERT_EQ(root.counters().all_gathers - before.all_gathers, 4 * (3 + 2) + 3 + 2);
+    });
+  }
+}
+
+TEST(FullyShardNeighbours, BackwardGathersWhatTheNeighboursHold) {
+  run_ranks(kWorld, [](Rank& rank) {
+    torch::nn::Linear model(torch::nn::LinearOptions(64, 64).bias(false));
+    auto unit = fully_shard(model, sharded_on(rank).reshard_after_forward(2));
+    const int64_t full = 64 * 64 * 4;
+    const int64_t sum = unit.plan().units[0].groups[0].bucket_bytes;
+    for (const bool by_hand : {false, true, false}) {
+      const auto before = unit.counters().collective_bytes;
+      const auto loss = call(model, batch(0, rank.rank(), 64)).sum();
+      ASSERT_EQ(unit.counters().collective_bytes - before, full / 4);
+      // Two ranks hold everything, each a half. After reshard() by hand nothing is left of it, and all are asked.
+      if (by_hand) unit.reshard();
+      loss.backward();
+      const auto in_backward = unit.counters().collective_bytes - before - full / 4 - sum;
+      ASSERT_EQ(in_backward, by_hand ? full / 4 : full / 2);
+    }
+    torch::nn::Sequential layers(torch::nn::Linear(torch::nn::LinearOptions(64, 64).bias(false)), torch::nn::Linear(64, 1));
+    auto inner = fully_shard(layers->ptr(0), sharded_on(rank).reshard_after_forward(2));
+    fully_shard(layers, sharded_on(rank));
+    for (int step = 0; step < 3; ++step) {
+      const auto before = inner.counters().collective_bytes;
+      layers->forward(batch(step, rank.rank(), 64)).sum().backward();
+      ASSERT_EQ(inner.counters().collective_bytes - before, full / 4 + full / 2 + sum);
+    }
+  });
+}
+
+TEST(FullyShardNeighbours, WritesBetweenForwardAndBackward) {
+  // What was held is out of date once a shard is written: the backward gathers from all.
+  run_ranks(kWorld, [](Rank& rank) {
+    Pair<Stack> both{rank, make_stack(), make_stack()};
+    shard_stack(both.ours, sharded_on(rank).reshard_after_forward(2));
+    both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
+    both.train(stack_loss, 2);
+    const torch::NoGradGuard guard;
+    for (int step = 10; step < 13; ++step) {
+      // A forward alone, then a write, then another forward: of the new values.
+      stack_loss(both.ours, step, rank.rank());
+      for (auto& parameter : both.ours->parameters()) parameter.mul_(1.01);
+      for (auto& parameter : both.reference->parameters()) parameter.mul_(1.01);
+      assert_close(
+          stack_loss(both.ours, step, rank.rank()), stack_loss(both.reference, step, rank.rank()), "the new values");
+    }
+  });
+}
+
+TEST(FullyShardNeighbours, HybridAndMixedPrecision) {
+  run_ranks(8, [](Rank& rank) {
+    Pair<Stack> both{rank, make_stack(), make_stack()};
+    shard_stack(both.ours, hybrid_on(rank, {2, 4}).reshard_after_forward(2));
+    both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
+    both.shards = 4;
+    both.train(stack_loss, 3);
+  });
+  run_ranks(kWorld, [](Rank& rank) {
+    std::vector<torch::Tensor> values;
+    for (const bool two : {false, true}) {
+      auto model = make_stack();
+      auto options = sharded_on(rank).mixed_precision({.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat});
+      shard_stack(model, two ? options.reshard_after_forward(2) : options.reshard_after_forward(true));
+      torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.02));
+      for (int step = 0; step < 3; ++step) {
+        stack_loss(model, step, rank.rank()).backward();
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      for (const auto& parameter : model->parameters()) values.push_back(parameter.detach().clone());
+    }
+    for (size_t i = 0; i < values.size() / 2; ++i) ASSERT_TRUE(torch::equal(values[i], values[values.size() / 2 + i]));
+  });
+}
+
+TEST(FullyShardNeighbours, OneIsToKeepAndAllIsToFree) {
+  run_ranks(kWorld, [](Rank& rank) {
+    const auto gathers = [&](int ranks) {
+      auto model = make_stack();
+      const auto root = shard_stack(model, sharded_on(rank).reshard_after_forward(ranks));
+      const auto before = root.counters().all_gathers;
+      stack_loss(model, 0, rank.rank()).backward();
+      return root.counters().all_gathers - before;
+    };
+    ASSERT_EQ(gathers(1), 3);
+    ASSERT_EQ(gathers(kWorld), 5);
+    for (const int wrong : {3, 0, -1, 5, 8}) {
+      expect_error<ValueError>(
+          [&] { gathers(wrong); }, {"reshard_after_forward", "a factor of 4", "not " + std::to_string(wrong)});
+    }
+  });
+}
+
+TEST(FullyShardNeighbours, GroupsOfTheCallersOwn) {
+  run_ranks(kWorld, [](Rank& rank) {
+    const auto mesh = Mesh::from_process_groups({"mine"}, {rank.mesh().group("world")}, at::kCPU);
+    Pair<Stack> both{rank, make_stack(), make_stack()};
+    shard_stack(both.ours, FullyShardOptions().mesh(mesh).reshard_after_forward(2));
+    both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
+    both.train(stack_loss, 3);
+  });
+}
+
+} // namespace shardwise::test
