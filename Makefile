@@ -48,11 +48,12 @@ test-fast: ## the tests without the slow ones, and without the row check
 	@$(build) dev $(with_tests) $(parts) --install $(jobs)
 	@$(py) test/run.py --fast $(suites)
 
-test-sanitize: ## the C++ tests with the sanitizers for addresses and for undefined behaviour
+test-sanitize: ## the C++ tests with the sanitizers for addresses, undefined behaviour and threads in the library
 	$(prepare) test "$(PYTHON)"
-	@for kind in address undefined; do $(build) $$kind $(with_tests) -DSHARDWISE_BUILD_PYTHON=OFF \
-	  -DSHARDWISE_SANITIZE=$$kind --target unit_tests rank_tests program_tests $(jobs) || exit 1; done
-	@$(py) test/run.py --sanitizers address undefined
+	@$(build) dev $(with_tests) --target unit_tests rank_tests program_tests $(jobs)
+	@for kind in address undefined thread; do $(build) $$kind -DSHARDWISE_BUILD_PYTHON=OFF \
+	  -DSHARDWISE_SANITIZE=$$kind --target shardwise $(jobs) || exit 1; done
+	@$(py) test/run.py --sanitizers address undefined thread
 
 bench: ## what wrapping costs, beside torch's own: time, instructions, copies, memory
 	$(prepare) build "$(PYTHON)"

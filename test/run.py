@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -27,6 +29,7 @@ SANITIZERS = {
     # torch itself leaks, and its libraries are not instrumented.
     "address": {"ASAN_OPTIONS": "detect_leaks=0"},
     "undefined": {"UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"},
+    "thread": {"TSAN_OPTIONS": f"suppressions={ROOT / 'test' / 'tsan.supp'}:ignore_noninstrumented_modules=1"},
 }
 
 
@@ -50,8 +53,8 @@ class Suite:
         return OUT / f"{self.name}.log"
 
 
-def cpp_suites(folder: str, suffix: str = "", **environment: str) -> list[Suite]:
-    programs = ROOT / "build" / folder / "test" / "cpp"
+def cpp_suites(suffix: str = "", **environment: str) -> list[Suite]:
+    programs = ROOT / "build" / "dev" / "test" / "cpp"
     unit, ranks, random = f"unit_tests{suffix}", f"rank_tests{suffix}", f"program_tests{suffix}"
     return [
         Suite(unit, [str(programs / "unit_tests"), "-r", "xml", "-o", str(OUT / f"{unit}.xml")],
@@ -61,6 +64,16 @@ def cpp_suites(folder: str, suffix: str = "", **environment: str) -> list[Suite]
         Suite(random, [str(programs / "program_tests"), "-r", "xml", "-o", str(OUT / f"{random}.xml")],
               ["~[slow]"], read_catch2, 10 * MINUTES, environment),
     ]  # fmt: skip
+
+
+def sanitized_suites(kind: str) -> list[Suite]:
+    """The programs of build/dev with the library of build/KIND in the place of theirs."""
+    folder = ROOT / "build" / kind / "csrc"
+    linked = subprocess.run(["ldd", folder / "libshardwise.so"], capture_output=True, text=True, check=True).stdout
+    # A program that is not built with it must load it before all else; the one for undefined behaviour need not.
+    runtime = re.findall(r"=> (\S+/lib[at]san\S+)", linked)
+    preloaded = {"LD_PRELOAD": runtime[0]} if runtime else {}
+    return cpp_suites(f"-{kind}", LD_LIBRARY_PATH=str(folder), **preloaded, **SANITIZERS[kind])
 
 
 def python_suite() -> Suite:
@@ -134,7 +147,7 @@ def show_skips(results: list[Result]) -> None:
 
 
 def main() -> int:
-    development = [*cpp_suites("dev"), python_suite()]
+    development = [*cpp_suites(), python_suite()]
     names = [suite.name for suite in development]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fast", action="store_true", help="leave slow tests and the row check out")
@@ -143,7 +156,7 @@ def main() -> int:
     parser.add_argument("--sanitizers", nargs="+", choices=SANITIZERS, help="instead the C++ tests with these")
     arguments = parser.parse_args()
     if arguments.sanitizers:
-        chosen = [suite for kind in arguments.sanitizers for suite in cpp_suites(kind, f"-{kind}", **SANITIZERS[kind])]
+        chosen = [suite for kind in arguments.sanitizers for suite in sanitized_suites(kind)]
     else:
         chosen = [suite for suite in development if suite.name in arguments.suites]
     OUT.mkdir(parents=True, exist_ok=True)
