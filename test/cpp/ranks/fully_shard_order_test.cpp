@@ -208,19 +208,25 @@ TEST(FullyShardOrder, AUnitThatIsDoneEarlierOnSomeRanks) {
     std::shared_ptr<LateImpl> around = register_module("around", std::make_shared<LateImpl>());
   };
   using Around = torch::nn::ModuleHolder<AroundImpl>;
-  run_ranks(3, [](Rank& rank) {
+  const auto train = [](Rank& rank, const Mesh& mesh) {
+    const auto options = FullyShardOptions().mesh(mesh);
     Around ours(std::make_shared<AroundImpl>());
     Around reference(std::make_shared<AroundImpl>());
     fill(*ours->a);
     fill(*ours->b);
     fill(*reference->a);
     fill(*reference->b);
-    fully_shard(ours->a, sharded_on(rank));
-    fully_shard(ours->b, sharded_on(rank));
-    fully_shard(ours->around, sharded_on(rank).reshard_after_forward(false)).set_reshard_after_backward(false);
-    fully_shard(ours, sharded_on(rank));
+    fully_shard(ours->a, options);
+    fully_shard(ours->b, options);
+    fully_shard(ours->around, FullyShardOptions(options).reshard_after_forward(false)).set_reshard_after_backward(false);
+    fully_shard(ours, options);
     Pair<Around>{rank, ours, reference}.train(
         [](Around& model, int step, int r) { return model->forward(batch(step, r, 4), r == 0).pow(2).sum(); }, 4);
+  };
+  run_ranks(3, [&](Rank& rank) {
+    train(rank, rank.mesh());
+    // The caller's process group has no second one beside it: gathers and sums share it.
+    train(rank, Mesh::from_process_groups({"world"}, {rank.mesh().group("world")}, at::kCPU));
   });
 }
 

@@ -1,0 +1,81 @@
+// Which units take part in the sums of a backward: on all ranks or on none.
+#include "ranks/fully_shard_models.h"
+
+#include <chrono>
+#include <thread>
+
+namespace shardwise::test {
+
+TEST(FullyShardParticipation, AUnitThatTheLossOfOneRankLeavesOut) {
+  // T01: all ranks run it forward; on one of them no gradient comes to it.
+  for (const int world : {2, 3}) {
+    run_ranks(world, [](Rank& rank) {
+      Stack ours;
+      // In backward it is not gathered: there the ranks would differ.
+      const auto options = sharded_on(rank).reshard_after_forward(false);
+      auto root = shard_stack(ours, options);
+      const auto loss = [&](Stack& model, int step, int r) {
+        const auto x = model->block(0)->forward(model->embedding(tokens(step, r)), 0.5);
+        const auto side = model->block(1)->forward(x, 0.5);
+        const auto main = model->head(model->block(2)->forward(x, 0.5)).pow(2).mean();
+        return r == step % rank.world_size() ? main : main + side.pow(2).mean();
+      };
+      Pair<Stack>{rank, ours, Stack()}.train(loss);
+    });
+  }
+}
+
+TEST(FullyShardParticipation, AUnitWhoseBackwardNeedsNoValues) {
+  for (const int world : {1, 2, 3}) {
+    run_ranks(world, [](Rank& rank) {
+      Stack ours;
+      auto table = fully_shard(ours->embedding, sharded_on(rank)).set_unshard_in_backward(false);
+      shard_stack(ours, sharded_on(rank));
+      Pair<Stack>{rank, ours, Stack()}.train(stack_loss);
+      const auto counters = table.counters();
+      ASSERT_EQ(counters.unshards, 4) << "in forward alone";
+      ASSERT_EQ(counters.reduce_scatters, rank.world_size() == 1 ? 0 : 4);
+    });
+  }
+}
+
+TEST(FullyShardParticipation, ABackwardThatDiesWhileRanksAreApart) {
+  // T12: rank 0 comes late, and finds the sum of block 2 done when block 1 is ready: it starts that of block 1 at once.
+  // Rank 1 was there when the sum of block 2 still waited for rank 0. Then both die.
+  for (const bool sharded : {false, true}) {
+    run_ranks(2, [&](Rank& rank) {
+      Stack ours;
+      if (sharded) {
+        shard_stack(ours, sharded_on(rank).reshard_after_forward(false));
+      } else {
+        for (auto& block : *ours->blocks) replicate(*block, on(rank));
+        replicate(ours, on(rank));
+      }
+      Pair<Stack> both{rank, ours, Stack()};
+      const auto check = [&](const std::string& what) {
+        sharded ? both.check(what) : assert_same(*ours, *both.reference, what);
+      };
+      const auto train = [&](int first) {
+        for (int step = first; step < first + 3; ++step) {
+          both.backward(stack_loss, step);
+          check(c10::str("step ", step));
+          both.optimize();
+        }
+      };
+      train(0);
+      auto x = ours->embedding(tokens(3, rank.rank()));
+      for (size_t i = 0; i < 3; ++i) {
+        x = ours->block(i)->forward(x, 0.5);
+        x.register_hook([i, late = rank.rank() == 0](const torch::Tensor&) {
+          if (i == 0) throw std::runtime_error("on purpose");
+          if (late) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        });
+      }
+      EXPECT_THROW(ours->head(x).pow(2).mean().backward(), std::runtime_error);
+      check("after the failure");
+      train(4);
+    });
+  }
+}
+
+} // namespace shardwise::test
