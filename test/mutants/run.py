@@ -1,32 +1,54 @@
-"""Builds each mutant in a copy of the checkout and says which tests failed: `python test/mutants/run.py [words]`.
+"""Builds each mutant of the library beside the checkout and says which test fails first.
+
+usage: run.py [--from NAME] [--jobs N] [--healthy] [WORDS ...]
 
 With words, only the mutants whose name has them. Ends with an error when the tests of a language do not notice a
-mutant. It takes about a minute a mutant, so it is not part of the test command.
+mutant. The tests themselves are those of build/dev (`make test` builds them). It takes up to a minute a mutant, so it
+is not part of the test command. The last lines are the table of docs/testing.md.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-from mutants import MUTANTS, Mutant
+from mutant import Mutant
+from mutants import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "build" / "mutants"
-# As in the checkout itself, so that ccache knows the files.
 BUILD = SOURCE / "build" / "dev"
+TESTS = ROOT / "build" / "dev" / "test" / "cpp"
+# What notices most, the quickest first.
+USUAL = (
+    "ReplicateGradients.*:ReplicateContract.*",
+    "FullyShardPrograms.*:FullyShard.*",
+    "FullyShardContract.*:FullyShardAutograd.*:FullyShardChanges.*:FullyShardOrder.*:FullyShardParticipation.*",
+)
+ALL = "Replicate*:FullyShard*:Checkpoint*"
+SECONDS = 40  # for a test; healthy ones take a few
+TIME_LIMIT = 124  # how a program ends whose test takes longer
 
 
-def run(*command: str | Path, environment: dict[str, str] | None = None) -> tuple[int, str]:
-    result = subprocess.run(
-        [str(part) for part in command], cwd=SOURCE,
-        env={**os.environ, "CCACHE_BASEDIR": str(SOURCE), **(environment or {})},
-        capture_output=True, text=True, check=False, timeout=1800,
-    )  # fmt: skip
+def run(*command: str | Path, limit: int = 1200, mutated: bool = False) -> tuple[int, str]:
+    """Status and output. `mutated` programs load the mutated library in the place of their own."""
+    environment = {**os.environ, "CCACHE_BASEDIR": str(SOURCE)}
+    if mutated:
+        environment |= {"LD_LIBRARY_PATH": str(BUILD / "csrc"), "SHARDWISE_TEST_TIME_LIMIT": str(SECONDS)}
+        environment["PYTHONPATH"] = str(ROOT / "python")
+    try:
+        result = subprocess.run(
+            [str(part) for part in command], cwd=ROOT if mutated else SOURCE, env=environment,
+            capture_output=True, text=True, errors="replace", check=False, timeout=limit,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        return 124, (error.stdout or b"").decode(errors="replace")
     return result.returncode, result.stdout + result.stderr
 
 
@@ -46,65 +68,91 @@ def copy_sources() -> None:
             target.write_bytes(content)
 
 
-def build() -> None:
-    must("cmake", "--build", BUILD)
-    must("cmake", "--install", BUILD, "--component", "shardwise", "--prefix", SOURCE / "python" / "shardwise")
+def build(jobs: int) -> None:
+    must("cmake", "--build", BUILD, "--target", "shardwise", "-j", str(jobs))
 
 
-def failures(languages: tuple[str, ...] = ("C++", "Python")) -> dict[str, list[str]]:
-    """The tests of each of the languages that fail now. A crash or a time limit counts, under the name of the suite."""
+def rank_tests(suites: str) -> str:
+    status, output = run(TESTS / "rank_tests", f"--gtest_filter={suites}", "--gtest_fail_fast", mutated=True)
+    failed = re.findall(r"\[  FAILED  \] (\w+\.\w+)", output)
+    begun = re.findall(r"\[ RUN      \] (\w+\.\w+)", output)
+    if status == 0 or failed:
+        return failed[0] if failed else ""
+    return f"{begun[-1] if begun else 'rank_tests'} ({'hangs' if status == TIME_LIMIT else 'ends the program'})"
+
+
+def catch_tests(program: str) -> str:
+    status, output = run(TESTS / program, "--abort", mutated=True)
+    title = re.findall(r"^-{79}\n(.+)\n", output, re.MULTILINE)
+    return "" if status == 0 else f"{program}: {title[0] if title else 'ends early'}"
+
+
+def first_failure_in_cpp(suites: str) -> str:
+    """Of the C++ tests, the quickest first. A crash or a time limit is a failure too."""
+    done: list[str] = []
+    for part in (suites, *USUAL):
+        if part and (failed := rank_tests(f"{part}:-{':'.join(done)}")):
+            return failed
+        done += [part] if part else []
+    return catch_tests("unit_tests") or rank_tests(f"{ALL}:-{':'.join(done)}") or catch_tests("program_tests")
+
+
+def first_failure_in_python() -> str:
     status, output = run(
-        BUILD / "test/cpp/rank_tests",
-        "--gtest_filter=Replicate*:FullyShard*",
-        environment={"SHARDWISE_TEST_TIME_LIMIT": "60"},
-    )
-    cpp = sorted(set(re.findall(r"\[  FAILED  \] (\w+\.\w+)", output)))
-    if status != 0 and not cpp:
-        cpp = ["rank_tests ended early"]
-    if "Python" not in languages:
-        return {"C++": cpp}
-    status_py, output_py = run(
-        sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test/python/ranks", "-k", "test_replicate"
-    )
-    python = sorted(set(re.findall(r"^FAILED \S+::(\w+::\w+)", output_py, re.MULTILINE)))
-    if status_py != 0 and not python:
-        python = ["pytest ended early"]
-    return {"C++": cpp, "Python": python}
+        sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
+        "test/python/ranks", "-k", "test_replicate", mutated=True,
+    )  # fmt: skip
+    failed = re.findall(r"^(?:FAILED|ERROR) \S+::(\w+::\w+)", output, re.MULTILINE)
+    return "" if status == 0 else failed[0] if failed else "pytest (ends early)"
 
 
-def try_mutant(mutant: Mutant) -> bool:
+def try_mutant(mutant: Mutant, jobs: int) -> tuple[bool, str]:
+    """Whether it was noticed, and its row of the table."""
     path = SOURCE / mutant.file
     original = path.read_text()
     if original.count(mutant.old) != 1:
-        sys.exit(f"{mutant.name}: its place is not once in {mutant.file}; mend test/mutants/mutants.py.")
+        sys.exit(f"{mutant.name}: its place is not once in {mutant.file}; mend test/mutants.")
     path.write_text(original.replace(mutant.old, mutant.new))
     try:
-        build()
-        found = failures(mutant.languages)
+        build(jobs)
+        found = [first_failure_in_cpp(mutant.suites)]
+        if "Python" in mutant.languages:
+            found.append(first_failure_in_python())
     finally:
         path.write_text(original)
-    print(f"{mutant.name} ({mutant.file})")
-    for language, names in found.items():
-        print(f"  {language}: {', '.join(names) or 'NOT NOTICED'}", flush=True)
-    return all(found.values())
+    names = [f"`{name}`" if name else "**not noticed**" for name in found]
+    return all(found), f"| {mutant.name} | {' | '.join(names) if len(names) > 1 else f'{names[0]} | '} |"
 
 
 def main() -> None:
-    words = " ".join(sys.argv[1:])
-    chosen = [mutant for mutant in MUTANTS if words in mutant.name]
-    if shutil.which("ninja") is None or shutil.which("cmake") is None:
-        sys.exit("The mutants need cmake and ninja on the PATH.")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--from", dest="start", help="leave out those before the one of this name")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--healthy", action="store_true", help="first see that all tests pass without a mutant")
+    parser.add_argument("words", nargs="*")
+    arguments = parser.parse_args()
+    names = [mutant.name for mutant in MUTANTS]
+    start = names.index(arguments.start) if arguments.start else 0
+    chosen = [mutant for mutant in MUTANTS[start:] if " ".join(arguments.words) in mutant.name]
+    if shutil.which("ninja") is None or shutil.which("cmake") is None or not (TESTS / "rank_tests").exists():
+        sys.exit("The mutants need cmake and ninja on the PATH, and the tests of build/dev: run `make test` first.")
     SOURCE.mkdir(parents=True, exist_ok=True)
     copy_sources()
     must("cmake", "-S", SOURCE, "-B", BUILD, "-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}",
-         "-DSHARDWISE_BUILD_TESTS=ON", "-DSHARDWISE_RANK_TESTS=[fr]*")  # fmt: skip
-    build()
-    healthy = failures()
-    if any(healthy.values()):
-        sys.exit(f"Tests fail without any mutant: {healthy}")
-    noticed = [try_mutant(mutant) for mutant in chosen]
-    print(f"{sum(noticed)} of {len(noticed)} mutants were noticed in all their languages")
-    sys.exit(0 if all(noticed) else 1)
+         "-DSHARDWISE_BUILD_PYTHON=OFF", "-DCMAKE_CXX_FLAGS_RELEASE=-O1")  # fmt: skip
+    build(arguments.jobs)
+    if arguments.healthy and (failed := first_failure_in_cpp("") or first_failure_in_python()):
+        sys.exit(f"Without any mutant this fails: {failed}")
+    rows = []
+    for mutant in chosen:
+        began = time.monotonic()
+        rows.append(try_mutant(mutant, arguments.jobs))
+        print(f"{rows[-1][1]}  {time.monotonic() - began:.0f} s", flush=True)
+    noticed = sum(seen for seen, _ in rows)
+    print(f"\n{noticed} of {len(rows)} mutants were noticed in all their languages\n")
+    print("| broken on purpose | first C++ test that fails | first Python test |\n|---|---|---|")
+    print("\n".join(row for _, row in rows))
+    sys.exit(0 if noticed == len(rows) else 1)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,101 @@
+"""How full copies come and go."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+COPIES = [
+    Mutant(
+        "use a full copy that the optimizer left behind",
+        "csrc/engine/unit.cpp",
+        "  for_full_copies([](group::FullCopies& copies) { copies.mark_stale(); });",
+        "",
+        suites="FullyShardPrograms.*",
+    ),
+    Mutant(
+        "gather and do not wait",
+        "csrc/group/full_copies.cpp",
+        "      if (pending) pending->wait();",
+        "",
+        suites="FullyShardPrograms.*",
+    ),
+    Mutant(
+        "never free full copies",
+        "csrc/group/full_copies.cpp",
+        "  for (auto& storage : storages_) storage.free();\n  state_",
+        "  state_",
+        suites="FullyShardContract.*",
+    ),
+    Mutant(
+        "free after forward what is to be kept",
+        "csrc/engine/unit.cpp",
+        "  return options.reshard_after_forward.value_or(outer_ != nullptr);",
+        "  return true;",
+        suites="FullyShardPrograms.*",
+    ),
+    Mutant(
+        "close a unit when one inside of it begins",
+        "csrc/engine/schedule.cpp",
+        "&other == &unit || unit.lies_below(other)) return true;",
+        "&other == &unit) return true;",
+        suites="FullyShardPrograms.*",
+    ),
+    Mutant(
+        "keep the piece of another rank",
+        "csrc/group/full_copies.cpp",
+        "  if (shard.sizes() == whole) return piece_of(shard, cut, rank);",
+        "  if (shard.sizes() == whole) return piece_of(shard, cut, rank == 1 ? 0 : rank);",
+        suites="FullyShardPrograms.*",
+    ),
+    Mutant(
+        "follow no change of requires_grad",
+        "csrc/group/group.cpp",
+        "parameter->leaf().requires_grad() != is_trained)",
+        "false)",
+        suites="FullyShardPrograms.*",
+    ),
+    Mutant(
+        "cut every small piece from the first row",
+        "csrc/group/small_pieces.cpp",
+        ".start = cut.starts[static_cast<size_t>(rank)] * row};",
+        ".start = 0};",
+        suites="FullyShardPrograms.*",
+    ),
+    Mutant(
+        "gather twice",
+        "csrc/group/full_copies.cpp",
+        "  pending_ = gather_parts(gathered_, collectives, unit, counters);",
+        "  gather_parts(gathered_, collectives, unit, counters).wait();\n"
+        "  pending_ = gather_parts(gathered_, collectives, unit, counters);",
+        suites="FullyShardPrograms.*",
+    ),
+    Mutant(
+        "prefetch the units of the other direction",
+        "csrc/engine/unit.cpp",
+        "backward ? options.backward_prefetch : options.forward_prefetch",
+        "backward ? options.forward_prefetch : options.backward_prefetch",
+        suites="FullyShard1DTrainingCore.ExplicitPrefetching:FullyShardPrograms.Prefetching",
+    ),
+    Mutant(
+        "keep full copies of values that changed on the way",
+        "csrc/group/full_copies.cpp",
+        "  return stale_;\n",
+        "  return false;\n",
+        suites="FullyShardPrograms.*",
+    ),
+    Mutant(
+        "keep full copies after a backward",
+        "csrc/engine/schedule.cpp",
+        "    if (unit->reshards_after_backward()) unit->reshard();",
+        "    if (!unit->outer() && unit->reshards_after_backward()) unit->reshard();",
+        suites="FullyShardContract.*",
+    ),
+    Mutant(
+        "give the memory of a gather back while it is under way",
+        "csrc/group/full_copies.cpp",
+        "  pending_ = gather_parts(gathered_, collectives, unit, counters);\n",
+        "  pending_ = gather_parts(gathered_, collectives, unit, counters);\n"
+        "  if (!is_flat_) buffers.give(gathered_);\n",
+        suites="FullyShardPrograms.*",
+    ),
+]

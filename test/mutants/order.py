@@ -1,0 +1,114 @@
+"""What the ranks agree on: which collectives run, and in which order."""
+
+from __future__ import annotations
+
+from mutant import BOTH, Mutant
+
+ORDER = [
+    Mutant(
+        "swap the order on one rank",
+        "csrc/engine/schedule.cpp",
+        "  order_ = reduce_order();",
+        "  order_ = reduce_order();\n"
+        "  if (order_.front()->collectives().rank() == 1) std::reverse(order_.begin(), order_.end());",
+        languages=BOTH,
+    ),
+    Mutant(
+        "compare no structure",
+        "csrc/engine/unit_making.cpp",
+        "  compare_structure(lines, gather_, mesh_.device(), counters_);",
+        "",
+        languages=BOTH,
+    ),
+    Mutant(
+        "gather on the process group of the sums",
+        "csrc/engine/unit_making.cpp",
+        "    unit->gather_ = comm::Collectives(mesh.reduce_group(axis));\n",
+        "",
+        suites="FullyShardOrder.*:FullyShardFront.*",
+    ),
+    Mutant(
+        "never compare what comes next",
+        "csrc/comm/agreement.cpp",
+        "  if (next.size() != 1 || next.front() != event) {",
+        "  if (next.size() > 1000 && next.front() != event) {",
+        suites="FullyShardOrder.*",
+    ),
+    Mutant(
+        "raise nothing where the ranks differ",
+        "csrc/comm/agreement.cpp",
+        "  if (!same) raise(records);",
+        "  (void)same;",
+        suites="FullyShardOrder.*",
+    ),
+    Mutant(
+        "leave no notes for those that wait",
+        "csrc/comm/agreement.cpp",
+        "  notes_->set(note_of(control_->getRank()), std::vector<uint8_t>(bytes, bytes + sizeof(Note)));",
+        "  (void)bytes;",
+        suites="FullyShardOrder.*",
+    ),
+    Mutant(
+        "look at no notes while waiting",
+        "csrc/comm/collectives.cpp",
+        "    agreement.look(place_.chain, place_.number, what_());",
+        "",
+        suites="FullyShardOrder.*",
+    ),
+    Mutant(
+        "take a rank that compares for one that will come",
+        "csrc/comm/agreement.cpp",
+        "return chain < 0 || waiting.positions[chain] <= number;",
+        "return chain >= 0 && waiting.positions[chain] <= number;",
+        suites="FullyShardOrder.*",
+    ),
+    Mutant(
+        "tell the others the places on the two process groups the wrong way round",
+        "csrc/comm/agreement.cpp",
+        "  return {ways_[group].issued, ways_[second_group].issued};",
+        "  return {ways_[second_group].issued, ways_[group].issued};",
+        suites="FullyShardOrder.*",
+    ),
+    Mutant(
+        "do not compare which units are summed",
+        "csrc/engine/trees.cpp",
+        "2 * static_cast<uint64_t>(unit->number_for_all()) + (sums(*unit) ? 1 : 0);",
+        "2 * static_cast<uint64_t>(unit->number_for_all());",
+        suites="FullyShardOrder.*",
+    ),
+    Mutant(
+        "take every sum for done at once",
+        "csrc/comm/waiter.cpp",
+        "[&] { return ticket.ended; });",
+        "[&] { return ticket.ended || within.count() >= 0; });",
+        suites="FullyShardOrder.*",
+    ),
+    Mutant(
+        "leave one sum out on one rank",
+        "csrc/engine/schedule.cpp",
+        "  if (!unit.takes_part()) return;",
+        "  if (!unit.takes_part() || (unit.outer() && unit.collectives().rank() == 1)) return;",
+        languages=BOTH,
+    ),
+    Mutant(
+        "let sums of two trees overlap",
+        "csrc/engine/schedule.cpp",
+        "      another_is_first || std::any_of(",
+        "      (another_is_first && false) || std::any_of(",
+        suites="FullyShardRoots.*",
+    ),
+    Mutant(
+        "let sums that share a process group with gathers overlap",
+        "csrc/engine/unit.cpp",
+        "  return gather_.size() > 1 && (!agreement_ || (sharded() && !separate_));",
+        "  return gather_.size() > 1 && !agreement_;",
+        suites="FullyShardOrder.*:FullyShardRoots.*",
+    ),
+    Mutant(
+        "join only the tree that a backward came to",
+        "csrc/engine/schedule.cpp",
+        "    tree->join(expectation, another_is_first);\n",
+        "",
+        suites="FullyShardRoots.*",
+    ),
+]
