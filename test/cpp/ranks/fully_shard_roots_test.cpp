@@ -63,6 +63,24 @@ TEST(FullyShardRoots, TwoRootsInOneBackwardAndInTurns) {
   });
 }
 
+TEST(FullyShardRoots, ABackwardComesToTwoRootsInAnotherOrderOnEachRank) {
+  // T01, T34: which of two models that know nothing of each other comes first in backward.
+  const Steps steps = [](Rivals& rivals, int step, int r, double scale) {
+    const auto make = [&] { return rivals.maker->forward(batch(step, r, 3)).pow(2).mean(); };
+    const auto judge = [&] { return rivals.judge->forward(batch(step + 50, r, 4)).pow(2).mean(); };
+    const bool make_first = (step + r) % 2 == 0;
+    const auto first = make_first ? make() : judge();
+    ((first + (make_first ? judge() : make())) * scale).backward();
+  };
+  on_ranks([&](Rank& rank) {
+    const auto wrap = [&](Rivals& rivals) {
+      replicate(rivals.maker, on(rank));
+      fully_shard(rivals.judge, sharded_on(rank));
+    };
+    compare_rivals(rank, wrap, true, steps);
+  });
+}
+
 TEST(FullyShardRoots, AGraphKeptAcrossTheOtherModelsStep) {
   // T34, T06: the judge learns between the maker's forward and its backward, and judges anew.
   on_ranks([](Rank& rank) {
