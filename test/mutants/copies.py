@@ -38,7 +38,7 @@ COPIES = [
         "csrc/engine/schedule.cpp",
         "&other == &unit || unit.lies_below(other)) return true;",
         "&other == &unit) return true;",
-        suites="FullyShardPrograms.*",
+        suites="FullyShardContract.*",
     ),
     Mutant(
         "keep the piece of another rank",

@@ -78,6 +78,20 @@ TEST(FullyShardContract, FullCopiesComeAndGo) {
   });
 }
 
+TEST(FullyShardContract, AnOuterUnitStaysWhileAnInnerOneRuns) {
+  run_ranks(2, [](Rank& rank) {
+    Stack ours;
+    auto inner = fully_shard(ours->block(0)->up, sharded_on(rank));
+    auto outer = fully_shard(ours->block(0), sharded_on(rank));
+    fully_shard(ours, sharded_on(rank));
+    const auto outer_alone = [&] { return outer.counters().unshards - inner.counters().unshards; };
+    auto loss = stack_loss(ours, 0, rank.rank());
+    ASSERT_EQ(outer_alone(), 1) << "its norm runs before the inner unit, its second layer after it";
+    loss.backward();
+    ASSERT_EQ(outer_alone(), 2);
+  });
+}
+
 TEST(FullyShardContract, ADeletedModelIsFreed) {
   // T23
   run_ranks(2, [](Rank& rank) {
