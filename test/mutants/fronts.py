@@ -73,7 +73,7 @@ FRONTS = [
         "csrc/group/full_copies.cpp",
         "  shard.copy_(piece);\n  mark_stale();\n",
         "  shard.copy_(piece);\n",
-        suites="FullyShardStateDictLoad.*",
+        suites="FullyShardFront.*",
     ),
     Mutant(
         "give the buffers themselves in a full state",

@@ -5,6 +5,8 @@
 #include "group/leaf_storage.h"
 #include "nn/unit_hooks.h"
 
+#include <shardwise/state_dict.h>
+
 namespace shardwise::test {
 namespace {
 
@@ -83,6 +85,21 @@ TEST(FullyShardFront, HooksAlone) {
       }
     }
   }
+}
+
+TEST(FullyShardFront, HooksAloneAfterALoad) {
+  // Kept full copies are out of date, though nobody sees the write to the shards.
+  const Parts parts(/*touch=*/false, /*hooks=*/true);
+  run_ranks(2, [](Rank& rank) {
+    auto ours = chain(), other = chain();
+    fill(*other, 1234);
+    wrap(ours, sharded_on(rank).reshard_after_forward(false), Wrap::children);
+    const torch::NoGradGuard guard;
+    const auto x = batch(0, rank.rank(), 5);
+    call(ours, x);
+    load_full_state_dict(*ours, full_state_dict(*other));
+    assert_close(call(ours, x), call(other, x), "after the load");
+  });
 }
 
 TEST(FullyShardFront, TouchAlone) {
