@@ -81,7 +81,7 @@ COPIES = [
         "csrc/group/full_copies.cpp",
         "  return stale_;\n",
         "  return false;\n",
-        suites="FullyShardContract.*",
+        suites="FullyShardFront.*",
     ),
     Mutant(
         "keep full copies after a backward",

@@ -99,6 +99,13 @@ TEST(FullyShardFront, HooksAloneAfterALoad) {
     call(ours, x);
     load_full_state_dict(*ours, full_state_dict(*other));
     assert_close(call(ours, x), call(other, x), "after the load");
+    // While gathers of the old values are under way.
+    fill(*other, 4321);
+    for (const auto& child : ours->children()) {
+      if (!child->parameters().empty()) unit(*child).reshard().unshard(/*async=*/true);
+    }
+    load_full_state_dict(*ours, full_state_dict(*other));
+    assert_close(call(ours, x), call(other, x), "after the second load");
   });
 }
 

@@ -218,7 +218,8 @@ TEST(FullyShardOrder, AUnitThatIsDoneEarlierOnSomeRanks) {
     fill(*reference->b);
     fully_shard(ours->a, options);
     fully_shard(ours->b, options);
-    fully_shard(ours->around, FullyShardOptions(options).reshard_after_forward(false)).set_reshard_after_backward(false);
+    fully_shard(ours->around, FullyShardOptions(options).reshard_after_forward(false))
+        .set_reshard_after_backward(false);
     fully_shard(ours, options);
     Pair<Around>{rank, ours, reference}.train(
         [](Around& model, int step, int r) { return model->forward(batch(step, r, 4), r == 0).pow(2).sum(); }, 4);
