@@ -64,9 +64,9 @@ COPIES = [
     Mutant(
         "gather twice",
         "csrc/group/full_copies.cpp",
-        "  pending_ = gather_parts(gathered_, collectives, unit, counters);",
-        "  gather_parts(gathered_, collectives, unit, counters).wait();\n"
-        "  pending_ = gather_parts(gathered_, collectives, unit, counters);",
+        "  pending_ = gather_parts(gathered_, part, collectives, unit, counters);",
+        "  gather_parts(gathered_, part, collectives, unit, counters).wait();\n"
+        "  pending_ = gather_parts(gathered_, part, collectives, unit, counters);",
         suites="FullyShardPrograms.*",
     ),
     Mutant(
@@ -93,9 +93,51 @@ COPIES = [
     Mutant(
         "give the memory of a gather back while it is under way",
         "csrc/group/full_copies.cpp",
-        "  pending_ = gather_parts(gathered_, collectives, unit, counters);\n",
-        "  pending_ = gather_parts(gathered_, collectives, unit, counters);\n"
+        "  pending_ = gather_parts(gathered_, part, collectives, unit, counters);\n",
+        "  pending_ = gather_parts(gathered_, part, collectives, unit, counters);\n"
         "  if (!is_flat_) buffers.give(gathered_);\n",
         suites="FullyShardPrograms.*",
+    ),
+    Mutant(
+        "do not wait for a gather that is given up",
+        "csrc/group/full_copies.cpp",
+        "  if (pending && !pending->settle()) gathered_ = sent_ = at::Tensor();\n",
+        "",
+        suites="FullyShardLate.*",
+    ),
+    Mutant(
+        "free full copies that are being gathered",
+        "csrc/group/full_copies.cpp",
+        "  // After one that failed the buffers may still be used: they do not go back.\n",
+        "  for (auto& storage : storages_) storage.free();\n",
+        suites="FullyShardLate.*",
+    ),
+    Mutant(
+        "hold what another rank is to hold",
+        "csrc/group/full_copies.cpp",
+        "rank_ % holders * numel",
+        "0",
+        suites="FullyShardNeighbours.*",
+    ),
+    Mutant(
+        "gather what was held before a shard was written",
+        "csrc/group/full_copies.h",
+        "return held_.defined() && !stale_;",
+        "return held_.defined();",
+        suites="FullyShardNeighbours.*",
+    ),
+    Mutant(
+        "keep what is held after a reshard by hand",
+        "csrc/engine/unit.cpp",
+        "    if (!hold) copies.drop_held(buffers());\n",
+        "    (void)hold;\n",
+        suites="FullyShardNeighbours.*",
+    ),
+    Mutant(
+        "gather among all ranks what neighbours hold",
+        "csrc/engine/unit.cpp",
+        "all_near ? near_ : gather_",
+        "gather_",
+        suites="FullyShardNeighbours.*",
     ),
 ]

@@ -8,7 +8,7 @@ FRONTS = [
     Mutant(
         "hooks do not enter",
         "csrc/nn/unit_hooks.cpp",
-        "    if (self->sharded()) self->enter(engine::Keep::outer);\n",
+        "    if (self->has_full_copies()) self->enter(engine::Keep::outer);\n",
         "",
         suites="FullyShardFront.*",
     ),
@@ -56,9 +56,9 @@ FRONTS = [
     ),
     Mutant(
         "load the values of rank 1",
-        "csrc/nn/load_state_dict.cpp",
-        "            whole.view({-1}).view(at::kByte), 0,",
-        "            whole.view({-1}).view(at::kByte), 1,",
+        "csrc/engine/unit_making.cpp",
+        "axis.broadcast(tensor, 0, what, counters)",
+        "axis.broadcast(tensor, 1, what, counters)",
         suites="FullyShardStateDictLoad.*",
     ),
     Mutant(

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from copies import COPIES
 from fronts import FRONTS
+from hybrid import HYBRID
 from order import ORDER
+from precision import PRECISION
 from sums import SUMS
 
-MUTANTS = [*SUMS, *COPIES, *ORDER, *FRONTS]
+MUTANTS = [*SUMS, *COPIES, *ORDER, *FRONTS, *HYBRID, *PRECISION]

@@ -16,15 +16,15 @@ ORDER = [
     Mutant(
         "compare no structure",
         "csrc/engine/unit_making.cpp",
-        "  compare_structure(lines, gather_, mesh_.device(), counters_);",
+        "  compare_structure(lines, axes(), mesh_.rank(), mesh_.device(), counters_);",
         "",
         languages=BOTH,
     ),
     Mutant(
         "gather on the process group of the sums",
         "csrc/engine/unit_making.cpp",
-        "    unit->gather_ = comm::Collectives(mesh.reduce_group(axis));\n",
-        "",
+        "comm::Collectives({mesh.reduce_group(axis), unit->shards_.names()});",
+        "comm::Collectives({mesh.group(axis), unit->shards_.names()});",
         suites="FullyShardOrder.*:FullyShardFront.*",
     ),
     Mutant(
@@ -44,8 +44,8 @@ ORDER = [
     Mutant(
         "leave no notes for those that wait",
         "csrc/comm/agreement.cpp",
-        "  notes_->set(note_of(control_->getRank()), std::vector<uint8_t>(bytes, bytes + sizeof(Note)));",
-        "  (void)bytes;",
+        "    channel.notes->set(note_of(rank()), std::vector<uint8_t>(bytes, bytes + sizeof(Note)));",
+        "    (void)bytes, (void)channel;",
         suites="FullyShardOrder.*",
     ),
     Mutant(
@@ -58,22 +58,22 @@ ORDER = [
     Mutant(
         "take a rank that compares for one that will come",
         "csrc/comm/agreement.cpp",
-        "return chain < 0 || waiting.positions[chain] <= number;",
-        "return chain >= 0 && waiting.positions[chain] <= number;",
+        "return chain < 0 || (share_line && waiting.positions[chain] <= number);",
+        "return chain >= 0 && share_line && waiting.positions[chain] <= number;",
         suites="FullyShardOrder.*",
     ),
     Mutant(
         "tell the others the places on the two process groups the wrong way round",
         "csrc/comm/agreement.cpp",
-        "  return {ways_[group].issued, ways_[second_group].issued};",
-        "  return {ways_[second_group].issued, ways_[group].issued};",
+        "  return {ways_[group].issued, ways_[second_group].issued, ways_[first_axis].issued};",
+        "  return {ways_[second_group].issued, ways_[group].issued, ways_[first_axis].issued};",
         suites="FullyShardOrder.*",
     ),
     Mutant(
         "do not compare which units are summed",
         "csrc/engine/trees.cpp",
-        "2 * static_cast<uint64_t>(unit->number_for_all()) + (sums(*unit) ? 1 : 0);",
-        "2 * static_cast<uint64_t>(unit->number_for_all());",
+        "4 * static_cast<uint64_t>(unit->number_for_all()) + (sums(*unit) ? 1 : 0) +",
+        "4 * static_cast<uint64_t>(unit->number_for_all()) +",
         suites="FullyShardOrder.*",
     ),
     Mutant(
@@ -100,8 +100,8 @@ ORDER = [
     Mutant(
         "let sums that share a process group with gathers overlap",
         "csrc/engine/unit.cpp",
-        "  return gather_.size() > 1 && (!agreement_ || (sharded() && !separate_));",
-        "  return gather_.size() > 1 && !agreement_;",
+        "  return world() > 1 && (!agreement_ || (shards_.size() > 1 && !separate_));",
+        "  return world() > 1 && !agreement_;",
         suites="FullyShardOrder.*:FullyShardRoots.*",
     ),
     Mutant(

@@ -15,8 +15,8 @@ SUMS = [
     Mutant(
         "sum instead of mean",
         "csrc/group/gradients.cpp",
-        "fill(i, local, 1.0 / collectives.size());",
-        "fill(i, local, 1.0);",
+        "    fill(i, local, 1 / before);",
+        "    fill(i, local, 1);",
         languages=BOTH,
     ),
     Mutant(
@@ -36,15 +36,16 @@ SUMS = [
     Mutant(
         "leave an old gradient in the place of an unused parameter",
         "csrc/group/gradients.cpp",
-        "gradient.defined() ? at::mul_out(slot, gradient, factor) : slot.zero_();",
-        "gradient.defined() ? at::mul_out(slot, gradient, factor) : slot;",
+        "      slot.zero_();",
+        "      ;",
         languages=BOTH,
     ),
     Mutant(
         "average although synchronisation is off",
         "csrc/engine/unit.cpp",
-        "  averages_ = options.sync;\n  if (!options.sync || gather_.size() == 1) return;\n",
-        "  averages_ = true;\n  if (gather_.size() == 1) return;\n",
+        "!options.sync ? Sums::nothing : options.all_reduce || copies_.size() == 1 ? Sums::all : Sums::shards;\n"
+        "  if (!options.sync || world() == 1) return;\n",
+        "Sums::all;\n  if (world() == 1) return;\n",
         languages=BOTH,
     ),
     Mutant(
@@ -91,8 +92,8 @@ SUMS = [
     Mutant(
         "reduce before all gradients are there",
         "csrc/engine/schedule.cpp",
-        "if (unit.backward.missing > 0 || (in_flight_ && !in_flight_->reduced())) return;",
-        "if (in_flight_ && !in_flight_->reduced()) return;",
+        "if (unit.backward.missing > 0 || !may_start()) return;",
+        "if (!may_start()) return;",
     ),
     Mutant(
         "sum large gradients instead of averaging them",
@@ -110,8 +111,8 @@ SUMS = [
     Mutant(
         "sum only the units that ran in backward",
         "csrc/engine/unit.cpp",
-        "  return !sharded() || backward.engaged;",
-        "  return !sharded() || backward.entered;",
+        "  return settings_.replicates || backward.engaged;",
+        "  return settings_.replicates || backward.entered;",
         suites="FullyShardParticipation.*",
     ),
     Mutant(
@@ -131,8 +132,8 @@ SUMS = [
     Mutant(
         "start no sum of a backward that died",
         "csrc/engine/schedule.cpp",
-        "    while (reached_ && !late_ && launched_ < order_.size() && order_[launched_]->backward.missing == 0) {",
-        "    while (false) {",
+        "    start_sums([] { return true; });",
+        "",
         suites="FullyShardParticipation.*",
     ),
     Mutant(

@@ -1,0 +1,77 @@
+"""Second sums on meshes of two axes, and what is kept before them."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+HYBRID = [
+    Mutant(
+        "leave out the second sum",
+        "csrc/engine/unit.cpp",
+        "  for_gradients([&](auto& gradients) { gradients.begin_all_reduce(among_copies, name_, counters_); });\n",
+        "  (void)among_copies;\n",
+    ),
+    Mutant(
+        "start the second sum before the first is done",
+        "csrc/engine/unit.cpp",
+        "(auto& gradients) { gradients.wait(buffers()); });\n  if (copies_",
+        "(auto&) {});\n  if (copies_",
+        suites="FullyShardHybrid.*",
+    ),
+    Mutant(
+        "divide by the number of shards",
+        "csrc/engine/unit.cpp",
+        "static_cast<double>(world())",
+        "static_cast<double>(shards_.size())",
+        suites="FullyShardHybrid.*",
+    ),
+    Mutant(
+        "sum over the copies whatever the flag says",
+        "csrc/engine/unit.cpp",
+        "options.all_reduce || copies_.size() == 1",
+        "true",
+        suites="FullyShardHybrid.*",
+    ),
+    Mutant(
+        "lose what the first sum brought",
+        "csrc/group/gradients.cpp",
+        "      parameter.partial = {piece_in(sum_, i, rank_, 0), count_of(i)};",
+        "",
+        suites="FullyShardHybrid.*",
+    ),
+    Mutant(
+        "keep the last of several first sums only",
+        "csrc/group/gradients.cpp",
+        "      parameter.partial.values.add_(piece_in(sum_, i, rank_, 0));",
+        "      parameter.partial.values = piece_in(sum_, i, rank_, 0);",
+        suites="FullyShardHybrid.*",
+    ),
+    Mutant(
+        "forget who used what before a second sum",
+        "csrc/group/gradients.cpp",
+        "    count_of(i).add_(partial.count);",
+        "",
+        suites="FullyShardHybrid.*",
+    ),
+    Mutant(
+        "add first sums to every second sum",
+        "csrc/group/gradients.cpp",
+        "    parameter->partial = {};\n",
+        "",
+        suites="FullyShardHybrid.*",
+    ),
+    Mutant(
+        "compare along one axis only",
+        "csrc/comm/agreement.cpp",
+        "  for (const auto& channel : channels_) {\n    const auto bytes = ",
+        "  for (const auto& channel : {channels_.front()}) {\n    const auto bytes = ",
+        suites="FullyShardHybrid.RanksThatDiffer*",
+    ),
+    Mutant(
+        "join a comparison without a word to the neighbours",
+        "csrc/comm/agreement.cpp",
+        "      leave({.positions = mine.positions});\n",
+        "",
+        suites="FullyShardHybrid.RanksThatDiffer*",
+    ),
+]

@@ -1,0 +1,88 @@
+"""Dtypes of full copies, sums, inputs and outputs."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+MIXED = "FullyShardMixedPrecision.*"
+
+PRECISION = [
+    Mutant(
+        "divide by nothing after the sum",
+        "csrc/group/gradients.cpp",
+        "      if (after_ != 1) mean.mul_(after_);\n",
+        "",
+        suites=MIXED,
+    ),
+    Mutant(
+        "divide half precision before the sum alone",
+        "csrc/group/gradients.cpp",
+        "options_.dtype() == at::kHalf ? first_part(divisor.value) : divisor.after",
+        "divisor.after",
+        suites=MIXED,
+    ),
+    Mutant(
+        "sum in the dtype of the full copies",
+        "csrc/group/group.cpp",
+        "setting.sum_dtype.value_or(full_dtype)",
+        "full_dtype",
+        suites=MIXED,
+    ),
+    Mutant(
+        "add up unsynchronised gradients in their own dtype",
+        "csrc/group/parameter.cpp",
+        "fresh_.to(sum_dtype.value_or(fresh_.scalar_type()))",
+        "fresh_",
+        suites=MIXED,
+    ),
+    Mutant(
+        "cast nothing in direct calls",
+        "csrc/nn/touch.cpp",
+        "  if (caster) cast_arguments(schema, *stack, dtype, *caster);\n",
+        "",
+        suites=MIXED,
+    ),
+    Mutant("cast buffers", "csrc/nn/argument_cast.cpp", "!listener.spares(tensor)", "true", suites=MIXED),
+    Mutant(
+        "cast what an operation writes to",
+        "csrc/nn/argument_cast.cpp",
+        "    if (alias != nullptr && alias->isWrite()) continue;\n",
+        "    (void)alias;\n",
+        suites=MIXED,
+    ),
+    Mutant(
+        "cast operation by operation in calls that are seen",
+        "csrc/nn/unit_touch.cpp",
+        "!dtype || calls > 0 ||",
+        "!dtype ||",
+        suites=MIXED,
+    ),
+    Mutant(
+        "take a call that failed for one that runs",
+        "csrc/nn/unit_hooks.cpp",
+        "{.always_call = true}",
+        "{}",
+        suites=MIXED,
+    ),
+    Mutant(
+        "leave the inputs of a call as they are",
+        "csrc/nn/unit_hooks.cpp",
+        "    if (self->precision().cast_forward_inputs) cast(inputs, self->precision().param_dtype);\n",
+        "",
+        suites=MIXED,
+    ),
+    Mutant(
+        "leave the outputs of a call as they are",
+        "csrc/nn/unit_hooks.cpp",
+        "      cast(outputs, dtype);\n",
+        "      (void)outputs;\n",
+        suites=MIXED,
+    ),
+    Mutant(
+        "give gradients in the dtype of the sum",
+        "csrc/group/gradients.cpp",
+        "      mean = mean.to(parameters_[i]->visible().scalar_type());\n",
+        "",
+        suites=MIXED,
+    ),
+]
