@@ -256,11 +256,12 @@ void Agreement::raise(const std::vector<Record>& records) {
   }
   const auto does = [&](size_t rank) {
     return c10::str(
-        "rank ", records[rank].rank, records[rank].waits != 0 ? " waits for " : " is about to start ", records[rank].text.data());
+        "rank ", records[rank].rank, records[rank].waits != 0 ? " waits for " : " is about to start ",
+        records[rank].text.data());
   };
   const auto text = c10::str(
-      "shardwise: rank ", rank(), ": the ranks do not run the same units in the same order: ", does(0),
-      ", but ", does(other),
+      "shardwise: rank ", rank(), ": the ranks do not run the same units in the same order: ", does(0), ", but ",
+      does(other),
       ". Every rank must run the same sharded units in the same order, forward and backward, with the same settings; "
       "what may differ are data, unused parameters of a unit, and how often a unit runs in a row.");
   ++compared_;

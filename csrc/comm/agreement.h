@@ -24,14 +24,14 @@ namespace shardwise::comm {
 ///
 /// What follows what is learnt: a step from one event to the next that was the only one so far costs a look at a table.
 /// Any other is compared with all ranks first, over process groups of its own. A rank on a known way does not compare;
-/// when its own collective takes long, it looks at the notes that ranks leave in their groups' stores while they compare
-/// or wait long themselves: whoever waits for a rank that cannot come joins the comparison.
+/// when its own collective takes long, it looks at the notes that ranks leave in their groups' stores while they
+/// compare or wait long themselves: whoever waits for a rank that cannot come joins the comparison.
 ///
 /// Belongs to the thread that trains, like the units that use it.
 class SHARDWISE_API Agreement : public std::enable_shared_from_this<Agreement> {
  public:
-  /// What is issued in one order: on the process group of the mesh's last axis, on the second one that a mesh has of the
-  /// same ranks, or on the process group of its first axis, where it has two.
+  /// What is issued in one order: on the process group of the mesh's last axis, on the second one that a mesh has of
+  /// the same ranks, or on the process group of its first axis, where it has two.
   enum Chain : uint8_t { group, second_group, first_axis };
   static constexpr size_t kChains = 3;
 

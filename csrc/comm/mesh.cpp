@@ -206,7 +206,8 @@ struct Mesh::State {
     if (!place) {
       throw Error(c10::str(
           "shardwise: the process group of axis '", axes[index].name, "' of ", describe(),
-          " has no store, over which a smaller group could be made. Let shardwise make the mesh, or give a process group "
+          " has no store, over which a smaller group could be made. Let shardwise make the mesh, or give a process "
+          "group "
           "with a store."));
     }
     const auto position = all->getRank();

@@ -141,10 +141,9 @@ void Unit::begin_unshard() {
 void Unit::finish_unshard() {
   bool written = false;
   const int64_t holders = BackwardWatch::running() ? 1 : near_.size();
-  for_full_copies(
-      [&](group::FullCopies& copies) {
-        written = copies.finish_unshard(holders, buffers(), name_, counters_) || written;
-      });
+  for_full_copies([&](group::FullCopies& copies) {
+    written = copies.finish_unshard(holders, buffers(), name_, counters_) || written;
+  });
   if (!written) return;
   // While the old values were on the wire.
   begin_unshard();

@@ -33,7 +33,8 @@ void check_axes(const Mesh& mesh, const UnitSettings& settings) {
   throw ValueError(c10::str(
       "shardwise: ", kind_of(settings), " expects a ", copies ? "1D" : "1D or 2D", " DeviceMesh but got ",
       mesh.describe(), ". Give it a mesh of one axis, over the ranks that are to hold ",
-      copies ? "copies." : "shards, or of two: over those that hold copies of the shards, then over those with shards."));
+      copies ? "copies."
+             : "shards, or of two: over those that hold copies of the shards, then over those with shards."));
 }
 
 std::string line(const NamedTensor& parameter, bool sharded) {
@@ -108,7 +109,8 @@ void Unit::find_neighbours() {
   if (count < 1 || size % count != 0) {
     throw ValueError(c10::str(
         "shardwise: reshard_after_forward is the number of ranks that hold full parameters together after forward: it "
-        "should be a factor of ", size, ", the number of shards of ", mesh_.describe(), ", not ", count, "."));
+        "should be a factor of ",
+        size, ", the number of shards of ", mesh_.describe(), ", not ", count, "."));
   }
   if (count == 1) {
     TORCH_WARN_ONCE("shardwise: reshard_after_forward(1) keeps full parameters on each rank, as false does.");

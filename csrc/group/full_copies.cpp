@@ -198,8 +198,7 @@ void FullCopies::drop_held(comm::Buffers& buffers) {
   buffers.give(std::exchange(held_, at::Tensor()));
 }
 
-bool FullCopies::finish_unshard(
-    int64_t holders, comm::Buffers& buffers, const std::string& unit, Counters& counters) {
+bool FullCopies::finish_unshard(int64_t holders, comm::Buffers& buffers, const std::string& unit, Counters& counters) {
   if (state_ != State::gathering) return false;
   RECORD_FUNCTION(c10::str("FSDP::all_gather_copy_out (", unit, ")"), std::vector<c10::IValue>());
   observe::pass(observe::Seam::copy_out);

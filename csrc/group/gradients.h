@@ -17,8 +17,8 @@ namespace shardwise::group {
 /// The trained parameters of a group whose gradients travel in one collective.
 ///
 /// The bucket has a part for each rank that keeps one of its own, or a single part that all ranks keep. A part holds
-/// gradients, divided as far as is done before the sum, then one count per parameter: 1 where this rank used it. After the sum,
-/// a parameter with count 0 was used nowhere and gets no gradient.
+/// gradients, divided as far as is done before the sum, then one count per parameter: 1 where this rank used it. After
+/// the sum, a parameter with count 0 was used nowhere and gets no gradient.
 class Gradients {
  public:
   /// The parameters stay their unit's. All are on the device of the first. `layout` has a cut for each: of a world of

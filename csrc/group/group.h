@@ -27,7 +27,8 @@ class Group {
     /// The number of shards, and which of them is this rank's.
     int64_t rank = 0;
     int64_t world = 1;
-    /// Of full copies and of sums, where those are floating-point numbers; unset: of the parameters, of the full copies.
+    /// Of full copies and of sums, where those are floating-point numbers; unset: of the parameters, of the full
+    /// copies.
     std::optional<at::ScalarType> full_dtype;
     std::optional<at::ScalarType> sum_dtype;
     Front* front = nullptr;

@@ -44,18 +44,11 @@ namespace {
 /// Calls act(Number()) for the floating-point dtypes that there are kernels for.
 template <typename Act>
 bool with_number(at::ScalarType dtype, const Act& act) {
-  switch (dtype) {
-    case at::kFloat:
-      return act(float());
-    case at::kDouble:
-      return act(double());
-    case at::kBFloat16:
-      return act(at::BFloat16());
-    case at::kHalf:
-      return act(at::Half());
-    default:
-      return false;
-  }
+  if (dtype == at::kFloat) return act(float());
+  if (dtype == at::kDouble) return act(double());
+  if (dtype == at::kBFloat16) return act(at::BFloat16());
+  if (dtype == at::kHalf) return act(at::Half());
+  return false;
 }
 
 } // namespace

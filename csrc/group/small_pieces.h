@@ -29,9 +29,9 @@ SHARDWISE_API Runs runs_of(const layout::Cut& cut, int64_t rank);
 /// Writes a piece, which lies at element `offset` of `part`, to its place in `whole`. Same dtype; both contiguous.
 SHARDWISE_API void put_runs(const at::Tensor& whole, const Runs& runs, const at::Tensor& part, int64_t offset);
 
-/// Writes runs of `whole`, multiplied, to `part` from element `offset` on, with the bits that at::mul gives when `whole`
-/// is first cast to the wider of the two dtypes. The memory of `whole` is without gaps, and the runs are of that memory.
-/// Returns false for a dtype that it does not know.
+/// Writes runs of `whole`, multiplied, to `part` from element `offset` on, with the bits that at::mul gives when
+/// `whole` is first cast to the wider of the two dtypes. The memory of `whole` is without gaps, and the runs are of
+/// that memory. Returns false for a dtype that it does not know.
 SHARDWISE_API bool scale_runs(
     const at::Tensor& whole, const Runs& runs, double scale, const at::Tensor& part, int64_t offset);
 

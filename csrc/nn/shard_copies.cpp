@@ -54,8 +54,8 @@ void run_set_data(const c10::OperatorHandle& operation, c10::DispatchKeySet keys
     const auto unit = last_copy.unit.lock();
     if (unit && !engine::unit_of_shard(target)) {
       throw Error(c10::str(
-          "shardwise: rank ", unit->mesh().rank(),
-          ": clone() or set_data() was about to put a copy of the shard of '", last_copy.parameter,
+          "shardwise: rank ", unit->mesh().rank(), ": clone() or set_data() was about to put a copy of the shard of '",
+          last_copy.parameter,
           "' into a tensor that is no shard, and a module would compute with it as if it were the whole parameter. A "
           "module cannot be cloned after fully_shard(): make another one, call fully_shard() on it too, and copy its "
           "parameters() from these with copy_()."));

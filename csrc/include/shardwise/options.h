@@ -47,7 +47,8 @@ class ReshardAfterForward {
   /// They are freed, but each rank keeps a larger part than its shard: so many ranks in a row hold everything together,
   /// and backward gathers among them alone. A divisor of the number of shards.
   template <std::same_as<int> Int>
-  ReshardAfterForward(Int ranks) : frees_(true), ranks_(ranks) {}
+  ReshardAfterForward(Int ranks) : frees_(true),
+                                   ranks_(ranks) {}
 
   bool frees() const {
     return frees_;

@@ -1,6 +1,6 @@
 // reshard_after_forward(k): k ranks in a row hold everything together between forward and backward.
-#include "ranks/mixed_precision_models.h"
 #include "ranks/hybrid_models.h"
+#include "ranks/mixed_precision_models.h"
 
 namespace shardwise::test {
 namespace {
@@ -52,7 +52,8 @@ TEST(FullyShardNeighbours, BackwardGathersWhatTheNeighboursHold) {
       const auto in_backward = unit.counters().collective_bytes - before - full / 4 - sum;
       ASSERT_EQ(in_backward, by_hand ? full / 4 : full / 2);
     }
-    torch::nn::Sequential layers(torch::nn::Linear(torch::nn::LinearOptions(64, 64).bias(false)), torch::nn::Linear(64, 1));
+    torch::nn::Sequential layers(
+        torch::nn::Linear(torch::nn::LinearOptions(64, 64).bias(false)), torch::nn::Linear(64, 1));
     auto inner = fully_shard(layers->ptr(0), sharded_on(rank).reshard_after_forward(2));
     fully_shard(layers, sharded_on(rank));
     for (int step = 0; step < 3; ++step) {

@@ -81,26 +81,28 @@ TEST(FullyShardHybrid, PartialSumsWaitForTheAllReduce) {
 
 TEST(FullyShardHybrid, UnusedOnSomeRanks) {
   // T03: a count is summed along both axes; a partial sum brings its own.
-  on_grids<Branches>({{2, 2}, {2, 1}}, [] { return Branches(); }, [](Pair<Branches>& both, FullyShardOptions options) {
-    auto root = fully_shard(both.ours, options);
-    both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
-    const auto loss = [&](const std::vector<std::string>& some, const std::vector<std::string>& others, int only) {
-      return [=](Branches& model, int step, int r) {
-        return model->forward(batch(step, r, 3), r == only ? some : others).pow(2).sum();
-      };
-    };
-    const int last = both.rank.world_size() - 1;
-    for (int step = 0; step < 8; step += 2) {
-      root.set_requires_all_reduce(false);
-      both.backward(loss({"left"}, {}, last), step);
-      root.set_requires_all_reduce(true);
-      both.backward(loss({}, {}, -1), step + 1);
-      ASSERT_FALSE(both.ours->right->parameters()[0].grad().defined());
-      both.check("step " + std::to_string(step));
-      both.optimize();
-    }
-    both.train(loss({"right"}, {"left"}, 1), 2, 50);
-  });
+  on_grids<Branches>(
+      {{2, 2}, {2, 1}}, [] { return Branches(); },
+      [](Pair<Branches>& both, FullyShardOptions options) {
+        auto root = fully_shard(both.ours, options);
+        both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
+        const auto loss = [&](const std::vector<std::string>& some, const std::vector<std::string>& others, int only) {
+          return [=](Branches& model, int step, int r) {
+            return model->forward(batch(step, r, 3), r == only ? some : others).pow(2).sum();
+          };
+        };
+        const int last = both.rank.world_size() - 1;
+        for (int step = 0; step < 8; step += 2) {
+          root.set_requires_all_reduce(false);
+          both.backward(loss({"left"}, {}, last), step);
+          root.set_requires_all_reduce(true);
+          both.backward(loss({}, {}, -1), step + 1);
+          ASSERT_FALSE(both.ours->right->parameters()[0].grad().defined());
+          both.check("step " + std::to_string(step));
+          both.optimize();
+        }
+        both.train(loss({"right"}, {"left"}, 1), 2, 50);
+      });
 }
 
 TEST(FullyShardHybrid, LastBackwardOutOfSight) {
@@ -170,7 +172,10 @@ TEST(FullyShardHybrid, RanksThatDifferAlongEitherAxis) {
     run_ranks(4, [&](Rank& rank) {
       torch::nn::Sequential model(torch::nn::Linear(4, rank.rank() == odd ? 5 : 4));
       expect_error<Error>(
-          [&] { fully_shard(model, hybrid_on(rank, {2, 2})); }, {"the ranks wrap different modules", "0.weight"});
+          [&] {
+            fully_shard(model, hybrid_on(rank, {2, 2}));
+          },
+          {"the ranks wrap different modules", "0.weight"});
       rank.close();
     });
     run_ranks(4, [&](Rank& rank) {

@@ -45,7 +45,8 @@ class LowReference {
           const auto& gradient = entry.value().grad();
           if (!gradient.defined()) continue;
           auto& sum = mine[entry.key()];
-          sum = sum.defined() ? sum + gradient : gradient.to(steps.size() > 1 ? precision_.reduce : gradient.scalar_type());
+          sum = sum.defined() ? sum + gradient
+                              : gradient.to(steps.size() > 1 ? precision_.reduce : gradient.scalar_type());
         }
       }
       for (auto& [name, gradient] : mine) {
@@ -91,15 +92,16 @@ inline void assert_equal_pieces(
     const auto& gradient = entry.value().grad();
     ASSERT_EQ(gradient.dtype(), whole.dtype()) << text;
     ASSERT_TRUE(torch::equal(gradient, piece_of(whole.grad(), rank, dim, shards)))
-        << "gradient of " << text << "\n" << gradient << piece_of(whole.grad(), rank, dim, shards);
+        << "gradient of " << text << "\n"
+        << gradient << piece_of(whole.grad(), rank, dim, shards);
   }
 }
 
 /// Trains both for some steps of one or more backwards each.
 template <typename Model>
 void train_low(
-    Rank& rank, Model& ours, LowReference<Model>& reference, const LowLoss<Model>& loss, int64_t shards,
-    int parts = 1, const std::function<void(bool last)>& before = {}) {
+    Rank& rank, Model& ours, LowReference<Model>& reference, const LowLoss<Model>& loss, int64_t shards, int parts = 1,
+    const std::function<void(bool last)>& before = {}) {
   torch::optim::AdamW mine(ours->parameters(), torch::optim::AdamWOptions(0.02));
   torch::optim::AdamW theirs(reference.model->parameters(), torch::optim::AdamWOptions(0.02));
   for (int step = 0; step < 4; ++step) {

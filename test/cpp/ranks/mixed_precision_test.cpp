@@ -14,8 +14,7 @@ torch::nn::Sequential make_layers() {
   return layers;
 }
 
-torch::Tensor layers_loss(
-    torch::nn::Sequential& model, int step, int rank, std::optional<at::ScalarType> cast) {
+torch::Tensor layers_loss(torch::nn::Sequential& model, int step, int rank, std::optional<at::ScalarType> cast) {
   return call(*model, cast_to(batch(step, rank, 6), cast)).to(torch::kFloat).pow(2).mean();
 }
 
@@ -85,8 +84,7 @@ TEST(FullyShardMixedPrecision, HalfIsDividedInTwoParts) {
   for (const double value : {30000.0, 6e-5}) {
     run_ranks(8, [&](Rank& rank) {
       torch::nn::Linear model(torch::nn::LinearOptions(1, 8).bias(false));
-      fully_shard(
-          model, sharded_on(rank).mixed_precision({.param_dtype = torch::kHalf, .reduce_dtype = torch::kHalf}));
+      fully_shard(model, sharded_on(rank).mixed_precision({.param_dtype = torch::kHalf, .reduce_dtype = torch::kHalf}));
       call(model, torch::full({1, 1}, value)).sum().backward();
       const auto expected = torch::full({1, 1}, value).to(torch::kHalf).to(torch::kFloat);
       ASSERT_TRUE(torch::allclose(model->parameters()[0].grad(), expected, 2e-2)) << model->parameters()[0].grad();
@@ -122,9 +120,8 @@ TEST(FullyShardMixedPrecision, BackwardsWithoutSynchronisationAreSummedInTheRedu
     LowReference<Layers> reference(make_layers, {});
     auto ours = make_layers();
     auto root = fully_shard(ours, sharded_on(rank).mixed_precision(policy({})));
-    train_low<Layers>(rank, ours, reference, layers_loss, 2, 3, [&](bool last) {
-      root.set_requires_gradient_sync(last);
-    });
+    train_low<Layers>(
+        rank, ours, reference, layers_loss, 2, 3, [&](bool last) { root.set_requires_gradient_sync(last); });
   });
 }
 

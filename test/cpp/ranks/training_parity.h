@@ -205,7 +205,8 @@ void train(Rank& rank, const Expected<Model>& expected, const Wrapping<Model>& w
     }
     const auto& precise = expected.precise[step];
     const auto gradients = copy_gradients(*model);
-    assert_expected(gradients, single.gradients, precise.gradients, rank, wrapping.dim, wrapping.shards, what + ": the gradient");
+    assert_expected(
+        gradients, single.gradients, precise.gradients, rank, wrapping.dim, wrapping.shards, what + ": the gradient");
     optimizer.step();
     if (wrapping.collectives) assert_collectives(*wrapping.collectives, before, unit(*model).counters());
     const auto values = copy_values(*model);
