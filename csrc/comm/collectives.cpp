@@ -37,6 +37,7 @@ Pending::Pending(c10::intrusive_ptr<c10d::Work> work, What what, int64_t rank, A
       place_(std::move(place)) {}
 
 void Pending::wait() {
+  if (!work_) return;
   std::string reason_given = "it was aborted";
   try {
     if (place_.agreement ? wait_and_look() : work_->wait()) return;
@@ -50,6 +51,7 @@ void Pending::wait() {
 
 bool Pending::done() const {
   using namespace std::chrono_literals;
+  if (!work_) return true;
   return ticket_ ? place_.agreement->waiter().ended(*ticket_, 0ms) : work_->isCompleted();
 }
 
@@ -86,6 +88,12 @@ Collectives Collectives::at(Agreement::Place place) const {
   auto placed = *this;
   placed.place_ = std::move(place);
   return placed;
+}
+
+Collectives Collectives::by(Custom custom) const {
+  auto other = *this;
+  other.custom_ = std::move(custom);
+  return other;
 }
 
 template <typename Call>
@@ -130,7 +138,9 @@ Pending Collectives::all_gather(
     const at::Tensor& output, const at::Tensor& tensor, What what, Counters& counters) const {
   auto flat = flat_view(output);
   auto input = flat_view(tensor);
-  const auto call = [&] { return line_.group->_allgather_base(flat, input); };
+  const auto call = [&] {
+    return custom_ ? custom_(flat, input, *line_.group) : line_.group->_allgather_base(flat, input);
+  };
   return launch(call, tensor, std::move(what), counters.all_gathers, counters);
 }
 
@@ -138,9 +148,12 @@ Pending Collectives::reduce_scatter(
     const at::Tensor& output, const at::Tensor& tensor, What what, Counters& counters) const {
   auto flat = flat_view(output);
   auto input = flat_view(tensor);
-  const auto call = [&] { return line_.group->_reduce_scatter_base(flat, input); };
+  const auto call = [&] {
+    return custom_ ? custom_(flat, input, *line_.group) : line_.group->_reduce_scatter_base(flat, input);
+  };
   auto pending = launch(call, tensor, std::move(what), counters.reduce_scatters, counters);
-  if (const auto& agreement = pending.place_.agreement) pending.ticket_ = agreement->waiter().add(pending.work_);
+  const auto& agreement = pending.place_.agreement;
+  if (agreement && pending.work_) pending.ticket_ = agreement->waiter().add(pending.work_);
   return pending;
 }
 

@@ -28,7 +28,7 @@ class What {
   std::function<std::string()> make_;
 };
 
-/// A collective under way.
+/// A collective under way; one without a work is done.
 class SHARDWISE_API Pending {
  public:
   /// While one with a place takes long, the others are asked whether they come.
@@ -52,6 +52,9 @@ class SHARDWISE_API Pending {
   std::shared_ptr<Waiter::Ticket> ticket_;
 };
 
+/// As ProcessGroup's own, of the user's: null when the output is complete.
+using Custom = std::function<c10::intrusive_ptr<c10d::Work>(at::Tensor&, at::Tensor&, c10d::ProcessGroup&)>;
+
 /// The collectives of one process group, issued through c10d::ProcessGroup alone, so that profilers, CommDebugMode and
 /// users' own back ends see them. All tensors are contiguous. Every call is counted. `what` names it in errors.
 class SHARDWISE_API Collectives {
@@ -72,6 +75,8 @@ class SHARDWISE_API Collectives {
   }
   /// The same for a collective at this place of the order.
   Collectives at(Agreement::Place place) const;
+  /// The same with all-gathers and reduce-scatters of the user's own, unless that is empty.
+  Collectives by(Custom custom) const;
 
   /// Whether both are of one process group.
   bool operator==(const Collectives& other) const {
@@ -95,6 +100,7 @@ class SHARDWISE_API Collectives {
 
   Line line_;
   Agreement::Place place_;
+  Custom custom_;
 };
 
 } // namespace shardwise::comm

@@ -59,6 +59,21 @@ Unit& Unit::set_force_sum_reduction(bool value) {
   return *this;
 }
 
+Unit& Unit::set_all_reduce_hook(std::function<void(at::Tensor& sum)> hook) {
+  unit_->options.all_reduce_hook = std::move(hook);
+  return *this;
+}
+
+Unit& Unit::set_custom_all_gather(CustomCollective collective) {
+  unit_->options.all_gather = std::move(collective);
+  return *this;
+}
+
+Unit& Unit::set_custom_reduce_scatter(CustomCollective collective) {
+  unit_->options.reduce_scatter = std::move(collective);
+  return *this;
+}
+
 bool Unit::requires_gradient_sync() const {
   return unit_->options.sync;
 }
@@ -105,6 +120,10 @@ Unit& Unit::set_backward_prefetch(const std::vector<Unit>& units) {
 Unit& Unit::reset() {
   unit_->schedule()->reset();
   return *this;
+}
+
+void share_comm_context(const std::vector<Unit>& units) {
+  for (const auto& unit : units) unit.unit_->schedule()->share_buffers(*units.front().unit_->schedule());
 }
 
 Plan Unit::plan() const {

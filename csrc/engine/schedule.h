@@ -35,7 +35,11 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   explicit Schedule(int64_t number) : number_(number) {}
 
   comm::Buffers& buffers() {
-    return buffers_;
+    return *buffers_;
+  }
+  /// Takes those of the other tree from now on.
+  void share_buffers(const Schedule& other) {
+    buffers_ = other.buffers_;
   }
   int64_t number() const {
     return number_;
@@ -81,7 +85,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void close_all();
 
   int64_t number_;
-  comm::Buffers buffers_;
+  std::shared_ptr<comm::Buffers> buffers_ = std::make_shared<comm::Buffers>();
   std::vector<std::weak_ptr<Unit>> units_;
   /// Entered and not closed. They take themselves out when they die.
   std::vector<Unit*> open_;

@@ -2,8 +2,6 @@
 
 #include "engine/backward_watch.h"
 #include "engine/shards.h"
-#include "group/compute_guard.h"
-#include "observe/seam.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -47,6 +45,8 @@ group::Group::Setting Unit::setting() const {
       .world = shards_.size(),
       .full_dtype = settings_.precision.param_dtype,
       .sum_dtype = settings_.precision.reduce_dtype,
+      .full_device = settings_.offload ? std::optional(mesh_.device()) : std::nullopt,
+      .pin = settings_.offload && settings_.offload->pin_memory && !mesh_.device().is_cpu(),
       .front = settings_.front.get()};
 }
 
@@ -91,13 +91,6 @@ std::string Unit::describe() const {
       " more parameters)");
 }
 
-template <typename Do>
-void Unit::for_gradients(const Do& act) {
-  for (const auto& group : groups_) {
-    if (auto* gradients = group->gradients()) act(*gradients);
-  }
-}
-
 comm::Collectives Unit::gather_in_order(const comm::Collectives& ranks) {
   if (!agreement_) return ranks;
   const bool backward = BackwardWatch::running();
@@ -108,12 +101,6 @@ comm::Collectives Unit::gather_in_order(const comm::Collectives& ranks) {
   };
   const auto chain = separate_ ? comm::Agreement::second_group : comm::Agreement::group;
   return ranks.at(agreement_->enter(chain, 4 * number_for_all_ + (near ? 2 : 0) + (backward ? 1 : 0), text, counters_));
-}
-
-comm::Collectives Unit::in_order(const comm::Collectives& collectives) const {
-  if (!agreement_ || collectives.size() == 1) return collectives;
-  const bool first = &collectives == &copies_ && shards_.size() > 1;
-  return collectives.at(agreement_->pass(first ? comm::Agreement::first_axis : comm::Agreement::group));
 }
 
 const group::Parameter* Unit::parameter_of_shard(const at::Tensor& tensor) const {
@@ -134,7 +121,7 @@ void Unit::begin_unshard() {
   });
   if (all_there) return;
   // What every rank has may come and go on some ranks only.
-  const auto gather = shards_.size() > 1 ? gather_in_order(all_near ? near_ : gather_) : gather_;
+  const auto gather = shards_.size() > 1 ? gather_in_order(all_near ? near_ : gather_).by(options.all_gather) : gather_;
   for_full_copies([&](group::FullCopies& copies) { copies.begin_unshard(gather, buffers(), name_, counters_); });
 }
 
@@ -167,100 +154,6 @@ void Unit::unshard(bool backward) {
 
 bool Unit::reshards_after_forward() const {
   return options.reshard_after_forward.value_or(outer_ != nullptr);
-}
-
-void Unit::gradient_arriving(group::Parameter& parameter, bool defined) {
-  schedule_->gradient_arriving(*this, parameter, defined);
-}
-
-void Unit::gradient_arrived(group::Parameter& parameter) {
-  schedule_->gradient_arrived(*this, parameter);
-}
-
-// A replicated unit may be used on some ranks only, so that it takes part whenever its tree does. A sharded one runs on
-// all ranks or on none.
-bool Unit::takes_part() const {
-  return settings_.replicates || backward.engaged;
-}
-
-bool Unit::sums_late() const {
-  return world() > 1 && (!agreement_ || (shards_.size() > 1 && !separate_));
-}
-
-void Unit::begin_reduce() {
-  ++counters_.backwards;
-  sums_ = !options.sync ? Sums::nothing : options.all_reduce || copies_.size() == 1 ? Sums::all : Sums::shards;
-  if (!options.sync || world() == 1) return;
-  const auto has_gradients = [](const auto& group) { return group->gradients() != nullptr; };
-  if (std::none_of(groups_.begin(), groups_.end(), has_gradients)) return;
-  const auto among_shards = in_order(shards_);
-  const group::Gradients::Divisor divisor{
-      .value = options.divide_factor.value_or(static_cast<double>(world())), .after = options.divide_after};
-  for_gradients([&](auto& gradients) { gradients.begin(among_shards, divisor, buffers(), name_, counters_); });
-  scattering_ = true;
-  if (shards_.size() == 1) end_scatter();
-}
-
-// The second sums of all groups together, for in which order the first ones are done may differ between ranks.
-void Unit::end_scatter() {
-  if (!std::exchange(scattering_, false)) return;
-  for_gradients([&](auto& gradients) { gradients.wait(buffers()); });
-  if (copies_.size() == 1 || sums_ != Sums::all) return;
-  const auto among_copies = in_order(copies_);
-  for_gradients([&](auto& gradients) { gradients.begin_all_reduce(among_copies, name_, counters_); });
-}
-
-bool Unit::advance_reduce() {
-  bool done = true;
-  const auto look = [&](const auto& gradients) { done = done && gradients.done(); };
-  for_gradients(look);
-  if (!done || !scattering_) return done;
-  end_scatter();
-  for_gradients(look);
-  return done;
-}
-
-void Unit::wait_reduce() {
-  end_scatter();
-  for_gradients([&](auto& gradients) { gradients.wait(buffers()); });
-}
-
-void Unit::publish() {
-  observe::pass(observe::Seam::publish);
-  const auto sums = std::exchange(sums_, std::nullopt);
-  if (!sums) return;
-  if (sums == Sums::nothing) {
-    for (const auto& parameter : parameters_) parameter->keep_for_later();
-    return;
-  }
-  if (world() == 1) {
-    const group::ComputeGuard guard;
-    for (const auto& parameter : parameters_) {
-      auto local = parameter->take_local();
-      parameter->settle();
-      if (!local.defined()) continue;
-      if (options.divide_factor) local = local.div(*options.divide_factor);
-      local = local.to(parameter->visible().scalar_type());
-      // In the layout `flat` a shard is a vector.
-      parameter->publish(parameter->whole ? local : local.reshape(parameter->visible().sizes()));
-    }
-    return;
-  }
-  for_gradients([&](auto& gradients) {
-    if (gradients.under_way()) sums == Sums::all ? gradients.publish() : gradients.keep_partial();
-  });
-}
-
-// Sums that other ranks have started too run to their end.
-void Unit::forget_backward() {
-  try {
-    end_scatter();
-  } catch (const std::exception& error) {
-    TORCH_WARN("shardwise: a sum that nobody wants any more failed: ", error.what());
-  }
-  sums_.reset();
-  for (const auto& parameter : parameters_) parameter->forget_backward();
-  for_gradients([&](auto& gradients) { gradients.drop(buffers()); });
 }
 
 void Unit::renew_groups() {

@@ -12,6 +12,7 @@
 #include <shardwise/options.h>
 #include <shardwise/unit.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,6 +36,7 @@ struct UnitSettings {
   bool replicates = true;
   group::Layout layout = group::Layout::replicate;
   MixedPrecision precision = {};
+  std::optional<CpuOffload> offload = std::nullopt;
   /// Every rank first gets the values of rank 0.
   bool broadcast = false;
   /// Unset: a unit frees its full copies after its forward, the outermost one keeps them.
@@ -195,6 +197,9 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
     bool all_reduce = true;
     std::optional<double> divide_factor;
     bool divide_after = false;
+    std::function<void(at::Tensor&)> all_reduce_hook;
+    CustomCollective all_gather;
+    CustomCollective reduce_scatter;
     bool reshard_after_backward = true;
     bool unshard_in_backward = true;
     std::optional<bool> reshard_after_forward;

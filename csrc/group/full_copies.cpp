@@ -30,13 +30,13 @@ at::Tensor own_piece(const Parameter& parameter, const layout::Cut& cut, int64_t
 } // namespace
 
 FullCopies::FullCopies(
-    std::vector<Parameter*> parameters, layout::Shards layout, bool is_flat, int64_t rank, at::ScalarType dtype,
+    std::vector<Parameter*> parameters, layout::Shards layout, bool is_flat, int64_t rank, const Kinds& kinds,
     Front& front)
     : parameters_(std::move(parameters)),
       layout_(std::move(layout)),
       is_flat_(is_flat),
       rank_(rank),
-      dtype_(dtype) {
+      kinds_(kinds) {
   adopt_shards(front);
   is_flat_ ? make_flat(front) : make_rows(front);
   for (auto& storage : storages_) storage.free();
@@ -44,10 +44,9 @@ FullCopies::FullCopies(
 }
 
 void FullCopies::adopt_shards(Front& front) {
-  const auto options = parameters_.front()->visible().options().requires_grad(false);
   {
     const ComputeGuard guard;
-    part_ = at::zeros({layout_.part}, options);
+    part_ = at::zeros({layout_.part}, kinds_.shards);
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& cut = layout_.cuts[i];
@@ -64,13 +63,12 @@ void FullCopies::adopt_shards(Front& front) {
 }
 
 void FullCopies::make_rows(Front& front) {
-  const auto options = part_.options().dtype(dtype_);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& cut = layout_.cuts[i];
     const auto leaf = parameters_[i]->leaf();
     {
       const ComputeGuard guard;
-      leaf.set_data(at::empty(leaf.sizes(), options));
+      leaf.set_data(at::empty(leaf.sizes(), kinds_.full));
       storages_.emplace_back(leaf);
       const auto& alias = storages_.back().alias();
       for (int64_t rank = 0; rank < layout_.world; ++rank) {
@@ -89,7 +87,7 @@ void FullCopies::make_flat(Front& front) {
   at::Tensor whole;
   {
     const ComputeGuard guard;
-    whole = at::empty({layout_.world * layout_.part}, part_.options().dtype(dtype_));
+    whole = at::empty({layout_.world * layout_.part}, kinds_.full);
     storages_.emplace_back(whole);
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -133,7 +131,7 @@ void FullCopies::begin_unshard(
     if (is_flat_) {
       gathered_ = storages_.front().alias();
     } else if (layout_.world > 1) {
-      gathered_ = buffers.take(layout_.world * layout_.part, part_.options().dtype(dtype_), counters);
+      gathered_ = buffers.take(layout_.world * layout_.part, kinds_.full, counters);
     } else {
       gathered_ = part_;
     }
@@ -143,9 +141,9 @@ void FullCopies::begin_unshard(
   if (layout_.world == 1) return;
   const ComputeGuard compute;
   auto part = from_held ? held_ : part_;
-  if (part.scalar_type() != dtype_) {
-    part = sent_ = buffers.take(layout_.part, part_.options().dtype(dtype_), counters);
-    sent_.copy_(part_);
+  if (!from_held && !is_sent_as_it_is()) {
+    part = sent_ = buffers.take(layout_.part, kinds_.full, counters);
+    sent_.copy_(part_, /*non_blocking=*/true);
     counters.unsharded_bytes += static_cast<int64_t>(sent_.nbytes());
   }
   pending_ = gather_parts(gathered_, part, collectives, unit, counters);
@@ -171,7 +169,7 @@ void FullCopies::copy_out() {
   for (const auto& copy : copies_) {
     const auto start = copy.rank * layout_.part + copy.offset;
     const auto& leaf = storages_[copy.leaf].alias();
-    if (is_small(leaf) && leaf.dtype() == gathered_.dtype()) {
+    if (is_small(leaf) && leaf.dtype() == gathered_.dtype() && gathered_.is_cpu()) {
       put_runs(leaf, copy.runs, gathered_, start);
     } else {
       auto rows = copy.rows;
@@ -241,8 +239,11 @@ std::vector<at::Tensor> FullCopies::gather_values(
     comm::Buffers& buffers, const std::string& unit, Counters& counters) const {
   const ComputeGuard guard;
   const bool alone = layout_.world == 1;
-  const auto gathered = alone ? part_ : buffers.take(layout_.world * layout_.part, part_.options(), counters);
-  if (!alone) gather_parts(gathered, part_, collectives, unit, counters).wait();
+  // In the dtype of the shards, over the device of the full copies.
+  const auto options = kinds_.shards.device(kinds_.full.device()).pinned_memory(false);
+  const auto part = part_.to(options);
+  const auto gathered = alone ? part : buffers.take(layout_.world * layout_.part, options, counters);
+  if (!alone) gather_parts(gathered, part, collectives, unit, counters).wait();
   std::vector<at::Tensor> values(parameters_.size());
   for (size_t i = 0; i < values.size(); ++i) {
     if (!wanted[i]) continue;

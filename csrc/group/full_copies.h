@@ -23,14 +23,20 @@ namespace shardwise::group {
 /// gathered vector itself. A leaf stays the same tensor for life.
 class FullCopies {
  public:
+  /// Device and dtype. What is sent is of the kind of the full copies.
+  struct Kinds {
+    at::TensorOptions shards;
+    at::TensorOptions full;
+  };
+
   /// `freed` -> gathering -> full -> freed.
   enum class State { freed, gathering, full };
 
   /// Takes over parameters whose shards hold this rank's piece, or all of the parameter, of which the piece is then
-  /// taken. The values of the leaves are not needed; their memory is replaced, and they are of `dtype` from now on.
+  /// taken. The values of the leaves are not needed; their memory is replaced, and of the kind given from now on.
   /// Raises Error for a shard of other sizes.
   FullCopies(
-      std::vector<Parameter*> parameters, layout::Shards layout, bool is_flat, int64_t rank, at::ScalarType dtype,
+      std::vector<Parameter*> parameters, layout::Shards layout, bool is_flat, int64_t rank, const Kinds& kinds,
       Front& front);
 
   State state() const {
@@ -91,6 +97,9 @@ class FullCopies {
   comm::Pending gather_parts(
       const at::Tensor& output, const at::Tensor& part, const comm::Collectives& collectives, const std::string& unit,
       Counters& counters) const;
+  bool is_sent_as_it_is() const {
+    return kinds_.shards.dtype() == kinds_.full.dtype() && kinds_.shards.device() == kinds_.full.device();
+  }
   void release(comm::Buffers& buffers);
   void hold(int64_t holders, comm::Buffers& buffers, Counters& counters);
   void adopt_shards(Front& front);
@@ -102,7 +111,7 @@ class FullCopies {
   layout::Shards layout_;
   bool is_flat_;
   int64_t rank_;
-  at::ScalarType dtype_;
+  Kinds kinds_;
   at::Tensor part_;
   std::vector<LeafStorage> storages_;
   std::vector<Copy> copies_;
@@ -115,7 +124,7 @@ class FullCopies {
   at::Tensor gathered_;
   /// Several parts in a row.
   at::Tensor held_;
-  /// The part as it is sent, where it is cast.
+  /// The part as it is sent, where it is cast or moved.
   at::Tensor sent_;
   std::optional<comm::Pending> pending_;
 };

@@ -214,8 +214,12 @@ void Gradients::drop(comm::Buffers& buffers) {
   }
 }
 
-void Gradients::publish() {
+void Gradients::publish(const std::function<void(at::Tensor&)>& hook) {
   under_way_ = false;
+  if (hook) {
+    auto sum = sum_.detach().narrow(0, 0, layout_.part);
+    hook(sum);
+  }
   for (auto* parameter : parameters_) {
     parameter->settle();
     parameter->partial = {};
@@ -235,7 +239,8 @@ void Gradients::publish() {
       const ComputeGuard guard;
       mean = piece_in(sum_, i, rank_, 0);
       if (after_ != 1) mean.mul_(after_);
-      mean = mean.to(parameters_[i]->visible().scalar_type());
+      const auto target = parameters_[i]->visible();
+      if (mean.dtype() != target.dtype() || mean.device() != target.device()) mean = mean.to(target.options());
     }
     parameters_[i]->publish(mean);
   }

@@ -8,6 +8,7 @@
 
 #include <shardwise/counters.h>
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -48,8 +49,8 @@ class Gradients {
   void wait(comm::Buffers& buffers);
   /// After wait(): adds what keep_partial() put aside, and starts the sum over the ranks that have the same.
   void begin_all_reduce(const comm::Collectives& copies, const std::string& unit, Counters& counters);
-  /// After wait(): publishes the means, as views of the sum.
-  void publish();
+  /// After wait(): publishes the means, as views of the sum, which `hook` may look at and change before.
+  void publish(const std::function<void(at::Tensor& sum)>& hook = {});
   /// After wait(): puts the sum aside, which is not yet that of all ranks, until a later one is.
   void keep_partial();
   /// Ends what is under way, and gives no gradient to anyone.

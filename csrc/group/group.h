@@ -31,6 +31,9 @@ class Group {
     /// copies.
     std::optional<at::ScalarType> full_dtype;
     std::optional<at::ScalarType> sum_dtype;
+    /// Where full copies live, with the shards in the host's memory, pinned or not. Unset: where the parameters do.
+    std::optional<at::Device> full_device;
+    bool pin = false;
     Front* front = nullptr;
   };
 

@@ -22,6 +22,7 @@ Unit shard(const nn::Modules& modules, const FullyShardOptions& options) {
       {.replicates = false,
        .layout = options.layout() == ShardLayout::flat ? group::Layout::flat : group::Layout::rows,
        .precision = options.mixed_precision(),
+       .offload = options.cpu_offload(),
        .broadcast = options.broadcast(),
        .reshard_after_forward = options.reshard_after_forward()}));
 }

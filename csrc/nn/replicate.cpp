@@ -17,12 +17,15 @@ bool is_cast(const std::vector<engine::NamedTensor>& parameters, const MixedPrec
 
 Unit replicate_all(const nn::Modules& modules, const ReplicateOptions& options) {
   auto all = nn::tensors_of_unit(modules, options.ignored_parameters(), "replicate");
-  const bool cast = is_cast(all.parameters, options.mixed_precision());
+  const auto mesh = options.mesh() ? *options.mesh() : Mesh::shared();
+  const bool is_moved = options.cpu_offload() && !mesh.device().is_cpu();
+  const bool has_full_copies = is_moved || is_cast(all.parameters, options.mixed_precision());
   return Unit(nn::wrap(
-      modules, options.mesh() ? *options.mesh() : Mesh::shared(), std::move(all.parameters), all.buffers,
+      modules, mesh, std::move(all.parameters), all.buffers,
       {.replicates = true,
-       .layout = cast ? group::Layout::rows : group::Layout::replicate,
+       .layout = has_full_copies ? group::Layout::rows : group::Layout::replicate,
        .precision = options.mixed_precision(),
+       .offload = options.cpu_offload(),
        .broadcast = options.broadcast(),
        .reshard_after_forward = false}));
 }

@@ -113,6 +113,20 @@ COPIES = [
         suites="FullyShardLate.*",
     ),
     Mutant(
+        "gather without the user's own collective",
+        "csrc/comm/collectives.cpp",
+        "custom_ ? custom_(flat, input, *line_.group) : line_.group->_allgather_base(flat, input)",
+        "line_.group->_allgather_base(flat, input)",
+        suites="FullyShardCustom.*",
+    ),
+    Mutant(
+        "share no buffers between roots",
+        "csrc/engine/schedule.h",
+        "    buffers_ = other.buffers_;",
+        "    (void)other;",
+        suites="FullyShardShareCommContext.*",
+    ),
+    Mutant(
         "hold what another rank is to hold",
         "csrc/group/full_copies.cpp",
         "rank_ % holders * numel",

@@ -7,27 +7,27 @@ from mutant import Mutant
 HYBRID = [
     Mutant(
         "leave out the second sum",
-        "csrc/engine/unit.cpp",
+        "csrc/engine/unit_sums.cpp",
         "  for_gradients([&](auto& gradients) { gradients.begin_all_reduce(among_copies, name_, counters_); });\n",
         "  (void)among_copies;\n",
     ),
     Mutant(
         "start the second sum before the first is done",
-        "csrc/engine/unit.cpp",
+        "csrc/engine/unit_sums.cpp",
         "(auto& gradients) { gradients.wait(buffers()); });\n  if (copies_",
         "(auto&) {});\n  if (copies_",
         suites="FullyShardHybrid.*",
     ),
     Mutant(
         "divide by the number of shards",
-        "csrc/engine/unit.cpp",
+        "csrc/engine/unit_sums.cpp",
         "static_cast<double>(world())",
         "static_cast<double>(shards_.size())",
         suites="FullyShardHybrid.*",
     ),
     Mutant(
         "sum over the copies whatever the flag says",
-        "csrc/engine/unit.cpp",
+        "csrc/engine/unit_sums.cpp",
         "options.all_reduce || copies_.size() == 1",
         "true",
         suites="FullyShardHybrid.*",

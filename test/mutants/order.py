@@ -99,7 +99,7 @@ ORDER = [
     ),
     Mutant(
         "let sums that share a process group with gathers overlap",
-        "csrc/engine/unit.cpp",
+        "csrc/engine/unit_sums.cpp",
         "  return world() > 1 && (!agreement_ || (shards_.size() > 1 && !separate_));",
         "  return world() > 1 && !agreement_;",
         suites="FullyShardOrder.*:FullyShardRoots.*",

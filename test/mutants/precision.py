@@ -81,8 +81,8 @@ PRECISION = [
     Mutant(
         "give gradients in the dtype of the sum",
         "csrc/group/gradients.cpp",
-        "      mean = mean.to(parameters_[i]->visible().scalar_type());\n",
-        "",
+        "mean = mean.to(target.options());",
+        "mean = mean.to(target.device());",
         suites=MIXED,
     ),
 ]

@@ -13,6 +13,13 @@ SUMS = [
         languages=BOTH,
     ),
     Mutant(
+        "show nobody the sum",
+        "csrc/group/gradients.cpp",
+        "    hook(sum);\n",
+        "    (void)sum;\n",
+        suites="FullyShardCustom.*",
+    ),
+    Mutant(
         "sum instead of mean",
         "csrc/group/gradients.cpp",
         "    fill(i, local, 1 / before);",
@@ -42,7 +49,7 @@ SUMS = [
     ),
     Mutant(
         "average although synchronisation is off",
-        "csrc/engine/unit.cpp",
+        "csrc/engine/unit_sums.cpp",
         "!options.sync ? Sums::nothing : options.all_reduce || copies_.size() == 1 ? Sums::all : Sums::shards;\n"
         "  if (!options.sync || world() == 1) return;\n",
         "Sums::all;\n  if (world() == 1) return;\n",
@@ -110,7 +117,7 @@ SUMS = [
     ),
     Mutant(
         "sum only the units that ran in backward",
-        "csrc/engine/unit.cpp",
+        "csrc/engine/unit_sums.cpp",
         "  return settings_.replicates || backward.engaged;",
         "  return settings_.replicates || backward.entered;",
         suites="FullyShardParticipation.*",

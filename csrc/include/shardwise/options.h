@@ -26,6 +26,13 @@ struct MixedPrecision {
   bool cast_forward_inputs = true;
 };
 
+/// Where what the optimizer sees lives: in the memory of the host, while the module computes on the mesh's device.
+struct CpuOffload {
+  /// In memory that the device can read by itself, so that copies do not hold up the host. Where the mesh is on CPUs
+  /// there is nothing to pin, and nothing to move.
+  bool pin_memory = true;
+};
+
 /// What replicate() may be told. Everything has a default.
 struct SHARDWISE_API ReplicateOptions {
   /// The ranks that hold copies: a mesh of one axis. Unset: Mesh::shared().
@@ -34,6 +41,8 @@ struct SHARDWISE_API ReplicateOptions {
   TORCH_ARG(std::vector<at::Tensor>, ignored_parameters) = {};
   /// With another `param_dtype` than the parameters have, full copies in it come and go beside them.
   TORCH_ARG(MixedPrecision, mixed_precision) = {};
+  /// Unset: parameters and gradients stay on the mesh's device.
+  TORCH_ARG(std::optional<CpuOffload>, cpu_offload) = std::nullopt;
   /// Give every rank the parameters and buffers of rank 0 first.
   TORCH_ARG(bool, broadcast) = true;
 };
@@ -86,6 +95,8 @@ struct SHARDWISE_API FullyShardOptions {
   TORCH_ARG(Placement, shard_placement) = {};
   TORCH_ARG(ShardLayout, layout) = ShardLayout::rows;
   TORCH_ARG(MixedPrecision, mixed_precision) = {};
+  /// Unset: shards and their gradients stay on the mesh's device.
+  TORCH_ARG(std::optional<CpuOffload>, cpu_offload) = std::nullopt;
   /// Parameters that are left alone.
   TORCH_ARG(std::vector<at::Tensor>, ignored_parameters) = {};
   /// Give every rank the parameters and buffers of rank 0 first.

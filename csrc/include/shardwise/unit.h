@@ -4,6 +4,10 @@
 #include <shardwise/export.h>
 #include <shardwise/plan.h>
 
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,6 +21,11 @@ namespace shardwise {
 namespace engine {
 class Unit;
 }
+
+/// A collective of the user's own: as ProcessGroup's _allgather_base or _reduce_scatter_base. It may return null when
+/// the output is complete.
+using CustomCollective =
+    std::function<c10::intrusive_ptr<c10d::Work>(at::Tensor& output, at::Tensor& input, c10d::ProcessGroup& group)>;
 
 /// An unshard() under way.
 class SHARDWISE_API Unsharding {
@@ -51,6 +60,13 @@ class SHARDWISE_API Unit {
   Unit& set_gradient_divide_factor(double factor);
   /// Divides after the sum instead of before it, of this unit alone.
   Unit& set_force_sum_reduction(bool value);
+  /// Is called with the sum of each group of this unit's gradients, this rank's part of it, when all ranks' are added
+  /// and before it reaches .grad; it may change the values. An empty one ends that.
+  Unit& set_all_reduce_hook(std::function<void(at::Tensor& sum)> hook);
+  /// Takes the place of this unit's all-gathers, or of its reduce-scatters. It is counted like them. An empty one ends
+  /// that. All ranks set alike.
+  Unit& set_custom_all_gather(CustomCollective collective);
+  Unit& set_custom_reduce_scatter(CustomCollective collective);
   /// Whether gradients are in their place when a backward of this tree of units returns (default). If not, the last
   /// sums may go on while the next forward runs, and the gradients of this backward come with the next one. Set it
   /// back before the last backward ahead of the optimizer.
@@ -80,8 +96,14 @@ class SHARDWISE_API Unit {
   Counters counters() const;
 
  private:
+  friend SHARDWISE_API void share_comm_context(const std::vector<Unit>& units);
+
   std::shared_ptr<engine::Unit> unit_;
 };
+
+/// From now on the trees of these units have one pool of the memory that collectives use: for roots that run one after
+/// the other. Nothing happens for an empty list.
+SHARDWISE_API void share_comm_context(const std::vector<Unit>& units);
 
 /// The handle of a module that replicate() or fully_shard() was called on. Raises ValueError for any other.
 SHARDWISE_API Unit unit(const torch::nn::Module& module);

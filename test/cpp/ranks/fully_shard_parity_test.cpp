@@ -60,6 +60,20 @@ TEST(FullyShard1DTrainingCore, TrainParityMultiGroup) {
   }
 }
 
+TEST(FullyShard1DTrainingCore, TrainParityMultiGroupCpuOffloadEager) {
+  // On a mesh of CPUs nothing is moved: what there is to see is that all of it is where it should be.
+  for (const auto& expected : expect_alone(text_program())) {
+    AlikeRuns runs;
+    for (const bool pin : {true, false}) {
+      Wrapping<Transformer> wrapping{[=](Transformer& model, Rank& rank) {
+        wrap_blocks(model, sharding(sharded_on(rank).cpu_offload(CpuOffload{.pin_memory = pin})));
+      }};
+      wrapping.before = [](Transformer& model, int) { assert_on_the_host(*model); };
+      runs.run_late(expected, wrapping, {Seam::copy_out});
+    }
+  }
+}
+
 TEST(FullyShard1DTrainingCore, TrainParityMultiGroupUnshardAsyncOp) {
   for (const auto& expected : expect_alone(text_program())) {
     AlikeRuns runs;

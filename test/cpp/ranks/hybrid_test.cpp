@@ -46,7 +46,7 @@ TEST(FullyShardHybrid, FlatLayout) {
 }
 
 TEST(FullyShardHybrid, PartialSumsWaitForTheAllReduce) {
-  // R03, R05: kept apart from .grad, through optimizer steps of others, failures and changes of what is trained.
+  // R12: kept apart from .grad, through failures and changes of what is trained.
   on_grids<Stack>({{2, 2}, {2, 1}}, make_stack, [](Pair<Stack>& both, FullyShardOptions options) {
     auto root = shard(both, options);
     for (int step = 0; step < 12; step += 3) {
@@ -103,6 +103,36 @@ TEST(FullyShardHybrid, UnusedOnSomeRanks) {
         }
         both.train(loss({"right"}, {"left"}, 1), 2, 50);
       });
+}
+
+TEST(FullyShardHybrid, DivideFactorOfOneUnit) {
+  // R03: the same on every mesh, for a part of a model.
+  for (const bool after : {false, true}) {
+    on_grids<Stack>({{1, 2}, {2, 1}, {2, 2}}, make_stack, [after](Pair<Stack>& both, FullyShardOptions options) {
+      shard(both, options);
+      auto block = unit(*both.ours->block(1));
+      block.set_gradient_divide_factor(3);
+      block.set_force_sum_reduction(after);
+      for (int step = 0; step < 3; ++step) {
+        both.backward(stack_loss, step);
+        for (auto& parameter : both.reference->block(1)->parameters()) {
+          parameter.mutable_grad().mul_(both.rank.world_size() / 3.0);
+        }
+        both.check("step " + std::to_string(step));
+        both.optimize();
+      }
+    });
+  }
+  run_ranks(2, [](Rank& rank) {
+    torch::nn::Linear model(2, 1);
+    auto unit = replicate(model, on(rank));
+    for (const double wrong : {0.0, -1.0, std::nan("")}) {
+      expect_error<ValueError>([&] { unit.set_gradient_divide_factor(wrong); }, {"divide factor", "above 0"});
+    }
+    unit.set_gradient_divide_factor(1);
+    call(model, torch::full({1, 2}, 1.0 + rank.rank())).sum().backward();
+    ASSERT_TRUE(torch::equal(model->weight.grad(), torch::full({1, 2}, 3.0)));
+  });
 }
 
 TEST(FullyShardHybrid, LastBackwardOutOfSight) {

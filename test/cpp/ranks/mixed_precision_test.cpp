@@ -51,6 +51,7 @@ torch::Tensor direct_loss(Direct& model, int step, int rank, std::optional<at::S
 } // namespace
 
 TEST(FullyShardMixedPrecision, ParityWithRoundingByHand) {
+  // R04, R05: sums and divisors of our own, in the dtype that the policy says.
   const std::vector<Precision> precisions{
       {},
       {.reduce = kLow},
@@ -80,7 +81,7 @@ TEST(FullyShardMixedPrecision, ParityWithRoundingByHand) {
 }
 
 TEST(FullyShardMixedPrecision, HalfIsDividedInTwoParts) {
-  // 8 ranks: by 4 before the sum and by 2 after it. Neither alone keeps these within the range of half precision.
+  // R08. 8 ranks: by 4 before the sum and by 2 after it. Neither alone keeps these within the range of half precision.
   for (const double value : {30000.0, 6e-5}) {
     run_ranks(8, [&](Rank& rank) {
       torch::nn::Linear model(torch::nn::LinearOptions(1, 8).bias(false));
@@ -122,6 +123,21 @@ TEST(FullyShardMixedPrecision, BackwardsWithoutSynchronisationAreSummedInTheRedu
     auto root = fully_shard(ours, sharded_on(rank).mixed_precision(policy({})));
     train_low<Layers>(
         rank, ours, reference, layers_loss, 2, 3, [&](bool last) { root.set_requires_gradient_sync(last); });
+  });
+}
+
+TEST(FullyShardMixedPrecision, FirstUsedInTheLastMicrobatch) {
+  // R06: fresh gradients in 16 bits beside sums in 32.
+  run_ranks(2, [](Rank& rank) {
+    const LowLoss<Branches> loss = [](Branches& model, int number, int r, std::optional<at::ScalarType> cast) {
+      const std::vector<std::string> use =
+          number % 3 == 2 ? std::vector<std::string>{"left"} : std::vector<std::string>{};
+      return model->forward(cast_to(batch(number, r, 3), cast), use).to(torch::kFloat).pow(2).sum();
+    };
+    LowReference<Branches> reference([] { return Branches(); }, {});
+    Branches ours;
+    auto root = fully_shard(ours, sharded_on(rank).mixed_precision(policy({})));
+    train_low<Branches>(rank, ours, reference, loss, 2, 3, [&](bool last) { root.set_requires_gradient_sync(last); });
   });
 }
 

@@ -123,6 +123,23 @@ TEST(Replicate1DTrainingCore, TrainParityMultiGroups) {
   }
 }
 
+TEST(Replicate1DTrainingCore, TrainParityMultiGroupCpuOffloadEager) {
+  // On a mesh of CPUs nothing is moved: what there is to see is that all of it is where it should be.
+  for (const auto& expected : expect_alone(text_program())) {
+    AlikeRuns runs;
+    for (const bool pin : {true, false}) {
+      const Wrapping<Transformer> wrapping{
+          [=](Transformer& model, Rank& rank) {
+            const auto options = on(rank).cpu_offload(CpuOffload{.pin_memory = pin});
+            wrap_blocks(model, [&](auto part) { replicate(part, options); });
+          },
+          whole,
+          /*shards=*/0, [](Transformer& model, int) { assert_on_the_host(*model); }};
+      runs.run_late(expected, wrapping, {Seam::reduce});
+    }
+  }
+}
+
 TEST(Replicate1DTrainingCore, NonRootForwardBackward) {
   const Wrapping<torch::nn::Sequential> wrapping{
       [](torch::nn::Sequential& model, Rank& rank) {

@@ -121,6 +121,14 @@ struct Collectives {
   int64_t all_reduces = 0;
 };
 
+/// Between steps, parameters and gradients.
+inline void assert_on_the_host(const torch::nn::Module& module) {
+  for (const auto& parameter : module.parameters()) {
+    ASSERT_TRUE(parameter.is_cpu());
+    ASSERT_TRUE(!parameter.grad().defined() || parameter.grad().is_cpu());
+  }
+}
+
 /// How a program comes to run on ranks.
 template <typename Model>
 struct Wrapping {

@@ -1,0 +1,164 @@
+// Collectives and hooks of the user's own, and what several roots share.
+#include "ranks/hybrid_models.h"
+#include "ranks/training_models.h"
+
+#include "support/expect.h"
+
+namespace shardwise::test {
+namespace {
+
+Stack make_stack() {
+  return Stack(5, 2);
+}
+
+using Work = c10::intrusive_ptr<c10d::Work>;
+
+struct Calls {
+  int gathers = 0;
+  int scatters = 0;
+};
+
+/// Made of a broadcast from each rank.
+CustomCollective gather_by_broadcasts(const std::shared_ptr<Calls>& calls) {
+  return [calls](at::Tensor& output, at::Tensor& input, c10d::ProcessGroup& group) -> Work {
+    ++calls->gathers;
+    for (int rank = 0; rank < group.getSize(); ++rank) {
+      std::vector<at::Tensor> part{output.narrow(0, rank * input.numel(), input.numel())};
+      if (rank == group.getRank()) part[0].copy_(input);
+      c10d::BroadcastOptions options;
+      options.rootRank = rank;
+      group.broadcast(part, options)->wait();
+    }
+    return {};
+  };
+}
+
+/// Made of an all-reduce, which is under way when it returns.
+CustomCollective scatter_by_all_reduce(const std::shared_ptr<Calls>& calls) {
+  return [calls](at::Tensor& output, at::Tensor& input, c10d::ProcessGroup& group) -> Work {
+    ++calls->scatters;
+    std::vector<at::Tensor> whole{input.clone()};
+    group.allreduce(whole)->wait();
+    output.copy_(whole[0].narrow(0, group.getRank() * output.numel(), output.numel()));
+    return {};
+  };
+}
+
+} // namespace
+
+TEST(FullyShardCustom, CollectivesOfTheUsersOwn) {
+  for (const int world : {2, 3}) {
+    run_ranks(world, [](Rank& rank) {
+      Pair<Stack> both{rank, make_stack(), make_stack()};
+      auto root = shard_stack(both.ours, sharded_on(rank));
+      both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
+      const auto calls = std::make_shared<Calls>();
+      auto block = unit(*both.ours->block(0));
+      block.set_custom_all_gather(gather_by_broadcasts(calls));
+      block.set_custom_reduce_scatter(scatter_by_all_reduce(calls));
+      const auto before = block.counters();
+      both.train(stack_loss, 3);
+      ASSERT_EQ(calls->gathers, 6);
+      ASSERT_EQ(calls->scatters, 3);
+      // They are counted like the ones whose place they take.
+      ASSERT_EQ(block.counters().all_gathers - before.all_gathers, 6);
+      ASSERT_EQ(block.counters().reduce_scatters - before.reduce_scatters, 3);
+      block.set_custom_all_gather({});
+      block.set_custom_reduce_scatter({});
+      both.train(stack_loss, 2, 10);
+      ASSERT_EQ(calls->gathers, 6);
+      ASSERT_EQ(calls->scatters, 3);
+    });
+  }
+}
+
+TEST(FullyShardCustom, OneThatFailsIsNamed) {
+  run_ranks(2, [](Rank& rank) {
+    Pair<Stack> both{rank, make_stack(), make_stack()};
+    shard_stack(both.ours, sharded_on(rank));
+    both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
+    auto block = unit(*both.ours->block(1));
+    block.set_custom_all_gather(
+        [](at::Tensor&, at::Tensor&, c10d::ProcessGroup&) -> Work { throw std::runtime_error("out of order today"); });
+    expect_error<PeerError>(
+        [&] { stack_loss(both.ours, 0, rank.rank()); },
+        {"the all-gather of unit 'blocks.1'", "blocks.1.up.weight", "out of order today"});
+    block.set_custom_all_gather({});
+    block.reset();
+    both.train(stack_loss, 3);
+  });
+}
+
+TEST(FullyShardCustom, AllReduceHook) {
+  // It sees this rank's part of the sum of all, after the second sum where there are two, and may change it.
+  for (const auto grid : std::vector<Grid>{{1, 2}, {2, 2}, {2, 1}}) {
+    run_ranks(grid.world(), [&](Rank& rank) {
+      Pair<Stack> both{rank, make_stack(), make_stack()};
+      shard_stack(both.ours, hybrid_on(rank, grid));
+      both.shards = grid.shards;
+      both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
+      int called = 0;
+      auto block = unit(*both.ours->block(0));
+      block.set_all_reduce_hook([&](at::Tensor& sum) {
+        ++called;
+        sum.mul_(3);
+      });
+      block.set_requires_all_reduce(false);
+      both.backward(stack_loss, 0);
+      ASSERT_EQ(called, grid.copies == 1 ? 1 : 0) << "there is nothing to see of a sum that is put aside";
+      block.set_requires_all_reduce(true);
+      for (auto& parameter : both.ours->parameters()) parameter.mutable_grad() = torch::Tensor();
+      both.reference->zero_grad();
+      both.backward(stack_loss, 1);
+      if (grid.copies > 1) reference_backward(rank, [&](int r) { return stack_loss(both.reference, 0, r); });
+      for (auto& parameter : both.reference->block(0)->parameters()) parameter.mutable_grad().mul_(3);
+      for (const auto& entry : both.ours->block(0)->named_parameters()) {
+        const auto& whole = both.reference->block(0)->named_parameters()[entry.key()];
+        const auto dim = grid.shards == 1 ? -1 : 0;
+        assert_close(entry.value().grad(), piece_of(whole.grad(), rank, dim, grid.shards), entry.key());
+      }
+      block.set_all_reduce_hook({});
+      both.optimize();
+      both.backward(stack_loss, 2);
+      ASSERT_EQ(called, grid.copies == 1 ? 2 : 1);
+    });
+  }
+}
+
+TEST(ReplicateContract, AllReduceHookOfAReplicatedUnit) {
+  run_ranks(2, [](Rank& rank) {
+    auto ours = mlp({3, 4, 2});
+    auto reference = mlp({3, 4, 2});
+    replicate(ours, on(rank)).set_all_reduce_hook([](at::Tensor& sum) { sum.neg_(); });
+    call(*ours, batch(0, rank.rank(), 3)).sum().backward();
+    reference_backward(rank, [&](int r) { return reference->forward(batch(0, r, 3)).sum(); });
+    for (size_t i = 0; i < ours->parameters().size(); ++i) {
+      assert_close(ours->parameters()[i].grad(), -reference->parameters()[i].grad(), std::to_string(i));
+    }
+  });
+}
+
+TEST(FullyShardShareCommContext, ShareCommContext) {
+  // Three roots, one after the other in a forward, with one pool of buffers.
+  for (const bool shared : {false, true}) {
+    run_ranks(2, [&](Rank& rank) {
+      const auto make = [] { return mlps(16, 3); };
+      auto ours = make();
+      std::vector<Unit> roots;
+      for (size_t i = 0; i < 3; ++i) roots.push_back(fully_shard(ours->ptr(i), sharded_on(rank)));
+      if (shared) share_comm_context(roots);
+      share_comm_context({});
+      Pair<torch::nn::Sequential> both{rank, ours, make()};
+      both.train(
+          [](torch::nn::Sequential& model, int step, int r) { return call(*model, batch(step, r, 16)).pow(2).sum(); },
+          4);
+      int64_t allocations = 0;
+      for (const auto& root : roots) allocations += root.counters().allocations;
+      // Without: a buffer for gathers and for buckets of each root, and its sums. With: these of the first one.
+      const int64_t sums = 3;
+      ASSERT_EQ(allocations > 3 + sums, !shared) << allocations;
+    });
+  }
+}
+
+} // namespace shardwise::test
