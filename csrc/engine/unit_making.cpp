@@ -73,6 +73,18 @@ void check_can_be_laid_out(const NamedTensor& parameter, const char* kind) {
   }
 }
 
+void check_holders(const Mesh& mesh, const UnitSettings& settings) {
+  const auto& setting = settings.reshard_after_forward;
+  if (!setting || !setting->ranks()) return;
+  const auto count = *setting->ranks();
+  const auto size = mesh.axes().back().size;
+  if (count >= 1 && size % count == 0) return;
+  throw ValueError(c10::str(
+      "shardwise: reshard_after_forward is the number of ranks that hold full parameters together after forward: it "
+      "should be a factor of ",
+      size, ", the number of shards of ", mesh.describe(), ", not ", count, "."));
+}
+
 /// What stands before `local` at the end of `full`, without the dot.
 std::string path_before(const std::string& full, const std::string& local) {
   const auto size = full.size() - std::min(full.size(), local.size());
@@ -105,18 +117,11 @@ void Unit::find_neighbours() {
   const auto& setting = settings_.reshard_after_forward;
   if (!setting || !setting->ranks()) return;
   const int64_t count = *setting->ranks();
-  const auto size = shards_.size();
-  if (count < 1 || size % count != 0) {
-    throw ValueError(c10::str(
-        "shardwise: reshard_after_forward is the number of ranks that hold full parameters together after forward: it "
-        "should be a factor of ",
-        size, ", the number of shards of ", mesh_.describe(), ", not ", count, "."));
-  }
   if (count == 1) {
     TORCH_WARN_ONCE("shardwise: reshard_after_forward(1) keeps full parameters on each rank, as false does.");
     options.reshard_after_forward = false;
   }
-  if (count == 1 || count == size) return;
+  if (count == 1 || count == shards_.size()) return;
   const auto names = shards_.names();
   const auto first = shards_.rank() / count * count;
   near_ = comm::Collectives(
@@ -127,6 +132,7 @@ std::shared_ptr<Unit> Unit::create(
     const Mesh& mesh, std::vector<NamedTensor> parameters, const std::vector<NamedTensor>& buffers,
     const UnitSettings& settings) {
   check_axes(mesh, settings);
+  check_holders(mesh, settings);
   std::shared_ptr<Unit> unit(new Unit(mesh, settings));
   unit->find_ranks();
   std::vector<NamedTensor> own;

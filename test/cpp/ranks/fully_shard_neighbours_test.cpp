@@ -124,6 +124,14 @@ TEST(FullyShardNeighbours, OneIsToKeepAndAllIsToFree) {
       expect_error<ValueError>(
           [&] { gathers(wrong); }, {"reshard_after_forward", "a factor of 4", "not " + std::to_string(wrong)});
     }
+    // An outer unit that cannot be made leaves the inner ones as they were.
+    Pair<Stack> both{rank, make_stack(), make_stack()};
+    shard_blocks(both.ours, sharded_on(rank));
+    ASSERT_THROW(fully_shard(both.ours, sharded_on(rank).reshard_after_forward(3)), ValueError);
+    const auto root = fully_shard(both.ours, sharded_on(rank));
+    ASSERT_EQ(root.plan().units.size(), 3);
+    both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
+    both.train(stack_loss, 3);
   });
 }
 
