@@ -117,6 +117,21 @@ Unit& Unit::set_backward_prefetch(const std::vector<Unit>& units) {
   return *this;
 }
 
+Unit& Unit::set_prefetch(bool value) {
+  unit_->schedule()->prefetches = value;
+  return *this;
+}
+
+Unit& Unit::set_post_optim_event(std::shared_ptr<c10::Event> event) {
+  unit_->schedule()->post_optim_event = std::move(event);
+  return *this;
+}
+
+Unit& Unit::free_idle_memory() {
+  unit_->buffers().free_idle();
+  return *this;
+}
+
 Unit& Unit::reset() {
   unit_->schedule()->reset();
   return *this;

@@ -92,8 +92,37 @@ void Schedule::enter(Unit& unit, Keep keep) {
   } else if (c10::GradMode::is_enabled()) {
     unit.backward.engaged = true;
   }
-  unit.unshard(backward);
+  if (!backward) await_optimizer(unit);
+  const bool gathered = unit.unshard();
+  prefetch(unit, gathered, backward);
   if (backward) advance();
+}
+
+// Where gradients are to come, only what ends a forward tells where one begins: a unit may run twice in it.
+void Schedule::prefetch(Unit& unit, bool gathered, bool backward) {
+  const auto& list = backward ? unit.options.backward_prefetch : unit.options.forward_prefetch;
+  for (const auto& weak : list) {
+    if (const auto next = weak.lock()) next->begin_unshard();
+  }
+  if (!gathered || unit.shards().size() == 1) return;
+  const bool infers = !backward && !c10::GradMode::is_enabled();
+  auto& order = backward ? backwards_ : infers ? inference_ : training_;
+  if (infers && order.comes_round(unit)) order.end_pass();
+  const auto next = order.used(unit.shared_from_this());
+  if (!next || !prefetches || !list.empty() || (backward && !next->unshards_in_backward())) return;
+  next->begin_unshard();
+}
+
+void Schedule::end_forwards() {
+  training_.end_pass();
+  inference_.end_pass();
+}
+
+void Schedule::await_optimizer(const Unit& unit) {
+  const auto event = std::exchange(post_optim_event, nullptr);
+  if (!event || unit.device().is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(unit.device().type());
+  event->block(guard.getStream(unit.device()));
 }
 
 // The unit itself stays open, for it may run again at once: on some ranks more often than on others.
@@ -103,6 +132,7 @@ void Schedule::leave(Unit& unit) {
   for (auto* other : open) {
     if (other->lies_below(unit) || (other == &unit && !unit.outer())) close(*other, false);
   }
+  if (!unit.outer()) end_forwards();
 }
 
 void Schedule::close(Unit& unit, bool backward) {
@@ -144,6 +174,7 @@ void Schedule::join_backward() {
 void Schedule::join(const Expectation& expectation, bool another_is_first) {
   if (backward_ != -1) return;
   settle();
+  training_.end_pass();
   const auto watch = BackwardWatch::current();
   watch->arriving(shared_from_this());
   watch_ = watch;
@@ -220,6 +251,7 @@ void Schedule::end_backward() {
     forget_backward();
     throw;
   }
+  backwards_.end_pass();
   unsettled_ = std::exchange(order_, {});
   backward_ = -1;
   launched_ = 0;
@@ -248,6 +280,7 @@ void Schedule::abandon_backward() noexcept {
 
 void Schedule::forget_backward() {
   order_.clear();
+  backwards_.forget_pass();
   in_flight_.reset();
   backward_ = -1;
   launched_ = 0;
@@ -262,6 +295,8 @@ void Schedule::forget_backward() {
 void Schedule::reset() {
   settle();
   forget_backward();
+  training_.forget_pass();
+  inference_.forget_pass();
   for (const auto& unit : units()) {
     unit->backward = {};
     unit->reshard();

@@ -1,6 +1,9 @@
 #pragma once
 
 #include "comm/buffers.h"
+#include "engine/use_order.h"
+
+#include <c10/core/Event.h>
 
 #include <memory>
 #include <vector>
@@ -23,6 +26,9 @@ enum class Keep : uint8_t { outer, outer_and_inner, all };
 /// is closed when a unit that does not lie below it is entered, where the module of an outer unit is seen to end (its
 /// own if it is the outermost), and at the end of a backward; its options say whether it is then resharded. Never a
 /// count: ranks may run a unit a different number of times in a row.
+///
+/// The unit that was gathered next in the last pass of its kind is on its way while one computes, unless the unit has a
+/// list of its own. A pass is a forward with gradients to come, one without, or a backward.
 ///
 /// Gradients: at its first event a backward asks autograd which parameters will get one. A unit whose gradients are
 /// all there is reduced, but only after those before it in an order that is the same on every rank and follows from
@@ -52,6 +58,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
 
   /// The unit's full copies are there when this returns; others are closed.
   void enter(Unit& unit, Keep keep = Keep::outer);
+  /// Lets the device come to post_optim_event, which is of no more use then.
+  void await_optimizer(const Unit& unit);
   /// The unit's module ended its forward.
   void leave(Unit& unit);
 
@@ -66,6 +74,10 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// The same outside of a backward, and every unit is resharded whatever its options.
   void reset();
 
+  /// Whether units are gathered ahead as the last pass used them.
+  bool prefetches = true;
+  /// What the device has to come to before the next forward.
+  std::shared_ptr<c10::Event> post_optim_event;
   /// If not, the end of a backward leaves sums under way; the next backward that comes here publishes them first.
   bool is_last_backward = true;
 
@@ -81,6 +93,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   template <typename Condition>
   void start_sums(const Condition& may_start);
   void launch(Unit& unit);
+  void prefetch(Unit& unit, bool gathered, bool backward);
+  void end_forwards();
   void close(Unit& unit, bool backward);
   void close_all();
 
@@ -90,6 +104,10 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Entered and not closed. They take themselves out when they die.
   std::vector<Unit*> open_;
   friend class Unit;
+
+  UseOrder training_;
+  UseOrder inference_;
+  UseOrder backwards_;
 
   /// The backward that came here, and that the flags of the parameters speak of; -1 when there is none. One inside of
   /// it, as of a checkpoint, is part of it.

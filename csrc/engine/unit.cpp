@@ -110,19 +110,22 @@ const group::Parameter* Unit::parameter_of_shard(const at::Tensor& tensor) const
   return nullptr;
 }
 
-void Unit::begin_unshard() {
-  if (!has_full_copies()) return;
+bool Unit::begin_unshard() {
+  if (!has_full_copies()) return false;
   renew_groups();
   bool all_there = true;
+  bool under_way = false;
   bool all_near = near_.size() > 1;
   for_full_copies([&](const group::FullCopies& copies) {
     all_there = all_there && !copies.must_gather();
+    under_way = under_way || copies.state() == group::FullCopies::State::gathering;
     all_near = all_near && copies.holds();
   });
-  if (all_there) return;
+  if (all_there) return under_way;
   // What every rank has may come and go on some ranks only.
   const auto gather = shards_.size() > 1 ? gather_in_order(all_near ? near_ : gather_).by(options.all_gather) : gather_;
   for_full_copies([&](group::FullCopies& copies) { copies.begin_unshard(gather, buffers(), name_, counters_); });
+  return true;
 }
 
 void Unit::finish_unshard() {
@@ -144,12 +147,10 @@ void Unit::reshard(bool hold) {
   });
 }
 
-void Unit::unshard(bool backward) {
-  begin_unshard();
+bool Unit::unshard() {
+  const bool gathers = begin_unshard();
   finish_unshard();
-  for (const auto& weak : backward ? options.backward_prefetch : options.forward_prefetch) {
-    if (const auto unit = weak.lock()) unit->begin_unshard();
-  }
+  return gathers;
 }
 
 bool Unit::reshards_after_forward() const {

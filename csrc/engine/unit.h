@@ -160,12 +160,13 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   const group::Parameter* parameter_of_shard(const at::Tensor& tensor) const;
 
   // Full copies.
-  void begin_unshard();
+  /// Returns whether a gather is under way now.
+  bool begin_unshard();
   void finish_unshard();
   /// `hold`: keeps what fewer ranks hold together after forward, if there is such a thing.
   void reshard(bool hold = false);
-  /// Both, and then starts those of the units to prefetch.
-  void unshard(bool backward);
+  /// Both; returns whether there was something to wait for.
+  bool unshard();
   bool reshards_after_forward() const;
   bool reshards_after_backward() const {
     return options.reshard_after_backward;

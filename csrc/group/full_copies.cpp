@@ -27,6 +27,11 @@ at::Tensor own_piece(const Parameter& parameter, const layout::Cut& cut, int64_t
       ", or the whole parameter, ", whole, ". Load an archive of the same model and the same number of ranks."));
 }
 
+size_t aligned(size_t bytes) {
+  constexpr size_t alignment = 128;
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+
 } // namespace
 
 FullCopies::FullCopies(
@@ -127,9 +132,9 @@ void FullCopies::begin_unshard(
   if (!from_held) drop_held(buffers);
   {
     const ComputeGuard compute;
-    for (auto& storage : storages_) storage.allocate();
+    refill(buffers, counters);
     if (is_flat_) {
-      gathered_ = storages_.front().alias();
+      gathered_ = memory_;
     } else if (layout_.world > 1) {
       gathered_ = buffers.take(layout_.world * layout_.part, kinds_.full, counters);
     } else {
@@ -147,6 +152,23 @@ void FullCopies::begin_unshard(
     counters.unsharded_bytes += static_cast<int64_t>(sent_.nbytes());
   }
   pending_ = gather_parts(gathered_, part, collectives, unit, counters);
+}
+
+// One piece of memory for all: the pool then keeps few of them.
+void FullCopies::refill(comm::Buffers& buffers, Counters& counters) {
+  if (memory_.defined()) return;
+  if (is_flat_) {
+    memory_ = buffers.take(layout_.world * layout_.part, kinds_.full, counters);
+  } else {
+    size_t bytes = 0;
+    for (const auto& storage : storages_) bytes += aligned(storage.bytes());
+    memory_ = buffers.take(static_cast<int64_t>(bytes), kinds_.full.dtype(at::kByte), counters);
+  }
+  size_t offset = 0;
+  for (auto& storage : storages_) {
+    storage.refill(memory_, offset);
+    offset += aligned(storage.bytes());
+  }
 }
 
 comm::Pending FullCopies::gather_parts(
@@ -178,6 +200,12 @@ void FullCopies::copy_out() {
   }
 }
 
+// After a gather that failed its buffers may still be used: they do not go back.
+void FullCopies::leave_buffers() {
+  gathered_ = sent_ = at::Tensor();
+  if (is_flat_) memory_ = at::Tensor();
+}
+
 // What was on the wire is of no use any more.
 void FullCopies::release(comm::Buffers& buffers) {
   const auto gathered = std::exchange(gathered_, at::Tensor());
@@ -206,8 +234,7 @@ bool FullCopies::finish_unshard(int64_t holders, comm::Buffers& buffers, const s
     try {
       if (pending) pending->wait();
     } catch (...) {
-      // Whoever used the buffers may still do so.
-      gathered_ = sent_ = at::Tensor();
+      leave_buffers();
       state_ = State::full;
       stale_ = true;
       reshard(buffers, counters);
@@ -226,10 +253,10 @@ void FullCopies::reshard(comm::Buffers& buffers, Counters& counters) {
   if (state_ == State::freed) return;
   const ComputeGuard guard;
   auto pending = std::exchange(pending_, std::nullopt);
-  // After one that failed the buffers may still be used: they do not go back.
-  if (pending && !pending->settle()) gathered_ = sent_ = at::Tensor();
+  if (pending && !pending->settle()) leave_buffers();
   release(buffers);
   for (auto& storage : storages_) storage.free();
+  buffers.give(std::exchange(memory_, at::Tensor()));
   state_ = State::freed;
   ++counters.reshards;
 }

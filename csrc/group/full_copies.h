@@ -100,6 +100,8 @@ class FullCopies {
   bool is_sent_as_it_is() const {
     return kinds_.shards.dtype() == kinds_.full.dtype() && kinds_.shards.device() == kinds_.full.device();
   }
+  void refill(comm::Buffers& buffers, Counters& counters);
+  void leave_buffers();
   void release(comm::Buffers& buffers);
   void hold(int64_t holders, comm::Buffers& buffers, Counters& counters);
   void adopt_shards(Front& front);
@@ -114,6 +116,8 @@ class FullCopies {
   Kinds kinds_;
   at::Tensor part_;
   std::vector<LeafStorage> storages_;
+  /// Of all of them, while they are not freed.
+  at::Tensor memory_;
   std::vector<Copy> copies_;
   int64_t copied_bytes_ = 0;
   /// Elements of this rank's pieces.

@@ -5,10 +5,18 @@
 #include <shardwise/error.h>
 
 #include <ATen/ops/empty.h>
-#include <c10/core/DeviceGuard.h>
+#include <c10/util/intrusive_ptr.h>
 #include <c10/util/StringUtil.h>
 
 namespace shardwise::group {
+
+namespace {
+
+void let_go(void* owner) {
+  c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(owner));
+}
+
+} // namespace
 
 bool is_freed(const at::Tensor& tensor) {
   // Symbolic sizes belong to tensors without memory of their own.
@@ -43,11 +51,14 @@ void LeafStorage::free() {
   storage->set_nbytes(0);
 }
 
-void LeafStorage::allocate() {
+void LeafStorage::refill(const at::Tensor& memory, size_t offset) {
   if (!freed()) return;
+  TORCH_INTERNAL_ASSERT(offset + bytes_ <= memory.storage().nbytes());
+  auto owner = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(memory.storage().unsafeGetStorageImpl());
+  auto* data = static_cast<char*>(owner->mutable_data()) + offset;
   auto* storage = alias_.storage().unsafeGetStorageImpl();
-  const c10::DeviceGuard on_device(storage->device());
-  storage->set_data_ptr_noswap(storage->allocator()->allocate(bytes_));
+  const auto device = storage->device();
+  storage->set_data_ptr_noswap({data, owner.release(), &let_go, device});
   storage->set_nbytes(bytes_);
 }
 
@@ -56,7 +67,7 @@ const at::Tensor& LeafStorage::alias() const {
     throw Error(c10::str(
         "shardwise: a tensor of sizes ", alias_.sizes(),
         " is to be written while its memory is freed. "
-        "Call allocate() first."));
+        "Call refill() first."));
   }
   return alias_;
 }

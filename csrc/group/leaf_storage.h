@@ -10,11 +10,10 @@ namespace shardwise::group {
 /// outside of the touch trigger ends the process, so ask first.
 SHARDWISE_API bool is_freed(const at::Tensor& tensor);
 
-/// Memory that is freed and allocated again in place: tensors in it, views of them and what autograd saved stay what
-/// they are, and their version counters stay where they are.
+/// Memory that is freed and replaced in place: tensors in it, views of them and what autograd saved stay what they are,
+/// and their version counters stay where they are.
 ///
-/// Belongs to one thread at a time. On a device, memory is allocated on the current stream; who frees orders the
-/// streams that still use it.
+/// Belongs to one thread at a time. On a device, who frees orders the streams that still use it.
 class SHARDWISE_API LeafStorage {
  public:
   /// All of the storage that the tensor lies in, which is a leaf or a buffer that leaves are views of. Works in
@@ -22,12 +21,15 @@ class SHARDWISE_API LeafStorage {
   /// a mapped file).
   explicit LeafStorage(const at::Tensor& tensor);
 
+  size_t bytes() const {
+    return bytes_;
+  }
   bool freed() const;
-  /// Gives the memory back; its content is lost. Nothing happens when it is freed already.
+  /// Lets go of the memory; its content is lost. Nothing happens when it is freed already.
   void free();
-  /// Brings memory of the same size, with any content. Nothing happens when it is there already. When there is not
-  /// enough memory the allocator's error comes through and it stays freed.
-  void allocate();
+  /// Takes its bytes of that memory, from `offset` on, with what is there, and keeps it alive. Nothing happens when it
+  /// has some already.
+  void refill(const at::Tensor& memory, size_t offset = 0);
 
   /// The tensor's elements, to write them: no gradient, no touch key and a version counter of its own, since a write
   /// that moved the leaf's would make backward refuse what it saved. Raises Error while freed.

@@ -71,9 +71,9 @@ COPIES = [
     ),
     Mutant(
         "prefetch the units of the other direction",
-        "csrc/engine/unit.cpp",
-        "backward ? options.backward_prefetch : options.forward_prefetch",
-        "backward ? options.forward_prefetch : options.backward_prefetch",
+        "csrc/engine/schedule.cpp",
+        "backward ? unit.options.backward_prefetch : unit.options.forward_prefetch",
+        "backward ? unit.options.forward_prefetch : unit.options.backward_prefetch",
         suites="FullyShard1DTrainingCore.ExplicitPrefetching:FullyShardPrograms.Prefetching",
     ),
     Mutant(

@@ -5,6 +5,7 @@ test/python/unit/test_mutants.py holds that each has its place.
 
 from __future__ import annotations
 
+from ahead import AHEAD
 from copies import COPIES
 from fronts import FRONTS
 from hybrid import HYBRID
@@ -12,4 +13,4 @@ from order import ORDER
 from precision import PRECISION
 from sums import SUMS
 
-MUTANTS = [*SUMS, *COPIES, *ORDER, *FRONTS, *HYBRID, *PRECISION]
+MUTANTS = [*SUMS, *COPIES, *ORDER, *FRONTS, *HYBRID, *PRECISION, *AHEAD]

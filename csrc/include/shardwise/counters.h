@@ -24,7 +24,7 @@ struct SHARDWISE_API Counters {
   int64_t copied_bytes = 0;
   /// Bytes copied from gathered buffers into full parameters.
   int64_t unsharded_bytes = 0;
-  /// Buckets and buffers allocated; the memory of full parameters, which comes and goes, is not counted.
+  /// Pieces of memory allocated, for full parameters, gathers and gradients.
   int64_t allocations = 0;
 
   /// Adds up; `backwards` is the larger one.

@@ -5,6 +5,7 @@
 #include <shardwise/plan.h>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <functional>
@@ -85,9 +86,18 @@ class SHARDWISE_API Unit {
   /// Whether a backward that comes to this unit brings its full parameters at once (default). If not, an operation that
   /// needs them does.
   Unit& set_unshard_in_backward(bool value);
-  /// Units whose full parameters are to be on their way when this one begins its forward, or its backward.
+  /// Whether units of this tree are gathered ahead, while others compute, as the last forward or backward used them
+  /// (default). Results and the number of collectives do not depend on it; full parameters of one more unit are there.
+  Unit& set_prefetch(bool value);
+  /// Units whose full parameters are to be on their way when this one begins its forward, or its backward: in the place
+  /// of what the last one tells.
   Unit& set_forward_prefetch(const std::vector<Unit>& units);
   Unit& set_backward_prefetch(const std::vector<Unit>& units);
+  /// Lets the device come to this event before the next forward of this tree gathers: for an optimizer on a stream of
+  /// its own. Without effect on CPUs.
+  Unit& set_post_optim_event(std::shared_ptr<c10::Event> event);
+  /// Gives idle memory back that this tree keeps for the next step.
+  Unit& free_idle_memory();
   /// Forgets a forward or backward that failed: all units of the tree are sharded, and no gradient is on its way.
   /// A backward that throws does this itself.
   Unit& reset();

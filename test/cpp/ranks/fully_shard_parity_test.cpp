@@ -141,6 +141,17 @@ TEST(FullyShard1DTrainingCore, ExplicitPrefetching) {
   }
 }
 
+TEST(FullyShard1DTrainingCore, PostOptimEvent) {
+  for (const auto& expected : expect_alone(text_program())) {
+    AlikeRuns runs;
+    for (const auto& reshard : reshards(expected.world)) {
+      auto wrapping = by_block(reshard);
+      wrapping.before = set_optimizer_event<Transformer>;
+      runs.run(expected, wrapping);
+    }
+  }
+}
+
 TEST(FullyShardShardPlacementFnMultiProcess, TrainParityShardPlacementFnShardLargestDim) {
   const Expected<Transformer> expected(text_program(), 4);
   run_processes(4, [&](Rank& rank) {

@@ -14,14 +14,16 @@ TEST(LeafStorage, IsWrittenThroughAnAliasOfItsOwn) {
   storage.free();
   EXPECT_TRUE(storage.freed());
   EXPECT_EQ(leaf.storage().data(), nullptr);
-  EXPECT_NE(error_of([&] { storage.alias(); }).find("Call allocate() first"), std::string::npos);
-  storage.allocate();
+  EXPECT_NE(error_of([&] { storage.alias(); }).find("Call refill() first"), std::string::npos);
+  const auto memory = at::zeros({64}, at::kByte);
+  storage.refill(memory, 32);
   EXPECT_EQ(leaf.storage().nbytes(), 24);
+  EXPECT_EQ(leaf.storage().data(), memory.data_ptr<uint8_t>() + 32);
   const auto alias = storage.alias();
   EXPECT_EQ(alias.sizes(), leaf.sizes());
   EXPECT_FALSE(alias.requires_grad());
   alias.fill_(3);
-  storage.allocate();
+  storage.refill(at::zeros({64}, at::kByte));
   EXPECT_TRUE(at::equal(leaf.detach(), at::full({2, 3}, 3.0)));
   EXPECT_EQ(leaf._version(), 0);
   loss.backward();
@@ -35,7 +37,7 @@ TEST(LeafStorage, T22MadeInInferenceModeTrains) {
     c10::InferenceMode inference;
     storage.emplace(leaf);
     storage->free();
-    storage->allocate();
+    storage->refill(at::zeros({64}, at::kByte));
     storage->alias().fill_(2);
   }
   EXPECT_FALSE(storage->alias().is_inference());

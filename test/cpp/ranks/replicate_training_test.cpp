@@ -171,4 +171,10 @@ TEST(Replicate1DTrainingCore, ExplicitPrefetching) {
   for (const auto& expected : expect_alone(text_program({.depth = 8}))) train_twice(expected, wrapping);
 }
 
+TEST(Replicate1DTrainingCore, PostOptimEvent) {
+  auto wrapping = by_block();
+  wrapping.before = set_optimizer_event<Transformer>;
+  for (const auto& expected : expect_alone(text_program())) train_twice(expected, wrapping);
+}
+
 } // namespace shardwise::test

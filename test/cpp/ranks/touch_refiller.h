@@ -49,8 +49,8 @@ class Refiller : public TouchListener {
     touches.push_back(touch.operation.operator_name().name + (touch.written ? " writes" : ""));
     if (error) throw *error;
     if (!refills || !storage_->freed()) return;
-    storage_->allocate();
     const group::ComputeGuard guard;
+    storage_->refill(at::zeros({static_cast<int64_t>(storage_->bytes())}, at::kByte));
     storage_->alias().copy_(values_);
     ++refilled;
   }

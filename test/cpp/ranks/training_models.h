@@ -68,4 +68,14 @@ inline Program<Twice> twice_program() {
                                  int rank) { return model->forward(batch_for(model, number, rank, 5)).pow(2).sum(); }};
 }
 
+/// Of an optimizer on the device of the model; on a CPU there is nothing to wait for.
+template <typename Model>
+void set_optimizer_event(Model& model, int part) {
+  if (part > 0) return;
+  const auto device = model->parameters().front().device();
+  const auto event = std::make_shared<c10::Event>(device.type());
+  if (!device.is_cpu()) event->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  unit(*model).set_post_optim_event(event);
+}
+
 } // namespace shardwise::test

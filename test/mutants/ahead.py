@@ -1,0 +1,73 @@
+"""What is gathered ahead of its use, and the memory that units take turns in."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+SUITES = "FullyShardPrefetch.*"
+
+AHEAD = [
+    Mutant(
+        "gather ahead although a list says what",
+        "csrc/engine/schedule.cpp",
+        "!prefetches || !list.empty()",
+        "!prefetches",
+        suites=SUITES,
+    ),
+    Mutant(
+        "gather ahead although that is turned off",
+        "csrc/engine/schedule.cpp",
+        "!next || !prefetches",
+        "!next",
+        suites=SUITES,
+    ),
+    Mutant(
+        "keep one order for forwards with and without gradients",
+        "csrc/engine/schedule.cpp",
+        "infers ? inference_ : training_",
+        "training_",
+        suites=SUITES,
+    ),
+    Mutant(
+        "see no forward come round",
+        "csrc/engine/schedule.cpp",
+        "infers && order.comes_round(unit)",
+        "false",
+        suites=SUITES,
+    ),
+    Mutant(
+        "see no forward end with the call of the root",
+        "csrc/engine/schedule.cpp",
+        "if (!unit.outer()) end_forwards();",
+        "",
+        suites=SUITES,
+    ),
+    Mutant(
+        "go on with the order of a backward that failed",
+        "csrc/engine/schedule.cpp",
+        "  backwards_.forget_pass();\n",
+        "",
+        suites=SUITES,
+    ),
+    Mutant(
+        "lose the place in the order where a unit is left out",
+        "csrc/engine/use_order.cpp",
+        "if (found != before_.end()) next_",
+        "if (is_next(*unit)) next_",
+        suites=SUITES,
+    ),
+    Mutant(
+        "give the memory of full copies back while they are there",
+        "csrc/group/full_copies.cpp",
+        "  size_t offset = 0;\n",
+        "  buffers.give(memory_);\n  size_t offset = 0;\n",
+        suites="FullyShardPrograms.*",
+    ),
+    Mutant(
+        "lay full copies over each other",
+        "csrc/group/full_copies.cpp",
+        "    offset += aligned(storage.bytes());\n",
+        "",
+        suites="FullyShardPrograms.*",
+    ),
+]
