@@ -30,11 +30,12 @@ at::Tensor flat_view(const at::Tensor& tensor) {
 
 } // namespace
 
-Pending::Pending(c10::intrusive_ptr<c10d::Work> work, What what, int64_t rank, Agreement::Place place)
+Pending::Pending(c10::intrusive_ptr<c10d::Work> work, What what, int64_t rank, Agreement::Place place, bool in_stream)
     : work_(std::move(work)),
       what_(std::move(what)),
       rank_(rank),
-      place_(std::move(place)) {}
+      place_(std::move(place)),
+      in_stream_(in_stream) {}
 
 void Pending::wait() {
   if (!work_) return;
@@ -51,7 +52,7 @@ void Pending::wait() {
 
 bool Pending::done() const {
   using namespace std::chrono_literals;
-  if (!work_) return true;
+  if (!work_ || in_stream_) return true;
   return ticket_ ? place_.agreement->waiter().ended(*ticket_, 0ms) : work_->isCompleted();
 }
 
@@ -102,8 +103,8 @@ Pending Collectives::launch(
   ++calls;
   counters.collective_bytes += static_cast<int64_t>(tensor.nbytes());
   try {
-    // On a device the host does not wait, the stream does.
-    return {call(), std::move(what), line_.ranks[rank()], tensor.is_cpu() ? place_ : Agreement::Place()};
+    const bool in_stream = !tensor.is_cpu();
+    return {call(), std::move(what), line_.ranks[rank()], in_stream ? Agreement::Place() : place_, in_stream};
   } catch (const std::exception& error) {
     fail(what, line_.ranks[rank()], reason(error));
   }

@@ -31,8 +31,11 @@ class What {
 /// A collective under way; one without a work is done.
 class SHARDWISE_API Pending {
  public:
-  /// While one with a place takes long, the others are asked whether they come.
-  Pending(c10::intrusive_ptr<c10d::Work> work, What what, int64_t rank, Agreement::Place place = {});
+  /// While one with a place takes long, the others are asked whether they come. `in_stream`: on a device, where the
+  /// stream waits, and the host never does.
+  Pending(
+      c10::intrusive_ptr<c10d::Work> work, What what, int64_t rank, Agreement::Place place = {},
+      bool in_stream = false);
   /// Raises PeerError with the name of the collective and this rank, or the agreement's Error.
   void wait();
   /// Whether wait() would return at once.
@@ -48,6 +51,7 @@ class SHARDWISE_API Pending {
   What what_;
   int64_t rank_;
   Agreement::Place place_;
+  bool in_stream_;
   /// Of a work whose own wait knows no timeout, and that does not tell whether it is done.
   std::shared_ptr<Waiter::Ticket> ticket_;
 };

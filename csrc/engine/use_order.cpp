@@ -8,7 +8,7 @@ namespace shardwise::engine {
 namespace {
 
 /// Of a program that runs forwards for ever, with gradients that nobody asks for.
-constexpr size_t kLongestPass = 1 << 16;
+constexpr size_t kLongestPass = 65536;
 
 } // namespace
 

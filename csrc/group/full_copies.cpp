@@ -191,13 +191,14 @@ void FullCopies::copy_out() {
   for (const auto& copy : copies_) {
     const auto start = copy.rank * layout_.part + copy.offset;
     const auto& leaf = storages_[copy.leaf].alias();
-    if (is_small(leaf) && leaf.dtype() == gathered_.dtype() && gathered_.is_cpu()) {
-      put_runs(leaf, copy.runs, gathered_, start);
+    if (Moves::takes(leaf) && leaf.dtype() == gathered_.dtype() && leaf.device() == gathered_.device()) {
+      moves_.put(leaf, copy.runs, gathered_, start);
     } else {
       auto rows = copy.rows;
       rows.copy_(gathered_.narrow(0, start, rows.numel()).view(rows.sizes()));
     }
   }
+  moves_.run();
 }
 
 // After a gather that failed its buffers may still be used: they do not go back.

@@ -119,6 +119,7 @@ class FullCopies {
   /// Of all of them, while they are not freed.
   at::Tensor memory_;
   std::vector<Copy> copies_;
+  Moves moves_;
   int64_t copied_bytes_ = 0;
   /// Elements of this rank's pieces.
   std::vector<int64_t> numels_;

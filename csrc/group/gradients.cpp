@@ -76,17 +76,20 @@ void Gradients::provide(comm::Buffers& buffers, Counters& counters) {
   bucket_ = scattered() ? buffers.take(layout_.world * segment(), options_, counters) : sum_;
 }
 
-bool Gradients::fill_small(size_t index, const at::Tensor& gradient, double scale) {
-  if (!is_small(gradient) || gradient.strides() != strides_[index] || gradient.is_neg()) return false;
+bool Gradients::move(size_t index, const at::Tensor& gradient, double scale) {
+  if (!Moves::takes(gradient) || gradient.device() != bucket_.device() || gradient.strides() != strides_[index] ||
+      gradient.is_neg()) {
+    return false;
+  }
   for (int64_t rank = 0; rank < layout_.world; ++rank) {
     const auto offset = rank * segment() + layout_.cuts[index].offsets[rank];
-    if (!scale_runs(gradient, runs_[index][rank], scale, bucket_, offset)) return false;
+    if (!moves_.scale(gradient, runs_[index][rank], scale, bucket_, offset)) return false;
   }
   return true;
 }
 
 void Gradients::fill(size_t index, const at::Tensor& gradient, double scale) {
-  if (gradient.defined() && fill_small(index, gradient, scale)) return;
+  if (gradient.defined() && move(index, gradient, scale)) return;
   const auto& cut = layout_.cuts[index];
   // at::mul_out with a plain number makes the product elsewhere and copies it.
   const auto factor = at::native::wrapped_scalar_tensor(scale);
@@ -139,6 +142,7 @@ void Gradients::begin(
     used_here_[i] = local.defined();
     if (used_here_[i]) counters.copied_bytes += static_cast<int64_t>(local.nbytes());
   }
+  moves_.run();
   fill_counts();
   if (scattered()) {
     pending_ = shards.reduce_scatter(as_real(sum_), as_real(bucket_), named("the reduce-scatter", unit), counters);
@@ -240,6 +244,8 @@ void Gradients::publish(const std::function<void(at::Tensor&)>& hook) {
       mean = piece_in(sum_, i, rank_, 0);
       if (after_ != 1) mean.mul_(after_);
       const auto target = parameters_[i]->visible();
+      // Where one rank has all of it, in the layout `flat` too: there a shard is a vector.
+      if (mean.sizes() != target.sizes()) mean = mean.view(target.sizes());
       if (mean.dtype() != target.dtype() || mean.device() != target.device()) mean = mean.to(target.options());
     }
     parameters_[i]->publish(mean);

@@ -71,7 +71,7 @@ class Gradients {
   at::Tensor piece_in(const at::Tensor& buffer, size_t index, int64_t rank, int64_t start) const;
   void provide(comm::Buffers& buffers, Counters& counters);
   void fill(size_t index, const at::Tensor& gradient, double scale);
-  bool fill_small(size_t index, const at::Tensor& gradient, double scale);
+  bool move(size_t index, const at::Tensor& gradient, double scale);
   void fill_counts();
   at::Tensor count_of(size_t index) const;
   comm::What named(const char* sum, const std::string& unit) const;
@@ -81,6 +81,7 @@ class Gradients {
   std::vector<std::vector<int64_t>> strides_;
   /// By parameter, then by rank: the elements that go into the rank's part.
   std::vector<std::vector<Runs>> runs_;
+  Moves moves_;
   at::TensorOptions options_;
   int64_t rank_ = 0;
   /// What the sum is still to be multiplied by.

@@ -5,8 +5,8 @@
 #include <shardwise/error.h>
 
 #include <ATen/ops/empty.h>
-#include <c10/util/intrusive_ptr.h>
 #include <c10/util/StringUtil.h>
+#include <c10/util/intrusive_ptr.h>
 
 namespace shardwise::group {
 

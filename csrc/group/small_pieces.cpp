@@ -1,10 +1,6 @@
 #include "group/small_pieces.h"
 
-#include <ATen/OpMathType.h>
 #include <c10/util/accumulate.h>
-
-#include <cstring>
-#include <type_traits>
 
 namespace shardwise::group {
 namespace {
@@ -18,8 +14,8 @@ char* element(const at::Tensor& tensor, int64_t index) {
 
 } // namespace
 
-bool is_small(const at::Tensor& tensor) {
-  return tensor.is_cpu() && tensor.numel() <= kSmall;
+bool Moves::takes(const at::Tensor& tensor) {
+  return cuda::has_kernels(tensor.device().type()) && (!tensor.is_cpu() || tensor.numel() <= kSmall);
 }
 
 Runs runs_of(const layout::Cut& cut, int64_t rank) {
@@ -32,41 +28,35 @@ Runs runs_of(const layout::Cut& cut, int64_t rank) {
       .start = cut.starts[static_cast<size_t>(rank)] * row};
 }
 
-void put_runs(const at::Tensor& whole, const Runs& runs, const at::Tensor& part, int64_t offset) {
-  const auto bytes = static_cast<size_t>(runs.length) * whole.itemsize();
-  for (int64_t i = 0; i < runs.count; ++i) {
-    std::memcpy(element(whole, runs.start + i * runs.stride), element(part, offset + i * runs.length), bytes);
+void Moves::put(const at::Tensor& whole, const Runs& runs, const at::Tensor& part, int64_t offset) {
+  add({.device = whole.device(), .from = part.scalar_type(), .to = whole.scalar_type()},
+      {element(part, offset), element(whole, runs.start), runs.count, runs.length, runs.length, runs.stride}, part);
+}
+
+bool Moves::scale(const at::Tensor& whole, const Runs& runs, double factor, const at::Tensor& part, int64_t offset) {
+  const Kind kind{whole.device(), whole.scalar_type(), part.scalar_type(), factor};
+  if (!cuda::scale(kind.device, kind.from, kind.to, factor, {})) return false;
+  add(kind, {element(whole, runs.start), element(part, offset), runs.count, runs.length, runs.stride, runs.length},
+      whole);
+  return true;
+}
+
+void Moves::add(const Kind& kind, const cuda::Move& move, const at::Tensor& from) {
+  if (!(kind == kind_)) run();
+  kind_ = kind;
+  moves_.push_back(move);
+  alive_.push_back(from);
+}
+
+void Moves::run() {
+  if (moves_.empty()) return;
+  if (kind_.factor) {
+    cuda::scale(kind_.device, kind_.from, kind_.to, *kind_.factor, moves_);
+  } else {
+    cuda::copy(kind_.device, static_cast<int64_t>(c10::elementSize(kind_.from)), moves_);
   }
-}
-
-namespace {
-
-/// Calls act(Number()) for the floating-point dtypes that there are kernels for.
-template <typename Act>
-bool with_number(at::ScalarType dtype, const Act& act) {
-  if (dtype == at::kFloat) return act(float());
-  if (dtype == at::kDouble) return act(double());
-  if (dtype == at::kBFloat16) return act(at::BFloat16());
-  if (dtype == at::kHalf) return act(at::Half());
-  return false;
-}
-
-} // namespace
-
-bool scale_runs(const at::Tensor& whole, const Runs& runs, double scale, const at::Tensor& part, int64_t offset) {
-  const auto scaled = [&]<typename From, typename To>(From, To) {
-    using Wide = std::common_type_t<at::opmath_type<From>, at::opmath_type<To>>;
-    const auto factor = static_cast<Wide>(scale);
-    for (int64_t i = 0; i < runs.count; ++i) {
-      const auto* from = whole.const_data_ptr<From>() + runs.start + i * runs.stride;
-      auto* to = part.mutable_data_ptr<To>() + offset + i * runs.length;
-      for (int64_t k = 0; k < runs.length; ++k) to[k] = static_cast<To>(static_cast<Wide>(from[k]) * factor);
-    }
-    return true;
-  };
-  return with_number(whole.scalar_type(), [&](auto from) {
-    return with_number(part.scalar_type(), [&](auto to) { return scaled(from, to); });
-  });
+  moves_.clear();
+  alive_.clear();
 }
 
 bool put_flags(const std::vector<bool>& flags, const at::Tensor& vector, int64_t offset) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/moves.h"
 #include "layout/shards.h"
 
 #include <shardwise/export.h>
@@ -7,15 +8,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
-// Small pieces on a CPU are moved without the dispatcher: one call of it costs more than the piece itself. Large ones,
-// and other devices, are left to torch's kernels, which use all threads.
+// Small pieces on a CPU are moved without the dispatcher: one call of it costs more than the piece itself. Large ones
+// are left to torch's kernels, which use all threads. On a device with kernels of ours all pieces are moved together.
 
 namespace shardwise::group {
-
-/// Whether a tensor's elements lie on a CPU and are few.
-SHARDWISE_API bool is_small(const at::Tensor& tensor);
 
 /// The elements of a contiguous tensor that a cut gives to a rank: runs at equal distances.
 struct Runs {
@@ -26,14 +25,36 @@ struct Runs {
 };
 SHARDWISE_API Runs runs_of(const layout::Cut& cut, int64_t rank);
 
-/// Writes a piece, which lies at element `offset` of `part`, to its place in `whole`. Same dtype; both contiguous.
-SHARDWISE_API void put_runs(const at::Tensor& whole, const Runs& runs, const at::Tensor& part, int64_t offset);
+/// Pieces that are moved together, by run(). Their tensors live until then.
+class SHARDWISE_API Moves {
+ public:
+  /// Whether pieces of a tensor are moved here: where its elements lie on a CPU and are few, or on a device that has
+  /// kernels.
+  static bool takes(const at::Tensor& tensor);
 
-/// Writes runs of `whole`, multiplied, to `part` from element `offset` on, with the bits that at::mul gives when
-/// `whole` is first cast to the wider of the two dtypes. The memory of `whole` is without gaps, and the runs are of
-/// that memory. Returns false for a dtype that it does not know.
-SHARDWISE_API bool scale_runs(
-    const at::Tensor& whole, const Runs& runs, double scale, const at::Tensor& part, int64_t offset);
+  /// A piece, which lies at element `offset` of `part`, goes to its place in `whole`. Same dtype; both contiguous.
+  void put(const at::Tensor& whole, const Runs& runs, const at::Tensor& part, int64_t offset);
+  /// Runs of `whole`, multiplied, go to `part` from element `offset` on, with the bits that at::mul gives when `whole`
+  /// is first cast to the wider of the two dtypes. The memory of `whole` is without gaps, and the runs are of that
+  /// memory. Returns false for a dtype that it does not know.
+  bool scale(const at::Tensor& whole, const Runs& runs, double factor, const at::Tensor& part, int64_t offset);
+  void run();
+
+ private:
+  struct Kind {
+    at::Device device = at::kCPU;
+    at::ScalarType from = at::kFloat;
+    at::ScalarType to = at::kFloat;
+    /// Unset: bits are copied.
+    std::optional<double> factor = std::nullopt;
+    bool operator==(const Kind&) const = default;
+  };
+  void add(const Kind& kind, const cuda::Move& move, const at::Tensor& from);
+
+  Kind kind_;
+  std::vector<cuda::Move> moves_;
+  std::vector<at::Tensor> alive_;
+};
 
 /// Writes 0 and 1 at element `offset` and those after it. Returns false for a dtype that it does not know.
 SHARDWISE_API bool put_flags(const std::vector<bool>& flags, const at::Tensor& vector, int64_t offset);

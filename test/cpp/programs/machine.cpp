@@ -20,15 +20,6 @@ bool throws(const std::function<void()>& act) {
   return false;
 }
 
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(bool adam, torch::nn::Module& model) {
-  // A large epsilon: noise in gradients that are zero must stay noise.
-  if (adam) {
-    return std::make_unique<torch::optim::AdamW>(
-        model.parameters(), torch::optim::AdamWOptions(0.02).eps(1e-2).weight_decay(0.05));
-  }
-  return std::make_unique<torch::optim::SGD>(model.parameters(), torch::optim::SGDOptions(0.01).momentum(0.5));
-}
-
 Tensor sum_of(const std::vector<Tensor>& losses) {
   Tensor sum = losses.front();
   for (size_t i = 1; i < losses.size(); ++i) sum = sum + losses[i];
@@ -36,50 +27,6 @@ Tensor sum_of(const std::vector<Tensor>& losses) {
 }
 
 } // namespace
-
-Machine::Machine(Rank& rank, const Program& program)
-    : rank_(rank),
-      program_(program),
-      ours_(make_model(program.model)),
-      plain_(make_model(program.model)) {
-  for (auto* model : {ours_.get(), plain_.get()}) {
-    for (auto& entry : model->named_parameters()) {
-      if (program_.unit_of(entry.key()) < 0) entry.value().set_requires_grad(false);
-    }
-  }
-  plain_parameters_ = plain_->named_parameters();
-  for (const auto& entry : ours_->named_parameters()) members_[entry.key()] = entry.value();
-  const auto note = [&](const std::string& path, const torch::nn::Module& module) {
-    if (const auto* node = module.as<NodeImpl>()) {
-      unit_of_node_[node->spec.id] = program_.unit_of(path.empty() ? "scale" : path + ".scale");
-    }
-  };
-  for (const auto& entry : plain_->named_modules()) note(entry.key(), *entry.value());
-  wrap();
-  mine_ = make_optimizer(program_.adam, *ours_);
-  theirs_ = make_optimizer(program_.adam, *plain_);
-}
-
-void Machine::wrap() {
-  auto mesh = rank_.mesh();
-  if (program_.one_group) mesh = Mesh::from_process_groups({"world"}, {mesh.group("world")}, torch::kCPU);
-  const auto modules = ours_->named_modules();
-  for (const auto& spec : program_.units) {
-    std::vector<std::shared_ptr<torch::nn::Module>> chosen;
-    for (const auto& path : spec.modules) chosen.push_back(path.empty() ? ours_ : modules[path]);
-    if (!spec.is_sharded) {
-      units_.push_back(replicate(*chosen.front(), ReplicateOptions().mesh(mesh)));
-    } else {
-      auto options = FullyShardOptions().mesh(mesh).reshard_after_forward(spec.reshard_after_forward);
-      if (spec.is_flat) options.layout(ShardLayout::flat);
-      if (spec.is_last_dim) {
-        options.shard_placement([](const std::string&, const Tensor& parameter) { return parameter.dim() - 1; });
-      }
-      units_.push_back(chosen.size() == 1 ? fully_shard(*chosen.front(), options) : fully_shard(chosen, options));
-    }
-  }
-  states_.resize(units_.size());
-}
 
 void Machine::run() {
   check();
@@ -148,6 +95,13 @@ void Machine::execute(const Instruction& instruction) {
     case Kind::sync:
       set([&](Unit& unit) { unit.set_requires_gradient_sync(flag, instruction.flag2); });
       for_units(instruction.which, instruction.flag2, [&](UnitState& state) { state.sync = flag; });
+      break;
+    case Kind::all_reduce:
+      set([&](Unit& unit) { unit.set_requires_all_reduce(flag, instruction.flag2); });
+      for_units(instruction.which, instruction.flag2, [&](UnitState& state) { state.all_reduce = flag; });
+      break;
+    case Kind::look_ahead:
+      set([&](Unit& unit) { unit.set_prefetch(flag); });
       break;
     case Kind::reshard_after_forward:
       set([&](Unit& unit) { unit.set_reshard_after_forward(flag, instruction.flag2); });
@@ -299,6 +253,9 @@ void Machine::average(const std::map<std::string, Tensor>& gradients) {
     const bool takes_part = state.engaged || !spec.is_sharded;
     state.engaged = false;
     if (!takes_part) continue;
+    // A sum over shards' ranks alone is all there is where there are no copies.
+    const bool publishes = state.sync && (state.all_reduce || (spec.is_sharded && program_.copies == 1));
+    const double scale = spec.divisor ? Program::kRanks / *spec.divisor : 1;
     for (const auto& name : spec.parameters) {
       auto& parameter = plain_parameters_[name];
       auto sum = std::exchange(waiting_[name], Tensor());
@@ -306,11 +263,11 @@ void Machine::average(const std::map<std::string, Tensor>& gradients) {
         sum = sum.defined() ? sum + came->second : came->second;
       }
       if (!sum.defined()) continue;
-      if (!state.sync || !parameter.requires_grad()) {
+      if (!publishes || !parameter.requires_grad()) {
         waiting_[name] = sum;
       } else {
         auto& grad = parameter.mutable_grad();
-        grad = grad.defined() ? grad + sum : sum.clone();
+        grad = grad.defined() ? grad + scale * sum : scale * sum;
       }
     }
   }

@@ -29,6 +29,7 @@ class Machine {
   /// What the plain model lacks.
   struct UnitState {
     bool sync = true;
+    bool all_reduce = true;
     bool frees_after_backward = true;
     /// It was used with gradients to come since the last backward of its tree.
     bool engaged = false;

@@ -15,6 +15,8 @@ Tensor Machine::piece_of(const std::string& name, const Tensor& whole) const {
   const int unit = program_.unit_of(name);
   if (unit < 0 || !program_.units[static_cast<size_t>(unit)].is_sharded) return whole;
   const auto& spec = program_.units[static_cast<size_t>(unit)];
+  const int64_t parts = Program::kRanks / program_.copies;
+  const int64_t part = rank_.rank() % parts;
   if (spec.is_flat) {
     std::vector<std::vector<int64_t>> shapes;
     size_t index = 0;
@@ -22,12 +24,12 @@ Tensor Machine::piece_of(const std::string& name, const Tensor& whole) const {
       shapes.push_back(plain_parameters_[spec.parameters[i]].sizes().vec());
       if (spec.parameters[i] == name) index = i;
     }
-    const auto cut = layout::flat(shapes, Program::kRanks, 128 / static_cast<int64_t>(sizeof(double))).cuts[index];
-    return whole.flatten().narrow(0, cut.starts[rank_.rank()], cut.length(rank_.rank()));
+    const auto cut = layout::flat(shapes, parts, 128 / static_cast<int64_t>(sizeof(double))).cuts[index];
+    return whole.flatten().narrow(0, cut.starts[part], cut.length(part));
   }
   const auto dim = spec.is_last_dim ? whole.dim() - 1 : 0;
-  const auto chunk = (whole.size(dim) + Program::kRanks - 1) / Program::kRanks;
-  const auto start = std::min(rank_.rank() * chunk, whole.size(dim));
+  const auto chunk = (whole.size(dim) + parts - 1) / parts;
+  const auto start = std::min(part * chunk, whole.size(dim));
   return whole.narrow(dim, start, std::min(chunk, whole.size(dim) - start));
 }
 

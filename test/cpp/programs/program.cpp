@@ -45,7 +45,7 @@ std::vector<int> nodes_that_run(const NodeSpec& root, uint64_t seed) {
   return nodes;
 }
 
-Program::Program(uint64_t seed) : seed(seed) {
+Program::Program(uint64_t seed, bool plain) : seed(seed) {
   Random random(seed);
   model = ModelSpec::random(random);
   one_group = random.chance(25);
@@ -53,6 +53,28 @@ Program::Program(uint64_t seed) : seed(seed) {
   group_modules(random);
   find_owners();
   write_instructions(random);
+  if (!plain) add_policies(random);
+}
+
+// Last, so that the rest of a program does not depend on them.
+void Program::add_policies(Random& random) {
+  copies = one_group ? 1 : random.of<int>({1, 1, 2, 2, 4});
+  for (auto& unit : units) {
+    if (copies == 1 && random.chance(25)) unit.holders = 2;
+    if (random.chance(20)) unit.divisor = random.of<double>({1, 2, 3, 8});
+    unit.divides_after = random.chance(20);
+  }
+  using Kind = Instruction::Kind;
+  std::vector<Instruction> more;
+  for (const auto& instruction : instructions) {
+    const int unit = random.below(static_cast<int>(units.size()));
+    if (random.chance(6)) {
+      more.push_back({.kind = Kind::all_reduce, .which = unit, .flag = random.chance(50), .flag2 = random.chance(60)});
+    }
+    if (random.chance(3)) more.push_back({.kind = Kind::look_ahead, .which = unit, .flag = random.chance(50)});
+    more.push_back(instruction);
+  }
+  instructions = more;
 }
 
 // Inner modules first, as the library wants them.
@@ -257,8 +279,13 @@ std::string UnitSpec::text() const {
   std::string text = (is_sharded ? "fully_shard" : "replicate") + std::string(" of ") + join(modules);
   if (is_sharded) {
     text += is_flat ? ", flat" : is_last_dim ? ", rows of the last dimension" : ", rows";
-    text += !reshard_after_forward ? "" : *reshard_after_forward ? ", freed after forward" : ", kept after forward";
+    if (holders > 0) text += ", held by " + std::to_string(holders) + " ranks";
+    text += holders > 0 || !reshard_after_forward ? ""
+            : *reshard_after_forward              ? ", freed after forward"
+                                                  : ", kept after forward";
   }
+  if (divisor) text += ", divided by " + std::to_string(*divisor);
+  if (divides_after) text += ", divided after the sum";
   return text + (outer < 0 ? "" : ", inside of " + unit_text(outer)) + ": " + join(parameters);
 }
 
@@ -287,6 +314,10 @@ std::string Instruction::text() const {
       return "throw in backward at node " + std::to_string(which) + walk + (flag ? ", then reset" : "");
     case Kind::sync:
       return "sync" + value + ": " + unit_text(which) + tree;
+    case Kind::all_reduce:
+      return "all_reduce" + value + ": " + unit_text(which) + tree;
+    case Kind::look_ahead:
+      return "prefetch by the last pass" + value + ": the tree of " + unit_text(which);
     case Kind::reshard_after_forward:
       return "reshard_after_forward" + value + ": " + unit_text(which) + tree;
     case Kind::reshard_after_backward:
@@ -318,7 +349,8 @@ std::string Instruction::text() const {
 
 std::string Program::text() const {
   std::string text = "program " + std::to_string(seed) + " on " + std::to_string(kRanks) + " ranks, " +
-                     (adam ? "AdamW" : "SGD") + (one_group ? ", one process group" : "") + "\n" + model.text();
+                     (adam ? "AdamW" : "SGD") + (one_group ? ", one process group" : "") +
+                     (copies > 1 ? ", " + std::to_string(copies) + " copies of shards" : "") + "\n" + model.text();
   for (size_t i = 0; i < units.size(); ++i) text += unit_text(static_cast<int>(i)) + ": " + units[i].text() + "\n";
   for (size_t i = 0; i < instructions.size(); ++i) {
     text += std::to_string(i) + ". " + instructions[i].text() + "\n";

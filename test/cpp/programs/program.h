@@ -18,6 +18,11 @@ struct UnitSpec {
   /// Cut along the last dimension.
   bool is_last_dim = false;
   std::optional<bool> reshard_after_forward = std::nullopt;
+  /// Ranks that hold everything together after forward; 0: none do.
+  int holders = 0;
+  /// What gradients are divided by, if not by the number of ranks, and whether after the sum.
+  std::optional<double> divisor = std::nullopt;
+  bool divides_after = false;
   /// The parameters that it has itself, and its place in the tree of units: -1 at the top.
   std::vector<std::string> parameters = {};
   int outer = -1;
@@ -37,6 +42,8 @@ struct Instruction {
     throw_in_forward,
     throw_in_backward,
     sync,
+    all_reduce,
+    look_ahead,
     reshard_after_forward,
     reshard_after_backward,
     unshard_in_backward,
@@ -68,7 +75,8 @@ struct Instruction {
 struct Program {
   static constexpr int kRanks = 4;
 
-  explicit Program(uint64_t seed);
+  /// `plain`: on a mesh of one axis, with no policy but those of resharding.
+  explicit Program(uint64_t seed, bool plain = false);
   std::string text() const;
   /// The unit that has the parameter; -1 when none has.
   int unit_of(const std::string& parameter) const;
@@ -85,12 +93,15 @@ struct Program {
   /// Gathers and sums share a process group.
   bool one_group = false;
   bool adam = false;
+  /// Copies of shards: the size of the first axis of the mesh of sharded units.
+  int copies = 1;
   std::vector<Instruction> instructions;
 
  private:
   void group_modules(Random& random);
   void write_instructions(Random& random);
   void find_owners();
+  void add_policies(Random& random);
   Instruction instruction(Random& random, int& graphs);
   uint64_t forward_seed(Random& random) const;
 

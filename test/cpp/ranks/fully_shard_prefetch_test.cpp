@@ -140,11 +140,13 @@ TEST(FullyShardPrefetch, WithinCallsThatHooksSee) {
     auto ours = mlps(8, 3);
     std::string log;
     for (size_t i = 0; i < 3; ++i) {
-      fully_shard(ours->ptr(i), sharded_on(rank)).set_custom_all_gather([&log, i](auto& output, auto& input, auto& group) {
-        log += "g" + std::to_string(i);
-        return group._allgather_base(output, input);
-      });
-      register_forward_hook(*ours->ptr(i), [&log, i](torch::nn::Module&, HookTensors&) { log += "f" + std::to_string(i); });
+      fully_shard(ours->ptr(i), sharded_on(rank))
+          .set_custom_all_gather([&log, i](auto& output, auto& input, auto& group) {
+            log += "g" + std::to_string(i);
+            return group._allgather_base(output, input);
+          });
+      register_forward_hook(
+          *ours->ptr(i), [&log, i](torch::nn::Module&, HookTensors&) { log += "f" + std::to_string(i); });
     }
     fully_shard(ours, sharded_on(rank));
     const auto forward = [&](int step) { return call(*ours, batch(step, rank.rank(), 8)).pow(2).sum(); };

@@ -35,7 +35,7 @@ TEST(FullyShardHybrid, ParityOnEveryGrid) {
 }
 
 TEST(FullyShardHybrid, FlatLayout) {
-  on_grids<Stack>({{2, 2}, {2, 3}}, make_stack, [](Pair<Stack>& both, FullyShardOptions options) {
+  on_grids<Stack>({{2, 2}, {2, 3}, {2, 1}}, make_stack, [](Pair<Stack>& both, FullyShardOptions options) {
     shard(both, options.layout(ShardLayout::flat));
     for (int step = 0; step < 4; ++step) {
       both.backward(stack_loss, step);

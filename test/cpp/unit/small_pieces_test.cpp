@@ -1,4 +1,5 @@
 #include "group/small_pieces.h"
+#include "cuda/move_element.h"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -45,7 +46,9 @@ TEST_CASE("scaled pieces have the bits of at::mul, and nothing else is written")
         [&](const at::Tensor& whole, const layout::Cut& cut, int64_t rank, const at::Tensor& piece, at::Tensor part) {
           auto expected = part.clone();
           expected.narrow(0, 2, piece.numel()).copy_(at::mul(piece, 1.0 / 3).reshape({-1}));
-          REQUIRE(group::scale_runs(whole, group::runs_of(cut, rank), 1.0 / 3, part, 2));
+          group::Moves moves;
+          REQUIRE(moves.scale(whole, group::runs_of(cut, rank), 1.0 / 3, part, 2));
+          moves.run();
           CHECK(part.equal(expected));
         });
   }
@@ -61,21 +64,76 @@ TEST_CASE("pieces are put where they were cut from, and nothing else is written"
           auto expected = whole.clone();
           auto place = expected.view(cut.shape).narrow(cut.dim, cut.starts[rank], cut.length(rank));
           place.copy_(part.narrow(0, 3, place.numel()).view(place.sizes()));
-          group::put_runs(whole, group::runs_of(cut, rank), part, 3);
+          group::Moves moves;
+          moves.put(whole, group::runs_of(cut, rank), part, 3);
+          moves.run();
           CHECK(whole.equal(expected));
         });
   }
 }
 
+TEST_CASE("pieces of several dtypes are moved together, in the order in which they were given") {
+  group::Moves moves;
+  const auto cut = layout::rows({{6}}, {0}, 2, 1).cuts.front();
+  std::vector<at::Tensor> parts;
+  for (const auto dtype : {at::kFloat, at::kFloat, at::kHalf, at::kLong, at::kHalf}) {
+    auto whole = at::zeros({6}, dtype);
+    auto part = at::arange(3, dtype);
+    for (int64_t rank = 0; rank < 2; ++rank) moves.put(whole, group::runs_of(cut, rank), part, 0);
+    parts.push_back(whole);
+  }
+  // Nobody else keeps what is read.
+  const auto target = at::zeros({6}, at::kDouble);
+  moves.scale(at::arange(6, at::kFloat), group::runs_of(cut, 1), 2, target, 1);
+  moves.run();
+  moves.run();
+  for (const auto& whole : parts) CHECK(whole.to(at::kLong).equal(at::tensor({0, 1, 2, 0, 1, 2}, at::kLong)));
+  CHECK(target.equal(at::tensor({0, 6, 8, 10, 0, 0}, at::kDouble)));
+}
+
+TEST_CASE("what a kernel does for one element is what the loop of the CPU does for all") {
+  for (const auto from : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+    for (const auto to : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+      const auto source = random({40}, from);
+      const auto expected = at::zeros({40}, to);
+      const auto actual = at::zeros({40}, to);
+      const auto move_to = [&](const at::Tensor& target) {
+        return cuda::Move{source.const_data_ptr(), target.mutable_data_ptr(), 3, 5, 12, 7};
+      };
+      REQUIRE(cuda::scale(at::kCPU, from, to, 0.3, {move_to(expected)}));
+      cuda::with_number(from, [&](auto a) {
+        return cuda::with_number(to, [&](auto b) {
+          using From = decltype(a);
+          using To = decltype(b);
+          for (int64_t i = 0; i < 15; ++i) {
+            cuda::scale_element<From, To>(move_to(actual), i, static_cast<cuda::Both<From, To>>(0.3));
+          }
+          return true;
+        });
+      });
+      CHECK(actual.equal(expected));
+      CHECK(expected.count_nonzero().item<int64_t>() == 15);
+    }
+  }
+  const auto source = random({40}, at::kFloat);
+  const auto expected = at::zeros({40});
+  const auto actual = at::zeros({40});
+  cuda::copy(at::kCPU, 4, {{source.const_data_ptr(), expected.mutable_data_ptr(), 3, 5, 12, 7}});
+  const cuda::Move move{source.const_data_ptr(), actual.mutable_data_ptr(), 3, 5, 12, 7};
+  for (int64_t i = 0; i < 15; ++i) cuda::copy_element<uint32_t>(move, i);
+  CHECK(actual.equal(expected));
+  CHECK(actual[7].item<float>() == source[12].item<float>());
+}
+
 TEST_CASE("what has no fast way says so and writes nothing") {
   auto part = at::zeros({4}, at::kComplexFloat);
   const auto cut = layout::rows({{4}}, {0}, 1, 1).cuts.front();
-  CHECK_FALSE(group::scale_runs(at::ones({4}, at::kComplexFloat), group::runs_of(cut, 0), 0.5, part, 0));
+  CHECK_FALSE(group::Moves().scale(at::ones({4}, at::kComplexFloat), group::runs_of(cut, 0), 0.5, part, 0));
   CHECK_FALSE(group::put_flags({true, true}, part, 0));
   CHECK(part.equal(at::zeros({4}, at::kComplexFloat)));
-  CHECK(group::is_small(at::empty({32768})));
-  CHECK_FALSE(group::is_small(at::empty({32769})));
-  CHECK_FALSE(group::is_small(at::empty({4}, at::TensorOptions(at::kMeta))));
+  CHECK(group::Moves::takes(at::empty({32768})));
+  CHECK_FALSE(group::Moves::takes(at::empty({32769})));
+  CHECK_FALSE(group::Moves::takes(at::empty({4}, at::TensorOptions(at::kMeta))));
 }
 
 TEST_CASE("flags are ones and zeros in their order") {

@@ -1,0 +1,15 @@
+#pragma once
+
+#include "cuda/moves.h"
+
+#include <cuda_runtime_api.h>
+
+namespace shardwise::cuda {
+
+// Of the device that is current. Not empty; `unit`: 1, 2, 4, 8 or 16 bytes, in which lengths and strides are given and
+// to which memory is aligned.
+cudaError_t launch_copy(cudaStream_t stream, int64_t unit, const std::vector<Move>& moves);
+cudaError_t launch_scale(
+    cudaStream_t stream, at::ScalarType from, at::ScalarType to, double factor, const std::vector<Move>& moves);
+
+} // namespace shardwise::cuda

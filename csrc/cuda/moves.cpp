@@ -1,0 +1,117 @@
+#include "cuda/moves.h"
+
+#include "cuda/move_element.h"
+
+#include <c10/util/Exception.h>
+
+#include <cstring>
+
+#ifdef SHARDWISE_WITH_KERNELS
+#include "cuda/kernels.h"
+
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <array>
+#endif
+
+namespace shardwise::cuda {
+namespace {
+
+#ifdef SHARDWISE_WITH_KERNELS
+
+constexpr std::array<int64_t, 5> kUnits{16, 8, 4, 2, 1};
+
+void check(cudaError_t error) {
+  TORCH_CHECK(error == cudaSuccess, "shardwise: a kernel was not launched: ", cudaGetErrorString(error));
+}
+
+/// In bytes, whatever the elements are.
+bool fits(const Move& move, int64_t itemsize, int64_t unit) {
+  const auto whole = [&](int64_t elements) { return elements * itemsize % unit == 0; };
+  const auto aligned = [&](const void* place) { return reinterpret_cast<uintptr_t>(place) % unit == 0; };
+  return aligned(move.from) && aligned(move.to) && whole(move.length) &&
+         (move.count == 1 || (whole(move.from_stride) && whole(move.to_stride)));
+}
+
+// Most pieces can be moved 16 bytes at a time.
+void copy_on_cuda(at::Device device, int64_t itemsize, const std::vector<Move>& moves) {
+  const c10::cuda::CUDAGuard guard(device);
+  const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
+  std::array<std::vector<Move>, kUnits.size()> by_unit;
+  for (auto move : moves) {
+    if (move.count * move.length == 0) continue;
+    size_t i = 0;
+    while (i + 1 < kUnits.size() && !fits(move, itemsize, kUnits[i])) ++i;
+    for (auto* elements : {&move.length, &move.from_stride, &move.to_stride})
+      *elements = *elements * itemsize / kUnits[i];
+    by_unit[i].push_back(move);
+  }
+  for (size_t i = 0; i < kUnits.size(); ++i) {
+    if (!by_unit[i].empty()) check(launch_copy(stream, kUnits[i], by_unit[i]));
+  }
+}
+
+#endif
+
+} // namespace
+
+bool has_kernels(at::DeviceType device) {
+#ifdef SHARDWISE_WITH_KERNELS
+  if (device == at::kCUDA) return true;
+#endif
+  return device == at::kCPU;
+}
+
+void copy(at::Device device, int64_t itemsize, const std::vector<Move>& moves) {
+#ifdef SHARDWISE_WITH_KERNELS
+  if (device.is_cuda()) return copy_on_cuda(device, itemsize, moves);
+#endif
+  TORCH_INTERNAL_ASSERT(device.is_cpu());
+  for (const auto& move : moves) {
+    const auto* from = static_cast<const char*>(move.from);
+    auto* to = static_cast<char*>(move.to);
+    for (int64_t i = 0; i < move.count; ++i) {
+      std::memcpy(
+          to + i * move.to_stride * itemsize, from + i * move.from_stride * itemsize,
+          static_cast<size_t>(move.length * itemsize));
+    }
+  }
+}
+
+bool scale(at::Device device, at::ScalarType from, at::ScalarType to, double factor, const std::vector<Move>& moves) {
+  const auto known = [](at::ScalarType dtype) { return with_number(dtype, [](auto) { return true; }); };
+  if (!known(from) || !known(to)) return false;
+#ifdef SHARDWISE_WITH_KERNELS
+  if (device.is_cuda()) {
+    const c10::cuda::CUDAGuard guard(device);
+    if (!moves.empty()) check(launch_scale(c10::cuda::getCurrentCUDAStream(device.index()), from, to, factor, moves));
+    return true;
+  }
+#endif
+  TORCH_INTERNAL_ASSERT(device.is_cpu());
+  return with_number(from, [&](auto a) {
+    return with_number(to, [&](auto b) {
+      using From = decltype(a);
+      using To = decltype(b);
+      for (const auto& move : moves) {
+        for (int64_t run = 0; run < move.count; ++run) {
+          // Runs one by one: the compiler makes wide loops of them.
+          const Move single{
+              static_cast<const From*>(move.from) + run * move.from_stride,
+              static_cast<To*>(move.to) + run * move.to_stride,
+              1,
+              move.length,
+              0,
+              0};
+          for (int64_t i = 0; i < move.length; ++i) {
+            scale_element<From, To>(single, i, static_cast<Both<From, To>>(factor));
+          }
+        }
+      }
+      return true;
+    });
+  });
+}
+
+} // namespace shardwise::cuda
