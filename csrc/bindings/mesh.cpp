@@ -1,7 +1,10 @@
 #include "bindings/bindings.h"
 
+#include "comm/process_group.h"
+
 #include <shardwise/mesh.h>
 
+#include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 
 namespace shardwise::bindings {
@@ -26,6 +29,21 @@ void bind_mesh(pybind11::module_& module) {
       .def("coordinate", &Mesh::coordinate, py::arg("axis"))
       .def("group", &Mesh::group, py::arg("axis"))
       .def("__repr__", &Mesh::describe);
+
+  module.def(
+      "make_transport",
+      [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout) {
+        return comm::make_direct(
+            {.name = "shardwise",
+             .store = store,
+             .rank = rank,
+             .size = size,
+             .device = at::kCPU,
+             .connect_timeout = timeout,
+             .timeout = timeout});
+      },
+      NoGil(), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
+      "The back end of the direct transport, as torch.distributed.Backend.register_backend wants it.");
 }
 
 } // namespace shardwise::bindings

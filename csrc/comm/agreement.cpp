@@ -123,7 +123,8 @@ std::shared_ptr<Agreement> Agreement::of(const std::vector<Line>& all_lines) {
          .size = group->getSize(),
          .device = at::kCPU,
          .connect_timeout = kConnectTimeout,
-         .timeout = kTimeout});
+         .timeout = kTimeout,
+         .transport = Transport::gloo});
     meet(*store, group->getRank(), group->getSize(), kConnectTimeout);
     // The back end itself: tools that count collectives are not to see these.
     channels.push_back({control->getBackend(c10::DeviceType::CPU), store, ranks});

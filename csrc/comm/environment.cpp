@@ -88,6 +88,15 @@ void keep(int port, const c10::intrusive_ptr<c10d::Store>& store) {
 
 } // namespace
 
+Transport transport_of_environment() {
+  const auto name = variable("SHARDWISE_TRANSPORT").value_or("");
+  if (name.empty() || name == "direct") return Transport::direct;
+  if (name == "gloo") return Transport::gloo;
+  throw ValueError(c10::str(
+      "shardwise: the environment variable SHARDWISE_TRANSPORT is '", name,
+      "'; it must be 'direct' or 'gloo', or unset."));
+}
+
 Environment Environment::read() {
   Environment env;
   if (!variable("RANK") && !variable("WORLD_SIZE") && !variable("MASTER_ADDR") && !variable("MASTER_PORT")) return env;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <shardwise/export.h>
+#include <shardwise/mesh.h>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -28,5 +29,8 @@ struct SHARDWISE_API Environment {
   /// Rank 0 goes on serving it until its process ends: another rank may be back for more before rank 0 is done.
   c10::intrusive_ptr<c10d::Store> connect(std::chrono::milliseconds timeout) const;
 };
+
+/// What SHARDWISE_TRANSPORT says, or the default. Raises ValueError.
+SHARDWISE_API Transport transport_of_environment();
 
 } // namespace shardwise::comm

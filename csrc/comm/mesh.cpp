@@ -197,7 +197,8 @@ struct Mesh::State {
          .size = static_cast<int>(axes[index].size),
          .device = device,
          .connect_timeout = options.connect_timeout(),
-         .timeout = options.timeout()});
+         .timeout = options.timeout(),
+         .transport = transport()});
   }
 
   c10::intrusive_ptr<c10d::ProcessGroup> make_neighbours(size_t index, int count) {
@@ -220,9 +221,14 @@ struct Mesh::State {
          .size = count,
          .device = device,
          .connect_timeout = options.connect_timeout(),
-         .timeout = options.timeout()});
+         .timeout = options.timeout(),
+         .transport = transport()});
     comm::meet(*place, position % count, count, options.connect_timeout());
     return group;
+  }
+
+  Transport transport() const {
+    return options.transport() ? *options.transport() : comm::transport_of_environment();
   }
 
   /// All ranks of the mesh come here.

@@ -1,4 +1,6 @@
 #include "comm/process_group.h"
+
+#include "comm/direct_backend.h"
 #include "comm/reason.h"
 
 #include <shardwise/error.h>
@@ -7,6 +9,10 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 namespace shardwise::comm {
+
+c10::intrusive_ptr<c10d::Backend> make_direct(const GroupSpec& spec) {
+  return c10::make_intrusive<direct::DirectBackend>(make_gloo(spec), spec.timeout);
+}
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const GroupSpec& spec) {
   using Type = c10d::ProcessGroup::BackendType;
@@ -17,9 +23,11 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const GroupSpec& spec)
   };
   auto group = c10::make_intrusive<c10d::ProcessGroup>(spec.store, spec.rank, spec.size);
   try {
-    auto gloo = make_gloo(backend_spec("gloo"));
-    group->setBackend(c10::DeviceType::CPU, Type::GLOO, gloo);
-    group->setDefaultBackend(Type::GLOO);
+    const bool direct = spec.transport == Transport::direct;
+    const auto type = direct ? Type::CUSTOM : Type::GLOO;
+    group->setBackend(
+        c10::DeviceType::CPU, type, direct ? make_direct(backend_spec("direct")) : make_gloo(backend_spec("gloo")));
+    group->setDefaultBackend(type);
     if (spec.device.is_cuda()) {
       group->setBackend(c10::DeviceType::CUDA, Type::NCCL, make_nccl(backend_spec("nccl")));
       group->setDefaultBackend(Type::NCCL);

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <shardwise/export.h>
+#include <shardwise/mesh.h>
+
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <chrono>
@@ -16,14 +19,18 @@ struct GroupSpec {
   at::Device device;
   std::chrono::milliseconds connect_timeout;
   std::chrono::milliseconds timeout;
+  /// Of CPU tensors.
+  Transport transport = Transport::gloo;
 };
 
-c10::intrusive_ptr<c10d::Backend> make_gloo(const GroupSpec& spec);
+SHARDWISE_API c10::intrusive_ptr<c10d::Backend> make_gloo(const GroupSpec& spec);
+/// The direct transport over a Gloo of its own.
+SHARDWISE_API c10::intrusive_ptr<c10d::Backend> make_direct(const GroupSpec& spec);
 /// Raises Error where this build has no NCCL.
 c10::intrusive_ptr<c10d::Backend> make_nccl(const GroupSpec& spec);
 bool has_nccl();
 
-/// A process group: Gloo for CPU tensors, and on a CUDA device NCCL for its tensors. Raises PeerError.
+/// A process group: the given transport for CPU tensors, and on a CUDA device NCCL for its tensors. Raises PeerError.
 c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const GroupSpec& spec);
 
 } // namespace shardwise::comm

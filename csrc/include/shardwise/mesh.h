@@ -23,6 +23,10 @@ struct Axis {
   bool operator==(const Axis&) const = default;
 };
 
+/// How CPU tensors travel: `direct` sums and gathers by sends and receives of Gloo's, in the order of the ranks, and
+/// names the rank at fault; `gloo` is torch's back end.
+enum class Transport : uint8_t { direct, gloo };
+
 /// How a mesh finds its peers. Without a store, rank and world size come from the environment.
 struct SHARDWISE_API MeshOptions {
   /// The device of this rank. Unset: cuda:LOCAL_RANK where there is a GPU, else the CPU.
@@ -31,6 +35,8 @@ struct SHARDWISE_API MeshOptions {
   TORCH_ARG(std::chrono::milliseconds, connect_timeout) = std::chrono::minutes(5);
   /// How long a collective may take.
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::minutes(10);
+  /// Unset: what the environment variable SHARDWISE_TRANSPORT says, `direct` or `gloo`; else direct.
+  TORCH_ARG(std::optional<Transport>, transport) = std::nullopt;
   /// A store that all ranks share; needs rank and world_size too. The environment is then not read.
   /// All ranks make their meshes over one store in the same order.
   TORCH_ARG(c10::intrusive_ptr<c10d::Store>, store) = {};
@@ -38,8 +44,8 @@ struct SHARDWISE_API MeshOptions {
   TORCH_ARG(int, world_size) = -1;
 };
 
-/// The ranks of a job, laid out along named axes, with a process group for each axis: NCCL for CUDA devices, Gloo for
-/// CPUs. The last axis varies fastest with the rank. Copies share the same groups; the last one to go closes them.
+/// The ranks of a job, laid out along named axes, with a process group for each axis: NCCL for CUDA devices, a
+/// Transport for CPUs. The last axis varies fastest with the rank. Copies share the same groups; the last one to go closes them.
 ///
 /// From the environment: torchrun's variables (the agent's store and restarts too), or plain RANK, WORLD_SIZE,
 /// MASTER_ADDR and MASTER_PORT, or nothing at all: a world of one. There is one mesh from the environment at a time.

@@ -45,6 +45,19 @@ TEST_CASE("environment: nothing set is a world of one") {
   }
 }
 
+TEST_CASE("environment: the transport") {
+  const auto transport = [](const std::optional<std::string>& name) {
+    const Variables changed({{"SHARDWISE_TRANSPORT", name}});
+    return shardwise::comm::transport_of_environment();
+  };
+  CHECK(transport(std::nullopt) == shardwise::Transport::direct);
+  CHECK(transport("") == shardwise::Transport::direct);
+  CHECK(transport("direct") == shardwise::Transport::direct);
+  CHECK(transport("gloo") == shardwise::Transport::gloo);
+  CHECK_THROWS_WITH(transport("tcp"), Catch::Contains("SHARDWISE_TRANSPORT is 'tcp'") && Catch::Contains("'gloo'"));
+  CHECK_THROWS_AS(transport("tcp"), shardwise::ValueError);
+}
+
 TEST_CASE("environment: plain variables") {
   const auto env = read(second_of_four());
   CHECK(env.rank == 1);

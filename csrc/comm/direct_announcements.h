@@ -1,0 +1,46 @@
+#pragma once
+
+#include "comm/direct_wire.h"
+
+#include <cstddef>
+#include <vector>
+
+namespace shardwise::comm::direct {
+
+/// What ranks tell each other before each collective: what it is and, where that is little, their data along with it.
+/// Receives for the next announcements are there in advance, so one costs one message each way.
+class Announcements {
+ public:
+  explicit Announcements(Wire& wire);
+
+  /// Sends each peer what this rank does, with the bytes for that peer: all of `inlined(peer)`, `bytes` of them, or
+  /// none. Returns when all have announced the same, else raises c10::DistBackendError with both ways; nothing is under
+  /// way then, and the wire stays whole.
+  template <typename Data>
+  void exchange(const Signature& signature, size_t bytes, const Data& inlined) {
+    for (int peer = 0; peer < wire_.size(); ++peer) {
+      if (peer != wire_.rank()) write(peer, signature, inlined(peer), bytes);
+    }
+    exchange(signature, bytes);
+  }
+
+  /// What came along with the last announcement of a peer.
+  const std::byte* data(int peer) const;
+
+  /// Expects nothing any more: what is expected keeps the connections open.
+  void end();
+
+ private:
+  void write(int peer, const Signature& signature, const std::byte* data, size_t bytes);
+  void exchange(const Signature& signature, size_t bytes);
+  void expect_next();
+
+  Wire& wire_;
+  std::vector<std::vector<std::byte>> outgoing_;
+  std::vector<std::vector<std::byte>> incoming_;
+  /// Two sets of places in turns, for the data of this collective is still in use when the next may come.
+  std::vector<std::vector<std::byte>> coming_;
+  std::vector<Message> expected_;
+};
+
+} // namespace shardwise::comm::direct

@@ -1,0 +1,85 @@
+#include "comm/direct_sums.h"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Exception.h>
+#include <c10/util/Half.h>
+
+#include <algorithm>
+#include <array>
+#include <type_traits>
+
+namespace shardwise::comm::direct {
+namespace {
+
+/// Elements whose sums fit into the first cache.
+constexpr int64_t kBlock = 1024;
+
+template <typename T, typename Sum>
+void add_up_as(void* output, const std::vector<const std::byte*>& terms, int64_t elements, bool mean) {
+  std::array<Sum, kBlock> sums;
+  for (int64_t begin = 0; begin < elements; begin += kBlock) {
+    const auto count = std::min(kBlock, elements - begin);
+    const auto* first = reinterpret_cast<const T*>(terms.front()) + begin;
+    for (int64_t i = 0; i < count; ++i) sums[i] = static_cast<Sum>(first[i]);
+    for (size_t term = 1; term < terms.size(); ++term) {
+      const auto* next = reinterpret_cast<const T*>(terms[term]) + begin;
+      for (int64_t i = 0; i < count; ++i) sums[i] = static_cast<Sum>(sums[i] + static_cast<Sum>(next[i]));
+    }
+    if constexpr (std::is_floating_point_v<Sum>) {
+      const auto number = static_cast<Sum>(terms.size());
+      if (mean) {
+        for (int64_t i = 0; i < count; ++i) sums[i] /= number;
+      }
+    }
+    auto* to = static_cast<T*>(output) + begin;
+    for (int64_t i = 0; i < count; ++i) to[i] = static_cast<T>(sums[i]);
+  }
+}
+
+} // namespace
+
+bool can_add_up(at::ScalarType dtype, bool mean) {
+  switch (dtype) {
+    case at::kDouble:
+    case at::kFloat:
+    case at::kHalf:
+    case at::kBFloat16:
+      return true;
+    case at::kLong:
+    case at::kInt:
+    case at::kShort:
+    case at::kChar:
+    case at::kByte:
+      return !mean;
+    default:
+      return false;
+  }
+}
+
+// Integers as unsigned ones, whose sums may wrap.
+void add_up(
+    void* output, const std::vector<const std::byte*>& terms, int64_t elements, at::ScalarType dtype, bool mean) {
+  switch (dtype) {
+    case at::kDouble:
+      return add_up_as<double, double>(output, terms, elements, mean);
+    case at::kFloat:
+      return add_up_as<float, float>(output, terms, elements, mean);
+    case at::kHalf:
+      return add_up_as<c10::Half, float>(output, terms, elements, mean);
+    case at::kBFloat16:
+      return add_up_as<c10::BFloat16, float>(output, terms, elements, mean);
+    case at::kLong:
+      return add_up_as<uint64_t, uint64_t>(output, terms, elements, mean);
+    case at::kInt:
+      return add_up_as<uint32_t, uint32_t>(output, terms, elements, mean);
+    case at::kShort:
+      return add_up_as<uint16_t, uint16_t>(output, terms, elements, mean);
+    case at::kChar:
+    case at::kByte:
+      return add_up_as<uint8_t, uint8_t>(output, terms, elements, mean);
+    default:
+      TORCH_INTERNAL_ASSERT(false, "no sums of ", dtype);
+  }
+}
+
+} // namespace shardwise::comm::direct

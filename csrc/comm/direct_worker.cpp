@@ -1,0 +1,134 @@
+#include "comm/direct_worker.h"
+
+#include "comm/direct_error.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/thread_name.h>
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <utility>
+
+namespace shardwise::comm::direct {
+
+DirectWork::DirectWork(int rank, c10d::OpType type, const char* title, const std::vector<at::Tensor>& tensors, Run run)
+    : c10d::Work(rank, type, title, tensors),
+      run_(std::move(run)),
+      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
+
+std::vector<at::Tensor> DirectWork::result() {
+  TORCH_CHECK(isCompleted(), "shardwise: a collective has no result before it is done; wait() for it.");
+  return tensors_;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> DirectWork::getFuture() {
+  return future_;
+}
+
+// What it holds goes before anybody hears that it is done.
+void DirectWork::run(Exchange& exchange) {
+  Outcome outcome;
+  try {
+    outcome = run_(exchange);
+  } catch (...) {
+    return fail(std::current_exception());
+  }
+  run_ = nullptr;
+  tensors_ = std::move(outcome.tensors);
+  future_->markCompleted(std::move(outcome.value));
+  finish();
+}
+
+void DirectWork::fail(std::exception_ptr error) {
+  run_ = nullptr;
+  future_->setError(error);
+  finish(std::move(error));
+}
+
+struct Worker::State {
+  explicit State(c10::intrusive_ptr<c10d::Backend> of) : carrier(std::move(of)), wire(carrier), exchange(wire) {}
+
+  mutable std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<c10::intrusive_ptr<DirectWork>> works;
+  uint64_t issued = 0;
+  bool closed = false;
+  c10::intrusive_ptr<c10d::Backend> carrier;
+  Wire wire;
+  Exchange exchange;
+
+  void run() {
+    c10::setThreadName("shardwise_sums");
+    std::unique_lock lock(mutex);
+    for (;;) {
+      changed.wait(lock, [&] { return closed || !works.empty(); });
+      if (works.empty()) break;
+      auto work = std::move(works.front());
+      works.pop_front();
+      lock.unlock();
+      work->run(exchange);
+      work.reset();
+      if (wire.broken()) release();
+      lock.lock();
+    }
+    lock.unlock();
+    release();
+  }
+
+  /// Peers that wait for this rank are to fail at once. The carrier ends outside of the lock: that takes its time.
+  void release() {
+    exchange.end();
+    wire.release();
+    std::unique_lock lock(mutex);
+    const auto ending = std::move(carrier);
+    carrier.reset();
+    lock.unlock();
+  }
+};
+
+Worker::Worker(c10::intrusive_ptr<c10d::Backend> carrier) : state_(std::make_shared<State>(std::move(carrier))) {
+  thread_ = std::thread([state = state_] { state->run(); });
+}
+
+Worker::~Worker() {
+  close();
+}
+
+void Worker::issue(c10::intrusive_ptr<DirectWork> work) {
+  const std::lock_guard lock(state_->mutex);
+  if (state_->closed) {
+    raise_peer_error("shardwise: this process group was shut down; nothing can be sent any more.");
+  }
+  state_->works.push_back(std::move(work));
+  ++state_->issued;
+  state_->changed.notify_one();
+}
+
+c10::intrusive_ptr<c10d::Backend> Worker::carrier() const {
+  const std::lock_guard lock(state_->mutex);
+  if (!state_->carrier) {
+    raise_peer_error(
+        "shardwise: this process group was shut down, or one of its collectives failed; nothing can be sent any more.");
+  }
+  return state_->carrier;
+}
+
+uint64_t Worker::issued() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->issued;
+}
+
+void Worker::close() {
+  {
+    const std::lock_guard lock(state_->mutex);
+    if (std::exchange(state_->closed, true)) return;
+    state_->changed.notify_all();
+  }
+  state_->wire.close();
+  // A callback may let go of the process group.
+  if (thread_.get_id() == std::this_thread::get_id()) return thread_.detach();
+  thread_.join();
+}
+
+} // namespace shardwise::comm::direct

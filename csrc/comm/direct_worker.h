@@ -1,0 +1,66 @@
+#pragma once
+
+#include "comm/direct_exchange.h"
+
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace shardwise::comm::direct {
+
+/// What a collective gives: the value of its future, and the tensors.
+struct Outcome {
+  c10::IValue value;
+  std::vector<at::Tensor> tensors;
+};
+
+/// A collective under way, as torch's users know it: wait() with or without a timeout, a future, results.
+class DirectWork : public c10d::Work {
+ public:
+  using Run = std::function<Outcome(Exchange&)>;
+  /// `tensors` are what profilers see.
+  DirectWork(int rank, c10d::OpType type, const char* title, const std::vector<at::Tensor>& tensors, Run run);
+
+  std::vector<at::Tensor> result() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ private:
+  friend class Worker;
+  void run(Exchange& exchange);
+  void fail(std::exception_ptr error);
+
+  Run run_;
+  std::vector<at::Tensor> tensors_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+/// Carries out collectives one after the other, in the order in which they are issued, on a thread of its own.
+/// Callbacks of futures run there too: they must not wait for another collective of the same worker.
+class Worker {
+ public:
+  explicit Worker(c10::intrusive_ptr<c10d::Backend> carrier);
+  /// Closes it.
+  ~Worker();
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  void issue(c10::intrusive_ptr<DirectWork> work);
+  /// What carries the messages. Raises c10::DistBackendError when it is closed or broken.
+  c10::intrusive_ptr<c10d::Backend> carrier() const;
+  /// Collectives so far.
+  uint64_t issued() const;
+  /// What is under way or waits fails with an error that says so, and the connections are closed.
+  void close();
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+  std::thread thread_;
+};
+
+} // namespace shardwise::comm::direct

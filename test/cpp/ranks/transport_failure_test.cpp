@@ -1,0 +1,221 @@
+// What the direct transport says when ranks disagree, are late, are gone or leave; and that it ends in time.
+#include "comm/collectives.h"
+#include "support/expect.h"
+#include "support/processes.h"
+#include "support/ranks.h"
+#include "transport_groups.h"
+
+#include <shardwise/error.h>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <csignal>
+#include <thread>
+
+namespace shardwise::test {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+void expect_failure(const WorkPtr& work, const std::vector<std::string>& parts) {
+  expect_error<c10::DistBackendError>([&] { work->wait(); }, parts);
+  EXPECT_TRUE(work->isCompleted() && !work->isSuccess());
+}
+
+void expect_sum(Rank& rank, c10d::Backend& backend) {
+  const auto tensor = torch::full({20000}, rank.rank() + 1.);
+  start_all_reduce(backend, tensor)->wait();
+  EXPECT_EQ(tensor[7].item<float>(), rank.world_size() * (rank.world_size() + 1) / 2.) << rank.name();
+}
+
+// Gloo ends the process of a rank that gets more than it asked for.
+TEST(Transport, RanksThatDisagreeAreToldAndGoOn) {
+  run_ranks(3, [](Rank& rank) {
+    const auto backend = make_backend(rank, "disagree");
+    const bool other = rank.rank() == 1;
+    const auto mine = c10::str("rank ", rank.rank(), " of 3");
+    for (const int64_t scale : {1, 10000}) {
+      const auto sizes = start_all_reduce(*backend, torch::ones({other ? 32 * scale : 16 * scale}));
+      expect_failure(
+          sizes, {mine, c10::str(16 * scale, " elements"), c10::str(32 * scale, " elements"), "Nothing was"});
+      expect_sum(rank, *backend);
+      const auto n = 8 * scale;
+      const auto kinds = other ? start_all_gather(*backend, torch::zeros({3 * n}), torch::ones({n}))
+                               : start_reduce_scatter(*backend, torch::zeros({n}), torch::ones({3 * n}));
+      expect_failure(kinds, {mine, "an all-gather of", "a reduce-scatter (sum) of"});
+      const auto op = other ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
+      expect_failure(start_all_reduce(*backend, torch::ones({n}), op), {mine, "(maximum)", "(sum)"});
+      const auto dtypes = start_all_reduce(*backend, torch::ones({n}, other ? at::kInt : at::kFloat));
+      expect_failure(dtypes, {mine, "of Int", "of Float"});
+      c10d::BroadcastOptions options;
+      options.rootRank = other ? 1 : 0;
+      std::vector<at::Tensor> tensors{torch::ones({n})};
+      expect_failure(backend->broadcast(tensors, options), {mine, "with root 0", "with root 1"});
+    }
+    expect_sum(rank, *backend);
+  });
+}
+
+// What is in flight behind a disagreement is not touched by it.
+TEST(Transport, ADisagreementInTheMiddleOfMany) {
+  run_ranks(2, [](Rank& rank) {
+    const auto backend = make_backend(rank, "middle");
+    std::vector<WorkPtr> works;
+    std::vector<at::Tensor> tensors;
+    for (int i = 0; i < 9; ++i) {
+      tensors.push_back(torch::ones({i == 4 ? 30000 + rank.rank() : 30000}));
+      works.push_back(start_all_reduce(*backend, tensors.back()));
+    }
+    for (int i = 0; i < 9; ++i) {
+      if (i == 4) {
+        expect_failure(works[i], {"30000 elements", "30001 elements"});
+      } else {
+        works[i]->wait();
+      }
+      EXPECT_EQ(tensors[i].sum().item<double>(), tensors[i].numel() * (i == 4 ? 1. : 2.)) << rank.name() << " " << i;
+    }
+  });
+}
+
+TEST(Transport, BadTensors) {
+  run_ranks(2, [](Rank& rank) {
+    const auto backend = make_backend(rank, "bad");
+    const auto check = [](const std::function<void()>& call, const std::string& text) {
+      expect_error<c10::ValueError>(call, {text});
+    };
+    const auto strided = torch::ones({4, 4}).narrow(1, 0, 2);
+    check([&] { start_all_reduce(*backend, strided); }, "without gaps");
+    check([&] { start_all_gather(*backend, torch::ones({7}), torch::ones({3})); }, "as large as the other");
+    check([&] { start_all_gather(*backend, torch::ones({3}, at::kInt), torch::ones({3})); }, "one dtype");
+    check([&] { start_reduce_scatter(*backend, strided, torch::ones({8})); }, "contiguous");
+    // Dense in another order of dimensions is fine, as for Gloo.
+    start_all_reduce(*backend, torch::ones({4, 4}).t())->wait();
+  });
+}
+
+TEST(Transport, ALateRankIsNamed) {
+  run_ranks(3, [](Rank& rank) {
+    const auto backend = make_backend(rank, "late");
+    expect_sum(rank, *backend);
+    if (rank.rank() == 2) {
+      rank.store()->wait({"0 gave up"});
+      const auto work = start_all_reduce(*backend, torch::ones({50000}));
+      expect_failure(work, {"rank 2 of 3", "an all-reduce (sum) of 50000 elements of Float", "closed the connection"});
+      return;
+    }
+    const auto begin = Clock::now();
+    // Of the call alone, or of the group.
+    const auto given = rank.rank() == 0 ? 300ms : c10d::kUnsetTimeout;
+    const auto work = start_all_reduce(*backend, torch::ones({50000}), c10d::ReduceOp::SUM, given);
+    if (rank.rank() == 0) {
+      expect_failure(
+          work, {"rank 0 of 3", "an all-reduce (sum) of 50000 elements of Float", "rank 2 did not send within 300 ms"});
+      EXPECT_LT(Clock::now() - begin, 20s);
+      // Nothing more can be sent; the first failure is told again.
+      expect_failure(start_all_reduce(*backend, torch::ones({5})), {"earlier collective", "rank 2 did not send"});
+      rank.store()->set("0 gave up", "1");
+    } else {
+      // It hears at once that others gave up.
+      expect_failure(work, {"rank 1 of 3", "closed the connection"});
+      EXPECT_LT(Clock::now() - begin, 20s);
+    }
+  });
+}
+
+TEST(Transport, TheGroupsTimeout) {
+  run_ranks(2, [](Rank& rank) {
+    const auto backend = make_backend(rank, "group timeout", Transport::direct, 60s);
+    backend->setTimeout(200ms);
+    if (rank.rank() == 1) return rank.store()->wait({"gave up"});
+    c10d::BarrierOptions options;
+    expect_failure(backend->barrier(options), {"a barrier", "rank 1 did not send within 200 ms"});
+    rank.store()->set("gave up", "1");
+  });
+}
+
+TEST(Transport, ShutdownEndsWhatIsUnderWay) {
+  run_ranks(2, [](Rank& rank) {
+    const auto backend = make_backend(rank, "shutdown");
+    if (rank.rank() == 1) {
+      rank.store()->wait({"under way"});
+      backend->shutdown();
+      return;
+    }
+    // Rank 1 does not come: one works, the other waits.
+    std::vector<WorkPtr> works;
+    for (int i = 0; i < 2; ++i) works.push_back(start_all_reduce(*backend, torch::ones({30000})));
+    std::this_thread::sleep_for(50ms);
+    const auto begin = Clock::now();
+    backend->shutdown();
+    EXPECT_LT(Clock::now() - begin, 5s);
+    for (const auto& work : works) expect_failure(work, {"rank 0 of 2", "an all-reduce", "was shut down on this rank"});
+    const auto more = [&] { start_all_reduce(*backend, torch::ones({3})); };
+    expect_error<c10::DistBackendError>(more, {"was shut down"});
+    std::vector<at::Tensor> tensors{torch::ones({3})};
+    expect_error<c10::DistBackendError>([&] { backend->send(tensors, 1, 0); }, {"was shut down"});
+    backend->shutdown();
+    rank.store()->set("under way", "1");
+  });
+}
+
+TEST(Transport, APeerThatLeavesIsNamedAtOnce) {
+  run_ranks(3, [](Rank& rank) {
+    auto backend = make_backend(rank, "leaves");
+    expect_sum(rank, *backend);
+    if (rank.rank() == 1) return backend.reset();
+    const auto begin = Clock::now();
+    const auto work = start_reduce_scatter(*backend, torch::ones({40000}), torch::ones({120000}));
+    expect_error<c10::DistBackendError>([&] { work->wait(); }, {"a reduce-scatter (sum)", "closed the connection"});
+    EXPECT_LT(Clock::now() - begin, 20s) << rank.name();
+  });
+}
+
+// In the middle of a large one; the unit's name is the caller's part.
+TEST(Transport, ADeadRankIsNamedWithTheUnit) {
+  ProcessOptions options;
+  options.may_fail = {2};
+  const auto ended = run_processes(
+      3,
+      [](Rank& rank) {
+        const auto lines = comm::lines_of(rank.mesh());
+        const comm::Collectives collectives(lines[0]);
+        Counters counters;
+        const auto tensor = torch::ones({4 << 20});
+        collectives.all_reduce(tensor, "the sum of 'blocks.1'", counters).wait();
+        if (rank.rank() == 2) {
+          std::thread([] {
+            std::this_thread::sleep_for(20ms);
+            std::raise(SIGKILL);
+          }).detach();
+        }
+        const auto begin = Clock::now();
+        const auto train = [&] {
+          for (;;) collectives.all_reduce(tensor, "the sum of 'blocks.1'", counters).wait();
+        };
+        expect_error<PeerError>(
+            train, {c10::str("rank ", rank.rank(), ":"), "the sum of 'blocks.1' failed",
+                    "an all-reduce (sum) of 4194304", "closed the connection"});
+        EXPECT_LT(Clock::now() - begin, 20s);
+      },
+      options);
+  EXPECT_EQ(ended[2].signal, SIGKILL);
+}
+
+// A future's callback runs on the transport's thread, and may let go of the last of it.
+TEST(Transport, TheLastHoldIsACallbacks) {
+  run_ranks(2, [](Rank& rank) {
+    auto backend = make_backend(rank, "callback");
+    const auto held = std::make_shared<BackendPtr>(backend);
+    const auto work = start_all_reduce(*backend, torch::ones({50000}));
+    work->getFuture()->addCallback([held](c10::ivalue::Future&) { held->reset(); });
+    backend.reset();
+    work->wait();
+    for (int i = 0; i < 400 && *held; ++i) std::this_thread::sleep_for(5ms);
+    EXPECT_FALSE(*held) << rank.name();
+  });
+}
+
+} // namespace
+} // namespace shardwise::test
