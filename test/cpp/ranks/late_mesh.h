@@ -9,7 +9,7 @@ namespace shardwise::test {
 
 /// Which process groups carry gathers and sums.
 enum class Groups {
-  /// One each: the mesh is Rank::mesh(), the network takes the place of Gloo there.
+  /// One each: the mesh is Rank::mesh(), the network takes the place of its transport there.
   two,
   /// One of the caller's.
   one,
@@ -19,9 +19,9 @@ enum class Groups {
 
 /// A mesh of all ranks over a network; all ranks make it together.
 inline Mesh late_mesh(LateNetwork& network, Rank& rank, Groups groups) {
+  // A type that no group has yet: a group keeps its first back end of each type.
   const auto put = [&](c10d::ProcessGroup& group, int number) {
-    group.setBackend(
-        c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM, network.backend(number, rank.rank()));
+    group.setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::MPI, network.backend(number, rank.rank()));
   };
   if (groups == Groups::two) {
     auto mesh = rank.mesh();

@@ -210,6 +210,26 @@ TEST(Transport, MessagesOfUsers) {
   });
 }
 
+TEST(Transport, AMonitoredBarrierNamesWhoIsMissing) {
+  run_ranks(3, [](Rank& rank) {
+    const auto backend = make_backend(rank, "monitored");
+    const auto large = torch::ones({300000});
+    const auto work = start_all_reduce(*backend, large);
+    c10d::BarrierOptions options;
+    backend->monitoredBarrier(options, true);
+    EXPECT_TRUE(work->isCompleted() && (large == 3).all().item<bool>()) << rank.name();
+    if (rank.rank() == 2) return rank.store()->wait({"named"});
+    options.timeout = 300ms;
+    try {
+      backend->monitoredBarrier(options, false);
+      if (rank.rank() == 0) ADD_FAILURE() << "no error";
+    } catch (const std::exception& error) {
+      if (rank.rank() == 0) expect_text(error.what(), {"Rank 2 failed to pass monitoredBarrier"});
+    }
+    if (rank.rank() == 0) rank.store()->set("named", "1");
+  });
+}
+
 TEST(Transport, AWorldOfOne) {
   run_ranks(1, [](Rank& rank) {
     const auto backend = make_backend(rank, "alone");
