@@ -1,7 +1,9 @@
 import builtins
+from datetime import timedelta
 from typing import Any
 
 import torch
+from torch._C._distributed_c10d import Store
 from torch.distributed import ProcessGroup
 
 __version__: str
@@ -32,5 +34,6 @@ class Unit:
     def plan_json(self) -> str: ...
     def counters(self) -> dict[str, int]: ...
 
+def make_transport(store: Store, rank: int, size: int, timeout: timedelta) -> Any: ...
 def is_watched(tensor: torch.Tensor | None) -> bool: ...
 def replicate(mesh: Mesh, parameters: list[tuple[list[str], Any]]) -> Unit: ...

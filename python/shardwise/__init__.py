@@ -10,9 +10,12 @@ from shardwise import _compatibility
 
 _compatibility.check()
 
+from shardwise import transport  # noqa: E402
 from shardwise._build_info import VERSION as __version__  # noqa: E402
 from shardwise._C import Error, PeerError  # noqa: E402
 from shardwise.replicate import Plan, ReplicateModule, plan, replicate  # noqa: E402
+
+transport.register()
 
 #: Give this to CMake as CMAKE_PREFIX_PATH; find_package(shardwise) then finds the C++ library of this package.
 cmake_prefix_path = str(Path(__file__).parent / "share" / "cmake")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,13 +20,14 @@ BUILD = ROOT / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev")
 def modules(monkeypatch):
     """What lies beside benchmarks/run.py."""
     monkeypatch.syspath_prepend(BENCHMARKS)
+    import collectives
     import figures
     import host
     import machine
     import ranks
 
-    yield {"figures": figures, "host": host, "machine": machine, "ranks": ranks}
-    for module in (figures, host, machine, ranks):
+    yield {"collectives": collectives, "figures": figures, "host": host, "machine": machine, "ranks": ranks}
+    for module in (collectives, figures, host, machine, ranks):
         monkeypatch.delitem(sys.modules, module.__name__)
 
 
@@ -117,3 +119,12 @@ def test_results_in_the_repository_are_what_the_command_saves(modules):
     for table in tables:
         facts = json.loads(table.with_suffix(".json").read_text())["facts"]
         assert f"- commit: {facts['commit']}" in table.read_text()
+
+
+def test_collectives_are_compared_with_gloo(modules):
+    collectives = modules["collectives"]
+    figures = list(collectives.figures(BUILD, collectives.Extent((2,), (4 << 10, 1 << 20), 2)))
+    assert [figure.name.split()[0] for figure in figures[::2]] == list(collectives.OPERATIONS)
+    assert figures[1].name == "all_gather of 1 MB, 2 ranks"
+    assert {figure.unit for figure in figures} == {"x Gloo"}
+    assert all(figure.value > 0 and re.fullmatch(r"[\d.e+]+ ms, Gloo [\d.e+]+ ms", figure.note) for figure in figures)
