@@ -13,7 +13,7 @@
 namespace shardwise::comm::direct {
 
 /// Tags from here on are the transport's own.
-constexpr int kFirstTag = 1 << 30;
+constexpr int kFirstTag = 0x40000000;
 
 /// What a message is part of. Those of different phases, and of different collectives, never meet.
 enum class Phase : uint8_t { announcement, gather, sum };

@@ -45,7 +45,8 @@ struct SHARDWISE_API MeshOptions {
 };
 
 /// The ranks of a job, laid out along named axes, with a process group for each axis: NCCL for CUDA devices, a
-/// Transport for CPUs. The last axis varies fastest with the rank. Copies share the same groups; the last one to go closes them.
+/// Transport for CPUs. The last axis varies fastest with the rank. Copies share the same groups; the last one to go
+/// closes them.
 ///
 /// From the environment: torchrun's variables (the agent's store and restarts too), or plain RANK, WORLD_SIZE,
 /// MASTER_ADDR and MASTER_PORT, or nothing at all: a world of one. There is one mesh from the environment at a time.
