@@ -57,7 +57,7 @@ test-sanitize: ## the C++ tests with the sanitizers for addresses, undefined beh
 
 bench: ## what wrapping costs, beside torch's own: time, instructions, copies, memory
 	$(prepare) build "$(PYTHON)"
-	@$(build) dev -DSHARDWISE_BUILD_BENCHMARKS=ON --target shardwise shardwise_python meters host_cost rank_steps --install $(jobs)
+	@$(build) dev -DSHARDWISE_BUILD_BENCHMARKS=ON --target shardwise shardwise_python meters host_cost rank_steps collectives --install $(jobs)
 	@$(py) benchmarks/run.py
 
 lint: ## formats, types, clang-tidy and the house rules; changes nothing

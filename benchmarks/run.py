@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import collectives
 import host
 import machine
 import ranks
@@ -19,7 +20,7 @@ from figures import Figure, save
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev")
-SUITES = ("host", "ranks")
+SUITES = ("host", "ranks", "collectives")
 
 
 def main() -> int:
@@ -64,6 +65,8 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
     if "ranks" in options.suites:
         size = ranks.Size(4, 192, 3, 2) if options.quick else ranks.Size(6, 384, 11, 3)
         yield from ranks.figures(ranks.measure(BUILD, size))
+    if "collectives" in options.suites:
+        yield from collectives.figures(BUILD, collectives.SHORT if options.quick else collectives.FULL)
 
 
 if __name__ == "__main__":
