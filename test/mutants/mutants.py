@@ -12,5 +12,6 @@ from hybrid import HYBRID
 from order import ORDER
 from precision import PRECISION
 from sums import SUMS
+from transport import TRANSPORT
 
-MUTANTS = [*SUMS, *COPIES, *ORDER, *FRONTS, *HYBRID, *PRECISION, *AHEAD]
+MUTANTS = [*SUMS, *COPIES, *ORDER, *FRONTS, *HYBRID, *PRECISION, *AHEAD, *TRANSPORT]
