@@ -111,7 +111,10 @@ const group::Parameter* Unit::parameter_of_shard(const at::Tensor& tensor) const
 }
 
 bool Unit::begin_unshard() {
-  if (!has_full_copies()) return false;
+  if (!has_full_copies()) {
+    need_values();
+    return false;
+  }
   renew_groups();
   bool all_there = true;
   bool under_way = false;
@@ -158,6 +161,11 @@ bool Unit::reshards_after_forward() const {
 }
 
 void Unit::renew_groups() {
+  need_values();
+  follow_parameters();
+}
+
+void Unit::follow_parameters() {
   const auto fits = [](const auto& group) { return group->fits(); };
   if (!std::all_of(groups_.begin(), groups_.end(), fits)) {
     reshard();

@@ -190,7 +190,13 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void publish();
   void forget_backward();
   /// Makes the groups anew when parameters were cast, moved or loaded since, their buckets when some were frozen.
+  /// Raises Error when some have no values yet.
   void renew_groups();
+
+  /// Raises an Error that names all parameters of the tree that are on the meta device.
+  void need_values() const;
+  /// Gives memory to those of these parameters of its own that are on the meta device.
+  void provide_memory(const std::vector<at::Tensor>& parameters);
 
   /// What the handle sets; every flag is read where its name says.
   struct Options {
@@ -231,7 +237,7 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void find_ranks();
   void find_neighbours();
   void adopt(const std::vector<NamedTensor>& adopted);
-  void check_structure(const std::vector<NamedTensor>& own, size_t adopted);
+  void check_structure(const std::vector<NamedTensor>& own, const std::vector<NamedTensor>& buffers, size_t adopted);
   void broadcast(const std::vector<NamedTensor>& tensors);
   template <typename Do>
   void for_full_copies(const Do& act);
@@ -243,6 +249,9 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void for_gradients(const Do& act);
   std::string describe() const;
   void make_shard(group::Parameter& parameter);
+  void follow_parameters();
+  Plan::Unit own_plan() const;
+  std::string when_resharded() const;
   group::Group::Setting setting() const;
 
   int64_t number_;

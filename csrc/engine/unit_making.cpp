@@ -42,19 +42,17 @@ std::string line(const NamedTensor& parameter, bool sharded) {
   const auto cut = !sharded ? "" : parameter.whole ? " whole" : c10::str(" cut along ", parameter.shard_dim);
   return c10::str(
       "'", parameter.names.front(), "' ", c10::getDtypeNames(tensor.scalar_type()).first, " ", tensor.sizes(), cut,
-      tensor.requires_grad() ? "" : " frozen");
+      tensor.requires_grad() ? "" : " frozen", tensor.is_meta() ? " on the meta device" : "");
 }
 
 void check_can_be_laid_out(const NamedTensor& parameter, const char* kind) {
   if (parameter.whole) return;
   const auto& tensor = parameter.tensor;
   const auto& name = parameter.names.front();
-  if (tensor.layout() != at::kStrided || tensor.is_meta()) {
+  if (tensor.layout() != at::kStrided) {
     throw ValueError(c10::str(
-        "shardwise: the parameter '", name, "' is ", tensor.is_meta() ? "on the meta device" : "not a dense tensor",
-        "; only dense tensors with values can be sharded or cast. ",
-        tensor.is_meta() ? "Give it values first, or name it in ignored_parameters."
-                         : "Name it in ignored_parameters."));
+        "shardwise: the parameter '", name,
+        "' is not a dense tensor; only dense tensors can be sharded or cast. Name it in ignored_parameters."));
   }
   if (tensor.dim() == 0) {
     throw ValueError(c10::str(
@@ -141,7 +139,7 @@ std::shared_ptr<Unit> Unit::create(
   if (unit->has_full_copies()) {
     for (const auto& parameter : own) check_can_be_laid_out(parameter, unit->kind());
   }
-  unit->check_structure(own, adopted.size());
+  unit->check_structure(own, buffers, adopted.size());
   unit->schedule_->add(unit);
   add_to_tree(*unit, unit->schedule_);
   unit->adopt(adopted);
@@ -179,7 +177,8 @@ void Unit::make_shard(group::Parameter& parameter) {
   add_shard(shard, weak_from_this());
 }
 
-void Unit::check_structure(const std::vector<NamedTensor>& own, size_t adopted) {
+void Unit::check_structure(
+    const std::vector<NamedTensor>& own, const std::vector<NamedTensor>& buffers, size_t adopted) {
   if (world() == 1) return;
   if (agreement_) {
     const auto text = [&] {
@@ -190,6 +189,9 @@ void Unit::check_structure(const std::vector<NamedTensor>& own, size_t adopted) 
   }
   std::vector<std::string> lines;
   for (const auto& parameter : own) lines.push_back(line(parameter, !replicates()));
+  for (const auto& buffer : buffers) {
+    if (buffer.tensor.is_meta()) lines.push_back(c10::str("the buffer ", line(buffer, false)));
+  }
   lines.push_back(c10::str("the end of a ", kind(), ", after ", adopted, " parameters of inner units"));
   compare_structure(lines, axes(), mesh_.rank(), mesh_.device(), counters_);
 }
@@ -233,6 +235,7 @@ void Unit::broadcast(const std::vector<NamedTensor>& tensors) {
   if (world() == 1) return;
   const group::ComputeGuard guard;
   for (const auto& [names, tensor, dim, whole] : tensors) {
+    if (tensor.is_meta()) continue;
     auto values = tensor.detach();
     auto wire = values.is_non_overlapping_and_dense() ? values.as_strided({values.numel()}, {1}) : values.contiguous();
     spread(wire, c10::str("the broadcast of '", names.front(), "' from rank 0"), counters_);

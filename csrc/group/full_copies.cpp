@@ -1,6 +1,7 @@
 #include "group/full_copies.h"
 
 #include "group/compute_guard.h"
+#include "group/data.h"
 #include "group/pieces.h"
 #include "observe/seam.h"
 
@@ -73,9 +74,9 @@ void FullCopies::make_rows(Front& front) {
     const auto leaf = parameters_[i]->leaf();
     {
       const ComputeGuard guard;
-      leaf.set_data(at::empty(leaf.sizes(), kinds_.full));
-      storages_.emplace_back(leaf);
+      storages_.emplace_back(leaf.sizes(), kinds_.full);
       const auto& alias = storages_.back().alias();
+      replace_data(leaf, alias);
       for (int64_t rank = 0; rank < layout_.world; ++rank) {
         if (cut.piece_numel(rank) == 0) continue;
         auto rows = piece_of(alias, cut, rank);
@@ -92,8 +93,8 @@ void FullCopies::make_flat(Front& front) {
   at::Tensor whole;
   {
     const ComputeGuard guard;
-    whole = at::empty({layout_.world * layout_.part}, kinds_.full);
-    storages_.emplace_back(whole);
+    storages_.emplace_back(std::vector<int64_t>{layout_.world * layout_.part}, kinds_.full);
+    whole = storages_.back().alias();
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& cut = layout_.cuts[i];
@@ -103,7 +104,7 @@ void FullCopies::make_flat(Front& front) {
     {
       const ComputeGuard guard;
       const auto start = rank * layout_.part + cut.offsets[rank];
-      leaf.set_data(whole.narrow(0, cut.shape[0] == 0 ? 0 : start, cut.shape[0]).view(leaf.sizes()));
+      replace_data(leaf, whole.narrow(0, cut.shape[0] == 0 ? 0 : start, cut.shape[0]).view(leaf.sizes()));
     }
     front.mark(leaf);
   }

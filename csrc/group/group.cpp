@@ -23,8 +23,9 @@ Group::Group(std::vector<Parameter*> parameters, const Setting& setting)
   sum_dtype_ = is_cast ? setting.sum_dtype.value_or(full_dtype) : own;
   for (auto* parameter : parameters_) parameter->sum_dtype = sum_dtype_;
   if (layout_ != Layout::replicate) {
-    const auto shards = setting.full_device ? options_.device(at::kCPU).pinned_memory(setting.pin) : options_;
-    const auto full = options_.device(setting.full_device.value_or(options_.device())).dtype(full_dtype);
+    const bool apart = setting.full_device && !on_meta();
+    const auto shards = apart ? options_.device(at::kCPU).pinned_memory(setting.pin) : options_;
+    const auto full = (apart ? options_.device(*setting.full_device) : options_).dtype(full_dtype);
     full_copies_.emplace(
         parameters_, lay_out(), layout_ == Layout::flat, setting.rank, FullCopies::Kinds{shards, full}, *setting.front);
   }

@@ -56,6 +56,10 @@ class Group {
   Gradients* gradients() {
     return gradients_ ? &*gradients_ : nullptr;
   }
+  /// Whether its parameters have no values yet.
+  bool on_meta() const {
+    return options_.device().is_meta();
+  }
   const std::vector<Parameter*>& parameters() const {
     return parameters_;
   }

@@ -41,6 +41,15 @@ LeafStorage::LeafStorage(const at::Tensor& tensor) {
   alias_.set_(tensor.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides());
 }
 
+LeafStorage::LeafStorage(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  const ComputeGuard guard;
+  alias_ = at::empty({0}, options);
+  alias_.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  bytes_ = alias_.nbytes();
+  // A storage that says less than its tensor needs refuses views.
+  alias_.storage().unsafeGetStorageImpl()->set_nbytes(bytes_);
+}
+
 bool LeafStorage::freed() const {
   return bytes_ != 0 && alias_.storage().nbytes() == 0;
 }

@@ -20,6 +20,9 @@ class SHARDWISE_API LeafStorage {
   /// inference mode too. Raises ValueError when there is no memory now, or when it is not torch's to free (from_blob,
   /// a mapped file).
   explicit LeafStorage(const at::Tensor& tensor);
+  /// Of a new tensor of these sizes, which has no memory yet: views of the alias may be made, and nothing read or
+  /// written, before free() and refill().
+  LeafStorage(at::IntArrayRef sizes, const at::TensorOptions& options);
 
   size_t bytes() const {
     return bytes_;

@@ -1,6 +1,7 @@
 #include <shardwise/clip_grad_norm.h>
 
 #include "engine/shards.h"
+#include "engine/still_on_meta.h"
 #include "group/compute_guard.h"
 #include "nn/module_state.h"
 
@@ -36,6 +37,11 @@ void refuse_full_copy(const at::Tensor& tensor, const engine::Unit& unit) {
         "shardwise: clip_grad_norm_ was given the full copy of '", parameter->name(),
         "', which has no gradient of its own. Give it the shards: the module, or its parameters()."));
   }
+}
+
+[[noreturn]] void refuse_without_values(const at::Tensor& parameter, size_t number) {
+  if (const auto unit = engine::Unit::of(parameter)) unit->need_values();
+  throw Error(engine::still_on_meta(0, {c10::str("parameter number ", number, " of the list")}));
 }
 
 /// One of these units for each process group of shards.
@@ -144,6 +150,7 @@ double clip_grad_norm_(
     } else if (const auto other = engine::Unit::of(parameter); other && other->has_full_copies()) {
       refuse_full_copy(parameter, *other);
     }
+    if (parameter.is_meta()) refuse_without_values(parameter, seen.size());
     if (parameter.grad().defined()) gradients.emplace_back(parameter.grad(), std::move(unit));
   }
   const auto meshes = one_for_each_group(sharded);

@@ -6,17 +6,9 @@
 namespace shardwise {
 namespace {
 
-void place(std::vector<engine::NamedTensor>& parameters, const FullyShardOptions& options) {
-  if (!options.shard_placement()) return;
-  for (auto& [names, tensor, dim, whole] : parameters) {
-    const auto chosen = options.shard_placement()(names.front(), tensor).value_or(0);
-    dim = chosen < 0 ? chosen + tensor.dim() : chosen;
-  }
-}
-
 Unit shard(const nn::Modules& modules, const FullyShardOptions& options) {
   auto all = nn::tensors_of_unit(modules, options.ignored_parameters(), "fully_shard");
-  place(all.parameters, options);
+  nn::place(all.parameters, options.shard_placement());
   return Unit(nn::wrap(
       modules, options.mesh() ? *options.mesh() : Mesh::shared(), std::move(all.parameters), all.buffers,
       {.replicates = false,

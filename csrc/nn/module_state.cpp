@@ -2,6 +2,7 @@
 
 #include "comm/messages.h"
 #include "comm/reason.h"
+#include "engine/still_on_meta.h"
 #include "nn/module_walk.h"
 #include "nn/touch.h"
 
@@ -53,6 +54,13 @@ ModuleState::ModuleState(const torch::nn::Module& module) {
 }
 
 std::string ModuleState::locate() {
+  std::vector<std::string> without_values;
+  for (const auto& entry : entries_) {
+    if (entry.tensor.is_meta()) without_values.push_back(entry.names.front());
+  }
+  if (!without_values.empty()) {
+    return engine::still_on_meta(meshes_.empty() ? 0 : meshes_.front()->mesh().rank(), without_values);
+  }
   try {
     struct Place {
       group::FullCopies* copies;

@@ -3,23 +3,14 @@
 #include "nn/unit_table.h"
 #include "nn/wrapping.h"
 
-#include <algorithm>
-
 namespace shardwise {
 namespace {
-
-/// Whether the modules are to compute in another dtype than the optimizer sees.
-bool is_cast(const std::vector<engine::NamedTensor>& parameters, const MixedPrecision& precision) {
-  return precision.param_dtype && std::any_of(parameters.begin(), parameters.end(), [&](const auto& parameter) {
-           return parameter.tensor.is_floating_point() && parameter.tensor.scalar_type() != *precision.param_dtype;
-         });
-}
 
 Unit replicate_all(const nn::Modules& modules, const ReplicateOptions& options) {
   auto all = nn::tensors_of_unit(modules, options.ignored_parameters(), "replicate");
   const auto mesh = options.mesh() ? *options.mesh() : Mesh::shared();
   const bool is_moved = options.cpu_offload() && !mesh.device().is_cpu();
-  const bool has_full_copies = is_moved || is_cast(all.parameters, options.mixed_precision());
+  const bool has_full_copies = is_moved || nn::is_cast(all.parameters, options.mixed_precision());
   return Unit(nn::wrap(
       modules, mesh, std::move(all.parameters), all.buffers,
       {.replicates = true,

@@ -72,6 +72,19 @@ void for_each_keyed(const c10::FunctionSchema& schema, const torch::jit::Stack& 
   }
 }
 
+/// Tensors made from nothing, without a device, get the meta device.
+void put_on_meta(const c10::FunctionSchema& schema, torch::jit::Stack& stack) {
+  const auto& arguments = schema.arguments();
+  const auto values = torch::jit::last(stack, arguments.size());
+  for (const auto& value : values) {
+    if (value.isTensor() || value.isTensorList() || value.isOptionalTensorList()) return;
+  }
+  const auto place = schema.argumentIndexWithName("device");
+  if (!place) return;
+  auto& device = torch::jit::peek(stack, static_cast<size_t>(*place), arguments.size());
+  if (device.isNone()) device = at::Device(at::kMeta);
+}
+
 [[noreturn]] void refuse(const c10::OperatorHandle& operation, const at::Tensor& tensor) {
   throw Error(c10::str(
       "shardwise: ", operation.operator_name(), " was about to use a parameter (a tensor of sizes ", tensor.sizes(),
@@ -93,9 +106,11 @@ void run_untouched(const c10::OperatorHandle& operation, c10::DispatchKeySet key
 }
 
 void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const bool on_meta = c10::impl::tls_is_dispatch_key_included(kTouchKey);
   // The operations that a listener or this operation make in turn are not touches.
   const c10::impl::ExcludeDispatchKeyGuard not_a_touch(kTouchKey);
   const auto& schema = operation.schema();
+  if (on_meta) put_on_meta(schema, *stack);
   std::shared_ptr<TouchListener> caster;
   at::ScalarType dtype = at::kFloat;
   const auto tell = [&](bool again) {

@@ -65,7 +65,12 @@ void add_unit_hooks(
     if (!self) return;
     if (!self->outer()) move_to(self->device(), inputs);
     if (self->precision().cast_forward_inputs) cast(inputs, self->precision().param_dtype);
-    self->has_full_copies() ? self->enter(engine::Keep::outer) : self->schedule()->await_optimizer(*self);
+    if (self->has_full_copies()) {
+      self->enter(engine::Keep::outer);
+    } else {
+      self->need_values();
+      self->schedule()->await_optimizer(*self);
+    }
   });
   if (unit->has_full_copies()) {
     register_forward_hook(module, [weak](torch::nn::Module&, HookTensors& outputs) {

@@ -2,6 +2,8 @@
 
 #include "engine/unit.h"
 
+#include <shardwise/options.h>
+
 #include <memory>
 #include <vector>
 
@@ -14,10 +16,20 @@ namespace shardwise::nn {
 using Modules = std::vector<torch::nn::Module*>;
 
 /// Makes the unit, and lets it know of its modules' calls. Where it has full copies, their shards take their places in
-/// the modules' registries, except for those that no member holds.
+/// the modules' registries, except for those that no member holds. Moves parameters and buffers to the mesh's device.
 std::shared_ptr<engine::Unit> wrap(
     const Modules& modules, const Mesh& mesh, std::vector<engine::NamedTensor> parameters,
     const std::vector<engine::NamedTensor>& buffers, engine::UnitSettings settings);
+
+/// Sets along which dimension each is cut, as `placement` says.
+void place(std::vector<engine::NamedTensor>& parameters, const FullyShardOptions::Placement& placement);
+
+/// Marks the parameters that no member of these modules holds. The list must be all that holds them beside the modules.
+void keep_whole_what_only_the_registry_holds(
+    const std::vector<const torch::nn::Module*>& modules, std::vector<engine::NamedTensor>& parameters);
+
+/// Whether the modules are to compute in another dtype than the optimizer sees.
+bool is_cast(const std::vector<engine::NamedTensor>& parameters, const MixedPrecision& precision);
 
 /// The modules that the pointers hold.
 Modules pointers_to(const std::vector<std::shared_ptr<torch::nn::Module>>& modules);

@@ -33,6 +33,9 @@ namespace shardwise {
 /// All ranks must wrap the same modules in the same order, and then run the same units in the same order: names,
 /// shapes and dtypes are compared here, and a difference is an Error that names the parameter and the rank.
 ///
+/// Parameters and buffers that are not on the mesh's device are moved there. A module on the meta device stays there,
+/// and so do its shards: see meta.h.
+///
 /// Call it before training, from the thread that will train; every rank of the mesh must call it.
 SHARDWISE_API Unit fully_shard(torch::nn::Module& module, const FullyShardOptions& options = {});
 

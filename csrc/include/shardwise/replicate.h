@@ -20,6 +20,9 @@ namespace shardwise {
 /// Gradients already in .grad are added to. All ranks must wrap the same modules in the same order: names, shapes and
 /// dtypes are compared here, and a difference is an Error that names the parameter and the rank.
 ///
+/// Parameters and buffers that are not on the mesh's device are moved there, but for those on the meta device: see
+/// meta.h.
+///
 /// Call it before training, from the thread that will train; every rank of the mesh must call it.
 SHARDWISE_API Unit replicate(torch::nn::Module& module, const ReplicateOptions& options = {});
 

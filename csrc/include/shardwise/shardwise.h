@@ -9,6 +9,7 @@
 #include <shardwise/fully_shard.h>
 #include <shardwise/hooks.h>
 #include <shardwise/mesh.h>
+#include <shardwise/meta.h>
 #include <shardwise/options.h>
 #include <shardwise/plan.h>
 #include <shardwise/replicate.h>

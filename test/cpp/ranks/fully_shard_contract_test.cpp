@@ -286,7 +286,6 @@ TEST(FullyShardContract, ErrorsNameTheParameterAndTheRemedy) {
     const auto module_of = [](const torch::Tensor& tensor) { return std::make_shared<OneImpl>(tensor); };
     const auto scalar = module_of(torch::ones({}));
     const auto strided = module_of(torch::ones({3, 4}).t());
-    const auto meta = module_of(torch::ones({3}, torch::kMeta));
     struct Case {
       std::string what;
       std::function<void()> call;
@@ -299,7 +298,6 @@ TEST(FullyShardContract, ErrorsNameTheParameterAndTheRemedy) {
         {"nothing", [&] { fully_shard(std::vector<std::shared_ptr<torch::nn::Module>>{}, options); }, {"no modules"}},
         {"a scalar", [&] { fully_shard(*scalar, options); }, {"scalar parameters. Change p to a 1D tensor"}},
         {"not contiguous", [&] { fully_shard(*strided, options); }, {"'p'", "non-contiguous", "contiguous()"}},
-        {"without values", [&] { fully_shard(*meta, options); }, {"'p'", "meta device"}},
         {"no such dimension", [&] { fully_shard(Stack(), dim_of(5)); }, {"along dimension 5", "embedding.weight"}},
         {"a mesh of three axes",
          [&] {

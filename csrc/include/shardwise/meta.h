@@ -1,0 +1,71 @@
+#pragma once
+
+#include <shardwise/export.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <optional>
+#include <utility>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace shardwise {
+
+namespace detail {
+
+/// While it lives, tensors that this thread makes without naming a device are on the meta device.
+class SHARDWISE_API MetaMode {
+ public:
+  MetaMode();
+
+ private:
+  c10::impl::IncludeDispatchKeyGuard seen_;
+};
+
+} // namespace detail
+
+/// What make() returns, with its parameters and buffers on the meta device: sizes and dtypes without memory. For models
+/// that are too large to be whole on one rank:
+///
+///   auto model = shardwise::on_meta([] { return Model(); });
+///   shardwise::fully_shard(model);        // its shards are on the meta device too
+///   shardwise::to_empty(model);           // memory for this rank's shards alone
+///   load_full_state_dict(model, dict);    // or write to the shards, model->parameters()
+///
+/// Any tensor that make() makes on this thread without naming a device is there, and random numbers are not drawn.
+/// What names one (`torch::TensorOptions().device(torch::kCPU)`), a torch::tensor({...}) of a list, and what comes from
+/// memory that exists (from_blob, clone) is what it always was. Values of a tensor on the meta device cannot be read.
+/// torch's own Module::to(torch::kMeta) is an error in LibTorch.
+template <typename Make>
+auto on_meta(Make&& make) {
+  const detail::MetaMode mode;
+  return std::forward<Make>(make)();
+}
+
+/// Gives memory to what is on the meta device among the parameters and buffers of a module; all else stays as it is. Of
+/// a parameter of a sharded unit that is this rank's shard alone: nothing of full size is allocated. They stay the same
+/// tensors, under all their names and in every member, with their hooks, in optimizers made before or after.
+///
+/// Their values are zeros: give every shard, replicated parameter and buffer its own before the first forward, by
+/// writing to parameters() and buffers(), or with load_full_state_dict(). Until this was called a forward, a gather, a
+/// full state dict and clipping are an Error that names all parameters that are still on the meta device.
+///
+/// Parameters of units, and buffers, go to the mesh's device; with cpu_offload shards go to the host's memory. `device`
+/// says where the tensors of a module without units go, and must be the mesh's for any other.
+///
+/// All ranks call it for the same modules. No rank waits for another.
+SHARDWISE_API void to_empty(torch::nn::Module& module, std::optional<at::Device> device = std::nullopt);
+
+/// The same for a module holder or a shared_ptr to a module.
+template <typename Holder>
+requires requires(Holder& holder) {
+  static_cast<torch::nn::Module&>(*holder);
+}
+void to_empty(Holder&& holder, std::optional<at::Device> device = std::nullopt) {
+  to_empty(static_cast<torch::nn::Module&>(*holder), device);
+}
+
+} // namespace shardwise

@@ -1,0 +1,56 @@
+#include <shardwise/meta.h>
+
+#include "engine/still_on_meta.h"
+#include "group/data.h"
+#include "nn/module_state.h"
+#include "nn/touch.h"
+
+#include <shardwise/error.h>
+
+#include <c10/util/StringUtil.h>
+
+#include <map>
+
+namespace shardwise {
+namespace {
+
+/// The device that all units of a module are on.
+at::Device device_of(const torch::nn::Module& module, const nn::ModuleState& state, std::optional<at::Device> asked) {
+  for (const auto& unit : state.units()) {
+    const auto device = asked.value_or(unit->device());
+    if (device == unit->device() || (!device.has_index() && device.type() == unit->device().type())) {
+      asked = unit->device();
+      continue;
+    }
+    throw ValueError(c10::str(
+        "shardwise: to_empty() of this ", module.name(), " was to go to ", device, ", but its unit '", unit->name(),
+        "' is on ", unit->device(), ", where ", unit->mesh().describe(),
+        " is. Leave out the device, or make the mesh on the one you want."));
+  }
+  if (!asked) {
+    throw ValueError(c10::str(
+        "shardwise: to_empty() of this ", module.name(),
+        ": it has no units, so no mesh says where it goes. Give a device, or call fully_shard() first."));
+  }
+  return *asked;
+}
+
+} // namespace
+
+detail::MetaMode::MetaMode() : seen_(nn::kTouchKey) {}
+
+void to_empty(torch::nn::Module& module, std::optional<at::Device> device) {
+  const nn::ModuleState state(module);
+  const auto target = device_of(module, state, device);
+  std::map<engine::Unit*, std::vector<at::Tensor>> parameters;
+  for (const auto& entry : state.entries()) {
+    if (entry.unit) {
+      parameters[entry.unit.get()].push_back(entry.tensor);
+    } else if (entry.tensor.is_meta()) {
+      group::replace_data(entry.tensor, engine::with_memory(entry.tensor, target));
+    }
+  }
+  for (const auto& unit : state.units()) unit->provide_memory(parameters[unit.get()]);
+}
+
+} // namespace shardwise

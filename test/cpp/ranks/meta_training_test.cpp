@@ -1,0 +1,217 @@
+// Modules built on the meta device, wrapped there, and given memory for their shards: they train as plain ones.
+#include "ranks/hybrid_models.h"
+#include "ranks/state_models.h"
+
+namespace shardwise::test {
+namespace {
+
+template <typename Model>
+void assert_on_meta(Model& model, bool on_meta, const std::string& what) {
+  for (const auto& entry : model->named_parameters())
+    ASSERT_EQ(entry.value().is_meta(), on_meta) << what << entry.key();
+}
+
+StateDict dict_of(const torch::nn::Module& module) {
+  StateDict dict;
+  for (const auto& [name, value] : plain_state(module)) dict.insert(name, value);
+  return dict;
+}
+
+/// Wrapped on the meta device, with an optimizer from then; its values come from the reference.
+template <typename Model>
+void train_from_meta(
+    Rank& rank, const std::function<Model()>& make, const std::function<void(Model&)>& wrap,
+    const std::function<torch::Tensor(Model&, int, int)>& loss, int64_t shards, const Dims& dims = {}) {
+  auto ours = on_meta(make);
+  assert_on_meta(ours, true, "built ");
+  wrap(ours);
+  assert_on_meta(ours, true, "wrapped ");
+  Pair<Model> both{rank, ours, make()};
+  both.shards = shards;
+  both.dims = dims;
+  to_empty(ours);
+  assert_on_meta(ours, false, "with memory ");
+  load_full_state_dict(ours, dict_of(*both.reference));
+  both.train(loss);
+  assert_state(full_state_dict(ours), plain_state(*both.reference), "the end");
+}
+
+Stack stack() {
+  return Stack();
+}
+
+/// A model that was wrapped with values, and one that was wrapped without.
+struct Twins {
+  explicit Twins(const std::function<void(Stack&)>& wrap) {
+    wrap(plain);
+    wrap(meta);
+    to_empty(meta);
+    load_full_state_dict(meta, full_state_dict(plain));
+  }
+
+  static double step(Stack& model, int number, int rank) {
+    torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.02));
+    const auto loss = call(model, tokens(number, rank)).pow(2).mean();
+    loss.backward();
+    const auto norm = clip_grad_norm_(model, 0.5);
+    optimizer.step();
+    return norm + loss.item<double>();
+  }
+
+  /// Every bit, since both do the same.
+  void train(int rank) {
+    for (int number = 0; number < 4; ++number) {
+      ASSERT_EQ(step(meta, number, rank), step(plain, number, rank)) << number;
+      const auto expected = plain->named_parameters();
+      for (const auto& entry : meta->named_parameters()) {
+        ASSERT_TRUE(torch::equal(entry.value(), expected[entry.key()])) << entry.key();
+        ASSERT_TRUE(torch::equal(entry.value().grad(), expected[entry.key()].grad())) << entry.key();
+      }
+      meta->zero_grad();
+      plain->zero_grad();
+    }
+  }
+
+  Stack plain;
+  Stack meta = on_meta(stack);
+};
+
+} // namespace
+
+TEST(MetaTraining, ShardsOnOneAxis) {
+  on_ranks([](Rank& rank) {
+    for (const auto reshard : {true, false}) {
+      const auto wrap = [&](Stack& model) { shard_stack(model, sharded_on(rank).reshard_after_forward(reshard)); };
+      train_from_meta<Stack>(rank, stack, wrap, stack_loss, rank.world_size());
+    }
+  });
+}
+
+TEST(MetaTraining, CopiesOfShards) {
+  run_ranks(4, [](Rank& rank) {
+    const auto wrap = [&](Stack& model) { shard_stack(model, hybrid_on(rank, {2, 2})); };
+    train_from_meta<Stack>(rank, stack, wrap, stack_loss, 2);
+  });
+}
+
+TEST(MetaTraining, SharedParameters) {
+  run_ranks(2, [](Rank& rank) {
+    const auto make = [] { return Stack(6, 2, /*tied=*/true); };
+    const auto wrap = [&](Stack& model) { shard_stack(model, sharded_on(rank)); };
+    auto ours = on_meta(make);
+    wrap(ours);
+    to_empty(ours);
+    ASSERT_TRUE(ours->head->weight.is_same(ours->embedding->weight));
+    // What only the registry holds stays whole.
+    train_from_meta<Stack>(rank, make, wrap, stack_loss, 2, {{"head.weight", -1}});
+  });
+}
+
+TEST(MetaTraining, UnitsOfEveryKindAndBuffers) {
+  on_worlds([](Rank& rank) {
+    for (const auto& options : layouts(rank)) {
+      const auto make = [] { return Zoo(); };
+      Zoo reference;
+      auto ours = on_meta(make);
+      ASSERT_TRUE(ours->norm->running_mean.is_meta() && ours->counts.is_meta());
+      ASSERT_TRUE(torch::equal(ours->flags, reference->flags)) << "a list of values keeps them";
+      shard_zoo(ours, rank, options);
+      to_empty(ours);
+      load_full_state_dict(ours, dict_of(*reference));
+      torch::optim::SGD mine(ours->parameters(), 0.1), theirs(reference->parameters(), 0.1);
+      ours->eval();
+      reference->eval();
+      for (int step = 0; step < 3; ++step) {
+        zoo_loss(ours, step, 0).backward();
+        zoo_loss(reference, step, 0).backward();
+        mine.step();
+        theirs.step();
+        assert_state(full_state_dict(ours), plain_state(*reference), c10::str("step ", step));
+        mine.zero_grad();
+        theirs.zero_grad();
+      }
+    }
+  });
+}
+
+TEST(MetaTraining, AsIfItHadValuesWhenItWasWrapped) {
+  on_ranks([](Rank& rank) {
+    const MixedPrecision low{.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat};
+    const auto sharded = [&](const FullyShardOptions& options) {
+      Twins([&](Stack& model) { shard_stack(model, options); }).train(rank.rank());
+    };
+    sharded(sharded_on(rank).layout(ShardLayout::flat));
+    sharded(sharded_on(rank).mixed_precision(low));
+    sharded(sharded_on(rank).layout(ShardLayout::flat).mixed_precision(low));
+    sharded(sharded_on(rank).cpu_offload(CpuOffload()));
+    sharded(sharded_on(rank).shard_placement(last_dimension));
+    sharded(sharded_on(rank).reshard_after_forward(rank.world_size() / 2));
+    for (const auto& options : {on(rank), on(rank).mixed_precision(low)}) {
+      Twins([&](Stack& model) {
+        for (auto& block : *model->blocks) replicate(*block, options);
+        replicate(model, options);
+      }).train(rank.rank());
+    }
+  });
+}
+
+TEST(MetaTraining, ValuesWrittenToTheShards) {
+  run_ranks(3, [](Rank& rank) {
+    auto ours = on_meta(stack);
+    shard_stack(ours, sharded_on(rank));
+    Pair<Stack> both{rank, ours, Stack()};
+    to_empty(ours);
+    auto whole = both.reference->named_parameters();
+    for (const auto& entry : ours->named_parameters()) {
+      const torch::NoGradGuard guard;
+      ASSERT_EQ(entry.value().count_nonzero().item<int64_t>(), 0) << entry.key();
+      entry.value().copy_(piece_of(whole[entry.key()], rank));
+    }
+    both.train(stack_loss);
+  });
+}
+
+TEST(MetaTraining, RecurrentLayers) {
+  run_ranks(2, [](Rank& rank) {
+    const auto make = [] {
+      torch::nn::LSTM lstm(torch::nn::LSTMOptions(3, 4).num_layers(2));
+      fill(*lstm);
+      return lstm;
+    };
+    const auto wrap = [&](torch::nn::LSTM& model) { fully_shard(model, sharded_on(rank)); };
+    const auto loss = [](torch::nn::LSTM& model, int step, int r) {
+      return std::get<0>(model->forward(batch(step, r, 3).unsqueeze(1))).pow(2).sum();
+    };
+    train_from_meta<torch::nn::LSTM>(rank, make, wrap, loss, 2);
+  });
+}
+
+TEST(MetaTraining, TheSameTensorsWithTheirHooks) {
+  run_ranks(2, [](Rank& rank) {
+    for (const bool shards : {true, false}) {
+      auto ours = on_meta(stack);
+      int called = 0;
+      ours->head->weight.register_hook([&](const torch::Tensor&) { ++called; });
+      shards ? shard_stack(ours, sharded_on(rank)) : replicate(ours, on(rank));
+      const auto before = ours->parameters();
+      const auto member = ours->head->weight;
+      if (!shards) {
+        // A graph of values that never were.
+        (void)ours->block(0)->up->forward(batch(0, 0, 6).to(torch::kMeta)).sum();
+      }
+      to_empty(ours);
+      const auto after = ours->parameters();
+      for (size_t i = 0; i < after.size(); ++i) ASSERT_TRUE(after[i].is_same(before[i])) << i;
+      ASSERT_TRUE(ours->head->weight.is_same(member));
+      load_full_state_dict(ours, dict_of(*Stack()));
+      stack_loss(ours, 0, rank.rank()).backward();
+      ASSERT_EQ(called, 1);
+      // A second time nothing is left to do.
+      const auto values = plain_state(*ours);
+      to_empty(ours);
+      for (const auto& [name, value] : plain_state(*ours)) ASSERT_TRUE(torch::equal(value, values.at(name))) << name;
+    }
+  });
+}
+
+} // namespace shardwise::test
