@@ -177,13 +177,34 @@ void Unit::follow_parameters() {
   for (const auto& group : groups_) group->follow_requires_grad();
 }
 
+std::string Unit::when_resharded() const {
+  if (!has_full_copies()) return "-";
+  if (reshards_after_forward()) {
+    return near_.size() > 1 ? c10::str("to ", near_.size(), " ranks after forward") : "after forward";
+  }
+  return reshards_after_backward() ? "after backward" : "never";
+}
+
+Plan::Unit Unit::own_plan() const {
+  Plan::Unit plan{.name = name_, .kind = kind(), .axes = {}, .reshard = when_resharded(), .groups = {}};
+  for (const auto& axis : mesh_.axes()) plan.axes.emplace_back(axis.name, axis.size);
+  const group::Group::Step step{
+      .replicates = replicates(),
+      .shards = shards_.size(),
+      .copies = copies_.size(),
+      .gathers_in_backward = reshards_after_forward(),
+      .backward_ranks = near_.size() > 1 ? near_.size() : shards_.size(),
+      .sums = options.sync && world() > 1,
+      .sums_copies = options.all_reduce};
+  for (const auto& group : groups_) plan.groups.push_back(group->plan(step));
+  return plan;
+}
+
 Plan Unit::plan() const {
   Plan plan;
   plan.mesh = mesh_.describe();
   for (const auto& unit : tree()) {
-    Plan::Unit row{.name = unit->name_, .kind = unit->kind(), .groups = {}};
-    for (const auto& group : unit->groups_) row.groups.push_back(group->plan());
-    plan.units.push_back(std::move(row));
+    plan.units.push_back(unit->own_plan());
   }
   return plan;
 }

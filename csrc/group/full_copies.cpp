@@ -300,6 +300,21 @@ void FullCopies::store(size_t index, const at::Tensor& value) {
   mark_stale();
 }
 
+FullCopies::Sizes FullCopies::sizes() const {
+  const auto own = static_cast<int64_t>(part_.itemsize());
+  const auto compute = static_cast<int64_t>(kinds_.full.dtype().itemsize());
+  int64_t elements = 0;
+  for (const auto numel : numels_) elements += numel;
+  int64_t full = 0;
+  for (const auto& storage : storages_) full += static_cast<int64_t>(storage.bytes());
+  return {
+      .part = layout_.part * own,
+      .padding = (layout_.part - elements) * own,
+      .sent = layout_.part * compute,
+      .full = full,
+      .dtype = kinds_.full.dtype().toScalarType()};
+}
+
 const Parameter* FullCopies::find(const at::Tensor& tensor) const {
   const auto* memory = tensor.storage().unsafeGetStorageImpl();
   const Parameter* last = nullptr;

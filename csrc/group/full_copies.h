@@ -80,9 +80,16 @@ class FullCopies {
 
   /// The parameter that lies at the memory of this tensor; null when none does.
   const Parameter* find(const at::Tensor& tensor) const;
-  int64_t part_bytes() const {
-    return static_cast<int64_t>(part_.nbytes());
-  }
+
+  /// Bytes of the part, what of it is padding, what is sent of it, and of all full copies, which are of that dtype.
+  struct Sizes {
+    int64_t part;
+    int64_t padding;
+    int64_t sent;
+    int64_t full;
+    at::ScalarType dtype;
+  };
+  Sizes sizes() const;
 
  private:
   /// A rank's piece of a leaf: `rows` of it, that is `runs` of its elements.

@@ -58,8 +58,11 @@ class Gradients {
   bool under_way() const {
     return under_way_;
   }
-  /// Bytes of the bucket.
+  /// Bytes of the bucket, and of what this rank keeps of it.
   int64_t bucket_bytes() const;
+  int64_t sum_bytes() const {
+    return bucket_bytes() / layout_.world;
+  }
 
  private:
   bool scattered() const {

@@ -122,16 +122,41 @@ void Group::follow_requires_grad() {
   }
 }
 
-Plan::Group Group::plan() const {
+Plan::Group Group::plan(const Step& step) const {
+  const auto name = [](at::ScalarType type) { return std::string(c10::getDtypeNames(type).first); };
+  const auto own = options_.dtype().toScalarType();
   Plan::Group plan;
-  plan.dtype = c10::getDtypeNames(options_.dtype().toScalarType()).first;
+  plan.dtype = plan.compute_dtype = name(own);
+  plan.reduce_dtype = name(sum_dtype_);
   plan.device = options_.device().str();
+  const bool whole = step.replicates || layout_ == Layout::replicate;
+  plan.layout = whole ? "replicated" : layout_ == Layout::flat ? "flat" : "rows";
   plan.parameters = static_cast<int64_t>(parameters_.size());
   const auto item = static_cast<int64_t>(options_.dtype().itemsize());
   for (const auto* parameter : parameters_) plan.elements += parameter->leaf().numel();
-  plan.bytes = plan.elements * item;
-  plan.bucket_bytes = gradients_ ? gradients_->bucket_bytes() : 0;
-  plan.shard_bytes = full_copies_ ? full_copies_->part_bytes() : plan.bytes;
+  plan.bytes = plan.shard_bytes = plan.elements * item;
+  if (full_copies_) {
+    const auto sizes = full_copies_->sizes();
+    plan.compute_dtype = name(sizes.dtype);
+    plan.shard_bytes = sizes.part;
+    plan.padding_bytes = sizes.padding;
+    plan.full_bytes = sizes.full;
+    if (world_ > 1) {
+      plan.forward_gathers = {1, sizes.sent};
+      // Each rank sends what it holds of the row of ranks that hold everything together.
+      if (step.gathers_in_backward) plan.backward_gathers = {1, sizes.sent * (world_ / step.backward_ranks)};
+    }
+  }
+  if (!gradients_) return plan;
+  plan.bucket_bytes = gradients_->bucket_bytes();
+  if (!step.sums) return plan;
+  const Plan::Traffic sum{1, gradients_->sum_bytes()};
+  if (world_ > 1) {
+    plan.reduce_scatters = {1, plan.bucket_bytes};
+  } else if (step.shards > 1) {
+    plan.all_reduces += sum;
+  }
+  if (step.copies > 1 && step.sums_copies) plan.all_reduces += sum;
   return plan;
 }
 

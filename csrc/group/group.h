@@ -64,7 +64,21 @@ class Group {
     return parameters_;
   }
 
-  Plan::Group plan() const;
+  /// What its unit does with it in a step, for plan().
+  struct Step {
+    /// Every rank keeps everything.
+    bool replicates = true;
+    /// How many hold the other shards, and copies of this rank's.
+    int64_t shards = 1;
+    int64_t copies = 1;
+    /// Full copies are brought in backward too, from so many ranks.
+    bool gathers_in_backward = false;
+    int64_t backward_ranks = 1;
+    /// Whether gradients are summed over shards, and then over copies.
+    bool sums = true;
+    bool sums_copies = true;
+  };
+  Plan::Group plan(const Step& step) const;
 
  private:
   bool follows_requires_grad() const;

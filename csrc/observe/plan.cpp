@@ -1,92 +1,131 @@
 #include <shardwise/plan.h>
 
-#include <algorithm>
-#include <iomanip>
-#include <sstream>
+#include "observe/text.h"
 
 namespace shardwise {
 namespace {
 
-using Row = std::vector<std::string>;
+using observe::aligned;
+using observe::list;
+using observe::megabytes;
+using observe::Object;
+using observe::Row;
 
-std::string megabytes(int64_t bytes) {
-  std::ostringstream text;
-  text << std::fixed << std::setprecision(2) << static_cast<double>(bytes) / 1e6;
-  return text.str();
+/// "float32", or in what is kept, computed and summed where those differ.
+std::string dtypes(const Plan::Group& group) {
+  const bool same = group.compute_dtype == group.dtype && group.reduce_dtype == group.dtype;
+  return same ? group.dtype : group.dtype + "/" + group.compute_dtype + "/" + group.reduce_dtype;
 }
 
-std::string quoted(const std::string& text) {
-  std::ostringstream result;
-  result << '"';
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      result << '\\' << c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      result << "\\u" << std::hex << std::setfill('0') << std::setw(4) << static_cast<int>(c);
-    } else {
-      result << c;
-    }
+Plan::Traffic sent(const Plan::Group& group) {
+  Plan::Traffic sum;
+  for (const auto& traffic :
+       {group.forward_gathers, group.backward_gathers, group.reduce_scatters, group.all_reduces}) {
+    sum += traffic;
   }
-  result << '"';
-  return result.str();
+  return sum;
 }
 
-/// The first column to the left, the others to the right.
-std::string aligned(const std::vector<Row>& rows) {
-  std::vector<size_t> widths(rows.front().size());
-  for (const auto& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+/// The columns of a group, after those of its unit.
+Row columns(const Plan::Group& group, const std::string& dtype) {
+  return {
+      dtype,
+      std::to_string(group.parameters),
+      std::to_string(group.elements),
+      megabytes(group.bytes),
+      megabytes(group.shard_bytes),
+      megabytes(group.padding_bytes),
+      megabytes(group.full_bytes),
+      megabytes(group.bucket_bytes),
+      std::to_string(group.forward_gathers.calls) + "+" + std::to_string(group.backward_gathers.calls),
+      std::to_string(group.reduce_scatters.calls),
+      std::to_string(group.all_reduces.calls),
+      megabytes(sent(group).bytes)};
+}
+
+void add(const Plan::Group& group, Plan::Group& sum) {
+  for (const auto field :
+       {&Plan::Group::parameters, &Plan::Group::elements, &Plan::Group::bytes, &Plan::Group::shard_bytes,
+        &Plan::Group::padding_bytes, &Plan::Group::full_bytes, &Plan::Group::bucket_bytes}) {
+    sum.*field += group.*field;
   }
-  std::ostringstream text;
-  for (const auto& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) {
-      text << (i ? "  " : "") << (i ? std::right : std::left) << std::setw(static_cast<int>(widths[i])) << row[i];
-    }
-    text << "\n";
+  for (const auto field :
+       {&Plan::Group::forward_gathers, &Plan::Group::backward_gathers, &Plan::Group::reduce_scatters,
+        &Plan::Group::all_reduces}) {
+    sum.*field += group.*field;
   }
-  return text.str();
+}
+
+std::string json_of(const Plan::Traffic& traffic) {
+  return Object().number("calls", traffic.calls).number("bytes", traffic.bytes).str();
+}
+
+std::string json_of(const Plan::Group& group) {
+  return Object()
+      .text("dtype", group.dtype)
+      .text("compute_dtype", group.compute_dtype)
+      .text("reduce_dtype", group.reduce_dtype)
+      .text("device", group.device)
+      .text("layout", group.layout)
+      .number("parameters", group.parameters)
+      .number("elements", group.elements)
+      .number("bytes", group.bytes)
+      .number("shard_bytes", group.shard_bytes)
+      .number("padding_bytes", group.padding_bytes)
+      .number("full_bytes", group.full_bytes)
+      .number("bucket_bytes", group.bucket_bytes)
+      .raw("forward_gathers", json_of(group.forward_gathers))
+      .raw("backward_gathers", json_of(group.backward_gathers))
+      .raw("reduce_scatters", json_of(group.reduce_scatters))
+      .raw("all_reduces", json_of(group.all_reduces))
+      .str();
+}
+
+std::string json_of(const Plan::Unit& unit) {
+  const auto axis = [](const auto& entry) {
+    return Object().text("name", entry.first).number("size", entry.second).str();
+  };
+  const auto group = [](const Plan::Group& entry) { return json_of(entry); };
+  return Object()
+      .text("name", unit.name)
+      .text("kind", unit.kind)
+      .raw("axes", list(unit.axes, axis))
+      .text("reshard", unit.reshard)
+      .raw("groups", list(unit.groups, group))
+      .str();
 }
 
 } // namespace
 
+Plan::Traffic& Plan::Traffic::operator+=(const Traffic& other) {
+  calls += other.calls;
+  bytes += other.bytes;
+  return *this;
+}
+
 std::string Plan::table() const {
-  std::vector<Row> rows{{"unit", "kind", "dtype", "parameters", "elements", "MB", "bucket MB"}};
+  std::vector<Row> rows{
+      {"unit", "kind", "layout", "reshard", "dtype", "parameters", "elements", "MB", "shard MB", "padding MB",
+       "full MB", "bucket MB", "gathers", "scatters", "reduces", "sent MB"}};
+  const auto add_row = [&](Row unit, Row group) {
+    unit.insert(unit.end(), group.begin(), group.end());
+    rows.push_back(std::move(unit));
+  };
   Group sum;
   for (const auto& unit : units) {
     for (const auto& group : unit.groups) {
-      rows.push_back(
-          {unit.name.empty() ? "(root)" : unit.name, unit.kind, group.dtype, std::to_string(group.parameters),
-           std::to_string(group.elements), megabytes(group.bytes), megabytes(group.bucket_bytes)});
-      sum.parameters += group.parameters;
-      sum.elements += group.elements;
-      sum.bytes += group.bytes;
-      sum.bucket_bytes += group.bucket_bytes;
+      add_row(
+          {unit.name.empty() ? "(root)" : unit.name, unit.kind, group.layout, unit.reshard},
+          columns(group, dtypes(group)));
+      add(group, sum);
     }
   }
-  rows.push_back(
-      {"sum", "", "", std::to_string(sum.parameters), std::to_string(sum.elements), megabytes(sum.bytes),
-       megabytes(sum.bucket_bytes)});
+  add_row({"sum", "", "", ""}, columns(sum, ""));
   return mesh + "\n" + aligned(rows);
 }
 
 std::string Plan::json() const {
-  std::ostringstream text;
-  text << "{\"mesh\": " << quoted(mesh) << ", \"units\": [";
-  for (size_t i = 0; i < units.size(); ++i) {
-    const auto& unit = units[i];
-    text << (i ? ", " : "") << "{\"name\": " << quoted(unit.name) << ", \"kind\": " << quoted(unit.kind)
-         << ", \"groups\": [";
-    for (size_t k = 0; k < unit.groups.size(); ++k) {
-      const auto& group = unit.groups[k];
-      text << (k ? ", " : "") << "{\"dtype\": " << quoted(group.dtype) << ", \"device\": " << quoted(group.device)
-           << ", \"parameters\": " << group.parameters << ", \"elements\": " << group.elements
-           << ", \"bytes\": " << group.bytes << ", \"bucket_bytes\": " << group.bucket_bytes
-           << ", \"shard_bytes\": " << group.shard_bytes << "}";
-    }
-    text << "]}";
-  }
-  text << "]}";
-  return text.str();
+  return Object().text("mesh", mesh).raw("units", list(units, [](const Unit& unit) { return json_of(unit); })).str();
 }
 
 } // namespace shardwise

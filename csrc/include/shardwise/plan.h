@@ -4,27 +4,59 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace shardwise {
 
-/// What a unit and the units below it will do in a step: which parameters travel together, and how much.
+/// What a unit and the units below it will do in a step: which parameters travel together, how they lie, and how much.
+///
+/// A step is one forward of every unit, in calls that can be seen (call.h), one backward that gives all trained
+/// parameters a gradient, and an optimizer that changes them. A direct call ends unseen, so that the unit that ran last
+/// may keep its full parameters until backward: one all-gather less.
 struct SHARDWISE_API Plan {
+  /// Collectives of one kind in a step, and the bytes that this rank hands to them, counted as Counters does.
+  struct Traffic {
+    int64_t calls = 0;
+    int64_t bytes = 0;
+
+    Traffic& operator+=(const Traffic& other);
+  };
+  /// Parameters of a unit that travel together.
   struct Group {
+    /// Of the parameters and shards, of what the module computes with, and of the sums of gradients.
     std::string dtype;
+    std::string compute_dtype;
+    std::string reduce_dtype;
+    /// Of the parameters or shards.
     std::string device;
+    /// "rows", "flat", or "replicated" where every rank keeps everything.
+    std::string layout;
     int64_t parameters = 0;
     int64_t elements = 0;
-    /// Bytes of this group's gradients, without the padding and the used counts.
+    /// Bytes of these parameters, whole and without padding; their gradients have as many, in their own dtype.
     int64_t bytes = 0;
-    /// Bytes of its bucket: gradients, padding and used counts.
-    int64_t bucket_bytes = 0;
     /// Bytes of the parameters that this rank keeps: its shards, with their padding, or everything.
     int64_t shard_bytes = 0;
+    /// Of those, what no element needs.
+    int64_t padding_bytes = 0;
+    /// Bytes of the full copies while they are there; none where the module computes with what the optimizer sees.
+    int64_t full_bytes = 0;
+    /// Bytes of the bucket of gradients: gradients, padding and used counts.
+    int64_t bucket_bytes = 0;
+    Traffic forward_gathers;
+    Traffic backward_gathers;
+    Traffic reduce_scatters;
+    Traffic all_reduces;
   };
   struct Unit {
     std::string name;
     std::string kind;
+    /// The mesh's axes and their sizes, the slowest first.
+    std::vector<std::pair<std::string, int64_t>> axes;
+    /// When full copies are freed: "after forward", "to 4 ranks after forward" (they keep parts of it), "after
+    /// backward", "never", or "-" where there are none.
+    std::string reshard;
     std::vector<Group> groups;
   };
   std::string mesh;

@@ -1,0 +1,46 @@
+#include "observe/text.h"
+
+#include <algorithm>
+#include <iomanip>
+#include <sstream>
+
+namespace shardwise::observe {
+
+std::string megabytes(int64_t bytes) {
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(2) << static_cast<double>(bytes) / 1e6;
+  return text.str();
+}
+
+std::string quoted(const std::string& text) {
+  std::ostringstream result;
+  result << '"';
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      result << '\\' << c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      result << "\\u" << std::hex << std::setfill('0') << std::setw(4) << static_cast<int>(c);
+    } else {
+      result << c;
+    }
+  }
+  result << '"';
+  return result.str();
+}
+
+std::string aligned(const std::vector<Row>& rows) {
+  std::vector<size_t> widths(rows.front().size());
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::ostringstream text;
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      text << (i ? "  " : "") << (i ? std::right : std::left) << std::setw(static_cast<int>(widths[i])) << row[i];
+    }
+    text << "\n";
+  }
+  return text.str();
+}
+
+} // namespace shardwise::observe
