@@ -28,11 +28,6 @@ at::Tensor own_piece(const Parameter& parameter, const layout::Cut& cut, int64_t
       ", or the whole parameter, ", whole, ". Load an archive of the same model and the same number of ranks."));
 }
 
-size_t aligned(size_t bytes) {
-  constexpr size_t alignment = 128;
-  return (bytes + alignment - 1) / alignment * alignment;
-}
-
 } // namespace
 
 FullCopies::FullCopies(
@@ -162,13 +157,13 @@ void FullCopies::refill(comm::Buffers& buffers, Counters& counters) {
     memory_ = buffers.take(layout_.world * layout_.part, kinds_.full, counters);
   } else {
     size_t bytes = 0;
-    for (const auto& storage : storages_) bytes += aligned(storage.bytes());
+    for (const auto& storage : storages_) bytes += layout::aligned(storage.bytes());
     memory_ = buffers.take(static_cast<int64_t>(bytes), kinds_.full.dtype(at::kByte), counters);
   }
   size_t offset = 0;
   for (auto& storage : storages_) {
     storage.refill(memory_, offset);
-    offset += aligned(storage.bytes());
+    offset += layout::aligned(storage.bytes());
   }
 }
 

@@ -5,12 +5,6 @@
 #include <algorithm>
 
 namespace shardwise::group {
-namespace {
-
-constexpr int64_t kAlignmentBytes = 128;
-
-} // namespace
-
 Group::Group(std::vector<Parameter*> parameters, const Setting& setting)
     : parameters_(std::move(parameters)),
       layout_(parameters_.front()->whole ? Layout::replicate : setting.layout),
@@ -32,7 +26,7 @@ Group::Group(std::vector<Parameter*> parameters, const Setting& setting)
 }
 
 int64_t Group::alignment() const {
-  return std::max<int64_t>(1, kAlignmentBytes / static_cast<int64_t>(options_.dtype().itemsize()));
+  return layout::alignment(static_cast<int64_t>(options_.dtype().itemsize()));
 }
 
 layout::Shards Group::lay_out() const {

@@ -32,6 +32,10 @@ void check(int64_t world, int64_t alignment) {
 
 } // namespace
 
+int64_t alignment(int64_t bytes_of_element) {
+  return std::max<int64_t>(1, 128 / bytes_of_element);
+}
+
 std::vector<int64_t> Cut::piece_sizes(int64_t rank) const {
   auto sizes = shape;
   sizes[dim] = length(rank);

@@ -32,6 +32,14 @@ struct Shards {
   int64_t world = 1;
 };
 
+/// What full parameters and such take of a piece of memory that several share.
+constexpr std::size_t aligned(std::size_t bytes) {
+  return (bytes + 127) / 128 * 128;
+}
+
+/// At how many elements of this size parameters and gradients begin.
+SHARDWISE_API int64_t alignment(int64_t bytes_of_element);
+
 /// Each parameter is cut along its dimension as torch.chunk does; pieces start at multiples of `alignment` elements.
 /// With a world of one this is where whole parameters lie in a bucket.
 /// Raises ValueError for a bad dimension, size, world or alignment.

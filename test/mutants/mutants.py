@@ -9,9 +9,10 @@ from ahead import AHEAD
 from copies import COPIES
 from fronts import FRONTS
 from hybrid import HYBRID
+from meta import META
 from order import ORDER
 from precision import PRECISION
 from sums import SUMS
 from transport import TRANSPORT
 
-MUTANTS = [*SUMS, *COPIES, *ORDER, *FRONTS, *HYBRID, *PRECISION, *AHEAD, *TRANSPORT]
+MUTANTS = [*SUMS, *COPIES, *ORDER, *FRONTS, *HYBRID, *PRECISION, *AHEAD, *META, *TRANSPORT]

@@ -6,6 +6,7 @@
 #include <shardwise/clip_grad_norm.h>
 #include <shardwise/counters.h>
 #include <shardwise/error.h>
+#include <shardwise/estimate.h>
 #include <shardwise/fully_shard.h>
 #include <shardwise/hooks.h>
 #include <shardwise/mesh.h>

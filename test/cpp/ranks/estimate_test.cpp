@@ -1,0 +1,262 @@
+// estimate_memory() against the allocator: each rank is a process, so that what it allocates is its own.
+#include "ranks/hybrid_models.h"
+#include "support/expect.h"
+#include "support/processes.h"
+#include "tensor_memory.h"
+
+#include <thread>
+
+namespace shardwise::test {
+namespace {
+
+/// Large next to its activations. Each layer's backward leaves the sums of the one before some time.
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    for (int i = 0; i < 4; ++i) {
+      blocks->push_back(
+          torch::nn::Sequential(torch::nn::Linear(256, 251), torch::nn::Tanh(), torch::nn::Linear(251, 256)));
+    }
+    last = register_module("last", torch::nn::Linear(256, 130));
+    count = register_buffer("count", torch::zeros({5000}));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    auto y = first->forward(x);
+    for (const auto& block : *blocks) {
+      y = call(*block->as<torch::nn::Sequential>(), y);
+      if (y.requires_grad()) {
+        y.register_hook([](const torch::Tensor&) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
+      }
+    }
+    return last->forward(y);
+  }
+  std::vector<const torch::nn::Module*> units() const {
+    std::vector<const torch::nn::Module*> all;
+    for (const auto& block : *blocks) all.push_back(block.get());
+    return all;
+  }
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(190, 256));
+  torch::nn::ModuleList blocks = register_module("blocks", torch::nn::ModuleList());
+  torch::nn::Linear last{nullptr};
+  torch::Tensor count;
+};
+TORCH_MODULE(Net);
+
+void assert_near(int64_t measured, int64_t estimated, const std::string& what) {
+  ASSERT_NEAR(static_cast<double>(estimated), static_cast<double>(measured), 0.02 * static_cast<double>(measured))
+      << what;
+}
+
+struct Measured {
+  int64_t forward = 0;
+  int64_t backward = std::numeric_limits<int64_t>::max();
+  int64_t after = 0;
+};
+
+template <typename Optimizer>
+Measured measure(Rank& rank, Net& net, Optimizer& optimizer, int64_t before) {
+  Measured measured;
+  for (int step = 0; step < 12; ++step) {
+    const auto x = batch(step, rank.rank(), 190, 1);
+    optimizer.zero_grad();
+    TensorMemory::forget_peak();
+    auto loss = call(net, x).pow(2).mean();
+    measured.forward = TensorMemory::peak() - before;
+    TensorMemory::forget_peak();
+    loss.backward();
+    // A sum that is late holds gradients back in some steps.
+    if (step > 3) measured.backward = std::min(measured.backward, TensorMemory::peak() - before);
+    loss = torch::Tensor();
+    optimizer.step();
+    measured.after = TensorMemory::bytes() - before;
+  }
+  return measured;
+}
+
+using Wrap = std::function<void(Net&)>;
+using Ask = std::function<MemoryEstimate(const torch::nn::Module&, EstimateOptions)>;
+
+void check(
+    Rank& rank, const std::string& what, const Wrap& wrap, const Ask& ask, EstimateOptions more = {},
+    const Wrap& prepare = [](Net&) {}) {
+  SCOPED_TRACE(what);
+  // The threads of a process group let go of what they had.
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  const auto before = TensorMemory::bytes();
+  MemoryEstimate estimate;
+  {
+    auto plain = on_meta([] { return Net(); });
+    prepare(plain);
+    TensorMemory::forget_peak();
+    const auto now = TensorMemory::bytes();
+    estimate = ask(*plain, more.units(plain->units()));
+    ASSERT_EQ(TensorMemory::peak(), now) << "nothing is allocated";
+  }
+  Net net;
+  prepare(net);
+  wrap(net);
+  torch::optim::AdamW adam(net->parameters(), torch::optim::AdamWOptions(0.001));
+  torch::optim::SGD sgd(net->parameters(), 0.001);
+  const auto measured =
+      more.optimizer_factor() > 0 ? measure(rank, net, adam, before) : measure(rank, net, sgd, before);
+  assert_near(measured.forward, estimate.forward_peak, "forward of " + what);
+  assert_near(measured.backward, estimate.backward_peak, "backward of " + what);
+  assert_near(measured.after, estimate.after_step, "after " + what);
+}
+
+using Work = c10::intrusive_ptr<c10d::Work>;
+
+/// As Gloo's, which allocates a tensor for what it gathers and one for what it sums; these need none, and are done when
+/// they return, so that no step keeps more in the pool than another.
+Work gather(torch::Tensor& output, torch::Tensor& input, c10d::ProcessGroup& group) {
+  auto parts = output.chunk(group.getSize());
+  parts[group.getRank()].copy_(input);
+  for (int rank = 0; rank < group.getSize(); ++rank) {
+    std::vector<torch::Tensor> part{parts[rank]};
+    c10d::BroadcastOptions options;
+    options.rootRank = rank;
+    group.broadcast(part, options)->wait();
+  }
+  return nullptr;
+}
+
+Work reduce_scatter(torch::Tensor& output, torch::Tensor& input, c10d::ProcessGroup& group) {
+  std::vector<torch::Tensor> all{input};
+  group.allreduce(all)->wait();
+  output.copy_(input.chunk(group.getSize())[group.getRank()]);
+  return nullptr;
+}
+
+void shard_net(Net& net, const FullyShardOptions& options) {
+  const auto shard = [&](torch::nn::Module& module) {
+    fully_shard(module, options).set_custom_all_gather(gather).set_custom_reduce_scatter(reduce_scatter);
+  };
+  for (const auto& block : *net->blocks) shard(*block);
+  shard(*net);
+}
+
+void check_sharded(
+    Rank& rank, const std::string& what, const FullyShardOptions& options, EstimateOptions more = {},
+    const Wrap& prepare = [](Net&) {}) {
+  const auto wrap = [&](Net& net) { shard_net(net, options); };
+  const auto ask = [&](const torch::nn::Module& module, const EstimateOptions& asked) {
+    return estimate_memory(module, options, rank.world_size(), asked);
+  };
+  const auto here = rank.rank() % (rank.world_size() / static_cast<int>(more.copies()));
+  check(rank, what, wrap, ask, more.rank(here), prepare);
+}
+
+const MixedPrecision kLow{.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat};
+
+void warm_up(Rank& rank) {
+  TensorMemory::watch();
+  Net net;
+  shard_net(net, sharded_on(rank));
+  call(net, batch(0, 0, 190, 1)).sum().backward();
+}
+
+} // namespace
+
+TEST(Estimate, ShardsOfTwoRanks) {
+  run_processes(2, [](Rank& rank) {
+    warm_up(rank);
+    check_sharded(rank, "rows", sharded_on(rank));
+    check_sharded(rank, "flat", sharded_on(rank).layout(ShardLayout::flat));
+    check_sharded(rank, "kept until backward", sharded_on(rank).reshard_after_forward(false));
+    check_sharded(rank, "freed everywhere", sharded_on(rank).reshard_after_forward(true));
+    check_sharded(rank, "plain SGD", sharded_on(rank), EstimateOptions().optimizer_factor(0));
+  });
+}
+
+TEST(Estimate, ReplicatedUnits) {
+  run_processes(2, [](Rank& rank) {
+    warm_up(rank);
+    const auto check_replicated = [&](const std::string& what, const ReplicateOptions& options) {
+      const auto wrap = [&](Net& net) {
+        for (const auto& block : *net->blocks) replicate(*block, options);
+        replicate(net, options);
+      };
+      const auto ask = [&](const torch::nn::Module& module, const EstimateOptions& asked) {
+        return estimate_memory(module, options, 2, asked);
+      };
+      check(rank, what, wrap, ask);
+    };
+    check_replicated("replicate", on(rank));
+    check_replicated("replicate in another precision", on(rank).mixed_precision(kLow));
+  });
+}
+
+TEST(Estimate, MixedPrecisionAndFrozenParameters) {
+  run_processes(2, [](Rank& rank) {
+    warm_up(rank);
+    check_sharded(rank, "rows", sharded_on(rank).mixed_precision(kLow));
+    check_sharded(rank, "flat", sharded_on(rank).mixed_precision(kLow).layout(ShardLayout::flat));
+    const auto freeze = [](Net& net) {
+      (*net->blocks)[1]->as<torch::nn::Sequential>()->children()[0]->parameters()[0].set_requires_grad(false);
+      net->last->weight.set_requires_grad(false);
+    };
+    check_sharded(rank, "frozen", sharded_on(rank), {}, freeze);
+  });
+}
+
+TEST(Estimate, ShardsOfFourRanks) {
+  run_processes(4, [](Rank& rank) {
+    warm_up(rank);
+    check_sharded(rank, "rows", sharded_on(rank));
+    check_sharded(rank, "to 2 of 4 ranks", sharded_on(rank).reshard_after_forward(2));
+  });
+}
+
+// The second sums are Gloo's own, so that the pool has no one size.
+TEST(Estimate, CopiesOfShardsAsThePlanSays) {
+  for (const auto grid : kGrids) {
+    run_ranks(grid.world(), [&](Rank& rank) {
+      Net net;
+      auto more = EstimateOptions().units(net->units()).copies(grid.copies).rank(rank.rank() % grid.shards);
+      const auto estimate = estimate_memory(*net, hybrid_on(rank, grid), grid.world(), more);
+      for (const auto& block : *net->blocks) fully_shard(*block, hybrid_on(rank, grid));
+      const auto plan = fully_shard(net, hybrid_on(rank, grid)).plan();
+      int64_t shards = 0, sums = 0;
+      for (const auto& unit : plan.units) {
+        for (const auto& group : unit.groups) {
+          shards += group.shard_bytes;
+          sums += group.bucket_bytes / grid.shards;
+        }
+      }
+      ASSERT_EQ(estimate.parameters, shards) << grid.name();
+      ASSERT_EQ(estimate.gradients, sums) << grid.name();
+    });
+  }
+}
+
+TEST(Estimate, ARankThatIsAlone) {
+  run_processes(1, [](Rank& rank) {
+    warm_up(rank);
+    check_sharded(rank, "one rank", sharded_on(rank));
+  });
+}
+
+TEST(Estimate, Text) {
+  const auto estimate = estimate_memory(*Net(), FullyShardOptions(), 2);
+  for (const std::string word : {"peak in forward", "peak in backward", "after the step", "MB"}) {
+    ASSERT_NE(estimate.table().find(word), std::string::npos) << estimate.table();
+  }
+  ASSERT_NE(estimate.json().find(c10::str("\"forward_peak\": ", estimate.forward_peak)), std::string::npos);
+}
+
+TEST(Estimate, RefusesWhatCannotBe) {
+  run_ranks(2, [](Rank& rank) {
+    Net net;
+    const auto ask = [&](int64_t world, const EstimateOptions& more) {
+      estimate_memory(*net, FullyShardOptions(), world, more);
+    };
+    expect_error<ValueError>([&] { ask(0, {}); }, {"0 ranks"});
+    expect_error<ValueError>([&] { ask(4, EstimateOptions().copies(3)); }, {"4 ranks", "3", "divisor"});
+    expect_error<ValueError>([&] { ask(4, EstimateOptions().copies(2).rank(2)); }, {"rank 2 of 2"});
+    expect_error<ValueError>([&] { ask(2, EstimateOptions().optimizer_factor(-1)); }, {"optimizer_factor is -1"});
+    expect_error<ValueError>([&] { ask(2, EstimateOptions().units({net.get()})); }, {"not inside of it"});
+    shard_net(net, sharded_on(rank));
+    expect_error<Error>([&] { ask(2, {}); }, {"belongs to a unit already", "plan()"});
+  });
+}
+
+} // namespace shardwise::test
