@@ -66,7 +66,7 @@ AHEAD = [
     Mutant(
         "lay full copies over each other",
         "csrc/group/full_copies.cpp",
-        "    offset += aligned(storage.bytes());\n",
+        "    offset += layout::aligned(storage.bytes());\n",
         "",
         suites="FullyShardPrograms.*",
     ),

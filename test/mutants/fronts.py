@@ -8,8 +8,8 @@ FRONTS = [
     Mutant(
         "hooks do not enter",
         "csrc/nn/unit_hooks.cpp",
-        "    if (self->has_full_copies()) self->enter(engine::Keep::outer);\n",
-        "",
+        "      self->enter(engine::Keep::outer);\n    } else {",
+        "    } else {",
         suites="FullyShardFront.*",
     ),
     Mutant(
