@@ -57,13 +57,6 @@ TRANSPORT = [
         suites=_SUITES,
     ),
     Mutant(
-        "keep the connections after a failure",
-        "csrc/comm/direct_worker.cpp",
-        "      if (wire.broken()) release();",
-        "",
-        suites=_SUITES,
-    ),
-    Mutant(
         "forget the timeout of a call",
         "csrc/comm/direct_backend.cpp",
         "  return given > std::chrono::milliseconds(0) ? given : timeout_.load();",
