@@ -22,8 +22,8 @@ COPIES = [
     Mutant(
         "never free full copies",
         "csrc/group/full_copies.cpp",
-        "  for (auto& storage : storages_) storage.free();\n  state_",
-        "  state_",
+        "  for (auto& storage : storages_) storage.free();\n  buffers.give(",
+        "  buffers.give(",
         suites="FullyShardContract.*",
     ),
     Mutant(
@@ -101,15 +101,8 @@ COPIES = [
     Mutant(
         "do not wait for a gather that is given up",
         "csrc/group/full_copies.cpp",
-        "  if (pending && !pending->settle()) gathered_ = sent_ = at::Tensor();\n",
+        "  if (pending && !pending->settle()) leave_buffers();\n",
         "",
-        suites="FullyShardLate.*",
-    ),
-    Mutant(
-        "free full copies that are being gathered",
-        "csrc/group/full_copies.cpp",
-        "  // After one that failed the buffers may still be used: they do not go back.\n",
-        "  for (auto& storage : storages_) storage.free();\n",
         suites="FullyShardLate.*",
     ),
     Mutant(
