@@ -20,8 +20,8 @@ constexpr size_t kInline = 8192;
 
 /// Sums go on while the next piece comes in: a quarter of what a rank sums, within these bounds. Smaller pieces cost
 /// more in wake-ups than they hide (128 kB: a third more time at 16 MB), larger ones take more memory.
-constexpr size_t kLeastPiece = size_t{1} << 18;
-constexpr size_t kLargestPiece = size_t{1} << 20;
+constexpr size_t kLeastPiece = 262144;
+constexpr size_t kLargestPiece = 1048576;
 constexpr size_t piece_bytes(size_t bytes) {
   constexpr size_t kLine = 64;
   return std::clamp(bytes / 4 / kLine * kLine, kLeastPiece, kLargestPiece);
@@ -33,7 +33,7 @@ constexpr size_t kPieces = 3;
 /// All-reduces of two ranks are as fast over Gloo or faster from here on (ours take 1.0 to 1.7 times as long), and have
 /// the same bits: one addition, one rounding. (A mean of 16 bits has not: Gloo rounds before it divides.) With more
 /// ranks the order of Gloo's additions depends on the place in the tensor, and it rounds after each.
-constexpr size_t kGlooAllReduce = size_t{1} << 17;
+constexpr size_t kGlooAllReduce = 131072;
 inline bool leaves_all_reduce_to_gloo(size_t bytes, int world, at::ScalarType dtype, c10d::ReduceOp::RedOpType op) {
   const bool wide = dtype == at::kFloat || dtype == at::kDouble;
   const bool half = dtype == at::kHalf || dtype == at::kBFloat16;

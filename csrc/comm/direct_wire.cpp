@@ -71,7 +71,7 @@ void Wire::begin(const Signature& signature, std::chrono::milliseconds timeout) 
 
 int Wire::tag(Phase phase) const {
   // Announcements are all alike, and told apart by their order.
-  constexpr uint32_t kNumbers = uint32_t{1} << 24;
+  constexpr uint32_t kNumbers = 16777216;
   const auto number = phase == Phase::announcement ? 0 : number_ % kNumbers;
   return static_cast<int>(kFirstTag + static_cast<uint32_t>(phase) * kNumbers + number);
 }

@@ -9,8 +9,8 @@
 #ifdef SHARDWISE_WITH_KERNELS
 #include "cuda/kernels.h"
 
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <array>
 #endif
@@ -21,6 +21,12 @@ namespace {
 #ifdef SHARDWISE_WITH_KERNELS
 
 constexpr std::array<int64_t, 5> kUnits{16, 8, 4, 2, 1};
+
+// Not from libc10_cuda, which programs that link shardwise do not all find.
+cudaStream_t current_stream(at::Device device) {
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  return static_cast<cudaStream_t>(guard.getStreamNativeHandle(guard.getStream(device)));
+}
 
 void check(cudaError_t error) {
   TORCH_CHECK(error == cudaSuccess, "shardwise: a kernel was not launched: ", cudaGetErrorString(error));
@@ -36,8 +42,8 @@ bool fits(const Move& move, int64_t itemsize, int64_t unit) {
 
 // Most pieces can be moved 16 bytes at a time.
 void copy_on_cuda(at::Device device, int64_t itemsize, const std::vector<Move>& moves) {
-  const c10::cuda::CUDAGuard guard(device);
-  const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
+  const c10::DeviceGuard guard(device);
+  const auto stream = current_stream(device);
   std::array<std::vector<Move>, kUnits.size()> by_unit;
   for (auto move : moves) {
     if (move.count * move.length == 0) continue;
@@ -84,8 +90,8 @@ bool scale(at::Device device, at::ScalarType from, at::ScalarType to, double fac
   if (!known(from) || !known(to)) return false;
 #ifdef SHARDWISE_WITH_KERNELS
   if (device.is_cuda()) {
-    const c10::cuda::CUDAGuard guard(device);
-    if (!moves.empty()) check(launch_scale(c10::cuda::getCurrentCUDAStream(device.index()), from, to, factor, moves));
+    const c10::DeviceGuard guard(device);
+    if (!moves.empty()) check(launch_scale(current_stream(device), from, to, factor, moves));
     return true;
   }
 #endif

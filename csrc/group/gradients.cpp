@@ -5,7 +5,6 @@
 
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
@@ -118,10 +117,13 @@ void Gradients::fill_counts() {
     done = put_flags(used_here_, bucket_, rank * segment() + layout_.part);
   }
   if (done) return;
-  std::vector<float> counts(used_here_.begin(), used_here_.end());
-  const auto n = static_cast<int64_t>(counts.size());
-  const auto row = at::from_blob(counts.data(), {1, n}, at::kFloat);
-  bucket_.view({-1, segment()}).narrow(1, layout_.part, n).copy_(row.expand({layout_.world, n}));
+  // Nothing comes from the host's memory: a device would make the host wait.
+  const auto n = static_cast<int64_t>(used_here_.size());
+  const auto counts = bucket_.view({-1, segment()}).narrow(1, layout_.part, n);
+  counts.fill_(1);
+  for (int64_t i = 0; i < n; ++i) {
+    if (!used_here_[i]) counts.select(1, i).zero_();
+  }
 }
 
 void Gradients::begin(

@@ -82,7 +82,8 @@ def test_steps_of_ranks_are_counted_and_compared(modules):
     assert found["C++ fully_shard: buffers allocated"].value == 0
     # Parameters, gradients and two of AdamW's, of which a rank has half.
     assert found["C++ replicate: tensors between steps"].value == pytest.approx(4, rel=0.02)
-    assert 2 < found["C++ fully_shard: tensors between steps"].value < 3.5
+    # The pool keeps full copies of two units, a gather and a bucket, each as large as the largest unit may need.
+    assert 2 < found["C++ fully_shard: tensors between steps"].value < 4
     for wrap in ("C++ fully_shard", "C++ replicate", "DDP"):
         assert found[f"{wrap}: tensors at the peak"].value > found[f"{wrap}: tensors between steps"].value
         assert found[f"{wrap}: resident set at the peak"].value > 0

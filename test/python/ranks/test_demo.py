@@ -117,7 +117,8 @@ def test_memory_of_both_modes_is_told(demos, sharded, modules):
         for memory in held.values():
             assert memory.other >= 0
             assert memory.peak > memory.all
-        assert shard.all < 0.75 * everywhere.all
+        # A half of everything, and of four blocks the pool keeps the full copies of two, a gather and a bucket.
+        assert shard.all < 0.8 * everywhere.all
         assert shard.peak < everywhere.peak
         for name, memory in held.items():
             values = (memory.parameters, memory.gradients, memory.optimizer, memory.other, memory.all, memory.peak)
