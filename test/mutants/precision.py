@@ -17,8 +17,8 @@ PRECISION = [
     Mutant(
         "divide half precision before the sum alone",
         "csrc/group/gradients.cpp",
-        "options_.dtype() == at::kHalf ? first_part(divisor.value) : divisor.after",
-        "divisor.after",
+        "? first_part(divisor.value)",
+        "? first_part(1) * divisor.value",
         suites=MIXED,
     ),
     Mutant(
@@ -42,7 +42,13 @@ PRECISION = [
         "",
         suites=MIXED,
     ),
-    Mutant("cast buffers", "csrc/nn/argument_cast.cpp", "!listener.spares(tensor)", "true", suites=MIXED),
+    Mutant(
+        "cast buffers",
+        "csrc/nn/argument_cast.cpp",
+        "!listener.spares(tensor)",
+        "(!listener.spares(tensor) || true)",
+        suites=MIXED,
+    ),
     Mutant(
         "cast what an operation writes to",
         "csrc/nn/argument_cast.cpp",
