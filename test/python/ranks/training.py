@@ -1,0 +1,260 @@
+"""Trains a program on ranks with an engine, and in one process with the data of all ranks, and compares every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from engine import TORCH, Engine, ours
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+
+@dataclass(frozen=True)
+class Program:
+    """A model and what is done with it; `number` counts forwards, and the data differs with it and with the rank."""
+
+    make: Callable[[], nn.Module]
+    loss: Callable[[nn.Module, int, int], torch.Tensor]
+    steps: int = 10
+    #: Forwards and backwards a step, whose gradients add up.
+    parts: int = 1
+
+
+#: Wraps a model: `wrap(engine, model)`.
+Wrap = Callable[[Engine, Any], Any]
+
+
+def nothing(*_: Any) -> None:
+    """For what need not happen."""
+
+
+@dataclass(frozen=True)
+class Wrapping:
+    """How a program comes to run on ranks."""
+
+    wrap: Wrap
+    #: Called before the forward of each part of a step.
+    before: Callable[[Any, int], Any] = nothing
+    #: Called after the backward of each part of a step.
+    after: Callable[[Any, int], Any] = nothing
+    #: Called after the optimizer's step.
+    after_optimizer: Callable[[Any], Any] = nothing
+
+
+@dataclass
+class Step:
+    """By part: this rank's losses (in one process: those of every rank). By name: gradients, and values at its end."""
+
+    losses: list[list[torch.Tensor]] = field(default_factory=list)
+    gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    #: Collectives of forward and backward, by name.
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Trace:
+    steps: list[Step]
+    model: Any
+    optimizer: Any = None
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """With Adam's own epsilon, elements whose gradient is nearly zero would be moved by the noise in it."""
+    return torch.optim.AdamW(model.parameters(), lr=0.05, eps=0.1, foreach=True)
+
+
+def plain(name: str) -> str:
+    """A name without what a checkpoint wrapper puts into it."""
+    return name.replace("_checkpoint_wrapped_module.", "")
+
+
+def snapshot(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """What it is now; of a DTensor with its placements."""
+    if tensor is None:
+        return None
+    return tensor.detach().clone()
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def train_alone(program: Program, world_size: int, dtype: torch.dtype = torch.float32) -> list[Step]:
+    """What one process computes: the gradient of the mean of the losses of all ranks."""
+    model = program.make().to(dtype)
+    optimizer = optimizer_of(model)
+    steps = []
+    for number in range(program.steps):
+        step = Step()
+        optimizer.zero_grad(set_to_none=number % 2 == 0)
+        for part in range(program.parts):
+            losses = []
+            for rank in range(world_size):
+                loss = program.loss(model, number * program.parts + part, rank)
+                losses.append(loss.detach())
+                (loss / world_size).backward()
+            step.losses.append(losses)
+        step.gradients = {name: snapshot(p.grad) for name, p in model.named_parameters()}
+        optimizer.step()
+        step.values = {name: p.detach().clone() for name, p in model.named_parameters()}
+        steps.append(step)
+    return steps
+
+
+def train(engine: Engine, program: Program, wrapping: Wrapping, rank: int, counted: bool = False) -> Trace:
+    """On this rank, with the data of `rank`."""
+    model = program.make()
+    wrapping.wrap(engine, model)
+    optimizer = optimizer_of(model)
+    trace = Trace([], model, optimizer)
+    for number in range(program.steps):
+        step = Step()
+        optimizer.zero_grad(set_to_none=number % 2 == 0)
+        for part in range(program.parts):
+            wrapping.before(model, part)
+            with counting(step.counts, counted):
+                loss = program.loss(model, number * program.parts + part, rank)
+                loss.backward()
+            wrapping.after(model, part)
+            step.losses.append([loss.detach()])
+        parameters = {plain(name): p for name, p in model.named_parameters()}
+        step.gradients = {name: snapshot(p.grad) for name, p in parameters.items()}
+        optimizer.step()
+        wrapping.after_optimizer(model)
+        step.values = {name: p.detach().clone() for name, p in parameters.items()}
+        trace.steps.append(step)
+    return trace
+
+
+class counting:
+    """Adds the collectives of a block of code to `counts`, as torch's own CommDebugMode sees them."""
+
+    def __init__(self, counts: dict[str, int], wanted: bool = True) -> None:
+        self.counts = counts
+        self.mode = CommDebugMode() if wanted else None
+
+    def __enter__(self) -> None:
+        if self.mode is not None:
+            self.mode.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        if self.mode is None:
+            return
+        self.mode.__exit__(*error)
+        for operation, count in self.mode.get_comm_counts().items():
+            name = operation.__name__
+            self.counts[name] = self.counts.get(name, 0) + count
+
+
+def kind(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """All that a DTensor says of itself, except what is in it."""
+    assert isinstance(tensor, DTensor), f"{type(tensor)} where a DTensor should be"
+    mesh, meta = tensor.device_mesh, tensor._spec.tensor_meta
+    assert meta is not None
+    assert tensor.to_local().dtype == tensor.dtype == meta.dtype
+    return (
+        tensor.placements,
+        mesh.device_type,
+        mesh.mesh.tolist(),
+        mesh.mesh_dim_names,
+        tuple(meta.shape),
+        tuple(meta.stride),
+        meta.dtype,
+        tuple(tensor.to_local().shape),
+    )
+
+
+def piece_of(whole: torch.Tensor, like: DTensor) -> torch.Tensor:
+    """This rank's piece, as torch's own distribute_tensor cuts it."""
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()
+
+
+def assert_pieces(what: str, found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Each is this rank's piece of what is expected, also whether there is one at all."""
+    assert list(found) == list(expected), f"{what}: {list(found)} for {list(expected)}"
+    for name, tensor in found.items():
+        whole = expected[name]
+        assert (tensor is None) == (whole is None), f"{what} of {name}: {tensor} for {whole}"
+        if tensor is None:
+            continue
+        assert isinstance(tensor, DTensor), f"{what} of {name}: {type(tensor)}"
+        assert tensor.shape == whole.shape, f"{what} of {name}: {tensor.shape} for {whole.shape}"
+        unit = 1e-12 if tensor.dtype == torch.float64 else 1e-6
+        piece, wanted = comparable(tensor, whole)
+        torch.testing.assert_close(
+            piece, wanted, rtol=10 * unit, atol=unit, msg=lambda text, n=name: f"{what} of {n}: {text}"
+        )
+
+
+def comparable(tensor: DTensor, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is there and what should be there. distribute_tensor does not cut as strided shards are: then all of it."""
+    if any(type(placement).__name__ == "_StridedShard" for placement in tensor.placements):
+        return tensor.full_tensor(), whole
+    return tensor.to_local(), piece_of(whole, tensor)
+
+
+def assert_expected(trace: Trace, expected: Sequence[Step], rank: int) -> None:
+    assert len(trace.steps) == len(expected)
+    for number, (step, alone) in enumerate(zip(trace.steps, expected, strict=True)):
+        for part, losses in enumerate(alone.losses):
+            torch.testing.assert_close(
+                local(step.losses[part][0]), losses[rank], msg=lambda text, n=number: f"loss of step {n}: {text}"
+            )
+        assert_pieces(f"step {number}: the gradient", step.gradients, alone.gradients)
+        assert_pieces(f"step {number}: the value", step.values, alone.values)
+
+
+def assert_same_bits(mine: Trace, theirs: Trace) -> None:
+    """Losses, gradients and values, and what their DTensors say of themselves."""
+    assert len(mine.steps) == len(theirs.steps)
+    for number, (a, b) in enumerate(zip(mine.steps, theirs.steps, strict=True)):
+        for part, (one, other) in enumerate(zip(a.losses, b.losses, strict=True)):
+            assert torch.equal(local(one[0]), local(other[0])), f"step {number}: the loss of part {part}"
+        for what, found, wanted in (("gradient", a.gradients, b.gradients), ("value", a.values, b.values)):
+            assert list(found) == list(wanted)
+            for name, tensor in found.items():
+                where, like = f"step {number}: the {what} of {name}", wanted[name]
+                assert (tensor is None) == (like is None), where
+                if tensor is None or like is None:
+                    continue
+                assert kind(tensor) == kind(like), f"{where}: {kind(tensor)} for {kind(like)}"
+                assert torch.equal(local(tensor), local(like)), f"{where}: {local(tensor)} for {local(like)}"
+
+
+class Parity:
+    """Runs of one program that must agree with one process, and with torch's engine."""
+
+    def __init__(
+        self,
+        program: Program,
+        rank: int | None = None,
+        ranks: int | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """`rank` of `ranks` with data of their own; all ranks unless given."""
+        self.program = program
+        self.rank = dist.get_rank() if rank is None else rank
+        self.ranks = dist.get_world_size() if ranks is None else ranks
+        self.expected = train_alone(program, self.ranks, dtype)
+
+    def run(self, engine: Engine, wrapping: Wrapping | Wrap, counted: bool = False) -> Trace:
+        """Of one engine, compared with one process."""
+        if not isinstance(wrapping, Wrapping):
+            wrapping = Wrapping(wrapping)
+        trace = train(engine, self.program, wrapping, self.rank, counted)
+        assert_expected(trace, self.expected, self.rank)
+        return trace
+
+    def both(self, wrapping: Wrapping | Wrap, exact: bool = True) -> Trace:
+        """Ours, and torch's beside it. With more than two summands the order in which they are added may differ."""
+        theirs = self.run(TORCH, wrapping)
+        mine = self.run(ours(), wrapping)
+        if exact:
+            assert_same_bits(mine, theirs)
+        return mine
