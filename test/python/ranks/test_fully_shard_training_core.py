@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.debug import CommDebugMode
-from training import Parity, Wrap, Wrapping, assert_same_bits, local
+from training import Parity, Trace, Wrap, Wrapping, adam, assert_same_bits, local, momentum
 from training_models import WIDTHS, mlp_program, non_root_program, twice_program
 
 from shardwise.testing import run_ranks
@@ -30,6 +31,16 @@ def is_exact() -> bool:
     return dist.get_world_size() == 2
 
 
+def each_reshard(parity: Parity, wrapping: Callable[[Any], Wrapping | Wrap]) -> Trace:
+    """Ours with every reshard_after_forward; of torch's engine the default, for none of them changes a result."""
+    theirs = parity.run(TORCH, wrapping(None))
+    for reshard in reshards():
+        mine = parity.run(ours(), wrapping(reshard))
+        if is_exact():
+            assert_same_bits(mine, theirs)
+    return theirs
+
+
 def by_block(**options: Any) -> Wrap:
     return lambda engine, model: wrap_blocks(model, lambda part: engine.fully_shard(part, **options))
 
@@ -39,12 +50,12 @@ def largest(parameter: nn.Parameter) -> Shard:
 
 
 def one_unit(rank: int) -> None:
-    for widths in WIDTHS:
-        Parity(mlp_program(widths)).both(lambda engine, model: engine.fully_shard(model), is_exact())
+    for widths, optimizer in zip(WIDTHS, [adam, momentum, momentum], strict=True):
+        Parity(mlp_program(widths, optimizer=optimizer)).both(lambda engine, model: engine.fully_shard(model), is_exact())
 
 
 def along_the_largest_dimension(rank: int) -> None:
-    for widths in [(32, 16, 8), (16, 8, 24), (8, 17 * 4, 3)]:
+    for widths in [(36, 18, 6), (18, 6, 24), (6, 17 * 6, 3)]:
         parity = Parity(mlp_program(widths))
         mine = parity.both(lambda e, model: e.fully_shard(model, shard_placement_fn=largest), is_exact())
         first = mine.model[0].weight
@@ -53,18 +64,14 @@ def along_the_largest_dimension(rank: int) -> None:
 
 def groups_with_late_ranks(rank: int) -> None:
     parity = Parity(text_program())
-    for reshard in reshards():
-        wrap = by_block(reshard_after_forward=reshard)
-        theirs = parity.run(TORCH, wrap)
-        mine = parity.run(ours(), wrap)
-        if is_exact():
-            assert_same_bits(mine, theirs)
-        late_at = [[point] for point in POINTS] if reshard is True else []
-        for points in [*late_at, list(POINTS)]:
-            delays = Delays(*points)
-            late = parity.run(ours(), delays.wrapping(wrap))
-            delays.assert_passed(parity.program.steps)
-            assert_same_bits(late, mine)
+    each_reshard(parity, lambda reshard: by_block(reshard_after_forward=reshard))
+    wrap = by_block(reshard_after_forward=True if is_exact() else 2)
+    in_time = parity.run(ours(), wrap)
+    for points in [*([point] for point in POINTS), POINTS] if is_exact() else [POINTS]:
+        delays = Delays(*points)
+        late = parity.run(ours(), delays.wrapping(wrap))
+        delays.assert_passed(parity.program.steps)
+        assert_same_bits(late, in_time)
 
 
 def offloaded(rank: int) -> None:
@@ -95,63 +102,63 @@ def gathered_asynchronously(rank: int) -> None:
         for _ in range(2):
             handle.wait()
 
-    parity = Parity(text_program())
-    expected = parity.run(TORCH, by_block())
-    for reshard in reshards():
-
-        def asynchronous(engine: Engine, model: Any, reshard: Any = reshard) -> None:
+    def asynchronous(reshard: Any) -> Wrap:
+        def wrap(engine: Engine, model: Any) -> None:
             by_block(reshard_after_forward=reshard)(engine, model)
             model._set_unshard_async_op(True)
 
-        for engine in (TORCH, ours()):
-            assert_same_bits(parity.run(engine, asynchronous), expected)
-            by_hand_too = Wrapping(by_block(reshard_after_forward=reshard), before=by_hand)
-            assert_same_bits(parity.run(engine, by_hand_too), expected)
-        late = Delays(*POINTS)
-        assert_same_bits(parity.run(ours(), late.wrapping(asynchronous)), expected)
-        late.assert_passed(parity.program.steps)
+        return wrap
+
+    parity = Parity(text_program(steps=5))
+    expected = each_reshard(parity, asynchronous)
+    for reshard in reshards():
+        trace = parity.run(ours(), Wrapping(by_block(reshard_after_forward=reshard), before=by_hand))
+        assert_same_bits(trace, expected)
+    late = Delays(*POINTS)
+    assert_same_bits(parity.run(ours(), late.wrapping(asynchronous(True))), expected)
+    late.assert_passed(parity.program.steps)
 
 
 def child_alone(rank: int) -> None:
-    parity = Parity(non_root_program())
-    for reshard in reshards():
-
-        def wrap(engine: Engine, model: Any, reshard: Any = reshard) -> None:
+    def wrapping(reshard: Any) -> Wrap:
+        def wrap(engine: Engine, model: Any) -> None:
             for child in model:
                 engine.fully_shard(child, reshard_after_forward=reshard)
             engine.fully_shard(model, reshard_after_forward=reshard)
 
-        parity.both(wrap, is_exact())
+        return wrap
+
+    each_reshard(Parity(non_root_program()), wrapping)
 
 
 def called_twice(rank: int) -> None:
-    parity = Parity(twice_program())
-    for reshard in reshards():
-
-        def wrap(engine: Engine, model: Any, reshard: Any = reshard) -> None:
+    def wrapping(reshard: Any) -> Wrap:
+        def wrap(engine: Engine, model: Any) -> None:
             engine.fully_shard(model.inner, reshard_after_forward=reshard)
             engine.fully_shard(model, reshard_after_forward=reshard)
 
-        parity.both(wrap, is_exact())
+        return wrap
+
+    each_reshard(Parity(twice_program()), wrapping)
 
 
 def gathered_ahead(rank: int) -> None:
-    parity = Parity(text_program(depth=8, steps=5))
-    for reshard in reshards():
-
-        def wrap(engine: Engine, model: Any, reshard: Any = reshard) -> None:
+    def wrapping(reshard: Any) -> Wrap:
+        def wrap(engine: Engine, model: Any) -> None:
             by_block(reshard_after_forward=reshard)(engine, model)
             prefetch_two_blocks(model)
 
-        parity.both(wrap, is_exact())
+        return wrap
+
+    parity = Parity(text_program(depth=8, steps=4))
+    each_reshard(parity, wrapping)
     for ahead in (True, False):
         for engine in (TORCH, ours()):
             forward, backward = gathers_at_each_block(engine, parity, ahead)
             # The root, the block itself, and the two that it names.
             assert forward == [1 + min(i + 1 + 2 * ahead, 8) for i in range(8)], forward
-            # Unless told otherwise, the one before it is gathered ahead.
-            more = [min(i + (3 if ahead else 2), 8) for i in range(8)]
-            assert [count - 9 for count in backward] == more or not ahead and len(backward) == 8, backward
+            # The root's is there. Unless told otherwise, the one before is gathered ahead.
+            assert backward == [9 + min(i + (3 if ahead else 2), 8) for i in range(8)], backward
 
 
 def gathers_at_each_block(engine: Engine, parity: Parity, ahead: bool) -> tuple[list[int], list[int]]:
@@ -164,7 +171,7 @@ def gathers_at_each_block(engine: Engine, parity: Parity, ahead: bool) -> tuple[
     backward: list[int] = []
     with CommDebugMode() as mode:
         for block in blocks_of(model):
-            block.norm_1.register_forward_pre_hook(lambda *_: forward.append(mode.get_total_counts()))
+            block.norm_1.register_forward_pre_hook(lambda *_: forward.append(gathers(mode)))
             block.down.register_full_backward_hook(lambda *_: backward.append(gathers(mode)))
         parity.program.loss(model, 0, dist.get_rank()).backward()
     return forward, backward
@@ -180,12 +187,12 @@ def optimizer_event(rank: int) -> None:
         event = torch.cuda.current_stream().record_event() if cuda else torch.cpu.Event()
         model.set_post_optim_event(event)
 
-    parity = Parity(text_program())
-    for reshard in reshards():
-        wrap = by_block(reshard_after_forward=reshard)
-        without = parity.run(TORCH, wrap)
-        with_events = parity.both(Wrapping(wrap, after_optimizer=set_event))
-        assert_same_bits(with_events, without)
+    parity = Parity(text_program(steps=5))
+    without = parity.run(TORCH, by_block())
+    with_events = each_reshard(
+        parity, lambda reshard: Wrapping(by_block(reshard_after_forward=reshard), after_optimizer=set_event)
+    )
+    assert_same_bits(with_events, without)
 
 
 class TestFullyShard1DTrainingCore:
@@ -193,7 +200,7 @@ class TestFullyShard1DTrainingCore:
     def test_train_parity_single_group_shard_dim0(self, world_size: int) -> None:
         run_ranks(world_size, one_unit)
 
-    @pytest.mark.parametrize("world_size", [2, 4])
+    @pytest.mark.parametrize("world_size", [2, 3])
     def test_train_parity_single_group_shard_largest_dim(self, world_size: int) -> None:
         run_ranks(world_size, along_the_largest_dimension)
 
@@ -207,9 +214,8 @@ class TestFullyShard1DTrainingCore:
     def test_train_parity_multi_group_unshard_async_op(self) -> None:
         run_ranks(2, gathered_asynchronously)
 
-    @pytest.mark.parametrize("world_size", [2, 4])
-    def test_non_root_forward_backward(self, world_size: int) -> None:
-        run_ranks(world_size, child_alone)
+    def test_non_root_forward_backward(self) -> None:
+        run_ranks(2, child_alone)
 
     def test_multi_forward_module(self) -> None:
         run_ranks(2, called_twice)

@@ -14,6 +14,15 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, foreach=True)
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    """With Adam's own epsilon, elements whose gradient is nearly zero would be moved by the noise in it."""
+    return torch.optim.Adam(model.parameters(), lr=0.05, eps=0.1, foreach=True)
+
+
 @dataclass(frozen=True)
 class Program:
     """A model and what is done with it; `number` counts forwards, and the data differs with it and with the rank."""
@@ -23,6 +32,7 @@ class Program:
     steps: int = 10
     #: Forwards and backwards a step, whose gradients add up.
     parts: int = 1
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = momentum
 
 
 #: Wraps a model: `wrap(engine, model)`.
@@ -64,11 +74,6 @@ class Trace:
     optimizer: Any = None
 
 
-def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """With Adam's own epsilon, elements whose gradient is nearly zero would be moved by the noise in it."""
-    return torch.optim.AdamW(model.parameters(), lr=0.05, eps=0.1, foreach=True)
-
-
 def plain(name: str) -> str:
     """A name without what a checkpoint wrapper puts into it."""
     return name.replace("_checkpoint_wrapped_module.", "")
@@ -88,7 +93,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 def train_alone(program: Program, world_size: int, dtype: torch.dtype = torch.float32) -> list[Step]:
     """What one process computes: the gradient of the mean of the losses of all ranks."""
     model = program.make().to(dtype)
-    optimizer = optimizer_of(model)
+    optimizer = program.optimizer(model)
     steps = []
     for number in range(program.steps):
         step = Step()
@@ -111,7 +116,7 @@ def train(engine: Engine, program: Program, wrapping: Wrapping, rank: int, count
     """On this rank, with the data of `rank`."""
     model = program.make()
     wrapping.wrap(engine, model)
-    optimizer = optimizer_of(model)
+    optimizer = program.optimizer(model)
     trace = Trace([], model, optimizer)
     for number in range(program.steps):
         step = Step()
@@ -170,12 +175,22 @@ def kind(tensor: torch.Tensor) -> tuple[Any, ...]:
     )
 
 
-def piece_of(whole: torch.Tensor, like: DTensor) -> torch.Tensor:
-    """This rank's piece, as torch's own distribute_tensor cuts it."""
-    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()
+class Pieces:
+    """This rank's pieces of tensors that stay as they are, as torch's own distribute_tensor cuts them."""
+
+    def __init__(self) -> None:
+        self.known: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def of(self, whole: torch.Tensor, like: DTensor) -> torch.Tensor:
+        mesh, placements = like.device_mesh, like.placements
+        key = (id(whole), mesh, placements)
+        if key not in self.known:
+            piece = distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local()
+            self.known[key] = (piece, whole)
+        return self.known[key][0]
 
 
-def assert_pieces(what: str, found: dict[str, Any], expected: dict[str, Any]) -> None:
+def assert_pieces(what: str, found: dict[str, Any], expected: dict[str, Any], pieces: Pieces) -> None:
     """Each is this rank's piece of what is expected, also whether there is one at all."""
     assert list(found) == list(expected), f"{what}: {list(found)} for {list(expected)}"
     for name, tensor in found.items():
@@ -186,28 +201,28 @@ def assert_pieces(what: str, found: dict[str, Any], expected: dict[str, Any]) ->
         assert isinstance(tensor, DTensor), f"{what} of {name}: {type(tensor)}"
         assert tensor.shape == whole.shape, f"{what} of {name}: {tensor.shape} for {whole.shape}"
         unit = 1e-12 if tensor.dtype == torch.float64 else 1e-6
-        piece, wanted = comparable(tensor, whole)
-        torch.testing.assert_close(
-            piece, wanted, rtol=10 * unit, atol=unit, msg=lambda text, n=name: f"{what} of {n}: {text}"
-        )
+        piece, wanted = comparable(tensor, whole, pieces)
+        assert piece.dtype == wanted.dtype and piece.shape == wanted.shape, f"{what} of {name}: {piece} for {wanted}"
+        if not torch.allclose(piece, wanted, rtol=10 * unit, atol=unit):
+            raise AssertionError(f"{what} of {name}: {piece} for {wanted}")
 
 
-def comparable(tensor: DTensor, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def comparable(tensor: DTensor, whole: torch.Tensor, pieces: Pieces) -> tuple[torch.Tensor, torch.Tensor]:
     """What is there and what should be there. distribute_tensor does not cut as strided shards are: then all of it."""
     if any(type(placement).__name__ == "_StridedShard" for placement in tensor.placements):
         return tensor.full_tensor(), whole
-    return tensor.to_local(), piece_of(whole, tensor)
+    return tensor.to_local(), pieces.of(whole, tensor)
 
 
-def assert_expected(trace: Trace, expected: Sequence[Step], rank: int) -> None:
+def assert_expected(trace: Trace, expected: Sequence[Step], rank: int, pieces: Pieces) -> None:
     assert len(trace.steps) == len(expected)
     for number, (step, alone) in enumerate(zip(trace.steps, expected, strict=True)):
         for part, losses in enumerate(alone.losses):
             torch.testing.assert_close(
                 local(step.losses[part][0]), losses[rank], msg=lambda text, n=number: f"loss of step {n}: {text}"
             )
-        assert_pieces(f"step {number}: the gradient", step.gradients, alone.gradients)
-        assert_pieces(f"step {number}: the value", step.values, alone.values)
+        assert_pieces(f"step {number}: the gradient", step.gradients, alone.gradients, pieces)
+        assert_pieces(f"step {number}: the value", step.values, alone.values, pieces)
 
 
 def assert_same_bits(mine: Trace, theirs: Trace) -> None:
@@ -242,13 +257,14 @@ class Parity:
         self.rank = dist.get_rank() if rank is None else rank
         self.ranks = dist.get_world_size() if ranks is None else ranks
         self.expected = train_alone(program, self.ranks, dtype)
+        self.pieces = Pieces()
 
     def run(self, engine: Engine, wrapping: Wrapping | Wrap, counted: bool = False) -> Trace:
         """Of one engine, compared with one process."""
         if not isinstance(wrapping, Wrapping):
             wrapping = Wrapping(wrapping)
         trace = train(engine, self.program, wrapping, self.rank, counted)
-        assert_expected(trace, self.expected, self.rank)
+        assert_expected(trace, self.expected, self.rank, self.pieces)
         return trace
 
     def both(self, wrapping: Wrapping | Wrap, exact: bool = True) -> Trace:

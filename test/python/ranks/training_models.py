@@ -37,10 +37,12 @@ def mlps(width: int, count: int, *before: nn.Module) -> nn.Sequential:
     return model
 
 
-def mlp_program(widths: tuple[int, ...]) -> Program:
+def mlp_program(widths: tuple[int, ...], **settings: Any) -> Program:
     """Linear layers with tanh between them."""
     return Program(
-        lambda: mlp(*widths), lambda model, number, rank: model(batch_for(model, number, rank, widths[0])).pow(2).mean()
+        lambda: mlp(*widths),
+        lambda model, number, rank: model(batch_for(model, number, rank, widths[0])).pow(2).mean(),
+        **settings,
     )
 
 
