@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch.distributed._composable import checkpoint
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint as checkpointed
-from training import Program
+from training import Program, WrapOne
 
 WIDTH = 8
 LENGTH = 5
@@ -95,10 +94,6 @@ def checkpoint_blocks(model: Transformer, how: str | None) -> None:
 def blocks_of(model: Transformer) -> list[Block]:
     """Without a checkpoint's wrapper around them."""
     return [module for module in model.modules() if isinstance(module, Block)]
-
-
-#: `wrap` calls fully_shard() or replicate() on a module, or on a list of them.
-WrapOne = Callable[[Any], Any]
 
 
 def wrap_blocks(model: Transformer, wrap: WrapOne) -> None:

@@ -38,6 +38,9 @@ class Program:
 #: Wraps a model: `wrap(engine, model)`.
 Wrap = Callable[[Engine, Any], Any]
 
+#: Calls fully_shard() or replicate() on a module, or on a list of them.
+WrapOne = Callable[[Any], Any]
+
 
 def nothing(*_: Any) -> None:
     """For what need not happen."""
