@@ -16,12 +16,12 @@ MICROBATCHES = 3
 MODES = ("all", "some_mlps", "root_only")
 
 
-def accumulation_program(width: int = 8) -> Program:
+def accumulation_program(steps: int = 5) -> Program:
     """A linear layer, which is the root's, and three MLPs, which are units."""
     return Program(
-        lambda: mlps(width, 3, nn.Linear(width, width)),
-        lambda model, number, rank: model(batch(number, rank, width)).pow(2).mean(),
-        steps=5,
+        lambda: mlps(8, 3, nn.Linear(8, 8)),
+        lambda model, number, rank: model(batch(number, rank, 8)).pow(2).mean(),
+        steps=steps,
         parts=MICROBATCHES,
     )
 
