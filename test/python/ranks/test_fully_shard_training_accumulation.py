@@ -35,9 +35,9 @@ class Case(NamedTuple):
     reduce_scatter_only: bool
 
     def has_numbers(self, mesh: DeviceMesh) -> bool:
-        """torch's row leaves out those that no one has counted, and what has no meaning on this mesh. Here also those
-        that are True by another name, and on four ranks in a row what two ranks show."""
-        if self.reduce_scatter_only and mesh.ndim == 1:
+        """torch's row leaves out those that no one has counted, and what has no meaning on this mesh. Here also some
+        that are True by another name, what two ranks show, and offload with what is scattered only."""
+        if self.reduce_scatter_only and (mesh.ndim == 1 or self.offload):
             return False
         pairs = self.reshard_after_forward == 2
         if pairs != (mesh.shape == (4,)) and (mesh.ndim == 1 or self.offload):
