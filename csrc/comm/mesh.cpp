@@ -128,6 +128,34 @@ struct Mesh::State {
     return value;
   }
 
+  /// Those over the process groups of others, by their groups, which they keep.
+  struct OverGroups {
+    std::mutex mutex;
+    std::map<std::vector<const c10d::ProcessGroup*>, std::weak_ptr<State>> states;
+  };
+  static OverGroups& over_groups() {
+    static OverGroups value;
+    return value;
+  }
+
+  /// The state over the same groups as this one, if one is in use and says the same of them; this one otherwise.
+  std::shared_ptr<State> shared(std::shared_ptr<State> self) {
+    std::vector<const c10d::ProcessGroup*> key;
+    for (const auto& group : groups) key.push_back(group.get());
+    auto& all = over_groups();
+    const std::lock_guard lock(all.mutex);
+    std::erase_if(all.states, [](const auto& entry) { return entry.second.expired(); });
+    auto& entry = all.states[key];
+    const auto same_name = [](const Axis& a, const Axis& b) { return a.name == b.name; };
+    const auto other = entry.lock();
+    if (other && other->open && other->device == device &&
+        std::equal(axes.begin(), axes.end(), other->axes.begin(), same_name)) {
+      return other;
+    }
+    entry = self;
+    return self;
+  }
+
   ~State() {
     try {
       close();
@@ -213,7 +241,7 @@ struct Mesh::State {
     }
     const auto position = all->getRank();
     const auto name = c10::str("neighbours ", count, "/", position / count);
-    place = c10::make_intrusive<c10d::PrefixStore>(name, place);
+    place = comm::part_for_next_mesh(c10::make_intrusive<c10d::PrefixStore>(name, place), position % count);
     auto group = comm::make_process_group(
         {.name = c10::str(axes[index].name, " ", name),
          .store = place,
@@ -300,7 +328,7 @@ Mesh Mesh::from_process_groups(
   }
   check_axes(state->axes);
   state->groups = groups;
-  return Mesh(std::move(state));
+  return Mesh(state->shared(state));
 }
 
 const std::vector<Axis>& Mesh::axes() const {

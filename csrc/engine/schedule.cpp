@@ -125,12 +125,12 @@ void Schedule::await_optimizer(const Unit& unit) {
   event->block(guard.getStream(unit.device()));
 }
 
-// The unit itself stays open, for it may run again at once: on some ranks more often than on others.
-void Schedule::leave(Unit& unit) {
+// Otherwise the unit itself stays open, for it may run again at once: on some ranks more often than on others.
+void Schedule::leave(Unit& unit, bool exactly) {
   if (BackwardWatch::running()) return;
   const auto open = open_;
   for (auto* other : open) {
-    if (other->lies_below(unit) || (other == &unit && !unit.outer())) close(*other, false);
+    if (other->lies_below(unit) || (other == &unit && (exactly || !unit.outer()))) close(*other, false);
   }
   if (!unit.outer()) end_forwards();
 }
@@ -258,6 +258,19 @@ void Schedule::end_backward() {
   close_all();
   for (const auto& unit : unsettled_) unit->backward = {};
   if (is_last_backward) settle();
+}
+
+// Which sums there will be is compared as at the begin of a backward.
+void Schedule::reduce_pending() {
+  settle();
+  order_ = reduce_order();
+  launched_ = 0;
+  for (const auto& unit : order_) {
+    unit->renew_groups();
+    if (unit->has_pending()) unit->backward.engaged = true;
+  }
+  agree_on_sums(order_);
+  end_backward();
 }
 
 void Schedule::settle() {

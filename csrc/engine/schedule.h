@@ -60,13 +60,16 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void enter(Unit& unit, Keep keep = Keep::outer);
   /// Lets the device come to post_optim_event, which is of no more use then.
   void await_optimizer(const Unit& unit);
-  /// The unit's module ended its forward.
-  void leave(Unit& unit);
+  /// The unit's module ended its forward; `exactly` if that is seen each time, so that the unit is closed too.
+  void leave(Unit& unit, bool exactly);
 
   void gradient_arriving(Unit& unit, group::Parameter& parameter, bool defined);
   void gradient_arrived(Unit& unit, group::Parameter& parameter);
   /// The end of a backward that brought gradients to this tree.
   void end_backward();
+  /// Sums what backwards without synchronisation left, as the end of a backward with it would. Outside of a backward;
+  /// for those who run backward in pieces.
+  void reduce_pending();
   /// A backward died in the middle.
   void abandon_backward() noexcept;
   /// The end of a backward that failed, or that brought none. Units that were used still take part in the next one.

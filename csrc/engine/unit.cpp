@@ -2,6 +2,7 @@
 
 #include "engine/backward_watch.h"
 #include "engine/shards.h"
+#include "group/data.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -14,6 +15,7 @@ Unit::~Unit() {
   for (const auto& parameter : parameters_) {
     if (!parameter->whole) remove_shard(parameter->shard_identity());
   }
+  for (const auto* tensor : seen_) remove_shard(tensor);
 }
 
 std::shared_ptr<Unit> Unit::of(const at::Tensor& parameter) {
@@ -67,8 +69,13 @@ void Unit::enter(Keep keep) {
   schedule_->enter(*this, keep);
 }
 
-void Unit::leave() {
-  schedule_->leave(*this);
+void Unit::leave(bool exactly) {
+  schedule_->leave(*this, exactly);
+}
+
+void Unit::show(bool full) {
+  if (!settings_.front || std::exchange(shows_full_, full) == full) return;
+  settings_.front->show(full);
 }
 
 void Unit::shard_written() {
@@ -101,6 +108,28 @@ comm::Collectives Unit::gather_in_order(const comm::Collectives& ranks) {
   };
   const auto chain = separate_ ? comm::Agreement::second_group : comm::Agreement::group;
   return ranks.at(agreement_->enter(chain, 4 * number_for_all_ + (near ? 2 : 0) + (backward ? 1 : 0), text, counters_));
+}
+
+std::vector<at::Tensor> Unit::stored() const {
+  std::vector<at::Tensor> stored;
+  for (const auto& parameter : parameters_) stored.push_back(parameter->stored());
+  return stored;
+}
+
+void Unit::replace_shard(size_t index, const at::Tensor& shard, std::shared_ptr<group::Face> face) {
+  auto& parameter = *parameters_.at(index);
+  seen_.resize(parameters_.size());
+  remove_shard(seen_[index]);
+  if (!parameter.whole) {
+    remove_shard(parameter.shard_identity());
+    parameter.set_shard(shard);
+    add_shard(shard, weak_from_this());
+  } else if (!shard.is_alias_of(parameter.full()) || shard.dtype() != parameter.full().dtype()) {
+    group::replace_data(parameter.full(), shard);
+  }
+  parameter.set_face(std::move(face));
+  seen_[index] = parameter.visible().unsafeGetTensorImpl();
+  add_shard(parameter.visible(), weak_from_this());
 }
 
 const group::Parameter* Unit::parameter_of_shard(const at::Tensor& tensor) const {
@@ -137,13 +166,14 @@ void Unit::finish_unshard() {
   for_full_copies([&](group::FullCopies& copies) {
     written = copies.finish_unshard(holders, buffers(), name_, counters_) || written;
   });
-  if (!written) return;
+  if (!written) return show(true);
   // While the old values were on the wire.
   begin_unshard();
   finish_unshard();
 }
 
 void Unit::reshard(bool hold) {
+  show(false);
   for_full_copies([&](group::FullCopies& copies) {
     copies.reshard(buffers(), counters_);
     if (!hold) copies.drop_held(buffers());

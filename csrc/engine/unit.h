@@ -28,6 +28,8 @@ struct NamedTensor {
   int64_t shard_dim = 0;
   /// Every rank keeps all of it, in a sharded unit too.
   bool whole = false;
+  /// The memory of a tensor that is around another one; undefined where it has its own.
+  at::Tensor full = {};
 };
 
 /// How a unit is made.
@@ -151,11 +153,20 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   // What front ends announce.
   /// A full copy is about to be used, or the module begins.
   void enter(Keep keep);
-  void leave();
+  /// `exactly`: the module is seen to end each time it runs, and the unit is closed then.
+  void leave(bool exactly = false);
   /// A shard is about to be written.
   void shard_written();
   /// The parameter that lies at this memory, for errors.
   std::string parameter_at(const at::Tensor& tensor) const;
+  /// Whether this is what stands for a parameter of its own.
+  bool sees(size_t index, const at::Tensor& tensor) const {
+    return index < seen_.size() && seen_[index] == tensor.unsafeGetTensorImpl();
+  }
+  /// This rank's parts of its own parameters.
+  std::vector<at::Tensor> stored() const;
+  /// From now on `shard` holds this rank's part of a parameter of its own, and the optimizer sees `face`.
+  void replace_shard(size_t index, const at::Tensor& shard, std::shared_ptr<group::Face> face);
   /// Null for a tensor that is no shard of this unit's.
   const group::Parameter* parameter_of_shard(const at::Tensor& tensor) const;
 
@@ -168,6 +179,10 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   /// Both; returns whether there was something to wait for.
   bool unshard();
   bool reshards_after_forward() const;
+  /// Whether its modules show full copies.
+  bool shows_full() const {
+    return shows_full_;
+  }
   bool reshards_after_backward() const {
     return options.reshard_after_backward;
   }
@@ -180,6 +195,12 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   bool takes_part() const;
   /// The sums of its tree wait for the end: its gathers share a process group with them, or nobody compares the order.
   bool sums_late() const;
+  /// Whether a backward runs on this thread.
+  static bool in_backward();
+  /// The schedule's, for the whole tree.
+  void reduce_pending();
+  /// Whether backwards without synchronisation left gradients here.
+  bool has_pending() const;
   /// Starts the sum over the shards' ranks; that over the copies' ranks comes when it is done.
   void begin_reduce();
   /// Starts the second sum if the first one is done. Whether wait_reduce() would return at once.
@@ -249,6 +270,7 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void for_gradients(const Do& act);
   std::string describe() const;
   void make_shard(group::Parameter& parameter);
+  void show(bool full);
   void follow_parameters();
   Plan::Unit own_plan() const;
   std::string when_resharded() const;
@@ -272,6 +294,9 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   std::optional<Sums> sums_;
   /// The sum over the shards' ranks was started and not ended.
   bool scattering_ = false;
+  bool shows_full_ = false;
+  /// The tensors that stand for its parameters; null where a parameter has no face.
+  std::vector<const at::TensorImpl*> seen_;
   std::vector<std::unique_ptr<group::Parameter>> parameters_;
   std::vector<std::unique_ptr<group::Group>> groups_;
   std::shared_ptr<Unit> outer_;

@@ -38,16 +38,16 @@ void check_axes(const Mesh& mesh, const UnitSettings& settings) {
 }
 
 std::string line(const NamedTensor& parameter, bool sharded) {
-  const auto& tensor = parameter.tensor;
+  const auto& tensor = parameter.full.defined() ? parameter.full : parameter.tensor;
   const auto cut = !sharded ? "" : parameter.whole ? " whole" : c10::str(" cut along ", parameter.shard_dim);
   return c10::str(
       "'", parameter.names.front(), "' ", c10::getDtypeNames(tensor.scalar_type()).first, " ", tensor.sizes(), cut,
-      tensor.requires_grad() ? "" : " frozen", tensor.is_meta() ? " on the meta device" : "");
+      parameter.tensor.requires_grad() ? "" : " frozen", tensor.is_meta() ? " on the meta device" : "");
 }
 
 void check_can_be_laid_out(const NamedTensor& parameter, const char* kind) {
   if (parameter.whole) return;
-  const auto& tensor = parameter.tensor;
+  const auto& tensor = parameter.full.defined() ? parameter.full : parameter.tensor;
   const auto& name = parameter.names.front();
   if (tensor.layout() != at::kStrided) {
     throw ValueError(c10::str(
@@ -154,8 +154,8 @@ std::shared_ptr<Unit> Unit::create(
     unit->separate_ = mesh.reduce_group(axis) != mesh.group(axis);
     unit->find_neighbours();
   }
-  for (auto& [names, tensor, dim, whole] : own) {
-    auto& parameter = *unit->parameters_.emplace_back(std::make_unique<group::Parameter>(std::move(names), tensor));
+  for (auto& [names, tensor, dim, whole, full] : own) {
+    auto& parameter = *unit->parameters_.emplace_back(std::make_unique<group::Parameter>(std::move(names), tensor, full));
     parameter.shard_dim = dim;
     parameter.whole = whole || !unit->has_full_copies();
     parameter.watch(unit, *unit);
@@ -166,14 +166,14 @@ std::shared_ptr<Unit> Unit::create(
 }
 
 void Unit::make_shard(group::Parameter& parameter) {
-  const auto leaf = parameter.leaf();
+  const auto leaf = parameter.full();
   at::Tensor shard;
   {
     const group::ComputeGuard guard;
     // Of full size at first: its group, which knows who holds what, takes this rank's piece of it.
     shard = leaf.detach();
   }
-  parameter.set_shard(shard.set_requires_grad(leaf.requires_grad()));
+  parameter.set_shard(shard.set_requires_grad(parameter.leaf_requires_grad()));
   add_shard(shard, weak_from_this());
 }
 
@@ -234,7 +234,7 @@ void Unit::adopt(const std::vector<NamedTensor>& adopted) {
 void Unit::broadcast(const std::vector<NamedTensor>& tensors) {
   if (world() == 1) return;
   const group::ComputeGuard guard;
-  for (const auto& [names, tensor, dim, whole] : tensors) {
+  for (const auto& [names, tensor, dim, whole, full] : tensors) {
     if (tensor.is_meta()) continue;
     auto values = tensor.detach();
     auto wire = values.is_non_overlapping_and_dense() ? values.as_strided({values.numel()}, {1}) : values.contiguous();

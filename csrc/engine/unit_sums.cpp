@@ -1,5 +1,7 @@
 #include "engine/unit.h"
 
+#include "engine/backward_watch.h"
+
 #include "group/compute_guard.h"
 #include "observe/seam.h"
 
@@ -32,6 +34,18 @@ void Unit::gradient_arrived(group::Parameter& parameter) {
 // all ranks or on none.
 bool Unit::takes_part() const {
   return settings_.replicates || backward.engaged;
+}
+
+bool Unit::in_backward() {
+  return BackwardWatch::running();
+}
+
+void Unit::reduce_pending() {
+  schedule_->reduce_pending();
+}
+
+bool Unit::has_pending() const {
+  return std::any_of(parameters_.begin(), parameters_.end(), [](const auto& p) { return p->has_pending(); });
 }
 
 bool Unit::sums_late() const {
@@ -91,9 +105,9 @@ void Unit::publish() {
       parameter->settle();
       if (!local.defined()) continue;
       if (options.divide_factor) local = local.div(*options.divide_factor);
-      local = local.to(parameter->visible().scalar_type());
+      local = local.to(parameter->stored().scalar_type());
       // In the layout `flat` a shard is a vector.
-      parameter->publish(parameter->whole ? local : local.reshape(parameter->visible().sizes()));
+      parameter->publish(parameter->whole ? local : local.reshape(parameter->stored().sizes()));
     }
     return;
   }

@@ -34,7 +34,7 @@ void Unit::need_values() const {
   std::vector<std::string> names;
   for (const auto& unit : schedule_->units()) {
     for (const auto& parameter : unit->parameters_) {
-      if (parameter->visible().is_meta()) names.push_back(parameter->name());
+      if (parameter->stored().is_meta()) names.push_back(parameter->name());
     }
   }
   throw Error(still_on_meta(mesh_.rank(), names));

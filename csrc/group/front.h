@@ -17,6 +17,8 @@ class Front {
   virtual void mark(const at::Tensor& tensor) = 0;
   /// Uses of this storage are announced as long as the result lives.
   virtual std::shared_ptr<void> watch(const at::Tensor& tensor, Role role) = 0;
+  /// The unit's modules are to show full copies from now on, or what the optimizer sees.
+  virtual void show(bool /*full*/) {}
 };
 
 } // namespace shardwise::group

@@ -18,9 +18,9 @@ namespace {
 /// The part of what stands in the registry that is this rank's: all of it, or a piece of a whole parameter that was
 /// loaded there.
 at::Tensor own_piece(const Parameter& parameter, const layout::Cut& cut, int64_t rank) {
-  auto shard = parameter.visible();
+  auto shard = parameter.stored();
   if (shard.sizes() == cut.piece_sizes(rank)) return shard;
-  const auto whole = parameter.leaf().sizes();
+  const auto whole = parameter.full().sizes();
   if (shard.sizes() == whole) return piece_of(shard, cut, rank);
   throw Error(c10::str(
       "shardwise: rank ", rank, ": the parameter '", parameter.name(), "' was replaced by a tensor of sizes ",
@@ -51,7 +51,7 @@ void FullCopies::adopt_shards(Front& front) {
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& cut = layout_.cuts[i];
-    const auto shard = parameters_[i]->visible();
+    const auto shard = parameters_[i]->stored();
     {
       const ComputeGuard guard;
       auto place = piece_in(part_, cut, rank_, 0);
@@ -66,7 +66,7 @@ void FullCopies::adopt_shards(Front& front) {
 void FullCopies::make_rows(Front& front) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& cut = layout_.cuts[i];
-    const auto leaf = parameters_[i]->leaf();
+    const auto leaf = parameters_[i]->full();
     {
       const ComputeGuard guard;
       storages_.emplace_back(leaf.sizes(), kinds_.full);
@@ -93,7 +93,7 @@ void FullCopies::make_flat(Front& front) {
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& cut = layout_.cuts[i];
-    const auto leaf = parameters_[i]->leaf();
+    const auto leaf = parameters_[i]->full();
     int64_t rank = 0;
     while (rank + 1 < layout_.world && cut.length(rank) == 0) ++rank;
     {
@@ -272,7 +272,7 @@ std::vector<at::Tensor> FullCopies::gather_values(
   for (size_t i = 0; i < values.size(); ++i) {
     if (!wanted[i]) continue;
     const auto& cut = layout_.cuts[i];
-    values[i] = at::empty(parameters_[i]->leaf().sizes(), part_.options().device(device.value_or(part_.device())));
+    values[i] = at::empty(parameters_[i]->full().sizes(), part_.options().device(device.value_or(part_.device())));
     for (int64_t rank = 0; rank < layout_.world; ++rank) {
       if (cut.piece_numel(rank) == 0) continue;
       piece_of(values[i], cut, rank).copy_(piece_in(gathered, cut, rank, rank * layout_.part));
@@ -290,7 +290,7 @@ void FullCopies::store(size_t index, const at::Tensor& value) {
   }
   // In sight of autograd: the shard's version moves, as that of any parameter that is loaded.
   const c10::AutoGradMode no_grad(false);
-  auto shard = parameters_[index]->visible();
+  auto shard = parameters_[index]->stored();
   shard.copy_(piece);
   mark_stale();
 }
@@ -315,7 +315,7 @@ const Parameter* FullCopies::find(const at::Tensor& tensor) const {
   const Parameter* last = nullptr;
   for (const auto* parameter : parameters_) {
     if (!parameter->alive()) continue;
-    const auto leaf = parameter->leaf();
+    const auto leaf = parameter->full();
     if (leaf.storage().unsafeGetStorageImpl() == memory && leaf.storage_offset() <= tensor.storage_offset()) {
       last = parameter;
     }

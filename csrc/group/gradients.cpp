@@ -44,7 +44,7 @@ Gradients::Gradients(std::vector<Parameter*> parameters, layout::Shards layout, 
     : parameters_(std::move(parameters)),
       layout_(std::move(layout)) {
   for (const auto* parameter : parameters_) {
-    const auto leaf = parameter->leaf();
+    const auto leaf = parameter->full();
     options_ = leaf.options().dtype(dtype).requires_grad(false);
     // Whole gradients keep the memory format of their parameter, as autograd's do.
     strides_.push_back(
@@ -59,7 +59,7 @@ Gradients::Gradients(std::vector<Parameter*> parameters, layout::Shards layout, 
 at::Tensor Gradients::piece_in(const at::Tensor& buffer, size_t index, int64_t rank, int64_t start) const {
   const auto& cut = layout_.cuts[index];
   const auto offset = start + cut.offsets[rank];
-  if (!scattered()) return view_of(buffer, parameters_[index]->leaf().sizes(), strides_[index], offset);
+  if (!scattered()) return view_of(buffer, parameters_[index]->full().sizes(), strides_[index], offset);
   const auto sizes = cut.piece_sizes(rank);
   return view_of(buffer, sizes, row_major(sizes), offset);
 }
@@ -245,7 +245,7 @@ void Gradients::publish(const std::function<void(at::Tensor&)>& hook) {
       const ComputeGuard guard;
       mean = piece_in(sum_, i, rank_, 0);
       if (after_ != 1) mean.mul_(after_);
-      const auto target = parameters_[i]->visible();
+      const auto target = parameters_[i]->stored();
       // Where one rank has all of it, in the layout `flat` too: there a shard is a vector.
       if (mean.sizes() != target.sizes()) mean = mean.view(target.sizes());
       if (mean.dtype() != target.dtype() || mean.device() != target.device()) mean = mean.to(target.options());

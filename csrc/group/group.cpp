@@ -9,8 +9,8 @@ Group::Group(std::vector<Parameter*> parameters, const Setting& setting)
     : parameters_(std::move(parameters)),
       layout_(parameters_.front()->whole ? Layout::replicate : setting.layout),
       world_(layout_ == Layout::replicate ? 1 : setting.world) {
-  for (const auto* parameter : parameters_) sizes_.push_back(parameter->leaf().sizes().vec());
-  options_ = parameters_.front()->visible().options().requires_grad(false);
+  for (const auto* parameter : parameters_) sizes_.push_back(parameter->full().sizes().vec());
+  options_ = parameters_.front()->stored().options().requires_grad(false);
   const auto own = options_.dtype().toScalarType();
   const bool is_cast = at::isFloatingType(own);
   const auto full_dtype = is_cast && layout_ != Layout::replicate ? setting.full_dtype.value_or(own) : own;
@@ -33,7 +33,7 @@ layout::Shards Group::lay_out() const {
   std::vector<std::vector<int64_t>> shapes;
   std::vector<int64_t> dims;
   for (const auto* parameter : parameters_) {
-    shapes.push_back(parameter->leaf().sizes().vec());
+    shapes.push_back(parameter->full().sizes().vec());
     dims.push_back(parameter->shard_dim);
   }
   return layout_ == Layout::flat ? layout::flat(shapes, world_, alignment())
@@ -55,7 +55,7 @@ std::vector<std::unique_ptr<Group>> Group::make(
     const std::vector<std::unique_ptr<Parameter>>& parameters, const Setting& setting) {
   std::vector<std::vector<Parameter*>> parts;
   const auto same = [](const Parameter& a, const Parameter& b) {
-    return a.visible().scalar_type() == b.visible().scalar_type() && a.visible().device() == b.visible().device() &&
+    return a.stored().scalar_type() == b.stored().scalar_type() && a.stored().device() == b.stored().device() &&
            a.whole == b.whole;
   };
   for (const auto& parameter : parameters) {
@@ -78,7 +78,7 @@ std::vector<std::unique_ptr<Group>> Group::make(
 bool Group::fits() const {
   if (full_copies_) return full_copies_->fits();
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const auto leaf = parameters_[i]->leaf();
+    const auto leaf = parameters_[i]->full();
     if (leaf.scalar_type() != options_.dtype().toScalarType() || leaf.device() != options_.device() ||
         leaf.sizes() != sizes_[i]) {
       return false;
@@ -91,7 +91,7 @@ bool Group::fits() const {
 bool Group::follows_requires_grad() const {
   if (!gradients_ || gradients_->parameters().size() != parameters_.size()) return false;
   return std::all_of(parameters_.begin(), parameters_.end(), [&](const auto* parameter) {
-    return parameter->requires_grad() && (!full_copies_ || parameter->leaf_requires_grad());
+    return parameter->requires_grad() && parameter->leaf_requires_grad();
   });
 }
 
@@ -99,9 +99,8 @@ void Group::follow_requires_grad() {
   if (follows_requires_grad()) return;
   std::vector<Parameter*> trained;
   for (auto* parameter : parameters_) {
-    const bool is_trained = parameter->visible().requires_grad();
-    if (full_copies_ && parameter->leaf().requires_grad() != is_trained)
-      parameter->leaf().set_requires_grad(is_trained);
+    const bool is_trained = parameter->requires_grad();
+    if (parameter->leaf_requires_grad() != is_trained) parameter->leaf().set_requires_grad(is_trained);
     if (is_trained) {
       trained.push_back(parameter);
     } else {
@@ -127,7 +126,7 @@ Plan::Group Group::plan(const Step& step) const {
   plan.layout = whole ? "replicated" : layout_ == Layout::flat ? "flat" : "rows";
   plan.parameters = static_cast<int64_t>(parameters_.size());
   const auto item = static_cast<int64_t>(options_.dtype().itemsize());
-  for (const auto* parameter : parameters_) plan.elements += parameter->leaf().numel();
+  for (const auto* parameter : parameters_) plan.elements += parameter->full().numel();
   plan.bytes = plan.shard_bytes = plan.elements * item;
   if (full_copies_) {
     const auto sizes = full_copies_->sizes();

@@ -64,9 +64,10 @@ class Parameter::PostHook : public autograd::PostAccumulateGradHook {
   std::unique_ptr<autograd::PostAccumulateGradHook> users_;
 };
 
-Parameter::Parameter(std::vector<std::string> names, const at::Tensor& leaf)
+Parameter::Parameter(std::vector<std::string> names, const at::Tensor& leaf, at::Tensor full)
     : names_(std::move(names)),
-      leaf_(leaf.getIntrusivePtr()) {}
+      leaf_(leaf.getIntrusivePtr()),
+      full_(std::move(full)) {}
 
 namespace {
 
@@ -174,6 +175,7 @@ void Parameter::collect(const std::shared_ptr<void>& owner, const at::Tensor& le
   auto arrived = std::exchange(leaf.mutable_grad(), at::Tensor());
   put_back();
   if (!arrived.defined()) return;
+  if (face_) arrived = face_->arrived(arrived);
   if (arrived.layout() != at::kStrided) {
     throw Error(c10::str(
         "shardwise: the gradient of '", name(), "' has layout ", arrived.layout(),
@@ -240,11 +242,11 @@ void Parameter::publish(const at::Tensor& mean) {
     const ComputeGuard guard;
     auto& grad = tensor.mutable_grad();
     if (grad.defined()) {
-      grad.add_(mean);
+      (face_ ? face_->memory(grad) : grad).add_(mean);
     } else {
-      grad = mean;
+      grad = face_ ? face_->gradient(mean) : mean;
     }
-    published_ = grad.getIntrusivePtr();
+    if (!face_) published_ = grad.getIntrusivePtr();
   }
   auto* hook = autograd::impl::post_acc_grad_hooks(tensor).get();
   const auto* ours = dynamic_cast<const PostHook*>(hook);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "group/face.h"
+
 #include <ATen/core/Tensor.h>
 
 #include <memory>
@@ -29,7 +31,8 @@ class Parameter {
     virtual void gradient_arrived(Parameter& parameter) = 0;
   };
 
-  Parameter(std::vector<std::string> names, const at::Tensor& leaf);
+  /// `full` is the memory of a leaf that is around another tensor; undefined where the leaf has its own.
+  Parameter(std::vector<std::string> names, const at::Tensor& leaf, at::Tensor full = {});
 
   /// The first of its names; the others are of modules that share it.
   const std::string& name() const {
@@ -44,9 +47,24 @@ class Parameter {
 
   /// Raises Error when its module dropped the tensor after it was wrapped.
   at::Tensor leaf() const;
-  /// What the optimizer sees: the shard, or the leaf where there is none.
+  /// The memory of the leaf, with the sizes of what all shards make together.
+  at::Tensor full() const {
+    return full_.defined() ? full_ : leaf();
+  }
+  /// The memory of what the optimizer sees: the shard, or all of it where there is none.
+  at::Tensor stored() const {
+    return shard_.defined() ? shard_ : is_kept_ ? kept_shard() : full();
+  }
+  /// What the optimizer sees.
   at::Tensor visible() const {
-    return shard_.defined() ? shard_ : is_kept_ ? kept_shard() : leaf();
+    return face_ ? face_->parameter() : stored();
+  }
+  /// From now on the optimizer sees this instead of what is stored.
+  void set_face(std::shared_ptr<Face> face) {
+    face_ = std::move(face);
+  }
+  const std::shared_ptr<Face>& face() const {
+    return face_;
   }
   /// Undefined where there is none.
   at::Tensor shard() const {
@@ -54,6 +72,7 @@ class Parameter {
   }
   /// Whether the optimizer trains it, and whether autograd brings gradients to the leaf.
   bool requires_grad() const {
+    if (face_) return face_->parameter().requires_grad();
     if (is_kept_) return kept_shard().requires_grad();
     return shard_.defined() ? shard_.requires_grad() : leaf_requires_grad();
   }
@@ -85,6 +104,9 @@ class Parameter {
   /// What take_local() gave is averaged.
   void settle() {
     pending_ = at::Tensor();
+  }
+  bool has_pending() const {
+    return pending_.defined();
   }
   /// The end of a backward without synchronisation.
   void keep_for_later();
@@ -128,14 +150,16 @@ class Parameter {
   std::vector<std::string> names_;
   c10::weak_intrusive_ptr<at::TensorImpl> leaf_;
   Listener* listener_ = nullptr;
+  at::Tensor full_;
   at::Tensor shard_;
+  std::shared_ptr<Face> face_;
   bool is_kept_ = false;
   c10::weak_intrusive_ptr<at::TensorImpl> kept_{c10::intrusive_ptr<at::TensorImpl>()};
   at::Tensor put_aside_;
   bool aside_ = false;
   at::Tensor fresh_;
   at::Tensor pending_;
-  /// The gradient that publish() left in .grad.
+  /// The gradient that publish() left in the leaf's .grad.
   c10::weak_intrusive_ptr<at::TensorImpl> published_{c10::intrusive_ptr<at::TensorImpl>()};
 };
 

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <vector>
+
+namespace shardwise::python_front {
+
+/// Where the modules of a unit keep its parameters, and the two objects that take turns there: the full parameter and
+/// what the optimizer sees. Owned by Python, and keeps no module alive: full parameters keep their unit.
+///
+/// Used with the GIL held.
+class Entries {
+ public:
+  /// A module that has the parameter, and its name there.
+  struct Owner {
+    pybind11::weakref module;
+    /// module._parameters
+    pybind11::dict parameters;
+    pybind11::str name;
+    /// Its class has no __setattr__ of its own, as recurrent modules do to learn of a change.
+    bool is_plain;
+  };
+  struct Entry {
+    std::vector<Owner> owners;
+    pybind11::object full;
+    pybind11::object visible;
+  };
+
+  /// Takes (module, name) for each owner.
+  void add(
+      const std::vector<std::pair<pybind11::object, std::string>>& owners, pybind11::object full,
+      pybind11::object visible);
+  size_t size() const {
+    return entries_.size();
+  }
+  void show(bool full);
+  /// What stands in the module now.
+  pybind11::object current(size_t index) const;
+  void set_visible(size_t index, pybind11::object visible) {
+    entries_.at(index).visible = std::move(visible);
+  }
+  const pybind11::object& visible(size_t index) const {
+    return entries_.at(index).visible;
+  }
+
+ private:
+  std::vector<Entry> entries_;
+};
+
+} // namespace shardwise::python_front

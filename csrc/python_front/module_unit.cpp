@@ -1,0 +1,119 @@
+#include "python_front/module_unit.h"
+
+#include "python_front/dtensor_face.h"
+#include "python_front/tensors_in.h"
+
+#include <shardwise/error.h>
+
+#include <c10/core/GradMode.h>
+#include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+namespace shardwise::python_front {
+
+namespace py = pybind11;
+
+/// Where the unit says what its modules are to show. The entries may be gone: they go with the modules.
+class ModuleUnit::Front : public group::Front {
+ public:
+  explicit Front(const std::weak_ptr<Entries>& entries) : entries_(entries) {}
+
+  void mark(const at::Tensor& /*tensor*/) override {}
+  std::shared_ptr<void> watch(const at::Tensor& /*tensor*/, Role /*role*/) override {
+    return nullptr;
+  }
+  void show(bool full) override {
+    const py::gil_scoped_acquire gil;
+    if (const auto entries = entries_.lock()) entries->show(full);
+  }
+
+ private:
+  std::weak_ptr<Entries> entries_;
+};
+
+ModuleUnit::ModuleUnit(
+    const Mesh& mesh, std::vector<GivenParameter> parameters,
+    std::vector<std::pair<std::vector<std::string>, at::Tensor>> adopted, engine::UnitSettings settings) {
+  std::vector<engine::NamedTensor> tensors;
+  for (auto& given : parameters) {
+    entries_->add(given.owners, given.full, given.full);
+    auto& tensor = tensors.emplace_back();
+    tensor.names = std::move(given.names);
+    tensor.tensor = py::cast<at::Tensor>(given.full);
+    tensor.shard_dim = given.shard_dim;
+    if (!given.memory.is_none()) tensor.full = py::cast<at::Tensor>(given.memory);
+  }
+  for (auto& [names, tensor] : adopted) tensors.push_back({.names = std::move(names), .tensor = std::move(tensor)});
+  settings.front = std::make_shared<Front>(entries_);
+  const py::gil_scoped_release no_gil;
+  unit_ = engine::Unit::create(mesh, std::move(tensors), {}, settings);
+}
+
+std::vector<at::Tensor> ModuleUnit::shards() const {
+  return unit_->stored();
+}
+
+void ModuleUnit::show_as(size_t index, const py::object& parameter, const py::object& placements) {
+  placements_.resize(entries_->size(), py::none());
+  placements_[index] = placements;
+  entries_->set_visible(index, parameter);
+  const auto local = py::cast<at::Tensor>(parameter.attr("_local_tensor"));
+  unit_->replace_shard(index, local, std::make_shared<DTensorFace>(parameter, placements));
+}
+
+void ModuleUnit::look_again() {
+  if (unit_->shows_full()) return;
+  const auto stored = unit_->stored();
+  for (size_t i = 0; i < entries_->size(); ++i) {
+    const auto parameter = entries_->current(i);
+    if (!py::hasattr(parameter, "_local_tensor")) {
+      throw Error(c10::str(
+          "shardwise: the parameter '", unit_->parameters()[i]->name(), "' that was wrapped is gone: its module holds a ",
+          py::cast<std::string>(py::str(py::type::of(parameter).attr("__name__"))),
+          " now, whose gradient would stay on this rank alone. Replace parameters before the module is wrapped, change "
+          "them in place, or load a state dict of DTensors."));
+    }
+    const bool is_same = parameter.is(entries_->visible(i)) && unit_->sees(i, THPVariable_Unpack(parameter.ptr())) &&
+                         py::cast<at::Tensor>(parameter.attr("_local_tensor")).is_same(stored[i]);
+    if (!is_same) show_as(i, parameter, placements_[i]);
+  }
+}
+
+void ModuleUnit::set_modules(const std::vector<py::object>& modules) {
+  for (const auto& module : modules) modules_.insert(module.ptr());
+}
+
+void ModuleUnit::set_conversions(py::object inputs, py::object outputs) {
+  convert_inputs_ = std::move(inputs);
+  convert_outputs_ = std::move(outputs);
+}
+
+// A module that ran already begins a new round: not all modules of a unit need run.
+py::object ModuleUnit::pre_forward(py::handle module, const py::object& arguments, const py::object& keywords) {
+  if (modules_.size() > 1 && !engine::Unit::in_backward() && !to_run_.contains(module.ptr())) to_run_ = modules_;
+  auto result = convert_inputs_.is_none() ? py::none() : convert_inputs_(arguments, keywords);
+  const py::gil_scoped_release no_gil;
+  unit_->enter(engine::Keep::outer);
+  return result;
+}
+
+py::object ModuleUnit::post_forward(py::handle module, const py::object& /*arguments*/, const py::object& output) {
+  if (c10::GradMode::is_enabled() && unit_->has_full_copies()) {
+    const std::weak_ptr<engine::Unit> weak = unit_;
+    for_each_tensor_in(output, [&](const at::Tensor& tensor) {
+      if (!tensor.requires_grad() || tensor.is_leaf()) return;
+      tensor.register_hook([weak](const at::Tensor& /*gradient*/) {
+        const auto unit = weak.lock();
+        if (unit && unit->unshards_in_backward()) unit->enter(engine::Keep::outer_and_inner);
+      });
+    });
+  }
+  to_run_.erase(module.ptr());
+  if (to_run_.empty()) {
+    const py::gil_scoped_release no_gil;
+    unit_->leave(/*exactly=*/true);
+  }
+  return convert_outputs_.is_none() ? py::none() : convert_outputs_(output);
+}
+
+} // namespace shardwise::python_front

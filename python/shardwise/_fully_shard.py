@@ -1,0 +1,122 @@
+"""fully_shard(): every rank holds a shard of each parameter, and full parameters come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+from torch import nn
+from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY, contract
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp import fully_shard as torch_fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_init import (
+    _get_managed_modules,
+    _get_mesh_info,
+    _get_post_forward_mesh_info,
+    _validate_mesh,
+    _validate_module,
+)
+from torch.distributed.tensor import Shard
+
+from shardwise.modules import FSDPModule, add_class
+from shardwise.state import State
+from shardwise.wrapping import Policies, default_mesh, roots_of, wrap
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def _fully_shard(
+    module: nn.Module,
+    *,
+    mesh: DeviceMesh | None = None,
+    reshard_after_forward: bool | int | None = None,
+    shard_placement_fn: Callable[[nn.Parameter], Shard | None] | None = None,
+    mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),
+    offload_policy: OffloadPolicy = OffloadPolicy(),
+    ignored_params: set[nn.Parameter] | None = None,
+) -> nn.Module:
+    roots = roots_of(module)
+    for root in roots:
+        _validate_module(root, "fully_shard")
+    mesh = mesh or default_mesh(None)
+    _validate_mesh(mesh)
+    info = _get_mesh_info(mesh)
+    automatic = reshard_after_forward is None
+    post_forward = _get_post_forward_mesh_info(True if automatic else reshard_after_forward, info)  # type: ignore[arg-type]
+    managed = _get_managed_modules(roots, ignored_params)
+    state = _decorated.state(roots[0])
+    wrap(
+        state,
+        roots,
+        managed,
+        Policies(
+            mesh=info,
+            precision=mp_policy,
+            offload=offload_policy,
+            reshard_after_forward=reshard_after_forward,
+            post_forward_mesh=post_forward,
+            placement=shard_placement_fn,
+            ignored=ignored_params or set(),
+        ),
+    )
+    for each in managed:
+        each._is_fsdp_managed_module = True  # type: ignore[assignment]
+        each._fsdp_use_orig_params = True  # type: ignore[assignment]
+    for root in roots:
+        add_class(root, FSDPModule, "FSDP")
+    return module
+
+
+_fully_shard.__name__ = "fully_shard"
+_decorated: Any = contract(state_cls=State)(_fully_shard)  # type: ignore[arg-type]
+
+
+@overload
+def fully_shard(module: M, **options: Any) -> M: ...
+@overload
+def fully_shard(module: list[M], **options: Any) -> list[M]: ...
+def fully_shard(module: Any, **options: Any) -> Any:
+    """Shards the parameters of a module, or of a list of modules taken as one, over the ranks.
+
+    Call it on inner modules first (each becomes a unit with collectives of its own) and on the outermost last. Full
+    parameters are gathered when a unit runs and freed after that; parameters() are DTensors around this rank's shards,
+    and so are their gradients. Returns what it was given; the class of each module becomes FSDP<its name>.
+
+    Args:
+        module: the module, or modules that form one unit.
+        mesh: a DeviceMesh of one axis, or of two: those along the second hold shards, those along the first copies of
+            them. Default: all ranks.
+        reshard_after_forward: whether full parameters are freed after forward, or the number of ranks that hold
+            everything together then. Default: they are, but for the outermost module.
+        shard_placement_fn: given a parameter, the Shard(dim) to cut it by, or None for Shard(0).
+        mp_policy: the dtypes to compute and to sum in.
+        offload_policy: CPUOffloadPolicy() keeps shards and gradients in the host's memory.
+        ignored_params: parameters that are left alone.
+
+    >>> for block in model.blocks:
+    ...     shardwise.fully_shard(block)
+    >>> shardwise.fully_shard(model)
+    """
+    return apply(_decorated, _fully_shard, torch_fully_shard, module, options)
+
+
+def apply(decorated: Any, own: Callable[..., Any], torchs: Any, module: Any, options: dict[str, Any]) -> Any:
+    """Calls it and leaves its state where those who ask torch's function look too; nothing where it fails."""
+    roots = roots_of(module) if isinstance(module, (nn.Module, list, tuple)) else ()
+    before = [(each, own in each.__dict__.get(STATE_KEY, {})) for each in roots]
+    try:
+        result = decorated(module, **options)
+    except BaseException:
+        for each, there in before:
+            if not there:
+                each.__dict__.get(STATE_KEY, {}).pop(own, None)
+                each.__dict__.get(REGISTRY_KEY, {}).pop(own.__name__, None)
+        raise
+    for each in roots:
+        states = each.__dict__[STATE_KEY]
+        states[torchs.__wrapped__] = states[own]
+    return result
+
+
+fully_shard.state = _decorated.state  # type: ignore[attr-defined]

@@ -1,0 +1,34 @@
+"""What a wrapped module does in a step, as a table and as data."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from shardwise import _C
+
+
+class Plan:
+    """What a wrapped module does in a step. str() is a table; `units` is the same as data."""
+
+    def __init__(self, unit: _C.Unit) -> None:
+        self._table = unit.plan_table()
+        data = json.loads(unit.plan_json())
+        self.mesh: str = data["mesh"]
+        self.units: list[dict[str, Any]] = data["units"]
+
+    def __str__(self) -> str:
+        return self._table
+
+
+def plan(module: nn.Module) -> Plan:
+    """The plan of a module that fully_shard() or replicate() was called on.
+
+    >>> print(shardwise.plan(model))
+    """
+    from shardwise.state import unit_of
+
+    return Plan(unit_of(module))

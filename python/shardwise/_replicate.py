@@ -1,0 +1,99 @@
+"""replicate(): every rank holds the whole module, and backward averages the gradients over the ranks."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, overload
+
+from torch import nn
+from torch.distributed._composable.contract import contract
+from torch.distributed._composable.replicate_with_fsdp import (
+    _validate_mesh,
+    _validate_module,
+    is_composable_with_replicate,
+)
+from torch.distributed._composable.replicate_with_fsdp import replicate as torch_replicate
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_init import _get_managed_modules
+
+from shardwise._fully_shard import apply
+from shardwise.modules import ReplicateModule, add_class
+from shardwise.state import ReplicateState
+from shardwise.wrapping import Policies, default_mesh, inner_state, roots_of, wrap
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def _replicate(
+    module: nn.Module,
+    *,
+    mesh: DeviceMesh | None = None,
+    mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),
+    offload_policy: OffloadPolicy = OffloadPolicy(),
+    ignored_params: set[nn.Parameter] | None = None,
+) -> nn.Module:
+    roots = roots_of(module)
+    for root in roots:
+        _validate_module(root)
+    mesh = mesh or default_mesh(("replicate",))
+    _validate_mesh(mesh)
+    managed = _get_managed_modules(
+        roots,
+        ignored_params,
+        is_composable_fn=is_composable_with_replicate,
+        get_state_fn=lambda each: inner_state(each, ReplicateState),
+    )
+    wrap(
+        _decorated.state(roots[0]),
+        roots,
+        managed,
+        Policies(
+            mesh=DDPMeshInfo(mesh, replicate_mesh_dim=0),
+            precision=mp_policy,
+            offload=offload_policy,
+            reshard_after_forward=False,
+            post_forward_mesh=None,
+            placement=None,
+            ignored=ignored_params or set(),
+        ),
+    )
+    for root in roots:
+        add_class(root, ReplicateModule, "Replicate")
+    return module
+
+
+_replicate.__name__ = "replicate"
+_decorated: Any = contract(state_cls=ReplicateState)(_replicate)  # type: ignore[arg-type]
+
+
+@overload
+def replicate(module: M, **options: Any) -> M: ...
+@overload
+def replicate(module: list[M], **options: Any) -> list[M]: ...
+def replicate(module: Any, **options: Any) -> Any:
+    """Averages the gradients of a module, or of a list of modules taken as one, over the ranks after each backward.
+
+    Call it on inner modules first (each becomes a unit with a collective of its own) and on the outermost last.
+    Returns what it was given; the class of each module becomes Replicate<its name>, and its parameters() are DTensors
+    that every rank holds all of. Every rank must wrap the same modules in the same order. Values are not broadcast:
+    start from the same seed or checkpoint.
+
+    Args:
+        module: the module, or modules that form one unit.
+        mesh: a one-dimensional DeviceMesh. Default: all ranks (the default process group, which is made from
+            torchrun's environment where there is none).
+        mp_policy: the dtypes to compute and to sum in.
+        offload_policy: CPUOffloadPolicy() keeps parameters and gradients in the host's memory.
+        ignored_params: parameters that are left alone.
+
+    A parameter that no rank used gets no gradient; one that some ranks used gets the mean, the others counting zero.
+
+    >>> for block in model.blocks:
+    ...     shardwise.replicate(block)
+    >>> shardwise.replicate(model)
+    """
+    return apply(_decorated, _replicate, torch_replicate, module, options)
+
+
+replicate.state = _decorated.state  # type: ignore[attr-defined]

@@ -1,0 +1,296 @@
+"""FSDPModule and ReplicateModule: what the classes of wrapped modules gain."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn, cast
+
+import torch
+import torch.distributed.fsdp
+from torch import nn
+from torch.distributed._composable import replicate_with_fsdp
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_init import _get_post_forward_mesh_info
+
+from shardwise import _C
+from shardwise.state import State, state_of
+
+
+class UnshardHandle(torch.distributed.fsdp.UnshardHandle):
+    """What unshard(async_op=True) gives: wait() returns once the full parameters are there."""
+
+    def __init__(self, unsharding: _C.Unsharding) -> None:
+        self._unsharding: _C.Unsharding | None = unsharding
+
+    def wait(self) -> None:
+        """Returns once the module has its full parameters. The second call does nothing."""
+        if self._unsharding is not None:
+            self._unsharding.wait()
+            self._unsharding = None
+
+
+class FSDPModule(torch.distributed.fsdp.FSDPModule):
+    """What fully_shard() adds to the class of a module. Methods with `recurse` are for the modules inside too."""
+
+    _orig_cls_mro_index = 3
+
+    def reshard(self) -> None:
+        """Frees the full parameters of this module's unit; the module has its sharded ones again.
+
+        >>> model.reshard()
+        """
+        _state(self).unit.reshard()
+
+    def unshard(self, async_op: bool = False) -> UnshardHandle | None:
+        """Brings the full parameters of this module's unit; with `async_op` the handle's wait() ends it.
+
+        >>> handle = model.layers[0].unshard(async_op=True)
+        >>> handle.wait()
+        """
+        state = _state(self)
+        state.look_again()
+        handle = UnshardHandle(state.unit.unshard())
+        if async_op:
+            return handle
+        handle.wait()
+        return None
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """Whether gradients are in their place when a backward of this tree returns.
+
+        >>> model.set_is_last_backward(False)
+        """
+        state = _state(self)
+        state._state_ctx.is_last_backward = is_last_backward
+        state.unit.set_is_last_backward(is_last_backward)
+
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
+        """Whether backward averages gradients over the ranks. While it is off they are summed up out of sight.
+
+        >>> model.set_requires_gradient_sync(False)
+        >>> loss_of(first_half).backward()
+        >>> model.set_requires_gradient_sync(True)
+        >>> loss_of(second_half).backward()
+        """
+        for unit in _units(self, recurse):
+            unit.set_requires_gradient_sync(requires_gradient_sync)
+            unit.set_requires_all_reduce(requires_gradient_sync)
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """Whether gradients are also averaged over the ranks that hold copies of the shards.
+
+        >>> model.set_requires_all_reduce(False)
+        """
+        for unit in _units(self, recurse):
+            unit.set_requires_all_reduce(requires_all_reduce)
+
+    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+        """Whether full parameters are freed after the module's forward.
+
+        >>> model.set_reshard_after_forward(False)
+        """
+        if not isinstance(reshard_after_forward, bool):
+            raise ValueError(
+                f"shardwise: reshard_after_forward should be a bool, got {type(reshard_after_forward)}. "
+                "A number of ranks can only be given to fully_shard()."
+            )
+        for state in _states(self, recurse):
+            group = state._fsdp_param_group
+            assert group is not None and isinstance(group.mesh_info, FSDPMeshInfo), (
+                "shardwise: reshard_after_forward is for fully_shard(): a replicated module keeps its parameters."
+            )
+            state._auto_reshard_after_forward = False
+            group.post_forward_mesh_info = _get_post_forward_mesh_info(reshard_after_forward, group.mesh_info)
+            state.unit.set_reshard_after_forward(reshard_after_forward)
+
+    def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
+        """Whether full parameters are freed after a backward.
+
+        >>> model.set_reshard_after_backward(False)
+        """
+        for unit in _units(self, recurse):
+            unit.set_reshard_after_backward(reshard_after_backward)
+
+    def set_modules_to_forward_prefetch(self, modules: list[torch.distributed.fsdp.FSDPModule]) -> None:
+        """The modules whose full parameters are to be on their way when this one begins its forward.
+
+        >>> first.set_modules_to_forward_prefetch([second])
+        """
+        _state(self).unit.set_forward_prefetch(_all_units(modules))
+
+    def set_modules_to_backward_prefetch(self, modules: list[torch.distributed.fsdp.FSDPModule]) -> None:
+        """The modules whose full parameters are to be on their way when this one begins its backward.
+
+        >>> second.set_modules_to_backward_prefetch([first])
+        """
+        _state(self).unit.set_backward_prefetch(_all_units(modules))
+
+    def set_custom_all_gather(self, comm: Any) -> None:
+        """Takes the place of this module's all-gathers: `comm(output_tensor=, input_tensor=, group=, async_op=)`.
+
+        >>> model.set_custom_all_gather(MyAllGather())
+        """
+        _state(self).unit.set_custom_all_gather(comm)
+
+    def set_custom_reduce_scatter(self, comm: Any) -> None:
+        """Takes the place of this module's reduce-scatters; `comm` gets `op` too.
+
+        >>> model.set_custom_reduce_scatter(MyReduceScatter())
+        """
+        _state(self).unit.set_custom_reduce_scatter(comm)
+
+    def set_all_reduce_hook(
+        self, hook: Callable[[torch.Tensor], None], *, stream: torch.cuda.Stream | None = None
+    ) -> None:
+        """Is called with the sum of this module's gradients before they are published; it may change the values.
+
+        >>> model.set_all_reduce_hook(lambda sum: sum.clamp_(-1, 1))
+        """
+        state = _state(self)
+        if stream is not None and state.is_hybrid:
+            raise ValueError(
+                "shardwise: stream cannot be set when using native HSDP: the hook runs after the all-reduce there."
+            )
+        state.unit.set_all_reduce_hook(_in_stream(hook, stream))
+
+    def set_post_optim_event(self, event: torch.Event) -> None:
+        """What the device has to come to before the next forward gathers. Without effect on CPUs.
+
+        >>> model.set_post_optim_event(torch.cuda.current_stream().record_event())
+        """
+        _state(self)._state_ctx.post_optim_event = event
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """What the sum of this module's own gradients is divided by. Default: the number of ranks.
+
+        >>> model.set_gradient_divide_factor(1.0)
+        """
+        _state(self).unit.set_gradient_divide_factor(factor)
+
+    def set_reduce_scatter_divide_factor(self, factor: float) -> None:
+        """The old name of set_gradient_divide_factor().
+
+        >>> model.set_reduce_scatter_divide_factor(1.0)
+        """
+        self.set_gradient_divide_factor(factor)
+
+    def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
+        """Divides this module's own gradients after the sum instead of before it.
+
+        >>> model.set_force_sum_reduction_for_comms(True)
+        """
+        _state(self).unit.set_force_sum_reduction(enable)
+
+    def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
+        """Whether this module's backward needs its full parameters; that of an embedding does not.
+
+        >>> model.embedding.set_unshard_in_backward(False)
+        """
+        _state(self).unit.set_unshard_in_backward(unshard_in_backward)
+
+    def _set_unshard_async_op(self, async_op: bool) -> None:
+        """Nothing changes: gathers never hold up the host here."""
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        self.reshard()
+        # Past torch's own, which looks for the parameters of its own engine.
+        result = super(torch.distributed.fsdp.FSDPModule, self)._apply(*args, **kwargs)  # type: ignore[misc]
+        _state(self).look_again()
+        return result
+
+
+class ReplicateModule(FSDPModule, replicate_with_fsdp.ReplicateModule):
+    """What replicate() adds to the class of a module."""
+
+    _orig_cls_mro_index = 5
+
+
+def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
+    """Makes a method of a wrapped module count as its forward. Nothing happens for a module that is not wrapped.
+
+    >>> shardwise.register_fsdp_forward_method(model, "generate")
+    """
+    if not isinstance(module, FSDPModule):
+        return
+    if not hasattr(module, method_name):
+        raise ValueError(f"shardwise: {type(module)} does not have a method {method_name}.")
+    method = getattr(module, method_name)
+
+    @functools.wraps(method)
+    def with_hooks(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        state = _state(self)
+        args, kwargs = state._pre_forward(self, args, kwargs)
+        return state._post_forward(self, args, method(*args, **kwargs))
+
+    setattr(module, method_name, with_hooks.__get__(module, type(module)))
+
+
+def share_comm_ctx(modules: list[torch.distributed.fsdp.FSDPModule]) -> None:
+    """Lets several roots, which run one after the other, use one pool of memory and the same streams.
+
+    >>> shardwise.share_comm_ctx([first_stage, second_stage])
+    """
+    for module in modules:
+        if not isinstance(module, FSDPModule):
+            raise ValueError(f"shardwise: Expects list of FSDPModules but got {module}.")
+    states = [_state(module) for module in modules]
+    _C.share_comm_context([state.unit for state in states])
+    for state in states:
+        state._comm_ctx = states[0]._comm_ctx
+
+
+_classes: dict[tuple[type, type], type] = {}
+
+
+def add_class(module: nn.Module, added: type, prefix: str) -> None:
+    """The class of the module becomes `prefix` and its name, below `added`."""
+    original = type(module)
+    made = _classes.get((original, added))
+    if made is None:
+        made = type(f"{prefix}{original.__name__}", (added, original), {"__deepcopy__": _refuse_deepcopy})
+        _classes[original, added] = made
+    module.__class__ = made
+
+
+def _refuse_deepcopy(*args: Any, **kwargs: Any) -> NoReturn:
+    raise AssertionError(
+        "shardwise: FSDP does not support deepcopy. Please use state dict for serialization. "
+        "Or copy the module before it is wrapped."
+    )
+
+
+def _state(module: object) -> State:
+    state = state_of(cast(nn.Module, module))
+    assert state is not None, f"No FSDP state found on {module}"
+    return state
+
+
+def _states(module: object, recurse: bool) -> Iterable[State]:
+    for each in cast(nn.Module, module).modules() if recurse else [module]:
+        if isinstance(each, FSDPModule):
+            yield _state(each)
+
+
+def _units(module: object, recurse: bool) -> Iterable[_C.Unit]:
+    return (state.unit for state in _states(module, recurse))
+
+
+def _all_units(modules: list[torch.distributed.fsdp.FSDPModule]) -> list[_C.Unit]:
+    for module in modules:
+        if not isinstance(module, FSDPModule):
+            raise ValueError(f"shardwise: Expects FSDPModule but got {type(module)}: {module}.")
+    return [_state(module).unit for module in modules]
+
+
+def _in_stream(hook: Callable[[torch.Tensor], None], stream: torch.cuda.Stream | None) -> Callable[..., None]:
+    if stream is None:
+        return hook
+
+    def in_stream(reduce_output: torch.Tensor) -> None:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            hook(reduce_output)
+        torch.cuda.current_stream().wait_stream(stream)
+
+    return in_stream

@@ -1,0 +1,71 @@
+"""How a parameter lies on the ranks, as the DTensors that stand for it say it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard._fsdp_common import DataParallelMeshInfo, FSDPMeshInfo, HSDPMeshInfo
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
+
+Mesh = DataParallelMeshInfo
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """What a module computes with: the full parameter, and the tensor inside of it where it is a DTensor."""
+
+    full: nn.Parameter
+    memory: torch.Tensor | None
+    placements: tuple[Placement, ...] | None
+    spec: DTensorSpec
+    shard_dim: int
+
+    def around(self, shard: torch.Tensor) -> nn.Parameter:
+        """The parameter that the optimizer sees, around this rank's shard."""
+        inner = DTensor(shard, self.spec, requires_grad=False)
+        return nn.Parameter(inner, requires_grad=self.full.requires_grad)
+
+
+def leaf_of(parameter: nn.Parameter, mesh: Mesh, shard: Shard) -> Leaf:
+    """A leaf with the values of `parameter`, which is left as it is."""
+    placements: tuple[Placement, ...]
+    if isinstance(parameter, DTensor):
+        spec = _combined(parameter, mesh, shard)
+        full = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+        inner = cast(DTensor, full)
+        return Leaf(full, inner._local_tensor, tuple(parameter.placements), spec, shard.dim)
+    meta = TensorMeta(parameter.size(), parameter.stride(), parameter.dtype)
+    spec = DTensorSpec(_mesh_of(mesh), _placements(mesh, shard), tensor_meta=meta)
+    full = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+    return Leaf(full, None, None, spec, shard.dim)
+
+
+def _mesh_of(mesh: Mesh) -> DeviceMesh:
+    assert mesh.mesh is not None
+    return mesh.mesh
+
+
+def _placements(mesh: Mesh, shard: Placement) -> tuple[Placement, ...]:
+    if isinstance(mesh, HSDPMeshInfo):
+        return (Replicate(), shard)
+    return (shard,) if isinstance(mesh, FSDPMeshInfo) else (Replicate(),)
+
+
+def _combined(parameter: DTensor, mesh: Mesh, shard: Shard) -> DTensorSpec:
+    """For a parameter that tensor parallelism has cut already: the axes of data parallelism come first."""
+    inner = parameter._spec
+    if len(inner.placements) > 2:
+        raise NotImplementedError(
+            f"shardwise: FSDP only supports 1D TP/EP or 2D EP+TP, not {inner.placements}. "
+            "Distribute the parameter over at most two axes of its own."
+        )
+    split = inner.num_shards_map[shard.dim]
+    outer = _StridedShard(shard.dim, split_factor=split) if split > 1 else shard
+    whole = DeviceMesh._concatenate([_mesh_of(mesh), inner.mesh])
+    return DTensorSpec(whole, (*_placements(mesh, outer), *inner.placements), tensor_meta=inner.tensor_meta)

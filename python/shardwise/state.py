@@ -1,0 +1,159 @@
+"""What a wrapped module carries, in the shape that torch's own tools look for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.distributed._composable_state import _insert_module_state
+from torch.distributed.fsdp import CPUOffloadPolicy
+from torch.distributed.fsdp._fully_shard._fsdp_common import DataParallelMeshInfo, FSDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_module_fsdp_state
+
+if TYPE_CHECKING:
+    from shardwise import _C
+
+
+@dataclass
+class ParamGroup:
+    """The parameters of one call, for those who read torch's FSDPParamGroup: pipelines, checkpoints, tools."""
+
+    unit: _C.Unit
+    modules: tuple[nn.Module, ...]
+    mesh_info: DataParallelMeshInfo
+    post_forward_mesh_info: FSDPMeshInfo | None
+    offload_policy: Any
+
+    @property
+    def is_unsharded(self) -> bool:
+        """Whether the modules have their full parameters."""
+        return self.unit.shows_full
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the modules have their sharded parameters."""
+        return not self.unit.shows_full
+
+    def post_backward(self) -> None:
+        """Sums what backwards without synchronisation left in the whole tree, if there is something."""
+        self.unit.reduce_pending()
+
+
+class State(FSDPState):
+    """What fully_shard() leaves at its modules; one for all modules of a call."""
+
+    _kind = "FSDP"
+
+    unit: _C.Unit
+
+    def start(self, modules: Sequence[nn.Module], group: ParamGroup, automatic: bool) -> None:
+        """From now on this is the state of these modules, whose calls `group.unit` is told of."""
+        for module in modules:
+            _insert_module_state(module, self)
+        self.unit = group.unit
+        self._modules = tuple(modules)
+        self._fsdp_param_group = group  # type: ignore[assignment]
+        self._auto_reshard_after_forward = automatic
+        self.unit.set_modules(list(modules))
+        for module in modules:
+            module.register_forward_pre_hook(self.unit.pre_forward, prepend=True, with_kwargs=True)
+            module.register_forward_hook(self.unit.post_forward, always_call=len(modules) > 1)
+        # In front of the others.
+        self._first_hooks = [
+            module.register_forward_pre_hook(self._before_first_forward, prepend=True) for module in modules
+        ]
+
+    def _before_first_forward(self, module: nn.Module, args: Any) -> None:
+        self._lazy_init()
+
+    def _lazy_init(self) -> None:
+        """The first state of a tree whose module runs is the root, and must stay it."""
+        if self._is_root is None:
+            self._become_root()
+        for hook in self._first_hooks:
+            hook.remove()
+
+    def _become_root(self) -> None:
+        if len(self._modules) > 1:
+            raise RuntimeError(
+                f"shardwise: {self._kind} requires a single root module but got {self._modules}: the first module "
+                "that runs a forward was wrapped together with others. Wrap the module around them too."
+            )
+        root = self._modules[0]
+        states: list[FSDPState] = []
+        for name, module in root.named_modules():
+            state = _get_module_fsdp_state(module)
+            if state is None or state in states or not isinstance(state, State) or state._kind != self._kind:
+                continue
+            if module is not root:
+                if state._is_root is not None:
+                    raise RuntimeError(
+                        f"shardwise: {self._kind} state has already been lazily initialized for {name}\n"
+                        f"{self._kind} requires running forward through the root module first."
+                    )
+                state._is_root = False
+            states.append(state)
+        self._is_root = True
+        self._state_ctx.all_states.extend(states)
+        for state in states:
+            state._state_ctx = self._state_ctx
+            state._comm_ctx = self._comm_ctx
+            assert isinstance(state, State)
+            state.look_again()
+
+    def look_again(self) -> None:
+        """Takes the parameters that the modules have now: a load or a cast may have replaced them."""
+        self.unit.look_again()
+        group = self._fsdp_param_group
+        if isinstance(group.offload_policy, CPUOffloadPolicy):  # type: ignore[union-attr]
+            self._check_on_cpu()
+
+    def _check_on_cpu(self) -> None:
+        found = [
+            (name, parameter.device)
+            for module in self._modules
+            for name, parameter in module.named_parameters()
+            if parameter.device.type not in ("cpu", "meta")
+        ]
+        if found:
+            raise RuntimeError(
+                "shardwise: FSDP parameters should be materialized on CPU when enabling CPU offloading. "
+                f'For example, load a CPU state dict or call module.to_empty(device="cpu"). '
+                f"Found following parameters on non-CPU device: {found}"
+            )
+
+    def _pre_forward(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:  # type: ignore[override]
+        self._lazy_init()
+        return self.unit.pre_forward(module, args, kwargs) or (args, kwargs)
+
+    def _post_forward(self, module: nn.Module, input: Any, output: Any) -> Any:  # type: ignore[override]
+        converted = self.unit.post_forward(module, input, output)
+        return output if converted is None else converted
+
+    def _root_post_backward_final_callback(self) -> None:
+        """Whoever runs a backward in pieces calls this at its end."""
+        self.unit.reduce_pending()
+
+
+class ReplicateState(State):
+    """What replicate() leaves at its modules."""
+
+    _kind = "Replicate"
+
+
+def state_of(module: nn.Module) -> State | None:
+    """The state of the call that this module was given to; None when there was none."""
+    state = _get_module_fsdp_state(module)
+    return state if isinstance(state, State) else None
+
+
+def unit_of(module: nn.Module) -> _C.Unit:
+    """The unit of the call that this module was given to."""
+    state = state_of(module)
+    if state is None:
+        raise ValueError(
+            f"shardwise: neither fully_shard() nor replicate() was called on this {type(module).__name__}."
+        )
+    return state.unit

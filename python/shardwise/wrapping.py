@@ -1,0 +1,280 @@
+"""Making the unit of one fully_shard() or replicate() call."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp._fully_shard._fsdp_common import (
+    DDPMeshInfo,
+    FSDPMeshInfo,
+    HSDPMeshInfo,
+    _cast_fp_tensor,
+)
+from torch.distributed.fsdp._fully_shard._fsdp_init import _get_device_from_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.utils import _apply_to_tensors, _get_root_modules, _to_kwargs
+
+from shardwise import _C
+from shardwise.specs import Leaf, leaf_of
+from shardwise.state import ParamGroup, State, state_of
+
+Owner = tuple[nn.Module, str]
+
+
+@dataclass
+class Found:
+    """A parameter that this call is to manage: its names from the wrapped modules, and who has it."""
+
+    parameter: nn.Parameter
+    names: list[str]
+    owners: list[Owner]
+
+
+@dataclass(frozen=True)
+class Policies:
+    """What one call was told."""
+
+    mesh: FSDPMeshInfo | HSDPMeshInfo | DDPMeshInfo
+    precision: MixedPrecisionPolicy
+    offload: OffloadPolicy
+    reshard_after_forward: bool | int | None
+    post_forward_mesh: FSDPMeshInfo | None
+    placement: Callable[[nn.Parameter], Shard | None] | None
+    ignored: set[nn.Parameter]
+
+    @property
+    def replicates(self) -> bool:
+        """Whether every rank holds everything."""
+        return not isinstance(self.mesh, FSDPMeshInfo)
+
+
+def roots_of(module: nn.Module | Sequence[nn.Module]) -> tuple[nn.Module, ...]:
+    """The modules of a call; those that lie in others of them left out."""
+    return (module,) if isinstance(module, nn.Module) else tuple(_get_root_modules(list(module)))
+
+
+def default_mesh(names: tuple[str, ...] | None) -> DeviceMesh:
+    """All ranks, on the accelerator where the process group has one."""
+    if not dist.is_initialized():
+        dist.init_process_group()
+    group = dist.group.WORLD
+    assert group is not None
+    has_cuda = torch.cuda.is_available() and any(device.type == "cuda" for device in group._device_types)
+    return init_device_mesh("cuda" if has_cuda else "cpu", (group.size(),), mesh_dim_names=names)
+
+
+def wrap(state: State, roots: Sequence[nn.Module], managed: Sequence[nn.Module], policies: Policies) -> None:
+    """Makes the unit of these modules; `managed` are those whose own parameters it has."""
+    mesh = policies.mesh.mesh
+    assert mesh is not None
+    device = _get_device_from_mesh(mesh)
+    found = list(_parameters(roots, managed, policies.ignored))
+    for each in found:
+        _check(each, device)
+    _refuse_shared(found)
+    _move(found, managed, device)
+    leaves = [_leaf(each, policies) for each in found]
+    unit = _C.Unit(
+        _engine_mesh(policies, device),
+        [
+            (each.names, each.owners, leaf.full, leaf.memory, leaf.shard_dim)
+            for each, leaf in zip(found, leaves, strict=True)
+        ],
+        list(_adopted(roots)),
+        replicates=policies.replicates,
+        param_dtype=policies.precision.param_dtype,
+        reduce_dtype=policies.precision.reduce_dtype,
+        casts=_casts(found, policies, device),
+        pin_memory=policies.offload.pin_memory if isinstance(policies.offload, CPUOffloadPolicy) else None,
+        reshard_after_forward=policies.reshard_after_forward,
+    )
+    group = ParamGroup(unit, tuple(roots), policies.mesh, policies.post_forward_mesh, policies.offload)
+    for index, (each, leaf, shard) in enumerate(zip(found, leaves, unit.shards(), strict=True)):
+        visible = leaf.around(shard)
+        unit.show_as(index, visible, leaf.placements)
+        for module, name in each.owners:
+            _put(module, name, visible)
+        _managed[each.parameter] = (weakref.ref(state), each.names[0])
+    unit.set_conversions(*_conversions(policies, device))
+    state.start(roots, group, policies.reshard_after_forward is None and not policies.replicates)
+    for module in {module for each in found for module, _ in each.owners}:
+        _watch_state_dict(module, state)
+
+
+def _put(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    if type(module).__setattr__ is nn.Module.__setattr__:
+        module._parameters[name] = parameter
+    else:
+        setattr(module, name, parameter)
+
+
+def _parameters(
+    roots: Sequence[nn.Module], managed: Sequence[nn.Module], ignored: set[nn.Parameter]
+) -> Iterator[Found]:
+    """Each parameter of the managed modules once. In a list of modules a name begins with the module's place in it."""
+    prefixes: dict[nn.Module, str] = {}
+    for place, root in enumerate(roots):
+        before = f"{place}." if len(roots) > 1 else ""
+        for name, module in root.named_modules():
+            prefixes.setdefault(module, before + (f"{name}." if name else ""))
+    found: dict[nn.Parameter, Found] = {}
+    for module in sorted(managed, key=list(prefixes).index):
+        for name, parameter in module._parameters.items():
+            if parameter is None or parameter in ignored:
+                continue
+            each = found.setdefault(parameter, Found(parameter, [], []))
+            each.names.append(prefixes[module] + name)
+            each.owners.append((module, name))
+    yield from found.values()
+
+
+def _adopted(roots: Sequence[nn.Module]) -> Iterator[tuple[list[str], torch.Tensor]]:
+    """The parameters below that inner units have, with their names from here."""
+    found: dict[torch.Tensor, list[str]] = {}
+    for place, root in enumerate(roots):
+        before = f"{place}." if len(roots) > 1 else ""
+        for name, parameter in root.named_parameters(remove_duplicate=False):
+            if isinstance(parameter, DTensor) and _C.has_unit(parameter):
+                found.setdefault(parameter, []).append(before + name)
+    return ((names, parameter) for parameter, names in found.items())
+
+
+#: Parameters that were wrapped, with the state that has them now: who shares one without its module may still hold it.
+_managed: weakref.WeakKeyDictionary[torch.Tensor, tuple[weakref.ref[State], str]] = weakref.WeakKeyDictionary()
+
+
+def _refuse_shared(found: Sequence[Found]) -> None:
+    for each in found:
+        state, name = _managed.get(each.parameter, (lambda: None, ""))
+        if state() is not None:
+            raise ValueError(
+                f"shardwise: the parameter '{each.names[0]}' is shared with a parameter already managed by another "
+                f"FSDP group, where it is '{name}': their gradients would not be added. Give both modules to one "
+                "call, as a list, or name the parameter in ignored_params."
+            )
+
+
+def _check(found: Found, device: torch.device) -> None:
+    parameter = found.parameter
+    name = found.names[0]
+    if parameter.dim() == 0:
+        raise ValueError(
+            f"shardwise: fully_shard doesn't support scalar parameters. Change {name} to a 1D tensor with numel equal "
+            "to 1."
+        )
+    if isinstance(parameter, DTensor) and parameter.device_mesh.device_type != device.type:
+        raise ValueError(
+            "shardwise: Requires DTensor to have mesh of the same type as the FSDP mesh but got "
+            f"{parameter.device_mesh.device_type} for DTensor and {device.type} for FSDP: '{name}'."
+        )
+    if not parameter.is_contiguous():
+        raise NotImplementedError(
+            f"shardwise: FSDP does not support non-contiguous parameters yet: '{name}' has {parameter.shape=} "
+            f"{parameter.stride()=}. Make it contiguous() first."
+        )
+
+
+def _move(found: Sequence[Found], managed: Sequence[nn.Module], device: torch.device) -> None:
+    buffers = (buffer for module in managed for buffer in module.buffers(recurse=False))
+    for tensor in (*(each.parameter for each in found), *buffers):
+        if tensor.device != device and not tensor.is_meta:
+            tensor.data = tensor.to(device)
+
+
+def _leaf(found: Found, policies: Policies) -> Leaf:
+    parameter = found.parameter
+    chosen = policies.placement(parameter) if policies.placement is not None else None
+    if chosen is None:
+        chosen = Shard(0)
+    name = found.names[0]
+    assert isinstance(chosen, Shard), f"shardwise: Expected Shard, got {type(chosen)}: {chosen} for '{name}'."
+    dim = chosen.dim + parameter.ndim if chosen.dim < 0 else chosen.dim
+    assert dim < parameter.ndim, (
+        f"shardwise: Shard dim {dim} is invalid for {parameter.ndim}D tensor: {parameter.shape} of '{name}'."
+    )
+    local = parameter._local_tensor if isinstance(parameter, DTensor) else parameter
+    world = policies.mesh.shard_mesh_size if isinstance(policies.mesh, FSDPMeshInfo) else 1
+    if dim > 0 and local.size(dim) % world != 0:
+        raise NotImplementedError(
+            f"shardwise: FSDP does not support uneven sharding on dim {dim}: '{name}' has {local.size()} "
+            f"(world size: {world}). Choose dimension 0, or a size that the number of ranks divides."
+        )
+    return leaf_of(parameter, policies.mesh, Shard(dim))
+
+
+def _casts(found: Sequence[Found], policies: Policies, device: torch.device) -> bool:
+    """Whether modules compute with other memory than the optimizer sees, where every rank holds everything."""
+    kind = policies.precision.param_dtype
+    moved = isinstance(policies.offload, CPUOffloadPolicy) and device.type != "cpu"
+    return moved or any(
+        kind is not None and each.parameter.is_floating_point() and each.parameter.dtype != kind for each in found
+    )
+
+
+def _engine_mesh(policies: Policies, device: torch.device) -> _C.Mesh:
+    mesh = policies.mesh.mesh
+    assert mesh is not None
+    names = list(mesh.mesh_dim_names or (("replicate",) if policies.replicates else ("shard",)))
+    return _C.Mesh.from_process_groups(names, [mesh.get_group(index) for index in range(mesh.ndim)], device)
+
+
+def _conversions(policies: Policies, device: torch.device) -> tuple[Any, Any]:
+    """What the inputs of a call go through, and its outputs; None where that is nothing."""
+    precision = policies.precision
+    inputs = []
+    if device.type != "cpu":
+        inputs.append(partial(_moved, device))
+    if precision.cast_forward_inputs and precision.param_dtype is not None:
+        inputs.append(partial(_cast_inputs, precision.param_dtype))
+
+    def convert(args: Any, kwargs: Any) -> tuple[Any, Any]:
+        for step in inputs:
+            args, kwargs = step(args, kwargs)
+        return args, kwargs
+
+    outputs = None
+    if precision.output_dtype is not None:
+        outputs = partial(_apply_to_tensors, partial(_cast_fp_tensor, precision.output_dtype))
+    return convert if inputs else None, outputs
+
+
+def _moved(device: torch.device, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    moved, keywords = _to_kwargs(args, kwargs, device, False)
+    return moved[0], keywords[0]
+
+
+def _cast_inputs(kind: torch.dtype, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    cast = partial(_cast_fp_tensor, kind)
+    return _apply_to_tensors(cast, args), _apply_to_tensors(cast, kwargs)
+
+
+def _watch_state_dict(module: nn.Module, state: State) -> None:
+    """A state dict has sharded parameters, and one that is loaded may replace them."""
+    weak = weakref.ref(state)
+
+    def reshard(*_: Any) -> None:
+        if (alive := weak()) is not None:
+            alive.unit.reshard()
+
+    def look_again(*_: Any) -> None:
+        if (alive := weak()) is not None:
+            alive.look_again()
+
+    module.register_state_dict_pre_hook(reshard)
+    module.register_load_state_dict_pre_hook(reshard)
+    module.register_load_state_dict_post_hook(look_again)
+
+
+def inner_state(module: nn.Module, kind: type[State]) -> State | None:
+    """The state of this module if it is of that kind."""
+    state = state_of(module)
+    return state if type(state) is kind else None
