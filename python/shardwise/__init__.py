@@ -4,7 +4,11 @@
 >>> model = shardwise.replicate(model)  # under torchrun, or after torch.distributed.init_process_group()
 """
 
+from __future__ import annotations
+
+import importlib
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from shardwise import _compatibility
 
@@ -13,20 +17,63 @@ _compatibility.check()
 from shardwise import transport  # noqa: E402
 from shardwise._build_info import VERSION as __version__  # noqa: E402
 from shardwise._C import Error, PeerError  # noqa: E402
-from shardwise.replicate import Plan, ReplicateModule, plan, replicate  # noqa: E402
+from shardwise._plan import Plan, plan  # noqa: E402
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+
+    from shardwise._fully_shard import fully_shard
+    from shardwise.modules import (
+        FSDPModule,
+        ReplicateModule,
+        UnshardHandle,
+        register_fsdp_forward_method,
+        share_comm_ctx,
+    )
+    from shardwise._replicate import replicate
 
 transport.register()
 
 #: Give this to CMake as CMAKE_PREFIX_PATH; find_package(shardwise) then finds the C++ library of this package.
 cmake_prefix_path = str(Path(__file__).parent / "share" / "cmake")
 
+#: What needs torch's own fully_shard and DTensor is imported when it is first asked for.
+_LAZY = {
+    "CPUOffloadPolicy": "torch.distributed.fsdp",
+    "FSDPModule": "shardwise.modules",
+    "MixedPrecisionPolicy": "torch.distributed.fsdp",
+    "OffloadPolicy": "torch.distributed.fsdp",
+    "ReplicateModule": "shardwise.modules",
+    "UnshardHandle": "shardwise.modules",
+    "fully_shard": "shardwise._fully_shard",
+    "register_fsdp_forward_method": "shardwise.modules",
+    "replicate": "shardwise._replicate",
+    "share_comm_ctx": "shardwise.modules",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'shardwise' has no attribute '{name}'")
+    value = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
+    return value
+
+
 __all__ = [
+    "CPUOffloadPolicy",
     "Error",
+    "FSDPModule",
+    "MixedPrecisionPolicy",
+    "OffloadPolicy",
     "PeerError",
     "Plan",
     "ReplicateModule",
+    "UnshardHandle",
     "__version__",
     "cmake_prefix_path",
+    "fully_shard",
     "plan",
+    "register_fsdp_forward_method",
     "replicate",
+    "share_comm_ctx",
 ]

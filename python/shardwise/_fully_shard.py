@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from torch import nn
-from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY, contract
+from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY, _get_registry, contract
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_init import (
     _get_managed_modules,
     _get_mesh_info,
-    _get_post_forward_mesh_info,
     _validate_mesh,
     _validate_module,
 )
@@ -21,7 +20,7 @@ from torch.distributed.tensor import Shard
 
 from shardwise.modules import FSDPModule, add_class
 from shardwise.state import State
-from shardwise.wrapping import Policies, default_mesh, roots_of, wrap
+from shardwise.wrapping import Policies, check_policies, default_mesh, post_forward_mesh, roots_of, wrap
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -37,13 +36,17 @@ def _fully_shard(
     ignored_params: set[nn.Parameter] | None = None,
 ) -> nn.Module:
     roots = roots_of(module)
+    check_policies("fully_shard", mesh, mp_policy, offload_policy, ignored_params)
     for root in roots:
         _validate_module(root, "fully_shard")
+        assert "replicate" not in (_get_registry(root) or {}), (
+            f"shardwise: Cannot apply `fully_shard()` on a Module already managed by `replicate`: {root}."
+        )
     mesh = mesh or default_mesh(None)
     _validate_mesh(mesh)
     info = _get_mesh_info(mesh)
     automatic = reshard_after_forward is None
-    post_forward = _get_post_forward_mesh_info(True if automatic else reshard_after_forward, info)  # type: ignore[arg-type]
+    post_forward = post_forward_mesh(True if automatic else reshard_after_forward, info)
     managed = _get_managed_modules(roots, ignored_params)
     state = _decorated.state(roots[0])
     wrap(
@@ -103,7 +106,12 @@ def fully_shard(module: Any, **options: Any) -> Any:
 
 def apply(decorated: Any, own: Callable[..., Any], torchs: Any, module: Any, options: dict[str, Any]) -> Any:
     """Calls it and leaves its state where those who ask torch's function look too; nothing where it fails."""
-    roots = roots_of(module) if isinstance(module, (nn.Module, list, tuple)) else ()
+    is_list = isinstance(module, (list, tuple)) and all(isinstance(each, nn.Module) for each in module)
+    if not is_list and not isinstance(module, nn.Module):
+        raise TypeError(f"shardwise: {own.__name__} expects an nn.Module or a list of them, and got {module!r:.200}.")
+    roots = roots_of(module)
+    if not roots:
+        raise ValueError(f"shardwise: {own.__name__} got no module: the list is empty.")
     before = [(each, own in each.__dict__.get(STATE_KEY, {})) for each in roots]
     try:
         result = decorated(module, **options)

@@ -20,7 +20,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_init import _get_managed_modules
 from shardwise._fully_shard import apply
 from shardwise.modules import ReplicateModule, add_class
 from shardwise.state import ReplicateState
-from shardwise.wrapping import Policies, default_mesh, inner_state, roots_of, wrap
+from shardwise.wrapping import Policies, check_policies, default_mesh, inner_state, roots_of, wrap
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -34,6 +34,7 @@ def _replicate(
     ignored_params: set[nn.Parameter] | None = None,
 ) -> nn.Module:
     roots = roots_of(module)
+    check_policies("replicate", mesh, mp_policy, offload_policy, ignored_params)
     for root in roots:
         _validate_module(root)
     mesh = mesh or default_mesh(("replicate",))

@@ -10,7 +10,7 @@ import torch
 import torch.distributed.fsdp
 from torch import nn
 from torch.distributed._composable import replicate_with_fsdp
-from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_init import _get_post_forward_mesh_info
 
 from shardwise import _C
@@ -50,6 +50,7 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
         """
         state = _state(self)
         state.look_again()
+        state.check_values()
         handle = UnshardHandle(state.unit.unshard())
         if async_op:
             return handle
@@ -96,8 +97,8 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
                 "A number of ranks can only be given to fully_shard()."
             )
         for state in _states(self, recurse):
-            group = state._fsdp_param_group
-            assert group is not None and isinstance(group.mesh_info, FSDPMeshInfo), (
+            group = state.group
+            assert isinstance(group.mesh_info, FSDPMeshInfo), (
                 "shardwise: reshard_after_forward is for fully_shard(): a replicated module keeps its parameters."
             )
             state._auto_reshard_after_forward = False
@@ -131,14 +132,18 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
 
         >>> model.set_custom_all_gather(MyAllGather())
         """
-        _state(self).unit.set_custom_all_gather(comm)
+        state = _state(self)
+        state.group.custom_all_gather = comm
+        state.unit.set_custom_all_gather(comm)
 
     def set_custom_reduce_scatter(self, comm: Any) -> None:
         """Takes the place of this module's reduce-scatters; `comm` gets `op` too.
 
         >>> model.set_custom_reduce_scatter(MyReduceScatter())
         """
-        _state(self).unit.set_custom_reduce_scatter(comm)
+        state = _state(self)
+        state.group.custom_reduce_scatter = comm
+        state.unit.set_custom_reduce_scatter(comm)
 
     def set_all_reduce_hook(
         self, hook: Callable[[torch.Tensor], None], *, stream: torch.cuda.Stream | None = None
@@ -148,7 +153,10 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
         >>> model.set_all_reduce_hook(lambda sum: sum.clamp_(-1, 1))
         """
         state = _state(self)
-        if stream is not None and state.is_hybrid:
+        assert hook is not None or stream is None, (
+            "shardwise: all reduce hook stream is specified but hook itself is missing."
+        )
+        if stream is not None and isinstance(state.group.mesh_info, HSDPMeshInfo):
             raise ValueError(
                 "shardwise: stream cannot be set when using native HSDP: the hook runs after the all-reduce there."
             )
@@ -188,6 +196,18 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
         >>> model.embedding.set_unshard_in_backward(False)
         """
         _state(self).unit.set_unshard_in_backward(unshard_in_backward)
+
+    def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
+        """Accepted for torch's sake, and without effect: the memory of collectives is the engine's own, and stays.
+
+        >>> model.set_allocate_memory_from_process_group_for_comm(True)
+        """
+        group = _state(self).group
+        for what, comm in (("all gather", group.custom_all_gather), ("reduce scatter", group.custom_reduce_scatter)):
+            assert comm is None, (
+                "shardwise: set_allocate_memory_from_process_group_for_comm cannot be used when "
+                f"{what} comm is custom: {type(comm).__name__}. Allocate in its allocate()."
+            )
 
     def _set_unshard_async_op(self, async_op: bool) -> None:
         """Nothing changes: gathers never hold up the host here."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -25,25 +25,29 @@ class Leaf:
     placements: tuple[Placement, ...] | None
     spec: DTensorSpec
     shard_dim: int
+    #: Post-accumulate hooks of the parameter that was wrapped.
+    hooks: Any
 
     def around(self, shard: torch.Tensor) -> nn.Parameter:
         """The parameter that the optimizer sees, around this rank's shard."""
-        inner = DTensor(shard, self.spec, requires_grad=False)
-        return nn.Parameter(inner, requires_grad=self.full.requires_grad)
+        inner = DTensor(shard.detach(), self.spec, requires_grad=False)
+        parameter = nn.Parameter(inner, requires_grad=self.full.requires_grad)
+        parameter._post_accumulate_grad_hooks = self.hooks
+        return parameter
 
 
 def leaf_of(parameter: nn.Parameter, mesh: Mesh, shard: Shard) -> Leaf:
     """A leaf with the values of `parameter`, which is left as it is."""
-    placements: tuple[Placement, ...]
+    hooks = parameter._post_accumulate_grad_hooks
     if isinstance(parameter, DTensor):
         spec = _combined(parameter, mesh, shard)
         full = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
         inner = cast(DTensor, full)
-        return Leaf(full, inner._local_tensor, tuple(parameter.placements), spec, shard.dim)
+        return Leaf(full, inner._local_tensor, tuple(parameter.placements), spec, shard.dim, hooks)
     meta = TensorMeta(parameter.size(), parameter.stride(), parameter.dtype)
     spec = DTensorSpec(_mesh_of(mesh), _placements(mesh, shard), tensor_meta=meta)
     full = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
-    return Leaf(full, None, None, spec, shard.dim)
+    return Leaf(full, None, None, spec, shard.dim, hooks)
 
 
 def _mesh_of(mesh: Mesh) -> DeviceMesh:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 from torch.distributed._composable_state import _insert_module_state
@@ -25,6 +25,8 @@ class ParamGroup:
     mesh_info: DataParallelMeshInfo
     post_forward_mesh_info: FSDPMeshInfo | None
     offload_policy: Any
+    custom_all_gather: Any = None
+    custom_reduce_scatter: Any = None
 
     @property
     def is_unsharded(self) -> bool:
@@ -82,46 +84,51 @@ class State(FSDPState):
                 "that runs a forward was wrapped together with others. Wrap the module around them too."
             )
         root = self._modules[0]
-        states: list[FSDPState] = []
+        states: list[State] = []
         for name, module in root.named_modules():
             state = _get_module_fsdp_state(module)
             if state is None or state in states or not isinstance(state, State) or state._kind != self._kind:
                 continue
-            if module is not root:
-                if state._is_root is not None:
-                    raise RuntimeError(
-                        f"shardwise: {self._kind} state has already been lazily initialized for {name}\n"
-                        f"{self._kind} requires running forward through the root module first."
-                    )
-                state._is_root = False
+            if module is not root and state._is_root is not None:
+                raise RuntimeError(
+                    f"shardwise: {self._kind} state has already been lazily initialized for {name}\n"
+                    f"{self._kind} requires running forward through the root module first."
+                )
             states.append(state)
-        self._is_root = True
-        self._state_ctx.all_states.extend(states)
         for state in states:
+            state.look_again()
+            state.check_values()
+        for state in states:
+            state._is_root = state is self
             state._state_ctx = self._state_ctx
             state._comm_ctx = self._comm_ctx
-            assert isinstance(state, State)
-            state.look_again()
+        self._state_ctx.all_states.extend(states)
+
+    @property
+    def group(self) -> ParamGroup:
+        """What stands in the place of torch's parameter group."""
+        return cast(ParamGroup, self._fsdp_param_group)
 
     def look_again(self) -> None:
         """Takes the parameters that the modules have now: a load or a cast may have replaced them."""
         self.unit.look_again()
-        group = self._fsdp_param_group
-        if isinstance(group.offload_policy, CPUOffloadPolicy):  # type: ignore[union-attr]
-            self._check_on_cpu()
 
-    def _check_on_cpu(self) -> None:
-        found = [
-            (name, parameter.device)
-            for module in self._modules
-            for name, parameter in module.named_parameters()
-            if parameter.device.type not in ("cpu", "meta")
-        ]
-        if found:
+    def check_values(self) -> None:
+        """Raises RuntimeError when a module is about to run whose parameters are not where they have to be."""
+        parameters = {name: p for module in self._modules for name, p in module.named_parameters()}
+        empty = [name for name, parameter in parameters.items() if parameter.is_meta]
+        if empty:
+            raise RuntimeError(
+                "shardwise: FSDP parameters should be materialized from meta device before training, but the following "
+                f"were still on meta device: {empty}. For example, call module.to_empty(device) to materialize to "
+                "device and call module.reset_parameters() on each module to initialize values, or load a state dict."
+            )
+        elsewhere = [(name, p.device) for name, p in parameters.items() if p.device.type != "cpu"]
+        if elsewhere and isinstance(self.group.offload_policy, CPUOffloadPolicy):
             raise RuntimeError(
                 "shardwise: FSDP parameters should be materialized on CPU when enabling CPU offloading. "
-                f'For example, load a CPU state dict or call module.to_empty(device="cpu"). '
-                f"Found following parameters on non-CPU device: {found}"
+                'For example, load a CPU state dict or call module.to_empty(device="cpu"). '
+                f"Found following parameters on non-CPU device: {elsewhere}"
             )
 
     def _pre_forward(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:  # type: ignore[override]

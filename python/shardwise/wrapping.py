@@ -19,9 +19,10 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import (
     HSDPMeshInfo,
     _cast_fp_tensor,
 )
-from torch.distributed.fsdp._fully_shard._fsdp_init import _get_device_from_mesh
+from torch.distributed.fsdp._fully_shard._fsdp_init import _get_device_from_mesh, _get_post_forward_mesh_info
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.utils import _apply_to_tensors, _get_root_modules, _to_kwargs
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from shardwise import _C
 from shardwise.specs import Leaf, leaf_of
@@ -57,6 +58,21 @@ class Policies:
         return not isinstance(self.mesh, FSDPMeshInfo)
 
 
+def check_policies(function: str, mesh: Any, precision: Any, offload: Any, ignored: Any) -> None:
+    """Raises TypeError for an argument of another kind than `function` takes."""
+    wanted = (
+        ("mesh", mesh, DeviceMesh),
+        ("mp_policy", precision, MixedPrecisionPolicy),
+        ("offload_policy", offload, OffloadPolicy),
+        ("ignored_params", ignored, (set, frozenset)),
+    )
+    for name, value, kind in wanted:
+        if isinstance(value, kind) or (value is None and name in ("mesh", "ignored_params")):
+            continue
+        names = kind.__name__ if isinstance(kind, type) else kind[0].__name__
+        raise TypeError(f"shardwise: {function}() takes a {names} as {name}, and got {value!r:.200}.")
+
+
 def roots_of(module: nn.Module | Sequence[nn.Module]) -> tuple[nn.Module, ...]:
     """The modules of a call; those that lie in others of them left out."""
     return (module,) if isinstance(module, nn.Module) else tuple(_get_root_modules(list(module)))
@@ -72,6 +88,17 @@ def default_mesh(names: tuple[str, ...] | None) -> DeviceMesh:
     return init_device_mesh("cuda" if has_cuda else "cpu", (group.size(),), mesh_dim_names=names)
 
 
+def post_forward_mesh(reshard_after_forward: Any, mesh: FSDPMeshInfo) -> FSDPMeshInfo | None:
+    """Who holds everything together after forward. Made once for a mesh and a number of ranks: it has process groups."""
+    made = mesh.mesh.__dict__.setdefault("_shardwise_post_forward", {})
+    if type(reshard_after_forward) is not int or reshard_after_forward not in made:
+        info = _get_post_forward_mesh_info(reshard_after_forward, mesh)
+        if info is None or info is mesh:
+            return info
+        made[reshard_after_forward] = info
+    return made[reshard_after_forward]
+
+
 def wrap(state: State, roots: Sequence[nn.Module], managed: Sequence[nn.Module], policies: Policies) -> None:
     """Makes the unit of these modules; `managed` are those whose own parameters it has."""
     mesh = policies.mesh.mesh
@@ -79,7 +106,7 @@ def wrap(state: State, roots: Sequence[nn.Module], managed: Sequence[nn.Module],
     device = _get_device_from_mesh(mesh)
     found = list(_parameters(roots, managed, policies.ignored))
     for each in found:
-        _check(each, device)
+        _check(each, device, policies.replicates)
     _refuse_shared(found)
     _move(found, managed, device)
     leaves = [_leaf(each, policies) for each in found]
@@ -149,7 +176,7 @@ def _adopted(roots: Sequence[nn.Module]) -> Iterator[tuple[list[str], torch.Tens
 
 
 #: Parameters that were wrapped, with the state that has them now: who shares one without its module may still hold it.
-_managed: weakref.WeakKeyDictionary[torch.Tensor, tuple[weakref.ref[State], str]] = weakref.WeakKeyDictionary()
+_managed = WeakTensorKeyDictionary()
 
 
 def _refuse_shared(found: Sequence[Found]) -> None:
@@ -163,9 +190,14 @@ def _refuse_shared(found: Sequence[Found]) -> None:
             )
 
 
-def _check(found: Found, device: torch.device) -> None:
+def _check(found: Found, device: torch.device, replicates: bool) -> None:
     parameter = found.parameter
     name = found.names[0]
+    if isinstance(parameter, DTensor) and _C.has_unit(parameter):
+        raise ValueError(
+            f"shardwise: '{name}' and others belong to a unit that reaches outside of this module. Wrap inner modules "
+            "first, outer ones after them; modules that share a parameter must be in one unit."
+        )
     if parameter.dim() == 0:
         raise ValueError(
             f"shardwise: fully_shard doesn't support scalar parameters. Change {name} to a 1D tensor with numel equal "
@@ -176,7 +208,7 @@ def _check(found: Found, device: torch.device) -> None:
             "shardwise: Requires DTensor to have mesh of the same type as the FSDP mesh but got "
             f"{parameter.device_mesh.device_type} for DTensor and {device.type} for FSDP: '{name}'."
         )
-    if not parameter.is_contiguous():
+    if not replicates and not parameter.is_contiguous():
         raise NotImplementedError(
             f"shardwise: FSDP does not support non-contiguous parameters yet: '{name}' has {parameter.shape=} "
             f"{parameter.stride()=}. Make it contiguous() first."
