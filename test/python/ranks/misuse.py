@@ -22,7 +22,7 @@ class Error:
     def problem(self, seen: BaseException | None) -> str:
         if seen is None:
             return f"raised nothing, for {self}"
-        if type(seen) is not self.kind or self.fragment not in str(seen):
+        if not isinstance(seen, self.kind) or self.fragment not in str(seen):
             return f"raised {type(seen).__name__}: {seen}, for {self}"
         return ""
 

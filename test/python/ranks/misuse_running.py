@@ -238,25 +238,6 @@ class Widen(nn.Module):
         return x.double()
 
 
-# Extensions of the all-gather
-
-
-@case(AssertionError, "Both fsdp_pre_all_gather and fsdp_post_all_gather should be defined")
-def half_an_extension(engine, watch):
-    model = engine.fully_shard(two_layers())
-    model[0].weight._local_tensor.fsdp_pre_all_gather = lambda mesh: None
-    watch(model)(data())
-
-
-@case(AssertionError, "Expects fsdp_pre_all_gather(self, mesh: DeviceMesh, outer_size", torch_keeps=False)
-def an_extension_of_two_arguments(engine, watch):
-    model = engine.fully_shard(two_layers())
-    local = model[0].weight._local_tensor
-    local.fsdp_pre_all_gather = lambda mesh, size: ((local,), None)
-    local.fsdp_post_all_gather = lambda outputs, metadata, dtype, *, out=None: None
-    watch(model)(data())
-
-
 # Sharded parameters where full ones are wanted
 
 
@@ -303,8 +284,8 @@ def right_call_after_a_wrong_one(engine) -> None:
     for wrap in (engine.fully_shard, engine.replicate):
         model = two_layers()
         reference = copy.deepcopy(model)
-        model[1].weight = nn.Parameter(torch.ones(4, 2).t())
-        with pytest.raises(NotImplementedError):
+        model[1].weight = nn.Parameter(torch.ones(()))
+        with pytest.raises(ValueError, match="scalar"):
             wrap(model)
         model[1].weight = nn.Parameter(reference[1].weight.detach().clone())
         if engine.name == "torch":

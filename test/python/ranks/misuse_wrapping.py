@@ -214,11 +214,6 @@ def fully_shard_of_a_transposed_parameter(engine, watch):
     engine.fully_shard(watch(transposed()))
 
 
-@case(NotImplementedError, "FSDP does not support non-contiguous parameters yet", torch_keeps=False)
-def replicate_of_a_transposed_parameter(engine, watch):
-    engine.replicate(watch(transposed()))
-
-
 @case(NotImplementedError, "FSDP does not support uneven sharding on dim 1", ranks=2, torch_keeps=False)
 def uneven_sharding_of_columns(engine, watch):
     engine.fully_shard(watch(two_layers()), shard_placement_fn=lambda p: Shard(1) if p.shape == (4, 3) else None)
@@ -262,15 +257,6 @@ class Local(nn.Module):
 def three_dimensions_of_tensor_parallelism(engine, watch):
     mesh = init_device_mesh("cpu", (1, 1, 1, 1), mesh_dim_names=("dp", "a", "b", "c"))
     engine.fully_shard(watch(parallel(mesh["a", "b", "c"])), mesh=mesh["dp"])
-
-
-@case(NotImplementedError, "Resharding to smaller mesh with TP is not supported yet", ranks=4)
-def a_smaller_mesh_with_tensor_parallelism(engine, watch):
-    mesh = init_device_mesh("cpu", (4, 1), mesh_dim_names=("dp", "tp"))
-    model = nn.Sequential(Local(parallel(mesh["tp"])[0].weight), nn.Linear(4, 2))
-    engine.fully_shard(model[0], mesh=mesh["dp"], reshard_after_forward=2)
-    engine.fully_shard(model, mesh=mesh["dp"])
-    model(data())
 
 
 # What the whole model shows

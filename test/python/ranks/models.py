@@ -8,8 +8,10 @@ from itertools import pairwise
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 import shardwise
+from shardwise.state import unit_of
 
 
 class Branches(nn.Module):
@@ -51,13 +53,18 @@ def reference_backward(world_size: int, loss_of_rank: Callable[[int], torch.Tens
             (loss / world_size).backward()
 
 
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of it: all, where it is replicated."""
+    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
 def assert_same(model: nn.Module, reference: nn.Module, what: str) -> None:
     """Values and gradients, parameter by parameter, also whether there is a gradient at all."""
     for (name, ours), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, msg=lambda text, n=name: f"{what}: {n}: {text}")
+        torch.testing.assert_close(local(ours), theirs, msg=lambda text, n=name: f"{what}: {n}: {text}")
         assert (ours.grad is None) == (theirs.grad is None), f"{what}: {name}: {ours.grad} for {theirs.grad}"
         if ours.grad is not None:
-            torch.testing.assert_close(ours.grad, theirs.grad, msg=lambda text, n=name: f"{what}: grad {n}: {text}")
+            torch.testing.assert_close(local(ours.grad), theirs.grad, msg=lambda text, n=name: f"{what}: grad {n}: {text}")
 
 
 def pair(model: nn.Module) -> tuple[nn.Module, nn.Module]:
@@ -67,4 +74,4 @@ def pair(model: nn.Module) -> tuple[nn.Module, nn.Module]:
 
 
 def counters(model: nn.Module) -> dict[str, int]:
-    return model.__dict__["_shardwise"].unit.counters()
+    return unit_of(model).counters()

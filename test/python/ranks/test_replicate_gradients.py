@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 import torch.distributed as dist
-from models import Branches, assert_same, batch, counters, mlp, pair, reference_backward
+from models import Branches, assert_same, batch, counters, local, mlp, pair, reference_backward
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -218,7 +218,7 @@ def memory_format_is_kept(rank: int) -> None:
         reference_backward(dist.get_world_size(), lambda r: reference(images[r]).sum())
         assert_same(ours, reference, f"step {step}")
         gradient = ours.get_parameter("weight").grad
-        assert gradient is not None and gradient.is_contiguous(memory_format=torch.channels_last)
+        assert gradient is not None and local(gradient).is_contiguous(memory_format=torch.channels_last)
 
 
 def parity_with_ddp(rank: int) -> None:
@@ -234,11 +234,11 @@ def parity_with_ddp(rank: int) -> None:
             optimizer.zero_grad()
             model(batch(step, rank, 5)).pow(2).mean().backward()
         for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-            assert torch.equal(a.grad, b.grad), f"gradients at step {step}"  # type: ignore[arg-type]
+            assert torch.equal(local(a.grad), b.grad), f"gradients at step {step}"
         mine.step()
         other.step()
         for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-            assert torch.equal(a, b), f"values at step {step}"
+            assert torch.equal(local(a), b), f"values at step {step}"
 
 
 class TestReplicateGradients:
