@@ -1,0 +1,112 @@
+"""The rows of fully_shard_training about other methods than forward, several roots, and a world of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from engine import TORCH, Engine, ours
+from language import vision_program
+from models import batch
+from torch import nn
+from training import Parity, Program, Wrap, adam, counting
+from training_models import WIDTHS, mlp_program, mlps
+
+from shardwise.testing import run_ranks
+
+
+def another_method(rank: int) -> None:
+    def wrapping(reshard: Any) -> Wrap:
+        def wrap(engine: Engine, model: Any) -> None:
+            for block in model.blocks:
+                engine.fully_shard(block, reshard_after_forward=reshard)
+            engine.fully_shard(model, reshard_after_forward=reshard)
+            engine.register_fsdp_forward_method(model, "forward_features")
+
+        return wrap
+
+    parity = Parity(vision_program())
+    for reshard in (True, False, None) if dist.get_world_size() == 2 else (2,):
+        parity.both(wrapping(reshard), exact=dist.get_world_size() == 2)
+    # Of a module that is no unit nothing is asked; one that is must have the method.
+    ours().register_fsdp_forward_method(nn.Linear(2, 2), "no_such_method")
+    with pytest.raises(ValueError, match="does not have a method"):
+        ours().register_fsdp_forward_method(ours().fully_shard(nn.Linear(2, 2)), "no_such_method")
+
+
+class Three(nn.Module):
+    """Three models, one after another; none is inside of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(mlps(6, 2) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+def several_roots(rank: int) -> None:
+    def wrapping(shared: bool) -> Wrap:
+        def wrap(engine: Engine, model: Any) -> None:
+            for part in model.parts:
+                for mlp in part:
+                    engine.fully_shard(mlp)
+                engine.fully_shard(part)
+                part._get_fsdp_state()._lazy_init()
+            units = [unit for part in model.parts for unit in (part, *part)]
+            if shared:
+                engine.share_comm_ctx(units)
+            # Otherwise the units of a root have the root's.
+            assert len({id(unit._get_fsdp_state()._comm_ctx) for unit in units}) == (1 if shared else 3)
+
+        return wrap
+
+    def loss(model: Any, number: int, data_rank: int) -> torch.Tensor:
+        return model(batch(number, data_rank, 6)).pow(2).sum()
+
+    parity = Parity(Program(Three, loss))
+    for shared in (True, False):
+        parity.both(wrapping(shared), exact=dist.get_world_size() == 2)
+    ours().share_comm_ctx([])
+    with pytest.raises(ValueError, match="Expects list of FSDPModules but got"):
+        ours().share_comm_ctx([ours().fully_shard(mlps(3, 1)), nn.Linear(2, 2)])
+
+
+def alone(rank: int) -> None:
+    assert dist.get_world_size() == 1
+    for widths in WIDTHS:
+        parity = Parity(mlp_program(widths, optimizer=adam))
+        for reshard in (True, False, None):
+
+            def wrap(engine: Engine, model: Any, reshard: Any = reshard) -> None:
+                counts: dict[str, int] = {}
+                with counting(counts, "debug"):
+                    engine.fully_shard(model[0], reshard_after_forward=reshard)
+                    engine.fully_shard(model, reshard_after_forward=reshard)
+                assert counts == {}, counts
+
+            parity.both(wrap)
+            for engine in (TORCH, ours()):
+                trace = parity.run(engine, wrap, counted=True)
+                assert [step.counts for step in trace.steps] == [{}] * parity.program.steps
+
+
+class TestFullyShardCustomForwardMethod:
+    @pytest.mark.parametrize("world_size", [2, 4])
+    def test_register_fsdp_forward_method(self, world_size: int) -> None:
+        run_ranks(world_size, another_method)
+
+
+class TestFullyShardShareCommContext:
+    @pytest.mark.parametrize("world_size", [2, 3])
+    def test_share_comm_context(self, world_size: int) -> None:
+        run_ranks(world_size, several_roots)
+
+
+class TestFullyShardWorldSize1:
+    def test_train_parity_single_worldsize1(self) -> None:
+        run_ranks(1, alone)
