@@ -1,0 +1,61 @@
+"""The rows of fully_shard_training beside tensor parallelism."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine import Engine
+from tensor_parallel import WIDTHS, assert_on, on_mesh, stack_program
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+from training import Parity, Wrapping
+
+from shardwise.testing import run_ranks
+
+
+def sharded_on(data: DeviceMesh, tensor: DeviceMesh, reshard: bool, checkpointed: bool) -> Wrapping:
+    def wrap(engine: Engine, module: Any) -> None:
+        engine.fully_shard(module, mesh=data, reshard_after_forward=reshard)
+
+    return on_mesh(tensor, checkpointed, wrap)
+
+
+def two_dimensions(rank: int) -> None:
+    """Inside of three, of which the first is a pipeline's of one stage."""
+    whole = init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
+    data, tensor, both = whole["dp"], whole["tp"], whole["dp", "tp"]
+    for width in WIDTHS:
+        parity = Parity(stack_program(width, steps=5), rank=data.get_local_rank(), ranks=2)
+        for reshard, checkpointed in ((True, False), (False, False), (True, True)):
+            mine = parity.both(sharded_on(data, tensor, reshard, checkpointed))
+            assert_on(both, ("dp", "tp"), mine.model, parity.expected[-1].values)
+            first = mine.model[0]
+            # Cut first by the tensor parallel dimension, then each piece by the other.
+            assert first.in_proj.weight.placements == (_StridedShard(0, split_factor=2), Shard(0))
+            assert first.out_proj.weight.placements == (Shard(0), Shard(1))
+            assert first.out_proj.bias.placements == (Shard(0), Replicate())
+
+
+def three_dimensions(rank: int) -> None:
+    names = ("dp_replicate", "dp_shard", "tp")
+    mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=names)
+    data = mesh["dp_replicate", "dp_shard"]
+    data_rank = 2 * mesh["dp_replicate"].get_local_rank() + mesh["dp_shard"].get_local_rank()
+    for width, checkpointed, reshard in ((3, False, True), (16, True, False), (17, True, True)):
+        parity = Parity(stack_program(width, steps=4), rank=data_rank, ranks=4)
+        mine = parity.both(sharded_on(data, mesh["tp"], reshard, checkpointed))
+        assert_on(mesh, names, mine.model, parity.expected[-1].values)
+        first = mine.model[0]
+        assert first.in_proj.weight.placements == (Replicate(), _StridedShard(0, split_factor=2), Shard(0))
+        assert first.out_proj.weight.placements == (Replicate(), Shard(0), Shard(1))
+
+
+class TestFullyShardNDTraining:
+    def test_2d_mlp_with_nd_mesh(self) -> None:
+        run_ranks(4, two_dimensions)
+
+
+class TestFullyShardHSDP3DTraining:
+    def test_3d_mlp_with_nd_mesh(self) -> None:
+        run_ranks(8, three_dimensions)
