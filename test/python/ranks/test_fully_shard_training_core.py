@@ -51,7 +51,9 @@ def largest(parameter: nn.Parameter) -> Shard:
 
 def one_unit(rank: int) -> None:
     for widths, optimizer in zip(WIDTHS, [adam, momentum, momentum], strict=True):
-        Parity(mlp_program(widths, optimizer=optimizer)).both(lambda engine, model: engine.fully_shard(model), is_exact())
+        Parity(mlp_program(widths, optimizer=optimizer)).both(
+            lambda engine, model: engine.fully_shard(model), is_exact()
+        )
 
 
 def along_the_largest_dimension(rank: int) -> None:

@@ -26,7 +26,7 @@ def two_dimensions(rank: int) -> None:
     whole = init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
     data, tensor, both = whole["dp"], whole["tp"], whole["dp", "tp"]
     for width in WIDTHS:
-        parity = Parity(stack_program(width, steps=5), rank=data.get_local_rank(), ranks=2)
+        parity = Parity(stack_program(width, steps=4), rank=data.get_local_rank(), ranks=2)
         for reshard, checkpointed in ((True, False), (False, False), (True, True)):
             mine = parity.both(sharded_on(data, tensor, reshard, checkpointed))
             assert_on(both, ("dp", "tp"), mine.model, parity.expected[-1].values)

@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from engine import TORCH, Engine, ours
 from torch import nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -159,7 +160,7 @@ class Calls(TorchDispatchMode):
 
 @contextmanager
 def counting(counts: dict[str, int], how: str | None) -> Iterator[None]:
-    """Adds the collectives of a block of code to `counts`: as torch's CommDebugMode sees them, as Calls does, or not."""
+    """Adds the collectives of a block of code to `counts`: as CommDebugMode sees them, as Calls does, or none."""
     if how is None:
         yield
         return
@@ -199,9 +200,24 @@ class Pieces:
         mesh, placements = like.device_mesh, like.placements
         key = (id(whole), mesh, placements)
         if key not in self.known:
-            piece = distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local()
+            if any(isinstance(placement, _StridedShard) for placement in placements):
+                piece = cut_strided(whole, like)
+            else:
+                piece = distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local()
             self.known[key] = (piece, whole)
         return self.known[key][0]
+
+
+def cut_strided(whole: torch.Tensor, like: DTensor) -> torch.Tensor:
+    """Along the last dimension of the mesh first, which distribute_tensor does not do."""
+    coordinate = like.device_mesh.get_coordinate()
+    assert coordinate is not None
+    for i, placement in reversed(list(enumerate(like.placements))):
+        if isinstance(placement, (Shard, _StridedShard)):
+            pieces = whole.chunk(like.device_mesh.size(i), placement.dim)
+            empty = whole.narrow(placement.dim, 0, 0)
+            whole = pieces[coordinate[i]] if coordinate[i] < len(pieces) else empty
+    return whole
 
 
 def assert_pieces(what: str, found: dict[str, Any], expected: dict[str, Any], pieces: Pieces) -> None:
@@ -215,17 +231,10 @@ def assert_pieces(what: str, found: dict[str, Any], expected: dict[str, Any], pi
         assert isinstance(tensor, DTensor), f"{what} of {name}: {type(tensor)}"
         assert tensor.shape == whole.shape, f"{what} of {name}: {tensor.shape} for {whole.shape}"
         unit = 1e-12 if tensor.dtype == torch.float64 else 1e-6
-        piece, wanted = comparable(tensor, whole, pieces)
+        piece, wanted = tensor.to_local(), pieces.of(whole, tensor)
         assert piece.dtype == wanted.dtype and piece.shape == wanted.shape, f"{what} of {name}: {piece} for {wanted}"
         if not torch.allclose(piece, wanted, rtol=10 * unit, atol=unit):
             raise AssertionError(f"{what} of {name}: {piece} for {wanted}")
-
-
-def comparable(tensor: DTensor, whole: torch.Tensor, pieces: Pieces) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is there and what should be there. distribute_tensor does not cut as strided shards are: then all of it."""
-    if any(type(placement).__name__ == "_StridedShard" for placement in tensor.placements):
-        return tensor.full_tensor(), whole
-    return tensor.to_local(), pieces.of(whole, tensor)
 
 
 def assert_expected(trace: Trace, expected: Sequence[Step], rank: int, pieces: Pieces) -> None:

@@ -1,0 +1,85 @@
+"""The row of fully_shard_training that only a GPU can show: a step is captured once and replayed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from engine import TORCH, Engine, ours
+from models import batch, mlp
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from shardwise.testing import run_ranks
+
+STEPS = 4
+
+
+def wrapped(engine: Engine) -> nn.Sequential:
+    model = mlp(16, 32, 8).to("cuda")
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+    for layer in (model[0], model[2]):
+        engine.fully_shard(layer, mesh=mesh)
+    engine.fully_shard(model, mesh=mesh)
+    return model
+
+
+def locals_of(model: nn.Module) -> list[torch.Tensor]:
+    gradients: list[Any] = [p.grad for p in model.parameters()]
+    assert all(isinstance(gradient, DTensor) for gradient in gradients)
+    return [gradient.to_local() for gradient in gradients]
+
+
+def data(step: int) -> torch.Tensor:
+    return batch(step, dist.get_rank(), 16).to("cuda")
+
+
+def eager(engine: Engine) -> list[list[torch.Tensor]]:
+    """Outputs and gradients of every step."""
+    model = wrapped(engine)
+    found = []
+    for step in range(STEPS):
+        model.zero_grad()
+        output = model(data(step))
+        output.sum().backward()
+        found.append([output.detach().clone(), *(gradient.clone() for gradient in locals_of(model))])
+    return found
+
+
+def captured_and_replayed(rank: int) -> None:
+    torch.cuda.set_device(rank)
+    expected = eager(TORCH)
+    assert all(
+        torch.equal(a, b)
+        for one, two in zip(eager(ours()), expected, strict=True)
+        for a, b in zip(one, two, strict=True)
+    )
+    model = wrapped(ours())
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    static = data(0)
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            model.zero_grad()
+            model(static).sum().backward()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    model.zero_grad()
+    with torch.cuda.graph(graph):
+        output = model(static)
+        output.sum().backward()
+    gradients = locals_of(model)
+    for step in range(STEPS):
+        static.copy_(data(step))
+        graph.replay()
+        for found, wanted in zip([output, *gradients], expected[step], strict=True):
+            assert torch.equal(found.detach(), wanted), f"step {step}"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")
+class TestFullyShardCudaGraph:
+    def test_two_layer_fully_shard_cudagraph(self) -> None:
+        run_ranks(min(2, torch.cuda.device_count()), captured_and_replayed, backend="nccl")
