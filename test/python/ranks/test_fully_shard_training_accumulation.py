@@ -124,7 +124,7 @@ def microbatched(rank: int) -> None:
 class TestFullyShardGradientAccumulation:
     def test_gradient_accumulation(self) -> None:
         for shape in [(2,), (4,), (2, 2)]:
-            run_ranks(math.prod(shape), accumulated, shape)
+            run_ranks(math.prod(shape), accumulated, shape, timeout=300)
 
     def test_1f1b_microbatching(self) -> None:
         run_ranks(2, microbatched)

@@ -210,7 +210,7 @@ class TestFullyShard1DTrainingCore:
 
     @pytest.mark.parametrize("world_size", [2, 4])
     def test_train_parity_multi_group(self, world_size: int) -> None:
-        run_ranks(world_size, groups_with_late_ranks)
+        run_ranks(world_size, groups_with_late_ranks, timeout=300)
 
     def test_train_parity_multi_group_cpu_offload_eager(self) -> None:
         run_ranks(2, offloaded)

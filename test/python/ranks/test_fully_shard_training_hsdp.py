@@ -75,4 +75,4 @@ def on_two_dimensions(rank: int) -> None:
 
 class TestFullyShardHSDPTraining:
     def test_train_parity_hsdp(self) -> None:
-        run_ranks(4, on_two_dimensions)
+        run_ranks(4, on_two_dimensions, timeout=300)

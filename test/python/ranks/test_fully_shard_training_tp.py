@@ -53,9 +53,9 @@ def three_dimensions(rank: int) -> None:
 
 class TestFullyShardNDTraining:
     def test_2d_mlp_with_nd_mesh(self) -> None:
-        run_ranks(4, two_dimensions)
+        run_ranks(4, two_dimensions, timeout=300)
 
 
 class TestFullyShardHSDP3DTraining:
     def test_3d_mlp_with_nd_mesh(self) -> None:
-        run_ranks(8, three_dimensions)
+        run_ranks(8, three_dimensions, timeout=300)

@@ -119,7 +119,7 @@ def another_method(rank: int) -> None:
 
 class TestReplicateTrainingCompose:
     def test_train_parity_with_activation_checkpointing(self) -> None:
-        run_ranks(2, checkpointed_groups)
+        run_ranks(2, checkpointed_groups, timeout=300)
 
 
 class TestReplicateSharedParams:

@@ -36,4 +36,4 @@ def beside_tensor_parallelism(rank: int) -> None:
 
 class TestReplicateTPTraining:
     def test_replicate_tp(self) -> None:
-        run_ranks(4, beside_tensor_parallelism)
+        run_ranks(4, beside_tensor_parallelism, timeout=300)
