@@ -1,0 +1,1 @@
+"""Random programs that two engines run on the same data."""

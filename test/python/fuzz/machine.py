@@ -1,0 +1,191 @@
+"""Runs a program with an engine, and notes what a user sees of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor, Shard
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fuzz.model import Node, build_model, pack, unpack
+from fuzz.program import Microbatch, Program, Step, Unit
+
+
+@dataclass
+class Note:
+    """Something that both engines must show alike. `is_count`: of collectives."""
+
+    what: str
+    value: torch.Tensor | str | None
+    is_count: bool = False
+
+
+class Collectives(TorchDispatchMode):
+    """Counts what CommDebugMode counts. That one also hooks the backward of every module, which changes what runs, and
+    it fails where a child is called by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(one, DTensor) for one in types):
+            return NotImplemented
+        if func.namespace == "c10d":
+            name = func._opname
+            self.counts[name] = self.counts.get(name, 0) + 1
+        return func(*args, **(kwargs or {}))
+
+    def text(self, kinds: tuple[str, ...]) -> str:
+        return ", ".join(f"{self.counts.get(kind, 0)} {kind}" for kind in kinds)
+
+
+class Meshes:
+    """Made once for many programs: each has process groups of its own."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, ...], DeviceMesh] = {}
+
+    def of(self, sizes: tuple[int, ...]) -> DeviceMesh:
+        if sizes not in self._made:
+            names = ("replicate", "shard")[-len(sizes) :]
+            self._made[sizes] = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+        return self._made[sizes]
+
+
+class Machine:
+    def __init__(self, program: Program, engine: Any, rank: int, meshes: Meshes) -> None:
+        self.program, self.engine, self.rank = program, engine, rank
+        self._meshes = meshes
+        self.notes: list[Note] = []
+        self.model: Node = build_model(program.model, program.width, program.seed)
+        for name in program.frozen:
+            self.model.get_parameter(name).requires_grad_(False)
+        for unit in program.units:
+            self._wrap(unit)
+        trained = list(self.model.parameters())
+        self.optimizer = {
+            # All at once is not for DTensors of several meshes, or beside plain parameters.
+            "sgd": lambda: torch.optim.SGD(trained, lr=0.05, momentum=0.9, foreach=False),
+            "adam": lambda: torch.optim.Adam(trained, lr=0.02, foreach=False),
+            "adamw": lambda: torch.optim.AdamW(trained, lr=0.02, foreach=True),
+        }[program.optimizer]()
+        for name, parameter in self.model.named_parameters():
+            placements = parameter.placements if isinstance(parameter, DTensor) else "none"
+            self._note(f"placements of {name}", f"{placements} {parameter.requires_grad} {tuple(parameter.shape)}")
+        for path, module in self.model.named_modules():
+            self._note(f"class of {path}", type(module).__name__)
+
+    def run(self) -> list[Note]:
+        for number, step in enumerate(self.program.steps):
+            self._step(number, step)
+        return self.notes
+
+    def _note(self, what: str, value: torch.Tensor | str | None, is_count: bool = False) -> None:
+        self.notes.append(Note(what, value, is_count))
+
+    # Wrapping
+
+    def _wrap(self, unit: Unit) -> None:
+        modules = [self.model.get_submodule(path) for path in unit.modules]
+        options: dict[str, Any] = {"mp_policy": MixedPrecisionPolicy(**unit.policy)}
+        if unit.is_offloaded:
+            options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
+        if unit.ignored:
+            options["ignored_params"] = {self.model.get_parameter(name) for name in unit.ignored}
+        sizes = self.program.mesh
+        if unit.api == "replicate":
+            options["mesh"] = self._meshes.of((self.program.world_size,))
+            wrapped = self.engine.replicate(modules if len(modules) > 1 else modules[0], **options)
+        else:
+            options |= {"mesh": self._meshes.of(sizes), "reshard_after_forward": unit.reshard_after_forward}
+            if unit.is_last_dim:
+                parts = sizes[-1]
+                options["shard_placement_fn"] = lambda p: Shard(p.ndim - 1) if p.shape[-1] % parts == 0 else None
+            wrapped = self.engine.fully_shard(modules if len(modules) > 1 else modules[0], **options)
+        assert wrapped is modules[0] or wrapped == modules
+
+    def _unit(self, name: str) -> Any:
+        return self.model.get_submodule(name)
+
+    # Steps
+
+    def _step(self, number: int, step: Step) -> None:
+        for path, order in step.orders.items():
+            self.model.get_submodule(path).order = order
+        for name, flag in step.freezes.items():
+            self.model.get_parameter(name).requires_grad_(flag)
+        for part, microbatch in enumerate(step.microbatches):
+            self._microbatch(microbatch, number, f"step {number}.{part}", 10 * number + part)
+        self._note_parameters(f"step {number}", with_gradients=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=step.set_to_none)
+        self._note_parameters(f"after step {number}", with_gradients=False)
+        if step.evaluates:
+            with torch.no_grad():
+                self._note(f"evaluation {number}", self._loss("", 900 + number, False))
+
+    def _microbatch(self, microbatch: Microbatch, number: int, where: str, data: int) -> None:
+        for name, method, arguments, options in microbatch.calls:
+            if method.startswith("set_modules"):
+                arguments = ([self._unit(each) for each in arguments[0]],)
+            handle = getattr(self._unit(name), method)(*arguments, **options)
+            if method == "unshard" and options["async_op"] and data % 2 == 0:
+                handle.wait()
+        forward, backward = Collectives(), Collectives()
+        with forward:
+            losses = [
+                self._loss(microbatch.module, 100 * data + each, microbatch.needs_input_grad)
+                for each in range(microbatch.forwards)
+            ]
+        kinds = ("_reduce_scatter_base_", "allreduce_")
+        self._note(f"{where}: collectives of forward", forward.text(("_allgather_base_", *kinds)), is_count=True)
+        for each, loss in enumerate(losses):
+            self._note(f"{where} loss {each}", loss.detach())
+        self._note_forms(f"{where} after forward")
+        for name in microbatch.resharded:
+            self._unit(name).reshard()
+        if microbatch.resharded:
+            self._note_forms(f"{where} after reshard()")
+        with backward:
+            total = torch.stack(losses).sum()
+            if total.requires_grad:
+                total.backward()
+        self._note_forms(f"{where} after backward")
+        # How much is gathered ahead, and in vain, is an engine's own.
+        self._note(f"{where}: collectives of backward", backward.text(kinds), is_count=True)
+
+    def _note_forms(self, where: str) -> None:
+        """Which parameters a user finds whole, and which in pieces."""
+        forms = [
+            f"{name} {parameter.placements if isinstance(parameter, DTensor) else 'whole'}"
+            for name, parameter in self.model.named_parameters()
+        ]
+        self._note(f"{where}: parameters", ", ".join(forms))
+
+    def _loss(self, module: str, data: int, needs_grad: bool) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(100_003 * self.program.seed + 1009 * self.rank + data)
+        x, side = (torch.randn(3, self.program.width, generator=generator) for _ in range(2))
+        x.requires_grad_(needs_grad)
+        spec = next(spec for spec in self.program.model.walk() if spec.path == module)
+        called = self._unit(module)
+        given = {"x": x, "side": side} if spec.takes == "keywords" else None
+        output = called(**given) if given else called(pack(spec.takes, x, side))
+        x, side = unpack(output, side)
+        return x.float().pow(2).mean() + 0.3 * side.float().mean()
+
+    def _note_parameters(self, where: str, with_gradients: bool) -> None:
+        for name, parameter in self.model.named_parameters():
+            value = parameter.detach()
+            local = value.to_local() if isinstance(value, DTensor) else value
+            self._note(f"{where}: {name}", local.clone())
+            if with_gradients:
+                gradient = parameter.grad
+                if isinstance(parameter, DTensor) and gradient is not None:
+                    assert isinstance(gradient, DTensor) and gradient.placements == parameter.placements, name
+                    gradient = gradient.to_local()
+                self._note(f"{where}: gradient of {name}", None if gradient is None else gradient.detach().clone())
