@@ -85,18 +85,21 @@ void copy(at::Device device, int64_t itemsize, const std::vector<Move>& moves) {
   }
 }
 
-bool scale(at::Device device, at::ScalarType from, at::ScalarType to, double factor, const std::vector<Move>& moves) {
-  const auto known = [](at::ScalarType dtype) { return with_number(dtype, [](auto) { return true; }); };
-  if (!known(from) || !known(to)) return false;
+bool can_scale(at::ScalarType dtype) {
+  return with_number(dtype, [](auto) { return true; });
+}
+
+void scale(at::Device device, at::ScalarType from, at::ScalarType to, double factor, const std::vector<Move>& moves) {
+  TORCH_INTERNAL_ASSERT(can_scale(from) && can_scale(to));
 #ifdef SHARDWISE_WITH_KERNELS
   if (device.is_cuda()) {
     const c10::DeviceGuard guard(device);
     if (!moves.empty()) check(launch_scale(current_stream(device), from, to, factor, moves));
-    return true;
+    return;
   }
 #endif
   TORCH_INTERNAL_ASSERT(device.is_cpu());
-  return with_number(from, [&](auto a) {
+  with_number(from, [&](auto a) {
     return with_number(to, [&](auto b) {
       using From = decltype(a);
       using To = decltype(b);

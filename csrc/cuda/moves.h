@@ -30,9 +30,12 @@ SHARDWISE_API bool has_kernels(at::DeviceType device);
 /// or a few; the moves need not outlive the call, so that it may be captured in a graph.
 SHARDWISE_API void copy(at::Device device, int64_t itemsize, const std::vector<Move>& moves);
 
+/// Whether there is a kernel that scales numbers of this dtype, or to it.
+SHARDWISE_API bool can_scale(at::ScalarType dtype);
+
 /// The same for numbers, which are cast and multiplied, with the bits that at::mul gives for the wider of the two
-/// dtypes. Returns false for a dtype that there is no kernel for, and does nothing then.
-SHARDWISE_API bool scale(
+/// dtypes. Both are such that can_scale().
+SHARDWISE_API void scale(
     at::Device device, at::ScalarType from, at::ScalarType to, double factor, const std::vector<Move>& moves);
 
 } // namespace shardwise::cuda

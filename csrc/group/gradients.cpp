@@ -76,13 +76,13 @@ void Gradients::provide(comm::Buffers& buffers, Counters& counters) {
 }
 
 bool Gradients::move(size_t index, const at::Tensor& gradient, double scale) {
-  if (!Moves::takes(gradient) || gradient.device() != bucket_.device() || gradient.strides() != strides_[index] ||
-      gradient.is_neg()) {
+  if (!Moves::takes(gradient) || !Moves::scales(gradient.scalar_type(), bucket_.scalar_type()) ||
+      gradient.device() != bucket_.device() || gradient.strides() != strides_[index] || gradient.is_neg()) {
     return false;
   }
   for (int64_t rank = 0; rank < layout_.world; ++rank) {
     const auto offset = rank * segment() + layout_.cuts[index].offsets[rank];
-    if (!moves_.scale(gradient, runs_[index][rank], scale, bucket_, offset)) return false;
+    moves_.scale(gradient, runs_[index][rank], scale, bucket_, offset);
   }
   return true;
 }

@@ -18,6 +18,10 @@ bool Moves::takes(const at::Tensor& tensor) {
   return cuda::has_kernels(tensor.device().type()) && (!tensor.is_cpu() || tensor.numel() <= kSmall);
 }
 
+bool Moves::scales(at::ScalarType from, at::ScalarType to) {
+  return cuda::can_scale(from) && cuda::can_scale(to);
+}
+
 Runs runs_of(const layout::Cut& cut, int64_t rank) {
   const auto dim = static_cast<size_t>(cut.dim);
   const auto row = c10::multiply_integers(cut.shape.begin() + cut.dim + 1, cut.shape.end());
@@ -33,12 +37,10 @@ void Moves::put(const at::Tensor& whole, const Runs& runs, const at::Tensor& par
       {element(part, offset), element(whole, runs.start), runs.count, runs.length, runs.length, runs.stride}, part);
 }
 
-bool Moves::scale(const at::Tensor& whole, const Runs& runs, double factor, const at::Tensor& part, int64_t offset) {
+void Moves::scale(const at::Tensor& whole, const Runs& runs, double factor, const at::Tensor& part, int64_t offset) {
   const Kind kind{whole.device(), whole.scalar_type(), part.scalar_type(), factor};
-  if (!cuda::scale(kind.device, kind.from, kind.to, factor, {})) return false;
   add(kind, {element(whole, runs.start), element(part, offset), runs.count, runs.length, runs.stride, runs.length},
       whole);
-  return true;
 }
 
 void Moves::add(const Kind& kind, const cuda::Move& move, const at::Tensor& from) {

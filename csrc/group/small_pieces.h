@@ -31,13 +31,15 @@ class SHARDWISE_API Moves {
   /// Whether pieces of a tensor are moved here: where its elements lie on a CPU and are few, or on a device that has
   /// kernels.
   static bool takes(const at::Tensor& tensor);
+  /// Whether scale() knows both dtypes.
+  static bool scales(at::ScalarType from, at::ScalarType to);
 
   /// A piece, which lies at element `offset` of `part`, goes to its place in `whole`. Same dtype; both contiguous.
   void put(const at::Tensor& whole, const Runs& runs, const at::Tensor& part, int64_t offset);
   /// Runs of `whole`, multiplied, go to `part` from element `offset` on, with the bits that at::mul gives when `whole`
-  /// is first cast to the wider of the two dtypes. The memory of `whole` is without gaps, and the runs are of that
-  /// memory. Returns false for a dtype that it does not know.
-  bool scale(const at::Tensor& whole, const Runs& runs, double factor, const at::Tensor& part, int64_t offset);
+  /// is first cast to the wider of the two dtypes, which are such that scales(). The memory of `whole` is without gaps,
+  /// and the runs are of that memory.
+  void scale(const at::Tensor& whole, const Runs& runs, double factor, const at::Tensor& part, int64_t offset);
   void run();
 
  private:

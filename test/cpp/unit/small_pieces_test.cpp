@@ -47,7 +47,8 @@ TEST_CASE("scaled pieces have the bits of at::mul, and nothing else is written")
           auto expected = part.clone();
           expected.narrow(0, 2, piece.numel()).copy_(at::mul(piece, 1.0 / 3).reshape({-1}));
           group::Moves moves;
-          REQUIRE(moves.scale(whole, group::runs_of(cut, rank), 1.0 / 3, part, 2));
+          REQUIRE(group::Moves::scales(dtype, dtype));
+          moves.scale(whole, group::runs_of(cut, rank), 1.0 / 3, part, 2);
           moves.run();
           CHECK(part.equal(expected));
         });
@@ -100,7 +101,7 @@ TEST_CASE("what a kernel does for one element is what the loop of the CPU does f
       const auto move_to = [&](const at::Tensor& target) {
         return cuda::Move{source.const_data_ptr(), target.mutable_data_ptr(), 3, 5, 12, 7};
       };
-      REQUIRE(cuda::scale(at::kCPU, from, to, 0.3, {move_to(expected)}));
+      cuda::scale(at::kCPU, from, to, 0.3, {move_to(expected)});
       cuda::with_number(from, [&](auto a) {
         return cuda::with_number(to, [&](auto b) {
           using From = decltype(a);
@@ -127,8 +128,8 @@ TEST_CASE("what a kernel does for one element is what the loop of the CPU does f
 
 TEST_CASE("what has no fast way says so and writes nothing") {
   auto part = at::zeros({4}, at::kComplexFloat);
-  const auto cut = layout::rows({{4}}, {0}, 1, 1).cuts.front();
-  CHECK_FALSE(group::Moves().scale(at::ones({4}, at::kComplexFloat), group::runs_of(cut, 0), 0.5, part, 0));
+  CHECK_FALSE(group::Moves::scales(at::kComplexFloat, at::kFloat));
+  CHECK_FALSE(group::Moves::scales(at::kFloat, at::kLong));
   CHECK_FALSE(group::put_flags({true, true}, part, 0));
   CHECK(part.equal(at::zeros({4}, at::kComplexFloat)));
   CHECK(group::Moves::takes(at::empty({32768})));
