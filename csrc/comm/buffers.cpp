@@ -7,8 +7,8 @@
 namespace shardwise::comm {
 
 // The smallest that is large enough, the first in memory of several: a step then finds what the one before had. When
-// none is, the largest gives way to a larger one: what is kept tends to the
-// number of buffers in use at a time, each as large as the largest request.
+// none is, the largest gives way to a larger one: what is kept tends to the number of buffers in use at a time, each as
+// large as the largest request.
 at::Tensor Buffers::take(int64_t numel, const at::TensorOptions& options, Counters& counters) {
   const auto bytes = static_cast<size_t>(numel) * options.dtype().itemsize();
   // Without the dispatcher: this happens for every collective.

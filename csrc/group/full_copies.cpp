@@ -170,7 +170,7 @@ void FullCopies::refill(comm::Buffers& buffers, Counters& counters) {
 comm::Pending FullCopies::gather_parts(
     const at::Tensor& output, const at::Tensor& part, const comm::Collectives& collectives, const std::string& unit,
     Counters& counters) const {
-  // Both outlive the gather: the unit has this, and waits before it goes.
+  // Asked for where the gather is started or waited for, by this, in a call of its unit: both are there then.
   const auto what = [this, &unit] {
     return c10::str(
         "the all-gather of unit '", unit, "' (", parameters_.front()->name(), " and ", parameters_.size() - 1,

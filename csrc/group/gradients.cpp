@@ -153,7 +153,7 @@ void Gradients::begin(
   }
 }
 
-// Both outlive the sum: the unit has this, and waits before it goes.
+// Asked for where the sum is started or waited for, by this, in a call of its unit: both are there then.
 comm::What Gradients::named(const char* sum, const std::string& unit) const {
   return [this, &unit, sum] {
     return c10::str(

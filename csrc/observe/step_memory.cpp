@@ -209,10 +209,7 @@ class Walk {
       --states_[event.unit].missing;
       note();
     }
-    for (; launched_ < order_.size() && states_[order_[launched_]].missing == 0; ++launched_) {
-      settle();
-      launch(order_[launched_]);
-    }
+    for (; launched_ < order_.size() && states_[order_[launched_]].missing == 0; ++launched_) launch(order_[launched_]);
   }
 
   void launch(size_t unit) {
