@@ -197,14 +197,17 @@ void Unit::renew_groups() {
 
 void Unit::follow_parameters() {
   const auto fits = [](const auto& group) { return group->fits(); };
+  // Of a backward that was not the last one.
+  const auto settle = [&] { schedule_->settle(); };
   if (!std::all_of(groups_.begin(), groups_.end(), fits)) {
+    settle();
     reshard();
     // Where that fails, the old ones stay, and are found unfit again.
     auto renewed = group::Group::make(parameters_, setting());
     groups_ = std::move(renewed);
     return;
   }
-  for (const auto& group : groups_) group->follow_requires_grad();
+  for (const auto& group : groups_) group->follow_requires_grad(settle);
 }
 
 std::string Unit::when_resharded() const {

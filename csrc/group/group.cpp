@@ -95,7 +95,7 @@ bool Group::follows_requires_grad() const {
   });
 }
 
-void Group::follow_requires_grad() {
+void Group::follow_requires_grad(const std::function<void()>& settle) {
   if (follows_requires_grad()) return;
   std::vector<Parameter*> trained;
   for (auto* parameter : parameters_) {
@@ -107,9 +107,10 @@ void Group::follow_requires_grad() {
       parameter->forget_backward();
     }
   }
-  if (trained.empty()) {
-    gradients_.reset();
-  } else if (!gradients_ || trained != gradients_->parameters()) {
+  if (gradients_ ? trained == gradients_->parameters() : trained.empty()) return;
+  if (gradients_ && settle) settle();
+  gradients_.reset();
+  if (!trained.empty()) {
     auto layout = lay_out_some(trained);
     gradients_.emplace(std::move(trained), std::move(layout), sum_dtype_);
   }

@@ -55,6 +55,20 @@ COPIES = [
         suites="FullyShardPrograms.*",
     ),
     Mutant(
+        "lose what a backward before left under way when something is frozen",
+        "csrc/group/group.cpp",
+        "  if (gradients_ && settle) settle();\n",
+        "  (void)settle;\n",
+        suites="FullyShardLastBackward.*",
+    ),
+    Mutant(
+        "lose what a backward before left under way when something is cast",
+        "csrc/engine/unit.cpp",
+        "    settle();\n    reshard();\n",
+        "    reshard();\n",
+        suites="FullyShardLastBackward.*",
+    ),
+    Mutant(
         "cut every small piece from the first row",
         "csrc/group/small_pieces.cpp",
         ".start = cut.starts[static_cast<size_t>(rank)] * row};",

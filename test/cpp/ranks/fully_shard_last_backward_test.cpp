@@ -55,4 +55,29 @@ TEST(FullyShardLastBackward, AFailedBackwardLosesNothingOfTheOneBefore) {
   });
 }
 
+TEST(FullyShardLastBackward, ChangesOfParametersLoseNothingOfTheBackwardBefore) {
+  const std::vector<std::function<void(Stack&)>> changes{
+      [](Stack& model) { model->embedding->parameters()[0].set_requires_grad(false); },
+      [](Stack& model) {
+        model->to(torch::kDouble);
+        for (auto& parameter : model->parameters()) {
+          if (parameter.grad().defined()) parameter.mutable_grad() = parameter.grad().to(torch::kDouble);
+        }
+      }};
+  for (size_t i = 0; i < changes.size(); ++i) {
+    run_ranks(2, [&](Rank& rank) {
+      Stack ours, reference;
+      auto root = shard_stack(ours, sharded_on(rank)).set_is_last_backward(false);
+      stack_loss(ours, 0, rank.rank()).backward();
+      reference_backward(rank, [&](int r) { return stack_loss(reference, 0, r); });
+      changes[i](ours);
+      changes[i](reference);
+      root.set_is_last_backward(true);
+      stack_loss(ours, 1, rank.rank()).backward();
+      reference_backward(rank, [&](int r) { return stack_loss(reference, 1, r); });
+      assert_pieces(*ours, *reference, rank, c10::str("change ", i));
+    });
+  }
+}
+
 } // namespace shardwise::test
