@@ -1,14 +1,13 @@
 #include "comm/buffers.h"
 
+#include "comm/idle_choice.h"
+
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
+#include <utility>
 
 namespace shardwise::comm {
 
-// The smallest that is large enough, the first in memory of several: a step then finds what the one before had. When
-// none is, the largest gives way to a larger one: what is kept tends to the number of buffers in use at a time, each as
-// large as the largest request.
 at::Tensor Buffers::take(int64_t numel, const at::TensorOptions& options, Counters& counters) {
   const auto bytes = static_cast<size_t>(numel) * options.dtype().itemsize();
   // Without the dispatcher: this happens for every collective.
@@ -18,23 +17,21 @@ at::Tensor Buffers::take(int64_t numel, const at::TensorOptions& options, Counte
     result.unsafeGetTensorImpl()->set_sizes_contiguous({numel});
     return result;
   };
-  const auto size = [](const at::Tensor& memory) { return memory.storage().nbytes(); };
-  const auto rank = [&](const at::Tensor& memory) { return std::pair(size(memory), memory.storage().data()); };
+  const auto rank = [&](size_t i) {
+    const auto& storage = idle_[i].storage();
+    const bool serves = storage.device() == options.device();
+    return serves ? std::optional(std::pair(storage.nbytes(), storage.data())) : std::nullopt;
+  };
   {
     const std::lock_guard lock(mutex_);
-    auto best = idle_.end();
-    auto largest = idle_.end();
-    for (auto it = idle_.begin(); it != idle_.end(); ++it) {
-      if (it->device() != options.device()) continue;
-      if (size(*it) >= bytes && (best == idle_.end() || rank(*it) < rank(*best))) best = it;
-      if (largest == idle_.end() || size(*it) > size(*largest)) largest = it;
-    }
-    if (best != idle_.end()) {
-      const auto memory = std::move(*best);
-      idle_.erase(best);
+    const auto choice = choose_idle(idle_.size(), bytes, rank);
+    const auto place = [&](size_t i) { return idle_.begin() + static_cast<std::ptrdiff_t>(i); };
+    if (choice.serves) {
+      const auto memory = std::move(idle_[*choice.serves]);
+      idle_.erase(place(*choice.serves));
       return view(memory);
     }
-    if (largest != idle_.end()) idle_.erase(largest);
+    if (choice.gives_way) idle_.erase(place(*choice.gives_way));
   }
   ++counters.allocations;
   return view(at::zeros({static_cast<int64_t>(bytes)}, options.dtype(at::kByte)));

@@ -1,15 +1,16 @@
 #pragma once
 
-#include <cstddef>
+#include "engine/pass_order.h"
+
+#include <cstdint>
 #include <memory>
-#include <vector>
 
 namespace shardwise::engine {
 
 class Unit;
 
 /// The order in which a forward, or a backward, used the units that were gathered for it; and so which one comes next.
-/// It follows from the gathers alone, which are the same on all ranks.
+/// It follows from the gathers alone, which are the same on all ranks. Keeps no unit alive.
 class UseOrder {
  public:
   /// The unit is used, and was gathered for it. Returns the one that came next in the pass before; null when none did.
@@ -17,17 +18,24 @@ class UseOrder {
   /// Whether a pass seems to begin anew with this unit: it ran in this one, and is not what comes next.
   bool comes_round(const Unit& unit) const;
   /// The pass is over. One without gathers does not count.
-  void end_pass();
+  void end_pass() {
+    order_.end_pass();
+  }
   /// The pass failed.
-  void forget_pass();
+  void forget_pass() {
+    order_.forget_pass();
+  }
 
  private:
-  bool is_next(const Unit& unit) const;
+  struct Use {
+    int64_t number;
+    std::weak_ptr<Unit> unit;
+    bool operator==(const Use& other) const {
+      return number == other.number;
+    }
+  };
 
-  std::vector<std::weak_ptr<Unit>> before_;
-  /// The first of them that is still to come.
-  size_t next_ = 0;
-  std::vector<std::weak_ptr<Unit>> now_;
+  PassOrder<Use> order_;
 };
 
 } // namespace shardwise::engine

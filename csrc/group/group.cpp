@@ -5,28 +5,32 @@
 #include <algorithm>
 
 namespace shardwise::group {
-Group::Group(std::vector<Parameter*> parameters, const Setting& setting)
-    : parameters_(std::move(parameters)),
-      layout_(parameters_.front()->whole ? Layout::replicate : setting.layout),
-      world_(layout_ == Layout::replicate ? 1 : setting.world) {
-  for (const auto* parameter : parameters_) sizes_.push_back(parameter->full().sizes().vec());
-  options_ = parameters_.front()->stored().options().requires_grad(false);
-  const auto own = options_.dtype().toScalarType();
-  const bool is_cast = at::isFloatingType(own);
-  const auto full_dtype = is_cast && layout_ != Layout::replicate ? setting.full_dtype.value_or(own) : own;
-  sum_dtype_ = is_cast ? setting.sum_dtype.value_or(full_dtype) : own;
-  for (auto* parameter : parameters_) parameter->sum_dtype = sum_dtype_;
-  if (layout_ != Layout::replicate) {
-    const bool apart = setting.full_device && !on_meta();
-    const auto shards = apart ? options_.device(at::kCPU).pinned_memory(setting.pin) : options_;
-    const auto full = (apart ? options_.device(*setting.full_device) : options_).dtype(full_dtype);
-    full_copies_.emplace(
-        parameters_, lay_out(), layout_ == Layout::flat, setting.rank, FullCopies::Kinds{shards, full}, *setting.front);
-  }
+namespace {
+
+Kind kind_of(const Parameter* parameter) {
+  const auto seen = parameter->stored();
+  return {seen.scalar_type(), seen.device(), parameter->whole};
 }
 
-int64_t Group::alignment() const {
-  return layout::alignment(static_cast<int64_t>(options_.dtype().itemsize()));
+} // namespace
+
+Group::Group(std::vector<Parameter*> parameters, const Setting& setting)
+    : parameters_(std::move(parameters)),
+      options_(parameters_.front()->stored().options().requires_grad(false)),
+      outline_(
+          kind_of(parameters_.front()), {setting.layout, setting.world, setting.full_dtype, setting.sum_dtype}) {
+  for (auto* parameter : parameters_) {
+    sizes_.push_back(parameter->full().sizes().vec());
+    parameter->sum_dtype = outline_.sum_dtype();
+  }
+  if (outline_.layout() != Layout::replicate) {
+    const bool apart = setting.full_device && !on_meta();
+    const auto shards = apart ? options_.device(at::kCPU).pinned_memory(setting.pin) : options_;
+    const auto full = (apart ? options_.device(*setting.full_device) : options_).dtype(outline_.full_dtype());
+    full_copies_.emplace(
+        parameters_, lay_out(), outline_.layout() == Layout::flat, setting.rank, FullCopies::Kinds{shards, full},
+        *setting.front);
+  }
 }
 
 layout::Shards Group::lay_out() const {
@@ -36,39 +40,23 @@ layout::Shards Group::lay_out() const {
     shapes.push_back(parameter->full().sizes().vec());
     dims.push_back(parameter->shard_dim);
   }
-  return layout_ == Layout::flat ? layout::flat(shapes, world_, alignment())
-                                 : layout::rows(shapes, dims, world_, alignment());
+  return outline_.lay_out(shapes, dims);
 }
 
-// A shard's gradient is the same piece as the shard, whatever else is frozen.
 layout::Shards Group::lay_out_some(const std::vector<Parameter*>& parameters) const {
-  auto all = lay_out();
-  if (parameters == parameters_) return all;
   std::vector<size_t> chosen;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (std::find(parameters.begin(), parameters.end(), parameters_[i]) != parameters.end()) chosen.push_back(i);
   }
-  return layout::some_of(all, chosen, alignment());
+  return outline_.lay_out_some(lay_out(), chosen);
 }
 
 std::vector<std::unique_ptr<Group>> Group::make(
     const std::vector<std::unique_ptr<Parameter>>& parameters, const Setting& setting) {
-  std::vector<std::vector<Parameter*>> parts;
-  const auto same = [](const Parameter& a, const Parameter& b) {
-    return a.stored().scalar_type() == b.stored().scalar_type() && a.stored().device() == b.stored().device() &&
-           a.whole == b.whole;
-  };
-  for (const auto& parameter : parameters) {
-    const auto part =
-        std::find_if(parts.begin(), parts.end(), [&](const auto& p) { return same(*p.front(), *parameter); });
-    if (part == parts.end()) {
-      parts.push_back({parameter.get()});
-    } else {
-      part->push_back(parameter.get());
-    }
-  }
+  std::vector<Parameter*> all;
+  for (const auto& parameter : parameters) all.push_back(parameter.get());
   std::vector<std::unique_ptr<Group>> groups;
-  for (auto& part : parts) {
+  for (auto& part : by_kind(all, kind_of)) {
     groups.push_back(std::make_unique<Group>(std::move(part), setting));
     groups.back()->follow_requires_grad();
   }
@@ -112,7 +100,7 @@ void Group::follow_requires_grad(const std::function<void()>& settle) {
   gradients_.reset();
   if (!trained.empty()) {
     auto layout = lay_out_some(trained);
-    gradients_.emplace(std::move(trained), std::move(layout), sum_dtype_);
+    gradients_.emplace(std::move(trained), std::move(layout), outline_.sum_dtype());
   }
 }
 
@@ -121,10 +109,10 @@ Plan::Group Group::plan(const Step& step) const {
   const auto own = options_.dtype().toScalarType();
   Plan::Group plan;
   plan.dtype = plan.compute_dtype = name(own);
-  plan.reduce_dtype = name(sum_dtype_);
+  plan.reduce_dtype = name(outline_.sum_dtype());
   plan.device = options_.device().str();
-  const bool whole = step.replicates || layout_ == Layout::replicate;
-  plan.layout = whole ? "replicated" : layout_ == Layout::flat ? "flat" : "rows";
+  const bool whole = step.replicates || outline_.layout() == Layout::replicate;
+  plan.layout = whole ? "replicated" : outline_.layout() == Layout::flat ? "flat" : "rows";
   plan.parameters = static_cast<int64_t>(parameters_.size());
   const auto item = static_cast<int64_t>(options_.dtype().itemsize());
   for (const auto* parameter : parameters_) plan.elements += parameter->full().numel();
@@ -135,17 +123,17 @@ Plan::Group Group::plan(const Step& step) const {
     plan.shard_bytes = sizes.part;
     plan.padding_bytes = sizes.padding;
     plan.full_bytes = sizes.full;
-    if (world_ > 1) {
+    if (outline_.world() > 1) {
       plan.forward_gathers = {1, sizes.sent};
       // Each rank sends what it holds of the row of ranks that hold everything together.
-      if (step.gathers_in_backward) plan.backward_gathers = {1, sizes.sent * (world_ / step.backward_ranks)};
+      if (step.gathers_in_backward) plan.backward_gathers = {1, sizes.sent * (outline_.world() / step.backward_ranks)};
     }
   }
   if (!gradients_) return plan;
   plan.bucket_bytes = gradients_->bucket_bytes();
   if (!step.sums) return plan;
   const Plan::Traffic sum{1, gradients_->sum_bytes()};
-  if (world_ > 1) {
+  if (outline_.world() > 1) {
     plan.reduce_scatters = {1, plan.bucket_bytes};
   } else if (step.shards > 1) {
     plan.all_reduces += sum;

@@ -2,6 +2,7 @@
 
 #include "group/full_copies.h"
 #include "group/gradients.h"
+#include "group/outline.h"
 #include "group/parameter.h"
 
 #include <shardwise/counters.h>
@@ -14,9 +15,6 @@
 #include <vector>
 
 namespace shardwise::group {
-
-/// How the parameters of a unit lie on the ranks.
-enum class Layout { replicate, rows, flat };
 
 /// Parameters of a unit that travel together: same dtype, same device, all sharded or all whole.
 class Group {
@@ -85,14 +83,11 @@ class Group {
   bool follows_requires_grad() const;
   layout::Shards lay_out() const;
   layout::Shards lay_out_some(const std::vector<Parameter*>& parameters) const;
-  int64_t alignment() const;
 
   std::vector<Parameter*> parameters_;
   std::vector<std::vector<int64_t>> sizes_;
   at::TensorOptions options_;
-  Layout layout_;
-  int64_t world_;
-  at::ScalarType sum_dtype_;
+  Outline outline_;
   std::optional<FullCopies> full_copies_;
   std::optional<Gradients> gradients_;
 };

@@ -1,9 +1,10 @@
 #include <shardwise/estimate.h>
 
+#include "engine/step_memory.h"
+#include "group/outline.h"
 #include "layout/shards.h"
 #include "nn/module_walk.h"
 #include "nn/wrapping.h"
-#include "observe/step_memory.h"
 
 #include <shardwise/error.h>
 
@@ -17,7 +18,7 @@
 namespace shardwise {
 namespace {
 
-using observe::StepEvent;
+using engine::StepEvent;
 
 /// What both functions' options come to.
 struct Setting {
@@ -52,8 +53,9 @@ int64_t count(const Item& item) {
   return numel;
 }
 
-at::ScalarType cast(at::ScalarType dtype, std::optional<at::ScalarType> to) {
-  return at::isFloatingType(dtype) ? to.value_or(dtype) : dtype;
+/// In the end all are on the device of the mesh.
+group::Kind kind_of(const Item& item) {
+  return {item.dtype, at::kCPU, item.whole};
 }
 
 void check(int64_t world, const EstimateOptions& more) {
@@ -103,7 +105,7 @@ class Estimate {
   }
 
   MemoryEstimate result() {
-    const auto peaks = observe::walk_steps(units_, events_);
+    const auto peaks = engine::walk_steps(units_, events_);
     result_.pool = peaks.pool;
     result_.local_gradients = peaks.local_gradients;
     result_.gradients = sums_ + means_;
@@ -148,7 +150,7 @@ class Estimate {
   }
 
   void add_unit(size_t unit) {
-    observe::UnitBytes row;
+    engine::UnitBytes row;
     const auto items = take_items(unit, row.has_full_copies);
     for (size_t outer = unit + 1; outer < modules_.size() && !row.outer; ++outer) {
       if (contains(*modules_[outer], modules_[unit])) row.outer = outer;
@@ -156,44 +158,35 @@ class Estimate {
     const auto& reshard = setting_.reshard;
     row.reshards_after_forward =
         reshard ? reshard->frees() && reshard->ranks() != 1 : !setting_.replicates && row.outer.has_value();
-    std::vector<std::vector<Item>> groups;
-    for (const auto& item : items) {
-      const auto same = [&](const auto& group) {
-        return group.front().dtype == item.dtype && group.front().whole == item.whole;
-      };
-      const auto group = std::find_if(groups.begin(), groups.end(), same);
-      group == groups.end() ? groups.push_back({item}) : group->push_back(item);
-    }
-    for (const auto& group : groups) row.groups.push_back(add_group(group));
+    for (const auto& group : group::by_kind(items, kind_of)) row.groups.push_back(add_group(group));
     row.has_full_copies = row.has_full_copies && !items.empty();
     row.is_gathered = row.has_full_copies && setting_.shards > 1;
     row.is_summed = !is_alone();
     units_.push_back(std::move(row));
   }
 
-  layout::Shards lay_out(const std::vector<Item>& items) const {
-    const auto whole = items.front().whole;
+  static layout::Shards lay_out(const std::vector<Item>& items, const group::Outline& outline) {
     std::vector<std::vector<int64_t>> shapes;
     std::vector<int64_t> dims;
     for (const auto& item : items) {
       shapes.push_back(item.sizes);
       dims.push_back(item.dim);
     }
-    const auto world = whole ? 1 : setting_.shards;
-    const auto alignment = layout::alignment(bytes_of(items.front().dtype));
-    return setting_.is_flat && !whole ? layout::flat(shapes, world, alignment)
-                                      : layout::rows(shapes, dims, world, alignment);
+    return outline.lay_out(shapes, dims);
   }
 
-  observe::GroupBytes add_group(const std::vector<Item>& items) {
-    const auto own = items.front().dtype;
+  engine::GroupBytes add_group(const std::vector<Item>& items) {
     const auto whole = items.front().whole;
-    const auto compute = whole ? own : cast(own, setting_.precision.param_dtype);
-    const auto sum = cast(own, setting_.precision.reduce_dtype ? setting_.precision.reduce_dtype : compute);
-    const auto layout = lay_out(items);
+    const group::Outline outline(
+        kind_of(items.front()), {setting_.is_flat ? group::Layout::flat : group::Layout::rows, setting_.shards,
+                                 setting_.precision.param_dtype, setting_.precision.reduce_dtype});
+    const auto own = outline.dtype();
+    const auto compute = outline.full_dtype();
+    const auto sum = outline.sum_dtype();
+    const auto layout = lay_out(items, outline);
     const auto rank = whole ? 0 : std::min(setting_.rank, layout.world - 1);
     const auto part = layout.part * bytes_of(compute);
-    observe::GroupBytes bytes;
+    engine::GroupBytes bytes;
     if (!whole) {
       result_.parameters += layout.part * bytes_of(own);
       for (const auto& item : items)
@@ -215,8 +208,7 @@ class Estimate {
       if (sum != own || is_alone()) means_ += piece;
     }
     if (trained.empty() || is_alone()) return bytes;
-    const auto some =
-        trained.size() == items.size() ? layout : layout::some_of(layout, trained, layout::alignment(bytes_of(own)));
+    const auto some = outline.lay_out_some(layout, trained);
     const auto segment = (some.part + static_cast<int64_t>(trained.size())) * bytes_of(sum);
     sums_ += segment;
     if (layout.world > 1) bytes.bucket = layout.world * segment;
@@ -243,7 +235,7 @@ class Estimate {
   std::unordered_map<const at::TensorImpl*, size_t> owners_;
   std::unordered_map<const at::TensorImpl*, int64_t> gradients_;
   std::set<const at::TensorImpl*> used_;
-  std::vector<observe::UnitBytes> units_;
+  std::vector<engine::UnitBytes> units_;
   std::vector<StepEvent> events_;
   int64_t trained_ = 0;
   int64_t sums_ = 0;

@@ -51,9 +51,9 @@ AHEAD = [
     ),
     Mutant(
         "lose the place in the order where a unit is left out",
-        "csrc/engine/use_order.cpp",
+        "csrc/engine/pass_order.h",
         "if (found != before_.end()) next_",
-        "if (is_next(*unit)) next_",
+        "if (next() != nullptr && *next() == use) next_",
         suites=SUITES,
     ),
     Mutant(

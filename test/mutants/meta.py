@@ -50,7 +50,7 @@ META = [
     Mutant(
         "plan one all-gather where parts are gathered from a few ranks",
         "csrc/group/group.cpp",
-        "{1, sizes.sent * (world_ / step.backward_ranks)}",
+        "{1, sizes.sent * (outline_.world() / step.backward_ranks)}",
         "{1, sizes.sent}",
         suites="PlanSteps.*",
     ),
@@ -63,14 +63,14 @@ META = [
     ),
     Mutant(
         "estimate without what is gathered ahead",
-        "csrc/observe/step_memory.cpp",
+        "csrc/engine/step_memory.cpp",
         ".used(unit)) begin(*next);",
         ".used(unit)) (void)next;",
         suites="Estimate.*",
     ),
     Mutant(
         "estimate without the gradients that wait for their sum",
-        "csrc/observe/step_memory.cpp",
+        "csrc/engine/step_memory.cpp",
         "      local_ += event.gradient;\n",
         "      local_ = event.gradient;\n",
         suites="Estimate.*",

@@ -23,9 +23,9 @@ PRECISION = [
     ),
     Mutant(
         "sum in the dtype of the full copies",
-        "csrc/group/group.cpp",
-        "setting.sum_dtype.value_or(full_dtype)",
-        "full_dtype",
+        "csrc/group/outline.cpp",
+        "sum_dtype_(cast(dtype_, policy.sum_dtype, full_dtype_))",
+        "sum_dtype_(full_dtype_)",
         suites=MIXED,
     ),
     Mutant(

@@ -1,8 +1,8 @@
-#include "observe/step_memory.h"
+#include "engine/step_memory.h"
 
 #include <catch2/catch.hpp>
 
-using namespace shardwise::observe;
+using namespace shardwise::engine;
 
 namespace {
 

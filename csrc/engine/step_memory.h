@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-namespace shardwise::observe {
+namespace shardwise::engine {
 
 /// Bytes of a group of parameters that travel together.
 struct GroupBytes {
@@ -51,8 +51,8 @@ struct StepPeaks {
   int64_t pool = 0;
 };
 
-/// Goes through steps as engine::Schedule and comm::Buffers do, with sums that are done at the next event, until the
+/// Goes through steps as Schedule and comm::Buffers do, with sums that are done at the next event, until the
 /// pool grows no more.
 SHARDWISE_API StepPeaks walk_steps(const std::vector<UnitBytes>& units, const std::vector<StepEvent>& forward);
 
-} // namespace shardwise::observe
+} // namespace shardwise::engine

@@ -1,9 +1,12 @@
-#include "observe/step_memory.h"
+#include "engine/step_memory.h"
+
+#include "comm/idle_choice.h"
+#include "engine/pass_order.h"
 
 #include <algorithm>
 #include <utility>
 
-namespace shardwise::observe {
+namespace shardwise::engine {
 namespace {
 
 /// comm::Buffers, in sizes.
@@ -11,47 +14,29 @@ class Pool {
  public:
   /// The size of what is given.
   int64_t take(int64_t bytes) {
-    const auto best = std::lower_bound(idle_.begin(), idle_.end(), bytes);
-    if (best != idle_.end()) {
-      const auto size = *best;
-      idle_.erase(best);
-      return size;
-    }
-    if (!idle_.empty()) {
-      all_ -= idle_.back();
-      idle_.pop_back();
-    }
+    const auto rank = [&](size_t i) { return std::optional(std::pair(idle_[i], i)); };
+    const auto choice = comm::choose_idle(idle_.size(), bytes, rank);
+    if (choice.serves) return remove(*choice.serves);
+    if (choice.gives_way) all_ -= remove(*choice.gives_way);
     all_ += bytes;
     return bytes;
   }
   void give(int64_t size) {
-    idle_.insert(std::lower_bound(idle_.begin(), idle_.end(), size), size);
+    idle_.push_back(size);
   }
   int64_t all() const {
     return all_;
   }
 
  private:
+  int64_t remove(size_t i) {
+    const auto size = idle_[i];
+    idle_.erase(idle_.begin() + static_cast<std::ptrdiff_t>(i));
+    return size;
+  }
+
   std::vector<int64_t> idle_;
   int64_t all_ = 0;
-};
-
-/// engine::UseOrder, of one kind of pass.
-struct Order {
-  std::vector<size_t> before;
-  std::vector<size_t> now;
-  size_t next = 0;
-
-  std::optional<size_t> used(size_t unit) {
-    now.push_back(unit);
-    const auto found = std::find(before.begin() + static_cast<std::ptrdiff_t>(next), before.end(), unit);
-    if (found != before.end()) next = static_cast<size_t>(found - before.begin()) + 1;
-    return next < before.size() ? std::optional(before[next]) : std::nullopt;
-  }
-  void end() {
-    if (!now.empty()) before = std::exchange(now, {});
-    next = 0;
-  }
 };
 
 class Walk {
@@ -73,7 +58,7 @@ class Walk {
     for (const auto& event : events_) {
       event.kind == StepEvent::Kind::end ? leave(event.unit) : enter(event.unit, false);
     }
-    training_.end();
+    training_.end_pass();
     backward_ = true;
     note();
     for (auto& state : states_) state.missing = state.trained;
@@ -81,7 +66,7 @@ class Walk {
     while (launched_ < order_.size()) launch(order_[launched_++]);
     settle();
     for (size_t unit = 0; unit < units_.size(); ++unit) free(unit, false);
-    backwards_.end();
+    backwards_.end_pass();
     open_.clear();
     launched_ = 0;
     local_ = 0;
@@ -147,7 +132,7 @@ class Walk {
     begin(unit);
     finish(unit);
     if (!gathers || !units_[unit].is_gathered) return;
-    if (const auto next = (backward_ ? backwards_ : training_).used(unit)) begin(*next);
+    if (const auto* next = (backward_ ? backwards_ : training_).used(unit)) begin(*next);
   }
 
   void leave(size_t unit) {
@@ -228,8 +213,8 @@ class Walk {
   std::vector<State> states_;
   std::vector<size_t> order_;
   std::vector<size_t> open_;
-  Order training_;
-  Order backwards_;
+  PassOrder<size_t> training_;
+  PassOrder<size_t> backwards_;
   Pool pool_;
   std::vector<int64_t> buckets_;
   size_t launched_ = 0;
@@ -254,4 +239,4 @@ StepPeaks walk_steps(const std::vector<UnitBytes>& units, const std::vector<Step
   return peaks;
 }
 
-} // namespace shardwise::observe
+} // namespace shardwise::engine
