@@ -171,21 +171,25 @@ TEST(TransportArithmetic, Gloo) {
 
 // R07: 64 MB, in 16 bits too.
 TEST(Transport, LargeReductions) {
-  for (const auto& dtype : {kDtypes[1], kDtypes[3]}) {
-    run_ranks(3, [&](Rank& rank) {
-      const auto backend = make_backend(rank, "large");
-      const auto elements = (int64_t{64} << 20) / static_cast<int64_t>(c10::elementSize(dtype.type)) / 3;
-      const auto unit = torch::arange(elements * 3).remainder(7).to(dtype.type);
-      const auto tensor = unit * (rank.rank() + 1);
-      start_all_reduce(*backend, tensor)->wait();
-      EXPECT_TRUE(torch::equal(tensor, unit * 6)) << rank.name();
-      const auto part = torch::empty({elements}, dtype.type);
-      start_reduce_scatter(*backend, part, tensor)->wait();
-      EXPECT_TRUE(torch::equal(part, (unit * 18).chunk(3)[rank.rank()])) << rank.name();
-      const auto all = torch::empty_like(tensor);
-      start_all_gather(*backend, all, part)->wait();
-      EXPECT_TRUE(torch::equal(all, unit * 18)) << rank.name();
-    });
+  for (const int world : {2, 3, 4}) {
+    for (const auto& dtype : {kDtypes[1], kDtypes[3]}) {
+      run_ranks(world, [&](Rank& rank) {
+        const auto backend = make_backend(rank, "large");
+        const auto elements = (int64_t{64} << 20) / static_cast<int64_t>(c10::elementSize(dtype.type)) / world;
+        const auto unit = torch::arange(elements * world, at::kInt).remainder(7).to(dtype.type);
+        const auto tensor = unit * (rank.rank() + 1);
+        const int sum = world * (world + 1) / 2;
+        start_all_reduce(*backend, tensor)->wait();
+        EXPECT_TRUE(torch::equal(tensor, unit * sum)) << rank.name();
+        const auto part = torch::empty({elements}, dtype.type);
+        start_reduce_scatter(*backend, part, tensor)->wait();
+        const auto twice = unit * (sum * world);
+        EXPECT_TRUE(torch::equal(part, twice.chunk(world)[rank.rank()])) << rank.name();
+        const auto all = torch::empty_like(tensor);
+        start_all_gather(*backend, all, part)->wait();
+        EXPECT_TRUE(torch::equal(all, twice)) << rank.name();
+      });
+    }
   }
 }
 
