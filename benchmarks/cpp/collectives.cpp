@@ -6,14 +6,14 @@
 // a line of JSON: the seconds of each round, for each transport.
 #include <shardwise/shardwise.h>
 
+#include "rank_program.h"
+
 #include <torch/torch.h>
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <chrono>
 #include <functional>
 #include <iostream>
-#include <map>
 #include <sstream>
 
 namespace {
@@ -49,19 +49,17 @@ double seconds_of(const std::function<void()>& run, int calls) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / calls;
 }
 
-void run(const std::map<std::string, std::string>& given) {
-  const auto world = std::stoi(given.at("--world"));
-  const auto store = c10::make_intrusive<c10d::FileStore>(given.at("--store"), world);
-  const auto options =
-      shardwise::MeshOptions().rank(std::stoi(given.at("--rank"))).world_size(world).device(torch::Device(torch::kCPU));
+void run(const Arguments& given) {
+  const auto options = mesh_options(given);
   std::vector<shardwise::Mesh> meshes;
   for (const auto transport : {shardwise::Transport::direct, shardwise::Transport::gloo}) {
     const auto name = std::to_string(meshes.size());
     meshes.emplace_back(
-        std::vector<shardwise::Axis>{{"world", world}}, shardwise::MeshOptions(options).transport(transport).store(
-                                                            c10::make_intrusive<c10d::PrefixStore>(name, store)));
+        std::vector<shardwise::Axis>{{"world", options.world_size()}},
+        shardwise::MeshOptions(options).transport(transport).store(
+            c10::make_intrusive<c10d::PrefixStore>(name, options.store())));
   }
-  std::cout << "{\"ready\": true}" << std::endl;
+  say_ready();
   std::string operation;
   int64_t bytes = 0;
   int rounds = 0;
@@ -85,13 +83,5 @@ void run(const std::map<std::string, std::string>& given) {
 } // namespace
 
 int main(int count, char** arguments) {
-  try {
-    std::map<std::string, std::string> given;
-    for (int i = 1; i + 1 < count; i += 2) given[arguments[i]] = arguments[i + 1];
-    torch::set_num_threads(1);
-    run(given);
-  } catch (const std::exception& error) {
-    std::cerr << error.what() << std::endl;
-    return 1;
-  }
+  return run_rank_program(count, arguments, run);
 }

@@ -8,19 +8,16 @@
 
 #include "meters.h"
 #include "model.h"
+#include "rank_program.h"
 
 #include <torch/torch.h>
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include <ctime>
 #include <fstream>
 #include <iostream>
-#include <map>
 #include <sstream>
 
 namespace {
-
-using Arguments = std::map<std::string, std::string>;
 
 /// The operation that Python's AdamW(fused=True) calls; LibTorch's own optimizer computes parameter by parameter.
 class FusedAdamW {
@@ -76,14 +73,8 @@ double status_mib(const std::string& name) {
 }
 
 void run(const Arguments& given) {
-  const auto rank = std::stoi(given.at("--rank"));
-  const auto world = std::stoi(given.at("--world"));
-  const auto options = shardwise::MeshOptions()
-                           .store(c10::make_intrusive<c10d::FileStore>(given.at("--store"), world))
-                           .rank(rank)
-                           .world_size(world)
-                           .device(torch::Device(torch::kCPU));
-  const shardwise::Mesh mesh({{"world", world}}, options);
+  const auto options = mesh_options(given);
+  const shardwise::Mesh mesh({{"world", options.world_size()}}, options);
   const auto resident_before = status_mib("VmRSS");
   meters_watch_memory();
   GptOptions shape;
@@ -95,8 +86,8 @@ void run(const Arguments& given) {
   const auto unit = distribute(model, given.at("--wrap"), mesh);
   FusedAdamW optimizer(model->parameters());
 
-  const auto random = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(rank) + 1);
-  std::cout << "{\"ready\": true}" << std::endl;
+  const auto random = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(mesh.rank()) + 1);
+  say_ready();
   for (std::string line; std::getline(std::cin, line);) {
     const auto steps = std::stoi(line);
     const auto before = unit ? unit->counters() : shardwise::Counters();
@@ -135,13 +126,5 @@ void run(const Arguments& given) {
 } // namespace
 
 int main(int count, char** arguments) {
-  try {
-    Arguments given;
-    for (int i = 1; i + 1 < count; i += 2) given[arguments[i]] = arguments[i + 1];
-    torch::set_num_threads(1);
-    run(given);
-  } catch (const std::exception& error) {
-    std::cerr << error.what() << std::endl;
-    return 1;
-  }
+  return run_rank_program(count, arguments, run);
 }
