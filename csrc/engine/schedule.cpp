@@ -231,7 +231,8 @@ void Schedule::start_sums(const Condition& may_start) {
   if (!reached_ || late_) return;
   for (; launched_ < order_.size(); ++launched_) {
     auto& unit = *order_[launched_];
-    if (unit.backward.missing > 0 || !may_start()) return;
+    // Asked first: it starts the second sum of the one before, which needs time too.
+    if (!may_start() || unit.backward.missing > 0) return;
     launch(unit);
   }
 }

@@ -99,7 +99,7 @@ SUMS = [
     Mutant(
         "reduce before all gradients are there",
         "csrc/engine/schedule.cpp",
-        "if (unit.backward.missing > 0 || !may_start()) return;",
+        "if (!may_start() || unit.backward.missing > 0) return;",
         "if (!may_start()) return;",
     ),
     Mutant(

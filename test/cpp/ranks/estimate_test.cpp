@@ -9,12 +9,19 @@
 namespace shardwise::test {
 namespace {
 
-/// Large next to its activations. Each layer's backward leaves the sums of the one before some time.
+/// Leaves sums that are under way in backward some time.
+void pause_in_backward(const torch::Tensor& y) {
+  if (!y.requires_grad()) return;
+  y.register_hook([](const torch::Tensor&) { std::this_thread::sleep_for(std::chrono::milliseconds(10)); });
+}
+
+/// Large next to its activations. Each layer's backward leaves the sums of the one before time for both of their steps.
 struct NetImpl : torch::nn::Module {
   NetImpl() {
     for (int i = 0; i < 4; ++i) {
-      blocks->push_back(
-          torch::nn::Sequential(torch::nn::Linear(256, 251), torch::nn::Tanh(), torch::nn::Linear(251, 256)));
+      torch::nn::Tanh middle;
+      register_forward_hook(*middle, [](torch::nn::Module&, HookTensors& outputs) { pause_in_backward(outputs[0]); });
+      blocks->push_back(torch::nn::Sequential(torch::nn::Linear(256, 251), middle, torch::nn::Linear(251, 256)));
     }
     last = register_module("last", torch::nn::Linear(256, 130));
     count = register_buffer("count", torch::zeros({5000}));
@@ -23,9 +30,7 @@ struct NetImpl : torch::nn::Module {
     auto y = first->forward(x);
     for (const auto& block : *blocks) {
       y = call(*block->as<torch::nn::Sequential>(), y);
-      if (y.requires_grad()) {
-        y.register_hook([](const torch::Tensor&) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
-      }
+      pause_in_backward(y);
     }
     return last->forward(y);
   }
@@ -206,7 +211,26 @@ TEST(Estimate, ShardsOfFourRanks) {
   });
 }
 
-// The second sums are Gloo's own, so that the pool has no one size.
+TEST(Estimate, CopiesOfShards) {
+  run_processes(4, [](Rank& rank) {
+    warm_up(rank);
+    // Not with collectives that are done when they return: when second sums are done differs between ranks, and so does
+    // what a rank would wait in.
+    const auto more = EstimateOptions().copies(2).rank(rank.rank() % 2);
+    for (const auto layout : {ShardLayout::rows, ShardLayout::flat}) {
+      const auto options = hybrid_on(rank, {2, 2}).layout(layout);
+      const auto wrap = [&](Net& net) {
+        for (const auto& block : *net->blocks) fully_shard(*block, options);
+        fully_shard(net, options);
+      };
+      const auto ask = [&](const torch::nn::Module& module, const EstimateOptions& asked) {
+        return estimate_memory(module, options, 4, asked);
+      };
+      check(rank, layout == ShardLayout::rows ? "rows" : "flat", wrap, ask, more);
+    }
+  });
+}
+
 TEST(Estimate, CopiesOfShardsAsThePlanSays) {
   for (const auto grid : kGrids) {
     run_ranks(grid.world(), [&](Rank& rank) {
