@@ -2,8 +2,8 @@
 
 #include <shardwise/mesh.h>
 
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/utils.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include <exception>
 #include <iostream>

@@ -17,8 +17,7 @@ Kind kind_of(const Parameter* parameter) {
 Group::Group(std::vector<Parameter*> parameters, const Setting& setting)
     : parameters_(std::move(parameters)),
       options_(parameters_.front()->stored().options().requires_grad(false)),
-      outline_(
-          kind_of(parameters_.front()), {setting.layout, setting.world, setting.full_dtype, setting.sum_dtype}) {
+      outline_(kind_of(parameters_.front()), {setting.layout, setting.world, setting.full_dtype, setting.sum_dtype}) {
   for (auto* parameter : parameters_) {
     sizes_.push_back(parameter->full().sizes().vec());
     parameter->sum_dtype = outline_.sum_dtype();

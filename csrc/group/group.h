@@ -43,8 +43,8 @@ class Group {
       const std::vector<std::unique_ptr<Parameter>>& parameters, const Setting& setting);
   /// Whether dtype, device, sizes and memory are still those that the group was made for.
   bool fits() const;
-  /// Makes the bucket anew when parameters were frozen or unfrozen, and passes that on to the leaves. `settle` is called
-  /// before the old one goes: a sum in it may be under way.
+  /// Makes the bucket anew when parameters were frozen or unfrozen, and passes that on to the leaves. `settle` is
+  /// called before the old one goes: a sum in it may be under way.
   void follow_requires_grad(const std::function<void()>& settle = {});
 
   /// Null where every rank holds everything.

@@ -36,8 +36,8 @@ std::vector<std::vector<Item>> by_kind(const std::vector<Item>& items, const Kin
   return parts;
 }
 
-/// Dtypes and places of a group of parameters, which follow from what they are alone: neither they nor the group need be
-/// there.
+/// Dtypes and places of a group of parameters, which follow from what they are alone: neither they nor the group need
+/// be there.
 class Outline {
  public:
   /// What all groups of a unit have in common.

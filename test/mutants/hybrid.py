@@ -6,6 +6,13 @@ from mutant import Mutant
 
 HYBRID = [
     Mutant(
+        "start no second sum before the next unit has its gradients",
+        "csrc/engine/schedule.cpp",
+        "if (!may_start() || unit.backward.missing > 0) return;",
+        "if (unit.backward.missing > 0 || !may_start()) return;",
+        suites="Estimate.CopiesOfShards",
+    ),
+    Mutant(
         "leave out the second sum",
         "csrc/engine/unit_sums.cpp",
         "  for_gradients([&](auto& gradients) { gradients.begin_all_reduce(among_copies, name_, counters_); });\n",

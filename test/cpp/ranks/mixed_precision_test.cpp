@@ -83,8 +83,9 @@ TEST(FullyShardMixedPrecision, ParityWithRoundingByHand) {
 }
 
 TEST(FullyShardMixedPrecision, HalfIsDividedInTwoParts) {
-  // R08. 8 ranks: by 4 before the sum and by 2 after it. Divided after it alone, the sum of the first is infinite; before
-  // it alone, the second loses bits: an eighth of 20 times the smallest number of half precision is none of its numbers.
+  // R08. 8 ranks: by 4 before the sum and by 2 after it. Divided after it alone, the sum of the first is infinite;
+  // before it alone, the second loses bits: an eighth of 20 times the smallest number of half precision is none of its
+  // numbers.
   for (const double value : {30000.0, std::ldexp(20.0, -24)}) {
     run_ranks(8, [&](Rank& rank) {
       torch::nn::Linear model(torch::nn::LinearOptions(1, 8).bias(false));

@@ -169,10 +169,11 @@ TEST(TransportArithmetic, Gloo) {
   }
 }
 
-// R07: 64 MB, in 16 bits too.
+// R07: 64 MB, of three ranks in 16 bits too.
 TEST(Transport, LargeReductions) {
   for (const int world : {2, 3, 4}) {
     for (const auto& dtype : {kDtypes[1], kDtypes[3]}) {
+      if (world != 3 && dtype.type != at::kFloat) continue;
       run_ranks(world, [&](Rank& rank) {
         const auto backend = make_backend(rank, "large");
         const auto elements = (int64_t{64} << 20) / static_cast<int64_t>(c10::elementSize(dtype.type)) / world;
