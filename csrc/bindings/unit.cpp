@@ -22,9 +22,10 @@ std::optional<at::ScalarType> dtype_of(const py::object& dtype) {
   return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
 }
 
-/// (names, owners, full, memory, shard_dim)
+/// (names, owners, full, memory, values, shard_dim)
 using Given = std::tuple<
-    std::vector<std::string>, std::vector<std::pair<py::object, std::string>>, py::object, py::object, int64_t>;
+    std::vector<std::string>, std::vector<std::pair<py::object, std::string>>, py::object, py::object, py::object,
+    int64_t>;
 using Adopted = std::vector<std::pair<std::vector<std::string>, at::Tensor>>;
 
 std::shared_ptr<ModuleUnit> make_unit(
@@ -32,8 +33,8 @@ std::shared_ptr<ModuleUnit> make_unit(
     const py::object& reduce_dtype, bool casts, std::optional<bool> pin_memory,
     const std::optional<std::variant<bool, int>>& reshard_after_forward) {
   std::vector<GivenParameter> given;
-  for (auto& [names, owners, full, memory, dim] : parameters) {
-    given.push_back({std::move(names), std::move(owners), std::move(full), std::move(memory), dim});
+  for (auto& [names, owners, full, memory, values, dim] : parameters) {
+    given.push_back({std::move(names), std::move(owners), std::move(full), std::move(memory), std::move(values), dim});
   }
   engine::UnitSettings settings;
   settings.replicates = replicates;
@@ -116,7 +117,7 @@ void bind_unit(py::module_& module) {
           py::arg("pin_memory"), py::arg("reshard_after_forward"))
       .def_property_readonly("name", [](const ModuleUnit& self) { return self.unit().name(); })
       .def("shards", &ModuleUnit::shards)
-      .def("show_as", &ModuleUnit::show_as, py::arg("index"), py::arg("parameter"), py::arg("placements"))
+      .def("show_as", &ModuleUnit::show_as, py::arg("index"), py::arg("parameter"), py::arg("to_memory"))
       .def("look_again", &ModuleUnit::look_again)
       .def("set_modules", &ModuleUnit::set_modules, py::arg("modules"))
       .def("set_conversions", &ModuleUnit::set_conversions, py::arg("inputs"), py::arg("outputs"))

@@ -268,6 +268,7 @@ void Schedule::reduce_pending() {
   launched_ = 0;
   for (const auto& unit : order_) {
     unit->renew_groups();
+    unit->take_leaf_gradients();
     if (unit->has_pending()) unit->backward.engaged = true;
   }
   agree_on_sums(order_);

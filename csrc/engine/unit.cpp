@@ -141,7 +141,8 @@ const group::Parameter* Unit::parameter_of_shard(const at::Tensor& tensor) const
 
 bool Unit::begin_unshard() {
   if (!has_full_copies()) {
-    need_values();
+    // Leaves are what hooks and operations of the module see: they follow what stands for them.
+    settings_.front ? renew_groups() : need_values();
     return false;
   }
   renew_groups();

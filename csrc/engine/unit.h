@@ -30,6 +30,8 @@ struct NamedTensor {
   bool whole = false;
   /// The memory of a tensor that is around another one; undefined where it has its own.
   at::Tensor full = {};
+  /// Where its values are if that memory is of another dtype; undefined where they are in it.
+  at::Tensor values = {};
 };
 
 /// How a unit is made.
@@ -199,6 +201,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   static bool in_backward();
   /// The schedule's, for the whole tree.
   void reduce_pending();
+  /// What somebody put into the leaves' gradients himself counts like what a backward without synchronisation left.
+  void take_leaf_gradients();
   /// Whether backwards without synchronisation left gradients here.
   bool has_pending() const;
   /// Starts the sum over the shards' ranks; that over the copies' ranks comes when it is done.
@@ -269,7 +273,7 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   template <typename Do>
   void for_gradients(const Do& act);
   std::string describe() const;
-  void make_shard(group::Parameter& parameter);
+  void make_shard(group::Parameter& parameter, const at::Tensor& values);
   void show(bool full);
   void follow_parameters();
   Plan::Unit own_plan() const;

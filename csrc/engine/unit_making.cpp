@@ -154,24 +154,23 @@ std::shared_ptr<Unit> Unit::create(
     unit->separate_ = mesh.reduce_group(axis) != mesh.group(axis);
     unit->find_neighbours();
   }
-  for (auto& [names, tensor, dim, whole, full] : own) {
+  for (auto& [names, tensor, dim, whole, full, values] : own) {
     auto& parameter = *unit->parameters_.emplace_back(std::make_unique<group::Parameter>(std::move(names), tensor, full));
     parameter.shard_dim = dim;
     parameter.whole = whole || !unit->has_full_copies();
     parameter.watch(unit, *unit);
-    if (!parameter.whole) unit->make_shard(parameter);
+    if (!parameter.whole) unit->make_shard(parameter, values.defined() ? values : parameter.full());
   }
   unit->groups_ = group::Group::make(unit->parameters_, unit->setting());
   return unit;
 }
 
-void Unit::make_shard(group::Parameter& parameter) {
-  const auto leaf = parameter.full();
+void Unit::make_shard(group::Parameter& parameter, const at::Tensor& values) {
   at::Tensor shard;
   {
     const group::ComputeGuard guard;
     // Of full size at first: its group, which knows who holds what, takes this rank's piece of it.
-    shard = leaf.detach();
+    shard = values.detach();
   }
   parameter.set_shard(shard.set_requires_grad(parameter.leaf_requires_grad()));
   add_shard(shard, weak_from_this());
@@ -234,7 +233,7 @@ void Unit::adopt(const std::vector<NamedTensor>& adopted) {
 void Unit::broadcast(const std::vector<NamedTensor>& tensors) {
   if (world() == 1) return;
   const group::ComputeGuard guard;
-  for (const auto& [names, tensor, dim, whole, full] : tensors) {
+  for (const auto& [names, tensor, dim, whole, full, unused] : tensors) {
     if (tensor.is_meta()) continue;
     auto values = tensor.detach();
     auto wire = values.is_non_overlapping_and_dense() ? values.as_strided({values.numel()}, {1}) : values.contiguous();

@@ -44,6 +44,10 @@ void Unit::reduce_pending() {
   schedule_->reduce_pending();
 }
 
+void Unit::take_leaf_gradients() {
+  for (const auto& parameter : parameters_) parameter->take_leaf_gradient();
+}
+
 bool Unit::has_pending() const {
   return std::any_of(parameters_.begin(), parameters_.end(), [](const auto& p) { return p->has_pending(); });
 }

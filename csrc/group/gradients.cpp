@@ -66,6 +66,9 @@ at::Tensor Gradients::piece_in(const at::Tensor& buffer, size_t index, int64_t r
 
 // Gradients that are kept past zero_grad() are views of the sum, which is then left to them: two take turns.
 void Gradients::provide(comm::Buffers& buffers, Counters& counters) {
+  for (const auto* parameter : parameters_) {
+    if (parameter->face()) parameter->face()->release();
+  }
   const auto is_free = [](const at::Tensor& sum) { return sum.defined() && sum.storage().use_count() == 1; };
   if (!is_free(sum_)) std::swap(sum_, spare_);
   if (!is_free(sum_)) {

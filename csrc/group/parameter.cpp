@@ -170,12 +170,13 @@ void Parameter::set_aside(const std::shared_ptr<void>& owner, bool defined) {
 }
 
 void Parameter::collect(const std::shared_ptr<void>& owner, const at::Tensor& leaf) {
-  const ComputeGuard guard;
   if (!aside_) replace_pre_hook(owner, leaf);
   auto arrived = std::exchange(leaf.mutable_grad(), at::Tensor());
   put_back();
   if (!arrived.defined()) return;
+  // In sight of autograd, as operations of a front end want to be.
   if (face_) arrived = face_->arrived(arrived);
+  const ComputeGuard guard;
   if (arrived.layout() != at::kStrided) {
     throw Error(c10::str(
         "shardwise: the gradient of '", name(), "' has layout ", arrived.layout(),
@@ -229,6 +230,14 @@ void Parameter::keep_for_later() {
     pending_ = fresh_.to(sum_dtype.value_or(fresh_.scalar_type()));
   }
   fresh_ = at::Tensor();
+}
+
+void Parameter::take_leaf_gradient() {
+  if (!face_ || !alive()) return;
+  auto gradient = std::exchange(leaf().mutable_grad(), at::Tensor());
+  if (!gradient.defined()) return;
+  fresh_ = face_->arrived(gradient);
+  keep_for_later();
 }
 
 void Parameter::forget_backward() {

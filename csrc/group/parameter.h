@@ -110,6 +110,8 @@ class Parameter {
   }
   /// The end of a backward without synchronisation.
   void keep_for_later();
+  /// The same of a gradient that stands at the leaf, where the optimizer sees another tensor.
+  void take_leaf_gradient();
   /// The end of a backward that failed or averaged nothing: .grad is as it was, and what came is forgotten.
   void forget_backward();
   /// Adds the mean to .grad and runs the user's post-accumulate hook.

@@ -140,7 +140,7 @@ class Estimate {
     if (has_full_copies) nn::keep_whole_what_only_the_registry_holds({modules_[unit]}, parameters);
     if (!setting_.replicates) nn::place(parameters, setting_.placement);
     std::vector<Item> items;
-    for (const auto& [names, tensor, dim, whole, full] : parameters) {
+    for (const auto& [names, tensor, dim, whole, full, values] : parameters) {
       owners_[tensor.unsafeGetTensorImpl()] = unit;
       items.push_back(
           {tensor.unsafeGetTensorImpl(), tensor.sizes().vec(), tensor.scalar_type(), dim, whole || !has_full_copies,

@@ -67,7 +67,7 @@ void ignore(std::vector<engine::NamedTensor>& parameters, const std::vector<at::
 
 // A module that was wrapped holds the shard where it held the leaf: one that still holds the leaf was left out.
 void refuse_sharing_with_others(const std::vector<engine::NamedTensor>& parameters, const char* function) {
-  for (const auto& [names, tensor, dim, whole, full] : parameters) {
+  for (const auto& [names, tensor, dim, whole, full, values] : parameters) {
     const auto owner = engine::Unit::of(tensor);
     if (!owner || !owner->has_full_copies()) continue;
     for (const auto& theirs : owner->parameters()) {

@@ -20,9 +20,8 @@ bool is_ours_alone(py::handle tensor) {
 
 } // namespace
 
-DTensorFace::DTensorFace(const py::object& parameter, const py::object& placements)
-    : parameter_(parameter) {
-  if (!placements.is_none()) placements_.emplace(placements);
+DTensorFace::DTensorFace(const py::object& parameter, const py::object& to_memory) : parameter_(parameter) {
+  if (!to_memory.is_none()) to_memory_.emplace(to_memory);
 }
 
 const at::Tensor& DTensorFace::parameter() const {
@@ -40,6 +39,12 @@ at::Tensor DTensorFace::gradient(const at::Tensor& mean) {
   return THPVariable_Unpack(gradient_->get().ptr());
 }
 
+void DTensorFace::release() {
+  if (!gradient_) return;
+  const py::gil_scoped_acquire gil;
+  if (is_ours_alone(gradient_->get())) gradient_->get().attr("_local_tensor") = py::none();
+}
+
 at::Tensor DTensorFace::memory(const at::Tensor& gradient) {
   const py::gil_scoped_acquire gil;
   const auto object = py::cast(gradient);
@@ -47,15 +52,10 @@ at::Tensor DTensorFace::memory(const at::Tensor& gradient) {
   return py::cast<at::Tensor>(object.attr("_local_tensor"));
 }
 
-// As the placements of the parameter want it, and no longer on its way.
 at::Tensor DTensorFace::arrived(const at::Tensor& gradient) {
-  if (!placements_) return gradient;
+  if (!to_memory_) return gradient;
   const py::gil_scoped_acquire gil;
-  const auto object = py::cast(gradient);
-  if (!py::isinstance(object, dtensor_class())) return gradient;
-  auto local = object.attr("redistribute")(py::arg("placements") = placements_->get()).attr("_local_tensor");
-  if (py::hasattr(local, "wait")) local = local.attr("wait")();
-  return py::cast<at::Tensor>(local);
+  return py::cast<at::Tensor>(to_memory_->get()(gradient));
 }
 
 } // namespace shardwise::python_front

@@ -12,18 +12,20 @@ namespace shardwise::python_front {
 /// else holds it.
 class DTensorFace : public group::Face {
  public:
-  /// Made with the GIL held. `placements` are those of the full parameter where it is a DTensor too.
-  DTensorFace(const pybind11::object& parameter, const pybind11::object& placements);
+  /// Made with the GIL held. `to_memory` gives what is inside of a gradient that arrives, where the full parameter is a
+  /// DTensor too; else None.
+  DTensorFace(const pybind11::object& parameter, const pybind11::object& to_memory);
 
   const at::Tensor& parameter() const override;
   at::Tensor gradient(const at::Tensor& mean) override;
+  void release() override;
   at::Tensor memory(const at::Tensor& gradient) override;
   at::Tensor arrived(const at::Tensor& gradient) override;
 
  private:
   /// The object, not the tensor in it: torch exchanges that when modules are cast, if nobody else holds it.
   KeptObject parameter_;
-  std::optional<KeptObject> placements_;
+  std::optional<KeptObject> to_memory_;
   std::optional<KeptObject> gradient_;
 };
 

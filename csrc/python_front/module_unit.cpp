@@ -42,6 +42,7 @@ ModuleUnit::ModuleUnit(
     tensor.tensor = py::cast<at::Tensor>(given.full);
     tensor.shard_dim = given.shard_dim;
     if (!given.memory.is_none()) tensor.full = py::cast<at::Tensor>(given.memory);
+    if (!given.values.is_none()) tensor.values = py::cast<at::Tensor>(given.values);
   }
   for (auto& [names, tensor] : adopted) tensors.push_back({.names = std::move(names), .tensor = std::move(tensor)});
   settings.front = std::make_shared<Front>(entries_);
@@ -53,12 +54,12 @@ std::vector<at::Tensor> ModuleUnit::shards() const {
   return unit_->stored();
 }
 
-void ModuleUnit::show_as(size_t index, const py::object& parameter, const py::object& placements) {
-  placements_.resize(entries_->size(), py::none());
-  placements_[index] = placements;
+void ModuleUnit::show_as(size_t index, const py::object& parameter, const py::object& to_memory) {
+  to_memory_.resize(entries_->size(), py::none());
+  to_memory_[index] = to_memory;
   entries_->set_visible(index, parameter);
   const auto local = py::cast<at::Tensor>(parameter.attr("_local_tensor"));
-  unit_->replace_shard(index, local, std::make_shared<DTensorFace>(parameter, placements));
+  unit_->replace_shard(index, local, std::make_shared<DTensorFace>(parameter, to_memory));
 }
 
 void ModuleUnit::look_again() {
@@ -75,7 +76,7 @@ void ModuleUnit::look_again() {
     }
     const bool is_same = parameter.is(entries_->visible(i)) && unit_->sees(i, THPVariable_Unpack(parameter.ptr())) &&
                          py::cast<at::Tensor>(parameter.attr("_local_tensor")).is_same(stored[i]);
-    if (!is_same) show_as(i, parameter, placements_[i]);
+    if (!is_same) show_as(i, parameter, to_memory_[i]);
   }
 }
 

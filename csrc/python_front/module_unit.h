@@ -19,6 +19,8 @@ struct GivenParameter {
   pybind11::object full;
   /// The tensor inside of `full` where that is a DTensor; None otherwise.
   pybind11::object memory;
+  /// The values of `full` if it is of another dtype; None otherwise.
+  pybind11::object values;
   int64_t shard_dim;
 };
 
@@ -41,7 +43,7 @@ class ModuleUnit {
   /// This rank's parts, in the order of the parameters: their memory, which DTensors are to be around.
   std::vector<at::Tensor> shards() const;
   /// From now on parameter number `index` is seen as this DTensor, by its modules too.
-  void show_as(size_t index, const pybind11::object& parameter, const pybind11::object& placements);
+  void show_as(size_t index, const pybind11::object& parameter, const pybind11::object& to_memory);
   /// The parameters that are seen are read from the modules again: a cast, a load or an exchange may have replaced
   /// them.
   void look_again();
@@ -62,7 +64,7 @@ class ModuleUnit {
 
   std::shared_ptr<Entries> entries_ = std::make_shared<Entries>();
   std::shared_ptr<engine::Unit> unit_;
-  std::vector<pybind11::object> placements_;
+  std::vector<pybind11::object> to_memory_;
   std::set<const void*> modules_;
   std::set<const void*> to_run_;
   pybind11::object convert_inputs_ = pybind11::none();

@@ -14,13 +14,12 @@ from torch.distributed.fsdp._fully_shard._fsdp_init import (
     _get_managed_modules,
     _get_mesh_info,
     _validate_mesh,
-    _validate_module,
 )
 from torch.distributed.tensor import Shard
 
 from shardwise.modules import FSDPModule, add_class
 from shardwise.state import State
-from shardwise.wrapping import Policies, check_policies, default_mesh, post_forward_mesh, roots_of, wrap
+from shardwise.wrapping import Policies, check_module, check_policies, default_mesh, post_forward_mesh, roots_of, wrap
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -38,7 +37,7 @@ def _fully_shard(
     roots = roots_of(module)
     check_policies("fully_shard", mesh, mp_policy, offload_policy, ignored_params)
     for root in roots:
-        _validate_module(root, "fully_shard")
+        check_module(root, "fully_shard")
         assert "replicate" not in (_get_registry(root) or {}), (
             f"shardwise: Cannot apply `fully_shard()` on a Module already managed by `replicate`: {root}."
         )

@@ -8,7 +8,6 @@ from torch import nn
 from torch.distributed._composable.contract import contract
 from torch.distributed._composable.replicate_with_fsdp import (
     _validate_mesh,
-    _validate_module,
     is_composable_with_replicate,
 )
 from torch.distributed._composable.replicate_with_fsdp import replicate as torch_replicate
@@ -20,7 +19,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_init import _get_managed_modules
 from shardwise._fully_shard import apply
 from shardwise.modules import ReplicateModule, add_class
 from shardwise.state import ReplicateState
-from shardwise.wrapping import Policies, check_policies, default_mesh, inner_state, roots_of, wrap
+from shardwise.wrapping import Policies, check_module, check_policies, default_mesh, inner_state, roots_of, wrap
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -36,7 +35,11 @@ def _replicate(
     roots = roots_of(module)
     check_policies("replicate", mesh, mp_policy, offload_policy, ignored_params)
     for root in roots:
-        _validate_module(root)
+        check_module(root, "replicate")
+        if not is_composable_with_replicate(root):
+            raise RuntimeError(
+                f"shardwise: Cannot apply `replicate()` on a Module already managed by `fully_shard`: {root}."
+            )
     mesh = mesh or default_mesh(("replicate",))
     _validate_mesh(mesh)
     managed = _get_managed_modules(

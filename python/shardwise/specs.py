@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard._fsdp_common import DataParallelMeshInfo, FSDPMeshInfo, HSDPMeshInfo
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._redistribute import redistribute_local_tensor
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 Mesh = DataParallelMeshInfo
@@ -22,7 +26,10 @@ class Leaf:
 
     full: nn.Parameter
     memory: torch.Tensor | None
-    placements: tuple[Placement, ...] | None
+    #: The values of `full` if it is of another dtype.
+    values: torch.Tensor | None
+    #: Gives what is inside of a gradient that arrives at such a DTensor.
+    to_memory: Callable[[torch.Tensor], torch.Tensor] | None
     spec: DTensorSpec
     shard_dim: int
     #: Post-accumulate hooks of the parameter that was wrapped.
@@ -36,18 +43,34 @@ class Leaf:
         return parameter
 
 
-def leaf_of(parameter: nn.Parameter, mesh: Mesh, shard: Shard) -> Leaf:
-    """A leaf with the values of `parameter`, which is left as it is."""
+def leaf_of(parameter: nn.Parameter, mesh: Mesh, shard: Shard, kind: torch.dtype | None) -> Leaf:
+    """A leaf for `parameter`, which is left as it is. `kind` is what its module computes in."""
     hooks = parameter._post_accumulate_grad_hooks
     if isinstance(parameter, DTensor):
         spec = _combined(parameter, mesh, shard)
-        full = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
-        inner = cast(DTensor, full)
-        return Leaf(full, inner._local_tensor, tuple(parameter.placements), spec, shard.dim, hooks)
+        detached = parameter.detach()
+        values = None
+        if kind is not None and parameter.is_floating_point() and parameter.dtype != kind:
+            values = detached._local_tensor
+            # A DTensor's dtype is for good.
+            detached = DTensor(values.to(kind), parameter._spec, requires_grad=False)
+        full = nn.Parameter(detached, requires_grad=parameter.requires_grad)
+        memory = cast(DTensor, full)._local_tensor
+        return Leaf(full, memory, values, partial(_memory_of, parameter._spec), spec, shard.dim, hooks)
     meta = TensorMeta(parameter.size(), parameter.stride(), parameter.dtype)
     spec = DTensorSpec(_mesh_of(mesh), _placements(mesh, shard), tensor_meta=meta)
     full = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
-    return Leaf(full, None, None, spec, shard.dim, hooks)
+    return Leaf(full, None, None, None, spec, shard.dim, hooks)
+
+
+def _memory_of(spec: DTensorSpec, gradient: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a gradient, placed as its parameter is, and there."""
+    if not isinstance(gradient, DTensor):
+        return gradient
+    local = gradient._local_tensor
+    if gradient._spec.placements != spec.placements:
+        local = redistribute_local_tensor(local, gradient._spec, spec)
+    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 
 
 def _mesh_of(mesh: Mesh) -> DeviceMesh:

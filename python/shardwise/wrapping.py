@@ -73,6 +73,16 @@ def check_policies(function: str, mesh: Any, precision: Any, offload: Any, ignor
         raise TypeError(f"shardwise: {function}() takes a {names} as {name}, and got {value!r:.200}.")
 
 
+def check_module(module: nn.Module, function: str) -> None:
+    """Raises ValueError for a container whose forward nobody can call."""
+    for container in (nn.ModuleList, nn.ModuleDict):
+        if isinstance(module, container) and type(module).forward is container.forward:
+            raise ValueError(
+                f"shardwise: {function} does not support containers that do not implement forward: {module}. "
+                "Wrap the modules in it one by one, or give a list of them."
+            )
+
+
 def roots_of(module: nn.Module | Sequence[nn.Module]) -> tuple[nn.Module, ...]:
     """The modules of a call; those that lie in others of them left out."""
     return (module,) if isinstance(module, nn.Module) else tuple(_get_root_modules(list(module)))
@@ -113,7 +123,7 @@ def wrap(state: State, roots: Sequence[nn.Module], managed: Sequence[nn.Module],
     unit = _C.Unit(
         _engine_mesh(policies, device),
         [
-            (each.names, each.owners, leaf.full, leaf.memory, leaf.shard_dim)
+            (each.names, each.owners, leaf.full, leaf.memory, leaf.values, leaf.shard_dim)
             for each, leaf in zip(found, leaves, strict=True)
         ],
         list(_adopted(roots)),
@@ -127,7 +137,7 @@ def wrap(state: State, roots: Sequence[nn.Module], managed: Sequence[nn.Module],
     group = ParamGroup(unit, tuple(roots), policies.mesh, policies.post_forward_mesh, policies.offload)
     for index, (each, leaf, shard) in enumerate(zip(found, leaves, unit.shards(), strict=True)):
         visible = leaf.around(shard)
-        unit.show_as(index, visible, leaf.placements)
+        unit.show_as(index, visible, leaf.to_memory)
         for module, name in each.owners:
             _put(module, name, visible)
         _managed[each.parameter] = (weakref.ref(state), each.names[0])
@@ -240,7 +250,7 @@ def _leaf(found: Found, policies: Policies) -> Leaf:
             f"shardwise: FSDP does not support uneven sharding on dim {dim}: '{name}' has {local.size()} "
             f"(world size: {world}). Choose dimension 0, or a size that the number of ranks divides."
         )
-    return leaf_of(parameter, policies.mesh, Shard(dim))
+    return leaf_of(parameter, policies.mesh, Shard(dim), policies.precision.param_dtype)
 
 
 def _casts(found: Sequence[Found], policies: Policies, device: torch.device) -> bool:

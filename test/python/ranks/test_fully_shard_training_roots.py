@@ -22,7 +22,8 @@ def another_method(rank: int) -> None:
         def wrap(engine: Engine, model: Any) -> None:
             for block in model.blocks:
                 engine.fully_shard(block, reshard_after_forward=reshard)
-            engine.fully_shard(model, reshard_after_forward=reshard)
+            # The root's forward calls the method and goes on: the parameters must be there still.
+            engine.fully_shard(model, reshard_after_forward=False if reshard else None)
             engine.register_fsdp_forward_method(model, "forward_features")
 
         return wrap
