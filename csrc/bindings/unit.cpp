@@ -110,7 +110,8 @@ auto set_all(Unit& (Unit::*setter)(bool, bool)) {
 void bind_unit(py::module_& module) {
   py::class_<Unsharding>(module, "Unsharding", "An unshard() under way.").def("wait", &Unsharding::wait, NoGil());
 
-  py::class_<ModuleUnit, std::shared_ptr<ModuleUnit>>(module, "Unit", "The engine's side of one call.", py::dynamic_attr())
+  py::class_<ModuleUnit, std::shared_ptr<ModuleUnit>>(
+      module, "Unit", "The engine's side of one call.", py::dynamic_attr())
       .def(
           py::init(&make_unit), py::arg("mesh"), py::arg("parameters"), py::arg("adopted"), py::kw_only(),
           py::arg("replicates"), py::arg("param_dtype"), py::arg("reduce_dtype"), py::arg("casts"),
@@ -123,11 +124,15 @@ void bind_unit(py::module_& module) {
       .def("set_conversions", &ModuleUnit::set_conversions, py::arg("inputs"), py::arg("outputs"))
       .def("pre_forward", &ModuleUnit::pre_forward)
       .def("post_forward", &ModuleUnit::post_forward)
-      .def("unshard", [](const ModuleUnit& self) { return self.handle().unshard(/*async=*/true); }, NoGil())
-      .def("reshard", [](const ModuleUnit& self) { self.handle().reshard(); }, NoGil())
-      .def("reset", [](const ModuleUnit& self) { self.handle().reset(); }, NoGil())
+      .def(
+          "unshard", [](const ModuleUnit& self) { return self.handle().unshard(/*async=*/true); }, NoGil())
+      .def(
+          "reshard", [](const ModuleUnit& self) { self.handle().reshard(); }, NoGil())
+      .def(
+          "reset", [](const ModuleUnit& self) { self.handle().reset(); }, NoGil())
       .def_property_readonly("shows_full", [](const ModuleUnit& self) { return self.unit().shows_full(); })
-      .def("reduce_pending", [](const ModuleUnit& self) { self.unit().reduce_pending(); }, NoGil())
+      .def(
+          "reduce_pending", [](const ModuleUnit& self) { self.unit().reduce_pending(); }, NoGil())
       .def("set_is_last_backward", set(&Unit::set_is_last_backward))
       .def("set_requires_gradient_sync", set_all(&Unit::set_requires_gradient_sync))
       .def("requires_gradient_sync", [](const ModuleUnit& self) { return self.handle().requires_gradient_sync(); })

@@ -128,24 +128,15 @@ struct Mesh::State {
     return value;
   }
 
-  /// Those over the process groups of others, by their groups, which they keep.
-  struct OverGroups {
-    std::mutex mutex;
-    std::map<std::vector<const c10d::ProcessGroup*>, std::weak_ptr<State>> states;
-  };
-  static OverGroups& over_groups() {
-    static OverGroups value;
-    return value;
-  }
-
   /// The state over the same groups as this one, if one is in use and says the same of them; this one otherwise.
   std::shared_ptr<State> shared(std::shared_ptr<State> self) {
+    static std::mutex mutex;
+    static std::map<std::vector<const c10d::ProcessGroup*>, std::weak_ptr<State>> all;
     std::vector<const c10d::ProcessGroup*> key;
     for (const auto& group : groups) key.push_back(group.get());
-    auto& all = over_groups();
-    const std::lock_guard lock(all.mutex);
-    std::erase_if(all.states, [](const auto& entry) { return entry.second.expired(); });
-    auto& entry = all.states[key];
+    const std::lock_guard lock(mutex);
+    std::erase_if(all, [](const auto& entry) { return entry.second.expired(); });
+    auto& entry = all[key];
     const auto same_name = [](const Axis& a, const Axis& b) { return a.name == b.name; };
     const auto other = entry.lock();
     if (other && other->open && other->device == device &&

@@ -189,7 +189,7 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
     return options.reshard_after_backward;
   }
   bool unshards_in_backward() const {
-    return has_full_copies() && options.unshard_in_backward;
+    return settings_.front && options.unshard_in_backward;
   }
 
   // Gradients.

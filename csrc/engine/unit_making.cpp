@@ -155,7 +155,8 @@ std::shared_ptr<Unit> Unit::create(
     unit->find_neighbours();
   }
   for (auto& [names, tensor, dim, whole, full, values] : own) {
-    auto& parameter = *unit->parameters_.emplace_back(std::make_unique<group::Parameter>(std::move(names), tensor, full));
+    auto& parameter =
+        *unit->parameters_.emplace_back(std::make_unique<group::Parameter>(std::move(names), tensor, full));
     parameter.shard_dim = dim;
     parameter.whole = whole || !unit->has_full_copies();
     parameter.watch(unit, *unit);

@@ -125,6 +125,7 @@ void FullCopies::begin_unshard(
   ++counters.unshards;
   const bool from_held = holds() && collectives.size() * held_.numel() == layout_.world * layout_.part;
   stale_ = false;
+  gathered_versions_ = versions();
   if (!from_held) drop_held(buffers);
   {
     const ComputeGuard compute;
@@ -148,6 +149,12 @@ void FullCopies::begin_unshard(
     counters.unsharded_bytes += static_cast<int64_t>(sent_.nbytes());
   }
   pending_ = gather_parts(gathered_, part, collectives, unit, counters);
+}
+
+int64_t FullCopies::versions() const {
+  int64_t sum = 0;
+  for (const auto* parameter : parameters_) sum += parameter->version();
+  return sum;
 }
 
 // One piece of memory for all: the pool then keeps few of them.
@@ -239,11 +246,11 @@ bool FullCopies::finish_unshard(int64_t holders, comm::Buffers& buffers, const s
     }
     copy_out();
     counters.unsharded_bytes += copied_bytes_;
-    if (!stale_) hold(holders, buffers, counters);
+    if (!written()) hold(holders, buffers, counters);
     release(buffers);
   }
   state_ = State::full;
-  return stale_;
+  return written();
 }
 
 void FullCopies::reshard(comm::Buffers& buffers, Counters& counters) {

@@ -44,7 +44,7 @@ class FullCopies {
   }
   /// Full, and no shard was written since.
   bool current() const {
-    return state_ == State::full && !stale_;
+    return state_ == State::full && !written();
   }
   /// A shard was written: a full copy that is kept is out of date.
   void mark_stale() {
@@ -64,7 +64,7 @@ class FullCopies {
   bool finish_unshard(int64_t holders, comm::Buffers& buffers, const std::string& unit, Counters& counters);
   /// Whether what was put aside is current: begin_unshard() then takes collectives of the holders.
   bool holds() const {
-    return held_.defined() && !stale_;
+    return held_.defined() && !written();
   }
   void drop_held(comm::Buffers& buffers);
   /// Frees them.
@@ -107,6 +107,11 @@ class FullCopies {
   bool is_sent_as_it_is() const {
     return kinds_.shards.dtype() == kinds_.full.dtype() && kinds_.shards.device() == kinds_.full.device();
   }
+  int64_t versions() const;
+  /// Whether a shard was, since the last gather began.
+  bool written() const {
+    return stale_ || versions() != gathered_versions_;
+  }
   void refill(comm::Buffers& buffers, Counters& counters);
   void leave_buffers();
   void release(comm::Buffers& buffers);
@@ -133,6 +138,7 @@ class FullCopies {
   std::vector<std::shared_ptr<void>> watches_;
   State state_ = State::freed;
   bool stale_ = false;
+  int64_t gathered_versions_ = 0;
   at::Tensor gathered_;
   /// Several parts in a row.
   at::Tensor held_;

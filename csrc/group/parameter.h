@@ -59,6 +59,10 @@ class Parameter {
   at::Tensor visible() const {
     return face_ ? face_->parameter() : stored();
   }
+  /// Moves when what a front end shows is written to; stays where touch tells of writes.
+  int64_t version() const {
+    return face_ ? static_cast<int64_t>(face_->parameter()._version()) + static_cast<int64_t>(stored()._version()) : 0;
+  }
   /// From now on the optimizer sees this instead of what is stored.
   void set_face(std::shared_ptr<Face> face) {
     face_ = std::move(face);

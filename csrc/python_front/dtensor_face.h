@@ -3,7 +3,6 @@
 #include "group/face.h"
 #include "python_front/kept_object.h"
 
-
 #include <optional>
 
 namespace shardwise::python_front {

@@ -69,7 +69,8 @@ void ModuleUnit::look_again() {
     const auto parameter = entries_->current(i);
     if (!py::hasattr(parameter, "_local_tensor")) {
       throw Error(c10::str(
-          "shardwise: the parameter '", unit_->parameters()[i]->name(), "' that was wrapped is gone: its module holds a ",
+          "shardwise: the parameter '", unit_->parameters()[i]->name(),
+          "' that was wrapped is gone: its module holds a ",
           py::cast<std::string>(py::str(py::type::of(parameter).attr("__name__"))),
           " now, whose gradient would stay on this rank alone. Replace parameters before the module is wrapped, change "
           "them in place, or load a state dict of DTensors."));
@@ -99,7 +100,7 @@ py::object ModuleUnit::pre_forward(py::handle module, const py::object& argument
 }
 
 py::object ModuleUnit::post_forward(py::handle module, const py::object& /*arguments*/, const py::object& output) {
-  if (c10::GradMode::is_enabled() && unit_->has_full_copies()) {
+  if (c10::GradMode::is_enabled()) {
     const std::weak_ptr<engine::Unit> weak = unit_;
     for_each_tensor_in(output, [&](const at::Tensor& tensor) {
       if (!tensor.requires_grad() || tensor.is_leaf()) return;

@@ -30,8 +30,8 @@ struct GivenParameter {
 class ModuleUnit {
  public:
   ModuleUnit(
-      const Mesh& mesh, std::vector<GivenParameter> parameters, std::vector<std::pair<std::vector<std::string>, at::Tensor>> adopted,
-      engine::UnitSettings settings);
+      const Mesh& mesh, std::vector<GivenParameter> parameters,
+      std::vector<std::pair<std::vector<std::string>, at::Tensor>> adopted, engine::UnitSettings settings);
 
   Unit handle() const {
     return Unit(unit_);

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
     from shardwise._fully_shard import fully_shard
+    from shardwise._replicate import replicate
     from shardwise.modules import (
         FSDPModule,
         ReplicateModule,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
         register_fsdp_forward_method,
         share_comm_ctx,
     )
-    from shardwise._replicate import replicate
 
 transport.register()
 

@@ -19,7 +19,17 @@ from torch.distributed.tensor import Shard
 
 from shardwise.modules import FSDPModule, add_class
 from shardwise.state import State
-from shardwise.wrapping import Policies, check_module, check_policies, default_mesh, post_forward_mesh, roots_of, wrap
+from shardwise.wrapping import (
+    NO_CASTS,
+    NO_OFFLOAD,
+    Policies,
+    check_module,
+    check_policies,
+    default_mesh,
+    post_forward_mesh,
+    roots_of,
+    wrap,
+)
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -30,8 +40,8 @@ def _fully_shard(
     mesh: DeviceMesh | None = None,
     reshard_after_forward: bool | int | None = None,
     shard_placement_fn: Callable[[nn.Parameter], Shard | None] | None = None,
-    mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),
-    offload_policy: OffloadPolicy = OffloadPolicy(),
+    mp_policy: MixedPrecisionPolicy = NO_CASTS,
+    offload_policy: OffloadPolicy = NO_OFFLOAD,
     ignored_params: set[nn.Parameter] | None = None,
 ) -> nn.Module:
     roots = roots_of(module)
@@ -71,7 +81,7 @@ def _fully_shard(
 
 
 _fully_shard.__name__ = "fully_shard"
-_decorated: Any = contract(state_cls=State)(_fully_shard)  # type: ignore[arg-type]
+_decorated: Any = contract(state_cls=State)(_fully_shard)
 
 
 @overload

@@ -19,7 +19,17 @@ from torch.distributed.fsdp._fully_shard._fsdp_init import _get_managed_modules
 from shardwise._fully_shard import apply
 from shardwise.modules import ReplicateModule, add_class
 from shardwise.state import ReplicateState
-from shardwise.wrapping import Policies, check_module, check_policies, default_mesh, inner_state, roots_of, wrap
+from shardwise.wrapping import (
+    NO_CASTS,
+    NO_OFFLOAD,
+    Policies,
+    check_module,
+    check_policies,
+    default_mesh,
+    inner_state,
+    roots_of,
+    wrap,
+)
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -28,8 +38,8 @@ def _replicate(
     module: nn.Module,
     *,
     mesh: DeviceMesh | None = None,
-    mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),
-    offload_policy: OffloadPolicy = OffloadPolicy(),
+    mp_policy: MixedPrecisionPolicy = NO_CASTS,
+    offload_policy: OffloadPolicy = NO_OFFLOAD,
     ignored_params: set[nn.Parameter] | None = None,
 ) -> nn.Module:
     roots = roots_of(module)
@@ -68,7 +78,7 @@ def _replicate(
 
 
 _replicate.__name__ = "replicate"
-_decorated: Any = contract(state_cls=ReplicateState)(_replicate)  # type: ignore[arg-type]
+_decorated: Any = contract(state_cls=ReplicateState)(_replicate)
 
 
 @overload

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from types import MethodType
 from typing import Any, NoReturn, cast
 
 import torch
@@ -146,7 +147,7 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
         state.unit.set_custom_reduce_scatter(comm)
 
     def set_all_reduce_hook(
-        self, hook: Callable[[torch.Tensor], None], *, stream: torch.cuda.Stream | None = None
+        self, hook: Callable[[torch.Tensor], None] | None, *, stream: torch.cuda.Stream | None = None
     ) -> None:
         """Is called with the sum of this module's gradients before they are published; it may change the values.
 
@@ -243,7 +244,7 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
         args, kwargs = state._pre_forward(self, args, kwargs)
         return state._post_forward(self, args, method(*args, **kwargs))
 
-    setattr(module, method_name, with_hooks.__get__(module, type(module)))
+    setattr(module, method_name, MethodType(with_hooks, module))
 
 
 def share_comm_ctx(modules: list[torch.distributed.fsdp.FSDPModule]) -> None:
@@ -303,8 +304,10 @@ def _all_units(modules: list[torch.distributed.fsdp.FSDPModule]) -> list[_C.Unit
     return [_state(module).unit for module in modules]
 
 
-def _in_stream(hook: Callable[[torch.Tensor], None], stream: torch.cuda.Stream | None) -> Callable[..., None]:
-    if stream is None:
+def _in_stream(
+    hook: Callable[[torch.Tensor], None] | None, stream: torch.cuda.Stream | None
+) -> Callable[..., None] | None:
+    if hook is None or stream is None:
         return hook
 
     def in_stream(reduce_output: torch.Tensor) -> None:

@@ -51,7 +51,7 @@ def leaf_of(parameter: nn.Parameter, mesh: Mesh, shard: Shard, kind: torch.dtype
         detached = parameter.detach()
         values = None
         if kind is not None and parameter.is_floating_point() and parameter.dtype != kind:
-            values = detached._local_tensor
+            values = cast(DTensor, detached)._local_tensor
             # A DTensor's dtype is for good.
             detached = DTensor(values.to(kind), parameter._spec, requires_grad=False)
         full = nn.Parameter(detached, requires_grad=parameter.requires_grad)

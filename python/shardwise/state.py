@@ -87,7 +87,10 @@ class State(FSDPState):
         states: list[State] = []
         for name, module in root.named_modules():
             state = _get_module_fsdp_state(module)
-            if state is None or state in states or not isinstance(state, State) or state._kind != self._kind:
+            if state in states or not isinstance(state, State):
+                continue
+            # As torch has it: sharded units below a replicated root are roots of their own.
+            if self._kind == "Replicate" and state._kind != "Replicate":
                 continue
             if module is not root and state._is_root is not None:
                 raise RuntimeError(
@@ -131,11 +134,11 @@ class State(FSDPState):
                 f"Found following parameters on non-CPU device: {elsewhere}"
             )
 
-    def _pre_forward(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:  # type: ignore[override]
+    def _pre_forward(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         self._lazy_init()
         return self.unit.pre_forward(module, args, kwargs) or (args, kwargs)
 
-    def _post_forward(self, module: nn.Module, input: Any, output: Any) -> Any:  # type: ignore[override]
+    def _post_forward(self, module: nn.Module, input: Any, output: Any) -> Any:
         converted = self.unit.post_forward(module, input, output)
         return output if converted is None else converted
 

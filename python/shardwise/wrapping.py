@@ -30,6 +30,9 @@ from shardwise.state import ParamGroup, State, state_of
 
 Owner = tuple[nn.Module, str]
 
+NO_CASTS = MixedPrecisionPolicy()
+NO_OFFLOAD = OffloadPolicy()
+
 
 @dataclass
 class Found:
@@ -99,8 +102,8 @@ def default_mesh(names: tuple[str, ...] | None) -> DeviceMesh:
 
 
 def post_forward_mesh(reshard_after_forward: Any, mesh: FSDPMeshInfo) -> FSDPMeshInfo | None:
-    """Who holds everything together after forward. Made once for a mesh and a number of ranks: it has process groups."""
-    made = mesh.mesh.__dict__.setdefault("_shardwise_post_forward", {})
+    """Who holds everything together after forward. Made once a mesh and number of ranks, for it has process groups."""
+    made: dict[int, FSDPMeshInfo] = mesh.mesh.__dict__.setdefault("_shardwise_post_forward", {})
     if type(reshard_after_forward) is not int or reshard_after_forward not in made:
         info = _get_post_forward_mesh_info(reshard_after_forward, mesh)
         if info is None or info is mesh:

@@ -50,7 +50,7 @@ COPIES = [
     Mutant(
         "follow no change of requires_grad",
         "csrc/group/group.cpp",
-        "parameter->leaf().requires_grad() != is_trained)",
+        "parameter->leaf_requires_grad() != is_trained)",
         "false)",
         suites="FullyShardPrograms.*",
     ),
@@ -93,8 +93,8 @@ COPIES = [
     Mutant(
         "keep full copies of values that changed on the way",
         "csrc/group/full_copies.cpp",
-        "  return stale_;\n",
-        "  return false;\n",
+        "  state_ = State::full;\n  return written();\n",
+        "  state_ = State::full;\n  return false;\n",
         suites="FullyShardFront.*",
     ),
     Mutant(
@@ -143,7 +143,7 @@ COPIES = [
     Mutant(
         "gather what was held before a shard was written",
         "csrc/group/full_copies.h",
-        "return held_.defined() && !stale_;",
+        "return held_.defined() && !written();",
         "return held_.defined();",
         suites="FullyShardNeighbours.*",
     ),

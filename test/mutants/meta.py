@@ -15,8 +15,8 @@ META = [
     Mutant(
         "name only the first parameter without values",
         "csrc/engine/unit_values.cpp",
-        "if (parameter->visible().is_meta()) names.push_back(parameter->name());",
-        "if (parameter->visible().is_meta() && names.empty()) names.push_back(parameter->name());",
+        "if (parameter->stored().is_meta()) names.push_back(parameter->name());",
+        "if (parameter->stored().is_meta() && names.empty()) names.push_back(parameter->name());",
         suites="MetaContract.*",
     ),
     Mutant(

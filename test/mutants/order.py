@@ -8,8 +8,8 @@ ORDER = [
     Mutant(
         "swap the order on one rank",
         "csrc/engine/schedule.cpp",
-        "  order_ = reduce_order();",
-        "  order_ = reduce_order();\n"
+        "get_current_graph_task_id();\n  order_ = reduce_order();",
+        "get_current_graph_task_id();\n  order_ = reduce_order();\n"
         "  if (order_.front()->collectives().rank() == 1) std::reverse(order_.begin(), order_.end());",
         languages=BOTH,
     ),

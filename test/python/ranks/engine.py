@@ -1,5 +1,7 @@
-"""Two engines with one interface: torch's and ours. SHARDWISE_TEST_ENGINE=torch puts torch's in the place of ours, which
-shows whether a test asks for more than torch itself does."""
+"""Two engines with one interface: torch's and ours.
+
+SHARDWISE_TEST_ENGINE=torch puts torch's in the place of ours, which shows whether a test asks for more than torch does.
+"""
 
 from __future__ import annotations
 

@@ -64,7 +64,9 @@ def assert_same(model: nn.Module, reference: nn.Module, what: str) -> None:
         torch.testing.assert_close(local(ours), theirs, msg=lambda text, n=name: f"{what}: {n}: {text}")
         assert (ours.grad is None) == (theirs.grad is None), f"{what}: {name}: {ours.grad} for {theirs.grad}"
         if ours.grad is not None:
-            torch.testing.assert_close(local(ours.grad), theirs.grad, msg=lambda text, n=name: f"{what}: grad {n}: {text}")
+            torch.testing.assert_close(
+                local(ours.grad), theirs.grad, msg=lambda text, n=name: f"{what}: grad {n}: {text}"
+            )
 
 
 def pair(model: nn.Module) -> tuple[nn.Module, nn.Module]:
