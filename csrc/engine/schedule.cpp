@@ -78,6 +78,8 @@ void Schedule::enter(Unit& unit, Keep keep) {
   const bool backward = BackwardWatch::running();
   const auto stays = [&](const Unit& other) {
     if (keep == Keep::all || &other == &unit || unit.lies_below(other)) return true;
+    // Of several modules, some have their backward still to come.
+    if (backward && other.options.has_several_modules && other.backward.missing > 0) return true;
     return keep == Keep::outer_and_inner && other.lies_below(unit);
   };
   // A copy: closing takes units out.

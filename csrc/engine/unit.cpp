@@ -140,6 +140,9 @@ const group::Parameter* Unit::parameter_of_shard(const at::Tensor& tensor) const
 }
 
 bool Unit::begin_unshard() {
+  if (settings_.front && !shows_full_ && !in_backward()) {
+    for (const auto& parameter : parameters_) parameter->follow_face();
+  }
   if (!has_full_copies()) {
     // Leaves are what hooks and operations of the module see: they follow what stands for them.
     settings_.front ? renew_groups() : need_values();

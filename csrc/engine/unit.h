@@ -234,6 +234,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
     CustomCollective reduce_scatter;
     bool reshard_after_backward = true;
     bool unshard_in_backward = true;
+    /// In backward it is closed once all its gradients are there, whichever module runs meanwhile.
+    bool has_several_modules = false;
     std::optional<bool> reshard_after_forward;
     std::vector<std::weak_ptr<Unit>> forward_prefetch;
     std::vector<std::weak_ptr<Unit>> backward_prefetch;

@@ -93,6 +93,12 @@ bool Parameter::leaf_requires_grad() const {
   return leaf_.expired() ? leaf().requires_grad() : impl->requires_grad();
 }
 
+void Parameter::follow_face() const {
+  if (!face_) return;
+  const bool is_trained = face_->parameter().requires_grad();
+  if (is_trained != leaf_requires_grad()) leaf().set_requires_grad(is_trained);
+}
+
 at::Tensor Parameter::kept_shard() const {
   return lock(kept_, name());
 }

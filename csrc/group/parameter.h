@@ -76,11 +76,13 @@ class Parameter {
   }
   /// Whether the optimizer trains it, and whether autograd brings gradients to the leaf.
   bool requires_grad() const {
-    if (face_) return face_->parameter().requires_grad();
+    if (face_) return leaf_requires_grad();
     if (is_kept_) return kept_shard().requires_grad();
     return shard_.defined() ? shard_.requires_grad() : leaf_requires_grad();
   }
   bool leaf_requires_grad() const;
+  /// Where the optimizer sees a face, a leaf that modules show can be frozen by itself, until they show it anew.
+  void follow_face() const;
   /// From now on gradients are published to this tensor. The leaf has the sizes of the whole parameter.
   void set_shard(at::Tensor shard) {
     shard_ = std::move(shard);

@@ -83,6 +83,7 @@ void ModuleUnit::look_again() {
 
 void ModuleUnit::set_modules(const std::vector<py::object>& modules) {
   for (const auto& module : modules) modules_.insert(module.ptr());
+  unit_->options.has_several_modules = modules.size() > 1;
 }
 
 void ModuleUnit::set_conversions(py::object inputs, py::object outputs) {
@@ -95,7 +96,8 @@ py::object ModuleUnit::pre_forward(py::handle module, const py::object& argument
   if (modules_.size() > 1 && !engine::Unit::in_backward() && !to_run_.contains(module.ptr())) to_run_ = modules_;
   auto result = convert_inputs_.is_none() ? py::none() : convert_inputs_(arguments, keywords);
   const py::gil_scoped_release no_gil;
-  unit_->enter(engine::Keep::outer);
+  // In forward every unit is closed where its own module ends.
+  unit_->enter(engine::Unit::in_backward() ? engine::Keep::outer : engine::Keep::all);
   return result;
 }
 

@@ -120,7 +120,7 @@ def wrap(state: State, roots: Sequence[nn.Module], managed: Sequence[nn.Module],
     found = list(_parameters(roots, managed, policies.ignored))
     for each in found:
         _check(each, device, policies.replicates)
-    _refuse_shared(found)
+    _refuse_shared(found, roots)
     _move(found, managed, device)
     leaves = [_leaf(each, policies) for each in found]
     unit = _C.Unit(
@@ -192,15 +192,22 @@ def _adopted(roots: Sequence[nn.Module]) -> Iterator[tuple[list[str], torch.Tens
 _managed = WeakTensorKeyDictionary()
 
 
-def _refuse_shared(found: Sequence[Found]) -> None:
+def _refuse_shared(found: Sequence[Found], roots: Sequence[nn.Module]) -> None:
     for each in found:
-        state, name = _managed.get(each.parameter, (lambda: None, ""))
-        if state() is not None:
+        weak, name = _managed.get(each.parameter, (lambda: None, ""))
+        if (state := weak()) is not None:
+            name = _path_of(state, roots) + name
             raise ValueError(
                 f"shardwise: the parameter '{each.names[0]}' is shared with a parameter already managed by another "
                 f"FSDP group, where it is '{name}': their gradients would not be added. Give both modules to one "
                 "call, as a list, or name the parameter in ignored_params."
             )
+
+
+def _path_of(state: State, roots: Sequence[nn.Module]) -> str:
+    """Where the module of another call lies in these, with a dot; empty where it does not."""
+    paths = (path for root in roots for path, module in root.named_modules() if module is state._modules[0])
+    return next((f"{path}." for path in paths if path), "")
 
 
 def _check(found: Found, device: torch.device, replicates: bool) -> None:

@@ -62,7 +62,11 @@ class _Generator:
             self._optimizer() if is_exact else "sgd",
             [self._step(number) for number in range(STEPS)],
             is_exact,
-            is_counted=not self.has_repeats and self.forwards == 1 and not self.has_checkpoints,
+            # A replicated unit of ours takes part in every backward of its tree.
+            is_counted=not self.has_repeats
+            and self.forwards == 1
+            and not self.has_checkpoints
+            and all(unit.api == "fully_shard" for unit in self.units),
         )
 
     def _optimizer(self) -> str:

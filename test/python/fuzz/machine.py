@@ -125,7 +125,8 @@ class Machine:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=step.set_to_none)
         self._note_parameters(f"after step {number}", with_gradients=False)
-        if step.evaluates:
+        # After a child was run alone torch evaluates with some values from before the optimizer's step.
+        if step.evaluates and not any(microbatch.module for microbatch in step.microbatches):
             with torch.no_grad():
                 self._note(f"evaluation {number}", self._loss("", 900 + number, False))
 
@@ -143,7 +144,8 @@ class Machine:
                 for each in range(microbatch.forwards)
             ]
         kinds = ("_reduce_scatter_base_", "allreduce_")
-        self._note(f"{where}: collectives of forward", forward.text(("_allgather_base_", *kinds)), is_count=True)
+        if not microbatch.module:
+            self._note(f"{where}: collectives of forward", forward.text(("_allgather_base_", *kinds)), is_count=True)
         for each, loss in enumerate(losses):
             self._note(f"{where} loss {each}", loss.detach())
         self._note_forms(f"{where} after forward")
