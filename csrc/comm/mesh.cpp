@@ -138,7 +138,7 @@ struct Mesh::State {
     std::erase_if(all, [](const auto& entry) { return entry.second.expired(); });
     auto& entry = all[key];
     const auto same_name = [](const Axis& a, const Axis& b) { return a.name == b.name; };
-    const auto other = entry.lock();
+    auto other = entry.lock();
     if (other && other->open && other->device == device &&
         std::equal(axes.begin(), axes.end(), other->axes.begin(), same_name)) {
       return other;

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from language import blocks_of
-from training import Wrap, Wrapping
+from parity import Wrap, Wrapping
 
 #: Before a unit's all-gather, after its forward, before its reduction, before the optimizer.
 POINTS = ("gather", "forward", "reduce", "optimizer")

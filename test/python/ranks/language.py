@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from parity import Program, WrapOne
 from torch import nn
 from torch.distributed._composable import checkpoint
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint as checkpointed
-from training import Program, WrapOne
 
 WIDTH = 8
 LENGTH = 5

@@ -6,8 +6,8 @@ from typing import Any
 
 from language import text_program
 from models import batch
+from parity import Program, WrapOne
 from torch import nn
-from training import Program, WrapOne
 from training_models import mlps
 
 MICROBATCHES = 3

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from engine import Engine
 from models import batch, reference_backward
+from parity import Pieces, assert_pieces, kind
 from torch import nn
 from torch.distributed.tensor import DTensor
-from training import Pieces, assert_pieces, kind
 from training_models import mlps
 
 

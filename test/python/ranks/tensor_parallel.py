@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from engine import Engine
 from models import batch
+from parity import Program, Wrapping
 from torch import nn
 from torch.distributed._composable import checkpoint
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from training import Program, Wrapping
 from training_models import Mlp, mlps
 
 #: Some of which two ranks cannot share evenly.

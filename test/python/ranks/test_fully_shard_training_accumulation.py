@@ -19,9 +19,9 @@ from microbatches import (
     set_flags,
     wrap_mlps,
 )
+from parity import Parity, Wrapping, assert_same_bits
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
-from training import Parity, Wrapping, assert_same_bits
 
 from shardwise.testing import run_ranks
 

@@ -11,11 +11,11 @@ import torch.distributed as dist
 from delays import POINTS, Delays
 from engine import TORCH, Engine, ours
 from language import blocks_of, prefetch_two_blocks, text_program, wrap_blocks
+from parity import Parity, Trace, Wrap, Wrapping, adam, assert_same_bits, local, momentum
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.debug import CommDebugMode
-from training import Parity, Trace, Wrap, Wrapping, adam, assert_same_bits, local, momentum
 from training_models import WIDTHS, mlp_program, non_root_program, twice_program
 
 from shardwise.testing import run_ranks

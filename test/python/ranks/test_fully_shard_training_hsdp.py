@@ -9,12 +9,12 @@ import torch.distributed as dist
 from engine import TORCH, Engine, ours
 from microbatches import MICROBATCHES, is_last
 from models import batch
+from parity import Parity, Program, Wrapping, assert_same_bits
 from torch import nn
 from torch.distributed._composable import checkpoint
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from training import Parity, Program, Wrapping, assert_same_bits
 from training_models import mlps
 
 from shardwise.testing import run_ranks

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from engine import TORCH, Engine, ours
 from models import batch
 from nested_inputs import assert_inputs_come_through
+from parity import Parity, Program, Wrap, adam
 from registration import TwoMlps
 from torch import nn
 from torch.distributed.tensor import DTensor
-from training import Parity, Program, Wrap, adam
 from training_models import batch_for, mlps
 
 from shardwise.testing import run_ranks

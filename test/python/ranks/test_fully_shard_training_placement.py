@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from engine import Engine
 from language import blocks_of, text_program, wrap_blocks
+from parity import Parity, Wrapping
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
-from training import Parity, Wrapping
 from training_models import mlp_program
 
 from shardwise.testing import run_ranks

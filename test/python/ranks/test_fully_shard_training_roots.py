@@ -10,8 +10,8 @@ import torch.distributed as dist
 from engine import TORCH, Engine, ours
 from language import vision_program
 from models import batch
+from parity import Parity, Program, Wrap, adam, counting
 from torch import nn
-from training import Parity, Program, Wrap, adam, counting
 from training_models import WIDTHS, mlp_program, mlps
 
 from shardwise.testing import run_ranks

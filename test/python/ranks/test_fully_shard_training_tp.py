@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from engine import Engine
+from parity import Parity, Wrapping
 from tensor_parallel import WIDTHS, assert_on, on_mesh, stack_program
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
-from training import Parity, Wrapping
 
 from shardwise.testing import run_ranks
 

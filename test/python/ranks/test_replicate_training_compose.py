@@ -18,9 +18,9 @@ from microbatches import (
     set_flags,
     wrap_mlps,
 )
+from parity import Parity, Wrap, Wrapping, assert_same_bits
 from torch import nn
 from torch.distributed.tensor import DTensor
-from training import Parity, Wrap, Wrapping, assert_same_bits
 
 from shardwise.testing import run_ranks
 

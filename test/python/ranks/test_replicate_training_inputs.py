@@ -8,10 +8,10 @@ import pytest
 import torch
 from engine import TORCH, Engine, ours
 from nested_inputs import assert_inputs_come_through
+from parity import Parity, Program, adam
 from registration import TwoMlps
 from torch import nn
 from torch.distributed.tensor import Replicate
-from training import Parity, Program, adam
 from training_models import batch_for, mlps
 
 from shardwise.testing import run_ranks

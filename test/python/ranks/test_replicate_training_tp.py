@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from engine import Engine
+from parity import Parity
 from tensor_parallel import WIDTHS, assert_on, on_mesh, stack_program
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
-from training import Parity
 
 from shardwise.testing import run_ranks
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from models import batch, mlp
+from parity import Program
 from torch import nn
-from training import Program
 
 #: The widths of models that are one group; not all can be cut evenly.
 WIDTHS = [(7, 15, 3), (16, 17, 8), (32, 16, 8)]
