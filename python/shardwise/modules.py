@@ -164,7 +164,7 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
         state.unit.set_all_reduce_hook(_in_stream(hook, stream))
 
     def set_post_optim_event(self, event: torch.Event) -> None:
-        """What the device has to come to before the next forward gathers. Without effect on CPUs.
+        """Accepted, and kept for the next forward to see. Gathers wait for all that the device was given before them.
 
         >>> model.set_post_optim_event(torch.cuda.current_stream().record_event())
         """
