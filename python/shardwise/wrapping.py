@@ -167,7 +167,8 @@ def _parameters(
         for name, module in root.named_modules():
             prefixes.setdefault(module, before + (f"{name}." if name else ""))
     found: dict[nn.Parameter, Found] = {}
-    for module in sorted(managed, key=list(prefixes).index):
+    own = set(managed)
+    for module in (each for each in prefixes if each in own):
         for name, parameter in module._parameters.items():
             if parameter is None or parameter in ignored:
                 continue
