@@ -1,5 +1,6 @@
 #include "comm/agreement.h"
 
+#include "comm/language_lock.h"
 #include "comm/process_group.h"
 #include "comm/reason.h"
 #include "comm/rendezvous.h"
@@ -217,6 +218,7 @@ void Agreement::compare(Chain chain, int64_t event, const std::string& text) {
 std::vector<Agreement::Record> Agreement::exchange(Record mine) {
   mine.rank = rank();
   std::vector<Record> records{mine};
+  const WithoutLanguageLock unlocked;
   for (const auto& channel : channels_) {
     const auto bytes = static_cast<int64_t>(records.size() * sizeof(Record));
     auto input = at::empty({bytes}, at::kByte);

@@ -1,6 +1,8 @@
 #include "comm/collectives.h"
 
+#include "comm/language_lock.h"
 #include "comm/reason.h"
+#include "observe/record.h"
 
 #include <shardwise/error.h>
 
@@ -8,6 +10,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <vector>
 
 namespace shardwise::comm {
@@ -28,6 +31,15 @@ at::Tensor flat_view(const at::Tensor& tensor) {
   return tensor.dim() == 1 ? tensor : tensor.view({-1});
 }
 
+/// Ends it when the work is done; where the work does not tell, whoever waits does.
+void end_with(const std::shared_ptr<observe::Span>& span, c10d::Work& work) {
+  try {
+    if (const auto future = work.getFuture()) future->addCallback([span](c10::ivalue::Future&) { span->end(); });
+  } catch (const std::exception& error) {
+    TORCH_WARN_ONCE("shardwise: collectives are recorded until somebody waited for them: ", reason(error));
+  }
+}
+
 } // namespace
 
 Pending::Pending(c10::intrusive_ptr<c10d::Work> work, What what, int64_t rank, Agreement::Place place, bool in_stream)
@@ -39,9 +51,15 @@ Pending::Pending(c10::intrusive_ptr<c10d::Work> work, What what, int64_t rank, A
 
 void Pending::wait() {
   if (!work_) return;
+  const WithoutLanguageLock unlocked;
+  std::optional<observe::Span> waiting;
+  if (observe::recording()) waiting.emplace("wait", what_(), rank_);
   std::string reason_given = "it was aborted";
   try {
-    if (place_.agreement ? wait_and_look() : work_->wait()) return;
+    if (place_.agreement ? wait_and_look() : work_->wait()) {
+      if (span_) span_->end();
+      return;
+    }
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -99,12 +117,20 @@ Collectives Collectives::by(Custom custom) const {
 
 template <typename Call>
 Pending Collectives::launch(
-    const Call& call, const at::Tensor& tensor, What what, int64_t& calls, Counters& counters) const {
+    const char* kind, const Call& call, const at::Tensor& tensor, What what, int64_t& calls, Counters& counters) const {
   ++calls;
   counters.collective_bytes += static_cast<int64_t>(tensor.nbytes());
+  const auto here = line_.ranks[rank()];
+  std::shared_ptr<observe::Span> span;
+  if (observe::recording()) span = std::make_shared<observe::Span>(kind, what(), here, tensor.nbytes());
   try {
     const bool in_stream = !tensor.is_cpu();
-    return {call(), std::move(what), line_.ranks[rank()], in_stream ? Agreement::Place() : place_, in_stream};
+    Pending pending(call(), std::move(what), here, in_stream ? Agreement::Place() : place_, in_stream);
+    if (span && pending.work_ && !in_stream) {
+      end_with(span, *pending.work_);
+      pending.span_ = std::move(span);
+    }
+    return pending;
   } catch (const std::exception& error) {
     fail(what, line_.ranks[rank()], reason(error));
   }
@@ -124,7 +150,7 @@ Pending Collectives::all_reduce(
   c10d::AllreduceOptions options;
   options.reduceOp = op;
   const auto call = [&] { return line_.group->allreduce(tensors, options); };
-  return launch(call, tensor, std::move(what), counters.all_reduces, counters);
+  return launch("all-reduce", call, tensor, std::move(what), counters.all_reduces, counters);
 }
 
 Pending Collectives::broadcast(const at::Tensor& tensor, int root, What what, Counters& counters) const {
@@ -132,7 +158,7 @@ Pending Collectives::broadcast(const at::Tensor& tensor, int root, What what, Co
   c10d::BroadcastOptions options;
   options.rootRank = root;
   const auto call = [&] { return line_.group->broadcast(tensors, options); };
-  return launch(call, tensor, std::move(what), counters.broadcasts, counters);
+  return launch("broadcast", call, tensor, std::move(what), counters.broadcasts, counters);
 }
 
 Pending Collectives::all_gather(
@@ -140,9 +166,14 @@ Pending Collectives::all_gather(
   auto flat = flat_view(output);
   auto input = flat_view(tensor);
   const auto call = [&] {
-    return custom_ ? custom_(flat, input, *line_.group) : line_.group->_allgather_base(flat, input);
+    if (custom_) return custom_(flat, input, *line_.group);
+    if (line_.group->hasBackends()) return line_.group->_allgather_base(flat, input);
+    // A process group written in Python: torch does not pass it the call above.
+    std::vector<at::Tensor> outputs{flat};
+    std::vector<at::Tensor> inputs{input};
+    return line_.group->allgather_into_tensor_coalesced(outputs, inputs);
   };
-  return launch(call, tensor, std::move(what), counters.all_gathers, counters);
+  return launch("all-gather", call, tensor, std::move(what), counters.all_gathers, counters);
 }
 
 Pending Collectives::reduce_scatter(
@@ -150,9 +181,13 @@ Pending Collectives::reduce_scatter(
   auto flat = flat_view(output);
   auto input = flat_view(tensor);
   const auto call = [&] {
-    return custom_ ? custom_(flat, input, *line_.group) : line_.group->_reduce_scatter_base(flat, input);
+    if (custom_) return custom_(flat, input, *line_.group);
+    if (line_.group->hasBackends()) return line_.group->_reduce_scatter_base(flat, input);
+    std::vector<at::Tensor> outputs{flat};
+    std::vector<at::Tensor> inputs{input};
+    return line_.group->reduce_scatter_tensor_coalesced(outputs, inputs);
   };
-  auto pending = launch(call, tensor, std::move(what), counters.reduce_scatters, counters);
+  auto pending = launch("reduce-scatter", call, tensor, std::move(what), counters.reduce_scatters, counters);
   const auto& agreement = pending.place_.agreement;
   if (agreement && pending.work_) pending.ticket_ = agreement->waiter().add(pending.work_);
   return pending;

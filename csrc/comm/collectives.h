@@ -11,6 +11,10 @@
 #include <functional>
 #include <string>
 
+namespace shardwise::observe {
+class Span;
+}
+
 namespace shardwise::comm {
 
 /// Names a collective in errors: a text, or what makes it, for most collectives do not fail.
@@ -54,6 +58,8 @@ class SHARDWISE_API Pending {
   bool in_stream_;
   /// Of a work whose own wait knows no timeout, and that does not tell whether it is done.
   std::shared_ptr<Waiter::Ticket> ticket_;
+  /// Where events are recorded.
+  std::shared_ptr<observe::Span> span_;
 };
 
 /// As ProcessGroup's own, of the user's: null when the output is complete.
@@ -99,8 +105,11 @@ class SHARDWISE_API Collectives {
   Pending reduce_scatter(const at::Tensor& output, const at::Tensor& tensor, What what, Counters& counters) const;
 
  private:
+  /// Counted under `calls` and recorded as a `kind`.
   template <typename Call>
-  Pending launch(const Call& call, const at::Tensor& tensor, What what, int64_t& calls, Counters& counters) const;
+  Pending launch(
+      const char* kind, const Call& call, const at::Tensor& tensor, What what, int64_t& calls,
+      Counters& counters) const;
 
   Line line_;
   Agreement::Place place_;

@@ -1,9 +1,6 @@
 #include "comm/direct_announcements.h"
 
-#include "comm/direct_error.h"
 #include "comm/direct_rule.h"
-
-#include <c10/util/StringUtil.h>
 
 #include <cstring>
 
@@ -38,7 +35,7 @@ void Announcements::expect_next() {
   }
 }
 
-void Announcements::exchange(const Signature& signature, size_t bytes) {
+void Announcements::exchange(size_t bytes) {
   std::vector<Message> sent;
   for (int step = 1; step < wire_.size(); ++step) {
     const auto peer = (wire_.rank() + step) % wire_.size();
@@ -50,17 +47,12 @@ void Announcements::exchange(const Signature& signature, size_t bytes) {
   wire_.wait(sent);
   std::swap(incoming_, coming_);
   expect_next();
-  for (int peer = 0; peer < wire_.size(); ++peer) {
-    if (peer == wire_.rank()) continue;
-    Signature theirs;
-    std::memcpy(&theirs, incoming_[peer].data(), sizeof(Signature));
-    if (theirs == signature) continue;
-    raise_peer_error(c10::str(
-        "shardwise: rank ", wire_.rank(), " of ", wire_.size(), ": the ranks do not call the same collective: rank ",
-        wire_.rank(), " calls ", signature.describe(), ", but rank ", peer, " calls ", theirs.describe(),
-        ". All ranks of a process group must call the same collectives with the same sizes, in the same order. "
-        "Nothing was sent."));
-  }
+}
+
+Signature Announcements::signature(int peer) const {
+  Signature signature;
+  std::memcpy(&signature, incoming_[peer].data(), sizeof(Signature));
+  return signature;
 }
 
 } // namespace shardwise::comm::direct

@@ -14,17 +14,18 @@ class Announcements {
   explicit Announcements(Wire& wire);
 
   /// Sends each peer what this rank does, with the bytes for that peer: all of `inlined(peer)`, `bytes` of them, or
-  /// none. Returns when all have announced the same, else raises c10::DistBackendError with both ways; nothing is under
-  /// way then, and the wire stays whole.
+  /// none. Returns when all have announced something.
   template <typename Data>
   void exchange(const Signature& signature, size_t bytes, const Data& inlined) {
     for (int peer = 0; peer < wire_.size(); ++peer) {
       if (peer != wire_.rank()) write(peer, signature, inlined(peer), bytes);
     }
-    exchange(signature, bytes);
+    exchange(bytes);
   }
 
-  /// What came along with the last announcement of a peer.
+  /// What a peer announced last.
+  Signature signature(int peer) const;
+  /// What came along with that.
   const std::byte* data(int peer) const;
 
   /// Expects nothing any more: what is expected keeps the connections open.
@@ -32,7 +33,7 @@ class Announcements {
 
  private:
   void write(int peer, const Signature& signature, const std::byte* data, size_t bytes);
-  void exchange(const Signature& signature, size_t bytes);
+  void exchange(size_t bytes);
   void expect_next();
 
   Wire& wire_;

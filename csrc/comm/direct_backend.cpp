@@ -1,7 +1,6 @@
 #include "comm/direct_backend.h"
 
 #include "comm/direct_error.h"
-#include "comm/direct_rule.h"
 #include "comm/direct_sums.h"
 
 #include <c10/util/StringUtil.h>
@@ -40,9 +39,9 @@ bool sums(c10d::ReduceOp::RedOpType op, at::ScalarType dtype) {
   return (mean || op == c10d::ReduceOp::SUM) && can_add_up(dtype, mean);
 }
 
-bool sums_all(c10d::ReduceOp::RedOpType op, const at::Tensor& tensor, int world) {
+bool sums_all(const Exchange& exchange, c10d::ReduceOp::RedOpType op, const at::Tensor& tensor) {
   const auto dtype = tensor.scalar_type();
-  return sums(op, dtype) && !leaves_all_reduce_to_gloo(tensor.nbytes(), world, dtype, op);
+  return sums(op, dtype) && !exchange.leaves_all_reduce_to_gloo(tensor.nbytes(), dtype, op);
 }
 
 std::vector<std::byte*> places_in(const at::Tensor& whole, int world) {
@@ -67,10 +66,13 @@ Outcome outcome_of(const std::vector<at::Tensor>& tensors) {
 
 } // namespace
 
-DirectBackend::DirectBackend(c10::intrusive_ptr<c10d::Backend> gloo, std::chrono::milliseconds timeout)
+DirectBackend::DirectBackend(
+    c10::intrusive_ptr<c10d::Backend> gloo, std::chrono::milliseconds timeout, const MakeExchange& make,
+    std::string way)
     : c10d::Backend(gloo->getRank(), gloo->getSize()),
       timeout_(timeout),
-      worker_(std::move(gloo)) {}
+      way_(std::move(way)),
+      worker_(std::move(gloo), make) {}
 
 c10::intrusive_ptr<c10d::Backend::Options> DirectBackend::getBackendOptions() {
   return c10::make_intrusive<Options>(getBackendName(), timeout_.load());
@@ -118,7 +120,7 @@ DirectBackend::Works DirectBackend::allreduce_coalesced(
   const auto type = tensors.size() == 1 ? OpType::ALLREDUCE : OpType::ALLREDUCE_COALESCED;
   return issue(type, "shardwise:all_reduce", tensors, [tensors, calls, options](Exchange& exchange) mutable {
     for (size_t i = 0; i < tensors.size(); ++i) {
-      if (sums_all(options.reduceOp, tensors[i], exchange.wire().size())) {
+      if (sums_all(exchange, options.reduceOp, tensors[i])) {
         exchange.all_reduce(calls[i], data_of(tensors[i]));
       } else {
         Tensors one{tensors[i]};

@@ -2,29 +2,37 @@
 
 #include "comm/direct_worker.h"
 
+#include <shardwise/export.h>
+
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <string>
 #include <vector>
 
 namespace shardwise::comm::direct {
 
-/// A back end for CPU tensors: all-gathers, reduce-scatters and all-reduces (sums and means) by sends and receives of
-/// Gloo's, with sums in the order of the ranks: the same bits in every run. What it does not do itself it hands to
-/// Gloo.
+/// A back end for CPU tensors: all-gathers, reduce-scatters and all-reduces (sums and means) by an Exchange, with sums
+/// in the order of the ranks: the same bits in every run. What it does not do itself it hands to Gloo.
 ///
 /// Collectives are carried out in the order in which they are issued, whoever does it. Ranks first compare what they
 /// call: if they differ, all get an error with both ways, and may go on. A rank that is late beyond the timeout or gone
 /// is named; then nothing more can be sent. Sends and receives of users go to Gloo at once, with tags below 2^30.
-class DirectBackend final : public c10d::Backend {
+class SHARDWISE_API DirectBackend final : public c10d::Backend {
  public:
-  /// Nobody else may use `gloo` from here on.
-  DirectBackend(c10::intrusive_ptr<c10d::Backend> gloo, std::chrono::milliseconds timeout);
+  /// Nobody else may use `gloo` from here on. What `make` gives carries out the collectives; `way` says how.
+  DirectBackend(
+      c10::intrusive_ptr<c10d::Backend> gloo, std::chrono::milliseconds timeout, const MakeExchange& make,
+      std::string way);
 
   const std::string getBackendName() const override {
     return "shardwise";
+  }
+  /// "shared memory" or "TCP".
+  const std::string& way() const {
+    return way_;
   }
   c10::intrusive_ptr<Options> getBackendOptions() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
@@ -74,6 +82,7 @@ class DirectBackend final : public c10d::Backend {
   std::chrono::milliseconds time(std::chrono::milliseconds given) const;
 
   std::atomic<std::chrono::milliseconds> timeout_;
+  const std::string way_;
   Worker worker_;
 };
 

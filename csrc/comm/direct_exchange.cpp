@@ -1,165 +1,34 @@
 #include "comm/direct_exchange.h"
 
-#include "comm/direct_rule.h"
-#include "comm/direct_sums.h"
+#include "comm/direct_error.h"
+
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 
 namespace shardwise::comm::direct {
-namespace {
 
-size_t bytes_of(const Call& call) {
-  return static_cast<size_t>(call.signature.elements) * c10::elementSize(call.signature.dtype);
-}
-
-bool is_mean(const Call& call) {
-  return call.signature.op == c10d::ReduceOp::AVG;
-}
-
-/// The largest share that a rank has when `bytes` are dealt out, a multiple of 64.
-size_t share_of(size_t bytes, int world) {
+Share Share::of(size_t bytes, int rank, int world) {
   constexpr size_t kLine = 64;
   const auto dealt = kLine * static_cast<size_t>(world);
-  return (bytes + dealt - 1) / dealt * kLine;
+  const auto largest = (bytes + dealt - 1) / dealt * kLine;
+  const auto begin = std::min(bytes, static_cast<size_t>(rank) * largest);
+  return {.begin = begin, .bytes = std::min(largest, bytes - begin)};
 }
 
-} // namespace
-
-Exchange::Exchange(Wire& wire) : wire_(wire), announcements_(wire) {}
-
-void Exchange::end() {
-  announcements_.end();
+void Exchange::compare(const Signature& mine, int peer, const Signature& theirs) const {
+  if (theirs == mine) return;
+  raise_peer_error(c10::str(
+      "shardwise: rank ", rank(), " of ", world(), ": the ranks do not call the same collective: rank ", rank(),
+      " calls ", mine.describe(), ", but rank ", peer, " calls ", theirs.describe(),
+      ". All ranks of a process group must call the same collectives with the same sizes, in the same order. "
+      "Nothing was sent."));
 }
 
 std::vector<int> Exchange::peers() const {
   std::vector<int> peers;
-  for (int step = 1; step < wire_.size(); ++step) peers.push_back((rank() + step) % wire_.size());
+  for (int step = 1; step < world(); ++step) peers.push_back((rank() + step) % world());
   return peers;
-}
-
-std::vector<const std::byte*> Exchange::announced(const std::byte* own) const {
-  std::vector<const std::byte*> terms;
-  for (int peer = 0; peer < wire_.size(); ++peer) terms.push_back(peer == rank() ? own : announcements_.data(peer));
-  return terms;
-}
-
-void Exchange::announce(const Call& call) {
-  wire_.begin(call.signature, call.timeout);
-  announcements_.exchange(call.signature, 0, [](int) { return nullptr; });
-}
-
-void Exchange::all_gather(const Call& call, const std::vector<std::byte*>& places, const std::byte* input) {
-  const auto bytes = bytes_of(call);
-  wire_.begin(call.signature, call.timeout);
-  const bool small = bytes <= kInline;
-  announcements_.exchange(call.signature, small ? bytes : 0, [&](int) { return input; });
-  std::vector<Message> messages;
-  for (const int peer : peers()) {
-    if (small) {
-      std::copy_n(announcements_.data(peer), bytes, places[peer]);
-    } else {
-      messages.push_back(wire_.receive(peer, places[peer], bytes, Phase::gather));
-    }
-  }
-  if (!small) {
-    for (const int peer : peers()) messages.push_back(wire_.send(peer, input, bytes, Phase::gather));
-  }
-  if (places[rank()] != input) std::copy_n(input, bytes, places[rank()]);
-  wire_.wait(messages);
-}
-
-template <typename Summed>
-void Exchange::sum_pieces(const Call& call, std::byte* output, const Parts& parts, size_t piece, const Summed& summed) {
-  const auto peers = this->peers();
-  const auto world = static_cast<size_t>(wire_.size());
-  const auto item = c10::elementSize(call.signature.dtype);
-  const auto mine = parts.bytes[rank()];
-  const auto count = (mine + piece - 1) / piece;
-  const auto size_of = [&](size_t begin, size_t end) { return begin < end ? std::min(piece, end - begin) : 0; };
-  const auto place = [&](size_t number, size_t peer) {
-    return pieces_.data() + (number % kPieces * world + peer) * piece;
-  };
-  pieces_.resize(std::max(pieces_.size(), kPieces * world * piece));
-
-  std::array<std::vector<Message>, kPieces> coming;
-  const auto expect = [&](size_t number) {
-    auto& messages = coming[number % kPieces];
-    messages.clear();
-    if (number >= count) return;
-    for (const int peer : peers) {
-      messages.push_back(wire_.receive(peer, place(number, peer), size_of(number * piece, mine), Phase::sum));
-    }
-  };
-  for (size_t number = 0; number < kPieces; ++number) expect(number);
-  std::vector<Message> sent;
-  const auto largest = *std::max_element(parts.bytes.begin(), parts.bytes.end());
-  for (size_t begin = 0; begin < largest; begin += piece) {
-    for (const int peer : peers) {
-      const auto bytes = size_of(begin, parts.bytes[peer]);
-      if (bytes > 0) sent.push_back(wire_.send(peer, parts.inputs[peer] + begin, bytes, Phase::sum));
-    }
-  }
-  std::vector<const std::byte*> terms(world);
-  for (size_t number = 0; number < count; ++number) {
-    wire_.wait(coming[number % kPieces]);
-    for (size_t peer = 0; peer < world; ++peer) terms[peer] = place(number, peer);
-    const auto begin = number * piece;
-    const auto bytes = size_of(begin, mine);
-    terms[rank()] = parts.inputs[rank()] + begin;
-    add_up(output + begin, terms, static_cast<int64_t>(bytes / item), call.signature.dtype, is_mean(call));
-    expect(number + kPieces);
-    summed(begin, bytes);
-  }
-  wire_.wait(sent);
-}
-
-void Exchange::reduce_scatter(const Call& call, std::byte* output, const std::vector<const std::byte*>& inputs) {
-  const auto bytes = bytes_of(call);
-  wire_.begin(call.signature, call.timeout);
-  const bool small = bytes <= kInline;
-  announcements_.exchange(call.signature, small ? bytes : 0, [&](int peer) { return inputs[peer]; });
-  if (small) {
-    return add_up(output, announced(inputs[rank()]), call.signature.elements, call.signature.dtype, is_mean(call));
-  }
-  const Parts parts{.inputs = inputs, .bytes = std::vector<size_t>(inputs.size(), bytes)};
-  sum_pieces(call, output, parts, piece_bytes(bytes), [](size_t, size_t) {});
-}
-
-// Each rank sums a part, and sends it to all others piece by piece. A piece of another rank's part comes into the place
-// that this rank's own input for it was sent from: it cannot come before that has arrived.
-void Exchange::all_reduce(const Call& call, std::byte* data) {
-  const auto bytes = bytes_of(call);
-  wire_.begin(call.signature, call.timeout);
-  const bool small = bytes <= kInline;
-  announcements_.exchange(call.signature, small ? bytes : 0, [&](int) { return data; });
-  if (small) return add_up(data, announced(data), call.signature.elements, call.signature.dtype, is_mean(call));
-
-  const auto share = share_of(bytes, wire_.size());
-  const auto piece = piece_bytes(share);
-  Parts parts;
-  std::vector<std::byte*> places;
-  for (int peer = 0; peer < wire_.size(); ++peer) {
-    const auto begin = std::min(bytes, static_cast<size_t>(peer) * share);
-    places.push_back(data + begin);
-    parts.inputs.push_back(data + begin);
-    parts.bytes.push_back(std::min(share, bytes - begin));
-  }
-  std::vector<Message> messages;
-  for (size_t begin = 0; begin < share; begin += piece) {
-    for (const int peer : peers()) {
-      if (begin >= parts.bytes[peer]) continue;
-      const auto size = std::min(piece, parts.bytes[peer] - begin);
-      messages.push_back(wire_.receive(peer, places[peer] + begin, size, Phase::gather));
-    }
-  }
-  sum_pieces(call, places[rank()], parts, piece, [&](size_t begin, size_t size) {
-    for (const int peer : peers()) {
-      messages.push_back(wire_.send(peer, places[rank()] + begin, size, Phase::gather));
-    }
-  });
-  wire_.wait(messages);
 }
 
 } // namespace shardwise::comm::direct

@@ -1,9 +1,10 @@
 #pragma once
 
-#include "comm/direct_announcements.h"
 #include "comm/direct_wire.h"
 
 #include <cstddef>
+#include <functional>
+#include <memory>
 #include <vector>
 
 namespace shardwise::comm::direct {
@@ -12,51 +13,70 @@ namespace shardwise::comm::direct {
 struct Call {
   Signature signature;
   std::chrono::milliseconds timeout;
+
+  /// Of Signature::elements.
+  size_t bytes() const {
+    return static_cast<size_t>(signature.elements) * c10::elementSize(signature.dtype);
+  }
+  bool is_mean() const {
+    return signature.op == c10d::ReduceOp::AVG;
+  }
 };
 
-/// Collectives by sends and receives into their places; all ranks sum in the order of the ranks. Memory is that of
-/// contiguous tensors of Call::signature's dtype. One thread uses it, for one collective at a time.
+/// The range that a rank sums of a tensor that all ranks have, or of what lies at its beginning.
+struct Share {
+  size_t begin = 0;
+  size_t bytes = 0;
+
+  /// Of `bytes` that are dealt out to all ranks, in multiples of 64.
+  static Share of(size_t bytes, int rank, int world);
+};
+
+/// Carries out collectives; all ranks sum in the order of the ranks. Memory is that of contiguous tensors of
+/// Call::signature's dtype. One thread uses it, for one collective at a time.
+///
+/// Ranks first compare what they call: if that differs, all raise c10::DistBackendError with both ways, and may go on.
 class Exchange {
  public:
-  explicit Exchange(Wire& wire);
+  explicit Exchange(Wire& wire) : wire_(wire) {}
+  virtual ~Exchange() = default;
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
 
   /// Compares the calls of all ranks, which have all come when it returns.
-  void announce(const Call& call);
+  virtual void announce(const Call& call) = 0;
   /// Fills the place of each rank with that rank's `input`, which may be its place already.
-  void all_gather(const Call& call, const std::vector<std::byte*>& places, const std::byte* input);
+  virtual void all_gather(const Call& call, const std::vector<std::byte*>& places, const std::byte* input) = 0;
   /// Fills `output` with the sum of the inputs that all ranks have for this one. It may be this rank's own input for
   /// it.
-  void reduce_scatter(const Call& call, std::byte* output, const std::vector<const std::byte*>& inputs);
+  virtual void reduce_scatter(const Call& call, std::byte* output, const std::vector<const std::byte*>& inputs) = 0;
   /// Sums in place.
-  void all_reduce(const Call& call, std::byte* data);
+  virtual void all_reduce(const Call& call, std::byte* data) = 0;
+  /// Whether Gloo's all-reduce is as good, and gives the same bits.
+  virtual bool leaves_all_reduce_to_gloo(size_t bytes, at::ScalarType dtype, c10d::ReduceOp::RedOpType op) const = 0;
+  /// Nothing comes any more; the peers hear of it.
+  virtual void end() = 0;
 
   Wire& wire() {
     return wire_;
   }
-  /// Nothing comes any more.
-  void end();
 
- private:
-  /// What each rank is to sum: where this rank's input for it is, and how many bytes.
-  struct Parts {
-    std::vector<const std::byte*> inputs;
-    std::vector<size_t> bytes;
-  };
-  /// Sums this rank's part piece by piece into `output`, and calls summed(begin, bytes) after each.
-  template <typename Summed>
-  void sum_pieces(const Call& call, std::byte* output, const Parts& parts, size_t piece, const Summed& summed);
-  /// Where the inputs of all ranks are that came with the announcements.
-  std::vector<const std::byte*> announced(const std::byte* own) const;
-  /// The peers, the next rank first, so that not all send to the same.
+ protected:
+  /// Raises c10::DistBackendError where a peer calls something else.
+  void compare(const Signature& mine, int peer, const Signature& theirs) const;
+  /// The peers, the next rank first, so that not all turn to the same.
   std::vector<int> peers() const;
   int rank() const {
     return wire_.rank();
   }
+  int world() const {
+    return wire_.size();
+  }
 
+ private:
   Wire& wire_;
-  Announcements announcements_;
-  /// Pieces that come in, for each peer.
-  std::vector<std::byte> pieces_;
 };
+
+using MakeExchange = std::function<std::unique_ptr<Exchange>(Wire&)>;
 
 } // namespace shardwise::comm::direct

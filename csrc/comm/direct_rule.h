@@ -34,7 +34,7 @@ constexpr size_t kPieces = 3;
 /// the same bits: one addition, one rounding. (A mean of 16 bits has not: Gloo rounds before it divides.) With more
 /// ranks the order of Gloo's additions depends on the place in the tensor, and it rounds after each.
 constexpr size_t kGlooAllReduce = 131072;
-inline bool leaves_all_reduce_to_gloo(size_t bytes, int world, at::ScalarType dtype, c10d::ReduceOp::RedOpType op) {
+inline bool is_as_good_over_gloo(size_t bytes, int world, at::ScalarType dtype, c10d::ReduceOp::RedOpType op) {
   const bool wide = dtype == at::kFloat || dtype == at::kDouble;
   const bool half = dtype == at::kHalf || dtype == at::kBFloat16;
   return world == 2 && bytes >= kGlooAllReduce && (wide || (half && op == c10d::ReduceOp::SUM));

@@ -47,7 +47,10 @@ void DirectWork::fail(std::exception_ptr error) {
 }
 
 struct Worker::State {
-  explicit State(c10::intrusive_ptr<c10d::Backend> of) : carrier(std::move(of)), wire(carrier), exchange(wire) {}
+  State(c10::intrusive_ptr<c10d::Backend> of, const MakeExchange& make)
+      : carrier(std::move(of)),
+        wire(carrier),
+        exchange(make(wire)) {}
 
   mutable std::mutex mutex;
   std::condition_variable changed;
@@ -56,7 +59,7 @@ struct Worker::State {
   bool closed = false;
   c10::intrusive_ptr<c10d::Backend> carrier;
   Wire wire;
-  Exchange exchange;
+  std::unique_ptr<Exchange> exchange;
 
   void run() {
     c10::setThreadName("shardwise_sums");
@@ -67,9 +70,9 @@ struct Worker::State {
       auto work = std::move(works.front());
       works.pop_front();
       lock.unlock();
-      work->run(exchange);
+      work->run(*exchange);
       work.reset();
-      if (wire.broken()) release();
+      if (wire.course().broken()) release();
       lock.lock();
     }
     lock.unlock();
@@ -78,7 +81,7 @@ struct Worker::State {
 
   /// Peers that wait for this rank are to fail at once. The carrier ends outside of the lock: that takes its time.
   void release() {
-    exchange.end();
+    exchange->end();
     wire.release();
     std::unique_lock lock(mutex);
     const auto ending = std::move(carrier);
@@ -87,7 +90,8 @@ struct Worker::State {
   }
 };
 
-Worker::Worker(c10::intrusive_ptr<c10d::Backend> carrier) : state_(std::make_shared<State>(std::move(carrier))) {
+Worker::Worker(c10::intrusive_ptr<c10d::Backend> carrier, const MakeExchange& make)
+    : state_(std::make_shared<State>(std::move(carrier), make)) {
   thread_ = std::thread([state = state_] { state->run(); });
 }
 

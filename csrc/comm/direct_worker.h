@@ -43,7 +43,8 @@ class DirectWork : public c10d::Work {
 /// Callbacks of futures run there too: they must not wait for another collective of the same worker.
 class Worker {
  public:
-  explicit Worker(c10::intrusive_ptr<c10d::Backend> carrier);
+  /// `make` is asked once, here.
+  Worker(c10::intrusive_ptr<c10d::Backend> carrier, const MakeExchange& make);
   /// Closes it.
   ~Worker();
   Worker(const Worker&) = delete;

@@ -97,6 +97,15 @@ Transport transport_of_environment() {
       "'; it must be 'direct' or 'gloo', or unset."));
 }
 
+bool shared_memory_of_environment() {
+  const auto text = variable("SHARDWISE_SHARED_MEMORY").value_or("");
+  if (text == "on") return true;
+  if (text.empty() || text == "off") return false;
+  throw ValueError(c10::str(
+      "shardwise: the environment variable SHARDWISE_SHARED_MEMORY is '", text,
+      "'; it must be 'on' or 'off', or unset."));
+}
+
 Environment Environment::read() {
   Environment env;
   if (!variable("RANK") && !variable("WORLD_SIZE") && !variable("MASTER_ADDR") && !variable("MASTER_PORT")) return env;

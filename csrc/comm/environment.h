@@ -33,4 +33,7 @@ struct SHARDWISE_API Environment {
 /// What SHARDWISE_TRANSPORT says, or the default. Raises ValueError.
 SHARDWISE_API Transport transport_of_environment();
 
+/// What SHARDWISE_SHARED_MEMORY says, or the default. Raises ValueError.
+SHARDWISE_API bool shared_memory_of_environment();
+
 } // namespace shardwise::comm

@@ -1,7 +1,10 @@
 #include <shardwise/mesh.h>
 
 #include "comm/agreement.h"
+#include "comm/direct_backend.h"
 #include "comm/environment.h"
+#include "comm/environment_claim.h"
+#include "comm/language_lock.h"
 #include "comm/process_group.h"
 #include "comm/rendezvous.h"
 
@@ -11,7 +14,6 @@
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include <atomic>
 #include <csignal>
 #include <map>
 #include <mutex>
@@ -24,29 +26,6 @@ void ignore_broken_pipes() {
   struct sigaction current {};
   if (sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
 }
-
-/// Held by the one mesh that is made from the environment.
-class EnvironmentClaim {
- public:
-  EnvironmentClaim() {
-    if (taken().exchange(true)) {
-      throw ValueError(
-          "shardwise: there is a mesh from the environment already. A process joins its job once: keep the first "
-          "Mesh and copy it, or shut it down before making another.");
-    }
-  }
-  ~EnvironmentClaim() {
-    taken() = false;
-  }
-  EnvironmentClaim(const EnvironmentClaim&) = delete;
-  EnvironmentClaim& operator=(const EnvironmentClaim&) = delete;
-
- private:
-  static std::atomic<bool>& taken() {
-    static std::atomic<bool> value = false;
-    return value;
-  }
-};
 
 at::Device default_device(int local_rank) {
   if (!comm::has_nccl() || !at::globalContext().hasCUDA()) return at::kCPU;
@@ -110,7 +89,7 @@ struct Mesh::State {
   at::Device device = at::kCPU;
   bool owns_groups = true;
   bool open = true;
-  std::unique_ptr<EnvironmentClaim> claim;
+  std::unique_ptr<comm::EnvironmentClaim> claim;
   /// What it takes to make more groups.
   c10::intrusive_ptr<c10d::Store> store;
   MeshOptions options;
@@ -148,6 +127,7 @@ struct Mesh::State {
   }
 
   ~State() {
+    const comm::WithoutLanguageLock no_lock; // Threads that end with their groups may need it.
     try {
       close();
     } catch (const std::exception& error) {
@@ -158,15 +138,13 @@ struct Mesh::State {
   void close() {
     if (!open) return;
     open = false;
-    const auto closing = std::move(groups);
-    groups.clear();
-    const auto closing_too = std::move(reduce_groups);
-    reduce_groups.clear();
+    const auto closing = std::exchange(groups, {});
+    const auto closing_too = std::exchange(reduce_groups, {});
     for (const auto& [place, group] : std::exchange(neighbours, {})) group->shutdown();
     store.reset();
     claim.reset();
-    if (!owns_groups) return;
     for (const auto& group : closing) {
+      if (!owns_groups) break;
       comm::Agreement::forget(*group);
       group->shutdown();
     }
@@ -189,7 +167,21 @@ struct Mesh::State {
   std::string describe() const {
     std::string text = "Mesh(";
     for (size_t i = 0; i < axes.size(); ++i) text += c10::str(i ? ", " : "", axes[i].name, "=", axes[i].size);
-    return c10::str(text, "; rank ", rank, " on ", device, ")");
+    return c10::str(text, "; rank ", rank, " on ", device, ways(), ")");
+  }
+
+  /// How the direct transport goes along the axes, where it is ours and open.
+  std::string ways() const {
+    std::set<std::string> all;
+    for (const auto& group : groups) {
+      if (!device.is_cpu() || !owns_groups || group->getSize() == 1) continue;
+      const auto backend = group->getBackend(device.type());
+      const auto* direct = dynamic_cast<const comm::direct::DirectBackend*>(backend.get());
+      if (direct != nullptr) all.insert(direct->way());
+    }
+    std::string text;
+    for (const auto& way : all) text += ", " + way;
+    return text;
   }
 
   /// Row-major coordinates of this rank, and a process group along every axis.
@@ -217,7 +209,8 @@ struct Mesh::State {
          .device = device,
          .connect_timeout = options.connect_timeout(),
          .timeout = options.timeout(),
-         .transport = transport()});
+         .transport = transport(),
+         .shared_memory = comm::shared_memory_of_environment()});
   }
 
   c10::intrusive_ptr<c10d::ProcessGroup> make_neighbours(size_t index, int count) {
@@ -226,8 +219,7 @@ struct Mesh::State {
     if (!place) {
       throw Error(c10::str(
           "shardwise: the process group of axis '", axes[index].name, "' of ", describe(),
-          " has no store, over which a smaller group could be made. Let shardwise make the mesh, or give a process "
-          "group "
+          " has no store, over which another group could be made. Let shardwise make the mesh, or give a process group "
           "with a store."));
     }
     const auto position = all->getRank();
@@ -241,7 +233,8 @@ struct Mesh::State {
          .device = device,
          .connect_timeout = options.connect_timeout(),
          .timeout = options.timeout(),
-         .transport = transport()});
+         .transport = transport(),
+         .shared_memory = comm::shared_memory_of_environment()});
     comm::meet(*place, position % count, count, options.connect_timeout());
     return group;
   }
@@ -277,7 +270,7 @@ Mesh::Mesh(std::vector<Axis> axes, const MeshOptions& options) : state_(std::mak
   ignore_broken_pipes();
   auto store = options.store();
   if (!store) {
-    state_->claim = std::make_unique<EnvironmentClaim>();
+    state_->claim = std::make_unique<comm::EnvironmentClaim>();
     store = env.connect(options.connect_timeout());
   }
   state_->store = comm::part_for_next_mesh(store, env.rank);
@@ -319,6 +312,10 @@ Mesh Mesh::from_process_groups(
   }
   check_axes(state->axes);
   state->groups = groups;
+  if (const auto timeout = comm::timeout_of(*groups.back(), device)) {
+    state->options.timeout(*timeout);
+    state->store = groups.back()->getStore();
+  }
   return Mesh(state->shared(state));
 }
 
@@ -360,13 +357,13 @@ const c10::intrusive_ptr<c10d::ProcessGroup>& Mesh::group(const std::string& axi
 
 c10::intrusive_ptr<c10d::ProcessGroup> Mesh::reduce_group(const std::string& axis) const {
   const auto& gather = group(axis);
-  if (!state_->owns_groups || size(axis) == 1) return gather;
+  if (size(axis) == 1 || !state_->store) return gather;
   const std::lock_guard lock(state_->mutex);
   auto& made = state_->reduce_groups[state_->index(axis)];
-  if (!made) {
-    made = state_->make_group(state_->index(axis), "reduce/");
-    state_->meet("reduce/" + axis);
-  }
+  if (made) return made;
+  if (!state_->owns_groups) return made = state_->make_neighbours(state_->index(axis), gather->getSize());
+  made = state_->make_group(state_->index(axis), "reduce/");
+  state_->meet("reduce/" + axis);
   return made;
 }
 

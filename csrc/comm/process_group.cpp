@@ -1,7 +1,9 @@
 #include "comm/process_group.h"
 
 #include "comm/direct_backend.h"
+#include "comm/direct_wire_exchange.h"
 #include "comm/reason.h"
+#include "comm/same_host_exchange.h"
 
 #include <shardwise/error.h>
 
@@ -11,7 +13,15 @@
 namespace shardwise::comm {
 
 c10::intrusive_ptr<c10d::Backend> make_direct(const GroupSpec& spec) {
-  return c10::make_intrusive<direct::DirectBackend>(make_gloo(spec), spec.timeout);
+  auto gloo = make_gloo(spec);
+  const auto host = spec.host.empty() ? same_host::Members::this_host() : spec.host;
+  const auto members = same_host::Members::meet(*gloo, spec.shared_memory, host, spec.connect_timeout);
+  const auto make = [&](direct::Wire& wire) -> std::unique_ptr<direct::Exchange> {
+    if (members) return std::make_unique<same_host::SameHostExchange>(wire, members);
+    return std::make_unique<direct::WireExchange>(wire);
+  };
+  return c10::make_intrusive<direct::DirectBackend>(
+      std::move(gloo), spec.timeout, make, members ? "shared memory" : "TCP");
 }
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const GroupSpec& spec) {
@@ -45,6 +55,17 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const GroupSpec& spec)
   }
   group->setGroupName(spec.name);
   return group;
+}
+
+std::optional<std::chrono::milliseconds> timeout_of(c10d::ProcessGroup& group, at::Device device) {
+  try {
+    // Torch's fake one may have none.
+    const auto options = group.getBackend(device.type())->getBackendOptions();
+    if (!options) return std::nullopt;
+    return options->timeout;
+  } catch (const c10::Error&) {
+    return std::nullopt;
+  }
 }
 
 } // namespace shardwise::comm

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <chrono>
+#include <optional>
 #include <string>
 
 namespace shardwise::comm {
@@ -21,10 +22,14 @@ struct GroupSpec {
   std::chrono::milliseconds timeout;
   /// Of CPU tensors.
   Transport transport = Transport::gloo;
+  /// Whether the direct transport goes through shared memory where all ranks are on one host and may.
+  bool shared_memory = true;
+  /// What names the host; empty: this one's.
+  std::string host = {};
 };
 
 SHARDWISE_API c10::intrusive_ptr<c10d::Backend> make_gloo(const GroupSpec& spec);
-/// The direct transport over a Gloo of its own.
+/// The direct transport with a Gloo of its own.
 SHARDWISE_API c10::intrusive_ptr<c10d::Backend> make_direct(const GroupSpec& spec);
 /// Raises Error where this build has no NCCL.
 c10::intrusive_ptr<c10d::Backend> make_nccl(const GroupSpec& spec);
@@ -32,5 +37,8 @@ bool has_nccl();
 
 /// A process group: the given transport for CPU tensors, and on a CUDA device NCCL for its tensors. Raises PeerError.
 c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const GroupSpec& spec);
+
+/// How long it waits for others; unset where it does not say.
+std::optional<std::chrono::milliseconds> timeout_of(c10d::ProcessGroup& group, at::Device device);
 
 } // namespace shardwise::comm

@@ -5,11 +5,12 @@ from __future__ import annotations
 from mutant import Mutant
 
 _SUITES = "Transport.*:TransportArithmetic.*"
+_SAME_HOST = "SameHost.*:TransportSameHost.*:TransportArithmetic.*"
 
 TRANSPORT = [
     Mutant(
         "add up in the order of arrival at each rank",
-        "csrc/comm/direct_exchange.cpp",
+        "csrc/comm/direct_wire_exchange.cpp",
         "terms.push_back(peer == rank() ? own : announcements_.data(peer));",
         "terms.insert(peer == rank() ? terms.begin() : terms.end(), peer == rank() ? own : announcements_.data(peer));",
         suites=_SUITES,
@@ -23,23 +24,23 @@ TRANSPORT = [
     ),
     Mutant(
         "sum a piece before it has come from all ranks",
-        "csrc/comm/direct_exchange.cpp",
-        "    wire_.wait(coming[number % kPieces]);",
-        "    wire_.wait(coming[number % kPieces].front());",
+        "csrc/comm/direct_wire_exchange.cpp",
+        "    wire().wait(coming[number % kPieces]);",
+        "    wire().wait(coming[number % kPieces].front());",
         suites=_SUITES,
     ),
     Mutant(
         "receive a piece over one that is not summed yet",
-        "csrc/comm/direct_exchange.cpp",
+        "csrc/comm/direct_wire_exchange.cpp",
         "return pieces_.data() + (number % kPieces * world + peer) * piece;",
         "return pieces_.data() + (number % 2 * world + peer) * piece;",
         suites=_SUITES,
     ),
     Mutant(
         "compare no calls",
-        "csrc/comm/direct_announcements.cpp",
-        "    if (theirs == signature) continue;",
-        "    if (theirs.kind == signature.kind) continue;",
+        "csrc/comm/direct_exchange.cpp",
+        "  if (theirs == mine) return;",
+        "  if (theirs.kind == mine.kind) return;",
         suites=_SUITES,
     ),
     Mutant(
@@ -69,5 +70,61 @@ TRANSPORT = [
         "  if (tag >= 0 && tag < kFirstTag) return;",
         "  if (tag >= 0) return;",
         suites=_SUITES,
+    ),
+    Mutant(
+        "give memory back that a peer still reads",
+        "csrc/comm/same_host_exchange.cpp",
+        "    sum(call, output, *terms, bytes);\n    if (bytes <= kInline) return;\n    steps_.take_and_wait();",
+        "    steps_.take_and_wait();\n    sum(call, output, *terms, bytes);\n    if (bytes <= kInline) return;",
+        suites=_SAME_HOST,
+    ),
+    Mutant(
+        "copy the sum of a peer before it is there",
+        "csrc/comm/same_host_exchange.cpp",
+        "    sum(call, data + mine.begin, *terms, mine.bytes);\n    steps_.take_and_wait();",
+        "    sum(call, data + mine.begin, *terms, mine.bytes);\n    steps_.take();",
+        suites=_SAME_HOST,
+    ),
+    Mutant(
+        "write to the stage that peers read from",
+        "csrc/comm/same_host_board.h",
+        "2 * announcement() + (piece % 2) * kStage;",
+        "2 * announcement() + (piece % 1) * kStage;",
+        suites=_SAME_HOST,
+    ),
+    Mutant(
+        "take a process that was killed for one that is late",
+        "csrc/comm/same_host_peer.cpp",
+        "  return poll(&end, 1, 0) <= 0;",
+        "  return poll(&end, 1, 0) <= 1;",
+        suites=_SAME_HOST,
+    ),
+    Mutant(
+        "end without a word to the peers",
+        "csrc/comm/same_host_exchange.cpp",
+        "    if (course.broken()) steps_.end();",
+        "",
+        suites=_SAME_HOST,
+    ),
+    Mutant(
+        "share memory although one rank does not want it",
+        "csrc/comm/same_host_members.cpp",
+        "wanted ? Arena::of_this_process() : nullptr",
+        "wanted || true ? Arena::of_this_process() : nullptr",
+        suites=_SAME_HOST,
+    ),
+    Mutant(
+        "share memory with processes of another host",
+        "csrc/comm/same_host_members.cpp",
+        " && other.host == cards.front().host;",
+        ";",
+        suites=_SAME_HOST,
+    ),
+    Mutant(
+        "give memory back of the process that this one was forked from",
+        "csrc/comm/same_host_arena.cpp",
+        "  if (!is_of_this_process()) return;",
+        "",
+        suites=_SAME_HOST,
     ),
 ]

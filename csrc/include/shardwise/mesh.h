@@ -93,7 +93,8 @@ class SHARDWISE_API Mesh {
   /// Closes the process groups that this mesh made. Safe to call twice; the destructor of the last copy calls it.
   void shutdown();
 
-  /// For example: Mesh(replicate=2, shard=4; rank 3 on cpu)
+  /// For example: Mesh(replicate=2, shard=4; rank 3 on cpu, shared memory). The last tells how the direct transport
+  /// goes: that way, or over TCP.
   std::string describe() const;
 
  private:

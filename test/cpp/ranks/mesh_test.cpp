@@ -67,7 +67,7 @@ TEST(Mesh, CoordinatesAreRowMajor) {
     EXPECT_EQ(mesh.coordinate("replicate"), k / 4);
     EXPECT_EQ(mesh.coordinate("shard"), k % 4);
     EXPECT_EQ(mesh.device(), at::Device(at::kCPU));
-    EXPECT_EQ(mesh.describe(), c10::str("Mesh(replicate=2, shard=4; rank ", k, " on cpu)"));
+    EXPECT_EQ(mesh.describe(), c10::str("Mesh(replicate=2, shard=4; rank ", k, " on cpu, TCP)"));
 
     // DeviceMesh.from arange(8).view(2, 4): the rows are the shard groups, the columns the replicate groups.
     const auto row = k / 4 * 4;
@@ -228,7 +228,7 @@ TEST(Mesh, ACollectiveHasATimeout) {
     expect_within(std::chrono::milliseconds(900), std::chrono::seconds(20), [&] {
       expect_error<PeerError>(
           [&] { world.all_reduce(torch::ones(3), "the sum of layer 7", counters).wait(); },
-          {"rank 0: the sum of layer 7 failed", "slower than the timeout", "1000ms"});
+          {"rank 0: the sum of layer 7 failed", "slower than the timeout", "1000 ms"});
     });
     rank.store()->set("done", std::string("yes"));
   };

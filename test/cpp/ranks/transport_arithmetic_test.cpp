@@ -1,6 +1,7 @@
 // Collectives of both transports against sums in double precision; of ours against sums in the order of the ranks, bit
 // by bit. R01, R04, R07, R08.
 #include "comm/direct_rule.h"
+#include "comm/same_host_board.h"
 #include "support/ranks.h"
 #include "transport_groups.h"
 
@@ -78,12 +79,17 @@ void expect_near(const at::Tensor& got, const std::vector<at::Tensor>& inputs, c
   EXPECT_TRUE(((got.to(at::kDouble) - sum.index({at})).abs() <= bound.index({at})).all().item<bool>()) << c.name(rank);
 }
 
+/// Every other case has its tensors where the ranks can read them, if they do that at all.
+at::Tensor placed(const at::Tensor& tensor, const Case& c) {
+  return c.seed % 2 == 0 ? shared(tensor) : tensor;
+}
+
 void check_reductions(Rank& rank, c10d::Backend& backend, Transport transport, const Case& whole) {
   auto c = whole;
   const auto world = rank.world_size();
   auto inputs = inputs_of(rank, c);
   // Not at the beginning of their storage.
-  auto storage = torch::cat({torch::zeros({3}, c.dtype.type), inputs[rank.rank()]});
+  auto storage = placed(torch::cat({torch::zeros({3}, c.dtype.type), inputs[rank.rank()]}), c);
   const auto reduced = storage.narrow(0, 3, c.elements);
   start_all_reduce(backend, reduced, c.op)->wait();
   expect_near(reduced, inputs, c, rank);
@@ -94,7 +100,7 @@ void check_reductions(Rank& rank, c10d::Backend& backend, Transport transport, c
 
   c.elements = (c.elements + world - 1) / world * world;
   inputs = inputs_of(rank, c);
-  const auto input = inputs[rank.rank()];
+  const auto input = placed(inputs[rank.rank()], c);
   const auto kept = input.clone();
   const auto part = torch::empty({c.elements / world}, c.dtype.type);
   start_reduce_scatter(backend, part, input, c.op)->wait();
@@ -113,9 +119,9 @@ void check_gather(Rank& rank, c10d::Backend& backend, const Case& c) {
   const auto inputs = inputs_of(rank, c);
   const auto expected = torch::cat(inputs);
   const auto output = torch::zeros_like(expected);
-  start_all_gather(backend, output, inputs[rank.rank()])->wait();
+  start_all_gather(backend, output, placed(inputs[rank.rank()], c))->wait();
   EXPECT_TRUE(torch::equal(output, expected)) << c.name(rank);
-  const auto place = torch::zeros_like(expected);
+  const auto place = placed(torch::zeros_like(expected), c);
   const auto own = place.narrow(0, rank.rank() * c.elements, c.elements);
   own.copy_(inputs[rank.rank()]);
   start_all_gather(backend, place, own)->wait();
@@ -130,6 +136,9 @@ std::vector<int64_t> sizes_of(at::ScalarType type, int world) {
   std::vector<int64_t> sizes{0, 1, 37, small, small + 1, small * world, small * world + 1};
   // More pieces than are received ahead; of large worlds the data would be too much.
   if (world < 4) sizes.push_back(piece * world * 4 + 5);
+  // More than two stages.
+  if (world == 2 && type == at::kFloat && through_shared_memory())
+    sizes.push_back(static_cast<int64_t>(comm::same_host::Board::kStage) / item * 5 + 3);
   return sizes;
 }
 
@@ -143,24 +152,50 @@ void check_everything(Rank& rank, Transport transport, const std::vector<Dtype>&
       Case c{.elements = elements, .dtype = dtype, .op = ReduceOp::SUM, .seed = ++seed};
       check_reductions(rank, *backend, transport, c);
       check_gather(rank, *backend, c);
+      ++seed;
+      if (transport == Transport::direct && through_shared_memory()) {
+        c.seed = seed;
+        check_reductions(rank, *backend, transport, c);
+        check_gather(rank, *backend, c);
+      }
       c.op = ReduceOp::AVG;
       if (!exact(dtype)) check_reductions(rank, *backend, transport, c);
     }
   }
 }
 
-TEST(TransportArithmetic, DirectOfTwoToFourRanks) {
+void of_two_to_four_ranks() {
   for (int world = 2; world <= 4; ++world) {
     run_ranks(world, [](Rank& rank) { check_everything(rank, Transport::direct, kDtypes); });
   }
 }
 
-TEST(TransportArithmetic, DirectOfFiveToEightRanks) {
+void of_five_to_eight_ranks() {
   for (int world = 5; world <= 8; ++world) {
     run_ranks(world, [](Rank& rank) {
       check_everything(rank, Transport::direct, {kDtypes[1], kDtypes[3], kDtypes[5]});
     });
   }
+}
+
+TEST(TransportArithmetic, DirectOfTwoToFourRanks) {
+  through_shared_memory() = false;
+  of_two_to_four_ranks();
+}
+
+TEST(TransportArithmetic, SharedMemoryOfTwoToFourRanks) {
+  through_shared_memory() = true;
+  of_two_to_four_ranks();
+}
+
+TEST(TransportArithmetic, DirectOfFiveToEightRanks) {
+  through_shared_memory() = false;
+  of_five_to_eight_ranks();
+}
+
+TEST(TransportArithmetic, SharedMemoryOfFiveToEightRanks) {
+  through_shared_memory() = true;
+  of_five_to_eight_ranks();
 }
 
 TEST(TransportArithmetic, Gloo) {
@@ -170,7 +205,7 @@ TEST(TransportArithmetic, Gloo) {
 }
 
 // R07: 64 MB, of three ranks in 16 bits too.
-TEST(Transport, LargeReductions) {
+TRANSPORT_TEST(LargeReductions) {
   for (const int world : {2, 3, 4}) {
     for (const auto& dtype : {kDtypes[1], kDtypes[3]}) {
       if (world != 3 && dtype.type != at::kFloat) continue;
@@ -195,7 +230,7 @@ TEST(Transport, LargeReductions) {
 }
 
 // R08: the mean of what would overflow as a sum; sums of what is too small for 16 bits by itself.
-TEST(Transport, SixteenBitsAreSummedInFloat) {
+TRANSPORT_TEST(SixteenBitsAreSummedInFloat) {
   for (const int world : {2, 4}) {
     run_ranks(world, [world](Rank& rank) {
       const auto backend = make_backend(rank, "range");
@@ -217,7 +252,7 @@ TEST(Transport, SixteenBitsAreSummedInFloat) {
 }
 
 // Other operations and dtypes are Gloo's. R01.
-TEST(Transport, OtherReductions) {
+TRANSPORT_TEST(OtherReductions) {
   run_ranks(3, [](Rank& rank) {
     const auto backend = make_backend(rank, "others");
     const auto mine = torch::arange(40, at::kFloat) * (rank.rank() + 1);

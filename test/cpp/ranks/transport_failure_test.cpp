@@ -31,7 +31,7 @@ void expect_sum(Rank& rank, c10d::Backend& backend) {
 }
 
 // Gloo ends the process of a rank that gets more than it asked for.
-TEST(Transport, RanksThatDisagreeAreToldAndGoOn) {
+TRANSPORT_TEST(RanksThatDisagreeAreToldAndGoOn) {
   run_ranks(3, [](Rank& rank) {
     const auto backend = make_backend(rank, "disagree");
     const bool other = rank.rank() == 1;
@@ -59,7 +59,7 @@ TEST(Transport, RanksThatDisagreeAreToldAndGoOn) {
 }
 
 // What is in flight behind a disagreement is not touched by it.
-TEST(Transport, ADisagreementInTheMiddleOfMany) {
+TRANSPORT_TEST(ADisagreementInTheMiddleOfMany) {
   run_ranks(2, [](Rank& rank) {
     const auto backend = make_backend(rank, "middle");
     std::vector<WorkPtr> works;
@@ -79,7 +79,7 @@ TEST(Transport, ADisagreementInTheMiddleOfMany) {
   });
 }
 
-TEST(Transport, BadTensors) {
+TRANSPORT_TEST(BadTensors) {
   run_ranks(2, [](Rank& rank) {
     const auto backend = make_backend(rank, "bad");
     const auto check = [](const std::function<void()>& call, const std::string& text) {
@@ -95,7 +95,7 @@ TEST(Transport, BadTensors) {
   });
 }
 
-TEST(Transport, ALateRankIsNamed) {
+TRANSPORT_TEST(ALateRankIsNamed) {
   run_ranks(3, [](Rank& rank) {
     const auto backend = make_backend(rank, "late");
     expect_sum(rank, *backend);
@@ -124,7 +124,7 @@ TEST(Transport, ALateRankIsNamed) {
   });
 }
 
-TEST(Transport, TheGroupsTimeout) {
+TRANSPORT_TEST(TheGroupsTimeout) {
   run_ranks(2, [](Rank& rank) {
     const auto backend = make_backend(rank, "group timeout", Transport::direct, 60s);
     backend->setTimeout(200ms);
@@ -135,7 +135,7 @@ TEST(Transport, TheGroupsTimeout) {
   });
 }
 
-TEST(Transport, ShutdownEndsWhatIsUnderWay) {
+TRANSPORT_TEST(ShutdownEndsWhatIsUnderWay) {
   run_ranks(2, [](Rank& rank) {
     const auto backend = make_backend(rank, "shutdown");
     if (rank.rank() == 1) {
@@ -160,7 +160,7 @@ TEST(Transport, ShutdownEndsWhatIsUnderWay) {
   });
 }
 
-TEST(Transport, APeerThatLeavesIsNamedAtOnce) {
+TRANSPORT_TEST(APeerThatLeavesIsNamedAtOnce) {
   run_ranks(3, [](Rank& rank) {
     auto backend = make_backend(rank, "leaves");
     expect_sum(rank, *backend);
@@ -173,7 +173,7 @@ TEST(Transport, APeerThatLeavesIsNamedAtOnce) {
 }
 
 // In the middle of a large one; the unit's name is the caller's part.
-TEST(Transport, ADeadRankIsNamedWithTheUnit) {
+TRANSPORT_TEST(ADeadRankIsNamedWithTheUnit) {
   ProcessOptions options;
   options.may_fail = {2};
   const auto ended = run_processes(
@@ -204,7 +204,7 @@ TEST(Transport, ADeadRankIsNamedWithTheUnit) {
 }
 
 // A future's callback runs on the transport's thread, and may let go of the last of it.
-TEST(Transport, TheLastHoldIsACallbacks) {
+TRANSPORT_TEST(TheLastHoldIsACallbacks) {
   run_ranks(2, [](Rank& rank) {
     auto backend = make_backend(rank, "callback");
     const auto held = std::make_shared<BackendPtr>(backend);

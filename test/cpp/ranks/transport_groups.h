@@ -1,7 +1,9 @@
 // Back ends of both transports, for ranks that are threads or processes.
 #pragma once
 
+#include "comm/direct_backend.h"
 #include "comm/process_group.h"
+#include "comm/shared_memory.h"
 #include "support/rank.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -14,6 +16,36 @@ namespace shardwise::test {
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
+/// Whether back ends of the direct transport go through shared memory in the running test.
+inline bool& through_shared_memory() {
+  static bool value = false;
+  return value;
+}
+
+/// A test of the direct transport over TCP and one through shared memory, of the suites Transport and
+/// TransportSameHost.
+#define TRANSPORT_TEST(name)         \
+  void name();                       \
+  TEST(Transport, name) {            \
+    through_shared_memory() = false; \
+    name();                          \
+  }                                  \
+  TEST(TransportSameHost, name) {    \
+    through_shared_memory() = true;  \
+    name();                          \
+  }                                  \
+  void name()
+
+/// "shared memory" or "TCP".
+inline std::string way_of(const c10d::Backend& backend) {
+  return dynamic_cast<const comm::direct::DirectBackend&>(backend).way();
+}
+
+/// The same values where the ranks can read them in place.
+inline at::Tensor shared(const at::Tensor& tensor) {
+  return comm::shared_zeros(tensor.numel(), tensor.options()).view(tensor.sizes()).copy_(tensor);
+}
+
 /// All ranks make one of the same name together.
 inline BackendPtr make_backend(
     Rank& rank, const std::string& name, Transport transport = Transport::direct,
@@ -25,7 +57,8 @@ inline BackendPtr make_backend(
       .size = rank.world_size(),
       .device = at::kCPU,
       .connect_timeout = std::chrono::seconds(60),
-      .timeout = timeout};
+      .timeout = timeout,
+      .shared_memory = through_shared_memory()};
   return transport == Transport::direct ? comm::make_direct(spec) : comm::make_gloo(spec);
 }
 

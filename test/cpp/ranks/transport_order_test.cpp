@@ -68,7 +68,7 @@ void expect_right(const Issued& issued, const Rank& rank, int number) {
   EXPECT_TRUE(torch::equal(issued.result, issued.expected)) << rank.name() << ", collective " << number;
 }
 
-TEST(Transport, ManyOfAllKindsUnderWay) {
+TRANSPORT_TEST(ManyOfAllKindsUnderWay) {
   for (const int world : {2, 4}) {
     run_ranks(world, [](Rank& rank) {
       const auto backend = make_backend(rank, "many");
@@ -93,7 +93,7 @@ TEST(Transport, ManyOfAllKindsUnderWay) {
 }
 
 // T02: each group has an order of its own, and ranks may mix them as they like.
-TEST(Transport, TwoGroupsInOrdersOfTheirOwn) {
+TRANSPORT_TEST(TwoGroupsInOrdersOfTheirOwn) {
   run_ranks(3, [](Rank& rank) {
     const std::vector<BackendPtr> groups{make_backend(rank, "one"), make_backend(rank, "two")};
     std::vector<std::mt19937> random{std::mt19937(1), std::mt19937(2)};
@@ -112,7 +112,7 @@ TEST(Transport, TwoGroupsInOrdersOfTheirOwn) {
   });
 }
 
-TEST(Transport, WorksThatNobodyWaitsFor) {
+TRANSPORT_TEST(WorksThatNobodyWaitsFor) {
   run_ranks(2, [](Rank& rank) {
     const auto backend = make_backend(rank, "dropped");
     const auto tensor = torch::ones({100000});
@@ -126,7 +126,7 @@ TEST(Transport, WorksThatNobodyWaitsFor) {
 }
 
 // A collective needs nothing of the thread that issued it.
-TEST(Transport, GoesOnWhileTheIssuingThreadIsBusy) {
+TRANSPORT_TEST(GoesOnWhileTheIssuingThreadIsBusy) {
   run_ranks(2, [](Rank& rank) {
     const auto backend = make_backend(rank, "busy");
     const auto tensor = torch::ones({1 << 20});
@@ -137,7 +137,7 @@ TEST(Transport, GoesOnWhileTheIssuingThreadIsBusy) {
   });
 }
 
-TEST(Transport, FuturesResultsAndTimeoutsOfWait) {
+TRANSPORT_TEST(FuturesResultsAndTimeoutsOfWait) {
   run_ranks(2, [](Rank& rank) {
     const auto backend = make_backend(rank, "futures");
     const auto tensor = torch::full({20000}, rank.rank() + 1.);
@@ -159,7 +159,7 @@ TEST(Transport, FuturesResultsAndTimeoutsOfWait) {
   });
 }
 
-TEST(Transport, ListsAndSeveralAtOnce) {
+TRANSPORT_TEST(ListsAndSeveralAtOnce) {
   run_ranks(3, [](Rank& rank) {
     const auto backend = make_backend(rank, "lists");
     for (const int64_t elements : {7, 30000}) {
@@ -189,7 +189,7 @@ TEST(Transport, ListsAndSeveralAtOnce) {
 }
 
 // T19: messages of users meet neither the transport's nor each other, whatever else is under way.
-TEST(Transport, MessagesOfUsers) {
+TRANSPORT_TEST(MessagesOfUsers) {
   run_ranks(2, [](Rank& rank) {
     const auto backend = make_backend(rank, "messages");
     const auto large = torch::ones({300000});
@@ -210,7 +210,7 @@ TEST(Transport, MessagesOfUsers) {
   });
 }
 
-TEST(Transport, AMonitoredBarrierNamesWhoIsMissing) {
+TRANSPORT_TEST(AMonitoredBarrierNamesWhoIsMissing) {
   run_ranks(3, [](Rank& rank) {
     const auto backend = make_backend(rank, "monitored");
     const auto large = torch::ones({300000});
@@ -230,7 +230,7 @@ TEST(Transport, AMonitoredBarrierNamesWhoIsMissing) {
   });
 }
 
-TEST(Transport, AWorldOfOne) {
+TRANSPORT_TEST(AWorldOfOne) {
   run_ranks(1, [](Rank& rank) {
     const auto backend = make_backend(rank, "alone");
     const auto tensor = torch::arange(50000, at::kFloat);

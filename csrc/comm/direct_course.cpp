@@ -1,0 +1,55 @@
+#include "comm/direct_course.h"
+
+#include "comm/direct_error.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+
+namespace shardwise::comm::direct {
+
+using Clock = std::chrono::steady_clock;
+
+void Course::begin(const Signature& signature, std::chrono::milliseconds timeout) {
+  signature_ = signature;
+  timeout_ = timeout;
+  deadline_ = Clock::now() + timeout;
+  ++number_;
+  check();
+}
+
+std::string Course::place() const {
+  return c10::str("rank ", rank_, " of ", size_, ": ", signature_.describe());
+}
+
+std::chrono::milliseconds Course::left() const {
+  const auto time = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now());
+  return std::max(time, std::chrono::milliseconds(1));
+}
+
+bool Course::late() const {
+  return Clock::now() >= deadline_;
+}
+
+void Course::check() {
+  if (closed_) fail(c10::str("shardwise: ", place(), " failed, for its process group was shut down on this rank."));
+  if (broken_.empty()) return;
+  raise_peer_error(c10::str(
+      "shardwise: ", place(),
+      " was not started, for an earlier collective of this process group failed: make a new process group. ",
+      "The first failure: ", broken_));
+}
+
+void Course::fail(const std::string& text) {
+  if (broken_.empty()) broken_ = text;
+  raise_peer_error(text);
+}
+
+void Course::fail(int peer, bool to_peer, const std::string& reason_given) {
+  const auto wanted = to_peer ? "did not take what this rank sent" : "did not send";
+  const auto what = late() ? c10::str(wanted, " within ", timeout_.count(), " ms: it is late, or does something else")
+                           : "closed the connection: it died, was shut down or failed itself (look for its own error)";
+  fail(c10::str("shardwise: ", place(), " failed, for rank ", peer, " ", what, ". The reason given: ", reason_given));
+}
+
+} // namespace shardwise::comm::direct

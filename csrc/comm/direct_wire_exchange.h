@@ -1,0 +1,40 @@
+#pragma once
+
+#include "comm/direct_announcements.h"
+#include "comm/direct_exchange.h"
+
+namespace shardwise::comm::direct {
+
+/// Collectives by sends and receives into their places.
+class WireExchange final : public Exchange {
+ public:
+  explicit WireExchange(Wire& wire);
+
+  void announce(const Call& call) override;
+  void all_gather(const Call& call, const std::vector<std::byte*>& places, const std::byte* input) override;
+  void reduce_scatter(const Call& call, std::byte* output, const std::vector<const std::byte*>& inputs) override;
+  void all_reduce(const Call& call, std::byte* data) override;
+  bool leaves_all_reduce_to_gloo(size_t bytes, at::ScalarType dtype, c10d::ReduceOp::RedOpType op) const override;
+  void end() override;
+
+ private:
+  /// What each rank is to sum: where this rank's input for it is, and how many bytes.
+  struct Parts {
+    std::vector<const std::byte*> inputs;
+    std::vector<size_t> bytes;
+  };
+  /// Exchanges the announcements, which have all come, and are the same, when it returns.
+  template <typename Data>
+  void begin(const Call& call, size_t bytes, const Data& inlined);
+  /// Sums this rank's part piece by piece into `output`, and calls summed(begin, bytes) after each.
+  template <typename Summed>
+  void sum_pieces(const Call& call, std::byte* output, const Parts& parts, size_t piece, const Summed& summed);
+  /// Where the inputs of all ranks are that came with the announcements.
+  std::vector<const std::byte*> announced(const std::byte* own) const;
+
+  Announcements announcements_;
+  /// Pieces that come in, for each peer.
+  std::vector<std::byte> pieces_;
+};
+
+} // namespace shardwise::comm::direct

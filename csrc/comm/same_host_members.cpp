@@ -1,0 +1,90 @@
+#include "comm/same_host_members.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/StringUtil.h>
+
+#include <limits.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <fstream>
+
+namespace shardwise::comm::same_host {
+namespace {
+
+/// What a rank tells the others of itself; all zeros where it has nothing for them.
+struct Card {
+  std::array<char, 128> host{};
+  Segment::Address arena;
+  Segment::Address board;
+};
+
+template <typename T>
+std::vector<T> from_all(c10d::Backend& gloo, const T& mine, std::chrono::milliseconds timeout) {
+  const auto size = static_cast<int64_t>(sizeof(T));
+  auto own = at::empty({size}, at::kByte);
+  auto all = at::empty({size * gloo.getSize()}, at::kByte);
+  std::memcpy(own.mutable_data_ptr(), &mine, sizeof(T));
+  c10d::AllgatherOptions options;
+  options.timeout = timeout;
+  gloo._allgather_base(all, own, options)->wait();
+  std::vector<T> result(static_cast<size_t>(gloo.getSize()));
+  std::memcpy(result.data(), all.const_data_ptr(), result.size() * sizeof(T));
+  return result;
+}
+
+/// Empty where there is none.
+std::string first_line(const char* path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+std::string target_of(const char* link) {
+  std::array<char, PATH_MAX> target{};
+  const auto length = readlink(link, target.data(), target.size());
+  return {target.data(), static_cast<size_t>(std::max<ssize_t>(length, 0))};
+}
+
+} // namespace
+
+// Processes are known by numbers, which are those of their namespace.
+std::string Members::this_host() {
+  return c10::str(first_line("/proc/sys/kernel/random/boot_id"), " ", target_of("/proc/self/ns/pid"));
+}
+
+std::shared_ptr<Members> Members::meet(
+    c10d::Backend& gloo, bool wanted, const std::string& host, std::chrono::milliseconds timeout) {
+  if (gloo.getSize() == 1) return nullptr;
+  auto arena = wanted ? Arena::of_this_process() : nullptr;
+  auto board = arena ? Segment::make(Board(gloo.getSize()).bytes()) : std::nullopt;
+  Card card;
+  if (board) {
+    std::copy_n(host.begin(), std::min(host.size(), card.host.size()), card.host.begin());
+    card.arena = arena->address();
+    card.board = board->address();
+  }
+  const auto cards = from_all(gloo, card, timeout);
+  const auto is_here = [&](const Card& other) { return other.board.bytes > 0 && other.host == cards.front().host; };
+  if (!std::all_of(cards.begin(), cards.end(), is_here)) return nullptr;
+  std::vector<Peer> peers;
+  for (const auto& other : cards) {
+    auto process = PeerProcess::of(other.arena);
+    auto view = SegmentView::open(other.board);
+    if (process && view) peers.push_back({std::move(process), *std::move(view)});
+  }
+  const auto can = from_all(gloo, static_cast<uint8_t>(peers.size() == cards.size()), timeout);
+  board->close();
+  if (!std::all_of(can.begin(), can.end(), [](uint8_t one) { return one == 1; })) return nullptr;
+  return std::shared_ptr<Members>(new Members(std::move(arena), *std::move(board), std::move(peers)));
+}
+
+Members::Members(std::shared_ptr<Arena> arena, Segment board, std::vector<Peer> peers)
+    : arena_(std::move(arena)),
+      board_(std::move(board)),
+      peers_(std::move(peers)) {}
+
+} // namespace shardwise::comm::same_host

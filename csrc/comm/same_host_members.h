@@ -1,0 +1,47 @@
+#pragma once
+
+#include "comm/same_host_arena.h"
+#include "comm/same_host_steps.h"
+
+#include <shardwise/export.h>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace shardwise::comm::same_host {
+
+/// The ranks of a process group, which all can read each other's arenas, and this rank's board.
+class SHARDWISE_API Members {
+ public:
+  /// What tells this host, and who may be seen on it, from others.
+  static std::string this_host();
+
+  /// All ranks of `gloo`, on which nothing else is under way, come here. Null, for all of them, where one does not want
+  /// it, is on another `host`, or cannot read another's memory. Raises what Gloo raises where a rank does not come.
+  static std::shared_ptr<Members> meet(
+      c10d::Backend& gloo, bool wanted, const std::string& host, std::chrono::milliseconds timeout);
+
+  const Arena& arena() const {
+    return *arena_;
+  }
+  const Segment& board() const {
+    return board_;
+  }
+  /// By rank, this one too.
+  const std::vector<Peer>& peers() const {
+    return peers_;
+  }
+
+ private:
+  Members(std::shared_ptr<Arena> arena, Segment board, std::vector<Peer> peers);
+
+  std::shared_ptr<Arena> arena_;
+  Segment board_;
+  std::vector<Peer> peers_;
+};
+
+} // namespace shardwise::comm::same_host

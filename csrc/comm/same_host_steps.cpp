@@ -1,0 +1,95 @@
+#include "comm/same_host_steps.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <climits>
+#include <ctime>
+
+namespace shardwise::comm::same_host {
+namespace {
+
+/// How soon a wait notices what wakes nobody: a peer that was killed, a process group that is shut down here.
+constexpr auto kLook = std::chrono::milliseconds(50);
+
+/// Sleeps until the word is another one, or somebody wakes it, or some time passed.
+void sleep_on(const std::atomic<uint32_t>& word, uint32_t seen, std::chrono::milliseconds time) {
+  const timespec limit{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(time).count()};
+  syscall(SYS_futex, &word, FUTEX_WAIT, seen, &limit, nullptr, 0);
+}
+
+void wake_all_on(const std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+} // namespace
+
+Steps::Steps(direct::Course& course, const Segment& board, const std::vector<Peer>& peers)
+    : course_(course),
+      own_(*reinterpret_cast<Progress*>(board.begin() + Board::progress())),
+      peers_(peers) {}
+
+const Progress& Steps::of(size_t peer) const {
+  return *reinterpret_cast<const Progress*>(peers_[peer].board.at(Board::progress()));
+}
+
+bool Steps::has_come(size_t peer) const {
+  const auto theirs = of(peer).step.load(std::memory_order_acquire);
+  return static_cast<int32_t>(theirs - steps_) >= 0;
+}
+
+void Steps::take() {
+  own_.step.store(++steps_, std::memory_order_release);
+  wake_all_on(own_.step);
+}
+
+void Steps::wait() {
+  for (size_t peer = 0; peer < peers_.size(); ++peer) {
+    while (!has_come(peer)) {
+      look_around(peer);
+      const auto seen = of(peer).step.load(std::memory_order_acquire);
+      if (static_cast<int32_t>(seen - steps_) < 0) sleep_on(of(peer).step, seen, std::min(kLook, course_.left()));
+    }
+  }
+}
+
+void Steps::look_around(size_t awaited) {
+  course_.check();
+  for (size_t peer = 0; peer < peers_.size(); ++peer) require_to_go_on(peer);
+  // Asked once more: it may have come, and ended later.
+  if (!peers_[awaited].process->alive() && !has_come(awaited)) fail(awaited, "its process ended");
+  if (course_.late() && !has_come(awaited)) fail(awaited, "it did not come");
+}
+
+void Steps::require_to_go_on(size_t peer) {
+  const auto ended_at = of(peer).ended_at.load(std::memory_order_acquire);
+  if (ended_at == 0 || ended_at > course_.number()) return;
+  fail(peer, of(peer).reason.data());
+}
+
+void Steps::require_whole() {
+  std::atomic_thread_fence(std::memory_order_acquire);
+  for (size_t peer = 0; peer < peers_.size(); ++peer) require_to_go_on(peer);
+}
+
+void Steps::fail(size_t peer, const std::string& reason) {
+  course_.fail(static_cast<int>(peer), /*to_peer=*/false, reason);
+}
+
+// In the middle of a collective that one is the first, else the next one.
+void Steps::end() noexcept {
+  if (own_.ended_at.load() != 0) return;
+  const auto& reason = course_.broken() ? course_.failure() : std::string("it was shut down");
+  const auto length = std::min(reason.size(), own_.reason.size() - 1);
+  std::copy_n(reason.begin(), length, own_.reason.begin());
+  own_.ended_at.store(course_.broken() ? course_.number() : course_.number() + 1, std::memory_order_release);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  wake_all_on(own_.step);
+}
+
+} // namespace shardwise::comm::same_host

@@ -1,0 +1,305 @@
+// Ranks that read each other's memory: when they do, what they do where a rank is killed or stopped, and that nothing
+// is left of it.
+#include "comm/same_host_arena.h"
+#include "comm/same_host_members.h"
+#include "support/expect.h"
+#include "support/processes.h"
+#include "support/ranks.h"
+#include "support/variables.h"
+#include "transport_groups.h"
+
+#include <shardwise/shared_memory.h>
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+namespace shardwise::test {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+using comm::same_host::Arena;
+
+/// Files that this process has open, and pieces of shared memory that it has mapped.
+struct Held {
+  int64_t files = 0;
+  int64_t mapped = 0;
+
+  static Held now() {
+    Held held;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) held.files += entry.exists() ? 1 : 0;
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) {
+      if (line.find("memfd:shardwise") != std::string::npos) ++held.mapped;
+    }
+    return held;
+  }
+};
+
+comm::GroupSpec spec_of(Rank& rank, const std::string& name) {
+  return {
+      .name = name,
+      .store = c10::make_intrusive<c10d::PrefixStore>(name, rank.store()),
+      .rank = rank.rank(),
+      .size = rank.world_size(),
+      .device = at::kCPU,
+      .connect_timeout = 60s,
+      .timeout = 60s};
+}
+
+void expect_sum(Rank& rank, c10d::Backend& backend, const at::Tensor& tensor) {
+  tensor.fill_(rank.rank() + 1);
+  start_all_reduce(backend, tensor)->wait();
+  const auto world = rank.world_size();
+  EXPECT_TRUE((tensor == world * (world + 1) / 2).all().item<bool>()) << rank.name();
+}
+
+void expect_way(Rank& rank, const comm::GroupSpec& spec, const std::string& way) {
+  const auto backend = comm::make_direct(spec);
+  EXPECT_EQ(way_of(*backend), way) << rank.name() << " " << spec.name;
+  expect_sum(rank, *backend, torch::empty({40000}));
+}
+
+void all_agree_on_the_way(Rank& rank) {
+  expect_way(rank, spec_of(rank, "one host"), "shared memory");
+  auto unwanted = spec_of(rank, "unwanted");
+  unwanted.shared_memory = rank.rank() != 1;
+  expect_way(rank, unwanted, "TCP");
+  auto two_hosts = spec_of(rank, "two hosts");
+  if (rank.rank() == 1) two_hosts.host = "another";
+  expect_way(rank, two_hosts, "TCP");
+  auto named = spec_of(rank, "named");
+  named.host = "another";
+  expect_way(rank, named, "shared memory");
+}
+
+TEST(SameHost, AllRanksAgreeOnTheWay) {
+  run_ranks(3, all_agree_on_the_way);
+}
+
+TEST(SameHost, AllProcessesAgreeOnTheWay) {
+  run_processes(3, all_agree_on_the_way);
+}
+
+TEST(SameHost, SwitchedOnByTheEnvironment) {
+  for (const auto* value : {"off", "on"}) {
+    const Variables variables(Environment{{"SHARDWISE_SHARED_MEMORY", value}});
+    run_ranks(2, [&](Rank& rank) {
+      const auto group = rank.mesh().group("world");
+      const auto backend = group->getBackend(c10::DeviceType::CPU);
+      EXPECT_EQ(way_of(*backend), value == std::string("on") ? "shared memory" : "TCP") << rank.name();
+    });
+  }
+  const Variables variables(Environment{{"SHARDWISE_SHARED_MEMORY", "yes"}});
+  run_ranks(1, [](Rank& rank) {
+    expect_error<ValueError>([&] { rank.mesh(); }, {"SHARDWISE_SHARED_MEMORY", "'yes'", "'on' or 'off'"});
+  });
+}
+
+// Whose tensors are where has no say in the result, nor in what the others do.
+TEST(SameHost, SomeTensorsInPlaceAndSomeNot) {
+  run_processes(3, [](Rank& rank) {
+    const auto backend = comm::make_direct(spec_of(rank, "mixed"));
+    for (int in_place = 0; in_place < 8; ++in_place) {
+      const bool mine = ((in_place >> rank.rank()) & 1) != 0;
+      const auto place = [&](const at::Tensor& tensor) { return mine ? shared(tensor) : tensor; };
+      expect_sum(rank, *backend, place(torch::empty({3000001})));
+      const auto all = place(torch::arange(900006, at::kFloat) + rank.rank());
+      const auto part = torch::empty({300002});
+      start_reduce_scatter(*backend, part, all)->wait();
+      const auto expected = torch::arange(900006, at::kFloat).chunk(3)[rank.rank()] * 3 + 3;
+      EXPECT_TRUE(torch::equal(part, expected)) << rank.name();
+      const auto gathered = torch::empty({900006});
+      start_all_gather(*backend, gathered, place(part))->wait();
+      EXPECT_TRUE(torch::equal(gathered, torch::arange(900006, at::kFloat) * 3 + 3)) << rank.name();
+    }
+  });
+}
+
+// What a rank gave may be used again as soon as its own work is done, however late the others are.
+TEST(SameHost, MemoryIsTheOwnersAgainWhenItsWorkIsDone) {
+  run_processes(3, [](Rank& rank) {
+    const auto backend = comm::make_direct(spec_of(rank, "reuse"));
+    const auto input = shared(torch::empty({600000}));
+    const auto part = torch::empty({200000});
+    const auto all = torch::empty({600000});
+    for (int step = 0; step < 60; ++step) {
+      input.fill_(step + rank.rank());
+      start_reduce_scatter(*backend, part, input)->wait();
+      input.fill_(-1);
+      ASSERT_TRUE((part == 3 * step + 3).all().item<bool>()) << rank.name() << ", step " << step;
+      const auto mine = input.narrow(0, 0, 200000).fill_(step);
+      start_all_gather(*backend, all, mine)->wait();
+      mine.fill_(-1);
+      ASSERT_TRUE((all == step).all().item<bool>()) << rank.name() << ", step " << step;
+      input.fill_(step);
+      start_all_reduce(*backend, input)->wait();
+      ASSERT_TRUE((input == 3 * step).all().item<bool>()) << rank.name() << ", step " << step;
+    }
+  });
+}
+
+/// Sums until a rank ends it all. Rank 2 leaves its number in the store, and does `signal` to itself in the middle.
+void sum_until_one_is_gone(Rank& rank, int signal, std::chrono::milliseconds timeout, const std::string& expected) {
+  auto spec = spec_of(rank, "gone");
+  spec.timeout = timeout;
+  auto backend = comm::make_direct(spec);
+  for (const bool in_place : {true, false}) {
+    const auto tensor = in_place ? shared(torch::ones({1 << 20})) : torch::ones({1 << 20});
+    expect_sum(rank, *backend, tensor);
+  }
+  if (rank.rank() == 2) {
+    rank.store()->set("process", std::to_string(getpid()));
+    std::thread([signal] {
+      std::this_thread::sleep_for(30ms);
+      std::raise(signal);
+    }).detach();
+  }
+  const auto begin = Clock::now();
+  const auto tensor = shared(torch::ones({1 << 20}));
+  const auto train = [&] {
+    for (;;) start_all_reduce(*backend, tensor)->wait();
+  };
+  const auto me = c10::str("rank ", rank.rank(), " of 3: an all-reduce (sum) of 1048576 elements of Float failed");
+  expect_error<c10::DistBackendError>(train, {me, "rank 2 ", expected});
+  EXPECT_LT(Clock::now() - begin, 30s) << rank.name();
+  expect_error<c10::DistBackendError>([&] { start_all_reduce(*backend, tensor)->wait(); }, {"earlier collective"});
+  backend.reset();
+  // The process that is gone had no part in this.
+  rank.store()->add("told", 1);
+  while (rank.store()->add("told", 0) < 2) std::this_thread::sleep_for(10ms);
+  kill(std::stoi(rank.store()->get_to_str("process")), SIGKILL);
+}
+
+void nothing_is_left(int signal, std::chrono::milliseconds timeout, const std::string& expected) {
+  ProcessOptions options;
+  options.may_fail = {2};
+  const auto ended = run_processes(
+      3,
+      [&](Rank& rank) {
+        const auto before = Held::now();
+        sum_until_one_is_gone(rank, signal, timeout, expected);
+        const auto after = Held::now();
+        EXPECT_EQ(after.mapped, 0) << rank.name();
+        EXPECT_LE(after.files, before.files) << rank.name();
+      },
+      options);
+  EXPECT_EQ(ended[2].signal, SIGKILL);
+}
+
+TEST(SameHost, AKilledProcessIsNamedAtOnce) {
+  nothing_is_left(SIGKILL, 60s, "closed the connection");
+}
+
+TEST(SameHost, AStoppedProcessIsNamedWhenTheTimeIsOver) {
+  nothing_is_left(SIGSTOP, 700ms, "did not send within 700 ms");
+}
+
+// Those that wait for nothing but it hear what went wrong elsewhere.
+TEST(SameHost, WhatFailedOnOneRankIsToldByTheOthers) {
+  run_ranks(3, [](Rank& rank) {
+    auto spec = spec_of(rank, "told");
+    const auto backend = comm::make_direct(spec);
+    if (rank.rank() == 2) return rank.store()->wait({"0 knows", "1 knows"});
+    const auto given = rank.rank() == 0 ? 200ms : 60s;
+    const auto work = start_all_reduce(*backend, torch::ones({50000}), c10d::ReduceOp::SUM, given);
+    const auto parts = rank.rank() == 0 ? std::vector<std::string>{"rank 2 did not send within 200 ms"}
+                                        : std::vector<std::string>{
+                                              "rank 1 of 3", "for rank 0 closed the connection", "rank 0 of 3",
+                                              "rank 2 did not send within 200 ms"};
+    expect_error<c10::DistBackendError>([&] { work->wait(); }, parts);
+    rank.store()->set(c10::str(rank.rank(), " knows"), "1");
+  });
+}
+
+TEST(SameHost, NothingIsLeftOfManyGroups) {
+  run_processes(2, [](Rank& rank) {
+    // What the first one needs once.
+    expect_way(rank, spec_of(rank, "first"), "shared memory");
+    const auto before = Held::now();
+    for (int i = 0; i < 100; ++i) {
+      const auto backend = comm::make_direct(spec_of(rank, c10::str("group ", i)));
+      expect_sum(rank, *backend, shared(torch::empty({5000})));
+    }
+    const auto after = Held::now();
+    EXPECT_EQ(after.mapped, 0) << rank.name();
+    EXPECT_EQ(after.files, before.files) << rank.name();
+  });
+}
+
+// A tensor outlives the groups that read it.
+TEST(SameHost, TensorsStayWhenTheGroupsAreGone) {
+  run_ranks(2, [](Rank& rank) {
+    auto backend = comm::make_direct(spec_of(rank, "early"));
+    auto tensor = shared(torch::ones({70000}));
+    backend.reset();
+    EXPECT_TRUE((tensor == 1).all().item<bool>()) << rank.name();
+    tensor.resize_({140000}).fill_(2);
+    EXPECT_TRUE((tensor == 2).all().item<bool>()) << rank.name();
+  });
+}
+
+TEST(SameHost, WithoutAGroupMemoryIsOrdinary) {
+  ASSERT_FALSE(Arena::in_use());
+  std::atomic<int64_t> bytes = 0;
+  on_shared_memory([&](int64_t change) { bytes += change; });
+  EXPECT_TRUE((comm::shared_zeros(1000, at::kFloat) == 0).all().item<bool>());
+  EXPECT_EQ(bytes, 0);
+  {
+    const auto arena = Arena::of_this_process();
+    ASSERT_TRUE(arena);
+    const auto tensor = comm::shared_zeros(1000, at::kFloat);
+    EXPECT_TRUE(arena->holds(tensor.const_data_ptr(), tensor.nbytes()));
+    EXPECT_EQ(bytes, 4000);
+  }
+  EXPECT_EQ(bytes, 0);
+  on_shared_memory({});
+  EXPECT_FALSE(Arena::in_use());
+}
+
+TEST(SameHost, PiecesOfAnArenaAreUsedAgain) {
+  const auto arena = Arena::of_this_process();
+  ASSERT_TRUE(arena);
+  std::vector<std::byte*> pieces;
+  for (int i = 0; i < 4; ++i) {
+    pieces.push_back(arena->take(5000));
+    std::fill_n(pieces.back(), 5000, std::byte{7});
+  }
+  for (const int i : {2, 0, 1}) arena->give(pieces[i], 5000);
+  // Three neighbours are one piece again, and nothing is left in it.
+  auto* whole = arena->take(3 * 8192);
+  EXPECT_EQ(whole, pieces[0]);
+  EXPECT_TRUE(std::all_of(whole, whole + 3 * 8192, [](std::byte byte) { return byte == std::byte{0}; }));
+  EXPECT_EQ(pieces[3][4999], std::byte{7});
+  EXPECT_EQ(arena->take(arena->address().bytes), nullptr);
+  arena->give(whole, 3 * 8192);
+  arena->give(pieces[3], 5000);
+}
+
+// A process that was forked, as a loader of data is, has its parent's tensors, and gives none of them back.
+TEST(SameHost, AForkedProcessLeavesTheMemoryOfItsParent) {
+  const auto arena = Arena::of_this_process();
+  ASSERT_TRUE(arena);
+  auto tensor = shared(torch::full({5000}, 3.));
+  const auto child = fork();
+  if (child == 0) {
+    const bool seen = tensor.data_ptr<float>()[4999] == 3 && !Arena::in_use();
+    tensor.reset();
+    _exit(seen ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(tensor.data_ptr<float>()[4999], 3);
+}
+
+} // namespace
+} // namespace shardwise::test
