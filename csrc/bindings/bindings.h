@@ -10,6 +10,8 @@ namespace shardwise::bindings {
 
 void bind_mesh(pybind11::module_& module);
 void bind_unit(pybind11::module_& module);
+void bind_cpp_modules(pybind11::module_& module);
+void bind_estimate(pybind11::module_& module);
 
 /// Everything that may talk to other ranks lets go of the GIL.
 using NoGil = pybind11::call_guard<pybind11::gil_scoped_release>;

@@ -1,5 +1,6 @@
 #include "bindings/bindings.h"
 
+#include "comm/environment.h"
 #include "comm/process_group.h"
 
 #include <shardwise/mesh.h>
@@ -40,7 +41,8 @@ void bind_mesh(pybind11::module_& module) {
              .size = size,
              .device = at::kCPU,
              .connect_timeout = timeout,
-             .timeout = timeout});
+             .timeout = timeout,
+             .shared_memory = comm::shared_memory_of_environment()});
       },
       NoGil(), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
       "The back end of the direct transport, as torch.distributed.Backend.register_backend wants it.");

@@ -3,6 +3,7 @@
 #include <shardwise/error.h>
 #include <shardwise/unit.h>
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/StringUtil.h>
 
 #include <cmath>
@@ -123,7 +124,11 @@ Unit& Unit::set_prefetch(bool value) {
 }
 
 Unit& Unit::set_post_optim_event(std::shared_ptr<c10::Event> event) {
-  unit_->schedule()->post_optim_event = std::move(event);
+  if (!event || unit_->device().is_cpu()) return *this;
+  unit_->schedule()->await_event = [event = std::move(event), device = unit_->device()] {
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    event->block(guard.getStream(device));
+  };
   return *this;
 }
 

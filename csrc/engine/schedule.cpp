@@ -94,7 +94,7 @@ void Schedule::enter(Unit& unit, Keep keep) {
   } else if (c10::GradMode::is_enabled()) {
     unit.backward.engaged = true;
   }
-  if (!backward) await_optimizer(unit);
+  if (!backward) await_optimizer();
   const bool gathered = unit.unshard();
   prefetch(unit, gathered, backward);
   if (backward) advance();
@@ -120,11 +120,8 @@ void Schedule::end_forwards() {
   inference_.end_pass();
 }
 
-void Schedule::await_optimizer(const Unit& unit) {
-  const auto event = std::exchange(post_optim_event, nullptr);
-  if (!event || unit.device().is_cpu()) return;
-  const c10::impl::VirtualGuardImpl guard(unit.device().type());
-  event->block(guard.getStream(unit.device()));
+void Schedule::await_optimizer() {
+  if (const auto wait = std::exchange(await_event, {})) wait();
 }
 
 // Otherwise the unit itself stays open, for it may run again at once: on some ranks more often than on others.
@@ -192,7 +189,7 @@ void Schedule::join(const Expectation& expectation, bool another_is_first) {
       parameter->expected = expectation.holds(parameter->leaf());
       if (parameter->expected) ++unit->backward.missing;
     }
-    if (unit->backward.missing > 0) unit->backward.engaged = true;
+    if (unit->backward.missing > 0 || (unit->options.sync && unit->owes())) unit->backward.engaged = true;
   }
   late_ =
       another_is_first || std::any_of(order_.begin(), order_.end(), [](const auto& unit) { return unit->sums_late(); });
@@ -225,7 +222,10 @@ void Schedule::gradient_arrived(Unit& unit, group::Parameter& parameter) {
 // sum here: the ranks that it waits for may need a gather that this rank comes to later.
 void Schedule::advance() {
   if (backward_ != autograd::get_current_graph_task_id()) return;
-  start_sums([&] { return !in_flight_ || in_flight_->advance_reduce(); });
+  start_sums([&] {
+    const auto before = in_flight_.lock();
+    return !before || before->advance_reduce();
+  });
 }
 
 template <typename Condition>
@@ -241,25 +241,26 @@ void Schedule::start_sums(const Condition& may_start) {
 
 void Schedule::launch(Unit& unit) {
   if (!unit.takes_part()) return;
-  if (in_flight_) in_flight_->wait_reduce();
-  in_flight_ = unit.shared_from_this();
+  if (const auto before = in_flight_.lock()) before->wait_reduce();
+  in_flight_ = unit.weak_from_this();
   unit.begin_reduce();
 }
 
 void Schedule::end_backward() {
   try {
     for (; launched_ < order_.size(); ++launched_) launch(*order_[launched_]);
-    if (in_flight_) is_last_backward ? in_flight_->wait_reduce() : in_flight_->end_scatter();
+    if (const auto last = in_flight_.lock()) is_last_backward ? last->wait_reduce() : last->end_scatter();
   } catch (...) {
     forget_backward();
     throw;
   }
   backwards_.end_pass();
-  unsettled_ = std::exchange(order_, {});
+  const auto order = std::exchange(order_, {});
+  unsettled_.assign(order.begin(), order.end());
   backward_ = -1;
   launched_ = 0;
   close_all();
-  for (const auto& unit : unsettled_) unit->backward = {};
+  for (const auto& unit : order) unit->backward = {};
   if (is_last_backward) settle();
 }
 
@@ -271,7 +272,7 @@ void Schedule::reduce_pending() {
   for (const auto& unit : order_) {
     unit->renew_groups();
     unit->take_leaf_gradients();
-    if (unit->has_pending()) unit->backward.engaged = true;
+    if (unit->has_pending() || unit->owes()) unit->backward.engaged = true;
   }
   agree_on_sums(order_);
   end_backward();
@@ -280,8 +281,10 @@ void Schedule::reduce_pending() {
 void Schedule::settle() {
   const auto order = std::exchange(unsettled_, {});
   if (order.empty()) return;
-  if (const auto unit = std::exchange(in_flight_, nullptr)) unit->wait_reduce();
-  for (const auto& unit : order) unit->publish();
+  if (const auto unit = std::exchange(in_flight_, {}).lock()) unit->wait_reduce();
+  for (const auto& weak : order) {
+    if (const auto unit = weak.lock()) unit->publish();
+  }
 }
 
 // When a sum starts depends on when the one before was done. Where a backward dies on all ranks, those that all can

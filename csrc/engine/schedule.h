@@ -58,8 +58,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
 
   /// The unit's full copies are there when this returns; others are closed.
   void enter(Unit& unit, Keep keep = Keep::outer);
-  /// Lets the device come to post_optim_event, which is of no more use then.
-  void await_optimizer(const Unit& unit);
+  /// Calls await_event, which is of no more use then.
+  void await_optimizer();
   /// The unit's module ended its forward; `exactly` if that is seen each time, so that the unit is closed too.
   void leave(Unit& unit, bool exactly);
 
@@ -79,8 +79,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
 
   /// Whether units are gathered ahead as the last pass used them.
   bool prefetches = true;
-  /// What the device has to come to before the next forward.
-  std::shared_ptr<c10::Event> post_optim_event;
+  /// Lets the device come to where it has to be before the next forward.
+  std::function<void()> await_event;
   /// If not, the end of a backward leaves sums under way; the next backward that comes here publishes them first.
   bool is_last_backward = true;
 
@@ -122,9 +122,10 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   bool reached_ = false;
   /// Sums wait for the end of the backward.
   bool late_ = false;
-  std::shared_ptr<Unit> in_flight_;
-  /// Units of a backward that ended and whose gradients are not published.
-  std::vector<std::shared_ptr<Unit>> unsettled_;
+  /// The unit whose sum is under way.
+  std::weak_ptr<Unit> in_flight_;
+  /// Units of a backward that ended and whose gradients are not published. The model may be deleted before they are.
+  std::vector<std::weak_ptr<Unit>> unsettled_;
 };
 
 } // namespace shardwise::engine

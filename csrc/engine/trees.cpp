@@ -14,10 +14,38 @@
 namespace shardwise::engine {
 namespace {
 
+/// Trees by address. Those that are gone are forgotten now and then, so that a model of many units is made in no more
+/// time a unit than one of few.
+class Trees {
+ public:
+  void add(const std::shared_ptr<Schedule>& tree) {
+    trees_[tree.get()] = tree;
+    if (trees_.size() < many_) return;
+    alive();
+    many_ = 2 * trees_.size() + kFew;
+  }
+
+  std::vector<std::shared_ptr<Schedule>> alive() {
+    std::vector<std::shared_ptr<Schedule>> alive;
+    std::erase_if(trees_, [&](const auto& entry) {
+      auto tree = entry.second.lock();
+      const bool gone = !tree;
+      if (!gone) alive.push_back(std::move(tree));
+      return gone;
+    });
+    return alive;
+  }
+
+ private:
+  static constexpr size_t kFew = 16;
+  std::unordered_map<const Schedule*, std::weak_ptr<Schedule>> trees_;
+  size_t many_ = kFew;
+};
+
 /// The trees with units on a process group, which is one rank's: ranks may be threads.
 struct Table {
   std::mutex mutex;
-  std::unordered_map<const void*, std::vector<std::weak_ptr<Schedule>>> trees;
+  std::unordered_map<const void*, Trees> trees;
 
   static Table& get() {
     static auto* table = new Table;
@@ -91,15 +119,17 @@ void add_to_tree(const Unit& unit, const std::shared_ptr<Schedule>& tree) {
   if (!unit.agreement()) return;
   auto& table = Table::get();
   const std::lock_guard lock(table.mutex);
+  bool is_new = false;
   for (const auto& axis : unit.axes()) {
     if (axis.size() == 1) continue;
-    auto& trees = table.trees[axis.identity()];
-    std::erase_if(trees, [&](const auto& other) { return other.expired() || other.lock() == tree; });
-    trees.push_back(tree);
+    const auto [entry, made] = table.trees.try_emplace(axis.identity());
+    entry->second.add(tree);
+    is_new = is_new || made;
   }
-  std::erase_if(table.trees, [](const auto& entry) {
-    return std::all_of(entry.second.begin(), entry.second.end(), [](const auto& other) { return other.expired(); });
-  });
+  if (!is_new) return;
+  for (auto entry = table.trees.begin(); entry != table.trees.end();) {
+    entry = entry->second.alive().empty() ? table.trees.erase(entry) : std::next(entry);
+  }
 }
 
 std::vector<std::shared_ptr<Schedule>> trees_beside(const std::vector<std::shared_ptr<Unit>>& units) {
@@ -108,9 +138,7 @@ std::vector<std::shared_ptr<Schedule>> trees_beside(const std::vector<std::share
     auto& table = Table::get();
     const std::lock_guard lock(table.mutex);
     for (const auto* group : process_groups(units)) {
-      for (const auto& weak : table.trees[group]) {
-        if (auto tree = weak.lock()) trees.push_back(std::move(tree));
-      }
+      for (auto& tree : table.trees[group].alive()) trees.push_back(std::move(tree));
     }
   }
   std::sort(trees.begin(), trees.end(), [](const auto& a, const auto& b) { return a->number() < b->number(); });

@@ -3,6 +3,7 @@
 #include "engine/backward_watch.h"
 #include "engine/shards.h"
 #include "group/data.h"
+#include "observe/record.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -61,16 +62,22 @@ std::vector<std::shared_ptr<Unit>> Unit::tree() const {
 template <typename Do>
 void Unit::for_full_copies(const Do& act) {
   for (const auto& group : groups_) {
-    if (auto* copies = group->full_copies()) act(*copies);
+    if (auto* copies = group->copies()) act(*copies);
   }
 }
 
 void Unit::enter(Keep keep) {
   schedule_->enter(*this, keep);
+  if (observe::recording()) in_backward() ? begin(backward_span_, "backward") : begin(forward_span_, "forward");
 }
 
 void Unit::leave(bool exactly) {
+  if (!in_backward()) forward_span_.reset();
   schedule_->leave(*this, exactly);
+}
+
+void Unit::begin(std::unique_ptr<observe::Span>& span, const char* kind) const {
+  if (!span) span = std::make_unique<observe::Span>(kind, name_.empty() ? "(root)" : name_, mesh_.rank());
 }
 
 void Unit::show(bool full) {
@@ -79,7 +86,7 @@ void Unit::show(bool full) {
 }
 
 void Unit::shard_written() {
-  for_full_copies([](group::FullCopies& copies) { copies.mark_stale(); });
+  for_full_copies([](group::Copies& copies) { copies.mark_stale(); });
 }
 
 std::string Unit::parameter_at(const at::Tensor& tensor) const {
@@ -98,6 +105,10 @@ std::string Unit::describe() const {
       " more parameters)");
 }
 
+bool Unit::gathers_apart() const {
+  return separate_ && !(settings_.own_gather_on_mesh && options.all_gather);
+}
+
 comm::Collectives Unit::gather_in_order(const comm::Collectives& ranks) {
   if (!agreement_) return ranks;
   const bool backward = BackwardWatch::running();
@@ -106,7 +117,7 @@ comm::Collectives Unit::gather_in_order(const comm::Collectives& ranks) {
     const auto among = near ? c10::str(" among ", near_.size(), " ranks") : "";
     return c10::str("the all-gather of ", describe(), among, backward ? " in backward" : "");
   };
-  const auto chain = separate_ ? comm::Agreement::second_group : comm::Agreement::group;
+  const auto chain = gathers_apart() ? comm::Agreement::second_group : comm::Agreement::group;
   return ranks.at(agreement_->enter(chain, 4 * number_for_all_ + (near ? 2 : 0) + (backward ? 1 : 0), text, counters_));
 }
 
@@ -132,6 +143,10 @@ void Unit::replace_shard(size_t index, const at::Tensor& shard, std::shared_ptr<
   add_shard(parameter.visible(), weak_from_this());
 }
 
+void Unit::set_extension(size_t index, std::shared_ptr<group::Extension> extension) {
+  parameters_.at(index)->set_extension(std::move(extension));
+}
+
 const group::Parameter* Unit::parameter_of_shard(const at::Tensor& tensor) const {
   for (const auto& parameter : parameters_) {
     if (!parameter->whole && parameter->shard_identity() == tensor.unsafeGetTensorImpl()) return parameter.get();
@@ -152,24 +167,25 @@ bool Unit::begin_unshard() {
   bool all_there = true;
   bool under_way = false;
   bool all_near = near_.size() > 1;
-  for_full_copies([&](const group::FullCopies& copies) {
+  for_full_copies([&](const group::Copies& copies) {
     all_there = all_there && !copies.must_gather();
-    under_way = under_way || copies.state() == group::FullCopies::State::gathering;
+    under_way = under_way || copies.state() == group::Copies::State::gathering;
     all_near = all_near && copies.holds();
   });
   if (all_there) return under_way;
+  for_full_copies([](group::Copies& copies) { copies.prepare(); });
   // What every rank has may come and go on some ranks only.
-  const auto gather = shards_.size() > 1 ? gather_in_order(all_near ? near_ : gather_).by(options.all_gather) : gather_;
-  for_full_copies([&](group::FullCopies& copies) { copies.begin_unshard(gather, buffers(), name_, counters_); });
+  const auto& ranks = all_near ? near_ : gathers_apart() ? gather_ : shards_;
+  const auto gather = shards_.size() > 1 ? gather_in_order(ranks).by(options.all_gather) : ranks;
+  for_full_copies([&](group::Copies& copies) { copies.begin_unshard(gather, buffers(), name_, counters_); });
   return true;
 }
 
 void Unit::finish_unshard() {
   bool written = false;
   const int64_t holders = BackwardWatch::running() ? 1 : near_.size();
-  for_full_copies([&](group::FullCopies& copies) {
-    written = copies.finish_unshard(holders, buffers(), name_, counters_) || written;
-  });
+  for_full_copies(
+      [&](group::Copies& copies) { written = copies.finish_unshard(holders, buffers(), name_, counters_) || written; });
   if (!written) return show(true);
   // While the old values were on the wire.
   begin_unshard();
@@ -178,7 +194,7 @@ void Unit::finish_unshard() {
 
 void Unit::reshard(bool hold) {
   show(false);
-  for_full_copies([&](group::FullCopies& copies) {
+  for_full_copies([&](group::Copies& copies) {
     copies.reshard(buffers(), counters_);
     if (!hold) copies.drop_held(buffers());
   });

@@ -18,6 +18,10 @@
 #include <string>
 #include <vector>
 
+namespace shardwise::observe {
+class Span;
+}
+
 namespace shardwise::engine {
 
 /// A tensor of a module and all the names it has there.
@@ -30,8 +34,11 @@ struct NamedTensor {
   bool whole = false;
   /// The memory of a tensor that is around another one; undefined where it has its own.
   at::Tensor full = {};
-  /// Where its values are if that memory is of another dtype; undefined where they are in it.
+  /// Where its values are if that memory is of another dtype; undefined where they are in it. With an extension this
+  /// rank's shard.
   at::Tensor values = {};
+  /// How it travels; null where its shard is a piece like any other.
+  std::shared_ptr<group::Extension> extension = nullptr;
 };
 
 /// How a unit is made.
@@ -45,6 +52,8 @@ struct UnitSettings {
   bool broadcast = false;
   /// Unset: a unit frees its full copies after its forward, the outermost one keeps them.
   std::optional<ReshardAfterForward> reshard_after_forward = std::nullopt;
+  /// A gather of the user's own gets the mesh's process group, which he knows, and not the one of gathers.
+  bool own_gather_on_mesh = false;
   /// Needed where full copies come and go; lives as long as the unit.
   std::shared_ptr<group::Front> front = nullptr;
 };
@@ -169,6 +178,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   std::vector<at::Tensor> stored() const;
   /// From now on `shard` holds this rank's part of a parameter of its own, and the optimizer sees `face`.
   void replace_shard(size_t index, const at::Tensor& shard, std::shared_ptr<group::Face> face);
+  /// From now on a parameter of its own travels in its own way.
+  void set_extension(size_t index, std::shared_ptr<group::Extension> extension);
   /// Null for a tensor that is no shard of this unit's.
   const group::Parameter* parameter_of_shard(const at::Tensor& tensor) const;
 
@@ -205,6 +216,9 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void take_leaf_gradients();
   /// Whether backwards without synchronisation left gradients here.
   bool has_pending() const;
+  /// Whether backwards without synchronisation ended since the last sum. The same on all ranks: on some they may have
+  /// left nothing here.
+  bool owes() const;
   /// Starts the sum over the shards' ranks; that over the copies' ranks comes when it is done.
   void begin_reduce();
   /// Starts the second sum if the first one is done. Whether wait_reduce() would return at once.
@@ -268,6 +282,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void broadcast(const std::vector<NamedTensor>& tensors);
   template <typename Do>
   void for_full_copies(const Do& act);
+  /// Gathers and sums have a process group each.
+  bool gathers_apart() const;
   comm::Collectives gather_in_order(const comm::Collectives& ranks);
   /// For a sum: what it is follows from what was compared before.
   comm::Collectives in_order(const comm::Collectives& collectives) const;
@@ -277,6 +293,7 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   std::string describe() const;
   void make_shard(group::Parameter& parameter, const at::Tensor& values);
   void show(bool full);
+  void begin(std::unique_ptr<observe::Span>& span, const char* kind) const;
   void follow_parameters();
   Plan::Unit own_plan() const;
   std::string when_resharded() const;
@@ -309,6 +326,9 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   std::vector<std::weak_ptr<Unit>> inner_;
   std::shared_ptr<Schedule> schedule_;
   Counters counters_;
+  /// Where events are recorded: from the first use to the module's end, or to the last gradient.
+  std::unique_ptr<observe::Span> forward_span_;
+  std::unique_ptr<observe::Span> backward_span_;
 };
 
 } // namespace shardwise::engine

@@ -4,6 +4,7 @@
 #include "engine/structure.h"
 #include "engine/trees.h"
 #include "group/compute_guard.h"
+#include "observe/record.h"
 
 #include <shardwise/error.h>
 
@@ -149,15 +150,18 @@ std::shared_ptr<Unit> Unit::create(
   }
   if (!unit->replicates()) {
     const auto& axis = mesh.axes().back().name;
-    // Sums stay where those of replicated units are; gathers get the other process group.
-    unit->gather_ = comm::Collectives({mesh.reduce_group(axis), unit->shards_.names()});
-    unit->separate_ = mesh.reduce_group(axis) != mesh.group(axis);
+    // Sums stay where those of replicated units are; gathers get the other process group. It is of use only where
+    // both may be under way at a time.
+    const auto gathers = unit->agreement_ ? mesh.reduce_group(axis) : mesh.group(axis);
+    unit->gather_ = comm::Collectives({gathers, unit->shards_.names()});
+    unit->separate_ = gathers != mesh.group(axis);
     unit->find_neighbours();
   }
-  for (auto& [names, tensor, dim, whole, full, values] : own) {
+  for (auto& [names, tensor, dim, whole, full, values, extension] : own) {
     auto& parameter =
         *unit->parameters_.emplace_back(std::make_unique<group::Parameter>(std::move(names), tensor, full));
     parameter.shard_dim = dim;
+    parameter.set_extension(std::move(extension));
     parameter.whole = whole || !unit->has_full_copies();
     parameter.watch(unit, *unit);
     if (!parameter.whole) unit->make_shard(parameter, values.defined() ? values : parameter.full());
@@ -234,11 +238,11 @@ void Unit::adopt(const std::vector<NamedTensor>& adopted) {
 void Unit::broadcast(const std::vector<NamedTensor>& tensors) {
   if (world() == 1) return;
   const group::ComputeGuard guard;
-  for (const auto& [names, tensor, dim, whole, full, unused] : tensors) {
-    if (tensor.is_meta()) continue;
-    auto values = tensor.detach();
+  for (const auto& parameter : tensors) {
+    if (parameter.tensor.is_meta()) continue;
+    auto values = parameter.tensor.detach();
     auto wire = values.is_non_overlapping_and_dense() ? values.as_strided({values.numel()}, {1}) : values.contiguous();
-    spread(wire, c10::str("the broadcast of '", names.front(), "' from rank 0"), counters_);
+    spread(wire, c10::str("the broadcast of '", parameter.names.front(), "' from rank 0"), counters_);
     if (!wire.is_alias_of(values)) values.copy_(wire);
   }
 }

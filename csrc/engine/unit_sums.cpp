@@ -3,11 +3,20 @@
 #include "engine/backward_watch.h"
 
 #include "group/compute_guard.h"
+#include "observe/record.h"
 #include "observe/seam.h"
 
 #include <algorithm>
 
 namespace shardwise::engine {
+namespace {
+
+/// Whether there is an axis of copies, be it of one rank.
+bool has_copies(const Unit& unit) {
+  return unit.replicates() || unit.mesh().ndim() == 2;
+}
+
+} // namespace
 
 template <typename Do>
 void Unit::for_gradients(const Do& act) {
@@ -24,10 +33,15 @@ comm::Collectives Unit::in_order(const comm::Collectives& collectives) const {
 
 void Unit::gradient_arriving(group::Parameter& parameter, bool defined) {
   schedule_->gradient_arriving(*this, parameter, defined);
+  if (!observe::recording()) return;
+  // A direct call was not seen to end.
+  forward_span_.reset();
+  if (backward.missing > 0) begin(backward_span_, "backward");
 }
 
 void Unit::gradient_arrived(group::Parameter& parameter) {
   schedule_->gradient_arrived(*this, parameter);
+  if (backward.missing == 0) backward_span_.reset();
 }
 
 // A replicated unit may be used on some ranks only, so that it takes part whenever its tree does. A sharded one runs on
@@ -52,13 +66,17 @@ bool Unit::has_pending() const {
   return std::any_of(parameters_.begin(), parameters_.end(), [](const auto& p) { return p->has_pending(); });
 }
 
+bool Unit::owes() const {
+  return std::any_of(parameters_.begin(), parameters_.end(), [](const auto& p) { return p->owed; });
+}
+
 bool Unit::sums_late() const {
-  return world() > 1 && (!agreement_ || (shards_.size() > 1 && !separate_));
+  return world() > 1 && (!agreement_ || (shards_.size() > 1 && !gathers_apart()));
 }
 
 void Unit::begin_reduce() {
   ++counters_.backwards;
-  sums_ = !options.sync ? Sums::nothing : options.all_reduce || copies_.size() == 1 ? Sums::all : Sums::shards;
+  sums_ = !options.sync ? Sums::nothing : options.all_reduce || !has_copies(*this) ? Sums::all : Sums::shards;
   if (!options.sync || world() == 1) return;
   const auto has_gradients = [](const auto& group) { return group->gradients() != nullptr; };
   if (std::none_of(groups_.begin(), groups_.end(), has_gradients)) return;
@@ -74,7 +92,7 @@ void Unit::begin_reduce() {
 void Unit::end_scatter() {
   if (!std::exchange(scattering_, false)) return;
   for_gradients([&](auto& gradients) { gradients.wait(buffers()); });
-  if (copies_.size() == 1 || sums_ != Sums::all) return;
+  if (sums_ != Sums::all || !has_copies(*this)) return;
   const auto among_copies = in_order(copies_);
   for_gradients([&](auto& gradients) { gradients.begin_all_reduce(among_copies, name_, counters_); });
 }
@@ -100,6 +118,9 @@ void Unit::publish() {
   if (!sums) return;
   if (sums == Sums::nothing) {
     for (const auto& parameter : parameters_) parameter->keep_for_later();
+    for_gradients([](const auto& gradients) {
+      for (auto* parameter : gradients.parameters()) parameter->owed = true;
+    });
     return;
   }
   if (world() == 1) {

@@ -15,6 +15,10 @@ class Front {
   virtual ~Front() = default;
   /// The tensor is one of the unit's from now on.
   virtual void mark(const at::Tensor& tensor) = 0;
+  /// The memory of this piece, as a shard is to have it.
+  virtual at::Tensor place(const at::Tensor& piece) {
+    return piece;
+  }
   /// Uses of this storage are announced as long as the result lives.
   virtual std::shared_ptr<void> watch(const at::Tensor& tensor, Role role) = 0;
   /// The unit's modules are to show full copies from now on, or what the optimizer sees.

@@ -1,5 +1,6 @@
 #include "group/full_copies.h"
 
+#include "comm/shared_memory.h"
 #include "group/compute_guard.h"
 #include "group/data.h"
 #include "group/pieces.h"
@@ -33,7 +34,7 @@ at::Tensor own_piece(const Parameter& parameter, const layout::Cut& cut, int64_t
 FullCopies::FullCopies(
     std::vector<Parameter*> parameters, layout::Shards layout, bool is_flat, int64_t rank, const Kinds& kinds,
     Front& front)
-    : parameters_(std::move(parameters)),
+    : Copies(std::move(parameters)),
       layout_(std::move(layout)),
       is_flat_(is_flat),
       rank_(rank),
@@ -47,16 +48,16 @@ FullCopies::FullCopies(
 void FullCopies::adopt_shards(Front& front) {
   {
     const ComputeGuard guard;
-    part_ = at::zeros({layout_.part}, kinds_.shards);
+    part_ = comm::shared_zeros(layout_.part, kinds_.shards);
   }
-  for (size_t i = 0; i < parameters_.size(); ++i) {
+  for (size_t i = 0; i < parameters().size(); ++i) {
     const auto& cut = layout_.cuts[i];
-    const auto shard = parameters_[i]->stored();
+    const auto shard = parameters()[i]->stored();
     {
       const ComputeGuard guard;
       auto place = piece_in(part_, cut, rank_, 0);
-      place.copy_(own_piece(*parameters_[i], cut, rank_));
-      shard.set_data(place);
+      place.copy_(own_piece(*parameters()[i], cut, rank_));
+      shard.set_data(front.place(place));
     }
     front.mark(shard);
   }
@@ -64,9 +65,9 @@ void FullCopies::adopt_shards(Front& front) {
 }
 
 void FullCopies::make_rows(Front& front) {
-  for (size_t i = 0; i < parameters_.size(); ++i) {
+  for (size_t i = 0; i < parameters().size(); ++i) {
     const auto& cut = layout_.cuts[i];
-    const auto leaf = parameters_[i]->full();
+    const auto leaf = parameters()[i]->full();
     {
       const ComputeGuard guard;
       storages_.emplace_back(leaf.sizes(), kinds_.full);
@@ -91,9 +92,9 @@ void FullCopies::make_flat(Front& front) {
     storages_.emplace_back(std::vector<int64_t>{layout_.world * layout_.part}, kinds_.full);
     whole = storages_.back().alias();
   }
-  for (size_t i = 0; i < parameters_.size(); ++i) {
+  for (size_t i = 0; i < parameters().size(); ++i) {
     const auto& cut = layout_.cuts[i];
-    const auto leaf = parameters_[i]->full();
+    const auto leaf = parameters()[i]->full();
     int64_t rank = 0;
     while (rank + 1 < layout_.world && cut.length(rank) == 0) ++rank;
     {
@@ -106,14 +107,18 @@ void FullCopies::make_flat(Front& front) {
   watches_.push_back(front.watch(whole, Front::Role::full));
 }
 
+// Of which storage is no matter: see Front::place().
 bool FullCopies::fits() const {
-  const auto* memory = part_.storage().unsafeGetStorageImpl();
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const auto shard = parameters_[i]->shard();
-    if (!shard.has_storage() || shard.storage().unsafeGetStorageImpl() != memory || shard.dtype() != part_.dtype() ||
-        shard.storage_offset() != layout_.cuts[i].offsets[rank_] || shard.numel() != numels_[i]) {
+  const auto item = static_cast<int64_t>(part_.itemsize());
+  const auto* memory = part_.is_meta() ? nullptr : static_cast<const char*>(part_.const_data_ptr());
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    const auto shard = parameters()[i]->shard();
+    if (parameters()[i]->extension() || !shard.has_storage() || shard.dtype() != part_.dtype() ||
+        shard.device() != part_.device() || shard.numel() != numels_[i]) {
       return false;
     }
+    if (numels_[i] == 0 || memory == nullptr) continue;
+    if (shard.const_data_ptr() != memory + layout_.cuts[i].offsets[rank_] * item) return false;
   }
   return true;
 }
@@ -124,8 +129,7 @@ void FullCopies::begin_unshard(
   RECORD_FUNCTION(c10::str("FSDP::all_gather (", unit, ")"), std::vector<c10::IValue>());
   ++counters.unshards;
   const bool from_held = holds() && collectives.size() * held_.numel() == layout_.world * layout_.part;
-  stale_ = false;
-  gathered_versions_ = versions();
+  begin_current();
   if (!from_held) drop_held(buffers);
   {
     const ComputeGuard compute;
@@ -138,7 +142,7 @@ void FullCopies::begin_unshard(
       gathered_ = part_;
     }
   }
-  state_ = State::gathering;
+  set_state(State::gathering);
   observe::pass(observe::Seam::unshard);
   if (layout_.world == 1) return;
   const ComputeGuard compute;
@@ -149,12 +153,6 @@ void FullCopies::begin_unshard(
     counters.unsharded_bytes += static_cast<int64_t>(sent_.nbytes());
   }
   pending_ = gather_parts(gathered_, part, collectives, unit, counters);
-}
-
-int64_t FullCopies::versions() const {
-  int64_t sum = 0;
-  for (const auto* parameter : parameters_) sum += parameter->version();
-  return sum;
 }
 
 // One piece of memory for all: the pool then keeps few of them.
@@ -177,13 +175,7 @@ void FullCopies::refill(comm::Buffers& buffers, Counters& counters) {
 comm::Pending FullCopies::gather_parts(
     const at::Tensor& output, const at::Tensor& part, const comm::Collectives& collectives, const std::string& unit,
     Counters& counters) const {
-  // Asked for where the gather is started or waited for, by this, in a call of its unit: both are there then.
-  const auto what = [this, &unit] {
-    return c10::str(
-        "the all-gather of unit '", unit, "' (", parameters_.front()->name(), " and ", parameters_.size() - 1,
-        " more parameters)");
-  };
-  return collectives.all_gather(output, part, what, counters);
+  return collectives.all_gather(output, part, named(unit), counters);
 }
 
 void FullCopies::copy_out() {
@@ -229,7 +221,7 @@ void FullCopies::drop_held(comm::Buffers& buffers) {
 }
 
 bool FullCopies::finish_unshard(int64_t holders, comm::Buffers& buffers, const std::string& unit, Counters& counters) {
-  if (state_ != State::gathering) return false;
+  if (state() != State::gathering) return false;
   RECORD_FUNCTION(c10::str("FSDP::all_gather_copy_out (", unit, ")"), std::vector<c10::IValue>());
   observe::pass(observe::Seam::copy_out);
   {
@@ -239,8 +231,8 @@ bool FullCopies::finish_unshard(int64_t holders, comm::Buffers& buffers, const s
       if (pending) pending->wait();
     } catch (...) {
       leave_buffers();
-      state_ = State::full;
-      stale_ = true;
+      set_state(State::full);
+      mark_stale();
       reshard(buffers, counters);
       throw;
     }
@@ -249,19 +241,19 @@ bool FullCopies::finish_unshard(int64_t holders, comm::Buffers& buffers, const s
     if (!written()) hold(holders, buffers, counters);
     release(buffers);
   }
-  state_ = State::full;
+  set_state(State::full);
   return written();
 }
 
 void FullCopies::reshard(comm::Buffers& buffers, Counters& counters) {
-  if (state_ == State::freed) return;
+  if (state() == State::freed) return;
   const ComputeGuard guard;
   auto pending = std::exchange(pending_, std::nullopt);
   if (pending && !pending->settle()) leave_buffers();
   release(buffers);
   for (auto& storage : storages_) storage.free();
   buffers.give(std::exchange(memory_, at::Tensor()));
-  state_ = State::freed;
+  set_state(State::freed);
   ++counters.reshards;
 }
 
@@ -275,11 +267,11 @@ std::vector<at::Tensor> FullCopies::gather_values(
   const auto part = part_.to(options);
   const auto gathered = alone ? part : buffers.take(layout_.world * layout_.part, options, counters);
   if (!alone) gather_parts(gathered, part, collectives, unit, counters).wait();
-  std::vector<at::Tensor> values(parameters_.size());
+  std::vector<at::Tensor> values(parameters().size());
   for (size_t i = 0; i < values.size(); ++i) {
     if (!wanted[i]) continue;
     const auto& cut = layout_.cuts[i];
-    values[i] = at::empty(parameters_[i]->full().sizes(), part_.options().device(device.value_or(part_.device())));
+    values[i] = at::empty(parameters()[i]->full().sizes(), part_.options().device(device.value_or(part_.device())));
     for (int64_t rank = 0; rank < layout_.world; ++rank) {
       if (cut.piece_numel(rank) == 0) continue;
       piece_of(values[i], cut, rank).copy_(piece_in(gathered, cut, rank, rank * layout_.part));
@@ -297,7 +289,7 @@ void FullCopies::store(size_t index, const at::Tensor& value) {
   }
   // In sight of autograd: the shard's version moves, as that of any parameter that is loaded.
   const c10::AutoGradMode no_grad(false);
-  auto shard = parameters_[index]->stored();
+  auto shard = parameters()[index]->stored();
   shard.copy_(piece);
   mark_stale();
 }
@@ -320,7 +312,7 @@ FullCopies::Sizes FullCopies::sizes() const {
 const Parameter* FullCopies::find(const at::Tensor& tensor) const {
   const auto* memory = tensor.storage().unsafeGetStorageImpl();
   const Parameter* last = nullptr;
-  for (const auto* parameter : parameters_) {
+  for (const auto* parameter : parameters()) {
     if (!parameter->alive()) continue;
     const auto leaf = parameter->full();
     if (leaf.storage().unsafeGetStorageImpl() == memory && leaf.storage_offset() <= tensor.storage_offset()) {

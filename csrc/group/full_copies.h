@@ -1,14 +1,10 @@
 #pragma once
 
-#include "comm/buffers.h"
-#include "comm/collectives.h"
+#include "group/copies.h"
 #include "group/front.h"
 #include "group/leaf_storage.h"
-#include "group/parameter.h"
 #include "group/small_pieces.h"
 #include "layout/shards.h"
-
-#include <shardwise/counters.h>
 
 #include <optional>
 #include <string>
@@ -21,16 +17,13 @@ namespace shardwise::group {
 /// The shards of a rank lie in one vector, its part, which goes on the wire as it is. In the layout `rows` each leaf
 /// has memory of its own, and what was gathered is copied into it; in the layout `flat` the leaves are views of the
 /// gathered vector itself. A leaf stays the same tensor for life.
-class FullCopies {
+class FullCopies : public Copies {
  public:
   /// Device and dtype. What is sent is of the kind of the full copies.
   struct Kinds {
     at::TensorOptions shards;
     at::TensorOptions full;
   };
-
-  /// `freed` -> gathering -> full -> freed.
-  enum class State { freed, gathering, full };
 
   /// Takes over parameters whose shards hold this rank's piece, or all of the parameter, of which the piece is then
   /// taken. The values of the leaves are not needed; their memory is replaced, and of the kind given from now on.
@@ -39,36 +32,16 @@ class FullCopies {
       std::vector<Parameter*> parameters, layout::Shards layout, bool is_flat, int64_t rank, const Kinds& kinds,
       Front& front);
 
-  State state() const {
-    return state_;
-  }
-  /// Full, and no shard was written since.
-  bool current() const {
-    return state_ == State::full && !written();
-  }
-  /// A shard was written: a full copy that is kept is out of date.
-  void mark_stale() {
-    stale_ = true;
-  }
-  /// Whether each shard is still the piece that it was made as: to(), load and set_data() replace it.
-  bool fits() const;
-
-  /// Starts to bring the full copies. Nothing happens when they are current or on their way.
+  bool fits() const override;
   void begin_unshard(
-      const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters);
-  bool must_gather() const {
-    return state_ != State::gathering && !current();
-  }
-  /// Ends what was begun, if it was. Returns whether a shard was written meanwhile, so that it has to begin again.
-  /// Puts aside what this rank is to hold when `holders` ranks in a row hold everything together; of one, nothing.
-  bool finish_unshard(int64_t holders, comm::Buffers& buffers, const std::string& unit, Counters& counters);
-  /// Whether what was put aside is current: begin_unshard() then takes collectives of the holders.
-  bool holds() const {
+      const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit,
+      Counters& counters) override;
+  bool finish_unshard(int64_t holders, comm::Buffers& buffers, const std::string& unit, Counters& counters) override;
+  bool holds() const override {
     return held_.defined() && !written();
   }
-  void drop_held(comm::Buffers& buffers);
-  /// Frees them.
-  void reshard(comm::Buffers& buffers, Counters& counters);
+  void drop_held(comm::Buffers& buffers) override;
+  void reshard(comm::Buffers& buffers, Counters& counters) override;
 
   /// Whole values of the parameters, one for each, gathered apart from the full copies, which stay as they are: new
   /// tensors on `device`. Undefined where `wanted` is not; all ranks take part whatever they want.
@@ -107,11 +80,6 @@ class FullCopies {
   bool is_sent_as_it_is() const {
     return kinds_.shards.dtype() == kinds_.full.dtype() && kinds_.shards.device() == kinds_.full.device();
   }
-  int64_t versions() const;
-  /// Whether a shard was, since the last gather began.
-  bool written() const {
-    return stale_ || versions() != gathered_versions_;
-  }
   void refill(comm::Buffers& buffers, Counters& counters);
   void leave_buffers();
   void release(comm::Buffers& buffers);
@@ -121,7 +89,6 @@ class FullCopies {
   void make_flat(Front& front);
   void copy_out();
 
-  std::vector<Parameter*> parameters_;
   layout::Shards layout_;
   bool is_flat_;
   int64_t rank_;
@@ -136,9 +103,6 @@ class FullCopies {
   /// Elements of this rank's pieces.
   std::vector<int64_t> numels_;
   std::vector<std::shared_ptr<void>> watches_;
-  State state_ = State::freed;
-  bool stale_ = false;
-  int64_t gathered_versions_ = 0;
   at::Tensor gathered_;
   /// Several parts in a row.
   at::Tensor held_;

@@ -1,5 +1,6 @@
 #include "group/gradients.h"
 
+#include "comm/shared_memory.h"
 #include "group/compute_guard.h"
 #include "observe/seam.h"
 
@@ -72,7 +73,7 @@ void Gradients::provide(comm::Buffers& buffers, Counters& counters) {
   const auto is_free = [](const at::Tensor& sum) { return sum.defined() && sum.storage().use_count() == 1; };
   if (!is_free(sum_)) std::swap(sum_, spare_);
   if (!is_free(sum_)) {
-    sum_ = at::zeros({segment()}, options_);
+    sum_ = comm::shared_zeros(segment(), options_);
     ++counters.allocations;
   }
   bucket_ = scattered() ? buffers.take(layout_.world * segment(), options_, counters) : sum_;
@@ -174,6 +175,7 @@ void Gradients::begin_all_reduce(const comm::Collectives& copies, const std::str
     piece_in(sum_, i, rank_, 0).add_(partial.values);
     count_of(i).add_(partial.count);
   }
+  if (copies.size() == 1) return;
   pending_ = copies.all_reduce(as_real(sum_), named("the all-reduce", unit), counters);
 }
 

@@ -47,7 +47,8 @@ class Gradients {
   }
   /// Waits for what was started, and gives the bucket back.
   void wait(comm::Buffers& buffers);
-  /// After wait(): adds what keep_partial() put aside, and starts the sum over the ranks that have the same.
+  /// After wait(): adds what keep_partial() put aside, and starts the sum over the ranks that have the same, if there
+  /// are others.
   void begin_all_reduce(const comm::Collectives& copies, const std::string& unit, Counters& counters);
   /// After wait(): publishes the means, as views of the sum, which `hook` may look at and change before.
   void publish(const std::function<void(at::Tensor& sum)>& hook = {});

@@ -3,13 +3,14 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <iterator>
 
 namespace shardwise::group {
 namespace {
 
 Kind kind_of(const Parameter* parameter) {
   const auto seen = parameter->stored();
-  return {seen.scalar_type(), seen.device(), parameter->whole};
+  return {seen.scalar_type(), seen.device(), parameter->whole, parameter->extension() != nullptr};
 }
 
 } // namespace
@@ -22,7 +23,10 @@ Group::Group(std::vector<Parameter*> parameters, const Setting& setting)
     sizes_.push_back(parameter->full().sizes().vec());
     parameter->sum_dtype = outline_.sum_dtype();
   }
-  if (outline_.layout() != Layout::replicate) {
+  if (outline_.layout() == Layout::replicate) return;
+  if (parameters_.front()->extension()) {
+    extended_copies_.emplace(parameters_, outline_.world(), setting.full_device.value_or(options_.device()));
+  } else {
     const bool apart = setting.full_device && !on_meta();
     const auto shards = apart ? options_.device(at::kCPU).pinned_memory(setting.pin) : options_;
     const auto full = (apart ? options_.device(*setting.full_device) : options_).dtype(outline_.full_dtype());
@@ -63,6 +67,7 @@ std::vector<std::unique_ptr<Group>> Group::make(
 }
 
 bool Group::fits() const {
+  if (extended_copies_) return extended_copies_->fits();
   if (full_copies_) return full_copies_->fits();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto leaf = parameters_[i]->full();
@@ -82,24 +87,32 @@ bool Group::follows_requires_grad() const {
   });
 }
 
+std::vector<Parameter*> Group::summed() const {
+  std::vector<Parameter*> summed;
+  std::copy_if(parameters_.begin(), parameters_.end(), std::back_inserter(summed), [](const auto* parameter) {
+    return parameter->requires_grad() || parameter->owed || parameter->partial.values.defined();
+  });
+  return summed;
+}
+
 void Group::follow_requires_grad(const std::function<void()>& settle) {
   if (follows_requires_grad()) return;
-  std::vector<Parameter*> trained;
+  const auto has_those = [&](const auto& summed) {
+    return gradients_ ? summed == gradients_->parameters() : summed.empty();
+  };
+  // It may leave something that is owed.
+  if (gradients_ && settle && !has_those(summed())) settle();
   for (auto* parameter : parameters_) {
     const bool is_trained = parameter->requires_grad();
     if (parameter->leaf_requires_grad() != is_trained) parameter->leaf().set_requires_grad(is_trained);
-    if (is_trained) {
-      trained.push_back(parameter);
-    } else {
-      parameter->forget_backward();
-    }
+    if (!is_trained && !parameter->owed) parameter->forget_backward();
   }
-  if (gradients_ ? trained == gradients_->parameters() : trained.empty()) return;
-  if (gradients_ && settle) settle();
+  auto parameters = summed();
+  if (has_those(parameters)) return;
   gradients_.reset();
-  if (!trained.empty()) {
-    auto layout = lay_out_some(trained);
-    gradients_.emplace(std::move(trained), std::move(layout), outline_.sum_dtype());
+  if (!parameters.empty()) {
+    auto layout = lay_out_some(parameters);
+    gradients_.emplace(std::move(parameters), std::move(layout), outline_.sum_dtype());
   }
 }
 
@@ -126,6 +139,16 @@ Plan::Group Group::plan(const Step& step) const {
       plan.forward_gathers = {1, sizes.sent};
       // Each rank sends what it holds of the row of ranks that hold everything together.
       if (step.gathers_in_backward) plan.backward_gathers = {1, sizes.sent * (outline_.world() / step.backward_ranks)};
+    }
+  }
+  if (extended_copies_) {
+    plan.layout = "extended";
+    plan.shard_bytes = plan.bytes / outline_.world();
+    const auto sent = extended_copies_->sent_bytes();
+    plan.full_bytes = sent * outline_.world();
+    if (outline_.world() > 1) {
+      plan.forward_gathers = {1, sent};
+      if (step.gathers_in_backward) plan.backward_gathers = {1, sent};
     }
   }
   if (!gradients_) return plan;

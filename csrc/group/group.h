@@ -1,5 +1,6 @@
 #pragma once
 
+#include "group/extended_copies.h"
 #include "group/full_copies.h"
 #include "group/gradients.h"
 #include "group/outline.h"
@@ -43,11 +44,15 @@ class Group {
       const std::vector<std::unique_ptr<Parameter>>& parameters, const Setting& setting);
   /// Whether dtype, device, sizes and memory are still those that the group was made for.
   bool fits() const;
-  /// Makes the bucket anew when parameters were frozen or unfrozen, and passes that on to the leaves. `settle` is
-  /// called before the old one goes: a sum in it may be under way.
+  /// Makes the bucket anew when parameters were frozen or unfrozen, and passes that on to the leaves. A frozen one
+  /// leaves it once it owes nothing. `settle` is called before the old one goes: a sum in it may be under way.
   void follow_requires_grad(const std::function<void()>& settle = {});
 
   /// Null where every rank holds everything.
+  Copies* copies() {
+    return extended_copies_ ? static_cast<Copies*>(&*extended_copies_) : full_copies();
+  }
+  /// The same of parameters whose shards are pieces of one vector.
   FullCopies* full_copies() {
     return full_copies_ ? &*full_copies_ : nullptr;
   }
@@ -81,6 +86,7 @@ class Group {
 
  private:
   bool follows_requires_grad() const;
+  std::vector<Parameter*> summed() const;
   layout::Shards lay_out() const;
   layout::Shards lay_out_some(const std::vector<Parameter*>& parameters) const;
 
@@ -89,6 +95,7 @@ class Group {
   at::TensorOptions options_;
   Outline outline_;
   std::optional<FullCopies> full_copies_;
+  std::optional<ExtendedCopies> extended_copies_;
   std::optional<Gradients> gradients_;
 };
 

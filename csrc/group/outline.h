@@ -21,6 +21,8 @@ struct Kind {
   at::Device device;
   /// Every rank keeps all of them, in a sharded unit too.
   bool whole;
+  /// Each travels in a way of its own.
+  bool extended = false;
   bool operator==(const Kind&) const = default;
 };
 

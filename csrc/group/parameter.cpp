@@ -110,6 +110,13 @@ void Parameter::watch(const std::shared_ptr<void>& owner, Listener& listener) {
   take_post_hook_slot(owner, tensor);
 }
 
+void Parameter::replace_leaf(const at::Tensor& leaf, at::Tensor full) {
+  const auto owner = Parameter::owner(this->leaf());
+  leaf_ = c10::weak_intrusive_ptr<at::TensorImpl>(leaf.getIntrusivePtr());
+  full_ = std::move(full);
+  watch(owner, *listener_);
+}
+
 namespace {
 
 /// The list of the tensor's C++ hooks; null where there is none, or where Python's hooks took its place.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "group/extension.h"
 #include "group/face.h"
 
 #include <ATen/core/Tensor.h>
@@ -70,6 +71,15 @@ class Parameter {
   const std::shared_ptr<Face>& face() const {
     return face_;
   }
+  /// How it travels; null where its shard is a piece like any other.
+  void set_extension(std::shared_ptr<Extension> extension) {
+    extension_ = std::move(extension);
+  }
+  const std::shared_ptr<Extension>& extension() const {
+    return extension_;
+  }
+  /// From now on its module computes with another leaf, which gets the hooks.
+  void replace_leaf(const at::Tensor& leaf, at::Tensor full);
   /// Undefined where there is none.
   at::Tensor shard() const {
     return is_kept_ ? kept_shard() : shard_;
@@ -110,6 +120,7 @@ class Parameter {
   /// What take_local() gave is averaged.
   void settle() {
     pending_ = at::Tensor();
+    owed = false;
   }
   bool has_pending() const {
     return pending_.defined();
@@ -131,6 +142,9 @@ class Parameter {
   };
   Partial partial;
 
+  /// A backward without synchronisation ended since the last sum, and this was trained then: the next sum has it, on
+  /// every rank, also where it is frozen by then.
+  bool owed = false;
   /// In which backwards without synchronisation are summed; unset: that of its gradients.
   std::optional<at::ScalarType> sum_dtype;
   /// The dimension along which `rows` cuts it.
@@ -161,6 +175,7 @@ class Parameter {
   at::Tensor full_;
   at::Tensor shard_;
   std::shared_ptr<Face> face_;
+  std::shared_ptr<Extension> extension_;
   bool is_kept_ = false;
   c10::weak_intrusive_ptr<at::TensorImpl> kept_{c10::intrusive_ptr<at::TensorImpl>()};
   at::Tensor put_aside_;

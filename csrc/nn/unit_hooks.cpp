@@ -69,7 +69,7 @@ void add_unit_hooks(
       self->enter(engine::Keep::outer);
     } else {
       self->need_values();
-      self->schedule()->await_optimizer(*self);
+      self->schedule()->await_optimizer();
     }
   });
   if (unit->has_full_copies()) {

@@ -1,5 +1,7 @@
 #include "nn/unit_table.h"
 
+#include "engine/shards.h"
+
 #include <shardwise/error.h>
 #include <shardwise/unit.h>
 
@@ -16,6 +18,8 @@ namespace {
 struct Table {
   std::mutex mutex;
   std::unordered_map<const torch::nn::Module*, std::weak_ptr<engine::Unit>> units;
+  /// When there are so many, those that are gone are looked for.
+  size_t many = 16;
 
   static Table& get() {
     static auto* table = new Table;
@@ -40,8 +44,10 @@ std::shared_ptr<engine::Unit> find_unit(const torch::nn::Module& module, const M
 void add_unit(const torch::nn::Module& module, const std::shared_ptr<engine::Unit>& unit) {
   auto& table = Table::get();
   const std::lock_guard lock(table.mutex);
-  std::erase_if(table.units, [](const auto& entry) { return entry.second.expired(); });
   table.units[&module] = unit;
+  if (table.units.size() < table.many) return;
+  std::erase_if(table.units, [](const auto& entry) { return entry.second.expired(); });
+  table.many = 2 * table.units.size();
 }
 
 namespace {
@@ -67,7 +73,9 @@ void ignore(std::vector<engine::NamedTensor>& parameters, const std::vector<at::
 
 // A module that was wrapped holds the shard where it held the leaf: one that still holds the leaf was left out.
 void refuse_sharing_with_others(const std::vector<engine::NamedTensor>& parameters, const char* function) {
-  for (const auto& [names, tensor, dim, whole, full, values] : parameters) {
+  for (const auto& [names, tensor, dim, whole, full, values, extension] : parameters) {
+    // Of most: their owner's parameters are not searched for each of them.
+    if (engine::unit_of_shard(tensor)) continue;
     const auto owner = engine::Unit::of(tensor);
     if (!owner || !owner->has_full_copies()) continue;
     for (const auto& theirs : owner->parameters()) {

@@ -31,7 +31,7 @@ void for_each_module(Module& module, const Visit& visit) {
 
 // As torch does it, and for the buffers too. What an inner unit has is where it wants it.
 void move_to(at::Device device, const std::vector<engine::NamedTensor>& tensors) {
-  for (const auto& [names, tensor, dim, whole, full, values] : tensors) {
+  for (const auto& [names, tensor, dim, whole, full, values, extension] : tensors) {
     if (tensor.device() == device || tensor.is_meta() || engine::Unit::of(tensor)) continue;
     const group::ComputeGuard guard;
     tensor.set_data(tensor.to(device));
@@ -75,7 +75,7 @@ void keep_whole_what_only_the_registry_holds(
 
 void place(std::vector<engine::NamedTensor>& parameters, const FullyShardOptions::Placement& placement) {
   if (!placement) return;
-  for (auto& [names, tensor, dim, whole, full, values] : parameters) {
+  for (auto& [names, tensor, dim, whole, full, values, extension] : parameters) {
     const auto chosen = placement(names.front(), tensor).value_or(0);
     dim = chosen < 0 ? chosen + tensor.dim() : chosen;
   }

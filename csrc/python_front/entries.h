@@ -40,6 +40,12 @@ class Entries {
   void set_visible(size_t index, pybind11::object visible) {
     entries_.at(index).visible = std::move(visible);
   }
+  const pybind11::object& full(size_t index) const {
+    return entries_.at(index).full;
+  }
+  void set_full(size_t index, pybind11::object full) {
+    entries_.at(index).full = std::move(full);
+  }
   const pybind11::object& visible(size_t index) const {
     return entries_.at(index).visible;
   }

@@ -1,10 +1,13 @@
 #include "python_front/module_unit.h"
 
 #include "python_front/dtensor_face.h"
+#include "python_front/python_extension.h"
 #include "python_front/tensors_in.h"
 
 #include <shardwise/error.h>
 
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -19,6 +22,18 @@ class ModuleUnit::Front : public group::Front {
   explicit Front(const std::weak_ptr<Entries>& entries) : entries_(entries) {}
 
   void mark(const at::Tensor& /*tensor*/) override {}
+  // A DTensor takes over the offset of what is in it, and torch takes one with an offset for one that has memory
+  // itself, in copy.deepcopy() for example. And who saves a shard saves its whole storage.
+  at::Tensor place(const at::Tensor& piece) override {
+    if (piece.is_meta()) return piece;
+    if (piece.numel() == 0) return at::empty_strided(piece.sizes(), piece.strides(), piece.options());
+    return at::for_blob(piece.data_ptr(), piece.sizes())
+        .strides(piece.strides())
+        .options(piece.options())
+        .target_device(piece.device())
+        .context(new at::Tensor(piece), [](void* kept) { delete static_cast<at::Tensor*>(kept); })
+        .make_tensor();
+  }
   std::shared_ptr<void> watch(const at::Tensor& /*tensor*/, Role /*role*/) override {
     return nullptr;
   }
@@ -43,6 +58,9 @@ ModuleUnit::ModuleUnit(
     tensor.shard_dim = given.shard_dim;
     if (!given.memory.is_none()) tensor.full = py::cast<at::Tensor>(given.memory);
     if (!given.values.is_none()) tensor.values = py::cast<at::Tensor>(given.values);
+    if (!given.extension.is_none()) {
+      tensor.extension = std::make_shared<PythonExtension>(entries_, entries_->size() - 1, given.extension);
+    }
   }
   for (auto& [names, tensor] : adopted) tensors.push_back({.names = std::move(names), .tensor = std::move(tensor)});
   settings.front = std::make_shared<Front>(entries_);
@@ -75,10 +93,35 @@ void ModuleUnit::look_again() {
           " now, whose gradient would stay on this rank alone. Replace parameters before the module is wrapped, change "
           "them in place, or load a state dict of DTensors."));
     }
+    look_for_extension(i, parameter.attr("_local_tensor"));
     const bool is_same = parameter.is(entries_->visible(i)) && unit_->sees(i, THPVariable_Unpack(parameter.ptr())) &&
                          py::cast<at::Tensor>(parameter.attr("_local_tensor")).is_same(stored[i]);
     if (!is_same) show_as(i, parameter, to_memory_[i]);
   }
+}
+
+// Somebody may have put its methods on a shard after it was made.
+void ModuleUnit::look_for_extension(size_t index, const py::object& shard) {
+  const auto& extension = unit_->parameters()[index]->extension();
+  const bool has_methods = py::hasattr(shard, "fsdp_pre_all_gather") || py::hasattr(shard, "fsdp_post_all_gather");
+  if (has_methods == (extension != nullptr)) return;
+  const auto& name = unit_->parameters()[index]->name();
+  if (!has_methods) {
+    throw Error(c10::str(
+        "shardwise: the shard of '", name,
+        "' was replaced by one without fsdp_pre_all_gather() and fsdp_post_all_gather(), which it had. Give the new "
+        "one these methods too."));
+  }
+  if (!unit_->has_full_copies()) {
+    throw Error(c10::str(
+        "shardwise: the parameter '", name,
+        "' got fsdp_pre_all_gather() after replicate(). Give a tensor with these methods to replicate() itself."));
+  }
+  unit_->set_extension(index, std::make_shared<PythonExtension>(entries_, index, extend_(index)));
+}
+
+void ModuleUnit::set_extend(py::object extend) {
+  extend_ = std::move(extend);
 }
 
 void ModuleUnit::set_modules(const std::vector<py::object>& modules) {
@@ -91,13 +134,37 @@ void ModuleUnit::set_conversions(py::object inputs, py::object outputs) {
   convert_outputs_ = std::move(outputs);
 }
 
-// A module that ran already begins a new round: not all modules of a unit need run.
+// A module that ran already begins a new round, and so does one that finds the parameters in pieces: not all modules of
+// a unit need run. What is computed again in backward is what it was in forward.
+bool ModuleUnit::begins(py::handle module) {
+  if (modules_.size() == 1) return true;
+  if (engine::Unit::in_backward()) return first_ == module.ptr();
+  if (to_run_.contains(module.ptr()) && unit_->shows_full()) return false;
+  to_run_ = modules_;
+  first_ = module.ptr();
+  return true;
+}
+
+bool ModuleUnit::ends(py::handle module) {
+  if (modules_.size() == 1) return true;
+  if (engine::Unit::in_backward()) return last_ == module.ptr();
+  to_run_.erase(module.ptr());
+  if (!to_run_.empty()) return false;
+  last_ = module.ptr();
+  return true;
+}
+
 py::object ModuleUnit::pre_forward(py::handle module, const py::object& arguments, const py::object& keywords) {
-  if (modules_.size() > 1 && !engine::Unit::in_backward() && !to_run_.contains(module.ptr())) to_run_ = modules_;
-  auto result = convert_inputs_.is_none() ? py::none() : convert_inputs_(arguments, keywords);
+  const bool is_first = begins(module);
+  auto result = is_first && !convert_inputs_.is_none() ? convert_inputs_(arguments, keywords) : py::none();
+  const bool backward = engine::Unit::in_backward();
   const py::gil_scoped_release no_gil;
-  // In forward every unit is closed where its own module ends.
-  unit_->enter(engine::Unit::in_backward() ? engine::Keep::outer : engine::Keep::all);
+  if (is_first || backward) {
+    // In forward every unit is closed where its own module ends.
+    unit_->enter(backward ? engine::Keep::outer : engine::Keep::all);
+  } else {
+    unit_->unshard();
+  }
   return result;
 }
 
@@ -112,8 +179,8 @@ py::object ModuleUnit::post_forward(py::handle module, const py::object& /*argum
       });
     });
   }
-  to_run_.erase(module.ptr());
-  if (to_run_.empty()) {
+  if (!ends(module)) return py::none();
+  {
     const py::gil_scoped_release no_gil;
     unit_->leave(/*exactly=*/true);
   }

@@ -19,9 +19,11 @@ struct GivenParameter {
   pybind11::object full;
   /// The tensor inside of `full` where that is a DTensor; None otherwise.
   pybind11::object memory;
-  /// The values of `full` if it is of another dtype; None otherwise.
+  /// The values of `full` if it is of another dtype, and this rank's shard where there is an extension; else None.
   pybind11::object values;
   int64_t shard_dim;
+  /// A shardwise.extensions.Extension; None where the shard is a piece like any other.
+  pybind11::object extension;
 };
 
 /// The engine's unit of one call of fully_shard() or replicate() from Python, with what its modules' hooks do.
@@ -44,11 +46,14 @@ class ModuleUnit {
   std::vector<at::Tensor> shards() const;
   /// From now on parameter number `index` is seen as this DTensor, by its modules too.
   void show_as(size_t index, const pybind11::object& parameter, const pybind11::object& to_memory);
+  /// `extend(index)` gives the Extension of a parameter whose shard is found to have the methods of one.
+  void set_extend(pybind11::object extend);
   /// The parameters that are seen are read from the modules again: a cast, a load or an exchange may have replaced
   /// them.
   void look_again();
 
-  /// The modules that this unit is of, where there are several: it begins with the first and ends with the last.
+  /// The modules that this unit is of, where there are several: it begins with the first one that runs, whose inputs
+  /// are converted, and ends with the last, whose outputs are.
   void set_modules(const std::vector<pybind11::object>& modules);
   /// What the inputs of a call, and its outputs, go through; None: nothing.
   void set_conversions(pybind11::object inputs, pybind11::object outputs);
@@ -62,11 +67,19 @@ class ModuleUnit {
  private:
   class Front;
 
+  void look_for_extension(size_t index, const pybind11::object& shard);
+  bool begins(pybind11::handle module);
+  bool ends(pybind11::handle module);
+
   std::shared_ptr<Entries> entries_ = std::make_shared<Entries>();
   std::shared_ptr<engine::Unit> unit_;
   std::vector<pybind11::object> to_memory_;
+  pybind11::object extend_ = pybind11::none();
   std::set<const void*> modules_;
   std::set<const void*> to_run_;
+  /// Those that the last forward began and ended with.
+  const void* first_ = nullptr;
+  const void* last_ = nullptr;
   pybind11::object convert_inputs_ = pybind11::none();
   pybind11::object convert_outputs_ = pybind11::none();
 };

@@ -13,7 +13,9 @@
 #include <shardwise/meta.h>
 #include <shardwise/options.h>
 #include <shardwise/plan.h>
+#include <shardwise/record.h>
 #include <shardwise/replicate.h>
+#include <shardwise/shared_memory.h>
 #include <shardwise/state_dict.h>
 #include <shardwise/unit.h>
 #include <shardwise/version.h>

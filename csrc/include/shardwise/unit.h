@@ -65,7 +65,8 @@ class SHARDWISE_API Unit {
   /// and before it reaches .grad; it may change the values. An empty one ends that.
   Unit& set_all_reduce_hook(std::function<void(at::Tensor& sum)> hook);
   /// Takes the place of this unit's all-gathers, or of its reduce-scatters. It is counted like them. An empty one ends
-  /// that. All ranks set alike.
+  /// that. All ranks set alike. It should start something and return its Work: on a mesh of two axes, where second sums
+  /// start at events of each rank, one that waits for other ranks before it returns can wait for ever.
   Unit& set_custom_all_gather(CustomCollective collective);
   Unit& set_custom_reduce_scatter(CustomCollective collective);
   /// Whether gradients are in their place when a backward of this tree of units returns (default). If not, the last

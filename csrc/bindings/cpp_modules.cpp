@@ -1,0 +1,161 @@
+// C++ modules that torch::python::bind_module made known to Python, and what the C++ front end does with them.
+#include "bindings/handle.h"
+
+#include "python_front/kept_object.h"
+
+#include <shardwise/clip_grad_norm.h>
+#include <shardwise/error.h>
+#include <shardwise/fully_shard.h>
+#include <shardwise/hooks_detail.h>
+#include <shardwise/replicate.h>
+#include <shardwise/state_dict.h>
+
+#include <torch/nn/module.h>
+
+namespace shardwise::bindings {
+namespace {
+
+namespace py = pybind11;
+using ModulePointer = std::shared_ptr<torch::nn::Module>;
+using Modules = std::vector<ModulePointer>;
+
+/// A visible call of a module: what shardwise::call() does around its forward.
+class Call {
+ public:
+  explicit Call(ModulePointer module) : module_(std::move(module)), call_(*module_) {}
+  HookTensors begin(HookTensors inputs) {
+    call_.begin(inputs);
+    return inputs;
+  }
+  HookTensors end(HookTensors outputs) {
+    call_.end(outputs);
+    return outputs;
+  }
+  void fail() {
+    call_.fail();
+  }
+
+ private:
+  ModulePointer module_;
+  detail::HookedCall call_;
+};
+
+MixedPrecision precision_of(
+    const py::object& param, const py::object& reduce, const py::object& output, bool cast_forward_inputs) {
+  return {
+      .param_dtype = dtype_of(param),
+      .reduce_dtype = dtype_of(reduce),
+      .output_dtype = dtype_of(output),
+      .cast_forward_inputs = cast_forward_inputs};
+}
+
+std::optional<CpuOffload> offload_of(std::optional<bool> pin_memory) {
+  return pin_memory ? std::optional(CpuOffload{*pin_memory}) : std::nullopt;
+}
+
+FullyShardOptions::Placement placement_of(const py::object& placement) {
+  if (placement.is_none()) return {};
+  return [placement = python_front::KeptObject(placement)](const std::string& name, const at::Tensor& parameter) {
+    const py::gil_scoped_acquire gil;
+    return placement.get()(name, parameter).cast<std::optional<int64_t>>();
+  };
+}
+
+Unit shard(
+    const Modules& modules, const Mesh& mesh, const std::optional<std::variant<bool, int>>& reshard_after_forward,
+    const py::object& placement, const py::object& param_dtype, const py::object& reduce_dtype,
+    const py::object& output_dtype, bool cast_forward_inputs, std::optional<bool> pin_memory,
+    std::vector<at::Tensor> ignored) {
+  auto options = FullyShardOptions()
+                     .mesh(mesh)
+                     .shard_placement(placement_of(placement))
+                     .mixed_precision(precision_of(param_dtype, reduce_dtype, output_dtype, cast_forward_inputs))
+                     .cpu_offload(offload_of(pin_memory))
+                     .ignored_parameters(std::move(ignored));
+  if (reshard_after_forward) {
+    options.reshard_after_forward(
+        std::visit([](auto value) { return ReshardAfterForward(value); }, *reshard_after_forward));
+  }
+  const py::gil_scoped_release no_gil;
+  return fully_shard(modules, options);
+}
+
+Unit copy_to_all(
+    const Modules& modules, const Mesh& mesh, const py::object& param_dtype, const py::object& reduce_dtype,
+    const py::object& output_dtype, bool cast_forward_inputs, std::optional<bool> pin_memory,
+    std::vector<at::Tensor> ignored) {
+  const auto options = ReplicateOptions()
+                           .mesh(mesh)
+                           .mixed_precision(precision_of(param_dtype, reduce_dtype, output_dtype, cast_forward_inputs))
+                           .cpu_offload(offload_of(pin_memory))
+                           .ignored_parameters(std::move(ignored));
+  const py::gil_scoped_release no_gil;
+  return replicate(modules, options);
+}
+
+std::optional<Unit> unit_of(const torch::nn::Module& module) {
+  try {
+    return unit(module);
+  } catch (const ValueError&) {
+    return std::nullopt;
+  }
+}
+
+py::dict full_values(const torch::nn::Module& module, bool rank0_only, bool cpu_offload) {
+  StateDict values;
+  {
+    const py::gil_scoped_release no_gil;
+    values = full_state_dict(module, FullStateDictOptions().rank0_only(rank0_only).cpu_offload(cpu_offload));
+  }
+  py::dict result;
+  for (const auto& entry : values) result[py::str(entry.key())] = entry.value();
+  return result;
+}
+
+std::tuple<std::vector<std::string>, std::vector<std::string>, int64_t> load_full_values(
+    torch::nn::Module& module, const py::dict& values, bool strict, bool broadcast_from_rank0) {
+  StateDict dict;
+  for (const auto& [name, value] : values) dict.insert(name.cast<std::string>(), value.cast<at::Tensor>());
+  const py::gil_scoped_release no_gil;
+  auto loaded = load_full_state_dict(
+      module, dict, LoadStateDictOptions().strict(strict).broadcast_from_rank0(broadcast_from_rank0));
+  return {std::move(loaded.missing), std::move(loaded.unexpected), loaded.elements};
+}
+
+} // namespace
+
+void bind_cpp_modules(py::module_& module) {
+  py::class_<Call>(module, "Call", "A call of a C++ module that its hooks see.")
+      .def(py::init<ModulePointer>(), py::arg("module"))
+      .def("begin", &Call::begin, NoGil(), py::arg("inputs"))
+      .def("end", &Call::end, NoGil(), py::arg("outputs"))
+      .def("fail", &Call::fail, NoGil());
+
+  py::class_<Unit> unit(module, "CppUnit", "The handle on one call for C++ modules.");
+  unit.def_property_readonly("kind", [](const Unit& self) { return self.plan().units.front().kind; });
+  bind_handle(unit);
+
+  module.def(
+      "fully_shard", &shard, py::arg("modules"), py::arg("mesh"), py::kw_only(), py::arg("reshard_after_forward"),
+      py::arg("placement"), py::arg("param_dtype"), py::arg("reduce_dtype"), py::arg("output_dtype"),
+      py::arg("cast_forward_inputs"), py::arg("pin_memory"), py::arg("ignored"));
+  module.def(
+      "replicate", &copy_to_all, py::arg("modules"), py::arg("mesh"), py::kw_only(), py::arg("param_dtype"),
+      py::arg("reduce_dtype"), py::arg("output_dtype"), py::arg("cast_forward_inputs"), py::arg("pin_memory"),
+      py::arg("ignored"));
+  module.def("cpp_unit", &unit_of, py::arg("module"), "The handle of the call that this C++ module was given to.");
+  module.def(
+      "full_state_dict", &full_values, py::arg("module"), py::kw_only(), py::arg("rank0_only"), py::arg("cpu_offload"));
+  module.def(
+      "load_full_state_dict", &load_full_values, py::arg("module"), py::arg("values"), py::kw_only(), py::arg("strict"),
+      py::arg("broadcast_from_rank0"));
+  module.def(
+      "clip_grad_norm_",
+      [](const std::vector<at::Tensor>& parameters, double max_norm, double norm_type, bool error_if_nonfinite) {
+        return clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite);
+      },
+      NoGil(), py::arg("parameters"), py::arg("max_norm"), py::kw_only(), py::arg("norm_type"),
+      py::arg("error_if_nonfinite"));
+}
+
+} // namespace shardwise::bindings

@@ -1,0 +1,77 @@
+#include "bindings/handle.h"
+
+#include "engine/memory_outline.h"
+
+namespace shardwise::bindings {
+namespace {
+
+namespace py = pybind11;
+using engine::MemoryOutline;
+
+MemoryOutline::Parameter parameter(std::vector<int64_t> sizes, const py::object& dtype, int64_t dim, bool trained) {
+  return {.sizes = std::move(sizes), .dtype = dtype_of(dtype).value(), .dim = dim, .whole = false, .trained = trained};
+}
+
+/// "begin" and "end" with the number of a unit, "use" with that of a parameter.
+using Events = std::vector<std::pair<std::string, size_t>>;
+
+MemoryOutline::Event event(const Events::value_type& given) {
+  using Kind = MemoryOutline::Event::Kind;
+  const auto kind = given.first == "begin" ? Kind::begin : given.first == "use" ? Kind::use : Kind::end;
+  return {kind, given.second};
+}
+
+MemoryEstimate estimate_memory(
+    std::vector<MemoryOutline::Parameter> parameters, std::vector<MemoryOutline::Unit> units, const Events& forward,
+    int64_t buffer_bytes, bool replicates, const py::object& param_dtype, const py::object& reduce_dtype,
+    const std::optional<std::variant<bool, int>>& reshard_after_forward, int64_t world, int64_t copies, int64_t rank,
+    double optimizer_factor) {
+  MemoryOutline outline{
+      .parameters = std::move(parameters), .units = std::move(units), .forward = {}, .buffer_bytes = buffer_bytes};
+  for (const auto& each : forward) outline.forward.push_back(event(each));
+  engine::MemoryPolicy policy;
+  policy.replicates = replicates;
+  policy.precision = {.param_dtype = dtype_of(param_dtype), .reduce_dtype = dtype_of(reduce_dtype)};
+  if (reshard_after_forward) {
+    policy.reshard = std::visit([](auto value) { return ReshardAfterForward(value); }, *reshard_after_forward);
+  }
+  // The DTensors around them are used again.
+  policy.keeps_means = true;
+  engine::set_ranks(policy, world, copies, rank, optimizer_factor);
+  return engine::estimate(outline, policy);
+}
+
+} // namespace
+
+void bind_estimate(py::module_& module) {
+  py::class_<MemoryOutline::Parameter>(module, "OutlineParameter", "A parameter as far as memory goes.")
+      .def(py::init(&parameter), py::kw_only(), py::arg("sizes"), py::arg("dtype"), py::arg("dim"), py::arg("trained"));
+  py::class_<MemoryOutline::Unit>(module, "OutlineUnit", "A unit as far as memory goes.")
+      .def(
+          py::init([](std::vector<size_t> parameters, std::optional<size_t> outer, bool has_full_copies) {
+            return MemoryOutline::Unit{std::move(parameters), outer, has_full_copies};
+          }),
+          py::kw_only(), py::arg("parameters"), py::arg("outer"), py::arg("has_full_copies"));
+  py::class_<MemoryEstimate>(
+      module, "MemoryEstimate",
+      "Bytes of one rank's tensors; str() is a table with bars.\n\n"
+      ">>> shardwise.estimate_memory(model, 8).backward_peak")
+      .def_readonly("parameters", &MemoryEstimate::parameters)
+      .def_readonly("buffers", &MemoryEstimate::buffers)
+      .def_readonly("optimizer", &MemoryEstimate::optimizer)
+      .def_readonly("gradients", &MemoryEstimate::gradients)
+      .def_readonly("pool", &MemoryEstimate::pool)
+      .def_readonly("local_gradients", &MemoryEstimate::local_gradients)
+      .def_readonly("forward_peak", &MemoryEstimate::forward_peak)
+      .def_readonly("backward_peak", &MemoryEstimate::backward_peak)
+      .def_readonly("after_step", &MemoryEstimate::after_step)
+      .def("json", &MemoryEstimate::json)
+      .def("__repr__", &MemoryEstimate::table);
+  module.def(
+      "estimate_memory", &estimate_memory, py::arg("parameters"), py::arg("units"), py::arg("forward"), py::kw_only(),
+      py::arg("buffer_bytes"), py::arg("replicates"), py::arg("param_dtype"), py::arg("reduce_dtype"),
+      py::arg("reshard_after_forward"), py::arg("world"), py::arg("copies"), py::arg("rank"),
+      py::arg("optimizer_factor"));
+}
+
+} // namespace shardwise::bindings

@@ -1,0 +1,67 @@
+#include "bindings/handle.h"
+
+#include "python_front/kept_object.h"
+
+#include <torch/csrc/utils/tensor_dtypes.h>
+
+namespace shardwise::bindings {
+
+namespace py = pybind11;
+using python_front::KeptObject;
+
+std::vector<Unit> handles(const std::vector<AnyUnit>& units) {
+  std::vector<Unit> handles;
+  for (const auto& unit : units) {
+    const auto* of_module = std::get_if<std::shared_ptr<python_front::ModuleUnit>>(&unit);
+    handles.push_back(of_module != nullptr ? handle_of(**of_module) : std::get<Unit>(unit));
+  }
+  return handles;
+}
+
+std::optional<at::ScalarType> dtype_of(const py::object& dtype) {
+  if (dtype.is_none()) return std::nullopt;
+  return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+}
+
+CustomCollective custom(const py::object& comm, bool sums) {
+  if (comm.is_none()) return {};
+  return [comm = KeptObject(comm), sums](at::Tensor& output, at::Tensor& input, c10d::ProcessGroup& group) {
+    const py::gil_scoped_acquire gil;
+    py::dict keywords;
+    keywords["output_tensor"] = output;
+    keywords["input_tensor"] = input;
+    keywords["group"] = c10::intrusive_ptr<c10d::ProcessGroup>::reclaim_copy(&group);
+    if (sums) keywords["op"] = py::module_::import("torch.distributed").attr("ReduceOp").attr("SUM");
+    keywords["async_op"] = true;
+    const auto work = comm.get()(**keywords);
+    return work.is_none() ? c10::intrusive_ptr<c10d::Work>() : work.cast<c10::intrusive_ptr<c10d::Work>>();
+  };
+}
+
+std::function<void(at::Tensor&)> all_reduce_hook(const py::object& hook) {
+  if (hook.is_none()) return {};
+  return [hook = KeptObject(hook)](at::Tensor& sum) {
+    const py::gil_scoped_acquire gil;
+    hook.get()(sum);
+  };
+}
+
+std::map<std::string, int64_t> counters(const Unit& unit) {
+  const auto c = unit.counters();
+  std::map<std::string, int64_t> result;
+  result["backwards"] = c.backwards;
+  result["all_reduces"] = c.all_reduces;
+  result["broadcasts"] = c.broadcasts;
+  result["all_gathers"] = c.all_gathers;
+  result["reduce_scatters"] = c.reduce_scatters;
+  result["collective_bytes"] = c.collective_bytes;
+  result["comparisons"] = c.comparisons;
+  result["unshards"] = c.unshards;
+  result["reshards"] = c.reshards;
+  result["copied_bytes"] = c.copied_bytes;
+  result["unsharded_bytes"] = c.unsharded_bytes;
+  result["allocations"] = c.allocations;
+  return result;
+}
+
+} // namespace shardwise::bindings

@@ -1,0 +1,114 @@
+#pragma once
+
+// What the handles of both front ends have in Python: those of nn.Modules, and those of C++ modules.
+#include "bindings/bindings.h"
+
+#include "python_front/kept_object.h"
+#include "python_front/module_unit.h"
+
+#include <shardwise/unit.h>
+
+#include <pybind11/stl.h>
+
+#include <map>
+#include <string>
+#include <type_traits>
+
+namespace shardwise::bindings {
+
+inline Unit handle_of(const python_front::ModuleUnit& unit) {
+  return unit.handle();
+}
+inline Unit handle_of(const Unit& unit) {
+  return unit;
+}
+
+/// A unit of either front end, as it comes from Python.
+using AnyUnit = std::variant<std::shared_ptr<python_front::ModuleUnit>, Unit>;
+std::vector<Unit> handles(const std::vector<AnyUnit>& units);
+
+/// None: unset.
+std::optional<at::ScalarType> dtype_of(const pybind11::object& dtype);
+
+/// A Python collective: comm(output_tensor=..., input_tensor=..., group=...), and op= where it sums.
+CustomCollective custom(const pybind11::object& comm, bool sums);
+std::function<void(at::Tensor&)> all_reduce_hook(const pybind11::object& hook);
+
+std::map<std::string, int64_t> counters(const Unit& unit);
+
+/// Waits before the next forward; for C++ modules at once.
+template <typename Self>
+void set_post_optim_event(const Self& self, const pybind11::object& event) {
+  const auto wait = [event = python_front::KeptObject(event)] {
+    const pybind11::gil_scoped_acquire gil;
+    if (!event.get().is_none()) event.get().attr("wait")();
+  };
+  if constexpr (std::is_same_v<Self, Unit>) {
+    wait();
+  } else {
+    self.unit().schedule()->await_event = wait;
+  }
+}
+
+template <typename Bound>
+void bind_handle(Bound& bound) {
+  namespace py = pybind11;
+  using Self = typename Bound::type;
+  const auto set = [](auto setter) {
+    return [setter](const Self& self, bool value) { (handle_of(self).*setter)(value); };
+  };
+  const auto set_alone = [](Unit& (Unit::*setter)(bool, bool)) {
+    return [setter](const Self& self, bool value) { (handle_of(self).*setter)(value, /*recurse=*/false); };
+  };
+  bound.def_property_readonly("name", [](const Self& self) { return handle_of(self).name(); })
+      .def(
+          "unshard", [](const Self& self) { return handle_of(self).unshard(/*async=*/true); }, NoGil())
+      .def(
+          "reshard", [](const Self& self) { handle_of(self).reshard(); }, NoGil())
+      .def("set_post_optim_event", &set_post_optim_event<Self>, py::arg("event"))
+      .def("set_is_last_backward", set(&Unit::set_is_last_backward), py::arg("value"))
+      .def("set_requires_gradient_sync", set_alone(&Unit::set_requires_gradient_sync), py::arg("value"))
+      .def("requires_gradient_sync", [](const Self& self) { return handle_of(self).requires_gradient_sync(); })
+      .def("set_requires_all_reduce", set_alone(&Unit::set_requires_all_reduce), py::arg("value"))
+      .def("set_reshard_after_forward", set_alone(&Unit::set_reshard_after_forward), py::arg("value"))
+      .def("set_reshard_after_backward", set_alone(&Unit::set_reshard_after_backward), py::arg("value"))
+      .def("set_unshard_in_backward", set(&Unit::set_unshard_in_backward), py::arg("value"))
+      .def(
+          "set_gradient_divide_factor",
+          [](const Self& self, double factor) { handle_of(self).set_gradient_divide_factor(factor); },
+          py::arg("factor"))
+      .def("set_force_sum_reduction", set(&Unit::set_force_sum_reduction), py::arg("value"))
+      .def(
+          "set_forward_prefetch",
+          [](const Self& self, const std::vector<AnyUnit>& units) {
+            handle_of(self).set_forward_prefetch(handles(units));
+          },
+          py::arg("units"))
+      .def(
+          "set_backward_prefetch",
+          [](const Self& self, const std::vector<AnyUnit>& units) {
+            handle_of(self).set_backward_prefetch(handles(units));
+          },
+          py::arg("units"))
+      .def(
+          "set_custom_all_gather",
+          [](const Self& self, const py::object& comm) {
+            handle_of(self).set_custom_all_gather(custom(comm, /*sums=*/false));
+          },
+          py::arg("comm"))
+      .def(
+          "set_custom_reduce_scatter",
+          [](const Self& self, const py::object& comm) {
+            handle_of(self).set_custom_reduce_scatter(custom(comm, /*sums=*/true));
+          },
+          py::arg("comm"))
+      .def(
+          "set_all_reduce_hook",
+          [](const Self& self, const py::object& hook) { handle_of(self).set_all_reduce_hook(all_reduce_hook(hook)); },
+          py::arg("hook"))
+      .def("plan_table", [](const Self& self) { return handle_of(self).plan().table(); })
+      .def("plan_json", [](const Self& self) { return handle_of(self).plan().json(); })
+      .def("counters", [](const Self& self) { return counters(handle_of(self)); });
+}
+
+} // namespace shardwise::bindings

@@ -1,0 +1,190 @@
+#include "engine/memory_outline.h"
+
+#include "engine/step_memory.h"
+#include "group/outline.h"
+#include "layout/shards.h"
+
+#include <shardwise/error.h>
+
+#include <c10/util/StringUtil.h>
+#include <c10/util/accumulate.h>
+
+#include <algorithm>
+
+namespace shardwise::engine {
+namespace {
+
+using Parameter = MemoryOutline::Parameter;
+
+int64_t bytes_of(at::ScalarType dtype) {
+  return static_cast<int64_t>(c10::elementSize(dtype));
+}
+
+int64_t count(const Parameter& parameter) {
+  return c10::multiply_integers(parameter.sizes);
+}
+
+class Estimate {
+ public:
+  Estimate(const MemoryOutline& outline, const MemoryPolicy& policy)
+      : outline_(outline),
+        policy_(policy),
+        gradients_(outline.parameters.size()),
+        owners_(outline.parameters.size()) {
+    for (size_t unit = 0; unit < outline.units.size(); ++unit) add_unit(unit);
+    for (const auto& event : outline.forward) add_event(event);
+    result_.buffers = outline.buffer_bytes;
+    result_.optimizer = static_cast<int64_t>(static_cast<double>(trained_) * policy.optimizer_factor);
+  }
+
+  MemoryEstimate result() {
+    const auto peaks = walk_steps(units_, events_);
+    result_.pool = peaks.pool;
+    result_.local_gradients = peaks.local_gradients;
+    result_.gradients = sums_ + means_;
+    const auto always = result_.parameters + result_.buffers + result_.optimizer + sums_;
+    const auto kept = policy_.keeps_means ? means_ : 0;
+    result_.forward_peak = always + kept + peaks.forward;
+    result_.after_step = always + means_ + peaks.pool;
+    result_.backward_peak = std::max(always + kept + peaks.backward, result_.after_step);
+    return result_;
+  }
+
+ private:
+  /// The number of a parameter, and what it is in this unit.
+  struct Item {
+    size_t number;
+    Parameter parameter;
+  };
+
+  /// In the end all are on the device of the mesh.
+  static group::Kind kind_of(const Item& item) {
+    return {item.parameter.dtype, at::kCPU, item.parameter.whole};
+  }
+
+  bool is_alone() const {
+    return policy_.shards * policy_.copies == 1;
+  }
+
+  void add_unit(size_t number) {
+    const auto& unit = outline_.units[number];
+    std::vector<Item> items;
+    for (const auto parameter : unit.parameters) {
+      owners_[parameter] = number;
+      items.push_back({parameter, outline_.parameters[parameter]});
+      items.back().parameter.whole |= !unit.has_full_copies;
+    }
+    UnitBytes row;
+    row.outer = unit.outer;
+    const auto& reshard = policy_.reshard;
+    row.reshards_after_forward =
+        reshard ? reshard->frees() && reshard->ranks() != 1 : !policy_.replicates && row.outer.has_value();
+    for (const auto& group : group::by_kind(items, kind_of)) row.groups.push_back(add_group(group));
+    row.has_full_copies = unit.has_full_copies && !items.empty();
+    row.is_gathered = row.has_full_copies && policy_.shards > 1;
+    row.is_summed = !is_alone();
+    units_.push_back(std::move(row));
+  }
+
+  static layout::Shards lay_out(const std::vector<Item>& items, const group::Outline& outline) {
+    std::vector<std::vector<int64_t>> shapes;
+    std::vector<int64_t> dims;
+    for (const auto& item : items) {
+      shapes.push_back(item.parameter.sizes);
+      dims.push_back(item.parameter.dim);
+    }
+    return outline.lay_out(shapes, dims);
+  }
+
+  GroupBytes add_group(const std::vector<Item>& items) {
+    const auto whole = items.front().parameter.whole;
+    const group::Outline outline(
+        kind_of(items.front()), {policy_.is_flat ? group::Layout::flat : group::Layout::rows, policy_.shards,
+                                 policy_.precision.param_dtype, policy_.precision.reduce_dtype});
+    const auto own = outline.dtype();
+    const auto compute = outline.full_dtype();
+    const auto sum = outline.sum_dtype();
+    const auto layout = lay_out(items, outline);
+    const auto rank = whole ? 0 : std::min(policy_.rank, layout.world - 1);
+    const auto part = layout.part * bytes_of(compute);
+    GroupBytes bytes;
+    if (!whole) {
+      result_.parameters += layout.part * bytes_of(own);
+      for (const auto& item : items) {
+        bytes.full += static_cast<int64_t>(layout::aligned(count(item.parameter) * bytes_of(compute)));
+      }
+      if (policy_.is_flat) bytes.full = layout.world * part;
+      if (!policy_.is_flat && layout.world > 1) bytes.gathered = layout.world * part;
+      if (layout.world > 1 && compute != own) bytes.sent = part;
+      const auto holders = policy_.reshard && policy_.reshard->ranks() ? *policy_.reshard->ranks() : 1;
+      if (holders > 1 && holders < layout.world) bytes.held = layout.world / holders * part;
+    }
+    std::vector<size_t> trained;
+    for (size_t i = 0; i < items.size(); ++i) {
+      const auto& parameter = items[i].parameter;
+      if (whole) result_.parameters += count(parameter) * bytes_of(own);
+      if (!parameter.trained) continue;
+      trained.push_back(i);
+      const auto piece = layout.cuts[i].piece_numel(rank) * bytes_of(own);
+      trained_ += piece;
+      gradients_[items[i].number] = count(parameter) * bytes_of(compute);
+      if (sum != own || is_alone()) means_ += piece;
+    }
+    if (trained.empty() || is_alone()) return bytes;
+    const auto some = outline.lay_out_some(layout, trained);
+    const auto segment = (some.part + static_cast<int64_t>(trained.size())) * bytes_of(sum);
+    sums_ += segment;
+    if (layout.world > 1) bytes.bucket = layout.world * segment;
+    return bytes;
+  }
+
+  void add_event(const MemoryOutline::Event& event) {
+    using Kind = MemoryOutline::Event::Kind;
+    if (event.kind == Kind::use) {
+      if (!owners_[event.number]) return;
+      events_.push_back({StepEvent::Kind::use, *owners_[event.number], gradients_[event.number]});
+    } else {
+      events_.push_back({event.kind == Kind::begin ? StepEvent::Kind::begin : StepEvent::Kind::end, event.number});
+    }
+  }
+
+  const MemoryOutline& outline_;
+  const MemoryPolicy& policy_;
+  /// Of each parameter: bytes of its whole gradient, and its unit.
+  std::vector<int64_t> gradients_;
+  std::vector<std::optional<size_t>> owners_;
+  std::vector<UnitBytes> units_;
+  std::vector<StepEvent> events_;
+  int64_t trained_ = 0;
+  int64_t sums_ = 0;
+  int64_t means_ = 0;
+  MemoryEstimate result_;
+};
+
+} // namespace
+
+void set_ranks(MemoryPolicy& policy, int64_t world, int64_t copies, int64_t rank, double factor) {
+  if (world < 1 || copies < 1 || world % copies != 0) {
+    throw ValueError(c10::str(
+        "shardwise: estimate_memory() for ", world, " ranks, ", copies,
+        " of which hold copies of each shard: the number of copies must be a divisor of the number of ranks."));
+  }
+  if (rank < 0 || rank >= world / copies) {
+    throw ValueError(c10::str(
+        "shardwise: estimate_memory() for rank ", rank, " of ", world / copies,
+        " that hold shards: it must be one of them, counted from 0."));
+  }
+  if (!(factor >= 0)) {
+    throw ValueError(c10::str("shardwise: estimate_memory(): optimizer_factor is ", factor, "; it must be 0 or more."));
+  }
+  policy.shards = policy.replicates ? 1 : world / copies;
+  policy.copies = policy.replicates ? world : copies;
+  policy.rank = policy.replicates ? 0 : rank;
+  policy.optimizer_factor = factor;
+}
+
+MemoryEstimate estimate(const MemoryOutline& outline, const MemoryPolicy& policy) {
+  return Estimate(outline, policy).result();
+}
+
+} // namespace shardwise::engine

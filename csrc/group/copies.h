@@ -1,0 +1,87 @@
+#pragma once
+
+#include "comm/buffers.h"
+#include "comm/collectives.h"
+#include "group/parameter.h"
+
+#include <shardwise/counters.h>
+
+#include <string>
+#include <vector>
+
+namespace shardwise::group {
+
+/// Full copies of a group's parameters: brought together from the shards of all ranks, and freed.
+class Copies {
+ public:
+  /// `freed` -> gathering -> full -> freed.
+  enum class State { freed, gathering, full };
+
+  explicit Copies(std::vector<Parameter*> parameters) : parameters_(std::move(parameters)) {}
+  Copies(const Copies&) = delete;
+  Copies& operator=(const Copies&) = delete;
+  virtual ~Copies() = default;
+
+  State state() const {
+    return state_;
+  }
+  /// Full, and no shard was written since.
+  bool current() const {
+    return state_ == State::full && !written();
+  }
+  /// A shard was written: a full copy that is kept is out of date.
+  void mark_stale() {
+    stale_ = true;
+  }
+  bool must_gather() const {
+    return state_ != State::gathering && !current();
+  }
+  /// Whether each shard is still of the kind that it was made for.
+  virtual bool fits() const = 0;
+
+  /// What can fail on this rank alone, before the others are told of a gather.
+  virtual void prepare() {}
+  /// Starts to bring the full copies. Nothing happens when they are current or on their way.
+  virtual void begin_unshard(
+      const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters) = 0;
+  /// Ends what was begun, if it was. Returns whether a shard was written meanwhile, so that it has to begin again.
+  /// Puts aside what this rank is to hold when `holders` ranks in a row hold everything together; of one, nothing.
+  virtual bool finish_unshard(int64_t holders, comm::Buffers& buffers, const std::string& unit, Counters& counters) = 0;
+  /// Whether what was put aside is current: begin_unshard() then takes collectives of the holders.
+  virtual bool holds() const {
+    return false;
+  }
+  virtual void drop_held(comm::Buffers& /*buffers*/) {}
+  /// Frees them.
+  virtual void reshard(comm::Buffers& buffers, Counters& counters) = 0;
+
+ protected:
+  const std::vector<Parameter*>& parameters() const {
+    return parameters_;
+  }
+  void set_state(State state) {
+    state_ = state;
+  }
+  /// What comes now is of the shards as they are.
+  void begin_current() {
+    stale_ = false;
+    gathered_versions_ = versions();
+  }
+  /// Whether a shard was written since the last gather began.
+  bool written() const {
+    return stale_ || versions() != gathered_versions_;
+  }
+  /// For errors. Asked for where the gather is started or waited for, by this, in a call of its unit: both are there
+  /// then.
+  comm::What named(const std::string& unit) const;
+
+ private:
+  int64_t versions() const;
+
+  std::vector<Parameter*> parameters_;
+  State state_ = State::freed;
+  bool stale_ = false;
+  int64_t gathered_versions_ = 0;
+};
+
+} // namespace shardwise::group

@@ -1,0 +1,204 @@
+#include "group/extended_copies.h"
+
+#include "group/compute_guard.h"
+#include "group/data.h"
+#include "observe/seam.h"
+
+#include <shardwise/error.h>
+
+#include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/StringUtil.h>
+
+namespace shardwise::group {
+namespace {
+
+at::Tensor bytes_of(const at::Tensor& tensor) {
+  return tensor.contiguous().view(-1).view(at::kByte);
+}
+
+std::pair<at::ScalarType, at::Device> kind_of(const Parameter* parameter) {
+  const auto stored = parameter->stored();
+  return {stored.scalar_type(), stored.device()};
+}
+
+} // namespace
+
+ExtendedCopies::ExtendedCopies(std::vector<Parameter*> parameters, int64_t world, at::Device device)
+    : Copies(std::move(parameters)),
+      world_(world),
+      device_(device) {
+  for (const auto* parameter : this->parameters()) {
+    kinds_.push_back(kind_of(parameter));
+    // Until there is another leaf, this one says where gradients come.
+    const auto full = parameter->full();
+    if (!full.is_meta() || device_.is_meta()) continue;
+    LeafStorage storage(full.sizes(), full.options().requires_grad(false).device(device_));
+    replace_data(full, storage.alias());
+    storage.free();
+  }
+}
+
+bool ExtendedCopies::fits() const {
+  for (size_t i = 0; i < kinds_.size(); ++i) {
+    if (!parameters()[i]->extension() || kind_of(parameters()[i]) != kinds_[i]) return false;
+  }
+  return true;
+}
+
+void ExtendedCopies::lay_out() {
+  int64_t start = 0;
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    for (const auto& input : inputs_[i]) {
+      auto sizes = input.sizes().vec();
+      if (sizes.empty()) sizes.push_back(1);
+      auto joined = sizes;
+      joined.front() *= world_;
+      const auto bytes = static_cast<int64_t>(input.numel() * input.element_size());
+      const auto options = at::TensorOptions().dtype(input.scalar_type()).device(device_);
+      outputs_.push_back({i, input.sizes().vec(), input.scalar_type(), start, bytes, LeafStorage(joined, options)});
+      outputs_.back().storage.free();
+      start += static_cast<int64_t>(layout::aligned(static_cast<size_t>(bytes)));
+    }
+  }
+  part_ = start;
+}
+
+void ExtendedCopies::check() const {
+  size_t next = 0;
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    for (const auto& input : inputs_[i]) {
+      if (next < outputs_.size() && outputs_[next].parameter == i && input.sizes() == outputs_[next].input_sizes &&
+          input.scalar_type() == outputs_[next].dtype) {
+        ++next;
+        continue;
+      }
+      throw ValueError(c10::str(
+          "shardwise: fsdp_pre_all_gather() of '", parameters()[i]->name(), "' gave a tensor of sizes ", input.sizes(),
+          " and dtype ", c10::getDtypeNames(input.scalar_type()).first,
+          ", other than at its first call. Return tensors of the same sizes and dtypes each time: the full parameter "
+          "keeps their memory."));
+    }
+  }
+  if (next == outputs_.size()) return;
+  throw ValueError(c10::str(
+      "shardwise: fsdp_pre_all_gather() of '", parameters()[outputs_[next].parameter]->name(),
+      "' gave fewer tensors than at its first call. Return as many each time: the full parameter keeps their memory."));
+}
+
+void ExtendedCopies::prepare() {
+  if (!must_gather()) return;
+  inputs_.clear();
+  {
+    // The user's code, with all of torch.
+    const c10::AutoGradMode no_grad(false);
+    for (const auto* parameter : parameters()) inputs_.push_back(parameter->extension()->inputs());
+  }
+  outputs_.empty() ? lay_out() : check();
+}
+
+void ExtendedCopies::begin_unshard(
+    const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters) {
+  if (!must_gather()) return;
+  RECORD_FUNCTION(c10::str("FSDP::all_gather (", unit, ")"), std::vector<c10::IValue>());
+  ++counters.unshards;
+  begin_current();
+  const ComputeGuard compute;
+  const auto options = at::TensorOptions().dtype(at::kByte).device(device_);
+  sent_ = buffers.take(part_, options, counters);
+  size_t next = 0;
+  for (const auto& own : std::exchange(inputs_, {})) {
+    for (const auto& input : own) {
+      const auto& output = outputs_[next++];
+      sent_.narrow(0, output.start, output.bytes).copy_(bytes_of(input), /*non_blocking=*/true);
+    }
+  }
+  counters.unsharded_bytes += part_;
+  set_state(State::gathering);
+  observe::pass(observe::Seam::unshard);
+  gathered_ = world_ == 1 ? sent_ : buffers.take(world_ * part_, options, counters);
+  if (world_ > 1) pending_ = collectives.all_gather(gathered_, sent_, named(unit), counters);
+}
+
+void ExtendedCopies::copy_out() {
+  const auto ranks = gathered_.view({world_, part_});
+  for (auto& output : outputs_) {
+    output.storage.alias()
+        .view(-1)
+        .view(at::kByte)
+        .view({world_, output.bytes})
+        .copy_(ranks.narrow(1, output.start, output.bytes));
+  }
+}
+
+void ExtendedCopies::make_full() {
+  const c10::AutoGradMode no_grad(false);
+  size_t next = 0;
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    std::vector<at::Tensor> joined;
+    for (; next < outputs_.size() && outputs_[next].parameter == i; ++next) {
+      joined.push_back(outputs_[next].storage.alias());
+    }
+    const auto before = parameters()[i]->leaf();
+    auto made = parameters()[i]->extension()->make_full(joined);
+    if (made) parameters()[i]->replace_leaf(made->leaf, std::move(made->full));
+  }
+}
+
+bool ExtendedCopies::finish_unshard(
+    int64_t /*holders*/, comm::Buffers& buffers, const std::string& unit, Counters& counters) {
+  if (state() != State::gathering) return false;
+  RECORD_FUNCTION(c10::str("FSDP::all_gather_copy_out (", unit, ")"), std::vector<c10::IValue>());
+  observe::pass(observe::Seam::copy_out);
+  auto pending = std::exchange(pending_, std::nullopt);
+  try {
+    if (pending) pending->wait();
+    {
+      const ComputeGuard compute;
+      size_t bytes = 0;
+      for (const auto& output : outputs_) bytes += layout::aligned(output.storage.bytes());
+      if (!memory_.defined()) {
+        memory_ =
+            buffers.take(static_cast<int64_t>(bytes), at::TensorOptions().dtype(at::kByte).device(device_), counters);
+      }
+      size_t offset = 0;
+      for (auto& output : outputs_) {
+        output.storage.refill(memory_, offset);
+        offset += layout::aligned(output.storage.bytes());
+      }
+      copy_out();
+      counters.unsharded_bytes += static_cast<int64_t>(gathered_.nbytes());
+    }
+    make_full();
+  } catch (...) {
+    // What failed may still be under way: these vectors do not go back.
+    sent_ = gathered_ = at::Tensor();
+    set_state(State::full);
+    mark_stale();
+    reshard(buffers, counters);
+    throw;
+  }
+  release(buffers);
+  set_state(State::full);
+  return written();
+}
+
+void ExtendedCopies::release(comm::Buffers& buffers) {
+  const auto gathered = std::exchange(gathered_, at::Tensor());
+  if (world_ > 1) buffers.give(gathered);
+  buffers.give(std::exchange(sent_, at::Tensor()));
+}
+
+void ExtendedCopies::reshard(comm::Buffers& buffers, Counters& counters) {
+  if (state() == State::freed) return;
+  auto pending = std::exchange(pending_, std::nullopt);
+  if (pending && !pending->settle()) sent_ = gathered_ = at::Tensor();
+  release(buffers);
+  for (auto& output : outputs_) output.storage.free();
+  for (const auto* parameter : parameters()) parameter->extension()->free();
+  buffers.give(std::exchange(memory_, at::Tensor()));
+  set_state(State::freed);
+  ++counters.reshards;
+}
+
+} // namespace shardwise::group

@@ -1,0 +1,66 @@
+#pragma once
+
+#include "group/copies.h"
+#include "group/extension.h"
+#include "group/leaf_storage.h"
+#include "layout/shards.h"
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace shardwise::group {
+
+/// The full copies of parameters that have an extension each: what those send travels as bytes, in one collective.
+class ExtendedCopies : public Copies {
+ public:
+  /// The parameters' shards stay as they are. Full copies are on `device`.
+  ExtendedCopies(std::vector<Parameter*> parameters, int64_t world, at::Device device);
+
+  bool fits() const override;
+  void prepare() override;
+  void begin_unshard(
+      const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit,
+      Counters& counters) override;
+  bool finish_unshard(int64_t holders, comm::Buffers& buffers, const std::string& unit, Counters& counters) override;
+  void reshard(comm::Buffers& buffers, Counters& counters) override;
+
+  /// Bytes that this rank sends; 0 before the first gather.
+  int64_t sent_bytes() const {
+    return part_;
+  }
+
+ private:
+  /// What all ranks sent of one input, joined.
+  struct Output {
+    size_t parameter;
+    /// Of this rank's input.
+    std::vector<int64_t> input_sizes;
+    at::ScalarType dtype;
+    /// Of this rank's bytes.
+    int64_t start;
+    int64_t bytes;
+    LeafStorage storage;
+  };
+
+  void lay_out();
+  void check() const;
+  void copy_out();
+  void make_full();
+  void release(comm::Buffers& buffers);
+
+  int64_t world_;
+  at::Device device_;
+  std::vector<std::pair<at::ScalarType, at::Device>> kinds_;
+  std::vector<Output> outputs_;
+  int64_t part_ = 0;
+  /// Of each parameter, until they are sent.
+  std::vector<std::vector<at::Tensor>> inputs_;
+  at::Tensor sent_;
+  at::Tensor gathered_;
+  at::Tensor memory_;
+  std::optional<comm::Pending> pending_;
+};
+
+} // namespace shardwise::group
