@@ -8,7 +8,7 @@ COPIES = [
     Mutant(
         "use a full copy that the optimizer left behind",
         "csrc/engine/unit.cpp",
-        "  for_full_copies([](group::FullCopies& copies) { copies.mark_stale(); });",
+        "  for_full_copies([](group::Copies& copies) { copies.mark_stale(); });",
         "",
         suites="FullyShardPrograms.*",
     ),
@@ -57,7 +57,7 @@ COPIES = [
     Mutant(
         "lose what a backward before left under way when something is frozen",
         "csrc/group/group.cpp",
-        "  if (gradients_ && settle) settle();\n",
+        "  if (gradients_ && settle && !has_those(summed())) settle();\n",
         "  (void)settle;\n",
         suites="FullyShardLastBackward.*",
     ),
@@ -93,8 +93,8 @@ COPIES = [
     Mutant(
         "keep full copies of values that changed on the way",
         "csrc/group/full_copies.cpp",
-        "  state_ = State::full;\n  return written();\n",
-        "  state_ = State::full;\n  return false;\n",
+        "  set_state(State::full);\n  return written();\n",
+        "  set_state(State::full);\n  return false;\n",
         suites="FullyShardFront.*",
     ),
     Mutant(
@@ -122,8 +122,9 @@ COPIES = [
     Mutant(
         "gather without the user's own collective",
         "csrc/comm/collectives.cpp",
-        "custom_ ? custom_(flat, input, *line_.group) : line_.group->_allgather_base(flat, input)",
-        "line_.group->_allgather_base(flat, input)",
+        "    if (custom_) return custom_(flat, input, *line_.group);\n    if (line_.group->hasBackends()) "
+        "return line_.group->_allgather_base(flat, input);",
+        "    if (line_.group->hasBackends()) return line_.group->_allgather_base(flat, input);",
         suites="FullyShardCustom.*",
     ),
     Mutant(
@@ -157,8 +158,8 @@ COPIES = [
     Mutant(
         "gather among all ranks what neighbours hold",
         "csrc/engine/unit.cpp",
-        "all_near ? near_ : gather_",
-        "gather_",
+        "all_near ? near_ : gathers_apart()",
+        "gathers_apart()",
         suites="FullyShardNeighbours.*",
     ),
 ]

@@ -21,8 +21,8 @@ HYBRID = [
     Mutant(
         "start the second sum before the first is done",
         "csrc/engine/unit_sums.cpp",
-        "(auto& gradients) { gradients.wait(buffers()); });\n  if (copies_",
-        "(auto&) {});\n  if (copies_",
+        "(auto& gradients) { gradients.wait(buffers()); });\n  if (sums_",
+        "(auto&) {});\n  if (sums_",
         suites="FullyShardHybrid.*",
     ),
     Mutant(
@@ -35,7 +35,7 @@ HYBRID = [
     Mutant(
         "sum over the copies whatever the flag says",
         "csrc/engine/unit_sums.cpp",
-        "options.all_reduce || copies_.size() == 1",
+        "options.all_reduce || !has_copies(*this)",
         "true",
         suites="FullyShardHybrid.*",
     ),

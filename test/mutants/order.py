@@ -23,7 +23,7 @@ ORDER = [
     Mutant(
         "gather on the process group of the sums",
         "csrc/engine/unit_making.cpp",
-        "comm::Collectives({mesh.reduce_group(axis), unit->shards_.names()});",
+        "comm::Collectives({gathers, unit->shards_.names()});",
         "comm::Collectives({mesh.group(axis), unit->shards_.names()});",
         suites="FullyShardOrder.*:FullyShardFront.*",
     ),
@@ -100,7 +100,7 @@ ORDER = [
     Mutant(
         "let sums that share a process group with gathers overlap",
         "csrc/engine/unit_sums.cpp",
-        "  return world() > 1 && (!agreement_ || (shards_.size() > 1 && !separate_));",
+        "  return world() > 1 && (!agreement_ || (shards_.size() > 1 && !gathers_apart()));",
         "  return world() > 1 && !agreement_;",
         suites="FullyShardOrder.*:FullyShardRoots.*",
     ),

@@ -50,7 +50,7 @@ SUMS = [
     Mutant(
         "average although synchronisation is off",
         "csrc/engine/unit_sums.cpp",
-        "!options.sync ? Sums::nothing : options.all_reduce || copies_.size() == 1 ? Sums::all : Sums::shards;\n"
+        "!options.sync ? Sums::nothing : options.all_reduce || !has_copies(*this) ? Sums::all : Sums::shards;\n"
         "  if (!options.sync || world() == 1) return;\n",
         "Sums::all;\n  if (world() == 1) return;\n",
         languages=BOTH,
@@ -93,8 +93,8 @@ SUMS = [
     Mutant(
         "leave out a sum on the way",
         "csrc/engine/schedule.cpp",
-        "  if (in_flight_) in_flight_->wait_reduce();\n  in_flight_ = unit.shared_from_this();",
-        "  in_flight_ = unit.shared_from_this();",
+        "  if (const auto before = in_flight_.lock()) before->wait_reduce();\n  in_flight_",
+        "  in_flight_",
     ),
     Mutant(
         "reduce before all gradients are there",

@@ -80,4 +80,25 @@ TEST(FullyShardLastBackward, ChangesOfParametersLoseNothingOfTheBackwardBefore) 
   }
 }
 
+TEST(FullyShardLastBackward, ADeletedModelIsFreed) {
+  // T23: while its gradients wait to be published, and its last sum may be under way.
+  run_ranks(2, [](Rank& rank) {
+    c10::weak_intrusive_ptr<c10::StorageImpl> shards{c10::intrusive_ptr<c10::StorageImpl>()};
+    c10::weak_intrusive_ptr<at::TensorImpl> leaf{c10::intrusive_ptr<at::TensorImpl>()};
+    {
+      Stack ours;
+      shard_stack(ours, sharded_on(rank)).set_is_last_backward(false);
+      stack_loss(ours, 0, rank.rank()).backward();
+      shards = ours->block(1)->parameters()[0].storage().getWeakStorageImpl();
+      leaf = ours->block(1)->up->weight.getIntrusivePtr();
+      ASSERT_FALSE(shards.expired());
+    }
+    ASSERT_TRUE(leaf.expired());
+    ASSERT_TRUE(shards.expired());
+    Stack next;
+    shard_stack(next, sharded_on(rank));
+    Pair<Stack>{rank, next, Stack()}.train(stack_loss);
+  });
+}
+
 } // namespace shardwise::test

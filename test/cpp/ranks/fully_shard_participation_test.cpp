@@ -5,6 +5,14 @@
 #include <thread>
 
 namespace shardwise::test {
+namespace {
+
+torch::Tensor without_block_1(Stack& model, int step, int rank) {
+  const auto x = model->block(0)->forward(model->embedding(tokens(step, rank)), 0.5);
+  return model->head(model->block(2)->forward(x, 0.5)).pow(2).mean();
+}
+
+} // namespace
 
 TEST(FullyShardParticipation, AUnitThatTheLossOfOneRankLeavesOut) {
   // T01: all ranks run it forward; on one of them no gradient comes to it.
@@ -75,6 +83,60 @@ TEST(FullyShardParticipation, ABackwardThatDiesWhileRanksAreApart) {
       check("after the failure");
       train(4);
     });
+  }
+}
+
+TEST(FullyShardParticipation, AUnitThatOnlyAnEarlierBackwardUsed) {
+  // T01: block 1 runs in the first forward alone, and there the loss of one rank leaves it out.
+  for (const int world : {2, 3}) {
+    run_ranks(world, [](Rank& rank) {
+      Stack ours;
+      // In backward it is not gathered: there the ranks would differ.
+      auto root = shard_stack(ours, sharded_on(rank).reshard_after_forward(false));
+      const auto first = [&](Stack& model, int step, int r) {
+        const auto side = model->block(1)->forward(model->embedding(tokens(step, r)), 0.5).pow(2).mean();
+        const auto main = without_block_1(model, step, r);
+        return r == step / 2 % rank.world_size() ? main : main + side;
+      };
+      Pair<Stack> both{rank, ours, Stack()};
+      for (int step = 0; step < 6; step += 2) {
+        rank.step("step " + std::to_string(step));
+        root.set_requires_gradient_sync(false);
+        both.backward(first, step);
+        root.set_requires_gradient_sync(true);
+        both.backward(without_block_1, step + 1);
+        both.check("step " + std::to_string(step));
+        both.optimize();
+      }
+    });
+  }
+}
+
+TEST(FullyShardParticipation, AParameterThatIsFrozenBeforeItsSum) {
+  for (const int world : {1, 2, 3}) {
+    for (const bool waits : {false, true}) {
+      run_ranks(world, [=](Rank& rank) {
+        Stack ours;
+        auto root = shard_stack(ours, sharded_on(rank));
+        Pair<Stack> both{rank, ours, Stack()};
+        const auto train_block_0 = [&](bool value) {
+          for (auto* model : {&both.ours, &both.reference}) {
+            for (auto& parameter : (*model)->block(0)->parameters()) parameter.set_requires_grad(value);
+          }
+        };
+        for (int step = 0; step < 9; step += 3) {
+          root.set_requires_gradient_sync(false).set_is_last_backward(!waits);
+          both.backward(stack_loss, step);
+          both.backward(stack_loss, step + 1);
+          train_block_0(false);
+          root.set_requires_gradient_sync(true).set_is_last_backward(true);
+          both.backward(stack_loss, step + 2);
+          both.check(c10::str("step ", step, ", waits ", waits));
+          both.optimize();
+          train_block_0(true);
+        }
+      });
+    }
   }
 }
 

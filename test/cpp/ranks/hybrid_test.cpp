@@ -47,7 +47,7 @@ TEST(FullyShardHybrid, FlatLayout) {
 
 TEST(FullyShardHybrid, PartialSumsWaitForTheAllReduce) {
   // R12: kept apart from .grad, through failures and changes of what is trained.
-  on_grids<Stack>({{2, 2}, {2, 1}}, make_stack, [](Pair<Stack>& both, FullyShardOptions options) {
+  on_grids<Stack>({{2, 2}, {2, 1}, {1, 2}}, make_stack, [](Pair<Stack>& both, FullyShardOptions options) {
     auto root = shard(both, options);
     for (int step = 0; step < 12; step += 3) {
       root.set_requires_all_reduce(false);
@@ -75,6 +75,27 @@ TEST(FullyShardHybrid, PartialSumsWaitForTheAllReduce) {
       both.backward(stack_loss, step + 2);
       both.check("step " + std::to_string(step));
       both.optimize();
+    }
+  });
+}
+
+TEST(FullyShardHybrid, AParameterThatIsFrozenBeforeTheAllReduce) {
+  on_grids<Stack>({{2, 2}, {2, 1}, {1, 2}}, make_stack, [](Pair<Stack>& both, FullyShardOptions options) {
+    auto root = shard(both, options);
+    const auto train_block_0 = [&](bool value) {
+      for (auto* model : {&both.ours, &both.reference}) {
+        for (auto& parameter : (*model)->block(0)->parameters()) parameter.set_requires_grad(value);
+      }
+    };
+    for (int step = 0; step < 6; step += 2) {
+      root.set_requires_all_reduce(false);
+      both.backward(stack_loss, step);
+      train_block_0(false);
+      root.set_requires_all_reduce(true);
+      both.backward(stack_loss, step + 1);
+      both.check("step " + std::to_string(step));
+      both.optimize();
+      train_block_0(true);
     }
   });
 }

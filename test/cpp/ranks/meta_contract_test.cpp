@@ -4,6 +4,8 @@
 #include "support/processes.h"
 #include "tensor_memory.h"
 
+#include <shardwise/shared_memory.h>
+
 namespace shardwise::test {
 namespace {
 
@@ -165,6 +167,7 @@ TEST(MetaContract, TensorsWithADeviceOfTheirOwnStayThere) {
 TEST(MetaContract, NothingOfFullSizeIsAllocated) {
   run_processes(2, [](Rank& rank) {
     TensorMemory::watch();
+    on_shared_memory(&TensorMemory::add);
     const auto make = [] {
       return torch::nn::Sequential(
           torch::nn::Linear(256, 512), torch::nn::Tanh(), torch::nn::Linear(512, 512), torch::nn::Tanh(),
@@ -198,6 +201,7 @@ TEST(MetaContract, NothingOfFullSizeIsAllocated) {
 TEST(MetaContract, WrappingAllocatesNoFullCopies) {
   run_processes(2, [](Rank& rank) {
     TensorMemory::watch();
+    on_shared_memory(&TensorMemory::add);
     for (const auto layout : {ShardLayout::rows, ShardLayout::flat}) {
       const auto options = sharded_on(rank).layout(layout).broadcast(false);
       fully_shard(torch::nn::Linear(2, 2), options);

@@ -1,0 +1,54 @@
+#include "ranks/sharded_models.h"
+#include "support/expect.h"
+#include "support/ranks.h"
+
+#include <shardwise/record.h>
+
+namespace shardwise::test {
+namespace {
+
+size_t times(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+// Ranks are threads here: one record has the events of both.
+TEST(Record, StepsOfTwoRanks) {
+  start_record();
+  run_ranks(2, [](Rank& rank) {
+    torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+    const auto options = FullyShardOptions().mesh(rank.mesh());
+    fully_shard(*model[0], options);
+    fully_shard(*model, options);
+    call(*model, torch::ones({2, 4})).sum().backward();
+  });
+  const auto events = stop_record();
+  for (const std::string rank : {"0", "1"}) {
+    for (const std::string name : {"(root)", "0"}) {
+      for (const std::string kind : {"forward", "backward"}) {
+        const auto event = "{\"kind\": \"" + kind + "\", \"name\": \"" + name + "\", \"rank\": " + rank;
+        EXPECT_EQ(times(events, event), 1) << event << " in\n" << events;
+      }
+    }
+  }
+  EXPECT_EQ(times(events, R"("kind": "reduce-scatter")"), 4);
+  // The root stays whole, the layer inside is gathered again. In a first step ranks compare what they run, too.
+  EXPECT_EQ(times(events, R"("kind": "all-gather", "name": "the all-gather of unit)"), 6) << events;
+  EXPECT_GE(times(events, R"("kind": "wait")"), 4);
+  EXPECT_EQ(stop_record(), "[]") << "it ended";
+}
+
+TEST(Record, NothingBeforeItIsAskedFor) {
+  run_ranks(1, [](Rank& rank) {
+    torch::nn::Linear model(4, 4);
+    fully_shard(*model, FullyShardOptions().mesh(rank.mesh()));
+    start_record();
+    EXPECT_EQ(stop_record(), "[]");
+    call(*model, torch::ones({2, 4})).sum().backward();
+  });
+  EXPECT_EQ(stop_record(), "[]");
+}
+
+} // namespace
+} // namespace shardwise::test
