@@ -20,6 +20,9 @@ import setuptools
 from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
+# After setuptools, which brings a distutils of its own.
+from distutils.command.install_data import install_data  # isort: skip
+
 ROOT = Path(__file__).resolve().parent
 PACKAGE = ROOT / "python" / "shardwise"
 BUILD_DIR = ROOT / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/cp{}{}".format(*sys.version_info))
@@ -106,6 +109,17 @@ class BuildExtension(build_ext):
         run_cmake("--build", str(BUILD_DIR), "--target", "shardwise", "shardwise_python")
         prefix = PACKAGE if self.inplace else Path(self.build_lib).resolve() / "shardwise"
         run_cmake("--install", str(BUILD_DIR), "--component", "shardwise", "--prefix", str(prefix))
+        if self.editable_mode:
+            # setuptools itself leaves data files out of -e.
+            self.run_command("install_data")
+
+
+class InstallData(install_data):
+    """Places data files beside the package, where Python looks for .pth files."""
+
+    def finalize_options(self) -> None:
+        self.set_undefined_options("install", ("install_lib", "install_dir"))
+        super().finalize_options()
 
 
 check_setuptools()
@@ -114,6 +128,8 @@ setuptools.setup(
     install_requires=[torch_requirement(torch_dir())],
     # Only says that the package has an extension module; CMake knows its sources.
     ext_modules=[setuptools.Extension("shardwise._C", sources=[])],
-    cmdclass={"build": Build, "build_ext": BuildExtension},
+    # Lets SHARDWISE_INSTALL=1 put shardwise in the place of torch's functions.
+    data_files=[("", ["python/shardwise_install.pth"])],
+    cmdclass={"build": Build, "build_ext": BuildExtension, "install_data": InstallData},
     options={"build": {"build_base": str(SCRATCH)}, "egg_info": {"egg_base": str(SCRATCH)}},
 )

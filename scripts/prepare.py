@@ -26,8 +26,14 @@ OLDEST_CMAKE = (3, 22)
 OLDEST_NINJA = (1, 10)
 
 LEVELS = ("build", "test", "lint")
-MODULES: dict[str, dict[str, str]] = {"build": {}, "test": {"pytest": "7.0", "setuptools": "70.1"}, "lint": {}}
-HEADERS = {"catch2/catch.hpp": "catch2", "gtest/gtest.h": "libgtest-dev"}
+MODULES: dict[str, dict[str, str]] = {
+    "build": {},
+    "test": {"pybind11-stubgen": "2.5", "pytest": "7.0", "setuptools": "70.1"},
+    "lint": {},
+}
+HEADERS = {"catch2/catch.hpp": "catch2", "gtest/gtest.h": "libgtest-dev", "valgrind/callgrind.h": "valgrind"}
+#: Those that SHARDWISE_TEST_DEPS may bring.
+FROM_FOLDER = ("catch2/catch.hpp", "gtest/gtest.h")
 
 
 def fail(text: str) -> None:
@@ -182,25 +188,27 @@ def compiler() -> list[str]:
 
 
 def require_test_libraries() -> None:
-    """Catch2 and GoogleTest: from the system, or (CMake looks there) from the folder SHARDWISE_TEST_DEPS."""
-    if os.environ.get("SHARDWISE_TEST_DEPS") or not missing_headers():
+    """Catch2, GoogleTest and valgrind, which counts instructions: from the system, or (CMake looks there) the first two
+    from the folder SHARDWISE_TEST_DEPS."""
+    if not missing_headers():
         return
     packages = [HEADERS[header] for header in missing_headers()]
     if install_debian(packages) and not missing_headers():
         return
     fail(
-        f"{' and '.join(missing_headers())} of the C++ tests' libraries are missing. Install the packages "
-        f"{' '.join(packages)} (Catch2 of version 2), or name a folder with googletest/ and catch2/catch.hpp: "
-        "SHARDWISE_TEST_DEPS=..."
+        f"{' and '.join(missing_headers())} of what the tests need are missing. Install the packages "
+        f"{' '.join(packages)} (Catch2 of version 2); or name a folder with googletest/ and catch2/catch.hpp, in the "
+        "place of those two: SHARDWISE_TEST_DEPS=..."
     )
 
 
 def missing_headers() -> list[str]:
-    tests = [f"#if __has_include(<{header}>)\nfound {header}\n#endif" for header in HEADERS]
+    wanted = [header for header in HEADERS if not (os.environ.get("SHARDWISE_TEST_DEPS") and header in FROM_FOLDER)]
+    tests = [f"#if __has_include(<{header}>)\nfound {header}\n#endif" for header in wanted]
     shown = subprocess.run(
         [*compiler(), "-E", "-P", "-x", "c++", "-"], input="\n".join(tests), capture_output=True, text=True
     )
-    return [header for header in HEADERS if f"found {header}" not in shown.stdout]
+    return [header for header in wanted if f"found {header}" not in shown.stdout]
 
 
 def write_tools(**tools: str) -> None:

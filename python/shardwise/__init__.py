@@ -14,15 +14,19 @@ from shardwise import _compatibility
 
 _compatibility.check()
 
-from shardwise import transport  # noqa: E402
+from shardwise import cpp, transport  # noqa: E402
 from shardwise._build_info import VERSION as __version__  # noqa: E402
 from shardwise._C import Error, PeerError  # noqa: E402
 from shardwise._plan import Plan, plan  # noqa: E402
+from shardwise._record import record  # noqa: E402
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
+    from shardwise._estimate import MemoryEstimate, estimate_memory
     from shardwise._fully_shard import fully_shard
+    from shardwise._install import install, uninstall
+    from shardwise._local_optimizer import local_optimizer
     from shardwise._replicate import replicate
     from shardwise.modules import (
         FSDPModule,
@@ -34,6 +38,22 @@ if TYPE_CHECKING:
 
 transport.register()
 
+Error.__doc__ = """What the engine raises; the message says what happened, where, and what to do.
+
+>>> try:
+...     loss.backward()
+... except shardwise.Error as error:
+...     print(error)
+"""
+
+PeerError.__doc__ = """Another rank failed, or called something else: this one stops waiting, and says for whom.
+
+>>> try:
+...     loss.backward()
+... except shardwise.PeerError:
+...     save_and_leave()
+"""
+
 #: Give this to CMake as CMAKE_PREFIX_PATH; find_package(shardwise) then finds the C++ library of this package.
 cmake_prefix_path = str(Path(__file__).parent / "share" / "cmake")
 
@@ -41,14 +61,19 @@ cmake_prefix_path = str(Path(__file__).parent / "share" / "cmake")
 _LAZY = {
     "CPUOffloadPolicy": "torch.distributed.fsdp",
     "FSDPModule": "shardwise.modules",
+    "MemoryEstimate": "shardwise._estimate",
     "MixedPrecisionPolicy": "torch.distributed.fsdp",
     "OffloadPolicy": "torch.distributed.fsdp",
     "ReplicateModule": "shardwise.modules",
     "UnshardHandle": "shardwise.modules",
+    "estimate_memory": "shardwise._estimate",
     "fully_shard": "shardwise._fully_shard",
+    "install": "shardwise._install",
+    "local_optimizer": "shardwise._local_optimizer",
     "register_fsdp_forward_method": "shardwise.modules",
     "replicate": "shardwise._replicate",
     "share_comm_ctx": "shardwise.modules",
+    "uninstall": "shardwise._install",
 }
 
 
@@ -63,6 +88,7 @@ __all__ = [
     "CPUOffloadPolicy",
     "Error",
     "FSDPModule",
+    "MemoryEstimate",
     "MixedPrecisionPolicy",
     "OffloadPolicy",
     "PeerError",
@@ -71,9 +97,15 @@ __all__ = [
     "UnshardHandle",
     "__version__",
     "cmake_prefix_path",
+    "cpp",
+    "estimate_memory",
     "fully_shard",
+    "install",
+    "local_optimizer",
     "plan",
+    "record",
     "register_fsdp_forward_method",
     "replicate",
     "share_comm_ctx",
+    "uninstall",
 ]

@@ -1,11 +1,11 @@
-"""python -m shardwise doctor: what works here, and what to do about the rest."""
+"""Tools: python -m shardwise doctor, estimate and timeline."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from shardwise import doctor
+from shardwise import _estimate_command, _timeline_command, doctor
 
 
 def main() -> int:
@@ -14,7 +14,16 @@ def main() -> int:
     about = "prints versions, back ends, devices, and what works here; exit code 0 when shardwise is usable, else 1"
     command = commands.add_parser("doctor", help=about, description=f"Doctor: {about}.")
     command.add_argument("--json", action="store_true", help="print the report as JSON")
+    command.set_defaults(run=run_doctor)
+    for name, tool in (("estimate", _estimate_command), ("timeline", _timeline_command)):
+        command = commands.add_parser(name, help=tool.ABOUT, description=f"{name.title()}: {tool.ABOUT}.")
+        tool.add_arguments(command)
+        command.set_defaults(run=tool.run)
     arguments = parser.parse_args()
+    return int(arguments.run(arguments))
+
+
+def run_doctor(arguments: argparse.Namespace) -> int:
     report = doctor.examine()
     print(report.json() if arguments.json else report.text())
     return 0 if report.usable else 1

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY, _get_registry, contract
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
-from torch.distributed.fsdp import fully_shard as torch_fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import _is_composable_with_fsdp
 from torch.distributed.fsdp._fully_shard._fsdp_init import (
     _get_managed_modules,
     _get_mesh_info,
@@ -17,7 +18,10 @@ from torch.distributed.fsdp._fully_shard._fsdp_init import (
 )
 from torch.distributed.tensor import Shard
 
+from shardwise import cpp, cpp_modules, originals
+from shardwise.cpp import Mesh
 from shardwise.modules import FSDPModule, add_class
+from shardwise.process_groups import device_mesh_of
 from shardwise.state import State
 from shardwise.wrapping import (
     NO_CASTS,
@@ -37,7 +41,7 @@ M = TypeVar("M", bound=nn.Module)
 def _fully_shard(
     module: nn.Module,
     *,
-    mesh: DeviceMesh | None = None,
+    mesh: DeviceMesh | ProcessGroup | Mesh | None = None,
     reshard_after_forward: bool | int | None = None,
     shard_placement_fn: Callable[[nn.Parameter], Shard | None] | None = None,
     mp_policy: MixedPrecisionPolicy = NO_CASTS,
@@ -45,18 +49,22 @@ def _fully_shard(
     ignored_params: set[nn.Parameter] | None = None,
 ) -> nn.Module:
     roots = roots_of(module)
-    check_policies("fully_shard", mesh, mp_policy, offload_policy, ignored_params)
+    given = device_mesh_of(mesh, None)
+    check_policies("fully_shard", given, mp_policy, offload_policy, ignored_params)
     for root in roots:
         check_module(root, "fully_shard")
         assert "replicate" not in (_get_registry(root) or {}), (
             f"shardwise: Cannot apply `fully_shard()` on a Module already managed by `replicate`: {root}."
         )
-    mesh = mesh or default_mesh(None)
-    _validate_mesh(mesh)
-    info = _get_mesh_info(mesh)
+    device_mesh: DeviceMesh = given or default_mesh(None)
+    _validate_mesh(device_mesh)
+    info = _get_mesh_info(device_mesh)
     automatic = reshard_after_forward is None
     post_forward = post_forward_mesh(True if automatic else reshard_after_forward, info)
-    managed = _get_managed_modules(roots, ignored_params)
+    managed = _get_managed_modules(
+        roots, ignored_params, is_composable_fn=lambda each: _is_composable_with_fsdp(each) and not cpp.is_cpp(each)
+    )
+    cpp_modules.refuse_without_unit(roots, ignored_params, "fully_shard")
     state = _decorated.state(roots[0])
     wrap(
         state,
@@ -85,10 +93,37 @@ _decorated: Any = contract(state_cls=State)(_fully_shard)
 
 
 @overload
-def fully_shard(module: M, **options: Any) -> M: ...
+def fully_shard(
+    module: M,
+    *,
+    mesh: DeviceMesh | ProcessGroup | Mesh | None = ...,
+    reshard_after_forward: bool | int | None = ...,
+    shard_placement_fn: Callable[[nn.Parameter], Shard | None] | None = ...,
+    mp_policy: MixedPrecisionPolicy = ...,
+    offload_policy: OffloadPolicy = ...,
+    ignored_params: set[nn.Parameter] | None = ...,
+) -> M: ...
 @overload
-def fully_shard(module: list[M], **options: Any) -> list[M]: ...
-def fully_shard(module: Any, **options: Any) -> Any:
+def fully_shard(
+    module: list[M],
+    *,
+    mesh: DeviceMesh | ProcessGroup | Mesh | None = ...,
+    reshard_after_forward: bool | int | None = ...,
+    shard_placement_fn: Callable[[nn.Parameter], Shard | None] | None = ...,
+    mp_policy: MixedPrecisionPolicy = ...,
+    offload_policy: OffloadPolicy = ...,
+    ignored_params: set[nn.Parameter] | None = ...,
+) -> list[M]: ...
+def fully_shard(
+    module: Any,
+    *,
+    mesh: DeviceMesh | ProcessGroup | Mesh | None = None,
+    reshard_after_forward: bool | int | None = None,
+    shard_placement_fn: Callable[[nn.Parameter], Shard | None] | None = None,
+    mp_policy: MixedPrecisionPolicy = NO_CASTS,
+    offload_policy: OffloadPolicy = NO_OFFLOAD,
+    ignored_params: set[nn.Parameter] | None = None,
+) -> Any:
     """Shards the parameters of a module, or of a list of modules taken as one, over the ranks.
 
     Call it on inner modules first (each becomes a unit with collectives of its own) and on the outermost last. Full
@@ -98,7 +133,7 @@ def fully_shard(module: Any, **options: Any) -> Any:
     Args:
         module: the module, or modules that form one unit.
         mesh: a DeviceMesh of one axis, or of two: those along the second hold shards, those along the first copies of
-            them. Default: all ranks.
+            them. Or a process group, or a mesh, that was made in C++. Default: all ranks.
         reshard_after_forward: whether full parameters are freed after forward, or the number of ranks that hold
             everything together then. Default: they are, but for the outermost module.
         shard_placement_fn: given a parameter, the Shard(dim) to cut it by, or None for Shard(0).
@@ -110,7 +145,17 @@ def fully_shard(module: Any, **options: Any) -> Any:
     ...     shardwise.fully_shard(block)
     >>> shardwise.fully_shard(model)
     """
-    return apply(_decorated, _fully_shard, torch_fully_shard, module, options)
+    options: dict[str, Any] = {
+        "mesh": mesh,
+        "reshard_after_forward": reshard_after_forward,
+        "shard_placement_fn": shard_placement_fn,
+        "mp_policy": mp_policy,
+        "offload_policy": offload_policy,
+        "ignored_params": ignored_params,
+    }
+    if cpp_modules.takes(module):
+        return cpp_modules.fully_shard(module, **options)
+    return apply(_decorated, _fully_shard, originals.fully_shard, module, options)
 
 
 def apply(decorated: Any, own: Callable[..., Any], torchs: Any, module: Any, options: dict[str, Any]) -> Any:
@@ -136,4 +181,5 @@ def apply(decorated: Any, own: Callable[..., Any], torchs: Any, module: Any, opt
     return result
 
 
-fully_shard.state = _decorated.state  # type: ignore[attr-defined]
+# Ours is there too, and so the state of a module that torch wrapped is found.
+fully_shard.state = originals.fully_shard.state  # type: ignore[attr-defined]

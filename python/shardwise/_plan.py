@@ -12,15 +12,18 @@ if TYPE_CHECKING:
 
 
 class Plan:
-    """What a wrapped module does in a step. str() is a table; `units` is the same as data."""
+    """What a wrapped module does in a step. str() and repr() are a table; `units` is the same as data.
 
-    def __init__(self, unit: _C.Unit) -> None:
+    >>> [unit["name"] for unit in shardwise.plan(model).units]
+    """
+
+    def __init__(self, unit: _C.Unit | _C.CppUnit) -> None:
         self._table = unit.plan_table()
         data = json.loads(unit.plan_json())
         self.mesh: str = data["mesh"]
         self.units: list[dict[str, Any]] = data["units"]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self._table
 
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 from typing import Any, TypeVar, overload
 
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.distributed._composable.contract import contract
 from torch.distributed._composable.replicate_with_fsdp import (
     _validate_mesh,
     is_composable_with_replicate,
 )
-from torch.distributed._composable.replicate_with_fsdp import replicate as torch_replicate
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_init import _get_managed_modules
 
+from shardwise import cpp, cpp_modules, originals
 from shardwise._fully_shard import apply
+from shardwise.cpp import Mesh
 from shardwise.modules import ReplicateModule, add_class
+from shardwise.process_groups import device_mesh_of
 from shardwise.state import ReplicateState
 from shardwise.wrapping import (
     NO_CASTS,
@@ -37,33 +40,35 @@ M = TypeVar("M", bound=nn.Module)
 def _replicate(
     module: nn.Module,
     *,
-    mesh: DeviceMesh | None = None,
+    mesh: DeviceMesh | ProcessGroup | Mesh | None = None,
     mp_policy: MixedPrecisionPolicy = NO_CASTS,
     offload_policy: OffloadPolicy = NO_OFFLOAD,
     ignored_params: set[nn.Parameter] | None = None,
 ) -> nn.Module:
     roots = roots_of(module)
-    check_policies("replicate", mesh, mp_policy, offload_policy, ignored_params)
+    given = device_mesh_of(mesh, "replicate")
+    check_policies("replicate", given, mp_policy, offload_policy, ignored_params)
     for root in roots:
         check_module(root, "replicate")
         if not is_composable_with_replicate(root):
             raise RuntimeError(
                 f"shardwise: Cannot apply `replicate()` on a Module already managed by `fully_shard`: {root}."
             )
-    mesh = mesh or default_mesh(("replicate",))
-    _validate_mesh(mesh)
+    device_mesh: DeviceMesh = given or default_mesh(("replicate",))
+    _validate_mesh(device_mesh)
     managed = _get_managed_modules(
         roots,
         ignored_params,
-        is_composable_fn=is_composable_with_replicate,
+        is_composable_fn=lambda each: is_composable_with_replicate(each) and not cpp.is_cpp(each),
         get_state_fn=lambda each: inner_state(each, ReplicateState),
     )
+    cpp_modules.refuse_without_unit(roots, ignored_params, "replicate")
     wrap(
         _decorated.state(roots[0]),
         roots,
         managed,
         Policies(
-            mesh=DDPMeshInfo(mesh, replicate_mesh_dim=0),
+            mesh=DDPMeshInfo(device_mesh, replicate_mesh_dim=0),
             precision=mp_policy,
             offload=offload_policy,
             reshard_after_forward=False,
@@ -82,10 +87,31 @@ _decorated: Any = contract(state_cls=ReplicateState)(_replicate)
 
 
 @overload
-def replicate(module: M, **options: Any) -> M: ...
+def replicate(
+    module: M,
+    *,
+    mesh: DeviceMesh | ProcessGroup | Mesh | None = ...,
+    mp_policy: MixedPrecisionPolicy = ...,
+    offload_policy: OffloadPolicy = ...,
+    ignored_params: set[nn.Parameter] | None = ...,
+) -> M: ...
 @overload
-def replicate(module: list[M], **options: Any) -> list[M]: ...
-def replicate(module: Any, **options: Any) -> Any:
+def replicate(
+    module: list[M],
+    *,
+    mesh: DeviceMesh | ProcessGroup | Mesh | None = ...,
+    mp_policy: MixedPrecisionPolicy = ...,
+    offload_policy: OffloadPolicy = ...,
+    ignored_params: set[nn.Parameter] | None = ...,
+) -> list[M]: ...
+def replicate(
+    module: Any,
+    *,
+    mesh: DeviceMesh | ProcessGroup | Mesh | None = None,
+    mp_policy: MixedPrecisionPolicy = NO_CASTS,
+    offload_policy: OffloadPolicy = NO_OFFLOAD,
+    ignored_params: set[nn.Parameter] | None = None,
+) -> Any:
     """Averages the gradients of a module, or of a list of modules taken as one, over the ranks after each backward.
 
     Call it on inner modules first (each becomes a unit with a collective of its own) and on the outermost last.
@@ -96,7 +122,7 @@ def replicate(module: Any, **options: Any) -> Any:
     Args:
         module: the module, or modules that form one unit.
         mesh: a one-dimensional DeviceMesh. Default: all ranks (the default process group, which is made from
-            torchrun's environment where there is none).
+            torchrun's environment where there is none). Or a process group, or a mesh, that was made in C++.
         mp_policy: the dtypes to compute and to sum in.
         offload_policy: CPUOffloadPolicy() keeps parameters and gradients in the host's memory.
         ignored_params: parameters that are left alone.
@@ -107,7 +133,15 @@ def replicate(module: Any, **options: Any) -> Any:
     ...     shardwise.replicate(block)
     >>> shardwise.replicate(model)
     """
-    return apply(_decorated, _replicate, torch_replicate, module, options)
+    options: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": mp_policy,
+        "offload_policy": offload_policy,
+        "ignored_params": ignored_params,
+    }
+    if cpp_modules.takes(module):
+        return cpp_modules.replicate(module, **options)
+    return apply(_decorated, _replicate, originals.replicate, module, options)
 
 
-replicate.state = _decorated.state  # type: ignore[attr-defined]
+replicate.state = originals.replicate.state  # type: ignore[attr-defined]

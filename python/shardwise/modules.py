@@ -10,29 +10,38 @@ from typing import Any, NoReturn, cast
 import torch
 import torch.distributed.fsdp
 from torch import nn
-from torch.distributed._composable import replicate_with_fsdp
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_init import _get_post_forward_mesh_info
 
-from shardwise import _C
+from shardwise import _C, cpp, originals
 from shardwise.state import State, state_of
 
 
 class UnshardHandle(torch.distributed.fsdp.UnshardHandle):
-    """What unshard(async_op=True) gives: wait() returns once the full parameters are there."""
+    """What unshard(async_op=True) gives: wait() returns once the full parameters are there.
+
+    >>> handle = model.layers[0].unshard(async_op=True)
+    >>> handle.wait()
+    """
 
     def __init__(self, unsharding: _C.Unsharding) -> None:
         self._unsharding: _C.Unsharding | None = unsharding
 
     def wait(self) -> None:
-        """Returns once the module has its full parameters. The second call does nothing."""
+        """Returns once the module has its full parameters. The second call does nothing.
+
+        >>> model.unshard(async_op=True).wait()
+        """
         if self._unsharding is not None:
             self._unsharding.wait()
             self._unsharding = None
 
 
-class FSDPModule(torch.distributed.fsdp.FSDPModule):
-    """What fully_shard() adds to the class of a module. Methods with `recurse` are for the modules inside too."""
+class FSDPModule(originals.FSDPModule):
+    """What fully_shard() adds to the class of a module. Methods with `recurse` are for the modules inside too.
+
+    >>> wrapped = [module for module in model.modules() if isinstance(module, shardwise.FSDPModule)]
+    """
 
     _orig_cls_mro_index = 3
 
@@ -75,7 +84,7 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
         >>> model.set_requires_gradient_sync(True)
         >>> loss_of(second_half).backward()
         """
-        for unit in _units(self, recurse):
+        for unit in units_of(self, recurse):
             unit.set_requires_gradient_sync(requires_gradient_sync)
             unit.set_requires_all_reduce(requires_gradient_sync)
 
@@ -84,7 +93,7 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
 
         >>> model.set_requires_all_reduce(False)
         """
-        for unit in _units(self, recurse):
+        for unit in units_of(self, recurse):
             unit.set_requires_all_reduce(requires_all_reduce)
 
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
@@ -92,11 +101,7 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
 
         >>> model.set_reshard_after_forward(False)
         """
-        if not isinstance(reshard_after_forward, bool):
-            raise ValueError(
-                f"shardwise: reshard_after_forward should be a bool, got {type(reshard_after_forward)}. "
-                "A number of ranks can only be given to fully_shard()."
-            )
+        check_is_bool(reshard_after_forward)
         for state in _states(self, recurse):
             group = state.group
             assert isinstance(group.mesh_info, FSDPMeshInfo), (
@@ -105,23 +110,25 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
             state._auto_reshard_after_forward = False
             group.post_forward_mesh_info = _get_post_forward_mesh_info(reshard_after_forward, group.mesh_info)
             state.unit.set_reshard_after_forward(reshard_after_forward)
+        for unit in _cpp_units(self, recurse):
+            unit.set_reshard_after_forward(reshard_after_forward)
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
         """Whether full parameters are freed after a backward.
 
         >>> model.set_reshard_after_backward(False)
         """
-        for unit in _units(self, recurse):
+        for unit in units_of(self, recurse):
             unit.set_reshard_after_backward(reshard_after_backward)
 
-    def set_modules_to_forward_prefetch(self, modules: list[torch.distributed.fsdp.FSDPModule]) -> None:
+    def set_modules_to_forward_prefetch(self, modules: list[originals.FSDPModule]) -> None:
         """The modules whose full parameters are to be on their way when this one begins its forward.
 
         >>> first.set_modules_to_forward_prefetch([second])
         """
         _state(self).unit.set_forward_prefetch(_all_units(modules))
 
-    def set_modules_to_backward_prefetch(self, modules: list[torch.distributed.fsdp.FSDPModule]) -> None:
+    def set_modules_to_backward_prefetch(self, modules: list[originals.FSDPModule]) -> None:
         """The modules whose full parameters are to be on their way when this one begins its backward.
 
         >>> second.set_modules_to_backward_prefetch([first])
@@ -164,11 +171,11 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
         state.unit.set_all_reduce_hook(_in_stream(hook, stream))
 
     def set_post_optim_event(self, event: torch.Event) -> None:
-        """Accepted, and kept for the next forward to see. Gathers wait for all that the device was given before them.
+        """What the device waits for before the next forward gathers: for an optimizer on a stream of its own.
 
         >>> model.set_post_optim_event(torch.cuda.current_stream().record_event())
         """
-        _state(self)._state_ctx.post_optim_event = event
+        _state(self).unit.set_post_optim_event(event)
 
     def set_gradient_divide_factor(self, factor: float) -> None:
         """What the sum of this module's own gradients is divided by. Default: the number of ranks.
@@ -216,13 +223,16 @@ class FSDPModule(torch.distributed.fsdp.FSDPModule):
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         self.reshard()
         # Past torch's own, which looks for the parameters of its own engine.
-        result = super(torch.distributed.fsdp.FSDPModule, self)._apply(*args, **kwargs)  # type: ignore[misc]
+        result = super(originals.FSDPModule, self)._apply(*args, **kwargs)  # type: ignore[misc]
         _state(self).look_again()
         return result
 
 
-class ReplicateModule(FSDPModule, replicate_with_fsdp.ReplicateModule):
-    """What replicate() adds to the class of a module."""
+class ReplicateModule(FSDPModule, originals.ReplicateModule):
+    """What replicate() adds to the class of a module.
+
+    >>> assert isinstance(shardwise.replicate(model), shardwise.ReplicateModule)
+    """
 
     _orig_cls_mro_index = 5
 
@@ -233,6 +243,7 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     >>> shardwise.register_fsdp_forward_method(model, "generate")
     """
     if not isinstance(module, FSDPModule):
+        originals.register_fsdp_forward_method(module, method_name)
         return
     if not hasattr(module, method_name):
         raise ValueError(f"shardwise: {type(module)} does not have a method {method_name}.")
@@ -240,18 +251,20 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
 
     @functools.wraps(method)
     def with_hooks(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        state = _state(self)
-        args, kwargs = state._pre_forward(self, args, kwargs)
-        return state._post_forward(self, args, method(*args, **kwargs))
+        return _state(self).run(self, method, args, kwargs)
 
     setattr(module, method_name, MethodType(with_hooks, module))
 
 
-def share_comm_ctx(modules: list[torch.distributed.fsdp.FSDPModule]) -> None:
+def share_comm_ctx(modules: list[originals.FSDPModule]) -> None:
     """Lets several roots, which run one after the other, use one pool of memory and the same streams.
 
     >>> shardwise.share_comm_ctx([first_stage, second_stage])
     """
+    torchs = [each for each in modules if isinstance(each, originals.FSDPModule) and not isinstance(each, FSDPModule)]
+    if len(torchs) == len(modules):
+        originals.share_comm_ctx(modules)
+        return
     for module in modules:
         if not isinstance(module, FSDPModule):
             raise ValueError(f"shardwise: Expects list of FSDPModules but got {module}.")
@@ -293,11 +306,31 @@ def _states(module: object, recurse: bool) -> Iterable[State]:
             yield _state(each)
 
 
-def _units(module: object, recurse: bool) -> Iterable[_C.Unit]:
-    return (state.unit for state in _states(module, recurse))
+def check_is_bool(reshard_after_forward: object) -> None:
+    """Raises ValueError for what set_reshard_after_forward() does not take."""
+    if not isinstance(reshard_after_forward, bool):
+        raise ValueError(
+            f"shardwise: reshard_after_forward should be a bool, got {type(reshard_after_forward)}. "
+            "A number of ranks can only be given to fully_shard()."
+        )
 
 
-def _all_units(modules: list[torch.distributed.fsdp.FSDPModule]) -> list[_C.Unit]:
+def units_of(module: object, recurse: bool) -> Iterable[_C.Unit | _C.CppUnit]:
+    """The units of this module, and with `recurse` of those below, C++ modules too."""
+    yield from (state.unit for state in _states(module, recurse))
+    yield from _cpp_units(module, recurse)
+
+
+def _cpp_units(module: object, recurse: bool) -> Iterable[_C.CppUnit]:
+    """A walk over modules comes to C++ modules themselves, not to those around them."""
+    for each in cast(nn.Module, module).modules() if recurse else ():
+        if cpp.is_cpp(each) and not isinstance(each, FSDPModule):
+            unit = _C.cpp_unit(cpp.inner(each))
+            if unit is not None:
+                yield unit
+
+
+def _all_units(modules: list[originals.FSDPModule]) -> list[_C.Unit]:
     for module in modules:
         if not isinstance(module, FSDPModule):
             raise ValueError(f"shardwise: Expects FSDPModule but got {type(module)}: {module}.")

@@ -26,7 +26,7 @@ class Leaf:
 
     full: nn.Parameter
     memory: torch.Tensor | None
-    #: The values of `full` if it is of another dtype.
+    #: The values of `full` if it is of another dtype; this rank's shard where there is an extension.
     values: torch.Tensor | None
     #: Gives what is inside of a gradient that arrives at such a DTensor.
     to_memory: Callable[[torch.Tensor], torch.Tensor] | None
@@ -34,10 +34,12 @@ class Leaf:
     shard_dim: int
     #: Post-accumulate hooks of the parameter that was wrapped.
     hooks: Any
+    #: It travels in its own way, and the leaf that counts is yet to be made.
+    extended: bool = False
 
     def around(self, shard: torch.Tensor) -> nn.Parameter:
         """The parameter that the optimizer sees, around this rank's shard."""
-        inner = DTensor(shard.detach(), self.spec, requires_grad=False)
+        inner = DTensor(shard.detach() if shard.requires_grad else shard, self.spec, requires_grad=False)
         parameter = nn.Parameter(inner, requires_grad=self.full.requires_grad)
         parameter._post_accumulate_grad_hooks = self.hooks
         return parameter
@@ -46,21 +48,40 @@ class Leaf:
 def leaf_of(parameter: nn.Parameter, mesh: Mesh, shard: Shard, kind: torch.dtype | None) -> Leaf:
     """A leaf for `parameter`, which is left as it is. `kind` is what its module computes in."""
     hooks = parameter._post_accumulate_grad_hooks
+    spec = _spec_of(parameter, mesh, shard)
+    if not isinstance(parameter, DTensor):
+        full = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+        return Leaf(full, None, None, None, spec, shard.dim, hooks)
+    detached = parameter.detach()
+    values = None
+    if kind is not None and parameter.is_floating_point() and parameter.dtype != kind:
+        values = cast(DTensor, detached)._local_tensor
+        # A DTensor's dtype is for good.
+        detached = DTensor(values.to(kind), parameter._spec, requires_grad=False)
+    full = nn.Parameter(detached, requires_grad=parameter.requires_grad)
+    memory = cast(DTensor, full)._local_tensor
+    return Leaf(full, memory, values, partial(_memory_of, parameter._spec), spec, shard.dim, hooks)
+
+
+def extended_leaf_of(parameter: nn.Parameter, own: torch.Tensor, mesh: Mesh, shard: Shard, kind: torch.dtype) -> Leaf:
+    """The same for a parameter whose extension makes the leaf: until then one without memory. `own` is the shard."""
+    empty = torch.empty(local_of(parameter).size(), dtype=kind, device="meta")
+    full = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    to_memory = partial(_memory_of, parameter._spec) if isinstance(parameter, DTensor) else None
+    hooks = parameter._post_accumulate_grad_hooks
+    return Leaf(full, None, own, to_memory, _spec_of(parameter, mesh, shard), shard.dim, hooks, extended=True)
+
+
+def local_of(parameter: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a parameter before data parallelism cuts it."""
+    return parameter._local_tensor if isinstance(parameter, DTensor) else parameter
+
+
+def _spec_of(parameter: nn.Parameter, mesh: Mesh, shard: Shard) -> DTensorSpec:
     if isinstance(parameter, DTensor):
-        spec = _combined(parameter, mesh, shard)
-        detached = parameter.detach()
-        values = None
-        if kind is not None and parameter.is_floating_point() and parameter.dtype != kind:
-            values = cast(DTensor, detached)._local_tensor
-            # A DTensor's dtype is for good.
-            detached = DTensor(values.to(kind), parameter._spec, requires_grad=False)
-        full = nn.Parameter(detached, requires_grad=parameter.requires_grad)
-        memory = cast(DTensor, full)._local_tensor
-        return Leaf(full, memory, values, partial(_memory_of, parameter._spec), spec, shard.dim, hooks)
+        return _combined(parameter, mesh, shard)
     meta = TensorMeta(parameter.size(), parameter.stride(), parameter.dtype)
-    spec = DTensorSpec(_mesh_of(mesh), _placements(mesh, shard), tensor_meta=meta)
-    full = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
-    return Leaf(full, None, None, None, spec, shard.dim, hooks)
+    return DTensorSpec(_mesh_of(mesh), _placements(mesh, shard), tensor_meta=meta)
 
 
 def _memory_of(spec: DTensorSpec, gradient: torch.Tensor) -> torch.Tensor:

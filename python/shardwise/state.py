@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from torch import nn
 from torch.distributed._composable_state import _insert_module_state
@@ -12,8 +12,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_common import DataParallelMeshInfo, FSDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_module_fsdp_state
 
-if TYPE_CHECKING:
-    from shardwise import _C
+from shardwise import _C, cpp
+from shardwise.logs import Log, log_of
 
 
 @dataclass
@@ -49,6 +49,9 @@ class State(FSDPState):
     _kind = "FSDP"
 
     unit: _C.Unit
+    #: The path of the first module from the root; empty until the root runs.
+    name = ""
+    log: Log | None = None
 
     def start(self, modules: Sequence[nn.Module], group: ParamGroup, automatic: bool) -> None:
         """From now on this is the state of these modules, whose calls `group.unit` is told of."""
@@ -62,6 +65,10 @@ class State(FSDPState):
         for module in modules:
             module.register_forward_pre_hook(self.unit.pre_forward, prepend=True, with_kwargs=True)
             module.register_forward_hook(self.unit.post_forward, always_call=len(modules) > 1)
+        self.log = log_of(self)
+        if self.log is not None:
+            for module in modules:
+                self.log.register(module)
         # In front of the others.
         self._first_hooks = [
             module.register_forward_pre_hook(self._before_first_forward, prepend=True) for module in modules
@@ -97,6 +104,7 @@ class State(FSDPState):
                     f"shardwise: {self._kind} state has already been lazily initialized for {name}\n"
                     f"{self._kind} requires running forward through the root module first."
                 )
+            state.name = name
             states.append(state)
         for state in states:
             state.look_again()
@@ -106,6 +114,10 @@ class State(FSDPState):
             state._state_ctx = self._state_ctx
             state._comm_ctx = self._comm_ctx
         self._state_ctx.all_states.extend(states)
+        # It computes first in backward; below a replicated model that is no different.
+        if self._auto_reshard_after_forward:
+            self.group.post_forward_mesh_info = None
+            self.unit.set_reshard_after_forward(False)
 
     @property
     def group(self) -> ParamGroup:
@@ -136,11 +148,21 @@ class State(FSDPState):
 
     def _pre_forward(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         self._lazy_init()
+        if self.log is not None:
+            self.log.pre_forward(module, args, kwargs)
         return self.unit.pre_forward(module, args, kwargs) or (args, kwargs)
 
     def _post_forward(self, module: nn.Module, input: Any, output: Any) -> Any:
         converted = self.unit.post_forward(module, input, output)
-        return output if converted is None else converted
+        output = output if converted is None else converted
+        if self.log is not None:
+            self.log.post_forward(module, input, output)
+        return output
+
+    def run(self, module: nn.Module, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Calls a method of the module as its forward is called."""
+        args, kwargs = self._pre_forward(module, args, kwargs)
+        return self._post_forward(module, args, method(*args, **kwargs))
 
     def _root_post_backward_final_callback(self) -> None:
         """Whoever runs a backward in pieces calls this at its end."""
@@ -159,9 +181,11 @@ def state_of(module: nn.Module) -> State | None:
     return state if isinstance(state, State) else None
 
 
-def unit_of(module: nn.Module) -> _C.Unit:
+def unit_of(module: nn.Module) -> _C.Unit | _C.CppUnit:
     """The unit of the call that this module was given to."""
-    state = state_of(module)
+    if cpp.is_cpp(module) and (unit := _C.cpp_unit(cpp.inner(module))) is not None:
+        return unit
+    state = state_of(module) if isinstance(module, nn.Module) else None
     if state is None:
         raise ValueError(
             f"shardwise: neither fully_shard() nor replicate() was called on this {type(module).__name__}."

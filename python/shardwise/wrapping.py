@@ -24,8 +24,10 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.utils import _apply_to_tensors, _get_root_modules, _to_kwargs
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from shardwise import _C
-from shardwise.specs import Leaf, leaf_of
+from shardwise import _C, optimizers
+from shardwise.extensions import Extension, cut, is_extended
+from shardwise.process_groups import device_of
+from shardwise.specs import Leaf, extended_leaf_of, leaf_of, local_of
 from shardwise.state import ParamGroup, State, state_of
 
 Owner = tuple[nn.Module, str]
@@ -59,6 +61,11 @@ class Policies:
     def replicates(self) -> bool:
         """Whether every rank holds everything."""
         return not isinstance(self.mesh, FSDPMeshInfo)
+
+    @property
+    def shards(self) -> int:
+        """How many ranks hold one each."""
+        return self.mesh.shard_mesh_size if isinstance(self.mesh, FSDPMeshInfo) else 1
 
 
 def check_policies(function: str, mesh: Any, precision: Any, offload: Any, ignored: Any) -> None:
@@ -97,8 +104,7 @@ def default_mesh(names: tuple[str, ...] | None) -> DeviceMesh:
         dist.init_process_group()
     group = dist.group.WORLD
     assert group is not None
-    has_cuda = torch.cuda.is_available() and any(device.type == "cuda" for device in group._device_types)
-    return init_device_mesh("cuda" if has_cuda else "cpu", (group.size(),), mesh_dim_names=names)
+    return init_device_mesh(device_of(group).type, (group.size(),), mesh_dim_names=names)
 
 
 def post_forward_mesh(reshard_after_forward: Any, mesh: FSDPMeshInfo) -> FSDPMeshInfo | None:
@@ -122,28 +128,42 @@ def wrap(state: State, roots: Sequence[nn.Module], managed: Sequence[nn.Module],
         _check(each, device, policies.replicates)
     _refuse_shared(found, roots)
     _move(found, managed, device)
-    leaves = [_leaf(each, policies) for each in found]
+    leaves, extensions = [], []
+    for each in found:
+        dim = _shard_dim(each, policies)
+        extensions.append(partial(Extension, **_traits(each, policies, device, dim)))
+        leaves.append(_leaf(each, policies, dim))
     unit = _C.Unit(
-        _engine_mesh(policies, device),
+        engine_mesh(mesh, policies.replicates, device),
         [
-            (each.names, each.owners, leaf.full, leaf.memory, leaf.values, leaf.shard_dim)
-            for each, leaf in zip(found, leaves, strict=True)
+            _C.GivenParameter(
+                names=each.names,
+                owners=each.owners,
+                full=leaf.full,
+                memory=leaf.memory,
+                values=leaf.values,
+                shard_dim=leaf.shard_dim,
+                extension=make() if leaf.extended else None,
+            )
+            for each, leaf, make in zip(found, leaves, extensions, strict=True)
         ],
         list(_adopted(roots)),
         replicates=policies.replicates,
         param_dtype=policies.precision.param_dtype,
         reduce_dtype=policies.precision.reduce_dtype,
-        casts=_casts(found, policies, device),
+        casts=any(leaf.extended for leaf in leaves) or _casts(found, policies, device),
         pin_memory=policies.offload.pin_memory if isinstance(policies.offload, CPUOffloadPolicy) else None,
         reshard_after_forward=policies.reshard_after_forward,
     )
     group = ParamGroup(unit, tuple(roots), policies.mesh, policies.post_forward_mesh, policies.offload)
     for index, (each, leaf, shard) in enumerate(zip(found, leaves, unit.shards(), strict=True)):
-        visible = leaf.around(shard)
+        visible = leaf.around(leaf.values if leaf.extended and leaf.values is not None else shard)
         unit.show_as(index, visible, leaf.to_memory)
         for module, name in each.owners:
             _put(module, name, visible)
         _managed[each.parameter] = (weakref.ref(state), each.names[0])
+        optimizers.note(each.names[0], each.parameter, leaf.full)
+    unit.set_extend(lambda index: extensions[index]())
     unit.set_conversions(*_conversions(policies, device))
     state.start(roots, group, policies.reshard_after_forward is None and not policies.replicates)
     for module in {module for each in found for module, _ in each.owners}:
@@ -243,7 +263,7 @@ def _move(found: Sequence[Found], managed: Sequence[nn.Module], device: torch.de
             tensor.data = tensor.to(device)
 
 
-def _leaf(found: Found, policies: Policies) -> Leaf:
+def _shard_dim(found: Found, policies: Policies) -> int:
     parameter = found.parameter
     chosen = policies.placement(parameter) if policies.placement is not None else None
     if chosen is None:
@@ -254,14 +274,40 @@ def _leaf(found: Found, policies: Policies) -> Leaf:
     assert dim < parameter.ndim, (
         f"shardwise: Shard dim {dim} is invalid for {parameter.ndim}D tensor: {parameter.shape} of '{name}'."
     )
-    local = parameter._local_tensor if isinstance(parameter, DTensor) else parameter
-    world = policies.mesh.shard_mesh_size if isinstance(policies.mesh, FSDPMeshInfo) else 1
-    if dim > 0 and local.size(dim) % world != 0:
+    local = local_of(parameter)
+    if dim > 0 and local.size(dim) % policies.shards != 0:
         raise NotImplementedError(
             f"shardwise: FSDP does not support uneven sharding on dim {dim}: '{name}' has {local.size()} "
-            f"(world size: {world}). Choose dimension 0, or a size that the number of ranks divides."
+            f"(world size: {policies.shards}). Choose dimension 0, or a size that the number of ranks divides."
         )
-    return leaf_of(parameter, policies.mesh, Shard(dim), policies.precision.param_dtype)
+    return dim
+
+
+def _leaf(found: Found, policies: Policies, dim: int) -> Leaf:
+    parameter, kind = found.parameter, policies.precision.param_dtype
+    local = local_of(parameter)
+    if not is_extended(local, found.names[0]):
+        return leaf_of(parameter, policies.mesh, Shard(dim), kind)
+    rank = policies.mesh.shard_mesh_rank if isinstance(policies.mesh, FSDPMeshInfo) else 0
+    own = cut(local, dim, rank, policies.shards)
+    return extended_leaf_of(parameter, own, policies.mesh, Shard(dim), kind or parameter.dtype)
+
+
+def _traits(found: Found, policies: Policies, device: torch.device, dim: int) -> dict[str, Any]:
+    """What an extension of this parameter would be made of."""
+    parameter = found.parameter
+    return {
+        "name": found.names[0],
+        "module": weakref.ref(found.owners[0][0]),
+        "mesh": policies.mesh.mesh,
+        "policy": policies.precision,
+        "device": device,
+        "size": local_of(parameter).size(),
+        "dim": dim,
+        "world": policies.shards,
+        "kind": policies.precision.param_dtype or parameter.dtype,
+        "inner": parameter._spec if isinstance(parameter, DTensor) else None,
+    }
 
 
 def _casts(found: Sequence[Found], policies: Policies, device: torch.device) -> bool:
@@ -273,10 +319,9 @@ def _casts(found: Sequence[Found], policies: Policies, device: torch.device) -> 
     )
 
 
-def _engine_mesh(policies: Policies, device: torch.device) -> _C.Mesh:
-    mesh = policies.mesh.mesh
-    assert mesh is not None
-    names = list(mesh.mesh_dim_names or (("replicate",) if policies.replicates else ("shard",)))
+def engine_mesh(mesh: DeviceMesh, replicates: bool, device: torch.device) -> _C.Mesh:
+    """The same axes and process groups, for the engine."""
+    names = list(mesh.mesh_dim_names or (("replicate",) if replicates else ("shard",)))
     return _C.Mesh.from_process_groups(names, [mesh.get_group(index) for index in range(mesh.ndim)], device)
 
 

@@ -1,0 +1,157 @@
+"""estimate_memory(): what training will need on a rank, by formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import Shard
+
+from shardwise import _C
+from shardwise._C import MemoryEstimate
+
+__all__ = ["MemoryEstimate", "estimate_memory"]
+
+
+def estimate_memory(
+    module: nn.Module,
+    world: int,
+    *,
+    policy: Literal["fully_shard", "replicate"] = "fully_shard",
+    units: Sequence[nn.Module] = (),
+    reshard_after_forward: bool | int | None = None,
+    shard_placement_fn: Callable[[nn.Parameter], Shard | None] | None = None,
+    mp_policy: MixedPrecisionPolicy | None = None,
+    ignored_params: set[nn.Parameter] | None = None,
+    copies: int = 1,
+    rank: int = 0,
+    optimizer_factor: float = 2.0,
+) -> MemoryEstimate:
+    """What fully_shard() or replicate() of a module, and the training that follows, will need on a rank of `world`.
+
+    By formula: nothing is allocated, no process group is needed, and the module may be on the meta device. Bytes of
+    tensors once a few steps are done, without activations, what operations need for a moment, and what a process group
+    allocates itself. It takes that each unit runs once in a forward, in the order in which the module has them, that
+    every trained parameter gets a gradient, and that gradients are set to None before the next forward.
+
+    Args:
+        module: before anything of it is wrapped.
+        world: the number of ranks.
+        policy: which of the two functions.
+        units: modules inside that are wrapped before it with the same options, in this order.
+        reshard_after_forward: as fully_shard() takes it.
+        shard_placement_fn: as fully_shard() takes it.
+        mp_policy: the dtypes to compute and to sum in.
+        ignored_params: those that are left alone.
+        copies: how many ranks hold copies of each shard: the size of the first axis of a mesh of two.
+        rank: which rank, of those that hold shards: the first ones hold most.
+        optimizer_factor: bytes that the optimizer keeps for each byte of a parameter: 2 for Adam, 1 for momentum.
+
+    >>> with torch.device("meta"):
+    ...     model = Transformer()
+    >>> print(shardwise.estimate_memory(model, 64, units=model.layers))
+    """
+    replicates = policy == "replicate"
+    if not replicates and policy != "fully_shard":
+        raise ValueError(
+            f"shardwise: estimate_memory() knows the policies 'fully_shard' and 'replicate', not '{policy}'."
+        )
+    outline = _Outline(module, [*units, module], ignored_params or set())
+    precision = mp_policy or MixedPrecisionPolicy()
+    return _C.estimate_memory(
+        [
+            _C.OutlineParameter(
+                sizes=list(parameter.size()),
+                dtype=parameter.dtype,
+                dim=_dim(parameter, shard_placement_fn),
+                trained=parameter.requires_grad,
+            )
+            for parameter in outline.parameters
+        ],
+        outline.units(lambda parameters: not replicates or _is_cast(parameters, precision)),
+        outline.forward,
+        buffer_bytes=sum(buffer.nbytes for buffer in module.buffers()),
+        replicates=replicates,
+        param_dtype=precision.param_dtype,
+        reduce_dtype=precision.reduce_dtype,
+        reshard_after_forward=False if replicates else reshard_after_forward,
+        world=world,
+        copies=copies,
+        rank=rank,
+        optimizer_factor=optimizer_factor,
+    )
+
+
+def _dim(parameter: nn.Parameter, placement: Callable[[nn.Parameter], Shard | None] | None) -> int:
+    chosen = placement(parameter) if placement is not None else None
+    return 0 if chosen is None else chosen.dim % max(parameter.ndim, 1)
+
+
+def _is_cast(parameters: Sequence[nn.Parameter], precision: MixedPrecisionPolicy) -> bool:
+    kind = precision.param_dtype
+    return kind is not None and any(each.is_floating_point() and each.dtype != kind for each in parameters)
+
+
+class _Outline:
+    """Which unit has which parameters, and in which order a forward comes to them: as they are registered."""
+
+    def __init__(self, module: nn.Module, modules: Sequence[nn.Module], ignored: set[nn.Parameter]) -> None:
+        inside = set(module.modules())
+        for unit in modules[:-1]:
+            if unit is module or unit not in inside:
+                raise ValueError(
+                    f"shardwise: estimate_memory() of this {type(module).__name__}: a module of units is not inside "
+                    "of it. Name modules below it; it becomes the outermost unit itself."
+                )
+        self.parameters: list[nn.Parameter] = []
+        self._numbers: dict[nn.Parameter, int] = {}
+        self._modules = list(modules)
+        self._own: list[list[int]] = []
+        for unit in modules:
+            first = len(self.parameters)
+            for name, parameter in unit.named_parameters():
+                if _C.has_unit(parameter):
+                    raise ValueError(
+                        f"shardwise: estimate_memory(): the parameter '{name}' belongs to a unit already. Ask before "
+                        "fully_shard() or replicate() is called, or ask plan()."
+                    )
+                if parameter not in self._numbers and parameter not in ignored:
+                    self._numbers[parameter] = len(self.parameters)
+                    self.parameters.append(parameter)
+            self._own.append(list(range(first, len(self.parameters))))
+        self._outer: dict[int, int | None] = {}
+        self.forward: list[tuple[str, int]] = []
+        self._walk(module)
+
+    def units(self, has_full_copies: Callable[[Sequence[nn.Parameter]], bool]) -> list[_C.OutlineUnit]:
+        return [
+            _C.OutlineUnit(
+                parameters=own,
+                outer=self._outer[number],
+                has_full_copies=has_full_copies([self.parameters[index] for index in own]),
+            )
+            for number, own in enumerate(self._own)
+        ]
+
+    def _walk(self, module: nn.Module) -> None:
+        places = {id(unit): number for number, unit in enumerate(self._modules)}
+        used: set[int] = set()
+
+        def visit(each: nn.Module, outer: int | None) -> None:
+            unit = places.get(id(each))
+            if unit is not None:
+                self._outer.setdefault(unit, outer)
+                self.forward.append(("begin", unit))
+            for parameter in each.parameters(recurse=False):
+                number = self._numbers.get(parameter)
+                if number is not None and number not in used:
+                    used.add(number)
+                    self.forward.append(("use", number))
+            for child in each.children():
+                visit(child, outer if unit is None else unit)
+            if unit is not None:
+                self.forward.append(("end", unit))
+
+        visit(module, None)

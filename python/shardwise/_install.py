@@ -1,0 +1,135 @@
+"""install(): who imports torch's fully_shard() and replicate() gets ours."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from types import ModuleType
+from typing import Any
+
+_FSDP = ("FSDPModule", "fully_shard", "register_fsdp_forward_method")
+
+#: The modules that give torch's names to others. torch.distributed._composable.replicate is DDP, and stays.
+PLACES: dict[str, tuple[str, ...]] = {
+    "torch.distributed.fsdp": (*_FSDP, "share_comm_ctx"),
+    "torch.distributed.fsdp._fully_shard": (*_FSDP, "share_comm_ctx"),
+    "torch.distributed.fsdp._fully_shard._fully_shard": (*_FSDP, "share_comm_ctx"),
+    "torch.distributed._composable.fsdp": _FSDP,
+    "torch.distributed._composable.fsdp.fully_shard": _FSDP,
+    "torch.distributed._composable.replicate_with_fsdp": ("FSDPModule", "ReplicateModule", "replicate"),
+}
+
+_OURS = {
+    "FSDPModule": "shardwise.either",
+    "ReplicateModule": "shardwise.either",
+    "fully_shard": "shardwise._fully_shard",
+    "register_fsdp_forward_method": "shardwise.modules",
+    "replicate": "shardwise._replicate",
+    "share_comm_ctx": "shardwise.modules",
+}
+
+#: The modules that have ours, with the class that each had before.
+_installed: dict[ModuleType, type] = {}
+
+
+def install() -> None:
+    """Puts our fully_shard() and replicate(), and what belongs to them, in the place of torch's, for this process.
+
+    Call it before they are imported by name: modules that have done so keep torch's, and a warning names them. With
+    SHARDWISE_INSTALL=1 in the environment an installed shardwise does it by itself. A second call does nothing.
+
+    >>> shardwise.install()
+    >>> from torch.distributed.fsdp import fully_shard  # is shardwise.fully_shard
+    """
+    _stop_waiting()
+    if _installed:
+        return
+    modules = {name: importlib.import_module(name) for name in PLACES}
+    for name, module in modules.items():
+        _installed[module] = type(module)
+        # A class and not the module's dictionary, for torch's own functions look there for each other.
+        module.__class__ = _class_of(module, PLACES[name])
+    if holders := _holders():
+        warnings.warn(
+            f"shardwise.install(): these modules imported torch's by name before, and keep it: {'; '.join(holders)}. "
+            "Call install() before they are imported, or set SHARDWISE_INSTALL=1.",
+            stacklevel=2,
+        )
+
+
+def uninstall() -> None:
+    """Puts torch's back. Modules outside of torch that imported ours by name keep ours.
+
+    >>> shardwise.uninstall()
+    """
+    _stop_waiting()
+    while _installed:
+        module, kind = _installed.popitem()
+        module.__class__ = kind
+    theirs = {id(_ours(name)): _torchs(name) for name in _OURS if _OURS[name] in sys.modules}
+    for name, namespace in _namespaces():
+        if _is_torchs(name):
+            namespace.update({key: theirs[id(value)] for key, value in list(namespace.items()) if id(value) in theirs})
+
+
+def _stop_waiting() -> None:
+    """SHARDWISE_INSTALL has nothing more to say once the program itself has spoken."""
+    if hook := sys.modules.get("_shardwise_install"):
+        hook.stop()
+
+
+class _Ours:
+    """What a module of torch shows under one name: ours where torch's would be seen."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, module: ModuleType | None, owner: type) -> Any:
+        if module is None:
+            return self
+        torchs = _torchs(self._name)
+        shown = vars(module).get(self._name, torchs)
+        return _ours(self._name) if shown is torchs else shown
+
+    def __set__(self, module: ModuleType, value: Any) -> None:
+        vars(module)[self._name] = value
+
+    def __delete__(self, module: ModuleType) -> None:
+        del vars(module)[self._name]
+
+
+def _class_of(module: ModuleType, names: tuple[str, ...]) -> type:
+    base = type(module)
+    # Pickles that name functions by reference would else refuse a module of another class.
+    reduce = {"__reduce__": lambda self: (importlib.import_module, (self.__name__,))}
+    return type(base.__name__, (base,), reduce | {name: _Ours(name) for name in names})
+
+
+# Both are imported only when they are asked for: install() may run in the middle of their own imports.
+def _ours(name: str) -> Any:
+    return getattr(importlib.import_module(_OURS[name]), name)
+
+
+def _torchs(name: str) -> Any:
+    return importlib.import_module("shardwise.originals").ALL[name]
+
+
+def _holders() -> list[str]:
+    theirs = {id(_torchs(name)): name for name in _OURS}
+    found = []
+    for name, namespace in _namespaces():
+        held = sorted({theirs[id(value)] for value in list(namespace.values()) if id(value) in theirs})
+        if held and not _is_torchs(name) and name.partition(".")[0] != "shardwise":
+            found.append(f"{name} ({', '.join(held)})")
+    return sorted(found)
+
+
+def _namespaces() -> list[tuple[str, dict[str, Any]]]:
+    """Of all modules, each under its first name."""
+    first = {id(module): (name, module) for name, module in reversed(list(sys.modules.items()))}
+    return [(name, vars(module)) for name, module in first.values() if isinstance(module, ModuleType)]
+
+
+def _is_torchs(name: str) -> bool:
+    return name.partition(".")[0] == "torch"

@@ -1,0 +1,101 @@
+"""C++ modules that torch::python::bind_module made known to Python, for fully_shard() and replicate().
+
+Both take what bind_module makes (an nn.Module around the C++ module) and C++ modules themselves, such as the inner ones
+of a model. Afterwards parameters() are what the C++ front end says: plain tensors, this rank's shards, for the
+optimizer; torch's own tools take them for whole parameters, so what has to see all ranks is here.
+
+>>> model = my_extension.Model()
+>>> for block in model.blocks():
+...     shardwise.fully_shard(block)
+>>> shardwise.fully_shard(model)
+>>> optimizer = torch.optim.AdamW(model.parameters())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.cpp import ModuleWrapper
+
+from shardwise import _C
+from shardwise._C import Mesh
+
+#: What every bound class is below.
+_CppModule: type = torch._C.cpp.nn.Module  # type: ignore[attr-defined]
+
+
+def is_cpp(module: object) -> bool:
+    """Whether it is a C++ module, or the nn.Module around one."""
+    return isinstance(module, (ModuleWrapper, _CppModule))
+
+
+def inner(module: object) -> Any:
+    """The C++ module itself."""
+    if not is_cpp(module):
+        raise TypeError(
+            f"shardwise: expected a C++ module that torch::python::bind_module made known, and got {module!r:.200}. "
+            "For modules of Python there are torch's own functions."
+        )
+    return module.cpp_module if isinstance(module, ModuleWrapper) else module
+
+
+def as_module(module: Any) -> nn.Module:
+    """An nn.Module around a C++ module; with the methods of FSDPModule where the C++ module was wrapped.
+
+    >>> shardwise.cpp.as_module(model.block(0)).unshard()
+    """
+    from shardwise import cpp_modules
+
+    return cpp_modules.as_module(inner(module))
+
+
+def full_state_dict(module: Any, *, rank0_only: bool = False, cpu_offload: bool = False) -> dict[str, torch.Tensor]:
+    """All parameters and buffers as whole tensors, which are copies. All ranks must call it.
+
+    >>> torch.save(shardwise.cpp.full_state_dict(model), path)
+    """
+    return _C.full_state_dict(inner(module), rank0_only=rank0_only, cpu_offload=cpu_offload)
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """Names that only the module has, those that only the dict has, and how many elements were set."""
+
+    missing: list[str]
+    unexpected: list[str]
+    elements: int
+
+
+def load_full_state_dict(
+    module: Any, state_dict: Mapping[str, torch.Tensor], *, strict: bool = True, broadcast_from_rank0: bool = True
+) -> LoadResult:
+    """Sets parameters and buffers in place to whole tensors, those of rank 0 unless told otherwise. All ranks call it.
+
+    >>> shardwise.cpp.load_full_state_dict(model, torch.load(path))
+    """
+    values = dict(state_dict)
+    return LoadResult(
+        *_C.load_full_state_dict(inner(module), values, strict=strict, broadcast_from_rank0=broadcast_from_rank0)
+    )
+
+
+def clip_grad_norm_(
+    parameters: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+) -> float:
+    """Scales gradients so that their norm over all parameters and ranks is at most `max_norm`; returns what it was.
+
+    `parameters` are a C++ module, or its parameters(). All ranks must call it.
+
+    >>> shardwise.cpp.clip_grad_norm_(model, 1.0)
+    """
+    tensors: Iterable[torch.Tensor] = inner(parameters).parameters() if is_cpp(parameters) else parameters
+    return _C.clip_grad_norm_(
+        list(tensors), float(max_norm), norm_type=float(norm_type), error_if_nonfinite=error_if_nonfinite
+    )
+
+
+__all__ = ["LoadResult", "Mesh", "as_module", "clip_grad_norm_", "full_state_dict", "load_full_state_dict"]

@@ -1,0 +1,237 @@
+"""fully_shard() and replicate() of C++ modules, and what the nn.Module around such a module gains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.distributed._composable_state import _insert_module_state
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp._fully_shard._fsdp_init import _get_device_from_mesh
+from torch.distributed.tensor import Shard
+from torch.nn.cpp import ModuleWrapper
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from shardwise import _C, cpp
+from shardwise.modules import FSDPModule, ReplicateModule, add_class, check_is_bool, units_of
+from shardwise.process_groups import device_of
+from shardwise.state import ParamGroup, State, state_of
+from shardwise.wrapping import NO_CASTS, NO_OFFLOAD, check_policies, default_mesh, engine_mesh
+
+Placement = Callable[[nn.Parameter], Shard | None]
+
+
+class CppState(State):
+    """What stands at the nn.Module around a C++ module, whose unit the C++ front end has."""
+
+    def begin(self, module: ModuleWrapper, unit: _C.CppUnit) -> None:
+        """From now on this is the state of this module."""
+        _insert_module_state(module, self)
+        module.__dict__["_shardwise_state"] = self  # torch's table keeps nothing alive
+        self._cpp_module = module.cpp_module
+        self.unit = cast(Any, unit)
+        self._modules = (module,)
+        self._kind = "Replicate" if unit.kind == "replicate" else "FSDP"
+        group = ParamGroup(self.unit, (module,), cast(Any, None), None, None)
+        self._fsdp_param_group = group  # type: ignore[assignment]
+
+    def look_again(self) -> None:
+        """The C++ front end does that itself."""
+
+    def check_values(self) -> None:
+        """The C++ front end does that itself."""
+
+    def run(self, module: nn.Module, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Calls it as shardwise::call() does: the hooks of the C++ module see tensors in arguments and results."""
+        call = _C.Call(self._cpp_module)
+        try:
+            args, kwargs = _replaced(call.begin, (args, kwargs))
+            return _replaced(call.end, method(*args, **kwargs))
+        except BaseException:
+            call.fail()
+            raise
+
+
+def _replaced(hooks: Callable[[list[torch.Tensor]], list[torch.Tensor]], value: Any) -> Any:
+    leaves, structure = tree_flatten(value)
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    for place, tensor in zip(places, hooks([leaves[place] for place in places]), strict=True):
+        leaves[place] = tensor
+    return tree_unflatten(leaves, structure)
+
+
+class _CppMethods(FSDPModule):
+    """Where the methods of FSDPModule are not those of a module of Python."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = cast(nn.Module, self)
+        return cast(CppState, state_of(module)).run(module, super().__call__, args, kwargs)  # type: ignore[misc]
+
+    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+        """Whether full parameters are freed after the module's forward.
+
+        >>> model.set_reshard_after_forward(False)
+        """
+        check_is_bool(reshard_after_forward)
+        for unit in units_of(self, recurse):
+            unit.set_reshard_after_forward(reshard_after_forward)
+
+
+class CppFSDPModule(_CppMethods):
+    """What fully_shard() adds to the class of the nn.Module around a C++ module."""
+
+    _orig_cls_mro_index = 5
+
+
+class CppReplicateModule(_CppMethods, ReplicateModule):
+    """What replicate() adds to the class of the nn.Module around a C++ module."""
+
+    _orig_cls_mro_index = 7
+
+
+def fully_shard(
+    module: Any,
+    *,
+    mesh: DeviceMesh | ProcessGroup | _C.Mesh | None = None,
+    reshard_after_forward: bool | int | None = None,
+    shard_placement_fn: Placement | None = None,
+    mp_policy: MixedPrecisionPolicy = NO_CASTS,
+    offload_policy: OffloadPolicy = NO_OFFLOAD,
+    ignored_params: set[Any] | None = None,
+) -> Any:
+    """shardwise.fully_shard() of a C++ module, or of a list of them."""
+    modules = _given(module, "fully_shard")
+    check_policies("fully_shard", _device_mesh(mesh), mp_policy, offload_policy, ignored_params)
+    if reshard_after_forward is not None and not isinstance(reshard_after_forward, int):
+        raise ValueError(
+            "shardwise: reshard_after_forward should be a bool or an int representing the group size to reshard to, "
+            f"not {reshard_after_forward!r:.200}."
+        )
+    unit = _C.fully_shard(
+        _outermost(modules),
+        _mesh(mesh, replicates=False),
+        reshard_after_forward=reshard_after_forward,
+        placement=None if shard_placement_fn is None else _dims(shard_placement_fn),
+        **_common(mp_policy, offload_policy, ignored_params),
+    )
+    _give_methods(modules, unit)
+    return module
+
+
+def replicate(
+    module: Any,
+    *,
+    mesh: DeviceMesh | ProcessGroup | _C.Mesh | None = None,
+    mp_policy: MixedPrecisionPolicy = NO_CASTS,
+    offload_policy: OffloadPolicy = NO_OFFLOAD,
+    ignored_params: set[Any] | None = None,
+) -> Any:
+    """shardwise.replicate() of a C++ module, or of a list of them."""
+    modules = _given(module, "replicate")
+    check_policies("replicate", _device_mesh(mesh), mp_policy, offload_policy, ignored_params)
+    unit = _C.replicate(
+        _outermost(modules), _mesh(mesh, replicates=True), **_common(mp_policy, offload_policy, ignored_params)
+    )
+    _give_methods(modules, unit)
+    return module
+
+
+def takes(module: Any) -> bool:
+    """Whether a call with this argument is for C++ modules; a list is when one of its modules is."""
+    return cpp.is_cpp(module) or (isinstance(module, (list, tuple)) and any(map(cpp.is_cpp, module)))
+
+
+def as_module(module: Any) -> nn.Module:
+    """An nn.Module around a C++ module, with the methods of FSDPModule where it was wrapped."""
+    around = ModuleWrapper(module)
+    unit = _C.cpp_unit(module)
+    if unit is not None:
+        _give_methods([around], unit)
+    return around
+
+
+def refuse_without_unit(roots: Iterable[nn.Module], ignored: set[Any] | None, function: str) -> None:
+    """Raises ValueError for a parameter of a C++ module below that neither has a unit nor is ignored."""
+    for root in roots:
+        outermost = ""
+        for name, module in root.named_modules():
+            if not cpp.is_cpp(module):
+                continue
+            if not outermost or not name.startswith(f"{outermost}."):
+                outermost = name
+            for own, parameter in module._parameters.items():
+                if _C.has_unit(parameter) or (ignored is not None and parameter in ignored):
+                    continue
+                raise ValueError(
+                    f"shardwise: {function}(): '{outermost}' is a C++ module, and its parameter '{name}.{own}' has no "
+                    "unit: a call on a module of Python does not reach into a C++ module. Call "
+                    f"{function}() on the C++ module first, or name its parameters in ignored_params."
+                )
+
+
+def _given(module: Any, function: str) -> list[Any]:
+    modules = list(module) if isinstance(module, (list, tuple)) else [module]
+    for each in modules:
+        if not cpp.is_cpp(each):
+            raise TypeError(
+                f"shardwise: {function}() got a list with C++ modules and {each!r:.200}. C++ modules and modules of "
+                "Python cannot form one unit: call it for each of the two kinds."
+            )
+    return modules
+
+
+def _outermost(modules: Sequence[Any]) -> list[Any]:
+    """The C++ modules, those that lie in others of them left out."""
+    given = [cpp.inner(module) for module in modules]
+    below = [{id(each) for each in module.modules()} - {id(module)} for module in given]
+    return [module for module in given if not any(id(module) in others for others in below)]
+
+
+def _give_methods(modules: Iterable[Any], unit: _C.CppUnit) -> None:
+    added = CppReplicateModule if unit.kind == "replicate" else CppFSDPModule
+    for module in modules:
+        if isinstance(module, ModuleWrapper) and not isinstance(module, FSDPModule):
+            CppState().begin(module, unit)
+            add_class(module, added, "Replicate" if added is CppReplicateModule else "FSDP")
+
+
+def _device_mesh(mesh: Any) -> Any:
+    return None if isinstance(mesh, (ProcessGroup, _C.Mesh)) else mesh
+
+
+def _mesh(mesh: DeviceMesh | ProcessGroup | _C.Mesh | None, replicates: bool) -> _C.Mesh:
+    if isinstance(mesh, _C.Mesh):
+        return mesh
+    if isinstance(mesh, ProcessGroup):
+        return _C.Mesh.from_process_groups(["replicate" if replicates else "shard"], [mesh], device_of(mesh))
+    mesh = mesh or default_mesh(("replicate",) if replicates else None)
+    return engine_mesh(mesh, replicates, _get_device_from_mesh(mesh))
+
+
+def _common(precision: MixedPrecisionPolicy, offload: OffloadPolicy, ignored: set[Any] | None) -> dict[str, Any]:
+    return {
+        "param_dtype": precision.param_dtype,
+        "reduce_dtype": precision.reduce_dtype,
+        "output_dtype": precision.output_dtype,
+        "cast_forward_inputs": precision.cast_forward_inputs,
+        "pin_memory": offload.pin_memory if isinstance(offload, CPUOffloadPolicy) else None,
+        "ignored": list(ignored or ()),
+    }
+
+
+def _dims(placement: Placement) -> Callable[[str, torch.Tensor], int | None]:
+    def dim_of(name: str, parameter: torch.Tensor) -> int | None:
+        chosen = placement(cast(nn.Parameter, parameter))
+        if chosen is None:
+            return None
+        assert isinstance(chosen, Shard), f"shardwise: Expected Shard, got {type(chosen)}: {chosen} for '{name}'."
+        assert -parameter.ndim <= chosen.dim < parameter.ndim, (
+            f"shardwise: Shard dim {chosen.dim} is invalid for {parameter.ndim}D tensor: {parameter.shape} of '{name}'."
+        )
+        return chosen.dim
+
+    return dim_of

@@ -1,0 +1,30 @@
+"""The classes that install() puts in the place of torch's: a module of either engine is an instance of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwise import modules, originals
+
+
+class _Either(type):
+    """isinstance() and issubclass() answer as torch's class does: ours and torch's modules are both below it."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        torchs = cls.__dict__.get("_torchs")
+        return super().__instancecheck__(instance) if torchs is None else isinstance(instance, torchs)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        torchs = cls.__dict__.get("_torchs")
+        return super().__subclasscheck__(subclass) if torchs is None else issubclass(subclass, torchs)
+
+
+# Not the classes of our modules themselves: a metaclass there would clash with those of users' modules.
+class FSDPModule(modules.FSDPModule, metaclass=_Either):
+    __doc__ = modules.FSDPModule.__doc__
+    _torchs = originals.FSDPModule
+
+
+class ReplicateModule(modules.ReplicateModule, metaclass=_Either):
+    __doc__ = modules.ReplicateModule.__doc__
+    _torchs = originals.ReplicateModule

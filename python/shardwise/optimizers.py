@@ -1,0 +1,44 @@
+"""Optimizers that hold parameters which no gradient reaches any more."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
+
+#: What stood, or stands now and then, in the place of a parameter that optimizers can train; with that one's name.
+_untrained = WeakTensorKeyDictionary()
+
+#: With the number of parameters that were looked at.
+_looked_at: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+
+
+def note(name: str, before: nn.Parameter, full: nn.Parameter) -> None:
+    """From now on gradients reach neither what was wrapped nor what the module computes with."""
+    _untrained[before] = f"'{name}' as it was before its module was wrapped"
+    _untrained[full] = f"the full '{name}', which stands in its module between forward and backward"
+
+
+def _check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Raises RuntimeError before a step that would leave parameters as they are, in silence."""
+    if torch.compiler.is_compiling():
+        return
+    count = sum(len(group["params"]) for group in optimizer.param_groups)
+    if _looked_at.get(optimizer) == count:
+        return
+    for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+        # Whoever holds one without its module may train it by other means.
+        if parameter.requires_grad and parameter.grad is None and parameter in _untrained:
+            raise RuntimeError(
+                f"shardwise: this {type(optimizer).__name__} holds {_untrained[parameter]}: no gradient reaches it, "
+                "and its steps would train nothing. Make the optimizer from the parameters() of the wrapped model, "
+                "before its first forward or after its reshard()."
+            )
+    _looked_at[optimizer] = count
+
+
+register_optimizer_step_pre_hook(_check)

@@ -1,0 +1,46 @@
+"""Writes python/shardwise/_C.pyi from the extension module that is built; with --check only compares."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent.parent / "python" / "shardwise"
+STUBS = PACKAGE / "_C.pyi"
+
+
+def made() -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pybind11_stubgen", "shardwise._C", "-o", folder]
+        environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"shardwise: pybind11-stubgen failed:\n{done.stdout}{done.stderr}")
+        text = (Path(folder) / "shardwise" / "_C.pyi").read_text()
+    # The version is that of the build, and our ValueError is one of Python's too.
+    text = re.sub(r"^__version__: str = .*$", "__version__: str", text, flags=re.MULTILINE)
+    text = text.replace("class ValueError(Error, ValueError):", "class ValueError(Error, builtins.ValueError):")
+    text = text.replace("import collections.abc\n", "import builtins\nimport collections.abc\n", 1)
+    # torch has no types for its modules of C++.
+    text = re.sub(r"^import torch\._C\.cpp.*\n", "", text, flags=re.MULTILINE)
+    text = text.replace("torch._C.cpp.nn.Module", "typing.Any")
+    # A class that is bound after those that speak of it, and dictionaries.
+    text = text.replace("Unit | ...", "Unit | CppUnit")
+    text = re.sub(r"\bdict\b(?!\[)", "dict[str, typing.Any]", text)
+    return "# Made by scripts/make_stubs.py from csrc/bindings.\n" + text
+
+
+def main(check: bool) -> None:
+    text = made()
+    if check and STUBS.read_text() != text:
+        sys.exit(f"shardwise: {STUBS.name} is not what the bindings say. Run scripts/python scripts/make_stubs.py.")
+    if not check:
+        STUBS.write_text(text)
+
+
+if __name__ == "__main__":
+    main("--check" in sys.argv[1:])
