@@ -3,6 +3,8 @@
 #include "records.h"
 #include "tensor_memory.h"
 
+#include <shardwise/shared_memory.h>
+
 #include <c10/core/CachingDeviceAllocator.h>
 #include <torch/torch.h>
 
@@ -23,6 +25,7 @@ struct Memory {
   /// Before the first tensor.
   static void watch() {
     TensorMemory::watch();
+    shardwise::on_shared_memory(&TensorMemory::add);
   }
   static void begin_step(torch::Device device) {
     device.is_cpu() ? TensorMemory::forget_peak()

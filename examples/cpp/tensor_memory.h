@@ -25,23 +25,29 @@ class TensorMemory {
   static void forget_peak() {
     counts().peak = counts().now.load();
   }
-
- private:
-  struct Counts {
-    std::atomic<int64_t> now = 0;
-    std::atomic<int64_t> peak = 0;
-  };
-
-  static Counts& counts() {
-    static Counts counts;
-    return counts;
+  /// Pieces of memory allocated so far.
+  static int64_t allocations() {
+    return counts().allocations;
   }
 
+  /// Of tensors that another allocator made, or freed.
   static void add(int64_t bytes) {
     const auto now = counts().now += bytes;
     auto peak = counts().peak.load();
     while (now > peak && !counts().peak.compare_exchange_weak(peak, now)) {
     }
+  }
+
+ private:
+  struct Counts {
+    std::atomic<int64_t> now = 0;
+    std::atomic<int64_t> peak = 0;
+    std::atomic<int64_t> allocations = 0;
+  };
+
+  static Counts& counts() {
+    static Counts counts;
+    return counts;
   }
 
   /// Some parts of torch ask that the pointer is all that is needed to free memory: the size stands before it.
@@ -57,6 +63,7 @@ class TensorMemory {
       const auto bytes = static_cast<int64_t>(size);
       std::memcpy(block, &bytes, sizeof bytes);
       add(bytes);
+      ++counts().allocations;
       return {block + kBefore, block + kBefore, &free, cpu};
     }
     at::DeleterFnPtr raw_deleter() const override {

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from batches import Batch, Batches
+from job import join, leave, loss_of
 from model import Gpt, GptOptions, initialize
 from progress import Progress
 from records import Record, Records, device_mib, resident_mib
-from torch import Tensor
 
 import shardwise
 
@@ -28,13 +26,9 @@ def main() -> None:
     if options.reference_of:
         train(options, range(options.reference_of), torch.device("cuda:0" if torch.cuda.is_available() else "cpu"))
         return
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-    dist.init_process_group(device_id=device if device.type == "cuda" else None)
+    device = join()
     train(options, [dist.get_rank()], device)
-    dist.destroy_process_group()
+    leave()
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -96,15 +90,11 @@ def train_step(model: Gpt, optimizer: torch.optim.Optimizer, batches: list[Batch
     total = 0.0
     optimizer.zero_grad()
     for batch in batches:
-        loss = loss_of(model, batch)
+        loss = loss_of(model(batch.input), batch.target)
         (loss / len(batches)).backward()
         total += loss.item()
     optimizer.step()
     return total / len(batches)
-
-
-def loss_of(model: Gpt, batch: Batch) -> Tensor:
-    return F.cross_entropy(model(batch.input).flatten(0, 1), batch.target.flatten())
 
 
 def numbers(record: Record) -> tuple[float, float, float]:

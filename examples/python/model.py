@@ -47,7 +47,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    def __init__(self, options: GptOptions) -> None:
+    def __init__(self, options: GptOptions = GptOptions()) -> None:
         super().__init__()
         self.bytes = nn.Embedding(options.vocabulary, options.width)
         self.positions = nn.Embedding(options.context, options.width)
