@@ -78,7 +78,7 @@ def sanitized_suites(kind: str) -> list[Suite]:
 
 def python_suite() -> Suite:
     command = [sys.executable, "-m", "pytest", "-v", "test/python", f"--junitxml={OUT / 'pytest.xml'}"]
-    return Suite("pytest", command, ["-m", "not slow"], read_junit, 20 * MINUTES, {})
+    return Suite("pytest", command, ["-m", "not slow"], read_junit, 35 * MINUTES, {})
 
 
 def run_suite(suite: Suite, fast: bool) -> list[Result]:

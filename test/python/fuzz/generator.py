@@ -33,6 +33,8 @@ class _Generator:
         # torch does not cast the inputs of a unit when it is computed again.
         self.has_checkpoints = not self.has_policies and self.chance(0.25)
         self.forwards = 2 if self.chance(0.15) else 1
+        self.has_skips = self.chance(0.2)
+        self.evaluated = False
         self.mesh = self._mesh()
         # torch adds up partial sums of a unit, whichever of its parameters they are of; and it does not know the
         # dtype of the sums of a unit that has never run.
@@ -47,9 +49,25 @@ class _Generator:
         self._dtypes_and_ties()
         self.frozen = [name for name in self._parameters() if self.chance(0.12)]
         self._ignored()
-        # Sums of several reductions come in an order of the engine's own, and 16 bits make that visible.
-        is_loose = self.has_policies or self.has_repeats or self.forwards > 1
+        # Sums of several reductions come in an order of the engine's own, and 16 bits make that visible. Where a tensor
+        # is used three times, one of the uses outside of a unit, torch adds up its gradients in another order: what
+        # registers the end of a backward gathers those of the uses inside first.
+        is_loose = self.has_policies or self.has_repeats or self.forwards > 1 or self.has_skips
         is_exact = self.world_size == 2 and not is_loose
+        # Adam makes a full step of a difference in the last bit of a gradient that is nearly 0.
+        optimizer = self._optimizer() if is_exact else "sgd"
+        steps = [self._step(number) for number in range(STEPS)]
+        is_counted = (
+            not self.has_repeats
+            and self.forwards == 1
+            and not self.has_checkpoints
+            # A replicated unit of ours takes part in every backward of its tree.
+            and all(unit.api == "fully_shard" for unit in self.units)
+            # torch sums over a single rank too.
+            and 1 not in self.mesh
+            # Ours sums all units that ran, for other ranks may have used what this one has no gradient of.
+            and not any(spec.optional or spec.has_spare for spec in self.model.walk())
+        )
         return Program(
             self.seed,
             self.world_size,
@@ -58,16 +76,18 @@ class _Generator:
             self.units,
             self.mesh,
             self.frozen,
-            # Adam makes a full step of a difference in the last bit of a gradient that is nearly 0.
-            self._optimizer() if is_exact else "sgd",
-            [self._step(number) for number in range(STEPS)],
+            optimizer,
+            steps,
             is_exact,
-            # A replicated unit of ours takes part in every backward of its tree.
-            is_counted=not self.has_repeats
-            and self.forwards == 1
-            and not self.has_checkpoints
-            and all(unit.api == "fully_shard" for unit in self.units),
+            sums_are_counted=is_counted,
+            gathers_are_counted=is_counted and not self._gathers_in_vain(steps),
         )
+
+    def _gathers_in_vain(self, steps: list[Step]) -> bool:
+        """What torch gathers ahead in a backward that is not the last, for a module whose backward is over, waits for
+        the next forward."""
+        methods = {call[1] for step in steps for microbatch in step.microbatches for call in microbatch.calls}
+        return {"set_modules_to_backward_prefetch", "set_is_last_backward"} <= methods
 
     def _optimizer(self) -> str:
         is_uniform = len({unit.api for unit in self.units}) == 1 and not any(unit.ignored for unit in self.units)
@@ -83,6 +103,7 @@ class _Generator:
             kind = self.choose.choice(["linear", "linear", "wide", "wide", "scale", "plain"])
             spec = Spec(path, kind, **forms, hidden=self.choose.randint(1, 7) if kind == "wide" else 0)
             spec.has_spare = kind != "plain" and self.chance(0.1)
+            spec.skips = kind == "wide" and self.has_skips
         else:
             spec = Spec(path, "group", **forms)
             count = self.choose.randint(2, 4 if depth == 0 else 3)
@@ -228,8 +249,12 @@ class _Generator:
             microbatches.append(Microbatch(module=self.choose.choice(alone)))
         # A unit all of whose parameters are frozen at the start knows no dtype for its sums in torch.
         can_freeze = not self.has_policies and not self.has_partial_sums
+        # What an evaluation left whole is frozen and unfrozen as it is. Where a module runs twice, torch gathers it in
+        # the middle of a backward anew, with the flags that its shards still have: gradients are lost.
+        can_freeze &= not self.evaluated or (self.forwards == 1 and not self.has_repeats)
+        self.evaluated = self.chance(0.2)
         freezes = {name: self.chance(0.7) for name in self._parameters() if can_freeze and self.chance(0.05)}
-        return Step(orders, microbatches, freezes, self.chance(0.6), self.chance(0.2))
+        return Step(orders, microbatches, freezes, self.chance(0.6), self.evaluated)
 
     def _microbatch(self, part: int, count: int, step: int) -> Microbatch:
         is_last = part == count - 1
@@ -261,7 +286,9 @@ class _Generator:
         for unit in self.units:
             if count == 1 and not self.has_partial_sums and self.chance(0.06):
                 calls.append((unit.name, "set_requires_gradient_sync", (self.chance(0.6),), {"recurse": False}))
-            if self.chance(0.12):
+            # The end of a backward of the model leaves sharded roots in it alone in torch, if they were brought by hand
+            # and did not run.
+            if self.chance(0.12) and not (has_roots and unit.api == "fully_shard"):
                 calls.append((unit.name, "unshard", (), {"async_op": self.chance(0.5)}))
             # In torch a gather that is under way from a smaller mesh is taken for one of the whole mesh after a
             # reshard; and the sharded units of a replicated model are roots, which have no streams until they run.

@@ -14,14 +14,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuzz.model import Node, build_model, pack, unpack
 from fuzz.program import Microbatch, Program, Step, Unit
 
+SUMS = ("_reduce_scatter_base_", "allreduce_")
+
 
 @dataclass
 class Note:
-    """Something that both engines must show alike. `is_count`: of collectives."""
+    """Something that both engines must show alike.
 
-    what: str
+    kind: form, sums or gathers (how many), and of values: loss, value, gradient. Those of one `moment` and kind are of
+    one size: what rounds the large ones rounds small ones that were summed of large terms.
+    """
+
+    kind: str
+    moment: str
+    name: str
     value: torch.Tensor | str | None
-    is_count: bool = False
+
+    @property
+    def what(self) -> str:
+        return f"{self.moment}: {self.kind} {self.name}".rstrip()
 
 
 class Collectives(TorchDispatchMode):
@@ -76,17 +87,18 @@ class Machine:
         }[program.optimizer]()
         for name, parameter in self.model.named_parameters():
             placements = parameter.placements if isinstance(parameter, DTensor) else "none"
-            self._note(f"placements of {name}", f"{placements} {parameter.requires_grad} {tuple(parameter.shape)}")
+            text = f"{placements} {parameter.requires_grad} {tuple(parameter.shape)}"
+            self._note("form", "wrapped", f"of {name}", text)
         for path, module in self.model.named_modules():
-            self._note(f"class of {path}", type(module).__name__)
+            self._note("form", "wrapped", f"the class of {path}", type(module).__name__)
 
     def run(self) -> list[Note]:
         for number, step in enumerate(self.program.steps):
             self._step(number, step)
         return self.notes
 
-    def _note(self, what: str, value: torch.Tensor | str | None, is_count: bool = False) -> None:
-        self.notes.append(Note(what, value, is_count))
+    def _note(self, kind: str, moment: str, name: str, value: torch.Tensor | str | None) -> None:
+        self.notes.append(Note(kind, moment, name, value))
 
     # Wrapping
 
@@ -128,7 +140,7 @@ class Machine:
         # After a child was run alone torch evaluates with some values from before the optimizer's step.
         if step.evaluates and not any(microbatch.module for microbatch in step.microbatches):
             with torch.no_grad():
-                self._note(f"evaluation {number}", self._loss("", 900 + number, False))
+                self._note("loss", f"evaluation {number}", "", self._loss("", 900 + number, False))
 
     def _microbatch(self, microbatch: Microbatch, number: int, where: str, data: int) -> None:
         for name, method, arguments, options in microbatch.calls:
@@ -143,11 +155,11 @@ class Machine:
                 self._loss(microbatch.module, 100 * data + each, microbatch.needs_input_grad)
                 for each in range(microbatch.forwards)
             ]
-        kinds = ("_reduce_scatter_base_", "allreduce_")
         if not microbatch.module:
-            self._note(f"{where}: collectives of forward", forward.text(("_allgather_base_", *kinds)), is_count=True)
+            self._note("gathers", where, "of forward", forward.text(("_allgather_base_",)))
+            self._note("sums", where, "of forward", forward.text(SUMS))
         for each, loss in enumerate(losses):
-            self._note(f"{where} loss {each}", loss.detach())
+            self._note("loss", where, str(each), loss.detach())
         self._note_forms(f"{where} after forward")
         for name in microbatch.resharded:
             self._unit(name).reshard()
@@ -159,15 +171,16 @@ class Machine:
                 total.backward()
         self._note_forms(f"{where} after backward")
         # How much is gathered ahead, and in vain, is an engine's own.
-        self._note(f"{where}: collectives of backward", backward.text(kinds), is_count=True)
+        self._note("sums", where, "of backward", backward.text(SUMS))
 
     def _note_forms(self, where: str) -> None:
-        """Which parameters a user finds whole, and which in pieces."""
+        """Which parameters a user finds whole, and which in pieces: with reshard_after_forward=2 those of torch are of
+        two ranks between forward and backward."""
         forms = [
-            f"{name} {parameter.placements if isinstance(parameter, DTensor) else 'whole'}"
+            f"{name} {'in pieces' if isinstance(parameter, DTensor) else 'whole'}"
             for name, parameter in self.model.named_parameters()
         ]
-        self._note(f"{where}: parameters", ", ".join(forms))
+        self._note("form", where, "of parameters", ", ".join(forms))
 
     def _loss(self, module: str, data: int, needs_grad: bool) -> torch.Tensor:
         generator = torch.Generator().manual_seed(100_003 * self.program.seed + 1009 * self.rank + data)
@@ -181,13 +194,15 @@ class Machine:
         return x.float().pow(2).mean() + 0.3 * side.float().mean()
 
     def _note_parameters(self, where: str, with_gradients: bool) -> None:
+        ignored = {name for unit in self.program.units for name in unit.ignored}
         for name, parameter in self.model.named_parameters():
             value = parameter.detach()
             local = value.to_local() if isinstance(value, DTensor) else value
-            self._note(f"{where}: {name}", local.clone())
-            if with_gradients:
+            self._note("value", where, f"of {name}", local.clone())
+            # A parameter that is whole shows, with torch, what was not summed yet.
+            if with_gradients and (isinstance(parameter, DTensor) or name in ignored):
                 gradient = parameter.grad
                 if isinstance(parameter, DTensor) and gradient is not None:
                     assert isinstance(gradient, DTensor) and gradient.placements == parameter.placements, name
                     gradient = gradient.to_local()
-                self._note(f"{where}: gradient of {name}", None if gradient is None else gradient.detach().clone())
+                self._note("gradient", where, f"of {name}", None if gradient is None else gradient.detach().clone())

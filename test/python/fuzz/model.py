@@ -51,14 +51,14 @@ def pack(form: str, x: torch.Tensor, side: torch.Tensor) -> Any:
     return forms[form]() if form in forms else x
 
 
-def unpack(payload: Any, side: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A payload that is one tensor leaves the side as it is."""
+def unpack(payload: Any, side: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """A payload that is one tensor leaves the side as it is; without one it is zero."""
     if isinstance(payload, (Record, Opaque)):
         return payload.x, payload.side
     if isinstance(payload, dict):
         return payload["x"], payload["side"]
     if isinstance(payload, torch.Tensor):
-        return payload, side
+        return payload, torch.zeros_like(payload) if side is None else side
     first, second = payload
     return (first["deep"][0], second[0]) if isinstance(first, dict) else (first, second)
 
@@ -75,6 +75,8 @@ class Spec:
     hidden: int = 0
     has_spare: bool = False
     is_checkpointed: bool = False
+    #: The input of a wide one is added to its output.
+    skips: bool = False
     #: A leaf of the same shape whose weight this one has.
     tied_to: str = ""
     children: list[Spec] = field(default_factory=list)
@@ -92,6 +94,7 @@ class Spec:
             "hidden": self.hidden or None,
             "has_spare": self.has_spare or None,
             "is_checkpointed": self.is_checkpointed or None,
+            "skips": self.skips or None,
             "tied_to": self.tied_to or None,
             "order": self.order or None,
             "optional": self.optional or None,
@@ -108,16 +111,14 @@ class Node(nn.Module):
         self.spec = spec
 
     def forward(self, payload: Any = None, **keywords: Any) -> Any:
-        given = keywords or payload
-        x, side = unpack(given, given if isinstance(given, torch.Tensor) else torch.empty(0))
-        return pack(self.spec.gives, *self.compute(x, side))
+        return pack(self.spec.gives, *self.compute(*unpack(keywords or payload)))
 
     def compute(self, x: torch.Tensor, side: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         raise NotImplementedError
 
 
 class Leaf(Node):
-    """kind: linear, wide (two layers and a skip), scale (one parameter of one dimension), plain (none)."""
+    """kind: linear, wide (two layers), scale (one parameter of one dimension), plain (none)."""
 
     def __init__(self, spec: Spec, width: int) -> None:
         super().__init__(spec)
@@ -141,7 +142,9 @@ class Leaf(Node):
         elif self.spec.kind == "linear":
             out = torch.tanh(nn.functional.linear(x, self.weight, self.bias))
         else:
-            out = x + torch.tanh(nn.functional.linear(x, self.weight, self.bias)) @ self.back.t()
+            out = torch.tanh(nn.functional.linear(x, self.weight, self.bias)) @ self.back.t()
+            # A tensor is then used three times: twice here, and once for the side.
+            out = x + out if self.spec.skips else out
         return out, side + 0.1 * out
 
 

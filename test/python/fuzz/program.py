@@ -95,8 +95,9 @@ class Program:
     steps: list[Step]
     #: Results must be equal to the bit.
     is_exact: bool
-    #: As many collectives of each kind are expected.
-    is_counted: bool
+    #: As many collectives of these kinds are expected.
+    sums_are_counted: bool
+    gathers_are_counted: bool
 
     def text(self) -> str:
         name = f"test/python/ranks/test_fuzz.py -k 'programs and {self.world_size}'"

@@ -27,6 +27,10 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters(), lr=0.05, eps=0.1, foreach=True)
 
 
+def nothing(*_: Any) -> None:
+    """For what need not happen."""
+
+
 @dataclass(frozen=True)
 class Program:
     """A model and what is done with it; `number` counts forwards, and the data differs with it and with the rank."""
@@ -37,6 +41,8 @@ class Program:
     #: Forwards and backwards a step, whose gradients add up.
     parts: int = 1
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = momentum
+    #: Called on the model between the last backward of a step and the optimizer, in one process too.
+    between: Callable[[Any], Any] = nothing
 
 
 #: Wraps a model: `wrap(engine, model)`.
@@ -44,10 +50,6 @@ Wrap = Callable[[Engine, Any], Any]
 
 #: Calls fully_shard() or replicate() on a module, or on a list of them.
 WrapOne = Callable[[Any], Any]
-
-
-def nothing(*_: Any) -> None:
-    """For what need not happen."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ def train_alone(program: Program, world_size: int, dtype: torch.dtype = torch.fl
                 losses.append(loss.detach())
                 (loss / world_size).backward()
             step.losses.append(losses)
+        program.between(model)
         step.gradients = {name: snapshot(p.grad) for name, p in model.named_parameters()}
         optimizer.step()
         step.values = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -136,6 +139,7 @@ def train(engine: Engine, program: Program, wrapping: Wrapping, rank: int, count
                 loss.backward()
             wrapping.after(model, part)
             step.losses.append([loss.detach()])
+        program.between(model)
         parameters = {plain(name): p for name, p in model.named_parameters()}
         step.gradients = {name: snapshot(p.grad) for name, p in parameters.items()}
         optimizer.step()

@@ -7,70 +7,76 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[3]
-BENCHMARKS = ROOT / "benchmarks"
-BUILD = ROOT / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev")
+from bench_modules import BENCHMARKS, BUILD, imported
 
 
 @pytest.fixture
 def modules(monkeypatch):
-    """What lies beside benchmarks/run.py."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    import collectives
-    import figures
-    import host
-    import machine
-    import ranks
-
-    yield {"collectives": collectives, "figures": figures, "host": host, "machine": machine, "ranks": ranks}
-    for module in (collectives, figures, host, machine, ranks):
-        monkeypatch.delitem(sys.modules, module.__name__)
+    yield from imported(monkeypatch)
 
 
 def test_units_cost_something_and_the_wrappings_differ(modules):
     host = modules["host"]
-    commands = {"C++": host.programs(BUILD)["C++"]}
-    costs = host.microseconds(commands, [4])
+    wraps = ("fully_shard", "fully_shard_keep", "fully_shard_flat", "replicate", "none")
+    commands = host.commands(BUILD, ["4x3x2"])
+    costs = host.microseconds({"C++": commands["C++"]})
     assert all(cost > 0 for cost in costs.values())
     found = {figure.name: figure for figure in host.figures(costs, "us", 1)}
-    for wrap in ("fully_shard", "fully_shard_keep", "fully_shard_flat", "replicate", "none"):
-        assert found[f"C++ {wrap}, 4 blocks"].unit in ("us a unit", "us a block")
+    for wrap in wraps:
+        assert found[f"C++ {wrap}, 4 blocks of 3"].unit in ("us a unit", "us a block")
     assert {figure.unit for name, figure in found.items() if "call" in name} == {"us a call"}
 
 
-def test_instructions_are_counted_or_it_is_said_why_not(modules):
+def test_wrappings_in_python_are_compared_with_torchs(modules):
     host = modules["host"]
-    problem = host.valgrind_problem(BUILD)
-    if problem:
-        assert "install valgrind" in problem or "apt-get install valgrind" in problem
-        return
-    names = ("none", "replicate", "call", "call_hook")
-    costs = host.instructions({"C++": host.programs(BUILD)["C++"]}, [2], only=names)
-    assert costs.keys() == {(f"C++ {name}", 2) for name in names}
-    found = {figure.name: figure for figure in host.figures(costs, "k instructions", 1e3)}
-    # Counts: they hardly differ between machines.
-    assert 10 < found["C++ replicate, 2 blocks"].value < 120
-    assert found["C++ replicate, 2 blocks"].unit == "k instructions a unit"
-    plain, hooked = (found[f"call() {which}"] for which in ("of a module without hooks", "with one forward pre-hook"))
-    assert 0 < plain.value < hooked.value < 20
-    assert plain.unit == "k instructions a call"
+    only = ("none", "fsdp2", "fully_shard", "fully_shard_keep", "replicate", "torch_replicate")
+    commands = host.commands(BUILD, ["2x9x2"], only)
+    costs = host.microseconds({"Python": commands["Python"]})
+    found = {figure.name.split(",")[0]: figure for figure in host.figures(costs, "us", 1)}
+    assert {name.split(" ")[-1] for name in found} >= {"fully_shard", "fully_shard_keep", "FSDP2", "none"}
+    for ours, torchs in (("Python fully_shard", "FSDP2"), ("Python replicate", "torch's replicate")):
+        assert re.fullmatch(rf"[-+\d.e]+ x {torchs}", found[ours].note)
+
+
+def test_a_size_that_is_none_is_an_error(modules):
+    host = modules["host"]
+    with pytest.raises(RuntimeError, match="A size is blocks x parameters x ranks, as 8x9x2, not '8'"):
+        host.microseconds({"C++": host.commands(BUILD, ["8"])["C++"]})
+
+
+def test_a_unit_costs_what_wrapping_adds(modules):
+    callgrind, host = modules["callgrind"], modules["host"]
+    small, large = (callgrind.Case("C++ none", blocks, 9) for blocks in (8, 32))
+    costs = {small: 80.0, large: 320.0}
+    costs |= {replace(small, name="C++ replicate"): 96.0, replace(large, name="C++ replicate"): 416.0}
+    assert sorted(host.units(costs).values()) == [2.0, 3.0]
+
+
+def test_counts_are_differences_of_two_lengths(modules, tmp_path):
+    callgrind = modules["callgrind"]
+    for number, (steps, total) in enumerate(((1, 700), (5, 1500))):
+        text = f"desc: Trigger: Client Request: none 8x9x2 {steps}\ntotals: {total}\n"
+        (tmp_path / f"C++.{number}").write_text(text)
+    counts = callgrind.read_counts(tmp_path / "C++")
+    assert callgrind.differences("C++", counts) == {callgrind.Case("C++ none", 8, 9, 2): 200}
 
 
 def test_without_valgrind_a_line_says_so(modules, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert modules["host"].valgrind_problem(BUILD) == (
+    assert modules["callgrind"].problem(BUILD) == (
         "there is no valgrind on the PATH (Debian, Ubuntu: apt-get install valgrind)"
     )
 
 
 def test_steps_of_ranks_are_counted_and_compared(modules):
-    ranks = modules["ranks"]
-    names = ["C++ fully_shard", "C++ replicate", "Python ddp"]
-    found = {figure.name: figure for figure in ranks.figures(ranks.measure(BUILD, ranks.Size(1, 96, 2, 2), names))}
+    steps = modules["steps"]
+    names = ["C++ fully_shard", "C++ replicate", "Python fully_shard"]
+    size = steps.Size(layers=1, width=96, heads=2, world=2, rounds=2, steps=2)
+    figures = steps.figures(steps.measure(BUILD, size, names))
+    found = {figure.name.removeprefix("0 M, 2 ranks: "): figure for figure in figures}
     assert found["DDP: step"].value == 1
     assert found["DDP: step"].unit == "x DDP"
     assert found["C++ fully_shard: step"].value > 0
@@ -79,6 +85,7 @@ def test_steps_of_ranks_are_counted_and_compared(modules):
     assert found["C++ fully_shard: reduce-scatters"].value == 2
     assert found["C++ replicate: all-reduces"].value == 2
     assert found["DDP: allreduce"].value == 1
+    assert found["Python fully_shard: allgather_base"].value == 3
     assert found["C++ fully_shard: buffers allocated"].value == 0
     # Parameters, gradients and two of AdamW's, of which a rank has half.
     assert found["C++ replicate: tensors between steps"].value == pytest.approx(4, rel=0.02)
@@ -87,12 +94,18 @@ def test_steps_of_ranks_are_counted_and_compared(modules):
     for wrap in ("C++ fully_shard", "C++ replicate", "DDP"):
         assert found[f"{wrap}: tensors at the peak"].value > found[f"{wrap}: tensors between steps"].value
         assert found[f"{wrap}: resident set at the peak"].value > 0
+    # What DDP sends cannot be less; small messages of others, and headers, come on top.
+    assert found["DDP: on the wire"].value >= 2
+    assert found["DDP: on the wire"].note == "2 P are needed"
+    assert found["C++ replicate: on the wire"].note.startswith("2")
+    assert 2 < float(found["C++ fully_shard: on the wire"].note.split()[0]) < 3
 
 
 def test_a_rank_that_fails_ends_the_benchmark(modules):
-    ranks = modules["ranks"]
+    steps = modules["steps"]
+    size = steps.Size(layers=1, width=96, heads=2, world=2, rounds=1, steps=1)
     with pytest.raises(RuntimeError, match="a rank of C\\+\\+ nothing ended early"):
-        ranks.measure(BUILD, ranks.Size(1, 96, 1, 1), ["C++ nothing"])
+        steps.measure(BUILD, size, ["C++ nothing"])
 
 
 def test_figures_are_saved_with_machine_date_commit_and_versions(modules, tmp_path):

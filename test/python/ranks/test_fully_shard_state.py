@@ -66,7 +66,35 @@ def loaded_by_assignment(rank: int) -> None:
         torch.testing.assert_close(whole[name], value, msg=name)
 
 
+def copied(rank: int) -> None:
+    """Each shard begins its storage, though all lie in one vector: a DTensor with an offset cannot be deep-copied."""
+    reference = mlp(5, 1, 3)
+    model = sharded(copy.deepcopy(reference))
+    for kind in (torch.float32, torch.float64):
+        model, reference = model.to(kind), reference.to(kind)
+        saved = copy.deepcopy(model.state_dict())
+        before = {name: value.clone() for name, value in reference.state_dict().items()}
+        for parameter in model.parameters():
+            assert isinstance(parameter, DTensor)
+            storage = parameter.to_local().untyped_storage()
+            assert storage.nbytes() == parameter.to_local().nbytes, "who saves a shard saves its storage"
+        with torch.no_grad():
+            for parameter in (*model.parameters(), *reference.parameters()):
+                parameter.mul_(2)
+        for (name, copied), value in zip(saved.items(), model.state_dict().values(), strict=True):
+            assert torch.equal(copied.full_tensor(), before[name]), name
+            assert torch.equal(value.full_tensor(), 2 * before[name]), name
+    model, reference = model.float(), reference.float()
+    train(model, reference, rank, range(3))
+    model.load_state_dict(saved)
+    reference.load_state_dict(before)
+    train(model, reference, rank, range(3))
+
+
 class TestFullyShardState:
+    def test_copied(self) -> None:
+        run_ranks(2, copied)
+
     def test_from_the_meta_device(self) -> None:
         run_ranks(2, from_the_meta_device)
 

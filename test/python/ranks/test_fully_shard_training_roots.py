@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from language import vision_program
 from models import batch
 from parity import Parity, Program, Wrap, adam, counting
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from training_models import WIDTHS, mlp_program, mlps
 
 from shardwise.testing import run_ranks
@@ -96,6 +99,26 @@ def alone(rank: int) -> None:
                 assert [step.counts for step in trace.steps] == [{}] * parity.program.steps
 
 
+def below_a_replicated_model(rank: int) -> None:
+    """There the outermost sharded modules are roots: told nothing, they keep their parameters after forward."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for reshard, kept in ((None, {"outer"}), (True, set()), (False, {"outer", "inner"})):
+        for engine in (TORCH, ours()):
+            torch.manual_seed(7)
+            outer = nn.Sequential(OrderedDict(inner=nn.Linear(4, 4), tail=nn.Linear(4, 4)))
+            model: Any = nn.Sequential(OrderedDict(outer=outer, head=nn.Linear(4, 4)))
+            engine.fully_shard(outer.inner, mesh=mesh, reshard_after_forward=reshard)
+            engine.fully_shard(outer, mesh=mesh, reshard_after_forward=reshard)
+            engine.replicate(model, mesh=mesh)
+            weights = {"outer": "outer.tail.weight", "inner": "outer.inner.weight"}
+            for _ in range(2):
+                loss = model(batch(0, rank, 4)).sum()
+                found = {n for n, path in weights.items() if not isinstance(model.get_parameter(path), DTensor)}
+                assert found == kept, f"{engine.name}, {reshard}: {found}"
+                loss.backward()
+                assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
 class TestFullyShardCustomForwardMethod:
     @pytest.mark.parametrize("world_size", [2, 4])
     def test_register_fsdp_forward_method(self, world_size: int) -> None:
@@ -106,6 +129,11 @@ class TestFullyShardShareCommContext:
     @pytest.mark.parametrize("world_size", [2, 3])
     def test_share_comm_context(self, world_size: int) -> None:
         run_ranks(world_size, several_roots)
+
+
+class TestFullyShardBelowReplicate:
+    def test_the_outermost_keep_their_parameters(self) -> None:
+        run_ranks(2, below_a_replicated_model)
 
 
 class TestFullyShardWorldSize1:

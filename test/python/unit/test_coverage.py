@@ -18,7 +18,10 @@ def rows() -> dict[str, str]:
 
 def cpp_tests() -> set[str]:
     sources = "".join(path.read_text() for path in (ROOT / "test" / "cpp").rglob("*.cpp"))
-    return {f"{suite}.{name}" for suite, name in re.findall(r"\bTEST\((\w+),\s*(\w+)\)", sources)}
+    both_ways = re.findall(r"\bTRANSPORT_TEST\((\w+)\)", sources)
+    return {f"{suite}.{name}" for suite, name in re.findall(r"\bTEST\((\w+),\s*(\w+)\)", sources)} | {
+        f"{suite}.{name}" for suite in ("Transport", "TransportSameHost") for name in both_ways
+    }
 
 
 def covered(ids: list[str]) -> set[str]:

@@ -33,6 +33,18 @@ print(f"rank {rank}: gradient {model.weight.grad.item()}\\n", end="")
 torch.distributed.destroy_process_group()
 """
 
+# Nothing of it knows of shardwise.
+PLAIN = """
+import torch
+from torch.distributed.fsdp import fully_shard
+torch.distributed.init_process_group("gloo")
+model = torch.nn.Linear(1, 1, bias=False)
+fully_shard(model)
+model(torch.full((1, 1), torch.distributed.get_rank() + 1.0)).sum().backward()
+print(f"{fully_shard.__module__}: gradient {model.weight.grad.full_tensor().item()}\\n", end="")
+torch.distributed.destroy_process_group()
+"""
+
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory) -> Path:
@@ -59,10 +71,11 @@ def prefix_path(installed) -> str:
     return installed.run(installed.python, "-c", "import shardwise; print(shardwise.cmake_prefix_path)").strip()
 
 
-def torchrun(environment: Environment, *program: str | Path) -> list[str]:
+def torchrun(environment: Environment, *program: str | Path, **variables: str) -> list[str]:
     """The lines that two ranks print, sorted."""
     command = [environment.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *program]
-    result = subprocess.run(command, env=environment.variables, capture_output=True, text=True, timeout=300)
+    everything = {**environment.variables, **variables}
+    result = subprocess.run(command, env=everything, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
     return sorted(result.stdout.splitlines())
 
@@ -93,7 +106,8 @@ def test_wheel_has_library_headers_cmake_package_and_types(wheel):
     }
     assert {"shardwise/lib/libshardwise.so", "shardwise/py.typed", "shardwise/_build_info.py", EXTENSION} < names
     assert sources | cmake < names
-    assert {name.split("/")[0] for name in names} == {"shardwise", f"shardwise-{VERSION}.dist-info"}
+    outside = {"_shardwise_install.py", "shardwise_install.pth", f"shardwise-{VERSION}.dist-info"}
+    assert {name.split("/")[0] for name in names} == {"shardwise", *outside}
     assert [name for name in names if "__pycache__" in name or name.endswith((".o", ".cpp"))] == []
 
 
@@ -147,6 +161,14 @@ def test_installed_package_works_in_python(installed):
     program = installed.folder / "train.py"
     program.write_text(TRAIN)
     assert torchrun(installed, program) == ["rank 0: gradient 1.5", "rank 1: gradient 1.5"]
+
+
+def test_installed_package_takes_the_place_of_torchs_functions_where_the_variable_is_set(installed):
+    program = installed.folder / "plain.py"
+    program.write_text(PLAIN)
+    assert torchrun(installed, program) == ["torch.distributed.fsdp: gradient 1.5"] * 2
+    ours = torchrun(installed, program, SHARDWISE_INSTALL="1")
+    assert ours == ["shardwise._fully_shard: gradient 1.5"] * 2
 
 
 def test_cpp_consumer_is_built_and_averages_gradients(installed, prefix_path, tmp_path):
@@ -225,6 +247,9 @@ def test_editable_installation_is_the_source_folder(wheel, tmp_path):
     assert Path(file) == ROOT / "python/shardwise/__init__.py"
     assert version == VERSION
     assert Path(prefix_path) == ROOT / "python/shardwise/share/cmake"
+    whose = "from torch.distributed.fsdp import fully_shard; print(fully_shard.__module__)"
+    said = run(environment.python, "-c", whose, environment={**environment.variables, "SHARDWISE_INSTALL": "1"})
+    assert said == "shardwise._fully_shard\n"
     placed = (BUILD_DIR / "install_manifest_shardwise.txt").read_text().splitlines()
     assert f"{prefix_path}/shardwise/shardwiseConfig.cmake" in placed
     assert cached_options() == options, "an environment that goes away must not stand in the build folder"

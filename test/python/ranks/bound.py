@@ -1,0 +1,167 @@
+"""C++ models that CMake's target bound_models makes known to Python, and modules of Python that compute the same."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from models import Branches, batch
+from torch import nn
+from torch.nn import functional
+from training_models import Mlp, Twice
+
+import shardwise
+from shardwise.state import unit_of
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = ROOT / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev") / "test" / "cpp"
+
+
+def models() -> Any:
+    """The extension module; `make test` builds it."""
+    if str(FOLDER) not in sys.path:
+        sys.path.append(str(FOLDER))
+    return importlib.import_module("bound_models")
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor, scale: float) -> torch.Tensor:
+        return x + scale * self.down(functional.gelu(self.up(self.norm(x))))
+
+    def reversed(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x.matmul(self.down.weight).matmul(self.up.weight)) + self.norm.weight
+
+
+class Stack(nn.Module):
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+        self.head = nn.Linear(width, 11, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x, 0.5)
+        return self.head(x)
+
+
+class Chain(nn.Module):
+    def __init__(self, width: int, count: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(width, width), *(Mlp(width) for _ in range(count)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+TWINS: dict[str, Any] = {"Stack": Stack, "Chain": Chain, "Twice": Twice, "Branches": Branches}
+
+
+def twin(name: str, *sizes: int) -> tuple[Any, nn.Module]:
+    """A C++ model, and a module of Python with the same values under the same names."""
+    bound, plain = getattr(models(), name)(*sizes), TWINS[name](*sizes)
+    plain.load_state_dict(dict(bound.named_parameters()))
+    return bound, plain
+
+
+def tokens(number: int, rank: int) -> torch.Tensor:
+    return torch.randint(0, 11, (2, 5), generator=torch.Generator().manual_seed(1000 * number + rank))
+
+
+def stack_loss(model: Any, number: int, rank: int) -> torch.Tensor:
+    return model(tokens(number, rank)).pow(2).mean()
+
+
+def chain_loss(model: Any, number: int, rank: int) -> torch.Tensor:
+    return model(batch(number, rank, 6)).pow(2).sum()
+
+
+def twice_loss(model: Any, number: int, rank: int) -> torch.Tensor:
+    return model(batch(number, rank, 5)).pow(2).sum()
+
+
+def branches_loss(model: Any, number: int, rank: int) -> torch.Tensor:
+    """Rank 0 does not use the right branch, and no rank does at first."""
+    use = ["left", "right"] if rank > 0 and number > 0 else ["left"]
+    return model(batch(number, rank, 3), use).pow(2).sum()
+
+
+def wrap_stack(stack: Any, **options: Any) -> None:
+    """Its two blocks, then itself."""
+    for index in range(2):
+        assert shardwise.fully_shard(stack.block(index), **options) is stack.block(index)
+    assert shardwise.fully_shard(stack, **options) is stack
+
+
+def counted(model: Any) -> dict[str, int]:
+    """What the units of this module and those below did so far."""
+    return unit_of(model).counters()
+
+
+class Pair:
+    """A C++ model on this rank, and its twin, which one process trains on the data of all ranks."""
+
+    def __init__(self, bound: Any, plain: nn.Module, rank: int, ranks: int, shards: int | None = None) -> None:
+        """`shards`: how many ranks hold everything together; 1 where each does."""
+        self.bound, self.plain, self.rank, self.ranks = bound, plain, rank, ranks
+        self.shards = ranks if shards is None else shards
+        self.dims: dict[str, int] = {}
+        self.optimizers = [
+            torch.optim.AdamW(parameters, lr=0.05, eps=0.1) for parameters in (bound.parameters(), plain.parameters())
+        ]
+
+    def piece(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        dim, index = self.dims.get(name, 0), self.rank % self.shards
+        pieces = whole.chunk(self.shards, dim)
+        return pieces[index] if index < len(pieces) else whole.narrow(dim, 0, 0)
+
+    def check(self, what: str) -> None:
+        """Values and gradients of this rank are its pieces of the twin's."""
+        found, expected = dict(self.bound.named_parameters()), dict(self.plain.named_parameters())
+        assert list(found) == list(expected)
+        for name, mine in found.items():
+            text = f"{what}, rank {self.rank}: {name}"
+            whole = expected[name]
+            assert_equal(mine.detach(), self.piece(name, whole.detach()), text)
+            assert (mine.grad is None) == (whole.grad is None), f"the gradient of {text}: {mine.grad}"
+            if whole.grad is not None:
+                assert mine.grad is not None
+                assert_equal(mine.grad, self.piece(name, whole.grad), f"the gradient of {text}")
+
+    def backward(self, loss: Callable[[Any, int, int], torch.Tensor], number: int) -> None:
+        mine = loss(self.bound, number, self.rank)
+        mine.backward()
+        for rank in range(self.ranks):
+            theirs = loss(self.plain, number, rank)
+            if rank == self.rank:
+                torch.testing.assert_close(mine, theirs)
+            (theirs / self.ranks).backward()
+
+    def step(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def train(self, loss: Callable[[Any, int, int], torch.Tensor], what: str, steps: int = 4) -> None:
+        for number in range(steps):
+            self.backward(loss, number)
+            self.check(f"{what}, step {number}")
+            self.step()
+        self.check(f"{what}, at the end")
+
+
+def assert_equal(mine: torch.Tensor, theirs: torch.Tensor, what: str) -> None:
+    assert mine.dtype == theirs.dtype and mine.shape == theirs.shape, f"{what}: {mine} for {theirs}"
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6, msg=lambda text: f"{what}: {text}")

@@ -1,0 +1,58 @@
+"""README's table and the pictures are what benchmarks/report.py makes of the figures that were saved last."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+from bench_modules import imported
+
+
+@pytest.fixture
+def report(monkeypatch):
+    for modules in imported(monkeypatch):
+        yield modules["report"]
+
+
+def saved(folder, name, date, value):
+    figure = {
+        "suite": "host",
+        "name": "C++ fully_shard, 8 blocks of 9",
+        "value": value,
+        "unit": "k instructions a unit",
+        "note": "",
+    }
+    facts = {"date": date, "commit": "abc", "machine": "a machine", "torch": "2.11.0"}
+    (folder / f"{name}.json").write_text(json.dumps({"facts": facts, "figures": [figure]}))
+
+
+def test_the_readme_and_the_pictures_are_made_of_the_newest_figures(report):
+    stale = report.stale(report.wanted())
+    assert not stale, "run: scripts/python benchmarks/report.py"
+    assert list(report.RESULTS.glob("*.svg"))
+
+
+def test_the_newest_figures_of_a_suite_are_taken(report, tmp_path):
+    saved(tmp_path, "a", "2026-11-22 10:00 UTC", 3.0)
+    saved(tmp_path, "b", "2026-11-22 09:00 UTC", 4.0)
+    assert [figure.value for figure in report.newest(tmp_path)["host"].figures] == [3.0]
+
+
+def test_only_what_stands_between_the_marks_is_written(report, tmp_path):
+    saved(tmp_path, "a", "2026-11-22 10:00 UTC", 3.0)
+    newest = report.newest(tmp_path)
+    text = report.readme(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n", newest)
+    assert text.startswith("before\n")
+    assert text.endswith(f"{report.END}\nafter\n")
+    assert "old" not in text
+    assert "| host, a unit of 9 parameters: `fully_shard`, thousand instructions | 3 |  |  |  |" in text
+    assert report.readme(text, newest) == text
+
+
+def test_pictures_are_svg_with_a_bar_for_each_figure(report, tmp_path):
+    saved(tmp_path, "a", "2026-11-22 10:00 UTC", 3.0)
+    pictures = report.pictures(report.newest(tmp_path))
+    assert pictures.keys() == {"host.svg"}
+    bars = [each for each in ElementTree.fromstring(pictures["host.svg"]).iter() if each.tag.endswith("rect")]
+    assert len(bars) == 2  # the ground, and one figure

@@ -1,0 +1,270 @@
+"""Bound C++ modules: their methods and errors, inside of modules of Python, and on process groups made in C++."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from bound import Pair, chain_loss, counted, models, stack_loss, tokens, twin, wrap_stack
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+from torch.distributed.tensor import Shard
+
+import shardwise
+from shardwise.cpp import as_module
+from shardwise.testing import run_ranks
+
+
+class Gather:
+    """A collective in Python, called below a forward in C++ and in a backward."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, *, output_tensor: Any, input_tensor: Any, group: Any, op: Any = None, async_op: bool) -> Any:
+        self.calls += 1
+        if op is None:
+            return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
+        return dist.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+
+
+def check_methods(rank: int) -> None:
+    world = dist.get_world_size()
+    stack, plain = twin("Stack", 6, 2)
+    wrap_stack(stack, mp_policy=MixedPrecisionPolicy(), offload_policy=CPUOffloadPolicy())
+    assert isinstance(stack, shardwise.FSDPModule) and isinstance(stack, type(models().Stack(6, 1)))
+    assert type(stack).__name__ == "FSDPStack"
+    assert [unit["name"] for unit in shardwise.plan(stack).units] == ["blocks.0", "blocks.1", ""]
+    first, second = as_module(stack.block(0)), as_module(stack.block(1))
+    assert isinstance(first, shardwise.FSDPModule) and first.cpp_module is stack.block(0)
+    assert str(shardwise.plan(first)) == str(shardwise.plan(stack.block(0)))
+
+    comm = Gather()
+    first.set_custom_all_gather(comm)
+    first.set_custom_reduce_scatter(comm)
+    sums: list[torch.Tensor] = []
+    second.set_all_reduce_hook(sums.append)
+    first.set_modules_to_forward_prefetch([second])
+    second.set_modules_to_backward_prefetch([first])
+    pair = Pair(stack, plain, rank, world)
+    pair.train(stack_loss, "with collectives in Python")
+    assert comm.calls == 4 * 3 and len(sums) == 4
+
+    before = counted(first)["all_gathers"]
+    handle = first.unshard(async_op=True)
+    handle.wait()
+    assert counted(first)["all_gathers"] == before + 1
+    assert counted(first)["unsharded_bytes"] > 0
+    first.reshard()
+    x = torch.ones(2, 6)
+    torch.testing.assert_close(first.reversed(x), plain.blocks[0].reversed(x))
+    shardwise.register_fsdp_forward_method(first, "reversed")
+    torch.testing.assert_close(first.reversed(x), plain.blocks[0].reversed(x))
+
+    stack.set_reshard_after_forward(False)
+    second.reshard()
+    before = counted(second)["all_gathers"]
+    pair.backward(stack_loss, 9)
+    assert counted(second)["all_gathers"] == before + 1
+    for change in (stack.set_is_last_backward, stack.set_requires_all_reduce, stack.set_reshard_after_backward):
+        change(True)
+    stack.set_gradient_divide_factor(2.0)
+    first.set_unshard_in_backward(True)
+    other, _ = twin("Stack", 6, 2)
+    shardwise.share_comm_ctx([stack, shardwise.fully_shard(other)])
+    pair.check("in the end")
+    with pytest.raises(AssertionError, match="deepcopy"):
+        copy.deepcopy(stack)
+
+
+def check_errors(rank: int) -> None:
+    stack = models().Stack(6, 2)
+    with pytest.raises(TypeError, match="cannot form one unit"):
+        shardwise.fully_shard([stack.block(0), nn.Linear(2, 2)])
+    with pytest.raises(TypeError, match="takes a DeviceMesh as mesh"):
+        shardwise.fully_shard(stack, mesh=2)
+    with pytest.raises(TypeError, match="takes a MixedPrecisionPolicy as mp_policy"):
+        shardwise.replicate(stack, mp_policy=torch.bfloat16)
+    with pytest.raises(ValueError, match="bool or an int"):
+        shardwise.fully_shard(stack, reshard_after_forward="yes")
+    with pytest.raises(AssertionError, match=r"Shard dim 7 is invalid for 2D tensor: .* of 'embedding.weight'"):
+        shardwise.fully_shard(stack, shard_placement_fn=lambda parameter: Shard(7))
+    with pytest.raises(TypeError, match="expected a C\\+\\+ module"):
+        shardwise.cpp.full_state_dict(nn.Linear(2, 2))
+    assert type(stack) is models().Stack, "a call that failed leaves the class alone"
+    wrap_stack(stack)
+    with pytest.raises(ValueError, match="already"):
+        shardwise.fully_shard(stack)
+    with pytest.raises(ValueError, match="already managed by"):
+        shardwise.replicate(stack)
+    with pytest.raises(ValueError, match="should be a bool"):
+        stack.set_reshard_after_forward(2)
+    with pytest.raises(ValueError, match="neither fully_shard\\(\\) nor replicate\\(\\) was called"):
+        shardwise.plan(models().Stack(6, 1))
+
+
+class TestInterface:
+    def test_methods(self) -> None:
+        run_ranks(2, check_methods)
+
+    def test_errors(self) -> None:
+        run_ranks(2, check_errors)
+
+
+class Around(nn.Module):
+    """A module of Python with a C++ module inside."""
+
+    def __init__(self, stack: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.stack = stack
+        self.out = nn.Linear(11, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.tanh(self.stack(x)))
+
+
+def around_loss(model: Any, number: int, rank: int) -> torch.Tensor:
+    return model(tokens(number, rank)).pow(2).sum()
+
+
+def check_mixed_tree(rank: int) -> None:
+    world = dist.get_world_size()
+    for function in (shardwise.fully_shard, shardwise.replicate):
+        stack, plain_stack = twin("Stack", 6, 2)
+        model, plain = Around(stack), Around(plain_stack)
+        with pytest.raises(ValueError, match=r"'stack' is a C\+\+ module, and its parameter 'stack.embedding.weight'"):
+            function(model)
+        assert type(model) is Around and type(stack) is models().Stack
+        for module in (stack.block(0), stack.block(1), stack, model):
+            function(module)
+        mine = MixedPair(model, plain, rank, world, function is shardwise.fully_shard)
+        for step in range(4):
+            for part in range(2):
+                model.set_requires_gradient_sync(part == 1)
+                mine.backward(around_loss, 2 * step + part)
+                assert all((parameter.grad is None) == (part == 0) for parameter in model.parameters())
+            mine.check(f"{function.__name__}, step {step}")
+            mine.step()
+        model.train(False)
+        assert not stack.training
+
+    stack, plain_stack = twin("Stack", 6, 2)
+    model, plain = Around(stack), Around(plain_stack)
+    shardwise.fully_shard(model, ignored_params=set(stack.parameters()))
+    around_loss(model, 0, rank).backward()
+    around_loss(plain, 0, rank).backward()
+    for (name, mine_), theirs in zip(stack.named_parameters(), plain_stack.parameters(), strict=True):
+        torch.testing.assert_close(mine_.grad, theirs.grad, msg=lambda text, n=name: f"{n}, this rank's alone: {text}")
+
+
+class MixedPair(Pair):
+    """The parameters of the part in Python are DTensors."""
+
+    def __init__(self, bound: Any, plain: nn.Module, rank: int, ranks: int, sharded: bool) -> None:
+        super().__init__(bound, plain, rank, ranks, None if sharded else 1)
+
+    def check(self, what: str) -> None:
+        local = {name: p for name, p in self.bound.named_parameters() if not name.startswith("out.")}
+        out = {name: p for name, p in self.bound.named_parameters() if name.startswith("out.")}
+        expected = dict(self.plain.named_parameters())
+        assert [*local, *out] == list(expected)
+        for name, parameter in (*local.items(), *out.items()):
+            whole, where = expected[name], f"{what}, rank {self.rank}: {name}"
+            pieces = (parameter.detach(), parameter.grad)
+            if name in out:
+                pieces = tuple(piece.to_local() for piece in pieces)
+            for mine, theirs in zip(pieces, (whole.detach(), whole.grad), strict=True):
+                torch.testing.assert_close(mine, self.piece(name, theirs), msg=lambda text, w=where: f"{w}: {text}")
+
+
+class TestMixedTree:
+    def test_cpp_module_in_a_module_of_python(self) -> None:
+        run_ranks(2, check_mixed_tree)
+
+
+class TestProcessGroupsMadeInCpp:
+    def test_ranks_as_threads(self) -> None:
+        """The forwards in C++ hold the GIL, but not while they wait: the other rank is a thread that needs it."""
+        run_ranks(1, check_threads, backend=None, timeout=60)
+
+    def test_modules_of_python(self, tmp_path: Path) -> None:
+        run_ranks(2, check_modules_of_python, str(tmp_path), backend=None)
+
+
+def check_threads(rank: int) -> None:
+    store = dist.HashStore()
+    errors: list[BaseException] = []
+
+    def train(number: int) -> None:
+        try:
+            train_with_group_of_cpp(store, number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=train, args=(number,), daemon=True) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def train_with_group_of_cpp(store: Any, rank: int) -> None:
+    mesh = models().make_mesh(store, rank, [("shard", 2)])
+    stack, plain = twin("Stack", 6, 2)
+    wrap_stack(stack, mesh=mesh.group("shard"))
+    Pair(stack, plain, rank, 2).train(stack_loss, "a process group of C++")
+    stack, plain = twin("Stack", 6, 2)
+    wrap_stack(stack, mesh=mesh, reshard_after_forward=False)
+    Pair(stack, plain, rank, 2).train(stack_loss, "a mesh of C++")
+    chain, plain = twin("Chain", 6, 2)
+    shardwise.replicate(chain, mesh=mesh.group("shard"))
+    Pair(chain, plain, rank, 2, shards=1).train(chain_loss, "replicated on a process group of C++")
+
+
+def check_modules_of_python(rank: int, folder: str) -> None:
+    """The first group becomes the default one; the second has the same name, and other ranks in another order."""
+    store = dist.FileStore(f"{folder}/store", 2)
+    first = models().make_mesh(store, rank, [("shard", 2)])
+    assert not dist.is_initialized()
+    for function, shards in ((shardwise.fully_shard, 2), (shardwise.replicate, 1)):
+        bound, plain = twin("Chain", 6, 2)
+        model = copy.deepcopy(plain)
+        function(model.layers[1], mesh=first.group("shard"))
+        function(model, mesh=first)
+        meshes = [parameter.device_mesh for parameter in model.parameters()]
+        assert all(mesh is meshes[0] for mesh in meshes) and meshes[0].mesh.tolist() == [0, 1]
+        check_dtensors(model, plain, rank, rank, shards)
+        function(bound, mesh=first)
+    assert dist.get_rank() == rank and dist.get_world_size() == 2
+
+    second = models().make_mesh(dist.PrefixStore("again", store), 1 - rank, [("shard", 2)])
+    plain = twin("Chain", 6, 2)[1]
+    model = shardwise.fully_shard(copy.deepcopy(plain), mesh=second.group("shard"))
+    assert model.layers[0].weight.device_mesh.mesh.tolist() == [1, 0]
+    check_dtensors(model, plain, rank, 1 - rank, 2)
+    grid = models().make_mesh(dist.PrefixStore("grid", store), rank, [("replicate", 2), ("shard", 1)])
+    with pytest.raises(ValueError, match=r"has to have one axis .* and Mesh\(replicate=2, shard=1; .*from_group"):
+        shardwise.fully_shard(twin("Chain", 6, 2)[1], mesh=grid)
+
+
+def check_dtensors(model: Any, plain: nn.Module, rank: int, coordinate: int, shards: int) -> None:
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.05) for each in (model, plain)]
+    for step in range(3):
+        chain_loss(model, step, rank).backward()
+        for each in range(2):
+            (chain_loss(plain, step, each) / 2).backward()
+        for mine, whole in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad.to_local(), whole.grad.chunk(shards)[coordinate % shards])
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for mine, whole in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.full_tensor(), whole)

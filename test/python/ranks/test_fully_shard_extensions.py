@@ -1,0 +1,164 @@
+"""Parameters that gather themselves (fsdp_pre_all_gather, fsdp_post_all_gather), beside torch's engine."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from engine import TORCH, ours
+from models import batch, mlp, reference_backward
+from own_gather import HalfTwin, NewTwin, OddTwin, OldTwin, ScarceTwin, Twin, with_twins
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
+
+import shardwise
+from shardwise.testing import run_ranks
+
+
+def wrapped(engine: Any, model: nn.Module, **options: Any) -> nn.Module:
+    assert isinstance(model, nn.Sequential)
+    engine.fully_shard(model[0], **options)
+    engine.fully_shard(model, **options)
+    return model
+
+
+def own(parameter: torch.Tensor) -> torch.Tensor:
+    assert isinstance(parameter, DTensor)
+    local = parameter.to_local()
+    return local.first if isinstance(local, Twin) else local
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, data: torch.Tensor) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = model(data).float().pow(2).mean()
+    loss.backward()
+    return loss.detach()
+
+
+def same_training(rank: int, world: int, models: list[nn.Module], steps: int = 4) -> None:
+    """Both models bit for bit, their shards and gradients too."""
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, foreach=False) for model in models]
+    for number in range(steps):
+        mine, theirs = (
+            step(model, optimizer, batch(number, rank, 5)) for model, optimizer in zip(models, optimizers, strict=True)
+        )
+        assert torch.equal(mine, theirs), f"loss of step {number}: {mine} and {theirs}"
+        pairs = list(zip(models[0].named_parameters(), models[1].parameters(), strict=True))
+        for (name, p), q in pairs:
+            assert p.grad is not None
+            assert q.grad is not None
+            assert torch.equal(own(p.grad), own(q.grad)), f"gradient of {name} at step {number}"
+        for optimizer in optimizers:
+            optimizer.step()
+        for (name, p), q in pairs:
+            assert torch.equal(own(p.detach()), own(q.detach())), f"{name} after step {number}"
+
+
+def trained_as_torch(rank: int, world: int) -> None:
+    halves = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    choices: list[dict[str, Any]] = [{}, {"reshard_after_forward": False}, {"mp_policy": halves}]
+    if world == 4:
+        choices = [{"mesh": init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))}]
+    for kind, width in ((OldTwin, 8), (NewTwin, 8), (NewTwin, 7)):
+        for options in choices:
+            model = mlp(5, width, 4)
+            both = [wrapped(engine, with_twins(copy.deepcopy(model), kind), **options) for engine in (ours(), TORCH)]
+            same_training(rank, world, both)
+
+
+def trained_as_one(rank: int, replicates: bool) -> None:
+    """Without torch's engine, whose replicate() cannot do it: a model of ordinary parameters on all the data."""
+    reference = mlp(5, 7, 3)
+    model = with_twins(copy.deepcopy(reference), OldTwin if replicates else NewTwin)
+    shardwise.replicate(model) if replicates else wrapped(shardwise, model)
+    mine, theirs = (torch.optim.SGD(m.parameters(), lr=0.1, foreach=False) for m in (model, reference))
+    for number in range(4):
+        step(model, mine, batch(number, rank, 5))
+        theirs.zero_grad()
+        reference_backward(2, lambda r, n=number: reference(batch(n, r, 5)).pow(2).mean())
+        for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
+            assert p.grad is not None
+            assert q.grad is not None
+            expected = q.grad if replicates else q.grad.chunk(2)[rank]
+            torch.testing.assert_close(own(p.grad), expected, msg=f"gradient of {name} at step {number}")
+        mine.step()
+        theirs.step()
+
+
+def methods_put_on_shards(rank: int) -> None:
+    """After to_empty() the shards are new tensors, which get the methods one by one."""
+    calls = []
+
+    def of(shard: torch.Tensor) -> Any:
+        def before(mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any) -> Any:
+            calls.append("before")
+            return (shard * 2,), 0.5
+
+        return before
+
+    def after(outputs: Any, metadata: float, param_dtype: Any, *, out: Any = None) -> Any:
+        (whole,) = outputs
+        calls.append("after")
+        if out is not None:
+            with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(out):
+                out.copy_(whole * metadata)
+            return None
+        made = whole * metadata
+        return made, (made,)
+
+    reference = mlp(5, 8, 4)
+    models = []
+    for engine in (ours(), TORCH):
+        with torch.device("meta"):
+            model = mlp(5, 8, 4)
+        wrapped(engine, model)
+        model.to_empty(device="cpu")
+        for parameter, whole in zip(model.parameters(), reference.parameters(), strict=True):
+            assert isinstance(parameter, DTensor)
+            shard: Any = parameter._local_tensor
+            shard.copy_(whole.detach().chunk(2)[rank])
+
+            shard.fsdp_pre_all_gather = of(shard)
+            shard.fsdp_post_all_gather = after
+        models.append(model)
+    same_training(rank, 2, models)
+    assert calls.count("before") == calls.count("after") > 0
+
+
+def wrong(rank: int) -> None:
+    for kind, words in (
+        (HalfTwin, "Both fsdp_pre_all_gather and fsdp_post_all_gather should be defined"),
+        (OddTwin, "Invalid fsdp_pre_all_gather"),
+    ):
+        model = with_twins(mlp(5, 8, 4), kind)
+        before = dict(model.named_parameters())
+        with pytest.raises(AssertionError, match=words):
+            ours().fully_shard(model).unshard()
+        if ours() is not TORCH:
+            assert all(before[name] is p for name, p in model.named_parameters())
+    model = ours().fully_shard(with_twins(mlp(5, 7, 4), ScarceTwin))
+    if rank == 1:
+        with pytest.raises(AssertionError, match=r"padded sharded size.*got \[torch.Size\(\[3, 5\]\)"):
+            model.unshard()
+
+
+class TestFullyShardExtensions:
+    def test_trained_as_torch(self) -> None:
+        run_ranks(2, trained_as_torch, 2)
+
+    def test_trained_as_torch_with_copies(self) -> None:
+        run_ranks(4, trained_as_torch, 4)
+
+    @pytest.mark.parametrize("replicates", [False, True])
+    def test_trained_as_one(self, replicates: bool) -> None:
+        run_ranks(2, trained_as_one, replicates)
+
+    def test_methods_put_on_shards(self) -> None:
+        run_ranks(2, methods_put_on_shards)
+
+    def test_wrong(self) -> None:
+        run_ranks(2, wrong)

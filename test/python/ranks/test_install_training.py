@@ -1,0 +1,121 @@
+"""A program for torch's functions trains to the same bits before install(), after it and after uninstall()."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed.fsdp
+from engine import TORCH
+from models import batch
+from torch.distributed._composable import replicate_with_fsdp
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from training_models import mlps
+
+import shardwise
+from shardwise.testing import run_ranks
+
+STEPS = 4
+
+
+@dataclass
+class Result:
+    """What a program ended with, and the class that its function gave the model."""
+
+    losses: list[torch.Tensor]
+    values: dict[str, Any]
+    base: type
+
+    def assert_equal(self, other: Result, where: str) -> None:
+        assert len(self.losses) == len(other.losses) > 0, where
+        assert all(torch.equal(a, b) for a, b in zip(self.losses, other.losses, strict=True)), where
+        assert self.values.keys() == other.values.keys() and self.values, where
+        for name, value in self.values.items():
+            assert torch.equal(value, other.values[name]), f"{where}: {name}"
+
+
+def train(rank: int, wrap: Any, module_class: type) -> Result:
+    """Two micro-batches a step; who has no data parallelism of this kind sums up nothing."""
+    model: Any = mlps(6, 3)
+    for layer in model:
+        wrap(layer)
+    wrap(model)
+    assert isinstance(model, module_class)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    losses = []
+    for step in range(STEPS):
+        for part in range(2):
+            for module in model.modules():
+                if isinstance(module, module_class):
+                    module.set_requires_gradient_sync(part == 1, recurse=False)
+            losses.append(model(batch(2 * step + part, rank, 6)).pow(2).mean())
+            losses[-1].backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+    values = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    return Result([loss.detach() for loss in losses], values, type(model).__mro__[1])
+
+
+def train_sharded(rank: int) -> Result:
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    return train(rank, fully_shard, FSDPModule)
+
+
+def train_replicated(rank: int) -> Result:
+    from torch.distributed._composable.replicate_with_fsdp import ReplicateModule, replicate
+
+    return train(rank, replicate, ReplicateModule)
+
+
+def train_in_stages(rank: int) -> Result:
+    """A pipeline of two stages, each replicated over a mesh of one rank."""
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("pp", "dp"))
+    stage: Any = mlps(6, 3)[rank : rank + 1]
+    replicate_with_fsdp.replicate(stage, mesh=mesh["dp"])
+    pipeline = PipelineStage(stage, rank, 2, torch.device("cpu"), group=mesh["pp"].get_group())
+    schedule = ScheduleGPipe(pipeline, 4, loss_fn=lambda output, target: (output - target).pow(2).mean())
+    optimizer = torch.optim.AdamW(stage.parameters(), lr=0.05)
+    losses: list[torch.Tensor] = []
+    for step in range(STEPS):
+        data = {"target": batch(step + 50, 0, 6, rows=8), "losses": losses} if rank == 1 else {}
+        schedule.step(*([batch(step, 0, 6, rows=8)] if rank == 0 else []), **data)
+        assert all(p.grad.to_local().abs().sum() > 0 for p in stage.parameters()), "every step has gradients"
+        optimizer.step()
+        optimizer.zero_grad()
+    values = {name: value.to_local().clone() for name, value in stage.state_dict().items()}
+    return Result([loss.detach() for loss in losses] or [torch.zeros(())], values, type(stage).__mro__[1])
+
+
+def both_sides(rank: int) -> None:
+    programs = {train_sharded: "FSDPModule", train_replicated: "ReplicateModule", train_in_stages: "ReplicateModule"}
+    wanted = {program: program(rank) for program in programs}
+    for program, name in programs.items():
+        assert wanted[program].base is getattr(TORCH, name)
+    shardwise.install()
+    for program, name in programs.items():
+        result = program(rank)
+        assert result.base is getattr(shardwise, name), program
+        result.assert_equal(wanted[program], f"rank {rank}: {program.__name__} after install()")
+    # Who has torch's from before trains with it as before.
+    for function, module_class, program in (
+        (TORCH.fully_shard, TORCH.FSDPModule, train_sharded),
+        (TORCH.replicate, TORCH.ReplicateModule, train_replicated),
+    ):
+        result = train(rank, function, module_class)
+        assert result.base is module_class
+        result.assert_equal(wanted[program], f"rank {rank}: {program.__name__} with torch's")
+    shardwise.uninstall()
+    for program, name in programs.items():
+        result = program(rank)
+        assert result.base is getattr(TORCH, name)
+        result.assert_equal(wanted[program], f"rank {rank}: {program.__name__} after uninstall()")
+
+
+class TestInstall:
+    def test_a_program_trains_the_same_on_both_sides(self) -> None:
+        run_ranks(2, both_sides)

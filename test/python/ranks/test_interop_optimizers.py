@@ -1,0 +1,351 @@
+"""torch's optimizers, clipping and gradient scaling on wrapped models, beside torch's engine and one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from engine import TORCH, Engine, ours
+from layouts import RANKS, by_layer
+from models import batch, local
+from parity import Parity, Wrapping, assert_pieces, assert_same_bits, momentum, train
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
+from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
+from training_models import mlp_program
+
+from shardwise.testing import run_ranks
+
+#: Of the last layer, and of one bias, the second rank has nothing.
+WIDTHS = (5, 7, 3, 1)
+
+
+def optimizer(kind: Any, **options: Any) -> Callable[[nn.Module], torch.optim.Optimizer]:
+    return lambda model: kind(model.parameters(), lr=0.05, **options)
+
+
+#: With Adam's own epsilon, elements whose gradient is nearly zero would be moved by the noise in it.
+OPTIMIZERS = [
+    optimizer(SGD, momentum=0.9, weight_decay=0.1, foreach=False),
+    optimizer(SGD, momentum=0.9, nesterov=True, foreach=True),
+    optimizer(Adam, eps=0.1, amsgrad=True, foreach=True),
+    optimizer(Adam, eps=0.1, fused=True),
+    optimizer(AdamW, eps=0.1, weight_decay=0.3, foreach=True),
+    optimizer(AdamW, eps=0.1, weight_decay=0.3, fused=True),
+    # R45: its state is made with it, for the parameters that it got.
+    optimizer(Adagrad, initial_accumulator_value=0.1, foreach=True),
+    optimizer(RMSprop, eps=0.1, centered=True, foreach=True),
+]
+
+
+def every_optimizer(rank: int, layout: str) -> None:
+    for make in OPTIMIZERS:
+        program = mlp_program(WIDTHS, optimizer=make, steps=4)
+        trace = Parity(program).both(by_layer(layout))
+        parameters = list(trace.model.parameters())
+        assert list(trace.optimizer.state) == parameters
+        for parameter, state in trace.optimizer.state.items():
+            for name, value in state.items():
+                assert name == "step" or (isinstance(value, DTensor) and value._spec == parameter._spec), name
+
+
+class InBackward:
+    """Steps a parameter as soon as its gradient is there, and drops the gradient."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.optimizers: dict[nn.Parameter, torch.optim.Optimizer] = {}
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(self.step_one)
+
+    def step_one(self, parameter: Any) -> None:
+        one = self.optimizers.setdefault(parameter, SGD([parameter], lr=0.05, momentum=0.9))
+        one.step()
+        one.zero_grad()
+
+    def zero_grad(self, set_to_none: bool) -> None:
+        """There is nothing to drop."""
+
+    def step(self) -> None:
+        """It is done."""
+
+
+def optimizer_in_backward(rank: int, layout: str) -> None:
+    parity = Parity(mlp_program(WIDTHS, steps=4, optimizer=momentum))
+    hooked: dict[nn.Module, InBackward] = {}
+
+    def make() -> nn.Module:
+        model = parity.program.make()
+        hooked[model] = InBackward(model)
+        return model
+
+    after: Any = replace(parity.program, optimizer=InBackward)
+    before: Any = replace(parity.program, make=make, optimizer=lambda model: hooked[model])
+    traces = [train(engine, after, Wrapping(by_layer(layout)), rank) for engine in (TORCH, ours())]
+    assert_same_bits(traces[1], traces[0])
+    # Hooks of the parameters that are wrapped go on with ours; with torch's nobody calls them any more.
+    if ours() != TORCH:
+        traces.append(train(ours(), before, Wrapping(by_layer(layout)), rank))
+    for trace in traces:
+        for number, (step, alone) in enumerate(zip(trace.steps, parity.expected, strict=True)):
+            assert not any(gradient is not None for gradient in step.gradients.values())
+            assert_pieces(f"step {number}: the value", step.values, alone.values, parity.pieces)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+class Clip:
+    """Clips gradients, and notes the norms and the collectives that it took."""
+
+    def __init__(self, limit: float, order: float, foreach: bool) -> None:
+        self.limit, self.order, self.foreach = limit, order, foreach
+        self.norms: list[torch.Tensor] = []
+        self.counts: list[dict[str, int]] = []
+
+    def __call__(self, model: nn.Module) -> None:
+        with CommDebugMode() as mode:
+            norm = clip_grad_norm_(model.parameters(), self.limit, self.order, foreach=self.foreach)
+        self.norms.append(whole(norm))
+        self.counts.append({op.__name__: count for op, count in mode.get_comm_counts().items()})
+
+
+def clipped(rank: int, layout: str) -> None:
+    # R48: the norm is that of all gradients together, on every rank.
+    steps = 3
+    for order in (1.0, 2.0, 3.0, float("inf")):
+        for limit, foreach in ((0.02, True), (0.02, False), (100.0, True)):
+            clip = Clip(limit, order, foreach)
+            # torch has no infinity norm of nothing.
+            widths = (5, 7, 3, 2) if order == float("inf") else WIDTHS
+            parity = Parity(mlp_program(widths, steps=steps, between=clip))
+            parity.both(by_layer(layout))
+            alone, theirs, mine = (clip.norms[i * steps : (i + 1) * steps] for i in range(3))
+            assert all(norm > 0.03 for norm in alone), f"{limit} is no limit: {alone}"
+            torch.testing.assert_close(mine, alone, msg=lambda text, o=order: f"norm of order {o}: {text}")
+            assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+            counts = clip.counts[2 * steps :]
+            assert counts == clip.counts[steps : 2 * steps]
+            # Along the dimension of the mesh that holds shards.
+            expected = {} if layout == "replicate" else {"all_reduce": 1}
+            assert all(count == expected for count in counts), counts
+
+
+def clipped_when_tiny(rank: int, layout: str) -> None:
+    # R47: what keeps a division from that by zero is added to the norm of all, once.
+    program = mlp_program(WIDTHS)
+    reference = program.make()
+    for data_rank in range(dist.get_world_size()):
+        (program.loss(reference, 0, data_rank) * 1e-6 / dist.get_world_size()).backward()
+    model = program.make()
+    by_layer(layout)(ours(), model)
+    (program.loss(model, 0, rank) * 1e-6).backward()
+    limit = 5e-7
+    expected = clip_grad_norm_(reference.parameters(), limit)
+    assert limit < expected < 2e-6, expected
+    torch.testing.assert_close(whole(clip_grad_norm_(model.parameters(), limit)), expected, rtol=1e-5, atol=0)
+    for (name, mine), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
+        assert mine.grad is not None and theirs.grad is not None
+        torch.testing.assert_close(whole(mine.grad), theirs.grad, rtol=1e-4, atol=1e-13, msg=name)
+
+
+def norms_of_several_meshes(rank: int) -> None:
+    # R49: torch takes no norm of tensors on several meshes; that of the norms of each mesh is that of all.
+    program = mlp_program((5, 7, 4, 2))
+    reference = program.make()
+    for data_rank in range(2):
+        (program.loss(reference, 0, data_rank) / 2).backward()
+    for engine in (TORCH, ours()):
+        model: Any = program.make()
+        engine.fully_shard(model[0], mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("shards",)))
+        engine.replicate(model[2], mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("copies",)))
+        engine.fully_shard(model, ignored_params={model[4].bias})
+        program.loss(model, 0, rank).backward()
+        model[4].bias.grad = reference[4].bias.grad.clone()
+        with pytest.raises(RuntimeError, match="must have the same mesh|mixed torch.Tensor and DTensor"):
+            clip_grad_norm_(model.parameters(), 1.0)
+        by_mesh: dict[Any, list[nn.Parameter]] = {}
+        for parameter in model.parameters():
+            by_mesh.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+        assert len(by_mesh) == 4
+        for order in (1.0, 2.0, 3.0, float("inf")):
+            gradients = [[p.grad for p in group if p.grad is not None] for group in by_mesh.values()]
+            norms = [whole(get_total_norm(group, order)) for group in gradients]
+            total = torch.linalg.vector_norm(torch.stack(norms), order)
+            expected = get_total_norm([p.grad for p in reference.parameters() if p.grad is not None], order)
+            torch.testing.assert_close(total, expected, msg=lambda text, o=order: f"norm of order {o}: {text}")
+        for group in by_mesh.values():
+            clip_grads_with_norm_(group, 0.5 * float(total), total)
+        for (name, mine), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
+            assert mine.grad is not None and theirs.grad is not None
+            torch.testing.assert_close(whole(mine.grad), theirs.grad * 0.5, msg=name, rtol=1e-4, atol=1e-6)
+
+
+#: In the second step infinities reach the gradients: through a loss, or in the memory of some ranks alone.
+OVERFLOWS = ("loss of rank 0", "shards of rank 0", "shards of rank 1")
+
+
+def scaled(engine: Engine | None, layout: str, overflow: str, rank: int) -> list[dict[str, torch.Tensor]]:
+    """Losses, scales and values of every step; without an engine in one process."""
+    program = mlp_program((6, 7, 4), optimizer=momentum)
+    model: Any = program.make()
+    world = dist.get_world_size()
+    if engine is not None:
+        by_layer(layout)(engine, model)
+    optimizer = momentum(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    trace = []
+    for step in range(6):
+        optimizer.zero_grad()
+        for data_rank in range(world) if engine is None else [rank]:
+            loss = program.loss(model, step, data_rank)
+            if step == 2 and data_rank == 0 and (engine is None or overflow == OVERFLOWS[0]):
+                loss = loss * float("inf")
+            scaler.scale(loss / (world if engine is None else 1)).backward()
+        if step == 2 and engine is not None and overflow != OVERFLOWS[0] and rank % 2 == int(overflow[-1]):
+            # Rank 1 has three of the first layer's seven rows.
+            local(model[0].weight.grad)[2, 3] = float("inf")
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), 0.2)
+        scaler.step(optimizer)
+        scaler.update()
+        values = {name: p.detach().clone() for name, p in model.named_parameters()}
+        trace.append({"loss": loss.detach(), "scale": torch.tensor(scaler.get_scale()), **values})
+    return trace
+
+
+def scaler_skips_everywhere(rank: int, layout: str) -> None:
+    # R50: infinities on one rank let all skip the step, and halve the scale of all.
+    for overflow in OVERFLOWS if layout != "replicate" else OVERFLOWS[:1]:
+        alone = scaled(None, layout, overflow, rank)
+        theirs = scaled(TORCH, layout, overflow, rank)
+        mine = scaled(ours(), layout, overflow, rank)
+        for step, (one, torchs, reference) in enumerate(zip(mine, theirs, alone, strict=True)):
+            for name, value in one.items():
+                where = f"{overflow}, step {step}: {name}"
+                assert torch.equal(local(value), local(torchs[name])), where
+                if name != "loss":
+                    torch.testing.assert_close(whole(value), reference[name], msg=f"{where}: {value}")
+        assert [float(step["scale"]) for step in mine] == [1024.0, 2048.0, 1024.0, 1024.0, 2048.0, 2048.0]
+        assert all(torch.equal(local(mine[1][name]), local(mine[2][name])) for name in mine[1] if "." in name)
+
+
+def empty_shards_are_scaled(rank: int) -> None:
+    # R50: a rank without a shard skips with the others.
+    found = []
+    for engine in (TORCH, ours()):
+        model: Any = nn.Sequential(nn.Linear(3, 1))
+        engine.fully_shard(model)
+        optimizer = momentum(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        before = whole(model[0].weight.detach()).clone()
+        scaler.scale(model(batch(0, rank, 3)).sum() * (float("inf") if rank == 1 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert local(model[0].weight).numel() == (3 if rank == 0 else 0)
+        assert torch.equal(whole(model[0].weight.detach()), before)
+        found.append(scaler.get_scale())
+    assert found == [4.0, 4.0]
+
+
+def prepared_state(rank: int, layout: str) -> None:
+    # R46: state that is made before it is loaded leaves no trace: the next steps are those of one process.
+    for make in OPTIMIZERS:
+        program = mlp_program(WIDTHS, optimizer=make, steps=3)
+        parity = Parity(replace(program, steps=6))
+        first = train(ours(), program, Wrapping(by_layer(layout)), rank)
+        values = {name: value.detach().clone() for name, value in first.model.state_dict().items()}
+        state = copy_of(get_optimizer_state_dict(first.model, first.optimizer))
+        second: Any = program.make()
+        by_layer(layout)(ours(), second)
+        optimizer = make(second)
+        second.load_state_dict(values)
+        set_optimizer_state_dict(second, optimizer, optim_state_dict=state)
+        for number in range(3, 6):
+            optimizer.zero_grad()
+            program.loss(second, number, rank).backward()
+            optimizer.step()
+            found = {name: p.detach() for name, p in second.named_parameters()}
+            assert_pieces(f"step {number}: the value", found, parity.expected[number].values, parity.pieces)
+
+
+def parameters_without_gradients(rank: int, layout: str) -> None:
+    # R44: a forward left full parameters, and the optimizer took those. R45: it was made before the wrapping. Both
+    # would train nothing, with torch's engine in silence.
+    program = mlp_program(WIDTHS)
+    for engine in (TORCH, ours()):
+        for when in ("before", "after a forward"):
+            model: Any = program.make()
+            optimizer = Adagrad(model.parameters(), lr=0.05)
+            by_layer(layout)(engine, model)
+            if when == "after a forward":
+                program.loss(model, 0, rank)
+                optimizer = Adagrad(model.parameters(), lr=0.05)
+            program.loss(model, 1, rank).backward()
+            before = whole(model[4].weight.detach()).clone()
+            if engine == TORCH:
+                optimizer.step()
+                assert torch.equal(whole(model[4].weight.detach()), before)
+                continue
+            what = "as it was before its module was wrapped" if when == "before" else "full"
+            with pytest.raises(RuntimeError, match=rf"this Adagrad holds .*{what}.*no gradient reaches it"):
+                optimizer.step()
+            Adagrad(model.parameters(), lr=0.05).step()
+            assert not torch.equal(whole(model[4].weight.detach()), before)
+
+
+def copy_of(state: Any) -> Any:
+    """That shares no tensor with it."""
+    if isinstance(state, dict):
+        return {name: copy_of(value) for name, value in state.items()}
+    if isinstance(state, list):
+        return [copy_of(value) for value in state]
+    return state.clone() if isinstance(state, torch.Tensor) else state
+
+
+class TestInteropOptimizers:
+    @pytest.mark.parametrize("layout", RANKS)
+    def test_every_optimizer(self, layout: str) -> None:
+        run_ranks(RANKS[layout], every_optimizer, layout)
+
+    @pytest.mark.parametrize("layout", RANKS)
+    def test_optimizer_in_backward(self, layout: str) -> None:
+        run_ranks(RANKS[layout], optimizer_in_backward, layout)
+
+    @pytest.mark.parametrize("layout", RANKS)
+    def test_state_that_was_prepared(self, layout: str) -> None:
+        run_ranks(RANKS[layout], prepared_state, layout)
+
+    @pytest.mark.parametrize("layout", RANKS)
+    def test_parameters_that_no_gradient_reaches(self, layout: str) -> None:
+        run_ranks(RANKS[layout], parameters_without_gradients, layout)
+
+
+class TestInteropClipping:
+    @pytest.mark.parametrize("layout", RANKS)
+    def test_norms_are_those_of_one_process(self, layout: str) -> None:
+        run_ranks(RANKS[layout], clipped, layout)
+
+    @pytest.mark.parametrize("layout", RANKS)
+    def test_tiny_gradients(self, layout: str) -> None:
+        run_ranks(RANKS[layout], clipped_when_tiny, layout)
+
+    def test_several_meshes(self) -> None:
+        run_ranks(2, norms_of_several_meshes)
+
+
+class TestInteropGradScaler:
+    @pytest.mark.parametrize("layout", RANKS)
+    def test_infinities_on_one_rank(self, layout: str) -> None:
+        run_ranks(RANKS[layout], scaler_skips_everywhere, layout)
+
+    def test_empty_shards(self) -> None:
+        run_ranks(2, empty_shards_are_scaled)

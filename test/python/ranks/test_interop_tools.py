@@ -1,0 +1,181 @@
+"""Tools around wrapped models: compilers, profilers, counters, logs, processes and threads, other wrappers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine import TORCH, Engine, ours
+from layouts import RANKS, by_layer
+from models import batch, local, reference_backward
+from parity import Parity, Program, Wrap, assert_same_bits
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from training_models import mlp_program, mlps, non_root_program
+
+from shardwise.testing import run_ranks
+
+FOLDER = Path(__file__).parent
+
+
+class Graphs:
+    """A backend of torch.compile that notes the operations of each graph, and runs them as they are."""
+
+    def __init__(self) -> None:
+        self.operations: list[list[str]] = []
+
+    def __call__(self, module: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        self.operations.append([str(node.target) for node in module.graph.nodes if node.op.startswith("call")])
+        return module.forward
+
+
+def compiled(rank: int) -> None:
+    parity = Parity(non_root_program())
+
+    def wrapping(name: str, backend: Any) -> Wrap:
+        def wrap(engine: Engine, model: Any) -> None:
+            torch._dynamo.reset()
+            for child in model:
+                getattr(engine, name)(child)
+                child.compile(backend=backend)
+            getattr(engine, name)(model)
+
+        return wrap
+
+    for name in ("fully_shard", "replicate"):
+        traces, graphs = [], []
+        for engine in (TORCH, ours()):
+            seen = Graphs()
+            traces += [parity.run(engine, wrapping(name, backend)) for backend in (seen, "aot_eager")]
+            graphs.append(seen.operations)
+        for trace in traces[1:]:
+            assert_same_bits(trace, traces[0])
+        # What is between the hooks is one graph, as with torch's: for inputs with gradients and without, made once.
+        assert graphs[1] == graphs[0]
+        assert [len(operations) for operations in graphs[1]] == [4, 4], graphs[1]
+
+
+def counted(rank: int, layout: str) -> None:
+    parity = Parity(mlp_program((5, 7, 3, 1), steps=3))
+    traces = [parity.run(engine, by_layer(layout), counted=True) for engine in (TORCH, ours())]
+    counts = [[step.counts for step in trace.steps] for trace in traces]
+    assert counts[1] == counts[0]
+    assert all(step for step in counts[1])
+
+
+def labels_of(engine: Engine, layout: str, rank: int) -> Counter[str]:
+    model = mlp_program((5, 7, 3, 1)).make()
+    by_layer(layout)(engine, model)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        for step in range(2):
+            model(batch(step, rank, 5)).sum().backward()
+    return Counter(event.name for event in profiler.events() if event.name.startswith("FSDP::"))
+
+
+def labelled(rank: int, layout: str) -> None:
+    theirs, mine = (labels_of(engine, layout, rank) for engine in (TORCH, ours()))
+    gathers, sums = ("FSDP::all_gather", "FSDP::all_gather_copy_out"), ("FSDP::post_backward_reduce",)
+    # torch's replicate() has the labels of gathers where it copies parameters.
+    kinds = sums if layout == "replicate" else gathers + sums
+    expected = {label: count for label, count in theirs.items() if label.split(" ")[0] in kinds}
+    # The root's has an empty name with ours, and none with torch's.
+    found = {label.removesuffix(" ()"): count for label, count in mine.items() if label.split(" ")[0] in kinds}
+    assert len(expected) == 3 * len(kinds) and found == expected, f"{found} for {expected}"
+
+
+def mixed_trees(rank: int) -> None:
+    def under_sharded(engine: Engine, model: Any) -> None:
+        engine.fully_shard(model[0].in_proj)
+        engine.replicate(model[0])
+        engine.replicate(model[1].out_proj)
+        engine.fully_shard(model[1])
+        engine.fully_shard(model)
+        assert sharded_of(model) == {"0.in_proj", "1.in_proj", "2.in_proj", "2.out_proj"}
+
+    def under_replicated(engine: Engine, model: Any) -> None:
+        engine.fully_shard(model[0].in_proj)
+        engine.fully_shard(model[1])
+        engine.replicate(model[2].out_proj)
+        engine.replicate(model)
+        assert sharded_of(model) == {"0.in_proj", "1.in_proj", "1.out_proj"}
+
+    program = Program(lambda: mlps(8, 3), lambda model, number, r: model(batch(number, r, 8)).pow(2).mean(), steps=4)
+    parity = Parity(program)
+    for wrap in (under_sharded, under_replicated):
+        parity.both(wrap)
+
+
+def sharded_of(model: nn.Module) -> set[str]:
+    """The layers that lie in shards."""
+    parameters: Any = model.named_parameters()
+    return {name.rpartition(".")[0] for name, parameter in parameters if parameter.placements[0].is_shard()}
+
+
+def around_an_ignored_part(rank: int) -> None:
+    reference: Any = mlps(4, 3)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.05)
+    runs = []
+    for engine in (TORCH, ours()):
+        model: Any = mlps(4, 3)
+        ignored = set(model[1].parameters())
+        engine.fully_shard(model[0], ignored_params=ignored)
+        engine.fully_shard(model, ignored_params=ignored)
+        sharded = [name for name, p in model.named_parameters() if isinstance(p, DTensor)]
+        assert len(sharded) == 8 and not any(name.startswith("1.") for name in sharded)
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, sharded)
+        around = DistributedDataParallel(model)
+        runs.append((model, around, torch.optim.SGD(around.parameters(), lr=0.05)))
+    for step in range(4):
+        optimizer.zero_grad()
+        reference_backward(2, lambda r, s=step: reference(batch(s, r, 4)).pow(2).sum())
+        optimizer.step()
+        for model, around, own in runs:
+            own.zero_grad()
+            around(batch(step, rank, 4)).pow(2).sum().backward()
+            own.step()
+            for (name, mine), theirs in zip(model.named_parameters(), reference.named_parameters(), strict=True):
+                value = mine.full_tensor() if isinstance(mine, DTensor) else mine
+                torch.testing.assert_close(value, theirs[1], msg=f"step {step}: {name}")
+    for mine, theirs in zip(runs[1][0].parameters(), runs[0][0].parameters(), strict=True):
+        assert torch.equal(local(mine), local(theirs))
+
+
+class TestInteropCompile:
+    def test_each_module(self) -> None:
+        run_ranks(2, compiled, timeout=300)
+
+
+class TestInteropObservers:
+    @pytest.mark.parametrize("layout", RANKS)
+    def test_collectives_that_are_counted(self, layout: str) -> None:
+        run_ranks(RANKS[layout], counted, layout)
+
+    @pytest.mark.parametrize("layout", ["fully_shard", "replicate"])
+    def test_labels_in_a_profile(self, layout: str) -> None:
+        run_ranks(2, labelled, layout)
+
+
+class TestInteropRanks:
+    @pytest.mark.parametrize(("method", "layout"), [("fork", "fully_shard"), ("spawn", "replicate")])
+    def test_processes(self, method: str, layout: str, tmp_path: Path) -> None:
+        paths = [str(FOLDER), str(FOLDER.parents[2] / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        command = [sys.executable, str(FOLDER / "started_ranks.py"), method, layout, str(tmp_path / "store")]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+class TestInteropTrees:
+    def test_replicated_and_sharded_parts(self) -> None:
+        run_ranks(2, mixed_trees)
+
+    def test_ddp_around_an_ignored_part(self) -> None:
+        run_ranks(2, around_an_ignored_part)

@@ -1,0 +1,81 @@
+"""What TORCH_LOGS="+shardwise" shows of forwards and backwards; without it there is nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import shardwise
+
+PROGRAM = """
+import torch, shardwise
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2))
+for layer in (model[0], model[2]):
+    shardwise.{function}(layer)
+shardwise.{function}(model)
+for _ in range(2):
+    model(torch.ones(4, 2)).sum().backward()
+with torch.no_grad():
+    model(torch.ones(4, 2))
+print("HOOKS", sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()))
+print(repr(shardwise.plan(model)) == str(shardwise.plan(model)), "Sequential(" in repr(model))
+dist.destroy_process_group()
+"""
+
+FORWARD = [
+    "root_pre_forward",
+    "pre_forward",
+    "pre_forward (0)",
+    "post_forward (0)",
+    "pre_forward (2)",
+    "post_forward (2)",
+    "post_forward",
+]
+#: The inputs of the root and of the first layer need no gradients: they end with the backward.
+BACKWARD = [
+    "pre_backward (2)",
+    "pre_backward",
+    "post_backward (2)",
+    "pre_backward (0)",
+    "post_backward",
+    "post_backward (0)",
+    "root_post_backward",
+]
+
+
+def run(function: str, logs: str) -> tuple[list[str], str]:
+    """The events that were logged, and what the program printed."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(shardwise.__file__).parents[1])}
+    environment.pop("TORCH_LOGS", None)
+    if logs:
+        environment["TORCH_LOGS"] = logs
+    program = PROGRAM.replace("{function}", function)
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return re.findall(r"FSDP::(.+)$", done.stderr, re.MULTILINE), done.stdout
+
+
+class TestLogs:
+    def test_events_are_shown(self) -> None:
+        for function in ("fully_shard", "replicate"):
+            events, _ = run(function, "+shardwise")
+            assert events == (FORWARD + BACKWARD) * 2 + FORWARD, function
+
+    def test_nothing_is_there_without_it(self) -> None:
+        events, printed = run("fully_shard", "")
+        assert not events
+        assert "True True\n" in printed
+        # One before and one after each module that was wrapped.
+        assert "HOOKS 6\n" in printed
+
+    def test_warnings_alone_are_no_events(self) -> None:
+        events, printed = run("fully_shard", "shardwise")
+        assert not events
+        assert "HOOKS 6\n" in printed

@@ -1,0 +1,98 @@
+"""What ranks record: the units and collectives of a step, from their begin to their end, and nothing when it is off."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from models import batch, mlp
+
+import shardwise
+from shardwise import _timeline
+from shardwise.testing import run_ranks
+
+PROGRAM = """
+import sys
+import torch
+import torch.distributed as dist
+import shardwise
+dist.init_process_group()
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+shardwise.fully_shard(model[0])
+shardwise.fully_shard(model)
+model(torch.ones(2, 4)).sum().backward()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def steps_recorded(rank: int, folder: str, kind: str) -> None:
+    wrap = getattr(shardwise, kind)
+    model = mlp(5, 6, 3)
+    wrap(model[0])
+    wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch(0, rank, 5, 2)).sum().backward()
+        optimizer.step()
+
+    step()
+    with shardwise.record(folder):
+        step()
+        step()
+    step()
+
+
+def recorded(folder: Path, kind: str, backend: str) -> list[_timeline.Event]:
+    run_ranks(2, steps_recorded, str(folder), kind, backend=backend)
+    return _timeline.read(folder)
+
+
+def of(events: list[_timeline.Event], rank: int, kind: str) -> list[_timeline.Event]:
+    return [event for event in events if event.rank == rank and event.kind == kind]
+
+
+class TestRecord:
+    @pytest.mark.parametrize("backend", ["gloo", "shardwise"])
+    def test_sharded(self, tmp_path: Path, backend: str) -> None:
+        events = recorded(tmp_path, "fully_shard", backend)
+        assert len(_timeline.steps(events)) == 2
+        for rank in (0, 1):
+            for name in ("(root)", "0"):
+                for kind in ("forward", "backward"):
+                    assert len([e for e in of(events, rank, kind) if e.name == name]) == 2, (rank, name, kind)
+            root, inner = ([e for e in of(events, rank, "forward") if e.name == name] for name in ("(root)", "0"))
+            assert root[0].begin <= inner[0].begin <= inner[0].end <= root[0].end
+            # The root stays whole after forward: two gathers there and one in backward, two sums; twice.
+            gathers, sums = of(events, rank, "all-gather"), of(events, rank, "reduce-scatter")
+            assert (len(gathers), len(sums)) == (6, 4)
+            assert all(event.bytes > 0 and "the all-gather of unit" in event.name for event in gathers)
+            waits = of(events, rank, "wait")
+            for event in (*gathers, *sums):
+                # Whoever waits goes on soon after it is done.
+                assert any(wait.name == event.name and wait.end >= event.begin for wait in waits), event
+            assert all(event.end >= event.begin for event in events)
+        assert 0 <= _timeline.hidden(events, 0) <= 1
+
+    def test_replicated(self, tmp_path: Path) -> None:
+        events = recorded(tmp_path, "replicate", "shardwise")
+        assert {event.kind for event in events} == {"forward", "backward", "all-reduce", "wait"}
+        assert len(of(events, 0, "all-reduce")) == 4
+
+    def test_a_variable_records_a_whole_program(self, tmp_path: Path) -> None:
+        program = tmp_path / "program.py"
+        program.write_text(PROGRAM)
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]
+        path = str(Path(shardwise.__file__).parents[1])
+        environment = {**os.environ, "SHARDWISE_RECORD": str(tmp_path / "out"), "PYTHONPATH": path}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        events = _timeline.read(tmp_path / "out")
+        assert {event.rank for event in events} == {0, 1}
+        assert len(_timeline.steps(events)) == 1

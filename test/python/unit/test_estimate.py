@@ -1,0 +1,128 @@
+"""estimate_memory() and `python -m shardwise estimate`: what they say and refuse."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import Shard
+
+import shardwise
+from shardwise.__main__ import main
+
+ROOT = Path(__file__).resolve().parents[3]
+MODEL = "examples/python/model.py:Gpt"
+
+
+def layers(number: int = 3) -> nn.Sequential:
+    with torch.device("meta"):
+        return nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(number)))
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    done = [sys.executable, "-m", "shardwise", "estimate", *words]
+    return subprocess.run(done, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_a_rank_has_its_part_of_parameters_optimizer_and_gradients() -> None:
+    model = layers()
+    whole = 3 * 64 * 64 * 4
+    estimate = shardwise.estimate_memory(model, 4, units=list(model))
+    assert estimate.parameters == whole // 4
+    assert estimate.optimizer == 2 * whole // 4
+    # And a count of used ranks for each parameter.
+    assert estimate.gradients == whole // 4 + 3 * 4
+    copies = shardwise.estimate_memory(model, 4, policy="replicate", units=list(model))
+    assert (copies.parameters, copies.optimizer, copies.pool) == (whole, 2 * whole, 0)
+    assert shardwise.estimate_memory(model, 4, units=list(model), optimizer_factor=0).optimizer == 0
+
+
+def test_options_change_what_they_should() -> None:
+    model = layers(8)
+    plain = shardwise.estimate_memory(model, 2, units=list(model))
+    kept = shardwise.estimate_memory(model, 2, units=list(model), reshard_after_forward=False)
+    assert kept.pool > 2 * plain.pool
+    half = shardwise.estimate_memory(
+        model, 2, units=list(model), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    )
+    assert half.local_gradients == plain.local_gradients // 2
+    assert half.parameters == plain.parameters
+    assert shardwise.estimate_memory(model, 4, copies=2).parameters == shardwise.estimate_memory(model, 2).parameters
+    ignored = shardwise.estimate_memory(model, 2, ignored_params={model[0].weight})
+    assert ignored.parameters == plain.parameters * 7 // 8
+    for parameter in model[:4].parameters():
+        parameter.requires_grad_(False)
+    assert shardwise.estimate_memory(model, 2, units=list(model)).optimizer == plain.optimizer // 2
+
+
+def test_padding_follows_the_dimension() -> None:
+    with torch.device("meta"):
+        model = nn.Linear(64, 3, bias=False)
+    rows = shardwise.estimate_memory(model, 2)
+    columns = shardwise.estimate_memory(model, 2, shard_placement_fn=lambda _: Shard(-1))
+    assert rows.parameters > columns.parameters == 64 * 3 * 4 // 2
+
+
+def test_what_is_wrong_is_named() -> None:
+    model = layers()
+    with pytest.raises(ValueError, match="must be a divisor of the number of ranks"):
+        shardwise.estimate_memory(model, 4, copies=3)
+    with pytest.raises(ValueError, match="it must be one of them, counted from 0"):
+        shardwise.estimate_memory(model, 4, rank=4)
+    with pytest.raises(ValueError, match="this Sequential: a module of units is not inside"):
+        shardwise.estimate_memory(model, 4, units=[nn.Linear(1, 1)])
+    with pytest.raises(ValueError, match="knows the policies 'fully_shard' and 'replicate', not 'ddp'"):
+        shardwise.estimate_memory(model, 4, policy="ddp")  # type: ignore[arg-type]
+
+
+def test_the_command_prints_the_same() -> None:
+    done = command(MODEL, "--world", "8", "--units", "blocks.*", "--param-dtype", "bfloat16", "--json")
+    assert done.returncode == 0, done.stderr
+    sys.path.insert(0, str(ROOT / "examples" / "python"))
+    from model import Gpt
+
+    with torch.device("meta"):
+        model = Gpt()
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    expected = shardwise.estimate_memory(model, 8, units=list(model.blocks), mp_policy=policy)
+    assert json.loads(done.stdout) == json.loads(expected.json())
+    table = command(MODEL, "--world", "8", "--policy", "replicate").stdout
+    lines = dict(line.split("  ", 1) for line in table.splitlines() if line)
+    assert {"parameters", "optimizer", "peak in backward", "after the step"} <= set(lines)
+    # The largest has the longest bar.
+    assert lines["peak in backward"].endswith("  " + 32 * "#")
+    assert 0 < lines["parameters"].count("#") < 16
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([MODEL, "--world", "8", "--units", "layers.*"], "no module of Gpt has a name like 'layers.*'"),
+        ([MODEL, "--world", "9", "--copies", "2"], "must be a divisor"),
+        (["examples/python/model.py:nothing", "--world", "2"], "there is no function 'nothing' in examples"),
+        (["nowhere.py:make", "--world", "2"], "there is no file nowhere.py"),
+        (["nowhere:make", "--world", "2"], "No module named 'nowhere'"),
+        (["model", "--world", "2"], "names no function"),
+        (["examples/python/model.py:GptOptions", "--world", "2"], "must return an nn.Module"),
+        ([MODEL, "--world", "2", "--param-dtype", "float5"], "'float5' is no dtype"),
+        ([MODEL, "--world", "2", "--reshard", "maybe"], "neither yes nor no nor a number"),
+    ],
+)
+def test_the_command_says_what_is_wrong(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["shardwise", "estimate", *words])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    try:
+        code = main()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
+    assert code != 0
+    assert said in capsys.readouterr().err

@@ -1,0 +1,109 @@
+"""python -m shardwise timeline: the picture of given events; ranks/test_record.py has what ranks record."""
+
+from __future__ import annotations
+
+import json
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from shardwise import _timeline
+from shardwise.__main__ import main
+from shardwise._timeline import Event
+
+SVG = "{http://www.w3.org/2000/svg}"
+MS = 1_000_000
+
+
+def events(rank: int = 0) -> list[Event]:
+    """A step of 10 ms: a gather of 4 of which 1 is waited for, and a sum of 4 that is waited for to its end."""
+    return [
+        Event("forward", "(root)", rank, 0, 5 * MS, 0),
+        Event("forward", "block & <1>", rank, 1 * MS, 4 * MS, 0),
+        Event("all-gather", "the all-gather of block", rank, 0, 4 * MS, 1000),
+        Event("wait", "the all-gather of block", rank, 3 * MS, 4 * MS, 0),
+        Event("backward", "(root)", rank, 5 * MS, 9 * MS, 0),
+        Event("reduce-scatter", "the sum of block", rank, 6 * MS, 10 * MS, 2_000_000),
+        Event("wait", "the sum of block", rank, 6 * MS, 10 * MS, 0),
+    ]
+
+
+def rectangles(picture: str) -> dict[str, ET.Element]:
+    """By what they say when pointed at."""
+    root = ET.fromstring(picture)
+    found = {}
+    for rectangle in root.iter(f"{SVG}rect"):
+        title = rectangle.find(f"{SVG}title")
+        if title is not None and title.text:
+            found[title.text] = rectangle
+    return found
+
+
+def test_spans_lie_where_their_times_are() -> None:
+    found = rectangles(_timeline.svg(events()))
+    assert len(found) == 7
+    block = found["forward: block & <1>: 3.000 ms"]
+    assert float(block.attrib["x"]) == pytest.approx(_timeline.LEFT + 0.1 * _timeline.WIDTH, abs=0.1)
+    assert float(block.attrib["width"]) == pytest.approx(0.3 * _timeline.WIDTH, abs=0.1)
+    assert "reduce-scatter: the sum of block: 4.000 ms, 2 MB" in found
+    # What overlaps lies in rows of its own.
+    rows = {float(rectangle.attrib["y"]) for rectangle in found.values()}
+    assert len(rows) == 5
+    assert block.attrib["y"] != found["forward: (root): 5.000 ms"].attrib["y"]
+
+
+def test_every_rank_has_its_lanes() -> None:
+    picture = _timeline.svg(events(0) + events(3))
+    texts = [text.text for text in ET.fromstring(picture).iter(f"{SVG}text")]
+    assert texts.count("rank 0") == texts.count("rank 3") == 1
+    for lane in _timeline.LANES:
+        assert texts.count(lane) == 2
+
+
+def test_what_is_hidden_is_the_wire_without_the_waits() -> None:
+    # 8 ms on the wire, of which 5 are waited for.
+    assert _timeline.hidden(events(), 0) == pytest.approx(3 / 8)
+    assert _timeline.hidden(events(), 1) == 1
+    row = [line for line in _timeline.table(events()) if "<td>0</td>" in line]
+    assert row == [
+        "<tr><td>0</td><td>10.00</td><td>9.00</td><td>5.00</td><td>4.00</td><td>4.00</td><td>38%</td></tr>\n"
+    ]
+
+
+def test_only_the_last_steps_are_drawn() -> None:
+    later = [Event(e.kind, e.name, e.rank, e.begin + 20 * MS, e.end + 20 * MS, e.bytes) for e in events()]
+    both = events() + later
+    assert _timeline.steps(both) == [0, 20 * MS]
+    assert _timeline.last_steps(both, 1) == later
+    assert _timeline.last_steps(both, 5) == both
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["shardwise", "timeline", *words])
+    return main()
+
+
+def test_the_command_writes_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in (0, 1):
+        text = json.dumps([vars(event) for event in events(rank)])
+        (tmp_path / f"shardwise-{rank}.json").write_text(text)
+    assert run(monkeypatch, str(tmp_path)) == 0
+    page = (tmp_path / "timeline.html").read_text()
+    assert "rank 0: 38% of the time on the wire was not waited for" in capsys.readouterr().out
+    # It opens offline: nothing is fetched.
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    picture = page[page.index("<svg") : page.index("</svg>") + 6]
+    assert len(rectangles(picture)) == len(events())
+    assert run(monkeypatch, str(tmp_path), "--out", str(tmp_path / "picture.svg")) == 0
+    assert (tmp_path / "picture.svg").read_text() == picture
+
+
+def test_an_empty_folder_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, str(tmp_path)) == 1
+    assert f"SHARDWISE_RECORD={tmp_path}" in capsys.readouterr().err
