@@ -5,6 +5,7 @@
 #   JOBS                 compilers at a time (as many as there are cores and memory for them)
 #   RANKS, FRONT, SHORT  of the demo: 2 ranks; FRONT=cpp or python; SHORT=1 for a few steps only
 #   MODE                 of the demo: replicate or, in C++, fully_shard
+#   PEERS                of bench: PEERS=1 fetches DeepSpeed, to be measured too
 #   SUITES               of the tests: some of unit_tests, rank_tests, program_tests, pytest; only these are built
 PYTHON ?=
 SHARDWISE_TEST_DEPS ?=
@@ -15,6 +16,7 @@ MODE ?= replicate
 SHORT ?=
 SUITES ?=
 FRESH_CLONE ?=
+PEERS ?=
 override SHARDWISE_TEST_DEPS := $(abspath $(SHARDWISE_TEST_DEPS))
 export SHARDWISE_TEST_DEPS
 .NOTPARALLEL:
@@ -55,10 +57,11 @@ test-sanitize: ## the C++ tests with the sanitizers for addresses, undefined beh
 	  -DSHARDWISE_SANITIZE=$$kind --target shardwise $(jobs) || exit 1; done
 	@$(py) test/run.py --sanitizers address undefined thread
 
-bench: ## what wrapping costs, beside torch's own: time, instructions, copies, memory
+bench: ## what wrapping costs, beside torch's own: time, instructions, copies, memory, in short
 	$(prepare) build "$(PYTHON)"
-	@$(build) dev -DSHARDWISE_BUILD_BENCHMARKS=ON --target shardwise shardwise_python meters host_cost rank_steps collectives --install $(jobs)
-	@$(py) benchmarks/run.py
+	@$(build) dev -DSHARDWISE_BUILD_BENCHMARKS=ON --target shardwise shardwise_python meters host_cost setup_cost plan_models memory_steps rank_steps collectives --install $(jobs)
+	$(if $(PEERS),@$(py) benchmarks/peers.py)
+	@$(py) benchmarks/run.py --quick --instructions
 
 lint: ## formats, types, clang-tidy and the house rules; changes nothing
 	$(prepare) lint "$(PYTHON)"

@@ -31,8 +31,9 @@ def shown(value: float) -> str:
 
 
 def save(folder: Path, facts: dict[str, str], figures: Sequence[Figure]) -> list[Path]:
-    """Two files named after date and commit: JSON for programs, a table for people."""
-    stem = folder / f"{facts['date'][:10]}-{facts['commit']}"
+    """Two files named after date, commit and suites: JSON for programs, a table for people."""
+    suites = dict.fromkeys(figure.suite for figure in figures)
+    stem = folder / "-".join([facts["date"][:10], facts["commit"], *suites])
     data, table = stem.with_suffix(".json"), stem.with_suffix(".md")
     data.write_text(json.dumps({"facts": facts, "figures": [asdict(figure) for figure in figures]}, indent=1) + "\n")
     lines = ["# Benchmarks", "", *(f"- {name}: {value}" for name, value in facts.items()), ""]

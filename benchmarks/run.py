@@ -12,15 +12,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import callgrind
 import collectives
 import host
 import machine
-import ranks
+import memory
+import peers
+import scale
+import steps
 from figures import Figure, save
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev")
-SUITES = ("host", "ranks", "collectives")
+SUITES = ("host", "memory", "scale", "steps", "collectives")
 
 
 def main() -> int:
@@ -29,11 +33,12 @@ def main() -> int:
     parser.add_argument("--suites", nargs="+", choices=SUITES, default=SUITES)
     parser.add_argument("--save", action="store_true", help="keep the figures in --results")
     parser.add_argument("--results", type=Path, default=HERE / "results")
+    parser.add_argument("--instructions", action="store_true", help="also count instructions, under valgrind")
     parser.add_argument("--callgrind", type=Path, help="an existing folder for callgrind's files")
     options = parser.parse_args()
-    if not host.program(BUILD).is_file():
+    if not callgrind.program(BUILD).is_file():
         print(
-            f"bench: there is no program at {host.program(BUILD)}. Run `make bench`, or configure with "
+            f"bench: there is no program at {callgrind.program(BUILD)}. Run `make bench`, or configure with "
             "-DSHARDWISE_BUILD_BENCHMARKS=ON and build.",
             file=sys.stderr,
         )
@@ -51,20 +56,32 @@ def main() -> int:
     return 0
 
 
+def may_count(options: argparse.Namespace) -> bool:
+    problem = callgrind.problem(BUILD) if options.instructions else "--instructions was not given"
+    if problem:
+        print(f"no instructions are counted: {problem}", flush=True)
+    return not problem
+
+
 def measure(options: argparse.Namespace) -> Iterator[Figure]:
     if "host" in options.suites:
-        sizes = [8] if options.quick else [8, 32]
-        yield from host.figures(host.microseconds(host.programs(BUILD), sizes), "us", 1)
-        problem = host.valgrind_problem(BUILD)
-        if problem:
-            print(f"host  no instructions were counted, only times: {problem}", flush=True)
-        else:
-            yield from host.figures(
-                host.instructions(host.programs(BUILD), sizes, options.callgrind), "k instructions", 1e3
-            )
-    if "ranks" in options.suites:
-        size = ranks.Size(4, 192, 3, 2) if options.quick else ranks.Size(6, 384, 11, 3)
-        yield from ranks.figures(ranks.measure(BUILD, size))
+        commands = host.commands(BUILD, host.SHORT if options.quick else host.FULL)
+        yield from host.figures(host.microseconds(commands), "us", 1)
+        if may_count(options):
+            yield from host.figures(callgrind.count(commands, options.callgrind)[0], "k instructions", 1e3)
+    if "memory" in options.suites:
+        allocator, resident = memory.SHORT if options.quick else memory.FULL
+        yield from memory.allocator_figures(BUILD, allocator)
+        yield from memory.resident_figures(BUILD, resident)
+    if "scale" in options.suites:
+        extent = scale.SHORT if options.quick else scale.FULL
+        yield from scale.model_figures(BUILD, extent)
+        yield from scale.large_figures(BUILD, extent)
+        if may_count(options):
+            yield from scale.setup_figures(BUILD, extent)
+            yield from scale.step_figures(BUILD, extent)
+    if "steps" in options.suites:
+        yield from steps.suite(BUILD, options.quick, peers.installed())
     if "collectives" in options.suites:
         yield from collectives.figures(BUILD, collectives.SHORT if options.quick else collectives.FULL)
 

@@ -12,6 +12,10 @@
 #pragma GCC visibility push(default)
 extern "C" {
 
+int meters_can_count() {
+  return SHARDWISE_METERS_COUNT;
+}
+
 #if SHARDWISE_METERS_COUNT
 
 int meters_count_instructions() {
@@ -22,8 +26,13 @@ void meters_start() {
   CALLGRIND_START_INSTRUMENTATION;
 }
 
+void meters_stop() {
+  CALLGRIND_STOP_INSTRUMENTATION;
+}
+
 void meters_zero() {
-  CALLGRIND_ZERO_STATS;
+  // CALLGRIND_ZERO_STATS leaves some of what was counted before.
+  CALLGRIND_DUMP_STATS_AT("before");
 }
 
 void meters_dump([[maybe_unused]] const char* name) {
@@ -37,6 +46,7 @@ int meters_count_instructions() {
 }
 
 void meters_start() {}
+void meters_stop() {}
 void meters_zero() {}
 void meters_dump(const char*) {}
 
@@ -44,6 +54,10 @@ void meters_dump(const char*) {}
 
 void meters_watch_memory() {
   TensorMemory::watch();
+}
+
+void meters_add_memory(int64_t bytes) {
+  TensorMemory::add(bytes);
 }
 
 int64_t meters_bytes() {
@@ -56,6 +70,10 @@ int64_t meters_peak_bytes() {
 
 void meters_forget_peak() {
   TensorMemory::forget_peak();
+}
+
+int64_t meters_allocations() {
+  return TensorMemory::allocations();
 }
 
 } // extern "C"

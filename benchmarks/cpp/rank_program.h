@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include <exception>
+#include <fstream>
 #include <iostream>
 #include <map>
 #include <string>
@@ -23,6 +24,15 @@ inline shardwise::MeshOptions mesh_options(const Arguments& given) {
       .rank(std::stoi(given.at("--rank")))
       .world_size(world)
       .device(at::Device(at::kCPU));
+}
+
+/// A line of /proc/self/status, in MiB.
+inline double status_mib(const std::string& name) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with(name + ":")) return std::stod(line.substr(name.size() + 1)) / 1024;
+  }
+  return 0;
 }
 
 /// The answer that tells that the rank waits for orders.

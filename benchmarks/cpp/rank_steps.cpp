@@ -1,9 +1,9 @@
 // One rank that trains a GPT over Gloo, a few steps whenever it is told to.
 //
-//   rank_steps --wrap fully_shard --rank 0 --world 2 --store FILE --layers 6 --width 384
+//   rank_steps --wrap fully_shard --rank 0 --world 2 --store FILE --layers 6 --width 384 --heads 6
 //
-// Each line on its input is a number of steps; the answer is a line of JSON: their seconds, and what was counted.
-// benchmarks/python/rank_steps.py is the same with torch's wrappings.
+// Each line on its input is a number of steps, or `plan`; the answer is a line of JSON: the steps' seconds, and what
+// was counted, or Plan::json(). benchmarks/python/rank_steps.py is the same with torch's wrappings.
 #include <shardwise/shardwise.h>
 
 #include "meters.h"
@@ -13,7 +13,6 @@
 #include <torch/torch.h>
 
 #include <ctime>
-#include <fstream>
 #include <iostream>
 #include <sstream>
 
@@ -42,6 +41,12 @@ class FusedAdamW {
   std::vector<torch::Tensor> parameters_, averages_, squares_, steps_;
 };
 
+shardwise::Mesh mesh_of(const std::string& wrap, const shardwise::MeshOptions& options) {
+  const auto world = options.world_size();
+  if (wrap == "hsdp") return shardwise::Mesh({{"copies", 2}, {"shards", world / 2}}, options);
+  return shardwise::Mesh({{"ranks", world}}, options);
+}
+
 /// Only the outermost unit has a handle that is needed: its counters are those of the tree.
 std::optional<shardwise::Unit> distribute(Gpt& model, const std::string& wrap, const shardwise::Mesh& mesh) {
   if (wrap == "none") return std::nullopt;
@@ -50,7 +55,7 @@ std::optional<shardwise::Unit> distribute(Gpt& model, const std::string& wrap, c
   if (wrap == "fully_shard_flat") sharding.layout(shardwise::ShardLayout::flat);
   const auto apply = [&](torch::nn::Module& module) {
     if (wrap == "replicate") return replicate(module, shardwise::ReplicateOptions().mesh(mesh));
-    if (wrap.starts_with("fully_shard")) return fully_shard(module, sharding);
+    if (wrap == "hsdp" || wrap.starts_with("fully_shard")) return fully_shard(module, sharding);
     throw std::invalid_argument("rank_steps: there is no --wrap " + wrap + ".");
   };
   for (auto& block : *model->blocks) apply(*block);
@@ -63,23 +68,16 @@ double seconds(clockid_t clock) {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-/// A line of /proc/self/status, in MiB.
-double status_mib(const std::string& name) {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.starts_with(name + ":")) return std::stod(line.substr(name.size() + 1)) / 1024;
-  }
-  return 0;
-}
-
 void run(const Arguments& given) {
   const auto options = mesh_options(given);
-  const shardwise::Mesh mesh({{"world", options.world_size()}}, options);
+  const auto mesh = mesh_of(given.at("--wrap"), options);
   const auto resident_before = status_mib("VmRSS");
   meters_watch_memory();
+  shardwise::on_shared_memory(&meters_add_memory);
   GptOptions shape;
   shape.layers = std::stoll(given.at("--layers"));
   shape.width = std::stoll(given.at("--width"));
+  shape.heads = std::stoll(given.at("--heads"));
   Gpt model(shape);
   initialize(*model, 1);
   const auto parameter_bytes = 4 * number_of_parameters(*model);
@@ -89,6 +87,10 @@ void run(const Arguments& given) {
   const auto random = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(mesh.rank()) + 1);
   say_ready();
   for (std::string line; std::getline(std::cin, line);) {
+    if (line == "plan") {
+      std::cout << (unit ? unit->plan().json() : "{}") << std::endl;
+      continue;
+    }
     const auto steps = std::stoi(line);
     const auto before = unit ? unit->counters() : shardwise::Counters();
     std::ostringstream wall;
@@ -96,7 +98,7 @@ void run(const Arguments& given) {
     meters_forget_peak();
     for (int step = 0; step < steps; ++step) {
       const auto text = torch::randint(0, shape.vocabulary, {1, 65}, random);
-      mesh.group("world")->barrier()->wait();
+      for (const auto& axis : mesh.axes()) mesh.group(axis.name)->barrier()->wait();
       const auto wall_begin = seconds(CLOCK_MONOTONIC);
       const auto cpu_begin = seconds(CLOCK_PROCESS_CPUTIME_ID);
       model->zero_grad();

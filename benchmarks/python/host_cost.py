@@ -1,12 +1,14 @@
-"""What torch's wrappings cost the host: benchmarks/cpp/host_cost.cpp from Python, with the same model and steps.
+"""What wrapping costs the host in Python: benchmarks/cpp/host_cost.cpp with the same blocks and steps, and torch's own
+wrappings beside ours.
 
-usage: host_cost.py --blocks 8,32
+usage: host_cost.py --sizes 8x9x2,32x9x2 [--only none,fully_shard]     blocks, parameters in each, ranks; the cases
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,16 +24,23 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import shardwise
+from shardwise.state import unit_of
 
-PARAMETERS, WARM, FEW, MANY, TIMED = 9, 5, 1, 5, 40
+#: As benchmarks/cpp/counted.h prints them.
+COUNTED = (
+    "all_gathers", "reduce_scatters", "all_reduces", "broadcasts", "comparisons", "collective_bytes", "copied_bytes",
+    "unsharded_bytes", "unshards", "allocations",
+)  # fmt: skip
+OURS = ("fully_shard", "fully_shard_keep", "replicate")
+WARM, FEW, MANY, TIMED = 3, 1, 3, 40
 
 
 class Block(nn.Module):
     """One operation a parameter."""
 
-    def __init__(self) -> None:
+    def __init__(self, parameters: int) -> None:
         super().__init__()
-        self.names = [f"w{i}" for i in range(PARAMETERS)]
+        self.names = [f"w{i}" for i in range(parameters)]
         for name in self.names:
             self.register_parameter(name, nn.Parameter(torch.ones(8, 4)))
 
@@ -64,53 +73,101 @@ def ddp(model: nn.Module) -> nn.Module:
     return wrapped
 
 
-def measure(meters: Meters, name: str, blocks: int, model: nn.Module) -> None:
+def passes(model: nn.Module) -> Callable[[], Any]:
     inputs = torch.ones(8, 4)
 
     def step() -> None:
         model(inputs).sum().backward()
         model.zero_grad()
 
+    return step
+
+
+def optimizer_step(model: nn.Module, local: bool) -> Callable[[], Any]:
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    return (shardwise.local_optimizer(optimizer) if local else optimizer).step
+
+
+def measure(meters: Meters, name: str, size: str, step: Callable[[], Any]) -> None:
     for _ in range(WARM):
         step()
     gc.collect()
     if meters.count_instructions():
+        meters.start()
+        step()
         for steps in (FEW, MANY):
             meters.zero()
             for _ in range(steps):
                 step()
-            meters.dump(f"{name} {blocks} {steps}")
+            meters.dump(f"{name} {size} {steps}")
+        meters.stop()
         return
     best = float("inf")
     for _ in range(TIMED):
         begin = time.thread_time()
         step()
         best = min(best, time.thread_time() - begin)
-    print(name, blocks, best * 1e6, flush=True)
+    print(name, size, best * 1e6, flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--blocks", required=True, help="numbers with commas between them")
-    sizes = [int(size) for size in parser.parse_args().blocks.split(",")]
-    torch.set_num_threads(1)
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("ranks",))
-    wrappings: dict[str, Callable[[nn.Sequential], nn.Module]] = {
+def counted(model: nn.Module, step: Callable[[], Any]) -> dict[str, int]:
+    """What the counters of our wrapping say of a step."""
+    unit = unit_of(model)
+    before = unit.counters()
+    step()
+    after = unit.counters()
+    return {name: after[name] - before[name] for name in COUNTED}
+
+
+def wrappings(ranks: int) -> dict[str, Callable[[nn.Sequential], nn.Module]]:
+    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("ranks",))
+    return {
         "none": lambda model: model,
         "fsdp2": with_blocks(lambda module: fully_shard(module, mesh=mesh)),
         "fsdp2_keep": with_blocks(lambda module: fully_shard(module, mesh=mesh, reshard_after_forward=False)),
         "torch_replicate": with_blocks(lambda module: replicate(module, mesh=mesh)),
         "ddp": ddp,
+        "fully_shard": with_blocks(lambda module: shardwise.fully_shard(module, mesh=mesh)),
+        "fully_shard_keep": with_blocks(
+            lambda module: shardwise.fully_shard(module, mesh=mesh, reshard_after_forward=False)
+        ),
         "replicate": with_blocks(lambda module: shardwise.replicate(module, mesh=mesh)),
     }
+
+
+def measure_size(meters: Meters, size: str, only: list[str], with_steps: bool) -> None:
+    blocks, parameters, ranks = map(int, size.split("x"))
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    all_wrappings = wrappings(ranks)
+
+    def made(wrapping: str) -> nn.Module:
+        return all_wrappings[wrapping](nn.Sequential(*(Block(parameters) for _ in range(blocks))))
+
+    for name in all_wrappings:
+        if not only or name in only:
+            model = made(name)
+            step = passes(model)
+            measure(meters, name, size, step)
+            if name in OURS:
+                print("counters", name, size, json.dumps(counted(model, step)), flush=True)
+    for name, wrapping in (("step_plain", "none"), ("step_dtensors", "fsdp2"), ("step_local", "fsdp2")):
+        if with_steps and (not only or name in only):
+            measure(meters, name, size, optimizer_step(made(wrapping), local=name == "step_local"))
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", required=True, help="with commas between them")
+    parser.add_argument("--only", default="", help="names with commas between them")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
     meters = Meters()
     gc.disable()
-    meters.start()
-    for blocks in sizes:
-        for name, wrap in wrappings.items():
-            measure(meters, name, blocks, wrap(nn.Sequential(*(Block() for _ in range(blocks)))))
-    dist.destroy_process_group()
+    for number, size in enumerate(options.sizes.split(",")):
+        measure_size(meters, size, options.only.split(",") if options.only else [], with_steps=number == 0)
 
 
 if __name__ == "__main__":

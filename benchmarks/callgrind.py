@@ -1,0 +1,126 @@
+"""Counts instructions with valgrind's callgrind: of two numbers of steps the difference."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+
+@dataclass(frozen=True, order=True)
+class Case:
+    """A wrapping, blocks, parameters in each, and the ranks that the process takes itself to be one of."""
+
+    name: str
+    blocks: int
+    parameters: int = 9
+    ranks: int = 2
+
+    @property
+    def size(self) -> str:
+        """As the programs take it."""
+        return f"{self.blocks}x{self.parameters}x{self.ranks}"
+
+
+#: Instructions or microseconds a step.
+Costs = dict[Case, float]
+#: What shardwise's counters say of a step.
+Counters = dict[Case, dict[str, int]]
+
+
+def program(build: Path) -> Path:
+    return build / "benchmarks" / "cpp" / "host_cost"
+
+
+def problem(build: Path) -> str:
+    """Why instructions cannot be counted here; empty if they can."""
+    if shutil.which("valgrind") is None:
+        return "there is no valgrind on the PATH (Debian, Ubuntu: apt-get install valgrind)"
+    done = subprocess.run([str(program(build)), "--probe"], capture_output=True, text=True)
+    if done.stdout.strip() != "counts":
+        return "the benchmarks were built where valgrind's headers are missing: install valgrind, then `make clean`"
+    return ""
+
+
+def under_valgrind(out: Path) -> list[str]:
+    return ["valgrind", "--tool=callgrind", "--quiet", "--instr-atstart=no", f"--callgrind-out-file={out}"]
+
+
+def count(commands: Mapping[str, Sequence[str]], keep: Path | None = None) -> tuple[Costs, Counters]:
+    """Of steps, by programs that measure two lengths of each case. `commands` are named by what their cases begin with;
+    all run at the same time, for counts do not feel the load. `keep`: a folder where callgrind's files stay."""
+    costs: Costs = {}
+    counters: Counters = {}
+    with tempfile.TemporaryDirectory(prefix="shardwise-") as scratch:
+        for name, (out, said) in run(commands, keep or Path(scratch)).items():
+            costs |= differences(name, read_counts(out))
+            counters |= read_counters(name, said)
+    return costs, counters
+
+
+def count_once(commands: Mapping[str, Sequence[str]]) -> Costs:
+    """Of what happens once, by programs that measure each case so."""
+    costs: Costs = {}
+    with tempfile.TemporaryDirectory(prefix="shardwise-") as scratch:
+        for name, (out, _) in run(commands, Path(scratch)).items():
+            costs |= {replace(case, name=f"{name} {case.name}"): total for case, _, total in read_counts(out)}
+    return costs
+
+
+def run(commands: Mapping[str, Sequence[str]], folder: Path) -> dict[str, tuple[Path, str]]:
+    """Where callgrind's files of each command begin, and what it said."""
+    started = []
+    result = {}
+    try:
+        for name, command in commands.items():
+            out = folder / name
+            words = [*under_valgrind(out), *command]
+            process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            started.append((name, out, process))
+        for name, out, process in started:
+            said, _ = process.communicate()
+            if process.returncode != 0:
+                raise RuntimeError(f"bench: {name} under valgrind ended with {process.returncode}:\n{said}")
+            result[name] = (out, said)
+    finally:
+        for _, _, process in started:
+            process.kill()
+            process.wait()
+    return result
+
+
+def read_counts(out: Path) -> Iterator[tuple[Case, int, int]]:
+    """Case, steps and instructions of every file that callgrind wrote."""
+    for file in sorted(out.parent.glob(f"{out.name}.*")):
+        text = file.read_text()
+        label = re.search(r"^desc: Trigger: Client Request: (\w+) (\d+)x(\d+)x(\d+) (\d+)$", text, re.MULTILINE)
+        total = re.search(r"^totals: (\d+)", text, re.MULTILINE)
+        if label and total:
+            yield Case(label[1], int(label[2]), int(label[3]), int(label[4])), int(label[5]), int(total[1])
+
+
+def read_counters(language: str, said: str) -> Counters:
+    """Of what the programs print."""
+    found = re.findall(r"^counters (\w+) (\d+)x(\d+)x(\d+) (\{.*\})$", said, re.MULTILINE)
+    return {
+        Case(f"{language} {name}", int(blocks), int(parameters), int(ranks)): json.loads(text)
+        for name, blocks, parameters, ranks, text in found
+    }
+
+
+def differences(language: str, counts: Iterator[tuple[Case, int, int]]) -> Costs:
+    """Instructions a step; what surrounds the steps is not in it."""
+    by_case: dict[Case, dict[int, int]] = {}
+    for case, steps, total in counts:
+        named = replace(case, name=f"{language} {case.name}")
+        by_case.setdefault(named, {})[steps] = total
+    costs: Costs = {}
+    for case, totals in by_case.items():
+        few, many = min(totals), max(totals)
+        costs[case] = (totals[many] - totals[few]) / (many - few)
+    return costs

@@ -1,0 +1,172 @@
+"""Writes README's table of benchmarks and the pictures of benchmarks/results from the newest saved figures.
+
+usage: report.py [--check]     --check writes nothing, and fails where something is not what this makes
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bars import Bar, picture
+from figures import Figure, shown
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+README = HERE.parent / "README.md"
+BEGIN = "<!-- benchmarks/report.py writes what follows -->"
+END = "<!-- benchmarks/report.py wrote what stands above -->"
+#: The columns of the table.
+SIDES = ("C++", "Python", "torch's", "DDP")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: which figure each side has; None where a side has nothing like it."""
+
+    title: str
+    suite: str
+    unit: str
+    names: tuple[str | None, ...]
+
+
+def row(title: str, suite: str, unit: str, pattern: str, kind: str) -> Row:
+    """`pattern` has a place for the wrapping."""
+    wraps = {
+        "fully_shard": ("C++ fully_shard", "Python fully_shard", "FSDP2", "DDP"),
+        "kept": ("C++ fully_shard_keep", "Python fully_shard_keep", "FSDP2 kept", "DDP"),
+        "replicate": ("C++ replicate", "Python replicate", "torch's replicate", "DDP"),
+    }[kind]
+    return Row(title, suite, unit, tuple(pattern.format(wrap) for wrap in wraps))
+
+
+def rows(title: str, suite: str, unit: str, pattern: str) -> tuple[Row, ...]:
+    """The three wrappings."""
+    titles = {"fully_shard": title, "kept": "the same, full parameters kept", "replicate": "the same, `replicate`"}
+    return tuple(row(text, suite, unit, pattern, kind) for kind, text in titles.items())
+
+
+HOST = ("host", "k instructions a unit", "{}, 8 blocks of 9")
+STEP = ("steps", "x DDP", "25 M, 2 ranks: {}: step")
+LARGE = ("steps", "x DDP", "106 M, 2 ranks: {}: step")
+PEAK = ("memory", "P", "{}: the most in backward")
+ROWS = (
+    *rows("host, a unit of 9 parameters: `fully_shard`, thousand instructions", *HOST),
+    *rows("a step of 25 M parameters, 2 ranks on one host: `fully_shard`, x DDP", *STEP),
+    *rows("a step of 106 M parameters: `fully_shard`, x DDP", *LARGE),
+    *rows("tensors at the peak of a step, 2 ranks: `fully_shard`, x parameters", *PEAK),
+)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The figures of a suite, and where and when they come from."""
+
+    figures: tuple[Figure, ...]
+    facts: Mapping[str, str]
+
+    def find(self, name: str, unit: str) -> Figure | None:
+        return next((figure for figure in self.figures if figure.name == name and figure.unit == unit), None)
+
+
+def newest(results: Path = RESULTS) -> dict[str, Saved]:
+    """Of each suite the figures that were saved last."""
+    found: dict[str, Saved] = {}
+    files = [json.loads(file.read_text()) for file in sorted(results.glob("*.json"))]
+    for data in sorted(files, key=lambda data: str(data["facts"]["date"])):
+        figures = [Figure(**figure) for figure in data["figures"]]
+        for suite in dict.fromkeys(figure.suite for figure in figures):
+            of_suite = tuple(figure for figure in figures if figure.suite == suite)
+            found[suite] = Saved(of_suite, data["facts"])
+    return found
+
+
+def table(saved: Mapping[str, Saved]) -> Iterator[str]:
+    """Lines of Markdown; rows that no saved figure is of are left out."""
+    yield f"| | {' | '.join(SIDES)} |"
+    yield f"|---|{'---:|' * len(SIDES)}"
+    used = []
+    for each in ROWS:
+        cells = [cell(saved, each, name) for name in each.names]
+        if any(cells):
+            yield f"| {each.title} | {' | '.join(cells)} |"
+            used.append(each.suite)
+    yield ""
+    for suite in dict.fromkeys(used):
+        facts = saved[suite].facts
+        yield (
+            f"`{suite}`: {facts['date'][:10]}, commit {facts['commit']}, {facts['machine']}, torch {facts['torch']}; "
+            f"[picture](benchmarks/results/{suite}.svg)."
+        )
+
+
+def cell(saved: Mapping[str, Saved], each: Row, name: str | None) -> str:
+    figure = saved[each.suite].find(name, each.unit) if each.suite in saved and name else None
+    return shown(figure.value) if figure else ""
+
+
+def readme(text: str, saved: Mapping[str, Saved]) -> str:
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return "\n".join([f"{before}{BEGIN}", "", *table(saved), "", f"{END}{after}"])
+
+
+def label(name: str) -> str:
+    """Whose figure it is, without what all bars of a picture have in common."""
+    for common in (", 8 blocks of 9", ", 2 ranks", ": step", ": the most in backward"):
+        name = name.replace(common, "")
+    return name
+
+
+def pictures(saved: Mapping[str, Saved]) -> dict[str, str]:
+    """By file name, SVG: a bar for each figure that the table has."""
+    result = {}
+    for suite in dict.fromkeys(each.suite for each in ROWS):
+        rows = [each for each in ROWS if each.suite == suite and suite in saved]
+        bars = [
+            Bar(label(name), figure.value, ours="C++" in name or "Python" in name)
+            for each in rows
+            for name in each.names
+            if name and (figure := saved[suite].find(name, each.unit))
+        ]
+        if bars:
+            facts = saved[suite].facts
+            title = f"{rows[0].names[0]}".partition("fully_shard")[2].strip(":, ")
+            words = f"{suite}: {title}, {rows[0].unit} ({facts['date'][:10]}, {facts['commit']})"
+            result[f"{suite}.svg"] = picture(words, list(dict.fromkeys(bars)))
+    return result
+
+
+def wanted(results: Path = RESULTS, page: Path = README) -> dict[Path, str]:
+    saved = newest(results)
+    return {
+        page: readme(page.read_text(), saved),
+        **{results / name: text for name, text in pictures(saved).items()},
+    }
+
+
+def stale(files: Mapping[Path, str]) -> Sequence[Path]:
+    return [path for path, text in files.items() if not path.exists() or path.read_text() != text]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    files = wanted()
+    old = stale(files)
+    if options.check:
+        print("\n".join(f"{path} is not what benchmarks/report.py makes of the saved figures" for path in old))
+        return int(bool(old))
+    for path in old:
+        path.write_text(files[path])
+        print(f"wrote {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""Programs whose ranks are processes that take turns: all are there at the same time, and one runs at a time."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Answer = dict[str, Any]
+
+
+def loopback_bytes() -> int:
+    """What went over this machine's loopback device so far, headers included; other programs' too."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        if line.strip().startswith("lo:"):
+            return int(line.split(":")[1].split()[8])
+    return 0
+
+
+@dataclass
+class Program:
+    """The ranks of one program. They wait for orders, and answer each with a line of JSON."""
+
+    name: str
+    ranks: list[subprocess.Popen[str]]
+    #: What each round brought: the answers of all ranks, and the bytes on the wire meanwhile.
+    rounds: list[list[Answer]] = field(default_factory=list)
+    wire: list[int] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, name: str, command: Sequence[str], world: int) -> Program:
+        pipe = subprocess.PIPE
+        return cls(
+            name,
+            [
+                subprocess.Popen([*command, "--rank", str(rank)], stdin=pipe, stdout=pipe, text=True)
+                for rank in range(world)
+            ],
+        )
+
+    def answers(self) -> list[Answer]:
+        answers = []
+        for rank in self.ranks:
+            assert rank.stdout
+            line = rank.stdout.readline()
+            # Programs may print words of their own.
+            while line and not line.startswith("{"):
+                line = rank.stdout.readline()
+            if not line:
+                raise RuntimeError(f"bench: a rank of {self.name} ended early; its own error is above.")
+            answers.append(json.loads(line))
+        return answers
+
+    def ask(self, what: str) -> list[Answer]:
+        for rank in self.ranks:
+            assert rank.stdin
+            rank.stdin.write(f"{what}\n")
+            rank.stdin.flush()
+        return self.answers()
+
+    def round(self, steps: int) -> None:
+        before = loopback_bytes()
+        self.rounds.append(self.ask(str(steps)))
+        self.wire.append(loopback_bytes() - before)
+
+    def end(self) -> None:
+        for rank in self.ranks:
+            assert rank.stdin
+            rank.stdin.close()
+        for rank in self.ranks:
+            try:
+                rank.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                rank.kill()
+                rank.wait()
+
+    def of_rounds(self, key: str) -> list[float]:
+        """The median of each round, over its steps, of the mean of all ranks."""
+        return [
+            statistics.median(statistics.mean(step) for step in zip(*(answer[key] for answer in answers), strict=True))
+            for answers in self.rounds
+        ]
+
+    def least(self, key: str) -> float:
+        return min(value for answers in self.rounds for value in answers[0][key])
+
+    def last(self, key: str) -> float:
+        """A step's share of the last round."""
+        answer = self.rounds[-1][0]
+        return float(answer[key]) / len(answer["seconds"])
+
+    def most(self, key: str) -> float:
+        return max(float(answer[key]) for answers in self.rounds for answer in answers)
+
+    def wire_bytes(self) -> float:
+        """A step's, of all ranks: of the quietest round, for others may use the device too."""
+        return min(self.wire) / len(self.rounds[0][0]["seconds"])
+
+
+def take_turns(programs: Sequence[Program], rounds: int, steps: int) -> None:
+    """Each round begins with another program."""
+    for program in programs:
+        program.ask("3")
+    for turn in range(rounds):
+        shift = turn % len(programs)
+        for program in [*programs[shift:], *programs[:shift]]:
+            program.round(steps)
+
+
+def ratio(program: Program, other: Program, key: str) -> float:
+    """The median of the rounds' ratios: what slows a round down slows both."""
+    pairs = zip(program.of_rounds(key), other.of_rounds(key), strict=True)
+    return statistics.median(mine / theirs for mine, theirs in pairs)
