@@ -24,7 +24,7 @@ constexpr auto kTimeout = std::chrono::minutes(10);
 using Groups = std::vector<c10::weak_intrusive_ptr<c10d::ProcessGroup>>;
 
 /// The agreements of the process groups that are alive.
-struct Table {
+struct AgreementTable {
   struct Entry {
     Groups groups;
     std::shared_ptr<Agreement> agreement;
@@ -55,8 +55,8 @@ struct Table {
     return nullptr;
   }
 
-  static Table& get() {
-    static auto* table = new Table;
+  static AgreementTable& get() {
+    static auto* table = new AgreementTable;
     return *table;
   }
 };
@@ -110,7 +110,7 @@ Agreement::Agreement(std::vector<Channel> channels) : channels_(std::move(channe
 std::shared_ptr<Agreement> Agreement::of(const std::vector<Line>& all_lines) {
   auto lines = all_lines;
   std::erase_if(lines, [](const Line& line) { return line.group->getSize() == 1; });
-  if (auto found = Table::get().find(lines)) return found;
+  if (auto found = AgreementTable::get().find(lines)) return found;
   if (lines.empty() || !std::all_of(lines.begin(), lines.end(), works)) return nullptr;
   std::vector<Channel> channels;
   Groups groups;
@@ -132,16 +132,16 @@ std::shared_ptr<Agreement> Agreement::of(const std::vector<Line>& all_lines) {
     groups.emplace_back(group);
   }
   std::shared_ptr<Agreement> made(new Agreement(std::move(channels)));
-  auto& table = Table::get();
+  auto& table = AgreementTable::get();
   const std::lock_guard lock(table.mutex);
   table.entries.push_back({std::move(groups), made});
   return made;
 }
 
 void Agreement::forget(const c10d::ProcessGroup& group) {
-  auto& table = Table::get();
+  auto& table = AgreementTable::get();
   const std::lock_guard lock(table.mutex);
-  std::erase_if(table.entries, [&](const Table::Entry& entry) {
+  std::erase_if(table.entries, [&](const AgreementTable::Entry& entry) {
     const auto is_it = [&](const auto& other) { return other._unsafe_get_target() == &group; };
     if (std::none_of(entry.groups.begin(), entry.groups.end(), is_it)) return false;
     entry.agreement->broken_ = "shardwise: the mesh of this unit was shut down; nothing can be sent any more.";

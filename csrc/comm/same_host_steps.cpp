@@ -15,7 +15,7 @@ namespace shardwise::comm::same_host {
 namespace {
 
 /// How soon a wait notices what wakes nobody: a peer that was killed, a process group that is shut down here.
-constexpr auto kLook = std::chrono::milliseconds(50);
+constexpr auto kLookAtPeers = std::chrono::milliseconds(50);
 
 /// Sleeps until the word is another one, or somebody wakes it, or some time passed.
 void sleep_on(const std::atomic<uint32_t>& word, uint32_t seen, std::chrono::milliseconds time) {
@@ -53,7 +53,8 @@ void Steps::wait() {
     while (!has_come(peer)) {
       look_around(peer);
       const auto seen = of(peer).step.load(std::memory_order_acquire);
-      if (static_cast<int32_t>(seen - steps_) < 0) sleep_on(of(peer).step, seen, std::min(kLook, course_.left()));
+      if (static_cast<int32_t>(seen - steps_) < 0)
+        sleep_on(of(peer).step, seen, std::min(kLookAtPeers, course_.left()));
     }
   }
 }

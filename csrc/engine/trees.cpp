@@ -43,12 +43,12 @@ class Trees {
 };
 
 /// The trees with units on a process group, which is one rank's: ranks may be threads.
-struct Table {
+struct TreeTable {
   std::mutex mutex;
   std::unordered_map<const void*, Trees> trees;
 
-  static Table& get() {
-    static auto* table = new Table;
+  static TreeTable& get() {
+    static auto* table = new TreeTable;
     return *table;
   }
 };
@@ -117,7 +117,7 @@ void agree_on_sums(const std::vector<std::shared_ptr<Unit>>& units) {
 
 void add_to_tree(const Unit& unit, const std::shared_ptr<Schedule>& tree) {
   if (!unit.agreement()) return;
-  auto& table = Table::get();
+  auto& table = TreeTable::get();
   const std::lock_guard lock(table.mutex);
   bool is_new = false;
   for (const auto& axis : unit.axes()) {
@@ -135,7 +135,7 @@ void add_to_tree(const Unit& unit, const std::shared_ptr<Schedule>& tree) {
 std::vector<std::shared_ptr<Schedule>> trees_beside(const std::vector<std::shared_ptr<Unit>>& units) {
   std::vector<std::shared_ptr<Schedule>> trees;
   {
-    auto& table = Table::get();
+    auto& table = TreeTable::get();
     const std::lock_guard lock(table.mutex);
     for (const auto* group : process_groups(units)) {
       for (auto& tree : table.trees[group].alive()) trees.push_back(std::move(tree));

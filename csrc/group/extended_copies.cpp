@@ -17,7 +17,7 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
   return tensor.contiguous().view(-1).view(at::kByte);
 }
 
-std::pair<at::ScalarType, at::Device> kind_of(const Parameter* parameter) {
+std::pair<at::ScalarType, at::Device> stored_kind_of(const Parameter* parameter) {
   const auto stored = parameter->stored();
   return {stored.scalar_type(), stored.device()};
 }
@@ -29,7 +29,7 @@ ExtendedCopies::ExtendedCopies(std::vector<Parameter*> parameters, int64_t world
       world_(world),
       device_(device) {
   for (const auto* parameter : this->parameters()) {
-    kinds_.push_back(kind_of(parameter));
+    kinds_.push_back(stored_kind_of(parameter));
     // Until there is another leaf, this one says where gradients come.
     const auto full = parameter->full();
     if (!full.is_meta() || device_.is_meta()) continue;
@@ -41,7 +41,7 @@ ExtendedCopies::ExtendedCopies(std::vector<Parameter*> parameters, int64_t world
 
 bool ExtendedCopies::fits() const {
   for (size_t i = 0; i < kinds_.size(); ++i) {
-    if (!parameters()[i]->extension() || kind_of(parameters()[i]) != kinds_[i]) return false;
+    if (!parameters()[i]->extension() || stored_kind_of(parameters()[i]) != kinds_[i]) return false;
   }
   return true;
 }

@@ -25,10 +25,10 @@ struct KeySet : c10::TensorImpl {
 };
 
 /// Which storage has which listener. Written when leaves come and go, read at every touch.
-class Registry {
+class Listeners {
  public:
-  static Registry& get() {
-    static auto* registry = new Registry;
+  static Listeners& get() {
+    static auto* registry = new Listeners;
     return *registry;
   }
 
@@ -98,7 +98,7 @@ void put_on_meta(const c10::FunctionSchema& schema, torch::jit::Stack& stack) {
 } // namespace
 
 bool is_watched(const at::Tensor& tensor) {
-  return Registry::get().find(tensor.storage().unsafeGetStorageImpl()) != nullptr;
+  return Listeners::get().find(tensor.storage().unsafeGetStorageImpl()) != nullptr;
 }
 
 void run_untouched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -115,7 +115,7 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
   at::ScalarType dtype = at::kFloat;
   const auto tell = [&](bool again) {
     for_each_keyed(schema, *stack, [&](const at::Tensor& tensor, const c10::Argument& argument) {
-      const auto listener = Registry::get().find(tensor.storage().unsafeGetStorageImpl());
+      const auto listener = Listeners::get().find(tensor.storage().unsafeGetStorageImpl());
       if (!listener) return;
       const auto* alias = argument.alias_info();
       listener->touched({operation, tensor, alias != nullptr && alias->isWrite(), again});
@@ -171,7 +171,7 @@ TouchRegistration::TouchRegistration(const at::Tensor& tensor, const std::weak_p
   if (!tensor.defined() || !tensor.has_storage()) {
     throw ValueError("shardwise: only a dense tensor can be watched; this one is undefined or has no storage.");
   }
-  if (!Registry::get().add(tensor.storage().unsafeGetStorageImpl(), listener)) {
+  if (!Listeners::get().add(tensor.storage().unsafeGetStorageImpl(), listener)) {
     throw ValueError(c10::str(
         "shardwise: the memory of a tensor of sizes ", tensor.sizes(),
         " is watched already. A storage has one listener: destroy its registration before making another."));
@@ -188,7 +188,7 @@ TouchRegistration& TouchRegistration::operator=(TouchRegistration&& other) noexc
 }
 
 TouchRegistration::~TouchRegistration() {
-  if (auto* storage = storage_._unsafe_get_target()) Registry::get().remove(storage);
+  if (auto* storage = storage_._unsafe_get_target()) Listeners::get().remove(storage);
 }
 
 } // namespace shardwise::nn

@@ -15,14 +15,14 @@ namespace shardwise {
 namespace nn {
 namespace {
 
-struct Table {
+struct UnitTable {
   std::mutex mutex;
   std::unordered_map<const torch::nn::Module*, std::weak_ptr<engine::Unit>> units;
   /// When there are so many, those that are gone are looked for.
   size_t many = 16;
 
-  static Table& get() {
-    static auto* table = new Table;
+  static UnitTable& get() {
+    static auto* table = new UnitTable;
     return *table;
   }
 };
@@ -30,7 +30,7 @@ struct Table {
 } // namespace
 
 std::shared_ptr<engine::Unit> find_unit(const torch::nn::Module& module, const ModuleTensors& tensors) {
-  auto& table = Table::get();
+  auto& table = UnitTable::get();
   const std::lock_guard lock(table.mutex);
   const auto entry = table.units.find(&module);
   const auto unit = entry == table.units.end() ? nullptr : entry->second.lock();
@@ -42,7 +42,7 @@ std::shared_ptr<engine::Unit> find_unit(const torch::nn::Module& module, const M
 }
 
 void add_unit(const torch::nn::Module& module, const std::shared_ptr<engine::Unit>& unit) {
-  auto& table = Table::get();
+  auto& table = UnitTable::get();
   const std::lock_guard lock(table.mutex);
   table.units[&module] = unit;
   if (table.units.size() < table.many) return;

@@ -14,12 +14,12 @@ namespace shardwise::nn {
 namespace {
 
 /// The way to a module's registered parameters, which are protected.
-struct Registry : torch::nn::Module {
+struct ModuleParts : torch::nn::Module {
   static torch::OrderedDict<std::string, at::Tensor>& of(torch::nn::Module& module) {
-    return module.*(&Registry::parameters_);
+    return module.*(&ModuleParts::parameters_);
   }
   static const torch::OrderedDict<std::string, at::Tensor>& of(const torch::nn::Module& module) {
-    return module.*(&Registry::parameters_);
+    return module.*(&ModuleParts::parameters_);
   }
 };
 
@@ -44,7 +44,7 @@ void register_shards(torch::nn::Module& module, const engine::Unit& unit) {
     parameters.emplace(parameter->leaf().unsafeGetTensorImpl(), parameter.get());
   }
   for_each_module(module, [&](torch::nn::Module& part) {
-    for (auto& entry : Registry::of(part)) {
+    for (auto& entry : ModuleParts::of(part)) {
       const auto found = parameters.find(entry.value().unsafeGetTensorImpl());
       if (found == parameters.end()) continue;
       entry.value() = found->second->visible();
@@ -62,7 +62,7 @@ void keep_whole_what_only_the_registry_holds(
   std::unordered_map<at::TensorImpl*, std::set<const at::Tensor*>> entries;
   for (const auto* module : modules) {
     for_each_module(*module, [&](const torch::nn::Module& part) {
-      for (const auto& entry : Registry::of(part)) {
+      for (const auto& entry : ModuleParts::of(part)) {
         if (entry.value().defined()) entries[entry.value().unsafeGetTensorImpl()].insert(&entry.value());
       }
     });

@@ -79,12 +79,12 @@ Measured measure(Rank& rank, Net& net, Optimizer& optimizer, int64_t before) {
   return measured;
 }
 
-using Wrap = std::function<void(Net&)>;
+using WrapNet = std::function<void(Net&)>;
 using Ask = std::function<MemoryEstimate(const torch::nn::Module&, EstimateOptions)>;
 
 void check(
-    Rank& rank, const std::string& what, const Wrap& wrap, const Ask& ask, EstimateOptions more = {},
-    const Wrap& prepare = [](Net&) {}) {
+    Rank& rank, const std::string& what, const WrapNet& wrap, const Ask& ask, EstimateOptions more = {},
+    const WrapNet& prepare = [](Net&) {}) {
   SCOPED_TRACE(what);
   // The threads of a process group let go of what they had.
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
@@ -143,7 +143,7 @@ void shard_net(Net& net, const FullyShardOptions& options) {
 
 void check_sharded(
     Rank& rank, const std::string& what, const FullyShardOptions& options, EstimateOptions more = {},
-    const Wrap& prepare = [](Net&) {}) {
+    const WrapNet& prepare = [](Net&) {}) {
   const auto wrap = [&](Net& net) { shard_net(net, options); };
   const auto ask = [&](const torch::nn::Module& module, const EstimateOptions& asked) {
     return estimate_memory(module, options, rank.world_size(), asked);
@@ -183,7 +183,7 @@ TEST(Estimate, ShardsOfTwoRanks) {
 TEST(Estimate, ReplicatedUnits) {
   run_processes(2, [](Rank& rank) {
     warm_up(rank);
-    const auto check_replicated = [&](const std::string& what, const ReplicateOptions& options, const Wrap& prepare) {
+    const auto check_replicated = [&](const std::string& what, const ReplicateOptions& options, const WrapNet& prepare) {
       const auto wrap = [&](Net& net) {
         for (const auto& block : *net->blocks) replicate(*block, options);
         replicate(net, options);

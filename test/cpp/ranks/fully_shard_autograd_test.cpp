@@ -8,11 +8,6 @@ namespace {
 
 using torch::Tensor;
 
-template <typename Model>
-Pair<Model> pair(Rank& rank, Model ours, Model reference) {
-  return Pair<Model>{rank, std::move(ours), std::move(reference)};
-}
-
 /// Blocks that are freed after forward, and a root that is too.
 Pair<Stack> stacks(Rank& rank, std::optional<bool> reshard = true) {
   Stack ours;

@@ -10,7 +10,7 @@ namespace {
 
 using torch::Tensor;
 
-void in_three_worlds(const std::function<void(Rank&)>& fn) {
+void in_small_worlds(const std::function<void(Rank&)>& fn) {
   on_ranks(fn, {1, 2, 3});
 }
 
@@ -28,7 +28,7 @@ void move_away(torch::nn::Module& module) {
 
 TEST(FullyShardChanges, CastsInTheMiddleOfTraining) {
   // T06, R32: full copies that are kept must not stay in the old type; the optimizer goes on.
-  in_three_worlds([](Rank& rank) {
+  in_small_worlds([](Rank& rank) {
     for (const bool reshard : {true, false}) {
       Stack ours;
       auto root = shard_stack(ours, sharded_on(rank).reshard_after_forward(reshard));
@@ -72,7 +72,7 @@ TEST(FullyShardChanges, CastOfOnePart) {
 
 TEST(FullyShardChanges, MovesInTheMiddleOfTraining) {
   // T06: new memory for each shard, between steps, and between a step and the evaluation of copies that are kept.
-  in_three_worlds([](Rank& rank) {
+  in_small_worlds([](Rank& rank) {
     for (const bool reshard : {true, false}) {
       Stack ours;
       shard_stack(ours, sharded_on(rank).reshard_after_forward(reshard));
@@ -90,7 +90,7 @@ TEST(FullyShardChanges, MovesInTheMiddleOfTraining) {
 
 TEST(FullyShardChanges, ShardsAreReplacedOnPurpose) {
   // R51: what is written to a shard by any way counts at the next forward, also while full copies are kept.
-  in_three_worlds([](Rank& rank) {
+  in_small_worlds([](Rank& rank) {
     Stack ours;
     auto root = shard_stack(ours, sharded_on(rank).reshard_after_forward(false));
     root.set_reshard_after_backward(false);
@@ -148,7 +148,7 @@ Tensor recurrent_loss(Recurrent& model, int step, int rank) {
 TEST(FullyShardChanges, RecurrentModulesAfterTo) {
   // T07: to() makes their own list of weights anew from the registry, where the shards are. With a hidden size of 2,
   // shards of two ranks have shapes that would compute something.
-  in_three_worlds([](Rank& rank) {
+  in_small_worlds([](Rank& rank) {
     for (const bool is_nested : {true, false}) {
       // T23: what keeps the full leaves alive goes with the module.
       c10::weak_intrusive_ptr<at::TensorImpl> leaf{c10::intrusive_ptr<at::TensorImpl>()};
@@ -212,7 +212,7 @@ TEST(FullyShardChanges, ShardsAreNotFlattenedForCudnn) {
 
 TEST(FullyShardChanges, ACloneIsAnError) {
   // T24: it would be a plain module that computes with shards as if they were whole parameters.
-  in_three_worlds([](Rank& rank) {
+  in_small_worlds([](Rank& rank) {
     auto ours = mlp({3, 4, 2});
     fully_shard(ours->ptr(0), sharded_on(rank));
     fully_shard(ours, sharded_on(rank));
@@ -235,7 +235,7 @@ TEST(FullyShardChanges, ACloneIsAnError) {
 
 TEST(FullyShardChanges, WhatTheErrorOfACloneSays) {
   // T24: snapshots of shards are a program's own, and another wrapped model can be filled from them.
-  in_three_worlds([](Rank& rank) {
+  in_small_worlds([](Rank& rank) {
     auto ours = mlp({3, 4, 2});
     fully_shard(ours, sharded_on(rank));
     auto other = mlp({3, 4, 2});
@@ -284,7 +284,7 @@ TEST(FullyShardChanges, ACloneOfWholeParametersIsWhole) {
 
 TEST(FullyShardChanges, GradientsOfEveryWayToZeroThem) {
   // T14: zeros stay zeros where no gradient comes, undefined ones stay undefined.
-  in_three_worlds([](Rank& rank) {
+  in_small_worlds([](Rank& rank) {
     Branches ours;
     fully_shard(ours->first, sharded_on(rank));
     fully_shard(ours, sharded_on(rank));

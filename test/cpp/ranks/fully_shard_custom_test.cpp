@@ -7,10 +7,6 @@
 namespace shardwise::test {
 namespace {
 
-Stack make_stack() {
-  return Stack(5, 2);
-}
-
 using Work = c10::intrusive_ptr<c10d::Work>;
 
 struct Calls {
@@ -49,7 +45,7 @@ CustomCollective scatter_by_all_reduce(const std::shared_ptr<Calls>& calls) {
 TEST(FullyShardCustom, CollectivesOfTheUsersOwn) {
   for (const int world : {2, 3}) {
     run_ranks(world, [](Rank& rank) {
-      Pair<Stack> both{rank, make_stack(), make_stack()};
+      Pair<Stack> both{rank, shallow_stack(), shallow_stack()};
       auto root = shard_stack(both.ours, sharded_on(rank));
       both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
       const auto calls = std::make_shared<Calls>();
@@ -74,7 +70,7 @@ TEST(FullyShardCustom, CollectivesOfTheUsersOwn) {
 
 TEST(FullyShardCustom, OneThatFailsIsNamed) {
   run_ranks(2, [](Rank& rank) {
-    Pair<Stack> both{rank, make_stack(), make_stack()};
+    Pair<Stack> both{rank, shallow_stack(), shallow_stack()};
     shard_stack(both.ours, sharded_on(rank));
     both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
     auto block = unit(*both.ours->block(1));
@@ -93,7 +89,7 @@ TEST(FullyShardCustom, AllReduceHook) {
   // It sees this rank's part of the sum of all, after the second sum where there are two, and may change it.
   for (const auto grid : std::vector<Grid>{{1, 2}, {2, 2}, {2, 1}}) {
     run_ranks(grid.world(), [&](Rank& rank) {
-      Pair<Stack> both{rank, make_stack(), make_stack()};
+      Pair<Stack> both{rank, shallow_stack(), shallow_stack()};
       shard_stack(both.ours, hybrid_on(rank, grid));
       both.shards = grid.shards;
       both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));

@@ -100,4 +100,9 @@ struct Pair {
   }
 };
 
+template <typename Model>
+Pair<Model> pair(Rank& rank, Model ours, Model reference) {
+  return Pair<Model>{rank, std::move(ours), std::move(reference)};
+}
+
 } // namespace shardwise::test

@@ -7,16 +7,12 @@ namespace {
 
 constexpr int kWorld = 4;
 
-Stack make_stack() {
-  return Stack(5, 2);
-}
-
 } // namespace
 
 TEST(FullyShardNeighbours, ParityInBothLayouts) {
   for (const auto layout : {ShardLayout::rows, ShardLayout::flat}) {
     run_ranks(kWorld, [&](Rank& rank) {
-      Pair<Stack> both{rank, make_stack(), make_stack()};
+      Pair<Stack> both{rank, shallow_stack(), shallow_stack()};
       const auto root = shard_stack(both.ours, sharded_on(rank).layout(layout).reshard_after_forward(2));
       both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
       const auto before = root.counters();
@@ -67,7 +63,7 @@ TEST(FullyShardNeighbours, BackwardGathersWhatTheNeighboursHold) {
 TEST(FullyShardNeighbours, WritesBetweenForwardAndBackward) {
   // What was held is out of date once a shard is written: the backward gathers from all.
   run_ranks(kWorld, [](Rank& rank) {
-    Pair<Stack> both{rank, make_stack(), make_stack()};
+    Pair<Stack> both{rank, shallow_stack(), shallow_stack()};
     shard_stack(both.ours, sharded_on(rank).reshard_after_forward(2));
     both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
     both.train(stack_loss, 2);
@@ -85,7 +81,7 @@ TEST(FullyShardNeighbours, WritesBetweenForwardAndBackward) {
 
 TEST(FullyShardNeighbours, HybridAndMixedPrecision) {
   run_ranks(8, [](Rank& rank) {
-    Pair<Stack> both{rank, make_stack(), make_stack()};
+    Pair<Stack> both{rank, shallow_stack(), shallow_stack()};
     shard_stack(both.ours, hybrid_on(rank, {2, 4}).reshard_after_forward(2));
     both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
     both.shards = 4;
@@ -94,7 +90,7 @@ TEST(FullyShardNeighbours, HybridAndMixedPrecision) {
   run_ranks(kWorld, [](Rank& rank) {
     std::vector<torch::Tensor> values;
     for (const bool two : {false, true}) {
-      auto model = make_stack();
+      auto model = shallow_stack();
       auto options = sharded_on(rank).mixed_precision({.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat});
       shard_stack(model, two ? options.reshard_after_forward(2) : options.reshard_after_forward(true));
       torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.02));
@@ -112,7 +108,7 @@ TEST(FullyShardNeighbours, HybridAndMixedPrecision) {
 TEST(FullyShardNeighbours, OneIsToKeepAndAllIsToFree) {
   run_ranks(kWorld, [](Rank& rank) {
     const auto gathers = [&](int ranks) {
-      auto model = make_stack();
+      auto model = shallow_stack();
       const auto root = shard_stack(model, sharded_on(rank).reshard_after_forward(ranks));
       const auto before = root.counters().all_gathers;
       stack_loss(model, 0, rank.rank()).backward();
@@ -125,7 +121,7 @@ TEST(FullyShardNeighbours, OneIsToKeepAndAllIsToFree) {
           [&] { gathers(wrong); }, {"reshard_after_forward", "a factor of 4", "not " + std::to_string(wrong)});
     }
     // An outer unit that cannot be made leaves the inner ones as they were.
-    Pair<Stack> both{rank, make_stack(), make_stack()};
+    Pair<Stack> both{rank, shallow_stack(), shallow_stack()};
     shard_blocks(both.ours, sharded_on(rank));
     ASSERT_THROW(fully_shard(both.ours, sharded_on(rank).reshard_after_forward(3)), ValueError);
     const auto root = fully_shard(both.ours, sharded_on(rank));
@@ -138,7 +134,7 @@ TEST(FullyShardNeighbours, OneIsToKeepAndAllIsToFree) {
 TEST(FullyShardNeighbours, GroupsOfTheCallersOwn) {
   run_ranks(kWorld, [](Rank& rank) {
     const auto mesh = Mesh::from_process_groups({"mine"}, {rank.mesh().group("world")}, at::kCPU);
-    Pair<Stack> both{rank, make_stack(), make_stack()};
+    Pair<Stack> both{rank, shallow_stack(), shallow_stack()};
     shard_stack(both.ours, FullyShardOptions().mesh(mesh).reshard_after_forward(2));
     both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
     both.train(stack_loss, 3);

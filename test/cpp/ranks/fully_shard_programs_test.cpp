@@ -6,11 +6,6 @@
 namespace shardwise::test {
 namespace {
 
-template <typename Model>
-Pair<Model> pair(Rank& rank, Model ours, Model reference) {
-  return Pair<Model>{rank, std::move(ours), std::move(reference)};
-}
-
 Pair<Stack> stacks(Rank& rank, const FullyShardOptions& options) {
   Stack ours;
   shard_stack(ours, options);

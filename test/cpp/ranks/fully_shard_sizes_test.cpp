@@ -28,13 +28,13 @@ torch::Tensor data(int step, int rank, torch::Dtype dtype) {
   return batch(step, rank, 7).to(dtype);
 }
 
-struct Case {
+struct SizesCase {
   torch::Dtype dtype;
   /// Of the difference to the whole. A piece in the wrong place differs by about 1.
   double tolerance;
 };
 
-void assert_near(const torch::Tensor& ours, const torch::Tensor& theirs, const Case& kind, const std::string& what) {
+void assert_near(const torch::Tensor& ours, const torch::Tensor& theirs, const SizesCase& kind, const std::string& what) {
   ASSERT_EQ(ours.sizes(), theirs.sizes()) << what;
   ASSERT_EQ(ours.dtype(), theirs.dtype()) << what;
   const auto size = theirs.to(torch::kDouble).norm().item<double>();
@@ -44,7 +44,7 @@ void assert_near(const torch::Tensor& ours, const torch::Tensor& theirs, const C
 
 /// Values and gradients of pieces, in the given dtype, against one process.
 template <typename Check>
-void train(Rank& rank, const Case& kind, Sizes& model, Sizes& reference, const Check& check) {
+void train(Rank& rank, const SizesCase& kind, Sizes& model, Sizes& reference, const Check& check) {
   torch::optim::SGD mine(model->parameters(), 0.05);
   torch::optim::SGD theirs(reference->parameters(), 0.05);
   for (int step = 0; step < 3; ++step) {
@@ -59,7 +59,7 @@ void train(Rank& rank, const Case& kind, Sizes& model, Sizes& reference, const C
   }
 }
 
-const std::vector<Case> kCases{
+const std::vector<SizesCase> kCases{
     {torch::kFloat32, 1e-5}, {torch::kFloat64, 1e-12}, {torch::kBFloat16, 0.3}, {torch::kFloat16, 0.05}};
 
 TEST(FullyShardSizes, SmallAndLargeParametersOfEveryDtype) {

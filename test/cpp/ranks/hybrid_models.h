@@ -39,4 +39,8 @@ void on_grids(
   }
 }
 
+inline Stack shallow_stack() {
+  return Stack(5, 2);
+}
+
 } // namespace shardwise::test

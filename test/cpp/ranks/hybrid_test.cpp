@@ -4,10 +4,6 @@
 namespace shardwise::test {
 namespace {
 
-Stack make_stack() {
-  return Stack(5, 2);
-}
-
 Unit shard(Pair<Stack>& both, const FullyShardOptions& options) {
   const auto root = shard_stack(both.ours, options);
   both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
@@ -25,7 +21,7 @@ void assert_whole(const Pair<Stack>& both) {
 } // namespace
 
 TEST(FullyShardHybrid, ParityOnEveryGrid) {
-  on_grids<Stack>(kGrids, make_stack, [](Pair<Stack>& both, FullyShardOptions options) {
+  on_grids<Stack>(kGrids, shallow_stack, [](Pair<Stack>& both, FullyShardOptions options) {
     const auto root = shard(both, options);
     both.train(stack_loss);
     const auto counters = root.counters();
@@ -35,7 +31,7 @@ TEST(FullyShardHybrid, ParityOnEveryGrid) {
 }
 
 TEST(FullyShardHybrid, FlatLayout) {
-  on_grids<Stack>({{2, 2}, {2, 3}, {2, 1}}, make_stack, [](Pair<Stack>& both, FullyShardOptions options) {
+  on_grids<Stack>({{2, 2}, {2, 3}, {2, 1}}, shallow_stack, [](Pair<Stack>& both, FullyShardOptions options) {
     shard(both, options.layout(ShardLayout::flat));
     for (int step = 0; step < 4; ++step) {
       both.backward(stack_loss, step);
@@ -47,7 +43,7 @@ TEST(FullyShardHybrid, FlatLayout) {
 
 TEST(FullyShardHybrid, PartialSumsWaitForTheAllReduce) {
   // R12: kept apart from .grad, through failures and changes of what is trained.
-  on_grids<Stack>({{2, 2}, {2, 1}, {1, 2}}, make_stack, [](Pair<Stack>& both, FullyShardOptions options) {
+  on_grids<Stack>({{2, 2}, {2, 1}, {1, 2}}, shallow_stack, [](Pair<Stack>& both, FullyShardOptions options) {
     auto root = shard(both, options);
     for (int step = 0; step < 12; step += 3) {
       root.set_requires_all_reduce(false);
@@ -80,7 +76,7 @@ TEST(FullyShardHybrid, PartialSumsWaitForTheAllReduce) {
 }
 
 TEST(FullyShardHybrid, AParameterThatIsFrozenBeforeTheAllReduce) {
-  on_grids<Stack>({{2, 2}, {2, 1}, {1, 2}}, make_stack, [](Pair<Stack>& both, FullyShardOptions options) {
+  on_grids<Stack>({{2, 2}, {2, 1}, {1, 2}}, shallow_stack, [](Pair<Stack>& both, FullyShardOptions options) {
     auto root = shard(both, options);
     const auto train_block_0 = [&](bool value) {
       for (auto* model : {&both.ours, &both.reference}) {
@@ -129,7 +125,7 @@ TEST(FullyShardHybrid, UnusedOnSomeRanks) {
 TEST(FullyShardHybrid, DivideFactorOfOneUnit) {
   // R03: the same on every mesh, for a part of a model.
   for (const bool after : {false, true}) {
-    on_grids<Stack>({{1, 2}, {2, 1}, {2, 2}}, make_stack, [after](Pair<Stack>& both, FullyShardOptions options) {
+    on_grids<Stack>({{1, 2}, {2, 1}, {2, 2}}, shallow_stack, [after](Pair<Stack>& both, FullyShardOptions options) {
       shard(both, options);
       auto block = unit(*both.ours->block(1));
       block.set_gradient_divide_factor(3);
@@ -157,7 +153,7 @@ TEST(FullyShardHybrid, DivideFactorOfOneUnit) {
 }
 
 TEST(FullyShardHybrid, LastBackwardOutOfSight) {
-  on_grids<Stack>({{2, 2}}, make_stack, [](Pair<Stack>& both, FullyShardOptions options) {
+  on_grids<Stack>({{2, 2}}, shallow_stack, [](Pair<Stack>& both, FullyShardOptions options) {
     auto root = shard(both, options);
     for (int step = 0; step < 9; step += 3) {
       root.set_is_last_backward(false);
@@ -173,7 +169,7 @@ TEST(FullyShardHybrid, LastBackwardOutOfSight) {
 
 TEST(FullyShardHybrid, BesideReplicateInOneTree) {
   // The first axis carries sums of both kinds of units.
-  on_grids<Stack>({{2, 2}}, make_stack, [](Pair<Stack>& both, FullyShardOptions options) {
+  on_grids<Stack>({{2, 2}}, shallow_stack, [](Pair<Stack>& both, FullyShardOptions options) {
     replicate(both.ours->block(0), ReplicateOptions().mesh(both.rank.mesh()));
     fully_shard(both.ours->block(1), options);
     replicate(both.ours->embedding, ReplicateOptions().mesh(both.rank.mesh()));
@@ -188,7 +184,7 @@ TEST(FullyShardHybrid, BesideReplicateInOneTree) {
 }
 
 TEST(FullyShardHybrid, StateDictAndClip) {
-  on_grids<Stack>({{2, 2}, {2, 1}, {1, 2}}, make_stack, [](Pair<Stack>& both, FullyShardOptions options) {
+  on_grids<Stack>({{2, 2}, {2, 1}, {1, 2}}, shallow_stack, [](Pair<Stack>& both, FullyShardOptions options) {
     shard(both, options);
     for (int step = 0; step < 3; ++step) {
       both.backward(stack_loss, step);
@@ -230,7 +226,7 @@ TEST(FullyShardHybrid, RanksThatDifferAlongEitherAxis) {
       rank.close();
     });
     run_ranks(4, [&](Rank& rank) {
-      auto model = make_stack();
+      auto model = shallow_stack();
       auto root = shard_stack(model, hybrid_on(rank, {2, 2}));
       for (int step = 0; step < 3; ++step) stack_loss(model, step, rank.rank()).backward();
       if (rank.rank() == odd) root.set_requires_gradient_sync(false);

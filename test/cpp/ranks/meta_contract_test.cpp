@@ -9,7 +9,7 @@
 namespace shardwise::test {
 namespace {
 
-Stack stack() {
+Stack plain_stack() {
   return Stack();
 }
 
@@ -30,7 +30,7 @@ std::vector<std::string> names_and_remedy(const torch::nn::Module& module) {
 TEST(MetaContract, WhatNeedsValuesNamesAllThatHaveNone) {
   run_ranks(2, [](Rank& rank) {
     for (const auto layout : {ShardLayout::rows, ShardLayout::flat}) {
-      auto ours = on_meta(stack);
+      auto ours = on_meta(plain_stack);
       const auto root = shard_stack(ours, sharded_on(rank).layout(layout));
       const std::vector<std::pair<std::string, std::function<void()>>> calls{
           {"a call", [&] { call(ours, tokens(0, 0)); }},
@@ -58,7 +58,7 @@ TEST(MetaContract, WhatNeedsValuesNamesAllThatHaveNone) {
 
 TEST(MetaContract, OfReplicatedUnitsToo) {
   run_ranks(2, [](Rank& rank) {
-    auto ours = on_meta(stack);
+    auto ours = on_meta(plain_stack);
     auto root = replicate(ours, on(rank));
     const auto parts = names_and_remedy(*ours);
     expect_error<Error>([&] { call(ours, tokens(0, 0)); }, parts);
@@ -98,7 +98,7 @@ TEST(MetaContract, NamesOfBuffersAndOfPlainModules) {
 
 TEST(MetaContract, AllRanksOrNone) {
   run_ranks(2, [](Rank& rank) {
-    auto ours = rank.rank() == 0 ? on_meta(stack) : Stack();
+    auto ours = rank.rank() == 0 ? on_meta(plain_stack) : Stack();
     expect_error<Error>(
         [&] { fully_shard(ours, sharded_on(rank)); },
         {"'embedding.weight'", "on the meta device on rank 0", "on rank 1", "wrap different modules"});
@@ -129,7 +129,7 @@ TEST(MetaContract, ValuesThatAreThereStay) {
 
 TEST(MetaContract, OneModuleAfterTheOther) {
   run_ranks(2, [](Rank& rank) {
-    auto ours = on_meta(stack);
+    auto ours = on_meta(plain_stack);
     shard_stack(ours, sharded_on(rank));
     to_empty(*ours->block(1));
     ASSERT_FALSE(ours->block(1)->up->weight.is_meta());

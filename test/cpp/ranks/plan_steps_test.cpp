@@ -94,7 +94,7 @@ void check_stack(Rank& rank, const FullyShardOptions& options, const std::string
   ASSERT_EQ(bytes_of(members(model)), total(root.plan()).full_bytes) << what;
 }
 
-const MixedPrecision kLow{.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat};
+const MixedPrecision kLowParameters{.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat};
 
 } // namespace
 
@@ -108,7 +108,7 @@ TEST(PlanSteps, EveryPolicyOfResharding) {
         {Reshard(rank.world_size() / 2), rank.world_size() == 2 ? "after backward" : "to 2 ranks after forward"},
         {Reshard(rank.world_size()), "after forward"}};
     for (const auto layout : {ShardLayout::rows, ShardLayout::flat}) {
-      for (const auto& precision : {MixedPrecision(), kLow}) {
+      for (const auto& precision : {MixedPrecision(), kLowParameters}) {
         for (const auto& [reshard, text] : policies) {
           const auto options =
               sharded_on(rank).reshard_after_forward(reshard).layout(layout).mixed_precision(precision);
@@ -133,7 +133,7 @@ TEST(PlanSteps, CopiesOfShards) {
   for (const auto grid : kGrids) {
     run_ranks(grid.world(), [&](Rank& rank) {
       check_stack(rank, hybrid_on(rank, grid), grid.name());
-      check_stack(rank, hybrid_on(rank, grid).mixed_precision(kLow).reshard_after_forward(true), grid.name());
+      check_stack(rank, hybrid_on(rank, grid).mixed_precision(kLowParameters).reshard_after_forward(true), grid.name());
       Stack model;
       auto root = shard_stack(model, hybrid_on(rank, grid));
       root.set_requires_all_reduce(false);
@@ -150,7 +150,7 @@ TEST(PlanSteps, CopiesOfShards) {
 TEST(PlanSteps, ReplicatedUnits) {
   on_ranks(
       [](Rank& rank) {
-        for (const auto& options : {on(rank), on(rank).mixed_precision(kLow)}) {
+        for (const auto& options : {on(rank), on(rank).mixed_precision(kLowParameters)}) {
           Stack model;
           for (auto& block : *model->blocks) replicate(*block, options);
           auto root = replicate(model, options);
@@ -166,8 +166,8 @@ TEST(PlanSteps, ReplicatedUnits) {
 }
 
 /// Two dtypes, a list, and a unit inside.
-struct MixedImpl : torch::nn::Module {
-  MixedImpl() {
+struct MixedDtypesImpl : torch::nn::Module {
+  MixedDtypesImpl() {
     second->to(torch::kDouble);
     list->append(torch::zeros({2, 2}).requires_grad_());
     fill(*this);
@@ -181,17 +181,17 @@ struct MixedImpl : torch::nn::Module {
   torch::nn::Linear last = register_module("last", torch::nn::Linear(3, 2));
   torch::nn::ParameterList list = register_module("list", torch::nn::ParameterList());
 };
-TORCH_MODULE(Mixed);
+TORCH_MODULE(MixedDtypes);
 
 TEST(PlanSteps, SeveralDtypesFrozenAndWholeParameters) {
   on_worlds([](Rank& rank) {
     for (const auto& options : layouts(rank)) {
-      Mixed model;
+      MixedDtypes model;
       model->first->bias.set_requires_grad(false);
       fully_shard(model->last, options);
       const auto root = fully_shard(model, options);
       model->last->parameters()[1].set_requires_grad(false);
-      const std::function<torch::Tensor(Mixed&, int, int)> loss = [](Mixed& mixed, int step, int r) {
+      const std::function<torch::Tensor(MixedDtypes&, int, int)> loss = [](MixedDtypes& mixed, int step, int r) {
         return call(mixed, batch(step, r, 4)).pow(2).sum();
       };
       check_steps(rank, model, root, loss, "several dtypes");

@@ -6,7 +6,7 @@
 namespace shardwise::test {
 namespace {
 
-const std::vector<Seam> kSeams{Seam::reduce, Seam::reduced, Seam::publish};
+const std::vector<Seam> kReplicateSeams{Seam::reduce, Seam::reduced, Seam::publish};
 
 template <typename Model>
 Wrapping<Model> as_one_unit() {
@@ -119,7 +119,7 @@ TEST(Replicate1DTrainingCore, TrainParityMultiGroups) {
   for (const auto& expected : expect_alone(text_program())) {
     AlikeRuns runs;
     runs.run(expected, by_block());
-    runs.run_late(expected, by_block(), kSeams);
+    runs.run_late(expected, by_block(), kReplicateSeams);
   }
 }
 

@@ -145,7 +145,7 @@ def test_library_needs_no_python_and_shows_nothing_of_others(installed):
     assert exported(installed.site / EXTENSION) == ["PyInit__C"]
     # Everything else is a part of something that a header marks.
     headers = "\n".join(path.read_text() for path in (ROOT / "csrc").rglob("*.h"))
-    marked = set(re.findall(r"(?:class|struct) SHARDWISE_API (\w+)|SHARDWISE_API [^(;{]*?(\w+)\(", headers))
+    marked = set(re.findall(r"(?:class|struct) SHARDWISE_API (\w+)|SHARDWISE_API [^(;{]*?(\w+)[(;]", headers))
     names = {name for pair in marked for name in pair if name}
     symbols = exported(library)
     assert {"shardwise::replicate", "shardwise::Mesh::from_env"} <= set(symbols)
