@@ -125,7 +125,8 @@ Pending Collectives::launch(
   if (observe::recording()) span = std::make_shared<observe::Span>(kind, what(), here, tensor.nbytes());
   try {
     const bool in_stream = !tensor.is_cpu();
-    Pending pending(call(), std::move(what), here, in_stream ? Agreement::Place() : place_, in_stream);
+    auto work = call();
+    Pending pending(std::move(work), std::move(what), here, in_stream ? Agreement::Place() : place_, in_stream);
     if (span && pending.work_ && !in_stream) {
       end_with(span, *pending.work_);
       pending.span_ = std::move(span);

@@ -74,6 +74,17 @@ std::vector<std::shared_ptr<Unit>> Schedule::reduce_order() const {
   return order;
 }
 
+Schedule::Entered Schedule::entered_now(const Unit& unit, Keep keep) {
+  return {&unit, keep, autograd::get_current_graph_task_id(), c10::GradMode::is_enabled()};
+}
+
+// Sums start at events of a backward, and this is one.
+bool Schedule::is_in(const Unit& unit, Keep keep) {
+  if (last_.unit != &unit || last_ != entered_now(unit, keep) || await_event) return false;
+  if (last_.backward != -1) advance();
+  return true;
+}
+
 void Schedule::enter(Unit& unit, Keep keep) {
   const bool backward = BackwardWatch::running();
   const auto stays = [&](const Unit& other) {
@@ -97,6 +108,7 @@ void Schedule::enter(Unit& unit, Keep keep) {
   if (!backward) await_optimizer();
   const bool gathered = unit.unshard();
   prefetch(unit, gathered, backward);
+  last_ = entered_now(unit, keep);
   if (backward) advance();
 }
 
@@ -135,11 +147,13 @@ void Schedule::leave(Unit& unit, bool exactly) {
 }
 
 void Schedule::close(Unit& unit, bool backward) {
+  last_ = {};
   std::erase(open_, &unit);
   if (backward ? unit.reshards_after_backward() : unit.reshards_after_forward()) unit.reshard(/*hold=*/!backward);
 }
 
 void Schedule::close_all() {
+  last_ = {};
   open_.clear();
   for (const auto& unit : units()) {
     if (unit->reshards_after_backward()) unit->reshard();
@@ -172,6 +186,7 @@ void Schedule::join_backward() {
 
 void Schedule::join(const Expectation& expectation, bool another_is_first) {
   if (backward_ != -1) return;
+  last_ = {};
   settle();
   training_.end_pass();
   const auto watch = BackwardWatch::current();

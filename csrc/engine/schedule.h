@@ -58,6 +58,9 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
 
   /// The unit's full copies are there when this returns; others are closed.
   void enter(Unit& unit, Keep keep = Keep::outer);
+  /// Whether this was the last thing that happened to units here, in the same backward or forward: another enter()
+  /// would change nothing, unless somebody changed the unit.
+  bool is_in(const Unit& unit, Keep keep);
   /// Calls await_event, which is of no more use then.
   void await_optimizer();
   /// The unit's module ended its forward; `exactly` if that is seen each time, so that the unit is closed too.
@@ -107,6 +110,17 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Entered and not closed. They take themselves out when they die.
   std::vector<Unit*> open_;
   friend class Unit;
+
+  /// What was entered last, and in what; nothing when units were closed since.
+  struct Entered {
+    const Unit* unit = nullptr;
+    Keep keep = Keep::outer;
+    int backward = -1;
+    bool with_gradients = false;
+    bool operator==(const Entered&) const = default;
+  };
+  static Entered entered_now(const Unit& unit, Keep keep);
+  Entered last_;
 
   UseOrder training_;
   UseOrder inference_;

@@ -13,6 +13,7 @@ namespace shardwise::engine {
 
 Unit::~Unit() {
   std::erase(schedule_->open_, this);
+  schedule_->last_ = {};
   for (const auto& parameter : parameters_) {
     if (!parameter->whole) remove_shard(parameter->shard_identity());
   }
@@ -69,6 +70,16 @@ void Unit::for_full_copies(const Do& act) {
 void Unit::enter(Keep keep) {
   schedule_->enter(*this, keep);
   if (observe::recording()) in_backward() ? begin(backward_span_, "backward") : begin(forward_span_, "forward");
+}
+
+void Unit::use(const at::Tensor& tensor, Keep keep) {
+  const auto serves = [&](const auto& group) {
+    const auto* copies = group->full_copies();
+    return copies != nullptr && copies->serves(tensor);
+  };
+  if (observe::recording() || !schedule_->is_in(*this, keep) || std::none_of(groups_.begin(), groups_.end(), serves)) {
+    enter(keep);
+  }
 }
 
 void Unit::leave(bool exactly) {

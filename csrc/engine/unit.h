@@ -164,6 +164,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   // What front ends announce.
   /// A full copy is about to be used, or the module begins.
   void enter(Keep keep);
+  /// The same of one use: of little cost where the unit was entered last and nothing changed since.
+  void use(const at::Tensor& tensor, Keep keep);
   /// `exactly`: the module is seen to end each time it runs, and the unit is closed then.
   void leave(bool exactly = false);
   /// A shard is about to be written.

@@ -133,6 +133,7 @@ void Unit::publish() {
       local = local.to(parameter->stored().scalar_type());
       // In the layout `flat` a shard is a vector.
       parameter->publish(parameter->whole ? local : local.reshape(parameter->stored().sizes()));
+      parameter->run_hook();
     }
     return;
   }

@@ -5,6 +5,7 @@
 namespace shardwise::group {
 
 int64_t Copies::versions() const {
+  if (!parameters_.front()->face()) return 0;
   int64_t sum = 0;
   for (const auto* parameter : parameters_) sum += parameter->version();
   return sum;

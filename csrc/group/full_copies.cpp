@@ -16,6 +16,9 @@
 namespace shardwise::group {
 namespace {
 
+/// Pairs of buffers that a unit meets: those of its own turn, and those that it gets where others were gathered ahead.
+constexpr size_t kMostPlaces = 4;
+
 /// The part of what stands in the registry that is this rank's: all of it, or a piece of a whole parameter that was
 /// loaded there.
 at::Tensor own_piece(const Parameter& parameter, const layout::Cut& cut, int64_t rank) {
@@ -77,7 +80,7 @@ void FullCopies::make_rows(Front& front) {
         if (cut.piece_numel(rank) == 0) continue;
         auto rows = piece_of(alias, cut, rank);
         copied_bytes_ += static_cast<int64_t>(rows.nbytes());
-        copies_.push_back({i, std::move(rows), runs_of(cut, rank), rank, cut.offsets[rank]});
+        copies_.push_back({i, std::move(rows), runs_of(cut, rank), rank, cut.offsets[rank], Moves::takes(alias)});
       }
     }
     front.mark(leaf);
@@ -100,27 +103,60 @@ void FullCopies::make_flat(Front& front) {
     {
       const ComputeGuard guard;
       const auto start = rank * layout_.part + cut.offsets[rank];
-      replace_data(leaf, whole.narrow(0, cut.shape[0] == 0 ? 0 : start, cut.shape[0]).view(leaf.sizes()));
+      starts_.push_back(cut.shape[0] == 0 ? 0 : start);
+      replace_data(leaf, whole.narrow(0, starts_.back(), cut.shape[0]).view(leaf.sizes()));
     }
     front.mark(leaf);
   }
   watches_.push_back(front.watch(whole, Front::Role::full));
 }
 
-// Of which storage is no matter: see Front::place().
 bool FullCopies::fits() const {
-  const auto item = static_cast<int64_t>(part_.itemsize());
-  const auto* memory = part_.is_meta() ? nullptr : static_cast<const char*>(part_.const_data_ptr());
   for (size_t i = 0; i < parameters().size(); ++i) {
-    const auto shard = parameters()[i]->shard();
-    if (parameters()[i]->extension() || !shard.has_storage() || shard.dtype() != part_.dtype() ||
-        shard.device() != part_.device() || shard.numel() != numels_[i]) {
-      return false;
-    }
-    if (numels_[i] == 0 || memory == nullptr) continue;
-    if (shard.const_data_ptr() != memory + layout_.cuts[i].offsets[rank_] * item) return false;
+    if (!fits(i)) return false;
   }
   return true;
+}
+
+// Of which storage is no matter: see Front::place(). Asked very often.
+bool FullCopies::fits(size_t index) const {
+  const auto* parameter = parameters()[index];
+  const auto* shard = parameter->live_shard();
+  const auto* part = part_.unsafeGetTensorImpl();
+  if (shard == nullptr || parameter->extension() || !shard->has_storage() || shard->dtype() != part->dtype() ||
+      shard->device() != part->device() || shard->numel() != numels_[index]) {
+    return false;
+  }
+  if (numels_[index] == 0 || part->device().is_meta()) return true;
+  const auto data = [](const at::TensorImpl& tensor) {
+    return static_cast<const char*>(tensor.unsafe_storage().data());
+  };
+  const auto item = static_cast<int64_t>(part->itemsize());
+  return data(*shard) + shard->storage_offset() * item == data(*part) + layout_.cuts[index].offsets[rank_] * item;
+}
+
+std::optional<size_t> FullCopies::index_of(const at::Tensor& tensor) const {
+  const auto* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  std::optional<size_t> found;
+  if (!is_flat_) {
+    for (size_t i = 0; i < storages_.size() && !found; ++i) {
+      if (storages_[i].storage() == storage) found = i;
+    }
+  } else if (storages_.front().storage() == storage) {
+    for (size_t i = 0; i < starts_.size(); ++i) {
+      const bool is_before = starts_[i] <= tensor.storage_offset();
+      if (is_before && (!found || starts_[i] > starts_[*found])) found = i;
+    }
+  }
+  return found;
+}
+
+bool FullCopies::serves(const at::Tensor& tensor) const {
+  if (!current()) return false;
+  const auto index = index_of(tensor);
+  if (!index || !fits(*index)) return false;
+  const auto* parameter = parameters()[*index];
+  return parameter->requires_grad() == parameter->leaf_requires_grad();
 }
 
 void FullCopies::begin_unshard(
@@ -183,17 +219,26 @@ void FullCopies::copy_out() {
     if (layout_.world == 1) gathered_.copy_(part_);
     return;
   }
+  const Places places{gathered_.const_data_ptr(), memory_.const_data_ptr()};
+  for (const auto& [known, moves] : known_moves_) {
+    if (known == places) return moves.run_again();
+  }
+  Moves moves;
+  const bool alike = gathered_.dtype() == kinds_.full.dtype() && gathered_.device() == kinds_.full.device();
+  bool moves_all = true;
   for (const auto& copy : copies_) {
     const auto start = copy.rank * layout_.part + copy.offset;
-    const auto& leaf = storages_[copy.leaf].alias();
-    if (Moves::takes(leaf) && leaf.dtype() == gathered_.dtype() && leaf.device() == gathered_.device()) {
-      moves_.put(leaf, copy.runs, gathered_, start);
+    if (alike && copy.is_moved) {
+      moves.put(storages_[copy.leaf].alias(), copy.runs, gathered_, start);
     } else {
+      moves_all = false;
       auto rows = copy.rows;
       rows.copy_(gathered_.narrow(0, start, rows.numel()).view(rows.sizes()));
     }
   }
-  moves_.run();
+  if (!moves.run_and_keep() || !moves_all) return;
+  if (known_moves_.size() == kMostPlaces) known_moves_.erase(known_moves_.begin());
+  known_moves_.emplace_back(places, std::move(moves));
 }
 
 // After a gather that failed its buffers may still be used: they do not go back.

@@ -8,6 +8,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace shardwise::group {
@@ -33,6 +34,9 @@ class FullCopies : public Copies {
       Front& front);
 
   bool fits() const override;
+  /// Whether a use of this tensor, a leaf or a view of one, needs nothing: the full copies are current, and the shard
+  /// of that leaf is what it was made for and is trained as the leaf is. False for other tensors.
+  bool serves(const at::Tensor& tensor) const;
   void begin_unshard(
       const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit,
       Counters& counters) override;
@@ -72,6 +76,7 @@ class FullCopies : public Copies {
     Runs runs;
     int64_t rank;
     int64_t offset;
+    bool is_moved;
   };
 
   comm::Pending gather_parts(
@@ -87,6 +92,8 @@ class FullCopies : public Copies {
   void adopt_shards(Front& front);
   void make_rows(Front& front);
   void make_flat(Front& front);
+  bool fits(size_t index) const;
+  std::optional<size_t> index_of(const at::Tensor& tensor) const;
   void copy_out();
 
   layout::Shards layout_;
@@ -95,10 +102,15 @@ class FullCopies : public Copies {
   Kinds kinds_;
   at::Tensor part_;
   std::vector<LeafStorage> storages_;
+  /// In the layout `flat`, where the one storage has them.
+  std::vector<int64_t> starts_;
   /// Of all of them, while they are not freed.
   at::Tensor memory_;
   std::vector<Copy> copies_;
-  Moves moves_;
+  /// Where what was gathered lies, and where the full copies do. Buffers come back to the same places, so that the
+  /// moves between them are those of another time.
+  using Places = std::pair<const void*, const void*>;
+  std::vector<std::pair<Places, Moves>> known_moves_;
   int64_t copied_bytes_ = 0;
   /// Elements of this rank's pieces.
   std::vector<int64_t> numels_;

@@ -67,16 +67,26 @@ at::Tensor Gradients::piece_in(const at::Tensor& buffer, size_t index, int64_t r
 
 // Gradients that are kept past zero_grad() are views of the sum, which is then left to them: two take turns.
 void Gradients::provide(comm::Buffers& buffers, Counters& counters) {
-  for (const auto* parameter : parameters_) {
-    if (parameter->face()) parameter->face()->release();
+  const auto find_free = [&] {
+    if (!sum_.is_free(parameters_)) std::swap(sum_, spare_);
+    return sum_.is_free(parameters_);
+  };
+  bool found = false;
+  if (const auto& face = parameters_.front()->face()) {
+    face->at_once([&] {
+      if (converts_) {
+        for (const auto* parameter : parameters_) parameter->face()->release();
+      }
+      found = find_free();
+    });
+  } else {
+    found = find_free();
   }
-  const auto is_free = [](const at::Tensor& sum) { return sum.defined() && sum.storage().use_count() == 1; };
-  if (!is_free(sum_)) std::swap(sum_, spare_);
-  if (!is_free(sum_)) {
-    sum_ = comm::shared_zeros(segment(), options_);
+  if (!found) {
+    sum_.renew(comm::shared_zeros(segment(), options_));
     ++counters.allocations;
   }
-  bucket_ = scattered() ? buffers.take(layout_.world * segment(), options_, counters) : sum_;
+  bucket_ = scattered() ? buffers.take(layout_.world * segment(), options_, counters) : sum_.vector();
 }
 
 bool Gradients::move(size_t index, const at::Tensor& gradient, double scale) {
@@ -151,9 +161,10 @@ void Gradients::begin(
   moves_.run();
   fill_counts();
   if (scattered()) {
-    pending_ = shards.reduce_scatter(as_real(sum_), as_real(bucket_), named("the reduce-scatter", unit), counters);
+    pending_ =
+        shards.reduce_scatter(as_real(sum_.vector()), as_real(bucket_), named("the reduce-scatter", unit), counters);
   } else if (shards.size() > 1) {
-    pending_ = shards.all_reduce(as_real(sum_), named("the all-reduce", unit), counters);
+    pending_ = shards.all_reduce(as_real(sum_.vector()), named("the all-reduce", unit), counters);
   }
 }
 
@@ -172,15 +183,15 @@ void Gradients::begin_all_reduce(const comm::Collectives& copies, const std::str
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& partial = parameters_[i]->partial;
     if (!partial.values.defined()) continue;
-    piece_in(sum_, i, rank_, 0).add_(partial.values);
+    piece_in(sum_.vector(), i, rank_, 0).add_(partial.values);
     count_of(i).add_(partial.count);
   }
   if (copies.size() == 1) return;
-  pending_ = copies.all_reduce(as_real(sum_), named("the all-reduce", unit), counters);
+  pending_ = copies.all_reduce(as_real(sum_.vector()), named("the all-reduce", unit), counters);
 }
 
 at::Tensor Gradients::count_of(size_t index) const {
-  return sum_.narrow(0, layout_.part + static_cast<int64_t>(index), 1);
+  return sum_.vector().narrow(0, layout_.part + static_cast<int64_t>(index), 1);
 }
 
 // Another vector takes the place of this one, so that nothing is copied.
@@ -191,10 +202,10 @@ void Gradients::keep_partial() {
     auto& parameter = *parameters_[i];
     parameter.settle();
     if (parameter.partial.values.defined()) {
-      parameter.partial.values.add_(piece_in(sum_, i, rank_, 0));
+      parameter.partial.values.add_(piece_in(sum_.vector(), i, rank_, 0));
       parameter.partial.count.add_(count_of(i));
     } else {
-      parameter.partial = {piece_in(sum_, i, rank_, 0), count_of(i)};
+      parameter.partial = {piece_in(sum_.vector(), i, rank_, 0), count_of(i)};
     }
   }
 }
@@ -218,45 +229,72 @@ void Gradients::drop(comm::Buffers& buffers) {
   if (!pending) return;
   // After one that failed the memory may still be written to: it does not go back.
   if (!pending->settle()) {
-    sum_ = at::Tensor();
+    sum_.renew({});
   } else if (scattered()) {
     const ComputeGuard guard;
     buffers.give(bucket);
   }
 }
 
+// Only a rank that left a parameter unused has to look at the counts, and to wait for the device.
+std::vector<size_t> Gradients::used_somewhere() const {
+  at::Tensor counts;
+  if (std::find(used_here_.begin(), used_here_.end(), false) != used_here_.end()) {
+    const ComputeGuard guard;
+    const auto n = static_cast<int64_t>(parameters_.size());
+    counts = at::real(sum_.vector().narrow(0, layout_.part, n)).to(at::kCPU, at::kFloat);
+  }
+  std::vector<size_t> used;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (used_here_[i] || counts.data_ptr<float>()[i] != 0) used.push_back(i);
+  }
+  return used;
+}
+
+// Where one rank has all of it, in the layout `flat` too: there a shard is a vector.
+const at::Tensor& Gradients::mean_of(size_t index) {
+  const auto& parameter = *parameters_[index];
+  const auto offset = layout_.cuts[index].offsets[rank_];
+  const auto* shard = parameter.live_shard();
+  if (shard == nullptr) {
+    return sum_.view(index, parameter.live_full().sizes(), offset, [&] { return strides_[index]; });
+  }
+  const auto sizes = shard->sizes();
+  return sum_.view(index, sizes, offset, [&] {
+    return !scattered() && sizes == parameter.live_full().sizes() ? strides_[index] : row_major(sizes);
+  });
+}
+
 void Gradients::publish(const std::function<void(at::Tensor&)>& hook) {
   under_way_ = false;
   if (hook) {
-    auto sum = sum_.detach().narrow(0, 0, layout_.part);
+    auto sum = sum_.vector().detach().narrow(0, 0, layout_.part);
     hook(sum);
   }
   for (auto* parameter : parameters_) {
     parameter->settle();
     parameter->partial = {};
   }
-  const auto unused = std::find(used_here_.begin(), used_here_.end(), false) != used_here_.end();
-  at::Tensor counts;
-  // Only a rank that left a parameter unused has to look at the counts, and to wait for the device.
-  if (unused) {
+  const auto used = used_somewhere();
+  const auto kind = parameters_.front()->stored().options().requires_grad(false);
+  converts_ = kind.dtype() != options_.dtype() || kind.device() != options_.device();
+  std::vector<at::Tensor> converted;
+  if (after_ != 1 || converts_) {
     const ComputeGuard guard;
-    const auto n = static_cast<int64_t>(parameters_.size());
-    counts = at::real(sum_.narrow(0, layout_.part, n)).to(at::kCPU, at::kFloat);
-  }
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (!used_here_[i] && counts.data_ptr<float>()[i] == 0) continue;
-    at::Tensor mean;
-    {
-      const ComputeGuard guard;
-      mean = piece_in(sum_, i, rank_, 0);
+    for (const auto i : used) {
+      auto mean = mean_of(i);
       if (after_ != 1) mean.mul_(after_);
-      const auto target = parameters_[i]->stored();
-      // Where one rank has all of it, in the layout `flat` too: there a shard is a vector.
-      if (mean.sizes() != target.sizes()) mean = mean.view(target.sizes());
-      if (mean.dtype() != target.dtype() || mean.device() != target.device()) mean = mean.to(target.options());
+      if (converts_) converted.push_back(mean.to(kind));
     }
-    parameters_[i]->publish(mean);
   }
+  const auto publish_all = [&] {
+    for (size_t n = 0; n < used.size(); ++n) {
+      parameters_[used[n]]->publish(converts_ ? converted[n] : mean_of(used[n]));
+    }
+  };
+  const auto& face = parameters_.front()->face();
+  face ? face->at_once(publish_all) : publish_all();
+  for (const auto i : used) parameters_[i]->run_hook();
 }
 
 int64_t Gradients::bucket_bytes() const {

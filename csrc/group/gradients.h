@@ -4,6 +4,7 @@
 #include "comm/collectives.h"
 #include "group/parameter.h"
 #include "group/small_pieces.h"
+#include "group/sum.h"
 #include "layout/shards.h"
 
 #include <shardwise/counters.h>
@@ -78,6 +79,8 @@ class Gradients {
   bool move(size_t index, const at::Tensor& gradient, double scale);
   void fill_counts();
   at::Tensor count_of(size_t index) const;
+  const at::Tensor& mean_of(size_t index);
+  std::vector<size_t> used_somewhere() const;
   comm::What named(const char* sum, const std::string& unit) const;
 
   std::vector<Parameter*> parameters_;
@@ -92,8 +95,10 @@ class Gradients {
   double after_ = 1;
   at::Tensor bucket_;
   /// What comes out: the bucket itself where nothing is scattered.
-  at::Tensor sum_;
-  at::Tensor spare_;
+  Sum sum_;
+  Sum spare_;
+  /// What is published is of another kind than sums.
+  bool converts_ = false;
   std::vector<bool> used_here_;
   std::optional<comm::Pending> pending_;
   bool under_way_ = false;

@@ -70,9 +70,8 @@ bool Group::fits() const {
   if (extended_copies_) return extended_copies_->fits();
   if (full_copies_) return full_copies_->fits();
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const auto leaf = parameters_[i]->full();
-    if (leaf.scalar_type() != options_.dtype().toScalarType() || leaf.device() != options_.device() ||
-        leaf.sizes() != sizes_[i]) {
+    const auto& full = parameters_[i]->live_full();
+    if (full.dtype() != options_.dtype() || full.device() != options_.device() || full.sizes() != sizes_[i]) {
       return false;
     }
   }

@@ -27,6 +27,9 @@ class SHARDWISE_API LeafStorage {
   size_t bytes() const {
     return bytes_;
   }
+  const c10::StorageImpl* storage() const {
+    return alias_.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  }
   bool freed() const;
   /// Lets go of the memory; its content is lost. Nothing happens when it is freed already.
   void free();

@@ -88,6 +88,11 @@ at::Tensor Parameter::leaf() const {
   return lock(leaf_, name());
 }
 
+const at::TensorImpl& Parameter::live_full() const {
+  if (full_.defined()) return *full_.unsafeGetTensorImpl();
+  return leaf_.expired() ? *leaf().unsafeGetTensorImpl() : *leaf_._unsafe_get_target();
+}
+
 bool Parameter::leaf_requires_grad() const {
   const auto* impl = leaf_._unsafe_get_target();
   return leaf_.expired() ? leaf().requires_grad() : impl->requires_grad();
@@ -189,7 +194,6 @@ void Parameter::collect(const std::shared_ptr<void>& owner, const at::Tensor& le
   if (!arrived.defined()) return;
   // In sight of autograd, as operations of a front end want to be.
   if (face_) arrived = face_->arrived(arrived);
-  const ComputeGuard guard;
   if (arrived.layout() != at::kStrided) {
     throw Error(c10::str(
         "shardwise: the gradient of '", name(), "' has layout ", arrived.layout(),
@@ -197,8 +201,12 @@ void Parameter::collect(const std::shared_ptr<void>& owner, const at::Tensor& le
         "parameters in ignored_parameters."));
   }
   // The graph of a gradient made with create_graph may hold the same memory: never add into that.
-  if (arrived.requires_grad()) arrived = arrived.detach().clone();
-  fresh_ = fresh_.defined() ? at::add(fresh_, arrived) : std::move(arrived);
+  if (arrived.requires_grad() || fresh_.defined()) {
+    const ComputeGuard guard;
+    if (arrived.requires_grad()) arrived = arrived.detach().clone();
+    if (fresh_.defined()) arrived = at::add(fresh_, arrived);
+  }
+  fresh_ = std::move(arrived);
   listener_->gradient_arrived(*this);
 }
 
@@ -226,10 +234,10 @@ void Parameter::put_back() {
 }
 
 at::Tensor Parameter::take_local() {
-  const ComputeGuard guard;
   put_back();
   auto fresh = std::exchange(fresh_, at::Tensor());
   if (!pending_.defined()) return fresh;
+  const ComputeGuard guard;
   return fresh.defined() ? at::add(pending_, fresh) : pending_;
 }
 
@@ -258,22 +266,43 @@ void Parameter::forget_backward() {
   fresh_ = at::Tensor();
 }
 
+int64_t Parameter::version() const {
+  if (!face_) return 0;
+  const auto of = [](const at::TensorImpl& tensor) {
+    return static_cast<int64_t>(tensor.version_counter().current_version());
+  };
+  const auto* shard = live_shard();
+  return of(*face_->parameter().unsafeGetTensorImpl()) + of(shard != nullptr ? *shard : live_full());
+}
+
+// Who takes a share in a tensor that Python knows waits for Python's lock: what asks often takes none.
+template <typename Do>
+void Parameter::with_visible(const Do& act) const {
+  face_ ? act(face_->parameter()) : act(stored());
+}
+
 void Parameter::publish(const at::Tensor& mean) {
-  const auto tensor = visible();
-  {
+  with_visible([&](const at::Tensor& tensor) { add_to(tensor.mutable_grad(), mean); });
+}
+
+void Parameter::add_to(at::Tensor& grad, const at::Tensor& mean) {
+  if (grad.defined()) {
     const ComputeGuard guard;
-    auto& grad = tensor.mutable_grad();
-    if (grad.defined()) {
-      (face_ ? face_->memory(grad) : grad).add_(mean);
-    } else {
-      grad = face_ ? face_->gradient(mean) : mean;
-    }
-    if (!face_) published_ = grad.getIntrusivePtr();
+    (face_ ? face_->memory(grad) : grad).add_(mean);
+  } else {
+    grad = face_ ? face_->gradient(mean) : mean;
   }
-  auto* hook = autograd::impl::post_acc_grad_hooks(tensor).get();
-  const auto* ours = dynamic_cast<const PostHook*>(hook);
-  auto* users = ours == nullptr ? hook : ours->users_.get();
-  if (users != nullptr) (*users)(tensor);
+  if (!face_) published_ = grad.getIntrusivePtr();
+}
+
+void Parameter::run_hook() const {
+  with_visible([](const at::Tensor& tensor) {
+    auto* hook = autograd::impl::post_acc_grad_hooks(tensor).get();
+    if (hook == nullptr) return;
+    const auto* ours = dynamic_cast<const PostHook*>(hook);
+    auto* users = ours == nullptr ? hook : ours->users_.get();
+    if (users != nullptr) (*users)(tensor);
+  });
 }
 
 } // namespace shardwise::group

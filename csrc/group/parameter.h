@@ -61,9 +61,7 @@ class Parameter {
     return face_ ? face_->parameter() : stored();
   }
   /// Moves when what a front end shows is written to; stays where touch tells of writes.
-  int64_t version() const {
-    return face_ ? static_cast<int64_t>(face_->parameter()._version()) + static_cast<int64_t>(stored()._version()) : 0;
-  }
+  int64_t version() const;
   /// From now on the optimizer sees this instead of what is stored.
   void set_face(std::shared_ptr<Face> face) {
     face_ = std::move(face);
@@ -86,9 +84,8 @@ class Parameter {
   }
   /// Whether the optimizer trains it, and whether autograd brings gradients to the leaf.
   bool requires_grad() const {
-    if (face_) return leaf_requires_grad();
-    if (is_kept_) return kept_shard().requires_grad();
-    return shard_.defined() ? shard_.requires_grad() : leaf_requires_grad();
+    const auto* shard = face_ ? nullptr : live_shard();
+    return shard != nullptr ? shard->requires_grad() : leaf_requires_grad();
   }
   bool leaf_requires_grad() const;
   /// Where the optimizer sees a face, a leaf that modules show can be frozen by itself, until they show it anew.
@@ -100,6 +97,13 @@ class Parameter {
   /// From now on the shard keeps the leaf alive, and this keeps neither: for a module that holds only what stands in
   /// its registry.
   void let_shard_keep_leaf();
+  /// The shard, without a share in it: for what is asked often. Null when there is none. Raises Error when it is gone.
+  const at::TensorImpl* live_shard() const {
+    if (is_kept_) return kept_.expired() ? kept_shard().unsafeGetTensorImpl() : kept_._unsafe_get_target();
+    return shard_.defined() ? shard_.unsafeGetTensorImpl() : nullptr;
+  }
+  /// The same of full().
+  const at::TensorImpl& live_full() const;
   /// Identifies the shard, also when it is gone; null when there is none.
   const at::TensorImpl* shard_identity() const {
     return is_kept_ ? kept_._unsafe_get_target() : shard_.defined() ? shard_.unsafeGetTensorImpl() : nullptr;
@@ -131,8 +135,10 @@ class Parameter {
   void take_leaf_gradient();
   /// The end of a backward that failed or averaged nothing: .grad is as it was, and what came is forgotten.
   void forget_backward();
-  /// Adds the mean to .grad and runs the user's post-accumulate hook.
+  /// Adds the mean to .grad.
   void publish(const at::Tensor& mean);
+  /// After it: runs the user's post-accumulate hook, if there is one.
+  void run_hook() const;
 
   /// A sum over some of the ranks that share it, of earlier backwards: as its gradient is published, and in how many
   /// of those ranks' backwards it was used.
@@ -167,6 +173,9 @@ class Parameter {
   void set_aside(const std::shared_ptr<void>& owner, bool defined);
   void collect(const std::shared_ptr<void>& owner, const at::Tensor& leaf);
   void put_back();
+  void add_to(at::Tensor& grad, const at::Tensor& mean);
+  template <typename Do>
+  void with_visible(const Do& act) const;
   at::Tensor kept_shard() const;
 
   std::vector<std::string> names_;

@@ -51,14 +51,29 @@ void Moves::add(const Kind& kind, const cuda::Move& move, const at::Tensor& from
 }
 
 void Moves::run() {
+  run_again();
+  ran_before_ = !moves_.empty();
+  moves_.clear();
+  alive_.clear();
+}
+
+void Moves::run_again() const {
   if (moves_.empty()) return;
   if (kind_.factor) {
     cuda::scale(kind_.device, kind_.from, kind_.to, *kind_.factor, moves_);
   } else {
     cuda::copy(kind_.device, static_cast<int64_t>(c10::elementSize(kind_.from)), moves_);
   }
-  moves_.clear();
+}
+
+bool Moves::run_and_keep() {
+  if (ran_before_) {
+    run();
+    return false;
+  }
+  run_again();
   alive_.clear();
+  return true;
 }
 
 bool put_flags(const std::vector<bool>& flags, const at::Tensor& vector, int64_t offset) {

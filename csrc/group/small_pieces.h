@@ -41,6 +41,11 @@ class SHARDWISE_API Moves {
   /// and the runs are of that memory.
   void scale(const at::Tensor& whole, const Runs& runs, double factor, const at::Tensor& part, int64_t offset);
   void run();
+  /// Moves the same once more, later: for whoever knows that everything lies where it lay. Nothing may be added then.
+  void run_again() const;
+  /// Runs, and keeps the moves for run_again(), but no tensor. Returns false, and keeps none, where they were of
+  /// several kinds.
+  bool run_and_keep();
 
  private:
   struct Kind {
@@ -56,6 +61,7 @@ class SHARDWISE_API Moves {
   Kind kind_;
   std::vector<cuda::Move> moves_;
   std::vector<at::Tensor> alive_;
+  bool ran_before_ = false;
 };
 
 /// Writes 0 and 1 at element `offset` and those after it. Returns false for a dtype that it does not know.

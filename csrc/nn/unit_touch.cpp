@@ -25,7 +25,7 @@ class UnitTouch::Full : public TouchListener {
           "', and the write would be lost: the values of a sharded parameter live in the shards of all ranks. Change "
           "the shards, which are the module's parameters(), or change the parameter before fully_shard()."));
     }
-    owner->enter(touch.again ? engine::Keep::all : engine::Keep::outer);
+    owner->use(touch.tensor, touch.again ? engine::Keep::all : engine::Keep::outer);
   }
 
   // The operations of a backward get what those of the forward had, and results of these.

@@ -8,10 +8,32 @@ namespace py = pybind11;
 
 namespace {
 
+// The objects here are never freed: the interpreter may be gone first.
+
 /// Only found in a Python that imported it.
 const py::object& dtensor_class() {
   static const auto* const value = new py::object(py::module_::import("torch.distributed.tensor").attr("DTensor"));
   return *value;
+}
+
+/// The name of what a DTensor is around: made once, for it is looked up for every parameter of every step.
+PyObject* local_tensor_name() {
+  static auto* const name = PyUnicode_InternFromString("_local_tensor");
+  return name;
+}
+
+py::object local_of(py::handle dtensor) {
+  auto* local = PyObject_GetAttr(dtensor.ptr(), local_tensor_name());
+  if (local == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(local);
+}
+
+void set_local(py::handle dtensor, py::handle local) {
+  if (PyObject_SetAttr(dtensor.ptr(), local_tensor_name(), local.ptr()) != 0) throw py::error_already_set();
+}
+
+bool is_around(py::handle local, const at::Tensor& tensor) {
+  return THPVariable_Check(local.ptr()) && THPVariable_Unpack(local.ptr()).is_same(tensor);
 }
 
 bool is_ours_alone(py::handle tensor) {
@@ -30,32 +52,65 @@ const at::Tensor& DTensorFace::parameter() const {
 
 at::Tensor DTensorFace::gradient(const at::Tensor& mean) {
   const py::gil_scoped_acquire gil;
-  if (gradient_ && is_ours_alone(gradient_->get())) {
-    gradient_->get().attr("_local_tensor") = mean;
-  } else {
-    const auto spec = parameter_.get().attr("_spec");
-    gradient_.emplace(dtensor_class()(mean, spec, py::arg("requires_grad") = false));
+  Shown* vacant = nullptr;
+  for (auto& shown : shown_) {
+    const auto dtensor = shown.dtensor.get();
+    if (!is_ours_alone(dtensor)) continue;
+    const auto local = local_of(dtensor);
+    if (is_around(local, mean)) return THPVariable_Unpack(dtensor.ptr());
+    if (local.is_none()) vacant = &shown;
   }
-  return THPVariable_Unpack(gradient_->get().ptr());
+  if (vacant == nullptr) {
+    const auto spec = parameter_.get().attr("_spec");
+    if (shown_.size() == 2) shown_.erase(shown_.begin());
+    vacant = &shown_.emplace_back(Shown{KeptObject(dtensor_class()(mean, spec, py::arg("requires_grad") = false))});
+  }
+  put(mean, *vacant);
+  return THPVariable_Unpack(vacant->dtensor.get().ptr());
+}
+
+void DTensorFace::put(const at::Tensor& mean, Shown& shown) const {
+  const auto dtensor = shown.dtensor.get();
+  if (!is_around(local_of(dtensor), mean)) set_local(dtensor, py::cast(mean));
+  const auto local = local_of(dtensor);
+  shown.uses = mean.use_count();
+  shown.references = Py_REFCNT(local.ptr());
+}
+
+bool DTensorFace::is_held(const at::Tensor& mean) const {
+  const py::gil_scoped_acquire gil;
+  for (const auto& shown : shown_) {
+    const auto dtensor = shown.dtensor.get();
+    const auto local = local_of(dtensor);
+    if (!is_around(local, mean)) continue;
+    return !is_ours_alone(dtensor) || mean.use_count() != shown.uses || Py_REFCNT(local.ptr()) != shown.references;
+  }
+  return mean.use_count() > 1;
 }
 
 void DTensorFace::release() {
-  if (!gradient_) return;
   const py::gil_scoped_acquire gil;
-  if (is_ours_alone(gradient_->get())) gradient_->get().attr("_local_tensor") = py::none();
+  for (const auto& shown : shown_) {
+    if (is_ours_alone(shown.dtensor.get())) set_local(shown.dtensor.get(), py::none());
+  }
 }
 
 at::Tensor DTensorFace::memory(const at::Tensor& gradient) {
   const py::gil_scoped_acquire gil;
   const auto object = py::cast(gradient);
   if (!py::isinstance(object, dtensor_class())) return gradient;
-  return py::cast<at::Tensor>(object.attr("_local_tensor"));
+  return py::cast<at::Tensor>(local_of(object));
 }
 
 at::Tensor DTensorFace::arrived(const at::Tensor& gradient) {
   if (!to_memory_) return gradient;
   const py::gil_scoped_acquire gil;
   return py::cast<at::Tensor>(to_memory_->get()(gradient));
+}
+
+void DTensorFace::at_once(c10::function_ref<void()> work) const {
+  const py::gil_scoped_acquire gil;
+  work();
 }
 
 } // namespace shardwise::python_front

@@ -183,7 +183,8 @@ TEST(Estimate, ShardsOfTwoRanks) {
 TEST(Estimate, ReplicatedUnits) {
   run_processes(2, [](Rank& rank) {
     warm_up(rank);
-    const auto check_replicated = [&](const std::string& what, const ReplicateOptions& options, const WrapNet& prepare) {
+    const auto check_replicated = [&](const std::string& what, const ReplicateOptions& options,
+                                      const WrapNet& prepare) {
       const auto wrap = [&](Net& net) {
         for (const auto& block : *net->blocks) replicate(*block, options);
         replicate(net, options);

@@ -34,7 +34,8 @@ struct SizesCase {
   double tolerance;
 };
 
-void assert_near(const torch::Tensor& ours, const torch::Tensor& theirs, const SizesCase& kind, const std::string& what) {
+void assert_near(
+    const torch::Tensor& ours, const torch::Tensor& theirs, const SizesCase& kind, const std::string& what) {
   ASSERT_EQ(ours.sizes(), theirs.sizes()) << what;
   ASSERT_EQ(ours.dtype(), theirs.dtype()) << what;
   const auto size = theirs.to(torch::kDouble).norm().item<double>();

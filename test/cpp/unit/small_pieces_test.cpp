@@ -92,6 +92,27 @@ TEST_CASE("pieces of several dtypes are moved together, in the order in which th
   CHECK(target.equal(at::tensor({0, 6, 8, 10, 0, 0}, at::kDouble)));
 }
 
+TEST_CASE("pieces that lie where they lay are moved again, and only if all of them were kept") {
+  group::Moves moves;
+  const auto cut = layout::rows({{6}}, {0}, 2, 1).cuts.front();
+  auto part = at::arange(3, at::kFloat);
+  auto whole = at::zeros({6}, at::kFloat);
+  auto longs = at::zeros({6}, at::kLong);
+  for (int64_t rank = 0; rank < 2; ++rank) moves.put(whole, group::runs_of(cut, rank), part, 0);
+  REQUIRE(moves.run_and_keep());
+  CHECK(part.use_count() == 1);
+  part.add_(1);
+  moves.run_again();
+  CHECK(whole.equal(at::tensor({1, 2, 3, 1, 2, 3}, at::kFloat)));
+  group::Moves mixed;
+  part.add_(1);
+  mixed.put(longs, group::runs_of(cut, 0), at::arange(3, at::kLong), 0);
+  mixed.put(whole, group::runs_of(cut, 0), part, 0);
+  CHECK(!mixed.run_and_keep());
+  CHECK(whole.equal(at::tensor({2, 3, 4, 1, 2, 3}, at::kFloat)));
+  CHECK(longs.equal(at::tensor({0, 1, 2, 0, 0, 0}, at::kLong)));
+}
+
 TEST_CASE("what a kernel does for one element is what the loop of the CPU does for all") {
   for (const auto from : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
     for (const auto to : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {

@@ -1,0 +1,53 @@
+#include "group/sum.h"
+
+#include "group/compute_guard.h"
+#include "group/parameter.h"
+#include "group/small_pieces.h"
+
+#include <algorithm>
+
+namespace shardwise::group {
+
+bool Sum::is_free(const std::vector<Parameter*>& parameters) const {
+  if (!vector_.defined()) return false;
+  // Views that somebody gave other memory to do not count; then it is as if it were held.
+  const auto made = std::count_if(views_.begin(), views_.end(), [](const auto& view) { return view.tensor.defined(); });
+  if (vector_.storage().use_count() != static_cast<size_t>(made) + 1) return false;
+  for (size_t i = 0; i < views_.size(); ++i) {
+    const auto& view = views_[i].tensor;
+    if (!view.defined()) continue;
+    const auto& face = parameters[i]->face();
+    if (face ? face->is_held(view) : view.use_count() > 1) return false;
+  }
+  return true;
+}
+
+void Sum::renew(at::Tensor vector) {
+  views_.clear();
+  vector_ = std::move(vector);
+}
+
+// Whoever had it may have made another tensor of it, or may have had autograd look at it.
+bool Sum::is_as_made(const View& view, at::IntArrayRef sizes, int64_t offset) const {
+  if (!view.tensor.defined()) return false;
+  const auto* impl = view.tensor.unsafeGetTensorImpl();
+  const auto* ours = vector_.unsafeGetTensorImpl();
+  const auto storage_of = [](const at::TensorImpl* tensor) { return tensor->unsafe_storage().unsafeGetStorageImpl(); };
+  return impl->autograd_meta() == nullptr && impl->has_storage() && storage_of(impl) == storage_of(ours) &&
+         impl->dtype() == ours->dtype() && impl->storage_offset() == offset && impl->sizes() == sizes &&
+         impl->strides() == view.strides;
+}
+
+const at::Tensor& Sum::view(
+    size_t index, at::IntArrayRef sizes, int64_t offset, c10::function_ref<std::vector<int64_t>()> strides) {
+  if (views_.size() <= index) views_.resize(index + 1);
+  auto& view = views_[index];
+  if (!is_as_made(view, sizes, offset)) {
+    const ComputeGuard guard;
+    view.strides = strides();
+    view.tensor = view_of(vector_, sizes, view.strides, offset);
+  }
+  return view.tensor;
+}
+
+} // namespace shardwise::group
