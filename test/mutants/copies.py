@@ -162,4 +162,22 @@ COPIES = [
         "gathers_apart()",
         suites="FullyShardNeighbours.*",
     ),
+    Mutant(
+        "use what was frozen since the unit was entered as if it were not",
+        "csrc/group/full_copies.cpp",
+        "  return parameter->requires_grad() == parameter->leaf_requires_grad();",
+        "  return parameter != nullptr;",
+    ),
+    Mutant(
+        "use a shard that was replaced since the unit was entered",
+        "csrc/group/full_copies.cpp",
+        "  if (!index || !fits(*index)) return false;",
+        "  if (!index) return false;",
+    ),
+    Mutant(
+        "move to where full copies lay another time",
+        "csrc/group/full_copies.cpp",
+        "    if (known == places) return",
+        "    if (known.first == places.first) return",
+    ),
 ]

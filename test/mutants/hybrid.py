@@ -42,15 +42,15 @@ HYBRID = [
     Mutant(
         "lose what the first sum brought",
         "csrc/group/gradients.cpp",
-        "      parameter.partial = {piece_in(sum_, i, rank_, 0), count_of(i)};",
+        "      parameter.partial = {piece_in(sum_.vector(), i, rank_, 0), count_of(i)};",
         "",
         suites="FullyShardHybrid.*",
     ),
     Mutant(
         "keep the last of several first sums only",
         "csrc/group/gradients.cpp",
-        "      parameter.partial.values.add_(piece_in(sum_, i, rank_, 0));",
-        "      parameter.partial.values = piece_in(sum_, i, rank_, 0);",
+        "      parameter.partial.values.add_(piece_in(sum_.vector(), i, rank_, 0));",
+        "      parameter.partial.values = piece_in(sum_.vector(), i, rank_, 0);",
         suites="FullyShardHybrid.*",
     ),
     Mutant(

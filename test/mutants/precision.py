@@ -87,8 +87,8 @@ PRECISION = [
     Mutant(
         "give gradients in the dtype of the sum",
         "csrc/group/gradients.cpp",
-        "mean = mean.to(target.options());",
-        "mean = mean.to(target.device());",
+        "converted.push_back(mean.to(kind));",
+        "converted.push_back(mean.to(kind.device()));",
         suites=MIXED,
     ),
 ]

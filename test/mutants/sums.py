@@ -8,8 +8,8 @@ SUMS = [
     Mutant(
         "skip the reduction of one parameter",
         "csrc/group/gradients.cpp",
-        "    parameters_[i]->publish(mean);",
-        "    parameters_[i]->publish(i == 1 ? mean.zero_() : mean);",
+        "    fill(i, local, 1 / before);\n    used_here_",
+        "    fill(i, i == 1 ? at::Tensor() : local, 1 / before);\n    used_here_",
         languages=BOTH,
     ),
     Mutant(
@@ -29,15 +29,15 @@ SUMS = [
     Mutant(
         "forget the counts of used parameters",
         "csrc/group/gradients.cpp",
-        "    if (!used_here_[i] && counts.data_ptr<float>()[i] == 0) continue;",
-        "",
+        "    if (used_here_[i] || counts.data_ptr<float>()[i] != 0) used.push_back(i);",
+        "    used.push_back(i);",
         languages=BOTH,
     ),
     Mutant(
         "give no gradient to a parameter that only other ranks used",
         "csrc/group/gradients.cpp",
-        "    if (!used_here_[i] && counts.data_ptr<float>()[i] == 0) continue;",
-        "    if (!used_here_[i]) continue;",
+        "    if (used_here_[i] || counts.data_ptr<float>()[i] != 0) used.push_back(i);",
+        "    if (used_here_[i]) used.push_back(i);",
         languages=BOTH,
     ),
     Mutant(
@@ -78,9 +78,9 @@ SUMS = [
     ),
     Mutant(
         "reuse a bucket that gradients still lie in",
-        "csrc/group/gradients.cpp",
-        "sum.storage().use_count() == 1;",
-        "sum.storage().use_count() > 0;",
+        "csrc/group/sum.cpp",
+        "  if (!vector_.defined()) return false;\n",
+        "  return vector_.defined();\n",
         languages=BOTH,
     ),
     Mutant(
@@ -125,8 +125,8 @@ SUMS = [
     Mutant(
         "forget the sums that the backward before left under way",
         "csrc/engine/schedule.cpp",
-        "  if (backward_ != -1) return;\n  settle();\n",
-        "  if (backward_ != -1) return;\n",
+        "  last_ = {};\n  settle();\n",
+        "  last_ = {};\n",
         suites="FullyShardLastBackward.*",
     ),
     Mutant(
@@ -148,6 +148,20 @@ SUMS = [
         "csrc/group/gradients.cpp",
         "  pending.wait();\n",
         "",
+        languages=BOTH,
+    ),
+    Mutant(
+        "take a gradient that only Python holds for nobody's",
+        "csrc/python_front/dtensor_face.cpp",
+        "|| Py_REFCNT(local.ptr()) != shown.references;",
+        ";",
+        languages=("Python",),
+    ),
+    Mutant(
+        "publish a view of which its holder made another tensor",
+        "csrc/group/sum.cpp",
+        "  if (!is_as_made(view, sizes, offset)) {",
+        "  if (!view.tensor.defined()) {",
         languages=BOTH,
     ),
 ]
