@@ -17,6 +17,7 @@ import collectives
 import host
 import machine
 import memory
+import overlap
 import peers
 import scale
 import steps
@@ -24,7 +25,7 @@ from figures import Figure, save
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev")
-SUITES = ("host", "memory", "scale", "steps", "collectives")
+SUITES = ("host", "memory", "scale", "steps", "collectives", "overlap")
 
 
 def main() -> int:
@@ -52,7 +53,11 @@ def main() -> int:
         print(figure.line(), flush=True)
     print(f"\n{len(figures)} figures in {time.monotonic() - begin:.0f} s")
     if options.save:
-        print("\n".join(f"saved {path}" for path in save(options.results, facts, figures)))
+        saved = save(options.results, facts, figures)
+        if "overlap" in options.suites:
+            saved.append(options.results / "timeline.svg")
+            overlap.draw(BUILD, overlap.SHORT, saved[-1])
+        print("\n".join(f"saved {path}" for path in saved))
     return 0
 
 
@@ -84,6 +89,8 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
         yield from steps.suite(BUILD, options.quick, peers.installed())
     if "collectives" in options.suites:
         yield from collectives.figures(BUILD, collectives.SHORT if options.quick else collectives.FULL)
+    if "overlap" in options.suites:
+        yield from overlap.figures(BUILD, overlap.SHORT if options.quick else overlap.FULL)
 
 
 if __name__ == "__main__":

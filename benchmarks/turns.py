@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,15 @@ class Program:
     wire: list[int] = field(default_factory=list)
 
     @classmethod
-    def start(cls, name: str, command: Sequence[str], world: int) -> Program:
+    def start(
+        cls, name: str, command: Sequence[str], world: int, environment: Mapping[str, str] | None = None
+    ) -> Program:
         pipe = subprocess.PIPE
+        variables = {**os.environ, **(environment or {})}
         return cls(
             name,
             [
-                subprocess.Popen([*command, "--rank", str(rank)], stdin=pipe, stdout=pipe, text=True)
+                subprocess.Popen([*command, "--rank", str(rank)], stdin=pipe, stdout=pipe, text=True, env=variables)
                 for rank in range(world)
             ],
         )

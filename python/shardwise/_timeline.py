@@ -50,22 +50,19 @@ def read(folder: Path) -> list[Event]:
     return sorted(events, key=lambda event: event.begin)
 
 
-def steps(events: Sequence[Event]) -> list[int]:
-    """When the outermost unit of the first rank began its forwards."""
-    forwards = [event for event in events if event.kind == "forward"]
-    if not forwards:
-        return []
-    first = min(event.rank for event in forwards)
-    own = [event for event in forwards if event.rank == first]
+def steps(events: Sequence[Event], rank: int) -> list[int]:
+    """When the outermost unit of a rank began its forwards."""
+    own = [event for event in events if event.kind == "forward" and event.rank == rank]
     return [event.begin for event in own if event.name == own[0].name]
 
 
 def last_steps(events: Sequence[Event], number: int) -> list[Event]:
-    """Those of the last few steps."""
-    begins = steps(events)
-    if len(begins) <= number:
-        return list(events)
-    return [event for event in events if event.begin >= begins[-number]]
+    """Those of the last few steps, which ranks begin each at its own time."""
+    first: dict[int, int] = {}
+    for rank in {event.rank for event in events}:
+        begins = steps(events, rank)
+        first[rank] = begins[-number] if len(begins) > number else 0
+    return [event for event in events if event.begin >= first[event.rank]]
 
 
 def union(events: Iterable[Event]) -> int:

@@ -19,6 +19,7 @@ NAMES = (
     "host",
     "machine",
     "memory",
+    "overlap",
     "report",
     "scale",
     "steps",

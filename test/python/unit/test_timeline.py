@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,9 +76,19 @@ def test_what_is_hidden_is_the_wire_without_the_waits() -> None:
 def test_only_the_last_steps_are_drawn() -> None:
     later = [Event(e.kind, e.name, e.rank, e.begin + 20 * MS, e.end + 20 * MS, e.bytes) for e in events()]
     both = events() + later
-    assert _timeline.steps(both) == [0, 20 * MS]
+    assert _timeline.steps(both, 0) == [0, 20 * MS]
     assert _timeline.last_steps(both, 1) == later
     assert _timeline.last_steps(both, 5) == both
+
+
+def test_each_rank_begins_its_last_step_at_its_own_time() -> None:
+    both = [
+        replace(each, begin=each.begin + 20 * MS * n, end=each.end + 20 * MS * n) for n in (0, 1) for each in events()
+    ]
+    earlier = [replace(each, rank=1, begin=each.begin - MS, end=each.end - MS) for each in both]
+    shown = _timeline.last_steps(both + earlier, 1)
+    assert [each.kind for each in shown if each.rank == 1] == [each.kind for each in events()]
+    assert [each for each in shown if each.rank == 0] == both[len(events()) :]
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:

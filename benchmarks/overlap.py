@@ -1,0 +1,113 @@
+"""The suite `overlap`: how much of what travels hides behind what is computed, over a wire that is modelled.
+
+The wire is a link of one rank that is as slow as told (benchmarks/cpp/slow_wire.h): the collectives are real, their
+ends are late. One rank's step is compared with the same step over the wire that there is.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from figures import Figure
+from turns import Program
+
+WRAPS = ("fully_shard", "fully_shard_keep", "replicate")
+LATENCY = 50  # microseconds
+
+
+@dataclass(frozen=True)
+class Extent:
+    layers: int
+    width: int
+    #: How long the wire is busy in a step, as a share of the step without it.
+    shares: tuple[float, ...]
+    rounds: int
+    steps: int
+
+
+SHORT = Extent(4, 192, (0.5,), 3, 4)
+FULL = Extent(8, 384, (0.25, 0.5, 1.0), 9, 4)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of the wire; 0: no slower than the wire that there is."""
+
+    megabytes: float = 0.0
+    prefetches: bool = True
+
+    def order(self, steps: int) -> str:
+        return f"{steps} {LATENCY if self.megabytes else 0} {self.megabytes} {int(self.prefetches)}"
+
+
+@dataclass(frozen=True)
+class Took:
+    seconds: float
+    #: The wire, in a step.
+    busy: float
+
+
+def command(build: Path, wrap: str, extent: Extent, store: str) -> list[str]:
+    shape = ["--layers", str(extent.layers), "--width", str(extent.width)]
+    return [str(build / "benchmarks" / "cpp" / "overlap"), "--wrap", wrap, "--world", "2", "--store", store, *shape]
+
+
+def ask(program: Program, speed: Speed, steps: int) -> Took:
+    answers = program.ask(speed.order(steps))
+    seconds = statistics.median(max(step) for step in zip(*(each["seconds"] for each in answers), strict=True))
+    return Took(seconds, answers[0]["busy_seconds"])
+
+
+def figures(build: Path, extent: Extent) -> Iterator[Figure]:
+    for wrap in WRAPS:
+        with tempfile.TemporaryDirectory(prefix="shardwise-") as folder:
+            program = Program.start(f"overlap {wrap}", command(build, wrap, extent, f"{folder}/store"), 2)
+            try:
+                program.answers()
+                yield from of_wrap(program, wrap, extent)
+            finally:
+                program.end()
+
+
+def of_wrap(program: Program, wrap: str, extent: Extent) -> Iterator[Figure]:
+    answer = program.ask(Speed().order(3))[0]
+    plain = statistics.median(answer["seconds"])
+    for share in extent.shares:
+        megabytes = answer["bytes"] / 1e6 / (share * plain)
+        # What is gathered ahead does not matter where nothing is gathered.
+        speeds = [Speed(megabytes), *([Speed(megabytes, False)] if wrap == "fully_shard" else [])]
+        hidden: dict[Speed, list[float]] = {speed: [] for speed in speeds}
+        busy = 0.0
+        for _ in range(extent.rounds):
+            # One after the other, so that what slows the machine down slows both.
+            without = ask(program, Speed(), extent.steps)
+            for speed in speeds:
+                took = ask(program, speed, extent.steps)
+                busy = took.busy
+                hidden[speed].append(1 - (took.seconds - without.seconds) / took.busy)
+        for speed in speeds:
+            name = f"{wrap}{'' if speed.prefetches else ', nothing gathered ahead'}: hidden, wire busy {share:.0%}"
+            note = f"of {1e3 * busy:.3g} ms on the wire in a step; without it {1e3 * plain:.3g} ms"
+            yield Figure("overlap", name, 100 * statistics.median(hidden[speed]), "%", note)
+
+
+def draw(build: Path, extent: Extent, picture: Path) -> None:
+    """The timeline of two steps of fully_shard, of the engine's own events, over the slowest wire."""
+    with tempfile.TemporaryDirectory(prefix="shardwise-") as folder:
+        words = command(build, "fully_shard", extent, f"{folder}/store")
+        program = Program.start("overlap", words, 2, environment={"SHARDWISE_RECORD": folder})
+        try:
+            program.answers()
+            answer = program.ask(Speed().order(3))[0]
+            seconds = extent.shares[-1] * statistics.median(answer["seconds"])
+            program.ask(Speed(answer["bytes"] / 1e6 / seconds).order(3))
+        finally:
+            program.end()
+        words = [sys.executable, "-m", "shardwise", "timeline", folder, "--out", str(picture), "--last", "2"]
+        subprocess.run(words, check=True, capture_output=True)
