@@ -109,6 +109,10 @@ void Group::follow_requires_grad(const std::function<void()>& settle) {
   auto parameters = summed();
   if (has_those(parameters)) return;
   gradients_.reset();
+  // What they show is of the sum that goes.
+  for (const auto* parameter : parameters_) {
+    if (parameter->face()) parameter->face()->release();
+  }
   if (!parameters.empty()) {
     auto layout = lay_out_some(parameters);
     gradients_.emplace(std::move(parameters), std::move(layout), outline_.sum_dtype());

@@ -49,14 +49,24 @@ class Programs:
         script, ranks, words = SHOWN[number]
         out = self.folder / f"{script}-{ranks}-{WHO[ours]}"
         out.mkdir()
-        done = subprocess.run(
-            [sys.executable, *words, "--out", str(out), "--steps", str(last), *arguments],
-            env={
-                **os.environ, "PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1",
-                "SHARDWISE_INSTALL": str(int(ours)),
-            },
-            cwd=ROOT, capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
+
+        def start() -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                [sys.executable, *words, "--out", str(out), "--steps", str(last), *arguments],
+                env={
+                    **os.environ, "PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1",
+                    "SHARDWISE_INSTALL": str(int(ours)),
+                },
+                cwd=ROOT, capture_output=True, text=True, timeout=300,
+            )  # fmt: skip
+
+        done = start()
+        if not ours and "terminate called without an active exception" in done.stderr:
+            # Seen once on a busy machine: a process without anything of ours, at its very end.
+            assert f"step {last:3}  loss" in done.stdout, done.stdout + done.stderr
+            if first == 1:
+                shutil.rmtree(self.folder / f"checkpoints-{ours}", ignore_errors=True)
+            done = start()
         assert done.returncode == 0, done.stdout + done.stderr
         assert "shardwise: " not in done.stderr, done.stderr
         assert done.stdout.startswith(WHO[ours]), done.stdout
