@@ -51,13 +51,13 @@ def rows(title: str, suite: str, unit: str, pattern: str) -> tuple[Row, ...]:
 
 
 HOST = ("host", "k instructions a unit", "{}, 8 blocks of 9")
-STEP = ("steps", "x DDP", "25 M, 2 ranks: {}: step")
-LARGE = ("steps", "x DDP", "106 M, 2 ranks: {}: step")
+STEP = ("steps", "x DDP", "26 M, 2 ranks: {}: step")
+LARGE = ("steps", "x DDP", "107 M, 2 ranks: {}: step")
 PEAK = ("memory", "P", "{}: the most in backward")
 ROWS = (
     *rows("host, a unit of 9 parameters: `fully_shard`, thousand instructions", *HOST),
-    *rows("a step of 25 M parameters, 2 ranks on one host: `fully_shard`, x DDP", *STEP),
-    *rows("a step of 106 M parameters: `fully_shard`, x DDP", *LARGE),
+    *rows("a step of 26 M parameters, 2 ranks on one host: `fully_shard`, x DDP", *STEP),
+    *rows("a step of 107 M parameters: `fully_shard`, x DDP", *LARGE),
     *rows("tensors at the peak of a step, 2 ranks: `fully_shard`, x parameters", *PEAK),
 )
 
