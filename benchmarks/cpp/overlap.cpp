@@ -7,7 +7,7 @@
 // steps' seconds, for how long the wire was busy in each on the average, and the bytes of each.
 #include <shardwise/shardwise.h>
 
-#include "model.h"
+#include "distributed_gpt.h"
 #include "rank_program.h"
 #include "slow_wire.h"
 
@@ -19,18 +19,6 @@
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-shardwise::Unit distribute(Gpt& model, const std::string& wrap, const shardwise::Mesh& mesh) {
-  auto sharding = shardwise::FullyShardOptions().mesh(mesh);
-  if (wrap == "fully_shard_keep") sharding.reshard_after_forward(false);
-  const auto apply = [&](torch::nn::Module& module) {
-    if (wrap == "replicate") return replicate(module, shardwise::ReplicateOptions().mesh(mesh));
-    if (wrap.starts_with("fully_shard")) return fully_shard(module, sharding);
-    throw std::invalid_argument("overlap: there is no --wrap " + wrap + ".");
-  };
-  for (auto& block : *model->blocks) apply(*block);
-  return apply(*model);
-}
 
 double step(Gpt& model, torch::optim::Optimizer& optimizer, const shardwise::Mesh& mesh, const at::Tensor& text) {
   mesh.group("ranks")->barrier()->wait();
@@ -54,7 +42,7 @@ void run(const Arguments& given) {
   shape.width = std::stoll(given.at("--width"));
   Gpt model(shape);
   initialize(*model, 1);
-  auto unit = distribute(model, given.at("--wrap"), mesh);
+  auto unit = distribute(model, given.at("--wrap"), mesh).value();
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(1e-3));
   const auto text = torch::randint(0, shape.vocabulary, {2, 65});
   say_ready();

@@ -6,8 +6,8 @@
 // was counted, or Plan::json(). benchmarks/python/rank_steps.py is the same with torch's wrappings.
 #include <shardwise/shardwise.h>
 
+#include "distributed_gpt.h"
 #include "meters.h"
-#include "model.h"
 #include "rank_program.h"
 
 #include <torch/torch.h>
@@ -45,21 +45,6 @@ shardwise::Mesh mesh_of(const std::string& wrap, const shardwise::MeshOptions& o
   const auto world = options.world_size();
   if (wrap == "hsdp") return shardwise::Mesh({{"copies", 2}, {"shards", world / 2}}, options);
   return shardwise::Mesh({{"ranks", world}}, options);
-}
-
-/// Only the outermost unit has a handle that is needed: its counters are those of the tree.
-std::optional<shardwise::Unit> distribute(Gpt& model, const std::string& wrap, const shardwise::Mesh& mesh) {
-  if (wrap == "none") return std::nullopt;
-  auto sharding = shardwise::FullyShardOptions().mesh(mesh);
-  if (wrap == "fully_shard_keep") sharding.reshard_after_forward(false);
-  if (wrap == "fully_shard_flat") sharding.layout(shardwise::ShardLayout::flat);
-  const auto apply = [&](torch::nn::Module& module) {
-    if (wrap == "replicate") return replicate(module, shardwise::ReplicateOptions().mesh(mesh));
-    if (wrap == "hsdp" || wrap.starts_with("fully_shard")) return fully_shard(module, sharding);
-    throw std::invalid_argument("rank_steps: there is no --wrap " + wrap + ".");
-  };
-  for (auto& block : *model->blocks) apply(*block);
-  return apply(*model);
 }
 
 double seconds(clockid_t clock) {
