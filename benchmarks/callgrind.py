@@ -52,7 +52,7 @@ def under_valgrind(out: Path) -> list[str]:
 
 
 def count(commands: Mapping[str, Sequence[str]], keep: Path | None = None) -> tuple[Costs, Counters]:
-    """Of steps, by programs that measure two lengths of each case. `commands` are named by what their cases begin with;
+    """Of steps, by programs that measure two lengths of each case, some times each. `commands` are named by what their cases begin with;
     all run at the same time, for counts do not feel the load. `keep`: a folder where callgrind's files stay."""
     costs: Costs = {}
     counters: Counters = {}
@@ -114,11 +114,12 @@ def read_counters(language: str, said: str) -> Counters:
 
 
 def differences(language: str, counts: Iterator[tuple[Case, int, int]]) -> Costs:
-    """Instructions a step; what surrounds the steps is not in it."""
+    """Instructions a step, by the fewest of each number of steps; what surrounds the steps is not in it."""
     by_case: dict[Case, dict[int, int]] = {}
     for case, steps, total in counts:
         named = replace(case, name=f"{language} {case.name}")
-        by_case.setdefault(named, {})[steps] = total
+        totals = by_case.setdefault(named, {})
+        totals[steps] = min(total, totals.get(steps, total))
     costs: Costs = {}
     for case, totals in by_case.items():
         few, many = min(totals), max(totals)

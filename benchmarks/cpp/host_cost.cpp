@@ -3,8 +3,8 @@
 //   host_cost --sizes 8x9x2,32x9x2 [--only none,replicate]     blocks, parameters in each, ranks; the cases
 //   host_cost --probe                                          says whether instructions can be counted
 //
-// Under callgrind each case leaves two files of counts, of kFew and of kMany steps; alone it prints the microseconds of
-// the fastest step. Both ways it prints what a wrapped model's counters say of a step. benchmarks/python/host_cost.py
+// Under callgrind each case leaves files of counts, of kFew and of kMany steps, each some times over, for now and then a
+// step does what others do not (a table grows); alone it prints the microseconds of the fastest step. Both ways it prints what a wrapped model's counters say of a step. benchmarks/python/host_cost.py
 // measures torch's wrappings in the same way.
 #include <shardwise/shardwise.h>
 
@@ -24,6 +24,7 @@ namespace {
 constexpr int kWarm = 3;
 constexpr int kFew = 1;
 constexpr int kMany = 3;
+constexpr int kTimes = 4;
 constexpr int kTimed = 40;
 
 torch::Tensor forward(const Block& block, const torch::Tensor& x) {
@@ -43,10 +44,12 @@ void measure(const std::string& name, const Size& size, const Step& step) {
   if (meters_count_instructions() != 0) {
     meters_start();
     step();
-    for (const auto steps : {kFew, kMany}) {
-      meters_zero();
-      for (int i = 0; i < steps; ++i) step();
-      meters_dump(c10::str(name, " ", size.text(), " ", steps).c_str());
+    for (int time = 0; time < kTimes; ++time) {
+      for (const auto steps : {kFew, kMany}) {
+        meters_zero();
+        for (int i = 0; i < steps; ++i) step();
+        meters_dump(c10::str(name, " ", size.text(), " ", steps).c_str());
+      }
     }
     meters_stop();
     return;

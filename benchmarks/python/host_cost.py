@@ -32,7 +32,7 @@ COUNTED = (
     "unsharded_bytes", "unshards", "allocations",
 )  # fmt: skip
 OURS = ("fully_shard", "fully_shard_keep", "replicate")
-WARM, FEW, MANY, TIMED = 3, 1, 3, 40
+WARM, FEW, MANY, TIMES, TIMED = 3, 1, 3, 4, 40
 
 
 class Block(nn.Module):
@@ -97,7 +97,7 @@ def measure(meters: Meters, name: str, size: str, step: Callable[[], Any]) -> No
     if meters.count_instructions():
         meters.start()
         step()
-        for steps in (FEW, MANY):
+        for steps in (FEW, MANY) * TIMES:
             meters.zero()
             for _ in range(steps):
                 step()

@@ -68,7 +68,8 @@ at::Tensor Gradients::piece_in(const at::Tensor& buffer, size_t index, int64_t r
 // Gradients that are kept past zero_grad() are views of the sum, which is then left to them: two take turns.
 void Gradients::provide(comm::Buffers& buffers, Counters& counters) {
   const auto find_free = [&] {
-    if (!sum_.is_free(parameters_)) std::swap(sum_, spare_);
+    if (sum_.is_free(parameters_)) return true;
+    std::swap(sum_, spare_);
     return sum_.is_free(parameters_);
   };
   bool found = false;
