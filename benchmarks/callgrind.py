@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -52,8 +53,9 @@ def under_valgrind(out: Path) -> list[str]:
 
 
 def count(commands: Mapping[str, Sequence[str]], keep: Path | None = None) -> tuple[Costs, Counters]:
-    """Of steps, by programs that measure two lengths of each case, some times each. `commands` are named by what their cases begin with;
-    all run at the same time, for counts do not feel the load. `keep`: a folder where callgrind's files stay."""
+    """Of steps, by programs that measure two lengths of each case, some times each. `commands` are named by what their
+    cases begin with; all run at the same time, for counts do not feel the load. `keep`: a folder where callgrind's
+    files stay."""
     costs: Costs = {}
     counters: Counters = {}
     with tempfile.TemporaryDirectory(prefix="shardwise-") as scratch:
@@ -76,11 +78,15 @@ def run(commands: Mapping[str, Sequence[str]], folder: Path) -> dict[str, tuple[
     """Where callgrind's files of each command begin, and what it said."""
     started = []
     result = {}
+    # Python's dictionaries of names then look the same each time.
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
     try:
         for name, command in commands.items():
             out = folder / name
             words = [*under_valgrind(out), *command]
-            process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            process = subprocess.Popen(
+                words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
             started.append((name, out, process))
         for name, out, process in started:
             said, _ = process.communicate()

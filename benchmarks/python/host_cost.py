@@ -32,7 +32,7 @@ COUNTED = (
     "unsharded_bytes", "unshards", "allocations",
 )  # fmt: skip
 OURS = ("fully_shard", "fully_shard_keep", "replicate")
-WARM, FEW, MANY, TIMES, TIMED = 3, 1, 3, 4, 40
+WARM, FEW, MANY, TIMES, TIMED = 3, 1, 6, 4, 40
 
 
 class Block(nn.Module):
