@@ -80,7 +80,7 @@ bool Unit::requires_gradient_sync() const {
 }
 
 Unsharding Unit::unshard(bool async) {
-  unit_->begin_unshard();
+  unit_->schedule()->begin_unshard_by_hand(*unit_);
   Unsharding unsharding(unit_);
   if (!async) unsharding.wait();
   return unsharding;

@@ -107,9 +107,20 @@ void Schedule::enter(Unit& unit, Keep keep) {
   }
   if (!backward) await_optimizer();
   const bool gathered = unit.unshard();
-  prefetch(unit, gathered, backward);
+  const bool by_hand = is_by_hand(unit);
+  const bool begins = by_hand && !unit.outer();
+  if (begins) unit.gathered_by_hand = -1;
+  prefetch(unit, by_hand ? begins : gathered, backward);
   last_ = entered_now(unit, keep);
   if (backward) advance();
+}
+
+void Schedule::begin_unshard_by_hand(Unit& unit) {
+  if (unit.begin_unshard()) unit.gathered_by_hand = forwards_;
+}
+
+bool Schedule::is_by_hand(const Unit& unit) const {
+  return unit.gathered_by_hand == forwards_;
 }
 
 // Where gradients are to come, only what ends a forward tells where one begins: a unit may run twice in it.
@@ -123,11 +134,12 @@ void Schedule::prefetch(Unit& unit, bool gathered, bool backward) {
   auto& order = backward ? backwards_ : infers ? inference_ : training_;
   if (infers && order.comes_round(unit)) order.end_pass();
   const auto next = order.used(unit.shared_from_this());
-  if (!next || !prefetches || !list.empty() || (backward && !next->unshards_in_backward())) return;
+  if (!next || is_by_hand(*next) || !prefetches || !list.empty() || (backward && !next->unshards_in_backward())) return;
   next->begin_unshard();
 }
 
 void Schedule::end_forwards() {
+  ++forwards_;
   training_.end_pass();
   inference_.end_pass();
 }
@@ -188,7 +200,7 @@ void Schedule::join(const Expectation& expectation, bool another_is_first) {
   if (backward_ != -1) return;
   last_ = {};
   settle();
-  training_.end_pass();
+  end_forwards();
   const auto watch = BackwardWatch::current();
   watch->arriving(shared_from_this());
   watch_ = watch;
@@ -275,7 +287,7 @@ void Schedule::end_backward() {
   backward_ = -1;
   launched_ = 0;
   close_all();
-  for (const auto& unit : order) unit->backward = {};
+  for (const auto& unit : order) unit->end_backward();
   if (is_last_backward) settle();
 }
 

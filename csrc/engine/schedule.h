@@ -28,7 +28,8 @@ enum class Keep : uint8_t { outer, outer_and_inner, all };
 /// count: ranks may run a unit a different number of times in a row.
 ///
 /// The unit that was gathered next in the last pass of its kind is on its way while one computes, unless the unit has a
-/// list of its own. A pass is a forward with gradients to come, one without, or a backward.
+/// list of its own. A pass is a forward with gradients to come, one without, or a backward. What the user gathered
+/// himself is left out, for not every rank need use it; but every rank uses the outermost unit.
 ///
 /// Gradients: at its first event a backward asks autograd which parameters will get one. A unit whose gradients are
 /// all there is reduced, but only after those before it in an order that is the same on every rank and follows from
@@ -58,6 +59,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
 
   /// The unit's full copies are there when this returns; others are closed.
   void enter(Unit& unit, Keep keep = Keep::outer);
+  /// Gathers the unit for the user. finish_unshard() of the unit waits for it.
+  void begin_unshard_by_hand(Unit& unit);
   /// Whether this was the last thing that happened to units here, in the same backward or forward: another enter()
   /// would change nothing, unless somebody changed the unit.
   bool is_in(const Unit& unit, Keep keep);
@@ -100,6 +103,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void start_sums(const Condition& may_start);
   void launch(Unit& unit);
   void prefetch(Unit& unit, bool gathered, bool backward);
+  bool is_by_hand(const Unit& unit) const;
   void end_forwards();
   void close(Unit& unit, bool backward);
   void close_all();
@@ -122,6 +126,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   static Entered entered_now(const Unit& unit, Keep keep);
   Entered last_;
 
+  /// How many forwards ended.
+  int64_t forwards_ = 0;
   UseOrder training_;
   UseOrder inference_;
   UseOrder backwards_;

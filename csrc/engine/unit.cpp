@@ -184,6 +184,7 @@ bool Unit::begin_unshard() {
     all_near = all_near && copies.holds();
   });
   if (all_there) return under_way;
+  backward.gathered = backward.gathered || in_backward();
   for_full_copies([](group::Copies& copies) { copies.prepare(); });
   // What every rank has may come and go on some ranks only.
   const auto& ranks = all_near ? near_ : gathers_apart() ? gather_ : shards_;
@@ -219,6 +220,14 @@ bool Unit::unshard() {
 
 bool Unit::reshards_after_forward() const {
   return options.reshard_after_forward.value_or(outer_ != nullptr);
+}
+
+// A gather takes over what was frozen; but not in a backward, which knows by then which gradients will come.
+void Unit::end_backward() {
+  if (backward.gathered && shows_full_) {
+    for (const auto& parameter : parameters_) parameter->follow_face();
+  }
+  backward = {};
 }
 
 void Unit::renew_groups() {

@@ -229,6 +229,7 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void end_scatter();
   void wait_reduce();
   void publish();
+  void end_backward();
   void forget_backward();
   /// Makes the groups anew when parameters were cast, moved or loaded since, their buckets when some were frozen.
   /// Raises Error when some have no values yet.
@@ -258,6 +259,9 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   };
   Options options;
 
+  /// The schedule's note: the user gathered it after so many forwards.
+  int64_t gathered_by_hand = -1;
+
   /// The schedule's notes about the running backward.
   struct Backward {
     /// Parameters whose gradient is still to come.
@@ -266,6 +270,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
     bool entered = false;
     /// The unit was used, with gradients to come, since the last backward ended.
     bool engaged = false;
+    /// It gathered this unit.
+    bool gathered = false;
   };
   Backward backward;
 

@@ -17,8 +17,29 @@ AHEAD = [
     Mutant(
         "gather ahead although that is turned off",
         "csrc/engine/schedule.cpp",
-        "!next || !prefetches",
+        "is_by_hand(*next) || !prefetches",
+        "is_by_hand(*next)",
+        suites=SUITES,
+    ),
+    Mutant(
+        "gather ahead what the user gathered in this forward",
+        "csrc/engine/schedule.cpp",
+        "!next || is_by_hand(*next)",
         "!next",
+        suites=SUITES,
+    ),
+    Mutant(
+        "go by a use of what the user gathered",
+        "csrc/engine/schedule.cpp",
+        "by_hand ? begins : gathered",
+        "by_hand || gathered",
+        suites=SUITES,
+    ),
+    Mutant(
+        "see no forward begin with a root that the user gathered",
+        "csrc/engine/schedule.cpp",
+        "by_hand && !unit.outer()",
+        "false",
         suites=SUITES,
     ),
     Mutant(

@@ -119,6 +119,37 @@ TEST(FullyShardPrefetch, NoUnitIsGatheredMoreOftenWhateverTheOrder) {
       {2});
 }
 
+TEST(FullyShardPrefetch, WhatIsGatheredByHandIsNotGatheredAhead) {
+  on_ranks([](Rank& rank) {
+    Logged run(rank);
+    for (int i = 0; i < 2; ++i) run.train("012");
+    unit(*run.both.ours->block(0)).unshard();
+    ASSERT_EQ(run.train("012"), "g f0 g1 g2 f1 f2 b2 g2 g1 b1 g0 b0");
+    unit(*run.both.ours->block(0)).unshard(/*async=*/true);
+    ASSERT_EQ(run.train("012"), "g g1 f0 g2 f1 f2 b2 g2 g1 b1 g0 b0");
+    run.train("012");
+    // The root begins each forward, whoever gathered it.
+    run.root->unshard();
+    ASSERT_EQ("g " + run.train("012"), kAhead);
+    run.root->unshard(/*async=*/true);
+    ASSERT_EQ("g " + run.train("012"), kAhead);
+  });
+}
+
+TEST(FullyShardPrefetch, WhatIsGatheredByHandIsForSomeRanks) {
+  on_ranks([](Rank& rank) {
+    // Ranks that did not gather the same would be told.
+    Logged run(rank);
+    run.train("012");
+    for (int i = 0; i < 6; ++i) {
+      unit(*run.both.ours->block(0)).unshard(/*async=*/i % 2 == 0);
+      run.evaluate(rank.rank() == i / 2 % 2 ? "012" : "12");
+      unit(*run.both.ours->block(0)).reshard();
+    }
+    run.train("012");
+  });
+}
+
 TEST(FullyShardPrefetch, R26AForwardWithoutGradientsInsideOfAnother) {
   on_ranks([](Rank& rank) {
     Logged run(rank);
