@@ -250,8 +250,10 @@ class _Generator:
         # A unit all of whose parameters are frozen at the start knows no dtype for its sums in torch.
         can_freeze = not self.has_policies and not self.has_partial_sums
         # What an evaluation left whole is frozen and unfrozen as it is. Where a module runs twice, torch gathers it in
-        # the middle of a backward anew, with the flags that its shards still have: gradients are lost.
-        can_freeze &= not self.evaluated or (self.forwards == 1 and not self.has_repeats)
+        # the middle of a backward anew, with the flags that its shards still have: gradients are lost. Of what it left
+        # on a smaller mesh torch shows parameters whose flags come to nothing.
+        has_smaller_mesh = any(unit.reshard_after_forward == 2 for unit in self.units)
+        can_freeze &= not self.evaluated or (self.forwards == 1 and not self.has_repeats and not has_smaller_mesh)
         self.evaluated = self.chance(0.2)
         freezes = {name: self.chance(0.7) for name in self._parameters() if can_freeze and self.chance(0.05)}
         return Step(orders, microbatches, freezes, self.chance(0.6), self.evaluated)

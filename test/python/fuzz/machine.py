@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,11 @@ class Note:
     @property
     def what(self) -> str:
         return f"{self.moment}: {self.kind} {self.name}".rstrip()
+
+
+def local_of(parameter: torch.Tensor) -> torch.Tensor:
+    value = parameter.detach()
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 class Collectives(TorchDispatchMode):
@@ -68,10 +74,24 @@ class Meshes:
         return self._made[sizes]
 
 
+def drop_full_copies(module: Any) -> None:
+    """Of torch, which goes on with those that it did not use, or that are on their way, after an optimizer's step."""
+    group = module._get_fsdp_state()._fsdp_param_group
+    if group is not None:
+        group.wait_for_unshard()
+    module.reshard()
+
+
 class Machine:
-    def __init__(self, program: Program, engine: Any, rank: int, meshes: Meshes) -> None:
+    """`pilot`: what another engine showed. Its values are taken over after each step, so that what was rounded in
+    another order does not add up."""
+
+    def __init__(
+        self, program: Program, engine: Any, rank: int, meshes: Meshes, pilot: Sequence[Note] | None = None
+    ) -> None:
         self.program, self.engine, self.rank = program, engine, rank
         self._meshes = meshes
+        self._pilot = {note.what: note.value for note in pilot or () if note.kind == "value"}
         self.notes: list[Note] = []
         self.model: Node = build_model(program.model, program.width, program.seed)
         for name in program.frozen:
@@ -137,10 +157,20 @@ class Machine:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=step.set_to_none)
         self._note_parameters(f"after step {number}", with_gradients=False)
-        # After a child was run alone torch evaluates with some values from before the optimizer's step.
-        if step.evaluates and not any(microbatch.module for microbatch in step.microbatches):
+        self._follow()
+        if self.engine.name == "torch":
+            for unit in self.program.units:
+                drop_full_copies(self._unit(unit.name))
+        if step.evaluates:
             with torch.no_grad():
                 self._note("loss", f"evaluation {number}", "", self._loss("", 900 + number, False))
+
+    def _follow(self) -> None:
+        if not self._pilot:
+            return
+        after = len(list(self.model.parameters()))
+        for note, parameter in zip(self.notes[-after:], self.model.parameters(), strict=True):
+            local_of(parameter).copy_(self._pilot[note.what])
 
     def _microbatch(self, microbatch: Microbatch, number: int, where: str, data: int) -> None:
         for name, method, arguments, options in microbatch.calls:
@@ -196,9 +226,7 @@ class Machine:
     def _note_parameters(self, where: str, with_gradients: bool) -> None:
         ignored = {name for unit in self.program.units for name in unit.ignored}
         for name, parameter in self.model.named_parameters():
-            value = parameter.detach()
-            local = value.to_local() if isinstance(value, DTensor) else value
-            self._note("value", where, f"of {name}", local.clone())
+            self._note("value", where, f"of {name}", local_of(parameter).clone())
             # A parameter that is whole shows, with torch, what was not summed yet.
             if with_gradients and (isinstance(parameter, DTensor) or name in ignored):
                 gradient = parameter.grad
