@@ -74,9 +74,9 @@ class Meshes:
         return self._made[sizes]
 
 
-def drop_full_copies(module: Any) -> None:
-    """Of torch, which goes on with those that it did not use, or that are on their way, after an optimizer's step."""
-    group = module._get_fsdp_state()._fsdp_param_group
+def drop_full_copies(module: Any, engine: Any) -> None:
+    """With those that it did not use, or that are on their way, torch would go on after an optimizer's step."""
+    group = module._get_fsdp_state()._fsdp_param_group if engine.name == "torch" else None
     if group is not None:
         group.wait_for_unshard()
     module.reshard()
@@ -158,9 +158,8 @@ class Machine:
         self.optimizer.zero_grad(set_to_none=step.set_to_none)
         self._note_parameters(f"after step {number}", with_gradients=False)
         self._follow()
-        if self.engine.name == "torch":
-            for unit in self.program.units:
-                drop_full_copies(self._unit(unit.name))
+        for unit in self.program.units:
+            drop_full_copies(self._unit(unit.name), self.engine)
         if step.evaluates:
             with torch.no_grad():
                 self._note("loss", f"evaluation {number}", "", self._loss("", 900 + number, False))
