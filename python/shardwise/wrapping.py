@@ -319,10 +319,19 @@ def _casts(found: Sequence[Found], policies: Policies, device: torch.device) -> 
     )
 
 
+_meshes: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[Any, _C.Mesh]] = weakref.WeakKeyDictionary()
+
+
 def engine_mesh(mesh: DeviceMesh, replicates: bool, device: torch.device) -> _C.Mesh:
-    """The same axes and process groups, for the engine."""
-    names = list(mesh.mesh_dim_names or (("replicate",) if replicates else ("shard",)))
-    return _C.Mesh.from_process_groups(names, [mesh.get_group(index) for index in range(mesh.ndim)], device)
+    """The same axes and process groups, for the engine. Made once, for as long as the first group lives: it has groups
+    of its own, which all ranks make together, and when the models that use it are collected differs between ranks."""
+    names = mesh.mesh_dim_names or (("replicate",) if replicates else ("shard",))
+    groups = [mesh.get_group(index) for index in range(mesh.ndim)]
+    made = _meshes.setdefault(groups[0], {})
+    key = (names, device, *map(weakref.ref, groups[1:]))
+    if key not in made:
+        made[key] = _C.Mesh.from_process_groups(list(names), groups, device)
+    return made[key]
 
 
 def _conversions(policies: Policies, device: torch.device) -> tuple[Any, Any]:
