@@ -37,7 +37,8 @@ class Program:
         cls, name: str, command: Sequence[str], world: int, environment: Mapping[str, str] | None = None
     ) -> Program:
         pipe = subprocess.PIPE
-        variables = {**os.environ, **(environment or {})}
+        # Peers go over the loopback device too, and what goes there can be counted.
+        variables = {"SHARDWISE_SHARED_MEMORY": "off", **os.environ, **(environment or {})}
         return cls(
             name,
             [

@@ -99,8 +99,8 @@ Transport transport_of_environment() {
 
 bool shared_memory_of_environment() {
   const auto text = variable("SHARDWISE_SHARED_MEMORY").value_or("");
-  if (text == "on") return true;
-  if (text.empty() || text == "off") return false;
+  if (text.empty() || text == "on") return true;
+  if (text == "off") return false;
   throw ValueError(c10::str(
       "shardwise: the environment variable SHARDWISE_SHARED_MEMORY is '", text,
       "'; it must be 'on' or 'off', or unset."));

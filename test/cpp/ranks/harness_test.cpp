@@ -55,7 +55,7 @@ TEST(Harness, MeshIsMadeOnceForItsAxes) {
     EXPECT_EQ(world.axes(), (std::vector<Axis>{{"world", 2}}));
     EXPECT_EQ(world.group("world"), rank.mesh().group("world"));
     const auto other = rank.mesh({{"replicate", 2}, {"shard", 1}});
-    EXPECT_EQ(other.describe(), c10::str("Mesh(replicate=2, shard=1; rank ", rank.rank(), " on cpu, TCP)"));
+    EXPECT_EQ(other.describe(), c10::str("Mesh(replicate=2, shard=1; rank ", rank.rank(), " on cpu, shared memory)"));
     all_reduce(world);
   });
 }

@@ -85,7 +85,7 @@ TEST(MeshEnvironment, TheDeviceIsTheGpuWhereThereIsOne) {
 TEST(MeshEnvironment, PlainVariables) {
   run_processes(3, [](Rank& rank) {
     const auto mesh = Mesh::from_env(on_cpu());
-    EXPECT_EQ(mesh.describe(), c10::str("Mesh(world=3; rank ", rank.rank(), " on cpu, TCP)"));
+    EXPECT_EQ(mesh.describe(), c10::str("Mesh(world=3; rank ", rank.rank(), " on cpu, shared memory)"));
     EXPECT_EQ(sum_over(mesh, "world"), 6);
   });
 }

@@ -67,7 +67,7 @@ TEST(Mesh, CoordinatesAreRowMajor) {
     EXPECT_EQ(mesh.coordinate("replicate"), k / 4);
     EXPECT_EQ(mesh.coordinate("shard"), k % 4);
     EXPECT_EQ(mesh.device(), at::Device(at::kCPU));
-    EXPECT_EQ(mesh.describe(), c10::str("Mesh(replicate=2, shard=4; rank ", k, " on cpu, TCP)"));
+    EXPECT_EQ(mesh.describe(), c10::str("Mesh(replicate=2, shard=4; rank ", k, " on cpu, shared memory)"));
 
     // DeviceMesh.from arange(8).view(2, 4): the rows are the shard groups, the columns the replicate groups.
     const auto row = k / 4 * 4;
