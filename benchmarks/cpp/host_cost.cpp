@@ -3,9 +3,10 @@
 //   host_cost --sizes 8x9x2,32x9x2 [--only none,replicate]     blocks, parameters in each, ranks; the cases
 //   host_cost --probe                                          says whether instructions can be counted
 //
-// Under callgrind each case leaves files of counts, of kFew and of kMany steps, each some times over, for now and then a
-// step does what others do not (a table grows); alone it prints the microseconds of the fastest step. Both ways it prints what a wrapped model's counters say of a step. benchmarks/python/host_cost.py
-// measures torch's wrappings in the same way.
+// Under callgrind each case leaves files of counts, of kFew and of kMany steps, each some times over, for now and then
+// a step does what others do not (a table grows); alone it prints the microseconds of the fastest step. Both ways it
+// prints what a wrapped model's counters say of a step. benchmarks/python/host_cost.py measures torch's wrappings in
+// the same way.
 #include <shardwise/shardwise.h>
 
 #include "blocks.h"
