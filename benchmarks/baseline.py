@@ -1,4 +1,4 @@
-"""What a step costs exactly, against what it cost when somebody last looked: instructions within 3 %, and collectives,
+"""What a step costs exactly, against what it cost when somebody last looked: instructions within 10 %, and collectives,
 bytes, copies and allocations as they were.
 
 usage: baseline.py [--write]     --write takes what is measured now for benchmarks/baseline.json
@@ -23,7 +23,8 @@ BUILD = HERE.parent / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev")
 FILE = HERE / "baseline.json"
 SIZE = "4x9x2"
 ONLY = ("none", "fully_shard", "fully_shard_keep", "fully_shard_flat", "replicate")
-TOLERANCE = 0.03
+#: Of what wrapping adds to a step. Where the heap lies moves what malloc costs by half a percent of the whole step.
+TOLERANCE = 0.1
 #: What instruction counts depend on besides our sources.
 VERSIONS = ("torch", "Python", "compiler", "valgrind")
 REWRITE = "If that is meant, `scripts/python benchmarks/baseline.py --write` takes the new values."

@@ -16,4 +16,10 @@ class Mutant:
     old: str
     new: str
     languages: tuple[str, ...] = ("C++",)
-    suites: str = ""  # C++ suites that are asked first, where the usual ones would be asked for long
+    # C++ suites that are asked first, where the usual ones would be asked for long. Of the package: files.
+    suites: str = ""
+
+    @property
+    def is_in_package(self) -> bool:
+        """Whether nothing is to be built."""
+        return self.file.startswith("python/")

@@ -11,8 +11,9 @@ from fronts import FRONTS
 from hybrid import HYBRID
 from meta import META
 from order import ORDER
+from package import PACKAGE
 from precision import PRECISION
 from sums import SUMS
 from transport import TRANSPORT
 
-MUTANTS = [*SUMS, *COPIES, *ORDER, *FRONTS, *HYBRID, *PRECISION, *AHEAD, *META, *TRANSPORT]
+MUTANTS = [*SUMS, *COPIES, *ORDER, *FRONTS, *HYBRID, *PRECISION, *AHEAD, *META, *TRANSPORT, *PACKAGE]

@@ -31,6 +31,7 @@ USUAL = (
     "FullyShardPrograms.*:FullyShard.*",
     "FullyShardContract.*:FullyShardAutograd.*:FullyShardChanges.*:FullyShardOrder.*:FullyShardParticipation.*",
 )
+USUAL_IN_PYTHON = ("test/python/ranks", "-k", "test_replicate")
 ALL = "Replicate*:FullyShard*:Checkpoint*"
 SECONDS = 40  # for a test; healthy ones take a few
 TIME_LIMIT = 124  # how a program ends whose test takes longer
@@ -41,7 +42,7 @@ def run(*command: str | Path, limit: int = 1200, mutated: bool = False) -> tuple
     environment = {**os.environ, "CCACHE_BASEDIR": str(SOURCE)}
     if mutated:
         environment |= {"LD_LIBRARY_PATH": str(BUILD / "csrc"), "SHARDWISE_TEST_TIME_LIMIT": str(SECONDS)}
-        environment["PYTHONPATH"] = str(ROOT / "python")
+        environment["PYTHONPATH"] = str(SOURCE / "python")
     try:
         result = subprocess.run(
             [str(part) for part in command], cwd=ROOT if mutated else SOURCE, env=environment,
@@ -97,13 +98,23 @@ def first_failure_in_cpp(suites: str) -> str:
     return catch_tests("unit_tests") or rank_tests(f"{ALL}:-{':'.join(done)}") or catch_tests("program_tests")
 
 
-def first_failure_in_python() -> str:
+def first_failure_in_python(*what: str) -> str:
     status, output = run(
         sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
-        "test/python/ranks", "-k", "test_replicate", mutated=True,
+        "-o", f"pythonpath={SOURCE / 'python'} test/python", *what, mutated=True,
     )  # fmt: skip
-    failed = re.findall(r"^(?:FAILED|ERROR) \S+::(\w+::\w+)", output, re.MULTILINE)
+    failed = re.findall(r"^(?:FAILED|ERROR) \S+?\.py::([\w:]+)", output, re.MULTILINE)
+    if status not in (0, 1, TIME_LIMIT):
+        sys.exit(f"pytest ended with {status}:\n{output[-4000:]}")
     return "" if status == 0 else failed[0] if failed else "pytest (ends early)"
+
+
+def link_built_package() -> None:
+    """What stands in the package and is built lies beside the copied sources too."""
+    for built in (ROOT / "python" / "shardwise").iterdir():
+        link = SOURCE / built.relative_to(ROOT)
+        if not link.exists() and built.name != "__pycache__":
+            link.symlink_to(built)
 
 
 def try_mutant(mutant: Mutant, jobs: int) -> tuple[bool, str]:
@@ -114,14 +125,18 @@ def try_mutant(mutant: Mutant, jobs: int) -> tuple[bool, str]:
         sys.exit(f"{mutant.name}: its place is not once in {mutant.file}; mend test/mutants.")
     path.write_text(original.replace(mutant.old, mutant.new))
     try:
-        build(jobs)
-        found = [first_failure_in_cpp(mutant.suites)]
-        if "Python" in mutant.languages:
-            found.append(first_failure_in_python())
+        found = {}
+        if mutant.is_in_package:
+            found["Python"] = first_failure_in_python(*(f"test/python/{file}" for file in mutant.suites.split()))
+        else:
+            build(jobs)
+            found["C++"] = first_failure_in_cpp(mutant.suites)
+            if "Python" in mutant.languages:
+                found["Python"] = first_failure_in_python(*USUAL_IN_PYTHON)
     finally:
         path.write_text(original)
-    names = [f"`{name}`" if name else "**not noticed**" for name in found]
-    return all(found), f"| {mutant.name} | {' | '.join(names) if len(names) > 1 else f'{names[0]} | '} |"
+    names = {language: f"`{name}`" if name else "**not noticed**" for language, name in found.items()}
+    return all(found.values()), f"| {mutant.name} | {names.get('C++', '')} | {names.get('Python', '')} |"
 
 
 def main() -> None:
@@ -138,10 +153,12 @@ def main() -> None:
         sys.exit("The mutants need cmake and ninja on the PATH, and the tests of build/dev: run `make test` first.")
     SOURCE.mkdir(parents=True, exist_ok=True)
     copy_sources()
-    must("cmake", "-S", SOURCE, "-B", BUILD, "-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}",
-         "-DSHARDWISE_BUILD_PYTHON=OFF", "-DCMAKE_CXX_FLAGS_RELEASE=-O1")  # fmt: skip
-    build(arguments.jobs)
-    if arguments.healthy and (failed := first_failure_in_cpp("") or first_failure_in_python()):
+    link_built_package()
+    if not all(mutant.is_in_package for mutant in chosen):
+        must("cmake", "-S", SOURCE, "-B", BUILD, "-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}",
+             "-DSHARDWISE_BUILD_PYTHON=OFF", "-DCMAKE_CXX_FLAGS_RELEASE=-O1")  # fmt: skip
+        build(arguments.jobs)
+    if arguments.healthy and (failed := first_failure_in_cpp("") or first_failure_in_python(*USUAL_IN_PYTHON)):
         sys.exit(f"Without any mutant this fails: {failed}")
     rows = []
     for mutant in chosen:

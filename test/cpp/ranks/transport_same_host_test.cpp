@@ -200,7 +200,7 @@ TEST(SameHost, AKilledProcessIsNamedAtOnce) {
 }
 
 TEST(SameHost, AStoppedProcessIsNamedWhenTheTimeIsOver) {
-  nothing_is_left(SIGSTOP, 700ms, "did not send within 700 ms");
+  nothing_is_left(SIGSTOP, 3s, "did not send within 3000 ms");
 }
 
 // Those that wait for nothing but it hear what went wrong elsewhere.

@@ -13,6 +13,7 @@ from layouts import by_layer
 from models import batch, local, mlp
 from parity import Parity, Wrapping, assert_same_bits, train
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils._python_dispatch import TorchDispatchMode
 from training_models import mlp_program
@@ -148,6 +149,22 @@ def frozen_in_sight(rank: int) -> None:
         assert all(map(torch.equal, a, b)), f"{a} for {b}"
 
 
+def all_reduce_comes_back(rank: int) -> None:
+    """set_requires_gradient_sync(True) asks for all sums, whatever was asked before."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    found = []
+    for engine in (TORCH, ours()):
+        model: Any = mlp(3, 4, 2)
+        engine.fully_shard(model, mesh=mesh)
+        for step, summed in enumerate((False, True)):
+            model.set_requires_all_reduce(False)
+            if summed:
+                model.set_requires_gradient_sync(True)
+            model(batch(step, rank, 3)).square().sum().backward()
+        found.append([local(parameter.grad) for parameter in model.parameters()])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-6)
+
+
 class TestInteropTraining:
     @pytest.mark.parametrize("layout", ["fully_shard", "replicate"])
     def test_dtypes_of_sums(self, layout: str) -> None:
@@ -156,6 +173,9 @@ class TestInteropTraining:
     @pytest.mark.parametrize("layout", ["fully_shard", "replicate"])
     def test_frozen_in_between(self, layout: str) -> None:
         run_ranks(2, frozen, layout)
+
+    def test_all_reduce_comes_back(self) -> None:
+        run_ranks(4, all_reduce_comes_back)
 
     def test_frozen_in_sight(self) -> None:
         run_ranks(2, frozen_in_sight)

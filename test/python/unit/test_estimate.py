@@ -41,6 +41,8 @@ def test_a_rank_has_its_part_of_parameters_optimizer_and_gradients() -> None:
     copies = shardwise.estimate_memory(model, 4, policy="replicate", units=list(model))
     assert (copies.parameters, copies.optimizer, copies.pool) == (whole, 2 * whole, 0)
     assert shardwise.estimate_memory(model, 4, units=list(model), optimizer_factor=0).optimizer == 0
+    # Means and variances, and a count of 64 bits.
+    assert shardwise.estimate_memory(nn.BatchNorm1d(8, device="meta"), 4).buffers == 2 * 8 * 4 + 8
 
 
 def test_options_change_what_they_should() -> None:

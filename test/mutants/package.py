@@ -1,0 +1,114 @@
+"""What the Python package does itself."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+PYTHON = ("Python",)
+
+
+def _mutant(name: str, file: str, old: str, new: str, suites: str) -> Mutant:
+    return Mutant(name, f"python/shardwise/{file}", old, new, PYTHON, suites)
+
+
+PACKAGE = [
+    _mutant(
+        "make process groups anew for each model that comes when none is there",
+        "wrapping.py",
+        "made = _meshes.setdefault(groups[0], {})",
+        "made: dict[Any, _C.Mesh] = {}",
+        "ranks/test_interop_meshes.py",
+    ),
+    _mutant(
+        "take the forwards of all ranks for a rank's steps",
+        "_timeline.py",
+        'event.kind == "forward" and event.rank == rank',
+        'event.kind == "forward"',
+        "unit/test_timeline.py ranks/test_record.py",
+    ),
+    _mutant(
+        "draw one step too many",
+        "_timeline.py",
+        "begins[-number] if len(begins) > number",
+        "begins[-number - 1] if len(begins) > number",
+        "unit/test_timeline.py",
+    ),
+    _mutant(
+        "count time twice where events overlap",
+        "_timeline.py",
+        "event.end - max(event.begin, until)",
+        "event.end - event.begin",
+        "unit/test_timeline.py",
+    ),
+    _mutant(
+        "take all that travels for hidden",
+        "_timeline.py",
+        "max(0.0, 1 - waited / wire) if wire",
+        "1.0 if wire",
+        "unit/test_timeline.py",
+    ),
+    _mutant(
+        "record all processes into one file",
+        "_record.py",
+        'f"shardwise-{os.getpid()}.json"',
+        '"shardwise-1.json"',
+        "ranks/test_record.py",
+    ),
+    _mutant(
+        "estimate buffers as nothing",
+        "_estimate.py",
+        "buffer_bytes=sum(buffer.nbytes for buffer in module.buffers())",
+        "buffer_bytes=0",
+        "unit/test_estimate.py",
+    ),
+    _mutant(
+        "estimate frozen parameters as trained ones",
+        "_estimate.py",
+        "trained=parameter.requires_grad",
+        "trained=True",
+        "unit/test_estimate.py ranks/test_estimate_measured.py",
+    ),
+    _mutant(
+        "estimate as if the dimension were always the first",
+        "_estimate.py",
+        "return 0 if chosen is None else chosen.dim % max(parameter.ndim, 1)",
+        "return 0",
+        "unit/test_estimate.py ranks/test_estimate_measured.py",
+    ),
+    _mutant(
+        "log no backward that begins",
+        "logs.py",
+        '            self._say("pre_backward")\n',
+        "",
+        "ranks/test_logs.py",
+    ),
+    _mutant(
+        "log although nobody listens",
+        "logs.py",
+        "return Log(state) if _logger.isEnabledFor(logging.DEBUG) else None",
+        "return Log(state)",
+        "ranks/test_logs.py",
+    ),
+    _mutant(
+        "cast at every module of a list",
+        "wrapping.py",
+        "    return convert if inputs else None, outputs\n",
+        "    return None, outputs\n",
+        "ranks/test_interop_lists.py",
+    ),
+    _mutant(
+        "leave all-reduces on when synchronisation is off",
+        "modules.py",
+        "            unit.set_requires_gradient_sync(requires_gradient_sync)\n"
+        "            unit.set_requires_all_reduce(requires_gradient_sync)\n",
+        "            unit.set_requires_gradient_sync(requires_gradient_sync)\n",
+        "ranks/test_interop_training.py",
+    ),
+    _mutant(
+        "set synchronisation of inner units too, whatever was asked",
+        "modules.py",
+        "        for unit in units_of(self, recurse):\n            unit.set_requires_gradient_sync",
+        "        for unit in units_of(self, True):\n            unit.set_requires_gradient_sync",
+        "ranks/test_fully_shard_training_accumulation.py ranks/test_misuse.py",
+    ),
+]
