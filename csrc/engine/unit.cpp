@@ -166,8 +166,12 @@ const group::Parameter* Unit::parameter_of_shard(const at::Tensor& tensor) const
 }
 
 bool Unit::begin_unshard() {
-  if (settings_.front && !shows_full_ && !in_backward()) {
-    for (const auto& parameter : parameters_) parameter->follow_face();
+  if (settings_.front && !shows_full_) {
+    if (in_backward()) {
+      backward.gathered = true;
+    } else {
+      for (const auto& parameter : parameters_) parameter->follow_face();
+    }
   }
   if (!has_full_copies()) {
     // Leaves are what hooks and operations of the module see: they follow what stands for them.
@@ -184,7 +188,6 @@ bool Unit::begin_unshard() {
     all_near = all_near && copies.holds();
   });
   if (all_there) return under_way;
-  backward.gathered = backward.gathered || in_backward();
   for_full_copies([](group::Copies& copies) { copies.prepare(); });
   // What every rank has may come and go on some ranks only.
   const auto& ranks = all_near ? near_ : gathers_apart() ? gather_ : shards_;

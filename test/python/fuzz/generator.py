@@ -86,8 +86,8 @@ class _Generator:
     def _gathers_in_vain(self, steps: list[Step]) -> bool:
         """What torch gathers ahead in a backward that is not the last, for a module whose backward is over, waits for
         the next forward."""
-        methods = {call[1] for step in steps for microbatch in step.microbatches for call in microbatch.calls}
-        return {"set_modules_to_backward_prefetch", "set_is_last_backward"} <= methods
+        calls = [call for step in steps for microbatch in step.microbatches for call in microbatch.calls]
+        return any(method == "set_is_last_backward" for _, method, _, _ in calls)
 
     def _optimizer(self) -> str:
         is_uniform = len({unit.api for unit in self.units}) == 1 and not any(unit.ignored for unit in self.units)
