@@ -45,6 +45,7 @@ class _Generator:
             self.model = self._spec("", 0)
         self.specs = {spec.path: spec for spec in self.model.walk()}
         self.units = self._units()
+        self.has_smaller_mesh = any(unit.reshard_after_forward == 2 for unit in self.units)
         self._owners()
         self._dtypes_and_ties()
         self.frozen = [name for name in self._parameters() if self.chance(0.12)]
@@ -252,8 +253,7 @@ class _Generator:
         # What an evaluation left whole is frozen and unfrozen as it is. Where a module runs twice, torch gathers it in
         # the middle of a backward anew, with the flags that its shards still have: gradients are lost. Of what it left
         # on a smaller mesh torch shows parameters whose flags come to nothing.
-        has_smaller_mesh = any(unit.reshard_after_forward == 2 for unit in self.units)
-        can_freeze &= not self.evaluated or (self.forwards == 1 and not self.has_repeats and not has_smaller_mesh)
+        can_freeze &= not self.evaluated or (self.forwards == 1 and not self.has_repeats and not self.has_smaller_mesh)
         self.evaluated = self.chance(0.2)
         freezes = {name: self.chance(0.7) for name in self._parameters() if can_freeze and self.chance(0.05)}
         return Step(orders, microbatches, freezes, self.chance(0.6), self.evaluated)
@@ -280,8 +280,7 @@ class _Generator:
     def _calls_of_units(self, calls: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]], count: int) -> None:
         has_replicate = any(unit.api == "replicate" for unit in self.units)
         has_roots = self.units[-1].api == "replicate" and any(unit.api == "fully_shard" for unit in self.units)
-        has_smaller_mesh = any(unit.reshard_after_forward == 2 for unit in self.units)
-        if self.chance(0.1) and not has_replicate and not has_smaller_mesh:
+        if self.chance(0.1) and not has_replicate and not self.has_smaller_mesh:
             # torch fails on a replicated module; and one that an evaluation left on the smaller mesh it gathers from
             # the whole one then.
             calls.append(("", "set_reshard_after_forward", (self.chance(0.5),), {"recurse": self.chance(0.5)}))
@@ -294,7 +293,7 @@ class _Generator:
                 calls.append((unit.name, "unshard", (), {"async_op": self.chance(0.5)}))
             # In torch a gather that is under way from a smaller mesh is taken for one of the whole mesh after a
             # reshard; and the sharded units of a replicated model are roots, which have no streams until they run.
-            if self.chance(0.08) and not has_smaller_mesh and not has_roots:
+            if self.chance(0.08) and not self.has_smaller_mesh and not has_roots:
                 which = self.choose.choice(["set_modules_to_forward_prefetch", "set_modules_to_backward_prefetch"])
                 targets = self.choose.sample(self.units, min(len(self.units), self.choose.randint(0, 2)))
                 calls.append((unit.name, which, ([one.name for one in targets],), {}))
