@@ -1,5 +1,6 @@
-"""What a step costs exactly, against what it cost when somebody last looked: instructions within 10 %, and collectives,
-bytes, copies and allocations as they were.
+"""What a step costs exactly, against what it cost when somebody last looked: instructions within 3 %, and collectives,
+bytes, copies and allocations as they were. What hangs on where blocks of memory lie, such as the allocator's inner
+work, is left out.
 
 usage: baseline.py [--write]     --write takes what is measured now for benchmarks/baseline.json
 """
@@ -23,8 +24,8 @@ BUILD = HERE.parent / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev")
 FILE = HERE / "baseline.json"
 SIZE = "4x9x2"
 ONLY = ("none", "fully_shard", "fully_shard_keep", "fully_shard_flat", "replicate")
-#: Of what wrapping adds to a step. Where the heap lies moves what malloc costs by half a percent of the whole step.
-TOLERANCE = 0.1
+#: Of what wrapping adds to a step.
+TOLERANCE = 0.03
 #: What instruction counts depend on besides our sources.
 VERSIONS = ("torch", "Python", "compiler", "valgrind")
 REWRITE = "If that is meant, `scripts/python benchmarks/baseline.py --write` takes the new values."
@@ -34,7 +35,7 @@ Measured = dict[str, dict[str, float]]
 
 
 def measure(build: Path = BUILD) -> Measured:
-    costs, counters = callgrind.count(host.commands(build, [SIZE], ONLY))
+    costs, counters = callgrind.count(host.commands(build, [SIZE], ONLY), without=callgrind.UNSTEADY)
     units = host.units(costs)
     return {case.name: {"instructions": round(units[case]), **counted} for case, counted in sorted(counters.items())}
 

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +27,16 @@ class Case:
         """As the programs take it."""
         return f"{self.blocks}x{self.parameters}x{self.ranks}"
 
+
+#: What hangs on where blocks of memory lie rather than on what is done: the allocator's inner work, the lookup of a
+#: symbol when it is used first, and Python's search for a name where its cache, which goes by address, has another.
+UNSTEADY = frozenset({
+    "_int_malloc", "_int_free", "_int_memalign", "_int_realloc", "malloc_consolidate", "unlink_chunk",
+    "unlink_chunk.constprop.0", "unlink_chunk.isra.0", "sysmalloc", "systrim", "systrim.constprop.0", "alloc_perturb",
+    "_dl_fixup", "_dl_lookup_symbol_x", "do_lookup_x", "check_match", "strcmp",
+    "find_name_in_mro", "_Py_dict_lookup", "unicodekeys_lookup_unicode", "_PyDict_GetItem_KnownHash", "_PyType_Lookup",
+    "assign_version_tag.isra.0",
+})  # fmt: skip
 
 #: Instructions or microseconds a step.
 Costs = dict[Case, float]
@@ -52,15 +62,17 @@ def under_valgrind(out: Path) -> list[str]:
     return ["valgrind", "--tool=callgrind", "--quiet", "--instr-atstart=no", f"--callgrind-out-file={out}"]
 
 
-def count(commands: Mapping[str, Sequence[str]], keep: Path | None = None) -> tuple[Costs, Counters]:
+def count(
+    commands: Mapping[str, Sequence[str]], keep: Path | None = None, without: Container[str] = ()
+) -> tuple[Costs, Counters]:
     """Of steps, by programs that measure two lengths of each case, some times each. `commands` are named by what their
     cases begin with; all run at the same time, for counts do not feel the load. `keep`: a folder where callgrind's
-    files stay."""
+    files stay; `without`: functions whose own instructions do not count."""
     costs: Costs = {}
     counters: Counters = {}
     with tempfile.TemporaryDirectory(prefix="shardwise-") as scratch:
         for name, (out, said) in run(commands, keep or Path(scratch)).items():
-            costs |= differences(name, read_counts(out))
+            costs |= differences(name, read_counts(out, without))
             counters |= read_counters(name, said)
     return costs, counters
 
@@ -100,14 +112,34 @@ def run(commands: Mapping[str, Sequence[str]], folder: Path) -> dict[str, tuple[
     return result
 
 
-def read_counts(out: Path) -> Iterator[tuple[Case, int, int]]:
-    """Case, steps and instructions of every file that callgrind wrote."""
+def read_counts(out: Path, without: Container[str] = ()) -> Iterator[tuple[Case, int, int]]:
+    """Case, steps and instructions of every file that callgrind wrote, but for functions' own named in `without`."""
     for file in sorted(out.parent.glob(f"{out.name}.*")):
         text = file.read_text()
         label = re.search(r"^desc: Trigger: Client Request: (\w+) (\d+)x(\d+)x(\d+) (\d+)$", text, re.MULTILINE)
         total = re.search(r"^totals: (\d+)", text, re.MULTILINE)
         if label and total:
-            yield Case(label[1], int(label[2]), int(label[3]), int(label[4])), int(label[5]), int(total[1])
+            left_out = sum(cost for name, cost in own_costs(text) if name in without)
+            yield Case(label[1], int(label[2]), int(label[3]), int(label[4])), int(label[5]), int(total[1]) - left_out
+
+
+def own_costs(text: str) -> Iterator[tuple[str, int]]:
+    """Functions and instructions of their own, of each of their lines."""
+    names: dict[str, str] = {}
+    function = ""
+    is_of_call = False
+    for line in text.splitlines():
+        if named := re.match(r"(c?)fn=(\(\d+\))(?: (.+))?$", line):
+            # A name is written once in a file, by itself or where it is called first.
+            names[named[2]] = named[3] or names[named[2]]
+            function = function if named[1] else names[named[2]]
+        elif line.startswith("calls="):
+            is_of_call = True
+        elif line and line[0] in "0123456789+-*":
+            words = line.split()
+            if not is_of_call and len(words) > 1:
+                yield function, int(words[1])
+            is_of_call = False
 
 
 def read_counters(language: str, said: str) -> Counters:

@@ -64,6 +64,17 @@ def test_counts_are_differences_of_two_lengths(modules, tmp_path):
     assert callgrind.differences("C++", counts) == {callgrind.Case("C++ none", 8, 9, 2): 200}
 
 
+def test_functions_can_be_left_out_of_counts(modules, tmp_path):
+    # Named where it is called first, at a call that is not its own cost, and with lines before and behind it.
+    (tmp_path / "C++.1").write_text(
+        "desc: Trigger: Client Request: none 8x9x2 1\n"
+        "fn=(1) step\n10 5\ncfn=(2) malloc\ncalls=2 40\n+1 300\n* 7\n\nfn=(2)\n40 100\n-3 200\ntotals: 312\n"
+    )
+    callgrind = modules["callgrind"]
+    assert [total for _, _, total in callgrind.read_counts(tmp_path / "C++")] == [312]
+    assert [total for _, _, total in callgrind.read_counts(tmp_path / "C++", {"malloc"})] == [12]
+
+
 def test_without_valgrind_a_line_says_so(modules, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert modules["callgrind"].problem(BUILD) == (
