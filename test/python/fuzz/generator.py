@@ -46,6 +46,8 @@ class _Generator:
         self.specs = {spec.path: spec for spec in self.model.walk()}
         self.units = self._units()
         self.has_smaller_mesh = any(unit.reshard_after_forward == 2 for unit in self.units)
+        is_sharded = any(unit.api == "fully_shard" for unit in self.units)
+        self.has_roots = self.units[-1].api == "replicate" and is_sharded
         self._owners()
         self._dtypes_and_ties()
         self.frozen = [name for name in self._parameters() if self.chance(0.12)]
@@ -254,7 +256,10 @@ class _Generator:
         # the middle of a backward anew, with the flags that its shards still have: gradients are lost. Of what it left
         # on a smaller mesh torch shows parameters whose flags come to nothing.
         can_freeze &= not self.evaluated or (self.forwards == 1 and not self.has_repeats and not self.has_smaller_mesh)
-        self.evaluated = self.chance(0.2)
+        # A sharded root of a replicated model that an evaluation left whole and that then does not run stays whole in
+        # torch.
+        can_evaluate = not self.has_roots or not orders
+        self.evaluated = self.chance(0.2) and can_evaluate
         freezes = {name: self.chance(0.7) for name in self._parameters() if can_freeze and self.chance(0.05)}
         return Step(orders, microbatches, freezes, self.chance(0.6), self.evaluated)
 
@@ -279,7 +284,6 @@ class _Generator:
 
     def _calls_of_units(self, calls: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]], count: int) -> None:
         has_replicate = any(unit.api == "replicate" for unit in self.units)
-        has_roots = self.units[-1].api == "replicate" and any(unit.api == "fully_shard" for unit in self.units)
         if self.chance(0.1) and not has_replicate and not self.has_smaller_mesh:
             # torch fails on a replicated module; and one that an evaluation left on the smaller mesh it gathers from
             # the whole one then.
@@ -289,11 +293,11 @@ class _Generator:
                 calls.append((unit.name, "set_requires_gradient_sync", (self.chance(0.6),), {"recurse": False}))
             # The end of a backward of the model leaves sharded roots in it alone in torch, if they were brought by hand
             # and did not run.
-            if self.chance(0.12) and not (has_roots and unit.api == "fully_shard"):
+            if self.chance(0.12) and not (self.has_roots and unit.api == "fully_shard"):
                 calls.append((unit.name, "unshard", (), {"async_op": self.chance(0.5)}))
             # In torch a gather that is under way from a smaller mesh is taken for one of the whole mesh after a
             # reshard; and the sharded units of a replicated model are roots, which have no streams until they run.
-            if self.chance(0.08) and not self.has_smaller_mesh and not has_roots:
+            if self.chance(0.08) and not self.has_smaller_mesh and not self.has_roots:
                 which = self.choose.choice(["set_modules_to_forward_prefetch", "set_modules_to_backward_prefetch"])
                 targets = self.choose.sample(self.units, min(len(self.units), self.choose.randint(0, 2)))
                 calls.append((unit.name, which, ([one.name for one in targets],), {}))

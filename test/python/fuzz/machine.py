@@ -169,7 +169,10 @@ class Machine:
             return
         after = len(list(self.model.parameters()))
         for note, parameter in zip(self.notes[-after:], self.model.parameters(), strict=True):
-            local_of(parameter).copy_(self._pilot[note.what])
+            mine, torchs = local_of(parameter), self._pilot[note.what]
+            # Otherwise one engine shows a whole parameter and the other a piece: the comparison tells.
+            if mine.shape == torchs.shape:
+                mine.copy_(torchs)
 
     def _microbatch(self, microbatch: Microbatch, number: int, where: str, data: int) -> None:
         for name, method, arguments, options in microbatch.calls:
