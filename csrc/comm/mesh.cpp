@@ -201,16 +201,9 @@ struct Mesh::State {
     for (size_t i = index + 1; i < axes.size(); ++i) stride *= axes[i].size;
     // The first rank of the line names it: ranks of the same line agree on it, those of others do not.
     const auto line = c10::str(purpose, axes[index].name, "/", rank - coordinates[index] * stride);
-    return comm::make_process_group(
-        {.name = line,
-         .store = c10::make_intrusive<c10d::PrefixStore>(line, store),
-         .rank = static_cast<int>(coordinates[index]),
-         .size = static_cast<int>(axes[index].size),
-         .device = device,
-         .connect_timeout = options.connect_timeout(),
-         .timeout = options.timeout(),
-         .transport = transport(),
-         .shared_memory = comm::shared_memory_of_environment()});
+    return comm::make_process_group(spec(
+        line, c10::make_intrusive<c10d::PrefixStore>(line, store), static_cast<int>(coordinates[index]),
+        static_cast<int>(axes[index].size)));
   }
 
   c10::intrusive_ptr<c10d::ProcessGroup> make_neighbours(size_t index, int count) {
@@ -226,21 +219,22 @@ struct Mesh::State {
     const auto name = c10::str("neighbours ", count, "/", position / count);
     place = comm::part_for_next_mesh(c10::make_intrusive<c10d::PrefixStore>(name, place), position % count);
     auto group = comm::make_process_group(
-        {.name = c10::str(axes[index].name, " ", name),
-         .store = place,
-         .rank = position % count,
-         .size = count,
-         .device = device,
-         .connect_timeout = options.connect_timeout(),
-         .timeout = options.timeout(),
-         .transport = transport(),
-         .shared_memory = comm::shared_memory_of_environment()});
+        spec(c10::str(axes[index].name, " ", name), place, static_cast<int>(position % count), count));
     comm::meet(*place, position % count, count, options.connect_timeout());
     return group;
   }
 
-  Transport transport() const {
-    return options.transport() ? *options.transport() : comm::transport_of_environment();
+  comm::GroupSpec spec(std::string name, c10::intrusive_ptr<c10d::Store> place, int position, int count) const {
+    return {
+        .name = std::move(name),
+        .store = std::move(place),
+        .rank = position,
+        .size = count,
+        .device = device,
+        .connect_timeout = options.connect_timeout(),
+        .timeout = options.timeout(),
+        .transport = options.transport() ? *options.transport() : comm::transport_of_environment(),
+        .shared_memory = options.shared_memory() ? *options.shared_memory() : comm::shared_memory_of_environment()};
   }
 
   /// All ranks of the mesh come here.

@@ -37,6 +37,10 @@ struct SHARDWISE_API MeshOptions {
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::minutes(10);
   /// Unset: what the environment variable SHARDWISE_TRANSPORT says, `direct` or `gloo`; else direct.
   TORCH_ARG(std::optional<Transport>, transport) = std::nullopt;
+  /// Whether the direct transport goes through shared memory where all ranks of a process group are on one host; where
+  /// one rank does not want it, none does. Unset: what the environment variable SHARDWISE_SHARED_MEMORY says, `on` or
+  /// `off`; else on.
+  TORCH_ARG(std::optional<bool>, shared_memory) = std::nullopt;
   /// A store that all ranks share; needs rank and world_size too. The environment is then not read.
   /// All ranks make their meshes over one store in the same order.
   TORCH_ARG(c10::intrusive_ptr<c10d::Store>, store) = {};

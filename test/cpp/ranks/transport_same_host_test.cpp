@@ -89,6 +89,19 @@ TEST(SameHost, AllProcessesAgreeOnTheWay) {
   run_processes(3, all_agree_on_the_way);
 }
 
+TEST(SameHost, TheOptionOfAMeshComesBeforeTheEnvironment) {
+  for (const bool wanted : {false, true}) {
+    const Variables variables(Environment{{"SHARDWISE_SHARED_MEMORY", wanted ? "off" : "on"}});
+    run_ranks(2, [&](Rank& rank) {
+      const auto options =
+          MeshOptions().store(rank.store()).rank(rank.rank()).world_size(2).device(at::Device(at::kCPU));
+      const Mesh mesh({{"world", 2}}, MeshOptions(options).shared_memory(wanted));
+      EXPECT_NE(mesh.describe().find(wanted ? "shared memory)" : "TCP)"), std::string::npos) << mesh.describe();
+      EXPECT_EQ(way_of(*mesh.neighbours("world", 2)->getBackend(at::kCPU)), wanted ? "shared memory" : "TCP");
+    });
+  }
+}
+
 TEST(SameHost, SwitchedOnByTheEnvironment) {
   for (const auto* value : {"off", "on"}) {
     const Variables variables(Environment{{"SHARDWISE_SHARED_MEMORY", value}});
