@@ -16,10 +16,15 @@ class Mutant:
     old: str
     new: str
     languages: tuple[str, ...] = ("C++",)
-    # C++ suites that are asked first, where the usual ones would be asked for long. Of the package: files.
+    # C++ suites that are asked first, where the usual ones would be asked for long. Of Python alone: files.
     suites: str = ""
 
     @property
     def is_in_package(self) -> bool:
         """Whether nothing is to be built."""
         return self.file.startswith("python/")
+
+    @property
+    def is_in_extension(self) -> bool:
+        """Whether the extension module has to be built, and only Python's tests can notice."""
+        return self.file.startswith(("csrc/python_front/", "csrc/bindings/"))

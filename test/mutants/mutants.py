@@ -13,7 +13,8 @@ from meta import META
 from order import ORDER
 from package import PACKAGE
 from precision import PRECISION
+from python_front import PYTHON_FRONT
 from sums import SUMS
 from transport import TRANSPORT
 
-MUTANTS = [*SUMS, *COPIES, *ORDER, *FRONTS, *HYBRID, *PRECISION, *AHEAD, *META, *TRANSPORT, *PACKAGE]
+MUTANTS = [*SUMS, *COPIES, *ORDER, *FRONTS, *HYBRID, *PRECISION, *AHEAD, *META, *TRANSPORT, *PACKAGE, *PYTHON_FRONT]

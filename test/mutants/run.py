@@ -69,8 +69,22 @@ def copy_sources() -> None:
             target.write_bytes(content)
 
 
-def build(jobs: int) -> None:
-    must("cmake", "--build", BUILD, "--target", "shardwise", "-j", str(jobs))
+def build(jobs: int, target: str = "shardwise") -> None:
+    must("cmake", "--build", BUILD, "--target", target, "-j", str(jobs))
+
+
+def install_extension() -> None:
+    """Puts the mutated extension module in the place of the link to the one that is built."""
+    for built in (BUILD / "csrc" / "bindings").glob("_C.*.so"):
+        place = SOURCE / "python" / "shardwise" / built.name
+        place.unlink(missing_ok=True)
+        shutil.copy(built, place)
+
+
+def link_extension() -> None:
+    for link in (SOURCE / "python" / "shardwise").glob("_C.*.so"):
+        link.unlink()
+    link_built_package()
 
 
 def rank_tests(suites: str) -> str:
@@ -126,7 +140,10 @@ def try_mutant(mutant: Mutant, jobs: int) -> tuple[bool, str]:
     path.write_text(original.replace(mutant.old, mutant.new))
     try:
         found = {}
-        if mutant.is_in_package:
+        if mutant.is_in_extension:
+            build(jobs, "shardwise_python")
+            install_extension()
+        if mutant.is_in_package or mutant.is_in_extension:
             found["Python"] = first_failure_in_python(*(f"test/python/{file}" for file in mutant.suites.split()))
         else:
             build(jobs)
@@ -135,6 +152,8 @@ def try_mutant(mutant: Mutant, jobs: int) -> tuple[bool, str]:
                 found["Python"] = first_failure_in_python(*USUAL_IN_PYTHON)
     finally:
         path.write_text(original)
+        if mutant.is_in_extension:
+            link_extension()
     names = {language: f"`{name}`" if name else "**not noticed**" for language, name in found.items()}
     return all(found.values()), f"| {mutant.name} | {names.get('C++', '')} | {names.get('Python', '')} |"
 
@@ -156,7 +175,7 @@ def main() -> None:
     link_built_package()
     if not all(mutant.is_in_package for mutant in chosen):
         must("cmake", "-S", SOURCE, "-B", BUILD, "-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}",
-             "-DSHARDWISE_BUILD_PYTHON=OFF", "-DCMAKE_CXX_FLAGS_RELEASE=-O1")  # fmt: skip
+             "-DSHARDWISE_BUILD_PYTHON=ON", "-DCMAKE_CXX_FLAGS_RELEASE=-O1")  # fmt: skip
         build(arguments.jobs)
     if arguments.healthy and (failed := first_failure_in_cpp("") or first_failure_in_python(*USUAL_IN_PYTHON)):
         sys.exit(f"Without any mutant this fails: {failed}")
