@@ -1,5 +1,6 @@
 #include "comm/collectives.h"
 
+#include "comm/direct_backend.h"
 #include "comm/language_lock.h"
 #include "comm/reason.h"
 #include "observe/record.h"
@@ -162,8 +163,16 @@ Pending Collectives::broadcast(const at::Tensor& tensor, int root, What what, Co
   return launch("broadcast", call, tensor, std::move(what), counters.broadcasts, counters);
 }
 
+bool Collectives::can_land() const {
+  if (custom_ || !line_.group || !line_.group->hasBackends()) return false;
+  const auto types = line_.group->getDeviceTypes();
+  return std::find(types.begin(), types.end(), c10::kCPU) != types.end() &&
+         dynamic_cast<const direct::DirectBackend*>(line_.group->getBackend(c10::kCPU).get()) != nullptr;
+}
+
 Pending Collectives::all_gather(
-    const at::Tensor& output, const at::Tensor& tensor, What what, Counters& counters) const {
+    const at::Tensor& output, const at::Tensor& tensor, What what, Counters& counters, const Landing* landing) const {
+  const LandingScope scope(landing);
   auto flat = flat_view(output);
   auto input = flat_view(tensor);
   const auto call = [&] {

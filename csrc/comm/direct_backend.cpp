@@ -2,10 +2,12 @@
 
 #include "comm/direct_error.h"
 #include "comm/direct_sums.h"
+#include "comm/landing.h"
 
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <numeric>
 
 namespace shardwise::comm::direct {
 namespace {
@@ -48,6 +50,37 @@ std::vector<std::byte*> places_in(const at::Tensor& whole, int world) {
   std::vector<std::byte*> places;
   for (int rank = 0; rank < world; ++rank) places.push_back(data_of(whole) + rank * (whole.nbytes() / world));
   return places;
+}
+
+/// One for each rank's part of the output.
+std::vector<Spans> spans_in(const at::Tensor& output, int world, const Landing* landing) {
+  std::vector<Spans> all;
+  const auto places = places_in(output, world);
+  const auto part = output.nbytes() / static_cast<size_t>(world);
+  size_t next = 0;
+  static const std::vector<Landing::Range> none;
+  const auto& ranges = landing == nullptr ? none : landing->ranges;
+  for (size_t rank = 0; rank < places.size(); ++rank) {
+    Spans spans;
+    size_t done = 0;
+    for (; next < ranges.size(); ++next) {
+      const auto& range = ranges[next];
+      if (range.offset >= (rank + 1) * part) break;
+      const auto begin = range.offset - rank * part;
+      spans.add(places[rank] + done, begin - done);
+      spans.add(data_of(landing->memory) + range.place, range.bytes);
+      done = begin + range.bytes;
+    }
+    spans.add(places[rank] + done, part - done);
+    all.push_back(std::move(spans));
+  }
+  return all;
+}
+
+int64_t number_of(const std::vector<Spans>& all) {
+  return std::accumulate(all.begin(), all.end(), int64_t{0}, [](int64_t sum, const Spans& spans) {
+    return sum + static_cast<int64_t>(spans.size());
+  });
 }
 
 std::vector<const std::byte*> readable(const std::vector<std::byte*>& places) {
@@ -150,7 +183,7 @@ DirectBackend::Works DirectBackend::allgather_into_tensor_coalesced(
   const auto type = inputs.size() == 1 ? OpType::_ALLGATHER_BASE : OpType::COALESCED;
   return issue(type, "shardwise:all_gather", inputs, [outputs, inputs, calls](Exchange& exchange) {
     for (size_t i = 0; i < inputs.size(); ++i) {
-      exchange.all_gather(calls[i], places_in(outputs[i], exchange.wire().size()), data_of(inputs[i]));
+      exchange.all_gather(calls[i], spans_in(outputs[i], exchange.wire().size(), nullptr), data_of(inputs[i]));
     }
     return outcome_of(outputs);
   });
@@ -158,9 +191,23 @@ DirectBackend::Works DirectBackend::allgather_into_tensor_coalesced(
 
 DirectBackend::Works DirectBackend::_allgather_base(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
-  Tensors outputs{output};
-  Tensors inputs{input};
-  return allgather_into_tensor_coalesced(outputs, inputs, options);
+  require_sizes(output, input, getSize(), "all_gather_into_tensor");
+  const auto* landing = LandingScope::current();
+  auto spans = spans_in(output, getSize(), landing);
+  const Call call{
+      .signature =
+          {.kind = Kind::all_gather,
+           .dtype = input.scalar_type(),
+           .elements = input.numel(),
+           .pieces = landing == nullptr ? 0 : number_of(spans)},
+      .timeout = time(options.timeout)};
+  return issue(
+      OpType::_ALLGATHER_BASE, "shardwise:all_gather", {input},
+      [output, input, memory = landing == nullptr ? at::Tensor() : landing->memory, spans = std::move(spans),
+       call](Exchange& exchange) {
+        exchange.all_gather(call, spans, data_of(input));
+        return outcome_of({output});
+      });
 }
 
 DirectBackend::Works DirectBackend::allgather(
@@ -175,7 +222,9 @@ DirectBackend::Works DirectBackend::allgather(
       .timeout = time(options.timeout)};
   return issue(
       OpType::ALLGATHER, "shardwise:all_gather", inputs, [places, input = inputs.front(), call](Exchange& exchange) {
-        exchange.all_gather(call, places_of(places), data_of(input));
+        std::vector<Spans> spans;
+        for (auto* place : places_of(places)) spans.emplace_back(place, input.nbytes());
+        exchange.all_gather(call, spans, data_of(input));
         return outcome_of(places);
       });
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "comm/direct_spans.h"
 #include "comm/direct_wire.h"
 
 #include <cstddef>
@@ -45,8 +46,9 @@ class Exchange {
 
   /// Compares the calls of all ranks, which have all come when it returns.
   virtual void announce(const Call& call) = 0;
-  /// Fills the place of each rank with that rank's `input`, which may be its place already.
-  virtual void all_gather(const Call& call, const std::vector<std::byte*>& places, const std::byte* input) = 0;
+  /// Fills the spans of each rank with that rank's `input`, which may lie there already. All ranks have spans of the
+  /// same sizes.
+  virtual void all_gather(const Call& call, const std::vector<Spans>& places, const std::byte* input) = 0;
   /// Fills `output` with the sum of the inputs that all ranks have for this one. It may be this rank's own input for
   /// it.
   virtual void reduce_scatter(const Call& call, std::byte* output, const std::vector<const std::byte*>& inputs) = 0;

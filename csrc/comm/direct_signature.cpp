@@ -14,6 +14,7 @@ std::string Signature::describe() const {
   if (op < kOps.size()) text += c10::str(" (", kOps.at(op), ")");
   if (elements >= 0) text += c10::str(" of ", elements, " elements of ", c10::toString(dtype));
   if (root >= 0) text += c10::str(" with root ", root);
+  if (pieces > 0) text += c10::str(" in ", pieces, " pieces");
   return text;
 }
 

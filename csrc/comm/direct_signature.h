@@ -28,6 +28,8 @@ struct Signature {
   /// Of one rank's input, or output where only the root has an input; -1 where ranks may differ.
   int64_t elements = -1;
   int64_t root = -1;
+  /// Of an all-gather: in how many pieces what is sent travels, over all ranks, where that is not one for each.
+  int64_t pieces = 0;
 
   bool operator==(const Signature&) const = default;
   /// For example: an all-reduce (sum) of 16 elements of Float

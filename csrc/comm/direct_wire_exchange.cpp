@@ -36,22 +36,30 @@ void WireExchange::announce(const Call& call) {
   begin(call, 0, [](int) { return nullptr; });
 }
 
-void WireExchange::all_gather(const Call& call, const std::vector<std::byte*>& places, const std::byte* input) {
+void WireExchange::all_gather(const Call& call, const std::vector<Spans>& places, const std::byte* input) {
   const auto bytes = call.bytes();
   const bool small = bytes <= kInline;
   begin(call, small ? bytes : 0, [&](int) { return input; });
   std::vector<Message> messages;
   for (const int peer : peers()) {
     if (small) {
-      std::copy_n(announcements_.data(peer), bytes, places[peer]);
+      places[peer].fill(0, announcements_.data(peer), bytes);
     } else {
-      messages.push_back(wire().receive(peer, places[peer], bytes, Phase::gather));
+      for (const auto& span : places[peer]) {
+        messages.push_back(wire().receive(peer, span.place, span.bytes, Phase::gather));
+      }
     }
   }
   if (!small) {
-    for (const int peer : peers()) messages.push_back(wire().send(peer, input, bytes, Phase::gather));
+    for (const int peer : peers()) {
+      const auto* from = input;
+      for (const auto& span : places[rank()]) {
+        messages.push_back(wire().send(peer, from, span.bytes, Phase::gather));
+        from += span.bytes;
+      }
+    }
   }
-  if (places[rank()] != input) std::copy_n(input, bytes, places[rank()]);
+  places[rank()].fill(0, input, bytes);
   wire().wait(messages);
 }
 

@@ -11,7 +11,7 @@ class WireExchange final : public Exchange {
   explicit WireExchange(Wire& wire);
 
   void announce(const Call& call) override;
-  void all_gather(const Call& call, const std::vector<std::byte*>& places, const std::byte* input) override;
+  void all_gather(const Call& call, const std::vector<Spans>& places, const std::byte* input) override;
   void reduce_scatter(const Call& call, std::byte* output, const std::vector<const std::byte*>& inputs) override;
   void all_reduce(const Call& call, std::byte* data) override;
   bool leaves_all_reduce_to_gloo(size_t bytes, at::ScalarType dtype, c10d::ReduceOp::RedOpType op) const override;

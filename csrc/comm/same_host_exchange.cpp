@@ -12,6 +12,7 @@ using direct::Call;
 using direct::kInline;
 using direct::Share;
 using direct::Signature;
+using direct::Spans;
 
 SameHostExchange::SameHostExchange(direct::Wire& wire, std::shared_ptr<Members> members)
     : Exchange(wire),
@@ -85,14 +86,14 @@ void SameHostExchange::announce(const Call& call) {
   carry_out(call, [&] { open(call, {}); });
 }
 
-void SameHostExchange::all_gather(const Call& call, const std::vector<std::byte*>& places, const std::byte* input) {
+void SameHostExchange::all_gather(const Call& call, const std::vector<Spans>& places, const std::byte* input) {
   carry_out(call, [&] {
     const auto bytes = call.bytes();
     const auto terms = open(call, {.places = {places.size(), input}, .bytes = bytes});
     if (terms) {
-      for (const int peer : peers()) std::copy_n((*terms)[peer], bytes, places[peer]);
+      for (const int peer : peers()) places[peer].fill(0, (*terms)[peer], bytes);
     }
-    if (places[rank()] != input) std::copy_n(input, bytes, places[rank()]);
+    places[rank()].fill(0, input, bytes);
     if (!terms) return gather_staged(places, input, bytes);
     if (bytes <= kInline) return;
     steps_.take_and_wait();
@@ -137,13 +138,13 @@ void SameHostExchange::all_reduce(const Call& call, std::byte* data) {
 }
 
 // Two stages take turns: who writes to one knows that all have taken a step since they read from it.
-void SameHostExchange::gather_staged(const std::vector<std::byte*>& places, const std::byte* input, size_t bytes) {
+void SameHostExchange::gather_staged(const std::vector<Spans>& places, const std::byte* input, size_t bytes) {
   for (size_t begin = 0; begin < bytes; begin += Board::kStage) {
     const auto size = std::min(Board::kStage, bytes - begin);
     const auto stage = layout_.stage(staged_++);
     std::copy_n(input + begin, size, members_->board().begin() + stage);
     steps_.take_and_wait();
-    for (const int peer : peers()) std::copy_n(board(peer, stage), size, places[peer] + begin);
+    for (const int peer : peers()) places[peer].fill(begin, board(peer, stage), size);
   }
 }
 

@@ -14,7 +14,7 @@ class SameHostExchange final : public direct::Exchange {
   SameHostExchange(direct::Wire& wire, std::shared_ptr<Members> members);
 
   void announce(const direct::Call& call) override;
-  void all_gather(const direct::Call& call, const std::vector<std::byte*>& places, const std::byte* input) override;
+  void all_gather(const direct::Call& call, const std::vector<direct::Spans>& places, const std::byte* input) override;
   void reduce_scatter(
       const direct::Call& call, std::byte* output, const std::vector<const std::byte*>& inputs) override;
   void all_reduce(const direct::Call& call, std::byte* data) override;
@@ -42,7 +42,7 @@ class SameHostExchange final : public direct::Exchange {
   const std::byte* board(int rank, size_t offset) const;
   void sum(const direct::Call& call, std::byte* output, const Terms& terms, size_t bytes) const;
 
-  void gather_staged(const std::vector<std::byte*>& places, const std::byte* input, size_t bytes);
+  void gather_staged(const std::vector<direct::Spans>& places, const std::byte* input, size_t bytes);
   void scatter_staged(const direct::Call& call, std::byte* output, const Given& given);
   void reduce_staged(const direct::Call& call, std::byte* data);
 

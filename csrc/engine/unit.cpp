@@ -192,7 +192,8 @@ bool Unit::begin_unshard() {
   // What every rank has may come and go on some ranks only.
   const auto& ranks = all_near ? near_ : gathers_apart() ? gather_ : shards_;
   const auto gather = shards_.size() > 1 ? gather_in_order(ranks).by(options.all_gather) : ranks;
-  for_full_copies([&](group::Copies& copies) { copies.begin_unshard(gather, buffers(), name_, counters_); });
+  for_full_copies(
+      [&](group::Copies& copies) { copies.begin_unshard(gather, near_.size() > 1, buffers(), name_, counters_); });
   return true;
 }
 

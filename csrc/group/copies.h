@@ -41,9 +41,11 @@ class Copies {
 
   /// What can fail on this rank alone, before the others are told of a gather.
   virtual void prepare() {}
-  /// Starts to bring the full copies. Nothing happens when they are current or on their way.
+  /// Starts to bring the full copies. Nothing happens when they are current or on their way. `may_hold`: whether
+  /// finish_unshard() may be asked to put something aside.
   virtual void begin_unshard(
-      const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters) = 0;
+      const comm::Collectives& collectives, bool may_hold, comm::Buffers& buffers, const std::string& unit,
+      Counters& counters) = 0;
   /// Ends what was begun, if it was. Returns whether a shard was written meanwhile, so that it has to begin again.
   /// Puts aside what this rank is to hold when `holders` ranks in a row hold everything together; of one, nothing.
   virtual bool finish_unshard(int64_t holders, comm::Buffers& buffers, const std::string& unit, Counters& counters) = 0;

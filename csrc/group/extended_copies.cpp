@@ -98,7 +98,8 @@ void ExtendedCopies::prepare() {
 }
 
 void ExtendedCopies::begin_unshard(
-    const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters) {
+    const comm::Collectives& collectives, bool /*may_hold*/, comm::Buffers& buffers, const std::string& unit,
+    Counters& counters) {
   if (!must_gather()) return;
   RECORD_FUNCTION(c10::str("FSDP::all_gather (", unit, ")"), std::vector<c10::IValue>());
   ++counters.unshards;

@@ -21,7 +21,7 @@ class ExtendedCopies : public Copies {
   bool fits() const override;
   void prepare() override;
   void begin_unshard(
-      const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit,
+      const comm::Collectives& collectives, bool may_hold, comm::Buffers& buffers, const std::string& unit,
       Counters& counters) override;
   bool finish_unshard(int64_t holders, comm::Buffers& buffers, const std::string& unit, Counters& counters) override;
   void reshard(comm::Buffers& buffers, Counters& counters) override;

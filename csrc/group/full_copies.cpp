@@ -13,6 +13,8 @@
 #include <ATen/record_function.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
+
 namespace shardwise::group {
 namespace {
 
@@ -86,6 +88,29 @@ void FullCopies::make_rows(Front& front) {
     front.mark(leaf);
     watches_.push_back(front.watch(leaf, Front::Role::full));
   }
+  make_landing();
+}
+
+// Pieces that are torch's to copy, and lie in one place.
+void FullCopies::make_landing() {
+  if (layout_.world == 1 || !kinds_.full.device().is_cpu()) return;
+  std::vector<size_t> places;
+  size_t place = 0;
+  for (const auto& storage : storages_) {
+    places.push_back(place);
+    place += layout::aligned(storage.bytes());
+  }
+  const auto item = kinds_.full.dtype().itemsize();
+  for (auto& copy : copies_) {
+    const auto bytes = copy.rows.nbytes();
+    copy.can_land = !copy.is_moved && copy.runs.count == 1 && bytes >= comm::Landing::kLeast;
+    if (!copy.can_land) continue;
+    const auto offset = static_cast<size_t>(copy.rank * layout_.part + copy.offset) * item;
+    landings_.push_back({offset, bytes, places[copy.leaf] + static_cast<size_t>(copy.runs.start) * item});
+    landing_bytes_ += static_cast<int64_t>(bytes);
+  }
+  const auto before = [](const auto& a, const auto& b) { return a.offset < b.offset; };
+  std::sort(landings_.begin(), landings_.end(), before);
 }
 
 void FullCopies::make_flat(Front& front) {
@@ -160,7 +185,8 @@ bool FullCopies::serves(const at::Tensor& tensor) const {
 }
 
 void FullCopies::begin_unshard(
-    const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters) {
+    const comm::Collectives& collectives, bool may_hold, comm::Buffers& buffers, const std::string& unit,
+    Counters& counters) {
   if (!must_gather()) return;
   RECORD_FUNCTION(c10::str("FSDP::all_gather (", unit, ")"), std::vector<c10::IValue>());
   ++counters.unshards;
@@ -188,7 +214,9 @@ void FullCopies::begin_unshard(
     sent_.copy_(part_, /*non_blocking=*/true);
     counters.unsharded_bytes += static_cast<int64_t>(sent_.nbytes());
   }
-  pending_ = gather_parts(gathered_, part, collectives, unit, counters);
+  lands_ = !may_hold && !landings_.empty() && collectives.can_land();
+  const comm::Landing landing{memory_, landings_};
+  pending_ = gather_parts(gathered_, part, collectives, unit, counters, lands_ ? &landing : nullptr);
 }
 
 // One piece of memory for all: the pool then keeps few of them.
@@ -210,8 +238,8 @@ void FullCopies::refill(comm::Buffers& buffers, Counters& counters) {
 
 comm::Pending FullCopies::gather_parts(
     const at::Tensor& output, const at::Tensor& part, const comm::Collectives& collectives, const std::string& unit,
-    Counters& counters) const {
-  return collectives.all_gather(output, part, named(unit), counters);
+    Counters& counters, const comm::Landing* landing) const {
+  return collectives.all_gather(output, part, named(unit), counters, landing);
 }
 
 void FullCopies::copy_out() {
@@ -219,7 +247,7 @@ void FullCopies::copy_out() {
     if (layout_.world == 1) gathered_.copy_(part_);
     return;
   }
-  const Places places{gathered_.const_data_ptr(), memory_.const_data_ptr()};
+  const Places places{gathered_.const_data_ptr(), memory_.const_data_ptr(), lands_};
   for (const auto& [known, moves] : known_moves_) {
     if (known == places) return moves.run_again();
   }
@@ -227,6 +255,7 @@ void FullCopies::copy_out() {
   const bool alike = gathered_.dtype() == kinds_.full.dtype() && gathered_.device() == kinds_.full.device();
   bool moves_all = true;
   for (const auto& copy : copies_) {
+    if (lands_ && copy.can_land) continue;
     const auto start = copy.rank * layout_.part + copy.offset;
     if (alike && copy.is_moved) {
       moves.put(storages_[copy.leaf].alias(), copy.runs, gathered_, start);
@@ -244,7 +273,7 @@ void FullCopies::copy_out() {
 // After a gather that failed its buffers may still be used: they do not go back.
 void FullCopies::leave_buffers() {
   gathered_ = sent_ = at::Tensor();
-  if (is_flat_) memory_ = at::Tensor();
+  if (is_flat_ || lands_) memory_ = at::Tensor();
 }
 
 // What was on the wire is of no use any more.
@@ -282,7 +311,7 @@ bool FullCopies::finish_unshard(int64_t holders, comm::Buffers& buffers, const s
       throw;
     }
     copy_out();
-    counters.unsharded_bytes += copied_bytes_;
+    counters.unsharded_bytes += copied_bytes_ - (lands_ ? landing_bytes_ : 0);
     if (!written()) hold(holders, buffers, counters);
     release(buffers);
   }

@@ -8,6 +8,7 @@
 
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -16,8 +17,8 @@ namespace shardwise::group {
 /// The full copies of a group's sharded parameters: brought together from the shards of all ranks, and freed.
 ///
 /// The shards of a rank lie in one vector, its part, which goes on the wire as it is. In the layout `rows` each leaf
-/// has memory of its own, and what was gathered is copied into it; in the layout `flat` the leaves are views of the
-/// gathered vector itself. A leaf stays the same tensor for life.
+/// has memory of its own, and what was gathered is copied into it, unless it landed there at once; in the layout `flat`
+/// the leaves are views of the gathered vector itself. A leaf stays the same tensor for life.
 class FullCopies : public Copies {
  public:
   /// Device and dtype. What is sent is of the kind of the full copies.
@@ -38,7 +39,7 @@ class FullCopies : public Copies {
   /// of that leaf is what it was made for and is trained as the leaf is. False for other tensors.
   bool serves(const at::Tensor& tensor) const;
   void begin_unshard(
-      const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit,
+      const comm::Collectives& collectives, bool may_hold, comm::Buffers& buffers, const std::string& unit,
       Counters& counters) override;
   bool finish_unshard(int64_t holders, comm::Buffers& buffers, const std::string& unit, Counters& counters) override;
   bool holds() const override {
@@ -77,11 +78,13 @@ class FullCopies : public Copies {
     int64_t rank;
     int64_t offset;
     bool is_moved;
+    /// Whether it goes to its place at once where a gather takes a landing.
+    bool can_land = false;
   };
 
   comm::Pending gather_parts(
       const at::Tensor& output, const at::Tensor& part, const comm::Collectives& collectives, const std::string& unit,
-      Counters& counters) const;
+      Counters& counters, const comm::Landing* landing = nullptr) const;
   bool is_sent_as_it_is() const {
     return kinds_.shards.dtype() == kinds_.full.dtype() && kinds_.shards.device() == kinds_.full.device();
   }
@@ -92,6 +95,7 @@ class FullCopies : public Copies {
   void adopt_shards(Front& front);
   void make_rows(Front& front);
   void make_flat(Front& front);
+  void make_landing();
   bool fits(size_t index) const;
   std::optional<size_t> index_of(const at::Tensor& tensor) const;
   void copy_out();
@@ -107,10 +111,16 @@ class FullCopies : public Copies {
   /// Of all of them, while they are not freed.
   at::Tensor memory_;
   std::vector<Copy> copies_;
-  /// Where what was gathered lies, and where the full copies do. Buffers come back to the same places, so that the
-  /// moves between them are those of another time.
-  using Places = std::pair<const void*, const void*>;
+  /// Of large pieces, and how many bytes those are.
+  std::vector<comm::Landing::Range> landings_;
+  int64_t landing_bytes_ = 0;
+  /// Whether those of the last gather went to their places at once.
+  bool lands_ = false;
+  /// Where what was gathered lies, where the full copies do, and whether large pieces landed there. Buffers come back
+  /// to the same places, so that the moves between them are those of another time.
+  using Places = std::tuple<const void*, const void*, bool>;
   std::vector<std::pair<Places, Moves>> known_moves_;
+  /// Out of what was gathered, where nothing landed.
   int64_t copied_bytes_ = 0;
   /// Elements of this rank's pieces.
   std::vector<int64_t> numels_;

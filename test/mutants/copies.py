@@ -27,6 +27,27 @@ COPIES = [
         suites="FullyShardContract.*",
     ),
     Mutant(
+        "land what neighbours are to hold",
+        "csrc/group/full_copies.cpp",
+        "lands_ = !may_hold && ",
+        "lands_ = ",
+        suites="FullyShardSizes.*",
+    ),
+    Mutant(
+        "copy what landed out of the gather",
+        "csrc/group/full_copies.cpp",
+        "    if (lands_ && copy.can_land) continue;\n",
+        "",
+        suites="FullyShardSizes.*",
+    ),
+    Mutant(
+        "take the moves of a gather that landed for those of one that did not",
+        "csrc/group/full_copies.cpp",
+        "memory_.const_data_ptr(), lands_};",
+        "memory_.const_data_ptr(), false};",
+        suites="FullyShardSizes.*",
+    ),
+    Mutant(
         "free after forward what is to be kept",
         "csrc/engine/unit.cpp",
         "  return options.reshard_after_forward.value_or(outer_ != nullptr);",
@@ -78,9 +99,9 @@ COPIES = [
     Mutant(
         "gather twice",
         "csrc/group/full_copies.cpp",
-        "  pending_ = gather_parts(gathered_, part, collectives, unit, counters);",
+        "  pending_ = gather_parts(gathered_, part,",
         "  gather_parts(gathered_, part, collectives, unit, counters).wait();\n"
-        "  pending_ = gather_parts(gathered_, part, collectives, unit, counters);",
+        "  pending_ = gather_parts(gathered_, part,",
         suites="FullyShardPrograms.*",
     ),
     Mutant(
@@ -107,9 +128,8 @@ COPIES = [
     Mutant(
         "give the memory of a gather back while it is under way",
         "csrc/group/full_copies.cpp",
-        "  pending_ = gather_parts(gathered_, part, collectives, unit, counters);\n",
-        "  pending_ = gather_parts(gathered_, part, collectives, unit, counters);\n"
-        "  if (!is_flat_) buffers.give(gathered_);\n",
+        "lands_ ? &landing : nullptr);\n",
+        "lands_ ? &landing : nullptr);\n  if (!is_flat_) buffers.give(gathered_);\n",
         suites="FullyShardPrograms.*",
     ),
     Mutant(

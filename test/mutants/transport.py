@@ -37,6 +37,13 @@ TRANSPORT = [
         suites=_SUITES,
     ),
     Mutant(
+        "write a later piece to the beginning of its span",
+        "csrc/comm/direct_spans.cpp",
+        "std::copy_n(from, here, place + offset);",
+        "std::copy_n(from, here, place);",
+        suites=_SUITES,
+    ),
+    Mutant(
         "compare no calls",
         "csrc/comm/direct_exchange.cpp",
         "  if (theirs == mine) return;",

@@ -1,6 +1,8 @@
 // Parameters of all kinds of sizes, dtypes and memory formats: small ones and large ones are moved in different ways.
 #include "ranks/sharded_models.h"
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
 namespace shardwise::test {
 namespace {
 
@@ -17,9 +19,9 @@ struct SizesImpl : torch::nn::Module {
     return (hidden * row.expand({hidden.size(0), -1})).sum(1) + offset.expand({hidden.size(0)}) * 3;
   }
   torch::nn::Linear first = register_module("first", torch::nn::Linear(7, 190));
-  torch::Tensor large = register_parameter("large", torch::empty({181, 190}));
+  torch::Tensor large = register_parameter("large", torch::empty({301, 190}));
   torch::Tensor small = register_parameter("small", torch::empty({5, 190}));
-  torch::Tensor row = register_parameter("row", torch::empty({181}));
+  torch::Tensor row = register_parameter("row", torch::empty({301}));
   torch::Tensor offset = register_parameter("offset", torch::empty({1}));
 };
 TORCH_MODULE(Sizes);
@@ -87,6 +89,84 @@ TEST(FullyShardSizes, SmallAndLargeParametersOfEveryDtype) {
       });
     }
   }
+}
+
+/// 301 rows of 190: on two ranks large enough to go where they belong at once.
+int64_t bytes_copied_out(Rank& rank, const Mesh& mesh, const FullyShardOptions& options) {
+  Sizes model(torch::kFloat32);
+  const auto unit = fully_shard(model, FullyShardOptions(options).mesh(mesh));
+  const auto before = unit.counters().unsharded_bytes;
+  model->forward(data(0, rank.rank(), torch::kFloat32)).mean().backward();
+  return unit.counters().unsharded_bytes - before;
+}
+
+TEST(FullyShardSizes, LargePiecesAreNotCopiedOut) {
+  run_ranks(2, [&](Rank& rank) {
+    const int64_t small = 4 * (7 * 190 + 190 + 5 * 190 + 301 + 1);
+    const int64_t large = 4 * 301 * 190;
+    const auto mesh = [&](Transport transport) {
+      const auto place = transport == Transport::gloo ? "gloo" : "direct";
+      const auto options = MeshOptions()
+                               .store(c10::make_intrusive<c10d::PrefixStore>(place, rank.store()))
+                               .rank(rank.rank())
+                               .world_size(2)
+                               .device(torch::Device(torch::kCPU))
+                               .transport(transport);
+      return Mesh({{"world", 2}}, options);
+    };
+    const auto direct = mesh(Transport::direct);
+    ASSERT_EQ(bytes_copied_out(rank, direct, {}), small);
+    ASSERT_EQ(bytes_copied_out(rank, mesh(Transport::gloo), {}), small + large);
+    // A piece of columns lies in many places.
+    const auto columns = [](const std::string&, const torch::Tensor& parameter) -> std::optional<int64_t> {
+      return parameter.dim() - 1;
+    };
+    ASSERT_EQ(bytes_copied_out(rank, direct, FullyShardOptions().shard_placement(columns)), small + large);
+  });
+}
+
+// It fills one tensor, out of which everything is copied: the moves of the gathers before are not its own.
+TEST(FullyShardSizes, ACustomGatherInBetween) {
+  const SizesCase kind{torch::kFloat32, 1e-5};
+  run_ranks(2, [&](Rank& rank) {
+    Sizes model(kind.dtype);
+    Sizes reference(kind.dtype);
+    auto unit = fully_shard(model, sharded_on(rank));
+    int calls = 0;
+    train(rank, kind, model, reference, [&](const std::string& what) {
+      const auto whole = reference->named_parameters();
+      for (const auto& entry : model->named_parameters()) {
+        const auto where = what + ": " + entry.key() + " on " + rank.name();
+        assert_near(entry.value().grad(), piece_of(whole[entry.key()].grad(), rank), kind, "gradient of " + where);
+      }
+      if (what == "step 0") {
+        unit.set_custom_all_gather([&calls](at::Tensor& output, at::Tensor& input, c10d::ProcessGroup& group) {
+          ++calls;
+          return group._allgather_base(output, input);
+        });
+      } else {
+        unit.set_custom_all_gather({});
+      }
+    });
+    ASSERT_EQ(calls, 1);
+  });
+}
+
+// What neighbours hold together is cut out of what was gathered, so that all of it has to be there.
+TEST(FullyShardSizes, LargeOnesThatNeighboursHold) {
+  const SizesCase kind{torch::kFloat32, 1e-5};
+  run_ranks(4, [&](Rank& rank) {
+    Sizes model(kind.dtype);
+    Sizes reference(kind.dtype);
+    fully_shard(model, sharded_on(rank).reshard_after_forward(2));
+    train(rank, kind, model, reference, [&](const std::string& what) {
+      const auto whole = reference->named_parameters();
+      for (const auto& entry : model->named_parameters()) {
+        const auto where = what + ": " + entry.key() + " on " + rank.name();
+        assert_near(entry.value().grad(), piece_of(whole[entry.key()].grad(), rank), kind, "gradient of " + where);
+      }
+    });
+  });
 }
 
 TEST(FullyShardSizes, ReplicatedOnesToo) {

@@ -1,0 +1,96 @@
+// All-gathers whose ranges go to memory of their own: see comm/landing.h.
+#include "comm/landing.h"
+#include "support/expect.h"
+#include "support/ranks.h"
+#include "transport_groups.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace shardwise::test {
+namespace {
+
+constexpr int64_t kPart = 50000;
+constexpr size_t kItem = sizeof(float);
+using Ranges = std::vector<comm::Landing::Range>;
+
+at::Tensor part_of(int rank) {
+  return torch::arange(kPart, at::kFloat) + 100000. * rank;
+}
+
+/// In the elements of the output and of the memory.
+comm::Landing::Range range(int64_t offset, int64_t elements, int64_t place) {
+  return {
+      static_cast<size_t>(offset) * kItem, static_cast<size_t>(elements) * kItem, static_cast<size_t>(place) * kItem};
+}
+
+WorkPtr start(
+    c10d::Backend& backend, const at::Tensor& output, const at::Tensor& input, const at::Tensor& memory,
+    const Ranges& ranges) {
+  const comm::Landing landing{memory, ranges};
+  const comm::LandingScope scope(&landing);
+  return start_all_gather(backend, output, input);
+}
+
+} // namespace
+
+// A range at the beginning of a part, two in the middle, none, and a whole part; their places in another order.
+TRANSPORT_TEST(RangesOfAnAllGatherLandWhereTheyBelong) {
+  const Ranges ranges{
+      range(0, 20000, 90000), range(kPart + 3, 17000, 0), range(kPart + 30000, 16999, 17000),
+      range(3 * kPart, kPart, 40000)};
+  run_ranks(4, [&](Rank& rank) {
+    const auto backend = make_backend(rank, "landing");
+    for (const bool in_place : {false, true}) {
+      const auto own = part_of(rank.rank());
+      const auto input = in_place ? shared(own) : own;
+      const auto output = torch::full({4 * kPart}, -1.);
+      const auto memory = torch::full({120000}, -1.);
+      start(*backend, output, input, memory, ranges)->wait();
+      auto whole = torch::cat({part_of(0), part_of(1), part_of(2), part_of(3)});
+      auto landed = torch::full({120000}, -1.);
+      for (const auto& [offset, bytes, place] : ranges) {
+        const auto from = static_cast<int64_t>(offset / kItem);
+        const auto length = static_cast<int64_t>(bytes / kItem);
+        landed.narrow(0, static_cast<int64_t>(place / kItem), length).copy_(whole.narrow(0, from, length));
+        whole.narrow(0, from, length).fill_(-1);
+      }
+      EXPECT_TRUE(output.equal(whole)) << rank.name();
+      EXPECT_TRUE(memory.equal(landed)) << rank.name();
+    }
+    // It was for that gather alone.
+    const auto output = torch::zeros({4 * kPart});
+    start_all_gather(*backend, output, part_of(rank.rank()))->wait();
+    EXPECT_TRUE(output.equal(torch::cat({part_of(0), part_of(1), part_of(2), part_of(3)})));
+  });
+}
+
+TRANSPORT_TEST(ALittleCanLandToo) {
+  run_ranks(2, [&](Rank& rank) {
+    const auto backend = make_backend(rank, "little");
+    const auto output = torch::zeros({20});
+    const auto memory = torch::zeros({4});
+    const auto input = torch::arange(10, at::kFloat) + 10 * rank.rank();
+    start(*backend, output, input, memory, {range(12, 4, 0)})->wait();
+    EXPECT_TRUE(memory.equal(torch::arange(12, 16, at::kFloat)));
+    EXPECT_EQ(output[16].item<float>(), 16);
+    EXPECT_EQ(output[12].item<float>(), 0);
+  });
+}
+
+TRANSPORT_TEST(RanksWhoseGathersLandOtherwiseAreTold) {
+  run_ranks(3, [](Rank& rank) {
+    const auto backend = make_backend(rank, "otherwise");
+    const auto output = torch::zeros({3 * kPart});
+    const auto memory = torch::zeros({kPart});
+    const auto input = part_of(rank.rank());
+    const auto work = rank.rank() == 1 ? start_all_gather(*backend, output, input)
+                                       : start(*backend, output, input, memory, {range(5, 20000, 0)});
+    expect_error<c10::DistBackendError>(
+        [&] { work->wait(); }, {"an all-gather of 50000 elements of Float in 5 pieces", "Nothing was sent"});
+    start_all_gather(*backend, output, input)->wait();
+    EXPECT_TRUE(output.equal(torch::cat({part_of(0), part_of(1), part_of(2)})));
+  });
+}
+
+} // namespace shardwise::test
