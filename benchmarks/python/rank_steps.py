@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -111,6 +112,8 @@ class DeepSpeedSteps:
     def __init__(self, model: Gpt) -> None:
         import deepspeed
 
+        # Its own launcher would say so.
+        os.environ.setdefault("LOCAL_RANK", str(dist.get_rank()))
         config = {
             "train_micro_batch_size_per_gpu": 1,
             "zero_optimization": {"stage": 3},
