@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import callgrind
@@ -36,6 +37,8 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=HERE / "results")
     parser.add_argument("--instructions", action="store_true", help="also count instructions, under valgrind")
     parser.add_argument("--callgrind", type=Path, help="an existing folder for callgrind's files")
+    parser.add_argument("--only", default="", help="of steps: wrappings whose name begins so, such as C++, beside DDP")
+    parser.add_argument("--rounds", type=int, help="of steps: how often each wrapping has its turn")
     options = parser.parse_args()
     if not callgrind.program(BUILD).is_file():
         print(
@@ -45,20 +48,30 @@ def main() -> int:
         )
         return 1
     begin = time.monotonic()
-    facts = machine.facts() | {"run": " ".join(["--quick"] * options.quick + list(options.suites))}
+    facts = machine.facts() | {"run": " ".join([*switches(), *sys.argv[1:]])}
     print("".join(f"{name}: {value}\n" for name, value in facts.items()), flush=True)
     figures = []
-    for figure in measure(options):
-        figures.append(figure)
-        print(figure.line(), flush=True)
+    try:
+        for figure in measure(options):
+            figures.append(figure)
+            print(figure.line(), flush=True)
+    except (KeyboardInterrupt, RuntimeError) as error:
+        # What took long is not lost.
+        facts["ended early"] = str(error) or "interrupted"
+        print(f"bench: ended early: {facts['ended early']}", file=sys.stderr)
     print(f"\n{len(figures)} figures in {time.monotonic() - begin:.0f} s")
     if options.save:
         saved = save(options.results, facts, figures)
-        if "overlap" in options.suites:
+        if "overlap" in options.suites and "ended early" not in facts:
             saved.append(options.results / "timeline.svg")
             overlap.draw(BUILD, overlap.SHORT, saved[-1])
         print("\n".join(f"saved {path}" for path in saved))
-    return 0
+    return int("ended early" in facts)
+
+
+def switches() -> list[str]:
+    """What the environment says of our transport."""
+    return [f"{name}={os.environ[name]}" for name in ("SHARDWISE_SHARED_MEMORY",) if name in os.environ]
 
 
 def may_count(options: argparse.Namespace) -> bool:
@@ -86,7 +99,9 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
             yield from scale.setup_figures(BUILD, extent)
             yield from scale.step_figures(BUILD, extent)
     if "steps" in options.suites:
-        yield from steps.suite(BUILD, options.quick, peers.installed())
+        name = "steps_shared_memory" if os.environ.get("SHARDWISE_SHARED_MEMORY") == "on" else "steps"
+        found = steps.suite(BUILD, options.quick, peers.installed(), options.only, options.rounds)
+        yield from (replace(figure, suite=name) for figure in found)
     if "collectives" in options.suites:
         yield from collectives.figures(BUILD, collectives.SHORT if options.quick else collectives.FULL)
     if "overlap" in options.suites:

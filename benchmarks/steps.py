@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -163,15 +163,18 @@ def figures(measured: Measured) -> Iterator[Figure]:
                 yield figure(program, text, program.last(key) / parameters, "P a step")
 
 
-def suite(build: Path, quick: bool, peers: Path | None) -> Iterator[Figure]:
-    """`peers`: the folder of packages to measure beside, if there is one."""
+def suite(build: Path, quick: bool, peers: Path | None, only: str = "", rounds: int | None = None) -> Iterator[Figure]:
+    """`peers`: the folder of packages to measure beside, if there is one; `only`: what names begin with; `rounds` in
+    the place of the sizes' own."""
     if quick:
         chosen = [*CPP, "Python fully_shard", "Python replicate", "Python fsdp2", "Python torch_replicate"]
-        yield from figures(measure(build, SMALL, [*chosen, *DEEPSPEED] if peers else chosen, peers))
+        chosen += DEEPSPEED if peers else ()
+        yield from figures(measure(build, SMALL, [name for name in chosen if name.startswith(only)], peers))
         return
     if peers is None:
         print("steps  DeepSpeed was not measured: `make bench PEERS=1` fetches it", flush=True)
     for size, sets in FULL:
         for names in sets:
-            if peers or names != DEEPSPEED:
-                yield from figures(measure(build, size, names, peers))
+            wanted = [name for name in names if name.startswith(only)]
+            if wanted and (peers or names != DEEPSPEED):
+                yield from figures(measure(build, replace(size, rounds=rounds or size.rounds), wanted, peers))

@@ -138,6 +138,25 @@ def test_the_command_says_what_is_missing(tmp_path):
     assert "Run `make bench`" in done.stderr
 
 
+def test_what_was_measured_before_a_failure_is_saved(modules, monkeypatch, tmp_path, capsys):
+    run = modules["run"]
+    monkeypatch.setattr(sys, "argv", ["run.py", "--suites", "steps", "--save", "--results", str(tmp_path)])
+    figure = modules["figures"].Figure("steps", "one", 1.0, "x")
+
+    def measure(options):
+        yield figure
+        raise RuntimeError("a rank ended early")
+
+    monkeypatch.setattr(run, "measure", measure)
+    monkeypatch.setenv("SHARDWISE_SHARED_MEMORY", "on")
+    assert run.main() == 1
+    assert "ended early: a rank ended early" in capsys.readouterr().err
+    saved = json.loads(next(tmp_path.glob("*.json")).read_text())
+    assert saved["figures"] == [vars(figure)]
+    assert saved["facts"]["ended early"] == "a rank ended early"
+    assert saved["facts"]["run"] == f"SHARDWISE_SHARED_MEMORY=on --suites steps --save --results {tmp_path}"
+
+
 def test_results_in_the_repository_are_what_the_command_saves(modules):
     tables = sorted((BENCHMARKS / "results").glob("*.md"))
     assert tables, "there is a first result"
