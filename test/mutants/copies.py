@@ -30,7 +30,7 @@ COPIES = [
         "land what neighbours are to hold",
         "csrc/group/full_copies.cpp",
         "lands_ = !may_hold && ",
-        "lands_ = ",
+        "lands_ = (may_hold || !may_hold) && ",
         suites="FullyShardSizes.*",
     ),
     Mutant(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -138,12 +139,23 @@ def test_a_suite_that_goes_well_counts_its_tests(tmp_path, monkeypatch):
     assert outcomes(results) == [("A.b", PASSED, "")]
 
 
+def is_running(process: int) -> bool:
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return re.search(r"^State:\tZ", status, re.MULTILINE) is None
+
+
 def test_past_the_limit_no_process_is_left(tmp_path):
     script = "sleep 300 & echo $!; wait"
     assert run_program(["sh", "-c", script], tmp_path / "log", 1, tmp_path, {"PATH": "/usr/bin:/bin"})
     child = int(last_lines(tmp_path / "log", 1).splitlines()[-1])
-    status = Path(f"/proc/{child}/status")
-    assert not status.exists() or re.search(r"^State:\tZ", status.read_text(), re.MULTILINE)
+    # A process that was killed takes a moment to end.
+    deadline = time.monotonic() + 10
+    while is_running(child) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not is_running(child)
 
 
 def test_a_missing_row_fails_the_row_check():
