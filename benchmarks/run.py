@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -109,4 +110,7 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
 
 
 if __name__ == "__main__":
+    # What was measured is kept; a shell may have told its background jobs to ignore Ctrl-C.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     sys.exit(main())
