@@ -22,7 +22,6 @@ NAMES = (
     "overlap",
     "peers",
     "report",
-    "run",
     "scale",
     "steps",
     "turns",
