@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 BOTH = ("C++", "Python")
+PYTHON = ("Python",)
 
 
 @dataclass(frozen=True)
@@ -28,3 +30,8 @@ class Mutant:
     def is_in_extension(self) -> bool:
         """Whether the extension module has to be built, and only Python's tests can notice."""
         return self.file.startswith(("csrc/python_front/", "csrc/bindings/"))
+
+
+def python_mutants(folder: str) -> Callable[[str, str, str, str, str], Mutant]:
+    """Makes mutants of files of a folder that only Python's tests can notice: name, file, old, new, suites."""
+    return lambda name, file, old, new, suites: Mutant(name, f"{folder}/{file}", old, new, PYTHON, suites)

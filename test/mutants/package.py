@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from mutant import Mutant
+from mutant import python_mutants
 
-PYTHON = ("Python",)
-
-
-def _mutant(name: str, file: str, old: str, new: str, suites: str) -> Mutant:
-    return Mutant(name, f"python/shardwise/{file}", old, new, PYTHON, suites)
-
+_mutant = python_mutants("python/shardwise")
 
 PACKAGE = [
     _mutant(

@@ -2,120 +2,116 @@
 
 from __future__ import annotations
 
-from mutant import Mutant
+from mutant import python_mutants
 
-PYTHON = ("Python",)
-
-
-def _mutant(name: str, file: str, old: str, new: str, suites: str) -> Mutant:
-    files = " ".join(f"ranks/test_{suite}.py" for suite in suites.split())
-    return Mutant(name, f"csrc/python_front/{file}", old, new, PYTHON, files)
-
+_mutant = python_mutants("csrc/python_front")
 
 PYTHON_FRONT = [
     _mutant(
         "show what is freed",
         "entries.cpp",
         "full ? entry.full : entry.visible;",
-        "entry.full.is_none() == full ? entry.visible : entry.full;",
-        "fully_shard_training_core",
+        "!full && entry.visible.is_none() ? entry.visible : entry.full;",
+        "ranks/test_fully_shard_training_core.py",
     ),
     _mutant(
         "show a shared parameter to its first module alone",
         "entries.cpp",
         "    for (const auto& owner : entry.owners) {",
         "    for (const auto& owner : entry.owners) {\n      if (&owner != entry.owners.data()) break;",
-        "fully_shard_training_compose fully_shard_training_core",
+        "ranks/test_fully_shard_training_compose.py ranks/test_fully_shard_training_core.py",
     ),
     _mutant(
         "write past a module's own way to set a parameter",
         "entries.cpp",
         "      if (owner.is_plain) {",
         "      if (owner.is_plain || !owner.is_plain) {",
-        "interop_training fully_shard_extensions interop_tools interop_values",
+        "ranks/test_interop_training.py ranks/test_fully_shard_extensions.py "
+        "ranks/test_interop_tools.py ranks/test_interop_values.py",
     ),
     _mutant(
         "see no parameter that was replaced",
         "module_unit.cpp",
         "if (!is_same) show_as(",
         "if (!is_same && i > entries_->size()) show_as(",
-        "fully_shard_state interop_checkpoints",
+        "ranks/test_fully_shard_state.py ranks/test_interop_checkpoints.py",
     ),
     _mutant(
         "say nothing of a parameter that was replaced by a plain one",
         "module_unit.cpp",
         'if (!py::hasattr(parameter, "_local_tensor")) {',
         'if (!py::hasattr(parameter, "_local_tensor") && i > entries_->size()) {',
-        "misuse fully_shard_state",
+        "ranks/test_misuse.py ranks/test_fully_shard_state.py",
     ),
     _mutant(
         "close a unit of several modules where the first of them ends",
         "module_unit.cpp",
         "  if (!to_run_.empty()) return false;\n",
         "",
-        "interop_lists fully_shard_training_core",
+        "ranks/test_interop_lists.py ranks/test_fully_shard_training_core.py",
     ),
     _mutant(
         "begin a unit of several modules anew at each of them",
         "module_unit.cpp",
         "  if (to_run_.contains(module.ptr()) && unit_->shows_full()) return false;\n",
         "",
-        "interop_lists fully_shard_training_core",
+        "ranks/test_interop_lists.py ranks/test_fully_shard_training_core.py",
     ),
     _mutant(
         "watch no output for its backward",
         "module_unit.cpp",
         "  if (c10::GradMode::is_enabled()) {",
         "  if (c10::GradMode::is_enabled() && to_memory_.size() > 1000) {",
-        "fully_shard_training_core",
+        "ranks/test_fully_shard_training_core.py",
     ),
     _mutant(
         "convert no outputs",
         "module_unit.cpp",
         "return convert_outputs_.is_none() ? py::none()",
         "return convert_outputs_.is_none() || modules_.size() == 1 ? py::none()",
-        "fully_shard_training_inputs interop_values fully_shard_training_core",
+        "ranks/test_fully_shard_training_inputs.py ranks/test_interop_values.py "
+        "ranks/test_fully_shard_training_core.py",
     ),
     _mutant(
         "give shards an offset in their memory",
         "module_unit.cpp",
         "if (piece.is_meta()) return piece;",
         "if (piece.is_meta() || piece.numel() > 0) return piece;",
-        "fully_shard_state interop_checkpoints interop_training",
+        "ranks/test_fully_shard_state.py ranks/test_interop_checkpoints.py ranks/test_interop_training.py",
     ),
     _mutant(
         "show a gradient in a DTensor that somebody holds",
         "dtensor_face.cpp",
         "    if (!is_ours_alone(dtensor)) continue;\n",
         "",
-        "interop_values fully_shard_training_accumulation interop_optimizers",
+        "ranks/test_interop_values.py ranks/test_fully_shard_training_accumulation.py ranks/test_interop_optimizers.py",
     ),
     _mutant(
         "write the next gradient over one that somebody holds",
         "dtensor_face.cpp",
         "    return !is_ours_alone(dtensor) || mean.use_count()",
         "    return mean.use_count() > 1000 && mean.use_count()",
-        "interop_values fully_shard_training_accumulation interop_optimizers",
+        "ranks/test_interop_values.py ranks/test_fully_shard_training_accumulation.py ranks/test_interop_optimizers.py",
     ),
     _mutant(
         "find no tensors in dataclasses",
         "tensors_in.cpp",
         'py::hasattr(value, "__dataclass_fields__") && ',
         'py::hasattr(value, "__no_fields__") && ',
-        "fully_shard_training_inputs",
+        "ranks/test_fully_shard_training_inputs.py",
     ),
     _mutant(
         "find no tensors in dictionaries",
         "tensors_in.cpp",
         "} else if (PyDict_Check(value.ptr())) {",
         "} else if (PyDict_Check(value.ptr()) && PyTuple_Check(value.ptr())) {",
-        "fully_shard_training_inputs",
+        "ranks/test_fully_shard_training_inputs.py",
     ),
     _mutant(
         "let a tensor of a user's all-gather live on",
         "python_extension.cpp",
         '  protocol_.get().attr("free")();\n',
         "",
-        "fully_shard_extensions",
+        "ranks/test_fully_shard_extensions.py",
     ),
 ]
