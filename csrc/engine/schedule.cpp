@@ -3,6 +3,7 @@
 #include "engine/backward_watch.h"
 #include "engine/trees.h"
 #include "engine/unit.h"
+#include "observe/label.h"
 
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -87,6 +88,7 @@ bool Schedule::is_in(const Unit& unit, Keep keep) {
 
 void Schedule::enter(Unit& unit, Keep keep) {
   const bool backward = BackwardWatch::running();
+  const observe::Label label(backward ? "FSDP::pre_backward" : "FSDP::pre_forward", unit.name());
   const auto stays = [&](const Unit& other) {
     if (keep == Keep::all || &other == &unit || unit.lies_below(other)) return true;
     // Of several modules, some have their backward still to come.
@@ -127,7 +129,7 @@ bool Schedule::is_by_hand(const Unit& unit) const {
 void Schedule::prefetch(Unit& unit, bool gathered, bool backward) {
   const auto& list = backward ? unit.options.backward_prefetch : unit.options.forward_prefetch;
   for (const auto& weak : list) {
-    if (const auto next = weak.lock()) next->begin_unshard();
+    if (const auto next = weak.lock()) begin_unshard_ahead(*next, backward);
   }
   if (!gathered || unit.shards().size() == 1) return;
   const bool infers = !backward && !c10::GradMode::is_enabled();
@@ -135,7 +137,13 @@ void Schedule::prefetch(Unit& unit, bool gathered, bool backward) {
   if (infers && order.comes_round(unit)) order.end_pass();
   const auto next = order.used(unit.shared_from_this());
   if (!next || is_by_hand(*next) || !prefetches || !list.empty() || (backward && !next->unshards_in_backward())) return;
-  next->begin_unshard();
+  begin_unshard_ahead(*next, backward);
+}
+
+void Schedule::begin_unshard_ahead(Unit& unit, bool backward) {
+  const auto* what = backward ? "FSDP::backward_prefetch" : "FSDP::forward_prefetch";
+  const observe::Label label(what, unit.name(), observe::Label::Of::next);
+  unit.begin_unshard();
 }
 
 void Schedule::end_forwards() {

@@ -103,6 +103,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void start_sums(const Condition& may_start);
   void launch(Unit& unit);
   void prefetch(Unit& unit, bool gathered, bool backward);
+  static void begin_unshard_ahead(Unit& unit, bool backward);
   bool is_by_hand(const Unit& unit) const;
   void end_forwards();
   void close(Unit& unit, bool backward);

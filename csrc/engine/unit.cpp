@@ -3,6 +3,7 @@
 #include "engine/backward_watch.h"
 #include "engine/shards.h"
 #include "group/data.h"
+#include "observe/label.h"
 #include "observe/record.h"
 
 #include <c10/util/StringUtil.h>
@@ -83,6 +84,7 @@ void Unit::use(const at::Tensor& tensor, Keep keep) {
 }
 
 void Unit::leave(bool exactly) {
+  const observe::Label label("FSDP::post_forward", name_);
   if (!in_backward()) forward_span_.reset();
   schedule_->leave(*this, exactly);
 }

@@ -2,11 +2,11 @@
 
 #include "group/compute_guard.h"
 #include "group/data.h"
+#include "observe/label.h"
 #include "observe/seam.h"
 
 #include <shardwise/error.h>
 
-#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
 
@@ -101,7 +101,7 @@ void ExtendedCopies::begin_unshard(
     const comm::Collectives& collectives, bool /*may_hold*/, comm::Buffers& buffers, const std::string& unit,
     Counters& counters) {
   if (!must_gather()) return;
-  RECORD_FUNCTION(c10::str("FSDP::all_gather (", unit, ")"), std::vector<c10::IValue>());
+  const observe::Label label("FSDP::all_gather", unit);
   ++counters.unshards;
   begin_current();
   const ComputeGuard compute;
@@ -149,7 +149,7 @@ void ExtendedCopies::make_full() {
 bool ExtendedCopies::finish_unshard(
     int64_t /*holders*/, comm::Buffers& buffers, const std::string& unit, Counters& counters) {
   if (state() != State::gathering) return false;
-  RECORD_FUNCTION(c10::str("FSDP::all_gather_copy_out (", unit, ")"), std::vector<c10::IValue>());
+  const observe::Label label("FSDP::all_gather_copy_out", unit);
   observe::pass(observe::Seam::copy_out);
   auto pending = std::exchange(pending_, std::nullopt);
   try {

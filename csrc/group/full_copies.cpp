@@ -4,13 +4,13 @@
 #include "group/compute_guard.h"
 #include "group/data.h"
 #include "group/pieces.h"
+#include "observe/label.h"
 #include "observe/seam.h"
 
 #include <shardwise/error.h>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/record_function.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -188,7 +188,7 @@ void FullCopies::begin_unshard(
     const comm::Collectives& collectives, bool may_hold, comm::Buffers& buffers, const std::string& unit,
     Counters& counters) {
   if (!must_gather()) return;
-  RECORD_FUNCTION(c10::str("FSDP::all_gather (", unit, ")"), std::vector<c10::IValue>());
+  const observe::Label label("FSDP::all_gather", unit);
   ++counters.unshards;
   const bool from_held = holds() && collectives.size() * held_.numel() == layout_.world * layout_.part;
   begin_current();
@@ -296,7 +296,7 @@ void FullCopies::drop_held(comm::Buffers& buffers) {
 
 bool FullCopies::finish_unshard(int64_t holders, comm::Buffers& buffers, const std::string& unit, Counters& counters) {
   if (state() != State::gathering) return false;
-  RECORD_FUNCTION(c10::str("FSDP::all_gather_copy_out (", unit, ")"), std::vector<c10::IValue>());
+  const observe::Label label("FSDP::all_gather_copy_out", unit);
   observe::pass(observe::Seam::copy_out);
   {
     const ComputeGuard compute;

@@ -2,6 +2,7 @@
 
 #include "comm/shared_memory.h"
 #include "group/compute_guard.h"
+#include "observe/label.h"
 #include "observe/seam.h"
 
 #include <ATen/ScalarOps.h>
@@ -9,7 +10,6 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/record_function.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -144,7 +144,7 @@ void Gradients::fill_counts() {
 void Gradients::begin(
     const comm::Collectives& shards, Divisor divisor, comm::Buffers& buffers, const std::string& unit,
     Counters& counters) {
-  RECORD_FUNCTION(c10::str("FSDP::post_backward_reduce (", unit, ")"), std::vector<c10::IValue>());
+  const observe::Label label("FSDP::post_backward_reduce", unit);
   under_way_ = true;
   observe::pass(observe::Seam::reduce);
   rank_ = scattered() ? shards.rank() : 0;

@@ -4,6 +4,7 @@
 #include <ATen/record_function.h>
 
 #include <mutex>
+#include <set>
 
 namespace shardwise::test {
 namespace {
@@ -46,7 +47,7 @@ class Labels {
 
 } // namespace
 
-TEST(FullyShardLabels, EveryGatherCopyAndSumHasOne) {
+TEST(FullyShardLabels, WhatUnitsDo) {
   const Labels labels;
   run_ranks(2, [](Rank& rank) {
     Stack ours;
@@ -54,14 +55,44 @@ TEST(FullyShardLabels, EveryGatherCopyAndSumHasOne) {
     stack_loss(ours, 0, rank.rank()).backward();
   });
   std::map<std::string, int> expected;
-  for (const std::string unit : {"blocks.0", "blocks.1", "blocks.2", ""}) {
+  std::set<std::string> uses;
+  std::set<std::string> expected_uses;
+  for (const std::string unit : {" (blocks.0)", " (blocks.1)", " (blocks.2)", ""}) {
     // Of two ranks; the root keeps its full copies after forward.
     const int gathers = unit.empty() ? 2 : 4;
-    expected["FSDP::all_gather (" + unit + ")"] = gathers;
-    expected["FSDP::all_gather_copy_out (" + unit + ")"] = gathers;
-    expected["FSDP::post_backward_reduce (" + unit + ")"] = 2;
+    expected["FSDP::all_gather" + unit] = gathers;
+    expected["FSDP::all_gather_copy_out" + unit] = gathers;
+    expected["FSDP::post_backward_reduce" + unit] = 2;
+    for (const std::string use : {"FSDP::pre_forward", "FSDP::pre_backward"}) expected_uses.insert(use + unit);
   }
-  ASSERT_EQ(Labels::counts(), expected);
+  auto found = Labels::counts();
+  for (const auto& [label, count] : std::map(found)) {
+    // Of every use of a unit that is not the last one's again.
+    if (label.rfind("FSDP::pre_", 0) != 0) continue;
+    ASSERT_GE(count, 2) << label;
+    found.erase(label);
+    uses.insert(label);
+  }
+  ASSERT_EQ(found, expected);
+  ASSERT_EQ(uses, expected_uses);
+}
+
+TEST(FullyShardLabels, WhatIsGatheredAhead) {
+  const Labels labels;
+  run_ranks(2, [](Rank& rank) {
+    Stack ours;
+    shard_stack(ours, sharded_on(rank));
+    for (int step = 0; step < 2; ++step) stack_loss(ours, step, rank.rank()).backward();
+  });
+  // In the second step, of two ranks.
+  const std::map<std::string, int> expected{
+      {"FSDP::forward_prefetch for blocks.0", 2},  {"FSDP::forward_prefetch for blocks.1", 2},
+      {"FSDP::forward_prefetch for blocks.2", 2},  {"FSDP::backward_prefetch for blocks.1", 2},
+      {"FSDP::backward_prefetch for blocks.0", 2},
+  };
+  auto found = Labels::counts();
+  std::erase_if(found, [](const auto& entry) { return entry.first.find("prefetch") == std::string::npos; });
+  ASSERT_EQ(found, expected);
 }
 
 } // namespace shardwise::test

@@ -82,12 +82,13 @@ def labels_of(engine: Engine, layout: str, rank: int) -> Counter[str]:
 
 def labelled(rank: int, layout: str) -> None:
     theirs, mine = (labels_of(engine, layout, rank) for engine in (TORCH, ours()))
-    gathers, sums = ("FSDP::all_gather", "FSDP::all_gather_copy_out"), ("FSDP::post_backward_reduce",)
+    gathers = ("all_gather", "all_gather_copy_out")
+    others = ("pre_forward", "post_forward", "pre_backward", "post_backward_reduce")
     # torch's replicate() has the labels of gathers where it copies parameters.
-    kinds = sums if layout == "replicate" else gathers + sums
-    expected = {label: count for label, count in theirs.items() if label.split(" ")[0] in kinds}
-    # The root's has an empty name with ours, and none with torch's.
-    found = {label.removesuffix(" ()"): count for label, count in mine.items() if label.split(" ")[0] in kinds}
+    kinds = [f"FSDP::{kind}" for kind in (others if layout == "replicate" else gathers + others)]
+    expected, found = (
+        {label: count for label, count in labels.items() if label.split(" ")[0] in kinds} for labels in (theirs, mine)
+    )
     assert len(expected) == 3 * len(kinds) and found == expected, f"{found} for {expected}"
 
 
