@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from models import local
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Shard
@@ -34,11 +35,6 @@ class Note:
     @property
     def what(self) -> str:
         return f"{self.moment}: {self.kind} {self.name}".rstrip()
-
-
-def local_of(parameter: torch.Tensor) -> torch.Tensor:
-    value = parameter.detach()
-    return value.to_local() if isinstance(value, DTensor) else value
 
 
 class Collectives(TorchDispatchMode):
@@ -169,7 +165,7 @@ class Machine:
             return
         after = len(list(self.model.parameters()))
         for note, parameter in zip(self.notes[-after:], self.model.parameters(), strict=True):
-            mine, torchs = local_of(parameter), self._pilot[note.what]
+            mine, torchs = local(parameter), self._pilot[note.what]
             # Otherwise one engine shows a whole parameter and the other a piece: the comparison tells.
             if mine.shape == torchs.shape:
                 mine.copy_(torchs)
@@ -228,7 +224,7 @@ class Machine:
     def _note_parameters(self, where: str, with_gradients: bool) -> None:
         ignored = {name for unit in self.program.units for name in unit.ignored}
         for name, parameter in self.model.named_parameters():
-            self._note("value", where, f"of {name}", local_of(parameter).clone())
+            self._note("value", where, f"of {name}", local(parameter).clone())
             # A parameter that is whole shows, with torch, what was not summed yet.
             if with_gradients and (isinstance(parameter, DTensor) or name in ignored):
                 gradient = parameter.grad

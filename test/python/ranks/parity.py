@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from engine import TORCH, Engine, ours
+from models import local
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
@@ -93,10 +94,6 @@ def snapshot(tensor: torch.Tensor | None) -> torch.Tensor | None:
     if tensor is None:
         return None
     return tensor.detach().clone()
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def train_alone(program: Program, world_size: int, dtype: torch.dtype = torch.float32) -> list[Step]:

@@ -154,10 +154,6 @@ def data(step: int, replica: int, width: int) -> tuple[torch.Tensor, torch.Tenso
     return batch(step, replica, width, rows), batch(step + 500, replica, width, rows)
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def full(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 

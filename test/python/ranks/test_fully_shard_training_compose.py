@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from engine import TORCH, Engine, ours
 from language import CHECKPOINTS, GROUPINGS, checkpoint_blocks, text_loss, text_program, wrap_blocks, wrap_groups
-from parity import Parity, Program, Wrap, assert_same_bits, local
+from models import local
+from parity import Parity, Program, Wrap, assert_same_bits
 
 from shardwise.testing import run_ranks
 

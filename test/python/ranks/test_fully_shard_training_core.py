@@ -11,7 +11,8 @@ import torch.distributed as dist
 from delays import POINTS, Delays
 from engine import TORCH, Engine, ours
 from language import blocks_of, prefetch_two_blocks, text_program, wrap_blocks
-from parity import Parity, Trace, Wrap, Wrapping, adam, assert_same_bits, local, momentum
+from models import local
+from parity import Parity, Trace, Wrap, Wrapping, adam, assert_same_bits, momentum
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import Shard

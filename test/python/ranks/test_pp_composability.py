@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from engine import TORCH, Engine, ours
+from models import local
 from pipelines import (
     LAYERS,
     SCHEDULES,
@@ -23,7 +24,6 @@ from pipelines import (
     copies,
     data,
     full,
-    local,
 )
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh

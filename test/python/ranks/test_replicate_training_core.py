@@ -10,7 +10,8 @@ import torch.distributed as dist
 from delays import POINTS, Delays
 from engine import TORCH, Engine, ours
 from language import prefetch_two_blocks, text_program, wrap_blocks
-from parity import Parity, Wrap, Wrapping, adam, assert_same_bits, local, momentum
+from models import local
+from parity import Parity, Wrap, Wrapping, adam, assert_same_bits, momentum
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy
 from training_models import WIDTHS, mlp_program, non_root_program, twice_program
