@@ -13,6 +13,7 @@ optimizer; torch's own tools take them for whole parameters, so what has to see 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -88,14 +89,39 @@ def clip_grad_norm_(
 ) -> float:
     """Scales gradients so that their norm over all parameters and ranks is at most `max_norm`; returns what it was.
 
-    `parameters` are a C++ module, or its parameters(). All ranks must call it.
+    `parameters` are a module, of C++ or of Python with C++ modules inside, or its parameters(), of which some may be
+    DTensors. All ranks must call it.
 
     >>> shardwise.cpp.clip_grad_norm_(model, 1.0)
     """
-    tensors: Iterable[torch.Tensor] = inner(parameters).parameters() if is_cpp(parameters) else parameters
-    return _C.clip_grad_norm_(
-        list(tensors), float(max_norm), norm_type=float(norm_type), error_if_nonfinite=error_if_nonfinite
-    )
+    given = inner(parameters) if is_cpp(parameters) else parameters
+    tensors: Iterable[torch.Tensor] = given.parameters() if hasattr(given, "parameters") else given
+    plain: list[torch.Tensor] = []
+    placed: list[torch.Tensor] = []
+    for tensor in tensors:
+        (placed if hasattr(tensor, "placements") else plain).append(tensor)
+
+    def clip(limit: float, raises: bool) -> float:
+        return _C.clip_grad_norm_(plain, limit, norm_type=float(norm_type), error_if_nonfinite=raises)
+
+    if not placed:
+        return clip(float(max_norm), error_if_nonfinite)
+    norms = torch.tensor([clip(math.inf, raises=False), _norm_of(placed, norm_type)], dtype=torch.float64)
+    total = torch.linalg.vector_norm(norms, norm_type)
+    if error_if_nonfinite and not total.isfinite():
+        raise _C.Error(
+            f"shardwise: the total norm of order {norm_type} of the gradients is {total} and cannot be clipped; no "
+            "gradient was changed. Skip this step on all ranks, or call with error_if_nonfinite=False."
+        )
+    for some in (plain, placed):
+        torch.nn.utils.clip_grads_with_norm_(some, max_norm, total)
+    return total.item()
+
+
+def _norm_of(parameters: list[torch.Tensor], norm_type: float) -> float:
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm: Any = torch.nn.utils.get_total_norm(gradients, norm_type)
+    return (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item()
 
 
 __all__ = ["LoadResult", "Mesh", "as_module", "clip_grad_norm_", "full_state_dict", "load_full_state_dict"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,7 @@ def check_mixed_tree(rank: int) -> None:
             mine.step()
         model.train(False)
         assert not stack.training
+        check_clipping(mine, function.__name__)
 
     stack, plain_stack = twin("Stack", 6, 2)
     model, plain = Around(stack), Around(plain_stack)
@@ -161,6 +163,23 @@ def check_mixed_tree(rank: int) -> None:
     around_loss(plain, 0, rank).backward()
     for (name, mine_), theirs in zip(stack.named_parameters(), plain_stack.parameters(), strict=True):
         torch.testing.assert_close(mine_.grad, theirs.grad, msg=lambda text, n=name: f"{n}, this rank's alone: {text}")
+
+
+def check_clipping(pair: MixedPair, what: str) -> None:
+    """One norm over the shards of the C++ module and the DTensors of the module of Python."""
+    for number, (limit, order) in enumerate([(0.01, 2.0), (0.01, 1.0), (0.01, float("inf")), (1e9, 2.0)]):
+        pair.backward(around_loss, 40 + number)
+        expected = torch.nn.utils.clip_grad_norm_(pair.plain.parameters(), limit, order)
+        found = shardwise.cpp.clip_grad_norm_(pair.bound, limit, order)
+        torch.testing.assert_close(found, expected.item(), rtol=1e-5, atol=0)
+        pair.check(f"{what}, clipped to {limit} in order {order}")
+        pair.step()
+    pair.backward(around_loss, 50)
+    broken = dict(pair.bound.named_parameters())["out.bias"].grad.to_local()
+    if pair.rank == 1 or what == "replicate":
+        broken[0] = float("nan")
+    with pytest.raises(shardwise.Error, match="no gradient was changed"):
+        shardwise.cpp.clip_grad_norm_(pair.bound.parameters(), 0.01, error_if_nonfinite=True)
 
 
 class MixedPair(Pair):
@@ -198,6 +217,8 @@ class TestProcessGroupsMadeInCpp:
 
 
 def check_threads(rank: int) -> None:
+    # torch's recorder of collectives is not made for ranks of one process.
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
     store = dist.HashStore()
     errors: list[BaseException] = []
 
