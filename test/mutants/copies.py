@@ -187,17 +187,19 @@ COPIES = [
         "csrc/group/full_copies.cpp",
         "  return parameter->requires_grad() == parameter->leaf_requires_grad();",
         "  return parameter != nullptr;",
+        suites="FullyShardChanges.*",
     ),
     Mutant(
         "use a shard that was replaced since the unit was entered",
         "csrc/group/full_copies.cpp",
         "  if (!index || !fits(*index)) return false;",
         "  if (!index) return false;",
+        suites="FullyShardChanges.*",
     ),
     Mutant(
         "move to where full copies lay another time",
         "csrc/group/full_copies.cpp",
         "    if (known == places) return",
-        "    if (known.first == places.first) return",
+        "    if (std::get<1>(known) == std::get<1>(places)) return",
     ),
 ]

@@ -26,8 +26,7 @@ PYTHON_FRONT = [
         "entries.cpp",
         "      if (owner.is_plain) {",
         "      if (owner.is_plain || !owner.is_plain) {",
-        "ranks/test_interop_training.py ranks/test_fully_shard_extensions.py "
-        "ranks/test_interop_tools.py ranks/test_interop_values.py",
+        "ranks/test_interop_values.py",
     ),
     _mutant(
         "see no parameter that was replaced",
@@ -41,7 +40,7 @@ PYTHON_FRONT = [
         "module_unit.cpp",
         'if (!py::hasattr(parameter, "_local_tensor")) {',
         'if (!py::hasattr(parameter, "_local_tensor") && i > entries_->size()) {',
-        "ranks/test_misuse.py ranks/test_fully_shard_state.py",
+        "ranks/test_replicate_contract.py",
     ),
     _mutant(
         "close a unit of several modules where the first of them ends",
@@ -84,28 +83,21 @@ PYTHON_FRONT = [
         "dtensor_face.cpp",
         "    if (!is_ours_alone(dtensor)) continue;\n",
         "",
-        "ranks/test_interop_values.py ranks/test_fully_shard_training_accumulation.py ranks/test_interop_optimizers.py",
+        "ranks/test_interop_gradients.py",
     ),
     _mutant(
         "write the next gradient over one that somebody holds",
         "dtensor_face.cpp",
         "    return !is_ours_alone(dtensor) || mean.use_count()",
         "    return mean.use_count() > 1000 && mean.use_count()",
-        "ranks/test_interop_values.py ranks/test_fully_shard_training_accumulation.py ranks/test_interop_optimizers.py",
+        "ranks/test_interop_gradients.py",
     ),
     _mutant(
         "find no tensors in dataclasses",
         "tensors_in.cpp",
         'py::hasattr(value, "__dataclass_fields__") && ',
         'py::hasattr(value, "__no_fields__") && ',
-        "ranks/test_fully_shard_training_inputs.py",
-    ),
-    _mutant(
-        "find no tensors in dictionaries",
-        "tensors_in.cpp",
-        "} else if (PyDict_Check(value.ptr())) {",
-        "} else if (PyDict_Check(value.ptr()) && PyTuple_Check(value.ptr())) {",
-        "ranks/test_fully_shard_training_inputs.py",
+        "ranks/test_interop_containers.py",
     ),
     _mutant(
         "let a tensor of a user's all-gather live on",

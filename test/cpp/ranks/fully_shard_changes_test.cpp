@@ -114,6 +114,36 @@ TEST(FullyShardChanges, ShardsAreReplacedOnPurpose) {
   });
 }
 
+TEST(FullyShardChanges, BetweenTwoUsesOfAUnit) {
+  // Nothing ends between them that would close it: the second one sees what was changed after the first.
+  in_small_worlds([](Rank& rank) {
+    torch::nn::Linear ours(5, 3);
+    torch::nn::Linear reference(5, 3);
+    for (auto* model : {&ours, &reference}) fill(**model);
+    fully_shard(ours, sharded_on(rank));
+    Pair<torch::nn::Linear> both{rank, ours, reference};
+    const auto x = batch(0, rank.rank(), 5);
+    const auto use = [&](torch::nn::Linear& model) { return x.matmul(model->weight.t()); };
+    const auto change = [&](const std::function<void(Tensor)>& act) {
+      assert_close(use(both.ours), use(both.reference), "before");
+      for (auto* model : {&both.ours, &both.reference}) act((*model)->parameters()[0]);
+      const auto mine = use(both.ours);
+      const auto theirs = use(both.reference);
+      assert_close(mine, theirs, "after");
+      ASSERT_EQ(mine.requires_grad(), theirs.requires_grad());
+    };
+    change([](Tensor weight) { weight.set_data(weight.detach() * 1.5); });
+    change([](Tensor weight) { weight.requires_grad_(false); });
+    change([](Tensor weight) { weight.requires_grad_(true); });
+    change([](Tensor weight) {
+      const torch::NoGradGuard guard;
+      weight.mul_(0.5);
+    });
+    both.train(
+        [](torch::nn::Linear& model, int step, int r) { return model->forward(batch(step, r, 5)).pow(2).sum(); }, 3);
+  });
+}
+
 namespace {
 
 struct RecurrentImpl : torch::nn::Module {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -146,6 +146,43 @@ def wrong(rank: int) -> None:
             model.unshard()
 
 
+class KnownTwin(OldTwin):
+    """Whoever made it knows it, with what it holds."""
+
+    made: ClassVar[list[Twin]] = []
+
+    def fsdp_post_all_gather(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+        result = super().fsdp_post_all_gather(*args, out=out, **kwargs)
+        if result is not None:
+            self.made.append(result[0])
+        return result
+
+
+def freed_with_the_unit(rank: int) -> None:
+    """Where values are cast, what it makes is in memory beside that of the gather."""
+    for engine in (TORCH, ours()):
+        for kind in (None, torch.bfloat16):
+            KnownTwin.made.clear()
+            model: Any = with_twins(mlp(5, 8, 8, 4), KnownTwin)
+            policy = MixedPrecisionPolicy(param_dtype=kind)
+            for module in (model[0], model[2], model):
+                engine.fully_shard(module, mp_policy=policy)
+            during: list[int] = []
+            model[0].register_forward_hook(lambda *_, d=during: d.append(memory_of(KnownTwin.made[1])), prepend=True)
+            for number in range(3):
+                loss = model(batch(number, rank, 5)).float().pow(2).mean()
+                # The root is gathered first, and keeps what it gathered.
+                where = f"{engine.name}, {kind}, step {number}"
+                assert [memory_of(made) > 0 for made in KnownTwin.made] == [True, False, False], where
+                loss.backward()
+                assert [memory_of(made) for made in KnownTwin.made] == [0, 0, 0], where
+            assert len(during) == 3 and all(during)
+
+
+def memory_of(twin: Twin) -> int:
+    return sum(part.untyped_storage().nbytes() for part in (twin.first, twin.second))
+
+
 class TestFullyShardExtensions:
     def test_trained_as_torch(self) -> None:
         run_ranks(2, trained_as_torch, 2)
@@ -156,6 +193,9 @@ class TestFullyShardExtensions:
     @pytest.mark.parametrize("replicates", [False, True])
     def test_trained_as_one(self, replicates: bool) -> None:
         run_ranks(2, trained_as_one, replicates)
+
+    def test_freed_with_the_unit(self) -> None:
+        run_ranks(2, freed_with_the_unit)
 
     def test_methods_put_on_shards(self) -> None:
         run_ranks(2, methods_put_on_shards)

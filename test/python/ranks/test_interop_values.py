@@ -227,6 +227,39 @@ def buffers(rank: int, name: str) -> None:
         assert torch.equal(model[0].seen, 1 + x.sum(0))
 
 
+class Watched(nn.Linear):
+    """It looks at its parameters when they are set, and computes with what it saw."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "weight":
+            object.__setattr__(self, "seen", value)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen: Any = self.seen
+        return torch.nn.functional.linear(x, seen, self.bias)
+
+
+def set_in_their_own_way(rank: int, name: str) -> None:
+    traces = []
+    for engine in (TORCH, ours()):
+        torch.manual_seed(3)
+        model: Any = nn.Sequential(Watched(6, 5), nn.Tanh(), Watched(5, 4))
+        for module in (model[0], model):
+            getattr(engine, name)(module)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        trace = []
+        for step in range(3):
+            loss = model(batch(step, rank, 6)).pow(2).mean()
+            loss.backward()
+            trace += [loss.detach(), *(local(p.grad).clone() for p in model.parameters())]
+            optimizer.step()
+            optimizer.zero_grad()
+        assert [layer.seen is layer.weight for layer in (model[0], model[2])] == [True, True]
+        traces.append(trace)
+    assert all(map(torch.equal, *traces))
+
+
 def shared_memory(rank: int, name: str) -> None:
     for keep in (True, False) if name == "fully_shard" else (None,):
         for options in ({}, {"offload_policy": CPUOffloadPolicy(pin_memory=False)}):
@@ -277,6 +310,10 @@ class TestInteropValues:
 
     def test_loads_between_forward_and_backward(self) -> None:
         run_ranks(2, loaded_between)
+
+    @pytest.mark.parametrize("name", ["fully_shard", "replicate"])
+    def test_modules_that_see_what_is_set(self, name: str) -> None:
+        run_ranks(2, set_in_their_own_way, name)
 
 
 class TestInteropInitialisation:
