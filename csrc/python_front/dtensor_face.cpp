@@ -50,12 +50,12 @@ const at::Tensor& DTensorFace::parameter() const {
   return THPVariable_Unpack(parameter_.get().ptr());
 }
 
+// A mean comes again only when nobody holds it, and only what nobody holds is around nothing.
 at::Tensor DTensorFace::gradient(const at::Tensor& mean) {
   const py::gil_scoped_acquire gil;
   Shown* vacant = nullptr;
   for (auto& shown : shown_) {
     const auto dtensor = shown.dtensor.get();
-    if (!is_ours_alone(dtensor)) continue;
     const auto local = local_of(dtensor);
     if (is_around(local, mean)) return THPVariable_Unpack(dtensor.ptr());
     if (local.is_none()) vacant = &shown;

@@ -79,13 +79,6 @@ PYTHON_FRONT = [
         "ranks/test_fully_shard_state.py ranks/test_interop_checkpoints.py ranks/test_interop_training.py",
     ),
     _mutant(
-        "show a gradient in a DTensor that somebody holds",
-        "dtensor_face.cpp",
-        "    if (!is_ours_alone(dtensor)) continue;\n",
-        "",
-        "ranks/test_interop_gradients.py",
-    ),
-    _mutant(
         "write the next gradient over one that somebody holds",
         "dtensor_face.cpp",
         "    return !is_ours_alone(dtensor) || mean.use_count()",
