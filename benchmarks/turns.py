@@ -13,6 +13,10 @@ from typing import Any
 
 Answer = dict[str, Any]
 
+#: All programs keep what they once allocated. Else glibc may give the top of the heap back in a step and clear it anew in
+#: the next, or not: that hangs on which block happens to lie last, and costs up to a tenth of a step.
+ALLOCATOR = {name: str(4 << 30) for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")}
+
 
 def loopback_bytes() -> int:
     """What went over this machine's loopback device so far, headers included; other programs' too."""
@@ -38,7 +42,7 @@ class Program:
     ) -> Program:
         pipe = subprocess.PIPE
         # Peers go over the loopback device too, and what goes there can be counted.
-        variables = {"SHARDWISE_SHARED_MEMORY": "off", **os.environ, **(environment or {})}
+        variables = {"SHARDWISE_SHARED_MEMORY": "off", **ALLOCATOR, **os.environ, **(environment or {})}
         return cls(
             name,
             [

@@ -81,8 +81,8 @@ PYTHON_FRONT = [
     _mutant(
         "write the next gradient over one that somebody holds",
         "dtensor_face.cpp",
-        "    return !is_ours_alone(dtensor) || mean.use_count()",
-        "    return mean.use_count() > 1000 && mean.use_count()",
+        "!is_ours_alone(dtensor) || mean.use_count() != shown.uses ||",
+        "",
         "ranks/test_interop_gradients.py",
     ),
     _mutant(

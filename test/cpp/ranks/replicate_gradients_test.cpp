@@ -266,6 +266,32 @@ TEST(ReplicateGradients, MixedDtypes) {
   });
 }
 
+TEST(ReplicateGradients, MadeIntoSomethingElse) {
+  // Whoever has a gradient may change its shape, or give it other memory: the next one is what it would have been.
+  const std::vector<std::function<void(torch::Tensor)>> changes{
+      [](torch::Tensor gradient) { gradient.unsqueeze_(0); },
+      [](torch::Tensor gradient) { gradient.dim() == 2 ? gradient.t_() : gradient; },
+      [](torch::Tensor gradient) { gradient.resize_({0}); },
+      [](torch::Tensor gradient) { gradient.set_(torch::zeros(99).storage(), 3, {2}, {1}); },
+      [](torch::Tensor gradient) { gradient.requires_grad_(true); },
+      [](torch::Tensor gradient) { gradient.fill_(7); }};
+  run_ranks(2, [&](Rank& rank) {
+    auto ours = mlp({4, 6, 3});
+    auto reference = mlp({4, 6, 3});
+    replicate(ours, on(rank));
+    for (size_t step = 0; step <= changes.size(); ++step) {
+      const auto data = static_cast<int>(step);
+      ours->forward(batch(data, rank.rank(), 4)).sum().backward();
+      reference_backward(rank, [&](int r) { return reference->forward(batch(data, r, 4)).sum(); });
+      assert_same(*ours, *reference, "step " + std::to_string(step));
+      if (step < changes.size()) {
+        for (const auto& parameter : ours->parameters()) changes[step](parameter.grad());
+      }
+      for (auto* model : {&ours, &reference}) (*model)->zero_grad();
+    }
+  });
+}
+
 TEST(ReplicateGradients, MemoryFormatIsKept) {
   run_ranks(2, [](Rank& rank) {
     const auto convolution = [] {
