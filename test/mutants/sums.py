@@ -163,6 +163,6 @@ SUMS = [
         "csrc/group/sum.cpp",
         "  if (!is_as_made(view, sizes, offset)) {",
         "  if (!view.tensor.defined()) {",
-        languages=BOTH,
+        suites="ReplicateGradients.*",
     ),
 ]
