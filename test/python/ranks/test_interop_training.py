@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from engine import TORCH, ours
-from layouts import by_layer
+from layouts import RANKS, by_layer
 from models import batch, local, mlp
 from parity import Parity, Wrapping, assert_same_bits, train
 from torch import nn
@@ -165,7 +166,42 @@ def all_reduce_comes_back(rank: int) -> None:
     torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-6)
 
 
+def divided(rank: int, layout: str) -> None:
+    """A factor is the module's own, under both names; whether it is applied before the sum or after it changes no more
+    than rounding does."""
+    for force_sum in (False, True):
+        seen: list[list[torch.Tensor]] = []
+        # Without force_sum torch asks for a collective that Gloo does not have.
+        for engine, factors in ((TORCH if force_sum else ours(), True), (ours(), True), (ours(), False)):
+            model: Any = mlp(6, 8, 8, 4)
+            by_layer(layout)(engine, model)
+            for module in (model[0], model[2], model):
+                module.set_force_sum_reduction_for_comms(force_sum)
+            if factors:
+                model[0].set_gradient_divide_factor(1.0)
+                model[2].set_reduce_scatter_divide_factor(3.0)
+            found = []
+            for step in range(3):
+                model(batch(step, rank, 6)).pow(2).mean().backward()
+                found += [local(p.grad).clone() for p in model.parameters()]
+                model.zero_grad()
+            seen.append(found)
+        ranks = dist.get_world_size()
+        for number, (theirs, mine, mean) in enumerate(zip(*seen, strict=True)):
+            factor = {0: 1.0, 1: 3.0, 2: ranks}[number % 6 // 2]
+            what = f"force_sum {force_sum}, gradient {number}"
+            # torch's replicate() divides twice by a factor of one's own that comes after the sum.
+            if layout == "replicate" and force_sum:
+                theirs = theirs * (factor if number % 6 < 4 else 1)
+            for expected in (theirs, mean * (ranks / factor)):
+                torch.testing.assert_close(mine, expected, msg=lambda text, w=what: f"{w}: {text}")
+
+
 class TestInteropTraining:
+    @pytest.mark.parametrize("layout", ["fully_shard", "replicate", "hsdp"])
+    def test_divide_factors(self, layout: str) -> None:
+        run_ranks(RANKS[layout], divided, layout)
+
     @pytest.mark.parametrize("layout", ["fully_shard", "replicate"])
     def test_dtypes_of_sums(self, layout: str) -> None:
         run_ranks(2, dtypes, layout)
