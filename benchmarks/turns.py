@@ -13,8 +13,8 @@ from typing import Any
 
 Answer = dict[str, Any]
 
-#: All programs keep what they once allocated. Else glibc may give the top of the heap back in a step and clear it anew in
-#: the next, or not: that hangs on which block happens to lie last, and costs up to a tenth of a step.
+#: All programs keep what they once allocated. Else glibc may give the top of the heap back in a step and clear it anew
+#: in the next, or not: that hangs on which block happens to lie last, and costs up to a tenth of a step.
 ALLOCATOR = {name: str(4 << 30) for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")}
 
 

@@ -115,13 +115,13 @@ def clip_grad_norm_(
         )
     for some in (plain, placed):
         torch.nn.utils.clip_grads_with_norm_(some, max_norm, total)
-    return total.item()
+    return float(total)
 
 
 def _norm_of(parameters: list[torch.Tensor], norm_type: float) -> float:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm: Any = torch.nn.utils.get_total_norm(gradients, norm_type)
-    return (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item()
+    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
 
 __all__ = ["LoadResult", "Mesh", "as_module", "clip_grad_norm_", "full_state_dict", "load_full_state_dict"]
