@@ -7,15 +7,6 @@ import signal
 import subprocess
 from pathlib import Path
 
-_running: set[subprocess.Popen[bytes]] = set()
-
-
-def end_programs() -> None:
-    """All that run now, with all their processes: for whoever was interrupted while threads wait for them."""
-    for program in list(_running):
-        if program.poll() is None:
-            os.killpg(program.pid, signal.SIGKILL)
-
 
 def run_program(command: list[str], log: Path, limit: float, cwd: Path, environment: dict[str, str]) -> str:
     """Returns how the program failed; empty if its exit status was 0. Past the limit, all its processes are ended."""
@@ -27,7 +18,6 @@ def run_program(command: list[str], log: Path, limit: float, cwd: Path, environm
                                        stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
         except OSError as error:
             return f"it could not be started: {error}"
-        _running.add(program)
         try:
             status = program.wait(timeout=limit)
         except subprocess.TimeoutExpired:
@@ -36,7 +26,6 @@ def run_program(command: list[str], log: Path, limit: float, cwd: Path, environm
             if program.poll() is None:
                 os.killpg(program.pid, signal.SIGKILL)
                 program.wait()
-            _running.discard(program)
     if status < 0:
         return f"it crashed with {signal.Signals(-status).name}"
     return f"it ended with status {status}" if status else ""

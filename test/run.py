@@ -13,14 +13,13 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import check_rows
 import fresh_clone
-from programs import end_programs, last_lines, run_program
+from programs import last_lines, run_program
 from reports import FAILED, PASSED, SKIPPED, Result, read_catch2, read_junit
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,7 +60,7 @@ def cpp_suites(suffix: str = "", **environment: str) -> list[Suite]:
         Suite(unit, [str(programs / "unit_tests"), "-r", "xml", "-o", str(OUT / f"{unit}.xml")],
               ["~[slow]"], read_catch2, 5 * MINUTES, environment),
         Suite(ranks, [str(programs / "rank_tests"), f"--gtest_output=xml:{OUT / ranks}.xml"],
-              ["--gtest_filter=-*Slow*"], read_junit, 35 * MINUTES, environment),
+              ["--gtest_filter=-*Slow*"], read_junit, 20 * MINUTES, environment),
         Suite(random, [str(programs / "program_tests"), "-r", "xml", "-o", str(OUT / f"{random}.xml")],
               ["~[slow]"], read_catch2, 10 * MINUTES, environment),
     ]  # fmt: skip
@@ -79,7 +78,7 @@ def sanitized_suites(kind: str) -> list[Suite]:
 
 def python_suite() -> Suite:
     command = [sys.executable, "-m", "pytest", "-v", "test/python", f"--junitxml={OUT / 'pytest.xml'}"]
-    return Suite("pytest", command, ["-m", "not slow"], read_junit, 45 * MINUTES, {})
+    return Suite("pytest", command, ["-m", "not slow"], read_junit, 35 * MINUTES, {})
 
 
 def run_suite(suite: Suite, fast: bool) -> list[Result]:
@@ -98,18 +97,6 @@ def run_suite(suite: Suite, fast: bool) -> list[Result]:
     seconds = time.monotonic() - began
     print(f"{suite.name}: {counts(results)} in {seconds:.0f} s", flush=True)
     return results
-
-
-def run_suites(suites: Sequence[Suite], fast: bool) -> list[Result]:
-    """C++ programs one after the other, and pytest beside them: neither keeps two cores busy."""
-    lanes = [[suite for suite in suites if (suite.name == "pytest") == python] for python in (False, True)]
-    with ThreadPoolExecutor(len(lanes)) as pool:
-        try:
-            done = pool.map(lambda lane: [result for suite in lane for result in run_suite(suite, fast)], lanes)
-            return [result for results in done for result in results]
-        except KeyboardInterrupt:
-            end_programs()
-            raise
 
 
 def read_report(suite: Suite) -> list[Result]:
@@ -173,7 +160,7 @@ def main() -> int:
     else:
         chosen = [suite for suite in development if suite.name in arguments.suites]
     OUT.mkdir(parents=True, exist_ok=True)
-    results = run_suites(chosen, arguments.fast)
+    results = [result for suite in chosen for result in run_suite(suite, arguments.fast)]
     if chosen == development and not arguments.fast:
         results.append(row_check(results))
     if arguments.fresh_clone:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -139,51 +137,6 @@ def test_a_suite_that_is_not_there_counts_as_failed(tmp_path, monkeypatch):
 def test_a_suite_that_goes_well_counts_its_tests(tmp_path, monkeypatch):
     results = run.run_suite(suite(tmp_path, monkeypatch, f"echo '{GOOD}' > a_suite.xml"), fast=False)
     assert outcomes(results) == [("A.b", PASSED, "")]
-
-
-def test_pytest_runs_beside_the_other_suites(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "OUT", tmp_path)
-    monkeypatch.setattr(run, "ROOT", tmp_path)
-
-    def waits_for(name: str, other: str) -> run.Suite:
-        script = f"touch {name}; until test -e {other}; do sleep 0.01; done; echo '{GOOD}' > {name}.xml"
-        return run.Suite(name, ["sh", "-c", script], [], read_junit, 20, {})
-
-    last = run.Suite("last", ["sh", "-c", f"test -e first.xml && echo '{GOOD}' > last.xml"], [], read_junit, 20, {})
-    results = run.run_suites([waits_for("first", "pytest"), last, waits_for("pytest", "first")], fast=False)
-    assert [(result.suite, result.outcome) for result in results] == [
-        ("first", PASSED), ("last", PASSED), ("pytest", PASSED)]  # fmt: skip
-
-
-def test_who_is_interrupted_leaves_no_process(tmp_path):
-    # Both lanes run a program when the signal comes.
-    program = f"""
-import signal, sys
-# Whoever is started in the background of a shell ignores it.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-sys.path.append({str(ROOT / "test")!r})
-import run
-from pathlib import Path
-from reports import read_junit
-run.OUT = run.ROOT = Path({str(tmp_path)!r})
-suites = [run.Suite(name, ["sh", "-c", "sleep 300 & echo $! > " + name + "; wait"], [], read_junit, 60, {{}})
-          for name in ("first", "pytest")]
-run.run_suites(suites, fast=False)
-"""
-    caller = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 20
-    while not all(part(tmp_path, name) for name in ("first", "pytest")) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    children = [int(part(tmp_path, name)) for name in ("first", "pytest")]
-    caller.send_signal(signal.SIGINT)
-    assert caller.wait(timeout=20) != 0
-    while any(map(is_running, children)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(map(is_running, children))
-
-
-def part(folder: Path, name: str) -> str:
-    return (folder / name).read_text().strip() if (folder / name).exists() else ""
 
 
 def is_running(process: int) -> bool:
