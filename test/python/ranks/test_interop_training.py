@@ -171,8 +171,11 @@ def divided(rank: int, layout: str) -> None:
     than rounding does."""
     for force_sum in (False, True):
         seen: list[list[torch.Tensor]] = []
-        # Without force_sum torch asks for a collective that Gloo does not have.
-        for engine, factors in ((TORCH if force_sum else ours(), True), (ours(), True), (ours(), False)):
+        runs = [(ours(), True), (ours(), False)]
+        # Without it torch asks for a collective that Gloo does not have.
+        if force_sum:
+            runs.append((TORCH, True))
+        for engine, factors in runs:
             model: Any = mlp(6, 8, 8, 4)
             by_layer(layout)(engine, model)
             for module in (model[0], model[2], model):
@@ -187,13 +190,12 @@ def divided(rank: int, layout: str) -> None:
                 model.zero_grad()
             seen.append(found)
         ranks = dist.get_world_size()
-        for number, (theirs, mine, mean) in enumerate(zip(*seen, strict=True)):
+        for number, (mine, mean, *theirs) in enumerate(zip(*seen, strict=True)):
             factor = {0: 1.0, 1: 3.0, 2: ranks}[number % 6 // 2]
             what = f"force_sum {force_sum}, gradient {number}"
             # torch's replicate() divides twice by a factor of one's own that comes after the sum.
-            if layout == "replicate" and force_sum:
-                theirs = theirs * (factor if number % 6 < 4 else 1)
-            for expected in (theirs, mean * (ranks / factor)):
+            twice = factor if layout == "replicate" and number % 6 < 4 else 1
+            for expected in (mean * (ranks / factor), *(each * twice for each in theirs)):
                 torch.testing.assert_close(mine, expected, msg=lambda text, w=what: f"{w}: {text}")
 
 
