@@ -216,7 +216,7 @@ void FullCopies::begin_unshard(
   }
   lands_ = !may_hold && !landings_.empty() && collectives.can_land();
   const comm::Landing landing{memory_, landings_};
-  pending_ = gather_parts(gathered_, part, collectives, unit, counters, lands_ ? &landing : nullptr);
+  pending_ = collectives.all_gather(gathered_, part, named(unit), counters, lands_ ? &landing : nullptr);
 }
 
 // One piece of memory for all: the pool then keeps few of them.
@@ -234,12 +234,6 @@ void FullCopies::refill(comm::Buffers& buffers, Counters& counters) {
     storage.refill(memory_, offset);
     offset += layout::aligned(storage.bytes());
   }
-}
-
-comm::Pending FullCopies::gather_parts(
-    const at::Tensor& output, const at::Tensor& part, const comm::Collectives& collectives, const std::string& unit,
-    Counters& counters, const comm::Landing* landing) const {
-  return collectives.all_gather(output, part, named(unit), counters, landing);
 }
 
 void FullCopies::copy_out() {
@@ -340,7 +334,7 @@ std::vector<at::Tensor> FullCopies::gather_values(
   const auto options = kinds_.shards.device(kinds_.full.device()).pinned_memory(false);
   const auto part = part_.to(options);
   const auto gathered = alone ? part : buffers.take(layout_.world * layout_.part, options, counters);
-  if (!alone) gather_parts(gathered, part, collectives, unit, counters).wait();
+  if (!alone) collectives.all_gather(gathered, part, named(unit), counters).wait();
   std::vector<at::Tensor> values(parameters().size());
   for (size_t i = 0; i < values.size(); ++i) {
     if (!wanted[i]) continue;

@@ -82,9 +82,6 @@ class FullCopies : public Copies {
     bool can_land = false;
   };
 
-  comm::Pending gather_parts(
-      const at::Tensor& output, const at::Tensor& part, const comm::Collectives& collectives, const std::string& unit,
-      Counters& counters, const comm::Landing* landing = nullptr) const;
   bool is_sent_as_it_is() const {
     return kinds_.shards.dtype() == kinds_.full.dtype() && kinds_.shards.device() == kinds_.full.device();
   }
