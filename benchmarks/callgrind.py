@@ -119,7 +119,7 @@ def read_counts(out: Path, without: Container[str] = ()) -> Iterator[tuple[Case,
         label = re.search(r"^desc: Trigger: Client Request: (\w+) (\d+)x(\d+)x(\d+) (\d+)$", text, re.MULTILINE)
         total = re.search(r"^totals: (\d+)", text, re.MULTILINE)
         if label and total:
-            left_out = sum(cost for name, cost in own_costs(text) if name in without)
+            left_out = sum(cost for name, cost in own_costs(text) if name in without) if without else 0
             yield Case(label[1], int(label[2]), int(label[3]), int(label[4])), int(label[5]), int(total[1]) - left_out
 
 
