@@ -26,11 +26,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import shardwise
 from shardwise.state import unit_of
 
-#: As benchmarks/cpp/counted.h prints them.
-COUNTED = (
-    "all_gathers", "reduce_scatters", "all_reduces", "broadcasts", "comparisons", "collective_bytes", "copied_bytes",
-    "unsharded_bytes", "unshards", "allocations",
-)  # fmt: skip
 OURS = ("fully_shard", "fully_shard_keep", "replicate")
 WARM, FEW, MANY, TIMES, TIMED = 3, 1, 6, 4, 40
 
@@ -118,7 +113,7 @@ def counted(model: nn.Module, step: Callable[[], Any]) -> dict[str, int]:
     before = unit.counters()
     step()
     after = unit.counters()
-    return {name: after[name] - before[name] for name in COUNTED}
+    return {name: after[name] - before[name] for name in after}
 
 
 def wrappings(ranks: int) -> dict[str, Callable[[nn.Sequential], nn.Module]]:

@@ -47,20 +47,9 @@ std::function<void(at::Tensor&)> all_reduce_hook(const py::object& hook) {
 }
 
 std::map<std::string, int64_t> counters(const Unit& unit) {
-  const auto c = unit.counters();
+  const auto counted = unit.counters();
   std::map<std::string, int64_t> result;
-  result["backwards"] = c.backwards;
-  result["all_reduces"] = c.all_reduces;
-  result["broadcasts"] = c.broadcasts;
-  result["all_gathers"] = c.all_gathers;
-  result["reduce_scatters"] = c.reduce_scatters;
-  result["collective_bytes"] = c.collective_bytes;
-  result["comparisons"] = c.comparisons;
-  result["unshards"] = c.unshards;
-  result["reshards"] = c.reshards;
-  result["copied_bytes"] = c.copied_bytes;
-  result["unsharded_bytes"] = c.unsharded_bytes;
-  result["allocations"] = c.allocations;
+  for (const auto& counter : kCounters) result.emplace(counter.name, counted.*counter.of);
   return result;
 }
 

@@ -4,19 +4,12 @@
 
 namespace shardwise {
 
+static_assert(sizeof(Counters) == kCounters.size() * sizeof(int64_t), "each has its name");
+
 Counters& Counters::operator+=(const Counters& other) {
-  backwards = std::max(backwards, other.backwards);
-  all_reduces += other.all_reduces;
-  broadcasts += other.broadcasts;
-  all_gathers += other.all_gathers;
-  reduce_scatters += other.reduce_scatters;
-  collective_bytes += other.collective_bytes;
-  comparisons += other.comparisons;
-  unshards += other.unshards;
-  reshards += other.reshards;
-  copied_bytes += other.copied_bytes;
-  unsharded_bytes += other.unsharded_bytes;
-  allocations += other.allocations;
+  const auto most = std::max(backwards, other.backwards);
+  for (const auto& counter : kCounters) this->*counter.of += other.*counter.of;
+  backwards = most;
   return *this;
 }
 

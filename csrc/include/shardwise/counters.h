@@ -2,7 +2,9 @@
 
 #include <shardwise/export.h>
 
+#include <array>
 #include <cstdint>
+#include <string_view>
 
 namespace shardwise {
 
@@ -30,5 +32,26 @@ struct SHARDWISE_API Counters {
   /// Adds up; `backwards` is the larger one.
   Counters& operator+=(const Counters& other);
 };
+
+struct Counter {
+  std::string_view name;
+  int64_t Counters::*of;
+};
+
+/// All of them, under the names that Python and the benchmarks know them by.
+inline constexpr std::array<Counter, 12> kCounters{{
+    {"backwards", &Counters::backwards},
+    {"all_reduces", &Counters::all_reduces},
+    {"broadcasts", &Counters::broadcasts},
+    {"all_gathers", &Counters::all_gathers},
+    {"reduce_scatters", &Counters::reduce_scatters},
+    {"collective_bytes", &Counters::collective_bytes},
+    {"comparisons", &Counters::comparisons},
+    {"unshards", &Counters::unshards},
+    {"reshards", &Counters::reshards},
+    {"copied_bytes", &Counters::copied_bytes},
+    {"unsharded_bytes", &Counters::unsharded_bytes},
+    {"allocations", &Counters::allocations},
+}};
 
 } // namespace shardwise
