@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,3 +123,50 @@ def test_an_empty_folder_is_said(
 ) -> None:
     assert run(monkeypatch, str(tmp_path)) == 1
     assert f"SHARDWISE_RECORD={tmp_path}" in capsys.readouterr().err
+
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+#: Writes what the browser made of the page into the page.
+PROBE = """<pre id="probe"></pre><script>
+const boxes = [...document.querySelectorAll("svg rect")].map(rect => {
+  const box = rect.getBoundingClientRect();
+  const title = rect.querySelector("title");
+  return [title ? title.textContent : "", box.x, box.y, box.width, box.height, getComputedStyle(rect).fill];
+});
+const picture = document.querySelector("svg").getBoundingClientRect();
+const rows = [...document.querySelectorAll("table tr")].map(row => row.getBoundingClientRect().height);
+document.getElementById("probe").textContent = JSON.stringify({boxes, rows, left: picture.x, right: picture.right});
+</script>"""
+
+
+def laid_out(page: Path) -> dict[str, Any]:
+    """What a browser without a screen or a network says of a page that has the probe."""
+    assert BROWSER
+    words = ["--headless", "--no-sandbox", "--disable-gpu", "--proxy-server=0.0.0.0:1", "--window-size=1600,900"]
+    done = subprocess.run(
+        [BROWSER, *words, f"--user-data-dir={page.parent / 'profile'}", "--dump-dom", page.as_uri()],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    found = re.search(r'<pre id="probe">(.+?)</pre>', done.stdout, re.DOTALL)
+    assert found, done.stdout + done.stderr
+    answer: dict[str, Any] = json.loads(unescape(found[1]))
+    return answer
+
+
+@pytest.mark.skipif(not BROWSER, reason="there is no Chromium here (Debian, Ubuntu: apt-get install chromium)")
+def test_a_browser_shows_every_span(tmp_path: Path) -> None:
+    page = tmp_path / "timeline.html"
+    page.write_text(_timeline.page(events(0) + events(1)) + PROBE, encoding="utf-8")
+    answer = laid_out(page)
+    spans = {text: box for text, *box in answer["boxes"] if text}
+    assert len([text for text, *_ in answer["boxes"] if text]) == 2 * len(events())
+    x, _, width, height, fill = spans["forward: block & <1>: 3.000 ms"]
+    assert x - answer["left"] == pytest.approx(_timeline.LEFT + 0.1 * _timeline.WIDTH, abs=0.1)
+    assert width == pytest.approx(0.3 * _timeline.WIDTH, abs=0.1)
+    color = _timeline.COLORS["forward"]
+    assert fill == f"rgb({int(color[1:3], 16)}, {int(color[3:5], 16)}, {int(color[5:], 16)})"
+    for x, _, width, height, _ in spans.values():
+        assert answer["left"] <= x < x + width <= answer["right"]
+        assert height > 5
+    # A head, and a row for each rank.
+    assert len([height for height in answer["rows"] if height > 0]) == 3
