@@ -23,7 +23,7 @@ WIRE = ("all-gather", "reduce-scatter", "all-reduce", "broadcast")
 #: The rows of a rank.
 LANES = {"compute": COMPUTE, "waits": ("wait",), "gathers": ("all-gather", "broadcast"), "sums": WIRE[1:3]}
 
-LEFT, WIDTH, ROW, GAP = 110, 1180, 18, 10
+LEFT, WIDTH, RIGHT, ROW, GAP = 110, 1180, 60, 18, 10
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def svg(events: Sequence[Event]) -> str:
         for place, (kind, color) in enumerate(COLORS.items())
     )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + 20}" height="{height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + RIGHT}" height="{height}" '
         f'font-family="sans-serif" font-size="12"><style>.lane{{fill:#666}}.in{{fill:#fff;font-size:11px}}'
         f"line{{stroke:#ddd}}</style>{axis}{legend}{''.join(parts)}</svg>"
     )

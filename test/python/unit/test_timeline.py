@@ -133,9 +133,11 @@ const boxes = [...document.querySelectorAll("svg rect")].map(rect => {
   const title = rect.querySelector("title");
   return [title ? title.textContent : "", box.x, box.y, box.width, box.height, getComputedStyle(rect).fill];
 });
+const texts = [...document.querySelectorAll("svg text")].map(text => text.getBoundingClientRect().right);
 const picture = document.querySelector("svg").getBoundingClientRect();
 const rows = [...document.querySelectorAll("table tr")].map(row => row.getBoundingClientRect().height);
-document.getElementById("probe").textContent = JSON.stringify({boxes, rows, left: picture.x, right: picture.right});
+const {left, right} = picture;
+document.getElementById("probe").textContent = JSON.stringify({boxes, texts, rows, left, right});
 </script>"""
 
 
@@ -168,5 +170,6 @@ def test_a_browser_shows_every_span(tmp_path: Path) -> None:
     for x, _, width, height, _ in spans.values():
         assert answer["left"] <= x < x + width <= answer["right"]
         assert height > 5
+    assert max(answer["texts"]) <= answer["right"], "no words are cut off"
     # A head, and a row for each rank.
     assert len([height for height in answer["rows"] if height > 0]) == 3
