@@ -99,9 +99,9 @@ COPIES = [
     Mutant(
         "gather twice",
         "csrc/group/full_copies.cpp",
-        "  pending_ = gather_parts(gathered_, part,",
-        "  gather_parts(gathered_, part, collectives, unit, counters).wait();\n"
-        "  pending_ = gather_parts(gathered_, part,",
+        "  pending_ = collectives.all_gather(gathered_, part,",
+        "  collectives.all_gather(gathered_, part, named(unit), counters).wait();\n"
+        "  pending_ = collectives.all_gather(gathered_, part,",
         suites="FullyShardPrograms.*",
     ),
     Mutant(

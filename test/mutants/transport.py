@@ -23,6 +23,13 @@ TRANSPORT = [
         suites=_SUITES,
     ),
     Mutant(
+        "leave out what is left of a sum after whole blocks",
+        "csrc/comm/direct_sums.cpp",
+        "  if (whole < elements) add_block(whole,",
+        "  if (whole > elements) add_block(whole,",
+        suites=_SUITES,
+    ),
+    Mutant(
         "sum a piece before it has come from all ranks",
         "csrc/comm/direct_wire_exchange.cpp",
         "    wire().wait(coming[number % kPieces]);",
