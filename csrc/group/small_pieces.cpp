@@ -33,11 +33,13 @@ Runs runs_of(const layout::Cut& cut, int64_t rank) {
 }
 
 void Moves::put(const at::Tensor& whole, const Runs& runs, const at::Tensor& part, int64_t offset) {
+  if (runs.empty()) return;
   add({.device = whole.device(), .from = part.scalar_type(), .to = whole.scalar_type()},
       {element(part, offset), element(whole, runs.start), runs.count, runs.length, runs.length, runs.stride}, part);
 }
 
 void Moves::scale(const at::Tensor& whole, const Runs& runs, double factor, const at::Tensor& part, int64_t offset) {
+  if (runs.empty()) return;
   const Kind kind{whole.device(), whole.scalar_type(), part.scalar_type(), factor};
   add(kind, {element(whole, runs.start), element(part, offset), runs.count, runs.length, runs.stride, runs.length},
       whole);
@@ -47,7 +49,8 @@ void Moves::add(const Kind& kind, const cuda::Move& move, const at::Tensor& from
   if (!(kind == kind_)) run();
   kind_ = kind;
   moves_.push_back(move);
-  alive_.push_back(from);
+  // One gradient has a piece for each rank, of which there may be thousands.
+  if (alive_.empty() || !alive_.back().is_same(from)) alive_.push_back(from);
 }
 
 void Moves::run() {

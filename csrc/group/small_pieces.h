@@ -22,6 +22,10 @@ struct Runs {
   int64_t length = 0;
   int64_t stride = 0;
   int64_t start = 0;
+
+  bool empty() const {
+    return count == 0 || length == 0;
+  }
 };
 SHARDWISE_API Runs runs_of(const layout::Cut& cut, int64_t rank);
 
