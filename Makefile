@@ -7,6 +7,7 @@
 #   MODE                 of the demo: replicate or, in C++, fully_shard
 #   PEERS                of bench: PEERS=1 fetches DeepSpeed, to be measured too
 #   SUITES               of the tests: some of unit_tests, rank_tests, program_tests, pytest; only these are built
+#   FRESH_CLONE          of the tests: FRESH_CLONE=1 also runs the README's commands in a new clone
 PYTHON ?=
 SHARDWISE_TEST_DEPS ?=
 JOBS ?=

@@ -4,7 +4,6 @@
 #include <c10/util/Exception.h>
 #include <c10/util/Half.h>
 
-#include <algorithm>
 #include <array>
 #include <type_traits>
 
