@@ -22,7 +22,7 @@ class Extent:
 
 
 SHORT = Extent((2, 4), (4 << 10, 256 << 10, 4 << 20), 9)
-FULL = Extent((2, 4, 8), tuple(4 << 10 << 2 * step for step in range(8)), 15)
+FULL = Extent((2, 4, 8), tuple(4 << 10 << 2 * step for step in range(9)), 15)
 
 
 def figures(build: Path, extent: Extent) -> Iterator[Figure]:
