@@ -16,6 +16,7 @@ from pathlib import Path
 
 import callgrind
 import collectives
+import gpu
 import host
 import machine
 import memory
@@ -27,7 +28,7 @@ from figures import Figure, save
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev")
-SUITES = ("host", "memory", "scale", "steps", "collectives", "overlap")
+SUITES = ("host", "memory", "scale", "steps", "collectives", "overlap", "gpu")
 
 
 def main() -> int:
@@ -61,7 +62,7 @@ def main() -> int:
         facts["ended early"] = str(error) or "interrupted"
         print(f"bench: ended early: {facts['ended early']}", file=sys.stderr)
     print(f"\n{len(figures)} figures in {time.monotonic() - begin:.0f} s")
-    if options.save:
+    if options.save and figures:
         saved = save(options.results, facts, figures)
         if "overlap" in options.suites and "ended early" not in facts:
             saved.append(options.results / "timeline.svg")
@@ -107,6 +108,8 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
         yield from collectives.figures(BUILD, collectives.SHORT if options.quick else collectives.FULL)
     if "overlap" in options.suites:
         yield from overlap.figures(BUILD, overlap.SHORT if options.quick else overlap.FULL)
+    if "gpu" in options.suites:
+        yield from gpu.suite(BUILD, gpu.SHORT if options.quick else gpu.FULL)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@
 #include <shardwise/shardwise.h>
 
 #include "distributed_gpt.h"
+#include "host_wire.h"
 #include "rank_program.h"
-#include "slow_wire.h"
 
 #include <torch/torch.h>
 
@@ -31,12 +31,19 @@ double step(Gpt& model, torch::optim::Optimizer& optimizer, const shardwise::Mes
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
+/// Takes the place of the group's back end for CPUs.
+void put_into(c10d::ProcessGroup& group, Wire& wire) {
+  // A type that no group has yet: a group keeps its first back end of each type.
+  group.setBackend(
+      c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::MPI, wire.over(group.getBackend(c10::DeviceType::CPU)));
+}
+
 void run(const Arguments& given) {
   const auto world = std::stoi(given.at("--world"));
   const shardwise::Mesh mesh({{"ranks", world}}, mesh_options(given));
-  SlowWire wire;
-  wire.put_into(*mesh.group("ranks"));
-  wire.put_into(*mesh.reduce_group("ranks"));
+  const auto wire = std::make_shared<HostWire>();
+  put_into(*mesh.group("ranks"), *wire);
+  put_into(*mesh.reduce_group("ranks"), *wire);
   GptOptions shape;
   shape.layers = std::stoll(given.at("--layers"));
   shape.width = std::stoll(given.at("--width"));
@@ -56,15 +63,15 @@ void run(const Arguments& given) {
       throw std::invalid_argument("overlap: not an order: " + line);
     }
     unit.set_prefetch(prefetches);
-    wire.set_speed({std::chrono::duration<double>(1e-6 * latency), 1e6 * megabytes});
+    wire->set_speed({std::chrono::duration<double>(1e-6 * latency), 1e6 * megabytes});
     // The order of use is learnt anew.
     step(model, optimizer, mesh, text);
-    const auto busy = wire.busy();
-    const auto bytes = wire.bytes();
+    const auto busy = wire->busy();
+    const auto bytes = wire->bytes();
     std::ostringstream seconds;
     for (int i = 0; i < steps; ++i) seconds << (i > 0 ? ", " : "") << step(model, optimizer, mesh, text);
-    std::cout << "{\"seconds\": [" << seconds.str() << "], \"busy_seconds\": " << (wire.busy() - busy).count() / steps
-              << ", \"bytes\": " << (wire.bytes() - bytes) / steps << "}" << std::endl;
+    std::cout << "{\"seconds\": [" << seconds.str() << "], \"busy_seconds\": " << (wire->busy() - busy).count() / steps
+              << ", \"bytes\": " << (wire->bytes() - bytes) / steps << "}" << std::endl;
   }
 }
 

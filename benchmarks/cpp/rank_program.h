@@ -2,6 +2,7 @@
 
 #include <shardwise/mesh.h>
 
+#include <ATen/DeviceAccelerator.h>
 #include <torch/utils.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
@@ -16,14 +17,27 @@
 
 using Arguments = std::map<std::string, std::string>;
 
-/// `--rank`, `--world` and `--store`, a file that all ranks share; on the CPU.
+/// As given, or the other.
+inline std::string value_or(const Arguments& given, const std::string& name, const std::string& other) {
+  const auto found = given.find(name);
+  return found == given.end() ? other : found->second;
+}
+
+/// `--device`: the CPU, unless told. `cuda` without a number: ranks take the GPUs in turn.
+inline at::Device device_of(const Arguments& given) {
+  const at::Device device(value_or(given, "--device", "cpu"));
+  if (device.is_cpu() || device.has_index()) return device;
+  return {device.type(), static_cast<at::DeviceIndex>(std::stoi(given.at("--rank")) % at::accelerator::deviceCount())};
+}
+
+/// `--rank`, `--world`, `--store`, a file that all ranks share, and the device.
 inline shardwise::MeshOptions mesh_options(const Arguments& given) {
   const auto world = std::stoi(given.at("--world"));
   return shardwise::MeshOptions()
       .store(c10::make_intrusive<c10d::FileStore>(given.at("--store"), world))
       .rank(std::stoi(given.at("--rank")))
       .world_size(world)
-      .device(at::Device(at::kCPU));
+      .device(device_of(given));
 }
 
 /// A line of /proc/self/status, in MiB.

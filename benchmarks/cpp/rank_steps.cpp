@@ -1,13 +1,14 @@
-// One rank that trains a GPT over Gloo, a few steps whenever it is told to.
+// One rank that trains a GPT, a few steps whenever it is told to.
 //
 //   rank_steps --wrap fully_shard --rank 0 --world 2 --store FILE --layers 6 --width 384 --heads 6
+//              [--device cuda] [--batch 1] [--length 64]
 //
 // Each line on its input is a number of steps, or `plan`; the answer is a line of JSON: the steps' seconds, and what
 // was counted, or Plan::json(). benchmarks/python/rank_steps.py is the same with torch's wrappings.
 #include <shardwise/shardwise.h>
 
+#include "device_meter.h"
 #include "distributed_gpt.h"
-#include "meters.h"
 #include "rank_program.h"
 
 #include <torch/torch.h>
@@ -24,7 +25,7 @@ class FusedAdamW {
   explicit FusedAdamW(std::vector<torch::Tensor> parameters) : parameters_(std::move(parameters)) {
     for (const auto& parameter : parameters_) {
       for (auto* state : {&averages_, &squares_}) state->push_back(torch::zeros_like(parameter.detach()));
-      steps_.push_back(torch::zeros({}));
+      steps_.push_back(torch::zeros({}, parameter.device()));
     }
   }
   void step() {
@@ -57,14 +58,19 @@ void run(const Arguments& given) {
   const auto options = mesh_options(given);
   const auto mesh = mesh_of(given.at("--wrap"), options);
   const auto resident_before = status_mib("VmRSS");
-  meters_watch_memory();
-  shardwise::on_shared_memory(&meters_add_memory);
+  const auto device = device_of(given);
+  if (!device.is_cpu()) at::accelerator::setDeviceIndex(device.index());
+  const DeviceMeter meter(device);
+  const auto batch = std::stoll(value_or(given, "--batch", "1"));
+  const auto length = std::stoll(value_or(given, "--length", "64"));
   GptOptions shape;
+  shape.context = std::max<int64_t>(shape.context, length);
   shape.layers = std::stoll(given.at("--layers"));
   shape.width = std::stoll(given.at("--width"));
   shape.heads = std::stoll(given.at("--heads"));
   Gpt model(shape);
   initialize(*model, 1);
+  model->to(device);
   const auto parameter_bytes = 4 * number_of_parameters(*model);
   const auto unit = distribute(model, given.at("--wrap"), mesh);
   FusedAdamW optimizer(model->parameters());
@@ -79,23 +85,28 @@ void run(const Arguments& given) {
     const auto steps = std::stoi(line);
     const auto before = unit ? unit->counters() : shardwise::Counters();
     std::ostringstream wall;
+    std::ostringstream host;
     std::ostringstream cpu;
-    meters_forget_peak();
+    meter.forget_peak();
     for (int step = 0; step < steps; ++step) {
-      const auto text = torch::randint(0, shape.vocabulary, {1, 65}, random);
+      const auto text = torch::randint(0, shape.vocabulary, {batch, length + 1}, random).to(device);
       for (const auto& axis : mesh.axes()) mesh.group(axis.name)->barrier()->wait();
+      meter.synchronize();
       const auto wall_begin = seconds(CLOCK_MONOTONIC);
       const auto cpu_begin = seconds(CLOCK_PROCESS_CPUTIME_ID);
       model->zero_grad();
-      const auto scores = model->forward(text.narrow(1, 0, 64));
-      torch::cross_entropy_loss(scores.flatten(0, 1), text.narrow(1, 1, 64).flatten()).backward();
+      const auto scores = model->forward(text.narrow(1, 0, length));
+      torch::cross_entropy_loss(scores.flatten(0, 1), text.narrow(1, 1, length).flatten()).backward();
       optimizer.step();
+      host << (step > 0 ? ", " : "") << seconds(CLOCK_MONOTONIC) - wall_begin;
+      meter.synchronize();
       wall << (step > 0 ? ", " : "") << seconds(CLOCK_MONOTONIC) - wall_begin;
       cpu << (step > 0 ? ", " : "") << seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu_begin;
     }
     const auto after = unit ? unit->counters() : shardwise::Counters();
     const auto count = [&](int64_t shardwise::Counters::*member) { return after.*member - before.*member; };
-    std::cout << "{\"seconds\": [" << wall.str() << "], \"cpu_seconds\": [" << cpu.str() << "]"
+    std::cout << "{\"seconds\": [" << wall.str() << "], \"host_seconds\": [" << host.str() << "], \"cpu_seconds\": ["
+              << cpu.str() << "]"
               << ", \"parameter_bytes\": " << parameter_bytes
               << ", \"all_gathers\": " << count(&shardwise::Counters::all_gathers)
               << ", \"reduce_scatters\": " << count(&shardwise::Counters::reduce_scatters)
@@ -104,7 +115,7 @@ void run(const Arguments& given) {
               << ", \"gradient_copy_bytes\": " << count(&shardwise::Counters::copied_bytes)
               << ", \"parameter_copy_bytes\": " << count(&shardwise::Counters::unsharded_bytes)
               << ", \"allocations\": " << count(&shardwise::Counters::allocations)
-              << ", \"tensor_bytes\": " << meters_bytes() << ", \"tensor_peak_bytes\": " << meters_peak_bytes()
+              << ", \"tensor_bytes\": " << meter.bytes() << ", \"tensor_peak_bytes\": " << meter.peak_bytes()
               << ", \"resident_before_mib\": " << resident_before << ", \"resident_peak_mib\": " << status_mib("VmHWM")
               << "}" << std::endl;
   }

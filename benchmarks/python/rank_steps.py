@@ -1,45 +1,33 @@
-"""One rank that trains a GPT over Gloo: benchmarks/cpp/rank_steps.cpp with torch's wrappings, from Python.
+"""One rank that trains a GPT: benchmarks/cpp/rank_steps.cpp with torch's wrappings, from Python.
 
-usage: rank_steps.py --wrap fsdp2 --rank 0 --world 2 --store FILE --layers 6 --width 384
+usage: rank_steps.py --wrap fsdp2 --rank 0 --world 2 --store FILE --layers 6 --width 384 --heads 6
+                     [--device cuda] [--batch 1] [--length 64] [--modelled]
 
-Each line on its input is a number of steps, or `count` or `plan`; the answer is a line of JSON.
+Each line on its input is a number of steps, or a word; the answer is a line of JSON. With --modelled it is alone: the
+other ranks are not there, and the wire to them is as slow as `speed MICROSECONDS MEGABYTES` tells.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from meters import Meters, status_mib
-from torch import Tensor, nn
-from torch.distributed._composable.replicate_with_fsdp import replicate
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
+from device import Device
+from meters import status_mib
+from peers_model import ModelledPeers
+from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
+from wrappings import OURS, DeepSpeedSteps, Steps, make_model
 
 import shardwise
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "examples" / "python"))
-from model import Gpt, GptOptions, initialize
-
-#: Ours over torch's process groups; else over those of our own transport.
-OVER_GLOO = "_over_gloo"
-OURS = ("fully_shard", "fully_shard_keep", "hsdp", "replicate")
-
-
-def is_ours(wrap: str) -> bool:
-    return wrap.removesuffix(OVER_GLOO) in OURS
 
 
 class Collectives(TorchDispatchMode):
@@ -55,116 +43,44 @@ class Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def fully_sharded(model: Gpt, unit: Callable[[nn.Module], Any]) -> nn.Module:
-    for block in model.blocks:
-        unit(block)
-    unit(model)
-    return model
-
-
-def mesh_of(wrap: str) -> DeviceMesh:
-    world = dist.get_world_size()
-    if wrap.startswith("hsdp") or wrap == "torch_hsdp":
-        return init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("copies", "shards"))
-    return init_device_mesh("cpu", (world,), mesh_dim_names=("ranks",))
-
-
-def distribute(model: Gpt, wrap: str) -> nn.Module:
-    if wrap == "none":
-        return model
-    if wrap == "ddp":
-        return DistributedDataParallel(model, gradient_as_bucket_view=True)
-    mesh = mesh_of(wrap)
-    units: dict[str, Callable[[nn.Module], Any]] = {
-        "fsdp2": lambda module: fully_shard(module, mesh=mesh),
-        "fsdp2_keep": lambda module: fully_shard(module, mesh=mesh, reshard_after_forward=False),
-        "torch_hsdp": lambda module: fully_shard(module, mesh=mesh),
-        "torch_replicate": lambda module: replicate(module, mesh=mesh),
-        "fully_shard": lambda module: shardwise.fully_shard(module, mesh=mesh),
-        "fully_shard_keep": lambda module: shardwise.fully_shard(module, mesh=mesh, reshard_after_forward=False),
-        "hsdp": lambda module: shardwise.fully_shard(module, mesh=mesh),
-        "replicate": lambda module: shardwise.replicate(module, mesh=mesh),
-    }
-    return fully_sharded(model, units[wrap.removesuffix(OVER_GLOO)])
-
-
-def optimizer_of(model: nn.Module, wrap: str) -> Any:
-    usual = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    return shardwise.local_optimizer(usual) if is_ours(wrap) else usual
-
-
-class Steps:
-    """A model, how it is wrapped, and a step of it."""
-
-    def __init__(self, model: Gpt, wrap: str) -> None:
-        self.model = distribute(model, wrap)
-        self._optimizer = optimizer_of(self.model, wrap)
-
-    def step(self, text: Tensor) -> None:
-        self._optimizer.zero_grad()
-        loss_of(self.model, text).backward()
-        self._optimizer.step()
-
-
-class DeepSpeedSteps:
-    """The same with DeepSpeed's ZeRO 3, which has a step of its own."""
-
-    def __init__(self, model: Gpt) -> None:
-        import deepspeed
-
-        # Its own launcher would say so.
-        os.environ.setdefault("LOCAL_RANK", str(dist.get_rank()))
-        config = {
-            "train_micro_batch_size_per_gpu": 1,
-            "zero_optimization": {"stage": 3},
-            "zero_allow_untested_optimizer": True,
-            "steps_per_print": 1 << 30,
-        }
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-        self.model, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
-
-    def step(self, text: Tensor) -> None:
-        self.model.backward(loss_of(self.model, text))
-        self.model.step()
-
-
-def loss_of(model: nn.Module, text: Tensor) -> Tensor:
-    return F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
-
-
 class Rank:
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, device: Device, peers: ModelledPeers | None) -> None:
         self._resident_before = status_mib("VmRSS")
-        self._meters = Meters()
-        self._meters.watch_memory()
-        shape = GptOptions(layers=options.layers, width=options.width, heads=options.heads)
-        model = Gpt(shape)
-        initialize(model, 1)
+        self._device = device
+        self._peers = peers
+        self._shape = (options.batch, options.length + 1)
+        model = make_model(options.layers, options.width, options.heads, options.length).to(device.device)
         self._parameter_bytes = 4 * sum(parameter.numel() for parameter in model.parameters())
         deepspeed = options.wrap == "deepspeed"
         self._steps: Steps | DeepSpeedSteps = DeepSpeedSteps(model) if deepspeed else Steps(model, options.wrap)
         self._random = torch.Generator().manual_seed(options.rank + 1)
-        self._vocabulary = shape.vocabulary
+        self._vocabulary = model.bytes.num_embeddings
 
     def text(self) -> Tensor:
-        return torch.randint(0, self._vocabulary, (1, 65), generator=self._random)
+        return torch.randint(0, self._vocabulary, self._shape, generator=self._random).to(self._device.device)
 
     def run(self, steps: int) -> dict[str, Any]:
-        wall, cpu = [], []
-        self._meters.forget_peak()
+        wall, host, cpu = [], [], []
+        self._device.forget_peak()
+        busy = self._peers.busy_seconds() if self._peers else 0.0
         for _ in range(steps):
             text = self.text()
             dist.barrier()
+            self._device.synchronize()
             wall_begin, cpu_begin = time.monotonic(), time.process_time()
             self._steps.step(text)
+            host.append(time.monotonic() - wall_begin)
+            self._device.synchronize()
             wall.append(time.monotonic() - wall_begin)
             cpu.append(time.process_time() - cpu_begin)
         return {
             "seconds": wall,
+            "host_seconds": host,
             "cpu_seconds": cpu,
+            "busy_seconds": (self._peers.busy_seconds() - busy) / steps if self._peers else 0.0,
             "parameter_bytes": self._parameter_bytes,
-            "tensor_bytes": self._meters.bytes(),
-            "tensor_peak_bytes": self._meters.peak_bytes(),
+            "tensor_bytes": self._device.bytes(),
+            "tensor_peak_bytes": self._device.peak_bytes(),
             "resident_before_mib": self._resident_before,
             "resident_peak_mib": status_mib("VmHWM"),
         }
@@ -177,6 +93,19 @@ class Rank:
     def plan(self) -> dict[str, Any]:
         return {"units": shardwise.plan(self._steps.model).units}
 
+    def copies(self) -> dict[str, Any]:
+        text = self.text()
+        return self._device.copies(lambda: self._steps.step(text))
+
+    def graph(self) -> dict[str, Any]:
+        text = self.text()
+        return self._device.replayed(lambda: self._steps.passes(text))
+
+    def speed(self, microseconds: str, megabytes: str) -> dict[str, Any]:
+        assert self._peers
+        self._peers.set_speed(float(microseconds), float(megabytes))
+        return {}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -184,20 +113,31 @@ def main() -> None:
     parser.add_argument("--store", required=True)
     for number in ("rank", "world", "layers", "width", "heads"):
         parser.add_argument(f"--{number}", type=int, required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--modelled", action="store_true")
     parser.add_argument("--peers", help="a folder with packages that are measured beside")
     options = parser.parse_args()
     if options.peers:
         sys.path.append(options.peers)
     torch.set_num_threads(1)
-    store = dist.FileStore(options.store, options.world)
-    backend = "shardwise" if options.wrap in OURS else "gloo"
-    dist.init_process_group(backend, store=store, rank=options.rank, world_size=options.world)
-    rank = Rank(options)
-    orders: dict[str, Callable[[], dict[str, Any]]] = {"count": rank.count, "plan": rank.plan}
+    device = Device(options.device, options.rank)
+    peers = ModelledPeers(str(device.device)) if options.modelled else None
+    if peers:
+        dist.init_process_group(peers.name, store=FakeStore(), rank=options.rank, world_size=options.world)
+    else:
+        store = dist.FileStore(options.store, options.world)
+        back_end = device.back_end("shardwise" if options.wrap in OURS else "gloo")
+        dist.init_process_group(back_end, store=store, rank=options.rank, world_size=options.world)
+    rank = Rank(options, device, peers)
+    orders: dict[str, Callable[..., dict[str, Any]]] = {
+        name: getattr(rank, name) for name in ("count", "plan", "copies", "graph", "speed")
+    }
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
-        order = line.strip()
-        print(json.dumps(orders[order]() if order in orders else rank.run(int(order))), flush=True)
+        order, *words = line.split()
+        print(json.dumps(orders[order](*words) if order in orders else rank.run(int(order))), flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

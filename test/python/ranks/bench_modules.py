@@ -16,6 +16,7 @@ NAMES = (
     "callgrind",
     "collectives",
     "figures",
+    "gpu",
     "host",
     "machine",
     "memory",

@@ -1,0 +1,120 @@
+"""The suite `gpu`, in small: on GPUs where there are some; what does not need one, on the CPU."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+
+import pytest
+import torch
+from bench_modules import BENCHMARKS, BUILD, imported
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS / "python")
+    for found in imported(monkeypatch):
+        yield found | {"device": importlib.import_module("device")}
+
+
+@pytest.fixture
+def gpu(modules):
+    return modules["gpu"]
+
+
+@pytest.fixture
+def extent(modules, gpu):
+    size = modules["steps"].Size(2, 96, 2, world=1, rounds=2, steps=2)
+    return gpu.Extent(size, batch=2, length=16, device="cpu")
+
+
+def test_without_a_gpu_a_line_says_so(gpu, monkeypatch, capsys):
+    monkeypatch.setattr(gpu.Gpus, "found", lambda: gpu.Gpus(0))
+    assert list(gpu.suite(BUILD, gpu.SHORT)) == []
+    assert capsys.readouterr().out == "gpu  nothing was measured: torch finds no GPU here\n"
+
+
+def test_several_ranks_share_a_gpu_where_nccl_can_and_may(gpu, monkeypatch):
+    monkeypatch.delenv(gpu.ALLOWS_SEVERAL_RANKS, raising=False)
+    assert gpu.Gpus(1, (2, 30, 7)).worlds() == [1]
+    assert gpu.Gpus(4, (2, 30, 7)).worlds() == [1, 4]
+    monkeypatch.setenv(gpu.ALLOWS_SEVERAL_RANKS, "1")
+    assert gpu.Gpus(1, (2, 28, 9)).worlds() == [1]
+    assert gpu.Gpus(1, (2, 30, 7)).worlds() == [1, 2]
+
+
+def test_one_rank_beside_ddp(gpu, extent):
+    with gpu.started(BUILD, extent, 1, ("C++ fully_shard", "Python none")) as programs:
+        gpu.take_turns(programs, 2, 2)
+        found = {figure.name: figure for figure in gpu.turns_figures(programs, "1 rank")}
+    assert found["0 M, 1 rank: DDP: step"].value == 1
+    for name in ("C++ fully_shard", "Python none"):
+        assert found[f"0 M, 1 rank: {name}: step"].unit == "x DDP"
+        assert found[f"0 M, 1 rank: {name}: tensors at the peak"].value >= 4
+    # The host waits for nothing that is done here: what is given to the CPU is done.
+    for program in programs:
+        for answers in program.rounds:
+            for whole, host in zip(answers[0]["seconds"], answers[0]["host_seconds"], strict=True):
+                assert 0 < host <= whole
+
+
+def test_a_step_takes_no_less_than_the_modelled_wire(gpu, extent):
+    link = gpu.Link(8, microseconds=100, megabytes=20)
+    names = ("Python fully_shard", "Python fsdp2", "Python replicate")
+    with gpu.started(BUILD, extent, link.world, names, modelled=True) as programs:
+        busy = {}
+        for program in programs:
+            program.ask(f"speed {link.microseconds} {link.megabytes}")
+            program.ask("2")
+            (answer,) = program.ask("2")
+            busy[program.name] = answer["busy_seconds"]
+            assert min(answer["seconds"]) >= 0.99 * answer["busy_seconds"]
+            parameters = answer["parameter_bytes"]
+    # Two passes and a sum; the outermost unit's parameters are gathered once.
+    seconds = 7 / 8 * parameters / (1e6 * link.megabytes)
+    assert 2 * seconds < busy["Python fully_shard"] < 3.1 * seconds + 0.002
+    assert busy["Python fully_shard"] == pytest.approx(busy["Python fsdp2"], rel=0.02)
+    assert busy["Python replicate"] == pytest.approx(busy["Python ddp"], rel=0.02)
+
+
+def test_modelled_steps_are_compared_with_ddp(gpu, extent):
+    link = gpu.Link(64, microseconds=0, megabytes=50)
+    small = replace(extent, size=replace(extent.size, rounds=1, steps=1))
+    found = list(gpu.modelled(BUILD, small, link, ("Python replicate",)))
+    assert [figure.name for figure in found] == [
+        "0 M, 64 modelled ranks, 0.05 GB/s: DDP: step",
+        "0 M, 64 modelled ranks, 0.05 GB/s: Python replicate: step",
+    ]
+    assert found[0].value == 1
+    assert "the wire busy for" in found[1].note
+
+
+def test_copies_are_those_of_the_stream_that_computes(modules):
+    device = modules["device"]
+    kernels = [
+        device.Kernel("void gemm", 7, 4e-3),
+        device.Kernel("void shardwise::cuda::move_kernel<Copying>", 7, 1e-3),
+        device.Kernel("Memcpy DtoD", 7, 2e-3),
+        device.Kernel("Memcpy DtoD", 13, 8e-3),
+        device.Kernel("ncclDevKernel_AllGather", 20, 9e-3),
+        device.Kernel("ncclDevKernel_AllGather", 20, 9e-3),
+    ]
+    assert device.on_the_busiest_stream(kernels) == {
+        "kernels": 3,
+        "kernel_seconds": pytest.approx(7e-3),
+        "copies": 2,
+        "copy_seconds": pytest.approx(3e-3),
+    }
+    assert device.on_the_busiest_stream([])["kernels"] == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the suite gpu needs a GPU")
+def test_steps_on_gpus(gpu, capsys):
+    found = {figure.name: figure for figure in gpu.suite(BUILD, gpu.SHORT)}
+    for name in ("C++ fully_shard", "Python fully_shard", "FSDP2", "torch's replicate"):
+        of_wrap = {text.rpartition(": ")[2]: figure for text, figure in found.items() if f"1 rank: {name}: " in text}
+        assert of_wrap["step"].value > 0
+        assert of_wrap["tensors at the peak"].value >= 4
+        if name != "C++ fully_shard":
+            assert of_wrap["copies on the compute stream"].value >= 0
+    assert found["4 M, 8 modelled ranks, 200 GB/s: Python fully_shard: step"].value > 0
