@@ -113,6 +113,26 @@ TEST_CASE("pieces that lie where they lay are moved again, and only if all of th
   CHECK(longs.equal(at::tensor({0, 1, 2, 0, 0, 0}, at::kLong)));
 }
 
+TEST_CASE("a tensor is held once for all of its pieces, and for none of no elements") {
+  constexpr int64_t kRanks = 1000;
+  const auto shards = layout::rows({{2, 3}}, {0}, kRanks, 1);
+  const auto whole = at::ones({2, 3});
+  const auto part = at::zeros({3});
+  const auto held = [&] { return static_cast<int64_t>(whole.use_count()) - 1; };
+  group::Moves moves;
+  for (int64_t rank = 2; rank < kRanks; ++rank) {
+    moves.scale(whole, group::runs_of(shards.cuts[0], rank), 0.5, part, 0);
+  }
+  CHECK(held() == 0);
+  for (int64_t rank = 0; rank < kRanks; ++rank) {
+    moves.scale(whole, group::runs_of(shards.cuts[0], rank), 0.5, part, 0);
+  }
+  CHECK(held() == 1);
+  moves.run();
+  CHECK(held() == 0);
+  CHECK(part.equal(at::full({3}, 0.5)));
+}
+
 TEST_CASE("what a kernel does for one element is what the loop of the CPU does for all") {
   for (const auto from : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
     for (const auto to : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
