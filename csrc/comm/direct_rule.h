@@ -30,6 +30,13 @@ constexpr size_t piece_bytes(size_t bytes) {
 /// Pieces of each peer that may be here before they are summed.
 constexpr size_t kPieces = 3;
 
+/// All-reduces of two ranks up to here go as one round of messages, in which each has all of the other's, and not as
+/// two of halves: as many bytes.
+constexpr size_t kWholeAllReduce = 131072;
+constexpr bool is_sooner_whole(size_t bytes, int world) {
+  return world == 2 && bytes <= kWholeAllReduce;
+}
+
 /// All-reduces of two ranks are as fast over Gloo or faster from here on (ours take 1.0 to 1.7 times as long), and have
 /// the same bits: one addition, one rounding. (A mean of 16 bits has not: Gloo rounds before it divides.) With more
 /// ranks the order of Gloo's additions depends on the place in the tensor, and it rounds after each.

@@ -120,6 +120,21 @@ void WireExchange::reduce_scatter(const Call& call, std::byte* output, const std
   sum_pieces(call, output, parts, piece_bytes(bytes), [](size_t, size_t) {});
 }
 
+void WireExchange::sum_whole(const Call& call, std::byte* data) {
+  const auto bytes = call.bytes();
+  pieces_.resize(std::max(pieces_.size(), static_cast<size_t>(world()) * bytes));
+  std::vector<const std::byte*> terms(static_cast<size_t>(world()), data);
+  std::vector<Message> messages;
+  for (const int peer : peers()) {
+    auto* place = pieces_.data() + static_cast<size_t>(peer) * bytes;
+    terms[peer] = place;
+    messages.push_back(wire().receive(peer, place, bytes, Phase::sum));
+  }
+  for (const int peer : peers()) messages.push_back(wire().send(peer, data, bytes, Phase::sum));
+  wire().wait(messages);
+  add_up(data, terms, call.signature.elements, call.signature.dtype, call.is_mean());
+}
+
 // Each rank sums a part, and sends it to all others piece by piece. A piece of another rank's part comes into the place
 // that this rank's own input for it was sent from: it cannot come before that has arrived.
 void WireExchange::all_reduce(const Call& call, std::byte* data) {
@@ -127,6 +142,7 @@ void WireExchange::all_reduce(const Call& call, std::byte* data) {
   const bool small = bytes <= kInline;
   begin(call, small ? bytes : 0, [&](int) { return data; });
   if (small) return add_up(data, announced(data), call.signature.elements, call.signature.dtype, call.is_mean());
+  if (is_sooner_whole(bytes, world())) return sum_whole(call, data);
 
   const auto largest = Share::of(bytes, 0, world()).bytes;
   const auto piece = piece_bytes(largest);

@@ -29,6 +29,8 @@ class WireExchange final : public Exchange {
   /// Sums this rank's part piece by piece into `output`, and calls summed(begin, bytes) after each.
   template <typename Summed>
   void sum_pieces(const Call& call, std::byte* output, const Parts& parts, size_t piece, const Summed& summed);
+  /// Each rank sends all it has to all others, and sums everything.
+  void sum_whole(const Call& call, std::byte* data);
   /// Where the inputs of all ranks are that came with the announcements.
   std::vector<const std::byte*> announced(const std::byte* own) const;
 

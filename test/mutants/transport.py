@@ -9,6 +9,13 @@ _SAME_HOST = "SameHost.*:TransportSameHost.*:TransportArithmetic.*"
 
 TRANSPORT = [
     Mutant(
+        "take one's own values for those of the other of two ranks",
+        "csrc/comm/direct_wire_exchange.cpp",
+        "    terms[peer] = place;\n",
+        "",
+        suites="TransportArithmetic.DirectOfTwoToFourRanks",
+    ),
+    Mutant(
         "add up in the order of arrival at each rank",
         "csrc/comm/direct_wire_exchange.cpp",
         "terms.push_back(peer == rank() ? own : announcements_.data(peer));",

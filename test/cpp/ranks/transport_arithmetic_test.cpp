@@ -135,6 +135,8 @@ std::vector<int64_t> sizes_of(at::ScalarType type, int world) {
   const auto small = static_cast<int64_t>(comm::direct::kInline) / item;
   const auto piece = static_cast<int64_t>(comm::direct::kLeastPiece) / item;
   std::vector<int64_t> sizes{0, 1, 37, small, small + 1, small * world, small * world + 1};
+  const auto whole = static_cast<int64_t>(comm::direct::kWholeAllReduce) / item;
+  if (world == 2) sizes.insert(sizes.end(), {whole, whole + 1});
   // More pieces than are received ahead; of large worlds the data would be too much.
   if (world < 4) sizes.push_back(piece * world * 4 + 5);
   // More than two stages.
