@@ -130,12 +130,16 @@ def modelled(build: Path, extent: Extent, link: Link, names: Sequence[str]) -> I
         for program in programs:
             program.ask(f"speed {link.microseconds} {link.megabytes}")
         take_turns(programs, extent.size.rounds, extent.size.steps)
-        for program in programs:
-            seconds = statistics.median(program.of_rounds("seconds"))
-            busy = program.most("busy_seconds")
-            note = f"median {1e3 * seconds:.3g} ms, the wire busy for {1e3 * busy:.3g} ms"
-            value = ratio(program, programs[0], "seconds")
-            yield Figure("gpu", f"{label(program, str(link))}: step", value, "x DDP", note)
+        yield from link_figures(programs, link)
+
+
+def link_figures(programs: Sequence[Program], link: Link) -> Iterator[Figure]:
+    for program in programs:
+        seconds = statistics.median(program.of_rounds("seconds"))
+        busy = program.most("busy_seconds")
+        note = f"median {1e3 * seconds:.3g} ms, the wire busy for {1e3 * busy:.3g} ms"
+        value = ratio(program, programs[0], "seconds")
+        yield Figure("gpu", f"{label(program, str(link))}: step", value, "x DDP", note)
 
 
 def label(program: Program, ranks: str) -> str:

@@ -1,6 +1,6 @@
 """The suite `overlap`: how much of what travels hides behind what is computed, over a wire that is modelled.
 
-The wire is a link of one rank that is as slow as told (benchmarks/cpp/slow_wire.h): the collectives are real, their
+The wire is a link of one rank that is as slow as told (benchmarks/cpp/wire.h): the collectives are real, their
 ends are late. One rank's step is compared with the same step over the wire that there is.
 """
 

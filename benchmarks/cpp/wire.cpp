@@ -89,13 +89,11 @@ c10::intrusive_ptr<c10::ivalue::Future> FutureWork::getFuture() {
   return future_;
 }
 
-bool FutureWork::isCompleted() {
-  return future_->completed();
-}
-
-bool FutureWork::wait(std::chrono::milliseconds) {
+bool FutureWork::wait(std::chrono::milliseconds timeout) {
+  const bool done = c10d::Work::wait(timeout);
+  // It is completed: this is for streams.
   future_->waitAndThrow();
-  return true;
+  return done;
 }
 
 void FutureWork::end(const std::vector<at::Tensor>& results, const std::exception_ptr& error) {

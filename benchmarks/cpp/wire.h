@@ -48,7 +48,6 @@ class FutureWork : public c10d::Work {
  public:
   explicit FutureWork(const std::vector<c10::Device>& devices);
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-  bool isCompleted() override;
   /// On a device, the current stream waits.
   bool wait(std::chrono::milliseconds timeout) override;
   void end(const std::vector<at::Tensor>& results, const std::exception_ptr& error);
