@@ -46,12 +46,12 @@ class Size:
 
 
 #: Those that take turns; at most as many at a time as 20 GiB hold. DDP is always there.
-CPP = tuple(f"C++ {wrap}" for wrap in ("none", "fully_shard", "fully_shard_keep", "fully_shard_flat", "replicate"))
+CPP = tuple(f"C++ {wrap}" for wrap in ("fully_shard", "fully_shard_keep", "fully_shard_flat", "replicate"))
 PYTHON = (
-    *(f"Python {wrap}" for wrap in ("none", "fully_shard", "fully_shard_keep", "replicate")),
+    *(f"Python {wrap}" for wrap in ("fully_shard", "fully_shard_keep", "replicate")),
     *(f"Python {wrap}_over_gloo" for wrap in ("fully_shard", "replicate")),
 )
-TORCH = tuple(f"Python {wrap}" for wrap in ("fsdp2", "fsdp2_keep", "torch_replicate"))
+TORCH = tuple(f"Python {wrap}" for wrap in ("none", "fsdp2", "fsdp2_keep", "torch_replicate"))
 #: It takes 10 GiB for 107 million parameters.
 DEEPSPEED = ("Python deepspeed",)
 ALL = (CPP, PYTHON, TORCH, DEEPSPEED)

@@ -7,6 +7,7 @@ import os
 import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,15 +61,22 @@ class Program:
             while line and not line.startswith("{"):
                 line = rank.stdout.readline()
             if not line:
-                raise RuntimeError(f"bench: a rank of {self.name} ended early; its own error is above.")
+                raise self._ended_early()
             answers.append(json.loads(line))
         return answers
+
+    def _ended_early(self) -> RuntimeError:
+        where = "its own error is above, or the machine ran out of memory."
+        return RuntimeError(f"bench: a rank of {self.name} ended early: {where}")
 
     def ask(self, what: str) -> list[Answer]:
         for rank in self.ranks:
             assert rank.stdin
-            rank.stdin.write(f"{what}\n")
-            rank.stdin.flush()
+            try:
+                rank.stdin.write(f"{what}\n")
+                rank.stdin.flush()
+            except BrokenPipeError:
+                raise self._ended_early() from None
         return self.answers()
 
     def round(self, steps: int) -> None:
@@ -79,7 +87,8 @@ class Program:
     def end(self) -> None:
         for rank in self.ranks:
             assert rank.stdin
-            rank.stdin.close()
+            with suppress(BrokenPipeError):
+                rank.stdin.close()
         for rank in self.ranks:
             try:
                 rank.wait(timeout=60)

@@ -120,6 +120,16 @@ def test_a_rank_that_fails_ends_the_benchmark(modules):
         steps.measure(BUILD, size, ["C++ nothing"])
 
 
+def test_a_rank_that_was_killed_ends_the_benchmark_too(modules):
+    program = modules["turns"].Program.start("victims", ["sh", "-c", "exec cat", "rank"], 2)
+    for rank in program.ranks:
+        rank.kill()
+        rank.wait()
+    with pytest.raises(RuntimeError, match="a rank of victims ended early: .* out of memory"):
+        program.ask("3")
+    program.end()
+
+
 def test_figures_are_saved_with_machine_date_commit_and_versions(modules, tmp_path):
     figure = modules["figures"].Figure("host", "C++ replicate, 8 blocks", 12.345, "us a unit", "0.1 x DDP")
     data, table = modules["figures"].save(tmp_path, modules["machine"].facts(), [figure])
