@@ -60,7 +60,7 @@ test-sanitize: ## the C++ tests with the sanitizers for addresses, undefined beh
 
 bench: ## what wrapping costs, beside torch's own: time, instructions, copies, memory, in short
 	$(prepare) build "$(PYTHON)"
-	@$(build) dev -DSHARDWISE_BUILD_BENCHMARKS=ON --target shardwise shardwise_python meters host_cost setup_cost plan_models memory_steps rank_steps collectives overlap --install $(jobs)
+	@$(build) dev -DSHARDWISE_BUILD_BENCHMARKS=ON --target shardwise shardwise_python meters host_cost setup_cost plan_models memory_steps rank_steps collectives overlap modelled_peers --install $(jobs)
 	$(if $(PEERS),@$(py) benchmarks/peers.py)
 	@$(py) benchmarks/run.py --quick --instructions
 
