@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from figures import Figure
-from turns import Program
+from turns import Program, started
 
 OPERATIONS = ("all_gather", "reduce_scatter", "all_reduce")
 
@@ -27,16 +26,15 @@ FULL = Extent((2, 4, 8), tuple(4 << 10 << 2 * step for step in range(9)), 15)
 
 def figures(build: Path, extent: Extent) -> Iterator[Figure]:
     for world in extent.worlds:
-        with tempfile.TemporaryDirectory(prefix="shardwise-") as folder:
-            command = [str(build / "benchmarks" / "cpp" / "collectives"), "--world", str(world)]
-            program = Program.start("the suite collectives", [*command, "--store", f"{folder}/store"], world)
-            try:
-                program.answers()
-                for operation in OPERATIONS:
-                    for size in extent.sizes:
-                        yield compare(program, operation, size, extent.rounds)
-            finally:
-                program.end()
+
+        def words(_: str, store: Path, world: int = world) -> list[str]:
+            program = str(build / "benchmarks" / "cpp" / "collectives")
+            return [program, "--world", str(world), "--store", str(store)]
+
+        with started(words, ["the suite collectives"], world) as (program,):
+            for operation in OPERATIONS:
+                for size in extent.sizes:
+                    yield compare(program, operation, size, extent.rounds)
 
 
 def compare(program: Program, operation: str, size: int, rounds: int) -> Figure:

@@ -9,15 +9,14 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import steps
 from figures import Figure
-from turns import Program, ratio, take_turns
+from turns import Program, ratio, started, take_turns
 
 CPP = tuple(name for name in steps.CPP if name != "C++ none")
 PYTHON = (*(name for name in steps.PYTHON if not name.endswith("_over_gloo")), *steps.TORCH)
@@ -96,27 +95,21 @@ def command(name: str, build: Path, extent: Extent, world: int, store: Path) -> 
     return [*steps.command(name, build, size, store, None), *words]
 
 
-@contextmanager
-def started(
+def programs_of(
     build: Path, extent: Extent, world: int, names: Sequence[str], modelled: bool = False
-) -> Iterator[list[Program]]:
+) -> AbstractContextManager[list[Program]]:
     """DDP first; with modelled peers of one rank each."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shardwise-")))
-        programs = []
-        for name in (steps.DDP, *names):
-            words = command(name, build, extent, world, folder / name.replace(" ", "-"))
-            words += ["--modelled"] if modelled else []
-            programs.append(Program.start(name, words, 1 if modelled else world))
-            stack.callback(programs[-1].end)
-            programs[-1].answers()
-        yield programs
+
+    def words(name: str, store: Path) -> list[str]:
+        return [*command(name, build, extent, world, store), *(["--modelled"] if modelled else [])]
+
+    return started(words, (steps.DDP, *names), 1 if modelled else world)
 
 
 def measured(build: Path, extent: Extent, world: int, names: Sequence[str]) -> Iterator[Figure]:
     """Over NCCL."""
     ranks = f"{world} rank{'s' * (world > 1)}"
-    with started(build, extent, world, names) as programs:
+    with programs_of(build, extent, world, names) as programs:
         take_turns(programs, extent.size.rounds, extent.size.steps)
         yield from turns_figures(programs, ranks)
         for program in programs:
@@ -126,7 +119,7 @@ def measured(build: Path, extent: Extent, world: int, names: Sequence[str]) -> I
 
 def modelled(build: Path, extent: Extent, link: Link, names: Sequence[str]) -> Iterator[Figure]:
     """One rank, whose peers and the wire to them are a model."""
-    with started(build, extent, link.world, names, modelled=True) as programs:
+    with programs_of(build, extent, link.world, names, modelled=True) as programs:
         for program in programs:
             program.ask(f"speed {link.microseconds} {link.megabytes}")
         take_turns(programs, extent.size.rounds, extent.size.steps)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from figures import Figure
-from turns import Program
+from turns import Program, started
 
 WRAPS = ("fully_shard", "fully_shard_keep", "replicate")
 LATENCY = 50  # microseconds
@@ -65,14 +65,12 @@ def ask(program: Program, speed: Speed, steps: int) -> Took:
 
 
 def figures(build: Path, extent: Extent) -> Iterator[Figure]:
+    def words(name: str, store: Path) -> list[str]:
+        return command(build, name.split()[1], extent, str(store))
+
     for wrap in WRAPS:
-        with tempfile.TemporaryDirectory(prefix="shardwise-") as folder:
-            program = Program.start(f"overlap {wrap}", command(build, wrap, extent, f"{folder}/store"), 2)
-            try:
-                program.answers()
-                yield from of_wrap(program, wrap, extent)
-            finally:
-                program.end()
+        with started(words, [f"overlap {wrap}"], 2) as (program,):
+            yield from of_wrap(program, wrap, extent)
 
 
 def of_wrap(program: Program, wrap: str, extent: Extent) -> Iterator[Figure]:

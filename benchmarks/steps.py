@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import statistics
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from figures import Figure
-from turns import Program, ratio, take_turns
+from turns import Program, ratio, started, take_turns
 
 HERE = Path(__file__).resolve().parent
 DDP = "Python ddp"
@@ -85,15 +83,11 @@ def command(name: str, build: Path, size: Size, store: Path, peers: Path | None)
 
 
 def measure(build: Path, size: Size, names: Sequence[str], peers: Path | None = None) -> Measured:
-    measured = Measured(size, [])
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shardwise-")))
-        # One after the other: to start takes all cores.
-        for name in (DDP, *names):
-            store = folder / name.replace(" ", "-")
-            measured.programs.append(Program.start(name, command(name, build, size, store, peers), size.world))
-            stack.callback(measured.programs[-1].end)
-            measured.programs[-1].answers()
+    def words(name: str, store: Path) -> list[str]:
+        return command(name, build, size, store, peers)
+
+    with started(words, (DDP, *names), size.world) as programs:
+        measured = Measured(size, programs)
         take_turns(measured.programs, size.rounds, size.steps)
         for program in measured.programs:
             if program.name.startswith("Python"):

@@ -6,8 +6,9 @@ import json
 import os
 import statistics
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,20 @@ class Program:
     def wire_bytes(self) -> float:
         """A step's, of all ranks: of the quietest round, for others may use the device too."""
         return min(self.wire) / len(self.rounds[0][0]["seconds"])
+
+
+@contextmanager
+def started(command: Callable[[str, Path], Sequence[str]], names: Sequence[str], ranks: int) -> Iterator[list[Program]]:
+    """Programs that wait for orders. `command` takes a name and a file that the ranks of that program share."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shardwise-")))
+        programs = []
+        # One after the other: to start takes all cores.
+        for name in names:
+            programs.append(Program.start(name, command(name, folder / name.replace(" ", "-")), ranks))
+            stack.callback(programs[-1].end)
+            programs[-1].answers()
+        yield programs
 
 
 def take_turns(programs: Sequence[Program], rounds: int, steps: int) -> None:
