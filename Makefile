@@ -6,8 +6,11 @@
 #   RANKS, FRONT, SHORT  of the demo: 2 ranks; FRONT=cpp or python; SHORT=1 for a few steps only
 #   MODE                 of the demo: replicate or, in C++, fully_shard
 #   PEERS                of bench: PEERS=1 fetches DeepSpeed, to be measured too
-#   SUITES               of the tests: some of unit_tests, rank_tests, program_tests, pytest; only these are built
-#   FRESH_CLONE          of the tests: FRESH_CLONE=1 also runs the README's commands in a new clone
+#   SUITES               of test: some of unit_tests, rank_tests, program_tests, python_unit, python_ranks, python_interop;
+#                        only these are built
+#   FRESH_CLONE          of test: FRESH_CLONE=1 also runs the README's commands in a new clone
+#   PARTS                of test-parts: some of those that test/parts.py lists
+#   UNTIL                of test-parts: begin no part that will not be done at this time, in seconds as `date +%s` has them
 PYTHON ?=
 SHARDWISE_TEST_DEPS ?=
 JOBS ?=
@@ -17,20 +20,22 @@ MODE ?= replicate
 SHORT ?=
 SUITES ?=
 FRESH_CLONE ?=
+PARTS ?=
+UNTIL ?=
 PEERS ?=
 override SHARDWISE_TEST_DEPS := $(abspath $(SHARDWISE_TEST_DEPS))
 export SHARDWISE_TEST_DEPS
 .NOTPARALLEL:
-.PHONY: help demo test test-fast test-sanitize bench lint format docs wheel clean
+.PHONY: help demo test test-all test-parts bench lint format docs wheel clean
 
 prepare = @sh scripts/prepare.sh
 py = scripts/python
 build = $(py) scripts/build.py
 jobs = $(if $(JOBS),--jobs $(JOBS))
 with_tests = -DSHARDWISE_BUILD_TESTS=ON -DSHARDWISE_BUILD_EXAMPLES=ON -DSHARDWISE_BUILD_BENCHMARKS=ON -DSHARDWISE_TEST_DEPS=$(SHARDWISE_TEST_DEPS)
-suites = $(if $(SUITES),--suites $(SUITES))
-# pytest runs examples, benchmarks and test programs; each of the other suites is one program.
-parts = $(if $(SUITES),$(if $(filter pytest,$(SUITES)),,--target shardwise shardwise_python $(SUITES)))
+# Those in Python run what the README shows and C++ models, and measure memory; each of the others is one program.
+programs = $(filter-out python_%,$(or $(SUITES),unit_tests rank_tests program_tests)) \
+  $(if $(filter python_%,$(or $(SUITES),python_ranks)),hello bound_models meters)
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -41,22 +46,17 @@ demo: ## train a small GPT on RANKS ranks, compare with one process, draw a pict
 	@$(build) dev -DSHARDWISE_BUILD_EXAMPLES=ON --target shardwise shardwise_python gpt --install $(jobs)
 	@$(py) examples/demo.py --front $(FRONT) --mode $(MODE) --ranks $(RANKS) $(if $(SHORT),--short)
 
-test: ## all tests, in C++ and Python; skipped ones are listed with their reasons
+test: ## the tests that hold the product, in C++ and Python; skipped ones are listed with their reasons
 	$(prepare) test "$(PYTHON)"
-	@$(build) dev $(with_tests) $(parts) --install $(jobs)
-	@$(py) test/run.py $(suites) $(if $(FRESH_CLONE),--fresh-clone)
+	@$(build) dev $(with_tests) --target shardwise shardwise_python $(programs) --install $(jobs)
+	@$(py) test/run.py $(if $(SUITES),--suites $(SUITES)) $(if $(FRESH_CLONE),--fresh-clone)
 
-test-fast: ## the tests without the slow ones, and without the row check
-	$(prepare) test "$(PYTHON)"
-	@$(build) dev $(with_tests) $(parts) --install $(jobs)
-	@$(py) test/run.py --fast $(suites)
+test-all: test test-parts ## these, and everything that test-parts adds: some hours
 
-test-sanitize: ## the C++ tests with the sanitizers for addresses, undefined behaviour and threads in the library
+test-parts: ## what is too long for every change: more ranks and steps, random programs, benches, sanitizers, mutants
 	$(prepare) test "$(PYTHON)"
-	@$(build) dev $(with_tests) --target unit_tests rank_tests program_tests $(jobs)
-	@for kind in address undefined thread; do $(build) $$kind -DSHARDWISE_BUILD_PYTHON=OFF \
-	  -DSHARDWISE_SANITIZE=$$kind --target shardwise $(jobs) || exit 1; done
-	@$(py) test/run.py --sanitizers address undefined thread
+	@$(build) dev $(with_tests) --target shardwise shardwise_python unit_tests rank_tests program_tests --install $(jobs)
+	@$(py) test/run.py --add --parts $(PARTS) $(if $(UNTIL),--until $(UNTIL))
 
 bench: ## what wrapping costs, beside torch's own: time, instructions, copies, memory, in short
 	$(prepare) build "$(PYTHON)"

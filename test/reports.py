@@ -1,9 +1,10 @@
-"""Reads what the test programs report: JUnit's XML (GoogleTest, pytest) and Catch2's own XML."""
+"""Reads what the test programs report: JUnit's XML (GoogleTest, pytest), Catch2's own XML, or closing lines."""
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,18 @@ class Result:
     @property
     def title(self) -> str:
         return ".".join(part for part in (self.group, self.name) if part)
+
+
+def counts(results: Iterable[Result], before: Mapping[str, int] | None = None) -> str:
+    """The closing line of results, added to what is counted already."""
+    number = {**dict.fromkeys((PASSED, FAILED, SKIPPED), 0), **(before or {})}
+    for result in results:
+        number[result.outcome] += 1
+    return ", ".join(f"{count} {outcome}" for outcome, count in number.items())
+
+
+def read_counts(line: str) -> dict[str, int]:
+    return {outcome: int(number) for number, outcome in re.findall(rf"(\d+) ({PASSED}|{FAILED}|{SKIPPED})", line)}
 
 
 def read_junit(suite: str, report: Path) -> list[Result]:
@@ -66,3 +79,12 @@ def _catch2_messages(case: ElementTree.Element) -> Iterator[str]:
             yield where + (element.text or "").strip()
         elif element.tag == "Failure":
             yield (element.text or "").strip()
+
+
+def read_closing_line(suite: str, report: Path) -> list[Result]:
+    """Of a program that reports nothing but `N passed, N failed` in its log, beside where a report would be."""
+    log = report.with_suffix(".log").read_text(errors="replace")
+    found = read_counts((re.findall(r"^\d+ passed, \d+ failed.*$", log, re.MULTILINE) or [""])[-1])
+    named = iter(re.findall(r"^not noticed .*: (.+)$", log, re.MULTILINE))
+    return [Result(suite, "", next(named, "") if outcome == FAILED else "", outcome)
+            for outcome, number in found.items() for _ in range(number)]  # fmt: skip

@@ -1,101 +1,39 @@
-"""Runs every test suite and closes with one line: N passed, N failed, N skipped.
+"""Runs the test suites and closes with one line: N passed, N failed, N skipped.
 
-usage: run.py [--fast] [--fresh-clone] [--suites NAME ...] | --sanitizers KIND ...
-Logs and reports lie in build/test. A suite that crashes,
-stays away, runs no test or outlasts its time counts as a failed test; so does the row check if it finds a problem.
+usage: run.py [--suites NAME ...] [--fresh-clone]       what `make test` runs
+       run.py --parts [NAME ...] [--until T] [--add]    parts of parts.py; without names all, those first that a change
+                                                        calls for
+Logs and reports lie in build/test. A suite that crashes, stays away, runs no test or outlasts its time counts as a
+failed test; so does the row check if it finds a problem, and a test that takes long without a mark (seconds.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
-import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import check_rows
 import fresh_clone
+import parts
+import seconds
 from programs import last_lines, run_program
-from reports import FAILED, PASSED, SKIPPED, Result, read_catch2, read_junit
-
-ROOT = Path(__file__).resolve().parent.parent
-OUT = ROOT / "build" / "test"
-MINUTES = 60
-SANITIZERS = {
-    # torch itself leaks, and its libraries are not instrumented.
-    "address": {"ASAN_OPTIONS": "detect_leaks=0"},
-    "undefined": {"UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"},
-    "thread": {"TSAN_OPTIONS": f"suppressions={ROOT / 'test' / 'tsan.supp'}:ignore_noninstrumented_modules=1"},
-}
+from reports import FAILED, PASSED, SKIPPED, Result, counts, read_counts
+from suites import MINUTES, OUT, ROOT, Suite, product_suites
 
 
-@dataclass(frozen=True)
-class Suite:
-    """A program that runs tests and writes a report. `fast` are the arguments that leave slow tests out."""
-
-    name: str
-    command: list[str]
-    fast: list[str]
-    read: Callable[[str, Path], list[Result]]
-    limit: int
-    environment: dict[str, str]
-
-    @property
-    def report(self) -> Path:
-        return OUT / f"{self.name}.xml"
-
-    @property
-    def log(self) -> Path:
-        return OUT / f"{self.name}.log"
-
-
-def cpp_suites(suffix: str = "", **environment: str) -> list[Suite]:
-    programs = ROOT / "build" / "dev" / "test" / "cpp"
-    unit, ranks, random = f"unit_tests{suffix}", f"rank_tests{suffix}", f"program_tests{suffix}"
-    return [
-        Suite(unit, [str(programs / "unit_tests"), "-r", "xml", "-o", str(OUT / f"{unit}.xml")],
-              ["~[slow]"], read_catch2, 5 * MINUTES, environment),
-        Suite(ranks, [str(programs / "rank_tests"), f"--gtest_output=xml:{OUT / ranks}.xml"],
-              ["--gtest_filter=-*Slow*"], read_junit, 20 * MINUTES, environment),
-        Suite(random, [str(programs / "program_tests"), "-r", "xml", "-o", str(OUT / f"{random}.xml")],
-              ["~[slow]"], read_catch2, 10 * MINUTES, environment),
-    ]  # fmt: skip
-
-
-def sanitized_suites(kind: str) -> list[Suite]:
-    """The programs of build/dev with the library of build/KIND in the place of theirs."""
-    folder = ROOT / "build" / kind / "csrc"
-    linked = subprocess.run(["ldd", folder / "libshardwise.so"], capture_output=True, text=True, check=True).stdout
-    # A program that is not built with it must load it before all else; the one for undefined behaviour need not.
-    runtime = re.findall(r"=> (\S+/lib[at]san\S+)", linked)
-    preloaded = {"LD_PRELOAD": runtime[0]} if runtime else {}
-    return cpp_suites(f"-{kind}", LD_LIBRARY_PATH=str(folder), **preloaded, **SANITIZERS[kind])
-
-
-def python_suite() -> Suite:
-    command = [sys.executable, "-m", "pytest", "-v", "test/python", f"--junitxml={OUT / 'pytest.xml'}"]
-    return Suite("pytest", command, ["-m", "not slow"], read_junit, 35 * MINUTES, {})
-
-
-def run_suite(suite: Suite, fast: bool) -> list[Result]:
-    for old in (suite.report, suite.log):
+def run_suite(suite: Suite) -> list[Result]:
+    for old in (suite.report, suite.log, suite.seconds):
         old.unlink(missing_ok=True)
     print(f"{suite.name}: running, its output goes to {suite.log.relative_to(ROOT)}", flush=True)
     began = time.monotonic()
-    ended = run_program(
-        [*suite.command, *(suite.fast if fast else [])],
-        suite.log,
-        suite.limit,
-        ROOT,
-        {**os.environ, **suite.environment},
-    )
+    environment = {**os.environ, **suite.environment, "SHARDWISE_TEST_SECONDS": str(suite.seconds)}
+    ended = run_program(suite.command, suite.log, suite.limit, ROOT, environment)
     results = judge(suite, ended, read_report(suite))
-    seconds = time.monotonic() - began
-    print(f"{suite.name}: {counts(results)} in {seconds:.0f} s", flush=True)
+    print(f"{suite.name}: {counts(results)} in {time.monotonic() - began:.0f} s", flush=True)
     return results
 
 
@@ -118,17 +56,57 @@ def judge(suite: Suite, ended: str, results: list[Result]) -> list[Result]:
     return [*results, Result(suite.name, "", "the whole suite", FAILED, message)]
 
 
+def run_suites(suites: Sequence[Suite]) -> list[Result]:
+    """Their results, and that of the check of their seconds, which are shown. Three suites at a time: ranks wait for
+    each other, and for time limits, as long as they compute."""
+    with ThreadPoolExecutor(3) as pool:
+        results = [result for found in pool.map(run_suite, suites) for result in found]
+    took = [test for suite in suites for test in seconds.read(suite.name, suite.seconds)]
+    if took:
+        print(seconds.report(took), flush=True)
+    marked = {suite.name for suite in suites if suite.marked}
+    if marked:
+        results.append(seconds.check(test for test in took if test.suite in marked))
+    return results
+
+
 def row_check(results: list[Result]) -> Result:
-    sides = {"cpp": ("unit_tests", "rank_tests", "program_tests"), "py": ("pytest",)}
+    sides = {
+        "cpp": ("unit_tests", "rank_tests", "program_tests"),
+        "py": ("python_unit", "python_ranks", "python_interop"),
+    }
     ran = {side: [result for result in results if result.suite in names] for side, names in sides.items()}
     problems = check_rows.check_files(ran["cpp"], ran["py"])
     print(f"rows: {len(problems)} problems{'' if problems else ', every row is there or excepted'}")
     return Result("rows", "", "both sides have every row", FAILED if problems else PASSED, "\n".join(problems))
 
 
-def counts(results: list[Result]) -> str:
-    number = {outcome: sum(result.outcome == outcome for result in results) for outcome in (PASSED, FAILED, SKIPPED)}
-    return ", ".join(f"{count} {outcome}" for outcome, count in number.items())
+def run_part(part: parts.Part) -> list[Result]:
+    began = time.monotonic()
+    print(f"part {part.name}:", flush=True)
+    log = OUT / f"{part.name}.build.log"
+    log.unlink(missing_ok=True)
+    command = [sys.executable, str(ROOT / "scripts" / "build.py"), *part.build]
+    problem = run_program(command, log, 60 * MINUTES, ROOT, dict(os.environ))
+    if problem:
+        return [Result(part.name, "", "build", FAILED, f"{problem}\n{last_lines(log, 60)}")]
+    results = run_suites(part.suites())
+    if not any(result.outcome == FAILED for result in results):
+        minutes = f"{(time.monotonic() - began) / MINUTES:.1f}"
+        parts.write_passed(part, parts.Passed(parts.current_commit(), minutes, counts(results)))
+    return results
+
+
+def run_parts(names: Sequence[str], until: float | None) -> list[Result]:
+    passed = parts.read_passed()
+    chosen = [part for part in parts.PARTS if part.name in names or not names]
+    results = []
+    for part in parts.in_order(chosen, lambda part: parts.is_called_for(part, passed.get(part.name))):
+        if parts.fits(part, until):
+            results += run_part(part)
+        else:
+            print(f"part {part.name}: left out, for its {part.minutes} minutes do not fit into the time", flush=True)
+    return results
 
 
 def show_failures(results: list[Result]) -> None:
@@ -147,29 +125,34 @@ def show_skips(results: list[Result]) -> None:
 
 
 def main() -> int:
-    development = [*cpp_suites(), python_suite()]
-    names = [suite.name for suite in development]
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fast", action="store_true", help="leave slow tests and the row check out")
-    parser.add_argument("--fresh-clone", action="store_true", help="also run the README's commands in a new clone")
+    names = [suite.name for suite in product_suites()]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suites", nargs="+", choices=names, default=names, help="only these, without the row check")
-    parser.add_argument("--sanitizers", nargs="+", choices=SANITIZERS, help="instead the C++ tests with these")
+    parser.add_argument("--fresh-clone", action="store_true", help="also run the README's commands in a new clone")
+    parser.add_argument(
+        "--parts", nargs="*", metavar="NAME", help="parts alone: " + ", ".join(p.name for p in parts.PARTS)
+    )
+    parser.add_argument("--until", type=float, help="begin no part that will not be done at this time (of `date +%%s`)")
+    parser.add_argument("--add", action="store_true", help="add what ran before to the closing line")
     arguments = parser.parse_args()
-    if arguments.sanitizers:
-        chosen = [suite for kind in arguments.sanitizers for suite in sanitized_suites(kind)]
-    else:
-        chosen = [suite for suite in development if suite.name in arguments.suites]
+    if unknown := set(arguments.parts or ()) - {part.name for part in parts.PARTS}:
+        parser.error(f"there is no part {', '.join(sorted(unknown))}")
     OUT.mkdir(parents=True, exist_ok=True)
-    results = [result for suite in chosen for result in run_suite(suite, arguments.fast)]
-    if chosen == development and not arguments.fast:
-        results.append(row_check(results))
+    closing_line = OUT / "closing_line"
+    before = read_counts(closing_line.read_text()) if arguments.add else {}
+    results: list[Result] = []
+    if arguments.parts is not None:
+        results += run_parts(arguments.parts, arguments.until)
+    else:
+        results += run_suites([suite for suite in product_suites() if suite.name in arguments.suites])
+        if arguments.suites == names:
+            results.append(row_check(results))
     if arguments.fresh_clone:
         results += fresh_clone.run(OUT / "fresh_clone.log")
     show_failures(results)
     show_skips(results)
-    closing_line = counts(results)
-    (OUT / "closing_line").write_text(f"{closing_line}\n")
-    print(closing_line, flush=True)
+    closing_line.write_text(f"{counts(results, before)}\n")
+    print(closing_line.read_text(), end="", flush=True)
     return int(any(result.outcome == FAILED for result in results))
 
 

@@ -12,7 +12,7 @@ PACKAGE = [
         "wrapping.py",
         "made = _meshes.setdefault(groups[0], {})",
         "made: dict[Any, _C.Mesh] = {}",
-        "ranks/test_interop_meshes.py",
+        "interop/test_interop_meshes.py",
     ),
     _mutant(
         "take the forwards of all ranks for a rank's steps",
@@ -89,7 +89,7 @@ PACKAGE = [
         "wrapping.py",
         "    return convert if inputs else None, outputs\n",
         "    return None, outputs\n",
-        "ranks/test_interop_lists.py",
+        "interop/test_interop_lists.py",
     ),
     _mutant(
         "leave all-reduces on when synchronisation is off",
@@ -97,7 +97,7 @@ PACKAGE = [
         "            unit.set_requires_gradient_sync(requires_gradient_sync)\n"
         "            unit.set_requires_all_reduce(requires_gradient_sync)\n",
         "            unit.set_requires_gradient_sync(requires_gradient_sync)\n",
-        "ranks/test_interop_training.py",
+        "interop/test_interop_training.py",
     ),
     _mutant(
         "set synchronisation of inner units too, whatever was asked",

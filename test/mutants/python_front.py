@@ -26,14 +26,14 @@ PYTHON_FRONT = [
         "entries.cpp",
         "      if (owner.is_plain) {",
         "      if (owner.is_plain || !owner.is_plain) {",
-        "ranks/test_interop_values.py",
+        "interop/test_interop_values.py",
     ),
     _mutant(
         "see no parameter that was replaced",
         "module_unit.cpp",
         "if (!is_same) show_as(",
         "if (!is_same && i > entries_->size()) show_as(",
-        "ranks/test_fully_shard_state.py ranks/test_interop_checkpoints.py",
+        "ranks/test_fully_shard_state.py interop/test_interop_checkpoints.py",
     ),
     _mutant(
         "say nothing of a parameter that was replaced by a plain one",
@@ -47,14 +47,14 @@ PYTHON_FRONT = [
         "module_unit.cpp",
         "  if (!to_run_.empty()) return false;\n",
         "",
-        "ranks/test_interop_lists.py ranks/test_fully_shard_training_core.py",
+        "interop/test_interop_lists.py ranks/test_fully_shard_training_core.py",
     ),
     _mutant(
         "begin a unit of several modules anew at each of them",
         "module_unit.cpp",
         "  if (to_run_.contains(module.ptr()) && unit_->shows_full()) return false;\n",
         "",
-        "ranks/test_interop_lists.py ranks/test_fully_shard_training_core.py",
+        "interop/test_interop_lists.py ranks/test_fully_shard_training_core.py",
     ),
     _mutant(
         "watch no output for its backward",
@@ -68,7 +68,7 @@ PYTHON_FRONT = [
         "module_unit.cpp",
         "return convert_outputs_.is_none() ? py::none()",
         "return convert_outputs_.is_none() || modules_.size() == 1 ? py::none()",
-        "ranks/test_fully_shard_training_inputs.py ranks/test_interop_values.py "
+        "ranks/test_fully_shard_training_inputs.py interop/test_interop_values.py "
         "ranks/test_fully_shard_training_core.py",
     ),
     _mutant(
@@ -76,21 +76,21 @@ PYTHON_FRONT = [
         "module_unit.cpp",
         "if (piece.is_meta()) return piece;",
         "if (piece.is_meta() || piece.numel() > 0) return piece;",
-        "ranks/test_fully_shard_state.py ranks/test_interop_checkpoints.py ranks/test_interop_training.py",
+        "ranks/test_fully_shard_state.py interop/test_interop_checkpoints.py interop/test_interop_training.py",
     ),
     _mutant(
         "write the next gradient over one that somebody holds",
         "dtensor_face.cpp",
         "!is_ours_alone(dtensor) || mean.use_count() != shown.uses ||",
         "",
-        "ranks/test_interop_gradients.py",
+        "interop/test_interop_gradients.py",
     ),
     _mutant(
         "find no tensors in dataclasses",
         "tensors_in.cpp",
         'py::hasattr(value, "__dataclass_fields__") && ',
         'py::hasattr(value, "__no_fields__") && ',
-        "ranks/test_interop_containers.py",
+        "interop/test_interop_containers.py",
     ),
     _mutant(
         "let a tensor of a user's all-gather live on",

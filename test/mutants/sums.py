@@ -156,7 +156,7 @@ SUMS = [
         "|| Py_REFCNT(local.ptr()) != shown.references;",
         ";",
         languages=("Python",),
-        suites="ranks/test_interop_gradients.py",
+        suites="interop/test_interop_gradients.py",
     ),
     Mutant(
         "publish a view of which its holder made another tensor",

@@ -13,7 +13,7 @@ TRANSPORT = [
         "csrc/comm/direct_wire_exchange.cpp",
         "    terms[peer] = place;\n",
         "",
-        suites="TransportArithmetic.DirectOfTwoToFourRanks",
+        suites="TransportArithmetic.Direct",
     ),
     Mutant(
         "add up in the order of arrival at each rank",

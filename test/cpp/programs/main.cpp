@@ -1,9 +1,9 @@
 #define CATCH_CONFIG_RUNNER
 #include "programs/options.h"
+#include "support/catch_seconds.h"
 #include "support/time_limit.h"
 
 #include <ATen/Parallel.h>
-#include <catch2/catch.hpp>
 
 #include <cstdlib>
 

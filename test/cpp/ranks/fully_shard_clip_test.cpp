@@ -11,7 +11,7 @@ namespace {
 constexpr auto kInfinity = std::numeric_limits<double>::infinity();
 
 void in_three_worlds(const std::function<void(Rank&)>& fn) {
-  on_ranks(fn, {2, 3, 4});
+  on_ranks(fn, by_form<std::vector<int>>({2, 3}, {2, 3, 4}));
 }
 
 /// Of the parameters given, each once: over their gradients as one vector.

@@ -44,7 +44,7 @@ TEST(FullyShard1DTrainingCompose, TrainParityWithActivationCheckpointing) {
 
 TEST(FullyShard1DTrainingCompose, DoubleForwardWithNestedFsdpAndCheckpoint) {
   std::vector<Wrapping<Transformer>> wrappings;
-  for (const auto& reshard : reshards(4)) {
+  for (const auto& reshard : reshards(kSecondWorld)) {
     wrappings.push_back({[reshard](Transformer& model, Rank& rank) {
       const auto wrap = sharding(rank, reshard);
       for (size_t i = 0; i < model->blocks->size(); ++i) {
@@ -69,7 +69,7 @@ TEST(FullyShard1DTrainingCompose, DoubleForwardWithNestedFsdpAndCheckpoint) {
 
 TEST(FullyShardSharedParams, TrainParityWithSharedParams) {
   std::vector<Wrapping<Transformer>> wrappings;
-  for (const auto& reshard : reshards(4)) {
+  for (const auto& reshard : reshards(kSecondWorld)) {
     wrappings.push_back({[reshard](Transformer& model, Rank& rank) { wrap_blocks(model, sharding(rank, reshard)); }});
   }
   train_checkpointed(

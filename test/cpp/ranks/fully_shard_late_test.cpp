@@ -10,7 +10,7 @@ namespace shardwise::test {
 namespace {
 
 /// For each program and number of ranks, by groups. Where ranks compare what they do, that takes the most time.
-constexpr std::array<int, 3> kSchedules{12, 4, 20};
+const auto kSchedules = by_form<std::array<int, 3>>({4, 3, 4}, {12, 4, 20});
 /// Then a new one is made: the first step of a model goes other ways than the later ones.
 constexpr int kSchedulesOfAModel = 4;
 

@@ -63,7 +63,7 @@ TEST(FullyShardPrograms, ShardPlacement) {
 
 TEST(FullyShardPrograms, FlatLayout) {
   // The pieces of a parameter, in the order of the ranks, are its elements.
-  for (const int world : {1, 2, 3, 4}) {
+  for (const int world : by_form<std::vector<int>>({1, 2, 3}, {1, 2, 3, 4})) {
     std::vector<std::vector<torch::Tensor>> values(world), gradients(world);
     Stack reference;
     run_ranks(world, [&](Rank& rank) {

@@ -38,7 +38,7 @@ TEST(FullyShard, ParityWithASingleProcess) {
       }
     }
   };
-  on_ranks(every_way, {1, 2, 3, 4});
+  on_ranks(every_way, by_form<std::vector<int>>({1, 2, 3}, {1, 2, 3, 4, 8}));
 }
 
 } // namespace shardwise::test

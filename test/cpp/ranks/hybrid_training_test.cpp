@@ -26,7 +26,7 @@ Program<torch::nn::Sequential> norm_and_mlps(int64_t width, bool checkpointed) {
         }
         return x.pow(2).mean();
       },
-      /*steps=*/5, kMicrobatches};
+      by_form(3, 5), kMicrobatches};
 }
 
 Wrapping<torch::nn::Sequential> on_grid(Grid grid, bool reshard, bool sync_at_last) {
@@ -47,13 +47,14 @@ Wrapping<torch::nn::Sequential> on_grid(Grid grid, bool reshard, bool sync_at_la
 } // namespace
 
 TEST(FullyShardHSDPTraining, TrainParityHsdp) {
-  for (const int64_t width : {3, 16, 17}) {
+  for (const int64_t width : by_form<std::vector<int64_t>>({3, 16}, {3, 16, 17})) {
     for (const bool checkpointed : {false, true}) {
-      for (const auto& expected : expect_alone(norm_and_mlps(width, checkpointed))) {
+      for (const int world : by_form<std::vector<int>>({4}, {2, 4})) {
+        const Expected<torch::nn::Sequential> expected(norm_and_mlps(width, checkpointed), world);
         for (const bool sync_at_last : {false, true}) {
           AlikeRuns runs;
           for (const bool reshard : {true, false}) {
-            const Grid grid{2, expected.world / 2};
+            const Grid grid{2, world / 2};
             SCOPED_TRACE(c10::str(
                 grid.name(), ", width ", width, ", checkpointed ", checkpointed, ", sync at last ", sync_at_last,
                 ", reshard ", reshard));
@@ -67,7 +68,8 @@ TEST(FullyShardHSDPTraining, TrainParityHsdp) {
 
 TEST(FullyShardHybrid, EveryGridAndLateRanks) {
   const auto program = norm_and_mlps(5, false);
-  for (const auto grid : std::vector<Grid>{{2, 2}, {2, 3}, {4, 2}, {1, 2}, {2, 1}}) {
+  for (const auto grid :
+       by_form<std::vector<Grid>>({{2, 2}, {1, 2}, {2, 1}}, {{2, 2}, {2, 3}, {4, 2}, {1, 2}, {2, 1}})) {
     SCOPED_TRACE(grid.name());
     const Expected<torch::nn::Sequential> expected(program, grid.world());
     AlikeRuns runs;

@@ -15,7 +15,7 @@ inline Program<torch::nn::Sequential> accumulation_program() {
       [](torch::nn::Sequential& model, int number, int rank) {
         return call(model, batch_for(model, number, rank, 32)).pow(2).mean();
       },
-      /*steps=*/5, kMicrobatches};
+      by_form(3, 5), kMicrobatches};
 }
 
 template <typename Wrap>

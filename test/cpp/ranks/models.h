@@ -1,6 +1,7 @@
 #pragma once
 
 // Models and data that the tests of replicate share; the C++ twin of test/python/ranks/models.py.
+#include "support/form.h"
 #include "support/ranks.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +13,9 @@ namespace shardwise::test {
 using Loss = std::function<torch::Tensor()>;
 
 /// As run_ranks(), on each of these numbers of ranks.
-inline void on_ranks(const std::function<void(Rank&)>& fn, const std::vector<int>& worlds = {2, 4}) {
+inline void on_ranks(
+    const std::function<void(Rank&)>& fn,
+    const std::vector<int>& worlds = by_form<std::vector<int>>({2, 3}, {2, 4, 8})) {
   for (const int world : worlds) run_ranks(world, fn);
 }
 

@@ -99,7 +99,7 @@ const MixedPrecision kLowParameters{.param_dtype = torch::kBFloat16, .reduce_dty
 } // namespace
 
 TEST(PlanSteps, EveryPolicyOfResharding) {
-  on_ranks([](Rank& rank) {
+  const auto every_policy = [](Rank& rank) {
     using Reshard = std::optional<ReshardAfterForward>;
     const std::vector<std::pair<Reshard, std::string>> policies{
         {Reshard(), "after forward"},
@@ -126,7 +126,8 @@ TEST(PlanSteps, EveryPolicyOfResharding) {
         }
       }
     }
-  });
+  };
+  on_ranks(every_policy, by_form<std::vector<int>>({4}, {2, 4}));
 }
 
 TEST(PlanSteps, CopiesOfShards) {
@@ -162,7 +163,7 @@ TEST(PlanSteps, ReplicatedUnits) {
           ASSERT_EQ(sum.full_bytes, options.mixed_precision().param_dtype ? sum.bytes / 2 : 0);
         }
       },
-      {1, 2, 4});
+      by_form<std::vector<int>>({1, 2}, {1, 2, 4}));
 }
 
 /// Two dtypes, a list, and a unit inside.

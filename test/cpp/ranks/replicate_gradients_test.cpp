@@ -17,7 +17,7 @@ void parity(Rank& rank, const std::vector<int64_t>& widths) {
 } // namespace
 
 TEST(ReplicateGradients, ParityWithASingleProcess) {
-  for (const int world : {2, 3, 4}) {
+  for (const int world : by_form<std::vector<int>>({2, 3}, {2, 3, 4})) {
     run_ranks(world, [](Rank& rank) { parity(rank, {4, 6, 2}); });
     run_ranks(world, [](Rank& rank) { parity(rank, {3, 5, 7, 1}); });
   }

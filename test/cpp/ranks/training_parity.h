@@ -14,7 +14,7 @@ struct Program {
   std::function<Model()> make;
   /// `number` counts forwards; the data differs with it and with the rank.
   std::function<torch::Tensor(Model&, int number, int rank)> loss;
-  int steps = 10;
+  int steps = by_form(3, 10);
   /// Forwards and backwards a step, whose gradients add up.
   int parts = 1;
   /// In which it is compared first; then in double precision.
@@ -106,10 +106,12 @@ struct Expected {
   }
 };
 
-/// The program on 2 and on 4 ranks.
+/// Rows run on 2 ranks, and on this many.
+inline const int kSecondWorld = by_form(3, 4);
+
 template <typename Model>
 std::vector<Expected<Model>> expect_alone(const Program<Model>& program) {
-  return {Expected<Model>(program, 2), Expected<Model>(program, 4)};
+  return {Expected<Model>(program, 2), Expected<Model>(program, kSecondWorld)};
 }
 
 using DimOf = std::function<int64_t(const std::string& name, const torch::Tensor& whole)>;

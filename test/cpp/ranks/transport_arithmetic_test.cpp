@@ -2,6 +2,7 @@
 // by bit. R01, R04, R07, R08.
 #include "comm/direct_rule.h"
 #include "comm/same_host_board.h"
+#include "support/form.h"
 #include "support/ranks.h"
 #include "transport_groups.h"
 
@@ -167,49 +168,34 @@ void check_everything(Rank& rank, Transport transport, const std::vector<Dtype>&
   }
 }
 
-void of_two_to_four_ranks() {
-  for (int world = 2; world <= 4; ++world) {
-    run_ranks(world, [](Rank& rank) { check_everything(rank, Transport::direct, kDtypes); });
-  }
-}
-
-void of_five_to_eight_ranks() {
-  for (int world = 5; world <= 8; ++world) {
-    run_ranks(world, [](Rank& rank) {
-      check_everything(rank, Transport::direct, {kDtypes[1], kDtypes[3], kDtypes[5]});
+/// From two ranks on; of many the dtypes that differ in how they are summed.
+void check_worlds(bool shared_memory) {
+  through_shared_memory() = shared_memory;
+  for (int world = 2; world <= by_form(3, 8); ++world) {
+    run_ranks(world, [world](Rank& rank) {
+      const std::vector<Dtype> few{kDtypes[1], kDtypes[3], kDtypes[5]};
+      check_everything(rank, Transport::direct, world <= 4 ? kDtypes : few);
     });
   }
 }
 
-TEST(TransportArithmetic, DirectOfTwoToFourRanks) {
-  through_shared_memory() = false;
-  of_two_to_four_ranks();
+TEST(TransportArithmetic, Direct) {
+  check_worlds(/*shared_memory=*/false);
 }
 
-TEST(TransportArithmetic, SharedMemoryOfTwoToFourRanks) {
-  through_shared_memory() = true;
-  of_two_to_four_ranks();
-}
-
-TEST(TransportArithmetic, DirectOfFiveToEightRanks) {
-  through_shared_memory() = false;
-  of_five_to_eight_ranks();
-}
-
-TEST(TransportArithmetic, SharedMemoryOfFiveToEightRanks) {
-  through_shared_memory() = true;
-  of_five_to_eight_ranks();
+TEST(TransportArithmetic, SharedMemory) {
+  check_worlds(/*shared_memory=*/true);
 }
 
 TEST(TransportArithmetic, Gloo) {
-  for (int world = 2; world <= 8; ++world) {
+  for (int world = 2; world <= by_form(3, 8); ++world) {
     run_ranks(world, [&](Rank& rank) { check_everything(rank, Transport::gloo, {kDtypes[world % 4], kDtypes[5]}); });
   }
 }
 
 // R07: 64 MB, of three ranks in 16 bits too.
 TRANSPORT_TEST(LargeReductions) {
-  for (const int world : {2, 3, 4}) {
+  for (const int world : by_form<std::vector<int>>({2, 3}, {2, 3, 4})) {
     for (const auto& dtype : {kDtypes[1], kDtypes[3]}) {
       if (world != 3 && dtype.type != at::kFloat) continue;
       run_ranks(world, [&](Rank& rank) {

@@ -1,4 +1,5 @@
 #include "support/processes.h"
+#include "support/seconds.h"
 #include "support/time_limit.h"
 
 #include <ATen/Parallel.h>
@@ -9,6 +10,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <memory>
+#include <string>
 
 namespace shardwise::test {
 namespace {
@@ -25,6 +27,18 @@ class LimitTests : public testing::EmptyTestEventListener {
   std::unique_ptr<TimeLimit> limit_;
 };
 
+/// A rank process tells nothing: its seconds are in those of the test that started it.
+class TellSeconds : public testing::EmptyTestEventListener {
+  void OnTestStart(const testing::TestInfo&) override {
+    seconds_.begin();
+  }
+  void OnTestEnd(const testing::TestInfo& test) override {
+    seconds_.end(std::string(test.test_suite_name()) + "." + test.name(), test.file());
+  }
+
+  TestSeconds seconds_;
+};
+
 } // namespace
 } // namespace shardwise::test
 
@@ -39,6 +53,7 @@ int main(int argc, char** argv) {
   start_time_watch();
   const WatchedThread watched("the main thread");
   testing::UnitTest::GetInstance()->listeners().Append(new LimitTests);
+  if (!is_rank_process()) testing::UnitTest::GetInstance()->listeners().Append(new TellSeconds);
   const int status = RUN_ALL_TESTS();
   if (!is_rank_process()) return status;
   std::cerr << "This rank's process ended its test without reaching run_processes() or run_torchrun(): either what "

@@ -100,7 +100,7 @@ class Program:
     gathers_are_counted: bool
 
     def text(self) -> str:
-        name = f"test/python/ranks/test_fuzz.py -k 'programs and {self.world_size}'"
+        name = f"test/python/interop/test_fuzz.py -k 'programs and {self.world_size}'"
         lines = [
             f"program {self.seed} on {self.world_size} ranks, mesh {self.mesh}, width {self.width}",
             f"again: SHARDWISE_FUZZ_SEED={self.seed} SHARDWISE_FUZZ_PROGRAMS=1 python -m pytest {name}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from form import by_form
 from parity import Program, WrapOne
 from torch import nn
 from torch.distributed._composable import checkpoint
@@ -76,7 +77,7 @@ def text_loss(model: Any, number: int, rank: int) -> torch.Tensor:
     return functional.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
 
 
-def text_program(steps: int = 10, parts: int = 1, **settings: Any) -> Program:
+def text_program(steps: int = by_form(3, 10), parts: int = 1, **settings: Any) -> Program:
     return Program(lambda: Transformer(**settings), text_loss, steps, parts)
 
 

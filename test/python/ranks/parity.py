@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from engine import TORCH, Engine, ours
+from form import by_form
 from models import local
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -38,7 +39,7 @@ class Program:
 
     make: Callable[[], nn.Module]
     loss: Callable[[nn.Module, int, int], torch.Tensor]
-    steps: int = 10
+    steps: int = by_form(3, 10)
     #: Forwards and backwards a step, whose gradients add up.
     parts: int = 1
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = momentum

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from engine import Engine
+from form import by_form
 from models import batch
 from parity import Program, Wrapping
 from torch import nn
@@ -17,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from training_models import Mlp, mlps
 
 #: Some of which two ranks cannot share evenly.
-WIDTHS = (3, 5, 16, 17)
+WIDTHS = by_form((3, 16), (3, 5, 16, 17))
 
 MLPS = 3
 

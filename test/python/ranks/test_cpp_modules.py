@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from bound import Pair, branches_loss, chain_loss, counted, stack_loss, twice_loss, twin, wrap_stack
+from pool import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import Shard
 from torch.nn.cpp import ModuleWrapper
 
 import shardwise
-from shardwise.testing import run_ranks
 
 
 def check_training(rank: int) -> None:

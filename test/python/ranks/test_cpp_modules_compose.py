@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from bound import Pair, chain_loss, counted, models, stack_loss, tokens, twin, wrap_stack
+from pool import run_ranks
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.tensor import Shard
 
 import shardwise
 from shardwise.cpp import as_module
-from shardwise.testing import run_ranks
 
 
 class Gather:

@@ -10,13 +10,13 @@ import torch
 from engine import TORCH, ours
 from models import batch, mlp, reference_backward
 from own_gather import HalfTwin, NewTwin, OddTwin, OldTwin, ScarceTwin, Twin, with_twins
+from pool import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 import shardwise
-from shardwise.testing import run_ranks
 
 
 def wrapped(engine: Any, model: nn.Module, **options: Any) -> nn.Module:

@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from engine import TORCH, Engine, ours
+from form import by_form
 from language import CHECKPOINTS, GROUPINGS, checkpoint_blocks, text_loss, text_program, wrap_blocks, wrap_groups
 from models import local
 from parity import Parity, Program, Wrap, assert_same_bits
-
-from shardwise.testing import run_ranks
+from pool import run_ranks
 
 
 def checkpointed_groups(rank: int) -> None:
@@ -64,7 +64,7 @@ def two_forwards_one_backward(rank: int) -> None:
 
 
 def shared(rank: int) -> None:
-    parity = Parity(text_program(tied=True, steps=10 if dist.get_world_size() == 2 else 4))
+    parity = Parity(text_program(tied=True, steps=by_form(3, 10) if dist.get_world_size() == 2 else 3))
     is_exact = dist.get_world_size() == 2
 
     def wrapping(how: str | None, reshard: Any) -> Wrap:

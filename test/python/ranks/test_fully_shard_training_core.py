@@ -10,16 +10,16 @@ import torch
 import torch.distributed as dist
 from delays import POINTS, Delays
 from engine import TORCH, Engine, ours
+from form import by_form
 from language import blocks_of, prefetch_two_blocks, text_program, wrap_blocks
 from models import local
 from parity import Parity, Trace, Wrap, Wrapping, adam, assert_same_bits, momentum
+from pool import run_ranks
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from training_models import WIDTHS, mlp_program, non_root_program, twice_program
-
-from shardwise.testing import run_ranks
 
 
 def reshards() -> list[bool | int | None]:
@@ -70,7 +70,8 @@ def groups_with_late_ranks(rank: int) -> None:
     each_reshard(parity, lambda reshard: by_block(reshard_after_forward=reshard))
     wrap = by_block(reshard_after_forward=True if is_exact() else 2)
     in_time = parity.run(ours(), wrap)
-    for points in [*([point] for point in POINTS), POINTS] if is_exact() else [POINTS]:
+    one_by_one = [[point] for point in POINTS] if is_exact() else []
+    for points in [*by_form([], one_by_one), POINTS]:
         delays = Delays(*points)
         late = parity.run(ours(), delays.wrapping(wrap))
         delays.assert_passed(parity.program.steps)

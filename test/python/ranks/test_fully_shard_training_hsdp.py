@@ -7,9 +7,11 @@ from typing import Any
 
 import torch.distributed as dist
 from engine import TORCH, Engine, ours
+from form import by_form
 from microbatches import MICROBATCHES, is_last
 from models import batch
 from parity import Parity, Program, Wrapping, assert_same_bits
+from pool import run_ranks
 from torch import nn
 from torch.distributed._composable import checkpoint
 from torch.distributed.device_mesh import init_device_mesh
@@ -17,14 +19,12 @@ from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from training_models import mlps
 
-from shardwise.testing import run_ranks
-
 
 def norm_and_mlps(width: int) -> Program:
     return Program(
         lambda: mlps(width, 3, nn.LayerNorm(width)),
         lambda model, number, rank: model(batch(number, rank, width)).pow(2).mean(),
-        steps=5,
+        steps=by_form(3, 5),
         parts=MICROBATCHES,
     )
 
@@ -60,11 +60,12 @@ def on_grid(mesh: Any, reshard: bool, checkpointed: bool, sync_at_last: bool, of
 
 def on_two_dimensions(rank: int) -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
-    for width in (3, 16, 17):
+    for width in by_form((3, 17), (3, 16, 17)):
         parity = Parity(norm_and_mlps(width))
         for sync_at_last in (True, False):
             theirs = parity.run(TORCH, on_grid(mesh, True, False, sync_at_last))
-            for reshard, checkpointed in product((True, False), (False, True)):
+            every = list(product((True, False), (False, True)))
+            for reshard, checkpointed in by_form([every[sync_at_last], every[2 + sync_at_last]], every):
                 mine = parity.run(ours(), on_grid(mesh, reshard, checkpointed, sync_at_last))
                 # Two ranks along each dimension: every sum is of two.
                 assert_same_bits(mine, theirs)

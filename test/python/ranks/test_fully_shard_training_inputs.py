@@ -11,12 +11,11 @@ from engine import TORCH, Engine, ours
 from models import batch
 from nested_inputs import assert_inputs_come_through
 from parity import Parity, Program, Wrap, adam
+from pool import run_ranks
 from registration import TwoMlps
 from torch import nn
 from torch.distributed.tensor import DTensor
 from training_models import batch_for, mlps
-
-from shardwise.testing import run_ranks
 
 
 class NoInputs(nn.Module):

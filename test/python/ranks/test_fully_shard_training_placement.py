@@ -10,11 +10,10 @@ import torch.distributed as dist
 from engine import Engine
 from language import blocks_of, text_program, wrap_blocks
 from parity import Parity, Wrapping
+from pool import run_ranks
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 from training_models import mlp_program
-
-from shardwise.testing import run_ranks
 
 
 def largest(parameter: nn.Parameter) -> Shard:

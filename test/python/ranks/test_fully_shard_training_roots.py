@@ -12,12 +12,11 @@ from engine import TORCH, Engine, ours
 from language import vision_program
 from models import batch
 from parity import Parity, Program, Wrap, adam, counting
+from pool import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from training_models import WIDTHS, mlp_program, mlps
-
-from shardwise.testing import run_ranks
 
 
 def another_method(rank: int) -> None:

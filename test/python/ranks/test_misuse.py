@@ -7,8 +7,7 @@ import misuse_wrapping
 import pytest
 from engine import TORCH, ours
 from misuse import CASES, two_layers
-
-from shardwise.testing import run_ranks
+from pool import run_ranks
 
 assert misuse_wrapping and misuse_running, "they fill the list of cases"
 

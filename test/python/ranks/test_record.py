@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from models import batch, mlp
+from pool import run_ranks
 
 import shardwise
 from shardwise import _timeline
-from shardwise.testing import run_ranks
 
 PROGRAM = """
 import sys

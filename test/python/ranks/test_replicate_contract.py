@@ -11,11 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from models import assert_same, batch, counters, local, mlp, pair, reference_backward
+from pool import run_ranks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import shardwise
-from shardwise.testing import run_ranks
 
 
 def a_failed_backward_is_forgotten(rank: int) -> None:

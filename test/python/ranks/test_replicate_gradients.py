@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from models import Branches, assert_same, batch, counters, local, mlp, pair, reference_backward
+from pool import run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import shardwise
-from shardwise.testing import run_ranks
 
 
 def parity_with_a_single_process(rank: int, widths: tuple[int, ...]) -> None:

@@ -9,14 +9,14 @@ import torch
 import torch.distributed as dist
 from delays import POINTS, Delays
 from engine import TORCH, Engine, ours
+from form import by_form
 from language import prefetch_two_blocks, text_program, wrap_blocks
 from models import local
 from parity import Parity, Wrap, Wrapping, adam, assert_same_bits, momentum
+from pool import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy
 from training_models import WIDTHS, mlp_program, non_root_program, twice_program
-
-from shardwise.testing import run_ranks
 
 
 def is_exact() -> bool:
@@ -43,7 +43,8 @@ def groups_with_late_ranks(rank: int) -> None:
     parity = Parity(text_program())
     wrap = by_block(mesh=init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("replicate",)))
     in_time = parity.both(wrap, is_exact())
-    for points in [*([point] for point in POINTS), POINTS] if is_exact() else [POINTS]:
+    one_by_one = [[point] for point in POINTS] if is_exact() else []
+    for points in [*by_form([], one_by_one), POINTS]:
         delays = Delays(*points)
         late = parity.run(ours(), delays.wrapping(wrap))
         delays.assert_passed(parity.program.steps)
@@ -91,7 +92,7 @@ def nothing_gathered_ahead(rank: int) -> None:
     parity.both(wrap)
     for engine in (TORCH, ours()):
         trace = parity.run(engine, wrap, counted=True)
-        assert [step.counts for step in trace.steps] == [{"allreduce_": 9}] * 10, trace.steps[0].counts
+        assert all(step.counts == {"allreduce_": 9} for step in trace.steps), trace.steps[0].counts
 
 
 def optimizer_event(rank: int) -> None:

@@ -9,12 +9,11 @@ import torch
 from engine import TORCH, Engine, ours
 from nested_inputs import assert_inputs_come_through
 from parity import Parity, Program, adam
+from pool import run_ranks
 from registration import TwoMlps
 from torch import nn
 from torch.distributed.tensor import Replicate
 from training_models import batch_for, mlps
-
-from shardwise.testing import run_ranks
 
 
 def inputs_come_through(rank: int) -> None:

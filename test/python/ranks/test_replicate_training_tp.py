@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from engine import Engine
+from form import by_form
 from parity import Parity
+from pool import run_ranks
 from tensor_parallel import WIDTHS, assert_on, on_mesh, stack_program
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
-
-from shardwise.testing import run_ranks
 
 
 def beside_tensor_parallelism(rank: int) -> None:
@@ -23,7 +23,7 @@ def beside_tensor_parallelism(rank: int) -> None:
 
     for width in WIDTHS:
         # Ranks of one row of the mesh share the data.
-        parity = Parity(stack_program(width, steps=10), rank=mesh["dp_replicate"].get_local_rank(), ranks=2)
+        parity = Parity(stack_program(width, steps=by_form(3, 10)), rank=mesh["dp_replicate"].get_local_rank(), ranks=2)
         for checkpointed in (False, True):
             mine = parity.both(on_mesh(mesh["tp"], checkpointed, wrap))
             assert_on(mesh, names, mine.model, parity.expected[-1].values)

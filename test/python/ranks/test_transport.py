@@ -9,12 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from models import assert_same, batch, mlp
+from pool import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import shardwise
-from shardwise.testing import RankFailure, run_ranks
+from shardwise.testing import RankFailure
 
 
 def collectives(rank: int) -> None:

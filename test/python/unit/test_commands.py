@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = ROOT / "scripts"
-TARGETS = ["demo", "test", "test-fast", "test-sanitize", "bench", "lint", "format", "docs", "wheel", "clean"]
+TARGETS = ["demo", "test", "test-all", "test-parts", "bench", "lint", "format", "docs", "wheel", "clean"]
 
 
 def load(name: str) -> ModuleType:

@@ -13,9 +13,22 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path.append(str(ROOT / "test"))
 
 import fresh_clone  # noqa: E402
+import parts  # noqa: E402
 import run  # noqa: E402
+import seconds  # noqa: E402
+import suites  # noqa: E402
 from programs import last_lines, run_program  # noqa: E402
-from reports import FAILED, PASSED, SKIPPED, Result, read_catch2, read_junit  # noqa: E402
+from reports import (  # noqa: E402
+    FAILED,
+    PASSED,
+    SKIPPED,
+    Result,
+    counts,
+    read_catch2,
+    read_closing_line,
+    read_counts,
+    read_junit,
+)
 
 GTEST = """<?xml version="1.0" encoding="UTF-8"?>
 <testsuites tests="4" failures="1" disabled="1" errors="0" time="0.1" name="AllTests">
@@ -88,13 +101,24 @@ def test_catch2s_report_is_read(tmp_path):
 
 def test_the_closing_line_is_a_sum():
     results = [Result("s", "", "t", outcome) for outcome in (PASSED, PASSED, FAILED, SKIPPED, PASSED)]
-    assert run.counts(results) == "3 passed, 1 failed, 1 skipped"
+    assert counts(results) == "3 passed, 1 failed, 1 skipped"
+    assert counts(results, read_counts("make: 4 passed, 0 failed, 2 skipped\n")) == "7 passed, 1 failed, 3 skipped"
+
+
+def test_a_closing_line_is_read_from_the_log(tmp_path):
+    (tmp_path / "mutants.log").write_text(
+        "1 passed, 1 failed\nthis: test  3 s\n2 passed, 1 failed\nnot noticed in each of its languages: that\n"
+    )
+    assert outcomes(read_closing_line("mutants", tmp_path / "mutants.xml")) == [
+        ("", PASSED, ""), ("", PASSED, ""), ("that", FAILED, ""),
+    ]  # fmt: skip
 
 
 def suite(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, limit: int = 60) -> run.Suite:
-    monkeypatch.setattr(run, "OUT", folder)
-    monkeypatch.setattr(run, "ROOT", folder)
-    return run.Suite("a_suite", ["sh", "-c", script], [], read_junit, limit, {})
+    for module in (run, suites):
+        monkeypatch.setattr(module, "OUT", folder)
+        monkeypatch.setattr(module, "ROOT", folder)
+    return run.Suite("a_suite", ["sh", "-c", script], read_junit, limit, marked=True)
 
 
 GOOD = '<testsuites><testsuite><testcase classname="A" name="b"/></testsuite></testsuites>'
@@ -119,23 +143,22 @@ GOOD = '<testsuites><testsuite><testcase classname="A" name="b"/></testsuite></t
 )
 def test_a_suite_that_goes_wrong_counts_as_failed(tmp_path, monkeypatch, script, limit, said):
     (tmp_path / "a_suite.xml").write_text(GOOD)  # of an earlier run: it must not count
-    results = run.run_suite(suite(tmp_path, monkeypatch, script, limit), fast=False)
+    results = run.run_suite(suite(tmp_path, monkeypatch, script, limit))
     assert results[-1].outcome == FAILED
     assert said in results[-1].message
     assert "The last lines of its output" in results[-1].message
 
 
 def test_a_suite_that_is_not_there_counts_as_failed(tmp_path, monkeypatch):
-    missing = run.Suite("a_suite", [str(tmp_path / "none")], [], read_junit, 60, {})
-    monkeypatch.setattr(run, "OUT", tmp_path)
-    monkeypatch.setattr(run, "ROOT", tmp_path)
-    (result,) = run.run_suite(missing, fast=False)
+    suite(tmp_path, monkeypatch, "")
+    missing = run.Suite("a_suite", [str(tmp_path / "none")], read_junit, 60)
+    (result,) = run.run_suite(missing)
     assert result.outcome == FAILED
     assert "could not be started" in result.message
 
 
 def test_a_suite_that_goes_well_counts_its_tests(tmp_path, monkeypatch):
-    results = run.run_suite(suite(tmp_path, monkeypatch, f"echo '{GOOD}' > a_suite.xml"), fast=False)
+    results = run.run_suite(suite(tmp_path, monkeypatch, f"echo '{GOOD}' > a_suite.xml"))
     assert outcomes(results) == [("A.b", PASSED, "")]
 
 
@@ -185,3 +208,89 @@ def test_a_fresh_clone_sees_nothing_of_this_run(monkeypatch):
     assert not {"MAKEFLAGS", "MAKELEVEL", "PYTHONPATH", "SHARDWISE_NINJA", "VIRTUAL_ENV"} & set(environment)
     assert environment["SHARDWISE_TEST_DEPS"] == "deps"
     assert environment["PYTHON"] == sys.executable
+
+
+def took(title: str, cpu: float, folder: str = "test/cpp/ranks", wall: float = 1.0) -> seconds.Took:
+    return seconds.Took("rank_tests", title, folder, wall, cpu)
+
+
+def test_seconds_are_read_by_folder(tmp_path):
+    file = tmp_path / "seconds"
+    file.write_text(f"Mesh.Works\t{ROOT}/test/cpp/ranks/mesh_test.cpp\t1.5\t0.25\nother\tunit/x.cpp\t1\t2\n")
+    assert seconds.read("rank_tests", file) == [
+        took("Mesh.Works", 0.25, wall=1.5), took("other", 2.0, "unit"),
+    ]  # fmt: skip
+    assert seconds.read("rank_tests", tmp_path / "none") == []
+
+
+def test_a_slow_test_without_a_mark_fails_the_run(tmp_path):
+    marks = tmp_path / "slow.tsv"
+    marks.write_text("test\treason\nMesh.Large\tneeds many\n")
+    good = [took("Mesh.Works", 4.9), took("Mesh.Large[2]", 60.0)]
+    assert seconds.check(good, marks).outcome == PASSED
+    result = seconds.check([*good, took("Mesh.Slow", 5.1)], marks)
+    assert result.outcome == FAILED
+    assert "Mesh.Slow of rank_tests took 5.1 s" in result.message
+    assert "Mesh.Large" not in result.message
+    marks.write_text("test\nMesh.Large\n")
+    assert seconds.check(good, marks).outcome == FAILED
+
+
+def test_the_slowest_and_the_sums_are_shown():
+    shown = seconds.report([took(f"Mesh.Test{i}", i, wall=2.0) for i in range(30)] + [took("x", 100, "test/cpp/unit")])
+    assert shown.count("s: Mesh.Test") == 19
+    assert "100.0 s of CPU time,    1.0 s: x\n" in shown
+    assert "435 s of CPU time,     60 s:   30 tests in test/cpp/ranks" in shown
+
+
+def test_every_suite_of_the_product_tells_its_seconds(tmp_path, monkeypatch, capsys):
+    script = f"echo '{GOOD}' > a_suite.xml; printf 'A.b\\tx/y.cpp\\t1\\t9\\n' >> \"$SHARDWISE_TEST_SECONDS\""
+    results = run.run_suites([suite(tmp_path, monkeypatch, script)])
+    assert outcomes(results)[0] == ("A.b", PASSED, "")
+    assert results[1].outcome == FAILED
+    assert "A.b of a_suite took 9.0 s" in results[1].message
+    assert "9 s of CPU time,      1 s:    1 tests in x" in capsys.readouterr().out
+
+
+def part(name: str, minutes: int = 1) -> parts.Part:
+    return parts.Part(name, ("csrc",), minutes, (), list)
+
+
+def test_a_change_calls_for_the_parts_that_watch_it(monkeypatch):
+    known = {"abc": "csrc/engine/unit.cpp", "def": ""}
+    monkeypatch.setattr(
+        parts,
+        "git",
+        lambda *words: ("commit" if words[2] in known else "") if words[0] == "cat-file" else known[words[2]],
+    )
+    passed = {name: parts.Passed(name, "1", "") for name in (*known, "lost")}
+    assert [parts.is_called_for(part("x"), passed[name]) for name in ("abc", "def", "lost")] == [True, False, True]
+    assert parts.is_called_for(part("x"), None)
+    a, b, c = part("a"), part("b"), part("c")
+    assert parts.in_order([a, b, c], lambda each: each is c) == [c, a, b]
+
+
+def test_a_part_that_does_not_fit_is_left_out(monkeypatch, capsys):
+    monkeypatch.setattr(parts, "PARTS", [part("short"), part("long", minutes=60)])
+    monkeypatch.setattr(run, "run_part", lambda each: [Result(each.name, "", "t", PASSED)])
+    monkeypatch.setattr(parts, "read_passed", dict)
+    assert [result.suite for result in run.run_parts([], time.time() + 600)] == ["short"]
+    assert "part long: left out, for its 60 minutes do not fit" in capsys.readouterr().out
+    assert [result.suite for result in run.run_parts(["long"], None)] == ["long"]
+
+
+def test_what_passed_is_written_down(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "TABLE", tmp_path / "parts.tsv")
+    first, second = parts.PARTS[:2]
+    parts.write_passed(second, parts.Passed("abc", "2.0", "3 passed"))
+    parts.write_passed(first, parts.Passed("def", "1.0", "4 passed"))
+    parts.write_passed(second, parts.Passed("ghi", "2.5", "5 passed"))
+    assert list(parts.read_passed().items()) == [
+        (first.name, parts.Passed("def", "1.0", "4 passed")), (second.name, parts.Passed("ghi", "2.5", "5 passed")),
+    ]  # fmt: skip
+    assert (tmp_path / "parts.tsv").read_text().startswith("part\tcommit\tminutes\tresult\n")
+
+
+def test_every_part_watches_what_exists():
+    for each in parts.PARTS:
+        assert all((ROOT / path).exists() for path in each.watches), each.name

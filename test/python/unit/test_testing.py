@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import shardwise
-from shardwise.testing import RankFailure, run_ranks
+from shardwise.testing import RankFailure, RankPool, run_ranks
 
 
 def describe(rank: int, text: str) -> tuple[int, str, str, int, float]:
@@ -114,3 +114,37 @@ def test_an_exit_is_a_failure() -> None:
 def test_bad_arguments_are_an_error() -> None:
     with pytest.raises(ValueError, match="needs 1 rank or more, and got 0"):
         run_ranks(0, describe)
+
+
+def what_a_new_process_has(rank: int, environment: str) -> tuple[int, float, str | None, float]:
+    found = (os.getpid(), torch.rand(1).item(), os.environ.pop("EXTRA", None))
+    os.environ["LEFT"] = environment
+    tensor = torch.tensor([float(rank + 1)])
+    dist.all_reduce(tensor)
+    return *found, tensor.item()
+
+
+def what_is_left(rank: int) -> tuple[str | None, bool]:
+    return os.environ.get("LEFT"), dist.is_initialized()
+
+
+def test_a_pool_keeps_its_processes_and_nothing_else() -> None:
+    with RankPool(2) as pool:
+        first = pool.run(what_a_new_process_has, "a", environment={"EXTRA": "yes"})
+        second = pool.run(what_a_new_process_has, "b")
+        assert [each[0] for each in first] == [each[0] for each in second]
+        assert first[0][1] == second[0][1] == first[1][1], "random numbers begin anew"
+        assert [each[2:] for each in first + second] == [("yes", 3.0)] * 2 + [(None, 3.0)] * 2
+        assert pool.run(what_is_left, backend=None) == [(None, False)] * 2
+
+
+def test_a_pool_has_new_processes_after_a_failure() -> None:
+    with RankPool(2) as pool:
+        before = pool.run(without_process_group, backend=None)
+        with pytest.raises(RankFailure, match="rank 1 of 2 failed(.|\n)*on purpose"):
+            pool.run(fail_on_rank_one)
+        with pytest.raises(RankFailure, match="rank 1 of 2 failed(.|\n)*signal SIGKILL"):
+            pool.run(killed)
+        assert pool.run(without_process_group, backend=None) == before
+        ranks = [rank.process for rank in pool._ranks]
+    assert [rank.exitcode for rank in ranks] == [0, 0]

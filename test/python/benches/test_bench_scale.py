@@ -61,7 +61,6 @@ def test_what_grows_is_told_beside_the_smallest(scale):
     assert told[1].value == 75
 
 
-@pytest.mark.slow
 def test_a_set_up_costs_as_much_for_each_tensor_however_many_there_are(scale):
     sizes = ("20x20x2", "80x20x2", "4x400x2")
     totals = scale.callgrind.count_once({"C++": scale.setup_command(BUILD, sizes)})

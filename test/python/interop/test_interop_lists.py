@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from engine import TORCH, Engine, ours
 from models import batch
+from pool import run_ranks
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
-
-from shardwise.testing import run_ranks
 
 
 class Between(nn.Module):

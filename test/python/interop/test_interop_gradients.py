@@ -10,10 +10,9 @@ import torch
 from engine import Engine, ours
 from layouts import RANKS, by_layer
 from models import batch, local, mlp
+from pool import run_ranks
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
-
-from shardwise.testing import run_ranks
 
 WIDTHS = (6, 8, 4)
 STEPS = 4

@@ -13,13 +13,12 @@ from engine import TORCH, ours
 from layouts import RANKS, by_layer
 from models import batch, local, mlp
 from parity import Parity, Wrapping, assert_same_bits, train
+from pool import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils._python_dispatch import TorchDispatchMode
 from training_models import mlp_program
-
-from shardwise.testing import run_ranks
 
 
 class Sent(TorchDispatchMode):

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from engine import TORCH, Engine, ours
+from form import by_form
 from layouts import RANKS, by_layer
 from models import batch, local, mlp
 from parity import counting
+from pool import run_ranks
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, distribute_tensor
-
-from shardwise.testing import run_ranks
 
 WIDTHS = (6, 8, 4)
 
@@ -63,10 +64,10 @@ def values_from_outside(rank: int, layout: str) -> None:
     keeps = (None, False, True) if layout != "replicate" else (None,)
     for keep in keeps:
         for kind in kinds:
-            for change in (load, average, write):
-                for evaluates in (False, True):
-                    options = kind if keep is None else {**kind, "reshard_after_forward": keep}
-                    assert_used(layout, options, change, evaluates)
+            options = kind if keep is None else {**kind, "reshard_after_forward": keep}
+            every = list(product((load, average, write), (False, True)))
+            for change, evaluates in by_form(every[::3] + every[2:3], every):
+                assert_used(layout, options, change, evaluates)
 
 
 def assert_used(layout: str, options: dict[str, Any], change: Any, evaluates: bool) -> None:

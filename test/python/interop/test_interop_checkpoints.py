@@ -12,6 +12,7 @@ import torch.distributed.checkpoint as dcp
 from engine import TORCH, ours
 from layouts import RANKS
 from parity import Parity, assert_pieces
+from pool import run_ranks
 from saved_trainings import Training, assert_same_state, leaves_of, program
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -19,8 +20,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 from torch.distributed.tensor import DTensor
-
-from shardwise.testing import run_ranks
 
 SHARDED = StateDictOptions()
 WHOLE = StateDictOptions(full_state_dict=True)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from models import batch, mlp
+from pool import run_ranks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import shardwise
-from shardwise.testing import run_ranks
 
 
 def trained(step: int, rank: int, mesh: DeviceMesh | None, again: int | bool) -> Any:

@@ -15,7 +15,6 @@ def baseline(monkeypatch):
         yield modules["baseline"]
 
 
-@pytest.mark.slow
 def test_a_step_costs_what_it_did(baseline):
     assert not baseline.callgrind.problem(BUILD)
     saved = json.loads(baseline.FILE.read_text())

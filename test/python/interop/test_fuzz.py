@@ -16,15 +16,17 @@ from pathlib import Path
 
 import pytest
 from engine import TORCH, ours
+from form import by_form
 from fuzz.compare import bound_of, run_program, run_programs
 from fuzz.faults import FAULTS, broken
 from fuzz.generator import program_of
 from fuzz.machine import Meshes
 from fuzz.program import Program
+from pool import run_ranks
 
-from shardwise.testing import RankFailure, run_ranks
+from shardwise.testing import RankFailure
 
-PROGRAMS = int(os.environ.get("SHARDWISE_FUZZ_PROGRAMS", "30"))
+PROGRAMS = int(os.environ.get("SHARDWISE_FUZZ_PROGRAMS") or by_form(6, 300))
 FIRST = int(os.environ.get("SHARDWISE_FUZZ_SEED", "1"))
 #: Programs of one set of processes.
 TOGETHER = 50
@@ -62,8 +64,7 @@ def programs(rank: int, world_size: int, first: int, number: int, folder: str) -
 
 
 def number_of(world_size: int) -> int:
-    at_two = (3 * PROGRAMS + 4) // 5
-    return at_two if world_size == 2 else max(1, PROGRAMS - at_two)
+    return by_form(PROGRAMS, PROGRAMS * (3 if world_size == 2 else 2) // 5)
 
 
 def hanging(rank: int, world_size: int, first: int, number: int, folder: str) -> list[str]:
@@ -86,7 +87,7 @@ def check_programs(world_size: int, first: int, number: int, run: Callable[..., 
 
 
 class TestPrograms:
-    @pytest.mark.parametrize("world_size", [2, 4])
+    @pytest.mark.parametrize("world_size", by_form([2], [2, 4]))
     def test_programs(self, world_size: int) -> None:
         last = FIRST + number_of(world_size)
         for first in range(FIRST, last, TOGETHER):

@@ -10,9 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from engine import TORCH, Engine, ours
-from layouts import RANKS, by_layer
+from form import by_form
+from layouts import RANKS, SOME, by_layer
 from models import batch, local
 from parity import Parity, Wrapping, assert_pieces, assert_same_bits, momentum, train
+from pool import run_ranks
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -21,8 +23,6 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
 from training_models import mlp_program
-
-from shardwise.testing import run_ranks
 
 #: Of the last layer, and of one bias, the second rank has nothing.
 WIDTHS = (5, 7, 3, 1)
@@ -121,8 +121,9 @@ class Clip:
 def clipped(rank: int, layout: str) -> None:
     # R48: the norm is that of all gradients together, on every rank.
     steps = 3
-    for order in (1.0, 2.0, 3.0, float("inf")):
-        for limit, foreach in ((0.02, True), (0.02, False), (100.0, True)):
+    limits = ((0.02, True), (0.02, False), (100.0, True))
+    for number, order in enumerate((1.0, 2.0, 3.0, float("inf"))):
+        for limit, foreach in by_form([limits[number % 3]], limits):
             clip = Clip(limit, order, foreach)
             # torch has no infinity norm of nothing.
             widths = (5, 7, 3, 2) if order == float("inf") else WIDTHS
@@ -312,19 +313,19 @@ def copy_of(state: Any) -> Any:
 
 
 class TestInteropOptimizers:
-    @pytest.mark.parametrize("layout", RANKS)
+    @pytest.mark.parametrize("layout", SOME)
     def test_every_optimizer(self, layout: str) -> None:
         run_ranks(RANKS[layout], every_optimizer, layout)
 
-    @pytest.mark.parametrize("layout", RANKS)
+    @pytest.mark.parametrize("layout", SOME)
     def test_optimizer_in_backward(self, layout: str) -> None:
         run_ranks(RANKS[layout], optimizer_in_backward, layout)
 
-    @pytest.mark.parametrize("layout", RANKS)
+    @pytest.mark.parametrize("layout", SOME)
     def test_state_that_was_prepared(self, layout: str) -> None:
         run_ranks(RANKS[layout], prepared_state, layout)
 
-    @pytest.mark.parametrize("layout", RANKS)
+    @pytest.mark.parametrize("layout", SOME)
     def test_parameters_that_no_gradient_reaches(self, layout: str) -> None:
         run_ranks(RANKS[layout], parameters_without_gradients, layout)
 
@@ -334,7 +335,7 @@ class TestInteropClipping:
     def test_norms_are_those_of_one_process(self, layout: str) -> None:
         run_ranks(RANKS[layout], clipped, layout)
 
-    @pytest.mark.parametrize("layout", RANKS)
+    @pytest.mark.parametrize("layout", SOME)
     def test_tiny_gradients(self, layout: str) -> None:
         run_ranks(RANKS[layout], clipped_when_tiny, layout)
 
@@ -343,7 +344,7 @@ class TestInteropClipping:
 
 
 class TestInteropGradScaler:
-    @pytest.mark.parametrize("layout", RANKS)
+    @pytest.mark.parametrize("layout", SOME)
     def test_infinities_on_one_rank(self, layout: str) -> None:
         run_ranks(RANKS[layout], scaler_skips_everywhere, layout)
 

@@ -12,9 +12,8 @@ import torch
 from engine import TORCH, Engine, ours
 from models import batch
 from parity import Parity, Program, assert_same_bits
+from pool import run_ranks
 from torch import nn
-
-from shardwise.testing import run_ranks
 
 WIDTH = 6
 

@@ -16,12 +16,11 @@ from engine import TORCH, Engine, ours
 from layouts import RANKS, by_layer
 from models import batch, local, reference_backward
 from parity import Parity, Program, Wrap, assert_same_bits
+from pool import run_ranks
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from training_models import mlp_program, mlps, non_root_program
-
-from shardwise.testing import run_ranks
 
 FOLDER = Path(__file__).parent
 
@@ -167,7 +166,11 @@ class TestInteropObservers:
 class TestInteropRanks:
     @pytest.mark.parametrize(("method", "layout"), [("fork", "fully_shard"), ("spawn", "replicate")])
     def test_processes(self, method: str, layout: str, tmp_path: Path) -> None:
-        paths = [str(FOLDER), str(FOLDER.parents[2] / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [
+            str(FOLDER.parent / "ranks"),
+            str(FOLDER.parents[2] / "python"),
+            *filter(None, [os.environ.get("PYTHONPATH")]),
+        ]
         command = [sys.executable, str(FOLDER / "started_ranks.py"), method, layout, str(tmp_path / "store")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from engine import TORCH, Engine, ours
+from form import by_form
 from models import local
 from pipelines import (
     LAYERS,
@@ -25,16 +27,27 @@ from pipelines import (
     data,
     full,
 )
+from pool import run_ranks
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from shardwise.testing import run_ranks
-
-STEPS = 5
+STEPS = by_form(3, 5)
 DTYPES = (torch.float32, torch.bfloat16)
+T = TypeVar("T")
+
+
+#: One stage a rank, and two of them with backwards in two parts.
+SOME = by_form(["1F1B", "InterleavedZeroBubble"], list(SCHEDULES))
+
+
+def combined(names: Sequence[str], others: Sequence[T]) -> list[tuple[str, T]]:
+    """Every schedule with all of the others, or in the short form with one of them, in turns."""
+    every = list(itertools.product(names, others))
+    in_turns = [(name, others[i % len(others)]) for i, name in enumerate(names)]
+    return by_form(in_turns, every)
 
 
 def replicated(engine: Engine, chunks: list[Any], mesh: DeviceMesh, dtype: torch.dtype) -> list[Any]:
@@ -91,7 +104,7 @@ class ByHand:
 def replicate_pp(rank: int, names: list[str], dtypes: list[torch.dtype]) -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("replicate", "pp"))
     replica, exact = mesh["replicate"].get_local_rank(), mesh["replicate"].size() == 2
-    for name, dtype in itertools.product(names, dtypes):
+    for name, dtype in combined(names, dtypes):
         plain = chunks_of(name, mesh["pp"], width=7)
         reference = ByHand(name, copies(plain), mesh, dtype)
         pipelines = [
@@ -126,7 +139,7 @@ def compare(mine: Pipeline, theirs: Pipeline, where: str, dtype: torch.dtype, ex
 
 def replicate_pp_grads(rank: int, names: list[str]) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "pp"))
-    for name, scale_grads in itertools.product(names, (True, False)):
+    for name, scale_grads in combined(names, (True, False)):
         chunks = replicated(ours(), chunks_of(name, mesh["pp"], width=6), mesh["replicate"], torch.float32)
         pipeline = Pipeline(name, chunks, mesh["pp"], scale_grads)
         reference = SingleProcess(6, torch.float32, replicas=2, scale_grads=scale_grads)
@@ -162,7 +175,7 @@ def three_dimensions(rank: int, names: list[str]) -> None:
     mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp", "pp", "tp"))
     split = {"net1": ColwiseParallel(), "net2": RowwiseParallel()}
     replica = mesh["dp"].get_local_rank()
-    for name, dtype in itertools.product(names, DTYPES):
+    for name, dtype in combined(names, DTYPES):
         where = f"{name} {dtype} rank {rank}"
         pipelines = []
         for engine in (ours(), TORCH):
@@ -247,7 +260,8 @@ def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
 
 def pp_and_dcp(rank: int, folder: str, mode: str | None, names: list[str]) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
-    pairs = [(ours(), ours()), (ours(), TORCH), (TORCH, ours())] if mode else [(ours(), ours())]
+    both_ways = mode == "fully_shard" or by_form(False, mode is not None)
+    pairs = [(ours(), ours()), (ours(), TORCH), (TORCH, ours())] if both_ways else [(ours(), ours())]
     for name, (saver, loader) in itertools.product(names, pairs):
         where = f"{mode} {name} rank {rank}, from {saver.name} to {loader.name}"
         path = f"{folder}/{name}-{saver.name}-{loader.name}-{pairs.index((saver, loader))}"
@@ -279,16 +293,15 @@ def pp_and_dcp(rank: int, folder: str, mode: str | None, names: list[str]) -> No
 class TestComposability:
     @pytest.mark.parametrize("mode", [None, "fully_shard", "replicate"])
     def test_pp_and_dcp(self, tmp_path: Path, mode: str | None) -> None:
-        run_ranks(4, pp_and_dcp, str(tmp_path), mode, ["GPipe", "InterleavedZeroBubble"])
+        run_ranks(
+            4, pp_and_dcp, str(tmp_path), mode, by_form(["InterleavedZeroBubble"], ["GPipe", "InterleavedZeroBubble"])
+        )
 
     def test_3d_with_tp_dp_pp(self) -> None:
-        run_ranks(8, three_dimensions, list(SCHEDULES), timeout=300)
+        run_ranks(8, three_dimensions, SOME, timeout=300)
 
     def test_replicate_pp(self) -> None:
-        run_ranks(4, replicate_pp, list(SCHEDULES), list(DTYPES))
-
-    def test_replicate_pp_of_four(self) -> None:
-        run_ranks(8, replicate_pp, ["Interleaved1F1B"], [torch.float32, torch.bfloat16], timeout=240)
+        run_ranks(4, replicate_pp, SOME, list(DTYPES))
 
     def test_replicate_pp_grads(self) -> None:
-        run_ranks(4, replicate_pp_grads, list(SCHEDULES))
+        run_ranks(4, replicate_pp_grads, SOME)

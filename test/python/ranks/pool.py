@@ -1,0 +1,29 @@
+"""Ranks that stay from test to test: run_ranks() of shardwise.testing without starting processes each time.
+
+For tests that leave nothing behind in a process. Others take shardwise.testing's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shardwise import testing
+from shardwise.testing import RankPool
+
+# What the server of ranks has imported, no rank needs to.
+testing.PRELOAD += [
+    "torch._dynamo",
+    "torch.distributed._composable.replicate_with_fsdp",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.debug",
+    "torch.distributed.tensor.parallel",
+]
+
+_pools: dict[int, RankPool] = {}
+
+
+def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+    return _pools.setdefault(world_size, RankPool(world_size)).run(function, *args, **options)

@@ -1,0 +1,101 @@
+"""The programs that run tests: those of `make test`, and those of the parts that `make test-all` adds."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from reports import Result, read_catch2, read_closing_line, read_junit
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "build" / "test"
+PROGRAMS = ROOT / "build" / "dev" / "test" / "cpp"
+MINUTES = 60
+SANITIZERS = {
+    # torch itself leaks, and its libraries are not instrumented.
+    "address": {"ASAN_OPTIONS": "detect_leaks=0"},
+    "undefined": {"UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"},
+    "thread": {"TSAN_OPTIONS": f"suppressions={ROOT / 'test' / 'tsan.supp'}:ignore_noninstrumented_modules=1"},
+}
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A program that runs tests and writes a report, in at most `limit` seconds."""
+
+    name: str
+    command: list[str]
+    read: Callable[[str, Path], list[Result]]
+    limit: int
+    environment: dict[str, str] = field(default_factory=dict)
+    #: Whether a test that takes long needs a mark.
+    marked: bool = False
+
+    @property
+    def report(self) -> Path:
+        return OUT / f"{self.name}.xml"
+
+    @property
+    def log(self) -> Path:
+        return OUT / f"{self.name}.log"
+
+    @property
+    def seconds(self) -> Path:
+        return OUT / f"{self.name}.seconds"
+
+
+def catch2(name: str, program: str, limit: int, *arguments: str) -> Suite:
+    command = [str(PROGRAMS / program), "-r", "xml", "-o", str(OUT / f"{name}.xml"), *arguments]
+    return Suite(name, command, read_catch2, limit)
+
+
+def googletest(name: str, program: str, limit: int) -> Suite:
+    return Suite(name, [str(PROGRAMS / program), f"--gtest_output=xml:{OUT / name}.xml"], read_junit, limit)
+
+
+def pytest(name: str, limit: int, *what: str) -> Suite:
+    command = [sys.executable, "-m", "pytest", "-v", *what, f"--junitxml={OUT / name}.xml"]
+    return Suite(name, command, read_junit, limit)
+
+
+def product_suites() -> list[Suite]:
+    """What `make test` runs; the longest first, for they run beside each other."""
+    suites = [
+        pytest("python_ranks", 25 * MINUTES, "test/python/ranks"),
+        pytest("python_interop", 25 * MINUTES, "test/python/interop"),
+        googletest("rank_tests", "rank_tests", 20 * MINUTES),
+        pytest("python_unit", 20 * MINUTES, "test/python/unit"),
+        catch2("program_tests", "program_tests", 10 * MINUTES),
+        catch2("unit_tests", "unit_tests", 5 * MINUTES),
+    ]
+    return [replace(suite, marked=True) for suite in suites]
+
+
+def long_form(suite: Suite) -> Suite:
+    """The suite at more ranks, with more steps and more random programs."""
+    return replace(suite, environment={"SHARDWISE_TEST_FORM": "long"})
+
+
+def sanitized_suites(kind: str) -> list[Suite]:
+    """The programs of build/dev with the library of build/KIND in the place of theirs."""
+    folder = ROOT / "build" / kind / "csrc"
+    linked = subprocess.run(["ldd", folder / "libshardwise.so"], capture_output=True, text=True, check=True).stdout
+    # A program that is not built with it must load it before all else; the one for undefined behaviour need not.
+    runtime = re.findall(r"=> (\S+/lib[at]san\S+)", linked)
+    preloaded = {"LD_PRELOAD": runtime[0]} if runtime else {}
+    environment = {"LD_LIBRARY_PATH": str(folder), **preloaded, **SANITIZERS[kind]}
+    suites = [
+        catch2(f"unit_tests-{kind}", "unit_tests", 10 * MINUTES),
+        googletest(f"rank_tests-{kind}", "rank_tests", 60 * MINUTES),
+        catch2(f"program_tests-{kind}", "program_tests", 20 * MINUTES),
+    ]
+    return [replace(suite, environment=environment) for suite in suites]
+
+
+def mutants() -> Suite:
+    command = [sys.executable, str(ROOT / "test" / "mutants" / "run.py")]
+    return Suite("mutants", command, read_closing_line, 180 * MINUTES)
