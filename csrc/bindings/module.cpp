@@ -1,11 +1,14 @@
 #include "bindings/bindings.h"
 
+#include "comm/language_error.h"
 #include "comm/language_lock.h"
 
 #include <shardwise/error.h>
 #include <shardwise/record.h>
 #include <shardwise/shared_memory.h>
 #include <shardwise/version.h>
+
+#include <torch/csrc/Exceptions.h>
 
 namespace {
 
@@ -17,6 +20,29 @@ void take_gil(void* released) {
   PyEval_RestoreThread(static_cast<PyThreadState*>(released));
 }
 
+/// The classes of errors, for as long as the process lives.
+PyObject* error_class = nullptr;
+PyObject* peer_error_class = nullptr;
+PyObject* value_error_class = nullptr;
+
+PyObject* class_of(const shardwise::Error& error) {
+  if (dynamic_cast<const shardwise::PeerError*>(&error) != nullptr) return peer_error_class;
+  return dynamic_cast<const shardwise::ValueError*>(&error) != nullptr ? value_error_class : error_class;
+}
+
+// Autograd and the dispatcher hand Python's own errors on as they are, and make others a RuntimeError.
+void rethrow_in_python() {
+  const pybind11::gil_scoped_acquire gil;
+  try {
+    throw;
+  } catch (const shardwise::Error& error) {
+    PyErr_SetString(class_of(error), error.what());
+  }
+  python_error raised;
+  raised.persist();
+  throw raised;
+}
+
 } // namespace
 
 PYBIND11_MODULE(_C, module) {
@@ -24,12 +50,16 @@ PYBIND11_MODULE(_C, module) {
   module.doc() = "The shardwise engine. Use the package shardwise, not this module.";
   module.attr("__version__") = SHARDWISE_VERSION;
 
-  py::register_local_exception<shardwise::Error>(module, "Error", PyExc_RuntimeError);
-  py::register_local_exception<shardwise::PeerError>(module, "PeerError", module.attr("Error"));
-  py::register_local_exception<shardwise::ValueError>(
-      module, "ValueError", py::make_tuple(module.attr("Error"), py::handle(PyExc_ValueError)));
+  error_class = py::register_local_exception<shardwise::Error>(module, "Error", PyExc_RuntimeError).inc_ref().ptr();
+  peer_error_class =
+      py::register_local_exception<shardwise::PeerError>(module, "PeerError", module.attr("Error")).inc_ref().ptr();
+  value_error_class = py::register_local_exception<shardwise::ValueError>(
+                          module, "ValueError", py::make_tuple(module.attr("Error"), py::handle(PyExc_ValueError)))
+                          .inc_ref()
+                          .ptr();
 
   shardwise::comm::set_language_lock({.release = release_gil, .take = take_gil});
+  shardwise::comm::set_language_error(rethrow_in_python);
   shardwise::bindings::bind_mesh(module);
   shardwise::bindings::bind_unit(module);
   shardwise::bindings::bind_cpp_modules(module);

@@ -1,5 +1,7 @@
 #include "bindings/handle.h"
 
+#include "group/leaf_storage.h"
+
 namespace shardwise::bindings {
 namespace {
 
@@ -51,6 +53,7 @@ void bind_unit(py::module_& module) {
       .def("show_as", &ModuleUnit::show_as, py::arg("index"), py::arg("parameter"), py::arg("to_memory"))
       .def("set_extend", &ModuleUnit::set_extend, py::arg("extend"))
       .def("look_again", &ModuleUnit::look_again)
+      .def("take_memory", &ModuleUnit::take_memory)
       .def("set_modules", &ModuleUnit::set_modules, py::arg("modules"))
       .def("set_conversions", &ModuleUnit::set_conversions, py::arg("inputs"), py::arg("outputs"))
       .def("pre_forward", &ModuleUnit::pre_forward, py::arg("module"), py::arg("args"), py::arg("kwargs"))
@@ -63,6 +66,13 @@ void bind_unit(py::module_& module) {
   module.def(
       "share_comm_context", [](const std::vector<AnyUnit>& units) { share_comm_context(handles(units)); },
       py::arg("units"));
+  module.def(
+      "hollow",
+      [](const std::vector<int64_t>& sizes, const py::object& dtype, at::Device device) {
+        return group::LeafStorage(sizes, at::TensorOptions(device).dtype(dtype_of(dtype))).alias();
+      },
+      py::arg("sizes"), py::arg("dtype"), py::arg("device"),
+      "A tensor of these sizes without memory, which a unit is to give it.");
   module.def(
       "has_unit", [](const at::Tensor& tensor) { return engine::Unit::of(tensor) != nullptr; }, py::arg("tensor"),
       "Whether a unit has this parameter.");

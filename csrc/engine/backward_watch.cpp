@@ -1,6 +1,8 @@
 #include "engine/backward_watch.h"
 
+#include "comm/language_error.h"
 #include "engine/schedule.h"
+#include "engine/unit.h"
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -43,8 +45,19 @@ std::shared_ptr<BackwardWatch> BackwardWatch::current() {
   std::shared_ptr<BackwardWatch> watch(new BackwardWatch(backward));
   entry = watch;
   // The engine holds the callback, and with it the watch, until the backward ends or dies.
-  torch::autograd::Engine::get_default_engine().queue_callback([watch] { watch->end(); });
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [watch] { comm::called_by_torch([&] { watch->end(); }); });
   return watch;
+}
+
+// A leaf is not the module's own, and would keep the hook for good.
+void begin_backward_at(const at::Tensor& output, const std::weak_ptr<Unit>& weak) {
+  if (!output.requires_grad() || output.is_leaf()) return;
+  output.register_hook([weak](const at::Tensor& /*gradient*/) {
+    const auto unit = weak.lock();
+    if (!unit || !unit->unshards_in_backward()) return;
+    comm::called_by_torch([&] { unit->enter(Keep::outer_and_inner); });
+  });
 }
 
 void BackwardWatch::arriving(const std::shared_ptr<Schedule>& tree) {

@@ -1,11 +1,20 @@
 #pragma once
 
+#include <shardwise/export.h>
+
+#include <ATen/core/Tensor.h>
+
 #include <memory>
 #include <set>
 
 namespace shardwise::engine {
 
 class Schedule;
+class Unit;
+
+/// The backward of the unit's module begins where the first gradient of an output is there; that of an inner module may
+/// have begun with the same tensor.
+SHARDWISE_API void begin_backward_at(const at::Tensor& output, const std::weak_ptr<Unit>& unit);
 
 /// One backward and the unit trees that it comes to. Its end ends it for each of them, in an order that all ranks share
 /// (that in which the trees were made), whatever the order in which gradients arrived.

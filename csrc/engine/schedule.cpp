@@ -218,6 +218,7 @@ void Schedule::join(const Expectation& expectation, bool another_is_first) {
   reached_ = false;
   for (const auto& unit : order_) {
     unit->renew_groups();
+    unit->take_leaf_gradients();
     unit->backward.missing = 0;
     for (const auto& parameter : unit->parameters()) {
       parameter->arrived = false;

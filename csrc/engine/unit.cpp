@@ -43,7 +43,7 @@ bool Unit::has(const at::Tensor& parameter) const {
   return unit && (unit.get() == this || unit->lies_below(*this));
 }
 
-group::Group::Setting Unit::setting() const {
+group::Group::Setting Unit::setting(bool takes_memory) const {
   return {
       .layout = settings_.layout,
       .rank = shards_.rank(),
@@ -52,7 +52,8 @@ group::Group::Setting Unit::setting() const {
       .sum_dtype = settings_.precision.reduce_dtype,
       .full_device = settings_.offload ? std::optional(mesh_.device()) : std::nullopt,
       .pin = settings_.offload && settings_.offload->pin_memory && !mesh_.device().is_cpu(),
-      .front = settings_.front.get()};
+      .front = settings_.front.get(),
+      .takes_memory = takes_memory};
 }
 
 std::vector<std::shared_ptr<Unit>> Unit::tree() const {
@@ -138,6 +139,14 @@ std::vector<at::Tensor> Unit::stored() const {
   std::vector<at::Tensor> stored;
   for (const auto& parameter : parameters_) stored.push_back(parameter->stored());
   return stored;
+}
+
+bool Unit::sees_all() const {
+  for (size_t i = 0; i < seen_.size(); ++i) {
+    const auto& face = parameters_[i]->face();
+    if (face && !sees(i, face->parameter())) return false;
+  }
+  return true;
 }
 
 void Unit::replace_shard(size_t index, const at::Tensor& shard, std::shared_ptr<group::Face> face) {
@@ -238,10 +247,26 @@ void Unit::end_backward() {
 
 void Unit::renew_groups() {
   need_values();
-  follow_parameters();
+  follow_parameters(/*takes_memory=*/false);
 }
 
-void Unit::follow_parameters() {
+void Unit::take_memory() {
+  const auto has_memory = [](const auto& group) {
+    return group->fits() && (!group->full_copies() || group->full_copies()->has_memory());
+  };
+  if (std::all_of(groups_.begin(), groups_.end(), has_memory)) return;
+  schedule_->settle();
+  reshard();
+  const auto take = [&](const auto& group) {
+    return has_memory(group) || (group->full_copies() && group->full_copies()->take_memory(*settings_.front));
+  };
+  // All groups that can, also where another one has to be made anew.
+  size_t taken = 0;
+  for (const auto& group : groups_) taken += take(group) ? 1 : 0;
+  if (taken < groups_.size()) follow_parameters(/*takes_memory=*/true);
+}
+
+void Unit::follow_parameters(bool takes_memory) {
   const auto fits = [](const auto& group) { return group->fits(); };
   // Of a backward that was not the last one.
   const auto settle = [&] { schedule_->settle(); };
@@ -249,7 +274,7 @@ void Unit::follow_parameters() {
     settle();
     reshard();
     // Where that fails, the old ones stay, and are found unfit again.
-    auto renewed = group::Group::make(parameters_, setting());
+    auto renewed = group::Group::make(parameters_, setting(takes_memory));
     groups_ = std::move(renewed);
     return;
   }

@@ -176,6 +176,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   bool sees(size_t index, const at::Tensor& tensor) const {
     return index < seen_.size() && seen_[index] == tensor.unsafeGetTensorImpl();
   }
+  /// The same of all of them: none was exchanged for another tensor, as a cast of one module does it.
+  bool sees_all() const;
   /// This rank's parts of its own parameters.
   std::vector<at::Tensor> stored() const;
   /// From now on `shard` holds this rank's part of a parameter of its own, and the optimizer sees `face`.
@@ -214,7 +216,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   static bool in_backward();
   /// The schedule's, for the whole tree.
   void reduce_pending();
-  /// What somebody put into the leaves' gradients himself counts like what a backward without synchronisation left.
+  /// What somebody put into the leaves' gradients himself counts like what a backward without synchronisation left, in
+  /// the dtype of sums. Asked before each backward: what it takes is what one microbatch left.
   void take_leaf_gradients();
   /// Whether backwards without synchronisation left gradients here.
   bool has_pending() const;
@@ -239,6 +242,10 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void need_values() const;
   /// Gives memory to those of these parameters of its own that are on the meta device.
   void provide_memory(const std::vector<at::Tensor>& parameters);
+  /// Parameters were cast or moved, and nobody has taken anything from them since: they get the unit's memory. Where
+  /// nobody calls this, what trains is the memory that they have at the next use, at the cost of a copy for each
+  /// gather.
+  void take_memory();
 
   /// What the handle sets; every flag is read where its name says.
   struct Options {
@@ -302,10 +309,10 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void make_shard(group::Parameter& parameter, const at::Tensor& values);
   void show(bool full);
   void begin(std::unique_ptr<observe::Span>& span, const char* kind) const;
-  void follow_parameters();
+  void follow_parameters(bool takes_memory);
   Plan::Unit own_plan() const;
   std::string when_resharded() const;
-  group::Group::Setting setting() const;
+  group::Group::Setting setting(bool takes_memory) const;
 
   int64_t number_;
   std::string name_;

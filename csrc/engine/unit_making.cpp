@@ -166,7 +166,7 @@ std::shared_ptr<Unit> Unit::create(
     parameter.watch(unit, *unit);
     if (!parameter.whole) unit->make_shard(parameter, values.defined() ? values : parameter.full());
   }
-  unit->groups_ = group::Group::make(unit->parameters_, unit->setting());
+  unit->groups_ = group::Group::make(unit->parameters_, unit->setting(/*takes_memory=*/true));
   return unit;
 }
 

@@ -54,7 +54,7 @@ void Unit::provide_memory(const std::vector<at::Tensor>& parameters) {
     // Without memory of its own: the group copies it into its part.
     group::replace_data(tensor, at::zeros({}, options).expand(tensor.sizes()));
   }
-  follow_parameters();
+  follow_parameters(/*takes_memory=*/true);
 }
 
 } // namespace shardwise::engine

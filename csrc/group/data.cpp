@@ -17,4 +17,9 @@ void replace_data(const at::Tensor& tensor, const at::Tensor& data) {
   tensor.unsafeGetTensorImpl()->shallow_copy_from(data.getIntrusivePtr());
 }
 
+bool is_plain(const at::Tensor& tensor) {
+  const auto keys = tensor.unsafeGetTensorImpl()->key_set();
+  return tensor.layout() == at::kStrided && tensor.has_storage() && !keys.has(c10::DispatchKey::Python);
+}
+
 } // namespace shardwise::group

@@ -8,4 +8,8 @@ namespace shardwise::group {
 /// its hooks and its version.
 void replace_data(const at::Tensor& tensor, const at::Tensor& data);
 
+/// Whether the tensor's values lie in a storage of its own, where they may be read: not those of a subclass that has an
+/// operation of its own for everything, which is around other tensors.
+bool is_plain(const at::Tensor& tensor);
+
 } // namespace shardwise::group

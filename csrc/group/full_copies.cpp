@@ -21,52 +21,19 @@ namespace {
 /// Pairs of buffers that a unit meets: those of its own turn, and those that it gets where others were gathered ahead.
 constexpr size_t kMostPlaces = 4;
 
-/// The part of what stands in the registry that is this rank's: all of it, or a piece of a whole parameter that was
-/// loaded there.
-at::Tensor own_piece(const Parameter& parameter, const layout::Cut& cut, int64_t rank) {
-  auto shard = parameter.stored();
-  if (shard.sizes() == cut.piece_sizes(rank)) return shard;
-  const auto whole = parameter.full().sizes();
-  if (shard.sizes() == whole) return piece_of(shard, cut, rank);
-  throw Error(c10::str(
-      "shardwise: rank ", rank, ": the parameter '", parameter.name(), "' was replaced by a tensor of sizes ",
-      shard.sizes(), "; it can hold this rank's shard, ", at::IntArrayRef(cut.piece_sizes(rank)),
-      ", or the whole parameter, ", whole, ". Load an archive of the same model and the same number of ranks."));
-}
-
 } // namespace
 
 FullCopies::FullCopies(
     std::vector<Parameter*> parameters, layout::Shards layout, bool is_flat, int64_t rank, const Kinds& kinds,
-    Front& front)
+    Front& front, bool takes_memory)
     : Copies(std::move(parameters)),
       layout_(std::move(layout)),
       is_flat_(is_flat),
       rank_(rank),
       kinds_(kinds) {
-  adopt_shards(front);
+  adopt_shards(front, takes_memory);
   is_flat_ ? make_flat(front) : make_rows(front);
   for (auto& storage : storages_) storage.free();
-  for (const auto& cut : layout_.cuts) numels_.push_back(cut.piece_numel(rank_));
-}
-
-void FullCopies::adopt_shards(Front& front) {
-  {
-    const ComputeGuard guard;
-    part_ = comm::shared_zeros(layout_.part, kinds_.shards);
-  }
-  for (size_t i = 0; i < parameters().size(); ++i) {
-    const auto& cut = layout_.cuts[i];
-    const auto shard = parameters()[i]->stored();
-    {
-      const ComputeGuard guard;
-      auto place = piece_in(part_, cut, rank_, 0);
-      place.copy_(own_piece(*parameters()[i], cut, rank_));
-      shard.set_data(front.place(place));
-    }
-    front.mark(shard);
-  }
-  watches_.push_back(front.watch(part_, Front::Role::shard));
 }
 
 void FullCopies::make_rows(Front& front) {
@@ -136,30 +103,6 @@ void FullCopies::make_flat(Front& front) {
   watches_.push_back(front.watch(whole, Front::Role::full));
 }
 
-bool FullCopies::fits() const {
-  for (size_t i = 0; i < parameters().size(); ++i) {
-    if (!fits(i)) return false;
-  }
-  return true;
-}
-
-// Of which storage is no matter: see Front::place(). Asked very often.
-bool FullCopies::fits(size_t index) const {
-  const auto* parameter = parameters()[index];
-  const auto* shard = parameter->live_shard();
-  const auto* part = part_.unsafeGetTensorImpl();
-  if (shard == nullptr || parameter->extension() || !shard->has_storage() || shard->dtype() != part->dtype() ||
-      shard->device() != part->device() || shard->numel() != numels_[index]) {
-    return false;
-  }
-  if (numels_[index] == 0 || part->device().is_meta()) return true;
-  const auto data = [](const at::TensorImpl& tensor) {
-    return static_cast<const char*>(tensor.unsafe_storage().data());
-  };
-  const auto item = static_cast<int64_t>(part->itemsize());
-  return data(*shard) + shard->storage_offset() * item == data(*part) + layout_.cuts[index].offsets[rank_] * item;
-}
-
 std::optional<size_t> FullCopies::index_of(const at::Tensor& tensor) const {
   const auto* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   std::optional<size_t> found;
@@ -195,6 +138,7 @@ void FullCopies::begin_unshard(
   if (!from_held) drop_held(buffers);
   {
     const ComputeGuard compute;
+    if (!from_held) counters.unsharded_bytes += collect();
     refill(buffers, counters);
     if (is_flat_) {
       gathered_ = memory_;
@@ -332,6 +276,7 @@ std::vector<at::Tensor> FullCopies::gather_values(
   const bool alone = layout_.world == 1;
   // In the dtype of the shards, over the device of the full copies.
   const auto options = kinds_.shards.device(kinds_.full.device()).pinned_memory(false);
+  collect();
   const auto part = part_.to(options);
   const auto gathered = alone ? part : buffers.take(layout_.world * layout_.part, options, counters);
   if (!alone) collectives.all_gather(gathered, part, named(unit), counters).wait();

@@ -28,13 +28,19 @@ class FullCopies : public Copies {
   };
 
   /// Takes over parameters whose shards hold this rank's piece, or all of the parameter, of which the piece is then
-  /// taken. The values of the leaves are not needed; their memory is replaced, and of the kind given from now on.
-  /// Raises Error for a shard of other sizes.
+  /// taken. With `takes_memory` the shards lie in the part from now on; else those that are pieces stay where they are,
+  /// for somebody may hold that memory, and are copied into the part before each gather. The values of the leaves are
+  /// not needed; their memory is replaced, and of the kind given from now on. Raises Error for a shard of other sizes.
   FullCopies(
       std::vector<Parameter*> parameters, layout::Shards layout, bool is_flat, int64_t rank, const Kinds& kinds,
-      Front& front);
+      Front& front, bool takes_memory);
 
   bool fits() const override;
+  /// Whether all shards lie in the part.
+  bool has_memory() const;
+  /// Lets shards that lie elsewhere, or were replaced by others of the same kind, lie in the part. False, and nothing
+  /// changed, where they are of another kind. The full copies must be freed.
+  bool take_memory(Front& front);
   /// Whether a use of this tensor, a leaf or a view of one, needs nothing: the full copies are current, and the shard
   /// of that leaf is what it was made for and is trained as the leaf is. False for other tensors.
   bool serves(const at::Tensor& tensor) const;
@@ -89,7 +95,12 @@ class FullCopies : public Copies {
   void leave_buffers();
   void release(comm::Buffers& buffers);
   void hold(int64_t holders, comm::Buffers& buffers, Counters& counters);
-  void adopt_shards(Front& front);
+  void adopt_shards(Front& front, bool takes_memory);
+  at::Tensor place_of(size_t index) const;
+  void place(size_t index, Front& front);
+  void leave_where_it_is(size_t index, Front& front);
+  bool is_alike(const at::TensorImpl& shard, size_t index) const;
+  int64_t collect() const;
   void make_rows(Front& front);
   void make_flat(Front& front);
   void make_landing();
@@ -122,6 +133,8 @@ class FullCopies : public Copies {
   /// Elements of this rank's pieces.
   std::vector<int64_t> numels_;
   std::vector<std::shared_ptr<void>> watches_;
+  /// Shards that lie elsewhere, as they were when that was seen; held, so that nothing else comes to lie there.
+  std::vector<at::Tensor> elsewhere_;
   at::Tensor gathered_;
   /// Several parts in a row.
   at::Tensor held_;

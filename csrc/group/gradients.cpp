@@ -2,6 +2,7 @@
 
 #include "comm/shared_memory.h"
 #include "group/compute_guard.h"
+#include "group/data.h"
 #include "observe/label.h"
 #include "observe/seam.h"
 
@@ -110,7 +111,7 @@ void Gradients::fill(size_t index, const at::Tensor& gradient, double scale) {
   const auto put = [&](at::Tensor slot, const at::Tensor& part) {
     if (!part.defined()) {
       slot.zero_();
-    } else if (part.dtype() == slot.dtype()) {
+    } else if (part.dtype() == slot.dtype() && is_plain(part)) {
       at::mul_out(slot, part, factor);
     } else {
       slot.copy_(part);

@@ -32,7 +32,7 @@ Group::Group(std::vector<Parameter*> parameters, const Setting& setting)
     const auto full = (apart ? options_.device(*setting.full_device) : options_).dtype(outline_.full_dtype());
     full_copies_.emplace(
         parameters_, lay_out(), outline_.layout() == Layout::flat, setting.rank, FullCopies::Kinds{shards, full},
-        *setting.front);
+        *setting.front, setting.takes_memory);
   }
 }
 

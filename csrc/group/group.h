@@ -34,6 +34,8 @@ class Group {
     std::optional<at::Device> full_device;
     bool pin = false;
     Front* front = nullptr;
+    /// See FullCopies.
+    bool takes_memory = true;
   };
 
   /// The parameters stay their unit's. All have the dtype and device of the first.

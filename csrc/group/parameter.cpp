@@ -1,5 +1,6 @@
 #include "group/parameter.h"
 
+#include "comm/language_error.h"
 #include "group/compute_guard.h"
 
 #include <shardwise/error.h>
@@ -21,7 +22,7 @@ class Parameter::PreHook {
 
   /// Undefined: the gradient stays as it is.
   at::TensorBase operator()(const at::TensorBase& gradient) const {
-    parameter_->set_aside(owner_, gradient.defined());
+    comm::called_by_torch([&] { parameter_->set_aside(owner_, gradient.defined()); });
     return {};
   }
 
@@ -54,7 +55,7 @@ class Parameter::PostHook : public autograd::PostAccumulateGradHook {
         users_(std::move(users)) {}
 
   void operator()(const autograd::Variable& leaf) override {
-    parameter_.collect(owner_, leaf);
+    comm::called_by_torch([&] { parameter_.collect(owner_, leaf); });
   }
 
  private:
@@ -254,10 +255,11 @@ void Parameter::keep_for_later() {
 }
 
 void Parameter::take_leaf_gradient() {
-  if (!face_ || !alive()) return;
+  const auto* own = leaf_._unsafe_get_target();
+  const bool is_another = face_ || shard_identity() != nullptr;
+  if (!is_another || leaf_.expired() || !own->grad().defined()) return;
   auto gradient = std::exchange(leaf().mutable_grad(), at::Tensor());
-  if (!gradient.defined()) return;
-  fresh_ = face_->arrived(gradient);
+  fresh_ = face_ ? face_->arrived(gradient) : gradient;
   keep_for_later();
 }
 

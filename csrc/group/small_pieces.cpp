@@ -1,5 +1,7 @@
 #include "group/small_pieces.h"
 
+#include "group/data.h"
+
 #include <c10/util/accumulate.h>
 
 namespace shardwise::group {
@@ -15,7 +17,8 @@ char* element(const at::Tensor& tensor, int64_t index) {
 } // namespace
 
 bool Moves::takes(const at::Tensor& tensor) {
-  return cuda::has_kernels(tensor.device().type()) && (!tensor.is_cpu() || tensor.numel() <= kSmall);
+  return is_plain(tensor) && cuda::has_kernels(tensor.device().type()) &&
+         (!tensor.is_cpu() || tensor.numel() <= kSmall);
 }
 
 bool Moves::scales(at::ScalarType from, at::ScalarType to) {

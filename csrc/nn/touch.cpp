@@ -1,5 +1,6 @@
 #include "nn/touch.h"
 
+#include "comm/language_error.h"
 #include "group/leaf_storage.h"
 #include "nn/argument_cast.h"
 
@@ -34,23 +35,31 @@ class Listeners {
 
   bool add(const c10::StorageImpl* storage, const std::weak_ptr<TouchListener>& listener) {
     const std::unique_lock lock(mutex_);
-    return listeners_.try_emplace(storage, listener).second;
+    auto& entry = listeners_.try_emplace(storage, Entry{listener, 0}).first->second;
+    const bool is_same = !entry.listener.owner_before(listener) && !listener.owner_before(entry.listener);
+    if (is_same) ++entry.count;
+    return is_same;
   }
 
   void remove(const c10::StorageImpl* storage) {
     const std::unique_lock lock(mutex_);
-    listeners_.erase(storage);
+    const auto entry = listeners_.find(storage);
+    if (--entry->second.count == 0) listeners_.erase(entry);
   }
 
   std::shared_ptr<TouchListener> find(const c10::StorageImpl* storage) const {
     const std::shared_lock lock(mutex_);
     const auto entry = listeners_.find(storage);
-    return entry == listeners_.end() ? nullptr : entry->second.lock();
+    return entry == listeners_.end() ? nullptr : entry->second.listener.lock();
   }
 
  private:
+  struct Entry {
+    std::weak_ptr<TouchListener> listener;
+    int count = 0;
+  };
   mutable std::shared_mutex mutex_;
-  std::unordered_map<const c10::StorageImpl*, std::weak_ptr<TouchListener>> listeners_;
+  std::unordered_map<const c10::StorageImpl*, Entry> listeners_;
 };
 
 /// Calls visit(tensor, argument) for every keyed tensor with a storage among the arguments.
@@ -118,7 +127,8 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
       const auto listener = Listeners::get().find(tensor.storage().unsafeGetStorageImpl());
       if (!listener) return;
       const auto* alias = argument.alias_info();
-      listener->touched({operation, tensor, alias != nullptr && alias->isWrite(), again});
+      const bool written = alias != nullptr && alias->isWrite();
+      comm::called_by_torch([&] { listener->touched({operation, tensor, written, again}); });
       if (const auto wanted = listener->wanted_dtype(); wanted && !caster) {
         caster = listener;
         dtype = *wanted;
@@ -174,7 +184,8 @@ TouchRegistration::TouchRegistration(const at::Tensor& tensor, const std::weak_p
   if (!Listeners::get().add(tensor.storage().unsafeGetStorageImpl(), listener)) {
     throw ValueError(c10::str(
         "shardwise: the memory of a tensor of sizes ", tensor.sizes(),
-        " is watched already. A storage has one listener: destroy its registration before making another."));
+        " is watched by another listener already. A storage has one listener: destroy its registrations before making "
+        "another's."));
   }
   storage_ = tensor.storage().getWeakStorageImpl();
 }

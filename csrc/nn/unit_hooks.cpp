@@ -1,5 +1,6 @@
 #include "nn/unit_hooks.h"
 
+#include "engine/backward_watch.h"
 #include "nn/unit_touch.h"
 
 #include <shardwise/hooks.h>
@@ -36,15 +37,9 @@ void mark_calls(torch::nn::Module& module, const std::weak_ptr<UnitTouch>& weak)
   register_forward_hook(module, end, {.always_call = true});
 }
 
-/// The backward of the module begins where the first gradient of an output is there; that of an inner module may have
-/// begun with the same tensor. A leaf is not the module's own, and would keep the hook for good.
 void watch_outputs(const HookTensors& outputs, const WeakUnit& weak) {
   for (const auto& output : outputs) {
-    if (!output.defined() || !output.requires_grad() || output.is_leaf()) continue;
-    output.register_hook([weak](const at::Tensor&) {
-      const auto unit = weak.lock();
-      if (unit && unit->unshards_in_backward()) unit->enter(engine::Keep::outer_and_inner);
-    });
+    if (output.defined()) engine::begin_backward_at(output, weak);
   }
 }
 

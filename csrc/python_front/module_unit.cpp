@@ -1,5 +1,6 @@
 #include "python_front/module_unit.h"
 
+#include "engine/backward_watch.h"
 #include "python_front/dtensor_face.h"
 #include "python_front/python_extension.h"
 #include "python_front/tensors_in.h"
@@ -100,6 +101,12 @@ void ModuleUnit::look_again() {
   }
 }
 
+void ModuleUnit::take_memory() {
+  look_again();
+  const py::gil_scoped_release no_gil;
+  unit_->take_memory();
+}
+
 // Somebody may have put its methods on a shard after it was made.
 void ModuleUnit::look_for_extension(size_t index, const py::object& shard) {
   const auto& extension = unit_->parameters()[index]->extension();
@@ -155,6 +162,7 @@ bool ModuleUnit::ends(py::handle module) {
 }
 
 py::object ModuleUnit::pre_forward(py::handle module, const py::object& arguments, const py::object& keywords) {
+  if (!unit_->sees_all()) look_again();
   const bool is_first = begins(module);
   auto result = is_first && !convert_inputs_.is_none() ? convert_inputs_(arguments, keywords) : py::none();
   const bool backward = engine::Unit::in_backward();
@@ -170,14 +178,7 @@ py::object ModuleUnit::pre_forward(py::handle module, const py::object& argument
 
 py::object ModuleUnit::post_forward(py::handle module, const py::object& /*arguments*/, const py::object& output) {
   if (c10::GradMode::is_enabled()) {
-    const std::weak_ptr<engine::Unit> weak = unit_;
-    for_each_tensor_in(output, [&](const at::Tensor& tensor) {
-      if (!tensor.requires_grad() || tensor.is_leaf()) return;
-      tensor.register_hook([weak](const at::Tensor& /*gradient*/) {
-        const auto unit = weak.lock();
-        if (unit && unit->unshards_in_backward()) unit->enter(engine::Keep::outer_and_inner);
-      });
-    });
+    for_each_tensor_in(output, [&](const at::Tensor& tensor) { engine::begin_backward_at(tensor, unit_); });
   }
   if (!ends(module)) return py::none();
   {

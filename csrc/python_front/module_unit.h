@@ -51,6 +51,8 @@ class ModuleUnit {
   /// The parameters that are seen are read from the modules again: a cast, a load or an exchange may have replaced
   /// them.
   void look_again();
+  /// The same where a cast just ended, whose results nobody has yet: they get the unit's memory.
+  void take_memory();
 
   /// The modules that this unit is of, where there are several: it begins with the first one that runs, whose inputs
   /// are converted, and ends with the last, whose outputs are.

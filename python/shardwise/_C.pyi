@@ -10,7 +10,7 @@ import torch
 import torch._C._distributed_c10d
 import torch.distributed.distributed_c10d
 import typing
-__all__: list[str] = ['Call', 'CppUnit', 'Error', 'GivenParameter', 'MemoryEstimate', 'Mesh', 'OutlineParameter', 'OutlineUnit', 'PeerError', 'Unit', 'Unsharding', 'ValueError', 'clip_grad_norm_', 'cpp_unit', 'estimate_memory', 'full_state_dict', 'fully_shard', 'has_unit', 'load_full_state_dict', 'make_transport', 'on_shared_memory', 'replicate', 'share_comm_context', 'start_record', 'stop_record']
+__all__: list[str] = ['Call', 'CppUnit', 'Error', 'GivenParameter', 'MemoryEstimate', 'Mesh', 'OutlineParameter', 'OutlineUnit', 'PeerError', 'Unit', 'Unsharding', 'ValueError', 'clip_grad_norm_', 'cpp_unit', 'estimate_memory', 'full_state_dict', 'fully_shard', 'has_unit', 'hollow', 'load_full_state_dict', 'make_transport', 'on_shared_memory', 'replicate', 'share_comm_context', 'start_record', 'stop_record']
 class Error(RuntimeError):
     """
     What the engine raises; the message says what happened, where, and what to do.
@@ -132,6 +132,8 @@ class Unit:
     def shards(self) -> list[torch.Tensor]:
         ...
     def show_as(self, index: typing.SupportsInt, parameter: typing.Any, to_memory: typing.Any) -> None:
+        ...
+    def take_memory(self) -> None:
         ...
     def unshard(self) -> Unsharding:
         ...
@@ -269,6 +271,10 @@ def fully_shard(modules: collections.abc.Sequence[typing.Any], mesh: Mesh, *, re
 def has_unit(tensor: torch.Tensor) -> bool:
     """
     Whether a unit has this parameter.
+    """
+def hollow(sizes: collections.abc.Sequence[typing.SupportsInt], dtype: typing.Any, device: torch.device) -> torch.Tensor:
+    """
+    A tensor of these sizes without memory, which a unit is to give it.
     """
 def load_full_state_dict(module: typing.Any, values: dict[str, typing.Any], *, strict: bool, broadcast_from_rank0: bool) -> tuple[list[str], list[str], int]:
     ...

@@ -36,6 +36,16 @@ def is_extended(tensor: torch.Tensor, name: str) -> bool:
     return True
 
 
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether the values of a tensor are in a storage of its own, where it has some."""
+    if tensor.is_meta or tensor.numel() == 0:
+        return True
+    try:
+        return tensor.untyped_storage().data_ptr() != 0
+    except RuntimeError:
+        return False
+
+
 @torch.no_grad()
 def cut(tensor: torch.Tensor, dim: int, rank: int, world: int) -> torch.Tensor:
     """This rank's shard, made of what the tensor's class does for operations; with memory as for the largest shard."""

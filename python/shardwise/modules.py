@@ -224,7 +224,7 @@ class FSDPModule(originals.FSDPModule):
         self.reshard()
         # Past torch's own, which looks for the parameters of its own engine.
         result = super(originals.FSDPModule, self)._apply(*args, **kwargs)  # type: ignore[misc]
-        _state(self).look_again()
+        _state(self).take_memory()
         return result
 
 

@@ -12,10 +12,13 @@ from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard._fsdp_common import DataParallelMeshInfo, FSDPMeshInfo, HSDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_init import _get_device_from_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._redistribute import redistribute_local_tensor
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
+
+from shardwise import _C
 
 Mesh = DataParallelMeshInfo
 
@@ -54,10 +57,11 @@ def leaf_of(parameter: nn.Parameter, mesh: Mesh, shard: Shard, kind: torch.dtype
         return Leaf(full, None, None, None, spec, shard.dim, hooks)
     detached = parameter.detach()
     values = None
-    if kind is not None and parameter.is_floating_point() and parameter.dtype != kind:
+    is_cast = kind is not None and parameter.is_floating_point() and parameter.dtype != kind
+    if is_cast or parameter.is_meta:
         values = cast(DTensor, detached)._local_tensor
-        # A DTensor's dtype is for good.
-        detached = DTensor(values.to(kind), parameter._spec, requires_grad=False)
+        # A DTensor's dtype and device are for good.
+        detached = DTensor(_cast_or_hollow(values, kind, mesh), parameter._spec, requires_grad=False)
     full = nn.Parameter(detached, requires_grad=parameter.requires_grad)
     memory = cast(DTensor, full)._local_tensor
     return Leaf(full, memory, values, partial(_memory_of, parameter._spec), spec, shard.dim, hooks)
@@ -75,6 +79,14 @@ def extended_leaf_of(parameter: nn.Parameter, own: torch.Tensor, mesh: Mesh, sha
 def local_of(parameter: torch.Tensor) -> torch.Tensor:
     """What this rank has of a parameter before data parallelism cuts it."""
     return parameter._local_tensor if isinstance(parameter, DTensor) else parameter
+
+
+def _cast_or_hollow(values: torch.Tensor, kind: torch.dtype | None, mesh: Mesh) -> torch.Tensor:
+    """Of meta values something on the device that will have them, without memory: the unit gives it some."""
+    if not values.is_meta:
+        return values.to(kind)
+    kind = kind if kind is not None and values.is_floating_point() else values.dtype
+    return _C.hollow(values.size(), kind, _get_device_from_mesh(_mesh_of(mesh)))
 
 
 def _spec_of(parameter: nn.Parameter, mesh: Mesh, shard: Shard) -> DTensorSpec:

@@ -128,6 +128,10 @@ class State(FSDPState):
         """Takes the parameters that the modules have now: a load or a cast may have replaced them."""
         self.unit.look_again()
 
+    def take_memory(self) -> None:
+        """The same where a cast just ended, whose results nobody has yet: they get the unit's memory."""
+        self.unit.take_memory()
+
     def check_values(self) -> None:
         """Raises RuntimeError when a module is about to run whose parameters are not where they have to be."""
         parameters = {name: p for module in self._modules for name, p in module.named_parameters()}

@@ -25,7 +25,7 @@ from torch.distributed.utils import _apply_to_tensors, _get_root_modules, _to_kw
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from shardwise import _C, optimizers
-from shardwise.extensions import Extension, cut, is_extended
+from shardwise.extensions import Extension, cut, has_memory, is_extended
 from shardwise.process_groups import device_of
 from shardwise.specs import Leaf, extended_leaf_of, leaf_of, local_of
 from shardwise.state import ParamGroup, State, state_of
@@ -241,8 +241,15 @@ def _check(found: Found, device: torch.device, replicates: bool) -> None:
         )
     if parameter.dim() == 0:
         raise ValueError(
-            f"shardwise: fully_shard doesn't support scalar parameters. Change {name} to a 1D tensor with numel equal "
-            "to 1."
+            f"shardwise: {'replicate' if replicates else 'fully_shard'} doesn't support scalar parameters. Change "
+            f"{name} to a 1D tensor with numel equal to 1."
+        )
+    local = local_of(parameter)
+    if not has_memory(local) and not is_extended(local, name):
+        raise ValueError(
+            f"shardwise: '{name}' is a {type(local).__name__}, which has no memory of its own: it is around other "
+            "tensors, and cannot be cut into shards. Give its class fsdp_pre_all_gather() and fsdp_post_all_gather(), "
+            "or name the parameter in ignored_params."
         )
     if isinstance(parameter, DTensor) and parameter.device_mesh.device_type != device.type:
         raise ValueError(

@@ -63,7 +63,7 @@ COPIES = [
     ),
     Mutant(
         "keep the piece of another rank",
-        "csrc/group/full_copies.cpp",
+        "csrc/group/full_copies_shards.cpp",
         "  if (shard.sizes() == whole) return piece_of(shard, cut, rank);",
         "  if (shard.sizes() == whole) return piece_of(shard, cut, rank == 1 ? 0 : rank);",
         suites="FullyShardPrograms.*",

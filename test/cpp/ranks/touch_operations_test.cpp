@@ -168,8 +168,14 @@ TEST(Touch, RegistrationsEnd) {
     return refiller->touches.size();
   };
   EXPECT_EQ(touches_of_one(), 1);
-  const auto twice = error_of([&] { TouchRegistration(leaf, refiller); });
-  EXPECT_NE(twice.find("sizes [3] is watched already"), std::string::npos) << twice;
+  const auto other = Refiller::watch({torch::ones({2})});
+  const auto second = error_of([&] { TouchRegistration(leaf, other); });
+  EXPECT_NE(second.find("sizes [3] is watched by another listener already"), std::string::npos) << second;
+  EXPECT_EQ(touches_of_one(), 1);
+  {
+    const TouchRegistration again(leaf, refiller);
+    EXPECT_EQ(touches_of_one(), 1) << "it is told once";
+  }
   EXPECT_EQ(touches_of_one(), 1);
   {
     const auto moved = std::move(refiller->registration);

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
-from models import batch, mlp, reference_backward
+from models import batch, local, mlp, reference_backward
+from pool import run_ranks
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     set_model_state_dict,
 )
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import shardwise
-from shardwise.testing import run_ranks
 
 WHOLE = StateDictOptions(full_state_dict=True)
 
@@ -91,7 +95,50 @@ def copied(rank: int) -> None:
     train(model, reference, rank, range(3))
 
 
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 8)
+        self.down = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.tanh(self.up(x)))
+
+
+def tensor_parallel_from_the_meta_device(rank: int, kind: torch.dtype | None) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    policy = MixedPrecisionPolicy(param_dtype=kind)
+    torch.manual_seed(5)
+    values = Pair().state_dict()
+    models = []
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            model = Pair()
+        if device == "cpu":
+            model.load_state_dict(values)
+        parallelize_module(model, mesh["tp"], plan)
+        shardwise.fully_shard(model.up, mesh=mesh["dp"], mp_policy=policy)
+        shardwise.fully_shard(model, mesh=mesh["dp"], mp_policy=policy)
+        models.append(model)
+    usual, from_meta = models
+    from_meta.to_empty(device="cpu")
+    set_model_state_dict(from_meta, values, options=WHOLE)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9) for model in models]
+    for step in range(4):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            model(batch(step, rank // 2, 4)).pow(2).mean().backward()
+            optimizer.step()
+        for (name, p), q in zip(usual.named_parameters(), from_meta.parameters(), strict=True):
+            assert torch.equal(local(p), local(q)), f"{name} after step {step}"
+
+
 class TestFullyShardState:
+    @pytest.mark.parametrize("kind", [None, torch.bfloat16])
+    def test_tensor_parallelism_from_the_meta_device(self, kind: torch.dtype | None) -> None:
+        run_ranks(4, tensor_parallel_from_the_meta_device, kind)
+
     def test_copied(self) -> None:
         run_ranks(2, copied)
 

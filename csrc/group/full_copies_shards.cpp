@@ -1,0 +1,132 @@
+#include "comm/shared_memory.h"
+#include "group/compute_guard.h"
+#include "group/full_copies.h"
+#include "group/pieces.h"
+
+#include <shardwise/error.h>
+
+#include <ATen/ops/detach.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+
+namespace shardwise::group {
+namespace {
+
+/// The part of what stands in the registry that is this rank's: all of it, or a piece of a whole parameter that was
+/// loaded there.
+at::Tensor own_piece(const Parameter& parameter, const layout::Cut& cut, int64_t rank) {
+  auto shard = parameter.stored();
+  if (shard.sizes() == cut.piece_sizes(rank)) return shard;
+  const auto whole = parameter.full().sizes();
+  if (shard.sizes() == whole) return piece_of(shard, cut, rank);
+  throw Error(c10::str(
+      "shardwise: rank ", rank, ": the parameter '", parameter.name(), "' was replaced by a tensor of sizes ",
+      shard.sizes(), "; it can hold this rank's shard, ", at::IntArrayRef(cut.piece_sizes(rank)),
+      ", or the whole parameter, ", whole, ". Load an archive of the same model and the same number of ranks."));
+}
+
+} // namespace
+
+void FullCopies::adopt_shards(Front& front, bool takes_memory) {
+  {
+    const ComputeGuard guard;
+    part_ = comm::shared_zeros(layout_.part, kinds_.shards);
+  }
+  elsewhere_.resize(parameters().size());
+  for (const auto& cut : layout_.cuts) numels_.push_back(cut.piece_numel(rank_));
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    const auto shard = parameters()[i]->stored();
+    const bool is_piece = shard.sizes() == layout_.cuts[i].piece_sizes(rank_);
+    if (takes_memory || !is_piece || part_.is_meta() || !is_alike(*shard.unsafeGetTensorImpl(), i)) {
+      place(i, front);
+    } else {
+      leave_where_it_is(i, front);
+    }
+  }
+  watches_.push_back(front.watch(part_, Front::Role::shard));
+}
+
+at::Tensor FullCopies::place_of(size_t index) const {
+  return piece_in(part_, layout_.cuts[index], rank_, 0);
+}
+
+void FullCopies::place(size_t index, Front& front) {
+  const auto shard = parameters()[index]->stored();
+  {
+    const ComputeGuard guard;
+    auto place = place_of(index);
+    place.copy_(own_piece(*parameters()[index], layout_.cuts[index], rank_));
+    shard.set_data(front.place(place));
+  }
+  elsewhere_[index] = at::Tensor();
+  front.mark(shard);
+}
+
+void FullCopies::leave_where_it_is(size_t index, Front& front) {
+  const auto shard = parameters()[index]->stored();
+  {
+    const ComputeGuard guard;
+    elsewhere_[index] = shard.detach();
+  }
+  front.mark(shard);
+  watches_.push_back(front.watch(shard, Front::Role::shard));
+}
+
+// What is sent lies in one vector. Returns how many bytes were copied for that.
+int64_t FullCopies::collect() const {
+  int64_t bytes = 0;
+  for (size_t i = 0; i < elsewhere_.size(); ++i) {
+    if (!elsewhere_[i].defined()) continue;
+    place_of(i).copy_(elsewhere_[i]);
+    bytes += static_cast<int64_t>(elsewhere_[i].nbytes());
+  }
+  return bytes;
+}
+
+bool FullCopies::has_memory() const {
+  return std::none_of(elsewhere_.begin(), elsewhere_.end(), [](const auto& shard) { return shard.defined(); });
+}
+
+bool FullCopies::take_memory(Front& front) {
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    const auto* shard = parameters()[i]->live_shard();
+    if (shard == nullptr || parameters()[i]->extension() || !is_alike(*shard, i)) return false;
+  }
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    if (elsewhere_[i].defined() || !fits(i)) place(i, front);
+  }
+  mark_stale();
+  return true;
+}
+
+bool FullCopies::fits() const {
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    if (!fits(i)) return false;
+  }
+  return true;
+}
+
+bool FullCopies::is_alike(const at::TensorImpl& shard, size_t index) const {
+  const auto* part = part_.unsafeGetTensorImpl();
+  return shard.has_storage() && shard.dtype() == part->dtype() && shard.device() == part->device() &&
+         shard.numel() == numels_[index];
+}
+
+// Of which storage is no matter: see Front::place(). Asked very often.
+bool FullCopies::fits(size_t index) const {
+  const auto* parameter = parameters()[index];
+  const auto* shard = parameter->live_shard();
+  if (shard == nullptr || parameter->extension() || !is_alike(*shard, index)) return false;
+  const auto* part = part_.unsafeGetTensorImpl();
+  if (numels_[index] == 0 || part->device().is_meta()) return true;
+  const auto item = static_cast<int64_t>(part->itemsize());
+  const auto data = [&](const at::TensorImpl& tensor) {
+    return static_cast<const char*>(tensor.unsafe_storage().data()) + tensor.storage_offset() * item;
+  };
+  const auto& elsewhere = elsewhere_[index];
+  if (elsewhere.defined()) return data(*shard) == data(*elsewhere.unsafeGetTensorImpl());
+  return data(*shard) == data(*part) + layout_.cuts[index].offsets[rank_] * item;
+}
+
+} // namespace shardwise::group

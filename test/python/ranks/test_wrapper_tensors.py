@@ -1,0 +1,74 @@
+"""Tensors that are around others, and have no memory of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from own_gather import Twin
+from pool import run_ranks
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+import shardwise
+
+KINDS = ("fully_shard", "replicate")
+
+
+class Plain(Twin):
+    """A twin that cannot be sharded."""
+
+    fsdp_post_all_gather = None
+
+
+class AsTwin(torch.autograd.Function):
+    """Its gradient is around two tensors, of which the first counts."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return Twin(gradient.clone(), gradient.clone())
+
+
+class Layer(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, AsTwin.apply(self.weight), self.bias)
+
+
+def gradients(rank: int, kind: str) -> None:
+    torch.manual_seed(3)
+    model, reference = Layer(5, 4), nn.Linear(5, 4)
+    reference.load_state_dict(model.state_dict())
+    getattr(shardwise, kind)(model)
+    for step in range(3):
+        x = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(step))
+        model.zero_grad()
+        reference.zero_grad()
+        model(x[rank]).pow(2).sum().backward()
+        for each in x:
+            (reference(each).pow(2).sum() / 2).backward()
+        for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
+            assert isinstance(p.grad, DTensor), name
+            torch.testing.assert_close(p.grad.full_tensor(), q.grad, msg=name)
+
+
+def parameters(rank: int, kind: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = nn.Parameter(Plain(torch.ones(4, 4), torch.ones(4, 4)))
+    with pytest.raises(ValueError, match=r"'1\.weight' is a Plain, which has no memory of its own.*ignored_params"):
+        getattr(shardwise, kind)(model)
+    getattr(shardwise, kind)(model, ignored_params={model[1].weight})
+
+
+class TestWrapperTensors:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_gradients(self, kind: str) -> None:
+        run_ranks(2, gradients, kind)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_parameters_are_refused(self, kind: str) -> None:
+        run_ranks(2, parameters, kind)
