@@ -53,7 +53,8 @@ group::Group::Setting Unit::setting(bool takes_memory) const {
       .full_device = settings_.offload ? std::optional(mesh_.device()) : std::nullopt,
       .pin = settings_.offload && settings_.offload->pin_memory && !mesh_.device().is_cpu(),
       .front = settings_.front.get(),
-      .takes_memory = takes_memory};
+      .takes_memory = takes_memory,
+      .before = &groups_};
 }
 
 std::vector<std::shared_ptr<Unit>> Unit::tree() const {

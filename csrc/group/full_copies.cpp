@@ -25,82 +25,19 @@ constexpr size_t kMostPlaces = 4;
 
 FullCopies::FullCopies(
     std::vector<Parameter*> parameters, layout::Shards layout, bool is_flat, int64_t rank, const Kinds& kinds,
-    Front& front, bool takes_memory)
+    Front& front, bool takes_memory, const FullCopies* before)
     : Copies(std::move(parameters)),
       layout_(std::move(layout)),
       is_flat_(is_flat),
       rank_(rank),
       kinds_(kinds) {
   adopt_shards(front, takes_memory);
-  is_flat_ ? make_flat(front) : make_rows(front);
-  for (auto& storage : storages_) storage.free();
-}
-
-void FullCopies::make_rows(Front& front) {
-  for (size_t i = 0; i < parameters().size(); ++i) {
-    const auto& cut = layout_.cuts[i];
-    const auto leaf = parameters()[i]->full();
-    {
-      const ComputeGuard guard;
-      storages_.emplace_back(leaf.sizes(), kinds_.full);
-      const auto& alias = storages_.back().alias();
-      replace_data(leaf, alias);
-      for (int64_t rank = 0; rank < layout_.world; ++rank) {
-        if (cut.piece_numel(rank) == 0) continue;
-        auto rows = piece_of(alias, cut, rank);
-        copied_bytes_ += static_cast<int64_t>(rows.nbytes());
-        copies_.push_back({i, std::move(rows), runs_of(cut, rank), rank, cut.offsets[rank], Moves::takes(alias)});
-      }
-    }
-    front.mark(leaf);
-    watches_.push_back(front.watch(leaf, Front::Role::full));
+  if (before != nullptr && lies_as(*before)) {
+    take_storages(*before, front);
+  } else {
+    is_flat_ ? make_flat(front) : make_rows(front);
+    for (auto& storage : storages_) storage.free();
   }
-  make_landing();
-}
-
-// Pieces that are torch's to copy, and lie in one place.
-void FullCopies::make_landing() {
-  if (layout_.world == 1 || !kinds_.full.device().is_cpu()) return;
-  std::vector<size_t> places;
-  size_t place = 0;
-  for (const auto& storage : storages_) {
-    places.push_back(place);
-    place += layout::aligned(storage.bytes());
-  }
-  const auto item = kinds_.full.dtype().itemsize();
-  for (auto& copy : copies_) {
-    const auto bytes = copy.rows.nbytes();
-    copy.can_land = !copy.is_moved && copy.runs.count == 1 && bytes >= comm::Landing::kLeast;
-    if (!copy.can_land) continue;
-    const auto offset = static_cast<size_t>(copy.rank * layout_.part + copy.offset) * item;
-    landings_.push_back({offset, bytes, places[copy.leaf] + static_cast<size_t>(copy.runs.start) * item});
-    landing_bytes_ += static_cast<int64_t>(bytes);
-  }
-  const auto before = [](const auto& a, const auto& b) { return a.offset < b.offset; };
-  std::sort(landings_.begin(), landings_.end(), before);
-}
-
-void FullCopies::make_flat(Front& front) {
-  at::Tensor whole;
-  {
-    const ComputeGuard guard;
-    storages_.emplace_back(std::vector<int64_t>{layout_.world * layout_.part}, kinds_.full);
-    whole = storages_.back().alias();
-  }
-  for (size_t i = 0; i < parameters().size(); ++i) {
-    const auto& cut = layout_.cuts[i];
-    const auto leaf = parameters()[i]->full();
-    int64_t rank = 0;
-    while (rank + 1 < layout_.world && cut.length(rank) == 0) ++rank;
-    {
-      const ComputeGuard guard;
-      const auto start = rank * layout_.part + cut.offsets[rank];
-      starts_.push_back(cut.shape[0] == 0 ? 0 : start);
-      replace_data(leaf, whole.narrow(0, starts_.back(), cut.shape[0]).view(leaf.sizes()));
-    }
-    front.mark(leaf);
-  }
-  watches_.push_back(front.watch(whole, Front::Role::full));
 }
 
 std::optional<size_t> FullCopies::index_of(const at::Tensor& tensor) const {

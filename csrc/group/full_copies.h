@@ -31,9 +31,10 @@ class FullCopies : public Copies {
   /// taken. With `takes_memory` the shards lie in the part from now on; else those that are pieces stay where they are,
   /// for somebody may hold that memory, and are copied into the part before each gather. The values of the leaves are
   /// not needed; their memory is replaced, and of the kind given from now on. Raises Error for a shard of other sizes.
+  /// Where the leaves lie as those `before` did, whose memory is freed, they stay there.
   FullCopies(
       std::vector<Parameter*> parameters, layout::Shards layout, bool is_flat, int64_t rank, const Kinds& kinds,
-      Front& front, bool takes_memory);
+      Front& front, bool takes_memory, const FullCopies* before);
 
   bool fits() const override;
   /// Whether all shards lie in the part.
@@ -104,6 +105,8 @@ class FullCopies : public Copies {
   void make_rows(Front& front);
   void make_flat(Front& front);
   void make_landing();
+  bool lies_as(const FullCopies& before) const;
+  void take_storages(const FullCopies& before, Front& front);
   bool fits(size_t index) const;
   std::optional<size_t> index_of(const at::Tensor& tensor) const;
   void copy_out();

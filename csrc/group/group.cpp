@@ -32,8 +32,16 @@ Group::Group(std::vector<Parameter*> parameters, const Setting& setting)
     const auto full = (apart ? options_.device(*setting.full_device) : options_).dtype(outline_.full_dtype());
     full_copies_.emplace(
         parameters_, lay_out(), outline_.layout() == Layout::flat, setting.rank, FullCopies::Kinds{shards, full},
-        *setting.front, setting.takes_memory);
+        *setting.front, setting.takes_memory, copies_before(setting));
   }
+}
+
+const FullCopies* Group::copies_before(const Setting& setting) const {
+  if (setting.before == nullptr) return nullptr;
+  for (const auto& group : *setting.before) {
+    if (group->parameters_ == parameters_) return group->full_copies();
+  }
+  return nullptr;
 }
 
 layout::Shards Group::lay_out() const {

@@ -36,6 +36,8 @@ class Group {
     Front* front = nullptr;
     /// See FullCopies.
     bool takes_memory = true;
+    /// The groups of these parameters so far, which are freed; null where there are none.
+    const std::vector<std::unique_ptr<Group>>* before = nullptr;
   };
 
   /// The parameters stay their unit's. All have the dtype and device of the first.
@@ -87,6 +89,7 @@ class Group {
   Plan::Group plan(const Step& step) const;
 
  private:
+  const FullCopies* copies_before(const Setting& setting) const;
   bool follows_requires_grad() const;
   std::vector<Parameter*> summed() const;
   layout::Shards lay_out() const;

@@ -263,9 +263,10 @@ void Machine::average(const std::map<std::string, Tensor>& gradients) {
         sum = sum.defined() ? sum + came->second : came->second;
       }
       if (!sum.defined()) continue;
-      if (!publishes || !parameter.requires_grad()) {
+      if (!publishes) {
         waiting_[name] = sum;
       } else {
+        // Also of what was frozen since.
         auto& grad = parameter.mutable_grad();
         grad = grad.defined() ? grad + scale * sum : scale * sum;
       }

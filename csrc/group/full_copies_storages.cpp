@@ -1,0 +1,107 @@
+#include "group/compute_guard.h"
+#include "group/data.h"
+#include "group/full_copies.h"
+#include "group/pieces.h"
+
+#include <algorithm>
+
+namespace shardwise::group {
+
+void FullCopies::make_rows(Front& front) {
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    const auto& cut = layout_.cuts[i];
+    const auto leaf = parameters()[i]->full();
+    {
+      const ComputeGuard guard;
+      storages_.emplace_back(leaf.sizes(), kinds_.full);
+      const auto& alias = storages_.back().alias();
+      replace_data(leaf, alias);
+      for (int64_t rank = 0; rank < layout_.world; ++rank) {
+        if (cut.piece_numel(rank) == 0) continue;
+        auto rows = piece_of(alias, cut, rank);
+        copied_bytes_ += static_cast<int64_t>(rows.nbytes());
+        copies_.push_back({i, std::move(rows), runs_of(cut, rank), rank, cut.offsets[rank], Moves::takes(alias)});
+      }
+    }
+    front.mark(leaf);
+    watches_.push_back(front.watch(leaf, Front::Role::full));
+  }
+  make_landing();
+}
+
+// Pieces that are torch's to copy, and lie in one place.
+void FullCopies::make_landing() {
+  if (layout_.world == 1 || !kinds_.full.device().is_cpu()) return;
+  std::vector<size_t> places;
+  size_t place = 0;
+  for (const auto& storage : storages_) {
+    places.push_back(place);
+    place += layout::aligned(storage.bytes());
+  }
+  const auto item = kinds_.full.dtype().itemsize();
+  for (auto& copy : copies_) {
+    const auto bytes = copy.rows.nbytes();
+    copy.can_land = !copy.is_moved && copy.runs.count == 1 && bytes >= comm::Landing::kLeast;
+    if (!copy.can_land) continue;
+    const auto offset = static_cast<size_t>(copy.rank * layout_.part + copy.offset) * item;
+    landings_.push_back({offset, bytes, places[copy.leaf] + static_cast<size_t>(copy.runs.start) * item});
+    landing_bytes_ += static_cast<int64_t>(bytes);
+  }
+  const auto before = [](const auto& a, const auto& b) { return a.offset < b.offset; };
+  std::sort(landings_.begin(), landings_.end(), before);
+}
+
+void FullCopies::make_flat(Front& front) {
+  at::Tensor whole;
+  {
+    const ComputeGuard guard;
+    storages_.emplace_back(std::vector<int64_t>{layout_.world * layout_.part}, kinds_.full);
+    whole = storages_.back().alias();
+  }
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    const auto& cut = layout_.cuts[i];
+    const auto leaf = parameters()[i]->full();
+    int64_t rank = 0;
+    while (rank + 1 < layout_.world && cut.length(rank) == 0) ++rank;
+    {
+      const ComputeGuard guard;
+      const auto start = rank * layout_.part + cut.offsets[rank];
+      starts_.push_back(cut.shape[0] == 0 ? 0 : start);
+      replace_data(leaf, whole.narrow(0, starts_.back(), cut.shape[0]).view(leaf.sizes()));
+    }
+    front.mark(leaf);
+  }
+  watches_.push_back(front.watch(whole, Front::Role::full));
+}
+
+bool FullCopies::lies_as(const FullCopies& before) const {
+  const auto alike = [](const at::TensorOptions& a, const at::TensorOptions& b) {
+    return a.dtype() == b.dtype() && a.device() == b.device();
+  };
+  if (parameters() != before.parameters() || layout_.part != before.layout_.part || is_flat_ != before.is_flat_ ||
+      !alike(kinds_.full, before.kinds_.full)) {
+    return false;
+  }
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    const auto& storage = before.storages_[is_flat_ ? 0 : i];
+    if (parameters()[i]->live_full().unsafe_storage().unsafeGetStorageImpl() != storage.storage()) return false;
+  }
+  return true;
+}
+
+// Views of the leaves that an operation is about to read, or that autograd saved, stay what they are.
+void FullCopies::take_storages(const FullCopies& before, Front& front) {
+  storages_ = before.storages_;
+  starts_ = before.starts_;
+  copies_ = before.copies_;
+  copied_bytes_ = before.copied_bytes_;
+  landings_ = before.landings_;
+  landing_bytes_ = before.landing_bytes_;
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    const auto leaf = parameters()[i]->full();
+    front.mark(leaf);
+    if (i < storages_.size()) watches_.push_back(front.watch(leaf, Front::Role::full));
+  }
+}
+
+} // namespace shardwise::group
