@@ -42,8 +42,8 @@ void run(const Arguments& given) {
   const auto world = std::stoi(given.at("--world"));
   const shardwise::Mesh mesh({{"ranks", world}}, mesh_options(given));
   const auto wire = std::make_shared<HostWire>();
-  put_into(*mesh.group("ranks"), *wire);
-  put_into(*mesh.reduce_group("ranks"), *wire);
+  put_into(*mesh.sum_group("ranks"), *wire);
+  put_into(*mesh.gather_group("ranks"), *wire);
   GptOptions shape;
   shape.layers = std::stoll(given.at("--layers"));
   shape.width = std::stoll(given.at("--width"));

@@ -17,7 +17,7 @@ std::shared_ptr<ModuleUnit> make_unit(
     const std::optional<std::variant<bool, int>>& reshard_after_forward) {
   engine::UnitSettings settings;
   settings.replicates = replicates;
-  settings.own_gather_on_mesh = true;
+  settings.customs_on_mesh = true;
   settings.precision = {.param_dtype = dtype_of(param_dtype), .reduce_dtype = dtype_of(reduce_dtype)};
   settings.layout = replicates && !casts ? group::Layout::replicate : group::Layout::rows;
   if (pin_memory) settings.offload = CpuOffload{*pin_memory};

@@ -94,7 +94,8 @@ struct Mesh::State {
   c10::intrusive_ptr<c10d::Store> store;
   MeshOptions options;
   std::mutex mutex;
-  std::map<size_t, c10::intrusive_ptr<c10d::ProcessGroup>> reduce_groups;
+  /// By what they are for, and the axis.
+  std::map<std::pair<std::string, size_t>, c10::intrusive_ptr<c10d::ProcessGroup>> groups_of_units;
   std::map<std::pair<size_t, int64_t>, c10::intrusive_ptr<c10d::ProcessGroup>> neighbours;
 
   /// The mesh that holds the claim.
@@ -139,7 +140,7 @@ struct Mesh::State {
     if (!open) return;
     open = false;
     const auto closing = std::exchange(groups, {});
-    const auto closing_too = std::exchange(reduce_groups, {});
+    const auto closing_too = std::exchange(groups_of_units, {});
     for (const auto& [place, group] : std::exchange(neighbours, {})) group->shutdown();
     store.reset();
     claim.reset();
@@ -148,7 +149,7 @@ struct Mesh::State {
       comm::Agreement::forget(*group);
       group->shutdown();
     }
-    for (const auto& [index, group] : closing_too) group->shutdown();
+    for (const auto& [what, group] : closing_too) group->shutdown();
   }
 
   size_t index(const std::string& name) const {
@@ -170,14 +171,20 @@ struct Mesh::State {
     return c10::str(text, "; rank ", rank, " on ", device, ways(), ")");
   }
 
-  /// How the direct transport goes along the axes, where it is ours and open.
+  /// How the direct transport goes along the axes, where it is ours and open, be it for units alone.
   std::string ways() const {
     std::set<std::string> all;
-    for (const auto& group : groups) {
-      if (!device.is_cpu() || !owns_groups || group->getSize() == 1) continue;
-      const auto backend = group->getBackend(device.type());
+    const auto add = [&](c10d::ProcessGroup& group) {
+      if (!device.is_cpu() || group.getSize() == 1) return;
+      const auto backend = group.getBackend(device.type());
       const auto* direct = dynamic_cast<const comm::direct::DirectBackend*>(backend.get());
       if (direct != nullptr) all.insert(direct->way());
+    };
+    if (owns_groups) {
+      for (const auto& group : groups) add(*group);
+    }
+    for (const auto& [what, group] : groups_of_units) {
+      if (std::find(groups.begin(), groups.end(), group) == groups.end()) add(*group);
     }
     std::string text;
     for (const auto& way : all) text += ", " + way;
@@ -222,6 +229,18 @@ struct Mesh::State {
         spec(c10::str(axes[index].name, " ", name), place, static_cast<int>(position % count), count));
     comm::meet(*place, position % count, count, options.connect_timeout());
     return group;
+  }
+
+  c10::intrusive_ptr<c10d::ProcessGroup> group_of_units(
+      const c10::intrusive_ptr<c10d::ProcessGroup>& all, const std::string& purpose, size_t index) {
+    if (all->getSize() == 1 || !store) return all;
+    const std::lock_guard lock(mutex);
+    auto& made = groups_of_units[{purpose, index}];
+    if (made) return made;
+    if (!owns_groups) return made = make_neighbours(index, all->getSize());
+    made = make_group(index, purpose + "/");
+    meet(c10::str(purpose, "/", axes[index].name));
+    return made;
   }
 
   comm::GroupSpec spec(std::string name, c10::intrusive_ptr<c10d::Store> place, int position, int count) const {
@@ -349,16 +368,12 @@ const c10::intrusive_ptr<c10d::ProcessGroup>& Mesh::group(const std::string& axi
   return state_->groups[index];
 }
 
-c10::intrusive_ptr<c10d::ProcessGroup> Mesh::reduce_group(const std::string& axis) const {
-  const auto& gather = group(axis);
-  if (size(axis) == 1 || !state_->store) return gather;
-  const std::lock_guard lock(state_->mutex);
-  auto& made = state_->reduce_groups[state_->index(axis)];
-  if (made) return made;
-  if (!state_->owns_groups) return made = state_->make_neighbours(state_->index(axis), gather->getSize());
-  made = state_->make_group(state_->index(axis), "reduce/");
-  state_->meet("reduce/" + axis);
-  return made;
+c10::intrusive_ptr<c10d::ProcessGroup> Mesh::gather_group(const std::string& axis) const {
+  return state_->group_of_units(group(axis), "gather", state_->index(axis));
+}
+
+c10::intrusive_ptr<c10d::ProcessGroup> Mesh::sum_group(const std::string& axis) const {
+  return state_->group_of_units(group(axis), "sum", state_->index(axis));
 }
 
 c10::intrusive_ptr<c10d::ProcessGroup> Mesh::neighbours(const std::string& axis, int64_t count) const {

@@ -121,7 +121,11 @@ std::string Unit::describe() const {
 }
 
 bool Unit::gathers_apart() const {
-  return separate_ && !(settings_.own_gather_on_mesh && options.all_gather);
+  return gathers_have_group_ && !(settings_.customs_on_mesh && options.all_gather);
+}
+
+bool Unit::sums_apart() const {
+  return sums_have_groups_ && !(settings_.customs_on_mesh && options.reduce_scatter);
 }
 
 comm::Collectives Unit::gather_in_order(const comm::Collectives& ranks) {
@@ -132,7 +136,8 @@ comm::Collectives Unit::gather_in_order(const comm::Collectives& ranks) {
     const auto among = near ? c10::str(" among ", near_.size(), " ranks") : "";
     return c10::str("the all-gather of ", describe(), among, backward ? " in backward" : "");
   };
-  const auto chain = gathers_apart() ? comm::Agreement::second_group : comm::Agreement::group;
+  const bool apart = gathers_apart() || sums_apart();
+  const auto chain = apart ? comm::Agreement::second_group : comm::Agreement::group;
   return ranks.at(agreement_->enter(chain, 4 * number_for_all_ + (near ? 2 : 0) + (backward ? 1 : 0), text, counters_));
 }
 
@@ -202,7 +207,7 @@ bool Unit::begin_unshard() {
   if (all_there) return under_way;
   for_full_copies([](group::Copies& copies) { copies.prepare(); });
   // What every rank has may come and go on some ranks only.
-  const auto& ranks = all_near ? near_ : gathers_apart() ? gather_ : shards_;
+  const auto& ranks = all_near ? near_ : gathers_apart() ? gather_ : known_;
   const auto gather = shards_.size() > 1 ? gather_in_order(ranks).by(options.all_gather) : ranks;
   for_full_copies(
       [&](group::Copies& copies) { copies.begin_unshard(gather, near_.size() > 1, buffers(), name_, counters_); });

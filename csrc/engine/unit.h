@@ -52,8 +52,8 @@ struct UnitSettings {
   bool broadcast = false;
   /// Unset: a unit frees its full copies after its forward, the outermost one keeps them.
   std::optional<ReshardAfterForward> reshard_after_forward = std::nullopt;
-  /// A gather of the user's own gets the mesh's process group, which he knows, and not the one of gathers.
-  bool own_gather_on_mesh = false;
+  /// A collective of the user's own gets the mesh's process group, which he knows, and not one of the units' own.
+  bool customs_on_mesh = false;
   /// Needed where full copies come and go; lives as long as the unit.
   std::shared_ptr<group::Front> front = nullptr;
 };
@@ -210,7 +210,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   // Gradients.
   /// Whether this unit reduces at the end of the running backward.
   bool takes_part() const;
-  /// The sums of its tree wait for the end: its gathers share a process group with them, or nobody compares the order.
+  /// The sums of its tree wait for the end: they share a process group with its gathers or with the program's own
+  /// collectives, or nobody compares the order.
   bool sums_late() const;
   /// Whether a backward runs on this thread.
   static bool in_backward();
@@ -291,14 +292,16 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void gradient_arrived(group::Parameter& parameter) override;
 
   void find_ranks();
+  void take_own_groups();
   void find_neighbours();
   void adopt(const std::vector<NamedTensor>& adopted);
   void check_structure(const std::vector<NamedTensor>& own, const std::vector<NamedTensor>& buffers, size_t adopted);
   void broadcast(const std::vector<NamedTensor>& tensors);
   template <typename Do>
   void for_full_copies(const Do& act);
-  /// Gathers and sums have a process group each.
+  /// Gathers have a process group of their own, and sums have.
   bool gathers_apart() const;
+  bool sums_apart() const;
   comm::Collectives gather_in_order(const comm::Collectives& ranks);
   /// For a sum: what it is follows from what was compared before.
   comm::Collectives in_order(const comm::Collectives& collectives) const;
@@ -322,9 +325,12 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   comm::Collectives copies_;
   /// Among the shards' ranks, on a process group of its own where there is one.
   comm::Collectives gather_;
+  /// The same on the mesh's process group, which the program knows.
+  comm::Collectives known_;
   /// Among the ranks that hold everything together after forward; of nobody where those are all.
   comm::Collectives near_;
-  bool separate_ = false;
+  bool gathers_have_group_ = false;
+  bool sums_have_groups_ = false;
   std::shared_ptr<comm::Agreement> agreement_;
   int64_t number_for_all_ = 0;
   /// What begin_reduce() found the flags to say; unset when the running backward did not come there.

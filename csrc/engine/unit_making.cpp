@@ -111,6 +111,29 @@ void Unit::find_ranks() {
   agreement_ = comm::Agreement::of(lines);
 }
 
+// Once all ranks are known to wrap the same, for they make these groups together.
+void Unit::take_own_groups() {
+  known_ = shards_;
+  if (!agreement_) {
+    gather_ = shards_;
+    return;
+  }
+  const auto& axes = mesh_.axes();
+  const auto on_own_group = [&](comm::Collectives& collectives, const std::string& axis) {
+    if (collectives.size() == 1) return true;
+    const auto group = mesh_.sum_group(axis);
+    const bool is_own = group != mesh_.group(axis);
+    if (is_own) collectives = comm::Collectives({group, collectives.names()});
+    return is_own;
+  };
+  const bool copies_apart = on_own_group(copies_, axes.front().name);
+  sums_have_groups_ = on_own_group(shards_, axes.back().name) && copies_apart;
+  if (replicates()) return;
+  const auto group = mesh_.gather_group(axes.back().name);
+  gather_ = comm::Collectives({group, shards_.names()});
+  gathers_have_group_ = group != mesh_.group(axes.back().name);
+}
+
 // One rank is all that hold everything: the full copies stay. All ranks are what resharding means anyway.
 void Unit::find_neighbours() {
   const auto& setting = settings_.reshard_after_forward;
@@ -141,6 +164,7 @@ std::shared_ptr<Unit> Unit::create(
     for (const auto& parameter : own) check_can_be_laid_out(parameter, unit->kind());
   }
   unit->check_structure(own, buffers, adopted.size());
+  unit->take_own_groups();
   unit->schedule_->add(unit);
   add_to_tree(*unit, unit->schedule_);
   unit->adopt(adopted);
@@ -148,15 +172,7 @@ std::shared_ptr<Unit> Unit::create(
     unit->broadcast(own);
     unit->broadcast(buffers);
   }
-  if (!unit->replicates()) {
-    const auto& axis = mesh.axes().back().name;
-    // Sums stay where those of replicated units are; gathers get the other process group. It is of use only where
-    // both may be under way at a time.
-    const auto gathers = unit->agreement_ ? mesh.reduce_group(axis) : mesh.group(axis);
-    unit->gather_ = comm::Collectives({gathers, unit->shards_.names()});
-    unit->separate_ = gathers != mesh.group(axis);
-    unit->find_neighbours();
-  }
+  if (!unit->replicates()) unit->find_neighbours();
   for (auto& [names, tensor, dim, whole, full, values, extension] : own) {
     auto& parameter =
         *unit->parameters_.emplace_back(std::make_unique<group::Parameter>(std::move(names), tensor, full));

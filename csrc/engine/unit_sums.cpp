@@ -71,7 +71,7 @@ bool Unit::owes() const {
 }
 
 bool Unit::sums_late() const {
-  return world() > 1 && (!agreement_ || (shards_.size() > 1 && !gathers_apart()));
+  return world() > 1 && (!agreement_ || !sums_apart());
 }
 
 void Unit::begin_reduce() {
@@ -80,7 +80,8 @@ void Unit::begin_reduce() {
   if (!options.sync || world() == 1) return;
   const auto has_gradients = [](const auto& group) { return group->gradients() != nullptr; };
   if (std::none_of(groups_.begin(), groups_.end(), has_gradients)) return;
-  const auto among_shards = in_order(shards_).by(options.reduce_scatter);
+  const auto& shards = sums_apart() ? shards_ : known_;
+  const auto among_shards = shards_.size() > 1 ? in_order(shards).by(options.reduce_scatter) : shards_;
   const group::Gradients::Divisor divisor{
       .value = options.divide_factor.value_or(static_cast<double>(world())), .after = options.divide_after};
   for_gradients([&](auto& gradients) { gradients.begin(among_shards, divisor, buffers(), name_, counters_); });

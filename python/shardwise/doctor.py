@@ -32,6 +32,9 @@ _OTHERS = (
     "NCCL_SOCKET_IFNAME",
     "CUDA_VISIBLE_DEVICES",
     "OMP_NUM_THREADS",
+    "SHARDWISE_INSTALL",
+    "SHARDWISE_SHARED_MEMORY",
+    "SHARDWISE_TRANSPORT",
 )
 
 
@@ -134,7 +137,15 @@ def _back_ends() -> dict[str, str]:
         version = ".".join(str(number) for number in torch.cuda.nccl.version())
         return f"{version} in torch; shardwise was built {'with' if _build_info.WITH_NCCL else 'without'} it"
 
-    return {"Gloo": _ask(gloo), "NCCL": _ask(nccl)}
+    return {"Gloo": _ask(gloo), "NCCL": _ask(nccl), "gathers and sums": _transport()}
+
+
+def _transport() -> str:
+    """What units use for CPU tensors, whichever back end the program's own process group has."""
+    if os.environ.get("SHARDWISE_TRANSPORT") == "gloo":
+        return "of CPU tensors over Gloo, as SHARDWISE_TRANSPORT=gloo says"
+    way = "over TCP" if os.environ.get("SHARDWISE_SHARED_MEMORY") == "off" else "shared memory on one host, else TCP"
+    return f"of CPU tensors over shardwise's transport ({way})"
 
 
 def _devices() -> dict[str, str]:

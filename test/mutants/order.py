@@ -23,9 +23,16 @@ ORDER = [
     Mutant(
         "gather on the process group of the sums",
         "csrc/engine/unit_making.cpp",
-        "comm::Collectives({gathers, unit->shards_.names()});",
-        "comm::Collectives({mesh.group(axis), unit->shards_.names()});",
+        "  gather_ = comm::Collectives({group, shards_.names()});",
+        "  gather_ = shards_;",
         suites="FullyShardOrder.*:FullyShardFront.*",
+    ),
+    Mutant(
+        "sum on the process group that the program has too",
+        "csrc/engine/unit_making.cpp",
+        "    if (is_own) collectives =",
+        "    if (false) collectives =",
+        suites="UsersCollectives.*",
     ),
     Mutant(
         "never compare what comes next",
@@ -100,7 +107,7 @@ ORDER = [
     Mutant(
         "let sums that share a process group with gathers overlap",
         "csrc/engine/unit_sums.cpp",
-        "  return world() > 1 && (!agreement_ || (shards_.size() > 1 && !gathers_apart()));",
+        "  return world() > 1 && (!agreement_ || !sums_apart());",
         "  return world() > 1 && !agreement_;",
         suites="FullyShardOrder.*:FullyShardRoots.*",
     ),

@@ -85,9 +85,11 @@ class SHARDWISE_API Mesh {
   /// The process group of the ranks that differ from this one along that axis alone. Raises after shutdown().
   const c10::intrusive_ptr<c10d::ProcessGroup>& group(const std::string& axis) const;
 
-  /// A second process group of the same ranks, so that sums do not wait for gathers: made at the first call, which all
-  /// ranks make together. The same as group() where the groups are the caller's.
-  c10::intrusive_ptr<c10d::ProcessGroup> reduce_group(const std::string& axis) const;
+  /// Process groups of the same ranks for the gathers and for the sums of units: what a program itself sends on group()
+  /// may then come between them in any order. Each is made at the first call, which all ranks make together. The same
+  /// as group() where the groups are the caller's and have no store that works.
+  c10::intrusive_ptr<c10d::ProcessGroup> gather_group(const std::string& axis) const;
+  c10::intrusive_ptr<c10d::ProcessGroup> sum_group(const std::string& axis) const;
 
   /// A process group of `count` ranks along that axis, this one among them: those whose coordinates give the same when
   /// divided by `count`, a divisor of the axis's size. Made at the first call, which all ranks make together. Raises

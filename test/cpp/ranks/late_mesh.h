@@ -25,8 +25,8 @@ inline Mesh late_mesh(LateNetwork& network, Rank& rank, Groups groups) {
   };
   if (groups == Groups::two) {
     auto mesh = rank.mesh();
-    put(*mesh.group("world"), 0);
-    put(*mesh.reduce_group("world"), 1);
+    put(*mesh.sum_group("world"), 0);
+    put(*mesh.gather_group("world"), 1);
     return mesh;
   }
   const auto store = c10::make_intrusive<c10d::PrefixStore>("late", rank.store());
