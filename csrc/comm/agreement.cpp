@@ -200,6 +200,7 @@ void Agreement::stop_looking() {
 }
 
 void Agreement::compare(Chain chain, int64_t event, const std::string& text) {
+  require_not_forked(forks_, "this unit");
   Record mine;
   mine.chain = chain;
   mine.event = event;

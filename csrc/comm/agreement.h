@@ -1,5 +1,6 @@
 #pragma once
 
+#include "comm/forked.h"
 #include "comm/line.h"
 #include "comm/waiter.h"
 
@@ -93,6 +94,7 @@ class SHARDWISE_API Agreement : public std::enable_shared_from_this<Agreement> {
   std::string note_of(int64_t rank) const;
   void leave(const Note& note);
 
+  int64_t forks_ = forks();
   std::vector<Channel> channels_;
   std::array<Way, kChains> ways_;
   int64_t next_number_ = 0;

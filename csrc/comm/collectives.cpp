@@ -119,6 +119,7 @@ Collectives Collectives::by(Custom custom) const {
 template <typename Call>
 Pending Collectives::launch(
     const char* kind, const Call& call, const at::Tensor& tensor, What what, int64_t& calls, Counters& counters) const {
+  require_not_forked(forks_, "this unit");
   ++calls;
   counters.collective_bytes += static_cast<int64_t>(tensor.nbytes());
   const auto here = line_.ranks[rank()];

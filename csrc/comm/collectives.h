@@ -1,6 +1,7 @@
 #pragma once
 
 #include "comm/agreement.h"
+#include "comm/forked.h"
 #include "comm/landing.h"
 
 #include <shardwise/counters.h>
@@ -120,6 +121,7 @@ class SHARDWISE_API Collectives {
   Line line_;
   Agreement::Place place_;
   Custom custom_;
+  int64_t forks_ = forks();
 };
 
 } // namespace shardwise::comm

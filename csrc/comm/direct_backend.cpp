@@ -120,6 +120,10 @@ std::chrono::milliseconds DirectBackend::time(std::chrono::milliseconds given) c
   return given > std::chrono::milliseconds(0) ? given : timeout_.load();
 }
 
+uint64_t DirectBackend::sent_to(int peer) const {
+  return worker_.sent_to(peer);
+}
+
 void DirectBackend::abort() {
   worker_.close();
 }

@@ -34,6 +34,8 @@ class SHARDWISE_API DirectBackend final : public c10d::Backend {
   const std::string& way() const {
     return way_;
   }
+  /// Bytes of collectives that this transport sent to a peer over TCP so far.
+  uint64_t sent_to(int peer) const;
   c10::intrusive_ptr<Options> getBackendOptions() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   void setSequenceNumberForGroup() override {}

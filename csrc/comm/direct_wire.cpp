@@ -19,7 +19,8 @@ std::vector<at::Tensor> bytes_of(std::byte* data, size_t bytes) {
 
 Wire::Wire(c10::intrusive_ptr<c10d::Backend> carrier)
     : carrier_(std::move(carrier)),
-      course_(carrier_->getRank(), carrier_->getSize()) {}
+      course_(carrier_->getRank(), carrier_->getSize()),
+      sent_(static_cast<size_t>(carrier_->getSize())) {}
 
 c10d::Backend& Wire::carrier() const {
   return *carrier_;
@@ -44,6 +45,7 @@ Message Wire::start(int peer, bool to_peer, const Start& start) {
 }
 
 Message Wire::send(int peer, const std::byte* data, size_t bytes, Phase phase) {
+  if (phase != Phase::announcement) sent_[peer] += bytes;
   return start(peer, true, [&] {
     auto tensors = bytes_of(const_cast<std::byte*>(data), bytes);
     return carrier_->send(tensors, peer, tag(phase));

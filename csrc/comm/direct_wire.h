@@ -4,7 +4,9 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -50,6 +52,10 @@ class Wire {
   /// Waits for a collective of the carrier's own.
   void wait(c10d::Work& work);
 
+  /// Bytes sent to a peer so far, without announcements.
+  uint64_t sent_to(int peer) const {
+    return sent_[peer];
+  }
   c10d::Backend& carrier() const;
   /// Whoever waits, and whoever will, gets an error that says so.
   void close();
@@ -63,6 +69,7 @@ class Wire {
 
   c10::intrusive_ptr<c10d::Backend> carrier_;
   Course course_;
+  std::vector<std::atomic<uint64_t>> sent_;
   std::mutex mutex_;
   c10::intrusive_ptr<c10d::Work> waited_for_;
 };

@@ -99,7 +99,17 @@ Worker::~Worker() {
   close();
 }
 
+// The thread is not in the child, and who held the lock may not be either.
+void Worker::require_not_forked() const {
+  if (forks() == forks_) return;
+  raise_peer_error(
+      "shardwise: this process was forked from the one whose process group this is, and has no part in it: the other "
+      "ranks know that process alone. Start processes that are to take part by spawn or forkserver, or let them make a "
+      "process group of their own after the fork.");
+}
+
 void Worker::issue(c10::intrusive_ptr<DirectWork> work) {
+  require_not_forked();
   const std::lock_guard lock(state_->mutex);
   if (state_->closed) {
     raise_peer_error("shardwise: this process group was shut down; nothing can be sent any more.");
@@ -110,6 +120,7 @@ void Worker::issue(c10::intrusive_ptr<DirectWork> work) {
 }
 
 c10::intrusive_ptr<c10d::Backend> Worker::carrier() const {
+  require_not_forked();
   const std::lock_guard lock(state_->mutex);
   if (!state_->carrier) {
     raise_peer_error(
@@ -123,7 +134,17 @@ uint64_t Worker::issued() const {
   return state_->issued;
 }
 
+uint64_t Worker::sent_to(int peer) const {
+  return state_->wire.sent_to(peer);
+}
+
 void Worker::close() {
+  if (forks() != forks_) {
+    // What there is to close is the parent's.
+    if (!thread_.joinable()) return;
+    static_cast<void>(new std::shared_ptr<State>(state_));
+    return thread_.detach();
+  }
   {
     const std::lock_guard lock(state_->mutex);
     if (std::exchange(state_->closed, true)) return;

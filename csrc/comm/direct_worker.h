@@ -1,6 +1,7 @@
 #pragma once
 
 #include "comm/direct_exchange.h"
+#include "comm/forked.h"
 
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -55,12 +56,16 @@ class Worker {
   c10::intrusive_ptr<c10d::Backend> carrier() const;
   /// Collectives so far.
   uint64_t issued() const;
+  uint64_t sent_to(int peer) const;
   /// What is under way or waits fails with an error that says so, and the connections are closed.
   void close();
 
  private:
+  void require_not_forked() const;
+
   struct State;
   std::shared_ptr<State> state_;
+  int64_t forks_ = forks();
   std::thread thread_;
 };
 

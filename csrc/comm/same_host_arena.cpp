@@ -75,9 +75,7 @@ std::byte* Arena::take(size_t bytes) {
   return segment_.begin() + begin;
 }
 
-// In a forked child the memory is still its parent's.
 void Arena::give(std::byte* memory, size_t bytes) {
-  if (!is_of_this_process()) return;
   const auto size = whole_pages(bytes);
   madvise(memory, size, MADV_REMOVE);
   const std::lock_guard lock(mutex_);

@@ -34,17 +34,25 @@ std::optional<Segment> Segment::make(size_t bytes) {
   process = getpid();
   size = bytes;
   if (!may_be_as_large_as(bytes) || getrandom(&mark, sizeof mark, 0) != sizeof mark) return std::nullopt;
-  file = memfd_create("shardwise", MFD_CLOEXEC);
+  file = memfd_create("shardwise", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (file < 0 || ftruncate(static_cast<int>(file), static_cast<off_t>(bytes)) != 0) return std::nullopt;
+  // Whoever can open it must not cut off what ranks read.
+  if (fcntl(static_cast<int>(file), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) return std::nullopt;
   segment.memory_ = map(static_cast<int>(file), bytes, PROT_READ | PROT_WRITE);
   if (segment.memory_ == nullptr) return std::nullopt;
   std::memcpy(segment.memory_, &mark, sizeof mark);
+  // What the child wrote would be its parent's too, and what the parent writes the child's.
+  segment.in_child_ = std::make_unique<InForkedChild>([memory = segment.memory_, bytes] {
+    constexpr auto kNothing = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    mmap(memory, bytes, PROT_NONE, kNothing, -1, 0);
+  });
   return segment;
 }
 
 Segment::Segment(Segment&& other) noexcept
     : address_(std::exchange(other.address_, {})),
-      memory_(std::exchange(other.memory_, nullptr)) {}
+      memory_(std::exchange(other.memory_, nullptr)),
+      in_child_(std::move(other.in_child_)) {}
 
 Segment::~Segment() {
   if (memory_ != nullptr) munmap(memory_, address_.bytes);

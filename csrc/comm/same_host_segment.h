@@ -1,16 +1,20 @@
 #pragma once
 
+#include "comm/forked.h"
+
 #include <shardwise/export.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 namespace shardwise::comm::same_host {
 
 /// Memory of this process that others of this host can read: a file without a name in any file system, so that nothing
 /// is left of it after the last process that has it, however that ends. Pages come when they are written to; they are
-/// zeros at first. It begins with kMark bytes that are not the owner's to write.
+/// zeros at first. It begins with kMark bytes that are not the owner's to write. A child that this process forks can
+/// neither read nor write it.
 class SHARDWISE_API Segment {
  public:
   static constexpr size_t kMark = 64;
@@ -49,6 +53,7 @@ class SHARDWISE_API Segment {
 
   Address address_;
   std::byte* memory_ = nullptr;
+  std::unique_ptr<InForkedChild> in_child_;
 };
 
 /// Another's segment as this process reads it; it may be one of its own. Stays after its process ended.

@@ -1,5 +1,6 @@
 #include "comm/shared_memory.h"
 
+#include "comm/forked.h"
 #include "comm/same_host_arena.h"
 
 #include <shardwise/shared_memory.h>
@@ -49,6 +50,7 @@ struct Piece {
   std::shared_ptr<same_host::Arena> arena;
   std::byte* memory;
   size_t bytes;
+  std::unique_ptr<InForkedChild> in_child = nullptr;
 
   static void free(void* context) {
     const auto* piece = static_cast<Piece*>(context);
@@ -83,9 +85,26 @@ at::Tensor shared_zeros(int64_t numel, const at::TensorOptions& options) {
   const bool plain = options.device().is_cpu() && options.layout() == at::kStrided && !options.pinned_memory();
   if (!plain || !same_host::Arena::in_use()) return at::zeros({numel}, options);
   static auto* allocator = new SharedAllocator;
-  return at::detail::empty_generic(
+  auto tensor = at::detail::empty_generic(
       {numel}, allocator, c10::DispatchKeySet(c10::DispatchKey::CPU), c10::typeMetaToScalarType(options.dtype()),
       std::nullopt);
+  if (is_shared(tensor)) {
+    auto* storage = tensor.storage().unsafeGetStorageImpl();
+    auto* piece = static_cast<Piece*>(storage->data_ptr().get_context());
+    piece->in_child = std::make_unique<InForkedChild>([storage] { refuse_in_child(*storage); });
+  }
+  return tensor;
+}
+
+bool is_shared(const at::TensorBase& tensor) {
+  return tensor.storage().data_ptr().get_deleter() == &Piece::free;
+}
+
+void refuse_in_child(c10::StorageImpl& storage) {
+  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
+      "shardwise: this tensor lies in memory that the ranks of this host share (gradients, and full copies of "
+      "parameters), and this process was forked from a rank: it has no part in it. Clone what it is to use before the "
+      "fork, start it by spawn or forkserver, or set SHARDWISE_SHARED_MEMORY=off.");
 }
 
 } // namespace comm

@@ -110,10 +110,18 @@ void FullCopies::refill(comm::Buffers& buffers, Counters& counters) {
     for (const auto& storage : storages_) bytes += layout::aligned(storage.bytes());
     memory_ = buffers.take(static_cast<int64_t>(bytes), kinds_.full.dtype(at::kByte), counters);
   }
+  are_shared_ = comm::is_shared(memory_);
   size_t offset = 0;
   for (auto& storage : storages_) {
     storage.refill(memory_, offset);
     offset += layout::aligned(storage.bytes());
+  }
+}
+
+void FullCopies::refuse_in_child() {
+  if (!are_shared_) return;
+  for (auto& storage : storages_) {
+    if (!storage.freed()) storage.refuse_in_child();
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "comm/forked.h"
 #include "group/copies.h"
 #include "group/front.h"
 #include "group/leaf_storage.h"
@@ -93,6 +94,7 @@ class FullCopies : public Copies {
     return kinds_.shards.dtype() == kinds_.full.dtype() && kinds_.shards.device() == kinds_.full.device();
   }
   void refill(comm::Buffers& buffers, Counters& counters);
+  void refuse_in_child();
   void leave_buffers();
   void release(comm::Buffers& buffers);
   void hold(int64_t holders, comm::Buffers& buffers, Counters& counters);
@@ -117,6 +119,9 @@ class FullCopies : public Copies {
   Kinds kinds_;
   at::Tensor part_;
   std::vector<LeafStorage> storages_;
+  /// Whether they have memory that other ranks can read.
+  bool are_shared_ = false;
+  comm::InForkedChild in_child_{[this] { refuse_in_child(); }};
   /// In the layout `flat`, where the one storage has them.
   std::vector<int64_t> starts_;
   /// Of all of them, while they are not freed.

@@ -1,4 +1,3 @@
-#include "comm/shared_memory.h"
 #include "group/compute_guard.h"
 #include "group/full_copies.h"
 #include "group/pieces.h"
@@ -6,6 +5,7 @@
 #include <shardwise/error.h>
 
 #include <ATen/ops/detach.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -31,7 +31,8 @@ at::Tensor own_piece(const Parameter& parameter, const layout::Cut& cut, int64_t
 void FullCopies::adopt_shards(Front& front, bool takes_memory) {
   {
     const ComputeGuard guard;
-    part_ = comm::shared_zeros(layout_.part, kinds_.shards);
+    // Not in shared memory: what a program holds of its shards is as private as any tensor, in a forked child too.
+    part_ = at::zeros({layout_.part}, kinds_.shards);
   }
   elsewhere_.resize(parameters().size());
   for (const auto& cut : layout_.cuts) numels_.push_back(cut.piece_numel(rank_));

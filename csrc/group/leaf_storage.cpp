@@ -1,5 +1,6 @@
 #include "group/leaf_storage.h"
 
+#include "comm/shared_memory.h"
 #include "group/compute_guard.h"
 
 #include <shardwise/error.h>
@@ -69,6 +70,10 @@ void LeafStorage::refill(const at::Tensor& memory, size_t offset) {
   const auto device = storage->device();
   storage->set_data_ptr_noswap({data, owner.release(), &let_go, device});
   storage->set_nbytes(bytes_);
+}
+
+void LeafStorage::refuse_in_child() {
+  comm::refuse_in_child(*alias_.storage().unsafeGetStorageImpl());
 }
 
 const at::Tensor& LeafStorage::alias() const {

@@ -33,6 +33,8 @@ class SHARDWISE_API LeafStorage {
   bool freed() const;
   /// Lets go of the memory; its content is lost. Nothing happens when it is freed already.
   void free();
+  /// In a forked child, where its memory is not: who reads or writes it gets an error.
+  void refuse_in_child();
   /// Takes its bytes of that memory, from `offset` on, with what is there, and keeps it alive. Nothing happens when it
   /// has some already.
   void refill(const at::Tensor& memory, size_t offset = 0);

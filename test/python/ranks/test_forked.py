@@ -1,0 +1,93 @@
+"""A process that a rank forks, to save a snapshot or to load data, while the rank trains on (T44). The same rows as
+test/cpp/ranks/forked_test.cpp."""
+
+from __future__ import annotations
+
+import copy
+import os
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from models import batch, local, mlp, reference_backward
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+import shardwise
+from shardwise.testing import run_ranks
+
+MODES: dict[str, Callable[[nn.Module], Any]] = {
+    "rows": shardwise.fully_shard,
+    "kept": lambda model: shardwise.fully_shard(model, reshard_after_forward=False),
+    "replicate": shardwise.replicate,
+}
+
+
+def refused(texts: str | tuple[str, ...], act: Callable[[], Any]) -> None:
+    texts = (texts,) if isinstance(texts, str) else texts
+    try:
+        act()
+    except RuntimeError as error:
+        assert any(text in str(error) for text in texts), error
+    else:
+        raise AssertionError(f"no error that says '{texts}'")
+
+
+def look_as_child(rank: int, model: nn.Module, values: list[torch.Tensor]) -> None:
+    for (name, parameter), value in zip(model.named_parameters(), values, strict=True):
+        assert torch.equal(local(parameter), value), f"{name} is not what it was at the fork"
+        local(parameter).add_(1)
+    gradient = next(model.parameters()).grad
+    assert gradient is not None
+    refused("forked from a rank", lambda: (gradient.to_local() if isinstance(gradient, DTensor) else gradient).sum())
+    if isinstance(model, shardwise.FSDPModule):
+        model.reshard()
+    # A replicated unit has nothing to gather; torch itself runs no backward in a child.
+    refused(("has no part in it", "Autograd-and-Fork"), lambda: model(batch(7, rank, 4)).sum().backward())
+    refused("has no part in it", lambda: dist.all_reduce(torch.ones(1)))
+
+
+def fork_while_training(rank: int) -> None:
+    for mode, wrap in MODES.items():
+        ours = mlp(4, 6, 3)
+        reference = copy.deepcopy(ours)
+        wrap(ours)
+        mine, theirs = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (ours, reference))
+
+        def step(number: int, ours: Any = ours, reference: Any = reference, mine: Any = mine, theirs: Any = theirs) -> None:
+            mine.zero_grad()
+            theirs.zero_grad()
+            ours(batch(number, rank, 4)).pow(2).mean().backward()
+            reference_backward(dist.get_world_size(), lambda r: reference(batch(number, r, 4)).pow(2).mean())
+            mine.step()
+            theirs.step()
+
+        for number in range(2):
+            step(number)
+        values = [local(parameter).clone() for parameter in ours.parameters()]
+        told, tell = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                assert os.read(told, 1) == b"x"
+                look_as_child(rank, ours, values)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        for number in (2, 3):
+            step(number)
+        os.write(tell, b"x")
+        _, status = os.waitpid(child, 0)
+        assert status == 0, f"{mode}: see what the child printed"
+        step(4)
+        for (name, p), q in zip(ours.named_parameters(), reference.parameters(), strict=True):
+            whole = p.full_tensor() if isinstance(p, DTensor) else p
+            torch.testing.assert_close(whole.detach(), q.detach(), msg=f"{mode}: {name}")
+
+
+class TestForked:
+    def test_a_child_has_what_its_parent_had_and_changes_nothing(self) -> None:
+        run_ranks(2, fork_while_training, backend="shardwise")
