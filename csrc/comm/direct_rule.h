@@ -37,6 +37,14 @@ constexpr bool is_sooner_whole(size_t bytes, int world) {
   return world == 2 && bytes <= kWholeAllReduce;
 }
 
+/// All-reduces from here on go round a ring where hosts have several ranks each, and there is more than one: every link
+/// between hosts then carries twice the tensor at most, instead of as many times as a host has ranks. What is added up in
+/// another dtype than it is sent in does not.
+constexpr size_t kLeastRound = 1048576;
+inline bool goes_round(size_t bytes, int world, int hosts, at::ScalarType dtype) {
+  return hosts > 1 && hosts < world && bytes >= kLeastRound && dtype != at::kHalf && dtype != at::kBFloat16;
+}
+
 /// All-reduces of two ranks are as fast over Gloo or faster from here on (ours take 1.0 to 1.7 times as long), and have
 /// the same bits: one addition, one rounding. (A mean of 16 bits has not: Gloo rounds before it divides.) With more
 /// ranks the order of Gloo's additions depends on the place in the tensor, and it rounds after each.

@@ -44,7 +44,19 @@ void add_up_as(void* output, const std::vector<const std::byte*>& terms, int64_t
   if (whole < elements) add_block(whole, elements - whole);
 }
 
+template <typename T>
+void divide_as(void* numbers, int64_t elements, int64_t divisor) {
+  auto* first = static_cast<T*>(numbers);
+  for (int64_t i = 0; i < elements; ++i) first[i] /= static_cast<T>(divisor);
+}
+
 } // namespace
+
+void divide(void* numbers, int64_t elements, at::ScalarType dtype, int64_t divisor) {
+  if (dtype == at::kDouble) return divide_as<double>(numbers, elements, divisor);
+  TORCH_INTERNAL_ASSERT(dtype == at::kFloat, "no division of ", dtype);
+  divide_as<float>(numbers, elements, divisor);
+}
 
 bool can_add_up(at::ScalarType dtype, bool mean) {
   switch (dtype) {

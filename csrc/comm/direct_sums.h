@@ -19,4 +19,7 @@ SHARDWISE_API bool can_add_up(at::ScalarType dtype, bool mean);
 SHARDWISE_API void add_up(
     void* output, const std::vector<const std::byte*>& terms, int64_t elements, at::ScalarType dtype, bool mean);
 
+/// Divides floating point numbers in place.
+void divide(void* numbers, int64_t elements, at::ScalarType dtype, int64_t divisor);
+
 } // namespace shardwise::comm::direct

@@ -9,7 +9,10 @@
 
 namespace shardwise::comm::direct {
 
-WireExchange::WireExchange(Wire& wire) : Exchange(wire), announcements_(wire) {}
+WireExchange::WireExchange(Wire& wire, const std::vector<std::string>& hosts)
+    : Exchange(wire),
+      announcements_(wire),
+      ring_(wire, hosts) {}
 
 void WireExchange::end() {
   announcements_.end();
@@ -143,6 +146,7 @@ void WireExchange::all_reduce(const Call& call, std::byte* data) {
   begin(call, small ? bytes : 0, [&](int) { return data; });
   if (small) return add_up(data, announced(data), call.signature.elements, call.signature.dtype, call.is_mean());
   if (is_sooner_whole(bytes, world())) return sum_whole(call, data);
+  if (goes_round(bytes, world(), ring_.hosts(), call.signature.dtype)) return ring_.all_reduce(call, data);
 
   const auto largest = Share::of(bytes, 0, world()).bytes;
   const auto piece = piece_bytes(largest);

@@ -2,13 +2,15 @@
 
 #include "comm/direct_announcements.h"
 #include "comm/direct_exchange.h"
+#include "comm/direct_ring.h"
 
 namespace shardwise::comm::direct {
 
 /// Collectives by sends and receives into their places.
 class WireExchange final : public Exchange {
  public:
-  explicit WireExchange(Wire& wire);
+  /// `hosts` has the name of each rank's.
+  WireExchange(Wire& wire, const std::vector<std::string>& hosts);
 
   void announce(const Call& call) override;
   void all_gather(const Call& call, const std::vector<Spans>& places, const std::byte* input) override;
@@ -35,6 +37,7 @@ class WireExchange final : public Exchange {
   std::vector<const std::byte*> announced(const std::byte* own) const;
 
   Announcements announcements_;
+  Ring ring_;
   /// Pieces that come in, for each peer.
   std::vector<std::byte> pieces_;
 };

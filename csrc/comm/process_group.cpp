@@ -15,10 +15,10 @@ namespace shardwise::comm {
 c10::intrusive_ptr<c10d::Backend> make_direct(const GroupSpec& spec) {
   auto gloo = make_gloo(spec);
   const auto host = spec.host.empty() ? same_host::Members::this_host() : spec.host;
-  const auto members = same_host::Members::meet(*gloo, spec.shared_memory, host, spec.connect_timeout);
-  const auto make = [&](direct::Wire& wire) -> std::unique_ptr<direct::Exchange> {
+  const auto [members, hosts] = same_host::Members::meet(*gloo, spec.shared_memory, host, spec.connect_timeout);
+  const auto make = [&members = members, &hosts = hosts](direct::Wire& wire) -> std::unique_ptr<direct::Exchange> {
     if (members) return std::make_unique<same_host::SameHostExchange>(wire, members);
-    return std::make_unique<direct::WireExchange>(wire);
+    return std::make_unique<direct::WireExchange>(wire, hosts);
   };
   return c10::make_intrusive<direct::DirectBackend>(
       std::move(gloo), spec.timeout, make, members ? "shared memory" : "TCP");

@@ -14,7 +14,7 @@
 namespace shardwise::comm::same_host {
 namespace {
 
-/// What a rank tells the others of itself; all zeros where it has nothing for them.
+/// What a rank tells the others of itself; zeros where it shares no memory.
 struct Card {
   std::array<char, 128> host{};
   Segment::Address arena;
@@ -56,20 +56,22 @@ std::string Members::this_host() {
   return c10::str(first_line("/proc/sys/kernel/random/boot_id"), " ", target_of("/proc/self/ns/pid"));
 }
 
-std::shared_ptr<Members> Members::meet(
+Members::Meeting Members::meet(
     c10d::Backend& gloo, bool wanted, const std::string& host, std::chrono::milliseconds timeout) {
-  if (gloo.getSize() == 1) return nullptr;
+  if (gloo.getSize() == 1) return {nullptr, {host}};
   auto arena = wanted ? Arena::of_this_process() : nullptr;
   auto board = arena ? Segment::make(Board(gloo.getSize()).bytes()) : std::nullopt;
   Card card;
+  std::copy_n(host.begin(), std::min(host.size(), card.host.size()), card.host.begin());
   if (board) {
-    std::copy_n(host.begin(), std::min(host.size(), card.host.size()), card.host.begin());
     card.arena = arena->address();
     card.board = board->address();
   }
   const auto cards = from_all(gloo, card, timeout);
+  std::vector<std::string> hosts;
+  for (const auto& other : cards) hosts.emplace_back(other.host.data(), strnlen(other.host.data(), other.host.size()));
   const auto is_here = [&](const Card& other) { return other.board.bytes > 0 && other.host == cards.front().host; };
-  if (!std::all_of(cards.begin(), cards.end(), is_here)) return nullptr;
+  if (!std::all_of(cards.begin(), cards.end(), is_here)) return {nullptr, hosts};
   std::vector<Peer> peers;
   for (const auto& other : cards) {
     auto process = PeerProcess::of(other.arena);
@@ -78,8 +80,8 @@ std::shared_ptr<Members> Members::meet(
   }
   const auto can = from_all(gloo, static_cast<uint8_t>(peers.size() == cards.size()), timeout);
   board->close();
-  if (!std::all_of(can.begin(), can.end(), [](uint8_t one) { return one == 1; })) return nullptr;
-  return std::shared_ptr<Members>(new Members(std::move(arena), *std::move(board), std::move(peers)));
+  if (!std::all_of(can.begin(), can.end(), [](uint8_t one) { return one == 1; })) return {nullptr, hosts};
+  return {std::shared_ptr<Members>(new Members(std::move(arena), *std::move(board), std::move(peers))), hosts};
 }
 
 Members::Members(std::shared_ptr<Arena> arena, Segment board, std::vector<Peer> peers)

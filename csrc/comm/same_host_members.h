@@ -20,10 +20,14 @@ class SHARDWISE_API Members {
   /// What tells this host, and who may be seen on it, from others.
   static std::string this_host();
 
-  /// All ranks of `gloo`, on which nothing else is under way, come here. Null, for all of them, where one does not want
-  /// it, is on another `host`, or cannot read another's memory. Raises what Gloo raises where a rank does not come.
-  static std::shared_ptr<Members> meet(
-      c10d::Backend& gloo, bool wanted, const std::string& host, std::chrono::milliseconds timeout);
+  /// All ranks of `gloo`, on which nothing else is under way, come here; gives the host of each. `members` are null, for
+  /// all of them, where one does not want it, is on another `host`, or cannot read another's memory. Raises what Gloo
+  /// raises where a rank does not come.
+  struct Meeting {
+    std::shared_ptr<Members> members;
+    std::vector<std::string> hosts;
+  };
+  static Meeting meet(c10d::Backend& gloo, bool wanted, const std::string& host, std::chrono::milliseconds timeout);
 
   const Arena& arena() const {
     return *arena_;
