@@ -1,3 +1,4 @@
+#include "comm/gloo_sockets.h"
 #include "comm/process_group.h"
 #include "comm/reason.h"
 
@@ -25,6 +26,19 @@ std::shared_ptr<gloo::transport::Device> device_of(const std::string& interface)
   }
 }
 
+/// With what it takes to know its sockets.
+class Gloo : public c10d::ProcessGroupGloo {
+ public:
+  Gloo(GlooSockets sockets, const GroupSpec& spec, c10::intrusive_ptr<Options> options)
+      : ProcessGroupGloo(sockets.overhear(spec.store), spec.rank, spec.size, std::move(options)),
+        sockets_(std::move(sockets)) {
+    sockets_.close_doors();
+  }
+
+ private:
+  GlooSockets sockets_;
+};
+
 } // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_gloo(const GroupSpec& spec) {
@@ -37,7 +51,7 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const GroupSpec& spec) {
   } else {
     options->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice());
   }
-  auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(spec.store, spec.rank, spec.size, std::move(options));
+  auto backend = c10::make_intrusive<Gloo>(GlooSockets(), spec, std::move(options));
   backend->setTimeout(spec.timeout);
   return backend;
 }
