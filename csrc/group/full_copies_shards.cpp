@@ -35,6 +35,7 @@ void FullCopies::adopt_shards(Front& front, bool takes_memory) {
     part_ = at::zeros({layout_.part}, kinds_.shards);
   }
   elsewhere_.resize(parameters().size());
+  empty_.resize(parameters().size());
   for (const auto& cut : layout_.cuts) numels_.push_back(cut.piece_numel(rank_));
   for (size_t i = 0; i < parameters().size(); ++i) {
     const auto shard = parameters()[i]->stored();
@@ -61,6 +62,7 @@ void FullCopies::place(size_t index, Front& front) {
     shard.set_data(front.place(place));
   }
   elsewhere_[index] = at::Tensor();
+  if (numels_[index] == 0) empty_[index] = shard.storage();
   front.mark(shard);
 }
 
@@ -70,6 +72,7 @@ void FullCopies::leave_where_it_is(size_t index, Front& front) {
     const ComputeGuard guard;
     elsewhere_[index] = shard.detach();
   }
+  if (numels_[index] == 0) empty_[index] = shard.storage();
   front.mark(shard);
   watches_.push_back(front.watch(shard, Front::Role::shard));
 }
@@ -114,13 +117,16 @@ bool FullCopies::is_alike(const at::TensorImpl& shard, size_t index) const {
          shard.numel() == numels_[index];
 }
 
-// Of which storage is no matter: see Front::place(). Asked very often.
+// Of which storage is no matter where there are elements: see Front::place(). Asked very often.
 bool FullCopies::fits(size_t index) const {
   const auto* parameter = parameters()[index];
   const auto* shard = parameter->live_shard();
   if (shard == nullptr || parameter->extension() || !is_alike(*shard, index)) return false;
   const auto* part = part_.unsafeGetTensorImpl();
-  if (numels_[index] == 0 || part->device().is_meta()) return true;
+  if (part->device().is_meta()) return true;
+  if (numels_[index] == 0) {
+    return shard->unsafe_storage().unsafeGetStorageImpl() == empty_[index].unsafeGetStorageImpl();
+  }
   const auto item = static_cast<int64_t>(part->itemsize());
   const auto data = [&](const at::TensorImpl& tensor) {
     return static_cast<const char*>(tensor.unsafe_storage().data()) + tensor.storage_offset() * item;

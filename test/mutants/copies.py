@@ -202,4 +202,18 @@ COPIES = [
         "    if (known == places) return",
         "    if (std::get<1>(known) == std::get<1>(places)) return",
     ),
+    Mutant(
+        "see no replaced shard where this rank has nothing of it",
+        "csrc/group/full_copies_shards.cpp",
+        "    return shard->unsafe_storage().unsafeGetStorageImpl() == empty_[index].unsafeGetStorageImpl();",
+        "    return true;",
+        suites="FullyShardChanges.*",
+    ),
+    Mutant(
+        "lay full copies elsewhere when a shard was replaced",
+        "csrc/group/full_copies.cpp",
+        "before != nullptr && lies_as(*before)",
+        "before != nullptr && false",
+        suites="FullyShardChanges.*",
+    ),
 ]

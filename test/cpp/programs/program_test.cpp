@@ -40,11 +40,12 @@ TEST_CASE("programs.random programs train as plain LibTorch does") {
 
 // 1011, 1014: in the layout flat, a gradient was another piece than its shard once others were frozen. 1018: sums of
 // replicated units and gathers of sharded ones shared a process group, in an order that depended on the rank. 1089: a
-// shard was replaced while an operation had a view of another full parameter of the unit.
+// shard was replaced while an operation had a view of another full parameter of the unit. 1116: one was replaced that
+// some ranks have no elements of.
 TEST_CASE("programs.programs that found errors") {
   if (chosen_seed()) return;
   for (const uint64_t seed : {1011, 1014, 1018}) run_program(seed, /*plain=*/true);
-  run_program(1089);
+  for (const uint64_t seed : {1089, 1116}) run_program(seed);
   SUCCEED();
 }
 

@@ -88,6 +88,28 @@ TEST(FullyShardChanges, MovesInTheMiddleOfTraining) {
   });
 }
 
+TEST(FullyShardChanges, AShardIsReplacedThatSomeRanksHaveNothingOf) {
+  // All ranks bring the full copies anew, or none does.
+  in_small_worlds([](Rank& rank) {
+    auto ours = mlp({3, 4, 1});
+    auto root = fully_shard(ours, sharded_on(rank).reshard_after_forward(false));
+    root.set_reshard_after_backward(false);
+    Pair<torch::nn::Sequential> both{rank, ours, mlp({3, 4, 1})};
+    const auto loss = [](torch::nn::Sequential& model, int step, int r) {
+      return model->forward(batch(step, r, 3)).pow(2).mean();
+    };
+    for (int round = 0; round < 3; ++round) {
+      both.train(loss, 2, 10 * round);
+      const torch::NoGradGuard guard;
+      for (auto* model : {&both.ours, &both.reference}) {
+        auto bias = (*model)->named_parameters()["2.bias"];
+        bias.set_data(bias.detach() * 1.5);
+      }
+    }
+    both.train(loss, 2, 40);
+  });
+}
+
 TEST(FullyShardChanges, ShardsAreReplacedOnPurpose) {
   // R51: what is written to a shard by any way counts at the next forward, also while full copies are kept.
   in_small_worlds([](Rank& rank) {
