@@ -143,8 +143,8 @@ class FullCopies : public Copies {
   std::vector<std::shared_ptr<void>> watches_;
   /// Shards that lie elsewhere, as they were when that was seen; held, so that nothing else comes to lie there.
   std::vector<at::Tensor> elsewhere_;
-  /// The storages of shards without elements, which lie nowhere: one that is replaced has another, as on other ranks.
-  std::vector<c10::Storage> empty_;
+  /// The shards' storages. Those without elements lie nowhere: one that is replaced has another, as on other ranks.
+  std::vector<c10::Storage> seen_;
   at::Tensor gathered_;
   /// Several parts in a row.
   at::Tensor held_;

@@ -1,3 +1,4 @@
+#include "comm/shared_memory.h"
 #include "group/compute_guard.h"
 #include "group/full_copies.h"
 #include "group/pieces.h"
@@ -5,7 +6,6 @@
 #include <shardwise/error.h>
 
 #include <ATen/ops/detach.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -31,11 +31,10 @@ at::Tensor own_piece(const Parameter& parameter, const layout::Cut& cut, int64_t
 void FullCopies::adopt_shards(Front& front, bool takes_memory) {
   {
     const ComputeGuard guard;
-    // Not in shared memory: what a program holds of its shards is as private as any tensor, in a forked child too.
-    part_ = at::zeros({layout_.part}, kinds_.shards);
+    part_ = comm::shared_zeros(layout_.part, kinds_.shards);
   }
   elsewhere_.resize(parameters().size());
-  empty_.resize(parameters().size());
+  seen_.resize(parameters().size());
   for (const auto& cut : layout_.cuts) numels_.push_back(cut.piece_numel(rank_));
   for (size_t i = 0; i < parameters().size(); ++i) {
     const auto shard = parameters()[i]->stored();
@@ -62,7 +61,7 @@ void FullCopies::place(size_t index, Front& front) {
     shard.set_data(front.place(place));
   }
   elsewhere_[index] = at::Tensor();
-  if (numels_[index] == 0) empty_[index] = shard.storage();
+  seen_[index] = shard.storage();
   front.mark(shard);
 }
 
@@ -72,7 +71,7 @@ void FullCopies::leave_where_it_is(size_t index, Front& front) {
     const ComputeGuard guard;
     elsewhere_[index] = shard.detach();
   }
-  if (numels_[index] == 0) empty_[index] = shard.storage();
+  seen_[index] = shard.storage();
   front.mark(shard);
   watches_.push_back(front.watch(shard, Front::Role::shard));
 }
@@ -125,7 +124,7 @@ bool FullCopies::fits(size_t index) const {
   const auto* part = part_.unsafeGetTensorImpl();
   if (part->device().is_meta()) return true;
   if (numels_[index] == 0) {
-    return shard->unsafe_storage().unsafeGetStorageImpl() == empty_[index].unsafeGetStorageImpl();
+    return shard->unsafe_storage().unsafeGetStorageImpl() == seen_[index].unsafeGetStorageImpl();
   }
   const auto item = static_cast<int64_t>(part->itemsize());
   const auto data = [&](const at::TensorImpl& tensor) {

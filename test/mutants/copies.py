@@ -205,7 +205,7 @@ COPIES = [
     Mutant(
         "see no replaced shard where this rank has nothing of it",
         "csrc/group/full_copies_shards.cpp",
-        "    return shard->unsafe_storage().unsafeGetStorageImpl() == empty_[index].unsafeGetStorageImpl();",
+        "    return shard->unsafe_storage().unsafeGetStorageImpl() == seen_[index].unsafeGetStorageImpl();",
         "    return true;",
         suites="FullyShardChanges.*",
     ),
