@@ -33,19 +33,22 @@ void bind_mesh(pybind11::module_& module) {
 
   module.def(
       "make_transport",
-      [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout) {
-        return comm::make_direct(
-            {.name = "shardwise",
+      [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout,
+         std::vector<int64_t> names) {
+        return comm::make_transport(
+            {.name = "cpu:shardwise",
              .store = store,
              .rank = rank,
              .size = size,
              .device = at::kCPU,
              .connect_timeout = timeout,
              .timeout = timeout,
-             .shared_memory = comm::shared_memory_of_environment()});
+             .shared_memory = comm::shared_memory_of_environment(),
+             .names = std::move(names)});
       },
-      NoGil(), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
-      "The back end of the direct transport, as torch.distributed.Backend.register_backend wants it.");
+      NoGil(), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("names"),
+      "The back end of the direct transport; `names` are the numbers of its ranks in the default process group, or "
+      "none for that group itself.");
 }
 
 } // namespace shardwise::bindings

@@ -1,6 +1,7 @@
 #include "comm/collectives.h"
 
 #include "comm/direct_backend.h"
+#include "comm/ends_within.h"
 #include "comm/language_lock.h"
 #include "comm/reason.h"
 #include "observe/record.h"
@@ -18,14 +19,17 @@ namespace shardwise::comm {
 namespace {
 
 constexpr std::chrono::milliseconds kFirstLook = std::chrono::seconds(1);
-constexpr std::chrono::milliseconds kRarestLook = std::chrono::seconds(16);
+constexpr std::chrono::milliseconds kNextLook = std::chrono::milliseconds(200);
 
-[[noreturn]] void fail(const What& what, int64_t rank, const std::string& reason_given) {
-  throw PeerError(c10::str(
+[[noreturn]] void fail(
+    const What& what, int64_t rank, const std::string& reason_given, const Agreement::Place& place = {}) {
+  const auto text = c10::str(
       "shardwise: rank ", rank, ": ", what(),
       " failed. Either a rank died (look for its own error first), or the ranks do not run the same units in the same "
       "order, or one is slower than the timeout. The reason given: ",
-      reason_given));
+      reason_given);
+  if (place.agreement) place.agreement->fail(place, text);
+  throw PeerError(text);
 }
 
 at::Tensor flat_view(const at::Tensor& tensor) {
@@ -66,7 +70,7 @@ void Pending::wait() {
   } catch (const std::exception& error) {
     reason_given = reason(error);
   }
-  fail(what_, rank_, reason_given);
+  fail(what_, rank_, reason_given, place_);
 }
 
 bool Pending::done() const {
@@ -84,22 +88,17 @@ bool Pending::settle() noexcept {
   }
 }
 
+// A work may know no limit itself. One that does tells more, a moment later.
 bool Pending::wait_and_look() {
+  constexpr std::chrono::seconds kGrace{5};
   auto& agreement = *place_.agreement;
-  const auto ends_within = [&](std::chrono::milliseconds slice) {
-    if (ticket_) return agreement.waiter().ended(*ticket_, slice);
-    try {
-      work_->wait(slice);
-      return true;
-    } catch (const std::exception&) {
-      return work_->isCompleted();
-    }
-  };
-  for (auto slice = kFirstLook; !ends_within(slice); slice = std::min(2 * slice, kRarestLook)) {
-    agreement.look(place_.chain, place_.number, what_());
+  const auto deadline = std::chrono::steady_clock::now() + agreement.timeout() + kGrace;
+  for (auto slice = kFirstLook;; slice = kNextLook) {
+    if (ticket_ ? agreement.waiter().ended(*ticket_, slice) : ends_within(*work_, slice)) return work_->wait();
+    agreement.look(place_, what_());
+    if (std::chrono::steady_clock::now() < deadline) continue;
+    throw std::runtime_error(c10::str("it did not end within ", agreement.timeout().count(), " ms"));
   }
-  agreement.stop_looking();
-  return work_->wait();
 }
 
 Collectives::Collectives(Line line) : line_(std::move(line)) {}

@@ -85,7 +85,8 @@ class SHARDWISE_API Collectives {
   Ranks names() const {
     return line_.ranks;
   }
-  /// The same for a collective at this place of the order.
+  /// The same for a collective at this place of the order; at one without a number, for all, so that waits end where a
+  /// rank is gone.
   Collectives at(Agreement::Place place) const;
   /// The same with all-gathers and reduce-scatters of the user's own, unless that is empty.
   Collectives by(Custom custom) const;

@@ -2,6 +2,7 @@
 
 #include "comm/direct_rule.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace shardwise::comm::direct {
@@ -12,6 +13,11 @@ Announcements::Announcements(Wire& wire) : wire_(wire) {
   }
   expected_.resize(wire.size());
   expect_next();
+  wire.course().on_failure([this](const std::string& reason) { say_farewell(reason); });
+  wire.on_closed([this](int peer) {
+    const bool came = !expected_.empty() && Wire::has_come(expected_[peer], std::chrono::milliseconds(1));
+    return came ? farewell_in(coming_[peer]) : std::string();
+  });
 }
 
 const std::byte* Announcements::data(int peer) const {
@@ -20,6 +26,7 @@ const std::byte* Announcements::data(int peer) const {
 
 void Announcements::end() {
   expected_.clear();
+  farewells_.clear();
 }
 
 void Announcements::write(int peer, const Signature& signature, const std::byte* data, size_t bytes) {
@@ -42,11 +49,37 @@ void Announcements::exchange(size_t bytes) {
     sent.push_back(wire_.send(peer, outgoing_[peer].data(), sizeof(Signature) + bytes, Phase::announcement));
   }
   for (int peer = 0; peer < wire_.size(); ++peer) {
-    if (peer != wire_.rank()) wire_.wait(expected_[peer]);
+    if (peer == wire_.rank()) continue;
+    wire_.wait(expected_[peer]);
+    const auto reason = farewell_in(coming_[peer]);
+    if (!reason.empty()) wire_.course().fail_with(peer, reason);
   }
   wire_.wait(sent);
   std::swap(incoming_, coming_);
   expect_next();
+}
+
+// Before the connections close. Where a peer takes nothing any more, it will see that they did.
+void Announcements::say_farewell(const std::string& reason) noexcept {
+  constexpr auto kLimit = std::chrono::milliseconds(500);
+  const Signature signature{.kind = Kind::farewell};
+  const auto length = std::min(reason.size(), kInline - 1);
+  // Zeros follow.
+  farewell_.assign(sizeof(Signature) + length + 1, std::byte{0});
+  std::memcpy(farewell_.data(), &signature, sizeof(Signature));
+  std::memcpy(farewell_.data() + sizeof(Signature), reason.data(), length);
+  for (int peer = 0; peer < wire_.size(); ++peer) {
+    if (peer == wire_.rank()) continue;
+    farewells_.push_back(wire_.send(peer, farewell_.data(), farewell_.size(), Phase::announcement));
+  }
+  for (const auto& message : farewells_) Wire::has_come(message, kLimit);
+}
+
+std::string Announcements::farewell_in(const std::vector<std::byte>& place) {
+  Signature signature;
+  std::memcpy(&signature, place.data(), sizeof(Signature));
+  if (signature.kind != Kind::farewell) return "";
+  return reinterpret_cast<const char*>(place.data() + sizeof(Signature));
 }
 
 Signature Announcements::signature(int peer) const {

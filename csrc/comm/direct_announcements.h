@@ -3,6 +3,7 @@
 #include "comm/direct_wire.h"
 
 #include <cstddef>
+#include <string>
 #include <vector>
 
 namespace shardwise::comm::direct {
@@ -30,11 +31,15 @@ class Announcements {
 
   /// Expects nothing any more: what is expected keeps the connections open.
   void end();
+  /// Tells the peers why this rank goes no further, in the place of what it would announce next.
+  void say_farewell(const std::string& reason) noexcept;
 
  private:
   void write(int peer, const Signature& signature, const std::byte* data, size_t bytes);
   void exchange(size_t bytes);
   void expect_next();
+  /// Why a peer goes no further, if it said so in what came last to these places.
+  static std::string farewell_in(const std::vector<std::byte>& place);
 
   Wire& wire_;
   std::vector<std::vector<std::byte>> outgoing_;
@@ -42,6 +47,8 @@ class Announcements {
   /// Two sets of places in turns, for the data of this collective is still in use when the next may come.
   std::vector<std::vector<std::byte>> coming_;
   std::vector<Message> expected_;
+  std::vector<std::byte> farewell_;
+  std::vector<Message> farewells_;
 };
 
 } // namespace shardwise::comm::direct

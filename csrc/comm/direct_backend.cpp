@@ -100,12 +100,12 @@ Outcome outcome_of(const std::vector<at::Tensor>& tensors) {
 } // namespace
 
 DirectBackend::DirectBackend(
-    c10::intrusive_ptr<c10d::Backend> gloo, std::chrono::milliseconds timeout, const MakeExchange& make,
-    std::string way)
+    c10::intrusive_ptr<c10d::Backend> gloo, std::chrono::milliseconds timeout, const MakeExchange& make, Traits traits)
     : c10d::Backend(gloo->getRank(), gloo->getSize()),
       timeout_(timeout),
-      way_(std::move(way)),
-      worker_(std::move(gloo), make) {}
+      way_(std::move(traits.way)),
+      issued_(traits.group),
+      worker_(std::move(gloo), make, std::move(traits.names)) {}
 
 c10::intrusive_ptr<c10d::Backend::Options> DirectBackend::getBackendOptions() {
   return c10::make_intrusive<Options>(getBackendName(), timeout_.load());
@@ -134,6 +134,7 @@ void DirectBackend::shutdown() {
 
 DirectBackend::Works DirectBackend::issue(OpType type, const char* title, const Tensors& seen, DirectWork::Run run) {
   auto work = c10::make_intrusive<DirectWork>(getRank(), type, title, seen, std::move(run));
+  work->set_number(issued_.group(), issued_.next());
   worker_.issue(work);
   return work;
 }

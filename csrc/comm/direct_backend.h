@@ -1,6 +1,7 @@
 #pragma once
 
 #include "comm/direct_worker.h"
+#include "comm/issue_count.h"
 
 #include <shardwise/export.h>
 
@@ -22,15 +23,22 @@ namespace shardwise::comm::direct {
 /// is named; then nothing more can be sent. Sends and receives of users go to Gloo at once, with tags below 2^30.
 class SHARDWISE_API DirectBackend final : public c10d::Backend {
  public:
-  /// Nobody else may use `gloo` from here on. What `make` gives carries out the collectives; `way` says how.
+  struct Traits {
+    /// How the collectives are carried out: "shared memory" or "TCP".
+    std::string way;
+    /// The same number on all ranks of this process group, and no other's.
+    uint64_t group = 0;
+    /// What errors call the ranks; empty: by their positions.
+    std::vector<int64_t> names;
+  };
+  /// Nobody else may use `gloo` from here on. What `make` gives carries out the collectives.
   DirectBackend(
       c10::intrusive_ptr<c10d::Backend> gloo, std::chrono::milliseconds timeout, const MakeExchange& make,
-      std::string way);
+      Traits traits);
 
   const std::string getBackendName() const override {
     return "shardwise";
   }
-  /// "shared memory" or "TCP".
   const std::string& way() const {
     return way_;
   }
@@ -85,6 +93,7 @@ class SHARDWISE_API DirectBackend final : public c10d::Backend {
 
   std::atomic<std::chrono::milliseconds> timeout_;
   const std::string way_;
+  IssueCount issued_;
   Worker worker_;
 };
 

@@ -18,8 +18,13 @@ void Course::begin(const Signature& signature, std::chrono::milliseconds timeout
   check();
 }
 
+std::string Course::me() const {
+  if (name_of(rank_) == rank_) return c10::str("rank ", rank_, " of ", size_);
+  return c10::str("rank ", name_of(rank_), " (number ", rank_, " of the ", size_, " of its process group)");
+}
+
 std::string Course::place() const {
-  return c10::str("rank ", rank_, " of ", size_, ": ", signature_.describe());
+  return c10::str(me(), ": ", signature_.describe());
 }
 
 std::chrono::milliseconds Course::left() const {
@@ -41,7 +46,10 @@ void Course::check() {
 }
 
 void Course::fail(const std::string& text) {
-  if (broken_.empty()) broken_ = text;
+  if (broken_.empty()) {
+    broken_ = text;
+    if (tell_) tell_(text);
+  }
   raise_peer_error(text);
 }
 
@@ -49,7 +57,15 @@ void Course::fail(int peer, bool to_peer, const std::string& reason_given) {
   const auto wanted = to_peer ? "did not take what this rank sent" : "did not send";
   const auto what = late() ? c10::str(wanted, " within ", timeout_.count(), " ms: it is late, or does something else")
                            : "closed the connection: it died, was shut down or failed itself (look for its own error)";
-  fail(c10::str("shardwise: ", place(), " failed, for rank ", peer, " ", what, ". The reason given: ", reason_given));
+  fail(c10::str(
+      "shardwise: ", place(), " failed, for rank ", name_of(peer), " ", what, ". The reason given: ", reason_given));
+}
+
+// What it says begins with "shardwise: rank 2 of 3".
+void Course::fail_with(int peer, const std::string& its_failure) {
+  fail(c10::str(
+      "shardwise: ", place(), " failed, for rank ", name_of(peer),
+      " closed the connection after it failed itself, and said why: ", its_failure));
 }
 
 } // namespace shardwise::comm::direct

@@ -5,7 +5,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace shardwise::comm::direct {
 
@@ -16,7 +19,8 @@ namespace shardwise::comm::direct {
 /// ends the course, for nobody knows what is still on its way: everything later raises it again.
 class Course {
  public:
-  Course(int rank, int size) : rank_(rank), size_(size) {}
+  /// `names` are what errors call the ranks; empty: by their positions.
+  Course(int rank, int size, std::vector<int64_t> names) : rank_(rank), size_(size), names_(std::move(names)) {}
 
   int rank() const {
     return rank_;
@@ -31,6 +35,11 @@ class Course {
 
   /// The next collective begins, and must be over within the timeout.
   void begin(const Signature& signature, std::chrono::milliseconds timeout);
+  /// "rank 1 of 4", or "rank 6 (number 1 of the 4 of its process group)".
+  std::string me() const;
+  int64_t name_of(int rank) const {
+    return names_.empty() ? rank : names_[static_cast<size_t>(rank)];
+  }
   /// "rank 1 of 4: an all-reduce (sum) of 16 elements of Float"
   std::string place() const;
   /// What is left of the time; at least a millisecond.
@@ -41,6 +50,12 @@ class Course {
   [[noreturn]] void fail(const std::string& text);
   /// For a peer that sent nothing, or did not take what this rank sent: it is late or gone.
   [[noreturn]] void fail(int peer, bool to_peer, const std::string& reason_given);
+  /// For a peer that failed first, and said why.
+  [[noreturn]] void fail_with(int peer, const std::string& its_failure);
+  /// Is told the first failure before anybody else hears of it here.
+  void on_failure(std::function<void(const std::string&)> tell) {
+    tell_ = std::move(tell);
+  }
 
   void close() {
     closed_ = true;
@@ -59,6 +74,8 @@ class Course {
  private:
   const int rank_;
   const int size_;
+  const std::vector<int64_t> names_;
+  std::function<void(const std::string&)> tell_;
   Signature signature_;
   uint64_t number_ = 0;
   std::chrono::milliseconds timeout_{0};

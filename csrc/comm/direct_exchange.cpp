@@ -18,9 +18,10 @@ Share Share::of(size_t bytes, int rank, int world) {
 
 void Exchange::compare(const Signature& mine, int peer, const Signature& theirs) const {
   if (theirs == mine) return;
+  const auto& course = wire_.course();
   raise_peer_error(c10::str(
-      "shardwise: rank ", rank(), " of ", world(), ": the ranks do not call the same collective: rank ", rank(),
-      " calls ", mine.describe(), ", but rank ", peer, " calls ", theirs.describe(),
+      "shardwise: ", course.me(), ": the ranks do not call the same collective: rank ", course.name_of(rank()),
+      " calls ", mine.describe(), ", but rank ", course.name_of(peer), " calls ", theirs.describe(),
       ". All ranks of a process group must call the same collectives with the same sizes, in the same order. "
       "Nothing was sent."));
 }

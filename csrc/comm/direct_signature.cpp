@@ -7,8 +7,9 @@
 namespace shardwise::comm::direct {
 
 std::string Signature::describe() const {
-  static constexpr std::array kKinds{"an all-gather", "a reduce-scatter", "an all-reduce", "a broadcast", "a reduce",
-                                     "a gather",      "a scatter",        "an all-to-all", "a barrier"};
+  static constexpr std::array kKinds{"an all-gather", "a reduce-scatter", "an all-reduce", "a broadcast",
+                                     "a reduce",      "a gather",         "a scatter",     "an all-to-all",
+                                     "a barrier",     "nothing more"};
   static constexpr std::array kOps{"sum", "average", "product", "minimum", "maximum", "and", "or", "xor", "scaled sum"};
   std::string text = kKinds.at(static_cast<size_t>(kind));
   if (op < kOps.size()) text += c10::str(" (", kOps.at(op), ")");

@@ -17,7 +17,9 @@ enum class Kind : uint8_t {
   gather,
   scatter,
   all_to_all,
-  barrier
+  barrier,
+  /// Not a collective: the rank goes no further.
+  farewell
 };
 
 /// What a rank is about to do, as the other ranks must do it too.

@@ -17,9 +17,9 @@ std::vector<at::Tensor> bytes_of(std::byte* data, size_t bytes) {
 
 } // namespace
 
-Wire::Wire(c10::intrusive_ptr<c10d::Backend> carrier)
+Wire::Wire(c10::intrusive_ptr<c10d::Backend> carrier, std::vector<int64_t> names)
     : carrier_(std::move(carrier)),
-      course_(carrier_->getRank(), carrier_->getSize()),
+      course_(carrier_->getRank(), carrier_->getSize(), std::move(names)),
       sent_(static_cast<size_t>(carrier_->getSize())) {}
 
 c10d::Backend& Wire::carrier() const {
@@ -61,7 +61,7 @@ Message Wire::receive(int peer, std::byte* data, size_t bytes, Phase phase) {
 
 void Wire::wait(const Message& message) {
   course_.check();
-  if (!message.work) course_.fail(message.peer, message.to_peer, message.reason);
+  if (!message.work) fail(message, message.reason);
   std::unique_lock lock(mutex_);
   if (!course_.closed()) waited_for_ = message.work;
   lock.unlock();
@@ -77,7 +77,24 @@ void Wire::wait(const Message& message) {
   lock.unlock();
   if (done) return;
   course_.check();
-  course_.fail(message.peer, message.to_peer, reason_given);
+  fail(message, reason_given);
+}
+
+// A peer that closes a connection after it failed told why: who died is not who closed first.
+void Wire::fail(const Message& message, const std::string& reason) {
+  if (last_words_ && !course_.late()) {
+    const auto words = last_words_(message.peer);
+    if (!words.empty()) course_.fail_with(message.peer, words);
+  }
+  course_.fail(message.peer, message.to_peer, reason);
+}
+
+bool Wire::has_come(const Message& message, std::chrono::milliseconds time) noexcept {
+  try {
+    return message.work && message.work->wait(time);
+  } catch (const std::exception&) {
+    return false;
+  }
 }
 
 void Wire::wait(const std::vector<Message>& messages) {

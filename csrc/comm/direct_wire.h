@@ -7,8 +7,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace shardwise::comm::direct {
@@ -32,7 +34,7 @@ struct Message {
 /// uses it; any may close it. What goes wrong fails the course.
 class Wire {
  public:
-  explicit Wire(c10::intrusive_ptr<c10d::Backend> carrier);
+  Wire(c10::intrusive_ptr<c10d::Backend> carrier, std::vector<int64_t> names);
 
   int rank() const {
     return course_.rank();
@@ -43,11 +45,17 @@ class Wire {
   Course& course() {
     return course_;
   }
+  /// Tells what a peer said that failed, and closed its connections: empty where it said nothing.
+  void on_closed(std::function<std::string(int peer)> last_words) {
+    last_words_ = std::move(last_words);
+  }
 
   /// They raise nothing: wait() does. The memory must stay until then, or until the message is dropped.
   Message send(int peer, const std::byte* data, size_t bytes, Phase phase);
   Message receive(int peer, std::byte* data, size_t bytes, Phase phase);
   void wait(const Message& message);
+  /// Whether all of it came, or was taken, within a time that may be the last: connections close after it.
+  static bool has_come(const Message& message, std::chrono::milliseconds time) noexcept;
   void wait(const std::vector<Message>& messages);
   /// Waits for a collective of the carrier's own.
   void wait(c10d::Work& work);
@@ -67,9 +75,12 @@ class Wire {
   template <typename Start>
   Message start(int peer, bool to_peer, const Start& start);
 
+  [[noreturn]] void fail(const Message& message, const std::string& reason);
+
   c10::intrusive_ptr<c10d::Backend> carrier_;
   Course course_;
   std::vector<std::atomic<uint64_t>> sent_;
+  std::function<std::string(int)> last_words_;
   std::mutex mutex_;
   c10::intrusive_ptr<c10d::Work> waited_for_;
 };

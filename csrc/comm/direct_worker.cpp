@@ -1,8 +1,12 @@
 #include "comm/direct_worker.h"
 
 #include "comm/direct_error.h"
+#include "comm/ends_within.h"
+
+#include <shardwise/error.h>
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <c10/util/thread_name.h>
 
 #include <condition_variable>
@@ -15,7 +19,29 @@ namespace shardwise::comm::direct {
 DirectWork::DirectWork(int rank, c10d::OpType type, const char* title, const std::vector<at::Tensor>& tensors, Run run)
     : c10d::Work(rank, type, title, tensors),
       run_(std::move(run)),
+      title_(title),
+      elements_(tensors.empty() ? -1 : tensors.front().numel()),
       future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
+
+bool DirectWork::wait(std::chrono::milliseconds timeout) {
+  if (timeout == kNoTimeout && !isCompleted()) {
+    try {
+      Onlooker::wait([this] { return as_seen(); }, [this](auto time) { return ends_within(*this, time); });
+    } catch (const Error& error) {
+      raise_peer_error(error.what());
+    }
+  }
+  return c10d::Work::wait(timeout);
+}
+
+OwnCall DirectWork::as_seen() const {
+  const std::string title = title_;
+  const auto name = title.substr(title.find(':') + 1);
+  return {
+      .group = group_,
+      .number = number_,
+      .what = elements_ < 0 ? name : c10::str(name, " of ", elements_, " elements")};
+}
 
 std::vector<at::Tensor> DirectWork::result() {
   TORCH_CHECK(isCompleted(), "shardwise: a collective has no result before it is done; wait() for it.");
@@ -47,9 +73,9 @@ void DirectWork::fail(std::exception_ptr error) {
 }
 
 struct Worker::State {
-  State(c10::intrusive_ptr<c10d::Backend> of, const MakeExchange& make)
+  State(c10::intrusive_ptr<c10d::Backend> of, const MakeExchange& make, std::vector<int64_t> names)
       : carrier(std::move(of)),
-        wire(carrier),
+        wire(carrier, std::move(names)),
         exchange(make(wire)) {}
 
   mutable std::mutex mutex;
@@ -90,8 +116,8 @@ struct Worker::State {
   }
 };
 
-Worker::Worker(c10::intrusive_ptr<c10d::Backend> carrier, const MakeExchange& make)
-    : state_(std::make_shared<State>(std::move(carrier), make)) {
+Worker::Worker(c10::intrusive_ptr<c10d::Backend> carrier, const MakeExchange& make, std::vector<int64_t> names)
+    : state_(std::make_shared<State>(std::move(carrier), make, std::move(names))) {
   thread_ = std::thread([state = state_] { state->run(); });
 }
 

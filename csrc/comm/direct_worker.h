@@ -2,6 +2,7 @@
 
 #include "comm/direct_exchange.h"
 #include "comm/forked.h"
+#include "comm/onlooker.h"
 
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -27,6 +28,13 @@ class DirectWork : public c10d::Work {
   /// `tensors` are what profilers see.
   DirectWork(int rank, c10d::OpType type, const char* title, const std::vector<at::Tensor>& tensors, Run run);
 
+  /// Before it is issued: how all ranks number it.
+  void set_number(uint64_t group, uint64_t number) {
+    group_ = group;
+    number_ = number;
+  }
+  /// A wait without a limit of its own asks the onlookers of its thread.
+  bool wait(std::chrono::milliseconds timeout) override;
   std::vector<at::Tensor> result() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
@@ -35,7 +43,13 @@ class DirectWork : public c10d::Work {
   void run(Exchange& exchange);
   void fail(std::exception_ptr error);
 
+  OwnCall as_seen() const;
+
   Run run_;
+  const char* const title_;
+  const int64_t elements_;
+  uint64_t group_ = 0;
+  uint64_t number_ = 0;
   std::vector<at::Tensor> tensors_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
@@ -44,8 +58,8 @@ class DirectWork : public c10d::Work {
 /// Callbacks of futures run there too: they must not wait for another collective of the same worker.
 class Worker {
  public:
-  /// `make` is asked once, here.
-  Worker(c10::intrusive_ptr<c10d::Backend> carrier, const MakeExchange& make);
+  /// `make` is asked once, here. `names` are what errors call the ranks; empty: by their positions.
+  Worker(c10::intrusive_ptr<c10d::Backend> carrier, const MakeExchange& make, std::vector<int64_t> names);
   /// Closes it.
   ~Worker();
   Worker(const Worker&) = delete;

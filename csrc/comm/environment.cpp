@@ -1,23 +1,28 @@
 #include "comm/environment.h"
 
+#include "comm/patience.h"
+#include "comm/process_group.h"
 #include "comm/reason.h"
 
 #include <shardwise/error.h>
 
+#include <ATen/Context.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <charconv>
 #include <cstdlib>
-#include <future>
 #include <limits>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <optional>
-#include <thread>
 
 namespace shardwise::comm {
 namespace {
@@ -57,25 +62,20 @@ std::string required(const char* name) {
   return *std::move(text);
 }
 
-/// TCPStore waits without end for the first answer of a server that takes the connection and says nothing. So it is
-/// made in a thread, which stays behind then.
-c10::intrusive_ptr<c10d::TCPStore> make_store(const std::string& address, const c10d::TCPStoreOptions& options) {
-  using Made = c10::intrusive_ptr<c10d::TCPStore>;
-  // After its own timeout, TCPStore's error says more than ours.
-  constexpr auto kGrace = std::chrono::seconds(3);
-  const auto promise = std::make_shared<std::promise<Made>>();
-  auto made = promise->get_future();
-  std::thread([promise, address, options] {
-    try {
-      promise->set_value(c10::make_intrusive<c10d::TCPStore>(address, options));
-    } catch (...) {
-      promise->set_exception(std::current_exception());
-    }
-  }).detach();
-  if (made.wait_for(options.timeout + kGrace) == std::future_status::timeout) {
-    throw std::runtime_error("the connection was made, but no store answers there.");
-  }
-  return made.get();
+/// Whether somebody listens on that port of this machine.
+bool is_taken(int port) {
+  const int probe = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (probe < 0) return false;
+  const int reuse = 1;
+  setsockopt(probe, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_ANY);
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  const bool taken =
+      bind(probe, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 && errno == EADDRINUSE;
+  close(probe);
+  return taken;
 }
 
 /// Keeps a server to the end of the process; one for a port.
@@ -124,9 +124,19 @@ Environment Environment::read() {
   }
   env.master_port = number("MASTER_PORT", required("MASTER_PORT"), 1, 65535);
   env.local_rank = number_or("LOCAL_RANK", 0, 0, kLargest);
-  env.restart = number_or("TORCHELASTIC_RESTART_COUNT", 0, 0, kLargest);
   env.agent_store = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
   return env;
+}
+
+at::Device Environment::device() const {
+  if (!has_nccl() || !at::globalContext().hasCUDA()) return at::kCPU;
+  const auto gpus = static_cast<int>(at::getNumGPUs());
+  if (local_rank >= gpus) {
+    throw ValueError(c10::str(
+        "shardwise: the environment variable LOCAL_RANK is ", local_rank, ", but this process sees ", gpus,
+        " GPUs; start no more ranks on a machine than it has GPUs, or choose with MeshOptions().device()."));
+  }
+  return {at::kCUDA, static_cast<c10::DeviceIndex>(local_rank)};
 }
 
 c10::intrusive_ptr<c10d::Store> Environment::connect(std::chrono::milliseconds timeout) const {
@@ -138,16 +148,29 @@ c10::intrusive_ptr<c10d::Store> Environment::connect(std::chrono::milliseconds t
   options.multiTenant = !agent_store;
   options.timeout = timeout;
   try {
-    auto store = make_store(master_address, options);
+    // TCPStore waits without end for the first answer of a server that takes the connection and says nothing.
+    auto store = patiently(timeout, nullptr, [address = master_address, options] {
+      return c10::make_intrusive<c10d::TCPStore>(address, options);
+    });
     if (options.isServer) keep(master_port, store);
-    return c10::make_intrusive<c10d::PrefixStore>(c10::str("shardwise/", restart), std::move(store));
+    return c10::make_intrusive<c10d::PrefixStore>("shardwise", std::move(store));
   } catch (const std::exception& error) {
+    const auto where = c10::str("MASTER_ADDR:MASTER_PORT = ", master_address, ":", master_port);
+    if (options.isServer && is_taken(master_port)) {
+      throw PeerError(c10::str(
+          "shardwise: rank ", rank, " of ", world_size, " could not serve the store at ", where,
+          ", for the port is taken: another program of this machine listens there, maybe another job or what is left "
+          "of "
+          "one. Every job on a machine needs a MASTER_PORT of its own, the same on all its ranks: any free one from "
+          "1024 "
+          "to 32767, where the system takes none for connections. `torchrun --standalone` finds one by itself."));
+    }
     throw PeerError(c10::str(
         "shardwise: rank ", rank, " of ", world_size, " could not ", options.isServer ? "serve" : "reach",
-        " the store at MASTER_ADDR:MASTER_PORT = ", master_address, ":", master_port, " within ", timeout.count(),
-        " ms. Check that rank 0 (or torchrun's agent) runs there, that the port is free there and open to this "
-        "machine, ",
-        "or give more time with MeshOptions().connect_timeout(). The reason given: ", reason(error)));
+        " the store at ", where, " within ", timeout.count(),
+        " ms. Check that rank 0 (or torchrun's agent) runs there, that the port is open to this machine, or give more "
+        "time with MeshOptions().connect_timeout(). The reason given: ",
+        reason(error)));
   }
 }
 

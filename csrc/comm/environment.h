@@ -20,10 +20,11 @@ struct SHARDWISE_API Environment {
   int master_port = 0;
   /// torchrun's agent serves the store: no rank may.
   bool agent_store = false;
-  /// Counts torchrun's restarts, which reuse the agent's store.
-  int restart = 0;
 
   static Environment read();
+
+  /// The GPU with the number of the local rank, where there are GPUs; else the CPU. Raises ValueError.
+  at::Device device() const;
 
   /// The store that all ranks share; waits for it no longer than `timeout`. Raises PeerError.
   /// Rank 0 goes on serving it until its process ends: another rank may be back for more before rank 0 is done.

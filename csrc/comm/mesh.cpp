@@ -5,19 +5,24 @@
 #include "comm/environment.h"
 #include "comm/environment_claim.h"
 #include "comm/language_lock.h"
+#include "comm/line.h"
+#include "comm/mesh_options.h"
+#include "comm/patience.h"
 #include "comm/process_group.h"
 #include "comm/rendezvous.h"
+#include "comm/second_group.h"
 
 #include <shardwise/error.h>
 
-#include <ATen/Context.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <csignal>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <set>
+#include <tuple>
 
 namespace shardwise {
 namespace {
@@ -25,58 +30,6 @@ namespace {
 void ignore_broken_pipes() {
   struct sigaction current {};
   if (sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
-}
-
-at::Device default_device(int local_rank) {
-  if (!comm::has_nccl() || !at::globalContext().hasCUDA()) return at::kCPU;
-  const auto gpus = static_cast<int>(at::getNumGPUs());
-  if (local_rank >= gpus) {
-    throw ValueError(c10::str(
-        "shardwise: the environment variable LOCAL_RANK is ", local_rank, ", but this process sees ", gpus,
-        " GPUs; start no more ranks on a machine than it has GPUs, or choose with MeshOptions().device()."));
-  }
-  return {at::kCUDA, static_cast<c10::DeviceIndex>(local_rank)};
-}
-
-/// Which rank of how many this is.
-comm::Environment place(const MeshOptions& options) {
-  if (!options.store()) {
-    if (options.rank() != -1 || options.world_size() != -1) {
-      throw ValueError(c10::str(
-          "shardwise: MeshOptions has rank ", options.rank(), " and world_size ", options.world_size(),
-          ", but no store; set a store that all ranks share, or set none of the three to use the environment."));
-    }
-    return comm::Environment::read();
-  }
-  comm::Environment env;
-  env.rank = options.rank();
-  env.world_size = options.world_size();
-  if (env.rank < 0 || env.rank >= env.world_size) {
-    throw ValueError(c10::str(
-        "shardwise: MeshOptions has a store, rank ", env.rank, " and world_size ", env.world_size,
-        "; with a store, set world_size, and a rank from 0 to world_size - 1."));
-  }
-  return env;
-}
-
-void check_axes(const std::vector<Axis>& axes) {
-  if (axes.empty()) throw ValueError("shardwise: a mesh needs at least one axis, and got none.");
-  std::set<std::string> names;
-  int64_t product = 1;
-  for (const auto& axis : axes) {
-    if (axis.name.empty()) throw ValueError("shardwise: an axis of a mesh has an empty name. Give every axis a name.");
-    if (axis.size < 1) {
-      throw ValueError(
-          c10::str("shardwise: the axis '", axis.name, "' has size ", axis.size, "; it must be 1 or more."));
-    }
-    if (!names.insert(axis.name).second) {
-      throw ValueError(c10::str("shardwise: two axes of the mesh are called '", axis.name, "'; names must differ."));
-    }
-    if (__builtin_mul_overflow(product, axis.size, &product)) {
-      throw ValueError(
-          c10::str("shardwise: the sizes of the mesh, with ", axis.size, " for '", axis.name, "', are too large."));
-    }
-  }
 }
 
 } // namespace
@@ -94,9 +47,8 @@ struct Mesh::State {
   c10::intrusive_ptr<c10d::Store> store;
   MeshOptions options;
   std::mutex mutex;
-  /// By what they are for, and the axis.
-  std::map<std::pair<std::string, size_t>, c10::intrusive_ptr<c10d::ProcessGroup>> groups_of_units;
-  std::map<std::pair<size_t, int64_t>, c10::intrusive_ptr<c10d::ProcessGroup>> neighbours;
+  /// By what for, axis and number of ranks; those of a whole axis are for units alone.
+  std::map<std::tuple<std::string, size_t, int>, c10::intrusive_ptr<c10d::ProcessGroup>> neighbours;
 
   /// The mesh that holds the claim.
   struct FromEnvironment {
@@ -140,7 +92,6 @@ struct Mesh::State {
     if (!open) return;
     open = false;
     const auto closing = std::exchange(groups, {});
-    const auto closing_too = std::exchange(groups_of_units, {});
     for (const auto& [place, group] : std::exchange(neighbours, {})) group->shutdown();
     store.reset();
     claim.reset();
@@ -149,7 +100,6 @@ struct Mesh::State {
       comm::Agreement::forget(*group);
       group->shutdown();
     }
-    for (const auto& [what, group] : closing_too) group->shutdown();
   }
 
   size_t index(const std::string& name) const {
@@ -183,37 +133,61 @@ struct Mesh::State {
     if (owns_groups) {
       for (const auto& group : groups) add(*group);
     }
-    for (const auto& [what, group] : groups_of_units) {
-      if (std::find(groups.begin(), groups.end(), group) == groups.end()) add(*group);
-    }
+    for (const auto& [what, group] : neighbours) add(*group);
     std::string text;
     for (const auto& way : all) text += ", " + way;
     return text;
   }
 
-  /// Row-major coordinates of this rank, and a process group along every axis.
-  void connect() {
+  /// Row-major coordinates of this rank, and a process group along every axis: over a store that others may have used.
+  void connect(const c10::intrusive_ptr<c10d::Store>& over) {
     coordinates.resize(axes.size());
     int64_t rest = rank;
     for (size_t i = axes.size(); i-- > 0;) {
       coordinates[i] = rest % axes[i].size;
       rest /= axes[i].size;
     }
-    for (size_t i = 0; i < axes.size(); ++i) groups.push_back(make_group(i, ""));
-    meet("");
+    std::vector<int64_t> all(size());
+    std::iota(all.begin(), all.end(), 0);
+    auto whole = spec(describe(), over, static_cast<int>(rank), all);
+    const auto roll = comm::patiently(whole.connect_timeout, nullptr, [whole] {
+      return comm::call_the_roll(whole, comm::Processes::card(whole.rank));
+    });
+    store = whole.store = roll.store;
+    whole.processes = comm::Processes(roll.texts);
+    for (size_t i = 0; i < axes.size(); ++i) groups.push_back(make_group(i, roll.texts));
+    comm::patiently(whole.connect_timeout, nullptr, [whole] {
+      comm::meet(whole);
+      return true;
+    });
   }
 
-  c10::intrusive_ptr<c10d::ProcessGroup> make_group(size_t index, const std::string& purpose) {
+  /// The ranks along an axis.
+  comm::Ranks line(size_t index) const {
     int64_t stride = 1;
     for (size_t i = index + 1; i < axes.size(); ++i) stride *= axes[i].size;
-    // The first rank of the line names it: ranks of the same line agree on it, those of others do not.
-    const auto line = c10::str(purpose, axes[index].name, "/", rank - coordinates[index] * stride);
-    return comm::make_process_group(spec(
-        line, c10::make_intrusive<c10d::PrefixStore>(line, store), static_cast<int>(coordinates[index]),
-        static_cast<int>(axes[index].size)));
+    return {.first = rank - coordinates[index] * stride, .stride = stride};
   }
 
-  c10::intrusive_ptr<c10d::ProcessGroup> make_neighbours(size_t index, int count) {
+  std::vector<int64_t> names_of(size_t index, int64_t first, int64_t count) const {
+    std::vector<int64_t> names;
+    for (int64_t i = first; i < first + count; ++i) names.push_back(line(index)[i]);
+    return names;
+  }
+
+  c10::intrusive_ptr<c10d::ProcessGroup> make_group(size_t index, const std::vector<std::string>& cards) {
+    // The first rank of the line names it: ranks of the same line agree on it, those of others do not.
+    const auto name = c10::str(axes[index].name, "/", line(index).first);
+    auto along = spec(
+        name, c10::make_intrusive<c10d::PrefixStore>(name, store), static_cast<int>(coordinates[index]),
+        names_of(index, 0, axes[index].size));
+    std::vector<std::string> some;
+    for (const auto number : along.names) some.push_back(cards[number]);
+    along.processes = comm::Processes(some);
+    return comm::make_process_group(along);
+  }
+
+  c10::intrusive_ptr<c10d::ProcessGroup> make_neighbours(const std::string& purpose, size_t index, int count) {
     const auto& all = groups[index];
     auto place = all->getStore();
     if (!place) {
@@ -223,58 +197,54 @@ struct Mesh::State {
           "with a store."));
     }
     const auto position = all->getRank();
-    const auto name = c10::str("neighbours ", count, "/", position / count);
-    place = comm::part_for_next_mesh(c10::make_intrusive<c10d::PrefixStore>(name, place), position % count);
-    auto group = comm::make_process_group(
-        spec(c10::str(axes[index].name, " ", name), place, static_cast<int>(position % count), count));
-    comm::meet(*place, position % count, count, options.connect_timeout());
-    return group;
+    const auto name = c10::str(purpose, " ", count, "/", position / count);
+    auto some = spec(
+        c10::str(axes[index].name, " ", name), c10::make_intrusive<c10d::PrefixStore>(name, place), position % count,
+        names_of(index, position / count * count, count));
+    return comm::make_beside(*all, line(index), std::move(some)).group;
   }
 
-  c10::intrusive_ptr<c10d::ProcessGroup> group_of_units(
-      const c10::intrusive_ptr<c10d::ProcessGroup>& all, const std::string& purpose, size_t index) {
-    if (all->getSize() == 1 || !store) return all;
+  /// Made at the first call.
+  c10::intrusive_ptr<c10d::ProcessGroup> beside(const std::string& purpose, size_t index, int count) {
     const std::lock_guard lock(mutex);
-    auto& made = groups_of_units[{purpose, index}];
-    if (made) return made;
-    if (!owns_groups) return made = make_neighbours(index, all->getSize());
-    made = make_group(index, purpose + "/");
-    meet(c10::str(purpose, "/", axes[index].name));
+    auto& made = neighbours[{purpose, index, count}];
+    if (!made) made = make_neighbours(purpose, index, count);
     return made;
   }
 
-  comm::GroupSpec spec(std::string name, c10::intrusive_ptr<c10d::Store> place, int position, int count) const {
+  c10::intrusive_ptr<c10d::ProcessGroup> of_units(const std::string& purpose, const std::string& axis) {
+    const auto& all = groups[index(axis)];
+    return all->getSize() == 1 || !store ? all : beside(purpose, index(axis), all->getSize());
+  }
+
+  comm::GroupSpec spec(
+      std::string name, c10::intrusive_ptr<c10d::Store> place, int position, std::vector<int64_t> names) const {
     return {
         .name = std::move(name),
         .store = std::move(place),
         .rank = position,
-        .size = count,
+        .size = static_cast<int>(names.size()),
         .device = device,
         .connect_timeout = options.connect_timeout(),
         .timeout = options.timeout(),
         .transport = options.transport() ? *options.transport() : comm::transport_of_environment(),
-        .shared_memory = options.shared_memory() ? *options.shared_memory() : comm::shared_memory_of_environment()};
-  }
-
-  /// All ranks of the mesh come here.
-  void meet(const std::string& purpose) {
-    c10d::PrefixStore place(c10::str("meet ", purpose), store);
-    comm::meet(place, static_cast<int>(rank), static_cast<int>(size()), options.connect_timeout());
+        .shared_memory = options.shared_memory() ? *options.shared_memory() : comm::shared_memory_of_environment(),
+        .names = std::move(names)};
   }
 };
 
 Mesh::Mesh(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
 Mesh Mesh::from_env(const MeshOptions& options) {
-  return Mesh({{"world", place(options).world_size}}, options);
+  return Mesh({{"world", comm::place_of(options).world_size}}, options);
 }
 
 Mesh::Mesh(std::vector<Axis> axes, const MeshOptions& options) : state_(std::make_shared<State>()) {
-  check_axes(axes);
+  comm::check_axes(axes);
   state_->axes = std::move(axes);
-  const auto env = place(options);
+  const auto env = comm::place_of(options);
   state_->rank = env.rank;
-  state_->device = options.device() ? *options.device() : default_device(env.local_rank);
+  state_->device = options.device() ? *options.device() : env.device();
   if (state_->size() != env.world_size) {
     throw ValueError(c10::str(
         "shardwise: the sizes of ", state_->describe(), " multiply to ", state_->size(), ", but the world has ",
@@ -286,9 +256,8 @@ Mesh::Mesh(std::vector<Axis> axes, const MeshOptions& options) : state_(std::mak
     state_->claim = std::make_unique<comm::EnvironmentClaim>();
     store = env.connect(options.connect_timeout());
   }
-  state_->store = comm::part_for_next_mesh(store, env.rank);
   state_->options = options;
-  state_->connect();
+  state_->connect(store);
   if (options.store()) return;
   auto& holder = State::from_environment();
   const std::lock_guard lock(holder.mutex);
@@ -323,10 +292,11 @@ Mesh Mesh::from_process_groups(
     state->coordinates.push_back(groups[i]->getRank());
     state->rank = state->rank * groups[i]->getSize() + groups[i]->getRank();
   }
-  check_axes(state->axes);
+  comm::check_axes(state->axes);
   state->groups = groups;
-  if (const auto timeout = comm::timeout_of(*groups.back(), device)) {
-    state->options.timeout(*timeout);
+  if (const auto timeout = comm::timeout_of(*groups.back())) {
+    // The caller's limit, for whatever is made beside.
+    state->options.timeout(*timeout).connect_timeout(*timeout);
     state->store = groups.back()->getStore();
   }
   return Mesh(state->shared(state));
@@ -369,11 +339,13 @@ const c10::intrusive_ptr<c10d::ProcessGroup>& Mesh::group(const std::string& axi
 }
 
 c10::intrusive_ptr<c10d::ProcessGroup> Mesh::gather_group(const std::string& axis) const {
-  return state_->group_of_units(group(axis), "gather", state_->index(axis));
+  group(axis);
+  return state_->of_units("gather", axis);
 }
 
 c10::intrusive_ptr<c10d::ProcessGroup> Mesh::sum_group(const std::string& axis) const {
-  return state_->group_of_units(group(axis), "sum", state_->index(axis));
+  group(axis);
+  return state_->of_units("sum", axis);
 }
 
 c10::intrusive_ptr<c10d::ProcessGroup> Mesh::neighbours(const std::string& axis, int64_t count) const {
@@ -386,10 +358,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> Mesh::neighbours(const std::string& axis,
         "'; the number must be a divisor of ", size, "."));
   }
   if (count == size) return all;
-  const std::lock_guard lock(state_->mutex);
-  auto& made = state_->neighbours[{index, count}];
-  if (!made) made = state_->make_neighbours(index, static_cast<int>(count));
-  return made;
+  return state_->beside("neighbours", index, static_cast<int>(count));
 }
 
 void Mesh::shutdown() {

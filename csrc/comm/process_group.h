@@ -1,5 +1,7 @@
 #pragma once
 
+#include "comm/processes.h"
+
 #include <shardwise/export.h>
 #include <shardwise/mesh.h>
 
@@ -8,6 +10,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace shardwise::comm {
 
@@ -26,6 +29,16 @@ struct GroupSpec {
   bool shared_memory = true;
   /// What names the host; empty: this one's.
   std::string host = {};
+  /// What errors call the ranks; empty: by their positions.
+  std::vector<int64_t> names = {};
+  /// Those of the ranks, by position, as far as they are known.
+  Processes processes = {};
+
+  int64_t name_of(int position) const {
+    return names.empty() ? position : names[static_cast<size_t>(position)];
+  }
+  /// "rank 1 of 4", or "rank 6 (number 1 of the 4 of its process group)".
+  std::string me() const;
 };
 
 SHARDWISE_API c10::intrusive_ptr<c10d::Backend> make_gloo(const GroupSpec& spec);
@@ -35,10 +48,14 @@ SHARDWISE_API c10::intrusive_ptr<c10d::Backend> make_direct(const GroupSpec& spe
 c10::intrusive_ptr<c10d::Backend> make_nccl(const GroupSpec& spec);
 bool has_nccl();
 
-/// A process group: the given transport for CPU tensors, and on a CUDA device NCCL for its tensors. Raises PeerError.
-c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const GroupSpec& spec);
+/// A process group: the given transport for CPU tensors, and on a CUDA device NCCL for its tensors. Raises PeerError,
+/// at once where a rank's process is seen to end.
+SHARDWISE_API c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const GroupSpec& spec);
+
+/// The back end of the direct transport alone, over a store that others may have used. Raises PeerError.
+SHARDWISE_API c10::intrusive_ptr<c10d::Backend> make_transport(GroupSpec spec);
 
 /// How long it waits for others; unset where it does not say.
-std::optional<std::chrono::milliseconds> timeout_of(c10d::ProcessGroup& group, at::Device device);
+std::optional<std::chrono::milliseconds> timeout_of(c10d::ProcessGroup& group);
 
 } // namespace shardwise::comm

@@ -70,7 +70,7 @@ void Steps::look_around(size_t awaited) {
 void Steps::require_to_go_on(size_t peer) {
   const auto ended_at = of(peer).ended_at.load(std::memory_order_acquire);
   if (ended_at == 0 || ended_at > course_.number()) return;
-  fail(peer, of(peer).reason.data());
+  course_.fail_with(static_cast<int>(peer), of(peer).reason.data());
 }
 
 void Steps::require_whole() {

@@ -90,7 +90,7 @@ std::string describe(const Units& units) {
   return "a backward that sums the gradients of units " + with + rest;
 }
 
-/// Not negative numbers are units' own, and the first two negative ones have a meaning of their own.
+/// Below those that have a meaning of their own, above the smallest numbers.
 int64_t event_of(const Units& units) {
   uint64_t hash = 14695981039346656037ULL;
   for (const auto* unit : units) {
@@ -98,7 +98,7 @@ int64_t event_of(const Units& units) {
                       (sums(*unit) && unit->options.all_reduce ? 2 : 0);
     hash = (hash ^ word) * 1099511628211ULL;
   }
-  return -3 - static_cast<int64_t>(hash / 4);
+  return comm::Agreement::kWrapping - 1 - static_cast<int64_t>(hash / 4);
 }
 
 } // namespace

@@ -141,6 +141,16 @@ comm::Collectives Unit::gather_in_order(const comm::Collectives& ranks) {
   return ranks.at(agreement_->enter(chain, 4 * number_for_all_ + (near ? 2 : 0) + (backward ? 1 : 0), text, counters_));
 }
 
+comm::Collectives Unit::shards_in_order(int64_t event, const char* what) {
+  if (!agreement_) return shards_;
+  return shards_.at(agreement_->enter(
+      comm::Agreement::group, event, [what] { return what; }, counters_));
+}
+
+void Unit::meet(int64_t event, const std::string& text) {
+  if (agreement_) agreement_->meet(event, text, counters_);
+}
+
 std::vector<at::Tensor> Unit::stored() const {
   std::vector<at::Tensor> stored;
   for (const auto& parameter : parameters_) stored.push_back(parameter->stored());

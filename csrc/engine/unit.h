@@ -114,6 +114,11 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   std::vector<comm::Collectives> axes() const {
     return {copies_, shards_};
   }
+  /// For a collective among them that belongs to no unit, once all ranks are about to issue it: `event` of the
+  /// agreement.
+  comm::Collectives shards_in_order(int64_t event, const char* what);
+  /// All ranks come here, or get an error that names what each does: this one `text`.
+  void meet(int64_t event, const std::string& text);
   /// Null where nothing is compared.
   const std::shared_ptr<comm::Agreement>& agreement() const {
     return agreement_;

@@ -21,9 +21,6 @@ namespace {
 
 std::atomic<int64_t> next_number = 0;
 
-/// For the agreement; events of units are not negative.
-constexpr int64_t kWrapping = -2;
-
 const char* kind_of(const UnitSettings& settings) {
   return settings.replicates ? "replicate" : "fully_shard";
 }
@@ -106,9 +103,11 @@ Unit::Unit(const Mesh& mesh, const UnitSettings& settings)
 
 void Unit::find_ranks() {
   const auto lines = comm::lines_of(mesh_);
-  if (replicates() || lines.size() == 2) copies_ = comm::Collectives(lines.front());
-  if (!replicates()) shards_ = comm::Collectives(lines.back());
   agreement_ = comm::Agreement::of(lines);
+  using comm::Agreement;
+  const auto first = lines.size() == 2 ? Agreement::first_axis : Agreement::group;
+  if (replicates() || lines.size() == 2) copies_ = comm::Collectives(lines.front()).at({agreement_, first});
+  if (!replicates()) shards_ = comm::Collectives(lines.back()).at({agreement_, Agreement::group});
 }
 
 // Once all ranks are known to wrap the same, for they make these groups together.
@@ -204,7 +203,7 @@ void Unit::check_structure(
     const auto text = [&] {
       return c10::str(kind(), "() of ", own.empty() ? "no parameters" : own.front().names.front());
     };
-    agreement_->enter(comm::Agreement::group, kWrapping, text, counters_);
+    agreement_->enter(comm::Agreement::group, comm::Agreement::kWrapping, text, counters_);
     number_for_all_ = agreement_->next_number();
   }
   std::vector<std::string> lines;

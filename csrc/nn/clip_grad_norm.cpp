@@ -22,6 +22,8 @@
 namespace shardwise {
 namespace {
 
+constexpr auto kWhat = "the all-reduce of clip_grad_norm_";
+
 void check(double max_norm, double norm_type) {
   if (!(norm_type > 0)) {
     throw ValueError(c10::str("shardwise: norm_type is ", norm_type, "; it must be above 0, or infinity."));
@@ -100,7 +102,7 @@ class Norm {
     const group::ComputeGuard guard;
     const auto wire = at::tensor({power_, is_nan_}, at::kDouble).to(unit.mesh().device());
     const auto op = is_maximum() ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
-    unit.shards().all_reduce(wire, "the all-reduce of clip_grad_norm_", unit.own_counters(), op).wait();
+    unit.shards_in_order(comm::Agreement::kClipping, kWhat).all_reduce(wire, kWhat, unit.own_counters(), op).wait();
     const auto reduced = wire.cpu();
     power_ = reduced.data_ptr<double>()[0];
     is_nan_ = reduced.data_ptr<double>()[1];

@@ -106,6 +106,7 @@ void ModuleState::agree(const std::string& function, const std::string& error) c
   auto mine = error.empty() ? describe(function) : mark + error;
   std::string difference;
   for (const auto& unit : meshes_) {
+    unit->meet(comm::Agreement::kState, describe(function));
     const auto texts = comm::gather_texts(
         mine, unit->axes(), unit->mesh().device(), "the exchange before a " + function, unit->own_counters());
     for (size_t rank = 0; rank < texts.size(); ++rank) {

@@ -278,9 +278,9 @@ def hollow(sizes: collections.abc.Sequence[typing.SupportsInt], dtype: typing.An
     """
 def load_full_state_dict(module: typing.Any, values: dict[str, typing.Any], *, strict: bool, broadcast_from_rank0: bool) -> tuple[list[str], list[str], int]:
     ...
-def make_transport(store: torch.distributed.distributed_c10d.Store, rank: typing.SupportsInt, size: typing.SupportsInt, timeout: datetime.timedelta) -> torch._C._distributed_c10d.Backend:
+def make_transport(store: torch.distributed.distributed_c10d.Store, rank: typing.SupportsInt, size: typing.SupportsInt, timeout: datetime.timedelta, names: collections.abc.Sequence[typing.SupportsInt]) -> torch._C._distributed_c10d.Backend:
     """
-    The back end of the direct transport, as torch.distributed.Backend.register_backend wants it.
+    The back end of the direct transport; `names` are the numbers of its ranks in the default process group, or none for that group itself.
     """
 def on_shared_memory(listener: typing.SupportsInt) -> None:
     """

@@ -6,6 +6,9 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import torch.distributed as dist
 
 from shardwise import _C
@@ -13,8 +16,20 @@ from shardwise import _C
 #: What torch.distributed calls it.
 NAME = "shardwise"
 
+#: What env:// goes by, and the interface over which ranks connect.
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME")
+
 
 def register() -> None:
     """Makes the back end known to torch.distributed; importing shardwise does it."""
     if dist.is_available() and NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, _C.make_transport, devices=["cpu"])
+        dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu"])
+
+
+def _make(options: Any, _: Any) -> Any:
+    names = options.global_ranks_in_group
+    try:
+        return _C.make_transport(options.store, options.group_rank, options.group_size, options.timeout, names)
+    except _C.PeerError as error:
+        said = ", ".join(f"{name}={os.environ.get(name, '(not set)')}" for name in _VARIABLES)
+        raise _C.PeerError(f"{error} The environment of this rank says {said}.") from None

@@ -9,6 +9,7 @@ from ahead import AHEAD
 from copies import COPIES
 from fronts import FRONTS
 from hybrid import HYBRID
+from lost import LOST
 from meta import META
 from order import ORDER
 from package import PACKAGE
@@ -17,4 +18,17 @@ from python_front import PYTHON_FRONT
 from sums import SUMS
 from transport import TRANSPORT
 
-MUTANTS = [*SUMS, *COPIES, *ORDER, *FRONTS, *HYBRID, *PRECISION, *AHEAD, *META, *TRANSPORT, *PACKAGE, *PYTHON_FRONT]
+MUTANTS = [
+    *SUMS,
+    *COPIES,
+    *ORDER,
+    *FRONTS,
+    *HYBRID,
+    *PRECISION,
+    *AHEAD,
+    *META,
+    *TRANSPORT,
+    *LOST,
+    *PACKAGE,
+    *PYTHON_FRONT,
+]

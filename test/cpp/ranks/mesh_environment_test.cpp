@@ -167,7 +167,7 @@ TEST(MeshEnvironment, EveryMissingVariableIsNamed) {
 }
 
 TEST(MeshEnvironment, EveryBadVariableIsNamed) {
-  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"}) {
+  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_RANK"}) {
     for (const char* value : {"", "x", "-1", "2 ", " 1", "1.0", "0x1", "2147483648", "99999999999999999999"}) {
       const Variables changed(second_of_two({{name, value}}));
       expect_error<ValueError>(
@@ -224,8 +224,27 @@ TEST(MeshEnvironment, PeersThatDoNotCome) {
   const auto start = Clock::now();
   expect_error<PeerError>(
       [] { Mesh::from_env(on_cpu().connect_timeout(std::chrono::seconds(1))); },
-      {"rank 0 of 2", "'world/0'", "within 1000 ms"});
+      {"rank 0 of 2: rank 1 did not come within 1000 ms", "Mesh(world=2; rank 0 on cpu)"});
   EXPECT_LE(Clock::now() - start, std::chrono::seconds(20));
+}
+
+TEST(MeshEnvironment, APortThatIsTaken) {
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_ANY);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(listen(listener, 16), 0);
+  ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const auto port = ntohs(address.sin_port);
+  const Variables changed(second_of_two({{"RANK", "0"}, {"MASTER_PORT", std::to_string(port)}}));
+  const auto start = Clock::now();
+  expect_error<PeerError>(
+      [] { Mesh::from_env(on_cpu()); }, {"rank 0 of 2", c10::str("127.0.0.1:", port, ", for the port is taken"),
+                                         "a MASTER_PORT of its own", "from 1024 to 32767", "torchrun --standalone"});
+  EXPECT_LE(Clock::now() - start, std::chrono::seconds(20)) << "not the whole time of a minute";
+  close(listener);
 }
 
 TEST(MeshEnvironment, ASecondOneIsRefused) {

@@ -212,7 +212,8 @@ TEST(Mesh, PeersThatDoNotCome) {
         [] {
           Mesh({{"replicate", 1}, {"shard", 2}}, alone(0, 2));
         },
-        {"rank 0 of 2", "'shard/0'", "within 1000 ms", "all 2 ranks are running", "connect_timeout()"});
+        {"rank 0 of 2: rank 1 did not come within 1000 ms", "'Mesh(replicate=1, shard=2; rank 0 on cpu)'",
+         "all are running", "connect_timeout()"});
   });
 }
 

@@ -66,7 +66,6 @@ TEST_CASE("environment: plain variables") {
   CHECK(env.master_address == "node-7");
   CHECK(env.master_port == 29501);
   CHECK_FALSE(env.agent_store);
-  CHECK(env.restart == 0);
 }
 
 TEST_CASE("environment: torchrun's variables") {
@@ -74,7 +73,6 @@ TEST_CASE("environment: torchrun's variables") {
       {{"LOCAL_RANK", "1"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RESTART_COUNT", "2"}}));
   CHECK(env.local_rank == 1);
   CHECK(env.agent_store);
-  CHECK(env.restart == 2);
   CHECK_FALSE(read(second_of_four({{"TORCHELASTIC_USE_AGENT_STORE", "False"}})).agent_store);
 }
 
@@ -109,7 +107,6 @@ TEST_CASE("environment: what is wrong is named") {
       {"MASTER_PORT", "0", "MASTER_PORT is '0'; it must be a whole number from 1 to 65535."},
       {"MASTER_PORT", "65536", "MASTER_PORT is '65536'; it must be"},
       {"LOCAL_RANK", "x", "LOCAL_RANK is 'x'; it must be"},
-      {"TORCHELASTIC_RESTART_COUNT", "-2", "TORCHELASTIC_RESTART_COUNT is '-2'; it must be"},
   };
   for (const auto& [name, value, text] : cases) {
     CAPTURE(name, text);

@@ -1,0 +1,80 @@
+#pragma once
+
+#include "comm/agreement.h"
+#include "comm/issue_count.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace shardwise::comm {
+
+/// What a rank does, as it travels in a comparison.
+struct Agreement::Record {
+  enum Waits : int64_t { no, in_order, on_its_own };
+
+  int64_t rank = 0;
+  int64_t chain = 0;
+  int64_t event = 0;
+  std::array<int64_t, kChains> positions{};
+  /// It did not come to issue this, but has issued it and waits: a collective of the order, or one of the program's
+  /// own.
+  Waits waits = no;
+  std::array<char, 456> text{};
+
+  void write(const std::string& words) {
+    words.copy(text.data(), text.size() - 1);
+  }
+  bool does_the_same(const Record& other) const {
+    return chain == other.chain && event == other.event && waits == other.waits && (waits == no || text == other.text);
+  }
+};
+
+/// What a rank that does not go on tells the others: it compares, unless one of the others is set.
+struct Agreement::Note {
+  /// Of comparisons: a note of an earlier one says nothing any more.
+  int64_t round = 0;
+  std::array<int64_t, kChains> positions{};
+  /// What it waits for in the order.
+  int64_t chain = -1;
+  /// The number there, or in the process group of the program's own call that it waits for.
+  int64_t number = 0;
+  uint64_t own_group = 0;
+  /// Ranks went apart: whoever waits has to join the comparison.
+  int64_t apart = 0;
+  /// It failed, and why.
+  int64_t failed = 0;
+  std::array<char, 1000> text{};
+
+  bool compares() const {
+    return chain < 0 && own_group == 0 && failed == 0;
+  }
+  /// Whether it waits for a call of the program's own that this rank, the reader, has not made.
+  bool waits_for_reader() const {
+    if (own_group == 0) return false;
+    const auto made = IssueCount::of(own_group);
+    return made && *made < static_cast<uint64_t>(number);
+  }
+  /// Whether this rank will never issue what the reader waits for, unless that one goes on first. Where it waits
+  /// itself, that can be told if both wait for ranks of the line that they share.
+  bool blocks(const Note& reader, bool share_line) const {
+    if (reader.number == kUnnumbered || positions[reader.chain] > reader.number) return false;
+    if (compares()) return true;
+    if (!share_line) return false;
+    return chain < 0 ? waits_for_reader() : reader.positions[chain] <= number;
+  }
+
+  void write(const std::string& words) {
+    words.copy(text.data(), text.size() - 1);
+  }
+  Notes::Bytes bytes() const {
+    const auto* first = reinterpret_cast<const uint8_t*>(this);
+    return {first, first + sizeof(Note)};
+  }
+  static Note of(const Notes::Bytes& bytes) {
+    Note note;
+    std::memcpy(static_cast<void*>(&note), bytes.data(), std::min(bytes.size(), sizeof(Note)));
+    return note;
+  }
+};
+
+} // namespace shardwise::comm

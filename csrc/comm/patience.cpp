@@ -1,0 +1,33 @@
+#include "comm/patience.h"
+
+#include "comm/language_lock.h"
+
+#include <algorithm>
+#include <future>
+#include <stdexcept>
+#include <thread>
+
+namespace shardwise::comm::detail {
+
+void run_patiently(std::chrono::milliseconds limit, const std::function<void()>& look, std::function<void()> call) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kLook{50};
+  // What the call itself says about its time is more than is known here.
+  constexpr std::chrono::seconds kGrace{3};
+  const WithoutLanguageLock unlocked;
+  const auto deadline = Clock::now() + limit + kGrace;
+  std::packaged_task<void()> task(std::move(call));
+  auto done = task.get_future();
+  std::thread([task = std::move(task)]() mutable {
+    task();
+    // What it holds goes here, whoever still waits.
+    task = {};
+  }).detach();
+  while (done.wait_for(kLook) == std::future_status::timeout) {
+    if (look) look();
+    if (Clock::now() >= deadline) throw std::runtime_error("no answer came in that time");
+  }
+  done.get();
+}
+
+} // namespace shardwise::comm::detail

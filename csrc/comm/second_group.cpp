@@ -1,0 +1,95 @@
+#include "comm/second_group.h"
+
+#include "comm/direct_backend.h"
+#include "comm/language_lock.h"
+#include "comm/patience.h"
+#include "comm/reason.h"
+#include "comm/rendezvous.h"
+
+#include <shardwise/error.h>
+
+#include <ATen/ops/zeros.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <functional>
+#include <stdexcept>
+
+namespace shardwise::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+/// No user has it.
+constexpr int kHello = 0x7f000000;
+
+/// A message from each to each, so that every rank sees for itself whose connection is closed.
+void greet(c10d::Backend& gloo, const std::function<int64_t(int)>& name_of, std::chrono::milliseconds timeout) {
+  const auto deadline = Clock::now() + timeout;
+  const auto others = gloo.getSize() - 1;
+  const auto peer = [&](int step) { return (gloo.getRank() + 1 + step % others) % gloo.getSize(); };
+  std::vector<at::Tensor> mine{at::zeros({1}, at::kByte)};
+  std::vector<std::vector<at::Tensor>> theirs;
+  std::vector<WorkPtr> works;
+  int current = 0;
+  try {
+    for (; current < others; ++current) {
+      theirs.push_back({at::zeros({1}, at::kByte)});
+      works.push_back(gloo.recv(theirs.back(), peer(current), kHello));
+    }
+    for (current = 0; current < others; ++current) works.push_back(gloo.send(mine, peer(current), kHello));
+    for (current = 0; current < 2 * others; ++current) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+      works[current]->wait(std::max(left, std::chrono::milliseconds(1)));
+    }
+  } catch (const std::exception& error) {
+    throw std::runtime_error(c10::str("rank ", name_of(peer(current)), " does not answer: ", reason(error)));
+  }
+}
+
+/// Returns when all ranks of a group are here, where its back end can tell.
+void wait_for_all(
+    c10d::ProcessGroup& group, const std::function<int64_t(int)>& name_of, std::chrono::milliseconds timeout) {
+  const auto types = group.getDeviceTypes();
+  if (!group.hasBackends() || std::find(types.begin(), types.end(), c10::kCPU) == types.end()) return;
+  const auto backend = group.getBackend(c10::kCPU);
+  if (auto* const direct = dynamic_cast<direct::DirectBackend*>(backend.get())) {
+    c10d::BarrierOptions options;
+    options.timeout = timeout;
+    direct->barrier(options)->wait();
+  } else if (backend->getBackendName() == "gloo") {
+    greet(*backend, name_of, timeout);
+  }
+}
+
+} // namespace
+
+SecondGroup make_beside(c10d::ProcessGroup& first, Ranks names, GroupSpec spec) {
+  const WithoutLanguageLock unlocked;
+  try {
+    wait_for_all(
+        first, [names](int position) { return names[position]; }, spec.connect_timeout);
+    auto roll = patiently(spec.connect_timeout, nullptr, [spec] {
+      return call_the_roll(spec, Processes::card(spec.name_of(spec.rank)));
+    });
+    spec.store = std::move(roll.store);
+    spec.processes = Processes(roll.texts);
+    auto group = make_process_group(spec);
+    patiently(spec.connect_timeout, nullptr, [spec] {
+      meet(spec);
+      return true;
+    });
+    return {.group = std::move(group), .processes = std::move(spec.processes)};
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw PeerError(c10::str(
+        "shardwise: ", spec.me(), " could not make the process group '", spec.name, "' with the others within ",
+        spec.connect_timeout.count(),
+        " ms: one of them died (look for its own error first), or does something else. The reason given: ",
+        reason(error)));
+  }
+}
+
+} // namespace shardwise::comm

@@ -1,0 +1,177 @@
+// Ranks that die, or come again over an old store: the others say so soon, and name the one that died.
+#include "ranks/hybrid_models.h"
+
+#include "comm/collectives.h"
+#include "comm/process_group.h"
+#include "comm/rendezvous.h"
+#include "support/processes.h"
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <csignal>
+#include <thread>
+
+namespace shardwise::test {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+void wrap_and_step(Rank& rank, const Mesh& mesh) {
+  Stack ours(5, 1);
+  shard_stack(ours, FullyShardOptions().mesh(mesh));
+  Pair<Stack>{rank, ours, Stack(5, 1)}.train(stack_loss, 3);
+}
+
+/// `live` never ends by itself. What it gets kills the last rank after some time; the others must name that one within
+/// seconds.
+using Kill = std::function<void(std::chrono::milliseconds)>;
+void expect_named(int world, const Environment& environment, const std::function<void(Rank&, const Kill&)>& live) {
+  ProcessOptions options;
+  options.may_fail = {world - 1};
+  options.environment = environment;
+  const auto ended = run_processes(
+      world,
+      [&](Rank& rank) {
+        // One of its own: a thread that is left behind may hold the other.
+        const auto store = rank.store()->clone();
+        Clock::time_point begin;
+        const auto kill = [&](std::chrono::milliseconds time) {
+          begin = Clock::now();
+          if (rank.rank() < world - 1) return;
+          std::thread([time] {
+            std::this_thread::sleep_for(time);
+            std::raise(SIGKILL);
+          }).detach();
+        };
+        expect_error<PeerError>(
+            [&] { live(rank, kill); }, {c10::str("rank ", rank.rank()), c10::str("rank ", world - 1)});
+        // Far from the limit of a minute that the meshes have.
+        EXPECT_LT(Clock::now() - begin, 30s) << rank.name();
+        // Who ends closes its connections, and that tells others too.
+        store->add("told", 1);
+        while (store->add("told", 0) < world - 1) std::this_thread::sleep_for(20ms);
+      },
+      options);
+  EXPECT_EQ(ended.back().signal, SIGKILL);
+}
+
+void wrap_for_ever(const FullyShardOptions& options) {
+  for (;;) {
+    Stack ours(5, 1);
+    shard_stack(ours, options);
+  }
+}
+
+comm::GroupSpec named(Rank& rank, const std::string& name) {
+  return {
+      .name = name,
+      .store = c10::make_intrusive<c10d::PrefixStore>(name, rank.store()),
+      .rank = rank.rank(),
+      .size = rank.world_size(),
+      .device = at::kCPU,
+      .connect_timeout = 60s,
+      .timeout = 60s};
+}
+
+/// A mesh on a process group of Gloo's, as a caller has it.
+Mesh given_mesh(Rank& rank) {
+  return Mesh::from_process_groups({"world"}, {comm::make_process_group(named(rank, "given"))}, at::kCPU);
+}
+
+} // namespace
+
+TEST(LostRanks, AStoreThatOutlivesItsRanks) {
+  // T45: torchrun's agent keeps its store when it starts ranks again. Each life leaves the keys of its own behind.
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto in_store = [&](const std::string& name, std::chrono::milliseconds time, Rank& rank) {
+    return MeshOptions()
+        .device(at::kCPU)
+        .connect_timeout(time)
+        .timeout(60s)
+        .store(c10::make_intrusive<c10d::PrefixStore>(name, store))
+        .rank(rank.rank())
+        .world_size(rank.world_size());
+  };
+  for (int life = 0; life < 3; ++life) {
+    run_ranks(2, [&](Rank& rank) {
+      // One rank is killed before it has a mesh, so that ranks were here a different number of times.
+      if (rank.rank() == life % 2) {
+        expect_error<PeerError>(
+            [&] { Mesh::from_env(in_store("mesh", 50ms, rank)); }, {rank.name(), "rank ", "did not come"});
+      }
+      rank.store()->add("killed", 1);
+      while (rank.store()->add("killed", 0) < 2) std::this_thread::sleep_for(1ms);
+      // The first rank comes late: what the other finds meanwhile is old.
+      if (rank.rank() == 0) std::this_thread::sleep_for(50ms);
+      wrap_and_step(rank, Mesh::from_env(in_store("mesh", 60s, rank)));
+      rank.store()->add("trained", 1);
+      while (rank.store()->add("trained", 0) < 2) std::this_thread::sleep_for(1ms);
+    });
+  }
+}
+
+TEST(LostRanks, ADeathBeforeTheFirstWrap) {
+  // T46
+  expect_named(3, {}, [](Rank& rank, const Kill& kill) {
+    const auto mesh = given_mesh(rank);
+    comm::meet(named(rank, "given"));
+    kill(0ms);
+    if (rank.rank() == 2) std::this_thread::sleep_for(60s);
+    wrap_for_ever(FullyShardOptions().mesh(mesh));
+  });
+}
+
+TEST(LostRanks, ADeathWhileOthersWrap) {
+  expect_named(4, {}, [](Rank& rank, const Kill& kill) {
+    const auto options = hybrid_on(rank, {2, 2});
+    kill(100ms);
+    wrap_for_ever(options);
+  });
+}
+
+TEST(LostRanks, ADeathWhileOthersWrapOnAGroupThatTheyWereGiven) {
+  expect_named(4, {}, [](Rank& rank, const Kill& kill) {
+    const auto mesh = given_mesh(rank);
+    kill(100ms);
+    wrap_for_ever(FullyShardOptions().mesh(mesh));
+  });
+}
+
+// Between the roll, after which all know each other's processes, and the connections, which it never makes.
+TEST(LostRanks, ADeathWhileAGroupIsMade) {
+  expect_named(3, {}, [](Rank& rank, const Kill& kill) {
+    kill(1s);
+    if (rank.rank() < 2) {
+      comm::make_transport(named(rank, "a group"));
+      return;
+    }
+    comm::call_the_roll(named(rank, "a group"), comm::Processes::card(2));
+    std::this_thread::sleep_for(60s);
+  });
+}
+
+// Whoever loses a connection to a survivor that gave up is not to blame that one.
+TEST(LostRanks, TheOneThatDiedIsNamedOverTcp) {
+  const Environment over_tcp{{"SHARDWISE_SHARED_MEMORY", "off"}};
+  expect_named(4, over_tcp, [](Rank& rank, const Kill& kill) {
+    const comm::Collectives world(comm::lines_of(rank.mesh()).front());
+    Counters counters;
+    kill(100ms);
+    for (;;) world.all_reduce(torch::ones({40000}), "the sum", counters).wait();
+  });
+}
+
+TEST(LostRanks, ADeathAlongAnotherAxis) {
+  // Rank 0 has no connection to rank 3, and waits for those that lost theirs.
+  expect_named(4, {}, [](Rank& rank, const Kill& kill) {
+    auto model = shallow_stack();
+    shard_stack(model, hybrid_on(rank, {2, 2}));
+    for (int step = 0; step < 3; ++step) stack_loss(model, step, rank.rank()).backward();
+    kill(100ms);
+    for (int step = 0;; ++step) stack_loss(model, step % 3, rank.rank()).backward();
+  });
+}
+
+} // namespace shardwise::test

@@ -1,0 +1,113 @@
+"""What happens when ranks die, come again, or do something else than the others."""
+
+from __future__ import annotations
+
+from mutant import BOTH, PYTHON, Mutant
+
+_LOST = "LostRanks.*"
+_APART = "RanksApart*"
+
+LOST = [
+    Mutant(
+        "take a store as those before left it",
+        "csrc/comm/rendezvous.cpp",
+        "c10::make_intrusive<c10d::PrefixStore>(word, spec.store)",
+        "spec.store",
+        languages=BOTH,
+        suites=_LOST,
+    ),
+    Mutant(
+        "greet nobody before a process group is made",
+        "csrc/comm/second_group.cpp",
+        "    wait_for_all(\n        first, [names](int position) { return names[position]; }, spec.connect_timeout);\n",
+        "    if (spec.size < 0) wait_for_all(first, [names](int i) { return names[i]; }, spec.connect_timeout);\n",
+        languages=BOTH,
+        suites=_LOST,
+    ),
+    Mutant(
+        "do not look who died while a process group is made",
+        "csrc/comm/process_group.cpp",
+        "    if (ended.empty()) return;",
+        "    if (ended.size() < 1000) return;",
+        suites=_LOST,
+    ),
+    Mutant(
+        "say no farewell before the connections close",
+        "csrc/comm/direct_announcements.cpp",
+        "  wire.course().on_failure([this](const std::string& reason) { say_farewell(reason); });\n",
+        "",
+        suites=_LOST,
+    ),
+    Mutant(
+        "tell nobody that a collective failed",
+        "csrc/comm/agreement.cpp",
+        "    Note last{.failed = 1};",
+        "    Note last{};",
+        suites=_LOST,
+    ),
+    Mutant(
+        "compare no state dicts with what others do",
+        "csrc/nn/module_state.cpp",
+        "    unit->meet(comm::Agreement::kState, describe(function));\n",
+        "",
+        suites=_APART,
+    ),
+    Mutant(
+        "compare no norms with what others do",
+        "csrc/nn/clip_grad_norm.cpp",
+        "unit.shards_in_order(comm::Agreement::kClipping, kWhat)",
+        "unit.shards()",
+        suites=_APART,
+    ),
+    Mutant(
+        "ask nobody while the program's own call is waited for",
+        "csrc/comm/onlooker.cpp",
+        "if (const auto onlooker = one.lock()) onlooker->look_at(call());",
+        "if (const auto onlooker = one.lock()) call();",
+        languages=BOTH,
+        suites=_APART,
+    ),
+    Mutant(
+        "take a call that this rank made for one that it owes",
+        "csrc/comm/agreement_note.h",
+        "    return made && *made < static_cast<uint64_t>(number);",
+        "    return made.has_value();",
+        suites=_APART,
+    ),
+    Mutant(
+        "wait for the store in a look",
+        "csrc/comm/agreement.cpp",
+        "    notes_.leave(bytes);\n",
+        "    notes_.leave(bytes);\n    notes_.flush(std::chrono::hours(1));\n",
+        suites=_APART,
+    ),
+    Mutant(
+        "compare what ranks do by its text",
+        "csrc/comm/agreement_note.h",
+        "return chain == other.chain && event == other.event && waits == other.waits",
+        "return chain == other.chain && text == other.text && waits == other.waits",
+        suites=_APART,
+    ),
+    Mutant(
+        "call ranks by their places in the process group",
+        "csrc/comm/direct_course.h",
+        "    return names_.empty() ? rank : names_[static_cast<size_t>(rank)];",
+        "    return rank;",
+        suites=_APART,
+    ),
+    Mutant(
+        "take a port that is taken for one that is late",
+        "csrc/comm/environment.cpp",
+        "    if (options.isServer && is_taken(master_port)) {",
+        "    if (options.isServer && is_taken(0)) {",
+        suites="MeshEnvironment.*",
+    ),
+    Mutant(
+        "say nothing of the environment where a back end is not made",
+        "python/shardwise/transport.py",
+        '        raise _C.PeerError(f"{error} The environment of this rank says {said}.") from None',
+        "        raise",
+        languages=PYTHON,
+        suites="ranks/test_lost_ranks.py",
+    ),
+]
