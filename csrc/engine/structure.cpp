@@ -41,22 +41,39 @@ std::vector<std::string> split(const std::string& text) {
 
 } // namespace
 
-void compare_structure(
-    const std::vector<std::string>& lines, const std::vector<comm::Collectives>& axes, int64_t rank, at::Device device,
-    Counters& counters) {
+std::vector<Sighting> compare_structure(
+    const std::vector<std::string>& lines, const Sighting& seen, const std::vector<comm::Collectives>& axes,
+    int64_t rank, at::Device device, Counters& counters) {
   std::string text;
   for (const auto& line : lines) text += line + "\n";
-  const auto length = static_cast<int64_t>(text.size());
-  const auto heads =
-      comm::gather_rows(at::tensor({fingerprint(text), length}, at::kLong), axes, device, kWhat, counters);
-  const auto* head = heads.data_ptr<int64_t>();
+  // In the bits that a length leaves free.
+  const auto rest = static_cast<int64_t>(text.size()) | (seen.shared + 1) << 32 | int64_t{seen.unheld} << 62;
+  const auto heads = comm::gather_rows(at::tensor({fingerprint(text), rest}, at::kLong), axes, device, kWhat, counters);
+  std::vector<Sighting> all;
   bool same = true;
-  for (int64_t i = 0; i < heads.size(0); ++i) same = same && head[2 * i] == head[0] && head[2 * i + 1] == head[1];
-  if (same) return;
+  const auto* head = heads.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < 2 * heads.size(0); i += 2) {
+    same = same && head[i] == head[0] && static_cast<int32_t>(head[i + 1]) == static_cast<int32_t>(head[1]);
+    all.push_back({.shared = (head[i + 1] >> 32 & 0x3fffffff) - 1, .unheld = (head[i + 1] >> 62 & 1) != 0});
+  }
+  if (same) return all;
   const auto texts = comm::gather_texts(text, axes, device, kWhat, counters);
   for (size_t i = 1; i < texts.size(); ++i) {
     if (texts[i] != texts[0]) report(split(texts[0]), split(texts[i]), i, rank);
   }
+  return all;
+}
+
+std::vector<bool> any_of_ranks(
+    const std::vector<bool>& mine, const std::vector<comm::Collectives>& axes, at::Device device, Counters& counters) {
+  const std::vector<int64_t> numbers(mine.begin(), mine.end());
+  const auto rows = comm::gather_rows(at::tensor(numbers, at::kLong), axes, device, kWhat, counters);
+  std::vector<bool> any(mine.size(), false);
+  for (int64_t rank = 0; rank < rows.size(0); ++rank) {
+    const auto row = rows[rank];
+    for (size_t i = 0; i < any.size(); ++i) any[i] = any[i] || row.const_data_ptr<int64_t>()[i] != 0;
+  }
+  return any;
 }
 
 } // namespace shardwise::engine

@@ -104,13 +104,13 @@ void Unit::shard_written() {
   for_full_copies([](group::Copies& copies) { copies.mark_stale(); });
 }
 
-std::string Unit::parameter_at(const at::Tensor& tensor) const {
+const group::Parameter* Unit::parameter_at(const at::Tensor& tensor) const {
   for (const auto& group : groups_) {
     const auto* copies = group->full_copies();
     const auto* parameter = copies == nullptr ? nullptr : copies->find(tensor);
-    if (parameter != nullptr) return parameter->name();
+    if (parameter != nullptr) return parameter;
   }
-  return "?";
+  return nullptr;
 }
 
 std::string Unit::describe() const {
@@ -215,6 +215,7 @@ bool Unit::begin_unshard() {
     all_near = all_near && copies.holds();
   });
   if (all_there) return under_way;
+  for (const auto& parameter : parameters_) parameter->hide_absent_gradient();
   for_full_copies([](group::Copies& copies) { copies.prepare(); });
   // What every rank has may come and go on some ranks only.
   const auto& ranks = all_near ? near_ : gathers_apart() ? gather_ : known_;

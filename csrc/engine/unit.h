@@ -39,6 +39,10 @@ struct NamedTensor {
   at::Tensor values = {};
   /// How it travels; null where its shard is a piece like any other.
   std::shared_ptr<group::Extension> extension = nullptr;
+  /// What this rank saw, and all ranks act upon: nothing but registries holds it, which makes it whole; its memory is
+  /// shared with something that will not follow it, which is an Error.
+  bool unheld = false;
+  bool shared = false;
 };
 
 /// How a unit is made.
@@ -175,8 +179,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void leave(bool exactly = false);
   /// A shard is about to be written.
   void shard_written();
-  /// The parameter that lies at this memory, for errors.
-  std::string parameter_at(const at::Tensor& tensor) const;
+  /// The parameter whose full copy lies at this memory; null when none does.
+  const group::Parameter* parameter_at(const at::Tensor& tensor) const;
   /// Whether this is what stands for a parameter of its own.
   bool sees(size_t index, const at::Tensor& tensor) const {
     return index < seen_.size() && seen_[index] == tensor.unsafeGetTensorImpl();
@@ -295,12 +299,14 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   Unit(const Mesh& mesh, const UnitSettings& settings);
   void gradient_arriving(group::Parameter& parameter, bool defined) override;
   void gradient_arrived(group::Parameter& parameter) override;
+  void gradient_published(group::Parameter& parameter) override;
 
   void find_ranks();
   void take_own_groups();
   void find_neighbours();
   void adopt(const std::vector<NamedTensor>& adopted);
-  void check_structure(const std::vector<NamedTensor>& own, const std::vector<NamedTensor>& buffers, size_t adopted);
+  void check_structure(std::vector<NamedTensor>& own, const std::vector<NamedTensor>& buffers, size_t adopted);
+  [[noreturn]] void refuse_shared(const NamedTensor& parameter, size_t rank) const;
   void broadcast(const std::vector<NamedTensor>& tensors);
   template <typename Do>
   void for_full_copies(const Do& act);

@@ -159,10 +159,10 @@ std::shared_ptr<Unit> Unit::create(
   std::vector<NamedTensor> own;
   std::vector<NamedTensor> adopted;
   for (auto& parameter : parameters) (of(parameter.tensor) ? adopted : own).push_back(std::move(parameter));
+  unit->check_structure(own, buffers, adopted.size());
   if (unit->has_full_copies()) {
     for (const auto& parameter : own) check_can_be_laid_out(parameter, unit->kind());
   }
-  unit->check_structure(own, buffers, adopted.size());
   unit->take_own_groups();
   unit->schedule_->add(unit);
   add_to_tree(*unit, unit->schedule_);
@@ -172,14 +172,14 @@ std::shared_ptr<Unit> Unit::create(
     unit->broadcast(buffers);
   }
   if (!unit->replicates()) unit->find_neighbours();
-  for (auto& [names, tensor, dim, whole, full, values, extension] : own) {
-    auto& parameter =
-        *unit->parameters_.emplace_back(std::make_unique<group::Parameter>(std::move(names), tensor, full));
-    parameter.shard_dim = dim;
-    parameter.set_extension(std::move(extension));
-    parameter.whole = whole || !unit->has_full_copies();
+  for (auto& named : own) {
+    auto& parameter = *unit->parameters_.emplace_back(
+        std::make_unique<group::Parameter>(std::move(named.names), named.tensor, named.full));
+    parameter.shard_dim = named.shard_dim;
+    parameter.set_extension(std::move(named.extension));
+    parameter.whole = named.whole || !unit->has_full_copies();
     parameter.watch(unit, *unit);
-    if (!parameter.whole) unit->make_shard(parameter, values.defined() ? values : parameter.full());
+    if (!parameter.whole) unit->make_shard(parameter, named.values.defined() ? named.values : parameter.full());
   }
   unit->groups_ = group::Group::make(unit->parameters_, unit->setting(/*takes_memory=*/true));
   return unit;
@@ -196,23 +196,48 @@ void Unit::make_shard(group::Parameter& parameter, const at::Tensor& values) {
   add_shard(shard, weak_from_this());
 }
 
-void Unit::check_structure(
-    const std::vector<NamedTensor>& own, const std::vector<NamedTensor>& buffers, size_t adopted) {
-  if (world() == 1) return;
-  if (agreement_) {
-    const auto text = [&] {
-      return c10::str(kind(), "() of ", own.empty() ? "no parameters" : own.front().names.front());
-    };
-    agreement_->enter(comm::Agreement::group, comm::Agreement::kWrapping, text, counters_);
-    number_for_all_ = agreement_->next_number();
+void Unit::check_structure(std::vector<NamedTensor>& own, const std::vector<NamedTensor>& buffers, size_t adopted) {
+  Sighting seen;
+  std::vector<bool> unheld;
+  for (size_t i = 0; i < own.size(); ++i) {
+    if (own[i].shared && seen.shared < 0) seen.shared = static_cast<int64_t>(i);
+    seen.unheld = seen.unheld || own[i].unheld;
+    unheld.push_back(own[i].unheld);
   }
-  std::vector<std::string> lines;
-  for (const auto& parameter : own) lines.push_back(line(parameter, !replicates()));
-  for (const auto& buffer : buffers) {
-    if (buffer.tensor.is_meta()) lines.push_back(c10::str("the buffer ", line(buffer, false)));
+  std::vector<Sighting> all{seen};
+  if (world() > 1) {
+    if (agreement_) {
+      const auto text = [&] {
+        return c10::str(kind(), "() of ", own.empty() ? "no parameters" : own.front().names.front());
+      };
+      agreement_->enter(comm::Agreement::group, comm::Agreement::kWrapping, text, counters_);
+      number_for_all_ = agreement_->next_number();
+    }
+    std::vector<std::string> lines;
+    for (const auto& parameter : own) lines.push_back(line(parameter, !replicates()));
+    for (const auto& buffer : buffers) {
+      if (buffer.tensor.is_meta()) lines.push_back(c10::str("the buffer ", line(buffer, false)));
+    }
+    lines.push_back(c10::str("the end of a ", kind(), ", after ", adopted, " parameters of inner units"));
+    all = compare_structure(lines, seen, axes(), mesh_.rank(), mesh_.device(), counters_);
   }
-  lines.push_back(c10::str("the end of a ", kind(), ", after ", adopted, " parameters of inner units"));
-  compare_structure(lines, axes(), mesh_.rank(), mesh_.device(), counters_);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].shared >= 0) refuse_shared(own.at(all[rank].shared), world() > 1 ? rank : mesh_.rank());
+  }
+  // What is so on one rank is so on all: the others have handles on it that are not their modules'.
+  if (std::none_of(all.begin(), all.end(), [](const auto& one) { return one.unheld; })) return;
+  if (world() > 1) unheld = any_of_ranks(unheld, axes(), mesh_.device(), counters_);
+  for (size_t i = 0; i < own.size(); ++i) own[i].whole = own[i].whole || unheld[i];
+}
+
+void Unit::refuse_shared(const NamedTensor& parameter, size_t rank) const {
+  throw Error(c10::str(
+      "shardwise: rank ", rank, ": the memory of the parameter '", parameter.names.front(),
+      "' is shared with a tensor that ", kind(),
+      "() does not know: a view or an alias that was made before, such as weight.t() or detach(), a parameter or "
+      "buffer in the same memory, or a graph that is still held. It would keep the values of now for ever. Make views "
+      "in forward(), from the member; copy what is to stay with clone(); let go of old losses first. If nothing "
+      "computes with it, say allow_aliases(true)."));
 }
 
 // Inner units are renamed as seen from here: errors then give the full names of parameters.
@@ -242,6 +267,11 @@ void Unit::adopt(const std::vector<NamedTensor>& adopted) {
         const auto& names = seen->second->names;
         inner->name_ = path_before(names.front(), parameter->name().substr(prefix));
         parameter->rename(names);
+      }
+      if (inner->settings_.front) {
+        for (const auto& group : inner->groups_) {
+          if (auto* copies = group->full_copies()) copies->name_storages(*inner->settings_.front);
+        }
       }
     }
     top->outer_ = shared_from_this();

@@ -44,6 +44,10 @@ void Unit::gradient_arrived(group::Parameter& parameter) {
   if (backward.missing == 0) backward_span_.reset();
 }
 
+void Unit::gradient_published(group::Parameter& parameter) {
+  if (settings_.front && shards_.size() > 1) settings_.front->published(parameter.live_shard()->grad());
+}
+
 // A replicated unit may be used on some ranks only, so that it takes part whenever its tree does. A sharded one runs on
 // all ranks or on none.
 bool Unit::takes_part() const {

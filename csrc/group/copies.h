@@ -30,7 +30,7 @@ class Copies {
     return state_ == State::full && !written();
   }
   /// A shard was written: a full copy that is kept is out of date.
-  void mark_stale() {
+  virtual void mark_stale() {
     stale_ = true;
   }
   bool must_gather() const {

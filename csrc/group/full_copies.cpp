@@ -36,8 +36,25 @@ FullCopies::FullCopies(
     take_storages(*before, front);
   } else {
     is_flat_ ? make_flat(front) : make_rows(front);
+    name_storages(front);
     for (auto& storage : storages_) storage.free();
   }
+}
+
+void FullCopies::name_storages(const Front& front) {
+  std::vector<std::string> names;
+  for (const auto* parameter : parameters()) names.push_back(c10::str("'", parameter->name(), "'"));
+  if (is_flat_) names = {c10::Join(", ", names)};
+  for (size_t i = 0; i < storages_.size(); ++i) {
+    if (const auto text = front.read_error(names[i]); !text.empty()) storages_[i].set_read_error(text);
+  }
+}
+
+void FullCopies::mark_stale() {
+  if (current()) {
+    for (auto& storage : storages_) storage.expire();
+  }
+  Copies::mark_stale();
 }
 
 std::optional<size_t> FullCopies::index_of(const at::Tensor& tensor) const {
@@ -102,7 +119,10 @@ void FullCopies::begin_unshard(
 
 // One piece of memory for all: the pool then keeps few of them.
 void FullCopies::refill(comm::Buffers& buffers, Counters& counters) {
-  if (memory_.defined()) return;
+  if (memory_.defined()) {
+    for (auto& storage : storages_) storage.refill(memory_);
+    return;
+  }
   if (is_flat_) {
     memory_ = buffers.take(layout_.world * layout_.part, kinds_.full, counters);
   } else {

@@ -38,6 +38,9 @@ class FullCopies : public Copies {
       Front& front, bool takes_memory, const FullCopies* before);
 
   bool fits() const override;
+  void mark_stale() override;
+  /// Parameters were renamed: who reads full copies where no use is seen is told their names.
+  void name_storages(const Front& front);
   /// Whether all shards lie in the part.
   bool has_memory() const;
   /// Lets shards that lie elsewhere, or were replaced by others of the same kind, lie in the part. False, and nothing

@@ -108,10 +108,10 @@ void Group::follow_requires_grad(const std::function<void()>& settle) {
     return gradients_ ? summed == gradients_->parameters() : summed.empty();
   };
   // It may leave something that is owed.
+  for (auto* parameter : parameters_) parameter->agree_on_requires_grad();
   if (gradients_ && settle && !has_those(summed())) settle();
   for (auto* parameter : parameters_) {
     const bool is_trained = parameter->requires_grad();
-    if (parameter->leaf_requires_grad() != is_trained) parameter->leaf().set_requires_grad(is_trained);
     if (!is_trained && !parameter->owed) parameter->forget_backward();
   }
   auto parameters = summed();

@@ -13,6 +13,16 @@ namespace shardwise::group {
 
 namespace {
 
+// torch sets the flag that lets reads fail, and never takes it back.
+template <auto Member>
+struct ReadFlag {
+  friend bool& read_flag(c10::StorageImpl& storage) {
+    return storage.*Member;
+  }
+};
+bool& read_flag(c10::StorageImpl& storage);
+template struct ReadFlag<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+
 void let_go(void* owner) {
   c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(owner));
 }
@@ -55,13 +65,31 @@ bool LeafStorage::freed() const {
   return bytes_ != 0 && alias_.storage().nbytes() == 0;
 }
 
+void LeafStorage::set_read_error(const std::string& text) {
+  auto& storage = *alias_.storage().unsafeGetStorageImpl();
+  const bool is_readable = !read_flag(storage);
+  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(text);
+  has_read_error_ = true;
+  set_readable(is_readable);
+}
+
+void LeafStorage::set_readable(bool readable) {
+  if (has_read_error_) read_flag(*alias_.storage().unsafeGetStorageImpl()) = !readable;
+}
+
+void LeafStorage::expire() {
+  set_readable(false);
+}
+
 void LeafStorage::free() {
+  set_readable(false);
   auto* storage = alias_.storage().unsafeGetStorageImpl();
   storage->set_data_ptr_noswap(at::DataPtr(nullptr, storage->device()));
   storage->set_nbytes(0);
 }
 
 void LeafStorage::refill(const at::Tensor& memory, size_t offset) {
+  set_readable(true);
   if (!freed()) return;
   TORCH_INTERNAL_ASSERT(offset + bytes_ <= memory.storage().nbytes());
   auto owner = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(memory.storage().unsafeGetStorageImpl());

@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
+
 namespace shardwise::group {
 
 /// Whether the memory of this tensor is freed: it has elements, and its storage has no bytes. Reading such a tensor
@@ -35,17 +37,25 @@ class SHARDWISE_API LeafStorage {
   void free();
   /// In a forked child, where its memory is not: who reads or writes it gets an error.
   void refuse_in_child();
-  /// Takes its bytes of that memory, from `offset` on, with what is there, and keeps it alive. Nothing happens when it
-  /// has some already.
+  /// Takes its bytes of that memory, from `offset` on, with what is there, and keeps it alive. Where it has some
+  /// already, that may be read again.
   void refill(const at::Tensor& memory, size_t offset = 0);
+
+  /// From now on who reads freed memory past all operations, by data_ptr() or an accessor, gets an error of this text.
+  void set_read_error(const std::string& text);
+  /// The same for memory that is there and out of date, until refill().
+  void expire();
 
   /// The tensor's elements, to write them: no gradient, no touch key and a version counter of its own, since a write
   /// that moved the leaf's would make backward refuse what it saved. Raises Error while freed.
   const at::Tensor& alias() const;
 
  private:
+  void set_readable(bool readable);
+
   at::Tensor alias_;
   size_t bytes_;
+  bool has_read_error_ = false;
 };
 
 } // namespace shardwise::group

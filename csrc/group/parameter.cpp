@@ -99,6 +99,15 @@ bool Parameter::leaf_requires_grad() const {
   return leaf_.expired() ? leaf().requires_grad() : impl->requires_grad();
 }
 
+void Parameter::agree_on_requires_grad() {
+  const auto* shard = face_ ? nullptr : live_shard();
+  if (shard != nullptr && shard->requires_grad() == trained_ && leaf_requires_grad() != trained_) {
+    stored().set_requires_grad(!trained_);
+  }
+  trained_ = requires_grad();
+  if (leaf_requires_grad() != trained_) leaf().set_requires_grad(trained_);
+}
+
 void Parameter::follow_face() const {
   if (!face_) return;
   const bool is_trained = face_->parameter().requires_grad();
@@ -133,11 +142,16 @@ autograd::hooks_list* live_hooks_list(const at::Tensor& leaf) {
 
 } // namespace
 
+void Parameter::add_shard_hook(std::function<at::TensorBase(const at::TensorBase&)> hook) const {
+  const auto shard = stored();
+  if (live_hooks_list(shard) == nullptr) autograd::impl::create_cpp_hook(shard);
+  live_hooks_list(shard)->push_back(std::move(hook));
+}
+
 // A hook that does nothing is what a tensor can own, through set_data() too.
 void Parameter::let_shard_keep_leaf() {
   if (!shard_.defined()) return;
-  autograd::impl::create_cpp_hook(shard_);
-  live_hooks_list(shard_)->emplace_back([leaf = leaf()](const at::TensorBase&) { return at::TensorBase(); });
+  add_shard_hook([leaf = leaf()](const at::TensorBase&) { return at::TensorBase(); });
   kept_ = c10::weak_intrusive_ptr<at::TensorImpl>(shard_.getIntrusivePtr());
   is_kept_ = true;
   shard_ = at::Tensor();
@@ -184,6 +198,7 @@ void Parameter::set_aside(const std::shared_ptr<void>& owner, bool defined) {
   const auto tensor = leaf();
   take_post_hook_slot(owner, tensor);
   if (aside_) return;
+  hide_absent_gradient();
   put_aside_ = std::exchange(tensor.mutable_grad(), at::Tensor());
   aside_ = true;
 }
@@ -254,7 +269,14 @@ void Parameter::keep_for_later() {
   fresh_ = at::Tensor();
 }
 
+void Parameter::hide_absent_gradient() const {
+  if (!absent_.defined() || leaf_.expired()) return;
+  auto& gradient = leaf_._unsafe_get_target()->mutable_grad();
+  if (gradient.is_same(absent_)) gradient = at::Tensor();
+}
+
 void Parameter::take_leaf_gradient() {
+  hide_absent_gradient();
   const auto* own = leaf_._unsafe_get_target();
   const bool is_another = face_ || shard_identity() != nullptr;
   if (!is_another || leaf_.expired() || !own->grad().defined()) return;
@@ -285,6 +307,11 @@ void Parameter::with_visible(const Do& act) const {
 
 void Parameter::publish(const at::Tensor& mean) {
   with_visible([&](const at::Tensor& tensor) { add_to(tensor.mutable_grad(), mean); });
+  if (face_ || shard_identity() == nullptr) return;
+  listener_->gradient_published(*this);
+  if (!absent_.defined() || leaf_.expired()) return;
+  auto& gradient = leaf_._unsafe_get_target()->mutable_grad();
+  if (!gradient.defined()) gradient = absent_;
 }
 
 void Parameter::add_to(at::Tensor& grad, const at::Tensor& mean) {

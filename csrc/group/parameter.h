@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,6 +31,8 @@ class Parameter {
     virtual void gradient_arriving(Parameter& parameter, bool defined) = 0;
     /// A gradient was accumulated and taken.
     virtual void gradient_arrived(Parameter& parameter) = 0;
+    /// The mean was added to the gradient of its shard.
+    virtual void gradient_published(Parameter& parameter) = 0;
   };
 
   /// `full` is the memory of a leaf that is around another tensor; undefined where the leaf has its own.
@@ -88,12 +91,16 @@ class Parameter {
     return shard != nullptr ? shard->requires_grad() : leaf_requires_grad();
   }
   bool leaf_requires_grad() const;
+  /// Both get what the one that somebody changed since the last time has: whoever freezes a member means the parameter.
+  void agree_on_requires_grad();
   /// Where the optimizer sees a face, a leaf that modules show can be frozen by itself, until they show it anew.
   void follow_face() const;
   /// From now on gradients are published to this tensor. The leaf has the sizes of the whole parameter.
   void set_shard(at::Tensor shard) {
     shard_ = std::move(shard);
   }
+  /// Registers a hook on the gradients of the shard, be it trained now or not.
+  void add_shard_hook(std::function<at::TensorBase(const at::TensorBase&)> hook) const;
   /// From now on the shard keeps the leaf alive, and this keeps neither: for a module that holds only what stands in
   /// its registry.
   void let_shard_keep_leaf();
@@ -137,6 +144,15 @@ class Parameter {
   void forget_backward();
   /// Adds the mean to .grad.
   void publish(const at::Tensor& mean);
+  /// What the leaf has for a gradient from then on, until hide_absent_gradient(). Undefined for nothing.
+  void set_absent_gradient(at::Tensor gradient) {
+    hide_absent_gradient();
+    absent_ = std::move(gradient);
+  }
+  const at::Tensor& absent_gradient() const {
+    return absent_;
+  }
+  void hide_absent_gradient() const;
   /// After it: runs the user's post-accumulate hook, if there is one.
   void run_hook() const;
 
@@ -187,6 +203,9 @@ class Parameter {
   std::shared_ptr<Extension> extension_;
   bool is_kept_ = false;
   c10::weak_intrusive_ptr<at::TensorImpl> kept_{c10::intrusive_ptr<at::TensorImpl>()};
+  at::Tensor absent_;
+  /// What leaf and shard had last.
+  bool trained_ = false;
   at::Tensor put_aside_;
   bool aside_ = false;
   at::Tensor fresh_;

@@ -2,6 +2,7 @@
 
 #include "engine/memory_outline.h"
 #include "nn/module_walk.h"
+#include "nn/owners.h"
 #include "nn/wrapping.h"
 
 #include <shardwise/error.h>
@@ -31,10 +32,12 @@ class Outliner {
  public:
   Outliner(
       const torch::nn::Module& module, const engine::MemoryPolicy& policy, FullyShardOptions::Placement placement,
-      std::vector<at::Tensor> ignored, const std::vector<const torch::nn::Module*>& units)
+      std::vector<at::Tensor> ignored, std::vector<at::Tensor> whole,
+      const std::vector<const torch::nn::Module*>& units)
       : policy_(policy),
         placement_(std::move(placement)),
         ignored_(std::move(ignored)),
+        whole_(std::move(whole)),
         modules_(units) {
     for (const auto* inner : modules_) {
       if (inner == nullptr || inner == &module || !contains(module, inner)) {
@@ -74,14 +77,15 @@ class Outliner {
     }
     MemoryOutline::Unit unit;
     unit.has_full_copies = !policy_.replicates || nn::is_cast(parameters, policy_.precision);
-    if (unit.has_full_copies) nn::keep_whole_what_only_the_registry_holds({modules_[number]}, parameters);
+    if (unit.has_full_copies) nn::find_owners({modules_[number]}, whole_, parameters);
     if (!policy_.replicates) nn::place(parameters, placement_);
     for (const auto& parameter : parameters) {
       const auto& tensor = parameter.tensor;
       unit.parameters.push_back(outline_.parameters.size());
       numbers_[tensor.unsafeGetTensorImpl()] = outline_.parameters.size();
       outline_.parameters.push_back(
-          {tensor.sizes().vec(), tensor.scalar_type(), parameter.shard_dim, parameter.whole, tensor.requires_grad()});
+          {tensor.sizes().vec(), tensor.scalar_type(), parameter.shard_dim, parameter.whole || parameter.unheld,
+           tensor.requires_grad()});
     }
     for (size_t outer = number + 1; outer < modules_.size() && !unit.outer; ++outer) {
       if (contains(*modules_[outer], modules_[number])) unit.outer = outer;
@@ -106,6 +110,7 @@ class Outliner {
   const engine::MemoryPolicy& policy_;
   FullyShardOptions::Placement placement_;
   std::vector<at::Tensor> ignored_;
+  std::vector<at::Tensor> whole_;
   std::vector<const torch::nn::Module*> modules_;
   std::unordered_map<const at::TensorImpl*, size_t> numbers_;
   std::set<size_t> used_;
@@ -121,7 +126,9 @@ MemoryEstimate estimate_memory(
       .precision = options.mixed_precision(),
       .reshard = options.reshard_after_forward()};
   engine::set_ranks(policy, world, more.copies(), more.rank(), more.optimizer_factor());
-  const Outliner outliner(module, policy, options.shard_placement(), options.ignored_parameters(), more.units());
+  const Outliner outliner(
+      module, policy, options.shard_placement(), options.ignored_parameters(), options.whole_parameters(),
+      more.units());
   return engine::estimate(outliner.outline(), policy);
 }
 
@@ -130,7 +137,7 @@ MemoryEstimate estimate_memory(
   engine::MemoryPolicy policy{
       .replicates = true, .precision = options.mixed_precision(), .reshard = ReshardAfterForward(false)};
   engine::set_ranks(policy, world, more.copies(), more.rank(), more.optimizer_factor());
-  const Outliner outliner(module, policy, {}, options.ignored_parameters(), more.units());
+  const Outliner outliner(module, policy, {}, options.ignored_parameters(), {}, more.units());
   return engine::estimate(outliner.outline(), policy);
 }
 

@@ -16,7 +16,8 @@ Unit shard(const nn::Modules& modules, const FullyShardOptions& options) {
        .precision = options.mixed_precision(),
        .offload = options.cpu_offload(),
        .broadcast = options.broadcast(),
-       .reshard_after_forward = options.reshard_after_forward()}));
+       .reshard_after_forward = options.reshard_after_forward()},
+      {.whole = options.whole_parameters(), .allow_aliases = options.allow_aliases()}));
 }
 
 } // namespace

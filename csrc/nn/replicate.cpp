@@ -18,7 +18,8 @@ Unit replicate_all(const nn::Modules& modules, const ReplicateOptions& options) 
        .precision = options.mixed_precision(),
        .offload = options.cpu_offload(),
        .broadcast = options.broadcast(),
-       .reshard_after_forward = false}));
+       .reshard_after_forward = false},
+      {.allow_aliases = options.allow_aliases()}));
 }
 
 } // namespace

@@ -3,14 +3,17 @@
 #include "comm/language_error.h"
 #include "group/leaf_storage.h"
 #include "nn/argument_cast.h"
+#include "nn/local_values.h"
 
 #include <shardwise/error.h>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/SmallVector.h>
 #include <c10/util/StringUtil.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
@@ -94,6 +97,14 @@ void put_on_meta(const c10::FunctionSchema& schema, torch::jit::Stack& stack) {
   if (device.isNone()) device = at::Device(at::kMeta);
 }
 
+const at::Tensor* first_freed(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
+  const at::Tensor* freed = nullptr;
+  for_each_keyed(schema, stack, [&](const at::Tensor& tensor, const c10::Argument&) {
+    if (freed == nullptr && group::is_freed(tensor)) freed = &tensor;
+  });
+  return freed;
+}
+
 [[noreturn]] void refuse(const c10::OperatorHandle& operation, const at::Tensor& tensor) {
   throw Error(c10::str(
       "shardwise: ", operation.operator_name(), " was about to use a parameter (a tensor of sizes ", tensor.sizes(),
@@ -114,41 +125,90 @@ void run_untouched(const c10::OperatorHandle& operation, c10::DispatchKeySet key
   operation.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTouchKey), stack);
 }
 
+namespace {
+
+/// What a stack has for an operation.
+c10::ArrayRef<c10::IValue> arguments_of(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
+  return torch::jit::last(stack, schema.arguments().size());
+}
+
+/// A keyed argument whose memory has a listener.
+struct Heard {
+  std::shared_ptr<TouchListener> listener;
+  const at::Tensor* tensor;
+  bool written;
+};
+using AllHeard = c10::SmallVector<Heard, 4>;
+
+AllHeard listeners_of(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
+  AllHeard all;
+  for_each_keyed(schema, stack, [&](const at::Tensor& tensor, const c10::Argument& argument) {
+    auto listener = Listeners::get().find(tensor.storage().unsafeGetStorageImpl());
+    if (!listener) return;
+    const auto* alias = argument.alias_info();
+    all.push_back({std::move(listener), &tensor, alias != nullptr && alias->isWrite()});
+  });
+  return all;
+}
+
+/// Lets whoever knows better say why torch refused the operation. Kernels leave arguments where they are until they
+/// are done.
+void explain(const c10::OperatorHandle& operation, const torch::jit::Stack& stack, const c10::Error& error) {
+  const auto arguments = arguments_of(operation.schema(), stack);
+  for (const auto& heard : listeners_of(operation.schema(), stack)) {
+    const auto text = heard.listener->explain({operation, arguments, *heard.tensor, heard.written});
+    if (text.empty()) continue;
+    comm::called_by_torch([&] { throw Error(c10::str(text, " torch says: ", error.what_without_backtrace())); });
+  }
+}
+
+} // namespace
+
 void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const bool on_meta = c10::impl::tls_is_dispatch_key_included(kTouchKey);
   // The operations that a listener or this operation make in turn are not touches.
   const c10::impl::ExcludeDispatchKeyGuard not_a_touch(kTouchKey);
   const auto& schema = operation.schema();
   if (on_meta) put_on_meta(schema, *stack);
-  std::shared_ptr<TouchListener> caster;
-  at::ScalarType dtype = at::kFloat;
-  const auto tell = [&](bool again) {
-    for_each_keyed(schema, *stack, [&](const at::Tensor& tensor, const c10::Argument& argument) {
-      const auto listener = Listeners::get().find(tensor.storage().unsafeGetStorageImpl());
-      if (!listener) return;
-      const auto* alias = argument.alias_info();
-      const bool written = alias != nullptr && alias->isWrite();
-      comm::called_by_torch([&] { listener->touched({operation, tensor, written, again}); });
-      if (const auto wanted = listener->wanted_dtype(); wanted && !caster) {
-        caster = listener;
-        dtype = *wanted;
-      }
-    });
-  };
-  const auto first_freed = [&] {
-    const at::Tensor* freed = nullptr;
-    for_each_keyed(schema, *stack, [&](const at::Tensor& tensor, const c10::Argument&) {
-      if (freed == nullptr && group::is_freed(tensor)) freed = &tensor;
-    });
-    return freed;
-  };
-  tell(false);
-  if (first_freed() != nullptr) {
-    tell(true);
-    if (const auto* tensor = first_freed()) refuse(operation, *tensor);
+  const auto all = listeners_of(schema, *stack);
+  auto local = Local::no;
+  for (const auto& heard : all) local = std::max(local, heard.listener->local(*heard.tensor));
+  if (all.empty()) {
+    if (const auto* tensor = first_freed(schema, *stack)) refuse(operation, *tensor);
+    return run_untouched(operation, keys, stack);
   }
-  if (caster) cast_arguments(schema, *stack, dtype, *caster);
-  run_untouched(operation, keys, stack);
+  const auto arguments = arguments_of(schema, *stack);
+  std::shared_ptr<TouchListener> caster;
+  const auto tell = [&](const AllHeard& listeners, bool again) {
+    for (const auto& [found, tensor, written] : listeners) {
+      // One that was told before may have ended its registration.
+      const auto listener = Listeners::get().find(tensor->storage().unsafeGetStorageImpl());
+      if (!listener) continue;
+      const Touch touch{operation, arguments, *tensor, written, local, again};
+      comm::called_by_torch([&] { listener->touched(touch); });
+      if (!caster && listener->wanted_dtype()) caster = listener;
+    }
+  };
+  tell(all, false);
+  if (first_freed(schema, *stack) != nullptr) {
+    tell(listeners_of(schema, *stack), true);
+    if (const auto* tensor = first_freed(schema, *stack)) refuse(operation, *tensor);
+  }
+  if (caster) cast_arguments(schema, *stack, *caster->wanted_dtype(), *caster);
+  if (local > Local::gradient && operation.operator_name().name.starts_with("c10d::")) {
+    LocalValues::forget(arguments);
+    local = Local::no;
+  }
+  const auto depth = stack->size();
+  try {
+    run_untouched(operation, keys, stack);
+  } catch (const c10::Error& error) {
+    if (stack->size() == depth) explain(operation, *stack, error);
+    throw;
+  }
+  if (local != Local::no) {
+    LocalValues::follow(operation, local, torch::jit::last(*stack, schema.returns().size()));
+  }
 }
 
 TORCH_LIBRARY_IMPL(_, DeferredInit, library) {

@@ -1,6 +1,7 @@
 #include "nn/unit_table.h"
 
 #include "engine/shards.h"
+#include "nn/loaded_pieces.h"
 
 #include <shardwise/error.h>
 #include <shardwise/unit.h>
@@ -73,7 +74,8 @@ void ignore(std::vector<engine::NamedTensor>& parameters, const std::vector<at::
 
 // A module that was wrapped holds the shard where it held the leaf: one that still holds the leaf was left out.
 void refuse_sharing_with_others(const std::vector<engine::NamedTensor>& parameters, const char* function) {
-  for (const auto& [names, tensor, dim, whole, full, values, extension] : parameters) {
+  for (const auto& parameter : parameters) {
+    const auto& tensor = parameter.tensor;
     // Of most: their owner's parameters are not searched for each of them.
     if (engine::unit_of_shard(tensor)) continue;
     const auto owner = engine::Unit::of(tensor);
@@ -84,7 +86,7 @@ void refuse_sharing_with_others(const std::vector<engine::NamedTensor>& paramete
       const auto seen = std::find_if(
           parameters.begin(), parameters.end(), [&](const auto& other) { return other.tensor.is_same(shard); });
       throw ValueError(c10::str(
-          "shardwise: ", function, "(): the parameter '", names.front(), "' is shared with '",
+          "shardwise: ", function, "(): the parameter '", parameter.names.front(), "' is shared with '",
           seen == parameters.end() ? theirs->name() : seen->names.front(),
           "', which is already managed by another unit: ", owner->kind(),
           "() was called on a module that has only one of them. Modules that share a parameter must be in one unit: "
@@ -103,6 +105,7 @@ ModuleTensors tensors_of_unit(
   }
   ModuleTensors all;
   for (const auto* module : modules) {
+    refuse_loaded_pieces(*module, function);
     const auto tensors = walk(*module);
     refuse_second_unit(*module, tensors, function);
     add_all(tensors, all);

@@ -1,6 +1,8 @@
 #include "nn/unit_touch.h"
 
 #include "engine/backward_watch.h"
+#include "group/leaf_storage.h"
+#include "nn/shard_errors.h"
 #include "nn/unit_hooks.h"
 
 #include <shardwise/error.h>
@@ -9,8 +11,6 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
 
-#include <unordered_set>
-
 namespace shardwise::nn {
 
 class UnitTouch::Full : public TouchListener {
@@ -18,13 +18,8 @@ class UnitTouch::Full : public TouchListener {
   void touched(const Touch& touch) override {
     const auto owner = unit.lock();
     if (!owner) return;
-    if (touch.written) {
-      throw Error(c10::str(
-          "shardwise: ", touch.operation.operator_name(), " was about to write to the full copy of '",
-          owner->parameter_at(touch.tensor),
-          "', and the write would be lost: the values of a sharded parameter live in the shards of all ranks. Change "
-          "the shards, which are the module's parameters(), or change the parameter before fully_shard()."));
-    }
+    if (touch.written) refuse_write_to_full(*owner, touch);
+    if (!unproved->empty()) unproved->erase(owner->parameter_at(touch.tensor));
     owner->use(touch.tensor, touch.again ? engine::Keep::all : engine::Keep::outer);
   }
 
@@ -42,24 +37,75 @@ class UnitTouch::Full : public TouchListener {
   std::unordered_set<const at::TensorImpl*> buffers;
   /// That can be seen, and are running.
   int calls = 0;
+  /// Whose leaves were not used yet, of those that were only taken to be members'.
+  std::shared_ptr<Unproved> unproved = std::make_shared<Unproved>();
 };
 
 class UnitTouch::Shard : public TouchListener {
  public:
   void touched(const Touch& touch) override {
-    if (!touch.written) return;
-    if (const auto owner = unit.lock()) owner->shard_written();
+    const auto owner = unit.lock();
+    if (!owner) return;
+    if (!touch.written) return warn_of_shards_in_a_row(*owner, touch);
+    if (touch.local == Local::number) refuse_local_number(*owner, touch);
+    owner->shard_written();
+  }
+  std::string explain(const Touch& touch) const override {
+    const auto owner = unit.lock();
+    return owner ? why_sizes_differ(*owner, touch) : "";
   }
   std::weak_ptr<engine::Unit> unit;
 };
 
-UnitTouch::UnitTouch() : full_(std::make_shared<Full>()), shard_(std::make_shared<Shard>()) {}
+/// What was published to shards.
+class UnitTouch::Gradient : public TouchListener {
+ public:
+  void touched(const Touch& touch) override {
+    const auto owner = unit.lock();
+    if (owner && touch.written && touch.local == Local::number) refuse_local_number(*owner, touch);
+  }
+  Local local(const at::Tensor& /*tensor*/) const override {
+    return Local::gradient;
+  }
+  std::string explain(const Touch& touch) const override {
+    const auto owner = unit.lock();
+    return owner ? why_sizes_differ(*owner, touch) : "";
+  }
+  std::weak_ptr<engine::Unit> unit;
+};
 
-void UnitTouch::bind(const std::shared_ptr<engine::Unit>& unit, const std::vector<engine::NamedTensor>& buffers) {
+/// What full leaves have in the place of a gradient.
+class UnitTouch::Absent : public TouchListener {
+ public:
+  void touched(const Touch& touch) override {
+    if (const auto owner = unit.lock()) refuse_absent_gradient(*owner, touch);
+  }
+  std::weak_ptr<engine::Unit> unit;
+};
+
+UnitTouch::UnitTouch()
+    : full_(std::make_shared<Full>()),
+      shard_(std::make_shared<Shard>()),
+      gradient_(std::make_shared<Gradient>()),
+      absent_(std::make_shared<Absent>()) {}
+
+UnitTouch::~UnitTouch() = default;
+
+void UnitTouch::bind(
+    const std::shared_ptr<engine::Unit>& unit, const std::vector<engine::NamedTensor>& buffers,
+    const std::unordered_set<const at::TensorImpl*>& taken_for_members) {
   full_->unit = unit;
   shard_->unit = unit;
+  gradient_->unit = unit;
+  absent_->unit = unit;
   if (unit->precision().cast_forward_inputs) full_->dtype = unit->precision().param_dtype;
   for (const auto& buffer : buffers) full_->buffers.insert(buffer.tensor.unsafeGetTensorImpl());
+  if (unit->shards().size() == 1) return;
+  for (const auto& parameter : unit->parameters()) {
+    if (parameter->whole || !taken_for_members.contains(parameter->leaf().unsafeGetTensorImpl())) continue;
+    full_->unproved->insert(parameter.get());
+    refuse_first_gradient(*parameter, full_->unproved, unit);
+  }
 }
 
 void UnitTouch::begin_call() {
@@ -78,6 +124,38 @@ void UnitTouch::mark(const at::Tensor& tensor) {
 std::shared_ptr<void> UnitTouch::watch(const at::Tensor& tensor, Role role) {
   if (role == Role::full) return std::make_shared<TouchRegistration>(tensor, full_);
   return std::make_shared<TouchRegistration>(tensor, shard_);
+}
+
+std::string UnitTouch::read_error(const std::string& names) const {
+  return read_past_operations(names);
+}
+
+at::Tensor UnitTouch::absent_gradient(const at::Tensor& leaf) {
+  at::Tensor gradient;
+  {
+    const group::ComputeGuard guard;
+    group::LeafStorage storage(leaf.sizes(), leaf.options().requires_grad(false));
+    gradient = storage.alias();
+    storage.free();
+  }
+  mark(gradient);
+  absences_.insert_or_assign(leaf.unsafeGetTensorImpl(), TouchRegistration(gradient, absent_));
+  return gradient;
+}
+
+void UnitTouch::published(const at::Tensor& gradient) {
+  if (!gradient.defined() || !gradient.has_storage()) return;
+  mark(gradient);
+  const auto* storage = gradient.storage().unsafeGetStorageImpl();
+  // Whoever is in the list keeps its address.
+  if (gradients_.contains(storage)) return;
+  if (gradients_.size() >= many_) {
+    std::erase_if(gradients_, [](const auto& entry) { return entry.second.storage.expired(); });
+    many_ = 2 * gradients_.size() + 16;
+  }
+  if (is_watched(gradient)) return;
+  gradients_.try_emplace(
+      storage, Watch{gradient.storage().getWeakStorageImpl(), TouchRegistration(gradient, gradient_)});
 }
 
 } // namespace shardwise::nn

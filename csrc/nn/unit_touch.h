@@ -5,15 +5,22 @@
 #include "nn/touch.h"
 
 #include <memory>
+#include <unordered_map>
+#include <unordered_set>
 
 namespace shardwise::nn {
 
-/// Tells a unit of every use of its full copies, and of every write to its shards, by the touch trigger.
+/// Tells a unit of every use of its full copies, and of every write to its shards, by the touch trigger. Refuses what
+/// would train wrongly without a word.
 class UnitTouch : public group::Front {
  public:
   UnitTouch();
-  /// The unit that is told; it keeps this. Its buffers are never cast.
-  void bind(const std::shared_ptr<engine::Unit>& unit, const std::vector<engine::NamedTensor>& buffers);
+  ~UnitTouch() override;
+  /// The unit that is told; it keeps this. Its buffers are never cast. The first gradient of a leaf that was taken to
+  /// be a member's, and comes to its shard before the leaf was ever used, is an Error.
+  void bind(
+      const std::shared_ptr<engine::Unit>& unit, const std::vector<engine::NamedTensor>& buffers,
+      const std::unordered_set<const at::TensorImpl*>& taken_for_members);
   /// A call of the unit's module that can be seen begins or ends. Inside of one nothing is cast operation by operation:
   /// its inputs were.
   void begin_call();
@@ -21,12 +28,29 @@ class UnitTouch : public group::Front {
 
   void mark(const at::Tensor& tensor) override;
   std::shared_ptr<void> watch(const at::Tensor& tensor, Role role) override;
+  std::string read_error(const std::string& names) const override;
+  at::Tensor absent_gradient(const at::Tensor& leaf) override;
+  void published(const at::Tensor& gradient) override;
 
  private:
   class Full;
   class Shard;
+  class Gradient;
+  class Absent;
+  struct Watch {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    TouchRegistration registration;
+  };
+
   std::shared_ptr<Full> full_;
   std::shared_ptr<Shard> shard_;
+  std::shared_ptr<Gradient> gradient_;
+  std::shared_ptr<Absent> absent_;
+  /// Of the memory that means are published in.
+  std::unordered_map<const c10::StorageImpl*, Watch> gradients_;
+  /// When there are so many, those that are gone are looked for.
+  size_t many_ = 16;
+  std::unordered_map<const at::TensorImpl*, TouchRegistration> absences_;
 };
 
 } // namespace shardwise::nn

@@ -70,9 +70,9 @@ COPIES = [
     ),
     Mutant(
         "follow no change of requires_grad",
-        "csrc/group/group.cpp",
-        "parameter->leaf_requires_grad() != is_trained)",
-        "false)",
+        "csrc/group/parameter.cpp",
+        "  if (leaf_requires_grad() != trained_) leaf().set_requires_grad(trained_);\n",
+        "",
         suites="FullyShardPrograms.*",
     ),
     Mutant(

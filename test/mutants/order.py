@@ -16,7 +16,7 @@ ORDER = [
     Mutant(
         "compare no structure",
         "csrc/engine/unit_making.cpp",
-        "  compare_structure(lines, axes(), mesh_.rank(), mesh_.device(), counters_);",
+        "    all = compare_structure(lines, seen, axes(), mesh_.rank(), mesh_.device(), counters_);\n",
         "",
         languages=BOTH,
     ),

@@ -38,7 +38,7 @@ PRECISION = [
     Mutant(
         "cast nothing in direct calls",
         "csrc/nn/touch.cpp",
-        "  if (caster) cast_arguments(schema, *stack, dtype, *caster);\n",
+        "  if (caster) cast_arguments(schema, *stack, *caster->wanted_dtype(), *caster);\n",
         "",
         suites=MIXED,
     ),

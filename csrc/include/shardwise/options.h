@@ -45,6 +45,9 @@ struct SHARDWISE_API ReplicateOptions {
   TORCH_ARG(std::optional<CpuOffload>, cpu_offload) = std::nullopt;
   /// Give every rank the parameters and buffers of rank 0 first.
   TORCH_ARG(bool, broadcast) = true;
+  /// Where full copies come and go: whether views and aliases of parameters that were made before are no Error. They
+  /// keep the values of now.
+  TORCH_ARG(bool, allow_aliases) = false;
 };
 
 /// What becomes of full parameters after a unit's forward.
@@ -101,6 +104,12 @@ struct SHARDWISE_API FullyShardOptions {
   TORCH_ARG(std::vector<at::Tensor>, ignored_parameters) = {};
   /// Give every rank the parameters and buffers of rank 0 first.
   TORCH_ARG(bool, broadcast) = true;
+  /// Parameters that stay whole on every rank, their gradients averaged: those that a class of your own takes out of
+  /// its registry when it computes, and has no member for.
+  TORCH_ARG(std::vector<at::Tensor>, whole_parameters) = {};
+  /// Whether views and aliases of parameters that were made before are no Error. They keep the values of now: say so
+  /// only if nothing computes with them.
+  TORCH_ARG(bool, allow_aliases) = false;
 };
 
 } // namespace shardwise

@@ -1,0 +1,148 @@
+#include "nn/shard_errors.h"
+
+#include "comm/language_error.h"
+
+#include <shardwise/error.h>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+
+namespace shardwise::nn {
+namespace {
+
+std::string name_of(const group::Parameter* parameter) {
+  return parameter == nullptr ? "?" : parameter->name();
+}
+
+/// The parameter of which this is the shard, its gradient, or a view of one of them.
+const group::Parameter* find(const engine::Unit& unit, const at::Tensor& tensor) {
+  const auto* storage = tensor.storage().unsafeGetStorageImpl();
+  const auto lies_at = [&](const at::TensorImpl* other) {
+    return other != nullptr && other->has_storage() && other->unsafe_storage().unsafeGetStorageImpl() == storage &&
+           other->storage_offset() <= tensor.storage_offset() &&
+           tensor.storage_offset() < other->storage_offset() + std::max<int64_t>(other->numel(), 1);
+  };
+  for (const auto& parameter : unit.parameters()) {
+    const auto* shard = parameter->whole ? nullptr : parameter->live_shard();
+    if (shard == nullptr) continue;
+    if (lies_at(shard)) return parameter.get();
+    if (shard->grad().defined() && lies_at(shard->grad().unsafeGetTensorImpl())) return parameter.get();
+  }
+  return nullptr;
+}
+
+constexpr auto kExchange =
+    "shardwise::clip_grad_norm_() and an optimizer that works element by element; or let the ranks exchange the number "
+    "first, with an all-reduce of the mesh's process group.";
+
+bool first_time(const engine::Unit& unit) {
+  static std::mutex mutex;
+  static auto* told = new std::set<int64_t>;
+  const auto* root = &unit;
+  while (root->outer()) root = root->outer().get();
+  const std::lock_guard lock(mutex);
+  return told->insert(root->number()).second;
+}
+
+} // namespace
+
+void refuse_write_to_full(const engine::Unit& unit, const Touch& touch) {
+  throw Error(c10::str(
+      "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(),
+      " was about to write to the full copy of '", name_of(unit.parameter_at(touch.tensor)),
+      "', and the write would be lost: the values of a sharded parameter live in the shards of all ranks. Change the "
+      "shards, which are the module's parameters(), or change the parameter before fully_shard(). Make the optimizer "
+      "after it."));
+}
+
+void refuse_absent_gradient(const engine::Unit& unit, const Touch& touch) {
+  std::string name = "?";
+  for (const auto& parameter : unit.parameters()) {
+    const auto& absent = parameter->absent_gradient();
+    if (absent.defined() && absent.is_alias_of(touch.tensor)) name = parameter->name();
+  }
+  throw Error(c10::str(
+      "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(),
+      " was about to use the gradient of the full copy of '", name,
+      "', which has none: the mean is in the gradient of its shard. Who holds full copies was made before "
+      "fully_shard() "
+      "or replicate(), or took the module's members: an optimizer of these would never move a weight. Make it "
+      "afterwards, from the module's parameters()."));
+}
+
+void refuse_local_number(const engine::Unit& unit, const Touch& touch) {
+  throw Error(c10::str(
+      "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(), " was about to change '",
+      name_of(find(unit, touch.tensor)),
+      "' or its gradient by a number that was computed from this rank's shards of gradients alone, and is another one "
+      "on each rank, as torch::nn::utils::clip_grad_norm_ and torch::optim::LBFGS do it. Take ",
+      kExchange));
+}
+
+std::string computed_alone(const std::string& operation) {
+  return c10::str(
+      "shardwise: ", operation,
+      " got what was computed from this rank's shards of gradients alone, which may be empty, as "
+      "torch::nn::utils::clip_grad_norm_ and torch::optim::LBFGS do it. Take ",
+      kExchange);
+}
+
+void refuse_first_gradient(
+    const group::Parameter& parameter, const std::weak_ptr<Unproved>& unproved,
+    const std::weak_ptr<engine::Unit>& unit) {
+  const auto* one = &parameter;
+  parameter.add_shard_hook([one, unproved, unit](const at::TensorBase& /*gradient*/) {
+    comm::called_by_torch([&] {
+      const auto open = unproved.lock();
+      const auto owner = unit.lock();
+      if (!open || !owner || !open->contains(one)) return;
+      throw Error(c10::str(
+          "shardwise: rank ", owner->mesh().rank(), ": a gradient came to the shard of '", one->name(),
+          "', and the full parameter was never used: its module computes with what stands in its registry, which is "
+          "this rank's piece, as if it were the whole. Give the module a member that holds the parameter, or name the "
+          "parameter in FullyShardOptions().whole_parameters(). If only a term of the loss has it, name it too."));
+    });
+    return at::TensorBase();
+  });
+}
+
+void warn_of_shards_in_a_row(const engine::Unit& unit, const Touch& touch) {
+  if (unit.shards().size() == 1 || touch.operation.operator_name().name != "aten::cat" || !first_time(unit)) return;
+  TORCH_WARN(
+      "shardwise: rank ", unit.mesh().rank(), ": torch::cat got the shard of '", name_of(find(unit, touch.tensor)),
+      "': what it makes has this rank's pieces alone, as torch::nn::utils::parameters_to_vector does it of "
+      "parameters(). "
+      "full_state_dict() has whole parameters. (Told once for each model.)");
+}
+
+std::string why_sizes_differ(const engine::Unit& unit, const Touch& touch) {
+  const auto* parameter = find(unit, touch.tensor);
+  if (parameter == nullptr || !parameter->alive()) return "";
+  const auto shard = parameter->live_shard()->sizes();
+  const auto whole = parameter->full().sizes().vec();
+  const bool has_whole = std::any_of(touch.arguments.begin(), touch.arguments.end(), [&](const auto& value) {
+    return value.isTensor() && value.toTensor().defined() && value.toTensor().sizes() == whole;
+  });
+  if (shard == whole || !has_whole) return "";
+  return c10::str(
+      "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(), " got the shard of '",
+      parameter->name(), "' or its gradient, of sizes ", shard, ", and a tensor of sizes ", at::IntArrayRef(whole),
+      ", those of the whole parameter. The state of an optimizer that was saved for whole parameters does not fit "
+      "shards: "
+      "load one that was saved of this model on as many ranks, each rank its own, or begin with a new one.");
+}
+
+std::string read_past_operations(const std::string& names) {
+  return c10::str(
+      "shardwise: ", names,
+      " was read by data_ptr(), an accessor or the like, where no use of the full parameter can be seen, and it is not "
+      "current: its memory is freed, or its shards were written since. Read it inside of a call of its module that "
+      "fires hooks (shardwise::call(), a container), after an operation has used it in this forward, or after "
+      "unit(module).unshard(); or read the shard, in parameters().");
+}
+
+} // namespace shardwise::nn
