@@ -1,16 +1,15 @@
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <exception>
 #include <string>
 
 namespace shardwise::comm {
 
-/// What an error of c10d says, for use in one of ours: without torch's stack trace.
-inline std::string reason(const std::exception& error) {
-  const auto* traced = dynamic_cast<const c10::Error*>(&error);
-  return traced == nullptr ? error.what() : traced->what_without_backtrace();
-}
+/// What an error says, without torch's stack trace.
+std::string text_of(const std::exception& error);
+
+/// The same for use as the reason in one of ours: the words that errors of ours begin with, and give their own reason
+/// with, then stand there once.
+std::string reason(const std::exception& error);
 
 } // namespace shardwise::comm

@@ -24,6 +24,7 @@ void FullCopies::make_rows(Front& front) {
       }
     }
     front.mark(leaf);
+    parameters()[i]->set_absent_gradient(front.absent_gradient(leaf));
     watches_.push_back(front.watch(leaf, Front::Role::full));
   }
   make_landing();
@@ -70,6 +71,7 @@ void FullCopies::make_flat(Front& front) {
       replace_data(leaf, whole.narrow(0, starts_.back(), cut.shape[0]).view(leaf.sizes()));
     }
     front.mark(leaf);
+    parameters()[i]->set_absent_gradient(front.absent_gradient(leaf));
   }
   watches_.push_back(front.watch(whole, Front::Role::full));
 }

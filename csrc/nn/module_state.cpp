@@ -90,7 +90,7 @@ std::string ModuleState::locate() {
       entry.sizes = place->second.sizes;
     }
   } catch (const std::exception& error) {
-    return comm::reason(error);
+    return comm::text_of(error);
   }
   return "";
 }

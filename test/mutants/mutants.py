@@ -14,6 +14,7 @@ from meta import META
 from order import ORDER
 from package import PACKAGE
 from precision import PRECISION
+from programs import PROGRAMS
 from python_front import PYTHON_FRONT
 from sums import SUMS
 from transport import TRANSPORT
@@ -29,6 +30,7 @@ MUTANTS = [
     *META,
     *TRANSPORT,
     *LOST,
+    *PROGRAMS,
     *PACKAGE,
     *PYTHON_FRONT,
 ]

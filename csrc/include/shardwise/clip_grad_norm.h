@@ -1,6 +1,7 @@
 #pragma once
 
 #include <shardwise/export.h>
+#include <shardwise/holder.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -34,11 +35,8 @@ SHARDWISE_API double clip_grad_norm_(
     const torch::nn::Module& module, double max_norm, double norm_type = 2.0, bool error_if_nonfinite = false);
 
 /// The same for a module holder or a shared_ptr to a module.
-template <typename Holder>
-requires requires(Holder& holder) {
-  static_cast<torch::nn::Module&>(*holder);
-}
-double clip_grad_norm_(Holder&& holder, double max_norm, double norm_type = 2.0, bool error_if_nonfinite = false) {
+template <detail::HoldsModule Holder>
+double clip_grad_norm_(const Holder& holder, double max_norm, double norm_type = 2.0, bool error_if_nonfinite = false) {
   return clip_grad_norm_(static_cast<const torch::nn::Module&>(*holder), max_norm, norm_type, error_if_nonfinite);
 }
 

@@ -62,4 +62,11 @@ SHARDWISE_API MemoryEstimate estimate_memory(
 SHARDWISE_API MemoryEstimate estimate_memory(
     const torch::nn::Module& module, const ReplicateOptions& options, int64_t world, const EstimateOptions& more = {});
 
+/// The same for a module holder or a shared_ptr to a module.
+template <detail::HoldsModule Holder, typename Options>
+MemoryEstimate estimate_memory(
+    const Holder& holder, const Options& options, int64_t world, const EstimateOptions& more = {}) {
+  return estimate_memory(static_cast<const torch::nn::Module&>(*holder), options, world, more);
+}
+
 } // namespace shardwise

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <shardwise/holder.h>
 #include <shardwise/options.h>
 #include <shardwise/unit.h>
 
@@ -27,7 +28,18 @@ namespace shardwise {
 /// .grad. clone() of a wrapped module is an Error. RNN modules may be cast and moved like any other.
 ///
 /// A parameter that no member holds, only the registry, stays whole on every rank: those of ParameterList and
-/// ParameterDict, and what is left of a member that was assigned to. Its gradient is averaged all the same.
+/// ParameterDict and of classes made from them, what is left of a member of torch's modules that was assigned to, and
+/// whatever nothing else holds; name in whole_parameters() what a class of your own hands out from its registry. Its
+/// gradient is averaged all the same. Who else has handles on parameters, an optimizer or a variable, is of no matter;
+/// but views and aliases, which would keep the values of now, are an Error on all ranks (allow_aliases()).
+///
+/// Members are read by operations. data_ptr(), accessors and the like cannot be seen: they work inside of a call whose
+/// begin is seen (call.h says where), after an operation used the parameter in this forward, and after unshard(). While
+/// a full copy is not current, because it is freed or its shards were written since, they raise an error that says so.
+///
+/// An optimizer is made afterwards: one that holds full parameters raises at its first step. It works element by
+/// element: torch::optim::LBFGS and torch::nn::utils::clip_grad_norm_ would compute with this rank's shards for the
+/// whole model, and are an Error. Freeze parameters() or members, each follows the other.
 ///
 /// Call it on inner modules first (each becomes a unit that gathers its parameters on its own), on the outermost last.
 /// All ranks must wrap the same modules in the same order, and then run the same units in the same order: names,
@@ -44,12 +56,9 @@ SHARDWISE_API Unit
 fully_shard(const std::vector<std::shared_ptr<torch::nn::Module>>& modules, const FullyShardOptions& options = {});
 
 /// The same for a module holder or a shared_ptr to a module.
-template <typename Holder>
-requires requires(Holder& holder) {
-  static_cast<torch::nn::Module&>(*holder);
-}
-Unit fully_shard(Holder&& holder, const FullyShardOptions& options = {}) {
-  return fully_shard(static_cast<torch::nn::Module&>(*holder), options);
+template <detail::HoldsModule Holder>
+Unit fully_shard(const Holder& holder, const FullyShardOptions& options = {}) {
+  return fully_shard(detail::module_in(holder), options);
 }
 
 } // namespace shardwise

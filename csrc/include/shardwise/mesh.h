@@ -96,6 +96,18 @@ class SHARDWISE_API Mesh {
   /// Error where the groups are the caller's and have no store that works.
   c10::intrusive_ptr<c10d::ProcessGroup> neighbours(const std::string& axis, int64_t count) const;
 
+  // For what a program itself wants to know of all ranks. All ranks call the same one, in the same order as anything
+  // else on group(); a rank that does not come is named by a PeerError after MeshOptions().timeout().
+
+  /// Returns when all ranks came here.
+  void barrier() const;
+  /// The mean of the ranks' values, the same on all of them: for metrics. Values alike in shape and dtype, which is
+  /// floating point; the argument stays as it is, and the result has no gradient.
+  at::Tensor mean(const at::Tensor& value) const;
+  double mean(double value) const;
+  /// Whether any rank says yes.
+  bool any(bool value) const;
+
   /// Closes the process groups that this mesh made. Safe to call twice; the destructor of the last copy calls it.
   void shutdown();
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <shardwise/export.h>
+#include <shardwise/holder.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -60,12 +61,9 @@ auto on_meta(Make&& make) {
 SHARDWISE_API void to_empty(torch::nn::Module& module, std::optional<at::Device> device = std::nullopt);
 
 /// The same for a module holder or a shared_ptr to a module.
-template <typename Holder>
-requires requires(Holder& holder) {
-  static_cast<torch::nn::Module&>(*holder);
-}
-void to_empty(Holder&& holder, std::optional<at::Device> device = std::nullopt) {
-  to_empty(static_cast<torch::nn::Module&>(*holder), device);
+template <detail::HoldsModule Holder>
+void to_empty(const Holder& holder, std::optional<at::Device> device = std::nullopt) {
+  to_empty(detail::module_in(holder), device);
 }
 
 } // namespace shardwise

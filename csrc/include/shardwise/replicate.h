@@ -1,5 +1,6 @@
 #pragma once
 
+#include <shardwise/holder.h>
 #include <shardwise/options.h>
 #include <shardwise/unit.h>
 
@@ -31,12 +32,9 @@ SHARDWISE_API Unit
 replicate(const std::vector<std::shared_ptr<torch::nn::Module>>& modules, const ReplicateOptions& options = {});
 
 /// The same for a module holder or a shared_ptr to a module.
-template <typename Holder>
-requires requires(Holder& holder) {
-  static_cast<torch::nn::Module&>(*holder);
-}
-Unit replicate(Holder&& holder, const ReplicateOptions& options = {}) {
-  return replicate(static_cast<torch::nn::Module&>(*holder), options);
+template <detail::HoldsModule Holder>
+Unit replicate(const Holder& holder, const ReplicateOptions& options = {}) {
+  return replicate(detail::module_in(holder), options);
 }
 
 } // namespace shardwise

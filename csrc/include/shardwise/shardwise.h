@@ -8,6 +8,7 @@
 #include <shardwise/error.h>
 #include <shardwise/estimate.h>
 #include <shardwise/fully_shard.h>
+#include <shardwise/holder.h>
 #include <shardwise/hooks.h>
 #include <shardwise/mesh.h>
 #include <shardwise/meta.h>
@@ -17,5 +18,6 @@
 #include <shardwise/replicate.h>
 #include <shardwise/shared_memory.h>
 #include <shardwise/state_dict.h>
+#include <shardwise/uneven.h>
 #include <shardwise/unit.h>
 #include <shardwise/version.h>

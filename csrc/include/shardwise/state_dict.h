@@ -1,6 +1,7 @@
 #pragma once
 
 #include <shardwise/export.h>
+#include <shardwise/holder.h>
 
 #include <ATen/core/Tensor.h>
 #include <torch/arg.h>
@@ -70,20 +71,14 @@ SHARDWISE_API LoadResult
 load_full_state_dict(torch::nn::Module& module, const StateDict& dict, const LoadStateDictOptions& options = {});
 
 /// The same for a module holder or a shared_ptr to a module.
-template <typename Holder>
-requires requires(Holder& holder) {
-  static_cast<torch::nn::Module&>(*holder);
-}
-StateDict full_state_dict(Holder&& holder, const FullStateDictOptions& options = {}) {
+template <detail::HoldsModule Holder>
+StateDict full_state_dict(const Holder& holder, const FullStateDictOptions& options = {}) {
   return full_state_dict(static_cast<const torch::nn::Module&>(*holder), options);
 }
 
-template <typename Holder>
-requires requires(Holder& holder) {
-  static_cast<torch::nn::Module&>(*holder);
-}
-LoadResult load_full_state_dict(Holder&& holder, const StateDict& dict, const LoadStateDictOptions& options = {}) {
-  return load_full_state_dict(static_cast<torch::nn::Module&>(*holder), dict, options);
+template <detail::HoldsModule Holder>
+LoadResult load_full_state_dict(const Holder& holder, const StateDict& dict, const LoadStateDictOptions& options = {}) {
+  return load_full_state_dict(detail::module_in(holder), dict, options);
 }
 
 } // namespace shardwise

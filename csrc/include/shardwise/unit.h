@@ -2,6 +2,7 @@
 
 #include <shardwise/counters.h>
 #include <shardwise/export.h>
+#include <shardwise/holder.h>
 #include <shardwise/plan.h>
 
 #include <ATen/core/Tensor.h>
@@ -118,5 +119,11 @@ SHARDWISE_API void share_comm_context(const std::vector<Unit>& units);
 
 /// The handle of a module that replicate() or fully_shard() was called on. Raises ValueError for any other.
 SHARDWISE_API Unit unit(const torch::nn::Module& module);
+
+/// The same for a module holder or a shared_ptr to a module.
+template <detail::HoldsModule Holder>
+Unit unit(const Holder& holder) {
+  return unit(static_cast<const torch::nn::Module&>(*holder));
+}
 
 } // namespace shardwise

@@ -1,4 +1,4 @@
-"""docs/coverage.md names every way to be wrong, and only tests that exist."""
+"""docs/coverage.md names every way to be wrong; it and docs/cpp.md name only tests that exist."""
 
 from __future__ import annotations
 
@@ -41,6 +41,17 @@ def test_named_tests_exist() -> None:
     named = {name for tests in rows().values() for name in re.findall(r"`(\w+\.\w+)`", tests)}
     assert len(named) > 50
     assert named - cpp_tests() == set()
+
+
+def test_every_line_of_the_way_from_one_process_has_a_test() -> None:
+    text = (ROOT / "docs" / "cpp.md").read_text()
+    lines = re.split(r"^\d+\. ", text, flags=re.MULTILINE)[1:]
+    assert len(lines) == len(re.findall(r"^\d+\. ", text, re.MULTILINE)) > 15
+    named = set(re.findall(r"`([A-Z]\w+\.[A-Z]\w+)`", text))
+    assert named - cpp_tests() == set()
+    without = {line.partition("**.")[0] for line in lines if not re.search(r"`[A-Z]\w+\.[A-Z]\w+`", line)}
+    # What is in every test: a mesh, and a loop.
+    assert len(without) == 2, without
 
 
 @pytest.mark.parametrize("way", sorted(rows()))

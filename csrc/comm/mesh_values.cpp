@@ -1,0 +1,55 @@
+// What programs ask of all ranks of a mesh.
+#include "comm/collectives.h"
+#include "comm/line.h"
+
+#include <shardwise/error.h>
+#include <shardwise/mesh.h>
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/StringUtil.h>
+
+namespace shardwise {
+namespace {
+
+/// Along one axis after the other: all ranks then have the same.
+void reduce(const Mesh& mesh, const at::Tensor& value, const char* name, c10d::ReduceOp::RedOpType op) {
+  Counters none;
+  for (const auto& line : comm::lines_of(mesh)) {
+    const comm::Collectives ranks(line);
+    if (ranks.size() > 1) ranks.all_reduce(value, c10::str(name, " of ", mesh.describe()), none, op).wait();
+  }
+}
+
+} // namespace
+
+void Mesh::barrier() const {
+  const auto nothing = at::zeros({1}, at::TensorOptions(device()));
+  reduce(*this, nothing, "Mesh::barrier()", c10d::ReduceOp::SUM);
+  // On a device the host waits too.
+  nothing.cpu();
+}
+
+at::Tensor Mesh::mean(const at::Tensor& value) const {
+  if (!value.defined() || !value.is_floating_point()) {
+    throw ValueError(
+        "shardwise: Mesh::mean() got a tensor that is undefined, or not of a floating-point type. Cast it with to().");
+  }
+  const c10::NoGradGuard no_grad;
+  auto sum = value.detach().to(device(), value.scalar_type(), /*non_blocking=*/false, /*copy=*/true).contiguous();
+  reduce(*this, sum, "Mesh::mean()", c10d::ReduceOp::SUM);
+  return sum.div_(static_cast<double>(size())).to(value.device());
+}
+
+double Mesh::mean(double value) const {
+  return mean(at::full({1}, value, at::kDouble)).item<double>();
+}
+
+bool Mesh::any(bool value) const {
+  const auto flag = at::full({1}, value ? 1 : 0, at::TensorOptions(device()).dtype(at::kLong));
+  reduce(*this, flag, "Mesh::any()", c10d::ReduceOp::MAX);
+  return flag.item<int64_t>() != 0;
+}
+
+} // namespace shardwise

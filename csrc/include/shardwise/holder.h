@@ -1,0 +1,27 @@
+#pragma once
+
+#include <utility>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace shardwise::detail {
+
+/// What functions take in the place of a module: a module holder, a shared_ptr or a pointer to one, const or not. As
+/// with a const shared_ptr, what a const holder holds may change.
+template <typename Holder>
+concept HoldsModule = requires(const Holder& holder) {
+  static_cast<const torch::nn::Module&>(*holder);
+};
+
+template <typename Holder>
+auto& module_in(const Holder& holder) {
+  if constexpr (requires { holder.ptr(); }) {
+    return static_cast<torch::nn::Module&>(*holder.ptr());
+  } else {
+    return static_cast<torch::nn::Module&>(*holder);
+  }
+}
+
+} // namespace shardwise::detail

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <shardwise/error.h>
+#include <shardwise/mesh.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace shardwise {
+
+/// Goes through batches of which ranks have different numbers. All ranks take the same number of steps, those of the
+/// rank that has most: in a step, forwards and backwards have collectives in which every rank takes part.
+///
+///   shardwise::for_each_batch(mesh, *loader, [&](auto& batch, double weight) {
+///     optimizer.zero_grad();
+///     (weight * loss_of(batch)).backward();
+///     optimizer.step();
+///   });
+///
+/// `weight` is 1; a rank that has no batch left gets its last one again, with 0, so that it adds nothing to the mean of
+/// the gradients, which is over all ranks of the mesh. What counts examples or changes buffers asks for it too. A rank
+/// without any batch is an Error on all ranks. One small collective a step. Returns the number of steps.
+template <typename Batches, typename Step>
+int64_t for_each_batch(const Mesh& mesh, Batches&& batches, const Step& step) {
+  auto next = std::begin(batches);
+  const auto end = std::end(batches);
+  using Batch = std::decay_t<decltype(*next)>;
+  std::optional<Batch> batch;
+  for (int64_t steps = 0;; ++steps) {
+    const bool has_one = next != end;
+    if (!mesh.any(has_one)) return steps;
+    if (steps == 0 && mesh.any(!has_one)) {
+      throw Error(
+          "shardwise: rank " + std::to_string(mesh.rank()) +
+          ": for_each_batch(): a rank has no batch at all, and nothing to take part in steps with. " +
+          (has_one ? "It is another one than this. " : "It is this one. ") +
+          "Give every rank one or more, with a sampler such as torch::data::samplers::DistributedRandomSampler.");
+    }
+    if (has_one) batch.emplace(*next);
+    step(*batch, has_one ? 1.0 : 0.0);
+    if (has_one) ++next;
+  }
+}
+
+} // namespace shardwise

@@ -1,0 +1,85 @@
+"""What programs hold and do around wrapping and training, in C++."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+PROGRAMS = [
+    Mutant(
+        "take what a container hands out for a member's",
+        "csrc/nn/owners.cpp",
+        "named || place.handed_out || (place.known && !by_member)",
+        "named || (place.known && !by_member)",
+        suites="HeldParameters.*",
+    ),
+    Mutant(
+        "let each rank alone see that nothing holds a parameter",
+        "csrc/engine/unit_making.cpp",
+        "  if (world() > 1) unheld = any_of_ranks(unheld, axes(), mesh_.device(), counters_);\n",
+        "",
+        suites="HeldParameters.*",
+    ),
+    Mutant(
+        "see no alias of a parameter",
+        "csrc/nn/aliases.cpp",
+        "(strangers || overlaps)",
+        "((strangers && false) || overlaps)",
+        suites="Aliases.*",
+    ),
+    Mutant(
+        "let old full copies be read by their pointer",
+        "csrc/group/full_copies.cpp",
+        "    for (auto& storage : storages_) storage.expire();\n",
+        "",
+        suites="RawReads.*",
+    ),
+    Mutant(
+        "let an optimizer of full copies do nothing",
+        "csrc/group/parameter.cpp",
+        "  if (!gradient.defined()) gradient = absent_;\n",
+        "  if (!gradient.defined()) gradient = at::Tensor();\n",
+        suites="Traps.*",
+    ),
+    Mutant(
+        "scale gradients by a number of this rank alone",
+        "csrc/nn/unit_touch.cpp",
+        "if (owner && touch.written && touch.local == Local::number)",
+        "if (owner && touch.written && touch.local > Local::number)",
+        suites="Traps.*",
+    ),
+    Mutant(
+        "thaw members that a program froze",
+        "csrc/group/parameter.cpp",
+        "shard->requires_grad() == trained_ && leaf_requires_grad() != trained_",
+        "shard->requires_grad() != trained_ && leaf_requires_grad() != trained_",
+        suites="Traps.*",
+    ),
+    Mutant(
+        "leave it to torch to say that sizes differ",
+        "csrc/nn/shard_errors.cpp",
+        '  if (shard == whole || !has_whole) return "";',
+        '  if (shard == whole || has_whole) return "";',
+        suites="Traps.*",
+    ),
+    Mutant(
+        "wrap pieces that were loaded into a plain module",
+        "csrc/nn/loaded_pieces.cpp",
+        "weight.storage().nbytes() > weight.nbytes();",
+        "weight.storage().nbytes() < weight.nbytes();",
+        suites="Traps.*",
+    ),
+    Mutant(
+        "say more than once that a reason is given",
+        "csrc/comm/reason.cpp",
+        '  replace_all(text, ". The reason given: ", ": ");\n',
+        "",
+        suites="Errors.*",
+    ),
+    Mutant(
+        "give the sum for the mean of a mesh",
+        "csrc/comm/mesh_values.cpp",
+        "sum.div_(static_cast<double>(size()))",
+        "sum",
+        suites="MeshValues.*",
+    ),
+]
