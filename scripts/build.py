@@ -86,6 +86,20 @@ def install(folder: Path) -> None:
     stamp.touch()
 
 
+def show_to(python: Path) -> None:
+    """Lets the Python of the .venv that prepare.py made find the package from any folder; another's stays as it is."""
+    venv = ROOT / ".venv"
+    if python.parent.parent != venv or not list(venv.glob("shardwise-*.stamp")):
+        return
+    (packages,) = venv.glob("lib/python*/site-packages")
+    file = packages / "shardwise-checkout.pth"
+    folder = str(PACKAGE.parent)
+    # As for an installed package, SHARDWISE_INSTALL is looked at too.
+    line = f"import os, site; os.path.isdir({folder!r}) and site.addsitedir({folder!r})\n"
+    if not file.exists() or file.read_text() != line:
+        file.write_text(line)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder")
@@ -99,6 +113,7 @@ def main() -> None:
     run(os.environ["SHARDWISE_NINJA"], f"-j{arguments.jobs or default_jobs()}", *arguments.targets, cwd=folder)
     if arguments.install:
         install(folder)
+        show_to(Path(os.environ["SHARDWISE_PYTHON"]))
 
 
 if __name__ == "__main__":

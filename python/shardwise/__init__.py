@@ -14,6 +14,8 @@ from shardwise import _compatibility
 
 _compatibility.check()
 
+from torch.utils import cmake_prefix_path as _torchs  # noqa: E402
+
 from shardwise import cpp, transport  # noqa: E402
 from shardwise._build_info import VERSION as __version__  # noqa: E402
 from shardwise._C import Error, PeerError  # noqa: E402
@@ -54,8 +56,9 @@ PeerError.__doc__ = """Another rank failed, or called something else: this one s
 ...     save_and_leave()
 """
 
-#: Give this to CMake as CMAKE_PREFIX_PATH; find_package(shardwise) then finds the C++ library of this package.
-cmake_prefix_path = str(Path(__file__).parent / "share" / "cmake")
+#: Give this to CMake as CMAKE_PREFIX_PATH; find_package(shardwise) then finds the C++ library of this package, and the
+#: torch of this Python, which need not lie beside it.
+cmake_prefix_path = f"{Path(__file__).parent / 'share' / 'cmake'};{_torchs}"
 
 #: What needs torch's own fully_shard and DTensor is imported when it is first asked for.
 _LAZY = {

@@ -92,8 +92,10 @@ class _Ours:
         shown = vars(module).get(self._name, torchs)
         return _ours(self._name) if shown is torchs else shown
 
+    # Who puts back what it saw here means torch's: that is what torch's own functions are to find.
     def __set__(self, module: ModuleType, value: Any) -> None:
-        vars(module)[self._name] = value
+        is_ours = _OURS[self._name] in sys.modules and value is _ours(self._name)
+        vars(module)[self._name] = _torchs(self._name) if is_ours else value
 
     def __delete__(self, module: ModuleType) -> None:
         del vars(module)[self._name]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from typing import Any
 
 from shardwise import modules, originals
 
 
-class _Either(type):
+# As that of abstract classes is, for a class may be below one of those and one of these.
+class _Either(ABCMeta):
     """isinstance() and issubclass() answer as torch's class does: ours and torch's modules are both below it."""
 
     def __instancecheck__(cls, instance: Any) -> bool:

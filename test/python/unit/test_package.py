@@ -160,7 +160,7 @@ def test_installed_package_works_in_python(installed):
     file, version, prefix_path = installed.run(installed.python, "-c", SHOW).split()
     assert Path(file) == installed.site / "shardwise/__init__.py"
     assert version == VERSION
-    assert Path(prefix_path) == installed.site / "shardwise/share/cmake"
+    assert prefix_path == f"{installed.site / 'shardwise/share/cmake'};{TORCH / 'share/cmake'}"
     program = installed.folder / "train.py"
     program.write_text(TRAIN)
     assert torchrun(installed, program) == ["rank 0: gradient 1.5", "rank 1: gradient 1.5"]
@@ -249,10 +249,11 @@ def test_editable_installation_is_the_source_folder(wheel, tmp_path):
     file, version, prefix_path = environment.run(environment.python, "-c", SHOW).split()
     assert Path(file) == ROOT / "python/shardwise/__init__.py"
     assert version == VERSION
-    assert Path(prefix_path) == ROOT / "python/shardwise/share/cmake"
+    place, torchs = prefix_path.split(";")
+    assert (Path(place), Path(torchs)) == (ROOT / "python/shardwise/share/cmake", TORCH / "share/cmake")
     whose = "from torch.distributed.fsdp import fully_shard; print(fully_shard.__module__)"
     said = run(environment.python, "-c", whose, environment={**environment.variables, "SHARDWISE_INSTALL": "1"})
     assert said == "shardwise._fully_shard\n"
     placed = (BUILD_DIR / "install_manifest_shardwise.txt").read_text().splitlines()
-    assert f"{prefix_path}/shardwise/shardwiseConfig.cmake" in placed
+    assert f"{place}/shardwise/shardwiseConfig.cmake" in placed
     assert cached_options() == options, "an environment that goes away must not stand in the build folder"
