@@ -2,6 +2,7 @@
 
 #include "comm/language_error.h"
 #include "comm/language_lock.h"
+#include "observe/record.h"
 
 #include <shardwise/error.h>
 #include <shardwise/record.h>
@@ -70,4 +71,7 @@ PYBIND11_MODULE(_C, module) {
       pybind11::arg("listener"), "The address of a C function of the bytes that are more, for measurements.");
   module.def("start_record", &shardwise::start_record);
   module.def("stop_record", &shardwise::stop_record);
+  module.def(
+      "make_record_file", &shardwise::observe::make_record_file, pybind11::arg("folder"), pybind11::arg("rank"),
+      "Makes a file of its own for the record of a rank; gives its path.");
 }

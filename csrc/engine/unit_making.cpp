@@ -152,6 +152,7 @@ void Unit::find_neighbours() {
 std::shared_ptr<Unit> Unit::create(
     const Mesh& mesh, std::vector<NamedTensor> parameters, const std::vector<NamedTensor>& buffers,
     const UnitSettings& settings) {
+  observe::open_program_record(mesh.rank());
   check_axes(mesh, settings);
   check_holders(mesh, settings);
   std::shared_ptr<Unit> unit(new Unit(mesh, settings));

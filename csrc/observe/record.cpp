@@ -2,13 +2,24 @@
 
 #include "observe/text.h"
 
+#include <shardwise/error.h>
+
+#include <c10/util/StringUtil.h>
+
+#include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <mutex>
+#include <optional>
+#include <utility>
 #include <vector>
 
 namespace shardwise::observe {
@@ -57,40 +68,87 @@ class Book {
 
   void start() {
     const std::lock_guard lock(mutex_);
-    events_.clear();
+    if (!of_program_) events_.clear();
+    first_ = events_.size();
     is_recording = true;
   }
   std::string stop() {
     const std::lock_guard lock(mutex_);
-    is_recording = false;
-    auto text = list(events_, json_of);
-    events_.clear();
-    return text;
+    if (!first_) return "[]";
+    const std::vector<Event> own(events_.begin() + static_cast<ptrdiff_t>(*std::exchange(first_, {})), events_.end());
+    is_recording = of_program_;
+    if (!of_program_) events_.clear();
+    return list(own, json_of);
   }
   void write(Event event) {
     const std::lock_guard lock(mutex_);
     if (is_recording) events_.push_back(std::move(event));
   }
 
- private:
-  Book() {
-    if (std::getenv(kFolder) != nullptr) std::atexit([] { get().save(); });
+  // A fork has the book of its parent, and is to have a file of its own.
+  void open(const std::string& folder, int64_t rank) {
+    const std::lock_guard lock(mutex_);
+    if (process_ == getpid()) return;
+    if (process_ != 0) events_.clear();
+    if (first_) first_ = std::min(*first_, events_.size());
+    file_ = make_record_file(folder, rank);
+    if (process_ == 0) std::atexit([] { get().save(); });
+    process_ = getpid();
+    is_recording = of_program_ = true;
   }
+
+ private:
+  Book() = default;
+  // Nobody is left to catch an error.
   void save() {
-    const auto* folder = std::getenv(kFolder);
-    if (folder == nullptr || !is_recording) return;
-    std::error_code failed;
-    std::filesystem::create_directories(folder, failed);
-    std::ofstream(std::filesystem::path(folder) / ("shardwise-" + std::to_string(getpid()) + ".json")) << stop();
+    const std::lock_guard lock(mutex_);
+    if (process_ != getpid()) return;
+    std::ofstream stream(file_);
+    if (!(stream << list(events_, json_of) << std::flush))
+      std::cerr << "shardwise: the record could not be written to " << file_ << "\n";
   }
 
   std::mutex mutex_;
   std::vector<Event> events_;
+  /// The first one since start(), until stop().
+  std::optional<size_t> first_;
+  /// SHARDWISE_RECORD asks for those of the whole program; start() and stop() then see the ones between them.
+  bool of_program_ = std::getenv(kFolder) != nullptr;
+  /// Of the record of the whole program, and the process that made it.
+  std::string file_;
+  pid_t process_ = 0;
 };
 
 } // namespace
 
 std::atomic<bool> is_recording = std::getenv(kFolder) != nullptr;
+
+// Who is first gets the plain name: in other containers numbers of processes are the same, those of ranks may be.
+std::string make_record_file(const std::string& folder, int64_t rank) {
+  std::error_code failed;
+  std::filesystem::create_directories(folder, failed);
+  for (int number = 1;; ++number) {
+    const auto again = number == 1 ? "" : c10::str("-", number);
+    const auto path = (std::filesystem::path(folder) / c10::str("shardwise-rank", rank, again, ".json")).string();
+    const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (file < 0 && errno == EEXIST) continue;
+    const bool written = file >= 0 && ::write(file, "[]", 2) == 2;
+    const auto reason = failed ? failed.message() : std::string(std::strerror(errno));
+    if (file >= 0) ::close(file);
+    if (written) return path;
+    throw Error(c10::str(
+        "shardwise: rank ", rank, ": the record of this program cannot be written to ", path, ": ", reason,
+        ". SHARDWISE_RECORD and record() take a folder that this process may make or write to."));
+  }
+}
+
+void open_program_record(int64_t rank) {
+  const auto* folder = std::getenv(kFolder);
+  if (folder == nullptr) return;
+  // The rank of the whole program, which a mesh may have a part of.
+  const auto* launched = std::getenv("RANK");
+  Book::get().open(folder, launched != nullptr && *launched != '\0' ? std::strtoll(launched, nullptr, 10) : rank);
+}
 
 Span::Span(const char* kind, std::string name, int64_t rank, int64_t bytes)
     : kind_(kind),

@@ -17,6 +17,15 @@ inline bool recording() {
   return is_recording.load(std::memory_order_relaxed);
 }
 
+/// Makes a file for the record of this rank in a folder, empty of events, and the folder where it is missing: one that
+/// no other process has, be it on another machine, in another container or of an earlier run. Gives its path. Raises
+/// Error where it cannot be written.
+SHARDWISE_API std::string make_record_file(const std::string& folder, int64_t rank);
+
+/// A rank of this process is about to make a unit: if SHARDWISE_RECORD asks for a record of the whole program, its file
+/// is made now, and written when the program ends.
+void open_program_record(int64_t rank);
+
 /// Something that takes time. It ends when it is told so, or else when it goes; then it is written down.
 class SHARDWISE_API Span {
  public:

@@ -10,7 +10,7 @@ import torch
 import torch._C._distributed_c10d
 import torch.distributed.distributed_c10d
 import typing
-__all__: list[str] = ['Call', 'CppUnit', 'Error', 'GivenParameter', 'MemoryEstimate', 'Mesh', 'OutlineParameter', 'OutlineUnit', 'PeerError', 'Unit', 'Unsharding', 'ValueError', 'clip_grad_norm_', 'cpp_unit', 'estimate_memory', 'full_state_dict', 'fully_shard', 'has_unit', 'hollow', 'load_full_state_dict', 'make_transport', 'on_shared_memory', 'replicate', 'share_comm_context', 'start_record', 'stop_record']
+__all__: list[str] = ['Call', 'CppUnit', 'Error', 'GivenParameter', 'MemoryEstimate', 'Mesh', 'OutlineParameter', 'OutlineUnit', 'PeerError', 'Unit', 'Unsharding', 'ValueError', 'clip_grad_norm_', 'cpp_unit', 'estimate_memory', 'full_state_dict', 'fully_shard', 'has_unit', 'hollow', 'load_full_state_dict', 'make_record_file', 'make_transport', 'on_shared_memory', 'replicate', 'share_comm_context', 'start_record', 'stop_record']
 class Error(RuntimeError):
     """
     What the engine raises; the message says what happened, where, and what to do.
@@ -278,6 +278,10 @@ def hollow(sizes: collections.abc.Sequence[typing.SupportsInt], dtype: typing.An
     """
 def load_full_state_dict(module: typing.Any, values: dict[str, typing.Any], *, strict: bool, broadcast_from_rank0: bool) -> tuple[list[str], list[str], int]:
     ...
+def make_record_file(folder: str, rank: typing.SupportsInt) -> str:
+    """
+    Makes a file of its own for the record of a rank; gives its path.
+    """
 def make_transport(store: torch.distributed.distributed_c10d.Store, rank: typing.SupportsInt, size: typing.SupportsInt, timeout: datetime.timedelta, names: collections.abc.Sequence[typing.SupportsInt]) -> torch._C._distributed_c10d.Backend:
     """
     The back end of the direct transport; `names` are the numbers of its ranks in the default process group, or none for that group itself.

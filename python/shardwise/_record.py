@@ -7,25 +7,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch.distributed as dist
+
 from shardwise import _C
 
 
 @contextmanager
 def record(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Writes down what the ranks of this process do inside of it, to a file of this process in `folder`.
+    """Writes down what the ranks of this process do inside of it, to a new file in `folder`, named by the rank.
 
     Forwards and backwards of units, collectives from their start until they are done, and how long this rank waited for
     them. `python -m shardwise timeline FOLDER` draws it. The environment variable SHARDWISE_RECORD, a folder, does it
-    for a whole program.
+    for a whole program. A folder that cannot be written raises shardwise.Error before anything runs.
 
     >>> with shardwise.record("timeline"):
     ...     train_step()
     """
+    target = Path(_C.make_record_file(os.fspath(folder), _rank()))
     _C.start_record()
     try:
         yield
     finally:
-        events = _C.stop_record()
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        (target / f"shardwise-{os.getpid()}.json").write_text(events)
+        target.write_text(_C.stop_record())
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else int(os.environ.get("RANK") or 0)

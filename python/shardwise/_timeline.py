@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 #: Kinds of events, with the colours of their spans.
 COLORS = {
@@ -37,17 +38,44 @@ class Event:
     bytes: int
 
 
+#: What a file has of an event.
+_KINDS = {"kind": str, "name": str, "rank": int, "begin": int, "end": int, "bytes": int}
+
+
 def read(folder: Path) -> list[Event]:
-    """Of all files that programs wrote there, the earliest first."""
+    """Of all files that programs wrote there, the earliest first. ValueError for a file that is no record."""
     events: list[Event] = []
     for file in sorted(folder.glob("shardwise-*.json")):
-        events += (Event(**each) for each in json.loads(file.read_text()))
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            if not isinstance(found, list):
+                raise ValueError(f"it has a {type(found).__name__} in the place of a list")
+            events += (_event(each) for each in found)
+        except (OSError, ValueError, RecursionError) as error:
+            raise ValueError(
+                f"shardwise: {file} is not a record that a program wrote: {error}. Remove it, or record anew."
+            ) from None
     if not events:
         raise ValueError(
             f"shardwise: nothing was recorded in {folder}: run the program with SHARDWISE_RECORD={folder}, or its "
             "steps inside of shardwise.record()."
         )
     return sorted(events, key=lambda event: event.begin)
+
+
+def _event(found: Any) -> Event:
+    """One that a file tells of, which anybody may have written."""
+    if not isinstance(found, dict) or set(found) != _KINDS.keys():
+        raise ValueError(f"an event has {sorted(_KINDS)}, and one is {found!r:.200}")
+    for name, kind in _KINDS.items():
+        if type(found[name]) is not kind:
+            raise ValueError(f"'{name}' of an event is {found[name]!r:.200}, and not a {kind.__name__}")
+    numbers_fit = (
+        0 <= found["begin"] <= found["end"] < 2**63 and 0 <= found["rank"] < 2**31 and 0 <= found["bytes"] < 2**63
+    )
+    if found["kind"] not in COLORS or not numbers_fit:
+        raise ValueError(f"there is an event {found!r:.200}, of a kind or with numbers that no program writes")
+    return Event(**found)
 
 
 def steps(events: Sequence[Event], rank: int) -> list[int]:
@@ -115,7 +143,8 @@ def table(events: Sequence[Event]) -> Iterator[str]:
 
 def svg(events: Sequence[Event]) -> str:
     begin, end = min(event.begin for event in events), max(event.end for event in events)
-    scale = WIDTH / max(end - begin, 1)
+    end = max(end, begin + 1)
+    scale = WIDTH / (end - begin)
     parts: list[str] = []
     y = 34
     for rank in sorted({event.rank for event in events}):

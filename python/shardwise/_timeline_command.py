@@ -21,11 +21,14 @@ def run(arguments: argparse.Namespace) -> int:
     out = arguments.out or arguments.folder / "timeline.html"
     try:
         events = _timeline.last_steps(_timeline.read(arguments.folder), max(arguments.last, 1))
+        picture = _timeline.svg(events) if out.suffix == ".svg" else _timeline.page(events)
+        out.write_text(picture, encoding="utf-8", errors="backslashreplace")
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
-    picture = _timeline.svg(events) if out.suffix == ".svg" else _timeline.page(events)
-    out.write_text(picture, encoding="utf-8")
+    except OSError as error:
+        print(f"shardwise: the timeline could not be written: {error}. Name another file with --out.", file=sys.stderr)
+        return 1
     for rank in sorted({event.rank for event in events}):
         print(f"rank {rank}: {_timeline.hidden(events, rank):.0%} of the time on the wire was not waited for")
     print(out)

@@ -43,10 +43,10 @@ PACKAGE = [
         "unit/test_timeline.py",
     ),
     _mutant(
-        "record all processes into one file",
+        "name the records of all ranks by rank 0",
         "_record.py",
-        'f"shardwise-{os.getpid()}.json"',
-        '"shardwise-1.json"',
+        "os.fspath(folder), _rank())",
+        "os.fspath(folder), 0)",
         "ranks/test_record.py",
     ),
     _mutant(

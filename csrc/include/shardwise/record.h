@@ -10,8 +10,9 @@ namespace shardwise {
 /// from their start until they are done, and how long this rank waited for them. What was written before is dropped.
 /// Thread safe. A step that is recorded takes a little longer; one that is not, no longer than without it.
 ///
-/// The environment variable SHARDWISE_RECORD, a folder, does it for a whole program: at its end each process writes a
-/// file there. `python -m shardwise timeline FOLDER` draws them.
+/// The environment variable SHARDWISE_RECORD, a folder, does it for a whole program: each process makes a file there
+/// when it makes its first unit, which raises Error where it cannot, and fills it at its end. `python -m shardwise
+/// timeline FOLDER` draws them.
 SHARDWISE_API void start_record();
 
 /// Ends it. One event is {"kind", "name", "rank", "begin", "end", "bytes"}, in nanoseconds since 1970; the text is a

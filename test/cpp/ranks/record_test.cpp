@@ -2,7 +2,15 @@
 #include "support/expect.h"
 #include "support/ranks.h"
 
+#include "observe/record.h"
+
 #include <shardwise/record.h>
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
 
 namespace shardwise::test {
 namespace {
@@ -37,6 +45,30 @@ TEST(Record, StepsOfTwoRanks) {
   EXPECT_EQ(times(events, R"("kind": "all-gather", "name": "the all-gather of unit)"), 6) << events;
   EXPECT_GE(times(events, R"("kind": "wait")"), 4);
   EXPECT_EQ(stop_record(), "[]") << "it ended";
+}
+
+TEST(Record, FilesOfTheirOwnForRanks) {
+  const auto folder = std::filesystem::path(testing::TempDir()) / c10::str("shardwise-records-", getpid());
+  const auto name = [&](int64_t rank) {
+    return std::filesystem::path(observe::make_record_file(folder / "new", rank));
+  };
+  const auto first = name(3);
+  EXPECT_EQ(first.filename(), "shardwise-rank3.json");
+  std::ofstream(first) << "mine";
+  // Whoever comes later, be it from another machine or of another run, leaves it alone.
+  EXPECT_EQ(name(3).filename(), "shardwise-rank3-2.json");
+  EXPECT_EQ(name(4).filename(), "shardwise-rank4.json");
+  std::string text;
+  std::getline(std::ifstream(first), text);
+  EXPECT_EQ(text, "mine");
+  expect_error<Error>(
+      [&] { observe::make_record_file(first / "folder", 5); },
+      {"rank 5", "cannot be written to", first.string(), "Not a directory", "SHARDWISE_RECORD"});
+  for (const auto* left : {"shardwise-rank3.json", "shardwise-rank3-2.json", "shardwise-rank4.json"}) {
+    std::remove((folder / "new" / left).c_str());
+  }
+  std::remove((folder / "new").c_str());
+  std::remove(folder.c_str());
 }
 
 TEST(Record, NothingBeforeItIsAskedFor) {

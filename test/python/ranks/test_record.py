@@ -16,7 +16,7 @@ import shardwise
 from shardwise import _timeline
 
 PROGRAM = """
-import sys
+import os
 import torch
 import torch.distributed as dist
 import shardwise
@@ -25,6 +25,8 @@ model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
 shardwise.fully_shard(model[0])
 shardwise.fully_shard(model)
 model(torch.ones(2, 4)).sum().backward()
+with shardwise.record(os.environ["INSIDE"]):
+    model(torch.ones(2, 4)).sum().backward()
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -58,6 +60,16 @@ def of(events: list[_timeline.Event], rank: int, kind: str) -> list[_timeline.Ev
     return [event for event in events if event.rank == rank and event.kind == kind]
 
 
+def program(folder: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    """Two ranks that are told to record all they do to `out`, and some of it inside of the program too."""
+    file = folder / "program.py"
+    file.write_text(PROGRAM)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(file)]
+    path = str(Path(shardwise.__file__).parents[1])
+    environment = {**os.environ, "SHARDWISE_RECORD": str(out), "PYTHONPATH": path, "INSIDE": str(folder / "inside")}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
 class TestRecord:
     @pytest.mark.parametrize("backend", ["gloo", "shardwise"])
     def test_sharded(self, tmp_path: Path, backend: str) -> None:
@@ -85,14 +97,37 @@ class TestRecord:
         assert {event.kind for event in events} == {"forward", "backward", "all-reduce", "wait"}
         assert len(of(events, 0, "all-reduce")) == 4
 
+    def test_each_rank_has_a_file_of_its_own(self, tmp_path: Path) -> None:
+        recorded(tmp_path, "replicate", "gloo")
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["shardwise-rank0.json", "shardwise-rank1.json"]
+        # Who comes later, or from where numbers of processes are the same, takes nothing from the first.
+        first = (tmp_path / "shardwise-rank0.json").read_text()
+        assert len(_timeline.read(tmp_path)) > 0
+        with shardwise.record(tmp_path):
+            pass
+        assert (tmp_path / "shardwise-rank0.json").read_text() == first
+        assert (tmp_path / "shardwise-rank0-2.json").read_text() == "[]"
+
+    def test_a_folder_that_cannot_be_written_is_said_at_the_start(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        ran = False
+        said = rf"rank 0: .* cannot be written to {tmp_path}/file/.*Not a directory"
+        with pytest.raises(shardwise.Error, match=said), shardwise.record(tmp_path / "file" / "folder"):
+            ran = True
+        assert not ran
+        done = program(tmp_path, tmp_path / "file")
+        assert done.returncode != 0
+        assert "cannot be written to" in done.stderr and "SHARDWISE_RECORD" in done.stderr
+
     def test_a_variable_records_a_whole_program(self, tmp_path: Path) -> None:
-        program = tmp_path / "program.py"
-        program.write_text(PROGRAM)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]
-        path = str(Path(shardwise.__file__).parents[1])
-        environment = {**os.environ, "SHARDWISE_RECORD": str(tmp_path / "out"), "PYTHONPATH": path}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        done = program(tmp_path, tmp_path / "out")
         assert done.returncode == 0, done.stderr
         events = _timeline.read(tmp_path / "out")
-        assert {event.rank for event in events} == {0, 1}
-        assert [len(_timeline.steps(events, rank)) for rank in (0, 1)] == [1, 1]
+        assert sorted(each.name for each in (tmp_path / "out").iterdir()) == [
+            "shardwise-rank0.json",
+            "shardwise-rank1.json",
+        ]
+        inside = _timeline.read(tmp_path / "inside")
+        assert {event.rank for event in events} == {event.rank for event in inside} == {0, 1}
+        for rank in (0, 1):
+            assert (len(_timeline.steps(events, rank)), len(_timeline.steps(inside, rank))) == (2, 1)

@@ -125,6 +125,55 @@ def test_an_empty_folder_is_said(
     assert f"SHARDWISE_RECORD={tmp_path}" in capsys.readouterr().err
 
 
+MALFORMED = {
+    "no JSON": "[{",
+    "a dict in the place of a list": "{}",
+    "a list of numbers": "[1]",
+    "without a rank": json.dumps([{"kind": "wait", "name": "x", "begin": 0, "end": 1, "bytes": 0}]),
+    "a script for a rank": json.dumps([vars(events()[0]) | {"rank": "<script>alert(1)</script>"}]),
+    "an unknown kind": json.dumps([vars(events()[0]) | {"kind": "dance"}]),
+    "an end before the begin": json.dumps([vars(events()[0]) | {"begin": 7, "end": 5}]),
+    "a time that no clock has": json.dumps([vars(events()[0]) | {"end": 10**400}]),
+    "a truth for a number": json.dumps([vars(events()[0]) | {"bytes": True}]),
+    "lists in lists": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_a_file_that_is_no_record_is_named(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "shardwise-rank0.json").write_text(json.dumps([vars(event) for event in events()]))
+    file = tmp_path / "shardwise-rank1.json"
+    file.write_text(MALFORMED[what])
+    assert run(monkeypatch, str(tmp_path)) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"shardwise: {file} is not a record that a program wrote: ") and said.count("\n") == 1
+    assert not (tmp_path / "timeline.html").exists()
+
+
+def test_what_cannot_be_read_or_written_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "shardwise-rank0.json").write_bytes(b"\xff[]")
+    assert run(monkeypatch, str(tmp_path)) == 1
+    assert "shardwise-rank0.json is not a record" in capsys.readouterr().err
+    (tmp_path / "shardwise-rank0.json").write_text(json.dumps([vars(event) for event in events()]))
+    assert run(monkeypatch, str(tmp_path), "--out", str(tmp_path / "no" / "folder.html")) == 1
+    assert "could not be written" in capsys.readouterr().err
+
+
+def test_words_of_a_record_stay_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "</title></svg><script>alert(1)</script>\ud800"
+    spans = [replace(event, name=name, end=event.begin) for event in events()]
+    (tmp_path / "shardwise-rank0.json").write_text(json.dumps([vars(event) for event in [*events(), *spans]]))
+    assert run(monkeypatch, str(tmp_path)) == 0
+    page = (tmp_path / "timeline.html").read_text()
+    assert "<script" not in page and "&lt;script&gt;" in page
+    # Of no length at all.
+    assert "<svg" in _timeline.page([replace(events()[0], end=0)])
+
+
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 #: Writes what the browser made of the page into the page.
 PROBE = """<pre id="probe"></pre><script>
