@@ -11,6 +11,9 @@
 
 #include <torch/csrc/Exceptions.h>
 
+#include <exception>
+#include <utility>
+
 namespace {
 
 void* release_gil() {
@@ -29,6 +32,18 @@ PyObject* value_error_class = nullptr;
 PyObject* class_of(const shardwise::Error& error) {
   if (dynamic_cast<const shardwise::PeerError*>(&error) != nullptr) return peer_error_class;
   return dynamic_cast<const shardwise::ValueError*>(&error) != nullptr ? value_error_class : error_class;
+}
+
+// Of other extension modules, whose C++ models and whose calls of torch come here: they know neither our classes nor
+// what torch throws for errors of Python.
+void translate(std::exception_ptr thrown) {
+  try {
+    if (thrown) std::rethrow_exception(std::move(thrown));
+  } catch (const shardwise::Error& error) {
+    PyErr_SetString(class_of(error), error.what());
+  } catch (python_error& error) {
+    error.restore();
+  }
 }
 
 // Autograd and the dispatcher hand Python's own errors on as they are, and make others a RuntimeError.
@@ -59,6 +74,7 @@ PYBIND11_MODULE(_C, module) {
                           .inc_ref()
                           .ptr();
 
+  py::register_exception_translator(translate);
   shardwise::comm::set_language_lock({.release = release_gil, .take = take_gil});
   shardwise::comm::set_language_error(rethrow_in_python);
   shardwise::bindings::bind_mesh(module);

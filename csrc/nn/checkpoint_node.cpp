@@ -1,5 +1,7 @@
 #include "nn/checkpoint_node.h"
 
+#include "comm/language_error.h"
+
 #include <shardwise/error.h>
 
 #include <c10/core/GradMode.h>
@@ -116,6 +118,10 @@ void CheckpointNode::compare(const CheckpointRun& run) const {
 }
 
 Tensors CheckpointNode::apply(Tensors&& gradients) {
+  return comm::called_by_torch([&] { return gradients_of_inputs(std::move(gradients)); });
+}
+
+Tensors CheckpointNode::gradients_of_inputs(Tensors gradients) {
   if (c10::GradMode::is_enabled()) {
     throw Error(
         "shardwise: a checkpoint has no gradients of gradients. Call its function plainly where backward runs with "

@@ -3,6 +3,7 @@
 #include "ranks/fully_shard_models.h"
 #include "ranks/training_models.h"
 
+#include <shardwise/checkpoint.h>
 #include <shardwise/mesh.h>
 
 #include <torch/csrc/utils/pybind.h>
@@ -21,6 +22,15 @@ struct ChainImpl : torch::nn::Module {
   ChainImpl(int64_t width, int count) : layers(register_module("layers", mlps(width, count, /*linear_first=*/true))) {}
   torch::Tensor forward(const torch::Tensor& x) {
     return layers->forward(x);
+  }
+  torch::nn::Sequential layers;
+};
+
+/// Computes its layers again in backward.
+struct AgainImpl : torch::nn::Module {
+  explicit AgainImpl(int64_t width) : layers(register_module("layers", mlps(width, 2, /*linear_first=*/true))) {}
+  torch::Tensor forward(const torch::Tensor& x) {
+    return shardwise::checkpoint([this](const torch::Tensor& inner) { return layers->forward(inner); }, x);
   }
   torch::nn::Sequential layers;
 };
@@ -46,6 +56,9 @@ PYBIND11_MODULE(bound_models, module) {
       .def(py::init<int64_t, int64_t, bool>(), py::arg("width") = 6, py::arg("depth") = 3, py::arg("tied") = false)
       .def("block", [](StackImpl& stack, size_t index) { return stack.block(index).ptr(); });
   torch::python::bind_module<ChainImpl>(module, "Chain").def(py::init<int64_t, int>());
+  torch::python::bind_module<AgainImpl>(module, "Again")
+      .def(py::init<int64_t>())
+      .def("layer", [](AgainImpl& model, size_t index) { return model.layers->ptr(index); });
   torch::python::bind_module<TwiceImpl>(module, "Twice").def(py::init<>());
   torch::python::bind_module<BranchesImpl>(module, "Branches").def(py::init<>());
   module.def("make_mesh", &make_mesh, py::call_guard<py::gil_scoped_release>());

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
+import bound
 import pytest
 import torch.distributed as dist
 from models import batch, mlp
@@ -66,7 +68,63 @@ def different_ways_in_backward(rank: int) -> None:
     assert type(caught.value) is shardwise.Error
 
 
+def of_models_in_cpp(rank: int, name: str, in_backward: bool) -> None:
+    mesh = mesh_with_little_time()
+    model: Any = getattr(bound.models(), name)(*bound_sizes[name])
+    inner = [model.layer(1)] if name == "Again" else []
+    for module in (*inner, model):
+        shardwise.fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    # Until every step follows one that was there before, so that nothing is compared.
+    for step in range(4):
+        model(batch(step, rank, 5)).pow(2).mean().backward()
+    loss = model(batch(4, rank, 5)).pow(2).mean() if in_backward else None
+    if rank == 0:
+        with pytest.raises(shardwise.PeerError, match="rank 0") as caught:
+            loss.backward() if loss is not None else model(batch(4, rank, 5))
+        assert type(caught.value) is shardwise.PeerError
+    dist.barrier()
+
+
+bound_sizes = {"Chain": (5, 2), "Again": (5,)}
+
+
+def of_users_own(rank: int, wrap: Callable[..., None]) -> None:
+    """What a program's own hooks raise in a backward comes out as it is."""
+    model: Any = mlp(5, 7, 3)
+    wrap(model, mesh_with_little_time())
+    calls = 0
+
+    def fail(_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        raise KeyError("mine")
+
+    with_parameters = model[2] if isinstance(model[2], shardwise.FSDPModule) else model
+    with_parameters.set_all_reduce_hook(fail)
+    with pytest.raises(KeyError, match="mine"):
+        model(batch(0, rank, 5)).pow(2).mean().backward()
+    with_parameters.set_all_reduce_hook(None)
+    handle = next(model.parameters()).register_post_accumulate_grad_hook(fail)
+    with pytest.raises(KeyError, match="mine"):
+        model(batch(0, rank, 5)).pow(2).mean().backward()
+    assert calls == 2
+    handle.remove()
+    model(batch(0, rank, 5)).pow(2).mean().backward()
+
+
 class TestPeerErrors:
+    @pytest.mark.parametrize(
+        ("name", "in_backward"),
+        [("Chain", False), ("Chain", True), ("Again", True)],
+        ids=["forward", "backward", "a checkpoint's backward"],
+    )
+    def test_of_models_in_cpp(self, name: str, in_backward: bool) -> None:
+        run_ranks(2, of_models_in_cpp, name, in_backward)
+
+    @pytest.mark.parametrize("wrap", WRAPS)
+    def test_those_of_the_program_are_its_own(self, wrap: str) -> None:
+        run_ranks(2, of_users_own, WRAPS[wrap])
+
     @pytest.mark.parametrize("backend", ["gloo", "shardwise"])
     @pytest.mark.parametrize("wrap", WRAPS)
     def test_keep_their_class_through_backward(self, wrap: str, backend: str) -> None:
