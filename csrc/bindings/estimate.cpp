@@ -8,8 +8,9 @@ namespace {
 namespace py = pybind11;
 using engine::MemoryOutline;
 
-MemoryOutline::Parameter parameter(std::vector<int64_t> sizes, const py::object& dtype, int64_t dim, bool trained) {
-  return {.sizes = std::move(sizes), .dtype = dtype_of(dtype).value(), .dim = dim, .whole = false, .trained = trained};
+MemoryOutline::Parameter parameter(
+    std::vector<int64_t> sizes, const py::object& dtype, int64_t dim, bool whole, bool trained) {
+  return {.sizes = std::move(sizes), .dtype = dtype_of(dtype).value(), .dim = dim, .whole = whole, .trained = trained};
 }
 
 /// "begin" and "end" with the number of a unit, "use" with that of a parameter.
@@ -45,7 +46,9 @@ MemoryEstimate estimate_memory(
 
 void bind_estimate(py::module_& module) {
   py::class_<MemoryOutline::Parameter>(module, "OutlineParameter", "A parameter as far as memory goes.")
-      .def(py::init(&parameter), py::kw_only(), py::arg("sizes"), py::arg("dtype"), py::arg("dim"), py::arg("trained"));
+      .def(
+          py::init(&parameter), py::kw_only(), py::arg("sizes"), py::arg("dtype"), py::arg("dim"), py::arg("whole"),
+          py::arg("trained"));
   py::class_<MemoryOutline::Unit>(module, "OutlineUnit", "A unit as far as memory goes.")
       .def(
           py::init([](std::vector<size_t> parameters, std::optional<size_t> outer, bool has_full_copies) {

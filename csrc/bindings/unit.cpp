@@ -13,18 +13,20 @@ using Adopted = std::vector<std::pair<std::vector<std::string>, at::Tensor>>;
 
 std::shared_ptr<ModuleUnit> make_unit(
     const Mesh& mesh, std::vector<GivenParameter> parameters, Adopted adopted, bool replicates,
-    const py::object& param_dtype, const py::object& reduce_dtype, bool casts, std::optional<bool> pin_memory,
-    const std::optional<std::variant<bool, int>>& reshard_after_forward) {
+    const py::object& param_dtype, const py::object& reduce_dtype, bool may_cast, std::optional<bool> pin_memory,
+    const std::optional<std::variant<bool, int>>& reshard_after_forward,
+    const std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>& neighbours) {
   engine::UnitSettings settings;
   settings.replicates = replicates;
   settings.customs_on_mesh = true;
   settings.precision = {.param_dtype = dtype_of(param_dtype), .reduce_dtype = dtype_of(reduce_dtype)};
-  settings.layout = replicates && !casts ? group::Layout::replicate : group::Layout::rows;
+  settings.layout = replicates && !may_cast ? group::Layout::replicate : group::Layout::rows;
   if (pin_memory) settings.offload = CpuOffload{*pin_memory};
   if (reshard_after_forward) {
     settings.reshard_after_forward =
         std::visit([](auto value) { return ReshardAfterForward(value); }, *reshard_after_forward);
   }
+  settings.neighbours = neighbours.value_or(nullptr);
   return std::make_shared<ModuleUnit>(mesh, std::move(parameters), std::move(adopted), std::move(settings));
 }
 
@@ -47,8 +49,8 @@ void bind_unit(py::module_& module) {
       module, "Unit", "The engine's side of one call.", py::dynamic_attr());
   unit.def(
           py::init(&make_unit), py::arg("mesh"), py::arg("parameters"), py::arg("adopted"), py::kw_only(),
-          py::arg("replicates"), py::arg("param_dtype"), py::arg("reduce_dtype"), py::arg("casts"),
-          py::arg("pin_memory"), py::arg("reshard_after_forward"))
+          py::arg("replicates"), py::arg("param_dtype"), py::arg("reduce_dtype"), py::arg("may_cast"),
+          py::arg("pin_memory"), py::arg("reshard_after_forward"), py::arg("neighbours"))
       .def("shards", &ModuleUnit::shards)
       .def("show_as", &ModuleUnit::show_as, py::arg("index"), py::arg("parameter"), py::arg("to_memory"))
       .def("set_extend", &ModuleUnit::set_extend, py::arg("extend"))

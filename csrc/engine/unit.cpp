@@ -2,7 +2,6 @@
 
 #include "engine/backward_watch.h"
 #include "engine/shards.h"
-#include "group/data.h"
 #include "observe/label.h"
 #include "observe/record.h"
 
@@ -165,22 +164,6 @@ bool Unit::sees_all() const {
   return true;
 }
 
-void Unit::replace_shard(size_t index, const at::Tensor& shard, std::shared_ptr<group::Face> face) {
-  auto& parameter = *parameters_.at(index);
-  seen_.resize(parameters_.size());
-  remove_shard(seen_[index]);
-  if (!parameter.whole) {
-    remove_shard(parameter.shard_identity());
-    parameter.set_shard(shard);
-    add_shard(shard, weak_from_this());
-  } else if (!shard.is_alias_of(parameter.full()) || shard.dtype() != parameter.full().dtype()) {
-    group::replace_data(parameter.full(), shard);
-  }
-  parameter.set_face(std::move(face));
-  seen_[index] = parameter.visible().unsafeGetTensorImpl();
-  add_shard(parameter.visible(), weak_from_this());
-}
-
 void Unit::set_extension(size_t index, std::shared_ptr<group::Extension> extension) {
   parameters_.at(index)->set_extension(std::move(extension));
 }
@@ -193,6 +176,7 @@ const group::Parameter* Unit::parameter_of_shard(const at::Tensor& tensor) const
 }
 
 bool Unit::begin_unshard() {
+  need_own_memory();
   if (settings_.front && !shows_full_) {
     if (in_backward()) {
       backward.gathered = true;
@@ -288,6 +272,7 @@ void Unit::follow_parameters(bool takes_memory) {
   // Of a backward that was not the last one.
   const auto settle = [&] { schedule_->settle(); };
   if (!std::all_of(groups_.begin(), groups_.end(), fits)) {
+    need_no_copies();
     settle();
     reshard();
     // Where that fails, the old ones stay, and are found unfit again.
@@ -299,7 +284,8 @@ void Unit::follow_parameters(bool takes_memory) {
 }
 
 std::string Unit::when_resharded() const {
-  if (!has_full_copies()) return "-";
+  const auto has_copies = [](const auto& group) { return group->copies() != nullptr; };
+  if (std::none_of(groups_.begin(), groups_.end(), has_copies)) return "-";
   if (reshards_after_forward()) {
     return near_.size() > 1 ? c10::str("to ", near_.size(), " ranks after forward") : "after forward";
   }

@@ -60,6 +60,13 @@ struct UnitSettings {
   bool customs_on_mesh = false;
   /// Needed where full copies come and go; lives as long as the unit.
   std::shared_ptr<group::Front> front = nullptr;
+  /// The ranks that hold everything together after forward, where the front end has a process group of them: for a mesh
+  /// whose groups have no store, over which it could make one.
+  c10::intrusive_ptr<c10d::ProcessGroup> neighbours = nullptr;
+
+  /// Whether modules compute with what the optimizer sees where that is of this dtype: it is neither cut, cast nor
+  /// moved to the device.
+  SHARDWISE_API bool shares(at::ScalarType dtype, at::Device device) const;
 };
 
 /// One call of replicate() or fully_shard(): the parameters below a module that no inner unit has. Units form a tree,
@@ -324,6 +331,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void show(bool full);
   void begin(std::unique_ptr<observe::Span>& span, const char* kind) const;
   void follow_parameters(bool takes_memory);
+  void need_no_copies() const;
+  void need_own_memory() const;
   Plan::Unit own_plan() const;
   std::string when_resharded() const;
   group::Group::Setting setting(bool takes_memory) const;

@@ -4,6 +4,7 @@
 #include "engine/structure.h"
 #include "engine/trees.h"
 #include "group/compute_guard.h"
+#include "group/data.h"
 #include "observe/record.h"
 
 #include <shardwise/error.h>
@@ -43,6 +44,13 @@ std::string line(const NamedTensor& parameter, bool sharded) {
       parameter.tensor.requires_grad() ? "" : " frozen", tensor.is_meta() ? " on the meta device" : "");
 }
 
+void check_is_contiguous(const std::string& name, const at::Tensor& tensor, const char* kind) {
+  if (tensor.is_contiguous()) return;
+  throw ValueError(c10::str(
+      "shardwise: ", kind, " does not support non-contiguous parameters yet: '", name, "' has sizes ", tensor.sizes(),
+      " and strides ", tensor.strides(), ". Make it contiguous() before ", kind, "()."));
+}
+
 void check_can_be_laid_out(const NamedTensor& parameter, const char* kind) {
   if (parameter.whole) return;
   const auto& tensor = parameter.full.defined() ? parameter.full : parameter.tensor;
@@ -57,11 +65,7 @@ void check_can_be_laid_out(const NamedTensor& parameter, const char* kind) {
         "shardwise: ", kind, " doesn't support scalar parameters. Change ", name,
         " to a 1D tensor with numel equal to 1."));
   }
-  if (!tensor.is_contiguous()) {
-    throw ValueError(c10::str(
-        "shardwise: FSDP does not support non-contiguous parameters yet: '", name, "' has sizes ", tensor.sizes(),
-        " and strides ", tensor.strides(), ". Make it contiguous() before ", kind, "()."));
-  }
+  check_is_contiguous(name, tensor, kind);
   if (parameter.shard_dim < 0 || parameter.shard_dim >= tensor.dim()) {
     throw ValueError(c10::str(
         "shardwise: '", name, "' has ", tensor.dim(), " dimensions and cannot be sharded along dimension ",
@@ -91,6 +95,12 @@ std::string path_before(const std::string& full, const std::string& local) {
 
 const char* Unit::kind() const {
   return kind_of(settings_);
+}
+
+bool UnitSettings::shares(at::ScalarType dtype, at::Device device) const {
+  if (layout == group::Layout::replicate) return true;
+  if (!replicates || (offload && !device.is_cpu())) return false;
+  return !at::isFloatingType(dtype) || dtype == precision.param_dtype.value_or(dtype);
 }
 
 Unit::Unit(const Mesh& mesh, const UnitSettings& settings)
@@ -145,8 +155,9 @@ void Unit::find_neighbours() {
   if (count == 1 || count == shards_.size()) return;
   const auto names = shards_.names();
   const auto first = shards_.rank() / count * count;
-  near_ = comm::Collectives(
-      {mesh_.neighbours(mesh_.axes().back().name, count), {.first = names[first], .stride = names.stride}});
+  const bool is_given = settings_.neighbours && !agreement_;
+  const auto group = is_given ? settings_.neighbours : mesh_.neighbours(mesh_.axes().back().name, count);
+  near_ = comm::Collectives({group, {.first = names[first], .stride = names.stride}});
 }
 
 std::shared_ptr<Unit> Unit::create(
@@ -195,6 +206,27 @@ void Unit::make_shard(group::Parameter& parameter, const at::Tensor& values) {
   }
   parameter.set_shard(shard.set_requires_grad(parameter.leaf_requires_grad()));
   add_shard(shard, weak_from_this());
+}
+
+void Unit::replace_shard(size_t index, const at::Tensor& shard, std::shared_ptr<group::Face> face) {
+  auto& parameter = *parameters_.at(index);
+  const bool is_shared = !parameter.extension() && settings_.shares(shard.scalar_type(), mesh_.device());
+  if (parameter.whole && !is_shared) check_is_contiguous(parameter.name(), shard, kind());
+  seen_.resize(parameters_.size());
+  remove_shard(seen_[index]);
+  remove_shard(parameter.shard_identity());
+  // A cast may have made it of the dtype to compute in, or of another one.
+  parameter.whole = is_shared;
+  parameter.set_shard(is_shared ? at::Tensor() : shard);
+  if (!is_shared) {
+    add_shard(shard, weak_from_this());
+  } else if (!shard.is_alias_of(parameter.full()) || shard.dtype() != parameter.full().dtype()) {
+    group::replace_data(parameter.full(), shard);
+  }
+  if (is_shared) parameter.keep_memory(shard);
+  parameter.set_face(std::move(face));
+  seen_[index] = parameter.visible().unsafeGetTensorImpl();
+  add_shard(parameter.visible(), weak_from_this());
 }
 
 void Unit::check_structure(std::vector<NamedTensor>& own, const std::vector<NamedTensor>& buffers, size_t adopted) {

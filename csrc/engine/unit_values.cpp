@@ -42,6 +42,39 @@ void Unit::need_values() const {
   throw Error(still_on_meta(mesh_.rank(), names));
 }
 
+// A front end whose modules' members and parameters() are the same tensors cannot part them later.
+void Unit::need_no_copies() const {
+  if (has_full_copies()) return;
+  for (const auto& parameter : parameters_) {
+    const auto dtype = parameter->stored().scalar_type();
+    if (!at::isFloatingType(dtype) || dtype == settings_.precision.param_dtype.value_or(dtype)) continue;
+    throw Error(c10::str(
+        "shardwise: rank ", mesh_.rank(), ": the parameter '", parameter->name(), "' was cast to ",
+        c10::getDtypeNames(dtype).first, " after replicate(), and its module is to compute in ",
+        c10::getDtypeNames(*settings_.precision.param_dtype).first,
+        ": that takes copies beside the parameters, which replicate() makes where the dtypes differ when it is called. "
+        "Cast the module first, then call replicate()."));
+  }
+}
+
+// Once it is said the unit is as it was, and may be used again.
+void Unit::need_own_memory() const {
+  std::string lost;
+  for (const auto& parameter : parameters_) {
+    if (!parameter->lost_memory()) continue;
+    if (lost.empty()) lost = parameter->name();
+    parameter->restore_memory();
+    if (settings_.front) settings_.front->mark(parameter->full());
+  }
+  if (lost.empty()) return;
+  throw Error(c10::str(
+      "shardwise: rank ", mesh_.rank(), ": the full parameter '", lost,
+      "' was given other memory while its module showed it, by a cast, a move or a load of this part of the model "
+      "alone. "
+      "What trains is what the optimizer sees, so that the change would be lost; it was undone. Call reshard() of the "
+      "wrapped module before such a change, or cast and load the wrapped module itself."));
+}
+
 void Unit::provide_memory(const std::vector<at::Tensor>& parameters) {
   for (const auto& tensor : parameters) {
     if (!tensor.is_meta()) continue;

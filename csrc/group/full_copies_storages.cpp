@@ -16,6 +16,7 @@ void FullCopies::make_rows(Front& front) {
       storages_.emplace_back(leaf.sizes(), kinds_.full);
       const auto& alias = storages_.back().alias();
       replace_data(leaf, alias);
+      parameters()[i]->keep_memory(alias);
       for (int64_t rank = 0; rank < layout_.world; ++rank) {
         if (cut.piece_numel(rank) == 0) continue;
         auto rows = piece_of(alias, cut, rank);
@@ -68,7 +69,9 @@ void FullCopies::make_flat(Front& front) {
       const ComputeGuard guard;
       const auto start = rank * layout_.part + cut.offsets[rank];
       starts_.push_back(cut.shape[0] == 0 ? 0 : start);
-      replace_data(leaf, whole.narrow(0, starts_.back(), cut.shape[0]).view(leaf.sizes()));
+      const auto memory = whole.narrow(0, starts_.back(), cut.shape[0]).view(leaf.sizes());
+      replace_data(leaf, memory);
+      parameters()[i]->keep_memory(memory);
     }
     front.mark(leaf);
     parameters()[i]->set_absent_gradient(front.absent_gradient(leaf));

@@ -78,6 +78,7 @@ bool Group::fits() const {
   if (extended_copies_) return extended_copies_->fits();
   if (full_copies_) return full_copies_->fits();
   for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!parameters_[i]->whole) return false;
     const auto& full = parameters_[i]->live_full();
     if (full.dtype() != options_.dtype() || full.device() != options_.device() || full.sizes() != sizes_[i]) {
       return false;

@@ -2,6 +2,7 @@
 
 #include "comm/language_error.h"
 #include "group/compute_guard.h"
+#include "group/data.h"
 
 #include <shardwise/error.h>
 
@@ -129,7 +130,13 @@ void Parameter::replace_leaf(const at::Tensor& leaf, at::Tensor full) {
   const auto owner = Parameter::owner(this->leaf());
   leaf_ = c10::weak_intrusive_ptr<at::TensorImpl>(leaf.getIntrusivePtr());
   full_ = std::move(full);
+  memory_ = at::Tensor();
   watch(owner, *listener_);
+}
+
+void Parameter::restore_memory() const {
+  const ComputeGuard guard;
+  replace_data(full(), memory_);
 }
 
 namespace {

@@ -79,6 +79,17 @@ class Parameter {
   const std::shared_ptr<Extension>& extension() const {
     return extension_;
   }
+  /// From now on the leaf has the memory of this tensor; undefined: whatever it has.
+  void keep_memory(at::Tensor memory) {
+    memory_ = std::move(memory);
+  }
+  /// Whether somebody gave it other memory, as a cast of a module does that shows the leaf in the place of what trains.
+  bool lost_memory() const {
+    return memory_.defined() && alive() &&
+           live_full().unsafe_storage().unsafeGetStorageImpl() != memory_.storage().unsafeGetStorageImpl();
+  }
+  /// The leaf has that memory again.
+  void restore_memory() const;
   /// From now on its module computes with another leaf, which gets the hooks.
   void replace_leaf(const at::Tensor& leaf, at::Tensor full);
   /// Undefined where there is none.
@@ -201,6 +212,7 @@ class Parameter {
   at::Tensor shard_;
   std::shared_ptr<Face> face_;
   std::shared_ptr<Extension> extension_;
+  at::Tensor memory_;
   bool is_kept_ = false;
   c10::weak_intrusive_ptr<at::TensorImpl> kept_{c10::intrusive_ptr<at::TensorImpl>()};
   at::Tensor absent_;

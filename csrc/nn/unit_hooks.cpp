@@ -63,7 +63,8 @@ void add_unit_hooks(
     if (self->has_full_copies()) {
       self->enter(engine::Keep::outer);
     } else {
-      self->need_values();
+      // A cast is to be found before the inputs meet it.
+      self->precision().param_dtype ? self->renew_groups() : self->need_values();
       self->schedule()->await_optimizer();
     }
   });

@@ -51,6 +51,7 @@ ModuleUnit::ModuleUnit(
     const Mesh& mesh, std::vector<GivenParameter> parameters,
     std::vector<std::pair<std::vector<std::string>, at::Tensor>> adopted, engine::UnitSettings settings) {
   std::vector<engine::NamedTensor> tensors;
+  settings.front = std::make_shared<Front>(entries_);
   for (auto& given : parameters) {
     entries_->add(given.owners, given.full, given.full);
     auto& tensor = tensors.emplace_back();
@@ -62,9 +63,10 @@ ModuleUnit::ModuleUnit(
     if (!given.extension.is_none()) {
       tensor.extension = std::make_shared<PythonExtension>(entries_, entries_->size() - 1, given.extension);
     }
+    const auto& values = tensor.values.defined() ? tensor.values : tensor.full.defined() ? tensor.full : tensor.tensor;
+    tensor.whole = !tensor.extension && settings.shares(values.scalar_type(), mesh.device());
   }
   for (auto& [names, tensor] : adopted) tensors.push_back({.names = std::move(names), .tensor = std::move(tensor)});
-  settings.front = std::make_shared<Front>(entries_);
   const py::gil_scoped_release no_gil;
   unit_ = engine::Unit::create(mesh, std::move(tensors), {}, settings);
 }
@@ -94,8 +96,8 @@ void ModuleUnit::look_again() {
           " now, whose gradient would stay on this rank alone. Replace parameters before the module is wrapped, change "
           "them in place, or load a state dict of DTensors."));
     }
-    look_for_extension(i, parameter.attr("_local_tensor"));
-    const bool is_same = parameter.is(entries_->visible(i)) && unit_->sees(i, THPVariable_Unpack(parameter.ptr())) &&
+    const bool is_same = !look_for_extension(i, parameter.attr("_local_tensor")) &&
+                         parameter.is(entries_->visible(i)) && unit_->sees(i, THPVariable_Unpack(parameter.ptr())) &&
                          py::cast<at::Tensor>(parameter.attr("_local_tensor")).is_same(stored[i]);
     if (!is_same) show_as(i, parameter, to_memory_[i]);
   }
@@ -108,10 +110,10 @@ void ModuleUnit::take_memory() {
 }
 
 // Somebody may have put its methods on a shard after it was made.
-void ModuleUnit::look_for_extension(size_t index, const py::object& shard) {
+bool ModuleUnit::look_for_extension(size_t index, const py::object& shard) {
   const auto& extension = unit_->parameters()[index]->extension();
   const bool has_methods = py::hasattr(shard, "fsdp_pre_all_gather") || py::hasattr(shard, "fsdp_post_all_gather");
-  if (has_methods == (extension != nullptr)) return;
+  if (has_methods == (extension != nullptr)) return false;
   const auto& name = unit_->parameters()[index]->name();
   if (!has_methods) {
     throw Error(c10::str(
@@ -125,6 +127,7 @@ void ModuleUnit::look_for_extension(size_t index, const py::object& shard) {
         "' got fsdp_pre_all_gather() after replicate(). Give a tensor with these methods to replicate() itself."));
   }
   unit_->set_extension(index, std::make_shared<PythonExtension>(entries_, index, extend_(index)));
+  return true;
 }
 
 void ModuleUnit::set_extend(py::object extend) {
@@ -164,7 +167,7 @@ bool ModuleUnit::ends(py::handle module) {
 py::object ModuleUnit::pre_forward(py::handle module, const py::object& arguments, const py::object& keywords) {
   if (!unit_->sees_all()) look_again();
   const bool is_first = begins(module);
-  auto result = is_first && !convert_inputs_.is_none() ? convert_inputs_(arguments, keywords) : py::none();
+  auto result = convert_inputs_.is_none() ? py::none() : convert_inputs_(arguments, keywords);
   const bool backward = engine::Unit::in_backward();
   const py::gil_scoped_release no_gil;
   if (is_first || backward) {
@@ -180,8 +183,7 @@ py::object ModuleUnit::post_forward(py::handle module, const py::object& /*argum
   if (c10::GradMode::is_enabled()) {
     for_each_tensor_in(output, [&](const at::Tensor& tensor) { engine::begin_backward_at(tensor, unit_); });
   }
-  if (!ends(module)) return py::none();
-  {
+  if (ends(module)) {
     const py::gil_scoped_release no_gil;
     unit_->leave(/*exactly=*/true);
   }

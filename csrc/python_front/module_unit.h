@@ -54,10 +54,10 @@ class ModuleUnit {
   /// The same where a cast just ended, whose results nobody has yet: they get the unit's memory.
   void take_memory();
 
-  /// The modules that this unit is of, where there are several: it begins with the first one that runs, whose inputs
-  /// are converted, and ends with the last, whose outputs are.
+  /// The modules that this unit is of, where there are several: it begins with the first one that runs, and ends with
+  /// the last.
   void set_modules(const std::vector<pybind11::object>& modules);
-  /// What the inputs of a call, and its outputs, go through; None: nothing.
+  /// What the inputs of a call, and its outputs, go through, of each of the modules; None: nothing.
   void set_conversions(pybind11::object inputs, pybind11::object outputs);
 
   /// As hooks of nn.Module.
@@ -69,7 +69,8 @@ class ModuleUnit {
  private:
   class Front;
 
-  void look_for_extension(size_t index, const pybind11::object& shard);
+  /// Whether it found one that the parameter had not.
+  bool look_for_extension(size_t index, const pybind11::object& shard);
   bool begins(pybind11::handle module);
   bool ends(pybind11::handle module);
 

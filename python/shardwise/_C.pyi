@@ -75,7 +75,7 @@ class Unit:
     """
     The engine's side of one call.
     """
-    def __init__(self, mesh: Mesh, parameters: collections.abc.Sequence[GivenParameter], adopted: collections.abc.Sequence[tuple[collections.abc.Sequence[str], torch.Tensor]], *, replicates: bool, param_dtype: typing.Any, reduce_dtype: typing.Any, casts: bool, pin_memory: bool | None, reshard_after_forward: bool | typing.SupportsInt | None) -> None:
+    def __init__(self, mesh: Mesh, parameters: collections.abc.Sequence[GivenParameter], adopted: collections.abc.Sequence[tuple[collections.abc.Sequence[str], torch.Tensor]], *, replicates: bool, param_dtype: typing.Any, reduce_dtype: typing.Any, may_cast: bool, pin_memory: bool | None, reshard_after_forward: bool | typing.SupportsInt | None, neighbours: torch.distributed.distributed_c10d.ProcessGroup | None) -> None:
         ...
     def counters(self) -> dict[str, int]:
         ...
@@ -209,7 +209,7 @@ class OutlineParameter:
     """
     A parameter as far as memory goes.
     """
-    def __init__(self, *, sizes: collections.abc.Sequence[typing.SupportsInt], dtype: typing.Any, dim: typing.SupportsInt, trained: bool) -> None:
+    def __init__(self, *, sizes: collections.abc.Sequence[typing.SupportsInt], dtype: typing.Any, dim: typing.SupportsInt, whole: bool, trained: bool) -> None:
         ...
 class OutlineUnit:
     """

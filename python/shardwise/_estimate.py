@@ -66,11 +66,12 @@ def estimate_memory(
                 sizes=list(parameter.size()),
                 dtype=parameter.dtype,
                 dim=_dim(parameter, shard_placement_fn),
+                whole=replicates and not _is_cast(parameter, precision),
                 trained=parameter.requires_grad,
             )
             for parameter in outline.parameters
         ],
-        outline.units(lambda parameters: not replicates or _is_cast(parameters, precision)),
+        outline.units(lambda parameters: not replicates or any(_is_cast(each, precision) for each in parameters)),
         outline.forward,
         buffer_bytes=sum(buffer.nbytes for buffer in module.buffers()),
         replicates=replicates,
@@ -89,9 +90,9 @@ def _dim(parameter: nn.Parameter, placement: Callable[[nn.Parameter], Shard | No
     return 0 if chosen is None else chosen.dim % max(parameter.ndim, 1)
 
 
-def _is_cast(parameters: Sequence[nn.Parameter], precision: MixedPrecisionPolicy) -> bool:
+def _is_cast(parameter: nn.Parameter, precision: MixedPrecisionPolicy) -> bool:
     kind = precision.param_dtype
-    return kind is not None and any(each.is_floating_point() and each.dtype != kind for each in parameters)
+    return kind is not None and parameter.is_floating_point() and parameter.dtype != kind
 
 
 class _Outline:

@@ -151,9 +151,10 @@ def wrap(state: State, roots: Sequence[nn.Module], managed: Sequence[nn.Module],
         replicates=policies.replicates,
         param_dtype=policies.precision.param_dtype,
         reduce_dtype=policies.precision.reduce_dtype,
-        casts=any(leaf.extended for leaf in leaves) or _casts(found, policies, device),
+        may_cast=any(leaf.extended for leaf in leaves) or _may_cast(policies, device),
         pin_memory=policies.offload.pin_memory if isinstance(policies.offload, CPUOffloadPolicy) else None,
         reshard_after_forward=policies.reshard_after_forward,
+        neighbours=_neighbours(policies),
     )
     group = ParamGroup(unit, tuple(roots), policies.mesh, policies.post_forward_mesh, policies.offload)
     for index, (each, leaf, shard) in enumerate(zip(found, leaves, unit.shards(), strict=True)):
@@ -317,13 +318,16 @@ def _traits(found: Found, policies: Policies, device: torch.device, dim: int) ->
     }
 
 
-def _casts(found: Sequence[Found], policies: Policies, device: torch.device) -> bool:
-    """Whether modules compute with other memory than the optimizer sees, where every rank holds everything."""
-    kind = policies.precision.param_dtype
+def _may_cast(policies: Policies, device: torch.device) -> bool:
+    """Whether modules may compute with other memory than the optimizer sees, where every rank holds everything."""
     moved = isinstance(policies.offload, CPUOffloadPolicy) and device.type != "cpu"
-    return moved or any(
-        kind is not None and each.parameter.is_floating_point() and each.parameter.dtype != kind for each in found
-    )
+    return moved or policies.precision.param_dtype is not None
+
+
+def _neighbours(policies: Policies) -> dist.ProcessGroup | None:
+    """The process group that torch made of those that hold everything together after forward."""
+    holders = policies.post_forward_mesh
+    return None if holders is None or holders is policies.mesh else holders.shard_process_group
 
 
 _meshes: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[Any, _C.Mesh]] = weakref.WeakKeyDictionary()

@@ -17,6 +17,7 @@ from precision import PRECISION
 from programs import PROGRAMS
 from python_front import PYTHON_FRONT
 from sums import SUMS
+from surroundings import SURROUNDINGS
 from transport import TRANSPORT
 
 MUTANTS = [
@@ -31,6 +32,7 @@ MUTANTS = [
     *TRANSPORT,
     *LOST,
     *PROGRAMS,
+    *SURROUNDINGS,
     *PACKAGE,
     *PYTHON_FRONT,
 ]

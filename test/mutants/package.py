@@ -85,7 +85,7 @@ PACKAGE = [
         "ranks/test_logs.py",
     ),
     _mutant(
-        "cast at every module of a list",
+        "leave the inputs of modules as they are",
         "wrapping.py",
         "    return convert if inputs else None, outputs\n",
         "    return None, outputs\n",

@@ -39,7 +39,8 @@ struct SHARDWISE_API ReplicateOptions {
   TORCH_ARG(std::optional<Mesh>, mesh) = std::nullopt;
   /// Parameters that are left alone.
   TORCH_ARG(std::vector<at::Tensor>, ignored_parameters) = {};
-  /// With another `param_dtype` than the parameters have, full copies in it come and go beside them.
+  /// With another `param_dtype` than the parameters have, full copies in it come and go beside them. Where all have it
+  /// there are none, and a later cast of the module is an Error.
   TORCH_ARG(MixedPrecision, mixed_precision) = {};
   /// Unset: parameters and gradients stay on the mesh's device.
   TORCH_ARG(std::optional<CpuOffload>, cpu_offload) = std::nullopt;

@@ -298,6 +298,12 @@ TEST(FullyShardContract, ErrorsNameTheParameterAndTheRemedy) {
         {"nothing", [&] { fully_shard(std::vector<std::shared_ptr<torch::nn::Module>>{}, options); }, {"no modules"}},
         {"a scalar", [&] { fully_shard(*scalar, options); }, {"scalar parameters. Change p to a 1D tensor"}},
         {"not contiguous", [&] { fully_shard(*strided, options); }, {"'p'", "non-contiguous", "contiguous()"}},
+        {"a replicated scalar that is cast",
+         [&] { replicate(*scalar, on(rank).mixed_precision({.param_dtype = torch::kBFloat16})); },
+         {"replicate doesn't support scalar parameters. Change p to a 1D tensor"}},
+        {"what is replicated and cast, and not contiguous",
+         [&] { replicate(*strided, on(rank).mixed_precision({.param_dtype = torch::kBFloat16})); },
+         {"replicate does not support non-contiguous", "'p'", "before replicate()"}},
         {"no such dimension", [&] { fully_shard(Stack(), dim_of(5)); }, {"along dimension 5", "embedding.weight"}},
         {"a mesh of three axes",
          [&] {

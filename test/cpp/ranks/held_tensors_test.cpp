@@ -95,6 +95,24 @@ TEST(HeldTensors, AfterACast) {
   });
 }
 
+// It would be lost: what trains are the shards.
+TEST(HeldTensors, AfterACastOfFullParameters) {
+  for_wrappings([](Rank& rank, const std::string& what, const FullyShardOptions& options) {
+    Stack ours, reference;
+    shard_stack(ours, options);
+    {
+      const torch::NoGradGuard guard;
+      stack_loss(ours, 9, rank.rank());
+    }
+    auto& weight = ours->block(1)->down->weight;
+    weight.set_data(torch::zeros(weight.sizes(), torch::kDouble));
+    expect_error<Error>(
+        [&] { stack_loss(ours, 9, rank.rank()); },
+        {c10::str("rank ", rank.rank()), "the full parameter 'blocks.1.down.weight' was given other memory", "reshard()"});
+    train_held(rank, ours, reference, what);
+  });
+}
+
 TEST(HeldTensors, AfterALoad) {
   for_wrappings([](Rank& rank, const std::string& what, const FullyShardOptions& options) {
     Stack ours, reference;

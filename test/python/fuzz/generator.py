@@ -207,6 +207,9 @@ class _Generator:
                 "output_dtype": self.choose.choice([None, None, torch.float32]),
                 "cast_forward_inputs": self.chance(0.7),
             }
+            if len(modules) > 1:
+                # torch casts what the first module of a list is given, and what the last one gives.
+                unit.policy |= {"output_dtype": None, "cast_forward_inputs": False}
         return unit
 
     def _owners(self) -> None:

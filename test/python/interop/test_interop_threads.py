@@ -58,12 +58,12 @@ class Threads:
             threaded.ProcessLocalGroup.exception_handle(error)
 
 
-def threaded_ranks(_: int, layout: str, world: int) -> None:
+def threaded_ranks(_: int, layout: str, world: int, options: dict[str, Any]) -> None:
     def train(rank: int) -> None:
         # Models are made from torch's one generator: by one thread at a time.
         parity = Parity(locked_program)
-        theirs = parity.run(TORCH, by_layer(layout))
-        assert_same_bits(parity.run(ours(), by_layer(layout)), theirs)
+        theirs = parity.run(TORCH, by_layer(layout, **options))
+        assert_same_bits(parity.run(ours(), by_layer(layout, **options)), theirs)
 
     lock = threading.Lock()
     program = mlp_program((5, 7, 3, 1), steps=4)
@@ -79,4 +79,7 @@ def threaded_ranks(_: int, layout: str, world: int) -> None:
 class TestInteropRanks:
     @pytest.mark.parametrize(("layout", "world"), [("fully_shard", 2), ("replicate", 2), ("hsdp", 4)])
     def test_threads(self, layout: str, world: int) -> None:
-        run_ranks(1, threaded_ranks, layout, world, backend=None)
+        run_ranks(1, threaded_ranks, layout, world, {}, backend=None)
+
+    def test_threads_that_hold_everything_in_pairs(self) -> None:
+        run_ranks(1, threaded_ranks, "fully_shard", 4, {"reshard_after_forward": 2}, backend=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 
+import pytest
 import torch
 from models import batch, local, mlp, reference_backward
 from pool import run_ranks
@@ -124,7 +125,36 @@ def after_a_load(rank: int, wrap: Wrap) -> None:
     train_held(other, reference, rank)
 
 
+def after_a_cast_of_full_parameters(rank: int, wrap: Wrap) -> None:
+    """What is done to a part of a module while it shows full parameters would be lost: it is said, and undone."""
+    reference = mlp(5, 7, 3)
+    model = copy.deepcopy(reference)
+    wrap(model)
+    last: nn.Linear = model[2]
+    for spoil in (last.double, lambda: setattr(last.weight, "data", torch.zeros(3, 7))):
+        with torch.no_grad():
+            model(batch(9, rank, 5))
+        assert not isinstance(last.weight, DTensor)
+        spoil()
+        with pytest.raises(
+            shardwise.Error, match=rf"rank {rank}: the full parameter '2.weight' was given other memory"
+        ):
+            model(batch(9, rank, 5))
+        held = Held(model)
+        train(model, reference, rank, range(3), held)
+    # Once the module shows what trains, a part of it may be cast.
+    with torch.no_grad():
+        model(batch(9, rank, 5))
+    model.reshard()  # type: ignore[operator]
+    last.double().float()
+    train_held(model, reference, rank)
+
+
 class TestHeldTensors:
+    def test_after_a_cast_of_full_parameters(self) -> None:
+        for wrap in WRAPS:
+            run_ranks(2, after_a_cast_of_full_parameters, wrap)
+
     def test_after_to_empty(self) -> None:
         for wrap in WRAPS:
             run_ranks(2, after_to_empty, wrap)
