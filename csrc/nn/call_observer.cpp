@@ -82,13 +82,13 @@ class Observer final : public HolderLayout {
   torch::nn::Module* base_;
 };
 
-void observe(AnyModule& module) {
+void put_observer(AnyModule& module) {
   auto& content = content_of(module);
   if (!content || dynamic_cast<Observer*>(content.get()) != nullptr) return;
   content = std::make_unique<Observer>(std::move(content));
 }
 
-void unobserve(AnyModule& module) {
+void take_observer(AnyModule& module) {
   auto& content = content_of(module);
   if (auto* observer = dynamic_cast<Observer*>(content.get())) content = observer->take();
 }
@@ -146,23 +146,23 @@ AnyValue Observer::forward(std::vector<AnyValue>&& arguments) {
 }
 
 void observe_calls(torch::nn::Module& root) {
-  for_each_callee(root, observe);
+  for_each_callee(root, put_observer);
 }
 
 void observe_calls(AnyModule& module) {
   if (module.is_empty()) return;
-  observe(module);
-  for_each_callee(*module.ptr(), observe);
+  put_observer(module);
+  for_each_callee(*module.ptr(), put_observer);
 }
 
 void unobserve_calls(torch::nn::Module& root) {
-  for_each_callee(root, unobserve);
+  for_each_callee(root, take_observer);
 }
 
 void unobserve_calls(AnyModule& module) {
   if (module.is_empty()) return;
-  unobserve(module);
-  for_each_callee(*module.ptr(), unobserve);
+  take_observer(module);
+  for_each_callee(*module.ptr(), take_observer);
 }
 
 } // namespace shardwise
