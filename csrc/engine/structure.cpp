@@ -12,6 +12,9 @@
 namespace shardwise::engine {
 namespace {
 
+/// Where what was seen begins, after 32 bits for a length.
+constexpr int kShared = 32;
+constexpr int kUnheld = 62;
 constexpr auto kWhat = "the comparison of the wrapped modules";
 
 // FNV-1a: the same on every machine, unlike std::hash.
@@ -47,14 +50,18 @@ std::vector<Sighting> compare_structure(
   std::string text;
   for (const auto& line : lines) text += line + "\n";
   // In the bits that a length leaves free.
-  const auto rest = static_cast<int64_t>(text.size()) | (seen.shared + 1) << 32 | int64_t{seen.unheld} << 62;
-  const auto heads = comm::gather_rows(at::tensor({fingerprint(text), rest}, at::kLong), axes, device, kWhat, counters);
+  const auto rest = uint64_t{text.size()} | static_cast<uint64_t>(seen.shared + 1) << kShared |
+                    (seen.unheld ? uint64_t{1} << kUnheld : 0);
+  const auto head = at::tensor({fingerprint(text), static_cast<int64_t>(rest)}, at::kLong);
+  const auto rows = comm::gather_rows(head, axes, device, kWhat, counters);
   std::vector<Sighting> all;
   bool same = true;
-  const auto* head = heads.const_data_ptr<int64_t>();
-  for (int64_t i = 0; i < 2 * heads.size(0); i += 2) {
-    same = same && head[i] == head[0] && static_cast<int32_t>(head[i + 1]) == static_cast<int32_t>(head[1]);
-    all.push_back({.shared = (head[i + 1] >> 32 & 0x3fffffff) - 1, .unheld = (head[i + 1] >> 62 & 1) != 0});
+  const auto* heads = rows.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < 2 * rows.size(0); i += 2) {
+    const auto seen_there = static_cast<uint64_t>(heads[i + 1]);
+    same = same && heads[i] == heads[0] && static_cast<uint32_t>(seen_there) == static_cast<uint32_t>(rest);
+    const auto shared = (seen_there >> kShared) % (uint64_t{1} << (kUnheld - kShared));
+    all.push_back({.shared = static_cast<int64_t>(shared) - 1, .unheld = seen_there >> kUnheld != 0});
   }
   if (same) return all;
   const auto texts = comm::gather_texts(text, axes, device, kWhat, counters);

@@ -82,13 +82,13 @@ class Observer final : public HolderLayout {
   torch::nn::Module* base_;
 };
 
-void put_observer(AnyModule& module) {
+void observe_call(AnyModule& module) {
   auto& content = content_of(module);
   if (!content || dynamic_cast<Observer*>(content.get()) != nullptr) return;
   content = std::make_unique<Observer>(std::move(content));
 }
 
-void take_observer(AnyModule& module) {
+void unobserve(AnyModule& module) {
   auto& content = content_of(module);
   if (auto* observer = dynamic_cast<Observer*>(content.get())) content = observer->take();
 }
@@ -146,23 +146,23 @@ AnyValue Observer::forward(std::vector<AnyValue>&& arguments) {
 }
 
 void observe_calls(torch::nn::Module& root) {
-  for_each_callee(root, put_observer);
+  for_each_callee(root, observe_call);
 }
 
 void observe_calls(AnyModule& module) {
   if (module.is_empty()) return;
-  put_observer(module);
-  for_each_callee(*module.ptr(), put_observer);
+  observe_call(module);
+  for_each_callee(*module.ptr(), observe_call);
 }
 
 void unobserve_calls(torch::nn::Module& root) {
-  for_each_callee(root, take_observer);
+  for_each_callee(root, unobserve);
 }
 
 void unobserve_calls(AnyModule& module) {
   if (module.is_empty()) return;
-  take_observer(module);
-  for_each_callee(*module.ptr(), take_observer);
+  unobserve(module);
+  for_each_callee(*module.ptr(), unobserve);
 }
 
 } // namespace shardwise
