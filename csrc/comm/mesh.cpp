@@ -200,7 +200,7 @@ struct Mesh::State {
     const auto name = c10::str(purpose, " ", count, "/", position / count);
     auto some = spec(
         c10::str(axes[index].name, " ", name), c10::make_intrusive<c10d::PrefixStore>(name, place), position % count,
-        names_of(index, position / count * count, count));
+        names_of(index, int64_t{position / count} * count, count));
     return comm::make_beside(*all, line(index), std::move(some)).group;
   }
 

@@ -45,7 +45,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> make(const GroupSpec& spec) {
 /// A number of the first rank's, that no other group has.
 uint64_t common_word(c10d::Backend& gloo, std::chrono::milliseconds timeout) {
   std::random_device random;
-  auto mine = at::full({1}, static_cast<int64_t>(random()) << 32 | random(), at::kLong);
+  auto mine = at::full({1}, static_cast<int64_t>((uint64_t{random()} << 32U) | random()), at::kLong);
   auto all = at::empty({gloo.getSize()}, at::kLong);
   c10d::AllgatherOptions options;
   options.timeout = timeout;
