@@ -34,15 +34,12 @@ PyObject* class_of(const shardwise::Error& error) {
   return dynamic_cast<const shardwise::ValueError*>(&error) != nullptr ? value_error_class : error_class;
 }
 
-// Of other extension modules, whose C++ models and whose calls of torch come here: they know neither our classes nor
-// what torch throws for errors of Python.
+// What other extension modules call, and what C++ models in them raise: those modules do not know our classes.
 void translate(std::exception_ptr thrown) {
   try {
     if (thrown) std::rethrow_exception(std::move(thrown));
   } catch (const shardwise::Error& error) {
     PyErr_SetString(class_of(error), error.what());
-  } catch (python_error& error) {
-    error.restore();
   }
 }
 

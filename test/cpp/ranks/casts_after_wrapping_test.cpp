@@ -65,8 +65,8 @@ TEST(CastsAfterWrapping, OfWhatWasReplicatedWithoutCopiesIsRefused) {
         direct ? ours->forward(x).sum().backward() : cast_loss(ours, 1, rank.rank(), std::nullopt).backward();
       };
       expect_error<Error>(
-          use, {c10::str("rank ", rank.rank()), "'0.weight' was cast to float32 after replicate()", "compute in bfloat16",
-                "Cast the module first"});
+          use, {c10::str("rank ", rank.rank()), "'0.weight' was cast to float32 after replicate()",
+                "compute in bfloat16", "Cast the module first"});
       ours->to(kCast);
       cast_loss(ours, 2, rank.rank(), std::nullopt).backward();
     }

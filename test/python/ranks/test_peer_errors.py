@@ -85,6 +85,22 @@ def of_models_in_cpp(rank: int, name: str, in_backward: bool) -> None:
     dist.barrier()
 
 
+def of_methods_in_cpp(rank: int) -> None:
+    """The extension module that has the method knows nothing of shardwise in Python."""
+    block = bound.models().Stack(6, 1, False).block(0)
+    shardwise.fully_shard(block, mesh=mesh_with_little_time())
+    for step in range(4):
+        block.reversed(batch(step, rank, 6)).pow(2).mean().backward()
+    if rank == 0:
+        with pytest.raises(shardwise.PeerError, match="rank 0") as caught:
+            block.reversed(batch(4, rank, 6))
+        assert type(caught.value) is shardwise.PeerError
+    dist.barrier()
+    with pytest.raises(ValueError, match="size 0; it must be 1 or more") as wrong:
+        bound.models().make_mesh(dist.HashStore(), 0, [("shards", 0)])
+    assert isinstance(wrong.value, shardwise.Error)
+
+
 bound_sizes = {"Chain": (5, 2), "Again": (5,)}
 
 
@@ -120,6 +136,9 @@ class TestPeerErrors:
     )
     def test_of_models_in_cpp(self, name: str, in_backward: bool) -> None:
         run_ranks(2, of_models_in_cpp, name, in_backward)
+
+    def test_of_methods_in_cpp(self) -> None:
+        run_ranks(2, of_methods_in_cpp)
 
     @pytest.mark.parametrize("wrap", WRAPS)
     def test_those_of_the_program_are_its_own(self, wrap: str) -> None:
