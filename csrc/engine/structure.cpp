@@ -13,8 +13,8 @@ namespace shardwise::engine {
 namespace {
 
 /// Where what was seen begins, after 32 bits for a length.
-constexpr int kShared = 32;
-constexpr int kUnheld = 62;
+constexpr unsigned kShared = 32;
+constexpr unsigned kUnheld = 62;
 constexpr auto kWhat = "the comparison of the wrapped modules";
 
 // FNV-1a: the same on every machine, unlike std::hash.
