@@ -32,13 +32,6 @@ LOST = [
         suites=_LOST,
     ),
     Mutant(
-        "say no farewell before the connections close",
-        "csrc/comm/direct_announcements.cpp",
-        "  wire.course().on_failure([this](const std::string& reason) { say_farewell(reason); });\n",
-        "",
-        suites=_LOST,
-    ),
-    Mutant(
         "tell nobody that a collective failed",
         "csrc/comm/agreement.cpp",
         "    Note last{.failed = 1};",
@@ -65,13 +58,6 @@ LOST = [
         "if (const auto onlooker = one.lock()) onlooker->look_at(call());",
         "if (const auto onlooker = one.lock()) call();",
         languages=BOTH,
-        suites=_APART,
-    ),
-    Mutant(
-        "take a call that this rank made for one that it owes",
-        "csrc/comm/agreement_note.h",
-        "    return made && *made < static_cast<uint64_t>(number);",
-        "    return made.has_value();",
         suites=_APART,
     ),
     Mutant(
