@@ -61,6 +61,13 @@ LOST = [
         suites=_APART,
     ),
     Mutant(
+        "take a call that this rank made for one that it owes",
+        "csrc/comm/agreement_note.h",
+        "    return made && *made < static_cast<uint64_t>(number);",
+        "    return made.has_value();",
+        suites=_APART,
+    ),
+    Mutant(
         "wait for the store in a look",
         "csrc/comm/agreement.cpp",
         "    notes_.leave(bytes);\n",
