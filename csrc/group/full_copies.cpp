@@ -139,7 +139,7 @@ void FullCopies::refill(comm::Buffers& buffers, Counters& counters) {
 }
 
 void FullCopies::refuse_in_child() {
-  for (size_t i = 0; i < seen_.size() && comm::is_shared(part_); ++i) {
+  for (size_t i = 0; i < seen_.size() && part_is_shared_; ++i) {
     if (!elsewhere_[i].defined()) comm::refuse_in_child(*seen_[i].unsafeGetStorageImpl());
   }
   if (!are_shared_) return;

@@ -122,7 +122,8 @@ class FullCopies : public Copies {
   Kinds kinds_;
   at::Tensor part_;
   std::vector<LeafStorage> storages_;
-  /// Whether they have memory that other ranks can read.
+  /// Whether the part, and full copies that are there, lie in memory that other ranks can read.
+  bool part_is_shared_ = false;
   bool are_shared_ = false;
   comm::InForkedChild in_child_{[this] { refuse_in_child(); }};
   /// In the layout `flat`, where the one storage has them.

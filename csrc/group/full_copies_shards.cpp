@@ -32,6 +32,7 @@ void FullCopies::adopt_shards(Front& front, bool takes_memory) {
   {
     const ComputeGuard guard;
     part_ = comm::shared_zeros(layout_.part, kinds_.shards);
+    part_is_shared_ = comm::is_shared(part_);
   }
   elsewhere_.resize(parameters().size());
   seen_.resize(parameters().size());
