@@ -44,8 +44,9 @@ int Ring::rank_at(int place) const {
   return ranks_[(place + world) % world];
 }
 
-// Every rank gets and sends the same pieces in the same order, so that messages of one tag find their places. A complete
-// piece comes into the place that this rank's own part of it was sent from: it cannot come before that has arrived.
+// Every rank gets and sends the same pieces in the same order, so that messages of one tag find their places. A
+// complete piece comes into the place that this rank's own part of it was sent from: it cannot come before that has
+// arrived.
 void Ring::all_reduce(const Call& call, std::byte* data) {
   const auto world = wire_.size();
   const auto next = rank_at(place_ + 1);
@@ -60,8 +61,7 @@ void Ring::all_reduce(const Call& call, std::byte* data) {
   const auto expect = [&] {
     const auto number = sums.size();
     if (number == coming.size()) return;
-    sums.push_back(wire_.receive(
-        before, pieces_.data() + number % kPieces * size, coming[number].bytes, Phase::sum));
+    sums.push_back(wire_.receive(before, pieces_.data() + number % kPieces * size, coming[number].bytes, Phase::sum));
   };
   for (size_t i = 0; i < kPieces; ++i) expect();
   std::vector<Message> results;
@@ -79,8 +79,7 @@ void Ring::all_reduce(const Call& call, std::byte* data) {
     const auto& piece = coming[number];
     auto* place = data + piece.begin;
     const auto elements = static_cast<int64_t>(piece.bytes / item);
-    add_up(
-        place, {pieces_.data() + number % kPieces * size, place}, elements, call.signature.dtype, /*mean=*/false);
+    add_up(place, {pieces_.data() + number % kPieces * size, place}, elements, call.signature.dtype, /*mean=*/false);
     if (piece.is_last && call.is_mean()) divide(place, elements, call.signature.dtype, world);
     expect();
     sent.push_back(wire_.send(next, place, piece.bytes, piece.is_last ? Phase::gather : Phase::sum));

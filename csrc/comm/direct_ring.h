@@ -7,12 +7,12 @@
 
 namespace shardwise::comm::direct {
 
-/// All-reduces in which a rank sends to the next one alone: between hosts, where a link is what takes time, each byte of
-/// the result crosses it twice at most, however many ranks a host has.
+/// All-reduces in which a rank sends to the next one alone: between hosts, where a link is what takes time, each byte
+/// of the result crosses it twice at most, however many ranks a host has.
 ///
-/// Each rank's share goes round once while the ranks add to it what they have, the first of them being the one after its
-/// own, and once more when it is complete. So the order of the additions is the same in every run; it is not that of the
-/// ranks.
+/// Each rank's share goes round once while the ranks add to it what they have, the first of them being the one after
+/// its own, and once more when it is complete. So the order of the additions is the same in every run; it is not that
+/// of the ranks.
 class Ring {
  public:
   /// Ranks of a host, of which `hosts` has the name for each rank, stand beside each other.

@@ -38,8 +38,8 @@ constexpr bool is_sooner_whole(size_t bytes, int world) {
 }
 
 /// All-reduces from here on go round a ring where hosts have several ranks each, and there is more than one: every link
-/// between hosts then carries twice the tensor at most, instead of as many times as a host has ranks. What is added up in
-/// another dtype than it is sent in does not.
+/// between hosts then carries twice the tensor at most, instead of as many times as a host has ranks. What is added up
+/// in another dtype than it is sent in does not.
 constexpr size_t kLeastRound = 1048576;
 inline bool goes_round(size_t bytes, int world, int hosts, at::ScalarType dtype) {
   return hosts > 1 && hosts < world && bytes >= kLeastRound && dtype != at::kHalf && dtype != at::kBFloat16;

@@ -14,8 +14,8 @@ SHARDWISE_API int64_t forks();
 /// Raises Error where this process was forked since: `what` was made under that number of forks.
 SHARDWISE_API void require_not_forked(int64_t forks_then, const char* what);
 
-/// As long as it lives, every child that this process forks calls `act` before it does anything else, on its one thread.
-/// A program that the child turns into does not.
+/// As long as it lives, every child that this process forks calls `act` before it does anything else, on its one
+/// thread. A program that the child turns into does not.
 class SHARDWISE_API InForkedChild {
  public:
   explicit InForkedChild(std::function<void()> act);

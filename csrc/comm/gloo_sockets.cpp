@@ -75,14 +75,15 @@ std::vector<int> descriptors() {
   auto* folder = opendir("/proc/self/fd");
   if (folder == nullptr) return all;
   while (const auto* entry = readdir(folder)) {
-    const int file = std::atoi(entry->d_name);
+    const int file = static_cast<int>(std::strtol(entry->d_name, nullptr, 10));
     if (entry->d_name[0] != '.' && file != dirfd(folder)) all.push_back(file);
   }
   closedir(folder);
   return all;
 }
 
-// Whoever tries to connect gets no answer. To close it would leave Gloo's own thread with a socket that is always ready.
+// Whoever tries to connect gets no answer. To close it would leave Gloo's own thread with a socket that is always
+// ready.
 void answer_nobody(int file) {
   sock_filter drop[] = {{BPF_RET | BPF_K, 0, 0, 0}};
   const sock_fprog program{1, drop};

@@ -22,8 +22,8 @@ class GlooSockets {
   /// The store for a Gloo that is about to be made; what it writes there and reads is heard.
   c10::intrusive_ptr<c10d::Store> overhear(const c10::intrusive_ptr<c10d::Store>& store);
 
-  /// All ranks are connected: strangers get no answer from here on, and a child that this process forks keeps none of the
-  /// connections, so that peers hear at once when this process dies.
+  /// All ranks are connected: strangers get no answer from here on, and a child that this process forks keeps none of
+  /// the connections, so that peers hear at once when this process dies.
   void close_doors();
 
  private:

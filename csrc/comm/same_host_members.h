@@ -20,9 +20,9 @@ class SHARDWISE_API Members {
   /// What tells this host, and who may be seen on it, from others.
   static std::string this_host();
 
-  /// All ranks of `gloo`, on which nothing else is under way, come here; gives the host of each. `members` are null, for
-  /// all of them, where one does not want it, is on another `host`, or cannot read another's memory. Raises what Gloo
-  /// raises where a rank does not come.
+  /// All ranks of `gloo`, on which nothing else is under way, come here; gives the host of each. `members` are null,
+  /// for all of them, where one does not want it, is on another `host`, or cannot read another's memory. Raises what
+  /// Gloo raises where a rank does not come.
   struct Meeting {
     std::shared_ptr<Members> members;
     std::vector<std::string> hosts;

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -44,7 +45,7 @@ std::optional<Segment> Segment::make(size_t bytes) {
   // What the child wrote would be its parent's too, and what the parent writes the child's.
   segment.in_child_ = std::make_unique<InForkedChild>([memory = segment.memory_, bytes] {
     constexpr auto kNothing = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
-    mmap(memory, bytes, PROT_NONE, kNothing, -1, 0);
+    if (mmap(memory, bytes, PROT_NONE, kNothing, -1, 0) == MAP_FAILED) std::abort();
   });
   return segment;
 }

@@ -20,7 +20,8 @@ void expect_transport(Rank& rank, const std::string& place, const MeshOptions& o
                           .rank(rank.rank())
                           .world_size(4)
                           .device(torch::Device(torch::kCPU)));
-  for (const auto& group : {mesh.group("world"), mesh.gather_group("world"), mesh.sum_group("world"), mesh.neighbours("world", 2)}) {
+  for (const auto& group :
+       {mesh.group("world"), mesh.gather_group("world"), mesh.sum_group("world"), mesh.neighbours("world", 2)}) {
     EXPECT_EQ(transport_of(group), name) << rank.name() << " " << place;
     std::vector<at::Tensor> tensors{torch::ones({40000})};
     group->allreduce(tensors)->wait();

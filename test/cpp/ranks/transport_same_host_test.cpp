@@ -310,8 +310,8 @@ TEST(SameHost, NobodyCutsMemoryOff) {
   close(file);
 }
 
-// A process that was forked, as a loader of data is, cannot use what its parent shares with ranks, gives none of it back,
-// and can have an arena of its own.
+// A process that was forked, as a loader of data is, cannot use what its parent shares with ranks, gives none of it
+// back, and can have an arena of its own.
 TEST(SameHost, AForkedProcessLeavesTheMemoryOfItsParent) {
   const auto arena = Arena::of_this_process();
   ASSERT_TRUE(arena);

@@ -79,7 +79,8 @@ void reference_step(Summing& model, torch::optim::Optimizer& optimizer, int step
 
 using Check = std::function<void(Summing& ours, Summing& reference, const std::string& what)>;
 
-void train(Rank& rank, const std::vector<Group>& groups, const std::function<void(Summing&)>& wrap, const Check& check) {
+void train(
+    Rank& rank, const std::vector<Group>& groups, const std::function<void(Summing&)>& wrap, const Check& check) {
   Summing ours, reference;
   wrap(ours);
   torch::optim::SGD mine(ours->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));

@@ -74,11 +74,12 @@ def reference_step(model: Summing, step: int) -> None:
     (losses.sum() / world).backward()
 
 
-def wrap(model: Summing, mode: str, mesh: DeviceMesh) -> Any:
+def wrap(model: Summing, mode: str, mesh: DeviceMesh) -> None:
     if mode == "part":  # DDP around a part, on the same process group.
         shardwise.fully_shard(model.layers[0], mesh=mesh)
         model.layers[1] = DistributedDataParallel(model.layers[1], process_group=mesh.get_group())
-        return shardwise.fully_shard(model.layers[2], mesh=mesh)
+        shardwise.fully_shard(model.layers[2], mesh=mesh)
+        return
     for layer in model.layers:
         shardwise.replicate(layer, mesh=mesh) if mode == "replicate" else shardwise.fully_shard(layer, mesh=mesh)
     if mode != "replicate":
