@@ -207,9 +207,11 @@ struct Mesh::State {
   /// Made at the first call.
   c10::intrusive_ptr<c10d::ProcessGroup> beside(const std::string& purpose, size_t index, int count) {
     const std::lock_guard lock(mutex);
-    auto& made = neighbours[{purpose, index, count}];
-    if (!made) made = make_neighbours(purpose, index, count);
-    return made;
+    const std::tuple key(purpose, index, count);
+    if (const auto found = neighbours.find(key); found != neighbours.end()) return found->second;
+    // None where that fails.
+    auto made = make_neighbours(purpose, index, count);
+    return neighbours.emplace(key, std::move(made)).first->second;
   }
 
   c10::intrusive_ptr<c10d::ProcessGroup> of_units(const std::string& purpose, const std::string& axis) {
