@@ -128,15 +128,17 @@ void Unit::take_own_groups() {
     return;
   }
   const auto& axes = mesh_.axes();
-  const auto on_own_group = [&](comm::Collectives& collectives, const std::string& axis) {
+  using comm::Agreement;
+  const auto on_own_group = [&](comm::Collectives& collectives, const std::string& axis, Agreement::Chain chain) {
     if (collectives.size() == 1) return true;
     const auto group = mesh_.sum_group(axis);
     const bool is_own = group != mesh_.group(axis);
-    if (is_own) collectives = comm::Collectives({group, collectives.names()});
+    if (is_own) collectives = comm::Collectives({group, collectives.names()}).at({agreement_, chain});
     return is_own;
   };
-  const bool copies_apart = on_own_group(copies_, axes.front().name);
-  sums_have_groups_ = on_own_group(shards_, axes.back().name) && copies_apart;
+  const auto first = axes.size() == 2 ? Agreement::first_axis : Agreement::group;
+  const bool copies_apart = on_own_group(copies_, axes.front().name, first);
+  sums_have_groups_ = on_own_group(shards_, axes.back().name, Agreement::group) && copies_apart;
   if (replicates()) return;
   const auto group = mesh_.gather_group(axes.back().name);
   gather_ = comm::Collectives({group, shards_.names()});
