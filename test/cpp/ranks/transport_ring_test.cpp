@@ -1,6 +1,7 @@
 // All-reduces between hosts that have several ranks each: who sends how much to whom, and what comes out.
 #include "ranks/models.h"
 #include "ranks/transport_groups.h"
+#include "support/form.h"
 
 #include <numeric>
 
@@ -55,13 +56,11 @@ TEST(TransportRing, SumsAndMeans) {
     run_ranks(static_cast<int>(hosts.size()), [&](Rank& rank) {
       const auto backend = backend_on(rank, hosts, "sums");
       EXPECT_EQ(way_of(*backend), "TCP");
-      for (const int64_t elements : {262144 + 5, 300001, 1100003}) {
-        expect_sum(rank, *backend, elements, torch::kFloat, Op::AVG);
-        expect_sum(rank, *backend, elements, torch::kFloat, Op::SUM);
-      }
+      expect_sum(rank, *backend, 262144 + 5, torch::kFloat, Op::SUM);
+      expect_sum(rank, *backend, by_form(300001, 1100003), torch::kFloat, Op::AVG);
       expect_sum(rank, *backend, 150001, torch::kDouble, Op::AVG);
       expect_sum(rank, *backend, 300001, torch::kInt, Op::SUM);
-      expect_sum(rank, *backend, 700001, torch::kBFloat16, Op::SUM);
+      expect_sum(rank, *backend, 550001, torch::kBFloat16, Op::SUM);
     });
   }
 }
