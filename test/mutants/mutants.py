@@ -14,11 +14,11 @@ from meta import META
 from order import ORDER
 from package import PACKAGE
 from precision import PRECISION
-from programs import PROGRAMS
 from python_front import PYTHON_FRONT
 from sums import SUMS
 from surroundings import SURROUNDINGS
 from transport import TRANSPORT
+from traps import TRAPS
 
 MUTANTS = [
     *SUMS,
@@ -31,7 +31,7 @@ MUTANTS = [
     *META,
     *TRANSPORT,
     *LOST,
-    *PROGRAMS,
+    *TRAPS,
     *SURROUNDINGS,
     *PACKAGE,
     *PYTHON_FRONT,

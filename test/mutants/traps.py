@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutant import Mutant
 
-PROGRAMS = [
+TRAPS = [
     Mutant(
         "take what a container hands out for a member's",
         "csrc/nn/owners.cpp",
