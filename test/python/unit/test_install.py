@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from broken_package import PACKAGE, BrokenPackage
+from installation import Environment
 
 FOLDER = PACKAGE.parent
 
@@ -375,9 +376,11 @@ def test_a_broken_package_breaks_no_interpreter(tmp_path, broken, told):
     for name in ("shardwise_install.pth", "_shardwise_install.py")[: 1 if broken == "only the .pth file" else 2]:
         (tmp_path / name).write_text((FOLDER / name).read_text())
     (tmp_path / "sitecustomize.py").write_text(f"import site\nsite.addsitedir({str(tmp_path)!r})\n")
+    # This Python may have the checkout on its path.
+    clean = Environment.create(tmp_path / "environment")
     result = subprocess.run(
-        [sys.executable, "-c", "from torch.distributed.fsdp import fully_shard; print(fully_shard.__module__)"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "SHARDWISE_INSTALL": "1"},
+        [clean.python, "-c", "from torch.distributed.fsdp import fully_shard; print(fully_shard.__module__)"],
+        env={**clean.variables, "PYTHONPATH": str(tmp_path), "SHARDWISE_INSTALL": "1"},
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
