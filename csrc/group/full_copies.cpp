@@ -2,15 +2,12 @@
 
 #include "comm/shared_memory.h"
 #include "group/compute_guard.h"
-#include "group/data.h"
 #include "group/pieces.h"
 #include "observe/label.h"
-#include "observe/seam.h"
 
 #include <shardwise/error.h>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>

@@ -41,7 +41,17 @@ class UnitTouch::Full : public TouchListener {
   std::shared_ptr<Unproved> unproved = std::make_shared<Unproved>();
 };
 
-class UnitTouch::Shard : public TouchListener {
+/// What this rank holds alone, of which others' sizes are another.
+class UnitTouch::Piece : public TouchListener {
+ public:
+  std::string explain(const Touch& touch) const override {
+    const auto owner = unit.lock();
+    return owner ? why_sizes_differ(*owner, touch) : "";
+  }
+  std::weak_ptr<engine::Unit> unit;
+};
+
+class UnitTouch::Shard : public Piece {
  public:
   void touched(const Touch& touch) override {
     const auto owner = unit.lock();
@@ -50,15 +60,10 @@ class UnitTouch::Shard : public TouchListener {
     if (touch.local == Local::number) refuse_local_number(*owner, touch);
     owner->shard_written();
   }
-  std::string explain(const Touch& touch) const override {
-    const auto owner = unit.lock();
-    return owner ? why_sizes_differ(*owner, touch) : "";
-  }
-  std::weak_ptr<engine::Unit> unit;
 };
 
 /// What was published to shards.
-class UnitTouch::Gradient : public TouchListener {
+class UnitTouch::Gradient : public Piece {
  public:
   void touched(const Touch& touch) override {
     const auto owner = unit.lock();
@@ -67,11 +72,6 @@ class UnitTouch::Gradient : public TouchListener {
   Local local(const at::Tensor& /*tensor*/) const override {
     return Local::gradient;
   }
-  std::string explain(const Touch& touch) const override {
-    const auto owner = unit.lock();
-    return owner ? why_sizes_differ(*owner, touch) : "";
-  }
-  std::weak_ptr<engine::Unit> unit;
 };
 
 /// What full leaves have in the place of a gradient.

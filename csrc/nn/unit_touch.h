@@ -34,6 +34,7 @@ class UnitTouch : public group::Front {
 
  private:
   class Full;
+  class Piece;
   class Shard;
   class Gradient;
   class Absent;

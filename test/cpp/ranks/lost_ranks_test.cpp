@@ -5,6 +5,7 @@
 #include "comm/process_group.h"
 #include "comm/rendezvous.h"
 #include "support/processes.h"
+#include "transport_groups.h"
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -64,20 +65,9 @@ void wrap_for_ever(const FullyShardOptions& options) {
   }
 }
 
-comm::GroupSpec named(Rank& rank, const std::string& name) {
-  return {
-      .name = name,
-      .store = c10::make_intrusive<c10d::PrefixStore>(name, rank.store()),
-      .rank = rank.rank(),
-      .size = rank.world_size(),
-      .device = at::kCPU,
-      .connect_timeout = 60s,
-      .timeout = 60s};
-}
-
 /// A mesh on a process group of Gloo's, as a caller has it.
 Mesh given_mesh(Rank& rank) {
-  return Mesh::from_process_groups({"world"}, {comm::make_process_group(named(rank, "given"))}, at::kCPU);
+  return Mesh::from_process_groups({"world"}, {comm::make_process_group(spec_of(rank, "given"))}, at::kCPU);
 }
 
 } // namespace
@@ -116,7 +106,7 @@ TEST(LostRanks, ADeathBeforeTheFirstWrap) {
   // T46
   expect_named(3, {}, [](Rank& rank, const Kill& kill) {
     const auto mesh = given_mesh(rank);
-    comm::meet(named(rank, "given"));
+    comm::meet(spec_of(rank, "given"));
     kill(0ms);
     if (rank.rank() == 2) std::this_thread::sleep_for(60s);
     wrap_for_ever(FullyShardOptions().mesh(mesh));
@@ -144,10 +134,10 @@ TEST(LostRanks, ADeathWhileAGroupIsMade) {
   expect_named(3, {}, [](Rank& rank, const Kill& kill) {
     kill(1s);
     if (rank.rank() < 2) {
-      comm::make_transport(named(rank, "a group"));
+      comm::make_transport(spec_of(rank, "a group"));
       return;
     }
-    comm::call_the_roll(named(rank, "a group"), comm::Processes::card(2));
+    comm::call_the_roll(spec_of(rank, "a group"), comm::Processes::card(2));
     std::this_thread::sleep_for(60s);
   });
 }

@@ -46,19 +46,25 @@ inline at::Tensor shared(const at::Tensor& tensor) {
   return comm::shared_zeros(tensor.numel(), tensor.options()).view(tensor.sizes()).copy_(tensor);
 }
 
-/// All ranks make one of the same name together.
-inline BackendPtr make_backend(
-    Rank& rank, const std::string& name, Transport transport = Transport::direct,
-    std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
-  const comm::GroupSpec spec{
+/// Of all ranks of the test.
+inline comm::GroupSpec spec_of(
+    Rank& rank, const std::string& name, std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
+  return {
       .name = name,
       .store = c10::make_intrusive<c10d::PrefixStore>(name, rank.store()),
       .rank = rank.rank(),
       .size = rank.world_size(),
       .device = at::kCPU,
       .connect_timeout = std::chrono::seconds(60),
-      .timeout = timeout,
-      .shared_memory = through_shared_memory()};
+      .timeout = timeout};
+}
+
+/// All ranks make one of the same name together.
+inline BackendPtr make_backend(
+    Rank& rank, const std::string& name, Transport transport = Transport::direct,
+    std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
+  auto spec = spec_of(rank, name, timeout);
+  spec.shared_memory = through_shared_memory();
   return transport == Transport::direct ? comm::make_direct(spec) : comm::make_gloo(spec);
 }
 

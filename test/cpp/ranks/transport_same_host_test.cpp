@@ -44,17 +44,6 @@ struct Held {
   }
 };
 
-comm::GroupSpec spec_of(Rank& rank, const std::string& name) {
-  return {
-      .name = name,
-      .store = c10::make_intrusive<c10d::PrefixStore>(name, rank.store()),
-      .rank = rank.rank(),
-      .size = rank.world_size(),
-      .device = at::kCPU,
-      .connect_timeout = 60s,
-      .timeout = 60s};
-}
-
 void expect_sum(Rank& rank, c10d::Backend& backend, const at::Tensor& tensor) {
   tensor.fill_(rank.rank() + 1);
   start_all_reduce(backend, tensor)->wait();

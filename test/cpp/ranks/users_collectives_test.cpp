@@ -1,10 +1,9 @@
 // A program's own collectives between those of units, on the process group that it gave or that the mesh shows (T40).
-#include "comm/process_group.h"
 #include "ranks/delays.h"
 #include "ranks/hybrid_models.h"
+#include "transport_groups.h"
 
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 namespace shardwise::test {
 namespace {
@@ -51,17 +50,9 @@ TORCH_MODULE(Summing);
 
 /// A process group of torch's own, as programs make it.
 Group plain_gloo(Rank& rank, const std::string& name) {
-  const auto store = c10::make_intrusive<c10d::PrefixStore>(name, rank.store());
-  const auto backend = comm::make_gloo(
-      {.name = name,
-       .store = store,
-       .rank = rank.rank(),
-       .size = rank.world_size(),
-       .device = torch::kCPU,
-       .connect_timeout = std::chrono::seconds(60),
-       .timeout = std::chrono::seconds(60)});
-  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank.rank(), rank.world_size());
-  group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, backend);
+  const auto spec = spec_of(rank, name);
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(spec.store, spec.rank, spec.size);
+  group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, comm::make_gloo(spec));
   return group;
 }
 
