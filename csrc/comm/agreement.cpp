@@ -1,9 +1,9 @@
 #include "comm/agreement.h"
 
+#include "base/ends_within.h"
+#include "base/reason.h"
 #include "comm/agreement_note.h"
-#include "comm/ends_within.h"
 #include "comm/language_lock.h"
-#include "comm/reason.h"
 
 #include <shardwise/error.h>
 
@@ -75,7 +75,7 @@ void Agreement::require_unbroken() const {
 void Agreement::belong_to_this_thread() {
   if (thread_ == std::this_thread::get_id()) return;
   thread_ = std::this_thread::get_id();
-  Onlooker::of_this_thread(weak_from_this());
+  transport::Onlooker::of_this_thread(weak_from_this());
 }
 
 Agreement::Place Agreement::enter(
@@ -139,7 +139,7 @@ std::vector<std::pair<size_t, Agreement::Note>> Agreement::tell(Note mine) {
 }
 
 void Agreement::compare(Chain chain, int64_t event, const std::string& text) {
-  require_not_forked(forks_, "this unit");
+  base::require_not_forked(forks_, "this unit");
   Record mine;
   mine.chain = chain;
   mine.event = event;
@@ -173,7 +173,7 @@ std::vector<Agreement::Record> Agreement::exchange(Record mine) {
           "shardwise: rank ", mine.rank, " compared with the other ranks what comes next, ", mine.text.data(),
           ", and one of them did not answer within ", timeout_.count(),
           " ms or is gone: it died (look for its own error first) or stopped to train. The reason given: ",
-          reason(error), first_cause(channels_[line].processes, notes_, [&] {
+          base::reason(error), first_cause(channels_[line].processes, notes_, [&] {
             looking_ = {};
             return tell({});
           })));
@@ -188,7 +188,7 @@ std::vector<Agreement::Record> Agreement::exchange(Record mine) {
 void Agreement::wait_in_exchange(c10d::Work& work, size_t line, const Record& mine) {
   constexpr std::chrono::milliseconds kLook{200};
   const auto what = c10::str("the comparison of what comes next, ", mine.text.data(), ",");
-  while (!ends_within(work, kLook)) {
+  while (!base::ends_within(work, kLook)) {
     require_alive(line, what);
     for (const auto& [board, note] : tell({})) {
       require_no_failure(note, what);
@@ -301,7 +301,7 @@ void Agreement::look(const Place& place, const std::string& what) {
 }
 
 // Only who waits for this rank can tell that it waits in vain.
-void Agreement::look_at(const OwnCall& call) {
+void Agreement::look_at(const transport::OwnCall& call) {
   if (!broken_.empty() || thread_ != std::this_thread::get_id()) return;
   const Note mine{.number = static_cast<int64_t>(call.number), .own_group = call.group};
   for (const auto& [board, note] : tell(mine)) {

@@ -1,11 +1,11 @@
 #pragma once
 
-#include "comm/forked.h"
+#include "base/forked.h"
 #include "comm/line.h"
 #include "comm/notes.h"
-#include "comm/onlooker.h"
 #include "comm/processes.h"
 #include "comm/waiter.h"
+#include "transport/transport.h"
 
 #include <shardwise/counters.h>
 #include <shardwise/export.h>
@@ -40,7 +40,7 @@ namespace shardwise::comm {
 /// Waits have the limit of the mesh's process groups, and a rank whose process ends, or that failed, ends them sooner.
 ///
 /// Belongs to the thread that trains, like the units that use it.
-class SHARDWISE_API Agreement : public Onlooker, public std::enable_shared_from_this<Agreement> {
+class SHARDWISE_API Agreement : public transport::Onlooker, public std::enable_shared_from_this<Agreement> {
  public:
   /// What is issued in one order: on the process group of the mesh's last axis, on the second one that a mesh has of
   /// the same ranks, or on the process group of its first axis, where it has two.
@@ -93,7 +93,7 @@ class SHARDWISE_API Agreement : public Onlooker, public std::enable_shared_from_
     return waiter_;
   }
 
-  void look_at(const OwnCall& call) override;
+  void look_at(const transport::OwnCall& call) override;
 
  private:
   struct Record;
@@ -140,7 +140,7 @@ class SHARDWISE_API Agreement : public Onlooker, public std::enable_shared_from_
   std::vector<std::pair<size_t, Note>> tell(Note mine);
   void let_go_of_channels();
 
-  int64_t forks_ = forks();
+  int64_t forks_ = base::forks();
   std::vector<Channel> channels_;
   const int64_t rank_;
   Notes notes_;

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "comm/agreement.h"
-#include "comm/issue_count.h"
+#include "transport/transport.h"
 
 #include <algorithm>
 #include <cstring>
@@ -51,7 +51,7 @@ struct Agreement::Note {
   /// Whether it waits for a call of the program's own that this rank, the reader, has not made.
   bool waits_for_reader() const {
     if (own_group == 0) return false;
-    const auto made = IssueCount::of(own_group);
+    const auto made = transport::IssueCount::of(own_group);
     return made && *made < static_cast<uint64_t>(number);
   }
   /// Whether this rank will never issue what the reader waits for, unless that one goes on first. Where it waits

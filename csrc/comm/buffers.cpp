@@ -1,7 +1,7 @@
 #include "comm/buffers.h"
 
 #include "comm/idle_choice.h"
-#include "comm/shared_memory.h"
+#include "transport/transport.h"
 
 #include <utility>
 
@@ -33,7 +33,7 @@ at::Tensor Buffers::take(int64_t numel, const at::TensorOptions& options, Counte
     if (choice.gives_way) idle_.erase(place(*choice.gives_way));
   }
   ++counters.allocations;
-  return view(shared_zeros(static_cast<int64_t>(bytes), options.dtype(at::kByte)));
+  return view(transport::shared_zeros(static_cast<int64_t>(bytes), options.dtype(at::kByte)));
 }
 
 void Buffers::free_idle() {

@@ -1,10 +1,10 @@
 #include "comm/collectives.h"
 
-#include "comm/direct_backend.h"
-#include "comm/ends_within.h"
+#include "base/ends_within.h"
+#include "base/reason.h"
 #include "comm/language_lock.h"
-#include "comm/reason.h"
 #include "observe/record.h"
+#include "transport/transport.h"
 
 #include <shardwise/error.h>
 
@@ -41,7 +41,7 @@ void end_with(const std::shared_ptr<observe::Span>& span, c10d::Work& work) {
   try {
     if (const auto future = work.getFuture()) future->addCallback([span](c10::ivalue::Future&) { span->end(); });
   } catch (const std::exception& error) {
-    TORCH_WARN_ONCE("shardwise: collectives are recorded until somebody waited for them: ", reason(error));
+    TORCH_WARN_ONCE("shardwise: collectives are recorded until somebody waited for them: ", base::reason(error));
   }
 }
 
@@ -68,7 +68,7 @@ void Pending::wait() {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    reason_given = reason(error);
+    reason_given = base::reason(error);
   }
   fail(what_, rank_, reason_given, place_);
 }
@@ -94,7 +94,7 @@ bool Pending::wait_and_look() {
   auto& agreement = *place_.agreement;
   const auto deadline = std::chrono::steady_clock::now() + agreement.timeout() + kGrace;
   for (auto slice = kFirstLook;; slice = kNextLook) {
-    if (ticket_ ? agreement.waiter().ended(*ticket_, slice) : ends_within(*work_, slice)) return work_->wait();
+    if (ticket_ ? agreement.waiter().ended(*ticket_, slice) : base::ends_within(*work_, slice)) return work_->wait();
     agreement.look(place_, what_());
     if (std::chrono::steady_clock::now() < deadline) continue;
     throw std::runtime_error(c10::str("it did not end within ", agreement.timeout().count(), " ms"));
@@ -118,7 +118,7 @@ Collectives Collectives::by(Custom custom) const {
 template <typename Call>
 Pending Collectives::launch(
     const char* kind, const Call& call, const at::Tensor& tensor, What what, int64_t& calls, Counters& counters) const {
-  require_not_forked(forks_, "this unit");
+  base::require_not_forked(forks_, "this unit");
   ++calls;
   counters.collective_bytes += static_cast<int64_t>(tensor.nbytes());
   const auto here = line_.ranks[rank()];
@@ -134,7 +134,7 @@ Pending Collectives::launch(
     }
     return pending;
   } catch (const std::exception& error) {
-    fail(what, line_.ranks[rank()], reason(error));
+    fail(what, line_.ranks[rank()], base::reason(error));
   }
 }
 
@@ -163,16 +163,17 @@ Pending Collectives::broadcast(const at::Tensor& tensor, int root, What what, Co
   return launch("broadcast", call, tensor, std::move(what), counters.broadcasts, counters);
 }
 
-bool Collectives::can_land() const {
+bool Collectives::can_place() const {
   if (custom_ || !line_.group || !line_.group->hasBackends()) return false;
   const auto types = line_.group->getDeviceTypes();
   return std::find(types.begin(), types.end(), c10::kCPU) != types.end() &&
-         dynamic_cast<const direct::DirectBackend*>(line_.group->getBackend(c10::kCPU).get()) != nullptr;
+         !transport::way_of(*line_.group->getBackend(c10::kCPU)).empty();
 }
 
 Pending Collectives::all_gather(
-    const at::Tensor& output, const at::Tensor& tensor, What what, Counters& counters, const Landing* landing) const {
-  const LandingScope scope(landing);
+    const at::Tensor& output, const at::Tensor& tensor, What what, Counters& counters,
+    const transport::DirectPlacement* placement) const {
+  const transport::DirectPlacementScope scope(placement);
   auto flat = flat_view(output);
   auto input = flat_view(tensor);
   const auto call = [&] {

@@ -1,8 +1,8 @@
 #pragma once
 
+#include "base/forked.h"
 #include "comm/agreement.h"
-#include "comm/forked.h"
-#include "comm/landing.h"
+#include "transport/transport.h"
 
 #include <shardwise/counters.h>
 #include <shardwise/export.h>
@@ -102,13 +102,13 @@ class SHARDWISE_API Collectives {
       c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM) const;
   /// Overwrites with the root's values.
   Pending broadcast(const at::Tensor& tensor, int root, What what, Counters& counters) const;
-  /// Fills row k of `output` with rank k's `tensor`; but for the ranges of a landing, where there is one. The landing
-  /// is read before this returns.
+  /// Fills row k of `output` with rank k's `tensor`; but for the ranges of a placement, where there is one. The
+  /// placement is read before this returns.
   Pending all_gather(
       const at::Tensor& output, const at::Tensor& tensor, What what, Counters& counters,
-      const Landing* landing = nullptr) const;
-  /// Whether an all-gather takes a landing: those of tensors on CPUs do, by the direct transport.
-  bool can_land() const;
+      const transport::DirectPlacement* placement = nullptr) const;
+  /// Whether an all-gather takes a placement: those of tensors on CPUs do, by the direct transport.
+  bool can_place() const;
   /// Fills `output` with the sum over ranks of part number rank() of their `tensor`, which has size() parts.
   Pending reduce_scatter(const at::Tensor& output, const at::Tensor& tensor, What what, Counters& counters) const;
 
@@ -122,7 +122,7 @@ class SHARDWISE_API Collectives {
   Line line_;
   Agreement::Place place_;
   Custom custom_;
-  int64_t forks_ = forks();
+  int64_t forks_ = base::forks();
 };
 
 } // namespace shardwise::comm

@@ -1,8 +1,8 @@
 #include "comm/environment.h"
 
+#include "base/reason.h"
 #include "comm/patience.h"
 #include "comm/process_group.h"
-#include "comm/reason.h"
 
 #include <shardwise/error.h>
 
@@ -170,7 +170,7 @@ c10::intrusive_ptr<c10d::Store> Environment::connect(std::chrono::milliseconds t
         " the store at ", where, " within ", timeout.count(),
         " ms. Check that rank 0 (or torchrun's agent) runs there, that the port is open to this machine, or give more "
         "time with MeshOptions().connect_timeout(). The reason given: ",
-        reason(error)));
+        base::reason(error)));
   }
 }
 

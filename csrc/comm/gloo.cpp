@@ -1,6 +1,6 @@
+#include "base/reason.h"
 #include "comm/gloo_sockets.h"
 #include "comm/process_group.h"
-#include "comm/reason.h"
 
 #include <shardwise/error.h>
 
@@ -22,7 +22,7 @@ std::shared_ptr<gloo::transport::Device> device_of(const std::string& interface)
         "shardwise: the environment variable GLOO_SOCKET_IFNAME names the network interface '", interface,
         "', which cannot be used. Give names that `ip address` shows, with commas between them, or unset it. "
         "The reason given: ",
-        reason(error)));
+        base::reason(error)));
   }
 }
 

@@ -139,7 +139,7 @@ void GlooSockets::close_doors() {
     if (bound && is_among(heard_->own, *bound)) answer_nobody(file);
   }
   // A connection is bound to where one of its ends listens.
-  in_child_ = std::make_unique<InForkedChild>([own = heard_->own, peers = heard_->peers] {
+  in_child_ = std::make_unique<base::InForkedChild>([own = heard_->own, peers = heard_->peers] {
     for (const int file : descriptors()) {
       const auto bound = ask(file, getsockname);
       const auto other = ask(file, getpeername);

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "comm/forked.h"
+#include "base/forked.h"
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -35,7 +35,7 @@ class GlooSockets {
   };
 
   std::shared_ptr<Heard> heard_ = std::make_shared<Heard>();
-  std::unique_ptr<InForkedChild> in_child_;
+  std::unique_ptr<base::InForkedChild> in_child_;
 };
 
 } // namespace shardwise::comm

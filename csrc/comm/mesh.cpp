@@ -1,7 +1,6 @@
 #include <shardwise/mesh.h>
 
 #include "comm/agreement.h"
-#include "comm/direct_backend.h"
 #include "comm/environment.h"
 #include "comm/environment_claim.h"
 #include "comm/language_lock.h"
@@ -11,6 +10,7 @@
 #include "comm/process_group.h"
 #include "comm/rendezvous.h"
 #include "comm/second_group.h"
+#include "transport/transport.h"
 
 #include <shardwise/error.h>
 
@@ -127,8 +127,8 @@ struct Mesh::State {
     const auto add = [&](c10d::ProcessGroup& group) {
       if (!device.is_cpu() || group.getSize() == 1) return;
       const auto backend = group.getBackend(device.type());
-      const auto* direct = dynamic_cast<const comm::direct::DirectBackend*>(backend.get());
-      if (direct != nullptr) all.insert(direct->way());
+      const auto way = transport::way_of(*backend);
+      if (!way.empty()) all.insert(way);
     };
     if (owns_groups) {
       for (const auto& group : groups) add(*group);

@@ -1,20 +1,15 @@
 #include "comm/process_group.h"
 
-#include "comm/direct_backend.h"
-#include "comm/direct_wire_exchange.h"
+#include "base/host.h"
+#include "base/reason.h"
 #include "comm/patience.h"
-#include "comm/reason.h"
 #include "comm/rendezvous.h"
-#include "comm/same_host_exchange.h"
+#include "transport/transport.h"
 
 #include <shardwise/error.h>
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-
-#include <random>
 
 namespace shardwise::comm {
 namespace {
@@ -42,17 +37,6 @@ c10::intrusive_ptr<c10d::ProcessGroup> make(const GroupSpec& spec) {
   return group;
 }
 
-/// A number of the first rank's, that no other group has.
-uint64_t common_word(c10d::Backend& gloo, std::chrono::milliseconds timeout) {
-  std::random_device random;
-  auto mine = at::full({1}, static_cast<int64_t>((uint64_t{random()} << 32U) | random()), at::kLong);
-  auto all = at::empty({gloo.getSize()}, at::kLong);
-  c10d::AllgatherOptions options;
-  options.timeout = timeout;
-  gloo._allgather_base(all, mine, options)->wait();
-  return static_cast<uint64_t>(all.data_ptr<int64_t>()[0]);
-}
-
 /// Its connections block, and nobody can end that.
 template <typename Make>
 auto with_patience(const GroupSpec& spec, const Make& make) {
@@ -75,7 +59,7 @@ auto with_patience(const GroupSpec& spec, const Make& make) {
         " ranks are running and make the same mesh, that they reach each other (at the address of their host's name, "
         "or of the interface that GLOO_SOCKET_IFNAME names), or give more time (MeshOptions().connect_timeout(), the "
         "timeout of init_process_group()). ",
-        who, who.empty() ? "" : ". ", "The reason given: ", reason(error)));
+        who, who.empty() ? "" : ". ", "The reason given: ", base::reason(error)));
   }
 }
 
@@ -87,17 +71,12 @@ std::string GroupSpec::me() const {
 }
 
 c10::intrusive_ptr<c10d::Backend> make_direct(const GroupSpec& spec) {
-  auto gloo = make_gloo(spec);
-  const auto host = spec.host.empty() ? same_host::Members::this_host() : spec.host;
-  const auto [members, hosts] = same_host::Members::meet(*gloo, spec.shared_memory, host, spec.connect_timeout);
-  const auto make = [&members = members, &hosts = hosts](direct::Wire& wire) -> std::unique_ptr<direct::Exchange> {
-    if (members) return std::make_unique<same_host::SameHostExchange>(wire, members);
-    return std::make_unique<direct::WireExchange>(wire, hosts);
-  };
-  const auto word = common_word(*gloo, spec.connect_timeout);
-  return c10::make_intrusive<direct::DirectBackend>(
-      std::move(gloo), spec.timeout, make,
-      direct::DirectBackend::Traits{.way = members ? "shared memory" : "TCP", .group = word, .names = spec.names});
+  return transport::make_backend(
+      make_gloo(spec), {.shared_memory = spec.shared_memory,
+                        .host = spec.host.empty() ? base::this_host() : spec.host,
+                        .connect_timeout = spec.connect_timeout,
+                        .timeout = spec.timeout,
+                        .names = spec.names});
 }
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const GroupSpec& spec) {

@@ -1,6 +1,6 @@
 #include "comm/processes.h"
 
-#include "comm/same_host_members.h"
+#include "base/host.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -47,7 +47,7 @@ class Processes::Process {
     std::string host;
     fields >> rank >> number >> start >> std::ws;
     std::getline(fields, host);
-    if (host != same_host::Members::this_host() || number == getpid()) return;
+    if (host != base::this_host() || number == getpid()) return;
     handle_ = static_cast<int>(syscall(SYS_pidfd_open, number, 0));
     gone_ = handle_ < 0 ? errno == ESRCH : start_of(number) != start;
   }
@@ -73,7 +73,7 @@ class Processes::Process {
 };
 
 std::string Processes::card(int64_t rank) {
-  return c10::str(rank, " ", getpid(), " ", start_of(getpid()), " ", same_host::Members::this_host());
+  return c10::str(rank, " ", getpid(), " ", start_of(getpid()), " ", base::this_host());
 }
 
 Processes::Processes(const std::vector<std::string>& cards) {

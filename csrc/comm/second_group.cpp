@@ -1,10 +1,10 @@
 #include "comm/second_group.h"
 
-#include "comm/direct_backend.h"
+#include "base/reason.h"
 #include "comm/language_lock.h"
 #include "comm/patience.h"
-#include "comm/reason.h"
 #include "comm/rendezvous.h"
+#include "transport/transport.h"
 
 #include <shardwise/error.h>
 
@@ -44,7 +44,7 @@ void greet(c10d::Backend& gloo, const std::function<int64_t(int)>& name_of, std:
       works[current]->wait(std::max(left, std::chrono::milliseconds(1)));
     }
   } catch (const std::exception& error) {
-    throw std::runtime_error(c10::str("rank ", name_of(peer(current)), " does not answer: ", reason(error)));
+    throw std::runtime_error(c10::str("rank ", name_of(peer(current)), " does not answer: ", base::reason(error)));
   }
 }
 
@@ -54,10 +54,10 @@ void wait_for_all(
   const auto types = group.getDeviceTypes();
   if (!group.hasBackends() || std::find(types.begin(), types.end(), c10::kCPU) == types.end()) return;
   const auto backend = group.getBackend(c10::kCPU);
-  if (auto* const direct = dynamic_cast<direct::DirectBackend*>(backend.get())) {
+  if (!transport::way_of(*backend).empty()) {
     c10d::BarrierOptions options;
     options.timeout = timeout;
-    direct->barrier(options)->wait();
+    backend->barrier(options)->wait();
   } else if (backend->getBackendName() == "gloo") {
     greet(*backend, name_of, timeout);
   }
@@ -88,7 +88,7 @@ SecondGroup make_beside(c10d::ProcessGroup& first, Ranks names, GroupSpec spec) 
         "shardwise: ", spec.me(), " could not make the process group '", spec.name, "' with the others within ",
         spec.connect_timeout.count(),
         " ms: one of them died (look for its own error first), or does something else. The reason given: ",
-        reason(error)));
+        base::reason(error)));
   }
 }
 

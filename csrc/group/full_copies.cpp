@@ -1,9 +1,9 @@
 #include "group/full_copies.h"
 
-#include "comm/shared_memory.h"
 #include "group/compute_guard.h"
 #include "group/pieces.h"
 #include "observe/label.h"
+#include "transport/transport.h"
 
 #include <shardwise/error.h>
 
@@ -109,9 +109,9 @@ void FullCopies::begin_unshard(
     sent_.copy_(part_, /*non_blocking=*/true);
     counters.unsharded_bytes += static_cast<int64_t>(sent_.nbytes());
   }
-  lands_ = !may_hold && !landings_.empty() && collectives.can_land();
-  const comm::Landing landing{memory_, landings_};
-  pending_ = collectives.all_gather(gathered_, part, named(unit), counters, lands_ ? &landing : nullptr);
+  places_directly_ = !may_hold && !placements_.empty() && collectives.can_place();
+  const transport::DirectPlacement placement{memory_, placements_};
+  pending_ = collectives.all_gather(gathered_, part, named(unit), counters, places_directly_ ? &placement : nullptr);
 }
 
 // One piece of memory for all: the pool then keeps few of them.
@@ -127,7 +127,7 @@ void FullCopies::refill(comm::Buffers& buffers, Counters& counters) {
     for (const auto& storage : storages_) bytes += layout::aligned(storage.bytes());
     memory_ = buffers.take(static_cast<int64_t>(bytes), kinds_.full.dtype(at::kByte), counters);
   }
-  are_shared_ = comm::is_shared(memory_);
+  are_shared_ = transport::is_shared(memory_);
   size_t offset = 0;
   for (auto& storage : storages_) {
     storage.refill(memory_, offset);
@@ -137,7 +137,7 @@ void FullCopies::refill(comm::Buffers& buffers, Counters& counters) {
 
 void FullCopies::refuse_in_child() {
   for (size_t i = 0; i < seen_.size() && part_is_shared_; ++i) {
-    if (!elsewhere_[i].defined()) comm::refuse_in_child(*seen_[i].unsafeGetStorageImpl());
+    if (!elsewhere_[i].defined()) transport::refuse_in_child(*seen_[i].unsafeGetStorageImpl());
   }
   if (!are_shared_) return;
   for (auto& storage : storages_) {
@@ -150,7 +150,7 @@ void FullCopies::copy_out() {
     if (layout_.world == 1) gathered_.copy_(part_);
     return;
   }
-  const Places places{gathered_.const_data_ptr(), memory_.const_data_ptr(), lands_};
+  const Places places{gathered_.const_data_ptr(), memory_.const_data_ptr(), places_directly_};
   for (const auto& [known, moves] : known_moves_) {
     if (known == places) return moves.run_again();
   }
@@ -158,7 +158,7 @@ void FullCopies::copy_out() {
   const bool alike = gathered_.dtype() == kinds_.full.dtype() && gathered_.device() == kinds_.full.device();
   bool moves_all = true;
   for (const auto& copy : copies_) {
-    if (lands_ && copy.can_land) continue;
+    if (places_directly_ && copy.can_place) continue;
     const auto start = copy.rank * layout_.part + copy.offset;
     if (alike && copy.is_moved) {
       moves.put(storages_[copy.leaf].alias(), copy.runs, gathered_, start);
@@ -176,7 +176,7 @@ void FullCopies::copy_out() {
 // After a gather that failed its buffers may still be used: they do not go back.
 void FullCopies::leave_buffers() {
   gathered_ = sent_ = at::Tensor();
-  if (is_flat_ || lands_) memory_ = at::Tensor();
+  if (is_flat_ || places_directly_) memory_ = at::Tensor();
 }
 
 // What was on the wire is of no use any more.
@@ -214,7 +214,7 @@ bool FullCopies::finish_unshard(int64_t holders, comm::Buffers& buffers, const s
       throw;
     }
     copy_out();
-    counters.unsharded_bytes += copied_bytes_ - (lands_ ? landing_bytes_ : 0);
+    counters.unsharded_bytes += copied_bytes_ - (places_directly_ ? placed_bytes_ : 0);
     if (!written()) hold(holders, buffers, counters);
     release(buffers);
   }

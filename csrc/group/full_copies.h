@@ -1,6 +1,6 @@
 #pragma once
 
-#include "comm/forked.h"
+#include "base/forked.h"
 #include "group/copies.h"
 #include "group/front.h"
 #include "group/leaf_storage.h"
@@ -89,8 +89,8 @@ class FullCopies : public Copies {
     int64_t rank;
     int64_t offset;
     bool is_moved;
-    /// Whether it goes to its place at once where a gather takes a landing.
-    bool can_land = false;
+    /// Whether it goes to its place at once where a gather takes a placement.
+    bool can_place = false;
   };
 
   bool is_sent_as_it_is() const {
@@ -109,7 +109,7 @@ class FullCopies : public Copies {
   int64_t collect() const;
   void make_rows(Front& front);
   void make_flat(Front& front);
-  void make_landing();
+  void find_placements();
   bool lies_as(const FullCopies& before) const;
   void take_storages(const FullCopies& before, Front& front);
   bool fits(size_t index) const;
@@ -125,17 +125,17 @@ class FullCopies : public Copies {
   /// Whether the part, and full copies that are there, lie in memory that other ranks can read.
   bool part_is_shared_ = false;
   bool are_shared_ = false;
-  comm::InForkedChild in_child_{[this] { refuse_in_child(); }};
+  base::InForkedChild in_child_{[this] { refuse_in_child(); }};
   /// In the layout `flat`, where the one storage has them.
   std::vector<int64_t> starts_;
   /// Of all of them, while they are not freed.
   at::Tensor memory_;
   std::vector<Copy> copies_;
   /// Of large pieces, and how many bytes those are.
-  std::vector<comm::Landing::Range> landings_;
-  int64_t landing_bytes_ = 0;
+  std::vector<transport::DirectPlacement::Range> placements_;
+  int64_t placed_bytes_ = 0;
   /// Whether those of the last gather went to their places at once.
-  bool lands_ = false;
+  bool places_directly_ = false;
   /// Where what was gathered lies, where the full copies do, and whether large pieces landed there. Buffers come back
   /// to the same places, so that the moves between them are those of another time.
   using Places = std::tuple<const void*, const void*, bool>;

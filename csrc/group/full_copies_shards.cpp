@@ -1,7 +1,7 @@
-#include "comm/shared_memory.h"
 #include "group/compute_guard.h"
 #include "group/full_copies.h"
 #include "group/pieces.h"
+#include "transport/transport.h"
 
 #include <shardwise/error.h>
 
@@ -31,8 +31,8 @@ at::Tensor own_piece(const Parameter& parameter, const layout::Cut& cut, int64_t
 void FullCopies::adopt_shards(Front& front, bool takes_memory) {
   {
     const ComputeGuard guard;
-    part_ = comm::shared_zeros(layout_.part, kinds_.shards);
-    part_is_shared_ = comm::is_shared(part_);
+    part_ = transport::shared_zeros(layout_.part, kinds_.shards);
+    part_is_shared_ = transport::is_shared(part_);
   }
   elsewhere_.resize(parameters().size());
   seen_.resize(parameters().size());

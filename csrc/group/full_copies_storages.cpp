@@ -28,11 +28,11 @@ void FullCopies::make_rows(Front& front) {
     parameters()[i]->set_absent_gradient(front.absent_gradient(leaf));
     watches_.push_back(front.watch(leaf, Front::Role::full));
   }
-  make_landing();
+  find_placements();
 }
 
 // Pieces that are torch's to copy, and lie in one place.
-void FullCopies::make_landing() {
+void FullCopies::find_placements() {
   if (layout_.world == 1 || !kinds_.full.device().is_cpu()) return;
   std::vector<size_t> places;
   size_t place = 0;
@@ -43,14 +43,14 @@ void FullCopies::make_landing() {
   const auto item = kinds_.full.dtype().itemsize();
   for (auto& copy : copies_) {
     const auto bytes = copy.rows.nbytes();
-    copy.can_land = !copy.is_moved && copy.runs.count == 1 && bytes >= comm::Landing::kLeast;
-    if (!copy.can_land) continue;
+    copy.can_place = !copy.is_moved && copy.runs.count == 1 && bytes >= transport::DirectPlacement::kLeast;
+    if (!copy.can_place) continue;
     const auto offset = static_cast<size_t>(copy.rank * layout_.part + copy.offset) * item;
-    landings_.push_back({offset, bytes, places[copy.leaf] + static_cast<size_t>(copy.runs.start) * item});
-    landing_bytes_ += static_cast<int64_t>(bytes);
+    placements_.push_back({offset, bytes, places[copy.leaf] + static_cast<size_t>(copy.runs.start) * item});
+    placed_bytes_ += static_cast<int64_t>(bytes);
   }
   const auto before = [](const auto& a, const auto& b) { return a.offset < b.offset; };
-  std::sort(landings_.begin(), landings_.end(), before);
+  std::sort(placements_.begin(), placements_.end(), before);
 }
 
 void FullCopies::make_flat(Front& front) {
@@ -100,8 +100,8 @@ void FullCopies::take_storages(const FullCopies& before, Front& front) {
   starts_ = before.starts_;
   copies_ = before.copies_;
   copied_bytes_ = before.copied_bytes_;
-  landings_ = before.landings_;
-  landing_bytes_ = before.landing_bytes_;
+  placements_ = before.placements_;
+  placed_bytes_ = before.placed_bytes_;
   for (size_t i = 0; i < parameters().size(); ++i) {
     const auto leaf = parameters()[i]->full();
     front.mark(leaf);

@@ -1,10 +1,10 @@
 #include "group/gradients.h"
 
-#include "comm/shared_memory.h"
 #include "group/compute_guard.h"
 #include "group/data.h"
 #include "observe/label.h"
 #include "observe/seam.h"
+#include "transport/transport.h"
 
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/empty.h>
@@ -85,7 +85,7 @@ void Gradients::provide(comm::Buffers& buffers, Counters& counters) {
     found = find_free();
   }
   if (!found) {
-    sum_.renew(comm::shared_zeros(segment(), options_));
+    sum_.renew(transport::shared_zeros(segment(), options_));
     ++counters.allocations;
   }
   bucket_ = scattered() ? buffers.take(layout_.world * segment(), options_, counters) : sum_.vector();

@@ -1,7 +1,7 @@
 #include "group/leaf_storage.h"
 
-#include "comm/shared_memory.h"
 #include "group/compute_guard.h"
+#include "transport/transport.h"
 
 #include <shardwise/error.h>
 
@@ -101,7 +101,7 @@ void LeafStorage::refill(const at::Tensor& memory, size_t offset) {
 }
 
 void LeafStorage::refuse_in_child() {
-  comm::refuse_in_child(*alias_.storage().unsafeGetStorageImpl());
+  transport::refuse_in_child(*alias_.storage().unsafeGetStorageImpl());
 }
 
 const at::Tensor& LeafStorage::alias() const {

@@ -1,7 +1,7 @@
 #include "nn/module_state.h"
 
+#include "base/reason.h"
 #include "comm/messages.h"
-#include "comm/reason.h"
 #include "engine/still_on_meta.h"
 #include "nn/module_walk.h"
 #include "nn/touch.h"
@@ -90,7 +90,7 @@ std::string ModuleState::locate() {
       entry.sizes = place->second.sizes;
     }
   } catch (const std::exception& error) {
-    return comm::text_of(error);
+    return base::text_of(error);
   }
   return "";
 }

@@ -29,21 +29,21 @@ COPIES = [
     Mutant(
         "land what neighbours are to hold",
         "csrc/group/full_copies.cpp",
-        "lands_ = !may_hold && ",
-        "lands_ = (may_hold || !may_hold) && ",
+        "places_directly_ = !may_hold && ",
+        "places_directly_ = (may_hold || !may_hold) && ",
         suites="FullyShardSizes.*",
     ),
     Mutant(
         "copy what landed out of the gather",
         "csrc/group/full_copies.cpp",
-        "    if (lands_ && copy.can_land) continue;\n",
+        "    if (places_directly_ && copy.can_place) continue;\n",
         "",
         suites="FullyShardSizes.*",
     ),
     Mutant(
         "take the moves of a gather that landed for those of one that did not",
         "csrc/group/full_copies.cpp",
-        "memory_.const_data_ptr(), lands_};",
+        "memory_.const_data_ptr(), places_directly_};",
         "memory_.const_data_ptr(), false};",
         suites="FullyShardSizes.*",
     ),
@@ -128,8 +128,8 @@ COPIES = [
     Mutant(
         "give the memory of a gather back while it is under way",
         "csrc/group/full_copies.cpp",
-        "lands_ ? &landing : nullptr);\n",
-        "lands_ ? &landing : nullptr);\n  if (!is_flat_) buffers.give(gathered_);\n",
+        "places_directly_ ? &placement : nullptr);\n",
+        "places_directly_ ? &placement : nullptr);\n  if (!is_flat_) buffers.give(gathered_);\n",
         suites="FullyShardPrograms.*",
     ),
     Mutant(

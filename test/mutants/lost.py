@@ -54,7 +54,7 @@ LOST = [
     ),
     Mutant(
         "ask nobody while the program's own call is waited for",
-        "csrc/comm/onlooker.cpp",
+        "csrc/transport/onlooker.cpp",
         "if (const auto onlooker = one.lock()) onlooker->look_at(call());",
         "if (const auto onlooker = one.lock()) call();",
         languages=BOTH,
@@ -83,7 +83,7 @@ LOST = [
     ),
     Mutant(
         "call ranks by their places in the process group",
-        "csrc/comm/direct_course.h",
+        "csrc/transport/progress.h",
         "    return names_.empty() ? rank : names_[static_cast<size_t>(rank)];",
         "    return rank;",
         suites=_APART,

@@ -70,7 +70,7 @@ TRAPS = [
     ),
     Mutant(
         "say more than once that a reason is given",
-        "csrc/comm/reason.cpp",
+        "csrc/base/reason.cpp",
         '  replace_all(text, ". The reason given: ", ": ");\n',
         "",
         suites="Errors.*",

@@ -1,9 +1,9 @@
 // Collectives of both transports against sums in double precision; of ours against sums in the order of the ranks, bit
 // by bit. R01, R04, R07, R08.
-#include "comm/direct_rule.h"
-#include "comm/same_host_board.h"
 #include "support/form.h"
 #include "support/ranks.h"
+#include "transport/same_host/control_block.h"
+#include "transport/tuning.h"
 #include "transport_groups.h"
 
 #include <gtest/gtest.h>
@@ -133,16 +133,16 @@ void check_gather(Rank& rank, c10d::Backend& backend, const Case& c) {
 /// In elements: nothing, one, odd ones, and around the sizes at which the way changes.
 std::vector<int64_t> sizes_of(at::ScalarType type, int world) {
   const auto item = static_cast<int64_t>(c10::elementSize(type));
-  const auto small = static_cast<int64_t>(comm::direct::kInline) / item;
-  const auto piece = static_cast<int64_t>(comm::direct::kLeastPiece) / item;
+  const auto small = static_cast<int64_t>(transport::kInline) / item;
+  const auto piece = static_cast<int64_t>(transport::kLeastPiece) / item;
   std::vector<int64_t> sizes{0, 1, 37, small, small + 1, small * world, small * world + 1};
-  const auto whole = static_cast<int64_t>(comm::direct::kWholeAllReduce) / item;
+  const auto whole = static_cast<int64_t>(transport::kWholeAllReduce) / item;
   if (world == 2) sizes.insert(sizes.end(), {whole, whole + 1});
   // More pieces than are received ahead; of large worlds the data would be too much.
   if (world < 4) sizes.push_back(piece * world * 4 + 5);
   // More than two stages.
   if (world == 2 && type == at::kFloat && through_shared_memory())
-    sizes.push_back(static_cast<int64_t>(comm::same_host::Board::kStage) / item * 5 + 3);
+    sizes.push_back(static_cast<int64_t>(transport::same_host::ControlBlock::kStage) / item * 5 + 3);
   return sizes;
 }
 

@@ -1,10 +1,10 @@
 // Back ends of both transports, for ranks that are threads or processes.
 #pragma once
 
-#include "comm/direct_backend.h"
 #include "comm/process_group.h"
-#include "comm/shared_memory.h"
 #include "support/rank.h"
+#include "transport/backend.h"
+#include "transport/shared_memory.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -38,12 +38,12 @@ inline bool& through_shared_memory() {
 
 /// "shared memory" or "TCP".
 inline std::string way_of(const c10d::Backend& backend) {
-  return dynamic_cast<const comm::direct::DirectBackend&>(backend).way();
+  return dynamic_cast<const transport::Backend&>(backend).way();
 }
 
 /// The same values where the ranks can read them in place.
 inline at::Tensor shared(const at::Tensor& tensor) {
-  return comm::shared_zeros(tensor.numel(), tensor.options()).view(tensor.sizes()).copy_(tensor);
+  return transport::shared_zeros(tensor.numel(), tensor.options()).view(tensor.sizes()).copy_(tensor);
 }
 
 /// Of all ranks of the test.

@@ -1,7 +1,7 @@
-// All-gathers whose ranges go to memory of their own: see comm/landing.h.
-#include "comm/landing.h"
+// All-gathers whose ranges go to memory of their own: see transport/direct_placement.h.
 #include "support/expect.h"
 #include "support/ranks.h"
+#include "transport/direct_placement.h"
 #include "transport_groups.h"
 
 #include <gtest/gtest.h>
@@ -12,14 +12,14 @@ namespace {
 
 constexpr int64_t kPart = 50000;
 constexpr size_t kItem = sizeof(float);
-using Ranges = std::vector<comm::Landing::Range>;
+using Ranges = std::vector<transport::DirectPlacement::Range>;
 
 at::Tensor part_of(int rank) {
   return torch::arange(kPart, at::kFloat) + 100000. * rank;
 }
 
 /// In the elements of the output and of the memory.
-comm::Landing::Range range(int64_t offset, int64_t elements, int64_t place) {
+transport::DirectPlacement::Range range(int64_t offset, int64_t elements, int64_t place) {
   return {
       static_cast<size_t>(offset) * kItem, static_cast<size_t>(elements) * kItem, static_cast<size_t>(place) * kItem};
 }
@@ -27,8 +27,8 @@ comm::Landing::Range range(int64_t offset, int64_t elements, int64_t place) {
 WorkPtr start(
     c10d::Backend& backend, const at::Tensor& output, const at::Tensor& input, const at::Tensor& memory,
     const Ranges& ranges) {
-  const comm::Landing landing{memory, ranges};
-  const comm::LandingScope scope(&landing);
+  const transport::DirectPlacement landing{memory, ranges};
+  const transport::DirectPlacementScope scope(&landing);
   return start_all_gather(backend, output, input);
 }
 

@@ -1,7 +1,7 @@
 // Works of the direct transport: many under way, of several kinds and groups, waited for or not.
-#include "comm/direct_wire.h"
 #include "support/expect.h"
 #include "support/ranks.h"
+#include "transport/tcp/connections.h"
 #include "transport_groups.h"
 
 #include <gtest/gtest.h>
@@ -194,7 +194,7 @@ TRANSPORT_TEST(MessagesOfUsers) {
     const auto backend = make_backend(rank, "messages");
     const auto large = torch::ones({300000});
     const auto work = start_all_reduce(*backend, large);
-    for (const int tag : {0, 1, comm::direct::kFirstTag - 1}) {
+    for (const int tag : {0, 1, transport::kFirstTag - 1}) {
       std::vector<at::Tensor> out{torch::full({3}, 10. * rank.rank() + tag)};
       std::vector<at::Tensor> in{torch::zeros({3})};
       const auto sent = backend->send(out, 1 - rank.rank(), tag);
@@ -205,7 +205,7 @@ TRANSPORT_TEST(MessagesOfUsers) {
     work->wait();
     EXPECT_TRUE((large == 2).all().item<bool>()) << rank.name();
     std::vector<at::Tensor> tensors{torch::zeros({3})};
-    const auto send = [&] { backend->send(tensors, 1 - rank.rank(), comm::direct::kFirstTag); };
+    const auto send = [&] { backend->send(tensors, 1 - rank.rank(), transport::kFirstTag); };
     expect_error<c10::ValueError>(send, {"0 to 1073741823", "got 1073741824"});
   });
 }

@@ -73,7 +73,7 @@ TEST(TransportRing, EachByteCrossesALinkTwice) {
     run_ranks(world, [&](Rank& rank) {
       const auto backend = backend_on(rank, hosts, "bytes");
       start_all_reduce(*backend, values_of(rank.rank(), kElements, torch::kFloat))->wait();
-      const auto& direct = dynamic_cast<const comm::direct::DirectBackend&>(*backend);
+      const auto& direct = dynamic_cast<const transport::Backend&>(*backend);
       for (int peer = 0; peer < world; ++peer) sent[rank.rank()][peer] = direct.sent_to(peer);
     });
     const auto least = 2.0 * (world - 1) / world * kElements * sizeof(float);

@@ -1,11 +1,11 @@
 // Ranks that read each other's memory: when they do, what they do where a rank is killed or stopped, and that nothing
 // is left of it.
-#include "comm/same_host_arena.h"
-#include "comm/same_host_members.h"
 #include "support/expect.h"
 #include "support/processes.h"
 #include "support/ranks.h"
 #include "support/variables.h"
+#include "transport/same_host/arena.h"
+#include "transport/same_host/host_group.h"
 #include "transport_groups.h"
 
 #include <shardwise/shared_memory.h>
@@ -26,7 +26,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
-using comm::same_host::Arena;
+using transport::same_host::Arena;
 
 /// Files that this process has open, and pieces of shared memory that it has mapped.
 struct Held {
@@ -253,12 +253,12 @@ TEST(SameHost, WithoutAGroupMemoryIsOrdinary) {
   ASSERT_FALSE(Arena::in_use());
   std::atomic<int64_t> bytes = 0;
   on_shared_memory([&](int64_t change) { bytes += change; });
-  EXPECT_TRUE((comm::shared_zeros(1000, at::kFloat) == 0).all().item<bool>());
+  EXPECT_TRUE((transport::shared_zeros(1000, at::kFloat) == 0).all().item<bool>());
   EXPECT_EQ(bytes, 0);
   {
     const auto arena = Arena::of_this_process();
     ASSERT_TRUE(arena);
-    const auto tensor = comm::shared_zeros(1000, at::kFloat);
+    const auto tensor = transport::shared_zeros(1000, at::kFloat);
     EXPECT_TRUE(arena->holds(tensor.const_data_ptr(), tensor.nbytes()));
     EXPECT_EQ(bytes, 4000);
   }

@@ -1,0 +1,70 @@
+#include "base/forked.h"
+
+#include <shardwise/error.h>
+
+#include <c10/util/StringUtil.h>
+
+#include <pthread.h>
+
+#include <atomic>
+#include <mutex>
+#include <unordered_set>
+#include <utility>
+
+namespace shardwise::base {
+namespace {
+
+std::atomic<int64_t> forks_so_far = 0;
+
+/// Never destroyed: a process may fork while it ends.
+struct Acts {
+  std::mutex mutex;
+  std::unordered_set<const std::function<void()>*> all;
+
+  static Acts& get() {
+    static auto* acts = [] {
+      // A fork waits until nobody changes the list, so that the child finds it whole.
+      pthread_atfork([] { get().mutex.lock(); }, [] { get().mutex.unlock(); }, in_child);
+      return new Acts;
+    }();
+    return *acts;
+  }
+
+  static void in_child() {
+    ++forks_so_far;
+    auto& acts = get();
+    for (const auto* act : acts.all) (*act)();
+    acts.mutex.unlock();
+  }
+};
+
+} // namespace
+
+int64_t forks() {
+  // Whoever asks wants to know of a later fork.
+  static const auto& watched = Acts::get();
+  static_cast<void>(watched);
+  return forks_so_far.load(std::memory_order_relaxed);
+}
+
+void require_not_forked(int64_t forks_then, const char* what) {
+  if (forks() == forks_then) return;
+  throw Error(c10::str(
+      "shardwise: this process was forked from the one that made ", what,
+      ", and has no part in it: the other ranks know that process alone. Start processes that are to train by spawn or "
+      "forkserver, or let them make a mesh and units of their own after the fork."));
+}
+
+InForkedChild::InForkedChild(std::function<void()> act) : act_(std::move(act)) {
+  auto& acts = Acts::get();
+  const std::lock_guard lock(acts.mutex);
+  acts.all.insert(&act_);
+}
+
+InForkedChild::~InForkedChild() {
+  auto& acts = Acts::get();
+  const std::lock_guard lock(acts.mutex);
+  acts.all.erase(&act_);
+}
+
+} // namespace shardwise::base

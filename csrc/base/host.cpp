@@ -1,0 +1,36 @@
+#include "base/host.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <limits.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+
+namespace shardwise::base {
+namespace {
+
+/// Empty where there is none.
+std::string first_line(const char* path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+std::string target_of(const char* link) {
+  std::array<char, PATH_MAX> target{};
+  const auto length = readlink(link, target.data(), target.size());
+  return {target.data(), static_cast<size_t>(std::max<ssize_t>(length, 0))};
+}
+
+} // namespace
+
+// Processes are known by numbers, which are those of their namespace.
+std::string this_host() {
+  return c10::str(first_line("/proc/sys/kernel/random/boot_id"), " ", target_of("/proc/self/ns/pid"));
+}
+
+} // namespace shardwise::base

@@ -1,0 +1,307 @@
+#include "transport/backend.h"
+
+#include "transport/direct_placement.h"
+#include "transport/error.h"
+#include "transport/sums.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace shardwise::transport {
+namespace {
+
+using c10d::OpType;
+
+std::byte* data_of(const at::Tensor& tensor) {
+  return static_cast<std::byte*>(tensor.mutable_data_ptr());
+}
+
+void require(bool holds, const char* collective, const char* rule) {
+  if (!holds) raise_value_error(c10::str("shardwise: ", collective, " needs ", rule, "."));
+}
+
+void require_plain(const at::Tensor& tensor, const char* collective) {
+  require(tensor.is_cpu() && tensor.layout() == at::kStrided, collective, "dense tensors on the CPU");
+  require(tensor.is_contiguous(), collective, "contiguous tensors");
+}
+
+void require_sizes(const at::Tensor& whole, const at::Tensor& part, int64_t times, const char* collective) {
+  require_plain(whole, collective);
+  require_plain(part, collective);
+  require(whole.scalar_type() == part.scalar_type(), collective, "an input and an output of one dtype");
+  require(
+      whole.numel() == part.numel() * times, collective,
+      times == 1 ? "pieces that are all of one size" : "one tensor that is as large as the other for every rank");
+}
+
+bool sums(c10d::ReduceOp::RedOpType op, at::ScalarType dtype) {
+  const bool mean = op == c10d::ReduceOp::AVG;
+  return (mean || op == c10d::ReduceOp::SUM) && can_add_up(dtype, mean);
+}
+
+bool sums_all(const Exchange& exchange, c10d::ReduceOp::RedOpType op, const at::Tensor& tensor) {
+  const auto dtype = tensor.scalar_type();
+  return sums(op, dtype) && !exchange.leaves_all_reduce_to_gloo(tensor.nbytes(), dtype, op);
+}
+
+std::vector<std::byte*> places_in(const at::Tensor& whole, int world) {
+  std::vector<std::byte*> places;
+  for (int rank = 0; rank < world; ++rank) places.push_back(data_of(whole) + rank * (whole.nbytes() / world));
+  return places;
+}
+
+/// One for each rank's part of the output.
+std::vector<Spans> spans_in(const at::Tensor& output, int world, const DirectPlacement* placement) {
+  std::vector<Spans> all;
+  const auto places = places_in(output, world);
+  const auto part = output.nbytes() / static_cast<size_t>(world);
+  size_t next = 0;
+  static const std::vector<DirectPlacement::Range> none;
+  const auto& ranges = placement == nullptr ? none : placement->ranges;
+  for (size_t rank = 0; rank < places.size(); ++rank) {
+    Spans spans;
+    size_t done = 0;
+    for (; next < ranges.size(); ++next) {
+      const auto& range = ranges[next];
+      if (range.offset >= (rank + 1) * part) break;
+      const auto begin = range.offset - rank * part;
+      spans.add(places[rank] + done, begin - done);
+      spans.add(data_of(placement->memory) + range.place, range.bytes);
+      done = begin + range.bytes;
+    }
+    spans.add(places[rank] + done, part - done);
+    all.push_back(std::move(spans));
+  }
+  return all;
+}
+
+int64_t number_of(const std::vector<Spans>& all) {
+  return std::accumulate(all.begin(), all.end(), int64_t{0}, [](int64_t sum, const Spans& spans) {
+    return sum + static_cast<int64_t>(spans.size());
+  });
+}
+
+std::vector<const std::byte*> readable(const std::vector<std::byte*>& places) {
+  return {places.begin(), places.end()};
+}
+
+std::vector<std::byte*> places_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<std::byte*> places;
+  std::transform(tensors.begin(), tensors.end(), std::back_inserter(places), data_of);
+  return places;
+}
+
+Outcome outcome_of(const std::vector<at::Tensor>& tensors) {
+  return {.value = tensors, .tensors = tensors};
+}
+
+} // namespace
+
+Backend::Backend(
+    c10::intrusive_ptr<c10d::Backend> gloo, std::chrono::milliseconds timeout, const MakeExchange& make, Traits traits)
+    : c10d::Backend(gloo->getRank(), gloo->getSize()),
+      timeout_(timeout),
+      way_(std::move(traits.way)),
+      issued_(traits.group),
+      worker_(std::move(gloo), make, std::move(traits.names)) {}
+
+c10::intrusive_ptr<c10d::Backend::Options> Backend::getBackendOptions() {
+  return c10::make_intrusive<Options>(getBackendName(), timeout_.load());
+}
+
+void Backend::setTimeout(std::chrono::milliseconds timeout) {
+  timeout_ = timeout;
+  worker_.gloo()->setTimeout(timeout);
+}
+
+std::chrono::milliseconds Backend::time(std::chrono::milliseconds given) const {
+  return given > std::chrono::milliseconds(0) ? given : timeout_.load();
+}
+
+uint64_t Backend::sent_to(int peer) const {
+  return worker_.sent_to(peer);
+}
+
+void Backend::abort() {
+  worker_.close();
+}
+
+void Backend::shutdown() {
+  worker_.close();
+}
+
+Backend::Works Backend::issue(OpType type, const char* title, const Tensors& seen, DirectWork::Run run) {
+  auto work = c10::make_intrusive<DirectWork>(getRank(), type, title, seen, std::move(run));
+  work->set_number(issued_.group(), issued_.next());
+  worker_.issue(work);
+  return work;
+}
+
+Backend::Works Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  for (const auto& tensor : tensors) {
+    require(tensor.is_cpu() && tensor.layout() == at::kStrided, "all_reduce", "dense tensors on the CPU");
+    require(tensor.is_non_overlapping_and_dense(), "all_reduce", "tensors without gaps");
+  }
+  std::vector<Call> calls;
+  for (const auto& tensor : tensors) {
+    calls.push_back(
+        {.signature =
+             {.kind = Kind::all_reduce,
+              .op = options.reduceOp,
+              .dtype = tensor.scalar_type(),
+              .elements = tensor.numel()},
+         .timeout = time(options.timeout)});
+  }
+  const auto type = tensors.size() == 1 ? OpType::ALLREDUCE : OpType::ALLREDUCE_COALESCED;
+  return issue(
+      type, "shardwise:all_reduce", tensors, [tensors, calls, options](Exchange& exchange, Carrier& carrier) mutable {
+        for (size_t i = 0; i < tensors.size(); ++i) {
+          if (sums_all(exchange, options.reduceOp, tensors[i])) {
+            exchange.all_reduce(calls[i], data_of(tensors[i]));
+          } else {
+            Tensors one{tensors[i]};
+            exchange.announce(calls[i]);
+            carrier.wait(*carrier.gloo().allreduce(one, options));
+          }
+        }
+        return outcome_of(tensors);
+      });
+}
+
+Backend::Works Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  require(tensors.size() == 1, "all_reduce", "one tensor a rank");
+  return allreduce_coalesced(tensors, {options});
+}
+
+Backend::Works Backend::allgather_into_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  require(outputs.size() == inputs.size(), "all_gather_into_tensor", "an output for each input");
+  std::vector<Call> calls;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    require_sizes(outputs[i], inputs[i], getSize(), "all_gather_into_tensor");
+    calls.push_back(
+        {.signature = {.kind = Kind::all_gather, .dtype = inputs[i].scalar_type(), .elements = inputs[i].numel()},
+         .timeout = time(options.timeout)});
+  }
+  const auto type = inputs.size() == 1 ? OpType::_ALLGATHER_BASE : OpType::COALESCED;
+  return issue(
+      type, "shardwise:all_gather", inputs, [outputs, inputs, calls](Exchange& exchange, Carrier& /*carrier*/) {
+        for (size_t i = 0; i < inputs.size(); ++i) {
+          exchange.all_gather(calls[i], spans_in(outputs[i], exchange.world(), nullptr), data_of(inputs[i]));
+        }
+        return outcome_of(outputs);
+      });
+}
+
+Backend::Works Backend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
+  require_sizes(output, input, getSize(), "all_gather_into_tensor");
+  const auto* placement = DirectPlacementScope::current();
+  auto spans = spans_in(output, getSize(), placement);
+  const Call call{
+      .signature =
+          {.kind = Kind::all_gather,
+           .dtype = input.scalar_type(),
+           .elements = input.numel(),
+           .pieces = placement == nullptr ? 0 : number_of(spans)},
+      .timeout = time(options.timeout)};
+  return issue(
+      OpType::_ALLGATHER_BASE, "shardwise:all_gather", {input},
+      [output, input, memory = placement == nullptr ? at::Tensor() : placement->memory, spans = std::move(spans), call](
+          Exchange& exchange, Carrier& /*carrier*/) {
+        exchange.all_gather(call, spans, data_of(input));
+        return outcome_of({output});
+      });
+}
+
+Backend::Works Backend::allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  require(inputs.size() == 1 && outputs.size() == 1, "all_gather", "one input and one list of outputs a rank");
+  const auto& places = outputs.front();
+  require(places.size() == static_cast<size_t>(getSize()), "all_gather", "an output for each rank");
+  for (const auto& place : places) require_sizes(place, inputs.front(), 1, "all_gather");
+  const Call call{
+      .signature =
+          {.kind = Kind::all_gather, .dtype = inputs.front().scalar_type(), .elements = inputs.front().numel()},
+      .timeout = time(options.timeout)};
+  return issue(
+      OpType::ALLGATHER, "shardwise:all_gather", inputs,
+      [places, input = inputs.front(), call](Exchange& exchange, Carrier& /*carrier*/) {
+        std::vector<Spans> spans;
+        for (auto* place : places_of(places)) spans.emplace_back(place, input.nbytes());
+        exchange.all_gather(call, spans, data_of(input));
+        return outcome_of(places);
+      });
+}
+
+Backend::Works Backend::reduce_scatter_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
+  require(outputs.size() == inputs.size(), "reduce_scatter_tensor", "an output for each input");
+  std::vector<Call> calls;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    require_sizes(inputs[i], outputs[i], getSize(), "reduce_scatter_tensor");
+    calls.push_back(
+        {.signature =
+             {.kind = Kind::reduce_scatter,
+              .op = options.reduceOp,
+              .dtype = outputs[i].scalar_type(),
+              .elements = outputs[i].numel()},
+         .timeout = time(options.timeout)});
+  }
+  const auto type = inputs.size() == 1 ? OpType::_REDUCE_SCATTER_BASE : OpType::COALESCED;
+  return issue(
+      type, "shardwise:reduce_scatter", inputs,
+      [outputs, inputs, calls, options](Exchange& exchange, Carrier& carrier) mutable {
+        for (size_t i = 0; i < inputs.size(); ++i) {
+          if (sums(options.reduceOp, inputs[i].scalar_type())) {
+            const auto places = readable(places_in(inputs[i], exchange.world()));
+            exchange.reduce_scatter(calls[i], data_of(outputs[i]), places);
+          } else {
+            exchange.announce(calls[i]);
+            carrier.wait(*carrier.gloo()._reduce_scatter_base(outputs[i], inputs[i], options));
+          }
+        }
+        return outcome_of(outputs);
+      });
+}
+
+Backend::Works Backend::_reduce_scatter_base(
+    at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
+  Tensors outputs{output};
+  Tensors inputs{input};
+  return reduce_scatter_tensor_coalesced(outputs, inputs, options);
+}
+
+Backend::Works Backend::reduce_scatter(
+    Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& options) {
+  require(inputs.size() == 1 && outputs.size() == 1, "reduce_scatter", "one list of inputs and one output a rank");
+  const auto& places = inputs.front();
+  require(places.size() == static_cast<size_t>(getSize()), "reduce_scatter", "an input for each rank");
+  for (const auto& place : places) require_sizes(place, outputs.front(), 1, "reduce_scatter");
+  const auto dtype = outputs.front().scalar_type();
+  const Call call{
+      .signature =
+          {.kind = Kind::reduce_scatter, .op = options.reduceOp, .dtype = dtype, .elements = outputs.front().numel()},
+      .timeout = time(options.timeout)};
+  if (!sums(options.reduceOp, dtype)) {
+    return hand_over(OpType::REDUCE_SCATTER, "shardwise:reduce_scatter", places, call, [=](auto& gloo) mutable {
+      return gloo.reduce_scatter(outputs, inputs, options);
+    });
+  }
+  return issue(
+      OpType::REDUCE_SCATTER, "shardwise:reduce_scatter", places,
+      [places, output = outputs.front(), call](Exchange& exchange, Carrier& /*carrier*/) {
+        exchange.reduce_scatter(call, data_of(output), readable(places_of(places)));
+        return outcome_of({output});
+      });
+}
+
+Backend::Works Backend::barrier(const c10d::BarrierOptions& options) {
+  const Call call{.signature = {}, .timeout = time(options.timeout)};
+  return issue(OpType::BARRIER, "shardwise:barrier", {}, [call](Exchange& exchange, Carrier& /*carrier*/) {
+    exchange.announce(call);
+    return outcome_of({});
+  });
+}
+
+} // namespace shardwise::transport

@@ -1,0 +1,34 @@
+#include "transport/exchange.h"
+
+#include "transport/error.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+
+namespace shardwise::transport {
+
+Share Share::of(size_t bytes, int rank, int world) {
+  constexpr size_t kLine = 64;
+  const auto dealt = kLine * static_cast<size_t>(world);
+  const auto largest = (bytes + dealt - 1) / dealt * kLine;
+  const auto begin = std::min(bytes, static_cast<size_t>(rank) * largest);
+  return {.begin = begin, .bytes = std::min(largest, bytes - begin)};
+}
+
+void Exchange::compare(const Signature& mine, int peer, const Signature& theirs) const {
+  if (theirs == mine) return;
+  raise_peer_error(c10::str(
+      "shardwise: ", progress_.me(), ": the ranks do not call the same collective: rank ", progress_.name_of(rank()),
+      " calls ", mine.describe(), ", but rank ", progress_.name_of(peer), " calls ", theirs.describe(),
+      ". All ranks of a process group must call the same collectives with the same sizes, in the same order. "
+      "Nothing was sent."));
+}
+
+std::vector<int> Exchange::peers() const {
+  std::vector<int> peers;
+  for (int step = 1; step < world(); ++step) peers.push_back((rank() + step) % world());
+  return peers;
+}
+
+} // namespace shardwise::transport

@@ -1,0 +1,71 @@
+#include "transport/progress.h"
+
+#include "transport/error.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+
+namespace shardwise::transport {
+
+using Clock = std::chrono::steady_clock;
+
+void Progress::begin(const Signature& signature, std::chrono::milliseconds timeout) {
+  signature_ = signature;
+  timeout_ = timeout;
+  deadline_ = Clock::now() + timeout;
+  ++number_;
+  check();
+}
+
+std::string Progress::me() const {
+  if (name_of(rank_) == rank_) return c10::str("rank ", rank_, " of ", size_);
+  return c10::str("rank ", name_of(rank_), " (number ", rank_, " of the ", size_, " of its process group)");
+}
+
+std::string Progress::place() const {
+  return c10::str(me(), ": ", signature_.describe());
+}
+
+std::chrono::milliseconds Progress::left() const {
+  const auto time = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now());
+  return std::max(time, std::chrono::milliseconds(1));
+}
+
+bool Progress::late() const {
+  return Clock::now() >= deadline_;
+}
+
+void Progress::check() {
+  if (closed_) fail(c10::str("shardwise: ", place(), " failed, for its process group was shut down on this rank."));
+  if (broken_.empty()) return;
+  raise_peer_error(c10::str(
+      "shardwise: ", place(),
+      " was not started, for an earlier collective of this process group failed: make a new process group. ",
+      "The first failure: ", broken_));
+}
+
+void Progress::fail(const std::string& text) {
+  if (broken_.empty()) {
+    broken_ = text;
+    if (tell_) tell_(text);
+  }
+  raise_peer_error(text);
+}
+
+void Progress::fail(int peer, bool to_peer, const std::string& reason_given) {
+  const auto wanted = to_peer ? "did not take what this rank sent" : "did not send";
+  const auto what = late() ? c10::str(wanted, " within ", timeout_.count(), " ms: it is late, or does something else")
+                           : "closed the connection: it died, was shut down or failed itself (look for its own error)";
+  fail(c10::str(
+      "shardwise: ", place(), " failed, for rank ", name_of(peer), " ", what, ". The reason given: ", reason_given));
+}
+
+// What it says begins with "shardwise: rank 2 of 3".
+void Progress::fail_with(int peer, const std::string& its_failure) {
+  fail(c10::str(
+      "shardwise: ", place(), " failed, for rank ", name_of(peer),
+      " closed the connection after it failed itself, and said why: ", its_failure));
+}
+
+} // namespace shardwise::transport

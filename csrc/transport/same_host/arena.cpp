@@ -1,0 +1,95 @@
+#include "transport/same_host/arena.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace shardwise::transport::same_host {
+namespace {
+
+size_t page() {
+  static const auto bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+size_t whole_pages(size_t bytes) {
+  return (std::max<size_t>(bytes, 1) + page() - 1) / page() * page();
+}
+
+/// Never destroyed: tensors may go later than any static object.
+struct Current {
+  std::mutex mutex;
+  std::weak_ptr<Arena> arena;
+
+  std::shared_ptr<Arena> get() const {
+    auto found = arena.lock();
+    return found && found->is_of_this_process() ? found : nullptr;
+  }
+};
+
+Current& current() {
+  static auto* value = new Current;
+  return *value;
+}
+
+} // namespace
+
+std::shared_ptr<Arena> Arena::in_use() {
+  auto& now = current();
+  const std::lock_guard lock(now.mutex);
+  return now.get();
+}
+
+std::shared_ptr<Arena> Arena::of_this_process() {
+  auto& now = current();
+  const std::lock_guard lock(now.mutex);
+  if (auto arena = now.get()) return arena;
+  auto segment = Segment::make(static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * page());
+  if (!segment) return nullptr;
+  std::shared_ptr<Arena> arena(new Arena(*std::move(segment)));
+  now.arena = arena;
+  return arena;
+}
+
+Arena::Arena(Segment segment) : segment_(std::move(segment)) {
+  const auto begin = whole_pages(Segment::kMark);
+  free_[begin] = segment_.bytes() - begin;
+}
+
+bool Arena::holds(const void* memory, size_t bytes) const {
+  const auto* begin = static_cast<const std::byte*>(memory);
+  return begin >= segment_.begin() && begin + bytes <= segment_.begin() + segment_.bytes();
+}
+
+std::byte* Arena::take(size_t bytes) {
+  const auto size = whole_pages(bytes);
+  const std::lock_guard lock(mutex_);
+  const auto found = std::find_if(free_.begin(), free_.end(), [&](const auto& range) { return range.second >= size; });
+  if (found == free_.end()) return nullptr;
+  const auto [begin, room] = *found;
+  free_.erase(found);
+  if (room > size) free_[begin + size] = room - size;
+  return segment_.begin() + begin;
+}
+
+void Arena::give(std::byte* memory, size_t bytes) {
+  const auto size = whole_pages(bytes);
+  madvise(memory, size, MADV_REMOVE);
+  const std::lock_guard lock(mutex_);
+  auto range = free_.emplace(offset(memory), size).first;
+  const auto next = std::next(range);
+  if (next != free_.end() && range->first + range->second == next->first) {
+    range->second += next->second;
+    free_.erase(next);
+  }
+  if (range == free_.begin()) return;
+  const auto before = std::prev(range);
+  if (before->first + before->second != range->first) return;
+  before->second += range->second;
+  free_.erase(range);
+}
+
+} // namespace shardwise::transport::same_host

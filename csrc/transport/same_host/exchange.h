@@ -1,0 +1,57 @@
+#pragma once
+
+#include "transport/exchange.h"
+#include "transport/same_host/host_group.h"
+#include "transport/same_host/step_barrier.h"
+
+namespace shardwise::transport::same_host {
+
+/// Collectives of ranks that read each other's memory. What lies in a rank's arena is read where it lies, and a
+/// collective is over when all have read it; other tensors pass through a stage on the rank's board, piece by piece.
+/// Little data is on the board along with the announcement.
+class SameHostExchange final : public Exchange {
+ public:
+  SameHostExchange(Progress& progress, std::shared_ptr<HostGroup> members);
+
+  void announce(const Call& call) override;
+  void all_gather(const Call& call, const std::vector<Spans>& places, const std::byte* input) override;
+  void reduce_scatter(const Call& call, std::byte* output, const std::vector<const std::byte*>& inputs) override;
+  void all_reduce(const Call& call, std::byte* data) override;
+  bool leaves_all_reduce_to_gloo(
+      size_t /*bytes*/, at::ScalarType /*dtype*/, c10d::ReduceOp::RedOpType /*op*/) const override {
+    return false;
+  }
+  uint64_t sent_to(int /*peer*/) const override {
+    return 0;
+  }
+  void end() override;
+
+ private:
+  /// What this rank has for each: `bytes` at each place.
+  struct Given {
+    std::vector<const std::byte*> places;
+    size_t bytes = 0;
+  };
+  /// Where each rank's data for this one is, as far as there is one place for all of it.
+  using Terms = std::vector<const std::byte*>;
+
+  /// Carries it out; where that fails, the peers hear of it.
+  template <typename Run>
+  void carry_out(const Call& call, const Run& run);
+  /// Announces it, and waits for all. Gives where the data is, unless some of it has to be staged.
+  std::optional<Terms> open(const Call& call, const Given& given);
+  /// Of one rank, on its board: `offset` in it.
+  const std::byte* board(int rank, size_t offset) const;
+  void sum(const Call& call, std::byte* output, const Terms& terms, size_t bytes) const;
+
+  void gather_staged(const std::vector<Spans>& places, const std::byte* input, size_t bytes);
+  void scatter_staged(const Call& call, std::byte* output, const Given& given);
+  void reduce_staged(const Call& call, std::byte* data);
+
+  std::shared_ptr<HostGroup> members_;
+  ControlBlock layout_;
+  StepBarrier steps_;
+  uint64_t staged_ = 0;
+};
+
+} // namespace shardwise::transport::same_host

@@ -1,0 +1,68 @@
+#include "transport/same_host/host_group.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+namespace shardwise::transport::same_host {
+namespace {
+
+/// What a rank tells the others of itself; zeros where it shares no memory.
+struct Card {
+  std::array<char, 128> host{};
+  Segment::Address arena;
+  Segment::Address board;
+};
+
+template <typename T>
+std::vector<T> from_all(c10d::Backend& gloo, const T& mine, std::chrono::milliseconds timeout) {
+  const auto size = static_cast<int64_t>(sizeof(T));
+  auto own = at::empty({size}, at::kByte);
+  auto all = at::empty({size * gloo.getSize()}, at::kByte);
+  std::memcpy(own.mutable_data_ptr(), &mine, sizeof(T));
+  c10d::AllgatherOptions options;
+  options.timeout = timeout;
+  gloo._allgather_base(all, own, options)->wait();
+  std::vector<T> result(static_cast<size_t>(gloo.getSize()));
+  std::memcpy(result.data(), all.const_data_ptr(), result.size() * sizeof(T));
+  return result;
+}
+
+} // namespace
+
+HostGroup::Meeting HostGroup::meet(
+    c10d::Backend& gloo, bool wanted, const std::string& host, std::chrono::milliseconds timeout) {
+  if (gloo.getSize() == 1) return {nullptr, {host}};
+  auto arena = wanted ? Arena::of_this_process() : nullptr;
+  auto board = arena ? Segment::make(ControlBlock(gloo.getSize()).bytes()) : std::nullopt;
+  Card card;
+  std::copy_n(host.begin(), std::min(host.size(), card.host.size()), card.host.begin());
+  if (board) {
+    card.arena = arena->address();
+    card.board = board->address();
+  }
+  const auto cards = from_all(gloo, card, timeout);
+  std::vector<std::string> hosts;
+  for (const auto& other : cards) hosts.emplace_back(other.host.data(), strnlen(other.host.data(), other.host.size()));
+  const auto is_here = [&](const Card& other) { return other.board.bytes > 0 && other.host == cards.front().host; };
+  if (!std::all_of(cards.begin(), cards.end(), is_here)) return {nullptr, hosts};
+  std::vector<Peer> peers;
+  for (const auto& other : cards) {
+    auto process = PeerProcess::of(other.arena);
+    auto view = SegmentView::open(other.board);
+    if (process && view) peers.push_back({std::move(process), *std::move(view)});
+  }
+  const auto can = from_all(gloo, static_cast<uint8_t>(peers.size() == cards.size()), timeout);
+  board->close();
+  if (!std::all_of(can.begin(), can.end(), [](uint8_t one) { return one == 1; })) return {nullptr, hosts};
+  return {std::shared_ptr<HostGroup>(new HostGroup(std::move(arena), *std::move(board), std::move(peers))), hosts};
+}
+
+HostGroup::HostGroup(std::shared_ptr<Arena> arena, Segment board, std::vector<Peer> peers)
+    : arena_(std::move(arena)),
+      board_(std::move(board)),
+      peers_(std::move(peers)) {}
+
+} // namespace shardwise::transport::same_host

@@ -1,0 +1,96 @@
+#include "transport/same_host/segment.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+namespace shardwise::transport::same_host {
+namespace {
+
+/// A file that grows beyond this limit ends the process.
+bool may_be_as_large_as(size_t bytes) {
+  rlimit limit{};
+  return getrlimit(RLIMIT_FSIZE, &limit) == 0 && (limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= bytes);
+}
+
+std::byte* map(int file, size_t bytes, int protection) {
+  auto* memory = mmap(nullptr, bytes, protection, MAP_SHARED | MAP_NORESERVE, file, 0);
+  return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
+}
+
+} // namespace
+
+std::optional<Segment> Segment::make(size_t bytes) {
+  Segment segment;
+  auto& [process, file, mark, size] = segment.address_;
+  process = getpid();
+  size = bytes;
+  if (!may_be_as_large_as(bytes) || getrandom(&mark, sizeof mark, 0) != sizeof mark) return std::nullopt;
+  file = memfd_create("shardwise", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (file < 0 || ftruncate(static_cast<int>(file), static_cast<off_t>(bytes)) != 0) return std::nullopt;
+  // Whoever can open it must not cut off what ranks read.
+  if (fcntl(static_cast<int>(file), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) return std::nullopt;
+  segment.memory_ = map(static_cast<int>(file), bytes, PROT_READ | PROT_WRITE);
+  if (segment.memory_ == nullptr) return std::nullopt;
+  std::memcpy(segment.memory_, &mark, sizeof mark);
+  // What the child wrote would be its parent's too, and what the parent writes the child's.
+  segment.in_child_ = std::make_unique<base::InForkedChild>([memory = segment.memory_, bytes] {
+    constexpr auto kNothing = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    if (mmap(memory, bytes, PROT_NONE, kNothing, -1, 0) == MAP_FAILED) std::abort();
+  });
+  return segment;
+}
+
+Segment::Segment(Segment&& other) noexcept
+    : address_(std::exchange(other.address_, {})),
+      memory_(std::exchange(other.memory_, nullptr)),
+      in_child_(std::move(other.in_child_)) {}
+
+Segment::~Segment() {
+  if (memory_ != nullptr) munmap(memory_, address_.bytes);
+  close();
+}
+
+bool Segment::is_of_this_process() const {
+  return address_.process == getpid();
+}
+
+void Segment::close() {
+  if (address_.file >= 0) ::close(static_cast<int>(std::exchange(address_.file, -1)));
+}
+
+std::optional<SegmentView> SegmentView::open(const Segment::Address& address) {
+  const auto path = c10::str("/proc/", address.process, "/fd/", address.file);
+  // What it is, is only known when it is open; a pipe would wait for its other end.
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (file < 0) return std::nullopt;
+  struct stat facts {};
+  const bool fits = fstat(file, &facts) == 0 && S_ISREG(facts.st_mode) && facts.st_size >= 0 &&
+                    static_cast<uint64_t>(facts.st_size) == address.bytes;
+  SegmentView view;
+  if (fits) view.memory_ = map(file, address.bytes, PROT_READ);
+  ::close(file);
+  if (view.memory_ == nullptr) return std::nullopt;
+  view.bytes_ = address.bytes;
+  if (std::memcmp(view.memory_, &address.mark, sizeof address.mark) != 0) return std::nullopt;
+  return view;
+}
+
+SegmentView::SegmentView(SegmentView&& other) noexcept
+    : memory_(std::exchange(other.memory_, nullptr)),
+      bytes_(other.bytes_) {}
+
+SegmentView::~SegmentView() {
+  if (memory_ != nullptr) munmap(const_cast<std::byte*>(memory_), bytes_);
+}
+
+} // namespace shardwise::transport::same_host

@@ -1,0 +1,96 @@
+#include "transport/same_host/step_barrier.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <climits>
+#include <ctime>
+
+namespace shardwise::transport::same_host {
+namespace {
+
+/// How soon a wait notices what wakes nobody: a peer that was killed, a process group that is shut down here.
+constexpr auto kLookAtPeers = std::chrono::milliseconds(50);
+
+/// Sleeps until the word is another one, or somebody wakes it, or some time passed.
+void sleep_on(const std::atomic<uint32_t>& word, uint32_t seen, std::chrono::milliseconds time) {
+  const timespec limit{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(time).count()};
+  syscall(SYS_futex, &word, FUTEX_WAIT, seen, &limit, nullptr, 0);
+}
+
+void wake_all_on(const std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+} // namespace
+
+StepBarrier::StepBarrier(Progress& progress, const Segment& board, const std::vector<Peer>& peers)
+    : progress_(progress),
+      own_(*reinterpret_cast<RankState*>(board.begin() + ControlBlock::progress())),
+      peers_(peers) {}
+
+const RankState& StepBarrier::of(size_t peer) const {
+  return *reinterpret_cast<const RankState*>(peers_[peer].board.at(ControlBlock::progress()));
+}
+
+bool StepBarrier::has_come(size_t peer) const {
+  const auto theirs = of(peer).step.load(std::memory_order_acquire);
+  return static_cast<int32_t>(theirs - steps_) >= 0;
+}
+
+void StepBarrier::take() {
+  own_.step.store(++steps_, std::memory_order_release);
+  wake_all_on(own_.step);
+}
+
+void StepBarrier::wait() {
+  for (size_t peer = 0; peer < peers_.size(); ++peer) {
+    while (!has_come(peer)) {
+      look_around(peer);
+      const auto seen = of(peer).step.load(std::memory_order_acquire);
+      if (static_cast<int32_t>(seen - steps_) < 0)
+        sleep_on(of(peer).step, seen, std::min(kLookAtPeers, progress_.left()));
+    }
+  }
+}
+
+void StepBarrier::look_around(size_t awaited) {
+  progress_.check();
+  for (size_t peer = 0; peer < peers_.size(); ++peer) require_to_go_on(peer);
+  // Asked once more: it may have come, and ended later.
+  if (!peers_[awaited].process->alive() && !has_come(awaited)) fail(awaited, "its process ended");
+  if (progress_.late() && !has_come(awaited)) fail(awaited, "it did not come");
+}
+
+void StepBarrier::require_to_go_on(size_t peer) {
+  const auto ended_at = of(peer).ended_at.load(std::memory_order_acquire);
+  if (ended_at == 0 || ended_at > progress_.number()) return;
+  progress_.fail_with(static_cast<int>(peer), of(peer).reason.data());
+}
+
+void StepBarrier::require_whole() {
+  std::atomic_thread_fence(std::memory_order_acquire);
+  for (size_t peer = 0; peer < peers_.size(); ++peer) require_to_go_on(peer);
+}
+
+void StepBarrier::fail(size_t peer, const std::string& reason) {
+  progress_.fail(static_cast<int>(peer), /*to_peer=*/false, reason);
+}
+
+// In the middle of a collective that one is the first, else the next one.
+void StepBarrier::end() noexcept {
+  if (own_.ended_at.load() != 0) return;
+  const auto& reason = progress_.broken() ? progress_.failure() : std::string("it was shut down");
+  const auto length = std::min(reason.size(), own_.reason.size() - 1);
+  std::copy_n(reason.begin(), length, own_.reason.begin());
+  own_.ended_at.store(progress_.broken() ? progress_.number() : progress_.number() + 1, std::memory_order_release);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  wake_all_on(own_.step);
+}
+
+} // namespace shardwise::transport::same_host

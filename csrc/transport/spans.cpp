@@ -1,0 +1,23 @@
+#include "transport/spans.h"
+
+#include <algorithm>
+
+namespace shardwise::transport {
+
+void Spans::fill(size_t offset, const std::byte* from, size_t bytes) const {
+  for (const auto& [place, size] : spans_) {
+    if (bytes == 0) return;
+    if (offset >= size) {
+      offset -= size;
+      continue;
+    }
+    const auto here = std::min(bytes, size - offset);
+    // A rank's own input may lie in its place already.
+    if (place + offset != from) std::copy_n(from, here, place + offset);
+    from += here;
+    bytes -= here;
+    offset = 0;
+  }
+}
+
+} // namespace shardwise::transport

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+namespace shardwise::transport {
+
+/// Where what one rank sends goes at its receiver: pieces of memory, in order.
+class Spans {
+ public:
+  struct Span {
+    std::byte* place;
+    size_t bytes;
+  };
+
+  Spans() = default;
+  Spans(std::byte* place, size_t bytes) {
+    add(place, bytes);
+  }
+  void add(std::byte* place, size_t bytes) {
+    if (bytes > 0) spans_.push_back({place, bytes});
+  }
+
+  auto begin() const {
+    return spans_.begin();
+  }
+  auto end() const {
+    return spans_.end();
+  }
+  size_t size() const {
+    return spans_.size();
+  }
+  /// Writes `bytes` of what is sent, from `offset` in it on.
+  void fill(size_t offset, const std::byte* from, size_t bytes) const;
+
+ private:
+  std::vector<Span> spans_;
+};
+
+} // namespace shardwise::transport

@@ -1,0 +1,91 @@
+#include "transport/tcp/announcements.h"
+
+#include "transport/tuning.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace shardwise::transport::tcp {
+
+Announcements::Announcements(Connections& connections) : connections_(connections) {
+  for (auto* places : {&outgoing_, &incoming_, &coming_}) {
+    places->resize(connections.size(), std::vector<std::byte>(sizeof(Signature) + kInline));
+  }
+  expected_.resize(connections.size());
+  expect_next();
+  connections.progress().on_failure([this](const std::string& reason) { say_farewell(reason); });
+  connections.on_closed([this](int peer) {
+    const bool came = !expected_.empty() && Connections::has_come(expected_[peer], std::chrono::milliseconds(1));
+    return came ? farewell_in(coming_[peer]) : std::string();
+  });
+}
+
+const std::byte* Announcements::data(int peer) const {
+  return incoming_[peer].data() + sizeof(Signature);
+}
+
+void Announcements::end() {
+  expected_.clear();
+  farewells_.clear();
+}
+
+void Announcements::write(int peer, const Signature& signature, const std::byte* data, size_t bytes) {
+  auto* to = outgoing_[peer].data();
+  std::memcpy(to, &signature, sizeof(Signature));
+  if (bytes > 0) std::memcpy(to + sizeof(Signature), data, bytes);
+}
+
+void Announcements::expect_next() {
+  for (int peer = 0; peer < connections_.size(); ++peer) {
+    if (peer == connections_.rank()) continue;
+    expected_[peer] = connections_.receive(peer, coming_[peer].data(), coming_[peer].size(), Phase::announcement);
+  }
+}
+
+void Announcements::exchange(size_t bytes) {
+  std::vector<Message> sent;
+  for (int step = 1; step < connections_.size(); ++step) {
+    const auto peer = (connections_.rank() + step) % connections_.size();
+    sent.push_back(connections_.send(peer, outgoing_[peer].data(), sizeof(Signature) + bytes, Phase::announcement));
+  }
+  for (int peer = 0; peer < connections_.size(); ++peer) {
+    if (peer == connections_.rank()) continue;
+    connections_.wait(expected_[peer]);
+    const auto reason = farewell_in(coming_[peer]);
+    if (!reason.empty()) connections_.progress().fail_with(peer, reason);
+  }
+  connections_.wait(sent);
+  std::swap(incoming_, coming_);
+  expect_next();
+}
+
+// Before the connections close. Where a peer takes nothing any more, it will see that they did.
+void Announcements::say_farewell(const std::string& reason) noexcept {
+  constexpr auto kLimit = std::chrono::milliseconds(500);
+  const Signature signature{.kind = Kind::farewell};
+  const auto length = std::min(reason.size(), kInline - 1);
+  // Zeros follow.
+  farewell_.assign(sizeof(Signature) + length + 1, std::byte{0});
+  std::memcpy(farewell_.data(), &signature, sizeof(Signature));
+  std::memcpy(farewell_.data() + sizeof(Signature), reason.data(), length);
+  for (int peer = 0; peer < connections_.size(); ++peer) {
+    if (peer == connections_.rank()) continue;
+    farewells_.push_back(connections_.send(peer, farewell_.data(), farewell_.size(), Phase::announcement));
+  }
+  for (const auto& message : farewells_) Connections::has_come(message, kLimit);
+}
+
+std::string Announcements::farewell_in(const std::vector<std::byte>& place) {
+  Signature signature;
+  std::memcpy(&signature, place.data(), sizeof(Signature));
+  if (signature.kind != Kind::farewell) return "";
+  return reinterpret_cast<const char*>(place.data() + sizeof(Signature));
+}
+
+Signature Announcements::signature(int peer) const {
+  Signature signature;
+  std::memcpy(&signature, incoming_[peer].data(), sizeof(Signature));
+  return signature;
+}
+
+} // namespace shardwise::transport::tcp

@@ -1,0 +1,49 @@
+#pragma once
+
+#include "transport/exchange.h"
+#include "transport/tcp/announcements.h"
+#include "transport/tcp/ring.h"
+
+namespace shardwise::transport::tcp {
+
+/// Collectives by sends and receives into their places.
+class TcpExchange final : public Exchange {
+ public:
+  /// `hosts` has the name of each rank's.
+  TcpExchange(Carrier& carrier, const std::vector<std::string>& hosts);
+
+  void announce(const Call& call) override;
+  void all_gather(const Call& call, const std::vector<Spans>& places, const std::byte* input) override;
+  void reduce_scatter(const Call& call, std::byte* output, const std::vector<const std::byte*>& inputs) override;
+  void all_reduce(const Call& call, std::byte* data) override;
+  bool leaves_all_reduce_to_gloo(size_t bytes, at::ScalarType dtype, c10d::ReduceOp::RedOpType op) const override;
+  uint64_t sent_to(int peer) const override {
+    return connections_.sent_to(peer);
+  }
+  void end() override;
+
+ private:
+  /// What each rank is to sum: where this rank's input for it is, and how many bytes.
+  struct Parts {
+    std::vector<const std::byte*> inputs;
+    std::vector<size_t> bytes;
+  };
+  /// Exchanges the announcements, which have all come, and are the same, when it returns.
+  template <typename Data>
+  void begin(const Call& call, size_t bytes, const Data& inlined);
+  /// Sums this rank's part piece by piece into `output`, and calls summed(begin, bytes) after each.
+  template <typename Summed>
+  void sum_pieces(const Call& call, std::byte* output, const Parts& parts, size_t piece, const Summed& summed);
+  /// Each rank sends all it has to all others, and sums everything.
+  void sum_whole(const Call& call, std::byte* data);
+  /// Where the inputs of all ranks are that came with the announcements.
+  std::vector<const std::byte*> announced(const std::byte* own) const;
+
+  Connections connections_;
+  Announcements announcements_;
+  Ring ring_;
+  /// Pieces that come in, for each peer.
+  std::vector<std::byte> pieces_;
+};
+
+} // namespace shardwise::transport::tcp

@@ -1,0 +1,96 @@
+#include "transport/tcp/ring.h"
+
+#include "transport/sums.h"
+#include "transport/tuning.h"
+
+#include <algorithm>
+#include <set>
+
+namespace shardwise::transport::tcp {
+namespace {
+
+/// A part of a rank's share, as it goes round.
+struct Piece {
+  size_t begin;
+  size_t bytes;
+  /// It came round, and is complete, or is when this rank added to it.
+  bool is_last;
+};
+
+/// In the order in which a rank gets them: those of the share before its own first, then of the one before that.
+std::vector<Piece> pieces_from(const Call& call, int first_share, int world, size_t size) {
+  std::vector<Piece> pieces;
+  for (int round = 0; round + 1 < world; ++round) {
+    const auto share = Share::of(call.bytes(), (first_share - round + world) % world, world);
+    for (size_t begin = 0; begin < share.bytes; begin += size) {
+      pieces.push_back({share.begin + begin, std::min(size, share.bytes - begin), round + 2 == world});
+    }
+  }
+  return pieces;
+}
+
+} // namespace
+
+Ring::Ring(Connections& connections, const std::vector<std::string>& hosts)
+    : connections_(connections),
+      hosts_(static_cast<int>(std::set(hosts.begin(), hosts.end()).size())) {
+  for (int rank = 0; rank < connections.size(); ++rank) ranks_.push_back(rank);
+  std::stable_sort(ranks_.begin(), ranks_.end(), [&](int a, int b) { return hosts.at(a) < hosts.at(b); });
+  place_ = static_cast<int>(std::find(ranks_.begin(), ranks_.end(), connections.rank()) - ranks_.begin());
+}
+
+int Ring::rank_at(int place) const {
+  const auto world = connections_.size();
+  return ranks_[(place + world) % world];
+}
+
+// Every rank gets and sends the same pieces in the same order, so that messages of one tag find their places. A
+// complete piece comes into the place that this rank's own part of it was sent from: it cannot come before that has
+// arrived.
+void Ring::all_reduce(const Call& call, std::byte* data) {
+  const auto world = connections_.size();
+  const auto next = rank_at(place_ + 1);
+  const auto before = rank_at(place_ - 1);
+  const auto size = piece_bytes(Share::of(call.bytes(), 0, world).bytes);
+  const auto item = c10::elementSize(call.signature.dtype);
+  const auto coming = pieces_from(call, place_ - 1, world, size);
+  const auto complete = pieces_from(call, place_, world, size);
+  pieces_.resize(std::max(pieces_.size(), kPieces * size));
+
+  std::vector<Message> sums;
+  const auto expect = [&] {
+    const auto number = sums.size();
+    if (number == coming.size()) return;
+    sums.push_back(
+        connections_.receive(before, pieces_.data() + number % kPieces * size, coming[number].bytes, Phase::sum));
+  };
+  for (size_t i = 0; i < kPieces; ++i) expect();
+  std::vector<Message> results;
+  for (const auto& piece : complete) {
+    results.push_back(connections_.receive(before, data + piece.begin, piece.bytes, Phase::gather));
+  }
+  std::vector<Message> sent;
+  const auto own = Share::of(call.bytes(), place_, world);
+  for (size_t begin = 0; begin < own.bytes; begin += size) {
+    const auto bytes = std::min(size, own.bytes - begin);
+    sent.push_back(connections_.send(next, data + own.begin + begin, bytes, Phase::sum));
+  }
+  for (size_t number = 0; number < coming.size(); ++number) {
+    connections_.wait(sums[number]);
+    const auto& piece = coming[number];
+    auto* place = data + piece.begin;
+    const auto elements = static_cast<int64_t>(piece.bytes / item);
+    add_up(place, {pieces_.data() + number % kPieces * size, place}, elements, call.signature.dtype, /*mean=*/false);
+    if (piece.is_last && call.is_mean()) divide(place, elements, call.signature.dtype, world);
+    expect();
+    sent.push_back(connections_.send(next, place, piece.bytes, piece.is_last ? Phase::gather : Phase::sum));
+  }
+  for (size_t number = 0; number < complete.size(); ++number) {
+    connections_.wait(results[number]);
+    const auto& piece = complete[number];
+    if (!piece.is_last) sent.push_back(connections_.send(next, data + piece.begin, piece.bytes, Phase::gather));
+  }
+  connections_.wait(sent);
+}
+
+} // namespace shardwise::transport::tcp

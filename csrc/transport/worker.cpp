@@ -1,0 +1,185 @@
+#include "transport/worker.h"
+
+#include "base/ends_within.h"
+#include "transport/error.h"
+
+#include <shardwise/error.h>
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <c10/util/thread_name.h>
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <utility>
+
+namespace shardwise::transport {
+
+DirectWork::DirectWork(int rank, c10d::OpType type, const char* title, const std::vector<at::Tensor>& tensors, Run run)
+    : c10d::Work(rank, type, title, tensors),
+      run_(std::move(run)),
+      title_(title),
+      elements_(tensors.empty() ? -1 : tensors.front().numel()),
+      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
+
+bool DirectWork::wait(std::chrono::milliseconds timeout) {
+  if (timeout == kNoTimeout && !isCompleted()) {
+    try {
+      Onlooker::wait([this] { return as_seen(); }, [this](auto time) { return base::ends_within(*this, time); });
+    } catch (const Error& error) {
+      raise_peer_error(error.what());
+    }
+  }
+  return c10d::Work::wait(timeout);
+}
+
+OwnCall DirectWork::as_seen() const {
+  const std::string title = title_;
+  const auto name = title.substr(title.find(':') + 1);
+  return {
+      .group = group_,
+      .number = number_,
+      .what = elements_ < 0 ? name : c10::str(name, " of ", elements_, " elements")};
+}
+
+std::vector<at::Tensor> DirectWork::result() {
+  TORCH_CHECK(isCompleted(), "shardwise: a collective has no result before it is done; wait() for it.");
+  return tensors_;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> DirectWork::getFuture() {
+  return future_;
+}
+
+// What it holds goes before anybody hears that it is done.
+void DirectWork::run(Exchange& exchange, Carrier& carrier) {
+  Outcome outcome;
+  try {
+    outcome = run_(exchange, carrier);
+  } catch (...) {
+    return fail(std::current_exception());
+  }
+  run_ = nullptr;
+  tensors_ = std::move(outcome.tensors);
+  future_->markCompleted(std::move(outcome.value));
+  finish();
+}
+
+void DirectWork::fail(std::exception_ptr error) {
+  run_ = nullptr;
+  future_->setError(error);
+  finish(std::move(error));
+}
+
+struct Worker::State {
+  State(c10::intrusive_ptr<c10d::Backend> of, const MakeExchange& make, std::vector<int64_t> names)
+      : gloo(std::move(of)),
+        carrier(gloo, std::move(names)),
+        exchange(make(carrier)) {}
+
+  mutable std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<c10::intrusive_ptr<DirectWork>> works;
+  uint64_t issued = 0;
+  bool closed = false;
+  c10::intrusive_ptr<c10d::Backend> gloo;
+  Carrier carrier;
+  std::unique_ptr<Exchange> exchange;
+
+  void run() {
+    c10::setThreadName("shardwise_sums");
+    std::unique_lock lock(mutex);
+    for (;;) {
+      changed.wait(lock, [&] { return closed || !works.empty(); });
+      if (works.empty()) break;
+      auto work = std::move(works.front());
+      works.pop_front();
+      lock.unlock();
+      work->run(*exchange, carrier);
+      work.reset();
+      if (carrier.progress().broken()) release();
+      lock.lock();
+    }
+    lock.unlock();
+    release();
+  }
+
+  /// Peers that wait for this rank are to fail at once. Gloo ends outside of the lock: that takes its time.
+  void release() {
+    exchange->end();
+    carrier.release();
+    std::unique_lock lock(mutex);
+    const auto ending = std::move(gloo);
+    gloo.reset();
+    lock.unlock();
+  }
+};
+
+Worker::Worker(c10::intrusive_ptr<c10d::Backend> gloo, const MakeExchange& make, std::vector<int64_t> names)
+    : state_(std::make_shared<State>(std::move(gloo), make, std::move(names))) {
+  thread_ = std::thread([state = state_] { state->run(); });
+}
+
+Worker::~Worker() {
+  close();
+}
+
+// The thread is not in the child, and who held the lock may not be either.
+void Worker::require_not_forked() const {
+  if (base::forks() == forks_) return;
+  raise_peer_error(
+      "shardwise: this process was forked from the one whose process group this is, and has no part in it: the other "
+      "ranks know that process alone. Start processes that are to take part by spawn or forkserver, or let them make a "
+      "process group of their own after the fork.");
+}
+
+void Worker::issue(c10::intrusive_ptr<DirectWork> work) {
+  require_not_forked();
+  const std::lock_guard lock(state_->mutex);
+  if (state_->closed) {
+    raise_peer_error("shardwise: this process group was shut down; nothing can be sent any more.");
+  }
+  state_->works.push_back(std::move(work));
+  ++state_->issued;
+  state_->changed.notify_one();
+}
+
+c10::intrusive_ptr<c10d::Backend> Worker::gloo() const {
+  require_not_forked();
+  const std::lock_guard lock(state_->mutex);
+  if (!state_->gloo) {
+    raise_peer_error(
+        "shardwise: this process group was shut down, or one of its collectives failed; nothing can be sent any more.");
+  }
+  return state_->gloo;
+}
+
+uint64_t Worker::issued() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->issued;
+}
+
+uint64_t Worker::sent_to(int peer) const {
+  return state_->exchange->sent_to(peer);
+}
+
+void Worker::close() {
+  if (base::forks() != forks_) {
+    // What there is to close is the parent's.
+    if (!thread_.joinable()) return;
+    static_cast<void>(new std::shared_ptr<State>(state_));
+    return thread_.detach();
+  }
+  {
+    const std::lock_guard lock(state_->mutex);
+    if (std::exchange(state_->closed, true)) return;
+    state_->changed.notify_all();
+  }
+  state_->carrier.close();
+  // A callback may let go of the process group.
+  if (thread_.get_id() == std::this_thread::get_id()) return thread_.detach();
+  thread_.join();
+}
+
+} // namespace shardwise::transport
