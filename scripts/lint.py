@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import arrows
 import check_docs
 import house_rules
 from probe_python import torch_folder
@@ -128,6 +129,7 @@ def main() -> int:
         "shellcheck": lambda: run("shellcheck", *shell_scripts()),
         "clang-tidy": clang_tidy,
         "house rules": lambda: house_rules.main() == 0,
+        "arrows": lambda: arrows.main() == 0,
         "docs": lambda: check_docs.main() == 0,
     }
     failed = []

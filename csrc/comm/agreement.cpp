@@ -133,7 +133,9 @@ std::vector<std::pair<size_t, Agreement::Note>> Agreement::tell(Note mine) {
   std::vector<std::pair<size_t, Note>> others;
   for (const auto& [board, note] : notes_.answers_to(bytes)) {
     others.emplace_back(board, Note::of(note));
-    if (others.back().second.round != compared_) others.pop_back();
+    // A failure is one for good.
+    const auto& theirs = others.back().second;
+    if (theirs.round != compared_ && theirs.failed == 0) others.pop_back();
   }
   return others;
 }
@@ -298,6 +300,12 @@ void Agreement::look(const Place& place, const std::string& what) {
     if (!note.blocks(mine, line == board && (note.chain < 0 || line_of(note.chain) == line))) continue;
     join({.chain = place.chain, .event = -1, .waits = Record::in_order}, what);
   }
+}
+
+void Agreement::look_beside(const std::string& what) {
+  require_unbroken();
+  for (size_t line = 0; line < channels_.size(); ++line) require_alive(line, what);
+  for (const auto& [board, note] : tell({.chain = group, .number = kUnnumbered})) require_no_failure(note, what);
 }
 
 // Only who waits for this rank can tell that it waits in vain.

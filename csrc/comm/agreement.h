@@ -64,6 +64,8 @@ class SHARDWISE_API Agreement : public transport::Onlooker, public std::enable_s
   /// The one of the ranks that these lines reach, made at the first call, which all ranks make together. Null for a
   /// world of one and where a group has no store that works: nothing is checked there. Raises PeerError.
   static std::shared_ptr<Agreement> of(const std::vector<Line>& lines);
+  /// The one that was made; null where none was.
+  static std::shared_ptr<Agreement> known(const std::vector<Line>& lines);
   /// The group is closed: so is what was made for it.
   static void forget(const c10d::ProcessGroup& group);
 
@@ -82,9 +84,15 @@ class SHARDWISE_API Agreement : public transport::Onlooker, public std::enable_s
   /// The collective at this place, `what`, takes long. Raises an Error when another rank is on another way, and
   /// PeerError when one of its ranks is gone or failed.
   void look(const Place& place, const std::string& what);
+  /// The same of what is in no order, as process groups that all ranks make.
+  void look_beside(const std::string& what);
   /// The collective at this place failed, and why: nothing can be issued any more, and the other ranks hear of it.
   /// Raises PeerError.
   [[noreturn]] void fail(const Place& place, const std::string& text);
+  /// The same of what is in no order.
+  [[noreturn]] void fail_beside(const std::string& text) {
+    raise_peer_error(text);
+  }
   /// What a wait may take.
   std::chrono::milliseconds timeout() const {
     return timeout_;

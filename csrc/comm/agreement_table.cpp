@@ -1,6 +1,7 @@
 // Which agreement belongs to which process groups.
 #include "comm/agreement.h"
 
+#include "comm/making_watch.h"
 #include "comm/patience.h"
 #include "comm/second_group.h"
 
@@ -53,6 +54,12 @@ struct AgreementTable {
   }
 };
 
+/// Those that reach other ranks.
+std::vector<Line> of_several(std::vector<Line> lines) {
+  std::erase_if(lines, [](const Line& line) { return line.group->getSize() == 1; });
+  return lines;
+}
+
 std::chrono::milliseconds timeout_of(const Line& line) {
   return comm::timeout_of(*line.group).value_or(kBackendDefaultTimeout);
 }
@@ -72,32 +79,39 @@ bool works(const Line& line) {
 
 } // namespace
 
+std::shared_ptr<Agreement> Agreement::known(const std::vector<Line>& lines) {
+  return AgreementTable::get().find(of_several(lines));
+}
+
 std::shared_ptr<Agreement> Agreement::of(const std::vector<Line>& all_lines) {
-  auto lines = all_lines;
-  std::erase_if(lines, [](const Line& line) { return line.group->getSize() == 1; });
+  const auto lines = of_several(all_lines);
   if (auto found = AgreementTable::get().find(lines)) return found;
   if (lines.empty() || !std::all_of(lines.begin(), lines.end(), works)) return nullptr;
+  const auto purpose = c10::str("shardwise agreement of ", lines.size(), " axes");
+  MakingWatch watch(lines, purpose);
   std::vector<Channel> channels;
   Groups groups;
   auto limit = timeout_of(lines.front());
   for (const auto& line : lines) {
     const auto& [group, ranks] = line;
     limit = std::min(limit, timeout_of(line));
-    const auto purpose = c10::str("shardwise agreement of ", lines.size(), " axes");
     std::vector<int64_t> names;
     for (int position = 0; position < group->getSize(); ++position) names.push_back(ranks[position]);
     const auto store = c10::make_intrusive<c10d::PrefixStore>(purpose, group->getStore());
-    const auto made = make_beside(
-        *group, ranks,
-        {.name = purpose,
-         .store = store,
-         .rank = group->getRank(),
-         .size = group->getSize(),
-         .device = at::kCPU,
-         .connect_timeout = timeout_of(line),
-         .timeout = timeout_of(line),
-         .transport = Transport::gloo,
-         .names = std::move(names)});
+    const auto made = watch.over([&] {
+      return make_beside(
+          *group, ranks,
+          {.name = purpose,
+           .store = store,
+           .rank = group->getRank(),
+           .size = group->getSize(),
+           .device = at::kCPU,
+           .connect_timeout = timeout_of(line),
+           .timeout = timeout_of(line),
+           .transport = Transport::gloo,
+           .names = std::move(names),
+           .look = [&watch] { watch.look(); }});
+    });
     // The back end itself: tools that count collectives are not to see these.
     channels.push_back({made.group->getBackend(c10::DeviceType::CPU), made.group->getStore(), ranks, made.processes});
     groups.emplace_back(group);

@@ -169,6 +169,12 @@ struct Mesh::State {
     return {.first = rank - coordinates[index] * stride, .stride = stride};
   }
 
+  std::vector<comm::Line> lines() const {
+    std::vector<comm::Line> all;
+    for (size_t i = 0; i < axes.size(); ++i) all.push_back({groups[i], line(i)});
+    return all;
+  }
+
   std::vector<int64_t> names_of(size_t index, int64_t first, int64_t count) const {
     std::vector<int64_t> names;
     for (int64_t i = first; i < first + count; ++i) names.push_back(line(index)[i]);
@@ -201,7 +207,15 @@ struct Mesh::State {
     auto some = spec(
         c10::str(axes[index].name, " ", name), c10::make_intrusive<c10d::PrefixStore>(name, place), position % count,
         names_of(index, int64_t{position / count} * count, count));
-    return comm::make_beside(*all, line(index), std::move(some)).group;
+    const auto agreement = comm::Agreement::known(lines());
+    if (!agreement) return comm::make_beside(*all, line(index), std::move(some)).group;
+    const auto what = c10::str("the set-up of the process group '", some.name, "'");
+    some.look = [agreement, what] { agreement->look_beside(what); };
+    try {
+      return comm::make_beside(*all, line(index), std::move(some)).group;
+    } catch (const PeerError& error) {
+      agreement->fail_beside(error.what());
+    }
   }
 
   /// Made at the first call.

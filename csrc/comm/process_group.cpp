@@ -41,6 +41,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> make(const GroupSpec& spec) {
 template <typename Make>
 auto with_patience(const GroupSpec& spec, const Make& make) {
   const auto look = [&] {
+    if (spec.look) spec.look();
     const auto ended = spec.processes.ended();
     if (ended.empty()) return;
     throw PeerError(c10::str(

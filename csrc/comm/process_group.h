@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -33,6 +34,8 @@ struct GroupSpec {
   std::vector<int64_t> names = {};
   /// Those of the ranks, by position, as far as they are known.
   Processes processes = {};
+  /// Asked now and then while others are waited for. What it raises ends the wait.
+  std::function<void()> look = {};
 
   int64_t name_of(int position) const {
     return names.empty() ? position : names[static_cast<size_t>(position)];

@@ -68,15 +68,20 @@ void wait_for_all(
 SecondGroup make_beside(c10d::ProcessGroup& first, Ranks names, GroupSpec spec) {
   const WithoutLanguageLock unlocked;
   try {
-    wait_for_all(
-        first, [names](int position) { return names[position]; }, spec.connect_timeout);
-    auto roll = patiently(spec.connect_timeout, nullptr, [spec] {
+    // Owned, for the thread that waits may stay behind.
+    const auto group_before = c10::intrusive_ptr<c10d::ProcessGroup>::reclaim_copy(&first);
+    patiently(spec.connect_timeout, spec.look, [group_before, names, limit = spec.connect_timeout] {
+      wait_for_all(
+          *group_before, [names](int position) { return names[position]; }, limit);
+      return true;
+    });
+    auto roll = patiently(spec.connect_timeout, spec.look, [spec] {
       return call_the_roll(spec, Processes::card(spec.name_of(spec.rank)));
     });
     spec.store = std::move(roll.store);
     spec.processes = Processes(roll.texts);
     auto group = make_process_group(spec);
-    patiently(spec.connect_timeout, nullptr, [spec] {
+    patiently(spec.connect_timeout, spec.look, [spec] {
       meet(spec);
       return true;
     });

@@ -19,10 +19,31 @@ LOST = [
     Mutant(
         "greet nobody before a process group is made",
         "csrc/comm/second_group.cpp",
-        "    wait_for_all(\n        first, [names](int position) { return names[position]; }, spec.connect_timeout);\n",
-        "    if (spec.size < 0) wait_for_all(first, [names](int i) { return names[i]; }, spec.connect_timeout);\n",
+        "      wait_for_all(\n          *group_before, [names](int position) { return names[position]; }, limit);\n",
+        "      if (limit.count() < 0) wait_for_all(*group_before, [names](int i) { return names[i]; }, limit);\n",
         languages=BOTH,
         suites=_LOST,
+    ),
+    Mutant(
+        "make process groups of units without a look at what other ranks tell",
+        "csrc/comm/mesh.cpp",
+        "    some.look = [agreement, what] { agreement->look_beside(what); };\n",
+        "",
+        suites="LostRanks.AFailureAlongAnotherAxis*",
+    ),
+    Mutant(
+        "tell nobody that process groups of units were not made",
+        "csrc/comm/mesh.cpp",
+        "      agreement->fail_beside(error.what());\n",
+        "      throw;\n",
+        suites="LostRanks.AFailureAlongAnotherAxis*",
+    ),
+    Mutant(
+        "tell nobody that the process groups of an agreement were not made",
+        "csrc/comm/making_watch.h",
+        "      tell(error.what());\n",
+        "",
+        suites="LostRanks.AFailureAlongAnotherAxis*",
     ),
     Mutant(
         "do not look who died while a process group is made",

@@ -39,8 +39,8 @@ TRANSPORT = [
     Mutant(
         "sum a piece before it has come from all ranks",
         "csrc/transport/tcp/exchange.cpp",
-        "    wire().wait(coming[number % kPieces]);",
-        "    wire().wait(coming[number % kPieces].front());",
+        "    connections_.wait(coming[number % kPieces]);",
+        "    connections_.wait(coming[number % kPieces].front());",
         suites=_SUITES,
     ),
     Mutant(
@@ -73,7 +73,7 @@ TRANSPORT = [
     ),
     Mutant(
         "do not end the wait of a transport that is shut down",
-        "csrc/transport/tcp/connections.cpp",
+        "csrc/transport/carrier.cpp",
         "  if (waited_for_) waited_for_->abort();",
         "",
         suites=_SUITES,
@@ -123,7 +123,7 @@ TRANSPORT = [
     Mutant(
         "end without a word to the peers",
         "csrc/transport/same_host/exchange.cpp",
-        "    if (course.broken()) steps_.end();",
+        "    if (progress().broken()) steps_.end();",
         "",
         suites=_SAME_HOST,
     ),
@@ -151,7 +151,7 @@ TRANSPORT = [
     Mutant(
         "let a forked child wait for a collective",
         "csrc/transport/worker.cpp",
-        "  if (forks() == forks_) return;\n  raise_peer_error(",
+        "  if (base::forks() == forks_) return;\n  raise_peer_error(",
         "  if (forks() >= forks_) return;\n  raise_peer_error(",
         suites="Forked.*:SameHost.*",
     ),

@@ -129,6 +129,27 @@ TEST(LostRanks, ADeathWhileOthersWrapOnAGroupThatTheyWereGiven) {
   });
 }
 
+// Rank 1 fails where ranks 1 and 3 make groups, and does not come to those that rank 0 waits for.
+TEST(LostRanks, AFailureAlongAnotherAxisBeforeTheFirstWrap) {
+  expect_named(4, {}, [](Rank& rank, const Kill& kill) {
+    const auto options = hybrid_on(rank, {2, 2});
+    kill(0ms);
+    if (rank.rank() == 3) std::this_thread::sleep_for(60s);
+    wrap_for_ever(options);
+  });
+}
+
+TEST(LostRanks, AFailureAlongAnotherAxisWhileAUnitMakesItsGroups) {
+  expect_named(4, {}, [](Rank& rank, const Kill& kill) {
+    const auto mesh = rank.mesh({{"replicate", 2}, {"shard", 2}});
+    const auto agreement = comm::Agreement::of(comm::lines_of(mesh));
+    kill(0ms);
+    if (rank.rank() == 3) std::this_thread::sleep_for(60s);
+    mesh.sum_group("replicate");
+    mesh.sum_group("shard");
+  });
+}
+
 // Between the roll, after which all know each other's processes, and the connections, which it never makes.
 TEST(LostRanks, ADeathWhileAGroupIsMade) {
   expect_named(3, {}, [](Rank& rank, const Kill& kill) {

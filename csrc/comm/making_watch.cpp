@@ -1,0 +1,63 @@
+#include "comm/making_watch.h"
+
+#include <c10/util/StringUtil.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+namespace shardwise::comm {
+namespace {
+
+// The first byte of a note: what stood there before is of an earlier attempt.
+constexpr uint8_t kFailed = 1;
+
+// A store may serve many ranks, and nothing is asked where all goes well.
+constexpr std::chrono::milliseconds kPause{500};
+constexpr std::chrono::milliseconds kPausePerRank{20};
+
+std::vector<Notes::Board> boards_of(const std::vector<Line>& lines, const std::string& purpose) {
+  const auto key = [](int64_t rank) { return c10::str("failure of rank ", rank); };
+  std::vector<Notes::Board> boards;
+  for (const auto& [group, ranks] : lines) {
+    Notes::Board board{
+        .store = c10::make_intrusive<c10d::PrefixStore>(purpose, group->getStore()),
+        .mine = key(ranks[group->getRank()]),
+        .others = {}};
+    for (int position = 0; position < group->getSize(); ++position) {
+      if (position != group->getRank()) board.others.push_back(key(ranks[position]));
+    }
+    boards.push_back(std::move(board));
+  }
+  return boards;
+}
+
+} // namespace
+
+MakingWatch::MakingWatch(const std::vector<Line>& lines, const std::string& purpose)
+    : notes_(boards_of(lines, purpose)),
+      pause_(kPause),
+      next_(std::chrono::steady_clock::now() + pause_) {
+  for (const auto& line : lines) pause_ += line.group->getSize() * kPausePerRank;
+}
+
+void MakingWatch::look() {
+  const auto now = std::chrono::steady_clock::now();
+  if (now >= next_) {
+    notes_.leave(mine_);
+    next_ = now + pause_;
+  }
+  for (const auto& [board, note] : notes_.answers_to(mine_)) {
+    if (note.empty() || note.front() != kFailed) continue;
+    throw PeerError(c10::str(
+        "shardwise: the process groups of a mesh were not made, for another rank failed before: ",
+        std::string(note.begin() + 1, note.end())));
+  }
+}
+
+void MakingWatch::tell(const std::string& failure) {
+  constexpr std::chrono::milliseconds kTell{500};
+  mine_ = {kFailed};
+  mine_.insert(mine_.end(), failure.begin(), failure.end());
+  notes_.leave(mine_);
+  notes_.flush(kTell);
+}
+
+} // namespace shardwise::comm

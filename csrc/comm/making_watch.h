@@ -1,0 +1,43 @@
+#pragma once
+
+#include "comm/line.h"
+#include "comm/notes.h"
+
+#include <shardwise/error.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace shardwise::comm {
+
+/// Ranks make process groups along one axis of a mesh after the other. One that fails will not come to those of the
+/// next axis: it tells the ranks that wait for it there, which raise what it tells.
+class MakingWatch {
+ public:
+  /// `purpose` keeps it apart from what else is in the stores.
+  MakingWatch(const std::vector<Line>& lines, const std::string& purpose);
+
+  /// What `make` gives. Where it raises PeerError, the others hear of that.
+  template <typename Make>
+  auto over(const Make& make) {
+    try {
+      return make();
+    } catch (const PeerError& error) {
+      tell(error.what());
+      throw;
+    }
+  }
+  /// Raises PeerError where another rank failed.
+  void look();
+
+ private:
+  void tell(const std::string& failure);
+
+  Notes notes_;
+  Notes::Bytes mine_{0};
+  std::chrono::milliseconds pause_;
+  std::chrono::steady_clock::time_point next_;
+};
+
+} // namespace shardwise::comm
