@@ -19,11 +19,11 @@ BELOW = {
     "group": "base observe layout cuda transport comm",
     "engine": "base observe layout comm group",
     "nn": "base comm group engine",
-    "python_front": "group engine",
-    "bindings": "comm group engine observe python_front",
+    "python_front": "base group engine",
+    "bindings": "base comm group engine observe python_front",
 }
 #: What others may include of a folder, where that is not everything.
-DOORS = {"transport": {"transport/transport.h"}}
+DOORS = {"transport": {"transport/transport.h"}, "engine": {"engine/front_end.h"}}
 INCLUDE = re.compile(r'^#include "([a-z_]+)/([^"]+)"', re.MULTILINE)
 
 

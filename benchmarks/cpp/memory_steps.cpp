@@ -42,7 +42,7 @@ Wrapping wrapping(const Options& options, const Apply& apply) {
 Wrapping wrapping_of(const std::string& name) {
   const auto shard = [](torch::nn::Module& module, const auto& options) { return fully_shard(module, options); };
   const auto copy = [](torch::nn::Module& module, const auto& options) { return replicate(module, options); };
-  const shardwise::MixedPrecision bfloat{.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
+  const auto bfloat = shardwise::MixedPrecision().param_dtype(at::kBFloat16).reduce_dtype(at::kFloat);
   using Shard = shardwise::FullyShardOptions;
   using Copy = shardwise::ReplicateOptions;
   if (name == "fully_shard") return wrapping(Shard(), shard);

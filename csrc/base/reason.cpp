@@ -22,6 +22,7 @@ std::string reason(const std::exception& error) {
   auto text = text_of(error);
   replace_all(text, "shardwise: ", "");
   replace_all(text, ". The reason given: ", ": ");
+  replace_all(text, ". The reason: ", ": ");
   return text;
 }
 

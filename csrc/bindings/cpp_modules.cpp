@@ -42,15 +42,15 @@ class Call {
 
 MixedPrecision precision_of(
     const py::object& param, const py::object& reduce, const py::object& output, bool cast_forward_inputs) {
-  return {
-      .param_dtype = dtype_of(param),
-      .reduce_dtype = dtype_of(reduce),
-      .output_dtype = dtype_of(output),
-      .cast_forward_inputs = cast_forward_inputs};
+  return MixedPrecision()
+      .param_dtype(dtype_of(param))
+      .reduce_dtype(dtype_of(reduce))
+      .output_dtype(dtype_of(output))
+      .cast_forward_inputs(cast_forward_inputs);
 }
 
 std::optional<CpuOffload> offload_of(std::optional<bool> pin_memory) {
-  return pin_memory ? std::optional(CpuOffload{*pin_memory}) : std::nullopt;
+  return pin_memory ? std::optional(CpuOffload().pin_memory(*pin_memory)) : std::nullopt;
 }
 
 FullyShardOptions::Placement placement_of(const py::object& placement) {

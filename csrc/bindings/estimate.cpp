@@ -1,6 +1,6 @@
 #include "bindings/handle.h"
 
-#include "engine/memory_outline.h"
+#include "engine/front_end.h"
 
 namespace shardwise::bindings {
 namespace {
@@ -32,7 +32,7 @@ MemoryEstimate estimate_memory(
   for (const auto& each : forward) outline.forward.push_back(event(each));
   engine::MemoryPolicy policy;
   policy.replicates = replicates;
-  policy.precision = {.param_dtype = dtype_of(param_dtype), .reduce_dtype = dtype_of(reduce_dtype)};
+  policy.precision = MixedPrecision().param_dtype(dtype_of(param_dtype)).reduce_dtype(dtype_of(reduce_dtype));
   if (reshard_after_forward) {
     policy.reshard = std::visit([](auto value) { return ReshardAfterForward(value); }, *reshard_after_forward);
   }

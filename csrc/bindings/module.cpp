@@ -1,7 +1,7 @@
 #include "bindings/bindings.h"
 
-#include "comm/language_error.h"
-#include "comm/language_lock.h"
+#include "base/caller_error.h"
+#include "base/caller_lock.h"
 #include "observe/record.h"
 
 #include <shardwise/error.h>
@@ -72,8 +72,8 @@ PYBIND11_MODULE(_C, module) {
                           .ptr();
 
   py::register_exception_translator(translate);
-  shardwise::comm::set_language_lock({.release = release_gil, .take = take_gil});
-  shardwise::comm::set_language_error(rethrow_in_python);
+  shardwise::base::set_caller_lock({.release = release_gil, .take = take_gil});
+  shardwise::base::set_caller_error(rethrow_in_python);
   shardwise::bindings::bind_mesh(module);
   shardwise::bindings::bind_unit(module);
   shardwise::bindings::bind_cpp_modules(module);

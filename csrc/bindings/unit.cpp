@@ -19,9 +19,9 @@ std::shared_ptr<ModuleUnit> make_unit(
   engine::UnitSettings settings;
   settings.replicates = replicates;
   settings.customs_on_mesh = true;
-  settings.precision = {.param_dtype = dtype_of(param_dtype), .reduce_dtype = dtype_of(reduce_dtype)};
+  settings.precision = MixedPrecision().param_dtype(dtype_of(param_dtype)).reduce_dtype(dtype_of(reduce_dtype));
   settings.layout = replicates && !may_cast ? group::Layout::replicate : group::Layout::rows;
-  if (pin_memory) settings.offload = CpuOffload{*pin_memory};
+  if (pin_memory) settings.offload = CpuOffload().pin_memory(*pin_memory);
   if (reshard_after_forward) {
     settings.reshard_after_forward =
         std::visit([](auto value) { return ReshardAfterForward(value); }, *reshard_after_forward);

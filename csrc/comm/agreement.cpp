@@ -1,9 +1,9 @@
 #include "comm/agreement.h"
 
+#include "base/caller_lock.h"
 #include "base/ends_within.h"
 #include "base/reason.h"
 #include "comm/agreement_note.h"
-#include "comm/language_lock.h"
 
 #include <shardwise/error.h>
 
@@ -82,20 +82,20 @@ Agreement::Place Agreement::enter(
     Chain chain, int64_t event, const std::function<std::string()>& describe, Counters& counters) {
   require_unbroken();
   belong_to_this_thread();
-  auto& way = ways_[chain];
-  auto& next = way.next[way.last];
+  auto& history = histories_[chain];
+  auto& next = history.next[history.last];
   if (next.size() != 1 || next.front() != event) {
     ++counters.comparisons;
     compare(chain, event, describe());
     if (std::find(next.begin(), next.end(), event) == next.end()) next.push_back(event);
   }
-  way.last = event;
-  return {shared_from_this(), chain, way.issued++};
+  history.last = event;
+  return {shared_from_this(), chain, history.issued++};
 }
 
 Agreement::Place Agreement::pass(Chain chain) {
   require_unbroken();
-  return {shared_from_this(), chain, ways_[chain].issued++};
+  return {shared_from_this(), chain, histories_[chain].issued++};
 }
 
 void Agreement::meet(int64_t event, const std::string& text, Counters& counters) {
@@ -110,7 +110,7 @@ size_t Agreement::line_of(int64_t chain) const {
 }
 
 std::array<int64_t, Agreement::kChains> Agreement::positions() const {
-  return {ways_[group].issued, ways_[second_group].issued, ways_[first_axis].issued};
+  return {histories_[group].issued, histories_[second_group].issued, histories_[first_axis].issued};
 }
 
 // Rarely where many ranks would ask for the notes of many.
@@ -159,7 +159,7 @@ void Agreement::compare(Chain chain, int64_t event, const std::string& text) {
 std::vector<Agreement::Record> Agreement::exchange(Record mine) {
   mine.rank = rank();
   std::vector<Record> records{mine};
-  const WithoutLanguageLock unlocked;
+  const base::WithoutCallerLock unlocked;
   for (size_t line = 0; line < channels_.size(); ++line) {
     auto& control = *channels_[line].control;
     const auto bytes = static_cast<int64_t>(records.size() * sizeof(Record));
@@ -227,9 +227,9 @@ void Agreement::raise(const std::vector<Record>& records) {
       "what may differ are data, unused parameters of a unit, and how often a unit runs in a row.");
   ++compared_;
   apart_ = false;
-  for (auto& way : ways_) {
-    way.last = -1;
-    way.issued = 0;
+  for (auto& history : histories_) {
+    history.last = -1;
+    history.issued = 0;
   }
   if (!under_way) throw Error(text);
   broken_ = text + " Some of them wait for what will not come: start the program again.";

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "base/forked.h"
-#include "comm/line.h"
+#include "comm/axis_group.h"
 #include "comm/notes.h"
 #include "comm/processes.h"
 #include "comm/waiter.h"
@@ -63,9 +63,9 @@ class SHARDWISE_API Agreement : public transport::Onlooker, public std::enable_s
 
   /// The one of the ranks that these lines reach, made at the first call, which all ranks make together. Null for a
   /// world of one and where a group has no store that works: nothing is checked there. Raises PeerError.
-  static std::shared_ptr<Agreement> of(const std::vector<Line>& lines);
+  static std::shared_ptr<Agreement> of(const std::vector<AxisGroup>& lines);
   /// The one that was made; null where none was.
-  static std::shared_ptr<Agreement> known(const std::vector<Line>& lines);
+  static std::shared_ptr<Agreement> known(const std::vector<AxisGroup>& lines);
   /// The group is closed: so is what was made for it.
   static void forget(const c10d::ProcessGroup& group);
 
@@ -93,6 +93,10 @@ class SHARDWISE_API Agreement : public transport::Onlooker, public std::enable_s
   [[noreturn]] void fail_beside(const std::string& text) {
     raise_peer_error(text);
   }
+  /// Nothing can be issued any more.
+  bool broken() const {
+    return !broken_.empty();
+  }
   /// What a wait may take.
   std::chrono::milliseconds timeout() const {
     return timeout_;
@@ -106,7 +110,7 @@ class SHARDWISE_API Agreement : public transport::Onlooker, public std::enable_s
  private:
   struct Record;
   struct Note;
-  struct Way {
+  struct OrderHistory {
     int64_t last = -1;
     int64_t issued = 0;
     /// The events that came after an event so far.
@@ -153,7 +157,7 @@ class SHARDWISE_API Agreement : public transport::Onlooker, public std::enable_s
   const int64_t rank_;
   Notes notes_;
   const std::chrono::milliseconds timeout_;
-  std::array<Way, kChains> ways_;
+  std::array<OrderHistory, kChains> histories_;
   int64_t next_number_ = 0;
   /// Comparisons so far; all ranks count alike.
   int64_t compared_ = 0;

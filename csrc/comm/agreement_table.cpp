@@ -25,15 +25,15 @@ struct AgreementTable {
     bool expired() const {
       return std::any_of(groups.begin(), groups.end(), [](const auto& group) { return group.expired(); });
     }
-    bool is_of(const std::vector<Line>& lines) const {
-      const auto same = [](const auto& a, const Line& b) { return a._unsafe_get_target() == b.group.get(); };
+    bool is_of(const std::vector<AxisGroup>& lines) const {
+      const auto same = [](const auto& a, const AxisGroup& b) { return a._unsafe_get_target() == b.group.get(); };
       return std::equal(groups.begin(), groups.end(), lines.begin(), lines.end(), same);
     }
   };
   std::mutex mutex;
   std::vector<Entry> entries;
 
-  std::shared_ptr<Agreement> find(const std::vector<Line>& lines) {
+  std::shared_ptr<Agreement> find(const std::vector<AxisGroup>& lines) {
     // Those of groups that are gone end after the lock, for closing connections takes its time.
     std::vector<std::shared_ptr<Agreement>> ended;
     const std::lock_guard lock(mutex);
@@ -55,16 +55,16 @@ struct AgreementTable {
 };
 
 /// Those that reach other ranks.
-std::vector<Line> of_several(std::vector<Line> lines) {
-  std::erase_if(lines, [](const Line& line) { return line.group->getSize() == 1; });
+std::vector<AxisGroup> of_several(std::vector<AxisGroup> lines) {
+  std::erase_if(lines, [](const AxisGroup& line) { return line.group->getSize() == 1; });
   return lines;
 }
 
-std::chrono::milliseconds timeout_of(const Line& line) {
+std::chrono::milliseconds timeout_of(const AxisGroup& line) {
   return comm::timeout_of(*line.group).value_or(kBackendDefaultTimeout);
 }
 
-bool works(const Line& line) {
+bool works(const AxisGroup& line) {
   const auto store = line.group->getStore();
   if (!store) return false;
   try {
@@ -79,11 +79,11 @@ bool works(const Line& line) {
 
 } // namespace
 
-std::shared_ptr<Agreement> Agreement::known(const std::vector<Line>& lines) {
+std::shared_ptr<Agreement> Agreement::known(const std::vector<AxisGroup>& lines) {
   return AgreementTable::get().find(of_several(lines));
 }
 
-std::shared_ptr<Agreement> Agreement::of(const std::vector<Line>& all_lines) {
+std::shared_ptr<Agreement> Agreement::of(const std::vector<AxisGroup>& all_lines) {
   const auto lines = of_several(all_lines);
   if (auto found = AgreementTable::get().find(lines)) return found;
   if (lines.empty() || !std::all_of(lines.begin(), lines.end(), works)) return nullptr;

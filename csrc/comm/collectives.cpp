@@ -1,8 +1,8 @@
 #include "comm/collectives.h"
 
+#include "base/caller_lock.h"
 #include "base/ends_within.h"
 #include "base/reason.h"
-#include "comm/language_lock.h"
 #include "observe/record.h"
 #include "transport/transport.h"
 
@@ -21,15 +21,24 @@ namespace {
 constexpr std::chrono::milliseconds kFirstLook = std::chrono::seconds(1);
 constexpr std::chrono::milliseconds kNextLook = std::chrono::milliseconds(200);
 
+/// Our transport's errors tell what happened; torch's that something did.
+bool tells_what_happened(const std::exception& error) {
+  return base::text_of(error).starts_with("shardwise: ");
+}
+
 [[noreturn]] void fail(
-    const What& what, int64_t rank, const std::string& reason_given, const Agreement::Place& place = {}) {
-  const auto text = c10::str(
-      "shardwise: rank ", rank, ": ", what(),
-      " failed. Either a rank died (look for its own error first), or the ranks do not run the same units in the same "
-      "order, or one is slower than the timeout. The reason given: ",
-      reason_given);
+    const CollectiveName& what, int64_t rank, const std::string& reason, const Agreement::Place& place = {}) {
+  const auto text = c10::str("shardwise: rank ", rank, ": ", what(), " failed. ", reason);
   if (place.agreement) place.agreement->fail(place, text);
   throw PeerError(text);
+}
+
+std::string reason_given(const std::exception& error) {
+  const auto text = base::reason(error);
+  if (tells_what_happened(error)) return "The reason: " + text;
+  return "Look for the error of another rank first: it may have died, or run other units. If there is none, one is "
+         "slower than the timeout. The reason given: " +
+         text;
 }
 
 at::Tensor flat_view(const at::Tensor& tensor) {
@@ -47,7 +56,8 @@ void end_with(const std::shared_ptr<observe::Span>& span, c10d::Work& work) {
 
 } // namespace
 
-Pending::Pending(c10::intrusive_ptr<c10d::Work> work, What what, int64_t rank, Agreement::Place place, bool in_stream)
+Pending::Pending(
+    c10::intrusive_ptr<c10d::Work> work, CollectiveName what, int64_t rank, Agreement::Place place, bool in_stream)
     : work_(std::move(work)),
       what_(std::move(what)),
       rank_(rank),
@@ -56,10 +66,10 @@ Pending::Pending(c10::intrusive_ptr<c10d::Work> work, What what, int64_t rank, A
 
 void Pending::wait() {
   if (!work_) return;
-  const WithoutLanguageLock unlocked;
+  const base::WithoutCallerLock unlocked;
   std::optional<observe::Span> waiting;
   if (observe::recording()) waiting.emplace("wait", what_(), rank_);
-  std::string reason_given = "it was aborted";
+  std::string why = "The reason: it was aborted";
   try {
     if (place_.agreement ? wait_and_look() : work_->wait()) {
       if (span_) span_->end();
@@ -68,9 +78,9 @@ void Pending::wait() {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    reason_given = base::reason(error);
+    why = reason_given(error);
   }
-  fail(what_, rank_, reason_given, place_);
+  fail(what_, rank_, why, place_);
 }
 
 bool Pending::done() const {
@@ -101,7 +111,7 @@ bool Pending::wait_and_look() {
   }
 }
 
-Collectives::Collectives(Line line) : line_(std::move(line)) {}
+Collectives::Collectives(AxisGroup line) : line_(std::move(line)) {}
 
 Collectives Collectives::at(Agreement::Place place) const {
   auto placed = *this;
@@ -117,7 +127,8 @@ Collectives Collectives::by(Custom custom) const {
 
 template <typename Call>
 Pending Collectives::launch(
-    const char* kind, const Call& call, const at::Tensor& tensor, What what, int64_t& calls, Counters& counters) const {
+    const char* kind, const Call& call, const at::Tensor& tensor, CollectiveName what, int64_t& calls,
+    Counters& counters) const {
   base::require_not_forked(forks_, "this unit");
   ++calls;
   counters.collective_bytes += static_cast<int64_t>(tensor.nbytes());
@@ -134,7 +145,7 @@ Pending Collectives::launch(
     }
     return pending;
   } catch (const std::exception& error) {
-    fail(what, line_.ranks[rank()], base::reason(error));
+    fail(what, line_.ranks[rank()], reason_given(error));
   }
 }
 
@@ -147,7 +158,7 @@ int Collectives::size() const {
 }
 
 Pending Collectives::all_reduce(
-    const at::Tensor& tensor, What what, Counters& counters, c10d::ReduceOp::RedOpType op) const {
+    const at::Tensor& tensor, CollectiveName what, Counters& counters, c10d::ReduceOp::RedOpType op) const {
   std::vector<at::Tensor> tensors{tensor};
   c10d::AllreduceOptions options;
   options.reduceOp = op;
@@ -155,7 +166,7 @@ Pending Collectives::all_reduce(
   return launch("all-reduce", call, tensor, std::move(what), counters.all_reduces, counters);
 }
 
-Pending Collectives::broadcast(const at::Tensor& tensor, int root, What what, Counters& counters) const {
+Pending Collectives::broadcast(const at::Tensor& tensor, int root, CollectiveName what, Counters& counters) const {
   std::vector<at::Tensor> tensors{tensor};
   c10d::BroadcastOptions options;
   options.rootRank = root;
@@ -171,7 +182,7 @@ bool Collectives::can_place() const {
 }
 
 Pending Collectives::all_gather(
-    const at::Tensor& output, const at::Tensor& tensor, What what, Counters& counters,
+    const at::Tensor& output, const at::Tensor& tensor, CollectiveName what, Counters& counters,
     const transport::DirectPlacement* placement) const {
   const transport::DirectPlacementScope scope(placement);
   auto flat = flat_view(output);
@@ -188,7 +199,7 @@ Pending Collectives::all_gather(
 }
 
 Pending Collectives::reduce_scatter(
-    const at::Tensor& output, const at::Tensor& tensor, What what, Counters& counters) const {
+    const at::Tensor& output, const at::Tensor& tensor, CollectiveName what, Counters& counters) const {
   auto flat = flat_view(output);
   auto input = flat_view(tensor);
   const auto call = [&] {

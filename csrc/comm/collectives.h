@@ -20,12 +20,12 @@ class Span;
 namespace shardwise::comm {
 
 /// Names a collective in errors: a text, or what makes it, for most collectives do not fail.
-class What {
+class CollectiveName {
  public:
-  What(std::string text) : make_([text = std::move(text)] { return text; }) {}
-  What(const char* text) : What(std::string(text)) {}
+  CollectiveName(std::string text) : make_([text = std::move(text)] { return text; }) {}
+  CollectiveName(const char* text) : CollectiveName(std::string(text)) {}
   template <std::invocable Make>
-  What(Make make) : make_(std::move(make)) {}
+  CollectiveName(Make make) : make_(std::move(make)) {}
   std::string operator()() const {
     return make_();
   }
@@ -40,7 +40,7 @@ class SHARDWISE_API Pending {
   /// While one with a place takes long, the others are asked whether they come. `in_stream`: on a device, where the
   /// stream waits, and the host never does.
   Pending(
-      c10::intrusive_ptr<c10d::Work> work, What what, int64_t rank, Agreement::Place place = {},
+      c10::intrusive_ptr<c10d::Work> work, CollectiveName what, int64_t rank, Agreement::Place place = {},
       bool in_stream = false);
   /// Raises PeerError with the name of the collective and this rank, or the agreement's Error.
   void wait();
@@ -54,7 +54,7 @@ class SHARDWISE_API Pending {
   bool wait_and_look();
 
   c10::intrusive_ptr<c10d::Work> work_;
-  What what_;
+  CollectiveName what_;
   int64_t rank_;
   Agreement::Place place_;
   bool in_stream_;
@@ -73,7 +73,7 @@ class SHARDWISE_API Collectives {
  public:
   /// Of a rank that is alone: it must issue none.
   Collectives() = default;
-  explicit Collectives(Line line);
+  explicit Collectives(AxisGroup line);
 
   int rank() const;
   int size() const;
@@ -81,7 +81,7 @@ class SHARDWISE_API Collectives {
   const void* identity() const {
     return line_.group.get();
   }
-  /// What errors call the ranks.
+  /// CollectiveName errors call the ranks.
   Ranks names() const {
     return line_.ranks;
   }
@@ -98,28 +98,29 @@ class SHARDWISE_API Collectives {
 
   /// Reduces in place: sums, unless told otherwise.
   Pending all_reduce(
-      const at::Tensor& tensor, What what, Counters& counters,
+      const at::Tensor& tensor, CollectiveName what, Counters& counters,
       c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM) const;
   /// Overwrites with the root's values.
-  Pending broadcast(const at::Tensor& tensor, int root, What what, Counters& counters) const;
+  Pending broadcast(const at::Tensor& tensor, int root, CollectiveName what, Counters& counters) const;
   /// Fills row k of `output` with rank k's `tensor`; but for the ranges of a placement, where there is one. The
   /// placement is read before this returns.
   Pending all_gather(
-      const at::Tensor& output, const at::Tensor& tensor, What what, Counters& counters,
+      const at::Tensor& output, const at::Tensor& tensor, CollectiveName what, Counters& counters,
       const transport::DirectPlacement* placement = nullptr) const;
   /// Whether an all-gather takes a placement: those of tensors on CPUs do, by the direct transport.
   bool can_place() const;
   /// Fills `output` with the sum over ranks of part number rank() of their `tensor`, which has size() parts.
-  Pending reduce_scatter(const at::Tensor& output, const at::Tensor& tensor, What what, Counters& counters) const;
+  Pending reduce_scatter(
+      const at::Tensor& output, const at::Tensor& tensor, CollectiveName what, Counters& counters) const;
 
  private:
   /// Counted under `calls` and recorded as a `kind`.
   template <typename Call>
   Pending launch(
-      const char* kind, const Call& call, const at::Tensor& tensor, What what, int64_t& calls,
+      const char* kind, const Call& call, const at::Tensor& tensor, CollectiveName what, int64_t& calls,
       Counters& counters) const;
 
-  Line line_;
+  AxisGroup line_;
   Agreement::Place place_;
   Custom custom_;
   int64_t forks_ = base::forks();

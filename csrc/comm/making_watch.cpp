@@ -13,7 +13,7 @@ constexpr uint8_t kFailed = 1;
 constexpr std::chrono::milliseconds kPause{500};
 constexpr std::chrono::milliseconds kPausePerRank{20};
 
-std::vector<Notes::Board> boards_of(const std::vector<Line>& lines, const std::string& purpose) {
+std::vector<Notes::Board> boards_of(const std::vector<AxisGroup>& lines, const std::string& purpose) {
   const auto key = [](int64_t rank) { return c10::str("failure of rank ", rank); };
   std::vector<Notes::Board> boards;
   for (const auto& [group, ranks] : lines) {
@@ -31,8 +31,9 @@ std::vector<Notes::Board> boards_of(const std::vector<Line>& lines, const std::s
 
 } // namespace
 
-MakingWatch::MakingWatch(const std::vector<Line>& lines, const std::string& purpose)
-    : notes_(boards_of(lines, purpose)),
+MakingWatch::MakingWatch(const std::vector<AxisGroup>& lines, const std::string& purpose)
+    : rank_(lines.front().ranks[lines.front().group->getRank()]),
+      notes_(boards_of(lines, purpose)),
       pause_(kPause),
       next_(std::chrono::steady_clock::now() + pause_) {
   for (const auto& line : lines) pause_ += line.group->getSize() * kPausePerRank;
@@ -47,7 +48,7 @@ void MakingWatch::look() {
   for (const auto& [board, note] : notes_.answers_to(mine_)) {
     if (note.empty() || note.front() != kFailed) continue;
     throw PeerError(c10::str(
-        "shardwise: the process groups of a mesh were not made, for another rank failed before: ",
+        "shardwise: rank ", rank_, ": the process groups of a mesh were not made, for another rank failed before: ",
         std::string(note.begin() + 1, note.end())));
   }
 }

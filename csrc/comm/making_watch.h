@@ -1,6 +1,7 @@
 #pragma once
 
-#include "comm/line.h"
+#include "base/reason.h"
+#include "comm/axis_group.h"
 #include "comm/notes.h"
 
 #include <shardwise/error.h>
@@ -16,7 +17,7 @@ namespace shardwise::comm {
 class MakingWatch {
  public:
   /// `purpose` keeps it apart from what else is in the stores.
-  MakingWatch(const std::vector<Line>& lines, const std::string& purpose);
+  MakingWatch(const std::vector<AxisGroup>& lines, const std::string& purpose);
 
   /// What `make` gives. Where it raises PeerError, the others hear of that.
   template <typename Make>
@@ -24,7 +25,7 @@ class MakingWatch {
     try {
       return make();
     } catch (const PeerError& error) {
-      tell(error.what());
+      tell(base::reason(error));
       throw;
     }
   }
@@ -34,6 +35,7 @@ class MakingWatch {
  private:
   void tell(const std::string& failure);
 
+  const int64_t rank_;
   Notes notes_;
   Notes::Bytes mine_{0};
   std::chrono::milliseconds pause_;

@@ -1,10 +1,10 @@
 #include <shardwise/mesh.h>
 
+#include "base/caller_lock.h"
 #include "comm/agreement.h"
+#include "comm/axis_group.h"
 #include "comm/environment.h"
 #include "comm/environment_claim.h"
-#include "comm/language_lock.h"
-#include "comm/line.h"
 #include "comm/mesh_options.h"
 #include "comm/patience.h"
 #include "comm/process_group.h"
@@ -80,7 +80,7 @@ struct Mesh::State {
   }
 
   ~State() {
-    const comm::WithoutLanguageLock no_lock; // Threads that end with their groups may need it.
+    const base::WithoutCallerLock no_lock; // Threads that end with their groups may need it.
     try {
       close();
     } catch (const std::exception& error) {
@@ -169,8 +169,8 @@ struct Mesh::State {
     return {.first = rank - coordinates[index] * stride, .stride = stride};
   }
 
-  std::vector<comm::Line> lines() const {
-    std::vector<comm::Line> all;
+  std::vector<comm::AxisGroup> lines() const {
+    std::vector<comm::AxisGroup> all;
     for (size_t i = 0; i < axes.size(); ++i) all.push_back({groups[i], line(i)});
     return all;
   }

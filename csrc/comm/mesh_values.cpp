@@ -1,6 +1,6 @@
 // What programs ask of all ranks of a mesh.
+#include "comm/axis_group.h"
 #include "comm/collectives.h"
-#include "comm/line.h"
 
 #include <shardwise/error.h>
 #include <shardwise/mesh.h>
@@ -16,7 +16,7 @@ namespace {
 /// Along one axis after the other: all ranks then have the same.
 void reduce(const Mesh& mesh, const at::Tensor& value, const char* name, c10d::ReduceOp::RedOpType op) {
   Counters none;
-  for (const auto& line : comm::lines_of(mesh)) {
+  for (const auto& line : comm::axis_groups_of(mesh)) {
     const comm::Collectives ranks(line);
     if (ranks.size() > 1) ranks.all_reduce(value, c10::str(name, " of ", mesh.describe()), none, op).wait();
   }

@@ -1,6 +1,6 @@
 #include "comm/patience.h"
 
-#include "comm/language_lock.h"
+#include "base/caller_lock.h"
 
 #include <algorithm>
 #include <future>
@@ -14,7 +14,7 @@ void run_patiently(std::chrono::milliseconds limit, const std::function<void()>&
   constexpr std::chrono::milliseconds kLook{50};
   // What the call itself says about its time is more than is known here.
   constexpr std::chrono::seconds kGrace{3};
-  const WithoutLanguageLock unlocked;
+  const base::WithoutCallerLock unlocked;
   const auto deadline = Clock::now() + limit + kGrace;
   std::packaged_task<void()> task(std::move(call));
   auto done = task.get_future();

@@ -1,7 +1,7 @@
 #include "comm/second_group.h"
 
+#include "base/caller_lock.h"
 #include "base/reason.h"
-#include "comm/language_lock.h"
 #include "comm/patience.h"
 #include "comm/rendezvous.h"
 #include "transport/transport.h"
@@ -66,7 +66,7 @@ void wait_for_all(
 } // namespace
 
 SecondGroup make_beside(c10d::ProcessGroup& first, Ranks names, GroupSpec spec) {
-  const WithoutLanguageLock unlocked;
+  const base::WithoutCallerLock unlocked;
   try {
     // Owned, for the thread that waits may stay behind.
     const auto group_before = c10::intrusive_ptr<c10d::ProcessGroup>::reclaim_copy(&first);

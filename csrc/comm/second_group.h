@@ -1,6 +1,6 @@
 #pragma once
 
-#include "comm/line.h"
+#include "comm/axis_group.h"
 #include "comm/process_group.h"
 
 #include <shardwise/export.h>

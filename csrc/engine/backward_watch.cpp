@@ -1,28 +1,21 @@
 #include "engine/backward_watch.h"
 
-#include "comm/language_error.h"
+#include "base/caller_error.h"
+#include "base/weak_table.h"
 #include "engine/schedule.h"
 #include "engine/unit.h"
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include <mutex>
-#include <unordered_map>
-
 namespace shardwise::engine {
 namespace {
 
 /// The backwards under way in this process, of all ranks that are threads of it.
-struct Running {
-  std::mutex mutex;
-  std::unordered_map<int, std::weak_ptr<BackwardWatch>> watches;
-
-  static Running& get() {
-    static auto* running = new Running;
-    return *running;
-  }
-};
+base::WeakTable<int, BackwardWatch>& running_backwards() {
+  static auto* table = new base::WeakTable<int, BackwardWatch>;
+  return *table;
+}
 
 } // namespace
 
@@ -38,16 +31,13 @@ bool BackwardWatch::running() {
 
 std::shared_ptr<BackwardWatch> BackwardWatch::current() {
   const int backward = torch::autograd::get_current_graph_task_id();
-  auto& running = Running::get();
-  const std::lock_guard lock(running.mutex);
-  auto& entry = running.watches[backward];
-  if (auto watch = entry.lock()) return watch;
-  std::shared_ptr<BackwardWatch> watch(new BackwardWatch(backward));
-  entry = watch;
-  // The engine holds the callback, and with it the watch, until the backward ends or dies.
-  torch::autograd::Engine::get_default_engine().queue_callback(
-      [watch] { comm::called_by_torch([&] { watch->end(); }); });
-  return watch;
+  return running_backwards().find_or_make(backward, [&] {
+    std::shared_ptr<BackwardWatch> watch(new BackwardWatch(backward));
+    // The engine holds the callback, and with it the watch, until the backward ends or dies.
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [watch] { base::called_by_torch([&] { watch->end(); }); });
+    return watch;
+  });
 }
 
 // A leaf is not the module's own, and would keep the hook for good.
@@ -55,8 +45,8 @@ void begin_backward_at(const at::Tensor& output, const std::weak_ptr<Unit>& weak
   if (!output.requires_grad() || output.is_leaf()) return;
   output.register_hook([weak](const at::Tensor& /*gradient*/) {
     const auto unit = weak.lock();
-    if (!unit || !unit->unshards_in_backward()) return;
-    comm::called_by_torch([&] { unit->enter(Keep::outer_and_inner); });
+    if (!unit || !unit->timing().unshard_in_backward) return;
+    base::called_by_torch([&] { unit->enter(Keep::outer_and_inner); });
   });
 }
 
@@ -78,11 +68,7 @@ void BackwardWatch::end() {
 }
 
 BackwardWatch::~BackwardWatch() {
-  auto& running = Running::get();
-  {
-    const std::lock_guard lock(running.mutex);
-    running.watches.erase(backward_);
-  }
+  running_backwards().erase(backward_);
   for (const auto& tree : touched_) tree->abandon_backward();
 }
 

@@ -66,12 +66,12 @@ Unit& Unit::set_all_reduce_hook(std::function<void(at::Tensor& sum)> hook) {
 }
 
 Unit& Unit::set_custom_all_gather(CustomCollective collective) {
-  unit_->options.all_gather = std::move(collective);
+  unit_->options.customs.all_gather = std::move(collective);
   return *this;
 }
 
 Unit& Unit::set_custom_reduce_scatter(CustomCollective collective) {
-  unit_->options.reduce_scatter = std::move(collective);
+  unit_->options.customs.reduce_scatter = std::move(collective);
   return *this;
 }
 
@@ -92,34 +92,36 @@ Unit& Unit::reshard() {
 }
 
 Unit& Unit::set_reshard_after_forward(bool value, bool recurse) {
-  for_units(*unit_, recurse, [&](engine::Unit& unit) { unit.options.reshard_after_forward = value; });
+  for_units(*unit_, recurse, [&](engine::Unit& unit) { unit.timing().reshard_after_forward = value; });
   return *this;
 }
 
 Unit& Unit::set_reshard_after_backward(bool value, bool recurse) {
-  for_units(*unit_, recurse, [&](engine::Unit& unit) { unit.options.reshard_after_backward = value; });
+  for_units(*unit_, recurse, [&](engine::Unit& unit) { unit.timing().reshard_after_backward = value; });
   return *this;
 }
 
 Unit& Unit::set_unshard_in_backward(bool value) {
-  unit_->options.unshard_in_backward = value;
+  unit_->set_unshard_in_backward(value);
   return *this;
 }
 
 Unit& Unit::set_forward_prefetch(const std::vector<Unit>& units) {
   unit_->options.forward_prefetch.clear();
   for (const auto& unit : units) unit_->options.forward_prefetch.push_back(unit.unit_);
+  unit_->timing().has_forward_list = !units.empty();
   return *this;
 }
 
 Unit& Unit::set_backward_prefetch(const std::vector<Unit>& units) {
   unit_->options.backward_prefetch.clear();
   for (const auto& unit : units) unit_->options.backward_prefetch.push_back(unit.unit_);
+  unit_->timing().has_backward_list = !units.empty();
   return *this;
 }
 
 Unit& Unit::set_prefetch(bool value) {
-  unit_->schedule()->prefetches = value;
+  unit_->schedule()->order().prefetches = value;
   return *this;
 }
 

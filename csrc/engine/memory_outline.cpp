@@ -100,7 +100,7 @@ class Estimate {
     const auto whole = items.front().parameter.whole;
     const group::Outline outline(
         kind_of(items.front()), {policy_.is_flat ? group::Layout::flat : group::Layout::rows, policy_.shards,
-                                 policy_.precision.param_dtype, policy_.precision.reduce_dtype});
+                                 policy_.precision.param_dtype(), policy_.precision.reduce_dtype()});
     const auto own = outline.dtype();
     const auto compute = outline.full_dtype();
     const auto sum = outline.sum_dtype();

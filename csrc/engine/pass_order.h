@@ -8,7 +8,7 @@
 namespace shardwise::engine {
 
 /// The order in which a pass, that is a forward or a backward, used what was gathered for it; and so what comes next in
-/// one like it. `Use` is compared with ==: a unit, or its number where memory is estimated.
+/// one like it. `Use` is compared with ==.
 template <typename Use>
 class PassOrder {
  public:
@@ -37,6 +37,8 @@ class PassOrder {
     now_.clear();
     next_ = 0;
   }
+
+  bool operator==(const PassOrder&) const = default;
 
  private:
   /// Of a program that runs forwards for ever, with gradients that nobody asks for.

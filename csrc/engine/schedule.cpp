@@ -16,11 +16,8 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-void append(const std::shared_ptr<Unit>& unit, std::vector<std::shared_ptr<Unit>>& order) {
-  auto inner = unit->inner();
-  std::sort(inner.begin(), inner.end(), [](const auto& a, const auto& b) { return a->number() > b->number(); });
-  for (const auto& below : inner) append(below, order);
-  order.push_back(unit);
+Order::Moment now() {
+  return {.backward = autograd::get_current_graph_task_id(), .with_gradients = c10::GradMode::is_enabled()};
 }
 
 } // namespace
@@ -42,147 +39,83 @@ class Schedule::Expectation {
       autograd::get_current_graph_task_exec_info();
 };
 
-void Schedule::add(const std::shared_ptr<Unit>& unit) {
-  std::erase_if(units_, [](const auto& weak) { return weak.expired(); });
+void Schedule::add(const std::shared_ptr<Unit>& unit, const UnitTiming& timing) {
+  unit->id_ = order_.add(unit->number(), timing);
   units_.push_back(unit);
+  living_.push_back(unit.get());
 }
 
-void Schedule::take_over(Schedule& other) {
-  for (const auto& unit : other.units()) {
-    unit->set_schedule(shared_from_this());
-    add_to_tree(*unit, shared_from_this());
-    units_.push_back(unit);
+// What the other tree still has to publish is published first: nobody would do it later.
+void Schedule::take_over(Schedule& other, const Unit& outer) {
+  other.settle();
+  const auto first = order_.absorb(other.order_, outer.id_);
+  for (auto& weak : other.units_) {
+    const auto unit = weak.lock();
+    if (unit) {
+      unit->id_ += first;
+      unit->schedule_ = shared_from_this();
+      add_to_tree(*unit, shared_from_this());
+    }
+    units_.push_back(std::move(weak));
+    living_.push_back(unit.get());
   }
-  open_.insert(open_.end(), other.open_.begin(), other.open_.end());
-  other.open_.clear();
+  other.order_ = {};
   other.units_.clear();
+  other.living_.clear();
+}
+
+// One that could not be made was never added.
+void Schedule::remove(const Unit& unit) {
+  if (unit.id_ >= living_.size() || living_[unit.id_] != &unit) return;
+  living_[unit.id_] = nullptr;
+  order_.remove(unit.id_);
 }
 
 std::vector<std::shared_ptr<Unit>> Schedule::units() const {
   std::vector<std::shared_ptr<Unit>> units;
-  for (const auto& weak : units_) {
-    if (auto unit = weak.lock()) units.push_back(std::move(unit));
+  for (const auto unit : order_.made()) {
+    if (auto shared = units_[unit].lock()) units.push_back(std::move(shared));
   }
-  std::sort(units.begin(), units.end(), [](const auto& a, const auto& b) { return a->number() < b->number(); });
   return units;
 }
 
-std::vector<std::shared_ptr<Unit>> Schedule::reduce_order() const {
-  std::vector<std::shared_ptr<Unit>> order;
-  for (const auto& unit : units()) {
-    if (!unit->outer()) append(unit, order);
-  }
-  return order;
+std::vector<std::shared_ptr<Unit>> Schedule::in_order_of_sums() const {
+  std::vector<std::shared_ptr<Unit>> units;
+  for (const auto unit : order_.sums()) units.push_back(units_[unit].lock());
+  return units;
 }
 
-Schedule::Entered Schedule::entered_now(const Unit& unit, Keep keep) {
-  return {&unit, keep, autograd::get_current_graph_task_id(), c10::GradMode::is_enabled()};
-}
-
-// Sums start at events of a backward, and this is one.
-bool Schedule::is_in(const Unit& unit, Keep keep) {
-  if (last_.unit != &unit || last_ != entered_now(unit, keep) || await_event) return false;
-  if (last_.backward != -1) advance();
-  return true;
+bool Schedule::takes_part(const Unit& unit) const {
+  return order_.takes_part(unit.id_);
 }
 
 void Schedule::enter(Unit& unit, Keep keep) {
-  const bool backward = BackwardWatch::running();
+  const auto moment = now();
+  const bool backward = moment.backward >= 0;
   const observe::Label label(backward ? "FSDP::pre_backward" : "FSDP::pre_forward", unit.name());
-  const auto stays = [&](const Unit& other) {
-    if (keep == Keep::all || &other == &unit || unit.lies_below(other)) return true;
-    // Of several modules, some have their backward still to come.
-    if (backward && other.options.has_several_modules && other.backward.missing > 0) return true;
-    return keep == Keep::outer_and_inner && other.lies_below(unit);
-  };
-  // A copy: closing takes units out.
-  const auto open = open_;
-  for (auto* other : open) {
-    if (!stays(*other)) close(*other, backward);
-  }
-  if (std::find(open_.begin(), open_.end(), &unit) == open_.end()) open_.push_back(&unit);
-  if (backward) {
-    join_backward();
-    unit.backward.entered = true;
-  } else if (c10::GradMode::is_enabled()) {
-    unit.backward.engaged = true;
-  }
-  if (!backward) await_optimizer();
-  const bool gathered = unit.unshard();
-  const bool by_hand = is_by_hand(unit);
-  const bool begins = by_hand && !unit.outer();
-  if (begins) unit.gathered_by_hand = -1;
-  prefetch(unit, by_hand ? begins : gathered, backward);
-  last_ = entered_now(unit, keep);
-  if (backward) advance();
+  backward ? join_backward() : await_optimizer();
+  order_.enter(unit.id_, keep, moment, *this);
+}
+
+bool Schedule::is_in(const Unit& unit, Keep keep) {
+  return !await_event && order_.is_in(unit.id_, keep, now(), *this);
+}
+
+void Schedule::leave(const Unit& unit, bool exactly) {
+  if (!BackwardWatch::running()) order_.leave(unit.id_, exactly, *this);
 }
 
 void Schedule::begin_unshard_by_hand(Unit& unit) {
-  if (unit.begin_unshard()) unit.gathered_by_hand = forwards_;
-}
-
-bool Schedule::is_by_hand(const Unit& unit) const {
-  return unit.gathered_by_hand == forwards_;
-}
-
-// Where gradients are to come, only what ends a forward tells where one begins: a unit may run twice in it.
-void Schedule::prefetch(Unit& unit, bool gathered, bool backward) {
-  const auto& list = backward ? unit.options.backward_prefetch : unit.options.forward_prefetch;
-  for (const auto& weak : list) {
-    if (const auto next = weak.lock()) begin_unshard_ahead(*next, backward);
-  }
-  if (!gathered || unit.shards().size() == 1) return;
-  const bool infers = !backward && !c10::GradMode::is_enabled();
-  auto& order = backward ? backwards_ : infers ? inference_ : training_;
-  if (infers && order.comes_round(unit)) order.end_pass();
-  const auto next = order.used(unit.shared_from_this());
-  if (!next || is_by_hand(*next) || !prefetches || !list.empty() || (backward && !next->unshards_in_backward())) return;
-  begin_unshard_ahead(*next, backward);
-}
-
-void Schedule::begin_unshard_ahead(Unit& unit, bool backward) {
-  const auto* what = backward ? "FSDP::backward_prefetch" : "FSDP::forward_prefetch";
-  const observe::Label label(what, unit.name(), observe::Label::Of::next);
-  unit.begin_unshard();
-}
-
-void Schedule::end_forwards() {
-  ++forwards_;
-  training_.end_pass();
-  inference_.end_pass();
+  if (unit.begin_unshard()) order_.gathered_by_hand(unit.id_);
 }
 
 void Schedule::await_optimizer() {
   if (const auto wait = std::exchange(await_event, {})) wait();
 }
 
-// Otherwise the unit itself stays open, for it may run again at once: on some ranks more often than on others.
-void Schedule::leave(Unit& unit, bool exactly) {
-  if (BackwardWatch::running()) return;
-  const auto open = open_;
-  for (auto* other : open) {
-    if (other->lies_below(unit) || (other == &unit && (exactly || !unit.outer()))) close(*other, false);
-  }
-  if (!unit.outer()) end_forwards();
-}
-
-void Schedule::close(Unit& unit, bool backward) {
-  last_ = {};
-  std::erase(open_, &unit);
-  if (backward ? unit.reshards_after_backward() : unit.reshards_after_forward()) unit.reshard(/*hold=*/!backward);
-}
-
-void Schedule::close_all() {
-  last_ = {};
-  open_.clear();
-  for (const auto& unit : units()) {
-    if (unit->reshards_after_backward()) unit->reshard();
-  }
-}
-
 // Which of several trees a backward comes to first may differ between ranks: all that it will come to join at once.
 void Schedule::join_backward() {
-  if (backward_ != -1) return;
+  if (order_.in_backward()) return;
   const Expectation expectation;
   const auto is_reached = [&](const std::shared_ptr<Unit>& unit) {
     const auto& parameters = unit->parameters();
@@ -205,129 +138,60 @@ void Schedule::join_backward() {
 }
 
 void Schedule::join(const Expectation& expectation, bool another_is_first) {
-  if (backward_ != -1) return;
-  last_ = {};
-  settle();
-  end_forwards();
+  if (order_.in_backward()) return;
+  in_backward_ = in_order_of_sums();
+  order_.begin_backward(autograd::get_current_graph_task_id(), *this);
   const auto watch = BackwardWatch::current();
   watch->arriving(shared_from_this());
   watch_ = watch;
-  backward_ = autograd::get_current_graph_task_id();
-  order_ = reduce_order();
-  launched_ = 0;
-  reached_ = false;
-  for (const auto& unit : order_) {
+  bool late = another_is_first;
+  for (const auto& unit : in_backward_) {
     unit->renew_groups();
-    unit->take_leaf_gradients();
-    unit->backward.missing = 0;
+    unit->sums_.take_leaf_gradients();
     for (const auto& parameter : unit->parameters()) {
-      parameter->arrived = false;
-      parameter->expected = expectation.holds(parameter->leaf());
-      if (parameter->expected) ++unit->backward.missing;
+      if (expectation.holds(parameter->leaf())) order_.expect(unit->id_, parameter->index);
     }
-    if (unit->backward.missing > 0 || (unit->options.sync && unit->owes())) unit->backward.engaged = true;
+    if (unit->options.sync && unit->sums_.are_owed()) order_.engage(unit->id_);
+    late = late || unit->sums_.are_late();
   }
-  late_ =
-      another_is_first || std::any_of(order_.begin(), order_.end(), [](const auto& unit) { return unit->sums_late(); });
-  agree_on_sums(order_);
+  order_.set_late(late);
+  agree_on_sums(in_backward_);
 }
 
-void Schedule::note(Unit& unit, group::Parameter& parameter) {
-  if (backward_ != autograd::get_current_graph_task_id() || !parameter.expected || parameter.arrived) return;
-  parameter.arrived = true;
-  --unit.backward.missing;
-}
-
-void Schedule::gradient_arriving(Unit& unit, group::Parameter& parameter, bool defined) {
+void Schedule::gradient_arriving(Unit& unit, const group::Parameter& parameter, bool defined) {
   join_backward();
-  if (!unit.backward.entered && unit.unshards_in_backward()) enter(unit);
-  if (!defined) note(unit, parameter);
+  if (order_.is_entered_by_gradients(unit.id_)) enter(unit);
+  if (!defined) order_.no_gradient(unit.id_, parameter.index, now());
 }
 
-void Schedule::gradient_arrived(Unit& unit, group::Parameter& parameter) {
+void Schedule::gradient_arrived(Unit& unit, const group::Parameter& parameter) {
   join_backward();
   if (const auto watch = watch_.lock()) watch->arrived(shared_from_this());
-  reached_ = true;
-  unit.backward.engaged = true;
-  note(unit, parameter);
-  advance();
-}
-
-// Where sums share a process group with all-gathers, or with those of another tree, they wait for the end: when
-// gradients become ready may differ between ranks, and so would the order on it. For the same reason nobody waits for a
-// sum here: the ranks that it waits for may need a gather that this rank comes to later.
-void Schedule::advance() {
-  if (backward_ != autograd::get_current_graph_task_id()) return;
-  start_sums([&] {
-    const auto before = in_flight_.lock();
-    return !before || before->advance_reduce();
-  });
-}
-
-template <typename Condition>
-void Schedule::start_sums(const Condition& may_start) {
-  if (!reached_ || late_) return;
-  for (; launched_ < order_.size(); ++launched_) {
-    auto& unit = *order_[launched_];
-    // Asked first: it starts the second sum of the one before, which needs time too.
-    if (!may_start() || unit.backward.missing > 0) return;
-    launch(unit);
-  }
-}
-
-void Schedule::launch(Unit& unit) {
-  if (!unit.takes_part()) return;
-  if (const auto before = in_flight_.lock()) before->wait_reduce();
-  in_flight_ = unit.weak_from_this();
-  unit.begin_reduce();
+  order_.gradient_arrived(unit.id_, parameter.index, now(), *this);
 }
 
 void Schedule::end_backward() {
-  try {
-    for (; launched_ < order_.size(); ++launched_) launch(*order_[launched_]);
-    if (const auto last = in_flight_.lock()) is_last_backward ? last->wait_reduce() : last->end_scatter();
-  } catch (...) {
-    forget_backward();
-    throw;
-  }
-  backwards_.end_pass();
-  const auto order = std::exchange(order_, {});
-  unsettled_.assign(order.begin(), order.end());
-  backward_ = -1;
-  launched_ = 0;
-  close_all();
-  for (const auto& unit : order) unit->end_backward();
-  if (is_last_backward) settle();
+  const auto units = std::exchange(in_backward_, {});
+  order_.end_backward(is_last_backward, *this);
 }
 
 // Which sums there will be is compared as at the begin of a backward.
 void Schedule::reduce_pending() {
-  settle();
-  order_ = reduce_order();
-  launched_ = 0;
-  for (const auto& unit : order_) {
+  in_backward_ = in_order_of_sums();
+  order_.begin_pending(*this);
+  for (const auto& unit : in_backward_) {
     unit->renew_groups();
-    unit->take_leaf_gradients();
-    if (unit->has_pending() || unit->owes()) unit->backward.engaged = true;
+    unit->sums_.take_leaf_gradients();
+    if (unit->sums_.has_pending() || unit->sums_.are_owed()) order_.engage(unit->id_);
   }
-  agree_on_sums(order_);
+  agree_on_sums(in_backward_);
   end_backward();
 }
 
-void Schedule::settle() {
-  const auto order = std::exchange(unsettled_, {});
-  if (order.empty()) return;
-  if (const auto unit = std::exchange(in_flight_, {}).lock()) unit->wait_reduce();
-  for (const auto& weak : order) {
-    if (const auto unit = weak.lock()) unit->publish();
-  }
-}
-
-// When a sum starts depends on when the one before was done. Where a backward dies on all ranks, those that all can
-// start are started, whatever was under way then: on no rank is one left over that others do not join.
 void Schedule::abandon_backward() noexcept {
   try {
-    start_sums([] { return true; });
+    order_.start_what_can(*this);
+    agree_on_death(in_backward_, order_.started());
   } catch (const std::exception& error) {
     TORCH_WARN("shardwise: after a backward that failed, a sum failed too: ", error.what());
   }
@@ -335,28 +199,62 @@ void Schedule::abandon_backward() noexcept {
 }
 
 void Schedule::forget_backward() {
-  order_.clear();
-  backwards_.forget_pass();
-  in_flight_.reset();
-  backward_ = -1;
-  launched_ = 0;
-  const auto all = units();
-  for (const auto& unit : all) {
-    unit->backward = {.engaged = unit->backward.engaged};
-    unit->forget_backward();
-  }
-  close_all();
+  const auto units = std::exchange(in_backward_, {});
+  order_.forget_backward(*this);
 }
 
 void Schedule::reset() {
-  settle();
-  forget_backward();
-  training_.forget_pass();
-  inference_.forget_pass();
-  for (const auto& unit : units()) {
-    unit->backward = {};
-    unit->reshard();
+  order_.reset(*this);
+}
+
+bool Schedule::gather(UnitId unit) {
+  return living_[unit]->unshard();
+}
+
+void Schedule::gather_ahead(UnitId unit, bool backward) {
+  const auto* what = backward ? "FSDP::backward_prefetch" : "FSDP::forward_prefetch";
+  const observe::Label label(what, living_[unit]->name(), observe::Label::Of::next);
+  living_[unit]->begin_unshard();
+}
+
+// They may be of other trees.
+void Schedule::gather_list(UnitId unit, bool backward) {
+  const auto& options = living_[unit]->options;
+  for (const auto& weak : backward ? options.backward_prefetch : options.forward_prefetch) {
+    if (const auto next = weak.lock()) next->schedule()->gather_ahead(next->id_, backward);
   }
+}
+
+void Schedule::free(UnitId unit, bool hold) {
+  living_[unit]->reshard(hold);
+}
+
+void Schedule::start_sum(UnitId unit) {
+  living_[unit]->sums_.begin();
+}
+
+bool Schedule::sum_is_done(UnitId unit) {
+  return living_[unit]->sums_.advance();
+}
+
+void Schedule::finish_first_sum(UnitId unit) {
+  living_[unit]->sums_.finish_first();
+}
+
+void Schedule::wait_sum(UnitId unit) {
+  living_[unit]->sums_.wait();
+}
+
+void Schedule::publish(UnitId unit) {
+  living_[unit]->sums_.publish();
+}
+
+void Schedule::end_backward(UnitId unit) {
+  living_[unit]->end_backward();
+}
+
+void Schedule::forget_backward(UnitId unit) {
+  living_[unit]->forget_backward();
 }
 
 } // namespace shardwise::engine

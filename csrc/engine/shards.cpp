@@ -1,41 +1,27 @@
 #include "engine/shards.h"
 
-#include <mutex>
-#include <shared_mutex>
-#include <unordered_map>
+#include "base/weak_table.h"
 
 namespace shardwise::engine {
 namespace {
 
-struct ShardTable {
-  std::shared_mutex mutex;
-  std::unordered_map<const at::TensorImpl*, std::weak_ptr<Unit>> units;
-
-  static ShardTable& get() {
-    static auto* table = new ShardTable;
-    return *table;
-  }
-};
+base::WeakTable<const at::TensorImpl*, Unit>& table() {
+  static auto* table = new base::WeakTable<const at::TensorImpl*, Unit>;
+  return *table;
+}
 
 } // namespace
 
 void add_shard(const at::Tensor& shard, const std::weak_ptr<Unit>& unit) {
-  auto& table = ShardTable::get();
-  const std::unique_lock lock(table.mutex);
-  table.units[shard.unsafeGetTensorImpl()] = unit;
+  table().set(shard.unsafeGetTensorImpl(), unit);
 }
 
 void remove_shard(const at::TensorImpl* shard) {
-  auto& table = ShardTable::get();
-  const std::unique_lock lock(table.mutex);
-  table.units.erase(shard);
+  table().erase(shard);
 }
 
 std::shared_ptr<Unit> unit_of_shard(const at::Tensor& shard) {
-  auto& table = ShardTable::get();
-  const std::shared_lock lock(table.mutex);
-  const auto entry = table.units.find(shard.unsafeGetTensorImpl());
-  return entry == table.units.end() ? nullptr : entry->second.lock();
+  return table().find(shard.unsafeGetTensorImpl());
 }
 
 } // namespace shardwise::engine

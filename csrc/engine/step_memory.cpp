@@ -1,7 +1,7 @@
 #include "engine/step_memory.h"
 
 #include "comm/idle_choice.h"
-#include "engine/pass_order.h"
+#include "engine/order.h"
 
 #include <algorithm>
 #include <utility>
@@ -39,16 +39,18 @@ class Pool {
   int64_t all_ = 0;
 };
 
-class Walk {
+/// Carries out what the order of a tree says, on sizes.
+class Walk final : private OrderActions {
  public:
   Walk(const std::vector<UnitBytes>& units, const std::vector<StepEvent>& events)
       : units_(units),
         events_(events),
         states_(units.size()) {
-    for (const auto& event : events_) {
-      if (event.kind == StepEvent::Kind::use && event.gradient > 0) ++states_[event.unit].trained;
+    for (const auto& unit : units) {
+      const UnitTiming timing{
+          .reshard_after_forward = unit.reshards_after_forward, .is_gathered = unit.is_gathered, .always_sums = true};
+      order_.add(static_cast<int64_t>(order_.made().size()), timing, unit.outer);
     }
-    append(units_.size() - 1);
   }
 
   StepPeaks step() {
@@ -56,19 +58,15 @@ class Walk {
     backward_ = false;
     note();
     for (const auto& event : events_) {
-      event.kind == StepEvent::Kind::end ? leave(event.unit) : enter(event.unit, false);
+      if (event.kind == StepEvent::Kind::end) {
+        order_.leave(event.unit, /*exactly=*/false, *this);
+      } else {
+        order_.enter(event.unit, Keep::outer, {}, *this);
+      }
     }
-    training_.end_pass();
     backward_ = true;
     note();
-    for (auto& state : states_) state.missing = state.trained;
-    for (auto event = events_.rbegin(); event != events_.rend(); ++event) go_back(*event);
-    while (launched_ < order_.size()) launch(order_[launched_++]);
-    settle();
-    for (size_t unit = 0; unit < units_.size(); ++unit) free(unit, false);
-    backwards_.end_pass();
-    open_.clear();
-    launched_ = 0;
+    go_back();
     local_ = 0;
     peaks_.pool = pool_.all();
     return peaks_;
@@ -83,18 +81,35 @@ class Walk {
   };
   enum class Full { freed, gathering, there };
   struct State {
-    int64_t trained = 0;
-    int64_t missing = 0;
     int64_t gradients = 0;
     Full full = Full::freed;
     std::vector<Taken> taken;
+    std::vector<int64_t> buckets;
   };
 
-  void append(size_t unit) {
-    for (size_t i = units_.size(); i-- > 0;) {
-      if (units_[i].outer == unit) append(i);
+  static bool brings_gradient(const StepEvent& event) {
+    return event.kind == StepEvent::Kind::use && event.gradient > 0;
+  }
+
+  // The parameter of an event has the event's number.
+  void go_back() {
+    constexpr Order::Moment kBackward{.backward = 0};
+    order_.begin_backward(kBackward.backward, *this);
+    for (size_t i = 0; i < events_.size(); ++i) {
+      if (brings_gradient(events_[i])) order_.expect(events_[i].unit, i);
     }
-    order_.push_back(unit);
+    for (size_t i = events_.size(); i-- > 0;) {
+      const auto& event = events_[i];
+      if (event.kind == StepEvent::Kind::begin) continue;
+      const auto keep = event.kind == StepEvent::Kind::end ? Keep::outer_and_inner : Keep::outer;
+      order_.enter(event.unit, keep, kBackward, *this);
+      if (!brings_gradient(event)) continue;
+      local_ += event.gradient;
+      states_[event.unit].gradients += event.gradient;
+      note();
+      order_.gradient_arrived(event.unit, i, kBackward, *this);
+    }
+    order_.end_backward(/*is_last=*/true, *this);
   }
 
   void note() {
@@ -113,41 +128,18 @@ class Walk {
     size = 0;
   }
 
-  bool lies_below(size_t unit, size_t other) const {
-    for (auto outer = units_[unit].outer; outer; outer = units_[*outer].outer) {
-      if (*outer == other) return true;
-    }
-    return false;
-  }
-
-  void enter(size_t unit, bool inner_stay) {
-    const auto open = open_;
-    for (const auto other : open) {
-      const bool stays = other == unit || lies_below(unit, other) || (inner_stay && lies_below(other, unit));
-      if (!stays) close(other);
-    }
-    if (std::find(open_.begin(), open_.end(), unit) == open_.end()) open_.push_back(unit);
-    if (!units_[unit].has_full_copies) return;
-    const bool gathers = states_[unit].full != Full::there;
+  bool gather(UnitId unit) override {
+    if (!units_[unit].has_full_copies || states_[unit].full == Full::there) return false;
     begin(unit);
     finish(unit);
-    if (!gathers || !units_[unit].is_gathered) return;
-    if (const auto* next = (backward_ ? backwards_ : training_).used(unit)) begin(*next);
+    return true;
   }
-
-  void leave(size_t unit) {
-    const auto open = open_;
-    for (const auto other : open) {
-      if (lies_below(other, unit) || (other == unit && !units_[unit].outer)) close(other);
-    }
+  void gather_ahead(UnitId unit, bool /*backward*/) override {
+    begin(unit);
   }
+  void gather_list(UnitId /*unit*/, bool /*backward*/) override {}
 
-  void close(size_t unit) {
-    std::erase(open_, unit);
-    if (backward_ || units_[unit].reshards_after_forward) free(unit, !backward_);
-  }
-
-  void begin(size_t unit) {
+  void begin(UnitId unit) {
     auto& state = states_[unit];
     if (state.full != Full::freed) return;
     state.full = Full::gathering;
@@ -162,9 +154,8 @@ class Walk {
     }
   }
 
-  void finish(size_t unit) {
+  void finish(UnitId unit) {
     auto& state = states_[unit];
-    if (state.full != Full::gathering) return;
     state.full = Full::there;
     for (size_t i = 0; i < state.taken.size(); ++i) {
       auto& taken = state.taken[i];
@@ -174,7 +165,7 @@ class Walk {
     }
   }
 
-  void free(size_t unit, bool hold) {
+  void free(UnitId unit, bool hold) override {
     auto& state = states_[unit];
     for (auto& taken : state.taken) {
       give(taken.gathered);
@@ -185,39 +176,30 @@ class Walk {
     state.full = Full::freed;
   }
 
-  void go_back(const StepEvent& event) {
-    if (event.kind == StepEvent::Kind::begin) return;
-    enter(event.unit, event.kind == StepEvent::Kind::end);
-    if (event.gradient > 0) {
-      local_ += event.gradient;
-      states_[event.unit].gradients += event.gradient;
-      --states_[event.unit].missing;
-      note();
-    }
-    for (; launched_ < order_.size() && states_[order_[launched_]].missing == 0; ++launched_) launch(order_[launched_]);
-  }
-
-  void launch(size_t unit) {
-    settle();
-    for (const auto& group : units_[unit].groups) buckets_.push_back(take(group.bucket));
-    const auto whole = std::exchange(states_[unit].gradients, 0);
+  void start_sum(UnitId unit) override {
+    auto& state = states_[unit];
+    for (const auto& group : units_[unit].groups) state.buckets.push_back(take(group.bucket));
+    const auto whole = std::exchange(state.gradients, 0);
     if (units_[unit].is_summed) local_ -= whole;
   }
-  void settle() {
-    for (auto& bucket : buckets_) give(bucket);
-    buckets_.clear();
+  // At the next event.
+  bool sum_is_done(UnitId /*unit*/) override {
+    return true;
   }
+  void finish_first_sum(UnitId /*unit*/) override {}
+  void wait_sum(UnitId unit) override {
+    for (auto& bucket : states_[unit].buckets) give(bucket);
+    states_[unit].buckets.clear();
+  }
+  void publish(UnitId /*unit*/) override {}
+  void end_backward(UnitId /*unit*/) override {}
+  void forget_backward(UnitId /*unit*/) override {}
 
   const std::vector<UnitBytes>& units_;
   const std::vector<StepEvent>& events_;
   std::vector<State> states_;
-  std::vector<size_t> order_;
-  std::vector<size_t> open_;
-  PassOrder<size_t> training_;
-  PassOrder<size_t> backwards_;
+  Order order_;
   Pool pool_;
-  std::vector<int64_t> buckets_;
-  size_t launched_ = 0;
   int64_t local_ = 0;
   bool backward_ = false;
   StepPeaks peaks_;

@@ -51,7 +51,7 @@ struct StepPeaks {
   int64_t pool = 0;
 };
 
-/// Goes through steps as Schedule and comm::Buffers do, with sums that are done at the next event, until the
+/// Goes through steps in the engine's own order (engine/order.h), with sums that are done at the next event, until the
 /// pool grows no more.
 SHARDWISE_API StepPeaks walk_steps(const std::vector<UnitBytes>& units, const std::vector<StepEvent>& forward);
 

@@ -1,5 +1,6 @@
 #include "engine/structure.h"
 
+#include "base/fingerprint.h"
 #include "comm/messages.h"
 
 #include <shardwise/error.h>
@@ -16,13 +17,6 @@ namespace {
 constexpr unsigned kShared = 32;
 constexpr unsigned kUnheld = 62;
 constexpr auto kWhat = "the comparison of the wrapped modules";
-
-// FNV-1a: the same on every machine, unlike std::hash.
-int64_t fingerprint(const std::string& text) {
-  uint64_t hash = 14695981039346656037ULL;
-  for (const unsigned char c : text) hash = (hash ^ c) * 1099511628211ULL;
-  return static_cast<int64_t>(hash);
-}
 
 std::vector<std::string> split(const std::string& text) {
   std::vector<std::string> lines;
@@ -52,7 +46,7 @@ std::vector<Sighting> compare_structure(
   // In the bits that a length leaves free.
   const auto rest = uint64_t{text.size()} | static_cast<uint64_t>(seen.shared + 1) << kShared |
                     (seen.unheld ? uint64_t{1} << kUnheld : 0);
-  const auto head = at::tensor({fingerprint(text), static_cast<int64_t>(rest)}, at::kLong);
+  const auto head = at::tensor({static_cast<int64_t>(base::fingerprint(text)), static_cast<int64_t>(rest)}, at::kLong);
   const auto rows = comm::gather_rows(head, axes, device, kWhat, counters);
   std::vector<Sighting> all;
   bool same = true;

@@ -1,5 +1,7 @@
 #include "engine/trees.h"
 
+#include "base/fingerprint.h"
+#include "base/weak_table.h"
 #include "engine/schedule.h"
 #include "engine/unit.h"
 
@@ -9,43 +11,16 @@
 #include <map>
 #include <mutex>
 #include <set>
-#include <unordered_map>
 
 namespace shardwise::engine {
 namespace {
 
-/// Trees by address. Those that are gone are forgotten now and then, so that a model of many units is made in no more
-/// time a unit than one of few.
-class Trees {
- public:
-  void add(const std::shared_ptr<Schedule>& tree) {
-    trees_[tree.get()] = tree;
-    if (trees_.size() < many_) return;
-    alive();
-    many_ = 2 * trees_.size() + kFew;
-  }
-
-  std::vector<std::shared_ptr<Schedule>> alive() {
-    std::vector<std::shared_ptr<Schedule>> alive;
-    std::erase_if(trees_, [&](const auto& entry) {
-      auto tree = entry.second.lock();
-      const bool gone = !tree;
-      if (!gone) alive.push_back(std::move(tree));
-      return gone;
-    });
-    return alive;
-  }
-
- private:
-  static constexpr size_t kFew = 16;
-  std::unordered_map<const Schedule*, std::weak_ptr<Schedule>> trees_;
-  size_t many_ = kFew;
-};
+using Trees = base::WeakTable<const Schedule*, Schedule>;
 
 /// The trees with units on a process group, which is one rank's: ranks may be threads.
 struct TreeTable {
   std::mutex mutex;
-  std::unordered_map<const void*, Trees> trees;
+  std::map<const void*, Trees> trees;
 
   static TreeTable& get() {
     static auto* table = new TreeTable;
@@ -58,7 +33,7 @@ using Units = std::vector<const Unit*>;
 std::map<comm::Agreement*, Units> by_agreement(const std::vector<std::shared_ptr<Unit>>& units) {
   std::map<comm::Agreement*, Units> result;
   for (const auto& unit : units) {
-    if (unit->agreement()) result[unit->agreement().get()].push_back(unit.get());
+    if (unit->ranks().agreement()) result[unit->ranks().agreement().get()].push_back(unit.get());
   }
   return result;
 }
@@ -66,8 +41,8 @@ std::map<comm::Agreement*, Units> by_agreement(const std::vector<std::shared_ptr
 std::set<const void*> process_groups(const std::vector<std::shared_ptr<Unit>>& units) {
   std::set<const void*> groups;
   for (const auto& unit : units) {
-    if (!unit->agreement()) continue;
-    for (const auto& axis : unit->axes()) {
+    if (!unit->ranks().agreement()) continue;
+    for (const auto& axis : unit->ranks().axes()) {
       if (axis.size() > 1) groups.insert(axis.identity());
     }
   }
@@ -75,7 +50,7 @@ std::set<const void*> process_groups(const std::vector<std::shared_ptr<Unit>>& u
 }
 
 bool sums(const Unit& unit) {
-  return unit.takes_part() && unit.options.sync;
+  return unit.schedule()->takes_part(unit) && unit.options.sync;
 }
 
 std::string describe(const Units& units) {
@@ -91,14 +66,18 @@ std::string describe(const Units& units) {
 }
 
 /// Below those that have a meaning of their own, above the smallest numbers.
+int64_t event_of(const std::vector<uint64_t>& words) {
+  return comm::Agreement::kWrapping - 1 - static_cast<int64_t>(base::fingerprint(words) / 4);
+}
+
 int64_t event_of(const Units& units) {
-  uint64_t hash = 14695981039346656037ULL;
+  std::vector<uint64_t> words;
   for (const auto* unit : units) {
-    const auto word = 4 * static_cast<uint64_t>(unit->number_for_all()) + (sums(*unit) ? 1 : 0) +
-                      (sums(*unit) && unit->options.all_reduce ? 2 : 0);
-    hash = (hash ^ word) * 1099511628211ULL;
+    words.push_back(
+        4 * static_cast<uint64_t>(unit->number_for_all()) + (sums(*unit) ? 1 : 0) +
+        (sums(*unit) && unit->options.all_reduce ? 2 : 0));
   }
-  return comm::Agreement::kWrapping - 1 - static_cast<int64_t>(hash / 4);
+  return event_of(words);
 }
 
 } // namespace
@@ -107,7 +86,7 @@ void agree_on_sums(const std::vector<std::shared_ptr<Unit>>& units) {
   // In the order of the trees' units, which is the same on all ranks; that of addresses is not.
   auto groups = by_agreement(units);
   for (const auto& unit : units) {
-    const auto group = groups.find(unit->agreement().get());
+    const auto group = groups.find(unit->ranks().agreement().get());
     if (group == groups.end()) continue;
     const auto text = [&] { return describe(group->second); };
     group->first->enter(comm::Agreement::group, event_of(group->second), text, unit->own_counters());
@@ -115,20 +94,31 @@ void agree_on_sums(const std::vector<std::shared_ptr<Unit>>& units) {
   }
 }
 
+void agree_on_death(const std::vector<std::shared_ptr<Unit>>& units, size_t started) {
+  std::set<comm::Agreement*> asked;
+  for (const auto& unit : units) {
+    const auto& agreement = unit->ranks().agreement();
+    if (!agreement || agreement->broken() || !asked.insert(agreement.get()).second) continue;
+    const auto last = started == 0 ? "before any sum" : "after the sum of unit '" + units[started - 1]->name() + "'";
+    agreement->meet(
+        event_of(std::vector<uint64_t>{started}), c10::str("a backward that died ", last), unit->own_counters());
+  }
+}
+
 void add_to_tree(const Unit& unit, const std::shared_ptr<Schedule>& tree) {
-  if (!unit.agreement()) return;
+  if (!unit.ranks().agreement()) return;
   auto& table = TreeTable::get();
   const std::lock_guard lock(table.mutex);
   bool is_new = false;
-  for (const auto& axis : unit.axes()) {
+  for (const auto& axis : unit.ranks().axes()) {
     if (axis.size() == 1) continue;
     const auto [entry, made] = table.trees.try_emplace(axis.identity());
-    entry->second.add(tree);
+    entry->second.set(tree.get(), tree);
     is_new = is_new || made;
   }
   if (!is_new) return;
   for (auto entry = table.trees.begin(); entry != table.trees.end();) {
-    entry = entry->second.alive().empty() ? table.trees.erase(entry) : std::next(entry);
+    entry = entry->second.living().empty() ? table.trees.erase(entry) : std::next(entry);
   }
 }
 
@@ -138,7 +128,7 @@ std::vector<std::shared_ptr<Schedule>> trees_beside(const std::vector<std::share
     auto& table = TreeTable::get();
     const std::lock_guard lock(table.mutex);
     for (const auto* group : process_groups(units)) {
-      for (auto& tree : table.trees[group].alive()) trees.push_back(std::move(tree));
+      for (auto& tree : table.trees[group].living()) trees.push_back(std::move(tree));
     }
   }
   std::sort(trees.begin(), trees.end(), [](const auto& a, const auto& b) { return a->number() < b->number(); });

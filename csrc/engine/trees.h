@@ -12,6 +12,10 @@ class Unit;
 /// that names them when ranks differ: the sums that follow are then the same everywhere.
 void agree_on_sums(const std::vector<std::shared_ptr<Unit>>& units);
 
+/// Has all ranks compare how many of these units have started their sums, in the order of sums, in a backward that
+/// died. Raises an Error where ranks differ: some of them wait for sums that others will not join.
+void agree_on_death(const std::vector<std::shared_ptr<Unit>>& units, size_t started);
+
 /// A tree has this unit.
 void add_to_tree(const Unit& unit, const std::shared_ptr<Schedule>& tree);
 /// The trees whose sums go over the process groups of these units, this one's too, in the order in which they were

@@ -12,8 +12,7 @@
 namespace shardwise::engine {
 
 Unit::~Unit() {
-  std::erase(schedule_->open_, this);
-  schedule_->last_ = {};
+  schedule_->remove(*this);
   for (const auto& parameter : parameters_) {
     if (!parameter->whole) remove_shard(parameter->shard_identity());
   }
@@ -23,14 +22,6 @@ Unit::~Unit() {
 std::shared_ptr<Unit> Unit::of(const at::Tensor& parameter) {
   if (auto unit = unit_of_shard(parameter)) return unit;
   return std::static_pointer_cast<Unit>(group::Parameter::owner(parameter));
-}
-
-std::vector<std::shared_ptr<Unit>> Unit::inner() const {
-  std::vector<std::shared_ptr<Unit>> units;
-  for (const auto& weak : inner_) {
-    if (auto unit = weak.lock()) units.push_back(std::move(unit));
-  }
-  return units;
 }
 
 bool Unit::lies_below(const Unit& other) const {
@@ -45,13 +36,13 @@ bool Unit::has(const at::Tensor& parameter) const {
 group::Group::Setting Unit::setting(bool takes_memory) const {
   return {
       .layout = settings_.layout,
-      .rank = shards_.rank(),
-      .world = shards_.size(),
-      .full_dtype = settings_.precision.param_dtype,
-      .sum_dtype = settings_.precision.reduce_dtype,
+      .rank = shards().rank(),
+      .world = shards().size(),
+      .full_dtype = settings_.precision.param_dtype(),
+      .sum_dtype = settings_.precision.reduce_dtype(),
       .full_device = settings_.offload ? std::optional(mesh_.device()) : std::nullopt,
-      .pin = settings_.offload && settings_.offload->pin_memory && !mesh_.device().is_cpu(),
-      .front = settings_.front.get(),
+      .pin = settings_.offload && settings_.offload->pin_memory() && !mesh_.device().is_cpu(),
+      .front_end = settings_.front_end.get(),
       .takes_memory = takes_memory,
       .before = &groups_};
 }
@@ -95,8 +86,8 @@ void Unit::begin(std::unique_ptr<observe::Span>& span, const char* kind) const {
 }
 
 void Unit::show(bool full) {
-  if (!settings_.front || std::exchange(shows_full_, full) == full) return;
-  settings_.front->show(full);
+  if (!settings_.front_end || std::exchange(shows_full_, full) == full) return;
+  settings_.front_end->show(full);
 }
 
 void Unit::shard_written() {
@@ -112,42 +103,12 @@ const group::Parameter* Unit::parameter_at(const at::Tensor& tensor) const {
   return nullptr;
 }
 
-std::string Unit::describe() const {
+std::string Unit::describe_gather(bool near, bool backward) const {
   const auto others = parameters_.empty() ? 0 : parameters_.size() - 1;
   return c10::str(
-      "unit '", name_, "' (", parameters_.empty() ? "no parameters" : parameters_.front()->name(), " and ", others,
-      " more parameters)");
-}
-
-bool Unit::gathers_apart() const {
-  return gathers_have_group_ && !(settings_.customs_on_mesh && options.all_gather);
-}
-
-bool Unit::sums_apart() const {
-  return sums_have_groups_ && !(settings_.customs_on_mesh && options.reduce_scatter);
-}
-
-comm::Collectives Unit::gather_in_order(const comm::Collectives& ranks) {
-  if (!agreement_) return ranks;
-  const bool backward = BackwardWatch::running();
-  const bool near = ranks == near_;
-  const auto text = [&] {
-    const auto among = near ? c10::str(" among ", near_.size(), " ranks") : "";
-    return c10::str("the all-gather of ", describe(), among, backward ? " in backward" : "");
-  };
-  const bool apart = gathers_apart() || sums_apart();
-  const auto chain = apart ? comm::Agreement::second_group : comm::Agreement::group;
-  return ranks.at(agreement_->enter(chain, 4 * number_for_all_ + (near ? 2 : 0) + (backward ? 1 : 0), text, counters_));
-}
-
-comm::Collectives Unit::shards_in_order(int64_t event, const char* what) {
-  if (!agreement_) return shards_;
-  return shards_.at(agreement_->enter(
-      comm::Agreement::group, event, [what] { return what; }, counters_));
-}
-
-void Unit::meet(int64_t event, const std::string& text) {
-  if (agreement_) agreement_->meet(event, text, counters_);
+      "the all-gather of unit '", name_, "' (", parameters_.empty() ? "no parameters" : parameters_.front()->name(),
+      " and ", others, " more parameters)", near ? c10::str(" among ", ranks_.neighbours().size(), " ranks") : "",
+      backward ? " in backward" : "");
 }
 
 std::vector<at::Tensor> Unit::stored() const {
@@ -158,8 +119,8 @@ std::vector<at::Tensor> Unit::stored() const {
 
 bool Unit::sees_all() const {
   for (size_t i = 0; i < seen_.size(); ++i) {
-    const auto& face = parameters_[i]->face();
-    if (face && !sees(i, face->parameter())) return false;
+    const auto& visible = parameters_[i]->visible_parameter();
+    if (visible && !sees(i, visible->parameter())) return false;
   }
   return true;
 }
@@ -177,22 +138,22 @@ const group::Parameter* Unit::parameter_of_shard(const at::Tensor& tensor) const
 
 bool Unit::begin_unshard() {
   need_own_memory();
-  if (settings_.front && !shows_full_) {
+  if (settings_.front_end && !shows_full_) {
     if (in_backward()) {
-      backward.gathered = true;
+      gathered_in_backward_ = true;
     } else {
-      for (const auto& parameter : parameters_) parameter->follow_face();
+      for (const auto& parameter : parameters_) parameter->follow_visible();
     }
   }
   if (!has_full_copies()) {
     // Leaves are what hooks and operations of the module see: they follow what stands for them.
-    settings_.front ? renew_groups() : need_values();
+    settings_.front_end ? renew_groups() : need_values();
     return false;
   }
   renew_groups();
   bool all_there = true;
   bool under_way = false;
-  bool all_near = near_.size() > 1;
+  bool all_near = ranks_.neighbours().size() > 1;
   for_full_copies([&](const group::Copies& copies) {
     all_there = all_there && !copies.must_gather();
     under_way = under_way || copies.state() == group::Copies::State::gathering;
@@ -201,17 +162,18 @@ bool Unit::begin_unshard() {
   if (all_there) return under_way;
   for (const auto& parameter : parameters_) parameter->hide_absent_gradient();
   for_full_copies([](group::Copies& copies) { copies.prepare(); });
-  // What every rank has may come and go on some ranks only.
-  const auto& ranks = all_near ? near_ : gathers_apart() ? gather_ : known_;
-  const auto gather = shards_.size() > 1 ? gather_in_order(ranks).by(options.all_gather) : ranks;
-  for_full_copies(
-      [&](group::Copies& copies) { copies.begin_unshard(gather, near_.size() > 1, buffers(), name_, counters_); });
+  const bool backward = in_backward();
+  const bool may_hold = ranks_.neighbours().size() > 1;
+  const auto what = [&] { return describe_gather(all_near, backward); };
+  const auto gather = ranks_.for_gather(
+      {.near = all_near, .backward = backward, .unit = number_for_all_}, options.customs, what, counters_);
+  for_full_copies([&](group::Copies& copies) { copies.begin_unshard(gather, may_hold, buffers(), name_, counters_); });
   return true;
 }
 
 void Unit::finish_unshard() {
   bool written = false;
-  const int64_t holders = BackwardWatch::running() ? 1 : near_.size();
+  const int64_t holders = BackwardWatch::running() ? 1 : ranks_.neighbours().size();
   for_full_copies(
       [&](group::Copies& copies) { written = copies.finish_unshard(holders, buffers(), name_, counters_) || written; });
   if (!written) return show(true);
@@ -234,16 +196,40 @@ bool Unit::unshard() {
   return gathers;
 }
 
-bool Unit::reshards_after_forward() const {
-  return options.reshard_after_forward.value_or(outer_ != nullptr);
+void Unit::gradient_arriving(group::Parameter& parameter, bool defined) {
+  schedule_->gradient_arriving(*this, parameter, defined);
+  if (!observe::recording()) return;
+  // A direct call was not seen to end.
+  forward_span_.reset();
+  if (schedule_->order().missing(id_) > 0) begin(backward_span_, "backward");
+}
+
+void Unit::gradient_arrived(group::Parameter& parameter) {
+  schedule_->gradient_arrived(*this, parameter);
+  if (schedule_->order().missing(id_) == 0) backward_span_.reset();
+}
+
+void Unit::gradient_published(group::Parameter& parameter) {
+  if (settings_.front_end && shards().size() > 1) settings_.front_end->published(parameter.live_shard()->grad());
+}
+
+bool Unit::in_backward() {
+  return BackwardWatch::running();
+}
+
+void Unit::reduce_pending() {
+  schedule_->reduce_pending();
+}
+
+void Unit::forget_backward() {
+  gathered_in_backward_ = false;
+  sums_.forget();
 }
 
 // A gather takes over what was frozen; but not in a backward, which knows by then which gradients will come.
 void Unit::end_backward() {
-  if (backward.gathered && shows_full_) {
-    for (const auto& parameter : parameters_) parameter->follow_face();
-  }
-  backward = {};
+  if (!std::exchange(gathered_in_backward_, false) || !shows_full_) return;
+  for (const auto& parameter : parameters_) parameter->follow_visible();
 }
 
 void Unit::renew_groups() {
@@ -259,7 +245,7 @@ void Unit::take_memory() {
   schedule_->settle();
   reshard();
   const auto take = [&](const auto& group) {
-    return has_memory(group) || (group->full_copies() && group->full_copies()->take_memory(*settings_.front));
+    return has_memory(group) || (group->full_copies() && group->full_copies()->take_memory(*settings_.front_end));
   };
   // All groups that can, also where another one has to be made anew.
   size_t taken = 0;
@@ -286,22 +272,24 @@ void Unit::follow_parameters(bool takes_memory) {
 std::string Unit::when_resharded() const {
   const auto has_copies = [](const auto& group) { return group->copies() != nullptr; };
   if (std::none_of(groups_.begin(), groups_.end(), has_copies)) return "-";
-  if (reshards_after_forward()) {
-    return near_.size() > 1 ? c10::str("to ", near_.size(), " ranks after forward") : "after forward";
+  if (schedule_->order().reshards_after_forward(id_)) {
+    const auto near = ranks_.neighbours().size();
+    return near > 1 ? c10::str("to ", near, " ranks after forward") : "after forward";
   }
-  return reshards_after_backward() ? "after backward" : "never";
+  return timing().reshard_after_backward ? "after backward" : "never";
 }
 
 Plan::Unit Unit::own_plan() const {
   Plan::Unit plan{.name = name_, .kind = kind(), .axes = {}, .reshard = when_resharded(), .groups = {}};
   for (const auto& axis : mesh_.axes()) plan.axes.emplace_back(axis.name, axis.size);
+  const auto near = ranks_.neighbours().size();
   const group::Group::Step step{
       .replicates = replicates(),
-      .shards = shards_.size(),
-      .copies = copies_.size(),
-      .gathers_in_backward = reshards_after_forward(),
-      .backward_ranks = near_.size() > 1 ? near_.size() : shards_.size(),
-      .sums = options.sync && world() > 1,
+      .shards = shards().size(),
+      .copies = ranks_.copies().size(),
+      .gathers_in_backward = schedule_->order().reshards_after_forward(id_),
+      .backward_ranks = near > 1 ? near : shards().size(),
+      .sums = options.sync && ranks_.world() > 1,
       .sums_copies = options.all_reduce};
   for (const auto& group : groups_) plan.groups.push_back(group->plan(step));
   return plan;

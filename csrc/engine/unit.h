@@ -1,9 +1,9 @@
 #pragma once
 
-#include "comm/agreement.h"
-#include "comm/collectives.h"
+#include "engine/gradient_sums.h"
 #include "engine/schedule.h"
-#include "group/front.h"
+#include "engine/unit_ranks.h"
+#include "group/front_end_callbacks.h"
 #include "group/group.h"
 #include "group/parameter.h"
 
@@ -59,7 +59,7 @@ struct UnitSettings {
   /// A collective of the user's own gets the mesh's process group, which he knows, and not one of the units' own.
   bool customs_on_mesh = false;
   /// Needed where full copies come and go; lives as long as the unit.
-  std::shared_ptr<group::Front> front = nullptr;
+  std::shared_ptr<group::FrontEndCallbacks> front_end = nullptr;
   /// The ranks that hold everything together after forward, where the front end has a process group of them: for a mesh
   /// whose groups have no store, over which it could make one.
   c10::intrusive_ptr<c10d::ProcessGroup> neighbours = nullptr;
@@ -113,41 +113,18 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   const Mesh& mesh() const {
     return mesh_;
   }
-  /// The ranks that hold the other shards of what this one holds.
+  UnitRanks& ranks() {
+    return ranks_;
+  }
+  const UnitRanks& ranks() const {
+    return ranks_;
+  }
   const comm::Collectives& shards() const {
-    return shards_;
-  }
-  /// The ranks that hold the same as this one.
-  const comm::Collectives& copies() const {
-    return copies_;
-  }
-  /// Both, in the order of the mesh's axes: together they reach all its ranks.
-  std::vector<comm::Collectives> axes() const {
-    return {copies_, shards_};
-  }
-  /// For a collective among them that belongs to no unit, once all ranks are about to issue it: `event` of the
-  /// agreement.
-  comm::Collectives shards_in_order(int64_t event, const char* what);
-  /// All ranks come here, or get an error that names what each does: this one `text`.
-  void meet(int64_t event, const std::string& text);
-  /// Null where nothing is compared.
-  const std::shared_ptr<comm::Agreement>& agreement() const {
-    return agreement_;
+    return ranks_.shards();
   }
   /// Its number among the units of the agreement, the same on all ranks.
   int64_t number_for_all() const {
     return number_for_all_;
-  }
-  /// Whether both reach the same ranks, be it with shards or with copies.
-  bool same_ranks(const Unit& other) const {
-    return (shards_ == other.shards_ && copies_ == other.copies_) ||
-           (shards_ == other.copies_ && copies_ == other.shards_);
-  }
-  /// Overwrites with the values of the mesh's first rank, on all of them.
-  void spread(const at::Tensor& tensor, const std::string& what, Counters& counters) const;
-  /// All ranks that take part in its sums.
-  int64_t world() const {
-    return int64_t{shards_.size()} * copies_.size();
   }
   at::Device device() const {
     return mesh_.device();
@@ -164,7 +141,6 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   const std::shared_ptr<Unit>& outer() const {
     return outer_;
   }
-  std::vector<std::shared_ptr<Unit>> inner() const;
   bool lies_below(const Unit& other) const;
   /// This unit and all below it, in the order in which they were made.
   std::vector<std::shared_ptr<Unit>> tree() const;
@@ -173,8 +149,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   const std::shared_ptr<Schedule>& schedule() const {
     return schedule_;
   }
-  void set_schedule(std::shared_ptr<Schedule> schedule) {
-    schedule_ = std::move(schedule);
+  UnitTiming& timing() const {
+    return schedule_->order().timing(id_);
   }
 
   // What front ends announce.
@@ -196,8 +172,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   bool sees_all() const;
   /// This rank's parts of its own parameters.
   std::vector<at::Tensor> stored() const;
-  /// From now on `shard` holds this rank's part of a parameter of its own, and the optimizer sees `face`.
-  void replace_shard(size_t index, const at::Tensor& shard, std::shared_ptr<group::Face> face);
+  /// From now on `shard` holds this rank's part of a parameter of its own, and the optimizer sees `visible`.
+  void replace_shard(size_t index, const at::Tensor& shard, std::shared_ptr<group::VisibleParameter> visible);
   /// From now on a parameter of its own travels in its own way.
   void set_extension(size_t index, std::shared_ptr<group::Extension> extension);
   /// Null for a tensor that is no shard of this unit's.
@@ -211,46 +187,19 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void reshard(bool hold = false);
   /// Both; returns whether there was something to wait for.
   bool unshard();
-  bool reshards_after_forward() const;
   /// Whether its modules show full copies.
   bool shows_full() const {
     return shows_full_;
   }
-  bool reshards_after_backward() const {
-    return options.reshard_after_backward;
-  }
-  bool unshards_in_backward() const {
-    return settings_.front && options.unshard_in_backward;
+  /// Whether it may gather in a backward, where uses are announced.
+  void set_unshard_in_backward(bool value) {
+    timing().unshard_in_backward = value && settings_.front_end;
   }
 
-  // Gradients.
-  /// Whether this unit reduces at the end of the running backward.
-  bool takes_part() const;
-  /// The sums of its tree wait for the end: they share a process group with its gathers or with the program's own
-  /// collectives, or nobody compares the order.
-  bool sums_late() const;
   /// Whether a backward runs on this thread.
   static bool in_backward();
   /// The schedule's, for the whole tree.
   void reduce_pending();
-  /// What somebody put into the leaves' gradients himself counts like what a backward without synchronisation left, in
-  /// the dtype of sums. Asked before each backward: what it takes is what one microbatch left.
-  void take_leaf_gradients();
-  /// Whether backwards without synchronisation left gradients here.
-  bool has_pending() const;
-  /// Whether backwards without synchronisation ended since the last sum. The same on all ranks: on some they may have
-  /// left nothing here.
-  bool owes() const;
-  /// Starts the sum over the shards' ranks; that over the copies' ranks comes when it is done.
-  void begin_reduce();
-  /// Starts the second sum if the first one is done. Whether wait_reduce() would return at once.
-  bool advance_reduce();
-  /// Waits for the first sum and starts the second: the rest needs no event of this rank.
-  void end_scatter();
-  void wait_reduce();
-  void publish();
-  void end_backward();
-  void forget_backward();
   /// Makes the groups anew when parameters were cast, moved or loaded since, their buckets when some were frozen.
   /// Raises Error when some have no values yet.
   void renew_groups();
@@ -271,33 +220,11 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
     std::optional<double> divide_factor;
     bool divide_after = false;
     std::function<void(at::Tensor&)> all_reduce_hook;
-    CustomCollective all_gather;
-    CustomCollective reduce_scatter;
-    bool reshard_after_backward = true;
-    bool unshard_in_backward = true;
-    /// In backward it is closed once all its gradients are there, whichever module runs meanwhile.
-    bool has_several_modules = false;
-    std::optional<bool> reshard_after_forward;
+    UnitRanks::Customs customs;
     std::vector<std::weak_ptr<Unit>> forward_prefetch;
     std::vector<std::weak_ptr<Unit>> backward_prefetch;
   };
   Options options;
-
-  /// The schedule's note: the user gathered it after so many forwards.
-  int64_t gathered_by_hand = -1;
-
-  /// The schedule's notes about the running backward.
-  struct Backward {
-    /// Parameters whose gradient is still to come.
-    int64_t missing = 0;
-    /// It used this unit already.
-    bool entered = false;
-    /// The unit was used, with gradients to come, since the last backward ended.
-    bool engaged = false;
-    /// It gathered this unit.
-    bool gathered = false;
-  };
-  Backward backward;
 
   Plan plan() const;
   Counters counters() const;
@@ -308,8 +235,10 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void gradient_arrived(group::Parameter& parameter) override;
   void gradient_published(group::Parameter& parameter) override;
 
-  void find_ranks();
-  void take_own_groups();
+  friend class Schedule;
+  /// A backward ended, or failed.
+  void end_backward();
+  void forget_backward();
   void find_neighbours();
   void adopt(const std::vector<NamedTensor>& adopted);
   void check_structure(std::vector<NamedTensor>& own, const std::vector<NamedTensor>& buffers, size_t adopted);
@@ -317,16 +246,7 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void broadcast(const std::vector<NamedTensor>& tensors);
   template <typename Do>
   void for_full_copies(const Do& act);
-  /// Gathers have a process group of their own, and sums have.
-  bool gathers_apart() const;
-  bool sums_apart() const;
-  comm::Collectives gather_in_order(const comm::Collectives& ranks);
-  /// For a sum: what it is follows from what was compared before.
-  comm::Collectives in_order(const comm::Collectives& collectives) const;
-  /// Every group that has trained parameters.
-  template <typename Do>
-  void for_gradients(const Do& act);
-  std::string describe() const;
+  std::string describe_gather(bool near, bool backward) const;
   void make_shard(group::Parameter& parameter, const at::Tensor& values);
   void show(bool full);
   void begin(std::unique_ptr<observe::Span>& span, const char* kind) const;
@@ -341,31 +261,20 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   std::string name_;
   Mesh mesh_;
   UnitSettings settings_;
-  comm::Collectives shards_;
-  comm::Collectives copies_;
-  /// Among the shards' ranks, on a process group of its own where there is one.
-  comm::Collectives gather_;
-  /// The same on the mesh's process group, which the program knows.
-  comm::Collectives known_;
-  /// Among the ranks that hold everything together after forward; of nobody where those are all.
-  comm::Collectives near_;
-  bool gathers_have_group_ = false;
-  bool sums_have_groups_ = false;
-  std::shared_ptr<comm::Agreement> agreement_;
+  UnitRanks ranks_;
   int64_t number_for_all_ = 0;
-  /// What begin_reduce() found the flags to say; unset when the running backward did not come there.
-  enum class Sums : uint8_t { nothing, shards, all };
-  std::optional<Sums> sums_;
-  /// The sum over the shards' ranks was started and not ended.
-  bool scattering_ = false;
+  GradientSums sums_{*this};
+  /// The running backward gathered it.
+  bool gathered_in_backward_ = false;
   bool shows_full_ = false;
-  /// The tensors that stand for its parameters; null where a parameter has no face.
+  /// The tensors that stand for its parameters; null where a parameter shows none.
   std::vector<const at::TensorImpl*> seen_;
   std::vector<std::unique_ptr<group::Parameter>> parameters_;
   std::vector<std::unique_ptr<group::Group>> groups_;
   std::shared_ptr<Unit> outer_;
-  std::vector<std::weak_ptr<Unit>> inner_;
   std::shared_ptr<Schedule> schedule_;
+  /// In the schedule's order.
+  UnitId id_ = 0;
   Counters counters_;
   /// Where events are recorded: from the first use to the module's end, or to the last gradient.
   std::unique_ptr<observe::Span> forward_span_;

@@ -100,50 +100,15 @@ const char* Unit::kind() const {
 bool UnitSettings::shares(at::ScalarType dtype, at::Device device) const {
   if (layout == group::Layout::replicate) return true;
   if (!replicates || (offload && !device.is_cpu())) return false;
-  return !at::isFloatingType(dtype) || dtype == precision.param_dtype.value_or(dtype);
+  return !at::isFloatingType(dtype) || dtype == precision.param_dtype().value_or(dtype);
 }
 
 Unit::Unit(const Mesh& mesh, const UnitSettings& settings)
     : number_(next_number++),
       mesh_(mesh),
       settings_(settings),
-      schedule_(std::make_shared<Schedule>(number_)) {
-  if (settings.reshard_after_forward) options.reshard_after_forward = settings.reshard_after_forward->frees();
-}
-
-void Unit::find_ranks() {
-  const auto lines = comm::lines_of(mesh_);
-  agreement_ = comm::Agreement::of(lines);
-  using comm::Agreement;
-  const auto first = lines.size() == 2 ? Agreement::first_axis : Agreement::group;
-  if (replicates() || lines.size() == 2) copies_ = comm::Collectives(lines.front()).at({agreement_, first});
-  if (!replicates()) shards_ = comm::Collectives(lines.back()).at({agreement_, Agreement::group});
-}
-
-// Once all ranks are known to wrap the same, for they make these groups together.
-void Unit::take_own_groups() {
-  known_ = shards_;
-  if (!agreement_) {
-    gather_ = shards_;
-    return;
-  }
-  const auto& axes = mesh_.axes();
-  using comm::Agreement;
-  const auto on_own_group = [&](comm::Collectives& collectives, const std::string& axis, Agreement::Chain chain) {
-    if (collectives.size() == 1) return true;
-    const auto group = mesh_.sum_group(axis);
-    const bool is_own = group != mesh_.group(axis);
-    if (is_own) collectives = comm::Collectives({group, collectives.names()}).at({agreement_, chain});
-    return is_own;
-  };
-  const auto first = axes.size() == 2 ? Agreement::first_axis : Agreement::group;
-  const bool copies_apart = on_own_group(copies_, axes.front().name, first);
-  sums_have_groups_ = on_own_group(shards_, axes.back().name, Agreement::group) && copies_apart;
-  if (replicates()) return;
-  const auto group = mesh_.gather_group(axes.back().name);
-  gather_ = comm::Collectives({group, shards_.names()});
-  gathers_have_group_ = group != mesh_.group(axes.back().name);
-}
+      ranks_(mesh, settings.replicates, settings.customs_on_mesh),
+      schedule_(std::make_shared<Schedule>(number_)) {}
 
 // One rank is all that hold everything: the full copies stay. All ranks are what resharding means anyway.
 void Unit::find_neighbours() {
@@ -152,14 +117,9 @@ void Unit::find_neighbours() {
   const int64_t count = *setting->ranks();
   if (count == 1) {
     TORCH_WARN_ONCE("shardwise: reshard_after_forward(1) keeps full parameters on each rank, as false does.");
-    options.reshard_after_forward = false;
+    timing().reshard_after_forward = false;
   }
-  if (count == 1 || count == shards_.size()) return;
-  const auto names = shards_.names();
-  const auto first = shards_.rank() / count * count;
-  const bool is_given = settings_.neighbours && !agreement_;
-  const auto group = is_given ? settings_.neighbours : mesh_.neighbours(mesh_.axes().back().name, count);
-  near_ = comm::Collectives({group, {.first = names[first], .stride = names.stride}});
+  if (count != 1 && count != shards().size()) ranks_.make_neighbours(count, settings_.neighbours);
 }
 
 std::shared_ptr<Unit> Unit::create(
@@ -169,7 +129,6 @@ std::shared_ptr<Unit> Unit::create(
   check_axes(mesh, settings);
   check_holders(mesh, settings);
   std::shared_ptr<Unit> unit(new Unit(mesh, settings));
-  unit->find_ranks();
   std::vector<NamedTensor> own;
   std::vector<NamedTensor> adopted;
   for (auto& parameter : parameters) (of(parameter.tensor) ? adopted : own).push_back(std::move(parameter));
@@ -177,8 +136,15 @@ std::shared_ptr<Unit> Unit::create(
   if (unit->has_full_copies()) {
     for (const auto& parameter : own) check_can_be_laid_out(parameter, unit->kind());
   }
-  unit->take_own_groups();
-  unit->schedule_->add(unit);
+  unit->ranks_.make_groups();
+  // A replicated unit may be used on some ranks only, so that it takes part whenever its tree does. A sharded one runs
+  // on all ranks or on none.
+  UnitTiming timing{
+      .unshard_in_backward = settings.front_end != nullptr,
+      .is_gathered = unit->shards().size() > 1,
+      .always_sums = settings.replicates};
+  if (settings.reshard_after_forward) timing.reshard_after_forward = settings.reshard_after_forward->frees();
+  unit->schedule_->add(unit, timing);
   add_to_tree(*unit, unit->schedule_);
   unit->adopt(adopted);
   if (settings.broadcast) {
@@ -189,6 +155,7 @@ std::shared_ptr<Unit> Unit::create(
   for (auto& named : own) {
     auto& parameter = *unit->parameters_.emplace_back(
         std::make_unique<group::Parameter>(std::move(named.names), named.tensor, named.full));
+    parameter.index = unit->parameters_.size() - 1;
     parameter.shard_dim = named.shard_dim;
     parameter.set_extension(std::move(named.extension));
     parameter.whole = named.whole || !unit->has_full_copies();
@@ -210,7 +177,7 @@ void Unit::make_shard(group::Parameter& parameter, const at::Tensor& values) {
   add_shard(shard, weak_from_this());
 }
 
-void Unit::replace_shard(size_t index, const at::Tensor& shard, std::shared_ptr<group::Face> face) {
+void Unit::replace_shard(size_t index, const at::Tensor& shard, std::shared_ptr<group::VisibleParameter> visible) {
   auto& parameter = *parameters_.at(index);
   const bool is_shared = !parameter.extension() && settings_.shares(shard.scalar_type(), mesh_.device());
   if (parameter.whole && !is_shared) check_is_contiguous(parameter.name(), shard, kind());
@@ -226,7 +193,7 @@ void Unit::replace_shard(size_t index, const at::Tensor& shard, std::shared_ptr<
     group::replace_data(parameter.full(), shard);
   }
   if (is_shared) parameter.keep_memory(shard);
-  parameter.set_face(std::move(face));
+  parameter.set_visible(std::move(visible));
   seen_[index] = parameter.visible().unsafeGetTensorImpl();
   add_shard(parameter.visible(), weak_from_this());
 }
@@ -240,13 +207,14 @@ void Unit::check_structure(std::vector<NamedTensor>& own, const std::vector<Name
     unheld.push_back(own[i].unheld);
   }
   std::vector<Sighting> all{seen};
-  if (world() > 1) {
-    if (agreement_) {
+  const auto world = ranks_.world();
+  if (world > 1) {
+    if (const auto& agreement = ranks_.agreement()) {
       const auto text = [&] {
         return c10::str(kind(), "() of ", own.empty() ? "no parameters" : own.front().names.front());
       };
-      agreement_->enter(comm::Agreement::group, comm::Agreement::kWrapping, text, counters_);
-      number_for_all_ = agreement_->next_number();
+      agreement->enter(comm::Agreement::group, comm::Agreement::kWrapping, text, counters_);
+      number_for_all_ = agreement->next_number();
     }
     std::vector<std::string> lines;
     for (const auto& parameter : own) lines.push_back(line(parameter, !replicates()));
@@ -254,14 +222,14 @@ void Unit::check_structure(std::vector<NamedTensor>& own, const std::vector<Name
       if (buffer.tensor.is_meta()) lines.push_back(c10::str("the buffer ", line(buffer, false)));
     }
     lines.push_back(c10::str("the end of a ", kind(), ", after ", adopted, " parameters of inner units"));
-    all = compare_structure(lines, seen, axes(), mesh_.rank(), mesh_.device(), counters_);
+    all = compare_structure(lines, seen, ranks_.axes(), mesh_.rank(), mesh_.device(), counters_);
   }
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].shared >= 0) refuse_shared(own.at(all[rank].shared), world() > 1 ? rank : mesh_.rank());
+    if (all[rank].shared >= 0) refuse_shared(own.at(all[rank].shared), world > 1 ? rank : mesh_.rank());
   }
   // What is so on one rank is so on all: the others have handles on it that are not their modules'.
   if (std::none_of(all.begin(), all.end(), [](const auto& one) { return one.unheld; })) return;
-  if (world() > 1) unheld = any_of_ranks(unheld, axes(), mesh_.device(), counters_);
+  if (world > 1) unheld = any_of_ranks(unheld, ranks_.axes(), mesh_.device(), counters_);
   for (size_t i = 0; i < own.size(); ++i) own[i].whole = own[i].whole || unheld[i];
 }
 
@@ -303,34 +271,26 @@ void Unit::adopt(const std::vector<NamedTensor>& adopted) {
         inner->name_ = path_before(names.front(), parameter->name().substr(prefix));
         parameter->rename(names);
       }
-      if (inner->settings_.front) {
+      if (inner->settings_.front_end) {
         for (const auto& group : inner->groups_) {
-          if (auto* copies = group->full_copies()) copies->name_storages(*inner->settings_.front);
+          if (auto* copies = group->full_copies()) copies->name_storages(*inner->settings_.front_end);
         }
       }
     }
     top->outer_ = shared_from_this();
-    inner_.push_back(top);
-    schedule_->take_over(*std::shared_ptr(top->schedule_));
+    schedule_->take_over(*std::shared_ptr(top->schedule_), *this);
   }
 }
 
 void Unit::broadcast(const std::vector<NamedTensor>& tensors) {
-  if (world() == 1) return;
+  if (ranks_.world() == 1) return;
   const group::ComputeGuard guard;
   for (const auto& parameter : tensors) {
     if (parameter.tensor.is_meta()) continue;
     auto values = parameter.tensor.detach();
     auto wire = values.is_non_overlapping_and_dense() ? values.as_strided({values.numel()}, {1}) : values.contiguous();
-    spread(wire, c10::str("the broadcast of '", parameter.names.front(), "' from rank 0"), counters_);
+    ranks_.spread(wire, c10::str("the broadcast of '", parameter.names.front(), "' from rank 0"), counters_);
     if (!wire.is_alias_of(values)) values.copy_(wire);
-  }
-}
-
-// Along the first axis it reaches one rank of each line of the second.
-void Unit::spread(const at::Tensor& tensor, const std::string& what, Counters& counters) const {
-  for (const auto& axis : axes()) {
-    if (axis.size() > 1) axis.broadcast(tensor, 0, what, counters).wait();
   }
 }
 

@@ -47,11 +47,11 @@ void Unit::need_no_copies() const {
   if (has_full_copies()) return;
   for (const auto& parameter : parameters_) {
     const auto dtype = parameter->stored().scalar_type();
-    if (!at::isFloatingType(dtype) || dtype == settings_.precision.param_dtype.value_or(dtype)) continue;
+    if (!at::isFloatingType(dtype) || dtype == settings_.precision.param_dtype().value_or(dtype)) continue;
     throw Error(c10::str(
         "shardwise: rank ", mesh_.rank(), ": the parameter '", parameter->name(), "' was cast to ",
         c10::getDtypeNames(dtype).first, " after replicate(), and its module is to compute in ",
-        c10::getDtypeNames(*settings_.precision.param_dtype).first,
+        c10::getDtypeNames(*settings_.precision.param_dtype()).first,
         ": that takes copies beside the parameters, which replicate() makes where the dtypes differ when it is called. "
         "Cast the module first, then call replicate()."));
   }
@@ -64,7 +64,7 @@ void Unit::need_own_memory() const {
     if (!parameter->lost_memory()) continue;
     if (lost.empty()) lost = parameter->name();
     parameter->restore_memory();
-    if (settings_.front) settings_.front->mark(parameter->full());
+    if (settings_.front_end) settings_.front_end->mark(parameter->full());
   }
   if (lost.empty()) return;
   throw Error(c10::str(

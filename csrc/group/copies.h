@@ -75,7 +75,7 @@ class Copies {
   }
   /// For errors. Asked for where the gather is started or waited for, by this, in a call of its unit: both are there
   /// then.
-  comm::What named(const std::string& unit) const;
+  comm::CollectiveName named(const std::string& unit) const;
 
  private:
   int64_t versions() const;

@@ -2,8 +2,8 @@
 
 #include "group/compute_guard.h"
 #include "group/data.h"
+#include "observe/fault_point.h"
 #include "observe/label.h"
-#include "observe/seam.h"
 
 #include <shardwise/error.h>
 
@@ -116,7 +116,7 @@ void ExtendedCopies::begin_unshard(
   }
   counters.unsharded_bytes += part_;
   set_state(State::gathering);
-  observe::pass(observe::Seam::unshard);
+  observe::pass(observe::FaultPoint::unshard);
   gathered_ = world_ == 1 ? sent_ : buffers.take(world_ * part_, options, counters);
   if (world_ > 1) pending_ = collectives.all_gather(gathered_, sent_, named(unit), counters);
 }
@@ -150,7 +150,7 @@ bool ExtendedCopies::finish_unshard(
     int64_t /*holders*/, comm::Buffers& buffers, const std::string& unit, Counters& counters) {
   if (state() != State::gathering) return false;
   const observe::Label label("FSDP::all_gather_copy_out", unit);
-  observe::pass(observe::Seam::copy_out);
+  observe::pass(observe::FaultPoint::copy_out);
   auto pending = std::exchange(pending_, std::nullopt);
   try {
     if (pending) pending->wait();

@@ -22,7 +22,7 @@ constexpr size_t kMostPlaces = 4;
 
 FullCopies::FullCopies(
     std::vector<Parameter*> parameters, layout::Shards layout, bool is_flat, int64_t rank, const Kinds& kinds,
-    Front& front, bool takes_memory, const FullCopies* before)
+    FrontEndCallbacks& front, bool takes_memory, const FullCopies* before)
     : Copies(std::move(parameters)),
       layout_(std::move(layout)),
       is_flat_(is_flat),
@@ -38,7 +38,7 @@ FullCopies::FullCopies(
   }
 }
 
-void FullCopies::name_storages(const Front& front) {
+void FullCopies::name_storages(const FrontEndCallbacks& front) {
   std::vector<std::string> names;
   for (const auto* parameter : parameters()) names.push_back(c10::str("'", parameter->name(), "'"));
   if (is_flat_) names = {c10::Join(", ", names)};
@@ -100,7 +100,7 @@ void FullCopies::begin_unshard(
     }
   }
   set_state(State::gathering);
-  observe::pass(observe::Seam::unshard);
+  observe::pass(observe::FaultPoint::unshard);
   if (layout_.world == 1) return;
   const ComputeGuard compute;
   auto part = from_held ? held_ : part_;
@@ -154,7 +154,7 @@ void FullCopies::copy_out() {
   for (const auto& [known, moves] : known_moves_) {
     if (known == places) return moves.run_again();
   }
-  Moves moves;
+  CopyBatch moves;
   const bool alike = gathered_.dtype() == kinds_.full.dtype() && gathered_.device() == kinds_.full.device();
   bool moves_all = true;
   for (const auto& copy : copies_) {
@@ -200,7 +200,7 @@ void FullCopies::drop_held(comm::Buffers& buffers) {
 bool FullCopies::finish_unshard(int64_t holders, comm::Buffers& buffers, const std::string& unit, Counters& counters) {
   if (state() != State::gathering) return false;
   const observe::Label label("FSDP::all_gather_copy_out", unit);
-  observe::pass(observe::Seam::copy_out);
+  observe::pass(observe::FaultPoint::copy_out);
   {
     const ComputeGuard compute;
     auto pending = std::exchange(pending_, std::nullopt);

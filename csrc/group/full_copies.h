@@ -2,9 +2,9 @@
 
 #include "base/forked.h"
 #include "group/copies.h"
-#include "group/front.h"
+#include "group/copy_batch.h"
+#include "group/front_end_callbacks.h"
 #include "group/leaf_storage.h"
-#include "group/small_pieces.h"
 #include "layout/shards.h"
 
 #include <optional>
@@ -35,17 +35,17 @@ class FullCopies : public Copies {
   /// Where the leaves lie as those `before` did, whose memory is freed, they stay there.
   FullCopies(
       std::vector<Parameter*> parameters, layout::Shards layout, bool is_flat, int64_t rank, const Kinds& kinds,
-      Front& front, bool takes_memory, const FullCopies* before);
+      FrontEndCallbacks& front, bool takes_memory, const FullCopies* before);
 
   bool fits() const override;
   void mark_stale() override;
   /// Parameters were renamed: who reads full copies where no use is seen is told their names.
-  void name_storages(const Front& front);
+  void name_storages(const FrontEndCallbacks& front);
   /// Whether all shards lie in the part.
   bool has_memory() const;
   /// Lets shards that lie elsewhere, or were replaced by others of the same kind, lie in the part. False, and nothing
   /// changed, where they are of another kind. The full copies must be freed.
-  bool take_memory(Front& front);
+  bool take_memory(FrontEndCallbacks& front);
   /// Whether a use of this tensor, a leaf or a view of one, needs nothing: the full copies are current, and the shard
   /// of that leaf is what it was made for and is trained as the leaf is. False for other tensors.
   bool serves(const at::Tensor& tensor) const;
@@ -101,17 +101,17 @@ class FullCopies : public Copies {
   void leave_buffers();
   void release(comm::Buffers& buffers);
   void hold(int64_t holders, comm::Buffers& buffers, Counters& counters);
-  void adopt_shards(Front& front, bool takes_memory);
+  void adopt_shards(FrontEndCallbacks& front, bool takes_memory);
   at::Tensor place_of(size_t index) const;
-  void place(size_t index, Front& front);
-  void leave_where_it_is(size_t index, Front& front);
+  void place(size_t index, FrontEndCallbacks& front);
+  void leave_where_it_is(size_t index, FrontEndCallbacks& front);
   bool is_alike(const at::TensorImpl& shard, size_t index) const;
   int64_t collect() const;
-  void make_rows(Front& front);
-  void make_flat(Front& front);
+  void make_rows(FrontEndCallbacks& front);
+  void make_flat(FrontEndCallbacks& front);
   void find_placements();
   bool lies_as(const FullCopies& before) const;
-  void take_storages(const FullCopies& before, Front& front);
+  void take_storages(const FullCopies& before, FrontEndCallbacks& front);
   bool fits(size_t index) const;
   std::optional<size_t> index_of(const at::Tensor& tensor) const;
   void copy_out();
@@ -139,7 +139,7 @@ class FullCopies : public Copies {
   /// Where what was gathered lies, where the full copies do, and whether large pieces landed there. Buffers come back
   /// to the same places, so that the moves between them are those of another time.
   using Places = std::tuple<const void*, const void*, bool>;
-  std::vector<std::pair<Places, Moves>> known_moves_;
+  std::vector<std::pair<Places, CopyBatch>> known_moves_;
   /// Out of what was gathered, where nothing landed.
   int64_t copied_bytes_ = 0;
   /// Elements of this rank's pieces.

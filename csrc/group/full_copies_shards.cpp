@@ -28,7 +28,7 @@ at::Tensor own_piece(const Parameter& parameter, const layout::Cut& cut, int64_t
 
 } // namespace
 
-void FullCopies::adopt_shards(Front& front, bool takes_memory) {
+void FullCopies::adopt_shards(FrontEndCallbacks& front, bool takes_memory) {
   {
     const ComputeGuard guard;
     part_ = transport::shared_zeros(layout_.part, kinds_.shards);
@@ -46,14 +46,14 @@ void FullCopies::adopt_shards(Front& front, bool takes_memory) {
       leave_where_it_is(i, front);
     }
   }
-  watches_.push_back(front.watch(part_, Front::Role::shard));
+  watches_.push_back(front.watch(part_, FrontEndCallbacks::Role::shard));
 }
 
 at::Tensor FullCopies::place_of(size_t index) const {
   return piece_in(part_, layout_.cuts[index], rank_, 0);
 }
 
-void FullCopies::place(size_t index, Front& front) {
+void FullCopies::place(size_t index, FrontEndCallbacks& front) {
   const auto shard = parameters()[index]->stored();
   {
     const ComputeGuard guard;
@@ -66,7 +66,7 @@ void FullCopies::place(size_t index, Front& front) {
   front.mark(shard);
 }
 
-void FullCopies::leave_where_it_is(size_t index, Front& front) {
+void FullCopies::leave_where_it_is(size_t index, FrontEndCallbacks& front) {
   const auto shard = parameters()[index]->stored();
   {
     const ComputeGuard guard;
@@ -74,7 +74,7 @@ void FullCopies::leave_where_it_is(size_t index, Front& front) {
   }
   seen_[index] = shard.storage();
   front.mark(shard);
-  watches_.push_back(front.watch(shard, Front::Role::shard));
+  watches_.push_back(front.watch(shard, FrontEndCallbacks::Role::shard));
 }
 
 // What is sent lies in one vector. Returns how many bytes were copied for that.
@@ -92,7 +92,7 @@ bool FullCopies::has_memory() const {
   return std::none_of(elsewhere_.begin(), elsewhere_.end(), [](const auto& shard) { return shard.defined(); });
 }
 
-bool FullCopies::take_memory(Front& front) {
+bool FullCopies::take_memory(FrontEndCallbacks& front) {
   for (size_t i = 0; i < parameters().size(); ++i) {
     const auto* shard = parameters()[i]->live_shard();
     if (shard == nullptr || parameters()[i]->extension() || !is_alike(*shard, i)) return false;
@@ -117,7 +117,7 @@ bool FullCopies::is_alike(const at::TensorImpl& shard, size_t index) const {
          shard.numel() == numels_[index];
 }
 
-// Of which storage is no matter where there are elements: see Front::place(). Asked very often.
+// Of which storage is no matter where there are elements: see FrontEndCallbacks::place(). Asked very often.
 bool FullCopies::fits(size_t index) const {
   const auto* parameter = parameters()[index];
   const auto* shard = parameter->live_shard();

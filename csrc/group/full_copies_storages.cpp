@@ -7,7 +7,7 @@
 
 namespace shardwise::group {
 
-void FullCopies::make_rows(Front& front) {
+void FullCopies::make_rows(FrontEndCallbacks& front) {
   for (size_t i = 0; i < parameters().size(); ++i) {
     const auto& cut = layout_.cuts[i];
     const auto leaf = parameters()[i]->full();
@@ -21,12 +21,12 @@ void FullCopies::make_rows(Front& front) {
         if (cut.piece_numel(rank) == 0) continue;
         auto rows = piece_of(alias, cut, rank);
         copied_bytes_ += static_cast<int64_t>(rows.nbytes());
-        copies_.push_back({i, std::move(rows), runs_of(cut, rank), rank, cut.offsets[rank], Moves::takes(alias)});
+        copies_.push_back({i, std::move(rows), runs_of(cut, rank), rank, cut.offsets[rank], CopyBatch::takes(alias)});
       }
     }
     front.mark(leaf);
     parameters()[i]->set_absent_gradient(front.absent_gradient(leaf));
-    watches_.push_back(front.watch(leaf, Front::Role::full));
+    watches_.push_back(front.watch(leaf, FrontEndCallbacks::Role::full));
   }
   find_placements();
 }
@@ -53,7 +53,7 @@ void FullCopies::find_placements() {
   std::sort(placements_.begin(), placements_.end(), before);
 }
 
-void FullCopies::make_flat(Front& front) {
+void FullCopies::make_flat(FrontEndCallbacks& front) {
   at::Tensor whole;
   {
     const ComputeGuard guard;
@@ -76,7 +76,7 @@ void FullCopies::make_flat(Front& front) {
     front.mark(leaf);
     parameters()[i]->set_absent_gradient(front.absent_gradient(leaf));
   }
-  watches_.push_back(front.watch(whole, Front::Role::full));
+  watches_.push_back(front.watch(whole, FrontEndCallbacks::Role::full));
 }
 
 bool FullCopies::lies_as(const FullCopies& before) const {
@@ -95,7 +95,7 @@ bool FullCopies::lies_as(const FullCopies& before) const {
 }
 
 // Views of the leaves that an operation is about to read, or that autograd saved, stay what they are.
-void FullCopies::take_storages(const FullCopies& before, Front& front) {
+void FullCopies::take_storages(const FullCopies& before, FrontEndCallbacks& front) {
   storages_ = before.storages_;
   starts_ = before.starts_;
   copies_ = before.copies_;
@@ -105,7 +105,7 @@ void FullCopies::take_storages(const FullCopies& before, Front& front) {
   for (size_t i = 0; i < parameters().size(); ++i) {
     const auto leaf = parameters()[i]->full();
     front.mark(leaf);
-    if (i < storages_.size()) watches_.push_back(front.watch(leaf, Front::Role::full));
+    if (i < storages_.size()) watches_.push_back(front.watch(leaf, FrontEndCallbacks::Role::full));
   }
 }
 

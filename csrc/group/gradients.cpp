@@ -2,8 +2,8 @@
 
 #include "group/compute_guard.h"
 #include "group/data.h"
+#include "observe/fault_point.h"
 #include "observe/label.h"
-#include "observe/seam.h"
 #include "transport/transport.h"
 
 #include <ATen/ScalarOps.h>
@@ -74,10 +74,10 @@ void Gradients::provide(comm::Buffers& buffers, Counters& counters) {
     return sum_.is_free(parameters_);
   };
   bool found = false;
-  if (const auto& face = parameters_.front()->face()) {
-    face->at_once([&] {
+  if (const auto& visible = parameters_.front()->visible_parameter()) {
+    visible->at_once([&] {
       if (converts_) {
-        for (const auto* parameter : parameters_) parameter->face()->release();
+        for (const auto* parameter : parameters_) parameter->visible_parameter()->release();
       }
       found = find_free();
     });
@@ -92,7 +92,7 @@ void Gradients::provide(comm::Buffers& buffers, Counters& counters) {
 }
 
 bool Gradients::move(size_t index, const at::Tensor& gradient, double scale) {
-  if (!Moves::takes(gradient) || !Moves::scales(gradient.scalar_type(), bucket_.scalar_type()) ||
+  if (!CopyBatch::takes(gradient) || !CopyBatch::scales(gradient.scalar_type(), bucket_.scalar_type()) ||
       gradient.device() != bucket_.device() || gradient.strides() != strides_[index] || gradient.is_neg()) {
     return false;
   }
@@ -147,7 +147,7 @@ void Gradients::begin(
     Counters& counters) {
   const observe::Label label("FSDP::post_backward_reduce", unit);
   under_way_ = true;
-  observe::pass(observe::Seam::reduce);
+  observe::pass(observe::FaultPoint::reduce);
   rank_ = scattered() ? shards.rank() : 0;
   const auto before = options_.dtype() == at::kHalf ? first_part(divisor.value) : divisor.after ? 1 : divisor.value;
   after_ = before / divisor.value;
@@ -171,7 +171,7 @@ void Gradients::begin(
 }
 
 // Asked for where the sum is started or waited for, by this, in a call of its unit: both are there then.
-comm::What Gradients::named(const char* sum, const std::string& unit) const {
+comm::CollectiveName Gradients::named(const char* sum, const std::string& unit) const {
   return [this, &unit, sum] {
     return c10::str(
         sum, " of the gradients of unit '", unit, "' (", parameters_.front()->name(), " and ", parameters_.size() - 1,
@@ -180,7 +180,7 @@ comm::What Gradients::named(const char* sum, const std::string& unit) const {
 }
 
 void Gradients::begin_all_reduce(const comm::Collectives& copies, const std::string& unit, Counters& counters) {
-  observe::pass(observe::Seam::all_reduce);
+  observe::pass(observe::FaultPoint::all_reduce);
   const ComputeGuard compute;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& partial = parameters_[i]->partial;
@@ -214,7 +214,7 @@ void Gradients::keep_partial() {
 
 void Gradients::wait(comm::Buffers& buffers) {
   if (!pending_) return;
-  observe::pass(observe::Seam::reduced);
+  observe::pass(observe::FaultPoint::reduced);
   auto pending = std::move(*pending_);
   pending_.reset();
   pending.wait();
@@ -294,8 +294,8 @@ void Gradients::publish(const std::function<void(at::Tensor&)>& hook) {
       parameters_[used[n]]->publish(converts_ ? converted[n] : mean_of(used[n]));
     }
   };
-  const auto& face = parameters_.front()->face();
-  face ? face->at_once(publish_all) : publish_all();
+  const auto& visible = parameters_.front()->visible_parameter();
+  visible ? visible->at_once(publish_all) : publish_all();
   for (const auto i : used) parameters_[i]->run_hook();
 }
 

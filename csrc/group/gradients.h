@@ -2,8 +2,8 @@
 
 #include "comm/buffers.h"
 #include "comm/collectives.h"
+#include "group/copy_batch.h"
 #include "group/parameter.h"
-#include "group/small_pieces.h"
 #include "group/sum.h"
 #include "layout/shards.h"
 
@@ -81,14 +81,14 @@ class Gradients {
   at::Tensor count_of(size_t index) const;
   const at::Tensor& mean_of(size_t index);
   std::vector<size_t> used_somewhere() const;
-  comm::What named(const char* sum, const std::string& unit) const;
+  comm::CollectiveName named(const char* sum, const std::string& unit) const;
 
   std::vector<Parameter*> parameters_;
   layout::Shards layout_;
   std::vector<std::vector<int64_t>> strides_;
   /// By parameter, then by rank: the elements that go into the rank's part.
   std::vector<std::vector<Runs>> runs_;
-  Moves moves_;
+  CopyBatch moves_;
   at::TensorOptions options_;
   int64_t rank_ = 0;
   /// What the sum is still to be multiplied by.

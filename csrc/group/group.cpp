@@ -32,7 +32,7 @@ Group::Group(std::vector<Parameter*> parameters, const Setting& setting)
     const auto full = (apart ? options_.device(*setting.full_device) : options_).dtype(outline_.full_dtype());
     full_copies_.emplace(
         parameters_, lay_out(), outline_.layout() == Layout::flat, setting.rank, FullCopies::Kinds{shards, full},
-        *setting.front, setting.takes_memory, copies_before(setting));
+        *setting.front_end, setting.takes_memory, copies_before(setting));
   }
 }
 
@@ -120,7 +120,7 @@ void Group::follow_requires_grad(const std::function<void()>& settle) {
   gradients_.reset();
   // What they show is of the sum that goes.
   for (const auto* parameter : parameters_) {
-    if (parameter->face()) parameter->face()->release();
+    if (parameter->visible_parameter()) parameter->visible_parameter()->release();
   }
   if (!parameters.empty()) {
     auto layout = lay_out_some(parameters);

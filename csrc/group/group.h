@@ -33,7 +33,7 @@ class Group {
     /// Where full copies live, with the shards in the host's memory, pinned or not. Unset: where the parameters do.
     std::optional<at::Device> full_device;
     bool pin = false;
-    Front* front = nullptr;
+    FrontEndCallbacks* front_end = nullptr;
     /// See FullCopies.
     bool takes_memory = true;
     /// The groups of these parameters so far, which are freed; null where there are none.

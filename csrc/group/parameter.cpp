@@ -1,6 +1,6 @@
 #include "group/parameter.h"
 
-#include "comm/language_error.h"
+#include "base/caller_error.h"
 #include "group/compute_guard.h"
 #include "group/data.h"
 
@@ -23,7 +23,7 @@ class Parameter::PreHook {
 
   /// Undefined: the gradient stays as it is.
   at::TensorBase operator()(const at::TensorBase& gradient) const {
-    comm::called_by_torch([&] { parameter_->set_aside(owner_, gradient.defined()); });
+    base::called_by_torch([&] { parameter_->set_aside(owner_, gradient.defined()); });
     return {};
   }
 
@@ -56,7 +56,7 @@ class Parameter::PostHook : public autograd::PostAccumulateGradHook {
         users_(std::move(users)) {}
 
   void operator()(const autograd::Variable& leaf) override {
-    comm::called_by_torch([&] { parameter_.collect(owner_, leaf); });
+    base::called_by_torch([&] { parameter_.collect(owner_, leaf); });
   }
 
  private:
@@ -101,7 +101,7 @@ bool Parameter::leaf_requires_grad() const {
 }
 
 void Parameter::agree_on_requires_grad() {
-  const auto* shard = face_ ? nullptr : live_shard();
+  const auto* shard = visible_ ? nullptr : live_shard();
   if (shard != nullptr && shard->requires_grad() == trained_ && leaf_requires_grad() != trained_) {
     stored().set_requires_grad(!trained_);
   }
@@ -109,9 +109,9 @@ void Parameter::agree_on_requires_grad() {
   if (leaf_requires_grad() != trained_) leaf().set_requires_grad(trained_);
 }
 
-void Parameter::follow_face() const {
-  if (!face_) return;
-  const bool is_trained = face_->parameter().requires_grad();
+void Parameter::follow_visible() const {
+  if (!visible_) return;
+  const bool is_trained = visible_->parameter().requires_grad();
   if (is_trained != leaf_requires_grad()) leaf().set_requires_grad(is_trained);
 }
 
@@ -216,7 +216,7 @@ void Parameter::collect(const std::shared_ptr<void>& owner, const at::Tensor& le
   put_back();
   if (!arrived.defined()) return;
   // In sight of autograd, as operations of a front end want to be.
-  if (face_) arrived = face_->arrived(arrived);
+  if (visible_) arrived = visible_->arrived(arrived);
   if (arrived.layout() != at::kStrided) {
     throw Error(c10::str(
         "shardwise: the gradient of '", name(), "' has layout ", arrived.layout(),
@@ -285,10 +285,10 @@ void Parameter::hide_absent_gradient() const {
 void Parameter::take_leaf_gradient() {
   hide_absent_gradient();
   const auto* own = leaf_._unsafe_get_target();
-  const bool is_another = face_ || shard_identity() != nullptr;
+  const bool is_another = visible_ || shard_identity() != nullptr;
   if (!is_another || leaf_.expired() || !own->grad().defined()) return;
   auto gradient = std::exchange(leaf().mutable_grad(), at::Tensor());
-  fresh_ = face_ ? face_->arrived(gradient) : gradient;
+  fresh_ = visible_ ? visible_->arrived(gradient) : gradient;
   keep_for_later();
 }
 
@@ -298,23 +298,23 @@ void Parameter::forget_backward() {
 }
 
 int64_t Parameter::version() const {
-  if (!face_) return 0;
+  if (!visible_) return 0;
   const auto of = [](const at::TensorImpl& tensor) {
     return static_cast<int64_t>(tensor.version_counter().current_version());
   };
   const auto* shard = live_shard();
-  return of(*face_->parameter().unsafeGetTensorImpl()) + of(shard != nullptr ? *shard : live_full());
+  return of(*visible_->parameter().unsafeGetTensorImpl()) + of(shard != nullptr ? *shard : live_full());
 }
 
 // Who takes a share in a tensor that Python knows waits for Python's lock: what asks often takes none.
 template <typename Do>
 void Parameter::with_visible(const Do& act) const {
-  face_ ? act(face_->parameter()) : act(stored());
+  visible_ ? act(visible_->parameter()) : act(stored());
 }
 
 void Parameter::publish(const at::Tensor& mean) {
   with_visible([&](const at::Tensor& tensor) { add_to(tensor.mutable_grad(), mean); });
-  if (face_ || shard_identity() == nullptr) return;
+  if (visible_ || shard_identity() == nullptr) return;
   listener_->gradient_published(*this);
   if (!absent_.defined() || leaf_.expired()) return;
   auto& gradient = leaf_._unsafe_get_target()->mutable_grad();
@@ -324,11 +324,11 @@ void Parameter::publish(const at::Tensor& mean) {
 void Parameter::add_to(at::Tensor& grad, const at::Tensor& mean) {
   if (grad.defined()) {
     const ComputeGuard guard;
-    (face_ ? face_->memory(grad) : grad).add_(mean);
+    (visible_ ? visible_->memory(grad) : grad).add_(mean);
   } else {
-    grad = face_ ? face_->gradient(mean) : mean;
+    grad = visible_ ? visible_->gradient(mean) : mean;
   }
-  if (!face_) published_ = grad.getIntrusivePtr();
+  if (!visible_) published_ = grad.getIntrusivePtr();
 }
 
 void Parameter::run_hook() const {

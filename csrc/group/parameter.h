@@ -1,7 +1,7 @@
 #pragma once
 
 #include "group/extension.h"
-#include "group/face.h"
+#include "group/visible_parameter.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -61,16 +61,16 @@ class Parameter {
   }
   /// What the optimizer sees.
   at::Tensor visible() const {
-    return face_ ? face_->parameter() : stored();
+    return visible_ ? visible_->parameter() : stored();
   }
   /// Moves when what a front end shows is written to; stays where touch tells of writes.
   int64_t version() const;
   /// From now on the optimizer sees this instead of what is stored.
-  void set_face(std::shared_ptr<Face> face) {
-    face_ = std::move(face);
+  void set_visible(std::shared_ptr<VisibleParameter> visible) {
+    visible_ = std::move(visible);
   }
-  const std::shared_ptr<Face>& face() const {
-    return face_;
+  const std::shared_ptr<VisibleParameter>& visible_parameter() const {
+    return visible_;
   }
   /// How it travels; null where its shard is a piece like any other.
   void set_extension(std::shared_ptr<Extension> extension) {
@@ -98,14 +98,15 @@ class Parameter {
   }
   /// Whether the optimizer trains it, and whether autograd brings gradients to the leaf.
   bool requires_grad() const {
-    const auto* shard = face_ ? nullptr : live_shard();
+    const auto* shard = visible_ ? nullptr : live_shard();
     return shard != nullptr ? shard->requires_grad() : leaf_requires_grad();
   }
   bool leaf_requires_grad() const;
   /// Both get what the one that somebody changed since the last time has: whoever freezes a member means the parameter.
   void agree_on_requires_grad();
-  /// Where the optimizer sees a face, a leaf that modules show can be frozen by itself, until they show it anew.
-  void follow_face() const;
+  /// Where the optimizer sees something else, a leaf that modules show can be frozen by itself, until they show it
+  /// anew.
+  void follow_visible() const;
   /// From now on gradients are published to this tensor. The leaf has the sizes of the whole parameter.
   void set_shard(at::Tensor shard) {
     shard_ = std::move(shard);
@@ -184,9 +185,8 @@ class Parameter {
   int64_t shard_dim = 0;
   /// Every rank keeps all of it, in a sharded unit too.
   bool whole = false;
-  /// Whether the running backward will bring a gradient here, and whether it did or came without one.
-  bool expected = false;
-  bool arrived = false;
+  /// Its number in its unit.
+  size_t index = 0;
 
  private:
   class PreHook;
@@ -210,7 +210,7 @@ class Parameter {
   Listener* listener_ = nullptr;
   at::Tensor full_;
   at::Tensor shard_;
-  std::shared_ptr<Face> face_;
+  std::shared_ptr<VisibleParameter> visible_;
   std::shared_ptr<Extension> extension_;
   at::Tensor memory_;
   bool is_kept_ = false;

@@ -1,8 +1,8 @@
 #include "group/sum.h"
 
 #include "group/compute_guard.h"
+#include "group/copy_batch.h"
 #include "group/parameter.h"
-#include "group/small_pieces.h"
 
 #include <algorithm>
 
@@ -16,8 +16,8 @@ bool Sum::is_free(const std::vector<Parameter*>& parameters) const {
   for (size_t i = 0; i < views_.size(); ++i) {
     const auto& view = views_[i].tensor;
     if (!view.defined()) continue;
-    const auto& face = parameters[i]->face();
-    if (face ? face->is_held(view) : view.use_count() > 1) return false;
+    const auto& visible = parameters[i]->visible_parameter();
+    if (visible ? visible->is_held(view) : view.use_count() > 1) return false;
   }
   return true;
 }

@@ -1,6 +1,6 @@
 #include "nn/backward_call.h"
 
-#include "comm/language_error.h"
+#include "base/caller_error.h"
 #include "nn/hook_count.h"
 
 #include <shardwise/error.h>
@@ -34,7 +34,7 @@ struct HookedTensors : torch::autograd::Function<HookedTensors> {
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto carrier = c10::static_intrusive_pointer_cast<Carrier>(context->saved_data["call"].toCapsule());
-    auto results = comm::called_by_torch([&] {
+    auto results = base::called_by_torch([&] {
       return carrier->outputs ? carrier->call->outputs_arrived(std::move(gradients))
                               : carrier->call->inputs_arrived(std::move(gradients));
     });

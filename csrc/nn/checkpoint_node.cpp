@@ -1,6 +1,6 @@
 #include "nn/checkpoint_node.h"
 
-#include "comm/language_error.h"
+#include "base/caller_error.h"
 
 #include <shardwise/error.h>
 
@@ -118,7 +118,7 @@ void CheckpointNode::compare(const CheckpointRun& run) const {
 }
 
 Tensors CheckpointNode::apply(Tensors&& gradients) {
-  return comm::called_by_torch([&] { return gradients_of_inputs(std::move(gradients)); });
+  return base::called_by_torch([&] { return gradients_of_inputs(std::move(gradients)); });
 }
 
 Tensors CheckpointNode::gradients_of_inputs(Tensors gradients) {

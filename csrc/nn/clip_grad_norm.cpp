@@ -1,7 +1,6 @@
 #include <shardwise/clip_grad_norm.h>
 
-#include "engine/shards.h"
-#include "engine/still_on_meta.h"
+#include "engine/front_end.h"
 #include "group/compute_guard.h"
 #include "nn/module_state.h"
 
@@ -102,7 +101,10 @@ class Norm {
     const group::ComputeGuard guard;
     const auto wire = at::tensor({power_, is_nan_}, at::kDouble).to(unit.mesh().device());
     const auto op = is_maximum() ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
-    unit.shards_in_order(comm::Agreement::kClipping, kWhat).all_reduce(wire, kWhat, unit.own_counters(), op).wait();
+    unit.ranks()
+        .for_event(comm::Agreement::kClipping, kWhat, unit.own_counters())
+        .all_reduce(wire, kWhat, unit.own_counters(), op)
+        .wait();
     const auto reduced = wire.cpu();
     power_ = reduced.data_ptr<double>()[0];
     is_nan_ = reduced.data_ptr<double>()[1];

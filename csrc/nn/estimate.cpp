@@ -1,6 +1,6 @@
 #include <shardwise/estimate.h>
 
-#include "engine/memory_outline.h"
+#include "engine/front_end.h"
 #include "nn/module_walk.h"
 #include "nn/owners.h"
 #include "nn/wrapping.h"

@@ -50,19 +50,19 @@ bool HookHandle::removed() const {
 }
 
 HookHandle register_forward_pre_hook(torch::nn::Module& module, ForwardPreHook hook, HookOptions options) {
-  return add(module, &nn::HookLists::forward_pre, std::move(hook), options.prepend);
+  return add(module, &nn::HookLists::forward_pre, std::move(hook), options.prepend());
 }
 
 HookHandle register_forward_hook(torch::nn::Module& module, ForwardHook hook, ForwardHookOptions options) {
-  return add(module, &nn::HookLists::forward, std::move(hook), options.prepend, options.always_call);
+  return add(module, &nn::HookLists::forward, std::move(hook), options.prepend(), options.always_call());
 }
 
 HookHandle register_full_backward_pre_hook(torch::nn::Module& module, BackwardPreHook hook, HookOptions options) {
-  return add(module, &nn::HookLists::backward_pre, std::move(hook), options.prepend);
+  return add(module, &nn::HookLists::backward_pre, std::move(hook), options.prepend());
 }
 
 HookHandle register_full_backward_hook(torch::nn::Module& module, BackwardHook hook, HookOptions options) {
-  return add(module, &nn::HookLists::backward, std::move(hook), options.prepend);
+  return add(module, &nn::HookLists::backward, std::move(hook), options.prepend());
 }
 
 namespace detail {

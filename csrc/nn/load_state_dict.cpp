@@ -105,7 +105,7 @@ std::vector<std::string> unpacked(const std::string& text) {
 class Source {
  public:
   /// Without a unit: every rank's own.
-  explicit Source(engine::Unit* unit) : unit_(unit != nullptr && unit->world() > 1 ? unit : nullptr) {}
+  explicit Source(engine::Unit* unit) : unit_(unit != nullptr && unit->ranks().world() > 1 ? unit : nullptr) {}
 
   bool is_here() const {
     return unit_ == nullptr || unit_->mesh().rank() == 0;
@@ -115,7 +115,8 @@ class Source {
     if (unit_ == nullptr) return;
     const auto what = "the names that rank 0 loads";
     names = unpacked(
-        comm::gather_texts(packed(names), unit_->axes(), unit_->mesh().device(), what, unit_->own_counters()).front());
+        comm::gather_texts(packed(names), unit_->ranks().axes(), unit_->mesh().device(), what, unit_->own_counters())
+            .front());
   }
 
   /// As bytes: whatever the dtype, every back end can send it.
@@ -127,7 +128,7 @@ class Source {
     if (whole.numel() == 0) return whole;
     auto& counters = (entry.unit ? *entry.unit : *unit_).own_counters();
     const auto what = c10::str("the broadcast of '", entry.names.front(), "' from the state dict of rank 0");
-    unit_->spread(whole.view({-1}).view(at::kByte), what, counters);
+    unit_->ranks().spread(whole.view({-1}).view(at::kByte), what, counters);
     return whole;
   }
 

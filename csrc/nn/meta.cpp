@@ -1,6 +1,6 @@
 #include <shardwise/meta.h>
 
-#include "engine/still_on_meta.h"
+#include "engine/front_end.h"
 #include "group/data.h"
 #include "nn/module_state.h"
 #include "nn/touch.h"

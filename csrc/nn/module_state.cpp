@@ -2,7 +2,7 @@
 
 #include "base/reason.h"
 #include "comm/messages.h"
-#include "engine/still_on_meta.h"
+#include "engine/front_end.h"
 #include "nn/module_walk.h"
 #include "nn/touch.h"
 
@@ -27,10 +27,10 @@ std::string shard_without_unit(const std::string& name) {
 std::vector<std::shared_ptr<engine::Unit>> meshes_of(const std::vector<std::shared_ptr<engine::Unit>>& units) {
   std::vector<std::shared_ptr<engine::Unit>> meshes;
   for (const auto& unit : units) {
-    const auto same = [&](const auto& other) { return other->same_ranks(*unit); };
+    const auto same = [&](const auto& other) { return other->ranks().reach_the_same(unit->ranks()); };
     if (std::any_of(meshes.begin(), meshes.end(), same)) continue;
     auto top = unit;
-    while (top->outer() && top->outer()->same_ranks(*unit)) top = top->outer();
+    while (top->outer() && top->outer()->ranks().reach_the_same(unit->ranks())) top = top->outer();
     meshes.push_back(std::move(top));
   }
   return meshes;
@@ -106,9 +106,9 @@ void ModuleState::agree(const std::string& function, const std::string& error) c
   auto mine = error.empty() ? describe(function) : mark + error;
   std::string difference;
   for (const auto& unit : meshes_) {
-    unit->meet(comm::Agreement::kState, describe(function));
+    unit->ranks().meet(comm::Agreement::kState, describe(function), unit->own_counters());
     const auto texts = comm::gather_texts(
-        mine, unit->axes(), unit->mesh().device(), "the exchange before a " + function, unit->own_counters());
+        mine, unit->ranks().axes(), unit->mesh().device(), "the exchange before a " + function, unit->own_counters());
     for (size_t rank = 0; rank < texts.size(); ++rank) {
       if (texts[rank].starts_with(mark)) {
         // The ranks of a mesh that comes later hear of it too.

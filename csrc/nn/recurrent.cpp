@@ -1,7 +1,6 @@
 #include "nn/recurrent.h"
 
-#include "engine/shards.h"
-#include "engine/unit.h"
+#include "engine/front_end.h"
 #include "nn/touch.h"
 
 #include <ATen/core/List.h>

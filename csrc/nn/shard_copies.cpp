@@ -1,6 +1,5 @@
 // Copies that torch::nn makes of a shard: to() puts them in the shard's place, clone() into another module.
-#include "engine/shards.h"
-#include "engine/unit.h"
+#include "engine/front_end.h"
 #include "nn/touch.h"
 
 #include <shardwise/error.h>

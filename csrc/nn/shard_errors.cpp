@@ -1,6 +1,6 @@
 #include "nn/shard_errors.h"
 
-#include "comm/language_error.h"
+#include "base/caller_error.h"
 
 #include <shardwise/error.h>
 
@@ -96,7 +96,7 @@ void refuse_first_gradient(
     const std::weak_ptr<engine::Unit>& unit) {
   const auto* one = &parameter;
   parameter.add_shard_hook([one, unproved, unit](const at::TensorBase& /*gradient*/) {
-    comm::called_by_torch([&] {
+    base::called_by_torch([&] {
       const auto open = unproved.lock();
       const auto owner = unit.lock();
       if (!open || !owner || !open->contains(one)) return;

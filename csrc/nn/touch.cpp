@@ -1,6 +1,6 @@
 #include "nn/touch.h"
 
-#include "comm/language_error.h"
+#include "base/caller_error.h"
 #include "group/leaf_storage.h"
 #include "nn/argument_cast.h"
 #include "nn/local_values.h"
@@ -158,7 +158,7 @@ void explain(const c10::OperatorHandle& operation, const torch::jit::Stack& stac
   for (const auto& heard : listeners_of(operation.schema(), stack)) {
     const auto text = heard.listener->explain({operation, arguments, *heard.tensor, heard.written});
     if (text.empty()) continue;
-    comm::called_by_torch([&] { throw Error(c10::str(text, " torch says: ", error.what_without_backtrace())); });
+    base::called_by_torch([&] { throw Error(c10::str(text, " torch says: ", error.what_without_backtrace())); });
   }
 }
 
@@ -185,7 +185,7 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
       const auto listener = Listeners::get().find(tensor->storage().unsafeGetStorageImpl());
       if (!listener) continue;
       const Touch touch{operation, arguments, *tensor, written, local, again};
-      comm::called_by_torch([&] { listener->touched(touch); });
+      base::called_by_torch([&] { listener->touched(touch); });
       if (!caster && listener->wanted_dtype()) caster = listener;
     }
   };

@@ -1,6 +1,6 @@
 #include "nn/unit_hooks.h"
 
-#include "engine/backward_watch.h"
+#include "engine/front_end.h"
 #include "nn/unit_touch.h"
 
 #include <shardwise/hooks.h>
@@ -33,8 +33,8 @@ void mark_calls(torch::nn::Module& module, const std::weak_ptr<UnitTouch>& weak)
   const auto end = [weak](torch::nn::Module&, HookTensors&) {
     if (const auto touch = weak.lock()) touch->end_call();
   };
-  register_forward_pre_hook(module, begin, {.prepend = true});
-  register_forward_hook(module, end, {.always_call = true});
+  register_forward_pre_hook(module, begin, HookOptions().prepend(true));
+  register_forward_hook(module, end, ForwardHookOptions().always_call(true));
 }
 
 void watch_outputs(const HookTensors& outputs, const WeakUnit& weak) {
@@ -45,26 +45,26 @@ void watch_outputs(const HookTensors& outputs, const WeakUnit& weak) {
 
 } // namespace
 
-FrontParts& front_parts() {
-  static FrontParts parts;
-  return parts;
+TestSwitches& test_switches() {
+  static TestSwitches switches;
+  return switches;
 }
 
 void add_unit_hooks(
     torch::nn::Module& module, const std::shared_ptr<engine::Unit>& unit, const std::shared_ptr<UnitTouch>& touch) {
-  if (!front_parts().hooks) return;
+  if (!test_switches().hooks) return;
   observe_calls(module);
   const WeakUnit weak = unit;
   register_forward_pre_hook(module, [weak](torch::nn::Module&, HookTensors& inputs) {
     const auto self = weak.lock();
     if (!self) return;
     if (!self->outer()) move_to(self->device(), inputs);
-    if (self->precision().cast_forward_inputs) cast(inputs, self->precision().param_dtype);
+    if (self->precision().cast_forward_inputs()) cast(inputs, self->precision().param_dtype());
     if (self->has_full_copies()) {
       self->enter(engine::Keep::outer);
     } else {
       // A cast is to be found before the inputs meet it.
-      self->precision().param_dtype ? self->renew_groups() : self->need_values();
+      self->precision().param_dtype() ? self->renew_groups() : self->need_values();
       self->schedule()->await_optimizer();
     }
   });
@@ -76,12 +76,12 @@ void add_unit_hooks(
       self->leave();
     });
   }
-  if (unit->precision().output_dtype) {
-    register_forward_hook(module, [dtype = unit->precision().output_dtype](torch::nn::Module&, HookTensors& outputs) {
+  if (unit->precision().output_dtype()) {
+    register_forward_hook(module, [dtype = unit->precision().output_dtype()](torch::nn::Module&, HookTensors& outputs) {
       cast(outputs, dtype);
     });
   }
-  if (touch && unit->precision().param_dtype) mark_calls(module, touch);
+  if (touch && unit->precision().param_dtype()) mark_calls(module, touch);
 }
 
 } // namespace shardwise::nn

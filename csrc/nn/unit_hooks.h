@@ -1,6 +1,6 @@
 #pragma once
 
-#include "engine/unit.h"
+#include "engine/front_end.h"
 
 #include <shardwise/export.h>
 
@@ -23,10 +23,10 @@ void add_unit_hooks(
 
 /// By which ways units learn what their modules do. Both, but for tests that show each to do alone; read when a module
 /// is wrapped, the same for all threads.
-struct FrontParts {
+struct TestSwitches {
   bool touch = true;
   bool hooks = true;
 };
-SHARDWISE_API FrontParts& front_parts();
+SHARDWISE_API TestSwitches& test_switches();
 
 } // namespace shardwise::nn

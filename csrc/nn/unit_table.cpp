@@ -1,6 +1,7 @@
 #include "nn/unit_table.h"
 
-#include "engine/shards.h"
+#include "base/weak_table.h"
+#include "engine/front_end.h"
 #include "nn/loaded_pieces.h"
 
 #include <shardwise/error.h>
@@ -9,32 +10,20 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <mutex>
-#include <unordered_map>
 
 namespace shardwise {
 namespace nn {
 namespace {
 
-struct UnitTable {
-  std::mutex mutex;
-  std::unordered_map<const torch::nn::Module*, std::weak_ptr<engine::Unit>> units;
-  /// When there are so many, those that are gone are looked for.
-  size_t many = 16;
-
-  static UnitTable& get() {
-    static auto* table = new UnitTable;
-    return *table;
-  }
-};
+base::WeakTable<const torch::nn::Module*, engine::Unit>& table() {
+  static auto* table = new base::WeakTable<const torch::nn::Module*, engine::Unit>;
+  return *table;
+}
 
 } // namespace
 
 std::shared_ptr<engine::Unit> find_unit(const torch::nn::Module& module, const ModuleTensors& tensors) {
-  auto& table = UnitTable::get();
-  const std::lock_guard lock(table.mutex);
-  const auto entry = table.units.find(&module);
-  const auto unit = entry == table.units.end() ? nullptr : entry->second.lock();
+  auto unit = table().find(&module);
   if (!unit) return nullptr;
   const auto& parameters = tensors.parameters;
   const bool same =
@@ -43,12 +32,7 @@ std::shared_ptr<engine::Unit> find_unit(const torch::nn::Module& module, const M
 }
 
 void add_unit(const torch::nn::Module& module, const std::shared_ptr<engine::Unit>& unit) {
-  auto& table = UnitTable::get();
-  const std::lock_guard lock(table.mutex);
-  table.units[&module] = unit;
-  if (table.units.size() < table.many) return;
-  std::erase_if(table.units, [](const auto& entry) { return entry.second.expired(); });
-  table.many = 2 * table.units.size();
+  table().set(&module, unit);
 }
 
 namespace {

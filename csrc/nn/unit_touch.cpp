@@ -1,6 +1,6 @@
 #include "nn/unit_touch.h"
 
-#include "engine/backward_watch.h"
+#include "engine/front_end.h"
 #include "group/leaf_storage.h"
 #include "nn/shard_errors.h"
 #include "nn/unit_hooks.h"
@@ -98,7 +98,7 @@ void UnitTouch::bind(
   shard_->unit = unit;
   gradient_->unit = unit;
   absent_->unit = unit;
-  if (unit->precision().cast_forward_inputs) full_->dtype = unit->precision().param_dtype;
+  if (unit->precision().cast_forward_inputs()) full_->dtype = unit->precision().param_dtype();
   for (const auto& buffer : buffers) full_->buffers.insert(buffer.tensor.unsafeGetTensorImpl());
   if (unit->shards().size() == 1) return;
   for (const auto& parameter : unit->parameters()) {
@@ -118,7 +118,7 @@ void UnitTouch::end_call() {
 }
 
 void UnitTouch::mark(const at::Tensor& tensor) {
-  if (front_parts().touch) add_touch_key(tensor);
+  if (test_switches().touch) add_touch_key(tensor);
 }
 
 std::shared_ptr<void> UnitTouch::watch(const at::Tensor& tensor, Role role) {

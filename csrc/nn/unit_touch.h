@@ -1,7 +1,7 @@
 #pragma once
 
-#include "engine/unit.h"
-#include "group/front.h"
+#include "engine/front_end.h"
+#include "group/front_end_callbacks.h"
 #include "nn/touch.h"
 
 #include <memory>
@@ -12,7 +12,7 @@ namespace shardwise::nn {
 
 /// Tells a unit of every use of its full copies, and of every write to its shards, by the touch trigger. Refuses what
 /// would train wrongly without a word.
-class UnitTouch : public group::Front {
+class UnitTouch : public group::FrontEndCallbacks {
  public:
   UnitTouch();
   ~UnitTouch() override;

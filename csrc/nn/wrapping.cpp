@@ -51,8 +51,8 @@ void place(std::vector<engine::NamedTensor>& parameters, const FullyShardOptions
 }
 
 bool is_cast(const std::vector<engine::NamedTensor>& parameters, const MixedPrecision& precision) {
-  return precision.param_dtype && std::any_of(parameters.begin(), parameters.end(), [&](const auto& parameter) {
-           return parameter.tensor.is_floating_point() && parameter.tensor.scalar_type() != *precision.param_dtype;
+  return precision.param_dtype() && std::any_of(parameters.begin(), parameters.end(), [&](const auto& parameter) {
+           return parameter.tensor.is_floating_point() && parameter.tensor.scalar_type() != *precision.param_dtype();
          });
 }
 
@@ -66,7 +66,7 @@ std::shared_ptr<engine::Unit> wrap(
     taken_for_members = find_owners({modules.begin(), modules.end()}, exceptions.whole, parameters);
     if (!exceptions.allow_aliases) find_aliases(parameters);
   }
-  settings.front = touch;
+  settings.front_end = touch;
   move_to(mesh.device(), parameters);
   move_to(mesh.device(), buffers);
   auto unit = engine::Unit::create(mesh, std::move(parameters), buffers, settings);

@@ -1,7 +1,7 @@
 #include "python_front/module_unit.h"
 
-#include "engine/backward_watch.h"
-#include "python_front/dtensor_face.h"
+#include "engine/front_end.h"
+#include "python_front/dtensor_parameter.h"
 #include "python_front/python_extension.h"
 #include "python_front/tensors_in.h"
 
@@ -18,7 +18,7 @@ namespace shardwise::python_front {
 namespace py = pybind11;
 
 /// Where the unit says what its modules are to show. The entries may be gone: they go with the modules.
-class ModuleUnit::Front : public group::Front {
+class ModuleUnit::Front : public group::FrontEndCallbacks {
  public:
   explicit Front(const std::weak_ptr<Entries>& entries) : entries_(entries) {}
 
@@ -51,7 +51,7 @@ ModuleUnit::ModuleUnit(
     const Mesh& mesh, std::vector<GivenParameter> parameters,
     std::vector<std::pair<std::vector<std::string>, at::Tensor>> adopted, engine::UnitSettings settings) {
   std::vector<engine::NamedTensor> tensors;
-  settings.front = std::make_shared<Front>(entries_);
+  settings.front_end = std::make_shared<Front>(entries_);
   for (auto& given : parameters) {
     entries_->add(given.owners, given.full, given.full);
     auto& tensor = tensors.emplace_back();
@@ -80,7 +80,7 @@ void ModuleUnit::show_as(size_t index, const py::object& parameter, const py::ob
   to_memory_[index] = to_memory;
   entries_->set_visible(index, parameter);
   const auto local = py::cast<at::Tensor>(parameter.attr("_local_tensor"));
-  unit_->replace_shard(index, local, std::make_shared<DTensorFace>(parameter, to_memory));
+  unit_->replace_shard(index, local, std::make_shared<DTensorParameter>(parameter, to_memory));
 }
 
 void ModuleUnit::look_again() {
@@ -136,7 +136,7 @@ void ModuleUnit::set_extend(py::object extend) {
 
 void ModuleUnit::set_modules(const std::vector<py::object>& modules) {
   for (const auto& module : modules) modules_.insert(module.ptr());
-  unit_->options.has_several_modules = modules.size() > 1;
+  unit_->timing().has_several_modules = modules.size() > 1;
 }
 
 void ModuleUnit::set_conversions(py::object inputs, py::object outputs) {

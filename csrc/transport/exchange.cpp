@@ -1,6 +1,7 @@
 #include "transport/exchange.h"
 
 #include "transport/error.h"
+#include "transport/tuning.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -9,9 +10,8 @@
 namespace shardwise::transport {
 
 Share Share::of(size_t bytes, int rank, int world) {
-  constexpr size_t kLine = 64;
-  const auto dealt = kLine * static_cast<size_t>(world);
-  const auto largest = (bytes + dealt - 1) / dealt * kLine;
+  const auto dealt = kCacheLine * static_cast<size_t>(world);
+  const auto largest = (bytes + dealt - 1) / dealt * kCacheLine;
   const auto begin = std::min(bytes, static_cast<size_t>(rank) * largest);
   return {.begin = begin, .bytes = std::min(largest, bytes - begin)};
 }

@@ -61,6 +61,12 @@ void Progress::fail(int peer, bool to_peer, const std::string& reason_given) {
       "shardwise: ", place(), " failed, for rank ", name_of(peer), " ", what, ". The reason given: ", reason_given));
 }
 
+void Progress::fail_dead(int peer) {
+  fail(c10::str(
+      "shardwise: ", place(), " failed, for rank ", name_of(peer),
+      " died: its process ended (look for its own error)."));
+}
+
 // What it says begins with "shardwise: rank 2 of 3".
 void Progress::fail_with(int peer, const std::string& its_failure) {
   fail(c10::str(

@@ -50,6 +50,8 @@ class Progress {
   [[noreturn]] void fail(const std::string& text);
   /// For a peer that sent nothing, or did not take what this rank sent: it is late or gone.
   [[noreturn]] void fail(int peer, bool to_peer, const std::string& reason_given);
+  /// For a peer whose process ended.
+  [[noreturn]] void fail_dead(int peer);
   /// For a peer that failed first, and said why.
   [[noreturn]] void fail_with(int peer, const std::string& its_failure);
   /// Is told the first failure before anybody else hears of it here.

@@ -15,6 +15,12 @@ namespace shardwise::transport {
 // two from run to run. Gloo's all-gather took 1.1 to 2.4 times as long as sends into place, its reduce-scatter 0.9 to 9
 // times as long as the exchange of parts with sums here, at two, four and eight ranks: these two are never left to it.
 
+/// Memory is dealt out in whole lines of a cache.
+constexpr size_t kCacheLine = 64;
+constexpr size_t whole_lines(size_t bytes) {
+  return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+}
+
 /// What a rank has for one peer travels with its announcement, if it is no more than this: one message instead of two.
 constexpr size_t kInline = 8192;
 
@@ -23,8 +29,7 @@ constexpr size_t kInline = 8192;
 constexpr size_t kLeastPiece = 262144;
 constexpr size_t kLargestPiece = 1048576;
 constexpr size_t piece_bytes(size_t bytes) {
-  constexpr size_t kLine = 64;
-  return std::clamp(bytes / 4 / kLine * kLine, kLeastPiece, kLargestPiece);
+  return std::clamp(bytes / 4 / kCacheLine * kCacheLine, kLeastPiece, kLargestPiece);
 }
 
 /// Pieces of each peer that may be here before they are summed.

@@ -49,16 +49,16 @@ COPIES = [
     ),
     Mutant(
         "free after forward what is to be kept",
-        "csrc/engine/unit.cpp",
-        "  return options.reshard_after_forward.value_or(outer_ != nullptr);",
-        "  return true;",
+        "csrc/engine/order.cpp",
+        "timing.reshard_after_backward : reshards_after_forward(unit);",
+        "timing.reshard_after_backward : true;",
         suites="FullyShardPrograms.*",
     ),
     Mutant(
         "close a unit when one inside of it begins",
-        "csrc/engine/schedule.cpp",
-        "&other == &unit || unit.lies_below(other)) return true;",
-        "&other == &unit) return true;",
+        "csrc/engine/order.cpp",
+        "other == entered || lies_below(entered, other)) return true;",
+        "other == entered) return true;",
         suites="FullyShardContract.*",
     ),
     Mutant(
@@ -91,7 +91,7 @@ COPIES = [
     ),
     Mutant(
         "cut every small piece from the first row",
-        "csrc/group/small_pieces.cpp",
+        "csrc/group/copy_batch.cpp",
         ".start = cut.starts[static_cast<size_t>(rank)] * row};",
         ".start = 0};",
         suites="FullyShardPrograms.*",
@@ -107,8 +107,8 @@ COPIES = [
     Mutant(
         "prefetch the units of the other direction",
         "csrc/engine/schedule.cpp",
-        "backward ? unit.options.backward_prefetch : unit.options.forward_prefetch",
-        "backward ? unit.options.forward_prefetch : unit.options.backward_prefetch",
+        "backward ? options.backward_prefetch : options.forward_prefetch",
+        "backward ? options.forward_prefetch : options.backward_prefetch",
         suites="FullyShard1DTrainingCore.ExplicitPrefetching:FullyShardPrograms.Prefetching",
     ),
     Mutant(
@@ -120,9 +120,9 @@ COPIES = [
     ),
     Mutant(
         "keep full copies after a backward",
-        "csrc/engine/schedule.cpp",
-        "    if (unit->reshards_after_backward()) unit->reshard();",
-        "    if (!unit->outer() && unit->reshards_after_backward()) unit->reshard();",
+        "csrc/engine/order.cpp",
+        "    if (units_[unit].timing.reshard_after_backward) act.free(unit, /*hold=*/false);",
+        "    if (!units_[unit].outer && units_[unit].timing.reshard_after_backward) act.free(unit, /*hold=*/false);",
         suites="FullyShardContract.*",
     ),
     Mutant(
@@ -177,9 +177,9 @@ COPIES = [
     ),
     Mutant(
         "gather among all ranks what neighbours hold",
-        "csrc/engine/unit.cpp",
-        "all_near ? near_ : gathers_apart()",
-        "gathers_apart()",
+        "csrc/engine/unit_ranks.cpp",
+        "gather.near ? neighbours_ : gathers_apart(customs)",
+        "gathers_apart(customs)",
         suites="FullyShardNeighbours.*",
     ),
     Mutant(

@@ -29,7 +29,7 @@ FRONTS = [
     Mutant(
         "see no touch",
         "csrc/nn/unit_touch.cpp",
-        "  if (front_parts().touch) add_touch_key(tensor);",
+        "  if (test_switches().touch) add_touch_key(tensor);",
         "  (void)tensor;",
         suites="FullyShardFront.*",
     ),
@@ -56,7 +56,7 @@ FRONTS = [
     ),
     Mutant(
         "load the values of rank 1",
-        "csrc/engine/unit_making.cpp",
+        "csrc/engine/unit_ranks.cpp",
         "axis.broadcast(tensor, 0, what, counters)",
         "axis.broadcast(tensor, 1, what, counters)",
         suites="FullyShardStateDictLoad.*",

@@ -41,7 +41,7 @@ LOST = [
     Mutant(
         "tell nobody that the process groups of an agreement were not made",
         "csrc/comm/making_watch.h",
-        "      tell(error.what());\n",
+        "      tell(base::reason(error));\n",
         "",
         suites="LostRanks.AFailureAlongAnotherAxis*",
     ),
@@ -62,15 +62,15 @@ LOST = [
     Mutant(
         "compare no state dicts with what others do",
         "csrc/nn/module_state.cpp",
-        "    unit->meet(comm::Agreement::kState, describe(function));\n",
+        "    unit->ranks().meet(comm::Agreement::kState, describe(function), unit->own_counters());\n",
         "",
         suites=_APART,
     ),
     Mutant(
         "compare no norms with what others do",
         "csrc/nn/clip_grad_norm.cpp",
-        "unit.shards_in_order(comm::Agreement::kClipping, kWhat)",
-        "unit.shards()",
+        "    unit.ranks()\n        .for_event(comm::Agreement::kClipping, kWhat, unit.own_counters())\n",
+        "    unit.shards()\n",
         suites=_APART,
     ),
     Mutant(

@@ -64,8 +64,8 @@ META = [
     Mutant(
         "estimate without what is gathered ahead",
         "csrc/engine/step_memory.cpp",
-        ".used(unit)) begin(*next);",
-        ".used(unit)) (void)next;",
+        "  void gather_ahead(UnitId unit, bool /*backward*/) override {\n    begin(unit);\n",
+        "  void gather_ahead(UnitId /*unit*/, bool /*backward*/) override {\n",
         suites="Estimate.*",
     ),
     Mutant(

@@ -66,14 +66,14 @@ PRECISION = [
     Mutant(
         "take a call that failed for one that runs",
         "csrc/nn/unit_hooks.cpp",
-        "{.always_call = true}",
+        "ForwardHookOptions().always_call(true)",
         "{}",
         suites=MIXED,
     ),
     Mutant(
         "leave the inputs of a call as they are",
         "csrc/nn/unit_hooks.cpp",
-        "    if (self->precision().cast_forward_inputs) cast(inputs, self->precision().param_dtype);\n",
+        "    if (self->precision().cast_forward_inputs()) cast(inputs, self->precision().param_dtype());\n",
         "",
         suites=MIXED,
     ),

@@ -80,7 +80,7 @@ PYTHON_FRONT = [
     ),
     _mutant(
         "write the next gradient over one that somebody holds",
-        "dtensor_face.cpp",
+        "dtensor_parameter.cpp",
         "!is_ours_alone(dtensor) || mean.use_count() != shown.uses ||",
         "",
         "interop/test_interop_gradients.py",

@@ -42,8 +42,8 @@ SURROUNDINGS = [
     Mutant(
         "see no gradient that was added to a leaf",
         "csrc/engine/schedule.cpp",
-        "    unit->take_leaf_gradients();\n    unit->backward.missing = 0;",
-        "    unit->backward.missing = 0;",
+        "    unit->sums_.take_leaf_gradients();\n    for (",
+        "    for (",
         suites="LeafGradients.*",
     ),
     Mutant(

@@ -15,7 +15,7 @@ TRAPS = [
     Mutant(
         "let each rank alone see that nothing holds a parameter",
         "csrc/engine/unit_making.cpp",
-        "  if (world() > 1) unheld = any_of_ranks(unheld, axes(), mesh_.device(), counters_);\n",
+        "  if (world > 1) unheld = any_of_ranks(unheld, ranks_.axes(), mesh_.device(), counters_);\n",
         "",
         suites="HeldParameters.*",
     ),

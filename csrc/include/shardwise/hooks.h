@@ -3,6 +3,7 @@
 #include <shardwise/export.h>
 
 #include <ATen/core/Tensor.h>
+#include <torch/arg.h>
 
 #include <functional>
 #include <memory>
@@ -50,15 +51,15 @@ using BackwardPreHook = std::function<void(torch::nn::Module&, HookTensors& outp
 using BackwardHook =
     std::function<void(torch::nn::Module&, HookTensors& input_gradients, const HookTensors& output_gradients)>;
 
-struct HookOptions {
+struct SHARDWISE_API HookOptions {
   /// Fire before the hooks that are there, not after them.
-  bool prepend = false;
+  TORCH_ARG(bool, prepend) = false;
 };
 
-struct ForwardHookOptions {
-  bool prepend = false;
+struct SHARDWISE_API ForwardHookOptions {
+  TORCH_ARG(bool, prepend) = false;
   /// Fire also when forward or another hook throws, with no outputs. What it throws itself then is only a warning.
-  bool always_call = false;
+  TORCH_ARG(bool, always_call) = false;
 };
 
 /// Removes a hook. A handle that is destroyed leaves its hook in place; copies stand for the same hook. Thread safe.

@@ -14,23 +14,23 @@
 namespace shardwise {
 
 /// In which dtypes a unit computes and sums. Only floating-point tensors are cast.
-struct MixedPrecision {
+struct SHARDWISE_API MixedPrecision {
   /// Of the full parameters, and so of what the module computes with. Unset: that of the parameters.
-  std::optional<at::ScalarType> param_dtype = std::nullopt;
+  TORCH_ARG(std::optional<at::ScalarType>, param_dtype) = std::nullopt;
   /// In which gradients are summed, over backwards without synchronisation and over ranks. Unset: `param_dtype`.
-  std::optional<at::ScalarType> reduce_dtype = std::nullopt;
+  TORCH_ARG(std::optional<at::ScalarType>, reduce_dtype) = std::nullopt;
   /// To which the module's outputs are cast, where its call can be seen (call.h says where that is).
-  std::optional<at::ScalarType> output_dtype = std::nullopt;
+  TORCH_ARG(std::optional<at::ScalarType>, output_dtype) = std::nullopt;
   /// Cast the module's inputs to `param_dtype`: all of them at the begin of a call that can be seen; otherwise those of
   /// each operation that uses a full parameter.
-  bool cast_forward_inputs = true;
+  TORCH_ARG(bool, cast_forward_inputs) = true;
 };
 
 /// Where what the optimizer sees lives: in the memory of the host, while the module computes on the mesh's device.
-struct CpuOffload {
+struct SHARDWISE_API CpuOffload {
   /// In memory that the device can read by itself, so that copies do not hold up the host. Where the mesh is on CPUs
   /// there is nothing to pin, and nothing to move.
-  bool pin_memory = true;
+  TORCH_ARG(bool, pin_memory) = true;
 };
 
 /// What replicate() may be told. Everything has a default.

@@ -22,12 +22,6 @@ struct RankState {
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free);
 
-/// As many bytes in whole lines of a cache.
-constexpr size_t kLine = 64;
-constexpr size_t whole_lines(size_t bytes) {
-  return (bytes + kLine - 1) / kLine * kLine;
-}
-
 /// Where a rank's data lies that does not lie in its arena.
 constexpr uint64_t kNowhere = UINT64_MAX;
 
@@ -63,7 +57,7 @@ class ControlBlock {
   }
   /// Bytes of a stage for each rank.
   size_t piece() const {
-    return kStage / world_ / kLine * kLine;
+    return kStage / world_ / kCacheLine * kCacheLine;
   }
 
  private:

@@ -8,7 +8,6 @@
 
 namespace shardwise::transport::same_host {
 
-
 SameHostExchange::SameHostExchange(Progress& progress, std::shared_ptr<HostGroup> members)
     : Exchange(progress),
       members_(std::move(members)),

@@ -63,8 +63,11 @@ void StepBarrier::look_around(size_t awaited) {
   progress_.check();
   for (size_t peer = 0; peer < peers_.size(); ++peer) require_to_go_on(peer);
   // Asked once more: it may have come, and ended later.
-  if (!peers_[awaited].process->alive() && !has_come(awaited)) fail(awaited, "its process ended");
-  if (progress_.late() && !has_come(awaited)) fail(awaited, "it did not come");
+  if (!peers_[awaited].process->alive() && !has_come(awaited)) {
+    progress_.fail_dead(static_cast<int>(awaited));
+  }
+  if (progress_.late() && !has_come(awaited))
+    progress_.fail(static_cast<int>(awaited), /*to_peer=*/false, "it did not come");
 }
 
 void StepBarrier::require_to_go_on(size_t peer) {
@@ -76,10 +79,6 @@ void StepBarrier::require_to_go_on(size_t peer) {
 void StepBarrier::require_whole() {
   std::atomic_thread_fence(std::memory_order_acquire);
   for (size_t peer = 0; peer < peers_.size(); ++peer) require_to_go_on(peer);
-}
-
-void StepBarrier::fail(size_t peer, const std::string& reason) {
-  progress_.fail(static_cast<int>(peer), /*to_peer=*/false, reason);
 }
 
 // In the middle of a collective that one is the first, else the next one.

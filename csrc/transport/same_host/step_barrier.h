@@ -35,7 +35,6 @@ class StepBarrier {
   bool has_come(size_t peer) const;
   void require_to_go_on(size_t peer);
   void look_around(size_t awaited);
-  [[noreturn]] void fail(size_t peer, const std::string& reason);
 
   Progress& progress_;
   RankState& own_;

@@ -28,7 +28,7 @@ TEST(CastsAfterWrapping, ComputeInTheDtypeOfThePolicy) {
     run_ranks(2, [&](Rank& rank) {
       LowReference<CastLayers> reference(make_cast_layers, {});
       auto ours = make_cast_layers();
-      const MixedPrecision precision{.param_dtype = kCast, .reduce_dtype = torch::kFloat};
+      const auto precision = MixedPrecision().param_dtype(kCast).reduce_dtype(torch::kFloat);
       if (replicated) {
         replicate(ours, ReplicateOptions().mesh(rank.mesh()).mixed_precision(precision));
       } else {
@@ -57,7 +57,7 @@ TEST(CastsAfterWrapping, OfWhatWasReplicatedWithoutCopiesIsRefused) {
     for (const bool direct : {false, true}) {
       auto ours = make_cast_layers();
       ours->to(kCast);
-      replicate(ours, ReplicateOptions().mesh(rank.mesh()).mixed_precision({.param_dtype = kCast}));
+      replicate(ours, ReplicateOptions().mesh(rank.mesh()).mixed_precision(MixedPrecision().param_dtype(kCast)));
       cast_loss(ours, 0, rank.rank(), std::nullopt).backward();
       ours->to(torch::kFloat);
       const auto use = [&] {
@@ -76,7 +76,7 @@ TEST(CastsAfterWrapping, OfWhatWasReplicatedWithoutCopiesIsRefused) {
 TEST(CastsAfterWrapping, OutputsOfAModuleOfAListThatRunsAlone) {
   run_ranks(2, [](Rank& rank) {
     for (const bool replicated : {false, true}) {
-      const MixedPrecision precision{.param_dtype = kCast, .output_dtype = torch::kDouble};
+      const auto precision = MixedPrecision().param_dtype(kCast).output_dtype(torch::kDouble);
       torch::nn::Linear first(6, 9);
       torch::nn::Linear last(9, 3);
       const std::vector<std::shared_ptr<torch::nn::Module>> both{first.ptr(), last.ptr()};

@@ -1,7 +1,7 @@
 #pragma once
 
 // Ranks that are late at random.
-#include "observe/seam.h"
+#include "observe/fault_point.h"
 
 #include <atomic>
 #include <chrono>
@@ -12,22 +12,22 @@
 
 namespace shardwise::test {
 
-using observe::Seam;
+using observe::FaultPoint;
 
-/// While it lives, every rank is late at a seam, or at all seams, each time or not and by up to 2 ms: as chance will
+/// While it lives, every rank is late at a point, or at all points, each time or not and by up to 2 ms: as chance will
 /// have it, and differently on every rank. One at a time.
 class Delays {
  public:
-  explicit Delays(std::optional<Seam> only) {
-    observe::set_seam_hook([this, only](Seam seam) {
-      if (only && seam != *only) return;
+  explicit Delays(std::optional<FaultPoint> only) {
+    observe::set_fault_point_hook([this, only](FaultPoint point) {
+      if (only && point != *only) return;
       ++passed_;
       thread_local std::minstd_rand random(++next_seed());
       if (random() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 2000));
     });
   }
   ~Delays() {
-    observe::set_seam_hook({});
+    observe::set_fault_point_hook({});
   }
   Delays(const Delays&) = delete;
   Delays& operator=(const Delays&) = delete;
@@ -46,9 +46,9 @@ class Delays {
   std::atomic<int> passed_ = 0;
 };
 
-/// Each seam alone, then all.
-inline std::vector<std::optional<Seam>> each_seam_and_all(const std::vector<Seam>& seams) {
-  std::vector<std::optional<Seam>> choices(seams.begin(), seams.end());
+/// Each point alone, then all.
+inline std::vector<std::optional<FaultPoint>> each_point_and_all(const std::vector<FaultPoint>& points) {
+  std::vector<std::optional<FaultPoint>> choices(points.begin(), points.end());
   choices.emplace_back();
   return choices;
 }

@@ -153,7 +153,7 @@ void check_sharded(
 }
 
 /// Not 16 bits: on some processors matrix products of those need memory of their own for a moment.
-const MixedPrecision kLess{.param_dtype = torch::kFloat, .reduce_dtype = torch::kDouble};
+const auto kLess = MixedPrecision().param_dtype(torch::kFloat).reduce_dtype(torch::kDouble);
 
 void to_double(Net& net) {
   net->to(torch::kDouble);

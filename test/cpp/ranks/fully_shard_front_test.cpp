@@ -14,10 +14,10 @@ namespace {
 class Parts {
  public:
   Parts(bool touch, bool hooks) {
-    nn::front_parts() = {.touch = touch, .hooks = hooks};
+    nn::test_switches() = {.touch = touch, .hooks = hooks};
   }
   ~Parts() {
-    nn::front_parts() = {};
+    nn::test_switches() = {};
   }
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;

@@ -91,7 +91,8 @@ TEST(FullyShardNeighbours, HybridAndMixedPrecision) {
     std::vector<torch::Tensor> values;
     for (const bool two : {false, true}) {
       auto model = shallow_stack();
-      auto options = sharded_on(rank).mixed_precision({.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat});
+      auto options =
+          sharded_on(rank).mixed_precision(MixedPrecision().param_dtype(torch::kBFloat16).reduce_dtype(torch::kFloat));
       shard_stack(model, two ? options.reshard_after_forward(2) : options.reshard_after_forward(true));
       torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.02));
       for (int step = 0; step < 3; ++step) {

@@ -6,7 +6,8 @@
 namespace shardwise::test {
 namespace {
 
-const std::vector<Seam> kSeams{Seam::unshard, Seam::copy_out, Seam::reduce, Seam::reduced, Seam::publish};
+const std::vector<FaultPoint> kPoints{
+    FaultPoint::unshard, FaultPoint::copy_out, FaultPoint::reduce, FaultPoint::reduced, FaultPoint::publish};
 
 Wrapping<torch::nn::Sequential> as_one_unit() {
   return {[](torch::nn::Sequential& model, Rank& rank) { fully_shard(model, sharded_on(rank)); }};
@@ -55,7 +56,7 @@ TEST(FullyShard1DTrainingCore, TrainParityMultiGroup) {
     for (const auto& reshard : reshards(expected.world)) {
       runs.run(expected, by_block(reshard));
       const bool plain = reshard && reshard->frees() && !reshard->ranks();
-      runs.run_late(expected, by_block(reshard), plain ? kSeams : std::vector<Seam>());
+      runs.run_late(expected, by_block(reshard), plain ? kPoints : std::vector<FaultPoint>());
     }
   }
 }
@@ -66,10 +67,10 @@ TEST(FullyShard1DTrainingCore, TrainParityMultiGroupCpuOffloadEager) {
     AlikeRuns runs;
     for (const bool pin : {true, false}) {
       Wrapping<Transformer> wrapping{[=](Transformer& model, Rank& rank) {
-        wrap_blocks(model, sharding(sharded_on(rank).cpu_offload(CpuOffload{.pin_memory = pin})));
+        wrap_blocks(model, sharding(sharded_on(rank).cpu_offload(CpuOffload().pin_memory(pin))));
       }};
       wrapping.before = [](Transformer& model, int) { assert_on_the_host(*model); };
-      runs.run_late(expected, wrapping, {Seam::copy_out});
+      runs.run_late(expected, wrapping, {FaultPoint::copy_out});
     }
   }
 }

@@ -86,6 +86,43 @@ TEST(FullyShardParticipation, ABackwardThatDiesWhileRanksAreApart) {
   }
 }
 
+TEST(FullyShardParticipation, ABackwardThatDiesAfterOtherSumsOnEachRank) {
+  // Rank 1 does not use block 1, and so sums it with block 2; rank 0 waits for its gradients. Then both die. A sum of
+  // the next backward would meet that one.
+  run_ranks(2, [](Rank& rank) {
+    auto mesh = rank.mesh();
+    Stack ours;
+    for (auto& block : *ours->blocks) replicate(*block, ReplicateOptions().mesh(mesh));
+    replicate(ours, ReplicateOptions().mesh(mesh));
+    for (int step = 0; step < 2; ++step) stack_loss(ours, step, rank.rank()).backward();
+    auto x = ours->block(0)->forward(ours->embedding(tokens(2, rank.rank())), 0.5);
+    if (rank.rank() == 0) x = ours->block(1)->forward(x, 0.5);
+    x.register_hook([](const torch::Tensor&) -> torch::Tensor { throw std::runtime_error("on purpose"); });
+    const auto loss = ours->head(ours->block(2)->forward(x, 0.5)).pow(2).mean();
+    expect_error<std::exception>([&] { loss.backward(); }, {"on purpose"});
+    expect_error<Error>(
+        [&] { stack_loss(ours, 3, rank.rank()).backward(); },
+        {c10::str("shardwise: rank ", rank.rank(), ":"), "a backward that died after the sum of unit 'blocks.2'",
+         "after the sum of unit 'blocks.1'"});
+    mesh.shutdown();
+  });
+}
+
+TEST(FullyShardParticipation, ATreeThatIsWrappedPublishesWhatIsUnderWay) {
+  // Nobody would do it later, for the tree is no more.
+  run_ranks(2, [](Rank& rank) {
+    Stack ours(5, 1);
+    auto head = fully_shard(ours->head, sharded_on(rank));
+    head.set_is_last_backward(false);
+    const auto loss = [](Stack& model, int step, int r) { return model->head(batch(step, r, 5)).pow(2).mean(); };
+    loss(ours, 0, rank.rank()).backward();
+    shard_stack(ours, sharded_on(rank));
+    Pair<Stack> both{rank, ours, Stack(5, 1)};
+    reference_backward(rank, [&](int r) { return loss(both.reference, 0, r); });
+    both.check("after wrapping");
+  });
+}
+
 TEST(FullyShardParticipation, AUnitThatOnlyAnEarlierBackwardUsed) {
   // T01: block 1 runs in the first forward alone, and there the loss of one rank leaves it out.
   for (const int world : {2, 3}) {

@@ -210,7 +210,8 @@ TEST(Aliases, AreRefusedOnAllRanks) {
     }
     Viewed cast(true);
     expect_error<Error>(
-        [&] { replicate(cast, on(rank).mixed_precision({.param_dtype = torch::kBFloat16})); }, {"'linear.weight'"});
+        [&] { replicate(cast, on(rank).mixed_precision(MixedPrecision().param_dtype(torch::kBFloat16))); },
+        {"'linear.weight'"});
     // Its parameters stay where they are.
     replicate(cast, on(rank));
   });

@@ -69,8 +69,9 @@ TEST(Hooks, BackwardHooksFireInOrder) {
   register_full_backward_hook(*linear, [&](Module&, HookTensors&, const HookTensors&) { log += "c"; });
   register_full_backward_pre_hook(*linear, [&](Module&, HookTensors&) { log += "b"; });
   register_full_backward_hook(
-      *linear, [&](Module&, HookTensors&, const HookTensors&) { log += "-"; }, {.prepend = true});
-  register_full_backward_pre_hook(*linear, [&](Module&, HookTensors&) { log += "a"; }, {.prepend = true});
+      *linear, [&](Module&, HookTensors&, const HookTensors&) { log += "-"; }, HookOptions().prepend(true));
+  register_full_backward_pre_hook(
+      *linear, [&](Module&, HookTensors&) { log += "a"; }, HookOptions().prepend(true));
   auto loss = call(linear, torch::ones({3}).requires_grad_()).sum();
   loss.backward({}, /*retain_graph=*/true);
   EXPECT_EQ(log, "ab-c");

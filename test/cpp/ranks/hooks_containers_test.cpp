@@ -247,7 +247,8 @@ TEST(Hooks, AnyModuleMembersAndTransformers) {
 TEST(Hooks, AChildThatThrowsBehindAnObserver) {
   Sequential net(Linear(3, 4), Linear(5, 2));
   int calls = 0;
-  register_forward_hook(*net->ptr(1), [&](Module&, HookTensors&) { ++calls; }, {.always_call = true});
+  register_forward_hook(
+      *net->ptr(1), [&](Module&, HookTensors&) { ++calls; }, ForwardHookOptions().always_call(true));
   observe_calls(*net);
   EXPECT_THROW(net->forward(torch::ones({1, 3})), c10::Error);
   EXPECT_EQ(calls, 1);

@@ -69,8 +69,8 @@ TEST(Hooks, FireInOrderOfRegistrationAndPrependComesFirst) {
   register_forward_hook(*linear, note(log, "c"));
   register_forward_hook(*linear, note(log, "d"));
   register_forward_pre_hook(*linear, note(log, "b"));
-  register_forward_pre_hook(*linear, note(log, "a"), {.prepend = true});
-  register_forward_hook(*linear, note(log, "-"), {.prepend = true});
+  register_forward_pre_hook(*linear, note(log, "a"), HookOptions().prepend(true));
+  register_forward_hook(*linear, note(log, "-"), ForwardHookOptions().prepend(true));
   const auto x = torch::randn({4, 3});
   EXPECT_TRUE(at::equal(call(linear, x), linear->forward(x)));
   EXPECT_EQ(log, "ab-cd");
@@ -206,9 +206,10 @@ TEST(Hooks, ExceptionsReachTheCallerAndAlwaysCallRuns) {
         EXPECT_TRUE(outputs.empty());
         log += "a";
       },
-      {.always_call = true});
+      ForwardHookOptions().always_call(true));
   register_forward_hook(
-      *module, [](Module&, HookTensors&) { throw std::logic_error("only a warning"); }, {.always_call = true});
+      *module, [](Module&, HookTensors&) { throw std::logic_error("only a warning"); },
+      ForwardHookOptions().always_call(true));
   EXPECT_THROW(call(module, torch::ones({3})), std::runtime_error);
   EXPECT_EQ(log, "a");
 
@@ -220,9 +221,9 @@ TEST(Hooks, ExceptionsReachTheCallerAndAlwaysCallRuns) {
 TEST(Hooks, AnAlwaysCalledHookThatRanDoesNotRunTwice) {
   Linear linear(3, 2);
   std::string log;
-  register_forward_hook(*linear, note(log, "a"), {.always_call = true});
+  register_forward_hook(*linear, note(log, "a"), ForwardHookOptions().always_call(true));
   register_forward_hook(*linear, [](Module&, HookTensors&) { throw std::out_of_range("hook"); });
-  register_forward_hook(*linear, note(log, "b"), {.always_call = true});
+  register_forward_hook(*linear, note(log, "b"), ForwardHookOptions().always_call(true));
   EXPECT_THROW(call(linear, torch::ones({3})), std::out_of_range);
   EXPECT_EQ(log, "ab");
 }

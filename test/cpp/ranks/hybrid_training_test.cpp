@@ -73,9 +73,9 @@ TEST(FullyShardHybrid, EveryGridAndLateRanks) {
     SCOPED_TRACE(grid.name());
     const Expected<torch::nn::Sequential> expected(program, grid.world());
     AlikeRuns runs;
-    std::vector<Seam> seams{Seam::unshard, Seam::reduce};
-    if (grid.copies > 1) seams.push_back(Seam::all_reduce);
-    if (grid.world() < 8) runs.run_late(expected, on_grid(grid, true, false), seams);
+    std::vector<FaultPoint> points{FaultPoint::unshard, FaultPoint::reduce};
+    if (grid.copies > 1) points.push_back(FaultPoint::all_reduce);
+    if (grid.world() < 8) runs.run_late(expected, on_grid(grid, true, false), points);
     runs.run(expected, on_grid(grid, true, false));
   }
 }

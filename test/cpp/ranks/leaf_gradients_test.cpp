@@ -11,7 +11,7 @@ TEST(LeafGradients, AddedByHand) {
     torch::nn::Linear model(6, 4);
     fill(*model);
     const auto options =
-        sharded_on(rank).mixed_precision({.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat});
+        sharded_on(rank).mixed_precision(MixedPrecision().param_dtype(torch::kBFloat16).reduce_dtype(torch::kFloat));
     auto unit = fully_shard(model, options);
     unit.set_reshard_after_backward(false);
     unit.set_requires_gradient_sync(false);

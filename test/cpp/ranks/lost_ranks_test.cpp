@@ -142,7 +142,7 @@ TEST(LostRanks, AFailureAlongAnotherAxisBeforeTheFirstWrap) {
 TEST(LostRanks, AFailureAlongAnotherAxisWhileAUnitMakesItsGroups) {
   expect_named(4, {}, [](Rank& rank, const Kill& kill) {
     const auto mesh = rank.mesh({{"replicate", 2}, {"shard", 2}});
-    const auto agreement = comm::Agreement::of(comm::lines_of(mesh));
+    const auto agreement = comm::Agreement::of(comm::axis_groups_of(mesh));
     kill(0ms);
     if (rank.rank() == 3) std::this_thread::sleep_for(60s);
     mesh.sum_group("replicate");
@@ -167,7 +167,7 @@ TEST(LostRanks, ADeathWhileAGroupIsMade) {
 TEST(LostRanks, TheOneThatDiedIsNamedOverTcp) {
   const Environment over_tcp{{"SHARDWISE_SHARED_MEMORY", "off"}};
   expect_named(4, over_tcp, [](Rank& rank, const Kill& kill) {
-    const comm::Collectives world(comm::lines_of(rank.mesh()).front());
+    const comm::Collectives world(comm::axis_groups_of(rank.mesh()).front());
     Counters counters;
     kill(100ms);
     for (;;) world.all_reduce(torch::ones({40000}), "the sum", counters).wait();

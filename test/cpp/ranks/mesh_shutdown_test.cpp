@@ -266,7 +266,7 @@ TEST(MeshShutdown, SurvivorsOfAKilledRankSaySo) {
   options.may_fail = {0, 1, 2};
   const auto fn = [](Rank& rank) {
     const auto mesh = Mesh::from_env(MeshOptions().device(at::kCPU).timeout(std::chrono::seconds(5)));
-    const comm::Collectives world(comm::lines_of(mesh).front());
+    const comm::Collectives world(comm::axis_groups_of(mesh).front());
     Counters counters;
     const auto tensor = torch::ones({1 << 20});
     for (int step = 0; step < 1000; ++step) {
@@ -282,7 +282,7 @@ TEST(MeshShutdown, SurvivorsOfAKilledRankSaySo) {
     expect_text(
         results[survivor].output,
         {c10::str("rank ", survivor, " of 3 failed: shardwise: rank ", survivor, ": the sum of step 3 failed"),
-         "Either a rank died"});
+         "rank 1 died: its process ended"});
   }
 }
 

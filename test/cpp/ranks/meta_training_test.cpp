@@ -136,7 +136,7 @@ TEST(MetaTraining, UnitsOfEveryKindAndBuffers) {
 
 TEST(MetaTraining, AsIfItHadValuesWhenItWasWrapped) {
   on_ranks([](Rank& rank) {
-    const MixedPrecision low{.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat};
+    const auto low = MixedPrecision().param_dtype(torch::kBFloat16).reduce_dtype(torch::kFloat);
     const auto sharded = [&](const FullyShardOptions& options) {
       Twins([&](Stack& model) { shard_stack(model, options); }).train(rank.rank());
     };

@@ -21,7 +21,7 @@ torch::Tensor layers_loss(torch::nn::Sequential& model, int step, int rank, std:
 }
 
 MixedPrecision policy(const Precision& precision) {
-  return {.param_dtype = precision.param, .reduce_dtype = precision.reduce};
+  return MixedPrecision().param_dtype(precision.param).reduce_dtype(precision.reduce);
 }
 
 using Layers = torch::nn::Sequential;
@@ -89,7 +89,9 @@ TEST(FullyShardMixedPrecision, HalfIsDividedInTwoParts) {
   for (const double value : {30000.0, std::ldexp(20.0, -24)}) {
     run_ranks(8, [&](Rank& rank) {
       torch::nn::Linear model(torch::nn::LinearOptions(1, 8).bias(false));
-      fully_shard(model, sharded_on(rank).mixed_precision({.param_dtype = torch::kHalf, .reduce_dtype = torch::kHalf}));
+      fully_shard(
+          model,
+          sharded_on(rank).mixed_precision(MixedPrecision().param_dtype(torch::kHalf).reduce_dtype(torch::kHalf)));
       call(model, torch::full({1, 1}, value)).sum().backward();
       const auto expected = torch::full({1, 1}, value).to(torch::kHalf).to(torch::kFloat);
       ASSERT_TRUE(torch::allclose(model->parameters()[0].grad(), expected, 2e-2, 0)) << model->parameters()[0].grad();
@@ -181,7 +183,7 @@ TEST(FullyShardMixedPrecision, ReplicatedSumsInLowPrecisionAlone) {
     LowReference<Layers> reference(make_layers, precision);
     auto ours = make_layers();
     const auto before = ours->parameters();
-    replicate(ours, ReplicateOptions().mesh(rank.mesh()).mixed_precision({.reduce_dtype = kLow}));
+    replicate(ours, ReplicateOptions().mesh(rank.mesh()).mixed_precision(MixedPrecision().reduce_dtype(kLow)));
     for (size_t i = 0; i < before.size(); ++i) ASSERT_TRUE(ours->parameters()[i].is_same(before[i]));
     train_low<Layers>(rank, ours, reference, layers_loss, 1);
   });
@@ -254,7 +256,7 @@ TEST(FullyShardMixedPrecision, VisibleCallsAreCastAtTheModuleAlone) {
   run_ranks(2, [](Rank& rank) {
     torch::nn::Sequential layers{Scale()};
     Scale direct;
-    const auto options = sharded_on(rank).mixed_precision({.param_dtype = kLow});
+    const auto options = sharded_on(rank).mixed_precision(MixedPrecision().param_dtype(kLow));
     fully_shard(layers->ptr(0), options);
     fully_shard(layers, options);
     fully_shard(direct, options);
@@ -279,18 +281,18 @@ TEST(FullyShardMixedPrecision, InputsAndOutputs) {
   run_ranks(2, [](Rank& rank) {
     auto ours = make_layers();
     auto options = sharded_on(rank);
-    fully_shard(ours, options.mixed_precision({.param_dtype = kLow, .output_dtype = torch::kDouble}));
+    fully_shard(ours, options.mixed_precision(MixedPrecision().param_dtype(kLow).output_dtype(torch::kDouble)));
     const auto x = batch(0, rank.rank(), 6);
     ASSERT_EQ(call(*ours, x).dtype(), torch::kDouble);
     ASSERT_EQ(ours->forward(x).dtype(), kLow) << "a direct call has no end that can be seen";
     auto uncast = make_layers();
-    fully_shard(uncast, options.mixed_precision({.param_dtype = kLow, .cast_forward_inputs = false}));
+    fully_shard(uncast, options.mixed_precision(MixedPrecision().param_dtype(kLow).cast_forward_inputs(false)));
     ASSERT_ANY_THROW(uncast->forward(x));
     ASSERT_EQ(uncast->forward(x.to(kLow)).dtype(), kLow);
     ASSERT_EQ(call(*uncast, x.to(kLow)).dtype(), kLow);
     // What is not a floating-point number is not cast.
     torch::nn::Embedding embedding(5, 3);
-    fully_shard(embedding, options.mixed_precision({.param_dtype = kLow}));
+    fully_shard(embedding, options.mixed_precision(MixedPrecision().param_dtype(kLow)));
     ASSERT_EQ(call(embedding, torch::arange(4)).dtype(), kLow);
   });
 }

@@ -94,7 +94,7 @@ void check_stack(Rank& rank, const FullyShardOptions& options, const std::string
   ASSERT_EQ(bytes_of(members(model)), total(root.plan()).full_bytes) << what;
 }
 
-const MixedPrecision kLowParameters{.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat};
+const auto kLowParameters = MixedPrecision().param_dtype(torch::kBFloat16).reduce_dtype(torch::kFloat);
 
 } // namespace
 
@@ -121,7 +121,7 @@ TEST(PlanSteps, EveryPolicyOfResharding) {
           const auto& group = units.at(0).groups.at(0);
           ASSERT_EQ(group.layout, layout == ShardLayout::flat ? "flat" : "rows");
           ASSERT_EQ(group.dtype, "float32");
-          ASSERT_EQ(group.compute_dtype, precision.param_dtype ? "bfloat16" : "float32");
+          ASSERT_EQ(group.compute_dtype, precision.param_dtype() ? "bfloat16" : "float32");
           ASSERT_EQ(group.reduce_dtype, "float32");
         }
       }
@@ -160,7 +160,7 @@ TEST(PlanSteps, ReplicatedUnits) {
           const auto sum = total(plan);
           ASSERT_EQ(plan.units[0].groups[0].layout, "replicated");
           ASSERT_EQ(plan.units[0].reshard, sum.full_bytes > 0 ? "after backward" : "-");
-          ASSERT_EQ(sum.full_bytes, options.mixed_precision().param_dtype ? sum.bytes / 2 : 0);
+          ASSERT_EQ(sum.full_bytes, options.mixed_precision().param_dtype() ? sum.bytes / 2 : 0);
         }
       },
       by_form<std::vector<int>>({1, 2}, {1, 2, 4}));

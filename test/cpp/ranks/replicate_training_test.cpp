@@ -6,7 +6,7 @@
 namespace shardwise::test {
 namespace {
 
-const std::vector<Seam> kReplicateSeams{Seam::reduce, Seam::reduced, Seam::publish};
+const std::vector<FaultPoint> kReplicatePoints{FaultPoint::reduce, FaultPoint::reduced, FaultPoint::publish};
 
 template <typename Model>
 Wrapping<Model> as_one_unit() {
@@ -119,7 +119,7 @@ TEST(Replicate1DTrainingCore, TrainParityMultiGroups) {
   for (const auto& expected : expect_alone(text_program())) {
     AlikeRuns runs;
     runs.run(expected, by_block());
-    runs.run_late(expected, by_block(), kReplicateSeams);
+    runs.run_late(expected, by_block(), kReplicatePoints);
   }
 }
 
@@ -130,12 +130,12 @@ TEST(Replicate1DTrainingCore, TrainParityMultiGroupCpuOffloadEager) {
     for (const bool pin : {true, false}) {
       const Wrapping<Transformer> wrapping{
           [=](Transformer& model, Rank& rank) {
-            const auto options = on(rank).cpu_offload(CpuOffload{.pin_memory = pin});
+            const auto options = on(rank).cpu_offload(CpuOffload().pin_memory(pin));
             wrap_blocks(model, [&](auto part) { replicate(part, options); });
           },
           whole,
           /*shards=*/0, [](Transformer& model, int) { assert_on_the_host(*model); }};
-      runs.run_late(expected, wrapping, {Seam::reduce});
+      runs.run_late(expected, wrapping, {FaultPoint::reduce});
     }
   }
 }

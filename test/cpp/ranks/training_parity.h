@@ -260,12 +260,14 @@ class AlikeRuns {
       assert_same_bits(first_, traces);
     }
   }
-  /// Ranks are late: at each of these seams, and at all at once.
+  /// Ranks are late: at each of these points, and at all at once.
   template <typename Model>
-  void run_late(const Expected<Model>& expected, const Wrapping<Model>& wrapping, const std::vector<Seam>& seams) {
-    for (const auto& seam : each_seam_and_all(seams)) {
-      SCOPED_TRACE(seam ? "late at seam " + std::to_string(static_cast<int>(*seam)) : std::string("late at all seams"));
-      const Delays delays(seam);
+  void run_late(
+      const Expected<Model>& expected, const Wrapping<Model>& wrapping, const std::vector<FaultPoint>& points) {
+    for (const auto& point : each_point_and_all(points)) {
+      SCOPED_TRACE(
+          point ? "late at point " + std::to_string(static_cast<int>(*point)) : std::string("late at all points"));
+      const Delays delays(point);
       run(expected, wrapping);
       ASSERT_GE(delays.passed(), expected.world * expected.program.steps);
     }

@@ -179,7 +179,7 @@ TRANSPORT_TEST(ADeadRankIsNamedWithTheUnit) {
   const auto ended = run_processes(
       3,
       [](Rank& rank) {
-        const auto lines = comm::lines_of(rank.mesh());
+        const auto lines = comm::axis_groups_of(rank.mesh());
         const comm::Collectives collectives(lines[0]);
         Counters counters;
         const auto tensor = torch::ones({4 << 20});
@@ -196,7 +196,7 @@ TRANSPORT_TEST(ADeadRankIsNamedWithTheUnit) {
         };
         expect_error<PeerError>(
             train, {c10::str("rank ", rank.rank(), ":"), "the sum of 'blocks.1' failed",
-                    "an all-reduce (sum) of 4194304", "closed the connection"});
+                    "an all-reduce (sum) of 4194304", "for rank 2 died: its process ended"});
         EXPECT_LT(Clock::now() - begin, 20s);
       },
       options);

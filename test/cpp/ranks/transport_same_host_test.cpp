@@ -198,7 +198,7 @@ void nothing_is_left(int signal, std::chrono::milliseconds timeout, const std::s
 }
 
 TEST(SameHost, AKilledProcessIsNamedAtOnce) {
-  nothing_is_left(SIGKILL, 60s, "closed the connection");
+  nothing_is_left(SIGKILL, 60s, "died: its process ended");
 }
 
 TEST(SameHost, AStoppedProcessIsNamedWhenTheTimeIsOver) {

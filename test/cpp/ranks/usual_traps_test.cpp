@@ -25,7 +25,7 @@ torch::Tensor loss_of(Model& model, int step, int rank) {
 std::vector<FullyShardOptions> all_layouts(Rank& rank) {
   return {
       sharded_on(rank), sharded_on(rank).layout(ShardLayout::flat),
-      sharded_on(rank).mixed_precision({.param_dtype = torch::kDouble}),
+      sharded_on(rank).mixed_precision(MixedPrecision().param_dtype(torch::kDouble)),
       FullyShardOptions().mesh(rank.mesh({{"copies", 1}, {"shards", rank.world_size()}}))};
 }
 
@@ -116,7 +116,7 @@ TEST(Traps, AnOptimizerFromBeforeWrapping) {
       torch::optim::AdamW adam(ours->parameters());
       fully_shard(ours->ptr(0), options);
       fully_shard(ours, options);
-      const auto dtype = options.mixed_precision().param_dtype.value_or(torch::kFloat);
+      const auto dtype = options.mixed_precision().param_dtype().value_or(torch::kFloat);
       for (auto* optimizer : std::initializer_list<torch::optim::Optimizer*>{&sgd, &adam}) {
         ours->forward(batch(0, rank.rank(), 4).to(dtype)).sum().backward();
         expect_error<Error>([&] { optimizer->step(); }, parts);
@@ -130,7 +130,7 @@ TEST(Traps, AnOptimizerFromBeforeWrapping) {
     }
     Model cast = mlp({4, 4});
     torch::optim::SGD sgd(cast->parameters(), 0.1);
-    replicate(cast, on(rank).mixed_precision({.param_dtype = torch::kBFloat16}));
+    replicate(cast, on(rank).mixed_precision(MixedPrecision().param_dtype(torch::kBFloat16)));
     cast->forward(batch(0, rank.rank(), 4)).sum().backward();
     expect_error<Error>([&] { sgd.step(); }, parts);
   });
@@ -158,7 +158,7 @@ TEST(Traps, MembersShowNoGradientInAForward) {
 TEST(Traps, TorchsClipping) {
   run_ranks(2, [](Rank& rank) {
     for (const auto& options : all_layouts(rank)) {
-      if (options.mixed_precision().param_dtype) continue;
+      if (options.mixed_precision().param_dtype()) continue;
       auto ours = model_of(rank, options);
       loss_of(ours, 0, rank.rank()).backward();
       for (const double order : {2.0, 1.0, std::numeric_limits<double>::infinity()}) {

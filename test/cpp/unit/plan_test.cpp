@@ -51,7 +51,7 @@ Plan example() {
   return plan;
 }
 
-std::vector<std::string> lines_of(const std::string& text) {
+std::vector<std::string> axis_groups_of(const std::string& text) {
   std::vector<std::string> result;
   std::istringstream stream(text);
   for (std::string line; std::getline(stream, line);) result.push_back(line);
@@ -68,7 +68,7 @@ std::vector<std::string> words_of(const std::string& line) {
 } // namespace
 
 TEST_CASE("plan: the table has a line for every group, and their sum") {
-  const auto lines = lines_of(example().table());
+  const auto lines = axis_groups_of(example().table());
   REQUIRE(lines.size() == 6);
   using Words = std::vector<std::string>;
   CHECK(lines[0] == "Mesh(world=4; rank 1 on cpu)");
@@ -88,7 +88,7 @@ TEST_CASE("plan: the table has a line for every group, and their sum") {
 }
 
 TEST_CASE("plan: the table of nothing") {
-  const auto lines = lines_of(Plan{.mesh = "Mesh(world=1; rank 0 on cpu)", .units = {}}.table());
+  const auto lines = axis_groups_of(Plan{.mesh = "Mesh(world=1; rank 0 on cpu)", .units = {}}.table());
   REQUIRE(lines.size() == 3);
   CHECK(words_of(lines[2]).size() == 12);
   CHECK(words_of(lines[2])[0] == "sum");

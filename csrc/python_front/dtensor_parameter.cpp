@@ -1,4 +1,4 @@
-#include "python_front/dtensor_face.h"
+#include "python_front/dtensor_parameter.h"
 
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -42,16 +42,16 @@ bool is_ours_alone(py::handle tensor) {
 
 } // namespace
 
-DTensorFace::DTensorFace(const py::object& parameter, const py::object& to_memory) : parameter_(parameter) {
+DTensorParameter::DTensorParameter(const py::object& parameter, const py::object& to_memory) : parameter_(parameter) {
   if (!to_memory.is_none()) to_memory_.emplace(to_memory);
 }
 
-const at::Tensor& DTensorFace::parameter() const {
+const at::Tensor& DTensorParameter::parameter() const {
   return THPVariable_Unpack(parameter_.get().ptr());
 }
 
 // A mean comes again only when nobody holds it, and only what nobody holds is around nothing.
-at::Tensor DTensorFace::gradient(const at::Tensor& mean) {
+at::Tensor DTensorParameter::gradient(const at::Tensor& mean) {
   const py::gil_scoped_acquire gil;
   Shown* vacant = nullptr;
   for (auto& shown : shown_) {
@@ -69,7 +69,7 @@ at::Tensor DTensorFace::gradient(const at::Tensor& mean) {
   return THPVariable_Unpack(vacant->dtensor.get().ptr());
 }
 
-void DTensorFace::put(const at::Tensor& mean, Shown& shown) const {
+void DTensorParameter::put(const at::Tensor& mean, Shown& shown) const {
   const auto dtensor = shown.dtensor.get();
   if (!is_around(local_of(dtensor), mean)) set_local(dtensor, py::cast(mean));
   const auto local = local_of(dtensor);
@@ -77,7 +77,7 @@ void DTensorFace::put(const at::Tensor& mean, Shown& shown) const {
   shown.references = Py_REFCNT(local.ptr());
 }
 
-bool DTensorFace::is_held(const at::Tensor& mean) const {
+bool DTensorParameter::is_held(const at::Tensor& mean) const {
   const py::gil_scoped_acquire gil;
   for (const auto& shown : shown_) {
     const auto dtensor = shown.dtensor.get();
@@ -88,27 +88,27 @@ bool DTensorFace::is_held(const at::Tensor& mean) const {
   return mean.use_count() > 1;
 }
 
-void DTensorFace::release() {
+void DTensorParameter::release() {
   const py::gil_scoped_acquire gil;
   for (const auto& shown : shown_) {
     if (is_ours_alone(shown.dtensor.get())) set_local(shown.dtensor.get(), py::none());
   }
 }
 
-at::Tensor DTensorFace::memory(const at::Tensor& gradient) {
+at::Tensor DTensorParameter::memory(const at::Tensor& gradient) {
   const py::gil_scoped_acquire gil;
   const auto object = py::cast(gradient);
   if (!py::isinstance(object, dtensor_class())) return gradient;
   return py::cast<at::Tensor>(local_of(object));
 }
 
-at::Tensor DTensorFace::arrived(const at::Tensor& gradient) {
+at::Tensor DTensorParameter::arrived(const at::Tensor& gradient) {
   if (!to_memory_) return gradient;
   const py::gil_scoped_acquire gil;
   return py::cast<at::Tensor>(to_memory_->get()(gradient));
 }
 
-void DTensorFace::at_once(c10::function_ref<void()> work) const {
+void DTensorParameter::at_once(c10::function_ref<void()> work) const {
   const py::gil_scoped_acquire gil;
   work();
 }

@@ -21,12 +21,12 @@ struct Ranks {
 };
 
 /// The ranks that differ from this one along one axis of a mesh.
-struct Line {
+struct AxisGroup {
   c10::intrusive_ptr<c10d::ProcessGroup> group;
   Ranks ranks;
 };
 
 /// One for each axis.
-SHARDWISE_API std::vector<Line> lines_of(const Mesh& mesh);
+SHARDWISE_API std::vector<AxisGroup> axis_groups_of(const Mesh& mesh);
 
 } // namespace shardwise::comm

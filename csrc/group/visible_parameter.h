@@ -7,9 +7,9 @@ namespace shardwise::group {
 
 /// What stands for a parameter where a front end does not show its memory as it is: in Python a DTensor that is around
 /// this rank's shard.
-class Face {
+class VisibleParameter {
  public:
-  virtual ~Face() = default;
+  virtual ~VisibleParameter() = default;
   /// What the optimizer holds.
   virtual const at::Tensor& parameter() const = 0;
   /// Around this part of the mean; becomes parameter().grad(). The same one again for the same tensor, if nobody else
@@ -19,7 +19,7 @@ class Face {
   virtual bool is_held(const at::Tensor& mean) const = 0;
   /// Lets go of the means of gradients that nobody else holds any more.
   virtual void release() = 0;
-  /// Runs what asks several faces of one kind: cheaper than by one question after the other.
+  /// Runs what asks several of one kind: cheaper than by one question after the other.
   virtual void at_once(c10::function_ref<void()> work) const {
     work();
   }

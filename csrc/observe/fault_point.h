@@ -8,7 +8,7 @@
 namespace shardwise::observe {
 
 /// Places of a step where this rank meets the others, or hands over to the user.
-enum class Seam {
+enum class FaultPoint {
   /// Before an all-gather is started.
   unshard,
   /// Before an all-gather is waited for, and copied out.
@@ -23,18 +23,18 @@ enum class Seam {
   publish,
 };
 
-using SeamHook = std::function<void(Seam)>;
+using FaultPointHook = std::function<void(FaultPoint)>;
 
-/// For tests: `hook` is called at every seam, on the thread that passes it, so that tests can delay one rank there. An
+/// For tests: `hook` is called at every point, on the thread that passes it, so that tests can delay one rank there. An
 /// empty one ends that; calls under way on other threads still end. Thread safe.
-SHARDWISE_API void set_seam_hook(SeamHook hook);
+SHARDWISE_API void set_fault_point_hook(FaultPointHook hook);
 
-extern std::atomic<bool> has_seam_hook;
-void call_seam_hook(Seam seam);
+extern std::atomic<bool> has_fault_point_hook;
+void call_seam_hook(FaultPoint point);
 
 /// Costs one relaxed load when there is no hook.
-inline void pass(Seam seam) {
-  if (has_seam_hook.load(std::memory_order_relaxed)) call_seam_hook(seam);
+inline void pass(FaultPoint point) {
+  if (has_fault_point_hook.load(std::memory_order_relaxed)) call_seam_hook(point);
 }
 
 } // namespace shardwise::observe

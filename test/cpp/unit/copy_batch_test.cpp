@@ -1,4 +1,4 @@
-#include "group/small_pieces.h"
+#include "group/copy_batch.h"
 #include "cuda/move_element.h"
 
 #include <ATen/ATen.h>
@@ -46,8 +46,8 @@ TEST_CASE("scaled pieces have the bits of at::mul, and nothing else is written")
         [&](const at::Tensor& whole, const layout::Cut& cut, int64_t rank, const at::Tensor& piece, at::Tensor part) {
           auto expected = part.clone();
           expected.narrow(0, 2, piece.numel()).copy_(at::mul(piece, 1.0 / 3).reshape({-1}));
-          group::Moves moves;
-          REQUIRE(group::Moves::scales(dtype, dtype));
+          group::CopyBatch moves;
+          REQUIRE(group::CopyBatch::scales(dtype, dtype));
           moves.scale(whole, group::runs_of(cut, rank), 1.0 / 3, part, 2);
           moves.run();
           CHECK(part.equal(expected));
@@ -65,7 +65,7 @@ TEST_CASE("pieces are put where they were cut from, and nothing else is written"
           auto expected = whole.clone();
           auto place = expected.view(cut.shape).narrow(cut.dim, cut.starts[rank], cut.length(rank));
           place.copy_(part.narrow(0, 3, place.numel()).view(place.sizes()));
-          group::Moves moves;
+          group::CopyBatch moves;
           moves.put(whole, group::runs_of(cut, rank), part, 3);
           moves.run();
           CHECK(whole.equal(expected));
@@ -74,7 +74,7 @@ TEST_CASE("pieces are put where they were cut from, and nothing else is written"
 }
 
 TEST_CASE("pieces of several dtypes are moved together, in the order in which they were given") {
-  group::Moves moves;
+  group::CopyBatch moves;
   const auto cut = layout::rows({{6}}, {0}, 2, 1).cuts.front();
   std::vector<at::Tensor> parts;
   for (const auto dtype : {at::kFloat, at::kFloat, at::kHalf, at::kLong, at::kHalf}) {
@@ -93,7 +93,7 @@ TEST_CASE("pieces of several dtypes are moved together, in the order in which th
 }
 
 TEST_CASE("pieces that lie where they lay are moved again, and only if all of them were kept") {
-  group::Moves moves;
+  group::CopyBatch moves;
   const auto cut = layout::rows({{6}}, {0}, 2, 1).cuts.front();
   auto part = at::arange(3, at::kFloat);
   auto whole = at::zeros({6}, at::kFloat);
@@ -104,7 +104,7 @@ TEST_CASE("pieces that lie where they lay are moved again, and only if all of th
   part.add_(1);
   moves.run_again();
   CHECK(whole.equal(at::tensor({1, 2, 3, 1, 2, 3}, at::kFloat)));
-  group::Moves mixed;
+  group::CopyBatch mixed;
   part.add_(1);
   mixed.put(longs, group::runs_of(cut, 0), at::arange(3, at::kLong), 0);
   mixed.put(whole, group::runs_of(cut, 0), part, 0);
@@ -119,7 +119,7 @@ TEST_CASE("a tensor is held once for all of its pieces, and for none of no eleme
   const auto whole = at::ones({2, 3});
   const auto part = at::zeros({3});
   const auto held = [&] { return static_cast<int64_t>(whole.use_count()) - 1; };
-  group::Moves moves;
+  group::CopyBatch moves;
   for (int64_t rank = 2; rank < kRanks; ++rank) {
     moves.scale(whole, group::runs_of(shards.cuts[0], rank), 0.5, part, 0);
   }
@@ -169,13 +169,13 @@ TEST_CASE("what a kernel does for one element is what the loop of the CPU does f
 
 TEST_CASE("what has no fast way says so and writes nothing") {
   auto part = at::zeros({4}, at::kComplexFloat);
-  CHECK_FALSE(group::Moves::scales(at::kComplexFloat, at::kFloat));
-  CHECK_FALSE(group::Moves::scales(at::kFloat, at::kLong));
+  CHECK_FALSE(group::CopyBatch::scales(at::kComplexFloat, at::kFloat));
+  CHECK_FALSE(group::CopyBatch::scales(at::kFloat, at::kLong));
   CHECK_FALSE(group::put_flags({true, true}, part, 0));
   CHECK(part.equal(at::zeros({4}, at::kComplexFloat)));
-  CHECK(group::Moves::takes(at::empty({32768})));
-  CHECK_FALSE(group::Moves::takes(at::empty({32769})));
-  CHECK_FALSE(group::Moves::takes(at::empty({4}, at::TensorOptions(at::kMeta))));
+  CHECK(group::CopyBatch::takes(at::empty({32768})));
+  CHECK_FALSE(group::CopyBatch::takes(at::empty({32769})));
+  CHECK_FALSE(group::CopyBatch::takes(at::empty({4}, at::TensorOptions(at::kMeta))));
 }
 
 TEST_CASE("flags are ones and zeros in their order") {

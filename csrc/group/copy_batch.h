@@ -30,7 +30,7 @@ struct Runs {
 SHARDWISE_API Runs runs_of(const layout::Cut& cut, int64_t rank);
 
 /// Pieces that are moved together, by run(). Their tensors live until then.
-class SHARDWISE_API Moves {
+class SHARDWISE_API CopyBatch {
  public:
   /// Whether pieces of a tensor are moved here: where its elements lie on a CPU and are few, or on a device that has
   /// kernels.
@@ -45,7 +45,8 @@ class SHARDWISE_API Moves {
   /// and the runs are of that memory.
   void scale(const at::Tensor& whole, const Runs& runs, double factor, const at::Tensor& part, int64_t offset);
   void run();
-  /// Moves the same once more, later: for whoever knows that everything lies where it lay. Nothing may be added then.
+  /// CopyBatch the same once more, later: for whoever knows that everything lies where it lay. Nothing may be added
+  /// then.
   void run_again() const;
   /// Runs, and keeps the moves for run_again(), but no tensor. Returns false, and keeps none, where they were of
   /// several kinds.

@@ -1,4 +1,4 @@
-#include "group/small_pieces.h"
+#include "group/copy_batch.h"
 
 #include "group/data.h"
 
@@ -16,12 +16,12 @@ char* element(const at::Tensor& tensor, int64_t index) {
 
 } // namespace
 
-bool Moves::takes(const at::Tensor& tensor) {
+bool CopyBatch::takes(const at::Tensor& tensor) {
   return is_plain(tensor) && cuda::has_kernels(tensor.device().type()) &&
          (!tensor.is_cpu() || tensor.numel() <= kSmall);
 }
 
-bool Moves::scales(at::ScalarType from, at::ScalarType to) {
+bool CopyBatch::scales(at::ScalarType from, at::ScalarType to) {
   return cuda::can_scale(from) && cuda::can_scale(to);
 }
 
@@ -35,20 +35,21 @@ Runs runs_of(const layout::Cut& cut, int64_t rank) {
       .start = cut.starts[static_cast<size_t>(rank)] * row};
 }
 
-void Moves::put(const at::Tensor& whole, const Runs& runs, const at::Tensor& part, int64_t offset) {
+void CopyBatch::put(const at::Tensor& whole, const Runs& runs, const at::Tensor& part, int64_t offset) {
   if (runs.empty()) return;
   add({.device = whole.device(), .from = part.scalar_type(), .to = whole.scalar_type()},
       {element(part, offset), element(whole, runs.start), runs.count, runs.length, runs.length, runs.stride}, part);
 }
 
-void Moves::scale(const at::Tensor& whole, const Runs& runs, double factor, const at::Tensor& part, int64_t offset) {
+void CopyBatch::scale(
+    const at::Tensor& whole, const Runs& runs, double factor, const at::Tensor& part, int64_t offset) {
   if (runs.empty()) return;
   const Kind kind{whole.device(), whole.scalar_type(), part.scalar_type(), factor};
   add(kind, {element(whole, runs.start), element(part, offset), runs.count, runs.length, runs.stride, runs.length},
       whole);
 }
 
-void Moves::add(const Kind& kind, const cuda::Move& move, const at::Tensor& from) {
+void CopyBatch::add(const Kind& kind, const cuda::Move& move, const at::Tensor& from) {
   if (!(kind == kind_)) run();
   kind_ = kind;
   moves_.push_back(move);
@@ -56,14 +57,14 @@ void Moves::add(const Kind& kind, const cuda::Move& move, const at::Tensor& from
   if (alive_.empty() || !alive_.back().is_same(from)) alive_.push_back(from);
 }
 
-void Moves::run() {
+void CopyBatch::run() {
   run_again();
   ran_before_ = !moves_.empty();
   moves_.clear();
   alive_.clear();
 }
 
-void Moves::run_again() const {
+void CopyBatch::run_again() const {
   if (moves_.empty()) return;
   if (kind_.factor) {
     cuda::scale(kind_.device, kind_.from, kind_.to, *kind_.factor, moves_);
@@ -72,7 +73,7 @@ void Moves::run_again() const {
   }
 }
 
-bool Moves::run_and_keep() {
+bool CopyBatch::run_and_keep() {
   if (ran_before_) {
     run();
     return false;

@@ -9,11 +9,11 @@ namespace shardwise::group {
 
 /// What a front end does for tensors whose use it must announce to the unit. Called when a group is made, and again
 /// when its tensors were replaced.
-class Front {
+class FrontEndCallbacks {
  public:
   enum class Role { full, shard };
 
-  virtual ~Front() = default;
+  virtual ~FrontEndCallbacks() = default;
   /// The tensor is one of the unit's from now on.
   virtual void mark(const at::Tensor& tensor) = 0;
   /// The memory of this piece, as a shard is to have it.

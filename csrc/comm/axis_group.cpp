@@ -1,10 +1,10 @@
-#include "comm/line.h"
+#include "comm/axis_group.h"
 
 namespace shardwise::comm {
 
 // The last axis varies fastest.
-std::vector<Line> lines_of(const Mesh& mesh) {
-  std::vector<Line> lines(mesh.axes().size());
+std::vector<AxisGroup> axis_groups_of(const Mesh& mesh) {
+  std::vector<AxisGroup> lines(mesh.axes().size());
   int64_t stride = 1;
   for (size_t i = lines.size(); i-- > 0;) {
     const auto& [name, size] = mesh.axes()[i];

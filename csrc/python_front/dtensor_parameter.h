@@ -1,6 +1,6 @@
 #pragma once
 
-#include "group/face.h"
+#include "group/visible_parameter.h"
 #include "python_front/kept_object.h"
 
 #include <optional>
@@ -10,11 +10,11 @@ namespace shardwise::python_front {
 
 /// A DTensor around a shard, and DTensors around its gradients. One around a gradient is used again once nobody else
 /// holds it: there are two at most, for the two sums that take turns.
-class DTensorFace : public group::Face {
+class DTensorParameter : public group::VisibleParameter {
  public:
   /// Made with the GIL held. `to_memory` gives what is inside of a gradient that arrives, where the full parameter is a
   /// DTensor too; else None.
-  DTensorFace(const pybind11::object& parameter, const pybind11::object& to_memory);
+  DTensorParameter(const pybind11::object& parameter, const pybind11::object& to_memory);
 
   const at::Tensor& parameter() const override;
   at::Tensor gradient(const at::Tensor& mean) override;

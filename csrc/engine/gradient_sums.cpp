@@ -1,0 +1,135 @@
+#include "engine/gradient_sums.h"
+
+#include "engine/unit.h"
+#include "group/compute_guard.h"
+#include "observe/fault_point.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace shardwise::engine {
+namespace {
+
+/// Whether there is an axis of copies, be it of one rank.
+bool has_copies(const Unit& unit) {
+  return unit.replicates() || unit.mesh().ndim() == 2;
+}
+
+template <typename Is>
+bool any_parameter(const Unit& unit, const Is& is) {
+  return std::any_of(unit.parameters().begin(), unit.parameters().end(), is);
+}
+
+} // namespace
+
+/// Every group that has trained parameters.
+template <typename Do>
+void GradientSums::for_each(const Do& act) {
+  for (const auto& group : unit_.groups()) {
+    if (auto* gradients = group->gradients()) act(*gradients);
+  }
+}
+
+bool GradientSums::are_late() const {
+  return unit_.ranks().must_sum_late(unit_.options.customs);
+}
+
+void GradientSums::take_leaf_gradients() {
+  for (const auto& parameter : unit_.parameters()) parameter->take_leaf_gradient();
+}
+
+bool GradientSums::has_pending() const {
+  return any_parameter(unit_, [](const auto& parameter) { return parameter->has_pending(); });
+}
+
+bool GradientSums::are_owed() const {
+  return any_parameter(unit_, [](const auto& parameter) { return parameter->owed; });
+}
+
+void GradientSums::begin() {
+  const auto& options = unit_.options;
+  auto& counters = unit_.own_counters();
+  ++counters.backwards;
+  extent_ = !options.sync ? Extent::nothing : options.all_reduce || !has_copies(unit_) ? Extent::all : Extent::shards;
+  const auto world = unit_.ranks().world();
+  if (!options.sync || world == 1) return;
+  const auto has_gradients = [](const auto& group) { return group->gradients() != nullptr; };
+  if (std::none_of(unit_.groups().begin(), unit_.groups().end(), has_gradients)) return;
+  const auto among_shards = unit_.ranks().for_first_sum(options.customs);
+  const group::Gradients::Divisor divisor{
+      .value = options.divide_factor.value_or(static_cast<double>(world)), .after = options.divide_after};
+  for_each([&](auto& gradients) { gradients.begin(among_shards, divisor, unit_.buffers(), unit_.name(), counters); });
+  scattering_ = true;
+  if (among_shards.size() == 1) finish_first();
+}
+
+// The second sums of all groups together, for in which order the first ones are done may differ between ranks.
+void GradientSums::finish_first() {
+  if (!std::exchange(scattering_, false)) return;
+  for_each([&](auto& gradients) { gradients.wait(unit_.buffers()); });
+  if (extent_ != Extent::all || !has_copies(unit_)) return;
+  const auto among_copies = unit_.ranks().for_second_sum();
+  for_each([&](auto& gradients) { gradients.begin_all_reduce(among_copies, unit_.name(), unit_.own_counters()); });
+}
+
+bool GradientSums::advance() {
+  bool done = true;
+  const auto look = [&](const auto& gradients) { done = done && gradients.done(); };
+  for_each(look);
+  if (!done || !scattering_) return done;
+  finish_first();
+  for_each(look);
+  return done;
+}
+
+void GradientSums::wait() {
+  finish_first();
+  for_each([&](auto& gradients) { gradients.wait(unit_.buffers()); });
+}
+
+void GradientSums::publish() {
+  observe::pass(observe::FaultPoint::publish);
+  const auto extent = std::exchange(extent_, std::nullopt);
+  if (!extent) return;
+  if (extent == Extent::nothing) {
+    for (const auto& parameter : unit_.parameters()) parameter->keep_for_later();
+    for_each([](const auto& gradients) {
+      for (auto* parameter : gradients.parameters()) parameter->owed = true;
+    });
+    return;
+  }
+  if (unit_.ranks().world() == 1) return publish_alone();
+  for_each([&](auto& gradients) {
+    if (!gradients.under_way()) return;
+    extent == Extent::all ? gradients.publish(unit_.options.all_reduce_hook) : gradients.keep_partial();
+  });
+}
+
+void GradientSums::publish_alone() {
+  const group::ComputeGuard guard;
+  const auto& factor = unit_.options.divide_factor;
+  for (const auto& parameter : unit_.parameters()) {
+    auto local = parameter->take_local();
+    parameter->settle();
+    if (!local.defined()) continue;
+    if (factor) local = local.div(*factor);
+    local = local.to(parameter->stored().scalar_type());
+    // In the layout `flat` a shard is a vector.
+    parameter->publish(parameter->whole ? local : local.reshape(parameter->stored().sizes()));
+    parameter->run_hook();
+  }
+}
+
+// Sums that other ranks have started too run to their end.
+void GradientSums::forget() {
+  try {
+    finish_first();
+  } catch (const std::exception& error) {
+    TORCH_WARN("shardwise: a sum that nobody wants any more failed: ", error.what());
+  }
+  extent_.reset();
+  for (const auto& parameter : unit_.parameters()) parameter->forget_backward();
+  for_each([&](auto& gradients) { gradients.drop(unit_.buffers()); });
+}
+
+} // namespace shardwise::engine

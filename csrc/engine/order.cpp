@@ -1,0 +1,316 @@
+#include "engine/order.h"
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+namespace shardwise::engine {
+
+UnitId Order::add(int64_t number, const UnitTiming& timing, std::optional<UnitId> outer) {
+  units_.push_back({.number = number, .outer = outer, .timing = timing});
+  sort();
+  return units_.size() - 1;
+}
+
+UnitId Order::absorb(const Order& other, UnitId outer) {
+  const auto first = units_.size();
+  for (auto node : other.units_) {
+    node.outer = node.outer ? *node.outer + first : outer;
+    node.by_hand = node.by_hand == other.forwards_ ? forwards_ : -1;
+    units_.push_back(std::move(node));
+  }
+  for (const auto unit : other.open_) open_.push_back(unit + first);
+  sort();
+  return first;
+}
+
+void Order::remove(UnitId unit) {
+  units_[unit].alive = false;
+  std::erase(open_, unit);
+  std::erase(unsettled_, unit);
+  last_.reset();
+  if (in_flight_ == unit) in_flight_.reset();
+  sort();
+}
+
+void Order::sort() {
+  made_.clear();
+  for (UnitId unit = 0; unit < units_.size(); ++unit) {
+    if (units_[unit].alive) made_.push_back(unit);
+  }
+  const auto number = [&](UnitId unit) { return units_[unit].number; };
+  std::sort(made_.begin(), made_.end(), [&](UnitId a, UnitId b) { return number(a) < number(b); });
+  // Later ones first, below each.
+  std::vector<std::vector<UnitId>> inner(units_.size());
+  std::vector<UnitId> outermost;
+  for (auto unit = made_.rbegin(); unit != made_.rend(); ++unit) {
+    const auto& outer = units_[*unit].outer;
+    if (!outer) {
+      outermost.push_back(*unit);
+    } else if (*outer < inner.size()) {
+      inner[*outer].push_back(*unit);
+    }
+  }
+  sums_.clear();
+  for (auto unit = outermost.rbegin(); unit != outermost.rend(); ++unit) append(*unit, inner);
+}
+
+void Order::append(UnitId unit, const std::vector<std::vector<UnitId>>& inner) {
+  for (const auto below : inner[unit]) append(below, inner);
+  sums_.push_back(unit);
+}
+
+bool Order::lies_below(UnitId unit, UnitId other) const {
+  for (auto outer = units_[unit].outer; outer; outer = units_[*outer].outer) {
+    if (*outer == other) return true;
+  }
+  return false;
+}
+
+bool Order::is_in(UnitId unit, Keep keep, Moment moment, OrderActions& act) {
+  if (last_ != Entered{unit, keep, moment}) return false;
+  // Sums start at events of a backward, and this is one.
+  if (moment.backward != kNone) advance(moment, act);
+  return true;
+}
+
+bool Order::stays(UnitId other, UnitId entered, Keep keep, bool backward) const {
+  if (keep == Keep::all || other == entered || lies_below(entered, other)) return true;
+  // Of several modules, some have their backward still to come.
+  if (backward && units_[other].timing.has_several_modules && units_[other].uses_to_come > 0) return true;
+  return keep == Keep::outer_and_inner && lies_below(other, entered);
+}
+
+void Order::enter(UnitId unit, Keep keep, Moment moment, OrderActions& act) {
+  const bool backward = moment.backward != kNone;
+  close_all([&](UnitId other) { return !stays(other, unit, keep, backward); }, backward, act);
+  if (std::find(open_.begin(), open_.end(), unit) == open_.end()) open_.push_back(unit);
+  if (backward) {
+    units_[unit].entered = true;
+  } else if (moment.with_gradients) {
+    units_[unit].engaged = true;
+  }
+  if (backward || moment.with_gradients) count_use(unit, backward);
+  const bool gathered = act.gather(unit);
+  const bool by_hand = is_by_hand(unit);
+  const bool begins = by_hand && !units_[unit].outer;
+  if (begins) units_[unit].by_hand = -1;
+  prefetch(unit, by_hand ? begins : gathered, moment, act);
+  last_ = Entered{unit, keep, moment};
+  if (backward) advance(moment, act);
+}
+
+void Order::count_use(UnitId unit, bool backward) {
+  if (std::exchange(before_, unit) == unit) return;
+  auto& node = units_[unit];
+  if (backward) {
+    --node.uses_to_come;
+  } else {
+    if (std::exchange(node.forward, forwards_) != forwards_) node.uses = 0;
+    ++node.uses;
+  }
+}
+
+// Where gradients are to come, only what ends a forward tells where one begins: a unit may run twice in it.
+void Order::prefetch(UnitId unit, bool gathered, Moment moment, OrderActions& act) {
+  const bool backward = moment.backward != kNone;
+  const auto& timing = units_[unit].timing;
+  const bool has_list = backward ? timing.has_backward_list : timing.has_forward_list;
+  if (has_list) act.gather_list(unit, backward);
+  if (!gathered || !timing.is_gathered) return;
+  const bool infers = !backward && !moment.with_gradients;
+  auto& order = backward ? backwards_ : infers ? inference_ : training_;
+  if (infers && order.comes_round(unit)) order.end_pass();
+  const auto* next = order.used(unit);
+  if (next == nullptr || !units_[*next].alive || is_by_hand(*next) || !prefetches || has_list) return;
+  if (!backward || units_[*next].timing.unshard_in_backward) act.gather_ahead(*next, backward);
+}
+
+void Order::end_forwards() {
+  ++forwards_;
+  before_.reset();
+  training_.end_pass();
+  inference_.end_pass();
+}
+
+// Otherwise the unit itself stays open, for it may run again at once: on some ranks more often than on others.
+void Order::leave(UnitId unit, bool exactly, OrderActions& act) {
+  const bool is_outermost = !units_[unit].outer;
+  const auto goes = [&](UnitId other) {
+    return lies_below(other, unit) || (other == unit && (exactly || is_outermost));
+  };
+  close_all(goes, /*backward=*/false, act);
+  if (is_outermost) end_forwards();
+}
+
+// To close one may remove others.
+template <typename Condition>
+void Order::close_all(const Condition& goes, bool backward, OrderActions& act) {
+  for (auto found = open_.begin(); (found = std::find_if(open_.begin(), open_.end(), goes)) != open_.end();) {
+    const auto unit = *found;
+    last_.reset();
+    open_.erase(found);
+    const bool frees = backward ? units_[unit].timing.reshard_after_backward : reshards_after_forward(unit);
+    if (frees) act.free(unit, /*hold=*/!backward);
+  }
+}
+
+void Order::free_all(OrderActions& act) {
+  last_.reset();
+  open_.clear();
+  const auto made = made_;
+  for (const auto unit : made) {
+    if (units_[unit].timing.reshard_after_backward) act.free(unit, /*hold=*/false);
+  }
+}
+
+void Order::begin_backward(int backward, OrderActions& act) {
+  last_.reset();
+  settle(act);
+  end_forwards();
+  backward_ = backward;
+  launched_ = 0;
+  reached_ = false;
+  late_ = false;
+  for (const auto unit : sums_) {
+    units_[unit].uses_to_come = units_[unit].uses;
+    units_[unit].missing = 0;
+    units_[unit].awaited.clear();
+  }
+}
+
+void Order::expect(UnitId unit, size_t parameter) {
+  auto& node = units_[unit];
+  if (node.awaited.size() <= parameter) node.awaited.resize(parameter + 1);
+  node.awaited[parameter] = true;
+  ++node.missing;
+  node.engaged = true;
+}
+
+bool Order::takes_part(UnitId unit) const {
+  return units_[unit].timing.always_sums || units_[unit].engaged;
+}
+
+void Order::note(UnitId unit, size_t parameter, Moment moment) {
+  auto& node = units_[unit];
+  if (backward_ != moment.backward || parameter >= node.awaited.size() || !node.awaited[parameter]) return;
+  node.awaited[parameter] = false;
+  --node.missing;
+}
+
+void Order::gradient_arrived(UnitId unit, size_t parameter, Moment moment, OrderActions& act) {
+  reached_ = true;
+  units_[unit].engaged = true;
+  note(unit, parameter, moment);
+  advance(moment, act);
+}
+
+// Where sums share a process group with all-gathers, or with those of another tree, they wait for the end: when
+// gradients become ready may differ between ranks, and so would the order on it. For the same reason nobody waits for a
+// sum here: the ranks that it waits for may need a gather that this rank comes to later.
+void Order::advance(Moment moment, OrderActions& act) {
+  if (backward_ != moment.backward) return;
+  start_sums([&] { return !in_flight_ || act.sum_is_done(*in_flight_); }, act);
+}
+
+template <typename Condition>
+void Order::start_sums(const Condition& may_start, OrderActions& act) {
+  if (!in_backward() || !reached_ || late_) return;
+  for (; launched_ < sums_.size(); ++launched_) {
+    // Asked first: it starts the second part of the one before, which needs time too.
+    if (!may_start() || units_[sums_[launched_]].missing > 0) return;
+    launch(sums_[launched_], act);
+  }
+}
+
+void Order::launch(UnitId unit, OrderActions& act) {
+  if (!takes_part(unit)) return;
+  if (in_flight_) act.wait_sum(*in_flight_);
+  in_flight_ = unit;
+  act.start_sum(unit);
+}
+
+void Order::end_backward(bool is_last, OrderActions& act) {
+  try {
+    for (; launched_ < sums_.size(); ++launched_) launch(sums_[launched_], act);
+    if (in_flight_) is_last ? act.wait_sum(*in_flight_) : act.finish_first_sum(*in_flight_);
+  } catch (...) {
+    forget_backward(act);
+    throw;
+  }
+  backwards_.end_pass();
+  unsettled_ = sums_;
+  backward_ = kNone;
+  free_all(act);
+  const auto units = unsettled_;
+  for (const auto unit : units) {
+    units_[unit].entered = false;
+    units_[unit].engaged = false;
+    units_[unit].missing = 0;
+    act.end_backward(unit);
+  }
+  if (is_last) settle(act);
+}
+
+void Order::begin_pending(OrderActions& act) {
+  settle(act);
+  launched_ = 0;
+}
+
+void Order::settle(OrderActions& act) {
+  const auto units = std::exchange(unsettled_, {});
+  if (units.empty()) return;
+  if (const auto unit = std::exchange(in_flight_, std::nullopt)) act.wait_sum(*unit);
+  for (const auto unit : units) {
+    if (units_[unit].alive) act.publish(unit);
+  }
+}
+
+// When a sum starts depends on when the one before was done. Where a backward dies on all ranks, those that all can
+// start are started, whatever was under way then.
+void Order::start_what_can(OrderActions& act) {
+  start_sums([] { return true; }, act);
+}
+
+void Order::forget_backward(OrderActions& act) {
+  backwards_.forget_pass();
+  in_flight_.reset();
+  backward_ = kNone;
+  const auto made = made_;
+  for (const auto unit : made) {
+    units_[unit].entered = false;
+    units_[unit].missing = 0;
+    act.forget_backward(unit);
+  }
+  free_all(act);
+}
+
+void Order::reset(OrderActions& act) {
+  settle(act);
+  forget_backward(act);
+  training_.forget_pass();
+  inference_.forget_pass();
+  const auto made = made_;
+  for (const auto unit : made) {
+    units_[unit].engaged = false;
+    units_[unit].by_hand = -1;
+    act.free(unit, /*hold=*/false);
+  }
+}
+
+std::string Order::describe() const {
+  std::ostringstream text;
+  const auto list = [&](const char* what, const std::vector<UnitId>& units) {
+    text << what;
+    for (const auto unit : units) text << ' ' << unit;
+  };
+  list("open:", open_);
+  list("; sums:", sums_);
+  text << "; started: " << launched_ << "; backward: " << backward_;
+  for (const auto unit : made_) {
+    if (units_[unit].missing > 0) text << "; " << unit << " misses " << units_[unit].missing;
+  }
+  return text.str();
+}
+
+} // namespace shardwise::engine

@@ -1,0 +1,94 @@
+#include "engine/unit_ranks.h"
+
+namespace shardwise::engine {
+
+using comm::Agreement;
+
+UnitRanks::UnitRanks(const Mesh& mesh, bool replicates, bool customs_on_mesh)
+    : mesh_(mesh),
+      replicates_(replicates),
+      customs_on_mesh_(customs_on_mesh) {
+  const auto groups = comm::axis_groups_of(mesh);
+  agreement_ = Agreement::of(groups);
+  const auto first = groups.size() == 2 ? Agreement::first_axis : Agreement::group;
+  if (replicates || groups.size() == 2) copies_ = comm::Collectives(groups.front()).at({agreement_, first});
+  if (!replicates) shards_ = comm::Collectives(groups.back()).at({agreement_, Agreement::group});
+}
+
+void UnitRanks::make_groups() {
+  known_ = shards_;
+  if (!agreement_) {
+    gather_ = shards_;
+    return;
+  }
+  const auto& axes = mesh_.axes();
+  const auto on_own_group = [&](comm::Collectives& collectives, const std::string& axis, Agreement::Chain chain) {
+    if (collectives.size() == 1) return true;
+    const auto group = mesh_.sum_group(axis);
+    const bool is_own = group != mesh_.group(axis);
+    if (is_own) collectives = comm::Collectives({group, collectives.names()}).at({agreement_, chain});
+    return is_own;
+  };
+  const auto first = axes.size() == 2 ? Agreement::first_axis : Agreement::group;
+  const bool copies_apart = on_own_group(copies_, axes.front().name, first);
+  sums_have_groups_ = on_own_group(shards_, axes.back().name, Agreement::group) && copies_apart;
+  if (replicates_) return;
+  const auto group = mesh_.gather_group(axes.back().name);
+  gather_ = comm::Collectives({group, shards_.names()});
+  gathers_have_group_ = group != mesh_.group(axes.back().name);
+}
+
+void UnitRanks::make_neighbours(int64_t count, const c10::intrusive_ptr<c10d::ProcessGroup>& given) {
+  const auto names = shards_.names();
+  const auto first = shards_.rank() / count * count;
+  const auto group = given && !agreement_ ? given : mesh_.neighbours(mesh_.axes().back().name, count);
+  neighbours_ = comm::Collectives({group, {.first = names[first], .stride = names.stride}});
+}
+
+// What every rank has may come and go on some ranks only.
+comm::Collectives UnitRanks::for_gather(
+    const Gather& gather, const Customs& customs, const std::function<std::string()>& describe, Counters& counters) {
+  const auto& ranks = gather.near ? neighbours_ : gathers_apart(customs) ? gather_ : known_;
+  if (shards_.size() == 1) return ranks;
+  if (!agreement_) return ranks.by(customs.all_gather);
+  const bool apart = gathers_apart(customs) || sums_apart(customs);
+  const auto event = 4 * gather.unit + (gather.near ? 2 : 0) + (gather.backward ? 1 : 0);
+  const auto chain = apart ? Agreement::second_group : Agreement::group;
+  return ranks.at(agreement_->enter(chain, event, describe, counters)).by(customs.all_gather);
+}
+
+comm::Collectives UnitRanks::in_order(const comm::Collectives& collectives, Agreement::Chain chain) const {
+  return agreement_ && collectives.size() > 1 ? collectives.at(agreement_->pass(chain)) : collectives;
+}
+
+comm::Collectives UnitRanks::for_first_sum(const Customs& customs) const {
+  const auto& ranks = sums_apart(customs) ? shards_ : known_;
+  return ranks.size() > 1 ? in_order(ranks, Agreement::group).by(customs.reduce_scatter) : ranks;
+}
+
+comm::Collectives UnitRanks::for_second_sum() const {
+  return in_order(copies_, shards_.size() > 1 ? Agreement::first_axis : Agreement::group);
+}
+
+bool UnitRanks::must_sum_late(const Customs& customs) const {
+  return world() > 1 && (!agreement_ || !sums_apart(customs));
+}
+
+comm::Collectives UnitRanks::for_event(int64_t event, const char* what, Counters& counters) {
+  if (!agreement_) return shards_;
+  return shards_.at(agreement_->enter(
+      Agreement::group, event, [what] { return what; }, counters));
+}
+
+void UnitRanks::meet(int64_t event, const std::string& text, Counters& counters) {
+  if (agreement_) agreement_->meet(event, text, counters);
+}
+
+// Along the first axis it reaches one rank of each row of the second.
+void UnitRanks::spread(const at::Tensor& tensor, const std::string& what, Counters& counters) const {
+  for (const auto& axis : axes()) {
+    if (axis.size() > 1) axis.broadcast(tensor, 0, what, counters).wait();
+  }
+}
+
+} // namespace shardwise::engine

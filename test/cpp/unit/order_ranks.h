@@ -1,0 +1,159 @@
+// Ranks that run the same program through the order of a tree, each in its own way where ranks may differ.
+#pragma once
+
+#include "engine/order.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace shardwise::test {
+
+/// The same numbers everywhere, and quick: there are millions of programs.
+class Dice {
+ public:
+  explicit Dice(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15ULL + 1) {}
+  /// From 0 to below `sides`.
+  size_t roll(size_t sides) {
+    state_ ^= state_ << 13U;
+    state_ ^= state_ >> 7U;
+    state_ ^= state_ << 17U;
+    return static_cast<size_t>((state_ >> 11U) % sides);
+  }
+  bool once_in(size_t times) {
+    return roll(times) == 0;
+  }
+
+ private:
+  uint64_t state_;
+};
+
+/// One rank: what its full parameters and sums are, and what it put on its two process groups. The first rule that was
+/// broken is kept.
+class OrderRank final : public engine::OrderActions {
+ public:
+  using UnitId = engine::UnitId;
+  enum class Full : uint8_t { freed, gathering, there };
+
+  OrderRank(size_t units, uint64_t seed) : own(seed), full_(units, Full::freed), used_(units, false) {}
+
+  engine::Order order;
+  /// For what ranks may do in ways of their own.
+  Dice own;
+  std::vector<UnitId> gathers;
+  std::vector<UnitId> sums;
+  std::string broken;
+  /// Which unit is gathered where the user named one.
+  UnitId listed = 0;
+
+  Full full(UnitId unit) const {
+    return full_[unit];
+  }
+  void rule(bool holds, const char* text, UnitId unit) {
+    if (!holds && broken.empty())
+      broken = std::string(text) + ": unit " + std::to_string(unit) + "; " + order.describe();
+  }
+
+  void enter(UnitId unit, engine::Keep keep, engine::Order::Moment moment) {
+    entering_ = unit;
+    order.enter(unit, keep, moment, *this);
+    entering_.reset();
+    used_[unit] = true;
+    rule(full_[unit] == Full::there, "a unit that was entered is there", unit);
+    if (keep == engine::Keep::outer && moment.backward < 0) others_are_closed(unit);
+  }
+  void by_hand(UnitId unit) {
+    if (full_[unit] != Full::freed) return;
+    start(unit);
+    order.gathered_by_hand(unit);
+  }
+  void free_by_hand(UnitId unit) {
+    full_[unit] = Full::freed;
+    used_[unit] = false;
+  }
+  /// All that is to be freed at the end of a backward is.
+  void backward_is_over() {
+    for (const auto unit : order.made()) {
+      if (order.timing(unit).reshard_after_backward) rule(full_[unit] == Full::freed, "all is freed in the end", unit);
+      used_[unit] = false;
+    }
+    rule(!in_flight_ || open_sums_, "sums end", 0);
+  }
+
+  bool gather(UnitId unit) override {
+    if (full_[unit] == Full::there) return false;
+    if (full_[unit] == Full::freed) start(unit);
+    full_[unit] = Full::there;
+    return true;
+  }
+  void gather_ahead(UnitId unit, bool /*backward*/) override {
+    if (full_[unit] == Full::freed) start(unit);
+  }
+  void gather_list(UnitId /*unit*/, bool backward) override {
+    gather_ahead(listed, backward);
+  }
+  void free(UnitId unit, bool /*hold*/) override {
+    rule(!entering_ || !order.lies_below(*entering_, unit), "outer units stay while inner ones are used", unit);
+    full_[unit] = Full::freed;
+    used_[unit] = false;
+  }
+
+  void start_sum(UnitId unit) override {
+    rule(!in_flight_, "one sum is under way at a time", unit);
+    rule(order.takes_part(unit), "who takes no part is not summed", unit);
+    const auto place = [&](UnitId one) { return std::find(order.sums().begin(), order.sums().end(), one); };
+    rule(!last_summed_ || place(*last_summed_) < place(unit), "sums are in the one order", unit);
+    in_flight_ = last_summed_ = unit;
+    sums.push_back(unit);
+    published_.clear();
+  }
+  bool sum_is_done(UnitId unit) override {
+    rule(!in_flight_ || in_flight_ == unit, "the sum under way is asked for", unit);
+    return own.once_in(2);
+  }
+  void finish_first_sum(UnitId /*unit*/) override {
+    open_sums_ = true;
+  }
+  void wait_sum(UnitId unit) override {
+    if (in_flight_ == unit) in_flight_.reset();
+  }
+  void publish(UnitId unit) override {
+    rule(!in_flight_, "sums are over before gradients are published", unit);
+    published_.push_back(unit);
+    last_summed_.reset();
+    open_sums_ = false;
+  }
+  void end_backward(UnitId /*unit*/) override {
+    last_summed_.reset();
+  }
+  void forget_backward(UnitId /*unit*/) override {
+    in_flight_.reset();
+    last_summed_.reset();
+  }
+
+ private:
+  void start(UnitId unit) {
+    full_[unit] = Full::gathering;
+    if (order.timing(unit).is_gathered) gathers.push_back(unit);
+  }
+  /// At most the units that this one lies below are there with it, of those that are freed after their forward.
+  void others_are_closed(UnitId unit) {
+    for (const auto other : order.made()) {
+      const bool may = other == unit || order.lies_below(unit, other) || !order.reshards_after_forward(other);
+      rule(may || full_[other] != Full::there || !used_[other], "at most the outer units are there", other);
+    }
+  }
+
+  std::vector<Full> full_;
+  /// In the pass that runs.
+  std::vector<bool> used_;
+  std::optional<UnitId> entering_;
+  std::optional<UnitId> in_flight_;
+  std::optional<UnitId> last_summed_;
+  std::vector<UnitId> published_;
+  bool open_sums_ = false;
+};
+
+} // namespace shardwise::test
