@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import shardwise
-from shardwise.state import unit_of
+from shardwise._state import unit_of
 
 OURS = ("fully_shard", "fully_shard_keep", "replicate")
 WARM, FEW, MANY, TIMES, TIMED = 3, 1, 6, 4, 40

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import shardwise
-from shardwise.state import unit_of
+from shardwise._state import unit_of
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "examples" / "python"))
 from model import Gpt, GptOptions, initialize

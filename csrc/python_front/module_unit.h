@@ -22,7 +22,7 @@ struct GivenParameter {
   /// The values of `full` if it is of another dtype, and this rank's shard where there is an extension; else None.
   pybind11::object values;
   int64_t shard_dim;
-  /// A shardwise.extensions.Extension; None where the shard is a piece like any other.
+  /// A shardwise._extensions.Extension; None where the shard is a piece like any other.
   pybind11::object extension;
 };
 

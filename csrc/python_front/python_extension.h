@@ -8,10 +8,10 @@
 
 namespace shardwise::python_front {
 
-/// torch's protocol for parameters that gather themselves, which Python's shardwise.extensions speaks.
+/// torch's protocol for parameters that gather themselves, which Python's shardwise._extensions speaks.
 class PythonExtension : public group::Extension {
  public:
-  /// Of the parameter with this number there. `protocol` is a shardwise.extensions.Extension.
+  /// Of the parameter with this number there. `protocol` is a shardwise._extensions.Extension.
   PythonExtension(const std::shared_ptr<Entries>& entries, size_t index, const pybind11::object& protocol);
 
   std::vector<at::Tensor> inputs() override;

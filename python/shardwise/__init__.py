@@ -12,33 +12,40 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise import _compatibility
 
-_compatibility.check()
+if problem := _compatibility.find_problem():
+    if not _compatibility.is_program():
+        raise ImportError(problem, name="shardwise")
+    # `python -m shardwise doctor` has to tell what is wrong, and this package is imported before its __main__ runs.
+    from shardwise.__main__ import main
 
-from torch.utils import cmake_prefix_path as _torchs  # noqa: E402
+    raise SystemExit(main())
 
-from shardwise import cpp, transport  # noqa: E402
-from shardwise._build_info import VERSION as __version__  # noqa: E402
-from shardwise._C import Error, PeerError  # noqa: E402
-from shardwise._plan import Plan, plan  # noqa: E402
-from shardwise._record import record  # noqa: E402
+from torch.utils import cmake_prefix_path as _torchs
+
+from shardwise import _transport
+from shardwise._build_info import VERSION as __version__
+from shardwise._C import Error, PeerError
+from shardwise._record import record
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
+    from shardwise import cpp
     from shardwise._estimate import MemoryEstimate, estimate_memory
     from shardwise._fully_shard import fully_shard
     from shardwise._install import install, uninstall
     from shardwise._local_optimizer import local_optimizer
-    from shardwise._replicate import replicate
-    from shardwise.modules import (
+    from shardwise._module_classes import (
         FSDPModule,
         ReplicateModule,
         UnshardHandle,
         register_fsdp_forward_method,
         share_comm_ctx,
     )
+    from shardwise._plan import Plan, plan
+    from shardwise._replicate import replicate
 
-transport.register()
+_transport.register()
 
 Error.__doc__ = """What the engine raises; the message says what happened, where, and what to do.
 
@@ -60,22 +67,25 @@ PeerError.__doc__ = """Another rank failed, or called something else: this one s
 #: torch of this Python, which need not lie beside it.
 cmake_prefix_path = f"{Path(__file__).parent / 'share' / 'cmake'};{_torchs}"
 
-#: What needs torch's own fully_shard and DTensor is imported when it is first asked for.
+#: Where each public name is that is imported when it is first asked for: it needs torch's fully_shard and DTensor.
 _LAZY = {
     "CPUOffloadPolicy": "torch.distributed.fsdp",
-    "FSDPModule": "shardwise.modules",
+    "FSDPModule": "shardwise._module_classes",
     "MemoryEstimate": "shardwise._estimate",
     "MixedPrecisionPolicy": "torch.distributed.fsdp",
     "OffloadPolicy": "torch.distributed.fsdp",
-    "ReplicateModule": "shardwise.modules",
-    "UnshardHandle": "shardwise.modules",
+    "Plan": "shardwise._plan",
+    "ReplicateModule": "shardwise._module_classes",
+    "UnshardHandle": "shardwise._module_classes",
+    "cpp": "shardwise.cpp",
     "estimate_memory": "shardwise._estimate",
     "fully_shard": "shardwise._fully_shard",
     "install": "shardwise._install",
     "local_optimizer": "shardwise._local_optimizer",
-    "register_fsdp_forward_method": "shardwise.modules",
+    "plan": "shardwise._plan",
+    "register_fsdp_forward_method": "shardwise._module_classes",
     "replicate": "shardwise._replicate",
-    "share_comm_ctx": "shardwise.modules",
+    "share_comm_ctx": "shardwise._module_classes",
     "uninstall": "shardwise._install",
 }
 
@@ -83,8 +93,13 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'shardwise' has no attribute '{name}'")
-    value = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
+    module = importlib.import_module(_LAZY[name])
+    value = globals()[name] = module if module.__name__ == f"shardwise.{name}" else getattr(module, name)
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 __all__ = [

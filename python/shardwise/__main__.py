@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from shardwise import _estimate_command, _timeline_command, doctor
+from shardwise import _doctor, _estimate_command, _timeline_command
 
 
 def main() -> int:
@@ -24,7 +24,7 @@ def main() -> int:
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:
-    report = doctor.examine()
+    report = _doctor.examine()
     print(report.json() if arguments.json else report.text())
     return 0 if report.usable else 1
 

@@ -12,19 +12,6 @@ _FOLDER = Path(__file__).parent
 _REBUILD = f"{sys.executable} -m pip install --no-build-isolation . (in shardwise's source folder)"
 
 
-def check() -> None:
-    """Loads the extension, or raises ImportError that says what does not fit and what to do."""
-    problem = find_problem()
-    if problem is None:
-        return
-    if _is_program():
-        # The package is imported before its __main__, which would never get to speak.
-        from shardwise.__main__ import main
-
-        raise SystemExit(main())
-    raise ImportError(problem, name="shardwise")
-
-
 def find_problem() -> str | None:
     """Why this build cannot run here; None when it can. The extension is loaded only when all else fits."""
     return _build_problem() or _torch_problem() or _load_problem()
@@ -80,7 +67,7 @@ def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def _is_program() -> bool:
+def is_program() -> bool:
     """Whether this is the start of `python -m shardwise`."""
     starting = sys.argv[:1] == ["-m"]
     return starting and ("-m", "shardwise") in itertools.pairwise(sys.orig_argv)

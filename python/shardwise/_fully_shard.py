@@ -18,12 +18,13 @@ from torch.distributed.fsdp._fully_shard._fsdp_init import (
 )
 from torch.distributed.tensor import Shard
 
-from shardwise import cpp, cpp_modules, originals
-from shardwise.cpp import Mesh
-from shardwise.modules import FSDPModule, add_class
-from shardwise.process_groups import device_mesh_of
-from shardwise.state import State
-from shardwise.wrapping import (
+from shardwise import _cpp_wrapping, _torch_api
+from shardwise._C import Mesh
+from shardwise._cpp_modules import is_cpp, takes
+from shardwise._module_classes import FSDPModule, add_class
+from shardwise._process_groups import device_mesh_of
+from shardwise._state import State
+from shardwise._wrapping import (
     NO_CASTS,
     NO_OFFLOAD,
     Policies,
@@ -62,9 +63,9 @@ def _fully_shard(
     automatic = reshard_after_forward is None
     post_forward = post_forward_mesh(True if automatic else reshard_after_forward, info)
     managed = _get_managed_modules(
-        roots, ignored_params, is_composable_fn=lambda each: _is_composable_with_fsdp(each) and not cpp.is_cpp(each)
+        roots, ignored_params, is_composable_fn=lambda each: _is_composable_with_fsdp(each) and not is_cpp(each)
     )
-    cpp_modules.refuse_without_unit(roots, ignored_params, "fully_shard")
+    _cpp_wrapping.refuse_without_unit(roots, ignored_params, "fully_shard")
     state = _decorated.state(roots[0])
     wrap(
         state,
@@ -153,9 +154,9 @@ def fully_shard(
         "offload_policy": offload_policy,
         "ignored_params": ignored_params,
     }
-    if cpp_modules.takes(module):
-        return cpp_modules.fully_shard(module, **options)
-    return apply(_decorated, _fully_shard, originals.fully_shard, module, options)
+    if takes(module):
+        return _cpp_wrapping.fully_shard(module, **options)
+    return apply(_decorated, _fully_shard, _torch_api.fully_shard, module, options)
 
 
 def apply(decorated: Any, own: Callable[..., Any], torchs: Any, module: Any, options: dict[str, Any]) -> Any:
@@ -182,4 +183,4 @@ def apply(decorated: Any, own: Callable[..., Any], torchs: Any, module: Any, opt
 
 
 # Ours is there too, and so the state of a module that torch wrapped is found.
-fully_shard.state = originals.fully_shard.state  # type: ignore[attr-defined]
+fully_shard.state = _torch_api.fully_shard.state  # type: ignore[attr-defined]

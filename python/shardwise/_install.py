@@ -21,12 +21,12 @@ PLACES: dict[str, tuple[str, ...]] = {
 }
 
 _OURS = {
-    "FSDPModule": "shardwise.either",
-    "ReplicateModule": "shardwise.either",
+    "FSDPModule": "shardwise._isinstance_shims",
+    "ReplicateModule": "shardwise._isinstance_shims",
     "fully_shard": "shardwise._fully_shard",
-    "register_fsdp_forward_method": "shardwise.modules",
+    "register_fsdp_forward_method": "shardwise._module_classes",
     "replicate": "shardwise._replicate",
-    "share_comm_ctx": "shardwise.modules",
+    "share_comm_ctx": "shardwise._module_classes",
 }
 
 #: The modules that have ours, with the class that each had before.
@@ -114,7 +114,7 @@ def _ours(name: str) -> Any:
 
 
 def _torchs(name: str) -> Any:
-    return importlib.import_module("shardwise.originals").ALL[name]
+    return importlib.import_module("shardwise._torch_api").ALL[name]
 
 
 def _holders() -> list[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import nn
+from torch import nn
 
-    from shardwise import _C
+from shardwise import _C
+from shardwise._state import unit_of
 
 
 class Plan:
@@ -32,6 +32,4 @@ def plan(module: nn.Module) -> Plan:
 
     >>> print(shardwise.plan(model))
     """
-    from shardwise.state import unit_of
-
     return Plan(unit_of(module))

@@ -16,13 +16,14 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_init import _get_managed_modules
 
-from shardwise import cpp, cpp_modules, originals
+from shardwise import _cpp_wrapping, _torch_api
+from shardwise._C import Mesh
+from shardwise._cpp_modules import is_cpp, takes
 from shardwise._fully_shard import apply
-from shardwise.cpp import Mesh
-from shardwise.modules import ReplicateModule, add_class
-from shardwise.process_groups import device_mesh_of
-from shardwise.state import ReplicateState
-from shardwise.wrapping import (
+from shardwise._module_classes import ReplicateModule, add_class
+from shardwise._process_groups import device_mesh_of
+from shardwise._state import ReplicateState
+from shardwise._wrapping import (
     NO_CASTS,
     NO_OFFLOAD,
     Policies,
@@ -59,10 +60,10 @@ def _replicate(
     managed = _get_managed_modules(
         roots,
         ignored_params,
-        is_composable_fn=lambda each: is_composable_with_replicate(each) and not cpp.is_cpp(each),
+        is_composable_fn=lambda each: is_composable_with_replicate(each) and not is_cpp(each),
         get_state_fn=lambda each: inner_state(each, ReplicateState),
     )
-    cpp_modules.refuse_without_unit(roots, ignored_params, "replicate")
+    _cpp_wrapping.refuse_without_unit(roots, ignored_params, "replicate")
     wrap(
         _decorated.state(roots[0]),
         roots,
@@ -139,9 +140,9 @@ def replicate(
         "offload_policy": offload_policy,
         "ignored_params": ignored_params,
     }
-    if cpp_modules.takes(module):
-        return cpp_modules.replicate(module, **options)
-    return apply(_decorated, _replicate, originals.replicate, module, options)
+    if takes(module):
+        return _cpp_wrapping.replicate(module, **options)
+    return apply(_decorated, _replicate, _torch_api.replicate, module, options)
 
 
-replicate.state = originals.replicate.state  # type: ignore[attr-defined]
+replicate.state = _torch_api.replicate.state  # type: ignore[attr-defined]

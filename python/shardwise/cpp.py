@@ -20,28 +20,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.cpp import ModuleWrapper
 
-from shardwise import _C
+from shardwise import _C, _cpp_wrapping
 from shardwise._C import Mesh
-
-#: What every bound class is below.
-_CppModule: type = torch._C.cpp.nn.Module  # type: ignore[attr-defined]
-
-
-def is_cpp(module: object) -> bool:
-    """Whether it is a C++ module, or the nn.Module around one."""
-    return isinstance(module, (ModuleWrapper, _CppModule))
-
-
-def inner(module: object) -> Any:
-    """The C++ module itself."""
-    if not is_cpp(module):
-        raise TypeError(
-            f"shardwise: expected a C++ module that torch::python::bind_module made known, and got {module!r:.200}. "
-            "For modules of Python there are torch's own functions."
-        )
-    return module.cpp_module if isinstance(module, ModuleWrapper) else module
+from shardwise._cpp_modules import inner, is_cpp
 
 
 def as_module(module: Any) -> nn.Module:
@@ -49,9 +31,7 @@ def as_module(module: Any) -> nn.Module:
 
     >>> shardwise.cpp.as_module(model.block(0)).unshard()
     """
-    from shardwise import cpp_modules
-
-    return cpp_modules.as_module(inner(module))
+    return _cpp_wrapping.as_module(inner(module))
 
 
 def full_state_dict(module: Any, *, rank0_only: bool = False, cpu_offload: bool = False) -> dict[str, torch.Tensor]:

@@ -118,7 +118,7 @@ LOST = [
     ),
     Mutant(
         "say nothing of the environment where a back end is not made",
-        "python/shardwise/transport.py",
+        "python/shardwise/_transport.py",
         '        raise _C.PeerError(f"{error} The environment of this rank says {said}.") from None',
         "        raise",
         languages=PYTHON,

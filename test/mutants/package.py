@@ -9,7 +9,7 @@ _mutant = python_mutants("python/shardwise")
 PACKAGE = [
     _mutant(
         "make process groups anew for each model that comes when none is there",
-        "wrapping.py",
+        "_wrapping.py",
         "made = _meshes.setdefault(groups[0], {})",
         "made: dict[Any, _C.Mesh] = {}",
         "interop/test_interop_meshes.py",
@@ -72,28 +72,28 @@ PACKAGE = [
     ),
     _mutant(
         "log no backward that begins",
-        "logs.py",
+        "_logs.py",
         '            self._say("pre_backward")\n',
         "",
         "ranks/test_logs.py",
     ),
     _mutant(
         "log although nobody listens",
-        "logs.py",
+        "_logs.py",
         "return Log(state) if _logger.isEnabledFor(logging.DEBUG) else None",
         "return Log(state)",
         "ranks/test_logs.py",
     ),
     _mutant(
         "leave the inputs of modules as they are",
-        "wrapping.py",
+        "_wrapping.py",
         "    return convert if inputs else None, outputs\n",
         "    return None, outputs\n",
         "interop/test_interop_lists.py",
     ),
     _mutant(
         "leave all-reduces on when synchronisation is off",
-        "modules.py",
+        "_module_classes.py",
         "            unit.set_requires_gradient_sync(requires_gradient_sync)\n"
         "            unit.set_requires_all_reduce(requires_gradient_sync)\n",
         "            unit.set_requires_gradient_sync(requires_gradient_sync)\n",
@@ -101,7 +101,7 @@ PACKAGE = [
     ),
     _mutant(
         "set synchronisation of inner units too, whatever was asked",
-        "modules.py",
+        "_module_classes.py",
         "        for unit in units_of(self, recurse):\n            unit.set_requires_gradient_sync",
         "        for unit in units_of(self, True):\n            unit.set_requires_gradient_sync",
         "ranks/test_fully_shard_training_accumulation.py ranks/test_misuse.py",

@@ -99,7 +99,7 @@ SURROUNDINGS = [
     ),
     _package(
         "put our classes below no abstract one",
-        "either.py",
+        "_isinstance_shims.py",
         "class _Either(ABCMeta):",
         "class _Either(type):",
         "unit/test_install_patches.py",
@@ -127,14 +127,14 @@ SURROUNDINGS = [
     ),
     _package(
         "leave parameters with tensor parallelism on the meta device as they are",
-        "specs.py",
+        "_specs.py",
         "    if is_cast or parameter.is_meta:",
         "    if is_cast:",
         "ranks/test_fully_shard_state.py",
     ),
     _package(
         "cut tensors that are around others",
-        "wrapping.py",
+        "_wrapping.py",
         "    if not has_memory(local) and not is_extended(local, name):",
         "    if local is None:",
         "ranks/test_wrapper_tensors.py",

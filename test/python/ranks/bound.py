@@ -16,7 +16,7 @@ from torch.nn import functional
 from training_models import Mlp, Twice
 
 import shardwise
-from shardwise.state import unit_of
+from shardwise._state import unit_of
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev") / "test" / "cpp"

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import shardwise
-from shardwise.state import unit_of
+from shardwise._state import unit_of
 
 
 class Branches(nn.Module):

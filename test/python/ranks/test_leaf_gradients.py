@@ -39,7 +39,7 @@ def added_by_hand(rank: int, kind: str) -> None:
             assert leaf.dtype == gradient.dtype == torch.bfloat16
             leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
             expected[name] = expected.get(name, 0) + gradient.float()
-    shardwise.state.state_of(model)._root_post_backward_final_callback()
+    shardwise._state.state_of(model)._root_post_backward_final_callback()
     for module in (model, model[1]):
         module.reshard()
     for name, parameter in model.named_parameters():

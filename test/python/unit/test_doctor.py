@@ -13,7 +13,7 @@ import torch
 from broken_package import BUILT_MINOR, PACKAGE, BrokenPackage
 
 import shardwise
-from shardwise import _build_info, doctor
+from shardwise import _build_info, _doctor
 
 NEEDED = {"import shardwise", "replicate() on CPUs (Gloo)", "ranks from the environment"}
 LAUNCH = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -30,18 +30,18 @@ def run_doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
 def launch(monkeypatch):
     """Sets the variables of a launch; None removes one."""
 
-    def change(**variables: str | None) -> doctor.Ability:
+    def change(**variables: str | None) -> _doctor.Ability:
         for name, value in {**LAUNCH, "LOCAL_RANK": None, **variables}.items():
             if value is None:
                 monkeypatch.delenv(name, raising=False)
             else:
                 monkeypatch.setenv(name, value)
-        return ability(doctor.examine(), "ranks from the environment")
+        return ability(_doctor.examine(), "ranks from the environment")
 
     return change
 
 
-def ability(report: doctor.Report, name: str) -> doctor.Ability:
+def ability(report: _doctor.Report, name: str) -> _doctor.Ability:
     (found,) = [each for each in report.abilities if each.name == name]
     return found
 
@@ -124,12 +124,12 @@ def test_launch_variables_are_checked_as_the_engine_does(launch):
     assert launch(MASTER_PORT="65536").reason == "MASTER_PORT is '65536'; it must be a whole number from 1 to 65535"
     assert launch(LOCAL_RANK="-1").reason == "LOCAL_RANK is '-1'; it must be a whole number from 0 to 2147483647"
     assert launch(RANK="2").reason == "RANK is 2, but WORLD_SIZE is 2"
-    assert not doctor.examine().usable
+    assert not _doctor.examine().usable
 
 
 def test_gloo_without_an_interface_is_explained(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
-    report = doctor.examine()
+    report = _doctor.examine()
     gloo = ability(report, "replicate() on CPUs (Gloo)")
     assert "no-such-interface" in (gloo.reason or "")
     assert "export GLOO_SOCKET_IFNAME=" in gloo.remedy
@@ -138,13 +138,13 @@ def test_gloo_without_an_interface_is_explained(monkeypatch):
 
 def test_cpp_programs_need_a_compiler_and_the_package(monkeypatch, tmp_path):
     name = "C++ programs with find_package(shardwise)"
-    assert ability(doctor.examine(), name).works
+    assert ability(_doctor.examine(), name).works
     monkeypatch.setenv("CXX", "no-such-compiler")
-    report = doctor.examine()
+    report = _doctor.examine()
     assert ability(report, name).reason == "'no-such-compiler' is missing or knows no C++20"
     assert report.usable, "a Python program needs no compiler"
-    monkeypatch.setattr(doctor, "_FOLDER", tmp_path)
-    assert "shardwiseConfig.cmake is missing" in (ability(doctor.examine(), name).reason or "")
+    monkeypatch.setattr(_doctor, "_FOLDER", tmp_path)
+    assert "shardwiseConfig.cmake is missing" in (ability(_doctor.examine(), name).reason or "")
 
 
 def test_gpus_beyond_those_there_are_explained(monkeypatch):
@@ -154,12 +154,12 @@ def test_gpus_beyond_those_there_are_explained(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert ability(doctor.examine(), name).reason == "LOCAL_RANK is 1; GPUs: 1"
+    assert ability(_doctor.examine(), name).reason == "LOCAL_RANK is 1; GPUs: 1"
     monkeypatch.setenv("LOCAL_RANK", "0")
-    assert ability(doctor.examine(), name).works
+    assert ability(_doctor.examine(), name).works
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert ability(doctor.examine(), name).reason == "torch sees no GPU"
+    assert ability(_doctor.examine(), name).reason == "torch sees no GPU"
     monkeypatch.setattr(_build_info, "WITH_NCCL", False)
-    assert ability(doctor.examine(), name).reason == "this shardwise was built without NCCL"
+    assert ability(_doctor.examine(), name).reason == "this shardwise was built without NCCL"
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert ability(doctor.examine(), name).reason == "this torch is a build without CUDA"
+    assert ability(_doctor.examine(), name).reason == "this torch is a build without CUDA"

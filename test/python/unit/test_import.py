@@ -35,6 +35,8 @@ print(json.dumps({
     "sockets": sockets() - sockets_before,
     "initialized": torch.distributed.is_initialized(),
     "file": shardwise.__file__,
+    "shown": [name for name in shardwise.__all__ if name in dir(shardwise)],
+    "public": shardwise.__all__,
 }))
 """
 
@@ -73,6 +75,11 @@ def test_import_starts_no_thread_and_no_process_group(first_import):
     assert first_import["sockets"] == 0
     assert not first_import["initialized"]
     assert Path(first_import["file"]).parent == PACKAGE
+
+
+def test_all_public_names_are_shown_before_their_first_use(first_import):
+    assert {"fully_shard", "replicate", "plan", "cpp"} <= set(first_import["public"])
+    assert first_import["shown"] == first_import["public"]
 
 
 def refusal(package: BrokenPackage) -> str:

@@ -42,11 +42,11 @@ def shown():
 
 def check_ours():
     import shardwise
-    from shardwise import either
+    from shardwise import _isinstance_shims
     for (module, name), value in shown().items():
         assert value.__name__ == name
         assert value.__module__.split(".")[0] == "shardwise", (module, name, value)
-        assert value is (getattr(either, name) if isinstance(value, type) else getattr(shardwise, name))
+        assert value is (getattr(_isinstance_shims, name) if isinstance(value, type) else getattr(shardwise, name))
     check_originals()
 
 def check_torchs():
@@ -57,11 +57,11 @@ def check_torchs():
 
 def check_originals():
     import shardwise
-    from shardwise import originals
-    for name, value in originals.ALL.items():
+    from shardwise import _torch_api
+    for name, value in _torch_api.ALL.items():
         assert value.__module__.split(".")[0] == "torch", (name, value)
-    assert originals.ReplicateModule.__mro__ == (originals.ReplicateModule, originals.FSDPModule, object)
-    assert shardwise.FSDPModule.__mro__ == (shardwise.FSDPModule, originals.FSDPModule, object)
+    assert _torch_api.ReplicateModule.__mro__ == (_torch_api.ReplicateModule, _torch_api.FSDPModule, object)
+    assert shardwise.FSDPModule.__mro__ == (shardwise.FSDPModule, _torch_api.FSDPModule, object)
     import torch.distributed._composable
     import torch.distributed._composable.replicate
     assert torch.distributed._composable.replicate.__module__ == "torch.distributed._composable.replicate"
@@ -115,10 +115,10 @@ import torch.distributed.pipelining.stage as stage
 from torch.distributed.pipelining import schedules
 assert stage.fully_shard is shardwise.fully_shard and stage.replicate is shardwise.replicate
 shardwise.uninstall()
-from shardwise import originals
-assert stage.fully_shard is originals.fully_shard and stage.replicate is originals.replicate
-assert stage.FSDPModule is schedules.FSDPModule is originals.FSDPModule
-assert stage.ReplicateModule is originals.ReplicateModule
+from shardwise import _torch_api
+assert stage.fully_shard is _torch_api.fully_shard and stage.replicate is _torch_api.replicate
+assert stage.FSDPModule is schedules.FSDPModule is _torch_api.FSDPModule
+assert stage.ReplicateModule is _torch_api.ReplicateModule
 check_torchs()
 """)
 

@@ -39,7 +39,7 @@ torch.distributed.destroy_process_group()
 def test_who_puts_back_what_was_shown_leaves_torchs_own_in_place():
     run("""
 import shardwise
-from shardwise import originals
+from shardwise import _torch_api
 shardwise.install()
 for place, names in PLACES.items():
     module = importlib.import_module(place)
@@ -49,7 +49,7 @@ for place, names in PLACES.items():
         setattr(module, name, "patched")
         assert getattr(module, name) == "patched"
         setattr(module, name, before)
-        assert vars(module)[name] is originals.ALL[name], (place, name)
+        assert vars(module)[name] is _torch_api.ALL[name], (place, name)
 check_ours()
 shardwise.uninstall()
 check_torchs()

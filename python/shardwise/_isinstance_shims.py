@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABCMeta
 from typing import Any
 
-from shardwise import modules, originals
+from shardwise import _module_classes, _torch_api
 
 
 # As that of abstract classes is, for a class may be below one of those and one of these.
@@ -22,11 +22,11 @@ class _Either(ABCMeta):
 
 
 # Not the classes of our modules themselves: a metaclass there would clash with those of users' modules.
-class FSDPModule(modules.FSDPModule, metaclass=_Either):
-    __doc__ = modules.FSDPModule.__doc__
-    _torchs = originals.FSDPModule
+class FSDPModule(_module_classes.FSDPModule, metaclass=_Either):
+    __doc__ = _module_classes.FSDPModule.__doc__
+    _torchs = _torch_api.FSDPModule
 
 
-class ReplicateModule(modules.ReplicateModule, metaclass=_Either):
-    __doc__ = modules.ReplicateModule.__doc__
-    _torchs = originals.ReplicateModule
+class ReplicateModule(_module_classes.ReplicateModule, metaclass=_Either):
+    __doc__ = _module_classes.ReplicateModule.__doc__
+    _torchs = _torch_api.ReplicateModule

@@ -10,10 +10,11 @@ from torch import nn
 from torch.distributed._composable_state import _insert_module_state
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_common import DataParallelMeshInfo, FSDPMeshInfo
-from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_module_fsdp_state
+from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 
-from shardwise import _C, cpp
-from shardwise.logs import Log, log_of
+from shardwise import _C
+from shardwise._cpp_modules import inner, is_cpp
+from shardwise._logs import LoggedState, log_of
 
 
 @dataclass
@@ -43,15 +44,12 @@ class ParamGroup:
         self.unit.reduce_pending()
 
 
-class State(FSDPState):
+class State(LoggedState):
     """What fully_shard() leaves at its modules; one for all modules of a call."""
 
     _kind = "FSDP"
 
     unit: _C.Unit
-    #: The path of the first module from the root; empty until the root runs.
-    name = ""
-    log: Log | None = None
 
     def start(self, modules: Sequence[nn.Module], group: ParamGroup, automatic: bool) -> None:
         """From now on this is the state of these modules, whose calls `group.unit` is told of."""
@@ -107,7 +105,7 @@ class State(FSDPState):
             state.name = name
             states.append(state)
         for state in states:
-            state.look_again()
+            state.refresh_parameters()
             state.check_values()
         for state in states:
             state._is_root = state is self
@@ -124,7 +122,7 @@ class State(FSDPState):
         """What stands in the place of torch's parameter group."""
         return cast(ParamGroup, self._fsdp_param_group)
 
-    def look_again(self) -> None:
+    def refresh_parameters(self) -> None:
         """Takes the parameters that the modules have now: a load or a cast may have replaced them."""
         self.unit.look_again()
 
@@ -187,7 +185,7 @@ def state_of(module: nn.Module) -> State | None:
 
 def unit_of(module: nn.Module) -> _C.Unit | _C.CppUnit:
     """The unit of the call that this module was given to."""
-    if cpp.is_cpp(module) and (unit := _C.cpp_unit(cpp.inner(module))) is not None:
+    if is_cpp(module) and (unit := _C.cpp_unit(inner(module))) is not None:
         return unit
     state = state_of(module) if isinstance(module, nn.Module) else None
     if state is None:

@@ -16,11 +16,12 @@ from torch.distributed.tensor import Shard
 from torch.nn.cpp import ModuleWrapper
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from shardwise import _C, cpp
-from shardwise.modules import FSDPModule, ReplicateModule, add_class, check_is_bool, units_of
-from shardwise.process_groups import device_of
-from shardwise.state import ParamGroup, State, state_of
-from shardwise.wrapping import NO_CASTS, NO_OFFLOAD, check_policies, default_mesh, engine_mesh
+from shardwise import _C
+from shardwise._cpp_modules import inner, is_cpp
+from shardwise._module_classes import FSDPModule, ReplicateModule, add_class, check_is_bool, units_of
+from shardwise._process_groups import device_of
+from shardwise._state import ParamGroup, State, state_of
+from shardwise._wrapping import NO_CASTS, NO_OFFLOAD, check_policies, default_mesh, engine_mesh
 
 Placement = Callable[[nn.Parameter], Shard | None]
 
@@ -39,7 +40,7 @@ class CppState(State):
         group = ParamGroup(self.unit, (module,), cast(Any, None), None, None)
         self._fsdp_param_group = group  # type: ignore[assignment]
 
-    def look_again(self) -> None:
+    def refresh_parameters(self) -> None:
         """The C++ front end does that itself."""
 
     def check_values(self) -> None:
@@ -140,11 +141,6 @@ def replicate(
     return module
 
 
-def takes(module: Any) -> bool:
-    """Whether a call with this argument is for C++ modules; a list is when one of its modules is."""
-    return cpp.is_cpp(module) or (isinstance(module, (list, tuple)) and any(map(cpp.is_cpp, module)))
-
-
 def as_module(module: Any) -> nn.Module:
     """An nn.Module around a C++ module, with the methods of FSDPModule where it was wrapped."""
     around = ModuleWrapper(module)
@@ -159,7 +155,7 @@ def refuse_without_unit(roots: Iterable[nn.Module], ignored: set[Any] | None, fu
     for root in roots:
         outermost = ""
         for name, module in root.named_modules():
-            if not cpp.is_cpp(module):
+            if not is_cpp(module):
                 continue
             if not outermost or not name.startswith(f"{outermost}."):
                 outermost = name
@@ -176,7 +172,7 @@ def refuse_without_unit(roots: Iterable[nn.Module], ignored: set[Any] | None, fu
 def _given(module: Any, function: str) -> list[Any]:
     modules = list(module) if isinstance(module, (list, tuple)) else [module]
     for each in modules:
-        if not cpp.is_cpp(each):
+        if not is_cpp(each):
             raise TypeError(
                 f"shardwise: {function}() got a list with C++ modules and {each!r:.200}. C++ modules and modules of "
                 "Python cannot form one unit: call it for each of the two kinds."
@@ -186,7 +182,7 @@ def _given(module: Any, function: str) -> list[Any]:
 
 def _outermost(modules: Sequence[Any]) -> list[Any]:
     """The C++ modules, those that lie in others of them left out."""
-    given = [cpp.inner(module) for module in modules]
+    given = [inner(module) for module in modules]
     below = [{id(each) for each in module.modules()} - {id(module)} for module in given]
     return [module for module in given if not any(id(module) in others for others in below)]
 

@@ -24,11 +24,11 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.utils import _apply_to_tensors, _get_root_modules, _to_kwargs
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from shardwise import _C, optimizers
-from shardwise.extensions import Extension, cut, has_memory, is_extended
-from shardwise.process_groups import device_of
-from shardwise.specs import Leaf, extended_leaf_of, leaf_of, local_of
-from shardwise.state import ParamGroup, State, state_of
+from shardwise import _C, _stale_optimizers
+from shardwise._extensions import Extension, cut, has_memory, is_extended
+from shardwise._process_groups import device_of
+from shardwise._specs import Leaf, extended_leaf_of, leaf_of, local_of
+from shardwise._state import ParamGroup, State, state_of
 
 Owner = tuple[nn.Module, str]
 
@@ -163,7 +163,7 @@ def wrap(state: State, roots: Sequence[nn.Module], managed: Sequence[nn.Module],
         for module, name in each.owners:
             _put(module, name, visible)
         _managed[each.parameter] = (weakref.ref(state), each.names[0])
-        optimizers.note(each.names[0], each.parameter, leaf.full)
+        _stale_optimizers.note(each.names[0], each.parameter, leaf.full)
     unit.set_extend(lambda index: extensions[index]())
     unit.set_conversions(*_conversions(policies, device))
     state.start(roots, group, policies.reshard_after_forward is None and not policies.replicates)
@@ -383,13 +383,13 @@ def _watch_state_dict(module: nn.Module, state: State) -> None:
         if (alive := weak()) is not None:
             alive.unit.reshard()
 
-    def look_again(*_: Any) -> None:
+    def refresh_parameters(*_: Any) -> None:
         if (alive := weak()) is not None:
-            alive.look_again()
+            alive.refresh_parameters()
 
     module.register_state_dict_pre_hook(reshard)
     module.register_load_state_dict_pre_hook(reshard)
-    module.register_load_state_dict_post_hook(look_again)
+    module.register_load_state_dict_post_hook(refresh_parameters)
 
 
 def inner_state(module: nn.Module, kind: type[State]) -> State | None:

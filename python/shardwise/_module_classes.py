@@ -13,8 +13,9 @@ from torch import nn
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_init import _get_post_forward_mesh_info
 
-from shardwise import _C, cpp, originals
-from shardwise.state import State, state_of
+from shardwise import _C, _torch_api
+from shardwise._cpp_modules import inner, is_cpp
+from shardwise._state import State, state_of
 
 
 class UnshardHandle(torch.distributed.fsdp.UnshardHandle):
@@ -37,7 +38,7 @@ class UnshardHandle(torch.distributed.fsdp.UnshardHandle):
             self._unsharding = None
 
 
-class FSDPModule(originals.FSDPModule):
+class FSDPModule(_torch_api.FSDPModule):
     """What fully_shard() adds to the class of a module. Methods with `recurse` are for the modules inside too.
 
     >>> wrapped = [module for module in model.modules() if isinstance(module, shardwise.FSDPModule)]
@@ -59,7 +60,7 @@ class FSDPModule(originals.FSDPModule):
         >>> handle.wait()
         """
         state = _state(self)
-        state.look_again()
+        state.refresh_parameters()
         state.check_values()
         handle = UnshardHandle(state.unit.unshard())
         if async_op:
@@ -121,14 +122,14 @@ class FSDPModule(originals.FSDPModule):
         for unit in units_of(self, recurse):
             unit.set_reshard_after_backward(reshard_after_backward)
 
-    def set_modules_to_forward_prefetch(self, modules: list[originals.FSDPModule]) -> None:
+    def set_modules_to_forward_prefetch(self, modules: list[_torch_api.FSDPModule]) -> None:
         """The modules whose full parameters are to be on their way when this one begins its forward.
 
         >>> first.set_modules_to_forward_prefetch([second])
         """
         _state(self).unit.set_forward_prefetch(_all_units(modules))
 
-    def set_modules_to_backward_prefetch(self, modules: list[originals.FSDPModule]) -> None:
+    def set_modules_to_backward_prefetch(self, modules: list[_torch_api.FSDPModule]) -> None:
         """The modules whose full parameters are to be on their way when this one begins its backward.
 
         >>> second.set_modules_to_backward_prefetch([first])
@@ -223,12 +224,12 @@ class FSDPModule(originals.FSDPModule):
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         self.reshard()
         # Past torch's own, which looks for the parameters of its own engine.
-        result = super(originals.FSDPModule, self)._apply(*args, **kwargs)  # type: ignore[misc]
+        result = super(_torch_api.FSDPModule, self)._apply(*args, **kwargs)  # type: ignore[misc]
         _state(self).take_memory()
         return result
 
 
-class ReplicateModule(FSDPModule, originals.ReplicateModule):
+class ReplicateModule(FSDPModule, _torch_api.ReplicateModule):
     """What replicate() adds to the class of a module.
 
     >>> assert isinstance(shardwise.replicate(model), shardwise.ReplicateModule)
@@ -243,7 +244,7 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     >>> shardwise.register_fsdp_forward_method(model, "generate")
     """
     if not isinstance(module, FSDPModule):
-        originals.register_fsdp_forward_method(module, method_name)
+        _torch_api.register_fsdp_forward_method(module, method_name)
         return
     if not hasattr(module, method_name):
         raise ValueError(f"shardwise: {type(module)} does not have a method {method_name}.")
@@ -256,14 +257,14 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     setattr(module, method_name, MethodType(with_hooks, module))
 
 
-def share_comm_ctx(modules: list[originals.FSDPModule]) -> None:
+def share_comm_ctx(modules: list[_torch_api.FSDPModule]) -> None:
     """Lets several roots, which run one after the other, use one pool of memory and the same streams.
 
     >>> shardwise.share_comm_ctx([first_stage, second_stage])
     """
-    torchs = [each for each in modules if isinstance(each, originals.FSDPModule) and not isinstance(each, FSDPModule)]
+    torchs = [each for each in modules if isinstance(each, _torch_api.FSDPModule) and not isinstance(each, FSDPModule)]
     if len(torchs) == len(modules):
-        originals.share_comm_ctx(modules)
+        _torch_api.share_comm_ctx(modules)
         return
     for module in modules:
         if not isinstance(module, FSDPModule):
@@ -324,13 +325,13 @@ def units_of(module: object, recurse: bool) -> Iterable[_C.Unit | _C.CppUnit]:
 def _cpp_units(module: object, recurse: bool) -> Iterable[_C.CppUnit]:
     """A walk over modules comes to C++ modules themselves, not to those around them."""
     for each in cast(nn.Module, module).modules() if recurse else ():
-        if cpp.is_cpp(each) and not isinstance(each, FSDPModule):
-            unit = _C.cpp_unit(cpp.inner(each))
+        if is_cpp(each) and not isinstance(each, FSDPModule):
+            unit = _C.cpp_unit(inner(each))
             if unit is not None:
                 yield unit
 
 
-def _all_units(modules: list[originals.FSDPModule]) -> list[_C.Unit]:
+def _all_units(modules: list[_torch_api.FSDPModule]) -> list[_C.Unit]:
     for module in modules:
         if not isinstance(module, FSDPModule):
             raise ValueError(f"shardwise: Expects FSDPModule but got {type(module)}: {module}.")

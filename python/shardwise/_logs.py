@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.autograd import Variable
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.utils._pytree import tree_leaves
 
-if TYPE_CHECKING:
-    from shardwise.state import State
-
 _logger = logging.getLogger("shardwise")
+
+
+class LoggedState(FSDPState):
+    """What the events of a call are logged with."""
+
+    #: The path of the first module from the root; empty until the root runs.
+    name = ""
+    log: Log | None = None
 
 
 class Log:
     """Of one call; its hooks run beside the engine's, and see a backward at the modules' inputs and outputs."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: LoggedState) -> None:
         self._state = state
         self._in_backward = False
 
@@ -64,14 +70,14 @@ class Log:
         _logger.debug("FSDP::%s%s", what, f" ({name})" if name else "")
 
 
-def log_of(state: State) -> Log | None:
+def log_of(state: LoggedState) -> Log | None:
     """None where nobody listens: what is not logged costs nothing."""
     return Log(state) if _logger.isEnabledFor(logging.DEBUG) else None
 
 
 def _root_post_backward(context: Any) -> None:
     """Modules whose inputs need no gradient end here."""
-    for state in cast("list[State]", context.all_states):
+    for state in cast("list[LoggedState]", context.all_states):
         if state.log is not None:
             state.log._post_backward()
     context.post_backward_final_callback_queued = False
