@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.cpp import ModuleWrapper
+
+from shardwise import _C
 
 #: What every bound class is below.
 _CppModule: type = torch._C.cpp.nn.Module  # type: ignore[attr-defined]
@@ -29,3 +33,22 @@ def inner(module: object) -> Any:
 def takes(module: Any) -> bool:
     """Whether a call with this argument is for C++ modules; a list is when one of its modules is."""
     return is_cpp(module) or (isinstance(module, (list, tuple)) and any(map(is_cpp, module)))
+
+
+def refuse_without_unit(roots: Iterable[nn.Module], ignored: set[nn.Parameter], function: str) -> None:
+    """Raises ValueError for a parameter of a C++ module below that neither has a unit nor is ignored."""
+    for root in roots:
+        outermost = ""
+        for name, module in root.named_modules():
+            if not is_cpp(module):
+                continue
+            if not outermost or not name.startswith(f"{outermost}."):
+                outermost = name
+            for own, parameter in module._parameters.items():
+                if _C.has_unit(parameter) or parameter in ignored:
+                    continue
+                raise ValueError(
+                    f"shardwise: {function}(): '{outermost}' is a C++ module, and its parameter '{name}.{own}' has no "
+                    "unit: a call on a module of Python does not reach into a C++ module. Call "
+                    f"{function}() on the C++ module first, or name its parameters in ignored_params."
+                )

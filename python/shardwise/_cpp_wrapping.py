@@ -10,18 +10,17 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed._composable_state import _insert_module_state
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_init import _get_device_from_mesh
 from torch.distributed.tensor import Shard
 from torch.nn.cpp import ModuleWrapper
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from shardwise import _C
+from shardwise._arguments import Arguments, check_kinds
 from shardwise._cpp_modules import inner, is_cpp
+from shardwise._meshes import default_mesh, device_of, engine_mesh
 from shardwise._module_classes import FSDPModule, ReplicateModule, add_class, check_is_bool, units_of
-from shardwise._process_groups import device_of
 from shardwise._state import ParamGroup, State, state_of
-from shardwise._wrapping import NO_CASTS, NO_OFFLOAD, check_policies, default_mesh, engine_mesh
 
 Placement = Callable[[nn.Parameter], Shard | None]
 
@@ -94,49 +93,31 @@ class CppReplicateModule(_CppMethods, ReplicateModule):
     _orig_cls_mro_index = 7
 
 
-def fully_shard(
-    module: Any,
-    *,
-    mesh: DeviceMesh | ProcessGroup | _C.Mesh | None = None,
-    reshard_after_forward: bool | int | None = None,
-    shard_placement_fn: Placement | None = None,
-    mp_policy: MixedPrecisionPolicy = NO_CASTS,
-    offload_policy: OffloadPolicy = NO_OFFLOAD,
-    ignored_params: set[Any] | None = None,
-) -> Any:
-    """shardwise.fully_shard() of a C++ module, or of a list of them."""
-    modules = _given(module, "fully_shard")
-    check_policies("fully_shard", _device_mesh(mesh), mp_policy, offload_policy, ignored_params)
-    if reshard_after_forward is not None and not isinstance(reshard_after_forward, int):
+def wrap(function: str, module: Any, given: Arguments) -> Any:
+    """fully_shard() or replicate(), as `function` says, of a C++ module or of a list of them."""
+    modules = _given(module, function)
+    check_kinds(function, given, None if isinstance(given.mesh, (ProcessGroup, _C.Mesh)) else given.mesh)
+    reshard = given.reshard_after_forward
+    if reshard is not None and not isinstance(reshard, int):
         raise ValueError(
             "shardwise: reshard_after_forward should be a bool or an int representing the group size to reshard to, "
-            f"not {reshard_after_forward!r:.200}."
+            f"not {reshard!r:.200}."
         )
-    unit = _C.fully_shard(
-        _outermost(modules),
-        _mesh(mesh, replicates=False),
-        reshard_after_forward=reshard_after_forward,
-        placement=None if shard_placement_fn is None else _dims(shard_placement_fn),
-        **_common(mp_policy, offload_policy, ignored_params),
-    )
-    _give_methods(modules, unit)
-    return module
-
-
-def replicate(
-    module: Any,
-    *,
-    mesh: DeviceMesh | ProcessGroup | _C.Mesh | None = None,
-    mp_policy: MixedPrecisionPolicy = NO_CASTS,
-    offload_policy: OffloadPolicy = NO_OFFLOAD,
-    ignored_params: set[Any] | None = None,
-) -> Any:
-    """shardwise.replicate() of a C++ module, or of a list of them."""
-    modules = _given(module, "replicate")
-    check_policies("replicate", _device_mesh(mesh), mp_policy, offload_policy, ignored_params)
-    unit = _C.replicate(
-        _outermost(modules), _mesh(mesh, replicates=True), **_common(mp_policy, offload_policy, ignored_params)
-    )
+    replicates = function == "replicate"
+    outermost, mesh = _outermost(modules), _mesh(given.mesh, replicates)
+    common: dict[str, Any] = {
+        "param_dtype": given.mp_policy.param_dtype,
+        "reduce_dtype": given.mp_policy.reduce_dtype,
+        "output_dtype": given.mp_policy.output_dtype,
+        "cast_forward_inputs": given.mp_policy.cast_forward_inputs,
+        "pin_memory": given.pin_memory,
+        "ignored": list(given.ignored),
+    }
+    if replicates:
+        unit = _C.replicate(outermost, mesh, **common)
+    else:
+        placement = None if given.shard_placement_fn is None else _dims(given.shard_placement_fn)
+        unit = _C.fully_shard(outermost, mesh, reshard_after_forward=reshard, placement=placement, **common)
     _give_methods(modules, unit)
     return module
 
@@ -148,25 +129,6 @@ def as_module(module: Any) -> nn.Module:
     if unit is not None:
         _give_methods([around], unit)
     return around
-
-
-def refuse_without_unit(roots: Iterable[nn.Module], ignored: set[Any] | None, function: str) -> None:
-    """Raises ValueError for a parameter of a C++ module below that neither has a unit nor is ignored."""
-    for root in roots:
-        outermost = ""
-        for name, module in root.named_modules():
-            if not is_cpp(module):
-                continue
-            if not outermost or not name.startswith(f"{outermost}."):
-                outermost = name
-            for own, parameter in module._parameters.items():
-                if _C.has_unit(parameter) or (ignored is not None and parameter in ignored):
-                    continue
-                raise ValueError(
-                    f"shardwise: {function}(): '{outermost}' is a C++ module, and its parameter '{name}.{own}' has no "
-                    "unit: a call on a module of Python does not reach into a C++ module. Call "
-                    f"{function}() on the C++ module first, or name its parameters in ignored_params."
-                )
 
 
 def _given(module: Any, function: str) -> list[Any]:
@@ -195,28 +157,13 @@ def _give_methods(modules: Iterable[Any], unit: _C.CppUnit) -> None:
             add_class(module, added, "Replicate" if added is CppReplicateModule else "FSDP")
 
 
-def _device_mesh(mesh: Any) -> Any:
-    return None if isinstance(mesh, (ProcessGroup, _C.Mesh)) else mesh
-
-
 def _mesh(mesh: DeviceMesh | ProcessGroup | _C.Mesh | None, replicates: bool) -> _C.Mesh:
     if isinstance(mesh, _C.Mesh):
         return mesh
     if isinstance(mesh, ProcessGroup):
         return _C.Mesh.from_process_groups(["replicate" if replicates else "shard"], [mesh], device_of(mesh))
-    mesh = mesh or default_mesh(("replicate",) if replicates else None)
+    mesh = mesh or default_mesh(replicates)
     return engine_mesh(mesh, replicates, _get_device_from_mesh(mesh))
-
-
-def _common(precision: MixedPrecisionPolicy, offload: OffloadPolicy, ignored: set[Any] | None) -> dict[str, Any]:
-    return {
-        "param_dtype": precision.param_dtype,
-        "reduce_dtype": precision.reduce_dtype,
-        "output_dtype": precision.output_dtype,
-        "cast_forward_inputs": precision.cast_forward_inputs,
-        "pin_memory": offload.pin_memory if isinstance(offload, CPUOffloadPolicy) else None,
-        "ignored": list(ignored or ()),
-    }
 
 
 def _dims(placement: Placement) -> Callable[[str, torch.Tensor], int | None]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.distributed import ProcessGroup
-from torch.distributed._composable.contract import contract
 from torch.distributed._composable.replicate_with_fsdp import (
     _validate_mesh,
     is_composable_with_replicate,
@@ -16,103 +15,59 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_init import _get_managed_modules
 
-from shardwise import _cpp_wrapping, _torch_api
+from shardwise import _torch_api
+from shardwise._arguments import NO_CASTS, NO_OFFLOAD, Arguments
 from shardwise._C import Mesh
-from shardwise._cpp_modules import is_cpp, takes
-from shardwise._fully_shard import apply
+from shardwise._contract import Contract, checked
+from shardwise._cpp_modules import is_cpp, refuse_without_unit
 from shardwise._module_classes import ReplicateModule, add_class
-from shardwise._process_groups import device_mesh_of
-from shardwise._state import ReplicateState
-from shardwise._wrapping import (
-    NO_CASTS,
-    NO_OFFLOAD,
-    Policies,
-    check_module,
-    check_policies,
-    default_mesh,
-    inner_state,
-    roots_of,
-    wrap,
-)
+from shardwise._parameters import Policies
+from shardwise._state import ReplicateState, state_of
+from shardwise._wrapping import wrap
 
-M = TypeVar("M", bound=nn.Module)
+M = TypeVar("M", bound="nn.Module | list[Any]")
 
 
-def _replicate(
-    module: nn.Module,
-    *,
-    mesh: DeviceMesh | ProcessGroup | Mesh | None = None,
-    mp_policy: MixedPrecisionPolicy = NO_CASTS,
-    offload_policy: OffloadPolicy = NO_OFFLOAD,
-    ignored_params: set[nn.Parameter] | None = None,
-) -> nn.Module:
-    roots = roots_of(module)
-    given = device_mesh_of(mesh, "replicate")
-    check_policies("replicate", given, mp_policy, offload_policy, ignored_params)
+def _replicate(module: Any, given: Arguments) -> Any:
+    roots, device_mesh = checked("replicate", module, given)
     for root in roots:
-        check_module(root, "replicate")
         if not is_composable_with_replicate(root):
             raise RuntimeError(
                 f"shardwise: Cannot apply `replicate()` on a Module already managed by `fully_shard`: {root}."
             )
-    device_mesh: DeviceMesh = given or default_mesh(("replicate",))
     _validate_mesh(device_mesh)
     managed = _get_managed_modules(
         roots,
-        ignored_params,
+        given.ignored,
         is_composable_fn=lambda each: is_composable_with_replicate(each) and not is_cpp(each),
-        get_state_fn=lambda each: inner_state(each, ReplicateState),
+        get_state_fn=_inner_state,
     )
-    _cpp_wrapping.refuse_without_unit(roots, ignored_params, "replicate")
-    wrap(
-        _decorated.state(roots[0]),
-        roots,
-        managed,
-        Policies(
-            mesh=DDPMeshInfo(device_mesh, replicate_mesh_dim=0),
-            precision=mp_policy,
-            offload=offload_policy,
-            reshard_after_forward=False,
-            post_forward_mesh=None,
-            placement=None,
-            ignored=ignored_params or set(),
-        ),
-    )
+    refuse_without_unit(roots, given.ignored, "replicate")
+    mesh = DDPMeshInfo(device_mesh, replicate_mesh_dim=0)
+    wrap(_contract.state(roots[0]), roots, managed, Policies(given, mesh))
     for root in roots:
         add_class(root, ReplicateModule, "Replicate")
     return module
 
 
+def _inner_state(module: nn.Module) -> ReplicateState | None:
+    """The state of a module that replicate() was called on before: its parameters are not this call's."""
+    state = state_of(module)
+    return state if type(state) is ReplicateState else None
+
+
 _replicate.__name__ = "replicate"
-_decorated: Any = contract(state_cls=ReplicateState)(_replicate)
+_contract = Contract(_replicate, ReplicateState, _torch_api.replicate)
 
 
-@overload
 def replicate(
     module: M,
-    *,
-    mesh: DeviceMesh | ProcessGroup | Mesh | None = ...,
-    mp_policy: MixedPrecisionPolicy = ...,
-    offload_policy: OffloadPolicy = ...,
-    ignored_params: set[nn.Parameter] | None = ...,
-) -> M: ...
-@overload
-def replicate(
-    module: list[M],
-    *,
-    mesh: DeviceMesh | ProcessGroup | Mesh | None = ...,
-    mp_policy: MixedPrecisionPolicy = ...,
-    offload_policy: OffloadPolicy = ...,
-    ignored_params: set[nn.Parameter] | None = ...,
-) -> list[M]: ...
-def replicate(
-    module: Any,
     *,
     mesh: DeviceMesh | ProcessGroup | Mesh | None = None,
     mp_policy: MixedPrecisionPolicy = NO_CASTS,
     offload_policy: OffloadPolicy = NO_OFFLOAD,
     ignored_params: set[nn.Parameter] | None = None,
-) -> Any:
+) -> M:
     """Averages the gradients of a module, or of a list of modules taken as one, over the ranks after each backward.
 
     Call it on inner modules first (each becomes a unit with a collective of its own) and on the outermost last.
@@ -134,15 +89,8 @@ def replicate(
     ...     shardwise.replicate(block)
     >>> shardwise.replicate(model)
     """
-    options: dict[str, Any] = {
-        "mesh": mesh,
-        "mp_policy": mp_policy,
-        "offload_policy": offload_policy,
-        "ignored_params": ignored_params,
-    }
-    if takes(module):
-        return _cpp_wrapping.replicate(module, **options)
-    return apply(_decorated, _replicate, _torch_api.replicate, module, options)
+    given = Arguments(mesh, mp_policy, offload_policy, ignored_params)
+    return _contract(module, given)  # type: ignore[no-any-return]
 
 
 replicate.state = _torch_api.replicate.state  # type: ignore[attr-defined]

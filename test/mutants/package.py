@@ -9,7 +9,7 @@ _mutant = python_mutants("python/shardwise")
 PACKAGE = [
     _mutant(
         "make process groups anew for each model that comes when none is there",
-        "_wrapping.py",
+        "_meshes.py",
         "made = _meshes.setdefault(groups[0], {})",
         "made: dict[Any, _C.Mesh] = {}",
         "interop/test_interop_meshes.py",
@@ -86,7 +86,7 @@ PACKAGE = [
     ),
     _mutant(
         "leave the inputs of modules as they are",
-        "_wrapping.py",
+        "_conversions.py",
         "    return convert if inputs else None, outputs\n",
         "    return None, outputs\n",
         "interop/test_interop_lists.py",

@@ -134,7 +134,7 @@ SURROUNDINGS = [
     ),
     _package(
         "cut tensors that are around others",
-        "_wrapping.py",
+        "_parameters.py",
         "    if not has_memory(local) and not is_extended(local, name):",
         "    if local is None:",
         "ranks/test_wrapper_tensors.py",

@@ -159,8 +159,7 @@ assert early.shard.__module__ == "torch.distributed.fsdp"
     )
 
 
-def test_instances_of_both_engines_are_known_on_both_sides():
-    run("""
+MODULES_OF_BOTH_ENGINES = """
 import abc
 from torch import nn
 from torch.distributed._composable import replicate_with_fsdp
@@ -222,7 +221,11 @@ check_classes()
 for module in modules[:4]:
     check_works(module)
 torch.distributed.destroy_process_group()
-""")
+"""
+
+
+def test_instances_of_both_engines_are_known_on_both_sides():
+    run(MODULES_OF_BOTH_ENGINES)
 
 
 def test_functions_take_modules_of_both_engines():

@@ -1,0 +1,74 @@
+"""What fully_shard() and replicate() are called with, and the checks that need no other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.tensor import Shard
+from torch.distributed.utils import _get_root_modules
+
+from shardwise import _C
+
+NO_CASTS = MixedPrecisionPolicy()
+NO_OFFLOAD = OffloadPolicy()
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What one call was given, beside its modules."""
+
+    mesh: DeviceMesh | ProcessGroup | _C.Mesh | None
+    mp_policy: MixedPrecisionPolicy
+    offload_policy: OffloadPolicy
+    ignored_params: set[nn.Parameter] | None
+    reshard_after_forward: bool | int | None = False
+    shard_placement_fn: Callable[[nn.Parameter], Shard | None] | None = None
+
+    @property
+    def ignored(self) -> set[nn.Parameter]:
+        """The parameters that are left alone."""
+        return self.ignored_params or set()
+
+    @property
+    def pin_memory(self) -> bool | None:
+        """Of shards in the host's memory; None where they stay on the device."""
+        return self.offload_policy.pin_memory if isinstance(self.offload_policy, CPUOffloadPolicy) else None
+
+
+def check_kinds(function: str, given: Arguments, mesh: Any) -> None:
+    """Raises TypeError for an argument of another kind than `function` takes.
+
+    `mesh` is the DeviceMesh that the given process group or C++ mesh stands for.
+    """
+    wanted = (
+        ("mesh", mesh, DeviceMesh),
+        ("mp_policy", given.mp_policy, MixedPrecisionPolicy),
+        ("offload_policy", given.offload_policy, OffloadPolicy),
+        ("ignored_params", given.ignored_params, (set, frozenset)),
+    )
+    for name, value, kind in wanted:
+        if isinstance(value, kind) or (value is None and name in ("mesh", "ignored_params")):
+            continue
+        names = kind.__name__ if isinstance(kind, type) else kind[0].__name__
+        raise TypeError(f"shardwise: {function}() takes a {names} as {name}, and got {value!r:.200}.")
+
+
+def check_module(module: nn.Module, function: str) -> None:
+    """Raises ValueError for a container whose forward nobody can call."""
+    for container in (nn.ModuleList, nn.ModuleDict):
+        if isinstance(module, container) and type(module).forward is container.forward:
+            raise ValueError(
+                f"shardwise: {function} does not support containers that do not implement forward: {module}. "
+                "Wrap the modules in it one by one, or give a list of them."
+            )
+
+
+def roots_of(module: nn.Module | Sequence[nn.Module]) -> tuple[nn.Module, ...]:
+    """The modules of a call; those that lie in others of them left out."""
+    return (module,) if isinstance(module, nn.Module) else tuple(_get_root_modules(list(module)))

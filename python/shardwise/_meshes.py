@@ -1,0 +1,121 @@
+"""DeviceMeshes for what a program gives as a mesh, and the engine's meshes for DeviceMeshes."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup, distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_init import _get_post_forward_mesh_info
+
+from shardwise import _C
+
+#: By process group, and whether the mesh is for replicate(), so that units on one group have one mesh.
+_made: weakref.WeakValueDictionary[tuple[int, bool], DeviceMesh] = weakref.WeakValueDictionary()
+
+#: The engine's meshes, by their first process group.
+_meshes: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[Any, _C.Mesh]] = weakref.WeakKeyDictionary()
+
+
+def device_of(group: ProcessGroup) -> torch.device:
+    """Where its ranks compute: on the accelerator where the group has one."""
+    has_cuda = torch.cuda.is_available() and any(device.type == "cuda" for device in group._device_types)
+    return torch.device("cuda", torch.cuda.current_device()) if has_cuda else torch.device("cpu")
+
+
+def device_mesh_of(mesh: Any, replicates: bool) -> Any:
+    """A DeviceMesh over a process group, or over a C++ mesh of one axis; anything else as it is.
+
+    A group that torch.distributed does not know is made known to it: all its ranks call this together. Where there is
+    no default process group it becomes that.
+    """
+    if isinstance(mesh, _C.Mesh):
+        names = [name for name, _ in mesh.axes]
+        if len(names) != 1:
+            raise ValueError(
+                f"shardwise: a C++ mesh has to have one axis for modules of Python, and {mesh} has {len(names)}. Give "
+                "a DeviceMesh: DeviceMesh.from_group() takes several process groups, which mesh.group(axis) gives."
+            )
+        mesh = mesh.group(names[0])
+    if not isinstance(mesh, ProcessGroup):
+        return mesh
+    known = _made.get((id(mesh), replicates))
+    if known is None:
+        if mesh not in distributed_c10d._world.pg_map:
+            _make_known(mesh)
+        known = DeviceMesh.from_group(mesh, device_of(mesh).type, mesh_dim_names=_names(replicates))
+        _made[id(mesh), replicates] = known
+    return known
+
+
+def default_mesh(replicates: bool) -> DeviceMesh:
+    """All ranks, on the accelerator where the process group has one."""
+    if not dist.is_initialized():
+        dist.init_process_group()
+    group = dist.group.WORLD
+    assert group is not None
+    return init_device_mesh(device_of(group).type, (group.size(),), mesh_dim_names=_names(replicates))
+
+
+def post_forward_mesh(reshard_after_forward: Any, mesh: FSDPMeshInfo) -> FSDPMeshInfo | None:
+    """The ranks that hold full parameters together after forward; None where nothing is freed then.
+
+    It has process groups: one is made for a mesh and a number of ranks, and used again.
+    """
+    made: dict[int, FSDPMeshInfo] = mesh.mesh.__dict__.setdefault("_shardwise_post_forward", {})
+    if type(reshard_after_forward) is not int or reshard_after_forward not in made:
+        info = _get_post_forward_mesh_info(reshard_after_forward, mesh)
+        if info is None or info is mesh:
+            return info
+        made[reshard_after_forward] = info
+    return made[reshard_after_forward]
+
+
+def engine_mesh(mesh: DeviceMesh, replicates: bool, device: torch.device) -> _C.Mesh:
+    """The same axes and process groups, for the engine.
+
+    Made once, and kept for as long as the first group lives. The engine's mesh makes process groups of its own, which
+    takes all ranks together, and ranks may collect the models that use it at different times.
+    """
+    names = mesh.mesh_dim_names or (("replicate",) if replicates else ("shard",))
+    groups = [mesh.get_group(index) for index in range(mesh.ndim)]
+    made = _meshes.setdefault(groups[0], {})
+    key = (names, device, *map(weakref.ref, groups[1:]))
+    if key not in made:
+        made[key] = _C.Mesh.from_process_groups(list(names), groups, device)
+    return made[key]
+
+
+def _names(replicates: bool) -> tuple[str, ...] | None:
+    """torch gives replicate()'s mesh a name for its axis, and fully_shard()'s none."""
+    return ("replicate",) if replicates else None
+
+
+def _make_known(group: ProcessGroup) -> None:
+    """As torch's own functions do it for the groups that they make."""
+    world = distributed_c10d._world
+    name: Any = group.group_name or "shardwise"
+    if name != group.group_name or name in world.pg_names.values():
+        name = f"{name}/{len(world.pg_names)}"
+        group._set_group_name(name)
+    ranks = _ranks(group)
+    backends = ",".join(f"{device.type}:custom" for device in group._device_types)
+    distributed_c10d._update_process_group_global_state(
+        group, "custom", group.get_group_store(), name, backends, {rank: at for at, rank in enumerate(ranks)}
+    )
+    if not dist.is_initialized():
+        distributed_c10d._update_default_pg(group)
+
+
+def _ranks(group: ProcessGroup) -> list[int]:
+    """The numbers of its ranks in the default process group."""
+    if not dist.is_initialized():
+        return list(range(group.size()))
+    mine = torch.tensor([dist.get_rank()], device=device_of(group))
+    ranks = mine.new_empty(group.size())
+    group._allgather_base(ranks, mine).wait()
+    return ranks.tolist()
