@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
 from figures import shown
 
-WIDTH, LEFT, RIGHT, LINE, TOP = 760, 190, 70, 24, 44
+from shardwise._svg import Picture, width_of
+
+LENGTH, LINE, TOP, GAP, TITLE = 500, 24, 44, 8, 14
 
 
 @dataclass(frozen=True)
@@ -20,21 +21,17 @@ class Bar:
 
 
 def picture(title: str, bars: Sequence[Bar]) -> str:
-    """One line for each bar, as long as its value; the largest takes the whole width."""
-    scale = (WIDTH - LEFT - RIGHT) / max(bar.value for bar in bars)
-    height = TOP + LINE * len(bars) + 10
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
-        f'viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="13">',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        f'<text x="10" y="24" font-size="14">{escape(title)}</text>',
-    ]
+    """One line for each bar, as long as its value; all labels and values are whole."""
+    left = 2 * GAP + max(width_of(bar.label) for bar in bars)
+    right = 2 * GAP + max(width_of(shown(bar.value)) for bar in bars)
+    width = max(left + LENGTH + right, 2 * GAP + width_of(title, TITLE))
+    scale = LENGTH / max(bar.value for bar in bars)
+    drawn = Picture(width, TOP + LINE * len(bars) + 10)
+    drawn.text(GAP, 24, title, font_size=TITLE)
     for number, bar in enumerate(bars):
         y = TOP + LINE * number
-        colour = "#1f6fb4" if bar.ours else "#9a9a9a"
-        lines += [
-            f'<text x="{LEFT - 8}" y="{y + 14}" text-anchor="end">{escape(bar.label)}</text>',
-            f'<rect x="{LEFT}" y="{y + 2}" width="{bar.value * scale:.1f}" height="{LINE - 8}" fill="{colour}"/>',
-            f'<text x="{LEFT + bar.value * scale + 6:.1f}" y="{y + 14}">{shown(bar.value)}</text>',
-        ]
-    return "\n".join([*lines, "</svg>"]) + "\n"
+        length = bar.value * scale
+        drawn.text(left - GAP, y + 14, bar.label, text_anchor="end")
+        drawn.add("rect", x=left, y=y + 2, width=length, height=LINE - 8, fill="#1f6fb4" if bar.ours else "#9a9a9a")
+        drawn.text(left + length + GAP, y + 14, shown(bar.value))
+    return f"{drawn}\n"

@@ -1,6 +1,6 @@
 """Trains a small GPT on several ranks, checks its losses against one process, and draws what happened.
 
-The ranks are started by torchrun. Python's standard library is all that this file itself needs.
+The ranks are started by torchrun.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ from xml.etree import ElementTree
 import pytest
 from bench_modules import imported
 
+from shardwise._svg import width_of
+
 
 @pytest.fixture
 def report(monkeypatch):
@@ -56,3 +58,13 @@ def test_pictures_are_svg_with_a_bar_for_each_figure(report, tmp_path):
     assert pictures.keys() == {"host.svg"}
     bars = [each for each in ElementTree.fromstring(pictures["host.svg"]).iter() if each.tag.endswith("rect")]
     assert len(bars) == 2  # the ground, and one figure
+
+
+def test_no_label_of_a_picture_is_cut_off(report):
+    for text in report.pictures(report.newest()).values():
+        root = ElementTree.fromstring(text)
+        for words in (each for each in root.iter() if each.tag.endswith("text")):
+            x, size = float(words.attrib["x"]), float(words.attrib.get("font-size", 13))
+            wide = width_of(words.text, size)
+            left, right = (x - wide, x) if words.attrib.get("text-anchor") == "end" else (x, x + wide)
+            assert left >= 0 and right <= float(root.attrib["width"]), words.text
