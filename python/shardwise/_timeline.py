@@ -1,13 +1,11 @@
-"""What ranks recorded, as one page: spans of time for each rank, and how much of what travelled nobody waited for."""
+"""What ranks recorded, as a page: a picture, and how much of what travelled nobody waited for."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from html import escape
-from pathlib import Path
-from typing import Any
+
+from shardwise._record_files import COMPUTE, GATHERS, SUMS, WIRE, Event
+from shardwise._svg import Picture, width_of
 
 #: Kinds of events, with the colours of their spans.
 COLORS = {
@@ -19,63 +17,12 @@ COLORS = {
     "all-reduce": "#946b4f",
     "broadcast": "#7a7a7a",
 }
-COMPUTE = ("forward", "backward")
-WIRE = ("all-gather", "reduce-scatter", "all-reduce", "broadcast")
 #: The rows of a rank.
-LANES = {"compute": COMPUTE, "waits": ("wait",), "gathers": ("all-gather", "broadcast"), "sums": WIRE[1:3]}
+LANES = {"compute": COMPUTE, "waits": ("wait",), "gathers": GATHERS, "sums": SUMS}
 
-LEFT, WIDTH, RIGHT, ROW, GAP = 110, 1180, 60, 18, 10
-
-
-@dataclass(frozen=True)
-class Event:
-    kind: str
-    name: str
-    rank: int
-    #: Nanoseconds.
-    begin: int
-    end: int
-    bytes: int
-
-
-#: What a file has of an event.
-_KINDS = {"kind": str, "name": str, "rank": int, "begin": int, "end": int, "bytes": int}
-
-
-def read(folder: Path) -> list[Event]:
-    """Of all files that programs wrote there, the earliest first. ValueError for a file that is no record."""
-    events: list[Event] = []
-    for file in sorted(folder.glob("shardwise-*.json")):
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-            if not isinstance(found, list):
-                raise ValueError(f"it has a {type(found).__name__} in the place of a list")
-            events += (_event(each) for each in found)
-        except (OSError, ValueError, RecursionError) as error:
-            raise ValueError(
-                f"shardwise: {file} is not a record that a program wrote: {error}. Remove it, or record anew."
-            ) from None
-    if not events:
-        raise ValueError(
-            f"shardwise: nothing was recorded in {folder}: run the program with SHARDWISE_RECORD={folder}, or its "
-            "steps inside of shardwise.record()."
-        )
-    return sorted(events, key=lambda event: event.begin)
-
-
-def _event(found: Any) -> Event:
-    """One that a file tells of, which anybody may have written."""
-    if not isinstance(found, dict) or set(found) != _KINDS.keys():
-        raise ValueError(f"an event has {sorted(_KINDS)}, and one is {found!r:.200}")
-    for name, kind in _KINDS.items():
-        if type(found[name]) is not kind:
-            raise ValueError(f"'{name}' of an event is {found[name]!r:.200}, and not a {kind.__name__}")
-    numbers_fit = (
-        0 <= found["begin"] <= found["end"] < 2**63 and 0 <= found["rank"] < 2**31 and 0 <= found["bytes"] < 2**63
-    )
-    if found["kind"] not in COLORS or not numbers_fit:
-        raise ValueError(f"there is an event {found!r:.200}, of a kind or with numbers that no program writes")
-    return Event(**found)
+LEFT, WIDTH, RIGHT, TOP, ROW, GAP = 110, 1180, 60, 34, 18, 10
+#: Sizes of letters: of the picture, inside of spans, and at the axis.
+SIZE, INSIDE, AXIS = 12, 11, 10
 
 
 def steps(events: Sequence[Event], rank: int) -> list[int]:
@@ -109,6 +56,14 @@ def hidden(events: Sequence[Event], rank: int) -> float:
     return max(0.0, 1 - waited / wire) if wire else 1.0
 
 
+def lanes(events: Sequence[Event], rank: int) -> Iterator[tuple[str, list[Event]]]:
+    """The events of a rank by what they are, without what it has none of."""
+    for lane, kinds in LANES.items():
+        own = [event for event in events if event.rank == rank and event.kind in kinds]
+        if own:
+            yield lane, own
+
+
 def rows(events: Sequence[Event]) -> list[list[Event]]:
     """Those that overlap lie in rows of their own. A span that holds others lies above them."""
     found: list[list[Event]] = []
@@ -132,6 +87,7 @@ def page(events: Sequence[Event]) -> str:
 
 
 def table(events: Sequence[Event]) -> Iterator[str]:
+    """Lines of HTML: the milliseconds that each rank spent on what."""
     heads = ("rank", "ms", "computed", "waited", "gathers", "sums", "on the wire and not waited for")
     yield f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>\n"
     for rank in sorted({event.rank for event in events}):
@@ -142,55 +98,51 @@ def table(events: Sequence[Event]) -> Iterator[str]:
 
 
 def svg(events: Sequence[Event]) -> str:
+    """The picture alone."""
     begin, end = min(event.begin for event in events), max(event.end for event in events)
     end = max(end, begin + 1)
     scale = WIDTH / (end - begin)
-    parts: list[str] = []
-    y = 34
-    for rank in sorted({event.rank for event in events}):
-        parts.append(f'<text x="0" y="{y + 13}" font-weight="bold">rank {rank}</text>')
-        for lane, kinds in LANES.items():
-            own = [event for event in events if event.rank == rank and event.kind in kinds]
-            if not own:
-                continue
-            parts.append(f'<text x="{LEFT - 8}" y="{y + 13}" text-anchor="end" class="lane">{lane}</text>')
-            for row in rows(own):
-                parts += (span(event, LEFT + (event.begin - begin) * scale, y, scale) for event in row)
+    ranks = {rank: [(lane, rows(own)) for lane, own in lanes(events, rank)] for rank in {e.rank for e in events}}
+    lines = sum(len(found) for of_rank in ranks.values() for _, found in of_rank)
+    height = TOP + ROW * lines + GAP * len(ranks) + 8
+    picture = Picture(LEFT + WIDTH + RIGHT, height, SIZE)
+    _axis(picture, (end - begin) / 1e6, height)
+    _legend(picture)
+    y = TOP
+    for rank, of_rank in sorted(ranks.items()):
+        picture.text(0, y + 13, f"rank {rank}", font_weight="bold")
+        for lane, found in of_rank:
+            picture.text(LEFT - 8, y + 13, lane, text_anchor="end", fill="#666666")
+            for row in found:
+                for event in row:
+                    _span(picture, event, LEFT + (event.begin - begin) * scale, y, scale)
                 y += ROW
         y += GAP
-    height = y + 8
-    axis = "".join(ticks((end - begin) / 1e6, height))
-    legend = "".join(
-        f'<rect x="{LEFT + 130 * place}" y="0" width="12" height="12" fill="{color}"/>'
-        f'<text x="{LEFT + 130 * place + 17}" y="11">{kind}</text>'
-        for place, (kind, color) in enumerate(COLORS.items())
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + RIGHT}" height="{height}" '
-        f'font-family="sans-serif" font-size="12"><style>.lane{{fill:#666}}.in{{fill:#fff;font-size:11px}}'
-        f"line{{stroke:#ddd}}</style>{axis}{legend}{''.join(parts)}</svg>"
-    )
+    return str(picture)
 
 
-def span(event: Event, x: float, y: int, scale: float) -> str:
+def _legend(picture: Picture) -> None:
+    for place, (kind, color) in enumerate(COLORS.items()):
+        x = LEFT + 130 * place
+        picture.add("rect", x=x, y=0, width=12, height=12, fill=color)
+        picture.text(x + 17, 11, kind)
+
+
+def _span(picture: Picture, event: Event, x: float, y: int, scale: float) -> None:
     width = max((event.end - event.begin) * scale, 0.5)
     size = f", {event.bytes / 1e6:.3g} MB" if event.bytes else ""
-    about = escape(f"{event.kind}: {event.name}: {(event.end - event.begin) / 1e6:.3f} ms{size}")
-    text = (
-        f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{ROW - 3}" fill="{COLORS[event.kind]}">'
-        f"<title>{about}</title></rect>"
-    )
-    if event.kind in COMPUTE and len(event.name) * 7 < width:
-        text += f'<text x="{x + 3:.2f}" y="{y + 12}" class="in" pointer-events="none">{escape(event.name)}</text>'
-    return text
+    about = f"{event.kind}: {event.name}: {(event.end - event.begin) / 1e6:.3f} ms{size}"
+    picture.add("rect", about, x=x, y=y, width=width, height=ROW - 3, fill=COLORS[event.kind])
+    if event.kind in COMPUTE and width_of(event.name, INSIDE) < width:
+        picture.text(x + 3, y + 12, event.name, fill="#ffffff", font_size=INSIDE, pointer_events="none")
 
 
-def ticks(milliseconds: float, height: int) -> Iterator[str]:
-    """Ten or so, at round numbers."""
+def _axis(picture: Picture, milliseconds: float, height: int) -> None:
+    """Ten lines or so, at round numbers."""
     step = 10.0 ** len(str(int(milliseconds / 10))) / 10 if milliseconds >= 10 else 0.1
     while milliseconds / step > 12:
         step *= 2
     for number in range(int(milliseconds / step) + 1):
         x = LEFT + number * step / milliseconds * WIDTH
-        yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="30" y2="{height}"/>'
-        yield f'<text x="{x:.1f}" y="27" fill="#666" font-size="10">{number * step:g} ms</text>'
+        picture.add("line", x1=x, x2=x, y1=30, y2=height, stroke="#dddddd")
+        picture.text(x, 27, f"{number * step:g} ms", fill="#666666", font_size=AXIS)

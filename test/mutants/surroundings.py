@@ -120,7 +120,7 @@ SURROUNDINGS = [
     ),
     _package(
         "draw whatever a file has",
-        "_timeline.py",
+        "_record_files.py",
         "        if type(found[name]) is not kind:",
         "        if found is None:",
         "unit/test_timeline.py",

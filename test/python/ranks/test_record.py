@@ -13,7 +13,7 @@ from models import batch, mlp
 from pool import run_ranks
 
 import shardwise
-from shardwise import _timeline
+from shardwise import _record_files, _timeline
 
 PROGRAM = """
 import os
@@ -57,12 +57,12 @@ def unwritable(rank: int) -> None:
         shardwise.fully_shard(model)
 
 
-def recorded(folder: Path, kind: str, backend: str) -> list[_timeline.Event]:
+def recorded(folder: Path, kind: str, backend: str) -> list[_record_files.Event]:
     run_ranks(2, steps_recorded, str(folder), kind, backend=backend)
-    return _timeline.read(folder)
+    return _record_files.read(folder)
 
 
-def of(events: list[_timeline.Event], rank: int, kind: str) -> list[_timeline.Event]:
+def of(events: list[_record_files.Event], rank: int, kind: str) -> list[_record_files.Event]:
     return [event for event in events if event.rank == rank and event.kind == kind]
 
 
@@ -108,7 +108,7 @@ class TestRecord:
         assert sorted(file.name for file in tmp_path.iterdir()) == ["shardwise-rank0.json", "shardwise-rank1.json"]
         # Who comes later, or from where numbers of processes are the same, takes nothing from the first.
         first = (tmp_path / "shardwise-rank0.json").read_text()
-        assert len(_timeline.read(tmp_path)) > 0
+        assert len(_record_files.read(tmp_path)) > 0
         with shardwise.record(tmp_path):
             pass
         assert (tmp_path / "shardwise-rank0.json").read_text() == first
@@ -126,12 +126,12 @@ class TestRecord:
     def test_a_variable_records_a_whole_program(self, tmp_path: Path) -> None:
         done = program(tmp_path, tmp_path / "out")
         assert done.returncode == 0, done.stderr
-        events = _timeline.read(tmp_path / "out")
+        events = _record_files.read(tmp_path / "out")
         assert sorted(each.name for each in (tmp_path / "out").iterdir()) == [
             "shardwise-rank0.json",
             "shardwise-rank1.json",
         ]
-        inside = _timeline.read(tmp_path / "inside")
+        inside = _record_files.read(tmp_path / "inside")
         assert {event.rank for event in events} == {event.rank for event in inside} == {0, 1}
         for rank in (0, 1):
             assert (len(_timeline.steps(events, rank)), len(_timeline.steps(inside, rank))) == (2, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 import subprocess
@@ -15,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from shardwise import _timeline
+from shardwise import _record_files, _timeline
 from shardwise.__main__ import main
-from shardwise._timeline import Event
+from shardwise._record_files import Event
 
 SVG = "{http://www.w3.org/2000/svg}"
 MS = 1_000_000
@@ -125,6 +126,71 @@ def test_an_empty_folder_is_said(
     assert f"SHARDWISE_RECORD={tmp_path}" in capsys.readouterr().err
 
 
+def write(file: Path, recorded: list[Event]) -> None:
+    file.write_text(json.dumps([vars(event) for event in recorded]))
+
+
+def test_a_forward_ends_where_a_backward_begins_at_the_latest(tmp_path: Path) -> None:
+    open_ended = replace(events()[1], name="called directly", end=8 * MS)
+    later = Event("forward", "(root)", 0, 11 * MS, 12 * MS, 0)
+    other = replace(open_ended, rank=1)
+    write(tmp_path / "shardwise-rank0.json", [*events(), open_ended, later, other])
+    ends = {(e.rank, e.name, e.begin): e.end for e in _record_files.read(tmp_path) if e.kind == "forward"}
+    assert ends == {
+        (0, "(root)", 0): 5 * MS,
+        (0, "block & <1>", MS): 4 * MS,
+        (0, "called directly", MS): 5 * MS,
+        (0, "(root)", 11 * MS): 12 * MS,
+        # No backward of this rank is known.
+        (1, "called directly", MS): 8 * MS,
+    }
+
+
+def test_the_trace_keeps_the_rules_of_chromes_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Spans that overlap, and neither holds the other.
+    crossing = Event("backward", "block", 0, 7 * MS, 9 * MS + 500, 0)
+    for rank in (0, 3):
+        later = [replace(e, begin=e.begin + 20 * MS, end=e.end + 20 * MS) for e in [*events(rank), crossing]]
+        write(tmp_path / f"shardwise-rank{rank}.json", [*events(rank), *(replace(e, rank=rank) for e in later)])
+    file = tmp_path / "trace.json"
+    assert run(monkeypatch, str(tmp_path), "--last", "1", "--chrome", str(file)) == 0
+    assert str(file) in capsys.readouterr().out.splitlines()
+    found = json.loads(file.read_text())["traceEvents"]
+    assert {each["ph"] for each in found} == {"M", "X"}
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in found if e["name"] == "thread_name"}
+    spans = [each for each in found if each["ph"] == "X"]
+    assert len(spans) == 2 * (2 * len(events()) + 1), "all steps, whatever the page shows"
+    assert all(set(each) == {"ph", "pid", "tid", "name", "cat", "ts", "dur", "args"} for each in spans)
+    assert [each["ts"] for each in spans] == sorted(each["ts"] for each in spans)
+    assert spans[0]["ts"] == 0 and max(each["ts"] + each["dur"] for each in spans) == 30_000
+    block = [each for each in spans if each["name"] == "block & <1>" and each["pid"] == 3]
+    assert [(each["ts"], each["dur"], each["cat"]) for each in block] == [
+        (1000, 3000, "forward"),
+        (21000, 3000, "forward"),
+    ]
+    assert {e["args"]["name"] for e in found if e["name"] == "process_name"} == {"rank 0", "rank 3"}
+    assert {names[each["pid"], each["tid"]] for each in spans} == {"compute", "compute 2", "waits", "gathers", "sums"}
+    for lane in names:
+        own = [each for each in spans if (each["pid"], each["tid"]) == lane]
+        assert own, "no row is empty"
+        for one in own:
+            for other in own:
+                apart = one["ts"] + one["dur"] <= other["ts"] or other["ts"] + other["dur"] <= one["ts"]
+                inside = other["ts"] <= one["ts"] and one["ts"] + one["dur"] <= other["ts"] + other["dur"]
+                holds = one["ts"] <= other["ts"] and other["ts"] + other["dur"] <= one["ts"] + one["dur"]
+                assert apart or inside or holds, (one, other)
+
+
+def test_a_trace_that_cannot_be_written_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "shardwise-rank0.json", events())
+    assert run(monkeypatch, str(tmp_path), "--chrome", str(tmp_path / "no" / "trace.json")) == 1
+    assert "could not be written" in (said := capsys.readouterr().err) and "--chrome" in said
+
+
 MALFORMED = {
     "no JSON": "[{",
     "a dict in the place of a list": "{}",
@@ -149,7 +215,47 @@ def test_a_file_that_is_no_record_is_named(
     assert run(monkeypatch, str(tmp_path)) == 1
     said = capsys.readouterr().err
     assert said.startswith(f"shardwise: {file} is not a record that a program wrote: ") and said.count("\n") == 1
+    assert "line 1" in said
     assert not (tmp_path / "timeline.html").exists()
+
+
+@pytest.mark.parametrize("wrong", ["{}", "[1, 2]", '{"kind": "wait"}', "!"])
+def test_the_line_of_what_is_wrong_is_told(
+    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = [json.dumps(vars(event)) for event in events()]
+    (tmp_path / "shardwise-rank0.json").write_text("[\n" + " ,\n".join([*good[:3], wrong, *good[3:]]) + "\n]\n")
+    assert run(monkeypatch, str(tmp_path)) == 1
+    assert "shardwise-rank0.json is not a record that a program wrote: " in (said := capsys.readouterr().err)
+    assert "line 5: " in said or "line 5 column 1" in said
+
+
+def test_no_damage_is_more_than_an_error_or_another_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chance = random.Random(1)
+    whole = json.dumps([vars(event) for event in events()]).encode()
+    file = tmp_path / "shardwise-rank0.json"
+    for _ in range(300):
+        damaged = bytearray(whole[: chance.choice([len(whole), chance.randrange(len(whole))])])
+        for _ in range(chance.randrange(4)):
+            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        file.write_bytes(damaged)
+        failed = run(monkeypatch, str(tmp_path), "--chrome", str(tmp_path / "trace.json"))
+        said = capsys.readouterr().err
+        assert (not failed and not said) or (failed == 1 and str(file) in said and "line " in said)
+
+
+def test_a_folder_that_is_none_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "shardwise-rank0.json").mkdir()
+    assert run(monkeypatch, str(tmp_path)) == 1
+    assert f"{tmp_path / 'shardwise-rank0.json'} is not a record" in capsys.readouterr().err
+    for none in ("file", "nothing"):
+        assert run(monkeypatch, str(tmp_path / none)) == 1
+        assert f"nothing was recorded in {tmp_path / none}" in capsys.readouterr().err
 
 
 def test_what_cannot_be_read_or_written_is_said(

@@ -1,0 +1,68 @@
+"""What ranks recorded in the trace format of Chrome, which Perfetto and chrome://tracing open."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from shardwise._record_files import Event
+from shardwise._timeline import lanes
+
+
+def trace(events: Sequence[Event]) -> str:
+    """JSON: a process for each rank, with rows for what it computes, waits for, gathers and sums.
+
+    Times are microseconds since the first event. A row has spans that lie inside of one another or apart, as the format
+    wants it: of those that overlap otherwise the later one is in a row below.
+    """
+    begin = min(event.begin for event in events)
+    names: list[dict[str, Any]] = []
+    spans: list[dict[str, Any]] = []
+    for rank in sorted({event.rank for event in events}):
+        names += _named(rank, 0, "process", f"rank {rank}", rank)
+        number = 0
+        for lane, own in lanes(events, rank):
+            for place, row in enumerate(nested_rows(own), start=1):
+                number += 1
+                names += _named(rank, number, "thread", lane if place == 1 else f"{lane} {place}", number)
+                spans += (_span(event, number, begin) for event in row)
+    spans.sort(key=lambda span: (span["ts"], -span["dur"]))
+    return json.dumps({"traceEvents": [*names, *spans], "displayTimeUnit": "ms"}) + "\n"
+
+
+def nested_rows(events: Sequence[Event]) -> list[list[Event]]:
+    """Rows in which each span ends before the next begins, or holds it."""
+    rows: list[list[Event]] = []
+    #: Of each row the ends of the spans that are under way, the innermost last.
+    ends: list[list[int]] = []
+    for event in sorted(events, key=lambda event: (event.begin, -event.end)):
+        for open_ends in ends:
+            while open_ends and open_ends[-1] <= event.begin:
+                open_ends.pop()
+        place = next((n for n, open_ends in enumerate(ends) if not open_ends or event.end <= open_ends[-1]), len(rows))
+        if place == len(rows):
+            rows.append([])
+            ends.append([])
+        rows[place].append(event)
+        ends[place].append(event.end)
+    return rows
+
+
+def _named(process: int, thread: int, what: str, name: str, place: int) -> Iterator[dict[str, Any]]:
+    """What the format calls metadata: a name, and where it stands among the others."""
+    for key, value in ((f"{what}_name", {"name": name}), (f"{what}_sort_index", {"sort_index": place})):
+        yield {"ph": "M", "pid": process, "tid": thread, "name": key, "args": value}
+
+
+def _span(event: Event, thread: int, begin: int) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "pid": event.rank,
+        "tid": thread,
+        "name": event.name,
+        "cat": event.kind,
+        "ts": (event.begin - begin) / 1000,
+        "dur": (event.end - event.begin) / 1000,
+        "args": {"kind": event.kind, "bytes": event.bytes},
+    }
