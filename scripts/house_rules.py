@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import python_rules
+
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST = 400
 # Texts that are not ours, and tables that grow.
@@ -44,6 +46,9 @@ def problems() -> Iterator[str]:
                 yield f"{name}: no text; a file that is made by a program stays out"
                 continue
             yield from (f"{name}: {problem}" for problem in text_problems(text))
+            if name.endswith(".py"):
+                yield from (f"{name}: {problem}" for problem in python_rules.function_problems(name, text))
+    yield from python_rules.circle_problems(ROOT / "python" / "shardwise")
 
 
 def main() -> int:

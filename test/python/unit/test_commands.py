@@ -28,6 +28,7 @@ def load(name: str) -> ModuleType:
 
 check_docs = load("check_docs")
 house_rules = load("house_rules")
+python_rules = load("python_rules")
 prepare = load("prepare")
 build = load("build")
 
@@ -112,6 +113,49 @@ def test_house_rules(text, problem):
     found = list(house_rules.text_problems(text))
     assert bool(found) == bool(problem)
     assert problem in "".join(found)
+
+
+def function(lines: int = 2, parameters: str = "") -> str:
+    return f"def f({parameters}):\n" + "    pass\n" * (lines - 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (function(lines=60), ""),
+        (function(lines=61), "f() has 61 lines"),
+        (function(lines=60).replace("    pass", '    """A text\n    of two lines."""', 1), ""),
+        (function(parameters="self, a, b, c, *, d, e, f"), ""),
+        (function(parameters="a, b, c, *, d, e, f, g"), "f() takes 7 parameters"),
+    ],
+)
+def test_functions_are_short_and_take_few_things(text, problem):
+    found = list(python_rules.function_problems("file.py", text))
+    assert bool(found) == bool(problem)
+    assert problem in "".join(found)
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "import package.one",
+        "from package import one",
+        "from package.one import thing",
+        "def f():\n    from package import one",
+        "importlib.import_module('package.one')",
+    ],
+)
+def test_a_circle_of_imports_is_named(tmp_path, back):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("from package.one import thing\n")
+    (package / "one.py").write_text("import package.two\n")
+    (package / "two.py").write_text("from package import three\n")
+    (package / "three.py").write_text("import torch\n")
+    assert list(python_rules.circle_problems(package)) == []
+    (package / "three.py").write_text(f"{back}\n")
+    (problem,) = python_rules.circle_problems(package)
+    assert problem.endswith("one -> two -> three -> one")
 
 
 # The choice of the Python
