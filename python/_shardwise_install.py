@@ -1,9 +1,10 @@
 """Calls shardwise.install() when torch.distributed.fsdp is imported: shardwise_install.pth asks for it at the start of
-Python where SHARDWISE_INSTALL is set. Imports neither torch nor shardwise itself.
+Python where SHARDWISE_INSTALL is set. Imports neither torch nor shardwise before that.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -71,3 +72,17 @@ def _install() -> None:
     except Exception as error:
         said = " ".join(str(error).split())
         print(f"shardwise: SHARDWISE_INSTALL is set, but torch's own functions stay: {said}", file=sys.stderr)
+    else:
+        _tell()
+
+
+def _tell() -> None:
+    """One line for a program: from its first rank, and not from the processes that this one starts."""
+    # Both are there already: a Python that starts is not to import them.
+    import multiprocessing
+
+    from shardwise._install import NAMES
+
+    if os.environ.get("RANK", "0") in ("", "0") and multiprocessing.current_process().name == "MainProcess":
+        names = ", ".join(NAMES)
+        print(f"shardwise: as SHARDWISE_INSTALL says, these are shardwise's, not torch's: {names}", file=sys.stderr)

@@ -29,6 +29,9 @@ _OURS = {
     "share_comm_ctx": "shardwise._module_classes",
 }
 
+#: What is replaced, by name.
+NAMES = tuple(_OURS)
+
 #: The modules that have ours, with the class that each had before.
 _installed: dict[ModuleType, type] = {}
 

@@ -19,12 +19,20 @@ class Plan:
 
     def __init__(self, unit: _C.Unit | _C.CppUnit) -> None:
         self._table = unit.plan_table()
-        data = json.loads(unit.plan_json())
+        self._json = unit.plan_json()
+        data = json.loads(self._json)
         self.mesh: str = data["mesh"]
         self.units: list[dict[str, Any]] = data["units"]
 
     def __repr__(self) -> str:
         return self._table
+
+    def json(self) -> str:
+        """The same as JSON, for programs.
+
+        >>> Path("plan.json").write_text(shardwise.plan(model).json())
+        """
+        return self._json
 
 
 def plan(module: nn.Module) -> Plan:

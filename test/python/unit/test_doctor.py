@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 from broken_package import BUILT_MINOR, PACKAGE, BrokenPackage
+from installation import ROOT, Environment
 
 import shardwise
-from shardwise import _build_info, _doctor
+from shardwise import _abilities, _build_info, _doctor
 
 NEEDED = {"import shardwise", "replicate() on CPUs (Gloo)", "ranks from the environment"}
 LAUNCH = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -64,8 +66,7 @@ def test_json_report_of_this_machine():
     assert ("cuda:0" in report["devices"]) == torch.cuda.is_available()
     assert report["environment"]["RANK"] == "not set"
     assert {name for name, here in works(report).items() if not here}.isdisjoint(NEEDED)
-    gpus = torch.cuda.is_available() and _build_info.WITH_NCCL
-    assert works(report)["replicate() on GPUs (NCCL)"] == gpus
+    assert not works(report)["replicate() on GPUs (NCCL)"], "no GPU has run it yet"
     assert works(report)["C++ programs with find_package(shardwise)"]
     assert all(each["works"] or (each["reason"] and each["remedy"]) for each in report["abilities"])
 
@@ -141,10 +142,49 @@ def test_cpp_programs_need_a_compiler_and_the_package(monkeypatch, tmp_path):
     assert ability(_doctor.examine(), name).works
     monkeypatch.setenv("CXX", "no-such-compiler")
     report = _doctor.examine()
-    assert ability(report, name).reason == "'no-such-compiler' is missing or knows no C++20"
+    assert (ability(report, name).reason or "").startswith("'no-such-compiler' is missing or no g++")
     assert report.usable, "a Python program needs no compiler"
-    monkeypatch.setattr(_doctor, "_FOLDER", tmp_path)
+    monkeypatch.setattr(_abilities, "_FOLDER", tmp_path)
     assert "shardwiseConfig.cmake is missing" in (ability(_doctor.examine(), name).reason or "")
+
+
+@pytest.mark.parametrize(
+    ("macros", "reason"),
+    [
+        ("#define __GNUC__ 12\n", None),
+        ("#define __GNUC__ 13\n#define __GNUC_MINOR__ 2\n", None),
+        ('#define __GNUC__ 11\n#define __VERSION__ "11.4 12 13"\n', "' is g++ 11; "),
+        ("#define __GNUC__ 4\n#define __clang__ 1\n", "' is missing or no g++; "),
+        ("", "' is missing or no g++; "),
+    ],
+)
+def test_the_compiler_is_the_one_that_the_readme_asks_for(monkeypatch, tmp_path, macros, reason):
+    (oldest,) = re.findall(r"with g\+\+ (\d+) or newer", (ROOT / "README.md").read_text())
+    assert oldest == "12" and int(oldest) == _abilities.OLDEST_GCC
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"#!/bin/sh\ncat <<'END'\n{macros}END\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    found = _abilities._cpp_programs()
+    assert found.works == (reason is None)
+    assert (reason or "") in (found.reason or "") and ("g++ 12 or newer" in found.remedy) != found.works
+
+
+def test_the_variable_that_installs_is_tried(monkeypatch, tmp_path):
+    """Python reads the .pth file where the package is installed; with PYTHONPATH alone it does not."""
+    clean = Environment.create(tmp_path / "environment")
+    for name in ("PYTHONPATH", "VIRTUAL_ENV"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "executable", str(clean.python))
+    found = _abilities._install_variable()
+    assert found.reason == f"no shardwise_install.pth is read when {clean.python} starts, so the variable does nothing"
+    assert "pip" in found.remedy and "shardwise.install()" in found.remedy
+    (clean.site / "checkout.pth").write_text(f"import site; site.addsitedir({str(PACKAGE.parent)!r})\n")
+    assert _abilities._install_variable().works
+    (tmp_path / "_shardwise_install.py").write_text("def start():\n    pass\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    other = f"{tmp_path / '_shardwise_install.py'} is read, which belongs to another shardwise"
+    assert other in (_abilities._install_variable().reason or "")
 
 
 def test_gpus_beyond_those_there_are_explained(monkeypatch):
@@ -156,7 +196,9 @@ def test_gpus_beyond_those_there_are_explained(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert ability(_doctor.examine(), name).reason == "LOCAL_RANK is 1; GPUs: 1"
     monkeypatch.setenv("LOCAL_RANK", "0")
-    assert ability(_doctor.examine(), name).works
+    untried = ability(_doctor.examine(), name)
+    assert untried.untried and not untried.works
+    assert untried.reason == "it is built, and it has not yet run on any GPU"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert ability(_doctor.examine(), name).reason == "torch sees no GPU"
     monkeypatch.setattr(_build_info, "WITH_NCCL", False)

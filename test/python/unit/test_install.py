@@ -72,15 +72,21 @@ def start_one_rank():
 """
 
 
-def run(program: str, *, common: bool = True, **environment: str) -> str:
-    """The output of a program that must succeed, and write nothing else."""
+TOLD = (
+    "shardwise: as SHARDWISE_INSTALL says, these are shardwise's, not torch's: FSDPModule, ReplicateModule, "
+    "fully_shard, register_fsdp_forward_method, replicate, share_comm_ctx"
+)
+
+
+def run(program: str, *, common: bool = True, told: int = 0, **environment: str) -> str:
+    """The output of a program that must succeed, and write nothing else but so many lines of what the variable did."""
     result = subprocess.run(
         [sys.executable, "-c", (COMMON if common else "") + program],
         env={**os.environ, "PYTHONPATH": str(FOLDER), **environment},
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert result.stderr == ""
+    assert result.stderr.splitlines() == [TOLD] * told
     return result.stdout
 
 
@@ -351,10 +357,29 @@ for first in {FIRST_IMPORTS!r}:
             os._exit(status)
     print(os.wait()[1], first.splitlines()[0])
 """,
+        # Whoever calls install() knows it.
+        told=len(FIRST_IMPORTS) - 1,
         PYTHONPATH=str(site),
         SHARDWISE_INSTALL="1",
     )
     assert said.splitlines() == [f"0 {first.splitlines()[0]}" for first in FIRST_IMPORTS]
+
+
+def test_the_first_rank_alone_tells(site):
+    program = """
+import multiprocessing, sys, torch.distributed.fsdp
+if __name__ == "__main__" and len(sys.argv) > 1:
+    process = multiprocessing.get_context("spawn").Process(target=print, args=("a child",))
+    process.start()
+    process.join()
+"""
+    file = site / "program.py"
+    file.write_text(program)
+    for rank, words, told in (("0", ["with a child"], [TOLD]), ("1", [], [])):
+        environment = {**os.environ, "PYTHONPATH": str(site), "SHARDWISE_INSTALL": "1", "RANK": rank}
+        command = [sys.executable, file, *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert (done.stdout.splitlines(), done.stderr.splitlines()) == (["a child"][: len(words)], told)
 
 
 def test_uninstall_before_the_import_lasts(site):

@@ -63,13 +63,15 @@ def test_annotations_are_types(name: str) -> None:
     assert hints["ignored_params"] == set[nn.Parameter] | None
 
 
-def test_repr_of_a_plan_is_its_table() -> None:
+def test_a_plan_is_a_table_and_json() -> None:
     class Unit:
         plan_table = staticmethod(lambda: "unit  parameters\n0     12")
         plan_json = staticmethod(lambda: '{"mesh": "2", "units": []}')
 
     plan = shardwise.Plan(Unit())  # type: ignore[arg-type]
     assert repr(plan) == str(plan) == "unit  parameters\n0     12"
+    assert plan.json() == Unit.plan_json()
+    assert (plan.mesh, plan.units) == ("2", [])
 
 
 @pytest.mark.parametrize("name", ["fully_shard", "replicate"])
