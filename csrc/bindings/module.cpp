@@ -64,8 +64,12 @@ PYBIND11_MODULE(_C, module) {
   module.attr("__version__") = SHARDWISE_VERSION;
 
   error_class = py::register_local_exception<shardwise::Error>(module, "Error", PyExc_RuntimeError).inc_ref().ptr();
-  peer_error_class =
-      py::register_local_exception<shardwise::PeerError>(module, "PeerError", module.attr("Error")).inc_ref().ptr();
+  // So who catches torch's errors of other ranks catches ours.
+  const auto dist_error = py::module_::import("torch.distributed").attr("DistError");
+  peer_error_class = py::register_local_exception<shardwise::PeerError>(
+                         module, "PeerError", py::make_tuple(module.attr("Error"), dist_error))
+                         .inc_ref()
+                         .ptr();
   value_error_class = py::register_local_exception<shardwise::ValueError>(
                           module, "ValueError", py::make_tuple(module.attr("Error"), py::handle(PyExc_ValueError)))
                           .inc_ref()

@@ -8,6 +8,7 @@ import collections.abc
 import datetime
 import torch
 import torch._C._distributed_c10d
+import torch.distributed
 import torch.distributed.distributed_c10d
 import typing
 __all__: list[str] = ['Call', 'CppUnit', 'Error', 'GivenParameter', 'MemoryEstimate', 'Mesh', 'OutlineParameter', 'OutlineUnit', 'PeerError', 'Unit', 'Unsharding', 'ValueError', 'clip_grad_norm_', 'cpp_unit', 'estimate_memory', 'full_state_dict', 'fully_shard', 'has_unit', 'hollow', 'load_full_state_dict', 'make_record_file', 'make_transport', 'on_shared_memory', 'replicate', 'share_comm_context', 'start_record', 'stop_record']
@@ -20,9 +21,11 @@ class Error(RuntimeError):
     ... except shardwise.Error as error:
     ...     print(error)
     """
-class PeerError(Error):
+class PeerError(Error, torch.distributed.DistError):
     """
     Another rank failed, or called something else: this one stops waiting, and says for whom.
+    
+    A torch.distributed.DistError, so that programs that catch torch's errors of other ranks catch this one too.
     
     >>> try:
     ...     loss.backward()

@@ -57,6 +57,8 @@ Error.__doc__ = """What the engine raises; the message says what happened, where
 
 PeerError.__doc__ = """Another rank failed, or called something else: this one stops waiting, and says for whom.
 
+A torch.distributed.DistError, so that programs that catch torch's errors of other ranks catch this one too.
+
 >>> try:
 ...     loss.backward()
 ... except shardwise.PeerError:

@@ -31,8 +31,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from shardwise._C import PeerError
-
 T = TypeVar("T")
 
 #: Modules that ranks find imported; each rank is forked from a server that imported them and computed nothing.
@@ -236,7 +234,7 @@ def _run(job: _Job, connection: Connection, call: bytes) -> None:
 
 def _is_by_peer(error: BaseException) -> bool:
     signs = ("closed by peer", "reset by peer", "Broken pipe")
-    return isinstance(error, (PeerError, dist.DistError)) or any(sign in str(error) for sign in signs)
+    return isinstance(error, dist.DistError) or any(sign in str(error) for sign in signs)
 
 
 def _collect(ranks: list[_Rank], name: str, timeout: float, folder: Path) -> list[Any]:
