@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import both_functions
 import pytest
-import torch
 import torch.distributed as dist
+from both_functions import (
+    assert_late_ranks_change_nothing,
+    assert_offloading_changes_nothing,
+    by_child,
+    is_exact,
+    set_optimizer_event,
+)
 from delays import POINTS, Delays
 from engine import TORCH, Engine, ours
-from form import by_form
-from language import blocks_of, prefetch_two_blocks, text_program, wrap_blocks
-from models import local
+from language import blocks_of, prefetch_two_blocks, text_program
 from parity import Parity, Trace, Wrap, Wrapping, adam, assert_same_bits, momentum
 from pool import run_ranks
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from training_models import WIDTHS, mlp_program, non_root_program, twice_program
@@ -25,11 +29,6 @@ from training_models import WIDTHS, mlp_program, non_root_program, twice_program
 def reshards() -> list[bool | int | None]:
     """What reshard_after_forward can be: two ranks together hold everything where they are not all."""
     return [True, False, None] if dist.get_world_size() <= 2 else [True, False, None, 2]
-
-
-def is_exact() -> bool:
-    """Two summands have one sum."""
-    return dist.get_world_size() == 2
 
 
 def each_reshard(parity: Parity, wrapping: Callable[[Any], Wrapping | Wrap]) -> Trace:
@@ -43,7 +42,7 @@ def each_reshard(parity: Parity, wrapping: Callable[[Any], Wrapping | Wrap]) -> 
 
 
 def by_block(**options: Any) -> Wrap:
-    return lambda engine, model: wrap_blocks(model, lambda part: engine.fully_shard(part, **options))
+    return both_functions.by_block("fully_shard", **options)
 
 
 def largest(parameter: nn.Parameter) -> Shard:
@@ -69,32 +68,11 @@ def groups_with_late_ranks(rank: int) -> None:
     parity = Parity(text_program())
     each_reshard(parity, lambda reshard: by_block(reshard_after_forward=reshard))
     wrap = by_block(reshard_after_forward=True if is_exact() else 2)
-    in_time = parity.run(ours(), wrap)
-    one_by_one = [[point] for point in POINTS] if is_exact() else []
-    for points in [*by_form([], one_by_one), POINTS]:
-        delays = Delays(*points)
-        late = parity.run(ours(), delays.wrapping(wrap))
-        delays.assert_passed(parity.program.steps)
-        assert_same_bits(late, in_time)
+    assert_late_ranks_change_nothing(parity, wrap, parity.run(ours(), wrap))
 
 
 def offloaded(rank: int) -> None:
-    # On a mesh of CPUs nothing is moved: what there is to see is that all of it is where it should be.
-    def on_the_host(model: Any, part: int) -> None:
-        for parameter in model.parameters():
-            assert local(parameter).is_cpu and parameter.is_cpu
-            assert parameter.grad is None or local(parameter.grad).is_cpu
-
-    parity = Parity(text_program())
-    theirs = parity.run(TORCH, by_block(offload_policy=CPUOffloadPolicy(pin_memory=False)))
-    for pin in (False, True):
-        # torch pins by an accelerator, and without one cannot.
-        if pin and ours().name == "torch" and not torch.cuda.is_available():
-            continue
-        wrap = by_block(offload_policy=CPUOffloadPolicy(pin_memory=pin))
-        assert_same_bits(parity.run(ours(), Wrapping(wrap, before=on_the_host, after=on_the_host)), theirs)
-        late = parity.run(ours(), Delays(*POINTS).wrapping(wrap))
-        assert_same_bits(late, theirs)
+    assert_offloading_changes_nothing("fully_shard")
 
 
 def gathered_asynchronously(rank: int) -> None:
@@ -124,15 +102,7 @@ def gathered_asynchronously(rank: int) -> None:
 
 
 def child_alone(rank: int) -> None:
-    def wrapping(reshard: Any) -> Wrap:
-        def wrap(engine: Engine, model: Any) -> None:
-            for child in model:
-                engine.fully_shard(child, reshard_after_forward=reshard)
-            engine.fully_shard(model, reshard_after_forward=reshard)
-
-        return wrap
-
-    each_reshard(Parity(non_root_program()), wrapping)
+    each_reshard(Parity(non_root_program()), lambda reshard: by_child("fully_shard", reshard_after_forward=reshard))
 
 
 def called_twice(rank: int) -> None:
@@ -188,15 +158,10 @@ def gathers(mode: CommDebugMode) -> int:
 
 
 def optimizer_event(rank: int) -> None:
-    def set_event(model: Any) -> None:
-        cuda = model.tokens.weight.device.type == "cuda"
-        event = torch.cuda.current_stream().record_event() if cuda else torch.cpu.Event()
-        model.set_post_optim_event(event)
-
     parity = Parity(text_program(steps=5))
     without = parity.run(TORCH, by_block())
     with_events = each_reshard(
-        parity, lambda reshard: Wrapping(by_block(reshard_after_forward=reshard), after_optimizer=set_event)
+        parity, lambda reshard: Wrapping(by_block(reshard_after_forward=reshard), after_optimizer=set_optimizer_event)
     )
     assert_same_bits(with_events, without)
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from both_functions import assert_registered_after_backward, assert_trains_in_float64, by_child
 from engine import TORCH, Engine, ours
 from models import batch
 from nested_inputs import assert_inputs_come_through
-from parity import Parity, Program, Wrap, adam
+from parity import Parity, Program
 from pool import run_ranks
 from registration import TwoMlps
 from torch import nn
 from torch.distributed.tensor import DTensor
-from training_models import batch_for, mlps
 
 
 class NoInputs(nn.Module):
@@ -89,40 +89,13 @@ def assert_spread_over_pairs(model: nn.Module) -> None:
 def registered_after_backward(rank: int) -> None:
     for reshard in RESHARDS:
         for several in (False, True):
-            seen = []
-            for engine in (TORCH, ours()):
-                both = two_mlps(engine, 8, reshard, several)
-                for step in range(3):
-                    both.assert_sharded()
-                    both.backward(step)
-                    both.assert_sharded()
-                    both.assert_gradients()
-                seen.append(both.look())
-            assert seen[0] == seen[1], f"reshard {reshard}, several {several}"
+            make = partial(two_mlps, width=8, reshard=reshard, several=several)
+            assert_registered_after_backward(make, f"reshard {reshard}, several {several}")
 
 
 def to_float64(rank: int, swap: bool) -> None:
-    def wrapping(reshard: Any) -> Wrap:
-        def wrap(engine: Engine, model: Any) -> None:
-            for child in model:
-                engine.fully_shard(child, reshard_after_forward=reshard)
-            engine.fully_shard(model, reshard_after_forward=reshard)
-            before = list(model.parameters())
-            assert model.to(torch.float64) is model
-            assert all(a is b for a, b in zip(model.parameters(), before, strict=True))
-            assert all(p.dtype == torch.float64 for p in before)
-
-        return wrap
-
-    def loss(model: nn.Module, number: int, data_rank: int) -> torch.Tensor:
-        return model(batch_for(model, number, data_rank, 4)).pow(2).sum()
-
-    torch.__future__.set_swap_module_params_on_conversion(swap)
-    parity = Parity(Program(lambda: mlps(4, 2), loss, optimizer=adam), dtype=torch.float64)
     for reshard in (True, False):
-        mine = parity.both(wrapping(reshard), exact=dist.get_world_size() == 2)
-        gradients = [p.grad for p in mine.model.parameters()]
-        assert all(g.dtype == g.to_local().dtype == g._spec.tensor_meta.dtype == torch.float64 for g in gradients)
+        assert_trains_in_float64(by_child("fully_shard", reshard_after_forward=reshard), swap)
 
 
 class TestFullyShardForwardInputs:

@@ -4,34 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import both_functions
 import pytest
-import torch
 import torch.distributed as dist
-from delays import POINTS, Delays
+from both_functions import (
+    assert_late_ranks_change_nothing,
+    assert_offloading_changes_nothing,
+    by_child,
+    is_exact,
+    set_optimizer_event,
+)
 from engine import TORCH, Engine, ours
-from form import by_form
-from language import prefetch_two_blocks, text_program, wrap_blocks
-from models import local
+from language import prefetch_two_blocks, text_program
 from parity import Parity, Wrap, Wrapping, adam, assert_same_bits, momentum
 from pool import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy
 from training_models import WIDTHS, mlp_program, non_root_program, twice_program
 
 
-def is_exact() -> bool:
-    """Two summands have one sum."""
-    return dist.get_world_size() == 2
-
-
 def by_block(**options: Any) -> Wrap:
-    return lambda engine, model: wrap_blocks(model, lambda part: engine.replicate(part, **options))
-
-
-def children_and_root(engine: Engine, model: Any) -> None:
-    for child in model:
-        engine.replicate(child)
-    engine.replicate(model)
+    return both_functions.by_block("replicate", **options)
 
 
 def one_unit(rank: int) -> None:
@@ -42,36 +34,15 @@ def one_unit(rank: int) -> None:
 def groups_with_late_ranks(rank: int) -> None:
     parity = Parity(text_program())
     wrap = by_block(mesh=init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("replicate",)))
-    in_time = parity.both(wrap, is_exact())
-    one_by_one = [[point] for point in POINTS] if is_exact() else []
-    for points in [*by_form([], one_by_one), POINTS]:
-        delays = Delays(*points)
-        late = parity.run(ours(), delays.wrapping(wrap))
-        delays.assert_passed(parity.program.steps)
-        assert_same_bits(late, in_time)
+    assert_late_ranks_change_nothing(parity, wrap, parity.both(wrap, is_exact()))
 
 
 def offloaded(rank: int) -> None:
-    # On a mesh of CPUs nothing is moved: what there is to see is that all of it is where it should be.
-    def on_the_host(model: Any, part: int) -> None:
-        for parameter in model.parameters():
-            assert local(parameter).is_cpu and parameter.is_cpu
-            assert parameter.grad is None or local(parameter.grad).is_cpu
-
-    parity = Parity(text_program())
-    theirs = parity.run(TORCH, by_block(offload_policy=CPUOffloadPolicy(pin_memory=False)))
-    for pin in (False, True):
-        # torch pins by an accelerator, and without one cannot.
-        if pin and ours().name == "torch" and not torch.cuda.is_available():
-            continue
-        wrap = by_block(offload_policy=CPUOffloadPolicy(pin_memory=pin))
-        assert_same_bits(parity.run(ours(), Wrapping(wrap, before=on_the_host, after=on_the_host)), theirs)
-        late = parity.run(ours(), Delays(*POINTS).wrapping(wrap))
-        assert_same_bits(late, theirs)
+    assert_offloading_changes_nothing("replicate")
 
 
 def child_alone(rank: int) -> None:
-    Parity(non_root_program()).both(children_and_root, is_exact())
+    Parity(non_root_program()).both(by_child("replicate"), is_exact())
 
 
 def called_twice(rank: int) -> None:
@@ -96,14 +67,9 @@ def nothing_gathered_ahead(rank: int) -> None:
 
 
 def optimizer_event(rank: int) -> None:
-    def set_event(model: Any) -> None:
-        cuda = model.tokens.weight.device.type == "cuda"
-        event = torch.cuda.current_stream().record_event() if cuda else torch.cpu.Event()
-        model.set_post_optim_event(event)
-
     parity = Parity(text_program())
     without = parity.run(TORCH, by_block())
-    assert_same_bits(parity.both(Wrapping(by_block(), after_optimizer=set_event)), without)
+    assert_same_bits(parity.both(Wrapping(by_block(), after_optimizer=set_optimizer_event)), without)
 
 
 class TestReplicate1DTrainingCore:

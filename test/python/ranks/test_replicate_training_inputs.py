@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import pytest
-import torch
+from both_functions import assert_registered_after_backward, assert_trains_in_float64, by_child
 from engine import TORCH, Engine, ours
 from nested_inputs import assert_inputs_come_through
-from parity import Parity, Program, adam
 from pool import run_ranks
 from registration import TwoMlps
-from torch import nn
 from torch.distributed.tensor import Replicate
-from training_models import batch_for, mlps
 
 
 def inputs_come_through(rank: int) -> None:
@@ -50,36 +47,11 @@ def registered_after_forward(rank: int) -> None:
 
 def registered_after_backward(rank: int) -> None:
     for several in (False, True):
-        seen = []
-        for engine in (TORCH, ours()):
-            both = two_mlps(engine, 8, several)
-            for step in range(3):
-                both.assert_sharded()
-                both.backward(step)
-                both.assert_sharded()
-                both.assert_gradients()
-            seen.append(both.look())
-        assert seen[0] == seen[1], f"several {several}"
+        assert_registered_after_backward(partial(two_mlps, width=8, several=several), f"several {several}")
 
 
 def to_float64(rank: int, swap: bool) -> None:
-    def wrap(engine: Engine, model: Any) -> None:
-        for child in model:
-            engine.replicate(child)
-        engine.replicate(model)
-        before = list(model.parameters())
-        assert model.to(torch.float64) is model
-        assert all(a is b for a, b in zip(model.parameters(), before, strict=True))
-        assert all(p.dtype == torch.float64 for p in before)
-
-    def loss(model: nn.Module, number: int, data_rank: int) -> torch.Tensor:
-        return model(batch_for(model, number, data_rank, 4)).pow(2).sum()
-
-    torch.__future__.set_swap_module_params_on_conversion(swap)
-    parity = Parity(Program(lambda: mlps(4, 2), loss, optimizer=adam), dtype=torch.float64)
-    mine = parity.both(wrap)
-    gradients = [p.grad for p in mine.model.parameters()]
-    assert all(g.dtype == g.to_local().dtype == g._spec.tensor_meta.dtype == torch.float64 for g in gradients)
+    assert_trains_in_float64(by_child("replicate"), swap)
 
 
 class TestReplicateForwardInputs:
