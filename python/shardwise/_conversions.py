@@ -35,6 +35,6 @@ def _moved(device: torch.device, args: Any, kwargs: Any) -> tuple[Any, Any]:
     return moved[0], keywords[0]
 
 
-def _cast_inputs(kind: torch.dtype, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    cast = partial(_cast_fp_tensor, kind)
+def _cast_inputs(dtype: torch.dtype, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    cast = partial(_cast_fp_tensor, dtype)
     return _apply_to_tensors(cast, args), _apply_to_tensors(cast, kwargs)

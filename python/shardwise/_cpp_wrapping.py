@@ -26,7 +26,7 @@ Placement = Callable[[nn.Parameter], Shard | None]
 
 
 class CppState(State):
-    """What stands at the nn.Module around a C++ module, whose unit the C++ front end has."""
+    """The state of an nn.Module around a C++ module. The C++ front end has the unit."""
 
     def begin(self, module: ModuleWrapper, unit: _C.CppUnit) -> None:
         """From now on this is the state of this module."""
@@ -65,7 +65,7 @@ def _replaced(hooks: Callable[[list[torch.Tensor]], list[torch.Tensor]], value: 
 
 
 class _CppMethods(FSDPModule):
-    """Where the methods of FSDPModule are not those of a module of Python."""
+    """The methods of FSDPModule that work otherwise for a C++ module."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = cast(nn.Module, self)

@@ -33,7 +33,7 @@ def estimate_memory(
 
     By formula: nothing is allocated, no process group is needed, and the module may be on the meta device. Bytes of
     tensors once a few steps are done, without activations, what operations need for a moment, and what a process group
-    allocates itself. It takes that each unit runs once in a forward, in the order in which the module has them, that
+    allocates itself. It assumes that each unit runs once in a forward, in the order in which the module has them, that
     every trained parameter gets a gradient, and that gradients are set to None before the next forward.
 
     Args:
@@ -91,8 +91,8 @@ def _dim(parameter: nn.Parameter, placement: Callable[[nn.Parameter], Shard | No
 
 
 def _is_cast(parameter: nn.Parameter, precision: MixedPrecisionPolicy) -> bool:
-    kind = precision.param_dtype
-    return kind is not None and parameter.is_floating_point() and parameter.dtype != kind
+    dtype = precision.param_dtype
+    return dtype is not None and parameter.is_floating_point() and parameter.dtype != dtype
 
 
 class _Outline:

@@ -37,7 +37,7 @@ def is_extended(tensor: torch.Tensor, name: str) -> bool:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether the values of a tensor are in a storage of its own, where it has some."""
+    """Whether a tensor's values are in its own storage; those of a tensor around other tensors are not."""
     if tensor.is_meta or tensor.numel() == 0:
         return True
     try:
@@ -48,7 +48,7 @@ def has_memory(tensor: torch.Tensor) -> bool:
 
 @torch.no_grad()
 def cut(tensor: torch.Tensor, dim: int, rank: int, world: int) -> torch.Tensor:
-    """This rank's shard, made of what the tensor's class does for operations; with memory as for the largest shard."""
+    """This rank's shard, cut by the tensor's own operations, in memory that is as large as the largest shard's."""
     chunks = torch.chunk(tensor, world, dim)
     largest = chunks[0].size()
     own = chunks[rank] if rank < len(chunks) else tensor.narrow(dim, 0, 0)
@@ -60,26 +60,26 @@ def cut(tensor: torch.Tensor, dim: int, rank: int, world: int) -> torch.Tensor:
 
 @dataclass
 class Extension:
-    """What the engine asks of a parameter whose shard has these methods."""
+    """Gathers a parameter whose tensor has these methods: the engine calls inputs(), make_full() and free()."""
 
     name: str
     module: weakref.ref[nn.Module]
     mesh: DeviceMesh
     policy: MixedPrecisionPolicy
     device: torch.device
-    #: Of the whole parameter, or of this rank's part of it where it is cut already.
+    #: Of the parameter before it is cut into shards: of this rank's part where tensor parallelism has cut it.
     size: torch.Size
     dim: int
     world: int
-    #: What the module computes in.
-    kind: torch.dtype
-    #: Of a parameter that tensor parallelism has cut already.
+    #: The one that the module computes in.
+    dtype: torch.dtype
+    #: The spec of a parameter that tensor parallelism has cut.
     inner: DTensorSpec | None
     _metadata: Any = None
     _beside: list[tuple[torch.Tensor, int]] = field(default_factory=list)
 
     def inputs(self, parameter: DTensor) -> list[torch.Tensor]:
-        """What this rank sends."""
+        """The tensors that this rank sends."""
         shard = parameter._local_tensor
         if shard.device != self.device:
             shard = shard.to(self.device, non_blocking=True)
@@ -94,15 +94,15 @@ class Extension:
     def make_full(
         self, parameter: DTensor, outputs: Sequence[torch.Tensor], full: nn.Parameter | None
     ) -> tuple[nn.Parameter, torch.Tensor | None] | None:
-        """Fills `full`, or makes it: with the tensor inside of it where that is a DTensor."""
+        """Fills `full` with what was gathered. Where there is none yet, gives it, and the tensor in it if a DTensor."""
         method: Any = parameter._local_tensor.fsdp_post_all_gather  # type: ignore[attr-defined]
         metadata, self._metadata = self._metadata, None
         if full is not None:
             for tensor, size in self._beside:
                 tensor.untyped_storage().resize_(size)
-            method(tuple(outputs), metadata, self.kind, out=full)
+            method(tuple(outputs), metadata, self.dtype, out=full)
             return None
-        made, to_free = method(tuple(outputs), metadata, self.kind)
+        made, to_free = method(tuple(outputs), metadata, self.dtype)
         known = {output.untyped_storage()._cdata for output in outputs}
         self._beside = [
             (tensor, tensor.untyped_storage().nbytes())
@@ -116,7 +116,7 @@ class Extension:
         return around, around._local_tensor  # type: ignore[attr-defined]
 
     def free(self) -> None:
-        """The full parameter is not needed for now."""
+        """Frees what belongs to the full parameter, until the next gather."""
         for tensor, _ in self._beside:
             tensor.untyped_storage().resize_(0)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 _FSDP = ("FSDPModule", "fully_shard", "register_fsdp_forward_method")
 
-#: The modules that give torch's names to others. torch.distributed._composable.replicate is DDP, and stays.
+#: The modules of torch that programs import these from. torch.distributed._composable.replicate is DDP, and stays.
 PLACES: dict[str, tuple[str, ...]] = {
     "torch.distributed.fsdp": (*_FSDP, "share_comm_ctx"),
     "torch.distributed.fsdp._fully_shard": (*_FSDP, "share_comm_ctx"),
@@ -77,13 +77,13 @@ def uninstall() -> None:
 
 
 def _stop_waiting() -> None:
-    """SHARDWISE_INSTALL has nothing more to say once the program itself has spoken."""
+    """A program that calls install() or uninstall() decides for itself, whatever SHARDWISE_INSTALL says."""
     if hook := sys.modules.get("_shardwise_install"):
         hook.stop()
 
 
 class _Ours:
-    """What a module of torch shows under one name: ours where torch's would be seen."""
+    """A name of a module of torch: whoever reads it gets ours, as long as the module itself has torch's."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -95,7 +95,7 @@ class _Ours:
         shown = vars(module).get(self._name, torchs)
         return _ours(self._name) if shown is torchs else shown
 
-    # Who puts back what it saw here means torch's: that is what torch's own functions are to find.
+    # A program that puts back what it read here, as mock.patch() does, puts back torch's.
     def __set__(self, module: ModuleType, value: Any) -> None:
         is_ours = _OURS[self._name] in sys.modules and value is _ours(self._name)
         vars(module)[self._name] = _torchs(self._name) if is_ours else value

@@ -8,7 +8,7 @@ from typing import Any
 from shardwise import _module_classes, _torch_api
 
 
-# As that of abstract classes is, for a class may be below one of those and one of these.
+# Below ABCMeta, so that a program's class may have an abstract class and one of these as its bases.
 class _Either(ABCMeta):
     """isinstance() and issubclass() answer as torch's class does: ours and torch's modules are both below it."""
 
@@ -21,7 +21,7 @@ class _Either(ABCMeta):
         return super().__subclasscheck__(subclass) if torchs is None else issubclass(subclass, torchs)
 
 
-# Not the classes of our modules themselves: a metaclass there would clash with those of users' modules.
+# Our modules' own classes have no metaclass: it would clash with those that users' modules may have.
 class FSDPModule(_module_classes.FSDPModule, metaclass=_Either):
     __doc__ = _module_classes.FSDPModule.__doc__
     _torchs = _torch_api.FSDPModule

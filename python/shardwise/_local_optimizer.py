@@ -18,7 +18,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 O = TypeVar("O", bound=optim.Optimizer)  # noqa: E741
 
-#: What they do to an element depends on nothing of other elements: a step of a shard is that part of the step of all.
+#: Optimizers that treat each element by itself: a step on a shard changes it as a step on the whole parameter would.
 _ELEMENTWISE = (
     optim.SGD,
     optim.Adam,
@@ -80,7 +80,7 @@ _made: dict[type, type] = {}
 
 def _local_class(kind: type) -> type:
     step: Any = kind.step  # type: ignore[attr-defined]
-    # Hooks of steps are called around ours, while the optimizer has its DTensors.
+    # torch calls the hooks of a step around it; they are to see the DTensors, so they go around ours.
     inner = step.__wrapped__ if getattr(step, "hooked", False) else step
 
     def local_step(self: optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
@@ -90,12 +90,12 @@ def _local_class(kind: type) -> type:
     local_step.__qualname__ = f"Local{kind.__name__}.step"
     hooked: Any = optim.Optimizer.profile_hook_step(local_step)
     hooked.hooked = True
-    # Not called while the optimizer has a `state` of its own.
+    # A cached property: it is asked only while the optimizer has no attribute `state`.
     return type(f"Local{kind.__name__}", (kind,), {"step": hooked, "state": cached_property(_shown_state)})
 
 
 class _Work:
-    """Between steps: what the last one worked on, and the state that is to be found under it."""
+    """What is kept from one step to the next: the parameters, this rank's tensors in them, and the state of those."""
 
     def __init__(self, parameters: list[torch.Tensor], locals: list[torch.Tensor]) -> None:
         self.parameters = parameters
@@ -142,7 +142,7 @@ def _step(self: optim.Optimizer, inner: Callable[..., Any], closure: Callable[[]
             group["params"] = shown
         for local in with_gradient:
             local.grad = None
-        # The state may be another object now.
+        # The step may have put another object there.
         work.state = attributes.pop("state")
         attributes["_work"] = work
         # As a step of the DTensors does: autograd and the engine see that they were written to.
@@ -151,7 +151,7 @@ def _step(self: optim.Optimizer, inner: Callable[..., Any], closure: Callable[[]
 
 
 def _work_for(self: optim.Optimizer, parameters: list[torch.Tensor], locals: list[torch.Tensor]) -> _Work:
-    """What was left at the last step, unless somebody saw the state since then, or parameters are others."""
+    """What the last step kept. It is made anew where the state was read since then, or parameters are others."""
     attributes = vars(self)
     work: _Work | None = attributes.get("_work")
     if "state" not in attributes and work is not None and work.is_of(parameters, locals):
@@ -169,7 +169,7 @@ def _work_for(self: optim.Optimizer, parameters: list[torch.Tensor], locals: lis
 
 
 def _shown_state(self: optim.Optimizer) -> defaultdict[Any, Any]:
-    """The state under the DTensors, of DTensors. The optimizer keeps it until its next step begins from it."""
+    """The state as programs see it: DTensors, by the DTensors of parameters. The next step begins from it."""
     work: _Work | None = vars(self).pop("_work", None)
     shown: defaultdict[Any, Any] = defaultdict(dict)
     if work is None:
@@ -185,7 +185,7 @@ def _shown_state(self: optim.Optimizer) -> defaultdict[Any, Any]:
 
 
 def _convert(entry: Any, convert: Callable[[str, torch.Tensor], torch.Tensor], name: str = "") -> Any:
-    """The state of one parameter, with other tensors."""
+    """The state of one parameter with each tensor converted."""
     if isinstance(entry, torch.Tensor):
         return convert(name, entry)
     if isinstance(entry, dict):
@@ -209,7 +209,7 @@ def _hidden(parameter: Any, name: str, value: torch.Tensor) -> torch.Tensor:
 
 
 def _around(parameter: DTensor, size: torch.Size, name: str, value: torch.Tensor) -> torch.Tensor:
-    # What has another size than the shard is no part of something whole; numbers, as of steps, all ranks have alike.
+    # A tensor of another size than the shard is no shard, and single numbers, as of steps, are the same on all ranks.
     if value.size() != size or value.dim() == 0:
         return value
     spec, meta = parameter._spec, parameter._spec.tensor_meta

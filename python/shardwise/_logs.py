@@ -24,7 +24,7 @@ class LoggedState(FSDPState):
 
 
 class Log:
-    """Of one call; its hooks run beside the engine's, and see a backward at the modules' inputs and outputs."""
+    """Logs the events of one call, by hooks of its own: a backward is seen at the modules' inputs and outputs."""
 
     def __init__(self, state: LoggedState) -> None:
         self._state = state

@@ -69,7 +69,10 @@ class FSDPModule(_torch_api.FSDPModule):
         return None
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """Whether gradients are in their place when a backward of this tree returns.
+        """Whether gradients are complete when a backward of this model returns.
+
+        If not, the last sums may go on during the next forward, and their gradients come with the next backward. Set it
+        back before the last backward ahead of the optimizer.
 
         >>> model.set_is_last_backward(False)
         """
@@ -78,7 +81,10 @@ class FSDPModule(_torch_api.FSDPModule):
         state.unit.set_is_last_backward(is_last_backward)
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """Whether backward averages gradients over the ranks. While it is off they are summed up out of sight.
+        """Whether backward averages gradients over the ranks.
+
+        While it is off each rank adds its gradients up, and `.grad` shows none of them; the next backward with it on
+        averages all.
 
         >>> model.set_requires_gradient_sync(False)
         >>> loss_of(first_half).backward()
@@ -123,21 +129,21 @@ class FSDPModule(_torch_api.FSDPModule):
             unit.set_reshard_after_backward(reshard_after_backward)
 
     def set_modules_to_forward_prefetch(self, modules: list[_torch_api.FSDPModule]) -> None:
-        """The modules whose full parameters are to be on their way when this one begins its forward.
+        """The modules whose all-gathers are to be started when this one begins its forward.
 
         >>> first.set_modules_to_forward_prefetch([second])
         """
         _state(self).unit.set_forward_prefetch(_all_units(modules))
 
     def set_modules_to_backward_prefetch(self, modules: list[_torch_api.FSDPModule]) -> None:
-        """The modules whose full parameters are to be on their way when this one begins its backward.
+        """The modules whose all-gathers are to be started when this one begins its backward.
 
         >>> second.set_modules_to_backward_prefetch([first])
         """
         _state(self).unit.set_backward_prefetch(_all_units(modules))
 
     def set_custom_all_gather(self, comm: Any) -> None:
-        """Takes the place of this module's all-gathers: `comm(output_tensor=, input_tensor=, group=, async_op=)`.
+        """Lets `comm(output_tensor=, input_tensor=, group=, async_op=)` carry out this module's all-gathers.
 
         >>> model.set_custom_all_gather(MyAllGather())
         """
@@ -146,7 +152,7 @@ class FSDPModule(_torch_api.FSDPModule):
         state.unit.set_custom_all_gather(comm)
 
     def set_custom_reduce_scatter(self, comm: Any) -> None:
-        """Takes the place of this module's reduce-scatters; `comm` gets `op` too.
+        """Lets `comm` carry out this module's reduce-scatters: called as for all-gathers, and with `op`.
 
         >>> model.set_custom_reduce_scatter(MyReduceScatter())
         """
@@ -157,7 +163,7 @@ class FSDPModule(_torch_api.FSDPModule):
     def set_all_reduce_hook(
         self, hook: Callable[[torch.Tensor], None] | None, *, stream: torch.cuda.Stream | None = None
     ) -> None:
-        """Is called with the sum of this module's gradients before they are published; it may change the values.
+        """Calls `hook` with the sum of this module's gradients before they come to `.grad`; it may change the values.
 
         >>> model.set_all_reduce_hook(lambda sum: sum.clamp_(-1, 1))
         """
@@ -172,7 +178,7 @@ class FSDPModule(_torch_api.FSDPModule):
         state.unit.set_all_reduce_hook(_in_stream(hook, stream))
 
     def set_post_optim_event(self, event: torch.Event) -> None:
-        """What the device waits for before the next forward gathers: for an optimizer on a stream of its own.
+        """Lets the device wait for `event` before the next forward gathers: for an optimizer on a stream of its own.
 
         >>> model.set_post_optim_event(torch.cuda.current_stream().record_event())
         """
@@ -223,7 +229,7 @@ class FSDPModule(_torch_api.FSDPModule):
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         self.reshard()
-        # Past torch's own, which looks for the parameters of its own engine.
+        # Not torch's FSDPModule._apply(), which expects torch's engine.
         result = super(_torch_api.FSDPModule, self)._apply(*args, **kwargs)  # type: ignore[misc]
         _state(self).take_memory()
         return result
@@ -323,7 +329,7 @@ def units_of(module: object, recurse: bool) -> Iterable[_C.Unit | _C.CppUnit]:
 
 
 def _cpp_units(module: object, recurse: bool) -> Iterable[_C.CppUnit]:
-    """A walk over modules comes to C++ modules themselves, not to those around them."""
+    """Of C++ modules: modules() of a Python module yields these themselves, not the nn.Modules around them."""
     for each in cast(nn.Module, module).modules() if recurse else ():
         if is_cpp(each) and not isinstance(each, FSDPModule):
             unit = _C.cpp_unit(inner(each))

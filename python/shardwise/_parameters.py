@@ -1,4 +1,4 @@
-"""The parameters that a call of fully_shard() or replicate() is to manage: which, whose, and whether it can."""
+"""Which parameters a call of fully_shard() or replicate() manages, and the checks that it can manage them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Owner = tuple[nn.Module, str]
 
 @dataclass
 class Found:
-    """A parameter that this call is to manage: its names from the wrapped modules, and who has it."""
+    """A parameter that this call manages: its names from the wrapped modules, and the modules that hold it."""
 
     parameter: nn.Parameter
     names: list[str]
@@ -36,7 +36,7 @@ class Policies:
 
     given: Arguments
     mesh: FSDPMeshInfo | HSDPMeshInfo | DDPMeshInfo
-    #: Those that hold everything together after forward.
+    #: The ranks that together hold full parameters between forward and backward.
     post_forward_mesh: FSDPMeshInfo | None = None
 
     @property
@@ -46,7 +46,7 @@ class Policies:
 
     @property
     def shards(self) -> int:
-        """How many ranks hold one each."""
+        """How many shards a parameter is cut into."""
         return self.mesh.shard_mesh_size if isinstance(self.mesh, FSDPMeshInfo) else 1
 
 
@@ -82,7 +82,7 @@ def _find(roots: Sequence[nn.Module], managed: Sequence[nn.Module], ignored: set
 
 
 def of_inner_units(roots: Sequence[nn.Module]) -> Iterator[tuple[list[str], torch.Tensor]]:
-    """The parameters below that inner units have, with their names from here."""
+    """Parameters inside of these modules that belong to units already, with their names from here."""
     found: dict[torch.Tensor, list[str]] = {}
     for place, root in enumerate(roots):
         before = f"{place}." if len(roots) > 1 else ""
@@ -92,7 +92,8 @@ def of_inner_units(roots: Sequence[nn.Module]) -> Iterator[tuple[list[str], torc
     return ((names, parameter) for parameter, names in found.items())
 
 
-#: Parameters that were wrapped, with the state that has them now: who shares one without its module may still hold it.
+#: The original parameters of wrapped modules, with the state of their call and their name there. A module elsewhere
+#: that shares such a parameter still holds the original.
 _managed = WeakTensorKeyDictionary()
 
 
@@ -114,7 +115,7 @@ def _refuse_shared(found: Sequence[Found], roots: Sequence[nn.Module]) -> None:
 
 
 def _path_of(state: State, roots: Sequence[nn.Module]) -> str:
-    """Where the module of another call lies in these, with a dot; empty where it does not."""
+    """The path of another call's module from these roots and a dot; empty where it lies outside of them."""
     paths = (path for root in roots for path, module in root.named_modules() if module is state._modules[0])
     return next((f"{path}." for path in paths if path), "")
 

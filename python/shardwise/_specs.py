@@ -1,4 +1,4 @@
-"""How a parameter lies on the ranks, as the DTensors that stand for it say it."""
+"""For each parameter: what its module computes with, and the DTensor spec that says how it is spread over the ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from shardwise import _C
 
-Mesh = DataParallelMeshInfo
+MeshInfo = DataParallelMeshInfo
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class Leaf:
 
     full: nn.Parameter
     memory: torch.Tensor | None
-    #: The values of `full` if it is of another dtype; this rank's shard where there is an extension.
+    #: The values of `full` if they are of another dtype, or are still to come; this rank's shard if it is `extended`.
     values: torch.Tensor | None
-    #: Gives what is inside of a gradient that arrives at such a DTensor.
+    #: Where `full` is a DTensor: turns a gradient of it into what belongs to `memory`.
     to_memory: Callable[[torch.Tensor], torch.Tensor] | None
     spec: DTensorSpec
     shard_dim: int
-    #: Post-accumulate hooks of the parameter that was wrapped.
+    #: The post-accumulate hooks of the original parameter.
     hooks: Any
-    #: It travels in its own way, and the leaf that counts is yet to be made.
+    #: Its tensor gathers itself (_extensions.py): `full` is a placeholder, and the first gather makes the real one.
     extended: bool = False
 
     def around(self, shard: torch.Tensor) -> nn.Parameter:
@@ -48,8 +48,8 @@ class Leaf:
         return parameter
 
 
-def leaf_of(parameter: nn.Parameter, mesh: Mesh, shard: Shard, kind: torch.dtype | None) -> Leaf:
-    """A leaf for `parameter`, which is left as it is. `kind` is what its module computes in."""
+def leaf_of(parameter: nn.Parameter, mesh: MeshInfo, shard: Shard, dtype: torch.dtype | None) -> Leaf:
+    """A leaf for `parameter`, which is left as it is. `dtype` is the one that its module computes in."""
     hooks = parameter._post_accumulate_grad_hooks
     spec = _spec_of(parameter, mesh, shard)
     if not isinstance(parameter, DTensor):
@@ -57,19 +57,21 @@ def leaf_of(parameter: nn.Parameter, mesh: Mesh, shard: Shard, kind: torch.dtype
         return Leaf(full, None, None, None, spec, shard.dim, hooks)
     detached = parameter.detach()
     values = None
-    is_cast = kind is not None and parameter.is_floating_point() and parameter.dtype != kind
+    is_cast = dtype is not None and parameter.is_floating_point() and parameter.dtype != dtype
     if is_cast or parameter.is_meta:
         values = cast(DTensor, detached)._local_tensor
-        # A DTensor's dtype and device are for good.
-        detached = DTensor(_cast_or_hollow(values, kind, mesh), parameter._spec, requires_grad=False)
+        # A DTensor never changes its dtype or device, so it has to have the right ones from the start.
+        detached = DTensor(_cast_or_hollow(values, dtype, mesh), parameter._spec, requires_grad=False)
     full = nn.Parameter(detached, requires_grad=parameter.requires_grad)
     memory = cast(DTensor, full)._local_tensor
     return Leaf(full, memory, values, partial(_memory_of, parameter._spec), spec, shard.dim, hooks)
 
 
-def extended_leaf_of(parameter: nn.Parameter, own: torch.Tensor, mesh: Mesh, shard: Shard, kind: torch.dtype) -> Leaf:
-    """The same for a parameter whose extension makes the leaf: until then one without memory. `own` is the shard."""
-    empty = torch.empty(local_of(parameter).size(), dtype=kind, device="meta")
+def extended_leaf_of(
+    parameter: nn.Parameter, own: torch.Tensor, mesh: MeshInfo, shard: Shard, dtype: torch.dtype
+) -> Leaf:
+    """The same for a parameter that gathers itself: a leaf without memory until then. `own` is this rank's shard."""
+    empty = torch.empty(local_of(parameter).size(), dtype=dtype, device="meta")
     full = nn.Parameter(empty, requires_grad=parameter.requires_grad)
     to_memory = partial(_memory_of, parameter._spec) if isinstance(parameter, DTensor) else None
     hooks = parameter._post_accumulate_grad_hooks
@@ -77,19 +79,22 @@ def extended_leaf_of(parameter: nn.Parameter, own: torch.Tensor, mesh: Mesh, sha
 
 
 def local_of(parameter: torch.Tensor) -> torch.Tensor:
-    """What this rank has of a parameter before data parallelism cuts it."""
+    """This rank's part of a parameter that tensor parallelism has cut; of any other all of it."""
     return parameter._local_tensor if isinstance(parameter, DTensor) else parameter
 
 
-def _cast_or_hollow(values: torch.Tensor, kind: torch.dtype | None, mesh: Mesh) -> torch.Tensor:
-    """Of meta values something on the device that will have them, without memory: the unit gives it some."""
+def _cast_or_hollow(values: torch.Tensor, dtype: torch.dtype | None, mesh: MeshInfo) -> torch.Tensor:
+    """The values in this dtype; for those on the meta device a tensor without memory where they will be.
+
+    The unit gives it memory later.
+    """
     if not values.is_meta:
-        return values.to(kind)
-    kind = kind if kind is not None and values.is_floating_point() else values.dtype
-    return _C.hollow(values.size(), kind, _get_device_from_mesh(_mesh_of(mesh)))
+        return values.to(dtype)
+    dtype = dtype if dtype is not None and values.is_floating_point() else values.dtype
+    return _C.hollow(values.size(), dtype, _get_device_from_mesh(_mesh_of(mesh)))
 
 
-def _spec_of(parameter: nn.Parameter, mesh: Mesh, shard: Shard) -> DTensorSpec:
+def _spec_of(parameter: nn.Parameter, mesh: MeshInfo, shard: Shard) -> DTensorSpec:
     if isinstance(parameter, DTensor):
         return _combined(parameter, mesh, shard)
     meta = TensorMeta(parameter.size(), parameter.stride(), parameter.dtype)
@@ -97,7 +102,7 @@ def _spec_of(parameter: nn.Parameter, mesh: Mesh, shard: Shard) -> DTensorSpec:
 
 
 def _memory_of(spec: DTensorSpec, gradient: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a gradient, placed as its parameter is, and there."""
+    """This rank's part of a gradient, once it lies as its parameter does and no collective of it is under way."""
     if not isinstance(gradient, DTensor):
         return gradient
     local = gradient._local_tensor
@@ -106,18 +111,18 @@ def _memory_of(spec: DTensorSpec, gradient: torch.Tensor) -> torch.Tensor:
     return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 
 
-def _mesh_of(mesh: Mesh) -> DeviceMesh:
+def _mesh_of(mesh: MeshInfo) -> DeviceMesh:
     assert mesh.mesh is not None
     return mesh.mesh
 
 
-def _placements(mesh: Mesh, shard: Placement) -> tuple[Placement, ...]:
+def _placements(mesh: MeshInfo, shard: Placement) -> tuple[Placement, ...]:
     if isinstance(mesh, HSDPMeshInfo):
         return (Replicate(), shard)
     return (shard,) if isinstance(mesh, FSDPMeshInfo) else (Replicate(),)
 
 
-def _combined(parameter: DTensor, mesh: Mesh, shard: Shard) -> DTensorSpec:
+def _combined(parameter: DTensor, mesh: MeshInfo, shard: Shard) -> DTensorSpec:
     """For a parameter that tensor parallelism has cut already: the axes of data parallelism come first."""
     inner = parameter._spec
     if len(inner.placements) > 2:

@@ -10,10 +10,11 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-#: What stood, or stands now and then, in the place of a parameter that optimizers can train; with that one's name.
+#: Parameters that gradients do not reach, and what the error is to call them: the originals of wrapped modules, and the
+#: full ones that stand in modules now and then.
 _untrained = WeakTensorKeyDictionary()
 
-#: With the number of parameters that were looked at.
+#: Optimizers that were checked, with the number of parameters that they had.
 _looked_at: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
 
 
@@ -31,7 +32,7 @@ def _check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if _looked_at.get(optimizer) == count:
         return
     for parameter in (each for group in optimizer.param_groups for each in group["params"]):
-        # Whoever holds one without its module may train it by other means.
+        # One with a gradient is trained by other means: a program may keep it apart from its module.
         if parameter.requires_grad and parameter.grad is None and parameter in _untrained:
             raise RuntimeError(
                 f"shardwise: this {type(optimizer).__name__} holds {_untrained[parameter]}: no gradient reaches it, "

@@ -45,7 +45,7 @@ class ParamGroup:
 
 
 class State(LoggedState):
-    """What fully_shard() leaves at its modules; one for all modules of a call."""
+    """What fully_shard() attaches to its modules: one object for all modules of a call."""
 
     _kind = "FSDP"
 
@@ -67,7 +67,7 @@ class State(LoggedState):
         if self.log is not None:
             for module in modules:
                 self.log.register(module)
-        # In front of the others.
+        # Registered last, and so called before the hooks above.
         self._first_hooks = [
             module.register_forward_pre_hook(self._before_first_forward, prepend=True) for module in modules
         ]
@@ -76,7 +76,7 @@ class State(LoggedState):
         self._lazy_init()
 
     def _lazy_init(self) -> None:
-        """The first state of a tree whose module runs is the root, and must stay it."""
+        """Before the first forward: the state whose module runs first is the root of its tree, and has to stay it."""
         if self._is_root is None:
             self._become_root()
         for hook in self._first_hooks:
@@ -112,14 +112,14 @@ class State(LoggedState):
             state._state_ctx = self._state_ctx
             state._comm_ctx = self._comm_ctx
         self._state_ctx.all_states.extend(states)
-        # It computes first in backward; below a replicated model that is no different.
+        # The root ends the forward and begins the backward: to free its full parameters in between would gain nothing.
         if self._auto_reshard_after_forward:
             self.group.post_forward_mesh_info = None
             self.unit.set_reshard_after_forward(False)
 
     @property
     def group(self) -> ParamGroup:
-        """What stands in the place of torch's parameter group."""
+        """What torch's tools take for torch's own parameter group."""
         return cast(ParamGroup, self._fsdp_param_group)
 
     def refresh_parameters(self) -> None:
@@ -127,7 +127,7 @@ class State(LoggedState):
         self.unit.look_again()
 
     def take_memory(self) -> None:
-        """The same where a cast just ended, whose results nobody has yet: they get the unit's memory."""
+        """The same right after a cast. Nobody holds its results yet, so they can be moved to the unit's memory."""
         self.unit.take_memory()
 
     def check_values(self) -> None:
@@ -167,12 +167,12 @@ class State(LoggedState):
         return self._post_forward(module, args, method(*args, **kwargs))
 
     def _root_post_backward_final_callback(self) -> None:
-        """Whoever runs a backward in pieces calls this at its end."""
+        """torch's pipelines run a backward in pieces, and call this at its end."""
         self.unit.reduce_pending()
 
 
 class ReplicateState(State):
-    """What replicate() leaves at its modules."""
+    """What replicate() attaches to its modules."""
 
     _kind = "Replicate"
 

@@ -16,7 +16,7 @@ from shardwise import _C
 #: What torch.distributed calls it.
 NAME = "shardwise"
 
-#: What env:// goes by, and the interface over which ranks connect.
+#: The variables that env:// reads, and the one for the network interface that ranks connect over.
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME")
 
 

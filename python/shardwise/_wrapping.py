@@ -25,7 +25,7 @@ from shardwise._state import ParamGroup, State
 
 
 def wrap(state: State, roots: Sequence[nn.Module], managed: Sequence[nn.Module], policies: Policies) -> None:
-    """Makes the unit of these modules; `managed` are those whose own parameters it has."""
+    """Makes the unit of one call. `managed` are the modules whose own parameters belong to it."""
     mesh = policies.mesh.mesh
     assert mesh is not None
     device = _get_device_from_mesh(mesh)
@@ -82,17 +82,17 @@ def _put(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
 
 
 def _leaf(found: Found, policies: Policies, dim: int) -> Leaf:
-    parameter, kind = found.parameter, policies.given.mp_policy.param_dtype
+    parameter, dtype = found.parameter, policies.given.mp_policy.param_dtype
     local = local_of(parameter)
     if not is_extended(local, found.names[0]):
-        return leaf_of(parameter, policies.mesh, Shard(dim), kind)
+        return leaf_of(parameter, policies.mesh, Shard(dim), dtype)
     rank = policies.mesh.shard_mesh_rank if isinstance(policies.mesh, FSDPMeshInfo) else 0
     own = cut(local, dim, rank, policies.shards)
-    return extended_leaf_of(parameter, own, policies.mesh, Shard(dim), kind or parameter.dtype)
+    return extended_leaf_of(parameter, own, policies.mesh, Shard(dim), dtype or parameter.dtype)
 
 
 def _traits(found: Found, policies: Policies, device: torch.device, dim: int) -> dict[str, Any]:
-    """What an extension of this parameter would be made of."""
+    """The arguments of Extension() for this parameter."""
     parameter = found.parameter
     return {
         "name": found.names[0],
@@ -103,25 +103,25 @@ def _traits(found: Found, policies: Policies, device: torch.device, dim: int) ->
         "size": local_of(parameter).size(),
         "dim": dim,
         "world": policies.shards,
-        "kind": policies.given.mp_policy.param_dtype or parameter.dtype,
+        "dtype": policies.given.mp_policy.param_dtype or parameter.dtype,
         "inner": parameter._spec if isinstance(parameter, DTensor) else None,
     }
 
 
 def _may_cast(given: Arguments, device: torch.device) -> bool:
-    """Whether modules may compute with other memory than the optimizer sees, where every rank holds everything."""
+    """Whether a replicated module may compute with other memory than the one that the optimizer sees."""
     moved = given.pin_memory is not None and device.type != "cpu"
     return moved or given.mp_policy.param_dtype is not None
 
 
 def _neighbours(policies: Policies) -> dist.ProcessGroup | None:
-    """The process group that torch made of those that hold everything together after forward."""
+    """The process group, which torch made, of the ranks that together hold full parameters after forward."""
     holders = policies.post_forward_mesh
     return None if holders is None or holders is policies.mesh else holders.shard_process_group
 
 
 def _watch_state_dict(module: nn.Module, state: State) -> None:
-    """A state dict has sharded parameters, and one that is loaded may replace them."""
+    """State dicts show the sharded parameters; when one was loaded, the unit takes the parameters that are there."""
     weak = weakref.ref(state)
 
     def reshard(*_: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from test_install import run
+from install_programs import run
 
 
 def test_classes_below_ours_may_be_abstract_ones():
