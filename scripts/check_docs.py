@@ -7,20 +7,17 @@ repository, such as `python examples/demo.py`.
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import house_rules
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def pages() -> list[Path]:
-    shown = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.md"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return [ROOT / name for name in shown.stdout.split("\0") if name and (ROOT / name).exists()]
+    return [ROOT / name for name in house_rules.files() if name.endswith(".md")]
 
 
 def make_targets() -> set[str]:

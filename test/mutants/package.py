@@ -29,6 +29,20 @@ PACKAGE = [
         "unit/test_timeline.py",
     ),
     _mutant(
+        "leave forwards as long as they were written down",
+        "_record_files.py",
+        "event = replace(event, end=min(event.end, backwards.get(event.rank, event.end)))",
+        "event = replace(event)",
+        "unit/test_timeline.py",
+    ),
+    _mutant(
+        "put spans that cross into one row of the trace",
+        "_chrome_trace.py",
+        "if not open_ends or event.end <= open_ends[-1]",
+        "if open_ends is not None",
+        "unit/test_timeline.py",
+    ),
+    _mutant(
         "count time twice where events overlap",
         "_timeline.py",
         "event.end - max(event.begin, until)",

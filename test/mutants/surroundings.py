@@ -112,6 +112,13 @@ SURROUNDINGS = [
         "unit/test_install_patches.py",
     ),
     _package(
+        "take any g++ for one that shardwise is built with",
+        "_abilities.py",
+        "if found is None or found < OLDEST_GCC:",
+        "if found is None:",
+        "unit/test_doctor.py",
+    ),
+    _package(
         "let CMake find torch by itself",
         "__init__.py",
         "share' / 'cmake'};{_torchs}\"",
