@@ -15,7 +15,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_init import _get_post_forward_mes
 from shardwise import _C
 
 #: By process group, and whether the mesh is for replicate(), so that units on one group have one mesh.
-_made: weakref.WeakValueDictionary[tuple[int, bool], DeviceMesh] = weakref.WeakValueDictionary()
+_made: weakref.WeakKeyDictionary[ProcessGroup, weakref.WeakValueDictionary[bool, DeviceMesh]]
+_made = weakref.WeakKeyDictionary()
 
 #: The engine's meshes, by their first process group.
 _meshes: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[Any, _C.Mesh]] = weakref.WeakKeyDictionary()
@@ -43,12 +44,13 @@ def device_mesh_of(mesh: Any, replicates: bool) -> Any:
         mesh = mesh.group(names[0])
     if not isinstance(mesh, ProcessGroup):
         return mesh
-    known = _made.get((id(mesh), replicates))
+    made = _made.setdefault(mesh, weakref.WeakValueDictionary())
+    known = made.get(replicates)
     if known is None:
         if mesh not in distributed_c10d._world.pg_map:
             _make_known(mesh)
         known = DeviceMesh.from_group(mesh, device_of(mesh).type, mesh_dim_names=_names(replicates))
-        _made[id(mesh), replicates] = known
+        made[replicates] = known
     return known
 
 
