@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
@@ -14,6 +15,8 @@ from torch.distributed.tensor import Shard
 from torch.distributed.utils import _get_root_modules
 
 from shardwise import _C
+
+Placement = Callable[[nn.Parameter], Shard | None]
 
 NO_CASTS = MixedPrecisionPolicy()
 NO_OFFLOAD = OffloadPolicy()
@@ -28,7 +31,7 @@ class Arguments:
     offload_policy: OffloadPolicy
     ignored_params: set[nn.Parameter] | None
     reshard_after_forward: bool | int | None = False
-    shard_placement_fn: Callable[[nn.Parameter], Shard | None] | None = None
+    shard_placement_fn: Placement | None = None
 
     @property
     def ignored(self) -> set[nn.Parameter]:
@@ -70,5 +73,17 @@ def check_module(module: nn.Module, function: str) -> None:
 
 
 def roots_of(module: nn.Module | Sequence[nn.Module]) -> tuple[nn.Module, ...]:
-    """The modules of a call; those that lie in others of them left out."""
+    """The modules of a call, without those that lie inside of others of them."""
     return (module,) if isinstance(module, nn.Module) else tuple(_get_root_modules(list(module)))
+
+
+def chosen_dim(placement: Placement | None, parameter: torch.Tensor, name: str) -> int | None:
+    """The dimension that shard_placement_fn chose for this parameter; None where it leaves that to us."""
+    chosen = None if placement is None else placement(cast(nn.Parameter, parameter))
+    if chosen is None:
+        return None
+    assert isinstance(chosen, Shard), f"shardwise: Expected Shard, got {type(chosen)}: {chosen} for '{name}'."
+    assert -parameter.ndim <= chosen.dim < parameter.ndim, (
+        f"shardwise: Shard dim {chosen.dim} is invalid for {parameter.ndim}D tensor: {parameter.shape} of '{name}'."
+    )
+    return chosen.dim % parameter.ndim

@@ -20,7 +20,7 @@ Wrap = Callable[[Any, Arguments], Any]
 
 
 class Contract:
-    """One of the two functions: for C++ modules, or for modules of Python, which `own` wraps."""
+    """One of the two functions. `own` wraps modules of Python, and `torchs` is torch's function of the same name."""
 
     def __init__(self, own: Wrap, state: type[State], torchs: Any) -> None:
         self._own = own
@@ -28,7 +28,7 @@ class Contract:
         self._decorated: Any = contract(state_cls=cast(Any, state))(own)
 
     def __call__(self, module: Any, given: Arguments) -> Any:
-        """Leaves the state where those who ask torch's function look too; nothing where it fails."""
+        """Wraps the module. torch's function finds its state too; where wrapping fails there is none."""
         name = self._own.__name__
         if takes(module):
             return _cpp_wrapping.wrap(name, module, given)
@@ -52,7 +52,7 @@ class Contract:
         return result
 
     def state(self, module: nn.Module) -> State:
-        """What contract() made for this call, while it runs and after it."""
+        """The state that contract() made for the call that this module was given to."""
         return cast(State, self._decorated.state(module))
 
 

@@ -11,18 +11,15 @@ from torch.distributed import ProcessGroup
 from torch.distributed._composable_state import _insert_module_state
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard._fsdp_init import _get_device_from_mesh
-from torch.distributed.tensor import Shard
 from torch.nn.cpp import ModuleWrapper
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from shardwise import _C
-from shardwise._arguments import Arguments, check_kinds
+from shardwise._arguments import Arguments, check_kinds, chosen_dim
 from shardwise._cpp_modules import inner, is_cpp
 from shardwise._meshes import default_mesh, device_of, engine_mesh
 from shardwise._module_classes import FSDPModule, ReplicateModule, add_class, check_is_bool, units_of
 from shardwise._state import ParamGroup, State, state_of
-
-Placement = Callable[[nn.Parameter], Shard | None]
 
 
 class CppState(State):
@@ -116,7 +113,8 @@ def wrap(function: str, module: Any, given: Arguments) -> Any:
     if replicates:
         unit = _C.replicate(outermost, mesh, **common)
     else:
-        placement = None if given.shard_placement_fn is None else _dims(given.shard_placement_fn)
+        choose = given.shard_placement_fn
+        placement = None if choose is None else lambda name, parameter: chosen_dim(choose, parameter, name)
         unit = _C.fully_shard(outermost, mesh, reshard_after_forward=reshard, placement=placement, **common)
     _give_methods(modules, unit)
     return module
@@ -143,7 +141,7 @@ def _given(module: Any, function: str) -> list[Any]:
 
 
 def _outermost(modules: Sequence[Any]) -> list[Any]:
-    """The C++ modules, those that lie in others of them left out."""
+    """The C++ modules, without those that lie inside of others of them."""
     given = [inner(module) for module in modules]
     below = [{id(each) for each in module.modules()} - {id(module)} for module in given]
     return [module for module in given if not any(id(module) in others for others in below)]
@@ -164,17 +162,3 @@ def _mesh(mesh: DeviceMesh | ProcessGroup | _C.Mesh | None, replicates: bool) ->
         return _C.Mesh.from_process_groups(["replicate" if replicates else "shard"], [mesh], device_of(mesh))
     mesh = mesh or default_mesh(replicates)
     return engine_mesh(mesh, replicates, _get_device_from_mesh(mesh))
-
-
-def _dims(placement: Placement) -> Callable[[str, torch.Tensor], int | None]:
-    def dim_of(name: str, parameter: torch.Tensor) -> int | None:
-        chosen = placement(cast(nn.Parameter, parameter))
-        if chosen is None:
-            return None
-        assert isinstance(chosen, Shard), f"shardwise: Expected Shard, got {type(chosen)}: {chosen} for '{name}'."
-        assert -parameter.ndim <= chosen.dim < parameter.ndim, (
-            f"shardwise: Shard dim {chosen.dim} is invalid for {parameter.ndim}D tensor: {parameter.shape} of '{name}'."
-        )
-        return chosen.dim
-
-    return dim_of

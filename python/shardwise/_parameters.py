@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo, HSDPMeshInfo
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from shardwise import _C
-from shardwise._arguments import Arguments
+from shardwise._arguments import Arguments, chosen_dim
 from shardwise._extensions import has_memory, is_extended
 from shardwise._specs import local_of
 from shardwise._state import State
@@ -160,16 +160,9 @@ def _move(found: Sequence[Found], managed: Sequence[nn.Module], device: torch.de
 
 
 def shard_dim(found: Found, policies: Policies) -> int:
-    parameter, placement = found.parameter, policies.given.shard_placement_fn
-    chosen = placement(parameter) if placement is not None else None
-    if chosen is None:
-        chosen = Shard(0)
-    name = found.names[0]
-    assert isinstance(chosen, Shard), f"shardwise: Expected Shard, got {type(chosen)}: {chosen} for '{name}'."
-    dim = chosen.dim + parameter.ndim if chosen.dim < 0 else chosen.dim
-    assert dim < parameter.ndim, (
-        f"shardwise: Shard dim {dim} is invalid for {parameter.ndim}D tensor: {parameter.shape} of '{name}'."
-    )
+    """The dimension that shards are cut along: the first one unless shard_placement_fn chose another."""
+    parameter, name = found.parameter, found.names[0]
+    dim = chosen_dim(policies.given.shard_placement_fn, parameter, name) or 0
     local = local_of(parameter)
     if dim > 0 and local.size(dim) % policies.shards != 0:
         raise NotImplementedError(

@@ -52,7 +52,7 @@ class State(LoggedState):
     unit: _C.Unit
 
     def start(self, modules: Sequence[nn.Module], group: ParamGroup, automatic: bool) -> None:
-        """From now on this is the state of these modules, whose calls `group.unit` is told of."""
+        """Makes this the state of these modules, whose hooks tell `group.unit` of their calls from now on."""
         for module in modules:
             _insert_module_state(module, self)
         self.unit = group.unit
