@@ -10,26 +10,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
-import gc
-import multiprocessing
 import os
-import pickle
 import signal
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-import torch.distributed as dist
+from shardwise._rank_processes import Failure, Job, RankProcess
 
 T = TypeVar("T")
 
@@ -80,7 +71,7 @@ class RankPool:
         if world_size < 1:
             raise ValueError(f"shardwise: run_ranks needs 1 rank or more, and got {world_size}.")
         self.world_size = world_size
-        self._ranks: list[_Rank] = []
+        self._ranks: list[RankProcess] = []
 
     def run(
         self,
@@ -93,13 +84,13 @@ class RankPool:
         """As run_ranks() does."""
         call = bytes(ForkingPickler.dumps((function, args)))
         if not self._ranks:
-            self._ranks = [_Rank.started(number) for number in range(self.world_size)]
+            self._ranks = [RankProcess.started(number, PRELOAD) for number in range(self.world_size)]
         name = getattr(function, "__qualname__", repr(function))
         done = False
         try:
             with tempfile.TemporaryDirectory(prefix="shardwise-") as folder:
                 for rank in self._ranks:
-                    job = _Job(rank.number, self.world_size, backend, timeout, dict(environment or {}), folder)
+                    job = Job(rank.number, self.world_size, backend, timeout, dict(environment or {}), folder)
                     rank.connection.send((job, call))
                 values = _collect(self._ranks, name, timeout, Path(folder))
                 done = True
@@ -130,115 +121,8 @@ class RankPool:
         self.close()
 
 
-@dataclass(frozen=True)
-class _Job:
-    rank: int
-    world_size: int
-    backend: str | None
-    timeout: float
-    environment: dict[str, str]
-    folder: str
-
-    @property
-    def stack_file(self) -> str:
-        return f"{self.folder}/stack-{self.rank}"
-
-
-@dataclass
-class _Failure:
-    rank: int
-    at: float
-    text: str
-    by_peer: bool
-
-
-@dataclass
-class _Rank:
-    number: int
-    process: Any
-    connection: Connection
-    #: Whether its process is as good as a new one.
-    stays: bool = True
-
-    @staticmethod
-    def started(number: int) -> _Rank:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs,), name=f"rank {number}", daemon=True)
-        process.start()
-        theirs.close()
-        return _Rank(number, process, ours)
-
-    def end(self) -> None:
-        if self.process.is_alive():
-            self.process.kill()
-        self.process.join()
-        self.connection.close()
-
-
-def _serve(connection: Connection) -> None:
-    """What a rank's process does: one job after the other, until there are no more or one fails."""
-    torch.set_num_threads(1)
-    seed = torch.initial_seed()
-    # What is here now stays: a collection after each run then looks at that run's alone.
-    gc.freeze()
-    while True:
-        try:
-            job, call = connection.recv()
-        except EOFError:
-            return
-        torch.manual_seed(seed)
-        before = dict(os.environ)
-        _run(job, connection, call)
-        # A wrapped module is a cycle, and holds the threads and connections of its process groups.
-        gc.collect()
-        os.environ.clear()
-        os.environ.update(before)
-
-
-def _run(job: _Job, connection: Connection, call: bytes) -> None:
-    os.environ.update(RANK=str(job.rank), LOCAL_RANK=str(job.rank), WORLD_SIZE=str(job.world_size))
-    os.environ.update(job.environment)
-    with open(job.stack_file, "w") as stacks:
-        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-        try:
-            if job.backend is not None:
-                dist.init_process_group(
-                    job.backend,
-                    init_method=f"file://{job.folder}/store",
-                    rank=job.rank,
-                    world_size=job.world_size,
-                    timeout=timedelta(seconds=job.timeout),
-                )
-            function, args = pickle.loads(call)
-            value = function(job.rank, *args)
-            stays = True
-            if dist.is_initialized():
-                # torch's caches keep meshes, and so the threads of process groups, for as long as the process lives.
-                stays = len(dist.distributed_c10d._world.pg_map) == 1
-                # A rank that leaves early would break a collective that others are still in.
-                dist.barrier()
-                dist.destroy_process_group()
-            connection.send((True, (value, stays)))
-        except BaseException as error:
-            failure = _Failure(job.rank, time.time(), traceback.format_exc(), _is_by_peer(error))
-            with contextlib.suppress(BrokenPipeError):
-                connection.send((False, failure))
-            connection.close()
-            # Without the usual ending: destroying a process group in the middle of a collective can hang.
-            os._exit(1)
-        finally:
-            faulthandler.unregister(signal.SIGUSR1)
-
-
-def _is_by_peer(error: BaseException) -> bool:
-    signs = ("closed by peer", "reset by peer", "Broken pipe")
-    return isinstance(error, dist.DistError) or any(sign in str(error) for sign in signs)
-
-
-def _collect(ranks: list[_Rank], name: str, timeout: float, folder: Path) -> list[Any]:
-    failures: list[_Failure] = []
+def _collect(ranks: list[RankProcess], name: str, timeout: float, folder: Path) -> list[Any]:
+    failures: list[Failure] = []
     values: dict[int, Any] = {}
     deadline = time.monotonic() + timeout
     open_ranks = {rank.connection: rank for rank in ranks}
@@ -251,8 +135,8 @@ def _collect(ranks: list[_Rank], name: str, timeout: float, folder: Path) -> lis
         for ready in wait(list(open_ranks), timeout=left):
             assert isinstance(ready, Connection)
             rank = open_ranks.pop(ready)
-            result = _receive(rank)
-            if isinstance(result, _Failure):
+            result = rank.receive()
+            if isinstance(result, Failure):
                 failures.append(result)
                 deadline = min(deadline, time.monotonic() + _GRACE)
             else:
@@ -263,21 +147,6 @@ def _collect(ranks: list[_Rank], name: str, timeout: float, folder: Path) -> lis
         note = f"\n(ranks {others} failed too)" if others else ""
         raise RankFailure(first.rank, f"{name}: rank {first.rank} of {len(ranks)} failed:\n{first.text}{note}")
     return [values[rank.number] for rank in ranks]
-
-
-def _receive(rank: _Rank) -> _Failure | tuple[Any]:
-    try:
-        succeeded, value = rank.connection.recv()
-    except (EOFError, ConnectionResetError):
-        rank.process.join()
-        code = rank.process.exitcode
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return _Failure(rank.number, time.time(), f"The process ended without a result: {how}.", False)
-    if not succeeded:
-        assert isinstance(value, _Failure)
-        return value
-    result, rank.stays = value
-    return (result,)
 
 
 def _stacks(ranks: Any, name: str, timeout: float, folder: Path) -> str:
