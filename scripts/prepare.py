@@ -28,7 +28,7 @@ OLDEST_NINJA = (1, 10)
 LEVELS = ("build", "test", "lint")
 MODULES: dict[str, dict[str, str]] = {
     "build": {},
-    "test": {"pybind11-stubgen": "2.5", "pytest": "7.0", "setuptools": "70.1"},
+    "test": {"pybind11-stubgen": "2.5", "pytest": "7.0", "setuptools": "77.0"},
     "lint": {},
 }
 HEADERS = {"catch2/catch.hpp": "catch2", "gtest/gtest.h": "libgtest-dev", "valgrind/callgrind.h": "valgrind"}
