@@ -72,9 +72,11 @@ format: ## bring C++ and Python files into their format
 	$(prepare) lint "$(PYTHON)"
 	@$(py) scripts/lint.py --fix
 
-docs: ## check the documentation: its links lead somewhere, its commands exist
-	$(prepare) build "$(PYTHON)"
+docs: ## check links and commands of the pages, and make the API reference in build/docs
+	$(prepare) docs "$(PYTHON)"
 	@$(py) scripts/check_docs.py
+	@$(build) dev --target shardwise shardwise_python --install $(jobs)
+	@$(py) scripts/reference.py
 
 wheel: ## a wheel of the package in dist/
 	$(prepare) test "$(PYTHON)"

@@ -1,4 +1,4 @@
-"""Users' programs, started as docs/from-fsdp2.md shows: with torch's engine and with ours they print the same losses."""
+"""Programs for torch, started as docs/from-fsdp2.md shows: with its engine and with ours they print the same losses."""
 
 from __future__ import annotations
 
