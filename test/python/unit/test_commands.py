@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -57,6 +58,13 @@ def test_commands_and_links_of_the_documentation_exist():
 def test_the_readme_shows_the_two_commands():
     shown = check_docs.block_commands((ROOT / "README.md").read_text())
     assert {"make demo", "make test"} <= set(shown)
+
+
+def test_workflows_call_what_the_makefile_has():
+    texts = [path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")]
+    commands = re.findall(r"- run: (.+)", "\n".join(texts))
+    assert {"make lint", "make docs", "make demo SHORT=1", "make test"} <= set(commands)
+    assert not list(check_docs.command_problems(commands, check_docs.make_targets()))
 
 
 @pytest.mark.parametrize(
