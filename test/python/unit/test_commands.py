@@ -245,6 +245,14 @@ def test_a_program_beside_the_interpreter_comes_first_if_it_is_new_enough(place,
     assert prepare.find_program(python, "cmake", (3, 22)) == ""
 
 
+def test_a_missing_doxygen_is_named_where_it_cannot_be_installed(monkeypatch):
+    monkeypatch.setattr(prepare.shutil, "which", lambda name: None)
+    with pytest.raises(SystemExit, match=r"doxygen is missing.*apt-get install doxygen"):
+        prepare.require_doxygen()
+    monkeypatch.setattr(prepare, "install_debian", lambda packages: packages == ["doxygen"])
+    prepare.require_doxygen()
+
+
 def test_a_linter_that_is_missing_or_too_old_is_named(place, monkeypatch):
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     python = str(place / "env" / "bin" / "python")
