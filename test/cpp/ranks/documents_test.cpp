@@ -8,7 +8,7 @@
 #include <unistd.h>
 #include <filesystem>
 
-namespace shardwise::test {
+namespace shardwise::test::documents {
 namespace {
 
 struct Model : torch::nn::Module {
@@ -114,4 +114,4 @@ TEST(Documents, CodeOfThePages) {
       options);
 }
 
-} // namespace shardwise::test
+} // namespace shardwise::test::documents
