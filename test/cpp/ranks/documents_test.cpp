@@ -43,6 +43,24 @@ void line_by_line() {
   step(*model, optimizer);
 }
 
+void usual_step() {
+  auto model = std::make_shared<Model>();
+  const shardwise::MixedPrecision precision{.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat32};
+  auto unit = shardwise::fully_shard(model, shardwise::FullyShardOptions().mixed_precision(precision));
+  torch::optim::AdamW optimizer(model->parameters(), 1e-3);
+
+  for (int part = 0; part < 4; ++part) {
+    unit.set_requires_gradient_sync(part == 3);
+    (model->forward(torch::randn({4, 4})).to(torch::kFloat32).pow(2).mean() / 4).backward();
+  }
+  shardwise::clip_grad_norm_(model, 1.0);
+  optimizer.step();
+  optimizer.zero_grad();
+
+  const torch::NoGradGuard no_grad;
+  model->forward(torch::randn({4, 4}));
+}
+
 void choosing() {
   auto model = std::make_shared<Model>();
   const shardwise::Mesh mesh({{"copies", 1}, {"shards", 2}});
@@ -103,6 +121,7 @@ TEST(Documents, CodeOfThePages) {
       [](Rank& rank) {
         from_ddp();
         line_by_line();
+        usual_step();
         choosing();
         const auto folder = std::filesystem::temp_directory_path() / c10::str("shardwise-documents-", getpid());
         std::filesystem::create_directories(folder);
