@@ -33,9 +33,9 @@ py = scripts/python
 build = $(py) scripts/build.py
 jobs = $(if $(JOBS),--jobs $(JOBS))
 with_tests = -DSHARDWISE_BUILD_TESTS=ON -DSHARDWISE_BUILD_EXAMPLES=ON -DSHARDWISE_BUILD_BENCHMARKS=ON -DSHARDWISE_TEST_DEPS=$(SHARDWISE_TEST_DEPS)
-# Those in Python run what the README shows and C++ models, and measure memory; each of the others is one program.
+# Those in Python take C++ models, and measure memory; each of the others is one program.
 programs = $(filter-out python_%,$(or $(SUITES),unit_tests rank_tests program_tests)) \
-  $(if $(filter python_%,$(or $(SUITES),python_ranks)),hello bound_models meters)
+  $(if $(filter python_%,$(or $(SUITES),python_ranks)),bound_models meters)
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -72,9 +72,11 @@ format: ## bring C++ and Python files into their format
 	$(prepare) lint "$(PYTHON)"
 	@$(py) scripts/lint.py --fix
 
-docs: ## check the documentation: its links lead somewhere, its commands exist
-	$(prepare) build "$(PYTHON)"
+docs: ## check links and commands of the pages, and make the API reference in build/docs
+	$(prepare) docs "$(PYTHON)"
 	@$(py) scripts/check_docs.py
+	@$(build) dev --target shardwise shardwise_python --install $(jobs)
+	@$(py) scripts/reference.py
 
 wheel: ## a wheel of the package in dist/
 	$(prepare) test "$(PYTHON)"

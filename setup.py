@@ -49,11 +49,10 @@ def torch_requirement(folder: Path) -> str:
 
 
 def check_setuptools() -> None:
-    version = tuple(int(number) for number in setuptools.__version__.split(".")[:2])
-    if version < (64, 0) or (version < (70, 1) and importlib.util.find_spec("wheel") is None):
+    if int(setuptools.__version__.split(".")[0]) < 77:
         sys.exit(
-            f"shardwise: setuptools {setuptools.__version__} cannot build a wheel here. "
-            "Install a newer one: python -m pip install 'setuptools>=70.1,<82'"
+            f"shardwise: setuptools {setuptools.__version__} does not know all of pyproject.toml. "
+            "Install a newer one: python -m pip install 'setuptools>=77,<82'"
         )
 
 

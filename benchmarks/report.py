@@ -1,4 +1,4 @@
-"""Writes README's table of benchmarks and the pictures of benchmarks/results from the newest saved figures.
+"""Writes what README.md and benchmarks/README.md say of the newest saved figures, and their pictures.
 
 usage: report.py [--check]     --check writes nothing, and fails where something is not what this makes
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from figures import Figure, shown
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 README = HERE.parent / "README.md"
+TABLE = HERE / "README.md"
 BEGIN = "<!-- benchmarks/report.py writes what follows -->"
 END = "<!-- benchmarks/report.py wrote what stands above -->"
 #: The columns of the table.
@@ -54,11 +56,18 @@ HOST = ("host", "k instructions a unit", "{}, 8 blocks of 9")
 STEP = ("steps", "x DDP", "26 M, 2 ranks: {}: step")
 LARGE = ("steps", "x DDP", "107 M, 2 ranks: {}: step")
 PEAK = ("memory", "P", "{}: the most in backward")
+#: Of the pictures.
+TITLES = {
+    "host": "Thousand instructions of the host for a unit of 9 parameters, forward and backward",
+    "steps": "Time of a training step, DDP = 1",
+    "memory": "Tensors at the peak of a training step, in sizes of all parameters",
+}
+PEAKS = rows("tensors at the peak of a step, 2 ranks: `fully_shard`, x parameters", *PEAK)
 ROWS = (
     *rows("host, a unit of 9 parameters: `fully_shard`, thousand instructions", *HOST),
     *rows("a step of 26 M parameters, 2 ranks on one host: `fully_shard`, x DDP", *STEP),
     *rows("a step of 107 M parameters: `fully_shard`, x DDP", *LARGE),
-    *rows("tensors at the peak of a step, 2 ranks: `fully_shard`, x parameters", *PEAK),
+    *PEAKS,
 )
 
 
@@ -100,7 +109,7 @@ def table(saved: Mapping[str, Saved]) -> Iterator[str]:
         facts = saved[suite].facts
         yield (
             f"`{suite}`: {facts['date'][:10]}, commit {facts['commit']}, {facts['machine']}, torch {facts['torch']}; "
-            f"[picture](benchmarks/results/{suite}.svg)."
+            f"[picture](results/{suite}.svg)."
         )
 
 
@@ -109,17 +118,37 @@ def cell(saved: Mapping[str, Saved], each: Row, name: str | None) -> str:
     return shown(figure.value) if figure else ""
 
 
-def readme(text: str, saved: Mapping[str, Saved]) -> str:
+def summary(saved: Mapping[str, Saved]) -> Iterator[str]:
+    """Lines of Markdown: the picture of steps, under which conditions, and what it costs in memory."""
+    if not {"steps", "memory"} <= saved.keys():
+        return
+    facts = saved["steps"].facts
+    ours, fsdp2, ddp = (cell(saved, PEAKS[0], PEAKS[0].names[side]) for side in (0, 2, 3))
+    yield "![The time of a training step beside DDP's, as bars](benchmarks/results/steps.svg)"
+    yield ""
+    yield from textwrap.wrap(
+        "Time of a training step of a GPT (26 and 107 million parameters) as a ratio to DDP's: less is better. Two "
+        f"ranks on one host ({facts['machine']}): ours over shardwise's own transport by TCP; DDP, FSDP2 and torch's "
+        "`replicate` over torch's Gloo. Kept: `reshard_after_forward=False`. **It takes more memory:** at the peak "
+        f"`fully_shard` holds {ours} times the parameters, FSDP2 {fsdp2}, DDP {ddp}. Measured {facts['date'][:10]} "
+        f"with torch {facts['torch']}; "
+        "[all figures](benchmarks/README.md#saved-figures), [what a step costs and why](docs/performance.md).",
+        width=130, break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def replaced(text: str, lines: Iterable[str]) -> str:
+    """A page with these lines between the marks."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return "\n".join([f"{before}{BEGIN}", "", *table(saved), "", f"{END}{after}"])
+    return "\n".join([f"{before}{BEGIN}", *lines, f"{END}{after}"])
 
 
 def label(name: str) -> str:
     """Whose figure it is, without what all bars of a picture have in common."""
     for common in (", 8 blocks of 9", ", 2 ranks", ": step", ": the most in backward"):
         name = name.replace(common, "")
-    return name
+    return name.replace("_keep", ", kept").replace("FSDP2 kept", "FSDP2, kept")
 
 
 def pictures(saved: Mapping[str, Saved]) -> dict[str, str]:
@@ -135,16 +164,16 @@ def pictures(saved: Mapping[str, Saved]) -> dict[str, str]:
         ]
         if bars:
             facts = saved[suite].facts
-            title = f"{rows[0].names[0]}".partition("fully_shard")[2].strip(":, ")
-            words = f"{suite}: {title}, {rows[0].unit} ({facts['date'][:10]}, {facts['commit']})"
+            words = f"{TITLES[suite]} ({facts['date'][:10]}, {facts['commit']})"
             result[f"{suite}.svg"] = picture(words, list(dict.fromkeys(bars)))
     return result
 
 
-def wanted(results: Path = RESULTS, page: Path = README) -> dict[Path, str]:
+def wanted(results: Path = RESULTS) -> dict[Path, str]:
     saved = newest(results)
     return {
-        page: readme(page.read_text(), saved),
+        README: replaced(README.read_text(), summary(saved)),
+        TABLE: replaced(TABLE.read_text(), table(saved)),
         **{results / name: text for name, text in pictures(saved).items()},
     }
 

@@ -26,13 +26,13 @@ def make_targets() -> set[str]:
 
 def block_commands(text: str) -> list[str]:
     """The commands in the code blocks for a shell."""
-    blocks = re.findall(r"^```(?:sh|bash|shell|console)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^ *```(?:sh|bash|shell|console)\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
     lines = [line.split(" #")[0].removeprefix("$ ").strip() for block in blocks for line in block.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
 
 def inline_commands(text: str) -> list[str]:
-    outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    outside = re.sub(r"^ *```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
     return [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", outside)]
 
 

@@ -1,7 +1,8 @@
 """Sets up what the Makefile's targets need and writes where it is to build/tools.sh; does nothing twice.
 
-usage: prepare.py build|test|lint. The Python that runs it is the one that prepare.sh chose. If that has a supported
-torch of its own, it is used as it is and nothing is fetched; else .venv is made with it, with pinned versions.
+usage: prepare.py build|test|lint|docs. The Python that runs it is the one that prepare.sh chose. If that has a
+supported torch of its own, it is used as it is and nothing is fetched; else .venv is made with it, with pinned
+versions.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ TOOLS = ROOT / "build" / "tools.sh"
 OLDEST_CMAKE = (3, 22)
 OLDEST_NINJA = (1, 10)
 
-LEVELS = ("build", "test", "lint")
+LEVELS = ("build", "test", "lint", "docs")
 MODULES: dict[str, dict[str, str]] = {
     "build": {},
-    "test": {"pybind11-stubgen": "2.5", "pytest": "7.0", "setuptools": "70.1"},
+    "test": {"pybind11-stubgen": "2.5", "pytest": "7.0", "setuptools": "77.0"},
     "lint": {},
+    "docs": {"pdoc": "15.0"},
 }
 HEADERS = {"catch2/catch.hpp": "catch2", "gtest/gtest.h": "libgtest-dev", "valgrind/callgrind.h": "valgrind"}
 #: Those that SHARDWISE_TEST_DEPS may bring.
@@ -211,6 +213,11 @@ def missing_headers() -> list[str]:
     return [header for header in wanted if f"found {header}" not in shown.stdout]
 
 
+def require_doxygen() -> None:
+    if shutil.which("doxygen") is None and not install_debian(["doxygen"]):
+        fail("doxygen is missing, which makes the C++ reference. Install it (Debian, Ubuntu: apt-get install doxygen).")
+
+
 def write_tools(**tools: str) -> None:
     text = "".join(f"export SHARDWISE_{name}={shlex.quote(value)}\n" for name, value in tools.items())
     if not TOOLS.exists() or TOOLS.read_text() != text:
@@ -223,8 +230,8 @@ def main(level: str) -> None:
     python, own = choose_interpreter()
     if own:
         install_pinned(python, "requirements", read_requirements("requirements"), " (about 5 GB with CUDA's libraries)")
-        if level == "lint":
-            install_pinned(python, "requirements-lint", read_requirements("requirements-lint"))
+        if level in ("lint", "docs"):
+            install_pinned(python, f"requirements-{level}", read_requirements(f"requirements-{level}"))
     tools = {
         "cmake": require_program(python, own, "cmake", OLDEST_CMAKE),
         "ninja": require_program(python, own, "ninja", OLDEST_NINJA),
@@ -238,6 +245,8 @@ def main(level: str) -> None:
              "install them, or name a Python without torch to get a .venv with everything: PYTHON=...")  # fmt: skip
     if level == "test":
         require_test_libraries()
+    if level == "docs":
+        require_doxygen()
     write_tools(PYTHON=python, CMAKE=tools["cmake"], NINJA=tools["ninja"])
 
 

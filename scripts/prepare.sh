@@ -1,6 +1,6 @@
 #!/bin/sh
 # Chooses a Python and lets it run prepare.py, which sets up the rest.
-# usage: scripts/prepare.sh build|test|lint [PYTHON]
+# usage: scripts/prepare.sh build|test|lint|docs [PYTHON]
 # First hit wins: the PYTHON given; the active one (of VIRTUAL_ENV, else python3) if it has a supported torch; .venv;
 # the first complete one of python3, python3.12, python3.11, python3.10; the first suitable one of these.
 set -eu

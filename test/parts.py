@@ -37,7 +37,7 @@ def _sanitizer(kind: str, minutes: int) -> Part:
     return Part(kind, (*BUILT, "test/cpp"), minutes, build, lambda: sanitized_suites(kind))
 
 
-_PACKAGE = ("dev", "--target", "shardwise", "shardwise_python", "bound_models", "hello", "gpt", "meters", "--install")
+_PACKAGE = ("dev", "--target", "shardwise", "shardwise_python", "bound_models", "gpt", "meters", "--install")
 
 #: Those that find most in the least time come first.
 PARTS = [

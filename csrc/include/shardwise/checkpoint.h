@@ -14,7 +14,7 @@
 
 namespace shardwise {
 
-/// What checkpoint() may be told. Everything has a default.
+/// The options of checkpoint(). Everything has a default.
 struct SHARDWISE_API CheckpointOptions {
   /// Run fn again from the random state of its first run, so that dropout drops the same: that of the default generator
   /// of the CPU and of the current CUDA device. These belong to the process: ranks that are threads and draw from them

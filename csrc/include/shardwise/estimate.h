@@ -16,7 +16,7 @@ class Module;
 
 namespace shardwise {
 
-/// What estimate_memory() may be told. Everything has a default.
+/// More options of estimate_memory(). Everything has a default.
 struct SHARDWISE_API EstimateOptions {
   /// Modules inside that are to be units of their own, with the same options, in the order in which they are wrapped.
   TORCH_ARG(std::vector<const torch::nn::Module*>, units) = {};
@@ -53,8 +53,8 @@ struct SHARDWISE_API MemoryEstimate {
 /// What fully_shard(module, options) and the training that follows will need on each of `world` ranks, once a few steps
 /// are done. By formula: nothing is allocated, and no mesh is needed; the module may be on the meta device.
 ///
-/// It takes that each unit runs once in a forward, in the order in which the module has them, that every trained
-/// parameter gets a gradient, that sums of gradients keep up with backward, and that gradients are set to none before
+/// It assumes that each unit runs once in a forward, in the order in which the module has them; that every trained
+/// parameter gets a gradient; that sums of gradients keep up with backward; and that gradients are set to none before
 /// the next forward. A module that was wrapped already is an Error.
 SHARDWISE_API MemoryEstimate estimate_memory(
     const torch::nn::Module& module, const FullyShardOptions& options, int64_t world, const EstimateOptions& more = {});

@@ -1,5 +1,21 @@
 #pragma once
 
+/// @file
+/// Hooks on any torch::nn::Module, which LibTorch lacks. A hook fires where a call of its module can be seen:
+/// - call(module, x) and holders made with SHARDWISE_MODULE, see <shardwise/call.h>;
+/// - what a Sequential, a Transformer or an AnyModule calls, after observe_calls().
+/// A direct module->forward(x) cannot be seen, and fires no hook.
+///
+/// Hooks of one kind fire in the order of their registration. A hook that is removed while a call runs does not fire
+/// any more, in a backward of an earlier forward either; one that is registered inside a hook fires from the next kind
+/// on. An exception from a hook reaches who made the call, or backward().
+///
+/// Hooks belong to the module itself, not to copies or clones of it, and do not keep it alive: when it is gone they are
+/// dropped, at a later registration at the latest. Any module will do, on the stack too. In a constructor, register
+/// hooks after the module's parameters or submodules: by these it is known again once a shared_ptr owns it.
+///
+/// Thread safe. No lock is held while a hook runs.
+
 #include <shardwise/export.h>
 
 #include <ATen/core/Tensor.h>
@@ -19,21 +35,6 @@ struct HookBase;
 }
 
 namespace shardwise {
-
-// Hooks on any torch::nn::Module, which LibTorch lacks. A hook fires where a call of its module can be seen:
-// - call(module, x) and holders made with SHARDWISE_MODULE, see <shardwise/call.h>;
-// - what a Sequential, a Transformer or an AnyModule calls, after observe_calls().
-// A direct module->forward(x) cannot be seen, and fires no hook.
-//
-// Hooks of one kind fire in the order of their registration. A hook that is removed while a call runs does not fire
-// any more, in a backward of an earlier forward either; one that is registered inside a hook fires from the next kind
-// on. An exception from a hook reaches who made the call, or backward().
-//
-// Hooks belong to the module itself, not to copies or clones of it, and do not keep it alive: when it is gone they are
-// dropped, at a later registration at the latest. Any module will do, on the stack too. In a constructor, register
-// hooks after the module's parameters or submodules: by these it is known again once a shared_ptr owns it.
-//
-// Thread safe. No lock is held while a hook runs.
 
 /// The tensors of a call in their order: those in arguments or results that are a Tensor, and those in a vector,
 /// optional, pair, tuple or array of such. An empty optional counts as an undefined tensor; other types are not seen.

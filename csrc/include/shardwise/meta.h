@@ -36,19 +36,19 @@ class SHARDWISE_API MetaMode {
 ///   shardwise::to_empty(model);           // memory for this rank's shards alone
 ///   load_full_state_dict(model, dict);    // or write to the shards, model->parameters()
 ///
-/// Any tensor that make() makes on this thread without naming a device is there, and random numbers are not drawn.
-/// What names one (`torch::TensorOptions().device(torch::kCPU)`), a torch::tensor({...}) of a list, and what comes from
-/// memory that exists (from_blob, clone) is what it always was. Values of a tensor on the meta device cannot be read.
-/// torch's own Module::to(torch::kMeta) is an error in LibTorch.
+/// Every tensor that make() makes on this thread without naming a device is on the meta device, and no random numbers
+/// are drawn. Tensors that name a device (`torch::TensorOptions().device(torch::kCPU)`), torch::tensor({...}) of a
+/// list, and what comes from existing memory (from_blob, clone) are as usual. Values of a tensor on the meta device
+/// cannot be read. torch's own Module::to(torch::kMeta) is an error in LibTorch.
 template <typename Make>
 auto on_meta(Make&& make) {
   const detail::MetaMode mode;
   return std::forward<Make>(make)();
 }
 
-/// Gives memory to what is on the meta device among the parameters and buffers of a module; all else stays as it is. Of
-/// a parameter of a sharded unit that is this rank's shard alone: nothing of full size is allocated. They stay the same
-/// tensors, under all their names and in every member, with their hooks, in optimizers made before or after.
+/// Gives memory to the parameters and buffers of a module that are on the meta device; all else stays as it is. For a
+/// parameter of a sharded unit this is the memory of this rank's shard: nothing of full size is allocated. They stay
+/// the same tensors, under all their names and in every member, with their hooks, in optimizers made before or after.
 ///
 /// Their values are zeros: give every shard, replicated parameter and buffer its own before the first forward, by
 /// writing to parameters() and buffers(), or with load_full_state_dict(). Until this was called a forward, a gather, a

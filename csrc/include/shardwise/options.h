@@ -21,8 +21,8 @@ struct SHARDWISE_API MixedPrecision {
   TORCH_ARG(std::optional<at::ScalarType>, reduce_dtype) = std::nullopt;
   /// To which the module's outputs are cast, where its call can be seen (call.h says where that is).
   TORCH_ARG(std::optional<at::ScalarType>, output_dtype) = std::nullopt;
-  /// Cast the module's inputs to `param_dtype`: all of them at the begin of a call that can be seen; otherwise those of
-  /// each operation that uses a full parameter.
+  /// Cast the module's inputs to `param_dtype`: all of them where its call can be seen; otherwise those of each
+  /// operation that uses a full parameter.
   TORCH_ARG(bool, cast_forward_inputs) = true;
 };
 
@@ -33,21 +33,21 @@ struct SHARDWISE_API CpuOffload {
   TORCH_ARG(bool, pin_memory) = true;
 };
 
-/// What replicate() may be told. Everything has a default.
+/// The options of replicate(). Everything has a default.
 struct SHARDWISE_API ReplicateOptions {
   /// The ranks that hold copies: a mesh of one axis. Unset: Mesh::shared().
   TORCH_ARG(std::optional<Mesh>, mesh) = std::nullopt;
   /// Parameters that are left alone.
   TORCH_ARG(std::vector<at::Tensor>, ignored_parameters) = {};
-  /// With another `param_dtype` than the parameters have, full copies in it come and go beside them. Where all have it
-  /// there are none, and a later cast of the module is an Error.
+  /// If `param_dtype` differs from that of the parameters, full copies in it come and go beside them. If it does not,
+  /// there are no copies, and a later cast of the module is an Error.
   TORCH_ARG(MixedPrecision, mixed_precision) = {};
   /// Unset: parameters and gradients stay on the mesh's device.
   TORCH_ARG(std::optional<CpuOffload>, cpu_offload) = std::nullopt;
   /// Give every rank the parameters and buffers of rank 0 first.
   TORCH_ARG(bool, broadcast) = true;
-  /// Where full copies come and go: whether views and aliases of parameters that were made before are no Error. They
-  /// keep the values of now.
+  /// Allow views and aliases of parameters that were made before, which keep the values of that time. Matters only
+  /// where full copies come and go.
   TORCH_ARG(bool, allow_aliases) = false;
 };
 
@@ -57,8 +57,8 @@ class ReshardAfterForward {
   /// True: they are freed. False: they stay until the backward is over.
   template <std::same_as<bool> Bool>
   ReshardAfterForward(Bool frees) : frees_(frees) {}
-  /// They are freed, but each rank keeps a larger part than its shard: so many ranks in a row hold everything together,
-  /// and backward gathers among them alone. A divisor of the number of shards.
+  /// They are freed, but each rank keeps a larger part than its shard, so that this many neighbouring ranks hold
+  /// everything together, and backward gathers among them only. A divisor of the number of shards.
   template <std::same_as<int> Int>
   ReshardAfterForward(Int ranks) : frees_(true),
                                    ranks_(ranks) {}
@@ -85,7 +85,7 @@ enum class ShardLayout {
   flat,
 };
 
-/// What fully_shard() may be told. Everything has a default.
+/// The options of fully_shard(). Everything has a default.
 struct SHARDWISE_API FullyShardOptions {
   /// Given a parameter and its name, the dimension to cut it along; nullopt: the first.
   using Placement = std::function<std::optional<int64_t>(const std::string& name, const at::Tensor& parameter)>;
@@ -94,7 +94,7 @@ struct SHARDWISE_API FullyShardOptions {
   /// shards, those along the first hold copies of them. Unset: Mesh::shared().
   TORCH_ARG(std::optional<Mesh>, mesh) = std::nullopt;
   /// Whether full parameters are freed after the unit's forward and gathered again in backward, and from how many
-  /// ranks. Unset: they are, from all, but for the outermost unit, which needs them first in backward.
+  /// ranks. Unset: they are, from all ranks; those of the outermost unit stay, since backward needs them first.
   TORCH_ARG(std::optional<ReshardAfterForward>, reshard_after_forward) = std::nullopt;
   TORCH_ARG(Placement, shard_placement) = {};
   TORCH_ARG(ShardLayout, layout) = ShardLayout::rows;
@@ -108,8 +108,8 @@ struct SHARDWISE_API FullyShardOptions {
   /// Parameters that stay whole on every rank, their gradients averaged: those that a class of your own takes out of
   /// its registry when it computes, and has no member for.
   TORCH_ARG(std::vector<at::Tensor>, whole_parameters) = {};
-  /// Whether views and aliases of parameters that were made before are no Error. They keep the values of now: say so
-  /// only if nothing computes with them.
+  /// Allow views and aliases of parameters that were made before. They keep the values of that time, so allow them only
+  /// if nothing computes with them.
   TORCH_ARG(bool, allow_aliases) = false;
 };
 

@@ -24,11 +24,11 @@ struct SHARDWISE_API Plan {
   };
   /// Parameters of a unit that travel together.
   struct Group {
-    /// Of the parameters and shards, of what the module computes with, and of the sums of gradients.
+    /// The dtypes of parameters and shards, of what the module computes with, and of the sums of gradients.
     std::string dtype;
     std::string compute_dtype;
     std::string reduce_dtype;
-    /// Of the parameters or shards.
+    /// Where the parameters or shards are.
     std::string device;
     /// "rows", "flat", or "replicated" where every rank keeps everything.
     std::string layout;
@@ -38,7 +38,7 @@ struct SHARDWISE_API Plan {
     int64_t bytes = 0;
     /// Bytes of the parameters that this rank keeps: its shards, with their padding, or everything.
     int64_t shard_bytes = 0;
-    /// Of those, what no element needs.
+    /// How many of those are padding.
     int64_t padding_bytes = 0;
     /// Bytes of the full copies while they are there; none where the module computes with what the optimizer sees.
     int64_t full_bytes = 0;

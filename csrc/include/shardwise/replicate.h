@@ -14,7 +14,8 @@ class Module;
 namespace shardwise {
 
 /// Data parallelism with a full copy of the module on every rank: after each backward, the gradient of every parameter
-/// below `module` is its mean over the ranks of the mesh. No edit in the model, any form of call.
+/// below `module` is its mean over the ranks of the mesh. The model needs no change, and its modules may be called in
+/// any way.
 ///
 /// Call it on inner modules first (each becomes a unit with a collective of its own), on the outermost last.
 /// A parameter that no rank used has no new gradient; one that some ranks used has the mean, the others counting zero.

@@ -21,3 +21,7 @@
 #include <shardwise/uneven.h>
 #include <shardwise/unit.h>
 #include <shardwise/version.h>
+
+/// Data parallelism for LibTorch programs. Begin with Mesh::from_env(), then fully_shard() or replicate(); the options
+/// of each are in the struct of its name, and unit() gives the handle of a module that was wrapped.
+namespace shardwise {}

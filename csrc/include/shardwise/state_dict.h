@@ -20,7 +20,7 @@ namespace shardwise {
 /// Whole tensors by name, in the order in which torch's state_dict() of the plain module has them.
 using StateDict = torch::OrderedDict<std::string, at::Tensor>;
 
-/// What full_state_dict() may be told. Everything has a default.
+/// The options of full_state_dict(). Everything has a default.
 struct SHARDWISE_API FullStateDictOptions {
   /// Only rank 0 gets the values; what the other ranks get is empty.
   TORCH_ARG(bool, rank0_only) = false;
@@ -39,7 +39,7 @@ struct SHARDWISE_API FullStateDictOptions {
 /// All ranks must call it for the same module. Where it cannot work on one rank, all ranks raise the same Error.
 SHARDWISE_API StateDict full_state_dict(const torch::nn::Module& module, const FullStateDictOptions& options = {});
 
-/// What load_full_state_dict() may be told. Everything has a default.
+/// The options of load_full_state_dict(). Everything has a default.
 struct SHARDWISE_API LoadStateDictOptions {
   /// Whether names that only the module or only the dict has are an Error. If not, they are returned.
   TORCH_ARG(bool, strict) = true;

@@ -65,14 +65,14 @@ class SHARDWISE_API Unit {
   /// Is called with the sum of each group of this unit's gradients, this rank's part of it, when all ranks' are added
   /// and before it reaches .grad; it may change the values. An empty one ends that.
   Unit& set_all_reduce_hook(std::function<void(at::Tensor& sum)> hook);
-  /// Takes the place of this unit's all-gathers, or of its reduce-scatters. It is counted like them. An empty one ends
-  /// that. All ranks set alike. It should start something and return its Work: on a mesh of two axes, where second sums
-  /// start at events of each rank, one that waits for other ranks before it returns can wait for ever.
+  /// Takes the place of this unit's all-gathers, or of its reduce-scatters, and is counted like them. An empty one ends
+  /// that. All ranks set the same. It should start a collective and return its Work. Do not wait in it: on a mesh of
+  /// two axes each rank decides when its second sums start, so ranks that wait here could wait for each other for ever.
   Unit& set_custom_all_gather(CustomCollective collective);
   Unit& set_custom_reduce_scatter(CustomCollective collective);
   /// Whether gradients are in their place when a backward of this tree of units returns (default). If not, the last
   /// sums may go on while the next forward runs, and the gradients of this backward come with the next one. Set it
-  /// back before the last backward ahead of the optimizer.
+  /// back to true before the last backward of a step.
   Unit& set_is_last_backward(bool value);
 
   // The rest is about full copies of sharded parameters; a replicated unit has nothing to do.
@@ -91,14 +91,14 @@ class SHARDWISE_API Unit {
   /// Whether units of this tree are gathered ahead, while others compute, as the last forward or backward used them
   /// (default). Results and the number of collectives do not depend on it; full parameters of one more unit are there.
   Unit& set_prefetch(bool value);
-  /// Units whose full parameters are to be on their way when this one begins its forward, or its backward: in the place
-  /// of what the last one tells.
+  /// Units whose gathers start when this one begins its forward, or its backward, instead of those that followed it in
+  /// the last pass.
   Unit& set_forward_prefetch(const std::vector<Unit>& units);
   Unit& set_backward_prefetch(const std::vector<Unit>& units);
-  /// Lets the device come to this event before the next forward of this tree gathers: for an optimizer on a stream of
-  /// its own. Without effect on CPUs.
+  /// The next forward of this tree gathers only after this event, on the device: for an optimizer on a stream of its
+  /// own. Without effect on CPUs.
   Unit& set_post_optim_event(std::shared_ptr<c10::Event> event);
-  /// Gives idle memory back that this tree keeps for the next step.
+  /// Frees the idle memory that this tree keeps for the next step.
   Unit& free_idle_memory();
   /// Forgets a forward or backward that failed: all units of the tree are sharded, and no gradient is on its way.
   /// A backward that throws does this itself.

@@ -1,8 +1,9 @@
-"""README's table and the pictures are what benchmarks/report.py makes of the figures that were saved last."""
+"""What two pages and the pictures show is what benchmarks/report.py makes of the figures that were saved last."""
 
 from __future__ import annotations
 
 import json
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -29,7 +30,7 @@ def saved(folder, name, date, value):
     (folder / f"{name}.json").write_text(json.dumps({"facts": facts, "figures": [figure]}))
 
 
-def test_the_readme_and_the_pictures_are_made_of_the_newest_figures(report):
+def test_the_pages_and_the_pictures_are_made_of_the_newest_figures(report):
     stale = report.stale(report.wanted())
     assert not stale, "run: scripts/python benchmarks/report.py"
     assert list(report.RESULTS.glob("*.svg"))
@@ -44,12 +45,20 @@ def test_the_newest_figures_of_a_suite_are_taken(report, tmp_path):
 def test_only_what_stands_between_the_marks_is_written(report, tmp_path):
     saved(tmp_path, "a", "2026-11-22 10:00 UTC", 3.0)
     newest = report.newest(tmp_path)
-    text = report.readme(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n", newest)
+    text = report.replaced(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n", report.table(newest))
     assert text.startswith("before\n")
     assert text.endswith(f"{report.END}\nafter\n")
     assert "old" not in text
     assert "| host, a unit of 9 parameters: `fully_shard`, thousand instructions | 3 |  |  |  |" in text
-    assert report.readme(text, newest) == text
+    assert report.replaced(text, report.table(newest)) == text
+
+
+def test_the_summary_says_what_the_peers_need(report):
+    text = " ".join(report.summary(report.newest()))
+    for words in ("over torch's Gloo", "own transport by TCP", "benchmarks/results/steps.svg"):
+        assert words in text
+    assert re.search(r"holds [\d.]+ times the parameters, FSDP2 [\d.]+, DDP [\d.]+", text)
+    assert not list(report.summary({}))
 
 
 def test_pictures_are_svg_with_a_bar_for_each_figure(report, tmp_path):

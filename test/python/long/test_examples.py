@@ -1,4 +1,4 @@
-"""Users' programs, started as the README shows: with torch's engine and with ours they print the same losses."""
+"""Programs for torch, started as docs/from-fsdp2.md shows: with its engine and with ours they print the same losses."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ COMMAND = (
     r"^SHARDWISE_INSTALL=1 python (-m torch\.distributed\.run .*?--nproc-per-node (\d+) examples/python/(\w+)\.py.*)$"
 )
 
-#: What the README tells to start: script, ranks, and what follows `python`.
+#: What the page tells to start: script, ranks, and what follows `python`.
 SHOWN = [
     (script, int(ranks), shlex.split(words))
-    for words, ranks, script in re.findall(COMMAND, (ROOT / "README.md").read_text(), re.MULTILINE)
+    for words, ranks, script in re.findall(COMMAND, (ROOT / "docs" / "from-fsdp2.md").read_text(), re.MULTILINE)
 ]
 WHO = {False: "torch.distributed.", True: "shardwise._"}
 
@@ -45,7 +45,7 @@ class Programs:
     folder: Path
 
     def run(self, number: int, *arguments: str, ours: bool, first: int = 1, last: int) -> Run:
-        """The command `number` of the README, with other arguments after its own: steps `first` to `last`."""
+        """The command `number` of the page, with other arguments after its own: steps `first` to `last`."""
         script, ranks, words = SHOWN[number]
         out = self.folder / f"{script}-{ranks}-{WHO[ours]}"
         out.mkdir()
@@ -88,7 +88,7 @@ def programs(tmp_path) -> Programs:
     return Programs(tmp_path)
 
 
-def test_the_readme_starts_each_program() -> None:
+def test_the_page_starts_each_program() -> None:
     assert [(script, ranks) for script, ranks, _ in SHOWN] == [
         ("hsdp", 4), ("pipeline", 8), ("resume", 2), ("resume", 4),
     ]  # fmt: skip

@@ -57,7 +57,7 @@ def test_another_python_stays_as_it_is(made: Environment, tmp_path: Path) -> Non
 
 def test_the_cmake_line_of_the_readme_finds_the_package_and_its_torch(made: Environment, tmp_path: Path) -> None:
     build.show_to(made.python)
-    (line,) = re.findall(r"give CMake `(.*?)`", (ROOT / "README.md").read_text())
+    (line,) = re.findall(r"^cmake -B build (-DCMAKE_PREFIX_PATH=.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
     # The machine's own python3, which CMake would ask for a torch, has none.
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -66,7 +66,7 @@ def test_the_cmake_line_of_the_readme_finds_the_package_and_its_torch(made: Envi
     for each in programs.iterdir():
         each.chmod(0o755)
     variables = {**made.variables, "PATH": f"{programs}:{made.variables['PATH']}"}
-    command = f"cmake -S '{ROOT}/test/consumer' -B '{tmp_path}/build' {line}"
+    command = f"cmake -S '{ROOT}/examples/train' -B '{tmp_path}/build' {line}"
     done = subprocess.run(
         ["sh", "-c", command], env=variables, capture_output=True, text=True, timeout=300, check=False
     )

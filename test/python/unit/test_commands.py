@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -58,6 +59,13 @@ def test_commands_and_links_of_the_documentation_exist():
 def test_the_readme_shows_the_two_commands():
     shown = check_docs.block_commands((ROOT / "README.md").read_text())
     assert {"make demo", "make test"} <= set(shown)
+
+
+def test_workflows_call_what_the_makefile_has():
+    texts = [path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")]
+    commands = re.findall(r"- run: (.+)", "\n".join(texts))
+    assert {"make lint", "make docs", "make demo SHORT=1", "make test"} <= set(commands)
+    assert not list(check_docs.command_problems(commands, check_docs.make_targets()))
 
 
 @pytest.mark.parametrize(
@@ -279,6 +287,14 @@ def test_a_program_beside_the_interpreter_comes_first_if_it_is_new_enough(place,
     assert prepare.find_program(python, "cmake", (3, 22)) == str(place / "bin" / "cmake")
     add_program(place / "bin" / "cmake", "echo cmake version 99.0; exit 1")
     assert prepare.find_program(python, "cmake", (3, 22)) == ""
+
+
+def test_a_missing_doxygen_is_named_where_it_cannot_be_installed(monkeypatch):
+    monkeypatch.setattr(prepare.shutil, "which", lambda name: None)
+    with pytest.raises(SystemExit, match=r"doxygen is missing.*apt-get install doxygen"):
+        prepare.require_doxygen()
+    monkeypatch.setattr(prepare, "install_debian", lambda packages: packages == ["doxygen"])
+    prepare.require_doxygen()
 
 
 def test_a_linter_that_is_missing_or_too_old_is_named(place, monkeypatch):

@@ -92,7 +92,7 @@ def exported(library: Path) -> list[str]:
 
 def configure(environment: Environment, build: Path, *options: str) -> str | None:
     """Configures the consumer; None when it succeeds, else what CMake said, on one line."""
-    command = ["cmake", "-S", str(ROOT / "test" / "consumer"), "-B", str(build), *options]
+    command = ["cmake", "-S", str(ROOT / "examples" / "train"), "-B", str(build), *options]
     result = subprocess.run(command, env=environment.variables, capture_output=True, text=True, timeout=300)
     return None if result.returncode == 0 else " ".join(result.stderr.split())
 
@@ -121,6 +121,7 @@ def test_wheel_names_version_torch_python_and_platform(wheel):
     major, minor = BUILT_MINOR.split(".")
     assert f"Requires-Dist: torch<{major}.{int(minor) + 1},>={major}.{minor}" in metadata
     assert "Requires-Python: >=3.10" in metadata
+    assert {"License-Expression: BSD-3-Clause", "License-File: LICENSE", "License-File: NOTICE"} <= set(metadata)
 
 
 def test_no_path_of_this_machine_is_in_the_wheel(wheel):
@@ -174,11 +175,12 @@ def test_installed_package_takes_the_place_of_torchs_functions_where_the_variabl
     assert ours == ["shardwise._fully_shard: gradient 1.5"] * 2
 
 
-def test_cpp_consumer_is_built_and_averages_gradients(installed, prefix_path, tmp_path):
+def test_the_cpp_program_of_the_readme_is_built_and_trains(installed, prefix_path, tmp_path):
+    """Each rank has data of its own: these losses follow from the mean of all ranks' gradients."""
     assert configure(installed, tmp_path, f"-DCMAKE_PREFIX_PATH={prefix_path}") is None
     installed.run("cmake", "--build", tmp_path)
-    expected = [f"rank {rank} of 2: weight 1, gradient 1.5" for rank in range(2)]
-    assert torchrun(installed, "--no-python", tmp_path / "consumer") == expected
+    (shown,) = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert torchrun(installed, "--no-python", tmp_path / "train") == shown.splitlines()
 
 
 def fake_torch(folder: Path, version: str) -> Path:
@@ -223,7 +225,7 @@ def test_cpp_consumer_without_a_torch_is_refused(installed, prefix_path, tmp_pat
 def test_another_minor_version_of_shardwise_is_not_accepted(prefix_path, installed, tmp_path):
     project = tmp_path / "project"
     project.mkdir()
-    text = (ROOT / "test/consumer/CMakeLists.txt").read_text()
+    text = (ROOT / "examples/train/CMakeLists.txt").read_text()
     (project / "CMakeLists.txt").write_text(text.replace("shardwise 0.1 CONFIG", "shardwise 0.0 CONFIG"))
     command = ["cmake", "-S", project, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={prefix_path}"]
     result = subprocess.run(command, env=installed.variables, capture_output=True, text=True, timeout=300)

@@ -1,0 +1,127 @@
+"""Makes the API reference in build/docs: of the C++ headers with Doxygen, of the Python package with pdoc.
+
+Lists public C++ names without a comment; fails where a link in the pages leads nowhere.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "build" / "docs"
+HEADERS = ROOT / "csrc" / "include" / "shardwise"
+WARNINGS = OUT / "doxygen.log"
+PYTHON_MODULES = ("shardwise", "shardwise.testing")
+# An option of torch's macro is shown as the member that it stands for.
+DOXYGEN = {
+    "PROJECT_NAME": "shardwise for C++",
+    "PROJECT_NUMBER": (ROOT / "VERSION").read_text().strip(),
+    "OUTPUT_DIRECTORY": str(OUT),
+    "HTML_OUTPUT": "cpp",
+    "GENERATE_LATEX": "NO",
+    "INPUT": str(HEADERS),
+    "EXCLUDE_PATTERNS": "*_detail.h",
+    "EXCLUDE_SYMBOLS": "shardwise::detail shardwise::detail::* shardwise::engine shardwise::engine::* torch torch::*",
+    "STRIP_FROM_PATH": str(HEADERS.parent),
+    "JAVADOC_AUTOBRIEF": "YES",
+    "EXTRACT_ALL": "NO",
+    "MACRO_EXPANSION": "YES",
+    "EXPAND_ONLY_PREDEF": "YES",
+    "PREDEFINED": '"SHARDWISE_API=" "TORCH_ARG(T,name)=T name"',
+    "SORT_MEMBER_DOCS": "NO",
+    "HAVE_DOT": "NO",
+    "QUIET": "YES",
+    "WARN_LOGFILE": str(WARNINGS),
+    "WARN_FORMAT": '"$file:$line: $text"',
+}
+INDEX = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>shardwise</title></head>
+<body style="font-family: sans-serif; max-width: 40em; margin: 3em auto">
+<h1>shardwise {version}</h1>
+<ul>
+<li>C++: <a href="cpp/namespaceshardwise.html">functions</a>, <a href="cpp/annotated.html">classes</a></li>
+<li><a href="python/shardwise.html">Python</a></li>
+</ul>
+<p>In C++ an option <code>name</code> of type T is read with <code>name()</code>; <code>name(value)</code> sets it and
+returns the options. Guides are in the folder docs of the repository.</p>
+</body></html>
+"""
+
+
+class Links(HTMLParser):
+    """What a page links to, and the places in it that others may link to."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.targets: list[str] = []
+        self.places: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        values = {name: value for name, value in attributes if value}
+        self.targets += [values[name] for name in ("href", "src") if name in values]
+        self.places |= {values[name] for name in ("id", "name") if name in values}
+
+
+def link_problems(folder: Path) -> Iterator[str]:
+    """Links between the pages below `folder` that lead nowhere."""
+    pages = {path: Links(path.read_text()) for path in sorted(folder.rglob("*.html"))}
+    for page, links in pages.items():
+        for target in dict.fromkeys(links.targets):
+            if re.match(r"[a-z]+:|//", target):
+                continue
+            name, _, place = unquote(target).partition("#")
+            linked = (page.parent / name).resolve() if name else page
+            if not linked.exists():
+                yield f"{page.relative_to(folder)} links to {target}, which is not there"
+            elif place and linked in pages and place not in pages[linked].places:
+                yield f"{page.relative_to(folder)} links to {target}, where there is no such place"
+
+
+def undocumented(log: str) -> list[str]:
+    """The public names that Doxygen found no comment for."""
+    members = re.findall(r"Member (.+?) \(\w+\) of \w+ (?:shardwise::)?(\S+) is not documented", log)
+    compounds = re.findall(r"Compound (?:shardwise::)?(\S+) is not documented", log)
+    return [
+        *compounds,
+        *dict.fromkeys(f"{whose}::{name.partition('(')[0]}".removeprefix("shardwise::") for name, whose in members),
+    ]
+
+
+def other_warnings(log: str) -> list[str]:
+    return [line for line in log.splitlines() if "warning" in line and "is not documented" not in line]
+
+
+def make_cpp() -> None:
+    settings = "".join(f"{name} = {value}\n" for name, value in DOXYGEN.items())
+    subprocess.run(["doxygen", "-"], input=settings, text=True, check=True, cwd=ROOT)
+
+
+def make_python() -> None:
+    command = [sys.executable, "-m", "pdoc", "--no-show-source", "-o", str(OUT / "python"), *PYTHON_MODULES]
+    subprocess.run(command, check=True, cwd=ROOT)
+
+
+def main() -> int:
+    shutil.rmtree(OUT, ignore_errors=True)
+    OUT.mkdir(parents=True)
+    make_cpp()
+    make_python()
+    (OUT / "index.html").write_text(INDEX.format(version=DOXYGEN["PROJECT_NUMBER"]))
+    log = WARNINGS.read_text()
+    names = undocumented(log)
+    print(f"docs: {len(names)} public C++ names have no comment{': ' if names else ''}{', '.join(names)}")
+    problems = [*other_warnings(log), *link_problems(OUT)]
+    print("\n".join(problems or [f"docs: the reference is in {(OUT / 'index.html').relative_to(ROOT)}"]))
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+// The C++ code that the pages of docs/ show. test/python/unit/test_docs.py looks whether all of it is here.
+#include "support/processes.h"
+
+#include <shardwise/shardwise.h>
+
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+#include <filesystem>
+
+namespace shardwise::test::documents {
+namespace {
+
+struct Model : torch::nn::Module {
+  Model() {
+    for (int i = 0; i < 2; ++i) blocks->push_back(torch::nn::Linear(4, 4));
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    for (const auto& block : *blocks) x = block->as<torch::nn::Linear>()->forward(x);
+    return x;
+  }
+  torch::nn::ModuleList blocks = register_module("blocks", torch::nn::ModuleList());
+};
+
+template <typename Optimizer>
+void step(Model& model, Optimizer& optimizer) {
+  model.forward(torch::ones({2, 4})).sum().backward();
+  optimizer.step();
+}
+
+void from_ddp() {
+  auto model = std::make_shared<Model>();
+  shardwise::replicate(model);
+  torch::optim::AdamW optimizer(model->parameters(), 1e-3);
+  step(*model, optimizer);
+}
+
+void line_by_line() {
+  auto model = std::make_shared<Model>();
+  for (auto& block : *model->blocks) shardwise::fully_shard(*block);
+  shardwise::fully_shard(model);
+  torch::optim::AdamW optimizer(model->parameters(), 1e-3);
+  step(*model, optimizer);
+}
+
+void usual_step() {
+  auto model = std::make_shared<Model>();
+  const shardwise::MixedPrecision precision{.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat32};
+  auto unit = shardwise::fully_shard(model, shardwise::FullyShardOptions().mixed_precision(precision));
+  torch::optim::AdamW optimizer(model->parameters(), 1e-3);
+
+  for (int part = 0; part < 4; ++part) {
+    unit.set_requires_gradient_sync(part == 3);
+    (model->forward(torch::randn({4, 4})).to(torch::kFloat32).pow(2).mean() / 4).backward();
+  }
+  shardwise::clip_grad_norm_(model, 1.0);
+  optimizer.step();
+  optimizer.zero_grad();
+
+  const torch::NoGradGuard no_grad;
+  model->forward(torch::randn({4, 4}));
+}
+
+void choosing() {
+  auto model = std::make_shared<Model>();
+  const shardwise::Mesh mesh({{"copies", 1}, {"shards", 2}});
+  shardwise::fully_shard(model, shardwise::FullyShardOptions().mesh(mesh));
+}
+
+void whole_models(const std::string& file) {
+  auto model = std::make_shared<Model>();
+  const auto mesh = Mesh::shared();
+  shardwise::fully_shard(model, shardwise::FullyShardOptions().mesh(mesh));
+  const auto expected = shardwise::full_state_dict(model);
+  const auto whole = shardwise::full_state_dict(model, shardwise::FullStateDictOptions().rank0_only(true));
+  if (mesh.rank() == 0) {
+    torch::serialize::OutputArchive archive;
+    for (const auto& entry : whole) archive.write(entry.key(), entry.value());
+    archive.save_to(file);
+  }
+  {
+    const torch::NoGradGuard no_grad;
+    for (auto& shard : model->parameters()) shard.zero_();
+  }
+  shardwise::StateDict read;
+  if (mesh.rank() == 0) {
+    torch::serialize::InputArchive archive;
+    archive.load_from(file);
+    for (const auto& name : archive.keys()) {
+      torch::Tensor tensor;
+      archive.read(name, tensor);
+      read.insert(name, tensor);
+    }
+  }
+  shardwise::load_full_state_dict(model, read);
+  const auto now = shardwise::full_state_dict(model);
+  ASSERT_EQ(now.size(), 4);
+  for (const auto& entry : now) EXPECT_TRUE(entry.value().equal(expected[entry.key()])) << entry.key();
+}
+
+void own_archives(const std::string& folder) {
+  auto model = std::make_shared<Model>();
+  const auto mesh = Mesh::shared();
+  shardwise::fully_shard(model, shardwise::FullyShardOptions().mesh(mesh));
+  torch::optim::AdamW optimizer(model->parameters(), 1e-3);
+  step(*model, optimizer);
+  torch::save(model, folder + "/model-" + std::to_string(mesh.rank()) + ".pt");
+  torch::save(optimizer, folder + "/optimizer-" + std::to_string(mesh.rank()) + ".pt");
+  const auto own = std::to_string(mesh.rank()) + ".pt";
+  torch::load(model, folder + "/model-" + own);
+  torch::load(optimizer, folder + "/optimizer-" + own);
+}
+
+} // namespace
+
+TEST(Documents, CodeOfThePages) {
+  ProcessOptions options;
+  options.environment = {{"CUDA_VISIBLE_DEVICES", ""}};
+  run_processes(
+      2,
+      [](Rank& rank) {
+        from_ddp();
+        line_by_line();
+        usual_step();
+        choosing();
+        const auto folder = std::filesystem::temp_directory_path() / c10::str("shardwise-documents-", getpid());
+        std::filesystem::create_directories(folder);
+        rank.step("whole models");
+        whole_models(folder / "model.pt");
+        own_archives(folder);
+        std::filesystem::remove_all(folder);
+      },
+      options);
+}
+
+} // namespace shardwise::test::documents

@@ -1,0 +1,39 @@
+"""The library alone: installed by CMake, without Python, and ranks started by a shell, as getting-started.md shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[3]
+BUILD = ROOT / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev")
+PAGE = (ROOT / "docs" / "getting-started.md").read_text().partition("## C++ without Python")[2]
+TORCH = Path(torch.__file__).parent
+
+
+def run(command: str, folder: Path, **variables: str) -> str:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    done = subprocess.run(
+        ["sh", "-ec", command], cwd=folder, env={**kept, **variables}, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_program_is_built_and_started_without_python(tmp_path: Path) -> None:
+    patterns = (r"\ncmake --install build/cpp (.*?)\n", r"gets `(-D.*?)`", r"```sh\n(for rank.*?)```")
+    install, options, launch = (re.findall(pattern, PAGE, re.DOTALL)[0] for pattern in patterns)
+    prefix = {"PREFIX": str(tmp_path / "prefix"), "TORCH": str(TORCH)}
+    run(f"cmake --install '{BUILD}' {install}", tmp_path, **prefix)
+    run(f"cmake -S '{ROOT}/examples/train' -B . {options} && cmake --build .", tmp_path, **prefix)
+    # A port of its own: another job may have the one of the page.
+    with socket.create_server(("localhost", 0)) as server:
+        port = str(server.getsockname()[1])
+    printed = run(launch.replace("29400", port), tmp_path)
+    (shown,) = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert printed == shown

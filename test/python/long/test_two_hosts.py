@@ -1,0 +1,74 @@
+"""Two hosts, as far as one machine can be two: network and PID namespaces, a cable between, and a torchrun in each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import shardwise
+
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGE = Path(shardwise.__file__).parents[1]
+TRAIN = ROOT / "examples" / "python" / "train.py"
+RUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[str]]:
+    """The names of two network namespaces, of the addresses 10.77.0.1 and 10.77.0.2."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces take root, and the program ip (Debian, Ubuntu: iproute2)")
+    names = [f"sw{os.getpid()}{side}" for side in "ab"]
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            try:
+                ip("netns", "add", name)
+            except subprocess.CalledProcessError as error:
+                pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
+            stack.callback(ip, "netns", "del", name)
+        ip("link", "add", "wire", "netns", names[0], "type", "veth", "peer", "name", "wire", "netns", names[1])
+        for number, name in enumerate(names, start=1):
+            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", "wire")
+            ip("-n", name, "link", "set", "wire", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield names
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1", **more}
+
+
+def started(host: str, number: int, *program: str) -> subprocess.Popen[str]:
+    """torchrun on one of the hosts; the first one serves the store."""
+    away = ["ip", "netns", "exec", host, "unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    meeting = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "job", "--rdzv-endpoint", "10.77.0.1:29400"]
+    who = ["--node-rank", str(number), "--local-addr", f"10.77.0.{number + 1}", "--rdzv-conf", f"is_host={1 - number}"]
+    return subprocess.Popen(
+        [*away, *RUN, *meeting, *who, *program],
+        env=environment(GLOO_SOCKET_IFNAME="wire"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_ranks_of_two_hosts_train_as_those_of_one(hosts: list[str]) -> None:
+    running = [started(host, number, str(TRAIN)) for number, host in enumerate(hosts)]
+    try:
+        outputs = [each.communicate(timeout=240) for each in running]
+    finally:
+        for each in running:
+            each.kill()
+    assert [each.returncode for each in running] == [0, 0], outputs
+    command = [*RUN[:-1], "4", "--standalone", str(TRAIN)]
+    alone = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240, check=True)
+    assert len(alone.stdout.splitlines()) == 4
+    assert "".join(printed for printed, _ in outputs) == alone.stdout
