@@ -6,7 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <unistd.h>
-#include <filesystem>
+#include <cstdio>
+#include <cstdlib>
 
 namespace shardwise::test::documents {
 namespace {
@@ -20,6 +21,23 @@ struct Model : torch::nn::Module {
     return x;
   }
   torch::nn::ModuleList blocks = register_module("blocks", torch::nn::ModuleList());
+};
+
+/// A new one, and gone in the end with the files that these functions write.
+struct Folder {
+  Folder() {
+    path += "/shardwise-documents-XXXXXX";
+    if (mkdtemp(path.data()) == nullptr) throw std::runtime_error("no folder " + path);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() {
+    for (const auto* file : {"model", "model-0", "model-1", "optimizer-0", "optimizer-1"}) {
+      unlink((path + "/" + file + ".pt").c_str());
+    }
+    rmdir(path.c_str());
+  }
+  std::string path = P_tmpdir;
 };
 
 template <typename Optimizer>
@@ -45,13 +63,12 @@ void line_by_line() {
 
 void usual_step() {
   auto model = std::make_shared<Model>();
-  const shardwise::MixedPrecision precision{.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat32};
-  auto unit = shardwise::fully_shard(model, shardwise::FullyShardOptions().mixed_precision(precision));
+  auto unit = shardwise::fully_shard(model);
   torch::optim::AdamW optimizer(model->parameters(), 1e-3);
 
   for (int part = 0; part < 4; ++part) {
     unit.set_requires_gradient_sync(part == 3);
-    (model->forward(torch::randn({4, 4})).to(torch::kFloat32).pow(2).mean() / 4).backward();
+    (model->forward(torch::randn({4, 4})).pow(2).mean() / 4).backward();
   }
   shardwise::clip_grad_norm_(model, 1.0);
   optimizer.step();
@@ -123,12 +140,10 @@ TEST(Documents, CodeOfThePages) {
         line_by_line();
         usual_step();
         choosing();
-        const auto folder = std::filesystem::temp_directory_path() / c10::str("shardwise-documents-", getpid());
-        std::filesystem::create_directories(folder);
-        rank.step("whole models");
-        whole_models(folder / "model.pt");
-        own_archives(folder);
-        std::filesystem::remove_all(folder);
+        rank.step("files");
+        const Folder folder;
+        whole_models(folder.path + "/model.pt");
+        own_archives(folder.path);
       },
       options);
 }
