@@ -143,7 +143,7 @@ def _gcc_version(command: str) -> int | None:
 
 def _install_variable() -> Ability:
     """A .pth file beside the installed package does it when Python starts. Where it is not, nothing else can say so."""
-    name = "SHARDWISE_INSTALL=1 in the place of torch's functions"
+    name = "SHARDWISE_INSTALL=1 (torch's functions are replaced)"
     program = "import sys; print(getattr(sys.modules.get('_shardwise_install'), '__file__', ''))"
     environment = {**os.environ, "SHARDWISE_INSTALL": "1"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)

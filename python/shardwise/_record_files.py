@@ -55,7 +55,7 @@ def read(folder: Path) -> list[Event]:
 
 
 def _events(data: bytes) -> Iterator[Event]:
-    """Those of a file, which is one list of them. An error names the line."""
+    """Those of a file, which is one list of them. An error names the line, and which event is wrong."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -70,7 +70,7 @@ def _events(data: bytes) -> Iterator[Event]:
         try:
             yield _event(each)
         except ValueError as error:
-            raise ValueError(f"line {_line_of(text, number)}: {error}") from None
+            raise ValueError(f"line {_line_of(text, number)}, event {number + 1}: {error}") from None
 
 
 def _line_of(text: str, number: int) -> int:

@@ -227,7 +227,7 @@ def test_the_line_of_what_is_wrong_is_told(
     (tmp_path / "shardwise-rank0.json").write_text("[\n" + " ,\n".join([*good[:3], wrong, *good[3:]]) + "\n]\n")
     assert run(monkeypatch, str(tmp_path)) == 1
     assert "shardwise-rank0.json is not a record that a program wrote: " in (said := capsys.readouterr().err)
-    assert "line 5: " in said or "line 5 column 1" in said
+    assert "line 5, event 4: " in said or "line 5 column 1" in said
 
 
 def test_no_damage_is_more_than_an_error_or_another_picture(
