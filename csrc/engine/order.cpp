@@ -90,7 +90,8 @@ void Order::enter(UnitId unit, Keep keep, Moment moment, OrderActions& act) {
   } else if (moment.with_gradients) {
     units_[unit].engaged = true;
   }
-  if (backward || moment.with_gradients) count_use(unit, backward);
+  // A forward inside of a backward, as of a checkpoint, has its own backward at once.
+  if (backward != moment.with_gradients) count_use(unit, backward);
   const bool gathered = act.gather(unit);
   const bool by_hand = is_by_hand(unit);
   const bool begins = by_hand && !units_[unit].outer;

@@ -82,7 +82,8 @@ class OrderActions {
 /// event after it is done. The rest follows at the end, where all gradients are published.
 class SHARDWISE_API Order {
  public:
-  /// Something happens inside of this backward of autograd's (-1: of none), and with gradients to come or not.
+  /// Something happens inside of this backward of autograd's (-1: of none), and computes something that gradients are
+  /// to come to, or not.
   struct Moment {
     int backward = -1;
     bool with_gradients = true;

@@ -93,7 +93,7 @@ class Walk final : private OrderActions {
 
   // The parameter of an event has the event's number.
   void go_back() {
-    constexpr Order::Moment kBackward{.backward = 0};
+    constexpr Order::Moment kBackward{.backward = 0, .with_gradients = false};
     order_.begin_backward(kBackward.backward, *this);
     for (size_t i = 0; i < events_.size(); ++i) {
       if (brings_gradient(events_[i])) order_.expect(events_[i].unit, i);

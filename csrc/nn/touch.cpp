@@ -211,6 +211,27 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
   }
 }
 
+namespace {
+
+/// torch::nn::Module::zero_grad() does this to every gradient. It computes nothing, so nobody need be told where the
+/// memory is there.
+at::Tensor detach(c10::DispatchKeySet keys, const at::Tensor& self) {
+  static const auto operation =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::detach", "").typed<at::Tensor(const at::Tensor&)>();
+  if (self.dim() > 0 && self.has_storage()) {
+    const auto listener = Listeners::get().find(self.storage().unsafeGetStorageImpl());
+    if (listener && listener->local(self) == Local::gradient) {
+      const c10::impl::ExcludeDispatchKeyGuard not_a_touch(kTouchKey);
+      return operation.redispatch(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTouchKey), self);
+    }
+  }
+  torch::jit::Stack stack{self};
+  run_touched(operation, keys, &stack);
+  return std::move(stack.back()).toTensor();
+}
+
+} // namespace
+
 TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_touched>());
 }
@@ -218,6 +239,7 @@ TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
 // The backward of a scripted program uses no memory of its arguments; its operations must each be seen.
 TORCH_LIBRARY_IMPL(aten, DeferredInit, library) {
   library.impl("_backward", torch::CppFunction::makeFallthrough());
+  library.impl("detach", &detach);
 }
 
 void add_touch_key(const at::Tensor& tensor) {

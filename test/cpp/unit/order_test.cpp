@@ -174,7 +174,7 @@ class Program {
   }
 
   void backward() {
-    const Order::Moment moment{.backward = next_backward_++};
+    const Order::Moment moment{.backward = next_backward_++, .with_gradients = false};
     expected_.assign(kRanks, {});
     begin_backward(moment);
     const auto dies_after = dice_.once_in(8) ? dice_.roll(visits_.size() + 1) : visits_.size();

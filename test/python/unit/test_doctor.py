@@ -159,7 +159,7 @@ def test_cpp_programs_need_a_compiler_and_the_package(monkeypatch, tmp_path):
     ],
 )
 def test_the_compiler_is_the_one_that_the_readme_asks_for(monkeypatch, tmp_path, macros, reason):
-    (oldest,) = re.findall(r"with g\+\+ (\d+) or newer", (ROOT / "README.md").read_text())
+    (oldest,) = re.findall(r"g\+\+ (\d+) or newer", (ROOT / "README.md").read_text())
     assert oldest == "12" and int(oldest) == _abilities.OLDEST_GCC
     compiler = tmp_path / "compiler"
     compiler.write_text(f"#!/bin/sh\ncat <<'END'\n{macros}END\n")
