@@ -90,8 +90,7 @@ void Order::enter(UnitId unit, Keep keep, Moment moment, OrderActions& act) {
   } else if (moment.with_gradients) {
     units_[unit].engaged = true;
   }
-  // A forward inside of a backward, as of a checkpoint, has its own backward at once.
-  if (backward != moment.with_gradients) count_use(unit, backward);
+  count_use(unit, moment);
   const bool gathered = act.gather(unit);
   const bool by_hand = is_by_hand(unit);
   const bool begins = by_hand && !units_[unit].outer;
@@ -101,8 +100,10 @@ void Order::enter(UnitId unit, Keep keep, Moment moment, OrderActions& act) {
   if (backward) advance(moment, act);
 }
 
-void Order::count_use(UnitId unit, bool backward) {
-  if (std::exchange(before_, unit) == unit) return;
+// A forward inside of a backward, as of a checkpoint, has its own backward at once.
+void Order::count_use(UnitId unit, Moment moment) {
+  const bool backward = moment.backward != kNone;
+  if (backward == moment.with_gradients || std::exchange(before_, unit) == unit) return;
   auto& node = units_[unit];
   if (backward) {
     --node.uses_to_come;

@@ -116,6 +116,8 @@ class SHARDWISE_API Order {
   // Full parameters.
   /// The unit's are there when this returns; others are closed.
   void enter(UnitId unit, Keep keep, Moment moment, OrderActions& act);
+  /// A use of a unit that is open, as by another of its modules. enter() counts its own.
+  void count_use(UnitId unit, Moment moment);
   /// Whether this was the last thing that happened to units here, in the same backward or forward: enter() would change
   /// nothing, unless somebody changed the unit.
   bool is_in(UnitId unit, Keep keep, Moment moment, OrderActions& act);
@@ -216,7 +218,6 @@ class SHARDWISE_API Order {
   bool is_by_hand(UnitId unit) const {
     return units_[unit].by_hand == forwards_;
   }
-  void count_use(UnitId unit, bool backward);
   bool stays(UnitId other, UnitId entered, Keep keep, bool backward) const;
   template <typename Condition>
   void close_all(const Condition& goes, bool backward, OrderActions& act);

@@ -97,6 +97,11 @@ void Schedule::enter(Unit& unit, Keep keep) {
   order_.enter(unit.id_, keep, moment, *this);
 }
 
+void Schedule::come_back(Unit& unit) {
+  order_.count_use(unit.id_, now());
+  unit.unshard();
+}
+
 bool Schedule::is_in(const Unit& unit, Keep keep) {
   return !await_event && order_.is_in(unit.id_, keep, now(), *this);
 }

@@ -48,6 +48,8 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
   bool takes_part(const Unit& unit) const;
 
   void enter(Unit& unit, Keep keep = Keep::outer);
+  /// Another module of a unit that is open begins.
+  void come_back(Unit& unit);
   /// Whether enter() would change nothing, unless somebody changed the unit.
   bool is_in(const Unit& unit, Keep keep);
   void leave(const Unit& unit, bool exactly);

@@ -75,6 +75,10 @@ void Unit::use(const at::Tensor& tensor, Keep keep) {
   }
 }
 
+void Unit::come_back() {
+  schedule_->come_back(*this);
+}
+
 void Unit::leave(bool exactly) {
   const observe::Label label("FSDP::post_forward", name_);
   if (!in_backward()) forward_span_.reset();

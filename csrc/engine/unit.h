@@ -158,6 +158,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void enter(Keep keep);
   /// The same of one use: of little cost where the unit was entered last and nothing changed since.
   void use(const at::Tensor& tensor, Keep keep);
+  /// Another of its modules begins, in forward; it is open since the first one.
+  void come_back();
   /// `exactly`: the module is seen to end each time it runs, and the unit is closed then.
   void leave(bool exactly = false);
   /// A shard is about to be written.

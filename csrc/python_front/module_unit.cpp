@@ -174,7 +174,7 @@ py::object ModuleUnit::pre_forward(py::handle module, const py::object& argument
     // In forward every unit is closed where its own module ends.
     unit_->enter(backward ? engine::Keep::outer : engine::Keep::all);
   } else {
-    unit_->unshard();
+    unit_->come_back();
   }
   return result;
 }
