@@ -46,7 +46,9 @@ def problems() -> Iterator[str]:
             continue
         for file in sorted((CSRC / folder).rglob("*")):
             if file.suffix in {".h", ".cpp", ".cu"}:
-                yield from (f"{file.relative_to(CSRC.parent)}: {what}" for what in wrong_arrows(folder, file.read_text()))
+                yield from (
+                    f"{file.relative_to(CSRC.parent)}: {what}" for what in wrong_arrows(folder, file.read_text())
+                )
 
 
 def main() -> int:

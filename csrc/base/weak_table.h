@@ -11,9 +11,9 @@
 
 namespace shardwise::base {
 
-/// Things that are found by a key as long as they live, from any thread; it owns none of them. Entries of those that are
-/// gone are dropped now and then, so that many are added in no more time each than few. A table for the whole process is
-/// never destroyed: what is in it may go later than any static object.
+/// Things that are found by a key as long as they live, from any thread; it owns none of them. Entries of those that
+/// are gone are dropped now and then, so that many are added in no more time each than few. A table for the whole
+/// process is never destroyed: what is in it may go later than any static object.
 template <typename Key, typename Value>
 class WeakTable {
  public:

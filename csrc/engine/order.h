@@ -41,6 +41,7 @@ struct UnitTiming {
 /// What a rank does when something happened to its units.
 class OrderActions {
  public:
+  virtual ~OrderActions() = default;
   /// Full parameters are there when this returns. Returns whether there was something to wait for.
   virtual bool gather(UnitId unit) = 0;
   virtual void gather_ahead(UnitId unit, bool backward) = 0;
@@ -59,9 +60,6 @@ class OrderActions {
   virtual void end_backward(UnitId unit) = 0;
   /// The backward failed: its gradients are dropped.
   virtual void forget_backward(UnitId unit) = 0;
-
- protected:
-  ~OrderActions() = default;
 };
 
 /// When things happen in a tree of units: one unit and all those below it. Knows no tensors, no process groups and no

@@ -3,10 +3,8 @@
 #include "comm/agreement.h"
 #include "comm/collectives.h"
 
-#include <shardwise/call.h>
 #include <shardwise/export.h>
 #include <shardwise/mesh.h>
-#include <shardwise/options.h>
 #include <shardwise/unit.h>
 
 #include <functional>

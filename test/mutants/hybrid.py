@@ -15,8 +15,8 @@ HYBRID = [
     Mutant(
         "leave out the second sum",
         "csrc/engine/gradient_sums.cpp",
-        "  for_each([&](auto& gradients) { gradients.begin_all_reduce(among_copies, unit_.name(), unit_.own_counters()); });\n",
-        "  (void)among_copies;\n",
+        "gradients.begin_all_reduce(among_copies, unit_.name(), unit_.own_counters());",
+        "(void)gradients;",
     ),
     Mutant(
         "start the second sum before the first is done",

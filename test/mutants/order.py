@@ -35,7 +35,8 @@ ORDER = [
         "swap the order on one rank",
         "csrc/engine/schedule.cpp",
         "  unit->id_ = order_.add(unit->number(), timing);",
-        "  const bool is_other = unit->shards().rank() == 1 || unit->ranks().copies().rank() == 1;\n  unit->id_ = order_.add(is_other ? -unit->number() : unit->number(), timing);",
+        "  const bool other = unit->shards().rank() == 1 || unit->ranks().copies().rank() == 1;\n"
+        "  unit->id_ = order_.add(other ? -unit->number() : unit->number(), timing);",
         languages=BOTH,
     ),
     Mutant(
