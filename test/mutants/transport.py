@@ -152,7 +152,7 @@ TRANSPORT = [
         "let a forked child wait for a collective",
         "csrc/transport/worker.cpp",
         "  if (base::forks() == forks_) return;\n  raise_peer_error(",
-        "  if (forks() >= forks_) return;\n  raise_peer_error(",
+        "  if (base::forks() >= forks_) return;\n  raise_peer_error(",
         suites="Forked.*:SameHost.*",
     ),
     Mutant(
