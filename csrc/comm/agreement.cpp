@@ -4,6 +4,7 @@
 #include "base/ends_within.h"
 #include "base/reason.h"
 #include "comm/agreement_note.h"
+#include "comm/note_board.h"
 
 #include <shardwise/error.h>
 
@@ -18,10 +19,6 @@ namespace shardwise::comm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-std::string key_of(int64_t rank) {
-  return c10::str("note of rank ", rank);
-}
 
 /// Why a connection was lost, beside what its error says: a rank died here, or one failed first. That one left a note
 /// before it closed its connections.
@@ -45,11 +42,7 @@ Agreement::Agreement(std::vector<Channel> channels, std::chrono::milliseconds ti
       notes_([&] {
         std::vector<Notes::Board> boards;
         for (const auto& [control, store, ranks, processes] : channels_) {
-          Notes::Board board{.store = store, .mine = key_of(ranks[control->getRank()]), .others = {}};
-          for (int position = 0; position < control->getSize(); ++position) {
-            if (position != control->getRank()) board.others.push_back(key_of(ranks[position]));
-          }
-          boards.push_back(std::move(board));
+          boards.push_back(note_board(store, "note", ranks, control->getRank(), control->getSize()));
         }
         return boards;
       }()),

@@ -1,5 +1,7 @@
 #include "comm/making_watch.h"
 
+#include "comm/note_board.h"
+
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -14,17 +16,10 @@ constexpr std::chrono::milliseconds kPause{500};
 constexpr std::chrono::milliseconds kPausePerRank{20};
 
 std::vector<Notes::Board> boards_of(const std::vector<AxisGroup>& lines, const std::string& purpose) {
-  const auto key = [](int64_t rank) { return c10::str("failure of rank ", rank); };
   std::vector<Notes::Board> boards;
   for (const auto& [group, ranks] : lines) {
-    Notes::Board board{
-        .store = c10::make_intrusive<c10d::PrefixStore>(purpose, group->getStore()),
-        .mine = key(ranks[group->getRank()]),
-        .others = {}};
-    for (int position = 0; position < group->getSize(); ++position) {
-      if (position != group->getRank()) board.others.push_back(key(ranks[position]));
-    }
-    boards.push_back(std::move(board));
+    const auto store = c10::make_intrusive<c10d::PrefixStore>(purpose, group->getStore());
+    boards.push_back(note_board(store, "failure", ranks, group->getRank(), group->getSize()));
   }
   return boards;
 }
