@@ -4,15 +4,28 @@
 
 #include <c10/util/accumulate.h>
 
+#include <utility>
+
 namespace shardwise::group {
 namespace {
 
 /// Elements: torch's kernels begin to use several threads here.
 constexpr int64_t kSmall = 32768;
 
-char* element(const at::Tensor& tensor, int64_t index) {
-  return static_cast<char*>(tensor.mutable_data_ptr()) + index * static_cast<int64_t>(tensor.itemsize());
-}
+/// Counts elements of one size from the first of a tensor.
+class Elements {
+ public:
+  explicit Elements(const at::Tensor& tensor)
+      : first_(static_cast<char*>(tensor.mutable_data_ptr())),
+        size_(static_cast<int64_t>(tensor.itemsize())) {}
+  char* at(int64_t index) const {
+    return first_ + index * size_;
+  }
+
+ private:
+  char* first_;
+  int64_t size_;
+};
 
 } // namespace
 
@@ -37,23 +50,26 @@ Runs runs_of(const layout::Cut& cut, int64_t rank) {
 
 void CopyBatch::put(const at::Tensor& whole, const Runs& runs, const at::Tensor& part, int64_t offset) {
   if (runs.empty()) return;
-  add({.device = whole.device(), .from = part.scalar_type(), .to = whole.scalar_type()},
-      {element(part, offset), element(whole, runs.start), runs.count, runs.length, runs.length, runs.stride}, part);
+  begin({.device = whole.device(), .from = part.scalar_type(), .to = whole.scalar_type()}, part);
+  moves_.push_back(
+      {Elements(part).at(offset), Elements(whole).at(runs.start), runs.count, runs.length, runs.length, runs.stride});
 }
 
-void CopyBatch::scale(
-    const at::Tensor& whole, const Runs& runs, double factor, const at::Tensor& part, int64_t offset) {
-  if (runs.empty()) return;
-  const Kind kind{whole.device(), whole.scalar_type(), part.scalar_type(), factor};
-  add(kind, {element(whole, runs.start), element(part, offset), runs.count, runs.length, runs.stride, runs.length},
-      whole);
+// One gradient has a piece for each rank, of which there may be thousands.
+void CopyBatch::scale(const at::Tensor& whole, c10::ArrayRef<Piece> pieces, double factor, const at::Tensor& part) {
+  const Elements from(whole);
+  const Elements to(part);
+  bool begun = false;
+  for (const auto& [runs, offset] : pieces) {
+    if (runs.empty()) continue;
+    if (!std::exchange(begun, true)) begin({whole.device(), whole.scalar_type(), part.scalar_type(), factor}, whole);
+    moves_.push_back({from.at(runs.start), to.at(offset), runs.count, runs.length, runs.stride, runs.length});
+  }
 }
 
-void CopyBatch::add(const Kind& kind, const cuda::Move& move, const at::Tensor& from) {
+void CopyBatch::begin(const Kind& kind, const at::Tensor& from) {
   if (!(kind == kind_)) run();
   kind_ = kind;
-  moves_.push_back(move);
-  // One gradient has a piece for each rank, of which there may be thousands.
   if (alive_.empty() || !alive_.back().is_same(from)) alive_.push_back(from);
 }
 

@@ -29,6 +29,12 @@ struct Runs {
 };
 SHARDWISE_API Runs runs_of(const layout::Cut& cut, int64_t rank);
 
+/// A rank's runs, and at which element of a vector of pieces they stand one after another.
+struct Piece {
+  Runs runs;
+  int64_t offset = 0;
+};
+
 /// Pieces that are moved together, by run(). Their tensors live until then.
 class SHARDWISE_API CopyBatch {
  public:
@@ -40,13 +46,12 @@ class SHARDWISE_API CopyBatch {
 
   /// A piece, which lies at element `offset` of `part`, goes to its place in `whole`. Same dtype; both contiguous.
   void put(const at::Tensor& whole, const Runs& runs, const at::Tensor& part, int64_t offset);
-  /// Runs of `whole`, multiplied, go to `part` from element `offset` on, with the bits that at::mul gives when `whole`
-  /// is first cast to the wider of the two dtypes, which are such that scales(). The memory of `whole` is without gaps,
-  /// and the runs are of that memory.
-  void scale(const at::Tensor& whole, const Runs& runs, double factor, const at::Tensor& part, int64_t offset);
+  /// Pieces of `whole`, multiplied, go to their places in `part`, with the bits that at::mul gives when `whole` is first
+  /// cast to the wider of the two dtypes, which are such that scales(). The memory of `whole` is without gaps, and the
+  /// runs are of that memory.
+  void scale(const at::Tensor& whole, c10::ArrayRef<Piece> pieces, double factor, const at::Tensor& part);
   void run();
-  /// CopyBatch the same once more, later: for whoever knows that everything lies where it lay. Nothing may be added
-  /// then.
+  /// Moves the same once more, later: for whoever knows that everything lies where it lay. Nothing may be added then.
   void run_again() const;
   /// Runs, and keeps the moves for run_again(), but no tensor. Returns false, and keeps none, where they were of
   /// several kinds.
@@ -61,7 +66,8 @@ class SHARDWISE_API CopyBatch {
     std::optional<double> factor = std::nullopt;
     bool operator==(const Kind&) const = default;
   };
-  void add(const Kind& kind, const cuda::Move& move, const at::Tensor& from);
+  /// What is added next is of this kind, and of this tensor, which lives until it has moved.
+  void begin(const Kind& kind, const at::Tensor& from);
 
   Kind kind_;
   std::vector<cuda::Move> moves_;

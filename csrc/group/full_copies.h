@@ -105,6 +105,7 @@ class FullCopies : public Copies {
   at::Tensor place_of(size_t index) const;
   void place(size_t index, FrontEndCallbacks& front);
   void leave_where_it_is(size_t index, FrontEndCallbacks& front);
+  void saw(size_t index, const at::Tensor& shard);
   bool is_alike(const at::TensorImpl& shard, size_t index) const;
   int64_t collect() const;
   void make_rows(FrontEndCallbacks& front);
@@ -149,6 +150,8 @@ class FullCopies : public Copies {
   std::vector<at::Tensor> elsewhere_;
   /// The shards' storages. Those without elements lie nowhere: one that is replaced has another, as on other ranks.
   std::vector<c10::Storage> seen_;
+  /// Where their first elements lie.
+  std::vector<const void*> lies_at_;
   at::Tensor gathered_;
   /// Several parts in a row.
   at::Tensor held_;

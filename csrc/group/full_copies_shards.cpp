@@ -26,6 +26,11 @@ at::Tensor own_piece(const Parameter& parameter, const layout::Cut& cut, int64_t
       ", or the whole parameter, ", whole, ". Load an archive of the same model and the same number of ranks."));
 }
 
+const void* first_element(const at::TensorImpl& tensor) {
+  return static_cast<const char*>(tensor.unsafe_storage().data()) +
+         tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize());
+}
+
 } // namespace
 
 void FullCopies::adopt_shards(FrontEndCallbacks& front, bool takes_memory) {
@@ -36,6 +41,7 @@ void FullCopies::adopt_shards(FrontEndCallbacks& front, bool takes_memory) {
   }
   elsewhere_.resize(parameters().size());
   seen_.resize(parameters().size());
+  lies_at_.resize(parameters().size());
   for (const auto& cut : layout_.cuts) numels_.push_back(cut.piece_numel(rank_));
   for (size_t i = 0; i < parameters().size(); ++i) {
     const auto shard = parameters()[i]->stored();
@@ -62,7 +68,7 @@ void FullCopies::place(size_t index, FrontEndCallbacks& front) {
     shard.set_data(front.place(place));
   }
   elsewhere_[index] = at::Tensor();
-  seen_[index] = shard.storage();
+  saw(index, shard);
   front.mark(shard);
 }
 
@@ -72,7 +78,7 @@ void FullCopies::leave_where_it_is(size_t index, FrontEndCallbacks& front) {
     const ComputeGuard guard;
     elsewhere_[index] = shard.detach();
   }
-  seen_[index] = shard.storage();
+  saw(index, shard);
   front.mark(shard);
   watches_.push_back(front.watch(shard, FrontEndCallbacks::Role::shard));
 }
@@ -117,23 +123,25 @@ bool FullCopies::is_alike(const at::TensorImpl& shard, size_t index) const {
          shard.numel() == numels_[index];
 }
 
-// Of which storage is no matter where there are elements: see FrontEndCallbacks::place(). Asked very often.
+void FullCopies::saw(size_t index, const at::Tensor& shard) {
+  seen_[index] = shard.storage();
+  lies_at_[index] = first_element(*shard.unsafeGetTensorImpl());
+}
+
+// Asked very often. Shards that have elements are the same if these lie at the same address: a front end may show them
+// through another storage (FrontEndCallbacks::place).
 bool FullCopies::fits(size_t index) const {
   const auto* parameter = parameters()[index];
   const auto* shard = parameter->live_shard();
-  if (shard == nullptr || parameter->extension() || !is_alike(*shard, index)) return false;
-  const auto* part = part_.unsafeGetTensorImpl();
-  if (part->device().is_meta()) return true;
+  if (shard == nullptr || parameter->extension() || !shard->has_storage() || shard->dtype() != part_.dtype() ||
+      shard->numel() != numels_[index]) {
+    return false;
+  }
+  if (part_.is_meta()) return shard->is_meta();
   if (numels_[index] == 0) {
     return shard->unsafe_storage().unsafeGetStorageImpl() == seen_[index].unsafeGetStorageImpl();
   }
-  const auto item = static_cast<int64_t>(part->itemsize());
-  const auto data = [&](const at::TensorImpl& tensor) {
-    return static_cast<const char*>(tensor.unsafe_storage().data()) + tensor.storage_offset() * item;
-  };
-  const auto& elsewhere = elsewhere_[index];
-  if (elsewhere.defined()) return data(*shard) == data(*elsewhere.unsafeGetTensorImpl());
-  return data(*shard) == data(*part) + layout_.cuts[index].offsets[rank_] * item;
+  return first_element(*shard) == lies_at_[index];
 }
 
 } // namespace shardwise::group

@@ -53,8 +53,10 @@ Gradients::Gradients(std::vector<Parameter*> parameters, layout::Shards layout, 
         !scattered() && leaf.is_non_overlapping_and_dense() ? leaf.strides().vec() : row_major(leaf.sizes()));
   }
   for (const auto& cut : layout_.cuts) {
-    auto& runs = runs_.emplace_back();
-    for (int64_t rank = 0; rank < layout_.world; ++rank) runs.push_back(runs_of(cut, rank));
+    auto& pieces = pieces_.emplace_back();
+    for (int64_t rank = 0; rank < layout_.world; ++rank) {
+      pieces.push_back({runs_of(cut, rank), rank * segment() + cut.offsets[rank]});
+    }
   }
 }
 
@@ -96,10 +98,7 @@ bool Gradients::move(size_t index, const at::Tensor& gradient, double scale) {
       gradient.device() != bucket_.device() || gradient.strides() != strides_[index] || gradient.is_neg()) {
     return false;
   }
-  for (int64_t rank = 0; rank < layout_.world; ++rank) {
-    const auto offset = rank * segment() + layout_.cuts[index].offsets[rank];
-    moves_.scale(gradient, runs_[index][rank], scale, bucket_, offset);
-  }
+  moves_.scale(gradient, pieces_[index], scale, bucket_);
   return true;
 }
 

@@ -86,8 +86,8 @@ class Gradients {
   std::vector<Parameter*> parameters_;
   layout::Shards layout_;
   std::vector<std::vector<int64_t>> strides_;
-  /// By parameter, then by rank: the elements that go into the rank's part.
-  std::vector<std::vector<Runs>> runs_;
+  /// Of the bucket, by parameter: one for each rank's part.
+  std::vector<std::vector<Piece>> pieces_;
   CopyBatch moves_;
   at::TensorOptions options_;
   int64_t rank_ = 0;

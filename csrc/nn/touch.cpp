@@ -65,23 +65,8 @@ class Listeners {
   std::unordered_map<const c10::StorageImpl*, Entry> listeners_;
 };
 
-/// Calls visit(tensor, argument) for every keyed tensor with a storage among the arguments.
-template <typename Visit>
-void for_each_keyed(const c10::FunctionSchema& schema, const torch::jit::Stack& stack, const Visit& visit) {
-  const auto visit_keyed = [&](const c10::IValue& value, const c10::Argument& argument) {
-    if (!value.isTensor()) return;
-    const at::Tensor& tensor = value.toTensor();
-    if (has_touch_key(tensor) && tensor.has_storage()) visit(tensor, argument);
-  };
-  const auto& arguments = schema.arguments();
-  const auto values = torch::jit::last(stack, arguments.size());
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (values[i].isTensorList() || values[i].isOptionalTensorList()) {
-      for (const auto& element : values[i].toListRef()) visit_keyed(element, arguments[i]);
-    } else {
-      visit_keyed(values[i], arguments[i]);
-    }
-  }
+std::shared_ptr<TouchListener> listener_of(const at::Tensor& tensor) {
+  return Listeners::get().find(tensor.storage().unsafeGetStorageImpl());
 }
 
 /// Tensors made from nothing, without a device, get the meta device.
@@ -97,14 +82,6 @@ void put_on_meta(const c10::FunctionSchema& schema, torch::jit::Stack& stack) {
   if (device.isNone()) device = at::Device(at::kMeta);
 }
 
-const at::Tensor* first_freed(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
-  const at::Tensor* freed = nullptr;
-  for_each_keyed(schema, stack, [&](const at::Tensor& tensor, const c10::Argument&) {
-    if (freed == nullptr && group::is_freed(tensor)) freed = &tensor;
-  });
-  return freed;
-}
-
 [[noreturn]] void refuse(const c10::OperatorHandle& operation, const at::Tensor& tensor) {
   throw Error(c10::str(
       "shardwise: ", operation.operator_name(), " was about to use a parameter (a tensor of sizes ", tensor.sizes(),
@@ -118,7 +95,7 @@ const at::Tensor* first_freed(const c10::FunctionSchema& schema, const torch::ji
 } // namespace
 
 bool is_watched(const at::Tensor& tensor) {
-  return Listeners::get().find(tensor.storage().unsafeGetStorageImpl()) != nullptr;
+  return listener_of(tensor) != nullptr;
 }
 
 void run_untouched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -132,31 +109,48 @@ c10::ArrayRef<c10::IValue> arguments_of(const c10::FunctionSchema& schema, const
   return torch::jit::last(stack, schema.arguments().size());
 }
 
-/// A keyed argument whose memory has a listener.
-struct Heard {
+/// A keyed argument with a storage, and who listens to its memory, if anybody does.
+struct Keyed {
   std::shared_ptr<TouchListener> listener;
   const at::Tensor* tensor;
   bool written;
 };
-using AllHeard = c10::SmallVector<Heard, 4>;
+using AllKeyed = c10::SmallVector<Keyed, 4>;
 
-AllHeard listeners_of(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
-  AllHeard all;
-  for_each_keyed(schema, stack, [&](const at::Tensor& tensor, const c10::Argument& argument) {
-    auto listener = Listeners::get().find(tensor.storage().unsafeGetStorageImpl());
-    if (!listener) return;
+AllKeyed keyed_among(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
+  AllKeyed all;
+  const auto add = [&](const c10::IValue& value, const c10::Argument& argument) {
+    if (!value.isTensor()) return;
+    const at::Tensor& tensor = value.toTensor();
+    if (!has_touch_key(tensor) || !tensor.has_storage()) return;
     const auto* alias = argument.alias_info();
-    all.push_back({std::move(listener), &tensor, alias != nullptr && alias->isWrite()});
-  });
+    all.push_back({listener_of(tensor), &tensor, alias != nullptr && alias->isWrite()});
+  };
+  const auto& arguments = schema.arguments();
+  const auto values = torch::jit::last(stack, arguments.size());
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (!values[i].isTensor() && (values[i].isTensorList() || values[i].isOptionalTensorList())) {
+      for (const auto& element : values[i].toListRef()) add(element, arguments[i]);
+    } else {
+      add(values[i], arguments[i]);
+    }
+  }
   return all;
+}
+
+const at::Tensor* first_freed(const AllKeyed& all) {
+  const auto* const freed =
+      std::find_if(all.begin(), all.end(), [](const Keyed& keyed) { return group::is_freed(*keyed.tensor); });
+  return freed == all.end() ? nullptr : freed->tensor;
 }
 
 /// Lets whoever knows better say why torch refused the operation. Kernels leave arguments where they are until they
 /// are done.
 void explain(const c10::OperatorHandle& operation, const torch::jit::Stack& stack, const c10::Error& error) {
   const auto arguments = arguments_of(operation.schema(), stack);
-  for (const auto& heard : listeners_of(operation.schema(), stack)) {
-    const auto text = heard.listener->explain({operation, arguments, *heard.tensor, heard.written});
+  for (const auto& [listener, tensor, written] : keyed_among(operation.schema(), stack)) {
+    if (!listener) continue;
+    const auto text = listener->explain({operation, arguments, *tensor, written});
     if (text.empty()) continue;
     base::called_by_torch([&] { throw Error(c10::str(text, " torch says: ", error.what_without_backtrace())); });
   }
@@ -170,29 +164,36 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
   const c10::impl::ExcludeDispatchKeyGuard not_a_touch(kTouchKey);
   const auto& schema = operation.schema();
   if (on_meta) put_on_meta(schema, *stack);
-  const auto all = listeners_of(schema, *stack);
+  const auto all = keyed_among(schema, *stack);
   auto local = Local::no;
-  for (const auto& heard : all) local = std::max(local, heard.listener->local(*heard.tensor));
-  if (all.empty()) {
-    if (const auto* tensor = first_freed(schema, *stack)) refuse(operation, *tensor);
+  bool anybody_listens = false;
+  for (const auto& [listener, tensor, written] : all) {
+    if (!listener) continue;
+    anybody_listens = true;
+    local = std::max(local, listener->local(*tensor));
+  }
+  if (!anybody_listens) {
+    if (const auto* tensor = first_freed(all)) refuse(operation, *tensor);
     return run_untouched(operation, keys, stack);
   }
   const auto arguments = arguments_of(schema, *stack);
   std::shared_ptr<TouchListener> caster;
-  const auto tell = [&](const AllHeard& listeners, bool again) {
-    for (const auto& [found, tensor, written] : listeners) {
+  const auto tell = [&](bool again) {
+    bool others_were_told = again;
+    for (const auto& [found, tensor, written] : all) {
       // One that was told before may have ended its registration.
-      const auto listener = Listeners::get().find(tensor->storage().unsafeGetStorageImpl());
+      const auto listener = others_were_told ? listener_of(*tensor) : found;
       if (!listener) continue;
+      others_were_told = true;
       const Touch touch{operation, arguments, *tensor, written, local, again};
       base::called_by_torch([&] { listener->touched(touch); });
       if (!caster && listener->wanted_dtype()) caster = listener;
     }
   };
-  tell(all, false);
-  if (first_freed(schema, *stack) != nullptr) {
-    tell(listeners_of(schema, *stack), true);
-    if (const auto* tensor = first_freed(schema, *stack)) refuse(operation, *tensor);
+  tell(false);
+  if (first_freed(all) != nullptr) {
+    tell(true);
+    if (const auto* tensor = first_freed(all)) refuse(operation, *tensor);
   }
   if (caster) cast_arguments(schema, *stack, *caster->wanted_dtype(), *caster);
   if (local > Local::gradient && operation.operator_name().name.starts_with("c10d::")) {
@@ -219,7 +220,7 @@ at::Tensor detach(c10::DispatchKeySet keys, const at::Tensor& self) {
   static const auto operation =
       c10::Dispatcher::singleton().findSchemaOrThrow("aten::detach", "").typed<at::Tensor(const at::Tensor&)>();
   if (self.dim() > 0 && self.has_storage()) {
-    const auto listener = Listeners::get().find(self.storage().unsafeGetStorageImpl());
+    const auto listener = listener_of(self);
     if (listener && listener->local(self) == Local::gradient) {
       const c10::impl::ExcludeDispatchKeyGuard not_a_touch(kTouchKey);
       return operation.redispatch(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTouchKey), self);

@@ -48,7 +48,7 @@ TEST_CASE("scaled pieces have the bits of at::mul, and nothing else is written")
           expected.narrow(0, 2, piece.numel()).copy_(at::mul(piece, 1.0 / 3).reshape({-1}));
           group::CopyBatch moves;
           REQUIRE(group::CopyBatch::scales(dtype, dtype));
-          moves.scale(whole, group::runs_of(cut, rank), 1.0 / 3, part, 2);
+          moves.scale(whole, group::Piece{group::runs_of(cut, rank), 2}, 1.0 / 3, part);
           moves.run();
           CHECK(part.equal(expected));
         });
@@ -85,7 +85,7 @@ TEST_CASE("pieces of several dtypes are moved together, in the order in which th
   }
   // Nobody else keeps what is read.
   const auto target = at::zeros({6}, at::kDouble);
-  moves.scale(at::arange(6, at::kFloat), group::runs_of(cut, 1), 2, target, 1);
+  moves.scale(at::arange(6, at::kFloat), group::Piece{group::runs_of(cut, 1), 1}, 2, target);
   moves.run();
   moves.run();
   for (const auto& whole : parts) CHECK(whole.to(at::kLong).equal(at::tensor({0, 1, 2, 0, 1, 2}, at::kLong)));
@@ -120,13 +120,11 @@ TEST_CASE("a tensor is held once for all of its pieces, and for none of no eleme
   const auto part = at::zeros({3});
   const auto held = [&] { return static_cast<int64_t>(whole.use_count()) - 1; };
   group::CopyBatch moves;
-  for (int64_t rank = 2; rank < kRanks; ++rank) {
-    moves.scale(whole, group::runs_of(shards.cuts[0], rank), 0.5, part, 0);
-  }
+  std::vector<group::Piece> pieces;
+  for (int64_t rank = 0; rank < kRanks; ++rank) pieces.push_back({group::runs_of(shards.cuts[0], rank), 0});
+  moves.scale(whole, c10::ArrayRef(pieces).slice(2), 0.5, part);
   CHECK(held() == 0);
-  for (int64_t rank = 0; rank < kRanks; ++rank) {
-    moves.scale(whole, group::runs_of(shards.cuts[0], rank), 0.5, part, 0);
-  }
+  moves.scale(whole, pieces, 0.5, part);
   CHECK(held() == 1);
   moves.run();
   CHECK(held() == 0);
