@@ -1,5 +1,6 @@
 // C++ modules that torch::python::bind_module made known to Python, and what the C++ front end does with them.
 #include "bindings/handle.h"
+#include "bindings/options.h"
 
 #include "python_front/kept_object.h"
 
@@ -40,19 +41,6 @@ class Call {
   detail::HookedCall call_;
 };
 
-MixedPrecision precision_of(
-    const py::object& param, const py::object& reduce, const py::object& output, bool cast_forward_inputs) {
-  return MixedPrecision()
-      .param_dtype(dtype_of(param))
-      .reduce_dtype(dtype_of(reduce))
-      .output_dtype(dtype_of(output))
-      .cast_forward_inputs(cast_forward_inputs);
-}
-
-std::optional<CpuOffload> offload_of(std::optional<bool> pin_memory) {
-  return pin_memory ? std::optional(CpuOffload().pin_memory(*pin_memory)) : std::nullopt;
-}
-
 FullyShardOptions::Placement placement_of(const py::object& placement) {
   if (placement.is_none()) return {};
   return [placement = python_front::KeptObject(placement)](const std::string& name, const at::Tensor& parameter) {
@@ -62,32 +50,24 @@ FullyShardOptions::Placement placement_of(const py::object& placement) {
 }
 
 Unit shard(
-    const Modules& modules, const Mesh& mesh, const std::optional<std::variant<bool, int>>& reshard_after_forward,
-    const py::object& placement, const py::object& param_dtype, const py::object& reduce_dtype,
-    const py::object& output_dtype, bool cast_forward_inputs, std::optional<bool> pin_memory,
+    const Modules& modules, const Mesh& mesh, const Options& given, const py::object& placement,
     std::vector<at::Tensor> ignored) {
-  auto options = FullyShardOptions()
-                     .mesh(mesh)
-                     .shard_placement(placement_of(placement))
-                     .mixed_precision(precision_of(param_dtype, reduce_dtype, output_dtype, cast_forward_inputs))
-                     .cpu_offload(offload_of(pin_memory))
-                     .ignored_parameters(std::move(ignored));
-  if (reshard_after_forward) {
-    options.reshard_after_forward(
-        std::visit([](auto value) { return ReshardAfterForward(value); }, *reshard_after_forward));
-  }
+  const auto options = FullyShardOptions()
+                           .mesh(mesh)
+                           .shard_placement(placement_of(placement))
+                           .mixed_precision(given.precision)
+                           .cpu_offload(given.offload)
+                           .reshard_after_forward(given.reshard_after_forward)
+                           .ignored_parameters(std::move(ignored));
   const py::gil_scoped_release no_gil;
   return fully_shard(modules, options);
 }
 
-Unit copy_to_all(
-    const Modules& modules, const Mesh& mesh, const py::object& param_dtype, const py::object& reduce_dtype,
-    const py::object& output_dtype, bool cast_forward_inputs, std::optional<bool> pin_memory,
-    std::vector<at::Tensor> ignored) {
+Unit copy_to_all(const Modules& modules, const Mesh& mesh, const Options& given, std::vector<at::Tensor> ignored) {
   const auto options = ReplicateOptions()
                            .mesh(mesh)
-                           .mixed_precision(precision_of(param_dtype, reduce_dtype, output_dtype, cast_forward_inputs))
-                           .cpu_offload(offload_of(pin_memory))
+                           .mixed_precision(given.precision)
+                           .cpu_offload(given.offload)
                            .ignored_parameters(std::move(ignored));
   const py::gil_scoped_release no_gil;
   return replicate(modules, options);
@@ -136,12 +116,10 @@ void bind_cpp_modules(py::module_& module) {
   bind_handle(unit);
 
   module.def(
-      "fully_shard", &shard, py::arg("modules"), py::arg("mesh"), py::kw_only(), py::arg("reshard_after_forward"),
-      py::arg("placement"), py::arg("param_dtype"), py::arg("reduce_dtype"), py::arg("output_dtype"),
-      py::arg("cast_forward_inputs"), py::arg("pin_memory"), py::arg("ignored"));
+      "fully_shard", &shard, py::arg("modules"), py::arg("mesh"), py::arg("options"), py::kw_only(),
+      py::arg("placement"), py::arg("ignored"));
   module.def(
-      "replicate", &copy_to_all, py::arg("modules"), py::arg("mesh"), py::kw_only(), py::arg("param_dtype"),
-      py::arg("reduce_dtype"), py::arg("output_dtype"), py::arg("cast_forward_inputs"), py::arg("pin_memory"),
+      "replicate", &copy_to_all, py::arg("modules"), py::arg("mesh"), py::arg("options"), py::kw_only(),
       py::arg("ignored"));
   module.def("cpp_unit", &unit_of, py::arg("module"), "The handle of the call that this C++ module was given to.");
   module.def(

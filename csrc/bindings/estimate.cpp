@@ -1,6 +1,10 @@
-#include "bindings/handle.h"
+#include "bindings/options.h"
 
 #include "engine/front_end.h"
+
+#include <shardwise/estimate.h>
+
+#include <pybind11/stl.h>
 
 namespace shardwise::bindings {
 namespace {
@@ -22,23 +26,24 @@ MemoryOutline::Event event(const Events::value_type& given) {
   return {kind, given.second};
 }
 
-MemoryEstimate estimate_memory(
+MemoryOutline make_outline(
     std::vector<MemoryOutline::Parameter> parameters, std::vector<MemoryOutline::Unit> units, const Events& forward,
-    int64_t buffer_bytes, bool replicates, const py::object& param_dtype, const py::object& reduce_dtype,
-    const std::optional<std::variant<bool, int>>& reshard_after_forward, int64_t world, int64_t copies, int64_t rank,
-    double optimizer_factor) {
+    int64_t buffer_bytes) {
   MemoryOutline outline{
       .parameters = std::move(parameters), .units = std::move(units), .forward = {}, .buffer_bytes = buffer_bytes};
   for (const auto& each : forward) outline.forward.push_back(event(each));
-  engine::MemoryPolicy policy;
-  policy.replicates = replicates;
-  policy.precision = MixedPrecision().param_dtype(dtype_of(param_dtype)).reduce_dtype(dtype_of(reduce_dtype));
-  if (reshard_after_forward) {
-    policy.reshard = std::visit([](auto value) { return ReshardAfterForward(value); }, *reshard_after_forward);
-  }
-  // The DTensors around them are used again.
-  policy.keeps_means = true;
-  engine::set_ranks(policy, world, copies, rank, optimizer_factor);
+  return outline;
+}
+
+MemoryEstimate estimate_memory(
+    const MemoryOutline& outline, const Options& options, int64_t world, const EstimateOptions& more, bool replicates) {
+  engine::MemoryPolicy policy{
+      .replicates = replicates,
+      .precision = options.precision,
+      .reshard = options.reshard_after_forward,
+      // The DTensors around them are used again.
+      .keeps_means = true};
+  engine::set_ranks(policy, world, more.copies(), more.rank(), more.optimizer_factor());
   return engine::estimate(outline, policy);
 }
 
@@ -70,11 +75,19 @@ void bind_estimate(py::module_& module) {
       .def_readonly("after_step", &MemoryEstimate::after_step)
       .def("json", &MemoryEstimate::json)
       .def("__repr__", &MemoryEstimate::table);
+  py::class_<MemoryOutline>(module, "Outline", "A module as far as memory goes.")
+      .def(
+          py::init(&make_outline), py::kw_only(), py::arg("parameters"), py::arg("units"), py::arg("forward"),
+          py::arg("buffer_bytes"));
+  py::class_<EstimateOptions>(module, "EstimateOptions", "What else an estimate is asked for.")
+      .def(
+          py::init([](int64_t copies, int64_t rank, double optimizer_factor) {
+            return EstimateOptions().copies(copies).rank(rank).optimizer_factor(optimizer_factor);
+          }),
+          py::kw_only(), py::arg("copies"), py::arg("rank"), py::arg("optimizer_factor"));
   module.def(
-      "estimate_memory", &estimate_memory, py::arg("parameters"), py::arg("units"), py::arg("forward"), py::kw_only(),
-      py::arg("buffer_bytes"), py::arg("replicates"), py::arg("param_dtype"), py::arg("reduce_dtype"),
-      py::arg("reshard_after_forward"), py::arg("world"), py::arg("copies"), py::arg("rank"),
-      py::arg("optimizer_factor"));
+      "estimate_memory", &estimate_memory, py::arg("outline"), py::arg("options"), py::arg("world"), py::arg("more"),
+      py::kw_only(), py::arg("replicates"));
 }
 
 } // namespace shardwise::bindings

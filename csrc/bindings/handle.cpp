@@ -2,8 +2,6 @@
 
 #include "python_front/kept_object.h"
 
-#include <torch/csrc/utils/tensor_dtypes.h>
-
 namespace shardwise::bindings {
 
 namespace py = pybind11;
@@ -16,11 +14,6 @@ std::vector<Unit> handles(const std::vector<AnyUnit>& units) {
     handles.push_back(of_module != nullptr ? handle_of(**of_module) : std::get<Unit>(unit));
   }
   return handles;
-}
-
-std::optional<at::ScalarType> dtype_of(const py::object& dtype) {
-  if (dtype.is_none()) return std::nullopt;
-  return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
 }
 
 CustomCollective custom(const py::object& comm, bool sums) {

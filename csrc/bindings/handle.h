@@ -27,9 +27,6 @@ inline Unit handle_of(const Unit& unit) {
 using AnyUnit = std::variant<std::shared_ptr<python_front::ModuleUnit>, Unit>;
 std::vector<Unit> handles(const std::vector<AnyUnit>& units);
 
-/// None: unset.
-std::optional<at::ScalarType> dtype_of(const pybind11::object& dtype);
-
 /// A Python collective: comm(output_tensor=..., input_tensor=..., group=...), and op= where it sums.
 CustomCollective custom(const pybind11::object& comm, bool sums);
 std::function<void(at::Tensor&)> all_reduce_hook(const pybind11::object& hook);

@@ -1,6 +1,9 @@
 #include "bindings/handle.h"
+#include "bindings/options.h"
 
 #include "group/leaf_storage.h"
+
+#include <algorithm>
 
 namespace shardwise::bindings {
 namespace {
@@ -11,23 +14,26 @@ using python_front::ModuleUnit;
 
 using Adopted = std::vector<std::pair<std::vector<std::string>, at::Tensor>>;
 
+/// Whether a replicated module may compute with other memory than the one that the optimizer sees.
+bool may_differ(const Options& options, const std::vector<GivenParameter>& parameters, const Mesh& mesh) {
+  return options.precision.param_dtype() || (options.offload && !mesh.device().is_cpu()) ||
+         std::any_of(parameters.begin(), parameters.end(), [](const auto& each) { return !each.extension.is_none(); });
+}
+
 std::shared_ptr<ModuleUnit> make_unit(
-    const Mesh& mesh, std::vector<GivenParameter> parameters, Adopted adopted, bool replicates,
-    const py::object& param_dtype, const py::object& reduce_dtype, bool may_cast, std::optional<bool> pin_memory,
-    const std::optional<std::variant<bool, int>>& reshard_after_forward,
+    const Mesh& mesh, std::vector<GivenParameter> parameters, Adopted adopted, const Options& options, bool replicates,
     const std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>& neighbours) {
-  engine::UnitSettings settings;
-  settings.replicates = replicates;
-  settings.customs_on_mesh = true;
-  settings.precision = MixedPrecision().param_dtype(dtype_of(param_dtype)).reduce_dtype(dtype_of(reduce_dtype));
-  settings.layout = replicates && !may_cast ? group::Layout::replicate : group::Layout::rows;
-  if (pin_memory) settings.offload = CpuOffload().pin_memory(*pin_memory);
-  if (reshard_after_forward) {
-    settings.reshard_after_forward =
-        std::visit([](auto value) { return ReshardAfterForward(value); }, *reshard_after_forward);
-  }
-  settings.neighbours = neighbours.value_or(nullptr);
-  return std::make_shared<ModuleUnit>(mesh, std::move(parameters), std::move(adopted), std::move(settings));
+  const bool has_copies = !replicates || may_differ(options, parameters, mesh);
+  return std::make_shared<ModuleUnit>(
+      mesh, std::move(parameters), std::move(adopted),
+      engine::UnitSettings{
+          .replicates = replicates,
+          .layout = has_copies ? group::Layout::rows : group::Layout::replicate,
+          .precision = options.precision,
+          .offload = options.offload,
+          .reshard_after_forward = options.reshard_after_forward,
+          .customs_on_mesh = true,
+          .neighbours = neighbours.value_or(nullptr)});
 }
 
 } // namespace
@@ -48,9 +54,8 @@ void bind_unit(py::module_& module) {
   py::class_<ModuleUnit, std::shared_ptr<ModuleUnit>> unit(
       module, "Unit", "The engine's side of one call.", py::dynamic_attr());
   unit.def(
-          py::init(&make_unit), py::arg("mesh"), py::arg("parameters"), py::arg("adopted"), py::kw_only(),
-          py::arg("replicates"), py::arg("param_dtype"), py::arg("reduce_dtype"), py::arg("may_cast"),
-          py::arg("pin_memory"), py::arg("reshard_after_forward"), py::arg("neighbours"))
+          py::init(&make_unit), py::arg("mesh"), py::arg("parameters"), py::arg("adopted"), py::arg("options"),
+          py::kw_only(), py::arg("replicates"), py::arg("neighbours"))
       .def("shards", &ModuleUnit::shards)
       .def("show_as", &ModuleUnit::show_as, py::arg("index"), py::arg("parameter"), py::arg("to_memory"))
       .def("set_extend", &ModuleUnit::set_extend, py::arg("extend"))

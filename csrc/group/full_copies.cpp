@@ -20,16 +20,14 @@ constexpr size_t kMostPlaces = 4;
 
 } // namespace
 
-FullCopies::FullCopies(
-    std::vector<Parameter*> parameters, layout::Shards layout, bool is_flat, int64_t rank, const Kinds& kinds,
-    FrontEndCallbacks& front, bool takes_memory, const FullCopies* before)
+FullCopies::FullCopies(std::vector<Parameter*> parameters, Setting setting, FrontEndCallbacks& front)
     : Copies(std::move(parameters)),
-      layout_(std::move(layout)),
-      is_flat_(is_flat),
-      rank_(rank),
-      kinds_(kinds) {
-  adopt_shards(front, takes_memory);
-  if (before != nullptr && lies_as(*before)) {
+      layout_(std::move(setting.layout)),
+      is_flat_(setting.is_flat),
+      rank_(setting.rank),
+      kinds_(setting.kinds) {
+  adopt_shards(front, setting.takes_memory);
+  if (const auto* before = setting.before; before != nullptr && lies_as(*before)) {
     take_storages(*before, front);
   } else {
     is_flat_ ? make_flat(front) : make_rows(front);

@@ -28,14 +28,23 @@ class FullCopies : public Copies {
     at::TensorOptions full;
   };
 
+  /// How they are made.
+  struct Setting {
+    layout::Shards layout;
+    bool is_flat;
+    int64_t rank;
+    Kinds kinds;
+    /// The shards lie in the part from now on. Else those that are pieces stay where they are, for somebody may hold
+    /// that memory, and are copied into the part before each gather.
+    bool takes_memory;
+    /// Where the leaves lie as these did, whose memory is freed, they stay there.
+    const FullCopies* before;
+  };
+
   /// Takes over parameters whose shards hold this rank's piece, or all of the parameter, of which the piece is then
-  /// taken. With `takes_memory` the shards lie in the part from now on; else those that are pieces stay where they are,
-  /// for somebody may hold that memory, and are copied into the part before each gather. The values of the leaves are
-  /// not needed; their memory is replaced, and of the kind given from now on. Raises Error for a shard of other sizes.
-  /// Where the leaves lie as those `before` did, whose memory is freed, they stay there.
-  FullCopies(
-      std::vector<Parameter*> parameters, layout::Shards layout, bool is_flat, int64_t rank, const Kinds& kinds,
-      FrontEndCallbacks& front, bool takes_memory, const FullCopies* before);
+  /// taken. The values of the leaves are not needed; their memory is replaced, and of the kind given from now on.
+  /// Raises Error for a shard of other sizes.
+  FullCopies(std::vector<Parameter*> parameters, Setting setting, FrontEndCallbacks& front);
 
   bool fits() const override;
   void mark_stale() override;

@@ -31,8 +31,15 @@ Group::Group(std::vector<Parameter*> parameters, const Setting& setting)
     const auto shards = apart ? options_.device(at::kCPU).pinned_memory(setting.pin) : options_;
     const auto full = (apart ? options_.device(*setting.full_device) : options_).dtype(outline_.full_dtype());
     full_copies_.emplace(
-        parameters_, lay_out(), outline_.layout() == Layout::flat, setting.rank, FullCopies::Kinds{shards, full},
-        *setting.front_end, setting.takes_memory, copies_before(setting));
+        parameters_,
+        FullCopies::Setting{
+            .layout = lay_out(),
+            .is_flat = outline_.layout() == Layout::flat,
+            .rank = setting.rank,
+            .kinds = {shards, full},
+            .takes_memory = setting.takes_memory,
+            .before = copies_before(setting)},
+        *setting.front_end);
   }
 }
 

@@ -11,7 +11,7 @@ import torch._C._distributed_c10d
 import torch.distributed
 import torch.distributed.distributed_c10d
 import typing
-__all__: list[str] = ['Call', 'CppUnit', 'Error', 'GivenParameter', 'MemoryEstimate', 'Mesh', 'OutlineParameter', 'OutlineUnit', 'PeerError', 'Unit', 'Unsharding', 'ValueError', 'clip_grad_norm_', 'cpp_unit', 'estimate_memory', 'full_state_dict', 'fully_shard', 'has_unit', 'hollow', 'load_full_state_dict', 'make_record_file', 'make_transport', 'on_shared_memory', 'replicate', 'share_comm_context', 'start_record', 'stop_record']
+__all__: list[str] = ['Call', 'CppUnit', 'Error', 'EstimateOptions', 'GivenParameter', 'MemoryEstimate', 'Mesh', 'Options', 'Outline', 'OutlineParameter', 'OutlineUnit', 'PeerError', 'Unit', 'Unsharding', 'ValueError', 'clip_grad_norm_', 'cpp_unit', 'estimate_memory', 'full_state_dict', 'fully_shard', 'has_unit', 'hollow', 'load_full_state_dict', 'make_record_file', 'make_transport', 'on_shared_memory', 'replicate', 'share_comm_context', 'start_record', 'stop_record']
 class Error(RuntimeError):
     """
     What the engine raises; the message says what happened, where, and what to do.
@@ -62,6 +62,12 @@ class Mesh:
     @property
     def rank(self) -> int:
         ...
+class Options:
+    """
+    What the user chose; `pin_memory` is that of shards on the host, None where they are not.
+    """
+    def __init__(self, *, param_dtype: typing.Any, reduce_dtype: typing.Any, output_dtype: typing.Any, cast_forward_inputs: bool, pin_memory: bool | None, reshard_after_forward: bool | typing.SupportsInt | None) -> None:
+        ...
 class Unsharding:
     """
     An unshard() under way.
@@ -78,7 +84,7 @@ class Unit:
     """
     The engine's side of one call.
     """
-    def __init__(self, mesh: Mesh, parameters: collections.abc.Sequence[GivenParameter], adopted: collections.abc.Sequence[tuple[collections.abc.Sequence[str], torch.Tensor]], *, replicates: bool, param_dtype: typing.Any, reduce_dtype: typing.Any, may_cast: bool, pin_memory: bool | None, reshard_after_forward: bool | typing.SupportsInt | None, neighbours: torch.distributed.distributed_c10d.ProcessGroup | None) -> None:
+    def __init__(self, mesh: Mesh, parameters: collections.abc.Sequence[GivenParameter], adopted: collections.abc.Sequence[tuple[collections.abc.Sequence[str], torch.Tensor]], options: Options, *, replicates: bool, neighbours: torch.distributed.distributed_c10d.ProcessGroup | None) -> None:
         ...
     def counters(self) -> dict[str, int]:
         ...
@@ -257,6 +263,18 @@ class MemoryEstimate:
     @property
     def pool(self) -> int:
         ...
+class Outline:
+    """
+    A module as far as memory goes.
+    """
+    def __init__(self, *, parameters: collections.abc.Sequence[OutlineParameter], units: collections.abc.Sequence[OutlineUnit], forward: collections.abc.Sequence[tuple[str, typing.SupportsInt]], buffer_bytes: typing.SupportsInt) -> None:
+        ...
+class EstimateOptions:
+    """
+    What else an estimate is asked for.
+    """
+    def __init__(self, *, copies: typing.SupportsInt, rank: typing.SupportsInt, optimizer_factor: typing.SupportsFloat) -> None:
+        ...
 class ValueError(Error, builtins.ValueError):
     pass
 def clip_grad_norm_(parameters: collections.abc.Sequence[torch.Tensor], max_norm: typing.SupportsFloat, *, norm_type: typing.SupportsFloat, error_if_nonfinite: bool) -> float:
@@ -265,11 +283,11 @@ def cpp_unit(module: typing.Any) -> CppUnit | None:
     """
     The handle of the call that this C++ module was given to.
     """
-def estimate_memory(parameters: collections.abc.Sequence[OutlineParameter], units: collections.abc.Sequence[OutlineUnit], forward: collections.abc.Sequence[tuple[str, typing.SupportsInt]], *, buffer_bytes: typing.SupportsInt, replicates: bool, param_dtype: typing.Any, reduce_dtype: typing.Any, reshard_after_forward: bool | typing.SupportsInt | None, world: typing.SupportsInt, copies: typing.SupportsInt, rank: typing.SupportsInt, optimizer_factor: typing.SupportsFloat) -> MemoryEstimate:
+def estimate_memory(outline: Outline, options: Options, world: typing.SupportsInt, more: EstimateOptions, *, replicates: bool) -> MemoryEstimate:
     ...
 def full_state_dict(module: typing.Any, *, rank0_only: bool, cpu_offload: bool) -> dict[str, typing.Any]:
     ...
-def fully_shard(modules: collections.abc.Sequence[typing.Any], mesh: Mesh, *, reshard_after_forward: bool | typing.SupportsInt | None, placement: typing.Any, param_dtype: typing.Any, reduce_dtype: typing.Any, output_dtype: typing.Any, cast_forward_inputs: bool, pin_memory: bool | None, ignored: collections.abc.Sequence[torch.Tensor]) -> CppUnit:
+def fully_shard(modules: collections.abc.Sequence[typing.Any], mesh: Mesh, options: Options, *, placement: typing.Any, ignored: collections.abc.Sequence[torch.Tensor]) -> CppUnit:
     ...
 def has_unit(tensor: torch.Tensor) -> bool:
     """
@@ -293,7 +311,7 @@ def on_shared_memory(listener: typing.SupportsInt) -> None:
     """
     The address of a C function of the bytes that are more, for measurements.
     """
-def replicate(modules: collections.abc.Sequence[typing.Any], mesh: Mesh, *, param_dtype: typing.Any, reduce_dtype: typing.Any, output_dtype: typing.Any, cast_forward_inputs: bool, pin_memory: bool | None, ignored: collections.abc.Sequence[torch.Tensor]) -> CppUnit:
+def replicate(modules: collections.abc.Sequence[typing.Any], mesh: Mesh, options: Options, *, ignored: collections.abc.Sequence[torch.Tensor]) -> CppUnit:
     ...
 def share_comm_context(units: collections.abc.Sequence[Unit | CppUnit]) -> None:
     ...

@@ -38,10 +38,28 @@ class Arguments:
         """The parameters that are left alone."""
         return self.ignored_params or set()
 
-    @property
-    def pin_memory(self) -> bool | None:
-        """Of shards in the host's memory; None where they stay on the device."""
-        return self.offload_policy.pin_memory if isinstance(self.offload_policy, CPUOffloadPolicy) else None
+    def options(self) -> _C.Options:
+        """As the engine takes them."""
+        offload = self.offload_policy
+        return engine_options(
+            self.mp_policy,
+            reshard_after_forward=self.reshard_after_forward,
+            pin_memory=offload.pin_memory if isinstance(offload, CPUOffloadPolicy) else None,
+        )
+
+
+def engine_options(
+    precision: MixedPrecisionPolicy, *, reshard_after_forward: bool | int | None, pin_memory: bool | None = None
+) -> _C.Options:
+    """`pin_memory` is that of shards in the host's memory; None where they stay on the device."""
+    return _C.Options(
+        param_dtype=precision.param_dtype,
+        reduce_dtype=precision.reduce_dtype,
+        output_dtype=precision.output_dtype,
+        cast_forward_inputs=precision.cast_forward_inputs,
+        pin_memory=pin_memory,
+        reshard_after_forward=reshard_after_forward,
+    )
 
 
 def check_kinds(function: str, given: Arguments, mesh: Any) -> None:

@@ -102,20 +102,13 @@ def wrap(function: str, module: Any, given: Arguments) -> Any:
         )
     replicates = function == "replicate"
     outermost, mesh = _outermost(modules), _mesh(given.mesh, replicates)
-    common: dict[str, Any] = {
-        "param_dtype": given.mp_policy.param_dtype,
-        "reduce_dtype": given.mp_policy.reduce_dtype,
-        "output_dtype": given.mp_policy.output_dtype,
-        "cast_forward_inputs": given.mp_policy.cast_forward_inputs,
-        "pin_memory": given.pin_memory,
-        "ignored": list(given.ignored),
-    }
+    options, ignored = given.options(), list(given.ignored)
     if replicates:
-        unit = _C.replicate(outermost, mesh, **common)
+        unit = _C.replicate(outermost, mesh, options, ignored=ignored)
     else:
         choose = given.shard_placement_fn
         placement = None if choose is None else lambda name, parameter: chosen_dim(choose, parameter, name)
-        unit = _C.fully_shard(outermost, mesh, reshard_after_forward=reshard, placement=placement, **common)
+        unit = _C.fully_shard(outermost, mesh, options, placement=placement, ignored=ignored)
     _give_methods(modules, unit)
     return module
 

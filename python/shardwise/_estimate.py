@@ -10,6 +10,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import Shard
 
 from shardwise import _C
+from shardwise._arguments import engine_options
 from shardwise._C import MemoryEstimate
 
 __all__ = ["MemoryEstimate", "estimate_memory"]
@@ -61,27 +62,27 @@ def estimate_memory(
     outline = _Outline(module, [*units, module], ignored_params or set())
     precision = mp_policy or MixedPrecisionPolicy()
     return _C.estimate_memory(
-        [
-            _C.OutlineParameter(
-                sizes=list(parameter.size()),
-                dtype=parameter.dtype,
-                dim=_dim(parameter, shard_placement_fn),
-                whole=replicates and not _is_cast(parameter, precision),
-                trained=parameter.requires_grad,
-            )
-            for parameter in outline.parameters
-        ],
-        outline.units(lambda parameters: not replicates or any(_is_cast(each, precision) for each in parameters)),
-        outline.forward,
-        buffer_bytes=sum(buffer.nbytes for buffer in module.buffers()),
+        _C.Outline(
+            parameters=[
+                _C.OutlineParameter(
+                    sizes=list(parameter.size()),
+                    dtype=parameter.dtype,
+                    dim=_dim(parameter, shard_placement_fn),
+                    whole=replicates and not _is_cast(parameter, precision),
+                    trained=parameter.requires_grad,
+                )
+                for parameter in outline.parameters
+            ],
+            units=outline.units(
+                lambda parameters: not replicates or any(_is_cast(each, precision) for each in parameters)
+            ),
+            forward=outline.forward,
+            buffer_bytes=sum(buffer.nbytes for buffer in module.buffers()),
+        ),
+        engine_options(precision, reshard_after_forward=False if replicates else reshard_after_forward),
+        world,
+        _C.EstimateOptions(copies=copies, rank=rank, optimizer_factor=optimizer_factor),
         replicates=replicates,
-        param_dtype=precision.param_dtype,
-        reduce_dtype=precision.reduce_dtype,
-        reshard_after_forward=False if replicates else reshard_after_forward,
-        world=world,
-        copies=copies,
-        rank=rank,
-        optimizer_factor=optimizer_factor,
     )
 
 

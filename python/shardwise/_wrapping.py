@@ -15,7 +15,6 @@ from torch.distributed.fsdp._fully_shard._fsdp_init import _get_device_from_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from shardwise import _C, _parameters, _stale_optimizers
-from shardwise._arguments import Arguments
 from shardwise._conversions import conversions
 from shardwise._extensions import Extension, cut, is_extended
 from shardwise._meshes import engine_mesh
@@ -51,12 +50,8 @@ def wrap(state: State, roots: Sequence[nn.Module], managed: Sequence[nn.Module],
             for each, leaf, make in zip(found, leaves, extensions, strict=True)
         ],
         list(_parameters.of_inner_units(roots)),
+        given.options(),
         replicates=policies.replicates,
-        param_dtype=given.mp_policy.param_dtype,
-        reduce_dtype=given.mp_policy.reduce_dtype,
-        may_cast=any(leaf.extended for leaf in leaves) or _may_cast(given, device),
-        pin_memory=given.pin_memory,
-        reshard_after_forward=given.reshard_after_forward,
         neighbours=_neighbours(policies),
     )
     group = ParamGroup(unit, tuple(roots), policies.mesh, policies.post_forward_mesh, given.offload_policy)
@@ -106,12 +101,6 @@ def _traits(found: Found, policies: Policies, device: torch.device, dim: int) ->
         "dtype": policies.given.mp_policy.param_dtype or parameter.dtype,
         "inner": parameter._spec if isinstance(parameter, DTensor) else None,
     }
-
-
-def _may_cast(given: Arguments, device: torch.device) -> bool:
-    """Whether a replicated module may compute with other memory than the one that the optimizer sees."""
-    moved = given.pin_memory is not None and device.type != "cpu"
-    return moved or given.mp_policy.param_dtype is not None
 
 
 def _neighbours(policies: Policies) -> dist.ProcessGroup | None:

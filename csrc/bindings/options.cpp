@@ -1,0 +1,48 @@
+#include "bindings/options.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/tensor_dtypes.h>
+
+#include <variant>
+
+namespace shardwise::bindings {
+namespace {
+
+namespace py = pybind11;
+
+Options make_options(
+    const py::object& param_dtype, const py::object& reduce_dtype, const py::object& output_dtype,
+    bool cast_forward_inputs, std::optional<bool> pin_memory,
+    const std::optional<std::variant<bool, int>>& reshard_after_forward) {
+  Options options{
+      .precision = MixedPrecision()
+                       .param_dtype(dtype_of(param_dtype))
+                       .reduce_dtype(dtype_of(reduce_dtype))
+                       .output_dtype(dtype_of(output_dtype))
+                       .cast_forward_inputs(cast_forward_inputs),
+      .offload = std::nullopt,
+      .reshard_after_forward = std::nullopt};
+  if (pin_memory) options.offload = CpuOffload().pin_memory(*pin_memory);
+  if (reshard_after_forward) {
+    options.reshard_after_forward =
+        std::visit([](auto value) { return ReshardAfterForward(value); }, *reshard_after_forward);
+  }
+  return options;
+}
+
+} // namespace
+
+std::optional<at::ScalarType> dtype_of(const py::object& dtype) {
+  if (dtype.is_none()) return std::nullopt;
+  return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+}
+
+void bind_options(py::module_& module) {
+  py::class_<Options>(
+      module, "Options", "What the user chose; `pin_memory` is that of shards on the host, None where they are not.")
+      .def(
+          py::init(&make_options), py::kw_only(), py::arg("param_dtype"), py::arg("reduce_dtype"), py::arg("output_dtype"),
+          py::arg("cast_forward_inputs"), py::arg("pin_memory"), py::arg("reshard_after_forward"));
+}
+
+} // namespace shardwise::bindings
