@@ -58,7 +58,8 @@ class Exchange {
   virtual bool leaves_all_reduce_to_gloo(size_t bytes, at::ScalarType dtype, c10d::ReduceOp::RedOpType op) const = 0;
   /// Bytes that went to a peer over the network so far.
   virtual uint64_t sent_to(int peer) const = 0;
-  /// Nothing comes any more; the peers hear of it.
+  /// Nothing comes any more, and the peers that wait for this rank fail at once. Called when it is closed, and after a
+  /// failure before the call that failed gives up its memory; may be called again.
   virtual void end() = 0;
 
   int rank() const {

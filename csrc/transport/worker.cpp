@@ -58,7 +58,10 @@ void DirectWork::run(Exchange& exchange, Carrier& carrier) {
   try {
     outcome = run_(exchange, carrier);
   } catch (...) {
-    return fail(std::current_exception());
+    const auto error = std::current_exception();
+    // Peers may still read what this call gives up: they hear first.
+    if (carrier.progress().broken()) exchange.end();
+    return fail(error);
   }
   run_ = nullptr;
   tensors_ = std::move(outcome.tensors);
@@ -102,12 +105,12 @@ struct Worker::State {
       lock.lock();
     }
     lock.unlock();
+    exchange->end();
     release();
   }
 
-  /// Peers that wait for this rank are to fail at once. Gloo ends outside of the lock: that takes its time.
+  /// Gloo ends outside of the lock: that takes its time.
   void release() {
-    exchange->end();
     carrier.release();
     std::unique_lock lock(mutex);
     const auto ending = std::move(gloo);

@@ -23,7 +23,7 @@ META = [
         "give shards memory of the size of the whole",
         "csrc/engine/unit_values.cpp",
         "at::zeros({}, options).expand(tensor.sizes())",
-        "at::zeros({tensor.numel() * shards_.size()}, options).narrow(0, 0, tensor.numel()).view(tensor.sizes())",
+        "at::zeros({tensor.numel() * shards().size()}, options).narrow(0, 0, tensor.numel()).view(tensor.sizes())",
         suites="MetaContract.*",
     ),
     Mutant(

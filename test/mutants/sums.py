@@ -66,7 +66,7 @@ SUMS = [
         "csrc/group/parameter.cpp",
         "  put_aside_ = std::exchange(tensor.mutable_grad(), at::Tensor());",
         "",
-        languages=BOTH,
+        # In Python a leaf is never the parameter whose gradient is seen.
     ),
     Mutant(
         "keep what a failed backward brought",

@@ -77,7 +77,7 @@ SURROUNDINGS = [
     _bindings(
         "make process groups where the program has them",
         "unit.cpp",
-        "  settings.neighbours = neighbours.value_or(nullptr);\n",
+        "  .neighbours = neighbours.value_or(nullptr)});\n",
         "  (void)neighbours;\n",
         "interop/test_interop_threads.py",
     ),

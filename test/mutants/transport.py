@@ -122,8 +122,8 @@ TRANSPORT = [
     ),
     Mutant(
         "end without a word to the peers",
-        "csrc/transport/same_host/exchange.cpp",
-        "    if (progress().broken()) steps_.end();",
+        "csrc/transport/worker.cpp",
+        "    if (carrier.progress().broken()) exchange.end();\n",
         "",
         suites=_SAME_HOST,
     ),

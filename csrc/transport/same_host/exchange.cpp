@@ -27,19 +27,8 @@ void SameHostExchange::sum(const Call& call, std::byte* output, const Terms& ter
   add_up(output, terms, elements, call.signature.dtype, call.is_mean());
 }
 
-// Ranks that call different things all raise, and go on.
-template <typename Run>
-void SameHostExchange::carry_out(const Call& call, const Run& run) {
-  try {
-    progress().begin(call.signature, call.timeout);
-    run();
-  } catch (...) {
-    if (progress().broken()) steps_.end();
-    throw;
-  }
-}
-
 std::optional<SameHostExchange::Terms> SameHostExchange::open(const Call& call, const Given& given) {
+  progress().begin(call.signature, call.timeout);
   const auto number = progress().number();
   const bool small = given.bytes <= kInline;
   auto* mine = members_->board().begin();
@@ -76,58 +65,52 @@ std::optional<SameHostExchange::Terms> SameHostExchange::open(const Call& call, 
 }
 
 void SameHostExchange::announce(const Call& call) {
-  carry_out(call, [&] { open(call, {}); });
+  open(call, {});
 }
 
 void SameHostExchange::all_gather(const Call& call, const std::vector<Spans>& places, const std::byte* input) {
-  carry_out(call, [&] {
-    const auto bytes = call.bytes();
-    const auto terms = open(call, {.places = {places.size(), input}, .bytes = bytes});
-    if (terms) {
-      for (const int peer : peers()) places[peer].fill(0, (*terms)[peer], bytes);
-    }
-    places[rank()].fill(0, input, bytes);
-    if (!terms) return gather_staged(places, input, bytes);
-    if (bytes <= kInline) return;
-    steps_.take_and_wait();
-    steps_.require_whole();
-  });
+  const auto bytes = call.bytes();
+  const auto terms = open(call, {.places = {places.size(), input}, .bytes = bytes});
+  if (terms) {
+    for (const int peer : peers()) places[peer].fill(0, (*terms)[peer], bytes);
+  }
+  places[rank()].fill(0, input, bytes);
+  if (!terms) return gather_staged(places, input, bytes);
+  if (bytes <= kInline) return;
+  steps_.take_and_wait();
+  steps_.require_whole();
 }
 
 void SameHostExchange::reduce_scatter(
     const Call& call, std::byte* output, const std::vector<const std::byte*>& inputs) {
-  carry_out(call, [&] {
-    const auto bytes = call.bytes();
-    const Given given{.places = inputs, .bytes = bytes};
-    const auto terms = open(call, given);
-    if (!terms) return scatter_staged(call, output, given);
-    sum(call, output, *terms, bytes);
-    if (bytes <= kInline) return;
-    steps_.take_and_wait();
-    steps_.require_whole();
-  });
+  const auto bytes = call.bytes();
+  const Given given{.places = inputs, .bytes = bytes};
+  const auto terms = open(call, given);
+  if (!terms) return scatter_staged(call, output, given);
+  sum(call, output, *terms, bytes);
+  if (bytes <= kInline) return;
+  steps_.take_and_wait();
+  steps_.require_whole();
 }
 
 // A rank sums its share in place: the others read what it had for them elsewhere. It then overwrites that with their
 // sums, which they have when they took the next step.
 void SameHostExchange::all_reduce(const Call& call, std::byte* data) {
-  carry_out(call, [&] {
-    const auto bytes = call.bytes();
-    auto terms = open(call, {.places = {static_cast<size_t>(world()), data}, .bytes = bytes});
-    if (!terms) return reduce_staged(call, data);
-    if (bytes <= kInline) return sum(call, data, *terms, bytes);
-    const auto wholes = *terms;
-    const auto mine = Share::of(bytes, rank(), world());
-    for (auto& term : *terms) term += mine.begin;
-    sum(call, data + mine.begin, *terms, mine.bytes);
-    steps_.take_and_wait();
-    for (const int peer : peers()) {
-      const auto theirs = Share::of(bytes, peer, world());
-      std::copy_n(wholes[peer] + theirs.begin, theirs.bytes, data + theirs.begin);
-    }
-    steps_.take_and_wait();
-    steps_.require_whole();
-  });
+  const auto bytes = call.bytes();
+  auto terms = open(call, {.places = {static_cast<size_t>(world()), data}, .bytes = bytes});
+  if (!terms) return reduce_staged(call, data);
+  if (bytes <= kInline) return sum(call, data, *terms, bytes);
+  const auto wholes = *terms;
+  const auto mine = Share::of(bytes, rank(), world());
+  for (auto& term : *terms) term += mine.begin;
+  sum(call, data + mine.begin, *terms, mine.bytes);
+  steps_.take_and_wait();
+  for (const int peer : peers()) {
+    const auto theirs = Share::of(bytes, peer, world());
+    std::copy_n(wholes[peer] + theirs.begin, theirs.bytes, data + theirs.begin);
+  }
+  steps_.take_and_wait();
+  steps_.require_whole();
 }
 
 // Two stages take turns: who writes to one knows that all have taken a step since they read from it.

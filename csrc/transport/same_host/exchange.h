@@ -35,10 +35,7 @@ class SameHostExchange final : public Exchange {
   /// Where each rank's data for this one is, as far as there is one place for all of it.
   using Terms = std::vector<const std::byte*>;
 
-  /// Carries it out; where that fails, the peers hear of it.
-  template <typename Run>
-  void carry_out(const Call& call, const Run& run);
-  /// Announces it, and waits for all. Gives where the data is, unless some of it has to be staged.
+  /// Begins it: announces it, and waits for all. Gives where the data is, unless some of it has to be staged.
   std::optional<Terms> open(const Call& call, const Given& given);
   /// Of one rank, on its board: `offset` in it.
   const std::byte* board(int rank, size_t offset) const;

@@ -244,3 +244,27 @@ TEST_CASE("order: ranks issue the same, whatever they may do in ways of their ow
   }
   CHECK(events > 10 * kPrograms);
 }
+
+TEST_CASE("order: what the user gathered and only some ranks used is not gathered ahead", "[order]") {
+  enum : UnitId { a, b, c, outermost };
+  const Order::Moment moment{.backward = -1, .with_gradients = true};
+  std::vector<OrderRank> ranks;
+  for (uint64_t rank = 0; rank < kRanks; ++rank) {
+    auto& made = ranks.emplace_back(4, rank);
+    for (const auto unit : {a, b, c}) made.order.add(static_cast<int64_t>(unit), {}, outermost);
+    made.order.add(outermost, {}, std::nullopt);
+    for (const auto unit : {outermost, a, b, c, a, b}) made.enter(unit, Keep::outer, moment);
+    made.order.leave(outermost, /*exactly=*/false, made);
+    made.by_hand(b);
+    made.gather(b);
+    made.enter(outermost, Keep::outer, moment);
+    made.enter(a, Keep::outer, moment);
+    if (rank == 0) made.enter(b, Keep::outer, moment);
+    made.enter(c, Keep::outer, moment);
+    // What followed here in the last forward is freed on the one rank, and still there on the other.
+    made.enter(a, Keep::outer, moment);
+    CHECK(made.full(b) == (rank == 0 ? OrderRank::Full::freed : OrderRank::Full::there));
+    CHECK(made.broken.empty());
+  }
+  CHECK(ranks[0].gathers == ranks[1].gathers);
+}
