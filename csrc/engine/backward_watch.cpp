@@ -11,7 +11,7 @@
 namespace shardwise::engine {
 namespace {
 
-/// The backwards under way in this process, of all ranks that are threads of it.
+/// All backwards that run in this process: where ranks are threads, those of every rank.
 base::WeakTable<int, BackwardWatch>& running_backwards() {
   static auto* table = new base::WeakTable<int, BackwardWatch>;
   return *table;
@@ -33,14 +33,14 @@ std::shared_ptr<BackwardWatch> BackwardWatch::current() {
   const int backward = torch::autograd::get_current_graph_task_id();
   return running_backwards().find_or_make(backward, [&] {
     std::shared_ptr<BackwardWatch> watch(new BackwardWatch(backward));
-    // The engine holds the callback, and with it the watch, until the backward ends or dies.
+    // Autograd's engine holds the callback, and so the watch, until the backward ends or dies.
     torch::autograd::Engine::get_default_engine().queue_callback(
         [watch] { base::called_by_torch([&] { watch->end(); }); });
     return watch;
   });
 }
 
-// A leaf is not the module's own, and would keep the hook for good.
+// Not on a leaf: it outlives this forward, and would keep the hook for good.
 void begin_backward_at(const at::Tensor& output, const std::weak_ptr<Unit>& weak) {
   if (!output.requires_grad() || output.is_leaf()) return;
   output.register_hook([weak](const at::Tensor& /*gradient*/) {
@@ -59,7 +59,7 @@ void BackwardWatch::arrived(const std::shared_ptr<Schedule>& tree) {
 }
 
 void BackwardWatch::end() {
-  // One that fails leaves the others in touched_, to be forgotten.
+  // If one tree throws, the others stay in touched_, and the destructor abandons their backward.
   while (!touched_.empty()) {
     const auto tree = *touched_.begin();
     touched_.erase(touched_.begin());

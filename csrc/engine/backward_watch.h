@@ -12,23 +12,23 @@ namespace shardwise::engine {
 class Schedule;
 class Unit;
 
-/// The backward of the unit's module begins where the first gradient of an output is there; that of an inner module may
-/// have begun with the same tensor.
+/// Enters the unit in backward once `output`, an output of its module, has its gradient. Inner units that the same
+/// tensor entered stay open.
 SHARDWISE_API void begin_backward_at(const at::Tensor& output, const std::weak_ptr<Unit>& unit);
 
-/// One backward and the unit trees that it comes to. Its end ends it for each of them, in an order that all ranks share
-/// (that in which the trees were made), whatever the order in which gradients arrived.
-/// A backward that dies never reaches its end; the watch notices that too and makes the trees forget it.
+/// One backward, and the trees of units that it reaches. When it ends, the watch ends it for each tree in the order in
+/// which the trees were made: that is the same on all ranks, while the order in which gradients arrive may differ.
+/// A backward that throws never comes to its end. The watch is destroyed then, and makes the trees forget the backward.
 class BackwardWatch {
  public:
-  /// Whether a backward runs on this thread.
+  /// Whether a backward is running on this thread.
   static bool running();
-  /// The watch of the backward that runs on this thread.
+  /// The watch of the backward that is running on this thread.
   static std::shared_ptr<BackwardWatch> current();
 
-  /// The backward comes to the tree.
+  /// The backward reaches this tree.
   void arriving(const std::shared_ptr<Schedule>& tree);
-  /// It brought a gradient.
+  /// The backward brought this tree a gradient.
   void arrived(const std::shared_ptr<Schedule>& tree);
 
   ~BackwardWatch();

@@ -1,5 +1,5 @@
-// What a front end knows of the engine: it makes units, tells them what happens to their modules and tensors, and asks
-// where they keep what. When a unit is gathered, freed and summed is not its affair (engine/schedule.h).
+// What a front end uses of the engine: it makes units, reports what happens to their modules and tensors, and asks
+// where things are kept. When units are gathered, freed and summed is decided elsewhere (engine/schedule.h).
 #pragma once
 
 #include "engine/backward_watch.h"

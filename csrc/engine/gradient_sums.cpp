@@ -10,7 +10,7 @@
 namespace shardwise::engine {
 namespace {
 
-/// Whether there is an axis of copies, be it of one rank.
+/// Whether there is an axis of ranks that hold copies, even one of a single rank.
 bool has_copies(const Unit& unit) {
   return unit.replicates() || unit.mesh().ndim() == 2;
 }
@@ -22,7 +22,7 @@ bool any_parameter(const Unit& unit, const Is& is) {
 
 } // namespace
 
-/// Every group that has trained parameters.
+/// Calls `act` with the gradients of each group that has trained parameters.
 template <typename Do>
 void GradientSums::for_each(const Do& act) {
   for (const auto& group : unit_.groups()) {
@@ -63,7 +63,7 @@ void GradientSums::begin() {
   if (among_shards.size() == 1) finish_first();
 }
 
-// The second sums of all groups together, for in which order the first ones are done may differ between ranks.
+// The second sums of all groups start together: in which order the first ones are done may differ between ranks.
 void GradientSums::finish_first() {
   if (!std::exchange(scattering_, false)) return;
   for_each([&](auto& gradients) { gradients.wait(unit_.buffers()); });
@@ -114,13 +114,13 @@ void GradientSums::publish_alone() {
     if (!local.defined()) continue;
     if (factor) local = local.div(*factor);
     local = local.to(parameter->stored().scalar_type());
-    // In the layout `flat` a shard is a vector.
+    // In the layout `flat` a shard is one-dimensional.
     parameter->publish(parameter->whole ? local : local.reshape(parameter->stored().sizes()));
     parameter->run_hook();
   }
 }
 
-// Sums that other ranks have started too run to their end.
+// Sums that are under way are finished, since other ranks take part in them.
 void GradientSums::forget() {
   try {
     finish_first();

@@ -7,28 +7,28 @@ namespace shardwise::engine {
 
 class Unit;
 
-/// The gradients of a unit on their way to .grad, as its schedule lets them go: begun, the second sum over the ranks
-/// with copies, waited for, published.
+/// Takes the gradients of a unit to .grad, step by step as its schedule says: begin(), the second sum over the ranks
+/// that hold copies, wait(), publish().
 class GradientSums {
  public:
   explicit GradientSums(Unit& unit) : unit_(unit) {}
 
-  /// The sums of its tree wait for the end of the backward.
+  /// Whether this unit makes all sums of its tree wait for the end of the backward.
   bool are_late() const;
-  /// What somebody put into the leaves' gradients himself counts like what a backward without synchronisation left, in
-  /// the dtype of sums. Asked before each backward: what it takes is what one microbatch left.
+  /// Takes gradients that the program itself put on the leaves, as if a backward without synchronisation had left them,
+  /// in the dtype of sums. Called before each backward, so that it takes what one microbatch left.
   void take_leaf_gradients();
-  /// Whether backwards without synchronisation left gradients here.
+  /// Whether backwards without synchronisation left gradients on this rank.
   bool has_pending() const;
-  /// Whether backwards without synchronisation ended since the last sum. The same on all ranks: on some they may have
-  /// left nothing here.
+  /// Whether a backward without synchronisation ended since the last sum. The same on all ranks, even on those where it
+  /// left no gradient.
   bool are_owed() const;
 
-  /// Starts the sum over the shards' ranks; that over the copies' ranks comes when it is done.
+  /// Starts the sum over the ranks that hold shards. The sum over those that hold copies follows when it is done.
   void begin();
-  /// Starts the second sum if the first one is done. Whether wait() would return at once.
+  /// Starts the second sum if the first one is done. Returns whether wait() would return at once.
   bool advance();
-  /// Waits for the first sum and starts the second: the rest needs no event of this rank.
+  /// Waits for the first sum and starts the second one, which needs nothing more from this rank to finish.
   void finish_first();
   void wait();
   void publish();
@@ -40,10 +40,10 @@ class GradientSums {
   void publish_alone();
 
   Unit& unit_;
-  /// What begin() found the flags to say; unset when the running backward did not come there.
+  /// What this backward sums, as the flags said in begin(); unset if it has not called begin().
   enum class Extent : uint8_t { nothing, shards, all };
   std::optional<Extent> extent_;
-  /// The sum over the shards' ranks was started and not ended.
+  /// The first sum was started, and finish_first() has not run yet.
   bool scattering_ = false;
 };
 

@@ -51,13 +51,13 @@ class Estimate {
   }
 
  private:
-  /// The number of a parameter, and what it is in this unit.
+  /// A parameter's number in the outline, and its description within this unit.
   struct Item {
     size_t number;
     Parameter parameter;
   };
 
-  /// In the end all are on the device of the mesh.
+  /// Any device will do: in the end all parameters are on that of the mesh.
   static group::Kind kind_of(const Item& item) {
     return {item.parameter.dtype, at::kCPU, item.parameter.whole};
   }
@@ -150,7 +150,7 @@ class Estimate {
 
   const MemoryOutline& outline_;
   const MemoryPolicy& policy_;
-  /// Of each parameter: bytes of its whole gradient, and its unit.
+  /// By parameter: the bytes of its whole gradient, and its unit.
   std::vector<int64_t> gradients_;
   std::vector<std::optional<size_t>> owners_;
   std::vector<UnitBytes> units_;

@@ -11,30 +11,31 @@
 
 namespace shardwise::engine {
 
-/// A model that is to be wrapped, as far as memory goes: sizes and an order. Nothing of it has to be there.
+/// What an estimate has to know of a model that is to be wrapped: sizes, and the order of use. The tensors need not
+/// exist.
 struct MemoryOutline {
   struct Parameter {
     std::vector<int64_t> sizes;
     at::ScalarType dtype = at::kFloat;
-    /// Along which it is cut.
+    /// The dimension along which it is cut.
     int64_t dim = 0;
-    /// Every rank keeps all of it, in a sharded unit too.
+    /// Every rank keeps all of it, even in a sharded unit.
     bool whole = false;
     bool trained = true;
   };
   struct Unit {
-    /// Numbers of its own parameters.
+    /// Its own parameters, as indices into `parameters`.
     std::vector<size_t> parameters;
-    /// Of another unit; the outermost has none and comes last.
+    /// The index of the unit around it. The outermost unit has none, and comes last.
     std::optional<size_t> outer;
-    /// Its modules compute with other memory than the optimizer sees.
+    /// Its modules compute with memory other than what the optimizer sees.
     bool has_full_copies = true;
   };
-  /// What happens in a forward: a unit begins, a parameter is used for the first time, a unit ends.
+  /// What happens in a forward: a unit begins, a parameter is used for the first time, or a unit ends.
   struct Event {
     enum class Kind { begin, use, end };
     Kind kind;
-    /// Of the unit or of the parameter.
+    /// The index of the unit or parameter.
     size_t number;
   };
   std::vector<Parameter> parameters;
@@ -43,7 +44,7 @@ struct MemoryOutline {
   int64_t buffer_bytes = 0;
 };
 
-/// How it is to be wrapped, on how many ranks, and which of them is asked about.
+/// How the model is to be wrapped, on how many ranks, and for which of them memory is estimated.
 struct MemoryPolicy {
   bool replicates = false;
   bool is_flat = false;
@@ -53,14 +54,14 @@ struct MemoryPolicy {
   int64_t copies = 1;
   int64_t rank = 0;
   double optimizer_factor = 2;
-  /// Averaged gradients that are no views of sums stay until the next ones, whatever the program does with them.
+  /// Averaged gradients that are not views of sums stay until the next ones, whatever the program does with them.
   bool keeps_means = false;
 };
 
-/// The policy's numbers from those of the user. Raises ValueError where they do not fit together.
+/// Sets the numbers of `policy` from what the user gave. Raises ValueError if they do not fit together.
 SHARDWISE_API void set_ranks(MemoryPolicy& policy, int64_t world, int64_t copies, int64_t rank, double factor);
 
-/// What training will need once a few steps are done.
+/// The memory that training will need once a few steps are done.
 SHARDWISE_API MemoryEstimate estimate(const MemoryOutline& outline, const MemoryPolicy& policy);
 
 } // namespace shardwise::engine

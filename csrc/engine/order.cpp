@@ -40,7 +40,7 @@ void Order::sort() {
   }
   const auto number = [&](UnitId unit) { return units_[unit].number; };
   std::sort(made_.begin(), made_.end(), [&](UnitId a, UnitId b) { return number(a) < number(b); });
-  // Later ones first, below each.
+  // The units below each unit, later-made ones first.
   std::vector<std::vector<UnitId>> inner(units_.size());
   std::vector<UnitId> outermost;
   for (auto unit = made_.rbegin(); unit != made_.rend(); ++unit) {
@@ -76,7 +76,7 @@ bool Order::is_in(UnitId unit, Keep keep, Moment moment, OrderActions& act) {
 
 bool Order::stays(UnitId other, UnitId entered, Keep keep, bool backward) const {
   if (keep == Keep::all || other == entered || lies_below(entered, other)) return true;
-  // Of several modules, some have their backward still to come.
+  // A unit of several modules stays open while some of them are still to run backward.
   if (backward && units_[other].timing.has_several_modules && units_[other].uses_to_come > 0) return true;
   return keep == Keep::outer_and_inner && lies_below(other, entered);
 }
@@ -100,7 +100,8 @@ void Order::enter(UnitId unit, Keep keep, Moment moment, OrderActions& act) {
   if (backward) advance(moment, act);
 }
 
-// A forward inside of a backward, as of a checkpoint, has its own backward at once.
+// Not counted are forwards without gradients, and one inside a backward (a checkpoint's): its own backward follows at
+// once.
 void Order::count_use(UnitId unit, Moment moment) {
   const bool backward = moment.backward != kNone;
   if (backward == moment.with_gradients || std::exchange(before_, unit) == unit) return;
@@ -113,7 +114,8 @@ void Order::count_use(UnitId unit, Moment moment) {
   }
 }
 
-// Where gradients are to come, only what ends a forward tells where one begins: a unit may run twice in it.
+// Only without gradients does a unit that comes round again begin a new pass. With gradients it may run twice in one
+// forward, and end_forwards() says where that ends.
 void Order::prefetch(UnitId unit, bool gathered, Moment moment, OrderActions& act) {
   const bool backward = moment.backward != kNone;
   const auto& timing = units_[unit].timing;
@@ -135,7 +137,7 @@ void Order::end_forwards() {
   inference_.end_pass();
 }
 
-// Otherwise the unit itself stays open, for it may run again at once: on some ranks more often than on others.
+// Unless `exactly`, an inner unit itself stays open: it may run again at once, on some ranks more often than on others.
 void Order::leave(UnitId unit, bool exactly, OrderActions& act) {
   const bool is_outermost = !units_[unit].outer;
   const auto goes = [&](UnitId other) {
@@ -145,7 +147,7 @@ void Order::leave(UnitId unit, bool exactly, OrderActions& act) {
   if (is_outermost) end_forwards();
 }
 
-// To close one may remove others.
+// Freeing a unit may remove others from open_, so the search starts over each time.
 template <typename Condition>
 void Order::close_all(const Condition& goes, bool backward, OrderActions& act) {
   for (auto found = open_.begin(); (found = std::find_if(open_.begin(), open_.end(), goes)) != open_.end();) {
@@ -207,9 +209,10 @@ void Order::gradient_arrived(UnitId unit, size_t parameter, Moment moment, Order
   advance(moment, act);
 }
 
-// Where sums share a process group with all-gathers, or with those of another tree, they wait for the end: when
-// gradients become ready may differ between ranks, and so would the order on it. For the same reason nobody waits for a
-// sum here: the ranks that it waits for may need a gather that this rank comes to later.
+// Late sums wait for the end of the backward: those that share a process group with all-gathers or with the sums of
+// another tree. Gradients become ready at different times on different ranks, so the order of collectives on that group
+// would differ too. For the same reason nothing waits for a sum here: the ranks that it needs may be waiting for a
+// gather that this rank comes to later.
 void Order::advance(Moment moment, OrderActions& act) {
   if (backward_ != moment.backward) return;
   start_sums([&] { return !in_flight_ || act.sum_is_done(*in_flight_); }, act);
@@ -219,7 +222,7 @@ template <typename Condition>
 void Order::start_sums(const Condition& may_start, OrderActions& act) {
   if (!in_backward() || !reached_ || late_) return;
   for (; launched_ < sums_.size(); ++launched_) {
-    // Asked first: it starts the second part of the one before, which needs time too.
+    // may_start() is asked first: it also starts the second part of the sum before, which takes time too.
     if (!may_start() || units_[sums_[launched_]].missing > 0) return;
     launch(sums_[launched_], act);
   }
@@ -268,8 +271,8 @@ void Order::settle(OrderActions& act) {
   }
 }
 
-// When a sum starts depends on when the one before was done. Where a backward dies on all ranks, those that all can
-// start are started, whatever was under way then.
+// Otherwise a sum starts once the one before it is done, and when that is differs between ranks. Where a backward dies
+// on all ranks, every sum that all ranks can start is started, whatever is still under way.
 void Order::start_what_can(OrderActions& act) {
   start_sums([] { return true; }, act);
 }

@@ -11,77 +11,78 @@
 
 namespace shardwise::engine {
 
-/// Which other units stay open where one is entered. Those that it lies below always do.
+/// Which other units stay open when a unit is entered. Those around it always do.
 enum class Keep : uint8_t { outer, outer_and_inner, all };
 
-/// A unit among those of its tree.
+/// A unit's number within its tree.
 using UnitId = size_t;
 
-/// What is decided about a unit, as far as it changes when something happens.
+/// The settings of a unit that decide when things happen.
 struct UnitTiming {
-  /// Unset: all but the outermost unit do.
+  /// Unset: yes for all but the outermost unit.
   std::optional<bool> reshard_after_forward = std::nullopt;
   bool reshard_after_backward = true;
   bool unshard_in_backward = true;
-  /// Full parameters come from other ranks. Where they do not, what one rank does more often than others is no matter.
+  /// Its full parameters come from other ranks. If they do not, ranks may bring them a different number of times.
   bool is_gathered = true;
-  /// Takes part in the sums of each backward that comes to its tree, whether it was used or not.
+  /// It takes part in the sums of each backward that reaches its tree, even if it was not used.
   bool always_sums = false;
   /// It has the parameters of several modules, between which others may run. In backward it stays open until it was
-  /// used as often as in the forward; uses in a row count once. (Which gradients are still to come may differ between
-  /// ranks.)
+  /// used as often as in the forward; uses in a row count once. (Gradients that are still to come would not tell: they
+  /// may differ between ranks.)
   bool has_several_modules = false;
-  /// The user named what is gathered while this unit computes.
+  /// The user named the units to gather while this one computes.
   bool has_forward_list = false;
   bool has_backward_list = false;
 
   bool operator==(const UnitTiming&) const = default;
 };
 
-/// What a rank does when something happened to its units.
+/// What an order asks a rank to do.
 class OrderActions {
  public:
   virtual ~OrderActions() = default;
-  /// Full parameters are there when this returns. Returns whether there was something to wait for.
+  /// Returns when the full parameters are there. The result says whether there was anything to wait for.
   virtual bool gather(UnitId unit) = 0;
   virtual void gather_ahead(UnitId unit, bool backward) = 0;
-  /// Those that the user named for this unit.
+  /// Starts to gather the units that the user named for this one.
   virtual void gather_list(UnitId unit, bool backward) = 0;
-  /// `hold`: keeps what fewer ranks hold together after forward, if there is such a thing.
+  /// `hold`: keep this rank's larger part for the backward, if the unit has one (see ReshardAfterForward).
   virtual void free(UnitId unit, bool hold) = 0;
   virtual void start_sum(UnitId unit) = 0;
-  /// Whether wait_sum() would return at once. Where a sum has a second part, this starts it once the first is done.
+  /// Whether wait_sum() would return at once. If the sum has a second part, this starts it once the first is done.
   virtual bool sum_is_done(UnitId unit) = 0;
-  /// Waits for what needs an event of this rank.
+  /// Waits until the sum needs nothing more from this rank to finish.
   virtual void finish_first_sum(UnitId unit) = 0;
   virtual void wait_sum(UnitId unit) = 0;
-  /// Gradients become visible.
+  /// Makes the gradients visible in .grad.
   virtual void publish(UnitId unit) = 0;
   virtual void end_backward(UnitId unit) = 0;
   /// The backward failed: its gradients are dropped.
   virtual void forget_backward(UnitId unit) = 0;
 };
 
-/// When things happen in a tree of units: one unit and all those below it. Knows no tensors, no process groups and no
-/// clock: events come in, actions go out, and what an action answers is all that it learns of the world.
+/// Says when things happen in a tree of units: one unit and all those below it. It knows no tensors, no process groups
+/// and no clock: events come in, actions go out, and all that it learns of the world is what the actions return.
 ///
-/// Full parameters: a unit is entered at the first use of a parameter of its own, or where its module is seen to begin.
-/// It is closed when a unit that does not lie below it is entered, where the module of an outer unit is seen to end
-/// (its own if it is the outermost), and at the end of a backward; its timing says whether it is then freed. Uses are
+/// Full parameters: a unit is entered at the first use of one of its own parameters, or when its module is seen to
+/// begin. It is closed when a unit that does not lie below it is entered, when the module of an outer unit (its own,
+/// for the outermost) is seen to end, and at the end of a backward. Its timing says whether closing frees it. Uses are
 /// not counted: ranks may run a unit a different number of times in a row.
 ///
-/// The unit that was gathered next in the last pass of its kind is on its way while one computes, unless the user named
-/// others. A pass is a forward with gradients to come, one without, or a backward. What the user gathered himself is
-/// left out, for not every rank need use it; but every rank uses the outermost unit.
+/// While a unit computes, the unit that was gathered after it in the last pass of the same kind is gathered ahead,
+/// unless the user named others. A pass is a forward with gradients to come, a forward without, or a backward. A unit
+/// that the user gathered by hand does not count, since not every rank need use it; the outermost one does, since every
+/// rank uses it.
 ///
-/// Gradients: a backward begins with the parameters that will get one. A unit whose gradients are all there is summed,
-/// but only after those before it in an order that is the same on every rank and follows from the tree alone: inner
-/// units before outer ones, and those made later first. One sum is under way at a time; the next one starts at the next
-/// event after it is done. The rest follows at the end, where all gradients are published.
+/// Gradients: a backward begins by saying which parameters will get one. A unit is summed when all its gradients are
+/// there and all units before it had their turn. That order is the same on every rank and follows from the tree alone:
+/// inner units before outer ones, later-made ones first. One sum is under way at a time; the next one starts at the
+/// first event after it is done. What is left follows at the end, where all gradients are published.
 class SHARDWISE_API Order {
  public:
-  /// Something happens inside of this backward of autograd's (-1: of none), and computes something that gradients are
-  /// to come to, or not.
+  /// When something happens: in which backward of autograd's (-1: in none), and whether what is computed will get
+  /// gradients.
   struct Moment {
     int backward = -1;
     bool with_gradients = true;
@@ -89,10 +90,10 @@ class SHARDWISE_API Order {
   };
 
   // The tree.
-  /// `number` tells which of two units was made first.
+  /// Of two units, the one that was made first has the lower `number`.
   UnitId add(int64_t number, const UnitTiming& timing = {}, std::optional<UnitId> outer = std::nullopt);
-  /// All of the other's units lie below `outer` from now on. Their ids grow by what is returned. The other one must
-  /// have settled.
+  /// Moves all units of `other` below `outer`. Their ids grow by the number that is returned. `other` must have
+  /// settled.
   UnitId absorb(const Order& other, UnitId outer);
   void remove(UnitId unit);
   UnitTiming& timing(UnitId unit) {
@@ -102,84 +103,85 @@ class SHARDWISE_API Order {
   bool reshards_after_forward(UnitId unit) const {
     return units_[unit].timing.reshard_after_forward.value_or(units_[unit].outer.has_value());
   }
-  /// The order of sums: of all units that are there.
+  /// The living units, in the order of sums.
   const std::vector<UnitId>& sums() const {
     return sums_;
   }
-  /// The units that are there, as they were made.
+  /// The living units, in the order in which they were made.
   const std::vector<UnitId>& made() const {
     return made_;
   }
 
   // Full parameters.
-  /// The unit's are there when this returns; others are closed.
+  /// Gathers the unit, and closes the others that `keep` does not name.
   void enter(UnitId unit, Keep keep, Moment moment, OrderActions& act);
-  /// A use of a unit that is open, as by another of its modules. enter() counts its own.
+  /// Another use of an open unit, as by another of its modules. enter() counts its own.
   void count_use(UnitId unit, Moment moment);
-  /// Whether this was the last thing that happened to units here, in the same backward or forward: enter() would change
-  /// nothing, unless somebody changed the unit.
+  /// Whether the last event here was this very enter(), in the same backward or forward: another one would change
+  /// nothing, unless somebody changed the unit meanwhile.
   bool is_in(UnitId unit, Keep keep, Moment moment, OrderActions& act);
-  /// The unit's module ended its forward; `exactly` if that is seen each time, so that the unit is closed too.
+  /// The unit's module ended its forward. `exactly`: every end of it is seen, so that this closes the unit too.
   void leave(UnitId unit, bool exactly, OrderActions& act);
   void gathered_by_hand(UnitId unit) {
     units_[unit].by_hand = forwards_;
   }
 
-  // A backward, from its first event here. One inside of it, as of a checkpoint, is part of it.
+  // A backward, from its first event here on. A backward inside of it, as of a checkpoint, is part of it.
   bool in_backward() const {
     return backward_ != kNone;
   }
-  /// What it will bring is told next.
+  /// To be followed by expect() for each gradient that it will bring.
   void begin_backward(int backward, OrderActions& act);
-  /// A gradient of this parameter is to come.
+  /// A gradient of this parameter will come.
   void expect(UnitId unit, size_t parameter);
-  /// The unit takes part, whatever this backward brings: gradients of earlier ones wait for their sum, on any rank.
+  /// The unit takes part, whatever this backward brings: on some rank, gradients of earlier backwards wait for their
+  /// sum.
   void engage(UnitId unit) {
     units_[unit].engaged = true;
   }
-  /// Sums wait for the end.
+  /// Whether sums wait for the end of the backward.
   void set_late(bool late) {
     late_ = late;
   }
   int64_t missing(UnitId unit) const {
     return units_[unit].missing;
   }
-  /// Whether this unit sums at the end of the backward.
+  /// Whether this unit is summed at the end of the backward.
   bool takes_part(UnitId unit) const;
-  /// Whether the first gradient of this unit is the first use of it that the backward shows.
+  /// Whether a gradient that arrives now is to enter the unit: the backward has not used it before.
   bool is_entered_by_gradients(UnitId unit) const {
     return !units_[unit].entered && units_[unit].timing.unshard_in_backward;
   }
-  /// There is none after all.
+  /// The expected gradient does not come after all.
   void no_gradient(UnitId unit, size_t parameter, Moment moment) {
     note(unit, parameter, moment);
   }
   void gradient_arrived(UnitId unit, size_t parameter, Moment moment, OrderActions& act);
-  /// The end of a backward that brought gradients. If it is not the last one, sums stay under way; the next one that
+  /// Ends a backward that brought gradients. If it is not the last one, sums may stay under way; the next backward that
   /// comes here publishes them first.
   void end_backward(bool is_last, OrderActions& act);
-  /// Before an end_backward() without a backward: what earlier ones left for later is summed.
+  /// To be followed by end_backward(): sums what earlier backwards left for later, without a backward.
   void begin_pending(OrderActions& act);
   /// Publishes what a backward that was not the last one left.
   void settle(OrderActions& act);
 
-  // What goes wrong.
-  /// The backward dies on every rank: sums that all ranks can start are started, so that none is left over. How far
-  /// they went is compared next: a rank that waits for fewer gradients may have come further than others.
+  // Failures.
+  /// The backward dies on every rank: starts the sums that all ranks can start, so that no rank is left alone in one.
+  /// The ranks then compare started(): one that expected fewer gradients may have come further.
   void start_what_can(OrderActions& act);
   size_t started() const {
     return launched_;
   }
-  /// The end of a backward that failed, or that brought none. Units that were used still take part in the next one.
+  /// Ends a backward that failed, or that brought no gradient. Units that were used still take part in the next one.
   void forget_backward(OrderActions& act);
-  /// The same outside of a backward, and every unit is freed whatever its timing.
+  /// Does the same outside of a backward, and frees every unit whatever its timing.
   void reset(OrderActions& act);
 
   /// Whether units are gathered ahead as the last pass used them.
   bool prefetches = true;
 
   bool operator==(const Order&) const = default;
-  /// What is open, gathered next and summed, for failures of tests.
+  /// The state as text, for the messages of failing tests.
   std::string describe() const;
 
  private:
@@ -189,13 +191,14 @@ class SHARDWISE_API Order {
     std::optional<UnitId> outer;
     bool alive = true;
     UnitTiming timing;
-    /// The user gathered it after so many forwards.
+    /// How many forwards had ended when the user gathered it by hand.
     int64_t by_hand = -1;
-    /// The running backward used this unit already.
+    /// The running backward has used this unit.
     bool entered = false;
     /// The unit was used, with gradients to come, since the last backward ended.
     bool engaged = false;
-    /// Uses in the forward of that number, with gradients to come; those that a backward has still to come to.
+    /// A forward with gradients to come, by its number; the unit's uses in it; how many of those the backward has still
+    /// to come to.
     int64_t forward = -1;
     int64_t uses = 0;
     int64_t uses_to_come = 0;
@@ -231,13 +234,13 @@ class SHARDWISE_API Order {
 
   std::vector<Node> units_;
   std::vector<UnitId> sums_;
-  /// Those that are there, as they were made.
+  /// The living units, in the order in which they were made.
   std::vector<UnitId> made_;
   /// Entered and not closed.
   std::vector<UnitId> open_;
-  /// What was entered last; nothing when units were closed since.
+  /// What was entered last; unset if units were closed since.
   std::optional<Entered> last_;
-  /// What was entered last in this forward or backward, be it closed since.
+  /// What was entered last in this forward or backward, even if it was closed since.
   std::optional<UnitId> before_;
   /// How many forwards ended.
   int64_t forwards_ = 0;
@@ -247,12 +250,12 @@ class SHARDWISE_API Order {
 
   int backward_ = kNone;
   size_t launched_ = 0;
-  /// The backward brought a gradient: one that brings none, as for the inputs alone, sums nothing.
+  /// The backward brought a gradient. One that brings none, as for the inputs alone, sums nothing.
   bool reached_ = false;
   bool late_ = false;
   /// The unit whose sum is under way.
   std::optional<UnitId> in_flight_;
-  /// Units of a backward that ended, whose gradients are not published.
+  /// Units whose backward ended, but whose gradients are not published yet.
   std::vector<UnitId> unsettled_;
 };
 

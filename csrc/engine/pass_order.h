@@ -7,13 +7,13 @@
 
 namespace shardwise::engine {
 
-/// The order in which a pass, that is a forward or a backward, used what was gathered for it; and so what comes next in
-/// one like it. `Use` is compared with ==.
+/// The order in which a pass (a forward or a backward) used what was gathered for it, which tells what comes next in a
+/// pass like it. `Use` is compared with ==.
 template <typename Use>
 class PassOrder {
  public:
-  /// Returns what came next in the pass before; null when nothing did. A pass may leave out what the one before used,
-  /// as units whose full copies are still there, and use others in between.
+  /// Notes a use, and returns what is expected next by the last pass; null for nothing. A pass may skip uses of the
+  /// last one, such as units whose full copies are still there, and have others in between.
   const Use* used(Use use) {
     if (now_.size() == kLongestPass) end_pass();
     const auto found = std::find(before_.begin() + static_cast<std::ptrdiff_t>(next_), before_.end(), use);
@@ -21,7 +21,7 @@ class PassOrder {
     now_.push_back(std::move(use));
     return next();
   }
-  /// Whether a pass seems to begin anew with this: it was used in this one, and is not what comes next.
+  /// Whether this use seems to begin a new pass: it occurred in this one already, and is not what is expected next.
   bool comes_round(const Use& use) const {
     const auto* expected = next();
     if (expected != nullptr && *expected == use) return false;
@@ -32,7 +32,7 @@ class PassOrder {
     if (!now_.empty()) before_ = std::move(now_);
     forget_pass();
   }
-  /// The pass failed.
+  /// The pass failed: it is not remembered.
   void forget_pass() {
     now_.clear();
     next_ = 0;
@@ -41,7 +41,7 @@ class PassOrder {
   bool operator==(const PassOrder&) const = default;
 
  private:
-  /// Of a program that runs forwards for ever, with gradients that nobody asks for.
+  /// For programs that run forwards for ever with gradients enabled, and never a backward.
   static constexpr std::size_t kLongestPass = 65536;
 
   const Use* next() const {
@@ -49,7 +49,7 @@ class PassOrder {
   }
 
   std::vector<Use> before_;
-  /// The first of them that is still to come.
+  /// The index in before_ of what is expected next.
   std::size_t next_ = 0;
   std::vector<Use> now_;
 };

@@ -22,7 +22,7 @@ Order::Moment now() {
 
 } // namespace
 
-/// Which leaves the running backward will bring a gradient to.
+/// Tells to which leaves the running backward will bring a gradient.
 class Schedule::Expectation {
  public:
   bool holds(const at::Tensor& leaf) const {
@@ -64,7 +64,7 @@ void Schedule::take_over(Schedule& other, const Unit& outer) {
   other.living_.clear();
 }
 
-// One that could not be made was never added.
+// A unit whose making failed may never have been added.
 void Schedule::remove(const Unit& unit) {
   if (unit.id_ >= living_.size() || living_[unit.id_] != &unit) return;
   living_[unit.id_] = nullptr;
@@ -118,7 +118,8 @@ void Schedule::await_optimizer() {
   if (const auto wait = std::exchange(await_event, {})) wait();
 }
 
-// Which of several trees a backward comes to first may differ between ranks: all that it will come to join at once.
+// Which of several trees a backward reaches first may differ between ranks, so all trees that it will reach join at
+// once.
 void Schedule::join_backward() {
   if (order_.in_backward()) return;
   const Expectation expectation;
@@ -180,7 +181,7 @@ void Schedule::end_backward() {
   order_.end_backward(is_last_backward, *this);
 }
 
-// Which sums there will be is compared as at the begin of a backward.
+// The ranks compare which sums there will be, as at the beginning of a backward.
 void Schedule::reduce_pending() {
   in_backward_ = in_order_of_sums();
   order_.begin_pending(*this);
@@ -222,7 +223,7 @@ void Schedule::gather_ahead(UnitId unit, bool backward) {
   living_[unit]->begin_unshard();
 }
 
-// They may be of other trees.
+// The units may belong to other trees.
 void Schedule::gather_list(UnitId unit, bool backward) {
   const auto& options = living_[unit]->options;
   for (const auto& weak : backward ? options.backward_prefetch : options.forward_prefetch) {

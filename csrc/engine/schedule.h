@@ -16,10 +16,10 @@ namespace shardwise::engine {
 class BackwardWatch;
 class Unit;
 
-/// Carries out what the order of a tree says, on its units: one unit and all those below it. Tells it what happens:
-/// which unit is used, in which backward, which gradients it will bring.
+/// Carries out what the order of a tree says on the tree's units: one unit and all those below it. Tells the order what
+/// happens: which unit is used, in which backward, and which gradients that will bring.
 ///
-/// Belongs to the thread that trains; autograd's device threads may call in one at a time.
+/// Belongs to the thread that trains; autograd's device threads may call in, one at a time.
 class Schedule final : public std::enable_shared_from_this<Schedule>, private OrderActions {
  public:
   explicit Schedule(int64_t number) : number_(number) {}
@@ -27,58 +27,58 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
   comm::Buffers& buffers() {
     return *buffers_;
   }
-  /// Takes those of the other tree from now on.
+  /// Uses the buffers of the other tree from now on.
   void share_buffers(const Schedule& other) {
     buffers_ = other.buffers_;
   }
   int64_t number() const {
     return number_;
   }
-  /// The first one, which is alone here as long as no other tree is taken over.
+  /// Adds the first unit. All others come by take_over().
   void add(const std::shared_ptr<Unit>& unit, const UnitTiming& timing);
-  /// All of the other's units lie below `outer`, which is of this tree, from now on.
+  /// Moves all units of `other` below `outer`, a unit of this tree.
   void take_over(Schedule& other, const Unit& outer);
   void remove(const Unit& unit);
-  /// The units that are alive, in the order in which they were made.
+  /// The living units, in the order in which they were made.
   std::vector<std::shared_ptr<Unit>> units() const;
   Order& order() {
     return order_;
   }
-  /// Whether this unit sums at the end of the running backward.
+  /// Whether this unit is summed at the end of the running backward.
   bool takes_part(const Unit& unit) const;
 
   void enter(Unit& unit, Keep keep = Keep::outer);
-  /// Another module of a unit that is open begins.
+  /// Another module of an open unit begins.
   void come_back(Unit& unit);
-  /// Whether enter() would change nothing, unless somebody changed the unit.
+  /// Whether enter() would change nothing, unless somebody changed the unit meanwhile.
   bool is_in(const Unit& unit, Keep keep);
   void leave(const Unit& unit, bool exactly);
-  /// Gathers the unit for the user. finish_unshard() of the unit waits for it.
+  /// Starts a gather that the user asked for. finish_unshard() of the unit waits for it.
   void begin_unshard_by_hand(Unit& unit);
-  /// Calls await_event, which is of no more use then.
+  /// Calls await_event and clears it.
   void await_optimizer();
 
   void gradient_arriving(Unit& unit, const group::Parameter& parameter, bool defined);
   void gradient_arrived(Unit& unit, const group::Parameter& parameter);
   /// The end of a backward that brought gradients to this tree.
   void end_backward();
-  /// Sums what backwards without synchronisation left, as the end of a backward with it would. Outside of a backward;
-  /// for those who run backward in pieces.
+  /// Sums what backwards without synchronisation left, as the end of a backward with it would. Called outside of a
+  /// backward, for programs that run backward in pieces.
   void reduce_pending();
   /// Publishes what a backward that was not the last one left.
   void settle() {
     order_.settle(*this);
   }
-  /// A backward died in the middle.
+  /// A backward died before its end.
   void abandon_backward() noexcept;
-  /// The end of a backward that failed, or that brought none. Units that were used still take part in the next one.
+  /// Ends a backward that failed, or that brought no gradient. Units that were used still take part in the next one.
   void forget_backward();
-  /// The same outside of a backward, and every unit is resharded whatever its options.
+  /// Does the same outside of a backward, and reshards every unit whatever its options.
   void reset();
 
-  /// Lets the device come to where it has to be before the next forward.
+  /// Makes the device wait for what the next forward needs, such as the optimizer's step.
   std::function<void()> await_event;
-  /// If not, the end of a backward leaves sums under way; the next backward that comes here publishes them first.
+  /// If false, the end of a backward leaves sums under way, and the next backward that comes here publishes them first.
   bool is_last_backward = true;
 
  private:
@@ -102,12 +102,12 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
   int64_t number_;
   std::shared_ptr<comm::Buffers> buffers_ = std::make_shared<comm::Buffers>();
   Order order_;
-  /// By their ids in the order.
+  /// Indexed by their ids in the order.
   std::vector<std::weak_ptr<Unit>> units_;
-  /// The same, while they live.
+  /// The same as plain pointers; null once a unit is gone.
   std::vector<Unit*> living_;
   std::weak_ptr<BackwardWatch> watch_;
-  /// Those of the running backward live until its end.
+  /// Keeps the units of the running backward alive until its end.
   std::vector<std::shared_ptr<Unit>> in_backward_;
 };
 

@@ -9,10 +9,10 @@
 namespace shardwise::engine {
 namespace {
 
-/// comm::Buffers, in sizes.
+/// Simulates comm::Buffers with sizes alone.
 class Pool {
  public:
-  /// The size of what is given.
+  /// Returns the size of the memory that is given out.
   int64_t take(int64_t bytes) {
     const auto rank = [&](size_t i) { return std::optional(std::pair(idle_[i], i)); };
     const auto choice = comm::choose_idle(idle_.size(), bytes, rank);
@@ -39,7 +39,7 @@ class Pool {
   int64_t all_ = 0;
 };
 
-/// Carries out what the order of a tree says, on sizes.
+/// Carries out what the order of a tree says, on sizes alone.
 class Walk final : private OrderActions {
  public:
   Walk(const std::vector<UnitBytes>& units, const std::vector<StepEvent>& events)
@@ -91,7 +91,7 @@ class Walk final : private OrderActions {
     return event.kind == StepEvent::Kind::use && event.gradient > 0;
   }
 
-  // The parameter of an event has the event's number.
+  // The index of an event stands for its parameter.
   void go_back() {
     constexpr Order::Moment kBackward{.backward = 0, .with_gradients = false};
     order_.begin_backward(kBackward.backward, *this);
@@ -182,7 +182,7 @@ class Walk final : private OrderActions {
     const auto whole = std::exchange(state.gradients, 0);
     if (units_[unit].is_summed) local_ -= whole;
   }
-  // At the next event.
+  // A sum is taken to be done at the next event.
   bool sum_is_done(UnitId /*unit*/) override {
     return true;
   }
@@ -211,7 +211,7 @@ StepPeaks walk_steps(const std::vector<UnitBytes>& units, const std::vector<Step
   if (units.empty()) return {};
   Walk walk(units, forward);
   auto peaks = walk.step();
-  // The first step gathers nothing ahead; each may make the pool larger once more.
+  // The first step gathers nothing ahead, and each step may still enlarge the pool.
   for (int steps = 0; steps < 16; ++steps) {
     const auto next = walk.step();
     const bool same = next.pool == peaks.pool && next.forward == peaks.forward && next.backward == peaks.backward;

@@ -10,49 +10,50 @@ namespace shardwise::engine {
 
 /// Bytes of a group of parameters that travel together.
 struct GroupBytes {
-  /// Of full copies, of what is gathered before it is copied out, of the part as it is sent, of what is kept of it
-  /// between forward and backward: all from the pool, or 0 where there is none.
+  /// Memory from the pool, 0 where there is none: for full copies, for what is gathered before it is copied out, for
+  /// the part as it is sent, and for what stays between forward and backward.
   int64_t full = 0;
   int64_t gathered = 0;
   int64_t sent = 0;
   int64_t held = 0;
-  /// Of the bucket of gradients, from the pool.
+  /// The bucket of gradients, from the pool.
   int64_t bucket = 0;
 };
 
-/// One unit of a tree. The outermost has no outer one and comes last; the others in the order in which they are made.
+/// One unit of a tree. The outermost has no outer unit and comes last; the others come in the order in which they are
+/// made.
 struct UnitBytes {
   std::vector<GroupBytes> groups;
   std::optional<size_t> outer;
   bool has_full_copies = false;
   bool reshards_after_forward = true;
-  /// Its full copies are gathered from other ranks, and so ahead of their use.
+  /// Its full copies come from other ranks, and so can be gathered ahead of their use.
   bool is_gathered = false;
-  /// Its gradients are summed with those of others; if not, whole ones are what is left in the end.
+  /// Its gradients are summed with those of other ranks. If not, whole gradients stay until the end of the step.
   bool is_summed = true;
 };
 
-/// What happens in a forward, in this order; in backward it is the other way round.
+/// What happens in a forward, in this order; backward goes through it in reverse.
 struct StepEvent {
   enum class Kind { begin, use, end };
   Kind kind;
   size_t unit;
-  /// Of a use: bytes of the whole gradient of the parameter, 0 where it has none.
+  /// For a use: bytes of the parameter's whole gradient, 0 if it gets none.
   int64_t gradient = 0;
 };
 
-/// The most that the pool and whole gradients take together.
+/// The most that the pool and whole gradients take together, in forward and in backward.
 struct StepPeaks {
   int64_t forward = 0;
   int64_t backward = 0;
-  /// Of whole gradients alone.
+  /// The most that whole gradients take alone.
   int64_t local_gradients = 0;
-  /// What the pool keeps in the end.
+  /// What the pool keeps at the end of a step.
   int64_t pool = 0;
 };
 
-/// Goes through steps in the engine's own order (engine/order.h), with sums that are done at the next event, until the
-/// pool grows no more.
+/// Simulates steps in the engine's own order (engine/order.h), each sum done at the next event, until nothing changes
+/// any more.
 SHARDWISE_API StepPeaks walk_steps(const std::vector<UnitBytes>& units, const std::vector<StepEvent>& forward);
 
 } // namespace shardwise::engine

@@ -13,7 +13,7 @@
 namespace shardwise::engine {
 namespace {
 
-/// Where what was seen begins, after 32 bits for a length.
+/// A word is a length in 32 bits, then Sighting::shared from bit kShared on, and Sighting::unheld at bit kUnheld.
 constexpr unsigned kShared = 32;
 constexpr unsigned kUnheld = 62;
 constexpr auto kWhat = "the comparison of the wrapped modules";
@@ -43,7 +43,7 @@ std::vector<Sighting> compare_structure(
     int64_t rank, at::Device device, Counters& counters) {
   std::string text;
   for (const auto& line : lines) text += line + "\n";
-  // In the bits that a length leaves free.
+  // What was seen travels in the bits that the length leaves free.
   const auto rest = uint64_t{text.size()} | static_cast<uint64_t>(seen.shared + 1) << kShared |
                     (seen.unheld ? uint64_t{1} << kUnheld : 0);
   const auto head = at::tensor({static_cast<int64_t>(base::fingerprint(text)), static_cast<int64_t>(rest)}, at::kLong);

@@ -17,7 +17,8 @@ namespace {
 
 using Trees = base::WeakTable<const Schedule*, Schedule>;
 
-/// The trees with units on a process group, which is one rank's: ranks may be threads.
+/// The trees that have units on a process group. A process group belongs to one rank, so ranks that are threads do not
+/// mix.
 struct TreeTable {
   std::mutex mutex;
   std::map<const void*, Trees> trees;
@@ -65,7 +66,7 @@ std::string describe(const Units& units) {
   return "a backward that sums the gradients of units " + with + rest;
 }
 
-/// Below those that have a meaning of their own, above the smallest numbers.
+/// A number for what the words say, below all those with a meaning of their own; `/ 4` keeps it in range.
 int64_t event_of(const std::vector<uint64_t>& words) {
   return comm::Agreement::kWrapping - 1 - static_cast<int64_t>(base::fingerprint(words) / 4);
 }
@@ -83,7 +84,7 @@ int64_t event_of(const Units& units) {
 } // namespace
 
 void agree_on_sums(const std::vector<std::shared_ptr<Unit>>& units) {
-  // In the order of the trees' units, which is the same on all ranks; that of addresses is not.
+  // In the order of the tree's units, which is the same on all ranks; the order of addresses is not.
   auto groups = by_agreement(units);
   for (const auto& unit : units) {
     const auto group = groups.find(unit->ranks().agreement().get());

@@ -8,18 +8,18 @@ namespace shardwise::engine {
 class Schedule;
 class Unit;
 
-/// Has all ranks compare which of these units, a tree, sum their gradients in the backward that begins. Raises an Error
-/// that names them when ranks differ: the sums that follow are then the same everywhere.
+/// Has all ranks compare which of these units, all of one tree, sum their gradients in the backward that begins. Raises
+/// an Error that names them if ranks differ, so that the sums that follow are the same everywhere.
 void agree_on_sums(const std::vector<std::shared_ptr<Unit>>& units);
 
-/// Has all ranks compare how many of these units have started their sums, in the order of sums, in a backward that
-/// died. Raises an Error where ranks differ: some of them wait for sums that others will not join.
+/// Has all ranks compare how many of these units, in the order of sums, have started theirs in a backward that died.
+/// Raises an Error if ranks differ: some would wait for sums that others do not join.
 void agree_on_death(const std::vector<std::shared_ptr<Unit>>& units, size_t started);
 
-/// A tree has this unit.
+/// From now on trees_beside() finds `tree` for this unit.
 void add_to_tree(const Unit& unit, const std::shared_ptr<Schedule>& tree);
-/// The trees whose sums go over the process groups of these units, this one's too, in the order in which they were
-/// made: that is the same on all ranks.
+/// The trees whose sums use the process groups of these units, their own tree included, in the order in which they were
+/// made, which is the same on all ranks.
 std::vector<std::shared_ptr<Schedule>> trees_beside(const std::vector<std::shared_ptr<Unit>>& units);
 
 } // namespace shardwise::engine

@@ -150,7 +150,7 @@ bool Unit::begin_unshard() {
     }
   }
   if (!has_full_copies()) {
-    // Leaves are what hooks and operations of the module see: they follow what stands for them.
+    // Hooks and operations see the leaves, which must follow the tensors that a front end shows in their place.
     settings_.front_end ? renew_groups() : need_values();
     return false;
   }
@@ -181,7 +181,7 @@ void Unit::finish_unshard() {
   for_full_copies(
       [&](group::Copies& copies) { written = copies.finish_unshard(holders, buffers(), name_, counters_) || written; });
   if (!written) return show(true);
-  // While the old values were on the wire.
+  // A shard was written while the old values were on their way: gather again.
   begin_unshard();
   finish_unshard();
 }
@@ -203,7 +203,7 @@ bool Unit::unshard() {
 void Unit::gradient_arriving(group::Parameter& parameter, bool defined) {
   schedule_->gradient_arriving(*this, parameter, defined);
   if (!observe::recording()) return;
-  // A direct call was not seen to end.
+  // The end of a direct call cannot be seen. With a gradient it is certainly over.
   forward_span_.reset();
   if (schedule_->order().missing(id_) > 0) begin(backward_span_, "backward");
 }
@@ -230,7 +230,8 @@ void Unit::forget_backward() {
   sums_.forget();
 }
 
-// A gather takes over what was frozen; but not in a backward, which knows by then which gradients will come.
+// A gather takes over what was frozen meanwhile, but in a backward only at its end: the backward knows already which
+// gradients will come.
 void Unit::end_backward() {
   if (!std::exchange(gathered_in_backward_, false) || !shows_full_) return;
   for (const auto& parameter : parameters_) parameter->follow_visible();
@@ -251,7 +252,7 @@ void Unit::take_memory() {
   const auto take = [&](const auto& group) {
     return has_memory(group) || (group->full_copies() && group->full_copies()->take_memory(*settings_.front_end));
   };
-  // All groups that can, also where another one has to be made anew.
+  // Every group that can takes its memory, even if another group has to be made anew.
   size_t taken = 0;
   for (const auto& group : groups_) taken += take(group) ? 1 : 0;
   if (taken < groups_.size()) follow_parameters(/*takes_memory=*/true);
@@ -259,13 +260,13 @@ void Unit::take_memory() {
 
 void Unit::follow_parameters(bool takes_memory) {
   const auto fits = [](const auto& group) { return group->fits(); };
-  // Of a backward that was not the last one.
+  // Publishes what a backward that was not the last one left.
   const auto settle = [&] { schedule_->settle(); };
   if (!std::all_of(groups_.begin(), groups_.end(), fits)) {
     need_no_copies();
     settle();
     reshard();
-    // Where that fails, the old ones stay, and are found unfit again.
+    // If this throws, the old groups stay, and the next call finds again that they do not fit.
     auto renewed = group::Group::make(parameters_, setting(takes_memory));
     groups_ = std::move(renewed);
     return;

@@ -24,59 +24,59 @@ class Span;
 
 namespace shardwise::engine {
 
-/// A tensor of a module and all the names it has there.
+/// A tensor of a module, and all its names there.
 struct NamedTensor {
   std::vector<std::string> names;
   at::Tensor tensor;
   /// The dimension to cut it along.
   int64_t shard_dim = 0;
-  /// Every rank keeps all of it, in a sharded unit too.
+  /// Every rank keeps all of it, even in a sharded unit.
   bool whole = false;
-  /// The memory of a tensor that is around another one; undefined where it has its own.
+  /// For a tensor that wraps another one, the one with the memory; undefined if it has memory of its own.
   at::Tensor full = {};
-  /// Where its values are if that memory is of another dtype; undefined where they are in it. With an extension this
+  /// The values, if they are elsewhere because that memory is of another dtype; else undefined. With an extension, this
   /// rank's shard.
   at::Tensor values = {};
-  /// How it travels; null where its shard is a piece like any other.
+  /// Its own way to travel; null if its shard is an ordinary piece.
   std::shared_ptr<group::Extension> extension = nullptr;
-  /// What this rank saw, and all ranks act upon: nothing but registries holds it, which makes it whole; its memory is
-  /// shared with something that will not follow it, which is an Error.
+  /// What this rank found, and all ranks act upon. `unheld`: only registries hold the parameter, so it stays whole.
+  /// `shared`: its memory is shared with something that will not follow it, which is an Error.
   bool unheld = false;
   bool shared = false;
 };
 
 /// How a unit is made.
 struct UnitSettings {
-  /// Every rank holds everything. `layout` is then that of full copies apart from what the optimizer sees, or none.
+  /// Every rank holds everything. `layout` is then that of separate full copies, or `replicate` if there are none.
   bool replicates = true;
   group::Layout layout = group::Layout::replicate;
   MixedPrecision precision = {};
   std::optional<CpuOffload> offload = std::nullopt;
   /// Every rank first gets the values of rank 0.
   bool broadcast = false;
-  /// Unset: a unit frees its full copies after its forward, the outermost one keeps them.
+  /// Unset: a unit frees its full copies after its forward, except the outermost one.
   std::optional<ReshardAfterForward> reshard_after_forward = std::nullopt;
-  /// A collective of the user's own gets the mesh's process group, which he knows, and not one of the units' own.
+  /// The user's own collectives get the mesh's process group, which the user knows, instead of one of the units' own.
   bool customs_on_mesh = false;
-  /// Needed where full copies come and go; lives as long as the unit.
+  /// Needed where full copies come and go. Lives as long as the unit.
   std::shared_ptr<group::FrontEndCallbacks> front_end = nullptr;
-  /// The ranks that hold everything together after forward, where the front end has a process group of them: for a mesh
-  /// whose groups have no store, over which it could make one.
+  /// A process group of the ranks that together hold everything after forward, if the front end has one: for a mesh
+  /// whose groups have no store over which to make it.
   c10::intrusive_ptr<c10d::ProcessGroup> neighbours = nullptr;
 
-  /// Whether modules compute with what the optimizer sees where that is of this dtype: it is neither cut, cast nor
-  /// moved to the device.
+  /// Whether modules compute with the very tensors that the optimizer sees, if these have this dtype: they are neither
+  /// cut, nor cast, nor moved to the device.
   SHARDWISE_API bool shares(at::ScalarType dtype, at::Device device) const;
 };
 
 /// One call of replicate() or fully_shard(): the parameters below a module that no inner unit has. Units form a tree,
-/// and the schedule of their tree says when they do what.
+/// and the schedule of the tree says when things happen.
 ///
-/// The hooks of its leaves keep a unit alive, a unit keeps its outer one; nothing here keeps a leaf alive.
+/// The hooks on its leaves keep a unit alive, and a unit keeps the one around it; nothing here keeps a leaf alive.
 class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private group::Parameter::Listener {
  public:
-  /// Every tensor once. Compares the names, shapes and dtypes of all ranks; broadcasts the parameters that this unit
-  /// has itself, and the buffers.
+  /// Lists each tensor once. Compares names, shapes and dtypes with the other ranks. If `settings` say so, broadcasts
+  /// the parameters that this unit has itself, and the buffers.
   static std::shared_ptr<Unit> create(
       const Mesh& mesh, std::vector<NamedTensor> parameters, const std::vector<NamedTensor>& buffers,
       const UnitSettings& settings);
@@ -93,7 +93,7 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   bool replicates() const {
     return settings_.replicates;
   }
-  /// Whether its modules compute with other tensors than the optimizer sees: they are gathered, or cast.
+  /// Whether its modules compute with full copies, gathered or cast, instead of the tensors that the optimizer sees.
   bool has_full_copies() const {
     return settings_.layout != group::Layout::replicate;
   }
@@ -122,14 +122,14 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   const comm::Collectives& shards() const {
     return ranks_.shards();
   }
-  /// Its number among the units of the agreement, the same on all ranks.
+  /// Its number among the units of its agreement, the same on all ranks.
   int64_t number_for_all() const {
     return number_for_all_;
   }
   at::Device device() const {
     return mesh_.device();
   }
-  /// What counts what this unit alone does.
+  /// The counters of this unit alone.
   Counters& own_counters() {
     return counters_;
   }
@@ -156,66 +156,66 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   // What front ends announce.
   /// A full copy is about to be used, or the module begins.
   void enter(Keep keep);
-  /// The same of one use: of little cost where the unit was entered last and nothing changed since.
+  /// The same for one use of a tensor: cheap if this unit was entered last and nothing changed since.
   void use(const at::Tensor& tensor, Keep keep);
-  /// Another of its modules begins, in forward; it is open since the first one.
+  /// Another of its modules begins its forward; the unit has been open since the first one.
   void come_back();
-  /// `exactly`: the module is seen to end each time it runs, and the unit is closed then.
+  /// The module ended. `exactly`: this is seen each time it runs, so that the unit is closed.
   void leave(bool exactly = false);
   /// A shard is about to be written.
   void shard_written();
-  /// The parameter whose full copy lies at this memory; null when none does.
+  /// The parameter whose full copy lies in the memory of this tensor; null if none does.
   const group::Parameter* parameter_at(const at::Tensor& tensor) const;
-  /// Whether this is what stands for a parameter of its own.
+  /// Whether this tensor stands for its own parameter number `index`.
   bool sees(size_t index, const at::Tensor& tensor) const {
     return index < seen_.size() && seen_[index] == tensor.unsafeGetTensorImpl();
   }
-  /// The same of all of them: none was exchanged for another tensor, as a cast of one module does it.
+  /// The same for all of them: none was replaced by another tensor, as a cast of a single module does.
   bool sees_all() const;
   /// This rank's parts of its own parameters.
   std::vector<at::Tensor> stored() const;
-  /// From now on `shard` holds this rank's part of a parameter of its own, and the optimizer sees `visible`.
+  /// From now on `shard` holds this rank's part of its own parameter number `index`, and the optimizer sees `visible`.
   void replace_shard(size_t index, const at::Tensor& shard, std::shared_ptr<group::VisibleParameter> visible);
-  /// From now on a parameter of its own travels in its own way.
+  /// From now on its own parameter number `index` has its own way to travel.
   void set_extension(size_t index, std::shared_ptr<group::Extension> extension);
-  /// Null for a tensor that is no shard of this unit's.
+  /// The parameter of this shard; null if it is not a shard of this unit.
   const group::Parameter* parameter_of_shard(const at::Tensor& tensor) const;
 
   // Full copies.
-  /// Returns whether a gather is under way now.
+  /// Returns whether a gather is now under way.
   bool begin_unshard();
   void finish_unshard();
-  /// `hold`: keeps what fewer ranks hold together after forward, if there is such a thing.
+  /// `hold`: keeps this rank's larger part for the backward, if there is one (see ReshardAfterForward).
   void reshard(bool hold = false);
-  /// Both; returns whether there was something to wait for.
+  /// begin_unshard() and finish_unshard(). Returns whether there was anything to wait for.
   bool unshard();
-  /// Whether its modules show full copies.
+  /// Whether its modules show full copies now.
   bool shows_full() const {
     return shows_full_;
   }
-  /// Whether it may gather in a backward, where uses are announced.
+  /// Whether a backward that reaches the unit gathers it. Stays off without a front end, which announces uses.
   void set_unshard_in_backward(bool value) {
     timing().unshard_in_backward = value && settings_.front_end;
   }
 
   /// Whether a backward runs on this thread.
   static bool in_backward();
-  /// The schedule's, for the whole tree.
+  /// Calls that of the schedule, for the whole tree.
   void reduce_pending();
-  /// Makes the groups anew when parameters were cast, moved or loaded since, their buckets when some were frozen.
-  /// Raises Error when some have no values yet.
+  /// Makes the groups anew if parameters were cast, moved or loaded since, and their buckets if some were frozen.
+  /// Raises Error if some have no values yet.
   void renew_groups();
 
   /// Raises an Error that names all parameters of the tree that are on the meta device.
   void need_values() const;
-  /// Gives memory to those of these parameters of its own that are on the meta device.
+  /// Gives memory to those of these tensors, its own parameters, that are on the meta device.
   void provide_memory(const std::vector<at::Tensor>& parameters);
-  /// Parameters were cast or moved, and nobody has taken anything from them since: they get the unit's memory. Where
-  /// nobody calls this, what trains is the memory that they have at the next use, at the cost of a copy for each
+  /// Parameters were cast or moved, and nobody has taken anything from them since: moves them into the unit's memory.
+  /// Without this call, training goes on in the memory that they have at the next use, at the cost of a copy for each
   /// gather.
   void take_memory();
 
-  /// What the handle sets; every flag is read where its name says.
+  /// What the public handle sets. shardwise/unit.h says when each is read.
   struct Options {
     bool sync = true;
     bool all_reduce = true;
@@ -266,19 +266,19 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   UnitRanks ranks_;
   int64_t number_for_all_ = 0;
   GradientSums sums_{*this};
-  /// The running backward gathered it.
+  /// The running backward gathered this unit.
   bool gathered_in_backward_ = false;
   bool shows_full_ = false;
-  /// The tensors that stand for its parameters; null where a parameter shows none.
+  /// The tensors that stand for its parameters; null where there is none.
   std::vector<const at::TensorImpl*> seen_;
   std::vector<std::unique_ptr<group::Parameter>> parameters_;
   std::vector<std::unique_ptr<group::Group>> groups_;
   std::shared_ptr<Unit> outer_;
   std::shared_ptr<Schedule> schedule_;
-  /// In the schedule's order.
+  /// Its id in the schedule's order.
   UnitId id_ = 0;
   Counters counters_;
-  /// Where events are recorded: from the first use to the module's end, or to the last gradient.
+  /// While a record is on: from the first use to the end of the module, or to the last gradient.
   std::unique_ptr<observe::Span> forward_span_;
   std::unique_ptr<observe::Span> backward_span_;
 };

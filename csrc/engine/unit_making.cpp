@@ -85,7 +85,7 @@ void check_holders(const Mesh& mesh, const UnitSettings& settings) {
       size, ", the number of shards of ", mesh.describe(), ", not ", count, "."));
 }
 
-/// What stands before `local` at the end of `full`, without the dot.
+/// `full` without `local` at its end, and without the dot between them.
 std::string path_before(const std::string& full, const std::string& local) {
   const auto size = full.size() - std::min(full.size(), local.size());
   return full.substr(0, size > 0 ? size - 1 : 0);
@@ -110,7 +110,7 @@ Unit::Unit(const Mesh& mesh, const UnitSettings& settings)
       ranks_(mesh, settings.replicates, settings.customs_on_mesh),
       schedule_(std::make_shared<Schedule>(number_)) {}
 
-// One rank is all that hold everything: the full copies stay. All ranks are what resharding means anyway.
+// With a count of 1 each rank holds everything, and full copies stay. With all ranks this is ordinary resharding.
 void Unit::find_neighbours() {
   const auto& setting = settings_.reshard_after_forward;
   if (!setting || !setting->ranks()) return;
@@ -137,8 +137,8 @@ std::shared_ptr<Unit> Unit::create(
     for (const auto& parameter : own) check_can_be_laid_out(parameter, unit->kind());
   }
   unit->ranks_.make_groups();
-  // A replicated unit may be used on some ranks only, so that it takes part whenever its tree does. A sharded one runs
-  // on all ranks or on none.
+  // A replicated unit may be used on some ranks only, so it takes part whenever its tree does. A sharded unit runs on
+  // all ranks or on none.
   UnitTiming timing{
       .unshard_in_backward = settings.front_end != nullptr,
       .is_gathered = unit->shards().size() > 1,
@@ -170,7 +170,7 @@ void Unit::make_shard(group::Parameter& parameter, const at::Tensor& values) {
   at::Tensor shard;
   {
     const group::ComputeGuard guard;
-    // Of full size at first: its group, which knows who holds what, takes this rank's piece of it.
+    // Of full size at first: its group, which knows the layout, takes this rank's piece of it.
     shard = values.detach();
   }
   parameter.set_shard(shard.set_requires_grad(parameter.leaf_requires_grad()));
@@ -184,7 +184,7 @@ void Unit::replace_shard(size_t index, const at::Tensor& shard, std::shared_ptr<
   seen_.resize(parameters_.size());
   remove_shard(seen_[index]);
   remove_shard(parameter.shard_identity());
-  // A cast may have made it of the dtype to compute in, or of another one.
+  // A cast may have given it the dtype to compute in, or another one.
   parameter.whole = is_shared;
   parameter.set_shard(is_shared ? at::Tensor() : shard);
   if (!is_shared) {
@@ -227,7 +227,7 @@ void Unit::check_structure(std::vector<NamedTensor>& own, const std::vector<Name
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank].shared >= 0) refuse_shared(own.at(all[rank].shared), world > 1 ? rank : mesh_.rank());
   }
-  // What is so on one rank is so on all: the others have handles on it that are not their modules'.
+  // Unheld on one rank means unheld on all: on the others something besides the modules holds a handle on it.
   if (std::none_of(all.begin(), all.end(), [](const auto& one) { return one.unheld; })) return;
   if (world > 1) unheld = any_of_ranks(unheld, ranks_.axes(), mesh_.device(), counters_);
   for (size_t i = 0; i < own.size(); ++i) own[i].whole = own[i].whole || unheld[i];

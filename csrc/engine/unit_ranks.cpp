@@ -45,7 +45,8 @@ void UnitRanks::make_neighbours(int64_t count, const c10::intrusive_ptr<c10d::Pr
   neighbours_ = comm::Collectives({group, {.first = names[first], .stride = names.stride}});
 }
 
-// What every rank has may come and go on some ranks only.
+// With a single shard every rank has everything. Full copies may then come and go on some ranks only, so nothing is
+// compared.
 comm::Collectives UnitRanks::for_gather(
     const Gather& gather, const Customs& customs, const std::function<std::string()>& describe, Counters& counters) {
   const auto& ranks = gather.near ? neighbours_ : gathers_apart(customs) ? gather_ : known_;
@@ -84,7 +85,7 @@ void UnitRanks::meet(int64_t event, const std::string& text, Counters& counters)
   if (agreement_) agreement_->meet(event, text, counters);
 }
 
-// Along the first axis it reaches one rank of each row of the second.
+// The first axis brings the values to one rank of each row, the second axis to the whole row.
 void UnitRanks::spread(const at::Tensor& tensor, const std::string& what, Counters& counters) const {
   for (const auto& axis : axes()) {
     if (axis.size() > 1) axis.broadcast(tensor, 0, what, counters).wait();

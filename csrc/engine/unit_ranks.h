@@ -14,31 +14,34 @@
 
 namespace shardwise::engine {
 
-/// Who shares what with whom in a unit: the ranks that hold the other shards, those that hold copies of this rank's,
-/// and the process groups of its gathers and sums. What it gives has its place in the order that all ranks agree upon.
+/// With whom this rank shares what in a unit: the ranks that hold the other shards, those that hold copies of its own,
+/// and the process groups of gathers and sums. The collectives that it hands out have their place in the order that all
+/// ranks agree upon.
 class SHARDWISE_API UnitRanks {
  public:
-  /// `customs_on_mesh`: a collective of the user's own gets the mesh's process group, which he knows.
+  /// `customs_on_mesh`: the user's own collectives get the mesh's process group, which the user knows.
   UnitRanks(const Mesh& mesh, bool replicates, bool customs_on_mesh);
 
-  /// The units' own process groups. Once all ranks are known to wrap the same, for they make these together.
+  /// Makes the units' own process groups. Only once all ranks are known to wrap the same, since they make these
+  /// together.
   void make_groups();
-  /// So many ranks hold everything together after forward: `given` is their process group, or null.
+  /// From now on `count` ranks in a row hold everything together after forward. `given` is their process group, or
+  /// null.
   void make_neighbours(int64_t count, const c10::intrusive_ptr<c10d::ProcessGroup>& given);
 
-  /// The ranks that hold the other shards of what this one holds.
+  /// The ranks that hold the other shards of this rank's parameters.
   const comm::Collectives& shards() const {
     return shards_;
   }
-  /// The ranks that hold the same as this one.
+  /// The ranks that hold copies of what this rank holds.
   const comm::Collectives& copies() const {
     return copies_;
   }
-  /// Those that hold everything together after forward; of nobody where those are all.
+  /// The ranks that hold everything together after forward; of size 1 if that takes all ranks.
   const comm::Collectives& neighbours() const {
     return neighbours_;
   }
-  /// Shards and copies, in the order of the mesh's axes: together they reach all its ranks.
+  /// Those with copies and those with shards, in the order of the mesh's axes: together they reach all its ranks.
   std::vector<comm::Collectives> axes() const {
     return {copies_, shards_};
   }
@@ -46,43 +49,44 @@ class SHARDWISE_API UnitRanks {
   int64_t world() const {
     return int64_t{shards_.size()} * copies_.size();
   }
-  /// Whether both reach the same ranks, be it with shards or with copies.
+  /// Whether both reach the same ranks, no matter which of them hold shards or copies.
   bool reach_the_same(const UnitRanks& other) const {
     return (shards_ == other.shards_ && copies_ == other.copies_) ||
            (shards_ == other.copies_ && copies_ == other.shards_);
   }
-  /// Null where nothing is compared.
+  /// Null where ranks do not compare what they do.
   const std::shared_ptr<comm::Agreement>& agreement() const {
     return agreement_;
   }
 
-  /// Collectives that are the user's own where he gave some.
+  /// The user's own collectives; empty where there are none.
   struct Customs {
     CustomCollective all_gather;
     CustomCollective reduce_scatter;
   };
   struct Gather {
-    /// It is among the neighbours.
+    /// Among neighbours() only.
     bool near = false;
     bool backward = false;
-    /// Its unit's number among all of the agreement.
+    /// The number of its unit in the agreement.
     int64_t unit = 0;
   };
-  /// For the gather that comes next. `describe` tells what it is, for errors.
+  /// For the next gather. `describe` says what it is, for errors.
   comm::Collectives for_gather(
       const Gather& gather, const Customs& customs, const std::function<std::string()>& describe, Counters& counters);
-  /// For the sums that come next: what they are follows from what was compared before.
+  /// For the next sums. Nothing is compared: what they are follows from what was compared before.
   comm::Collectives for_first_sum(const Customs& customs) const;
   comm::Collectives for_second_sum() const;
-  /// Sums and gathers, or collectives of the program's own, share a process group, or nobody compares the order.
+  /// Whether sums must wait for the end of the backward: they share a process group with gathers or with the program's
+  /// own collectives, or nobody compares the order.
   bool must_sum_late(const Customs& customs) const;
-  /// For a collective among the shards' ranks that belongs to no unit, once all ranks are about to issue it: `event` of
-  /// the agreement.
+  /// For a collective among the shards' ranks that belongs to no unit. The ranks first agree on `event`.
   comm::Collectives for_event(int64_t event, const char* what, Counters& counters);
 
-  /// All ranks come here, or get an error that names what each does: this one `text`.
+  /// Returns when all ranks come here. If they do not, all get an error that says what each does; this rank does
+  /// `text`.
   void meet(int64_t event, const std::string& text, Counters& counters);
-  /// Overwrites with the values of the mesh's first rank, on all of them.
+  /// Overwrites `tensor` on all ranks with the values of the mesh's first rank.
   void spread(const at::Tensor& tensor, const std::string& what, Counters& counters) const;
 
  private:
@@ -99,9 +103,9 @@ class SHARDWISE_API UnitRanks {
   bool customs_on_mesh_;
   comm::Collectives shards_;
   comm::Collectives copies_;
-  /// Among the shards' ranks, on a process group of its own where there is one.
+  /// The shards' ranks, on a process group for gathers alone where there is one.
   comm::Collectives gather_;
-  /// The same on the mesh's process group, which the program knows.
+  /// The shards' ranks on the mesh's own process group, which the program knows.
   comm::Collectives known_;
   comm::Collectives neighbours_;
   bool gathers_have_group_ = false;

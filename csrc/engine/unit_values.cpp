@@ -37,12 +37,12 @@ void Unit::need_values() const {
       if (parameter->stored().is_meta()) names.push_back(parameter->name());
     }
   }
-  // Memory came since the groups were made; whoever uses them makes them anew.
+  // They got memory since the groups were made; the next use makes the groups anew.
   if (names.empty()) return;
   throw Error(still_on_meta(mesh_.rank(), names));
 }
 
-// A front end whose modules' members and parameters() are the same tensors cannot part them later.
+// Where a module's members and parameters() are the same tensors, they cannot be separated later.
 void Unit::need_no_copies() const {
   if (has_full_copies()) return;
   for (const auto& parameter : parameters_) {
@@ -57,7 +57,7 @@ void Unit::need_no_copies() const {
   }
 }
 
-// Once it is said the unit is as it was, and may be used again.
+// The memory is restored before the error is raised, so that the unit can be used again.
 void Unit::need_own_memory() const {
   std::string lost;
   for (const auto& parameter : parameters_) {
@@ -84,7 +84,7 @@ void Unit::provide_memory(const std::vector<at::Tensor>& parameters) {
     }
     const group::ComputeGuard guard;
     const auto options = tensor.options().device(settings_.offload ? at::Device(at::kCPU) : mesh_.device());
-    // Without memory of its own: the group copies it into its part.
+    // An expanded scalar takes no memory of this size; the group copies it into its part.
     group::replace_data(tensor, at::zeros({}, options).expand(tensor.sizes()));
   }
   follow_parameters(/*takes_memory=*/true);

@@ -7,14 +7,14 @@
 
 namespace shardwise::group {
 
-/// The key that tensors carry whose use a front end must learn of; nn/touch.h says how it works.
+/// The dispatch key of tensors whose use a front end must learn of; nn/touch.h explains it.
 inline constexpr c10::DispatchKey kTouchKey = c10::DispatchKey::DeferredInit;
 
-/// Around all tensor work of ours: autograd, autocast and the touch trigger do not see it, and what it makes is an
-/// ordinary tensor even when the caller is in inference mode. Views made under it are not views to autograd.
+/// Put around all tensor work of ours: autograd, autocast and the touch trigger do not see it, and what it makes is an
+/// ordinary tensor even if the caller is in inference mode. Views made under it are not views to autograd.
 class ComputeGuard {
  public:
-  // What InferenceMode(false), AutoGradMode(false) and three guards of dispatch keys do, at a third of their cost.
+  // Does what InferenceMode(false), AutoGradMode(false) and three guards of dispatch keys do, at a third of their cost.
   ComputeGuard() : autograd_(c10::AutogradState::get_tls_state()), keys_(c10::impl::tls_local_dispatch_key_set()) {
     c10::AutogradState::set_tls_state(
         {/*grad_mode=*/false, /*inference_mode=*/false, /*fw_grad_mode=*/true,

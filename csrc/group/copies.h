@@ -11,7 +11,7 @@
 
 namespace shardwise::group {
 
-/// Full copies of a group's parameters: brought together from the shards of all ranks, and freed.
+/// Full copies of a group's parameters: gathered from the shards of all ranks, and freed again.
 class Copies {
  public:
   /// `freed` -> gathering -> full -> freed.
@@ -25,7 +25,7 @@ class Copies {
   State state() const {
     return state_;
   }
-  /// Full, and no shard was written since.
+  /// Whether they are full, and no shard was written since.
   bool current() const {
     return state_ == State::full && !written();
   }
@@ -36,20 +36,21 @@ class Copies {
   bool must_gather() const {
     return state_ != State::gathering && !current();
   }
-  /// Whether each shard is still of the kind that it was made for.
+  /// Whether each shard is still of the kind that these copies were made for.
   virtual bool fits() const = 0;
 
-  /// What can fail on this rank alone, before the others are told of a gather.
+  /// Does what can fail on this rank alone, before the other ranks are told of a gather.
   virtual void prepare() {}
-  /// Starts to bring the full copies. Nothing happens when they are current or on their way. `may_hold`: whether
+  /// Starts to bring the full copies. Does nothing if they are current or on their way. `may_hold`: whether
   /// finish_unshard() may be asked to put something aside.
   virtual void begin_unshard(
       const comm::Collectives& collectives, bool may_hold, comm::Buffers& buffers, const std::string& unit,
       Counters& counters) = 0;
-  /// Ends what was begun, if it was. Returns whether a shard was written meanwhile, so that it has to begin again.
-  /// Puts aside what this rank is to hold when `holders` ranks in a row hold everything together; of one, nothing.
+  /// Ends what was begun, if anything was. Returns whether a shard was written meanwhile, so that it has to begin
+  /// again. If `holders` ranks in a row are to hold everything together, puts this rank's share aside; if it is 1,
+  /// nothing.
   virtual bool finish_unshard(int64_t holders, comm::Buffers& buffers, const std::string& unit, Counters& counters) = 0;
-  /// Whether what was put aside is current: begin_unshard() then takes collectives of the holders.
+  /// Whether what was put aside is current: begin_unshard() is then given collectives among the holders alone.
   virtual bool holds() const {
     return false;
   }
@@ -64,7 +65,7 @@ class Copies {
   void set_state(State state) {
     state_ = state;
   }
-  /// What comes now is of the shards as they are.
+  /// The gather that begins now is of the shards as they are now.
   void begin_current() {
     stale_ = false;
     gathered_versions_ = versions();
@@ -73,8 +74,8 @@ class Copies {
   bool written() const {
     return stale_ || versions() != gathered_versions_;
   }
-  /// For errors. Asked for where the gather is started or waited for, by this, in a call of its unit: both are there
-  /// then.
+  /// The name of the gather, for errors. Refers to this object and to `unit`: it is only called while the gather is
+  /// started or waited for, when both exist.
   comm::CollectiveName named(const std::string& unit) const;
 
  private:

@@ -9,10 +9,10 @@
 namespace shardwise::group {
 namespace {
 
-/// Elements: torch's kernels begin to use several threads here.
+/// In elements: from here on torch's kernels use several threads.
 constexpr int64_t kSmall = 32768;
 
-/// Counts elements of one size from the first of a tensor.
+/// The addresses of a tensor's elements, by their number in memory.
 class Elements {
  public:
   explicit Elements(const at::Tensor& tensor)
@@ -55,7 +55,7 @@ void CopyBatch::put(const at::Tensor& whole, const Runs& runs, const at::Tensor&
       {Elements(part).at(offset), Elements(whole).at(runs.start), runs.count, runs.length, runs.length, runs.stride});
 }
 
-// One gradient has a piece for each rank, of which there may be thousands.
+// begin() runs once for all pieces of a gradient: it has one for each rank, of which there may be thousands.
 void CopyBatch::scale(const at::Tensor& whole, c10::ArrayRef<Piece> pieces, double factor, const at::Tensor& part) {
   const Elements from(whole);
   const Elements to(part);

@@ -16,7 +16,8 @@
 
 namespace shardwise::group {
 
-/// The elements of a contiguous tensor that a cut gives to a rank: runs at equal distances.
+/// The elements of a contiguous tensor that a cut gives to a rank: `count` runs of `length` elements each, `stride`
+/// apart, from `start` on.
 struct Runs {
   int64_t count = 0;
   int64_t length = 0;
@@ -29,32 +30,32 @@ struct Runs {
 };
 SHARDWISE_API Runs runs_of(const layout::Cut& cut, int64_t rank);
 
-/// A rank's runs, and at which element of a vector of pieces they stand one after another.
+/// A rank's runs, and the element of a vector from which on they stand one after another.
 struct Piece {
   Runs runs;
   int64_t offset = 0;
 };
 
-/// Pieces that are moved together, by run(). Their tensors live until then.
+/// Pieces that are moved together, by run(). What they are read from is kept alive until then.
 class SHARDWISE_API CopyBatch {
  public:
-  /// Whether pieces of a tensor are moved here: where its elements lie on a CPU and are few, or on a device that has
-  /// kernels.
+  /// Whether pieces of this tensor are moved here: it is small and on a CPU, or on a device that has kernels.
   static bool takes(const at::Tensor& tensor);
   /// Whether scale() knows both dtypes.
   static bool scales(at::ScalarType from, at::ScalarType to);
 
-  /// A piece, which lies at element `offset` of `part`, goes to its place in `whole`. Same dtype; both contiguous.
+  /// Adds a piece that lies at element `offset` of `part`, and goes to its place in `whole`. Same dtype; both
+  /// contiguous.
   void put(const at::Tensor& whole, const Runs& runs, const at::Tensor& part, int64_t offset);
-  /// Pieces of `whole`, multiplied, go to their places in `part`, with the bits that at::mul gives when `whole` is first
-  /// cast to the wider of the two dtypes, which are such that scales(). The memory of `whole` is without gaps, and the
-  /// runs are of that memory.
+  /// Adds pieces of `whole` that go, multiplied by `factor`, to their places in `part`. The bits are those of at::mul
+  /// on `whole` cast to the wider of the two dtypes, which must satisfy scales(). The memory of `whole` has no gaps,
+  /// and the runs count its elements.
   void scale(const at::Tensor& whole, c10::ArrayRef<Piece> pieces, double factor, const at::Tensor& part);
   void run();
-  /// Moves the same once more, later: for whoever knows that everything lies where it lay. Nothing may be added then.
+  /// Makes the same moves once more. Everything must still lie where it lay, and nothing may be added any more.
   void run_again() const;
-  /// Runs, and keeps the moves for run_again(), but no tensor. Returns false, and keeps none, where they were of
-  /// several kinds.
+  /// Runs, and keeps the moves for run_again(), but no tensor. If the moves were of several kinds it keeps none, and
+  /// returns false.
   bool run_and_keep();
 
  private:
@@ -62,11 +63,11 @@ class SHARDWISE_API CopyBatch {
     at::Device device = at::kCPU;
     at::ScalarType from = at::kFloat;
     at::ScalarType to = at::kFloat;
-    /// Unset: bits are copied.
+    /// Unset: elements are copied as they are.
     std::optional<double> factor = std::nullopt;
     bool operator==(const Kind&) const = default;
   };
-  /// What is added next is of this kind, and of this tensor, which lives until it has moved.
+  /// What is added next is of this kind, and is read from this tensor, which is kept alive until it has moved.
   void begin(const Kind& kind, const at::Tensor& from);
 
   Kind kind_;
@@ -75,10 +76,10 @@ class SHARDWISE_API CopyBatch {
   bool ran_before_ = false;
 };
 
-/// Writes 0 and 1 at element `offset` and those after it. Returns false for a dtype that it does not know.
+/// Writes the flags as 0 and 1 from element `offset` on. Returns false for a dtype that it does not know.
 SHARDWISE_API bool put_flags(const std::vector<bool>& flags, const at::Tensor& vector, int64_t offset);
 
-/// A view that is made without the dispatcher, for memory that autograd does not know.
+/// A view that is made without the dispatcher, of memory that autograd does not know.
 SHARDWISE_API at::Tensor view_of(
     const at::Tensor& buffer, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset);
 

@@ -6,10 +6,10 @@
 
 namespace shardwise::group {
 
-// set_data() takes tensors of one kind of memory for another's only where both are dense, and the meta device has none.
+// set_data() replaces one kind of memory by another only if both are dense, which the meta device is not.
 void replace_data(const at::Tensor& tensor, const at::Tensor& data) {
   if (tensor.is_meta() == data.is_meta()) return tensor.set_data(data);
-  // What a graph made while it had no values knows of it is out of date.
+  // A gradient accumulator that was made while the tensor had no values expects gradients of the old kind.
   if (auto* meta = torch::autograd::impl::get_autograd_meta(tensor)) {
     const std::lock_guard lock(meta->mutex_);
     meta->grad_accumulator_.reset();

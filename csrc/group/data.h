@@ -4,12 +4,12 @@
 
 namespace shardwise::group {
 
-/// Tensor::set_data(), also for a tensor on the meta device that gets data on another: it stays the same tensor, with
+/// Does what Tensor::set_data() does, also between the meta device and others. The tensor stays the same object, with
 /// its hooks and its version.
 void replace_data(const at::Tensor& tensor, const at::Tensor& data);
 
-/// Whether the tensor's values lie in a storage of its own, where they may be read: not those of a subclass that has an
-/// operation of its own for everything, which is around other tensors.
+/// Whether the tensor's values lie in a storage of its own, where they may be read. False for a subclass that wraps
+/// other tensors and brings its own version of every operation.
 bool is_plain(const at::Tensor& tensor);
 
 } // namespace shardwise::group

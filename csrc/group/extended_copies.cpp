@@ -30,7 +30,7 @@ ExtendedCopies::ExtendedCopies(std::vector<Parameter*> parameters, int64_t world
       device_(device) {
   for (const auto* parameter : this->parameters()) {
     kinds_.push_back(stored_kind_of(parameter));
-    // Until there is another leaf, this one says where gradients come.
+    // Until make_full() gives another leaf, this one says on which device gradients arrive.
     const auto full = parameter->full();
     if (!full.is_meta() || device_.is_meta()) continue;
     LeafStorage storage(full.sizes(), full.options().requires_grad(false).device(device_));
@@ -90,7 +90,7 @@ void ExtendedCopies::prepare() {
   if (!must_gather()) return;
   inputs_.clear();
   {
-    // The user's code, with all of torch.
+    // The user's code: no ComputeGuard, it gets all of torch.
     const c10::AutoGradMode no_grad(false);
     for (const auto* parameter : parameters()) inputs_.push_back(parameter->extension()->inputs());
   }
@@ -172,7 +172,7 @@ bool ExtendedCopies::finish_unshard(
     }
     make_full();
   } catch (...) {
-    // What failed may still be under way: these vectors do not go back.
+    // What failed may still be using these buffers: they do not go back to the pool.
     sent_ = gathered_ = at::Tensor();
     set_state(State::full);
     mark_stale();

@@ -12,7 +12,8 @@
 
 namespace shardwise::group {
 
-/// The full copies of parameters that have an extension each: what those send travels as bytes, in one collective.
+/// The full copies of parameters that have an extension each. What the extensions send travels as bytes, in one
+/// collective.
 class ExtendedCopies : public Copies {
  public:
   /// The parameters' shards stay as they are. Full copies are on `device`.
@@ -32,13 +33,13 @@ class ExtendedCopies : public Copies {
   }
 
  private:
-  /// What all ranks sent of one input, joined.
+  /// One input, joined from what all ranks sent of it.
   struct Output {
     size_t parameter;
-    /// Of this rank's input.
+    /// The sizes of this rank's input.
     std::vector<int64_t> input_sizes;
     at::ScalarType dtype;
-    /// Of this rank's bytes.
+    /// Where the input lies in the bytes that a rank sends.
     int64_t start;
     int64_t bytes;
     LeafStorage storage;
@@ -55,7 +56,7 @@ class ExtendedCopies : public Copies {
   std::vector<std::pair<at::ScalarType, at::Device>> kinds_;
   std::vector<Output> outputs_;
   int64_t part_ = 0;
-  /// Of each parameter, until they are sent.
+  /// By parameter; until they are sent.
   std::vector<std::vector<at::Tensor>> inputs_;
   at::Tensor sent_;
   at::Tensor gathered_;

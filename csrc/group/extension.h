@@ -15,16 +15,16 @@ class Extension {
   /// What this rank sends. Sizes and dtypes are the same on all ranks, and at every call.
   virtual std::vector<at::Tensor> inputs() = 0;
 
-  /// What its module computes with, and the memory of that with the sizes of the whole parameter; undefined where it
-  /// has its own.
+  /// What its module computes with, and the tensor that has the memory of that, in the sizes of the whole parameter;
+  /// undefined if the leaf has memory of its own.
   struct Leaf {
     at::Tensor leaf;
     at::Tensor full;
   };
-  /// Makes the full copy of the inputs of all ranks, joined along their first dimension. These tensors are the same at
-  /// every call, and have memory until free(). Gives the leaf when it is a new one: at the first call.
+  /// Makes the full copy from the inputs of all ranks, joined along their first dimension. The tensors given are the
+  /// same at every call, and have memory until free(). Returns the leaf if it is a new one, as at the first call.
   virtual std::optional<Leaf> make_full(const std::vector<at::Tensor>& outputs) = 0;
-  /// Lets go of memory beside that of the outputs.
+  /// Frees memory other than that of the tensors given to make_full().
   virtual void free() = 0;
 };
 

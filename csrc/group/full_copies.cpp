@@ -15,7 +15,8 @@
 namespace shardwise::group {
 namespace {
 
-/// Pairs of buffers that a unit meets: those of its own turn, and those that it gets where others were gathered ahead.
+/// How many sets of moves are remembered. A unit comes upon the same few pairs of buffers: those of its own turn, and
+/// those that it gets when others were gathered ahead.
 constexpr size_t kMostPlaces = 4;
 
 } // namespace
@@ -112,7 +113,7 @@ void FullCopies::begin_unshard(
   pending_ = collectives.all_gather(gathered_, part, named(unit), counters, places_directly_ ? &placement : nullptr);
 }
 
-// One piece of memory for all: the pool then keeps few of them.
+// All leaves lie in one piece of memory, so that the pool keeps few of them.
 void FullCopies::refill(comm::Buffers& buffers, Counters& counters) {
   if (memory_.defined()) {
     for (auto& storage : storages_) storage.refill(memory_);
@@ -171,13 +172,14 @@ void FullCopies::copy_out() {
   known_moves_.emplace_back(places, std::move(moves));
 }
 
-// After a gather that failed its buffers may still be used: they do not go back.
+// A gather that failed may still be using its buffers: they do not go back to the pool.
 void FullCopies::leave_buffers() {
   gathered_ = sent_ = at::Tensor();
   if (is_flat_ || places_directly_) memory_ = at::Tensor();
 }
 
-// What was on the wire is of no use any more.
+// Gives the gather's buffers back, but not what was gathered in the layout `flat`, which is the full copies, or with
+// one rank, which is the part.
 void FullCopies::release(comm::Buffers& buffers) {
   const auto gathered = std::exchange(gathered_, at::Tensor());
   if (!is_flat_ && layout_.world > 1) buffers.give(gathered);
@@ -237,7 +239,7 @@ std::vector<at::Tensor> FullCopies::gather_values(
     comm::Buffers& buffers, const std::string& unit, Counters& counters) const {
   const ComputeGuard guard;
   const bool alone = layout_.world == 1;
-  // In the dtype of the shards, over the device of the full copies.
+  // In the dtype of the shards, on the device of the full copies.
   const auto options = kinds_.shards.device(kinds_.full.device()).pinned_memory(false);
   collect();
   const auto part = part_.to(options);
@@ -263,7 +265,7 @@ void FullCopies::store(size_t index, const at::Tensor& value) {
     const ComputeGuard guard;
     piece = piece_of(value, layout_.cuts[index], rank_);
   }
-  // In sight of autograd: the shard's version moves, as that of any parameter that is loaded.
+  // No ComputeGuard: autograd has to see that the shard's version moves, as that of any parameter that is loaded.
   const c10::AutoGradMode no_grad(false);
   auto shard = parameters()[index]->stored();
   shard.copy_(piece);

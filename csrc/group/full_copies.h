@@ -15,14 +15,14 @@
 
 namespace shardwise::group {
 
-/// The full copies of a group's sharded parameters: brought together from the shards of all ranks, and freed.
+/// The full copies of a group's sharded parameters: gathered from the shards of all ranks, and freed again.
 ///
-/// The shards of a rank lie in one vector, its part, which goes on the wire as it is. In the layout `rows` each leaf
-/// has memory of its own, and what was gathered is copied into it, unless it landed there at once; in the layout `flat`
-/// the leaves are views of the gathered vector itself. A leaf stays the same tensor for life.
+/// The shards of a rank lie in one vector, its part, which is what it sends. In the layout `rows` each leaf has a
+/// storage of its own, and what was gathered is copied there, unless it arrived there directly. In the layout `flat`
+/// the leaves are views of the gathered vector. A leaf stays the same tensor for life.
 class FullCopies : public Copies {
  public:
-  /// Device and dtype. What is sent is of the kind of the full copies.
+  /// Devices and dtypes. What is sent has those of the full copies.
   struct Kinds {
     at::TensorOptions shards;
     at::TensorOptions full;
@@ -34,29 +34,29 @@ class FullCopies : public Copies {
     bool is_flat;
     int64_t rank;
     Kinds kinds;
-    /// The shards lie in the part from now on. Else those that are pieces stay where they are, for somebody may hold
-    /// that memory, and are copied into the part before each gather.
+    /// Whether the shards move into the part. If not, shards that are pieces already stay where they are, since
+    /// somebody may hold that memory, and are copied into the part before each gather.
     bool takes_memory;
-    /// Where the leaves lie as these did, whose memory is freed, they stay there.
+    /// The full copies so far, which are freed. If the leaves would lie as they do there, they keep their storages.
     const FullCopies* before;
   };
 
-  /// Takes over parameters whose shards hold this rank's piece, or all of the parameter, of which the piece is then
-  /// taken. The values of the leaves are not needed; their memory is replaced, and of the kind given from now on.
-  /// Raises Error for a shard of other sizes.
+  /// Takes over parameters. A shard holds this rank's piece, or all of the parameter, of which the piece is then taken.
+  /// The leaves' values are not needed: their memory is replaced by memory of the given kind. Raises Error for a shard
+  /// of other sizes.
   FullCopies(std::vector<Parameter*> parameters, Setting setting, FrontEndCallbacks& front);
 
   bool fits() const override;
   void mark_stale() override;
-  /// Parameters were renamed: who reads full copies where no use is seen is told their names.
+  /// Puts the parameters' names into the errors for reads by pointer. To be called again when they are renamed.
   void name_storages(const FrontEndCallbacks& front);
   /// Whether all shards lie in the part.
   bool has_memory() const;
-  /// Lets shards that lie elsewhere, or were replaced by others of the same kind, lie in the part. False, and nothing
-  /// changed, where they are of another kind. The full copies must be freed.
+  /// Moves shards that lie elsewhere, or were replaced by others of the same kind, into the part. Returns false, and
+  /// changes nothing, if some are of another kind. The full copies must be freed.
   bool take_memory(FrontEndCallbacks& front);
-  /// Whether a use of this tensor, a leaf or a view of one, needs nothing: the full copies are current, and the shard
-  /// of that leaf is what it was made for and is trained as the leaf is. False for other tensors.
+  /// Whether this tensor, a leaf or a view of one, can be used without further ado: the full copies are current, and
+  /// the leaf's shard was not replaced and has the leaf's requires_grad. False for other tensors.
   bool serves(const at::Tensor& tensor) const;
   void begin_unshard(
       const comm::Collectives& collectives, bool may_hold, comm::Buffers& buffers, const std::string& unit,
@@ -68,18 +68,18 @@ class FullCopies : public Copies {
   void drop_held(comm::Buffers& buffers) override;
   void reshard(comm::Buffers& buffers, Counters& counters) override;
 
-  /// Whole values of the parameters, one for each, gathered apart from the full copies, which stay as they are: new
-  /// tensors on `device`. Undefined where `wanted` is not; all ranks take part whatever they want.
+  /// Whole values of the parameters, one for each, as new tensors on `device`; undefined where `wanted` is false. All
+  /// ranks take part, whatever they want. The full copies stay as they are.
   std::vector<at::Tensor> gather_values(
       const std::vector<bool>& wanted, std::optional<at::Device> device, const comm::Collectives& collectives,
       comm::Buffers& buffers, const std::string& unit, Counters& counters) const;
   /// Writes this rank's piece of a whole value into the shard of parameter number `index`.
   void store(size_t index, const at::Tensor& value);
 
-  /// The parameter that lies at the memory of this tensor; null when none does.
+  /// The parameter that lies in the memory of this tensor; null if none does.
   const Parameter* find(const at::Tensor& tensor) const;
 
-  /// Bytes of the part, what of it is padding, what is sent of it, and of all full copies, which are of that dtype.
+  /// In bytes: the part, the padding in it, what is sent of it, and all full copies, which are of this dtype.
   struct Sizes {
     int64_t part;
     int64_t padding;
@@ -90,7 +90,7 @@ class FullCopies : public Copies {
   Sizes sizes() const;
 
  private:
-  /// A rank's piece of a leaf: `rows` of it, that is `runs` of its elements.
+  /// A rank's piece of a leaf: the view `rows` of it, which is `runs` of its elements.
   struct Copy {
     size_t leaf;
     at::Tensor rows;
@@ -98,7 +98,7 @@ class FullCopies : public Copies {
     int64_t rank;
     int64_t offset;
     bool is_moved;
-    /// Whether it goes to its place at once where a gather takes a placement.
+    /// Whether a gather with a placement puts it into its place directly.
     bool can_place = false;
   };
 
@@ -132,39 +132,40 @@ class FullCopies : public Copies {
   Kinds kinds_;
   at::Tensor part_;
   std::vector<LeafStorage> storages_;
-  /// Whether the part, and full copies that are there, lie in memory that other ranks can read.
+  /// Whether the part, and the full copies while they exist, lie in memory that other ranks can read.
   bool part_is_shared_ = false;
   bool are_shared_ = false;
   base::InForkedChild in_child_{[this] { refuse_in_child(); }};
-  /// In the layout `flat`, where the one storage has them.
+  /// In the layout `flat`: where each leaf starts in the one storage.
   std::vector<int64_t> starts_;
-  /// Of all of them, while they are not freed.
+  /// The memory of all full copies, while they are not freed.
   at::Tensor memory_;
   std::vector<Copy> copies_;
-  /// Of large pieces, and how many bytes those are.
+  /// The large pieces that can be placed directly, and how many bytes those are.
   std::vector<transport::DirectPlacement::Range> placements_;
   int64_t placed_bytes_ = 0;
-  /// Whether those of the last gather went to their places at once.
+  /// Whether the last gather placed them directly.
   bool places_directly_ = false;
-  /// Where what was gathered lies, where the full copies do, and whether large pieces landed there. Buffers come back
-  /// to the same places, so that the moves between them are those of another time.
+  /// Where the gathered buffer and the full copies lie, and whether large pieces were placed directly. The pool hands
+  /// out the same buffers again, so that moves between them can be repeated.
   using Places = std::tuple<const void*, const void*, bool>;
   std::vector<std::pair<Places, CopyBatch>> known_moves_;
-  /// Out of what was gathered, where nothing landed.
+  /// Bytes that are copied out of a gathered buffer if nothing is placed directly.
   int64_t copied_bytes_ = 0;
-  /// Elements of this rank's pieces.
+  /// The numbers of elements of this rank's pieces.
   std::vector<int64_t> numels_;
   std::vector<std::shared_ptr<void>> watches_;
-  /// Shards that lie elsewhere, as they were when that was seen; held, so that nothing else comes to lie there.
+  /// Shards that lie outside of the part, as they were when that was found. Held, so that nothing else comes to lie
+  /// there.
   std::vector<at::Tensor> elsewhere_;
-  /// The shards' storages. Those without elements lie nowhere: one that is replaced has another, as on other ranks.
+  /// The shards' storages. A shard without elements has no address to be known by, so that it is known by its storage.
   std::vector<c10::Storage> seen_;
-  /// Where their first elements lie.
+  /// The addresses of the shards' first elements.
   std::vector<const void*> lies_at_;
   at::Tensor gathered_;
-  /// Several parts in a row.
+  /// What this rank keeps after forward: several parts in a row.
   at::Tensor held_;
-  /// The part as it is sent, where it is cast or moved.
+  /// The part as it is sent, if it has to be cast or moved for that.
   at::Tensor sent_;
   std::optional<comm::Pending> pending_;
 };

@@ -13,8 +13,7 @@
 namespace shardwise::group {
 namespace {
 
-/// The part of what stands in the registry that is this rank's: all of it, or a piece of a whole parameter that was
-/// loaded there.
+/// This rank's piece of what is in the registry: all of that, or a piece of it if a whole parameter was loaded there.
 at::Tensor own_piece(const Parameter& parameter, const layout::Cut& cut, int64_t rank) {
   auto shard = parameter.stored();
   if (shard.sizes() == cut.piece_sizes(rank)) return shard;
@@ -83,7 +82,7 @@ void FullCopies::leave_where_it_is(size_t index, FrontEndCallbacks& front) {
   watches_.push_back(front.watch(shard, FrontEndCallbacks::Role::shard));
 }
 
-// What is sent lies in one vector. Returns how many bytes were copied for that.
+// Copies shards that lie elsewhere into the part, which is sent. Returns the number of bytes.
 int64_t FullCopies::collect() const {
   int64_t bytes = 0;
   for (size_t i = 0; i < elsewhere_.size(); ++i) {
@@ -128,8 +127,8 @@ void FullCopies::saw(size_t index, const at::Tensor& shard) {
   lies_at_[index] = first_element(*shard.unsafeGetTensorImpl());
 }
 
-// Asked very often. Shards that have elements are the same if these lie at the same address: a front end may show them
-// through another storage (FrontEndCallbacks::place).
+// Called very often. A shard that has elements is known by their address, not by its storage: a front end may show it
+// through another one (FrontEndCallbacks::place).
 bool FullCopies::fits(size_t index) const {
   const auto* parameter = parameters()[index];
   const auto* shard = parameter->live_shard();

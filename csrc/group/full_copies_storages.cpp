@@ -31,7 +31,7 @@ void FullCopies::make_rows(FrontEndCallbacks& front) {
   find_placements();
 }
 
-// Pieces that are torch's to copy, and lie in one place.
+// Chooses large pieces in one run that CopyBatch leaves to torch.
 void FullCopies::find_placements() {
   if (layout_.world == 1 || !kinds_.full.device().is_cpu()) return;
   std::vector<size_t> places;
@@ -94,7 +94,7 @@ bool FullCopies::lies_as(const FullCopies& before) const {
   return true;
 }
 
-// Views of the leaves that an operation is about to read, or that autograd saved, stay what they are.
+// With the same storages, views of the leaves that an operation is about to read, or that autograd saved, stay valid.
 void FullCopies::take_storages(const FullCopies& before, FrontEndCallbacks& front) {
   storages_ = before.storages_;
   starts_ = before.starts_;

@@ -29,7 +29,7 @@ std::vector<int64_t> row_major(at::IntArrayRef sizes) {
   return strides;
 }
 
-/// Half precision ends early: a part of the division comes before the sum, about the square root, as a power of two.
+/// Half precision overflows early, so part of the division comes before the sum: a power of two, about the square root.
 double first_part(double divisor) {
   double part = 1;
   while (std::fmod(divisor, part) == 0 && divisor / part > part) part *= 2;
@@ -68,7 +68,7 @@ at::Tensor Gradients::piece_in(const at::Tensor& buffer, size_t index, int64_t r
   return view_of(buffer, sizes, row_major(sizes), offset);
 }
 
-// Gradients that are kept past zero_grad() are views of the sum, which is then left to them: two take turns.
+// Gradients that are kept past zero_grad() are views of the sum, which is then not free: two sums take turns.
 void Gradients::provide(comm::Buffers& buffers, Counters& counters) {
   const auto find_free = [&] {
     if (sum_.is_free(parameters_)) return true;
@@ -105,7 +105,7 @@ bool Gradients::move(size_t index, const at::Tensor& gradient, double scale) {
 void Gradients::fill(size_t index, const at::Tensor& gradient, double scale) {
   if (gradient.defined() && move(index, gradient, scale)) return;
   const auto& cut = layout_.cuts[index];
-  // at::mul_out with a plain number makes the product elsewhere and copies it.
+  // With a plain number at::mul_out computes the product elsewhere and copies it.
   const auto factor = at::native::wrapped_scalar_tensor(scale);
   const auto put = [&](at::Tensor slot, const at::Tensor& part) {
     if (!part.defined()) {
@@ -132,7 +132,7 @@ void Gradients::fill_counts() {
     done = put_flags(used_here_, bucket_, rank * segment() + layout_.part);
   }
   if (done) return;
-  // Nothing comes from the host's memory: a device would make the host wait.
+  // Nothing is copied from the host's memory: for that a device would make the host wait.
   const auto n = static_cast<int64_t>(used_here_.size());
   const auto counts = bucket_.view({-1, segment()}).narrow(1, layout_.part, n);
   counts.fill_(1);
@@ -169,7 +169,7 @@ void Gradients::begin(
   }
 }
 
-// Asked for where the sum is started or waited for, by this, in a call of its unit: both are there then.
+// Refers to this object and to `unit`: it is only called while the sum is started or waited for, when both exist.
 comm::CollectiveName Gradients::named(const char* sum, const std::string& unit) const {
   return [this, &unit, sum] {
     return c10::str(
@@ -195,7 +195,7 @@ at::Tensor Gradients::count_of(size_t index) const {
   return sum_.vector().narrow(0, layout_.part + static_cast<int64_t>(index), 1);
 }
 
-// Another vector takes the place of this one, so that nothing is copied.
+// What is put aside are views of this vector. The next sum gets another one, so nothing is copied.
 void Gradients::keep_partial() {
   under_way_ = false;
   const ComputeGuard guard;
@@ -228,7 +228,7 @@ void Gradients::drop(comm::Buffers& buffers) {
   auto pending = std::exchange(pending_, std::nullopt);
   const auto bucket = std::exchange(bucket_, at::Tensor());
   if (!pending) return;
-  // After one that failed the memory may still be written to: it does not go back.
+  // A sum that failed may still write to its memory: that does not go back to the pool.
   if (!pending->settle()) {
     sum_.renew({});
   } else if (scattered()) {
@@ -252,7 +252,8 @@ std::vector<size_t> Gradients::used_somewhere() const {
   return used;
 }
 
-// Where one rank has all of it, in the layout `flat` too: there a shard is a vector.
+// A mean has the sizes of its shard, and if those are the parameter's, its strides too. In the layout `flat` a shard is
+// a vector, even if one rank has all of it.
 const at::Tensor& Gradients::mean_of(size_t index) {
   const auto& parameter = *parameters_[index];
   const auto offset = layout_.cuts[index].offsets[rank_];

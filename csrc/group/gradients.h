@@ -16,29 +16,29 @@
 
 namespace shardwise::group {
 
-/// The trained parameters of a group whose gradients travel in one collective.
+/// The gradients of a group's trained parameters, which travel in one collective.
 ///
 /// The bucket has a part for each rank that keeps one of its own, or a single part that all ranks keep. A part holds
-/// gradients, divided as far as is done before the sum, then one count per parameter: 1 where this rank used it. After
-/// the sum, a parameter with count 0 was used nowhere and gets no gradient.
+/// gradients, divided as far as that is done before the sum, then one count for each parameter: 1 if this rank used it.
+/// After the sum, a parameter with count 0 was used nowhere and gets no gradient.
 class Gradients {
  public:
-  /// The parameters stay their unit's. All are on the device of the first. `layout` has a cut for each: of a world of
-  /// one where every rank keeps the mean of everything. Sums are in `dtype`.
+  /// The unit goes on to own the parameters. All are on the device of the first. `layout` has a cut for each, in a
+  /// world of one if every rank keeps the mean of everything. Sums are in `dtype`.
   Gradients(std::vector<Parameter*> parameters, layout::Shards layout, at::ScalarType dtype);
 
   const std::vector<Parameter*>& parameters() const {
     return parameters_;
   }
 
-  /// What sums are divided by in all.
+  /// What sums are divided by, before and after the sum together.
   struct Divisor {
     double value = 1;
-    /// After the sum instead of before it.
+    /// Divide after the sum instead of before it.
     bool after = false;
   };
-  /// Copies what waits into the bucket, and starts the sum over `shards`: each of them gets its part, or all get
-  /// everything. There is none to start where this rank is alone.
+  /// Copies the gradients that wait into the bucket, and starts the sum over `shards`: each of them gets its part, or
+  /// all get everything. Starts nothing if this rank is alone.
   void begin(
       const comm::Collectives& shards, Divisor divisor, comm::Buffers& buffers, const std::string& unit,
       Counters& counters);
@@ -46,21 +46,21 @@ class Gradients {
   bool done() const {
     return !pending_ || pending_->done();
   }
-  /// Waits for what was started, and gives the bucket back.
+  /// Waits for the sum that was started, and gives the bucket back.
   void wait(comm::Buffers& buffers);
-  /// After wait(): adds what keep_partial() put aside, and starts the sum over the ranks that have the same, if there
-  /// are others.
+  /// After wait(): adds what keep_partial() put aside, and starts the sum over the ranks with copies, if there are
+  /// others.
   void begin_all_reduce(const comm::Collectives& copies, const std::string& unit, Counters& counters);
-  /// After wait(): publishes the means, as views of the sum, which `hook` may look at and change before.
+  /// After wait(): publishes the means, as views of the sum. `hook` may look at the sum and change it first.
   void publish(const std::function<void(at::Tensor& sum)>& hook = {});
-  /// After wait(): puts the sum aside, which is not yet that of all ranks, until a later one is.
+  /// After wait(): puts the sum, which is not yet that of all ranks, aside for a later begin_all_reduce().
   void keep_partial();
-  /// Ends what is under way, and gives no gradient to anyone.
+  /// Ends what is under way, and publishes nothing.
   void drop(comm::Buffers& buffers);
   bool under_way() const {
     return under_way_;
   }
-  /// Bytes of the bucket, and of what this rank keeps of it.
+  /// Bytes of the whole bucket, and of the part that this rank keeps.
   int64_t bucket_bytes() const;
   int64_t sum_bytes() const {
     return bucket_bytes() / layout_.world;
@@ -86,7 +86,7 @@ class Gradients {
   std::vector<Parameter*> parameters_;
   layout::Shards layout_;
   std::vector<std::vector<int64_t>> strides_;
-  /// Of the bucket, by parameter: one for each rank's part.
+  /// By parameter: the piece of each rank, and its place in the bucket.
   std::vector<std::vector<Piece>> pieces_;
   CopyBatch moves_;
   at::TensorOptions options_;
@@ -94,10 +94,10 @@ class Gradients {
   /// What the sum is still to be multiplied by.
   double after_ = 1;
   at::Tensor bucket_;
-  /// What comes out: the bucket itself where nothing is scattered.
+  /// The result: the bucket itself if nothing is scattered.
   Sum sum_;
   Sum spare_;
-  /// What is published is of another kind than sums.
+  /// Gradients are published in another dtype, or on another device, than that of sums.
   bool converts_ = false;
   std::vector<bool> used_here_;
   std::optional<comm::Pending> pending_;

@@ -94,7 +94,7 @@ bool Group::fits() const {
   return true;
 }
 
-// Asked at every touch: of what nobody froze it needs no list.
+// Called at every touch. In the usual case, with nothing frozen, it makes no list.
 bool Group::follows_requires_grad() const {
   if (!gradients_ || gradients_->parameters().size() != parameters_.size()) return false;
   return std::all_of(parameters_.begin(), parameters_.end(), [&](const auto* parameter) {
@@ -115,7 +115,7 @@ void Group::follow_requires_grad(const std::function<void()>& settle) {
   const auto has_those = [&](const auto& summed) {
     return gradients_ ? summed == gradients_->parameters() : summed.empty();
   };
-  // It may leave something that is owed.
+  // settle() may leave some parameters owed, so summed() is asked again after it.
   for (auto* parameter : parameters_) parameter->agree_on_requires_grad();
   if (gradients_ && settle && !has_those(summed())) settle();
   for (auto* parameter : parameters_) {
@@ -125,7 +125,7 @@ void Group::follow_requires_grad(const std::function<void()>& settle) {
   auto parameters = summed();
   if (has_those(parameters)) return;
   gradients_.reset();
-  // What they show is of the sum that goes.
+  // The gradients that they show are views of the sum that goes now.
   for (const auto* parameter : parameters_) {
     if (parameter->visible_parameter()) parameter->visible_parameter()->release();
   }
@@ -156,7 +156,7 @@ Plan::Group Group::plan(const Step& step) const {
     plan.full_bytes = sizes.full;
     if (outline_.world() > 1) {
       plan.forward_gathers = {1, sizes.sent};
-      // Each rank sends what it holds of the row of ranks that hold everything together.
+      // Each rank sends its larger part, its share of what `backward_ranks` ranks hold together.
       if (step.gathers_in_backward) plan.backward_gathers = {1, sizes.sent * (outline_.world() / step.backward_ranks)};
     }
   }

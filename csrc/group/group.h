@@ -23,44 +23,46 @@ class Group {
   /// What all groups of a unit have in common.
   struct Setting {
     Layout layout = Layout::replicate;
-    /// The number of shards, and which of them is this rank's.
+    /// Which shard is this rank's, and how many there are.
     int64_t rank = 0;
     int64_t world = 1;
-    /// Of full copies and of sums, where those are floating-point numbers; unset: of the parameters, of the full
-    /// copies.
+    /// The dtypes of full copies and of sums, for floating-point parameters. Unset: that of the parameters, and that of
+    /// the full copies.
     std::optional<at::ScalarType> full_dtype;
     std::optional<at::ScalarType> sum_dtype;
-    /// Where full copies live, with the shards in the host's memory, pinned or not. Unset: where the parameters do.
+    /// Where full copies live if the shards are in the host's memory (pinned, if `pin`). Unset: where the parameters
+    /// are.
     std::optional<at::Device> full_device;
     bool pin = false;
     FrontEndCallbacks* front_end = nullptr;
-    /// See FullCopies.
+    /// See FullCopies::Setting.
     bool takes_memory = true;
-    /// The groups of these parameters so far, which are freed; null where there are none.
+    /// The previous groups of these parameters, which are freed; null if there are none.
     const std::vector<std::unique_ptr<Group>>* before = nullptr;
   };
 
-  /// The parameters stay their unit's. All have the dtype and device of the first.
+  /// The unit goes on to own the parameters. All have the dtype and device of the first.
   Group(std::vector<Parameter*> parameters, const Setting& setting);
 
-  /// One group for each dtype, device and form, in the order of the first parameter of each.
+  /// One group for each kind (see outline.h), in the order of the first parameter of each.
   static std::vector<std::unique_ptr<Group>> make(
       const std::vector<std::unique_ptr<Parameter>>& parameters, const Setting& setting);
   /// Whether dtype, device, sizes and memory are still those that the group was made for.
   bool fits() const;
-  /// Makes the bucket anew when parameters were frozen or unfrozen, and passes that on to the leaves. A frozen one
-  /// leaves it once it owes nothing. `settle` is called before the old one goes: a sum in it may be under way.
+  /// Makes the bucket anew if parameters were frozen or unfrozen, and passes that on to the leaves. A frozen parameter
+  /// leaves the bucket once it owes nothing. `settle` is called before the old bucket goes: a sum in it may be under
+  /// way.
   void follow_requires_grad(const std::function<void()>& settle = {});
 
   /// Null where every rank holds everything.
   Copies* copies() {
     return extended_copies_ ? static_cast<Copies*>(&*extended_copies_) : full_copies();
   }
-  /// The same of parameters whose shards are pieces of one vector.
+  /// The same if the shards are pieces of one vector; else null.
   FullCopies* full_copies() {
     return full_copies_ ? &*full_copies_ : nullptr;
   }
-  /// Null when all parameters are frozen.
+  /// Null if there is nothing to sum: all parameters are frozen, and owe nothing.
   Gradients* gradients() {
     return gradients_ ? &*gradients_ : nullptr;
   }
@@ -72,14 +74,14 @@ class Group {
     return parameters_;
   }
 
-  /// What its unit does with it in a step, for plan().
+  /// What the unit does with this group in a step, for plan().
   struct Step {
     /// Every rank keeps everything.
     bool replicates = true;
-    /// How many hold the other shards, and copies of this rank's.
+    /// How many ranks hold shards, and how many hold copies of each.
     int64_t shards = 1;
     int64_t copies = 1;
-    /// Full copies are brought in backward too, from so many ranks.
+    /// Full copies are gathered in backward too, from so many ranks.
     bool gathers_in_backward = false;
     int64_t backward_ranks = 1;
     /// Whether gradients are summed over shards, and then over copies.

@@ -13,7 +13,7 @@ namespace shardwise::group {
 
 namespace {
 
-// torch sets the flag that lets reads fail, and never takes it back.
+// torch can set the flag that makes reads by pointer fail, but not clear it. This gives access to the private member.
 template <auto Member>
 struct ReadFlag {
   friend bool& read_flag(c10::StorageImpl& storage) {
@@ -30,7 +30,7 @@ void let_go(void* owner) {
 } // namespace
 
 bool is_freed(const at::Tensor& tensor) {
-  // Symbolic sizes belong to tensors without memory of their own.
+  // Symbolic, since tensors without memory of their own may have such sizes.
   return tensor.defined() && tensor.has_storage() && tensor.storage().sym_nbytes().maybe_as_int() == 0 &&
          tensor.sym_numel().maybe_as_int() != 0;
 }
@@ -57,7 +57,7 @@ LeafStorage::LeafStorage(at::IntArrayRef sizes, const at::TensorOptions& options
   alias_ = at::empty({0}, options);
   alias_.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
   bytes_ = alias_.nbytes();
-  // A storage that says less than its tensor needs refuses views.
+  // torch refuses views of a tensor whose storage claims fewer bytes than the tensor needs.
   alias_.storage().unsafeGetStorageImpl()->set_nbytes(bytes_);
 }
 

@@ -19,14 +19,14 @@ enum class Layout { replicate, rows, flat };
 struct Kind {
   at::ScalarType dtype;
   at::Device device;
-  /// Every rank keeps all of them, in a sharded unit too.
+  /// Every rank keeps all of them, even in a sharded unit.
   bool whole;
-  /// Each travels in a way of its own.
+  /// Each has its own way to travel.
   bool extended = false;
   bool operator==(const Kind&) const = default;
 };
 
-/// The items of each kind, in the order of the first of each.
+/// The items, split by their kind; kinds are in the order of their first items.
 template <typename Item, typename KindOf>
 std::vector<std::vector<Item>> by_kind(const std::vector<Item>& items, const KindOf& kind_of) {
   std::vector<std::vector<Item>> parts;
@@ -38,8 +38,8 @@ std::vector<std::vector<Item>> by_kind(const std::vector<Item>& items, const Kin
   return parts;
 }
 
-/// Dtypes and places of a group of parameters, which follow from what they are alone: neither they nor the group need
-/// be there.
+/// The dtypes and the layout of a group of parameters. They follow from what the parameters are: neither these nor the
+/// group need exist.
 class Outline {
  public:
   /// What all groups of a unit have in common.
@@ -47,21 +47,21 @@ class Outline {
     Layout layout = Layout::replicate;
     /// The number of shards.
     int64_t world = 1;
-    /// Of full copies and of sums, where those are floating-point numbers; unset: of the parameters, of the full
-    /// copies.
+    /// The dtypes of full copies and of sums, for floating-point parameters. Unset: that of the parameters, and that of
+    /// the full copies.
     std::optional<at::ScalarType> full_dtype;
     std::optional<at::ScalarType> sum_dtype;
   };
   Outline(const Kind& kind, const Policy& policy);
 
-  /// Of this group, not of its unit.
+  /// That of this group, which may differ from its unit's.
   Layout layout() const {
     return layout_;
   }
   int64_t world() const {
     return world_;
   }
-  /// Of the parameters, of their full copies, and of sums of their gradients.
+  /// The dtypes of the parameters, of their full copies, and of sums of their gradients.
   at::ScalarType dtype() const {
     return dtype_;
   }
@@ -71,9 +71,9 @@ class Outline {
   at::ScalarType sum_dtype() const {
     return sum_dtype_;
   }
-  /// `dims`: along which each is cut, in the layout `rows`.
+  /// `dims`: the dimension along which each is cut, in the layout `rows`.
   layout::Shards lay_out(const std::vector<std::vector<int64_t>>& shapes, const std::vector<int64_t>& dims) const;
-  /// Of the gradients of some of them: each is the same piece as the shard.
+  /// The layout of the gradients of some of the parameters: a rank has the same pieces of them as of the parameters.
   layout::Shards lay_out_some(const layout::Shards& all, const std::vector<size_t>& chosen) const;
 
  private:

@@ -21,7 +21,7 @@ class Parameter::PreHook {
  public:
   PreHook(std::shared_ptr<void> owner, Parameter& parameter) : owner_(std::move(owner)), parameter_(&parameter) {}
 
-  /// Undefined: the gradient stays as it is.
+  /// Returns an undefined tensor: the gradient stays as it is.
   at::TensorBase operator()(const at::TensorBase& gradient) const {
     base::called_by_torch([&] { parameter_->set_aside(owner_, gradient.defined()); });
     return {};
@@ -33,7 +33,7 @@ class Parameter::PreHook {
   Parameter* parameter_;
 };
 
-/// For a tensor whose hooks are Python's: they do not mix with the list of C++ hooks.
+/// For a tensor with hooks of Python's, which do not mix with the list of C++ hooks.
 class Parameter::PreHookNode : public autograd::FunctionPreHook {
  public:
   explicit PreHookNode(PreHook hook) : hook_(std::move(hook)) {}
@@ -141,7 +141,7 @@ void Parameter::restore_memory() const {
 
 namespace {
 
-/// The list of the tensor's C++ hooks; null where there is none, or where Python's hooks took its place.
+/// The list of the tensor's C++ hooks; null if there is none, or if Python's hooks took its place.
 autograd::hooks_list* live_hooks_list(const at::Tensor& leaf) {
   const auto& list = autograd::impl::materialize_autograd_meta(leaf)->cpp_hooks_list_;
   return list.use_count() > 1 ? list.get() : nullptr;
@@ -155,7 +155,7 @@ void Parameter::add_shard_hook(std::function<at::TensorBase(const at::TensorBase
   live_hooks_list(shard)->push_back(std::move(hook));
 }
 
-// A hook that does nothing is what a tensor can own, through set_data() too.
+// A tensor can own something by a hook, even through set_data(). This one does nothing else.
 void Parameter::let_shard_keep_leaf() {
   if (!shard_.defined()) return;
   add_shard_hook([leaf = leaf()](const at::TensorBase&) { return at::TensorBase(); });
@@ -193,7 +193,7 @@ std::shared_ptr<void> Parameter::owner(const at::Tensor& leaf) {
   return hook == nullptr ? nullptr : hook->owner_;
 }
 
-// The slot holds one hook. A user's later one replaces ours, so it is taken back before each gradient.
+// The slot holds one hook, and a user's later one replaces ours. So we take the slot back before each gradient.
 void Parameter::take_post_hook_slot(const std::shared_ptr<void>& owner, const at::Tensor& leaf) {
   auto& slot = autograd::impl::post_acc_grad_hooks(leaf);
   if (dynamic_cast<PostHook*>(slot.get()) != nullptr) return;
@@ -215,7 +215,7 @@ void Parameter::collect(const std::shared_ptr<void>& owner, const at::Tensor& le
   auto arrived = std::exchange(leaf.mutable_grad(), at::Tensor());
   put_back();
   if (!arrived.defined()) return;
-  // In sight of autograd, as operations of a front end want to be.
+  // No ComputeGuard: the front end's operations want autograd to see them.
   if (visible_) arrived = visible_->arrived(arrived);
   if (arrived.layout() != at::kStrided) {
     throw Error(c10::str(
@@ -233,8 +233,8 @@ void Parameter::collect(const std::shared_ptr<void>& owner, const at::Tensor& le
   listener_->gradient_arrived(*this);
 }
 
-// Somebody cleared the tensor's hooks (Python's first register_hook does). What is in .grad is this backward's alone
-// unless a gradient was there before, which only the pre-hook could have kept apart.
+// Somebody cleared the tensor's hooks (Python's first register_hook does). What is in .grad now is from this backward
+// alone, unless a gradient was there before: only the pre-hook could have kept the two apart.
 void Parameter::replace_pre_hook(const std::shared_ptr<void>& owner, const at::Tensor& leaf) {
   add_pre_hook(owner, leaf);
   listener_->gradient_arriving(*this, true);
@@ -306,7 +306,7 @@ int64_t Parameter::version() const {
   return of(*visible_->parameter().unsafeGetTensorImpl()) + of(shard != nullptr ? *shard : live_full());
 }
 
-// Who takes a share in a tensor that Python knows waits for Python's lock: what asks often takes none.
+// To copy a handle on a tensor that Python knows takes Python's lock, so this passes the tensor on without a copy.
 template <typename Do>
 void Parameter::with_visible(const Do& act) const {
   visible_ ? act(visible_->parameter()) : act(stored());

@@ -13,21 +13,22 @@
 
 namespace shardwise::group {
 
-/// A parameter of a unit, and the parts of its gradient that are on their way. Two tensors where it is sharded: the
-/// full leaf that its module computes with, and this rank's shard, which the optimizer sees. Else both are the leaf.
+/// A parameter of a unit, and the parts of its gradient that are on their way. A sharded parameter is two tensors: the
+/// full leaf that its module computes with, and this rank's shard, which the optimizer sees. Otherwise both are the
+/// leaf.
 ///
 /// What the user sees in .grad is always averaged: during a backward the visible gradient is put aside, what autograd
-/// accumulates is taken as `fresh`, and the visible one is put back. A backward without synchronisation adds fresh to
-/// `pending`, out of sight until a backward with synchronisation averages both.
+/// accumulates is taken as fresh_, and the visible one is put back. A backward without synchronisation adds fresh_ to
+/// pending_, out of sight until a backward with synchronisation averages both.
 ///
-/// Does not keep the leaf alive, only the shard: the leaf's hooks keep the owner of this.
+/// Keeps only the shard alive, not the leaf: the leaf's hooks keep the owner of this object alive.
 class Parameter {
  public:
   /// Is told of every gradient, on the thread that runs the backward.
   class Listener {
    public:
     virtual ~Listener() = default;
-    /// Before autograd looks at .grad; nothing will be accumulated when the gradient is undefined.
+    /// Before autograd looks at .grad. If the gradient is undefined, nothing will be accumulated.
     virtual void gradient_arriving(Parameter& parameter, bool defined) = 0;
     /// A gradient was accumulated and taken.
     virtual void gradient_arrived(Parameter& parameter) = 0;
@@ -35,10 +36,10 @@ class Parameter {
     virtual void gradient_published(Parameter& parameter) = 0;
   };
 
-  /// `full` is the memory of a leaf that is around another tensor; undefined where the leaf has its own.
+  /// `full` has the memory of a leaf that wraps another tensor; undefined if the leaf has its own.
   Parameter(std::vector<std::string> names, const at::Tensor& leaf, at::Tensor full = {});
 
-  /// The first of its names; the others are of modules that share it.
+  /// The first of its names. The others come from modules that share it.
   const std::string& name() const {
     return names_.front();
   }
@@ -51,11 +52,11 @@ class Parameter {
 
   /// Raises Error when its module dropped the tensor after it was wrapped.
   at::Tensor leaf() const;
-  /// The memory of the leaf, with the sizes of what all shards make together.
+  /// The tensor with the leaf's memory, in the sizes of the whole parameter.
   at::Tensor full() const {
     return full_.defined() ? full_ : leaf();
   }
-  /// The memory of what the optimizer sees: the shard, or all of it where there is none.
+  /// The tensor with the memory of what the optimizer sees: the shard, or the whole parameter if there is none.
   at::Tensor stored() const {
     return shard_.defined() ? shard_ : is_kept_ ? kept_shard() : full();
   }
@@ -63,7 +64,8 @@ class Parameter {
   at::Tensor visible() const {
     return visible_ ? visible_->parameter() : stored();
   }
-  /// Moves when what a front end shows is written to; stays where touch tells of writes.
+  /// A version that moves when a tensor that a front end shows is written to; always 0 where the touch trigger reports
+  /// writes.
   int64_t version() const;
   /// From now on the optimizer sees this instead of what is stored.
   void set_visible(std::shared_ptr<VisibleParameter> visible) {
@@ -72,23 +74,24 @@ class Parameter {
   const std::shared_ptr<VisibleParameter>& visible_parameter() const {
     return visible_;
   }
-  /// How it travels; null where its shard is a piece like any other.
+  /// Its own way to travel; null if its shard is an ordinary piece.
   void set_extension(std::shared_ptr<Extension> extension) {
     extension_ = std::move(extension);
   }
   const std::shared_ptr<Extension>& extension() const {
     return extension_;
   }
-  /// From now on the leaf has the memory of this tensor; undefined: whatever it has.
+  /// From now on the leaf is supposed to have the memory of this tensor; undefined: any memory will do.
   void keep_memory(at::Tensor memory) {
     memory_ = std::move(memory);
   }
-  /// Whether somebody gave it other memory, as a cast of a module does that shows the leaf in the place of what trains.
+  /// Whether somebody gave the leaf other memory, as a cast does of a module that shows the leaf in place of what
+  /// trains.
   bool lost_memory() const {
     return memory_.defined() && alive() &&
            live_full().unsafe_storage().unsafeGetStorageImpl() != memory_.storage().unsafeGetStorageImpl();
   }
-  /// The leaf has that memory again.
+  /// Gives that memory back to the leaf.
   void restore_memory() const;
   /// From now on its module computes with another leaf, which gets the hooks.
   void replace_leaf(const at::Tensor& leaf, at::Tensor full);
@@ -102,28 +105,29 @@ class Parameter {
     return shard != nullptr ? shard->requires_grad() : leaf_requires_grad();
   }
   bool leaf_requires_grad() const;
-  /// Both get what the one that somebody changed since the last time has: whoever freezes a member means the parameter.
+  /// Makes the leaf and the shard agree. The one that somebody changed since the last call counts: whoever freezes a
+  /// member means the parameter.
   void agree_on_requires_grad();
-  /// Where the optimizer sees something else, a leaf that modules show can be frozen by itself, until they show it
-  /// anew.
+  /// The leaf takes over requires_grad from the tensor that the optimizer sees. A leaf that modules show can be frozen
+  /// by itself, but only until they show it anew.
   void follow_visible() const;
   /// From now on gradients are published to this tensor. The leaf has the sizes of the whole parameter.
   void set_shard(at::Tensor shard) {
     shard_ = std::move(shard);
   }
-  /// Registers a hook on the gradients of the shard, be it trained now or not.
+  /// Registers a hook on the gradients of the shard, whether it is trained now or not.
   void add_shard_hook(std::function<at::TensorBase(const at::TensorBase&)> hook) const;
-  /// From now on the shard keeps the leaf alive, and this keeps neither: for a module that holds only what stands in
-  /// its registry.
+  /// From now on the shard keeps the leaf alive, and this object neither of them: for a module that holds only what is
+  /// in its registry.
   void let_shard_keep_leaf();
-  /// The shard, without a share in it: for what is asked often. Null when there is none. Raises Error when it is gone.
+  /// The shard, without a new handle on it: for frequent calls. Null if there is none. Raises Error if it is gone.
   const at::TensorImpl* live_shard() const {
     if (is_kept_) return kept_.expired() ? kept_shard().unsafeGetTensorImpl() : kept_._unsafe_get_target();
     return shard_.defined() ? shard_.unsafeGetTensorImpl() : nullptr;
   }
-  /// The same of full().
+  /// The same for full().
   const at::TensorImpl& live_full() const;
-  /// Identifies the shard, also when it is gone; null when there is none.
+  /// Identifies the shard, even when it is gone; null if there is none.
   const at::TensorImpl* shard_identity() const {
     return is_kept_ ? kept_._unsafe_get_target() : shard_.defined() ? shard_.unsafeGetTensorImpl() : nullptr;
   }
@@ -131,16 +135,16 @@ class Parameter {
     return !leaf_.expired();
   }
 
-  /// Puts hooks on the leaf that keep `owner` (of this and of the listener) alive. A post-accumulate hook of the
+  /// Puts hooks on the leaf that keep `owner` alive, which owns this and the listener. A post-accumulate hook of the
   /// user's, registered before or after, runs once the gradient is averaged.
   void watch(const std::shared_ptr<void>& owner, Listener& listener);
-  /// The owner that watches this leaf; null when there is none.
+  /// The owner that watches this leaf; null if there is none.
   static std::shared_ptr<void> owner(const at::Tensor& leaf);
 
-  /// What waits to be averaged, of this backward and of earlier ones without synchronisation; undefined when nothing
-  /// does. What is of earlier ones waits on until settle(), for this backward may fail.
+  /// What waits to be averaged, from this backward and from earlier ones without synchronisation; undefined if nothing
+  /// does. What is from earlier ones stays until settle(), since this backward may fail.
   at::Tensor take_local();
-  /// What take_local() gave is averaged.
+  /// What take_local() gave has been averaged.
   void settle() {
     pending_ = at::Tensor();
     owed = false;
@@ -150,13 +154,14 @@ class Parameter {
   }
   /// The end of a backward without synchronisation.
   void keep_for_later();
-  /// The same of a gradient that stands at the leaf, where the optimizer sees another tensor.
+  /// Takes a gradient that the program put on the leaf, where the optimizer sees another tensor, as keep_for_later()
+  /// would.
   void take_leaf_gradient();
-  /// The end of a backward that failed or averaged nothing: .grad is as it was, and what came is forgotten.
+  /// The end of a backward that failed or averaged nothing: .grad is as it was, and new gradients are forgotten.
   void forget_backward();
   /// Adds the mean to .grad.
   void publish(const at::Tensor& mean);
-  /// What the leaf has for a gradient from then on, until hide_absent_gradient(). Undefined for nothing.
+  /// What publish() leaves on the leaf as its gradient, until hide_absent_gradient(). Undefined for nothing.
   void set_absent_gradient(at::Tensor gradient) {
     hide_absent_gradient();
     absent_ = std::move(gradient);
@@ -165,25 +170,25 @@ class Parameter {
     return absent_;
   }
   void hide_absent_gradient() const;
-  /// After it: runs the user's post-accumulate hook, if there is one.
+  /// After publish(): runs the user's post-accumulate hook, if there is one.
   void run_hook() const;
 
-  /// A sum over some of the ranks that share it, of earlier backwards: as its gradient is published, and in how many
-  /// of those ranks' backwards it was used.
+  /// The sum of earlier backwards over some of the ranks that share it: its values, in the form in which the gradient
+  /// is published, and in how many of those ranks' backwards it was used.
   struct Partial {
     at::Tensor values;
     at::Tensor count;
   };
   Partial partial;
 
-  /// A backward without synchronisation ended since the last sum, and this was trained then: the next sum has it, on
-  /// every rank, also where it is frozen by then.
+  /// A backward without synchronisation ended since the last sum while this was trained: the next sum has it, on every
+  /// rank, even if it is frozen by then.
   bool owed = false;
-  /// In which backwards without synchronisation are summed; unset: that of its gradients.
+  /// The dtype in which backwards without synchronisation are summed; unset: that of its gradients.
   std::optional<at::ScalarType> sum_dtype;
   /// The dimension along which `rows` cuts it.
   int64_t shard_dim = 0;
-  /// Every rank keeps all of it, in a sharded unit too.
+  /// Every rank keeps all of it, even in a sharded unit.
   bool whole = false;
   /// Its number in its unit.
   size_t index = 0;
@@ -216,13 +221,13 @@ class Parameter {
   bool is_kept_ = false;
   c10::weak_intrusive_ptr<at::TensorImpl> kept_{c10::intrusive_ptr<at::TensorImpl>()};
   at::Tensor absent_;
-  /// What leaf and shard had last.
+  /// What requires_grad() was when leaf and shard last agreed.
   bool trained_ = false;
   at::Tensor put_aside_;
   bool aside_ = false;
   at::Tensor fresh_;
   at::Tensor pending_;
-  /// The gradient that publish() left in the leaf's .grad.
+  /// The gradient that publish() left in .grad.
   c10::weak_intrusive_ptr<at::TensorImpl> published_{c10::intrusive_ptr<at::TensorImpl>()};
 };
 
