@@ -1,6 +1,7 @@
 #pragma once
 
-// torch's own pybind11 and its converters for tensors and intrusive pointers; far cheaper than torch/extension.h.
+// Includes torch's own pybind11 with its converters for tensors and intrusive pointers: far cheaper than
+// torch/extension.h.
 #include <ATen/core/Tensor.h>
 
 #include <torch/csrc/utils/pybind.h>
@@ -14,7 +15,7 @@ void bind_unit(pybind11::module_& module);
 void bind_cpp_modules(pybind11::module_& module);
 void bind_estimate(pybind11::module_& module);
 
-/// Everything that may talk to other ranks lets go of the GIL.
+/// For everything that may talk to other ranks, and must not hold the GIL meanwhile.
 using NoGil = pybind11::call_guard<pybind11::gil_scoped_release>;
 
 } // namespace shardwise::bindings

@@ -1,4 +1,4 @@
-// C++ modules that torch::python::bind_module made known to Python, and what the C++ front end does with them.
+// The C++ front end for C++ modules that torch::python::bind_module made known to Python.
 #include "bindings/handle.h"
 #include "bindings/options.h"
 
@@ -20,7 +20,7 @@ namespace py = pybind11;
 using ModulePointer = std::shared_ptr<torch::nn::Module>;
 using Modules = std::vector<ModulePointer>;
 
-/// A visible call of a module: what shardwise::call() does around its forward.
+/// A call of a module that its hooks see: what shardwise::call() does around forward.
 class Call {
  public:
   explicit Call(ModulePointer module) : module_(std::move(module)), call_(*module_) {}

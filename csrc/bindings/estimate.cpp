@@ -17,7 +17,7 @@ MemoryOutline::Parameter parameter(
   return {.sizes = std::move(sizes), .dtype = dtype_of(dtype).value(), .dim = dim, .whole = whole, .trained = trained};
 }
 
-/// "begin" and "end" with the number of a unit, "use" with that of a parameter.
+/// "begin" and "end" with the index of a unit, "use" with that of a parameter.
 using Events = std::vector<std::pair<std::string, size_t>>;
 
 MemoryOutline::Event event(const Events::value_type& given) {
@@ -41,7 +41,7 @@ MemoryEstimate estimate_memory(
       .replicates = replicates,
       .precision = options.precision,
       .reshard = options.reshard_after_forward,
-      // The DTensors around them are used again.
+      // The DTensors that wrap gradients are used again, and keep them.
       .keeps_means = true};
   engine::set_ranks(policy, world, more.copies(), more.rank(), more.optimizer_factor());
   return engine::estimate(outline, policy);

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the handles of both front ends have in Python: those of nn.Modules, and those of C++ modules.
+// What handles have in Python, those of nn.Modules and those of C++ modules alike.
 #include "bindings/bindings.h"
 
 #include "python_front/kept_object.h"
@@ -27,13 +27,14 @@ inline Unit handle_of(const Unit& unit) {
 using AnyUnit = std::variant<std::shared_ptr<python_front::ModuleUnit>, Unit>;
 std::vector<Unit> handles(const std::vector<AnyUnit>& units);
 
-/// A Python collective: comm(output_tensor=..., input_tensor=..., group=...), and op= where it sums.
+/// A collective in Python, called as comm(output_tensor=..., input_tensor=..., group=..., async_op=True), with op= if
+/// it sums.
 CustomCollective custom(const pybind11::object& comm, bool sums);
 std::function<void(at::Tensor&)> all_reduce_hook(const pybind11::object& hook);
 
 std::map<std::string, int64_t> counters(const Unit& unit);
 
-/// Waits before the next forward; for C++ modules at once.
+/// The next forward waits for the event; for C++ modules this call does.
 template <typename Self>
 void set_post_optim_event(const Self& self, const pybind11::object& event) {
   const auto wait = [event = python_front::KeptObject(event)] {

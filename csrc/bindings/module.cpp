@@ -24,7 +24,7 @@ void take_gil(void* released) {
   PyEval_RestoreThread(static_cast<PyThreadState*>(released));
 }
 
-/// The classes of errors, for as long as the process lives.
+/// The Python classes of our errors; never freed.
 PyObject* error_class = nullptr;
 PyObject* peer_error_class = nullptr;
 PyObject* value_error_class = nullptr;
@@ -34,7 +34,7 @@ PyObject* class_of(const shardwise::Error& error) {
   return dynamic_cast<const shardwise::ValueError*>(&error) != nullptr ? value_error_class : error_class;
 }
 
-// What other extension modules call, and what C++ models in them raise: those modules do not know our classes.
+// For our errors in other extension modules, whose C++ models raise them: those modules do not know our classes.
 void translate(std::exception_ptr thrown) {
   try {
     if (thrown) std::rethrow_exception(std::move(thrown));
@@ -43,7 +43,7 @@ void translate(std::exception_ptr thrown) {
   }
 }
 
-// Autograd and the dispatcher hand Python's own errors on as they are, and make others a RuntimeError.
+// Autograd and the dispatcher pass Python's own errors on as they are, and turn others into a RuntimeError.
 void rethrow_in_python() {
   const pybind11::gil_scoped_acquire gil;
   try {
@@ -64,7 +64,7 @@ PYBIND11_MODULE(_C, module) {
   module.attr("__version__") = SHARDWISE_VERSION;
 
   error_class = py::register_local_exception<shardwise::Error>(module, "Error", PyExc_RuntimeError).inc_ref().ptr();
-  // So who catches torch's errors of other ranks catches ours.
+  // So that whoever catches torch's errors about other ranks catches ours too.
   const auto dist_error = py::module_::import("torch.distributed").attr("DistError");
   peer_error_class = py::register_local_exception<shardwise::PeerError>(
                          module, "PeerError", py::make_tuple(module.attr("Error"), dist_error))

@@ -8,14 +8,14 @@
 
 namespace shardwise::bindings {
 
-/// What fully_shard(), replicate() and estimate_memory() all take from Python.
+/// The options that fully_shard(), replicate() and estimate_memory() have in common in Python.
 struct Options {
   MixedPrecision precision;
   std::optional<CpuOffload> offload;
   std::optional<ReshardAfterForward> reshard_after_forward;
 };
 
-/// None: unset.
+/// Unset for None.
 std::optional<at::ScalarType> dtype_of(const pybind11::object& dtype);
 
 } // namespace shardwise::bindings

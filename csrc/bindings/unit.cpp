@@ -14,7 +14,7 @@ using python_front::ModuleUnit;
 
 using Adopted = std::vector<std::pair<std::vector<std::string>, at::Tensor>>;
 
-/// Whether a replicated module may compute with other memory than the one that the optimizer sees.
+/// Whether a replicated module may compute with memory other than what the optimizer sees.
 bool may_differ(const Options& options, const std::vector<GivenParameter>& parameters, const Mesh& mesh) {
   return options.precision.param_dtype() || (options.offload && !mesh.device().is_cpu()) ||
          std::any_of(parameters.begin(), parameters.end(), [](const auto& each) { return !each.extension.is_none(); });

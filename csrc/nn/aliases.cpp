@@ -11,10 +11,10 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-/// Who shares one piece of memory, as far as it is known.
+/// What is known of those who share a piece of memory.
 struct Memory {
   std::vector<engine::NamedTensor*> parameters;
-  /// The tensors that parameters were made from as views, which autograd keeps, and how many of its handles there are.
+  /// The bases of parameters that are views, and how many handles on each base autograd keeps for those views.
   std::unordered_map<at::TensorImpl*, size_t> bases;
 };
 
@@ -35,7 +35,7 @@ bool has_strangers(const Memory& memory) {
   });
 }
 
-/// From the first element of a tensor to behind its last one.
+/// The elements of its storage that a tensor spans: the first, and one past the last.
 std::pair<int64_t, int64_t> range_of(const at::Tensor& tensor) {
   auto end = tensor.storage_offset() + (tensor.numel() == 0 ? 0 : 1);
   for (int64_t i = 0; i < tensor.dim() && tensor.numel() > 0; ++i) end += (tensor.size(i) - 1) * tensor.stride(i);
@@ -60,7 +60,7 @@ void find_aliases(std::vector<engine::NamedTensor>& parameters) {
         const auto [first, last] = range_of(other->tensor);
         return other != parameter && first < end && start < last;
       });
-      // What stays whole keeps its memory.
+      // A parameter that stays whole keeps its memory.
       parameter->shared = !parameter->whole && (strangers || overlaps);
     }
   }

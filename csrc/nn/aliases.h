@@ -6,8 +6,9 @@
 
 namespace shardwise::nn {
 
-/// Marks as `shared` the parameters whose memory other tensors have too. What is cut gets other memory: a view or an
-/// alias of it would keep the values of now. Parameters that lie side by side in one piece of memory share nothing.
+/// Marks as `shared` the parameters whose memory other tensors use too. A parameter that is cut moves to other memory,
+/// so a view or an alias of it would keep today's values. Parameters that only lie side by side in one storage share
+/// nothing.
 void find_aliases(std::vector<engine::NamedTensor>& parameters);
 
 } // namespace shardwise::nn

@@ -10,9 +10,9 @@ namespace shardwise::nn {
 
 class TouchListener;
 
-/// Casts what an operation is about to read to the dtype that `listener` wants beside its own: floating-point tensors
-/// that carry no touch key, that the operation does not write to and that the listener does not spare. Autograd sees
-/// it.
+/// Casts arguments of an operation that is about to run to `dtype`, which `listener` wants: floating-point tensors that
+/// have no touch key, that the operation does not write to, and that the listener does not spare. Autograd sees the
+/// casts.
 void cast_arguments(
     const c10::FunctionSchema& schema, torch::jit::Stack& stack, at::ScalarType dtype, const TouchListener& listener);
 

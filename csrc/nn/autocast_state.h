@@ -6,7 +6,7 @@
 
 namespace shardwise::nn {
 
-/// What this thread's autocast does, for every kind of device.
+/// The settings of this thread's autocast, for every kind of device.
 class AutocastState {
  public:
   static AutocastState now() {
@@ -18,7 +18,8 @@ class AutocastState {
     state.cache_ = at::autocast::is_autocast_cache_enabled();
     return state;
   }
-  /// The same without the cache of casts: it would carry casts of parameters from one run of a function to another.
+  /// The same without the cache of casts, which would carry casts of parameters from one run of a function into
+  /// another.
   AutocastState without_cache() const {
     AutocastState state = *this;
     state.cache_ = false;

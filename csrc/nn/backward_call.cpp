@@ -16,7 +16,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Carries a call in the saved data of a node.
+/// Carries a call in the saved data of an autograd node.
 struct Carrier : torch::CustomClassHolder {
   Carrier(std::shared_ptr<BackwardCall> carried, bool of_outputs) : call(std::move(carried)), outputs(of_outputs) {}
 
@@ -24,7 +24,7 @@ struct Carrier : torch::CustomClassHolder {
   bool outputs;
 };
 
-/// Returns what it gets. torch makes views of it, so that a change in place, which would pass the node by, is an error.
+/// Returns its inputs. torch makes views of them, so that a change in place, which the node would miss, is an error.
 struct HookedTensors : torch::autograd::Function<HookedTensors> {
   static variable_list forward(AutogradContext* context, at::TensorList tensors, c10::intrusive_ptr<Carrier> carrier) {
     context->set_materialize_grads(false);
@@ -69,7 +69,7 @@ BackwardCall::Places BackwardCall::pass(HookTensors& tensors, bool outputs) {
     if (tensors[i].defined() && tensors[i].requires_grad()) places.used.push_back(i);
   }
   if (places.used.empty()) return places;
-  // A TensorList: torch looks for variables in no other kind of list.
+  // A TensorList, because torch looks for variables in no other kind of list.
   const auto used = places.pick(tensors);
   const auto passed =
       HookedTensors::apply(at::TensorList(used), c10::make_intrusive<Carrier>(shared_from_this(), outputs));
@@ -117,7 +117,7 @@ variable_list BackwardCall::inputs_arrived(variable_list gradients) {
     output_gradients.swap(output_gradients_);
   }
   const auto alive = life_.lock();
-  // Without gradients of the outputs this backward went past the outputs, as a second derivative can.
+  // No gradients of the outputs: this backward did not come through the outputs, as can happen in a second derivative.
   if (!alive || !output_gradients) return gradients;
   auto input_gradients = inputs_.spread(std::move(gradients));
   fire(input_gradients, *output_gradients);

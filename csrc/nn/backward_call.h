@@ -9,7 +9,7 @@
 namespace shardwise::nn {
 
 /// The backward hooks of one call of a module. The inputs and the outputs of the call each pass through an autograd
-/// node that changes nothing; its backward fires the hooks. The graph holds this, this does not hold the module.
+/// node that changes nothing; its backward fires the hooks. The graph owns this object, which does not own the module.
 class BackwardCall : public std::enable_shared_from_this<BackwardCall> {
  public:
   BackwardCall(torch::nn::Module& module, std::shared_ptr<const HookLists> lists);
@@ -22,7 +22,7 @@ class BackwardCall : public std::enable_shared_from_this<BackwardCall> {
   torch::autograd::variable_list inputs_arrived(torch::autograd::variable_list gradients);
 
  private:
-  /// Which tensors of a call need gradients. The hooks see a place for each tensor, autograd only these.
+  /// Which tensors of a call need gradients. Hooks see a place for every tensor, autograd only these.
   struct Places {
     size_t count = 0;
     std::vector<size_t> used;

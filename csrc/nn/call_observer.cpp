@@ -17,7 +17,7 @@ using torch::nn::AnyModulePlaceholder;
 using torch::nn::AnyValue;
 using Content = std::unique_ptr<AnyModulePlaceholder>;
 
-// The one way to the private content of an AnyModule: an explicit instantiation may name it.
+// The only way to the private content of an AnyModule: an explicit instantiation may name private members.
 Content& content_of(AnyModule& module);
 
 template <Content AnyModule::*Member>
@@ -29,7 +29,7 @@ struct ContentAccess {
 template struct ContentAccess<&AnyModule::content_>;
 
 /// AnyModule::get() and at<T>() cast the content to the AnyModuleHolder of the type that type_info names, and read its
-/// only member. So an observer has the layout of all these, with the same pointer in it.
+/// only member. So an observer has the layout that all these holders share, with the same pointer in it.
 struct HolderLayout : AnyModulePlaceholder {
   using AnyModulePlaceholder::AnyModulePlaceholder;
   std::shared_ptr<void> module;
@@ -42,10 +42,10 @@ bool same_owner(const std::shared_ptr<void>& a, const std::shared_ptr<void>& b) 
   return !a.owner_before(b) && !b.owner_before(a);
 }
 
-/// Stands in an AnyModule before what was in it, and fires hooks when it is called.
+/// Wraps the content of an AnyModule, and fires hooks when it is called.
 class Observer final : public HolderLayout {
  public:
-  // The cast to HolderLayout is by layout, not by class.
+  // The cast to HolderLayout is valid by layout, not by class.
   [[gnu::no_sanitize("vptr")]] explicit Observer(Content observed)
       : HolderLayout(observed->type_info),
         observed_(std::move(observed)) {
@@ -93,7 +93,7 @@ void unobserve(AnyModule& module) {
   if (auto* observer = dynamic_cast<Observer*>(content.get())) content = observer->take();
 }
 
-/// Calls visit(AnyModule) for all that containers at and below a module call.
+/// Calls visit(AnyModule&) for everything that containers at and below a module call.
 template <typename Visit>
 void for_each_callee(torch::nn::Module& module, const Visit& visit) {
   if (auto* sequential = dynamic_cast<torch::nn::SequentialImpl*>(&module)) {
@@ -112,7 +112,7 @@ void for_each_callee(torch::nn::Module& module, const Visit& visit) {
 template <typename... Ts>
 struct Types {};
 
-/// What an AnyValue is asked for.
+/// The types that an AnyValue is searched for.
 using Known = Types<
     at::Tensor, std::optional<at::Tensor>, std::vector<at::Tensor>, std::tuple<at::Tensor>,
     std::tuple<at::Tensor, at::Tensor>, std::tuple<at::Tensor, at::Tensor, at::Tensor>,

@@ -13,7 +13,7 @@ namespace {
 
 using torch::autograd::AccumulateGrad;
 
-/// How many times memory is used that a change in place of an output would change too.
+/// Counts the tensors in each piece of memory, all of which a change in place of an output would change.
 class SharedMemory {
  public:
   SharedMemory(const nn::CheckpointRun& run, const torch::autograd::edge_list& edges) {
@@ -35,7 +35,7 @@ class SharedMemory {
   std::unordered_map<const c10::StorageImpl*, int> uses_;
 };
 
-/// Whether the tensor is a view of one that the function only captured.
+/// Whether the tensor is a view of one that the function captured.
 bool views_captured(const nn::CheckpointRun& run, const at::Tensor& output) {
   return output.is_view() && !run.graph.made(at::Tensor(output._base()));
 }
@@ -61,8 +61,8 @@ Tensors checkpoint(const CheckpointOptions& options, CheckpointFunction fn, cons
   Tensors outputs;
   for (const auto& output : run.outputs) {
     if (run.graph.made(output)) {
-      // Autograd must not take ours for a view of the graph that is dropped now, nor change a neighbour behind its
-      // back.
+      // Autograd must not take the result for a view in the graph that is dropped now, nor may a change in place of it
+      // change another tensor unseen.
       const c10::AutoGradMode no_grad(false);
       auto ours = output.detach();
       if (memory.has_others(output) || views_captured(run, output)) ours = ours.clone();

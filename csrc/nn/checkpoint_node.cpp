@@ -33,7 +33,7 @@ CheckpointNode::CheckpointNode(std::shared_ptr<CheckpointFunction> fn, const Che
 }
 
 CheckpointRun CheckpointNode::run(const Tensors& inputs) {
-  // Before the run: a function that changes an input must not go unnoticed.
+  // Saved before the run, so that a function that changes an input is noticed.
   for (const auto& input : inputs) inputs_.emplace_back(input, false);
   const AutocastGuard autocast(autocast_);
   CheckpointRun run(*fn_, inputs);
@@ -138,8 +138,8 @@ Tensors CheckpointNode::gradients_of_inputs(Tensors gradients) {
   for (const auto& alias : run.aliases) ends.push_back(alias.defined() ? gradient_edge(alias) : Edge());
   const auto inputs = ends.size();
   ends.insert(ends.end(), ends_.begin(), ends_.end());
-  // Without the cut, hooks of parameters would fire in here and once more outside, and gradients would run on into the
-  // graph before the checkpoint.
+  // If the graph were not cut, hooks of parameters would fire in here and once more outside, and gradients would run on
+  // into the graph before the checkpoint.
   const auto sinks = run.graph.cut(run.outputs, ends, inputs);
   if (!sinks) {
     throw Error(

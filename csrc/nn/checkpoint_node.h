@@ -13,7 +13,7 @@ namespace shardwise::nn {
 using detail::CheckpointFunction;
 using detail::Tensors;
 
-/// One run of a checkpoint's function, on inputs that are the beginning of its graph.
+/// One run of a checkpoint's function, on aliases of the inputs at which its graph begins.
 struct CheckpointRun {
   CheckpointRun(CheckpointFunction& fn, const Tensors& inputs);
 
@@ -22,14 +22,14 @@ struct CheckpointRun {
   Tensors outputs;
 };
 
-/// Stands for all that the function put into the graph: its edges lead to the inputs and to where that part of the
-/// graph ended, and it runs the function again to have the part back.
+/// Stands for everything that the function put into the graph. Its edges lead to the inputs, and to where that part of
+/// the graph ended; in backward it runs the function again to have that part back.
 class CheckpointNode : public torch::autograd::Node {
  public:
-  /// Before the first run: the second will begin where this thread stands now.
+  /// To be made before the first run: the second one starts from the autocast and random state of now.
   CheckpointNode(std::shared_ptr<CheckpointFunction> fn, const CheckpointOptions& options);
 
-  /// The first run, and what will be compared with it.
+  /// Makes the first run, and keeps what the second one is compared with.
   CheckpointRun run(const Tensors& inputs);
 
   std::string name() const override {
@@ -41,7 +41,7 @@ class CheckpointNode : public torch::autograd::Node {
  private:
   struct Output {
     bool defined;
-    /// Whether its gradient comes here.
+    /// Whether its gradient arrives at this node.
     bool made;
     at::ScalarType dtype;
     at::Device device;
@@ -60,8 +60,8 @@ class CheckpointNode : public torch::autograd::Node {
   AutocastState autocast_;
   std::optional<RandomState> random_;
   std::vector<torch::autograd::SavedVariable> inputs_;
-  /// Where the first run's part of the graph ended, inputs aside. Not next_edges(): a checkpoint around this one
-  /// changes those when it cuts off its own part.
+  /// Where the first run's part of the graph ended, apart from the inputs. next_edges() will not do: a checkpoint
+  /// around this one changes those when it cuts off its own part.
   torch::autograd::edge_list ends_;
   std::vector<Output> outputs_;
 };

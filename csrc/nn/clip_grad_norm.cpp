@@ -30,7 +30,7 @@ void check(double max_norm, double norm_type) {
   if (std::isnan(max_norm)) throw ValueError("shardwise: max_norm is not a number. Give the largest norm allowed.");
 }
 
-// Its gradient is always empty, so that clipping it would do nothing without a word.
+// A full copy has no gradient, so clipping it would silently do nothing.
 void refuse_full_copy(const at::Tensor& tensor, const engine::Unit& unit) {
   for (const auto& parameter : unit.parameters()) {
     if (parameter->whole || !parameter->alive() || !parameter->leaf().is_same(tensor)) continue;
@@ -55,18 +55,19 @@ std::vector<std::shared_ptr<engine::Unit>> one_for_each_group(const std::vector<
   return some;
 }
 
-/// The values that a gradient consists of, as autograd keeps them.
+/// The values that a gradient stores: of a sparse one, without its zeros.
 at::Tensor values_of(const at::Tensor& gradient) {
   return gradient.is_sparse() ? gradient.coalesce()._values() : gradient;
 }
 
-/// The norm of a vector that comes in parts, some of them held by other ranks. Between add() and value() it is the p-th
-/// power, or for infinity the largest element, and apart from it whether one is not a number, which a maximum may lose.
+/// The norm of a vector that comes in parts, some of them on other ranks. Between add() and value() it is kept as a sum
+/// of p-th powers, or for infinity as a maximum. That any element is not a number is kept apart, since a maximum may
+/// lose it.
 class Norm {
  public:
   explicit Norm(double order) : order_(order) {}
 
-  /// `weight` is the share of it that this rank adds.
+  /// `weight`: the share of it that this rank adds, where other ranks add theirs.
   void add(const at::Tensor& gradient, double weight) {
     const group::ComputeGuard guard;
     const auto values = values_of(gradient);
@@ -79,7 +80,7 @@ class Norm {
     terms.weights.push_back(weight);
   }
 
-  /// Adds up what this rank has. One wait for each device, not for each gradient.
+  /// Adds up what this rank has, with one wait for each device instead of one for each gradient.
   void finish() {
     const group::ComputeGuard guard;
     for (const auto& [device, terms] : waiting_) {
@@ -146,10 +147,10 @@ double clip_grad_norm_(
   std::vector<std::shared_ptr<engine::Unit>> sharded;
   for (const auto& parameter : parameters) {
     if (!parameter.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-    // A unit decides which collectives there are, whether this rank has a gradient or not.
+    // Which collectives there are follows from the units, whether this rank has a gradient or not.
     auto unit = engine::unit_of_shard(parameter);
     if (unit) {
-      // A rank that has everything adds its share, as for a parameter of no unit.
+      // With a single shard each rank has the whole parameter, and adds its share as for one that no unit has.
       unit->shards().size() > 1 ? sharded.push_back(unit) : unit.reset();
     } else if (const auto other = engine::Unit::of(parameter); other && other->has_full_copies()) {
       refuse_full_copy(parameter, *other);
@@ -159,7 +160,7 @@ double clip_grad_norm_(
   }
   const auto meshes = one_for_each_group(sharded);
   Norm total(norm_type);
-  // What every rank has whole travels with the shards of the first mesh, a share from each rank: all ranks then get the
+  // What every rank has whole is added to the shards of the first mesh, a share from each rank. So all ranks get the
   // same norm, and whatever is not finite anywhere is seen everywhere.
   const auto share = meshes.empty() ? 1.0 : 1.0 / meshes.front()->shards().size();
   for (size_t i = 0; i < std::max<size_t>(meshes.size(), 1); ++i) {

@@ -27,7 +27,7 @@ bool contains(const torch::nn::Module& module, const torch::nn::Module* other) {
       children.begin(), children.end(), [&](const auto& child) { return contains(*child.value(), other); });
 }
 
-/// Makes the outline of a module. Keeps no handle on its tensors: who holds them is counted.
+/// Makes the outline of a module. Keeps no handles on its tensors, since find_owners() counts handles.
 class Outliner {
  public:
   Outliner(
@@ -61,7 +61,7 @@ class Outliner {
 
  private:
   void add_unit(size_t number) {
-    // Those below the unit's module that no unit before has.
+    // The parameters below the unit's module that no earlier unit has.
     auto parameters = nn::walk(*modules_[number]).parameters;
     std::erase_if(parameters, [&](const auto& parameter) {
       return numbers_.contains(parameter.tensor.unsafeGetTensorImpl()) ||
@@ -93,7 +93,7 @@ class Outliner {
     outline_.units.push_back(std::move(unit));
   }
 
-  /// The order in which a forward uses parameters, as they are registered.
+  /// Notes the order in which a forward uses parameters, taken to be the order in which they are registered.
   void walk(const torch::nn::Module& module) {
     const auto unit = std::find(modules_.begin(), modules_.end(), &module);
     const auto number = static_cast<size_t>(unit - modules_.begin());

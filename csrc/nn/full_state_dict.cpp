@@ -8,7 +8,7 @@
 namespace shardwise {
 namespace {
 
-/// The sharded values of one group, put where their entries are.
+/// Gathers the sharded values of one group, and puts them at the places of their entries.
 void gather(
     engine::Unit& unit, group::Group& group, const nn::ModuleState& state, bool keep, std::optional<at::Device> device,
     std::vector<at::Tensor>& values) {

@@ -37,7 +37,7 @@ struct Hook : HookBase {
 template <typename Function>
 using HookList = std::vector<std::shared_ptr<Hook<Function>>>;
 
-/// The hooks of one module. Never changed: a new one takes its place, so calls under way keep what they have.
+/// The hooks of one module. Never changed but replaced, so that calls under way keep what they have.
 struct HookLists {
   HookList<ForwardPreHook> forward_pre;
   HookList<ForwardHook> forward;
@@ -49,15 +49,14 @@ struct HookLists {
   }
 };
 
-/// Which module has which hooks, in this process. Thread safe. Functions of hooks are neither run nor destroyed under
-/// its lock.
+/// The hooks of all modules in this process. Thread safe. No hook is run or destroyed under its lock.
 class HookTable {
  public:
   static HookTable& get();
 
   /// Null if the module has none.
   std::shared_ptr<const HookLists> find(torch::nn::Module& module);
-  /// Ends with the module. Empty if it has no hooks.
+  /// Expires with the module. Empty if that has no hooks.
   std::weak_ptr<const void> life(const torch::nn::Module& module) const;
 
   template <typename Function>
@@ -81,7 +80,7 @@ class HookTable {
   void change(torch::nn::Module& module, const std::function<void(HookLists&)>& edit);
   void sweep(Dropped& dropped);
 
-  /// Read without the lock: a process without hooks pays for nothing else.
+  /// Read without the lock, so that a process without hooks pays for nothing else.
   std::atomic<size_t> size_{0};
   size_t sweep_at_ = 16;
   mutable std::shared_mutex mutex_;

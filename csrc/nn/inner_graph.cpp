@@ -19,7 +19,7 @@ using torch::autograd::Node;
 using torch::autograd::variable_list;
 using torch::autograd::impl::gradient_edge;
 
-/// Where a gradient arrives and is picked up; never executed.
+/// A node at which a gradient arrives and is picked up; never executed.
 class Sink : public Node {
  public:
   using Node::Node;
@@ -51,7 +51,7 @@ Key key_of(const Edge& edge) {
 InnerGraph::InnerGraph() : thread_(at::RecordFunction::currentThreadId()), first_(at::sequence_number::peek()) {}
 
 bool InnerGraph::made(const Node& node) const {
-  // The number alone does not do: every thread counts for itself, and nodes of leaves have the highest one.
+  // The sequence number alone will not do: each thread counts its own, and nodes of leaves have the highest one.
   return node.thread_id() == thread_ && node.sequence_nr() >= first_ &&
          dynamic_cast<const AccumulateGrad*>(&node) == nullptr;
 }
@@ -107,7 +107,7 @@ std::optional<edge_list> InnerGraph::cut(const variable_list& outputs, const edg
     if (end.is_valid()) sinks[key_of(end)] = {result.back(), result.size() <= optional};
   }
   bool known = true;
-  // A sink lies behind no node, so the order numbers of the nodes before it stay right.
+  // A sink has no edges of its own, so the topological numbers of the nodes before it stay valid.
   for_each_end(outputs, [&](Edge& edge) {
     const auto found = sinks.find(key_of(edge));
     if (found == sinks.end()) {

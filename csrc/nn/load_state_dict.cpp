@@ -17,12 +17,12 @@ namespace {
 
 using Entry = nn::ModuleState::Entry;
 
-/// What of a dict fits a module.
+/// How a dict fits a module.
 struct Match {
   std::vector<at::Tensor> values;
   std::vector<std::string> missing;
   std::vector<std::string> unexpected;
-  /// Of shape, dtype and the like; a line each.
+  /// Values of the wrong shape, dtype and the like, one line each.
   std::vector<std::string> wrong;
 };
 
@@ -84,7 +84,7 @@ std::string error_of(const Match& match, bool strict, int rank) {
 
 constexpr auto kLoad = "load_full_state_dict";
 
-/// Lists of names as one text.
+/// A list of names as one text, and back.
 std::string packed(const std::vector<std::string>& names) {
   std::string text;
   for (const auto& name : names) text += name + '\0';
@@ -101,10 +101,10 @@ std::vector<std::string> unpacked(const std::string& text) {
   return names;
 }
 
-/// The values of rank 0, on all ranks, one after the other.
+/// Brings the values of rank 0 to all ranks, one after the other.
 class Source {
  public:
-  /// Without a unit: every rank's own.
+  /// Without a unit each rank uses its own values.
   explicit Source(engine::Unit* unit) : unit_(unit != nullptr && unit->ranks().world() > 1 ? unit : nullptr) {}
 
   bool is_here() const {
@@ -119,7 +119,7 @@ class Source {
             .front());
   }
 
-  /// As bytes: whatever the dtype, every back end can send it.
+  /// Sent as bytes, which every back end can do whatever the dtype.
   at::Tensor get(const Entry& entry, const at::Tensor& value) const {
     if (unit_ == nullptr) return value;
     const group::ComputeGuard guard;

@@ -35,7 +35,7 @@ Made made_for(const torch::nn::Module& module) {
   return made;
 }
 
-// Shards are saved with the memory that they lie in. A weight that a program made smaller itself has its own.
+// A shard is saved with the whole storage that it lies in. A weight that a program itself made smaller has its own.
 bool is_piece(const Made& made) {
   const auto& weight = made.weight;
   return weight.defined() && weight.has_storage() && weight.sizes() != made.sizes &&

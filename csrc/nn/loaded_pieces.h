@@ -6,8 +6,8 @@ class Module;
 
 namespace shardwise::nn {
 
-/// Raises Error when a module of torch's below this one has a piece of the weight that it was made for: an archive of
-/// shards was loaded into it before it was wrapped. `function` is what is called on it now.
+/// Raises Error if one of torch's modules, this one or below it, has only a piece of the weight that it was made for:
+/// an archive of shards was loaded into it before it was wrapped. `function` is what is being called.
 void refuse_loaded_pieces(const torch::nn::Module& module, const char* function);
 
 } // namespace shardwise::nn

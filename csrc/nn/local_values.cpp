@@ -11,7 +11,7 @@
 
 namespace shardwise::nn {
 
-/// The memory of such values. Nobody is told anything: it is asked.
+/// The memory of such values. This listener does nothing when told of a touch; it answers local() and explain().
 class LocalValues::Followed : public TouchListener {
  public:
   static const std::shared_ptr<Followed>& get() {
@@ -63,7 +63,7 @@ class LocalValues::Followed : public TouchListener {
   };
   mutable std::mutex mutex_;
   std::unordered_map<const c10::StorageImpl*, Entry> entries_;
-  /// When there are so many, those that are gone are looked for.
+  /// When there are this many entries, those whose memory is gone are removed.
   size_t many_ = 64;
 };
 
@@ -80,7 +80,8 @@ void visit_tensors(c10::ArrayRef<c10::IValue> values, const Visit& visit) {
   }
 }
 
-/// Of a gradient only these are followed: what is computed element by element is right on each rank.
+/// Besides single numbers, only results of these are followed from a gradient: what is computed element by element is
+/// right on each rank.
 bool gathers(const c10::OperatorHandle& operation) {
   const auto& name = operation.operator_name().name;
   return name == "aten::cat" || name == "aten::abs";

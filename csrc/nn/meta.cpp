@@ -14,7 +14,7 @@
 namespace shardwise {
 namespace {
 
-/// The device that all units of a module are on.
+/// The device of all units of a module, which `asked` must not contradict; without units, `asked`.
 at::Device device_of(const torch::nn::Module& module, const nn::ModuleState& state, std::optional<at::Device> asked) {
   for (const auto& unit : state.units()) {
     const auto device = asked.value_or(unit->device());

@@ -8,11 +8,11 @@
 
 namespace shardwise::nn {
 
-/// Whether the module at an address is still the one that was there. Keeps no module alive.
+/// Tells whether the module at an address is still the one that was there. Keeps no module alive.
 ///
-/// For a module under a shared_ptr that is its own weak_ptr. In any other the empty weak_ptr that it has for
-/// shared_from_this() gets an ended owner of ours, whose deleter holds a token: the token lives until the module dies,
-/// or until a shared_ptr takes it. shared_from_this() throws as before.
+/// For a module that a shared_ptr owns this is its own weak_ptr. In any other module, the empty weak_ptr of
+/// shared_from_this() is given an expired owner of ours, whose deleter holds a token: the token lives until the module
+/// dies, or until a shared_ptr takes the module over. shared_from_this() throws as before.
 class ModuleLife {
  public:
   explicit ModuleLife(torch::nn::Module& module);
@@ -20,14 +20,14 @@ class ModuleLife {
   bool alive() const {
     return !life_.expired();
   }
-  /// Expires with it. What lock() returns keeps the module alive where a shared_ptr owns it.
+  /// Expires with the module. What lock() returns keeps the module alive if a shared_ptr owns it.
   std::weak_ptr<const void> pointer() const {
     return life_;
   }
-  /// For a life that ended: goes on in the module at the same address, if a shared_ptr took it since. It is the same
-  /// one if it has the parameters and children that it had.
+  /// For a life that ended: goes on with the module at the same address, if a shared_ptr took that over since. It
+  /// counts as the same module if it still has the parameters and children that it had.
   bool continue_in(torch::nn::Module& module);
-  /// Whether it ended and can never go on.
+  /// Whether it has ended and can never go on.
   bool over() const;
 
  private:

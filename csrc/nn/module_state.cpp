@@ -23,7 +23,7 @@ std::string shard_without_unit(const std::string& name) {
       "fully_shard(), or change parameters in place.");
 }
 
-/// The outermost units of these, one for each set of ranks.
+/// The outermost of these units, one for each set of ranks.
 std::vector<std::shared_ptr<engine::Unit>> meshes_of(const std::vector<std::shared_ptr<engine::Unit>>& units) {
   std::vector<std::shared_ptr<engine::Unit>> meshes;
   for (const auto& unit : units) {
@@ -111,7 +111,7 @@ void ModuleState::agree(const std::string& function, const std::string& error) c
         mine, unit->ranks().axes(), unit->mesh().device(), "the exchange before a " + function, unit->own_counters());
     for (size_t rank = 0; rank < texts.size(); ++rank) {
       if (texts[rank].starts_with(mark)) {
-        // The ranks of a mesh that comes later hear of it too.
+        // Passed on, so that the ranks of later meshes hear of it too.
         mine = texts[rank];
         break;
       }

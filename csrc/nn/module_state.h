@@ -19,9 +19,9 @@ class ModuleState {
     /// All its names, in the order of the state dict.
     std::vector<std::string> names;
     at::Tensor tensor;
-    /// The whole tensor's; those of `tensor` where this rank holds all of it.
+    /// The sizes of the whole tensor; those of `tensor` if this rank holds all of it.
     std::vector<int64_t> sizes;
-    /// Where its unit keeps it; no copies where this rank holds all of it.
+    /// Its unit keeps it as parameter number `index` of `copies`, which is null if this rank holds all of it.
     std::shared_ptr<engine::Unit> unit;
     group::FullCopies* copies = nullptr;
     size_t index = 0;
@@ -29,15 +29,15 @@ class ModuleState {
 
   explicit ModuleState(const torch::nn::Module& module);
 
-  /// Finds where the units keep their parameters, after any cast or load. What is wrong on this rank is returned, for
-  /// agree(); "" when nothing is.
+  /// Finds where the units keep their parameters, after any cast or load. Returns what is wrong on this rank, for
+  /// agree(); "" if nothing is.
   std::string locate();
 
-  /// Every tensor once, in the order of the first name.
+  /// Each tensor once, in the order of its first name.
   const std::vector<Entry>& entries() const {
     return entries_;
   }
-  /// Every name, with the number of its entry.
+  /// Every name, with the index of its entry.
   const std::vector<std::pair<std::string, size_t>>& names() const {
     return names_;
   }
@@ -45,13 +45,13 @@ class ModuleState {
   const std::vector<std::shared_ptr<engine::Unit>>& units() const {
     return units_;
   }
-  /// One unit, an outermost one, for each set of ranks.
+  /// One outermost unit for each set of ranks.
   const std::vector<std::shared_ptr<engine::Unit>>& meshes() const {
     return meshes_;
   }
 
-  /// Raises an Error when `error` is not "" on any rank, or when the ranks do not all call `function` for the same
-  /// tensors: the same one on all ranks. All ranks must call it.
+  /// Raises an Error, the same on all ranks, if `error` is not "" on some rank, or if the ranks do not all call
+  /// `function` for the same tensors. All ranks must call it.
   void agree(const std::string& function, const std::string& error) const;
 
  private:

@@ -5,7 +5,7 @@
 namespace shardwise::nn {
 namespace {
 
-/// Tensors by identity: a tensor that is met again gets one more name.
+/// Collects tensors by identity: one that is met again gets one more name.
 class Collection {
  public:
   explicit Collection(std::vector<engine::NamedTensor>& tensors) : tensors_(tensors) {}

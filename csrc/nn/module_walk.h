@@ -10,8 +10,8 @@
 
 namespace shardwise::nn {
 
-/// The parameters and buffers below a module, each tensor once with all its names, in the order of registration.
-/// Takes any module, on the stack and behind raw pointers too; owns nothing of it.
+/// The parameters and buffers below a module, each tensor once with all its names, in the order of registration. Takes
+/// any module, even on the stack or behind a raw pointer; owns nothing of it.
 struct ModuleTensors {
   std::vector<engine::NamedTensor> parameters;
   std::vector<engine::NamedTensor> buffers;
@@ -24,7 +24,7 @@ void for_each_tensor(
 
 ModuleTensors walk(const torch::nn::Module& module);
 
-/// Adds what is not in `to` yet; a tensor that is there gets one more name.
+/// Adds the tensors that are not in `to` yet. One that is there gets the new names.
 void add_all(const ModuleTensors& from, ModuleTensors& to);
 
 } // namespace shardwise::nn

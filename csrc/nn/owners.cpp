@@ -10,10 +10,10 @@
 namespace shardwise::nn {
 namespace {
 
-/// What members of torch's own modules hold.
+/// The tensors that members of torch's own modules hold.
 class Members {
  public:
-  /// Adds those of one; whether it is of one of torch's classes itself, which have no other members.
+  /// Adds the members of a module. Returns whether its class is one of torch's itself, which has no other members.
   bool add(const torch::nn::Module& module) {
     using namespace torch::nn;
     return of<LinearImpl>(module, &LinearImpl::weight, &LinearImpl::bias) ||
@@ -67,12 +67,12 @@ class Members {
   std::unordered_set<const at::TensorImpl*> held_;
 };
 
-/// The places in registries that have a parameter.
+/// The registry entries that have a parameter.
 struct Places {
   std::set<const at::Tensor*> entries;
-  /// One is in a container that hands out what it has in its registry.
+  /// One is in a container that hands out what is in its registry.
   bool handed_out = false;
-  /// All are in classes of torch's.
+  /// All are in modules of torch's own classes.
   bool known = true;
 };
 
@@ -104,7 +104,7 @@ std::unordered_set<const at::TensorImpl*> find_owners(
         std::any_of(whole.begin(), whole.end(), [&](const auto& tensor) { return tensor.is_same(parameter.tensor); });
     const bool by_member = members.contains(parameter.tensor);
     parameter.whole = named || place.handed_out || (place.known && !by_member);
-    // Proves it in one direction only: somebody who holds it need not be a member.
+    // A proof in one direction only: if something else holds it, that need not be a member.
     const bool is_open = !parameter.whole && !by_member;
     parameter.unheld = is_open && parameter.tensor.use_count() <= place.entries.size() + 1;
     if (is_open) taken_for_members.insert(parameter.tensor.unsafeGetTensorImpl());

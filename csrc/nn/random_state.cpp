@@ -16,7 +16,7 @@ RandomState RandomState::now() {
   if (at::hasCUDA()) {
     const auto& cuda = at::detail::getCUDAHooks();
     const auto device = cuda.getCurrentDevice();
-    // Asking a device that nobody has used for its generator would start it.
+    // To ask an unused device for its generator would start it.
     if (device >= 0 && cuda.hasPrimaryContext(device)) generators.push_back(cuda.getDefaultGenerator(device));
   }
   RandomState state;

@@ -8,8 +8,8 @@
 
 namespace shardwise::nn {
 
-/// Where the default generators stand: that of the CPU, and that of the current CUDA device where this process uses
-/// one. Other threads that draw from them are not kept out.
+/// The states of the default generators: that of the CPU, and that of the current CUDA device if this process uses one.
+/// Does not keep other threads from drawing meanwhile.
 class RandomState {
  public:
   static RandomState now();
@@ -19,7 +19,7 @@ class RandomState {
   std::vector<std::pair<at::Generator, at::Tensor>> states_;
 };
 
-/// Random numbers as they followed the given state; at its end the generators go on where they were.
+/// While it lives, random numbers go on from the given state; afterwards the generators go on where they were.
 class RandomStateGuard {
  public:
   explicit RandomStateGuard(const RandomState& state) : before_(RandomState::now()) {

@@ -34,7 +34,8 @@ void run_recurrent(const c10::OperatorHandle& operation, c10::DispatchKeySet key
   run_touched(operation, keys, stack);
 }
 
-/// cuDNN's weights in one piece of memory: shards have theirs, and so have full leaves.
+/// cuDNN wants its weights in one piece of memory. Shards and full leaves stay in memory of their own, so this does
+/// nothing for them.
 void run_flatten(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto count = operation.schema().arguments().size();
   const auto weights = torch::jit::peek(*stack, index_of(operation, "weight_arr"), count).toTensorVector();

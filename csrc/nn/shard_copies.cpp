@@ -1,4 +1,4 @@
-// Copies that torch::nn makes of a shard: to() puts them in the shard's place, clone() into another module.
+// Handles copies that torch::nn makes of a shard: to() puts them in the shard's place, clone() into another module.
 #include "engine/front_end.h"
 #include "nn/touch.h"
 
@@ -12,7 +12,7 @@
 namespace shardwise::nn {
 namespace {
 
-/// The copy of a shard that this thread made last.
+/// The last copy of a shard that this thread made.
 struct LastCopy {
   c10::weak_intrusive_ptr<at::TensorImpl> copy{c10::intrusive_ptr<at::TensorImpl>()};
   std::weak_ptr<engine::Unit> unit;
@@ -24,7 +24,7 @@ struct LastCopy {
   }
 };
 
-/// The copy of a shard keeps the key, so that set_data() with it is seen.
+/// The copy of a shard keeps the touch key, so that a set_data() with it is seen.
 void run_copy(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const at::Tensor source = torch::jit::peek(*stack, 0, operation.schema().arguments().size()).toTensor();
   run_touched(operation, keys, stack);
@@ -38,12 +38,13 @@ void run_copy(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, to
   last_copy.parameter = unit->parameter_of_shard(source)->name();
 }
 
-// A snapshot that a program takes with grad mode on is left alone: Cloneable::clone() switches it off.
+// Cloneable::clone() switches grad mode off. A copy made with grad mode on is a program's own snapshot, and left alone.
 void run_clone(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   c10::GradMode::is_enabled() ? run_touched(operation, keys, stack) : run_copy(operation, keys, stack);
 }
 
-/// T24: the question that set_data() asks first. It uses no memory of its arguments.
+/// Sees set_data(), which asks this first (T24 in docs/coverage.md). It uses no memory of its arguments, so it is no
+/// touch.
 void run_set_data(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto& target = torch::jit::peek(*stack, 0, 2).toTensor();
   const auto& source = torch::jit::peek(*stack, 1, 2).toTensor();

@@ -9,33 +9,33 @@
 
 namespace shardwise::nn {
 
-// What the touch trigger refuses or explains at shards, their gradients and full copies: programs that torch would let
-// train wrongly, or stop with a text about sizes.
+// What the touch trigger refuses or explains where shards, their gradients and full copies are used: programs that
+// torch would let train wrongly, or stop with a text about sizes.
 
-/// Parameters of classes whose members nobody knows, until their leaves are used.
+/// Parameters of classes whose members are unknown, until their leaves are used.
 using Unproved = std::unordered_set<const group::Parameter*>;
 
 [[noreturn]] void refuse_write_to_full(const engine::Unit& unit, const Touch& touch);
-/// An optimizer that was made before wrapping: its parameters are the full ones.
+/// For an optimizer that was made before wrapping: its parameters are the full ones.
 [[noreturn]] void refuse_absent_gradient(const engine::Unit& unit, const Touch& touch);
-/// The number was computed from the shards of gradients of this rank alone.
+/// For a number that was computed from this rank's shards of gradients alone.
 [[noreturn]] void refuse_local_number(const engine::Unit& unit, const Touch& touch);
-/// Lets a backward fail that brings a gradient to the shard of a parameter that is still unproved.
+/// From now on a backward fails if it brings a gradient to the shard of a parameter that is still unproved.
 void refuse_first_gradient(
     const group::Parameter& parameter, const std::weak_ptr<Unproved>& unproved,
     const std::weak_ptr<engine::Unit>& unit);
 
-/// torch::cat of shards, as parameters_to_vector() does it: once for each tree.
+/// Warns of torch::cat of shards, as in parameters_to_vector(): once for each tree.
 void warn_of_shards_in_a_row(const engine::Unit& unit, const Touch& touch);
 
-/// An operation was refused that got something computed from them: a shard may be empty.
+/// For an operation that torch refused and that got something computed from shards of gradients: a shard may be empty.
 std::string computed_alone(const std::string& operation);
 
-/// An operation was refused that got a shard, or its gradient, together with something of the whole parameter's sizes;
-/// empty where it got none.
+/// For an operation that torch refused and that got a shard, or its gradient, together with something of the whole
+/// parameter's sizes; empty if it did not.
 std::string why_sizes_differ(const engine::Unit& unit, const Touch& touch);
 
-/// For who reads a full copy by data_ptr() or an accessor while it is not current.
+/// For whoever reads a full copy by data_ptr() or an accessor while it is not current.
 std::string read_past_operations(const std::string& names);
 
 } // namespace shardwise::nn

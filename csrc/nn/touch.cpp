@@ -21,7 +21,7 @@
 namespace shardwise::nn {
 namespace {
 
-/// The one way to the key set of a tensor, which is protected.
+/// Gives access to the key set of a tensor, which is protected.
 struct KeySet : c10::TensorImpl {
   static c10::DispatchKeySet& of(const at::Tensor& tensor) {
     return tensor.unsafeGetTensorImpl()->*(&KeySet::key_set_);
@@ -69,7 +69,7 @@ std::shared_ptr<TouchListener> listener_of(const at::Tensor& tensor) {
   return Listeners::get().find(tensor.storage().unsafeGetStorageImpl());
 }
 
-/// Tensors made from nothing, without a device, get the meta device.
+/// Tensors that are made from nothing, and without a device, get the meta device.
 void put_on_meta(const c10::FunctionSchema& schema, torch::jit::Stack& stack) {
   const auto& arguments = schema.arguments();
   const auto values = torch::jit::last(stack, arguments.size());
@@ -104,12 +104,12 @@ void run_untouched(const c10::OperatorHandle& operation, c10::DispatchKeySet key
 
 namespace {
 
-/// What a stack has for an operation.
+/// The operation's arguments on the stack.
 c10::ArrayRef<c10::IValue> arguments_of(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
   return torch::jit::last(stack, schema.arguments().size());
 }
 
-/// A keyed argument with a storage, and who listens to its memory, if anybody does.
+/// A keyed argument that has a storage, and the listener of its memory, if there is one.
 struct Keyed {
   std::shared_ptr<TouchListener> listener;
   const at::Tensor* tensor;
@@ -144,8 +144,8 @@ const at::Tensor* first_freed(const AllKeyed& all) {
   return freed == all.end() ? nullptr : freed->tensor;
 }
 
-/// Lets whoever knows better say why torch refused the operation. Kernels leave arguments where they are until they
-/// are done.
+/// Lets a listener that knows better say why torch refused the operation. The arguments are still on the stack: kernels
+/// remove them only when they are done.
 void explain(const c10::OperatorHandle& operation, const torch::jit::Stack& stack, const c10::Error& error) {
   const auto arguments = arguments_of(operation.schema(), stack);
   for (const auto& [listener, tensor, written] : keyed_among(operation.schema(), stack)) {
@@ -160,7 +160,7 @@ void explain(const c10::OperatorHandle& operation, const torch::jit::Stack& stac
 
 void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const bool on_meta = c10::impl::tls_is_dispatch_key_included(kTouchKey);
-  // The operations that a listener or this operation make in turn are not touches.
+  // What a listener or this operation calls in turn is not a touch.
   const c10::impl::ExcludeDispatchKeyGuard not_a_touch(kTouchKey);
   const auto& schema = operation.schema();
   if (on_meta) put_on_meta(schema, *stack);
@@ -181,7 +181,7 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
   const auto tell = [&](bool again) {
     bool others_were_told = again;
     for (const auto& [found, tensor, written] : all) {
-      // One that was told before may have ended its registration.
+      // A listener that was told before may have ended this registration.
       const auto listener = others_were_told ? listener_of(*tensor) : found;
       if (!listener) continue;
       others_were_told = true;
@@ -214,8 +214,8 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
 
 namespace {
 
-/// torch::nn::Module::zero_grad() does this to every gradient. It computes nothing, so nobody need be told where the
-/// memory is there.
+/// A shortcut for torch::nn::Module::zero_grad(), which does this to every gradient. It computes nothing, so nobody
+/// need be told if the memory is there.
 at::Tensor detach(c10::DispatchKeySet keys, const at::Tensor& self) {
   static const auto operation =
       c10::Dispatcher::singleton().findSchemaOrThrow("aten::detach", "").typed<at::Tensor(const at::Tensor&)>();
@@ -237,7 +237,8 @@ TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_touched>());
 }
 
-// The backward of a scripted program uses no memory of its arguments; its operations must each be seen.
+// `_backward`, called by scripted programs, uses no memory of its arguments: the operations inside of it must each be
+// seen.
 TORCH_LIBRARY_IMPL(aten, DeferredInit, library) {
   library.impl("_backward", torch::CppFunction::makeFallthrough());
   library.impl("detach", &detach);

@@ -25,7 +25,7 @@ void cast(HookTensors& tensors, std::optional<at::ScalarType> dtype) {
   }
 }
 
-/// Before all hooks and after them, whether the call fails or not.
+/// Marks calls: before all other hooks, and after them whether the call fails or not.
 void mark_calls(torch::nn::Module& module, const std::weak_ptr<UnitTouch>& weak) {
   const auto begin = [weak](torch::nn::Module&, HookTensors&) {
     if (const auto touch = weak.lock()) touch->begin_call();
@@ -63,7 +63,7 @@ void add_unit_hooks(
     if (self->has_full_copies()) {
       self->enter(engine::Keep::outer);
     } else {
-      // A cast is to be found before the inputs meet it.
+      // A cast of the parameters has to be noticed before the inputs meet them.
       self->precision().param_dtype() ? self->renew_groups() : self->need_values();
       self->schedule()->await_optimizer();
     }

@@ -14,15 +14,15 @@ namespace shardwise::nn {
 
 class UnitTouch;
 
-/// Tells a unit, by hooks, where its module begins and ends and where its backward begins, wherever a call of the
-/// module can be seen; other calls are the touch trigger's. The outermost unit moves the inputs of its module to the
-/// device of the mesh. Casts inputs and outputs as the unit's precision says. `touch` is null where the unit has no
-/// full copies.
+/// Adds hooks that tell a unit where its module begins and ends, and where its backward begins, wherever a call of the
+/// module can be seen; other calls are left to the touch trigger. The outermost unit moves the inputs of its module to
+/// the mesh's device. Inputs and outputs are cast as the unit's precision says. `touch` is null if the unit has no full
+/// copies.
 void add_unit_hooks(
     torch::nn::Module& module, const std::shared_ptr<engine::Unit>& unit, const std::shared_ptr<UnitTouch>& touch);
 
-/// By which ways units learn what their modules do. Both, but for tests that show each to do alone; read when a module
-/// is wrapped, the same for all threads.
+/// The ways in which units learn what their modules do. Both are on, except in tests that show that each works alone.
+/// Read when a module is wrapped; the same for all threads.
 struct TestSwitches {
   bool touch = true;
   bool hooks = true;

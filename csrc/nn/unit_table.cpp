@@ -56,11 +56,12 @@ void ignore(std::vector<engine::NamedTensor>& parameters, const std::vector<at::
   });
 }
 
-// A module that was wrapped holds the shard where it held the leaf: one that still holds the leaf was left out.
+// A wrapped module has the shard where it had the leaf. A module that still has the leaf was not wrapped with the
+// others.
 void refuse_sharing_with_others(const std::vector<engine::NamedTensor>& parameters, const char* function) {
   for (const auto& parameter : parameters) {
     const auto& tensor = parameter.tensor;
-    // Of most: their owner's parameters are not searched for each of them.
+    // This holds for most parameters, and saves the search below.
     if (engine::unit_of_shard(tensor)) continue;
     const auto owner = engine::Unit::of(tensor);
     if (!owner || !owner->has_full_copies()) continue;

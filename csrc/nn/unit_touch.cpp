@@ -23,7 +23,7 @@ class UnitTouch::Full : public TouchListener {
     owner->use(touch.tensor, touch.again ? engine::Keep::all : engine::Keep::outer);
   }
 
-  // The operations of a backward get what those of the forward had, and results of these.
+  // Nothing is cast in a backward: its operations get what those of the forward got, and results of that.
   std::optional<at::ScalarType> wanted_dtype() const override {
     if (!dtype || calls > 0 || (engine::BackwardWatch::running() && !c10::GradMode::is_enabled())) return std::nullopt;
     return dtype;
@@ -35,13 +35,13 @@ class UnitTouch::Full : public TouchListener {
   std::weak_ptr<engine::Unit> unit;
   std::optional<at::ScalarType> dtype;
   std::unordered_set<const at::TensorImpl*> buffers;
-  /// That can be seen, and are running.
+  /// How many calls that can be seen are running.
   int calls = 0;
-  /// Whose leaves were not used yet, of those that were only taken to be members'.
+  /// Parameters that were only taken to be members', and whose leaves were not used yet.
   std::shared_ptr<Unproved> unproved = std::make_shared<Unproved>();
 };
 
-/// What this rank holds alone, of which others' sizes are another.
+/// For shards and their gradients, whose sizes differ from those of the whole parameter.
 class UnitTouch::Piece : public TouchListener {
  public:
   std::string explain(const Touch& touch) const override {
@@ -62,7 +62,7 @@ class UnitTouch::Shard : public Piece {
   }
 };
 
-/// What was published to shards.
+/// For the gradients that were published to shards.
 class UnitTouch::Gradient : public Piece {
  public:
   void touched(const Touch& touch) override {
@@ -74,7 +74,7 @@ class UnitTouch::Gradient : public Piece {
   }
 };
 
-/// What full leaves have in the place of a gradient.
+/// For what full leaves have in place of a gradient.
 class UnitTouch::Absent : public TouchListener {
  public:
   void touched(const Touch& touch) override {
@@ -112,7 +112,7 @@ void UnitTouch::begin_call() {
   ++full_->calls;
 }
 
-// A hook of the user's that failed first kept ours from seeing the begin.
+// There may be an end without a begin: a hook of the user's that failed first kept ours from seeing the begin.
 void UnitTouch::end_call() {
   full_->calls = std::max(0, full_->calls - 1);
 }
@@ -147,7 +147,7 @@ void UnitTouch::published(const at::Tensor& gradient) {
   if (!gradient.defined() || !gradient.has_storage()) return;
   mark(gradient);
   const auto* storage = gradient.storage().unsafeGetStorageImpl();
-  // Whoever is in the list keeps its address.
+  // An entry keeps its address from being used again, so this is the same storage.
   if (gradients_.contains(storage)) return;
   if (gradients_.size() >= many_) {
     std::erase_if(gradients_, [](const auto& entry) { return entry.second.storage.expired(); });

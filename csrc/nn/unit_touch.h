@@ -11,18 +11,18 @@
 namespace shardwise::nn {
 
 /// Tells a unit of every use of its full copies, and of every write to its shards, by the touch trigger. Refuses what
-/// would train wrongly without a word.
+/// would silently train wrongly.
 class UnitTouch : public group::FrontEndCallbacks {
  public:
   UnitTouch();
   ~UnitTouch() override;
-  /// The unit that is told; it keeps this. Its buffers are never cast. The first gradient of a leaf that was taken to
-  /// be a member's, and comes to its shard before the leaf was ever used, is an Error.
+  /// Sets the unit that is told, and that keeps this object alive. Its buffers are never cast. If a parameter was only
+  /// taken to be a member's, and a gradient comes to its shard before its leaf was ever used, that is an Error.
   void bind(
       const std::shared_ptr<engine::Unit>& unit, const std::vector<engine::NamedTensor>& buffers,
       const std::unordered_set<const at::TensorImpl*>& taken_for_members);
-  /// A call of the unit's module that can be seen begins or ends. Inside of one nothing is cast operation by operation:
-  /// its inputs were.
+  /// A call of the unit's module that can be seen begins or ends. Within it nothing is cast operation by operation,
+  /// since its inputs were cast.
   void begin_call();
   void end_call();
 
@@ -47,9 +47,9 @@ class UnitTouch : public group::FrontEndCallbacks {
   std::shared_ptr<Shard> shard_;
   std::shared_ptr<Gradient> gradient_;
   std::shared_ptr<Absent> absent_;
-  /// Of the memory that means are published in.
+  /// By the memory in which means were published.
   std::unordered_map<const c10::StorageImpl*, Watch> gradients_;
-  /// When there are so many, those that are gone are looked for.
+  /// When there are this many, those that are gone are removed.
   size_t many_ = 16;
   std::unordered_map<const at::TensorImpl*, TouchRegistration> absences_;
 };

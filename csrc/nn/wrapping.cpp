@@ -15,7 +15,7 @@
 namespace shardwise::nn {
 namespace {
 
-// As torch does it, and for the buffers too. What an inner unit has is where it wants it.
+// As torch does it, and for buffers too. The tensors of an inner unit are where that unit wants them.
 void move_to(at::Device device, const std::vector<engine::NamedTensor>& tensors) {
   for (const auto& named : tensors) {
     const auto& tensor = named.tensor;

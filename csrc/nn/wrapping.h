@@ -15,24 +15,25 @@ namespace shardwise::nn {
 
 using Modules = std::vector<torch::nn::Module*>;
 
-/// What the user says of parameters that wrapping cannot know.
+/// What only the user can say about parameters.
 struct Exceptions {
-  /// Those that stay whole.
+  /// Parameters that stay whole.
   std::vector<at::Tensor> whole = {};
-  /// Others in the memory of parameters keep their values, which is meant.
+  /// Other tensors in the memory of parameters are allowed: they keep today's values, and are meant to.
   bool allow_aliases = false;
 };
 
-/// Makes the unit, and lets it know of its modules' calls. Where it has full copies, their shards take their places in
-/// the modules' registries, except for those that no member holds. Moves parameters and buffers to the mesh's device.
+/// Makes the unit, and adds the hooks that tell it of its modules' calls. If it has full copies, shards take the place
+/// of parameters in the modules' registries, except for parameters that no member holds. Moves parameters and buffers
+/// to the mesh's device.
 std::shared_ptr<engine::Unit> wrap(
     const Modules& modules, const Mesh& mesh, std::vector<engine::NamedTensor> parameters,
     const std::vector<engine::NamedTensor>& buffers, engine::UnitSettings settings, const Exceptions& exceptions);
 
-/// Sets along which dimension each is cut, as `placement` says.
+/// Sets the dimension along which each is cut, as `placement` says.
 void place(std::vector<engine::NamedTensor>& parameters, const FullyShardOptions::Placement& placement);
 
-/// Whether the modules are to compute in another dtype than the optimizer sees.
+/// Whether the modules are to compute in a dtype other than what the optimizer sees.
 bool is_cast(const std::vector<engine::NamedTensor>& parameters, const MixedPrecision& precision);
 
 /// The modules that the pointers hold.

@@ -8,15 +8,16 @@ namespace py = pybind11;
 
 namespace {
 
-// The objects here are never freed: the interpreter may be gone first.
+// The Python objects here are never freed, since the interpreter may be gone before them.
 
-/// Only found in a Python that imported it.
+/// Looked up at the first use, when Python has imported it.
 const py::object& dtensor_class() {
   static const auto* const value = new py::object(py::module_::import("torch.distributed.tensor").attr("DTensor"));
   return *value;
 }
 
-/// The name of what a DTensor is around: made once, for it is looked up for every parameter of every step.
+/// The attribute of a DTensor that has the tensor it wraps. Made once, since it is used for every parameter in every
+/// step.
 PyObject* local_tensor_name() {
   static auto* const name = PyUnicode_InternFromString("_local_tensor");
   return name;
@@ -50,7 +51,8 @@ const at::Tensor& DTensorParameter::parameter() const {
   return THPVariable_Unpack(parameter_.get().ptr());
 }
 
-// A mean comes again only when nobody holds it, and only what nobody holds is around nothing.
+// A mean comes again only if nobody holds it or its DTensor, and a DTensor wraps nothing only if nobody holds it. So
+// either DTensor may be given out again.
 at::Tensor DTensorParameter::gradient(const at::Tensor& mean) {
   const py::gil_scoped_acquire gil;
   Shown* vacant = nullptr;

@@ -8,12 +8,12 @@
 
 namespace shardwise::python_front {
 
-/// A DTensor around a shard, and DTensors around its gradients. One around a gradient is used again once nobody else
-/// holds it: there are two at most, for the two sums that take turns.
+/// The DTensor that wraps a shard, and DTensors that wrap its gradients. Each of the latter is used again once nobody
+/// else holds it. There are at most two, for the two sums that take turns.
 class DTensorParameter : public group::VisibleParameter {
  public:
-  /// Made with the GIL held. `to_memory` gives what is inside of a gradient that arrives, where the full parameter is a
-  /// DTensor too; else None.
+  /// To be made with the GIL held. `to_memory` gives the tensor inside a gradient that arrives, if the full parameter
+  /// is a DTensor too; else it is None.
   DTensorParameter(const pybind11::object& parameter, const pybind11::object& to_memory);
 
   const at::Tensor& parameter() const override;
@@ -27,14 +27,15 @@ class DTensorParameter : public group::VisibleParameter {
  private:
   struct Shown {
     KeptObject dtensor;
-    /// References to what is inside, in C++ and in Python, as long as nobody else has one.
+    /// The numbers of references to the wrapped tensor, in C++ and in Python, while nobody else has one.
     size_t uses = 0;
     Py_ssize_t references = 0;
   };
 
   void put(const at::Tensor& mean, Shown& shown) const;
 
-  /// The object, not the tensor in it: torch exchanges that when modules are cast, if nobody else holds it.
+  /// The Python object, not the tensor in it: torch exchanges that tensor when modules are cast, if nobody else holds
+  /// it.
   KeptObject parameter_;
   std::optional<KeptObject> to_memory_;
   std::vector<Shown> shown_;

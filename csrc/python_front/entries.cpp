@@ -5,7 +5,7 @@ namespace shardwise::python_front {
 namespace py = pybind11;
 
 void Entries::add(const std::vector<std::pair<py::object, std::string>>& owners, py::object full, py::object visible) {
-  // Never freed: the interpreter may be gone first.
+  // Never freed, since the interpreter may be gone before it.
   static const auto* const plain = new py::object(py::module_::import("torch.nn").attr("Module").attr("__setattr__"));
   Entry entry{.owners = {}, .full = std::move(full), .visible = std::move(visible)};
   for (const auto& [module, name] : owners) {

@@ -7,18 +7,19 @@
 namespace shardwise::python_front {
 
 /// Where the modules of a unit keep its parameters, and the two objects that take turns there: the full parameter and
-/// what the optimizer sees. Owned by Python, and keeps no module alive: full parameters keep their unit.
+/// what the optimizer sees. Owned by Python. Keeps no module alive. The unit must not keep this alive: the full
+/// parameters in here keep the unit alive.
 ///
-/// Used with the GIL held.
+/// To be used with the GIL held.
 class Entries {
  public:
   /// A module that has the parameter, and its name there.
   struct Owner {
     pybind11::weakref module;
-    /// module._parameters
+    /// The module's _parameters.
     pybind11::dict parameters;
     pybind11::str name;
-    /// Its class has no __setattr__ of its own, as recurrent modules do to learn of a change.
+    /// Whether its class has nn.Module's own __setattr__. Recurrent modules override it to learn of changes.
     bool is_plain;
   };
   struct Entry {
@@ -35,7 +36,7 @@ class Entries {
     return entries_.size();
   }
   void show(bool full);
-  /// What stands in the module now.
+  /// What the module has now.
   pybind11::object current(size_t index) const;
   void set_visible(size_t index, pybind11::object visible) {
     entries_.at(index).visible = std::move(visible);

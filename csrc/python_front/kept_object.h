@@ -8,7 +8,7 @@
 
 namespace shardwise::python_front {
 
-/// A Python object for those who may let go of it without the GIL. Used with the GIL held.
+/// A Python object that may be let go of without the GIL. To be used with the GIL held.
 class KeptObject {
  public:
   explicit KeptObject(pybind11::object object)

@@ -17,14 +17,15 @@ namespace shardwise::python_front {
 
 namespace py = pybind11;
 
-/// Where the unit says what its modules are to show. The entries may be gone: they go with the modules.
+/// The unit uses this to tell its modules what to show. The entries may be gone, since they go with the modules.
 class ModuleUnit::Front : public group::FrontEndCallbacks {
  public:
   explicit Front(const std::weak_ptr<Entries>& entries) : entries_(entries) {}
 
   void mark(const at::Tensor& /*tensor*/) override {}
-  // A DTensor takes over the offset of what is in it, and torch takes one with an offset for one that has memory
-  // itself, in copy.deepcopy() for example. And who saves a shard saves its whole storage.
+  // The result has a storage of its own, without an offset. A DTensor takes over the offset of the tensor that it
+  // wraps, and torch takes a DTensor with an offset for one that has memory itself, as in copy.deepcopy(). And whoever
+  // saves a shard saves its whole storage.
   at::Tensor place(const at::Tensor& piece) override {
     if (piece.is_meta()) return piece;
     if (piece.numel() == 0) return at::empty_strided(piece.sizes(), piece.strides(), piece.options());
@@ -109,7 +110,7 @@ void ModuleUnit::take_memory() {
   unit_->take_memory();
 }
 
-// Somebody may have put its methods on a shard after it was made.
+// Somebody may have put an extension's methods on a shard after it was made.
 bool ModuleUnit::look_for_extension(size_t index, const py::object& shard) {
   const auto& extension = unit_->parameters()[index]->extension();
   const bool has_methods = py::hasattr(shard, "fsdp_pre_all_gather") || py::hasattr(shard, "fsdp_post_all_gather");
@@ -144,8 +145,8 @@ void ModuleUnit::set_conversions(py::object inputs, py::object outputs) {
   convert_outputs_ = std::move(outputs);
 }
 
-// A module that ran already begins a new round, and so does one that finds the parameters in pieces: not all modules of
-// a unit need run. What is computed again in backward is what it was in forward.
+// A new round begins with a module that already ran in this one, or that finds the parameters sharded: not all modules
+// of a unit need run. What is computed again in backward begins and ends with the same modules as in forward.
 bool ModuleUnit::begins(py::handle module) {
   if (modules_.size() == 1) return true;
   if (engine::Unit::in_backward()) return first_ == module.ptr();
@@ -171,7 +172,7 @@ py::object ModuleUnit::pre_forward(py::handle module, const py::object& argument
   const bool backward = engine::Unit::in_backward();
   const py::gil_scoped_release no_gil;
   if (is_first || backward) {
-    // In forward every unit is closed where its own module ends.
+    // Nothing is closed here in forward: every unit is closed when its own module ends.
     unit_->enter(backward ? engine::Keep::outer : engine::Keep::all);
   } else {
     unit_->come_back();

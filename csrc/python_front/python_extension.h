@@ -8,10 +8,10 @@
 
 namespace shardwise::python_front {
 
-/// torch's protocol for parameters that gather themselves, which Python's shardwise._extensions speaks.
+/// torch's protocol for parameters that gather themselves, as shardwise._extensions implements it in Python.
 class PythonExtension : public group::Extension {
  public:
-  /// Of the parameter with this number there. `protocol` is a shardwise._extensions.Extension.
+  /// For parameter number `index` of the entries. `protocol` is a shardwise._extensions.Extension.
   PythonExtension(const std::shared_ptr<Entries>& entries, size_t index, const pybind11::object& protocol);
 
   std::vector<at::Tensor> inputs() override;
@@ -19,10 +19,10 @@ class PythonExtension : public group::Extension {
   void free() override;
 
  private:
-  /// Entries may be gone: they go with the modules.
+  /// The entries may be gone, since they go with the modules.
   std::weak_ptr<Entries> entries_;
   size_t index_;
-  /// The leaf is one that this made.
+  /// Whether make_full() made the leaf.
   bool has_made_ = false;
   KeptObject protocol_;
 };

@@ -8,7 +8,7 @@ namespace py = pybind11;
 
 namespace {
 
-/// What pytree finds in it; itself where it is a leaf.
+/// What pytree finds in the value; the value itself if it is a leaf.
 py::list leaves_of(py::handle value) {
   static const auto* const flatten = new py::object(py::module_::import("torch.utils._pytree").attr("tree_leaves"));
   return (*flatten)(value);
