@@ -13,11 +13,11 @@ class ModuleHolder;
 
 namespace shardwise {
 
-/// module.forward(args...) with the module's hooks, whatever the types of arguments and result. The module is given
-/// itself, or as a holder, a shared_ptr or a pointer to it. Without hooks it costs a look at a table.
+/// Calls module.forward(args...) and fires the module's hooks, whatever the types of arguments and result. Takes the
+/// module itself, or a holder, a shared_ptr or a pointer to it. Without hooks it costs one look at a table.
 ///
-/// Where there are hooks, forward gets copies of the arguments that hold tensors; all others are passed through.
-/// A forward that returns a reference to tensors returns them by value here.
+/// With hooks, forward gets copies of the arguments that hold tensors; all others are passed through. If forward
+/// returns a reference to tensors, this returns them by value.
 template <typename Callee, typename... Args>
 decltype(auto) call(Callee&& callee, Args&&... args) {
   auto& module = detail::module_of(callee);
@@ -43,7 +43,7 @@ class HookedHolder : public torch::nn::ModuleHolder<Contained> {
 
 } // namespace shardwise
 
-/// Use it like TORCH_MODULE(Name): it makes the holder Name of the class NameImpl, and name(x) fires hooks.
+/// Used like TORCH_MODULE(Name): defines the holder Name of the class NameImpl, whose name(x) fires hooks.
 /// name->forward(x) does not.
 #define SHARDWISE_MODULE(Name) SHARDWISE_MODULE_IMPL(Name, Name##Impl)
 #define SHARDWISE_MODULE_IMPL(Name, ImplType)                \

@@ -16,9 +16,10 @@ namespace shardwise {
 
 /// The options of checkpoint(). Everything has a default.
 struct SHARDWISE_API CheckpointOptions {
-  /// Run fn again from the random state of its first run, so that dropout drops the same: that of the default generator
-  /// of the CPU and of the current CUDA device. These belong to the process: ranks that are threads and draw from them
-  /// at the same time disturb each other. false saves the copies where fn draws nothing, or from its own generators.
+  /// Run fn again from the random state of its first run, so that dropout drops the same: the state of the default
+  /// generators of the CPU and of the current CUDA device. These belong to the process: ranks that are threads and draw
+  /// from them at the same time disturb each other. With false no copies of the state are made, for an fn that draws
+  /// nothing, or from its own generators.
   TORCH_ARG(bool, preserve_rng_state) = true;
 };
 
@@ -29,7 +30,7 @@ using CheckpointFunction = std::function<Tensors(const Tensors&)>;
 
 SHARDWISE_API Tensors checkpoint(const CheckpointOptions& options, CheckpointFunction fn, const Tensors& inputs);
 
-/// A result of fn as a list of tensors, and back.
+/// Packs a result of fn into a list of tensors, and unpacks it again.
 template <typename Result>
 struct Packed;
 
@@ -83,37 +84,38 @@ auto call(Function& fn, const Tensors& inputs, std::index_sequence<I...>) {
 
 } // namespace detail
 
-/// Runs fn(inputs...) without keeping the activations inside, and runs it again in backward to have them back: memory
-/// for time. The result, and the gradients, are those of the plain call.
+/// Runs fn(inputs...) without keeping the activations inside, and runs it again in backward to have them back: less
+/// memory for more time. The result and the gradients are those of a plain call.
 ///
 ///   auto y = shardwise::checkpoint([&](const at::Tensor& x) { return block->forward(x); }, x);
 ///
 /// fn takes the inputs as `const at::Tensor&` and returns a Tensor, a std::vector<Tensor>, or a std::tuple of Tensors
-/// and of such tuples, as an LSTM does. It is any callable: a lambda or a module holder. A copy is kept until the graph
-/// is gone or a backward without retain_graph is done; what it refers to must live as long.
+/// and of such tuples, as an LSTM does. It is any callable: a lambda or a module holder. A copy of it is kept until the
+/// graph is gone, or a backward without retain_graph is done; what it refers to must live as long.
 ///
-/// Gradients reach the inputs, every parameter that fn uses, and any other tensor with a gradient that it captures.
-/// Each gets one gradient from one checkpoint, through the ordinary graph: hooks fire once, and backward(inputs),
-/// autograd::grad and retain_graph work (each backward runs fn again). Memory of parameters is not read except by fn.
-/// Sums are formed inside first: with three uses or more of one tensor, some of them outside, the last bit may differ.
+/// Gradients reach the inputs, every parameter that fn uses, and any other tensor with a gradient that it captures. A
+/// checkpoint gives each of them one gradient, through the ordinary graph: hooks fire once, and backward(inputs),
+/// autograd::grad and retain_graph work (each backward runs fn again). Only fn reads the memory of parameters.
+/// Gradients are first added up inside, so that the last bit may differ for a tensor with three or more uses, some of
+/// them outside.
 ///
 /// The second run has the grad mode, autocast and random state (see CheckpointOptions) of the first; autocast's cache
-/// is off in both. Only activations in the graph are dropped, when the first run is done; checkpoints may be nested, so
-/// that less is held in between. Without grad mode this is a plain call.
+/// is off in both. Activations that the graph holds are dropped when the first run is done; nested checkpoints hold
+/// less until then. Without grad mode this is a plain call.
 ///
 /// fn must do the same both times:
-/// - side effects happen twice (the running statistics of a BatchNorm);
-/// - an input that was changed in place after the call is an error in backward, as it is for what autograd saves. That
-///   of captured tensors goes unseen;
+/// - its side effects happen twice (the running statistics of a BatchNorm);
+/// - to change an input in place after the call is an error in backward, as for anything that autograd saves. A change
+///   of a captured tensor goes unseen;
 /// - other shapes, another number of outputs, or other tensors with a gradient than the first time are an Error;
 /// - hooks that fn puts on its own activations fire once, in backward.
-/// What fn throws comes through as it is, from here or from backward().
+/// What fn throws comes through unchanged, from here or from backward().
 ///
 /// An output may be changed in place. One that shares memory with an input, a parameter or another output is copied; an
-/// input, a parameter, or a tensor without gradient that fn returns is returned itself. An output without gradient does
-/// not hold activations other than its own memory.
+/// input, a parameter, or a tensor without gradient that fn returns is returned itself. An output without gradient
+/// keeps no activations alive but its own memory.
 ///
-/// Gradients of gradients are refused: backward with create_graph raises Error. Call fn plainly there.
+/// Gradients of gradients are refused: backward with create_graph raises Error. Call fn directly there.
 template <typename Function, typename... Inputs>
 requires(std::convertible_to<const Inputs&, const at::Tensor&>&&...) auto checkpoint(
     const CheckpointOptions& options, Function fn, const Inputs&... inputs) {

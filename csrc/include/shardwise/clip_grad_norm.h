@@ -14,18 +14,18 @@ class Module;
 namespace shardwise {
 
 /// torch::nn::utils::clip_grad_norm_ for parameters of which ranks hold shards: scales the gradients so that their
-/// norm, over all parameters as one vector, is at most `max_norm`; returns the norm that they had. The same on all
+/// norm, over all parameters as one vector, is at most `max_norm`. Returns the norm that they had, the same on all
 /// ranks.
 ///
-/// Every element counts once: shards are added up over the ranks, in one collective for each mesh with sharded units;
-/// a tensor that is listed twice, and one that every rank holds whole (replicated, ignored, plain), counts once. The
-/// gradients of the latter should be equal on all ranks; where they are not, the mean of what the ranks have counts.
-/// Parameters without a gradient count nothing.
+/// Every element counts once. Shards are added up over the ranks, in one collective for each mesh with sharded units. A
+/// tensor that is listed twice counts once, and so does one that every rank holds whole (replicated, ignored, plain).
+/// Gradients of the latter should be equal on all ranks; if they are not, the mean over the ranks counts. Parameters
+/// without a gradient do not count.
 ///
-/// `norm_type` is above 0, infinity too. With `error_if_nonfinite` a norm that is not finite is an Error on all ranks,
-/// and no gradient is changed.
+/// `norm_type` must be above 0, and may be infinity. With `error_if_nonfinite` a norm that is not finite is an Error on
+/// all ranks, and no gradient is changed.
 ///
-/// All ranks must call it with the same parameters, those without a gradient too.
+/// All ranks must call it with the same parameters, including those without a gradient.
 SHARDWISE_API double clip_grad_norm_(
     const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0,
     bool error_if_nonfinite = false);

@@ -17,9 +17,9 @@ struct SHARDWISE_API Counters {
   int64_t reduce_scatters = 0;
   /// Bytes handed to collectives by this rank.
   int64_t collective_bytes = 0;
-  /// Times that the ranks compared what they run; see the document of the architecture. None once a program is steady.
+  /// How often the ranks compared what they run (see docs/architecture.md). No more once a program is steady.
   int64_t comparisons = 0;
-  /// Times that full parameters were brought together, and freed again.
+  /// How often full parameters were gathered, and freed again.
   int64_t unshards = 0;
   int64_t reshards = 0;
   /// Bytes of gradients copied into buckets.
@@ -29,7 +29,7 @@ struct SHARDWISE_API Counters {
   /// Pieces of memory allocated, for full parameters, gathers and gradients.
   int64_t allocations = 0;
 
-  /// Adds up; `backwards` is the larger one.
+  /// Adds up all counters but `backwards`, of which it keeps the larger one.
   Counters& operator+=(const Counters& other);
 };
 
@@ -38,7 +38,7 @@ struct Counter {
   int64_t Counters::*of;
 };
 
-/// All of them, under the names that Python and the benchmarks know them by.
+/// All counters, under the names that they have in Python and in the benchmarks.
 inline constexpr std::array<Counter, 12> kCounters{{
     {"backwards", &Counters::backwards},
     {"all_reduces", &Counters::all_reduces},

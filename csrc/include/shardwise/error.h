@@ -7,8 +7,8 @@
 namespace shardwise {
 
 /// The base of every error that shardwise raises itself. The text says what happened, to which parameter and on which
-/// rank where there is one, the rule behind it, and what to do.
-/// It keeps its class through backward(). Python sees shardwise.Error, a RuntimeError.
+/// rank if there is one, the rule behind it, and what to do.
+/// Keeps its class through backward(). Python sees shardwise.Error, a RuntimeError.
 class SHARDWISE_API Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

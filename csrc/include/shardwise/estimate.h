@@ -18,30 +18,31 @@ namespace shardwise {
 
 /// More options of estimate_memory(). Everything has a default.
 struct SHARDWISE_API EstimateOptions {
-  /// Modules inside that are to be units of their own, with the same options, in the order in which they are wrapped.
+  /// Modules inside of it that are to be units of their own, with the same options, in the order in which they are
+  /// wrapped.
   TORCH_ARG(std::vector<const torch::nn::Module*>, units) = {};
-  /// How many ranks hold copies of each shard: the size of the first axis of a mesh of two.
+  /// How many ranks hold copies of each shard: the size of the first axis of a mesh of two axes.
   TORCH_ARG(int64_t, copies) = 1;
-  /// Which rank, of those that hold shards: the first ones hold most.
+  /// The rank to estimate for, among those that hold shards. The first ones hold most.
   TORCH_ARG(int64_t, rank) = 0;
   /// Bytes that the optimizer keeps for each byte of a parameter: 2 for Adam, 1 for momentum, 0 for plain SGD.
   TORCH_ARG(double, optimizer_factor) = 2;
 };
 
-/// Bytes of one rank's tensors, without activations, what operations need for a moment, and what a process group
+/// Bytes of one rank's tensors. Left out are activations, what operations need for a moment, and what a process group
 /// allocates itself (Gloo: as much as it gathers or sums at a time).
 struct SHARDWISE_API MemoryEstimate {
-  /// Parameters that the optimizer sees (shards, with their padding, or all of them), buffers, and its state.
+  /// Parameters that the optimizer sees (shards with their padding, or whole ones), buffers, and the optimizer's state.
   int64_t parameters = 0;
   int64_t buffers = 0;
   int64_t optimizer = 0;
-  /// Averaged gradients: the sums that they are views of. They stay, and are used again in the next step.
+  /// Averaged gradients, or rather the sums that they are views of. These stay, and are used again in the next step.
   int64_t gradients = 0;
   /// Memory for full parameters, gathers and buckets, which is kept for the next step.
   int64_t pool = 0;
-  /// Gradients of whole parameters before they are summed, where backward has most of them.
+  /// Gradients of whole parameters before they are summed, at the point of backward that has most of them.
   int64_t local_gradients = 0;
-  /// All of it: the most in a forward and in a backward, and what is there after the step.
+  /// Everything together: the most in a forward and in a backward, and what is left after the step.
   int64_t forward_peak = 0;
   int64_t backward_peak = 0;
   int64_t after_step = 0;
@@ -50,12 +51,12 @@ struct SHARDWISE_API MemoryEstimate {
   std::string json() const;
 };
 
-/// What fully_shard(module, options) and the training that follows will need on each of `world` ranks, once a few steps
-/// are done. By formula: nothing is allocated, and no mesh is needed; the module may be on the meta device.
+/// Estimates what fully_shard(module, options) and the training after it will need on one of `world` ranks, once a few
+/// steps are done. By formula: nothing is allocated, and no mesh is needed; the module may be on the meta device.
 ///
 /// It assumes that each unit runs once in a forward, in the order in which the module has them; that every trained
 /// parameter gets a gradient; that sums of gradients keep up with backward; and that gradients are set to none before
-/// the next forward. A module that was wrapped already is an Error.
+/// the next forward. A module that is wrapped already is an Error.
 SHARDWISE_API MemoryEstimate estimate_memory(
     const torch::nn::Module& module, const FullyShardOptions& options, int64_t world, const EstimateOptions& more = {});
 

@@ -8,8 +8,8 @@ class Module;
 
 namespace shardwise::detail {
 
-/// What functions take in the place of a module: a module holder, a shared_ptr or a pointer to one, const or not. As
-/// with a const shared_ptr, what a const holder holds may change.
+/// What functions take in place of a module: a module holder, or a shared_ptr or pointer to a module, const or not. As
+/// with a const shared_ptr, the module that a const holder holds may change.
 template <typename Holder>
 concept HoldsModule = requires(const Holder& holder) {
   static_cast<const torch::nn::Module&>(*holder);

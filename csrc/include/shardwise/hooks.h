@@ -6,13 +6,13 @@
 /// - what a Sequential, a Transformer or an AnyModule calls, after observe_calls().
 /// A direct module->forward(x) cannot be seen, and fires no hook.
 ///
-/// Hooks of one kind fire in the order of their registration. A hook that is removed while a call runs does not fire
-/// any more, in a backward of an earlier forward either; one that is registered inside a hook fires from the next kind
-/// on. An exception from a hook reaches who made the call, or backward().
+/// Hooks of one kind fire in the order in which they were registered. A hook that is removed while a call runs fires no
+/// more, not even in the backward of an earlier forward. One that is registered inside a hook fires from the next kind
+/// on. An exception from a hook reaches the caller of the module, or of backward().
 ///
-/// Hooks belong to the module itself, not to copies or clones of it, and do not keep it alive: when it is gone they are
-/// dropped, at a later registration at the latest. Any module will do, on the stack too. In a constructor, register
-/// hooks after the module's parameters or submodules: by these it is known again once a shared_ptr owns it.
+/// Hooks belong to the module itself, not to copies or clones of it, and do not keep it alive. Once it is gone they are
+/// dropped, at a later registration at the latest. Any module will do, even one on the stack. In a constructor,
+/// register hooks after the module's parameters or submodules: by these it is recognised once a shared_ptr owns it.
 ///
 /// Thread safe. No lock is held while a hook runs.
 
@@ -36,41 +36,43 @@ struct HookBase;
 
 namespace shardwise {
 
-/// The tensors of a call in their order: those in arguments or results that are a Tensor, and those in a vector,
-/// optional, pair, tuple or array of such. An empty optional counts as an undefined tensor; other types are not seen.
-/// A hook may replace tensors, but not add or drop one: that is a ValueError.
+/// The tensors of a call, in order: arguments or results that are a Tensor, and those in a vector, optional, pair,
+/// tuple or array of such. An empty optional counts as an undefined tensor; other types are not looked into. A hook may
+/// replace tensors, but not add or drop one: that is a ValueError.
 using HookTensors = std::vector<at::Tensor>;
 
-/// Before forward. What the hook puts into `inputs` is what forward gets.
+/// Before forward, which gets what the hook leaves in `inputs`.
 using ForwardPreHook = std::function<void(torch::nn::Module&, HookTensors& inputs)>;
-/// After forward. What the hook puts into `outputs` is what the caller gets.
+/// After forward. The caller gets what the hook leaves in `outputs`.
 using ForwardHook = std::function<void(torch::nn::Module&, HookTensors& outputs)>;
-/// Before the module's backward, with one gradient for each output; undefined for those that none came to.
+/// Before the module's backward, with one gradient for each output: undefined for those that got none.
 using BackwardPreHook = std::function<void(torch::nn::Module&, HookTensors& output_gradients)>;
-/// When the gradients of the inputs are there; undefined for inputs that need none. If no input needs one, it fires
-/// after the backward pre-hooks, and setting a gradient is an Error.
+/// When the gradients of the inputs are there: undefined for inputs that need none. If no input needs one, it fires
+/// right after the backward pre-hooks, and setting a gradient is an Error.
 using BackwardHook =
     std::function<void(torch::nn::Module&, HookTensors& input_gradients, const HookTensors& output_gradients)>;
 
 struct SHARDWISE_API HookOptions {
-  /// Fire before the hooks that are there, not after them.
+  /// Fire before the hooks that are registered already, not after them.
   TORCH_ARG(bool, prepend) = false;
 };
 
 struct SHARDWISE_API ForwardHookOptions {
   TORCH_ARG(bool, prepend) = false;
-  /// Fire also when forward or another hook throws, with no outputs. What it throws itself then is only a warning.
+  /// Fire even if forward or another hook throws, then without outputs. What the hook itself throws then is only a
+  /// warning.
   TORCH_ARG(bool, always_call) = false;
 };
 
-/// Removes a hook. A handle that is destroyed leaves its hook in place; copies stand for the same hook. Thread safe.
+/// Removes a hook. A handle that is destroyed leaves its hook in place; copies of a handle stand for the same hook.
+/// Thread safe.
 class SHARDWISE_API HookHandle {
  public:
   /// A handle of no hook.
   HookHandle() = default;
   explicit HookHandle(std::weak_ptr<nn::HookBase> hook);
 
-  /// May be called any number of times, inside the hook too, and when the module is gone.
+  /// May be called any number of times, even inside the hook, and after the module is gone.
   void remove();
   /// Whether the hook was removed, or dropped with its module.
   bool removed() const;
@@ -92,13 +94,13 @@ register_full_backward_pre_hook(torch::nn::Module& module, BackwardPreHook hook,
 SHARDWISE_API HookHandle
 register_full_backward_hook(torch::nn::Module& module, BackwardHook hook, HookOptions options = {});
 
-/// Lets hooks see the calls that containers below `root`, or `root` itself, make: Sequential, and the AnyModules of
-/// Transformer, TransformerEncoder and TransformerDecoder. Types, names, saved files, clones, at<T>() and ptr() stay
-/// as they are. May be called again, as after push_back(): what is observed already stays so. Clones are not observed.
-/// Not while another thread calls the containers.
+/// Lets hooks see the calls that containers make, at and below `root`: Sequential, and the AnyModules of Transformer,
+/// TransformerEncoder and TransformerDecoder. Types, names, saved files, clones, at<T>() and ptr() stay as they are.
+/// May be called again, for example after push_back(): what is observed already stays so. Clones are not observed. Not
+/// while another thread calls the containers.
 SHARDWISE_API void observe_calls(torch::nn::Module& root);
-/// The same for an AnyModule that is a member of a user's module, which a walk over children cannot find, and for what
-/// lies below it. Copies of it are observed too.
+/// The same for an AnyModule that is a member of a user's module, where a walk over children cannot find it, and for
+/// everything below it. Copies of it are observed too.
 SHARDWISE_API void observe_calls(torch::nn::AnyModule& module);
 /// Undoes observe_calls(), whoever called it. Hooks stay registered.
 SHARDWISE_API void unobserve_calls(torch::nn::Module& root);

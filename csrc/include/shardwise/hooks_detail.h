@@ -1,6 +1,6 @@
 #pragma once
 
-// What call() is made of. Not for use by programs.
+// The implementation of call(). Not for use by programs.
 #include <shardwise/hooks.h>
 
 #include <array>
@@ -25,7 +25,7 @@ auto& module_of(Callee& callee) {
   }
 }
 
-/// Where in a value tensors are. visit() hands each to a function that reads or replaces it, always in the same order.
+/// Finds the tensors in a value. visit() hands each to a function that reads or replaces it, always in the same order.
 template <typename T>
 struct TensorsIn {
   static constexpr bool any = false;
@@ -119,7 +119,7 @@ void scatter(const HookTensors& tensors, T& value) {
   }
 }
 
-/// Whether there is anything to do for a call.
+/// Whether the module has hooks.
 SHARDWISE_API bool has_hooks(torch::nn::Module& module);
 
 /// The hooks of one call.
@@ -128,7 +128,7 @@ class SHARDWISE_API HookedCall {
   explicit HookedCall(torch::nn::Module& module);
   void begin(HookTensors& inputs);
   void end(HookTensors& outputs);
-  /// After an exception, whoever threw it.
+  /// To be called after an exception, whoever threw it.
   void fail();
 
  private:
@@ -138,7 +138,7 @@ class SHARDWISE_API HookedCall {
   std::vector<std::shared_ptr<nn::HookBase>> called_;
 };
 
-/// Values with tensors are held, so that they can be replaced; references to others are kept.
+/// Arguments with tensors are copied, so that the tensors can be replaced; others stay references.
 template <typename T>
 using Held = std::conditional_t<TensorsIn<std::decay_t<T>>::any, std::decay_t<T>, T&&>;
 

@@ -16,20 +16,20 @@
 
 namespace shardwise {
 
-/// One named direction of a mesh and its number of ranks.
+/// One named direction of a mesh, and its number of ranks.
 struct Axis {
   std::string name;
   int64_t size;
   bool operator==(const Axis&) const = default;
 };
 
-/// How CPU tensors travel: `direct` sums and gathers by sends and receives of Gloo's, in the order of the ranks, and
-/// names the rank at fault; `gloo` is torch's back end.
+/// How CPU tensors travel. `direct`: shardwise's own transport, by shared memory or TCP, which sums in the order of the
+/// ranks and names the rank at fault. `gloo`: torch's back end.
 enum class Transport : uint8_t { direct, gloo };
 
 /// How a mesh finds its peers. Without a store, rank and world size come from the environment.
 struct SHARDWISE_API MeshOptions {
-  /// The device of this rank. Unset: cuda:LOCAL_RANK where there is a GPU, else the CPU.
+  /// The device of this rank. Unset: cuda:LOCAL_RANK if there is a GPU, else the CPU.
   TORCH_ARG(std::optional<at::Device>, device) = std::nullopt;
   /// How long to wait for the other ranks and for the store to answer while the mesh is set up.
   TORCH_ARG(std::chrono::milliseconds, connect_timeout) = std::chrono::minutes(5);
@@ -37,26 +37,26 @@ struct SHARDWISE_API MeshOptions {
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::minutes(10);
   /// Unset: what the environment variable SHARDWISE_TRANSPORT says, `direct` or `gloo`; else direct.
   TORCH_ARG(std::optional<Transport>, transport) = std::nullopt;
-  /// Whether the direct transport goes through shared memory where all ranks of a process group are on one host; where
-  /// one rank does not want it, none does. Unset: what the environment variable SHARDWISE_SHARED_MEMORY says, `on` or
-  /// `off`; else on.
+  /// Whether the direct transport uses shared memory if all ranks of a process group are on one host. If one rank does
+  /// not want it, none uses it. Unset: what the environment variable SHARDWISE_SHARED_MEMORY says, `on` or `off`; else
+  /// on.
   TORCH_ARG(std::optional<bool>, shared_memory) = std::nullopt;
-  /// A store that all ranks share; needs rank and world_size too. The environment is then not read.
-  /// All ranks make their meshes over one store in the same order.
+  /// A store that all ranks share; rank and world_size are then needed too, and the environment is not read. All ranks
+  /// must make their meshes over one store in the same order.
   TORCH_ARG(c10::intrusive_ptr<c10d::Store>, store) = {};
   TORCH_ARG(int, rank) = -1;
   TORCH_ARG(int, world_size) = -1;
 };
 
 /// The ranks of a job, laid out along named axes, with a process group for each axis: NCCL for CUDA devices, a
-/// Transport for CPUs. The last axis varies fastest with the rank. Copies share the same groups; the last one to go
+/// Transport for CPUs. The last axis varies fastest with the rank. Copies share the same groups; the last copy to go
 /// closes them.
 ///
 /// From the environment: torchrun's variables (the agent's store and restarts too), or plain RANK, WORLD_SIZE,
 /// MASTER_ADDR and MASTER_PORT, or nothing at all: a world of one. There is one mesh from the environment at a time.
 ///
-/// Ignores SIGPIPE when the program has left its default, since a C++ program would otherwise die without a word when
-/// a peer does. Thread safe after construction. Raises ValueError for bad input, PeerError for peers that do not come.
+/// Ignores SIGPIPE unless the program has set something for it: a C++ program would otherwise die without a word when a
+/// peer does. Thread safe after construction. Raises ValueError for bad input, PeerError for peers that do not come.
 class SHARDWISE_API Mesh {
  public:
   /// One axis, "world", over all ranks of the environment.
@@ -68,7 +68,8 @@ class SHARDWISE_API Mesh {
   /// The given axes over all ranks of the environment or of options.store. Their sizes multiply to the world size.
   explicit Mesh(std::vector<Axis> axes, const MeshOptions& options = {});
 
-  /// Axes that exist already, the slowest first. Their process groups stay the caller's to shut down.
+  /// A mesh over process groups that exist already, one for each axis, the slowest axis first. It remains the caller's
+  /// task to shut them down.
   static Mesh from_process_groups(
       const std::vector<std::string>& names, const std::vector<c10::intrusive_ptr<c10d::ProcessGroup>>& groups,
       at::Device device);
@@ -82,27 +83,27 @@ class SHARDWISE_API Mesh {
   int64_t rank() const;
   int64_t coordinate(const std::string& axis) const;
   at::Device device() const;
-  /// The process group of the ranks that differ from this one along that axis alone. Raises after shutdown().
+  /// The process group of the ranks that differ from this one only along that axis. Raises after shutdown().
   const c10::intrusive_ptr<c10d::ProcessGroup>& group(const std::string& axis) const;
 
-  /// Process groups of the same ranks for the gathers and for the sums of units: what a program itself sends on group()
-  /// may then come between them in any order. Each is made at the first call, which all ranks make together. The same
-  /// as group() where the groups are the caller's and have no store that works.
+  /// Process groups of the same ranks for the gathers and for the sums of units, so that what a program itself sends on
+  /// group() may come between these in any order. Each is made at the first call, which all ranks make together. They
+  /// are group() itself if that is the caller's and has no store that works.
   c10::intrusive_ptr<c10d::ProcessGroup> gather_group(const std::string& axis) const;
   c10::intrusive_ptr<c10d::ProcessGroup> sum_group(const std::string& axis) const;
 
-  /// A process group of `count` ranks along that axis, this one among them: those whose coordinates give the same when
-  /// divided by `count`, a divisor of the axis's size. Made at the first call, which all ranks make together. Raises
-  /// Error where the groups are the caller's and have no store that works.
+  /// A process group of `count` ranks in a row along that axis, this one among them: those whose coordinates give the
+  /// same result when divided by `count`, a divisor of the axis's size. Made at the first call, which all ranks make
+  /// together. Raises Error if the groups are the caller's and have no store that works.
   c10::intrusive_ptr<c10d::ProcessGroup> neighbours(const std::string& axis, int64_t count) const;
 
-  // For what a program itself wants to know of all ranks. All ranks call the same one, in the same order as anything
-  // else on group(); a rank that does not come is named by a PeerError after MeshOptions().timeout().
+  // For what a program itself wants to know of all ranks. All ranks must call the same one, in the same order as
+  // anything else on group(). A rank that does not come is named by a PeerError after MeshOptions().timeout().
 
-  /// Returns when all ranks came here.
+  /// Returns when all ranks have come here.
   void barrier() const;
-  /// The mean of the ranks' values, the same on all of them: for metrics. Values alike in shape and dtype, which is
-  /// floating point; the argument stays as it is, and the result has no gradient.
+  /// The mean of the ranks' values, the same on all of them: for metrics. The values must be alike in shape and dtype,
+  /// a floating-point one. The argument is not changed, and the result has no gradient.
   at::Tensor mean(const at::Tensor& value) const;
   double mean(double value) const;
   /// Whether any rank says yes.
@@ -111,8 +112,8 @@ class SHARDWISE_API Mesh {
   /// Closes the process groups that this mesh made. Safe to call twice; the destructor of the last copy calls it.
   void shutdown();
 
-  /// For example: Mesh(replicate=2, shard=4; rank 3 on cpu, shared memory). The last tells how the direct transport
-  /// goes: that way, or over TCP.
+  /// For example: Mesh(replicate=2, shard=4; rank 3 on cpu, shared memory). The last part says how the direct transport
+  /// travels: by shared memory or TCP.
   std::string describe() const;
 
  private:

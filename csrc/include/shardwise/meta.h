@@ -28,8 +28,8 @@ class SHARDWISE_API MetaMode {
 
 } // namespace detail
 
-/// What make() returns, with its parameters and buffers on the meta device: sizes and dtypes without memory. For models
-/// that are too large to be whole on one rank:
+/// Returns what make() returns, with its parameters and buffers on the meta device: sizes and dtypes without memory.
+/// For models that are too large to be whole on one rank:
 ///
 ///   auto model = shardwise::on_meta([] { return Model(); });
 ///   shardwise::fully_shard(model);        // its shards are on the meta device too
@@ -46,16 +46,16 @@ auto on_meta(Make&& make) {
   return std::forward<Make>(make)();
 }
 
-/// Gives memory to the parameters and buffers of a module that are on the meta device; all else stays as it is. For a
-/// parameter of a sharded unit this is the memory of this rank's shard: nothing of full size is allocated. They stay
-/// the same tensors, under all their names and in every member, with their hooks, in optimizers made before or after.
+/// Gives memory to the parameters and buffers of a module that are on the meta device; all else stays as it is. A
+/// parameter of a sharded unit gets the memory of this rank's shard: nothing of full size is allocated. All stay the
+/// same tensors, under all their names and in every member, with their hooks, in optimizers made before or after.
 ///
-/// Their values are zeros: give every shard, replicated parameter and buffer its own before the first forward, by
-/// writing to parameters() and buffers(), or with load_full_state_dict(). Until this was called a forward, a gather, a
-/// full state dict and clipping are an Error that names all parameters that are still on the meta device.
+/// The values are zeros: before the first forward give every shard, replicated parameter and buffer its own, by writing
+/// to parameters() and buffers(), or with load_full_state_dict(). Before to_empty(), a forward, a gather, a full state
+/// dict and clipping are an Error that names all parameters that are still on the meta device.
 ///
 /// Parameters of units, and buffers, go to the mesh's device; with cpu_offload shards go to the host's memory. `device`
-/// says where the tensors of a module without units go, and must be the mesh's for any other.
+/// says where the tensors of a module without units go; for any other module it must be the mesh's.
 ///
 /// All ranks call it for the same modules. No rank waits for another.
 SHARDWISE_API void to_empty(torch::nn::Module& module, std::optional<at::Device> device = std::nullopt);

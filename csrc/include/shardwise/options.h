@@ -13,23 +13,24 @@
 
 namespace shardwise {
 
-/// In which dtypes a unit computes and sums. Only floating-point tensors are cast.
+/// The dtypes in which a unit computes and sums. Only floating-point tensors are cast.
 struct SHARDWISE_API MixedPrecision {
-  /// Of the full parameters, and so of what the module computes with. Unset: that of the parameters.
+  /// The dtype of full parameters, and so of what the module computes with. Unset: that of the parameters.
   TORCH_ARG(std::optional<at::ScalarType>, param_dtype) = std::nullopt;
-  /// In which gradients are summed, over backwards without synchronisation and over ranks. Unset: `param_dtype`.
+  /// The dtype in which gradients are summed, over backwards without synchronisation and over ranks. Unset:
+  /// `param_dtype`.
   TORCH_ARG(std::optional<at::ScalarType>, reduce_dtype) = std::nullopt;
-  /// To which the module's outputs are cast, where its call can be seen (call.h says where that is).
+  /// The dtype to which the module's outputs are cast, if its call can be seen (call.h says which can).
   TORCH_ARG(std::optional<at::ScalarType>, output_dtype) = std::nullopt;
-  /// Cast the module's inputs to `param_dtype`: all of them where its call can be seen; otherwise those of each
+  /// Cast the module's inputs to `param_dtype`: all of them if its call can be seen; otherwise the arguments of each
   /// operation that uses a full parameter.
   TORCH_ARG(bool, cast_forward_inputs) = true;
 };
 
-/// Where what the optimizer sees lives: in the memory of the host, while the module computes on the mesh's device.
+/// Keeps what the optimizer sees in the host's memory, while the module computes on the mesh's device.
 struct SHARDWISE_API CpuOffload {
-  /// In memory that the device can read by itself, so that copies do not hold up the host. Where the mesh is on CPUs
-  /// there is nothing to pin, and nothing to move.
+  /// Use memory that the device can read by itself, so that copies do not hold up the host. On a mesh of CPUs nothing
+  /// is pinned or moved.
   TORCH_ARG(bool, pin_memory) = true;
 };
 
@@ -39,26 +40,26 @@ struct SHARDWISE_API ReplicateOptions {
   TORCH_ARG(std::optional<Mesh>, mesh) = std::nullopt;
   /// Parameters that are left alone.
   TORCH_ARG(std::vector<at::Tensor>, ignored_parameters) = {};
-  /// If `param_dtype` differs from that of the parameters, full copies in it come and go beside them. If it does not,
-  /// there are no copies, and a later cast of the module is an Error.
+  /// If `param_dtype` differs from the parameters' own dtype, full copies in it come and go beside them. If not, there
+  /// are no copies, and a later cast of the module is an Error.
   TORCH_ARG(MixedPrecision, mixed_precision) = {};
   /// Unset: parameters and gradients stay on the mesh's device.
   TORCH_ARG(std::optional<CpuOffload>, cpu_offload) = std::nullopt;
-  /// Give every rank the parameters and buffers of rank 0 first.
+  /// First give every rank the parameters and buffers of rank 0.
   TORCH_ARG(bool, broadcast) = true;
-  /// Allow views and aliases of parameters that were made before, which keep the values of that time. Matters only
-  /// where full copies come and go.
+  /// Allow views and aliases of parameters that exist already, which keep their present values. Matters only where full
+  /// copies come and go.
   TORCH_ARG(bool, allow_aliases) = false;
 };
 
-/// What becomes of full parameters after a unit's forward.
+/// What happens to full parameters after a unit's forward.
 class ReshardAfterForward {
  public:
   /// True: they are freed. False: they stay until the backward is over.
   template <std::same_as<bool> Bool>
   ReshardAfterForward(Bool frees) : frees_(frees) {}
-  /// They are freed, but each rank keeps a larger part than its shard, so that this many neighbouring ranks hold
-  /// everything together, and backward gathers among them only. A divisor of the number of shards.
+  /// They are freed, but each rank keeps more than its shard, so that this many neighbouring ranks hold everything
+  /// together, and backward gathers among them only. A divisor of the number of shards.
   template <std::same_as<int> Int>
   ReshardAfterForward(Int ranks) : frees_(true),
                                    ranks_(ranks) {}
@@ -66,7 +67,7 @@ class ReshardAfterForward {
   bool frees() const {
     return frees_;
   }
-  /// Unset: parts are shards.
+  /// Unset: each rank keeps its shard only.
   std::optional<int> ranks() const {
     return ranks_;
   }
@@ -78,23 +79,23 @@ class ReshardAfterForward {
 
 /// How fully_shard() cuts parameters.
 enum class ShardLayout {
-  /// Each parameter along one of its dimensions, into pieces that may differ by a row or be empty.
+  /// Each parameter along one of its dimensions, into pieces whose sizes may differ by a row; some may be empty.
   rows,
-  /// All parameters of a unit as one vector: a shard is any range of elements, seen as a vector. Full copies are
+  /// All parameters of a unit as one vector: a shard is any range of its elements, seen as a vector. Full copies are
   /// gathered in place, without a copy.
   flat,
 };
 
 /// The options of fully_shard(). Everything has a default.
 struct SHARDWISE_API FullyShardOptions {
-  /// Given a parameter and its name, the dimension to cut it along; nullopt: the first.
+  /// Returns the dimension along which to cut a parameter; nullopt: the first.
   using Placement = std::function<std::optional<int64_t>(const std::string& name, const at::Tensor& parameter)>;
 
   /// The ranks that hold shards: a mesh of one axis. A mesh of two axes is hybrid: the ranks along the second hold
   /// shards, those along the first hold copies of them. Unset: Mesh::shared().
   TORCH_ARG(std::optional<Mesh>, mesh) = std::nullopt;
   /// Whether full parameters are freed after the unit's forward and gathered again in backward, and from how many
-  /// ranks. Unset: they are, from all ranks; those of the outermost unit stay, since backward needs them first.
+  /// ranks. Unset: they are, from all ranks; but those of the outermost unit stay, since backward needs them first.
   TORCH_ARG(std::optional<ReshardAfterForward>, reshard_after_forward) = std::nullopt;
   TORCH_ARG(Placement, shard_placement) = {};
   TORCH_ARG(ShardLayout, layout) = ShardLayout::rows;
@@ -103,13 +104,13 @@ struct SHARDWISE_API FullyShardOptions {
   TORCH_ARG(std::optional<CpuOffload>, cpu_offload) = std::nullopt;
   /// Parameters that are left alone.
   TORCH_ARG(std::vector<at::Tensor>, ignored_parameters) = {};
-  /// Give every rank the parameters and buffers of rank 0 first.
+  /// First give every rank the parameters and buffers of rank 0.
   TORCH_ARG(bool, broadcast) = true;
-  /// Parameters that stay whole on every rank, their gradients averaged: those that a class of your own takes out of
-  /// its registry when it computes, and has no member for.
+  /// Parameters that stay whole on every rank, their gradients averaged: those that a class of your own takes from its
+  /// registry when it computes, without a member for them.
   TORCH_ARG(std::vector<at::Tensor>, whole_parameters) = {};
-  /// Allow views and aliases of parameters that were made before. They keep the values of that time, so allow them only
-  /// if nothing computes with them.
+  /// Allow views and aliases of parameters that exist already. They keep their present values, so allow them only if
+  /// nothing computes with them.
   TORCH_ARG(bool, allow_aliases) = false;
 };
 

@@ -9,11 +9,12 @@
 
 namespace shardwise {
 
-/// What a unit and the units below it will do in a step: which parameters travel together, how they lie, and how much.
+/// What a unit and the units below it will do in a step: which parameters travel together, how they are laid out, and
+/// how much travels.
 ///
 /// A step is one forward of every unit, in calls that can be seen (call.h), one backward that gives all trained
-/// parameters a gradient, and an optimizer that changes them. A direct call ends unseen, so that the unit that ran last
-/// may keep its full parameters until backward: one all-gather less.
+/// parameters a gradient, and an optimizer that changes them. The end of a direct call is not seen, so that the unit
+/// that ran last may keep its full parameters until backward: one all-gather less.
 struct SHARDWISE_API Plan {
   /// Collectives of one kind in a step, and the bytes that this rank hands to them, counted as Counters does.
   struct Traffic {
@@ -30,19 +31,20 @@ struct SHARDWISE_API Plan {
     std::string reduce_dtype;
     /// Where the parameters or shards are.
     std::string device;
-    /// "rows", "flat", or "replicated" where every rank keeps everything.
+    /// "rows" or "flat"; "replicated" if every rank keeps everything; "extended" for parameters with their own way to
+    /// travel.
     std::string layout;
     int64_t parameters = 0;
     int64_t elements = 0;
-    /// Bytes of these parameters, whole and without padding; their gradients have as many, in their own dtype.
+    /// Bytes of these parameters, whole and without padding.
     int64_t bytes = 0;
-    /// Bytes of the parameters that this rank keeps: its shards, with their padding, or everything.
+    /// Bytes of what this rank keeps of them: its shards with their padding, or everything.
     int64_t shard_bytes = 0;
     /// How many of those are padding.
     int64_t padding_bytes = 0;
-    /// Bytes of the full copies while they are there; none where the module computes with what the optimizer sees.
+    /// Bytes of the full copies while they are there; 0 if the module computes with what the optimizer sees.
     int64_t full_bytes = 0;
-    /// Bytes of the bucket of gradients: gradients, padding and used counts.
+    /// Bytes of the bucket: gradients, padding, and the counts of use.
     int64_t bucket_bytes = 0;
     Traffic forward_gathers;
     Traffic backward_gathers;

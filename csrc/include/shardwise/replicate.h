@@ -17,18 +17,18 @@ namespace shardwise {
 /// below `module` is its mean over the ranks of the mesh. The model needs no change, and its modules may be called in
 /// any way.
 ///
-/// Call it on inner modules first (each becomes a unit with a collective of its own), on the outermost last.
-/// A parameter that no rank used has no new gradient; one that some ranks used has the mean, the others counting zero.
-/// Gradients already in .grad are added to. All ranks must wrap the same modules in the same order: names, shapes and
-/// dtypes are compared here, and a difference is an Error that names the parameter and the rank.
+/// Call it on inner modules first (each becomes a unit with a collective of its own), on the outermost last. A
+/// parameter that no rank used gets no new gradient; one that some ranks used gets the mean, in which the others count
+/// as zero. Gradients that are already in .grad are added to. All ranks must wrap the same modules in the same order:
+/// names, shapes and dtypes are compared here, and a difference is an Error that names the parameter and the rank.
 ///
-/// Parameters and buffers that are not on the mesh's device are moved there, but for those on the meta device: see
+/// Parameters and buffers that are not on the mesh's device are moved there, except for those on the meta device: see
 /// meta.h.
 ///
 /// Call it before training, from the thread that will train; every rank of the mesh must call it.
 SHARDWISE_API Unit replicate(torch::nn::Module& module, const ReplicateOptions& options = {});
 
-/// One unit of several modules, whose gradients travel together.
+/// Makes one unit of several modules, whose gradients travel together.
 SHARDWISE_API Unit
 replicate(const std::vector<std::shared_ptr<torch::nn::Module>>& modules, const ReplicateOptions& options = {});
 

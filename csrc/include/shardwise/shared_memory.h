@@ -7,8 +7,8 @@
 
 namespace shardwise {
 
-/// Calls `listener` with each change of the bytes of tensors that lie in memory shared with other ranks, which torch's
-/// allocator does not see, from the thread that changes them. It takes the place of an earlier one.
+/// From now on calls `listener` with each change in the bytes of tensors that lie in memory shared with other ranks,
+/// which torch's allocator does not see. Called on the thread that makes the change. Replaces an earlier listener.
 SHARDWISE_API void on_shared_memory(std::function<void(int64_t bytes)> listener);
 
 } // namespace shardwise

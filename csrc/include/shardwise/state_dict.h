@@ -22,48 +22,48 @@ using StateDict = torch::OrderedDict<std::string, at::Tensor>;
 
 /// The options of full_state_dict(). Everything has a default.
 struct SHARDWISE_API FullStateDictOptions {
-  /// Only rank 0 gets the values; what the other ranks get is empty.
+  /// Only rank 0 gets the values; the other ranks get an empty dict.
   TORCH_ARG(bool, rank0_only) = false;
   /// Put the values on the CPU, one parameter after the other.
   TORCH_ARG(bool, cpu_offload) = false;
 };
 
-/// All parameters and buffers of a module as whole tensors, whatever it is: sharded, replicated, a part of one, plain.
-/// They are copies, without gradient: training on changes none of them. A tensor with several names is one tensor
-/// under all of them, as in the plain module.
+/// All parameters and buffers of a module as whole tensors, whether it is sharded, replicated, a part of such a module,
+/// or plain. They are copies, without gradient: later training changes none of them. A tensor with several names is one
+/// tensor under all of them, as in the plain module.
 ///
-/// May be called at any time outside of a backward, between a forward and its backward too: full copies, gradients and
+/// May be called at any time outside of a backward, even between a forward and its backward: full copies, gradients and
 /// version counters stay as they are. Sharded parameters are gathered unit by unit: the peak of memory is the result
 /// and the largest unit.
 ///
-/// All ranks must call it for the same module. Where it cannot work on one rank, all ranks raise the same Error.
+/// All ranks must call it for the same module. If it cannot work on one rank, all ranks raise the same Error.
 SHARDWISE_API StateDict full_state_dict(const torch::nn::Module& module, const FullStateDictOptions& options = {});
 
 /// The options of load_full_state_dict(). Everything has a default.
 struct SHARDWISE_API LoadStateDictOptions {
   /// Whether names that only the module or only the dict has are an Error. If not, they are returned.
   TORCH_ARG(bool, strict) = true;
-  /// Every rank gets the values of rank 0, and the dicts of the others are not looked at. If not, every rank takes the
-  /// values of its own dict, which must be the same on all of them.
+  /// Every rank gets the values of rank 0, and the dicts of the others are not looked at. If false, every rank takes
+  /// the values of its own dict, which must be the same on all of them.
   TORCH_ARG(bool, broadcast_from_rank0) = true;
 };
 
 /// What load_full_state_dict() did; the same on all ranks when the values came from rank 0.
 struct SHARDWISE_API LoadResult {
-  /// Names that the module has and the dict has not, and the other way round.
+  /// Names that only the module has, and names that only the dict has.
   std::vector<std::string> missing;
   std::vector<std::string> unexpected;
   /// How many elements of whole tensors were set.
   int64_t elements = 0;
 };
 
-/// Sets parameters and buffers of a module, in place, to whole tensors by name: the opposite of full_state_dict(). It
-/// may come from any number of ranks, or from a plain module. Parameters, shards and what optimizers keep stay the same
-/// tensors. Full copies that are kept are gathered anew before their next use.
+/// Sets parameters and buffers of a module, in place, to whole tensors by name: the opposite of full_state_dict(). The
+/// dict may come from any number of ranks, or from a plain module. Parameters, shards and what optimizers keep stay the
+/// same tensors. Full copies that are kept are gathered anew before their next use.
 ///
-/// A tensor with several names takes the value of any of them, the last one where there are several. Shapes and dtypes
-/// must be the module's. All is checked before anything is changed: all ranks raise the same Error, which lists what is
-/// wrong.
+/// A tensor with several names takes the value of any of them, the last one if the dict has several. Shapes and dtypes
+/// must be the module's. Everything is checked before anything is changed: all ranks raise the same Error, which lists
+/// what is wrong.
 ///
 /// All ranks must call it for the same module, outside of a backward. A module without units has no other ranks: each
 /// takes its own dict. One whose units lie on several meshes needs broadcast_from_rank0(false).

@@ -10,8 +10,8 @@
 
 namespace shardwise {
 
-/// Goes through batches of which ranks have different numbers. All ranks take the same number of steps, those of the
-/// rank that has most: in a step, forwards and backwards have collectives in which every rank takes part.
+/// Goes through batches when ranks have different numbers of them. All ranks take as many steps as the rank that has
+/// most, since the forwards and backwards of a step have collectives in which every rank takes part.
 ///
 ///   shardwise::for_each_batch(mesh, *loader, [&](auto& batch, double weight) {
 ///     optimizer.zero_grad();
@@ -19,9 +19,10 @@ namespace shardwise {
 ///     optimizer.step();
 ///   });
 ///
-/// `weight` is 1; a rank that has no batch left gets its last one again, with 0, so that it adds nothing to the mean of
-/// the gradients, which is over all ranks of the mesh. What counts examples or changes buffers asks for it too. A rank
-/// without any batch is an Error on all ranks. One small collective a step. Returns the number of steps.
+/// `weight` is 1. A rank that has no batch left gets its last one again with a weight of 0, so that it adds nothing to
+/// the mean of the gradients, which is over all ranks of the mesh. Whatever counts examples or changes buffers has to
+/// look at it too. A rank without any batch is an Error on all ranks. Costs one small collective a step. Returns the
+/// number of steps.
 template <typename Batches, typename Step>
 int64_t for_each_batch(const Mesh& mesh, Batches&& batches, const Step& step) {
   auto next = std::begin(batches);

@@ -24,8 +24,8 @@ namespace engine {
 class Unit;
 }
 
-/// A collective of the user's own: as ProcessGroup's _allgather_base or _reduce_scatter_base. It may return null when
-/// the output is complete.
+/// A collective of the user's own, called like _allgather_base or _reduce_scatter_base of ProcessGroup. It may return
+/// null if the output is complete.
 using CustomCollective =
     std::function<c10::intrusive_ptr<c10d::Work>(at::Tensor& output, at::Tensor& input, c10d::ProcessGroup& group)>;
 
@@ -33,74 +33,74 @@ using CustomCollective =
 class SHARDWISE_API Unsharding {
  public:
   explicit Unsharding(std::weak_ptr<engine::Unit> unit) : unit_(std::move(unit)) {}
-  /// Full parameters are there when it returns. Nothing happens the second time.
+  /// Returns when the full parameters are there. Does nothing the second time.
   void wait();
 
  private:
   std::weak_ptr<engine::Unit> unit_;
 };
 
-/// A handle on one replicate() or fully_shard() call: cheap to copy. It keeps no parameter alive.
-/// All ranks call the same methods in the same order. Setters return the handle; with `recurse` they set the units
-/// below this one too.
+/// A handle on one call of replicate() or fully_shard(): cheap to copy, and keeps no parameter alive. All ranks must
+/// call the same methods in the same order. Setters return the handle; with `recurse` they set the units below this one
+/// too.
 class SHARDWISE_API Unit {
  public:
   explicit Unit(std::shared_ptr<engine::Unit> unit);
 
-  /// The name of the module in the module that was wrapped around it; "" for the outermost.
+  /// The name of the module within the outermost module that was wrapped around it; "" for the outermost.
   const std::string& name() const;
 
-  /// Whether backward averages gradients over the ranks (it does by default). While it is off, gradients are summed
-  /// up out of sight, and the next backward with it on averages the sum. Read when the unit's gradients are complete.
+  /// Whether backward averages gradients over the ranks (default). While it is off, gradients are added up out of
+  /// sight, and the next backward with it on averages the sum. Read when all gradients of the unit are there.
   Unit& set_requires_gradient_sync(bool value, bool recurse = true);
   bool requires_gradient_sync() const;
   /// On a mesh of two axes, and for a replicated unit: whether backward also averages over the ranks that hold copies
-  /// (it does by default). While it is off, what is summed over shards is put aside, and the next backward with it on
-  /// averages all of it. Read with the flag above.
+  /// (default). While it is off, the sum over shards is put aside, and the next backward with it on averages all of it.
+  /// Read together with the flag above.
   Unit& set_requires_all_reduce(bool value, bool recurse = true);
-  /// What the sum of the gradients is divided by, of this unit alone. Default: the number of ranks of the mesh.
+  /// What the sum of the gradients is divided by, in this unit alone. Default: the number of ranks of the mesh.
   Unit& set_gradient_divide_factor(double factor);
-  /// Divides after the sum instead of before it, of this unit alone.
+  /// Whether to divide after the sum instead of before it, in this unit alone.
   Unit& set_force_sum_reduction(bool value);
-  /// Is called with the sum of each group of this unit's gradients, this rank's part of it, when all ranks' are added
-  /// and before it reaches .grad; it may change the values. An empty one ends that.
+  /// For each group of this unit's gradients, `hook` is called with this rank's part of the sum over all ranks, before
+  /// it reaches .grad. It may change the values. An empty function removes it.
   Unit& set_all_reduce_hook(std::function<void(at::Tensor& sum)> hook);
-  /// Takes the place of this unit's all-gathers, or of its reduce-scatters, and is counted like them. An empty one ends
-  /// that. All ranks set the same. It should start a collective and return its Work. Do not wait in it: on a mesh of
+  /// Replaces this unit's all-gathers, or its reduce-scatters, and is counted like them. An empty function ends that.
+  /// All ranks must set the same. It should start a collective and return its Work, but not wait for it: on a mesh of
   /// two axes each rank decides when its second sums start, so ranks that wait here could wait for each other for ever.
   Unit& set_custom_all_gather(CustomCollective collective);
   Unit& set_custom_reduce_scatter(CustomCollective collective);
-  /// Whether gradients are in their place when a backward of this tree of units returns (default). If not, the last
-  /// sums may go on while the next forward runs, and the gradients of this backward come with the next one. Set it
-  /// back to true before the last backward of a step.
+  /// Whether gradients are in place when a backward of this tree of units returns (default). If not, the last sums may
+  /// go on while the next forward runs, and the gradients of this backward come with the next one. Set it back to true
+  /// before the last backward of a step.
   Unit& set_is_last_backward(bool value);
 
-  // The rest is about full copies of sharded parameters; a replicated unit has nothing to do.
+  // The rest is about full copies of sharded parameters. Most replicated units have none, and nothing to do.
 
-  /// Brings the full parameters of this unit alone; with `async` the result's wait() ends it.
+  /// Gathers the full parameters of this unit alone. With `async` this only starts; wait() of the result ends it.
   Unsharding unshard(bool async = false);
   /// Frees the full parameters of this unit alone.
   Unit& reshard();
-  /// Whether full parameters are freed after this unit's forward (default: yes, but for the outermost unit), and after
-  /// its backward (default: yes). Read when that ends.
+  /// Whether full parameters are freed after this unit's forward (default: yes, except for the outermost unit), and
+  /// after its backward (default: yes). Read when that ends.
   Unit& set_reshard_after_forward(bool value, bool recurse = true);
   Unit& set_reshard_after_backward(bool value, bool recurse = true);
-  /// Whether a backward that comes to this unit brings its full parameters at once (default). If not, an operation that
+  /// Whether a backward that reaches this unit gathers its full parameters at once (default). If not, an operation that
   /// needs them does.
   Unit& set_unshard_in_backward(bool value);
-  /// Whether units of this tree are gathered ahead, while others compute, as the last forward or backward used them
-  /// (default). Results and the number of collectives do not depend on it; full parameters of one more unit are there.
+  /// Whether units of this tree are gathered ahead, while others compute, in the order of the last forward or backward
+  /// (default). This takes the full parameters of one more unit; results and the number of collectives stay the same.
   Unit& set_prefetch(bool value);
   /// Units whose gathers start when this one begins its forward, or its backward, instead of those that followed it in
   /// the last pass.
   Unit& set_forward_prefetch(const std::vector<Unit>& units);
   Unit& set_backward_prefetch(const std::vector<Unit>& units);
   /// The next forward of this tree gathers only after this event, on the device: for an optimizer on a stream of its
-  /// own. Without effect on CPUs.
+  /// own. No effect on CPUs.
   Unit& set_post_optim_event(std::shared_ptr<c10::Event> event);
   /// Frees the idle memory that this tree keeps for the next step.
   Unit& free_idle_memory();
-  /// Forgets a forward or backward that failed: all units of the tree are sharded, and no gradient is on its way.
+  /// Forgets a forward or backward that failed: all units of the tree are sharded then, and no gradient is on its way.
   /// A backward that throws does this itself.
   Unit& reset();
 
@@ -113,8 +113,8 @@ class SHARDWISE_API Unit {
   std::shared_ptr<engine::Unit> unit_;
 };
 
-/// From now on the trees of these units have one pool of the memory that collectives use: for roots that run one after
-/// the other. Nothing happens for an empty list.
+/// From now on the trees of these units share one pool of memory for collectives: for roots that run one after the
+/// other. Does nothing for an empty list.
 SHARDWISE_API void share_comm_context(const std::vector<Unit>& units);
 
 /// The handle of a module that replicate() or fully_shard() was called on. Raises ValueError for any other.
