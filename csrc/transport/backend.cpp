@@ -52,7 +52,7 @@ std::vector<std::byte*> places_in(const at::Tensor& whole, int world) {
   return places;
 }
 
-/// One for each rank's part of the output.
+/// The destinations of each rank's part of the output.
 std::vector<Spans> spans_in(const at::Tensor& output, int world, const DirectPlacement* placement) {
   std::vector<Spans> all;
   const auto places = places_in(output, world);

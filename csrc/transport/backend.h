@@ -15,23 +15,24 @@
 
 namespace shardwise::transport {
 
-/// A back end for CPU tensors: all-gathers, reduce-scatters and all-reduces (sums and means) by an Exchange, with sums
-/// in the order of the ranks: the same bits in every run. What it does not do itself it hands to Gloo.
+/// A c10d back end for CPU tensors. An Exchange carries out all-gathers, reduce-scatters and all-reduces (sums and
+/// means), adding in a fixed order, so that every run gives the same bits. Everything else is handed to Gloo.
 ///
-/// Collectives are carried out in the order in which they are issued, whoever does it. Ranks first compare what they
-/// call: if they differ, all get an error with both ways, and may go on. A rank that is late beyond the timeout or gone
-/// is named; then nothing more can be sent. Sends and receives of users go to Gloo at once, with tags below 2^30.
+/// Collectives run in the order in which they are issued, Gloo's too. Ranks first compare their calls: if they differ,
+/// every rank gets an error that names both calls, and the group stays usable. If a rank dies or misses the timeout,
+/// the error names it, and the group can send nothing more. The program's own sends and receives go straight to Gloo,
+/// with tags below 2^30.
 class SHARDWISE_API Backend final : public c10d::Backend {
  public:
   struct Traits {
     /// How the collectives are carried out: "shared memory" or "TCP".
     std::string way;
-    /// The same number on all ranks of this process group, and no other's.
+    /// An id of this process group: the same on all its ranks, different from every other group's.
     uint64_t group = 0;
-    /// What errors call the ranks; empty: by their positions.
+    /// The rank numbers that errors show; if empty, positions in the group.
     std::vector<int64_t> names;
   };
-  /// Nobody else may use `gloo` from here on. What `make` gives carries out the collectives.
+  /// Takes over `gloo`: nobody else may use it from now on. `make` creates the Exchange.
   Backend(
       c10::intrusive_ptr<c10d::Backend> gloo, std::chrono::milliseconds timeout, const MakeExchange& make,
       Traits traits);
@@ -42,7 +43,7 @@ class SHARDWISE_API Backend final : public c10d::Backend {
   const std::string& way() const {
     return way_;
   }
-  /// Bytes of collectives that this transport sent to a peer over TCP so far.
+  /// Bytes this transport has sent to `peer` over TCP in collectives so far.
   uint64_t sent_to(int peer) const;
   c10::intrusive_ptr<Options> getBackendOptions() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
@@ -86,7 +87,7 @@ class SHARDWISE_API Backend final : public c10d::Backend {
 
  private:
   Works issue(c10d::OpType type, const char* title, const Tensors& seen, DirectWork::Run run);
-  /// Compares the calls, then lets Gloo carry it out.
+  /// Compares the ranks' calls, then runs the collective on Gloo.
   using Start = std::function<Works(c10d::Backend& gloo)>;
   Works hand_over(c10d::OpType type, const char* title, const Tensors& seen, const Call& call, Start start);
   std::chrono::milliseconds time(std::chrono::milliseconds given) const;

@@ -7,7 +7,7 @@
 namespace shardwise::transport {
 namespace {
 
-/// How soon a closed carrier is noticed while Gloo works.
+/// How often to check for a closed carrier while Gloo works.
 constexpr auto kLook = std::chrono::milliseconds(100);
 
 } // namespace
@@ -39,7 +39,7 @@ void Carrier::wait(c10d::Work& work) {
     try {
       work.wait(kLook);
     } catch (const std::exception&) {
-      continue; // Only a look; the end tells what happened.
+      continue; // This only polls; the wait below reports the error.
     }
   }
   try {

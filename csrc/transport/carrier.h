@@ -11,14 +11,14 @@
 
 namespace shardwise::transport {
 
-/// Tags from here on are the transport's own.
+/// Tags from this one up are reserved for the transport.
 constexpr int kFirstTag = 0x40000000;
 
-/// The Gloo that a back end has for itself, and the progress of the collectives that it serves. One thread uses it; any
-/// may close it. What goes wrong fails the progress.
+/// A back end's private Gloo, and the Progress of the collectives that run over it. One thread uses it; any thread may
+/// close it. Errors fail the Progress.
 class Carrier {
  public:
-  /// `names` are what errors call the ranks; empty: by their positions.
+  /// `names` are the rank numbers that errors show; if empty, positions in the group.
   Carrier(c10::intrusive_ptr<c10d::Backend> gloo, std::vector<int64_t> names);
 
   Progress& progress() {
@@ -27,13 +27,14 @@ class Carrier {
   c10d::Backend& gloo() const {
     return *gloo_;
   }
-  /// Waits for a message, within the time that the collective under way has. Nothing where it is done, else why not.
+  /// Waits for a message for as long as the current collective has time left. Returns nothing if it is done, else the
+  /// reason.
   std::optional<std::string> why_not_done(const c10::intrusive_ptr<c10d::Work>& message);
   /// Waits for a collective of Gloo's own.
   void wait(c10d::Work& work);
-  /// Whoever waits, and whoever will, gets an error that says so.
+  /// Fails every current and later wait with an error that says that the group was shut down.
   void close();
-  /// Lets go of the connections of a carrier that is closed, or whose progress failed, so that peers fail at once.
+  /// Drops the connections, so that peers fail at once. Only after close(), or after the Progress failed.
   void release();
 
  private:

@@ -9,25 +9,26 @@
 
 namespace shardwise::transport {
 
-/// Ranges of what an all-gather brings that go at once to memory of their own, instead of into its output.
+/// Ranges of an all-gather's result that go straight into other memory instead of into its output.
 struct DirectPlacement {
   struct Range {
-    /// In the output, in bytes; within what one rank sends.
+    /// Where it begins in the output, in bytes. A range lies within one rank's part.
     size_t offset;
     size_t bytes;
-    /// In the memory, in bytes.
+    /// Where it goes in `memory`, in bytes.
     size_t place;
   };
-  /// A range of fewer bytes costs more as a message of its own than its copy out of the output does.
+  /// The smallest range worth placing directly: below this, a message of its own costs more than a copy out of the
+  /// output.
   static constexpr size_t kLeast = 65536;
 
   const at::Tensor& memory;
-  /// In the order of their offsets. All ranks have ranges of the same offsets and bytes.
+  /// Sorted by offset. All ranks have ranges with the same offsets and sizes.
   const std::vector<Range>& ranges;
 };
 
-/// Hands a placement over to the direct back end, past c10d, whose calls have no place for it: to the all-gather that
-/// this thread issues within its life.
+/// Passes a placement to our back end around c10d, whose calls have no argument for it. It applies to the all-gather
+/// that this thread issues while the scope lives.
 class SHARDWISE_API DirectPlacementScope {
  public:
   explicit DirectPlacementScope(const DirectPlacement* placement);
@@ -35,7 +36,7 @@ class SHARDWISE_API DirectPlacementScope {
   DirectPlacementScope(const DirectPlacementScope&) = delete;
   DirectPlacementScope& operator=(const DirectPlacementScope&) = delete;
 
-  /// Of the innermost scope of this thread, for the back end; null where there is none.
+  /// The placement of this thread's innermost scope, for the back end; null if there is none.
   static const DirectPlacement* current();
 
  private:

@@ -10,12 +10,12 @@
 
 namespace shardwise::transport {
 
-/// A collective of this rank: what it is, and the time that it has.
+/// One collective as this rank calls it, and its time limit.
 struct Call {
   Signature signature;
   std::chrono::milliseconds timeout;
 
-  /// Of Signature::elements.
+  /// The size of Signature::elements.
   size_t bytes() const {
     return static_cast<size_t>(signature.elements) * c10::elementSize(signature.dtype);
   }
@@ -24,19 +24,19 @@ struct Call {
   }
 };
 
-/// The range that a rank sums of a tensor that all ranks have, or of what lies at its beginning.
+/// The range of a tensor that one rank sums; all ranks have the whole tensor.
 struct Share {
   size_t begin = 0;
   size_t bytes = 0;
 
-  /// Of `bytes` that are dealt out to all ranks, in multiples of 64.
+  /// Rank `rank`'s share when `bytes` are divided among all ranks in multiples of 64.
   static Share of(size_t bytes, int rank, int world);
 };
 
-/// Carries out collectives; all ranks sum in the order of the ranks. Memory is that of contiguous tensors of
-/// Call::signature's dtype. One thread uses it, for one collective at a time.
+/// Carries out collectives. Pointers are to contiguous tensors of the dtype in Call::signature. One thread uses it, for
+/// one collective at a time. Sums are added in an order that is the same in every run.
 ///
-/// Ranks first compare what they call: if that differs, all raise c10::DistBackendError with both ways, and may go on.
+/// Ranks first compare their calls: if they differ, all raise c10::DistBackendError with both calls, and may go on.
 class Exchange {
  public:
   explicit Exchange(Progress& progress) : progress_(progress) {}
@@ -44,22 +44,21 @@ class Exchange {
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
-  /// Compares the calls of all ranks, which have all come when it returns.
+  /// Compares the calls of all ranks; returns once every rank has made its call.
   virtual void announce(const Call& call) = 0;
-  /// Fills the spans of each rank with that rank's `input`, which may lie there already. All ranks have spans of the
-  /// same sizes.
+  /// Fills each rank's spans with that rank's `input`. This rank's input may already lie in its own place. All ranks
+  /// have spans of the same sizes.
   virtual void all_gather(const Call& call, const std::vector<Spans>& places, const std::byte* input) = 0;
-  /// Fills `output` with the sum of the inputs that all ranks have for this one. It may be this rank's own input for
-  /// it.
+  /// Fills `output` with the sum of all ranks' inputs for this rank. `output` may be this rank's own input for itself.
   virtual void reduce_scatter(const Call& call, std::byte* output, const std::vector<const std::byte*>& inputs) = 0;
   /// Sums in place.
   virtual void all_reduce(const Call& call, std::byte* data) = 0;
-  /// Whether Gloo's all-reduce is as good, and gives the same bits.
+  /// Whether Gloo's all-reduce is as fast and gives the same bits.
   virtual bool leaves_all_reduce_to_gloo(size_t bytes, at::ScalarType dtype, c10d::ReduceOp::RedOpType op) const = 0;
-  /// Bytes that went to a peer over the network so far.
+  /// Bytes sent to `peer` over the network so far.
   virtual uint64_t sent_to(int peer) const = 0;
-  /// Nothing comes any more, and the peers that wait for this rank fail at once. Called when it is closed, and after a
-  /// failure before the call that failed gives up its memory; may be called again.
+  /// This rank runs no more collectives: peers that wait for it fail at once. Called when it is closed, and after a
+  /// failure, before the failed call gives up its memory. May be called again.
   virtual void end() = 0;
 
   int rank() const {
@@ -70,9 +69,9 @@ class Exchange {
   }
 
  protected:
-  /// Raises c10::DistBackendError where a peer calls something else.
+  /// Raises c10::DistBackendError if the peer calls something else.
   void compare(const Signature& mine, int peer, const Signature& theirs) const;
-  /// The peers, the next rank first, so that not all turn to the same.
+  /// All other ranks, starting with the next one, so that not all ranks turn to the same peer first.
   std::vector<int> peers() const;
   Progress& progress() const {
     return progress_;

@@ -1,4 +1,4 @@
-// What the direct transport leaves to Gloo, in the order of all its collectives.
+// Collectives that the direct transport leaves to Gloo. They keep their place in the order of all collectives.
 #include "transport/backend.h"
 #include "transport/error.h"
 
@@ -65,7 +65,7 @@ Backend::Works Backend::scatter(Tensors& outputs, TensorLists& inputs, const c10
       [=](auto& gloo) mutable { return gloo.scatter(outputs, inputs, options); });
 }
 
-// What each rank sends to whom is its own affair.
+// Ranks may differ in what they send to whom, so sizes are not compared.
 Backend::Works Backend::alltoall_base(
     at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes, std::vector<int64_t>& input_sizes,
     const c10d::AllToAllOptions& options) {
@@ -89,7 +89,7 @@ Backend::Works Backend::allreduce_sparse(Tensors& tensors, const c10d::Allreduce
       [=](auto& gloo) mutable { return gloo.allreduce_sparse(tensors, options); });
 }
 
-// It is to tell which rank does not come, so nothing may wait for all ranks before.
+// Its purpose is to find the rank that does not come, so it must not wait for all ranks first.
 void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
   issue(OpType::BARRIER, "shardwise:monitored_barrier", {}, [=](Exchange& /*exchange*/, Carrier& carrier) -> Outcome {
     carrier.gloo().monitoredBarrier(options, wait_all_ranks);

@@ -6,7 +6,7 @@
 namespace shardwise::transport {
 namespace {
 
-/// Those of the process. Never destroyed, as a process group may go later than any static object.
+/// All counts in this process. Never destroyed: a process group may outlive any static object.
 struct Counts {
   std::mutex mutex;
   std::multimap<uint64_t, const IssueCount*> all;

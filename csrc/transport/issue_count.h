@@ -9,7 +9,8 @@
 
 namespace shardwise::transport {
 
-/// How many collectives this rank has issued on a process group, found by what all ranks of the group know it by.
+/// Counts the collectives that this rank has issued on one process group. Found by the group's id, which all ranks
+/// share.
 class SHARDWISE_API IssueCount {
  public:
   explicit IssueCount(uint64_t group);
@@ -20,11 +21,11 @@ class SHARDWISE_API IssueCount {
   uint64_t group() const {
     return group_;
   }
-  /// One more; its number, counted from 1.
+  /// Counts one more, and returns its number, from 1.
   uint64_t next();
 
-  /// That of the rank that the calling thread is. Nothing where it is not in that group, or where ranks are threads and
-  /// nobody can tell which this one is.
+  /// The calling rank's count. Nothing if this rank is not in the group, or if ranks are threads and it is not clear
+  /// which one this is.
   static std::optional<uint64_t> of(uint64_t group);
 
  private:

@@ -67,7 +67,7 @@ void Progress::fail_dead(int peer) {
       " died: its process ended (look for its own error)."));
 }
 
-// What it says begins with "shardwise: rank 2 of 3".
+// The peer's text begins with "shardwise: rank 2 of 3".
 void Progress::fail_with(int peer, const std::string& its_failure) {
   fail(c10::str(
       "shardwise: ", place(), " failed, for rank ", name_of(peer),

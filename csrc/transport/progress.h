@@ -12,14 +12,14 @@
 
 namespace shardwise::transport {
 
-/// Where a rank is in the order of its collectives: which one is under way, by when it must be over, and what ended
-/// them all. One thread goes along it; any may close it.
+/// A rank's position in its sequence of collectives: the current one, its deadline, and the failure that ended them
+/// all. One thread uses it; any thread may close it.
 ///
-/// What goes wrong raises c10::DistBackendError with this rank, the other rank and the collective. The first failure
-/// ends it, for nobody knows what is still on its way: everything later raises it again.
+/// Failures raise c10::DistBackendError with this rank, the other rank and the collective. The first one is final,
+/// because nobody knows what is still in flight: every later collective raises it again.
 class Progress {
  public:
-  /// `names` are what errors call the ranks; empty: by their positions.
+  /// `names` are the rank numbers that errors show; if empty, positions in the group.
   Progress(int rank, int size, std::vector<int64_t> names) : rank_(rank), size_(size), names_(std::move(names)) {}
 
   int rank() const {
@@ -28,12 +28,12 @@ class Progress {
   int size() const {
     return size_;
   }
-  /// Of the collective under way, counted from 1; all ranks count alike.
+  /// The number of the current collective, from 1; the same on all ranks.
   uint64_t number() const {
     return number_;
   }
 
-  /// The next collective begins, and must be over within the timeout.
+  /// Begins the next collective, which must end within the timeout.
   void begin(const Signature& signature, std::chrono::milliseconds timeout);
   /// "rank 1 of 4", or "rank 6 (number 1 of the 4 of its process group)".
   std::string me() const;
@@ -42,19 +42,19 @@ class Progress {
   }
   /// "rank 1 of 4: an all-reduce (sum) of 16 elements of Float"
   std::string place() const;
-  /// What is left of the time; at least a millisecond.
+  /// The time left for the current collective; at least a millisecond.
   std::chrono::milliseconds left() const;
   bool late() const;
-  /// Raises when it is closed, or a collective failed.
+  /// Raises if this was closed, or if a collective failed.
   void check();
   [[noreturn]] void fail(const std::string& text);
-  /// For a peer that sent nothing, or did not take what this rank sent: it is late or gone.
+  /// The peer sent nothing, or did not take what this rank sent: it is late or gone.
   [[noreturn]] void fail(int peer, bool to_peer, const std::string& reason_given);
-  /// For a peer whose process ended.
+  /// The peer's process ended.
   [[noreturn]] void fail_dead(int peer);
-  /// For a peer that failed first, and said why.
+  /// The peer failed first, and said why.
   [[noreturn]] void fail_with(int peer, const std::string& its_failure);
-  /// Is told the first failure before anybody else hears of it here.
+  /// `tell` gets the text of the first failure before anybody else on this rank sees it.
   void on_failure(std::function<void(const std::string&)> tell) {
     tell_ = std::move(tell);
   }
@@ -68,7 +68,7 @@ class Progress {
   bool broken() const {
     return !broken_.empty();
   }
-  /// The text of the first failure; empty as long as there is none.
+  /// The text of the first failure; empty if there is none.
   const std::string& failure() const {
     return broken_;
   }

@@ -16,7 +16,7 @@
 namespace shardwise {
 namespace {
 
-/// Never destroyed: tensors may go later than any static object.
+/// Never destroyed: tensors may outlive any static object.
 struct Listener {
   std::mutex mutex;
   std::function<void(int64_t)> call;
@@ -45,7 +45,7 @@ void on_shared_memory(std::function<void(int64_t bytes)> listener) {
 namespace transport {
 namespace {
 
-/// A piece of the arena, which lives as long.
+/// A piece of the arena. It keeps the arena alive.
 struct Piece {
   std::shared_ptr<same_host::Arena> arena;
   std::byte* memory;
@@ -60,7 +60,7 @@ struct Piece {
   }
 };
 
-/// Its memory is all zeros.
+/// Allocates zeroed memory from the arena; ordinary memory if there is no room.
 class SharedAllocator final : public c10::Allocator {
  public:
   at::DataPtr allocate(size_t bytes) override {

@@ -6,13 +6,13 @@
 
 namespace shardwise::transport {
 
-/// A vector of zeros for collectives: where a process group of this process goes through shared memory, one that the
-/// other ranks can read where it lies; an ordinary one else, and on other devices. It is for what is on its way between
-/// ranks: in a forked child its first use is an error.
+/// A vector of zeros for collectives. If a process group of this process uses shared memory and the device is the CPU,
+/// it lies where the other ranks can read it; otherwise it is an ordinary tensor. Only for data that travels between
+/// ranks: a forked child gets an error when it first uses it.
 SHARDWISE_API at::Tensor shared_zeros(int64_t numel, const at::TensorOptions& options);
 /// Whether the tensor lies in such memory.
 bool is_shared(const at::TensorBase& tensor);
-/// In a forked child: who reads or writes this storage gets an error that says why not.
+/// In a forked child: makes every read or write of this storage an error that says why.
 void refuse_in_child(c10::StorageImpl& storage);
 
 } // namespace shardwise::transport

@@ -18,19 +18,19 @@ enum class Kind : uint8_t {
   scatter,
   all_to_all,
   barrier,
-  /// Not a collective: the rank goes no further.
+  /// Not a collective: the rank runs no more of them.
   farewell
 };
 
-/// What a rank is about to do, as the other ranks must do it too.
+/// What a rank is about to call. All ranks must agree on it.
 struct Signature {
   Kind kind = Kind::barrier;
   c10d::ReduceOp::RedOpType op = c10d::ReduceOp::UNUSED;
   at::ScalarType dtype = at::ScalarType::Undefined;
-  /// Of one rank's input, or output where only the root has an input; -1 where ranks may differ.
+  /// Elements of one rank's input (of its output, if only the root has an input); -1 if ranks may differ.
   int64_t elements = -1;
   int64_t root = -1;
-  /// Of an all-gather: in how many pieces what is sent travels, over all ranks, where that is not one for each.
+  /// All-gathers with direct placement: in how many pieces the data travels, over all ranks; else 0.
   int64_t pieces = 0;
 
   bool operator==(const Signature&) const = default;

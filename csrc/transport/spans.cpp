@@ -12,7 +12,7 @@ void Spans::fill(size_t offset, const std::byte* from, size_t bytes) const {
       continue;
     }
     const auto here = std::min(bytes, size - offset);
-    // A rank's own input may lie in its place already.
+    // A rank's own input may already be in place.
     if (place + offset != from) std::copy_n(from, here, place + offset);
     from += here;
     bytes -= here;

@@ -5,7 +5,7 @@
 
 namespace shardwise::transport {
 
-/// Where what one rank sends goes at its receiver: pieces of memory, in order.
+/// Where one rank's data goes on the receiver: pieces of memory, in order.
 class Spans {
  public:
   struct Span {
@@ -30,7 +30,7 @@ class Spans {
   size_t size() const {
     return spans_.size();
   }
-  /// Writes `bytes` of what is sent, from `offset` in it on.
+  /// Writes `bytes` bytes of the data, beginning at `offset` within it.
   void fill(size_t offset, const std::byte* from, size_t bytes) const;
 
  private:

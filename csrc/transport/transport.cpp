@@ -12,7 +12,7 @@
 namespace shardwise::transport {
 namespace {
 
-/// A number of the first rank's, that no other group has.
+/// A random number chosen by the first rank, to tell this group from others.
 uint64_t common_word(c10d::Backend& gloo, std::chrono::milliseconds timeout) {
   std::random_device random;
   auto mine = at::full({1}, static_cast<int64_t>((uint64_t{random()} << 32U) | random()), at::kLong);

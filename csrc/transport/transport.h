@@ -1,4 +1,4 @@
-// What other layers know of the transport.
+// The transport's interface for the other layers.
 #pragma once
 
 #include "transport/direct_placement.h"
@@ -17,21 +17,21 @@
 namespace shardwise::transport {
 
 struct BackendOptions {
-  /// Whether it goes through shared memory where all ranks are on one host and may.
+  /// Whether to use shared memory if all ranks are on one host and can read each other's.
   bool shared_memory = true;
-  /// What names the host.
+  /// The name of this host; ranks with the same name are on one host.
   std::string host;
   std::chrono::milliseconds connect_timeout;
   std::chrono::milliseconds timeout;
-  /// What errors call the ranks; empty: by their positions.
+  /// The rank numbers that errors show; if empty, positions in the group.
   std::vector<int64_t> names = {};
 };
 
-/// A back end for CPU tensors (transport/backend.h), made by all ranks of `gloo`, which nobody else may use from here
-/// on.
+/// Makes a back end for CPU tensors (transport/backend.h). All ranks of `gloo` call this; nobody else may use `gloo`
+/// from now on.
 c10::intrusive_ptr<c10d::Backend> make_backend(c10::intrusive_ptr<c10d::Backend> gloo, BackendOptions options);
 
-/// How a back end of ours carries out collectives: "shared memory" or "TCP"; empty for a back end of another kind.
+/// How one of our back ends carries out collectives: "shared memory" or "TCP". Empty for other back ends.
 std::string way_of(const c10d::Backend& backend);
 
 } // namespace shardwise::transport

@@ -52,7 +52,7 @@ c10::intrusive_ptr<c10::ivalue::Future> DirectWork::getFuture() {
   return future_;
 }
 
-// What it holds goes before anybody hears that it is done.
+// Tensors captured by `run_` are released before anyone learns that the work is done.
 void DirectWork::run(Exchange& exchange, Carrier& carrier) {
   Outcome outcome;
   try {
@@ -128,7 +128,7 @@ Worker::~Worker() {
   close();
 }
 
-// The thread is not in the child, and who held the lock may not be either.
+// A forked child has no worker thread, and whichever thread held the lock may be missing too.
 void Worker::require_not_forked() const {
   if (base::forks() == forks_) return;
   raise_peer_error(
@@ -169,7 +169,7 @@ uint64_t Worker::sent_to(int peer) const {
 
 void Worker::close() {
   if (base::forks() != forks_) {
-    // What there is to close is the parent's.
+    // The connections belong to the parent. The state is leaked on purpose: its thread does not exist here.
     if (!thread_.joinable()) return;
     static_cast<void>(new std::shared_ptr<State>(state_));
     return thread_.detach();
@@ -180,7 +180,7 @@ void Worker::close() {
     state_->changed.notify_all();
   }
   state_->carrier.close();
-  // A callback may let go of the process group.
+  // A callback on the worker's own thread may release the process group.
   if (thread_.get_id() == std::this_thread::get_id()) return thread_.detach();
   thread_.join();
 }

@@ -15,25 +15,25 @@
 
 namespace shardwise::transport {
 
-/// What a collective gives: the value of its future, and the tensors.
+/// The result of a collective: the value of its future, and the tensors.
 struct Outcome {
   c10::IValue value;
   std::vector<at::Tensor> tensors;
 };
 
-/// A collective under way, as torch's users know it: wait() with or without a timeout, a future, results.
+/// A collective in flight, with torch's interface: wait() with or without a timeout, a future, results.
 class DirectWork : public c10d::Work {
  public:
   using Run = std::function<Outcome(Exchange&, Carrier&)>;
-  /// `tensors` are what profilers see.
+  /// Profilers see `tensors`.
   DirectWork(int rank, c10d::OpType type, const char* title, const std::vector<at::Tensor>& tensors, Run run);
 
-  /// Before it is issued: how all ranks number it.
+  /// Call this before it is issued: the group's id, and this collective's number in it.
   void set_number(uint64_t group, uint64_t number) {
     group_ = group;
     number_ = number;
   }
-  /// A wait without a limit of its own asks the onlookers of its thread.
+  /// A wait without a timeout also calls the onlookers of its thread.
   bool wait(std::chrono::milliseconds timeout) override;
   std::vector<at::Tensor> result() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
@@ -54,11 +54,12 @@ class DirectWork : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
-/// Carries out collectives one after the other, in the order in which they are issued, on a thread of its own.
-/// Callbacks of futures run there too: they must not wait for another collective of the same worker.
+/// Carries out collectives on its own thread, one after the other, in the order in which they are issued. Callbacks of
+/// futures run on that thread too, so they must not wait for another collective of the same worker.
 class Worker {
  public:
-  /// `make` is asked once, here. `names` are what errors call the ranks; empty: by their positions.
+  /// Calls `make` once, in the constructor. `names` are the rank numbers that errors show; if empty, positions in the
+  /// group.
   Worker(c10::intrusive_ptr<c10d::Backend> gloo, const MakeExchange& make, std::vector<int64_t> names);
   /// Closes it.
   ~Worker();
@@ -66,12 +67,12 @@ class Worker {
   Worker& operator=(const Worker&) = delete;
 
   void issue(c10::intrusive_ptr<DirectWork> work);
-  /// What carries the messages. Raises c10::DistBackendError when it is closed or broken.
+  /// The Gloo below. Raises c10::DistBackendError if the worker is closed or a collective failed.
   c10::intrusive_ptr<c10d::Backend> gloo() const;
-  /// Collectives so far.
+  /// How many collectives were issued so far.
   uint64_t issued() const;
   uint64_t sent_to(int peer) const;
-  /// What is under way or waits fails with an error that says so, and the connections are closed.
+  /// Fails the current and the waiting collectives with an error that says so, and closes the connections.
   void close();
 
  private:

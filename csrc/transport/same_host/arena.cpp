@@ -19,7 +19,7 @@ size_t whole_pages(size_t bytes) {
   return (std::max<size_t>(bytes, 1) + page() - 1) / page() * page();
 }
 
-/// Never destroyed: tensors may go later than any static object.
+/// Never destroyed: tensors may outlive any static object.
 struct Current {
   std::mutex mutex;
   std::weak_ptr<Arena> arena;

@@ -11,13 +11,14 @@
 
 namespace shardwise::transport::same_host {
 
-/// Memory of this process for tensors that other ranks read in place. There is one in a process, with room for all
-/// memory of the host, as long as somebody holds it. Thread safe.
+/// Memory of this process for tensors that other ranks read in place. A process has at most one, reserved as large as
+/// the host's memory, for as long as somebody holds it. Thread safe.
 class SHARDWISE_API Arena {
  public:
-  /// The one of this process; a forked child has none of its parent's. Null where the system gives none.
+  /// This process's arena, made if there is none; a forked child does not inherit its parent's. Null if the system
+  /// refuses.
   static std::shared_ptr<Arena> of_this_process();
-  /// The same, where somebody holds it.
+  /// This process's arena if there is one, else null.
   static std::shared_ptr<Arena> in_use();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -28,16 +29,16 @@ class SHARDWISE_API Arena {
   const Segment::Address& address() const {
     return segment_.address();
   }
-  /// Whether all of these bytes lie in it.
+  /// Whether all of these bytes lie in the arena.
   bool holds(const void* memory, size_t bytes) const;
-  /// From its beginning on.
+  /// The distance from the beginning of the arena, in bytes.
   size_t offset(const void* memory) const {
     return static_cast<size_t>(static_cast<const std::byte*>(memory) - segment_.begin());
   }
 
-  /// Zeros that begin with a page; null where there is no room.
+  /// Zeroed memory that begins at a page; null if there is no room.
   std::byte* take(size_t bytes);
-  /// Their pages go back to the system: who reads them finds zeros.
+  /// Returns the pages to the system: whoever still reads them finds zeros.
   void give(std::byte* memory, size_t bytes);
 
  private:
@@ -45,7 +46,7 @@ class SHARDWISE_API Arena {
 
   Segment segment_;
   std::mutex mutex_;
-  /// From where on, and how many bytes.
+  /// Free ranges: offset and size.
   std::map<size_t, size_t> free_;
 };
 

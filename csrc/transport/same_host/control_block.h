@@ -11,25 +11,26 @@
 
 namespace shardwise::transport::same_host {
 
-/// What stands first on a rank's board: how far it is.
+/// The first entry on a rank's board: how far the rank has come.
 struct RankState {
-  /// StepBarrier that it has taken in all collectives so far, modulo 2^32. Those who wait for it sleep on this word.
+  /// Steps the rank has taken in all collectives so far, modulo 2^32. Ranks that wait for it sleep on this word.
   std::atomic<uint32_t> step;
-  /// The first collective that it does not carry out any more, counted from 1; 0 as long as there is none.
+  /// The first collective that the rank does not complete, counted from 1; 0 while there is none.
   std::atomic<uint64_t> ended_at;
-  /// Why; ends with a zero.
+  /// Why, zero-terminated.
   std::array<char, 1000> reason;
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free);
 
-/// Where a rank's data lies that does not lie in its arena.
+/// The offset for data that does not lie in the rank's arena.
 constexpr uint64_t kNowhere = UINT64_MAX;
 
-/// What a rank shows the others of one process group, in a segment, and where: what is said twice in a row has two
-/// places, for it may still be read when the next is written.
+/// The layout of a rank's board: the segment in which it shows the other ranks of a process group its state, calls and
+/// data. Successive collectives (and staged pieces) alternate between two places, since the last one may still be read
+/// while the next is written.
 class ControlBlock {
  public:
-  /// Bytes of one stage, through which tensors go that lie outside of the arena.
+  /// The size of a stage, through which tensors outside the arena pass.
   static constexpr size_t kStage = 2097152;
 
   explicit ControlBlock(int world) : world_(static_cast<size_t>(world)) {}
@@ -43,11 +44,11 @@ class ControlBlock {
   size_t signature(uint64_t collective) const {
     return kProgress + (collective % 2) * announcement();
   }
-  /// What `peer` is to read: an offset in the arena, or kNowhere.
+  /// What `peer` should read: an offset in the arena, or kNowhere.
   size_t offset_for(uint64_t collective, int peer) const {
     return signature(collective) + kSignature + static_cast<size_t>(peer) * sizeof(uint64_t);
   }
-  /// What `peer` is to read where that is little: up to kInline bytes.
+  /// Small data for `peer`: up to kInline bytes.
   size_t inlined(uint64_t collective, int peer) const {
     return signature(collective) + whole_lines(kSignature + world_ * sizeof(uint64_t)) +
            static_cast<size_t>(peer) * kInline;
@@ -55,7 +56,7 @@ class ControlBlock {
   size_t stage(uint64_t piece) const {
     return kProgress + 2 * announcement() + (piece % 2) * kStage;
   }
-  /// Bytes of a stage for each rank.
+  /// The bytes of a stage that each rank has.
   size_t piece() const {
     return kStage / world_ / kCacheLine * kCacheLine;
   }

@@ -52,7 +52,7 @@ std::optional<SameHostExchange::Terms> SameHostExchange::open(const Call& call, 
       terms.push_back(board(peer, layout_.inlined(number, rank())));
       continue;
     }
-    // All of them count: whether data is staged must be the same for all ranks.
+    // Looks at the data for every reader, not just this rank: all ranks must agree on whether to stage.
     for (int reader = 0; reader < world(); ++reader) {
       uint64_t offset = kNowhere;
       std::memcpy(&offset, board(peer, layout_.offset_for(number, reader)), sizeof offset);
@@ -93,8 +93,8 @@ void SameHostExchange::reduce_scatter(
   steps_.require_whole();
 }
 
-// A rank sums its share in place: the others read what it had for them elsewhere. It then overwrites that with their
-// sums, which they have when they took the next step.
+// A rank sums its own share in place; peers read only the other parts of its data. After the next step, when all have
+// read those, it overwrites them with the peers' sums.
 void SameHostExchange::all_reduce(const Call& call, std::byte* data) {
   const auto bytes = call.bytes();
   auto terms = open(call, {.places = {static_cast<size_t>(world()), data}, .bytes = bytes});
@@ -113,7 +113,7 @@ void SameHostExchange::all_reduce(const Call& call, std::byte* data) {
   steps_.require_whole();
 }
 
-// Two stages take turns: who writes to one knows that all have taken a step since they read from it.
+// Two stages alternate: a rank that writes to one has seen all ranks take a step since they last read it.
 void SameHostExchange::gather_staged(const std::vector<Spans>& places, const std::byte* input, size_t bytes) {
   for (size_t begin = 0; begin < bytes; begin += ControlBlock::kStage) {
     const auto size = std::min(ControlBlock::kStage, bytes - begin);
@@ -141,7 +141,7 @@ void SameHostExchange::scatter_staged(const Call& call, std::byte* output, const
   }
 }
 
-// The sum of a piece goes to the place on the stage that this rank's own input would have.
+// The sum of a piece goes to the slot on the stage that this rank's own input would take.
 void SameHostExchange::reduce_staged(const Call& call, std::byte* data) {
   const auto piece = layout_.piece();
   const auto bytes = call.bytes();

@@ -6,9 +6,9 @@
 
 namespace shardwise::transport::same_host {
 
-/// Collectives of ranks that read each other's memory. What lies in a rank's arena is read where it lies, and a
-/// collective is over when all have read it; other tensors pass through a stage on the rank's board, piece by piece.
-/// Little data is on the board along with the announcement.
+/// Collectives of ranks that read each other's memory. Data in a rank's arena is read in place, and the collective ends
+/// when all have read it. Other tensors pass through a stage on the rank's board, piece by piece. Small data lies on
+/// the board with the announcement.
 class SameHostExchange final : public Exchange {
  public:
   SameHostExchange(Progress& progress, std::shared_ptr<HostGroup> members);
@@ -27,17 +27,17 @@ class SameHostExchange final : public Exchange {
   void end() override;
 
  private:
-  /// What this rank has for each: `bytes` at each place.
+  /// This rank's data for each rank: `bytes` at each place.
   struct Given {
     std::vector<const std::byte*> places;
     size_t bytes = 0;
   };
-  /// Where each rank's data for this one is, as far as there is one place for all of it.
+  /// Where each rank's data for this rank lies.
   using Terms = std::vector<const std::byte*>;
 
   /// Begins it: announces it, and waits for all. Gives where the data is, unless some of it has to be staged.
   std::optional<Terms> open(const Call& call, const Given& given);
-  /// Of one rank, on its board: `offset` in it.
+  /// The address of `offset` on a rank's board.
   const std::byte* board(int rank, size_t offset) const;
   void sum(const Call& call, std::byte* output, const Terms& terms, size_t bytes) const;
 

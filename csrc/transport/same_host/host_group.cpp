@@ -9,7 +9,7 @@
 namespace shardwise::transport::same_host {
 namespace {
 
-/// What a rank tells the others of itself; zeros where it shares no memory.
+/// What a rank tells the others about itself. The addresses are zeros if it shares no memory.
 struct Card {
   std::array<char, 128> host{};
   Segment::Address arena;

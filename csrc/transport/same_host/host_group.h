@@ -14,12 +14,12 @@
 
 namespace shardwise::transport::same_host {
 
-/// The ranks of a process group, which all can read each other's arenas, and this rank's board.
+/// The ranks of a process group that can all read each other's arenas, and this rank's board.
 class SHARDWISE_API HostGroup {
  public:
-  /// All ranks of `gloo`, on which nothing else is under way, come here; gives the host of each. `members` are null,
-  /// for all of them, where one does not want it, is on another `host`, or cannot read another's memory. Raises what
-  /// Gloo raises where a rank does not come.
+  /// The result of meet(), which all ranks of `gloo` call while nothing else is under way on it: the host of each rank,
+  /// and the group. `members` is null on all ranks if one of them does not want shared memory, is on another host, or
+  /// cannot read another's memory. Raises Gloo's error if a rank does not come.
   struct Meeting {
     std::shared_ptr<HostGroup> members;
     std::vector<std::string> hosts;
@@ -32,7 +32,7 @@ class SHARDWISE_API HostGroup {
   const Segment& board() const {
     return board_;
   }
-  /// By rank, this one too.
+  /// One for each rank, this one included.
   const std::vector<Peer>& peers() const {
     return peers_;
   }

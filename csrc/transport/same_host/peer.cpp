@@ -8,7 +8,7 @@
 
 #include <utility>
 
-// The headers of older systems do not know it.
+// Headers of older systems lack it.
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
 #endif
@@ -25,7 +25,8 @@ base::WeakTable<uint64_t, PeerProcess>& known() {
 
 std::shared_ptr<PeerProcess> PeerProcess::of(const Segment::Address& arena) {
   return known().find_or_make(arena.mark, [&]() -> std::shared_ptr<PeerProcess> {
-    // First the process, then its memory: were the number another's by now, it would not have that.
+    // The process is opened before its memory: if the number had been reused by another process, the arena's mark would
+    // be missing there.
     const auto process = static_cast<int>(syscall(SYS_pidfd_open, arena.process, 0));
     if (process < 0) return nullptr;
     auto view = SegmentView::open(arena);

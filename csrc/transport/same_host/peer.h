@@ -8,10 +8,10 @@
 
 namespace shardwise::transport::same_host {
 
-/// A process, which may be this one, and its arena.
+/// A process (perhaps this one) and its arena.
 class SHARDWISE_API PeerProcess {
  public:
-  /// One for each arena. Null where this process may not read it.
+  /// The process that has this arena: one object for each arena. Null if this process may not read it.
   static std::shared_ptr<PeerProcess> of(const Segment::Address& arena);
   ~PeerProcess();
   PeerProcess(const PeerProcess&) = delete;
@@ -20,18 +20,18 @@ class SHARDWISE_API PeerProcess {
   const SegmentView& arena() const {
     return arena_;
   }
-  /// Whether it is still there, stopped or not.
+  /// Whether the process still exists, even if it is stopped.
   bool alive() const;
 
  private:
   PeerProcess(int process, SegmentView arena);
 
-  /// Tells when it ends.
+  /// A pidfd, which becomes readable when the process ends.
   int process_;
   SegmentView arena_;
 };
 
-/// What a rank reads of another one of its process group.
+/// What a rank can read of another rank of its process group.
 struct Peer {
   std::shared_ptr<PeerProcess> process;
   SegmentView board;

@@ -16,7 +16,7 @@
 namespace shardwise::transport::same_host {
 namespace {
 
-/// A file that grows beyond this limit ends the process.
+/// The system kills a process whose file grows beyond this limit.
 bool may_be_as_large_as(size_t bytes) {
   rlimit limit{};
   return getrlimit(RLIMIT_FSIZE, &limit) == 0 && (limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= bytes);
@@ -37,12 +37,12 @@ std::optional<Segment> Segment::make(size_t bytes) {
   if (!may_be_as_large_as(bytes) || getrandom(&mark, sizeof mark, 0) != sizeof mark) return std::nullopt;
   file = memfd_create("shardwise", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (file < 0 || ftruncate(static_cast<int>(file), static_cast<off_t>(bytes)) != 0) return std::nullopt;
-  // Whoever can open it must not cut off what ranks read.
+  // A process that opens the file must not be able to truncate what ranks read.
   if (fcntl(static_cast<int>(file), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) return std::nullopt;
   segment.memory_ = map(static_cast<int>(file), bytes, PROT_READ | PROT_WRITE);
   if (segment.memory_ == nullptr) return std::nullopt;
   std::memcpy(segment.memory_, &mark, sizeof mark);
-  // What the child wrote would be its parent's too, and what the parent writes the child's.
+  // Otherwise parent and child would see each other's writes.
   segment.in_child_ = std::make_unique<base::InForkedChild>([memory = segment.memory_, bytes] {
     constexpr auto kNothing = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
     if (mmap(memory, bytes, PROT_NONE, kNothing, -1, 0) == MAP_FAILED) std::abort();
@@ -70,7 +70,7 @@ void Segment::close() {
 
 std::optional<SegmentView> SegmentView::open(const Segment::Address& address) {
   const auto path = c10::str("/proc/", address.process, "/fd/", address.file);
-  // What it is, is only known when it is open; a pipe would wait for its other end.
+  // Its type is known only once it is open; O_NONBLOCK, because opening a pipe would wait for the other end.
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) return std::nullopt;
   struct stat facts {};

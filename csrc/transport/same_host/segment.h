@@ -11,24 +11,23 @@
 
 namespace shardwise::transport::same_host {
 
-/// Memory of this process that others of this host can read: a file without a name in any file system, so that nothing
-/// is left of it after the last process that has it, however that ends. Pages come when they are written to; they are
-/// zeros at first. It begins with kMark bytes that are not the owner's to write. A child that this process forks can
-/// neither read nor write it.
+/// Memory of this process that other processes of this host can read: a file without a name, so that nothing is left
+/// after the last process that uses it, however that ends. Pages are allocated when first written, and begin as zeros.
+/// The first kMark bytes are reserved. A forked child can neither read nor write it.
 class SHARDWISE_API Segment {
  public:
   static constexpr size_t kMark = 64;
 
-  /// What other processes need to read it.
+  /// What other processes need to open it.
   struct Address {
     int64_t process = 0;
     int64_t file = -1;
-    /// Stands at the beginning too, and is no other segment's.
+    /// Also at the beginning of the memory; different for every segment.
     uint64_t mark = 0;
     uint64_t bytes = 0;
   };
 
-  /// Nothing where the system gives none.
+  /// Nothing if the system refuses.
   static std::optional<Segment> make(size_t bytes);
   ~Segment();
   Segment(Segment&& other) noexcept;
@@ -43,9 +42,9 @@ class SHARDWISE_API Segment {
   const Address& address() const {
     return address_;
   }
-  /// Whether it is this process that made it, and not the one that this was forked from.
+  /// Whether this process made it, rather than a parent that this one was forked from.
   bool is_of_this_process() const;
-  /// No other process can open it from now on; those that have it keep it.
+  /// From now on no other process can open it; those that have it open keep it.
   void close();
 
  private:
@@ -56,10 +55,11 @@ class SHARDWISE_API Segment {
   std::unique_ptr<base::InForkedChild> in_child_;
 };
 
-/// Another's segment as this process reads it; it may be one of its own. Stays after its process ended.
+/// A view, for reading only, of another process's segment, or of one of this process. It stays valid after that process
+/// ends.
 class SHARDWISE_API SegmentView {
  public:
-  /// Nothing where this process may not read it.
+  /// Nothing if this process may not read it.
   static std::optional<SegmentView> open(const Segment::Address& address);
   ~SegmentView();
   SegmentView(SegmentView&& other) noexcept;

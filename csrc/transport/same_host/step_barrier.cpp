@@ -14,10 +14,10 @@
 namespace shardwise::transport::same_host {
 namespace {
 
-/// How soon a wait notices what wakes nobody: a peer that was killed, a process group that is shut down here.
+/// How often a wait checks for what wakes nobody: a peer that was killed, a process group that was shut down here.
 constexpr auto kLookAtPeers = std::chrono::milliseconds(50);
 
-/// Sleeps until the word is another one, or somebody wakes it, or some time passed.
+/// Sleeps until the word differs from `seen`, somebody wakes it, or the time is over.
 void sleep_on(const std::atomic<uint32_t>& word, uint32_t seen, std::chrono::milliseconds time) {
   const timespec limit{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(time).count()};
   syscall(SYS_futex, &word, FUTEX_WAIT, seen, &limit, nullptr, 0);
@@ -62,7 +62,7 @@ void StepBarrier::wait() {
 void StepBarrier::look_around(size_t awaited) {
   progress_.check();
   for (size_t peer = 0; peer < peers_.size(); ++peer) require_to_go_on(peer);
-  // Asked once more: it may have come, and ended later.
+  // has_come() is asked again: the peer may have taken the step and then ended.
   if (!peers_[awaited].process->alive() && !has_come(awaited)) {
     progress_.fail_dead(static_cast<int>(awaited));
   }
@@ -81,7 +81,7 @@ void StepBarrier::require_whole() {
   for (size_t peer = 0; peer < peers_.size(); ++peer) require_to_go_on(peer);
 }
 
-// In the middle of a collective that one is the first, else the next one.
+// If this rank failed, the current collective is the first that it does not complete; if not, the next one is.
 void StepBarrier::end() noexcept {
   if (own_.ended_at.load() != 0) return;
   const auto& reason = progress_.broken() ? progress_.failure() : std::string("it was shut down");

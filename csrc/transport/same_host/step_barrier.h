@@ -9,25 +9,26 @@
 
 namespace shardwise::transport::same_host {
 
-/// The ranks of a process group go through their collectives step by step: what a rank wrote before it took a step, the
-/// others see once they waited for it. One thread takes them.
+/// Steps that the ranks of a process group take together: whatever a rank wrote before it took a step is visible to
+/// ranks that waited for that step. One thread uses it.
 class StepBarrier {
  public:
-  /// `peers` has an entry for this rank too.
+  /// `peers` includes this rank.
   StepBarrier(Progress& progress, const Segment& board, const std::vector<Peer>& peers);
 
-  /// Tells all who wait.
+  /// Takes a step, and wakes the ranks that wait for it.
   void take();
-  /// Returns when all have taken as many steps. Fails the progress where one is late, dead or does not go on.
+  /// Returns when all ranks have taken as many steps as this one. Fails the progress if a rank is late, dead or has
+  /// stopped.
   void wait();
   void take_and_wait() {
     take();
     wait();
   }
-  /// After the last step of a collective whose data was read in place: fails the progress where that may have been
-  /// given up by its rank before it was read.
+  /// Call this after the last step of a collective whose data was read in place: fails the progress if a rank may have
+  /// freed its memory before it was read.
   void require_whole();
-  /// Tells the peers that this rank goes no further, and why. Comes before any memory is given up that they may read.
+  /// Tells the peers that this rank goes no further, and why. Must come before any memory is freed that they may read.
   void end() noexcept;
 
  private:

@@ -59,12 +59,12 @@ void Announcements::exchange(size_t bytes) {
   expect_next();
 }
 
-// Before the connections close. Where a peer takes nothing any more, it will see that they did.
+// Runs before the connections close. A peer that accepts no more messages will notice that they closed.
 void Announcements::say_farewell(const std::string& reason) noexcept {
   constexpr auto kLimit = std::chrono::milliseconds(500);
   const Signature signature{.kind = Kind::farewell};
   const auto length = std::min(reason.size(), kInline - 1);
-  // Zeros follow.
+  // Zero-terminated.
   farewell_.assign(sizeof(Signature) + length + 1, std::byte{0});
   std::memcpy(farewell_.data(), &signature, sizeof(Signature));
   std::memcpy(farewell_.data() + sizeof(Signature), reason.data(), length);

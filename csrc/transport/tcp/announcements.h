@@ -8,14 +8,14 @@
 
 namespace shardwise::transport::tcp {
 
-/// What ranks tell each other before each collective: what it is and, where that is little, their data along with it.
-/// Receives for the next announcements are there in advance, so one costs one message each way.
+/// What ranks tell each other before each collective: the call and, if it is small, the data. Receives for the next
+/// announcements are posted in advance, so that an announcement costs one message each way.
 class Announcements {
  public:
   explicit Announcements(Connections& connections);
 
-  /// Sends each peer what this rank does, with the bytes for that peer: all of `inlined(peer)`, `bytes` of them, or
-  /// none. Returns when all have announced something.
+  /// Sends each peer this rank's call together with `bytes` bytes of `inlined(peer)`, which may be none. Returns when
+  /// all ranks have announced something.
   template <typename Data>
   void exchange(const Signature& signature, size_t bytes, const Data& inlined) {
     for (int peer = 0; peer < connections_.size(); ++peer) {
@@ -24,27 +24,28 @@ class Announcements {
     exchange(bytes);
   }
 
-  /// What a peer announced last.
+  /// The peer's last announcement.
   Signature signature(int peer) const;
-  /// What came along with that.
+  /// The data that came with it.
   const std::byte* data(int peer) const;
 
-  /// Expects nothing any more: what is expected keeps the connections open.
+  /// Drops the posted receives, which would keep the connections open.
   void end();
-  /// Tells the peers why this rank goes no further, in the place of what it would announce next.
+  /// Tells the peers why this rank goes no further, in place of its next announcement.
   void say_farewell(const std::string& reason) noexcept;
 
  private:
   void write(int peer, const Signature& signature, const std::byte* data, size_t bytes);
   void exchange(size_t bytes);
   void expect_next();
-  /// Why a peer goes no further, if it said so in what came last to these places.
+  /// Why the peer goes no further, if the message in `place` is a farewell; else empty.
   static std::string farewell_in(const std::vector<std::byte>& place);
 
   Connections& connections_;
   std::vector<std::vector<std::byte>> outgoing_;
   std::vector<std::vector<std::byte>> incoming_;
-  /// Two sets of places in turns, for the data of this collective is still in use when the next may come.
+  /// `incoming_` and `coming_` are swapped after each exchange: the next announcement may come while the last one's
+  /// data is still in use.
   std::vector<std::vector<std::byte>> coming_;
   std::vector<Message> expected_;
   std::vector<std::byte> farewell_;

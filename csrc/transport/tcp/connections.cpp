@@ -17,7 +17,7 @@ std::vector<at::Tensor> bytes_of(std::byte* data, size_t bytes) {
 Connections::Connections(Carrier& carrier) : carrier_(carrier), sent_(static_cast<size_t>(carrier.progress().size())) {}
 
 int Connections::tag(Phase phase) const {
-  // Announcements are all alike, and told apart by their order.
+  // Announcements share one tag: their order tells them apart.
   constexpr uint32_t kNumbers = 16777216;
   const auto number = phase == Phase::announcement ? 0 : static_cast<uint32_t>(carrier_.progress().number() % kNumbers);
   return static_cast<int>(kFirstTag + static_cast<uint32_t>(phase) * kNumbers + number);
@@ -58,7 +58,8 @@ void Connections::wait(const Message& message) {
   fail(message, *why);
 }
 
-// A peer that closes a connection after it failed told why: who died is not who closed first.
+// A peer that fails says why before it closes its connections: the rank at fault is not always the one that closed
+// first.
 void Connections::fail(const Message& message, const std::string& reason) {
   if (last_words_ && !progress().late()) {
     const auto words = last_words_(message.peer);

@@ -12,20 +12,20 @@
 
 namespace shardwise::transport::tcp {
 
-/// What a message is part of. Those of different phases, and of different collectives, never meet.
+/// What a message belongs to. Messages of different phases or different collectives are never confused.
 enum class Phase : uint8_t { announcement, gather, sum };
 
-/// A message under way, to or from a peer.
+/// A message in flight, to or from a peer.
 struct Message {
   int peer = 0;
   bool to_peer = false;
-  /// Null when it could not even be started, with the reason.
+  /// Null if it could not even be started; then `reason` says why.
   c10::intrusive_ptr<c10d::Work> work;
   std::string reason;
 };
 
-/// One rank's connections: sends and receives of a carrier, for the collectives of its progress. One thread uses them.
-/// What goes wrong fails the progress.
+/// This rank's connections: sends and receives over a carrier, for the collectives of its progress. One thread uses
+/// them. Errors fail the progress.
 class Connections {
  public:
   explicit Connections(Carrier& carrier);
@@ -39,20 +39,21 @@ class Connections {
   Progress& progress() {
     return carrier_.progress();
   }
-  /// Tells what a peer said that failed, and closed its connections: empty where it said nothing.
+  /// `last_words` returns what a peer said before it closed its connections; empty if it said nothing.
   void on_closed(std::function<std::string(int peer)> last_words) {
     last_words_ = std::move(last_words);
   }
 
-  /// They raise nothing: wait() does. The memory must stay until then, or until the message is dropped.
+  /// Neither raises; wait() does. The memory must live until then, or until the message is dropped.
   Message send(int peer, const std::byte* data, size_t bytes, Phase phase);
   Message receive(int peer, std::byte* data, size_t bytes, Phase phase);
   void wait(const Message& message);
   void wait(const std::vector<Message>& messages);
-  /// Whether all of it came, or was taken, within a time that may be the last: connections close after it.
+  /// Whether the message arrived (or was taken) within `time`. If not, the connection may be closed: no more waits
+  /// after that.
   static bool has_come(const Message& message, std::chrono::milliseconds time) noexcept;
 
-  /// Bytes sent to a peer so far, without announcements.
+  /// Bytes sent to `peer` so far, without announcements.
   uint64_t sent_to(int peer) const {
     return sent_[peer];
   }

@@ -139,8 +139,9 @@ void TcpExchange::sum_whole(const Call& call, std::byte* data) {
   add_up(data, terms, call.signature.elements, call.signature.dtype, call.is_mean());
 }
 
-// Each rank sums a part, and sends it to all others piece by piece. A piece of another rank's part comes into the place
-// that this rank's own input for it was sent from: it cannot come before that has arrived.
+// Each rank sums one part, and sends it to all others piece by piece. A finished piece of another rank's part
+// overwrites this rank's input for that piece. This is safe: that rank could finish it only after it had received that
+// input.
 void TcpExchange::all_reduce(const Call& call, std::byte* data) {
   const auto bytes = call.bytes();
   const bool small = bytes <= kInline;

@@ -6,10 +6,10 @@
 
 namespace shardwise::transport::tcp {
 
-/// Collectives by sends and receives into their places.
+/// Collectives by sends and receives straight to and from where the data lies.
 class TcpExchange final : public Exchange {
  public:
-  /// `hosts` has the name of each rank's.
+  /// `hosts` has the name of each rank's host.
   TcpExchange(Carrier& carrier, const std::vector<std::string>& hosts);
 
   void announce(const Call& call) override;
@@ -23,26 +23,26 @@ class TcpExchange final : public Exchange {
   void end() override;
 
  private:
-  /// What each rank is to sum: where this rank's input for it is, and how many bytes.
+  /// For each rank: this rank's input for its sum, and the size.
   struct Parts {
     std::vector<const std::byte*> inputs;
     std::vector<size_t> bytes;
   };
-  /// Exchanges the announcements, which have all come, and are the same, when it returns.
+  /// Exchanges the announcements. Returns when all have come and are the same.
   template <typename Data>
   void begin(const Call& call, size_t bytes, const Data& inlined);
-  /// Sums this rank's part piece by piece into `output`, and calls summed(begin, bytes) after each.
+  /// Sums this rank's part into `output`, piece by piece; calls summed(begin, bytes) after each piece.
   template <typename Summed>
   void sum_pieces(const Call& call, std::byte* output, const Parts& parts, size_t piece, const Summed& summed);
-  /// Each rank sends all it has to all others, and sums everything.
+  /// Each rank sends everything to all others, and sums everything itself.
   void sum_whole(const Call& call, std::byte* data);
-  /// Where the inputs of all ranks are that came with the announcements.
+  /// All ranks' inputs, as they came with the announcements.
   std::vector<const std::byte*> announced(const std::byte* own) const;
 
   Connections connections_;
   Announcements announcements_;
   Ring ring_;
-  /// Pieces that come in, for each peer.
+  /// Buffers for the incoming pieces of each peer.
   std::vector<std::byte> pieces_;
 };
 

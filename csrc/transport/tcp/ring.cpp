@@ -9,15 +9,16 @@
 namespace shardwise::transport::tcp {
 namespace {
 
-/// A part of a rank's share, as it goes round.
+/// A piece of a rank's share as it travels round the ring.
 struct Piece {
   size_t begin;
   size_t bytes;
-  /// It came round, and is complete, or is when this rank added to it.
+  /// Whether it is complete once this rank has handled it: it has been all the way round.
   bool is_last;
 };
 
-/// In the order in which a rank gets them: those of the share before its own first, then of the one before that.
+/// In the order in which a rank receives them: first the pieces of share `first_share`, then those of the share before
+/// that, and so on.
 std::vector<Piece> pieces_from(const Call& call, int first_share, int world, size_t size) {
   std::vector<Piece> pieces;
   for (int round = 0; round + 1 < world; ++round) {
@@ -44,9 +45,9 @@ int Ring::rank_at(int place) const {
   return ranks_[(place + world) % world];
 }
 
-// Every rank gets and sends the same pieces in the same order, so that messages of one tag find their places. A
-// complete piece comes into the place that this rank's own part of it was sent from: it cannot come before that has
-// arrived.
+// Every rank receives and sends the same pieces in the same order, so messages with one tag arrive where they belong. A
+// complete piece overwrites this rank's own input for it. This is safe: it can be complete only after that input was
+// received.
 void Ring::all_reduce(const Call& call, std::byte* data) {
   const auto world = connections_.size();
   const auto next = rank_at(place_ + 1);

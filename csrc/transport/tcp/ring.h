@@ -8,32 +8,32 @@
 
 namespace shardwise::transport::tcp {
 
-/// All-reduces in which a rank sends to the next one alone: between hosts, where a link is what takes time, each byte
-/// of the result crosses it twice at most, however many ranks a host has.
+/// All-reduces in which each rank sends to the next one only. Between hosts the links are the bottleneck: here each
+/// byte of the result crosses a link at most twice, however many ranks a host has.
 ///
-/// Each rank's share goes round once while the ranks add to it what they have, the first of them being the one after
-/// its own, and once more when it is complete. So the order of the additions is the same in every run; it is not that
-/// of the ranks.
+/// Each rank's share travels round the ring once, while each rank adds its own input, beginning with the rank after the
+/// share's own. The result then travels round once more. So the order of additions is the same in every run, but it is
+/// not rank order.
 class Ring {
  public:
-  /// Ranks of a host, of which `hosts` has the name for each rank, stand beside each other.
+  /// `hosts` has the name of each rank's host. Ranks of one host are placed next to each other.
   Ring(Connections& connections, const std::vector<std::string>& hosts);
 
   int hosts() const {
     return hosts_;
   }
-  /// Sums in place what all ranks have; the call was announced.
+  /// Sums `data` of all ranks in place. The call was already announced.
   void all_reduce(const Call& call, std::byte* data);
 
  private:
   int rank_at(int place) const;
 
   Connections& connections_;
-  /// The ranks in their order, where this one stands, and how many hosts they have.
+  /// The ranks in ring order, this rank's place among them, and the number of hosts.
   std::vector<int> ranks_;
   int place_ = 0;
   int hosts_ = 0;
-  /// Pieces that come in, to be added to.
+  /// Buffers for incoming pieces that this rank adds to.
   std::vector<std::byte> pieces_;
 };
 
