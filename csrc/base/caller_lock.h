@@ -4,20 +4,20 @@
 
 namespace shardwise::base {
 
-/// A lock that the caller's language may have taken, such as Python's. A module that computes under it, for its calls
-/// were bound without letting go of it, must not keep it while it waits for other ranks: they may be threads of this
-/// process that need it.
+/// A lock that the caller's language may hold, such as Python's GIL. A module may run while its thread holds the lock,
+/// if its bindings do not release it. It must not hold the lock while it waits for other ranks: they may be threads of
+/// this process that need it.
 struct CallerLock {
-  /// Lets go of the lock if this thread has it; null if it has not.
+  /// Releases the lock if this thread holds it; returns null if it does not.
   void* (*release)() = nullptr;
-  /// Takes it again, with what release() gave.
+  /// Takes the lock again, with what release() returned.
   void (*take)(void* released) = nullptr;
 };
 
-/// For a binding, once, before the first collective.
+/// A language binding sets this once, before the first collective.
 SHARDWISE_API void set_caller_lock(CallerLock lock);
 
-/// While it lives, this thread does not have the lock.
+/// This thread does not hold the lock while this object lives.
 class WithoutCallerLock {
  public:
   WithoutCallerLock();

@@ -7,8 +7,8 @@
 
 namespace shardwise::base {
 
-/// Whether a work ends by then, be it with an error that the next wait raises. Not for works whose wait knows no
-/// timeout.
+/// Whether a work ends within `time`. It may end with an error, which the next wait raises. Not for works whose wait()
+/// ignores timeouts.
 inline bool ends_within(c10d::Work& work, std::chrono::milliseconds time) {
   try {
     work.wait(time);

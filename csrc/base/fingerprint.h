@@ -5,7 +5,7 @@
 
 namespace shardwise::base {
 
-/// A number for a list, the same on every machine, unlike std::hash: FNV-1a.
+/// A hash of a list that is the same on every machine, unlike std::hash: FNV-1a.
 template <typename List>
 uint64_t fingerprint(const List& list) {
   uint64_t hash = 14695981039346656037ULL;

@@ -23,7 +23,7 @@ struct Acts {
 
   static Acts& get() {
     static auto* acts = [] {
-      // A fork waits until nobody changes the list, so that the child finds it whole.
+      // A fork takes the lock, so that the child finds the list intact.
       pthread_atfork([] { get().mutex.lock(); }, [] { get().mutex.unlock(); }, in_child);
       return new Acts;
     }();
@@ -41,7 +41,7 @@ struct Acts {
 } // namespace
 
 int64_t forks() {
-  // Whoever asks wants to know of a later fork.
+  // Whoever asks also cares about later forks, so counting starts here.
   static const auto& watched = Acts::get();
   static_cast<void>(watched);
   return forks_so_far.load(std::memory_order_relaxed);

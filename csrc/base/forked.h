@@ -7,15 +7,15 @@
 
 namespace shardwise::base {
 
-/// How many forks led from the process that loaded this library to this one: what was made under another number belongs
-/// to a process that this one was forked from.
+/// The number of forks between the process that loaded this library and this one. What was made at another count
+/// belongs to a parent.
 SHARDWISE_API int64_t forks();
 
-/// Raises Error where this process was forked since: `what` was made under that number of forks.
+/// Raises Error if this process was forked since `what` was made, which was at that count of forks.
 SHARDWISE_API void require_not_forked(int64_t forks_then, const char* what);
 
-/// As long as it lives, every child that this process forks calls `act` before it does anything else, on its one
-/// thread. A program that the child turns into does not.
+/// While it lives, every child that this process forks calls `act` first, on its only thread. After an exec it is not
+/// called.
 class SHARDWISE_API InForkedChild {
  public:
   explicit InForkedChild(std::function<void()> act);

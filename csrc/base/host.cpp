@@ -12,7 +12,7 @@
 namespace shardwise::base {
 namespace {
 
-/// Empty where there is none.
+/// Empty if there is no such file.
 std::string first_line(const char* path) {
   std::ifstream file(path);
   std::string line;
@@ -28,7 +28,7 @@ std::string target_of(const char* link) {
 
 } // namespace
 
-// Processes are known by numbers, which are those of their namespace.
+// Includes the namespace, because process numbers mean something only within it.
 std::string this_host() {
   return c10::str(first_line("/proc/sys/kernel/random/boot_id"), " ", target_of("/proc/self/ns/pid"));
 }

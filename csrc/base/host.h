@@ -6,7 +6,7 @@
 
 namespace shardwise::base {
 
-/// What tells this host, and who may be seen on it, from others.
+/// A name for this host and its namespace of processes, different from all others.
 SHARDWISE_API std::string this_host();
 
 } // namespace shardwise::base

@@ -5,11 +5,11 @@
 
 namespace shardwise::base {
 
-/// What an error says, without torch's stack trace.
+/// An error's text, without torch's stack trace.
 std::string text_of(const std::exception& error);
 
-/// The same for use as the reason in one of ours: the words that errors of ours begin with, and give their own reason
-/// with, then stand there once.
+/// The same for quoting inside one of our errors: without the "shardwise: " and "The reason: " that our errors begin
+/// and continue with, so that these occur only once.
 std::string reason(const std::exception& error);
 
 } // namespace shardwise::base

@@ -11,9 +11,9 @@
 
 namespace shardwise::base {
 
-/// Things that are found by a key as long as they live, from any thread; it owns none of them. Entries of those that
-/// are gone are dropped now and then, so that many are added in no more time each than few. A table for the whole
-/// process is never destroyed: what is in it may go later than any static object.
+/// Finds objects by a key while they live, from any thread; owns none of them. Entries of objects that are gone are
+/// dropped from time to time, in constant time per insertion on average. A table for the whole process is never
+/// destroyed, because its objects may outlive any static object.
 template <typename Key, typename Value>
 class WeakTable {
  public:
@@ -30,7 +30,7 @@ class WeakTable {
     const std::unique_lock lock(mutex_);
     entries_.erase(key);
   }
-  /// The one that is there, or what make() gives, which may be null. Nobody else comes here meanwhile.
+  /// The existing value, or else what make() returns, which may be null. The table is locked meanwhile.
   template <typename Make>
   std::shared_ptr<Value> find_or_make(const Key& key, const Make& make) {
     const std::unique_lock lock(mutex_);
@@ -42,7 +42,7 @@ class WeakTable {
     if (value) put(key, value);
     return value;
   }
-  /// All that live, in no order.
+  /// All values that live, in no particular order.
   std::vector<std::shared_ptr<Value>> living() const {
     std::vector<std::shared_ptr<Value>> all;
     const std::shared_lock lock(mutex_);
@@ -64,7 +64,7 @@ class WeakTable {
 
   mutable std::shared_mutex mutex_;
   std::unordered_map<Key, std::weak_ptr<Value>> entries_;
-  /// When there are so many, those that are gone are looked for.
+  /// At this size, entries of objects that are gone are dropped.
   std::size_t many_ = kFew;
 };
 

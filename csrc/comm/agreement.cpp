@@ -20,8 +20,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Why a connection was lost, beside what its error says: a rank died here, or one failed first. That one left a note
-/// before it closed its connections.
+/// Why a connection was lost, beyond what its error says: a process on this host died, or another rank failed first and
+/// left a note before it closed its connections.
 template <typename Tell>
 std::string first_cause(const Processes& processes, const Notes& notes, const Tell& tell) {
   const auto who = processes.who_ended();
@@ -48,7 +48,8 @@ Agreement::Agreement(std::vector<Channel> channels, std::chrono::milliseconds ti
       }()),
       timeout_(timeout) {}
 
-// One may have a collective under way that nobody will join, and ends no sooner.
+// Destroyed on threads of their own: a channel may have a collective in flight that no rank will join, and would wait
+// for it.
 void Agreement::let_go_of_channels() {
   for (auto& channel : channels_) {
     if (channel.control) std::thread([control = std::move(channel.control)]() mutable { control.reset(); }).detach();
@@ -106,7 +107,7 @@ std::array<int64_t, Agreement::kChains> Agreement::positions() const {
   return {histories_[group].issued, histories_[second_group].issued, histories_[first_axis].issued};
 }
 
-// Rarely where many ranks would ask for the notes of many.
+// The more ranks there are, the more rarely each asks for the notes of all.
 std::vector<std::pair<size_t, Agreement::Note>> Agreement::tell(Note mine) {
   constexpr std::chrono::milliseconds kFirst{500};
   mine.round = compared_;
@@ -126,7 +127,7 @@ std::vector<std::pair<size_t, Agreement::Note>> Agreement::tell(Note mine) {
   std::vector<std::pair<size_t, Note>> others;
   for (const auto& [board, note] : notes_.answers_to(bytes)) {
     others.emplace_back(board, Note::of(note));
-    // A failure is one for good.
+    // A failure never goes out of date.
     const auto& theirs = others.back().second;
     if (theirs.round != compared_ && theirs.failed == 0) others.pop_back();
   }
@@ -148,7 +149,7 @@ void Agreement::compare(Chain chain, int64_t event, const std::string& text) {
   apart_ = false;
 }
 
-// Along one axis after the other: each brings what the ones before have brought to the others.
+// One axis after the other; along each axis ranks pass on what they have collected so far.
 std::vector<Agreement::Record> Agreement::exchange(Record mine) {
   mine.rank = rank();
   std::vector<Record> records{mine};
@@ -199,7 +200,7 @@ void Agreement::raise(const std::vector<Record>& records) {
   bool under_way = false;
   for (size_t rank = 0; rank < records.size(); ++rank) {
     const auto& record = records[rank];
-    // Who is about to start something has more to tell than who waits.
+    // A rank that is about to start something says more than one that waits.
     if (!record.does_the_same(first) && (other == 0 || records[other].waits > record.waits)) other = rank;
     under_way = under_way || record.waits != Record::no || record.positions != first.positions;
   }
@@ -243,7 +244,7 @@ void Agreement::raise_peer_error(const std::string& text) {
     Note last{.failed = 1};
     last.write(text);
     tell(last);
-    // Others may wait for this rank, and it for nobody any more.
+    // Other ranks may wait for this one, which waits for nobody any more.
     constexpr std::chrono::milliseconds kTell{500};
     notes_.flush(kTell);
     let_go_of_channels();
@@ -266,7 +267,8 @@ void Agreement::require_alive(size_t line, const std::string& what) {
   const auto& processes = channels_[line].processes;
   const auto ended = processes.ended();
   if (ended.empty()) return;
-  // One that came to the end of its program before this rank did left nothing out: what it sent is on its way.
+  // A rank that finished its program before this one may have sent all that this one waits for: allow time for it to
+  // arrive.
   constexpr std::chrono::seconds kOnItsWay{2};
   const auto now = Clock::now();
   if (!ended_since_) ended_since_ = now;
@@ -301,7 +303,7 @@ void Agreement::look_beside(const std::string& what) {
   for (const auto& [board, note] : tell({.chain = group, .number = kUnnumbered})) require_no_failure(note, what);
 }
 
-// Only who waits for this rank can tell that it waits in vain.
+// Only a rank that waits for this one can tell that this one waits in vain.
 void Agreement::look_at(const transport::OwnCall& call) {
   if (!broken_.empty() || thread_ != std::this_thread::get_id()) return;
   const Note mine{.number = static_cast<int64_t>(call.number), .own_group = call.group};

@@ -8,7 +8,7 @@
 
 namespace shardwise::comm {
 
-/// What a rank does, as it travels in a comparison.
+/// What a rank is doing, as sent in a comparison.
 struct Agreement::Record {
   enum Waits : int64_t { no, in_order, on_its_own };
 
@@ -16,8 +16,8 @@ struct Agreement::Record {
   int64_t chain = 0;
   int64_t event = 0;
   std::array<int64_t, kChains> positions{};
-  /// It did not come to issue this, but has issued it and waits: a collective of the order, or one of the program's
-  /// own.
+  /// Set if the rank is not about to issue this, but already waits for it: a collective of the order, or one of the
+  /// program's own.
   Waits waits = no;
   std::array<char, 456> text{};
 
@@ -29,33 +29,33 @@ struct Agreement::Record {
   }
 };
 
-/// What a rank that does not go on tells the others: it compares, unless one of the others is set.
+/// What a rank that is held up tells the others. It is comparing, unless `chain`, `own_group` or `failed` is set.
 struct Agreement::Note {
-  /// Of comparisons: a note of an earlier one says nothing any more.
+  /// The number of comparisons so far. A note from an earlier round is out of date.
   int64_t round = 0;
   std::array<int64_t, kChains> positions{};
-  /// What it waits for in the order.
+  /// The chain of the collective that it waits for; -1 for none.
   int64_t chain = -1;
-  /// The number there, or in the process group of the program's own call that it waits for.
+  /// That collective's number in its chain, or in the process group of the program's own call that the rank waits for.
   int64_t number = 0;
   uint64_t own_group = 0;
-  /// Ranks went apart: whoever waits has to join the comparison.
+  /// Ranks diverged: whoever waits must join the comparison.
   int64_t apart = 0;
-  /// It failed, and why.
+  /// 1 if the rank failed; then `text` says why.
   int64_t failed = 0;
   std::array<char, 1000> text{};
 
   bool compares() const {
     return chain < 0 && own_group == 0 && failed == 0;
   }
-  /// Whether it waits for a call of the program's own that this rank, the reader, has not made.
+  /// Whether it waits for one of the program's own collectives that the reading rank has not issued.
   bool waits_for_reader() const {
     if (own_group == 0) return false;
     const auto made = transport::IssueCount::of(own_group);
     return made && *made < static_cast<uint64_t>(number);
   }
-  /// Whether this rank will never issue what the reader waits for, unless that one goes on first. Where it waits
-  /// itself, that can be told if both wait for ranks of the line that they share.
+  /// Whether the rank that left this note cannot issue what the reader waits for until the reader itself goes on. If it
+  /// waits too, that is known only when both wait for ranks of a line that they share.
   bool blocks(const Note& reader, bool share_line) const {
     if (reader.number == kUnnumbered || positions[reader.chain] > reader.number) return false;
     if (compares()) return true;

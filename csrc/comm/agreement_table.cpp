@@ -1,4 +1,4 @@
-// Which agreement belongs to which process groups.
+// Finds the agreement of given process groups.
 #include "comm/agreement.h"
 
 #include "comm/making_watch.h"
@@ -16,7 +16,7 @@ namespace {
 
 using Groups = std::vector<c10::weak_intrusive_ptr<c10d::ProcessGroup>>;
 
-/// The agreements of the process groups that are alive.
+/// The agreements of the process groups that still exist.
 struct AgreementTable {
   struct Entry {
     Groups groups;
@@ -34,7 +34,8 @@ struct AgreementTable {
   std::vector<Entry> entries;
 
   std::shared_ptr<Agreement> find(const std::vector<AxisGroup>& lines) {
-    // Those of groups that are gone end after the lock, for closing connections takes its time.
+    // Agreements of groups that are gone are destroyed after the lock is released, because closing connections takes a
+    // while.
     std::vector<std::shared_ptr<Agreement>> ended;
     const std::lock_guard lock(mutex);
     std::erase_if(entries, [&](const Entry& entry) {
@@ -54,7 +55,7 @@ struct AgreementTable {
   }
 };
 
-/// Those that reach other ranks.
+/// The lines with more than one rank.
 std::vector<AxisGroup> of_several(std::vector<AxisGroup> lines) {
   std::erase_if(lines, [](const AxisGroup& line) { return line.group->getSize() == 1; });
   return lines;
@@ -112,7 +113,7 @@ std::shared_ptr<Agreement> Agreement::of(const std::vector<AxisGroup>& all_lines
            .names = std::move(names),
            .look = [&watch] { watch.look(); }});
     });
-    // The back end itself: tools that count collectives are not to see these.
+    // Uses the back end directly, so that tools that count collectives do not see these.
     channels.push_back({made.group->getBackend(c10::DeviceType::CPU), made.group->getStore(), ranks, made.processes});
     groups.emplace_back(group);
   }

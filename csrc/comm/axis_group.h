@@ -10,7 +10,7 @@
 
 namespace shardwise::comm {
 
-/// What the ranks of a process group are called: by their numbers in the mesh.
+/// Maps positions in a process group to rank numbers in the mesh, which errors show.
 struct Ranks {
   int64_t first = 0;
   int64_t stride = 1;
@@ -20,7 +20,7 @@ struct Ranks {
   }
 };
 
-/// The ranks that differ from this one along one axis of a mesh.
+/// The ranks that differ from this one only along one axis of a mesh.
 struct AxisGroup {
   c10::intrusive_ptr<c10d::ProcessGroup> group;
   Ranks ranks;

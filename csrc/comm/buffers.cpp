@@ -9,7 +9,7 @@ namespace shardwise::comm {
 
 at::Tensor Buffers::take(int64_t numel, const at::TensorOptions& options, Counters& counters) {
   const auto bytes = static_cast<size_t>(numel) * options.dtype().itemsize();
-  // Without the dispatcher: this happens for every collective.
+  // Avoids the dispatcher, because this runs for every collective.
   const auto view = [&](const at::Tensor& memory) {
     auto result = at::detail::make_tensor<c10::TensorImpl>(
         c10::Storage(memory.storage()), c10::DispatchKeySet(options.computeDispatchKey()), options.dtype());

@@ -10,19 +10,20 @@
 
 namespace shardwise::comm {
 
-/// Memory of full parameters, and what collectives read and write, kept for the next one: after the first step or two
-/// nothing is allocated. Thread safe.
+/// Memory for full parameters and for collectives, kept for reuse: after the first step or two nothing is allocated.
+/// Thread safe.
 class SHARDWISE_API Buffers {
  public:
-  /// A vector of that many elements with any content (zeros where it is new). Counts an allocation when there is one.
+  /// A vector of `numel` elements with arbitrary content (zeros if newly allocated). Counts an allocation if there is
+  /// one.
   at::Tensor take(int64_t numel, const at::TensorOptions& options, Counters& counters);
-  /// The vector is of no use to the caller from now on.
+  /// Gives back a vector; the caller must not use it any more.
   void give(const at::Tensor& buffer);
   void free_idle();
 
  private:
   std::mutex mutex_;
-  /// Bytes that nobody uses.
+  /// Byte tensors that are not in use.
   std::vector<at::Tensor> idle_;
 };
 

@@ -21,7 +21,7 @@ namespace {
 constexpr std::chrono::milliseconds kFirstLook = std::chrono::seconds(1);
 constexpr std::chrono::milliseconds kNextLook = std::chrono::milliseconds(200);
 
-/// Our transport's errors tell what happened; torch's that something did.
+/// Our transport's errors say what happened; torch's only say that something did.
 bool tells_what_happened(const std::exception& error) {
   return base::text_of(error).starts_with("shardwise: ");
 }
@@ -45,7 +45,7 @@ at::Tensor flat_view(const at::Tensor& tensor) {
   return tensor.dim() == 1 ? tensor : tensor.view({-1});
 }
 
-/// Ends it when the work is done; where the work does not tell, whoever waits does.
+/// Ends the span when the work is done. If the work has no future, the wait ends it.
 void end_with(const std::shared_ptr<observe::Span>& span, c10d::Work& work) {
   try {
     if (const auto future = work.getFuture()) future->addCallback([span](c10::ivalue::Future&) { span->end(); });
@@ -98,7 +98,7 @@ bool Pending::settle() noexcept {
   }
 }
 
-// A work may know no limit itself. One that does tells more, a moment later.
+// A work may have no time limit of its own. If it has one, its error says more, so it gets a few seconds of grace.
 bool Pending::wait_and_look() {
   constexpr std::chrono::seconds kGrace{5};
   auto& agreement = *place_.agreement;
@@ -190,7 +190,7 @@ Pending Collectives::all_gather(
   const auto call = [&] {
     if (custom_) return custom_(flat, input, *line_.group);
     if (line_.group->hasBackends()) return line_.group->_allgather_base(flat, input);
-    // A process group written in Python: torch does not pass it the call above.
+    // Torch does not pass the call above to a process group written in Python.
     std::vector<at::Tensor> outputs{flat};
     std::vector<at::Tensor> inputs{input};
     return line_.group->allgather_into_tensor_coalesced(outputs, inputs);

@@ -19,7 +19,8 @@ class Span;
 
 namespace shardwise::comm {
 
-/// Names a collective in errors: a text, or what makes it, for most collectives do not fail.
+/// The name of a collective in errors: a text, or a function that makes it on demand, since most collectives do not
+/// fail.
 class CollectiveName {
  public:
   CollectiveName(std::string text) : make_([text = std::move(text)] { return text; }) {}
@@ -34,11 +35,11 @@ class CollectiveName {
   std::function<std::string()> make_;
 };
 
-/// A collective under way; one without a work is done.
+/// A collective in flight. Without a work it is already done.
 class SHARDWISE_API Pending {
  public:
-  /// While one with a place takes long, the others are asked whether they come. `in_stream`: on a device, where the
-  /// stream waits, and the host never does.
+  /// If `place` has an agreement, a long wait asks it whether the other ranks come. `in_stream`: on a device, where
+  /// wait() makes the stream wait, not the host.
   Pending(
       c10::intrusive_ptr<c10d::Work> work, CollectiveName what, int64_t rank, Agreement::Place place = {},
       bool in_stream = false);
@@ -46,7 +47,7 @@ class SHARDWISE_API Pending {
   void wait();
   /// Whether wait() would return at once.
   bool done() const;
-  /// The same where nobody wants the result any more: returns whether it ended well, and raises nothing.
+  /// wait() for a result that nobody needs any more: returns whether it succeeded, and never raises.
   bool settle() noexcept;
 
  private:
@@ -58,63 +59,63 @@ class SHARDWISE_API Pending {
   int64_t rank_;
   Agreement::Place place_;
   bool in_stream_;
-  /// Of a work whose own wait knows no timeout, and that does not tell whether it is done.
+  /// For a work whose wait() ignores timeouts and that does not say whether it is done.
   std::shared_ptr<Waiter::Ticket> ticket_;
-  /// Where events are recorded.
+  /// Set while a record is on.
   std::shared_ptr<observe::Span> span_;
 };
 
-/// As ProcessGroup's own, of the user's: null when the output is complete.
+/// The user's own all-gather or reduce-scatter of an input into an output. Returns null if the output is complete.
 using Custom = std::function<c10::intrusive_ptr<c10d::Work>(at::Tensor&, at::Tensor&, c10d::ProcessGroup&)>;
 
-/// The collectives of one process group, issued through c10d::ProcessGroup alone, so that profilers, CommDebugMode and
-/// users' own back ends see them. All tensors are contiguous. Every call is counted. `what` names it in errors.
+/// The collectives of one process group, issued only through c10d::ProcessGroup, so that profilers, CommDebugMode and
+/// the user's own back ends see them. All tensors are contiguous. Every call is counted. `what` names it in errors.
 class SHARDWISE_API Collectives {
  public:
-  /// Of a rank that is alone: it must issue none.
+  /// For a rank that is alone: it must issue no collectives.
   Collectives() = default;
   explicit Collectives(AxisGroup line);
 
   int rank() const;
   int size() const;
-  /// The same for all of one process group.
+  /// The same value for all Collectives of one process group.
   const void* identity() const {
     return line_.group.get();
   }
-  /// CollectiveName errors call the ranks.
+  /// The rank numbers that errors show.
   Ranks names() const {
     return line_.ranks;
   }
-  /// The same for a collective at this place of the order; at one without a number, for all, so that waits end where a
-  /// rank is gone.
+  /// A copy whose collectives are at this place in the order. If the place is unnumbered it may serve for several:
+  /// their waits then end if a rank is gone.
   Collectives at(Agreement::Place place) const;
-  /// The same with all-gathers and reduce-scatters of the user's own, unless that is empty.
+  /// A copy that uses the user's own all-gathers or reduce-scatters, unless `custom` is empty.
   Collectives by(Custom custom) const;
 
-  /// Whether both are of one process group.
+  /// Whether both use the same process group.
   bool operator==(const Collectives& other) const {
     return line_.group == other.line_.group;
   }
 
-  /// Reduces in place: sums, unless told otherwise.
+  /// Reduces in place; a sum by default.
   Pending all_reduce(
       const at::Tensor& tensor, CollectiveName what, Counters& counters,
       c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM) const;
   /// Overwrites with the root's values.
   Pending broadcast(const at::Tensor& tensor, int root, CollectiveName what, Counters& counters) const;
-  /// Fills row k of `output` with rank k's `tensor`; but for the ranges of a placement, where there is one. The
-  /// placement is read before this returns.
+  /// Fills row k of `output` with rank k's `tensor`, except for the ranges of a placement. The placement is read before
+  /// this returns.
   Pending all_gather(
       const at::Tensor& output, const at::Tensor& tensor, CollectiveName what, Counters& counters,
       const transport::DirectPlacement* placement = nullptr) const;
-  /// Whether an all-gather takes a placement: those of tensors on CPUs do, by the direct transport.
+  /// Whether all-gathers accept a placement: those of CPU tensors over the direct transport do.
   bool can_place() const;
-  /// Fills `output` with the sum over ranks of part number rank() of their `tensor`, which has size() parts.
+  /// Each rank's `tensor` has size() parts. Fills `output` with the sum of part rank() over all ranks.
   Pending reduce_scatter(
       const at::Tensor& output, const at::Tensor& tensor, CollectiveName what, Counters& counters) const;
 
  private:
-  /// Counted under `calls` and recorded as a `kind`.
+  /// Issues `call`, counts it in `calls`, and records it as `kind`.
   template <typename Call>
   Pending launch(
       const char* kind, const Call& call, const at::Tensor& tensor, CollectiveName what, int64_t& calls,

@@ -62,7 +62,7 @@ std::string required(const char* name) {
   return *std::move(text);
 }
 
-/// Whether somebody listens on that port of this machine.
+/// Whether a program listens on this port of this machine.
 bool is_taken(int port) {
   const int probe = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (probe < 0) return false;
@@ -78,7 +78,7 @@ bool is_taken(int port) {
   return taken;
 }
 
-/// Keeps a server to the end of the process; one for a port.
+/// Keeps a store server until the process ends; one for each port.
 void keep(int port, const c10::intrusive_ptr<c10d::Store>& store) {
   static std::mutex mutex;
   static auto* const servers = new std::map<int, c10::intrusive_ptr<c10d::Store>>;
@@ -148,7 +148,7 @@ c10::intrusive_ptr<c10d::Store> Environment::connect(std::chrono::milliseconds t
   options.multiTenant = !agent_store;
   options.timeout = timeout;
   try {
-    // TCPStore waits without end for the first answer of a server that takes the connection and says nothing.
+    // TCPStore waits forever for a server that accepts the connection and never answers.
     auto store = patiently(timeout, nullptr, [address = master_address, options] {
       return c10::make_intrusive<c10d::TCPStore>(address, options);
     });

@@ -2,7 +2,7 @@
 
 namespace shardwise::comm {
 
-/// Held by the one mesh that is made from the environment. Raises ValueError where another one is.
+/// Held by the one mesh that is made from the environment. The constructor raises ValueError if there is another.
 class EnvironmentClaim {
  public:
   EnvironmentClaim();

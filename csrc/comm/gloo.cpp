@@ -26,7 +26,7 @@ std::shared_ptr<gloo::transport::Device> device_of(const std::string& interface)
   }
 }
 
-/// With what it takes to know its sockets.
+/// Gloo, with a record of its sockets.
 class Gloo : public c10d::ProcessGroupGloo {
  public:
   Gloo(GlooSockets sockets, const GroupSpec& spec, c10::intrusive_ptr<Options> options)
@@ -42,7 +42,7 @@ class Gloo : public c10d::ProcessGroupGloo {
 } // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_gloo(const GroupSpec& spec) {
-  // Gloo connects its ranks while it is made, with the timeout of its operations.
+  // Gloo connects its ranks in the constructor, using the timeout of its operations.
   auto options = c10d::ProcessGroupGloo::Options::create(spec.connect_timeout);
   // The same variable that torch.distributed reads.
   if (const char* interfaces = std::getenv("GLOO_SOCKET_IFNAME"); interfaces != nullptr && *interfaces != '\0') {

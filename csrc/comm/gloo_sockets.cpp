@@ -18,7 +18,8 @@ namespace {
 using Value = std::vector<uint8_t>;
 using Addresses = GlooSockets::Addresses;
 
-/// What Gloo writes of a rank: its host's name, then where it listens, each after its length; then more.
+/// Parses what Gloo writes about a rank: its host name, its listening address, both with their length before them, and
+/// more.
 std::optional<sockaddr_storage> address_in(const Value& value) {
   size_t at = 0;
   const auto length = [&]() -> std::optional<uint64_t> {
@@ -56,7 +57,7 @@ bool is_among(const Addresses& addresses, const sockaddr_storage& address) {
   return std::any_of(addresses.begin(), addresses.end(), [&](const auto& one) { return same(one, address); });
 }
 
-/// Where a stream socket of this process is bound, or connected to; nothing for other descriptors.
+/// The address that a socket of this process is bound to or connected to; nothing for other descriptors.
 std::optional<sockaddr_storage> ask(int file, int (*question)(int, sockaddr*, socklen_t*)) {
   sockaddr_storage address{};
   socklen_t size = sizeof address;
@@ -82,8 +83,8 @@ std::vector<int> descriptors() {
   return all;
 }
 
-// Whoever tries to connect gets no answer. To close it would leave Gloo's own thread with a socket that is always
-// ready.
+// Drops all packets, so that nobody who tries to connect gets an answer. Closing the socket would leave Gloo's own
+// thread with one that is always ready.
 void answer_nobody(int file) {
   sock_filter drop[] = {{BPF_RET | BPF_K, 0, 0, 0}};
   const sock_fprog program{1, drop};
@@ -138,7 +139,7 @@ void GlooSockets::close_doors() {
     const auto bound = listens(file) ? ask(file, getsockname) : std::nullopt;
     if (bound && is_among(heard_->own, *bound)) answer_nobody(file);
   }
-  // A connection is bound to where one of its ends listens.
+  // One end of each connection has the address of a listening socket.
   in_child_ = std::make_unique<base::InForkedChild>([own = heard_->own, peers = heard_->peers] {
     for (const int file : descriptors()) {
       const auto bound = ask(file, getsockname);

@@ -13,17 +13,17 @@
 
 namespace shardwise::comm {
 
-/// The sockets of one Gloo. It says nowhere which they are, but its ranks tell each other through the store where they
-/// listen.
+/// Finds the sockets of one Gloo. Gloo has no call for that, but its ranks exchange their listening addresses through
+/// the store.
 class GlooSockets {
  public:
   using Addresses = std::vector<sockaddr_storage>;
 
-  /// The store for a Gloo that is about to be made; what it writes there and reads is heard.
+  /// Wraps the store for a Gloo that is about to be made, and notes the addresses that it writes and reads.
   c10::intrusive_ptr<c10d::Store> overhear(const c10::intrusive_ptr<c10d::Store>& store);
 
-  /// All ranks are connected: strangers get no answer from here on, and a child that this process forks keeps none of
-  /// the connections, so that peers hear at once when this process dies.
+  /// Call this once all ranks are connected. From then on Gloo's listening sockets answer nobody, and a forked child
+  /// closes its copies of the connections, so that peers notice at once when this process dies.
   void close_doors();
 
  private:

@@ -5,18 +5,18 @@
 
 namespace shardwise::comm {
 
-/// What becomes of idle pieces of memory, counted from 0, when some is asked for.
+/// What happens to idle pieces of memory (numbered from 0) on a request for memory.
 struct IdleChoice {
-  /// It serves the request.
+  /// The piece that serves the request.
   std::optional<std::size_t> serves;
-  /// Nothing serves it: memory is allocated, and this goes.
+  /// If none serves it, memory is allocated, and this piece is freed.
   std::optional<std::size_t> gives_way;
 };
 
-/// The smallest that is large enough serves, the first in memory of several: a step then finds what the one before had.
-/// When none is, the largest gives way to a larger one: what is kept tends to the number of buffers in use at a time,
-/// each as large as the largest request. `rank` gives the size of a piece and what orders those of one size, or nothing
-/// where a piece cannot serve at all.
+/// The smallest piece that is large enough serves; among equals the lowest in memory, so that every step finds the
+/// pieces of the step before. If none is large enough, the largest is freed to make way for a larger one: so the pieces
+/// kept tend to the number of buffers in use at a time, each as large as the largest request. `rank` returns a piece's
+/// size and a key that orders pieces of equal size, or nothing if the piece cannot serve.
 template <typename Size, typename Rank>
 IdleChoice choose_idle(std::size_t pieces, Size size, const Rank& rank) {
   IdleChoice choice;

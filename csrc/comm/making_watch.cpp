@@ -8,10 +8,12 @@
 namespace shardwise::comm {
 namespace {
 
-// The first byte of a note: what stood there before is of an earlier attempt.
+// The first byte of a note about a failure. A rank that has not failed leaves a 0, which also replaces what an earlier
+// attempt left.
 constexpr uint8_t kFailed = 1;
 
-// A store may serve many ranks, and nothing is asked where all goes well.
+// Long pauses, because one store may serve many ranks; the first comes before anything is asked, so that nothing is if
+// all goes well.
 constexpr std::chrono::milliseconds kPause{500};
 constexpr std::chrono::milliseconds kPausePerRank{20};
 

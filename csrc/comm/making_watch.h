@@ -12,14 +12,14 @@
 
 namespace shardwise::comm {
 
-/// Ranks make process groups along one axis of a mesh after the other. One that fails will not come to those of the
-/// next axis: it tells the ranks that wait for it there, which raise what it tells.
+/// Ranks make process groups along one axis of a mesh after the other. A rank that fails will not come to the next
+/// axis: it tells the ranks that wait for it there, and they raise its error.
 class MakingWatch {
  public:
-  /// `purpose` keeps it apart from what else is in the stores.
+  /// `purpose` distinguishes its keys from others in the stores.
   MakingWatch(const std::vector<AxisGroup>& lines, const std::string& purpose);
 
-  /// What `make` gives. Where it raises PeerError, the others hear of that.
+  /// Returns what `make` returns. If it raises PeerError, the other ranks are told.
   template <typename Make>
   auto over(const Make& make) {
     try {
@@ -29,7 +29,7 @@ class MakingWatch {
       throw;
     }
   }
-  /// Raises PeerError where another rank failed.
+  /// Raises PeerError if another rank failed.
   void look();
 
  private:

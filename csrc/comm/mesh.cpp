@@ -43,11 +43,11 @@ struct Mesh::State {
   bool owns_groups = true;
   bool open = true;
   std::unique_ptr<comm::EnvironmentClaim> claim;
-  /// What it takes to make more groups.
+  /// Needed to make more groups.
   c10::intrusive_ptr<c10d::Store> store;
   MeshOptions options;
   std::mutex mutex;
-  /// By what for, axis and number of ranks; those of a whole axis are for units alone.
+  /// By purpose, axis and number of ranks. Groups of a whole axis are for the units' own use.
   std::map<std::tuple<std::string, size_t, int>, c10::intrusive_ptr<c10d::ProcessGroup>> neighbours;
 
   /// The mesh that holds the claim.
@@ -60,7 +60,8 @@ struct Mesh::State {
     return value;
   }
 
-  /// The state over the same groups as this one, if one is in use and says the same of them; this one otherwise.
+  /// The state that another mesh already has for the same groups, if it is open and has the same device and axis names;
+  /// otherwise this one.
   std::shared_ptr<State> shared(std::shared_ptr<State> self) {
     static std::mutex mutex;
     static std::map<std::vector<const c10d::ProcessGroup*>, std::weak_ptr<State>> all;
@@ -80,7 +81,7 @@ struct Mesh::State {
   }
 
   ~State() {
-    const base::WithoutCallerLock no_lock; // Threads that end with their groups may need it.
+    const base::WithoutCallerLock no_lock; // Threads that end with the groups may need the lock.
     try {
       close();
     } catch (const std::exception& error) {
@@ -121,7 +122,7 @@ struct Mesh::State {
     return c10::str(text, "; rank ", rank, " on ", device, ways(), ")");
   }
 
-  /// How the direct transport goes along the axes, where it is ours and open, be it for units alone.
+  /// How the direct transport works along the axes ("shared memory", "TCP"), in groups that are ours and open.
   std::string ways() const {
     std::set<std::string> all;
     const auto add = [&](c10d::ProcessGroup& group) {
@@ -139,7 +140,8 @@ struct Mesh::State {
     return text;
   }
 
-  /// Row-major coordinates of this rank, and a process group along every axis: over a store that others may have used.
+  /// Sets this rank's row-major coordinates, and makes a process group along every axis. `over` may be a store that was
+  /// used before.
   void connect(const c10::intrusive_ptr<c10d::Store>& over) {
     coordinates.resize(axes.size());
     int64_t rest = rank;
@@ -182,7 +184,7 @@ struct Mesh::State {
   }
 
   c10::intrusive_ptr<c10d::ProcessGroup> make_group(size_t index, const std::vector<std::string>& cards) {
-    // The first rank of the line names it: ranks of the same line agree on it, those of others do not.
+    // Named after the first rank of the line, so that the ranks of one line agree and different lines differ.
     const auto name = c10::str(axes[index].name, "/", line(index).first);
     auto along = spec(
         name, c10::make_intrusive<c10d::PrefixStore>(name, store), static_cast<int>(coordinates[index]),
@@ -218,12 +220,12 @@ struct Mesh::State {
     }
   }
 
-  /// Made at the first call.
+  /// The group for this purpose, made at the first call.
   c10::intrusive_ptr<c10d::ProcessGroup> beside(const std::string& purpose, size_t index, int count) {
     const std::lock_guard lock(mutex);
     const std::tuple key(purpose, index, count);
     if (const auto found = neighbours.find(key); found != neighbours.end()) return found->second;
-    // None where that fails.
+    // Nothing is stored if this raises.
     auto made = make_neighbours(purpose, index, count);
     return neighbours.emplace(key, std::move(made)).first->second;
   }
@@ -311,7 +313,7 @@ Mesh Mesh::from_process_groups(
   comm::check_axes(state->axes);
   state->groups = groups;
   if (const auto timeout = comm::timeout_of(*groups.back())) {
-    // The caller's limit, for whatever is made beside.
+    // The caller's time limit also applies to groups made later.
     state->options.timeout(*timeout).connect_timeout(*timeout);
     state->store = groups.back()->getStore();
   }

@@ -8,9 +8,9 @@
 
 namespace shardwise::comm {
 
-/// Which rank of how many this is, by the options' store or by the environment. Raises ValueError.
+/// This rank and the world size, from the options if they have a store, else from the environment. Raises ValueError.
 Environment place_of(const MeshOptions& options);
-/// Raises ValueError for axes that no mesh can have.
+/// Raises ValueError for axes that are not allowed.
 void check_axes(const std::vector<Axis>& axes);
 
 } // namespace shardwise::comm

@@ -1,4 +1,4 @@
-// What programs ask of all ranks of a mesh.
+// Mesh functions that combine values of all ranks.
 #include "comm/axis_group.h"
 #include "comm/collectives.h"
 
@@ -13,7 +13,7 @@
 namespace shardwise {
 namespace {
 
-/// Along one axis after the other: all ranks then have the same.
+/// Reduces along one axis after the other; then all ranks have the same result.
 void reduce(const Mesh& mesh, const at::Tensor& value, const char* name, c10d::ReduceOp::RedOpType op) {
   Counters none;
   for (const auto& line : comm::axis_groups_of(mesh)) {
@@ -27,7 +27,7 @@ void reduce(const Mesh& mesh, const at::Tensor& value, const char* name, c10d::R
 void Mesh::barrier() const {
   const auto nothing = at::zeros({1}, at::TensorOptions(device()));
   reduce(*this, nothing, "Mesh::barrier()", c10d::ReduceOp::SUM);
-  // On a device the host waits too.
+  // Makes the host wait too if this is on a device.
   nothing.cpu();
 }
 

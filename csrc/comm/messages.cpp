@@ -9,7 +9,7 @@
 
 namespace shardwise::comm {
 
-// Along the last axis first, so that the rows come in the order of the ranks.
+// Along the last axis first, so that the rows end up in rank order.
 at::Tensor gather_rows(
     const at::Tensor& mine, const std::vector<Collectives>& axes, at::Device device, const std::string& what,
     Counters& counters) {

@@ -7,13 +7,13 @@
 
 namespace shardwise::comm {
 
-/// The vectors of all ranks of a mesh with these axes as rows, on the CPU. All ranks call it with vectors of one size.
-/// `device` is the mesh's.
+/// Gathers one vector from each rank of a mesh with these axes: row r is rank r's, on the CPU. All ranks call it with
+/// vectors of the same size. `device` is the mesh's.
 at::Tensor gather_rows(
     const at::Tensor& mine, const std::vector<Collectives>& axes, at::Device device, const std::string& what,
     Counters& counters);
 
-/// The texts of all ranks, by rank; they may differ in length. All ranks call it.
+/// Gathers one text from each rank, indexed by rank. Lengths may differ. All ranks call it.
 std::vector<std::string> gather_texts(
     const std::string& mine, const std::vector<Collectives>& axes, at::Device device, const std::string& what,
     Counters& counters);

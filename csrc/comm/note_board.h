@@ -10,7 +10,7 @@
 
 namespace shardwise::comm {
 
-/// Where the ranks of a process group leave notes of one kind for each other, as the one at this position sees it.
+/// The board on which the ranks of a process group leave notes of one kind, as seen by the rank at `position`.
 inline Notes::Board note_board(
     c10::intrusive_ptr<c10d::Store> store, const std::string& kind, const Ranks& ranks, int position, int size) {
   const auto key = [&](int other) { return c10::str(kind, " of rank ", ranks[other]); };

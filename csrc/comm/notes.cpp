@@ -16,7 +16,7 @@ struct Notes::State {
   std::condition_variable changed;
   bool started = false;
   bool closed = false;
-  /// Counts what was left, and up to where it was put into the stores and answered.
+  /// The number of the last note left, and of the last one put into the stores.
   uint64_t left = 0;
   uint64_t put = 0;
   Bytes mine;
@@ -42,7 +42,7 @@ struct Notes::State {
     }
   }
 
-  // First the own note, then those of others: of two that do this, one sees the other's.
+  // Writes its own note before reading the others', so that of two ranks that do this at least one sees the other's.
   std::optional<std::vector<Found>> ask(const Bytes& note) const {
     try {
       std::vector<Found> answers;
@@ -54,14 +54,14 @@ struct Notes::State {
       }
       return answers;
     } catch (const std::exception&) {
-      return std::nullopt; // Whoever waits has a limit of its own.
+      return std::nullopt; // The waiting rank has a time limit of its own.
     }
   }
 };
 
 Notes::Notes(std::vector<Board> boards) : state_(std::make_shared<State>(std::move(boards))) {}
 
-// The thread may be in a store that does not answer.
+// Does not join the thread, which may be stuck in a store that does not answer.
 Notes::~Notes() {
   const std::lock_guard lock(state_->mutex);
   state_->closed = true;

@@ -11,8 +11,8 @@
 
 namespace shardwise::comm {
 
-/// What ranks that wait tell each other, through stores that they share: a note each. A store may be far away, or not
-/// answer at all, so it is asked on a thread of its own, and no call of these waits, unless it says so.
+/// Notes that waiting ranks leave for each other in shared stores, one note per rank. A store may be slow or not answer
+/// at all, so a separate thread talks to it, and no function here waits except flush().
 class Notes {
  public:
   using Bytes = std::vector<uint8_t>;
@@ -22,7 +22,7 @@ class Notes {
     std::string mine;
     std::vector<std::string> others;
   };
-  /// A note that somebody left on the board of that number.
+  /// A note that another rank left, and the index of its board.
   struct Found {
     size_t board = 0;
     Bytes note;
@@ -33,11 +33,11 @@ class Notes {
   Notes(const Notes&) = delete;
   Notes& operator=(const Notes&) = delete;
 
-  /// Others will find this in the place of the one before; what they left is then asked for.
+  /// Replaces this rank's note, and then asks for the notes of the others.
   void leave(Bytes mine);
-  /// What others had left when `mine` was there for them; nothing as long as no answer came.
+  /// The notes that others had left by the time `mine` was in the stores; empty until the answer has come.
   std::vector<Found> answers_to(const Bytes& mine) const;
-  /// Waits until what was left last is there for the others, at most that long.
+  /// Waits until the last note is in the stores, but no longer than `limit`.
   void flush(std::chrono::milliseconds limit) const;
 
  private:

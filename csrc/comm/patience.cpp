@@ -12,7 +12,7 @@ namespace shardwise::comm::detail {
 void run_patiently(std::chrono::milliseconds limit, const std::function<void()>& look, std::function<void()> call) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::milliseconds kLook{50};
-  // What the call itself says about its time is more than is known here.
+  // If the call reaches a time limit of its own, its error says more, so it gets a few seconds of grace.
   constexpr std::chrono::seconds kGrace{3};
   const base::WithoutCallerLock unlocked;
   const auto deadline = Clock::now() + limit + kGrace;
@@ -20,7 +20,7 @@ void run_patiently(std::chrono::milliseconds limit, const std::function<void()>&
   auto done = task.get_future();
   std::thread([task = std::move(task)]() mutable {
     task();
-    // What it holds goes here, whoever still waits.
+    // Destroys what the call holds, even if nobody waits any more.
     task = {};
   }).detach();
   while (done.wait_for(kLook) == std::future_status::timeout) {

@@ -15,9 +15,10 @@ SHARDWISE_API void run_patiently(
     std::chrono::milliseconds limit, const std::function<void()>& look, std::function<void()> call);
 } // namespace detail
 
-/// What `call` gives, which may block: it runs on a thread of its own, so that this one waits no longer than `limit`,
-/// and meanwhile looks around: look() may raise. The thread stays behind then, until the call comes back by itself, so
-/// the call must own whatever it uses. Without the language's lock; raises std::runtime_error after the limit.
+/// Returns what `call` returns, and raises std::runtime_error if that takes longer than `limit` (and a few seconds'
+/// grace). `call` runs on its own thread; meanwhile this one calls look(), which may raise, and does not hold the
+/// caller's language lock. A thread that is left behind runs until the call returns, so `call` must own whatever it
+/// uses.
 template <typename Call>
 auto patiently(std::chrono::milliseconds limit, const std::function<void()>& look, Call call) {
   using Result = decltype(call());

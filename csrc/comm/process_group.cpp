@@ -37,7 +37,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> make(const GroupSpec& spec) {
   return group;
 }
 
-/// Its connections block, and nobody can end that.
+/// Runs `make` on another thread, because connecting blocks and cannot be interrupted.
 template <typename Make>
 auto with_patience(const GroupSpec& spec, const Make& make) {
   const auto look = [&] {
@@ -99,10 +99,10 @@ c10::intrusive_ptr<c10d::Backend> make_transport(GroupSpec spec) {
 std::optional<std::chrono::milliseconds> timeout_of(c10d::ProcessGroup& group) {
   for (const auto device : group.getDeviceTypes()) {
     try {
-      // Torch's fake one may have none.
+      // Torch's fake back end may have no options.
       if (const auto options = group.getBackend(device.type())->getBackendOptions()) return options->timeout;
     } catch (const c10::Error&) {
-      continue; // Written in another language: it does not say.
+      continue; // A back end written in Python may not say.
     }
   }
   return std::nullopt;

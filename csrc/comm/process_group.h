@@ -15,7 +15,7 @@
 
 namespace shardwise::comm {
 
-/// The ranks of one process group and how they meet.
+/// What is needed to make a process group: its ranks, and how they find each other.
 struct GroupSpec {
   std::string name;
   c10::intrusive_ptr<c10d::Store> store;
@@ -24,17 +24,17 @@ struct GroupSpec {
   at::Device device;
   std::chrono::milliseconds connect_timeout;
   std::chrono::milliseconds timeout;
-  /// Of CPU tensors.
+  /// For CPU tensors.
   Transport transport = Transport::gloo;
-  /// Whether the direct transport goes through shared memory where all ranks are on one host and may.
+  /// Whether the direct transport may use shared memory if all ranks are on one host.
   bool shared_memory = true;
-  /// What names the host; empty: this one's.
+  /// The host's name; if empty, this host's.
   std::string host = {};
-  /// What errors call the ranks; empty: by their positions.
+  /// The rank numbers that errors show; if empty, positions in the group.
   std::vector<int64_t> names = {};
-  /// Those of the ranks, by position, as far as they are known.
+  /// The ranks' processes, by position, as far as they are known.
   Processes processes = {};
-  /// Asked now and then while others are waited for. What it raises ends the wait.
+  /// Called from time to time while waiting for other ranks. An error that it raises ends the wait.
   std::function<void()> look = {};
 
   int64_t name_of(int position) const {
@@ -45,20 +45,20 @@ struct GroupSpec {
 };
 
 SHARDWISE_API c10::intrusive_ptr<c10d::Backend> make_gloo(const GroupSpec& spec);
-/// The direct transport with a Gloo of its own.
+/// The direct transport, over a Gloo of its own.
 SHARDWISE_API c10::intrusive_ptr<c10d::Backend> make_direct(const GroupSpec& spec);
-/// Raises Error where this build has no NCCL.
+/// Raises Error if this build has no NCCL.
 c10::intrusive_ptr<c10d::Backend> make_nccl(const GroupSpec& spec);
 bool has_nccl();
 
-/// A process group: the given transport for CPU tensors, and on a CUDA device NCCL for its tensors. Raises PeerError,
-/// at once where a rank's process is seen to end.
+/// Makes a process group: the given transport for CPU tensors and, on a CUDA device, NCCL for that device's tensors.
+/// Raises PeerError, at once if a rank's process is seen to end.
 SHARDWISE_API c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const GroupSpec& spec);
 
-/// The back end of the direct transport alone, over a store that others may have used. Raises PeerError.
+/// Makes only the direct transport's back end, over a store that may have been used before. Raises PeerError.
 SHARDWISE_API c10::intrusive_ptr<c10d::Backend> make_transport(GroupSpec spec);
 
-/// How long it waits for others; unset where it does not say.
+/// How long a process group waits for its ranks; unset if it does not say.
 std::optional<std::chrono::milliseconds> timeout_of(c10d::ProcessGroup& group);
 
 } // namespace shardwise::comm

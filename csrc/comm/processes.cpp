@@ -15,7 +15,7 @@
 #include <sstream>
 #include <thread>
 
-// The headers of older systems do not know it.
+// Headers of older systems lack it.
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
 #endif
@@ -23,13 +23,13 @@
 namespace shardwise::comm {
 namespace {
 
-/// When it began, in ticks since the host did; empty where there is no such process. A number may be given again, but
-/// not at the same time.
+/// When the process started, in ticks since boot; empty if there is no such process. Numbers are reused, but not by two
+/// processes with one start time.
 std::string start_of(int64_t process) {
   std::ifstream file(c10::str("/proc/", process, "/stat"));
   std::string text;
   std::getline(file, text);
-  // The name before may have blanks and parentheses.
+  // The process name before it may have blanks and parentheses.
   std::istringstream fields(text.substr(std::min(text.rfind(')') + 1, text.size())));
   constexpr int kStart = 20;
   std::string field;
@@ -67,7 +67,7 @@ class Processes::Process {
   int64_t number = 0;
 
  private:
-  /// Tells when it ends; none of processes that cannot be watched.
+  /// A pidfd, which becomes readable when the process ends; -1 if the process cannot be watched.
   int handle_ = -1;
   bool gone_ = false;
 };
@@ -93,7 +93,7 @@ std::string Processes::how_it_ended(size_t position) const {
   return c10::str("rank ", process.rank, " died: its process ", process.number, " on this host ended");
 }
 
-// A process closes its connections a moment before it is gone.
+// A dying process closes its connections a moment before it is gone.
 std::string Processes::who_ended() const {
   constexpr std::chrono::milliseconds kMoment{10};
   constexpr int kMoments = 50;

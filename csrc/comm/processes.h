@@ -11,21 +11,22 @@
 
 namespace shardwise::comm {
 
-/// The processes that some ranks are, as far as this one can see them end: those on its host.
+/// The processes of some ranks, as far as this process can see them end: those on its own host.
 class SHARDWISE_API Processes {
  public:
-  /// What others need to know of this process, which is that rank: a line.
+  /// A line that describes this process, which is rank `rank`, to the others.
   static std::string card(int64_t rank);
 
   Processes() = default;
-  /// Those of these cards.
+  /// The processes that these cards describe.
   explicit Processes(const std::vector<std::string>& cards);
 
-  /// The positions, among the cards, of those that have ended. No call of it waits.
+  /// The positions, among the cards, of processes that have ended. Never blocks.
   std::vector<size_t> ended() const;
   /// For example: rank 2 died: its process 4711 on this host ended
   std::string how_it_ended(size_t position) const;
-  /// The same of one that ended, or does within half a second, where a connection was lost: "" if none does.
+  /// Call this when a connection was lost: how_it_ended() of a process that has ended or does so within half a second;
+  /// "" if none does.
   std::string who_ended() const;
 
  private:

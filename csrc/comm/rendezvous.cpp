@@ -16,7 +16,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Nobody's before.
+/// A fresh random word.
 std::string new_word() {
   std::random_device random;
   std::ostringstream word;
@@ -28,13 +28,14 @@ void set(c10d::Store& store, const std::string& key, const std::string& text) {
   store.set(key, std::vector<uint8_t>(text.begin(), text.end()));
 }
 
-/// Of a key that is there.
+/// The text of a key that exists.
 std::string get(c10d::Store& store, const std::string& key) {
   const auto bytes = store.get(key);
   return {bytes.begin(), bytes.end()};
 }
 
-/// Asks until it is so or the time is over, and tells which. Nobody waits in the store: a client may be shared.
+/// Polls until ask() is true or the time is over; returns which. Does not block inside the store, whose client may be
+/// shared.
 template <typename Ask>
 bool comes(std::chrono::milliseconds timeout, const Ask& ask) {
   constexpr std::chrono::milliseconds kRarest{100};
@@ -55,7 +56,7 @@ bool comes(std::chrono::milliseconds timeout, const Ask& ask) {
       "time (MeshOptions().connect_timeout(), the timeout of init_process_group())."));
 }
 
-/// Those without such a key.
+/// The ranks that have not set such a key, for errors.
 std::string missing(const GroupSpec& spec, const std::string& key) {
   std::string names;
   for (int other = 0; other < spec.size; ++other) {
@@ -101,7 +102,7 @@ std::string answers_to(const GroupSpec& spec, const std::string& word, const std
 
 } // namespace
 
-// Whatever stands under "roll" may be old; only the call that knows this rank's word is not.
+// The value of "roll" may be old. Only a call that repeats this rank's own word is certainly new.
 Roll call_the_roll(const GroupSpec& spec, const std::string& text) {
   auto& store = *spec.store;
   auto word = new_word();
@@ -137,7 +138,7 @@ void meet(const GroupSpec& spec) {
     const auto came = comes(spec.connect_timeout, [&] {
       if (spec.store->check(keys)) return true;
       for (const auto position : spec.processes.ended()) {
-        // Who is done with this may end.
+        // A rank that has signed may end.
         if (spec.store->check({list + std::to_string(position)})) continue;
         throw PeerError(c10::str(
             "shardwise: ", spec.me(), " made the process group '", spec.name, "', but ",

@@ -21,10 +21,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-/// No user has it.
+/// A tag that no program uses.
 constexpr int kHello = 0x7f000000;
 
-/// A message from each to each, so that every rank sees for itself whose connection is closed.
+/// Every rank sends every other one a message, so that each finds out for itself whose connection is closed.
 void greet(c10d::Backend& gloo, const std::function<int64_t(int)>& name_of, std::chrono::milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
   const auto others = gloo.getSize() - 1;
@@ -48,7 +48,7 @@ void greet(c10d::Backend& gloo, const std::function<int64_t(int)>& name_of, std:
   }
 }
 
-/// Returns when all ranks of a group are here, where its back end can tell.
+/// Returns when all ranks of a group have come here, if its back end can tell.
 void wait_for_all(
     c10d::ProcessGroup& group, const std::function<int64_t(int)>& name_of, std::chrono::milliseconds timeout) {
   const auto types = group.getDeviceTypes();
@@ -68,7 +68,7 @@ void wait_for_all(
 SecondGroup make_beside(c10d::ProcessGroup& first, Ranks names, GroupSpec spec) {
   const base::WithoutCallerLock unlocked;
   try {
-    // Owned, for the thread that waits may stay behind.
+    // Owns a reference, because the waiting thread may be left behind.
     const auto group_before = c10::intrusive_ptr<c10d::ProcessGroup>::reclaim_copy(&first);
     patiently(spec.connect_timeout, spec.look, [group_before, names, limit = spec.connect_timeout] {
       wait_for_all(

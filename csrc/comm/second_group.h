@@ -10,15 +10,15 @@
 
 namespace shardwise::comm {
 
-/// A process group of ranks that had one already, and what each of them had to say.
+/// A process group made beside another one, and the processes of its ranks.
 struct SecondGroup {
   c10::intrusive_ptr<c10d::ProcessGroup> group;
   Processes processes;
 };
 
-/// Makes the group of `spec` together with its other ranks, over a store that was used before. All ranks of `first`, by
-/// these names, come here, though `spec` may have some of them alone: a rank that died before that is noticed by its
-/// connections, one that dies later by its process. Raises PeerError.
+/// Makes the group of `spec` over a store that was used before. All ranks of `first` (whose numbers are `names`) call
+/// this, even if each `spec` has only some of them: a rank that died earlier is noticed by its connections, one that
+/// dies meanwhile by its process. Raises PeerError.
 SHARDWISE_API SecondGroup make_beside(c10d::ProcessGroup& first, Ranks names, GroupSpec spec);
 
 } // namespace shardwise::comm

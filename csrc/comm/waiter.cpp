@@ -29,7 +29,7 @@ struct Waiter::State {
       const auto ticket = tickets.front();
       tickets.pop_front();
       lock.unlock();
-      // Whoever waits for the work itself gets its error.
+      // Swallows the work's error: whoever waits for the work itself gets it.
       std::packaged_task<void()> wait([&] { ticket->work->wait(); });
       wait();
       lock.lock();

@@ -9,8 +9,8 @@
 
 namespace shardwise::comm {
 
-/// Waits for works on a thread of its own: some works of Gloo know no timeout. A work that never ends keeps that
-/// thread, until its process group gives up, but nobody else: neither a caller nor the destructor waits for it.
+/// Waits for works on its own thread, because some of Gloo's works ignore timeouts. A work that never ends keeps that
+/// thread until its process group gives up, but blocks nobody else: neither callers nor the destructor wait for it.
 class SHARDWISE_API Waiter {
  public:
   /// A work that is waited for.
@@ -22,7 +22,7 @@ class SHARDWISE_API Waiter {
   Waiter& operator=(const Waiter&) = delete;
 
   std::shared_ptr<Ticket> add(c10::intrusive_ptr<c10d::Work> work);
-  /// Whether it ended by then.
+  /// Whether the work ends within this time.
   bool ended(const Ticket& ticket, std::chrono::milliseconds within);
 
  private:

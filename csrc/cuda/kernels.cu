@@ -9,7 +9,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kElementsOfAThread = 4;
 constexpr int64_t kMostBlocks = 1024;
-/// As many as the arguments of a kernel hold: what is captured in a graph then needs no memory.
+/// As many as fit into a kernel's arguments: a captured graph then needs no other memory.
 constexpr size_t kMovesOfALaunch = 64;
 
 struct Batch {

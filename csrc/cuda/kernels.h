@@ -6,8 +6,8 @@
 
 namespace shardwise::cuda {
 
-// Of the device that is current. Not empty; `unit`: 1, 2, 4, 8 or 16 bytes, in which lengths and strides are given and
-// to which memory is aligned.
+// For the current device; `moves` is not empty. `unit` is 1, 2, 4, 8 or 16 bytes: lengths and strides are counted in
+// it, and memory is aligned to it.
 cudaError_t launch_copy(cudaStream_t stream, int64_t unit, const std::vector<Move>& moves);
 cudaError_t launch_scale(
     cudaStream_t stream, at::ScalarType from, at::ScalarType to, double factor, const std::vector<Move>& moves);

@@ -13,17 +13,17 @@
 #define SHARDWISE_HOST_DEVICE inline
 #endif
 
-// What the loop on a CPU and the kernel on a device do for one element, so that tests of one speak for the other.
+// What is done for one element, in the CPU's loop and in the device's kernel: tests of one hold for the other.
 
 namespace shardwise::cuda {
 
-/// In which half precision computes.
+/// The type to compute in: float for half precision.
 template <typename Number>
 using Wide = std::conditional_t<std::is_same_v<Number, double>, double, float>;
 template <typename From, typename To>
 using Both = std::common_type_t<Wide<From>, Wide<To>>;
 
-/// Where element number i of a move is read, and where it is written.
+/// Where element i of a move is read and written.
 struct Place {
   int64_t from;
   int64_t to;
@@ -48,7 +48,7 @@ SHARDWISE_HOST_DEVICE void scale_element(const Move& move, int64_t i, Both<From,
   static_cast<To*>(move.to)[place.to] = static_cast<To>(value * factor);
 }
 
-/// Calls act(Number()) for the dtypes that are scaled here.
+/// Calls act(Number()) if the dtype can be scaled here.
 template <typename Act>
 bool with_number(at::ScalarType dtype, const Act& act) {
   if (dtype == at::ScalarType::Float) return act(float());

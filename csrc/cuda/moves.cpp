@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::array<int64_t, 5> kUnits{16, 8, 4, 2, 1};
 
-// Not from libc10_cuda, which programs that link shardwise do not all find.
+// Does not use libc10_cuda, which not every program that links shardwise finds.
 cudaStream_t current_stream(at::Device device) {
   const c10::impl::VirtualGuardImpl guard(device.type());
   return static_cast<cudaStream_t>(guard.getStreamNativeHandle(guard.getStream(device)));
@@ -32,7 +32,7 @@ void check(cudaError_t error) {
   TORCH_CHECK(error == cudaSuccess, "shardwise: a kernel was not launched: ", cudaGetErrorString(error));
 }
 
-/// In bytes, whatever the elements are.
+/// Whether the move can be done in units of `unit` bytes, whatever its elements are.
 bool fits(const Move& move, int64_t itemsize, int64_t unit) {
   const auto whole = [&](int64_t elements) { return elements * itemsize % unit == 0; };
   const auto aligned = [&](const void* place) { return reinterpret_cast<uintptr_t>(place) % unit == 0; };
@@ -105,7 +105,7 @@ void scale(at::Device device, at::ScalarType from, at::ScalarType to, double fac
       using To = decltype(b);
       for (const auto& move : moves) {
         for (int64_t run = 0; run < move.count; ++run) {
-          // Runs one by one: the compiler makes wide loops of them.
+          // One run at a time, so that the compiler vectorizes the loop.
           const Move single{
               static_cast<const From*>(move.from) + run * move.from_stride,
               static_cast<To*>(move.to) + run * move.to_stride,

@@ -8,12 +8,13 @@
 #include <cstdint>
 #include <vector>
 
-// What moves pieces of parameters and gradients without the dispatcher: one loop on a CPU, one launch on a CUDA device.
-// Nothing else in shardwise has kernels.
+// Moves pieces of parameters and gradients without torch's dispatcher: by a loop on a CPU, by one launch on a CUDA
+// device. Nothing else in shardwise has kernels.
 
 namespace shardwise::cuda {
 
-/// `count` runs of `length` elements each; they begin so many elements after each other.
+/// Moves `count` runs of `length` elements each. The strides are the distances between the beginnings of runs, in
+/// elements.
 struct Move {
   const void* from;
   void* to;
@@ -23,18 +24,18 @@ struct Move {
   int64_t to_stride;
 };
 
-/// Whether there are kernels for tensors on this device: on every CPU; on CUDA devices where nvcc built them.
+/// Whether tensors on this device can be moved here: always on a CPU, on a CUDA device if nvcc built the kernels.
 SHARDWISE_API bool has_kernels(at::DeviceType device);
 
-/// Copies elements of `itemsize` bytes as they are. On a device all of these run on the current stream, in one launch
-/// or a few; the moves need not outlive the call, so that it may be captured in a graph.
+/// Copies elements of `itemsize` bytes. On a device all moves run on the current stream, in one launch or a few. The
+/// moves need not outlive the call, so it may be captured in a graph.
 SHARDWISE_API void copy(at::Device device, int64_t itemsize, const std::vector<Move>& moves);
 
-/// Whether there is a kernel that scales numbers of this dtype, or to it.
+/// Whether scale() supports this dtype.
 SHARDWISE_API bool can_scale(at::ScalarType dtype);
 
-/// The same for numbers, which are cast and multiplied, with the bits that at::mul gives for the wider of the two
-/// dtypes. Both are such that can_scale().
+/// Like copy(), but casts and multiplies, with the same bits as at::mul in the wider of the two dtypes. Both must be
+/// ones that can_scale() accepts.
 SHARDWISE_API void scale(
     at::Device device, at::ScalarType from, at::ScalarType to, double factor, const std::vector<Move>& moves);
 

@@ -55,7 +55,7 @@ Shards rows(
   for (size_t i = 0; i < shapes.size(); ++i) {
     Cut cut;
     cut.shape = shapes[i];
-    // A scalar has no dimension to cut: it is one row.
+    // A scalar has no dimension to cut, so it counts as one row.
     if (cut.shape.empty()) cut.shape = {1};
     cut.dim = dims[i];
     const auto ndim = static_cast<int64_t>(cut.shape.size());

@@ -7,17 +7,17 @@
 
 namespace shardwise::observe {
 
-/// Places of a step where this rank meets the others, or hands over to the user.
+/// Points in a step at which this rank meets the others, or hands over to the user.
 enum class FaultPoint {
   /// Before an all-gather is started.
   unshard,
-  /// Before an all-gather is waited for, and copied out.
+  /// Before waiting for an all-gather and copying its result out.
   copy_out,
   /// Before the sum of a unit's gradients is started.
   reduce,
-  /// Before its sum over the ranks that hold copies is started: the only one, or the second.
+  /// Before the sum over ranks with copies of the same shard is started; it is the unit's only sum or its second.
   all_reduce,
-  /// Before a sum is waited for.
+  /// Before waiting for a sum.
   reduced,
   /// Before a unit's means reach .grad.
   publish,
@@ -25,8 +25,8 @@ enum class FaultPoint {
 
 using FaultPointHook = std::function<void(FaultPoint)>;
 
-/// For tests: `hook` is called at every point, on the thread that passes it, so that tests can delay one rank there. An
-/// empty one ends that; calls under way on other threads still end. Thread safe.
+/// For tests: `hook` is called at every point, on the thread that passes it, so that a test can delay a rank there. An
+/// empty hook ends that, though calls on other threads may still be running. Thread safe.
 SHARDWISE_API void set_fault_point_hook(FaultPointHook hook);
 
 extern std::atomic<bool> has_fault_point_hook;

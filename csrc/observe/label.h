@@ -7,9 +7,9 @@
 
 namespace shardwise::observe {
 
-/// What profilers show from here to the end of the scope, in the words of torch's FSDP2: "WHAT (UNIT)", "WHAT for UNIT"
-/// where something is done ahead for a unit, and "WHAT" alone for one without a name. Costs next to nothing where
-/// nobody listens.
+/// A label that profilers show until the end of the scope, worded like those of torch's FSDP2: "WHAT (UNIT)", "WHAT for
+/// UNIT" if it is done ahead of time for a unit, or only "WHAT" if the unit has no name. Costs next to nothing without
+/// a profiler.
 class Label {
  public:
   enum class Of : uint8_t { unit, next };

@@ -11,7 +11,7 @@ using observe::megabytes;
 using observe::Object;
 using observe::Row;
 
-/// "float32", or in what is kept, computed and summed where those differ.
+/// "float32", or the dtypes for keeping, computing and summing if they differ.
 std::string dtypes(const Plan::Group& group) {
   const bool same = group.compute_dtype == group.dtype && group.reduce_dtype == group.dtype;
   return same ? group.dtype : group.dtype + "/" + group.compute_dtype + "/" + group.reduce_dtype;
@@ -26,7 +26,7 @@ Plan::Traffic sent(const Plan::Group& group) {
   return sum;
 }
 
-/// The columns of a group, after those of its unit.
+/// A group's columns, which follow its unit's.
 Row columns(const Plan::Group& group, const std::string& dtype) {
   return {
       dtype,

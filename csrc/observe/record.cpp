@@ -36,7 +36,7 @@ struct Event {
   int64_t end;
 };
 
-/// Steps of one clock, counted from a time that other machines know, too.
+/// Nanoseconds of one steady clock, offset to the system clock so that machines can be compared.
 int64_t now() {
   using std::chrono::duration_cast;
   using std::chrono::nanoseconds;
@@ -85,7 +85,7 @@ class Book {
     if (is_recording) events_.push_back(std::move(event));
   }
 
-  // A fork has the book of its parent, and is to have a file of its own.
+  // A forked child has a copy of its parent's book, and needs a file of its own.
   void open(const std::string& folder, int64_t rank) {
     const std::lock_guard lock(mutex_);
     if (process_ == getpid()) return;
@@ -99,7 +99,7 @@ class Book {
 
  private:
   Book() = default;
-  // Nobody is left to catch an error.
+  // Prints instead of raising: at exit nobody can catch an error.
   void save() {
     const std::lock_guard lock(mutex_);
     if (process_ != getpid()) return;
@@ -110,11 +110,12 @@ class Book {
 
   std::mutex mutex_;
   std::vector<Event> events_;
-  /// The first one since start(), until stop().
+  /// The index of the first event since start(), until stop().
   std::optional<size_t> first_;
-  /// SHARDWISE_RECORD asks for those of the whole program; start() and stop() then see the ones between them.
+  /// Whether SHARDWISE_RECORD asks for a record of the whole program; start() and stop() then read the events between
+  /// them.
   bool of_program_ = std::getenv(kFolder) != nullptr;
-  /// Of the record of the whole program, and the process that made it.
+  /// The file of the whole program's record, and the process that made it.
   std::string file_;
   pid_t process_ = 0;
 };
@@ -123,7 +124,8 @@ class Book {
 
 std::atomic<bool> is_recording = std::getenv(kFolder) != nullptr;
 
-// Who is first gets the plain name: in other containers numbers of processes are the same, those of ranks may be.
+// The first process gets the plain name. Other containers or runs may have the same rank, and process numbers may
+// repeat too.
 std::string make_record_file(const std::string& folder, int64_t rank) {
   std::error_code failed;
   std::filesystem::create_directories(folder, failed);
@@ -145,7 +147,7 @@ std::string make_record_file(const std::string& folder, int64_t rank) {
 void open_program_record(int64_t rank) {
   const auto* folder = std::getenv(kFolder);
   if (folder == nullptr) return;
-  // The rank of the whole program, which a mesh may have a part of.
+  // The rank in the whole program; a mesh may have only some of its ranks.
   const auto* launched = std::getenv("RANK");
   Book::get().open(folder, launched != nullptr && *launched != '\0' ? std::strtoll(launched, nullptr, 10) : rank);
 }

@@ -17,19 +17,19 @@ inline bool recording() {
   return is_recording.load(std::memory_order_relaxed);
 }
 
-/// Makes a file for the record of this rank in a folder, empty of events, and the folder where it is missing: one that
-/// no other process has, be it on another machine, in another container or of an earlier run. Gives its path. Raises
-/// Error where it cannot be written.
+/// Makes a file for this rank's record in `folder`, with no events in it, and the folder if it is missing. No other
+/// process has this file, whether on another machine, in another container or from an earlier run. Returns its path.
+/// Raises Error if it cannot be written.
 SHARDWISE_API std::string make_record_file(const std::string& folder, int64_t rank);
 
-/// A rank of this process is about to make a unit: if SHARDWISE_RECORD asks for a record of the whole program, its file
-/// is made now, and written when the program ends.
+/// Call this before a rank makes a unit: if SHARDWISE_RECORD asks for a record of the whole program, makes its file
+/// now, and writes it when the program ends.
 void open_program_record(int64_t rank);
 
-/// Something that takes time. It ends when it is told so, or else when it goes; then it is written down.
+/// Something that takes time. It ends with end(), or else with this object, and is then recorded.
 class SHARDWISE_API Span {
  public:
-  /// "forward", "backward", "wait", or what a collective is.
+  /// `kind` is "forward", "backward", "wait", or the kind of collective.
   Span(const char* kind, std::string name, int64_t rank, int64_t bytes = 0);
   ~Span();
   Span(const Span&) = delete;

@@ -11,10 +11,10 @@ using Row = std::vector<std::string>;
 std::string megabytes(int64_t bytes);
 /// A string of JSON.
 std::string quoted(const std::string& text);
-/// The first column to the left, the others to the right.
+/// Aligns the first column to the left, and the others to the right.
 std::string aligned(const std::vector<Row>& rows);
 
-/// A JSON object, one field after the other.
+/// Builds a JSON object field by field.
 class Object {
  public:
   Object& raw(const std::string& name, const std::string& value) {
