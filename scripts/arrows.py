@@ -1,4 +1,4 @@
-"""Which folders of csrc may include which: arrows go down only."""
+"""Checks which folders of csrc include which: only ones below them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
-#: Each folder, and those below it that it may see; every one may see itself and the public headers.
+#: Each folder, and the folders below it that it may include; every folder may include itself and the public headers.
 BELOW = {
     "base": "",
     "observe": "",
@@ -22,13 +22,13 @@ BELOW = {
     "python_front": "base group engine",
     "bindings": "base comm group engine observe python_front",
 }
-#: What others may include of a folder, where that is not everything.
+#: The only headers of a folder that others may include, if not all.
 DOORS = {"transport": {"transport/transport.h"}, "engine": {"engine/front_end.h"}}
 INCLUDE = re.compile(r'^#include "([a-z_]+)/([^"]+)"', re.MULTILINE)
 
 
 def wrong_arrows(folder: str, text: str) -> Iterator[str]:
-    """What a file of this folder includes that it may not."""
+    """Includes in a file of this folder that are not allowed."""
     for other, rest in INCLUDE.findall(text):
         header = f"{other}/{rest}"
         if other == folder:

@@ -1,4 +1,4 @@
-"""Configures, builds and installs a folder below build/, each only when something changed.
+"""Configures, builds and installs a folder below build/; does each only if something changed.
 
 usage: build.py FOLDER [-DNAME=VALUE ...] [--target NAME ...] [--install] [--jobs N]
 --install puts library, headers and extension module into python/shardwise, where a checkout is used from.
@@ -58,7 +58,7 @@ def configure(folder: Path, wanted: dict[str, str]) -> None:
 
 
 def default_jobs() -> int:
-    """As many as there are cores, and as the free memory takes."""
+    """One job per core, but no more than the free memory allows."""
     free = 0
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
@@ -87,14 +87,14 @@ def install(folder: Path) -> None:
 
 
 def show_to(python: Path) -> None:
-    """Lets the Python of the .venv that prepare.py made find the package from any folder; another's stays as it is."""
+    """Makes the package importable from any folder in the .venv that prepare.py made; other Pythons are left alone."""
     venv = ROOT / ".venv"
     if python.parent.parent != venv or not list(venv.glob("shardwise-*.stamp")):
         return
     (packages,) = venv.glob("lib/python*/site-packages")
     file = packages / "shardwise-checkout.pth"
     folder = str(PACKAGE.parent)
-    # As for an installed package, SHARDWISE_INSTALL is looked at too.
+    # Reads SHARDWISE_INSTALL too, as an installed package does.
     line = f"import os, site; os.path.isdir({folder!r}) and site.addsitedir({folder!r})\n"
     if not file.exists() or file.read_text() != line:
         file.write_text(line)

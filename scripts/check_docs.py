@@ -1,4 +1,4 @@
-"""Checks the documentation: links between files lead somewhere, and the commands shown exist.
+"""Checks the documentation: links between files resolve, and the commands shown exist.
 
 A command is a line of a code block for a shell, or a piece of inline code: `make NAME`, or a program of this
 repository, such as `python examples/demo.py`.
@@ -25,7 +25,7 @@ def make_targets() -> set[str]:
 
 
 def block_commands(text: str) -> list[str]:
-    """The commands in the code blocks for a shell."""
+    """The commands in shell code blocks."""
     blocks = re.findall(r"^ *```(?:sh|bash|shell|console)\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
     lines = [line.split(" #")[0].removeprefix("$ ").strip() for block in blocks for line in block.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]

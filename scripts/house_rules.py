@@ -1,4 +1,4 @@
-"""The rules of this repository that a program can check: how long files are, and what stays out of them."""
+"""Checks the rules of this repository that a program can check: how long files are, and what must not be in them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import python_rules
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST = 400
-# Texts that are not ours, and tables that grow.
+# Files that are not ours, and tables that grow.
 EXCEPT = ("third_party/", "benchmarks/results/", "LICENSE", "CHANGELOG.md", "test/rows.tsv", "test/row_exceptions.tsv")
 OUTSIDE = {
     "a path of one machine": re.compile(r"(?<![\w.)}\]>-])/(?:home|root|work|Users|mnt)/\w"),

@@ -1,4 +1,4 @@
-"""Checks formats, types and rules, and changes nothing. With --fix: brings the files into their format instead."""
+"""Checks formatting, types and rules without changing anything. With --fix: formats the files instead."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 STAMPS = ROOT / "build" / "lint"
 PYTHON_CHECKED = ("scripts", "test/run.py")
-# clang-tidy takes over a minute for a file with these headers.
+# clang-tidy takes over a minute for a file that includes one of these.
 COSTLY = re.compile(r"torch/(torch|extension|python)\.h|torch/csrc/api/|torch/csrc/utils/pybind\.h|pybind11/")
 BATCH = 8
 
 
 def program(name: str) -> str:
-    """As prepare.py found it: beside the interpreter, or else on the PATH."""
+    """The program that prepare.py found: beside the interpreter, or else on the PATH."""
     beside = Path(sys.executable).parent / name
     return str(beside) if beside.exists() else shutil.which(name) or name
 
@@ -45,7 +45,7 @@ def run(*command: str) -> bool:
 
 
 def own_headers(source: Path) -> tuple[set[Path], set[str]]:
-    """The files of csrc that a file includes, itself and all levels, and the others that these include."""
+    """The files of csrc that a file includes, at any depth, with itself; and the other headers that these include."""
     own, others, waiting = set(), set(), [source]
     while waiting:
         file = waiting.pop()
@@ -76,13 +76,13 @@ def write_version_header() -> None:
 
 
 def batches() -> list[list[Path]]:
-    """The files with cheap headers, some at a time: most of the time goes into the headers that they share."""
+    """Groups of files with cheap headers: most of the time goes into the headers that they share."""
     cheap = [source for source in sorted(CSRC.rglob("*.cpp")) if not any(map(COSTLY.match, own_headers(source)[1]))]
     return [cheap[first : first + BATCH] for first in range(0, len(cheap), BATCH)]
 
 
 def clang_tidy() -> bool:
-    """Each batch again only when one of its files, a header of ours or a rule changed."""
+    """Checks a batch again only if one of its files, a header of ours or a rule changed."""
     write_version_header()
     flags = tidy_flags()
     common = [(ROOT / ".clang-tidy").read_text(), (ROOT / "scripts" / "requirements-lint.txt").read_text(), *flags]

@@ -1,4 +1,4 @@
-"""Writes python/shardwise/_C.pyi from the extension module that is built; with --check only compares."""
+"""Writes python/shardwise/_C.pyi from the built extension module; with --check it only compares."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def made() -> str:
         if done.returncode != 0:
             sys.exit(f"shardwise: pybind11-stubgen failed:\n{done.stdout}{done.stderr}")
         text = (Path(folder) / "shardwise" / "_C.pyi").read_text()
-    # The version is that of the build, and our ValueError is one of Python's too.
+    # The version changes with the build, and our ValueError is also one of Python's.
     text = re.sub(r"^__version__: str = .*$", "__version__: str", text, flags=re.MULTILINE)
     text = text.replace("class ValueError(Error, ValueError):", "class ValueError(Error, builtins.ValueError):")
     text = text.replace("import collections.abc\n", "import builtins\nimport collections.abc\n", 1)
-    # torch has no types for its modules of C++.
+    # torch has no type stubs for its C++ modules.
     text = re.sub(r"^import torch\._C\.cpp.*\n", "", text, flags=re.MULTILINE)
     text = text.replace("torch._C.cpp.nn.Module", "typing.Any")
-    # A class that is bound after those that speak of it, and dictionaries.
+    # A class that is bound after the signatures that mention it, and bare dicts.
     text = text.replace("Unit | ...", "Unit | CppUnit")
     text = re.sub(r"\bdict\b(?!\[)", "dict[str, typing.Any]", text)
     return "# Made by scripts/make_stubs.py from csrc/bindings.\n" + text

@@ -1,8 +1,7 @@
-"""Sets up what the Makefile's targets need and writes where it is to build/tools.sh; does nothing twice.
+"""Sets up what the Makefile's targets need, and writes the paths to build/tools.sh; does nothing twice.
 
-usage: prepare.py build|test|lint|docs. The Python that runs it is the one that prepare.sh chose. If that has a
-supported torch of its own, it is used as it is and nothing is fetched; else .venv is made with it, with pinned
-versions.
+usage: prepare.py build|test|lint|docs. It runs with the Python that prepare.sh chose. If that Python has a supported
+torch, it is used as it is and nothing is downloaded; otherwise .venv is made with it, with pinned versions.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ MODULES: dict[str, dict[str, str]] = {
     "docs": {"pdoc": "15.0"},
 }
 HEADERS = {"catch2/catch.hpp": "catch2", "gtest/gtest.h": "libgtest-dev", "valgrind/callgrind.h": "valgrind"}
-#: Those that SHARDWISE_TEST_DEPS may bring.
+#: Headers that the folder SHARDWISE_TEST_DEPS may provide.
 FROM_FOLDER = ("catch2/catch.hpp", "gtest/gtest.h")
 
 
@@ -54,7 +53,7 @@ def quiet(*command: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 def install_debian(packages: list[str]) -> bool:
-    """Installs Debian packages where that may be done without a password."""
+    """Installs Debian packages if that needs no password."""
     sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
     if shutil.which("apt-get") is None or (sudo and quiet(*sudo, "true").returncode != 0):
         return False
@@ -71,7 +70,7 @@ def install_debian(packages: list[str]) -> bool:
 
 
 def choose_interpreter() -> tuple[str, bool]:
-    """The interpreter to develop with, and whether it is our .venv's (else it is taken as it is)."""
+    """The interpreter to develop with, and whether it is our .venv's (otherwise it is used as it is)."""
     if Path(sys.prefix).resolve() == VENV.resolve():
         return str(VENV / "bin" / "python"), True
     found = found_torch()
@@ -117,7 +116,7 @@ def require_parts(name: str) -> None:
 
 
 def install_pinned(python: str, name: str, requirements: Iterable[str], note: str = "") -> None:
-    """Installs requirements into .venv; a stamp there tells what was installed last."""
+    """Installs requirements into .venv; a stamp there records what was installed last."""
     lines = [line for line in requirements if line and not line.startswith("#")]
     stamp = VENV / f"shardwise-{name}.stamp"
     key = hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -175,7 +174,7 @@ def require_program(python: str, own: bool, name: str, oldest: tuple[int, ...]) 
 
 
 def missing_programs(python: str, pins: Iterable[str]) -> list[str]:
-    """Those of pinned packages, each a program of its name, that are not there or older than the pin."""
+    """The pinned packages (each a program of the same name) that are missing or older than the pin."""
     pinned = [re.fullmatch(r"([\w-]+?)(?:-py)?==(\d+)\.(\d+).*", line) for line in pins]
     found = [(match[1], (int(match[2]), int(match[3]))) for match in pinned if match]
     return [f"{name}>={oldest[0]}.{oldest[1]}" for name, oldest in found if not find_program(python, name, oldest)]
@@ -190,8 +189,7 @@ def compiler() -> list[str]:
 
 
 def require_test_libraries() -> None:
-    """Catch2, GoogleTest and valgrind, which counts instructions: from the system, or (CMake looks there) the first two
-    from the folder SHARDWISE_TEST_DEPS."""
+    """Requires Catch2, GoogleTest and valgrind (to count instructions). SHARDWISE_TEST_DEPS may have the first two."""
     if not missing_headers():
         return
     packages = [HEADERS[header] for header in missing_headers()]

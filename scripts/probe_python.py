@@ -1,7 +1,7 @@
-"""Prints what the Python that runs it is good for: its version, then those that hold of suitable, complete, torch.
+"""Prints what the Python that runs it can be used for: its version, and which of suitable, complete, torch apply.
 
-suitable: a version that shardwise supports. complete: a .venv and an extension module can be made with it.
-torch: it has a torch of the supported minor version. Pythons that are too old for shardwise can run this file too.
+suitable: shardwise supports the version. complete: it can make a .venv and an extension module. torch: it has a torch
+of the supported minor version. This file must also run on Pythons that are too old for shardwise.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def found_torch() -> str:
 
 
 def missing_parts() -> list[str]:
-    """What this Python lacks to make a .venv and an extension module: venv, dev."""
+    """What this Python lacks to make a .venv ("venv") and an extension module ("dev")."""
     missing = []
     try:
         importlib.import_module("venv")

@@ -1,4 +1,4 @@
-"""The rules for Python files: short functions that take few things, and imports that go one way."""
+"""The rules for Python files: short functions with few parameters, and imports that go one way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 LONGEST = 60
 MOST = 6
 
-#: Functions that may take more, with the reason.
+#: Functions that may have more parameters, with the reason.
 EXCEPT = {
     ("python/shardwise/_fully_shard.py", "fully_shard"): "torch's signature",
     ("python/shardwise/_estimate.py", "estimate_memory"): "public: what fully_shard() takes, and what a cluster is",
@@ -19,7 +19,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def function_problems(name: str, text: str) -> Iterator[str]:
-    """Of each function of a file: lines without its docstring, and parameters without `self`."""
+    """Checks each function's lines (without its docstring) and parameters (without `self`)."""
     for function in ast.walk(ast.parse(text)):
         if not isinstance(function, Function):
             continue
@@ -38,7 +38,7 @@ def _lines(node: ast.stmt) -> int:
 
 
 def imports(package: str, module: str, text: str, modules: set[str]) -> set[str]:
-    """The modules of `package` that one of them imports, anywhere in it: in functions, by name, for types alone."""
+    """The modules of `package` that one of them imports anywhere: in functions, by name, or only for types."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -51,7 +51,7 @@ def imports(package: str, module: str, text: str, modules: set[str]) -> set[str]
 
 
 def circle(arrows: Mapping[str, set[str]]) -> list[str]:
-    """Modules that import each other in a ring, the first one once more at the end; empty if there is no ring."""
+    """Modules that import each other in a circle, with the first repeated at the end; empty if there is none."""
     done: set[str] = set()
 
     def search(path: list[str]) -> list[str]:
@@ -67,7 +67,7 @@ def circle(arrows: Mapping[str, set[str]]) -> list[str]:
 
 
 def circle_problems(package: Path) -> Iterator[str]:
-    """The package itself, which Python imports before any of its modules, is left out."""
+    """Finds import circles among the package's modules, without the package itself, which is imported before them."""
     texts = {file.stem: file.read_text() for file in package.glob("*.py") if file.stem != "__init__"}
     found = circle({name: imports(package.name, name, text, set(texts)) for name, text in texts.items()})
     if found:

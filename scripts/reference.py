@@ -1,6 +1,6 @@
-"""Makes the API reference in build/docs: of the C++ headers with Doxygen, of the Python package with pdoc.
+"""Makes the API reference in build/docs: with Doxygen from the C++ headers, with pdoc from the Python package.
 
-Lists public C++ names without a comment; fails where a link in the pages leads nowhere.
+Lists public C++ names without a comment; fails if a link in the pages is broken.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OUT = ROOT / "build" / "docs"
 HEADERS = ROOT / "csrc" / "include" / "shardwise"
 WARNINGS = OUT / "doxygen.log"
 PYTHON_MODULES = ("shardwise", "shardwise.testing")
-# An option of torch's macro is shown as the member that it stands for.
+# Options made by torch's macro are shown as the members that they stand for.
 DOXYGEN = {
     "PROJECT_NAME": "shardwise for C++",
     "PROJECT_NUMBER": (ROOT / "VERSION").read_text().strip(),
@@ -56,7 +56,7 @@ returns the options. Guides are in the folder docs of the repository.</p>
 
 
 class Links(HTMLParser):
-    """What a page links to, and the places in it that others may link to."""
+    """The links on a page, and the places in it that others may link to."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Links(HTMLParser):
 
 
 def link_problems(folder: Path) -> Iterator[str]:
-    """Links between the pages below `folder` that lead nowhere."""
+    """Broken links between the pages below `folder`."""
     pages = {path: Links(path.read_text()) for path in sorted(folder.rglob("*.html"))}
     for page, links in pages.items():
         for target in dict.fromkeys(links.targets):

@@ -15,7 +15,7 @@ from shardwise import _compatibility
 if problem := _compatibility.find_problem():
     if not _compatibility.is_program():
         raise ImportError(problem, name="shardwise")
-    # `python -m shardwise doctor` has to tell what is wrong, and this package is imported before its __main__ runs.
+    # `python -m shardwise doctor` must be able to report the problem, and this package is imported before its __main__.
     from shardwise.__main__ import main
 
     raise SystemExit(main())
@@ -65,11 +65,12 @@ A torch.distributed.DistError, so that programs that catch torch's errors of oth
 ...     save_and_leave()
 """
 
-#: Give this to CMake as CMAKE_PREFIX_PATH; find_package(shardwise) then finds the C++ library of this package, and the
-#: torch of this Python, which need not lie beside it.
+#: Pass this to CMake as CMAKE_PREFIX_PATH: find_package(shardwise) then finds the C++ library in this package, and the
+#: torch of this Python, which may lie elsewhere.
 cmake_prefix_path = f"{Path(__file__).parent / 'share' / 'cmake'};{_torchs}"
 
-#: Where each public name is that is imported when it is first asked for: it needs torch's fully_shard and DTensor.
+#: Public names that are imported on first use, and the modules that define them: these need torch's fully_shard and
+#: DTensor.
 _LAZY = {
     "CPUOffloadPolicy": "torch.distributed.fsdp",
     "FSDPModule": "shardwise._module_classes",

@@ -1,4 +1,4 @@
-"""What may work on a machine: each is tried, and has a reason and a remedy where it does not."""
+"""What works on this machine. Each ability is tried; one that does not work has a reason and a remedy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from shardwise import _compatibility
 
-#: What a launcher tells each rank.
+#: The variables that a launcher sets for each rank.
 LAUNCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 #: The oldest g++ that the README asks for.
 OLDEST_GCC = 12
@@ -24,18 +24,18 @@ _FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Ability:
-    """Something that works here, or does not for a reason; `needed` when shardwise is of no use without it."""
+    """Something that works here, or does not for a reason. `needed`: shardwise is of no use without it."""
 
     name: str
     needed: bool
     reason: str | None = None
     remedy: str = ""
-    #: Nothing is known to be wrong, and it has never been seen to work.
+    #: Nothing is known to be wrong, but it has never been seen to work.
     untried: bool = False
 
     @property
     def works(self) -> bool:
-        """Whether it has been seen to work, and nothing speaks against it here."""
+        """Whether it is known to work, and nothing here prevents it."""
         return self.reason is None
 
     @property
@@ -45,7 +45,7 @@ class Ability:
 
 
 def examine() -> list[Ability]:
-    """Tries everything. Starts no process group of the program's own."""
+    """Tries everything. Does not touch the program's own process groups."""
     return [_extension(), _gloo(), _launch(), _install_variable(), _gpus(), _cpp_programs()]
 
 
@@ -55,7 +55,7 @@ def _extension() -> Ability:
 
 
 def _gloo() -> Ability:
-    """Gloo has to find this machine's own address, which fails where the host name leads nowhere."""
+    """Gloo must find this machine's own address, which fails if the host name does not resolve."""
     name = "replicate() on CPUs (Gloo)"
     try:
         import torch
@@ -70,7 +70,7 @@ def _gloo() -> Ability:
 
 
 def _launch() -> Ability:
-    """The rules of Mesh::from_env() in C++."""
+    """Checks the rules that Mesh::from_env() has in C++."""
     name = "ranks from the environment"
     remedy = f"start the program with torchrun, or set {', '.join(LAUNCH)} on every rank, or none of them"
     given = {key: os.environ[key] for key in LAUNCH if os.environ.get(key)}
@@ -131,7 +131,7 @@ def _cpp_programs() -> Ability:
 
 
 def _gcc_version(command: str) -> int | None:
-    """The first number of a g++'s version; None for other compilers, and where there is none."""
+    """The major version of a g++; None if the command is missing or another compiler."""
     try:
         test = [command, "-dM", "-E", "-x", "c++", os.devnull]
         shown = subprocess.run(test, capture_output=True, text=True, check=True)
@@ -142,7 +142,7 @@ def _gcc_version(command: str) -> int | None:
 
 
 def _install_variable() -> Ability:
-    """A .pth file beside the installed package does it when Python starts. Where it is not, nothing else can say so."""
+    """Checks the .pth file that reads the variable when Python starts. If it is missing, nothing else can say so."""
     name = "SHARDWISE_INSTALL=1 (torch's functions are replaced)"
     program = "import sys; print(getattr(sys.modules.get('_shardwise_install'), '__file__', ''))"
     environment = {**os.environ, "SHARDWISE_INSTALL": "1"}

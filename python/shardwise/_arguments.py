@@ -1,4 +1,4 @@
-"""What fully_shard() and replicate() are called with, and the checks that need no other ranks."""
+"""The arguments of fully_shard() and replicate(), and the checks that need no other ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_OFFLOAD = OffloadPolicy()
 
 @dataclass(frozen=True)
 class Arguments:
-    """What one call was given, beside its modules."""
+    """The arguments of one call, other than its modules."""
 
     mesh: DeviceMesh | ProcessGroup | _C.Mesh | None
     mp_policy: MixedPrecisionPolicy
@@ -39,7 +39,7 @@ class Arguments:
         return self.ignored_params or set()
 
     def options(self) -> _C.Options:
-        """As the engine takes them."""
+        """The same in the engine's form."""
         offload = self.offload_policy
         return engine_options(
             self.mp_policy,
@@ -51,7 +51,7 @@ class Arguments:
 def engine_options(
     precision: MixedPrecisionPolicy, *, reshard_after_forward: bool | int | None, pin_memory: bool | None = None
 ) -> _C.Options:
-    """`pin_memory` is that of shards in the host's memory; None where they stay on the device."""
+    """Options for the engine. `pin_memory` is for shards in the host's memory; None if they stay on the device."""
     return _C.Options(
         param_dtype=precision.param_dtype,
         reduce_dtype=precision.reduce_dtype,
@@ -63,9 +63,9 @@ def engine_options(
 
 
 def check_kinds(function: str, given: Arguments, mesh: Any) -> None:
-    """Raises TypeError for an argument of another kind than `function` takes.
+    """Raises TypeError for an argument of a type that `function` does not take.
 
-    `mesh` is the DeviceMesh that the given process group or C++ mesh stands for.
+    `mesh` is the DeviceMesh made from the given process group or C++ mesh.
     """
     wanted = (
         ("mesh", mesh, DeviceMesh),
@@ -81,7 +81,7 @@ def check_kinds(function: str, given: Arguments, mesh: Any) -> None:
 
 
 def check_module(module: nn.Module, function: str) -> None:
-    """Raises ValueError for a container whose forward nobody can call."""
+    """Raises ValueError for a container that has no forward to call."""
     for container in (nn.ModuleList, nn.ModuleDict):
         if isinstance(module, container) and type(module).forward is container.forward:
             raise ValueError(
@@ -91,12 +91,12 @@ def check_module(module: nn.Module, function: str) -> None:
 
 
 def roots_of(module: nn.Module | Sequence[nn.Module]) -> tuple[nn.Module, ...]:
-    """The modules of a call, without those that lie inside of others of them."""
+    """The modules of a call, without those that lie inside others of them."""
     return (module,) if isinstance(module, nn.Module) else tuple(_get_root_modules(list(module)))
 
 
 def chosen_dim(placement: Placement | None, parameter: torch.Tensor, name: str) -> int | None:
-    """The dimension that shard_placement_fn chose for this parameter; None where it leaves that to us."""
+    """The dimension that shard_placement_fn chose for this parameter; None if it leaves the choice to us."""
     chosen = None if placement is None else placement(cast(nn.Parameter, parameter))
     if chosen is None:
         return None

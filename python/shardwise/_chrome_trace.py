@@ -1,4 +1,4 @@
-"""What ranks recorded in the trace format of Chrome, which Perfetto and chrome://tracing open."""
+"""What ranks recorded, in Chrome's trace format, which Perfetto and chrome://tracing open."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from shardwise._timeline import lanes
 
 
 def trace(events: Sequence[Event]) -> str:
-    """JSON: a process for each rank, with rows for what it computes, waits for, gathers and sums.
+    """JSON with a process for each rank, and rows for what it computes, waits for, gathers and sums.
 
-    Times are microseconds since the first event. A row has spans that lie inside of one another or apart, as the format
-    wants it: of those that overlap otherwise the later one is in a row below.
+    Times are microseconds since the first event. The format wants the spans of a row to be nested or disjoint. If two
+    overlap otherwise, the later one goes into another row.
     """
     begin = min(event.begin for event in events)
     names: list[dict[str, Any]] = []
@@ -32,9 +32,9 @@ def trace(events: Sequence[Event]) -> str:
 
 
 def nested_rows(events: Sequence[Event]) -> list[list[Event]]:
-    """Rows in which each span ends before the next begins, or holds it."""
+    """Rows in which each span ends before the next begins, or contains it."""
     rows: list[list[Event]] = []
-    #: Of each row the ends of the spans that are under way, the innermost last.
+    #: For each row, the ends of the spans that are open, the innermost last.
     ends: list[list[int]] = []
     for event in sorted(events, key=lambda event: (event.begin, -event.end)):
         for open_ends in ends:
@@ -50,7 +50,7 @@ def nested_rows(events: Sequence[Event]) -> list[list[Event]]:
 
 
 def _named(process: int, thread: int, what: str, name: str, place: int) -> Iterator[dict[str, Any]]:
-    """What the format calls metadata: a name, and where it stands among the others."""
+    """Metadata in terms of the format: a name, and its position among the others."""
     for key, value in ((f"{what}_name", {"name": name}), (f"{what}_sort_index", {"sort_index": place})):
         yield {"ph": "M", "pid": process, "tid": thread, "name": key, "args": value}
 

@@ -1,4 +1,4 @@
-"""Refuses, before the extension does harm, a Python or a torch that this build of shardwise cannot run with."""
+"""Refuses a Python or a torch that this build of shardwise cannot run with, before the extension is loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REBUILD = f"{sys.executable} -m pip install --no-build-isolation . (in shardwis
 
 
 def find_problem() -> str | None:
-    """Why this build cannot run here; None when it can. The extension is loaded only when all else fits."""
+    """Why this build cannot run here; None if it can. Loads the extension only if everything else fits."""
     return _build_problem() or _torch_problem() or _load_problem()
 
 

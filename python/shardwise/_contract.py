@@ -1,4 +1,4 @@
-"""What fully_shard() and replicate() do alike: they check the call, and keep torch's account of what was wrapped."""
+"""What fully_shard() and replicate() share: they check the call, and record in torch's way what was wrapped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Wrap = Callable[[Any, Arguments], Any]
 
 
 class Contract:
-    """One of the two functions. `own` wraps modules of Python, and `torchs` is torch's function of the same name."""
+    """One of the two functions. `own` wraps Python modules; `torchs` is torch's function of the same name."""
 
     def __init__(self, own: Wrap, state: type[State], torchs: Any) -> None:
         self._own = own
@@ -28,7 +28,7 @@ class Contract:
         self._decorated: Any = contract(state_cls=cast(Any, state))(own)
 
     def __call__(self, module: Any, given: Arguments) -> Any:
-        """Wraps the module. torch's function finds its state too; where wrapping fails there is none."""
+        """Wraps the module, so that torch's function finds its state too. A failure leaves no state behind."""
         name = self._own.__name__
         if takes(module):
             return _cpp_wrapping.wrap(name, module, given)
@@ -52,12 +52,12 @@ class Contract:
         return result
 
     def state(self, module: nn.Module) -> State:
-        """The state that contract() made for the call that this module was given to."""
+        """The state that contract() made for the call in which this module was wrapped."""
         return cast(State, self._decorated.state(module))
 
 
 def checked(function: str, module: Any, given: Arguments) -> tuple[tuple[nn.Module, ...], DeviceMesh]:
-    """The outermost modules of a call and its ranks; an error for arguments that the function does not take."""
+    """The outermost modules of a call, and its mesh. Raises an error for arguments that the function does not take."""
     replicates = function == "replicate"
     roots = roots_of(module)
     mesh = device_mesh_of(given.mesh, replicates)

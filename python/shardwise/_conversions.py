@@ -12,7 +12,7 @@ from torch.distributed.utils import _apply_to_tensors, _to_kwargs
 
 
 def conversions(precision: MixedPrecisionPolicy, device: torch.device) -> tuple[Any, Any]:
-    """What the inputs of a call go through, and its outputs; None where that is nothing."""
+    """Functions that convert a call's inputs and its outputs; None if there is nothing to do."""
     inputs = []
     if device.type != "cpu":
         inputs.append(partial(_moved, device))

@@ -1,4 +1,4 @@
-"""Which modules are C++ modules that torch::python::bind_module made known to Python."""
+"""Recognizes C++ modules that torch::python::bind_module made known to Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.cpp import ModuleWrapper
 
 from shardwise import _C
 
-#: What every bound class is below.
+#: The base class of every bound class.
 _CppModule: type = torch._C.cpp.nn.Module  # type: ignore[attr-defined]
 
 
@@ -31,12 +31,12 @@ def inner(module: object) -> Any:
 
 
 def takes(module: Any) -> bool:
-    """Whether a call with this argument is for C++ modules; a list is when one of its modules is."""
+    """Whether a call with this argument is for C++ modules: a C++ module, or a list with at least one."""
     return is_cpp(module) or (isinstance(module, (list, tuple)) and any(map(is_cpp, module)))
 
 
 def refuse_without_unit(roots: Iterable[nn.Module], ignored: set[nn.Parameter], function: str) -> None:
-    """Raises ValueError for a parameter of a C++ module below that neither has a unit nor is ignored."""
+    """Raises ValueError for a parameter of a C++ module below `roots` that neither has a unit nor is ignored."""
     for root in roots:
         outermost = ""
         for name, module in root.named_modules():

@@ -1,4 +1,4 @@
-"""fully_shard() and replicate() of C++ modules, and what the nn.Module around such a module gains."""
+"""fully_shard() and replicate() for C++ modules, and what they add to the nn.Module around such a module."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shardwise._state import ParamGroup, State, state_of
 
 
 class CppState(State):
-    """The state of an nn.Module around a C++ module. The C++ front end has the unit."""
+    """The state of an nn.Module around a C++ module. The unit itself belongs to the C++ front end."""
 
     def begin(self, module: ModuleWrapper, unit: _C.CppUnit) -> None:
         """From now on this is the state of this module."""
@@ -43,7 +43,8 @@ class CppState(State):
         """The C++ front end does that itself."""
 
     def run(self, module: nn.Module, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Calls it as shardwise::call() does: the hooks of the C++ module see tensors in arguments and results."""
+        """Calls the method as shardwise::call() does: the C++ module's hooks see the tensors that go in and come
+        out."""
         call = _C.Call(self._cpp_module)
         try:
             args, kwargs = _replaced(call.begin, (args, kwargs))
@@ -62,7 +63,7 @@ def _replaced(hooks: Callable[[list[torch.Tensor]], list[torch.Tensor]], value: 
 
 
 class _CppMethods(FSDPModule):
-    """The methods of FSDPModule that work otherwise for a C++ module."""
+    """The methods of FSDPModule that differ for a C++ module."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = cast(nn.Module, self)
@@ -91,7 +92,7 @@ class CppReplicateModule(_CppMethods, ReplicateModule):
 
 
 def wrap(function: str, module: Any, given: Arguments) -> Any:
-    """fully_shard() or replicate(), as `function` says, of a C++ module or of a list of them."""
+    """Wraps a C++ module, or a list of them; `function` is "fully_shard" or "replicate"."""
     modules = _given(module, function)
     check_kinds(function, given, None if isinstance(given.mesh, (ProcessGroup, _C.Mesh)) else given.mesh)
     reshard = given.reshard_after_forward
@@ -114,7 +115,7 @@ def wrap(function: str, module: Any, given: Arguments) -> Any:
 
 
 def as_module(module: Any) -> nn.Module:
-    """An nn.Module around a C++ module, with the methods of FSDPModule where it was wrapped."""
+    """An nn.Module around a C++ module; it has the methods of FSDPModule if the module was wrapped."""
     around = ModuleWrapper(module)
     unit = _C.cpp_unit(module)
     if unit is not None:
@@ -134,7 +135,7 @@ def _given(module: Any, function: str) -> list[Any]:
 
 
 def _outermost(modules: Sequence[Any]) -> list[Any]:
-    """The C++ modules, without those that lie inside of others of them."""
+    """The C++ modules, without those that lie inside others of them."""
     given = [inner(module) for module in modules]
     below = [{id(each) for each in module.modules()} - {id(module)} for module in given]
     return [module for module in given if not any(id(module) in others for others in below)]

@@ -36,7 +36,7 @@ _OTHERS = (
 
 @dataclass(frozen=True)
 class Report:
-    """Facts by section, and what works."""
+    """Facts by section, and the abilities."""
 
     facts: dict[str, dict[str, str]]
     abilities: list[Ability]
@@ -73,7 +73,7 @@ def examine() -> Report:
 
 
 def _ask(question: Callable[[], object]) -> str:
-    """An answer for the report, whatever the state of torch."""
+    """The answer as text for the report; also if asking fails, whatever the state of torch."""
     try:
         return str(question())
     except Exception as error:
@@ -123,7 +123,7 @@ def _back_ends() -> dict[str, str]:
 
 
 def _transport() -> str:
-    """What units use for CPU tensors, whichever back end the program's own process group has."""
+    """What units use for CPU tensors, whatever back end the program's own process group has."""
     if os.environ.get("SHARDWISE_TRANSPORT") == "gloo":
         return "of CPU tensors over Gloo, as SHARDWISE_TRANSPORT=gloo says"
     way = "over TCP" if os.environ.get("SHARDWISE_SHARED_MEMORY") == "off" else "shared memory on one host, else TCP"

@@ -1,4 +1,4 @@
-"""estimate_memory(): what training will need on a rank, by formula."""
+"""estimate_memory(): the memory that training will need on a rank, by formula."""
 
 from __future__ import annotations
 
@@ -30,24 +30,25 @@ def estimate_memory(
     rank: int = 0,
     optimizer_factor: float = 2.0,
 ) -> MemoryEstimate:
-    """What fully_shard() or replicate() of a module, and the training that follows, will need on a rank of `world`.
+    """Estimates the memory that a module, wrapped and trained, will need on one of `world` ranks.
 
-    By formula: nothing is allocated, no process group is needed, and the module may be on the meta device. Bytes of
-    tensors once a few steps are done, without activations, what operations need for a moment, and what a process group
-    allocates itself. It assumes that each unit runs once in a forward, in the order in which the module has them, that
-    every trained parameter gets a gradient, and that gradients are set to None before the next forward.
+    This is a formula: nothing is allocated, no process group is needed, and the module may be on the meta device. It
+    counts the bytes of tensors after a few steps, without activations, temporary memory of operations, and what process
+    groups allocate themselves. It assumes that each unit runs once in a forward, in the order in which modules are
+    registered, that every trained parameter gets a gradient, and that gradients are set to None before the next
+    forward.
 
     Args:
-        module: before anything of it is wrapped.
+        module: the module, before any part of it is wrapped.
         world: the number of ranks.
-        policy: which of the two functions.
-        units: modules inside that are wrapped before it with the same options, in this order.
+        policy: the function that it will be wrapped with.
+        units: modules inside it that are wrapped first, in this order, with the same options.
         reshard_after_forward: as fully_shard() takes it.
         shard_placement_fn: as fully_shard() takes it.
         mp_policy: the dtypes to compute and to sum in.
-        ignored_params: those that are left alone.
+        ignored_params: parameters that are left alone.
         copies: how many ranks hold copies of each shard: the size of the first axis of a mesh of two.
-        rank: which rank, of those that hold shards: the first ones hold most.
+        rank: which of the ranks that hold different shards; the first ones hold most.
         optimizer_factor: bytes that the optimizer keeps for each byte of a parameter: 2 for Adam, 1 for momentum.
 
     >>> with torch.device("meta"):
@@ -97,7 +98,7 @@ def _is_cast(parameter: nn.Parameter, precision: MixedPrecisionPolicy) -> bool:
 
 
 class _Outline:
-    """Which unit has which parameters, and in which order a forward comes to them: as they are registered."""
+    """The units with their parameters, and the order in which a forward uses them: the order of registration."""
 
     def __init__(self, module: nn.Module, modules: Sequence[nn.Module], ignored: set[nn.Parameter]) -> None:
         inside = set(module.modules())

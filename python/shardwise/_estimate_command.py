@@ -1,4 +1,4 @@
-"""python -m shardwise estimate: a model's memory on a rank, before there is any."""
+"""python -m shardwise estimate: a model's memory on a rank, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-# torch is imported when a model is made: other commands tell what is wrong with it.
+# torch is imported only when a model is made, so that other commands can say what is wrong with torch.
 if TYPE_CHECKING:
     import torch
     from torch import nn
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def make_model(target: str) -> nn.Module:
-    """On the meta device."""
+    """Calls the function that makes the model, on the meta device."""
     import torch
     from torch import nn
 
@@ -86,11 +86,11 @@ def make_model(target: str) -> nn.Module:
 
 
 def units_of(model: nn.Module, patterns: list[str]) -> list[nn.Module]:
-    """Inner ones before outer ones, as they are wrapped."""
+    """The modules that match, inner ones before outer ones, as they are wrapped."""
     named = dict(model.named_modules())
     depths: dict[nn.Module, int] = {}
     for pattern in patterns:
-        # `layers.*` is the layers, not what is inside of them.
+        # `layers.*` means the layers, not what is inside them.
         depth = pattern.count(".")
         fitting = [name for name in named if name and name.count(".") == depth and fnmatchcase(name, pattern)]
         if not fitting:
@@ -101,7 +101,7 @@ def units_of(model: nn.Module, patterns: list[str]) -> list[nn.Module]:
 
 def _module(place: str) -> ModuleType:
     if not place.endswith(".py"):
-        # As python -m finds it.
+        # Finds modules as `python -m` does.
         sys.path.insert(0, "")
         try:
             return importlib.import_module(place)

@@ -1,4 +1,4 @@
-"""Tensors that gather themselves: torch's protocol of fsdp_pre_all_gather() and fsdp_post_all_gather()."""
+"""Tensors that define their own all-gather: torch's protocol of fsdp_pre_all_gather() and fsdp_post_all_gather()."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 
 def is_extended(tensor: torch.Tensor, name: str) -> bool:
-    """Whether it has the two methods. AssertionError where only one is there, or where they take other arguments."""
+    """Whether it has the two methods. Raises AssertionError if it has only one, or if they take other arguments."""
     before, after = (getattr(tensor, f"fsdp_{when}_all_gather", None) for when in ("pre", "post"))
     if (before is None) != (after is None):
         raise AssertionError(
@@ -37,7 +37,7 @@ def is_extended(tensor: torch.Tensor, name: str) -> bool:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's values are in its own storage; those of a tensor around other tensors are not."""
+    """Whether a tensor's values are in its own storage; a tensor that wraps other tensors has none."""
     if tensor.is_meta or tensor.numel() == 0:
         return True
     try:
@@ -48,7 +48,7 @@ def has_memory(tensor: torch.Tensor) -> bool:
 
 @torch.no_grad()
 def cut(tensor: torch.Tensor, dim: int, rank: int, world: int) -> torch.Tensor:
-    """This rank's shard, cut by the tensor's own operations, in memory that is as large as the largest shard's."""
+    """This rank's shard, cut by the tensor's own operations, in memory of the largest shard's size."""
     chunks = torch.chunk(tensor, world, dim)
     largest = chunks[0].size()
     own = chunks[rank] if rank < len(chunks) else tensor.narrow(dim, 0, 0)
@@ -60,20 +60,20 @@ def cut(tensor: torch.Tensor, dim: int, rank: int, world: int) -> torch.Tensor:
 
 @dataclass
 class Extension:
-    """Gathers a parameter whose tensor has these methods: the engine calls inputs(), make_full() and free()."""
+    """Gathers a parameter whose tensor defines these methods. The engine calls inputs(), make_full() and free()."""
 
     name: str
     module: weakref.ref[nn.Module]
     mesh: DeviceMesh
     policy: MixedPrecisionPolicy
     device: torch.device
-    #: Of the parameter before it is cut into shards: of this rank's part where tensor parallelism has cut it.
+    #: The size of the parameter before it is sharded; of this rank's part if tensor parallelism has split it.
     size: torch.Size
     dim: int
     world: int
-    #: The one that the module computes in.
+    #: The dtype that the module computes in.
     dtype: torch.dtype
-    #: The spec of a parameter that tensor parallelism has cut.
+    #: The spec of a parameter that tensor parallelism has split, else None.
     inner: DTensorSpec | None
     _metadata: Any = None
     _beside: list[tuple[torch.Tensor, int]] = field(default_factory=list)
@@ -94,7 +94,7 @@ class Extension:
     def make_full(
         self, parameter: DTensor, outputs: Sequence[torch.Tensor], full: nn.Parameter | None
     ) -> tuple[nn.Parameter, torch.Tensor | None] | None:
-        """Fills `full` with what was gathered. Where there is none yet, gives it, and the tensor in it if a DTensor."""
+        """Fills `full`. If that is None, returns a new one, and the tensor inside it if it is a DTensor."""
         method: Any = parameter._local_tensor.fsdp_post_all_gather  # type: ignore[attr-defined]
         metadata, self._metadata = self._metadata, None
         if full is not None:
@@ -116,7 +116,7 @@ class Extension:
         return around, around._local_tensor  # type: ignore[attr-defined]
 
     def free(self) -> None:
-        """Frees what belongs to the full parameter, until the next gather."""
+        """Frees the memory of the full parameter until the next gather."""
         for tensor, _ in self._beside:
             tensor.untyped_storage().resize_(0)
 

@@ -77,10 +77,10 @@ def fully_shard(
 
     Args:
         module: the module, or modules that form one unit.
-        mesh: a DeviceMesh of one axis, or of two: those along the second hold shards, those along the first copies of
-            them. Or a process group, or a mesh, that was made in C++. Default: all ranks.
-        reshard_after_forward: whether full parameters are freed after forward, or the number of ranks that hold
-            everything together then. Default: they are, but for the outermost module.
+        mesh: a DeviceMesh. With one axis, its ranks hold the shards. With two, ranks along the second hold different
+            shards, and ranks along the first hold copies. Or a process group or a mesh made in C++. Default: all ranks.
+        reshard_after_forward: whether full parameters are freed after forward, or how many ranks then hold all of them
+            between themselves. Default: they are freed, except for the outermost module.
         shard_placement_fn: given a parameter, the Shard(dim) to cut it by, or None for Shard(0).
         mp_policy: the dtypes to compute and to sum in.
         offload_policy: CPUOffloadPolicy() keeps shards and gradients in the host's memory.
@@ -94,5 +94,5 @@ def fully_shard(
     return _contract(module, given)  # type: ignore[no-any-return]
 
 
-# Ours is there too, and so the state of a module that torch wrapped is found.
+# torch's function finds the states of modules that either engine wrapped.
 fully_shard.state = _torch_api.fully_shard.state  # type: ignore[attr-defined]

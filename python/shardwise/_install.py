@@ -1,4 +1,4 @@
-"""install(): who imports torch's fully_shard() and replicate() gets ours."""
+"""install(): makes imports of torch's fully_shard() and replicate() get ours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 _FSDP = ("FSDPModule", "fully_shard", "register_fsdp_forward_method")
 
-#: The modules of torch that programs import these from. torch.distributed._composable.replicate is DDP, and stays.
+#: The modules of torch that programs import these from; not torch.distributed._composable.replicate, which is DDP.
 PLACES: dict[str, tuple[str, ...]] = {
     "torch.distributed.fsdp": (*_FSDP, "share_comm_ctx"),
     "torch.distributed.fsdp._fully_shard": (*_FSDP, "share_comm_ctx"),
@@ -29,18 +29,18 @@ _OURS = {
     "share_comm_ctx": "shardwise._module_classes",
 }
 
-#: What is replaced, by name.
+#: The names that are replaced.
 NAMES = tuple(_OURS)
 
-#: The modules that have ours, with the class that each had before.
+#: The modules in which ours are installed, with the class that each had before.
 _installed: dict[ModuleType, type] = {}
 
 
 def install() -> None:
-    """Puts our fully_shard() and replicate(), and what belongs to them, in the place of torch's, for this process.
+    """Replaces torch's fully_shard() and replicate(), and what belongs to them, by ours in this process.
 
-    Call it before they are imported by name: modules that have done so keep torch's, and a warning names them. With
-    SHARDWISE_INSTALL=1 in the environment an installed shardwise does it by itself. A second call does nothing.
+    Call it before they are imported by name: modules that have already done so keep torch's, and a warning names them.
+    With SHARDWISE_INSTALL=1 in the environment, an installed shardwise does this by itself. A second call does nothing.
 
     >>> shardwise.install()
     >>> from torch.distributed.fsdp import fully_shard  # is shardwise.fully_shard
@@ -51,7 +51,7 @@ def install() -> None:
     modules = {name: importlib.import_module(name) for name in PLACES}
     for name, module in modules.items():
         _installed[module] = type(module)
-        # A class and not the module's dictionary, for torch's own functions look there for each other.
+        # The class is replaced, not the module's dictionary, because torch's own functions look each other up there.
         module.__class__ = _class_of(module, PLACES[name])
     if holders := _holders():
         warnings.warn(
@@ -62,7 +62,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Puts torch's back. Modules outside of torch that imported ours by name keep ours.
+    """Restores torch's functions. Modules outside torch that imported ours by name keep ours.
 
     >>> shardwise.uninstall()
     """
@@ -77,13 +77,13 @@ def uninstall() -> None:
 
 
 def _stop_waiting() -> None:
-    """A program that calls install() or uninstall() decides for itself, whatever SHARDWISE_INSTALL says."""
+    """Stops the SHARDWISE_INSTALL hook: a program that calls install() or uninstall() decides for itself."""
     if hook := sys.modules.get("_shardwise_install"):
         hook.stop()
 
 
 class _Ours:
-    """A name of a module of torch: whoever reads it gets ours, as long as the module itself has torch's."""
+    """A name in one of torch's modules. Reading it gives ours, as long as the module itself still has torch's."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -95,7 +95,7 @@ class _Ours:
         shown = vars(module).get(self._name, torchs)
         return _ours(self._name) if shown is torchs else shown
 
-    # A program that puts back what it read here, as mock.patch() does, puts back torch's.
+    # If a program writes back what it read here, as mock.patch() does, torch's is restored.
     def __set__(self, module: ModuleType, value: Any) -> None:
         is_ours = _OURS[self._name] in sys.modules and value is _ours(self._name)
         vars(module)[self._name] = _torchs(self._name) if is_ours else value
@@ -106,12 +106,12 @@ class _Ours:
 
 def _class_of(module: ModuleType, names: tuple[str, ...]) -> type:
     base = type(module)
-    # Pickles that name functions by reference would else refuse a module of another class.
+    # Without this, a module of another class could not be pickled by reference.
     reduce = {"__reduce__": lambda self: (importlib.import_module, (self.__name__,))}
     return type(base.__name__, (base,), reduce | {name: _Ours(name) for name in names})
 
 
-# Both are imported only when they are asked for: install() may run in the middle of their own imports.
+# Both are imported on demand, because install() may run in the middle of their own imports.
 def _ours(name: str) -> Any:
     return getattr(importlib.import_module(_OURS[name]), name)
 
@@ -131,7 +131,7 @@ def _holders() -> list[str]:
 
 
 def _namespaces() -> list[tuple[str, dict[str, Any]]]:
-    """Of all modules, each under its first name."""
+    """The namespaces of all modules, each under its first name."""
     first = {id(module): (name, module) for name, module in reversed(list(sys.modules.items()))}
     return [(name, vars(module)) for name, module in first.values() if isinstance(module, ModuleType)]
 

@@ -8,9 +8,9 @@ from typing import Any
 from shardwise import _module_classes, _torch_api
 
 
-# Below ABCMeta, so that a program's class may have an abstract class and one of these as its bases.
+# Derives from ABCMeta, so that a program's class can inherit from an abstract class and one of these.
 class _Either(ABCMeta):
-    """isinstance() and issubclass() answer as torch's class does: ours and torch's modules are both below it."""
+    """isinstance() and issubclass() check against torch's class, which is a base of both engines' modules."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         torchs = cls.__dict__.get("_torchs")
@@ -21,7 +21,7 @@ class _Either(ABCMeta):
         return super().__subclasscheck__(subclass) if torchs is None else issubclass(subclass, torchs)
 
 
-# Our modules' own classes have no metaclass: it would clash with those that users' modules may have.
+# The classes of our modules have no metaclass: it would clash with those of users' modules.
 class FSDPModule(_module_classes.FSDPModule, metaclass=_Either):
     __doc__ = _module_classes.FSDPModule.__doc__
     _torchs = _torch_api.FSDPModule

@@ -35,16 +35,17 @@ _ELEMENTWISE = (
 
 
 def local_optimizer(optimizer: O, *, elementwise: bool = False) -> O:
-    """Lets an optimizer of DTensors step on what this rank has of them, at the cost of plain tensors.
+    """Makes an optimizer of DTensors step on this rank's local tensors, at the cost of plain tensors.
 
-    Returns the optimizer it was given; its class becomes Local<its name>. All else is as before: `param_groups` has
-    DTensors, and so has `state`, which are made around the state's own memory when somebody asks for them. So state
-    dicts, distributed checkpoints, hooks, clipping, gradient scaling and learning rate schedulers go on as they are.
+    Returns the optimizer it was given; its class becomes Local<its name>. Everything else stays as it was:
+    `param_groups` and `state` contain DTensors (those in `state` are made, around its memory, when somebody reads it).
+    So state dicts, distributed checkpoints, hooks, clipping, gradient scaling and learning rate schedulers work
+    unchanged.
 
     Args:
         optimizer: one that was just made: a learning rate scheduler comes after this.
-        elementwise: says of an optimizer other than torch's own that no element's step depends on other elements. One
-            that takes norms or factors of whole parameters would take those of this rank's shards.
+        elementwise: set this for an optimizer other than torch's own if no element's step depends on other elements.
+            One that uses norms or factors of whole parameters would use those of this rank's shards instead.
 
     >>> optimizer = shardwise.local_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True))
     """
@@ -80,7 +81,7 @@ _made: dict[type, type] = {}
 
 def _local_class(kind: type) -> type:
     step: Any = kind.step  # type: ignore[attr-defined]
-    # torch calls the hooks of a step around it; they are to see the DTensors, so they go around ours.
+    # torch calls a step's hooks around it. They should see the DTensors, so they go around our step.
     inner = step.__wrapped__ if getattr(step, "hooked", False) else step
 
     def local_step(self: optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
@@ -90,12 +91,12 @@ def _local_class(kind: type) -> type:
     local_step.__qualname__ = f"Local{kind.__name__}.step"
     hooked: Any = optim.Optimizer.profile_hook_step(local_step)
     hooked.hooked = True
-    # A cached property: it is asked only while the optimizer has no attribute `state`.
+    # A cached property is evaluated only while the optimizer has no attribute `state`.
     return type(f"Local{kind.__name__}", (kind,), {"step": hooked, "state": cached_property(_shown_state)})
 
 
 class _Work:
-    """What is kept from one step to the next: the parameters, this rank's tensors in them, and the state of those."""
+    """Kept from step to step: the parameters, their local tensors on this rank, and the state by local tensor."""
 
     def __init__(self, parameters: list[torch.Tensor], locals: list[torch.Tensor]) -> None:
         self.parameters = parameters
@@ -142,16 +143,16 @@ def _step(self: optim.Optimizer, inner: Callable[..., Any], closure: Callable[[]
             group["params"] = shown
         for local in with_gradient:
             local.grad = None
-        # The step may have put another object there.
+        # The step may have replaced the state object.
         work.state = attributes.pop("state")
         attributes["_work"] = work
-        # As a step of the DTensors does: autograd and the engine see that they were written to.
+        # As a step on the DTensors would: tells autograd and the engine that they were written to.
         increment_version(changed)
     return loss
 
 
 def _work_for(self: optim.Optimizer, parameters: list[torch.Tensor], locals: list[torch.Tensor]) -> _Work:
-    """What the last step kept. It is made anew where the state was read since then, or parameters are others."""
+    """What the last step kept; made anew if the state was read since then, or if the parameters changed."""
     attributes = vars(self)
     work: _Work | None = attributes.get("_work")
     if "state" not in attributes and work is not None and work.is_of(parameters, locals):
@@ -169,7 +170,7 @@ def _work_for(self: optim.Optimizer, parameters: list[torch.Tensor], locals: lis
 
 
 def _shown_state(self: optim.Optimizer) -> defaultdict[Any, Any]:
-    """The state as programs see it: DTensors, by the DTensors of parameters. The next step begins from it."""
+    """The state as programs see it: DTensors, keyed by the parameters. The next step starts from it."""
     work: _Work | None = vars(self).pop("_work", None)
     shown: defaultdict[Any, Any] = defaultdict(dict)
     if work is None:
@@ -209,7 +210,7 @@ def _hidden(parameter: Any, name: str, value: torch.Tensor) -> torch.Tensor:
 
 
 def _around(parameter: DTensor, size: torch.Size, name: str, value: torch.Tensor) -> torch.Tensor:
-    # A tensor of another size than the shard is no shard, and single numbers, as of steps, are the same on all ranks.
+    # A tensor of another size is not a shard. Scalars, such as step counts, are the same on all ranks.
     if value.size() != size or value.dim() == 0:
         return value
     spec, meta = parameter._spec, parameter._spec.tensor_meta

@@ -16,7 +16,7 @@ _logger = logging.getLogger("shardwise")
 
 
 class LoggedState(FSDPState):
-    """What the events of a call are logged with."""
+    """What it takes to log the events of a call."""
 
     #: The path of the first module from the root; empty until the root runs.
     name = ""
@@ -24,7 +24,7 @@ class LoggedState(FSDPState):
 
 
 class Log:
-    """Logs the events of one call, by hooks of its own: a backward is seen at the modules' inputs and outputs."""
+    """Logs the events of one call, with hooks of its own: a backward is noticed at the modules' inputs and outputs."""
 
     def __init__(self, state: LoggedState) -> None:
         self._state = state
@@ -71,12 +71,12 @@ class Log:
 
 
 def log_of(state: LoggedState) -> Log | None:
-    """None where nobody listens: what is not logged costs nothing."""
+    """A log, or None if nobody listens: then logging costs nothing."""
     return Log(state) if _logger.isEnabledFor(logging.DEBUG) else None
 
 
 def _root_post_backward(context: Any) -> None:
-    """Modules whose inputs need no gradient end here."""
+    """Ends the backward of modules whose inputs need no gradient."""
     for state in cast("list[LoggedState]", context.all_states):
         if state.log is not None:
             state.log._post_backward()

@@ -1,4 +1,4 @@
-"""DeviceMeshes for what a program gives as a mesh, and the engine's meshes for DeviceMeshes."""
+"""Makes DeviceMeshes from what programs give as a mesh, and the engine's meshes from DeviceMeshes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_init import _get_post_forward_mes
 
 from shardwise import _C
 
-#: By process group, and whether the mesh is for replicate(), so that units on one group have one mesh.
+#: Keyed by process group, and by whether the mesh is for replicate(), so that units on one group share a mesh.
 _made: weakref.WeakKeyDictionary[ProcessGroup, weakref.WeakValueDictionary[bool, DeviceMesh]]
 _made = weakref.WeakKeyDictionary()
 
@@ -23,16 +23,16 @@ _meshes: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[Any, _C.Mesh]] = weak
 
 
 def device_of(group: ProcessGroup) -> torch.device:
-    """Where its ranks compute: on the accelerator where the group has one."""
+    """Where the group's ranks compute: on the accelerator if the group has one."""
     has_cuda = torch.cuda.is_available() and any(device.type == "cuda" for device in group._device_types)
     return torch.device("cuda", torch.cuda.current_device()) if has_cuda else torch.device("cpu")
 
 
 def device_mesh_of(mesh: Any, replicates: bool) -> Any:
-    """A DeviceMesh over a process group, or over a C++ mesh of one axis; anything else as it is.
+    """A DeviceMesh over a process group, or over a C++ mesh of one axis; anything else is returned as it is.
 
-    A group that torch.distributed does not know is made known to it: all its ranks call this together. Where there is
-    no default process group it becomes that.
+    A group that torch.distributed does not know is registered with it, which all its ranks do together. If there is no
+    default process group, it becomes that.
     """
     if isinstance(mesh, _C.Mesh):
         names = [name for name, _ in mesh.axes]
@@ -55,7 +55,7 @@ def device_mesh_of(mesh: Any, replicates: bool) -> Any:
 
 
 def default_mesh(replicates: bool) -> DeviceMesh:
-    """All ranks, on the accelerator where the process group has one."""
+    """All ranks, on the accelerator if the process group has one."""
     if not dist.is_initialized():
         dist.init_process_group()
     group = dist.group.WORLD
@@ -64,9 +64,9 @@ def default_mesh(replicates: bool) -> DeviceMesh:
 
 
 def post_forward_mesh(reshard_after_forward: Any, mesh: FSDPMeshInfo) -> FSDPMeshInfo | None:
-    """The ranks that hold full parameters together after forward; None where nothing is freed then.
+    """The ranks that together hold the full parameters after forward; None if nothing is freed then.
 
-    It has process groups: one is made for a mesh and a number of ranks, and used again.
+    It needs process groups, so it is made once for each mesh and number of ranks.
     """
     made: dict[int, FSDPMeshInfo] = mesh.mesh.__dict__.setdefault("_shardwise_post_forward", {})
     if type(reshard_after_forward) is not int or reshard_after_forward not in made:
@@ -80,8 +80,8 @@ def post_forward_mesh(reshard_after_forward: Any, mesh: FSDPMeshInfo) -> FSDPMes
 def engine_mesh(mesh: DeviceMesh, replicates: bool, device: torch.device) -> _C.Mesh:
     """The same axes and process groups, for the engine.
 
-    Made once, and kept for as long as the first group lives. The engine's mesh makes process groups of its own, which
-    takes all ranks together, and ranks may collect the models that use it at different times.
+    Made once, and kept as long as the first group lives: making it takes all ranks together, because the engine's mesh
+    makes process groups of its own, but ranks may garbage-collect the models that use it at different times.
     """
     names = mesh.mesh_dim_names or (("replicate",) if replicates else ("shard",))
     groups = [mesh.get_group(index) for index in range(mesh.ndim)]
@@ -93,12 +93,12 @@ def engine_mesh(mesh: DeviceMesh, replicates: bool, device: torch.device) -> _C.
 
 
 def _names(replicates: bool) -> tuple[str, ...] | None:
-    """torch gives replicate()'s mesh a name for its axis, and fully_shard()'s none."""
+    """torch names the axis of replicate()'s mesh, but not that of fully_shard()'s."""
     return ("replicate",) if replicates else None
 
 
 def _make_known(group: ProcessGroup) -> None:
-    """As torch's own functions do it for the groups that they make."""
+    """Registers a group as torch's own functions register those that they make."""
     world = distributed_c10d._world
     name: Any = group.group_name or "shardwise"
     if name != group.group_name or name in world.pg_names.values():

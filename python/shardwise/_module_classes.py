@@ -1,4 +1,4 @@
-"""FSDPModule and ReplicateModule: what the classes of wrapped modules gain."""
+"""FSDPModule and ReplicateModule: what wrapping adds to the classes of modules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardwise._state import State, state_of
 
 
 class UnshardHandle(torch.distributed.fsdp.UnshardHandle):
-    """What unshard(async_op=True) gives: wait() returns once the full parameters are there.
+    """What unshard(async_op=True) returns: wait() returns once the full parameters are there.
 
     >>> handle = model.layers[0].unshard(async_op=True)
     >>> handle.wait()
@@ -39,7 +39,7 @@ class UnshardHandle(torch.distributed.fsdp.UnshardHandle):
 
 
 class FSDPModule(_torch_api.FSDPModule):
-    """What fully_shard() adds to the class of a module. Methods with `recurse` are for the modules inside too.
+    """What fully_shard() adds to the class of a module. Methods with `recurse` also apply to modules inside.
 
     >>> wrapped = [module for module in model.modules() if isinstance(module, shardwise.FSDPModule)]
     """
@@ -54,7 +54,7 @@ class FSDPModule(_torch_api.FSDPModule):
         _state(self).unit.reshard()
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
-        """Brings the full parameters of this module's unit; with `async_op` the handle's wait() ends it.
+        """Gathers the full parameters of this module's unit; with `async_op`, wait() on the handle completes it.
 
         >>> handle = model.layers[0].unshard(async_op=True)
         >>> handle.wait()
@@ -71,8 +71,8 @@ class FSDPModule(_torch_api.FSDPModule):
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """Whether gradients are complete when a backward of this model returns.
 
-        If not, the last sums may go on during the next forward, and their gradients come with the next backward. Set it
-        back before the last backward ahead of the optimizer.
+        If not, the last sums may still run during the next forward, and their gradients come with the next backward.
+        Set it back before the last backward ahead of the optimizer.
 
         >>> model.set_is_last_backward(False)
         """
@@ -83,8 +83,8 @@ class FSDPModule(_torch_api.FSDPModule):
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """Whether backward averages gradients over the ranks.
 
-        While it is off each rank adds its gradients up, and `.grad` shows none of them; the next backward with it on
-        averages all.
+        While it is off, each rank accumulates its own gradients, and `.grad` does not show them; the next backward with
+        it on averages them all.
 
         >>> model.set_requires_gradient_sync(False)
         >>> loss_of(first_half).backward()
@@ -129,21 +129,21 @@ class FSDPModule(_torch_api.FSDPModule):
             unit.set_reshard_after_backward(reshard_after_backward)
 
     def set_modules_to_forward_prefetch(self, modules: list[_torch_api.FSDPModule]) -> None:
-        """The modules whose all-gathers are to be started when this one begins its forward.
+        """The modules whose all-gathers should start when this one begins its forward.
 
         >>> first.set_modules_to_forward_prefetch([second])
         """
         _state(self).unit.set_forward_prefetch(_all_units(modules))
 
     def set_modules_to_backward_prefetch(self, modules: list[_torch_api.FSDPModule]) -> None:
-        """The modules whose all-gathers are to be started when this one begins its backward.
+        """The modules whose all-gathers should start when this one begins its backward.
 
         >>> second.set_modules_to_backward_prefetch([first])
         """
         _state(self).unit.set_backward_prefetch(_all_units(modules))
 
     def set_custom_all_gather(self, comm: Any) -> None:
-        """Lets `comm(output_tensor=, input_tensor=, group=, async_op=)` carry out this module's all-gathers.
+        """Makes `comm(output_tensor=, input_tensor=, group=, async_op=)` carry out this module's all-gathers.
 
         >>> model.set_custom_all_gather(MyAllGather())
         """
@@ -152,7 +152,7 @@ class FSDPModule(_torch_api.FSDPModule):
         state.unit.set_custom_all_gather(comm)
 
     def set_custom_reduce_scatter(self, comm: Any) -> None:
-        """Lets `comm` carry out this module's reduce-scatters: called as for all-gathers, and with `op`.
+        """Makes `comm` carry out this module's reduce-scatters; it is called as for all-gathers, plus `op`.
 
         >>> model.set_custom_reduce_scatter(MyReduceScatter())
         """
@@ -163,7 +163,7 @@ class FSDPModule(_torch_api.FSDPModule):
     def set_all_reduce_hook(
         self, hook: Callable[[torch.Tensor], None] | None, *, stream: torch.cuda.Stream | None = None
     ) -> None:
-        """Calls `hook` with the sum of this module's gradients before they come to `.grad`; it may change the values.
+        """Calls `hook` with the sum of this module's gradients before it reaches `.grad`; it may change the values.
 
         >>> model.set_all_reduce_hook(lambda sum: sum.clamp_(-1, 1))
         """
@@ -178,7 +178,7 @@ class FSDPModule(_torch_api.FSDPModule):
         state.unit.set_all_reduce_hook(_in_stream(hook, stream))
 
     def set_post_optim_event(self, event: torch.Event) -> None:
-        """Lets the device wait for `event` before the next forward gathers: for an optimizer on a stream of its own.
+        """Makes the device wait for `event` before the next forward gathers: for an optimizer on a stream of its own.
 
         >>> model.set_post_optim_event(torch.cuda.current_stream().record_event())
         """
@@ -206,14 +206,14 @@ class FSDPModule(_torch_api.FSDPModule):
         _state(self).unit.set_force_sum_reduction(enable)
 
     def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
-        """Whether this module's backward needs its full parameters; that of an embedding does not.
+        """Whether this module's backward needs its full parameters; an embedding's does not.
 
         >>> model.embedding.set_unshard_in_backward(False)
         """
         _state(self).unit.set_unshard_in_backward(unshard_in_backward)
 
     def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
-        """Accepted for torch's sake, and without effect: the memory of collectives is the engine's own, and stays.
+        """Accepted for compatibility with torch, without effect: the engine keeps its own memory for collectives.
 
         >>> model.set_allocate_memory_from_process_group_for_comm(True)
         """
@@ -225,7 +225,7 @@ class FSDPModule(_torch_api.FSDPModule):
             )
 
     def _set_unshard_async_op(self, async_op: bool) -> None:
-        """Nothing changes: gathers never hold up the host here."""
+        """Does nothing: gathers never block the host here."""
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         self.reshard()
@@ -245,7 +245,7 @@ class ReplicateModule(FSDPModule, _torch_api.ReplicateModule):
 
 
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
-    """Makes a method of a wrapped module count as its forward. Nothing happens for a module that is not wrapped.
+    """Makes a method of a wrapped module count as its forward. Does nothing for a module that is not wrapped.
 
     >>> shardwise.register_fsdp_forward_method(model, "generate")
     """
@@ -264,7 +264,7 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
 
 
 def share_comm_ctx(modules: list[_torch_api.FSDPModule]) -> None:
-    """Lets several roots, which run one after the other, use one pool of memory and the same streams.
+    """Makes several roots that run one after the other share one memory pool and the same streams.
 
     >>> shardwise.share_comm_ctx([first_stage, second_stage])
     """
@@ -285,7 +285,7 @@ _classes: dict[tuple[type, type], type] = {}
 
 
 def add_class(module: nn.Module, added: type, prefix: str) -> None:
-    """The class of the module becomes `prefix` and its name, below `added`."""
+    """Gives the module a class named `prefix` + its name, derived from `added` and the old class."""
     original = type(module)
     made = _classes.get((original, added))
     if made is None:
@@ -314,7 +314,7 @@ def _states(module: object, recurse: bool) -> Iterable[State]:
 
 
 def check_is_bool(reshard_after_forward: object) -> None:
-    """Raises ValueError for what set_reshard_after_forward() does not take."""
+    """Raises ValueError if set_reshard_after_forward() does not take this value."""
     if not isinstance(reshard_after_forward, bool):
         raise ValueError(
             f"shardwise: reshard_after_forward should be a bool, got {type(reshard_after_forward)}. "
@@ -323,13 +323,13 @@ def check_is_bool(reshard_after_forward: object) -> None:
 
 
 def units_of(module: object, recurse: bool) -> Iterable[_C.Unit | _C.CppUnit]:
-    """The units of this module, and with `recurse` of those below, C++ modules too."""
+    """The units of this module and, with `recurse`, of those below, including C++ modules."""
     yield from (state.unit for state in _states(module, recurse))
     yield from _cpp_units(module, recurse)
 
 
 def _cpp_units(module: object, recurse: bool) -> Iterable[_C.CppUnit]:
-    """Of C++ modules: modules() of a Python module yields these themselves, not the nn.Modules around them."""
+    """The units of C++ modules below: modules() of a Python module yields these, not the nn.Modules around them."""
     for each in cast(nn.Module, module).modules() if recurse else ():
         if is_cpp(each) and not isinstance(each, FSDPModule):
             unit = _C.cpp_unit(inner(each))

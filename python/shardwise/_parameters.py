@@ -23,7 +23,7 @@ Owner = tuple[nn.Module, str]
 
 @dataclass
 class Found:
-    """A parameter that this call manages: its names from the wrapped modules, and the modules that hold it."""
+    """A parameter that this call manages: its names, relative to the wrapped modules, and the modules that hold it."""
 
     parameter: nn.Parameter
     names: list[str]
@@ -32,7 +32,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Policies:
-    """What one call was given, and the ranks that it is for."""
+    """The arguments of one call, and its ranks."""
 
     given: Arguments
     mesh: FSDPMeshInfo | HSDPMeshInfo | DDPMeshInfo
@@ -53,7 +53,7 @@ class Policies:
 def take(
     roots: Sequence[nn.Module], managed: Sequence[nn.Module], policies: Policies, device: torch.device
 ) -> list[Found]:
-    """The parameters of the managed modules, once they are checked, and moved to the device with their buffers."""
+    """Checks the parameters of the managed modules, moves them and their buffers to the device, and returns them."""
     found = _find(roots, managed, policies.given.ignored)
     for each in found:
         _check(each, device, policies.replicates)
@@ -63,7 +63,7 @@ def take(
 
 
 def _find(roots: Sequence[nn.Module], managed: Sequence[nn.Module], ignored: set[nn.Parameter]) -> list[Found]:
-    """Each parameter of the managed modules once. In a list of modules a name begins with the module's place in it."""
+    """Each parameter of the managed modules, once. In a list of modules, names begin with the module's index."""
     prefixes: dict[nn.Module, str] = {}
     for place, root in enumerate(roots):
         before = f"{place}." if len(roots) > 1 else ""
@@ -82,7 +82,7 @@ def _find(roots: Sequence[nn.Module], managed: Sequence[nn.Module], ignored: set
 
 
 def of_inner_units(roots: Sequence[nn.Module]) -> Iterator[tuple[list[str], torch.Tensor]]:
-    """Parameters inside of these modules that belong to units already, with their names from here."""
+    """Parameters inside these modules that already belong to units, with their names from here."""
     found: dict[torch.Tensor, list[str]] = {}
     for place, root in enumerate(roots):
         before = f"{place}." if len(roots) > 1 else ""
@@ -92,13 +92,13 @@ def of_inner_units(roots: Sequence[nn.Module]) -> Iterator[tuple[list[str], torc
     return ((names, parameter) for parameter, names in found.items())
 
 
-#: The original parameters of wrapped modules, with the state of their call and their name there. A module elsewhere
+#: The original parameters of wrapped modules, with the state of their call and their name in it. A module elsewhere
 #: that shares such a parameter still holds the original.
 _managed = WeakTensorKeyDictionary()
 
 
 def remember(found: Found, state: State) -> None:
-    """From now on the parameter is managed by the call of this state."""
+    """Notes that the parameter is managed by the call with this state."""
     _managed[found.parameter] = (weakref.ref(state), found.names[0])
 
 
@@ -115,7 +115,7 @@ def _refuse_shared(found: Sequence[Found], roots: Sequence[nn.Module]) -> None:
 
 
 def _path_of(state: State, roots: Sequence[nn.Module]) -> str:
-    """The path of another call's module from these roots and a dot; empty where it lies outside of them."""
+    """The path from these roots to another call's module, ending in a dot; empty if it lies outside them."""
     paths = (path for root in roots for path, module in root.named_modules() if module is state._modules[0])
     return next((f"{path}." for path in paths if path), "")
 

@@ -1,4 +1,4 @@
-"""The processes of ranks, for shardwise.testing: what runs in them, and what their parent hears of it."""
+"""The processes of ranks, for shardwise.testing: what runs in them, and what their parent learns from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Job:
-    """What one rank is told about a run."""
+    """What a rank needs to know about one run."""
 
     rank: int
     world_size: int
@@ -33,13 +33,13 @@ class Job:
 
     @property
     def stack_file(self) -> str:
-        """Where the rank writes its stacks when it gets the signal for it."""
+        """The file to which the rank writes its stacks on SIGUSR1."""
         return f"{self.folder}/stack-{self.rank}"
 
 
 @dataclass
 class Failure:
-    """How a rank failed, and when; `by_peer` if its error only tells of another rank's failure."""
+    """How and when a rank failed; `by_peer` if its error only reports another rank's failure."""
 
     rank: int
     at: float
@@ -54,7 +54,7 @@ class RankProcess:
     number: int
     process: Any
     connection: Connection
-    #: Whether its process is as good as a new one.
+    #: Whether its process can be used for another run.
     stays: bool = True
 
     @staticmethod
@@ -69,14 +69,14 @@ class RankProcess:
         return RankProcess(number, process, ours)
 
     def end(self) -> None:
-        """Ends the process, whatever it does."""
+        """Kills the process if it still runs."""
         if self.process.is_alive():
             self.process.kill()
         self.process.join()
         self.connection.close()
 
     def receive(self) -> Failure | tuple[Any]:
-        """What the rank returned, in a tuple, or how it failed. Waits until it is there."""
+        """What the rank returned, in a tuple, or how it failed. Blocks until it is known."""
         try:
             succeeded, value = self.connection.recv()
         except (EOFError, ConnectionResetError):
@@ -92,10 +92,10 @@ class RankProcess:
 
 
 def _serve(connection: Connection) -> None:
-    """What a rank's process does: one job after the other, until there are no more or one fails."""
+    """Runs in a rank's process: does one job after the other, until there are no more or one fails."""
     torch.set_num_threads(1)
     seed = torch.initial_seed()
-    # What is here now stays: a collection after each run then looks at that run's alone.
+    # Objects that exist now stay: later collections then look only at what a run made.
     gc.freeze()
     while True:
         try:
@@ -105,7 +105,7 @@ def _serve(connection: Connection) -> None:
         torch.manual_seed(seed)
         before = dict(os.environ)
         _run(job, connection, call)
-        # A wrapped module is a cycle, and holds the threads and connections of its process groups.
+        # A wrapped module is a reference cycle, and holds the threads and connections of its process groups.
         gc.collect()
         os.environ.clear()
         os.environ.update(before)
@@ -129,7 +129,7 @@ def _run(job: Job, connection: Connection, call: bytes) -> None:
             value = function(job.rank, *args)
             stays = True
             if dist.is_initialized():
-                # torch's caches keep meshes, and so the threads of process groups, for as long as the process lives.
+                # torch's caches keep meshes, and with them the threads of process groups, until the process ends.
                 stays = len(dist.distributed_c10d._world.pg_map) == 1
                 # A rank that leaves early would break a collective that others are still in.
                 dist.barrier()
@@ -140,7 +140,7 @@ def _run(job: Job, connection: Connection, call: bytes) -> None:
             with contextlib.suppress(BrokenPipeError):
                 connection.send((False, failure))
             connection.close()
-            # Without the usual ending: destroying a process group in the middle of a collective can hang.
+            # Skips the normal shutdown: destroying a process group in the middle of a collective can hang.
             os._exit(1)
         finally:
             faulthandler.unregister(signal.SIGUSR1)

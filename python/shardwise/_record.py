@@ -14,11 +14,11 @@ from shardwise import _C
 
 @contextmanager
 def record(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Writes down what the ranks of this process do inside of it, to a new file in `folder`, named by the rank.
+    """Records what the ranks of this process do in the `with` block, to a new file in `folder`, named by the rank.
 
-    Forwards and backwards of units, collectives from their start until they are done, and how long this rank waited for
-    them. `python -m shardwise timeline FOLDER` draws it. The environment variable SHARDWISE_RECORD, a folder, does it
-    for a whole program. A folder that cannot be written raises shardwise.Error before anything runs.
+    It records forwards and backwards of units, collectives from start to end, and how long this rank waited for them.
+    `python -m shardwise timeline FOLDER` draws the record. The environment variable SHARDWISE_RECORD names a folder in
+    which to record a whole program. A folder that cannot be written raises shardwise.Error before anything runs.
 
     >>> with shardwise.record("timeline"):
     ...     train_step()

@@ -18,18 +18,18 @@ KINDS = (*COMPUTE, "wait", *WIRE)
 
 @dataclass(frozen=True)
 class Event:
-    """Something that took a rank some time, or that a collective of it took."""
+    """A span of time of one rank: a computation, a wait or a collective."""
 
     kind: str
     name: str
     rank: int
-    #: Nanoseconds.
+    #: In nanoseconds, like `end`.
     begin: int
     end: int
     bytes: int
 
 
-#: What a file has of an event.
+#: The fields of an event in a file.
 _FIELDS = {"kind": str, "name": str, "rank": int, "begin": int, "end": int, "bytes": int}
 
 
@@ -37,7 +37,7 @@ _SPACE = re.compile(r"\s*")
 
 
 def read(folder: Path) -> list[Event]:
-    """Of all files that programs wrote there, the earliest first. ValueError for a file that is no record."""
+    """The events in all files of a folder, the earliest first. Raises ValueError for a file that is not a record."""
     events: list[Event] = []
     for file in sorted(folder.glob("shardwise-*.json")):
         try:
@@ -55,7 +55,7 @@ def read(folder: Path) -> list[Event]:
 
 
 def _events(data: bytes) -> Iterator[Event]:
-    """Those of a file, which is one list of them. An error names the line, and which event is wrong."""
+    """The events in a file, which is one JSON list. An error names the line and the event at fault."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -74,7 +74,7 @@ def _events(data: bytes) -> Iterator[Event]:
 
 
 def _line_of(text: str, number: int) -> int:
-    """The line where an item of a list begins; the first one has the number 0."""
+    """The line on which item `number` of the list begins, counting from 0."""
     at = text.index("[")
     for _ in range(number):
         at = json.JSONDecoder().raw_decode(text, _next(text, at))[1]
@@ -83,13 +83,13 @@ def _line_of(text: str, number: int) -> int:
 
 
 def _next(text: str, at: int) -> int:
-    """Where something begins after the mark that stands there."""
+    """The position of the first non-space character after `at`."""
     found = _SPACE.match(text, at + 1)
     return found.end() if found else at
 
 
 def _event(found: Any) -> Event:
-    """One that a file tells of, which anybody may have written."""
+    """An event from a file, checked, because anybody may have written the file."""
     if not isinstance(found, dict) or set(found) != _FIELDS.keys():
         raise ValueError(f"an event has {sorted(_FIELDS)}, and one is {found!r:.200}")
     for name, kind in _FIELDS.items():
@@ -104,10 +104,10 @@ def _event(found: Any) -> Event:
 
 
 def _forwards_ended(events: Sequence[Event]) -> list[Event]:
-    """The same, with each forward at an end where a backward of its rank begins.
+    """The same events, but a forward ends at the latest when a backward of its rank begins.
 
-    Where a module is called directly nobody sees its end, and its forward is written down as long as its unit stays
-    open, which is until something else is used. `events` are the earliest first.
+    If a module is called directly, nobody sees its end. Its forward is then recorded until its unit closes, which is
+    when something else is used. `events` are sorted, the earliest first.
     """
     backwards: dict[int, int] = {}
     ended: list[Event] = []

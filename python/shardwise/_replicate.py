@@ -51,7 +51,7 @@ def _replicate(module: Any, given: Arguments) -> Any:
 
 
 def _inner_state(module: nn.Module) -> ReplicateState | None:
-    """The state of a module that replicate() was called on before: its parameters are not this call's."""
+    """The state of a module that replicate() already wrapped: this call does not manage its parameters."""
     state = state_of(module)
     return state if type(state) is ReplicateState else None
 
@@ -70,20 +70,20 @@ def replicate(
 ) -> M:
     """Averages the gradients of a module, or of a list of modules taken as one, over the ranks after each backward.
 
-    Call it on inner modules first (each becomes a unit with a collective of its own) and on the outermost last.
-    Returns what it was given; the class of each module becomes Replicate<its name>, and its parameters() are DTensors
-    that every rank holds all of. Every rank must wrap the same modules in the same order. Values are not broadcast:
-    start from the same seed or checkpoint.
+    Call it on inner modules first (each becomes a unit with a collective of its own) and on the outermost last. Returns
+    what it was given; the class of each module becomes Replicate<its name>, and its parameters() become DTensors,
+    complete on every rank. Every rank must wrap the same modules in the same order. Values are not broadcast: start
+    from the same seed or checkpoint.
 
     Args:
         module: the module, or modules that form one unit.
-        mesh: a one-dimensional DeviceMesh. Default: all ranks (the default process group, which is made from
-            torchrun's environment where there is none). Or a process group, or a mesh, that was made in C++.
+        mesh: a one-dimensional DeviceMesh, or a process group or a mesh made in C++. Default: all ranks of the default
+            process group, which is made from torchrun's environment if there is none.
         mp_policy: the dtypes to compute and to sum in.
         offload_policy: CPUOffloadPolicy() keeps parameters and gradients in the host's memory.
         ignored_params: parameters that are left alone.
 
-    A parameter that no rank used gets no gradient; one that some ranks used gets the mean, the others counting zero.
+    A parameter that no rank used gets no gradient. If some ranks used it, it gets the mean, with zero for the others.
 
     >>> for block in model.blocks:
     ...     shardwise.replicate(block)

@@ -1,4 +1,4 @@
-"""For each parameter: what its module computes with, and the DTensor spec that says how it is spread over the ranks."""
+"""For each parameter: what its module computes with, and the DTensor spec of how it is spread over the ranks."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ MeshInfo = DataParallelMeshInfo
 
 @dataclass(frozen=True)
 class Leaf:
-    """What a module computes with: the full parameter, and the tensor inside of it where it is a DTensor."""
+    """What a module computes with: the full parameter and, if that is a DTensor, the tensor inside it."""
 
     full: nn.Parameter
     memory: torch.Tensor | None
-    #: The values of `full` if they are of another dtype, or are still to come; this rank's shard if it is `extended`.
+    #: The values for `full`, if they have another dtype or come later; this rank's shard if it is `extended`.
     values: torch.Tensor | None
-    #: Where `full` is a DTensor: turns a gradient of it into what belongs to `memory`.
+    #: If `full` is a DTensor: converts its gradient into the one for `memory`.
     to_memory: Callable[[torch.Tensor], torch.Tensor] | None
     spec: DTensorSpec
     shard_dim: int
     #: The post-accumulate hooks of the original parameter.
     hooks: Any
-    #: Its tensor gathers itself (_extensions.py): `full` is a placeholder, and the first gather makes the real one.
+    #: The tensor defines its own gather (_extensions.py): `full` is a placeholder until the first gather makes the real
+    #: one.
     extended: bool = False
 
     def around(self, shard: torch.Tensor) -> nn.Parameter:
@@ -49,7 +50,7 @@ class Leaf:
 
 
 def leaf_of(parameter: nn.Parameter, mesh: MeshInfo, shard: Shard, dtype: torch.dtype | None) -> Leaf:
-    """A leaf for `parameter`, which is left as it is. `dtype` is the one that its module computes in."""
+    """A leaf for `parameter`, which is not changed. `dtype` is the one that its module computes in."""
     hooks = parameter._post_accumulate_grad_hooks
     spec = _spec_of(parameter, mesh, shard)
     if not isinstance(parameter, DTensor):
@@ -70,7 +71,7 @@ def leaf_of(parameter: nn.Parameter, mesh: MeshInfo, shard: Shard, dtype: torch.
 def extended_leaf_of(
     parameter: nn.Parameter, own: torch.Tensor, mesh: MeshInfo, shard: Shard, dtype: torch.dtype
 ) -> Leaf:
-    """The same for a parameter that gathers itself: a leaf without memory until then. `own` is this rank's shard."""
+    """The same for a parameter that defines its own gather: no memory until then. `own` is this rank's shard."""
     empty = torch.empty(local_of(parameter).size(), dtype=dtype, device="meta")
     full = nn.Parameter(empty, requires_grad=parameter.requires_grad)
     to_memory = partial(_memory_of, parameter._spec) if isinstance(parameter, DTensor) else None
@@ -79,12 +80,12 @@ def extended_leaf_of(
 
 
 def local_of(parameter: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a parameter that tensor parallelism has cut; of any other all of it."""
+    """This rank's part of a parameter that tensor parallelism has split; any other parameter as it is."""
     return parameter._local_tensor if isinstance(parameter, DTensor) else parameter
 
 
 def _cast_or_hollow(values: torch.Tensor, dtype: torch.dtype | None, mesh: MeshInfo) -> torch.Tensor:
-    """The values in this dtype; for those on the meta device a tensor without memory where they will be.
+    """The values in this dtype. Of values on the meta device: a tensor without memory, on their later device.
 
     The unit gives it memory later.
     """
@@ -102,7 +103,7 @@ def _spec_of(parameter: nn.Parameter, mesh: MeshInfo, shard: Shard) -> DTensorSp
 
 
 def _memory_of(spec: DTensorSpec, gradient: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a gradient, once it lies as its parameter does and no collective of it is under way."""
+    """This rank's part of a gradient, laid out like its parameter, after any collective on it has ended."""
     if not isinstance(gradient, DTensor):
         return gradient
     local = gradient._local_tensor
@@ -123,7 +124,7 @@ def _placements(mesh: MeshInfo, shard: Placement) -> tuple[Placement, ...]:
 
 
 def _combined(parameter: DTensor, mesh: MeshInfo, shard: Shard) -> DTensorSpec:
-    """For a parameter that tensor parallelism has cut already: the axes of data parallelism come first."""
+    """For a parameter that tensor parallelism has already split: the axes of data parallelism come first."""
     inner = parameter._spec
     if len(inner.placements) > 2:
         raise NotImplementedError(

@@ -19,7 +19,7 @@ from shardwise._logs import LoggedState, log_of
 
 @dataclass
 class ParamGroup:
-    """The parameters of one call, for those who read torch's FSDPParamGroup: pipelines, checkpoints, tools."""
+    """The parameters of one call, for code that reads torch's FSDPParamGroup: pipelines, checkpoints, tools."""
 
     unit: _C.Unit
     modules: tuple[nn.Module, ...]
@@ -40,7 +40,7 @@ class ParamGroup:
         return not self.unit.shows_full
 
     def post_backward(self) -> None:
-        """Sums what backwards without synchronisation left in the whole tree, if there is something."""
+        """Sums gradients in the whole tree that backwards without synchronization left behind, if there are any."""
         self.unit.reduce_pending()
 
 
@@ -52,7 +52,7 @@ class State(LoggedState):
     unit: _C.Unit
 
     def start(self, modules: Sequence[nn.Module], group: ParamGroup, automatic: bool) -> None:
-        """Makes this the state of these modules, whose hooks tell `group.unit` of their calls from now on."""
+        """Makes this the state of these modules. From now on their hooks report their calls to `group.unit`."""
         for module in modules:
             _insert_module_state(module, self)
         self.unit = group.unit
@@ -67,7 +67,7 @@ class State(LoggedState):
         if self.log is not None:
             for module in modules:
                 self.log.register(module)
-        # Registered last, and so called before the hooks above.
+        # Prepended last, and so called before the hooks above.
         self._first_hooks = [
             module.register_forward_pre_hook(self._before_first_forward, prepend=True) for module in modules
         ]
@@ -76,7 +76,7 @@ class State(LoggedState):
         self._lazy_init()
 
     def _lazy_init(self) -> None:
-        """Before the first forward: the state whose module runs first is the root of its tree, and has to stay it."""
+        """Runs before the first forward: the state whose module runs first becomes the root of its tree, for good."""
         if self._is_root is None:
             self._become_root()
         for hook in self._first_hooks:
@@ -94,7 +94,7 @@ class State(LoggedState):
             state = _get_module_fsdp_state(module)
             if state in states or not isinstance(state, State):
                 continue
-            # As torch has it: sharded units below a replicated root are roots of their own.
+            # As in torch: sharded units below a replicated root are roots of their own.
             if self._kind == "Replicate" and state._kind != "Replicate":
                 continue
             if module is not root and state._is_root is not None:
@@ -112,26 +112,26 @@ class State(LoggedState):
             state._state_ctx = self._state_ctx
             state._comm_ctx = self._comm_ctx
         self._state_ctx.all_states.extend(states)
-        # The root ends the forward and begins the backward: to free its full parameters in between would gain nothing.
+        # The root ends the forward and begins the backward, so freeing its full parameters in between gains nothing.
         if self._auto_reshard_after_forward:
             self.group.post_forward_mesh_info = None
             self.unit.set_reshard_after_forward(False)
 
     @property
     def group(self) -> ParamGroup:
-        """What torch's tools take for torch's own parameter group."""
+        """The object that torch's tools take for torch's own parameter group."""
         return cast(ParamGroup, self._fsdp_param_group)
 
     def refresh_parameters(self) -> None:
-        """Takes the parameters that the modules have now: a load or a cast may have replaced them."""
+        """Adopts the parameters that the modules hold now: a load or a cast may have replaced them."""
         self.unit.look_again()
 
     def take_memory(self) -> None:
-        """The same right after a cast. Nobody holds its results yet, so they can be moved to the unit's memory."""
+        """The same right after a cast: nobody holds the results yet, so they can move into the unit's memory."""
         self.unit.take_memory()
 
     def check_values(self) -> None:
-        """Raises RuntimeError when a module is about to run whose parameters are not where they have to be."""
+        """Raises RuntimeError if a module is about to run and its parameters are not on the right device."""
         parameters = {name: p for module in self._modules for name, p in module.named_parameters()}
         empty = [name for name, parameter in parameters.items() if parameter.is_meta]
         if empty:
@@ -162,12 +162,12 @@ class State(LoggedState):
         return output
 
     def run(self, module: nn.Module, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Calls a method of the module as its forward is called."""
+        """Calls a method of the module in the way its forward is called."""
         args, kwargs = self._pre_forward(module, args, kwargs)
         return self._post_forward(module, args, method(*args, **kwargs))
 
     def _root_post_backward_final_callback(self) -> None:
-        """torch's pipelines run a backward in pieces, and call this at its end."""
+        """torch's pipelines run a backward in pieces, and call this at the end."""
         self.unit.reduce_pending()
 
 
@@ -178,13 +178,13 @@ class ReplicateState(State):
 
 
 def state_of(module: nn.Module) -> State | None:
-    """The state of the call that this module was given to; None when there was none."""
+    """The state of the call that wrapped this module; None if there was none."""
     state = _get_module_fsdp_state(module)
     return state if isinstance(state, State) else None
 
 
 def unit_of(module: nn.Module) -> _C.Unit | _C.CppUnit:
-    """The unit of the call that this module was given to."""
+    """The unit of the call that wrapped this module."""
     if is_cpp(module) and (unit := _C.cpp_unit(inner(module))) is not None:
         return unit
     state = state_of(module) if isinstance(module, nn.Module) else None

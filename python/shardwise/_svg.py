@@ -5,7 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 
 FONT = "system-ui, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
-#: Of a usual letter of these fonts, as a part of the font's size; wide letters are taken for usual ones.
+#: The width of an average letter of these fonts, relative to the font size; wide letters count as average.
 LETTER = 0.6
 
 
@@ -18,14 +18,14 @@ class Picture:
         self.add("rect", width=width, height=height, fill="#ffffff")
 
     def add(self, kind: str, tip: str = "", **attributes: str | float) -> None:
-        """An element; `tip` is what is shown where somebody points at it. `font_size=9` is SVG's font-size."""
+        """Adds an element; `tip` is shown when the mouse points at it. `font_size=9` becomes SVG's font-size."""
         element = ET.SubElement(self._root, kind)
         _set(element, attributes)
         if tip:
             ET.SubElement(element, "title").text = tip
 
     def text(self, x: float, y: float, words: str, **attributes: str | float) -> None:
-        """Words that begin at `x`, or end there with text_anchor="end"."""
+        """Adds words that begin at `x`, or end there with text_anchor="end"."""
         element = ET.SubElement(self._root, "text")
         _set(element, {"x": x, "y": y, **attributes})
         element.text = words
@@ -36,12 +36,12 @@ class Picture:
 
 
 def width_of(words: str, size: float = 13) -> float:
-    """About how wide words are, rather more than less: the fonts are the reader's."""
+    """About how wide the words are, rounded up: the reader's fonts are not known."""
     return len(words) * size * LETTER
 
 
 def _set(element: ET.Element, attributes: dict[str, str | float]) -> None:
     for name, value in attributes.items():
         shown = value if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")
-        # A name that is a word of Python has a line behind it: class_.
+        # A name that is a keyword of Python ends in an underscore: class_.
         element.set(name.rstrip("_").replace("_", "-"), shown)

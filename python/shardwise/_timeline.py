@@ -1,4 +1,4 @@
-"""What ranks recorded, as a page: a picture, and how much of what travelled nobody waited for."""
+"""What ranks recorded, as a page: a picture, and how much of the time on the wire nobody waited for."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ COLORS = {
     "all-reduce": "#946b4f",
     "broadcast": "#7a7a7a",
 }
-#: The rows of a rank.
+#: The rows of a rank, with their kinds of events.
 LANES = {"compute": COMPUTE, "waits": ("wait",), "gathers": GATHERS, "sums": SUMS}
 
 LEFT, WIDTH, RIGHT, TOP, ROW, GAP = 110, 1180, 60, 34, 18, 10
-#: Sizes of letters: of the picture, inside of spans, and at the axis.
+#: Font sizes: in the picture, inside spans, and at the axis.
 SIZE, INSIDE, AXIS = 12, 11, 10
 
 
 def steps(events: Sequence[Event], rank: int) -> list[int]:
-    """When the outermost unit of a rank began its forwards."""
+    """The times at which a rank's outermost unit began its forwards."""
     own = [event for event in events if event.kind == "forward" and event.rank == rank]
     return [event.begin for event in own if event.name == own[0].name]
 
 
 def last_steps(events: Sequence[Event], number: int) -> list[Event]:
-    """Those of the last few steps, which ranks begin each at its own time."""
+    """The events of the last few steps, which each rank begins at its own time."""
     first: dict[int, int] = {}
     for rank in {event.rank for event in events}:
         begins = steps(events, rank)
@@ -41,7 +41,7 @@ def last_steps(events: Sequence[Event], number: int) -> list[Event]:
 
 
 def union(events: Iterable[Event]) -> int:
-    """Nanoseconds in which at least one of them was under way."""
+    """Nanoseconds during which at least one of them was running."""
     total, until = 0, 0
     for event in sorted(events, key=lambda event: event.begin):
         total += max(0, event.end - max(event.begin, until))
@@ -50,14 +50,14 @@ def union(events: Iterable[Event]) -> int:
 
 
 def hidden(events: Sequence[Event], rank: int) -> float:
-    """The part of the time on the wire in which this rank did not wait."""
+    """The fraction of the time on the wire in which this rank did not wait."""
     wire = union(event for event in events if event.rank == rank and event.kind in WIRE)
     waited = union(event for event in events if event.rank == rank and event.kind == "wait")
     return max(0.0, 1 - waited / wire) if wire else 1.0
 
 
 def lanes(events: Sequence[Event], rank: int) -> Iterator[tuple[str, list[Event]]]:
-    """The events of a rank by what they are, without what it has none of."""
+    """The events of a rank by lane, without empty lanes."""
     for lane, kinds in LANES.items():
         own = [event for event in events if event.rank == rank and event.kind in kinds]
         if own:
@@ -65,7 +65,7 @@ def lanes(events: Sequence[Event], rank: int) -> Iterator[tuple[str, list[Event]
 
 
 def rows(events: Sequence[Event]) -> list[list[Event]]:
-    """Those that overlap lie in rows of their own. A span that holds others lies above them."""
+    """Puts events that overlap into different rows. A span that contains others lies above them."""
     found: list[list[Event]] = []
     for event in sorted(events, key=lambda event: (event.begin, -event.end)):
         row = next((row for row in found if row[-1].end <= event.begin), None)
@@ -74,7 +74,7 @@ def rows(events: Sequence[Event]) -> list[list[Event]]:
 
 
 def page(events: Sequence[Event]) -> str:
-    """HTML that needs nothing else."""
+    """A self-contained HTML page."""
     picture = svg(events)
     lines = "".join(table(events))
     return (
@@ -87,7 +87,7 @@ def page(events: Sequence[Event]) -> str:
 
 
 def table(events: Sequence[Event]) -> Iterator[str]:
-    """Lines of HTML: the milliseconds that each rank spent on what."""
+    """Lines of an HTML table: how many milliseconds each rank spent on what."""
     heads = ("rank", "ms", "computed", "waited", "gathers", "sums", "on the wire and not waited for")
     yield f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>\n"
     for rank in sorted({event.rank for event in events}):
@@ -138,7 +138,7 @@ def _span(picture: Picture, event: Event, x: float, y: int, scale: float) -> Non
 
 
 def _axis(picture: Picture, milliseconds: float, height: int) -> None:
-    """Ten lines or so, at round numbers."""
+    """Draws about ten lines, at round numbers."""
     step = 10.0 ** len(str(int(milliseconds / 10))) / 10 if milliseconds >= 10 else 0.1
     while milliseconds / step > 12:
         step *= 2

@@ -1,4 +1,4 @@
-"""torch's own functions and classes, also while install() has others in their place."""
+"""torch's own functions and classes, even while install() has replaced them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import register_fsdp_forward_method as register_fsdp_forward_method
     from torch.distributed.fsdp import share_comm_ctx as share_comm_ctx
 
-#: Where torch defines what install() replaces.
+#: The modules in which torch defines what install() replaces.
 _DEFINED = {
     "FSDPModule": "torch.distributed.fsdp._fully_shard._fully_shard",
     "ReplicateModule": "torch.distributed._composable.replicate_with_fsdp",
@@ -23,7 +23,7 @@ _DEFINED = {
     "share_comm_ctx": "torch.distributed.fsdp._fully_shard._fully_shard",
 }
 
-#: By name. install() leaves the dictionaries of torch's modules as they are.
+#: Everything above by name. install() does not change the dictionaries of torch's modules.
 ALL: dict[str, Any] = {name: vars(importlib.import_module(module))[name] for name, module in _DEFINED.items()}
 
 globals().update(ALL)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from shardwise import _C
 
-#: What torch.distributed calls it.
+#: Its name in torch.distributed.
 NAME = "shardwise"
 
 #: The variables that env:// reads, and the one for the network interface that ranks connect over.
@@ -21,7 +21,7 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_I
 
 
 def register() -> None:
-    """Makes the back end known to torch.distributed; importing shardwise does it."""
+    """Registers the back end with torch.distributed; importing shardwise does this."""
     if dist.is_available() and NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu"])
 

@@ -104,13 +104,13 @@ def _traits(found: Found, policies: Policies, device: torch.device, dim: int) ->
 
 
 def _neighbours(policies: Policies) -> dist.ProcessGroup | None:
-    """The process group, which torch made, of the ranks that together hold full parameters after forward."""
+    """torch's process group of the ranks that together hold the full parameters after forward."""
     holders = policies.post_forward_mesh
     return None if holders is None or holders is policies.mesh else holders.shard_process_group
 
 
 def _watch_state_dict(module: nn.Module, state: State) -> None:
-    """State dicts show the sharded parameters; when one was loaded, the unit takes the parameters that are there."""
+    """Makes state dicts show the sharded parameters; after a load the unit adopts the module's parameters."""
     weak = weakref.ref(state)
 
     def reshard(*_: Any) -> None:

@@ -1,8 +1,8 @@
 """C++ modules that torch::python::bind_module made known to Python, for fully_shard() and replicate().
 
-Both take what bind_module makes (an nn.Module around the C++ module) and C++ modules themselves, such as the inner ones
-of a model. Afterwards parameters() are what the C++ front end says: plain tensors, this rank's shards, for the
-optimizer; torch's own tools take them for whole parameters, so what has to see all ranks is here.
+Both functions take what bind_module makes (an nn.Module around the C++ module), and C++ modules themselves, such as
+inner modules. Afterwards parameters() are what the C++ front end shows: plain tensors, this rank's shards, for the
+optimizer. torch's own tools would take them for whole parameters, so the functions that must see all ranks are here.
 
 >>> model = my_extension.Model()
 >>> for block in model.blocks():
@@ -27,7 +27,7 @@ from shardwise._cpp_modules import inner, is_cpp
 
 
 def as_module(module: Any) -> nn.Module:
-    """An nn.Module around a C++ module; with the methods of FSDPModule where the C++ module was wrapped.
+    """An nn.Module around a C++ module; it has the methods of FSDPModule if the C++ module was wrapped.
 
     >>> shardwise.cpp.as_module(model.block(0)).unshard()
     """
@@ -35,7 +35,7 @@ def as_module(module: Any) -> nn.Module:
 
 
 def full_state_dict(module: Any, *, rank0_only: bool = False, cpu_offload: bool = False) -> dict[str, torch.Tensor]:
-    """All parameters and buffers as whole tensors, which are copies. All ranks must call it.
+    """Copies of all parameters and buffers as whole tensors. All ranks must call it.
 
     >>> torch.save(shardwise.cpp.full_state_dict(model), path)
     """
@@ -44,7 +44,7 @@ def full_state_dict(module: Any, *, rank0_only: bool = False, cpu_offload: bool 
 
 @dataclass(frozen=True)
 class LoadResult:
-    """Names that only the module has, those that only the dict has, and how many elements were set."""
+    """Names that only the module has, names that only the dict has, and how many elements were set."""
 
     missing: list[str]
     unexpected: list[str]
@@ -54,7 +54,7 @@ class LoadResult:
 def load_full_state_dict(
     module: Any, state_dict: Mapping[str, torch.Tensor], *, strict: bool = True, broadcast_from_rank0: bool = True
 ) -> LoadResult:
-    """Sets parameters and buffers in place to whole tensors, those of rank 0 unless told otherwise. All ranks call it.
+    """Sets parameters and buffers in place from whole tensors; rank 0's, unless told otherwise. All ranks must call it.
 
     >>> shardwise.cpp.load_full_state_dict(model, torch.load(path))
     """
@@ -69,7 +69,7 @@ def clip_grad_norm_(
 ) -> float:
     """Scales gradients so that their norm over all parameters and ranks is at most `max_norm`; returns what it was.
 
-    `parameters` are a module, of C++ or of Python with C++ modules inside, or its parameters(), of which some may be
+    `parameters` is a C++ module, a Python module with C++ modules inside, or its parameters(), which may include
     DTensors. All ranks must call it.
 
     >>> shardwise.cpp.clip_grad_norm_(model, 1.0)

@@ -24,10 +24,10 @@ from shardwise._rank_processes import Failure, Job, RankProcess
 
 T = TypeVar("T")
 
-#: Modules that ranks find imported; each rank is forked from a server that imported them and computed nothing.
+#: Modules that ranks find already imported: each rank is forked from a server that imported them and ran nothing else.
 PRELOAD = ["torch", "torch.distributed", "torch.distributed.device_mesh", "shardwise.testing"]
 
-#: After the first rank failed, the others have this long to fail by themselves.
+#: Once a rank has failed, the others have this long to fail by themselves.
 _GRACE = 3.0
 
 
@@ -49,22 +49,22 @@ def run_ranks(
 ) -> list[T]:
     """Runs `function(rank, *args)` in `world_size` new processes and returns the results by rank.
 
-    The function, its arguments and its results must be picklable: give a function of a module, not a lambda. Each rank
+    The function, its arguments and its results must be picklable: pass a module-level function, not a lambda. Each rank
     has the default process group (none with backend=None), RANK and WORLD_SIZE, and one thread for tensor operations.
 
-    Raises RankFailure with the error of the rank that failed first: an error that only tells of another rank's
-    failure gives way to its cause. Past `timeout` seconds it raises TimeoutError with the stack of every rank.
+    Raises RankFailure with the error of the rank that failed first; an error that only reports another rank's failure
+    counts as later. After `timeout` seconds it raises TimeoutError with the stack of every rank.
     """
     with RankPool(world_size) as pool:
         return pool.run(function, *args, backend=backend, timeout=timeout, environment=environment)
 
 
 class RankPool:
-    """Ranks that stay between runs, for suites of many short tests: most of a short run is starting its processes.
+    """Ranks whose processes stay between runs, for suites of short tests, which mostly wait for processes to start.
 
-    Each run has a process group of its own and the random numbers of a new process. After a run that failed, and after
-    one that made more process groups, the processes are ended, and the next run has new ones. Close the pool when it is
-    no longer needed, or use `with`.
+    Each run has its own process group, and the random numbers of a new process. If a run fails or makes more process
+    groups, its processes are ended, and the next run gets new ones. Close the pool when it is no longer needed, or use
+    `with`.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -81,7 +81,7 @@ class RankPool:
         timeout: float = 120.0,
         environment: Mapping[str, str] | None = None,
     ) -> list[T]:
-        """As run_ranks() does."""
+        """Like run_ranks()."""
         call = bytes(ForkingPickler.dumps((function, args)))
         if not self._ranks:
             self._ranks = [RankProcess.started(number, PRELOAD) for number in range(self.world_size)]
@@ -102,7 +102,7 @@ class RankPool:
                 self._end()
 
     def close(self) -> None:
-        """Lets the processes end by themselves, and ends those that do not."""
+        """Lets the processes end by themselves, and kills those that do not."""
         for rank in self._ranks:
             rank.connection.close()
         for rank in self._ranks:
