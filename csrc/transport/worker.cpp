@@ -109,7 +109,7 @@ struct Worker::State {
     release();
   }
 
-  /// Gloo ends outside of the lock: that takes its time.
+  /// Gloo is destroyed outside the lock, because that takes a while.
   void release() {
     carrier.release();
     std::unique_lock lock(mutex);

@@ -35,7 +35,8 @@ class SameHostExchange final : public Exchange {
   /// Where each rank's data for this rank lies.
   using Terms = std::vector<const std::byte*>;
 
-  /// Begins it: announces it, and waits for all. Gives where the data is, unless some of it has to be staged.
+  /// Announces the call, and waits for all ranks. Returns where their data lies, or nothing if any of it has to be
+  /// staged.
   std::optional<Terms> open(const Call& call, const Given& given);
   /// The address of `offset` on a rank's board.
   const std::byte* board(int rank, size_t offset) const;
