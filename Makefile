@@ -1,6 +1,7 @@
 # The commands of this repository. Each does all its own set-up, and nothing twice; CMakeLists.txt describes the build.
 # Variables, as in `make test PYTHON=python3.12 JOBS=4`:
 #   PYTHON               the Python to use; one that has a supported torch is used as it is, and nothing is fetched
+#   TORCH                the version of torch to fetch, such as 2.13.0; docs/versions.md has those that work
 #   SHARDWISE_TEST_DEPS  a folder with the sources of GoogleTest and Catch2, where there are no packages of them
 #   JOBS                 compilers at a time (as many as there are cores and memory for them)
 #   RANKS, FRONT, SHORT  of the demo: 2 ranks; FRONT=cpp or python; SHORT=1 for a few steps only
@@ -12,6 +13,7 @@
 #   PARTS                of test-parts: some of those that test/parts.py lists
 #   UNTIL                of test-parts: begin no part that will not be done at this time, in seconds as `date +%s` has them
 PYTHON ?=
+TORCH ?=
 SHARDWISE_TEST_DEPS ?=
 JOBS ?=
 RANKS ?= 2
@@ -24,7 +26,7 @@ PARTS ?=
 UNTIL ?=
 PEERS ?=
 override SHARDWISE_TEST_DEPS := $(abspath $(SHARDWISE_TEST_DEPS))
-export SHARDWISE_TEST_DEPS
+export SHARDWISE_TEST_DEPS TORCH
 .NOTPARALLEL:
 .PHONY: help demo test test-all test-parts bench lint format docs wheel clean
 

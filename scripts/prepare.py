@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from probe_python import found_torch, missing_parts, supported_torch
+from probe_python import found_torch, is_supported, minor, missing_parts, torch_versions
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "scripts"
@@ -66,6 +66,15 @@ def install_debian(packages: list[str]) -> bool:
     return done.returncode == 0
 
 
+def wanted_torch() -> str:
+    """What TORCH asks for, or the version that is fetched by default."""
+    wanted = os.environ.get("TORCH", "") or torch_versions()[-1]
+    known = sorted(torch_versions(), key=lambda version: [int(part) for part in version.split(".")])
+    if minor(wanted) not in [minor(version) for version in known]:
+        fail(f"TORCH={wanted} is no version of torch that shardwise works with; these are: {', '.join(known)}.")
+    return wanted
+
+
 # The interpreter
 
 
@@ -74,10 +83,10 @@ def choose_interpreter() -> tuple[str, bool]:
     if Path(sys.prefix).resolve() == VENV.resolve():
         return str(VENV / "bin" / "python"), True
     found = found_torch()
-    if found.startswith(supported_torch() + "."):
+    if is_supported(found):
         return sys.executable, False
     if found:
-        say(f"{sys.executable} has torch {found}; torch {supported_torch()} is needed, so .venv gets that one")
+        say(f"{sys.executable} has torch {found}; torch {wanted_torch()} is needed, so .venv gets that one")
     return make_venv(), True
 
 
@@ -127,7 +136,7 @@ def install_pinned(python: str, name: str, requirements: Iterable[str], note: st
     command = [python, "-m", "pip", "install", "--disable-pip-version-check", *options, *lines]
     if subprocess.run(command).returncode != 0:
         fail(f"pip could not install scripts/{name}.txt; what it said stands above. No network? PYTHON=... names one "
-             f"that has torch {supported_torch()}.")  # fmt: skip
+             f"that has torch {wanted_torch()}.")  # fmt: skip
     stamp.write_text(key)
 
 
@@ -227,7 +236,8 @@ def main(level: str) -> None:
     compiler()
     python, own = choose_interpreter()
     if own:
-        install_pinned(python, "requirements", read_requirements("requirements"), " (about 5 GB with CUDA's libraries)")
+        pins = [f"torch=={wanted_torch()}", *read_requirements("requirements")]
+        install_pinned(python, "requirements", pins, " (about 5 GB with CUDA's libraries)")
         if level in ("lint", "docs"):
             install_pinned(python, f"requirements-{level}", read_requirements(f"requirements-{level}"))
     tools = {

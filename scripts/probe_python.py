@@ -1,7 +1,7 @@
 """Prints what the Python that runs it can be used for: its version, and which of suitable, complete, torch apply.
 
 suitable: shardwise supports the version. complete: it can make a .venv and an extension module. torch: it has a torch
-of the supported minor version. This file must also run on Pythons that are too old for shardwise.
+of a supported minor version. This file must also run on Pythons that are too old for shardwise.
 """
 
 from __future__ import annotations
@@ -16,10 +16,22 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 OLDEST, NEWEST = (3, 10), (3, 12)
 
 
-def supported_torch() -> str:
-    """The minor version of torch in requirements.txt, such as 2.11."""
-    with open(os.path.join(HERE, "requirements.txt")) as file:
-        return str(re.findall(r"^torch==(\d+\.\d+)\.", file.read(), re.MULTILINE)[0])
+def torch_versions() -> list[str]:
+    """One of each supported minor version of torch, such as 2.11.0; the last one is fetched by default."""
+    with open(os.path.join(HERE, "..", "cmake", "torch_versions.txt")) as file:
+        return re.findall(r"^\d+\.\d+\.\d+$", file.read(), re.MULTILINE)
+
+
+def is_supported(torch: str) -> bool:
+    """Whether this version of torch is one that shardwise works with, or the one that TORCH asks for."""
+    wanted = os.environ.get("TORCH", "")
+    if wanted:
+        return torch.partition("+")[0] == wanted
+    return minor(torch) in [minor(version) for version in torch_versions()]
+
+
+def minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
 
 
 def torch_folder() -> str:
@@ -59,7 +71,7 @@ def main() -> None:
         words.append("suitable")
         if not missing_parts():
             words.append("complete")
-        if found_torch().startswith(supported_torch() + "."):
+        if is_supported(found_torch()):
             words.append("torch")
     print(" ".join(words))
 

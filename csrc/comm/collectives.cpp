@@ -3,6 +3,7 @@
 #include "base/caller_lock.h"
 #include "base/ends_within.h"
 #include "base/reason.h"
+#include "base/torch_versions.h"
 #include "observe/record.h"
 #include "transport/transport.h"
 
@@ -189,11 +190,11 @@ Pending Collectives::all_gather(
   auto input = flat_view(tensor);
   const auto call = [&] {
     if (custom_) return custom_(flat, input, *line_.group);
-    if (line_.group->hasBackends()) return line_.group->_allgather_base(flat, input);
+    if (line_.group->hasBackends()) return base::all_gather(*line_.group, flat, input);
     // Torch does not pass the call above to a process group written in Python.
     std::vector<at::Tensor> outputs{flat};
     std::vector<at::Tensor> inputs{input};
-    return line_.group->allgather_into_tensor_coalesced(outputs, inputs);
+    return base::all_gather(*line_.group, outputs, inputs);
   };
   return launch("all-gather", call, tensor, std::move(what), counters.all_gathers, counters);
 }
@@ -204,10 +205,10 @@ Pending Collectives::reduce_scatter(
   auto input = flat_view(tensor);
   const auto call = [&] {
     if (custom_) return custom_(flat, input, *line_.group);
-    if (line_.group->hasBackends()) return line_.group->_reduce_scatter_base(flat, input);
+    if (line_.group->hasBackends()) return base::reduce_scatter(*line_.group, flat, input);
     std::vector<at::Tensor> outputs{flat};
     std::vector<at::Tensor> inputs{input};
-    return line_.group->reduce_scatter_tensor_coalesced(outputs, inputs);
+    return base::reduce_scatter(*line_.group, outputs, inputs);
   };
   auto pending = launch("reduce-scatter", call, tensor, std::move(what), counters.reduce_scatters, counters);
   const auto& agreement = pending.place_.agreement;

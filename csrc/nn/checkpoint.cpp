@@ -1,5 +1,6 @@
 #include <shardwise/checkpoint.h>
 
+#include "base/torch_versions.h"
 #include "nn/checkpoint_node.h"
 
 #include <c10/core/GradMode.h>
@@ -52,9 +53,8 @@ const at::Tensor* returned_input(const nn::CheckpointRun& run, const Tensors& in
 
 Tensors checkpoint(const CheckpointOptions& options, CheckpointFunction fn, const Tensors& inputs) {
   if (!c10::GradMode::is_enabled() || c10::InferenceMode::is_enabled()) return fn(inputs);
-  const std::shared_ptr<nn::CheckpointNode> node(
-      new nn::CheckpointNode(std::make_shared<CheckpointFunction>(std::move(fn)), options),
-      torch::autograd::deleteNode);
+  const auto node =
+      base::make_node<nn::CheckpointNode>(std::make_shared<CheckpointFunction>(std::move(fn)), options);
   const auto run = node->run(inputs);
 
   const SharedMemory memory(run, node->next_edges());

@@ -1,5 +1,7 @@
 #include "nn/inner_graph.h"
 
+#include "base/torch_versions.h"
+
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -32,12 +34,12 @@ class Sink : public Node {
 };
 
 Edge sink_in_place_of(const Edge& end) {
-  const std::shared_ptr<Node> sink(new Sink(), torch::autograd::deleteNode);
+  auto sink = base::make_node<Sink>();
   const auto& metadata = end.function->input_metadata(end.input_nr);
   sink->add_input_metadata(
       metadata.options(), metadata.shape_as_dim_vector(), metadata.is_tensor_subclass(), metadata.is_nested_tensor(),
       metadata.grad_dtype());
-  return {sink, 0};
+  return {std::move(sink), 0};
 }
 
 using Key = std::pair<const Node*, uint32_t>;

@@ -20,6 +20,7 @@ from shardwise._cpp_modules import inner, is_cpp
 from shardwise._meshes import default_mesh, device_of, engine_mesh
 from shardwise._module_classes import FSDPModule, ReplicateModule, add_class, check_is_bool, units_of
 from shardwise._state import ParamGroup, State, state_of
+from shardwise._torch_versions import set_param_group
 
 
 class CppState(State):
@@ -34,7 +35,7 @@ class CppState(State):
         self._modules = (module,)
         self._kind = "Replicate" if unit.kind == "replicate" else "FSDP"
         group = ParamGroup(self.unit, (module,), cast(Any, None), None, None)
-        self._fsdp_param_group = group  # type: ignore[assignment]
+        set_param_group(self, group)
 
     def refresh_parameters(self) -> None:
         """The C++ front end does that itself."""

@@ -15,6 +15,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_sta
 from shardwise import _C
 from shardwise._cpp_modules import inner, is_cpp
 from shardwise._logs import LoggedState, log_of
+from shardwise._torch_versions import set_param_group
 
 
 @dataclass
@@ -57,7 +58,7 @@ class State(LoggedState):
             _insert_module_state(module, self)
         self.unit = group.unit
         self._modules = tuple(modules)
-        self._fsdp_param_group = group  # type: ignore[assignment]
+        set_param_group(self, group)
         self._auto_reshard_after_forward = automatic
         self.unit.set_modules(list(modules))
         for module in modules:

@@ -1,0 +1,60 @@
+#pragma once
+
+// What differs between the versions of torch that shardwise is built with, chosen by what their headers have.
+
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace shardwise::base {
+
+/// Up to torch 2.12 autograd holds its nodes by std::shared_ptr, since then by c10::intrusive_ptr.
+inline constexpr bool kNodesAreShared =
+    std::is_same_v<decltype(torch::autograd::Edge::function), std::shared_ptr<torch::autograd::Node>>;
+
+/// How autograd holds a node of class T.
+template <typename T>
+using NodePointer = std::conditional_t<kNodesAreShared, std::shared_ptr<T>, c10::intrusive_ptr<T>>;
+
+template <typename T, typename... Arguments>
+NodePointer<T> make_node(Arguments&&... arguments) {
+  if constexpr (kNodesAreShared) {
+    // Found in torch's namespace, where newer versions have none.
+    return {new T(std::forward<Arguments>(arguments)...), [](auto* node) { deleteNode(node); }};
+  } else {
+    return c10::make_intrusive<T>(std::forward<Arguments>(arguments)...);
+  }
+}
+
+// The newest names of these collectives are other ones, and deprecate those below. But these reach every process group:
+// of those that have the new names too, and of those that were written before.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+
+inline c10::intrusive_ptr<c10d::Work> all_gather(c10d::ProcessGroup& group, at::Tensor& output, at::Tensor& input) {
+  return group._allgather_base(output, input);
+}
+
+inline c10::intrusive_ptr<c10d::Work> reduce_scatter(c10d::ProcessGroup& group, at::Tensor& output, at::Tensor& input) {
+  return group._reduce_scatter_base(output, input);
+}
+
+inline c10::intrusive_ptr<c10d::Work> all_gather(
+    c10d::ProcessGroup& group, std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs) {
+  return group.allgather_into_tensor_coalesced(outputs, inputs);
+}
+
+inline c10::intrusive_ptr<c10d::Work> reduce_scatter(
+    c10d::ProcessGroup& group, std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs) {
+  return group.reduce_scatter_tensor_coalesced(outputs, inputs);
+}
+
+#pragma GCC diagnostic pop
+
+} // namespace shardwise::base

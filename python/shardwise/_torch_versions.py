@@ -1,0 +1,15 @@
+"""What differs between the versions of torch that shardwise runs with, chosen by what their modules have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+
+
+def set_param_group(state: FSDPState, group: Any) -> None:
+    """Gives a state its one group of parameters, which a list holds since torch 2.12."""
+    if isinstance(getattr(FSDPState, "_fsdp_param_group", None), property):
+        state._fsdp_param_groups = [group]
+    else:
+        state._fsdp_param_group = group
