@@ -100,7 +100,7 @@ class Lane:
         first = HOW.sub("", known or "")
         if first.startswith(("unit_tests", "program_tests")) and (failed := self._catch_tests(first.split(":")[0])):
             return failed
-        for part in (first if re.fullmatch(r"\w+\.\w+", first) else "", suites, *USUAL):
+        for part in (f"{first}:{first}/*" if re.fullmatch(r"\w+\.\w+", first) else "", suites, *USUAL):
             if part and (failed := self._rank_tests(f"{part}:-{':'.join(done)}")):
                 return failed
             done += [part] if part else []
@@ -111,7 +111,8 @@ class Lane:
         )
 
     def first_failure_in_python(self, known: str | None, *what: str) -> str:
-        if name := HOW.sub("", known or "").rpartition("::")[2]:
+        # Without the values of its parameters, which are no part of an expression.
+        if name := HOW.sub("", known or "").rpartition("::")[2].partition("[")[0]:
             files = what[:1] if what == USUAL_IN_PYTHON else what
             failed = self._pytest(*files, "-k", name)
             if failed:

@@ -123,7 +123,7 @@ SURROUNDINGS = [
         "__init__.py",
         "share' / 'cmake'};{_torchs}\"",
         "share' / 'cmake'}\"",
-        "unit/test_checkout.py",
+        "unit/test_import.py",
     ),
     _package(
         "draw whatever a file has",

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from broken_package import BUILT_MINOR, PACKAGE, BrokenPackage
 
+import shardwise
+
 BUDGET = 0.050
 
 # Runs in a process of its own: what importing shardwise adds to a process that has imported torch.
@@ -144,3 +146,9 @@ def test_another_python_is_refused(tmp_path):
     assert "no extension module for this Python, {}.{}.{}".format(*sys.version_info) in text
     assert "_C.cpython-27-x86_64-linux-gnu.so" in text
     assert "pip install --no-build-isolation ." in text
+
+
+def test_the_prefix_path_for_cmake_has_torch_too():
+    folders = [Path(folder) for folder in shardwise.cmake_prefix_path.split(";")]
+    # As cmake/torch_target.cmake looks for it.
+    assert any((folder / ".." / ".." / "lib" / "libtorch_cpu.so").exists() for folder in folders)
