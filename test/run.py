@@ -139,7 +139,7 @@ def main() -> int:
         parser.error(f"there is no part {', '.join(sorted(unknown))}")
     OUT.mkdir(parents=True, exist_ok=True)
     closing_line = OUT / "closing_line"
-    before = read_counts(closing_line.read_text()) if arguments.add else {}
+    before = read_counts(closing_line.read_text()) if arguments.add and closing_line.exists() else {}
     results: list[Result] = []
     if arguments.parts is not None:
         results += run_parts(arguments.parts, arguments.until)

@@ -64,6 +64,16 @@ void bind_handle(Bound& bound) {
       .def(
           "reshard", [](const Self& self) { handle_of(self).reshard(); }, NoGil())
       .def("set_post_optim_event", &set_post_optim_event<Self>, py::arg("event"))
+      .def(
+          "set_manual_backward_finalization",
+          [](const Self& self, bool value) { handle_of(self).set_manual_backward_finalization(value); },
+          py::arg("value"))
+      .def(
+          "finalize_backward", [](const Self& self) { return handle_of(self).finalize_backward(/*async=*/true); },
+          NoGil())
+      .def(
+          "reset_iter_state", [](const Self& self) { handle_of(self).reset_iter_state(); }, NoGil())
+      .def("set_reduce_scatter_unused_params", set_alone(&Unit::set_reduce_scatter_unused_params), py::arg("value"))
       .def("set_is_last_backward", set(&Unit::set_is_last_backward), py::arg("value"))
       .def("set_requires_gradient_sync", set_alone(&Unit::set_requires_gradient_sync), py::arg("value"))
       .def("requires_gradient_sync", [](const Self& self) { return handle_of(self).requires_gradient_sync(); })

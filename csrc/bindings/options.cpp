@@ -41,8 +41,9 @@ void bind_options(py::module_& module) {
   py::class_<Options>(
       module, "Options", "What the user chose; `pin_memory` is that of shards on the host, None where they are not.")
       .def(
-          py::init(&make_options), py::kw_only(), py::arg("param_dtype"), py::arg("reduce_dtype"), py::arg("output_dtype"),
-          py::arg("cast_forward_inputs"), py::arg("pin_memory"), py::arg("reshard_after_forward"));
+          py::init(&make_options), py::kw_only(), py::arg("param_dtype"), py::arg("reduce_dtype"),
+          py::arg("output_dtype"), py::arg("cast_forward_inputs"), py::arg("pin_memory"),
+          py::arg("reshard_after_forward"));
 }
 
 } // namespace shardwise::bindings

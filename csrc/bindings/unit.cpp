@@ -41,6 +41,9 @@ std::shared_ptr<ModuleUnit> make_unit(
 void bind_unit(py::module_& module) {
   py::class_<Unsharding>(module, "Unsharding", "An unshard() under way.").def("wait", &Unsharding::wait, NoGil());
 
+  py::class_<GradientReduction>(module, "GradientReduction", "The sums that finalize_backward() started.")
+      .def("wait", &GradientReduction::wait, NoGil());
+
   py::class_<GivenParameter>(module, "GivenParameter", "A parameter as a unit takes it over.")
       .def(
           py::init([](std::vector<std::string> names, std::vector<std::pair<py::object, std::string>> owners,

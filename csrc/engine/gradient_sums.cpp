@@ -4,6 +4,8 @@
 #include "group/compute_guard.h"
 #include "observe/fault_point.h"
 
+#include <ATen/ops/zeros_like.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -56,9 +58,11 @@ void GradientSums::begin() {
   const auto has_gradients = [](const auto& group) { return group->gradients() != nullptr; };
   if (std::none_of(unit_.groups().begin(), unit_.groups().end(), has_gradients)) return;
   const auto among_shards = unit_.ranks().for_first_sum(options.customs);
-  const group::Gradients::Divisor divisor{
-      .value = options.divide_factor.value_or(static_cast<double>(world)), .after = options.divide_after};
-  for_each([&](auto& gradients) { gradients.begin(among_shards, divisor, unit_.buffers(), unit_.name(), counters); });
+  const group::Gradients::Rule rule{
+      .divisor = options.divide_factor.value_or(static_cast<double>(world)),
+      .divides_after = options.divide_after,
+      .counts_unused = options.counts_unused};
+  for_each([&](auto& gradients) { gradients.begin(among_shards, rule, unit_.buffers(), unit_.name(), counters); });
   scattering_ = true;
   if (among_shards.size() == 1) finish_first();
 }
@@ -111,6 +115,9 @@ void GradientSums::publish_alone() {
   for (const auto& parameter : unit_.parameters()) {
     auto local = parameter->take_local();
     parameter->settle();
+    if (!local.defined() && unit_.options.counts_unused && parameter->requires_grad()) {
+      local = at::zeros_like(parameter->stored());
+    }
     if (!local.defined()) continue;
     if (factor) local = local.div(*factor);
     local = local.to(parameter->stored().scalar_type());
@@ -130,6 +137,13 @@ void GradientSums::forget() {
   extent_.reset();
   for (const auto& parameter : unit_.parameters()) parameter->forget_backward();
   for_each([&](auto& gradients) { gradients.drop(unit_.buffers()); });
+}
+
+void GradientSums::forget_accumulated() {
+  for (const auto& parameter : unit_.parameters()) {
+    parameter->settle();
+    parameter->partial = {};
+  }
 }
 
 } // namespace shardwise::engine

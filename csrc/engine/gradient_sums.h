@@ -33,6 +33,8 @@ class GradientSums {
   void wait();
   void publish();
   void forget();
+  /// Drops what backwards without synchronisation, or without an all-reduce, left for the next sum.
+  void forget_accumulated();
 
  private:
   template <typename Do>

@@ -7,6 +7,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <cmath>
+#include <utility>
 
 namespace shardwise {
 namespace {
@@ -24,6 +25,10 @@ void Unsharding::wait() {
   if (const auto unit = unit_.lock()) unit->finish_unshard();
 }
 
+void GradientReduction::wait() {
+  if (const auto unit = std::exchange(unit_, {}).lock()) unit->schedule()->wait_for_finalization(number_);
+}
+
 Unit::Unit(std::shared_ptr<engine::Unit> unit) : unit_(std::move(unit)) {}
 
 const std::string& Unit::name() const {
@@ -37,6 +42,25 @@ Unit& Unit::set_requires_gradient_sync(bool value, bool recurse) {
 
 Unit& Unit::set_is_last_backward(bool value) {
   unit_->schedule()->is_last_backward = value;
+  return *this;
+}
+
+Unit& Unit::set_manual_backward_finalization(bool value) {
+  unit_->schedule()->set_finalized_by_hand(value);
+  return *this;
+}
+
+GradientReduction Unit::finalize_backward(bool async) {
+  GradientReduction reduction(unit_, unit_->schedule()->finalize());
+  if (!async) reduction.wait();
+  return reduction;
+}
+
+Unit& Unit::set_reduce_scatter_unused_params(bool value, bool recurse) {
+  for_units(*unit_, recurse, [&](engine::Unit& unit) {
+    unit.options.counts_unused = value;
+    unit.timing().always_sums = value || unit.replicates();
+  });
   return *this;
 }
 
@@ -141,6 +165,11 @@ Unit& Unit::free_idle_memory() {
 
 Unit& Unit::reset() {
   unit_->schedule()->reset();
+  return *this;
+}
+
+Unit& Unit::reset_iter_state() {
+  unit_->schedule()->reset_iteration();
   return *this;
 }
 

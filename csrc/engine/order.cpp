@@ -303,6 +303,11 @@ void Order::reset(OrderActions& act) {
   }
 }
 
+void Order::reset_all(OrderActions& act) {
+  unsettled_.clear();
+  reset(act);
+}
+
 std::string Order::describe() const {
   std::ostringstream text;
   const auto list = [&](const char* what, const std::vector<UnitId>& units) {

@@ -164,6 +164,10 @@ class SHARDWISE_API Order {
   void begin_pending(OrderActions& act);
   /// Publishes what a backward that was not the last one left.
   void settle(OrderActions& act);
+  /// Whether it has something to publish.
+  bool is_unsettled() const {
+    return !unsettled_.empty();
+  }
 
   // Failures.
   /// The backward dies on every rank: starts the sums that all ranks can start, so that no rank is left alone in one.
@@ -176,6 +180,8 @@ class SHARDWISE_API Order {
   void forget_backward(OrderActions& act);
   /// Does the same outside of a backward, and frees every unit whatever its timing.
   void reset(OrderActions& act);
+  /// Does the same, and what a backward that was not the last one left is not published first: it is forgotten too.
+  void reset_all(OrderActions& act);
 
   /// Whether units are gathered ahead as the last pass used them.
   bool prefetches = true;

@@ -5,7 +5,10 @@
 #include "engine/unit.h"
 #include "observe/label.h"
 
+#include <shardwise/error.h>
+
 #include <c10/core/GradMode.h>
+#include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -178,7 +181,7 @@ void Schedule::gradient_arrived(Unit& unit, const group::Parameter& parameter) {
 
 void Schedule::end_backward() {
   const auto units = std::exchange(in_backward_, {});
-  order_.end_backward(is_last_backward, *this);
+  order_.end_backward(ends_with_backward(), *this);
 }
 
 // The ranks compare which sums there will be, as at the beginning of a backward.
@@ -211,6 +214,44 @@ void Schedule::forget_backward() {
 
 void Schedule::reset() {
   order_.reset(*this);
+}
+
+void Schedule::reset_iteration() {
+  finalizing_.reset();
+  order_.reset_all(*this);
+  for (const auto& unit : units()) unit->sums_.forget_accumulated();
+}
+
+void Schedule::set_finalized_by_hand(bool value) {
+  if (value == finalized_by_hand_) return;
+  if (BackwardWatch::running() || order_.is_unsettled()) {
+    throw Error(
+        "shardwise: set_manual_backward_finalization() cannot change mode after backward starts. Call "
+        "finalize_backward() or reset_iter_state() first.");
+  }
+  finalized_by_hand_ = value;
+}
+
+int64_t Schedule::finalize() {
+  const char* problem =
+      finalizing_ ? "the previous gradient reduction must be waited on before finalizing backward again."
+      : !finalized_by_hand_
+          ? "it requires manual backward finalization. Call set_manual_backward_finalization(true) before forward."
+      : BackwardWatch::running() ? "it must be called after backward completes."
+                                 : nullptr;
+  if (problem != nullptr) throw Error(c10::str("shardwise: finalize_backward(): ", problem));
+  reduce_pending();
+  return finalizing_.emplace(++finalizations_);
+}
+
+void Schedule::wait_for_finalization(int64_t number) {
+  if (finalizing_ != number) {
+    throw Error(
+        "shardwise: this gradient reduction handle was invalidated: reset_iter_state() dropped the gradients that it "
+        "waits for.");
+  }
+  finalizing_.reset();
+  settle();
 }
 
 bool Schedule::gather(UnitId unit) {

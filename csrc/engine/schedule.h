@@ -75,6 +75,19 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
   void forget_backward();
   /// Does the same outside of a backward, and reshards every unit whatever its options.
   void reset();
+  /// Does the same, and drops all gradients that are not in .grad yet: sums under way, and what backwards without
+  /// synchronisation left.
+  void reset_iteration();
+
+  // A program that says itself when a backward is over: backwards leave their gradients until then.
+
+  /// Raises Error while gradients are left.
+  void set_finalized_by_hand(bool value);
+  /// Starts the sums of all that is left. Returns its number, for wait_for_finalization(). Raises Error where it was
+  /// not asked for, in a backward, and before the last one was waited for.
+  int64_t finalize();
+  /// Publishes them. Raises Error if the iteration was reset since.
+  void wait_for_finalization(int64_t number);
 
   /// Makes the device wait for what the next forward needs, such as the optimizer's step.
   std::function<void()> await_event;
@@ -82,6 +95,9 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
   bool is_last_backward = true;
 
  private:
+  bool ends_with_backward() const {
+    return is_last_backward && !finalized_by_hand_;
+  }
   class Expectation;
   std::vector<std::shared_ptr<Unit>> in_order_of_sums() const;
   void join_backward();
@@ -106,6 +122,10 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
   std::vector<std::weak_ptr<Unit>> units_;
   /// The same as plain pointers; null once a unit is gone.
   std::vector<Unit*> living_;
+  bool finalized_by_hand_ = false;
+  int64_t finalizations_ = 0;
+  /// The finalization that nobody waited for yet.
+  std::optional<int64_t> finalizing_;
   std::weak_ptr<BackwardWatch> watch_;
   /// Keeps the units of the running backward alive until its end.
   std::vector<std::shared_ptr<Unit>> in_backward_;

@@ -221,6 +221,7 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
     bool all_reduce = true;
     std::optional<double> divide_factor;
     bool divide_after = false;
+    bool counts_unused = false;
     std::function<void(at::Tensor&)> all_reduce_hook;
     UnitRanks::Customs customs;
     std::vector<std::weak_ptr<Unit>> forward_prefetch;

@@ -142,22 +142,21 @@ void Gradients::fill_counts() {
 }
 
 void Gradients::begin(
-    const comm::Collectives& shards, Divisor divisor, comm::Buffers& buffers, const std::string& unit,
-    Counters& counters) {
+    const comm::Collectives& shards, Rule rule, comm::Buffers& buffers, const std::string& unit, Counters& counters) {
   const observe::Label label("FSDP::post_backward_reduce", unit);
   under_way_ = true;
   observe::pass(observe::FaultPoint::reduce);
   rank_ = scattered() ? shards.rank() : 0;
-  const auto before = options_.dtype() == at::kHalf ? first_part(divisor.value) : divisor.after ? 1 : divisor.value;
-  after_ = before / divisor.value;
+  const auto before = options_.dtype() == at::kHalf ? first_part(rule.divisor) : rule.divides_after ? 1 : rule.divisor;
+  after_ = before / rule.divisor;
   const ComputeGuard compute;
   provide(buffers, counters);
   used_here_.assign(parameters_.size(), false);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto local = parameters_[i]->take_local();
     fill(i, local, 1 / before);
-    used_here_[i] = local.defined();
-    if (used_here_[i]) counters.copied_bytes += static_cast<int64_t>(local.nbytes());
+    used_here_[i] = local.defined() || rule.counts_unused;
+    if (local.defined()) counters.copied_bytes += static_cast<int64_t>(local.nbytes());
   }
   moves_.run();
   fill_counts();

@@ -31,17 +31,18 @@ class Gradients {
     return parameters_;
   }
 
-  /// What sums are divided by, before and after the sum together.
-  struct Divisor {
-    double value = 1;
+  struct Rule {
+    /// What sums are divided by, before and after the sum together.
+    double divisor = 1;
     /// Divide after the sum instead of before it.
-    bool after = false;
+    bool divides_after = false;
+    /// A parameter that no rank used gets a gradient too: zeros.
+    bool counts_unused = false;
   };
   /// Copies the gradients that wait into the bucket, and starts the sum over `shards`: each of them gets its part, or
   /// all get everything. Starts nothing if this rank is alone.
   void begin(
-      const comm::Collectives& shards, Divisor divisor, comm::Buffers& buffers, const std::string& unit,
-      Counters& counters);
+      const comm::Collectives& shards, Rule rule, comm::Buffers& buffers, const std::string& unit, Counters& counters);
   /// Whether wait() would return at once.
   bool done() const {
     return !pending_ || pending_->done();

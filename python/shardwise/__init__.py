@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from shardwise import cpp
     from shardwise._estimate import MemoryEstimate, estimate_memory
     from shardwise._fully_shard import fully_shard
+    from shardwise._gradient_methods import GradientReductionHandle
     from shardwise._install import install, uninstall
     from shardwise._local_optimizer import local_optimizer
     from shardwise._module_classes import (
@@ -74,6 +75,7 @@ cmake_prefix_path = f"{Path(__file__).parent / 'share' / 'cmake'};{_torchs}"
 _LAZY = {
     "CPUOffloadPolicy": "torch.distributed.fsdp",
     "FSDPModule": "shardwise._module_classes",
+    "GradientReductionHandle": "shardwise._gradient_methods",
     "MemoryEstimate": "shardwise._estimate",
     "MixedPrecisionPolicy": "torch.distributed.fsdp",
     "OffloadPolicy": "torch.distributed.fsdp",
@@ -109,6 +111,7 @@ __all__ = [
     "CPUOffloadPolicy",
     "Error",
     "FSDPModule",
+    "GradientReductionHandle",
     "MemoryEstimate",
     "MixedPrecisionPolicy",
     "OffloadPolicy",

@@ -18,9 +18,10 @@ from shardwise import _C
 from shardwise._arguments import Arguments, check_kinds, chosen_dim
 from shardwise._cpp_modules import inner, is_cpp
 from shardwise._meshes import default_mesh, device_of, engine_mesh
-from shardwise._module_classes import FSDPModule, ReplicateModule, add_class, check_is_bool, units_of
+from shardwise._module_classes import FSDPModule, ReplicateModule, add_class, check_is_bool
 from shardwise._state import ParamGroup, State, state_of
 from shardwise._torch_versions import set_param_group
+from shardwise._units import units_of
 
 
 class CppState(State):
@@ -83,13 +84,13 @@ class _CppMethods(FSDPModule):
 class CppFSDPModule(_CppMethods):
     """What fully_shard() adds to the class of the nn.Module around a C++ module."""
 
-    _orig_cls_mro_index = 5
+    _orig_cls_mro_index = 6
 
 
 class CppReplicateModule(_CppMethods, ReplicateModule):
     """What replicate() adds to the class of the nn.Module around a C++ module."""
 
-    _orig_cls_mro_index = 7
+    _orig_cls_mro_index = 8
 
 
 def wrap(function: str, module: Any, given: Arguments) -> Any:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
 from types import MethodType
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed.fsdp
 from torch import nn
-from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_init import _get_post_forward_mesh_info
 
 from shardwise import _C, _torch_api
-from shardwise._cpp_modules import inner, is_cpp
-from shardwise._state import State, state_of
+from shardwise._gradient_methods import GradientMethods
+from shardwise._units import cpp_units_of, states_of, units_of, wrapped_state
 
 
 class UnshardHandle(torch.distributed.fsdp.UnshardHandle):
@@ -38,20 +37,20 @@ class UnshardHandle(torch.distributed.fsdp.UnshardHandle):
             self._unsharding = None
 
 
-class FSDPModule(_torch_api.FSDPModule):
+class FSDPModule(GradientMethods, _torch_api.FSDPModule):
     """What fully_shard() adds to the class of a module. Methods with `recurse` also apply to modules inside.
 
     >>> wrapped = [module for module in model.modules() if isinstance(module, shardwise.FSDPModule)]
     """
 
-    _orig_cls_mro_index = 3
+    _orig_cls_mro_index = 4
 
     def reshard(self) -> None:
         """Frees the full parameters of this module's unit; the module has its sharded ones again.
 
         >>> model.reshard()
         """
-        _state(self).unit.reshard()
+        wrapped_state(self).unit.reshard()
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Gathers the full parameters of this module's unit; with `async_op`, wait() on the handle completes it.
@@ -59,7 +58,7 @@ class FSDPModule(_torch_api.FSDPModule):
         >>> handle = model.layers[0].unshard(async_op=True)
         >>> handle.wait()
         """
-        state = _state(self)
+        state = wrapped_state(self)
         state.refresh_parameters()
         state.check_values()
         handle = UnshardHandle(state.unit.unshard())
@@ -68,48 +67,13 @@ class FSDPModule(_torch_api.FSDPModule):
         handle.wait()
         return None
 
-    def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """Whether gradients are complete when a backward of this model returns.
-
-        If not, the last sums may still run during the next forward, and their gradients come with the next backward.
-        Set it back before the last backward ahead of the optimizer.
-
-        >>> model.set_is_last_backward(False)
-        """
-        state = _state(self)
-        state._state_ctx.is_last_backward = is_last_backward
-        state.unit.set_is_last_backward(is_last_backward)
-
-    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """Whether backward averages gradients over the ranks.
-
-        While it is off, each rank accumulates its own gradients, and `.grad` does not show them; the next backward with
-        it on averages them all.
-
-        >>> model.set_requires_gradient_sync(False)
-        >>> loss_of(first_half).backward()
-        >>> model.set_requires_gradient_sync(True)
-        >>> loss_of(second_half).backward()
-        """
-        for unit in units_of(self, recurse):
-            unit.set_requires_gradient_sync(requires_gradient_sync)
-            unit.set_requires_all_reduce(requires_gradient_sync)
-
-    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
-        """Whether gradients are also averaged over the ranks that hold copies of the shards.
-
-        >>> model.set_requires_all_reduce(False)
-        """
-        for unit in units_of(self, recurse):
-            unit.set_requires_all_reduce(requires_all_reduce)
-
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
         """Whether full parameters are freed after the module's forward.
 
         >>> model.set_reshard_after_forward(False)
         """
         check_is_bool(reshard_after_forward)
-        for state in _states(self, recurse):
+        for state in states_of(self, recurse):
             group = state.group
             assert isinstance(group.mesh_info, FSDPMeshInfo), (
                 "shardwise: reshard_after_forward is for fully_shard(): a replicated module keeps its parameters."
@@ -117,7 +81,7 @@ class FSDPModule(_torch_api.FSDPModule):
             state._auto_reshard_after_forward = False
             group.post_forward_mesh_info = _get_post_forward_mesh_info(reshard_after_forward, group.mesh_info)
             state.unit.set_reshard_after_forward(reshard_after_forward)
-        for unit in _cpp_units(self, recurse):
+        for unit in cpp_units_of(self, recurse):
             unit.set_reshard_after_forward(reshard_after_forward)
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
@@ -133,21 +97,21 @@ class FSDPModule(_torch_api.FSDPModule):
 
         >>> first.set_modules_to_forward_prefetch([second])
         """
-        _state(self).unit.set_forward_prefetch(_all_units(modules))
+        wrapped_state(self).unit.set_forward_prefetch(_all_units(modules))
 
     def set_modules_to_backward_prefetch(self, modules: list[_torch_api.FSDPModule]) -> None:
         """The modules whose all-gathers should start when this one begins its backward.
 
         >>> second.set_modules_to_backward_prefetch([first])
         """
-        _state(self).unit.set_backward_prefetch(_all_units(modules))
+        wrapped_state(self).unit.set_backward_prefetch(_all_units(modules))
 
     def set_custom_all_gather(self, comm: Any) -> None:
         """Makes `comm(output_tensor=, input_tensor=, group=, async_op=)` carry out this module's all-gathers.
 
         >>> model.set_custom_all_gather(MyAllGather())
         """
-        state = _state(self)
+        state = wrapped_state(self)
         state.group.custom_all_gather = comm
         state.unit.set_custom_all_gather(comm)
 
@@ -156,73 +120,54 @@ class FSDPModule(_torch_api.FSDPModule):
 
         >>> model.set_custom_reduce_scatter(MyReduceScatter())
         """
-        state = _state(self)
+        state = wrapped_state(self)
         state.group.custom_reduce_scatter = comm
         state.unit.set_custom_reduce_scatter(comm)
-
-    def set_all_reduce_hook(
-        self, hook: Callable[[torch.Tensor], None] | None, *, stream: torch.cuda.Stream | None = None
-    ) -> None:
-        """Calls `hook` with the sum of this module's gradients before it reaches `.grad`; it may change the values.
-
-        >>> model.set_all_reduce_hook(lambda sum: sum.clamp_(-1, 1))
-        """
-        state = _state(self)
-        assert hook is not None or stream is None, (
-            "shardwise: all reduce hook stream is specified but hook itself is missing."
-        )
-        if stream is not None and isinstance(state.group.mesh_info, HSDPMeshInfo):
-            raise ValueError(
-                "shardwise: stream cannot be set when using native HSDP: the hook runs after the all-reduce there."
-            )
-        state.unit.set_all_reduce_hook(_in_stream(hook, stream))
 
     def set_post_optim_event(self, event: torch.Event) -> None:
         """Makes the device wait for `event` before the next forward gathers: for an optimizer on a stream of its own.
 
         >>> model.set_post_optim_event(torch.cuda.current_stream().record_event())
         """
-        _state(self).unit.set_post_optim_event(event)
-
-    def set_gradient_divide_factor(self, factor: float) -> None:
-        """What the sum of this module's own gradients is divided by. Default: the number of ranks.
-
-        >>> model.set_gradient_divide_factor(1.0)
-        """
-        _state(self).unit.set_gradient_divide_factor(factor)
-
-    def set_reduce_scatter_divide_factor(self, factor: float) -> None:
-        """The old name of set_gradient_divide_factor().
-
-        >>> model.set_reduce_scatter_divide_factor(1.0)
-        """
-        self.set_gradient_divide_factor(factor)
-
-    def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
-        """Divides this module's own gradients after the sum instead of before it.
-
-        >>> model.set_force_sum_reduction_for_comms(True)
-        """
-        _state(self).unit.set_force_sum_reduction(enable)
+        wrapped_state(self).unit.set_post_optim_event(event)
 
     def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
         """Whether this module's backward needs its full parameters; an embedding's does not.
 
         >>> model.embedding.set_unshard_in_backward(False)
         """
-        _state(self).unit.set_unshard_in_backward(unshard_in_backward)
+        wrapped_state(self).unit.set_unshard_in_backward(unshard_in_backward)
 
     def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
         """Accepted for compatibility with torch, without effect: the engine keeps its own memory for collectives.
 
         >>> model.set_allocate_memory_from_process_group_for_comm(True)
         """
-        group = _state(self).group
+        group = wrapped_state(self).group
         for what, comm in (("all gather", group.custom_all_gather), ("reduce scatter", group.custom_reduce_scatter)):
             assert comm is None, (
                 "shardwise: set_allocate_memory_from_process_group_for_comm cannot be used when "
                 f"{what} comm is custom: {type(comm).__name__}. Allocate in its allocate()."
             )
+
+    def set_keep_unsharded_storage(self, keep: bool, *, recurse: bool = True) -> None:
+        """Whether the memory of full parameters is kept when they are freed. Not supported: only False is accepted.
+
+        >>> model.set_keep_unsharded_storage(False)
+        """
+        if keep:
+            raise NotImplementedError(
+                "shardwise: set_keep_unsharded_storage(True) is not supported: full parameters take their memory from "
+                "a pool, and their addresses change. With reshard_after_forward=False and "
+                "set_reshard_after_backward(False) they stay where they are."
+            )
+
+    def set_symm_mem_for_comm(self, backend: str = "NCCL") -> None:
+        """Whether all-gathers go through NCCL's symmetric memory. Not supported: raises NotImplementedError."""
+        raise NotImplementedError(
+            "shardwise: set_symm_mem_for_comm() is not supported: the engine gathers through memory of its own, which "
+            "is not registered with NCCL. Leave the call out."
+        )
 
     def _set_unshard_async_op(self, async_op: bool) -> None:
         """Does nothing: gathers never block the host here."""
@@ -231,7 +176,7 @@ class FSDPModule(_torch_api.FSDPModule):
         self.reshard()
         # Not torch's FSDPModule._apply(), which expects torch's engine.
         result = super(_torch_api.FSDPModule, self)._apply(*args, **kwargs)  # type: ignore[misc]
-        _state(self).take_memory()
+        wrapped_state(self).take_memory()
         return result
 
 
@@ -241,7 +186,7 @@ class ReplicateModule(FSDPModule, _torch_api.ReplicateModule):
     >>> assert isinstance(shardwise.replicate(model), shardwise.ReplicateModule)
     """
 
-    _orig_cls_mro_index = 5
+    _orig_cls_mro_index = 6
 
 
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
@@ -258,7 +203,7 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
 
     @functools.wraps(method)
     def with_hooks(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return _state(self).run(self, method, args, kwargs)
+        return wrapped_state(self).run(self, method, args, kwargs)
 
     setattr(module, method_name, MethodType(with_hooks, module))
 
@@ -275,7 +220,7 @@ def share_comm_ctx(modules: list[_torch_api.FSDPModule]) -> None:
     for module in modules:
         if not isinstance(module, FSDPModule):
             raise ValueError(f"shardwise: Expects list of FSDPModules but got {module}.")
-    states = [_state(module) for module in modules]
+    states = [wrapped_state(module) for module in modules]
     _C.share_comm_context([state.unit for state in states])
     for state in states:
         state._comm_ctx = states[0]._comm_ctx
@@ -301,18 +246,6 @@ def _refuse_deepcopy(*args: Any, **kwargs: Any) -> NoReturn:
     )
 
 
-def _state(module: object) -> State:
-    state = state_of(cast(nn.Module, module))
-    assert state is not None, f"No FSDP state found on {module}"
-    return state
-
-
-def _states(module: object, recurse: bool) -> Iterable[State]:
-    for each in cast(nn.Module, module).modules() if recurse else [module]:
-        if isinstance(each, FSDPModule):
-            yield _state(each)
-
-
 def check_is_bool(reshard_after_forward: object) -> None:
     """Raises ValueError if set_reshard_after_forward() does not take this value."""
     if not isinstance(reshard_after_forward, bool):
@@ -322,38 +255,8 @@ def check_is_bool(reshard_after_forward: object) -> None:
         )
 
 
-def units_of(module: object, recurse: bool) -> Iterable[_C.Unit | _C.CppUnit]:
-    """The units of this module and, with `recurse`, of those below, including C++ modules."""
-    yield from (state.unit for state in _states(module, recurse))
-    yield from _cpp_units(module, recurse)
-
-
-def _cpp_units(module: object, recurse: bool) -> Iterable[_C.CppUnit]:
-    """The units of C++ modules below: modules() of a Python module yields these, not the nn.Modules around them."""
-    for each in cast(nn.Module, module).modules() if recurse else ():
-        if is_cpp(each) and not isinstance(each, FSDPModule):
-            unit = _C.cpp_unit(inner(each))
-            if unit is not None:
-                yield unit
-
-
 def _all_units(modules: list[_torch_api.FSDPModule]) -> list[_C.Unit]:
     for module in modules:
         if not isinstance(module, FSDPModule):
             raise ValueError(f"shardwise: Expects FSDPModule but got {type(module)}: {module}.")
-    return [_state(module).unit for module in modules]
-
-
-def _in_stream(
-    hook: Callable[[torch.Tensor], None] | None, stream: torch.cuda.Stream | None
-) -> Callable[..., None] | None:
-    if hook is None or stream is None:
-        return hook
-
-    def in_stream(reduce_output: torch.Tensor) -> None:
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            hook(reduce_output)
-        torch.cuda.current_stream().wait_stream(stream)
-
-    return in_stream
+    return [wrapped_state(module).unit for module in modules]

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.distributed.fsdp
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+
+
+class _NoHandle:
+    """Stands for a class that this torch does not have."""
+
+
+#: What torch's finalize_backward() returns, since torch 2.15.
+TorchsGradientReductionHandle: Any = getattr(torch.distributed.fsdp, "GradientReductionHandle", _NoHandle)
 
 
 def set_param_group(state: FSDPState, group: Any) -> None:

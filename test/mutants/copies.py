@@ -143,8 +143,8 @@ COPIES = [
         "gather without the user's own collective",
         "csrc/comm/collectives.cpp",
         "    if (custom_) return custom_(flat, input, *line_.group);\n    if (line_.group->hasBackends()) "
-        "return line_.group->_allgather_base(flat, input);",
-        "    if (line_.group->hasBackends()) return line_.group->_allgather_base(flat, input);",
+        "return base::all_gather(*line_.group, flat, input);",
+        "    if (line_.group->hasBackends()) return base::all_gather(*line_.group, flat, input);",
         suites="FullyShardCustom.*",
     ),
     Mutant(

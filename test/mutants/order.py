@@ -145,4 +145,32 @@ ORDER = [
         "",
         suites="FullyShardRoots.*",
     ),
+    Mutant(
+        "end a backward that the program ends itself",
+        "csrc/engine/schedule.h",
+        "return is_last_backward && !finalized_by_hand_;",
+        "return is_last_backward;",
+        suites="FullyShardFinalize.*",
+    ),
+    Mutant(
+        "keep what was accumulated when an iteration is reset",
+        "csrc/engine/schedule.cpp",
+        "  for (const auto& unit : units()) unit->sums_.forget_accumulated();\n",
+        "",
+        suites="FullyShard1DTrainingCompose.*",
+    ),
+    Mutant(
+        "publish what was under way when an iteration is reset",
+        "csrc/engine/order.cpp",
+        "  unsettled_.clear();\n  reset(act);",
+        "  reset(act);",
+        suites="FullyShardFinalize.*",
+    ),
+    Mutant(
+        "give no gradient to what nobody used",
+        "csrc/group/gradients.cpp",
+        "used_here_[i] = local.defined() || rule.counts_unused;",
+        "used_here_[i] = local.defined();",
+        suites="FullyShardFinalize.*",
+    ),
 ]

@@ -107,7 +107,7 @@ PACKAGE = [
     ),
     _mutant(
         "leave all-reduces on when synchronisation is off",
-        "_module_classes.py",
+        "_gradient_methods.py",
         "            unit.set_requires_gradient_sync(requires_gradient_sync)\n"
         "            unit.set_requires_all_reduce(requires_gradient_sync)\n",
         "            unit.set_requires_gradient_sync(requires_gradient_sync)\n",
@@ -115,7 +115,7 @@ PACKAGE = [
     ),
     _mutant(
         "set synchronisation of inner units too, whatever was asked",
-        "_module_classes.py",
+        "_gradient_methods.py",
         "        for unit in units_of(self, recurse):\n            unit.set_requires_gradient_sync",
         "        for unit in units_of(self, True):\n            unit.set_requires_gradient_sync",
         "ranks/test_fully_shard_training_accumulation.py ranks/test_misuse.py",

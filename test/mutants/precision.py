@@ -17,8 +17,8 @@ PRECISION = [
     Mutant(
         "divide half precision before the sum alone",
         "csrc/group/gradients.cpp",
-        "? first_part(divisor.value)",
-        "? first_part(1) * divisor.value",
+        "? first_part(rule.divisor)",
+        "? first_part(1) * rule.divisor",
         suites=MIXED,
     ),
     Mutant(

@@ -95,15 +95,15 @@ TRANSPORT = [
     Mutant(
         "give memory back that a peer still reads",
         "csrc/transport/same_host/exchange.cpp",
-        "    sum(call, output, *terms, bytes);\n    if (bytes <= kInline) return;\n    steps_.take_and_wait();",
-        "    steps_.take_and_wait();\n    sum(call, output, *terms, bytes);\n    if (bytes <= kInline) return;",
+        "  sum(call, output, *terms, bytes);\n  if (bytes <= kInline) return;\n  steps_.take_and_wait();",
+        "  steps_.take_and_wait();\n  sum(call, output, *terms, bytes);\n  if (bytes <= kInline) return;",
         suites=_SAME_HOST,
     ),
     Mutant(
         "copy the sum of a peer before it is there",
         "csrc/transport/same_host/exchange.cpp",
-        "    sum(call, data + mine.begin, *terms, mine.bytes);\n    steps_.take_and_wait();",
-        "    sum(call, data + mine.begin, *terms, mine.bytes);\n    steps_.take();",
+        "  sum(call, data + mine.begin, *terms, mine.bytes);\n  steps_.take_and_wait();",
+        "  sum(call, data + mine.begin, *terms, mine.bytes);\n  steps_.take();",
         suites=_SAME_HOST,
     ),
     Mutant(

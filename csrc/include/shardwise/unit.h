@@ -40,6 +40,19 @@ class SHARDWISE_API Unsharding {
   std::weak_ptr<engine::Unit> unit_;
 };
 
+/// The sums that finalize_backward() started.
+class SHARDWISE_API GradientReduction {
+ public:
+  GradientReduction(std::weak_ptr<engine::Unit> unit, int64_t number) : unit_(std::move(unit)), number_(number) {}
+  /// Returns when the gradients are in place. Does nothing the second time. Raises Error if reset_iter_state() dropped
+  /// them.
+  void wait();
+
+ private:
+  std::weak_ptr<engine::Unit> unit_;
+  int64_t number_;
+};
+
 /// A handle on one call of replicate() or fully_shard(): cheap to copy, and keeps no parameter alive. All ranks must
 /// call the same methods in the same order. Setters return the handle; with `recurse` they set the units below this one
 /// too.
@@ -74,6 +87,14 @@ class SHARDWISE_API Unit {
   /// go on while the next forward runs, and the gradients of this backward come with the next one. Set it back to true
   /// before the last backward of a step.
   Unit& set_is_last_backward(bool value);
+  /// Whether the program says itself when a backward of this tree is over, with finalize_backward() after one backward
+  /// or several: for schedules that sum gradients in a step of their own. Comes before set_is_last_backward().
+  Unit& set_manual_backward_finalization(bool value);
+  /// Sums what is left, also by backwards without synchronisation, and frees full parameters. With `async` this only
+  /// starts; wait() of the result ends it.
+  GradientReduction finalize_backward(bool async = false);
+  /// Whether a parameter that no rank used gets a gradient of zeros instead of none.
+  Unit& set_reduce_scatter_unused_params(bool value, bool recurse = true);
 
   // The rest is about full copies of sharded parameters. Most replicated units have none, and nothing to do.
 
@@ -103,6 +124,9 @@ class SHARDWISE_API Unit {
   /// Forgets a forward or backward that failed: all units of the tree are sharded then, and no gradient is on its way.
   /// A backward that throws does this itself.
   Unit& reset();
+  /// Does the same, and drops what is not in .grad yet: sums under way, and what backwards without synchronisation
+  /// left.
+  Unit& reset_iter_state();
 
   Plan plan() const;
   Counters counters() const;

@@ -1,0 +1,203 @@
+"""What a wrapped module's methods set about its gradients, and about the backwards that bring them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
+
+from shardwise import _C
+from shardwise._torch_versions import TorchsGradientReductionHandle
+from shardwise._units import units_of, wrapped_state
+
+
+class GradientReductionHandle(TorchsGradientReductionHandle):
+    """What finalize_backward(async_op=True) returns: wait() returns once the gradients are in place.
+
+    >>> handle = model.finalize_backward(async_op=True)
+    >>> handle.wait()
+    """
+
+    def __init__(self, reduction: _C.GradientReduction | None) -> None:
+        self._reduction = reduction
+
+    def wait(self) -> None:
+        """Returns once the gradients are in place. The second call does nothing.
+
+        >>> model.finalize_backward(async_op=True).wait()
+        """
+        if self._reduction is not None:
+            self._reduction.wait()
+            self._reduction = None
+
+
+class GradientMethods:
+    """The part of FSDPModule that is about gradients. Methods with `recurse` also apply to modules inside."""
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """Whether gradients are complete when a backward of this model returns.
+
+        If not, the last sums may still run during the next forward, and their gradients come with the next backward.
+        Set it back before the last backward ahead of the optimizer.
+
+        >>> model.set_is_last_backward(False)
+        """
+        state = wrapped_state(self)
+        state._state_ctx.is_last_backward = is_last_backward
+        state.unit.set_is_last_backward(is_last_backward)
+
+    def set_manual_backward_finalization(self, enabled: bool) -> None:
+        """Whether the program says itself when a backward is over: with finalize_backward(), after one or several.
+
+        Comes before set_is_last_backward(). Call it on the root, and not between a backward and its finalization.
+
+        >>> model.set_manual_backward_finalization(True)
+        """
+        state = wrapped_state(self)
+        if state._is_root is False:
+            raise RuntimeError(
+                f"shardwise: set_manual_backward_finalization must be called on the root {state._kind} module."
+            )
+        state.unit.set_manual_backward_finalization(enabled)
+
+    def finalize_backward(self, *, async_op: bool = False) -> GradientReductionHandle | None:
+        """Sums the gradients that backwards left, and frees full parameters; with `async_op`, wait() completes it.
+
+        For backwards after set_manual_backward_finalization(True). Does nothing before the first forward.
+
+        >>> model.set_manual_backward_finalization(True)
+        >>> model.set_requires_gradient_sync(False)
+        >>> for half in (first_half, second_half):
+        ...     loss_of(half).backward()
+        >>> model.set_requires_gradient_sync(True)
+        >>> model.finalize_backward()
+        """
+        state = wrapped_state(self)
+        if state._is_root is None:
+            return GradientReductionHandle(None) if async_op else None
+        if not state._is_root:
+            raise RuntimeError(f"shardwise: finalize_backward must be called on the root {state._kind} module.")
+        handle = GradientReductionHandle(state.unit.finalize_backward())
+        if async_op:
+            return handle
+        handle.wait()
+        return None
+
+    def reset_iterwrapped_state(self) -> None:
+        """After a forward or backward that raised: the next forward begins anew.
+
+        Full parameters are freed, and gradients that are not in `.grad` yet are dropped: of the backward that failed,
+        and of those before it without synchronisation. Call it on the root, on all ranks.
+
+        >>> try:
+        ...     loss_of(batch).backward()
+        ... except RuntimeError:
+        ...     model.reset_iter_state()
+        """
+        state = wrapped_state(self)
+        if state._is_root is False:
+            raise RuntimeError(f"shardwise: reset_iter_state must be called on the root {state._kind} module.")
+        state.unit.reset_iter_state()
+
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
+        """Whether backward averages gradients over the ranks.
+
+        While it is off, each rank accumulates its own gradients, and `.grad` does not show them; the next backward with
+        it on averages them all.
+
+        >>> model.set_requires_gradient_sync(False)
+        >>> loss_of(first_half).backward()
+        >>> model.set_requires_gradient_sync(True)
+        >>> loss_of(second_half).backward()
+        """
+        for unit in units_of(self, recurse):
+            unit.set_requires_gradient_sync(requires_gradient_sync)
+            unit.set_requires_all_reduce(requires_gradient_sync)
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """Whether gradients are also averaged over the ranks that hold copies of the shards.
+
+        >>> model.set_requires_all_reduce(False)
+        """
+        for unit in units_of(self, recurse):
+            unit.set_requires_all_reduce(requires_all_reduce)
+
+    def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *, recurse: bool = True) -> None:
+        """Whether a parameter that no rank used gets a gradient of zeros instead of none.
+
+        A parameter that some ranks used gets the average over all of them either way.
+
+        >>> model.set_reduce_scatter_unused_params(True)
+        """
+        for unit in units_of(self, recurse):
+            unit.set_reduce_scatter_unused_params(reduce_scatter_unused_params)
+
+    def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
+        """Accepted for compatibility with torch, without effect yet: one sum of a model is under way at a time.
+
+        >>> model.set_reduce_scatter_max_input_buffers(2)
+        """
+        if isinstance(max_input_buffers, bool) or not isinstance(max_input_buffers, int):
+            raise TypeError(f"shardwise: max_input_buffers must be an int, got {type(max_input_buffers).__name__}.")
+        if max_input_buffers < 1:
+            raise ValueError(f"shardwise: max_input_buffers must be a positive int, got {max_input_buffers}.")
+
+    def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
+        """Accepted for compatibility with torch, without effect: sums have process groups of their own here anyway.
+
+        >>> model.set_separate_reduce_scatter_group()
+        """
+
+    def set_all_reduce_hook(
+        self, hook: Callable[[torch.Tensor], None] | None, *, stream: torch.cuda.Stream | None = None
+    ) -> None:
+        """Calls `hook` with the sum of this module's gradients before it reaches `.grad`; it may change the values.
+
+        >>> model.set_all_reduce_hook(lambda sum: sum.clamp_(-1, 1))
+        """
+        state = wrapped_state(self)
+        assert hook is not None or stream is None, (
+            "shardwise: all reduce hook stream is specified but hook itself is missing."
+        )
+        if stream is not None and isinstance(state.group.mesh_info, HSDPMeshInfo):
+            raise ValueError(
+                "shardwise: stream cannot be set when using native HSDP: the hook runs after the all-reduce there."
+            )
+        state.unit.set_all_reduce_hook(_in_stream(hook, stream))
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """What the sum of this module's own gradients is divided by. Default: the number of ranks.
+
+        >>> model.set_gradient_divide_factor(1.0)
+        """
+        wrapped_state(self).unit.set_gradient_divide_factor(factor)
+
+    def set_reduce_scatter_divide_factor(self, factor: float) -> None:
+        """The old name of set_gradient_divide_factor().
+
+        >>> model.set_reduce_scatter_divide_factor(1.0)
+        """
+        self.set_gradient_divide_factor(factor)
+
+    def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
+        """Divides this module's own gradients after the sum instead of before it.
+
+        >>> model.set_force_sum_reduction_for_comms(True)
+        """
+        wrapped_state(self).unit.set_force_sum_reduction(enable)
+
+
+def _in_stream(
+    hook: Callable[[torch.Tensor], None] | None, stream: torch.cuda.Stream | None
+) -> Callable[..., None] | None:
+    if hook is None or stream is None:
+        return hook
+
+    def in_stream(reduce_output: torch.Tensor) -> None:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            hook(reduce_output)
+        torch.cuda.current_stream().wait_stream(stream)
+
+    return in_stream
