@@ -27,13 +27,32 @@ void require_plain(const at::Tensor& tensor, const char* collective) {
   require(tensor.is_contiguous(), collective, "contiguous tensors");
 }
 
-void require_sizes(const at::Tensor& whole, const at::Tensor& part, int64_t times, const char* collective) {
-  require_plain(whole, collective);
-  require_plain(part, collective);
-  require(whole.scalar_type() == part.scalar_type(), collective, "an input and an output of one dtype");
-  require(
-      whole.numel() == part.numel() * times, collective,
-      times == 1 ? "pieces that are all of one size" : "one tensor that is as large as the other for every rank");
+void require_one(const std::vector<at::Tensor>& tensors, const char* collective) {
+  if (tensors.size() == 1) return;
+  raise_value_error(c10::str("shardwise: ", collective, " needs one tensor per rank, and got ", tensors.size(), "."));
+}
+
+/// A tensor of a call, and its name in errors.
+struct Argument {
+  const char* name;
+  const at::Tensor& tensor;
+};
+
+/// Raises c10::ValueError unless `whole` has `times` as many elements as `part`, and the same dtype.
+void require_sizes(const Argument& whole, const Argument& part, int64_t times, const char* collective) {
+  require_plain(whole.tensor, collective);
+  require_plain(part.tensor, collective);
+  if (whole.tensor.scalar_type() != part.tensor.scalar_type()) {
+    raise_value_error(c10::str(
+        "shardwise: ", collective, " needs an input and an output of the same dtype, and got an ", whole.name, " of ",
+        whole.tensor.scalar_type(), " and an ", part.name, " of ", part.tensor.scalar_type(), "."));
+  }
+  if (whole.tensor.numel() != part.tensor.numel() * times) {
+    raise_value_error(c10::str(
+        "shardwise: ", collective, " needs an ", whole.name, " of ", times == 1 ? "" : c10::str(times, " times "),
+        "as many elements as the ", part.name, ", and got an ", whole.name, " of ", whole.tensor.numel(), " and an ",
+        part.name, " of ", part.tensor.numel(), " elements."));
+  }
 }
 
 bool sums(c10d::ReduceOp::RedOpType op, at::ScalarType dtype) {
@@ -142,7 +161,9 @@ Backend::Works Backend::issue(OpType type, const char* title, const Tensors& see
 Backend::Works Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
   for (const auto& tensor : tensors) {
     require(tensor.is_cpu() && tensor.layout() == at::kStrided, "all_reduce", "dense tensors on the CPU");
-    require(tensor.is_non_overlapping_and_dense(), "all_reduce", "tensors without gaps");
+    require(
+        tensor.is_non_overlapping_and_dense(), "all_reduce",
+        "tensors without gaps: contiguous, or a permutation of a contiguous one. Reduce a contiguous() copy instead");
   }
   std::vector<Call> calls;
   for (const auto& tensor : tensors) {
@@ -171,7 +192,7 @@ Backend::Works Backend::allreduce_coalesced(Tensors& tensors, const c10d::Allred
 }
 
 Backend::Works Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  require(tensors.size() == 1, "all_reduce", "one tensor a rank");
+  require_one(tensors, "all_reduce");
   return allreduce_coalesced(tensors, {options});
 }
 
@@ -180,7 +201,7 @@ Backend::Works Backend::allgather_into_tensor_coalesced(
   require(outputs.size() == inputs.size(), "all_gather_into_tensor", "an output for each input");
   std::vector<Call> calls;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    require_sizes(outputs[i], inputs[i], getSize(), "all_gather_into_tensor");
+    require_sizes({"output", outputs[i]}, {"input", inputs[i]}, getSize(), "all_gather_into_tensor");
     calls.push_back(
         {.signature = {.kind = Kind::all_gather, .dtype = inputs[i].scalar_type(), .elements = inputs[i].numel()},
          .timeout = time(options.timeout)});
@@ -196,7 +217,7 @@ Backend::Works Backend::allgather_into_tensor_coalesced(
 }
 
 Backend::Works Backend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
-  require_sizes(output, input, getSize(), "all_gather_into_tensor");
+  require_sizes({"output", output}, {"input", input}, getSize(), "all_gather_into_tensor");
   const auto* placement = DirectPlacementScope::current();
   auto spans = spans_in(output, getSize(), placement);
   const Call call{
@@ -216,10 +237,10 @@ Backend::Works Backend::_allgather_base(at::Tensor& output, at::Tensor& input, c
 }
 
 Backend::Works Backend::allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  require(inputs.size() == 1 && outputs.size() == 1, "all_gather", "one input and one list of outputs a rank");
+  require(inputs.size() == 1 && outputs.size() == 1, "all_gather", "one input and one list of outputs per rank");
   const auto& places = outputs.front();
   require(places.size() == static_cast<size_t>(getSize()), "all_gather", "an output for each rank");
-  for (const auto& place : places) require_sizes(place, inputs.front(), 1, "all_gather");
+  for (const auto& place : places) require_sizes({"output", place}, {"input", inputs.front()}, 1, "all_gather");
   const Call call{
       .signature =
           {.kind = Kind::all_gather, .dtype = inputs.front().scalar_type(), .elements = inputs.front().numel()},
@@ -239,7 +260,7 @@ Backend::Works Backend::reduce_scatter_tensor_coalesced(
   require(outputs.size() == inputs.size(), "reduce_scatter_tensor", "an output for each input");
   std::vector<Call> calls;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    require_sizes(inputs[i], outputs[i], getSize(), "reduce_scatter_tensor");
+    require_sizes({"input", inputs[i]}, {"output", outputs[i]}, getSize(), "reduce_scatter_tensor");
     calls.push_back(
         {.signature =
              {.kind = Kind::reduce_scatter,
@@ -274,10 +295,10 @@ Backend::Works Backend::_reduce_scatter_base(
 
 Backend::Works Backend::reduce_scatter(
     Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& options) {
-  require(inputs.size() == 1 && outputs.size() == 1, "reduce_scatter", "one list of inputs and one output a rank");
+  require(inputs.size() == 1 && outputs.size() == 1, "reduce_scatter", "one list of inputs and one output per rank");
   const auto& places = inputs.front();
   require(places.size() == static_cast<size_t>(getSize()), "reduce_scatter", "an input for each rank");
-  for (const auto& place : places) require_sizes(place, outputs.front(), 1, "reduce_scatter");
+  for (const auto& place : places) require_sizes({"input", place}, {"output", outputs.front()}, 1, "reduce_scatter");
   const auto dtype = outputs.front().scalar_type();
   const Call call{
       .signature =

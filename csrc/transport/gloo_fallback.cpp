@@ -12,8 +12,8 @@ using c10d::OpType;
 void require_user_tag(int tag) {
   if (tag >= 0 && tag < kFirstTag) return;
   raise_value_error(c10::str(
-      "shardwise: the tag of a send or receive must be from 0 to ", kFirstTag - 1, ", and got ", tag,
-      "; those above are the transport's own."));
+      "shardwise: the tag of a send or receive is ", tag, "; it must be from 0 to ", kFirstTag - 1,
+      ", because larger ones are reserved for the transport."));
 }
 
 Signature signature_of(Kind kind, const at::Tensor& tensor, int64_t root) {
@@ -21,7 +21,9 @@ Signature signature_of(Kind kind, const at::Tensor& tensor, int64_t root) {
 }
 
 const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* collective) {
-  if (tensors.size() != 1) raise_value_error(c10::str("shardwise: ", collective, " needs one tensor a rank."));
+  if (tensors.size() != 1) {
+    raise_value_error(c10::str("shardwise: ", collective, " needs one tensor per rank, and got ", tensors.size(), "."));
+  }
   return tensors.front();
 }
 

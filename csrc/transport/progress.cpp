@@ -37,12 +37,13 @@ bool Progress::late() const {
 }
 
 void Progress::check() {
-  if (closed_) fail(c10::str("shardwise: ", place(), " failed, for its process group was shut down on this rank."));
+  if (closed_) fail(c10::str("shardwise: ", place(), " failed, because its process group was shut down on this rank."));
   if (broken_.empty()) return;
   raise_peer_error(c10::str(
       "shardwise: ", place(),
-      " was not started, for an earlier collective of this process group failed: make a new process group. ",
-      "The first failure: ", broken_));
+      " was not started, because an earlier collective of this process group failed. Make a new process group. The "
+      "first failure: ",
+      broken_));
 }
 
 void Progress::fail(const std::string& text) {
@@ -53,25 +54,37 @@ void Progress::fail(const std::string& text) {
   raise_peer_error(text);
 }
 
-void Progress::fail(int peer, bool to_peer, const std::string& reason_given) {
+void Progress::fail(int peer, bool to_peer, const std::string& details) {
   const auto wanted = to_peer ? "did not take what this rank sent" : "did not send";
-  const auto what = late() ? c10::str(wanted, " within ", timeout_.count(), " ms: it is late, or does something else")
-                           : "closed the connection: it died, was shut down or failed itself (look for its own error)";
-  fail(c10::str(
-      "shardwise: ", place(), " failed, for rank ", name_of(peer), " ", what, ". The reason given: ", reason_given));
+  const auto name = name_of(peer);
+  const auto what = late() ? c10::str(
+                                 wanted, " within ", timeout_.count(), " ms. Look for the error of rank ", name,
+                                 " first; if there is none, it is slower than the time limit, or runs something else")
+                           : c10::str(
+                                 "closed the connection: its process ended, or its process group was shut down. Look "
+                                 "for the error of rank ",
+                                 name);
+  fail(c10::str("shardwise: ", place(), " failed, because rank ", name, " ", what, ". Details: ", details));
 }
 
 void Progress::fail_dead(int peer) {
+  const auto name = name_of(peer);
   fail(c10::str(
-      "shardwise: ", place(), " failed, for rank ", name_of(peer),
-      " died: its process ended (look for its own error)."));
+      "shardwise: ", place(), " failed, because rank ", name, " died: its process ended. Look for the error of rank ",
+      name, "."));
+}
+
+void Progress::fail_closed(int peer) {
+  fail(c10::str(
+      "shardwise: ", place(), " failed, because rank ", name_of(peer),
+      " closed the connection: its process group was shut down."));
 }
 
 // The peer's text begins with "shardwise: rank 2 of 3".
 void Progress::fail_with(int peer, const std::string& its_failure) {
   fail(c10::str(
-      "shardwise: ", place(), " failed, for rank ", name_of(peer),
-      " closed the connection after it failed itself, and said why: ", its_failure));
+      "shardwise: ", place(), " failed, because rank ", name_of(peer),
+      " failed first and closed the connection: ", its_failure));
 }
 
 } // namespace shardwise::transport

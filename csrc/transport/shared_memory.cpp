@@ -102,9 +102,9 @@ bool is_shared(const at::TensorBase& tensor) {
 
 void refuse_in_child(c10::StorageImpl& storage) {
   storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
-      "shardwise: this tensor lies in memory that the ranks of this host share (shards, gradients and full copies of "
-      "parameters), and this process was forked from a rank: it has no part in it. Clone what it is to use before the "
-      "fork, start it by spawn or forkserver, or set SHARDWISE_SHARED_MEMORY=off.");
+      "shardwise: this process was forked from a rank, and this tensor (a shard, gradient or full copy of a parameter) "
+      "lies in memory that only ranks share. Clone it before the fork, start the process with spawn or forkserver, or "
+      "set SHARDWISE_SHARED_MEMORY=off.");
 }
 
 } // namespace transport

@@ -15,6 +15,11 @@
 #include <utility>
 
 namespace shardwise::transport {
+namespace {
+
+constexpr auto kShutDown = "shardwise: this process group was shut down and cannot be used any more.";
+
+} // namespace
 
 DirectWork::DirectWork(int rank, c10d::OpType type, const char* title, const std::vector<at::Tensor>& tensors, Run run)
     : c10d::Work(rank, type, title, tensors),
@@ -44,7 +49,7 @@ OwnCall DirectWork::as_seen() const {
 }
 
 std::vector<at::Tensor> DirectWork::result() {
-  TORCH_CHECK(isCompleted(), "shardwise: a collective has no result before it is done; wait() for it.");
+  TORCH_CHECK(isCompleted(), "shardwise: result() was called before the collective finished. Call wait() first.");
   return tensors_;
 }
 
@@ -132,17 +137,14 @@ Worker::~Worker() {
 void Worker::require_not_forked() const {
   if (base::forks() == forks_) return;
   raise_peer_error(
-      "shardwise: this process was forked from the one whose process group this is, and has no part in it: the other "
-      "ranks know that process alone. Start processes that are to take part by spawn or forkserver, or let them make a "
-      "process group of their own after the fork.");
+      "shardwise: this process was forked from a rank and cannot use that rank's process group. Start it with spawn or "
+      "forkserver, or make a new process group in it after the fork.");
 }
 
 void Worker::issue(c10::intrusive_ptr<DirectWork> work) {
   require_not_forked();
   const std::lock_guard lock(state_->mutex);
-  if (state_->closed) {
-    raise_peer_error("shardwise: this process group was shut down; nothing can be sent any more.");
-  }
+  if (state_->closed) raise_peer_error(kShutDown);
   state_->works.push_back(std::move(work));
   ++state_->issued;
   state_->changed.notify_one();
@@ -152,8 +154,12 @@ c10::intrusive_ptr<c10d::Backend> Worker::gloo() const {
   require_not_forked();
   const std::lock_guard lock(state_->mutex);
   if (!state_->gloo) {
-    raise_peer_error(
-        "shardwise: this process group was shut down, or one of its collectives failed; nothing can be sent any more.");
+    if (state_->closed) raise_peer_error(kShutDown);
+    // The worker's thread writes the failure before it lets go of Gloo.
+    raise_peer_error(c10::str(
+        "shardwise: a collective of this process group failed earlier, so it cannot be used any more. Make a new "
+        "process group. The first failure: ",
+        state_->carrier.progress().failure()));
   }
   return state_->gloo;
 }

@@ -17,7 +17,7 @@ struct RankState {
   std::atomic<uint32_t> step;
   /// The first collective that the rank does not complete, counted from 1; 0 while there is none.
   std::atomic<uint64_t> ended_at;
-  /// Why, zero-terminated.
+  /// Why, zero-terminated; empty if the rank was shut down.
   std::array<char, 1000> reason;
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free);

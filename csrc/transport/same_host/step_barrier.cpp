@@ -73,7 +73,9 @@ void StepBarrier::look_around(size_t awaited) {
 void StepBarrier::require_to_go_on(size_t peer) {
   const auto ended_at = of(peer).ended_at.load(std::memory_order_acquire);
   if (ended_at == 0 || ended_at > progress_.number()) return;
-  progress_.fail_with(static_cast<int>(peer), of(peer).reason.data());
+  const std::string its_failure = of(peer).reason.data();
+  if (its_failure.empty()) progress_.fail_closed(static_cast<int>(peer));
+  progress_.fail_with(static_cast<int>(peer), its_failure);
 }
 
 void StepBarrier::require_whole() {
@@ -84,7 +86,7 @@ void StepBarrier::require_whole() {
 // If this rank failed, the current collective is the first that it does not complete; if not, the next one is.
 void StepBarrier::end() noexcept {
   if (own_.ended_at.load() != 0) return;
-  const auto& reason = progress_.broken() ? progress_.failure() : std::string("it was shut down");
+  const auto& reason = progress_.failure();
   const auto length = std::min(reason.size(), own_.reason.size() - 1);
   std::copy_n(reason.begin(), length, own_.reason.begin());
   own_.ended_at.store(progress_.broken() ? progress_.number() : progress_.number() + 1, std::memory_order_release);

@@ -87,8 +87,12 @@ TRANSPORT_TEST(BadTensors) {
     };
     const auto strided = torch::ones({4, 4}).narrow(1, 0, 2);
     check([&] { start_all_reduce(*backend, strided); }, "without gaps");
-    check([&] { start_all_gather(*backend, torch::ones({7}), torch::ones({3})); }, "as large as the other");
-    check([&] { start_all_gather(*backend, torch::ones({3}, at::kInt), torch::ones({3})); }, "one dtype");
+    check(
+        [&] { start_all_gather(*backend, torch::ones({7}), torch::ones({3})); },
+        "an output of 3 times as many elements as the input, and got an output of 7 and an input of 3");
+    check(
+        [&] { start_all_gather(*backend, torch::ones({3}, at::kInt), torch::ones({3})); },
+        "the same dtype, and got an output of Int and an input of Float");
     check([&] { start_reduce_scatter(*backend, strided, torch::ones({8})); }, "contiguous");
     // Dense in another order of dimensions is fine, as for Gloo.
     start_all_reduce(*backend, torch::ones({4, 4}).t())->wait();
@@ -196,7 +200,7 @@ TRANSPORT_TEST(ADeadRankIsNamedWithTheUnit) {
         };
         expect_error<PeerError>(
             train, {c10::str("rank ", rank.rank(), ":"), "the sum of 'blocks.1' failed",
-                    "an all-reduce (sum) of 4194304", "for rank 2 died: its process ended"});
+                    "an all-reduce (sum) of 4194304", "because rank 2 died: its process ended"});
         EXPECT_LT(Clock::now() - begin, 20s);
       },
       options);

@@ -215,8 +215,8 @@ TEST(SameHost, WhatFailedOnOneRankIsToldByTheOthers) {
     const auto work = start_all_reduce(*backend, torch::ones({50000}), c10d::ReduceOp::SUM, given);
     const auto parts = rank.rank() == 0 ? std::vector<std::string>{"rank 2 did not send within 200 ms"}
                                         : std::vector<std::string>{
-                                              "rank 1 of 3", "for rank 0 closed the connection", "rank 0 of 3",
-                                              "rank 2 did not send within 200 ms"};
+                                              "rank 1 of 3", "because rank 0 failed first and closed the connection",
+                                              "rank 0 of 3", "rank 2 did not send within 200 ms"};
     expect_error<c10::DistBackendError>([&] { work->wait(); }, parts);
     rank.store()->set(c10::str(rank.rank(), " knows"), "1");
   });
