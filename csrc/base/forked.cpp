@@ -50,9 +50,9 @@ int64_t forks() {
 void require_not_forked(int64_t forks_then, const char* what) {
   if (forks() == forks_then) return;
   throw Error(c10::str(
-      "shardwise: this process was forked from the one that made ", what,
-      ", and has no part in it: the other ranks know that process alone. Start processes that are to train by spawn or "
-      "forkserver, or let them make a mesh and units of their own after the fork."));
+      "shardwise: this process was forked from a rank and cannot use ", what,
+      ", which belongs to that rank. Start it with spawn or forkserver, or make a new mesh and new units in it after "
+      "the fork."));
 }
 
 InForkedChild::InForkedChild(std::function<void()> act) : act_(std::move(act)) {

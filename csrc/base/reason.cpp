@@ -21,7 +21,7 @@ std::string text_of(const std::exception& error) {
 std::string reason(const std::exception& error) {
   auto text = text_of(error);
   replace_all(text, "shardwise: ", "");
-  replace_all(text, ". The reason given: ", ": ");
+  replace_all(text, ". Details: ", ". ");
   replace_all(text, ". The reason: ", ": ");
   return text;
 }

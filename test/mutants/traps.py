@@ -71,7 +71,7 @@ TRAPS = [
     Mutant(
         "say more than once that a reason is given",
         "csrc/base/reason.cpp",
-        '  replace_all(text, ". The reason given: ", ": ");\n',
+        '  replace_all(text, ". Details: ", ". ");\n',
         "",
         suites="Errors.*",
     ),

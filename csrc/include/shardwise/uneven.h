@@ -34,10 +34,9 @@ int64_t for_each_batch(const Mesh& mesh, Batches&& batches, const Step& step) {
     if (!mesh.any(has_one)) return steps;
     if (steps == 0 && mesh.any(!has_one)) {
       throw Error(
-          "shardwise: rank " + std::to_string(mesh.rank()) +
-          ": for_each_batch(): a rank has no batch at all, and nothing to take part in steps with. " +
-          (has_one ? "It is another one than this. " : "It is this one. ") +
-          "Give every rank one or more, with a sampler such as torch::data::samplers::DistributedRandomSampler.");
+          "shardwise: rank " + std::to_string(mesh.rank()) + ": for_each_batch(): " + (has_one ? "another" : "this") +
+          " rank has no batch at all, so it cannot take part in any step. Give every rank at least one batch, for "
+          "example with torch::data::samplers::DistributedRandomSampler.");
     }
     if (has_one) batch.emplace(*next);
     step(*batch, has_one ? 1.0 : 0.0);
