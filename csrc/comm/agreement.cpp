@@ -20,16 +20,21 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+std::string as_sentence(std::string text) {
+  if (!text.ends_with('.')) text += '.';
+  return text;
+}
+
 /// Why a connection was lost, beyond what its error says: a process on this host died, or another rank failed first and
-/// left a note before it closed its connections.
+/// left a note before it closed its connections. "" if nothing is known.
 template <typename Tell>
 std::string first_cause(const Processes& processes, const Notes& notes, const Tell& tell) {
   const auto who = processes.who_ended();
-  if (!who.empty()) return c10::str(" (", who, ".)");
+  if (!who.empty()) return as_sentence(who);
   tell();
   notes.flush(std::chrono::seconds(1));
   for (const auto& [board, note] : tell()) {
-    if (note.failed != 0) return c10::str(" (Another rank failed before: ", note.text.data(), ")");
+    if (note.failed != 0) return as_sentence(c10::str("another rank failed first: ", note.text.data()));
   }
   return "";
 }
@@ -165,14 +170,19 @@ std::vector<Agreement::Record> Agreement::exchange(Record mine) {
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
+      const auto cause = first_cause(channels_[line].processes, notes_, [&] {
+        looking_ = {};
+        return tell({});
+      });
       raise_peer_error(c10::str(
-          "shardwise: rank ", mine.rank, " compared with the other ranks what comes next, ", mine.text.data(),
-          ", and one of them did not answer within ", timeout_.count(),
-          " ms or is gone: it died (look for its own error first) or stopped to train. The reason given: ",
-          base::reason(error), first_cause(channels_[line].processes, notes_, [&] {
-            looking_ = {};
-            return tell({});
-          })));
+          "shardwise: rank ", mine.rank, mine.waits == Record::no ? " is about to start " : " waits for ",
+          mine.text.data(), ", and could not ask the other ranks what they do",
+          cause.empty() ? c10::str(
+                              ": one of them did not answer (the time limit is ", timeout_.count(),
+                              " ms). Look for the error of another rank first; if there is none, a rank has stopped "
+                              "training or is slower than the time limit.")
+                        : ", because " + cause,
+          " Details: ", base::reason(error)));
     }
     records.resize(records.size() * control.getSize());
     std::memcpy(records.data(), output.data_ptr(), output.nbytes());
@@ -215,8 +225,11 @@ void Agreement::raise(const std::vector<Record>& records) {
       first.waits == Record::no && records[other].waits == Record::no && first.text == records[other].text;
   const auto text = c10::str(
       "shardwise: rank ", rank(), ": the ranks do not run the same units in the same order: ", does(0), ", but ",
-      does(other), namesakes ? ", which is not the same one: it was wrapped earlier or later (" : "",
-      namesakes ? c10::str("event ", first.event, " and event ", records[other].event, ")") : "",
+      does(other),
+      namesakes ? c10::str(
+                      ", but of another unit of the same name, which was wrapped earlier or later (events ",
+                      first.event, " and ", records[other].event, ")")
+                : "",
       ". Every rank must run the same sharded units in the same order, forward and backward, with the same settings; "
       "what may differ are data, unused parameters of a unit, and how often a unit runs in a row.");
   ++compared_;
@@ -226,7 +239,9 @@ void Agreement::raise(const std::vector<Record>& records) {
     history.issued = 0;
   }
   if (!under_way) throw Error(text);
-  broken_ = text + " Some of them wait for what will not come: start the program again.";
+  broken_ =
+      text +
+      " Some ranks wait for collectives that will never come, so this run cannot continue: start the program again.";
   throw Error(broken_);
 }
 
@@ -252,15 +267,12 @@ void Agreement::raise_peer_error(const std::string& text) {
   throw PeerError(text);
 }
 
-void Agreement::fail(const Place& place, const std::string& text) {
-  const auto cause = broken_.empty() ? first_cause(
-                                           channels_[line_of(place.chain)].processes, notes_,
-                                           [&] {
-                                             looking_ = {};
-                                             return tell({.chain = place.chain, .number = place.number});
-                                           })
-                                     : "";
-  raise_peer_error(text + cause);
+std::string Agreement::cause_of_failure(const Place& place) {
+  if (!broken_.empty()) return "";
+  return first_cause(channels_[line_of(place.chain)].processes, notes_, [&] {
+    looking_ = {};
+    return tell({.chain = place.chain, .number = place.number});
+  });
 }
 
 void Agreement::require_alive(size_t line, const std::string& what) {
@@ -274,14 +286,13 @@ void Agreement::require_alive(size_t line, const std::string& what) {
   if (!ended_since_) ended_since_ = now;
   if (now - *ended_since_ < kOnItsWay) return;
   raise_peer_error(c10::str(
-      "shardwise: rank ", rank(), ": ", what, " failed, for ", processes.how_it_ended(ended.front()),
-      " (look for its own error first)."));
+      "shardwise: rank ", rank(), ": ", what, " failed, because ", processes.how_it_ended(ended.front()), "."));
 }
 
 void Agreement::require_no_failure(const Note& note, const std::string& what) {
   if (note.failed == 0) return;
-  raise_peer_error(
-      c10::str("shardwise: rank ", rank(), ": ", what, " failed, for another rank failed before: ", note.text.data()));
+  raise_peer_error(c10::str(
+      "shardwise: rank ", rank(), ": ", what, " failed, because another rank failed first: ", note.text.data()));
 }
 
 void Agreement::look(const Place& place, const std::string& what) {

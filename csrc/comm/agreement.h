@@ -87,11 +87,12 @@ class SHARDWISE_API Agreement : public transport::Onlooker, public std::enable_s
   void look(const Place& place, const std::string& what);
   /// The same for work outside the order, such as making process groups. It only notices ranks that are gone or failed.
   void look_beside(const std::string& what);
-  /// Call this when the collective at `place` failed. Nothing can be issued any more, and the other ranks are told why.
-  /// Raises PeerError.
-  [[noreturn]] void fail(const Place& place, const std::string& text);
-  /// The same for work outside the order.
-  [[noreturn]] void fail_beside(const std::string& text) {
+  /// Why the collective at `place` failed, in a sentence: a rank died, or another one failed first. "" if that is not
+  /// known.
+  std::string cause_of_failure(const Place& place);
+  /// Call this when a collective failed, or work outside the order. Nothing can be issued any more, and the other ranks
+  /// are told why. Raises PeerError.
+  [[noreturn]] void fail(const std::string& text) {
     raise_peer_error(text);
   }
   /// Whether nothing can be issued any more.

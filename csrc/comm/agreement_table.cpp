@@ -130,7 +130,7 @@ void Agreement::forget(const c10d::ProcessGroup& group) {
   std::erase_if(table.entries, [&](const AgreementTable::Entry& entry) {
     const auto is_it = [&](const auto& other) { return other._unsafe_get_target() == &group; };
     if (std::none_of(entry.groups.begin(), entry.groups.end(), is_it)) return false;
-    entry.agreement->broken_ = "shardwise: the mesh of this unit was shut down; nothing can be sent any more.";
+    entry.agreement->broken_ = "shardwise: the mesh of this unit was shut down, so the unit cannot be used any more.";
     for (auto& channel : entry.agreement->channels_) channel.control.reset();
     return true;
   });

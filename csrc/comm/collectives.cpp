@@ -27,19 +27,31 @@ bool tells_what_happened(const std::exception& error) {
   return base::text_of(error).starts_with("shardwise: ");
 }
 
-[[noreturn]] void fail(
-    const CollectiveName& what, int64_t rank, const std::string& reason, const Agreement::Place& place = {}) {
-  const auto text = c10::str("shardwise: rank ", rank, ": ", what(), " failed. ", reason);
-  if (place.agreement) place.agreement->fail(place, text);
-  throw PeerError(text);
+/// What the error of a collective says, and whether that is the cause.
+struct Why {
+  std::string text;
+  bool is_cause = true;
+};
+
+Why why_of(const std::exception& error) {
+  return {base::reason(error), tells_what_happened(error)};
 }
 
-std::string reason_given(const std::exception& error) {
-  const auto text = base::reason(error);
-  if (tells_what_happened(error)) return "The reason: " + text;
-  return "Look for the error of another rank first: it may have died, or run other units. If there is none, one is "
-         "slower than the timeout. The reason given: " +
-         text;
+[[noreturn]] void fail(const CollectiveName& what, int64_t rank, const Why& why, const Agreement::Place& place = {}) {
+  const auto cause = place.agreement ? place.agreement->cause_of_failure(place) : "";
+  auto text = c10::str("shardwise: rank ", rank, ": ", what(), " failed");
+  if (!cause.empty()) {
+    text += ", because " + cause + " Details: ";
+  } else if (why.is_cause) {
+    text += ". The reason: ";
+  } else {
+    text +=
+        ". Look for the error of another rank first: it may have died, or run other units. If there is none, a rank is "
+        "slower than the timeout. Details: ";
+  }
+  text += why.text;
+  if (place.agreement) place.agreement->fail(text);
+  throw PeerError(text);
 }
 
 at::Tensor flat_view(const at::Tensor& tensor) {
@@ -51,7 +63,10 @@ void end_with(const std::shared_ptr<observe::Span>& span, c10d::Work& work) {
   try {
     if (const auto future = work.getFuture()) future->addCallback([span](c10::ivalue::Future&) { span->end(); });
   } catch (const std::exception& error) {
-    TORCH_WARN_ONCE("shardwise: collectives are recorded until somebody waited for them: ", base::reason(error));
+    TORCH_WARN_ONCE(
+        "shardwise: this back end's works have no future, so a record shows its collectives as running until they are "
+        "waited for: ",
+        base::reason(error));
   }
 }
 
@@ -70,7 +85,7 @@ void Pending::wait() {
   const base::WithoutCallerLock unlocked;
   std::optional<observe::Span> waiting;
   if (observe::recording()) waiting.emplace("wait", what_(), rank_);
-  std::string why = "The reason: it was aborted";
+  Why reason{.text = "it was aborted"};
   try {
     if (place_.agreement ? wait_and_look() : work_->wait()) {
       if (span_) span_->end();
@@ -79,9 +94,9 @@ void Pending::wait() {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    why = reason_given(error);
+    reason = why_of(error);
   }
-  fail(what_, rank_, why, place_);
+  fail(what_, rank_, reason, place_);
 }
 
 bool Pending::done() const {
@@ -146,7 +161,7 @@ Pending Collectives::launch(
     }
     return pending;
   } catch (const std::exception& error) {
-    fail(what, line_.ranks[rank()], reason_given(error));
+    fail(what, line_.ranks[rank()], why_of(error));
   }
 }
 

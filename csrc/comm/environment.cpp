@@ -159,17 +159,16 @@ c10::intrusive_ptr<c10d::Store> Environment::connect(std::chrono::milliseconds t
     if (options.isServer && is_taken(master_port)) {
       throw PeerError(c10::str(
           "shardwise: rank ", rank, " of ", world_size, " could not serve the store at ", where,
-          ", for the port is taken: another program of this machine listens there, maybe another job or what is left "
-          "of "
-          "one. Every job on a machine needs a MASTER_PORT of its own, the same on all its ranks: any free one from "
-          "1024 "
-          "to 32767, where the system takes none for connections. `torchrun --standalone` finds one by itself."));
+          ", because the port is taken: another program on this machine listens there, perhaps another job or the rest "
+          "of one. Give each job on a machine its own MASTER_PORT, the same on all its ranks: any free port from 1024 "
+          "to 32767 (the system uses higher ones for outgoing connections). `torchrun --standalone` finds one by "
+          "itself."));
     }
     throw PeerError(c10::str(
         "shardwise: rank ", rank, " of ", world_size, " could not ", options.isServer ? "serve" : "reach",
         " the store at ", where, " within ", timeout.count(),
-        " ms. Check that rank 0 (or torchrun's agent) runs there, that the port is open to this machine, or give more "
-        "time with MeshOptions().connect_timeout(). The reason given: ",
+        " ms. Check that rank 0 (or torchrun's agent) runs there and that the port is open to this machine, or allow "
+        "more time with MeshOptions().connect_timeout(). Details: ",
         base::reason(error)));
   }
 }

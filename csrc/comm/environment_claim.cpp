@@ -17,8 +17,8 @@ std::atomic<bool>& taken() {
 EnvironmentClaim::EnvironmentClaim() {
   if (taken().exchange(true)) {
     throw ValueError(
-        "shardwise: there is a mesh from the environment already. A process joins its job once: keep the first "
-        "Mesh and copy it, or shut it down before making another.");
+        "shardwise: this process already has a mesh made from the environment. Copy that Mesh (or use Mesh::shared()), "
+        "or shut it down before making another.");
   }
 }
 

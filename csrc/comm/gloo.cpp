@@ -20,8 +20,7 @@ std::shared_ptr<gloo::transport::Device> device_of(const std::string& interface)
   } catch (const std::exception& error) {
     throw ValueError(c10::str(
         "shardwise: the environment variable GLOO_SOCKET_IFNAME names the network interface '", interface,
-        "', which cannot be used. Give names that `ip address` shows, with commas between them, or unset it. "
-        "The reason given: ",
+        "', which cannot be used. Give names that `ip address` shows, with commas between them, or unset it. Details: ",
         base::reason(error)));
   }
 }

@@ -45,7 +45,8 @@ void MakingWatch::look() {
   for (const auto& [board, note] : notes_.answers_to(mine_)) {
     if (note.empty() || note.front() != kFailed) continue;
     throw PeerError(c10::str(
-        "shardwise: rank ", rank_, ": the process groups of a mesh were not made, for another rank failed before: ",
+        "shardwise: rank ", rank_,
+        ": the process groups of a mesh could not be made, because another rank failed first: ",
         std::string(note.begin() + 1, note.end())));
   }
 }

@@ -201,8 +201,8 @@ struct Mesh::State {
     if (!place) {
       throw Error(c10::str(
           "shardwise: the process group of axis '", axes[index].name, "' of ", describe(),
-          " has no store, over which another group could be made. Let shardwise make the mesh, or give a process group "
-          "with a store."));
+          " has no store, and shardwise needs one to make further groups. Let shardwise make the mesh, or pass a "
+          "process group with a store."));
     }
     const auto position = all->getRank();
     const auto name = c10::str(purpose, " ", count, "/", position / count);
@@ -216,7 +216,7 @@ struct Mesh::State {
     try {
       return comm::make_beside(*all, line(index), std::move(some)).group;
     } catch (const PeerError& error) {
-      agreement->fail_beside(error.what());
+      agreement->fail(error.what());
     }
   }
 
@@ -351,7 +351,7 @@ at::Device Mesh::device() const {
 const c10::intrusive_ptr<c10d::ProcessGroup>& Mesh::group(const std::string& axis) const {
   const auto index = state_->index(axis);
   if (!state_->open) {
-    throw Error(c10::str("shardwise: ", describe(), " was shut down; it has no process groups any more."));
+    throw Error(c10::str("shardwise: ", describe(), " was shut down and has no process groups any more."));
   }
   return state_->groups[index];
 }

@@ -45,8 +45,8 @@ auto with_patience(const GroupSpec& spec, const Make& make) {
     const auto ended = spec.processes.ended();
     if (ended.empty()) return;
     throw PeerError(c10::str(
-        "shardwise: ", spec.me(), " could not set up the process group '", spec.name, "', for ",
-        spec.processes.how_it_ended(ended.front()), " (look for its own error first)."));
+        "shardwise: ", spec.me(), " could not set up the process group '", spec.name, "', because ",
+        spec.processes.how_it_ended(ended.front()), "."));
   };
   try {
     return patiently(spec.connect_timeout, look, [spec, make] { return make(spec); });
@@ -54,13 +54,15 @@ auto with_patience(const GroupSpec& spec, const Make& make) {
     throw;
   } catch (const std::exception& error) {
     const auto who = spec.processes.who_ended();
+    const auto what = c10::str("shardwise: ", spec.me(), " could not set up the process group '", spec.name, "'");
+    const auto details = ". Details: " + base::reason(error);
+    if (!who.empty()) throw PeerError(c10::str(what, ", because ", who, details));
     throw PeerError(c10::str(
-        "shardwise: ", spec.me(), " could not set up the process group '", spec.name, "' within ",
-        spec.connect_timeout.count(), " ms. Check that all ", spec.size,
-        " ranks are running and make the same mesh, that they reach each other (at the address of their host's name, "
-        "or of the interface that GLOO_SOCKET_IFNAME names), or give more time (MeshOptions().connect_timeout(), the "
-        "timeout of init_process_group()). ",
-        who, who.empty() ? "" : ". ", "The reason given: ", base::reason(error)));
+        what, " within ", spec.connect_timeout.count(), " ms. Check that all ", spec.size,
+        " ranks are running and make the same mesh, and that they can reach each other (by host name, or by the "
+        "interface in GLOO_SOCKET_IFNAME); or allow more time (MeshOptions().connect_timeout(), the timeout of "
+        "init_process_group())",
+        details));
   }
 }
 

@@ -90,7 +90,9 @@ std::vector<size_t> Processes::ended() const {
 
 std::string Processes::how_it_ended(size_t position) const {
   const auto& process = *all_[position];
-  return c10::str("rank ", process.rank, " died: its process ", process.number, " on this host ended");
+  return c10::str(
+      "rank ", process.rank, " died: its process ", process.number, " on this host ended. Look for the error of rank ",
+      process.rank);
 }
 
 // A dying process closes its connections a moment before it is gone.

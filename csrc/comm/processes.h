@@ -23,7 +23,7 @@ class SHARDWISE_API Processes {
 
   /// The positions, among the cards, of processes that have ended. Never blocks.
   std::vector<size_t> ended() const;
-  /// For example: rank 2 died: its process 4711 on this host ended
+  /// For example: rank 2 died: its process 4711 on this host ended. Look for the error of rank 2
   std::string how_it_ended(size_t position) const;
   /// Call this when a connection was lost: how_it_ended() of a process that has ended or does so within half a second;
   /// "" if none does.

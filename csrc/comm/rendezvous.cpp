@@ -47,14 +47,16 @@ bool comes(std::chrono::milliseconds timeout, const Ask& ask) {
   return true;
 }
 
-[[noreturn]] void refuse(const GroupSpec& spec, const std::string& what) {
+/// `what`: which rank did not do what with the process group. `where`: where to look for an error.
+[[noreturn]] void refuse(const GroupSpec& spec, const std::string& what, const char* where) {
   throw PeerError(c10::str(
-      "shardwise: ", spec.me(), ": ", what, " within ", spec.connect_timeout.count(), " ms, and the process group '",
-      spec.name,
-      "' needs all. Look for the error of another rank, check that all are running and make the same mesh, or give "
-      "more "
-      "time (MeshOptions().connect_timeout(), the timeout of init_process_group())."));
+      "shardwise: ", spec.me(), ": ", what, " the process group '", spec.name, "' within ",
+      spec.connect_timeout.count(), " ms", where,
+      ", check that all ranks run and make the same mesh, or allow more time (MeshOptions().connect_timeout(), the "
+      "timeout of init_process_group())."));
 }
+
+constexpr auto kThere = ". Look for an error there";
 
 /// The ranks that have not set such a key, for errors.
 std::string missing(const GroupSpec& spec, const std::string& key) {
@@ -86,7 +88,7 @@ std::string answers_to(const GroupSpec& spec, const std::string& word, const std
   set(store, "roll", word);
   const auto keys = keys_of_all(spec, word + "/here/");
   if (!comes(spec.connect_timeout, [&] { return store.check(keys); })) {
-    refuse(spec, missing(spec, word + "/here/") + " did not come");
+    refuse(spec, missing(spec, word + "/here/") + " did not join", kThere);
   }
   std::string all;
   std::vector<std::string> words;
@@ -121,7 +123,10 @@ Roll call_the_roll(const GroupSpec& spec, const std::string& text) {
       return store.check({call + "/all/" + mine});
     };
     if (!comes(spec.connect_timeout, is_called)) {
-      refuse(spec, c10::str("rank ", spec.name_of(0), " did not come, or waits itself for others that did not,"));
+      refuse(
+          spec, c10::str("rank ", spec.name_of(0), " did not form"),
+          ": it does not run, or waits for another rank, which its own error then names. Look for the errors of the "
+          "other ranks");
     }
     all = get(store, call + "/all/" + mine);
     word = call;
@@ -141,12 +146,12 @@ void meet(const GroupSpec& spec) {
         // A rank that has signed may end.
         if (spec.store->check({list + std::to_string(position)})) continue;
         throw PeerError(c10::str(
-            "shardwise: ", spec.me(), " made the process group '", spec.name, "', but ",
-            spec.processes.how_it_ended(position), " before it had (look for its own error first)."));
+            "shardwise: ", spec.me(), " made the process group '", spec.name, "', but not all ranks did, because ",
+            spec.processes.how_it_ended(position), "."));
       }
       return false;
     });
-    if (!came) refuse(spec, missing(spec, list) + " did not make its process groups, as this one did,");
+    if (!came) refuse(spec, missing(spec, list) + " did not finish making", kThere);
   };
   sign("made/", true);
   sign("left/", spec.rank == 0);

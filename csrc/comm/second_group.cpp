@@ -90,9 +90,9 @@ SecondGroup make_beside(c10d::ProcessGroup& first, Ranks names, GroupSpec spec) 
     throw;
   } catch (const std::exception& error) {
     throw PeerError(c10::str(
-        "shardwise: ", spec.me(), " could not make the process group '", spec.name, "' with the others within ",
+        "shardwise: ", spec.me(), " could not make the process group '", spec.name, "' with the other ranks within ",
         spec.connect_timeout.count(),
-        " ms: one of them died (look for its own error first), or does something else. The reason given: ",
+        " ms. Look for the error of another rank first; if there is none, one runs something else. Details: ",
         base::reason(error)));
   }
 }

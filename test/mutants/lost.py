@@ -34,7 +34,7 @@ LOST = [
     Mutant(
         "tell nobody that process groups of units were not made",
         "csrc/comm/mesh.cpp",
-        "      agreement->fail_beside(error.what());\n",
+        "      agreement->fail(error.what());\n",
         "      throw;\n",
         suites="LostRanks.AFailureAlongAnotherAxis*",
     ),

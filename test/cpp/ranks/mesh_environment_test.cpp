@@ -224,7 +224,7 @@ TEST(MeshEnvironment, PeersThatDoNotCome) {
   const auto start = Clock::now();
   expect_error<PeerError>(
       [] { Mesh::from_env(on_cpu().connect_timeout(std::chrono::seconds(1))); },
-      {"rank 0 of 2: rank 1 did not come within 1000 ms", "Mesh(world=2; rank 0 on cpu)"});
+      {"rank 0 of 2: rank 1 did not join the process group 'Mesh(world=2; rank 0 on cpu)' within 1000 ms"});
   EXPECT_LE(Clock::now() - start, std::chrono::seconds(20));
 }
 
@@ -241,8 +241,8 @@ TEST(MeshEnvironment, APortThatIsTaken) {
   const Variables changed(second_of_two({{"RANK", "0"}, {"MASTER_PORT", std::to_string(port)}}));
   const auto start = Clock::now();
   expect_error<PeerError>(
-      [] { Mesh::from_env(on_cpu()); }, {"rank 0 of 2", c10::str("127.0.0.1:", port, ", for the port is taken"),
-                                         "a MASTER_PORT of its own", "from 1024 to 32767", "torchrun --standalone"});
+      [] { Mesh::from_env(on_cpu()); }, {"rank 0 of 2", c10::str("127.0.0.1:", port, ", because the port is taken"),
+                                         "its own MASTER_PORT", "from 1024 to 32767", "torchrun --standalone"});
   EXPECT_LE(Clock::now() - start, std::chrono::seconds(20)) << "not the whole time of a minute";
   close(listener);
 }
@@ -251,7 +251,8 @@ TEST(MeshEnvironment, ASecondOneIsRefused) {
   const Variables changed(nothing_set());
   auto first = Mesh::from_env(on_cpu());
   const auto copy = first;
-  const std::vector<std::string> parts{"a mesh from the environment already", "copy it", "shut it down"};
+  const std::vector<std::string> parts{
+      "already has a mesh made from the environment", "Copy that Mesh", "shut it down"};
   expect_error<ValueError>([] { Mesh::from_env(on_cpu()); }, parts);
   expect_error<ValueError>([] { Mesh({{"shard", 1}}, on_cpu()); }, parts);
   EXPECT_EQ(sum_over(copy, "world"), 1) << "the first must stay as it was";

@@ -212,8 +212,9 @@ TEST(Mesh, PeersThatDoNotCome) {
         [] {
           Mesh({{"replicate", 1}, {"shard", 2}}, alone(0, 2));
         },
-        {"rank 0 of 2: rank 1 did not come within 1000 ms", "'Mesh(replicate=1, shard=2; rank 0 on cpu)'",
-         "all are running", "connect_timeout()"});
+        {"rank 0 of 2: rank 1 did not join the process group 'Mesh(replicate=1, shard=2; rank 0 on cpu)' within 1000 "
+         "ms",
+         "all ranks run", "connect_timeout()"});
   });
 }
 

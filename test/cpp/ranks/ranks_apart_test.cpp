@@ -191,7 +191,8 @@ TEST(RanksApart, UnitsOfTheSameName) {
     for (auto& model : models) shard_stack(model, sharded_on(rank));
     expect_error<Error>(
         [&] { stack_loss(models[rank.rank()], 0, rank.rank()).backward(); },
-        {"rank 0 is about to start the all-gather of unit", "rank 1 is about to start", "which is not the same one"});
+        {"rank 0 is about to start the all-gather of unit", "rank 1 is about to start",
+         "of another unit of the same name"});
     rank.close();
   });
 }

@@ -15,7 +15,7 @@ class Ended : public c10d::Work {
   explicit Ended(End end) : end_(end) {}
   bool wait(std::chrono::milliseconds) override {
     if (end_ == End::failed) throw std::runtime_error("Connection closed by peer [10.0.0.7]:4711");
-    if (end_ == End::known) throw std::runtime_error("shardwise: rank 1 of 4: a sum failed, for rank 3 died");
+    if (end_ == End::known) throw std::runtime_error("shardwise: rank 1 of 4: a sum failed, because rank 3 died");
     return end_ == End::good;
   }
 
@@ -52,7 +52,6 @@ TEST_CASE("the error of a collective names it, the rank, what to look for and th
 
 TEST_CASE("the error of a collective of ours guesses nothing, for it knows what happened") {
   CHECK_THROWS_WITH(
-      pending(End::known).wait(),
-      Catch::Equals("shardwise: rank 2: the average of 'blocks.3' failed. The reason: rank 1 of 4: a sum failed, for "
-                    "rank 3 died"));
+      pending(End::known).wait(), Catch::Equals("shardwise: rank 2: the average of 'blocks.3' failed. The reason: rank "
+                                                "1 of 4: a sum failed, because rank 3 died"));
 }
