@@ -29,7 +29,7 @@ cudaStream_t current_stream(at::Device device) {
 }
 
 void check(cudaError_t error) {
-  TORCH_CHECK(error == cudaSuccess, "shardwise: a kernel was not launched: ", cudaGetErrorString(error));
+  TORCH_CHECK(error == cudaSuccess, "shardwise: a CUDA kernel could not be launched: ", cudaGetErrorString(error));
 }
 
 /// Whether the move can be done in units of `unit` bytes, whatever its elements are.

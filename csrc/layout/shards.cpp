@@ -17,14 +17,16 @@ int64_t round_up(int64_t value, int64_t multiple) {
 int64_t product(const std::vector<int64_t>& sizes) {
   int64_t result = 1;
   for (const auto size : sizes) {
-    if (size < 0) throw ValueError("shardwise: a tensor with a size of " + to_string(size) + " cannot be laid out.");
+    if (size < 0)
+      throw ValueError("shardwise: a tensor has a size of " + to_string(size) + "; sizes must be 0 or more.");
     result *= size;
   }
   return result;
 }
 
 void check(int64_t world, int64_t alignment) {
-  if (world < 1) throw ValueError("shardwise: a layout for " + to_string(world) + " ranks; it must be 1 or more.");
+  if (world < 1)
+    throw ValueError("shardwise: the number of ranks of a layout is " + to_string(world) + "; it must be 1 or more.");
   if (alignment < 1) {
     throw ValueError("shardwise: the alignment of a layout is " + to_string(alignment) + "; it must be 1 or more.");
   }

@@ -140,7 +140,7 @@ std::string make_record_file(const std::string& folder, int64_t rank) {
     if (written) return path;
     throw Error(c10::str(
         "shardwise: rank ", rank, ": the record of this program cannot be written to ", path, ": ", reason,
-        ". SHARDWISE_RECORD and record() take a folder that this process may make or write to."));
+        ". Set SHARDWISE_RECORD, or the folder of record(), to one that this process can create or write to."));
   }
 }
 
