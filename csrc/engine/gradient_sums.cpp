@@ -132,7 +132,7 @@ void GradientSums::forget() {
   try {
     finish_first();
   } catch (const std::exception& error) {
-    TORCH_WARN("shardwise: a sum that nobody wants any more failed: ", error.what());
+    TORCH_WARN("shardwise: while a failed backward was cleaned up, a sum of its gradients failed too: ", error.what());
   }
   extent_.reset();
   for (const auto& parameter : unit_.parameters()) parameter->forget_backward();

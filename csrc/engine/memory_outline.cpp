@@ -166,13 +166,13 @@ class Estimate {
 void set_ranks(MemoryPolicy& policy, int64_t world, int64_t copies, int64_t rank, double factor) {
   if (world < 1 || copies < 1 || world % copies != 0) {
     throw ValueError(c10::str(
-        "shardwise: estimate_memory() for ", world, " ranks, ", copies,
-        " of which hold copies of each shard: the number of copies must be a divisor of the number of ranks."));
+        "shardwise: estimate_memory(): there are ", world, " ranks and ", copies,
+        " copies of each shard; both must be 1 or more, and the number of copies must divide the number of ranks."));
   }
   if (rank < 0 || rank >= world / copies) {
     throw ValueError(c10::str(
-        "shardwise: estimate_memory() for rank ", rank, " of ", world / copies,
-        " that hold shards: it must be one of them, counted from 0."));
+        "shardwise: estimate_memory(): rank is ", rank, ", but ", world / copies,
+        " ranks hold different shards; it must be from 0 to ", world / copies - 1, "."));
   }
   if (!(factor >= 0)) {
     throw ValueError(c10::str("shardwise: estimate_memory(): optimizer_factor is ", factor, "; it must be 0 or more."));

@@ -33,7 +33,7 @@ std::vector<std::string> split(const std::string& text) {
   throw Error(c10::str(
       "shardwise: rank ", mine, ": the ranks wrap different modules. Parameter ", i, " of this unit is ", line(first),
       " on rank 0, but ", line(other), " on rank ", rank,
-      ". Every rank must wrap the same modules in the same order: build the model alike on all of them."));
+      ". Every rank must build the same model, and wrap the same modules in the same order."));
 }
 
 } // namespace

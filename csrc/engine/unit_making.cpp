@@ -221,7 +221,7 @@ void Unit::check_structure(std::vector<NamedTensor>& own, const std::vector<Name
     for (const auto& buffer : buffers) {
       if (buffer.tensor.is_meta()) lines.push_back(c10::str("the buffer ", line(buffer, false)));
     }
-    lines.push_back(c10::str("the end of a ", kind(), ", after ", adopted, " parameters of inner units"));
+    lines.push_back(c10::str("nothing more (", kind(), "() of a module with ", adopted, " parameters of inner units)"));
     all = compare_structure(lines, seen, ranks_.axes(), mesh_.rank(), mesh_.device(), counters_);
   }
   for (size_t rank = 0; rank < all.size(); ++rank) {
@@ -237,10 +237,10 @@ void Unit::refuse_shared(const NamedTensor& parameter, size_t rank) const {
   throw Error(c10::str(
       "shardwise: rank ", rank, ": the memory of the parameter '", parameter.names.front(),
       "' is shared with a tensor that ", kind(),
-      "() does not know: a view or an alias that was made before, such as weight.t() or detach(), a parameter or "
-      "buffer in the same memory, or a graph that is still held. It would keep the values of now for ever. Make views "
-      "in forward(), from the member; copy what is to stay with clone(); let go of old losses first. If nothing "
-      "computes with it, say allow_aliases(true)."));
+      "() does not know: a view or an alias that was made before (weight.t(), detach()), another parameter or buffer, "
+      "or the graph of an old loss. Such a tensor would keep today's values while the parameter trains. Make views in "
+      "forward(), copy what is to stay with clone(), and drop old losses before wrapping. If nothing computes with the "
+      "tensor, set allow_aliases(true)."));
 }
 
 // Inner units are renamed as seen from here: errors then give the full names of parameters.
@@ -262,10 +262,9 @@ void Unit::adopt(const std::vector<NamedTensor>& adopted) {
         const auto seen = found.find(parameter->visible().unsafeGetTensorImpl());
         if (seen == found.end()) {
           throw ValueError(c10::str(
-              "shardwise: some parameters of this module belong to a unit that reaches outside of it (its parameter '",
+              "shardwise: this module has a part of a unit that also has parameters outside of it, such as '",
               parameter->name(),
-              "' does not lie below this module). Wrap inner modules first, outer ones after them; "
-              "modules that share a parameter must be in one unit."));
+              "'. Wrap inner modules before outer ones, and put modules that share a parameter into one unit."));
         }
         const auto& names = seen->second->names;
         inner->name_ = path_before(names.front(), parameter->name().substr(prefix));

@@ -14,11 +14,12 @@
 
 namespace shardwise::engine {
 
-std::string still_on_meta(int64_t rank, const std::vector<std::string>& names) {
+std::string still_on_meta(std::optional<int64_t> rank, const std::vector<std::string>& names) {
   std::string list;
   for (const auto& name : names) list += (list.empty() ? "'" : ", '") + name + "'";
   return c10::str(
-      "shardwise: rank ", rank, ": these are still on the meta device, where nothing has values: ", list,
+      "shardwise: ", rank ? c10::str("rank ", *rank, ": ") : "",
+      "these are still on the meta device, where nothing has values: ", list,
       ". Call shardwise::to_empty(model) after the outermost unit was made, then give them values: write to "
       "parameters() and buffers(), or call load_full_state_dict().");
 }
@@ -50,10 +51,10 @@ void Unit::need_no_copies() const {
     if (!at::isFloatingType(dtype) || dtype == settings_.precision.param_dtype().value_or(dtype)) continue;
     throw Error(c10::str(
         "shardwise: rank ", mesh_.rank(), ": the parameter '", parameter->name(), "' was cast to ",
-        c10::getDtypeNames(dtype).first, " after replicate(), and its module is to compute in ",
+        c10::getDtypeNames(dtype).first, " after replicate(), but its module computes in ",
         c10::getDtypeNames(*settings_.precision.param_dtype()).first,
-        ": that takes copies beside the parameters, which replicate() makes where the dtypes differ when it is called. "
-        "Cast the module first, then call replicate()."));
+        " (param_dtype). This needs copies beside the parameters, which replicate() makes only if the dtypes differ "
+        "when it is called. Cast the module first, then call replicate()."));
   }
 }
 
@@ -68,11 +69,11 @@ void Unit::need_own_memory() const {
   }
   if (lost.empty()) return;
   throw Error(c10::str(
-      "shardwise: rank ", mesh_.rank(), ": the full parameter '", lost,
-      "' was given other memory while its module showed it, by a cast, a move or a load of this part of the model "
-      "alone. "
-      "What trains is what the optimizer sees, so that the change would be lost; it was undone. Call reshard() of the "
-      "wrapped module before such a change, or cast and load the wrapped module itself."));
+      "shardwise: rank ", mesh_.rank(),
+      ": a cast, a move or a load of only a part of the wrapped module replaced the memory of the full parameter '",
+      lost,
+      "'. The optimizer trains another tensor, so the change would have been lost; it was undone. Call reshard() on "
+      "the wrapped module before such a change, or cast, move or load the wrapped module itself."));
 }
 
 void Unit::provide_memory(const std::vector<at::Tensor>& parameters) {

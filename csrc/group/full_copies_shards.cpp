@@ -21,8 +21,9 @@ at::Tensor own_piece(const Parameter& parameter, const layout::Cut& cut, int64_t
   if (shard.sizes() == whole) return piece_of(shard, cut, rank);
   throw Error(c10::str(
       "shardwise: rank ", rank, ": the parameter '", parameter.name(), "' was replaced by a tensor of sizes ",
-      shard.sizes(), "; it can hold this rank's shard, ", at::IntArrayRef(cut.piece_sizes(rank)),
-      ", or the whole parameter, ", whole, ". Load an archive of the same model and the same number of ranks."));
+      shard.sizes(), ". Its sizes must be those of this rank's shard, ", at::IntArrayRef(cut.piece_sizes(rank)),
+      ", or of the whole parameter, ", whole,
+      ". Load an archive that the same model saved on the same number of ranks."));
 }
 
 const void* first_element(const at::TensorImpl& tensor) {

@@ -108,8 +108,8 @@ const at::Tensor& LeafStorage::alias() const {
   if (freed()) {
     throw Error(c10::str(
         "shardwise: a tensor of sizes ", alias_.sizes(),
-        " is to be written while its memory is freed. "
-        "Call refill() first."));
+        " was about to be written while its memory is freed. This is a bug in shardwise: please report it with this "
+        "text."));
   }
   return alias_;
 }

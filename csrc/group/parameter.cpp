@@ -78,8 +78,8 @@ at::Tensor lock(const c10::weak_intrusive_ptr<at::TensorImpl>& tensor, const std
   if (!impl) {
     throw Error(c10::str(
         "shardwise: the parameter '", name,
-        "' that was wrapped is gone: its module holds another tensor now, whose "
-        "gradient would stay on this rank alone. Replace parameters before replicate(), or change them in place."));
+        "' that was wrapped is gone. Its module holds another tensor now, whose gradient would stay on this rank. "
+        "Replace parameters before replicate() or fully_shard(), or change them in place."));
   }
   return at::Tensor(std::move(impl));
 }
@@ -242,9 +242,9 @@ void Parameter::replace_pre_hook(const std::shared_ptr<void>& owner, const at::T
   if (before && (before.get() == leaf.grad().unsafeGetTensorImpl() || leaf.grad().requires_grad())) {
     throw Error(c10::str(
         "shardwise: the hooks of '", name(),
-        "' were cleared since the last backward, and its gradient was not reset: "
-        "old and new can no longer be told apart. Register tensor hooks before replicate(), or call zero_grad() before "
-        "this backward."));
+        "' were cleared since the last backward (the first register_hook() in Python does this), and its gradient was "
+        "not reset, so old and new gradients cannot be told apart. Register tensor hooks before replicate() or "
+        "fully_shard(), or call zero_grad() before this backward."));
   }
 }
 

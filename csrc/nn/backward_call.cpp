@@ -100,8 +100,8 @@ variable_list BackwardCall::outputs_arrived(variable_list gradients) {
     if (std::any_of(none.begin(), none.end(), [](const at::Tensor& gradient) { return gradient.defined(); })) {
       throw Error(c10::str(
           "shardwise: a full backward hook of ", module_->name(),
-          " has set the gradient of an input, but no input of that call needs one, so it leads nowhere. Leave the "
-          "gradients undefined, or give the module an input that requires a gradient."));
+          " set the gradient of an input, but no input of that call requires a gradient, so it would be lost. Leave "
+          "the gradients undefined, or give the module an input that requires a gradient."));
     }
   } else {
     const std::lock_guard lock(mutex_);

@@ -68,8 +68,8 @@ CheckpointRun CheckpointNode::run_again() {
     const std::lock_guard lock(mutex_);
     if (!fn_) {
       throw Error(
-          "shardwise: a second backward through a checkpoint whose first backward has freed what it needs. Give "
-          "retain_graph to every backward but the last.");
+          "shardwise: a second backward ran through a checkpoint after the first one had freed what it needs. Pass "
+          "retain_graph=true to every backward but the last.");
     }
     fn = fn_;
     for (const auto& input : inputs_) inputs.push_back(input.unpack());
@@ -124,8 +124,8 @@ Tensors CheckpointNode::apply(Tensors&& gradients) {
 Tensors CheckpointNode::gradients_of_inputs(Tensors gradients) {
   if (c10::GradMode::is_enabled()) {
     throw Error(
-        "shardwise: a checkpoint has no gradients of gradients. Call its function plainly where backward runs with "
-        "create_graph.");
+        "shardwise: a checkpoint does not support gradients of gradients (backward with create_graph). Call its "
+        "function directly, without checkpoint(), there.");
   }
   Tensors results(num_outputs());
   if (std::none_of(gradients.begin(), gradients.end(), [](const auto& gradient) { return gradient.defined(); })) {
@@ -143,8 +143,8 @@ Tensors CheckpointNode::gradients_of_inputs(Tensors gradients) {
   const auto sinks = run.graph.cut(run.outputs, ends, inputs);
   if (!sinks) {
     throw Error(
-        "shardwise: the function of a checkpoint did not use the same parameters, or other tensors with a gradient, "
-        "when it ran again in backward as it did in forward. Their gradients would be lost. Do not freeze or replace "
+        "shardwise: the function of a checkpoint used other parameters, or other tensors that require a gradient, when "
+        "it ran again in backward than in forward, so some gradients would be lost. Do not freeze or replace "
         "parameters in between, and make the function do the same both times.");
   }
 

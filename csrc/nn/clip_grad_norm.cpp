@@ -36,13 +36,15 @@ void refuse_full_copy(const at::Tensor& tensor, const engine::Unit& unit) {
     if (parameter->whole || !parameter->alive() || !parameter->leaf().is_same(tensor)) continue;
     throw ValueError(c10::str(
         "shardwise: clip_grad_norm_ was given the full copy of '", parameter->name(),
-        "', which has no gradient of its own. Give it the shards: the module, or its parameters()."));
+        "', which has no gradient of its own. Give it the module, or the module's parameters(), which are the "
+        "shards."));
   }
 }
 
-[[noreturn]] void refuse_without_values(const at::Tensor& parameter, size_t number) {
+[[noreturn]] void refuse_without_values(const at::Tensor& parameter, size_t index) {
   if (const auto unit = engine::Unit::of(parameter)) unit->need_values();
-  throw Error(engine::still_on_meta(0, {c10::str("parameter number ", number, " of the list")}));
+  throw Error(engine::still_on_meta(
+      std::nullopt, {c10::str("number ", index, ", counted from 0, of the parameters given to clip_grad_norm_")}));
 }
 
 /// One of these units for each process group of shards.
@@ -145,7 +147,8 @@ double clip_grad_norm_(
   std::unordered_set<at::TensorImpl*> seen;
   std::vector<std::pair<at::Tensor, std::shared_ptr<engine::Unit>>> gradients;
   std::vector<std::shared_ptr<engine::Unit>> sharded;
-  for (const auto& parameter : parameters) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto& parameter = parameters[i];
     if (!parameter.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     // Which collectives there are follows from the units, whether this rank has a gradient or not.
     auto unit = engine::unit_of_shard(parameter);
@@ -155,7 +158,7 @@ double clip_grad_norm_(
     } else if (const auto other = engine::Unit::of(parameter); other && other->has_full_copies()) {
       refuse_full_copy(parameter, *other);
     }
-    if (parameter.is_meta()) refuse_without_values(parameter, seen.size());
+    if (parameter.is_meta()) refuse_without_values(parameter, i);
     if (parameter.grad().defined()) gradients.emplace_back(parameter.grad(), std::move(unit));
   }
   const auto meshes = one_for_each_group(sharded);

@@ -42,9 +42,8 @@ class Outliner {
     for (const auto* inner : modules_) {
       if (inner == nullptr || inner == &module || !contains(module, inner)) {
         throw ValueError(c10::str(
-            "shardwise: estimate_memory() of this ", module.name(),
-            ": a module of units() is not inside of it. Name "
-            "modules below it; it becomes the outermost unit itself."));
+            "shardwise: estimate_memory(): a module in units() does not lie below this ", module.name(),
+            ". List only modules below it; it is the outermost unit itself."));
       }
     }
     modules_.push_back(&module);
@@ -73,7 +72,8 @@ class Outliner {
       if (!engine::Unit::of(parameter.tensor)) continue;
       throw Error(c10::str(
           "shardwise: estimate_memory(): the parameter '", parameter.names.front(),
-          "' belongs to a unit already. Ask before fully_shard() or replicate() is called, or ask the unit's plan()."));
+          "' belongs to a unit already. Call estimate_memory() before fully_shard() or replicate(), or use plan() of "
+          "the unit."));
     }
     MemoryOutline::Unit unit;
     unit.has_full_copies = !policy_.replicates || nn::is_cast(parameters, policy_.precision);

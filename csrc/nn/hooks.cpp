@@ -22,7 +22,8 @@ HookHandle add(
   if (!function) {
     throw ValueError(c10::str(
         "shardwise: the function given as a hook of ", module.name(),
-        " is empty. A hook is called, so give a function that can be; to remove a hook, use its handle."));
+        " is empty. Give a function that can be called; to remove a hook, use the handle that its registration "
+        "returned."));
   }
   const auto hook = std::make_shared<nn::Hook<Function>>(&module, std::move(function), always_call);
   nn::HookTable::get().add(module, kind, hook, prepend);

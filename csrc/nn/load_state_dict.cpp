@@ -74,7 +74,7 @@ std::string listed(const char* title, const std::vector<std::string>& items) {
 std::string error_of(const Match& match, bool strict, int rank) {
   std::string lines;
   if (strict) lines = listed("missing in the dict", match.missing) + listed("not in the module", match.unexpected);
-  lines += listed("of another kind", match.wrong);
+  lines += listed("do not fit", match.wrong);
   if (lines.empty()) return "";
   return c10::str(
       "shardwise: the state dict of rank ", rank, " does not fit the module, and nothing was loaded:", lines,

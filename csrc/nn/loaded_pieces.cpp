@@ -46,11 +46,11 @@ void refuse_below(const torch::nn::Module& module, const std::string& prefix, co
   const auto made = made_for(module);
   if (is_piece(made)) {
     throw Error(c10::str(
-        "shardwise: ", function, "(): '", prefix, "weight' has sizes ", made.weight.sizes(), " and its ", module.name(),
-        " was made for ", at::IntArrayRef(made.sizes),
-        ": this is a piece, from an archive of shards that was loaded before the module was wrapped. Load it "
-        "afterwards, "
-        "each rank its own, on as many ranks as saved it; or give whole parameters with load_full_state_dict()."));
+        "shardwise: ", function, "(): '", prefix, "weight' has sizes ", made.weight.sizes(), ", but its ",
+        module.name(), " was made for ", at::IntArrayRef(made.sizes),
+        ". It is a shard, from an archive of shards that was loaded before the module was wrapped. Load such an "
+        "archive after wrapping, each rank its own, on as many ranks as saved it; or load whole parameters with "
+        "load_full_state_dict()."));
   }
   for (const auto& child : module.named_children()) refuse_below(*child.value(), prefix + child.key() + ".", function);
 }

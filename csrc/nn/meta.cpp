@@ -23,9 +23,9 @@ at::Device device_of(const torch::nn::Module& module, const nn::ModuleState& sta
       continue;
     }
     throw ValueError(c10::str(
-        "shardwise: to_empty() of this ", module.name(), " was to go to ", device, ", but its unit '", unit->name(),
-        "' is on ", unit->device(), ", where ", unit->mesh().describe(),
-        " is. Leave out the device, or make the mesh on the one you want."));
+        "shardwise: to_empty() of this ", module.name(), " was given the device ", device, ", but its unit '",
+        unit->name(), "' is on ", unit->device(), ", the device of ", unit->mesh().describe(),
+        ". Leave out the device, or make the mesh on the device that you want."));
   }
   if (!asked) {
     throw ValueError(c10::str(

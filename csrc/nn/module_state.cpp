@@ -59,7 +59,8 @@ std::string ModuleState::locate() {
     if (entry.tensor.is_meta()) without_values.push_back(entry.names.front());
   }
   if (!without_values.empty()) {
-    return engine::still_on_meta(meshes_.empty() ? 0 : meshes_.front()->mesh().rank(), without_values);
+    const auto rank = meshes_.empty() ? std::nullopt : std::optional(meshes_.front()->mesh().rank());
+    return engine::still_on_meta(rank, without_values);
   }
   try {
     struct Place {
@@ -118,7 +119,7 @@ void ModuleState::agree(const std::string& function, const std::string& error) c
       if (texts[rank] != texts[0] && difference.empty()) {
         difference = c10::str(
             "shardwise: rank 0 calls ", texts[0], ", but rank ", rank, " calls ", texts[rank],
-            ". All ranks must call the same for the same module.");
+            ". All ranks must call the same function for the same module.");
       }
     }
   }

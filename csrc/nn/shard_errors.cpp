@@ -36,8 +36,8 @@ const group::Parameter* find(const engine::Unit& unit, const at::Tensor& tensor)
 }
 
 constexpr auto kExchange =
-    "shardwise::clip_grad_norm_() and an optimizer that works element by element; or let the ranks exchange the number "
-    "first, with an all-reduce of the mesh's process group.";
+    "shardwise::clip_grad_norm_() and an optimizer that works element by element; or combine the number over all ranks "
+    "first, with an all-reduce on the mesh's process group.";
 
 bool first_time(const engine::Unit& unit) {
   static std::mutex mutex;
@@ -55,8 +55,8 @@ void refuse_write_to_full(const engine::Unit& unit, const Touch& touch) {
       "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(),
       " was about to write to the full copy of '", name_of(unit.parameter_at(touch.tensor)),
       "', and the write would be lost: the values of a sharded parameter live in the shards of all ranks. Change the "
-      "shards, which are the module's parameters(), or change the parameter before fully_shard(). Make the optimizer "
-      "after it."));
+      "shards, which are the module's parameters(), or change the parameter before fully_shard(). If an optimizer did "
+      "this, make it after fully_shard()."));
 }
 
 void refuse_absent_gradient(const engine::Unit& unit, const Touch& touch) {
@@ -68,26 +68,25 @@ void refuse_absent_gradient(const engine::Unit& unit, const Touch& touch) {
   throw Error(c10::str(
       "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(),
       " was about to use the gradient of the full copy of '", name,
-      "', which has none: the mean is in the gradient of its shard. Who holds full copies was made before "
-      "fully_shard() "
-      "or replicate(), or took the module's members: an optimizer of these would never move a weight. Make it "
-      "afterwards, from the module's parameters()."));
+      "', which has none: the averaged gradient is in the .grad of its shard. An optimizer that was made before "
+      "fully_shard() or replicate(), or from the module's members, holds full copies and would never change a weight. "
+      "Make it after wrapping, from the module's parameters()."));
 }
 
 void refuse_local_number(const engine::Unit& unit, const Touch& touch) {
   throw Error(c10::str(
       "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(), " was about to change '",
       name_of(find(unit, touch.tensor)),
-      "' or its gradient by a number that was computed from this rank's shards of gradients alone, and is another one "
-      "on each rank, as torch::nn::utils::clip_grad_norm_ and torch::optim::LBFGS do it. Take ",
+      "' or its gradient by a number that was computed from this rank's shards of gradients alone, and so differs "
+      "between ranks. torch::nn::utils::clip_grad_norm_ and torch::optim::LBFGS do this. Use ",
       kExchange));
 }
 
 std::string computed_alone(const std::string& operation) {
   return c10::str(
       "shardwise: ", operation,
-      " got what was computed from this rank's shards of gradients alone, which may be empty, as "
-      "torch::nn::utils::clip_grad_norm_ and torch::optim::LBFGS do it. Take ",
+      " got values that were computed from this rank's shards of gradients alone, and a rank may have none. "
+      "torch::nn::utils::clip_grad_norm_ and torch::optim::LBFGS do this. Use ",
       kExchange);
 }
 
@@ -102,9 +101,9 @@ void refuse_first_gradient(
       if (!open || !owner || !open->contains(one)) return;
       throw Error(c10::str(
           "shardwise: rank ", owner->mesh().rank(), ": a gradient came to the shard of '", one->name(),
-          "', and the full parameter was never used: its module computes with what stands in its registry, which is "
-          "this rank's piece, as if it were the whole. Give the module a member that holds the parameter, or name the "
-          "parameter in FullyShardOptions().whole_parameters(). If only a term of the loss has it, name it too."));
+          "', but the full parameter was never used. Either its module takes the parameter from its registry, which "
+          "has only this rank's shard: then give the module a member that holds it, or name it in "
+          "FullyShardOptions().whole_parameters(). Or only a term of the loss uses it: then name it there too."));
     });
     return at::TensorBase();
   });
@@ -114,9 +113,8 @@ void warn_of_shards_in_a_row(const engine::Unit& unit, const Touch& touch) {
   if (unit.shards().size() == 1 || touch.operation.operator_name().name != "aten::cat" || !first_time(unit)) return;
   TORCH_WARN(
       "shardwise: rank ", unit.mesh().rank(), ": torch::cat got the shard of '", name_of(find(unit, touch.tensor)),
-      "': what it makes has this rank's pieces alone, as torch::nn::utils::parameters_to_vector does it of "
-      "parameters(). "
-      "full_state_dict() has whole parameters. (Told once for each model.)");
+      "', so its result has this rank's shards only, not whole parameters. torch::nn::utils::parameters_to_vector does "
+      "this too. Call full_state_dict() for whole parameters. (Told once for each model.)");
 }
 
 std::string why_sizes_differ(const engine::Unit& unit, const Touch& touch) {
@@ -130,19 +128,20 @@ std::string why_sizes_differ(const engine::Unit& unit, const Touch& touch) {
   if (shard == whole || !has_whole) return "";
   return c10::str(
       "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(), " got the shard of '",
-      parameter->name(), "' or its gradient, of sizes ", shard, ", and a tensor of sizes ", at::IntArrayRef(whole),
+      parameter->name(), "' or its gradient, of sizes ", shard, ", together with a tensor of sizes ",
+      at::IntArrayRef(whole),
       ", those of the whole parameter. The state of an optimizer that was saved for whole parameters does not fit "
-      "shards: "
-      "load one that was saved of this model on as many ranks, each rank its own, or begin with a new one.");
+      "shards: load state that this model saved on the same number of ranks, each rank its own, or begin with a new "
+      "optimizer.");
 }
 
 std::string read_past_operations(const std::string& names) {
   return c10::str(
       "shardwise: ", names,
-      " was read by data_ptr(), an accessor or the like, where no use of the full parameter can be seen, and it is not "
-      "current: its memory is freed, or its shards were written since. Read it inside of a call of its module that "
-      "fires hooks (shardwise::call(), a container), after an operation has used it in this forward, or after "
-      "unit(module).unshard(); or read the shard, in parameters().");
+      " was read by data_ptr(), an accessor or the like while its full copy is freed or out of date. shardwise cannot "
+      "see such reads, so nothing was gathered for it. Read it inside a call of its module that fires hooks "
+      "(shardwise::call(), a container), after an operation used it in this forward, or after unit(module).unshard(); "
+      "or read its shard, in parameters().");
 }
 
 } // namespace shardwise::nn

@@ -86,10 +86,9 @@ void put_on_meta(const c10::FunctionSchema& schema, torch::jit::Stack& stack) {
   throw Error(c10::str(
       "shardwise: ", operation.operator_name(), " was about to use a parameter (a tensor of sizes ", tensor.sizes(),
       ") whose memory is freed, and ",
-      is_watched(tensor)
-          ? "its unit did not bring it back. This is an error in shardwise: please report it with this text."
-          : "the unit that freed it is gone, so nothing brings it back. Keep the module's unit alive as long as "
-            "its parameters are used."));
+      is_watched(tensor) ? "its unit did not gather it. This is a bug in shardwise: please report it with this text."
+                         : "the unit that could gather it again is gone. Keep the wrapped module alive as long as its "
+                           "parameters are used."));
 }
 
 } // namespace

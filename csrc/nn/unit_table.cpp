@@ -74,9 +74,9 @@ void refuse_sharing_with_others(const std::vector<engine::NamedTensor>& paramete
           "shardwise: ", function, "(): the parameter '", parameter.names.front(), "' is shared with '",
           seen == parameters.end() ? theirs->name() : seen->names.front(),
           "', which is already managed by another unit: ", owner->kind(),
-          "() was called on a module that has only one of them. Modules that share a parameter must be in one unit: "
+          "() was called on only one of the modules that share it. Modules that share a parameter must be in one unit: "
           "wrap them in one call, ",
-          function, "({first, second}), or leave both to the module around them."));
+          function, "({first, second}), or wrap only the module around both."));
     }
   }
 }

@@ -119,13 +119,14 @@ bool ModuleUnit::look_for_extension(size_t index, const py::object& shard) {
   if (!has_methods) {
     throw Error(c10::str(
         "shardwise: the shard of '", name,
-        "' was replaced by one without fsdp_pre_all_gather() and fsdp_post_all_gather(), which it had. Give the new "
+        "', which had fsdp_pre_all_gather() and fsdp_post_all_gather(), was replaced by one without them. Give the new "
         "one these methods too."));
   }
   if (!unit_->has_full_copies()) {
     throw Error(c10::str(
         "shardwise: the parameter '", name,
-        "' got fsdp_pre_all_gather() after replicate(). Give a tensor with these methods to replicate() itself."));
+        "' got fsdp_pre_all_gather() or fsdp_post_all_gather() after replicate(). Give the tensor such methods before "
+        "replicate() is called."));
   }
   unit_->set_extension(index, std::make_shared<PythonExtension>(entries_, index, extend_(index)));
   return true;

@@ -105,8 +105,8 @@ class _Outline:
         for unit in modules[:-1]:
             if unit is module or unit not in inside:
                 raise ValueError(
-                    f"shardwise: estimate_memory() of this {type(module).__name__}: a module of units is not inside "
-                    "of it. Name modules below it; it becomes the outermost unit itself."
+                    f"shardwise: estimate_memory(): a module in units does not lie below this {type(module).__name__}. "
+                    "List only modules below it; it is the outermost unit itself."
                 )
         self.parameters: list[nn.Parameter] = []
         self._numbers: dict[nn.Parameter, int] = {}
@@ -117,8 +117,8 @@ class _Outline:
             for name, parameter in unit.named_parameters():
                 if _C.has_unit(parameter):
                     raise ValueError(
-                        f"shardwise: estimate_memory(): the parameter '{name}' belongs to a unit already. Ask before "
-                        "fully_shard() or replicate() is called, or ask plan()."
+                        f"shardwise: estimate_memory(): the parameter '{name}' belongs to a unit already. Call "
+                        "estimate_memory() before fully_shard() or replicate(), or use plan()."
                     )
                 if parameter not in self._numbers and parameter not in ignored:
                     self._numbers[parameter] = len(self.parameters)

@@ -125,8 +125,8 @@ def _check(found: Found, device: torch.device, replicates: bool) -> None:
     name = found.names[0]
     if isinstance(parameter, DTensor) and _C.has_unit(parameter):
         raise ValueError(
-            f"shardwise: '{name}' and others belong to a unit that reaches outside of this module. Wrap inner modules "
-            "first, outer ones after them; modules that share a parameter must be in one unit."
+            f"shardwise: this module has a part of a unit that also has parameters outside of it; '{name}' is in that "
+            "part. Wrap inner modules before outer ones, and put modules that share a parameter into one unit."
         )
     if parameter.dim() == 0:
         raise ValueError(
@@ -136,9 +136,9 @@ def _check(found: Found, device: torch.device, replicates: bool) -> None:
     local = local_of(parameter)
     if not has_memory(local) and not is_extended(local, name):
         raise ValueError(
-            f"shardwise: '{name}' is a {type(local).__name__}, which has no memory of its own: it is around other "
-            "tensors, and cannot be cut into shards. Give its class fsdp_pre_all_gather() and fsdp_post_all_gather(), "
-            "or name the parameter in ignored_params."
+            f"shardwise: '{name}' is a {type(local).__name__}, which is made of other tensors and has no memory of its "
+            "own, so it cannot be sharded or replicated. Give its class fsdp_pre_all_gather() and "
+            "fsdp_post_all_gather(), or name the parameter in ignored_params."
         )
     if isinstance(parameter, DTensor) and parameter.device_mesh.device_type != device.type:
         raise ValueError(

@@ -283,10 +283,12 @@ TEST(Estimate, RefusesWhatCannotBe) {
       estimate_memory(*net, FullyShardOptions(), world, more);
     };
     expect_error<ValueError>([&] { ask(0, {}); }, {"0 ranks"});
-    expect_error<ValueError>([&] { ask(4, EstimateOptions().copies(3)); }, {"4 ranks", "3", "divisor"});
-    expect_error<ValueError>([&] { ask(4, EstimateOptions().copies(2).rank(2)); }, {"rank 2 of 2"});
+    expect_error<ValueError>([&] { ask(4, EstimateOptions().copies(3)); }, {"4 ranks and 3 copies", "must divide"});
+    expect_error<ValueError>(
+        [&] { ask(4, EstimateOptions().copies(2).rank(2)); }, {"rank is 2, but 2 ranks", "from 0 to 1"});
     expect_error<ValueError>([&] { ask(2, EstimateOptions().optimizer_factor(-1)); }, {"optimizer_factor is -1"});
-    expect_error<ValueError>([&] { ask(2, EstimateOptions().units({net.get()})); }, {"not inside of it"});
+    expect_error<ValueError>(
+        [&] { ask(2, EstimateOptions().units({net.get()})); }, {"a module in units() does not lie below this"});
     shard_net(net, sharded_on(rank));
     expect_error<Error>([&] { ask(2, {}); }, {"belongs to a unit already", "plan()"});
   });

@@ -115,7 +115,7 @@ TEST(FullyShardSharedParams, SharedParamsSeparateFsdpGroupsError) {
     refused(tied()->head, "'weight' is shared with 'weight'");
     refused(Modules{tied()->head.ptr()}, "'weight' is shared with 'weight'");
     refused(tied(), "'head.weight' is shared with 'tokens.weight'");
-    // In one call, or left to the module around both, they are one parameter.
+    // In one call, or only with the module around both, they are one parameter.
     Transformer together(TransformerSettings{.tied = true});
     fully_shard(Modules{together->tokens.ptr(), together->head.ptr()}, options);
     fully_shard(together, options);

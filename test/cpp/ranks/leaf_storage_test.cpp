@@ -14,7 +14,8 @@ TEST(LeafStorage, IsWrittenThroughAnAliasOfItsOwn) {
   storage.free();
   EXPECT_TRUE(storage.freed());
   EXPECT_EQ(leaf.storage().data(), nullptr);
-  EXPECT_NE(error_of([&] { storage.alias(); }).find("Call refill() first"), std::string::npos);
+  EXPECT_NE(
+      error_of([&] { storage.alias(); }).find("was about to be written while its memory is freed"), std::string::npos);
   const auto memory = at::zeros({64}, at::kByte);
   storage.refill(memory, 32);
   EXPECT_EQ(leaf.storage().nbytes(), 24);

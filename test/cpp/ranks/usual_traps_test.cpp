@@ -74,7 +74,7 @@ TEST(RawReads, OfMembersFailOrAreCurrent) {
         Pair<Model> both{rank, ours, reference};
         const auto fails = [&] {
           const auto text = text_of([&] { read(member(ours)); });
-          expect_text(text, {"shardwise: ", "'0.weight'", "not current", "unshard()"});
+          expect_text(text, {"shardwise: ", "'0.weight'", "freed or out of date", "unshard()"});
           ASSERT_EQ(text.find("Caffe2"), std::string::npos) << text;
           const auto weight = member(ours);
           expect_text(text_of([&] { weight.accessor<float, 2>(); }), {"'0.weight'"});

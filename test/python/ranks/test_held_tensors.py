@@ -137,7 +137,7 @@ def after_a_cast_of_full_parameters(rank: int, wrap: Wrap) -> None:
         assert not isinstance(last.weight, DTensor)
         spoil()
         with pytest.raises(
-            shardwise.Error, match=rf"rank {rank}: the full parameter '2.weight' was given other memory"
+            shardwise.Error, match=rf"rank {rank}: .* replaced the memory of the full parameter '2.weight'"
         ):
             model(batch(9, rank, 5))
         held = Held(model)

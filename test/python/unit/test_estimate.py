@@ -73,11 +73,11 @@ def test_padding_follows_the_dimension() -> None:
 
 def test_what_is_wrong_is_named() -> None:
     model = layers()
-    with pytest.raises(ValueError, match="must be a divisor of the number of ranks"):
+    with pytest.raises(ValueError, match="4 ranks and 3 copies of each shard; .* must divide the number of ranks"):
         shardwise.estimate_memory(model, 4, copies=3)
-    with pytest.raises(ValueError, match="it must be one of them, counted from 0"):
+    with pytest.raises(ValueError, match="rank is 4, but 4 ranks hold different shards; it must be from 0 to 3"):
         shardwise.estimate_memory(model, 4, rank=4)
-    with pytest.raises(ValueError, match="this Sequential: a module of units is not inside"):
+    with pytest.raises(ValueError, match="a module in units does not lie below this Sequential"):
         shardwise.estimate_memory(model, 4, units=[nn.Linear(1, 1)])
     with pytest.raises(ValueError, match="knows the policies 'fully_shard' and 'replicate', not 'ddp'"):
         shardwise.estimate_memory(model, 4, policy="ddp")  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ def test_the_command_prints_the_same() -> None:
     ("words", "said"),
     [
         ([MODEL, "--world", "8", "--units", "layers.*"], "no module of Gpt has a name like 'layers.*'"),
-        ([MODEL, "--world", "9", "--copies", "2"], "must be a divisor"),
+        ([MODEL, "--world", "9", "--copies", "2"], "must divide the number of ranks"),
         (["examples/python/model.py:nothing", "--world", "2"], "there is no function 'nothing' in examples"),
         (["nowhere.py:make", "--world", "2"], "there is no file nowhere.py"),
         (["nowhere:make", "--world", "2"], "No module named 'nowhere'"),
