@@ -51,7 +51,7 @@ def examine() -> list[Ability]:
 
 def _extension() -> Ability:
     problem = _compatibility.find_problem()
-    return Ability("import shardwise", True, problem, "as the reason says; then run the doctor again")
+    return Ability("import shardwise", True, problem, "do what the reason says, then run the doctor again")
 
 
 def _gloo() -> Ability:
@@ -112,7 +112,7 @@ def _gpus() -> Ability:
     except Exception as error:
         return Ability(name, False, f"{type(error).__name__}: {error}", "make `import shardwise` work first")
     remedy = "compare a few steps on GPUs with the same steps on CPUs before you rely on it"
-    return Ability(name, False, "it is built, and it has not yet run on any GPU", remedy, untried=True)
+    return Ability(name, False, "it is built, but shardwise has not run on any GPU yet", remedy, untried=True)
 
 
 def _cpp_programs() -> Ability:
@@ -125,7 +125,9 @@ def _cpp_programs() -> Ability:
     found = _gcc_version(compiler())
     if found is None or found < OLDEST_GCC:
         remedy = f"install g++ {OLDEST_GCC} or newer, or name it with CXX"
-        what = "is missing or no g++" if found is None else f"is g++ {found}"
+        if shutil.which(compiler()) is None:
+            return Ability(name, False, f"'{compiler()}' was not found", remedy)
+        what = "is not g++" if found is None else f"is g++ {found}"
         return Ability(name, False, f"'{compiler()}' {what}; shardwise is built and tested with g++", remedy)
     return Ability(name, False)
 

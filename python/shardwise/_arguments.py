@@ -77,7 +77,7 @@ def check_kinds(function: str, given: Arguments, mesh: Any) -> None:
         if isinstance(value, kind) or (value is None and name in ("mesh", "ignored_params")):
             continue
         names = kind.__name__ if isinstance(kind, type) else kind[0].__name__
-        raise TypeError(f"shardwise: {function}() takes a {names} as {name}, and got {value!r:.200}.")
+        raise TypeError(f"shardwise: {function}(): {name} must be a {names}, not {value!r:.200}.")
 
 
 def check_module(module: nn.Module, function: str) -> None:

@@ -34,10 +34,10 @@ class Contract:
             return _cpp_wrapping.wrap(name, module, given)
         is_list = isinstance(module, (list, tuple)) and all(isinstance(each, nn.Module) for each in module)
         if not is_list and not isinstance(module, nn.Module):
-            raise TypeError(f"shardwise: {name} expects an nn.Module or a list of them, and got {module!r:.200}.")
+            raise TypeError(f"shardwise: {name}() expects an nn.Module or a list of them, not {module!r:.200}.")
         roots = roots_of(module)
         if not roots:
-            raise ValueError(f"shardwise: {name} got no module: the list is empty.")
+            raise ValueError(f"shardwise: {name}() got an empty list. Pass at least one module.")
         new = [each for each in roots if self._own not in each.__dict__.get(STATE_KEY, {})]
         try:
             result = self._decorated(module, given)

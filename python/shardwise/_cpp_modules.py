@@ -24,8 +24,8 @@ def inner(module: object) -> Any:
     """The C++ module itself."""
     if not is_cpp(module):
         raise TypeError(
-            f"shardwise: expected a C++ module that torch::python::bind_module made known, and got {module!r:.200}. "
-            "For modules of Python there are torch's own functions."
+            f"shardwise: expected a C++ module bound with torch::python::bind_module, not {module!r:.200}. For Python "
+            "modules use torch's own functions."
         )
     return module.cpp_module if isinstance(module, ModuleWrapper) else module
 
@@ -49,6 +49,6 @@ def refuse_without_unit(roots: Iterable[nn.Module], ignored: set[nn.Parameter], 
                     continue
                 raise ValueError(
                     f"shardwise: {function}(): '{outermost}' is a C++ module, and its parameter '{name}.{own}' has no "
-                    "unit: a call on a module of Python does not reach into a C++ module. Call "
-                    f"{function}() on the C++ module first, or name its parameters in ignored_params."
+                    f"unit: {function}() of a Python module does not wrap C++ modules inside it. Call {function}() on "
+                    "the C++ module first, or name its parameters in ignored_params."
                 )

@@ -130,8 +130,8 @@ def _given(module: Any, function: str) -> list[Any]:
     for each in modules:
         if not is_cpp(each):
             raise TypeError(
-                f"shardwise: {function}() got a list with C++ modules and {each!r:.200}. C++ modules and modules of "
-                "Python cannot form one unit: call it for each of the two kinds."
+                f"shardwise: {function}() got a list with C++ modules and {each!r:.200}. C++ modules and Python "
+                "modules cannot form one unit: call it once for each kind."
             )
     return modules
 

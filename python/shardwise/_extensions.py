@@ -136,5 +136,5 @@ class Extension:
         raise AssertionError(
             f"shardwise: When a parameter is unevenly sharded by FSDP ('{self.name}': orig size={self.size}, FSDP "
             f"world size={self.world}), fsdp_pre_all_gather must return all-gather inputs with the padded sharded "
-            f"size {padded} but got {[each.size() for each in inputs]}: other ranks wait for as much from this one."
+            f"size {padded} but got {[each.size() for each in inputs]}: every rank must send the same amount."
         )

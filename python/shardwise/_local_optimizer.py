@@ -50,15 +50,17 @@ def local_optimizer(optimizer: O, *, elementwise: bool = False) -> O:
     >>> optimizer = shardwise.local_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True))
     """
     if not isinstance(optimizer, optim.Optimizer):
-        raise TypeError(f"shardwise: local_optimizer() takes a torch.optim.Optimizer, and got {optimizer!r:.200}.")
+        raise TypeError(
+            f"shardwise: local_optimizer(): optimizer must be a torch.optim.Optimizer, not {optimizer!r:.200}."
+        )
     kind = type(optimizer)
     if kind in _made.values():
         return optimizer
     if not elementwise and kind not in _ELEMENTWISE:
         raise ValueError(
-            f"shardwise: local_optimizer() does not know whether {kind.__name__} treats every element by itself, and a "
-            "step that looks at whole parameters would go wrong on shards. Give elementwise=True if it does; else use "
-            "it as it is."
+            f"shardwise: local_optimizer() does not know whether {kind.__name__} works element by element; one that "
+            "looks at whole parameters would be wrong on shards. Pass elementwise=True if it does; otherwise use the "
+            "optimizer without local_optimizer()."
         )
     if "step" in vars(optimizer):
         raise ValueError(
@@ -68,7 +70,7 @@ def local_optimizer(optimizer: O, *, elementwise: bool = False) -> O:
     if optimizer.defaults.get("differentiable"):
         raise ValueError(
             f"shardwise: local_optimizer() cannot take a {kind.__name__} with differentiable=True: gradients through "
-            "its step would be lost. Use it as it is."
+            "its step would be lost. Use the optimizer without local_optimizer()."
         )
     if kind not in _made:
         _made[kind] = _local_class(kind)
@@ -201,9 +203,9 @@ def _hidden(parameter: Any, name: str, value: torch.Tensor) -> torch.Tensor:
         return value
     if not _lies_as(value, parameter):
         raise ValueError(
-            f"shardwise: the optimizer's state '{name}' of a parameter of shape {tuple(parameter.shape)} lies as "
-            f"{value.placements} on {value.device_mesh}, and the parameter as {parameter.placements} on "
-            f"{parameter.device_mesh}: a local step needs them alike. Load the state through "
+            f"shardwise: the optimizer's state '{name}' of a parameter of shape {tuple(parameter.shape)} has the "
+            f"placements {value.placements} on {value.device_mesh}, but the parameter has {parameter.placements} on "
+            f"{parameter.device_mesh}; a local step needs them to be equal. Load the state through "
             "torch.distributed.checkpoint, or redistribute() it."
         )
     return value._local_tensor

@@ -38,8 +38,9 @@ def device_mesh_of(mesh: Any, replicates: bool) -> Any:
         names = [name for name, _ in mesh.axes]
         if len(names) != 1:
             raise ValueError(
-                f"shardwise: a C++ mesh has to have one axis for modules of Python, and {mesh} has {len(names)}. Give "
-                "a DeviceMesh: DeviceMesh.from_group() takes several process groups, which mesh.group(axis) gives."
+                f"shardwise: for Python modules a C++ mesh must have one axis, but {mesh} has {len(names)}. Pass a "
+                "DeviceMesh instead: DeviceMesh.from_group() makes one from the process groups that mesh.group(axis) "
+                "returns."
             )
         mesh = mesh.group(names[0])
     if not isinstance(mesh, ProcessGroup):

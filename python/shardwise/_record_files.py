@@ -63,9 +63,9 @@ def _events(data: bytes) -> Iterator[Event]:
     try:
         found = json.loads(text)
     except RecursionError:
-        raise ValueError("line 1: there are lists in lists, too many to read") from None
+        raise ValueError("line 1: lists are nested too deeply") from None
     if not isinstance(found, list):
-        raise ValueError(f"line 1: it has a {type(found).__name__} in the place of a list")
+        raise ValueError(f"line 1: expected a list, found a {type(found).__name__}")
     for number, each in enumerate(found):
         try:
             yield _event(each)
@@ -91,15 +91,15 @@ def _next(text: str, at: int) -> int:
 def _event(found: Any) -> Event:
     """An event from a file, checked, because anybody may have written the file."""
     if not isinstance(found, dict) or set(found) != _FIELDS.keys():
-        raise ValueError(f"an event has {sorted(_FIELDS)}, and one is {found!r:.200}")
+        raise ValueError(f"an event must have the fields {sorted(_FIELDS)}, but one is {found!r:.200}")
     for name, kind in _FIELDS.items():
         if type(found[name]) is not kind:
-            raise ValueError(f"'{name}' of an event is {found[name]!r:.200}, and not a {kind.__name__}")
+            raise ValueError(f"'{name}' of an event must be a {kind.__name__}, not {found[name]!r:.200}")
     numbers_fit = (
         0 <= found["begin"] <= found["end"] < 2**63 and 0 <= found["rank"] < 2**31 and 0 <= found["bytes"] < 2**63
     )
     if found["kind"] not in KINDS or not numbers_fit:
-        raise ValueError(f"there is an event {found!r:.200}, of a kind or with numbers that no program writes")
+        raise ValueError(f"there is an event with an unknown kind or impossible numbers, {found!r:.200}")
     return Event(**found)
 
 

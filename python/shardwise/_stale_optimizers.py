@@ -35,8 +35,8 @@ def _check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         # A parameter with a gradient is trained some other way: a program may use it outside its module.
         if parameter.requires_grad and parameter.grad is None and parameter in _untrained:
             raise RuntimeError(
-                f"shardwise: this {type(optimizer).__name__} holds {_untrained[parameter]}: no gradient reaches it, "
-                "and its steps would train nothing. Make the optimizer from the parameters() of the wrapped model, "
+                f"shardwise: this {type(optimizer).__name__} holds {_untrained[parameter]}. That tensor gets no "
+                "gradients, so the optimizer would train nothing. Make it from the parameters() of the wrapped model, "
                 "before its first forward or after its reshard()."
             )
     _looked_at[optimizer] = count

@@ -69,7 +69,7 @@ class RankPool:
 
     def __init__(self, world_size: int) -> None:
         if world_size < 1:
-            raise ValueError(f"shardwise: run_ranks needs 1 rank or more, and got {world_size}.")
+            raise ValueError(f"shardwise: world_size must be 1 or more, not {world_size}.")
         self.world_size = world_size
         self._ranks: list[RankProcess] = []
 

@@ -88,9 +88,9 @@ def check_errors(rank: int) -> None:
     stack = models().Stack(6, 2)
     with pytest.raises(TypeError, match="cannot form one unit"):
         shardwise.fully_shard([stack.block(0), nn.Linear(2, 2)])
-    with pytest.raises(TypeError, match="takes a DeviceMesh as mesh"):
+    with pytest.raises(TypeError, match="mesh must be a DeviceMesh"):
         shardwise.fully_shard(stack, mesh=2)
-    with pytest.raises(TypeError, match="takes a MixedPrecisionPolicy as mp_policy"):
+    with pytest.raises(TypeError, match="mp_policy must be a MixedPrecisionPolicy"):
         shardwise.replicate(stack, mp_policy=torch.bfloat16)
     with pytest.raises(ValueError, match="bool or an int"):
         shardwise.fully_shard(stack, reshard_after_forward="yes")
@@ -274,7 +274,7 @@ def check_modules_of_python(rank: int, folder: str) -> None:
     assert model.layers[0].weight.device_mesh.mesh.tolist() == [1, 0]
     check_dtensors(model, plain, rank, 1 - rank, 2)
     grid = models().make_mesh(dist.PrefixStore("grid", store), rank, [("replicate", 2), ("shard", 1)])
-    with pytest.raises(ValueError, match=r"has to have one axis .* and Mesh\(replicate=2, shard=1; .*from_group"):
+    with pytest.raises(ValueError, match=r"must have one axis, but Mesh\(replicate=2, shard=1; .*from_group"):
         shardwise.fully_shard(twin("Chain", 6, 2)[1], mesh=grid)
 
 

@@ -142,7 +142,7 @@ def test_cpp_programs_need_a_compiler_and_the_package(monkeypatch, tmp_path):
     assert ability(_doctor.examine(), name).works
     monkeypatch.setenv("CXX", "no-such-compiler")
     report = _doctor.examine()
-    assert (ability(report, name).reason or "").startswith("'no-such-compiler' is missing or no g++")
+    assert (ability(report, name).reason or "").startswith("'no-such-compiler' was not found")
     assert report.usable, "a Python program needs no compiler"
     monkeypatch.setattr(_abilities, "_FOLDER", tmp_path)
     assert "shardwiseConfig.cmake is missing" in (ability(_doctor.examine(), name).reason or "")
@@ -154,8 +154,8 @@ def test_cpp_programs_need_a_compiler_and_the_package(monkeypatch, tmp_path):
         ("#define __GNUC__ 12\n", None),
         ("#define __GNUC__ 13\n#define __GNUC_MINOR__ 2\n", None),
         ('#define __GNUC__ 11\n#define __VERSION__ "11.4 12 13"\n', "' is g++ 11; "),
-        ("#define __GNUC__ 4\n#define __clang__ 1\n", "' is missing or no g++; "),
-        ("", "' is missing or no g++; "),
+        ("#define __GNUC__ 4\n#define __clang__ 1\n", "' is not g++; "),
+        ("", "' is not g++; "),
     ],
 )
 def test_the_compiler_is_the_one_that_the_readme_asks_for(monkeypatch, tmp_path, macros, reason):
@@ -198,7 +198,7 @@ def test_gpus_beyond_those_there_are_explained(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "0")
     untried = ability(_doctor.examine(), name)
     assert untried.untried and not untried.works
-    assert untried.reason == "it is built, and it has not yet run on any GPU"
+    assert untried.reason == "it is built, but shardwise has not run on any GPU yet"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert ability(_doctor.examine(), name).reason == "torch sees no GPU"
     monkeypatch.setattr(_build_info, "WITH_NCCL", False)

@@ -112,7 +112,7 @@ def test_an_exit_is_a_failure() -> None:
 
 
 def test_bad_arguments_are_an_error() -> None:
-    with pytest.raises(ValueError, match="needs 1 rank or more, and got 0"):
+    with pytest.raises(ValueError, match="world_size must be 1 or more, not 0"):
         run_ranks(0, describe)
 
 

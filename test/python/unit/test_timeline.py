@@ -193,7 +193,7 @@ def test_a_trace_that_cannot_be_written_is_said(
 
 MALFORMED = {
     "no JSON": "[{",
-    "a dict in the place of a list": "{}",
+    "a dict instead of a list": "{}",
     "a list of numbers": "[1]",
     "without a rank": json.dumps([{"kind": "wait", "name": "x", "begin": 0, "end": 1, "bytes": 0}]),
     "a script for a rank": json.dumps([vars(events()[0]) | {"rank": "<script>alert(1)</script>"}]),
