@@ -75,7 +75,7 @@ def run_cmake(*arguments: str) -> None:
         sys.exit("shardwise: CMake 3.22 or newer is needed: python -m pip install cmake")
     print("shardwise:", shlex.join([command, *arguments]), flush=True)
     if subprocess.run([command, *arguments], cwd=ROOT).returncode != 0:
-        sys.exit("shardwise: CMake failed; what it said stands above.")
+        sys.exit("shardwise: CMake failed; see its output above.")
 
 
 def configure() -> None:

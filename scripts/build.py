@@ -34,7 +34,7 @@ def run(*command: str, cwd: Path = ROOT, shown: bool = True) -> None:
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=not shown, text=True)
     if done.returncode != 0:
         print(*(() if shown else (done.stdout, done.stderr)), sep="\n", end="")
-        sys.exit(f"shardwise: {shlex.join(command)} failed with status {done.returncode}; what it said stands above.")
+        sys.exit(f"shardwise: {shlex.join(command)} failed with status {done.returncode}; see its output above.")
 
 
 def configure(folder: Path, wanted: dict[str, str]) -> None:

@@ -135,7 +135,7 @@ def install_pinned(python: str, name: str, requirements: Iterable[str], note: st
     options = [] if sys.stdout.isatty() else ["--quiet", "--progress-bar", "off"]
     command = [python, "-m", "pip", "install", "--disable-pip-version-check", *options, *lines]
     if subprocess.run(command).returncode != 0:
-        fail(f"pip could not install scripts/{name}.txt; what it said stands above. No network? PYTHON=... names one "
+        fail(f"pip could not install scripts/{name}.txt; see its output above. No network? PYTHON=... names one "
              f"that has torch {wanted_torch()}.")  # fmt: skip
     stamp.write_text(key)
 
@@ -205,7 +205,7 @@ def require_test_libraries() -> None:
     if install_debian(packages) and not missing_headers():
         return
     fail(
-        f"{' and '.join(missing_headers())} of what the tests need are missing. Install the packages "
+        f"the tests need {' and '.join(missing_headers())}, which this machine lacks. Install the packages "
         f"{' '.join(packages)} (Catch2 of version 2); or name a folder with googletest/ and catch2/catch.hpp, in the "
         "place of those two: SHARDWISE_TEST_DEPS=..."
     )
