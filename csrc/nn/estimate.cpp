@@ -72,8 +72,7 @@ class Outliner {
       if (!engine::Unit::of(parameter.tensor)) continue;
       throw Error(c10::str(
           "shardwise: estimate_memory(): the parameter '", parameter.names.front(),
-          "' belongs to a unit already. Call estimate_memory() before fully_shard() or replicate(), or use plan() of "
-          "the unit."));
+          "' belongs to a unit already. Call estimate_memory() before fully_shard() or replicate(), or use plan()."));
     }
     MemoryOutline::Unit unit;
     unit.has_full_copies = !policy_.replicates || nn::is_cast(parameters, policy_.precision);
