@@ -136,8 +136,8 @@ def _check(found: Found, device: torch.device, replicates: bool) -> None:
     local = local_of(parameter)
     if not has_memory(local) and not is_extended(local, name):
         raise ValueError(
-            f"shardwise: '{name}' is a {type(local).__name__}, which is made of other tensors and has no memory of its "
-            "own, so it cannot be sharded or replicated. Give its class fsdp_pre_all_gather() and "
+            f"shardwise: '{name}' is a {type(local).__name__}, which has no memory of its own but is made of other "
+            "tensors, so it cannot be sharded or replicated. Give its class fsdp_pre_all_gather() and "
             "fsdp_post_all_gather(), or name the parameter in ignored_params."
         )
     if isinstance(parameter, DTensor) and parameter.device_mesh.device_type != device.type:

@@ -57,8 +57,8 @@ TEST(Checkpoint, AnotherSecondRunIsAnError) {
   refused([&](bool first) { return Tensors{(w * 2).to(first ? at::kFloat : at::kDouble)}; }, {"Float", "Double"});
   refused([&](bool first) { return first ? Tensors{w * 2} : Tensors{w * 2, w}; }, {"1 outputs", "2 when it ran again"});
   refused([&](bool first) { return Tensors{first ? w * 2 : w.detach()}; }, {"with a gradient", "without a gradient"});
-  refused([&](bool first) { return Tensors{first ? w * 2 : w * v}; }, {"same parameters"});
-  refused([&](bool first) { return Tensors{first ? w * v : w * 2}; }, {"same parameters"});
+  refused([&](bool first) { return Tensors{first ? w * 2 : w * v}; }, {"used other parameters"});
+  refused([&](bool first) { return Tensors{first ? w * v : w * 2}; }, {"used other parameters"});
 }
 
 TEST(Checkpoint, RunsAgainUnderTheModesOfForward) {

@@ -265,7 +265,7 @@ TEST(Aliases, ParametersThatOverlap) {
       torch::Tensor same = register_parameter("same", weight.detach());
     };
     const auto model = std::make_shared<OverlappingImpl>();
-    expect_error<Error>([&] { fully_shard(*model, sharded_on(rank)); }, {"'weight'", "same memory"});
+    expect_error<Error>([&] { fully_shard(*model, sharded_on(rank)); }, {"'weight'", "is shared with a tensor"});
   });
 }
 

@@ -72,7 +72,7 @@ def replicate_of_a_module_dict(engine, watch):
     engine.replicate(watch(nn.ModuleDict({"a": nn.Linear(2, 2)})))
 
 
-@case(ValueError, "no module", ours_only=(IndexError, "tuple index out of range"))
+@case(ValueError, "got an empty list", ours_only=(IndexError, "tuple index out of range"))
 def fully_shard_of_an_empty_list(engine, watch):
     engine.fully_shard([])
 
