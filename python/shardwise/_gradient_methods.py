@@ -84,7 +84,7 @@ class GradientMethods:
         handle.wait()
         return None
 
-    def reset_iterwrapped_state(self) -> None:
+    def reset_iter_state(self) -> None:
         """After a forward or backward that raised: the next forward begins anew.
 
         Full parameters are freed, and gradients that are not in `.grad` yet are dropped: of the backward that failed,

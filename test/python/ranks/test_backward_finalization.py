@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -25,11 +25,14 @@ def loss_of(model: nn.Module, step: int, rank: int) -> torch.Tensor:
 class Beside:
     """A wrapped model beside a plain one that sees the data of all ranks."""
 
-    def __init__(self, rank: int, kind: str, model: nn.Module, loss: Loss = loss_of) -> None:
+    def __init__(
+        self, rank: int, kind: str, model: nn.Module, loss: Loss = loss_of, inner: Sequence[int] = (1,)
+    ) -> None:
         self.rank, self.loss, self.plain = rank, loss, copy.deepcopy(model)
         self.world = torch.distributed.get_world_size()
         wrap = getattr(shardwise, kind)
-        wrap(model[1])
+        for number in inner:
+            wrap(model[number])
         self.model = wrap(model)
         self.optimizers = [torch.optim.AdamW(each.parameters(), lr=0.02) for each in (self.model, self.plain)]
 
@@ -96,6 +99,7 @@ def refused(rank: int, kind: str) -> None:
     both.model.reset_iter_state()
     with pytest.raises(RuntimeError, match="was invalidated"):
         handle.wait()
+    both.model.zero_grad()
     both.model.set_manual_backward_finalization(False)
     for step in range(2, 5):
         both.backward(step)
@@ -165,7 +169,9 @@ class Branches(nn.Sequential):
 def unused(rank: int, kind: str) -> None:
     torch.manual_seed(7)
     model = Branches(nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 3))
-    both = Beside(rank, kind, model, lambda model, step, of: model(batch(step, of, 6), of).pow(2).mean())
+    # A sharded unit is used by all ranks or by none.
+    inner = (2,) if kind == "fully_shard" else (1, 2)
+    both = Beside(rank, kind, model, lambda model, step, of: model(batch(step, of, 6), of).pow(2).mean(), inner)
     for step in range(6):
         zeros = step < 3
         both.model.set_reduce_scatter_unused_params(zeros)
