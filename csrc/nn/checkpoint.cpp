@@ -53,8 +53,7 @@ const at::Tensor* returned_input(const nn::CheckpointRun& run, const Tensors& in
 
 Tensors checkpoint(const CheckpointOptions& options, CheckpointFunction fn, const Tensors& inputs) {
   if (!c10::GradMode::is_enabled() || c10::InferenceMode::is_enabled()) return fn(inputs);
-  const auto node =
-      base::make_node<nn::CheckpointNode>(std::make_shared<CheckpointFunction>(std::move(fn)), options);
+  const auto node = base::make_node<nn::CheckpointNode>(std::make_shared<CheckpointFunction>(std::move(fn)), options);
   const auto run = node->run(inputs);
 
   const SharedMemory memory(run, node->next_edges());

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed.fsdp
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
@@ -12,13 +12,16 @@ class _NoHandle:
     """Stands for a class that this torch does not have."""
 
 
-#: What torch's finalize_backward() returns, since torch 2.15.
-TorchsGradientReductionHandle: Any = getattr(torch.distributed.fsdp, "GradientReductionHandle", _NoHandle)
+if TYPE_CHECKING:
+    TorchsGradientReductionHandle = _NoHandle
+else:
+    #: What torch's finalize_backward() returns, since torch 2.15.
+    TorchsGradientReductionHandle = getattr(torch.distributed.fsdp, "GradientReductionHandle", _NoHandle)
 
 
 def set_param_group(state: FSDPState, group: Any) -> None:
     """Gives a state its one group of parameters, which a list holds since torch 2.12."""
     if isinstance(getattr(FSDPState, "_fsdp_param_group", None), property):
-        state._fsdp_param_groups = [group]
+        vars(state)["_fsdp_param_groups"] = [group]
     else:
-        state._fsdp_param_group = group
+        vars(state)["_fsdp_param_group"] = group

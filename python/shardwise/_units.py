@@ -35,7 +35,7 @@ def units_of(module: object, recurse: bool) -> Iterable[_C.Unit | _C.CppUnit]:
 def cpp_units_of(module: object, recurse: bool) -> Iterable[_C.CppUnit]:
     """The units of C++ modules below: modules() of a Python module yields these, not the nn.Modules around them."""
     for each in cast(nn.Module, module).modules() if recurse else ():
-        if is_cpp(each) and state_of(cast(nn.Module, each)) is None:
+        if is_cpp(each) and state_of(each) is None:
             unit = _C.cpp_unit(inner(each))
             if unit is not None:
                 yield unit
