@@ -65,13 +65,16 @@ std::chrono::milliseconds timeout_of(const AxisGroup& line) {
   return comm::timeout_of(*line.group).value_or(kBackendDefaultTimeout);
 }
 
+/// Whether ranks can meet in the store of this group. The one of torch's fake process group accepts everything and keeps
+/// nothing.
 bool works(const AxisGroup& line) {
   const auto store = line.group->getStore();
   if (!store) return false;
   try {
-    return patiently(timeout_of(line), nullptr, [store] {
-      store->add("shardwise", 0);
-      return true;
+    const auto key = c10::str("shardwise ", line.group->getRank());
+    return patiently(timeout_of(line), nullptr, [store, key] {
+      store->set(key, std::string("works"));
+      return store->get_to_str(key) == "works";
     });
   } catch (const std::exception&) {
     return false;

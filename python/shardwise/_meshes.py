@@ -13,6 +13,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_init import _get_post_forward_mesh_info
 
 from shardwise import _C
+from shardwise._torch_versions import register_process_group
 
 #: Keyed by process group, and by whether the mesh is for replicate(), so that units on one group share a mesh.
 _made: weakref.WeakKeyDictionary[ProcessGroup, weakref.WeakValueDictionary[bool, DeviceMesh]]
@@ -107,7 +108,7 @@ def _make_known(group: ProcessGroup) -> None:
         group._set_group_name(name)
     ranks = _ranks(group)
     backends = ",".join(f"{device.type}:custom" for device in group._device_types)
-    distributed_c10d._update_process_group_global_state(
+    register_process_group(
         group, "custom", group.get_group_store(), name, backends, {rank: at for at, rank in enumerate(ranks)}
     )
     if not dist.is_initialized():

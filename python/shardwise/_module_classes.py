@@ -163,7 +163,10 @@ class FSDPModule(GradientMethods, _torch_api.FSDPModule):
             )
 
     def set_symm_mem_for_comm(self, backend: str = "NCCL") -> None:
-        """Whether all-gathers go through NCCL's symmetric memory. Not supported: raises NotImplementedError."""
+        """Whether all-gathers go through NCCL's symmetric memory. Not supported.
+
+        >>> model.set_symm_mem_for_comm()  # raises NotImplementedError
+        """
         raise NotImplementedError(
             "shardwise: set_symm_mem_for_comm() is not supported: the engine gathers through memory of its own, which "
             "is not registered with NCCL. Leave the call out."

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed.fsdp
+from torch.distributed import distributed_c10d
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
 
@@ -17,6 +19,12 @@ if TYPE_CHECKING:
 else:
     #: What torch's finalize_backward() returns, since torch 2.15.
     TorchsGradientReductionHandle = getattr(torch.distributed.fsdp, "GradientReductionHandle", _NoHandle)
+
+
+#: Enters a process group into torch's tables; it has another name since torch 2.12.
+register_process_group: Callable[..., None] = (
+    vars(distributed_c10d).get("_register_pg_in_world") or vars(distributed_c10d)["_update_process_group_global_state"]
+)
 
 
 def set_param_group(state: FSDPState, group: Any) -> None:

@@ -66,7 +66,7 @@ TEST(CastsAfterWrapping, OfWhatWasReplicatedWithoutCopiesIsRefused) {
       };
       expect_error<Error>(
           use, {c10::str("rank ", rank.rank()), "'0.weight' was cast to float32 after replicate()",
-                "compute in bfloat16", "Cast the module first"});
+                "computes in bfloat16", "Cast the module first"});
       ours->to(kCast);
       cast_loss(ours, 2, rank.rank(), std::nullopt).backward();
     }

@@ -89,7 +89,7 @@ TRANSPORT_TEST(BadTensors) {
     check([&] { start_all_reduce(*backend, strided); }, "without gaps");
     check(
         [&] { start_all_gather(*backend, torch::ones({7}), torch::ones({3})); },
-        "an output of 3 times as many elements as the input, and got an output of 7 and an input of 3");
+        "an output of 2 times as many elements as the input, and got an output of 7 and an input of 3");
     check(
         [&] { start_all_gather(*backend, torch::ones({3}, at::kInt), torch::ones({3})); },
         "the same dtype, and got an output of Int and an input of Float");

@@ -206,7 +206,7 @@ TRANSPORT_TEST(MessagesOfUsers) {
     EXPECT_TRUE((large == 2).all().item<bool>()) << rank.name();
     std::vector<at::Tensor> tensors{torch::zeros({3})};
     const auto send = [&] { backend->send(tensors, 1 - rank.rank(), transport::kFirstTag); };
-    expect_error<c10::ValueError>(send, {"0 to 1073741823", "got 1073741824"});
+    expect_error<c10::ValueError>(send, {"0 to 1073741823", "receive is 1073741824"});
   });
 }
 

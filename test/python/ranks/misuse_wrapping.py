@@ -10,6 +10,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 ONCE = "Each distinct composable distributed API can only be applied to a module once"
 CONTAINER = "does not support containers that do not implement forward"
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 @case(AssertionError, f"{ONCE}. fully_shard has already been applied")
@@ -166,7 +167,7 @@ def reshard_after_forward_counts_the_ranks_that_shard(engine, watch):
     engine.fully_shard(watch(two_layers()), mesh=mesh, reshard_after_forward=2)
 
 
-@case(TypeError, "mp_policy", ours_only=True)
+@case(TypeError, "mp_policy", ours_only=(TypeError, "replace() should be called on") if TORCH >= (2, 15) else True)
 def a_dtype_for_a_policy(engine, watch):
     engine.fully_shard(watch(two_layers()), mp_policy=torch.bfloat16)
 
@@ -229,7 +230,14 @@ def sharding_of_a_dimension_that_is_not_there(engine, watch):
     engine.fully_shard(watch(two_layers()), shard_placement_fn=lambda p: Shard(1))
 
 
-@case(AssertionError, "Expected Shard", ours_only=(AttributeError, "object has no attribute 'dim'"), torch_keeps=False)
+@case(
+    AssertionError,
+    "Expected Shard",
+    ours_only=(ValueError, "Invalid shard_placement_fn result")
+    if TORCH >= (2, 15)
+    else (AttributeError, "object has no attribute 'dim'"),
+    torch_keeps=False,
+)
 def a_placement_that_does_not_shard(engine, watch):
     engine.fully_shard(watch(two_layers()), shard_placement_fn=lambda p: Replicate())
 
@@ -263,7 +271,7 @@ def three_dimensions_of_tensor_parallelism(engine, watch):
 
 
 # From torch 2.12 on torch says so too; 2.11 trains the two halves apart.
-@case(ValueError, "already managed by another", ours_only=True)
+@case(ValueError, "already managed by another", ours_only=TORCH < (2, 12), torch_keeps=False)
 def a_parameter_of_two_groups(engine, watch):
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight = model[0].weight
