@@ -1,5 +1,7 @@
 #pragma once
 
+#include <shardwise/export.h>
+
 #include <exception>
 #include <string>
 
@@ -10,6 +12,6 @@ std::string text_of(const std::exception& error);
 
 /// The same for quoting inside one of our errors: without the "shardwise: ", "The reason: " and "Details: " that our
 /// errors begin and continue with, so that these occur only once.
-std::string reason(const std::exception& error);
+SHARDWISE_API std::string reason(const std::exception& error);
 
 } // namespace shardwise::base
