@@ -65,8 +65,8 @@ std::chrono::milliseconds timeout_of(const AxisGroup& line) {
   return comm::timeout_of(*line.group).value_or(kBackendDefaultTimeout);
 }
 
-/// Whether ranks can meet in the store of this group. The one of torch's fake process group accepts everything and keeps
-/// nothing.
+/// Whether ranks can meet in the store of this group. The one of torch's fake process group accepts everything and
+/// keeps nothing.
 bool works(const AxisGroup& line) {
   const auto store = line.group->getStore();
   if (!store) return false;

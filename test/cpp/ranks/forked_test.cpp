@@ -61,8 +61,7 @@ std::string look_as_child(Training& training, const std::vector<torch::Tensor>& 
     unit(*training.ours).reshard();
     training.step(7);
   });
-  if (step.find("forked from a rank") == std::string::npos &&
-      step.find("Autograd-and-Fork") == std::string::npos) {
+  if (step.find("forked from a rank") == std::string::npos && step.find("Autograd-and-Fork") == std::string::npos) {
     return "a step: " + step;
   }
   const auto group = training.rank.mesh().group("world");
