@@ -74,9 +74,10 @@ class GradientMethods:
         >>> model.finalize_backward()
         """
         state = wrapped_state(self)
-        if state._is_root is None:
+        # C++ modules have no first forward that Python sees.
+        if state._is_root is None and isinstance(state.unit, _C.Unit):
             return GradientReductionHandle(None) if async_op else None
-        if not state._is_root:
+        if state._is_root is False:
             raise RuntimeError(f"shardwise: finalize_backward must be called on the root {state._kind} module.")
         handle = GradientReductionHandle(state.unit.finalize_backward())
         if async_op:

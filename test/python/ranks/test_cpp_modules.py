@@ -100,6 +100,15 @@ def check_accumulation(rank: int) -> None:
             sums = sum(counted(stack)[name] - before[name] for name in ("reduce_scatters", "all_reduces"))
             assert sums == 3
             pair.step()
+        stack.set_manual_backward_finalization(True)
+        for step in range(3, 5):
+            stack.set_requires_gradient_sync(False)
+            for part in range(2):
+                pair.backward(stack_loss, 3 * step + part)
+            stack.set_requires_gradient_sync(True)
+            stack.finalize_backward()
+            pair.check(f"{function.__name__}, step {step}, finalized")
+            pair.step()
 
 
 class TestTraining:
