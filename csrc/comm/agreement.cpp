@@ -77,7 +77,7 @@ void Agreement::belong_to_this_thread() {
   transport::Onlooker::of_this_thread(weak_from_this());
 }
 
-Agreement::Place Agreement::enter(
+Agreement::Position Agreement::enter(
     Chain chain, int64_t event, const std::function<std::string()>& describe, Counters& counters) {
   require_unbroken();
   belong_to_this_thread();
@@ -92,7 +92,7 @@ Agreement::Place Agreement::enter(
   return {shared_from_this(), chain, history.issued++};
 }
 
-Agreement::Place Agreement::pass(Chain chain) {
+Agreement::Position Agreement::pass(Chain chain) {
   require_unbroken();
   return {shared_from_this(), chain, histories_[chain].issued++};
 }
@@ -267,11 +267,11 @@ void Agreement::raise_peer_error(const std::string& text) {
   throw PeerError(text);
 }
 
-std::string Agreement::cause_of_failure(const Place& place) {
+std::string Agreement::cause_of_failure(const Position& position) {
   if (!broken_.empty()) return "";
-  return first_cause(channels_[line_of(place.chain)].processes, notes_, [&] {
+  return first_cause(channels_[line_of(position.chain)].processes, notes_, [&] {
     looking_ = {};
-    return tell({.chain = place.chain, .number = place.number});
+    return tell({.chain = position.chain, .number = position.number});
   });
 }
 
@@ -295,16 +295,16 @@ void Agreement::require_no_failure(const Note& note, const std::string& what) {
       "shardwise: rank ", rank(), ": ", what, " failed, because another rank failed first: ", note.text.data()));
 }
 
-void Agreement::look(const Place& place, const std::string& what) {
+void Agreement::look(const Position& position, const std::string& what) {
   require_unbroken();
-  const auto line = line_of(place.chain);
+  const auto line = line_of(position.chain);
   require_alive(line, what);
-  Note mine{.chain = place.chain, .number = place.number};
+  Note mine{.chain = position.chain, .number = position.number};
   for (const auto& [board, note] : tell(mine)) {
     require_no_failure(note, what);
     mine.positions = positions();
     if (!note.blocks(mine, line == board && (note.chain < 0 || line_of(note.chain) == line))) continue;
-    join({.chain = place.chain, .event = -1, .waits = Record::in_order}, what);
+    join({.chain = position.chain, .event = -1, .waits = Record::in_order}, what);
   }
 }
 

@@ -52,8 +52,8 @@ class SHARDWISE_API Agreement : public transport::Onlooker, public std::enable_s
   static constexpr int64_t kClipping = std::numeric_limits<int64_t>::min();
   static constexpr int64_t kState = kClipping + 1;
 
-  /// A collective's place in the order. Without an agreement nothing is checked.
-  struct Place {
+  /// A collective's position in the order. Without an agreement nothing is checked.
+  struct Position {
     std::shared_ptr<Agreement> agreement;
     Chain chain = group;
     /// kUnnumbered: in no order, so that waiting for it says nothing about the order of others.
@@ -76,20 +76,20 @@ class SHARDWISE_API Agreement : public transport::Onlooker, public std::enable_s
 
   /// Call this before issuing a collective. `event` means the same on all ranks; `describe` says what it is, for
   /// errors.
-  Place enter(Chain chain, int64_t event, const std::function<std::string()>& describe, Counters& counters);
+  Position enter(Chain chain, int64_t event, const std::function<std::string()>& describe, Counters& counters);
   /// The same for a collective that always follows one that was compared; nothing is looked up.
-  Place pass(Chain chain);
+  Position pass(Chain chain);
   /// All ranks compare this now. For rare events, which should not become part of the learned order.
   void meet(int64_t event, const std::string& text, Counters& counters);
 
-  /// Call this when the collective at `place`, named `what`, takes long. Raises Error if another rank does something
+  /// Call this when the collective at `position`, named `what`, takes long. Raises Error if another rank does something
   /// else, and PeerError if a rank is gone or failed.
-  void look(const Place& place, const std::string& what);
+  void look(const Position& position, const std::string& what);
   /// The same for work outside the order, such as making process groups. It only notices ranks that are gone or failed.
   void look_beside(const std::string& what);
-  /// Why the collective at `place` failed, in a sentence: a rank died, or another one failed first. "" if that is not
-  /// known.
-  std::string cause_of_failure(const Place& place);
+  /// Why the collective at `position` failed, in a sentence: a rank died, or another one failed first. "" if that is
+  /// not known.
+  std::string cause_of_failure(const Position& position);
   /// Call this when a collective failed, or work outside the order. Nothing can be issued any more, and the other ranks
   /// are told why. Raises PeerError.
   [[noreturn]] void fail(const std::string& text) {

@@ -37,8 +37,9 @@ Why why_of(const std::exception& error) {
   return {base::reason(error), tells_what_happened(error)};
 }
 
-[[noreturn]] void fail(const CollectiveName& what, int64_t rank, const Why& why, const Agreement::Place& place = {}) {
-  const auto cause = place.agreement ? place.agreement->cause_of_failure(place) : "";
+[[noreturn]] void fail(
+    const CollectiveName& what, int64_t rank, const Why& why, const Agreement::Position& position = {}) {
+  const auto cause = position.agreement ? position.agreement->cause_of_failure(position) : "";
   auto text = c10::str("shardwise: rank ", rank, ": ", what(), " failed");
   if (!cause.empty()) {
     text += ", because " + cause + " Details: ";
@@ -50,7 +51,7 @@ Why why_of(const std::exception& error) {
         "slower than the timeout. Details: ";
   }
   text += why.text;
-  if (place.agreement) place.agreement->fail(text);
+  if (position.agreement) position.agreement->fail(text);
   throw PeerError(text);
 }
 
@@ -73,11 +74,12 @@ void end_with(const std::shared_ptr<observe::Span>& span, c10d::Work& work) {
 } // namespace
 
 Pending::Pending(
-    c10::intrusive_ptr<c10d::Work> work, CollectiveName what, int64_t rank, Agreement::Place place, bool in_stream)
+    c10::intrusive_ptr<c10d::Work> work, CollectiveName what, int64_t rank, Agreement::Position position,
+    bool in_stream)
     : work_(std::move(work)),
       what_(std::move(what)),
       rank_(rank),
-      place_(std::move(place)),
+      position_(std::move(position)),
       in_stream_(in_stream) {}
 
 void Pending::wait() {
@@ -87,7 +89,7 @@ void Pending::wait() {
   if (observe::recording()) waiting.emplace("wait", what_(), rank_);
   Why reason{.text = "it was aborted"};
   try {
-    if (place_.agreement ? wait_and_look() : work_->wait()) {
+    if (position_.agreement ? wait_and_look() : work_->wait()) {
       if (span_) span_->end();
       return;
     }
@@ -96,13 +98,13 @@ void Pending::wait() {
   } catch (const std::exception& error) {
     reason = why_of(error);
   }
-  fail(what_, rank_, reason, place_);
+  fail(what_, rank_, reason, position_);
 }
 
 bool Pending::done() const {
   using namespace std::chrono_literals;
   if (!work_ || in_stream_) return true;
-  return ticket_ ? place_.agreement->waiter().ended(*ticket_, 0ms) : work_->isCompleted();
+  return ticket_ ? position_.agreement->waiter().ended(*ticket_, 0ms) : work_->isCompleted();
 }
 
 bool Pending::settle() noexcept {
@@ -117,11 +119,11 @@ bool Pending::settle() noexcept {
 // A work may have no time limit of its own. If it has one, its error says more, so it gets a few seconds of grace.
 bool Pending::wait_and_look() {
   constexpr std::chrono::seconds kGrace{5};
-  auto& agreement = *place_.agreement;
+  auto& agreement = *position_.agreement;
   const auto deadline = std::chrono::steady_clock::now() + agreement.timeout() + kGrace;
   for (auto slice = kFirstLook;; slice = kNextLook) {
     if (ticket_ ? agreement.waiter().ended(*ticket_, slice) : base::ends_within(*work_, slice)) return work_->wait();
-    agreement.look(place_, what_());
+    agreement.look(position_, what_());
     if (std::chrono::steady_clock::now() < deadline) continue;
     throw std::runtime_error(c10::str("it did not end within ", agreement.timeout().count(), " ms"));
   }
@@ -129,9 +131,9 @@ bool Pending::wait_and_look() {
 
 Collectives::Collectives(AxisGroup line) : line_(std::move(line)) {}
 
-Collectives Collectives::at(Agreement::Place place) const {
+Collectives Collectives::at(Agreement::Position position) const {
   auto placed = *this;
-  placed.place_ = std::move(place);
+  placed.position_ = std::move(position);
   return placed;
 }
 
@@ -154,7 +156,7 @@ Pending Collectives::launch(
   try {
     const bool in_stream = !tensor.is_cpu();
     auto work = call();
-    Pending pending(std::move(work), std::move(what), here, in_stream ? Agreement::Place() : place_, in_stream);
+    Pending pending(std::move(work), std::move(what), here, in_stream ? Agreement::Position() : position_, in_stream);
     if (span && pending.work_ && !in_stream) {
       end_with(span, *pending.work_);
       pending.span_ = std::move(span);
@@ -226,7 +228,7 @@ Pending Collectives::reduce_scatter(
     return base::reduce_scatter(*line_.group, outputs, inputs);
   };
   auto pending = launch("reduce-scatter", call, tensor, std::move(what), counters.reduce_scatters, counters);
-  const auto& agreement = pending.place_.agreement;
+  const auto& agreement = pending.position_.agreement;
   if (agreement && pending.work_) pending.ticket_ = agreement->waiter().add(pending.work_);
   return pending;
 }

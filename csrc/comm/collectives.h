@@ -38,10 +38,10 @@ class CollectiveName {
 /// A collective in flight. Without a work it is already done.
 class SHARDWISE_API Pending {
  public:
-  /// If `place` has an agreement, a long wait asks it whether the other ranks come. `in_stream`: on a device, where
+  /// If `position` has an agreement, a long wait asks it whether the other ranks come. `in_stream`: on a device, where
   /// wait() makes the stream wait, not the host.
   Pending(
-      c10::intrusive_ptr<c10d::Work> work, CollectiveName what, int64_t rank, Agreement::Place place = {},
+      c10::intrusive_ptr<c10d::Work> work, CollectiveName what, int64_t rank, Agreement::Position position = {},
       bool in_stream = false);
   /// Raises PeerError with the name of the collective and this rank, or the agreement's Error.
   void wait();
@@ -57,7 +57,7 @@ class SHARDWISE_API Pending {
   c10::intrusive_ptr<c10d::Work> work_;
   CollectiveName what_;
   int64_t rank_;
-  Agreement::Place place_;
+  Agreement::Position position_;
   bool in_stream_;
   /// For a work whose wait() ignores timeouts and that does not say whether it is done.
   std::shared_ptr<Waiter::Ticket> ticket_;
@@ -86,9 +86,9 @@ class SHARDWISE_API Collectives {
   Ranks names() const {
     return line_.ranks;
   }
-  /// A copy whose collectives are at this place in the order. If the place is unnumbered it may serve for several:
-  /// their waits then end if a rank is gone.
-  Collectives at(Agreement::Place place) const;
+  /// A copy whose collectives are at this position in the order. If the position is unnumbered it may serve for
+  /// several: their waits then end if a rank is gone.
+  Collectives at(Agreement::Position position) const;
   /// A copy that uses the user's own all-gathers or reduce-scatters, unless `custom` is empty.
   Collectives by(Custom custom) const;
 
@@ -122,7 +122,7 @@ class SHARDWISE_API Collectives {
       Counters& counters) const;
 
   AxisGroup line_;
-  Agreement::Place place_;
+  Agreement::Position position_;
   Custom custom_;
   int64_t forks_ = base::forks();
 };

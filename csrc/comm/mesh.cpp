@@ -254,13 +254,13 @@ struct Mesh::State {
 Mesh::Mesh(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
 Mesh Mesh::from_env(const MeshOptions& options) {
-  return Mesh({{"world", comm::place_of(options).world_size}}, options);
+  return Mesh({{"world", comm::environment_of(options).world_size}}, options);
 }
 
 Mesh::Mesh(std::vector<Axis> axes, const MeshOptions& options) : state_(std::make_shared<State>()) {
   comm::check_axes(axes);
   state_->axes = std::move(axes);
-  const auto env = comm::place_of(options);
+  const auto env = comm::environment_of(options);
   state_->rank = env.rank;
   state_->device = options.device() ? *options.device() : env.device();
   if (state_->size() != env.world_size) {

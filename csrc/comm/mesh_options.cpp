@@ -9,7 +9,7 @@
 
 namespace shardwise::comm {
 
-Environment place_of(const MeshOptions& options) {
+Environment environment_of(const MeshOptions& options) {
   if (!options.store()) {
     if (options.rank() != -1 || options.world_size() != -1) {
       throw ValueError(c10::str(

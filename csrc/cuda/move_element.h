@@ -24,11 +24,11 @@ template <typename From, typename To>
 using Both = std::common_type_t<Wide<From>, Wide<To>>;
 
 /// Where element i of a move is read and written.
-struct Place {
+struct Offsets {
   int64_t from;
   int64_t to;
 };
-SHARDWISE_HOST_DEVICE Place place_of(const Move& move, int64_t i) {
+SHARDWISE_HOST_DEVICE Offsets offsets_of(const Move& move, int64_t i) {
   if (move.count == 1) return {i, i};
   const int64_t run = i / move.length;
   const int64_t rest = i - run * move.length;
@@ -37,15 +37,15 @@ SHARDWISE_HOST_DEVICE Place place_of(const Move& move, int64_t i) {
 
 template <typename Bits>
 SHARDWISE_HOST_DEVICE void copy_element(const Move& move, int64_t i) {
-  const auto place = place_of(move, i);
-  static_cast<Bits*>(move.to)[place.to] = static_cast<const Bits*>(move.from)[place.from];
+  const auto at = offsets_of(move, i);
+  static_cast<Bits*>(move.to)[at.to] = static_cast<const Bits*>(move.from)[at.from];
 }
 
 template <typename From, typename To>
 SHARDWISE_HOST_DEVICE void scale_element(const Move& move, int64_t i, Both<From, To> factor) {
-  const auto place = place_of(move, i);
-  const auto value = static_cast<Both<From, To>>(static_cast<const From*>(move.from)[place.from]);
-  static_cast<To*>(move.to)[place.to] = static_cast<To>(value * factor);
+  const auto at = offsets_of(move, i);
+  const auto value = static_cast<Both<From, To>>(static_cast<const From*>(move.from)[at.from]);
+  static_cast<To*>(move.to)[at.to] = static_cast<To>(value * factor);
 }
 
 /// Calls act(Number()) if the dtype can be scaled here.

@@ -35,7 +35,7 @@ void check(cudaError_t error) {
 /// Whether the move can be done in units of `unit` bytes, whatever its elements are.
 bool fits(const Move& move, int64_t itemsize, int64_t unit) {
   const auto whole = [&](int64_t elements) { return elements * itemsize % unit == 0; };
-  const auto aligned = [&](const void* place) { return reinterpret_cast<uintptr_t>(place) % unit == 0; };
+  const auto aligned = [&](const void* address) { return reinterpret_cast<uintptr_t>(address) % unit == 0; };
   return aligned(move.from) && aligned(move.to) && whole(move.length) &&
          (move.count == 1 || (whole(move.from_stride) && whole(move.to_stride)));
 }

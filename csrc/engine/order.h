@@ -34,8 +34,6 @@ struct UnitTiming {
   /// The user named the units to gather while this one computes.
   bool has_forward_list = false;
   bool has_backward_list = false;
-
-  bool operator==(const UnitTiming&) const = default;
 };
 
 /// What an order asks a rank to do.
@@ -186,7 +184,6 @@ class SHARDWISE_API Order {
   /// Whether units are gathered ahead as the last pass used them.
   bool prefetches = true;
 
-  bool operator==(const Order&) const = default;
   /// The state as text, for the messages of failing tests.
   std::string describe() const;
 
@@ -211,7 +208,6 @@ class SHARDWISE_API Order {
     /// Parameters whose gradient is still to come: how many, and which.
     int64_t missing = 0;
     std::vector<bool> awaited = {};
-    bool operator==(const Node&) const = default;
   };
   struct Entered {
     UnitId unit;

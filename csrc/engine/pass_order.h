@@ -38,8 +38,6 @@ class PassOrder {
     next_ = 0;
   }
 
-  bool operator==(const PassOrder&) const = default;
-
  private:
   /// For programs that run forwards for ever with gradients enabled, and never a backward.
   static constexpr std::size_t kLongestPass = 65536;

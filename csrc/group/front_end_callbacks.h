@@ -18,7 +18,7 @@ class FrontEndCallbacks {
   virtual void mark(const at::Tensor& tensor) = 0;
   /// The data for a shard that is to lie in this piece: the piece itself, or the same memory shown through another
   /// storage.
-  virtual at::Tensor place(const at::Tensor& piece) {
+  virtual at::Tensor shown(const at::Tensor& piece) {
     return piece;
   }
   /// Uses of this tensor's storage are reported as long as the result lives.

@@ -149,9 +149,9 @@ void FullCopies::copy_out() {
     if (layout_.world == 1) gathered_.copy_(part_);
     return;
   }
-  const Places places{gathered_.const_data_ptr(), memory_.const_data_ptr(), places_directly_};
+  const Addresses addresses{gathered_.const_data_ptr(), memory_.const_data_ptr(), places_directly_};
   for (const auto& [known, moves] : known_moves_) {
-    if (known == places) return moves.run_again();
+    if (known == addresses) return moves.run_again();
   }
   CopyBatch moves;
   const bool alike = gathered_.dtype() == kinds_.full.dtype() && gathered_.device() == kinds_.full.device();
@@ -169,7 +169,7 @@ void FullCopies::copy_out() {
   }
   if (!moves.run_and_keep() || !moves_all) return;
   if (known_moves_.size() == kMostPlaces) known_moves_.erase(known_moves_.begin());
-  known_moves_.emplace_back(places, std::move(moves));
+  known_moves_.emplace_back(addresses, std::move(moves));
 }
 
 // A gather that failed may still be using its buffers: they do not go back to the pool.

@@ -111,8 +111,8 @@ class FullCopies : public Copies {
   void release(comm::Buffers& buffers);
   void hold(int64_t holders, comm::Buffers& buffers, Counters& counters);
   void adopt_shards(FrontEndCallbacks& front, bool takes_memory);
-  at::Tensor place_of(size_t index) const;
-  void place(size_t index, FrontEndCallbacks& front);
+  at::Tensor own_part(size_t index) const;
+  void move_into_part(size_t index, FrontEndCallbacks& front);
   void leave_where_it_is(size_t index, FrontEndCallbacks& front);
   void saw(size_t index, const at::Tensor& shard);
   bool is_alike(const at::TensorImpl& shard, size_t index) const;
@@ -148,8 +148,8 @@ class FullCopies : public Copies {
   bool places_directly_ = false;
   /// Where the gathered buffer and the full copies lie, and whether large pieces were placed directly. The pool hands
   /// out the same buffers again, so that moves between them can be repeated.
-  using Places = std::tuple<const void*, const void*, bool>;
-  std::vector<std::pair<Places, CopyBatch>> known_moves_;
+  using Addresses = std::tuple<const void*, const void*, bool>;
+  std::vector<std::pair<Addresses, CopyBatch>> known_moves_;
   /// Bytes that are copied out of a gathered buffer if nothing is placed directly.
   int64_t copied_bytes_ = 0;
   /// The numbers of elements of this rank's pieces.

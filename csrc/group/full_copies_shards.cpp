@@ -47,7 +47,7 @@ void FullCopies::adopt_shards(FrontEndCallbacks& front, bool takes_memory) {
     const auto shard = parameters()[i]->stored();
     const bool is_piece = shard.sizes() == layout_.cuts[i].piece_sizes(rank_);
     if (takes_memory || !is_piece || part_.is_meta() || !is_alike(*shard.unsafeGetTensorImpl(), i)) {
-      place(i, front);
+      move_into_part(i, front);
     } else {
       leave_where_it_is(i, front);
     }
@@ -55,17 +55,17 @@ void FullCopies::adopt_shards(FrontEndCallbacks& front, bool takes_memory) {
   watches_.push_back(front.watch(part_, FrontEndCallbacks::Role::shard));
 }
 
-at::Tensor FullCopies::place_of(size_t index) const {
+at::Tensor FullCopies::own_part(size_t index) const {
   return piece_in(part_, layout_.cuts[index], rank_, 0);
 }
 
-void FullCopies::place(size_t index, FrontEndCallbacks& front) {
+void FullCopies::move_into_part(size_t index, FrontEndCallbacks& front) {
   const auto shard = parameters()[index]->stored();
   {
     const ComputeGuard guard;
-    auto place = place_of(index);
-    place.copy_(own_piece(*parameters()[index], layout_.cuts[index], rank_));
-    shard.set_data(front.place(place));
+    auto piece = own_part(index);
+    piece.copy_(own_piece(*parameters()[index], layout_.cuts[index], rank_));
+    shard.set_data(front.shown(piece));
   }
   elsewhere_[index] = at::Tensor();
   saw(index, shard);
@@ -88,7 +88,7 @@ int64_t FullCopies::collect() const {
   int64_t bytes = 0;
   for (size_t i = 0; i < elsewhere_.size(); ++i) {
     if (!elsewhere_[i].defined()) continue;
-    place_of(i).copy_(elsewhere_[i]);
+    own_part(i).copy_(elsewhere_[i]);
     bytes += static_cast<int64_t>(elsewhere_[i].nbytes());
   }
   return bytes;
@@ -104,7 +104,7 @@ bool FullCopies::take_memory(FrontEndCallbacks& front) {
     if (shard == nullptr || parameters()[i]->extension() || !is_alike(*shard, i)) return false;
   }
   for (size_t i = 0; i < parameters().size(); ++i) {
-    if (elsewhere_[i].defined() || !fits(i)) place(i, front);
+    if (elsewhere_[i].defined() || !fits(i)) move_into_part(i, front);
   }
   mark_stale();
   return true;

@@ -34,11 +34,11 @@ void FullCopies::make_rows(FrontEndCallbacks& front) {
 // Chooses large pieces in one run that CopyBatch leaves to torch.
 void FullCopies::find_placements() {
   if (layout_.world == 1 || !kinds_.full.device().is_cpu()) return;
-  std::vector<size_t> places;
-  size_t place = 0;
+  std::vector<size_t> starts;
+  size_t start = 0;
   for (const auto& storage : storages_) {
-    places.push_back(place);
-    place += layout::aligned(storage.bytes());
+    starts.push_back(start);
+    start += layout::aligned(storage.bytes());
   }
   const auto item = kinds_.full.dtype().itemsize();
   for (auto& copy : copies_) {
@@ -46,7 +46,7 @@ void FullCopies::find_placements() {
     copy.can_place = !copy.is_moved && copy.runs.count == 1 && bytes >= transport::DirectPlacement::kLeast;
     if (!copy.can_place) continue;
     const auto offset = static_cast<size_t>(copy.rank * layout_.part + copy.offset) * item;
-    placements_.push_back({offset, bytes, places[copy.leaf] + static_cast<size_t>(copy.runs.start) * item});
+    placements_.push_back({offset, bytes, starts[copy.leaf] + static_cast<size_t>(copy.runs.start) * item});
     placed_bytes_ += static_cast<int64_t>(bytes);
   }
   const auto before = [](const auto& a, const auto& b) { return a.offset < b.offset; };

@@ -45,15 +45,15 @@ struct HookedTensors : torch::autograd::Function<HookedTensors> {
 
 } // namespace
 
-HookTensors BackwardCall::Places::spread(variable_list gradients) const {
+HookTensors BackwardCall::Differentiable::spread(variable_list gradients) const {
   HookTensors all(count);
   for (size_t i = 0; i < used.size(); ++i) all[used[i]] = std::move(gradients[i]);
   return all;
 }
 
-variable_list BackwardCall::Places::pick(const HookTensors& gradients) const {
+variable_list BackwardCall::Differentiable::pick(const HookTensors& gradients) const {
   variable_list picked;
-  for (const size_t place : used) picked.push_back(gradients[place]);
+  for (const size_t i : used) picked.push_back(gradients[i]);
   return picked;
 }
 
@@ -62,19 +62,19 @@ BackwardCall::BackwardCall(torch::nn::Module& module, std::shared_ptr<const Hook
       life_(HookTable::get().life(module)),
       lists_(std::move(lists)) {}
 
-BackwardCall::Places BackwardCall::pass(HookTensors& tensors, bool outputs) {
-  Places places{tensors.size(), {}};
-  if (!at::GradMode::is_enabled()) return places;
+BackwardCall::Differentiable BackwardCall::pass(HookTensors& tensors, bool outputs) {
+  Differentiable differentiable{tensors.size(), {}};
+  if (!at::GradMode::is_enabled()) return differentiable;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (tensors[i].defined() && tensors[i].requires_grad()) places.used.push_back(i);
+    if (tensors[i].defined() && tensors[i].requires_grad()) differentiable.used.push_back(i);
   }
-  if (places.used.empty()) return places;
+  if (differentiable.used.empty()) return differentiable;
   // A TensorList, because torch looks for variables in no other kind of list.
-  const auto used = places.pick(tensors);
+  const auto used = differentiable.pick(tensors);
   const auto passed =
       HookedTensors::apply(at::TensorList(used), c10::make_intrusive<Carrier>(shared_from_this(), outputs));
-  for (size_t i = 0; i < places.used.size(); ++i) tensors[places.used[i]] = passed[i];
-  return places;
+  for (size_t i = 0; i < differentiable.used.size(); ++i) tensors[differentiable.used[i]] = passed[i];
+  return differentiable;
 }
 
 void BackwardCall::pass_inputs(HookTensors& inputs) {

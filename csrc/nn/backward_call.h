@@ -23,7 +23,7 @@ class BackwardCall : public std::enable_shared_from_this<BackwardCall> {
 
  private:
   /// Which tensors of a call need gradients. Hooks see a place for every tensor, autograd only these.
-  struct Places {
+  struct Differentiable {
     size_t count = 0;
     std::vector<size_t> used;
 
@@ -31,14 +31,14 @@ class BackwardCall : public std::enable_shared_from_this<BackwardCall> {
     torch::autograd::variable_list pick(const HookTensors& gradients) const;
   };
 
-  Places pass(HookTensors& tensors, bool outputs);
+  Differentiable pass(HookTensors& tensors, bool outputs);
   void fire(HookTensors& input_gradients, const HookTensors& output_gradients);
 
   torch::nn::Module* module_;
   std::weak_ptr<const void> life_;
   std::shared_ptr<const HookLists> lists_;
-  Places inputs_;
-  Places outputs_;
+  Differentiable inputs_;
+  Differentiable outputs_;
   std::mutex mutex_;
   std::optional<HookTensors> output_gradients_;
 };

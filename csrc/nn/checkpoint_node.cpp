@@ -160,16 +160,16 @@ Tensors CheckpointNode::gradients_of_inputs(Tensors gradients) {
   run.outputs.clear();
 
   edge_list wanted;
-  std::vector<size_t> places;
+  std::vector<size_t> positions;
   for (size_t i = 0; i < sinks->size(); ++i) {
     if (!(*sinks)[i].is_valid() || !task_should_compute_output(i)) continue;
     wanted.push_back((*sinks)[i]);
-    places.push_back(i);
+    positions.push_back(i);
   }
   if (wanted.empty()) return results;
   auto found = torch::autograd::Engine::get_default_engine().execute(
       roots, root_gradients, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/false, wanted);
-  for (size_t i = 0; i < places.size(); ++i) results[places[i]] = std::move(found[i]);
+  for (size_t i = 0; i < positions.size(); ++i) results[positions[i]] = std::move(found[i]);
   return results;
 }
 

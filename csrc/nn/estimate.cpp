@@ -77,7 +77,7 @@ class Outliner {
     MemoryOutline::Unit unit;
     unit.has_full_copies = !policy_.replicates || nn::is_cast(parameters, policy_.precision);
     if (unit.has_full_copies) nn::find_owners({modules_[number]}, whole_, parameters);
-    if (!policy_.replicates) nn::place(parameters, placement_);
+    if (!policy_.replicates) nn::choose_dims(parameters, placement_);
     for (const auto& parameter : parameters) {
       const auto& tensor = parameter.tensor;
       unit.parameters.push_back(outline_.parameters.size());

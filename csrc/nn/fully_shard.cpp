@@ -8,7 +8,7 @@ namespace {
 
 Unit shard(const nn::Modules& modules, const FullyShardOptions& options) {
   auto all = nn::tensors_of_unit(modules, options.ignored_parameters(), "fully_shard");
-  nn::place(all.parameters, options.shard_placement());
+  nn::choose_dims(all.parameters, options.shard_placement());
   return Unit(nn::wrap(
       modules, options.mesh() ? *options.mesh() : Mesh::shared(), std::move(all.parameters), all.buffers,
       {.replicates = false,

@@ -63,12 +63,12 @@ std::string ModuleState::locate() {
     return engine::still_on_meta(rank, without_values);
   }
   try {
-    struct Place {
+    struct Shard {
       group::FullCopies* copies;
       size_t index;
       std::vector<int64_t> sizes;
     };
-    std::unordered_map<at::TensorImpl*, Place> places;
+    std::unordered_map<at::TensorImpl*, Shard> shards;
     for (const auto& unit : units_) {
       unit->renew_groups();
       for (const auto& group : unit->groups()) {
@@ -76,19 +76,19 @@ std::string ModuleState::locate() {
         if (copies == nullptr) continue;
         for (size_t i = 0; i < group->parameters().size(); ++i) {
           const auto& parameter = *group->parameters()[i];
-          places[parameter.visible().unsafeGetTensorImpl()] = {copies, i, parameter.leaf().sizes().vec()};
+          shards[parameter.visible().unsafeGetTensorImpl()] = {copies, i, parameter.leaf().sizes().vec()};
         }
       }
     }
     for (auto& entry : entries_) {
-      const auto place = places.find(entry.tensor.unsafeGetTensorImpl());
-      if (place == places.end()) {
+      const auto shard = shards.find(entry.tensor.unsafeGetTensorImpl());
+      if (shard == shards.end()) {
         if (!entry.unit && has_touch_key(entry.tensor)) return shard_without_unit(entry.names.front());
         continue;
       }
-      entry.copies = place->second.copies;
-      entry.index = place->second.index;
-      entry.sizes = place->second.sizes;
+      entry.copies = shard->second.copies;
+      entry.index = shard->second.index;
+      entry.sizes = shard->second.sizes;
     }
   } catch (const std::exception& error) {
     return base::text_of(error);

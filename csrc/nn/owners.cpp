@@ -68,7 +68,7 @@ class Members {
 };
 
 /// The registry entries that have a parameter.
-struct Places {
+struct Registered {
   std::set<const at::Tensor*> entries;
   /// One is in a container that hands out what is in its registry.
   bool handed_out = false;
@@ -82,7 +82,7 @@ std::unordered_set<const at::TensorImpl*> find_owners(
     const std::vector<const torch::nn::Module*>& modules, const std::vector<at::Tensor>& whole,
     std::vector<engine::NamedTensor>& parameters) {
   Members members;
-  std::unordered_map<const at::TensorImpl*, Places> places;
+  std::unordered_map<const at::TensorImpl*, Registered> registered;
   for (const auto* module : modules) {
     for_each_module(*module, [&](const torch::nn::Module& part) {
       const bool hands_out =
@@ -90,23 +90,23 @@ std::unordered_set<const at::TensorImpl*> find_owners(
       const bool known = members.add(part);
       for (const auto& entry : ModuleParts::of(part)) {
         if (!entry.value().defined()) continue;
-        auto& place = places[entry.value().unsafeGetTensorImpl()];
-        place.entries.insert(&entry.value());
-        place.handed_out = place.handed_out || hands_out;
-        place.known = place.known && known;
+        auto& found = registered[entry.value().unsafeGetTensorImpl()];
+        found.entries.insert(&entry.value());
+        found.handed_out = found.handed_out || hands_out;
+        found.known = found.known && known;
       }
     });
   }
   std::unordered_set<const at::TensorImpl*> taken_for_members;
   for (auto& parameter : parameters) {
-    const auto& place = places[parameter.tensor.unsafeGetTensorImpl()];
+    const auto& found = registered[parameter.tensor.unsafeGetTensorImpl()];
     const bool named =
         std::any_of(whole.begin(), whole.end(), [&](const auto& tensor) { return tensor.is_same(parameter.tensor); });
     const bool by_member = members.contains(parameter.tensor);
-    parameter.whole = named || place.handed_out || (place.known && !by_member);
+    parameter.whole = named || found.handed_out || (found.known && !by_member);
     // A proof in one direction only: if something else holds it, that need not be a member.
     const bool is_open = !parameter.whole && !by_member;
-    parameter.unheld = is_open && parameter.tensor.use_count() <= place.entries.size() + 1;
+    parameter.unheld = is_open && parameter.tensor.use_count() <= found.entries.size() + 1;
     if (is_open) taken_for_members.insert(parameter.tensor.unsafeGetTensorImpl());
   }
   return taken_for_members;

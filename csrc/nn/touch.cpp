@@ -76,9 +76,9 @@ void put_on_meta(const c10::FunctionSchema& schema, torch::jit::Stack& stack) {
   for (const auto& value : values) {
     if (value.isTensor() || value.isTensorList() || value.isOptionalTensorList()) return;
   }
-  const auto place = schema.argumentIndexWithName("device");
-  if (!place) return;
-  auto& device = torch::jit::peek(stack, static_cast<size_t>(*place), arguments.size());
+  const auto index = schema.argumentIndexWithName("device");
+  if (!index) return;
+  auto& device = torch::jit::peek(stack, static_cast<size_t>(*index), arguments.size());
   if (device.isNone()) device = at::Device(at::kMeta);
 }
 

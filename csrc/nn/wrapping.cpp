@@ -42,7 +42,7 @@ void register_shards(torch::nn::Module& module, const engine::Unit& unit) {
 
 } // namespace
 
-void place(std::vector<engine::NamedTensor>& parameters, const FullyShardOptions::Placement& placement) {
+void choose_dims(std::vector<engine::NamedTensor>& parameters, const FullyShardOptions::Placement& placement) {
   if (!placement) return;
   for (auto& parameter : parameters) {
     const auto chosen = placement(parameter.names.front(), parameter.tensor).value_or(0);

@@ -31,7 +31,7 @@ std::shared_ptr<engine::Unit> wrap(
     const std::vector<engine::NamedTensor>& buffers, engine::UnitSettings settings, const Exceptions& exceptions);
 
 /// Sets the dimension along which each is cut, as `placement` says.
-void place(std::vector<engine::NamedTensor>& parameters, const FullyShardOptions::Placement& placement);
+void choose_dims(std::vector<engine::NamedTensor>& parameters, const FullyShardOptions::Placement& placement);
 
 /// Whether the modules are to compute in a dtype other than what the optimizer sees.
 bool is_cast(const std::vector<engine::NamedTensor>& parameters, const MixedPrecision& precision);

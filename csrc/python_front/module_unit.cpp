@@ -26,7 +26,7 @@ class ModuleUnit::Front : public group::FrontEndCallbacks {
   // The result has a storage of its own, without an offset. A DTensor takes over the offset of the tensor that it
   // wraps, and torch takes a DTensor with an offset for one that has memory itself, as in copy.deepcopy(). And whoever
   // saves a shard saves its whole storage.
-  at::Tensor place(const at::Tensor& piece) override {
+  at::Tensor shown(const at::Tensor& piece) override {
     if (piece.is_meta()) return piece;
     if (piece.numel() == 0) return at::empty_strided(piece.sizes(), piece.strides(), piece.options());
     return at::for_blob(piece.data_ptr(), piece.sizes())

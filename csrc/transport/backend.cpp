@@ -87,7 +87,7 @@ std::vector<Spans> spans_in(const at::Tensor& output, int world, const DirectPla
       if (range.offset >= (rank + 1) * part) break;
       const auto begin = range.offset - rank * part;
       spans.add(places[rank] + done, begin - done);
-      spans.add(data_of(placement->memory) + range.place, range.bytes);
+      spans.add(data_of(placement->memory) + range.to, range.bytes);
       done = begin + range.bytes;
     }
     spans.add(places[rank] + done, part - done);

@@ -46,7 +46,7 @@ void Carrier::wait(c10d::Work& work) {
     work.wait();
   } catch (const std::exception& error) {
     progress_.check();
-    progress_.fail(c10::str("shardwise: ", progress_.place(), " failed. Details: ", base::reason(error)));
+    progress_.fail(c10::str("shardwise: ", progress_.describe_call(), " failed. Details: ", base::reason(error)));
   }
 }
 

@@ -16,7 +16,7 @@ struct DirectPlacement {
     size_t offset;
     size_t bytes;
     /// Where it goes in `memory`, in bytes.
-    size_t place;
+    size_t to;
   };
   /// The smallest range worth placing directly: below this, a message of its own costs more than a copy out of the
   /// output.

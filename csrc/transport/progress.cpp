@@ -23,7 +23,7 @@ std::string Progress::me() const {
   return c10::str("rank ", name_of(rank_), " (number ", rank_, " of the ", size_, " of its process group)");
 }
 
-std::string Progress::place() const {
+std::string Progress::describe_call() const {
   return c10::str(me(), ": ", signature_.describe());
 }
 
@@ -37,10 +37,12 @@ bool Progress::late() const {
 }
 
 void Progress::check() {
-  if (closed_) fail(c10::str("shardwise: ", place(), " failed, because its process group was shut down on this rank."));
+  if (closed_) {
+    fail(c10::str("shardwise: ", describe_call(), " failed, because its process group was shut down on this rank."));
+  }
   if (broken_.empty()) return;
   raise_peer_error(c10::str(
-      "shardwise: ", place(),
+      "shardwise: ", describe_call(),
       " was not started, because an earlier collective of this process group failed. Make a new process group. The "
       "first failure: ",
       broken_));
@@ -64,26 +66,26 @@ void Progress::fail(int peer, bool to_peer, const std::string& details) {
                                  "closed the connection: its process ended, or its process group was shut down. Look "
                                  "for the error of rank ",
                                  name);
-  fail(c10::str("shardwise: ", place(), " failed, because rank ", name, " ", what, ". Details: ", details));
+  fail(c10::str("shardwise: ", describe_call(), " failed, because rank ", name, " ", what, ". Details: ", details));
 }
 
 void Progress::fail_dead(int peer) {
   const auto name = name_of(peer);
   fail(c10::str(
-      "shardwise: ", place(), " failed, because rank ", name, " died: its process ended. Look for the error of rank ",
-      name, "."));
+      "shardwise: ", describe_call(), " failed, because rank ", name,
+      " died: its process ended. Look for the error of rank ", name, "."));
 }
 
 void Progress::fail_closed(int peer) {
   fail(c10::str(
-      "shardwise: ", place(), " failed, because rank ", name_of(peer),
+      "shardwise: ", describe_call(), " failed, because rank ", name_of(peer),
       " closed the connection: its process group was shut down."));
 }
 
 // The peer's text begins with "shardwise: rank 2 of 3".
 void Progress::fail_with(int peer, const std::string& its_failure) {
   fail(c10::str(
-      "shardwise: ", place(), " failed, because rank ", name_of(peer),
+      "shardwise: ", describe_call(), " failed, because rank ", name_of(peer),
       " failed first and closed the connection: ", its_failure));
 }
 

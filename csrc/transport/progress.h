@@ -41,7 +41,7 @@ class Progress {
     return names_.empty() ? rank : names_[static_cast<size_t>(rank)];
   }
   /// "rank 1 of 4: an all-reduce (sum) of 16 elements of Float"
-  std::string place() const;
+  std::string describe_call() const;
   /// The time left for the current collective; at least a millisecond.
   std::chrono::milliseconds left() const;
   bool late() const;

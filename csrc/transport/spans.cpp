@@ -5,7 +5,7 @@
 namespace shardwise::transport {
 
 void Spans::fill(size_t offset, const std::byte* from, size_t bytes) const {
-  for (const auto& [place, size] : spans_) {
+  for (const auto& [to, size] : spans_) {
     if (bytes == 0) return;
     if (offset >= size) {
       offset -= size;
@@ -13,7 +13,7 @@ void Spans::fill(size_t offset, const std::byte* from, size_t bytes) const {
     }
     const auto here = std::min(bytes, size - offset);
     // A rank's own input may already be in place.
-    if (place + offset != from) std::copy_n(from, here, place + offset);
+    if (to + offset != from) std::copy_n(from, here, to + offset);
     from += here;
     bytes -= here;
     offset = 0;

@@ -9,16 +9,16 @@ namespace shardwise::transport {
 class Spans {
  public:
   struct Span {
-    std::byte* place;
+    std::byte* to;
     size_t bytes;
   };
 
   Spans() = default;
-  Spans(std::byte* place, size_t bytes) {
-    add(place, bytes);
+  Spans(std::byte* to, size_t bytes) {
+    add(to, bytes);
   }
-  void add(std::byte* place, size_t bytes) {
-    if (bytes > 0) spans_.push_back({place, bytes});
+  void add(std::byte* to, size_t bytes) {
+    if (bytes > 0) spans_.push_back({to, bytes});
   }
 
   auto begin() const {

@@ -199,8 +199,8 @@ COPIES = [
     Mutant(
         "move to where full copies lay another time",
         "csrc/group/full_copies.cpp",
-        "    if (known == places) return",
-        "    if (std::get<1>(known) == std::get<1>(places)) return",
+        "    if (known == addresses) return",
+        "    if (std::get<1>(known) == std::get<1>(addresses)) return",
     ),
     Mutant(
         "see no replaced shard where this rank has nothing of it",

@@ -84,7 +84,7 @@ ORDER = [
     Mutant(
         "look at no notes while waiting",
         "csrc/comm/collectives.cpp",
-        "    agreement.look(place_, what_());",
+        "    agreement.look(position_, what_());",
         "",
         suites="FullyShardOrder.*",
     ),

@@ -53,8 +53,8 @@ TRANSPORT = [
     Mutant(
         "write a later piece to the beginning of its span",
         "csrc/transport/spans.cpp",
-        "std::copy_n(from, here, place + offset);",
-        "std::copy_n(from, here, place);",
+        "std::copy_n(from, here, to + offset);",
+        "std::copy_n(from, here, to);",
         suites=_SUITES,
     ),
     Mutant(

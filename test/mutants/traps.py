@@ -8,8 +8,8 @@ TRAPS = [
     Mutant(
         "take what a container hands out for a member's",
         "csrc/nn/owners.cpp",
-        "named || place.handed_out || (place.known && !by_member)",
-        "named || (place.known && !by_member)",
+        "named || found.handed_out || (found.known && !by_member)",
+        "named || (found.known && !by_member)",
         suites="HeldParameters.*",
     ),
     Mutant(

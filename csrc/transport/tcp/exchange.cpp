@@ -50,7 +50,7 @@ void TcpExchange::all_gather(const Call& call, const std::vector<Spans>& places,
       places[peer].fill(0, announcements_.data(peer), bytes);
     } else {
       for (const auto& span : places[peer]) {
-        messages.push_back(connections_.receive(peer, span.place, span.bytes, Phase::gather));
+        messages.push_back(connections_.receive(peer, span.to, span.bytes, Phase::gather));
       }
     }
   }

@@ -37,12 +37,12 @@ Ring::Ring(Connections& connections, const std::vector<std::string>& hosts)
       hosts_(static_cast<int>(std::set(hosts.begin(), hosts.end()).size())) {
   for (int rank = 0; rank < connections.size(); ++rank) ranks_.push_back(rank);
   std::stable_sort(ranks_.begin(), ranks_.end(), [&](int a, int b) { return hosts.at(a) < hosts.at(b); });
-  place_ = static_cast<int>(std::find(ranks_.begin(), ranks_.end(), connections.rank()) - ranks_.begin());
+  position_ = static_cast<int>(std::find(ranks_.begin(), ranks_.end(), connections.rank()) - ranks_.begin());
 }
 
-int Ring::rank_at(int place) const {
+int Ring::rank_at(int position) const {
   const auto world = connections_.size();
-  return ranks_[(place + world) % world];
+  return ranks_[(position + world) % world];
 }
 
 // Every rank receives and sends the same pieces in the same order, so messages with one tag arrive where they belong. A
@@ -50,12 +50,12 @@ int Ring::rank_at(int place) const {
 // received.
 void Ring::all_reduce(const Call& call, std::byte* data) {
   const auto world = connections_.size();
-  const auto next = rank_at(place_ + 1);
-  const auto before = rank_at(place_ - 1);
+  const auto next = rank_at(position_ + 1);
+  const auto before = rank_at(position_ - 1);
   const auto size = piece_bytes(Share::of(call.bytes(), 0, world).bytes);
   const auto item = c10::elementSize(call.signature.dtype);
-  const auto coming = pieces_from(call, place_ - 1, world, size);
-  const auto complete = pieces_from(call, place_, world, size);
+  const auto coming = pieces_from(call, position_ - 1, world, size);
+  const auto complete = pieces_from(call, position_, world, size);
   pieces_.resize(std::max(pieces_.size(), kPieces * size));
 
   std::vector<Message> sums;
@@ -71,7 +71,7 @@ void Ring::all_reduce(const Call& call, std::byte* data) {
     results.push_back(connections_.receive(before, data + piece.begin, piece.bytes, Phase::gather));
   }
   std::vector<Message> sent;
-  const auto own = Share::of(call.bytes(), place_, world);
+  const auto own = Share::of(call.bytes(), position_, world);
   for (size_t begin = 0; begin < own.bytes; begin += size) {
     const auto bytes = std::min(size, own.bytes - begin);
     sent.push_back(connections_.send(next, data + own.begin + begin, bytes, Phase::sum));
@@ -79,12 +79,12 @@ void Ring::all_reduce(const Call& call, std::byte* data) {
   for (size_t number = 0; number < coming.size(); ++number) {
     connections_.wait(sums[number]);
     const auto& piece = coming[number];
-    auto* place = data + piece.begin;
+    auto* sum = data + piece.begin;
     const auto elements = static_cast<int64_t>(piece.bytes / item);
-    add_up(place, {pieces_.data() + number % kPieces * size, place}, elements, call.signature.dtype, /*mean=*/false);
-    if (piece.is_last && call.is_mean()) divide(place, elements, call.signature.dtype, world);
+    add_up(sum, {pieces_.data() + number % kPieces * size, sum}, elements, call.signature.dtype, /*mean=*/false);
+    if (piece.is_last && call.is_mean()) divide(sum, elements, call.signature.dtype, world);
     expect();
-    sent.push_back(connections_.send(next, place, piece.bytes, piece.is_last ? Phase::gather : Phase::sum));
+    sent.push_back(connections_.send(next, sum, piece.bytes, piece.is_last ? Phase::gather : Phase::sum));
   }
   for (size_t number = 0; number < complete.size(); ++number) {
     connections_.wait(results[number]);

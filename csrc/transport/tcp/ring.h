@@ -26,12 +26,12 @@ class Ring {
   void all_reduce(const Call& call, std::byte* data);
 
  private:
-  int rank_at(int place) const;
+  int rank_at(int position) const;
 
   Connections& connections_;
   /// The ranks in ring order, this rank's place among them, and the number of hosts.
   std::vector<int> ranks_;
-  int place_ = 0;
+  int position_ = 0;
   int hosts_ = 0;
   /// Buffers for incoming pieces that this rank adds to.
   std::vector<std::byte> pieces_;

@@ -19,9 +19,8 @@ at::Tensor part_of(int rank) {
 }
 
 /// In the elements of the output and of the memory.
-transport::DirectPlacement::Range range(int64_t offset, int64_t elements, int64_t place) {
-  return {
-      static_cast<size_t>(offset) * kItem, static_cast<size_t>(elements) * kItem, static_cast<size_t>(place) * kItem};
+transport::DirectPlacement::Range range(int64_t offset, int64_t elements, int64_t to) {
+  return {static_cast<size_t>(offset) * kItem, static_cast<size_t>(elements) * kItem, static_cast<size_t>(to) * kItem};
 }
 
 WorkPtr start(
@@ -49,10 +48,10 @@ TRANSPORT_TEST(RangesOfAnAllGatherLandWhereTheyBelong) {
       start(*backend, output, input, memory, ranges)->wait();
       auto whole = torch::cat({part_of(0), part_of(1), part_of(2), part_of(3)});
       auto landed = torch::full({120000}, -1.);
-      for (const auto& [offset, bytes, place] : ranges) {
+      for (const auto& [offset, bytes, to] : ranges) {
         const auto from = static_cast<int64_t>(offset / kItem);
         const auto length = static_cast<int64_t>(bytes / kItem);
-        landed.narrow(0, static_cast<int64_t>(place / kItem), length).copy_(whole.narrow(0, from, length));
+        landed.narrow(0, static_cast<int64_t>(to / kItem), length).copy_(whole.narrow(0, from, length));
         whole.narrow(0, from, length).fill_(-1);
       }
       EXPECT_TRUE(output.equal(whole)) << rank.name();

@@ -26,7 +26,7 @@ def run(command: str, folder: Path, **variables: str) -> str:
 
 
 def test_a_program_is_built_and_started_without_python(tmp_path: Path) -> None:
-    patterns = (r"\ncmake --install build/cpp (.*?)\n", r"gets `(-D.*?)`", r"```sh\n(for rank.*?)```")
+    patterns = (r"\ncmake --install build/cpp (.*?)\n", r"`(-DCMAKE_PREFIX_PATH=.*?)`", r"```sh\n(for rank.*?)```")
     install, options, launch = (re.findall(pattern, PAGE, re.DOTALL)[0] for pattern in patterns)
     prefix = {"PREFIX": str(tmp_path / "prefix"), "TORCH": str(TORCH)}
     run(f"cmake --install '{BUILD}' {install}", tmp_path, **prefix)
