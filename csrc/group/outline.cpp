@@ -14,7 +14,7 @@ Outline::Outline(const Kind& kind, const Policy& policy)
       world_(layout_ == Layout::replicate ? 1 : policy.world),
       dtype_(kind.dtype),
       full_dtype_(layout_ == Layout::replicate ? dtype_ : cast(dtype_, policy.full_dtype, dtype_)),
-      sum_dtype_(cast(dtype_, policy.sum_dtype, full_dtype_)) {}
+      sum_dtype_(cast(dtype_, policy.sum_dtype, dtype_)) {}
 
 int64_t Outline::alignment() const {
   return layout::alignment(static_cast<int64_t>(c10::elementSize(dtype_)));

@@ -47,8 +47,7 @@ class Outline {
     Layout layout = Layout::replicate;
     /// The number of shards.
     int64_t world = 1;
-    /// The dtypes of full copies and of sums, for floating-point parameters. Unset: that of the parameters, and that of
-    /// the full copies.
+    /// The dtypes of full copies and of sums, for floating-point parameters. Unset: that of the parameters.
     std::optional<at::ScalarType> full_dtype;
     std::optional<at::ScalarType> sum_dtype;
   };

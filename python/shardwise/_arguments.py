@@ -14,7 +14,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import Shard
 from torch.distributed.utils import _get_root_modules
 
-from shardwise import _C
+from shardwise import _C, _torch_versions
 
 Placement = Callable[[nn.Parameter], Shard | None]
 
@@ -54,7 +54,7 @@ def engine_options(
     """Options for the engine. `pin_memory` is for shards in the host's memory; None if they stay on the device."""
     return _C.Options(
         param_dtype=precision.param_dtype,
-        reduce_dtype=precision.reduce_dtype,
+        reduce_dtype=_torch_versions.reduce_dtype(precision),
         output_dtype=precision.output_dtype,
         cast_forward_inputs=precision.cast_forward_inputs,
         pin_memory=pin_memory,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed.fsdp
 from torch.distributed import distributed_c10d
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
 
@@ -33,3 +35,10 @@ def set_param_group(state: FSDPState, group: Any) -> None:
         vars(state)["_fsdp_param_groups"] = [group]
     else:
         vars(state)["_fsdp_param_group"] = group
+
+
+def reduce_dtype(precision: MixedPrecisionPolicy) -> torch.dtype | None:
+    """The dtype of sums; None: that of the parameters. Torch up to 2.14 sums in `param_dtype` if none is given."""
+    if precision.reduce_dtype is None and not hasattr(FSDPParam, "unsharded_grad_dtype"):
+        return precision.param_dtype
+    return precision.reduce_dtype

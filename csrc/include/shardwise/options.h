@@ -18,7 +18,7 @@ struct SHARDWISE_API MixedPrecision {
   /// The dtype of full parameters, and so of what the module computes with. Unset: that of the parameters.
   TORCH_ARG(std::optional<at::ScalarType>, param_dtype) = std::nullopt;
   /// The dtype in which gradients are summed, over backwards without synchronisation and over ranks. Unset:
-  /// `param_dtype`.
+  /// that of the parameters, whatever `param_dtype` is.
   TORCH_ARG(std::optional<at::ScalarType>, reduce_dtype) = std::nullopt;
   /// The dtype to which the module's outputs are cast, if its call can be seen (call.h says which can).
   TORCH_ARG(std::optional<at::ScalarType>, output_dtype) = std::nullopt;

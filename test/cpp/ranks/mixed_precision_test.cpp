@@ -82,6 +82,19 @@ TEST(FullyShardMixedPrecision, ParityWithRoundingByHand) {
   }
 }
 
+TEST(FullyShardMixedPrecision, SumsAreInTheParametersDtypeIfNoneIsNamed) {
+  for (const bool synchronised : {true, false}) {
+    run_ranks(2, [&](Rank& rank) {
+      LowReference<Layers> reference(make_layers, {.param = kLow, .reduce = torch::kFloat});
+      auto ours = make_layers();
+      auto unit = fully_shard(ours, sharded_on(rank).mixed_precision(MixedPrecision().param_dtype(kLow)));
+      ASSERT_EQ(unit.plan().units.at(0).groups.at(0).reduce_dtype, "float32");
+      const auto before = [&](bool last) { unit.set_requires_gradient_sync(synchronised || last); };
+      train_low<Layers>(rank, ours, reference, layers_loss, 2, synchronised ? 1 : 3, before);
+    });
+  }
+}
+
 TEST(FullyShardMixedPrecision, HalfIsDividedInTwoParts) {
   // R08. 8 ranks: by 4 before the sum and by 2 after it. Divided after it alone, the sum of the first is infinite;
   // before it alone, the second loses bits: an eighth of 20 times the smallest number of half precision is none of its

@@ -41,9 +41,12 @@ class Sent(TorchDispatchMode):
         return {dtype for each, dtype, _ in self.calls if each == name}
 
 
+#: Since torch 2.15 sums are in the parameters' own dtype where none is named.
+UNNAMED = torch.float32 if torch.__version__ >= "2.15" else torch.bfloat16
+
 #: param_dtype, reduce_dtype, and the dtype that sums have to be in.
 POLICIES = [
-    (torch.bfloat16, None, torch.bfloat16),
+    (torch.bfloat16, None, UNNAMED),
     (torch.bfloat16, torch.float32, torch.float32),
     (torch.float16, torch.float32, torch.float32),
     (None, torch.bfloat16, torch.bfloat16),
