@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from shardwise._gradient_methods import GradientReductionHandle
     from shardwise._install import install, uninstall
     from shardwise._local_optimizer import local_optimizer
+    from shardwise._mesh_dims import DataParallelMeshDims
     from shardwise._module_classes import (
         FSDPModule,
         ReplicateModule,
@@ -74,6 +75,7 @@ cmake_prefix_path = f"{Path(__file__).parent / 'share' / 'cmake'};{_torchs}"
 #: DTensor.
 _LAZY = {
     "CPUOffloadPolicy": "torch.distributed.fsdp",
+    "DataParallelMeshDims": "shardwise._mesh_dims",
     "FSDPModule": "shardwise._module_classes",
     "GradientReductionHandle": "shardwise._gradient_methods",
     "MemoryEstimate": "shardwise._estimate",
@@ -109,6 +111,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "CPUOffloadPolicy",
+    "DataParallelMeshDims",
     "Error",
     "FSDPModule",
     "GradientReductionHandle",

@@ -15,6 +15,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.utils import _get_root_modules
 
 from shardwise import _C, _torch_versions
+from shardwise._mesh_dims import DataParallelMeshDims
 
 Placement = Callable[[nn.Parameter], Shard | None]
 
@@ -32,6 +33,7 @@ class Arguments:
     ignored_params: set[nn.Parameter] | None
     reshard_after_forward: bool | int | None = False
     shard_placement_fn: Placement | None = None
+    dp_mesh_dims: DataParallelMeshDims | None = None
 
     @property
     def ignored(self) -> set[nn.Parameter]:
@@ -72,9 +74,10 @@ def check_kinds(function: str, given: Arguments, mesh: Any) -> None:
         ("mp_policy", given.mp_policy, MixedPrecisionPolicy),
         ("offload_policy", given.offload_policy, OffloadPolicy),
         ("ignored_params", given.ignored_params, (set, frozenset)),
+        ("dp_mesh_dims", given.dp_mesh_dims, DataParallelMeshDims),
     )
     for name, value, kind in wanted:
-        if isinstance(value, kind) or (value is None and name in ("mesh", "ignored_params")):
+        if isinstance(value, kind) or (value is None and name in ("mesh", "ignored_params", "dp_mesh_dims")):
             continue
         names = kind.__name__ if isinstance(kind, type) else kind[0].__name__
         raise TypeError(f"shardwise: {function}(): {name} must be a {names}, not {value!r:.200}.")

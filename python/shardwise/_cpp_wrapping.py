@@ -103,6 +103,11 @@ def wrap(function: str, module: Any, given: Arguments) -> Any:
             "shardwise: reshard_after_forward should be a bool or an int representing the group size to reshard to, "
             f"not {reshard!r:.200}."
         )
+    if given.dp_mesh_dims is not None:
+        raise ValueError(
+            "shardwise: dp_mesh_dims is for parameters that are DTensors, which C++ modules have not. Pass a mesh of "
+            "the axes for data parallelism alone."
+        )
     replicates = function == "replicate"
     outermost, mesh = _outermost(modules), _mesh(given.mesh, replicates)
     options, ignored = given.options(), list(given.ignored)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from torch import nn
@@ -10,12 +11,8 @@ from torch.distributed import ProcessGroup
 from torch.distributed._composable.contract import _get_registry
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
-from torch.distributed.fsdp._fully_shard._fsdp_common import _is_composable_with_fsdp
-from torch.distributed.fsdp._fully_shard._fsdp_init import (
-    _get_managed_modules,
-    _get_mesh_info,
-    _validate_mesh,
-)
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, _is_composable_with_fsdp
+from torch.distributed.fsdp._fully_shard._fsdp_init import _get_managed_modules
 from torch.distributed.tensor import Shard
 
 from shardwise import _torch_api
@@ -23,6 +20,7 @@ from shardwise._arguments import NO_CASTS, NO_OFFLOAD, Arguments
 from shardwise._C import Mesh
 from shardwise._contract import Contract, checked
 from shardwise._cpp_modules import is_cpp, refuse_without_unit
+from shardwise._mesh_dims import DataParallelMeshDims, mesh_info
 from shardwise._meshes import post_forward_mesh
 from shardwise._module_classes import FSDPModule, add_class
 from shardwise._parameters import Policies
@@ -38,10 +36,12 @@ def _fully_shard(module: Any, given: Arguments) -> Any:
         assert "replicate" not in (_get_registry(root) or {}), (
             f"shardwise: Cannot apply `fully_shard()` on a Module already managed by `replicate`: {root}."
         )
-    _validate_mesh(device_mesh)
-    mesh = _get_mesh_info(device_mesh)
-    reshards = True if given.reshard_after_forward is None else given.reshard_after_forward
-    post_forward = post_forward_mesh(reshards, mesh)
+    mesh = mesh_info(device_mesh, given.dp_mesh_dims)
+    post_forward = None
+    if isinstance(mesh, FSDPMeshInfo):
+        post_forward = post_forward_mesh(_reshards(given), mesh)
+    else:  # copies alone
+        given = replace(given, reshard_after_forward=False)
     managed = _get_managed_modules(
         roots, given.ignored, is_composable_fn=lambda each: _is_composable_with_fsdp(each) and not is_cpp(each)
     )
@@ -53,6 +53,15 @@ def _fully_shard(module: Any, given: Arguments) -> Any:
     for root in roots:
         add_class(root, FSDPModule, "FSDP")
     return module
+
+
+def _reshards(given: Arguments) -> bool | int:
+    reshards = given.reshard_after_forward
+    if given.dp_mesh_dims is not None and type(reshards) is int:
+        raise NotImplementedError(
+            "shardwise: reshard_after_forward as int is not yet supported with SPMD mesh (dp_mesh_dims). Pass a bool."
+        )
+    return True if reshards is None else reshards
 
 
 _fully_shard.__name__ = "fully_shard"
@@ -68,6 +77,7 @@ def fully_shard(
     mp_policy: MixedPrecisionPolicy = NO_CASTS,
     offload_policy: OffloadPolicy = NO_OFFLOAD,
     ignored_params: set[nn.Parameter] | None = None,
+    dp_mesh_dims: DataParallelMeshDims | None = None,
 ) -> M:
     """Shards the parameters of a module, or of a list of modules taken as one, over the ranks.
 
@@ -85,12 +95,16 @@ def fully_shard(
         mp_policy: the dtypes to compute and to sum in.
         offload_policy: CPUOffloadPolicy() keeps shards and gradients in the host's memory.
         ignored_params: parameters that are left alone.
+        dp_mesh_dims: the axes of `mesh` that are for data parallelism. Parameters must then be DTensors on `mesh`,
+            with Replicate() along these axes.
 
     >>> for block in model.blocks:
     ...     shardwise.fully_shard(block)
     >>> shardwise.fully_shard(model)
     """
-    given = Arguments(mesh, mp_policy, offload_policy, ignored_params, reshard_after_forward, shard_placement_fn)
+    given = Arguments(
+        mesh, mp_policy, offload_policy, ignored_params, reshard_after_forward, shard_placement_fn, dp_mesh_dims
+    )
     return _contract(module, given)  # type: ignore[no-any-return]
 
 

@@ -15,6 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from shardwise import _C
 from shardwise._arguments import Arguments, chosen_dim
 from shardwise._extensions import has_memory, is_extended
+from shardwise._mesh_dims import check_parameter, whole_mesh
 from shardwise._specs import local_of
 from shardwise._state import State
 
@@ -55,8 +56,11 @@ def take(
 ) -> list[Found]:
     """Checks the parameters of the managed modules, moves them and their buffers to the device, and returns them."""
     found = _find(roots, managed, policies.given.ignored)
+    whole = whole_mesh(policies.mesh)
     for each in found:
         _check(each, device, policies.replicates)
+        if whole is not None:
+            check_parameter(each.names[0], each.parameter, whole)
     _refuse_shared(found, roots)
     _move(found, managed, device)
     return found

@@ -20,6 +20,7 @@ from shardwise._arguments import NO_CASTS, NO_OFFLOAD, Arguments
 from shardwise._C import Mesh
 from shardwise._contract import Contract, checked
 from shardwise._cpp_modules import is_cpp, refuse_without_unit
+from shardwise._mesh_dims import DataParallelMeshDims, mesh_info
 from shardwise._module_classes import ReplicateModule, add_class
 from shardwise._parameters import Policies
 from shardwise._state import ReplicateState, state_of
@@ -35,7 +36,7 @@ def _replicate(module: Any, given: Arguments) -> Any:
             raise RuntimeError(
                 f"shardwise: Cannot apply `replicate()` on a Module already managed by `fully_shard`: {root}."
             )
-    _validate_mesh(device_mesh)
+    mesh = _mesh_info(device_mesh, given.dp_mesh_dims)
     managed = _get_managed_modules(
         roots,
         given.ignored,
@@ -43,11 +44,23 @@ def _replicate(module: Any, given: Arguments) -> Any:
         get_state_fn=_inner_state,
     )
     refuse_without_unit(roots, given.ignored, "replicate")
-    mesh = DDPMeshInfo(device_mesh, replicate_mesh_dim=0)
     wrap(_contract.state(roots[0]), roots, managed, Policies(given, mesh))
     for root in roots:
         add_class(root, ReplicateModule, "Replicate")
     return module
+
+
+def _mesh_info(mesh: DeviceMesh, dims: DataParallelMeshDims | None) -> DDPMeshInfo:
+    if dims is None:
+        _validate_mesh(mesh)
+        return DDPMeshInfo(mesh, replicate_mesh_dim=0)
+    info = mesh_info(mesh, dims)
+    if not isinstance(info, DDPMeshInfo) or dims.shard_names:
+        raise ValueError(
+            "shardwise: replicate() with dp_mesh_dims requires replicate-only dims (no shard dims). Use fully_shard() "
+            "for sharding."
+        )
+    return info
 
 
 def _inner_state(module: nn.Module) -> ReplicateState | None:
@@ -67,6 +80,7 @@ def replicate(
     mp_policy: MixedPrecisionPolicy = NO_CASTS,
     offload_policy: OffloadPolicy = NO_OFFLOAD,
     ignored_params: set[nn.Parameter] | None = None,
+    dp_mesh_dims: DataParallelMeshDims | None = None,
 ) -> M:
     """Averages the gradients of a module, or of a list of modules taken as one, over the ranks after each backward.
 
@@ -82,6 +96,8 @@ def replicate(
         mp_policy: the dtypes to compute and to sum in.
         offload_policy: CPUOffloadPolicy() keeps parameters and gradients in the host's memory.
         ignored_params: parameters that are left alone.
+        dp_mesh_dims: the axes of `mesh` that hold copies. Parameters must then be DTensors on `mesh`, with Replicate()
+            along these axes.
 
     A parameter that no rank used gets no gradient. If some ranks used it, it gets the mean, with zero for the others.
 
@@ -89,7 +105,7 @@ def replicate(
     ...     shardwise.replicate(block)
     >>> shardwise.replicate(model)
     """
-    given = Arguments(mesh, mp_policy, offload_policy, ignored_params)
+    given = Arguments(mesh, mp_policy, offload_policy, ignored_params, dp_mesh_dims=dp_mesh_dims)
     return _contract(module, given)  # type: ignore[no-any-return]
 
 

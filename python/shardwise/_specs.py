@@ -19,6 +19,7 @@ from torch.distributed.tensor._redistribute import redistribute_local_tensor
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from shardwise import _C
+from shardwise._mesh_dims import spec_of, whole_mesh
 
 MeshInfo = DataParallelMeshInfo
 
@@ -65,7 +66,7 @@ def leaf_of(parameter: nn.Parameter, mesh: MeshInfo, shard: Shard, dtype: torch.
         detached = DTensor(_cast_or_hollow(values, dtype, mesh), parameter._spec, requires_grad=False)
     full = nn.Parameter(detached, requires_grad=parameter.requires_grad)
     memory = cast(DTensor, full)._local_tensor
-    return Leaf(full, memory, values, partial(_memory_of, parameter._spec), spec, shard.dim, hooks)
+    return Leaf(full, memory, values, _to_memory(parameter, mesh), spec, shard.dim, hooks)
 
 
 def extended_leaf_of(
@@ -74,7 +75,7 @@ def extended_leaf_of(
     """The same for a parameter that defines its own gather: no memory until then. `own` is this rank's shard."""
     empty = torch.empty(local_of(parameter).size(), dtype=dtype, device="meta")
     full = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-    to_memory = partial(_memory_of, parameter._spec) if isinstance(parameter, DTensor) else None
+    to_memory = _to_memory(parameter, mesh) if isinstance(parameter, DTensor) else None
     hooks = parameter._post_accumulate_grad_hooks
     return Leaf(full, None, own, to_memory, _spec_of(parameter, mesh, shard), shard.dim, hooks, extended=True)
 
@@ -97,18 +98,32 @@ def _cast_or_hollow(values: torch.Tensor, dtype: torch.dtype | None, mesh: MeshI
 
 def _spec_of(parameter: nn.Parameter, mesh: MeshInfo, shard: Shard) -> DTensorSpec:
     if isinstance(parameter, DTensor):
-        return _combined(parameter, mesh, shard)
+        whole = whole_mesh(mesh)
+        return _combined(parameter, mesh, shard) if whole is None else spec_of(parameter, mesh, whole, shard)
     meta = TensorMeta(parameter.size(), parameter.stride(), parameter.dtype)
     return DTensorSpec(_mesh_of(mesh), _placements(mesh, shard), tensor_meta=meta)
 
 
-def _memory_of(spec: DTensorSpec, gradient: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a gradient, laid out like its parameter, after any collective on it has ended."""
+def _to_memory(parameter: DTensor, mesh: MeshInfo) -> Callable[[torch.Tensor], torch.Tensor]:
+    whole = whole_mesh(mesh)
+    return partial(_memory_of, parameter._spec, whole.data_axes if whole else frozenset())
+
+
+def _memory_of(spec: DTensorSpec, data_axes: frozenset[int], gradient: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a gradient, laid out like its parameter, after any collective on it has ended.
+
+    Along the axes for data parallelism it may stay a part of a sum: the unit adds these up.
+    """
     if not isinstance(gradient, DTensor):
         return gradient
     local = gradient._local_tensor
-    if gradient._spec.placements != spec.placements:
-        local = redistribute_local_tensor(local, gradient._spec, spec)
+    placements = tuple(
+        given if axis in data_axes and given.is_partial() else wanted
+        for axis, (given, wanted) in enumerate(zip(gradient.placements, spec.placements, strict=True))
+    )
+    if gradient.placements != placements:
+        wanted = DTensorSpec(spec.mesh, placements, tensor_meta=spec.tensor_meta)
+        local = redistribute_local_tensor(local, gradient._spec, wanted)
     return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 
 

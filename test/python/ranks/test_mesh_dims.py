@@ -1,0 +1,191 @@
+"""dp_mesh_dims: parameters are DTensors on a mesh of all kinds of parallelism, and some of its axes are for data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.fsdp
+from engine import TORCH, Engine, ours
+from models import batch, mlp
+from pool import run_ranks
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import Placement
+
+import shardwise
+from shardwise import DataParallelMeshDims
+
+WIDTHS = (6, 8, 5)
+HAS_TORCHS = hasattr(torch.distributed.fsdp, "DataParallelMeshDims")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mesh with its axes' names, those for data, and how each dimension of the first layer's output is cut."""
+
+    shape: tuple[int, ...]
+    names: tuple[str, ...]
+    shard: str | tuple[str, ...] | None = None
+    replicate: str | None = None
+    #: The names of the axes that a shard's placements have.
+    spread: tuple[str, ...] = ()
+    #: How many shards there are of a parameter that tensor parallelism does not cut.
+    shards: int = 2
+
+    @property
+    def dims(self) -> Any:
+        return DataParallelMeshDims(shard=self.shard, replicate=self.replicate)
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        return tuple(name for name in self.names if name != "tp")
+
+
+CASES = {
+    "shard beside tp": Case((2, 2), ("dp", "tp"), shard="dp", spread=("dp", "tp")),
+    "shard behind tp": Case((2, 2), ("tp", "dp"), shard="dp", spread=("tp", "dp")),
+    "shard and copies": Case((2, 2), ("host", "dp"), shard="dp", replicate="host", spread=("host", "dp")),
+    "copies alone": Case((2, 2), ("host", "tp"), replicate="host", spread=("host", "tp"), shards=1),
+    "two axes as one": Case((2, 2), ("dp", "cp"), shard=("dp", "cp"), spread=("dp_cp",), shards=4),
+}
+
+
+def distribute(model: nn.Sequential, mesh: DeviceMesh, names: tuple[str, ...]) -> None:
+    """Puts all parameters on the mesh: the first layer is cut by columns along tp, the last one by rows."""
+    cuts: dict[str, Placement] = {"0.weight": Shard(0), "0.bias": Shard(0), "2.weight": Shard(1)}
+    for name, parameter in list(model.named_parameters()):
+        placements = [cuts.get(name, Replicate()) if axis == "tp" else Replicate() for axis in names]
+        layer, _, kind = name.partition(".")
+        setattr(model[int(layer)], kind, nn.Parameter(distribute_tensor(parameter.detach(), mesh, placements)))
+
+
+def loss_of(model: nn.Module, mesh: DeviceMesh, names: tuple[str, ...], part: torch.Tensor) -> torch.Tensor:
+    placements = [Replicate() if axis == "tp" else Shard(0) for axis in names]
+    out = model(DTensor.from_local(part, mesh, placements, run_check=False))
+    assert isinstance(out, DTensor)
+    return out.redistribute(placements=placements).to_local().pow(2).mean()
+
+
+def data_rank(mesh: DeviceMesh, case: Case) -> tuple[int, int]:
+    """This rank's number among those with other data, and how many these are."""
+    number, count = 0, 1
+    for name in case.data:
+        number = number * mesh[name].size() + mesh[name].get_local_rank()
+        count *= mesh[name].size()
+    return number, count
+
+
+def wrap(engine: Engine, model: nn.Sequential, mesh: DeviceMesh, case: Case) -> None:
+    for layer in (model[0], model[2], model):
+        engine.fully_shard(layer, mesh=mesh, dp_mesh_dims=case.dims)
+
+
+def trains(rank: int, case: Case) -> None:
+    mesh = init_device_mesh("cpu", case.shape, mesh_dim_names=case.names)
+    number, count = data_rank(mesh, case)
+    reference, models = mlp(*WIDTHS), []
+    for engine in (ours(), *([TORCH] if HAS_TORCHS else [])):
+        model = mlp(*WIDTHS)
+        distribute(model, mesh, case.names)
+        wrap(engine, model, mesh, case)
+        models.append(model)
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=0.05) for each in (reference, *models)]
+    for step in range(3):
+        for part in range(count):
+            (reference(batch(step, part, WIDTHS[0])).pow(2).mean() / count).backward()
+        for model in models:
+            loss_of(model, mesh, case.names, batch(step, number, WIDTHS[0])).backward()
+        compare(models, reference, case)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    values = models[0].state_dict()
+    for name, value in reference.state_dict().items():
+        torch.testing.assert_close(values[name].full_tensor(), value, rtol=1e-5, atol=1e-6)
+
+
+def compare(models: list[nn.Sequential], reference: nn.Sequential, case: Case) -> None:
+    """Gradients and their shards: whole ones with the reference, and each shard with that of torch's engine."""
+    whole = dict(reference.named_parameters())
+    for name, parameter in models[0].named_parameters():
+        gradient = parameter.grad
+        assert isinstance(parameter, DTensor) and isinstance(gradient, DTensor), name
+        assert parameter.device_mesh.mesh_dim_names == gradient.device_mesh.mesh_dim_names == case.spread, name
+        torch.testing.assert_close(gradient.full_tensor(), whole[name].grad, rtol=1e-5, atol=1e-7)
+        for other in models[1:]:
+            theirs: Any = other.get_parameter(name)
+            assert parameter._spec == theirs._spec and gradient._spec == theirs.grad._spec, name
+            torch.testing.assert_close(gradient.to_local(), theirs.grad.to_local(), rtol=1e-5, atol=1e-7)
+    bias: Any = models[0].get_parameter("2.bias")
+    assert bias.to_local().numel() <= -(-WIDTHS[2] // case.shards)
+
+
+def replicated(rank: int) -> None:
+    """replicate() takes axes for copies alone."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("host", "tp"))
+    case = CASES["copies alone"]
+    reference, model = mlp(*WIDTHS), mlp(*WIDTHS)
+    distribute(model, mesh, case.names)
+    with pytest.raises(ValueError, match="requires replicate-only dims"):
+        shardwise.replicate(model, mesh=mesh, dp_mesh_dims=DataParallelMeshDims(shard="host"))
+    with pytest.raises(ValueError, match="requires replicate-only dims"):
+        shardwise.replicate(model, mesh=mesh, dp_mesh_dims=DataParallelMeshDims(shard="tp", replicate="host"))
+    shardwise.replicate(model, mesh=mesh, dp_mesh_dims=case.dims)
+    for step in range(3):
+        for part in range(2):
+            (reference(batch(step, part, WIDTHS[0])).pow(2).mean() / 2).backward()
+        loss_of(model, mesh, case.names, batch(step, mesh["host"].get_local_rank(), WIDTHS[0])).backward()
+        compare([model], reference, case)
+        for each in (model, reference):
+            torch.optim.SGD(each.parameters(), lr=0.1).step()
+            each.zero_grad()
+
+
+def refused(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))
+    shard = DataParallelMeshDims(shard="dp")
+
+    def layer(*placements: Placement, on: DeviceMesh = mesh) -> nn.Linear:
+        made = nn.Linear(4, 4, bias=False)
+        made.weight = nn.Parameter(distribute_tensor(made.weight.detach(), on, placements))
+        return made
+
+    def expect(kind: type[Exception], text: str, module: nn.Module, **options: Any) -> None:
+        with pytest.raises(kind, match=text):
+            shardwise.fully_shard(module, **{"mesh": mesh, "dp_mesh_dims": shard, **options})
+        assert not isinstance(module, shardwise.FSDPModule)
+
+    good = layer(Replicate(), Shard(0))
+    expect(
+        ValueError, "must be DTensors on the full SPMD mesh .* Got plain tensor for parameter 'weight'", nn.Linear(4, 4)
+    )
+    expect(
+        ValueError,
+        r"Expected Replicate\(\) on DP shard dim 'dp' \(index 0\) but got .* 'weight'",
+        layer(Shard(0), Replicate()),
+    )
+    expect(ValueError, "same mesh passed to fully_shard", layer(Replicate(), on=mesh["dp"]))
+    expect(ValueError, "Mesh dim name 'pp' not found", good, dp_mesh_dims=DataParallelMeshDims(shard="pp"))
+    expect(ValueError, "names the axis 'dp' twice", good, dp_mesh_dims=DataParallelMeshDims("dp", "dp"))
+    expect(ValueError, "must have mesh_dim_names", good, mesh=init_device_mesh("cpu", (2,)))
+    expect(NotImplementedError, "reshard_after_forward as int", good, reshard_after_forward=1)
+    expect(TypeError, "dp_mesh_dims must be a DataParallelMeshDims", good, dp_mesh_dims="dp")
+    with pytest.raises(ValueError, match="at least one of shard"):
+        shardwise._mesh_dims._DataParallelMeshDims()
+    shardwise.fully_shard(good, mesh=mesh, dp_mesh_dims=shard)
+
+
+class TestMeshDims:
+    @pytest.mark.parametrize("case", CASES)
+    def test_training(self, case: str) -> None:
+        run_ranks(4, trains, CASES[case])
+
+    def test_replicate(self) -> None:
+        run_ranks(4, replicated)
+
+    def test_refused(self) -> None:
+        run_ranks(2, refused)
