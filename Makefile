@@ -9,8 +9,10 @@
 #   PEERS                of bench: PEERS=1 fetches DeepSpeed, to be measured too
 #   SUITES               of test: some of unit_tests, rank_tests, program_tests, python_unit, python_ranks, python_interop;
 #                        only these are built
+#   ROWS                 of test: ROWS=1 runs of rank_tests and python_ranks the rows of test/rows.tsv, of python_unit the package's
 #   FRESH_CLONE          of test: FRESH_CLONE=1 also runs the README's commands in a new clone
 #   PARTS                of test-parts: some of those that test/parts.py lists
+#   TORCHES              of test-torches: some versions of torch, such as "2.11.0 2.15.0"; default: all that we support
 #   UNTIL                of test-parts: begin no part that will not be done at this time, in seconds as `date +%s` has them
 PYTHON ?=
 TORCH ?=
@@ -21,14 +23,16 @@ FRONT ?= cpp
 MODE ?= replicate
 SHORT ?=
 SUITES ?=
+ROWS ?=
 FRESH_CLONE ?=
 PARTS ?=
+TORCHES ?=
 UNTIL ?=
 PEERS ?=
 override SHARDWISE_TEST_DEPS := $(abspath $(SHARDWISE_TEST_DEPS))
 export SHARDWISE_TEST_DEPS TORCH
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-parts bench lint format docs wheel clean
+.PHONY: help demo test test-torches test-all test-parts bench lint format docs wheel clean
 
 prepare = @sh scripts/prepare.sh
 py = scripts/python
@@ -51,7 +55,11 @@ demo: ## train a small GPT on RANKS ranks, compare with one process, draw a pict
 test: ## the tests that hold the product, in C++ and Python; skipped ones are listed with their reasons
 	$(prepare) test "$(PYTHON)"
 	@$(build) dev $(with_tests) --target shardwise shardwise_python $(programs) --install $(jobs)
-	@$(py) test/run.py $(if $(SUITES),--suites $(SUITES)) $(if $(FRESH_CLONE),--fresh-clone)
+	@$(py) test/run.py $(if $(SUITES),--suites $(SUITES)) $(if $(ROWS),--rows) $(if $(FRESH_CLONE),--fresh-clone)
+
+test-torches: ## build and test with each version of torch that we support, in short, each in a folder of its own
+	$(prepare) build "$(PYTHON)"
+	@$(py) test/torches.py --add $(TORCHES) $(if $(SUITES),--suites $(SUITES))
 
 test-all: test test-parts ## these, and everything that test-parts adds: some hours
 

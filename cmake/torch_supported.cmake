@@ -6,7 +6,6 @@ file(STRINGS "${_list}" _supported REGEX "^[0-9]")
 string(REGEX MATCH "^[0-9]+[.][0-9]+" _minor "${SHARDWISE_TORCH_VERSION}")
 string(REGEX REPLACE "([0-9]+[.][0-9]+)[.][0-9]+" "\\1" _minors "${_supported}")
 if(NOT _minor IN_LIST _minors)
-  list(SORT _minors COMPARE NATURAL)
   list(JOIN _minors ", " _minors)
   list(GET _supported -1 _newest)
   message(FATAL_ERROR "shardwise: torch ${SHARDWISE_TORCH_VERSION} in ${SHARDWISE_TORCH_DIR} is not supported: "

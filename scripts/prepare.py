@@ -24,6 +24,8 @@ VENV = ROOT / ".venv"
 TOOLS = ROOT / "build" / "tools.sh"
 OLDEST_CMAKE = (3, 22)
 OLDEST_NINJA = (1, 10)
+#: The oldest Python that a minor version of torch runs with, where that is not ours.
+OLDEST_PYTHON = {"2.15": (3, 11)}
 
 LEVELS = ("build", "test", "lint", "docs")
 MODULES: dict[str, dict[str, str]] = {
@@ -67,11 +69,16 @@ def install_debian(packages: list[str]) -> bool:
 
 
 def wanted_torch() -> str:
-    """What TORCH asks for, or the version that is fetched by default."""
-    wanted = os.environ.get("TORCH", "") or torch_versions()[-1]
-    known = sorted(torch_versions(), key=lambda version: [int(part) for part in version.split(".")])
+    """What TORCH asks for, or the newest version that runs with this Python."""
+    wanted, known = os.environ.get("TORCH", ""), torch_versions()
+    running = [version for version in known if OLDEST_PYTHON.get(minor(version), (3, 0)) <= sys.version_info[:2]]
+    if not wanted:
+        return running[-1]
     if minor(wanted) not in [minor(version) for version in known]:
         fail(f"TORCH={wanted} is no version of torch that shardwise works with; these are: {', '.join(known)}.")
+    if minor(wanted) not in [minor(version) for version in running]:
+        oldest = ".".join(map(str, OLDEST_PYTHON[minor(wanted)]))
+        fail(f"torch {wanted} needs Python {oldest} or newer. Name one, PYTHON=..., or take TORCH={running[-1]}.")
     return wanted
 
 

@@ -17,7 +17,7 @@ OLDEST, NEWEST = (3, 10), (3, 12)
 
 
 def torch_versions() -> list[str]:
-    """One of each supported minor version of torch, such as 2.11.0; the last one is fetched by default."""
+    """One of each supported minor version of torch, such as 2.11.0, the newest last."""
     with open(os.path.join(HERE, "..", "cmake", "torch_versions.txt")) as file:
         return re.findall(r"^\d+\.\d+\.\d+$", file.read(), re.MULTILINE)
 

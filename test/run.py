@@ -1,6 +1,6 @@
 """Runs the test suites and closes with one line: N passed, N failed, N skipped.
 
-usage: run.py [--suites NAME ...] [--fresh-clone]       what `make test` runs
+usage: run.py [--suites NAME ...] [--rows] [--fresh-clone]    what `make test` runs
        run.py --parts [NAME ...] [--until T] [--add]    parts of parts.py; without names all, those first that a change
                                                         calls for
 Logs and reports lie in build/test. A suite that crashes, stays away, runs no test or outlasts its time counts as a
@@ -22,7 +22,7 @@ import parts
 import seconds
 from programs import last_lines, run_program
 from reports import FAILED, PASSED, SKIPPED, Result, counts, read_counts
-from suites import MINUTES, OUT, ROOT, Suite, product_suites
+from suites import MINUTES, OUT, ROOT, ROW_SUITES, Suite, product_suites, rows_only
 
 
 def run_suite(suite: Suite) -> list[Result]:
@@ -128,6 +128,11 @@ def main() -> int:
     names = [suite.name for suite in product_suites()]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suites", nargs="+", choices=names, default=names, help="only these, without the row check")
+    parser.add_argument(
+        "--rows",
+        action="store_true",
+        help="in short: the rows of rows.tsv, with their check, and what is about the package",
+    )
     parser.add_argument("--fresh-clone", action="store_true", help="also run the README's commands in a new clone")
     parser.add_argument(
         "--parts", nargs="*", metavar="NAME", help="parts alone: " + ", ".join(p.name for p in parts.PARTS)
@@ -144,8 +149,9 @@ def main() -> int:
     if arguments.parts is not None:
         results += run_parts(arguments.parts, arguments.until)
     else:
-        results += run_suites([suite for suite in product_suites() if suite.name in arguments.suites])
-        if arguments.suites == names:
+        chosen = [suite for suite in product_suites() if suite.name in arguments.suites]
+        results += run_suites([rows_only(suite) for suite in chosen] if arguments.rows else chosen)
+        if set(arguments.suites) >= (ROW_SUITES if arguments.rows else set(names)):
             results.append(row_check(results))
     if arguments.fresh_clone:
         results += fresh_clone.run(OUT / "fresh_clone.log")

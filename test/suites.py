@@ -9,12 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import check_rows
 from reports import Result, read_catch2, read_closing_line, read_junit
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "test"
 PROGRAMS = ROOT / "build" / "dev" / "test" / "cpp"
 MINUTES = 60
+#: Those that the rows of rows.tsv are in.
+ROW_SUITES = {"rank_tests", "python_ranks", "python_interop"}
+UNIT = "test/python/unit"
+PACKAGE_TESTS = ("import", "install", "install_patches", "install_variable", "package", "public_names")
 SANITIZERS = {
     # torch itself leaks, and its libraries are not instrumented.
     "address": {"ASAN_OPTIONS": "detect_leaks=0"},
@@ -68,11 +73,25 @@ def product_suites() -> list[Suite]:
         pytest("python_ranks", 25 * MINUTES, "test/python/ranks"),
         pytest("python_interop", 25 * MINUTES, "test/python/interop"),
         googletest("rank_tests", "rank_tests", 20 * MINUTES),
-        pytest("python_unit", 20 * MINUTES, "test/python/unit"),
+        pytest("python_unit", 20 * MINUTES, UNIT),
         catch2("program_tests", "program_tests", 10 * MINUTES),
         catch2("unit_tests", "unit_tests", 5 * MINUTES),
     ]
     return [replace(suite, marked=True) for suite in suites]
+
+
+def rows_only(suite: Suite) -> Suite:
+    """Of the suites that have nearly all rows of rows.tsv, these tests alone; of python_unit, those of the package."""
+    if suite.name == "rank_tests":
+        rows = check_rows.read_rows(check_rows.HERE / "rows.tsv")
+        titles = [row.title for row in rows if row.language == "cpp"]
+        # An instance's or a type's name may stand on either side of the class.
+        forms = [form for title in titles for form in (title, f"{title}/*", f"*/{title}", title.replace(".", "/*."))]
+        return replace(suite, command=[*suite.command, f"--gtest_filter={':'.join(forms)}"])
+    if suite.name == "python_unit":
+        files = [f"test/python/unit/test_{name}.py" for name in PACKAGE_TESTS]
+        return replace(suite, command=[part for each in suite.command for part in (files if each == UNIT else [each])])
+    return replace(suite, environment={"SHARDWISE_TEST_ROWS": "1"}) if suite.name == "python_ranks" else suite
 
 
 def long_form(suite: Suite) -> Suite:

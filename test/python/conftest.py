@@ -1,4 +1,4 @@
-"""Tells the seconds of each test, as the C++ suites do (test/seconds.py reads them)."""
+"""Tells the seconds of each test, as the C++ suites do (test/seconds.py reads them), and may leave the rows alone."""
 
 from __future__ import annotations
 
@@ -33,6 +33,21 @@ def cpu_seconds() -> float:
         total += ticks.get(number, 0)
         waiting += children.get(number, [])
     return total / TICKS
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With SHARDWISE_TEST_ROWS, leaves only the tests that rows.tsv names."""
+    if "SHARDWISE_TEST_ROWS" not in os.environ:
+        return
+    lines = (Path(__file__).parent.parent / "rows.tsv").read_text().splitlines()[1:]
+    rows = {(f"Test{group}", f"test_{row}") for _, group, row, *_ in (line.split("\t") for line in lines)}
+
+    def is_row(item: pytest.Item) -> bool:
+        parent = item.getparent(pytest.Class)
+        return parent is not None and (parent.name, item.name.partition("[")[0]) in rows
+
+    config.hook.pytest_deselected(items=[item for item in items if not is_row(item)])
+    items[:] = [item for item in items if is_row(item)]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -14,7 +14,19 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = ROOT / "scripts"
-TARGETS = ["demo", "test", "test-all", "test-parts", "bench", "lint", "format", "docs", "wheel", "clean"]
+TARGETS = [
+    "demo",
+    "test",
+    "test-torches",
+    "test-all",
+    "test-parts",
+    "bench",
+    "lint",
+    "format",
+    "docs",
+    "wheel",
+    "clean",
+]
 
 
 def load(name: str) -> ModuleType:
@@ -351,3 +363,21 @@ def test_cmake_runs_only_when_something_changed(place, monkeypatch):
     monkeypatch.setenv("SHARDWISE_PYTHON", "another python")
     assert runs(TESTS="OFF") == 1
     assert runs(TESTS="OFF") == 0
+
+
+def test_the_newest_torch_that_runs_with_this_python_is_fetched(monkeypatch, capsys):
+    monkeypatch.setattr(prepare, "torch_versions", lambda: ["2.11.0", "2.14.1", "2.15.0"])
+    monkeypatch.delenv("TORCH", raising=False)
+    monkeypatch.setattr(prepare.sys, "version_info", (3, 11, 2))
+    assert prepare.wanted_torch() == "2.15.0"
+    monkeypatch.setattr(prepare.sys, "version_info", (3, 10, 9))
+    assert prepare.wanted_torch() == "2.14.1"
+    for given, text in (
+        ("2.15.0", "torch 2.15.0 needs Python 3.11 or newer. Name one, PYTHON=..., or take TORCH=2.14.1"),
+        ("2.16.0", "TORCH=2.16.0 is no version of torch that shardwise works with; these are: 2.11.0, 2.14.1, 2.15.0"),
+    ):
+        monkeypatch.setenv("TORCH", given)
+        with pytest.raises(SystemExit, match=re.escape(text)):
+            prepare.wanted_torch()
+    monkeypatch.setenv("TORCH", "2.11.3")
+    assert prepare.wanted_torch() == "2.11.3"

@@ -1,0 +1,178 @@
+"""The rows of fully_shard_training about lists of modules of which a forward runs only some: a loss in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from engine import TORCH, Engine, ours
+from models import batch, local
+from pool import run_ranks
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
+
+CHUNKS = 3
+#: Before that, torch's engine takes a list for used when its last module has run.
+TORCH_RUNS_PARTS = torch.__version__ >= "2.15"
+
+
+class Headed(nn.Module):
+    """Its forward leaves out the head, which is in one list with the norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.body = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 9))
+        self.norm = nn.LayerNorm(9)
+        self.head = nn.Linear(9, 5)
+        #: The dtypes that norm and head were given.
+        self.given: list[tuple[str, torch.dtype]] = []
+        for name in ("norm", "head"):
+            self.get_submodule(name).register_forward_pre_hook(
+                lambda _, args, name=name: self.given.append((name, args[0].dtype))
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.body(x))
+
+
+Step = Callable[[Any, torch.Tensor], None]
+
+
+def in_one_backward(model: Any, x: torch.Tensor) -> None:
+    hidden = model(x)
+    sum(model.head(chunk).float().pow(2).sum() for chunk in hidden.chunk(CHUNKS)).backward()
+
+
+def in_chunks(model: Any, x: torch.Tensor) -> None:
+    """A backward for each chunk, and one for the rest of the model."""
+    hidden = model(x)
+    leaf = hidden.detach().requires_grad_()
+    for chunk in leaf.chunk(CHUNKS):
+        model.head(chunk).float().pow(2).sum().backward()
+    hidden.backward(leaf.grad)
+
+
+def wrap(engine: Engine, model: Headed, **options: Any) -> None:
+    for layer in (model.body[0], model.body[2], [model.norm, model.head], model):
+        engine.fully_shard(layer, **options)
+
+
+def train(rank: int, step: Step, before: Callable[[Any, int, int], None], microbatches: int = 1) -> list[Any]:
+    """Ours beside plain PyTorch, and torch's engine where it can. `before` is called with the step and microbatch."""
+    models: list[Any] = [Headed() for _ in range(3 if TORCH_RUNS_PARTS else 2)]
+    for engine, model in zip((ours(), TORCH), models[1:], strict=False):
+        wrap(engine, model)
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.02) for model in models]
+    for number in range(4):
+        for micro in range(microbatches):
+            for other in range(2):
+                step(models[0], batch(number * microbatches + micro, other, 6))
+            for model in models[1:]:
+                before(model, number, micro)
+                step(model, batch(number * microbatches + micro, rank, 6))
+        for name, whole in models[0].named_parameters():
+            whole.grad /= 2
+            compare(name, [model.get_parameter(name) for model in models[1:]], whole)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return models
+
+
+def compare(name: str, found: list[Any], whole: torch.Tensor) -> None:
+    for each in found:
+        assert isinstance(each, DTensor) and isinstance(each.grad, DTensor), name
+        torch.testing.assert_close(each.grad.full_tensor(), whole.grad, rtol=1e-4, atol=1e-5, msg=name)
+        torch.testing.assert_close(each.full_tensor(), whole, rtol=1e-4, atol=1e-5, msg=name)
+    for each in found[1:]:
+        torch.testing.assert_close(local(found[0].grad), local(each.grad), rtol=1e-5, atol=1e-6, msg=name)
+
+
+def as_it_is(*_: Any) -> None:
+    pass
+
+
+def then_standalone(rank: int) -> None:
+    for step in (in_one_backward, in_chunks):
+        train(rank, step, as_it_is)
+
+
+def accumulated_in_chunks(rank: int) -> None:
+    def last_synchronizes(model: Any, number: int, micro: int) -> None:
+        model.set_requires_gradient_sync(micro == 2)
+
+    train(rank, in_one_backward, last_synchronizes, microbatches=3)
+    train(rank, in_chunks, last_synchronizes, microbatches=3)
+
+
+def toggled(rank: int) -> None:
+    def toggle(model: Any, number: int, micro: int) -> None:
+        model.set_reshard_after_forward(number % 2 == 0)
+
+    for step in (in_one_backward, in_chunks):
+        models = train(rank, step, toggle)
+        # Only the norm ran: the list's parameters are as the last setting has them.
+        for reshards in (True, False):
+            models[1].set_reshard_after_forward(reshards)
+            models[1](batch(0, rank, 6))
+            assert isinstance(models[1].head.weight, DTensor) == reshards
+            models[1].head.reshard()
+            assert isinstance(models[1].head.weight, DTensor)
+
+
+def cast(rank: int) -> None:
+    """Norm and head are each given what the policy says, also alone and several times."""
+    for casts in (True, False):
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float32, cast_forward_inputs=casts)
+        model, reference = Headed(), Headed()
+        engine = ours()
+        engine.fully_shard(model.body, mp_policy=MixedPrecisionPolicy(output_dtype=None if casts else torch.bfloat16))
+        engine.fully_shard([model.norm, model.head], mp_policy=policy)
+        engine.fully_shard(model)
+        for number in range(3):
+            for each in (model, reference):
+                each.zero_grad()
+            for other in range(2):
+                low = nn.Sequential(nn.LayerNorm(9), nn.Linear(9, 5)).bfloat16()
+                low.load_state_dict({
+                    f"{index}.{name}": value.detach()
+                    for index, part in enumerate((reference.norm, reference.head))
+                    for name, value in part.named_parameters()
+                })  # fmt: skip
+                hidden = low[0](reference.body(batch(number, other, 6)).bfloat16()).float()
+                for chunk in hidden.chunk(CHUNKS):
+                    (low[1](chunk.bfloat16()).float().pow(2).sum() / 2).backward(retain_graph=True)
+                for part, copy in ((reference.norm, low[0]), (reference.head, low[1])):
+                    for p, q in zip(part.parameters(), copy.parameters(), strict=True):
+                        p.grad = q.grad.float() if p.grad is None else p.grad + q.grad.float()
+            model.given.clear()
+            if casts:
+                in_one_backward(model, batch(number, rank, 6))
+                assert model.given == [("norm", torch.bfloat16), *[("head", torch.bfloat16)] * CHUNKS]
+            else:
+                with torch.no_grad():
+                    hidden = model(batch(number, rank, 6))
+                    assert hidden.dtype == torch.float32, "output_dtype is each module's own"
+                    model.head(hidden.bfloat16())
+                assert model.given == [("norm", torch.bfloat16), ("head", torch.bfloat16)]
+                continue
+            for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
+                assert isinstance(p.grad, DTensor) and q.grad is not None
+                torch.testing.assert_close(p.grad.full_tensor(), q.grad, rtol=3e-2, atol=3e-2, msg=name)
+
+
+class TestFullyShard1DTrainingCompose:
+    def test_partial_group_forward_then_standalone(self) -> None:
+        run_ranks(2, then_standalone)
+
+    def test_partial_group_forward_grad_accum_chunked(self) -> None:
+        run_ranks(2, accumulated_in_chunks)
+
+    def test_partial_group_reshard_toggle(self) -> None:
+        run_ranks(2, toggled)
+
+    def test_grouped_module_cast_forward_inputs(self) -> None:
+        run_ranks(2, cast)

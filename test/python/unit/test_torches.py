@@ -1,0 +1,57 @@
+"""test/torches.py: copies of the sources for each version of torch, and the table of what was found."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def torches(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "test"), *sys.path])
+    return importlib.import_module("torches")
+
+
+def test_a_copy_follows_the_checkout(torches: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkout, copy = tmp_path / "checkout", tmp_path / "copy"
+    (checkout / "folder").mkdir(parents=True)
+    copy.mkdir()
+    subprocess.run(["git", "init", "--quiet", str(checkout)], check=True)
+    for name in ("kept", "folder/changed", "removed", "ignored"):
+        (checkout / name).write_text(name)
+    (checkout / ".gitignore").write_text("ignored\n")
+    monkeypatch.setattr(torches, "ROOT", checkout)
+    monkeypatch.setattr(torches.parts, "ROOT", checkout)
+    torches.copy_sources(copy)
+    (copy / "build").mkdir()
+    before = (copy / "kept").stat().st_mtime_ns
+    (checkout / "folder" / "changed").write_text("other")
+    (checkout / "removed").unlink()
+    torches.copy_sources(copy)
+    assert (copy / "folder" / "changed").read_text() == "other"
+    assert (copy / "kept").stat().st_mtime_ns == before, "a file that is the same is not built again"
+    assert {path.name for path in copy.iterdir()} == {".gitignore", ".sources", "build", "folder", "kept"}
+
+
+def test_the_page_has_the_table(torches: Any) -> None:
+    page = (ROOT / "docs" / "versions.md").read_text()
+    found = torches.known()
+    assert set(found) <= set(torches.torch_versions())
+    for version in torches.torch_versions():
+        row = found.get(version)
+        line = f"| {version} | not run yet | |" if row is None else f"| {version} | {row['date']} | {row['result']} |"
+        assert line in page, line
+
+
+def test_an_unknown_version_is_refused(torches: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["torches.py", "2.10.0"])
+    with pytest.raises(SystemExit):
+        torches.main()
+    assert "no version of cmake/torch_versions.txt: 2.10.0" in capsys.readouterr().err
