@@ -32,8 +32,12 @@ class ComputeGuard {
   }
 
  private:
+  // Also torch.func's transforms: the engine's tensors are none of theirs.
   static constexpr c10::DispatchKeySet kUnseen = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-                                                 c10::autocast_dispatch_keyset | c10::DispatchKeySet(kTouchKey);
+                                                 c10::autocast_dispatch_keyset |
+                                                 c10::DispatchKeySet(
+                                                     {kTouchKey, c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                                      c10::DispatchKey::FuncTorchDynamicLayerBackMode});
 
   c10::AutogradState autograd_;
   c10::impl::LocalDispatchKeySet keys_;

@@ -1,6 +1,8 @@
 // Mixed precision, against one process that rounds, computes and sums by hand. Two ranks: every bit is compared.
 #include "ranks/mixed_precision_models.h"
 
+#include <torch/csrc/autograd/forward_grad.h>
+
 #include <cmath>
 
 namespace shardwise::test {
@@ -200,6 +202,35 @@ TEST(FullyShardMixedPrecision, ReplicatedSumsInLowPrecisionAlone) {
     for (size_t i = 0; i < before.size(); ++i) ASSERT_TRUE(ours->parameters()[i].is_same(before[i]));
     train_low<Layers>(rank, ours, reference, layers_loss, 1);
   });
+}
+
+TEST(ReplicateMixedPrecision, InputJvp) {
+  // The derivative of the outputs in a direction of the inputs, and its gradients. (torch has none for norms.)
+  const auto make = [] {
+    Layers layers(torch::nn::Linear(6, 9), torch::nn::Tanh(), torch::nn::Linear(9, 3));
+    fill(*layers);
+    return layers;
+  };
+  const auto level = torch::autograd::ForwardADLevel::get_next_idx();
+  for (const Precision& precision : {Precision{.param = torch::kFloat}, Precision{}}) {
+    for (const bool seen : {true, false}) {
+      run_ranks(2, [&](Rank& rank) {
+        const LowLoss<Layers> loss = [&](Layers& model, int step, int r, std::optional<at::ScalarType> cast) {
+          const auto dual =
+              at::_make_dual(cast_to(batch(step, r, 6), cast), cast_to(batch(step + 50, r, 6), cast), level);
+          const auto out = seen ? call(*model, dual) : model->forward(dual);
+          const auto [value, tangent] = at::_unpack_dual(out, level);
+          EXPECT_TRUE(tangent.defined()) << rank.name();
+          return value.to(torch::kFloat).pow(2).mean() + tangent.to(torch::kFloat).pow(2).mean();
+        };
+        LowReference<Layers> reference(make, precision);
+        auto ours = make();
+        replicate(ours, ReplicateOptions().mesh(rank.mesh()).mixed_precision(policy(precision)));
+        train_low<Layers>(rank, ours, reference, loss, 1);
+      });
+    }
+  }
+  torch::autograd::ForwardADLevel::release_idx(level);
 }
 
 TEST(FullyShardMixedPrecision, DirectCallsAreCastByOperation) {

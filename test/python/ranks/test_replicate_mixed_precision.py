@@ -1,0 +1,59 @@
+"""Mixed precision of replicated modules under torch.func's transforms of what they are given."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from engine import TORCH, ours
+from models import batch, mlp
+from pool import run_ranks
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
+
+#: Before that, the hooks of torch's engine run into the transform.
+ENGINES = 2 if torch.__version__ >= "2.15" else 1
+
+
+def loss_of(model: nn.Module, x: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
+    """Of the outputs, and of their derivative in a direction of the inputs."""
+    out, tangent = torch.func.jvp(model, (x,), (direction,))
+    return out.float().pow(2).mean() + tangent.float().pow(2).mean()
+
+
+def input_jvp(rank: int) -> None:
+    for low in (None, torch.bfloat16):
+        policy = MixedPrecisionPolicy(low, torch.float32, output_dtype=torch.float32)
+        models: list[Any] = [mlp(6, 8, 4) for _ in range(1 + ENGINES)]
+        for engine, model in zip((ours(), TORCH), models[1:], strict=False):
+            for part in (model[0], model[2], model):
+                engine.replicate(part, mp_policy=policy)
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+        for step in range(3):
+            for other in range(2):
+                given = [batch(2 * step + part, other, 6).to(low or torch.float32) for part in range(2)]
+                copied = copy.deepcopy(models[0]).to(low or torch.float32)
+                copied.zero_grad()
+                loss_of(copied, *given).backward()
+                for p, q in zip(models[0].parameters(), copied.parameters(), strict=True):
+                    assert q.grad is not None
+                    p.grad = q.grad.float() / 2 if p.grad is None else p.grad + q.grad.float() / 2
+            for model in models[1:]:
+                loss_of(model, batch(2 * step, rank, 6), batch(2 * step + 1, rank, 6)).backward()
+            close = {"rtol": 1e-5, "atol": 1e-6} if low is None else {"rtol": 5e-2, "atol": 2e-2}
+            for name, whole in models[0].named_parameters():
+                found = [model.get_parameter(name).grad for model in models[1:]]
+                for gradient in found:
+                    assert isinstance(gradient, DTensor), name
+                    torch.testing.assert_close(gradient.to_local(), whole.grad, **close)
+                assert all(torch.equal(found[0].to_local(), each.to_local()) for each in found[1:]), name
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+class TestReplicateMixedPrecision:
+    def test_input_jvp(self) -> None:
+        run_ranks(2, input_jvp)
