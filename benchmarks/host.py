@@ -41,8 +41,14 @@ CALLS = {
     "call_hook": "call() with one forward pre-hook",
     "checkpoint": "checkpoint(), without fn's second run",
 }
-#: A fused AdamW's step of plain tensors, of DTensors, and of DTensors with local_optimizer().
-STEPS = {"step_plain": "tensors", "step_dtensors": "DTensors", "step_local": "DTensors, locally"}
+#: A fused AdamW's step of plain tensors, of DTensors, of DTensors with local_optimizer(), and after
+#: set_local_optimizers().
+STEPS = {
+    "step_plain": "tensors",
+    "step_dtensors": "DTensors",
+    "step_local": "DTensors, locally",
+    "step_automatic": "DTensors, locally by itself",
+}
 
 
 def commands(build: Path, sizes: Sequence[str], only: Sequence[str] = ()) -> dict[str, list[str]]:

@@ -27,6 +27,8 @@ import shardwise
 from shardwise._state import unit_of
 
 OURS = ("fully_shard", "fully_shard_keep", "replicate")
+#: Steps of an optimizer, and the wrapping of what it holds.
+STEPS = {"step_plain": "none", "step_dtensors": "fsdp2", "step_local": "fsdp2", "step_automatic": "fully_shard"}
 WARM, FEW, MANY, TIMES, TIMED = 3, 1, 6, 4, 40
 
 
@@ -147,9 +149,12 @@ def measure_size(meters: Meters, size: str, only: list[str], with_steps: bool) -
             measure(meters, name, size, step)
             if name in OURS:
                 print("counters", name, size, json.dumps(counted(model, step)), flush=True)
-    for name, wrapping in (("step_plain", "none"), ("step_dtensors", "fsdp2"), ("step_local", "fsdp2")):
+    for name, wrapping in STEPS.items():
         if with_steps and (not only or name in only):
-            measure(meters, name, size, optimizer_step(made(wrapping), local=name == "step_local"))
+            shardwise.set_local_optimizers(name == "step_automatic")
+            model = made(wrapping)
+            measure(meters, name, size, optimizer_step(model, local=name == "step_local"))
+            shardwise.set_local_optimizers(False)
     dist.destroy_process_group()
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from shardwise._gradient_methods import GradientReductionHandle
     from shardwise._install import install, uninstall
     from shardwise._local_optimizer import local_optimizer
+    from shardwise._local_switch import set_local_optimizers
     from shardwise._mesh_dims import DataParallelMeshDims
     from shardwise._module_classes import (
         FSDPModule,
@@ -92,6 +93,7 @@ _LAZY = {
     "plan": "shardwise._plan",
     "register_fsdp_forward_method": "shardwise._module_classes",
     "replicate": "shardwise._replicate",
+    "set_local_optimizers": "shardwise._local_switch",
     "share_comm_ctx": "shardwise._module_classes",
     "uninstall": "shardwise._install",
 }
@@ -133,6 +135,7 @@ __all__ = [
     "record",
     "register_fsdp_forward_method",
     "replicate",
+    "set_local_optimizers",
     "share_comm_ctx",
     "uninstall",
 ]

@@ -8,6 +8,8 @@ import warnings
 from types import ModuleType
 from typing import Any
 
+from shardwise._local_switch import set_local_optimizers
+
 _FSDP = ("FSDPModule", "fully_shard", "register_fsdp_forward_method")
 
 #: The modules of torch that programs import these from; not torch.distributed._composable.replicate, which is DDP.
@@ -40,6 +42,8 @@ def install() -> None:
     """Replaces torch's fully_shard() and replicate(), and what belongs to them, by ours in this process.
 
     Call it before they are imported by name: modules that have already done so keep torch's, and a warning names them.
+    torch's optimizers then step on shards, as after set_local_optimizers(True).
+
     With SHARDWISE_INSTALL=1 in the environment, an installed shardwise does this by itself. A second call does nothing.
 
     >>> shardwise.install()
@@ -48,6 +52,7 @@ def install() -> None:
     _stop_waiting()
     if _installed:
         return
+    set_local_optimizers(True)
     modules = {name: importlib.import_module(name) for name in PLACES}
     for name, module in modules.items():
         _installed[module] = type(module)
@@ -62,11 +67,12 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Restores torch's functions. Modules outside torch that imported ours by name keep ours.
+    """Restores torch's functions and optimizers' steps. Modules outside torch that imported ours by name keep ours.
 
     >>> shardwise.uninstall()
     """
     _stop_waiting()
+    set_local_optimizers(False)
     while _installed:
         module, kind = _installed.popitem()
         module.__class__ = kind

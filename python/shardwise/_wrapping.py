@@ -14,7 +14,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_init import _get_device_from_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from shardwise import _C, _parameters, _stale_optimizers
+from shardwise import _C, _automatic_steps, _parameters, _stale_optimizers
 from shardwise._conversions import conversions
 from shardwise._extensions import Extension, cut, is_extended
 from shardwise._meshes import engine_mesh
@@ -64,6 +64,7 @@ def wrap(state: State, roots: Sequence[nn.Module], managed: Sequence[nn.Module],
         _stale_optimizers.note(each.names[0], each.parameter, leaf.full)
     unit.set_extend(lambda index: extensions[index]())
     unit.set_conversions(*conversions(given.mp_policy, device))
+    _automatic_steps.watch()
     state.start(roots, group, given.reshard_after_forward is None and not policies.replicates)
     for module in {module for each in found for module, _ in each.owners}:
         _watch_state_dict(module, state)

@@ -165,6 +165,55 @@ def advance(model: Any, one: torch.optim.Optimizer, step: int, rank: int) -> tor
     return loss.detach()
 
 
+class Remembering(torch.optim.Optimizer):
+    """Its state has lists, dicts, other keys than parameters, and names that come and go."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.state["steps"] = self.state.get("steps", 0) + 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                entry = self.state[parameter]
+                entry.setdefault("past", []).append(parameter.grad.clone())
+                entry.setdefault("named", {})["sum"] = sum(entry["past"])
+                entry[f"step {self.state['steps']}"] = entry.pop(f"step {self.state['steps'] - 1}", parameter.clone())
+                parameter.sub_(entry["named"]["sum"], alpha=group["lr"])
+
+
+def any_state(rank: int) -> None:
+    # A refused step changes nothing, in lists neither.
+    model: Any = ours().fully_shard(nn.Linear(3, 4))
+    refused = local_optimizer(Remembering(model.parameters()), elementwise=True)
+    past = [model.weight.clone().detach()]
+    refused.state[model.weight]["past"] = past
+    refused.state[model.bias]["past"] = [model.bias.detach().redistribute(placements=[Replicate()])]
+    with pytest.raises(ValueError, match="the optimizer's state 'past'"):
+        refused.step()
+    assert refused.state[model.weight]["past"] is past and type(past[0]) is DTensor
+    runs: list[tuple[Any, Any]] = []
+    for is_local in (True, False):
+        model = mlp(*WIDTHS)
+        by_layer("fully_shard")(ours(), model)
+        one = Remembering(model.parameters())
+        if is_local:
+            local_optimizer(one, elementwise=True)
+        for step in range(3):
+            advance(model, one, step, rank)
+        runs.append((model, one.state))
+    assert_same_values([model for model, _ in runs])
+    mine, usual = (list(state.values()) for _, state in runs)
+    assert mine[0] == usual[0] == 3 and len(mine) == len(usual) > 3
+    for entry, other in zip(mine[1:], usual[1:], strict=True):
+        assert list(entry) == list(other) == ["past", "named", "step 3"]
+        pairs = [*zip(entry["past"], other["past"], strict=True)]
+        pairs += [(entry["named"]["sum"], other["named"]["sum"]), (entry["step 3"], other["step 3"])]
+        for a, b in pairs:
+            assert type(a) is type(b) is DTensor and a._spec == b._spec and torch.equal(local(a), local(b))
+
+
 def full_copies_follow(rank: int) -> None:
     # A forward leaves full parameters, and then a step writes to the shards: the next forward gathers anew.
     for make in OPTIMIZERS:
@@ -307,6 +356,9 @@ class TestLocalOptimizer:
     @pytest.mark.parametrize("layout", ["fully_shard", "replicate"])
     def test_states_go_both_ways(self, layout: str, tmp_path: Path) -> None:
         run_ranks(2, exchanged_states, layout, str(tmp_path))
+
+    def test_any_state(self) -> None:
+        run_ranks(2, any_state)
 
     def test_full_copies_follow(self) -> None:
         run_ranks(2, full_copies_follow)
