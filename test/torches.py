@@ -89,12 +89,13 @@ def main() -> int:
     total = dict.fromkeys((PASSED, FAILED, SKIPPED), 0)
     for version in [each for each in torch_versions() if each in (arguments.versions or torch_versions())]:
         began = time.monotonic()
+        commit = parts.current_commit()
         print(f"torch {version}: in {(FOLDER / version).relative_to(ROOT)}", flush=True)
         result = test(version, arguments.suites)
         minutes = f"{(time.monotonic() - began) / MINUTES:.1f}"
         print(f"torch {version}: {result} in {minutes} minutes", flush=True)
         total = {outcome: number + read_counts(result)[outcome] for outcome, number in total.items()}
-        row = [version, parts.current_commit(), time.strftime("%Y-%m-%d"), minutes, " ".join(arguments.suites), result]
+        row = [version, commit, time.strftime("%Y-%m-%d"), minutes, " ".join(arguments.suites), result]
         write({**known(), version: dict(zip(COLUMNS, row, strict=True))})
     OUT.mkdir(parents=True, exist_ok=True)
     closing_line.write_text(f"{counts([], {name: number + before.get(name, 0) for name, number in total.items()})}\n")

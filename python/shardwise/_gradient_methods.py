@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal, overload
 
 import torch
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
@@ -61,6 +62,12 @@ class GradientMethods:
             )
         state.unit.set_manual_backward_finalization(enabled)
 
+    @overload
+    def finalize_backward(self, *, async_op: Literal[False] = False) -> None: ...
+    @overload
+    def finalize_backward(self, *, async_op: Literal[True]) -> GradientReductionHandle: ...
+    @overload
+    def finalize_backward(self, *, async_op: bool) -> GradientReductionHandle | None: ...
     def finalize_backward(self, *, async_op: bool = False) -> GradientReductionHandle | None:
         """Sums the gradients that backwards left, and frees full parameters; with `async_op`, wait() completes it.
 

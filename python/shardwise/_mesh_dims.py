@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch.distributed.fsdp
 from torch.distributed.device_mesh import DeviceMesh
@@ -82,7 +82,7 @@ def mesh_info(mesh: DeviceMesh, dims: _DataParallelMeshDims | None) -> FSDPMeshI
     """How units spread over this mesh: over all of it, or over the named axes. Raises ValueError for wrong ones."""
     if dims is None:
         _validate_mesh(mesh)
-        return _get_mesh_info(mesh)
+        return cast(FSDPMeshInfo, _get_mesh_info(mesh))
     _check(mesh, dims)
     info = _over(mesh, dims)
     # As torch 2.15 has them.

@@ -17,7 +17,7 @@ class _NoHandle:
 
 
 if TYPE_CHECKING:
-    TorchsGradientReductionHandle = _NoHandle
+    TorchsGradientReductionHandle = torch.distributed.fsdp.GradientReductionHandle
 else:
     #: What torch's finalize_backward() returns, since torch 2.15.
     TorchsGradientReductionHandle = getattr(torch.distributed.fsdp, "GradientReductionHandle", _NoHandle)
