@@ -56,7 +56,7 @@ def _names(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
 if TYPE_CHECKING:
     DataParallelMeshDims = _DataParallelMeshDims
 else:
-    #: torch's own class where it has one, since torch 2.15.
+    #: torch's own class where it has one, since torch 2.12.
     DataParallelMeshDims = getattr(torch.distributed.fsdp, "DataParallelMeshDims", _DataParallelMeshDims)
 
 

@@ -8,6 +8,20 @@ _mutant = python_mutants("python/shardwise")
 
 PACKAGE = [
     _mutant(
+        "add gradients up along the axes for data before the unit does",
+        "_specs.py",
+        "given if axis in data_axes and given.is_partial() else wanted",
+        "wanted",
+        "ranks/test_mesh_dims.py",
+    ),
+    _mutant(
+        "step without the program's closure",
+        "_automatic_steps.py",
+        "loss = None if closure is None else closure()",
+        "loss = None",
+        "interop/test_automatic_steps.py",
+    ),
+    _mutant(
         "make process groups anew for each model that comes when none is there",
         "_meshes.py",
         "made = _meshes.setdefault(groups[0], {})",

@@ -84,7 +84,7 @@ def steps_as_before(rank: int) -> None:
         (1, lambda: program(optimizer(SGD, foreach=False), with_other(Partial(), (3,)))),
         (3, lambda: program(simple, with_other(Shard(0), (3,)))),
     ]
-    if torch.__version__ < "2.15":
+    if torch.__version__ < "2.12":
         cases.append((1, lambda: program(simple, replicated_state)))
     else:  # torch refuses such a state, and so do we
         for begin in (automatic, counted):
