@@ -70,6 +70,18 @@ class Links(HTMLParser):
         self.places |= {values[name] for name in ("id", "name") if name in values}
 
 
+def link_inherited(page: Path) -> None:
+    """Lets links to inherited members, which are shown with the class that has them, lead there."""
+    text = page.read_text()
+    places = Links(text).places
+
+    def place_of(link: re.Match[str]) -> str:
+        elsewhere = sorted(place for place in places if place.partition(".")[2] == link[2])
+        return link[0] if f"{link[1]}.{link[2]}" in places or not elsewhere else f'href="#{elsewhere[0]}"'
+
+    page.write_text(re.sub(r'href="#(\w+)\.(\w+)"', place_of, text))
+
+
 def link_problems(folder: Path) -> Iterator[str]:
     """Broken links between the pages below `folder`."""
     pages = {path: Links(path.read_text()) for path in sorted(folder.rglob("*.html"))}
@@ -107,6 +119,8 @@ def make_cpp() -> None:
 def make_python() -> None:
     command = [sys.executable, "-m", "pdoc", "--no-show-source", "-o", str(OUT / "python"), *PYTHON_MODULES]
     subprocess.run(command, check=True, cwd=ROOT)
+    for page in (OUT / "python").rglob("*.html"):
+        link_inherited(page)
 
 
 def main() -> int:

@@ -34,7 +34,10 @@ class GradientReductionHandle(TorchsGradientReductionHandle):
 
 
 class GradientMethods:
-    """The part of FSDPModule that is about gradients. Methods with `recurse` also apply to modules inside."""
+    """The part of FSDPModule that is about gradients. Methods with `recurse` also apply to modules inside.
+
+    >>> assert issubclass(shardwise.FSDPModule, shardwise.GradientMethods)
+    """
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """Whether gradients are complete when a backward of this model returns.
