@@ -1,8 +1,9 @@
-"""Tells the seconds of each test, as the C++ suites do (test/seconds.py reads them), and may leave the rows alone."""
+"""Tells the seconds of each test, as the C++ suites do (test/seconds.py reads them), and may run the rows alone."""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -39,12 +40,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """With SHARDWISE_TEST_ROWS, leaves only the tests that rows.tsv names."""
     if "SHARDWISE_TEST_ROWS" not in os.environ:
         return
-    lines = (Path(__file__).parent.parent / "rows.tsv").read_text().splitlines()[1:]
-    rows = {(f"Test{group}", f"test_{row}") for _, group, row, *_ in (line.split("\t") for line in lines)}
+    sys.path.append(str(Path(__file__).parent.parent))
+    import check_rows
+
+    rows = {row.title for row in check_rows.read_rows(check_rows.HERE / "rows.tsv") if row.language == "py"}
 
     def is_row(item: pytest.Item) -> bool:
         parent = item.getparent(pytest.Class)
-        return parent is not None and (parent.name, item.name.partition("[")[0]) in rows
+        return parent is not None and f"{parent.name}::{item.name.partition('[')[0]}" in rows
 
     config.hook.pytest_deselected(items=[item for item in items if not is_row(item)])
     items[:] = [item for item in items if is_row(item)]
