@@ -8,9 +8,15 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <memory>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+// Since torch 2.15 there are two back ends for NCCL.
+#if __has_include(<torch/csrc/distributed/c10d/nccl2/ProcessGroupNCCL.hpp>)
+#define SHARDWISE_TORCH_HAS_NCCL2
+#endif
 
 namespace shardwise::base {
 
@@ -56,5 +62,21 @@ inline c10::intrusive_ptr<c10d::Work> reduce_scatter(
 }
 
 #pragma GCC diagnostic pop
+
+/// The dtype of a tensor's gradient, where the program set another one than its own; unset where torch has no such
+/// thing.
+template <typename Tensor>
+std::optional<at::ScalarType> own_grad_dtype(const Tensor& tensor) {
+  if constexpr (requires { tensor.grad_dtype(); }) {
+    const auto dtype = tensor.grad_dtype();
+    if (dtype && *dtype != tensor.scalar_type()) return dtype;
+  }
+  return std::nullopt;
+}
+
+template <typename Tensor>
+void set_grad_dtype(const Tensor& tensor, at::ScalarType dtype) {
+  if constexpr (requires { tensor.set_grad_dtype(dtype); }) tensor.set_grad_dtype(dtype);
+}
 
 } // namespace shardwise::base

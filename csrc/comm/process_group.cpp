@@ -29,9 +29,10 @@ c10::intrusive_ptr<c10d::ProcessGroup> make(const GroupSpec& spec) {
       c10::DeviceType::CPU, type, direct ? make_direct(part_of(spec, "direct")) : make_gloo(part_of(spec, "gloo")));
   group->setDefaultBackend(type);
   if (spec.device.is_cuda()) {
+    // First: some back ends connect when they get their device.
+    group->setBoundDeviceId(spec.device);
     group->setBackend(c10::DeviceType::CUDA, Type::NCCL, make_nccl(part_of(spec, "nccl")));
     group->setDefaultBackend(Type::NCCL);
-    group->setBoundDeviceId(spec.device);
   }
   group->setGroupName(spec.name);
   return group;

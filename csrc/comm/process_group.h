@@ -24,6 +24,9 @@ struct GroupSpec {
   at::Device device;
   std::chrono::milliseconds connect_timeout;
   std::chrono::milliseconds timeout;
+  /// For CUDA tensors: the name of the back end that a group beside this one has. If empty, the one that torch's name
+  /// "nccl" stands for.
+  std::string nccl = {};
   /// For CPU tensors.
   Transport transport = Transport::gloo;
   /// Whether the direct transport may use shared memory if all ranks are on one host.

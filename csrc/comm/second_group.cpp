@@ -48,17 +48,24 @@ void greet(c10d::Backend& gloo, const std::function<int64_t(int)>& name_of, std:
   }
 }
 
+/// "" if the group has none for these devices.
+std::string name_of_backend(c10d::ProcessGroup& group, c10::DeviceType device) {
+  const auto types = group.getDeviceTypes();
+  if (!group.hasBackends() || std::find(types.begin(), types.end(), device) == types.end()) return "";
+  return group.getBackend(device)->getBackendName();
+}
+
 /// Returns when all ranks of a group have come here, if its back end can tell.
 void wait_for_all(
     c10d::ProcessGroup& group, const std::function<int64_t(int)>& name_of, std::chrono::milliseconds timeout) {
-  const auto types = group.getDeviceTypes();
-  if (!group.hasBackends() || std::find(types.begin(), types.end(), c10::kCPU) == types.end()) return;
+  const auto name = name_of_backend(group, c10::kCPU);
+  if (name.empty()) return;
   const auto backend = group.getBackend(c10::kCPU);
   if (!transport::way_of(*backend).empty()) {
     c10d::BarrierOptions options;
     options.timeout = timeout;
     backend->barrier(options)->wait();
-  } else if (backend->getBackendName() == "gloo") {
+  } else if (name == "gloo") {
     greet(*backend, name_of, timeout);
   }
 }
@@ -67,6 +74,7 @@ void wait_for_all(
 
 SecondGroup make_beside(c10d::ProcessGroup& first, Ranks names, GroupSpec spec) {
   const base::WithoutCallerLock unlocked;
+  if (spec.device.is_cuda()) spec.nccl = name_of_backend(first, c10::kCUDA);
   try {
     // Owns a reference, because the waiting thread may be left behind.
     const auto group_before = c10::intrusive_ptr<c10d::ProcessGroup>::reclaim_copy(&first);
