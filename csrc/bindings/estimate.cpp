@@ -13,8 +13,15 @@ namespace py = pybind11;
 using engine::MemoryOutline;
 
 MemoryOutline::Parameter parameter(
-    std::vector<int64_t> sizes, const py::object& dtype, int64_t dim, bool whole, bool trained) {
-  return {.sizes = std::move(sizes), .dtype = dtype_of(dtype).value(), .dim = dim, .whole = whole, .trained = trained};
+    std::vector<int64_t> sizes, const py::object& dtype, int64_t dim, bool whole, const py::object& full_dtype,
+    bool trained) {
+  return {
+      .sizes = std::move(sizes),
+      .dtype = dtype_of(dtype).value(),
+      .dim = dim,
+      .whole = whole,
+      .full_dtype = dtype_of(full_dtype),
+      .trained = trained};
 }
 
 /// "begin" and "end" with the index of a unit, "use" with that of a parameter.
@@ -41,6 +48,8 @@ MemoryEstimate estimate_memory(
       .replicates = replicates,
       .precision = options.precision,
       .reshard = options.reshard_after_forward,
+      .sums_in_flight = more.reduce_scatter_max_input_buffers(),
+      .keeps_full = more.keep_unsharded_storage(),
       // The DTensors that wrap gradients are used again, and keep them.
       .keeps_means = true};
   engine::set_ranks(policy, world, more.copies(), more.rank(), more.optimizer_factor());
@@ -53,7 +62,7 @@ void bind_estimate(py::module_& module) {
   py::class_<MemoryOutline::Parameter>(module, "OutlineParameter", "A parameter as far as memory goes.")
       .def(
           py::init(&parameter), py::kw_only(), py::arg("sizes"), py::arg("dtype"), py::arg("dim"), py::arg("whole"),
-          py::arg("trained"));
+          py::arg("full_dtype"), py::arg("trained"));
   py::class_<MemoryOutline::Unit>(module, "OutlineUnit", "A unit as far as memory goes.")
       .def(
           py::init([](std::vector<size_t> parameters, std::optional<size_t> outer, bool has_full_copies) {
@@ -81,10 +90,16 @@ void bind_estimate(py::module_& module) {
           py::arg("buffer_bytes"));
   py::class_<EstimateOptions>(module, "EstimateOptions", "What else an estimate is asked for.")
       .def(
-          py::init([](int64_t copies, int64_t rank, double optimizer_factor) {
-            return EstimateOptions().copies(copies).rank(rank).optimizer_factor(optimizer_factor);
+          py::init([](int64_t copies, int64_t rank, double optimizer_factor, int64_t max_input_buffers, bool keep) {
+            return EstimateOptions()
+                .copies(copies)
+                .rank(rank)
+                .optimizer_factor(optimizer_factor)
+                .reduce_scatter_max_input_buffers(max_input_buffers)
+                .keep_unsharded_storage(keep);
           }),
-          py::kw_only(), py::arg("copies"), py::arg("rank"), py::arg("optimizer_factor"));
+          py::kw_only(), py::arg("copies"), py::arg("rank"), py::arg("optimizer_factor"),
+          py::arg("reduce_scatter_max_input_buffers"), py::arg("keep_unsharded_storage"));
   module.def(
       "estimate_memory", &estimate_memory, py::arg("outline"), py::arg("options"), py::arg("world"), py::arg("more"),
       py::kw_only(), py::arg("replicates"));

@@ -80,6 +80,13 @@ void bind_handle(Bound& bound) {
       .def("set_requires_all_reduce", set_alone(&Unit::set_requires_all_reduce), py::arg("value"))
       .def("set_reshard_after_forward", set_alone(&Unit::set_reshard_after_forward), py::arg("value"))
       .def("set_reshard_after_backward", set_alone(&Unit::set_reshard_after_backward), py::arg("value"))
+      .def("set_keep_unsharded_storage", set_alone(&Unit::set_keep_unsharded_storage), py::arg("value"))
+      .def(
+          "set_reduce_scatter_max_input_buffers",
+          [](const Self& self, int64_t count) {
+            handle_of(self).set_reduce_scatter_max_input_buffers(count, /*recurse=*/false);
+          },
+          py::arg("count"))
       .def("set_unshard_in_backward", set(&Unit::set_unshard_in_backward), py::arg("value"))
       .def(
           "set_gradient_divide_factor",

@@ -1,5 +1,7 @@
 #include "bindings/options.h"
 
+#include "python_front/kept_object.h"
+
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/tensor_dtypes.h>
 
@@ -10,13 +12,22 @@ namespace {
 
 namespace py = pybind11;
 
+MixedPrecision::Override override_of(const py::object& choose) {
+  if (choose.is_none()) return {};
+  return [choose = python_front::KeptObject(choose)](const std::string& name, const at::Tensor& parameter) {
+    const py::gil_scoped_acquire gil;
+    return dtype_of(choose.get()(name, parameter));
+  };
+}
+
 Options make_options(
-    const py::object& param_dtype, const py::object& reduce_dtype, const py::object& output_dtype,
-    bool cast_forward_inputs, std::optional<bool> pin_memory,
+    const py::object& param_dtype, const py::object& param_dtype_override, const py::object& reduce_dtype,
+    const py::object& output_dtype, bool cast_forward_inputs, std::optional<bool> pin_memory,
     const std::optional<std::variant<bool, int>>& reshard_after_forward) {
   Options options{
       .precision = MixedPrecision()
                        .param_dtype(dtype_of(param_dtype))
+                       .param_dtype_override(override_of(param_dtype_override))
                        .reduce_dtype(dtype_of(reduce_dtype))
                        .output_dtype(dtype_of(output_dtype))
                        .cast_forward_inputs(cast_forward_inputs),
@@ -41,8 +52,8 @@ void bind_options(py::module_& module) {
   py::class_<Options>(
       module, "Options", "What the user chose; `pin_memory` is that of shards on the host, None where they are not.")
       .def(
-          py::init(&make_options), py::kw_only(), py::arg("param_dtype"), py::arg("reduce_dtype"),
-          py::arg("output_dtype"), py::arg("cast_forward_inputs"), py::arg("pin_memory"),
+          py::init(&make_options), py::kw_only(), py::arg("param_dtype"), py::arg("param_dtype_override"),
+          py::arg("reduce_dtype"), py::arg("output_dtype"), py::arg("cast_forward_inputs"), py::arg("pin_memory"),
           py::arg("reshard_after_forward"));
 }
 

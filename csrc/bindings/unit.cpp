@@ -22,16 +22,18 @@ bool may_differ(const Options& options, const std::vector<GivenParameter>& param
 
 std::shared_ptr<ModuleUnit> make_unit(
     const Mesh& mesh, std::vector<GivenParameter> parameters, Adopted adopted, const Options& options, bool replicates,
-    const std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>& neighbours) {
+    const std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>& neighbours, bool is_companion,
+    ModuleUnit::Companions companions) {
   const bool has_copies = !replicates || may_differ(options, parameters, mesh);
   return std::make_shared<ModuleUnit>(
-      mesh, std::move(parameters), std::move(adopted),
+      mesh, std::move(parameters), std::move(adopted), std::move(companions),
       engine::UnitSettings{
           .replicates = replicates,
           .layout = has_copies ? group::Layout::rows : group::Layout::replicate,
           .precision = options.precision,
           .offload = options.offload,
           .reshard_after_forward = options.reshard_after_forward,
+          .is_companion = is_companion,
           .customs_on_mesh = true,
           .neighbours = neighbours.value_or(nullptr)});
 }
@@ -47,18 +49,27 @@ void bind_unit(py::module_& module) {
   py::class_<GivenParameter>(module, "GivenParameter", "A parameter as a unit takes it over.")
       .def(
           py::init([](std::vector<std::string> names, std::vector<std::pair<py::object, std::string>> owners,
-                      py::object full, py::object memory, py::object values, int64_t shard_dim, py::object extension) {
-            return GivenParameter{std::move(names),  std::move(owners), std::move(full),     std::move(memory),
-                                  std::move(values), shard_dim,         std::move(extension)};
+                      py::object full, py::object memory, py::object values, int64_t shard_dim,
+                      const py::object& full_dtype, const py::object& grad_dtype, py::object extension) {
+            return GivenParameter{
+                .names = std::move(names),
+                .owners = std::move(owners),
+                .full = std::move(full),
+                .memory = std::move(memory),
+                .values = std::move(values),
+                .shard_dim = shard_dim,
+                .full_dtype = dtype_of(full_dtype),
+                .grad_dtype = dtype_of(grad_dtype),
+                .extension = std::move(extension)};
           }),
           py::kw_only(), py::arg("names"), py::arg("owners"), py::arg("full"), py::arg("memory"), py::arg("values"),
-          py::arg("shard_dim"), py::arg("extension"));
+          py::arg("shard_dim"), py::arg("full_dtype"), py::arg("grad_dtype"), py::arg("extension"));
 
   py::class_<ModuleUnit, std::shared_ptr<ModuleUnit>> unit(
       module, "Unit", "The engine's side of one call.", py::dynamic_attr());
   unit.def(
           py::init(&make_unit), py::arg("mesh"), py::arg("parameters"), py::arg("adopted"), py::arg("options"),
-          py::kw_only(), py::arg("replicates"), py::arg("neighbours"))
+          py::kw_only(), py::arg("replicates"), py::arg("neighbours"), py::arg("is_companion"), py::arg("companions"))
       .def("shards", &ModuleUnit::shards)
       .def("show_as", &ModuleUnit::show_as, py::arg("index"), py::arg("parameter"), py::arg("to_memory"))
       .def("set_extend", &ModuleUnit::set_extend, py::arg("extend"))

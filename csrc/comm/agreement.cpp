@@ -1,6 +1,7 @@
 #include "comm/agreement.h"
 
 #include "base/caller_lock.h"
+#include "base/compute_guard.h"
 #include "base/ends_within.h"
 #include "base/reason.h"
 #include "comm/agreement_note.h"
@@ -159,6 +160,7 @@ std::vector<Agreement::Record> Agreement::exchange(Record mine) {
   mine.rank = rank();
   std::vector<Record> records{mine};
   const base::WithoutCallerLock unlocked;
+  const base::ComputeGuard guard;
   for (size_t line = 0; line < channels_.size(); ++line) {
     auto& control = *channels_[line].control;
     const auto bytes = static_cast<int64_t>(records.size() * sizeof(Record));

@@ -1,5 +1,7 @@
 #include "comm/messages.h"
 
+#include "base/compute_guard.h"
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -13,6 +15,7 @@ namespace shardwise::comm {
 at::Tensor gather_rows(
     const at::Tensor& mine, const std::vector<Collectives>& axes, at::Device device, const std::string& what,
     Counters& counters) {
+  const base::ComputeGuard guard;
   auto rows = mine.to(device).view({1, -1});
   for (auto axis = axes.rbegin(); axis != axes.rend(); ++axis) {
     if (axis->size() == 1) continue;
@@ -26,6 +29,7 @@ at::Tensor gather_rows(
 std::vector<std::string> gather_texts(
     const std::string& mine, const std::vector<Collectives>& axes, at::Device device, const std::string& what,
     Counters& counters) {
+  const base::ComputeGuard guard;
   const auto length = at::full({1}, static_cast<int64_t>(mine.size()), at::kLong);
   const auto lengths = gather_rows(length, axes, device, what, counters);
   const auto* sizes = lengths.data_ptr<int64_t>();

@@ -1,7 +1,7 @@
 #include "engine/gradient_sums.h"
 
+#include "base/compute_guard.h"
 #include "engine/unit.h"
-#include "group/compute_guard.h"
 #include "observe/fault_point.h"
 
 #include <ATen/ops/zeros_like.h>
@@ -110,7 +110,7 @@ void GradientSums::publish() {
 }
 
 void GradientSums::publish_alone() {
-  const group::ComputeGuard guard;
+  const base::ComputeGuard guard;
   const auto& factor = unit_.options.divide_factor;
   for (const auto& parameter : unit_.parameters()) {
     auto local = parameter->take_local();
@@ -120,7 +120,7 @@ void GradientSums::publish_alone() {
     }
     if (!local.defined()) continue;
     if (factor) local = local.div(*factor);
-    local = local.to(parameter->stored().scalar_type());
+    local = local.to(parameter->grad_dtype.value_or(parameter->stored().scalar_type()));
     // In the layout `flat` a shard is one-dimensional.
     parameter->publish(parameter->whole ? local : local.reshape(parameter->stored().sizes()));
     parameter->run_hook();

@@ -14,15 +14,15 @@ namespace {
 
 template <typename Set>
 void for_units(engine::Unit& unit, bool recurse, const Set& set) {
-  set(unit);
-  if (!recurse) return;
-  for (const auto& below : unit.tree()) set(*below);
+  for (const auto& each : recurse ? unit.tree() : unit.call()) set(*each);
 }
 
 } // namespace
 
 void Unsharding::wait() {
-  if (const auto unit = unit_.lock()) unit->finish_unshard();
+  const auto unit = unit_.lock();
+  if (!unit) return;
+  for (const auto& each : unit->call()) each->finish_unshard();
 }
 
 void GradientReduction::wait() {
@@ -64,6 +64,12 @@ Unit& Unit::set_reduce_scatter_unused_params(bool value, bool recurse) {
   return *this;
 }
 
+Unit& Unit::set_reduce_scatter_max_input_buffers(int64_t count, bool recurse) {
+  if (count < 1) throw ValueError(c10::str("shardwise: max_input_buffers must be a positive int, got ", count, "."));
+  for_units(*unit_, recurse, [&](engine::Unit& unit) { unit.timing().sums_in_flight = static_cast<size_t>(count); });
+  return *this;
+}
+
 Unit& Unit::set_requires_all_reduce(bool value, bool recurse) {
   for_units(*unit_, recurse, [&](engine::Unit& unit) { unit.options.all_reduce = value; });
   return *this;
@@ -75,27 +81,27 @@ Unit& Unit::set_gradient_divide_factor(double factor) {
         "shardwise: the gradient divide factor of unit '", name(), "' is ", factor,
         "; it must be a number above 0. The number of ranks gives the mean, 1 gives the sum."));
   }
-  unit_->options.divide_factor = factor;
+  for (const auto& unit : unit_->call()) unit->options.divide_factor = factor;
   return *this;
 }
 
 Unit& Unit::set_force_sum_reduction(bool value) {
-  unit_->options.divide_after = value;
+  for (const auto& unit : unit_->call()) unit->options.divide_after = value;
   return *this;
 }
 
-Unit& Unit::set_all_reduce_hook(std::function<void(at::Tensor& sum)> hook) {
-  unit_->options.all_reduce_hook = std::move(hook);
+Unit& Unit::set_all_reduce_hook(const std::function<void(at::Tensor& sum)>& hook) {
+  for (const auto& unit : unit_->call()) unit->options.all_reduce_hook = hook;
   return *this;
 }
 
-Unit& Unit::set_custom_all_gather(CustomCollective collective) {
-  unit_->options.customs.all_gather = std::move(collective);
+Unit& Unit::set_custom_all_gather(const CustomCollective& collective) {
+  for (const auto& unit : unit_->call()) unit->options.customs.all_gather = collective;
   return *this;
 }
 
-Unit& Unit::set_custom_reduce_scatter(CustomCollective collective) {
-  unit_->options.customs.reduce_scatter = std::move(collective);
+Unit& Unit::set_custom_reduce_scatter(const CustomCollective& collective) {
+  for (const auto& unit : unit_->call()) unit->options.customs.reduce_scatter = collective;
   return *this;
 }
 
@@ -104,14 +110,14 @@ bool Unit::requires_gradient_sync() const {
 }
 
 Unsharding Unit::unshard(bool async) {
-  unit_->schedule()->begin_unshard_by_hand(*unit_);
+  for (const auto& unit : unit_->call()) unit->schedule()->begin_unshard_by_hand(*unit);
   Unsharding unsharding(unit_);
   if (!async) unsharding.wait();
   return unsharding;
 }
 
 Unit& Unit::reshard() {
-  unit_->reshard();
+  for (const auto& unit : unit_->call()) unit->reshard();
   return *this;
 }
 
@@ -125,21 +131,32 @@ Unit& Unit::set_reshard_after_backward(bool value, bool recurse) {
   return *this;
 }
 
-Unit& Unit::set_unshard_in_backward(bool value) {
-  unit_->set_unshard_in_backward(value);
+Unit& Unit::set_keep_unsharded_storage(bool value, bool recurse) {
+  for_units(*unit_, recurse, [&](engine::Unit& unit) { unit.options.keeps_storage = value; });
   return *this;
 }
 
+Unit& Unit::set_unshard_in_backward(bool value) {
+  for (const auto& unit : unit_->call()) unit->set_unshard_in_backward(value);
+  return *this;
+}
+
+std::vector<std::weak_ptr<engine::Unit>> Unit::calls_of(const std::vector<Unit>& units) {
+  std::vector<std::weak_ptr<engine::Unit>> all;
+  for (const auto& handle : units) {
+    for (const auto& unit : handle.unit_->call()) all.emplace_back(unit);
+  }
+  return all;
+}
+
 Unit& Unit::set_forward_prefetch(const std::vector<Unit>& units) {
-  unit_->options.forward_prefetch.clear();
-  for (const auto& unit : units) unit_->options.forward_prefetch.push_back(unit.unit_);
+  unit_->options.forward_prefetch = calls_of(units);
   unit_->timing().has_forward_list = !units.empty();
   return *this;
 }
 
 Unit& Unit::set_backward_prefetch(const std::vector<Unit>& units) {
-  unit_->options.backward_prefetch.clear();
-  for (const auto& unit : units) unit_->options.backward_prefetch.push_back(unit.unit_);
+  unit_->options.backward_prefetch = calls_of(units);
   unit_->timing().has_backward_list = !units.empty();
   return *this;
 }

@@ -38,7 +38,7 @@ class Estimate {
   }
 
   MemoryEstimate result() {
-    const auto peaks = walk_steps(units_, events_);
+    const auto peaks = walk_steps(units_, events_, static_cast<size_t>(policy_.sums_in_flight));
     result_.pool = peaks.pool;
     result_.local_gradients = peaks.local_gradients;
     result_.gradients = sums_ + means_;
@@ -59,7 +59,8 @@ class Estimate {
 
   /// Any device will do: in the end all parameters are on that of the mesh.
   static group::Kind kind_of(const Item& item) {
-    return {item.parameter.dtype, at::kCPU, item.parameter.whole};
+    const auto& parameter = item.parameter;
+    return {parameter.dtype, at::kCPU, parameter.whole, /*extended=*/false, parameter.full_dtype};
   }
 
   bool is_alone() const {
@@ -83,6 +84,7 @@ class Estimate {
     row.has_full_copies = unit.has_full_copies && !items.empty();
     row.is_gathered = row.has_full_copies && policy_.shards > 1;
     row.is_summed = !is_alone();
+    row.keeps_full = policy_.keeps_full;
     units_.push_back(std::move(row));
   }
 

@@ -21,6 +21,8 @@ struct MemoryOutline {
     int64_t dim = 0;
     /// Every rank keeps all of it, even in a sharded unit.
     bool whole = false;
+    /// The dtype of its full copy, where it is not that of the policy.
+    std::optional<at::ScalarType> full_dtype = std::nullopt;
     bool trained = true;
   };
   struct Unit {
@@ -54,6 +56,9 @@ struct MemoryPolicy {
   int64_t copies = 1;
   int64_t rank = 0;
   double optimizer_factor = 2;
+  int64_t sums_in_flight = 1;
+  /// Freed full copies keep their memory.
+  bool keeps_full = false;
   /// Averaged gradients that are not views of sums stay until the next ones, whatever the program does with them.
   bool keeps_means = false;
 };

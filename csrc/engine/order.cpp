@@ -29,7 +29,7 @@ void Order::remove(UnitId unit) {
   std::erase(open_, unit);
   std::erase(unsettled_, unit);
   last_.reset();
-  if (in_flight_ == unit) in_flight_.reset();
+  std::erase(in_flight_, unit);
   sort();
 }
 
@@ -40,6 +40,7 @@ void Order::sort() {
   }
   const auto number = [&](UnitId unit) { return units_[unit].number; };
   std::sort(made_.begin(), made_.end(), [&](UnitId a, UnitId b) { return number(a) < number(b); });
+  find_companions();
   // The units below each unit, later-made ones first.
   std::vector<std::vector<UnitId>> inner(units_.size());
   std::vector<UnitId> outermost;
@@ -55,8 +56,25 @@ void Order::sort() {
   for (auto unit = outermost.rbegin(); unit != outermost.rend(); ++unit) append(*unit, inner);
 }
 
+void Order::find_companions() {
+  for (UnitId unit = 0; unit < units_.size(); ++unit) {
+    units_[unit].head = unit;
+    units_[unit].companions.clear();
+  }
+  for (const auto unit : made_) {
+    const auto& outer = units_[unit].outer;
+    if (!units_[unit].timing.is_companion || !outer || *outer >= units_.size() || !units_[*outer].alive) continue;
+    units_[unit].head = *outer;
+    units_[*outer].companions.push_back(unit);
+  }
+}
+
+// Gradients of companions come when those of their head do: after those of other units below it.
 void Order::append(UnitId unit, const std::vector<std::vector<UnitId>>& inner) {
-  for (const auto below : inner[unit]) append(below, inner);
+  for (const auto below : inner[unit]) {
+    if (units_[below].head == below) append(below, inner);
+  }
+  for (const auto companion : units_[unit].companions) sums_.push_back(companion);
   sums_.push_back(unit);
 }
 
@@ -68,36 +86,60 @@ bool Order::lies_below(UnitId unit, UnitId other) const {
 }
 
 bool Order::is_in(UnitId unit, Keep keep, Moment moment, OrderActions& act) {
-  if (last_ != Entered{unit, keep, moment}) return false;
+  if (last_ != Entered{units_[unit].head, keep, moment}) return false;
   // Sums start at events of a backward, and this is one.
   if (moment.backward != kNone) advance(moment, act);
   return true;
 }
 
 bool Order::stays(UnitId other, UnitId entered, Keep keep, bool backward) const {
-  if (keep == Keep::all || other == entered || lies_below(entered, other)) return true;
+  const auto head = units_[other].head;
+  if (keep == Keep::all || head == entered || lies_below(entered, head)) return true;
   // A unit of several modules stays open while some of them are still to run backward.
-  if (backward && units_[other].timing.has_several_modules && units_[other].uses_to_come > 0) return true;
+  if (backward && units_[head].timing.has_several_modules && units_[head].uses_to_come > 0) return true;
   return keep == Keep::outer_and_inner && lies_below(other, entered);
 }
 
-void Order::enter(UnitId unit, Keep keep, Moment moment, OrderActions& act) {
+void Order::enter(UnitId entered, Keep keep, Moment moment, OrderActions& act) {
+  const auto unit = units_[entered].head;
   const bool backward = moment.backward != kNone;
   close_all([&](UnitId other) { return !stays(other, unit, keep, backward); }, backward, act);
-  if (std::find(open_.begin(), open_.end(), unit) == open_.end()) open_.push_back(unit);
-  if (backward) {
-    units_[unit].entered = true;
-  } else if (moment.with_gradients) {
-    units_[unit].engaged = true;
-  }
+  const auto open = [&](UnitId one) {
+    if (std::find(open_.begin(), open_.end(), one) == open_.end()) open_.push_back(one);
+    if (backward) {
+      units_[one].entered = true;
+    } else if (moment.with_gradients) {
+      units_[one].engaged = true;
+    }
+  };
+  open(unit);
+  for (const auto companion : units_[unit].companions) open(companion);
   count_use(unit, moment);
-  const bool gathered = act.gather(unit);
+  const bool gathered = gather_call(unit, backward, act);
   const bool by_hand = is_by_hand(unit);
   const bool begins = by_hand && !units_[unit].outer;
   if (begins) units_[unit].by_hand = -1;
   prefetch(unit, by_hand ? begins : gathered, moment, act);
   last_ = Entered{unit, keep, moment};
   if (backward) advance(moment, act);
+}
+
+// All of a call's gathers are under way before the first is waited for.
+bool Order::gather_call(UnitId head, bool backward, OrderActions& act) {
+  const auto& companions = units_[head].companions;
+  for (const auto companion : companions) act.gather_ahead(companion, backward);
+  bool gathered = act.gather(head) && units_[head].timing.is_gathered;
+  for (const auto companion : companions) {
+    gathered = (act.gather(companion) && units_[companion].timing.is_gathered) || gathered;
+  }
+  return gathered;
+}
+
+bool Order::is_gathered(UnitId head) const {
+  const auto& companions = units_[head].companions;
+  return units_[head].timing.is_gathered || std::any_of(companions.begin(), companions.end(), [&](UnitId unit) {
+           return units_[unit].timing.is_gathered;
+         });
 }
 
 // Not counted are forwards without gradients, and one inside a backward (a checkpoint's): its own backward follows at
@@ -121,13 +163,15 @@ void Order::prefetch(UnitId unit, bool gathered, Moment moment, OrderActions& ac
   const auto& timing = units_[unit].timing;
   const bool has_list = backward ? timing.has_backward_list : timing.has_forward_list;
   if (has_list) act.gather_list(unit, backward);
-  if (!gathered || !timing.is_gathered) return;
+  if (!gathered || !is_gathered(unit)) return;
   const bool infers = !backward && !moment.with_gradients;
   auto& order = backward ? backwards_ : infers ? inference_ : training_;
   if (infers && order.comes_round(unit)) order.end_pass();
   const auto* next = order.used(unit);
   if (next == nullptr || !units_[*next].alive || is_by_hand(*next) || !prefetches || has_list) return;
-  if (!backward || units_[*next].timing.unshard_in_backward) act.gather_ahead(*next, backward);
+  if (backward && !units_[*next].timing.unshard_in_backward) return;
+  act.gather_ahead(*next, backward);
+  for (const auto companion : units_[*next].companions) act.gather_ahead(companion, backward);
 }
 
 void Order::end_forwards() {
@@ -141,7 +185,8 @@ void Order::end_forwards() {
 void Order::leave(UnitId unit, bool exactly, OrderActions& act) {
   const bool is_outermost = !units_[unit].outer;
   const auto goes = [&](UnitId other) {
-    return lies_below(other, unit) || (other == unit && (exactly || is_outermost));
+    if (units_[other].head == unit) return exactly || is_outermost;
+    return lies_below(other, unit);
   };
   close_all(goes, /*backward=*/false, act);
   if (is_outermost) end_forwards();
@@ -176,7 +221,9 @@ void Order::begin_backward(int backward, OrderActions& act) {
   launched_ = 0;
   reached_ = false;
   late_ = false;
+  most_in_flight_ = 1;
   for (const auto unit : sums_) {
+    most_in_flight_ = std::max(most_in_flight_, units_[unit].timing.sums_in_flight);
     units_[unit].uses_to_come = units_[unit].uses;
     units_[unit].missing = 0;
     units_[unit].awaited.clear();
@@ -215,7 +262,14 @@ void Order::gradient_arrived(UnitId unit, size_t parameter, Moment moment, Order
 // gather that this rank comes to later.
 void Order::advance(Moment moment, OrderActions& act) {
   if (backward_ != moment.backward) return;
-  start_sums([&] { return !in_flight_ || act.sum_is_done(*in_flight_); }, act);
+  start_sums([&] { return has_room(act); }, act);
+}
+
+// Second sums start in the order of first ones, so no sum is looked at before those in front of it are done.
+bool Order::has_room(OrderActions& act) {
+  const auto is_done = [&](UnitId unit) { return act.sum_is_done(unit); };
+  const auto busy = std::find_if_not(in_flight_.begin(), in_flight_.end(), is_done);
+  return in_flight_.size() < most_in_flight_ || busy != in_flight_.begin();
 }
 
 template <typename Condition>
@@ -230,15 +284,19 @@ void Order::start_sums(const Condition& may_start, OrderActions& act) {
 
 void Order::launch(UnitId unit, OrderActions& act) {
   if (!takes_part(unit)) return;
-  if (in_flight_) act.wait_sum(*in_flight_);
-  in_flight_ = unit;
+  while (in_flight_.size() >= most_in_flight_) {
+    act.wait_sum(in_flight_.front());
+    in_flight_.erase(in_flight_.begin());
+  }
+  in_flight_.push_back(unit);
   act.start_sum(unit);
 }
 
 void Order::end_backward(bool is_last, OrderActions& act) {
   try {
     for (; launched_ < sums_.size(); ++launched_) launch(sums_[launched_], act);
-    if (in_flight_) is_last ? act.wait_sum(*in_flight_) : act.finish_first_sum(*in_flight_);
+    for (const auto unit : in_flight_) is_last ? act.wait_sum(unit) : act.finish_first_sum(unit);
+    if (is_last) in_flight_.clear();
   } catch (...) {
     forget_backward(act);
     throw;
@@ -265,7 +323,7 @@ void Order::begin_pending(OrderActions& act) {
 void Order::settle(OrderActions& act) {
   const auto units = std::exchange(unsettled_, {});
   if (units.empty()) return;
-  if (const auto unit = std::exchange(in_flight_, std::nullopt)) act.wait_sum(*unit);
+  for (const auto unit : std::exchange(in_flight_, {})) act.wait_sum(unit);
   for (const auto unit : units) {
     if (units_[unit].alive) act.publish(unit);
   }
@@ -279,7 +337,7 @@ void Order::start_what_can(OrderActions& act) {
 
 void Order::forget_backward(OrderActions& act) {
   backwards_.forget_pass();
-  in_flight_.reset();
+  in_flight_.clear();
   backward_ = kNone;
   const auto made = made_;
   for (const auto unit : made) {

@@ -27,10 +27,15 @@ struct UnitTiming {
   bool is_gathered = true;
   /// It takes part in the sums of each backward that reaches its tree, even if it was not used.
   bool always_sums = false;
+  /// It has those parameters of a call that lie on another mesh than the others, which the unit around it has. The two
+  /// are entered, closed and gathered ahead as one. Read when the unit comes into the tree.
+  bool is_companion = false;
   /// It has the parameters of several modules, between which others may run. In backward it stays open until it was
   /// used as often as in the forward; uses in a row count once. (Gradients that are still to come would not tell: they
   /// may differ between ranks.)
   bool has_several_modules = false;
+  /// How many sums may be under way at a time, at least: the most that any unit of the tree says.
+  size_t sums_in_flight = 1;
   /// The user named the units to gather while this one computes.
   bool has_forward_list = false;
   bool has_backward_list = false;
@@ -75,8 +80,9 @@ class OrderActions {
 ///
 /// Gradients: a backward begins by saying which parameters will get one. A unit is summed when all its gradients are
 /// there and all units before it had their turn. That order is the same on every rank and follows from the tree alone:
-/// inner units before outer ones, later-made ones first. One sum is under way at a time; the next one starts at the
-/// first event after it is done. What is left follows at the end, where all gradients are published.
+/// inner units before outer ones, later-made ones first. One sum is under way at a time, unless more are allowed; the
+/// next one starts at the first event after the oldest is done. What is left follows at the end, where all gradients
+/// are published.
 class SHARDWISE_API Order {
  public:
   /// When something happens: in which backward of autograd's (-1: in none), and whether what is computed will get
@@ -98,8 +104,17 @@ class SHARDWISE_API Order {
     return units_[unit].timing;
   }
   bool lies_below(UnitId unit, UnitId other) const;
+  /// Those around which this unit lies: see UnitTiming::is_companion.
+  const std::vector<UnitId>& companions(UnitId unit) const {
+    return units_[unit].companions;
+  }
+  /// The unit around a companion; of any other, the unit itself.
+  UnitId head(UnitId unit) const {
+    return units_[unit].head;
+  }
   bool reshards_after_forward(UnitId unit) const {
-    return units_[unit].timing.reshard_after_forward.value_or(units_[unit].outer.has_value());
+    const auto& node = units_[unit];
+    return node.timing.reshard_after_forward.value_or(units_[node.head].outer.has_value());
   }
   /// The living units, in the order of sums.
   const std::vector<UnitId>& sums() const {
@@ -110,7 +125,7 @@ class SHARDWISE_API Order {
     return made_;
   }
 
-  // Full parameters.
+  // Full parameters. What is said of a unit here holds for all that were made by the same call.
   /// Gathers the unit, and closes the others that `keep` does not name.
   void enter(UnitId unit, Keep keep, Moment moment, OrderActions& act);
   /// Another use of an open unit, as by another of its modules. enter() counts its own.
@@ -194,6 +209,8 @@ class SHARDWISE_API Order {
     std::optional<UnitId> outer;
     bool alive = true;
     UnitTiming timing;
+    UnitId head = 0;
+    std::vector<UnitId> companions = {};
     /// How many forwards had ended when the user gathered it by hand.
     int64_t by_hand = -1;
     /// The running backward has used this unit.
@@ -217,11 +234,14 @@ class SHARDWISE_API Order {
   };
 
   void sort();
+  void find_companions();
   void append(UnitId unit, const std::vector<std::vector<UnitId>>& inner);
   bool is_by_hand(UnitId unit) const {
     return units_[unit].by_hand == forwards_;
   }
   bool stays(UnitId other, UnitId entered, Keep keep, bool backward) const;
+  bool gather_call(UnitId head, bool backward, OrderActions& act);
+  bool is_gathered(UnitId head) const;
   template <typename Condition>
   void close_all(const Condition& goes, bool backward, OrderActions& act);
   void close(UnitId unit, bool backward, OrderActions& act);
@@ -232,6 +252,7 @@ class SHARDWISE_API Order {
   void advance(Moment moment, OrderActions& act);
   template <typename Condition>
   void start_sums(const Condition& may_start, OrderActions& act);
+  bool has_room(OrderActions& act);
   void launch(UnitId unit, OrderActions& act);
 
   std::vector<Node> units_;
@@ -255,8 +276,9 @@ class SHARDWISE_API Order {
   /// The backward brought a gradient. One that brings none, as for the inputs alone, sums nothing.
   bool reached_ = false;
   bool late_ = false;
-  /// The unit whose sum is under way.
-  std::optional<UnitId> in_flight_;
+  /// The units whose sums are under way, the oldest first, and how many there may be in the running backward.
+  std::vector<UnitId> in_flight_;
+  size_t most_in_flight_ = 1;
   /// Units whose backward ended, but whose gradients are not published yet.
   std::vector<UnitId> unsettled_;
 };

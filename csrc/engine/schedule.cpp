@@ -82,6 +82,12 @@ std::vector<std::shared_ptr<Unit>> Schedule::units() const {
   return units;
 }
 
+std::vector<std::shared_ptr<Unit>> Schedule::call(const Unit& unit) const {
+  std::vector<std::shared_ptr<Unit>> units{units_[unit.id_].lock()};
+  for (const auto companion : order_.companions(unit.id_)) units.push_back(units_[companion].lock());
+  return units;
+}
+
 std::vector<std::shared_ptr<Unit>> Schedule::in_order_of_sums() const {
   std::vector<std::shared_ptr<Unit>> units;
   for (const auto unit : order_.sums()) units.push_back(units_[unit].lock());
@@ -102,7 +108,7 @@ void Schedule::enter(Unit& unit, Keep keep) {
 
 void Schedule::come_back(Unit& unit) {
   order_.count_use(unit.id_, now());
-  unit.unshard();
+  for (const auto& each : call(unit)) each->unshard();
 }
 
 bool Schedule::is_in(const Unit& unit, Keep keep) {

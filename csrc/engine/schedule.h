@@ -41,6 +41,8 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
   void remove(const Unit& unit);
   /// The living units, in the order in which they were made.
   std::vector<std::shared_ptr<Unit>> units() const;
+  /// The unit and its companions.
+  std::vector<std::shared_ptr<Unit>> call(const Unit& unit) const;
   Order& order() {
     return order_;
   }

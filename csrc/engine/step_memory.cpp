@@ -42,13 +42,16 @@ class Pool {
 /// Carries out what the order of a tree says, on sizes alone.
 class Walk final : private OrderActions {
  public:
-  Walk(const std::vector<UnitBytes>& units, const std::vector<StepEvent>& events)
+  Walk(const std::vector<UnitBytes>& units, const std::vector<StepEvent>& events, size_t sums_in_flight)
       : units_(units),
         events_(events),
         states_(units.size()) {
     for (const auto& unit : units) {
       const UnitTiming timing{
-          .reshard_after_forward = unit.reshards_after_forward, .is_gathered = unit.is_gathered, .always_sums = true};
+          .reshard_after_forward = unit.reshards_after_forward,
+          .is_gathered = unit.is_gathered,
+          .always_sums = true,
+          .sums_in_flight = sums_in_flight};
       order_.add(static_cast<int64_t>(order_.made().size()), timing, unit.outer);
     }
   }
@@ -148,7 +151,7 @@ class Walk final : private OrderActions {
       const auto& group = units_[unit].groups[i];
       auto& taken = state.taken[i];
       const bool from_held = taken.held > 0;
-      taken.full = take(group.full);
+      if (taken.full == 0) taken.full = take(group.full);
       taken.gathered = take(group.gathered);
       if (!from_held) taken.sent = take(group.sent);
     }
@@ -170,7 +173,7 @@ class Walk final : private OrderActions {
     for (auto& taken : state.taken) {
       give(taken.gathered);
       give(taken.sent);
-      give(taken.full);
+      if (!units_[unit].keeps_full) give(taken.full);
       if (!hold) give(taken.held);
     }
     state.full = Full::freed;
@@ -207,9 +210,10 @@ class Walk final : private OrderActions {
 
 } // namespace
 
-StepPeaks walk_steps(const std::vector<UnitBytes>& units, const std::vector<StepEvent>& forward) {
+StepPeaks walk_steps(
+    const std::vector<UnitBytes>& units, const std::vector<StepEvent>& forward, size_t sums_in_flight) {
   if (units.empty()) return {};
-  Walk walk(units, forward);
+  Walk walk(units, forward, sums_in_flight);
   auto peaks = walk.step();
   // The first step gathers nothing ahead, and each step may still enlarge the pool.
   for (int steps = 0; steps < 16; ++steps) {

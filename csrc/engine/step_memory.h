@@ -27,6 +27,8 @@ struct UnitBytes {
   std::optional<size_t> outer;
   bool has_full_copies = false;
   bool reshards_after_forward = true;
+  /// Freed full copies keep their memory.
+  bool keeps_full = false;
   /// Its full copies come from other ranks, and so can be gathered ahead of their use.
   bool is_gathered = false;
   /// Its gradients are summed with those of other ranks. If not, whole gradients stay until the end of the step.
@@ -54,6 +56,7 @@ struct StepPeaks {
 
 /// Simulates steps in the engine's own order (engine/order.h), each sum done at the next event, until nothing changes
 /// any more.
-SHARDWISE_API StepPeaks walk_steps(const std::vector<UnitBytes>& units, const std::vector<StepEvent>& forward);
+SHARDWISE_API StepPeaks
+walk_steps(const std::vector<UnitBytes>& units, const std::vector<StepEvent>& forward, size_t sums_in_flight = 1);
 
 } // namespace shardwise::engine

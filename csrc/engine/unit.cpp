@@ -53,6 +53,10 @@ std::vector<std::shared_ptr<Unit>> Unit::tree() const {
   return units;
 }
 
+std::vector<std::shared_ptr<Unit>> Unit::call() {
+  return schedule_->call(*this);
+}
+
 template <typename Do>
 void Unit::for_full_copies(const Do& act) {
   for (const auto& group : groups_) {
@@ -119,6 +123,14 @@ std::vector<at::Tensor> Unit::stored() const {
   std::vector<at::Tensor> stored;
   for (const auto& parameter : parameters_) stored.push_back(parameter->stored());
   return stored;
+}
+
+std::vector<NamedTensor> Unit::named_parameters() const {
+  std::vector<NamedTensor> named;
+  for (const auto& parameter : parameters_) {
+    named.push_back({.names = parameter->names(), .tensor = parameter->visible()});
+  }
+  return named;
 }
 
 bool Unit::sees_all() const {
@@ -189,7 +201,7 @@ void Unit::finish_unshard() {
 void Unit::reshard(bool hold) {
   show(false);
   for_full_copies([&](group::Copies& copies) {
-    copies.reshard(buffers(), counters_);
+    copies.reshard(buffers(), options.keeps_storage, counters_);
     if (!hold) copies.drop_held(buffers());
   });
 }

@@ -32,6 +32,10 @@ struct NamedTensor {
   int64_t shard_dim = 0;
   /// Every rank keeps all of it, even in a sharded unit.
   bool whole = false;
+  /// The dtype that its module computes with, where it is not that of the unit's MixedPrecision.
+  std::optional<at::ScalarType> full_dtype = std::nullopt;
+  /// The dtype of its gradient, where the program set another one than its own (torch's grad_dtype).
+  std::optional<at::ScalarType> grad_dtype = std::nullopt;
   /// For a tensor that wraps another one, the one with the memory; undefined if it has memory of its own.
   at::Tensor full = {};
   /// The values, if they are elsewhere because that memory is of another dtype; else undefined. With an extension, this
@@ -56,6 +60,9 @@ struct UnitSettings {
   bool broadcast = false;
   /// Unset: a unit frees its full copies after its forward, except the outermost one.
   std::optional<ReshardAfterForward> reshard_after_forward = std::nullopt;
+  /// The unit has parameters of a call that lie on another mesh than the rest. The call then makes the unit of the
+  /// rest, around it.
+  bool is_companion = false;
   /// The user's own collectives get the mesh's process group, which the user knows, instead of one of the units' own.
   bool customs_on_mesh = false;
   /// Needed where full copies come and go. Lives as long as the unit.
@@ -64,9 +71,11 @@ struct UnitSettings {
   /// whose groups have no store over which to make it.
   c10::intrusive_ptr<c10d::ProcessGroup> neighbours = nullptr;
 
-  /// Whether modules compute with the very tensors that the optimizer sees, if these have this dtype: they are neither
-  /// cut, nor cast, nor moved to the device.
-  SHARDWISE_API bool shares(at::ScalarType dtype, at::Device device) const;
+  /// The dtype of the full copy of a parameter that has `dtype`, and perhaps its own dtype to compute in.
+  SHARDWISE_API at::ScalarType full_dtype(at::ScalarType dtype, std::optional<at::ScalarType> own) const;
+  /// Whether modules compute with the very tensors that the optimizer sees, if these have `dtype` and full copies would
+  /// have `full`: they are neither cut, nor cast, nor moved to the device.
+  SHARDWISE_API bool shares(at::ScalarType dtype, at::ScalarType full, at::Device device) const;
 };
 
 /// One call of replicate() or fully_shard(): the parameters below a module that no inner unit has. Units form a tree,
@@ -144,6 +153,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   bool lies_below(const Unit& other) const;
   /// This unit and all below it, in the order in which they were made.
   std::vector<std::shared_ptr<Unit>> tree() const;
+  /// This unit and its companions: all that one call made.
+  std::vector<std::shared_ptr<Unit>> call();
   /// Whether this unit or one below it has the parameter.
   bool has(const at::Tensor& parameter) const;
   const std::shared_ptr<Schedule>& schedule() const {
@@ -172,6 +183,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   }
   /// The same for all of them: none was replaced by another tensor, as a cast of a single module does.
   bool sees_all() const;
+  /// What the optimizer sees of its own parameters, as the unit around it takes them.
+  std::vector<NamedTensor> named_parameters() const;
   /// This rank's parts of its own parameters.
   std::vector<at::Tensor> stored() const;
   /// From now on `shard` holds this rank's part of its own parameter number `index`, and the optimizer sees `visible`.
@@ -222,6 +235,7 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
     std::optional<double> divide_factor;
     bool divide_after = false;
     bool counts_unused = false;
+    bool keeps_storage = false;
     std::function<void(at::Tensor&)> all_reduce_hook;
     UnitRanks::Customs customs;
     std::vector<std::weak_ptr<Unit>> forward_prefetch;

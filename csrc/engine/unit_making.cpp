@@ -1,9 +1,10 @@
 #include "engine/unit.h"
 
+#include "base/compute_guard.h"
+#include "base/torch_versions.h"
 #include "engine/shards.h"
 #include "engine/structure.h"
 #include "engine/trees.h"
-#include "group/compute_guard.h"
 #include "group/data.h"
 #include "observe/record.h"
 
@@ -97,10 +98,14 @@ const char* Unit::kind() const {
   return kind_of(settings_);
 }
 
-bool UnitSettings::shares(at::ScalarType dtype, at::Device device) const {
+at::ScalarType UnitSettings::full_dtype(at::ScalarType dtype, std::optional<at::ScalarType> own) const {
+  if (!at::isFloatingType(dtype)) return dtype;
+  return own ? *own : precision.param_dtype().value_or(dtype);
+}
+
+bool UnitSettings::shares(at::ScalarType dtype, at::ScalarType full, at::Device device) const {
   if (layout == group::Layout::replicate) return true;
-  if (!replicates || (offload && !device.is_cpu())) return false;
-  return !at::isFloatingType(dtype) || dtype == precision.param_dtype().value_or(dtype);
+  return replicates && !(offload && !device.is_cpu()) && dtype == full;
 }
 
 Unit::Unit(const Mesh& mesh, const UnitSettings& settings)
@@ -142,7 +147,8 @@ std::shared_ptr<Unit> Unit::create(
   UnitTiming timing{
       .unshard_in_backward = settings.front_end != nullptr,
       .is_gathered = unit->shards().size() > 1,
-      .always_sums = settings.replicates};
+      .always_sums = settings.replicates,
+      .is_companion = settings.is_companion};
   if (settings.reshard_after_forward) timing.reshard_after_forward = settings.reshard_after_forward->frees();
   unit->schedule_->add(unit, timing);
   add_to_tree(*unit, unit->schedule_);
@@ -157,6 +163,8 @@ std::shared_ptr<Unit> Unit::create(
         std::make_unique<group::Parameter>(std::move(named.names), named.tensor, named.full));
     parameter.index = unit->parameters_.size() - 1;
     parameter.shard_dim = named.shard_dim;
+    parameter.full_dtype = named.full_dtype;
+    parameter.grad_dtype = named.grad_dtype;
     parameter.set_extension(std::move(named.extension));
     parameter.whole = named.whole || !unit->has_full_copies();
     parameter.watch(unit, *unit);
@@ -169,17 +177,20 @@ std::shared_ptr<Unit> Unit::create(
 void Unit::make_shard(group::Parameter& parameter, const at::Tensor& values) {
   at::Tensor shard;
   {
-    const group::ComputeGuard guard;
+    const base::ComputeGuard guard;
     // Of full size at first: its group, which knows the layout, takes this rank's piece of it.
     shard = values.detach();
   }
   parameter.set_shard(shard.set_requires_grad(parameter.leaf_requires_grad()));
+  if (parameter.grad_dtype) base::set_grad_dtype(shard, *parameter.grad_dtype);
   add_shard(shard, weak_from_this());
 }
 
 void Unit::replace_shard(size_t index, const at::Tensor& shard, std::shared_ptr<group::VisibleParameter> visible) {
   auto& parameter = *parameters_.at(index);
-  const bool is_shared = !parameter.extension() && settings_.shares(shard.scalar_type(), mesh_.device());
+  const auto dtype = shard.scalar_type();
+  const bool is_shared = !parameter.extension() &&
+                         settings_.shares(dtype, settings_.full_dtype(dtype, parameter.full_dtype), mesh_.device());
   if (parameter.whole && !is_shared) check_is_contiguous(parameter.name(), shard, kind());
   seen_.resize(parameters_.size());
   remove_shard(seen_[index]);
@@ -283,7 +294,7 @@ void Unit::adopt(const std::vector<NamedTensor>& adopted) {
 
 void Unit::broadcast(const std::vector<NamedTensor>& tensors) {
   if (ranks_.world() == 1) return;
-  const group::ComputeGuard guard;
+  const base::ComputeGuard guard;
   for (const auto& parameter : tensors) {
     if (parameter.tensor.is_meta()) continue;
     auto values = parameter.tensor.detach();

@@ -81,6 +81,14 @@ comm::Collectives UnitRanks::for_event(int64_t event, const char* what, Counters
       Agreement::group, event, [what] { return what; }, counters));
 }
 
+std::vector<comm::Collectives> UnitRanks::all_for_event(int64_t event, const char* what, Counters& counters) {
+  if (!agreement_) return axes();
+  const auto position = agreement_->enter(
+      Agreement::group, event, [what] { return what; }, counters);
+  if (shards_.size() == 1) return {copies_.at(position)};
+  return {shards_.at(position), for_second_sum()};
+}
+
 void UnitRanks::meet(int64_t event, const std::string& text, Counters& counters) {
   if (agreement_) agreement_->meet(event, text, counters);
 }

@@ -82,6 +82,8 @@ class SHARDWISE_API UnitRanks {
   bool must_sum_late(const Customs& customs) const;
   /// For a collective among the shards' ranks that belongs to no unit. The ranks first agree on `event`.
   comm::Collectives for_event(int64_t event, const char* what, Counters& counters);
+  /// The same among all ranks of the mesh, one axis after the other.
+  std::vector<comm::Collectives> all_for_event(int64_t event, const char* what, Counters& counters);
 
   /// Returns when all ranks come here. If they do not, all get an error that says what each does; this rank does
   /// `text`.

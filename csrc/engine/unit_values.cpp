@@ -1,7 +1,7 @@
 #include "engine/unit.h"
 
+#include "base/compute_guard.h"
 #include "engine/still_on_meta.h"
-#include "group/compute_guard.h"
 #include "group/data.h"
 
 #include <shardwise/error.h>
@@ -25,7 +25,7 @@ std::string still_on_meta(std::optional<int64_t> rank, const std::vector<std::st
 }
 
 at::Tensor with_memory(const at::Tensor& tensor, at::Device device) {
-  const group::ComputeGuard guard;
+  const base::ComputeGuard guard;
   return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(device)).zero_();
 }
 
@@ -48,11 +48,12 @@ void Unit::need_no_copies() const {
   if (has_full_copies()) return;
   for (const auto& parameter : parameters_) {
     const auto dtype = parameter->stored().scalar_type();
-    if (!at::isFloatingType(dtype) || dtype == settings_.precision.param_dtype().value_or(dtype)) continue;
+    const auto full = settings_.full_dtype(dtype, parameter->full_dtype);
+    if (dtype == full) continue;
     throw Error(c10::str(
         "shardwise: rank ", mesh_.rank(), ": the parameter '", parameter->name(), "' was cast to ",
         c10::getDtypeNames(dtype).first, " after replicate(), but its module computes in ",
-        c10::getDtypeNames(*settings_.precision.param_dtype()).first,
+        c10::getDtypeNames(full).first,
         " (param_dtype). This needs copies beside the parameters, which replicate() makes only if the dtypes differ "
         "when it is called. Cast the module first, then call replicate()."));
   }
@@ -83,7 +84,7 @@ void Unit::provide_memory(const std::vector<at::Tensor>& parameters) {
       group::replace_data(tensor, with_memory(tensor, mesh_.device()));
       continue;
     }
-    const group::ComputeGuard guard;
+    const base::ComputeGuard guard;
     const auto options = tensor.options().device(settings_.offload ? at::Device(at::kCPU) : mesh_.device());
     // An expanded scalar takes no memory of this size; the group copies it into its part.
     group::replace_data(tensor, at::zeros({}, options).expand(tensor.sizes()));

@@ -55,8 +55,8 @@ class Copies {
     return false;
   }
   virtual void drop_held(comm::Buffers& /*buffers*/) {}
-  /// Frees them.
-  virtual void reshard(comm::Buffers& buffers, Counters& counters) = 0;
+  /// Frees them. `keeps_memory`: nobody else gets their memory, so that they come to lie there again.
+  virtual void reshard(comm::Buffers& buffers, bool keeps_memory, Counters& counters) = 0;
 
  protected:
   const std::vector<Parameter*>& parameters() const {

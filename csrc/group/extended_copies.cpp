@@ -1,6 +1,6 @@
 #include "group/extended_copies.h"
 
-#include "group/compute_guard.h"
+#include "base/compute_guard.h"
 #include "group/data.h"
 #include "observe/fault_point.h"
 #include "observe/label.h"
@@ -104,7 +104,7 @@ void ExtendedCopies::begin_unshard(
   const observe::Label label("FSDP::all_gather", unit);
   ++counters.unshards;
   begin_current();
-  const ComputeGuard compute;
+  const base::ComputeGuard compute;
   const auto options = at::TensorOptions().dtype(at::kByte).device(device_);
   sent_ = buffers.take(part_, options, counters);
   size_t next = 0;
@@ -155,7 +155,7 @@ bool ExtendedCopies::finish_unshard(
   try {
     if (pending) pending->wait();
     {
-      const ComputeGuard compute;
+      const base::ComputeGuard compute;
       size_t bytes = 0;
       for (const auto& output : outputs_) bytes += layout::aligned(output.storage.bytes());
       if (!memory_.defined()) {
@@ -176,7 +176,7 @@ bool ExtendedCopies::finish_unshard(
     sent_ = gathered_ = at::Tensor();
     set_state(State::full);
     mark_stale();
-    reshard(buffers, counters);
+    reshard(buffers, /*keeps_memory=*/false, counters);
     throw;
   }
   release(buffers);
@@ -190,14 +190,14 @@ void ExtendedCopies::release(comm::Buffers& buffers) {
   buffers.give(std::exchange(sent_, at::Tensor()));
 }
 
-void ExtendedCopies::reshard(comm::Buffers& buffers, Counters& counters) {
+void ExtendedCopies::reshard(comm::Buffers& buffers, bool keeps_memory, Counters& counters) {
   if (state() == State::freed) return;
   auto pending = std::exchange(pending_, std::nullopt);
   if (pending && !pending->settle()) sent_ = gathered_ = at::Tensor();
   release(buffers);
   for (auto& output : outputs_) output.storage.free();
   for (const auto* parameter : parameters()) parameter->extension()->free();
-  buffers.give(std::exchange(memory_, at::Tensor()));
+  if (!keeps_memory) buffers.give(std::exchange(memory_, at::Tensor()));
   set_state(State::freed);
   ++counters.reshards;
 }

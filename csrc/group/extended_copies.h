@@ -25,7 +25,7 @@ class ExtendedCopies : public Copies {
       const comm::Collectives& collectives, bool may_hold, comm::Buffers& buffers, const std::string& unit,
       Counters& counters) override;
   bool finish_unshard(int64_t holders, comm::Buffers& buffers, const std::string& unit, Counters& counters) override;
-  void reshard(comm::Buffers& buffers, Counters& counters) override;
+  void reshard(comm::Buffers& buffers, bool keeps_memory, Counters& counters) override;
 
   /// Bytes that this rank sends; 0 before the first gather.
   int64_t sent_bytes() const {

@@ -1,6 +1,6 @@
 #include "group/full_copies.h"
 
-#include "group/compute_guard.h"
+#include "base/compute_guard.h"
 #include "group/pieces.h"
 #include "observe/label.h"
 #include "transport/transport.h"
@@ -87,7 +87,7 @@ void FullCopies::begin_unshard(
   begin_current();
   if (!from_held) drop_held(buffers);
   {
-    const ComputeGuard compute;
+    const base::ComputeGuard compute;
     if (!from_held) counters.unsharded_bytes += collect();
     refill(buffers, counters);
     if (is_flat_) {
@@ -101,7 +101,7 @@ void FullCopies::begin_unshard(
   set_state(State::gathering);
   observe::pass(observe::FaultPoint::unshard);
   if (layout_.world == 1) return;
-  const ComputeGuard compute;
+  const base::ComputeGuard compute;
   auto part = from_held ? held_ : part_;
   if (!from_held && !is_sent_as_it_is()) {
     part = sent_ = buffers.take(layout_.part, kinds_.full, counters);
@@ -116,10 +116,8 @@ void FullCopies::begin_unshard(
 // All leaves lie in one piece of memory, so that the pool keeps few of them.
 void FullCopies::refill(comm::Buffers& buffers, Counters& counters) {
   if (memory_.defined()) {
-    for (auto& storage : storages_) storage.refill(memory_);
-    return;
-  }
-  if (is_flat_) {
+    // Kept, or out of date.
+  } else if (is_flat_) {
     memory_ = buffers.take(layout_.world * layout_.part, kinds_.full, counters);
   } else {
     size_t bytes = 0;
@@ -202,7 +200,7 @@ bool FullCopies::finish_unshard(int64_t holders, comm::Buffers& buffers, const s
   const observe::Label label("FSDP::all_gather_copy_out", unit);
   observe::pass(observe::FaultPoint::copy_out);
   {
-    const ComputeGuard compute;
+    const base::ComputeGuard compute;
     auto pending = std::exchange(pending_, std::nullopt);
     try {
       if (pending) pending->wait();
@@ -210,7 +208,7 @@ bool FullCopies::finish_unshard(int64_t holders, comm::Buffers& buffers, const s
       leave_buffers();
       set_state(State::full);
       mark_stale();
-      reshard(buffers, counters);
+      reshard(buffers, /*keeps_memory=*/false, counters);
       throw;
     }
     copy_out();
@@ -222,14 +220,14 @@ bool FullCopies::finish_unshard(int64_t holders, comm::Buffers& buffers, const s
   return written();
 }
 
-void FullCopies::reshard(comm::Buffers& buffers, Counters& counters) {
+void FullCopies::reshard(comm::Buffers& buffers, bool keeps_memory, Counters& counters) {
   if (state() == State::freed) return;
-  const ComputeGuard guard;
+  const base::ComputeGuard guard;
   auto pending = std::exchange(pending_, std::nullopt);
   if (pending && !pending->settle()) leave_buffers();
   release(buffers);
   for (auto& storage : storages_) storage.free();
-  buffers.give(std::exchange(memory_, at::Tensor()));
+  if (!keeps_memory) buffers.give(std::exchange(memory_, at::Tensor()));
   set_state(State::freed);
   ++counters.reshards;
 }
@@ -237,7 +235,7 @@ void FullCopies::reshard(comm::Buffers& buffers, Counters& counters) {
 std::vector<at::Tensor> FullCopies::gather_values(
     const std::vector<bool>& wanted, std::optional<at::Device> device, const comm::Collectives& collectives,
     comm::Buffers& buffers, const std::string& unit, Counters& counters) const {
-  const ComputeGuard guard;
+  const base::ComputeGuard guard;
   const bool alone = layout_.world == 1;
   // In the dtype of the shards, on the device of the full copies.
   const auto options = kinds_.shards.device(kinds_.full.device()).pinned_memory(false);
@@ -262,7 +260,7 @@ std::vector<at::Tensor> FullCopies::gather_values(
 void FullCopies::store(size_t index, const at::Tensor& value) {
   at::Tensor piece;
   {
-    const ComputeGuard guard;
+    const base::ComputeGuard guard;
     piece = piece_of(value, layout_.cuts[index], rank_);
   }
   // No ComputeGuard: autograd has to see that the shard's version moves, as that of any parameter that is loaded.

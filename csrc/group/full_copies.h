@@ -66,7 +66,7 @@ class FullCopies : public Copies {
     return held_.defined() && !written();
   }
   void drop_held(comm::Buffers& buffers) override;
-  void reshard(comm::Buffers& buffers, Counters& counters) override;
+  void reshard(comm::Buffers& buffers, bool keeps_memory, Counters& counters) override;
 
   /// Whole values of the parameters, one for each, as new tensors on `device`; undefined where `wanted` is false. All
   /// ranks take part, whatever they want. The full copies stay as they are.

@@ -1,4 +1,4 @@
-#include "group/compute_guard.h"
+#include "base/compute_guard.h"
 #include "group/full_copies.h"
 #include "group/pieces.h"
 #include "transport/transport.h"
@@ -35,7 +35,7 @@ const void* first_element(const at::TensorImpl& tensor) {
 
 void FullCopies::adopt_shards(FrontEndCallbacks& front, bool takes_memory) {
   {
-    const ComputeGuard guard;
+    const base::ComputeGuard guard;
     part_ = transport::shared_zeros(layout_.part, kinds_.shards);
     part_is_shared_ = transport::is_shared(part_);
   }
@@ -62,7 +62,7 @@ at::Tensor FullCopies::own_part(size_t index) const {
 void FullCopies::move_into_part(size_t index, FrontEndCallbacks& front) {
   const auto shard = parameters()[index]->stored();
   {
-    const ComputeGuard guard;
+    const base::ComputeGuard guard;
     auto piece = own_part(index);
     piece.copy_(own_piece(*parameters()[index], layout_.cuts[index], rank_));
     shard.set_data(front.shown(piece));
@@ -75,7 +75,7 @@ void FullCopies::move_into_part(size_t index, FrontEndCallbacks& front) {
 void FullCopies::leave_where_it_is(size_t index, FrontEndCallbacks& front) {
   const auto shard = parameters()[index]->stored();
   {
-    const ComputeGuard guard;
+    const base::ComputeGuard guard;
     elsewhere_[index] = shard.detach();
   }
   saw(index, shard);

@@ -1,4 +1,4 @@
-#include "group/compute_guard.h"
+#include "base/compute_guard.h"
 #include "group/data.h"
 #include "group/full_copies.h"
 #include "group/pieces.h"
@@ -12,7 +12,7 @@ void FullCopies::make_rows(FrontEndCallbacks& front) {
     const auto& cut = layout_.cuts[i];
     const auto leaf = parameters()[i]->full();
     {
-      const ComputeGuard guard;
+      const base::ComputeGuard guard;
       storages_.emplace_back(leaf.sizes(), kinds_.full);
       const auto& alias = storages_.back().alias();
       replace_data(leaf, alias);
@@ -56,7 +56,7 @@ void FullCopies::find_placements() {
 void FullCopies::make_flat(FrontEndCallbacks& front) {
   at::Tensor whole;
   {
-    const ComputeGuard guard;
+    const base::ComputeGuard guard;
     storages_.emplace_back(std::vector<int64_t>{layout_.world * layout_.part}, kinds_.full);
     whole = storages_.back().alias();
   }
@@ -66,7 +66,7 @@ void FullCopies::make_flat(FrontEndCallbacks& front) {
     int64_t rank = 0;
     while (rank + 1 < layout_.world && cut.length(rank) == 0) ++rank;
     {
-      const ComputeGuard guard;
+      const base::ComputeGuard guard;
       const auto start = rank * layout_.part + cut.offsets[rank];
       starts_.push_back(cut.shape[0] == 0 ? 0 : start);
       const auto memory = whole.narrow(0, starts_.back(), cut.shape[0]).view(leaf.sizes());

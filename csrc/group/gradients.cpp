@@ -1,6 +1,6 @@
 #include "group/gradients.h"
 
-#include "group/compute_guard.h"
+#include "base/compute_guard.h"
 #include "group/data.h"
 #include "observe/fault_point.h"
 #include "observe/label.h"
@@ -149,7 +149,7 @@ void Gradients::begin(
   rank_ = scattered() ? shards.rank() : 0;
   const auto before = options_.dtype() == at::kHalf ? first_part(rule.divisor) : rule.divides_after ? 1 : rule.divisor;
   after_ = before / rule.divisor;
-  const ComputeGuard compute;
+  const base::ComputeGuard compute;
   provide(buffers, counters);
   used_here_.assign(parameters_.size(), false);
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -179,7 +179,7 @@ comm::CollectiveName Gradients::named(const char* sum, const std::string& unit) 
 
 void Gradients::begin_all_reduce(const comm::Collectives& copies, const std::string& unit, Counters& counters) {
   observe::pass(observe::FaultPoint::all_reduce);
-  const ComputeGuard compute;
+  const base::ComputeGuard compute;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& partial = parameters_[i]->partial;
     if (!partial.values.defined()) continue;
@@ -197,7 +197,7 @@ at::Tensor Gradients::count_of(size_t index) const {
 // What is put aside are views of this vector. The next sum gets another one, so nothing is copied.
 void Gradients::keep_partial() {
   under_way_ = false;
-  const ComputeGuard guard;
+  const base::ComputeGuard guard;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     auto& parameter = *parameters_[i];
     parameter.settle();
@@ -216,7 +216,7 @@ void Gradients::wait(comm::Buffers& buffers) {
   auto pending = std::move(*pending_);
   pending_.reset();
   pending.wait();
-  const ComputeGuard guard;
+  const base::ComputeGuard guard;
   const auto bucket = std::exchange(bucket_, at::Tensor());
   if (scattered()) buffers.give(bucket);
 }
@@ -231,7 +231,7 @@ void Gradients::drop(comm::Buffers& buffers) {
   if (!pending->settle()) {
     sum_.renew({});
   } else if (scattered()) {
-    const ComputeGuard guard;
+    const base::ComputeGuard guard;
     buffers.give(bucket);
   }
 }
@@ -240,7 +240,7 @@ void Gradients::drop(comm::Buffers& buffers) {
 std::vector<size_t> Gradients::used_somewhere() const {
   at::Tensor counts;
   if (std::find(used_here_.begin(), used_here_.end(), false) != used_here_.end()) {
-    const ComputeGuard guard;
+    const base::ComputeGuard guard;
     const auto n = static_cast<int64_t>(parameters_.size());
     counts = at::real(sum_.vector().narrow(0, layout_.part, n)).to(at::kCPU, at::kFloat);
   }
@@ -277,11 +277,13 @@ void Gradients::publish(const std::function<void(at::Tensor&)>& hook) {
     parameter->partial = {};
   }
   const auto used = used_somewhere();
-  const auto kind = parameters_.front()->stored().options().requires_grad(false);
+  const auto& first = *parameters_.front();
+  auto kind = first.stored().options().requires_grad(false);
+  if (first.grad_dtype) kind = kind.dtype(first.grad_dtype);
   converts_ = kind.dtype() != options_.dtype() || kind.device() != options_.device();
   std::vector<at::Tensor> converted;
   if (after_ != 1 || converts_) {
-    const ComputeGuard guard;
+    const base::ComputeGuard guard;
     for (const auto i : used) {
       auto mean = mean_of(i);
       if (after_ != 1) mean.mul_(after_);
@@ -293,7 +295,7 @@ void Gradients::publish(const std::function<void(at::Tensor&)>& hook) {
       parameters_[used[n]]->publish(converts_ ? converted[n] : mean_of(used[n]));
     }
   };
-  const auto& visible = parameters_.front()->visible_parameter();
+  const auto& visible = first.visible_parameter();
   visible ? visible->at_once(publish_all) : publish_all();
   for (const auto i : used) parameters_[i]->run_hook();
 }

@@ -10,7 +10,8 @@ namespace {
 
 Kind kind_of(const Parameter* parameter) {
   const auto seen = parameter->stored();
-  return {seen.scalar_type(), seen.device(), parameter->whole, parameter->extension() != nullptr};
+  const bool extended = parameter->extension() != nullptr;
+  return {seen.scalar_type(), seen.device(), parameter->whole, extended, parameter->full_dtype, parameter->grad_dtype};
 }
 
 } // namespace

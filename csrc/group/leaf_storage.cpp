@@ -1,6 +1,6 @@
 #include "group/leaf_storage.h"
 
-#include "group/compute_guard.h"
+#include "base/compute_guard.h"
 #include "transport/transport.h"
 
 #include <shardwise/error.h>
@@ -46,14 +46,14 @@ LeafStorage::LeafStorage(const at::Tensor& tensor) {
     throw ValueError(
         c10::str("shardwise: memory cannot be freed and refilled: ", problem, ". Give a dense tensor with memory."));
   }
-  const ComputeGuard guard;
+  const base::ComputeGuard guard;
   bytes_ = tensor.storage().nbytes();
   alias_ = at::empty({0}, tensor.options().requires_grad(false));
   alias_.set_(tensor.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides());
 }
 
 LeafStorage::LeafStorage(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  const ComputeGuard guard;
+  const base::ComputeGuard guard;
   alias_ = at::empty({0}, options);
   alias_.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
   bytes_ = alias_.nbytes();

@@ -13,8 +13,10 @@ Outline::Outline(const Kind& kind, const Policy& policy)
     : layout_(kind.whole ? Layout::replicate : policy.layout),
       world_(layout_ == Layout::replicate ? 1 : policy.world),
       dtype_(kind.dtype),
-      full_dtype_(layout_ == Layout::replicate ? dtype_ : cast(dtype_, policy.full_dtype, dtype_)),
-      sum_dtype_(cast(dtype_, policy.sum_dtype, dtype_)) {}
+      full_dtype_(
+          layout_ == Layout::replicate ? dtype_
+                                       : cast(dtype_, kind.full_dtype ? kind.full_dtype : policy.full_dtype, dtype_)),
+      sum_dtype_(cast(dtype_, policy.sum_dtype, kind.grad_dtype.value_or(dtype_))) {}
 
 int64_t Outline::alignment() const {
   return layout::alignment(static_cast<int64_t>(c10::elementSize(dtype_)));

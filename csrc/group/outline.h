@@ -23,6 +23,10 @@ struct Kind {
   bool whole;
   /// Each has its own way to travel.
   bool extended = false;
+  /// The dtype of their full copies, where it is not the one that the unit computes in.
+  std::optional<at::ScalarType> full_dtype = std::nullopt;
+  /// That of their gradients, where it is not their own.
+  std::optional<at::ScalarType> grad_dtype = std::nullopt;
   bool operator==(const Kind&) const = default;
 };
 
@@ -47,7 +51,8 @@ class Outline {
     Layout layout = Layout::replicate;
     /// The number of shards.
     int64_t world = 1;
-    /// The dtypes of full copies and of sums, for floating-point parameters. Unset: that of the parameters.
+    /// The dtypes of full copies and of sums, for floating-point parameters. Unset: that of the parameters, and that of
+    /// their gradients.
     std::optional<at::ScalarType> full_dtype;
     std::optional<at::ScalarType> sum_dtype;
   };

@@ -1,7 +1,7 @@
 #include "group/parameter.h"
 
 #include "base/caller_error.h"
-#include "group/compute_guard.h"
+#include "base/compute_guard.h"
 #include "group/data.h"
 
 #include <shardwise/error.h>
@@ -135,7 +135,7 @@ void Parameter::replace_leaf(const at::Tensor& leaf, at::Tensor full) {
 }
 
 void Parameter::restore_memory() const {
-  const ComputeGuard guard;
+  const base::ComputeGuard guard;
   replace_data(full(), memory_);
 }
 
@@ -225,7 +225,7 @@ void Parameter::collect(const std::shared_ptr<void>& owner, const at::Tensor& le
   }
   // The graph of a gradient made with create_graph may hold the same memory: never add into that.
   if (arrived.requires_grad() || fresh_.defined()) {
-    const ComputeGuard guard;
+    const base::ComputeGuard guard;
     if (arrived.requires_grad()) arrived = arrived.detach().clone();
     if (fresh_.defined()) arrived = at::add(fresh_, arrived);
   }
@@ -260,12 +260,12 @@ at::Tensor Parameter::take_local() {
   put_back();
   auto fresh = std::exchange(fresh_, at::Tensor());
   if (!pending_.defined()) return fresh;
-  const ComputeGuard guard;
+  const base::ComputeGuard guard;
   return fresh.defined() ? at::add(pending_, fresh) : pending_;
 }
 
 void Parameter::keep_for_later() {
-  const ComputeGuard guard;
+  const base::ComputeGuard guard;
   put_back();
   if (!fresh_.defined()) return;
   if (pending_.defined()) {
@@ -323,7 +323,7 @@ void Parameter::publish(const at::Tensor& mean) {
 
 void Parameter::add_to(at::Tensor& grad, const at::Tensor& mean) {
   if (grad.defined()) {
-    const ComputeGuard guard;
+    const base::ComputeGuard guard;
     (visible_ ? visible_->memory(grad) : grad).add_(mean);
   } else {
     grad = visible_ ? visible_->gradient(mean) : mean;

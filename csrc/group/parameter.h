@@ -186,6 +186,10 @@ class Parameter {
   bool owed = false;
   /// The dtype in which backwards without synchronisation are summed; unset: that of its gradients.
   std::optional<at::ScalarType> sum_dtype;
+  /// The dtype of its full copy, where it is not the one that its unit computes in.
+  std::optional<at::ScalarType> full_dtype;
+  /// The dtype of its gradient, where it is not its own.
+  std::optional<at::ScalarType> grad_dtype;
   /// The dimension along which `rows` cuts it.
   int64_t shard_dim = 0;
   /// Every rank keeps all of it, even in a sharded unit.

@@ -1,6 +1,6 @@
 #include "group/sum.h"
 
-#include "group/compute_guard.h"
+#include "base/compute_guard.h"
 #include "group/copy_batch.h"
 #include "group/parameter.h"
 
@@ -43,7 +43,7 @@ const at::Tensor& Sum::view(
   if (views_.size() <= index) views_.resize(index + 1);
   auto& view = views_[index];
   if (!is_as_made(view, sizes, offset)) {
-    const ComputeGuard guard;
+    const base::ComputeGuard guard;
     view.strides = strides();
     view.tensor = view_of(vector_, sizes, view.strides, offset);
   }

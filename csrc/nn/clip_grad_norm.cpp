@@ -1,7 +1,7 @@
 #include <shardwise/clip_grad_norm.h>
 
+#include "base/compute_guard.h"
 #include "engine/front_end.h"
-#include "group/compute_guard.h"
 #include "nn/module_state.h"
 
 #include <shardwise/error.h>
@@ -47,9 +47,11 @@ void refuse_full_copy(const at::Tensor& tensor, const engine::Unit& unit) {
       std::nullopt, {c10::str("number ", index, ", counted from 0, of the parameters given to clip_grad_norm_")}));
 }
 
+using Units = std::vector<std::shared_ptr<engine::Unit>>;
+
 /// One of these units for each process group of shards.
-std::vector<std::shared_ptr<engine::Unit>> one_for_each_group(const std::vector<std::shared_ptr<engine::Unit>>& units) {
-  std::vector<std::shared_ptr<engine::Unit>> some;
+Units one_for_each_group(const Units& units) {
+  Units some;
   for (const auto& unit : units) {
     const auto same = [&](const auto& other) { return other->shards() == unit->shards(); };
     if (std::none_of(some.begin(), some.end(), same)) some.push_back(unit);
@@ -71,7 +73,7 @@ class Norm {
 
   /// `weight`: the share of it that this rank adds, where other ranks add theirs.
   void add(const at::Tensor& gradient, double weight) {
-    const group::ComputeGuard guard;
+    const base::ComputeGuard guard;
     const auto values = values_of(gradient);
     if (values.numel() == 0) return;
     const auto type = values.scalar_type();
@@ -84,7 +86,7 @@ class Norm {
 
   /// Adds up what this rank has, with one wait for each device instead of one for each gradient.
   void finish() {
-    const group::ComputeGuard guard;
+    const base::ComputeGuard guard;
     for (const auto& [device, terms] : waiting_) {
       const auto norms = at::stack(terms.norms);
       const auto term =
@@ -100,14 +102,21 @@ class Norm {
   }
 
   void reduce(engine::Unit& unit) {
-    if (unit.shards().size() == 1) return;
-    const group::ComputeGuard guard;
+    reduce(unit, {unit.ranks().for_event(comm::Agreement::kClipping, kWhat, unit.own_counters())});
+  }
+
+  /// Over all ranks of the unit's mesh.
+  void reduce_to_all(engine::Unit& unit) {
+    reduce(unit, unit.ranks().all_for_event(comm::Agreement::kClipping, kWhat, unit.own_counters()));
+  }
+
+  void reduce(engine::Unit& unit, const std::vector<comm::Collectives>& ranks) {
+    const base::ComputeGuard guard;
     const auto wire = at::tensor({power_, is_nan_}, at::kDouble).to(unit.mesh().device());
     const auto op = is_maximum() ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
-    unit.ranks()
-        .for_event(comm::Agreement::kClipping, kWhat, unit.own_counters())
-        .all_reduce(wire, kWhat, unit.own_counters(), op)
-        .wait();
+    for (const auto& some : ranks) {
+      if (some.size() > 1) some.all_reduce(wire, kWhat, unit.own_counters(), op).wait();
+    }
     const auto reduced = wire.cpu();
     power_ = reduced.data_ptr<double>()[0];
     is_nan_ = reduced.data_ptr<double>()[1];
@@ -139,43 +148,78 @@ class Norm {
   double is_nan_ = 0;
 };
 
+/// A gradient, and the unit of its parameter if it has one.
+struct Gradient {
+  at::Tensor values;
+  std::shared_ptr<engine::Unit> unit;
+  /// Whether every rank of the unit has all of it.
+  bool is_whole;
+};
+
+/// The norm of all gradients on all ranks. Parameters on a mesh of fewer ranks than the widest, as experts are, differ
+/// between the meshes of that kind: they are added up over the widest one.
+Norm norm_of(const std::vector<Gradient>& gradients, const Units& units, double order) {
+  const auto ranks_of = [](const auto& unit) { return unit->ranks().world(); };
+  const auto widest = std::max_element(
+      units.begin(), units.end(), [&](const auto& a, const auto& b) { return ranks_of(a) < ranks_of(b); });
+  const auto is_narrow = [&](const auto& unit) {
+    return unit && ranks_of(unit) > 1 && ranks_of(unit) < ranks_of(*widest);
+  };
+  auto sharded = units;
+  std::erase_if(sharded, [&](const auto& unit) { return unit->shards().size() == 1 || is_narrow(unit); });
+  const auto meshes = one_for_each_group(sharded);
+  Norm total(order);
+  // What every rank has whole is added to the shards of the first mesh, a share from each rank. So all ranks get the
+  // same norm, and whatever is not finite anywhere is seen everywhere.
+  const auto share = meshes.empty() ? 1.0 : 1.0 / meshes.front()->shards().size();
+  for (size_t i = 0; i < std::max<size_t>(meshes.size(), 1); ++i) {
+    Norm part(order);
+    for (const auto& [gradient, unit, is_whole] : gradients) {
+      if (is_narrow(unit)) continue;
+      if (is_whole && i == 0) part.add(gradient, share);
+      if (!is_whole && unit->shards() == meshes[i]->shards()) part.add(gradient, 1);
+    }
+    part.finish();
+    if (!meshes.empty()) part.reduce(*meshes[i]);
+    total += part;
+  }
+  if (std::any_of(units.begin(), units.end(), is_narrow)) {
+    Norm part(order);
+    for (const auto& [gradient, unit, is_whole] : gradients) {
+      if (!is_narrow(unit)) continue;
+      part.add(gradient, 1.0 / static_cast<double>(is_whole ? ranks_of(unit) : unit->ranks().copies().size()));
+    }
+    part.finish();
+    part.reduce_to_all(**widest);
+    total += part;
+  }
+  return total;
+}
+
 } // namespace
 
 double clip_grad_norm_(
     const std::vector<at::Tensor>& parameters, double max_norm, double norm_type, bool error_if_nonfinite) {
   check(max_norm, norm_type);
   std::unordered_set<at::TensorImpl*> seen;
-  std::vector<std::pair<at::Tensor, std::shared_ptr<engine::Unit>>> gradients;
-  std::vector<std::shared_ptr<engine::Unit>> sharded;
+  std::vector<Gradient> gradients;
+  Units units;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto& parameter = parameters[i];
     if (!parameter.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     // Which collectives there are follows from the units, whether this rank has a gradient or not.
     auto unit = engine::unit_of_shard(parameter);
-    if (unit) {
-      // With a single shard each rank has the whole parameter, and adds its share as for one that no unit has.
-      unit->shards().size() > 1 ? sharded.push_back(unit) : unit.reset();
-    } else if (const auto other = engine::Unit::of(parameter); other && other->has_full_copies()) {
-      refuse_full_copy(parameter, *other);
+    // With a single shard each rank has the whole parameter.
+    const bool is_whole = !unit || unit->shards().size() == 1;
+    if (!unit) {
+      unit = engine::Unit::of(parameter);
+      if (unit && unit->has_full_copies()) refuse_full_copy(parameter, *unit);
     }
+    if (unit) units.push_back(unit);
     if (parameter.is_meta()) refuse_without_values(parameter, i);
-    if (parameter.grad().defined()) gradients.emplace_back(parameter.grad(), std::move(unit));
+    if (parameter.grad().defined()) gradients.push_back({parameter.grad(), std::move(unit), is_whole});
   }
-  const auto meshes = one_for_each_group(sharded);
-  Norm total(norm_type);
-  // What every rank has whole is added to the shards of the first mesh, a share from each rank. So all ranks get the
-  // same norm, and whatever is not finite anywhere is seen everywhere.
-  const auto share = meshes.empty() ? 1.0 : 1.0 / meshes.front()->shards().size();
-  for (size_t i = 0; i < std::max<size_t>(meshes.size(), 1); ++i) {
-    Norm part(norm_type);
-    for (const auto& [gradient, unit] : gradients) {
-      if (!unit && i == 0) part.add(gradient, share);
-      if (unit && unit->shards() == meshes[i]->shards()) part.add(gradient, 1);
-    }
-    part.finish();
-    if (!meshes.empty()) part.reduce(*meshes[i]);
-    total += part;
-  }
+  const auto total = norm_of(gradients, units, norm_type);
   const auto norm = total.value();
   if (error_if_nonfinite && !std::isfinite(norm)) {
     throw Error(c10::str(
@@ -187,7 +231,7 @@ double clip_grad_norm_(
   if (scale == 1.0) return norm;
   const c10::InferenceMode no_inference(false);
   const c10::AutoGradMode no_grad(false);
-  for (auto& [gradient, unit] : gradients) gradient.mul_(scale);
+  for (auto& gradient : gradients) gradient.values.mul_(scale);
   return norm;
 }
 

@@ -74,6 +74,7 @@ class Outliner {
           "shardwise: estimate_memory(): the parameter '", parameter.names.front(),
           "' belongs to a unit already. Call estimate_memory() before fully_shard() or replicate(), or use plan()."));
     }
+    nn::choose_dtypes(parameters, policy_.precision);
     MemoryOutline::Unit unit;
     unit.has_full_copies = !policy_.replicates || nn::is_cast(parameters, policy_.precision);
     if (unit.has_full_copies) nn::find_owners({modules_[number]}, whole_, parameters);
@@ -84,7 +85,7 @@ class Outliner {
       numbers_[tensor.unsafeGetTensorImpl()] = outline_.parameters.size();
       outline_.parameters.push_back(
           {tensor.sizes().vec(), tensor.scalar_type(), parameter.shard_dim, parameter.whole || parameter.unheld,
-           tensor.requires_grad()});
+           parameter.full_dtype, tensor.requires_grad()});
     }
     for (size_t outer = number + 1; outer < modules_.size() && !unit.outer; ++outer) {
       if (contains(*modules_[outer], modules_[number])) unit.outer = outer;
@@ -120,10 +121,17 @@ class Outliner {
 
 MemoryEstimate estimate_memory(
     const torch::nn::Module& module, const FullyShardOptions& options, int64_t world, const EstimateOptions& more) {
+  if (options.parameter_mesh()) {
+    throw ValueError(
+        "shardwise: estimate_memory(): parameter_mesh() is not supported: all parameters are taken to lie on one mesh. "
+        "Leave it out for an estimate with all on the same mesh.");
+  }
   engine::MemoryPolicy policy{
       .is_flat = options.layout() == ShardLayout::flat,
       .precision = options.mixed_precision(),
-      .reshard = options.reshard_after_forward()};
+      .reshard = options.reshard_after_forward(),
+      .sums_in_flight = more.reduce_scatter_max_input_buffers(),
+      .keeps_full = more.keep_unsharded_storage()};
   engine::set_ranks(policy, world, more.copies(), more.rank(), more.optimizer_factor());
   const Outliner outliner(
       module, policy, options.shard_placement(), options.ignored_parameters(), options.whole_parameters(),
@@ -134,7 +142,11 @@ MemoryEstimate estimate_memory(
 MemoryEstimate estimate_memory(
     const torch::nn::Module& module, const ReplicateOptions& options, int64_t world, const EstimateOptions& more) {
   engine::MemoryPolicy policy{
-      .replicates = true, .precision = options.mixed_precision(), .reshard = ReshardAfterForward(false)};
+      .replicates = true,
+      .precision = options.mixed_precision(),
+      .reshard = ReshardAfterForward(false),
+      .sums_in_flight = more.reduce_scatter_max_input_buffers(),
+      .keeps_full = more.keep_unsharded_storage()};
   engine::set_ranks(policy, world, more.copies(), more.rank(), more.optimizer_factor());
   const Outliner outliner(module, policy, {}, options.ignored_parameters(), {}, more.units());
   return engine::estimate(outliner.outline(), policy);

@@ -1,6 +1,6 @@
 #include <shardwise/state_dict.h>
 
-#include "group/compute_guard.h"
+#include "base/compute_guard.h"
 #include "nn/module_state.h"
 
 #include <algorithm>
@@ -47,7 +47,7 @@ StateDict full_state_dict(const torch::nn::Module& module, const FullStateDictOp
   if (!keep) return dict;
   for (size_t i = 0; i < values.size(); ++i) {
     if (values[i].defined()) continue;
-    const group::ComputeGuard guard;
+    const base::ComputeGuard guard;
     const auto& tensor = state.entries()[i].tensor;
     values[i] = device && tensor.device() != *device ? tensor.to(*device) : tensor.clone();
   }

@@ -1,7 +1,7 @@
 #include <shardwise/state_dict.h>
 
+#include "base/compute_guard.h"
 #include "comm/messages.h"
-#include "group/compute_guard.h"
 #include "group/leaf_storage.h"
 #include "nn/module_state.h"
 
@@ -122,7 +122,7 @@ class Source {
   /// Sent as bytes, which every back end can do whatever the dtype.
   at::Tensor get(const Entry& entry, const at::Tensor& value) const {
     if (unit_ == nullptr) return value;
-    const group::ComputeGuard guard;
+    const base::ComputeGuard guard;
     const auto options = entry.tensor.options().device(unit_->mesh().device());
     const auto whole = is_here() ? value.to(options.device()).contiguous() : at::empty(entry.sizes, options);
     if (whole.numel() == 0) return whole;

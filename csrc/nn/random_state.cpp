@@ -1,6 +1,6 @@
 #include "nn/random_state.h"
 
-#include "group/compute_guard.h"
+#include "base/compute_guard.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -11,7 +11,7 @@
 namespace shardwise::nn {
 
 RandomState RandomState::now() {
-  const group::ComputeGuard guard;
+  const base::ComputeGuard guard;
   std::vector<at::Generator> generators{at::detail::getDefaultCPUGenerator()};
   if (at::hasCUDA()) {
     const auto& cuda = at::detail::getCUDAHooks();
@@ -28,7 +28,7 @@ RandomState RandomState::now() {
 }
 
 void RandomState::restore() const {
-  const group::ComputeGuard guard;
+  const base::ComputeGuard guard;
   for (auto [generator, state] : states_) {
     const std::lock_guard lock(generator.mutex());
     generator.set_state(state);

@@ -8,6 +8,7 @@ namespace {
 
 Unit replicate_all(const nn::Modules& modules, const ReplicateOptions& options) {
   auto all = nn::tensors_of_unit(modules, options.ignored_parameters(), "replicate");
+  nn::choose_dtypes(all.parameters, options.mixed_precision());
   const auto mesh = options.mesh() ? *options.mesh() : Mesh::shared();
   const bool is_moved = options.cpu_offload() && !mesh.device().is_cpu();
   const bool has_full_copies = is_moved || nn::is_cast(all.parameters, options.mixed_precision());

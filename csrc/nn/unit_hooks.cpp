@@ -50,10 +50,9 @@ TestSwitches& test_switches() {
   return switches;
 }
 
-void add_unit_hooks(
-    torch::nn::Module& module, const std::shared_ptr<engine::Unit>& unit, const std::shared_ptr<UnitTouch>& touch) {
-  if (!test_switches().hooks) return;
-  observe_calls(module);
+namespace {
+
+void watch_calls(torch::nn::Module& module, const std::shared_ptr<engine::Unit>& unit) {
   const WeakUnit weak = unit;
   register_forward_pre_hook(module, [weak](torch::nn::Module&, HookTensors& inputs) {
     const auto self = weak.lock();
@@ -81,6 +80,15 @@ void add_unit_hooks(
       cast(outputs, dtype);
     });
   }
+}
+
+} // namespace
+
+void add_unit_hooks(
+    torch::nn::Module& module, const std::shared_ptr<engine::Unit>& unit, const std::shared_ptr<UnitTouch>& touch) {
+  if (!test_switches().hooks) return;
+  observe_calls(module);
+  if (!unit->timing().is_companion) watch_calls(module, unit);
   if (touch && unit->precision().param_dtype()) mark_calls(module, touch);
 }
 

@@ -29,12 +29,13 @@ class UnitTouch::Full : public TouchListener {
     return dtype;
   }
   bool spares(const at::Tensor& argument) const override {
-    return buffers.contains(argument.unsafeGetTensorImpl());
+    return uncast.contains(argument.unsafeGetTensorImpl());
   }
 
   std::weak_ptr<engine::Unit> unit;
   std::optional<at::ScalarType> dtype;
-  std::unordered_set<const at::TensorImpl*> buffers;
+  /// Buffers, and parameters that are computed with in a dtype of their own.
+  std::unordered_set<const at::TensorImpl*> uncast;
   /// How many calls that can be seen are running.
   int calls = 0;
   /// Parameters that were only taken to be members', and whose leaves were not used yet.
@@ -99,7 +100,10 @@ void UnitTouch::bind(
   gradient_->unit = unit;
   absent_->unit = unit;
   if (unit->precision().cast_forward_inputs()) full_->dtype = unit->precision().param_dtype();
-  for (const auto& buffer : buffers) full_->buffers.insert(buffer.tensor.unsafeGetTensorImpl());
+  for (const auto& buffer : buffers) full_->uncast.insert(buffer.tensor.unsafeGetTensorImpl());
+  for (const auto& parameter : unit->parameters()) {
+    if (parameter->full_dtype) full_->uncast.insert(parameter->leaf().unsafeGetTensorImpl());
+  }
   if (unit->shards().size() == 1) return;
   for (const auto& parameter : unit->parameters()) {
     if (parameter->whole || !taken_for_members.contains(parameter->leaf().unsafeGetTensorImpl())) continue;
@@ -133,7 +137,7 @@ std::string UnitTouch::read_error(const std::string& names) const {
 at::Tensor UnitTouch::absent_gradient(const at::Tensor& leaf) {
   at::Tensor gradient;
   {
-    const group::ComputeGuard guard;
+    const base::ComputeGuard guard;
     group::LeafStorage storage(leaf.sizes(), leaf.options().requires_grad(false));
     gradient = storage.alias();
     storage.free();

@@ -1,12 +1,17 @@
 #include "nn/wrapping.h"
 
-#include "group/compute_guard.h"
+#include "base/compute_guard.h"
+#include "base/torch_versions.h"
 #include "nn/aliases.h"
 #include "nn/owners.h"
 #include "nn/recurrent.h"
 #include "nn/unit_hooks.h"
 #include "nn/unit_table.h"
 #include "nn/unit_touch.h"
+
+#include <shardwise/error.h>
+
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <unordered_map>
@@ -20,7 +25,7 @@ void move_to(at::Device device, const std::vector<engine::NamedTensor>& tensors)
   for (const auto& named : tensors) {
     const auto& tensor = named.tensor;
     if (tensor.device() == device || tensor.is_meta() || engine::Unit::of(tensor)) continue;
-    const group::ComputeGuard guard;
+    const base::ComputeGuard guard;
     tensor.set_data(tensor.to(device));
   }
 }
@@ -50,9 +55,28 @@ void choose_dims(std::vector<engine::NamedTensor>& parameters, const FullyShardO
   }
 }
 
+void choose_dtypes(std::vector<engine::NamedTensor>& parameters, const MixedPrecision& precision) {
+  for (auto& parameter : parameters) {
+    if (engine::Unit::of(parameter.tensor)) continue;
+    if (parameter.tensor.is_floating_point()) parameter.grad_dtype = base::own_grad_dtype(parameter.tensor);
+    if (!precision.param_dtype_override()) continue;
+    const auto own = parameter.tensor.scalar_type();
+    const auto chosen = precision.param_dtype_override()(parameter.names.front(), parameter.tensor);
+    if (!chosen || chosen == precision.param_dtype()) continue;
+    if (*chosen != own) {
+      throw ValueError(c10::str(
+          "shardwise: param_dtype_override returned ", c10::getDtypeNames(*chosen).first, " for '",
+          parameter.names.front(), "'. It must return nothing, param_dtype, or the parameter's own dtype, which is ",
+          c10::getDtypeNames(own).first, "."));
+    }
+    parameter.full_dtype = chosen;
+  }
+}
+
 bool is_cast(const std::vector<engine::NamedTensor>& parameters, const MixedPrecision& precision) {
   return precision.param_dtype() && std::any_of(parameters.begin(), parameters.end(), [&](const auto& parameter) {
-           return parameter.tensor.is_floating_point() && parameter.tensor.scalar_type() != *precision.param_dtype();
+           return parameter.tensor.is_floating_point() && !parameter.full_dtype &&
+                  parameter.tensor.scalar_type() != *precision.param_dtype();
          });
 }
 
@@ -73,7 +97,7 @@ std::shared_ptr<engine::Unit> wrap(
   if (touch) touch->bind(unit, buffers, taken_for_members);
   for (auto* module : modules) {
     if (has_full_copies) register_shards(*module, *unit);
-    add_unit(*module, unit);
+    if (!settings.is_companion) add_unit(*module, unit);
     add_unit_hooks(*module, unit, touch);
   }
   return unit;

@@ -33,6 +33,11 @@ std::shared_ptr<engine::Unit> wrap(
 /// Sets the dimension along which each is cut, as `placement` says.
 void choose_dims(std::vector<engine::NamedTensor>& parameters, const FullyShardOptions::Placement& placement);
 
+/// Sets the dtypes of full copies that `precision` says of single parameters, and those of gradients that these say
+/// themselves. Raises ValueError for one that is neither
+/// the parameter's own nor `param_dtype`.
+void choose_dtypes(std::vector<engine::NamedTensor>& parameters, const MixedPrecision& precision);
+
 /// Whether the modules are to compute in a dtype other than what the optimizer sees.
 bool is_cast(const std::vector<engine::NamedTensor>& parameters, const MixedPrecision& precision);
 

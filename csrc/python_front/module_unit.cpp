@@ -1,5 +1,6 @@
 #include "python_front/module_unit.h"
 
+#include "base/torch_versions.h"
 #include "engine/front_end.h"
 #include "python_front/dtensor_parameter.h"
 #include "python_front/python_extension.h"
@@ -12,6 +13,8 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
 
 namespace shardwise::python_front {
 
@@ -50,7 +53,9 @@ class ModuleUnit::Front : public group::FrontEndCallbacks {
 
 ModuleUnit::ModuleUnit(
     const Mesh& mesh, std::vector<GivenParameter> parameters,
-    std::vector<std::pair<std::vector<std::string>, at::Tensor>> adopted, engine::UnitSettings settings) {
+    std::vector<std::pair<std::vector<std::string>, at::Tensor>> adopted, Companions companions,
+    engine::UnitSettings settings)
+    : companions_(std::move(companions)) {
   std::vector<engine::NamedTensor> tensors;
   settings.front_end = std::make_shared<Front>(entries_);
   for (auto& given : parameters) {
@@ -59,15 +64,22 @@ ModuleUnit::ModuleUnit(
     tensor.names = std::move(given.names);
     tensor.tensor = py::cast<at::Tensor>(given.full);
     tensor.shard_dim = given.shard_dim;
+    tensor.full_dtype = given.full_dtype;
+    tensor.grad_dtype = given.grad_dtype;
     if (!given.memory.is_none()) tensor.full = py::cast<at::Tensor>(given.memory);
     if (!given.values.is_none()) tensor.values = py::cast<at::Tensor>(given.values);
     if (!given.extension.is_none()) {
       tensor.extension = std::make_shared<PythonExtension>(entries_, entries_->size() - 1, given.extension);
     }
     const auto& values = tensor.values.defined() ? tensor.values : tensor.full.defined() ? tensor.full : tensor.tensor;
-    tensor.whole = !tensor.extension && settings.shares(values.scalar_type(), mesh.device());
+    const auto dtype = values.scalar_type();
+    tensor.whole =
+        !tensor.extension && settings.shares(dtype, settings.full_dtype(dtype, given.full_dtype), mesh.device());
   }
   for (auto& [names, tensor] : adopted) tensors.push_back({.names = std::move(names), .tensor = std::move(tensor)});
+  for (const auto& companion : companions_) {
+    for (auto& named : companion->unit_->named_parameters()) tensors.push_back(std::move(named));
+  }
   const py::gil_scoped_release no_gil;
   unit_ = engine::Unit::create(mesh, std::move(tensors), {}, settings);
 }
@@ -81,10 +93,19 @@ void ModuleUnit::show_as(size_t index, const py::object& parameter, const py::ob
   to_memory_[index] = to_memory;
   entries_->set_visible(index, parameter);
   const auto local = py::cast<at::Tensor>(parameter.attr("_local_tensor"));
+  // A cast or a load may have brought another parameter object.
+  const auto& grad_dtype = unit_->parameters().at(index)->grad_dtype;
+  if (grad_dtype) base::set_grad_dtype(py::cast<at::Tensor>(parameter), *grad_dtype);
   unit_->replace_shard(index, local, std::make_shared<DTensorParameter>(parameter, to_memory));
 }
 
+bool ModuleUnit::sees_all() const {
+  return unit_->sees_all() &&
+         std::all_of(companions_.begin(), companions_.end(), [](const auto& each) { return each->unit_->sees_all(); });
+}
+
 void ModuleUnit::look_again() {
+  for (const auto& companion : companions_) companion->look_again();
   if (unit_->shows_full()) return;
   const auto stored = unit_->stored();
   for (size_t i = 0; i < entries_->size(); ++i) {
@@ -107,7 +128,7 @@ void ModuleUnit::look_again() {
 void ModuleUnit::take_memory() {
   look_again();
   const py::gil_scoped_release no_gil;
-  unit_->take_memory();
+  for (const auto& unit : unit_->call()) unit->take_memory();
 }
 
 // Somebody may have put an extension's methods on a shard after it was made.
@@ -167,7 +188,7 @@ bool ModuleUnit::ends(py::handle module) {
 }
 
 py::object ModuleUnit::pre_forward(py::handle module, const py::object& arguments, const py::object& keywords) {
-  if (!unit_->sees_all()) look_again();
+  if (!sees_all()) look_again();
   const bool is_first = begins(module);
   auto result = convert_inputs_.is_none() ? py::none() : convert_inputs_(arguments, keywords);
   const bool backward = engine::Unit::in_backward();

@@ -23,6 +23,10 @@ struct GivenParameter {
   /// The values of `full` if that has another dtype, or this rank's shard if there is an extension; else None.
   pybind11::object values;
   int64_t shard_dim;
+  /// Where it is not that of the unit's options.
+  std::optional<at::ScalarType> full_dtype;
+  /// Where the program set another one than the parameter's own.
+  std::optional<at::ScalarType> grad_dtype;
   /// A shardwise._extensions.Extension; None if the shard is an ordinary piece.
   pybind11::object extension;
 };
@@ -32,9 +36,14 @@ struct GivenParameter {
 /// Owned by Python, in the state of the modules; keeps no module alive.
 class ModuleUnit {
  public:
+  using Companions = std::vector<std::shared_ptr<ModuleUnit>>;
+
+  /// `adopted` are parameters of inner units, and `companions` units of the same call with parameters on other meshes,
+  /// which this one speaks for from now on.
   ModuleUnit(
       const Mesh& mesh, std::vector<GivenParameter> parameters,
-      std::vector<std::pair<std::vector<std::string>, at::Tensor>> adopted, engine::UnitSettings settings);
+      std::vector<std::pair<std::vector<std::string>, at::Tensor>> adopted, Companions companions,
+      engine::UnitSettings settings);
 
   Unit handle() const {
     return Unit(unit_);
@@ -69,6 +78,7 @@ class ModuleUnit {
  private:
   class Front;
 
+  bool sees_all() const;
   /// Returns whether the shard has an extension that the parameter did not have.
   bool look_for_extension(size_t index, const pybind11::object& shard);
   bool begins(pybind11::handle module);
@@ -76,6 +86,7 @@ class ModuleUnit {
 
   std::shared_ptr<Entries> entries_ = std::make_shared<Entries>();
   std::shared_ptr<engine::Unit> unit_;
+  Companions companions_;
   std::vector<pybind11::object> to_memory_;
   pybind11::object extend_ = pybind11::none();
   std::set<const void*> modules_;

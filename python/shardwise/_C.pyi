@@ -66,7 +66,7 @@ class Options:
     """
     What the user chose; `pin_memory` is that of shards on the host, None where they are not.
     """
-    def __init__(self, *, param_dtype: typing.Any, reduce_dtype: typing.Any, output_dtype: typing.Any, cast_forward_inputs: bool, pin_memory: bool | None, reshard_after_forward: bool | typing.SupportsInt | None) -> None:
+    def __init__(self, *, param_dtype: typing.Any, param_dtype_override: typing.Any, reduce_dtype: typing.Any, output_dtype: typing.Any, cast_forward_inputs: bool, pin_memory: bool | None, reshard_after_forward: bool | typing.SupportsInt | None) -> None:
         ...
 class Unsharding:
     """
@@ -84,13 +84,13 @@ class GivenParameter:
     """
     A parameter as a unit takes it over.
     """
-    def __init__(self, *, names: collections.abc.Sequence[str], owners: collections.abc.Sequence[tuple[typing.Any, str]], full: typing.Any, memory: typing.Any, values: typing.Any, shard_dim: typing.SupportsInt, extension: typing.Any) -> None:
+    def __init__(self, *, names: collections.abc.Sequence[str], owners: collections.abc.Sequence[tuple[typing.Any, str]], full: typing.Any, memory: typing.Any, values: typing.Any, shard_dim: typing.SupportsInt, full_dtype: typing.Any, grad_dtype: typing.Any, extension: typing.Any) -> None:
         ...
 class Unit:
     """
     The engine's side of one call.
     """
-    def __init__(self, mesh: Mesh, parameters: collections.abc.Sequence[GivenParameter], adopted: collections.abc.Sequence[tuple[collections.abc.Sequence[str], torch.Tensor]], options: Options, *, replicates: bool, neighbours: torch.distributed.distributed_c10d.ProcessGroup | None) -> None:
+    def __init__(self, mesh: Mesh, parameters: collections.abc.Sequence[GivenParameter], adopted: collections.abc.Sequence[tuple[collections.abc.Sequence[str], torch.Tensor]], options: Options, *, replicates: bool, neighbours: torch.distributed.distributed_c10d.ProcessGroup | None, is_companion: bool, companions: collections.abc.Sequence[Unit]) -> None:
         ...
     def counters(self) -> dict[str, int]:
         ...
@@ -134,11 +134,15 @@ class Unit:
         ...
     def set_is_last_backward(self, value: bool) -> None:
         ...
+    def set_keep_unsharded_storage(self, value: bool) -> None:
+        ...
     def set_manual_backward_finalization(self, value: bool) -> None:
         ...
     def set_modules(self, modules: collections.abc.Sequence[typing.Any]) -> None:
         ...
     def set_post_optim_event(self, event: typing.Any) -> None:
+        ...
+    def set_reduce_scatter_max_input_buffers(self, count: typing.SupportsInt) -> None:
         ...
     def set_reduce_scatter_unused_params(self, value: bool) -> None:
         ...
@@ -212,9 +216,13 @@ class CppUnit:
         ...
     def set_is_last_backward(self, value: bool) -> None:
         ...
+    def set_keep_unsharded_storage(self, value: bool) -> None:
+        ...
     def set_manual_backward_finalization(self, value: bool) -> None:
         ...
     def set_post_optim_event(self, event: typing.Any) -> None:
+        ...
+    def set_reduce_scatter_max_input_buffers(self, count: typing.SupportsInt) -> None:
         ...
     def set_reduce_scatter_unused_params(self, value: bool) -> None:
         ...
@@ -240,7 +248,7 @@ class OutlineParameter:
     """
     A parameter as far as memory goes.
     """
-    def __init__(self, *, sizes: collections.abc.Sequence[typing.SupportsInt], dtype: typing.Any, dim: typing.SupportsInt, whole: bool, trained: bool) -> None:
+    def __init__(self, *, sizes: collections.abc.Sequence[typing.SupportsInt], dtype: typing.Any, dim: typing.SupportsInt, whole: bool, full_dtype: typing.Any, trained: bool) -> None:
         ...
 class OutlineUnit:
     """
@@ -295,7 +303,7 @@ class EstimateOptions:
     """
     What else an estimate is asked for.
     """
-    def __init__(self, *, copies: typing.SupportsInt, rank: typing.SupportsInt, optimizer_factor: typing.SupportsFloat) -> None:
+    def __init__(self, *, copies: typing.SupportsInt, rank: typing.SupportsInt, optimizer_factor: typing.SupportsFloat, reduce_scatter_max_input_buffers: typing.SupportsInt, keep_unsharded_storage: bool) -> None:
         ...
 class ValueError(Error, builtins.ValueError):
     pass

@@ -28,7 +28,7 @@ from shardwise._C import Error, PeerError
 from shardwise._record import record
 
 if TYPE_CHECKING:
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
     from shardwise import cpp
     from shardwise._estimate import MemoryEstimate, estimate_memory
@@ -45,7 +45,9 @@ if TYPE_CHECKING:
         register_fsdp_forward_method,
         share_comm_ctx,
     )
+    from shardwise._placement import ShardPlacementResult
     from shardwise._plan import Plan, plan
+    from shardwise._precision import MixedPrecisionPolicy
     from shardwise._replicate import replicate
 
 _transport.register()
@@ -81,10 +83,11 @@ _LAZY = {
     "GradientMethods": "shardwise._gradient_methods",
     "GradientReductionHandle": "shardwise._gradient_methods",
     "MemoryEstimate": "shardwise._estimate",
-    "MixedPrecisionPolicy": "torch.distributed.fsdp",
+    "MixedPrecisionPolicy": "shardwise._precision",
     "OffloadPolicy": "torch.distributed.fsdp",
     "Plan": "shardwise._plan",
     "ReplicateModule": "shardwise._module_classes",
+    "ShardPlacementResult": "shardwise._placement",
     "UnshardHandle": "shardwise._module_classes",
     "cpp": "shardwise.cpp",
     "estimate_memory": "shardwise._estimate",
@@ -125,6 +128,7 @@ __all__ = [
     "PeerError",
     "Plan",
     "ReplicateModule",
+    "ShardPlacementResult",
     "UnshardHandle",
     "__version__",
     "cmake_prefix_path",

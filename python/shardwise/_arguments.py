@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
-from torch.distributed.tensor import Shard
 from torch.distributed.utils import _get_root_modules
 
 from shardwise import _C, _torch_versions
 from shardwise._mesh_dims import DataParallelMeshDims
-
-Placement = Callable[[nn.Parameter], Shard | None]
+from shardwise._placement import Placement
+from shardwise._precision import override_of, own_dtype
 
 NO_CASTS = MixedPrecisionPolicy()
 NO_OFFLOAD = OffloadPolicy()
@@ -56,12 +55,19 @@ def engine_options(
     """Options for the engine. `pin_memory` is for shards in the host's memory; None if they stay on the device."""
     return _C.Options(
         param_dtype=precision.param_dtype,
+        param_dtype_override=_override(precision),
         reduce_dtype=_torch_versions.reduce_dtype(precision),
         output_dtype=precision.output_dtype,
         cast_forward_inputs=precision.cast_forward_inputs,
         pin_memory=pin_memory,
         reshard_after_forward=reshard_after_forward,
     )
+
+
+def _override(precision: MixedPrecisionPolicy) -> Callable[[str, torch.Tensor], torch.dtype | None] | None:
+    if override_of(precision) is None:
+        return None
+    return lambda name, parameter: own_dtype(precision, parameter, name)
 
 
 def check_kinds(function: str, given: Arguments, mesh: Any) -> None:
@@ -96,15 +102,3 @@ def check_module(module: nn.Module, function: str) -> None:
 def roots_of(module: nn.Module | Sequence[nn.Module]) -> tuple[nn.Module, ...]:
     """The modules of a call, without those that lie inside others of them."""
     return (module,) if isinstance(module, nn.Module) else tuple(_get_root_modules(list(module)))
-
-
-def chosen_dim(placement: Placement | None, parameter: torch.Tensor, name: str) -> int | None:
-    """The dimension that shard_placement_fn chose for this parameter; None if it leaves the choice to us."""
-    chosen = None if placement is None else placement(cast(nn.Parameter, parameter))
-    if chosen is None:
-        return None
-    assert isinstance(chosen, Shard), f"shardwise: Expected Shard, got {type(chosen)}: {chosen} for '{name}'."
-    assert -parameter.ndim <= chosen.dim < parameter.ndim, (
-        f"shardwise: Shard dim {chosen.dim} is invalid for {parameter.ndim}D tensor: {parameter.shape} of '{name}'."
-    )
-    return chosen.dim % parameter.ndim

@@ -15,13 +15,17 @@ from torch.nn.cpp import ModuleWrapper
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from shardwise import _C
-from shardwise._arguments import Arguments, check_kinds, chosen_dim
+from shardwise._arguments import Arguments, check_kinds
 from shardwise._cpp_modules import inner, is_cpp
 from shardwise._meshes import default_mesh, device_of, engine_mesh
 from shardwise._module_classes import FSDPModule, ReplicateModule, add_class, check_is_bool
+from shardwise._placement import chosen_dim
 from shardwise._state import ParamGroup, State, state_of
-from shardwise._torch_versions import set_param_group
+from shardwise._torch_versions import set_param_groups
 from shardwise._units import units_of
+
+#: What a parameter with a mesh of its own is given to in vain.
+_PARAMETERS = "a C++ module in Python (in C++: FullyShardOptions().parameter_mesh())"
 
 
 class CppState(State):
@@ -35,8 +39,8 @@ class CppState(State):
         self.unit = cast(Any, unit)
         self._modules = (module,)
         self._kind = "Replicate" if unit.kind == "replicate" else "FSDP"
-        group = ParamGroup(self.unit, (module,), cast(Any, None), None, None)
-        set_param_group(self, group)
+        self.groups = (ParamGroup(self.unit, (module,), cast(Any, None), None, None),)
+        set_param_groups(self, self.groups)
 
     def refresh_parameters(self) -> None:
         """The C++ front end does that itself."""
@@ -115,7 +119,7 @@ def wrap(function: str, module: Any, given: Arguments) -> Any:
         unit = _C.replicate(outermost, mesh, options, ignored=ignored)
     else:
         choose = given.shard_placement_fn
-        placement = None if choose is None else lambda name, parameter: chosen_dim(choose, parameter, name)
+        placement = None if choose is None else lambda name, parameter: chosen_dim(choose, parameter, name, _PARAMETERS)
         unit = _C.fully_shard(outermost, mesh, options, placement=placement, ignored=ignored)
     _give_methods(modules, unit)
     return module

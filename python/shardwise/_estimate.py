@@ -7,11 +7,12 @@ from typing import Literal
 
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.distributed.tensor import Shard
 
 from shardwise import _C
 from shardwise._arguments import engine_options
 from shardwise._C import MemoryEstimate
+from shardwise._placement import Placement, chosen_dim
+from shardwise._precision import own_dtype
 
 __all__ = ["MemoryEstimate", "estimate_memory"]
 
@@ -23,12 +24,14 @@ def estimate_memory(
     policy: Literal["fully_shard", "replicate"] = "fully_shard",
     units: Sequence[nn.Module] = (),
     reshard_after_forward: bool | int | None = None,
-    shard_placement_fn: Callable[[nn.Parameter], Shard | None] | None = None,
+    shard_placement_fn: Placement | None = None,
     mp_policy: MixedPrecisionPolicy | None = None,
     ignored_params: set[nn.Parameter] | None = None,
     copies: int = 1,
     rank: int = 0,
     optimizer_factor: float = 2.0,
+    reduce_scatter_max_input_buffers: int = 1,
+    keep_unsharded_storage: bool = False,
 ) -> MemoryEstimate:
     """Estimates the memory that a module, wrapped and trained, will need on one of `world` ranks.
 
@@ -50,6 +53,8 @@ def estimate_memory(
         copies: how many ranks hold copies of each shard: the size of the first axis of a mesh of two.
         rank: which of the ranks that hold different shards; the first ones hold most.
         optimizer_factor: bytes that the optimizer keeps for each byte of a parameter: 2 for Adam, 1 for momentum.
+        reduce_scatter_max_input_buffers: what the method of the wrapped module of this name will be given.
+        keep_unsharded_storage: what its method of this name will be given.
 
     >>> with torch.device("meta"):
     ...     model = Transformer()
@@ -68,32 +73,34 @@ def estimate_memory(
                 _C.OutlineParameter(
                     sizes=list(parameter.size()),
                     dtype=parameter.dtype,
-                    dim=_dim(parameter, shard_placement_fn),
-                    whole=replicates and not _is_cast(parameter, precision),
+                    dim=chosen_dim(shard_placement_fn, parameter, name, "estimate_memory()") or 0,
+                    whole=replicates and not _is_cast(name, parameter, precision),
+                    full_dtype=own_dtype(precision, parameter, name),
                     trained=parameter.requires_grad,
                 )
-                for parameter in outline.parameters
+                for name, parameter in outline.parameters
             ],
             units=outline.units(
-                lambda parameters: not replicates or any(_is_cast(each, precision) for each in parameters)
+                lambda parameters: not replicates or any(_is_cast(name, each, precision) for name, each in parameters)
             ),
             forward=outline.forward,
             buffer_bytes=sum(buffer.nbytes for buffer in module.buffers()),
         ),
         engine_options(precision, reshard_after_forward=False if replicates else reshard_after_forward),
         world,
-        _C.EstimateOptions(copies=copies, rank=rank, optimizer_factor=optimizer_factor),
+        _C.EstimateOptions(
+            copies=copies,
+            rank=rank,
+            optimizer_factor=optimizer_factor,
+            reduce_scatter_max_input_buffers=reduce_scatter_max_input_buffers,
+            keep_unsharded_storage=keep_unsharded_storage,
+        ),
         replicates=replicates,
     )
 
 
-def _dim(parameter: nn.Parameter, placement: Callable[[nn.Parameter], Shard | None] | None) -> int:
-    chosen = placement(parameter) if placement is not None else None
-    return 0 if chosen is None else chosen.dim % max(parameter.ndim, 1)
-
-
-def _is_cast(parameter: nn.Parameter, precision: MixedPrecisionPolicy) -> bool:
-    dtype = precision.param_dtype
+def _is_cast(name: str, parameter: nn.Parameter, precision: MixedPrecisionPolicy) -> bool:
+    dtype = own_dtype(precision, parameter, name) or precision.param_dtype
     return dtype is not None and parameter.is_floating_point() and parameter.dtype != dtype
 
 
@@ -108,7 +115,7 @@ class _Outline:
                     f"shardwise: estimate_memory(): a module in units does not lie below this {type(module).__name__}. "
                     "List only modules below it; it is the outermost unit itself."
                 )
-        self.parameters: list[nn.Parameter] = []
+        self.parameters: list[tuple[str, nn.Parameter]] = []
         self._numbers: dict[nn.Parameter, int] = {}
         self._modules = list(modules)
         self._own: list[list[int]] = []
@@ -122,13 +129,13 @@ class _Outline:
                     )
                 if parameter not in self._numbers and parameter not in ignored:
                     self._numbers[parameter] = len(self.parameters)
-                    self.parameters.append(parameter)
+                    self.parameters.append((name, parameter))
             self._own.append(list(range(first, len(self.parameters))))
         self._outer: dict[int, int | None] = {}
         self.forward: list[tuple[str, int]] = []
         self._walk(module)
 
-    def units(self, has_full_copies: Callable[[Sequence[nn.Parameter]], bool]) -> list[_C.OutlineUnit]:
+    def units(self, has_full_copies: Callable[[Sequence[tuple[str, nn.Parameter]]], bool]) -> list[_C.OutlineUnit]:
         return [
             _C.OutlineUnit(
                 parameters=own,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -13,7 +12,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, _is_composable_with_fsdp
 from torch.distributed.fsdp._fully_shard._fsdp_init import _get_managed_modules
-from torch.distributed.tensor import Shard
 
 from shardwise import _torch_api
 from shardwise._arguments import NO_CASTS, NO_OFFLOAD, Arguments
@@ -24,6 +22,7 @@ from shardwise._mesh_dims import DataParallelMeshDims, mesh_info
 from shardwise._meshes import post_forward_mesh
 from shardwise._module_classes import FSDPModule, add_class
 from shardwise._parameters import Policies
+from shardwise._placement import Placement
 from shardwise._state import State
 from shardwise._wrapping import wrap
 
@@ -73,7 +72,7 @@ def fully_shard(
     *,
     mesh: DeviceMesh | ProcessGroup | Mesh | None = None,
     reshard_after_forward: bool | int | None = None,
-    shard_placement_fn: Callable[[nn.Parameter], Shard | None] | None = None,
+    shard_placement_fn: Placement | None = None,
     mp_policy: MixedPrecisionPolicy = NO_CASTS,
     offload_policy: OffloadPolicy = NO_OFFLOAD,
     ignored_params: set[nn.Parameter] | None = None,
@@ -91,7 +90,8 @@ def fully_shard(
             shards, and ranks along the first hold copies. Or a process group or a mesh made in C++. Default: all ranks.
         reshard_after_forward: whether full parameters are freed after forward, or how many ranks then hold all of them
             between themselves. Default: they are freed, except for the outermost module.
-        shard_placement_fn: given a parameter, the Shard(dim) to cut it by, or None for Shard(0).
+        shard_placement_fn: given a parameter, the Shard(dim) to cut it by, or None for Shard(0), or a
+            ShardPlacementResult if it lies on a mesh of its own, as experts do.
         mp_policy: the dtypes to compute and to sum in.
         offload_policy: CPUOffloadPolicy() keeps shards and gradients in the host's memory.
         ignored_params: parameters that are left alone.

@@ -145,7 +145,10 @@ class GradientMethods:
             unit.set_reduce_scatter_unused_params(reduce_scatter_unused_params)
 
     def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
-        """Accepted for compatibility with torch, without effect yet: one sum of a model is under way at a time.
+        """How many sums of gradients may be under way at a time, each with a buffer of its own; otherwise one.
+
+        The most that any module of a model says counts for all of it. For sums that take longer than the backward
+        that could hide them.
 
         >>> model.set_reduce_scatter_max_input_buffers(2)
         """
@@ -153,6 +156,8 @@ class GradientMethods:
             raise TypeError(f"shardwise: max_input_buffers must be an int, got {type(max_input_buffers).__name__}.")
         if max_input_buffers < 1:
             raise ValueError(f"shardwise: max_input_buffers must be a positive int, got {max_input_buffers}.")
+        for unit in units_of(self, recurse):
+            unit.set_reduce_scatter_max_input_buffers(max_input_buffers)
 
     def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
         """Accepted for compatibility with torch, without effect: sums have process groups of their own here anyway.
@@ -171,7 +176,7 @@ class GradientMethods:
         assert hook is not None or stream is None, (
             "shardwise: all reduce hook stream is specified but hook itself is missing."
         )
-        if stream is not None and isinstance(state.group.mesh_info, HSDPMeshInfo):
+        if stream is not None and any(isinstance(group.mesh_info, HSDPMeshInfo) for group in state.groups):
             raise ValueError(
                 "shardwise: stream cannot be set when using native HSDP: the hook runs after the all-reduce there."
             )

@@ -74,12 +74,12 @@ class FSDPModule(GradientMethods, _torch_api.FSDPModule):
         """
         check_is_bool(reshard_after_forward)
         for state in states_of(self, recurse):
-            group = state.group
-            assert isinstance(group.mesh_info, FSDPMeshInfo), (
-                "shardwise: reshard_after_forward is for fully_shard(): a replicated module keeps its parameters."
-            )
             state._auto_reshard_after_forward = False
-            group.post_forward_mesh_info = _get_post_forward_mesh_info(reshard_after_forward, group.mesh_info)
+            for group in state.groups:
+                assert isinstance(group.mesh_info, FSDPMeshInfo), (
+                    "shardwise: reshard_after_forward is for fully_shard(): a replicated module keeps its parameters."
+                )
+                group.post_forward_mesh_info = _get_post_forward_mesh_info(reshard_after_forward, group.mesh_info)
             state.unit.set_reshard_after_forward(reshard_after_forward)
         for unit in cpp_units_of(self, recurse):
             unit.set_reshard_after_forward(reshard_after_forward)
@@ -112,7 +112,8 @@ class FSDPModule(GradientMethods, _torch_api.FSDPModule):
         >>> model.set_custom_all_gather(MyAllGather())
         """
         state = wrapped_state(self)
-        state.group.custom_all_gather = comm
+        for group in state.groups:
+            group.custom_all_gather = comm
         state.unit.set_custom_all_gather(comm)
 
     def set_custom_reduce_scatter(self, comm: Any) -> None:
@@ -121,7 +122,8 @@ class FSDPModule(GradientMethods, _torch_api.FSDPModule):
         >>> model.set_custom_reduce_scatter(MyReduceScatter())
         """
         state = wrapped_state(self)
-        state.group.custom_reduce_scatter = comm
+        for group in state.groups:
+            group.custom_reduce_scatter = comm
         state.unit.set_custom_reduce_scatter(comm)
 
     def set_post_optim_event(self, event: torch.Event) -> None:
@@ -143,7 +145,7 @@ class FSDPModule(GradientMethods, _torch_api.FSDPModule):
 
         >>> model.set_allocate_memory_from_process_group_for_comm(True)
         """
-        group = wrapped_state(self).group
+        group = wrapped_state(self).groups[-1]
         for what, comm in (("all gather", group.custom_all_gather), ("reduce scatter", group.custom_reduce_scatter)):
             assert comm is None, (
                 "shardwise: set_allocate_memory_from_process_group_for_comm cannot be used when "
@@ -151,16 +153,12 @@ class FSDPModule(GradientMethods, _torch_api.FSDPModule):
             )
 
     def set_keep_unsharded_storage(self, keep: bool, *, recurse: bool = True) -> None:
-        """Whether the memory of full parameters is kept when they are freed. Not supported: only False is accepted.
+        """Whether full parameters, when they are freed, keep their memory for the next time: addresses then stay.
 
-        >>> model.set_keep_unsharded_storage(False)
+        >>> model.set_keep_unsharded_storage(True)
         """
-        if keep:
-            raise NotImplementedError(
-                "shardwise: set_keep_unsharded_storage(True) is not supported: full parameters take their memory from "
-                "a pool, and their addresses change. With reshard_after_forward=False and "
-                "set_reshard_after_backward(False) they stay where they are."
-            )
+        for unit in units_of(self, recurse):
+            unit.set_keep_unsharded_storage(keep)
 
     def set_symm_mem_for_comm(self, backend: str = "NCCL") -> None:
         """Whether all-gathers go through NCCL's symmetric memory. Not supported.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -13,13 +13,17 @@ from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from shardwise import _C
-from shardwise._arguments import Arguments, chosen_dim
+from shardwise._arguments import Arguments
 from shardwise._extensions import has_memory, is_extended
 from shardwise._mesh_dims import check_parameter, whole_mesh
+from shardwise._meshes import post_forward_mesh
+from shardwise._placement import chosen
+from shardwise._precision import own_dtype
 from shardwise._specs import local_of
 from shardwise._state import State
 
 Owner = tuple[nn.Module, str]
+MeshInfo = FSDPMeshInfo | HSDPMeshInfo | DDPMeshInfo
 
 
 @dataclass
@@ -27,8 +31,13 @@ class Found:
     """A parameter that this call manages: its names, relative to the wrapped modules, and the modules that hold it."""
 
     parameter: nn.Parameter
-    names: list[str]
-    owners: list[Owner]
+    names: list[str] = field(default_factory=list)
+    owners: list[Owner] = field(default_factory=list)
+    #: What shard_placement_fn chose: the dimension to cut it along, and a mesh of its own.
+    dim: int = 0
+    #: The dtype that its module computes with, where it is not that of the policy.
+    own_dtype: torch.dtype | None = None
+    mesh: FSDPMeshInfo | None = None
 
 
 @dataclass(frozen=True)
@@ -36,9 +45,16 @@ class Policies:
     """The arguments of one call, and its ranks."""
 
     given: Arguments
-    mesh: FSDPMeshInfo | HSDPMeshInfo | DDPMeshInfo
+    mesh: MeshInfo
     #: The ranks that together hold full parameters between forward and backward.
     post_forward_mesh: FSDPMeshInfo | None = None
+
+    def on(self, mesh: MeshInfo) -> Policies:
+        """The same for parameters on this mesh."""
+        if mesh is self.mesh or not isinstance(mesh, FSDPMeshInfo):
+            return self
+        reshard = self.given.reshard_after_forward
+        return replace(self, mesh=mesh, post_forward_mesh=post_forward_mesh(True if reshard is None else reshard, mesh))
 
     @property
     def replicates(self) -> bool:
@@ -48,7 +64,7 @@ class Policies:
     @property
     def shards(self) -> int:
         """How many shards a parameter is cut into."""
-        return self.mesh.shard_mesh_size if isinstance(self.mesh, FSDPMeshInfo) else 1
+        return shard_count(self.mesh)
 
 
 def take(
@@ -56,11 +72,10 @@ def take(
 ) -> list[Found]:
     """Checks the parameters of the managed modules, moves them and their buffers to the device, and returns them."""
     found = _find(roots, managed, policies.given.ignored)
-    whole = whole_mesh(policies.mesh)
     for each in found:
         _check(each, device, policies.replicates)
-        if whole is not None:
-            check_parameter(each.names[0], each.parameter, whole)
+        _choose_placement(each, policies)
+        each.own_dtype = own_dtype(policies.given.mp_policy, each.parameter, each.names[0])
     _refuse_shared(found, roots)
     _move(found, managed, device)
     return found
@@ -79,7 +94,7 @@ def _find(roots: Sequence[nn.Module], managed: Sequence[nn.Module], ignored: set
         for name, parameter in module._parameters.items():
             if parameter is None or parameter in ignored:
                 continue
-            each = found.setdefault(parameter, Found(parameter, [], []))
+            each = found.setdefault(parameter, Found(parameter))
             each.names.append(prefixes[module] + name)
             each.owners.append((module, name))
     return list(found.values())
@@ -163,14 +178,52 @@ def _move(found: Sequence[Found], managed: Sequence[nn.Module], device: torch.de
             tensor.data = tensor.to(device)
 
 
-def shard_dim(found: Found, policies: Policies) -> int:
-    """The dimension that shards are cut along: the first one unless shard_placement_fn chose another."""
+def _choose_placement(found: Found, policies: Policies) -> None:
     parameter, name = found.parameter, found.names[0]
-    dim = chosen_dim(policies.given.shard_placement_fn, parameter, name) or 0
-    local = local_of(parameter)
-    if dim > 0 and local.size(dim) % policies.shards != 0:
-        raise NotImplementedError(
-            f"shardwise: FSDP does not support uneven sharding on dim {dim}: '{name}' has {local.size()} "
-            f"(world size: {policies.shards}). Choose dimension 0, or a size that the number of ranks divides."
+    placement = policies.given.shard_placement_fn
+    if placement is not None and policies.replicates:
+        raise ValueError(
+            f"shardwise: Per-param mesh via shard_placement_fn is not supported with {type(policies.mesh).__name__}; "
+            "it requires FSDPMeshInfo (or subclass). Name a shard axis in dp_mesh_dims."
         )
-    return dim
+    dim, found.mesh = chosen(placement, parameter, name)
+    found.dim = dim or 0
+    mesh = found.mesh or policies.mesh
+    if (whole := whole_mesh(mesh)) is not None:
+        check_parameter(name, parameter, whole)
+    shards = shard_count(mesh)
+    local = local_of(parameter)
+    if found.dim > 0 and local.size(found.dim) % shards != 0:
+        raise NotImplementedError(
+            f"shardwise: FSDP does not support uneven sharding on dim {found.dim}: '{name}' has {local.size()} "
+            f"(world size: {shards}). Choose dimension 0, or a size that the number of ranks divides."
+        )
+
+
+def by_mesh(found: Sequence[Found], own: MeshInfo) -> list[tuple[MeshInfo, list[Found]]]:
+    """The parameters of each mesh, those of the call's own mesh last."""
+    meshes: dict[object, tuple[MeshInfo, list[Found]]] = {}
+    for each in found:
+        mesh = each.mesh or own
+        known, others = meshes.setdefault(_process_groups(mesh), (mesh, []))
+        if mesh is not known:
+            raise ValueError(
+                "shardwise: Params sharing the same process group must use the same FSDPMeshInfo object, but "
+                f"shard_placement_fn gave '{each.names[0]}' another one than '{others[0].names[0]}' has."
+            )
+        others.append(each)
+    last = meshes.pop(_process_groups(own), (own, []))
+    return [*meshes.values(), last]
+
+
+def _process_groups(mesh: MeshInfo) -> tuple[object, ...]:
+    """What sets the ranks of two meshes apart."""
+    if not isinstance(mesh, FSDPMeshInfo):
+        return (mesh.replicate_process_group,)
+    copies = mesh.replicate_process_group if isinstance(mesh, HSDPMeshInfo) else None
+    return (mesh.shard_process_group, copies)
+
+
+def shard_count(mesh: MeshInfo) -> int:
+    """How many shards a parameter is cut into."""
+    return mesh.shard_mesh_size if isinstance(mesh, FSDPMeshInfo) else 1

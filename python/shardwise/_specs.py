@@ -20,6 +20,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from shardwise import _C
 from shardwise._mesh_dims import spec_of, whole_mesh
+from shardwise._torch_versions import own_grad_dtype
 
 MeshInfo = DataParallelMeshInfo
 
@@ -41,12 +42,16 @@ class Leaf:
     #: The tensor defines its own gather (_extensions.py): `full` is a placeholder until the first gather makes the real
     #: one.
     extended: bool = False
+    #: The dtype of its gradient, where that is not its own.
+    grad_dtype: torch.dtype | None = None
 
     def around(self, shard: torch.Tensor) -> nn.Parameter:
         """The parameter that the optimizer sees, around this rank's shard."""
         inner = DTensor(shard.detach() if shard.requires_grad else shard, self.spec, requires_grad=False)
         parameter = nn.Parameter(inner, requires_grad=self.full.requires_grad)
         parameter._post_accumulate_grad_hooks = self.hooks
+        if self.grad_dtype is not None:
+            parameter.grad_dtype = self.grad_dtype
         return parameter
 
 
@@ -56,7 +61,7 @@ def leaf_of(parameter: nn.Parameter, mesh: MeshInfo, shard: Shard, dtype: torch.
     spec = _spec_of(parameter, mesh, shard)
     if not isinstance(parameter, DTensor):
         full = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
-        return Leaf(full, None, None, None, spec, shard.dim, hooks)
+        return Leaf(full, None, None, None, spec, shard.dim, hooks, grad_dtype=_keep_grad_dtype(parameter, full))
     detached = parameter.detach()
     values = None
     is_cast = dtype is not None and parameter.is_floating_point() and parameter.dtype != dtype
@@ -66,7 +71,15 @@ def leaf_of(parameter: nn.Parameter, mesh: MeshInfo, shard: Shard, dtype: torch.
         detached = DTensor(_cast_or_hollow(values, dtype, mesh), parameter._spec, requires_grad=False)
     full = nn.Parameter(detached, requires_grad=parameter.requires_grad)
     memory = cast(DTensor, full)._local_tensor
-    return Leaf(full, memory, values, _to_memory(parameter, mesh), spec, shard.dim, hooks)
+    grad_dtype = _keep_grad_dtype(parameter, full)
+    return Leaf(full, memory, values, _to_memory(parameter, mesh), spec, shard.dim, hooks, grad_dtype=grad_dtype)
+
+
+def _keep_grad_dtype(parameter: nn.Parameter, full: nn.Parameter) -> torch.dtype | None:
+    dtype = own_grad_dtype(parameter)
+    if dtype is not None:
+        full.grad_dtype = dtype
+    return dtype
 
 
 def extended_leaf_of(

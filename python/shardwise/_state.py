@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 from torch.distributed._composable_state import _insert_module_state
@@ -15,7 +15,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_sta
 from shardwise import _C
 from shardwise._cpp_modules import inner, is_cpp
 from shardwise._logs import LoggedState, log_of
-from shardwise._torch_versions import set_param_group
+from shardwise._torch_versions import set_param_groups
 
 
 @dataclass
@@ -50,15 +50,19 @@ class State(LoggedState):
 
     _kind = "FSDP"
 
+    #: What the hooks report calls to. It passes on to units of parameters with meshes of their own.
     unit: _C.Unit
+    #: One for each mesh of the call's parameters; that of `unit` is the last.
+    groups: tuple[ParamGroup, ...]
 
-    def start(self, modules: Sequence[nn.Module], group: ParamGroup, automatic: bool) -> None:
-        """Makes this the state of these modules. From now on their hooks report their calls to `group.unit`."""
+    def start(self, modules: Sequence[nn.Module], groups: Sequence[ParamGroup], automatic: bool) -> None:
+        """Makes this the state of these modules. From now on their hooks report their calls to the last unit."""
         for module in modules:
             _insert_module_state(module, self)
-        self.unit = group.unit
+        self.unit = groups[-1].unit
         self._modules = tuple(modules)
-        set_param_group(self, group)
+        self.groups = tuple(groups)
+        set_param_groups(self, self.groups)
         self._auto_reshard_after_forward = automatic
         self.unit.set_modules(list(modules))
         for module in modules:
@@ -115,13 +119,9 @@ class State(LoggedState):
         self._state_ctx.all_states.extend(states)
         # The root ends the forward and begins the backward, so freeing its full parameters in between gains nothing.
         if self._auto_reshard_after_forward:
-            self.group.post_forward_mesh_info = None
+            for group in self.groups:
+                group.post_forward_mesh_info = None
             self.unit.set_reshard_after_forward(False)
-
-    @property
-    def group(self) -> ParamGroup:
-        """The object that torch's tools take for torch's own parameter group."""
-        return cast(ParamGroup, self._fsdp_param_group)
 
     def refresh_parameters(self) -> None:
         """Adopts the parameters that the modules hold now: a load or a cast may have replaced them."""
@@ -142,7 +142,7 @@ class State(LoggedState):
                 "device and call module.reset_parameters() on each module to initialize values, or load a state dict."
             )
         elsewhere = [(name, p.device) for name, p in parameters.items() if p.device.type != "cpu"]
-        if elsewhere and isinstance(self.group.offload_policy, CPUOffloadPolicy):
+        if elsewhere and isinstance(self.groups[-1].offload_policy, CPUOffloadPolicy):
             raise RuntimeError(
                 "shardwise: FSDP parameters should be materialized on CPU when enabling CPU offloading. "
                 'For example, load a CPU state dict or call module.to_empty(device="cpu"). '

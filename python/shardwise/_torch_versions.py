@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed.fsdp
@@ -29,16 +29,25 @@ register_process_group: Callable[..., None] = (
 )
 
 
-def set_param_group(state: FSDPState, group: Any) -> None:
-    """Gives a state its one group of parameters, which a list holds since torch 2.12."""
-    if isinstance(getattr(FSDPState, "_fsdp_param_group", None), property):
-        vars(state)["_fsdp_param_groups"] = [group]
-    else:
-        vars(state)["_fsdp_param_group"] = group
+def set_param_groups(state: FSDPState, groups: Sequence[Any]) -> None:
+    """Gives a state its groups of parameters. Torch knows one alone before version 2.12."""
+    vars(state)["_fsdp_param_groups"] = list(groups)
+    if not isinstance(getattr(FSDPState, "_fsdp_param_group", None), property):
+        vars(state)["_fsdp_param_group"] = groups[0]
+
+
+def own_grad_dtype(parameter: torch.Tensor) -> torch.dtype | None:
+    """The dtype of its gradient, where the program set another one than the parameter's own."""
+    dtype: torch.dtype | None = getattr(parameter, "grad_dtype", None)
+    return None if dtype == parameter.dtype else dtype
 
 
 def reduce_dtype(precision: MixedPrecisionPolicy) -> torch.dtype | None:
-    """The dtype of sums; None: that of the parameters. Torch up to 2.14 sums in `param_dtype` if none is given."""
-    if precision.reduce_dtype is None and not hasattr(FSDPParam, "unsharded_grad_dtype"):
+    """The dtype of sums; None: that of the parameters. Torch up to 2.14 sums in `param_dtype` if none is given.
+
+    Not where some parameters keep their dtype, which is newer.
+    """
+    keeps_some = getattr(precision, "param_dtype_override_fn", None) is not None
+    if precision.reduce_dtype is None and not keeps_some and not hasattr(FSDPParam, "unsharded_grad_dtype"):
         return precision.param_dtype
     return precision.reduce_dtype

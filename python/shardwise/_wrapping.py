@@ -19,55 +19,99 @@ from shardwise._conversions import conversions
 from shardwise._extensions import Extension, cut, is_extended
 from shardwise._meshes import engine_mesh
 from shardwise._parameters import Found, Policies
+from shardwise._precision import of_parameter
 from shardwise._specs import Leaf, extended_leaf_of, leaf_of, local_of
 from shardwise._state import ParamGroup, State
 
 
 def wrap(state: State, roots: Sequence[nn.Module], managed: Sequence[nn.Module], policies: Policies) -> None:
-    """Makes the unit of one call. `managed` are the modules whose own parameters belong to it."""
-    mesh = policies.mesh.mesh
-    assert mesh is not None
-    device = _get_device_from_mesh(mesh)
-    given = policies.given
+    """Makes the units of one call: one, and one more for each other mesh that parameters were given.
+
+    `managed` are the modules whose own parameters belong to it.
+    """
+    assert policies.mesh.mesh is not None
+    device = _get_device_from_mesh(policies.mesh.mesh)
     found = _parameters.take(roots, managed, policies, device)
-    leaves, extensions = [], []
-    for each in found:
-        dim = _parameters.shard_dim(each, policies)
-        extensions.append(partial(Extension, **_traits(each, policies, device, dim)))
-        leaves.append(_leaf(each, policies, dim))
-    unit = _C.Unit(
-        engine_mesh(mesh, policies.replicates, device),
-        [
-            _C.GivenParameter(
-                names=each.names,
-                owners=each.owners,
-                full=leaf.full,
-                memory=leaf.memory,
-                values=leaf.values,
-                shard_dim=leaf.shard_dim,
-                extension=make() if leaf.extended else None,
-            )
-            for each, leaf, make in zip(found, leaves, extensions, strict=True)
-        ],
-        list(_parameters.of_inner_units(roots)),
-        given.options(),
-        replicates=policies.replicates,
-        neighbours=_neighbours(policies),
-    )
-    group = ParamGroup(unit, tuple(roots), policies.mesh, policies.post_forward_mesh, given.offload_policy)
-    for index, (each, leaf, shard) in enumerate(zip(found, leaves, unit.shards(), strict=True)):
-        visible = leaf.around(leaf.values if leaf.extended and leaf.values is not None else shard)
-        unit.show_as(index, visible, leaf.to_memory)
-        for module, name in each.owners:
-            _put(module, name, visible)
-        _parameters.remember(each, state)
-        _stale_optimizers.note(each.names[0], each.parameter, leaf.full)
-    unit.set_extend(lambda index: extensions[index]())
-    unit.set_conversions(*conversions(given.mp_policy, device))
+    parts = [_Part(policies.on(mesh), some, device) for mesh, some in _parameters.by_mesh(found, policies.mesh)]
+    for part in parts[:-1]:
+        part.make([], is_companion=True)
+    own = parts[-1]
+    own.make(list(_parameters.of_inner_units(roots)), companions=[part.unit for part in parts[:-1]])
+    for part in parts:
+        part.show(state)
+    own.unit.set_conversions(*conversions(policies.given.mp_policy, device))
     _automatic_steps.watch()
-    state.start(roots, group, given.reshard_after_forward is None and not policies.replicates)
+    groups = [part.group(roots) for part in parts]
+    state.start(roots, groups, policies.given.reshard_after_forward is None and not policies.replicates)
     for module in {module for each in found for module, _ in each.owners}:
         _watch_state_dict(module, state)
+
+
+class _Part:
+    """The parameters of a call that lie on one mesh, and their unit."""
+
+    unit: _C.Unit
+
+    def __init__(self, policies: Policies, found: Sequence[Found], device: torch.device) -> None:
+        self._policies = policies
+        self._found = found
+        self._device = device
+        self._extensions = [partial(Extension, **_traits(each, policies, device)) for each in found]
+        self._leaves = [_leaf(each, policies) for each in found]
+
+    def make(
+        self,
+        adopted: list[tuple[list[str], torch.Tensor]],
+        *,
+        is_companion: bool = False,
+        companions: Sequence[_C.Unit] = (),
+    ) -> None:
+        """Makes the unit, around the parameters of inner ones and around its companions."""
+        policies = self._policies
+        mesh = policies.mesh.mesh
+        assert mesh is not None
+        self.unit = _C.Unit(
+            engine_mesh(mesh, policies.replicates, self._device),
+            [
+                _C.GivenParameter(
+                    names=each.names,
+                    owners=each.owners,
+                    full=leaf.full,
+                    memory=leaf.memory,
+                    values=leaf.values,
+                    shard_dim=leaf.shard_dim,
+                    full_dtype=each.own_dtype,
+                    grad_dtype=leaf.grad_dtype,
+                    extension=make() if leaf.extended else None,
+                )
+                for each, leaf, make in zip(self._found, self._leaves, self._extensions, strict=True)
+            ],
+            adopted,
+            policies.given.options(),
+            replicates=policies.replicates,
+            neighbours=_neighbours(policies),
+            is_companion=is_companion,
+            companions=companions,
+        )
+
+    def show(self, state: State) -> None:
+        """Puts what the optimizer sees into the modules."""
+        for index, (each, leaf, shard) in enumerate(zip(self._found, self._leaves, self.unit.shards(), strict=True)):
+            visible = leaf.around(leaf.values if leaf.extended and leaf.values is not None else shard)
+            self.unit.show_as(index, visible, leaf.to_memory)
+            for module, name in each.owners:
+                _put(module, name, visible)
+            _parameters.remember(each, state)
+            _stale_optimizers.note(each.names[0], each.parameter, leaf.full)
+        extensions = self._extensions
+        self.unit.set_extend(lambda index: extensions[index]())
+
+    def group(self, roots: Sequence[nn.Module]) -> ParamGroup:
+        """What torch's tools take for a parameter group of torch's."""
+        policies = self._policies
+        return ParamGroup(
+            self.unit, tuple(roots), policies.mesh, policies.post_forward_mesh, policies.given.offload_policy
+        )
 
 
 def _put(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
@@ -77,8 +121,9 @@ def _put(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
         setattr(module, name, parameter)
 
 
-def _leaf(found: Found, policies: Policies, dim: int) -> Leaf:
-    parameter, dtype = found.parameter, policies.given.mp_policy.param_dtype
+def _leaf(found: Found, policies: Policies) -> Leaf:
+    dim = found.dim
+    parameter, dtype = found.parameter, of_parameter(policies.given.mp_policy, found.own_dtype).param_dtype
     local = local_of(parameter)
     if not is_extended(local, found.names[0]):
         return leaf_of(parameter, policies.mesh, Shard(dim), dtype)
@@ -87,19 +132,20 @@ def _leaf(found: Found, policies: Policies, dim: int) -> Leaf:
     return extended_leaf_of(parameter, own, policies.mesh, Shard(dim), dtype or parameter.dtype)
 
 
-def _traits(found: Found, policies: Policies, device: torch.device, dim: int) -> dict[str, Any]:
+def _traits(found: Found, policies: Policies, device: torch.device) -> dict[str, Any]:
     """The arguments of Extension() for this parameter."""
     parameter = found.parameter
+    policy = of_parameter(policies.given.mp_policy, found.own_dtype)
     return {
         "name": found.names[0],
         "module": weakref.ref(found.owners[0][0]),
         "mesh": policies.mesh.mesh,
-        "policy": policies.given.mp_policy,
+        "policy": policy,
         "device": device,
         "size": local_of(parameter).size(),
-        "dim": dim,
+        "dim": found.dim,
         "world": policies.shards,
-        "dtype": policies.given.mp_policy.param_dtype or parameter.dtype,
+        "dtype": policy.param_dtype or parameter.dtype,
         "inner": parameter._spec if isinstance(parameter, DTensor) else None,
     }
 

@@ -22,8 +22,8 @@ COPIES = [
     Mutant(
         "never free full copies",
         "csrc/group/full_copies.cpp",
-        "  for (auto& storage : storages_) storage.free();\n  buffers.give(",
-        "  buffers.give(",
+        "  for (auto& storage : storages_) storage.free();\n  if (!keeps",
+        "  if (!keeps",
         suites="FullyShardContract.*",
     ),
     Mutant(
@@ -57,8 +57,8 @@ COPIES = [
     Mutant(
         "close a unit when one inside of it begins",
         "csrc/engine/order.cpp",
-        "other == entered || lies_below(entered, other)) return true;",
-        "other == entered) return true;",
+        "head == entered || lies_below(entered, head)) return true;",
+        "head == entered) return true;",
         suites="FullyShardContract.*",
     ),
     Mutant(

@@ -69,8 +69,8 @@ LOST = [
     Mutant(
         "compare no norms with what others do",
         "csrc/nn/clip_grad_norm.cpp",
-        "    unit.ranks()\n        .for_event(comm::Agreement::kClipping, kWhat, unit.own_counters())\n",
-        "    unit.shards()\n",
+        "reduce(unit, {unit.ranks().for_event(comm::Agreement::kClipping, kWhat, unit.own_counters())});",
+        "reduce(unit, std::vector<comm::Collectives>{unit.shards()});",
         suites=_APART,
     ),
     Mutant(

@@ -8,8 +8,8 @@ ORDER = [
     Mutant(
         "close a list of modules once this rank waits for none of its gradients",
         "csrc/engine/order.cpp",
-        "units_[other].uses_to_come > 0",
-        "units_[other].missing > 0",
+        "units_[head].uses_to_come > 0",
+        "units_[head].missing > 0",
     ),
     Mutant(
         "compare nothing where a backward died",
@@ -28,8 +28,8 @@ ORDER = [
     Mutant(
         "free an outer unit while an inner one is used",
         "csrc/engine/order.cpp",
-        "other == entered || lies_below(entered, other)) return true;",
-        "other == entered || lies_below(other, entered)) return true;",
+        "head == entered || lies_below(entered, head)) return true;",
+        "head == entered || lies_below(head, entered)) return true;",
     ),
     Mutant(
         "swap the order on one rank",

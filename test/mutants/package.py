@@ -94,8 +94,8 @@ PACKAGE = [
     _mutant(
         "estimate as if the dimension were always the first",
         "_estimate.py",
-        "return 0 if chosen is None else chosen.dim % max(parameter.ndim, 1)",
-        "return 0",
+        'dim=chosen_dim(shard_placement_fn, parameter, name, "estimate_memory()") or 0',
+        "dim=0",
         "unit/test_estimate.py ranks/test_estimate_measured.py",
     ),
     _mutant(

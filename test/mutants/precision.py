@@ -24,14 +24,14 @@ PRECISION = [
     Mutant(
         "sum in the dtype of the full copies",
         "csrc/group/outline.cpp",
-        "sum_dtype_(cast(dtype_, policy.sum_dtype, dtype_))",
+        "sum_dtype_(cast(dtype_, policy.sum_dtype, kind.grad_dtype.value_or(dtype_)))",
         "sum_dtype_(full_dtype_)",
         suites=MIXED,
     ),
     Mutant(
         "sum in the dtype of the full copies where none is named",
         "csrc/group/outline.cpp",
-        "sum_dtype_(cast(dtype_, policy.sum_dtype, dtype_))",
+        "sum_dtype_(cast(dtype_, policy.sum_dtype, kind.grad_dtype.value_or(dtype_)))",
         "sum_dtype_(cast(dtype_, policy.sum_dtype, full_dtype_))",
         suites=MIXED,
     ),

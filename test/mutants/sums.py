@@ -92,8 +92,8 @@ SUMS = [
     Mutant(
         "leave out a sum on the way",
         "csrc/engine/order.cpp",
-        "  if (in_flight_) act.wait_sum(*in_flight_);\n  in_flight_",
-        "  in_flight_",
+        "    act.wait_sum(in_flight_.front());\n",
+        "",
     ),
     Mutant(
         "reduce before all gradients are there",

@@ -63,8 +63,8 @@ SURROUNDINGS = [
     _front(
         "copy replicated parameters that have the dtype to compute in",
         "module_unit.cpp",
-        "tensor.whole = !tensor.extension && settings.shares(values.scalar_type(), mesh.device());",
-        "tensor.whole = values.dim() < 0;",
+        "!tensor.extension && settings.shares(dtype, settings.full_dtype(dtype, given.full_dtype), mesh.device());",
+        "values.dim() < 0;",
         "ranks/test_casts_after_wrapping.py",
     ),
     _front(

@@ -22,6 +22,9 @@ namespace shardwise {
 /// Gradients of the latter should be equal on all ranks; if they are not, the mean over the ranks counts. Parameters
 /// without a gradient do not count.
 ///
+/// Parameters on a mesh of fewer ranks than the widest of these meshes, as experts are, are taken to differ from those
+/// on other meshes like it: they are added up over all ranks of the widest mesh.
+///
 /// `norm_type` must be above 0, and may be infinity. With `error_if_nonfinite` a norm that is not finite is an Error on
 /// all ranks, and no gradient is changed.
 ///

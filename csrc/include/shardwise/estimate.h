@@ -27,6 +27,9 @@ struct SHARDWISE_API EstimateOptions {
   TORCH_ARG(int64_t, rank) = 0;
   /// Bytes that the optimizer keeps for each byte of a parameter: 2 for Adam, 1 for momentum, 0 for plain SGD.
   TORCH_ARG(double, optimizer_factor) = 2;
+  /// What the methods of Unit of these names will be given.
+  TORCH_ARG(int64_t, reduce_scatter_max_input_buffers) = 1;
+  TORCH_ARG(bool, keep_unsharded_storage) = false;
 };
 
 /// Bytes of one rank's tensors. Left out are activations, what operations need for a moment, and what a process group

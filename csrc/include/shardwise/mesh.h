@@ -74,6 +74,10 @@ class SHARDWISE_API Mesh {
       const std::vector<std::string>& names, const std::vector<c10::intrusive_ptr<c10d::ProcessGroup>>& groups,
       at::Device device);
 
+  /// Whether both are copies of one mesh.
+  bool is_same(const Mesh& other) const {
+    return state_ == other.state_;
+  }
   const std::vector<Axis>& axes() const;
   int64_t ndim() const;
   /// The number of ranks in the mesh, or along one axis.

@@ -15,8 +15,14 @@ namespace shardwise {
 
 /// The dtypes in which a unit computes and sums. Only floating-point tensors are cast.
 struct SHARDWISE_API MixedPrecision {
+  /// Returns the dtype that a parameter is computed with: `param_dtype`, as nullopt means too, or its own, which keeps
+  /// it from being cast.
+  using Override = std::function<std::optional<at::ScalarType>(const std::string& name, const at::Tensor& parameter)>;
+
   /// The dtype of full parameters, and so of what the module computes with. Unset: that of the parameters.
   TORCH_ARG(std::optional<at::ScalarType>, param_dtype) = std::nullopt;
+  /// For parameters that are not to be cast, such as those of norms. Inputs are cast to `param_dtype` all the same.
+  TORCH_ARG(Override, param_dtype_override) = {};
   /// The dtype in which gradients are summed, over backwards without synchronisation and over ranks. Unset:
   /// that of the parameters, whatever `param_dtype` is.
   TORCH_ARG(std::optional<at::ScalarType>, reduce_dtype) = std::nullopt;
@@ -90,6 +96,8 @@ enum class ShardLayout {
 struct SHARDWISE_API FullyShardOptions {
   /// Returns the dimension along which to cut a parameter; nullopt: the first.
   using Placement = std::function<std::optional<int64_t>(const std::string& name, const at::Tensor& parameter)>;
+  /// Returns the mesh of a parameter; nullopt: that of the call.
+  using ParameterMesh = std::function<std::optional<Mesh>(const std::string& name, const at::Tensor& parameter)>;
 
   /// The ranks that hold shards: a mesh of one axis. A mesh of two axes is hybrid: the ranks along the second hold
   /// shards, those along the first hold copies of them. Unset: Mesh::shared().
@@ -98,6 +106,10 @@ struct SHARDWISE_API FullyShardOptions {
   /// ranks. Unset: they are, from all ranks; but those of the outermost unit stay, since backward needs them first.
   TORCH_ARG(std::optional<ReshardAfterForward>, reshard_after_forward) = std::nullopt;
   TORCH_ARG(Placement, shard_placement) = {};
+  /// For parameters whose shards lie on other ranks than those of the rest, as a rank's own experts do. Each mesh has
+  /// collectives of its own; in all else these parameters are of the same unit. All ranks must use their meshes in the
+  /// same order.
+  TORCH_ARG(ParameterMesh, parameter_mesh) = {};
   TORCH_ARG(ShardLayout, layout) = ShardLayout::rows;
   TORCH_ARG(MixedPrecision, mixed_precision) = {};
   /// Unset: shards and their gradients stay on the mesh's device.

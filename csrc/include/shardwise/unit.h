@@ -77,12 +77,12 @@ class SHARDWISE_API Unit {
   Unit& set_force_sum_reduction(bool value);
   /// For each group of this unit's gradients, `hook` is called with this rank's part of the sum over all ranks, before
   /// it reaches .grad. It may change the values. An empty function removes it.
-  Unit& set_all_reduce_hook(std::function<void(at::Tensor& sum)> hook);
+  Unit& set_all_reduce_hook(const std::function<void(at::Tensor& sum)>& hook);
   /// Replaces this unit's all-gathers, or its reduce-scatters, and is counted like them. An empty function ends that.
   /// All ranks must set the same. It should start a collective and return its Work, but not wait for it: on a mesh of
   /// two axes each rank decides when its second sums start, so ranks that wait here could wait for each other for ever.
-  Unit& set_custom_all_gather(CustomCollective collective);
-  Unit& set_custom_reduce_scatter(CustomCollective collective);
+  Unit& set_custom_all_gather(const CustomCollective& collective);
+  Unit& set_custom_reduce_scatter(const CustomCollective& collective);
   /// Whether gradients are in place when a backward of this tree of units returns (default). If not, the last sums may
   /// go on while the next forward runs, and the gradients of this backward come with the next one. Set it back to true
   /// before the last backward of a step.
@@ -93,6 +93,9 @@ class SHARDWISE_API Unit {
   /// Sums what is left, also by backwards without synchronisation, and frees full parameters. With `async` this only
   /// starts; wait() of the result ends it.
   GradientReduction finalize_backward(bool async = false);
+  /// How many sums of gradients, each with its buffer, may be under way at a time in this tree (default: 1): the most
+  /// that any of its units says. Read when a backward begins. Raises ValueError for less than 1.
+  Unit& set_reduce_scatter_max_input_buffers(int64_t count, bool recurse = true);
   /// Whether a parameter that no rank used gets a gradient of zeros instead of none.
   Unit& set_reduce_scatter_unused_params(bool value, bool recurse = true);
 
@@ -106,6 +109,9 @@ class SHARDWISE_API Unit {
   /// after its backward (default: yes). Read when that ends.
   Unit& set_reshard_after_forward(bool value, bool recurse = true);
   Unit& set_reshard_after_backward(bool value, bool recurse = true);
+  /// Whether full parameters, when they are freed, keep their memory for the next time (default: no), so that their
+  /// addresses stay the same. Read when they are freed.
+  Unit& set_keep_unsharded_storage(bool value, bool recurse = true);
   /// Whether a backward that reaches this unit gathers its full parameters at once (default). If not, an operation that
   /// needs them does.
   Unit& set_unshard_in_backward(bool value);
@@ -132,6 +138,7 @@ class SHARDWISE_API Unit {
   Counters counters() const;
 
  private:
+  static std::vector<std::weak_ptr<engine::Unit>> calls_of(const std::vector<Unit>& units);
   friend SHARDWISE_API void share_comm_context(const std::vector<Unit>& units);
 
   std::shared_ptr<engine::Unit> unit_;

@@ -1,4 +1,5 @@
 // estimate_memory() against the allocator: each rank is a process, so that what it allocates is its own.
+#include "ranks/held_sums.h"
 #include "ranks/hybrid_models.h"
 #include "support/expect.h"
 #include "support/processes.h"
@@ -17,6 +18,9 @@ void pause_in_backward(const torch::Tensor& y) {
   y.register_hook([](const torch::Tensor&) { std::this_thread::sleep_for(std::chrono::milliseconds(10)); });
 }
 
+/// Where several sums may be under way, so many are.
+HeldSums held_sums(1);
+
 /// Large next to its activations. Each layer's backward leaves the sums of the one before time for both of their steps.
 struct NetImpl : torch::nn::Module {
   NetImpl() {
@@ -30,6 +34,8 @@ struct NetImpl : torch::nn::Module {
   }
   torch::Tensor forward(const torch::Tensor& x) {
     auto y = first->forward(x);
+    // By then all blocks have their gradients.
+    if (y.requires_grad()) y.register_hook([](const torch::Tensor&) { held_sums.let_all_go(); });
     for (const auto& block : *blocks) {
       y = call(*block->as<torch::nn::Sequential>(), y);
       pause_in_backward(y);
@@ -60,11 +66,12 @@ struct Measured {
 };
 
 template <typename Optimizer>
-Measured measure(Rank& rank, Net& net, Optimizer& optimizer, int64_t before) {
+Measured measure(Rank& rank, Net& net, Optimizer& optimizer, int64_t before, size_t sums) {
   Measured measured;
   for (int step = 0; step < 12; ++step) {
     const auto x = batch(step, rank.rank(), 190, 1);
     optimizer.zero_grad();
+    held_sums.hold_again(sums);
     TensorMemory::forget_peak();
     auto loss = call(net, x).pow(2).mean();
     measured.forward = TensorMemory::peak() - before;
@@ -103,8 +110,9 @@ void check(
   wrap(net);
   torch::optim::AdamW adam(net->parameters(), torch::optim::AdamWOptions(0.001));
   torch::optim::SGD sgd(net->parameters(), 0.001);
+  const auto sums = static_cast<size_t>(more.reduce_scatter_max_input_buffers());
   const auto measured =
-      more.optimizer_factor() > 0 ? measure(rank, net, adam, before) : measure(rank, net, sgd, before);
+      more.optimizer_factor() > 0 ? measure(rank, net, adam, before, sums) : measure(rank, net, sgd, before, sums);
   assert_near(measured.forward, estimate.forward_peak, "forward of " + what);
   assert_near(measured.backward, estimate.backward_peak, "backward of " + what);
   assert_near(measured.after, estimate.after_step, "after " + what);
@@ -133,9 +141,13 @@ Work reduce_scatter(torch::Tensor& output, torch::Tensor& input, c10d::ProcessGr
   return nullptr;
 }
 
-void shard_net(Net& net, const FullyShardOptions& options) {
+void shard_net(Net& net, const FullyShardOptions& options, int64_t sums = 1) {
+  const auto held = [](torch::Tensor& output, torch::Tensor& input, c10d::ProcessGroup& group) {
+    return held_sums.start(output, input, group);
+  };
   const auto shard = [&](torch::nn::Module& module) {
-    fully_shard(module, options).set_custom_all_gather(gather).set_custom_reduce_scatter(reduce_scatter);
+    auto unit = fully_shard(module, options).set_custom_all_gather(gather).set_custom_reduce_scatter(reduce_scatter);
+    if (sums > 1) unit.set_custom_reduce_scatter(held);
   };
   for (const auto& block : *net->blocks) shard(*block);
   shard(*net);
@@ -144,7 +156,12 @@ void shard_net(Net& net, const FullyShardOptions& options) {
 void check_sharded(
     Rank& rank, const std::string& what, const FullyShardOptions& options, EstimateOptions more = {},
     const WrapNet& prepare = [](Net&) {}) {
-  const auto wrap = [&](Net& net) { shard_net(net, options); };
+  const auto wrap = [&](Net& net) {
+    shard_net(net, options, more.reduce_scatter_max_input_buffers());
+    unit(net)
+        .set_reduce_scatter_max_input_buffers(more.reduce_scatter_max_input_buffers())
+        .set_keep_unsharded_storage(more.keep_unsharded_storage());
+  };
   const auto ask = [&](const torch::nn::Module& module, const EstimateOptions& asked) {
     return estimate_memory(module, options, rank.world_size(), asked);
   };
@@ -177,6 +194,16 @@ TEST(Estimate, ShardsOfTwoRanks) {
     check_sharded(rank, "kept until backward", sharded_on(rank).reshard_after_forward(false));
     check_sharded(rank, "freed everywhere", sharded_on(rank).reshard_after_forward(true));
     check_sharded(rank, "plain SGD", sharded_on(rank), EstimateOptions().optimizer_factor(0));
+  });
+}
+
+TEST(Estimate, MemoryThatIsKeptAndSumsBesideEachOther) {
+  run_processes(2, [](Rank& rank) {
+    warm_up(rank);
+    check_sharded(rank, "three sums", sharded_on(rank), EstimateOptions().reduce_scatter_max_input_buffers(3));
+    const auto kept = EstimateOptions().keep_unsharded_storage(true);
+    check_sharded(rank, "kept memory", sharded_on(rank), kept);
+    check_sharded(rank, "kept memory, flat", sharded_on(rank).layout(ShardLayout::flat), kept);
   });
 }
 

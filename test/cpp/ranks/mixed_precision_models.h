@@ -10,6 +10,8 @@ struct Precision {
   at::ScalarType reduce = torch::kFloat;
   double factor = 0;
   bool divide_after = false;
+  /// Whether a parameter keeps its dtype.
+  std::function<bool(const std::string& name)> keeps = {};
 };
 
 /// A loss for a model and data of any dtype; `cast` is applied to the data first.
@@ -71,7 +73,10 @@ class LowReference {
     const torch::NoGradGuard guard;
     auto values = model->named_parameters();
     for (auto& entry : low->named_parameters()) entry.value().copy_(values[entry.key()]);
-    for (auto& entry : low->named_parameters()) entry.value().set_data(entry.value().to(precision_.param));
+    for (auto& entry : low->named_parameters()) {
+      if (precision_.keeps && precision_.keeps(entry.key())) continue;
+      entry.value().set_data(entry.value().to(precision_.param));
+    }
     return low;
   }
 };

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "group/compute_guard.h"
+#include "base/compute_guard.h"
 #include "group/leaf_storage.h"
 #include "nn/touch.h"
 
@@ -49,7 +49,7 @@ class Refiller : public TouchListener {
     touches.push_back(touch.operation.operator_name().name + (touch.written ? " writes" : ""));
     if (error) throw *error;
     if (!refills || !storage_->freed()) return;
-    const group::ComputeGuard guard;
+    const base::ComputeGuard guard;
     storage_->refill(at::zeros({static_cast<int64_t>(storage_->bytes())}, at::kByte));
     storage_->alias().copy_(values_);
     ++refilled;
@@ -58,7 +58,7 @@ class Refiller : public TouchListener {
   /// Clears the memory too: the allocator may give the same piece again.
   void free() {
     if (storage_->freed()) return;
-    const group::ComputeGuard guard;
+    const base::ComputeGuard guard;
     storage_->alias().zero_();
     storage_->free();
   }

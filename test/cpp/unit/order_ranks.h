@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,8 @@ class OrderRank final : public engine::OrderActions {
   Dice own;
   std::vector<UnitId> gathers;
   std::vector<UnitId> sums;
+  /// That were ever under way together.
+  size_t most_sums = 0;
   std::string broken;
   /// Which unit is gathered where the user named one.
   UnitId listed = 0;
@@ -62,6 +65,13 @@ class OrderRank final : public engine::OrderActions {
     entering_.reset();
     used_[unit] = true;
     rule(full_[unit] == Full::there, "a unit that was entered is there", unit);
+    const auto head = order.head(unit);
+    rule(full_[head] == Full::there, "a companion's head is there with it", unit);
+    for (const auto companion : order.companions(head)) {
+      rule(full_[companion] == Full::there, "companions are there together", companion);
+      used_[companion] = true;
+    }
+    used_[head] = true;
     if (keep == engine::Keep::outer && moment.backward < 0) others_are_closed(unit);
   }
   void by_hand(UnitId unit) {
@@ -79,7 +89,7 @@ class OrderRank final : public engine::OrderActions {
       if (order.timing(unit).reshard_after_backward) rule(full_[unit] == Full::freed, "all is freed in the end", unit);
       used_[unit] = false;
     }
-    rule(!in_flight_ || open_sums_, "sums end", 0);
+    rule(in_flight_.empty() || open_sums_, "sums end", 0);
   }
 
   bool gather(UnitId unit) override {
@@ -95,32 +105,46 @@ class OrderRank final : public engine::OrderActions {
     gather_ahead(listed, backward);
   }
   void free(UnitId unit, bool /*hold*/) override {
-    rule(!entering_ || !order.lies_below(*entering_, unit), "outer units stay while inner ones are used", unit);
+    rule(
+        !entering_ || (!order.lies_below(*entering_, unit) && order.head(*entering_) != order.head(unit)),
+        "outer units and companions stay while inner ones are used", unit);
     full_[unit] = Full::freed;
     used_[unit] = false;
   }
 
   void start_sum(UnitId unit) override {
-    rule(!in_flight_, "one sum is under way at a time", unit);
+    size_t most = 1;
+    for (const auto one : order.made()) most = std::max(most, order.timing(one).sums_in_flight);
+    rule(in_flight_.size() < most, "so many sums are under way at a time", unit);
+    most_sums = std::max(most_sums, in_flight_.size() + 1);
     rule(order.takes_part(unit), "who takes no part is not summed", unit);
     const auto place = [&](UnitId one) { return std::find(order.sums().begin(), order.sums().end(), one); };
     rule(!last_summed_ || place(*last_summed_) < place(unit), "sums are in the one order", unit);
-    in_flight_ = last_summed_ = unit;
+    last_summed_ = unit;
+    in_flight_.push_back(unit);
     sums.push_back(unit);
     published_.clear();
   }
   bool sum_is_done(UnitId unit) override {
-    rule(!in_flight_ || in_flight_ == unit, "the sum under way is asked for", unit);
-    return own.once_in(2);
+    const bool is_there = std::find(in_flight_.begin(), in_flight_.end(), unit) != in_flight_.end();
+    rule(is_there, "a sum under way is asked for", unit);
+    for (const auto before : in_flight_) {
+      if (before == unit) break;
+      rule(done_.contains(before), "sums are looked at once those before them are done", unit);
+    }
+    if (own.once_in(2)) done_.insert(unit);
+    return done_.contains(unit);
   }
   void finish_first_sum(UnitId /*unit*/) override {
     open_sums_ = true;
   }
   void wait_sum(UnitId unit) override {
-    if (in_flight_ == unit) in_flight_.reset();
+    rule(in_flight_.empty() || in_flight_.front() == unit, "sums are waited for in their order", unit);
+    std::erase(in_flight_, unit);
+    done_.erase(unit);
   }
   void publish(UnitId unit) override {
-    rule(!in_flight_, "sums are over before gradients are published", unit);
+    rule(in_flight_.empty(), "sums are over before gradients are published", unit);
     published_.push_back(unit);
     last_summed_.reset();
     open_sums_ = false;
@@ -129,7 +153,8 @@ class OrderRank final : public engine::OrderActions {
     last_summed_.reset();
   }
   void forget_backward(UnitId /*unit*/) override {
-    in_flight_.reset();
+    in_flight_.clear();
+    done_.clear();
     last_summed_.reset();
   }
 
@@ -141,7 +166,9 @@ class OrderRank final : public engine::OrderActions {
   /// At most the units that this one lies below are there with it, of those that are freed after their forward.
   void others_are_closed(UnitId unit) {
     for (const auto other : order.made()) {
-      const bool may = other == unit || order.lies_below(unit, other) || !order.reshards_after_forward(other);
+      const auto head = order.head(other);
+      const bool is_around = head == order.head(unit) || order.lies_below(unit, head);
+      const bool may = is_around || !order.reshards_after_forward(other);
       rule(may || full_[other] != Full::there || !used_[other], "at most the outer units are there", other);
     }
   }
@@ -150,7 +177,8 @@ class OrderRank final : public engine::OrderActions {
   /// In the pass that runs.
   std::vector<bool> used_;
   std::optional<UnitId> entering_;
-  std::optional<UnitId> in_flight_;
+  std::vector<UnitId> in_flight_;
+  std::set<UnitId> done_;
   std::optional<UnitId> last_summed_;
   std::vector<UnitId> published_;
   bool open_sums_ = false;

@@ -231,11 +231,9 @@ def sharding_of_a_dimension_that_is_not_there(engine, watch):
 
 
 @case(
-    AssertionError,
-    "Expected Shard",
-    ours_only=(ValueError, "Invalid shard_placement_fn result")
-    if TORCH >= (2, 15)
-    else (AttributeError, "object has no attribute 'dim'"),
+    ValueError,
+    "Invalid shard_placement_fn result",
+    ours_only=False if TORCH >= (2, 15) else (AttributeError, "object has no attribute 'dim'"),
     torch_keeps=False,
 )
 def a_placement_that_does_not_shard(engine, watch):

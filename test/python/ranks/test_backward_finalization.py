@@ -104,14 +104,10 @@ def refused(rank: int, kind: str) -> None:
     for step in range(2, 5):
         both.backward(step)
         both.step()
-    both.model.set_reduce_scatter_max_input_buffers(2)
     both.model.set_separate_reduce_scatter_group()
     for wrong, error in ((True, TypeError), (0, ValueError)):
         with pytest.raises(error, match="max_input_buffers must be"):
             both.model.set_reduce_scatter_max_input_buffers(wrong)
-    both.model.set_keep_unsharded_storage(False)
-    with pytest.raises(NotImplementedError, match="set_keep_unsharded_storage"):
-        both.model.set_keep_unsharded_storage(True)
     with pytest.raises(NotImplementedError, match="set_symm_mem_for_comm"):
         both.model.set_symm_mem_for_comm()
 

@@ -1,4 +1,4 @@
-"""Mixed precision of replicated modules under torch.func's transforms of what they are given."""
+"""Mixed precision of wrapped modules under torch.func's transforms of what they are given."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def loss_of(model: nn.Module, x: torch.Tensor, direction: torch.Tensor) -> torch
     return out.float().pow(2).mean() + tangent.float().pow(2).mean()
 
 
-def input_jvp(rank: int) -> None:
+def input_jvp(rank: int, function: str) -> None:
     for low in (None, torch.bfloat16):
         policy = MixedPrecisionPolicy(low, torch.float32, output_dtype=torch.float32)
         models: list[Any] = [mlp(6, 8, 4) for _ in range(1 + ENGINES)]
         for engine, model in zip((ours(), TORCH), models[1:], strict=False):
             for part in (model[0], model[2], model):
-                engine.replicate(part, mp_policy=policy)
+                getattr(engine, function)(part, mp_policy=policy)
         optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
         for step in range(3):
             for other in range(2):
@@ -47,7 +47,7 @@ def input_jvp(rank: int) -> None:
                 found = [model.get_parameter(name).grad for model in models[1:]]
                 for gradient in found:
                     assert isinstance(gradient, DTensor), name
-                    torch.testing.assert_close(gradient.to_local(), whole.grad, **close)
+                    torch.testing.assert_close(gradient.full_tensor(), whole.grad, **close)
                 assert all(torch.equal(found[0].to_local(), each.to_local()) for each in found[1:]), name
             for optimizer in optimizers:
                 optimizer.step()
@@ -56,4 +56,7 @@ def input_jvp(rank: int) -> None:
 
 class TestReplicateMixedPrecision:
     def test_input_jvp(self) -> None:
-        run_ranks(2, input_jvp)
+        run_ranks(2, input_jvp, "replicate")
+
+    def test_input_jvp_of_shards(self) -> None:
+        run_ranks(2, input_jvp, "fully_shard")

@@ -5,7 +5,7 @@
 #include <c10/core/DispatchKey.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-namespace shardwise::group {
+namespace shardwise::base {
 
 /// The dispatch key of tensors whose use a front end must learn of; nn/touch.h explains it.
 inline constexpr c10::DispatchKey kTouchKey = c10::DispatchKey::DeferredInit;
@@ -43,4 +43,4 @@ class ComputeGuard {
   c10::impl::LocalDispatchKeySet keys_;
 };
 
-} // namespace shardwise::group
+} // namespace shardwise::base

@@ -1,0 +1,218 @@
+// Norms in low precision, parameters that keep their dtype, units with
+// parameters of several dtypes.
+#include "ranks/mixed_precision_models.h"
+#include "support/expect.h"
+
+#include <shardwise/estimate.h>
+
+namespace shardwise::test::parameter_dtypes {
+namespace {
+
+using Layers = torch::nn::Sequential;
+
+Layers normed() {
+  Layers layers(
+      torch::nn::Linear(6, 8), torch::nn::LayerNorm(torch::nn::LayerNormOptions({8})), torch::nn::Linear(8, 8),
+      torch::nn::GroupNorm(torch::nn::GroupNormOptions(2, 8)), torch::nn::Tanh(), torch::nn::Linear(8, 3));
+  fill(*layers);
+  return layers;
+}
+
+torch::Tensor normed_loss(Layers& model, int step, int rank, std::optional<at::ScalarType> cast) {
+  return call(*model, cast_to(batch(step, rank, 6), cast)).to(torch::kFloat).pow(2).mean();
+}
+
+void train_norms(at::ScalarType low) {
+  run_ranks(2, [&](Rank& rank) {
+    LowReference<Layers> reference(normed, {.param = low});
+    auto ours = normed();
+    const auto options =
+        sharded_on(rank).mixed_precision(MixedPrecision().param_dtype(low).reduce_dtype(torch::kFloat));
+    for (const auto& part : ours->children()) {
+      if (!part->parameters().empty()) fully_shard(*part, options);
+    }
+    fully_shard(ours, options);
+    ASSERT_EQ(call(ours, batch(0, rank.rank(), 6)).scalar_type(), low);
+    train_low<Layers>(rank, ours, reference, normed_loss, 2);
+  });
+}
+
+bool is_norm(const std::string& name) {
+  return name.starts_with("1.") || name.starts_with("3.");
+}
+
+MixedPrecision with_kept_norms(at::ScalarType low) {
+  return MixedPrecision()
+      .param_dtype(low)
+      .reduce_dtype(torch::kFloat)
+      .param_dtype_override(
+          [](const std::string& name, const torch::Tensor& parameter) -> std::optional<at::ScalarType> {
+            return is_norm(name) ? std::optional(parameter.scalar_type()) : std::nullopt;
+          });
+}
+
+} // namespace
+
+TEST(FullyShardMixedPrecisionCasts, NormModulesBf16) {
+  train_norms(torch::kBFloat16);
+}
+
+TEST(FullyShardMixedPrecisionCasts, NormModulesFp16) {
+  train_norms(torch::kHalf);
+}
+
+TEST(FullyShardCollectiveOps, ReduceScatterUnequalDtypes) {
+  const std::vector<at::ScalarType> kinds{torch::kFloat, torch::kBFloat16, torch::kDouble};
+  const auto make = [&] {
+    Layers layers(torch::nn::Linear(5, 3), torch::nn::Linear(5, 3), torch::nn::Linear(5, 3));
+    fill(*layers);
+    for (size_t i = 0; i < 3; ++i) layers[i]->to(kinds[i]);
+    return layers;
+  };
+  const auto loss = [&](Layers& model, int step, int r) {
+    auto total = torch::zeros({}, torch::kDouble);
+    for (size_t i = 0; i < 3; ++i) {
+      total =
+          total +
+          model->at<torch::nn::LinearImpl>(i).forward(batch(step, r, 5).to(kinds[i])).to(torch::kDouble).pow(2).sum();
+    }
+    return total;
+  };
+  for (const auto reduce : {std::optional<at::ScalarType>(), std::optional(torch::kFloat)}) {
+    run_ranks(2, [&](Rank& rank) {
+      auto ours = make();
+      auto reference = make();
+      auto root = fully_shard(ours, sharded_on(rank).mixed_precision(MixedPrecision().reduce_dtype(reduce)));
+      for (int step = 0; step < 3; ++step) {
+        const auto before = root.counters().reduce_scatters;
+        loss(ours, step, rank.rank()).backward();
+        ASSERT_EQ(root.counters().reduce_scatters, before + 3) << "one for each dtype";
+        std::vector<torch::Tensor> sums(6);
+        for (int r = 0; r < 2; ++r) {
+          reference->zero_grad();
+          loss(reference, step, r).backward();
+          for (size_t i = 0; i < sums.size(); ++i) {
+            const auto& gradient = reference->parameters()[i].grad();
+            const auto part = gradient.to(reduce.value_or(gradient.scalar_type())) / 2;
+            sums[i] = sums[i].defined() ? sums[i] + part : part;
+          }
+        }
+        for (size_t i = 0; i < sums.size(); ++i) {
+          auto parameter = reference->parameters()[i];
+          parameter.mutable_grad() = sums[i].to(parameter.scalar_type());
+        }
+        assert_equal_pieces(*ours, *reference, rank, 2, "step " + std::to_string(step));
+        for (auto* model : {&ours, &reference}) {
+          torch::optim::SGD((*model)->parameters(), torch::optim::SGDOptions(0.02)).step();
+          (*model)->zero_grad();
+        }
+      }
+    });
+  }
+}
+
+TEST(ParameterDtypes, SomeAreKept) {
+  for (const bool replicated : {false, true}) {
+    for (const bool seen : {true, false}) {
+      run_ranks(2, [&](Rank& rank) {
+        const auto low = torch::kBFloat16;
+        LowReference<Layers> reference(normed, {.param = low, .keeps = is_norm});
+        auto ours = normed();
+        const auto precision = with_kept_norms(low);
+        if (replicated) {
+          replicate(ours, on(rank).mixed_precision(precision));
+        } else {
+          auto root = fully_shard(ours, sharded_on(rank).mixed_precision(precision));
+          root.unshard();
+          for (const auto& [module, dtype] : {std::pair(0, low), std::pair(1, torch::kFloat)}) {
+            const auto weight =
+                module == 0 ? ours->at<torch::nn::LinearImpl>(0).weight : ours->at<torch::nn::LayerNormImpl>(1).weight;
+            ASSERT_EQ(weight.scalar_type(), dtype);
+          }
+          root.reshard();
+        }
+        // By a direct call no argument is cast to another dtype than it would
+        // be by one that is seen.
+        const LowLoss<Layers> loss = [&](Layers& model, int step, int r, std::optional<at::ScalarType> cast) {
+          const auto x = cast_to(batch(step, r, 6), cast);
+          const auto y = seen && !cast ? call(*model, x) : model->forward(x);
+          return y.to(torch::kFloat).pow(2).mean();
+        };
+        train_low<Layers>(rank, ours, reference, loss, replicated ? 1 : 2);
+      });
+    }
+  }
+}
+
+TEST(ParameterDtypes, InAPlanAndInAnEstimate) {
+  run_ranks(2, [](Rank& rank) {
+    const auto plain = MixedPrecision().param_dtype(torch::kBFloat16).reduce_dtype(torch::kFloat);
+    const auto kept = with_kept_norms(torch::kBFloat16);
+    auto ours = normed();
+    const auto more = EstimateOptions();
+    const auto pool = [&](const MixedPrecision& precision) {
+      return estimate_memory(ours, sharded_on(rank).mixed_precision(precision), 2, more).pool;
+    };
+    ASSERT_NE(pool(kept), pool(plain));
+    const auto plan = fully_shard(ours, sharded_on(rank).mixed_precision(kept)).plan();
+    std::vector<std::string> dtypes;
+    for (const auto& group : plan.units[0].groups) dtypes.push_back(group.compute_dtype);
+    ASSERT_EQ(dtypes, (std::vector<std::string>{"bfloat16", "float32"}));
+  });
+}
+
+TEST(ParameterDtypes, AnotherDtypeIsRefused) {
+  run_ranks(1, [](Rank& rank) {
+    const auto precision = MixedPrecision()
+                               .param_dtype(torch::kBFloat16)
+                               .param_dtype_override([](const std::string&, const torch::Tensor&) {
+                                 return std::optional(torch::kDouble);
+                               });
+    auto model = normed();
+    const std::vector<std::string> parts{"param_dtype_override returned float64 for '0.weight'", "float32"};
+    expect_error<ValueError>([&] { fully_shard(model, sharded_on(rank).mixed_precision(precision)); }, parts);
+    expect_error<ValueError>([&] { replicate(model, on(rank).mixed_precision(precision)); }, parts);
+  });
+}
+
+namespace {
+
+/// Returns whether this torch has such a thing.
+template <typename Tensor>
+bool want_double_gradients(const std::vector<Tensor>& parameters) {
+  if constexpr (requires(const Tensor& tensor) { tensor.set_grad_dtype(torch::kDouble); }) {
+    for (const auto& parameter : parameters) parameter.set_grad_dtype(torch::kDouble);
+    return true;
+  }
+  return false;
+}
+
+} // namespace
+
+TEST(ParameterDtypes, GradientsOfAnotherDtype) {
+  if (!want_double_gradients<torch::Tensor>({})) GTEST_SKIP() << "this torch's tensors have no grad_dtype";
+  run_ranks(2, [](Rank& rank) {
+    auto ours = normed();
+    auto reference = normed();
+    want_double_gradients(ours->parameters());
+    fully_shard(ours, sharded_on(rank));
+    for (int step = 0; step < 3; ++step) {
+      call(ours, batch(step, rank.rank(), 6)).pow(2).sum().backward();
+      reference_backward(rank, [&](int r) { return reference->forward(batch(step, r, 6)).pow(2).sum(); });
+      auto expected = reference->parameters();
+      auto mine = ours->parameters();
+      const torch::NoGradGuard guard;
+      for (size_t i = 0; i < mine.size(); ++i) {
+        ASSERT_EQ(mine[i].grad().scalar_type(), torch::kDouble);
+        assert_close(mine[i].grad().to(torch::kFloat), piece_of(expected[i].grad(), rank), std::to_string(i));
+        mine[i].sub_(0.05 * mine[i].grad());
+        expected[i].sub_(0.05 * expected[i].grad());
+      }
+      assert_close(mine[0].detach(), piece_of(expected[0].detach(), rank), "values");
+      ours->zero_grad();
+      reference->zero_grad();
+    }
+  });
+}
+
+} // namespace shardwise::test::parameter_dtypes

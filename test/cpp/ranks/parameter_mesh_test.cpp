@@ -1,0 +1,357 @@
+// Parameters of one call on meshes of their own: experts, which differ between ranks.
+#include "ranks/fully_shard_models.h"
+
+#include "nn/unit_hooks.h"
+
+#include <shardwise/clip_grad_norm.h>
+#include <shardwise/estimate.h>
+#include <shardwise/state_dict.h>
+
+#include <limits>
+
+namespace shardwise::test::parameter_mesh {
+namespace {
+
+constexpr int64_t kWidth = 6;
+constexpr int64_t kExperts = 4;
+constexpr int kWorld = 4;
+/// Ranks beside each other hold different experts; those with the same ones shard them.
+constexpr int64_t kHolders = 2;
+
+using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+torch::Tensor gathered(const torch::Tensor& rows, c10d::ProcessGroup& group) {
+  auto all = torch::empty({group.getSize() * rows.size(0), rows.size(1)}, rows.options());
+  auto mine = rows.contiguous();
+  group._allgather_base(all, mine)->wait();
+  return all;
+}
+
+torch::Tensor summed(const torch::Tensor& rows, c10d::ProcessGroup& group) {
+  std::vector<at::Tensor> sum{rows.clone()};
+  group.allreduce(sum)->wait();
+  return sum.front().chunk(group.getSize())[group.getRank()];
+}
+
+/// The rows of all ranks of a group; backward adds up what they did with this rank's.
+struct Rows : torch::autograd::Function<Rows> {
+  static torch::Tensor forward(torch::autograd::AutogradContext* context, const torch::Tensor& rows, Group group) {
+    context->saved_data["group"] = std::move(group);
+    return gathered(rows, *context->saved_data["group"].toCustomClass<c10d::ProcessGroup>());
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context, torch::autograd::variable_list gradients) {
+    return {summed(gradients[0], *context->saved_data["group"].toCustomClass<c10d::ProcessGroup>()), {}};
+  }
+};
+
+/// This rank's rows of the sum over a group.
+struct Sum : torch::autograd::Function<Sum> {
+  static torch::Tensor forward(torch::autograd::AutogradContext* context, const torch::Tensor& rows, Group group) {
+    context->saved_data["group"] = std::move(group);
+    return summed(rows, *context->saved_data["group"].toCustomClass<c10d::ProcessGroup>());
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context, torch::autograd::variable_list gradients) {
+    return {gathered(gradients[0], *context->saved_data["group"].toCustomClass<c10d::ProcessGroup>()), {}};
+  }
+};
+
+/// Each row goes through all experts; their results are added with the weights of the gate.
+struct ExpertsImpl : torch::nn::Module {
+  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& weights) {
+    if (!group) return through(x, weights);
+    const auto all = Rows::apply(x, group);
+    const auto mine = Rows::apply(weights, group).chunk(group->getSize(), 1)[group->getRank()];
+    return Sum::apply(through(all, mine), group);
+  }
+  torch::Tensor through(const torch::Tensor& x, const torch::Tensor& weights) const {
+    return (weights.t().unsqueeze(-1) * torch::matmul(torch::tanh(torch::matmul(x, up)), down)).sum(0);
+  }
+  torch::Tensor up = register_parameter("up", torch::zeros({kExperts, kWidth, 8}));
+  torch::Tensor down = register_parameter("down", torch::zeros({kExperts, 8, kWidth}));
+  Group group;
+};
+TORCH_MODULE(Experts);
+
+struct LayerImpl : torch::nn::Module {
+  /// `use`: whether this rank has rows for experts.
+  torch::Tensor forward(const torch::Tensor& x, bool use) {
+    const auto hidden = x + torch::tanh(dense->forward(x));
+    if (!use) return hidden;
+    const auto weights = gate->forward(hidden).softmax(-1);
+    return hidden + experts->forward(hidden, weights);
+  }
+  torch::nn::Linear dense = register_module("dense", torch::nn::Linear(kWidth, kWidth));
+  torch::nn::Linear gate =
+      register_module("gate", torch::nn::Linear(torch::nn::LinearOptions(kWidth, kExperts).bias(false)));
+  Experts experts = register_module("experts", Experts());
+};
+TORCH_MODULE(Layer);
+
+struct SparseImpl : torch::nn::Module {
+  SparseImpl() {
+    fill(*this);
+  }
+  torch::Tensor forward(const torch::Tensor& x, bool use) {
+    return out->forward(call(second, call(first, x, use), use));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return forward(x, true);
+  }
+  std::vector<Layer> layers() {
+    return {first, second};
+  }
+  Layer first = register_module("first", Layer());
+  Layer second = register_module("second", Layer());
+  torch::nn::Linear out = register_module("out", torch::nn::Linear(kWidth, 3));
+};
+TORCH_MODULE(Sparse);
+
+/// A rank's meshes, and which experts and which shards of them it holds.
+struct Meshes {
+  explicit Meshes(Rank& rank)
+      : dense(rank.mesh()),
+        both(rank.mesh({{"efsdp", kWorld / kHolders}, {"ep", kHolders}})),
+        experts(Mesh::from_process_groups({"efsdp"}, {both.group("efsdp")}, torch::kCPU)) {}
+  Mesh dense;
+  Mesh both;
+  Mesh experts;
+};
+
+bool is_expert(const std::string& name) {
+  return name.find("up") != std::string::npos || name.find("down") != std::string::npos;
+}
+
+/// This rank's experts, of all of them.
+torch::Tensor own_experts(const torch::Tensor& all, const Meshes& on) {
+  return all.chunk(kHolders)[on.both.coordinate("ep")];
+}
+
+/// Keeps this rank's experts. `exchange`: they get the rows of all ranks that hold others.
+void spread(Sparse& model, const Meshes& on, bool exchange) {
+  const torch::NoGradGuard guard;
+  for (auto& layer : model->layers()) {
+    for (auto& parameter : layer->experts->parameters()) parameter.set_data(own_experts(parameter, on).clone());
+    if (exchange) layer->experts->group = on.both.group("ep");
+  }
+}
+
+FullyShardOptions options_on(const Meshes& on) {
+  return FullyShardOptions()
+      .mesh(on.dense)
+      .shard_placement([](const std::string& name, const torch::Tensor&) -> std::optional<int64_t> {
+        return is_expert(name) ? 1 : 0;
+      })
+      .parameter_mesh([on](const std::string& name, const torch::Tensor&) -> std::optional<Mesh> {
+        return is_expert(name) ? std::optional(on.experts) : std::nullopt;
+      });
+}
+
+/// An expert's gradient comes from the rows of all ranks.
+Unit wrap(Sparse& model, const FullyShardOptions& options) {
+  for (auto& layer : model->layers()) fully_shard(layer, options).set_gradient_divide_factor(kWorld);
+  return fully_shard(model, options);
+}
+
+void check(Sparse& ours, Sparse& reference, const Rank& rank, const Meshes& on, const std::string& what) {
+  const auto expected = reference->named_parameters();
+  for (const auto& entry : ours->named_parameters()) {
+    const auto& whole = expected[entry.key()];
+    const auto piece = [&](const torch::Tensor& tensor) {
+      if (!is_expert(entry.key())) return piece_of(tensor, rank);
+      return own_experts(tensor, on).chunk(kWorld / kHolders, 1)[on.both.coordinate("efsdp")];
+    };
+    const auto text = what + ": " + entry.key() + " on " + rank.name();
+    assert_close(entry.value(), piece(whole.detach()), text);
+    ASSERT_EQ(entry.value().grad().defined(), whole.grad().defined()) << text;
+    if (whole.grad().defined()) assert_close(entry.value().grad(), piece(whole.grad()), "gradient of " + text);
+  }
+}
+
+void step_both(Sparse& ours, Sparse& reference, const Rank& rank, const Meshes& on, int step) {
+  check(ours, reference, rank, on, "step " + std::to_string(step));
+  for (auto* model : {&ours, &reference}) {
+    torch::optim::SGD((*model)->parameters(), torch::optim::SGDOptions(0.1)).step();
+    (*model)->zero_grad();
+  }
+}
+
+void train(Sparse& ours, Sparse& reference, const Rank& rank, const Meshes& on, int first = 0) {
+  for (int step = first; step < first + 3; ++step) {
+    call(ours, batch(step, rank.rank(), kWidth)).pow(2).mean().backward();
+    reference_backward(rank, [&](int r) { return reference->forward(batch(step, r, kWidth)).pow(2).mean(); });
+    step_both(ours, reference, rank, on, step);
+  }
+}
+
+/// For all ranks of the process; put back at the end of the test.
+class Switches {
+ public:
+  Switches(bool touch, bool hooks) {
+    nn::test_switches() = {.touch = touch, .hooks = hooks};
+  }
+  ~Switches() {
+    nn::test_switches() = {};
+  }
+  Switches(const Switches&) = delete;
+  Switches& operator=(const Switches&) = delete;
+};
+
+} // namespace
+
+TEST(FullyShardNDTraining, ShardPlacementFnTpEp) {
+  for (const bool flat : {false, true}) {
+    for (const std::optional<ReshardAfterForward> reshard :
+         {std::optional<ReshardAfterForward>(), std::optional(ReshardAfterForward(false)),
+          std::optional(ReshardAfterForward(2))}) {
+      run_ranks(kWorld, [&](Rank& rank) {
+        const Meshes on(rank);
+        Sparse ours, reference;
+        spread(ours, on, /*exchange=*/true);
+        auto options = options_on(on).reshard_after_forward(reshard);
+        if (flat) options.layout(ShardLayout::flat);
+        auto root = wrap(ours, options);
+        if (!flat) return train(ours, reference, rank, on);
+        for (int step = 0; step < 3; ++step) {
+          call(ours, batch(step, rank.rank(), kWidth)).pow(2).mean().backward();
+          reference_backward(rank, [&](int r) { return reference->forward(batch(step, r, kWidth)).pow(2).mean(); });
+          for (auto* model : {&ours, &reference}) {
+            torch::optim::SGD((*model)->parameters(), torch::optim::SGDOptions(0.1)).step();
+            (*model)->zero_grad();
+          }
+        }
+        const auto state = full_state_dict(*ours);
+        for (const auto& entry : reference->named_parameters()) {
+          const auto value = entry.value().detach();
+          assert_close(state[entry.key()], is_expert(entry.key()) ? own_experts(value, on) : value, entry.key());
+        }
+      });
+    }
+  }
+}
+
+TEST(ParameterMesh, ARankWithoutRowsForItsExperts) {
+  // Whatever a rank uses first, it gathers all that the call made, as every rank does.
+  for (const auto& [touch, hooks] : {std::pair(true, true), std::pair(true, false), std::pair(false, true)}) {
+    const Switches switches(touch, hooks);
+    run_ranks(kWorld, [&, seen = !touch](Rank& rank) {
+      const Meshes on(rank);
+      Sparse ours;
+      spread(ours, on, /*exchange=*/false);
+      // Its reference has this rank's experts, and sees the rows of the ranks that share them.
+      Sparse reference;
+      spread(reference, on, /*exchange=*/false);
+      for (auto* model : {&ours, &reference}) {
+        for (auto& layer : (*model)->layers()) {
+          layer->gate = layer->replace_module(
+              "gate", torch::nn::Linear(torch::nn::LinearOptions(kWidth, kExperts / kHolders).bias(false)));
+        }
+        fill(*(*model)->out);
+        for (auto& layer : (*model)->layers()) fill(*layer, 3);
+      }
+      auto options = options_on(on);
+      for (auto& layer : ours->layers()) fully_shard(layer, options);
+      fully_shard(ours, options);
+      const auto uses = [](int step, int r) { return (step + r / kHolders) % 2 == 0; };
+      for (int step = 0; step < 4; ++step) {
+        rank.step("step " + std::to_string(step));
+        const auto mine = batch(step, rank.rank(), kWidth);
+        const bool use = uses(step, rank.rank());
+        const auto out = seen ? call(ours, mine, use) : ours->forward(mine, use);
+        out.pow(2).mean().backward();
+        // The experts' mean, over those who share them.
+        for (int r = rank.rank() % kHolders; r < kWorld; r += kHolders) {
+          (reference->forward(batch(step, r, kWidth), uses(step, r)).pow(2).mean() / kHolders).backward();
+        }
+        for (const auto& entry : ours->named_parameters()) {
+          if (!is_expert(entry.key())) continue;
+          const auto whole = reference->named_parameters()[entry.key()].grad();
+          const auto piece = whole.chunk(kWorld / kHolders, 1)[on.both.coordinate("efsdp")];
+          assert_close(entry.value().grad(), piece, entry.key());
+        }
+        reference->zero_grad();
+        ours->zero_grad();
+      }
+    });
+  }
+}
+
+TEST(ParameterMesh, OneUnitInAllElse) {
+  run_ranks(kWorld, [](Rank& rank) {
+    const Meshes on(rank);
+    Sparse ours, reference;
+    spread(ours, on, /*exchange=*/true);
+    auto root = wrap(ours, options_on(on));
+    auto layer = unit(ours->first);
+    const auto full = [&] { return ours->first->experts->up.sizes() == at::IntArrayRef({2, kWidth, 8}); };
+    layer.unshard();
+    EXPECT_TRUE(full());
+    EXPECT_EQ(ours->first->dense->weight.sum().numel(), 1);
+    EXPECT_EQ(ours->first->experts->up.sum().numel(), 1);
+    layer.reshard();
+    const auto before = root.counters();
+    call(ours, batch(0, rank.rank(), kWidth)).sum().backward();
+    // Two parts of two layers in forward and in backward, and the root's once.
+    EXPECT_EQ(root.counters().all_gathers - before.all_gathers, 9);
+    EXPECT_EQ(root.counters().reduce_scatters - before.reduce_scatters, 5);
+    ours->zero_grad();
+    // Accumulated.
+    for (int step = 0; step < 3; ++step) {
+      for (int micro = 0; micro < 2; ++micro) {
+        root.set_requires_gradient_sync(micro == 1);
+        const int number = 2 * step + micro;
+        call(ours, batch(number, rank.rank(), kWidth)).pow(2).mean().backward();
+        reference_backward(rank, [&](int r) { return reference->forward(batch(number, r, kWidth)).pow(2).mean(); });
+      }
+      step_both(ours, reference, rank, on, step);
+    }
+    const auto plan = root.plan();
+    std::vector<std::string> axes;
+    for (const auto& each : plan.units) axes.push_back(each.name + " on " + each.axes.front().first);
+    EXPECT_EQ(
+        axes, (std::vector<std::string>{
+                  "first on efsdp", "first on world", "second on efsdp", "second on world", " on world"}));
+  });
+}
+
+TEST(ParameterMesh, TheNormCountsEachExpertOnce) {
+  for (const double order : {2.0, 1.0, std::numeric_limits<double>::infinity()}) {
+    run_ranks(kWorld, [&](Rank& rank) {
+      const Meshes on(rank);
+      Sparse ours, reference;
+      spread(ours, on, /*exchange=*/true);
+      wrap(ours, options_on(on));
+      call(ours, batch(0, rank.rank(), kWidth)).pow(2).mean().backward();
+      reference_backward(rank, [&](int r) { return reference->forward(batch(0, r, kWidth)).pow(2).mean(); });
+      const auto expected = torch::nn::utils::clip_grad_norm_(reference->parameters(), 0.5, order);
+      const auto norm = clip_grad_norm_(ours, 0.5, order);
+      ASSERT_NEAR(norm, expected, 1e-5 * expected);
+      check(ours, reference, rank, on, "clipped");
+    });
+  }
+}
+
+TEST(ParameterMesh, MixedPrecisionAndOffloadAndMeta) {
+  run_ranks(kWorld, [](Rank& rank) {
+    const Meshes on(rank);
+    Sparse ours, plain;
+    spread(ours, on, /*exchange=*/true);
+    auto options =
+        options_on(on).mixed_precision(MixedPrecision().param_dtype(torch::kBFloat16)).cpu_offload(CpuOffload());
+    wrap(ours, options);
+    for (int step = 0; step < 3; ++step) {
+      // By a call that can be seen and by a direct one: inputs are cast, whatever the parameter's mesh.
+      const auto x = batch(step, rank.rank(), kWidth);
+      const auto out = step % 2 == 0 ? call(ours, x) : ours->forward(x);
+      ASSERT_EQ(out.scalar_type(), torch::kBFloat16);
+      out.pow(2).mean().backward();
+      for (const auto& parameter : ours->parameters()) ASSERT_EQ(parameter.grad().scalar_type(), torch::kFloat);
+      ours->zero_grad();
+    }
+    const FullyShardOptions wanted = options_on(on);
+    expect_error<ValueError>([&] { estimate_memory(plain, wanted, kWorld); }, {"parameter_mesh"});
+  });
+}
+
+} // namespace shardwise::test::parameter_mesh

@@ -1,0 +1,116 @@
+"""Layers with experts: ranks hold different experts, and exchange rows so that each expert sees all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+WIDTH = 6
+HIDDEN = 8
+EXPERTS = 4
+
+
+class _Rows(torch.autograd.Function):
+    """The rows of all ranks of a group; backward adds up what the ranks did with this rank's."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return _gathered(rows, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _summed(gradient, ctx.group), None
+
+
+class _Sum(torch.autograd.Function):
+    """This rank's rows of the sum over the ranks of a group."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return _summed(rows, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _gathered(gradient, ctx.group), None
+
+
+def _gathered(rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    parts = [torch.empty_like(rows) for _ in range(group.size())]
+    dist.all_gather(parts, rows.contiguous(), group=group)
+    return torch.cat(parts)
+
+
+def _summed(rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    total = rows.clone()
+    dist.all_reduce(total, group=group)
+    return total.chunk(group.size())[group.rank()]
+
+
+class Experts(nn.Module):
+    """Each row goes through all experts, and their results are added with the weights of the gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(EXPERTS, WIDTH, HIDDEN) / 3)
+        self.down = nn.Parameter(torch.randn(EXPERTS, HIDDEN, WIDTH) / 3)
+        self.mesh: DeviceMesh | None = None
+
+    def forward(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        up, down = (each.to_local() if isinstance(each, DTensor) else each for each in (self.up, self.down))
+        if self.mesh is None:
+            return _through(up, down, x, weights)
+        group = self.mesh.get_group()
+        x, weights = (_Rows.apply(each, group) for each in (x, weights))
+        mine = weights.chunk(group.size(), dim=1)[group.rank()]
+        result: torch.Tensor = _Sum.apply(_through(up, down, x, mine), group)
+        return result
+
+
+def _through(up: torch.Tensor, down: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    results = torch.tanh(x @ up) @ down
+    return (weights.t().unsqueeze(-1) * results).sum(0)
+
+
+class Layer(nn.Module):
+    """Dense layers, a gate, and experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, HIDDEN)
+        self.second = nn.Linear(HIDDEN, WIDTH)
+        self.gate = nn.Linear(WIDTH, EXPERTS, bias=False)
+        self.experts = Experts()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.second(torch.tanh(self.first(x)))
+        return x + self.experts(x, self.gate(x).softmax(-1))
+
+
+def layers(count: int = 2) -> nn.Sequential:
+    """The same values on every rank and in the reference."""
+    torch.manual_seed(11)
+    return nn.Sequential(*(Layer() for _ in range(count)), nn.Linear(WIDTH, 3))
+
+
+def spread_experts(model: nn.Sequential, mesh: DeviceMesh) -> None:
+    """Gives each rank of the mesh its own experts."""
+    for layer in model:
+        if isinstance(layer, Layer):
+            layer.experts.mesh = mesh
+            for name, parameter in list(layer.experts.named_parameters()):
+                setattr(layer.experts, name, nn.Parameter(distribute_tensor(parameter.detach(), mesh, [Shard(0)])))
+
+
+def split_dense(model: nn.Sequential, mesh: DeviceMesh) -> None:
+    """Cuts the dense layers along a tensor-parallel axis."""
+    for layer in model:
+        if isinstance(layer, Layer):
+            parallelize_module(layer, mesh, {"first": ColwiseParallel(), "second": RowwiseParallel()})

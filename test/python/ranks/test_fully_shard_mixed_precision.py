@@ -1,0 +1,316 @@
+"""Rows about dtypes: norms in low precision, parameters that keep their dtype, units with parameters of several."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.fsdp
+from bound import models as bound_models
+from engine import TORCH, Engine, ours
+from form import by_form
+from models import batch, local
+from pool import run_ranks
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+import shardwise
+from shardwise import MixedPrecisionPolicy
+from shardwise._state import unit_of
+
+LOW = torch.bfloat16
+HAS_OVERRIDES = "param_dtype_override_fn" in torch.distributed.fsdp.MixedPrecisionPolicy.__dataclass_fields__
+#: Since 2.15 torch sums in the parameters' own dtypes.
+SUMS_IN_OWN_DTYPE = hasattr(FSDPParam, "unsharded_grad_dtype")
+
+
+class Normed(nn.Module):
+    """Norms between layers; what they got is kept."""
+
+    def __init__(self, norm: Callable[[int], nn.Module] = nn.LayerNorm) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.norm = norm(8)
+        self.last = nn.Linear(8, 4)
+        self.seen: torch.dtype | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        self.seen = hidden.dtype
+        out: torch.Tensor = self.last(torch.tanh(self.norm(hidden)))
+        return out
+
+
+def normed(norm: Callable[[int], nn.Module] = nn.LayerNorm) -> Normed:
+    torch.manual_seed(5)
+    return Normed(norm)
+
+
+def wrap(engine: Engine, model: Normed, **options: Any) -> Any:
+    for part in (model.first, model.norm, model.last, model):
+        engine.fully_shard(part, **options)
+    return model
+
+
+def norms(rank: int, low: torch.dtype) -> None:
+    """Forward and backward in a low precision, with buffers in their own, as torch's engine does it."""
+    policy = MixedPrecisionPolicy(param_dtype=low)
+    # Torch's batch norm takes no 16-bit weights beside running statistics in float32 on CPUs.
+    makers: list[Callable[[int], nn.Module]] = [nn.LayerNorm, nn.RMSNorm, lambda width: nn.GroupNorm(2, width)]
+    for norm in makers:
+        both = [wrap(engine, normed(norm), mp_policy=policy) for engine in (ours(), TORCH)]
+        for step in range(3):
+            for model in both:
+                out = model(batch(step, rank, 6))
+                assert out.dtype == low and model.seen == low
+                out.float().pow(2).sum().backward()
+            for (name, mine), theirs in zip(both[0].named_parameters(), both[1].parameters(), strict=True):
+                assert mine.grad is not None and mine.grad.dtype == torch.float32, name
+                if SUMS_IN_OWN_DTYPE:
+                    torch.testing.assert_close(local(mine.grad), local(theirs.grad), rtol=2e-2, atol=2e-2)
+            for model in both:
+                torch.optim.SGD(model.parameters(), lr=0.05).step()
+                model.zero_grad()
+
+
+def keep_norms(parameter: nn.Parameter) -> torch.dtype | None:
+    return torch.float32 if parameter.ndim == 1 and parameter.shape[0] == 8 else None
+
+
+class Mixed(nn.Module):
+    """The same in one process: its norm and the first bias are computed with in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = normed()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        model = self.inner
+        hidden = nn.functional.linear(x.to(LOW), model.first.weight.to(LOW)).float() + model.first.bias
+        hidden = nn.functional.layer_norm(hidden, (8,), model.norm.weight, model.norm.bias).to(LOW)  # type: ignore[arg-type]
+        return nn.functional.linear(torch.tanh(hidden), model.last.weight.to(LOW), model.last.bias.to(LOW))
+
+
+class Explicit(Normed):
+    """Casts where a kept parameter would meet another dtype."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = nn.functional.linear(x, self.first.weight).float() + self.first.bias
+        hidden = nn.functional.layer_norm(hidden, (8,), self.norm.weight, self.norm.bias).to(LOW)  # type: ignore[arg-type]
+        return nn.functional.linear(torch.tanh(hidden), self.last.weight, self.last.bias)
+
+
+def explicit() -> Explicit:
+    torch.manual_seed(5)
+    return Explicit()
+
+
+def kept(rank: int, function: str, reduce: torch.dtype | None, world: int) -> None:
+    policy: Any = MixedPrecisionPolicy(LOW, reduce, param_dtype_override_fn=keep_norms)
+    reference = Mixed()
+    engines = [ours(), *([TORCH] if HAS_OVERRIDES else [])]
+    models: list[Any] = [explicit() for _ in engines]
+    dtypes: dict[str, torch.dtype] = {}
+    for engine, model in zip(engines, models, strict=True):
+        getattr(engine, function)(model, mp_policy=policy)
+    with torch.no_grad():
+        models[0].unshard()
+        dtypes = {name: each.dtype for name, each in models[0].named_parameters()}
+        models[0].reshard()
+    low = {"first.weight", "last.weight", "last.bias"}
+    if function == "fully_shard":
+        assert dtypes == {name: LOW if name in low else torch.float32 for name in dtypes}
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.05) for each in (reference, *models)]
+    for step in range(3):
+        for part in range(world):
+            (reference(batch(step, part, 6)).float().pow(2).sum() / world).backward()
+        for model in models:
+            model(batch(step, rank, 6)).float().pow(2).sum().backward()
+        for name, whole in reference.inner.named_parameters():
+            mine = models[0].get_parameter(name).grad
+            assert mine.dtype == torch.float32, name
+            exact = name not in low and reduce is None
+            torch.testing.assert_close(mine.full_tensor(), whole.grad, rtol=1e-2, atol=1e-5 if exact else 3e-2)
+            for other in models[1:]:
+                theirs = other.get_parameter(name).grad
+                torch.testing.assert_close(local(mine), local(theirs), rtol=1e-2, atol=1e-3)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    estimate_of_kept(policy, world)
+
+
+def estimate_of_kept(policy: Any, world: int) -> None:
+    plain = MixedPrecisionPolicy(LOW, policy.reduce_dtype)
+    with_kept = shardwise.estimate_memory(explicit(), world, mp_policy=policy)
+    assert with_kept.pool > shardwise.estimate_memory(explicit(), world, mp_policy=plain).pool
+
+
+def kept_of_tensor_parallel(rank: int) -> None:
+    """A kept parameter that is a DTensor, on the meta device at first, and cast after it was wrapped."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    reference = nn.Linear(6, 8, dtype=torch.float32)
+    with torch.device("meta"):
+        model: Any = nn.Linear(6, 8)
+    for name, parameter in list(model.named_parameters()):
+        setattr(model, name, nn.Parameter(distribute_tensor(parameter, mesh["tp"], [Shard(0)])))
+    override: Any = {"param_dtype_override_fn": lambda each: torch.float32 if each.ndim == 1 else None}
+    shardwise.fully_shard(model, mesh=mesh["dp"], mp_policy=MixedPrecisionPolicy(LOW, **override))
+    model.to_empty(device="cpu")
+    model.unshard()
+    assert model.weight.dtype == LOW and model.bias.dtype == torch.float32
+    model.reshard()
+    model.double()
+    model.unshard()
+    # What is kept is the dtype to compute in.
+    assert model.weight.dtype == LOW and model.bias.dtype == torch.float32
+    assert isinstance(model.bias, DTensor) and model.bias.to_local().shape == (4,)
+    model.reshard()
+    del reference
+
+
+def refused(rank: int) -> None:
+    def expect(text: str, chosen: Any) -> None:
+        policy: Any = MixedPrecisionPolicy(LOW, param_dtype_override_fn=lambda _: chosen)
+        for function in ("fully_shard", "replicate"):
+            model = nn.Linear(3, 3)
+            with pytest.raises(ValueError, match=text):
+                getattr(shardwise, function)(model, mp_policy=policy)
+            assert type(model) is nn.Linear
+
+    expect("must return a torch.dtype or None but got str for 'weight'", "float32")
+    expect(
+        "must return None, param_dtype, or the parameter's original dtype but got torch.float64 for 'weight' with "
+        "dtype torch.float32 and param_dtype torch.bfloat16",
+        torch.float64,
+    )
+
+
+def cpp_modules(rank: int) -> None:
+    """C++ modules from Python ask the same function."""
+    names: list[Any] = []
+
+    def choose(parameter: torch.Tensor) -> torch.dtype | None:
+        names.append(parameter.ndim)
+        return torch.float32 if parameter.ndim == 1 else None
+
+    model = bound_models().Chain(4, 2)
+    policy: Any = MixedPrecisionPolicy(LOW, param_dtype_override_fn=choose)
+    shardwise.fully_shard(model, mp_policy=policy)
+    units = json.loads(shardwise.plan(model).json())["units"]
+    groups = [group for unit in units for group in unit["groups"]]
+    assert {group["compute_dtype"] for group in groups} == {"float32", "bfloat16"} and 1 in names
+
+
+def unequal(rank: int, reduce: torch.dtype | None) -> None:
+    """One unit with parameters of several dtypes: each is summed in its own, or in reduce_dtype."""
+    kinds = (torch.float32, LOW, torch.float64)
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(3)
+            self.layers = nn.ModuleList(nn.Linear(5, 3).to(kind) for kind in kinds)
+
+        def forward(self, step: int, part: int) -> torch.Tensor:
+            losses = [
+                layer(batch(step, part, 5).to(kind)).double().pow(2).sum()
+                for layer, kind in zip(self.layers, kinds, strict=True)
+            ]
+            return torch.stack(losses).sum()
+
+    reference = Whole()
+    model: Any = Whole()
+    shardwise.fully_shard(model, mp_policy=MixedPrecisionPolicy(reduce_dtype=reduce))
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.02, foreach=False) for each in (reference, model)]
+    for step in range(3):
+        before = unit_of(model).counters()["reduce_scatters"]
+        total: dict[str, torch.Tensor] = {}
+        for part in range(2):
+            copied = copy.deepcopy(reference)
+            copied.zero_grad()
+            copied(step, part).backward()
+            for name, each in copied.named_parameters():
+                assert each.grad is not None
+                total[name] = total.get(name, 0) + each.grad.to(reduce or each.dtype) / 2
+        for name, each in reference.named_parameters():
+            each.grad = total[name].to(each.dtype)
+        model(step, rank).backward()
+        assert unit_of(model).counters()["reduce_scatters"] == before + len(kinds)
+        for name, whole in reference.named_parameters():
+            mine = model.get_parameter(name).grad
+            assert whole.grad is not None and mine.dtype == whole.dtype
+            exact = {"rtol": 1e-2, "atol": 1e-3} if whole.dtype == LOW else {"rtol": 1e-5, "atol": 1e-6}
+            torch.testing.assert_close(mine.full_tensor(), whole.grad, **exact)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def gradients_of_another_dtype(rank: int) -> None:
+    """Parameters whose grad_dtype the program set: sums and gradients are in it, through casts and steps."""
+    engines = [ours(), *([TORCH] if SUMS_IN_OWN_DTYPE else [])]
+    for own, low in ((LOW, None), (torch.float32, LOW)):
+        wanted = torch.float32 if own is LOW else torch.float64
+        models: list[Any] = []
+        for engine in engines:
+            model: Any = normed().to(own)
+            for parameter in model.parameters():
+                parameter.grad_dtype = wanted
+            models.append(wrap(engine, model, mp_policy=MixedPrecisionPolicy(param_dtype=low)))
+        for step in range(3):
+            for model in models:
+                model(batch(step, rank, 6).to(low or own)).double().pow(2).sum().backward()
+            for name, mine in models[0].named_parameters():
+                assert mine.grad.dtype == wanted and mine.grad_dtype == wanted, name
+                for other in models[1:]:
+                    torch.testing.assert_close(local(mine.grad), local(other.get_parameter(name).grad))
+            for model in models:
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.add_(parameter.grad.to(parameter.dtype), alpha=-0.05)
+                model.zero_grad()
+        models[0].reshard()
+        models[0].double()
+        assert {parameter.grad_dtype for parameter in models[0].parameters()} == {wanted}
+
+
+class TestFullyShardMixedPrecisionCasts:
+    def test_norm_modules_bf16(self) -> None:
+        run_ranks(2, norms, LOW)
+
+    def test_norm_modules_fp16(self) -> None:
+        run_ranks(2, norms, torch.float16)
+
+
+class TestFullyShardCollectiveOps:
+    @pytest.mark.parametrize("reduce", [None, torch.float32])
+    def test_reduce_scatter_unequal_dtypes(self, reduce: torch.dtype | None) -> None:
+        run_ranks(2, unequal, reduce)
+
+
+class TestParamDtypes:
+    @pytest.mark.parametrize("function", ["fully_shard", "replicate"])
+    @pytest.mark.parametrize("reduce", [None, LOW])
+    def test_kept(self, function: str, reduce: torch.dtype | None) -> None:
+        for world in by_form((2,), (2, 3, 4)):
+            run_ranks(world, kept, function, reduce, world)
+
+    @pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch's tensors have no grad_dtype")
+    def test_gradients_of_another_dtype(self) -> None:
+        run_ranks(2, gradients_of_another_dtype)
+
+    def test_tensor_parallel_on_meta(self) -> None:
+        run_ranks(4, kept_of_tensor_parallel)
+
+    def test_refused(self) -> None:
+        run_ranks(2, refused)
+
+    def test_cpp_modules(self) -> None:
+        run_ranks(2, cpp_modules)

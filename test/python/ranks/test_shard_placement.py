@@ -1,0 +1,302 @@
+"""shard_placement_fn gives parameters of one call meshes of their own: experts, which differ between ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from engine import TORCH, Engine, ours
+from experts import WIDTH, Layer, layers, split_dense, spread_experts
+from models import batch, mlp
+from pool import run_ranks
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp._fully_shard import _fsdp_common
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+import shardwise
+from shardwise import ShardPlacementResult
+from shardwise._state import unit_of
+
+WORLD = 4
+HAS_TORCHS = hasattr(_fsdp_common, "ShardPlacementResult")
+
+
+@dataclass(frozen=True)
+class Meshes:
+    """How the ranks are laid out for the dense layers, and for experts."""
+
+    dense: DeviceMesh
+    experts: FSDPMeshInfo
+    expert_axis: DeviceMesh
+    tensor_axis: DeviceMesh | None
+    #: This rank's number among those with other data, and how many these are.
+    data_rank: int
+    data_ranks: int
+
+
+def meshes(tensor: int, copies: int) -> Meshes:
+    """Two experts' ranks beside each other; `tensor` ranks split dense layers, `copies` hold copies of all shards."""
+    experts = init_device_mesh("cpu", (copies, WORLD // copies // 2, 2), mesh_dim_names=("copies", "efsdp", "ep"))
+    shape = (copies, WORLD // copies // tensor, tensor)
+    dense = init_device_mesh("cpu", shape, mesh_dim_names=("copies", "dp", "tp"))
+    hybrid = copies > 1
+    info = (
+        HSDPMeshInfo(experts["copies", "efsdp"], shard_mesh_dim=1, replicate_mesh_dim=0)
+        if hybrid
+        else FSDPMeshInfo(experts["efsdp"], shard_mesh_dim=0)
+    )
+    return Meshes(
+        dense["copies", "dp"] if hybrid else dense["dp"],
+        info,
+        experts["ep"],
+        dense["tp"] if tensor > 1 else None,
+        dist.get_rank() // tensor,
+        WORLD // tensor,
+    )
+
+
+def placement(model: nn.Module, info: FSDPMeshInfo, kind: Any = ShardPlacementResult) -> Callable[..., Any]:
+    experts = {each for layer in model.modules() if isinstance(layer, Layer) for each in layer.experts.parameters()}
+    return lambda parameter: kind(Shard(1) if parameter.ndim == 3 else None, info) if parameter in experts else None
+
+
+def wrap(engine: Engine, model: nn.Sequential, on: Meshes, **options: Any) -> None:
+    if on.tensor_axis is not None:
+        split_dense(model, on.tensor_axis)
+    spread_experts(model, on.expert_axis)
+    choose = placement(model, on.experts)
+    for layer in model:
+        if isinstance(layer, Layer):
+            engine.fully_shard(layer, mesh=on.dense, shard_placement_fn=choose, **options)
+    engine.fully_shard(model, mesh=on.dense, **options)
+    each: Any
+    for each in model.modules():
+        if isinstance(each, Layer):
+            # An expert's gradient comes from the rows of all ranks.
+            each.set_gradient_divide_factor(on.data_ranks)
+            each.set_force_sum_reduction_for_comms(True)  # Gloo has no other division by a factor.
+
+
+def trains(rank: int, tensor: int, copies: int, options: dict[str, Any]) -> None:
+    on = meshes(tensor, copies)
+    reference = layers()
+    engines = [ours(), *([TORCH] if HAS_TORCHS else [])]
+    models = [layers() for _ in engines]
+    for engine, model in zip(engines, models, strict=True):
+        wrap(engine, model, on, **options)
+    optimizers = [
+        torch.optim.AdamW(each.parameters(), lr=0.02, eps=1e-16, foreach=False) for each in (reference, *models)
+    ]
+    for step in range(3):
+        for part in range(on.data_ranks):
+            (reference(batch(step, part, WIDTH)).pow(2).mean() / on.data_ranks).backward()
+        for model in models:
+            model(batch(step, on.data_rank, WIDTH)).pow(2).mean().backward()
+        compare(models, reference, tensor)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    values = models[0].state_dict()
+    for name, value in reference.state_dict().items():
+        torch.testing.assert_close(values[name].full_tensor(), value, rtol=1e-5, atol=1e-6)
+
+
+def compare(models: list[nn.Sequential], reference: nn.Sequential, tensor: int) -> None:
+    whole = dict(reference.named_parameters())
+    for name, parameter in models[0].named_parameters():
+        gradient = parameter.grad
+        assert isinstance(parameter, DTensor) and isinstance(gradient, DTensor), name
+        # Ranks that share data see each row of an expert more than once.
+        times = tensor if "experts" in name else 1
+        torch.testing.assert_close(gradient.full_tensor() / times, whole[name].grad, rtol=1e-5, atol=1e-7)
+        for other in models[1:]:
+            theirs: Any = other.get_parameter(name)
+            assert parameter._spec == theirs._spec and gradient._spec == theirs.grad._spec, name
+            # Torch's divides twice where a single rank has all of what others hold copies of.
+            if "experts" not in name or parameter.device_mesh["efsdp"].size() > 1:
+                torch.testing.assert_close(gradient.to_local(), theirs.grad.to_local(), rtol=1e-5, atol=1e-7)
+        assert "experts" not in name or "efsdp" in (parameter.device_mesh.mesh_dim_names or ())
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "freed": {},
+    "kept": {"reshard_after_forward": False},
+    "two ranks hold all": {"reshard_after_forward": 2},
+}
+
+
+class TestFullyShardNDTraining:
+    @pytest.mark.parametrize("options", OPTIONS)
+    def test_shard_placement_fn_tp_ep(self, options: str) -> None:
+        run_ranks(WORLD, trains, 1, 1, OPTIONS[options])
+
+    @pytest.mark.parametrize(("tensor", "copies"), [(2, 1), (1, 2)], ids=["tp", "copies"])
+    def test_shard_placement_fn_tp_ep_layouts(self, tensor: int, copies: int) -> None:
+        run_ranks(WORLD, trains, tensor, copies, {})
+
+
+def lives(rank: int) -> None:
+    """Made on the meta device, filled, trained with accumulated gradients and exceptions, saved, resumed elsewhere."""
+    on = meshes(1, 1)
+    reference = layers()
+    with torch.device("meta"):
+        model = layers()
+    wrap(ours(), model, on)
+    model.to_empty(device="cpu")
+    fill(model, reference)
+    train_with_accumulation(model, reference, on)
+    saved = {name: value.full_tensor() for name, value in model.state_dict().items()}
+    resumed = layers()
+    wrap(ours(), resumed, meshes(1, 2))
+    fill(resumed, reference, saved)
+    for each in (resumed, reference):
+        each.double()
+    train_with_accumulation(resumed, reference, meshes(1, 2))
+
+
+def fill(model: nn.Module, reference: nn.Module, values: dict[str, torch.Tensor] | None = None) -> None:
+    """Gives each parameter this rank's part of the whole values."""
+    whole = values or reference.state_dict()
+    for name, parameter in model.named_parameters():
+        expected = whole[name]
+        assert isinstance(parameter, DTensor)
+        source = DTensor.from_local(expected, parameter.device_mesh, [Replicate()] * parameter.device_mesh.ndim)
+        with torch.no_grad():
+            parameter.copy_(source.redistribute(placements=parameter.placements))
+
+
+def train_with_accumulation(model: Any, reference: nn.Module, on: Meshes) -> None:
+    dtype = next(reference.parameters()).dtype
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1, foreach=False) for each in (model, reference)]
+    for step in range(3):
+        model[0].register_forward_hook(fails_once())
+        with pytest.raises(ZeroDivisionError):
+            model(batch(7, on.data_rank, WIDTH).to(dtype))
+        model.reset_iter_state()
+        for last, number in ((False, 2 * step), (True, 2 * step + 1)):
+            model.set_requires_gradient_sync(last)
+            model(batch(number, on.data_rank, WIDTH).to(dtype)).pow(2).mean().backward()
+            for part in range(on.data_ranks):
+                (reference(batch(number, part, WIDTH).to(dtype)).pow(2).mean() / on.data_ranks).backward()
+        compare([model], reference, 1)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def fails_once() -> Callable[..., None]:
+    failed: list[bool] = []
+
+    def fail(*_: Any) -> None:
+        if not failed:
+            failed.append(True)
+            raise ZeroDivisionError
+
+    return fail
+
+
+def one_unit(rank: int) -> None:
+    """Both meshes' parameters are gathered, freed, named and told of settings as one unit's, with own collectives."""
+    on = meshes(1, 1)
+    model: Any = layers(1)
+    wrap(ours(), model, on, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    layer = model[0]
+    state = layer._get_fsdp_state()
+    experts, dense = state._fsdp_param_groups
+    assert experts.mesh_info is on.experts and dense.mesh_info.mesh == on.dense
+    assert [experts.is_sharded, dense.is_sharded] == [True, True]
+    handle = layer.unshard(async_op=True)
+    handle.wait()
+    assert [experts.is_unsharded, dense.is_unsharded] == [True, True]
+    assert layer.experts.up.to_local().shape == (2, 6, 8) and layer.experts.up.dtype == torch.bfloat16
+    layer.reshard()
+    assert [experts.is_sharded, dense.is_sharded] == [True, True]
+    plan = json.loads(shardwise.plan(model).json())
+    units = [(unit["name"], unit["axes"][0]["name"], unit["reshard"]) for unit in plan["units"]]
+    assert units == [("0", "efsdp", "after forward"), ("0", "dp", "after forward"), ("", "dp", "after backward")]
+    before = unit_of(model).counters()
+    model(batch(0, rank, WIDTH)).sum().backward()
+    after = unit_of(model).counters()
+    # The layer's two parts forward and backward, and the root's once.
+    assert after["all_gathers"] - before["all_gathers"] == 5
+    assert after["reduce_scatters"] - before["reduce_scatters"] == 3
+    for group in (experts, dense):
+        calls: list[torch.Tensor] = []
+        layer.set_all_reduce_hook(calls.append)
+        model(batch(0, rank, WIDTH)).sum().backward()
+        assert len(calls) == 2
+        assert group.unit.requires_gradient_sync()
+    layer.set_requires_gradient_sync(False, recurse=False)
+    assert not experts.unit.requires_gradient_sync() and not dense.unit.requires_gradient_sync()
+
+
+def refused(rank: int) -> None:
+    on = meshes(1, 1)
+
+    def expect(kind: type[Exception], text: str, choose: Callable[..., Any], **options: Any) -> None:
+        model = mlp(6, 4)
+        with pytest.raises(kind, match=text):
+            shardwise.fully_shard(model, **{"mesh": on.dense, "shard_placement_fn": choose, **options})
+        assert not isinstance(model, shardwise.FSDPModule)
+        assert isinstance(shardwise.fully_shard(model, mesh=on.dense), shardwise.FSDPModule)
+
+    def two(parameter: torch.Tensor) -> Any:
+        return ShardPlacementResult(None, FSDPMeshInfo(on.experts.mesh, shard_mesh_dim=0))
+
+    expect(ValueError, "must use the same FSDPMeshInfo object, but .* '0.bias' another one than '0.weight'", two)
+    expect(ValueError, "Invalid shard_placement_fn result: 0 for '0.weight'", lambda _: 0)
+    expect(
+        TypeError,
+        "'0.weight' a ShardPlacementResult whose mesh_info is DeviceMesh",
+        lambda _: ShardPlacementResult(None, on.dense),
+    )  # type: ignore[arg-type]
+    expect(
+        NotImplementedError,
+        r"uneven sharding on dim 1: '0.weight' has torch.Size\(\[4, 6\]\) \(world size: 4\)",
+        lambda each: Shard(each.ndim - 1),
+    )
+    whole = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("copies",))
+    copies = shardwise.DataParallelMeshDims(replicate="copies")
+    expect(ValueError, "not supported with DDPMeshInfo", two, mesh=whole, dp_mesh_dims=copies)
+    with pytest.raises(NotImplementedError, match="'0.weight' a mesh of its own, which estimate_memory"):
+        shardwise.estimate_memory(mlp(6, 4), WORLD, shard_placement_fn=two)
+
+
+def all_elsewhere(rank: int) -> None:
+    """No parameter is left for the mesh of the call."""
+    on = meshes(1, 1)
+    reference, model = mlp(6, 4), mlp(6, 4)
+    ours().fully_shard(model, mesh=on.dense, shard_placement_fn=lambda _: ShardPlacementResult(None, on.experts))
+    mates = on.experts.shard_mesh_size
+    for step in range(3):
+        model(batch(step, rank, 6)).sum().backward()
+        mine = rank % 2
+        for part in range(mates):
+            (reference(batch(step, 2 * part + mine, 6)).sum() / mates).backward()
+        for each in (model, reference):
+            torch.optim.SGD(each.parameters(), lr=0.1).step()
+            each.zero_grad()
+    for name, value in reference.named_parameters():
+        torch.testing.assert_close(model.get_parameter(name).full_tensor(), value)  # type: ignore[operator]
+
+
+class TestShardPlacement:
+    def test_lives(self) -> None:
+        run_ranks(WORLD, lives)
+
+    def test_one_unit(self) -> None:
+        run_ranks(WORLD, one_unit)
+
+    def test_refused(self) -> None:
+        run_ranks(WORLD, refused)
+
+    def test_all_elsewhere(self) -> None:
+        run_ranks(WORLD, all_elsewhere)
