@@ -67,6 +67,8 @@ def run_suites(suites: Sequence[Suite]) -> list[Result]:
     marked = {suite.name for suite in suites if suite.marked}
     if marked:
         results.append(seconds.check(test for test in took if test.suite in marked))
+        if results[-1].outcome == PASSED and results[-1].message:
+            print(results[-1].message, flush=True)
     return results
 
 

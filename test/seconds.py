@@ -1,7 +1,10 @@
 """What each test took: the slowest, the sums by folder, and which take more than a test without a mark may.
 
 A suite adds a line to its file for each test: title, source file, seconds, seconds of CPU time. Only CPU time is
-judged: seconds depend on what else the machine does. A test that needs more stands in slow.tsv, with the reason.
+judged: seconds depend on what else the machine does. A test that needs more than LIMIT stands in slow.tsv, with the
+reason. CPU time depends on the machine too, and where cores share what they have, on what runs beside: the same test
+was seen to take 1.7 times as much. So a test without a mark is told of from LIMIT on, and fails the run from twice
+that.
 """
 
 from __future__ import annotations
@@ -54,13 +57,14 @@ def check(took: Iterable[Took], file: Path = HERE / "slow.tsv", limit: float = L
         marked = {line["test"] for line in read_table(file, COLUMNS)}
     except (OSError, TableError) as error:
         return Result("seconds", "", "slow tests are marked", FAILED, str(error))
+    unmarked = [test for test in took if test.cpu > limit and without_parameters(test.title) not in marked]
     problems = [
         f"{test.title} of {test.suite} took {test.cpu:.1f} s of CPU time, and {limit:g} s are the limit: make it "
         f"cheaper, or name it in {file.name} with the reason"
-        for test in took
-        if test.cpu > limit and without_parameters(test.title) not in marked
+        for test in unmarked
     ]
-    return Result("seconds", "", "slow tests are marked", FAILED if problems else PASSED, "\n".join(problems))
+    fails = any(test.cpu > 2 * limit for test in unmarked)
+    return Result("seconds", "", "slow tests are marked", FAILED if fails else PASSED, "\n".join(problems))
 
 
 def report(took: Iterable[Took]) -> str:
