@@ -1,10 +1,12 @@
 // Parameters of one call on meshes of their own: experts, which differ between ranks.
 #include "ranks/fully_shard_models.h"
 
+#include "group/leaf_storage.h"
 #include "nn/unit_hooks.h"
 
 #include <shardwise/clip_grad_norm.h>
 #include <shardwise/estimate.h>
+#include <shardwise/meta.h>
 #include <shardwise/state_dict.h>
 
 #include <limits>
@@ -290,6 +292,8 @@ TEST(ParameterMesh, OneUnitInAllElse) {
     EXPECT_EQ(ours->first->dense->weight.sum().numel(), 1);
     EXPECT_EQ(ours->first->experts->up.sum().numel(), 1);
     layer.reshard();
+    EXPECT_TRUE(group::is_freed(ours->first->experts->up));
+    EXPECT_TRUE(group::is_freed(ours->first->dense->weight));
     const auto before = root.counters();
     call(ours, batch(0, rank.rank(), kWidth)).sum().backward();
     // Two parts of two layers in forward and in backward, and the root's once.
@@ -332,7 +336,7 @@ TEST(ParameterMesh, TheNormCountsEachExpertOnce) {
   }
 }
 
-TEST(ParameterMesh, MixedPrecisionAndOffloadAndMeta) {
+TEST(ParameterMesh, MixedPrecisionAndOffload) {
   run_ranks(kWorld, [](Rank& rank) {
     const Meshes on(rank);
     Sparse ours, plain;
@@ -351,6 +355,30 @@ TEST(ParameterMesh, MixedPrecisionAndOffloadAndMeta) {
     }
     const FullyShardOptions wanted = options_on(on);
     expect_error<ValueError>([&] { estimate_memory(plain, wanted, kWorld); }, {"parameter_mesh"});
+  });
+}
+
+TEST(ParameterMesh, MadeOnTheMetaDeviceAndLoaded) {
+  run_ranks(kWorld, [](Rank& rank) {
+    const Meshes on(rank);
+    Sparse reference;
+    auto ours = on_meta([] { return Sparse(); });
+    spread(ours, on, /*exchange=*/true);
+    wrap(ours, options_on(on));
+    to_empty(ours);
+    StateDict whole;
+    for (const auto& entry : reference->named_parameters()) {
+      const auto value = entry.value().detach();
+      whole.insert(entry.key(), is_expert(entry.key()) ? own_experts(value, on) : value);
+    }
+    load_full_state_dict(ours, whole, LoadStateDictOptions().broadcast_from_rank0(false));
+    train(ours, reference, rank, on);
+    for (auto* model : {&ours, &reference}) (*model)->to(torch::kDouble);
+    const auto state = full_state_dict(ours);
+    for (const auto& entry : reference->named_parameters()) {
+      const auto value = entry.value().detach();
+      assert_close(state[entry.key()], is_expert(entry.key()) ? own_experts(value, on) : value, entry.key());
+    }
   });
 }
 

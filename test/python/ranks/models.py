@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 import shardwise
 from shardwise._state import unit_of
@@ -51,6 +51,16 @@ def reference_backward(world_size: int, loss_of_rank: Callable[[int], torch.Tens
         loss = loss_of_rank(rank)
         if loss is not None:
             (loss / world_size).backward()
+
+
+def fill(model: nn.Module, whole: Mapping[str, torch.Tensor]) -> None:
+    """Gives each parameter this rank's part of the whole values."""
+    for name, parameter in model.named_parameters():
+        assert isinstance(parameter, DTensor)
+        on = parameter.device_mesh
+        source = DTensor.from_local(whole[name], on, [Replicate()] * on.ndim, run_check=False)
+        with torch.no_grad():
+            parameter.copy_(source.redistribute(placements=parameter.placements))
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

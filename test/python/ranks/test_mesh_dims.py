@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed.fsdp
 from engine import TORCH, Engine, ours
-from models import batch, mlp
+from models import batch, fill, mlp
 from pool import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -124,6 +124,34 @@ def compare(models: list[nn.Sequential], reference: nn.Sequential, case: Case) -
     assert bias.to_local().numel() <= -(-WIDTHS[2] // case.shards)
 
 
+def lives(rank: int) -> None:
+    """Made on the meta device, kept in the host's memory, trained, saved, and resumed on a mesh of other axes."""
+    reference = mlp(*WIDTHS)
+    saved = dict(reference.state_dict())
+    for case in (CASES["shard beside tp"], CASES["two axes as one"], CASES["shard and copies"]):
+        mesh = init_device_mesh("cpu", case.shape, mesh_dim_names=case.names)
+        number, count = data_rank(mesh, case)
+        with torch.device("meta"):
+            model = mlp(*WIDTHS)
+        distribute(model, mesh, case.names)
+        for layer in (model[0], model[2], model):
+            shardwise.fully_shard(layer, mesh=mesh, dp_mesh_dims=case.dims, offload_policy=shardwise.CPUOffloadPolicy())
+        model.to_empty(device="cpu")
+        fill(model, saved)
+        optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (reference, model)]
+        for step in range(3):
+            for part in range(count):
+                (reference(batch(step, part, WIDTHS[0])).pow(2).mean() / count).backward()
+            loss_of(model, mesh, case.names, batch(step, number, WIDTHS[0])).backward()
+            compare([model], reference, case)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        saved = {name: value.full_tensor() for name, value in model.state_dict().items()}
+        for name, value in reference.state_dict().items():
+            torch.testing.assert_close(saved[name], value, rtol=1e-5, atol=1e-6)
+
+
 def replicated(rank: int) -> None:
     """replicate() takes axes for copies alone."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("host", "tp"))
@@ -183,6 +211,9 @@ class TestMeshDims:
     @pytest.mark.parametrize("case", CASES)
     def test_training(self, case: str) -> None:
         run_ranks(4, trains, CASES[case])
+
+    def test_lives(self) -> None:
+        run_ranks(4, lives)
 
     def test_replicate(self) -> None:
         run_ranks(4, replicated)

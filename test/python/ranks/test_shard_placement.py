@@ -12,14 +12,14 @@ import torch
 import torch.distributed as dist
 from engine import TORCH, Engine, ours
 from experts import WIDTH, Layer, layers, split_dense, spread_experts
-from models import batch, mlp
+from models import batch, fill, mlp
 from pool import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard import _fsdp_common
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Shard
 
 import shardwise
 from shardwise import ShardPlacementResult
@@ -151,26 +151,15 @@ def lives(rank: int) -> None:
         model = layers()
     wrap(ours(), model, on)
     model.to_empty(device="cpu")
-    fill(model, reference)
+    fill(model, reference.state_dict())
     train_with_accumulation(model, reference, on)
     saved = {name: value.full_tensor() for name, value in model.state_dict().items()}
     resumed = layers()
     wrap(ours(), resumed, meshes(1, 2))
-    fill(resumed, reference, saved)
+    fill(resumed, saved)
     for each in (resumed, reference):
         each.double()
     train_with_accumulation(resumed, reference, meshes(1, 2))
-
-
-def fill(model: nn.Module, reference: nn.Module, values: dict[str, torch.Tensor] | None = None) -> None:
-    """Gives each parameter this rank's part of the whole values."""
-    whole = values or reference.state_dict()
-    for name, parameter in model.named_parameters():
-        expected = whole[name]
-        assert isinstance(parameter, DTensor)
-        source = DTensor.from_local(expected, parameter.device_mesh, [Replicate()] * parameter.device_mesh.ndim)
-        with torch.no_grad():
-            parameter.copy_(source.redistribute(placements=parameter.placements))
 
 
 def train_with_accumulation(model: Any, reference: nn.Module, on: Meshes) -> None:
