@@ -29,13 +29,12 @@ class UnitTouch::Full : public TouchListener {
     return dtype;
   }
   bool spares(const at::Tensor& argument) const override {
-    return uncast.contains(argument.unsafeGetTensorImpl());
+    return buffers.contains(argument.unsafeGetTensorImpl());
   }
 
   std::weak_ptr<engine::Unit> unit;
   std::optional<at::ScalarType> dtype;
-  /// Buffers, and parameters that are computed with in a dtype of their own.
-  std::unordered_set<const at::TensorImpl*> uncast;
+  std::unordered_set<const at::TensorImpl*> buffers;
   /// How many calls that can be seen are running.
   int calls = 0;
   /// Parameters that were only taken to be members', and whose leaves were not used yet.
@@ -100,10 +99,7 @@ void UnitTouch::bind(
   gradient_->unit = unit;
   absent_->unit = unit;
   if (unit->precision().cast_forward_inputs()) full_->dtype = unit->precision().param_dtype();
-  for (const auto& buffer : buffers) full_->uncast.insert(buffer.tensor.unsafeGetTensorImpl());
-  for (const auto& parameter : unit->parameters()) {
-    if (parameter->full_dtype) full_->uncast.insert(parameter->leaf().unsafeGetTensorImpl());
-  }
+  for (const auto& buffer : buffers) full_->buffers.insert(buffer.tensor.unsafeGetTensorImpl());
   if (unit->shards().size() == 1) return;
   for (const auto& parameter : unit->parameters()) {
     if (parameter->whole || !taken_for_members.contains(parameter->leaf().unsafeGetTensorImpl())) continue;

@@ -15,6 +15,7 @@ from order import ORDER
 from package import PACKAGE
 from precision import PRECISION
 from python_front import PYTHON_FRONT
+from several_meshes import MESHES
 from sums import SUMS
 from surroundings import SURROUNDINGS
 from transport import TRANSPORT
@@ -35,4 +36,5 @@ MUTANTS = [
     *SURROUNDINGS,
     *PACKAGE,
     *PYTHON_FRONT,
+    *MESHES,
 ]
