@@ -5,6 +5,7 @@
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/version.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <memory>
@@ -13,12 +14,15 @@
 #include <utility>
 #include <vector>
 
-// Since torch 2.15 there are two back ends for NCCL.
+// Since torch 2.14 there are two back ends for NCCL.
 #if __has_include(<torch/csrc/distributed/c10d/nccl2/ProcessGroupNCCL.hpp>)
 #define SHARDWISE_TORCH_HAS_NCCL2
 #endif
 
 namespace shardwise::base {
+
+/// Whether torch's name "nccl" stands for the newer one unless TORCH_DIST_USE_NCCL2 says otherwise.
+inline constexpr bool kNccl2IsUsual = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15;
 
 /// Up to torch 2.12 autograd holds its nodes by std::shared_ptr, since then by c10::intrusive_ptr.
 inline constexpr bool kNodesAreShared =

@@ -28,7 +28,8 @@ namespace {
 bool takes_nccl2(const GroupSpec& spec) {
   if (!spec.nccl.empty()) return spec.nccl != "nccl";
   const char* chosen = std::getenv("TORCH_DIST_USE_NCCL2"); // NOLINT(concurrency-mt-unsafe)
-  return chosen == nullptr || std::string(chosen) != "0";
+  const std::string value = chosen == nullptr ? "" : chosen;
+  return base::kNccl2IsUsual ? value != "0" : value == "1";
 }
 
 } // namespace

@@ -128,7 +128,7 @@ def lives(rank: int) -> None:
     """Made on the meta device, kept in the host's memory, trained, saved, and resumed on a mesh of other axes."""
     reference = mlp(*WIDTHS)
     saved = dict(reference.state_dict())
-    for case in (CASES["shard beside tp"], CASES["two axes as one"], CASES["shard and copies"]):
+    for case in (CASES["shard beside tp"], CASES["two axes as one"]):
         mesh = init_device_mesh("cpu", case.shape, mesh_dim_names=case.names)
         number, count = data_rank(mesh, case)
         with torch.device("meta"):
