@@ -1,27 +1,14 @@
 // How units learn what their modules do: by hooks where a call can be seen, by the touch trigger everywhere. Each does
 // alone.
+#include "ranks/front_switches.h"
 #include "ranks/fully_shard_models.h"
 
 #include "group/leaf_storage.h"
-#include "nn/unit_hooks.h"
 
 #include <shardwise/state_dict.h>
 
 namespace shardwise::test {
 namespace {
-
-/// For all ranks of the process; put back at the end of the test.
-class Parts {
- public:
-  Parts(bool touch, bool hooks) {
-    nn::test_switches() = {.touch = touch, .hooks = hooks};
-  }
-  ~Parts() {
-    nn::test_switches() = {};
-  }
-  Parts(const Parts&) = delete;
-  Parts& operator=(const Parts&) = delete;
-};
 
 /// Blocks that call their parts through hooks, behind a Sequential's AnyModules.
 struct SeenImpl : torch::nn::Module {
@@ -69,7 +56,7 @@ void train_chain(Rank& rank, const FullyShardOptions& options, Wrap how) {
 } // namespace
 
 TEST(FullyShardFront, HooksAlone) {
-  const Parts parts(/*touch=*/false, /*hooks=*/true);
+  const FrontSwitches switches(/*touch=*/false, /*hooks=*/true);
   for (const auto how : {Wrap::root, Wrap::children, Wrap::parts}) {
     for (const auto reshard : {std::optional<bool>(), std::optional<bool>(true), std::optional<bool>(false)}) {
       for (const auto layout : {ShardLayout::rows, ShardLayout::flat}) {
@@ -89,7 +76,7 @@ TEST(FullyShardFront, HooksAlone) {
 
 TEST(FullyShardFront, HooksAloneAfterALoad) {
   // Kept full copies are out of date, though nobody sees the write to the shards.
-  const Parts parts(/*touch=*/false, /*hooks=*/true);
+  const FrontSwitches switches(/*touch=*/false, /*hooks=*/true);
   run_ranks(2, [](Rank& rank) {
     auto ours = chain(), other = chain();
     fill(*other, 1234);
@@ -110,7 +97,7 @@ TEST(FullyShardFront, HooksAloneAfterALoad) {
 }
 
 TEST(FullyShardFront, TouchAlone) {
-  const Parts parts(/*touch=*/true, /*hooks=*/false);
+  const FrontSwitches switches(/*touch=*/true, /*hooks=*/false);
   for (const auto how : {Wrap::root, Wrap::children, Wrap::parts}) {
     run_ranks(2, [&](Rank& rank) {
       train_chain(rank, sharded_on(rank), how);

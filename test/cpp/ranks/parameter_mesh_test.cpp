@@ -1,8 +1,8 @@
 // Parameters of one call on meshes of their own: experts, which differ between ranks.
+#include "ranks/front_switches.h"
 #include "ranks/fully_shard_models.h"
 
 #include "group/leaf_storage.h"
-#include "nn/unit_hooks.h"
 
 #include <shardwise/clip_grad_norm.h>
 #include <shardwise/estimate.h>
@@ -187,19 +187,6 @@ void train(Sparse& ours, Sparse& reference, const Rank& rank, const Meshes& on, 
   }
 }
 
-/// For all ranks of the process; put back at the end of the test.
-class Switches {
- public:
-  Switches(bool touch, bool hooks) {
-    nn::test_switches() = {.touch = touch, .hooks = hooks};
-  }
-  ~Switches() {
-    nn::test_switches() = {};
-  }
-  Switches(const Switches&) = delete;
-  Switches& operator=(const Switches&) = delete;
-};
-
 } // namespace
 
 TEST(FullyShardNDTraining, ShardPlacementFnTpEp) {
@@ -236,7 +223,7 @@ TEST(FullyShardNDTraining, ShardPlacementFnTpEp) {
 TEST(ParameterMesh, ARankWithoutRowsForItsExperts) {
   // Whatever a rank uses first, it gathers all that the call made, as every rank does.
   for (const auto& [touch, hooks] : {std::pair(true, true), std::pair(true, false), std::pair(false, true)}) {
-    const Switches switches(touch, hooks);
+    const FrontSwitches switches(touch, hooks);
     run_ranks(kWorld, [&, seen = !touch](Rank& rank) {
       const Meshes on(rank);
       Sparse ours;

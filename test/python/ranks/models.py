@@ -63,6 +63,13 @@ def fill(model: nn.Module, whole: Mapping[str, torch.Tensor]) -> None:
             parameter.copy_(source.redistribute(placements=parameter.placements))
 
 
+def assert_trained_alike(model: nn.Module, reference: nn.Module) -> None:
+    """Whole values are those of a model in one process."""
+    values = model.state_dict()
+    for name, value in reference.state_dict().items():
+        torch.testing.assert_close(values[name].full_tensor(), value, rtol=1e-5, atol=1e-6)
+
+
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank has of it: all, where it is replicated."""
     return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()

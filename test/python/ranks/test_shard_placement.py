@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from engine import TORCH, Engine, ours
 from experts import WIDTH, Layer, layers, split_dense, spread_experts
-from models import batch, fill, mlp
+from models import assert_trained_alike, batch, fill, mlp
 from pool import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -104,9 +104,7 @@ def trains(rank: int, tensor: int, copies: int, options: dict[str, Any]) -> None
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-    values = models[0].state_dict()
-    for name, value in reference.state_dict().items():
-        torch.testing.assert_close(values[name].full_tensor(), value, rtol=1e-5, atol=1e-6)
+    assert_trained_alike(models[0], reference)
 
 
 def compare(models: list[nn.Sequential], reference: nn.Sequential, tensor: int) -> None:
