@@ -57,7 +57,7 @@ def main() -> int:
         for figure in measure(options):
             figures.append(figure)
             print(figure.line(), flush=True)
-    except (KeyboardInterrupt, RuntimeError) as error:
+    except (KeyboardInterrupt, RuntimeError, OSError) as error:
         # What took long is not lost.
         facts["ended early"] = str(error) or "interrupted"
         print(f"bench: ended early: {facts['ended early']}", file=sys.stderr)

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <stdexcept>
 
 namespace shardwise::comm {
@@ -24,28 +25,43 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 /// A tag that no program uses.
 constexpr int kHello = 0x7f000000;
 
-/// Every rank sends every other one a message, so that each finds out for itself whose connection is closed.
+/// Every rank sends every other one a message, so that each finds out for itself whose connection is closed. It hears
+/// everybody before it raises an error: whoever leaves has then sent its own message, and is not taken for the one that
+/// is missing.
 void greet(c10d::Backend& gloo, const std::function<int64_t(int)>& name_of, std::chrono::milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
-  const auto others = gloo.getSize() - 1;
-  const auto peer = [&](int step) { return (gloo.getRank() + 1 + step % others) % gloo.getSize(); };
+  std::map<int, std::string> missing;
+  const auto reach = [&](int peer, const std::function<void()>& call) {
+    if (missing.contains(peer) || peer == gloo.getRank()) return;
+    try {
+      call();
+    } catch (const std::exception& error) {
+      missing.emplace(peer, base::reason(error));
+    }
+  };
   std::vector<at::Tensor> mine{at::zeros({1}, at::kByte)};
-  std::vector<std::vector<at::Tensor>> theirs;
-  std::vector<WorkPtr> works;
-  int current = 0;
-  try {
-    for (; current < others; ++current) {
-      theirs.push_back({at::zeros({1}, at::kByte)});
-      works.push_back(gloo.recv(theirs.back(), peer(current), kHello));
-    }
-    for (current = 0; current < others; ++current) works.push_back(gloo.send(mine, peer(current), kHello));
-    for (current = 0; current < 2 * others; ++current) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-      works[current]->wait(std::max(left, std::chrono::milliseconds(1)));
-    }
-  } catch (const std::exception& error) {
-    throw std::runtime_error(c10::str("rank ", name_of(peer(current)), " does not answer: ", base::reason(error)));
+  std::vector<std::vector<at::Tensor>> theirs(gloo.getSize());
+  std::vector<std::vector<WorkPtr>> works(gloo.getSize());
+  for (int peer = 0; peer < gloo.getSize(); ++peer) {
+    theirs[peer] = {at::zeros({1}, at::kByte)};
+    reach(peer, [&] {
+      works[peer].push_back(gloo.recv(theirs[peer], peer, kHello));
+      works[peer].push_back(gloo.send(mine, peer, kHello));
+    });
   }
+  for (int peer = 0; peer < gloo.getSize(); ++peer) {
+    reach(peer, [&] {
+      for (const auto& work : works[peer]) {
+        const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+        work->wait(std::max(left, std::chrono::milliseconds(1)));
+      }
+    });
+  }
+  if (missing.empty()) return;
+  std::vector<std::string> names;
+  for (const auto& [peer, reason] : missing) names.push_back(c10::str("rank ", name_of(peer)));
+  throw std::runtime_error(c10::str(
+      c10::Join(", ", names), missing.size() == 1 ? " does" : " do", " not answer: ", missing.begin()->second));
 }
 
 /// "" if the group has none for these devices.
