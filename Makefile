@@ -7,7 +7,7 @@
 #   RANKS, FRONT, SHORT  of the demo: 2 ranks; FRONT=cpp or python; SHORT=1 for a few steps only
 #   MODE                 of the demo: replicate or, in C++, fully_shard
 #   PEERS                of bench: PEERS=1 fetches DeepSpeed, to be measured too
-#   SUITES               of test: some of unit_tests, rank_tests, program_tests, python_unit, python_ranks, python_interop;
+#   SUITES               of test: some of unit_tests, rank_tests, late_tests, late_rows, program_tests, python_unit, python_ranks, python_interop;
 #                        only these are built
 #   ROWS                 of test: ROWS=1 runs of rank_tests and python_ranks the rows of test/rows.tsv, of python_unit the package's
 #   FRESH_CLONE          of test: FRESH_CLONE=1 also runs the README's commands in a new clone
@@ -40,7 +40,7 @@ build = $(py) scripts/build.py
 jobs = $(if $(JOBS),--jobs $(JOBS))
 with_tests = -DSHARDWISE_BUILD_TESTS=ON -DSHARDWISE_BUILD_EXAMPLES=ON -DSHARDWISE_BUILD_BENCHMARKS=ON -DSHARDWISE_TEST_DEPS=$(SHARDWISE_TEST_DEPS)
 # Those in Python take C++ models, and measure memory; each of the others is one program.
-programs = $(filter-out python_%,$(or $(SUITES),unit_tests rank_tests program_tests)) \
+programs = $(filter-out python_%,$(subst late_rows,rank_tests,$(or $(SUITES),unit_tests rank_tests late_tests program_tests))) \
   $(if $(filter python_%,$(or $(SUITES),python_ranks)),bound_models meters)
 
 help: ## this list

@@ -13,7 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from check_rows import TableError, read_table
-from suites import MINUTES, ROOT, SANITIZERS, Suite, catch2, googletest, long_form, mutants, pytest, sanitized_suites
+from suites import (
+    MINUTES,
+    ROOT,
+    SANITIZERS,
+    Suite,
+    catch2,
+    googletest,
+    late_rank_tests,
+    long_form,
+    mutants,
+    pytest,
+    sanitized_suites,
+)
 
 TABLE = Path(__file__).resolve().parent / "parts.tsv"
 COLUMNS = ["part", "commit", "minutes", "result"]
@@ -44,6 +56,8 @@ PARTS = [
     Part("long_ranks", (*BUILT, "test/cpp"), 12, ("dev", "--target", "rank_tests", "long_tests"),
          lambda: [long_form(googletest("long_ranks", "rank_tests", 60 * MINUTES)),
                   googletest("long_tests", "long_tests", 20 * MINUTES)]),
+    Part("long_late", (*BUILT, "test/cpp", "test/late_device"), 20, ("dev", "--target", "rank_tests"),
+         lambda: [late_rank_tests("long_late", 60 * MINUTES)]),
     Part("long_python", (*BUILT, "python", "test/python", "examples"), 25, _PACKAGE,
          lambda: [long_form(pytest("long_python", 90 * MINUTES, *LONG_FOLDERS))]),
     Part("long_programs", (*BUILT, "test/cpp/programs"), 10, ("dev", "--target", "program_tests"),

@@ -62,6 +62,23 @@ def googletest(name: str, program: str, limit: int) -> Suite:
     return Suite(name, [str(PROGRAMS / program), f"--gtest_output=xml:{OUT / name}.xml"], read_junit, limit)
 
 
+def late_rank_tests(name: str, limit: int, only: str = "*") -> Suite:
+    """rank_tests with ranks on the late device, but for those of late_exceptions.tsv."""
+    exceptions = check_rows.read_table(check_rows.HERE / "late_exceptions.tsv", ["tests", "reason"])
+    suite = googletest(name, "rank_tests", limit)
+    chosen = f"--gtest_filter={only}-{':'.join(line['tests'] for line in exceptions)}"
+    return replace(suite, command=[*suite.command, chosen], environment={"SHARDWISE_TEST_DEVICE": "late"})
+
+
+def row_filter() -> str:
+    """The C++ tests of rows.tsv, as a filter of GoogleTest's."""
+    rows = check_rows.read_rows(check_rows.HERE / "rows.tsv")
+    titles = [row.title for row in rows if row.language == "cpp"]
+    # An instance's or a type's name may stand on either side of the class.
+    forms = [form for title in titles for form in (title, f"{title}/*", f"*/{title}", title.replace(".", "/*."))]
+    return ":".join(forms)
+
+
 def pytest(name: str, limit: int, *what: str) -> Suite:
     command = [sys.executable, "-m", "pytest", "-v", *what, f"--junitxml={OUT / name}.xml"]
     return Suite(name, command, read_junit, limit)
@@ -75,19 +92,18 @@ def product_suites() -> list[Suite]:
         googletest("rank_tests", "rank_tests", 20 * MINUTES),
         pytest("python_unit", 20 * MINUTES, UNIT),
         catch2("program_tests", "program_tests", 10 * MINUTES),
+        late_rank_tests("late_rows", 15 * MINUTES, row_filter()),
+        googletest("late_tests", "late_tests", 5 * MINUTES),
         catch2("unit_tests", "unit_tests", 5 * MINUTES),
     ]
-    return [replace(suite, marked=True) for suite in suites]
+    # On the late device tests take longer than what their marks are for.
+    return [replace(suite, marked=suite.name != "late_rows") for suite in suites]
 
 
 def rows_only(suite: Suite) -> Suite:
     """Of the suites that have nearly all rows of rows.tsv, these tests alone; of python_unit, those of the package."""
     if suite.name == "rank_tests":
-        rows = check_rows.read_rows(check_rows.HERE / "rows.tsv")
-        titles = [row.title for row in rows if row.language == "cpp"]
-        # An instance's or a type's name may stand on either side of the class.
-        forms = [form for title in titles for form in (title, f"{title}/*", f"*/{title}", title.replace(".", "/*."))]
-        return replace(suite, command=[*suite.command, f"--gtest_filter={':'.join(forms)}"])
+        return replace(suite, command=[*suite.command, f"--gtest_filter={row_filter()}"])
     if suite.name == "python_unit":
         files = [f"test/python/unit/test_{name}.py" for name in PACKAGE_TESTS]
         return replace(suite, command=[part for each in suite.command for part in (files if each == UNIT else [each])])

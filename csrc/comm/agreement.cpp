@@ -3,6 +3,7 @@
 #include "base/caller_lock.h"
 #include "base/compute_guard.h"
 #include "base/ends_within.h"
+#include "base/on_host.h"
 #include "base/reason.h"
 #include "comm/agreement_note.h"
 #include "comm/note_board.h"
@@ -164,8 +165,8 @@ std::vector<Agreement::Record> Agreement::exchange(Record mine) {
   for (size_t line = 0; line < channels_.size(); ++line) {
     auto& control = *channels_[line].control;
     const auto bytes = static_cast<int64_t>(records.size() * sizeof(Record));
-    auto input = at::empty({bytes}, at::kByte);
-    auto output = at::empty({control.getSize() * bytes}, at::kByte);
+    auto input = at::empty({bytes}, base::on_host(at::kByte));
+    auto output = at::empty({control.getSize() * bytes}, base::on_host(at::kByte));
     std::memcpy(input.data_ptr(), records.data(), bytes);
     try {
       wait_in_exchange(*control._allgather_base(output, input), line, mine);

@@ -1,12 +1,12 @@
 #include "comm/environment.h"
 
 #include "base/reason.h"
+#include "comm/device_backend.h"
 #include "comm/patience.h"
-#include "comm/process_group.h"
 
 #include <shardwise/error.h>
 
-#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -44,11 +44,6 @@ int number(const char* name, const std::string& text, int lowest, int highest) {
         " to ", highest, "."));
   }
   return value;
-}
-
-int number_or(const char* name, int otherwise, int lowest, int highest) {
-  const auto text = variable(name);
-  return text ? number(name, *text, lowest, highest) : otherwise;
 }
 
 std::string required(const char* name) {
@@ -123,20 +118,36 @@ Environment Environment::read() {
         "machine.");
   }
   env.master_port = number("MASTER_PORT", required("MASTER_PORT"), 1, 65535);
-  env.local_rank = number_or("LOCAL_RANK", 0, 0, kLargest);
+  if (const auto text = variable("LOCAL_RANK")) env.local_rank = number("LOCAL_RANK", *text, 0, kLargest);
   env.agent_store = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
   return env;
 }
 
-at::Device Environment::device() const {
-  if (!has_nccl() || !at::globalContext().hasCUDA()) return at::kCPU;
-  const auto gpus = static_cast<int>(at::getNumGPUs());
-  if (local_rank >= gpus) {
+int choose_device(const std::string& kind, int count, int world_size, std::optional<int> local_rank) {
+  constexpr auto* kRemedy = ", or choose with MeshOptions().device().";
+  // A launcher may show each rank a device of its own.
+  if (count == 1) return 0;
+  if (!local_rank) {
+    if (world_size == 1) return 0;
     throw ValueError(c10::str(
-        "shardwise: the environment variable LOCAL_RANK is ", local_rank, ", but this process sees ", gpus,
-        " GPUs; start no more ranks on a machine than it has GPUs, or choose with MeshOptions().device()."));
+        "shardwise: this process sees ", count, " ", kind,
+        " devices, and nothing says which of them belongs to this "
+        "rank. Set LOCAL_RANK to its number among the ranks of this host, as torchrun does, show each rank one device",
+        kRemedy));
   }
-  return {at::kCUDA, static_cast<c10::DeviceIndex>(local_rank)};
+  if (*local_rank < count) return *local_rank;
+  throw ValueError(c10::str(
+      "shardwise: the environment variable LOCAL_RANK is ", *local_rank, ", but this process sees ", count, " ", kind,
+      " devices; start no more ranks on a machine than it has devices", kRemedy));
+}
+
+at::Device Environment::device() const {
+  const auto kind = at::accelerator::getAccelerator();
+  if (!kind || !has_device_backend(*kind)) return at::kCPU;
+  const int count = at::accelerator::deviceCount();
+  if (count == 0) return at::kCPU;
+  const auto index = choose_device(c10::DeviceTypeName(*kind, /*lower_case=*/true), count, world_size, local_rank);
+  return {*kind, static_cast<c10::DeviceIndex>(index)};
 }
 
 c10::intrusive_ptr<c10d::Store> Environment::connect(std::chrono::milliseconds timeout) const {

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
+#include <optional>
 #include <string>
 
 namespace shardwise::comm {
@@ -15,7 +16,8 @@ namespace shardwise::comm {
 struct SHARDWISE_API Environment {
   int rank = 0;
   int world_size = 1;
-  int local_rank = 0;
+  /// Among the ranks of this host, if the launcher says.
+  std::optional<int> local_rank;
   /// Empty in a world of one that no launcher started.
   std::string master_address;
   int master_port = 0;
@@ -24,13 +26,18 @@ struct SHARDWISE_API Environment {
 
   static Environment read();
 
-  /// The GPU whose index is the local rank, or the CPU if there are no GPUs. Raises ValueError.
+  /// The device that this rank takes of those that its process sees and this build can use; the CPU if there are none.
+  /// Raises ValueError.
   at::Device device() const;
 
   /// The store that all ranks share; waits for it no longer than `timeout`. Raises PeerError. Rank 0 serves it until
   /// its process ends: a rank may connect again while rank 0 is still running.
   c10::intrusive_ptr<c10d::Store> connect(std::chrono::milliseconds timeout) const;
 };
+
+/// The number of the device that a rank takes of `count` that its process sees: the only one; else the one that its
+/// number among the ranks of its host names. `kind` is what they are called in errors. Raises ValueError.
+SHARDWISE_API int choose_device(const std::string& kind, int count, int world_size, std::optional<int> local_rank);
 
 /// The transport that SHARDWISE_TRANSPORT names, or the default. Raises ValueError.
 SHARDWISE_API Transport transport_of_environment();

@@ -4,6 +4,7 @@
 
 #include <shardwise/error.h>
 #include <shardwise/mesh.h>
+#include "base/on_host.h"
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -43,7 +44,7 @@ at::Tensor Mesh::mean(const at::Tensor& value) const {
 }
 
 double Mesh::mean(double value) const {
-  return mean(at::full({1}, value, at::kDouble)).item<double>();
+  return mean(at::full({1}, value, base::on_host(at::kDouble))).item<double>();
 }
 
 bool Mesh::any(bool value) const {

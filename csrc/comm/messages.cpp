@@ -1,6 +1,7 @@
 #include "comm/messages.h"
 
 #include "base/compute_guard.h"
+#include "base/on_host.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -30,13 +31,13 @@ std::vector<std::string> gather_texts(
     const std::string& mine, const std::vector<Collectives>& axes, at::Device device, const std::string& what,
     Counters& counters) {
   const base::ComputeGuard guard;
-  const auto length = at::full({1}, static_cast<int64_t>(mine.size()), at::kLong);
+  const auto length = at::full({1}, static_cast<int64_t>(mine.size()), base::on_host(at::kLong));
   const auto lengths = gather_rows(length, axes, device, what, counters);
   const auto* sizes = lengths.data_ptr<int64_t>();
   std::vector<std::string> texts(lengths.size(0));
   const auto longest = *std::max_element(sizes, sizes + texts.size());
   if (longest == 0) return texts;
-  const auto bytes = at::zeros({longest}, at::kByte);
+  const auto bytes = at::zeros({longest}, base::on_host(at::kByte));
   std::memcpy(bytes.data_ptr(), mine.data(), mine.size());
   const auto rows = gather_rows(bytes, axes, device, what, counters);
   for (size_t rank = 0; rank < texts.size(); ++rank) {

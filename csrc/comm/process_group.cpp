@@ -2,6 +2,7 @@
 
 #include "base/host.h"
 #include "base/reason.h"
+#include "comm/device_backend.h"
 #include "comm/patience.h"
 #include "comm/rendezvous.h"
 #include "transport/transport.h"
@@ -28,11 +29,12 @@ c10::intrusive_ptr<c10d::ProcessGroup> make(const GroupSpec& spec) {
   group->setBackend(
       c10::DeviceType::CPU, type, direct ? make_direct(part_of(spec, "direct")) : make_gloo(part_of(spec, "gloo")));
   group->setDefaultBackend(type);
-  if (spec.device.is_cuda()) {
+  if (!spec.device.is_cpu()) {
+    const auto& of_device = device_backend(spec);
     // First: some back ends connect when they get their device.
     group->setBoundDeviceId(spec.device);
-    group->setBackend(c10::DeviceType::CUDA, Type::NCCL, make_nccl(part_of(spec, "nccl")));
-    group->setDefaultBackend(Type::NCCL);
+    group->setBackend(spec.device.type(), of_device.type, of_device.make(part_of(spec, "device")));
+    group->setDefaultBackend(of_device.type);
   }
   group->setGroupName(spec.name);
   return group;

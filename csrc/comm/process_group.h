@@ -24,9 +24,9 @@ struct GroupSpec {
   at::Device device;
   std::chrono::milliseconds connect_timeout;
   std::chrono::milliseconds timeout;
-  /// For CUDA tensors: the name of the back end that a group beside this one has. If empty, the one that torch's name
-  /// "nccl" stands for.
-  std::string nccl = {};
+  /// For tensors of a device: the name of the back end that a group beside this one has. If empty, the usual one: for
+  /// CUDA what torch's name "nccl" stands for.
+  std::string device_backend = {};
   /// For CPU tensors.
   Transport transport = Transport::gloo;
   /// Whether the direct transport may use shared memory if all ranks are on one host.
@@ -50,11 +50,11 @@ struct GroupSpec {
 SHARDWISE_API c10::intrusive_ptr<c10d::Backend> make_gloo(const GroupSpec& spec);
 /// The direct transport, over a Gloo of its own.
 SHARDWISE_API c10::intrusive_ptr<c10d::Backend> make_direct(const GroupSpec& spec);
-/// Raises Error if this build has no NCCL.
+/// Only if this build has NCCL.
 c10::intrusive_ptr<c10d::Backend> make_nccl(const GroupSpec& spec);
 bool has_nccl();
 
-/// Makes a process group: the given transport for CPU tensors and, on a CUDA device, NCCL for that device's tensors.
+/// Makes a process group: the given transport for CPU tensors and, on another device, what carries that device's.
 /// Raises PeerError, at once if a rank's process is seen to end.
 SHARDWISE_API c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const GroupSpec& spec);
 

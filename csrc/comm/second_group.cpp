@@ -1,6 +1,7 @@
 #include "comm/second_group.h"
 
 #include "base/caller_lock.h"
+#include "base/on_host.h"
 #include "base/reason.h"
 #include "comm/patience.h"
 #include "comm/rendezvous.h"
@@ -39,11 +40,11 @@ void greet(c10d::Backend& gloo, const std::function<int64_t(int)>& name_of, std:
       missing.emplace(peer, base::reason(error));
     }
   };
-  std::vector<at::Tensor> mine{at::zeros({1}, at::kByte)};
+  std::vector<at::Tensor> mine{at::zeros({1}, base::on_host(at::kByte))};
   std::vector<std::vector<at::Tensor>> theirs(gloo.getSize());
   std::vector<std::vector<WorkPtr>> works(gloo.getSize());
   for (int peer = 0; peer < gloo.getSize(); ++peer) {
-    theirs[peer] = {at::zeros({1}, at::kByte)};
+    theirs[peer] = {at::zeros({1}, base::on_host(at::kByte))};
     reach(peer, [&] {
       works[peer].push_back(gloo.recv(theirs[peer], peer, kHello));
       works[peer].push_back(gloo.send(mine, peer, kHello));
@@ -90,7 +91,7 @@ void wait_for_all(
 
 SecondGroup make_beside(c10d::ProcessGroup& first, Ranks names, GroupSpec spec) {
   const base::WithoutCallerLock unlocked;
-  if (spec.device.is_cuda()) spec.nccl = name_of_backend(first, c10::kCUDA);
+  if (!spec.device.is_cpu()) spec.device_backend = name_of_backend(first, spec.device.type());
   try {
     // Owns a reference, because the waiting thread may be left behind.
     const auto group_before = c10::intrusive_ptr<c10d::ProcessGroup>::reclaim_copy(&first);

@@ -69,7 +69,9 @@ void BackwardWatch::end() {
 
 BackwardWatch::~BackwardWatch() {
   running_backwards().erase(backward_);
-  for (const auto& tree : touched_) tree->abandon_backward();
+  for (const auto& tree : touched_) {
+    if (tree->belongs_to_this_thread()) tree->abandon_backward();
+  }
 }
 
 } // namespace shardwise::engine

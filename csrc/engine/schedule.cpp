@@ -101,6 +101,10 @@ bool Schedule::takes_part(const Unit& unit) const {
 void Schedule::enter(Unit& unit, Keep keep) {
   const auto moment = now();
   const bool backward = moment.backward >= 0;
+  if (!backward) {
+    abandon_dead_backward();
+    thread_ = std::this_thread::get_id();
+  }
   const observe::Label label(backward ? "FSDP::pre_backward" : "FSDP::pre_forward", unit.name());
   backward ? join_backward() : await_optimizer();
   order_.enter(unit.id_, keep, moment, *this);
@@ -112,25 +116,31 @@ void Schedule::come_back(Unit& unit) {
 }
 
 bool Schedule::is_in(const Unit& unit, Keep keep) {
+  abandon_dead_backward();
   return !await_event && order_.is_in(unit.id_, keep, now(), *this);
 }
 
 void Schedule::leave(const Unit& unit, bool exactly) {
-  if (!BackwardWatch::running()) order_.leave(unit.id_, exactly, *this);
+  if (BackwardWatch::running()) return;
+  abandon_dead_backward();
+  order_.leave(unit.id_, exactly, *this);
 }
 
 void Schedule::begin_unshard_by_hand(Unit& unit) {
+  abandon_dead_backward();
   if (unit.begin_unshard()) order_.gathered_by_hand(unit.id_);
 }
 
 void Schedule::await_optimizer() {
+  abandon_dead_backward();
   if (const auto wait = std::exchange(await_event, {})) wait();
 }
 
 // Which of several trees a backward reaches first may differ between ranks, so all trees that it will reach join at
 // once.
 void Schedule::join_backward() {
-  if (order_.in_backward()) return;
+  if (order_.in_backward() && !watch_.expired()) return;
+  if (order_.in_backward()) abandon_backward();
   const Expectation expectation;
   const auto is_reached = [&](const std::shared_ptr<Unit>& unit) {
     const auto& parameters = unit->parameters();
@@ -192,6 +202,7 @@ void Schedule::end_backward() {
 
 // The ranks compare which sums there will be, as at the beginning of a backward.
 void Schedule::reduce_pending() {
+  abandon_dead_backward();
   in_backward_ = in_order_of_sums();
   order_.begin_pending(*this);
   for (const auto& unit : in_backward_) {
@@ -213,16 +224,29 @@ void Schedule::abandon_backward() noexcept {
   forget_backward();
 }
 
+// A backward on a device runs on a thread of autograd's, which destroys it some time after the program got its error.
+// Only the thread that trains may clean up then, at its next step here: it is in no backward, so none is running.
+void Schedule::abandon_dead_backward() {
+  if (order_.in_backward() && !BackwardWatch::running()) abandon_backward();
+}
+
 void Schedule::forget_backward() {
   const auto units = std::exchange(in_backward_, {});
   order_.forget_backward(*this);
 }
 
+void Schedule::settle() {
+  abandon_dead_backward();
+  order_.settle(*this);
+}
+
 void Schedule::reset() {
+  abandon_dead_backward();
   order_.reset(*this);
 }
 
 void Schedule::reset_iteration() {
+  abandon_dead_backward();
   finalizing_.reset();
   order_.reset_all(*this);
   for (const auto& unit : units()) unit->sums_.forget_accumulated();

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <thread>
 #include <vector>
 
 namespace shardwise::group {
@@ -68,11 +69,13 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
   /// backward, for programs that run backward in pieces.
   void reduce_pending();
   /// Publishes what a backward that was not the last one left.
-  void settle() {
-    order_.settle(*this);
-  }
+  void settle();
   /// A backward died before its end.
   void abandon_backward() noexcept;
+  /// Whether this thread is the one that last ran a forward here.
+  bool belongs_to_this_thread() const {
+    return thread_ == std::this_thread::get_id();
+  }
   /// Ends a backward that failed, or that brought no gradient. Units that were used still take part in the next one.
   void forget_backward();
   /// Does the same outside of a backward, and reshards every unit whatever its options.
@@ -102,6 +105,7 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
   }
   class Expectation;
   std::vector<std::shared_ptr<Unit>> in_order_of_sums() const;
+  void abandon_dead_backward();
   void join_backward();
   void join(const Expectation& expectation, bool another_is_first);
 
@@ -118,6 +122,7 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
   void forget_backward(UnitId unit) override;
 
   int64_t number_;
+  std::thread::id thread_ = std::this_thread::get_id();
   std::shared_ptr<comm::Buffers> buffers_ = std::make_shared<comm::Buffers>();
   Order order_;
   /// Indexed by their ids in the order.

@@ -1,6 +1,7 @@
 #include "engine/structure.h"
 
 #include "base/fingerprint.h"
+#include "base/on_host.h"
 #include "comm/messages.h"
 
 #include <shardwise/error.h>
@@ -46,7 +47,8 @@ std::vector<Sighting> compare_structure(
   // What was seen travels in the bits that the length leaves free.
   const auto rest = uint64_t{text.size()} | static_cast<uint64_t>(seen.shared + 1) << kShared |
                     (seen.unheld ? uint64_t{1} << kUnheld : 0);
-  const auto head = at::tensor({static_cast<int64_t>(base::fingerprint(text)), static_cast<int64_t>(rest)}, at::kLong);
+  const auto head =
+      at::tensor({static_cast<int64_t>(base::fingerprint(text)), static_cast<int64_t>(rest)}, base::on_host(at::kLong));
   const auto rows = comm::gather_rows(head, axes, device, kWhat, counters);
   std::vector<Sighting> all;
   bool same = true;
@@ -68,7 +70,7 @@ std::vector<Sighting> compare_structure(
 std::vector<bool> any_of_ranks(
     const std::vector<bool>& mine, const std::vector<comm::Collectives>& axes, at::Device device, Counters& counters) {
   const std::vector<int64_t> numbers(mine.begin(), mine.end());
-  const auto rows = comm::gather_rows(at::tensor(numbers, at::kLong), axes, device, kWhat, counters);
+  const auto rows = comm::gather_rows(at::tensor(numbers, base::on_host(at::kLong)), axes, device, kWhat, counters);
   std::vector<bool> any(mine.size(), false);
   for (int64_t rank = 0; rank < rows.size(0); ++rank) {
     const auto row = rows[rank];

@@ -28,11 +28,11 @@ CheckpointRun::CheckpointRun(CheckpointFunction& fn, const Tensors& inputs) {
 
 CheckpointNode::CheckpointNode(std::shared_ptr<CheckpointFunction> fn, const CheckpointOptions& options)
     : fn_(std::move(fn)),
-      autocast_(AutocastState::now().without_cache()) {
-  if (options.preserve_rng_state()) random_ = RandomState::now();
-}
+      autocast_(AutocastState::now().without_cache()),
+      keeps_random_state_(options.preserve_rng_state()) {}
 
 CheckpointRun CheckpointNode::run(const Tensors& inputs) {
+  if (keeps_random_state_) random_ = RandomState::now(inputs);
   // Saved before the run, so that a function that changes an input is noticed.
   for (const auto& input : inputs) inputs_.emplace_back(input, false);
   const AutocastGuard autocast(autocast_);

@@ -58,6 +58,7 @@ class CheckpointNode : public torch::autograd::Node {
 
   std::shared_ptr<CheckpointFunction> fn_;
   AutocastState autocast_;
+  const bool keeps_random_state_;
   std::optional<RandomState> random_;
   std::vector<torch::autograd::SavedVariable> inputs_;
   /// Where the first run's part of the graph ended, apart from the inputs. next_edges() will not do: a checkpoint

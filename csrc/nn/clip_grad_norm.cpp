@@ -1,6 +1,7 @@
 #include <shardwise/clip_grad_norm.h>
 
 #include "base/compute_guard.h"
+#include "base/on_host.h"
 #include "engine/front_end.h"
 #include "nn/module_state.h"
 
@@ -112,7 +113,7 @@ class Norm {
 
   void reduce(engine::Unit& unit, const std::vector<comm::Collectives>& ranks) {
     const base::ComputeGuard guard;
-    const auto wire = at::tensor({power_, is_nan_}, at::kDouble).to(unit.mesh().device());
+    const auto wire = at::tensor({power_, is_nan_}, base::on_host(at::kDouble)).to(unit.mesh().device());
     const auto op = is_maximum() ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
     for (const auto& some : ranks) {
       if (some.size() > 1) some.all_reduce(wire, kWhat, unit.own_counters(), op).wait();

@@ -4,26 +4,43 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
-#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/DeviceAccelerator.h>
 
 #include <mutex>
+#include <set>
 
 namespace shardwise::nn {
 
-RandomState RandomState::now() {
+void RandomState::add(at::Generator generator) {
+  const std::lock_guard lock(generator.mutex());
+  auto state = generator.get_state();
+  states_.emplace_back(std::move(generator), std::move(state));
+}
+
+RandomState RandomState::now(at::TensorList tensors) {
   const base::ComputeGuard guard;
-  std::vector<at::Generator> generators{at::detail::getDefaultCPUGenerator()};
-  if (at::hasCUDA()) {
-    const auto& cuda = at::detail::getCUDAHooks();
-    const auto device = cuda.getCurrentDevice();
+  std::set<c10::DeviceIndex> devices;
+  const auto accelerator = at::accelerator::getAccelerator();
+  for (const auto& tensor : tensors) {
+    if (accelerator && tensor.defined() && tensor.device().type() == *accelerator) devices.insert(tensor.get_device());
+  }
+  if (accelerator) {
     // To ask an unused device for its generator would start it.
-    if (device >= 0 && cuda.hasPrimaryContext(device)) generators.push_back(cuda.getDefaultGenerator(device));
+    const auto current = at::accelerator::getDeviceIndex();
+    if (at::globalContext().getAcceleratorHooksInterface(*accelerator).hasPrimaryContext(current)) {
+      devices.insert(current);
+    }
   }
   RandomState state;
-  for (auto& generator : generators) {
-    const std::lock_guard lock(generator.mutex());
-    state.states_.emplace_back(generator, generator.get_state());
-  }
+  state.add(at::detail::getDefaultCPUGenerator());
+  for (const auto device : devices) state.add(at::globalContext().defaultGenerator({*accelerator, device}));
+  return state;
+}
+
+RandomState RandomState::now(const RandomState& other) {
+  const base::ComputeGuard guard;
+  RandomState state;
+  for (const auto& [generator, then] : other.states_) state.add(generator);
   return state;
 }
 

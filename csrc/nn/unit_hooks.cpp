@@ -14,7 +14,8 @@ using WeakUnit = std::weak_ptr<engine::Unit>;
 
 void move_to(at::Device device, HookTensors& inputs) {
   for (auto& input : inputs) {
-    if (input.defined() && input.device() != device) input = input.to(device, /*non_blocking=*/true);
+    // Blocking, as torch's: the program may use the memory of its batch again.
+    if (input.defined() && input.device() != device) input = input.to(device);
   }
 }
 

@@ -1,5 +1,6 @@
 #include "transport/transport.h"
 
+#include "base/on_host.h"
 #include "transport/backend.h"
 #include "transport/same_host/exchange.h"
 #include "transport/tcp/exchange.h"
@@ -15,8 +16,8 @@ namespace {
 /// A random number chosen by the first rank, to tell this group from others.
 uint64_t common_word(c10d::Backend& gloo, std::chrono::milliseconds timeout) {
   std::random_device random;
-  auto mine = at::full({1}, static_cast<int64_t>((uint64_t{random()} << 32U) | random()), at::kLong);
-  auto all = at::empty({gloo.getSize()}, at::kLong);
+  auto mine = at::full({1}, static_cast<int64_t>((uint64_t{random()} << 32U) | random()), base::on_host(at::kLong));
+  auto all = at::empty({gloo.getSize()}, base::on_host(at::kLong));
   c10d::AllgatherOptions options;
   options.timeout = timeout;
   gloo._allgather_base(all, mine, options)->wait();

@@ -106,7 +106,7 @@ def _gpus() -> Ability:
             remedy = "on a machine with an NVIDIA GPU: check nvidia-smi, the driver, and CUDA_VISIBLE_DEVICES"
             return Ability(name, False, "torch sees no GPU", remedy)
         local_rank = os.environ.get("LOCAL_RANK", "")
-        if local_rank.isdigit() and int(local_rank) >= torch.cuda.device_count():
+        if local_rank.isdigit() and int(local_rank) >= torch.cuda.device_count() > 1:
             remedy = "start no more ranks on a machine than it has GPUs"
             return Ability(name, False, f"LOCAL_RANK is {local_rank}; GPUs: {torch.cuda.device_count()}", remedy)
     except Exception as error:

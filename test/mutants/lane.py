@@ -85,6 +85,8 @@ class Lane:
                 files = [f"test/python/{file}" for file in mutant.suites.split()]
                 return Noticed(python=self.first_failure_in_python(known.python, *files))
             self.build("shardwise")
+            if mutant.device != "cpu":
+                return Noticed(self._rank_tests(mutant.suites, SHARDWISE_TEST_DEVICE=mutant.device))
             cpp = self.first_failure_in_cpp(known.cpp, mutant.suites)
             if "Python" not in mutant.languages:
                 return Noticed(cpp)
@@ -119,8 +121,9 @@ class Lane:
                 return failed
         return self._pytest(*what)
 
-    def _rank_tests(self, suites: str) -> str:
-        status, output = self._run(TESTS / "rank_tests", f"--gtest_filter={suites}", "--gtest_fail_fast", mutated=True)
+    def _rank_tests(self, suites: str, **variables: str) -> str:
+        command = (TESTS / "rank_tests", f"--gtest_filter={suites}", "--gtest_fail_fast")
+        status, output = self._run(*command, mutated=True, variables=variables)
         failed = re.findall(r"\[  FAILED  \] (\w+\.\w+)", output)
         begun = re.findall(r"\[ RUN      \] (\w+\.\w+)", output)
         if status == 0 or failed:
@@ -143,9 +146,11 @@ class Lane:
             sys.exit(f"pytest ended with {status}:\n{output[-4000:]}")
         return "" if status in (0, 5) else failed[0] if failed else "pytest (ends early)"
 
-    def _run(self, *command: str | Path, limit: int = 1200, mutated: bool = False) -> tuple[int, str]:
+    def _run(
+        self, *command: str | Path, limit: int = 1200, mutated: bool = False, variables: dict[str, str] | None = None
+    ) -> tuple[int, str]:
         """Status and output. `mutated` programs load the mutated library in the place of their own."""
-        environment = {**os.environ, "CCACHE_BASEDIR": str(self.source)}
+        environment = {**os.environ, "CCACHE_BASEDIR": str(self.source), **(variables or {})}
         if mutated:
             environment |= {"LD_LIBRARY_PATH": str(self.build_folder / "csrc")}
             environment |= {"SHARDWISE_TEST_TIME_LIMIT": str(SECONDS), "PYTHONPATH": str(self.source / "python")}

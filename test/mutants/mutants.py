@@ -9,6 +9,7 @@ from ahead import AHEAD
 from copies import COPIES
 from fronts import FRONTS
 from hybrid import HYBRID
+from late import LATE
 from lost import LOST
 from meta import META
 from order import ORDER
@@ -37,4 +38,5 @@ MUTANTS = [
     *PACKAGE,
     *PYTHON_FRONT,
     *MESHES,
+    *LATE,
 ]

@@ -70,9 +70,9 @@ SUMS = [
     ),
     Mutant(
         "keep what a failed backward brought",
-        "csrc/engine/backward_watch.cpp",
-        "  for (const auto& tree : touched_) tree->abandon_backward();\n}",
-        "}",
+        "csrc/engine/schedule.cpp",
+        'a sum failed too: ", error.what());\n  }\n  forget_backward();\n',
+        'a sum failed too: ", error.what());\n  }\n',
         languages=BOTH,
     ),
     Mutant(

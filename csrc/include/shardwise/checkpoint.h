@@ -16,10 +16,10 @@ namespace shardwise {
 
 /// The options of checkpoint(). Everything has a default.
 struct SHARDWISE_API CheckpointOptions {
-  /// Run fn again from the random state of its first run, so that dropout drops the same: the state of the default
-  /// generators of the CPU and of the current CUDA device. These belong to the process: ranks that are threads and draw
-  /// from them at the same time disturb each other. With false no copies of the state are made, for an fn that draws
-  /// nothing, or from its own generators.
+  /// Run fn again from the random state of its first run, so that dropout drops the same: the states of the default
+  /// generators of the CPU, of the inputs' devices and of the current device. These belong to the process: ranks that
+  /// are threads and draw from them at the same time disturb each other. With false no copies of the states are made,
+  /// for an fn that draws nothing, or from its own generators.
   TORCH_ARG(bool, preserve_rng_state) = true;
 };
 

@@ -29,7 +29,8 @@ enum class Transport : uint8_t { direct, gloo };
 
 /// How a mesh finds its peers. Without a store, rank and world size come from the environment.
 struct SHARDWISE_API MeshOptions {
-  /// The device of this rank. Unset: cuda:LOCAL_RANK if there is a GPU, else the CPU.
+  /// The device of this rank. Unset: the CPU if there is no GPU, the only GPU, or cuda:LOCAL_RANK; without LOCAL_RANK
+  /// several ranks that see several GPUs get a ValueError.
   TORCH_ARG(std::optional<at::Device>, device) = std::nullopt;
   /// How long to wait for the other ranks and for the store to answer while the mesh is set up.
   TORCH_ARG(std::chrono::milliseconds, connect_timeout) = std::chrono::minutes(5);

@@ -1,5 +1,6 @@
 #include "transport/same_host/host_group.h"
 
+#include "base/on_host.h"
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -19,8 +20,8 @@ struct Card {
 template <typename T>
 std::vector<T> from_all(c10d::Backend& gloo, const T& mine, std::chrono::milliseconds timeout) {
   const auto size = static_cast<int64_t>(sizeof(T));
-  auto own = at::empty({size}, at::kByte);
-  auto all = at::empty({size * gloo.getSize()}, at::kByte);
+  auto own = at::empty({size}, base::on_host(at::kByte));
+  auto all = at::empty({size * gloo.getSize()}, base::on_host(at::kByte));
   std::memcpy(own.mutable_data_ptr(), &mine, sizeof(T));
   c10d::AllgatherOptions options;
   options.timeout = timeout;

@@ -232,7 +232,7 @@ TEST(FullyShardStateDictLoad, UnitsOnSeveralMeshes) {
   run_ranks(4, [](Rank& rank) {
     auto both = rank.mesh({{"a", 2}, {"b", 2}});
     const auto along = [&](const std::string& axis) {
-      return Mesh::from_process_groups({axis}, {both.group(axis)}, torch::kCPU);
+      return Mesh::from_process_groups({axis}, {both.group(axis)}, rank.device());
     };
     Stack ours, reference;
     fully_shard(ours->block(0), FullyShardOptions().mesh(along("a")));

@@ -134,7 +134,7 @@ TEST(FullyShardNeighbours, OneIsToKeepAndAllIsToFree) {
 
 TEST(FullyShardNeighbours, GroupsOfTheCallersOwn) {
   run_ranks(kWorld, [](Rank& rank) {
-    const auto mesh = Mesh::from_process_groups({"mine"}, {rank.mesh().group("world")}, at::kCPU);
+    const auto mesh = Mesh::from_process_groups({"mine"}, {rank.mesh().group("world")}, rank.device());
     Pair<Stack> both{rank, shallow_stack(), shallow_stack()};
     shard_stack(both.ours, FullyShardOptions().mesh(mesh).reshard_after_forward(2));
     both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));

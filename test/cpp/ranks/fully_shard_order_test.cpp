@@ -227,7 +227,7 @@ TEST(FullyShardOrder, AUnitThatIsDoneEarlierOnSomeRanks) {
   run_ranks(3, [&](Rank& rank) {
     train(rank, rank.mesh());
     // The caller's process group has no second one beside it: gathers and sums share it.
-    train(rank, Mesh::from_process_groups({"world"}, {rank.mesh().group("world")}, at::kCPU));
+    train(rank, Mesh::from_process_groups({"world"}, {rank.mesh().group("world")}, rank.device()));
   });
 }
 

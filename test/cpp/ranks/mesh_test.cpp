@@ -116,7 +116,7 @@ TEST(Mesh, CollectivesOfItsGroups) {
 TEST(Mesh, SeveralOverOneStore) {
   run_ranks(3, [](Rank& rank) {
     const auto options =
-        MeshOptions().device(at::kCPU).store(rank.store()).rank(rank.rank()).world_size(rank.world_size());
+        MeshOptions().device(rank.device()).store(rank.store()).rank(rank.rank()).world_size(rank.world_size());
     const Mesh first({{"world", 3}}, options);
     const Mesh second({{"world", 3}}, options);
     const auto number = int64_t{rank.rank()};
@@ -129,7 +129,7 @@ TEST(Mesh, TakesGivenProcessGroups) {
   run_ranks(4, [](Rank& rank) {
     const auto made = rank.mesh({{"a", 2}, {"b", 2}});
     const Groups groups{made.group("a"), made.group("b")};
-    auto mesh = Mesh::from_process_groups({"replicate", "shard"}, groups, at::kCPU);
+    auto mesh = Mesh::from_process_groups({"replicate", "shard"}, groups, rank.device());
     EXPECT_EQ(mesh.axes(), (std::vector<Axis>{{"replicate", 2}, {"shard", 2}}));
     EXPECT_EQ(mesh.rank(), rank.rank());
     EXPECT_EQ(mesh.coordinate("replicate"), rank.rank() / 2);

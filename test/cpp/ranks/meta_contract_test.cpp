@@ -88,12 +88,12 @@ TEST(MetaContract, NamesOfBuffersAndOfPlainModules) {
         [&] { clip_grad_norm_(plain, 1); }, {"shardwise: these are still on the meta device",
                                              "'number 0, counted from 0, of the parameters given to clip_grad_norm_'"});
     expect_error<ValueError>([&] { to_empty(plain); }, {"Sequential", "no units", "Give a device"});
-    to_empty(plain, torch::kCPU);
+    to_empty(plain, rank.device());
     ASSERT_EQ(full_state_dict(plain).size(), 7U);
     auto ours = on_meta(make);
     fully_shard(ours, sharded_on(rank));
     expect_error<ValueError>([&] { to_empty(ours, torch::kCUDA); }, {"cuda", "is on cpu", "Mesh(", "Leave out"});
-    to_empty(ours, torch::kCPU);
+    to_empty(ours, rank.device());
     ASSERT_EQ(full_state_dict(ours).size(), 7U);
   });
 }

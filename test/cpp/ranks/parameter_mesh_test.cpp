@@ -115,7 +115,7 @@ struct Meshes {
   explicit Meshes(Rank& rank)
       : dense(rank.mesh()),
         both(rank.mesh({{"efsdp", kWorld / kHolders}, {"ep", kHolders}})),
-        experts(Mesh::from_process_groups({"efsdp"}, {both.group("efsdp")}, torch::kCPU)) {}
+        experts(Mesh::from_process_groups({"efsdp"}, {both.group("efsdp")}, rank.device())) {}
   Mesh dense;
   Mesh both;
   Mesh experts;

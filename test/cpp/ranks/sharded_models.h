@@ -23,7 +23,7 @@ inline torch::Tensor piece_of(const torch::Tensor& whole, const Rank& rank, int6
 inline void assert_close(const torch::Tensor& ours, const torch::Tensor& theirs, const std::string& what) {
   ASSERT_EQ(ours.sizes(), theirs.sizes()) << what;
   ASSERT_EQ(ours.dtype(), theirs.dtype()) << what;
-  ASSERT_TRUE(torch::allclose(ours, theirs, 1e-5, 1e-6)) << what << "\n" << ours << "\n" << theirs;
+  ASSERT_TRUE(torch::allclose(ours.cpu(), theirs.cpu(), 1e-5, 1e-6)) << what << "\n" << ours << "\n" << theirs;
 }
 
 using Dims = std::map<std::string, int64_t>;

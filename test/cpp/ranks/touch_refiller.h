@@ -50,7 +50,7 @@ class Refiller : public TouchListener {
     if (error) throw *error;
     if (!refills || !storage_->freed()) return;
     const base::ComputeGuard guard;
-    storage_->refill(at::zeros({static_cast<int64_t>(storage_->bytes())}, at::kByte));
+    storage_->refill(at::zeros({static_cast<int64_t>(storage_->bytes())}, values_.options().dtype(at::kByte)));
     storage_->alias().copy_(values_);
     ++refilled;
   }

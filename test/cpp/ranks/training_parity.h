@@ -154,8 +154,8 @@ using Trace = std::vector<torch::Tensor>;
 
 /// What torch::allclose says, in one pass: these rows compare a million small tensors.
 inline bool is_close(const torch::Tensor& ours, const torch::Tensor& theirs, double relative, double absolute) {
-  const auto a = ours.to(torch::kDouble).contiguous();
-  const auto b = theirs.to(torch::kDouble).contiguous();
+  const auto a = ours.to(torch::kCPU, torch::kDouble).contiguous();
+  const auto b = theirs.to(torch::kCPU, torch::kDouble).contiguous();
   const auto* x = a.const_data_ptr<double>();
   const auto* y = b.const_data_ptr<double>();
   for (int64_t i = 0; i < a.numel(); ++i) {

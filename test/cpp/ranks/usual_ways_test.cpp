@@ -65,7 +65,7 @@ TEST(MeshValues, NameWhatFailed) {
   run_ranks(2, [](Rank& rank) {
     const Mesh mesh(
         {{"world", 2}}, MeshOptions()
-                            .device(torch::kCPU)
+                            .device(rank.device())
                             .store(rank.store())
                             .rank(rank.rank())
                             .world_size(2)

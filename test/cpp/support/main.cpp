@@ -1,5 +1,6 @@
 #include "support/processes.h"
 #include "support/seconds.h"
+#include "support/test_device.h"
 #include "support/time_limit.h"
 
 #include <ATen/Parallel.h>
@@ -50,6 +51,8 @@ int main(int argc, char** argv) {
   at::set_num_threads(1);
   // c10d's flight recorder belongs to the process and is not safe for ranks that are threads: it must not record.
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
+  // Ranks that are processes cannot share devices of one.
+  if (!is_rank_process()) set_up_test_device();
   start_time_watch();
   const WatchedThread watched("the main thread");
   testing::UnitTest::GetInstance()->listeners().Append(new LimitTests);

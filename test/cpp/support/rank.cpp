@@ -1,5 +1,7 @@
 #include "support/rank.h"
 
+#include "support/processes.h"
+#include "support/test_device.h"
 #include "support/time_limit.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -19,6 +21,10 @@ std::string Rank::name() const {
   return c10::str("rank ", rank_, " of ", world_size_);
 }
 
+at::Device Rank::device() const {
+  return is_rank_process() ? at::kCPU : device_of_rank(rank_);
+}
+
 Mesh Rank::mesh() {
   return mesh({{"world", world_size_}});
 }
@@ -29,7 +35,7 @@ Mesh Rank::mesh(const std::vector<Axis>& axes) {
   const auto found = meshes_.find(key);
   if (found != meshes_.end()) return found->second;
   const auto options = MeshOptions()
-                           .device(at::kCPU)
+                           .device(device())
                            .connect_timeout(options_.connect_timeout)
                            .timeout(options_.timeout)
                            .store(c10::make_intrusive<c10d::PrefixStore>(key, store_))

@@ -35,12 +35,14 @@ class Rank {
   }
   /// "rank 1 of 2"
   std::string name() const;
+  /// Where it trains: the CPU, or what SHARDWISE_TEST_DEVICE says.
+  at::Device device() const;
   /// Shared by all ranks of the run. The meshes of mesh() use keys that start with "mesh".
   const c10::intrusive_ptr<c10d::Store>& store() const {
     return store_;
   }
 
-  /// A mesh on CPUs over all ranks: one axis, "world", or the given ones. Made at the first call with these axes, by
+  /// A mesh over all ranks: one axis, "world", or the given ones. Made at the first call with these axes, by
   /// all ranks together; open until every rank is done, or until this rank fails.
   Mesh mesh();
   Mesh mesh(const std::vector<Axis>& axes);

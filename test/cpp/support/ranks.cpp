@@ -1,5 +1,6 @@
 #include "support/ranks.h"
 
+#include "support/test_device.h"
 #include "support/time_limit.h"
 
 #include <shardwise/error.h>
@@ -38,6 +39,7 @@ std::optional<Failure> run_one(Rank& rank, const std::function<void(Rank&)>& fn)
   at::init_num_threads();
   const WatchedThread watched(rank.name());
   const testing::ScopedTrace trace(__FILE__, __LINE__, rank.name());
+  const OnDeviceOfRank scope(rank.rank());
   try {
     const testing::internal::HasNewFatalFailureHelper assertions;
     fn(rank);

@@ -38,11 +38,28 @@ TEST_CASE("environment: nothing set is a world of one") {
     const auto env = read(changes);
     CHECK(env.rank == 0);
     CHECK(env.world_size == 1);
-    CHECK(env.local_rank == 0);
+    CHECK_FALSE(env.local_rank);
     CHECK(env.master_address.empty());
     CHECK_FALSE(env.agent_store);
     CHECK(env.connect(std::chrono::seconds(1))->add("key", 2) == 2);
   }
+}
+
+TEST_CASE("environment: which device a rank takes") {
+  using shardwise::comm::choose_device;
+  // Of several, the one of its number on the host; the only one, whatever its number.
+  CHECK(choose_device("cuda", 8, 16, 3) == 3);
+  CHECK(choose_device("cuda", 8, 1, 3) == 3);
+  CHECK(choose_device("cuda", 1, 16, 3) == 0);
+  CHECK(choose_device("cuda", 1, 16, std::nullopt) == 0);
+  CHECK(choose_device("cuda", 8, 1, std::nullopt) == 0);
+  CHECK_THROWS_WITH(
+      choose_device("cuda", 2, 4, 2), Catch::Contains("LOCAL_RANK is 2") && Catch::Contains("sees 2 cuda devices") &&
+                                          Catch::Contains("MeshOptions().device()"));
+  CHECK_THROWS_WITH(
+      choose_device("cuda", 8, 16, std::nullopt),
+      Catch::Contains("nothing says which of them belongs to this rank") && Catch::Contains("Set LOCAL_RANK"));
+  CHECK_THROWS_AS(choose_device("cuda", 8, 16, std::nullopt), shardwise::ValueError);
 }
 
 TEST_CASE("environment: the transport") {
@@ -62,7 +79,7 @@ TEST_CASE("environment: plain variables") {
   const auto env = read(second_of_four());
   CHECK(env.rank == 1);
   CHECK(env.world_size == 4);
-  CHECK(env.local_rank == 0);
+  CHECK_FALSE(env.local_rank);
   CHECK(env.master_address == "node-7");
   CHECK(env.master_port == 29501);
   CHECK_FALSE(env.agent_store);

@@ -244,6 +244,23 @@ def test_the_slowest_and_the_sums_are_shown():
     assert "435 s of CPU time,     60 s:   30 tests in test/cpp/ranks" in shown
 
 
+def test_what_the_late_device_leaves_out_has_a_reason_and_is_there():
+    suite = suites.late_rank_tests("late", 1)
+    assert suite.environment == {"SHARDWISE_TEST_DEVICE": "late"}
+    left_out = suite.command[-1].partition("*-")[2].split(":")
+    sources = "".join(file.read_text() for file in (ROOT / "test" / "cpp" / "ranks").glob("*.cpp"))
+    for tests in left_out:
+        group, _, name = tests.partition(".")
+        found = re.search(rf"TEST(_F|_P)?\({group.rstrip('*')}\w*, {name.rstrip('*')}", sources)
+        assert found, f"test/late_exceptions.tsv: {tests} is no test"
+    reasons = [
+        line["reason"]
+        for line in suites.check_rows.read_table(ROOT / "test" / "late_exceptions.tsv", ["tests", "reason"])
+    ]
+    assert len(reasons) == len(left_out)
+    assert all(reasons)
+
+
 def test_every_suite_of_the_product_tells_its_seconds(tmp_path, monkeypatch, capsys):
     script = f"echo '{GOOD}' > a_suite.xml; printf 'A.b\\tx/y.cpp\\t1\\t11\\n' >> \"$SHARDWISE_TEST_SECONDS\""
     results = run.run_suites([suite(tmp_path, monkeypatch, script)])

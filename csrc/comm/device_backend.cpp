@@ -1,0 +1,49 @@
+#include "comm/device_backend.h"
+
+#include <shardwise/error.h>
+
+#include <c10/util/StringUtil.h>
+
+#include <map>
+#include <mutex>
+
+namespace shardwise::comm {
+namespace {
+
+struct Table {
+  std::mutex mutex;
+  std::map<c10::DeviceType, DeviceBackend> backends;
+
+  Table() {
+    if (has_nccl()) backends[c10::kCUDA] = {c10d::ProcessGroup::BackendType::NCCL, &make_nccl};
+  }
+};
+
+Table& table() {
+  static Table all;
+  return all;
+}
+
+} // namespace
+
+void set_device_backend(c10::DeviceType device, DeviceBackend backend) {
+  const std::lock_guard lock(table().mutex);
+  table().backends.insert_or_assign(device, std::move(backend));
+}
+
+bool has_device_backend(c10::DeviceType device) {
+  const std::lock_guard lock(table().mutex);
+  return table().backends.contains(device);
+}
+
+const DeviceBackend& device_backend(const GroupSpec& spec) {
+  const std::lock_guard lock(table().mutex);
+  const auto found = table().backends.find(spec.device.type());
+  if (found != table().backends.end()) return found->second;
+  throw Error(c10::str(
+      "shardwise: the process group '", spec.name, "' is on ", spec.device,
+      ", and this build has no back end for its tensors. For CUDA that is NCCL: torch was a CPU build, or "
+      "SHARDWISE_CUDA was off; build shardwise against a CUDA build of torch."));
+}
+
+} // namespace shardwise::comm

@@ -1,0 +1,23 @@
+#pragma once
+
+#include "comm/process_group.h"
+
+#include <shardwise/export.h>
+
+#include <functional>
+
+namespace shardwise::comm {
+
+/// What carries the tensors of a kind of device in the process groups of a mesh.
+struct DeviceBackend {
+  c10d::ProcessGroup::BackendType type;
+  std::function<c10::intrusive_ptr<c10d::Backend>(const GroupSpec&)> make;
+};
+
+/// For CUDA this is NCCL from the start, if this build has it. Others are for whoever has another device.
+SHARDWISE_API void set_device_backend(c10::DeviceType device, DeviceBackend backend);
+bool has_device_backend(c10::DeviceType device);
+/// Raises Error if there is none.
+const DeviceBackend& device_backend(const GroupSpec& spec);
+
+} // namespace shardwise::comm

@@ -1,0 +1,151 @@
+#include "communicator.h"
+
+#include "device.h"
+#include "faults.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <array>
+
+namespace late {
+
+std::shared_ptr<Communicator> Communicator::of(const std::string& name) {
+  static std::mutex mutex;
+  static auto* const all = new std::map<std::string, std::weak_ptr<Communicator>>;
+  const std::lock_guard lock(mutex);
+  auto communicator = (*all)[name].lock();
+  if (!communicator) (*all)[name] = communicator = std::make_shared<Communicator>(name);
+  return communicator;
+}
+
+Communicator::Meeting& Communicator::meeting(const Place& place) {
+  auto& meeting = meetings_[{place.channel, place.number}];
+  meeting.parts.resize(place.size);
+  return meeting;
+}
+
+void Communicator::arrive(const Place& place, Part part, double time) {
+  const std::lock_guard lock(mutex_);
+  auto& own = meeting(place);
+  own.parts[place.rank] = std::make_unique<Part>(std::move(part));
+  own.time = std::max(own.time, time);
+  if (++own.arrived == place.size) compare(place, own);
+  changed_.notify_all();
+}
+
+// Under the mutex.
+void Communicator::compare(const Place& place, const Meeting& meeting) {
+  for (int rank = 1; rank < place.size; ++rank) {
+    if (meeting.parts[rank]->signature == meeting.parts[0]->signature) continue;
+    if (!failure_.empty()) return;
+    failure_ = c10::str(
+        "the ranks of communicator '", name_, "' call different collectives as their number ", place.number,
+        ": rank 0 ", meeting.parts[0]->signature, ", rank ", rank, " ", meeting.parts[rank]->signature);
+    report(failure_);
+    return;
+  }
+}
+
+void Communicator::wait(
+    std::unique_lock<std::mutex>& lock, const Place& place, const int& count, std::chrono::milliseconds timeout) {
+  if (changed_.wait_for(lock, timeout, [&] { return count == place.size || !failure_.empty(); })) return;
+  const auto& own = meeting(place);
+  std::string missing;
+  for (int rank = 0; rank < place.size; ++rank) {
+    if (!own.parts[rank]) missing += c10::str(missing.empty() ? "rank " : ", ", rank);
+  }
+  failure_ = c10::str(
+      "communicator '", name_, "': ", own.parts[place.rank]->signature, " timed out after ", timeout.count(),
+      " ms; not there: ", missing.empty() ? "nobody, but not all came to its end" : missing);
+  changed_.notify_all();
+}
+
+Communicator::Computed Communicator::compute(
+    const Place& place, const Compute& compute, std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  auto& own = meeting(place);
+  wait(lock, place, own.arrived, timeout);
+  Computed computed{.time = own.time};
+  if (failure_.empty()) {
+    std::vector<Part> parts;
+    for (const auto& part : own.parts) parts.push_back(*part);
+    lock.unlock();
+    computed.results = compute(parts);
+    parts.clear();
+    lock.lock();
+  }
+  ++own.done;
+  changed_.notify_all();
+  return computed;
+}
+
+bool Communicator::leave(const Place& place, std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  auto& own = meeting(place);
+  wait(lock, place, own.done, timeout);
+  if (!failure_.empty()) return false;
+  if (++own.left == place.size) meetings_.erase({place.channel, place.number});
+  return true;
+}
+
+void Communicator::fail(const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  if (failure_.empty()) failure_ = reason;
+  changed_.notify_all();
+}
+
+std::string Communicator::failure() {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+namespace {
+
+/// Who has each device, while only one may.
+struct Turns {
+  std::mutex mutex;
+  std::condition_variable changed;
+  int wanted = 0;
+  std::array<Communicator*, kDevices> holders{};
+};
+
+Turns& turns() {
+  static auto* const all = new Turns;
+  return *all;
+}
+
+} // namespace
+
+OneCommunicatorAtATime::OneCommunicatorAtATime() {
+  const std::lock_guard lock(turns().mutex);
+  ++turns().wanted;
+}
+
+OneCommunicatorAtATime::~OneCommunicatorAtATime() {
+  const std::lock_guard lock(turns().mutex);
+  --turns().wanted;
+}
+
+OneCommunicatorAtATime::Turn::Turn(int device, Communicator& communicator, std::chrono::milliseconds timeout)
+    : device_(device) {
+  std::unique_lock lock(turns().mutex);
+  if (turns().wanted == 0) return;
+  auto& holder = turns().holders[device];
+  taken_ = turns().changed.wait_for(lock, timeout, [&] { return holder == nullptr; });
+  if (taken_) {
+    holder = &communicator;
+    return;
+  }
+  communicator.fail(c10::str(
+      "communicator '", communicator.name(), "' timed out after ", timeout.count(), " ms: device ", device,
+      " is busy with communicator '", holder->name(), "', which waits for other ranks"));
+}
+
+OneCommunicatorAtATime::Turn::~Turn() {
+  if (!taken_) return;
+  const std::lock_guard lock(turns().mutex);
+  turns().holders[device_] = nullptr;
+  turns().changed.notify_all();
+}
+
+} // namespace late

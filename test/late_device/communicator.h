@@ -1,0 +1,112 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace late {
+
+class Stream;
+
+/// What one rank brings to a collective: what it calls, and what others may read, as its worker sees it.
+struct Part {
+  /// The operation, its sizes and types: the same on all ranks, or the program is wrong.
+  std::string signature;
+  std::vector<at::Tensor> inputs;
+};
+
+/// What the ranks of a communicator have in common. Its collectives run on workers of the ranks' devices and meet here,
+/// as kernels that wait for each other. A mismatch is reported and ends the communicator, where NCCL would hang or mix
+/// data.
+class Communicator : public std::enable_shared_from_this<Communicator> {
+ public:
+  /// The same one for all ranks that give the same name.
+  static std::shared_ptr<Communicator> of(const std::string& name);
+
+  explicit Communicator(std::string name) : name_(std::move(name)) {}
+
+  /// Some ranks' way through one kind of meetings: all of them, or two for messages.
+  struct Place {
+    std::string channel;
+    /// Among those who meet there.
+    int rank;
+    int size;
+    /// How many meetings this rank had there before.
+    uint64_t number;
+  };
+  /// Makes this rank's results, in memory of their own.
+  using Compute = std::function<std::vector<at::Tensor>(const std::vector<Part>& parts)>;
+
+  // Three steps, so that several meetings may be under way at once.
+  void arrive(const Place& place, Part part, double time);
+  /// Waits for the others, and computes.
+  struct Computed {
+    /// Empty once the communicator has failed.
+    std::vector<at::Tensor> results = {};
+    /// When all were there, in virtual time.
+    double time = 0;
+  };
+  Computed compute(const Place& place, const Compute& compute, std::chrono::milliseconds timeout);
+  /// Waits until the others have computed too, so that what they read may be overwritten. Returns whether all went
+  /// well.
+  bool leave(const Place& place, std::chrono::milliseconds timeout);
+
+  /// From now on nothing waits here.
+  void fail(const std::string& reason);
+  /// Empty while all is well.
+  std::string failure();
+  const std::string& name() const {
+    return name_;
+  }
+
+ private:
+  struct Meeting {
+    std::vector<std::unique_ptr<Part>> parts;
+    int arrived = 0;
+    int done = 0;
+    int left = 0;
+    double time = 0;
+  };
+  Meeting& meeting(const Place& place);
+  void compare(const Place& place, const Meeting& meeting);
+  void wait(
+      std::unique_lock<std::mutex>& lock, const Place& place, const int& count, std::chrono::milliseconds timeout);
+
+  const std::string name_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::pair<std::string, uint64_t>, Meeting> meetings_;
+  std::string failure_;
+};
+
+/// While one lives, only one communicator at a time makes progress on a device, as on a GPU that is busy. Ranks that
+/// interleave two communicators differently then wait for each other until the timeout.
+class OneCommunicatorAtATime {
+ public:
+  OneCommunicatorAtATime();
+  ~OneCommunicatorAtATime();
+  OneCommunicatorAtATime(const OneCommunicatorAtATime&) = delete;
+  OneCommunicatorAtATime& operator=(const OneCommunicatorAtATime&) = delete;
+
+  /// For a worker: takes the device, if need be, until the end of the scope.
+  class Turn {
+   public:
+    Turn(int device, Communicator& communicator, std::chrono::milliseconds timeout);
+    ~Turn();
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    int device_;
+    bool taken_ = false;
+  };
+};
+
+} // namespace late

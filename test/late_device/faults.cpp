@@ -1,0 +1,55 @@
+#include "faults.h"
+
+#include <c10/util/Exception.h>
+
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <mutex>
+
+namespace late {
+namespace {
+
+constexpr size_t kDevices = 64;
+
+std::mutex mutex;
+std::vector<std::string> faults;
+std::array<std::atomic<int64_t>, kDevices> waits;
+std::array<std::atomic<int>, kDevices> captures;
+
+} // namespace
+
+void report(const std::string& fault) {
+  const std::lock_guard lock(mutex);
+  // A mistake in a loop is one mistake.
+  if (faults.size() < 20) std::fprintf(stderr, "late device: %s\n", fault.c_str());
+  faults.push_back(fault);
+}
+
+std::vector<std::string> take_faults() {
+  const std::lock_guard lock(mutex);
+  return std::exchange(faults, {});
+}
+
+int64_t host_waits(int device) {
+  return waits[device];
+}
+
+void count_host_wait(int device, const char* what) {
+  Capturing::forbid(device, what);
+  ++waits[device];
+}
+
+Capturing::Capturing(int device) : device_(device) {
+  ++captures[device];
+}
+
+Capturing::~Capturing() {
+  --captures[device_];
+}
+
+void Capturing::forbid(int device, const char* what) {
+  TORCH_CHECK(captures[device] == 0, "late device: while a graph is captured, the host may not ", what);
+}
+
+} // namespace late

@@ -1,0 +1,48 @@
+"""Mistakes that only a device makes visible, which is late: what a stream has to wait for, and which memory when."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+_CORE = "FullyShard1DTrainingCore.*"
+
+
+def _late(name: str, file: str, old: str, new: str, suites: str = _CORE) -> Mutant:
+    return Mutant(name, f"csrc/{file}", old, new, suites=suites, device="late")
+
+
+LATE = [
+    _late(
+        "let no stream wait for a collective",
+        "comm/collectives.cpp",
+        "  if (!work_) return;\n  const base::WithoutCallerLock unlocked;",
+        "  if (!work_ || in_stream_) return;\n  const base::WithoutCallerLock unlocked;",
+    ),
+    _late(
+        "give a cast shard back to the pool before the gather that reads it",
+        "group/full_copies.cpp",
+        "  places_directly_ = !may_hold &&",
+        "  buffers.give(std::exchange(sent_, at::Tensor()));\n  places_directly_ = !may_hold &&",
+        "FullyShardMixedPrecision*",
+    ),
+    _late(
+        "give a bucket back to the pool before its sum",
+        "group/gradients.cpp",
+        "  pending.wait();\n  const base::ComputeGuard guard;\n  const auto bucket",
+        "  const base::ComputeGuard guard;\n  const auto bucket",
+    ),
+    _late(
+        "gather without a wait for the optimizer's stream",
+        "engine/schedule.cpp",
+        "  if (const auto wait = std::exchange(await_event, {})) wait();",
+        "  await_event = {};",
+        "FullyShard1DTrainingCore.PostOptimEvent",
+    ),
+    _late(
+        "load values into a shard that a gather still reads",
+        "group/full_copies.cpp",
+        "  if (pending_ && !pending_->settle()) leave_buffers();\n  pending_.reset();\n",
+        "",
+        "FullyShardStateDictLoad.LoadMakesKeptCopiesStale",
+    ),
+]
