@@ -144,7 +144,7 @@ int choose_device(const std::string& kind, int count, int world_size, std::optio
 at::Device Environment::device() const {
   const auto kind = at::accelerator::getAccelerator();
   if (!kind || !has_device_backend(*kind)) return at::kCPU;
-  const int count = at::accelerator::deviceCount();
+  const int count = static_cast<uint8_t>(at::accelerator::deviceCount());
   if (count == 0) return at::kCPU;
   const auto index = choose_device(c10::DeviceTypeName(*kind, /*lower_case=*/true), count, world_size, local_rank);
   return {*kind, static_cast<c10::DeviceIndex>(index)};

@@ -27,7 +27,7 @@ RandomState RandomState::now(at::TensorList tensors) {
   if (accelerator) {
     // To ask an unused device for its generator would start it.
     const auto current = at::accelerator::getDeviceIndex();
-    if (at::globalContext().getAcceleratorHooksInterface(*accelerator).hasPrimaryContext(current)) {
+    if (at::globalContext().getAcceleratorHooksInterface(accelerator).hasPrimaryContext(current)) {
       devices.insert(current);
     }
   }

@@ -126,6 +126,11 @@ OneCommunicatorAtATime::~OneCommunicatorAtATime() {
   --turns().wanted;
 }
 
+bool OneCommunicatorAtATime::is_busy(int device) {
+  const std::lock_guard lock(turns().mutex);
+  return turns().holders[device] != nullptr;
+}
+
 OneCommunicatorAtATime::Turn::Turn(int device, Communicator& communicator, std::chrono::milliseconds timeout)
     : device_(device) {
   std::unique_lock lock(turns().mutex);

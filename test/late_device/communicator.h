@@ -95,6 +95,8 @@ class OneCommunicatorAtATime {
   OneCommunicatorAtATime(const OneCommunicatorAtATime&) = delete;
   OneCommunicatorAtATime& operator=(const OneCommunicatorAtATime&) = delete;
 
+  /// Whether a communicator has the device now.
+  static bool is_busy(int device);
   /// For a worker: takes the device, if need be, until the end of the scope.
   class Turn {
    public:

@@ -1,13 +1,13 @@
 #include "group.h"
 
 #include "tensors.h"
+#include "work.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/StreamGuard.h>
 #include <c10/util/StringUtil.h>
 
 #include <atomic>
@@ -18,81 +18,6 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 using Parts = std::vector<Part>;
-
-class Work final : public c10d::Work {
- public:
-  Work(
-      int rank, at::Device device, Device::Event end, std::shared_ptr<Communicator> communicator, Tensors results,
-      c10::Stream stream)
-      : c10d::Work(rank, c10d::OpType::UNKNOWN),
-        device_(device),
-        end_(std::move(end)),
-        communicator_(std::move(communicator)),
-        results_(std::move(results)),
-        future_(c10::make_intrusive<at::ivalue::Future>(
-            c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{device})) {
-    const c10::StreamGuard guard(stream);
-    future_->markCompleted(at::IValue(results_));
-  }
-
-  bool isCompleted() override {
-    return Device::of(device_).query(end_) || !communicator_->failure().empty();
-  }
-  bool isSuccess() const override {
-    return communicator_->failure().empty();
-  }
-  std::exception_ptr exception() const override {
-    const auto failure = communicator_->failure();
-    return failure.empty() ? nullptr : std::make_exception_ptr(std::runtime_error(failure));
-  }
-  bool wait(std::chrono::milliseconds /*timeout*/) override {
-    synchronize();
-    return true;
-  }
-  void synchronize() override {
-    if (const auto error = exception()) std::rethrow_exception(error);
-    Device::of(device_).wait(current_stream(device_.index()).id(), end_);
-  }
-  void abort() override {
-    communicator_->fail("aborted");
-  }
-  Tensors result() override {
-    return results_;
-  }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    return future_;
-  }
-
- private:
-  const at::Device device_;
-  const Device::Event end_;
-  const std::shared_ptr<Communicator> communicator_;
-  const Tensors results_;
-  const c10::intrusive_ptr<at::ivalue::Future> future_;
-};
-
-/// For barriers, whose wait() blocks the host.
-class Arrived final : public c10d::Work {
- public:
-  Arrived(c10::intrusive_ptr<c10d::Work> work, Tensors kept, at::Device device)
-      : work_(std::move(work)),
-        kept_(std::move(kept)),
-        device_(device) {}
-  bool isCompleted() override {
-    return work_->isCompleted();
-  }
-  bool wait(std::chrono::milliseconds timeout) override {
-    work_->wait(timeout);
-    Device::of(device_).synchronize(current_stream(device_.index()).id(), "wait at a barrier");
-    if (const auto error = work_->exception()) std::rethrow_exception(error);
-    return true;
-  }
-
- private:
-  const c10::intrusive_ptr<c10d::Work> work_;
-  const Tensors kept_;
-  const at::Device device_;
-};
 
 std::string name_of(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
   static std::atomic<int> groups{0};

@@ -1,7 +1,7 @@
 #include "transport/same_host/host_group.h"
 
-#include "base/on_host.h"
 #include <ATen/ops/empty.h>
+#include "base/on_host.h"
 
 #include <algorithm>
 #include <array>

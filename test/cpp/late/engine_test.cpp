@@ -1,0 +1,73 @@
+// The engine on the late device, where only a device can tell: what the host waits for, and which device is meant.
+#include "late_test.h"
+#include "ranks/hybrid_models.h"
+
+#include <shardwise/checkpoint.h>
+
+namespace shardwise::test {
+namespace {
+
+/// How often the host waits in a step, once a model has been trained for some.
+int64_t waits_of_a_step(Rank& rank, Stack& model) {
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.02));
+  const auto batch = tokens(0, rank.rank());
+  const auto step = [&] {
+    optimizer.zero_grad();
+    call(model, batch).pow(2).mean().backward();
+    optimizer.step();
+  };
+  for (int k = 0; k < 3; ++k) step();
+  const auto before = late::host_waits(rank.rank());
+  for (int k = 0; k < 3; ++k) step();
+  const auto waits = late::host_waits(rank.rank()) - before;
+  late::current_stream(rank.rank()).synchronize();
+  return waits;
+}
+
+} // namespace
+
+TEST(LateEngine, TheHostWaitsForNothingInASteadyStep) {
+  run_ranks(4, [](Rank& rank) {
+    const auto flat = sharded_on(rank).layout(ShardLayout::flat);
+    const auto hybrid = FullyShardOptions().mesh(rank.mesh({{"replicate", 2}, {"shard", 2}}));
+    const auto halves =
+        sharded_on(rank).mixed_precision(MixedPrecision().param_dtype(at::kBFloat16).reduce_dtype(at::kFloat));
+    for (const auto& options :
+         {sharded_on(rank), sharded_on(rank).reshard_after_forward(false), flat, hybrid, halves}) {
+      Stack model;
+      shard_stack(model, options);
+      EXPECT_EQ(waits_of_a_step(rank, model), 0);
+    }
+    Stack model;
+    replicate(model, ReplicateOptions().mesh(rank.mesh()));
+    EXPECT_EQ(waits_of_a_step(rank, model), 0);
+  });
+}
+
+TEST(LateEngine, ACheckpointDrawsAgainOnTheDeviceOfItsInputs) {
+  // The current device is another one, as where a program never sets it.
+  const c10::DeviceGuard guard(late_device(0));
+  const auto x = torch::ones({200}, late_device(3)).requires_grad_();
+  const auto y = checkpoint([](const torch::Tensor& in) { return torch::dropout(in, 0.5, true) * 2; }, x);
+  y.sum().backward();
+  expect_same(x.grad(), y.detach().cpu(), "the same elements were dropped");
+  EXPECT_GT((y == 0).sum().item<int64_t>(), 0);
+}
+
+TEST(LateEngine, APinnedBatchMayBeUsedAgainRightAfterTheForward) {
+  run_ranks(2, [](Rank& rank) {
+    auto ours = mlp({5, 4, 3});
+    auto reference = mlp({5, 4, 3});
+    fully_shard(ours, sharded_on(rank));
+    auto batch = torch::empty({6, 5}, at::kCPU).pin_memory();
+    for (int step = 0; step < 3; ++step) {
+      batch.fill_(step + 1);
+      const auto expected = reference->forward(batch.to(rank.device()));
+      const auto out = call(ours, batch);
+      batch.fill_(-1);
+      assert_close(out.detach(), expected.detach(), "step");
+    }
+  });
+}
+
+} // namespace shardwise::test
