@@ -65,7 +65,7 @@ test-all: test test-parts ## these, and everything that test-parts adds: some ho
 
 test-parts: ## what is too long for every change: more ranks and steps, random programs, benches, sanitizers, mutants
 	$(prepare) test "$(PYTHON)"
-	@$(build) dev $(with_tests) --target shardwise shardwise_python unit_tests rank_tests program_tests --install $(jobs)
+	@$(build) dev $(with_tests) --target shardwise shardwise_python unit_tests rank_tests late_tests program_tests --install $(jobs)
 	@$(py) test/run.py --add --parts $(PARTS) $(if $(UNTIL),--until $(UNTIL))
 
 bench: ## what wrapping costs, beside torch's own: time, instructions, copies, memory, in short

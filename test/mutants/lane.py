@@ -122,7 +122,8 @@ class Lane:
         return self._pytest(*what)
 
     def _rank_tests(self, suites: str, **variables: str) -> str:
-        command = (TESTS / "rank_tests", f"--gtest_filter={suites}", "--gtest_fail_fast")
+        program = "late_tests" if suites.startswith("Late") else "rank_tests"
+        command = (TESTS / program, f"--gtest_filter={suites}", "--gtest_fail_fast")
         status, output = self._run(*command, mutated=True, variables=variables)
         failed = re.findall(r"\[  FAILED  \] (\w+\.\w+)", output)
         begun = re.findall(r"\[ RUN      \] (\w+\.\w+)", output)

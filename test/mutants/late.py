@@ -36,7 +36,7 @@ LATE = [
         "engine/schedule.cpp",
         "  if (const auto wait = std::exchange(await_event, {})) wait();",
         "  await_event = {};",
-        "FullyShard1DTrainingCore.PostOptimEvent",
+        "LateEngine.AnOptimizerOnAStreamOfItsOwn",
     ),
     _late(
         "load values into a shard that a gather still reads",

@@ -20,7 +20,8 @@ class Mutant:
     languages: tuple[str, ...] = ("C++",)
     # C++ suites that are asked first, where the usual ones would be asked for long. Of Python alone: files.
     suites: str = ""
-    # Where the ranks of C++ train: "late" for what only test/late_device notices, in `suites` alone.
+    # Where the ranks of C++ train: "late" for what only test/late_device notices, in `suites` alone. Those whose names
+    # begin with Late are in late_tests.
     device: str = "cpu"
 
     @property

@@ -70,4 +70,34 @@ TEST(LateEngine, APinnedBatchMayBeUsedAgainRightAfterTheForward) {
   });
 }
 
+TEST(LateEngine, AnOptimizerOnAStreamOfItsOwn) {
+  run_ranks(2, [](Rank& rank) {
+    const auto index = rank.rank();
+    const auto side = new_stream(index);
+    Stack ours;
+    auto root = shard_stack(ours, sharded_on(rank));
+    Pair<Stack> both{rank, ours, Stack()};
+    for (int step = 0; step < 4; ++step) {
+      both.backward(stack_loss, step);
+      both.theirs.step();
+      c10::Event gradients(at::kPrivateUse1);
+      gradients.record(late::current_stream(index));
+      gradients.block(side);
+      {
+        const c10::StreamGuard guard(side);
+        both.mine.step();
+      }
+      const auto stepped = std::make_shared<c10::Event>(at::kPrivateUse1);
+      stepped->record(side);
+      root.set_post_optim_event(stepped);
+      const auto loss = stack_loss(ours, 10 + step, index).detach();
+      assert_close(loss, stack_loss(both.reference, 10 + step, index).detach(), "after a step");
+      both.mine.zero_grad();
+      both.theirs.zero_grad();
+    }
+    // A gather ahead is under way.
+    root.reset();
+  });
+}
+
 } // namespace shardwise::test
