@@ -19,7 +19,7 @@ from figures import Figure
 from turns import Program, ratio, started, take_turns
 
 CPP = tuple(name for name in steps.CPP if name != "C++ none")
-PYTHON = (*(name for name in steps.PYTHON if not name.endswith("_over_gloo")), *steps.TORCH)
+PYTHON = (*(name for name in steps.PYTHON if not name.endswith("_over_gloo")), *steps.TORCH, *steps.TORCH_COPIES)
 #: The least NCCL that can have several ranks on one GPU, where the environment allows it.
 NCCL_OF_SEVERAL_RANKS = (2, 30)
 ALLOWS_SEVERAL_RANKS = "NCCL_MULTI_RANK_GPU_ENABLE"

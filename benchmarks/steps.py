@@ -49,10 +49,11 @@ PYTHON = (
     *(f"Python {wrap}" for wrap in ("fully_shard", "fully_shard_keep", "replicate")),
     *(f"Python {wrap}_over_gloo" for wrap in ("fully_shard", "replicate")),
 )
-TORCH = tuple(f"Python {wrap}" for wrap in ("none", "fsdp2", "fsdp2_keep", "torch_replicate"))
+TORCH = tuple(f"Python {wrap}" for wrap in ("none", "fsdp2", "fsdp2_keep"))
+TORCH_COPIES = ("Python torch_replicate",)
 #: It takes 10 GiB for 107 million parameters.
 DEEPSPEED = ("Python deepspeed",)
-ALL = (CPP, PYTHON, TORCH, DEEPSPEED)
+ALL = (CPP, PYTHON, TORCH, TORCH_COPIES, DEEPSPEED)
 FOUR = (("C++ fully_shard", "C++ replicate", "C++ hsdp"), ("Python hsdp", "Python torch_hsdp", "Python fsdp2"))
 SMALL = Size(layers=4, width=192, heads=6, world=2, rounds=3, steps=2)
 FULL = (
