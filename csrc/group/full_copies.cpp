@@ -264,8 +264,7 @@ void FullCopies::store(size_t index, const at::Tensor& value) {
     piece = piece_of(value, layout_.cuts[index], rank_);
   }
   // A gather ahead may still read the shard.
-  if (pending_ && !pending_->settle()) leave_buffers();
-  pending_.reset();
+  if (pending_) pending_->settle();
   // No ComputeGuard: autograd has to see that the shard's version moves, as that of any parameter that is loaded.
   const c10::AutoGradMode no_grad(false);
   auto shard = parameters()[index]->stored();

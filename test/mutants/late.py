@@ -41,7 +41,7 @@ LATE = [
     _late(
         "load values into a shard that a gather still reads",
         "group/full_copies.cpp",
-        "  if (pending_ && !pending_->settle()) leave_buffers();\n  pending_.reset();\n",
+        "  if (pending_) pending_->settle();\n",
         "",
         "FullyShardStateDictLoad.LoadMakesKeptCopiesStale",
     ),

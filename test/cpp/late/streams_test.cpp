@@ -16,6 +16,12 @@ void wait_for(const c10::Stream& waits, const c10::Stream& other) {
   event.block(waits);
 }
 
+/// Computed on that stream.
+at::Tensor one_more(const at::Tensor& x, const c10::Stream& stream) {
+  const c10::StreamGuard guard(stream);
+  return x + 1;
+}
+
 c10::Stream here(int index = 0) {
   return late::current_stream(index);
 }
@@ -35,11 +41,7 @@ TEST_F(LateStreams, AnEventOrdersTwoStreams) {
   const auto other = new_stream();
   auto x = numbers();
   wait_for(other, here());
-  at::Tensor y;
-  {
-    const c10::StreamGuard guard(other);
-    y = x + 1;
-  }
+  const auto y = one_more(x, other);
   wait_for(here(), other);
   x.fill_(0);
   expect_same(y, at::arange(1000).to(at::kFloat) + 1, "y");
@@ -59,11 +61,7 @@ TEST_F(LateStreams, AWriteThatOvertakesAReadIsFound) {
   const auto other = new_stream();
   auto x = numbers();
   wait_for(other, here());
-  at::Tensor y;
-  {
-    const c10::StreamGuard guard(other);
-    y = x + 1;
-  }
+  const auto y = one_more(x, other);
   x.fill_(0);
   expect_fault({"'aten::fill_' writes on stream", "'aten::add' reads on stream"});
 }
@@ -146,11 +144,7 @@ TEST_F(LateMemory, GivenBackWhileAnotherStreamReadsItIsFound) {
   const auto other = new_stream();
   auto x = numbers();
   wait_for(other, here());
-  at::Tensor y;
-  {
-    const c10::StreamGuard guard(other);
-    y = x + 1;
-  }
+  const auto y = one_more(x, other);
   x.reset();
   expect_fault({"'memory given back' writes", "'aten::add' reads"});
 }
@@ -183,11 +177,7 @@ TEST_F(LateMemory, RecordStreamDoesNothingForMemoryOfAnotherOwner) {
                .make_tensor();
   owner.reset();
   wait_for(other, here());
-  at::Tensor y;
-  {
-    const c10::StreamGuard guard(other);
-    y = x + 1;
-  }
+  const auto y = one_more(x, other);
   x.record_stream(other);
   x.reset();
   expect_fault({"'memory given back' writes", "'aten::add' reads"});
