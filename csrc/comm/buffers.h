@@ -1,5 +1,7 @@
 #pragma once
 
+#include "comm/last_use.h"
+
 #include <shardwise/counters.h>
 #include <shardwise/export.h>
 
@@ -11,20 +13,34 @@
 namespace shardwise::comm {
 
 /// Memory for full parameters and for collectives, kept for reuse: after the first step or two nothing is allocated.
-/// Thread safe.
+/// Thread safe. On a device, memory that was used on one stream and is taken on another is waited for there.
 class SHARDWISE_API Buffers {
  public:
+  Buffers() = default;
+  Buffers(const Buffers&) = delete;
+  Buffers& operator=(const Buffers&) = delete;
+  ~Buffers() {
+    free_idle();
+  }
+
   /// A vector of `numel` elements with arbitrary content (zeros if newly allocated). Counts an allocation if there is
   /// one.
   at::Tensor take(int64_t numel, const at::TensorOptions& options, Counters& counters);
-  /// Gives back a vector; the caller must not use it any more.
+  /// Gives back a vector; the caller must not use it any more. Its last use was on the current stream.
   void give(const at::Tensor& buffer);
   void free_idle();
 
  private:
+  struct Idle {
+    at::Tensor memory;
+    LastUse last_use;
+  };
+  Idle remove(size_t index);
+
   std::mutex mutex_;
-  /// Byte tensors that are not in use.
-  std::vector<at::Tensor> idle_;
+  std::vector<Idle> idle_;
+  /// Of memory that is in use now, so that their events are not made again.
+  std::vector<LastUse> spare_;
 };
 
 } // namespace shardwise::comm

@@ -45,4 +45,18 @@ LATE = [
         "",
         "FullyShardStateDictLoad.LoadMakesKeptCopiesStale",
     ),
+    _late(
+        "take memory from the pool without a wait for its last use on another stream",
+        "comm/buffers.cpp",
+        "      idle.last_use.await(idle.memory);\n",
+        "",
+        "LateEngine.MemoryThatGoesFromStreamToStreamIsWaitedFor",
+    ),
+    _late(
+        "free memory of the pool while another stream still uses it",
+        "comm/buffers.cpp",
+        "  for (const auto& [memory, last_use] : idle_) last_use.tell_allocator(memory);\n",
+        "",
+        "LateEngine.MemoryGoesBackToItsAllocatorAfterItsLastUse",
+    ),
 ]

@@ -1,4 +1,5 @@
 // The engine on the late device, where only a device can tell: what the host waits for, and which device is meant.
+#include "comm/buffers.h"
 #include "late_test.h"
 #include "ranks/hybrid_models.h"
 
@@ -98,6 +99,54 @@ TEST(LateEngine, AnOptimizerOnAStreamOfItsOwn) {
     // A gather ahead is under way.
     root.reset();
   });
+}
+
+namespace {
+
+/// A vector of the pool, once a long computation on that stream has written to it.
+at::Tensor fill_on(const c10::Stream& stream, comm::Buffers& pool) {
+  const c10::StreamGuard guard(stream);
+  Counters counters;
+  auto memory = pool.take(1000, at::TensorOptions(late_device()).dtype(at::kFloat), counters);
+  memory.fill_(1);
+  return memory;
+}
+
+void give_on(const c10::Stream& stream, const at::Tensor& memory, comm::Buffers& pool) {
+  const c10::StreamGuard guard(stream);
+  pool.give(memory);
+}
+
+} // namespace
+
+TEST(LateEngine, MemoryThatGoesFromStreamToStreamIsWaitedFor) {
+  const std::vector<c10::Stream> streams{new_stream(), new_stream()};
+  comm::Buffers pool;
+  const void* first = nullptr;
+  for (int turn = 0; turn < 6; ++turn) {
+    const auto& stream = streams[turn % 2];
+    const auto memory = fill_on(stream, pool);
+    if (first == nullptr) first = memory.storage().data();
+    EXPECT_EQ(memory.storage().data(), first);
+    give_on(stream, memory, pool);
+  }
+  late::Device::of(0).synchronize_all();
+  expect_no_fault();
+}
+
+TEST(LateEngine, MemoryGoesBackToItsAllocatorAfterItsLastUse) {
+  const auto made = new_stream();
+  const auto used = new_stream();
+  for (int turn = 0; turn < 6; ++turn) {
+    comm::Buffers pool;
+    give_on(made, fill_on(made, pool), pool);
+    give_on(used, fill_on(used, pool), pool);
+    pool.free_idle();
+    const c10::StreamGuard guard(made);
+    at::full({1000}, 2, at::TensorOptions(late_device()).dtype(at::kFloat));
+  }
+  late::Device::of(0).synchronize_all();
+  expect_no_fault();
 }
 
 } // namespace shardwise::test

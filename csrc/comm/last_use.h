@@ -1,0 +1,28 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <optional>
+
+namespace shardwise::comm {
+
+/// Where on its device a piece of memory was used last: a stream, and a point on it. On a CPU it does nothing.
+class LastUse {
+ public:
+  /// The last use so far is the last thing that was issued on the current stream.
+  void note(const at::Tensor& memory);
+  /// The next use will be on the current stream: if that is another one, it waits for the last use.
+  void await(const at::Tensor& memory);
+  /// The memory is about to go back to its allocator, which must not hand it out before the last use is over.
+  void tell_allocator(const at::Tensor& memory) const;
+
+ private:
+  std::optional<c10::Stream> stream_;
+  /// Was recorded while the stream was being captured into a graph.
+  bool captured_ = false;
+  std::optional<c10::Event> event_;
+};
+
+} // namespace shardwise::comm
