@@ -70,6 +70,11 @@ def late_rank_tests(name: str, limit: int, only: str = "*") -> Suite:
     return replace(suite, command=[*suite.command, chosen], environment={"SHARDWISE_TEST_DEVICE": "late"})
 
 
+def late_programs(name: str, limit: int) -> Suite:
+    """program_tests with ranks on the late device."""
+    return replace(catch2(name, "program_tests", limit), environment={"SHARDWISE_TEST_DEVICE": "late"})
+
+
 def row_filter() -> str:
     """The C++ tests of rows.tsv, as a filter of GoogleTest's."""
     rows = check_rows.read_rows(check_rows.HERE / "rows.tsv")

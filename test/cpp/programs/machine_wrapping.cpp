@@ -41,7 +41,7 @@ Machine::Machine(Rank& rank, const Program& program)
 
 void Machine::wrap() {
   auto mesh = rank_.mesh();
-  if (program_.one_group) mesh = Mesh::from_process_groups({"world"}, {mesh.group("world")}, torch::kCPU);
+  if (program_.one_group) mesh = Mesh::from_process_groups({"world"}, {mesh.group("world")}, rank_.device());
   const auto shards = Program::kRanks / program_.copies;
   const auto grid = program_.copies == 1 ? mesh : rank_.mesh({{"replicate", program_.copies}, {"shard", shards}});
   const auto modules = ours_->named_modules();

@@ -1,6 +1,7 @@
 #define CATCH_CONFIG_RUNNER
 #include "programs/options.h"
 #include "support/catch_seconds.h"
+#include "support/test_device.h"
 #include "support/time_limit.h"
 
 #include <ATen/Parallel.h>
@@ -29,6 +30,7 @@ int main(int argc, char** argv) {
   // As the tests with ranks do.
   at::set_num_threads(1);
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
+  set_up_test_device();
   start_time_watch();
   const WatchedThread watched("the main thread");
   return session.run();

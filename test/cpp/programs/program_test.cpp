@@ -1,4 +1,5 @@
 // Random programs of fully_shard() and replicate(), compared with plain LibTorch after each instruction.
+#include "late_device/faults.h"
 #include "programs/machine.h"
 #include "programs/options.h"
 #include "support/ranks.h"
@@ -21,6 +22,7 @@ void run_program(uint64_t seed, bool plain = false) {
   } catch (const std::exception& error) {
     FAIL(program.text() << "\n" << error.what() << "\n\nOnce more: program_tests --seed " << seed);
   }
+  for (const auto& fault : late::take_faults()) FAIL_CHECK("program " << seed << ": " << fault);
 }
 
 void run_programs(uint64_t first, int count) {
