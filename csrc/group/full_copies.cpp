@@ -2,6 +2,7 @@
 
 #include "base/compute_guard.h"
 #include "group/pieces.h"
+#include "observe/fault_point.h"
 #include "observe/label.h"
 #include "transport/transport.h"
 
