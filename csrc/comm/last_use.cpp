@@ -17,7 +17,9 @@ c10::Stream current_stream(const at::Tensor& memory) {
 
 } // namespace
 
+// An event belongs to one device.
 void LastUse::note(const at::Tensor& memory) {
+  if (stream_ && stream_->device() != memory.device()) *this = LastUse();
   if (!has_streams(memory)) return;
   stream_ = current_stream(memory);
   captured_ = base::is_capturing(*stream_);

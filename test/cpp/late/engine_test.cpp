@@ -149,4 +149,20 @@ TEST(LateEngine, MemoryGoesBackToItsAllocatorAfterItsLastUse) {
   expect_no_fault();
 }
 
+TEST(LateEngine, APoolOfSeveralDevices) {
+  comm::Buffers pool;
+  Counters counters;
+  for (int turn = 0; turn < 4; ++turn) {
+    std::vector<at::Tensor> taken;
+    for (const auto device : {late_device(0), late_device(1), at::Device(at::kCPU)}) {
+      taken.push_back(pool.take(1000, at::TensorOptions(device).dtype(at::kFloat), counters));
+      taken.back().fill_(1);
+    }
+    for (const int next : {1, 0, 2}) pool.give(taken[next]);
+  }
+  EXPECT_EQ(counters.allocations, 3);
+  for (const int index : {0, 1}) late::Device::of(index).synchronize_all();
+  expect_no_fault();
+}
+
 } // namespace shardwise::test
