@@ -23,13 +23,29 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
+using NameOf = std::function<int64_t(int)>;
+
 /// A tag that no program uses.
 constexpr int kHello = 0x7f000000;
+/// The bytes of a message; a card is shorter.
+constexpr int64_t kMessage = 256;
 
-/// Every rank sends every other one a message, so that each finds out for itself whose connection is closed. It hears
+at::Tensor message_of(const std::string& text) {
+  auto message = at::zeros({kMessage}, base::on_host(at::kByte));
+  std::copy_n(text.begin(), std::min<size_t>(text.size(), kMessage), message.mutable_data_ptr<uint8_t>());
+  return message;
+}
+
+std::string text_of(const at::Tensor& message) {
+  const auto* bytes = message.const_data_ptr<uint8_t>();
+  return {bytes, std::find(bytes, bytes + message.numel(), 0)};
+}
+
+/// Every rank sends every other one its card, so that each finds out for itself whose connection is closed. It hears
 /// everybody before it raises an error: whoever leaves has then sent its own message, and is not taken for the one that
-/// is missing.
-void greet(c10d::Backend& gloo, const std::function<int64_t(int)>& name_of, std::chrono::milliseconds timeout) {
+/// is missing. Returns the cards of all.
+std::vector<std::string> greet(
+    c10d::Backend& gloo, const std::string& card, const NameOf& name_of, std::chrono::milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
   std::map<int, std::string> missing;
   const auto reach = [&](int peer, const std::function<void()>& call) {
@@ -40,11 +56,11 @@ void greet(c10d::Backend& gloo, const std::function<int64_t(int)>& name_of, std:
       missing.emplace(peer, base::reason(error));
     }
   };
-  std::vector<at::Tensor> mine{at::zeros({1}, base::on_host(at::kByte))};
+  std::vector<at::Tensor> mine{message_of(card)};
   std::vector<std::vector<at::Tensor>> theirs(gloo.getSize());
   std::vector<std::vector<WorkPtr>> works(gloo.getSize());
   for (int peer = 0; peer < gloo.getSize(); ++peer) {
-    theirs[peer] = {at::zeros({1}, base::on_host(at::kByte))};
+    theirs[peer] = {message_of(card)};
     reach(peer, [&] {
       works[peer].push_back(gloo.recv(theirs[peer], peer, kHello));
       works[peer].push_back(gloo.send(mine, peer, kHello));
@@ -58,7 +74,9 @@ void greet(c10d::Backend& gloo, const std::function<int64_t(int)>& name_of, std:
       }
     });
   }
-  if (missing.empty()) return;
+  std::vector<std::string> cards;
+  for (const auto& message : theirs) cards.push_back(text_of(message.front()));
+  if (missing.empty()) return cards;
   std::vector<std::string> names;
   for (const auto& [peer, reason] : missing) names.push_back(c10::str("rank ", name_of(peer)));
   throw std::runtime_error(c10::str(
@@ -72,19 +90,48 @@ std::string name_of_backend(c10d::ProcessGroup& group, c10::DeviceType device) {
   return group.getBackend(device)->getBackendName();
 }
 
-/// Returns when all ranks of a group have come here, if its back end can tell.
-void wait_for_all(
-    c10d::ProcessGroup& group, const std::function<int64_t(int)>& name_of, std::chrono::milliseconds timeout) {
+std::vector<std::string> gather_cards(
+    c10d::Backend& transport, const std::string& card, std::chrono::milliseconds timeout) {
+  auto all = at::zeros({transport.getSize(), kMessage}, base::on_host(at::kByte));
+  auto mine = message_of(card);
+  c10d::AllgatherOptions options;
+  options.timeout = timeout;
+  transport._allgather_base(all, mine, options)->wait();
+  std::vector<std::string> cards;
+  for (const auto& message : all.unbind()) cards.push_back(text_of(message));
+  return cards;
+}
+
+/// Returns the cards of all ranks of a group when all have come here; nothing if its back end cannot tell.
+std::vector<std::string> exchange_cards(
+    c10d::ProcessGroup& group, const NameOf& name_of, std::chrono::milliseconds timeout) {
   const auto name = name_of_backend(group, c10::kCPU);
-  if (name.empty()) return;
+  if (name.empty()) return {};
   const auto backend = group.getBackend(c10::kCPU);
-  if (!transport::way_of(*backend).empty()) {
-    c10d::BarrierOptions options;
-    options.timeout = timeout;
-    backend->barrier(options)->wait();
-  } else if (name == "gloo") {
-    greet(*backend, name_of, timeout);
+  const auto card = Processes::card(name_of(group.getRank()));
+  if (!transport::way_of(*backend).empty()) return gather_cards(*backend, card, timeout);
+  if (name == "gloo") return greet(*backend, card, name_of, timeout);
+  return {};
+}
+
+/// The processes of those ranks that make the group of `spec`, from the cards of all.
+Processes members(const GroupSpec& spec, const Ranks& names, const std::vector<std::string>& cards) {
+  std::map<int64_t, std::string> by_rank;
+  for (size_t position = 0; position < cards.size(); ++position) by_rank[names[position]] = cards[position];
+  std::vector<std::string> chosen;
+  for (int position = 0; !cards.empty() && position < spec.size; ++position) {
+    chosen.push_back(by_rank.at(spec.name_of(position)));
   }
+  return Processes(chosen);
+}
+
+/// Before meet() none of them ends in order.
+void refuse_dead(const GroupSpec& spec, const Processes& processes) {
+  const auto ended = processes.ended();
+  if (ended.empty()) return;
+  throw PeerError(c10::str(
+      "shardwise: ", spec.me(), " cannot make the process group '", spec.name, "', because ",
+      processes.how_it_ended(ended.front()), "."));
 }
 
 } // namespace
@@ -95,14 +142,17 @@ SecondGroup make_beside(c10d::ProcessGroup& first, Ranks names, GroupSpec spec) 
   try {
     // Owns a reference, because the waiting thread may be left behind.
     const auto group_before = c10::intrusive_ptr<c10d::ProcessGroup>::reclaim_copy(&first);
-    patiently(spec.connect_timeout, spec.look, [group_before, names, limit = spec.connect_timeout] {
-      wait_for_all(
+    const auto cards = patiently(spec.connect_timeout, spec.look, [group_before, names, limit = spec.connect_timeout] {
+      return exchange_cards(
           *group_before, [names](int position) { return names[position]; }, limit);
-      return true;
     });
-    auto roll = patiently(spec.connect_timeout, spec.look, [spec] {
-      return call_the_roll(spec, Processes::card(spec.name_of(spec.rank)));
-    });
+    const auto processes = members(spec, names, cards);
+    const auto look = [&] {
+      if (spec.look) spec.look();
+      refuse_dead(spec, processes);
+    };
+    auto roll = patiently(
+        spec.connect_timeout, look, [spec] { return call_the_roll(spec, Processes::card(spec.name_of(spec.rank))); });
     spec.store = std::move(roll.store);
     spec.processes = Processes(roll.texts);
     auto group = make_process_group(spec);

@@ -19,9 +19,16 @@ LOST = [
     Mutant(
         "greet nobody before a process group is made",
         "csrc/comm/second_group.cpp",
-        "      wait_for_all(\n          *group_before, [names](int position) { return names[position]; }, limit);\n",
-        "      if (limit.count() < 0) wait_for_all(*group_before, [names](int i) { return names[i]; }, limit);\n",
+        "      return exchange_cards(\n",
+        "      if (limit.count() > 0) return std::vector<std::string>();\n      return exchange_cards(\n",
         languages=BOTH,
+        suites=_LOST,
+    ),
+    Mutant(
+        "look at no process while the ranks of a group are called",
+        "csrc/comm/second_group.cpp",
+        "      refuse_dead(spec, processes);\n",
+        "",
         suites=_LOST,
     ),
     Mutant(

@@ -4,6 +4,7 @@
 #include "comm/collectives.h"
 #include "comm/process_group.h"
 #include "comm/rendezvous.h"
+#include "comm/second_group.h"
 #include "support/processes.h"
 #include "transport_groups.h"
 
@@ -64,6 +65,16 @@ void wrap_for_ever(const FullyShardOptions& options) {
     shard_stack(ours, options);
   }
 }
+
+/// A rank that uses it comes no further.
+class StuckStore : public c10d::PrefixStore {
+ public:
+  using PrefixStore::PrefixStore;
+  bool check(const std::vector<std::string>& /*keys*/) override {
+    std::this_thread::sleep_for(60s);
+    return false;
+  }
+};
 
 /// A mesh on a process group of Gloo's, as a caller has it.
 Mesh given_mesh(Rank& rank) {
@@ -162,6 +173,28 @@ TEST(LostRanks, ADeathWhileAGroupIsMade) {
     comm::call_the_roll(spec_of(rank, "a group"), comm::Processes::card(2));
     std::this_thread::sleep_for(60s);
   });
+}
+
+// After all have come to make a group, and before the roll, where nobody has a connection to anybody.
+void die_before_the_roll(Transport transport) {
+  expect_named(3, {}, [transport](Rank& rank, const Kill& kill) {
+    auto first = spec_of(rank, "first");
+    first.transport = transport;
+    const auto group = comm::make_process_group(first);
+    comm::meet(first);
+    kill(1s);
+    auto second = spec_of(rank, "second");
+    if (rank.rank() == 2) second.store = c10::make_intrusive<StuckStore>("second", second.store);
+    comm::make_beside(*group, {}, second);
+  });
+}
+
+TEST(LostRanks, ADeathBetweenComingAndTheRoll) {
+  die_before_the_roll(Transport::direct);
+}
+
+TEST(LostRanks, ADeathBetweenComingAndTheRollOnGloo) {
+  die_before_the_roll(Transport::gloo);
 }
 
 // Whoever loses a connection to a survivor that gave up is not to blame that one.
