@@ -18,6 +18,7 @@ import callgrind
 import collectives
 import gpu
 import host
+import hosts
 import machine
 import memory
 import overlap
@@ -28,7 +29,7 @@ from figures import Figure, save
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev")
-SUITES = ("host", "memory", "scale", "steps", "collectives", "overlap", "gpu")
+SUITES = ("host", "memory", "scale", "steps", "collectives", "overlap", "hosts", "gpu")
 
 
 def main() -> int:
@@ -108,6 +109,8 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
         yield from collectives.figures(BUILD, collectives.SHORT if options.quick else collectives.FULL)
     if "overlap" in options.suites:
         yield from overlap.figures(BUILD, overlap.SHORT if options.quick else overlap.FULL)
+    if "hosts" in options.suites:
+        yield from hosts.suite(BUILD, *(hosts.SHORT if options.quick else hosts.FULL))
     if "gpu" in options.suites:
         yield from gpu.suite(BUILD, gpu.SHORT if options.quick else gpu.FULL)
 

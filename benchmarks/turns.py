@@ -37,18 +37,28 @@ class Program:
     #: What each round brought: the answers of all ranks, and the bytes on the wire meanwhile.
     rounds: list[list[Answer]] = field(default_factory=list)
     wire: list[int] = field(default_factory=list)
+    #: What went over the wire so far, other programs' bytes too.
+    count_wire: Callable[[], int] = loopback_bytes
 
     @classmethod
     def start(
-        cls, name: str, command: Sequence[str], world: int, environment: Mapping[str, str] | None = None
+        cls,
+        name: str,
+        command: Sequence[str],
+        world: int,
+        environment: Mapping[str, str] | None = None,
+        before: Callable[[int], Sequence[str]] = lambda rank: (),
     ) -> Program:
+        """`before`: what a rank's command begins with."""
         pipe = subprocess.PIPE
         # Peers go over the loopback device too, and what goes there can be counted.
         variables = {"SHARDWISE_SHARED_MEMORY": "off", **ALLOCATOR, **os.environ, **(environment or {})}
         return cls(
             name,
             [
-                subprocess.Popen([*command, "--rank", str(rank)], stdin=pipe, stdout=pipe, text=True, env=variables)
+                subprocess.Popen(
+                    [*before(rank), *command, "--rank", str(rank)], stdin=pipe, stdout=pipe, text=True, env=variables
+                )
                 for rank in range(world)
             ],
         )
@@ -81,9 +91,9 @@ class Program:
         return self.answers()
 
     def round(self, steps: int) -> None:
-        before = loopback_bytes()
+        before = self.count_wire()
         self.rounds.append(self.ask(str(steps)))
-        self.wire.append(loopback_bytes() - before)
+        self.wire.append(self.count_wire() - before)
 
     def end(self) -> None:
         for rank in self.ranks:
@@ -121,14 +131,23 @@ class Program:
 
 
 @contextmanager
-def started(command: Callable[[str, Path], Sequence[str]], names: Sequence[str], ranks: int) -> Iterator[list[Program]]:
+def started(
+    command: Callable[[str, Path], Sequence[str]],
+    names: Sequence[str],
+    ranks: int,
+    environment: Mapping[str, str] | None = None,
+    before: Callable[[int], Sequence[str]] = lambda rank: (),
+    count_wire: Callable[[], int] = loopback_bytes,
+) -> Iterator[list[Program]]:
     """Programs that wait for orders. `command` takes a name and a file that the ranks of that program share."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shardwise-")))
         programs = []
         # One after the other: to start takes all cores.
         for name in names:
-            programs.append(Program.start(name, command(name, folder / name.replace(" ", "-")), ranks))
+            words = command(name, folder / name.replace(" ", "-"))
+            programs.append(Program.start(name, words, ranks, environment, before))
+            programs[-1].count_wire = count_wire
             stack.callback(programs[-1].end)
             programs[-1].answers()
         yield programs

@@ -18,6 +18,7 @@ NAMES = (
     "figures",
     "gpu",
     "host",
+    "hosts",
     "machine",
     "memory",
     "overlap",

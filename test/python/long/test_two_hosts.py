@@ -49,25 +49,27 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1", **more}
 
 
-def started(host: str, number: int, *program: str) -> subprocess.Popen[str]:
+def started(host: str, number: int, records: Path, *program: str) -> subprocess.Popen[str]:
     """torchrun on one of the hosts; the first one serves the store."""
     away = ["ip", "netns", "exec", host, "unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     meeting = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "job", "--rdzv-endpoint", "10.77.0.1:29400"]
     who = ["--node-rank", str(number), "--local-addr", f"10.77.0.{number + 1}", "--rdzv-conf", f"is_host={1 - number}"]
-    return subprocess.Popen(
-        [*away, *RUN, *meeting, *who, *program],
-        env=environment(GLOO_SOCKET_IFNAME="wire"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    variables = environment(GLOO_SOCKET_IFNAME="wire", SHARDWISE_RECORD=str(records))
+    words = [*away, *RUN, *meeting, *who, *program]
+    return subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_ranks_of_two_hosts_train_as_those_of_one(hosts: list[str]) -> None:
-    running = [started(host, number, str(TRAIN)) for number, host in enumerate(hosts)]
+def test_ranks_of_two_hosts_train_as_those_of_one(hosts: list[str], tmp_path: Path) -> None:
+    # In different PID namespaces, where numbers of processes may be the same.
+    records = tmp_path / "records"
+    running = [started(host, number, records, str(TRAIN)) for number, host in enumerate(hosts)]
     try:
         outputs = [each.communicate(timeout=240) for each in running]
     finally:
         for each in running:
             each.kill()
     assert [each.returncode for each in running] == [0, 0], outputs
+    assert len(list(records.glob("*"))) == 4, list(records.glob("*"))
     command = [*RUN[:-1], "4", "--standalone", str(TRAIN)]
     alone = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240, check=True)
     assert len(alone.stdout.splitlines()) == 4

@@ -1,0 +1,45 @@
+"""A rank of examples/python/resume.py that a life of torchrun's may end at any time: killed.py LIVES FOLDER
+
+In each life but the last, one rank is killed after some time and training would never end. The last life trains ten
+steps more than the newest checkpoint has.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import runpy
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import torch.distributed as dist
+
+PROGRAM = Path(__file__).resolve().parents[3] / "examples" / "python" / "resume.py"
+
+
+def main() -> None:
+    lives, folder = int(sys.argv[1]), Path(sys.argv[2])
+    life, rank, world = (int(os.environ[name]) for name in ("TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE"))
+    newest = max((int(each.parent.name[5:]) for each in folder.glob("step-*/.metadata")), default=0)
+    steps = newest + 10
+    if life < lives:
+        steps = 1000000
+        chance = random.Random(life)
+        victim, seconds = chance.randrange(world), chance.uniform(0, 5)
+        if rank == victim:
+            killer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
+            killer.daemon = True
+            killer.start()
+    # As if the example had asked for our back end.
+    start = dist.init_process_group
+    dist.init_process_group = lambda **options: start("shardwise", **options)
+    sys.path.insert(0, str(PROGRAM.parent))
+    words = ["--every", "5", "--checkpoints", str(folder), "--out", str(folder), "--steps", str(steps)]
+    sys.argv = [str(PROGRAM), *words]
+    runpy.run_path(str(PROGRAM), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Twenty restarts in a row, each because a rank was killed at some time: the last life goes on where others ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import shardwise
+
+HERE = Path(__file__).resolve().parent
+EXAMPLE = HERE.parents[2] / "examples" / "python" / "resume.py"
+PACKAGE = Path(shardwise.__file__).parents[1]
+LIVES = 20
+
+
+def torchrun(*words: str) -> str:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE), "SHARDWISE_INSTALL": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def losses_of(folder: Path) -> dict[int, float]:
+    lines = [json.loads(line) for line in (folder / "rank1.jsonl").read_text().splitlines()]
+    return {line["step"]: line["loss"] for line in lines}
+
+
+# Over torch's own Gloo a new life may wait for addresses of the one before, in init_process_group() itself.
+def test_ranks_are_killed_twenty_times_and_train_on(tmp_path: Path) -> None:
+    folder, whole = tmp_path / "interrupted", tmp_path / "whole"
+    for each in (folder, whole):
+        each.mkdir()
+    restarts = ["--max-restarts", str(LIVES), "--monitor-interval", "0.2"]
+    out = torchrun(*restarts, str(HERE / "killed.py"), str(LIVES), str(folder))
+    starts = [int(line.rpartition(" ")[2]) for line in out.splitlines() if "shardwise" in line and "after step" in line]
+    assert starts == sorted(starts), out
+    assert len(set(starts)) > 3, f"the ranks were killed before they could train: {starts}"
+    losses = losses_of(folder)
+    assert sorted(losses) == list(range(starts[-1] + 1, starts[-1] + 11))
+    words = ["--checkpoints", str(whole), "--every", "1000000", "--out", str(whole), "--steps", str(max(losses))]
+    torchrun(str(EXAMPLE), *words)
+    uninterrupted = losses_of(whole)
+    assert losses == {step: uninterrupted[step] for step in losses}
