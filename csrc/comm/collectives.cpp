@@ -4,6 +4,7 @@
 #include "base/ends_within.h"
 #include "base/reason.h"
 #include "base/torch_versions.h"
+#include "comm/device_backend.h"
 #include "observe/record.h"
 #include "transport/transport.h"
 
@@ -154,7 +155,7 @@ Pending Collectives::launch(
   std::shared_ptr<observe::Span> span;
   if (observe::recording()) span = std::make_shared<observe::Span>(kind, what(), here, tensor.nbytes());
   try {
-    const bool in_stream = !tensor.is_cpu();
+    const bool in_stream = wait_in_stream(tensor.device());
     auto work = call();
     Pending pending(std::move(work), std::move(what), here, in_stream ? Agreement::Position() : position_, in_stream);
     if (span && pending.work_ && !in_stream) {
@@ -190,6 +191,10 @@ Pending Collectives::broadcast(const at::Tensor& tensor, int root, CollectiveNam
   options.rootRank = root;
   const auto call = [&] { return line_.group->broadcast(tensors, options); };
   return launch("broadcast", call, tensor, std::move(what), counters.broadcasts, counters);
+}
+
+bool Collectives::wait_in_stream(at::Device device) const {
+  return !device.is_cpu() && line_.group && waits_in_stream(*line_.group, device.type());
 }
 
 bool Collectives::can_place() const {

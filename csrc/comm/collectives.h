@@ -108,6 +108,8 @@ class SHARDWISE_API Collectives {
   Pending all_gather(
       const at::Tensor& output, const at::Tensor& tensor, CollectiveName what, Counters& counters,
       const transport::DirectPlacement* placement = nullptr) const;
+  /// Whether waits for collectives on tensors of this device make its stream wait, and not the host.
+  bool wait_in_stream(at::Device device) const;
   /// Whether all-gathers accept a placement: those of CPU tensors over the direct transport do.
   bool can_place() const;
   /// Each rank's `tensor` has size() parts. Fills `output` with the sum of part rank() over all ranks.

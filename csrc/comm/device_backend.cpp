@@ -1,9 +1,13 @@
 #include "comm/device_backend.h"
 
+#include "transport/transport.h"
+
 #include <shardwise/error.h>
 
 #include <c10/util/StringUtil.h>
+#include <torch/csrc/distributed/c10d/Utils.hpp>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 
@@ -44,6 +48,18 @@ const DeviceBackend& device_backend(const GroupSpec& spec) {
       "shardwise: the process group '", spec.name, "' is on ", spec.device,
       ", and this build has no back end for its tensors. For CUDA that is NCCL: torch was a CPU build, or "
       "SHARDWISE_CUDA was off; build shardwise against a CUDA build of torch."));
+}
+
+bool waits_in_stream(c10d::ProcessGroup& group, c10::DeviceType device) {
+  if (device == c10::kCPU) return false;
+  // One that is written in Python need not have any.
+  const auto types = group.getDeviceTypes();
+  if (!group.hasBackends() || std::find(types.begin(), types.end(), device) == types.end()) return true;
+  const auto backend = group.getBackend(device);
+  if (backend->getBackendName() == "gloo" || !transport::way_of(*backend).empty()) return false;
+  const bool blocks =
+      device == c10::kCUDA && c10d::getCvarBool({"TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"}, false);
+  return !blocks;
 }
 
 } // namespace shardwise::comm

@@ -104,6 +104,8 @@ void Order::enter(UnitId entered, Keep keep, Moment moment, OrderActions& act) {
   const auto unit = units_[entered].head;
   const bool backward = moment.backward != kNone;
   close_all([&](UnitId other) { return !stays(other, unit, keep, backward); }, backward, act);
+  // Its gradients make room for what is gathered.
+  if (backward && sums_in_stream_) advance(moment, act);
   const auto open = [&](UnitId one) {
     if (std::find(open_.begin(), open_.end(), one) == open_.end()) open_.push_back(one);
     if (backward) {
@@ -149,10 +151,13 @@ void Order::count_use(UnitId unit, Moment moment) {
   if (backward == moment.with_gradients || std::exchange(before_, unit) == unit) return;
   auto& node = units_[unit];
   if (backward) {
+    node.used_in_backward = true;
     --node.uses_to_come;
+    --node.uses_before_sum;
   } else {
     if (std::exchange(node.forward, forwards_) != forwards_) node.uses = 0;
     ++node.uses;
+    ++node.uses_since;
   }
 }
 
@@ -211,141 +216,6 @@ void Order::free_all(OrderActions& act) {
   for (const auto unit : made) {
     if (units_[unit].timing.reshard_after_backward) act.free(unit, /*hold=*/false);
   }
-}
-
-void Order::begin_backward(int backward, OrderActions& act) {
-  last_.reset();
-  settle(act);
-  end_forwards();
-  backward_ = backward;
-  launched_ = 0;
-  reached_ = false;
-  late_ = false;
-  most_in_flight_ = 1;
-  for (const auto unit : sums_) {
-    most_in_flight_ = std::max(most_in_flight_, units_[unit].timing.sums_in_flight);
-    units_[unit].uses_to_come = units_[unit].uses;
-    units_[unit].missing = 0;
-    units_[unit].awaited.clear();
-  }
-}
-
-void Order::expect(UnitId unit, size_t parameter) {
-  auto& node = units_[unit];
-  if (node.awaited.size() <= parameter) node.awaited.resize(parameter + 1);
-  node.awaited[parameter] = true;
-  ++node.missing;
-  node.engaged = true;
-}
-
-bool Order::takes_part(UnitId unit) const {
-  return units_[unit].timing.always_sums || units_[unit].engaged;
-}
-
-void Order::note(UnitId unit, size_t parameter, Moment moment) {
-  auto& node = units_[unit];
-  if (backward_ != moment.backward || parameter >= node.awaited.size() || !node.awaited[parameter]) return;
-  node.awaited[parameter] = false;
-  --node.missing;
-}
-
-void Order::gradient_arrived(UnitId unit, size_t parameter, Moment moment, OrderActions& act) {
-  reached_ = true;
-  units_[unit].engaged = true;
-  note(unit, parameter, moment);
-  advance(moment, act);
-}
-
-// Late sums wait for the end of the backward: those that share a process group with all-gathers or with the sums of
-// another tree. Gradients become ready at different times on different ranks, so the order of collectives on that group
-// would differ too. For the same reason nothing waits for a sum here: the ranks that it needs may be waiting for a
-// gather that this rank comes to later.
-void Order::advance(Moment moment, OrderActions& act) {
-  if (backward_ != moment.backward) return;
-  start_sums([&] { return has_room(act); }, act);
-}
-
-// Second sums start in the order of first ones, so no sum is looked at before those in front of it are done.
-bool Order::has_room(OrderActions& act) {
-  const auto is_done = [&](UnitId unit) { return act.sum_is_done(unit); };
-  const auto busy = std::find_if_not(in_flight_.begin(), in_flight_.end(), is_done);
-  return in_flight_.size() < most_in_flight_ || busy != in_flight_.begin();
-}
-
-template <typename Condition>
-void Order::start_sums(const Condition& may_start, OrderActions& act) {
-  if (!in_backward() || !reached_ || late_) return;
-  for (; launched_ < sums_.size(); ++launched_) {
-    // may_start() is asked first: it also starts the second part of the sum before, which takes time too.
-    if (!may_start() || units_[sums_[launched_]].missing > 0) return;
-    launch(sums_[launched_], act);
-  }
-}
-
-void Order::launch(UnitId unit, OrderActions& act) {
-  if (!takes_part(unit)) return;
-  while (in_flight_.size() >= most_in_flight_) {
-    act.wait_sum(in_flight_.front());
-    in_flight_.erase(in_flight_.begin());
-  }
-  in_flight_.push_back(unit);
-  act.start_sum(unit);
-}
-
-void Order::end_backward(bool is_last, OrderActions& act) {
-  try {
-    for (; launched_ < sums_.size(); ++launched_) launch(sums_[launched_], act);
-    for (const auto unit : in_flight_) is_last ? act.wait_sum(unit) : act.finish_first_sum(unit);
-    if (is_last) in_flight_.clear();
-  } catch (...) {
-    forget_backward(act);
-    throw;
-  }
-  backwards_.end_pass();
-  unsettled_ = sums_;
-  backward_ = kNone;
-  free_all(act);
-  const auto units = unsettled_;
-  for (const auto unit : units) {
-    units_[unit].entered = false;
-    units_[unit].engaged = false;
-    units_[unit].missing = 0;
-    act.end_backward(unit);
-  }
-  if (is_last) settle(act);
-}
-
-void Order::begin_pending(OrderActions& act) {
-  settle(act);
-  launched_ = 0;
-}
-
-void Order::settle(OrderActions& act) {
-  const auto units = std::exchange(unsettled_, {});
-  if (units.empty()) return;
-  for (const auto unit : std::exchange(in_flight_, {})) act.wait_sum(unit);
-  for (const auto unit : units) {
-    if (units_[unit].alive) act.publish(unit);
-  }
-}
-
-// Otherwise a sum starts once the one before it is done, and when that is differs between ranks. Where a backward dies
-// on all ranks, every sum that all ranks can start is started, whatever is still under way.
-void Order::start_what_can(OrderActions& act) {
-  start_sums([] { return true; }, act);
-}
-
-void Order::forget_backward(OrderActions& act) {
-  backwards_.forget_pass();
-  in_flight_.clear();
-  backward_ = kNone;
-  const auto made = made_;
-  for (const auto unit : made) {
-    units_[unit].entered = false;
-    units_[unit].missing = 0;
-    act.forget_backward(unit);
-  }
-  free_all(act);
 }
 
 void Order::reset(OrderActions& act) {

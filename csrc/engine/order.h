@@ -27,6 +27,10 @@ struct UnitTiming {
   bool is_gathered = true;
   /// It takes part in the sums of each backward that reaches its tree, even if it was not used.
   bool always_sums = false;
+  /// A device carries its sums out in a stream, where what comes later waits for them unseen. So they start only where
+  /// all ranks do alike: once the unit was closed after its last use, not as soon as the gradients of this rank are
+  /// there, for other ranks may have more to wait for.
+  bool sums_in_stream = false;
   /// It has those parameters of a call that lie on another mesh than the others, which the unit around it has. The two
   /// are entered, closed and gathered ahead as one. Read when the unit comes into the tree.
   bool is_companion = false;
@@ -81,8 +85,9 @@ class OrderActions {
 /// Gradients: a backward begins by saying which parameters will get one. A unit is summed when all its gradients are
 /// there and all units before it had their turn. That order is the same on every rank and follows from the tree alone:
 /// inner units before outer ones, later-made ones first. One sum is under way at a time, unless more are allowed; the
-/// next one starts at the first event after the oldest is done. What is left follows at the end, where all gradients
-/// are published.
+/// next one starts at the first event after the oldest is done. (In a stream a sum counts as done at once, but starts
+/// only after the unit's last use: see UnitTiming::sums_in_stream.) What is left follows at the end, where all
+/// gradients are published.
 class SHARDWISE_API Order {
  public:
   /// When something happens: in which backward of autograd's (-1: in none), and whether what is computed will get
@@ -213,15 +218,18 @@ class SHARDWISE_API Order {
     std::vector<UnitId> companions = {};
     /// How many forwards had ended when the user gathered it by hand.
     int64_t by_hand = -1;
-    /// The running backward has used this unit.
+    /// The running backward has used this unit, in a forward that it repeats or for gradients; for gradients.
     bool entered = false;
+    bool used_in_backward = false;
     /// The unit was used, with gradients to come, since the last backward ended.
     bool engaged = false;
-    /// A forward with gradients to come, by its number; the unit's uses in it; how many of those the backward has still
-    /// to come to.
+    /// A forward with gradients to come, by its number; the unit's uses in it, and since the last backward; how many
+    /// uses the backward has still to come to.
     int64_t forward = -1;
     int64_t uses = 0;
+    int64_t uses_since = 0;
     int64_t uses_to_come = 0;
+    int64_t uses_before_sum = 0;
     /// Parameters whose gradient is still to come: how many, and which.
     int64_t missing = 0;
     std::vector<bool> awaited = {};
@@ -253,6 +261,8 @@ class SHARDWISE_API Order {
   template <typename Condition>
   void start_sums(const Condition& may_start, OrderActions& act);
   bool has_room(OrderActions& act);
+  bool is_seen_in_backward(UnitId head) const;
+  bool is_over(UnitId unit) const;
   void launch(UnitId unit, OrderActions& act);
 
   std::vector<Node> units_;
@@ -279,6 +289,8 @@ class SHARDWISE_API Order {
   /// The units whose sums are under way, the oldest first, and how many there may be in the running backward.
   std::vector<UnitId> in_flight_;
   size_t most_in_flight_ = 1;
+  /// And some units are gathered in it, so that ranks could wait for each other in a circle.
+  bool sums_in_stream_ = false;
   /// Units whose backward ended, but whose gradients are not published yet.
   std::vector<UnitId> unsettled_;
 };

@@ -28,7 +28,7 @@ LOST = [
         "look at no process while the ranks of a group are called",
         "csrc/comm/second_group.cpp",
         "      refuse_dead(spec, processes);\n",
-        "",
+        "      if (spec.size == 0) refuse_dead(spec, processes);\n",
         suites=_LOST,
     ),
     Mutant(

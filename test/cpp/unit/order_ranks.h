@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace shardwise::test {
@@ -45,6 +46,8 @@ class OrderRank final : public engine::OrderActions {
   Dice own;
   std::vector<UnitId> gathers;
   std::vector<UnitId> sums;
+  /// Both of them: with sums in a stream what is issued later waits for what was issued before, even on another group.
+  std::vector<std::pair<const char*, UnitId>> stream;
   /// That were ever under way together.
   size_t most_sums = 0;
   std::string broken;
@@ -123,6 +126,7 @@ class OrderRank final : public engine::OrderActions {
     last_summed_ = unit;
     in_flight_.push_back(unit);
     sums.push_back(unit);
+    if (gathers_in_backward()) stream.emplace_back("sum", unit);
     published_.clear();
   }
   bool sum_is_done(UnitId unit) override {
@@ -132,7 +136,7 @@ class OrderRank final : public engine::OrderActions {
       if (before == unit) break;
       rule(done_.contains(before), "sums are looked at once those before them are done", unit);
     }
-    if (own.once_in(2)) done_.insert(unit);
+    if (order.timing(unit).sums_in_stream || own.once_in(2)) done_.insert(unit);
     return done_.contains(unit);
   }
   void finish_first_sum(UnitId /*unit*/) override {
@@ -161,7 +165,16 @@ class OrderRank final : public engine::OrderActions {
  private:
   void start(UnitId unit) {
     full_[unit] = Full::gathering;
-    if (order.timing(unit).is_gathered) gathers.push_back(unit);
+    if (!order.timing(unit).is_gathered) return;
+    gathers.push_back(unit);
+    if (order.timing(unit).sums_in_stream) stream.emplace_back("gather", unit);
+  }
+  /// If nothing is gathered there, sums wait for nothing.
+  bool gathers_in_backward() {
+    return std::any_of(order.made().begin(), order.made().end(), [&](UnitId unit) {
+      const auto& timing = order.timing(unit);
+      return timing.sums_in_stream && timing.is_gathered && order.timing(order.head(unit)).unshard_in_backward;
+    });
   }
   /// At most the units that this one lies below are there with it, of those that are freed after their forward.
   void others_are_closed(UnitId unit) {

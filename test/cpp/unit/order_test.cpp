@@ -22,7 +22,7 @@ constexpr size_t kParameters = 2;
 /// A tree and a program for it, which all ranks run.
 class Program {
  public:
-  explicit Program(uint64_t seed) : dice_(seed), units_(1 + dice_.roll(5)) {
+  explicit Program(uint64_t seed) : dice_(seed), units_(1 + dice_.roll(5)), in_stream_(dice_.once_in(3)) {
     for (size_t rank = 0; rank < kRanks; ++rank) ranks_.emplace_back(units_, kRanks * seed + rank + 1);
     for (size_t i = 0; i < units_; ++i) {
       // The outermost comes last, as it is made last.
@@ -54,8 +54,15 @@ class Program {
       if (is_told_) continue;
       if (rank.gathers != ranks_.front().gathers) return "ranks gather differently; " + rank.order.describe();
       if (rank.sums != ranks_.front().sums) return "ranks sum differently; " + rank.order.describe();
+      if (rank.stream != ranks_.front().stream)
+        return "streams differ; " + rank.order.describe() + shown(rank) + shown(ranks_.front());
     }
     return "";
+  }
+  static std::string shown(const OrderRank& rank) {
+    std::string text = "\n";
+    for (const auto& [what, unit] : rank.stream) text += std::string(what) + " " + std::to_string(unit) + ", ";
+    return text;
   }
   size_t events() const {
     return events_;
@@ -78,6 +85,7 @@ class Program {
     timing.is_gathered = !dice_.once_in(10);
     timing.always_sums = dice_.once_in(4);
     timing.sums_in_flight = dice_.once_in(6) ? 1 + dice_.roll(3) : 1;
+    timing.sums_in_stream = in_stream_;
     timing.has_several_modules = dice_.once_in(6);
     timing.has_forward_list = dice_.once_in(10);
     timing.has_backward_list = dice_.once_in(10);
@@ -242,6 +250,7 @@ class Program {
 
   Dice dice_;
   size_t units_;
+  bool in_stream_;
   std::vector<OrderRank> ranks_;
   std::vector<std::optional<UnitId>> outer_;
   /// Of forwards whose gradients are still to come.
