@@ -52,14 +52,24 @@ void Buffers::free_idle() {
 }
 
 void Buffers::give(const at::Tensor& buffer) {
-  if (!buffer.defined()) return;
-  const std::lock_guard lock(mutex_);
+  if (buffer.defined()) give(buffer, note(buffer));
+}
+
+LastUse Buffers::note(const at::Tensor& buffer) {
   LastUse last_use;
-  if (!spare_.empty()) {
-    last_use = std::move(spare_.back());
-    spare_.pop_back();
+  {
+    const std::lock_guard lock(mutex_);
+    if (!spare_.empty()) {
+      last_use = std::move(spare_.back());
+      spare_.pop_back();
+    }
   }
   last_use.note(buffer);
+  return last_use;
+}
+
+void Buffers::give(const at::Tensor& buffer, LastUse last_use) {
+  const std::lock_guard lock(mutex_);
   idle_.push_back({buffer, std::move(last_use)});
 }
 

@@ -28,6 +28,9 @@ class SHARDWISE_API Buffers {
   at::Tensor take(int64_t numel, const at::TensorOptions& options, Counters& counters);
   /// Gives back a vector; the caller must not use it any more. Its last use was on the current stream.
   void give(const at::Tensor& buffer);
+  /// Notes that what was issued on the current stream is the last use of a vector, which is given back later.
+  LastUse note(const at::Tensor& buffer);
+  void give(const at::Tensor& buffer, LastUse last_use);
   void free_idle();
 
  private:

@@ -14,22 +14,33 @@
 namespace shardwise {
 namespace {
 
-/// Reduces along one axis after the other; then all ranks have the same result.
-void reduce(const Mesh& mesh, const at::Tensor& value, const char* name, c10d::ReduceOp::RedOpType op) {
+/// Reduces along one axis after the other; then all ranks have the same result. On a device it is on its way there, and
+/// what is returned tells whether it came, once the host has waited.
+std::vector<comm::Pending> reduce(
+    const Mesh& mesh, const at::Tensor& value, const char* name, c10d::ReduceOp::RedOpType op) {
   Counters none;
+  std::vector<comm::Pending> reduced;
   for (const auto& line : comm::axis_groups_of(mesh)) {
     const comm::Collectives ranks(line);
-    if (ranks.size() > 1) ranks.all_reduce(value, c10::str(name, " of ", mesh.describe()), none, op).wait();
+    if (ranks.size() == 1) continue;
+    reduced.push_back(ranks.all_reduce(value, c10::str(name, " of ", mesh.describe()), none, op));
+    reduced.back().wait();
   }
+  return reduced;
+}
+
+/// The value on the host. Raises PeerError if a collective failed.
+at::Tensor on_host(const at::Tensor& value, std::vector<comm::Pending> reduced) {
+  auto here = value.cpu();
+  for (auto& each : reduced) each.wait();
+  return here;
 }
 
 } // namespace
 
 void Mesh::barrier() const {
   const auto nothing = at::zeros({1}, at::TensorOptions(device()));
-  reduce(*this, nothing, "Mesh::barrier()", c10d::ReduceOp::SUM);
-  // Makes the host wait too if this is on a device.
-  nothing.cpu();
+  on_host(nothing, reduce(*this, nothing, "Mesh::barrier()", c10d::ReduceOp::SUM));
 }
 
 at::Tensor Mesh::mean(const at::Tensor& value) const {
@@ -39,8 +50,9 @@ at::Tensor Mesh::mean(const at::Tensor& value) const {
   }
   const c10::NoGradGuard no_grad;
   auto sum = value.detach().to(device(), value.scalar_type(), /*non_blocking=*/false, /*copy=*/true).contiguous();
-  reduce(*this, sum, "Mesh::mean()", c10d::ReduceOp::SUM);
-  return sum.div_(static_cast<double>(size())).to(value.device());
+  auto reduced = reduce(*this, sum, "Mesh::mean()", c10d::ReduceOp::SUM);
+  sum.div_(static_cast<double>(size()));
+  return value.is_cpu() ? on_host(sum, std::move(reduced)) : sum.to(value.device());
 }
 
 double Mesh::mean(double value) const {
@@ -49,8 +61,7 @@ double Mesh::mean(double value) const {
 
 bool Mesh::any(bool value) const {
   const auto flag = at::full({1}, value ? 1 : 0, at::TensorOptions(device()).dtype(at::kLong));
-  reduce(*this, flag, "Mesh::any()", c10d::ReduceOp::MAX);
-  return flag.item<int64_t>() != 0;
+  return on_host(flag, reduce(*this, flag, "Mesh::any()", c10d::ReduceOp::MAX)).item<int64_t>() != 0;
 }
 
 } // namespace shardwise

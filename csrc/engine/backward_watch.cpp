@@ -70,7 +70,7 @@ void BackwardWatch::end() {
 BackwardWatch::~BackwardWatch() {
   running_backwards().erase(backward_);
   for (const auto& tree : touched_) {
-    if (tree->belongs_to_this_thread()) tree->abandon_backward();
+    if (tree->belongs_to_this_thread() && !tree->is_on_device()) tree->abandon_backward();
   }
 }
 

@@ -18,8 +18,9 @@ SHARDWISE_API void begin_backward_at(const at::Tensor& output, const std::weak_p
 
 /// One backward, and the trees of units that it reaches. When it ends, the watch ends it for each tree in the order in
 /// which the trees were made: that is the same on all ranks, while the order in which gradients arrive may differ.
-/// A backward that throws never comes to its end. The watch is destroyed then, and makes the trees forget the backward;
-/// on a thread of autograd's, where the program may already go on, it leaves that to their next use.
+/// A backward that throws never comes to its end. The watch is destroyed then, and makes the trees forget the backward.
+/// A backward on a device may be destroyed by a thread of autograd's, while the program already goes on, or by the
+/// program's own, as it happens: it is always left to the trees' next use.
 class BackwardWatch {
  public:
   /// Whether a backward is running on this thread.

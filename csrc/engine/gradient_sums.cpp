@@ -62,21 +62,39 @@ void GradientSums::begin() {
       .divisor = options.divide_factor.value_or(static_cast<double>(world)),
       .divides_after = options.divide_after,
       .counts_unused = options.counts_unused};
-  for_each([&](auto& gradients) { gradients.begin(among_shards, rule, unit_.buffers(), unit_.name(), counters); });
+  in_stream_ = unit_.timing().sums_in_stream;
+  for_each([&](auto& gradients) {
+    gradients.begin(among_shards, rule, unit_.buffers(), streams(), unit_.name(), counters);
+  });
   scattering_ = true;
-  if (among_shards.size() == 1) finish_first();
+  if (in_stream_) {
+    begin_second();
+  } else if (among_shards.size() == 1) {
+    finish_first();
+  }
 }
 
-// The second sums of all groups start together: in which order the first ones are done may differ between ranks.
+group::Gradients::Streams* GradientSums::streams() const {
+  return in_stream_ ? &unit_.schedule()->sum_streams() : nullptr;
+}
+
 void GradientSums::finish_first() {
   if (!std::exchange(scattering_, false)) return;
   for_each([&](auto& gradients) { gradients.wait(unit_.buffers()); });
+  if (!in_stream_) begin_second();
+}
+
+// The second sums of all groups start together: in which order the first ones are done may differ between ranks.
+void GradientSums::begin_second() {
   if (extent_ != Extent::all || !has_copies(unit_)) return;
   const auto among_copies = unit_.ranks().for_second_sum();
-  for_each([&](auto& gradients) { gradients.begin_all_reduce(among_copies, unit_.name(), unit_.own_counters()); });
+  for_each([&](auto& gradients) {
+    gradients.begin_all_reduce(among_copies, streams(), unit_.name(), unit_.own_counters());
+  });
 }
 
 bool GradientSums::advance() {
+  if (in_stream_) return true;
   bool done = true;
   const auto look = [&](const auto& gradients) { done = done && gradients.done(); };
   for_each(look);

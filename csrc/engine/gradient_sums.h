@@ -1,5 +1,7 @@
 #pragma once
 
+#include "group/gradients.h"
+
 #include <cstdint>
 #include <optional>
 
@@ -24,7 +26,8 @@ class GradientSums {
   /// left no gradient.
   bool are_owed() const;
 
-  /// Starts the sum over the ranks that hold shards. The sum over those that hold copies follows when it is done.
+  /// Starts the sum over the ranks that hold shards. The sum over those that hold copies follows when it is done; in a
+  /// stream it follows at once, and nobody waits for either before publish().
   void begin();
   /// Starts the second sum if the first one is done. Returns whether wait() would return at once.
   bool advance();
@@ -39,6 +42,8 @@ class GradientSums {
  private:
   template <typename Do>
   void for_each(const Do& act);
+  group::Gradients::Streams* streams() const;
+  void begin_second();
   void publish_alone();
 
   Unit& unit_;
@@ -47,6 +52,8 @@ class GradientSums {
   std::optional<Extent> extent_;
   /// The first sum was started, and finish_first() has not run yet.
   bool scattering_ = false;
+  /// The sums that were started are waited for in streams.
+  bool in_stream_ = false;
 };
 
 } // namespace shardwise::engine

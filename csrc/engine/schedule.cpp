@@ -224,10 +224,14 @@ void Schedule::abandon_backward() noexcept {
   forget_backward();
 }
 
-// A backward on a device runs on a thread of autograd's, which destroys it some time after the program got its error.
-// Only the thread that trains may clean up then, at its next step here: it is in no backward, so none is running.
+// Of a backward that died on a device: this thread is in no backward, so none is running.
 void Schedule::abandon_dead_backward() {
   if (order_.in_backward() && !BackwardWatch::running()) abandon_backward();
+}
+
+bool Schedule::is_on_device() const {
+  return std::any_of(
+      living_.begin(), living_.end(), [](const auto* unit) { return unit != nullptr && !unit->device().is_cpu(); });
 }
 
 void Schedule::forget_backward() {

@@ -2,15 +2,12 @@
 
 #include "comm/buffers.h"
 #include "engine/order.h"
+#include "group/gradients.h"
 
 #include <functional>
 #include <memory>
 #include <thread>
 #include <vector>
-
-namespace shardwise::group {
-class Parameter;
-}
 
 namespace shardwise::engine {
 
@@ -31,6 +28,9 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
   /// Uses the buffers of the other tree from now on.
   void share_buffers(const Schedule& other) {
     buffers_ = other.buffers_;
+  }
+  group::Gradients::Streams& sum_streams() {
+    return sum_streams_;
   }
   int64_t number() const {
     return number_;
@@ -76,6 +76,8 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
   bool belongs_to_this_thread() const {
     return thread_ == std::this_thread::get_id();
   }
+  /// Whether backwards here may run on threads of autograd's.
+  bool is_on_device() const;
   /// Ends a backward that failed, or that brought no gradient. Units that were used still take part in the next one.
   void forget_backward();
   /// Does the same outside of a backward, and reshards every unit whatever its options.
@@ -124,6 +126,7 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
   int64_t number_;
   std::thread::id thread_ = std::this_thread::get_id();
   std::shared_ptr<comm::Buffers> buffers_ = std::make_shared<comm::Buffers>();
+  group::Gradients::Streams sum_streams_;
   Order order_;
   /// Indexed by their ids in the order.
   std::vector<std::weak_ptr<Unit>> units_;

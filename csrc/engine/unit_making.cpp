@@ -148,7 +148,7 @@ std::shared_ptr<Unit> Unit::create(
       .unshard_in_backward = settings.front_end != nullptr,
       .is_gathered = unit->shards().size() > 1,
       .always_sums = settings.replicates,
-      .sums_in_stream = unit->shards().wait_in_stream(mesh.device()),
+      .sums_in_stream = unit->ranks_.wait_in_stream(),
       .is_companion = settings.is_companion};
   if (settings.reshard_after_forward) timing.reshard_after_forward = settings.reshard_after_forward->frees();
   unit->schedule_->add(unit, timing);

@@ -49,6 +49,10 @@ class SHARDWISE_API UnitRanks {
   int64_t world() const {
     return int64_t{shards_.size()} * copies_.size();
   }
+  /// Whether waits for their collectives make the stream of the mesh's device wait, and not the host.
+  bool wait_in_stream() const {
+    return shards_.wait_in_stream(mesh_.device()) || copies_.wait_in_stream(mesh_.device());
+  }
   /// Whether both reach the same ranks, no matter which of them hold shards or copies.
   bool reach_the_same(const UnitRanks& other) const {
     return (shards_ == other.shards_ && copies_ == other.copies_) ||

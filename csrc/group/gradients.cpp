@@ -141,8 +141,14 @@ void Gradients::fill_counts() {
   }
 }
 
+// Who frees the memory of the result may do so on the current stream.
+Gradients::~Gradients() {
+  if (under_way_) await_result();
+}
+
 void Gradients::begin(
-    const comm::Collectives& shards, Rule rule, comm::Buffers& buffers, const std::string& unit, Counters& counters) {
+    const comm::Collectives& shards, Rule rule, comm::Buffers& buffers, Streams* streams, const std::string& unit,
+    Counters& counters) {
   const observe::Label label("FSDP::post_backward_reduce", unit);
   under_way_ = true;
   observe::pass(observe::FaultPoint::reduce);
@@ -160,12 +166,20 @@ void Gradients::begin(
   }
   moves_.run();
   fill_counts();
+  std::optional<comm::SideStream::Scope> scope;
+  if (streams != nullptr) {
+    streams->shards.follow_current(device());
+    scope.emplace(streams->shards, device());
+  }
   if (scattered()) {
     pending_ =
         shards.reduce_scatter(as_real(sum_.vector()), as_real(bucket_), named("the reduce-scatter", unit), counters);
   } else if (shards.size() > 1) {
     pending_ = shards.all_reduce(as_real(sum_.vector()), named("the all-reduce", unit), counters);
   }
+  if (streams == nullptr) return;
+  wait_in_stream();
+  if (scattered()) bucket_use_ = buffers.note(bucket_);
 }
 
 // Refers to this object and to `unit`: it is only called while the sum is started or waited for, when both exist.
@@ -177,8 +191,26 @@ comm::CollectiveName Gradients::named(const char* sum, const std::string& unit) 
   };
 }
 
-void Gradients::begin_all_reduce(const comm::Collectives& copies, const std::string& unit, Counters& counters) {
+void Gradients::wait_in_stream() {
+  if (auto pending = std::exchange(pending_, std::nullopt)) {
+    observe::pass(observe::FaultPoint::reduced);
+    pending->wait();
+  }
+  result_.note(sum_.vector());
+}
+
+void Gradients::await_result() {
+  if (sum_.vector().defined()) result_.await(sum_.vector());
+}
+
+void Gradients::begin_all_reduce(
+    const comm::Collectives& copies, Streams* streams, const std::string& unit, Counters& counters) {
   observe::pass(observe::FaultPoint::all_reduce);
+  std::optional<comm::SideStream::Scope> scope;
+  if (streams != nullptr) {
+    streams->copies.follow(streams->shards, device());
+    scope.emplace(streams->copies, device());
+  }
   const base::ComputeGuard compute;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& partial = parameters_[i]->partial;
@@ -186,8 +218,10 @@ void Gradients::begin_all_reduce(const comm::Collectives& copies, const std::str
     piece_in(sum_.vector(), i, rank_, 0).add_(partial.values);
     count_of(i).add_(partial.count);
   }
-  if (copies.size() == 1) return;
-  pending_ = copies.all_reduce(as_real(sum_.vector()), named("the all-reduce", unit), counters);
+  if (copies.size() > 1) {
+    pending_ = copies.all_reduce(as_real(sum_.vector()), named("the all-reduce", unit), counters);
+  }
+  if (streams != nullptr) wait_in_stream();
 }
 
 at::Tensor Gradients::count_of(size_t index) const {
@@ -198,6 +232,7 @@ at::Tensor Gradients::count_of(size_t index) const {
 void Gradients::keep_partial() {
   under_way_ = false;
   const base::ComputeGuard guard;
+  await_result();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     auto& parameter = *parameters_[i];
     parameter.settle();
@@ -211,6 +246,7 @@ void Gradients::keep_partial() {
 }
 
 void Gradients::wait(comm::Buffers& buffers) {
+  if (bucket_use_) return give_bucket(buffers);
   if (!pending_) return;
   observe::pass(observe::FaultPoint::reduced);
   auto pending = std::move(*pending_);
@@ -221,9 +257,15 @@ void Gradients::wait(comm::Buffers& buffers) {
   if (scattered()) buffers.give(bucket);
 }
 
+void Gradients::give_bucket(comm::Buffers& buffers) {
+  buffers.give(std::exchange(bucket_, at::Tensor()), *std::exchange(bucket_use_, std::nullopt));
+}
+
 void Gradients::drop(comm::Buffers& buffers) {
   if (!under_way_) return;
   under_way_ = false;
+  await_result();
+  if (bucket_use_) give_bucket(buffers);
   auto pending = std::exchange(pending_, std::nullopt);
   const auto bucket = std::exchange(bucket_, at::Tensor());
   if (!pending) return;
@@ -268,6 +310,7 @@ const at::Tensor& Gradients::mean_of(size_t index) {
 
 void Gradients::publish(const std::function<void(at::Tensor&)>& hook) {
   under_way_ = false;
+  await_result();
   if (hook) {
     auto sum = sum_.vector().detach().narrow(0, 0, layout_.part);
     hook(sum);

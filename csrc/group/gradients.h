@@ -2,6 +2,7 @@
 
 #include "comm/buffers.h"
 #include "comm/collectives.h"
+#include "comm/side_stream.h"
 #include "group/copy_batch.h"
 #include "group/parameter.h"
 #include "group/sum.h"
@@ -39,19 +40,30 @@ class Gradients {
     /// A parameter that no rank used gets a gradient too: zeros.
     bool counts_unused = false;
   };
+  Gradients(const Gradients&) = delete;
+  Gradients& operator=(const Gradients&) = delete;
+  ~Gradients();
+
+  /// Streams for sums of a device, so that what computes does not wait for them: those over shards, and those over
+  /// copies.
+  struct Streams {
+    comm::SideStream shards;
+    comm::SideStream copies;
+  };
   /// Copies the gradients that wait into the bucket, and starts the sum over `shards`: each of them gets its part, or
-  /// all get everything. Starts nothing if this rank is alone.
+  /// all get everything. Starts nothing if this rank is alone. `streams` is null where waits are the host's.
   void begin(
-      const comm::Collectives& shards, Rule rule, comm::Buffers& buffers, const std::string& unit, Counters& counters);
+      const comm::Collectives& shards, Rule rule, comm::Buffers& buffers, Streams* streams, const std::string& unit,
+      Counters& counters);
   /// Whether wait() would return at once.
   bool done() const {
     return !pending_ || pending_->done();
   }
-  /// Waits for the sum that was started, and gives the bucket back.
+  /// Waits for the sum that was started, and gives the bucket back. In a stream, nobody waits.
   void wait(comm::Buffers& buffers);
-  /// After wait(): adds what keep_partial() put aside, and starts the sum over the ranks with copies, if there are
-  /// others.
-  void begin_all_reduce(const comm::Collectives& copies, const std::string& unit, Counters& counters);
+  /// After wait(), or in a stream after begin(): adds what keep_partial() put aside, and starts the sum over the ranks
+  /// with copies, if there are others.
+  void begin_all_reduce(const comm::Collectives& copies, Streams* streams, const std::string& unit, Counters& counters);
   /// After wait(): publishes the means, as views of the sum. `hook` may look at the sum and change it first.
   void publish(const std::function<void(at::Tensor& sum)>& hook = {});
   /// After wait(): puts the sum, which is not yet that of all ranks, aside for a later begin_all_reduce().
@@ -75,7 +87,13 @@ class Gradients {
     return layout_.part + static_cast<int64_t>(parameters_.size());
   }
   at::Tensor piece_in(const at::Tensor& buffer, size_t index, int64_t rank, int64_t start) const;
+  at::Device device() const {
+    return options_.device();
+  }
   void provide(comm::Buffers& buffers, Counters& counters);
+  void wait_in_stream();
+  void give_bucket(comm::Buffers& buffers);
+  void await_result();
   void fill(size_t index, const at::Tensor& gradient, double scale);
   bool move(size_t index, const at::Tensor& gradient, double scale);
   void fill_counts();
@@ -103,6 +121,9 @@ class Gradients {
   std::vector<bool> used_here_;
   std::optional<comm::Pending> pending_;
   bool under_way_ = false;
+  /// Of a sum in a stream: where the bucket was used last, until it is given back, and where the result was written.
+  std::optional<comm::LastUse> bucket_use_;
+  comm::LastUse result_;
 };
 
 } // namespace shardwise::group

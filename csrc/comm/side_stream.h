@@ -1,0 +1,46 @@
+#pragma once
+
+#include <shardwise/export.h>
+
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <optional>
+#include <vector>
+
+namespace shardwise::comm {
+
+/// A stream of ours on each device, beside the one that the program computes on. Made at the first use. On a CPU there
+/// is none, and everything stays as it was called.
+class SHARDWISE_API SideStream {
+ public:
+  /// While it lives, this thread issues on the side stream of this device what it would issue on the current one.
+  class SHARDWISE_API Scope {
+   public:
+    Scope(SideStream& side, c10::Device device);
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+    ~Scope();
+
+   private:
+    std::optional<c10::Stream> before_;
+  };
+
+  /// What is issued here from now on waits for all that was issued on the current stream of this device.
+  void follow_current(c10::Device device);
+  /// The same for another side stream.
+  void follow(SideStream& other, c10::Device device);
+
+ private:
+  /// An event of each device is enough: who waits for it waits for what it said at that time.
+  struct Lane {
+    c10::Stream stream;
+    c10::Event event;
+  };
+  Lane* lane(c10::Device device);
+
+  std::vector<Lane> lanes_;
+};
+
+} // namespace shardwise::comm

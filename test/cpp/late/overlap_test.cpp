@@ -1,0 +1,141 @@
+// How long a step takes in virtual time: what hides behind what, whatever the machine does.
+#include "late_test.h"
+#include "ranks/hybrid_models.h"
+
+namespace shardwise::test::overlap {
+namespace {
+
+constexpr int kLayers = 8;
+/// Of one product of matrices. A layer takes one in its forward, and two in its backward.
+constexpr double kProduct = 10;
+
+/// Of one collective of each kind.
+struct Traffic {
+  double gather = 0;
+  double scatter = 0;
+  double all_reduce = 0;
+};
+
+class Costs {
+ public:
+  explicit Costs(Traffic traffic) {
+    late::set_costs([traffic](const std::string& name, size_t) {
+      if (name == "all_gather") return traffic.gather;
+      if (name == "reduce_scatter") return traffic.scatter;
+      if (name == "all_reduce") return traffic.all_reduce;
+      return name == "aten::mm" ? kProduct : 0.0;
+    });
+  }
+  Costs(const Costs&) = delete;
+  Costs& operator=(const Costs&) = delete;
+  ~Costs() {
+    late::set_costs({});
+  }
+};
+
+struct Way {
+  const char* name;
+  int world;
+  std::function<void(Rank&, torch::nn::Sequential&)> wrap;
+  bool gathers_in_forward;
+  bool gathers_in_backward;
+  bool scatters;
+  bool all_reduces;
+};
+
+void shard(const FullyShardOptions& options, torch::nn::Sequential& model) {
+  for (const auto& layer : *model) fully_shard(layer.ptr(), options);
+  fully_shard(model.ptr(), options);
+}
+
+struct Times {
+  double forward;
+  double backward;
+};
+
+/// Of a step, once some were made; the same on every rank.
+Times measure(Traffic traffic, const Way& way) {
+  const Costs costs(traffic);
+  std::vector<Times> times(way.world);
+  run_ranks(way.world, [&](Rank& rank) {
+    torch::nn::Sequential model;
+    for (int i = 0; i < kLayers; ++i) {
+      model->push_back(torch::nn::Linear(torch::nn::LinearOptions(8, 8).bias(false)));
+    }
+    model->to(rank.device());
+    way.wrap(rank, model);
+    const auto x = torch::ones({4, 8}, rank.device()).requires_grad_();
+    auto& device = late::Device::of(rank.rank());
+    const auto now = [&] {
+      rank.mesh().barrier();
+      device.synchronize_all();
+      return device.host_time();
+    };
+    for (int step = 0; step < 4; ++step) {
+      const auto begin = now();
+      const auto y = call(model, x);
+      const auto between = now();
+      y.sum().backward();
+      device.synchronize_all();
+      times[rank.rank()] = {between - begin - traffic.all_reduce, device.host_time() - between};
+      for (const auto& parameter : model->parameters()) parameter.mutable_grad().reset();
+    }
+  });
+  for (const auto& each : times) {
+    EXPECT_EQ(each.forward, times[0].forward);
+    EXPECT_EQ(each.backward, times[0].backward);
+  }
+  return times[0];
+}
+
+/// Each layer computes once it is gathered, and is summed once it was computed; gathers go on in a row, sums over
+/// shards too, and sums over copies. Nothing else waits for anything.
+double least(double work, double gather, double scatter, double all_reduce) {
+  double gathered = 0, computed = 0, scattered = 0, reduced = 0;
+  for (int i = 0; i < kLayers; ++i) {
+    gathered += gather;
+    computed = std::max(computed, gathered) + work;
+    scattered = std::max(scattered, computed) + scatter;
+    reduced = std::max(reduced, scattered) + all_reduce;
+  }
+  return reduced;
+}
+
+const std::vector<Way> kWays{
+    {"sharded", 2, [](Rank& rank, auto& model) { shard(sharded_on(rank), model); }, true, true, true, false},
+    {"kept", 2, [](Rank& rank, auto& model) { shard(sharded_on(rank).reshard_after_forward(false), model); }, true,
+     false, true, false},
+    {"flat", 2, [](Rank& rank, auto& model) { shard(sharded_on(rank).layout(ShardLayout::flat), model); }, true, true,
+     true, false},
+    {"hybrid", 4,
+     [](Rank& rank, auto& model) {
+       shard(hybrid_on(rank, {2, 2}), model);
+     },
+     true, true, true, true},
+    {"replicated", 2,
+     [](Rank& rank, auto& model) {
+       for (const auto& layer : *model) replicate(layer.ptr(), ReplicateOptions().mesh(rank.mesh()));
+       replicate(model.ptr(), ReplicateOptions().mesh(rank.mesh()));
+     },
+     false, false, false, true}};
+
+} // namespace
+
+TEST(LateOverlap, NothingWaitsThatNeedNot) {
+  // Computing takes longest, gathers, sums over shards, sums over copies, and all about the same.
+  for (const auto& traffic : {Traffic{5, 4, 3}, {60, 30, 15}, {30, 60, 15}, {15, 30, 60}, {25, 25, 25}}) {
+    for (const auto& way : kWays) {
+      SCOPED_TRACE(c10::str(
+          way.name, ", gather ", traffic.gather, ", scatter ", traffic.scatter, ", all-reduce ", traffic.all_reduce));
+      const auto times = measure(traffic, way);
+      const auto all_reduce = way.all_reduces ? traffic.all_reduce : 0;
+      EXPECT_EQ(times.forward, least(kProduct, way.gathers_in_forward ? traffic.gather : 0, 0, 0));
+      EXPECT_EQ(
+          times.backward, least(
+                              2 * kProduct, way.gathers_in_backward ? traffic.gather : 0,
+                              way.scatters ? traffic.scatter : 0, all_reduce));
+    }
+  }
+}
+
+} // namespace shardwise::test::overlap
