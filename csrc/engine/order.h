@@ -78,9 +78,9 @@ class OrderActions {
 /// not counted: ranks may run a unit a different number of times in a row.
 ///
 /// While a unit computes, the unit that was gathered after it in the last pass of the same kind is gathered ahead,
-/// unless the user named others; in a backward also while a unit computes that was still there. A pass is a forward
-/// with gradients to come, a forward without, or a backward. A unit that the user gathered by hand does not count,
-/// since not every rank need use it; the outermost one does, since every rank uses it.
+/// unless the user named others. A pass is a forward with gradients to come, a forward without, or a backward. A unit
+/// that the user gathered by hand does not count, since not every rank need use it; the outermost one does, since every
+/// rank uses it.
 ///
 /// Gradients: a backward begins by saying which parameters will get one. A unit is summed when all its gradients are
 /// there and all units before it had their turn. That order is the same on every rank and follows from the tree alone:

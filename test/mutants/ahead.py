@@ -65,7 +65,7 @@ AHEAD = [
     ),
     Mutant(
         "go on with the order of a backward that failed",
-        "csrc/engine/order.cpp",
+        "csrc/engine/order_backward.cpp",
         "  backwards_.forget_pass();\n",
         "",
         suites=SUITES,

@@ -7,22 +7,22 @@ from mutant import Mutant
 HYBRID = [
     Mutant(
         "start no second sum before the next unit has its gradients",
-        "csrc/engine/order.cpp",
-        "if (!may_start() || units_[sums_[launched_]].missing > 0) return;",
+        "csrc/engine/order_backward.cpp",
+        "if (!may_start() || units_[sums_[launched_]].missing > 0 || !is_over(sums_[launched_])) return;",
         "if (units_[sums_[launched_]].missing > 0 || !may_start()) return;",
         suites="Estimate.CopiesOfShards",
     ),
     Mutant(
         "leave out the second sum",
         "csrc/engine/gradient_sums.cpp",
-        "gradients.begin_all_reduce(among_copies, unit_.name(), unit_.own_counters());",
+        "gradients.begin_all_reduce(among_copies, streams(), unit_.name(), unit_.own_counters());",
         "(void)gradients;",
     ),
     Mutant(
         "start the second sum before the first is done",
         "csrc/engine/gradient_sums.cpp",
-        "(auto& gradients) { gradients.wait(unit_.buffers()); });\n  if (extent_",
-        "(auto&) {});\n  if (extent_",
+        "(auto& gradients) { gradients.wait(unit_.buffers()); });\n  if (!in_stream_",
+        "(auto&) {});\n  if (!in_stream_",
         suites="FullyShardHybrid.*",
     ),
     Mutant(

@@ -56,7 +56,7 @@ MESHES = [
     ),
     Mutant(
         "let one sum be under way whatever is allowed",
-        "csrc/engine/order.cpp",
+        "csrc/engine/order_backward.cpp",
         "in_flight_.size() < most_in_flight_ ||",
         "in_flight_.empty() ||",
         suites=_FLIGHT,
