@@ -12,7 +12,7 @@ from pathlib import Path
 
 import steps
 from figures import Figure
-from turns import Program, ratio, started, take_turns
+from turns import Program, ratio, sent_bytes, started, take_turns
 
 #: Of each host's link.
 MEGABITS = 200
@@ -33,12 +33,6 @@ class Host:
     def inside(self) -> list[str]:
         """What a command begins with to run there."""
         return ["nsenter", "--target", str(self.process), "--net", "--pid", "--mount"]
-
-    def sent_bytes(self) -> int:
-        for line in Path(f"/proc/{self.process}/net/dev").read_text().splitlines():
-            if line.strip().startswith(f"{LINK}:"):
-                return int(line.split(":")[1].split()[8])
-        raise OSError(f"the host of process {self.process} has no device {LINK}")
 
 
 def run(*command: str) -> None:
@@ -87,7 +81,7 @@ def measure(build: Path, size: steps.Size, hosts: Sequence[Host], names: Sequenc
         return hosts[rank * len(hosts) // size.world].inside()
 
     def link_bytes() -> int:
-        return sum(host.sent_bytes() for host in hosts)
+        return sum(sent_bytes(LINK, str(host.process)) for host in hosts)
 
     environment = {"GLOO_SOCKET_IFNAME": LINK, "SHARDWISE_SHARED_MEMORY": "on"}
     with started(words, (steps.DDP, *names), size.world, environment, before, link_bytes) as programs:
@@ -101,7 +95,8 @@ def figures(programs: Sequence[Program]) -> Iterator[Figure]:
     about = f"{parameters / 4e6:.1f} M, 2 hosts of 2 ranks, {MEGABITS} Mbit/s"
     for program in programs:
         name = f"{about}: {steps.NAMES.get(program.name, program.name)}"
-        seconds = program.wire_bytes() * 8 / len("ab") / MEGABITS / 1e6
+        # Both ways at the same time.
+        seconds = program.wire_bytes() / 2 * 8 / MEGABITS / 1e6
         note = f"least {program.least('seconds'):.3g} s; the link alone takes {seconds:.3g} s"
         yield Figure("hosts", f"{name}: step", ratio(program, ddp, "seconds"), "x DDP", note)
         yield Figure("hosts", f"{name}: over the link", program.wire_bytes() / parameters, "P a step")

@@ -20,12 +20,16 @@ Answer = dict[str, Any]
 ALLOCATOR = {name: str(4 << 30) for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")}
 
 
-def loopback_bytes() -> int:
-    """What went over this machine's loopback device so far, headers included; other programs' too."""
-    for line in Path("/proc/net/dev").read_text().splitlines():
-        if line.strip().startswith("lo:"):
+def sent_bytes(device: str, process: str = "self") -> int:
+    """What a network device of this process's host has sent so far, headers included; other programs' too."""
+    for line in Path(f"/proc/{process}/net/dev").read_text().splitlines():
+        if line.strip().startswith(f"{device}:"):
             return int(line.split(":")[1].split()[8])
     return 0
+
+
+def loopback_bytes() -> int:
+    return sent_bytes("lo")
 
 
 @dataclass

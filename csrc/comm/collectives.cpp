@@ -198,10 +198,9 @@ bool Collectives::wait_in_stream(at::Device device) const {
 }
 
 bool Collectives::can_place() const {
-  if (custom_ || !line_.group || !line_.group->hasBackends()) return false;
-  const auto types = line_.group->getDeviceTypes();
-  return std::find(types.begin(), types.end(), c10::kCPU) != types.end() &&
-         !transport::way_of(*line_.group->getBackend(c10::kCPU)).empty();
+  if (custom_ || !line_.group) return false;
+  const auto backend = backend_of(*line_.group, c10::kCPU);
+  return backend && !transport::way_of(*backend).empty();
 }
 
 Pending Collectives::all_gather(

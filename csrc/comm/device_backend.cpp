@@ -50,16 +50,20 @@ const DeviceBackend& device_backend(const GroupSpec& spec) {
       "SHARDWISE_CUDA was off; build shardwise against a CUDA build of torch."));
 }
 
+c10::intrusive_ptr<c10d::Backend> backend_of(c10d::ProcessGroup& group, c10::DeviceType device) {
+  if (!group.hasBackends()) return nullptr;
+  const auto types = group.getDeviceTypes();
+  return std::find(types.begin(), types.end(), device) == types.end() ? nullptr : group.getBackend(device);
+}
+
 bool waits_in_stream(c10d::ProcessGroup& group, c10::DeviceType device) {
   if (device == c10::kCPU) return false;
-  // One that is written in Python need not have any.
-  const auto types = group.getDeviceTypes();
-  if (!group.hasBackends() || std::find(types.begin(), types.end(), device) == types.end()) return true;
-  const auto backend = group.getBackend(device);
+  const auto backend = backend_of(group, device);
+  if (!backend) return true;
   if (backend->getBackendName() == "gloo" || !transport::way_of(*backend).empty()) return false;
-  const bool blocks =
-      device == c10::kCUDA && c10d::getCvarBool({"TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"}, false);
-  return !blocks;
+  // Asked for each collective. NCCL reads it once too, when a group is made.
+  static const bool nccl_blocks = c10d::getCvarBool({"TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"}, false);
+  return device != c10::kCUDA || !nccl_blocks;
 }
 
 } // namespace shardwise::comm

@@ -30,7 +30,7 @@ std::vector<comm::Pending> reduce(
 }
 
 /// The value on the host. Raises PeerError if a collective failed.
-at::Tensor on_host(const at::Tensor& value, std::vector<comm::Pending> reduced) {
+at::Tensor read(const at::Tensor& value, std::vector<comm::Pending> reduced) {
   auto here = value.cpu();
   for (auto& each : reduced) each.wait();
   return here;
@@ -40,7 +40,7 @@ at::Tensor on_host(const at::Tensor& value, std::vector<comm::Pending> reduced) 
 
 void Mesh::barrier() const {
   const auto nothing = at::zeros({1}, at::TensorOptions(device()));
-  on_host(nothing, reduce(*this, nothing, "Mesh::barrier()", c10d::ReduceOp::SUM));
+  read(nothing, reduce(*this, nothing, "Mesh::barrier()", c10d::ReduceOp::SUM));
 }
 
 at::Tensor Mesh::mean(const at::Tensor& value) const {
@@ -52,7 +52,7 @@ at::Tensor Mesh::mean(const at::Tensor& value) const {
   auto sum = value.detach().to(device(), value.scalar_type(), /*non_blocking=*/false, /*copy=*/true).contiguous();
   auto reduced = reduce(*this, sum, "Mesh::mean()", c10d::ReduceOp::SUM);
   sum.div_(static_cast<double>(size()));
-  return value.is_cpu() ? on_host(sum, std::move(reduced)) : sum.to(value.device());
+  return value.is_cpu() ? read(sum, std::move(reduced)) : sum.to(value.device());
 }
 
 double Mesh::mean(double value) const {
@@ -61,7 +61,7 @@ double Mesh::mean(double value) const {
 
 bool Mesh::any(bool value) const {
   const auto flag = at::full({1}, value ? 1 : 0, at::TensorOptions(device()).dtype(at::kLong));
-  return on_host(flag, reduce(*this, flag, "Mesh::any()", c10d::ReduceOp::MAX)).item<int64_t>() != 0;
+  return read(flag, reduce(*this, flag, "Mesh::any()", c10d::ReduceOp::MAX)).item<int64_t>() != 0;
 }
 
 } // namespace shardwise

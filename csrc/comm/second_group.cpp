@@ -3,6 +3,7 @@
 #include "base/caller_lock.h"
 #include "base/on_host.h"
 #include "base/reason.h"
+#include "comm/device_backend.h"
 #include "comm/patience.h"
 #include "comm/rendezvous.h"
 #include "transport/transport.h"
@@ -83,13 +84,6 @@ std::vector<std::string> greet(
       c10::Join(", ", names), missing.size() == 1 ? " does" : " do", " not answer: ", missing.begin()->second));
 }
 
-/// "" if the group has none for these devices.
-std::string name_of_backend(c10d::ProcessGroup& group, c10::DeviceType device) {
-  const auto types = group.getDeviceTypes();
-  if (!group.hasBackends() || std::find(types.begin(), types.end(), device) == types.end()) return "";
-  return group.getBackend(device)->getBackendName();
-}
-
 std::vector<std::string> gather_cards(
     c10d::Backend& transport, const std::string& card, std::chrono::milliseconds timeout) {
   auto all = at::zeros({transport.getSize(), kMessage}, base::on_host(at::kByte));
@@ -105,12 +99,11 @@ std::vector<std::string> gather_cards(
 /// Returns the cards of all ranks of a group when all have come here; nothing if its back end cannot tell.
 std::vector<std::string> exchange_cards(
     c10d::ProcessGroup& group, const NameOf& name_of, std::chrono::milliseconds timeout) {
-  const auto name = name_of_backend(group, c10::kCPU);
-  if (name.empty()) return {};
-  const auto backend = group.getBackend(c10::kCPU);
+  const auto backend = backend_of(group, c10::kCPU);
+  if (!backend) return {};
   const auto card = Processes::card(name_of(group.getRank()));
   if (!transport::way_of(*backend).empty()) return gather_cards(*backend, card, timeout);
-  if (name == "gloo") return greet(*backend, card, name_of, timeout);
+  if (backend->getBackendName() == "gloo") return greet(*backend, card, name_of, timeout);
   return {};
 }
 
@@ -138,7 +131,10 @@ void refuse_dead(const GroupSpec& spec, const Processes& processes) {
 
 SecondGroup make_beside(c10d::ProcessGroup& first, Ranks names, GroupSpec spec) {
   const base::WithoutCallerLock unlocked;
-  if (!spec.device.is_cpu()) spec.device_backend = name_of_backend(first, spec.device.type());
+  if (!spec.device.is_cpu()) {
+    const auto backend = backend_of(first, spec.device.type());
+    spec.device_backend = backend ? backend->getBackendName() : "";
+  }
   try {
     // Owns a reference, because the waiting thread may be left behind.
     const auto group_before = c10::intrusive_ptr<c10d::ProcessGroup>::reclaim_copy(&first);

@@ -226,6 +226,7 @@ void Order::reset(OrderActions& act) {
   const auto made = made_;
   for (const auto unit : made) {
     units_[unit].engaged = false;
+    units_[unit].uses_since = 0;
     units_[unit].by_hand = -1;
     act.free(unit, /*hold=*/false);
   }

@@ -223,12 +223,13 @@ class SHARDWISE_API Order {
     bool used_in_backward = false;
     /// The unit was used, with gradients to come, since the last backward ended.
     bool engaged = false;
-    /// A forward with gradients to come, by its number; the unit's uses in it, and since the last backward; how many
-    /// uses the backward has still to come to.
+    /// A forward with gradients to come, by its number; the unit's uses in it; how many of those the backward has still
+    /// to come to.
     int64_t forward = -1;
     int64_t uses = 0;
-    int64_t uses_since = 0;
     int64_t uses_to_come = 0;
+    /// The same for all forwards since the last backward, if they are more: its sum in a stream waits for them.
+    int64_t uses_since = 0;
     int64_t uses_before_sum = 0;
     /// Parameters whose gradient is still to come: how many, and which.
     int64_t missing = 0;

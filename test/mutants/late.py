@@ -28,8 +28,33 @@ LATE = [
     _late(
         "give a bucket back to the pool before its sum",
         "group/gradients.cpp",
-        "  pending.wait();\n  const base::ComputeGuard guard;\n  const auto bucket",
-        "  const base::ComputeGuard guard;\n  const auto bucket",
+        "  wait_in_stream();\n  if (scattered()) bucket_use_ = buffers.note(bucket_);\n",
+        "  if (scattered()) bucket_use_ = buffers.note(bucket_);\n  wait_in_stream();\n",
+    ),
+    _late(
+        "publish gradients before their sum",
+        "group/gradients.cpp",
+        "  await_result();\n  if (hook) {",
+        "  if (hook) {",
+    ),
+    _late(
+        "sum a bucket before it is filled",
+        "group/gradients.cpp",
+        "    streams->shards.follow_current(device());\n",
+        "",
+    ),
+    _late(
+        "let each sum wait for the one before, as on a CPU",
+        "engine/unit_making.cpp",
+        "      .sums_in_stream = unit->ranks_.wait_in_stream(),\n",
+        "",
+        "LateOverlap.*",
+    ),
+    Mutant(
+        "start sums of a stream as soon as this rank has its gradients",
+        "csrc/engine/order_backward.cpp",
+        "sums_in_stream_ || is_seen_in_backward(node.head);",
+        "sums_in_stream_ && is_seen_in_backward(node.head);",
     ),
     _late(
         "gather without a wait for the optimizer's stream",

@@ -77,6 +77,7 @@ Times measure(Traffic traffic, const Way& way) {
       const auto between = now();
       y.sum().backward();
       device.synchronize_all();
+      // The barrier between is an all-reduce.
       times[rank.rank()] = {between - begin - traffic.all_reduce, device.host_time() - between};
       for (const auto& parameter : model->parameters()) parameter.mutable_grad().reset();
     }
