@@ -83,9 +83,10 @@ void keep(int port, const c10::intrusive_ptr<c10d::Store>& store) {
 
 } // namespace
 
-Transport transport_of_environment() {
+std::optional<Transport> transport_in_environment() {
   const auto name = variable("SHARDWISE_TRANSPORT").value_or("");
-  if (name.empty() || name == "direct") return Transport::direct;
+  if (name.empty()) return std::nullopt;
+  if (name == "direct") return Transport::direct;
   if (name == "gloo") return Transport::gloo;
   throw ValueError(c10::str(
       "shardwise: the environment variable SHARDWISE_TRANSPORT is '", name,

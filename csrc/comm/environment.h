@@ -39,8 +39,8 @@ struct SHARDWISE_API Environment {
 /// number among the ranks of its host names. `kind` is what they are called in errors. Raises ValueError.
 SHARDWISE_API int choose_device(const std::string& kind, int count, int world_size, std::optional<int> local_rank);
 
-/// The transport that SHARDWISE_TRANSPORT names, or the default. Raises ValueError.
-SHARDWISE_API Transport transport_of_environment();
+/// The transport that SHARDWISE_TRANSPORT names, if it does. Raises ValueError.
+SHARDWISE_API std::optional<Transport> transport_in_environment();
 
 /// What SHARDWISE_SHARED_MEMORY says, or the default. Raises ValueError.
 SHARDWISE_API bool shared_memory_of_environment();

@@ -126,7 +126,7 @@ struct Mesh::State {
   std::string ways() const {
     std::set<std::string> all;
     const auto add = [&](c10d::ProcessGroup& group) {
-      if (!device.is_cpu() || group.getSize() == 1) return;
+      if (group.getSize() == 1) return;
       const auto backend = group.getBackend(device.type());
       const auto way = transport::way_of(*backend);
       if (!way.empty()) all.insert(way);
@@ -235,6 +235,12 @@ struct Mesh::State {
     return all->getSize() == 1 || !store ? all : beside(purpose, index(axis), all->getSize());
   }
 
+  /// Devices have back ends of their own unless the direct transport is asked for by name.
+  bool carries_devices() const {
+    const auto asked = options.transport() ? options.transport() : comm::transport_in_environment();
+    return !device.is_cpu() && asked == Transport::direct;
+  }
+
   comm::GroupSpec spec(
       std::string name, c10::intrusive_ptr<c10d::Store> place, int position, std::vector<int64_t> names) const {
     return {
@@ -245,7 +251,9 @@ struct Mesh::State {
         .device = device,
         .connect_timeout = options.connect_timeout(),
         .timeout = options.timeout(),
-        .transport = options.transport() ? *options.transport() : comm::transport_of_environment(),
+        .device_backend = carries_devices() ? comm::kDirectBackend : "",
+        .transport =
+            options.transport() ? *options.transport() : comm::transport_in_environment().value_or(Transport::direct),
         .shared_memory = options.shared_memory() ? *options.shared_memory() : comm::shared_memory_of_environment(),
         .names = std::move(names)};
   }

@@ -25,14 +25,19 @@ c10::intrusive_ptr<c10d::ProcessGroup> make(const GroupSpec& spec) {
   using Type = c10d::ProcessGroup::BackendType;
   auto group = c10::make_intrusive<c10d::ProcessGroup>(spec.store, spec.rank, spec.size);
   const bool direct = spec.transport == Transport::direct;
+  const bool takes_device = !spec.device.is_cpu() && spec.device_backend == kDirectBackend;
+  const auto ours = direct || takes_device ? make_direct(part_of(spec, "direct")) : nullptr;
   const auto type = direct ? Type::CUSTOM : Type::GLOO;
-  group->setBackend(
-      c10::DeviceType::CPU, type, direct ? make_direct(part_of(spec, "direct")) : make_gloo(part_of(spec, "gloo")));
+  group->setBackend(c10::DeviceType::CPU, type, direct ? ours : make_gloo(part_of(spec, "gloo")));
   group->setDefaultBackend(type);
-  if (!spec.device.is_cpu()) {
+  // First: some back ends connect when they get their device.
+  if (!spec.device.is_cpu()) group->setBoundDeviceId(spec.device);
+  if (takes_device) {
+    transport::require_carries(spec.device);
+    group->setBackend(spec.device.type(), Type::CUSTOM, ours);
+    group->setDefaultBackend(Type::CUSTOM);
+  } else if (!spec.device.is_cpu()) {
     const auto& of_device = device_backend(spec);
-    // First: some back ends connect when they get their device.
-    group->setBoundDeviceId(spec.device);
     group->setBackend(spec.device.type(), of_device.type, of_device.make(part_of(spec, "device")));
     group->setDefaultBackend(of_device.type);
   }

@@ -15,6 +15,9 @@
 
 namespace shardwise::comm {
 
+/// The name of the direct transport among back ends.
+inline constexpr auto kDirectBackend = "shardwise";
+
 /// What is needed to make a process group: its ranks, and how they find each other.
 struct GroupSpec {
   std::string name;
@@ -24,8 +27,8 @@ struct GroupSpec {
   at::Device device;
   std::chrono::milliseconds connect_timeout;
   std::chrono::milliseconds timeout;
-  /// For tensors of a device: the name of the back end that a group beside this one has. If empty, the usual one: for
-  /// CUDA what torch's name "nccl" stands for.
+  /// For tensors of a device: the name of the back end that a group beside this one has, or kDirectBackend. If empty,
+  /// the usual one: for CUDA what torch's name "nccl" stands for.
   std::string device_backend = {};
   /// For CPU tensors.
   Transport transport = Transport::gloo;

@@ -1,5 +1,6 @@
 #include "transport/backend.h"
 
+#include "base/reason.h"
 #include "transport/direct_placement.h"
 #include "transport/error.h"
 #include "transport/sums.h"
@@ -156,6 +157,19 @@ Backend::Works Backend::issue(OpType type, const char* title, const Tensors& see
   work->set_number(issued_.group(), issued_.next());
   worker_.issue(work);
   return work;
+}
+
+void Backend::begin_after(std::function<void()> ready) {
+  const auto wait = [ready = std::move(ready)](Exchange& /*exchange*/, Carrier& carrier) -> Outcome {
+    try {
+      ready();
+    } catch (const std::exception& error) {
+      carrier.progress().fail(c10::str(
+          "shardwise: ", carrier.progress().me(), ": a tensor did not come from its device: ", base::reason(error)));
+    }
+    return {};
+  };
+  worker_.issue(c10::make_intrusive<DirectWork>(getRank(), OpType::UNKNOWN, "shardwise:copy", Tensors(), wait));
 }
 
 Backend::Works Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {

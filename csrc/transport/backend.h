@@ -15,14 +15,15 @@
 
 namespace shardwise::transport {
 
-/// A c10d back end for CPU tensors. An Exchange carries out all-gathers, reduce-scatters and all-reduces (sums and
-/// means), adding in a fixed order, so that every run gives the same bits. Everything else is handed to Gloo.
+/// A c10d back end for CPU tensors; StagedBackend takes others too. An Exchange carries out all-gathers,
+/// reduce-scatters and all-reduces (sums and means), adding in a fixed order, so that every run gives the same bits.
+/// Everything else is handed to Gloo.
 ///
 /// Collectives run in the order in which they are issued, Gloo's too. Ranks first compare their calls: if they differ,
 /// every rank gets an error that names both calls, and the group stays usable. If a rank dies or misses the timeout,
 /// the error names it, and the group can send nothing more. The program's own sends and receives go straight to Gloo,
 /// with tags below 2^30.
-class SHARDWISE_API Backend final : public c10d::Backend {
+class SHARDWISE_API Backend : public c10d::Backend {
  public:
   struct Traits {
     /// How the collectives are carried out: "shared memory" or "TCP".
@@ -84,6 +85,11 @@ class SHARDWISE_API Backend final : public c10d::Backend {
   Works send(Tensors& tensors, int to, int tag) override;
   Works recv(Tensors& tensors, int from, int tag) override;
   Works recvAnysource(Tensors& tensors, int tag) override;
+
+ protected:
+  /// What is issued from now on does not begin before `ready` has returned, which waits on the worker's thread. If it
+  /// raises, this process group has failed.
+  void begin_after(std::function<void()> ready);
 
  private:
   Works issue(c10d::OpType type, const char* title, const Tensors& seen, DirectWork::Run run);

@@ -1,8 +1,9 @@
 #include "transport/transport.h"
 
 #include "base/on_host.h"
-#include "transport/backend.h"
+#include "transport/gates.h"
 #include "transport/same_host/exchange.h"
+#include "transport/staged_backend.h"
 #include "transport/tcp/exchange.h"
 
 #include <ATen/ops/empty.h>
@@ -34,9 +35,13 @@ c10::intrusive_ptr<c10d::Backend> make_backend(c10::intrusive_ptr<c10d::Backend>
     return std::make_unique<tcp::TcpExchange>(carrier, hosts);
   };
   const auto word = common_word(*gloo, options.connect_timeout);
-  return c10::make_intrusive<Backend>(
+  return c10::make_intrusive<StagedBackend>(
       std::move(gloo), options.timeout, make,
       Backend::Traits{.way = group ? "shared memory" : "TCP", .group = word, .names = std::move(options.names)});
+}
+
+void require_carries(c10::Device device) {
+  if (!device.is_cpu()) require_gates(device);
 }
 
 std::string way_of(const c10d::Backend& backend) {

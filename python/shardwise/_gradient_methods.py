@@ -166,7 +166,7 @@ class GradientMethods:
         """
 
     def set_all_reduce_hook(
-        self, hook: Callable[[torch.Tensor], None] | None, *, stream: torch.cuda.Stream | None = None
+        self, hook: Callable[[torch.Tensor], None] | None, *, stream: torch.Stream | None = None
     ) -> None:
         """Calls `hook` with the sum of this module's gradients before it reaches `.grad`; it may change the values.
 
@@ -204,16 +204,15 @@ class GradientMethods:
         wrapped_state(self).unit.set_force_sum_reduction(enable)
 
 
-def _in_stream(
-    hook: Callable[[torch.Tensor], None] | None, stream: torch.cuda.Stream | None
-) -> Callable[..., None] | None:
+def _in_stream(hook: Callable[[torch.Tensor], None] | None, stream: torch.Stream | None) -> Callable[..., None] | None:
     if hook is None or stream is None:
         return hook
 
     def in_stream(reduce_output: torch.Tensor) -> None:
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        current = torch.accelerator.current_stream(stream.device)
+        stream.wait_stream(current)
+        with stream:
             hook(reduce_output)
-        torch.cuda.current_stream().wait_stream(stream)
+        current.wait_stream(stream)
 
     return in_stream

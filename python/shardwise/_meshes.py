@@ -25,8 +25,10 @@ _meshes: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[Any, _C.Mesh]] = weak
 
 def device_of(group: ProcessGroup) -> torch.device:
     """Where the group's ranks compute: on the accelerator if the group has one."""
-    has_cuda = torch.cuda.is_available() and any(device.type == "cuda" for device in group._device_types)
-    return torch.device("cuda", torch.cuda.current_device()) if has_cuda else torch.device("cpu")
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None or all(device.type != accelerator.type for device in group._device_types):
+        return torch.device("cpu")
+    return torch.device(accelerator.type, torch.accelerator.current_device_index())
 
 
 def device_mesh_of(mesh: Any, replicates: bool) -> Any:

@@ -1,4 +1,4 @@
-"""The direct transport as a back end of torch.distributed, for CPU tensors.
+"""The direct transport as a back end of torch.distributed, for tensors on the CPU, and for GPUs through its memory.
 
 >>> import shardwise
 >>> torch.distributed.init_process_group("shardwise")  # or "cpu:shardwise,cuda:nccl"
@@ -23,7 +23,7 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_I
 def register() -> None:
     """Registers the back end with torch.distributed; importing shardwise does this."""
     if dist.is_available() and NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu", "cuda"])
 
 
 def _make(options: Any, _: Any) -> Any:

@@ -55,6 +55,9 @@ class Device {
   Event record(c10::StreamId stream);
   /// What this stream gets from now on waits for the event, also one of another device.
   void wait(c10::StreamId stream, const Event& event);
+  /// What this stream gets from now on waits for the host, who finishes `gate`. Pinned memory that it uses is the
+  /// host's until then.
+  void wait_for_host(c10::StreamId stream, std::shared_ptr<Completion> gate);
   bool query(const Event& event);
   /// Block the host. `what` it does, should that be forbidden.
   void synchronize(const Event& event, const char* what);
@@ -87,7 +90,8 @@ class Device {
   Stream& stream(c10::StreamId id);
   void host_knows(const Clock& clock, double time);
   /// Reports a conflict, and from then on takes the two for ordered: one mistake is told once.
-  void check(const Use& use, const Operation& operation, Clock& clock);
+  void check(
+      const Use& use, const Operation& operation, Clock& clock, const std::shared_ptr<Completion>& gate = nullptr);
 
   const int index_;
   std::mutex mutex_;
@@ -103,6 +107,9 @@ class Device {
 /// What an operation of this name costs that touches so many bytes, in virtual time; nothing unless it is set. For a
 /// test that has the process to itself.
 void set_costs(std::function<double(const std::string& name, size_t bytes)> costs);
+
+/// Who holds a lock that a stream may need, as Python's, lets go of it around `wait`, which blocks the host.
+void set_around_waits(std::function<void(const std::function<void()>& wait)> around);
 
 /// The current device and streams of this thread.
 int current_device();

@@ -16,6 +16,7 @@ std::mutex mutex;
 std::vector<std::string> faults;
 std::array<std::atomic<int64_t>, kDevices> waits;
 std::array<std::atomic<int>, kDevices> captures;
+thread_local int64_t waits_here = 0;
 
 } // namespace
 
@@ -35,9 +36,14 @@ int64_t host_waits(int device) {
   return waits[device];
 }
 
+int64_t host_waits_here() {
+  return waits_here;
+}
+
 void count_host_wait(int device, const char* what) {
   Capturing::forbid(device, what);
   ++waits[device];
+  ++waits_here;
 }
 
 Capturing::Capturing(int device) : device_(device) {

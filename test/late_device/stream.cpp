@@ -78,7 +78,7 @@ void Stream::work() {
   for (;;) {
     busy_ = false;
     pushed_.wait(lock, [&] { return !tasks_.empty(); });
-    const auto task = std::move(tasks_.front());
+    auto task = std::move(tasks_.front());
     tasks_.pop_front();
     busy_ = true;
     lock.unlock();
@@ -93,6 +93,7 @@ void Stream::work() {
       report(c10::str("on stream ", id_, " of device ", device_, ", an operation failed: ", error.what()));
     }
     time_ += task.cost;
+    task.run = nullptr; // Its tensors may need a lock of the program's to go, whose holder waits for this stream's.
     lock.lock();
   }
 }

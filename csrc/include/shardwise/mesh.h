@@ -23,8 +23,8 @@ struct Axis {
   bool operator==(const Axis&) const = default;
 };
 
-/// How CPU tensors travel. `direct`: shardwise's own transport, by shared memory or TCP, which sums in the order of the
-/// ranks and names the rank at fault. `gloo`: torch's back end.
+/// How tensors on the CPU travel. `direct`: shardwise's own transport, by shared memory or TCP, which sums in the order
+/// of the ranks and names the rank at fault. `gloo`: torch's back end.
 enum class Transport : uint8_t { direct, gloo };
 
 /// How a mesh finds its peers. Without a store, rank and world size come from the environment.
@@ -36,7 +36,9 @@ struct SHARDWISE_API MeshOptions {
   TORCH_ARG(std::chrono::milliseconds, connect_timeout) = std::chrono::minutes(5);
   /// How long a collective may take.
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::minutes(10);
-  /// Unset: what the environment variable SHARDWISE_TRANSPORT says, `direct` or `gloo`; else direct.
+  /// Unset: what the environment variable SHARDWISE_TRANSPORT says, `direct` or `gloo`; else direct for tensors on the
+  /// CPU, and NCCL for those on GPUs. Direct that is asked for carries a GPU's tensors too, through the host's memory:
+  /// slower than NCCL, but several ranks may share a GPU.
   TORCH_ARG(std::optional<Transport>, transport) = std::nullopt;
   /// Whether the direct transport uses shared memory if all ranks of a process group are on one host. If one rank does
   /// not want it, none uses it. Unset: what the environment variable SHARDWISE_SHARED_MEMORY says, `on` or `off`; else

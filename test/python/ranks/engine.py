@@ -6,10 +6,14 @@ SHARDWISE_TEST_ENGINE=torch puts torch's in the place of ours, which shows wheth
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
+import late
+import torch.distributed as dist
 import torch.distributed.fsdp
+from meshes import shared_mesh
 from torch.distributed._composable import replicate_with_fsdp
 
 import shardwise
@@ -26,6 +30,22 @@ class Engine:
     ReplicateModule: Any
     register_fsdp_forward_method: Any
     share_comm_ctx: Any
+    #: Where it computes.
+    device: str = "cpu"
+
+
+def on_device(engine: Engine, device: str) -> Engine:
+    """With every mesh on this device."""
+
+    def moved(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(module: Any, *args: Any, mesh: Any = None, **options: Any) -> Any:
+            shape = (dist.get_world_size(),) if mesh is None else tuple(mesh.shape)
+            names = None if mesh is None else mesh.mesh_dim_names
+            return function(module, *args, mesh=shared_mesh(shape, names, device), **options)
+
+        return call
+
+    return replace(engine, device=device, fully_shard=moved(engine.fully_shard), replicate=moved(engine.replicate))
 
 
 TORCH = Engine(
@@ -37,13 +57,17 @@ TORCH = Engine(
     register_fsdp_forward_method=torch.distributed.fsdp.register_fsdp_forward_method,
     share_comm_ctx=torch.distributed.fsdp.share_comm_ctx,
 )
+if late.IS_ASKED_FOR:
+    # torch itself would take the device.
+    TORCH = on_device(TORCH, "cpu")
 
 
 def ours() -> Engine:
     """Ours, unless the environment asks for torch's."""
     if os.environ.get("SHARDWISE_TEST_ENGINE") == "torch":
         return TORCH
-    return Engine(name="shardwise", **{name: getattr(shardwise, name) for name in _NAMES})
+    engine = Engine(name="shardwise", **{name: getattr(shardwise, name) for name in _NAMES})
+    return on_device(engine, "late") if late.IS_ASKED_FOR else engine
 
 
 _NAMES = (

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from engine import TORCH, Engine, ours
 from form import by_form
+from late import data_on
 from models import local
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -97,6 +98,11 @@ def snapshot(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return tensor.detach().clone()
 
 
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of it."""
+    return local(tensor).cpu()
+
+
 def train_alone(program: Program, world_size: int, dtype: torch.dtype = torch.float32) -> list[Step]:
     """What one process computes: the gradient of the mean of the losses of all ranks."""
     model = program.make().to(dtype)
@@ -122,7 +128,7 @@ def train_alone(program: Program, world_size: int, dtype: torch.dtype = torch.fl
 
 def train(engine: Engine, program: Program, wrapping: Wrapping, rank: int, counted: bool = False) -> Trace:
     """On this rank, with the data of `rank`."""
-    model = program.make()
+    model = program.make().to(engine.device)
     wrapping.wrap(engine, model)
     optimizer = program.optimizer(model)
     trace = Trace([], model, optimizer)
@@ -132,7 +138,8 @@ def train(engine: Engine, program: Program, wrapping: Wrapping, rank: int, count
         for part in range(program.parts):
             wrapping.before(model, part)
             # Torch's own mode is slow: one step, in which nothing is done for the first time.
-            with counting(step.counts, None if not counted else "debug" if number == 1 else "calls"):
+            how = None if not counted else "debug" if number == 1 else "calls"
+            with counting(step.counts, how), data_on(engine.device):
                 loss = program.loss(model, number * program.parts + part, rank)
                 loss.backward()
             wrapping.after(model, part)
@@ -182,7 +189,7 @@ def kind(tensor: torch.Tensor) -> tuple[Any, ...]:
     assert tensor.to_local().dtype == tensor.dtype == meta.dtype
     return (
         tensor.placements,
-        mesh.device_type,
+        mesh.device_type.replace("late", "cpu"),
         mesh.mesh.tolist(),
         mesh.mesh_dim_names,
         tuple(meta.shape),
@@ -233,7 +240,7 @@ def assert_pieces(what: str, found: dict[str, Any], expected: dict[str, Any], pi
         assert isinstance(tensor, DTensor), f"{what} of {name}: {type(tensor)}"
         assert tensor.shape == whole.shape, f"{what} of {name}: {tensor.shape} for {whole.shape}"
         unit = 1e-12 if tensor.dtype == torch.float64 else 1e-6
-        piece, wanted = tensor.to_local(), pieces.of(whole, tensor)
+        piece, wanted = on_host(tensor), pieces.of(whole, tensor).cpu()
         assert piece.dtype == wanted.dtype and piece.shape == wanted.shape, f"{what} of {name}: {piece} for {wanted}"
         if not torch.allclose(piece, wanted, rtol=10 * unit, atol=unit):
             raise AssertionError(f"{what} of {name}: {piece} for {wanted}")
@@ -244,7 +251,7 @@ def assert_expected(trace: Trace, expected: Sequence[Step], rank: int, pieces: P
     for number, (step, alone) in enumerate(zip(trace.steps, expected, strict=True)):
         for part, losses in enumerate(alone.losses):
             torch.testing.assert_close(
-                local(step.losses[part][0]), losses[rank], msg=lambda text, n=number: f"loss of step {n}: {text}"
+                on_host(step.losses[part][0]), losses[rank], msg=lambda text, n=number: f"loss of step {n}: {text}"
             )
         assert_pieces(f"step {number}: the gradient", step.gradients, alone.gradients, pieces)
         assert_pieces(f"step {number}: the value", step.values, alone.values, pieces)
@@ -255,7 +262,7 @@ def assert_same_bits(mine: Trace, theirs: Trace) -> None:
     assert len(mine.steps) == len(theirs.steps)
     for number, (a, b) in enumerate(zip(mine.steps, theirs.steps, strict=True)):
         for part, (one, other) in enumerate(zip(a.losses, b.losses, strict=True)):
-            assert torch.equal(local(one[0]), local(other[0])), f"step {number}: the loss of part {part}"
+            assert torch.equal(on_host(one[0]), on_host(other[0])), f"step {number}: the loss of part {part}"
         for what, found, wanted in (("gradient", a.gradients, b.gradients), ("value", a.values, b.values)):
             assert list(found) == list(wanted)
             for name, tensor in found.items():
@@ -264,7 +271,7 @@ def assert_same_bits(mine: Trace, theirs: Trace) -> None:
                 if tensor is None or like is None:
                     continue
                 assert kind(tensor) == kind(like), f"{where}: {kind(tensor)} for {kind(like)}"
-                assert torch.equal(local(tensor), local(like)), f"{where}: {local(tensor)} for {local(like)}"
+                assert torch.equal(on_host(tensor), on_host(like)), f"{where}: {local(tensor)} for {local(like)}"
 
 
 class Parity:

@@ -5,8 +5,12 @@ For tests that leave nothing behind in a process. Others take shardwise.testing'
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import late
 
 from shardwise import testing
 from shardwise.testing import RankPool
@@ -22,8 +26,16 @@ testing.PRELOAD += [
     "torch.distributed.tensor.parallel",
 ]
 
+if late.IS_ASKED_FOR:
+    testing.PRELOAD += ["late"]
+    # Where the server finds it.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(late.__file__).parent), os.environ.get("PYTHONPATH", "")])
+
 _pools: dict[int, RankPool] = {}
 
 
 def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+    if late.IS_ASKED_FOR:
+        function = late.Checked(function)
+        options.setdefault("backend", late.BACKEND)
     return _pools.setdefault(world_size, RankPool(world_size)).run(function, *args, **options)

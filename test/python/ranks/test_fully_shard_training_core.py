@@ -18,6 +18,7 @@ from both_functions import (
 from delays import POINTS, Delays
 from engine import TORCH, Engine, ours
 from language import blocks_of, prefetch_two_blocks, text_program
+from late import data_on
 from parity import Parity, Trace, Wrap, Wrapping, adam, assert_same_bits, momentum
 from pool import run_ranks
 from torch import nn
@@ -139,7 +140,7 @@ def gathered_ahead(rank: int) -> None:
 
 def gathers_at_each_block(engine: Engine, parity: Parity, ahead: bool) -> tuple[list[int], list[int]]:
     """How many all-gathers were asked for when each block's own computation begins, in forward and in backward."""
-    model: Any = parity.program.make()
+    model: Any = parity.program.make().to(engine.device)
     by_block()(engine, model)
     if ahead:
         prefetch_two_blocks(model)
@@ -149,7 +150,8 @@ def gathers_at_each_block(engine: Engine, parity: Parity, ahead: bool) -> tuple[
         for block in blocks_of(model):
             block.norm_1.register_forward_pre_hook(lambda *_: forward.append(gathers(mode)))
             block.down.register_full_backward_hook(lambda *_: backward.append(gathers(mode)))
-        parity.program.loss(model, 0, dist.get_rank()).backward()
+        with data_on(engine.device):
+            parity.program.loss(model, 0, dist.get_rank()).backward()
     return forward, backward
 
 

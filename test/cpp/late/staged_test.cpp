@@ -1,0 +1,215 @@
+// The direct transport with tensors of a device: through the host's memory, and no host waits.
+#include "late_test.h"
+#include "ranks/sharded_models.h"
+#include "ranks/transport_groups.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+namespace shardwise::test::staged {
+namespace {
+
+using namespace std::chrono_literals;
+using Tensors = std::vector<at::Tensor>;
+
+/// A rank on a device of its own, and its back end.
+struct Own {
+  explicit Own(Rank& rank, std::chrono::milliseconds timeout = 60s)
+      : rank(rank.rank()),
+        size(rank.world_size()),
+        guard(late_device(rank.rank())),
+        backend(make_backend(rank, "staged", Transport::direct, timeout)) {}
+  at::Tensor full(double value, int64_t count, at::ScalarType dtype = at::kFloat) const {
+    return at::full({count}, value, at::TensorOptions(late_device(rank)).dtype(dtype));
+  }
+  int rank;
+  int size;
+  c10::DeviceGuard guard;
+  BackendPtr backend;
+};
+
+void expect_values(const at::Tensor& tensor, const std::vector<double>& wanted) {
+  expect_same(tensor.cpu().to(at::kDouble), at::tensor(wanted, at::TensorOptions(at::kCPU).dtype(at::kDouble)), "it");
+}
+
+c10d::AllreduceOptions with(c10d::ReduceOp::RedOpType op) {
+  c10d::AllreduceOptions options;
+  options.reduceOp = op;
+  return options;
+}
+
+} // namespace
+
+TEST(LateStaged, CarriesWhatTheBackEndCarries) {
+  run_ranks(3, [](Rank& rank) {
+    const Own own(rank);
+    const auto me = own.rank;
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kLong}) {
+      SCOPED_TRACE(dtype);
+      const auto full = [&](double value, int64_t count) { return own.full(value, count, dtype); };
+      Tensors sum{full(me + 1, 2)}, most{full(me, 2)}, two{full(me, 1), full(2 * me, 3)}, sent{full(me, 2)};
+      Tensors reduced{full(me, 2)};
+      auto gathered = full(-1, 3), one = full(10 * me, 1), scattered = full(-1, 2), many = full(me, 6);
+      std::vector<Tensors> lists{{full(-1, 2), full(-1, 2), full(-1, 2)}},
+          shares{{full(me, 2), full(me + 1, 2), full(me + 2, 2)}};
+      Tensors mine{full(me, 2)}, share{full(-1, 2)}, both{full(-1, 3), full(-1, 6)}, parts{full(me, 1), full(me, 2)};
+      Tensors less{full(-1, 1), full(-1, 2)}, wholes{full(me, 3), full(me, 6)}, dealt{full(-1, 1)};
+      std::vector<Tensors> collected, deals;
+      if (me == 1) {
+        collected.push_back({full(-1, 2), full(-1, 2), full(-1, 2)});
+        deals.push_back({full(5, 1), full(6, 1), full(7, 1)});
+      }
+      auto exchanged = full(-1, 3), given = at::arange(3, many.options()) + 10 * me;
+      std::vector<int64_t> even;
+      c10d::BroadcastOptions from_one;
+      from_one.rootRank = 1;
+      c10d::ReduceOptions to_one;
+      to_one.rootRank = 1;
+      c10d::GatherOptions at_one;
+      at_one.rootRank = 1;
+      c10d::ScatterOptions deal;
+      deal.rootRank = 1;
+      const auto waits = late::host_waits_here();
+      auto& group = *own.backend;
+      const std::vector<WorkPtr> works{
+          group.allreduce(sum, {}),
+          group.allreduce(most, with(c10d::ReduceOp::MAX)),
+          group.allreduce_coalesced(two, {}),
+          group._allgather_base(gathered, one, {}),
+          group._reduce_scatter_base(scattered, many, {}),
+          group.allgather(lists, mine, {}),
+          group.reduce_scatter(share, shares, {}),
+          group.allgather_into_tensor_coalesced(both, parts, {}),
+          group.reduce_scatter_tensor_coalesced(less, wholes, {}),
+          group.broadcast(sent, from_one),
+          group.reduce(reduced, to_one),
+          group.gather(collected, mine, at_one),
+          group.scatter(dealt, deals, deal),
+          group.alltoall_base(exchanged, given, even, even, {})};
+      for (const auto& work : works) EXPECT_TRUE(work->wait());
+      EXPECT_EQ(late::host_waits_here(), waits) << "the host waited for its device";
+      expect_values(sum[0], {6, 6});
+      expect_values(most[0], {2, 2});
+      expect_values(two[0], {3});
+      expect_values(two[1], {6, 6, 6});
+      expect_values(gathered, {0, 10, 20});
+      expect_values(scattered, {3, 3});
+      for (int other = 0; other < 3; ++other) expect_values(lists[0][other], std::vector<double>(2, other));
+      expect_values(share[0], std::vector<double>(2, 3 + 3 * me));
+      expect_values(both[0], {0, 1, 2});
+      expect_values(both[1], {0, 0, 1, 1, 2, 2});
+      expect_values(less[0], {3});
+      expect_values(less[1], {3, 3});
+      expect_values(sent[0], {1, 1});
+      expect_values(dealt[0], {5.0 + me});
+      expect_values(exchanged, {0.0 + me, 10.0 + me, 20.0 + me});
+      if (me == 1) {
+        expect_values(reduced[0], {3, 3});
+        for (int other = 0; other < 3; ++other) expect_values(collected[0][other], std::vector<double>(2, other));
+      }
+    }
+    expect_no_fault();
+  });
+}
+
+TEST(LateStaged, SendsAndReceives) {
+  run_ranks(3, [](Rank& rank) {
+    const Own own(rank);
+    Tensors out{own.full(own.rank, 4)}, in{own.full(-1, 4)};
+    const auto sent = own.backend->send(out, (own.rank + 1) % 3, 0);
+    const auto got = own.backend->recv(in, (own.rank + 2) % 3, 0);
+    EXPECT_TRUE(sent->wait());
+    EXPECT_TRUE(got->wait());
+    expect_values(in[0], std::vector<double>(4, (own.rank + 2) % 3));
+    expect_no_fault();
+  });
+}
+
+TEST(LateStaged, KeepsTheOrderOfTensorsOnTheHostAndOnTheDevice) {
+  run_ranks(2, [](Rank& rank) {
+    const Own own(rank);
+    for (int round = 0; round < 20; ++round) {
+      Tensors there{own.full(own.rank + round, 3)};
+      Tensors here{at::full({5}, own.rank + round, at::TensorOptions(at::kCPU).dtype(at::kFloat))};
+      const auto first = own.backend->allreduce(there, {});
+      const auto second = own.backend->allreduce(here, {});
+      EXPECT_TRUE(second->wait());
+      EXPECT_TRUE(first->wait());
+      expect_values(there[0], std::vector<double>(3, 2 * round + 1));
+      expect_values(here[0], std::vector<double>(5, 2 * round + 1));
+    }
+    expect_no_fault();
+  });
+}
+
+TEST(LateStaged, AFailureIsNaNUntilItIsRaised) {
+  run_ranks(2, [](Rank& rank) {
+    const Own own(rank, 300ms);
+    Tensors sum{own.full(1, 3)};
+    if (own.rank == 1) {
+      rank.store()->wait({"given up"});
+      return;
+    }
+    const auto work = own.backend->allreduce(sum, {});
+    try {
+      work->wait();
+    } catch (const c10::DistBackendError& error) {
+      ADD_FAILURE() << "its failure cannot be known yet: " << error.what();
+    }
+    // Nothing hangs, and the program cannot take it for a sum.
+    EXPECT_TRUE(sum[0].cpu().isnan().all().item<bool>());
+    try {
+      own.backend->allreduce(sum, {})->wait();
+      ADD_FAILURE() << "the next call raised nothing";
+    } catch (const c10::DistBackendError& error) {
+      EXPECT_NE(std::string(error.what()).find("rank 1"), std::string::npos) << error.what();
+    }
+    rank.store()->set("given up", "yes");
+  });
+  late::take_faults();
+}
+
+TEST(LateStaged, TrainsAsOnTheHost) {
+  const auto losses = [](at::DeviceType where, const std::vector<Axis>& axes, auto wrap) {
+    std::vector<std::vector<double>> all(4);
+    run_ranks(4, [&](Rank& rank) {
+      const auto device = where == at::kCPU ? at::Device(at::kCPU) : late_device(rank.rank());
+      const auto store = c10::make_intrusive<c10d::PrefixStore>("mesh", rank.store());
+      const auto options = MeshOptions().store(store).rank(rank.rank()).world_size(4);
+      const Mesh mesh(axes, MeshOptions(options).device(device).transport(Transport::direct));
+      if (where != at::kCPU) {
+        EXPECT_NE(mesh.describe().find("TCP"), mesh.describe().find("shared memory")) << mesh.describe();
+      }
+      torch::nn::Sequential model(torch::nn::Linear(5, 7), torch::nn::Tanh(), torch::nn::Linear(7, 3));
+      for (auto& parameter : model->parameters()) {
+        const torch::NoGradGuard guard;
+        parameter.copy_(torch::linspace(-1, 1, parameter.numel(), at::kCPU).view(parameter.sizes()));
+      }
+      model->to(device);
+      wrap(mesh, model);
+      torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+      for (int step = 0; step < 4; ++step) {
+        const auto x = torch::linspace(step, rank.rank(), 20, at::kCPU).view({4, 5}).to(device);
+        const auto loss = model->forward(x).pow(2).mean();
+        optimizer.zero_grad();
+        loss.backward();
+        optimizer.step();
+        all[rank.rank()].push_back(loss.item<double>());
+      }
+    });
+    return all;
+  };
+  const auto sharded = [](const Mesh& mesh, torch::nn::Sequential& model) {
+    fully_shard(model->ptr(0), FullyShardOptions().mesh(mesh));
+    fully_shard(model.ptr(), FullyShardOptions().mesh(mesh));
+  };
+  const auto whole = [](const Mesh& mesh, torch::nn::Sequential& model) {
+    replicate(model.ptr(), ReplicateOptions().mesh(mesh));
+  };
+  const std::vector<Axis> both{{"copies", 2}, {"shards", 2}}, one{{"ranks", 4}};
+  EXPECT_EQ(losses(at::kPrivateUse1, both, sharded), losses(at::kCPU, both, sharded));
+  EXPECT_EQ(losses(at::kPrivateUse1, one, sharded), losses(at::kCPU, one, sharded));
+  EXPECT_EQ(losses(at::kPrivateUse1, one, whole), losses(at::kCPU, one, whole));
+  expect_no_fault();
+}
+
+} // namespace shardwise::test::staged
