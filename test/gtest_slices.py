@@ -38,7 +38,8 @@ def slice_of(tests: Sequence[str], number: int, of: int) -> list[str]:
 def read_outcomes(suite: str, text: str) -> list[Result]:
     """Those of the tests that began, in the order of their ends; one that did not end comes last, and has failed."""
     found: dict[str, Result] = {}
-    running, said = "", []
+    running = ""
+    said: list[str] = []
     for line in text.splitlines():
         match = LINE.search(line)
         if match and match[1] == "RUN":

@@ -69,7 +69,12 @@ class Place:
         return run_program([str(word) for word in command], self.log, limit, ROOT, self.environment(**more))
 
     def outcome_of(self, problem: str, good: str) -> Outcome:
-        return Outcome(FAILED, problem) if problem else Outcome(PASSED, good)
+        """With the first error that the log names, if it failed."""
+        if not problem:
+            return Outcome(PASSED, good)
+        said = self.log.read_text(errors="replace") if self.log.exists() else ""
+        error = re.search(r"\w*(?:Error|error): .*", said)
+        return Outcome(FAILED, f"{problem}: {error[0]}" if error else problem)
 
 
 @dataclass(frozen=True)
@@ -176,7 +181,7 @@ def pytest(place: Place, files: Sequence[object], **more: str) -> Outcome:
     report = place.folder / f"{place.step}.xml"
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-v", *files, f"--junitxml={report}"]
-    ended = place.run(command, **more)
+    ended = place.run(command, LIMIT, **more)
     if not report.exists() and "No module named pytest" in place.log.read_text():
         return Outcome(MISSING, "pytest is not installed")
     return outcome_of(read_junit(place.step, report) if report.exists() else [], ended)
@@ -264,7 +269,7 @@ def bench(suite: str) -> Callable[[Place], Outcome]:
 
 def profile(place: Place) -> Outcome:
     """On the CPU of a small model: it stands in for a device that torch's profiler knows."""
-    words = ["--device", "cuda"]
+    words: list[object] = ["--device", "cuda"]
     if place.device != "cuda":
         words = ["--device", "cpu", "--layers", 2, "--width", 64, "--heads", 2, "--batch", 1, "--length", 32]
     out = place.folder / "profile"

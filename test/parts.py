@@ -65,7 +65,7 @@ PARTS = [
          lambda: [long_form(pytest("long_python", 90 * MINUTES, *LONG_FOLDERS))]),
     Part("long_programs", (*BUILT, "test/cpp/programs"), 10, ("dev", "--target", "program_tests"),
          lambda: [catch2("long_programs", "program_tests", 60 * MINUTES, "[.long]")]),
-    Part("benches", (*BUILT, "python", "benchmarks", "test/python/benches"), 8,
+    Part("benches", (*BUILT, "python", "benchmarks", "test/python/benches", "test/on_gpu_steps.py"), 11,
          ("dev", "--install"),
          lambda: [pytest("benches", 40 * MINUTES, "test/python/benches")]),
     *(_sanitizer(kind, minutes) for kind, minutes in zip(SANITIZERS, (12, 8, 30), strict=True)),
