@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +17,8 @@ from programs import run_program
 from reports import FAILED, PASSED, Result, counts, read_catch2, read_junit
 from suites import ROOT
 
-sys.path.append(str(ROOT / "scripts"))
+sys.path += [str(ROOT / "scripts"), str(ROOT / "benchmarks")]
+from gpu import ALLOWS_SEVERAL_RANKS, NCCL_OF_SEVERAL_RANKS, Gpus
 from prepare import missing_headers
 
 MISSING = "missing"
@@ -27,7 +27,6 @@ LIMIT = 480
 BUILD = ROOT / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev")
 CPP = BUILD / "test" / "cpp"
 RANK_SLICES, PYTHON_SLICES = 6, 3
-NCCL_OF_SEVERAL_RANKS = (2, 30)
 TEST_DEPS = "install the packages libgtest-dev and catch2, or give their sources: SHARDWISE_TEST_DEPS=FOLDER"
 
 
@@ -85,18 +84,15 @@ class Step:
 
 
 @functools.cache
-def gpus() -> tuple[int, tuple[int, ...]]:
-    """How many torch finds, and the version of NCCL. In a process of its own: this one is to leave them alone."""
-    code = "import torch; n = torch.cuda.device_count(); print(n, *(torch.cuda.nccl.version() if n else ()))"
-    words = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    return int(words[0]), tuple(map(int, words[1:]))
+def gpus() -> Gpus:
+    return Gpus.found()
 
 
 def needs_gpu(run: Callable[[Place], Outcome]) -> Callable[[Place], Outcome]:
     """For a step that needs the GPU, where none stands in for it."""
 
     def only_with_one(place: Place) -> Outcome:
-        if place.device == "cuda" and gpus()[0] == 0:
+        if place.device == "cuda" and gpus().count == 0:
             return Outcome(MISSING, "torch finds no GPU here")
         return run(place)
 
@@ -128,15 +124,26 @@ def outcome_of(results: Sequence[Result], ended: str = "") -> Outcome:
 
 def builds(options: Sequence[str], targets: Sequence[str]) -> Callable[[Place], Outcome]:
     def build(place: Place) -> Outcome:
-        # On a machine with a GPU what is for GPUs must not be left out in silence.
-        cuda = ["-DSHARDWISE_CUDA=on", "-DSHARDWISE_KERNELS=on"] if place.device == "cuda" else []
-        command = [sys.executable, ROOT / "scripts" / "build.py", BUILD.name, *cuda, *options]
+        command = [sys.executable, ROOT / "scripts" / "build.py", BUILD.name, *options]
         problem = place.run([*command, "--target", *targets, "--install"])
         if "it was ended after" in problem:
             problem += ": run it again, it goes on where it was"
         return place.outcome_of(problem, " ".join(targets))
 
     return build
+
+
+def cuda_support(_place: Place) -> Outcome:
+    """What is for GPUs is left out of a build in silence, where something is not there for it."""
+    built = (BUILD / "build.ninja").read_text()
+    lacking = []
+    if "USE_C10D_NCCL" not in built:
+        lacking.append("NCCL: torch is a CPU build, or cuda_runtime.h or nccl.h is not there")
+    if "kernels.cu.o" not in built:
+        lacking.append("our kernels: there is no nvcc; torch's own move the pieces one by one")
+    return (
+        Outcome(MISSING, "; ".join(lacking)) if lacking else Outcome(PASSED, "NCCL and our kernels are in the library")
+    )
 
 
 def build_tests(place: Place) -> Outcome:
@@ -232,12 +239,12 @@ def nccl_one_rank(place: Place) -> Outcome:
 
 
 def nccl_several_ranks(place: Place) -> Outcome:
-    count, nccl = gpus()
-    if place.device == "cuda" and count < 2 and nccl < NCCL_OF_SEVERAL_RANKS:
-        version = ".".join(map(str, nccl))
+    found = gpus()
+    if place.device == "cuda" and found.count < 2 and found.nccl < NCCL_OF_SEVERAL_RANKS:
+        version = ".".join(map(str, found.nccl))
         return Outcome(MISSING, f"there is one GPU, and NCCL {version} takes one rank on each (2.30 would take more)")
-    ranks = max(2, count)
-    problem = trains_as_by_hand(place, ranks, NCCL_MULTI_RANK_GPU_ENABLE="1")
+    ranks = max(2, found.count)
+    problem = trains_as_by_hand(place, ranks, **{ALLOWS_SEVERAL_RANKS: "1"})
     return place.outcome_of(problem, f"Python, {ranks} ranks {over(place)}")
 
 
@@ -254,7 +261,7 @@ def nccl_cpp(place: Place) -> Outcome:
 def bench(suite: str) -> Callable[[Place], Outcome]:
     def run(place: Place) -> Outcome:
         command = [sys.executable, "benchmarks/run.py", "--quick", "--suites", suite, "--save"]
-        problem = place.run([*command, "--results", place.folder], NCCL_MULTI_RANK_GPU_ENABLE="1")
+        problem = place.run([*command, "--results", place.folder], LIMIT, **{ALLOWS_SEVERAL_RANKS: "1"})
         said = place.log.read_text(errors="replace")
         number = re.findall(r"^(\d+) figures in", said, re.MULTILINE)
         nothing = re.findall(r"^.*nothing was measured: (.*)$", said, re.MULTILINE)
@@ -279,8 +286,10 @@ def profile(place: Place) -> Outcome:
 
 _MEASURED = ("meters", "host_cost", "memory_steps", "rank_steps", "modelled_peers")
 STEPS = [
-    Step("build_library", "the library with NCCL and the kernels, and the Python package",
+    Step("build_library", "the library and the Python package",
          builds((), ("shardwise", "shardwise_python"))),
+    Step("build_has_cuda", "NCCL and our kernels are in the library",
+         needs_file(BUILD / "build.ninja", "build_library", cuda_support)),
     Step("build_tests", "the test programs", build_tests),
     Step("build_programs", "benchmarks and the example",
          builds(("-DSHARDWISE_BUILD_BENCHMARKS=ON", "-DSHARDWISE_BUILD_EXAMPLES=ON"), (*_MEASURED, "gpt"))),

@@ -116,7 +116,7 @@ def test_skipped_tests_alone_have_not_passed():
 
 
 def test_without_a_gpu_nothing_that_needs_one_runs(monkeypatch, tmp_path):
-    monkeypatch.setattr(steps, "gpus", lambda: (0, ()))
+    monkeypatch.setattr(steps, "gpus", lambda: steps.Gpus(0))
     for step in steps.STEPS:
         if not step.name.startswith(("build", "unit_tests", "bench")):
             outcome = step.run(steps.Place(step.name, "cuda", tmp_path))
@@ -127,9 +127,25 @@ def test_without_a_gpu_nothing_that_needs_one_runs(monkeypatch, tmp_path):
     ("count", "nccl", "result"), [(1, (2, 28, 9), steps.MISSING), (1, (2, 30, 1), PASSED), (2, (2, 20), PASSED)]
 )
 def test_several_ranks_need_gpus_or_an_nccl_that_shares_one(monkeypatch, tmp_path, count, nccl, result):
-    monkeypatch.setattr(steps, "gpus", lambda: (count, nccl))
+    monkeypatch.setattr(steps, "gpus", lambda: steps.Gpus(count, nccl))
     monkeypatch.setattr(steps, "trains_as_by_hand", lambda place, ranks, **more: "")
     assert steps.nccl_several_ranks(steps.Place("nccl", "cuda", tmp_path)).result == result
+
+
+@pytest.mark.parametrize(
+    ("built", "result", "said"),
+    [
+        ("-DUSE_C10D_NCCL kernels.cu.o", PASSED, "NCCL and our kernels"),
+        ("-DUSE_C10D_NCCL", steps.MISSING, "there is no nvcc"),
+        ("", steps.MISSING, "torch is a CPU build"),
+    ],
+)
+def test_what_a_build_leaves_out_is_told(monkeypatch, tmp_path, built, result, said):
+    (tmp_path / "build.ninja").write_text(built)
+    monkeypatch.setattr(steps, "BUILD", tmp_path)
+    outcome = steps.cuda_support(steps.Place("build_has_cuda", "cuda", tmp_path))
+    assert outcome.result == result
+    assert said in outcome.said
 
 
 def test_without_test_libraries_their_programs_are_missing(monkeypatch, tmp_path):
