@@ -26,7 +26,7 @@ MISSING = "missing"
 LIMIT = 480
 BUILD = ROOT / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev")
 CPP = BUILD / "test" / "cpp"
-RANK_SLICES, PYTHON_SLICES = 6, 3
+RANK_SLICES, PYTHON_SLICES = 6, 4
 TEST_DEPS = "install the packages libgtest-dev and catch2, or give their sources: SHARDWISE_TEST_DEPS=FOLDER"
 
 

@@ -77,9 +77,9 @@ def late_rank_tests(name: str, limit: int, only: str = "*", device: str = "late"
     return replace(suite, command=[*suite.command, chosen], environment={"SHARDWISE_TEST_DEVICE": device})
 
 
-def late_programs(name: str, limit: int) -> Suite:
-    """program_tests with ranks on the late device."""
-    return replace(catch2(name, "program_tests", limit), environment={"SHARDWISE_TEST_DEVICE": "late"})
+def late_programs(name: str, limit: int, device: str = "late") -> Suite:
+    """program_tests with ranks on late devices, or all on one."""
+    return replace(catch2(name, "program_tests", limit), environment={"SHARDWISE_TEST_DEVICE": device})
 
 
 def row_filter() -> str:
