@@ -7,12 +7,13 @@
 #   RANKS, FRONT, SHORT  of the demo: 2 ranks; FRONT=cpp or python; SHORT=1 for a few steps only
 #   MODE                 of the demo: replicate or, in C++, fully_shard
 #   PEERS                of bench: PEERS=1 fetches DeepSpeed, to be measured too
-#   SUITES               of test: some of unit_tests, rank_tests, late_tests, late_rows, program_tests, python_unit, python_ranks, python_interop;
+#   SUITES               of test: some of unit_tests, rank_tests, late_tests, late_rows, shared_rows, program_tests, python_unit, python_ranks, python_interop;
 #                        only these are built
 #   ROWS                 of test: ROWS=1 runs of rank_tests and python_ranks the rows of test/rows.tsv, of python_unit the package's
 #   FRESH_CLONE          of test: FRESH_CLONE=1 also runs the README's commands in a new clone
 #   PARTS                of test-parts: some of those that test/parts.py lists
 #   TORCHES              of test-torches: some versions of torch, such as "2.11.0 2.15.0"; default: all that we support
+#   STEPS, DEVICE, AGAIN of gpu: some of its steps (LIST=1 shows them); DEVICE=late has no GPU; AGAIN=1 repeats what has passed
 #   UNTIL                of test-parts: begin no part that will not be done at this time, in seconds as `date +%s` has them
 PYTHON ?=
 TORCH ?=
@@ -28,11 +29,15 @@ FRESH_CLONE ?=
 PARTS ?=
 TORCHES ?=
 UNTIL ?=
+STEPS ?=
+DEVICE ?= cuda
+AGAIN ?=
+LIST ?=
 PEERS ?=
 override SHARDWISE_TEST_DEPS := $(abspath $(SHARDWISE_TEST_DEPS))
 export SHARDWISE_TEST_DEPS TORCH
 .NOTPARALLEL:
-.PHONY: help demo test test-torches test-all test-parts bench lint format docs wheel clean
+.PHONY: help demo test test-torches test-all test-parts gpu bench lint format docs wheel clean
 
 prepare = @sh scripts/prepare.sh
 py = scripts/python
@@ -40,8 +45,8 @@ build = $(py) scripts/build.py
 jobs = $(if $(JOBS),--jobs $(JOBS))
 with_tests = -DSHARDWISE_BUILD_TESTS=ON -DSHARDWISE_BUILD_EXAMPLES=ON -DSHARDWISE_BUILD_BENCHMARKS=ON -DSHARDWISE_TEST_DEPS=$(SHARDWISE_TEST_DEPS)
 # Those in Python take C++ models, and measure memory; each of the others is one program.
-programs = $(filter-out python_%,$(subst late_rows,rank_tests,$(or $(SUITES),unit_tests rank_tests late_tests program_tests))) \
-  $(if $(filter python_%,$(or $(SUITES),python_ranks)),bound_models meters)
+programs = $(filter-out python_%,$(sort $(patsubst %_rows,rank_tests,$(or $(SUITES),unit_tests rank_tests late_tests program_tests)))) \
+  $(if $(filter python_%,$(or $(SUITES),python_ranks)),bound_models bound_late meters)
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -67,6 +72,10 @@ test-parts: ## what is too long for every change: more ranks and steps, random p
 	$(prepare) test "$(PYTHON)"
 	@$(build) dev $(with_tests) --target shardwise shardwise_python unit_tests rank_tests late_tests program_tests --install $(jobs)
 	@$(py) test/run.py --add --parts $(PARTS) $(if $(UNTIL),--until $(UNTIL))
+
+gpu: ## everything that a GPU should show, in steps of at most 8 minutes that are not run twice; see docs/gpu.md
+	$(prepare) build "$(PYTHON)"
+	@$(py) test/on_gpu.py $(STEPS) --device $(DEVICE) $(if $(AGAIN),--again) $(if $(LIST),--list)
 
 bench: ## what wrapping costs, beside torch's own: time, instructions, copies, memory, in short
 	$(prepare) build "$(PYTHON)"

@@ -31,6 +31,7 @@ from suites import (
 TABLE = Path(__file__).resolve().parent / "parts.tsv"
 COLUMNS = ["part", "commit", "minutes", "result"]
 LONG_FOLDERS = ("test/python/ranks", "test/python/interop", "test/python/long")
+DEVICES = ("test/late_device", "test/thread_group", "test/stream_group")
 BUILT = ("csrc", "cmake", "CMakeLists.txt")
 
 
@@ -57,13 +58,15 @@ PARTS = [
     Part("long_ranks", (*BUILT, "test/cpp"), 12, ("dev", "--target", "rank_tests", "long_tests"),
          lambda: [long_form(googletest("long_ranks", "rank_tests", 60 * MINUTES)),
                   googletest("long_tests", "long_tests", 20 * MINUTES)]),
-    Part("long_late", (*BUILT, "test/cpp", "test/late_device"), 20, ("dev", "--target", "rank_tests", "program_tests"),
-         lambda: [late_rank_tests("long_late", 60 * MINUTES), late_programs("late_programs", 20 * MINUTES)]),
+    Part("long_late", (*BUILT, "test/cpp", *DEVICES), 30, ("dev", "--target", "rank_tests", "program_tests"),
+         lambda: [late_rank_tests("long_late", 60 * MINUTES), late_programs("late_programs", 20 * MINUTES),
+                  late_rank_tests("long_shared", 60 * MINUTES, device="late_shared"),
+                  late_programs("shared_programs", 20 * MINUTES, "late_shared")]),
     Part("long_python", (*BUILT, "python", "test/python", "examples"), 25, _PACKAGE,
          lambda: [long_form(pytest("long_python", 90 * MINUTES, *LONG_FOLDERS))]),
     Part("long_programs", (*BUILT, "test/cpp/programs"), 10, ("dev", "--target", "program_tests"),
          lambda: [catch2("long_programs", "program_tests", 60 * MINUTES, "[.long]")]),
-    Part("benches", (*BUILT, "python", "benchmarks", "test/python/benches"), 8,
+    Part("benches", (*BUILT, "python", "benchmarks", "test/python/benches", "test/on_gpu_steps.py"), 11,
          ("dev", "--install"),
          lambda: [pytest("benches", 40 * MINUTES, "test/python/benches")]),
     *(_sanitizer(kind, minutes) for kind, minutes in zip(SANITIZERS, (12, 8, 30), strict=True)),

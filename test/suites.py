@@ -20,6 +20,13 @@ MINUTES = 60
 ROW_SUITES = {"rank_tests", "python_ranks", "python_interop"}
 UNIT = "test/python/unit"
 PACKAGE_TESTS = ("import", "install", "install_patches", "install_variable", "package", "public_names")
+#: Those that run in `make test` with all ranks on one device: some of everything, within a minute.
+SHARED_ROWS = ":".join(
+    f"{name}*" for name in (
+        "ReplicateGradients.", "ReplicateContract.", "FullyShard1DTrainingCore.TrainParitySingleGroup",
+        "FullyShard1DTrainingCompose.PartialGroup", "FullyShardForwardInputs.", "FullyShardMixedPrecisionCasts.",
+        "FullyShardRegisteredParams.", "HeldTensors.", "UsersCollectives.AlongBothAxes")
+)  # fmt: skip
 SANITIZERS = {
     # torch itself leaks, and its libraries are not instrumented.
     "address": {"ASAN_OPTIONS": "detect_leaks=0"},
@@ -62,17 +69,17 @@ def googletest(name: str, program: str, limit: int) -> Suite:
     return Suite(name, [str(PROGRAMS / program), f"--gtest_output=xml:{OUT / name}.xml"], read_junit, limit)
 
 
-def late_rank_tests(name: str, limit: int, only: str = "*") -> Suite:
-    """rank_tests with ranks on the late device, but for those of late_exceptions.tsv."""
+def late_rank_tests(name: str, limit: int, only: str = "*", device: str = "late") -> Suite:
+    """rank_tests with ranks on late devices, or all on one (late_shared), but for those of late_exceptions.tsv."""
     exceptions = check_rows.read_table(check_rows.HERE / "late_exceptions.tsv", ["tests", "reason"])
     suite = googletest(name, "rank_tests", limit)
     chosen = f"--gtest_filter={only}-{':'.join(line['tests'] for line in exceptions)}"
-    return replace(suite, command=[*suite.command, chosen], environment={"SHARDWISE_TEST_DEVICE": "late"})
+    return replace(suite, command=[*suite.command, chosen], environment={"SHARDWISE_TEST_DEVICE": device})
 
 
-def late_programs(name: str, limit: int) -> Suite:
-    """program_tests with ranks on the late device."""
-    return replace(catch2(name, "program_tests", limit), environment={"SHARDWISE_TEST_DEVICE": "late"})
+def late_programs(name: str, limit: int, device: str = "late") -> Suite:
+    """program_tests with ranks on late devices, or all on one."""
+    return replace(catch2(name, "program_tests", limit), environment={"SHARDWISE_TEST_DEVICE": device})
 
 
 def row_filter() -> str:
@@ -98,11 +105,12 @@ def product_suites() -> list[Suite]:
         pytest("python_unit", 20 * MINUTES, UNIT),
         catch2("program_tests", "program_tests", 10 * MINUTES),
         late_rank_tests("late_rows", 15 * MINUTES, row_filter()),
+        late_rank_tests("shared_rows", 10 * MINUTES, SHARED_ROWS, "late_shared"),
         googletest("late_tests", "late_tests", 5 * MINUTES),
         catch2("unit_tests", "unit_tests", 5 * MINUTES),
     ]
     # On the late device tests take longer than what their marks are for.
-    return [replace(suite, marked=suite.name != "late_rows") for suite in suites]
+    return [replace(suite, marked=suite.name not in ("late_rows", "shared_rows")) for suite in suites]
 
 
 def rows_only(suite: Suite) -> Suite:

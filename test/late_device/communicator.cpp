@@ -9,17 +9,8 @@
 
 namespace late {
 
-std::shared_ptr<Communicator> Communicator::of(const std::string& name) {
-  static std::mutex mutex;
-  static auto* const all = new std::map<std::string, std::weak_ptr<Communicator>>;
-  const std::lock_guard lock(mutex);
-  auto communicator = (*all)[name].lock();
-  if (!communicator) (*all)[name] = communicator = std::make_shared<Communicator>(name);
-  return communicator;
-}
-
 Communicator::Meeting& Communicator::meeting(const Place& place) {
-  auto& meeting = meetings_[{place.channel, place.number}];
+  auto& meeting = meetings_[place.key()];
   meeting.parts.resize(place.size);
   return meeting;
 }
@@ -35,28 +26,18 @@ void Communicator::arrive(const Place& place, Part part, double time) {
 
 // Under the mutex.
 void Communicator::compare(const Place& place, const Meeting& meeting) {
-  for (int rank = 1; rank < place.size; ++rank) {
-    if (meeting.parts[rank]->signature == meeting.parts[0]->signature) continue;
-    if (!failure_.empty()) return;
-    failure_ = c10::str(
-        "the ranks of communicator '", name_, "' call different collectives as their number ", place.number,
-        ": rank 0 ", meeting.parts[0]->signature, ", rank ", rank, " ", meeting.parts[rank]->signature);
-    report(failure_);
-    return;
-  }
+  if (!failure_.empty()) return;
+  failure_ = thread_group::difference(
+      name_, place, [&](int rank) -> const std::string& { return meeting.parts[rank]->signature; });
+  if (!failure_.empty()) report(failure_);
 }
 
 void Communicator::wait(
     std::unique_lock<std::mutex>& lock, const Place& place, const int& count, std::chrono::milliseconds timeout) {
   if (changed_.wait_for(lock, timeout, [&] { return count == place.size || !failure_.empty(); })) return;
   const auto& own = meeting(place);
-  std::string missing;
-  for (int rank = 0; rank < place.size; ++rank) {
-    if (!own.parts[rank]) missing += c10::str(missing.empty() ? "rank " : ", ", rank);
-  }
-  failure_ = c10::str(
-      "communicator '", name_, "': ", own.parts[place.rank]->signature, " timed out after ", timeout.count(),
-      " ms; not there: ", missing.empty() ? "nobody, but not all came to its end" : missing);
+  failure_ = thread_group::timed_out(
+      name_, place, own.parts[place.rank]->signature, timeout, [&](int rank) { return own.parts[rank] != nullptr; });
   changed_.notify_all();
 }
 
@@ -84,7 +65,7 @@ bool Communicator::leave(const Place& place, std::chrono::milliseconds timeout) 
   auto& own = meeting(place);
   wait(lock, place, own.done, timeout);
   if (!failure_.empty()) return false;
-  if (++own.left == place.size) meetings_.erase({place.channel, place.number});
+  if (++own.left == place.size) meetings_.erase(place.key());
   return true;
 }
 

@@ -1,10 +1,9 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include "thread_group/meeting.h"
 
 #include <chrono>
 #include <condition_variable>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,34 +14,16 @@ namespace late {
 
 class Stream;
 
-/// What one rank brings to a collective: what it calls, and what others may read, as its worker sees it.
-struct Part {
-  /// The operation, its sizes and types: the same on all ranks, or the program is wrong.
-  std::string signature;
-  std::vector<at::Tensor> inputs;
-};
-
 /// What the ranks of a communicator have in common. Its collectives run on workers of the ranks' devices and meet here,
 /// as kernels that wait for each other. A mismatch is reported and ends the communicator, where NCCL would hang or mix
 /// data.
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
-  /// The same one for all ranks that give the same name.
-  static std::shared_ptr<Communicator> of(const std::string& name);
-
   explicit Communicator(std::string name) : name_(std::move(name)) {}
 
-  /// Some ranks' way through one kind of meetings: all of them, or two for messages.
-  struct Place {
-    std::string channel;
-    /// Among those who meet there.
-    int rank;
-    int size;
-    /// How many meetings this rank had there before.
-    uint64_t number;
-  };
-  /// Makes this rank's results, in memory of their own.
-  using Compute = std::function<std::vector<at::Tensor>(const std::vector<Part>& parts)>;
+  using Part = thread_group::Part;
+  using Place = thread_group::Place;
+  using Compute = thread_group::Compute;
 
   // Three steps, so that several meetings may be under way at once.
   void arrive(const Place& place, Part part, double time);

@@ -66,27 +66,4 @@ class Work final : public c10d::Work {
   const c10::intrusive_ptr<at::ivalue::Future> future_;
 };
 
-/// For barriers, whose wait() blocks the host.
-class Arrived final : public c10d::Work {
- public:
-  Arrived(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> kept, at::Device device)
-      : work_(std::move(work)),
-        kept_(std::move(kept)),
-        device_(device) {}
-  bool isCompleted() override {
-    return work_->isCompleted();
-  }
-  bool wait(std::chrono::milliseconds timeout) override {
-    work_->wait(timeout);
-    Device::of(device_).synchronize(current_stream(device_.index()).id(), "wait at a barrier");
-    if (const auto error = work_->exception()) std::rethrow_exception(error);
-    return true;
-  }
-
- private:
-  const c10::intrusive_ptr<c10d::Work> work_;
-  const std::vector<at::Tensor> kept_;
-  const at::Device device_;
-};
-
 } // namespace late

@@ -7,6 +7,7 @@
 #include <ATen/Parallel.h>
 
 #include <cstdlib>
+#include <iostream>
 
 namespace shardwise::test {
 namespace {
@@ -30,6 +31,10 @@ int main(int argc, char** argv) {
   // As the tests with ranks do.
   at::set_num_threads(1);
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
+  if (const auto problem = problem_of_test_device(); !problem.empty()) {
+    std::cerr << problem << "\n";
+    return 1;
+  }
   set_up_test_device();
   start_time_watch();
   const WatchedThread watched("the main thread");

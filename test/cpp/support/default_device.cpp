@@ -7,6 +7,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <mutex>
 
 namespace shardwise::test {
@@ -45,11 +46,13 @@ bool is_of_cpu(const c10::IValue* generator) {
 }
 
 thread_local std::optional<c10::Device> device_of_thread;
+/// The kind of all devices of the process that are chosen so.
+std::atomic<c10::DeviceType> kind{c10::kCPU};
 
 /// The device of a mode that was handed on to this thread, such as one of autograd's, is the current one.
 c10::Device chosen() {
   if (device_of_thread) return *device_of_thread;
-  const c10::impl::VirtualGuardImpl guard(c10::kPrivateUse1);
+  const c10::impl::VirtualGuardImpl guard(kind);
   return guard.getDevice();
 }
 
@@ -96,6 +99,7 @@ DefaultDevice::DefaultDevice(c10::Device device)
     : before_(device_of_thread.value_or(c10::Device(c10::kCPU))),
       mode_((register_mode(), kMode)) {
   device_of_thread = device;
+  kind = device.type();
 }
 
 DefaultDevice::~DefaultDevice() {

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import late
+import devices
 import torch.distributed as dist
 import torch.distributed.fsdp
 from meshes import shared_mesh
@@ -35,7 +35,9 @@ class Engine:
 
 
 def on_device(engine: Engine, device: str) -> Engine:
-    """With every mesh on this device."""
+    """With every mesh on this device, where it is not the one that they take by themselves."""
+    if devices.DEVICE == "cpu":
+        return engine
 
     def moved(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: Any, *args: Any, mesh: Any = None, **options: Any) -> Any:
@@ -57,9 +59,7 @@ TORCH = Engine(
     register_fsdp_forward_method=torch.distributed.fsdp.register_fsdp_forward_method,
     share_comm_ctx=torch.distributed.fsdp.share_comm_ctx,
 )
-if late.IS_ASKED_FOR:
-    # torch itself would take the device.
-    TORCH = on_device(TORCH, "cpu")
+TORCH = on_device(TORCH, devices.TORCHS)
 
 
 def ours() -> Engine:
@@ -67,7 +67,7 @@ def ours() -> Engine:
     if os.environ.get("SHARDWISE_TEST_ENGINE") == "torch":
         return TORCH
     engine = Engine(name="shardwise", **{name: getattr(shardwise, name) for name in _NAMES})
-    return on_device(engine, "late") if late.IS_ASKED_FOR else engine
+    return on_device(engine, devices.DEVICE)
 
 
 _NAMES = (

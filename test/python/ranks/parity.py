@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from devices import data_on
 from engine import TORCH, Engine, ours
 from form import by_form
-from late import data_on
 from models import local
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import late
+import devices
 
 from shardwise import testing
 from shardwise.testing import RankPool
@@ -26,16 +26,16 @@ testing.PRELOAD += [
     "torch.distributed.tensor.parallel",
 ]
 
-if late.IS_ASKED_FOR:
-    testing.PRELOAD += ["late"]
+if devices.DEVICE == "late":
+    testing.PRELOAD += ["devices"]
     # Where the server finds it.
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(late.__file__).parent), os.environ.get("PYTHONPATH", "")])
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(devices.__file__).parent), os.environ.get("PYTHONPATH", "")])
 
 _pools: dict[int, RankPool] = {}
 
 
 def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-    if late.IS_ASKED_FOR:
-        function = late.Checked(function)
-        options.setdefault("backend", late.BACKEND)
+    if devices.DEVICE == "late":
+        function = devices.Checked(function)
+    options.setdefault("backend", devices.BACKEND)
     return _pools.setdefault(world_size, RankPool(world_size)).run(function, *args, **options)

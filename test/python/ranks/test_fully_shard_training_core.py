@@ -16,9 +16,9 @@ from both_functions import (
     set_optimizer_event,
 )
 from delays import POINTS, Delays
+from devices import data_on
 from engine import TORCH, Engine, ours
 from language import blocks_of, prefetch_two_blocks, text_program
-from late import data_on
 from parity import Parity, Trace, Wrap, Wrapping, adam, assert_same_bits, momentum
 from pool import run_ranks
 from torch import nn

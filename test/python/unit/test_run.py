@@ -261,6 +261,15 @@ def test_what_the_late_device_leaves_out_has_a_reason_and_is_there():
     assert all(reasons)
 
 
+def test_ranks_on_one_device_run_some_of_everything(tmp_path):
+    (suite,) = (suite for suite in suites.product_suites() if suite.name == "shared_rows")
+    assert suite.environment == {"SHARDWISE_TEST_DEVICE": "late_shared"}
+    rows = [row.title for row in suites.check_rows.read_rows(ROOT / "test" / "rows.tsv") if row.language == "cpp"]
+    for start in (name.rstrip("*") for name in suites.SHARED_ROWS.split(":")):
+        assert any(row.startswith(start) for row in rows), f"{start} begins no row"
+    assert sum(row.startswith(tuple(suites.SHARED_ROWS.replace("*", "").split(":"))) for row in rows) >= 20
+
+
 def test_every_suite_of_the_product_tells_its_seconds(tmp_path, monkeypatch, capsys):
     script = f"echo '{GOOD}' > a_suite.xml; printf 'A.b\\tx/y.cpp\\t1\\t11\\n' >> \"$SHARDWISE_TEST_SECONDS\""
     results = run.run_suites([suite(tmp_path, monkeypatch, script)])

@@ -1,7 +1,8 @@
-"""Ranks on the late device (test/late_device), where SHARDWISE_TEST_DEVICE=late puts our engine's.
+"""Where our engine's ranks train: SHARDWISE_TEST_DEVICE, which is `cpu`, `late` (test/late_device) or `cuda`.
 
-Each process has a device of its own, and the direct transport carries its tensors. Models and data have the values that
-they have on the CPU, and the device computes with the CPU's kernels: the bits are the same.
+Ranks are processes. Each has a late device of its own; a GPU they share. The direct transport carries their tensors.
+Models and data have the values that they have on the CPU, and the late device computes with the CPU's kernels: there the
+bits are those of the CPU, where torch's engine stays.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from torch.utils._device import _device_constructors
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev") / "test" / "cpp"
-IS_ASKED_FOR = os.environ.get("SHARDWISE_TEST_DEVICE") == "late"
-#: Of the default process group: torch's engine is on the CPU, ours on the device.
-BACKEND = "cpu:gloo,late:shardwise"
+DEVICE = os.environ.get("SHARDWISE_TEST_DEVICE") or "cpu"
+#: Where torch's engine is.
+TORCHS = "cpu" if DEVICE == "late" else DEVICE
+#: Of the default process group.
+BACKEND = "gloo" if DEVICE == "cpu" else f"cpu:gloo,{DEVICE}:shardwise"
 
 
 def bound() -> Any:
@@ -33,7 +36,7 @@ def bound() -> Any:
     return importlib.import_module("bound_late")
 
 
-def install() -> None:
+def install_late() -> None:
     """For a process that has not used any device yet, and may be forked later."""
     late = bound()
     late.install()
@@ -49,12 +52,12 @@ def install() -> None:
     torch._register_device_module("late", module)
 
 
-if IS_ASKED_FOR:
-    install()
+if DEVICE == "late":
+    install_late()
 
 
 class Checked:
-    """A function of ranks, after which the device has nothing to say."""
+    """A function of ranks, after which the late device has nothing to say."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -72,7 +75,7 @@ class _OnDevice(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         if func in _device_constructors() and (kwargs or {}).get("device") is None:
-            return made.to("late")
+            return made.to(DEVICE)
         return made
 
 

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace thread_group {
+
+/// What one rank brings to a collective: what it calls, and what the others may read.
+struct Part {
+  /// The operation, its sizes and types: the same on all ranks, or the program is wrong.
+  std::string signature;
+  std::vector<at::Tensor> inputs;
+};
+
+/// Makes one rank's results, in memory of their own.
+using Compute = std::function<std::vector<at::Tensor>(const std::vector<Part>& parts)>;
+
+/// Some ranks' way through one kind of meetings: all of them, or two for messages.
+struct Place {
+  std::string channel;
+  /// Among those who meet there.
+  int rank;
+  int size;
+  /// How many meetings this rank had there before.
+  uint64_t number;
+
+  std::pair<std::string, uint64_t> key() const {
+    return {channel, number};
+  }
+};
+
+/// A name that the ranks of a store have in common, and nobody else of the process has.
+std::string common_name(const c10::intrusive_ptr<c10d::Store>& store, int rank);
+
+/// How the ranks' calls differ; empty if they do not. `signature_of(k)` is rank k's.
+std::string difference(
+    const std::string& communicator, const Place& place,
+    const std::function<const std::string&(int rank)>& signature_of);
+
+/// That a rank has waited too long, and for whom. `is_there(k)`: whether rank k has come.
+std::string timed_out(
+    const std::string& communicator, const Place& place, const std::string& signature,
+    std::chrono::milliseconds timeout, const std::function<bool(int rank)>& is_there);
+
+} // namespace thread_group
