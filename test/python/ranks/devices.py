@@ -1,7 +1,7 @@
 """Where our engine's ranks train: SHARDWISE_TEST_DEVICE, which is `cpu`, `late` (test/late_device) or `cuda`.
 
 Ranks are processes. Each has a late device of its own; a GPU they share. The direct transport carries their tensors.
-Models and data have the values that they have on the CPU, and the late device computes with the CPU's kernels: there the
+Models and data have the values that they have on the CPU. The late device computes with the CPU's kernels, so there the
 bits are those of the CPU, where torch's engine stays.
 """
 
