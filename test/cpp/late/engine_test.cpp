@@ -1,4 +1,4 @@
-// The engine on the late device, where only a device can tell: what the host waits for, and which device is meant.
+// The engine on the late device, where only a device can tell: which stream waits for which, and which device is meant.
 #include "comm/buffers.h"
 #include "late_test.h"
 #include "ranks/hybrid_models.h"
@@ -6,45 +6,6 @@
 #include <shardwise/checkpoint.h>
 
 namespace shardwise::test {
-namespace {
-
-/// How often the host waits in a step, once a model has been trained for some.
-int64_t waits_of_a_step(Rank& rank, Stack& model) {
-  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.02));
-  const auto batch = tokens(0, rank.rank());
-  const auto step = [&] {
-    optimizer.zero_grad();
-    call(model, batch).pow(2).mean().backward();
-    optimizer.step();
-  };
-  for (int k = 0; k < 3; ++k) step();
-  const auto before = late::host_waits(rank.rank());
-  for (int k = 0; k < 3; ++k) step();
-  const auto waits = late::host_waits(rank.rank()) - before;
-  late::current_stream(rank.rank()).synchronize();
-  return waits;
-}
-
-} // namespace
-
-TEST(LateEngine, TheHostWaitsForNothingInASteadyStep) {
-  run_ranks(4, [](Rank& rank) {
-    const auto flat = sharded_on(rank).layout(ShardLayout::flat);
-    const auto hybrid = FullyShardOptions().mesh(rank.mesh({{"replicate", 2}, {"shard", 2}}));
-    const auto halves =
-        sharded_on(rank).mixed_precision(MixedPrecision().param_dtype(at::kBFloat16).reduce_dtype(at::kFloat));
-    for (const auto& options :
-         {sharded_on(rank), sharded_on(rank).reshard_after_forward(false), flat, hybrid, halves}) {
-      Stack model;
-      shard_stack(model, options);
-      EXPECT_EQ(waits_of_a_step(rank, model), 0);
-    }
-    Stack model;
-    replicate(model, ReplicateOptions().mesh(rank.mesh()));
-    EXPECT_EQ(waits_of_a_step(rank, model), 0);
-  });
-}
-
 TEST(LateEngine, ACheckpointDrawsAgainOnTheDeviceOfItsInputs) {
   // The current device is another one, as where a program never sets it.
   const c10::DeviceGuard guard(late_device(0));

@@ -1,0 +1,53 @@
+// How often the host waits for the device in a step.
+#include "ranks/hybrid_models.h"
+#include "steps.h"
+
+#include <ATen/record_function.h>
+
+namespace shardwise::test {
+
+TEST(LateEngine, TheHostWaitsForNothingInASteadyStep) {
+  run_ranks(4, [](Rank& rank) {
+    const auto flat = sharded_on(rank).layout(ShardLayout::flat);
+    const auto hybrid = hybrid_on(rank, {2, 2});
+    const auto halves =
+        sharded_on(rank).mixed_precision(MixedPrecision().param_dtype(at::kBFloat16).reduce_dtype(at::kFloat));
+    for (const auto& options :
+         {sharded_on(rank), sharded_on(rank).reshard_after_forward(false), flat, hybrid, halves}) {
+      Stack model;
+      shard_stack(model, options);
+      EXPECT_EQ(waits_of_training(rank, model), 0);
+    }
+    Stack model;
+    replicate(model, ReplicateOptions().mesh(rank.mesh()));
+    EXPECT_EQ(waits_of_training(rank, model), 0);
+  });
+}
+
+TEST(LateEngine, TheHostWaitsOnceWhereParametersAreUnused) {
+  // Every rank leaves a parameter of each block unused, another one on each.
+  run_ranks(2, [](Rank& rank) {
+    for (const auto& options : {sharded_on(rank), sharded_on(rank).cpu_offload(CpuOffload())}) {
+      Stack model;
+      shard_stack(model, options);
+      const auto step = [&] {
+        model->zero_grad();
+        auto x = torch::ones({2, 6}, rank.device());
+        for (int i = 0; i < 3; ++i) {
+          auto block = model->block(i);
+          x = rank.rank() == 0 ? block->up->forward(x).narrow(1, 0, 6) : block->norm->forward(x);
+        }
+        x.sum().backward();
+        for (int i = 0; i < 3; ++i) {
+          auto block = model->block(i);
+          ASSERT_TRUE(block->up->weight.grad().defined() && block->norm->weight.grad().defined());
+          ASSERT_FALSE(block->down->weight.grad().defined());
+        }
+        ASSERT_FALSE(model->head->weight.grad().defined());
+      };
+      EXPECT_EQ(waits_of_a_step(rank, step), 1);
+    }
+  });
+}
+
+} // namespace shardwise::test
