@@ -98,4 +98,18 @@ LATE = [
         "",
         "LateOffload.AShardMayBeWrittenRightAfterAForward",
     ),
+    _late(
+        "gather by hand without a wait for the optimizer's stream",
+        "engine/schedule.cpp",
+        "  follow_optimizer();\n  if (unit.begin_unshard())",
+        "  if (unit.begin_unshard())",
+        "LateEngine.UnshardByHandWaitsForTheOptimizersEvent",
+    ),
+    _late(
+        "read and load state dicts without a wait for the optimizer's stream",
+        "nn/module_state.cpp",
+        "      unit->schedule()->follow_optimizer();\n",
+        "",
+        "LateEngine.StateDictsWaitForTheOptimizersEvent:LateEngine.LoadedValuesWaitForTheOptimizersEvent",
+    ),
 ]

@@ -64,6 +64,69 @@ TEST(LateEngine, AnOptimizerOnAStreamOfItsOwn) {
 
 namespace {
 
+/// Each use of a model after a step of an optimizer on a stream of its own, of which only the event tells.
+template <typename Use>
+void use_after_a_step_elsewhere(const Use& use) {
+  run_ranks(2, [&](Rank& rank) {
+    const auto index = rank.rank();
+    const auto side = new_stream(index);
+    Stack ours, reference;
+    auto root = shard_stack(ours, sharded_on(rank));
+    root.set_prefetch(false);
+    for (int step = 0; step < 4; ++step) {
+      root.reshard();
+      for (auto& block : *ours->blocks) unit(*block).reshard();
+      // What was gathered before has read the shards.
+      c10::Event read(at::kPrivateUse1);
+      read.record(late::current_stream(index));
+      read.block(side);
+      {
+        const torch::NoGradGuard no_grad;
+        const c10::StreamGuard guard(side);
+        for (auto& parameter : ours->parameters()) parameter.mul_(1.25);
+      }
+      {
+        const torch::NoGradGuard no_grad;
+        for (auto& parameter : reference->parameters()) parameter.mul_(1.25);
+      }
+      const auto stepped = std::make_shared<c10::Event>(at::kPrivateUse1);
+      stepped->record(side);
+      root.set_post_optim_event(stepped);
+      use(root, ours, reference);
+    }
+  });
+}
+
+} // namespace
+
+TEST(LateEngine, UnshardByHandWaitsForTheOptimizersEvent) {
+  for (const bool async : {true, false}) {
+    use_after_a_step_elsewhere([&](Unit& root, Stack& ours, Stack& reference) {
+      root.unshard(async).wait();
+      expect_same(ours->head->weight, reference->head->weight.detach().cpu(), "the full copy");
+    });
+  }
+}
+
+TEST(LateEngine, StateDictsWaitForTheOptimizersEvent) {
+  use_after_a_step_elsewhere([](Unit&, Stack& ours, Stack& reference) {
+    const auto dict = full_state_dict(ours);
+    expect_same(dict["head.weight"], reference->head->weight.detach().cpu(), "of the root");
+    expect_same(dict["blocks.1.up.weight"], reference->block(1)->up->weight.detach().cpu(), "of a block");
+  });
+}
+
+TEST(LateEngine, LoadedValuesWaitForTheOptimizersEvent) {
+  use_after_a_step_elsewhere([](Unit&, Stack& ours, Stack& reference) {
+    StateDict dict;
+    for (const auto& entry : reference->named_parameters()) dict.insert(entry.key(), entry.value().detach());
+    load_full_state_dict(ours, dict);
+    load_full_state_dict(ours, dict, LoadStateDictOptions().broadcast_from_rank0(false));
+  });
+}
+
+namespace {
+
 /// A vector of the pool, once a long computation on that stream has written to it.
 at::Tensor fill_on(const c10::Stream& stream, comm::Buffers& pool) {
   const c10::StreamGuard guard(stream);
