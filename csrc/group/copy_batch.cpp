@@ -30,7 +30,7 @@ class Elements {
 } // namespace
 
 bool CopyBatch::takes(const at::Tensor& tensor) {
-  return is_plain(tensor) && cuda::has_kernels(tensor.device().type()) && (!tensor.is_cpu() || tensor.numel() <= kSmall);
+  return is_plain(tensor) && cuda::has_kernels(tensor.device()) && (!tensor.is_cpu() || tensor.numel() <= kSmall);
 }
 
 bool CopyBatch::scales(at::ScalarType from, at::ScalarType to) {
