@@ -93,13 +93,13 @@ struct Mesh::State {
     if (!open) return;
     open = false;
     const auto closing = std::exchange(groups, {});
-    for (const auto& [place, group] : std::exchange(neighbours, {})) group->shutdown();
+    for (const auto& [place, group] : std::exchange(neighbours, {})) comm::end_process_group(*group);
     store.reset();
     claim.reset();
     for (const auto& group : closing) {
       if (!owns_groups) break;
       comm::Agreement::forget(*group);
-      group->shutdown();
+      comm::end_process_group(*group);
     }
   }
 

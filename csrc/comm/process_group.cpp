@@ -12,6 +12,8 @@
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <exception>
+
 namespace shardwise::comm {
 namespace {
 
@@ -87,6 +89,15 @@ c10::intrusive_ptr<c10d::Backend> make_direct(const GroupSpec& spec) {
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const GroupSpec& spec) {
   return with_patience(spec, make);
+}
+
+// On a CPU shutdown() waits for nobody. That of NCCL waits for the collectives under way.
+void end_process_group(c10d::ProcessGroup& group) {
+  if (std::uncaught_exceptions() == 0 || !group.hasBackends()) return group.shutdown();
+  for (const auto device : group.getDeviceTypes()) {
+    const auto backend = group.getBackend(device.type());
+    device.is_cpu() ? backend->shutdown() : backend->abort();
+  }
 }
 
 c10::intrusive_ptr<c10d::Backend> make_transport(GroupSpec spec) {

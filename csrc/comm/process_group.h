@@ -24,9 +24,9 @@ struct GroupSpec {
   at::Device device;
   std::chrono::milliseconds connect_timeout;
   std::chrono::milliseconds timeout;
-  /// For tensors of a device: the name of the back end that a group beside this one has. If empty, the usual one: for
-  /// CUDA what torch's name "nccl" stands for.
-  std::string device_backend = {};
+  /// The back end for tensors of a device of the group beside which this one is made: this one gets one like it. If
+  /// null, the usual one: for CUDA what torch's name "nccl" stands for.
+  c10::intrusive_ptr<c10d::Backend> device_backend = nullptr;
   /// For CPU tensors.
   Transport transport = Transport::gloo;
   /// Whether the direct transport may use shared memory if all ranks are on one host.
@@ -57,6 +57,9 @@ bool has_nccl();
 /// Makes a process group: the given transport for CPU tensors and, on another device, what carries that device's.
 /// Raises PeerError, at once if a rank's process is seen to end.
 SHARDWISE_API c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const GroupSpec& spec);
+
+/// Shuts it down. While an error is on its way through this thread, waits for no other rank, which may never come.
+void end_process_group(c10d::ProcessGroup& group);
 
 /// Makes only the direct transport's back end, over a store that may have been used before. Raises PeerError.
 SHARDWISE_API c10::intrusive_ptr<c10d::Backend> make_transport(GroupSpec spec);
