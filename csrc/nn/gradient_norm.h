@@ -1,7 +1,7 @@
 #pragma once
 
 #include "comm/collectives.h"
-#include "engine/unit.h"
+#include "engine/front_end.h"
 
 #include <vector>
 
