@@ -34,6 +34,10 @@ void LastUse::await(const at::Tensor& memory) {
   if (here != *stream_ && captured_ == base::is_capturing(here)) event_->block(here);
 }
 
+void LastUse::make_host_wait() const {
+  if (event_ && !event_->query()) event_->synchronize();
+}
+
 void LastUse::tell_allocator(const at::Tensor& memory) const {
   if (!stream_) return;
   c10::impl::VirtualGuardImpl(memory.device().type()).recordDataPtrOnStream(memory.storage().data_ptr(), *stream_);

@@ -15,6 +15,8 @@ class LastUse {
   void note(const at::Tensor& memory);
   /// The next use will be on the current stream: if that is another one, it waits for the last use.
   void await(const at::Tensor& memory);
+  /// The next use will be by the host, which waits for the last one.
+  void make_host_wait() const;
   /// The memory is about to go back to its allocator, which must not hand it out before the last use is over.
   void tell_allocator(const at::Tensor& memory) const;
 

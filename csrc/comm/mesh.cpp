@@ -93,13 +93,13 @@ struct Mesh::State {
     if (!open) return;
     open = false;
     const auto closing = std::exchange(groups, {});
-    for (const auto& [place, group] : std::exchange(neighbours, {})) group->shutdown();
+    for (const auto& [place, group] : std::exchange(neighbours, {})) comm::end_process_group(*group);
     store.reset();
     claim.reset();
     for (const auto& group : closing) {
       if (!owns_groups) break;
       comm::Agreement::forget(*group);
-      group->shutdown();
+      comm::end_process_group(*group);
     }
   }
 
@@ -236,7 +236,7 @@ struct Mesh::State {
   }
 
   /// Devices have back ends of their own unless the direct transport is asked for by name.
-  bool carries_devices() const {
+  bool is_direct_for_devices() const {
     const auto asked = options.transport() ? options.transport() : comm::transport_in_environment();
     return !device.is_cpu() && asked == Transport::direct;
   }
@@ -251,7 +251,7 @@ struct Mesh::State {
         .device = device,
         .connect_timeout = options.connect_timeout(),
         .timeout = options.timeout(),
-        .device_backend = carries_devices() ? comm::kDirectBackend : "",
+        .direct_for_device = is_direct_for_devices(),
         .transport =
             options.transport() ? *options.transport() : comm::transport_in_environment().value_or(Transport::direct),
         .shared_memory = options.shared_memory() ? *options.shared_memory() : comm::shared_memory_of_environment(),

@@ -12,6 +12,8 @@
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <exception>
+
 namespace shardwise::comm {
 namespace {
 
@@ -25,7 +27,8 @@ c10::intrusive_ptr<c10d::ProcessGroup> make(const GroupSpec& spec) {
   using Type = c10d::ProcessGroup::BackendType;
   auto group = c10::make_intrusive<c10d::ProcessGroup>(spec.store, spec.rank, spec.size);
   const bool direct = spec.transport == Transport::direct;
-  const bool takes_device = !spec.device.is_cpu() && spec.device_backend == kDirectBackend;
+  const bool is_like_direct = spec.device_backend && !transport::way_of(*spec.device_backend).empty();
+  const bool takes_device = !spec.device.is_cpu() && (spec.direct_for_device || is_like_direct);
   const auto ours = direct || takes_device ? make_direct(part_of(spec, "direct")) : nullptr;
   const auto type = direct ? Type::CUSTOM : Type::GLOO;
   group->setBackend(c10::DeviceType::CPU, type, direct ? ours : make_gloo(part_of(spec, "gloo")));
@@ -92,6 +95,15 @@ c10::intrusive_ptr<c10d::Backend> make_direct(const GroupSpec& spec) {
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const GroupSpec& spec) {
   return with_patience(spec, make);
+}
+
+// On a CPU shutdown() waits for nobody. That of NCCL waits for the collectives under way.
+void end_process_group(c10d::ProcessGroup& group) {
+  if (std::uncaught_exceptions() == 0 || !group.hasBackends()) return group.shutdown();
+  for (const auto device : group.getDeviceTypes()) {
+    const auto backend = group.getBackend(device.type());
+    device.is_cpu() ? backend->shutdown() : backend->abort();
+  }
 }
 
 c10::intrusive_ptr<c10d::Backend> make_transport(GroupSpec spec) {

@@ -15,9 +15,6 @@
 
 namespace shardwise::comm {
 
-/// The name of the direct transport among back ends.
-inline constexpr auto kDirectBackend = "shardwise";
-
 /// What is needed to make a process group: its ranks, and how they find each other.
 struct GroupSpec {
   std::string name;
@@ -27,9 +24,11 @@ struct GroupSpec {
   at::Device device;
   std::chrono::milliseconds connect_timeout;
   std::chrono::milliseconds timeout;
-  /// For tensors of a device: the name of the back end that a group beside this one has, or kDirectBackend. If empty,
-  /// the usual one: for CUDA what torch's name "nccl" stands for.
-  std::string device_backend = {};
+  /// The back end for tensors of a device of the group beside which this one is made: this one gets one like it. If
+  /// null, the usual one: for CUDA what torch's name "nccl" stands for.
+  c10::intrusive_ptr<c10d::Backend> device_backend = nullptr;
+  /// Or: whether the direct transport carries them.
+  bool direct_for_device = false;
   /// For CPU tensors.
   Transport transport = Transport::gloo;
   /// Whether the direct transport may use shared memory if all ranks are on one host.
@@ -60,6 +59,9 @@ bool has_nccl();
 /// Makes a process group: the given transport for CPU tensors and, on another device, what carries that device's.
 /// Raises PeerError, at once if a rank's process is seen to end.
 SHARDWISE_API c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const GroupSpec& spec);
+
+/// Shuts it down. While an error is on its way through this thread, waits for no other rank, which may never come.
+void end_process_group(c10d::ProcessGroup& group);
 
 /// Makes only the direct transport's back end, over a store that may have been used before. Raises PeerError.
 SHARDWISE_API c10::intrusive_ptr<c10d::Backend> make_transport(GroupSpec spec);

@@ -131,10 +131,7 @@ void refuse_dead(const GroupSpec& spec, const Processes& processes) {
 
 SecondGroup make_beside(c10d::ProcessGroup& first, Ranks names, GroupSpec spec) {
   const base::WithoutCallerLock unlocked;
-  if (!spec.device.is_cpu()) {
-    const auto backend = backend_of(first, spec.device.type());
-    spec.device_backend = backend ? backend->getBackendName() : "";
-  }
+  if (!spec.device.is_cpu()) spec.device_backend = backend_of(first, spec.device.type());
   try {
     // Owns a reference, because the waiting thread may be left behind.
     const auto group_before = c10::intrusive_ptr<c10d::ProcessGroup>::reclaim_copy(&first);

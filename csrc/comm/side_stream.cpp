@@ -45,4 +45,11 @@ void SideStream::follow(SideStream& other, c10::Device device) {
   theirs->event.block(lane(device)->stream);
 }
 
+void SideStream::make_host_wait() {
+  for (auto& lane : lanes_) {
+    lane.event.record(lane.stream);
+    lane.event.synchronize();
+  }
+}
+
 } // namespace shardwise::comm

@@ -31,6 +31,8 @@ class SHARDWISE_API SideStream {
   void follow_current(c10::Device device);
   /// The same for another side stream.
   void follow(SideStream& other, c10::Device device);
+  /// The host waits for all that was issued here, on every device.
+  void make_host_wait();
 
  private:
   /// An event of each device is enough: who waits for it waits for what it said at that time.

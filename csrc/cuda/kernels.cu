@@ -17,8 +17,15 @@ struct Batch {
 };
 static_assert(sizeof(Batch) <= 4000, "the arguments of a kernel have 4 KiB");
 
+// The batch stays where the arguments are, instead of being copied for each thread, where the architecture knows that.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 700
+#define SHARDWISE_GRID_CONSTANT __grid_constant__
+#else
+#define SHARDWISE_GRID_CONSTANT
+#endif
+
 template <typename Element>
-__global__ void move_kernel(Batch batch, Element element) {
+__global__ void move_kernel(const SHARDWISE_GRID_CONSTANT Batch batch, Element element) {
   const Move& move = batch.moves[blockIdx.y];
   const int64_t numel = move.count * move.length;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
@@ -73,6 +80,15 @@ cudaError_t launch_copy(cudaStream_t stream, int64_t unit, const std::vector<Mov
     default:
       return launch(stream, moves, Copying<uint4>{});
   }
+}
+
+// Loads them, and launches nothing: it may be asked while a graph is captured.
+cudaError_t try_kernels() {
+  cudaFuncAttributes attributes{};
+  const auto error = cudaFuncGetAttributes(&attributes, move_kernel<Copying<uint4>>);
+  // Else whoever asks next for the last error would take it for their own.
+  if (error != cudaSuccess) cudaGetLastError();
+  return error;
 }
 
 cudaError_t launch_scale(

@@ -8,6 +8,7 @@
 
 #ifdef SHARDWISE_WITH_KERNELS
 #include "cuda/kernels.h"
+#include "cuda/trial.h"
 
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -58,15 +59,24 @@ void copy_on_cuda(at::Device device, int64_t itemsize, const std::vector<Move>& 
   }
 }
 
+bool run_on_cuda(at::Device device) {
+  static Trial trial([](at::Device tried) -> std::string {
+    const c10::DeviceGuard guard(tried);
+    const auto error = try_kernels();
+    return error == cudaSuccess ? "" : cudaGetErrorString(error);
+  });
+  return trial.succeeds_on(device.has_index() ? device : c10::impl::VirtualGuardImpl(device.type()).getDevice());
+}
+
 #endif
 
 } // namespace
 
-bool has_kernels(at::DeviceType device) {
+bool has_kernels(at::Device device) {
 #ifdef SHARDWISE_WITH_KERNELS
-  if (device == at::kCUDA) return true;
+  if (device.is_cuda()) return run_on_cuda(device);
 #endif
-  return device == at::kCPU;
+  return device.is_cpu();
 }
 
 void copy(at::Device device, int64_t itemsize, const std::vector<Move>& moves) {

@@ -24,8 +24,9 @@ struct Move {
   int64_t to_stride;
 };
 
-/// Whether tensors on this device can be moved here: always on a CPU, on a CUDA device if nvcc built the kernels.
-SHARDWISE_API bool has_kernels(at::DeviceType device);
+/// Whether tensors on this device can be moved here: always on a CPU, on a CUDA device if nvcc built the kernels and
+/// they run there. A device is tried when it is first asked for, which is when a unit is made.
+SHARDWISE_API bool has_kernels(at::Device device);
 
 /// Copies elements of `itemsize` bytes. On a device all moves run on the current stream, in one launch or a few. The
 /// moves need not outlive the call, so it may be captured in a graph.

@@ -4,6 +4,7 @@
 #include "engine/unit.h"
 #include "observe/fault_point.h"
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
@@ -69,6 +70,7 @@ void GradientSums::begin() {
   scattering_ = true;
   if (in_stream_) {
     begin_second();
+    begin_copies();
   } else if (among_shards.size() == 1) {
     finish_first();
   }
@@ -91,6 +93,17 @@ void GradientSums::begin_second() {
   for_each([&](auto& gradients) {
     gradients.begin_all_reduce(among_copies, streams(), unit_.name(), unit_.own_counters());
   });
+}
+
+// A hook may change the sum first.
+void GradientSums::begin_copies() {
+  if (extent_ != Extent::all) return;
+  const bool is_final = !unit_.options.all_reduce_hook;
+  for_each([&](auto& gradients) { gradients.begin_copies(is_final, to_host()); });
+}
+
+comm::HostCopies& GradientSums::to_host() const {
+  return unit_.schedule()->sum_streams().to_host;
 }
 
 bool GradientSums::advance() {
@@ -123,13 +136,27 @@ void GradientSums::publish() {
   if (unit_.ranks().world() == 1) return publish_alone();
   for_each([&](auto& gradients) {
     if (!gradients.under_way()) return;
-    extent == Extent::all ? gradients.publish(unit_.options.all_reduce_hook) : gradients.keep_partial();
+    extent == Extent::all ? gradients.publish(to_host(), unit_.options.all_reduce_hook) : gradients.keep_partial();
   });
+}
+
+at::Tensor GradientSums::as_published(const group::Parameter& parameter, const at::Tensor& mean) const {
+  const auto stored = parameter.stored();
+  const auto dtype = parameter.grad_dtype.value_or(stored.scalar_type());
+  if (stored.device() == mean.device()) return mean.to(dtype);
+  const bool pin = unit_.pins() && stored.is_cpu();
+  const auto moved = at::empty_like(mean, stored.options().dtype(dtype).requires_grad(false).pinned_memory(pin));
+  comm::LastUse use;
+  use.note(mean);
+  to_host().begin(mean, use, !pin, [&] { moved.copy_(mean, /*non_blocking=*/pin); });
+  use.tell_allocator(mean);
+  return moved;
 }
 
 void GradientSums::publish_alone() {
   const base::ComputeGuard guard;
   const auto& factor = unit_.options.divide_factor;
+  std::vector<std::pair<group::Parameter*, at::Tensor>> means;
   for (const auto& parameter : unit_.parameters()) {
     auto local = parameter->take_local();
     parameter->settle();
@@ -138,9 +165,12 @@ void GradientSums::publish_alone() {
     }
     if (!local.defined()) continue;
     if (factor) local = local.div(*factor);
-    local = local.to(parameter->grad_dtype.value_or(parameter->stored().scalar_type()));
+    means.emplace_back(parameter.get(), as_published(*parameter, local));
+  }
+  to_host().wait();
+  for (const auto& [parameter, mean] : means) {
     // In the layout `flat` a shard is one-dimensional.
-    parameter->publish(parameter->whole ? local : local.reshape(parameter->stored().sizes()));
+    parameter->publish(parameter->whole ? mean : mean.reshape(parameter->stored().sizes()));
     parameter->run_hook();
   }
 }

@@ -43,7 +43,10 @@ class GradientSums {
   template <typename Do>
   void for_each(const Do& act);
   group::Gradients::Streams* streams() const;
+  comm::HostCopies& to_host() const;
   void begin_second();
+  void begin_copies();
+  at::Tensor as_published(const group::Parameter& parameter, const at::Tensor& mean) const;
   void publish_alone();
 
   Unit& unit_;

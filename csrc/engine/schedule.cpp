@@ -128,6 +128,7 @@ void Schedule::leave(const Unit& unit, bool exactly) {
 
 void Schedule::begin_unshard_by_hand(Unit& unit) {
   abandon_dead_backward();
+  follow_optimizer();
   if (unit.begin_unshard()) order_.gathered_by_hand(unit.id_);
 }
 
@@ -302,7 +303,10 @@ void Schedule::gather_ahead(UnitId unit, bool backward) {
 void Schedule::gather_list(UnitId unit, bool backward) {
   const auto& options = living_[unit]->options;
   for (const auto& weak : backward ? options.backward_prefetch : options.forward_prefetch) {
-    if (const auto next = weak.lock()) next->schedule()->gather_ahead(next->id_, backward);
+    const auto next = weak.lock();
+    if (!next) continue;
+    next->schedule()->follow_optimizer();
+    next->schedule()->gather_ahead(next->id_, backward);
   }
 }
 

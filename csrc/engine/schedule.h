@@ -60,6 +60,10 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
   void begin_unshard_by_hand(Unit& unit);
   /// Calls await_event and clears it.
   void await_optimizer();
+  /// Calls await_event, and leaves it to the next forward, which may be on another stream.
+  void follow_optimizer() const {
+    if (await_event) await_event();
+  }
 
   void gradient_arriving(Unit& unit, const group::Parameter& parameter, bool defined);
   void gradient_arrived(Unit& unit, const group::Parameter& parameter);

@@ -41,7 +41,7 @@ group::Group::Setting Unit::setting(bool takes_memory) const {
       .full_dtype = settings_.precision.param_dtype(),
       .sum_dtype = settings_.precision.reduce_dtype(),
       .full_device = settings_.offload ? std::optional(mesh_.device()) : std::nullopt,
-      .pin = settings_.offload && settings_.offload->pin_memory() && !mesh_.device().is_cpu(),
+      .pin = pins(),
       .front_end = settings_.front_end.get(),
       .takes_memory = takes_memory,
       .before = &groups_};
@@ -99,7 +99,10 @@ void Unit::show(bool full) {
 }
 
 void Unit::shard_written() {
-  for_full_copies([](group::Copies& copies) { copies.mark_stale(); });
+  for_full_copies([](group::Copies& copies) {
+    copies.let_host_write();
+    copies.mark_stale();
+  });
 }
 
 const group::Parameter* Unit::parameter_at(const at::Tensor& tensor) const {

@@ -109,6 +109,10 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   const MixedPrecision& precision() const {
     return settings_.precision;
   }
+  /// Whether shards in the host's memory lie in pinned memory.
+  bool pins() const {
+    return settings_.offload && settings_.offload->pin_memory() && !mesh_.device().is_cpu();
+  }
   /// Units that were made earlier have lower numbers.
   int64_t number() const {
     return number_;

@@ -33,6 +33,8 @@ class Copies {
   virtual void mark_stale() {
     stale_ = true;
   }
+  /// The host is about to write to the shards: it waits until the device has read what was sent of them.
+  virtual void let_host_write() {}
   bool must_gather() const {
     return state_ != State::gathering && !current();
   }

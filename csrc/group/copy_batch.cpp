@@ -30,8 +30,7 @@ class Elements {
 } // namespace
 
 bool CopyBatch::takes(const at::Tensor& tensor) {
-  return is_plain(tensor) && cuda::has_kernels(tensor.device().type()) &&
-         (!tensor.is_cpu() || tensor.numel() <= kSmall);
+  return is_plain(tensor) && cuda::has_kernels(tensor.device()) && (!tensor.is_cpu() || tensor.numel() <= kSmall);
 }
 
 bool CopyBatch::scales(at::ScalarType from, at::ScalarType to) {
@@ -104,6 +103,16 @@ bool put_flags(const std::vector<bool>& flags, const at::Tensor& vector, int64_t
   auto* to = vector.mutable_data_ptr<float>() + offset;
   for (const bool flag : flags) *to++ = flag ? 1.0F : 0.0F;
   return true;
+}
+
+std::vector<int64_t> row_major(at::IntArrayRef sizes) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= std::max<int64_t>(sizes[i], 1);
+  }
+  return strides;
 }
 
 at::Tensor view_of(const at::Tensor& buffer, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset) {

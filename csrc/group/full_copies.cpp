@@ -92,11 +92,11 @@ void FullCopies::begin_unshard(
     if (!from_held) counters.unsharded_bytes += collect();
     refill(buffers, counters);
     if (is_flat_) {
-      gathered_ = memory_;
+      gathered_ = layout_.world > 1 || lies_on_full_device() ? memory_ : send(buffers, counters);
     } else if (layout_.world > 1) {
       gathered_ = buffers.take(layout_.world * layout_.part, kinds_.full, counters);
     } else {
-      gathered_ = part_;
+      gathered_ = lies_on_full_device() ? part_ : send(buffers, counters);
     }
   }
   set_state(State::gathering);
@@ -104,14 +104,22 @@ void FullCopies::begin_unshard(
   if (layout_.world == 1) return;
   const base::ComputeGuard compute;
   auto part = from_held ? held_ : part_;
-  if (!from_held && !is_sent_as_it_is()) {
-    part = sent_ = buffers.take(layout_.part, kinds_.full, counters);
-    sent_.copy_(part_, /*non_blocking=*/true);
-    counters.unsharded_bytes += static_cast<int64_t>(sent_.nbytes());
-  }
+  if (!from_held && !is_sent_as_it_is()) part = send(buffers, counters);
   places_directly_ = !may_hold && !placements_.empty() && collectives.can_place();
   const transport::DirectPlacement placement{memory_, placements_};
   pending_ = collectives.all_gather(gathered_, part, named(unit), counters, places_directly_ ? &placement : nullptr);
+}
+
+// The part as it is sent: cast, and on the device of the full copies. In the layout `flat` a rank that is alone has it
+// where it belongs already.
+at::Tensor FullCopies::send(comm::Buffers& buffers, Counters& counters) {
+  const bool is_whole = is_flat_ && layout_.world == 1;
+  const auto sent = is_whole ? memory_ : buffers.take(layout_.part, kinds_.full, counters);
+  sent.copy_(part_, /*non_blocking=*/true);
+  if (!lies_on_full_device()) host_read_.note(sent);
+  counters.unsharded_bytes += static_cast<int64_t>(sent.nbytes());
+  if (!is_whole) sent_ = sent;
+  return sent;
 }
 
 // All leaves lie in one piece of memory, so that the pool keeps few of them.
@@ -145,7 +153,7 @@ void FullCopies::refuse_in_child() {
 
 void FullCopies::copy_out() {
   if (is_flat_) {
-    if (layout_.world == 1) gathered_.copy_(part_);
+    if (layout_.world == 1 && lies_on_full_device()) gathered_.copy_(part_);
     return;
   }
   const Addresses addresses{gathered_.const_data_ptr(), memory_.const_data_ptr(), places_directly_};
@@ -266,6 +274,7 @@ void FullCopies::store(size_t index, const at::Tensor& value) {
   }
   // A gather ahead may still read the shard.
   if (pending_) pending_->settle();
+  let_host_write();
   // No ComputeGuard: autograd has to see that the shard's version moves, as that of any parameter that is loaded.
   const c10::AutoGradMode no_grad(false);
   auto shard = parameters()[index]->stored();

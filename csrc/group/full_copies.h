@@ -48,6 +48,9 @@ class FullCopies : public Copies {
 
   bool fits() const override;
   void mark_stale() override;
+  void let_host_write() override {
+    host_read_.make_host_wait();
+  }
   /// Puts the parameters' names into the errors for reads by pointer. To be called again when they are renamed.
   void name_storages(const FrontEndCallbacks& front);
   /// Whether all shards lie in the part.
@@ -102,9 +105,13 @@ class FullCopies : public Copies {
     bool can_place = false;
   };
 
-  bool is_sent_as_it_is() const {
-    return kinds_.shards.dtype() == kinds_.full.dtype() && kinds_.shards.device() == kinds_.full.device();
+  bool lies_on_full_device() const {
+    return kinds_.shards.device() == kinds_.full.device();
   }
+  bool is_sent_as_it_is() const {
+    return kinds_.shards.dtype() == kinds_.full.dtype() && lies_on_full_device();
+  }
+  at::Tensor send(comm::Buffers& buffers, Counters& counters);
   void refill(comm::Buffers& buffers, Counters& counters);
   void refuse_in_child();
   void leave_buffers();
@@ -167,6 +174,8 @@ class FullCopies : public Copies {
   at::Tensor held_;
   /// The part as it is sent, if it has to be cast or moved for that.
   at::Tensor sent_;
+  /// Where the device read the part that lies in pinned memory of the host.
+  comm::LastUse host_read_;
   std::optional<comm::Pending> pending_;
 };
 

@@ -63,6 +63,7 @@ void FullCopies::move_into_part(size_t index, FrontEndCallbacks& front) {
   const auto shard = parameters()[index]->stored();
   {
     const base::ComputeGuard guard;
+    host_read_.make_host_wait();
     auto piece = own_part(index);
     piece.copy_(own_piece(*parameters()[index], layout_.cuts[index], rank_));
     shard.set_data(front.shown(piece));
@@ -88,6 +89,7 @@ int64_t FullCopies::collect() const {
   int64_t bytes = 0;
   for (size_t i = 0; i < elsewhere_.size(); ++i) {
     if (!elsewhere_[i].defined()) continue;
+    host_read_.make_host_wait();
     own_part(i).copy_(elsewhere_[i]);
     bytes += static_cast<int64_t>(elsewhere_[i].nbytes());
   }

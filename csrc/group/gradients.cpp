@@ -19,16 +19,6 @@
 namespace shardwise::group {
 namespace {
 
-std::vector<int64_t> row_major(at::IntArrayRef sizes) {
-  std::vector<int64_t> strides(sizes.size());
-  int64_t stride = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= std::max<int64_t>(sizes[i], 1);
-  }
-  return strides;
-}
-
 /// Half precision overflows early, so part of the division comes before the sum: a power of two, about the square root.
 double first_part(double divisor) {
   double part = 1;
@@ -42,9 +32,10 @@ at::Tensor as_real(const at::Tensor& tensor) {
 
 } // namespace
 
-Gradients::Gradients(std::vector<Parameter*> parameters, layout::Shards layout, at::ScalarType dtype)
+Gradients::Gradients(std::vector<Parameter*> parameters, layout::Shards layout, at::ScalarType dtype, bool pin)
     : parameters_(std::move(parameters)),
-      layout_(std::move(layout)) {
+      layout_(std::move(layout)),
+      pin_(pin) {
   for (const auto* parameter : parameters_) {
     const auto leaf = parameter->full();
     options_ = leaf.options().dtype(dtype).requires_grad(false);
@@ -70,24 +61,35 @@ at::Tensor Gradients::piece_in(const at::Tensor& buffer, size_t index, int64_t r
 
 // Gradients that are kept past zero_grad() are views of the sum, which is then not free: two sums take turns.
 void Gradients::provide(comm::Buffers& buffers, Counters& counters) {
-  const auto find_free = [&] {
-    if (sum_.is_free(parameters_)) return true;
-    std::swap(sum_, spare_);
-    return sum_.is_free(parameters_);
+  const auto kind = published_kind();
+  goes_to_host_ = kind.device().is_cpu() && !device().is_cpu();
+  const auto is_free = [&](Sum& sum, Sum& spare) {
+    if (sum.is_free(parameters_)) return true;
+    std::swap(sum, spare);
+    return sum.is_free(parameters_);
   };
   bool found = false;
+  bool found_on_host = !goes_to_host_;
+  const auto find_free = [&] {
+    found = is_free(sum_, spare_);
+    found_on_host = found_on_host || is_free(host_, host_spare_);
+  };
   if (const auto& visible = parameters_.front()->visible_parameter()) {
     visible->at_once([&] {
       if (converts_) {
         for (const auto* parameter : parameters_) parameter->visible_parameter()->release();
       }
-      found = find_free();
+      find_free();
     });
   } else {
-    found = find_free();
+    find_free();
   }
   if (!found) {
     sum_.renew(transport::shared_zeros(segment(), options_));
+    ++counters.allocations;
+  }
+  if (!found_on_host) {
+    host_.renew(at::zeros({segment()}, kind.pinned_memory(pin_)));
     ++counters.allocations;
   }
   bucket_ = scattered() ? buffers.take(layout_.world * segment(), options_, counters) : sum_.vector();
@@ -151,6 +153,7 @@ void Gradients::begin(
     Counters& counters) {
   const observe::Label label("FSDP::post_backward_reduce", unit);
   under_way_ = true;
+  copying_ = false;
   observe::pass(observe::FaultPoint::reduce);
   rank_ = scattered() ? shards.rank() : 0;
   const auto before = options_.dtype() == at::kHalf ? first_part(rule.divisor) : rule.divides_after ? 1 : rule.divisor;
@@ -276,71 +279,6 @@ void Gradients::drop(comm::Buffers& buffers) {
     const base::ComputeGuard guard;
     buffers.give(bucket);
   }
-}
-
-// Only a rank that left a parameter unused has to look at the counts, and to wait for the device.
-std::vector<size_t> Gradients::used_somewhere() const {
-  at::Tensor counts;
-  if (std::find(used_here_.begin(), used_here_.end(), false) != used_here_.end()) {
-    const base::ComputeGuard guard;
-    const auto n = static_cast<int64_t>(parameters_.size());
-    counts = at::real(sum_.vector().narrow(0, layout_.part, n)).to(at::kCPU, at::kFloat);
-  }
-  std::vector<size_t> used;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (used_here_[i] || counts.data_ptr<float>()[i] != 0) used.push_back(i);
-  }
-  return used;
-}
-
-// A mean has the sizes of its shard, and if those are the parameter's, its strides too. In the layout `flat` a shard is
-// a vector, even if one rank has all of it.
-const at::Tensor& Gradients::mean_of(size_t index) {
-  const auto& parameter = *parameters_[index];
-  const auto offset = layout_.cuts[index].offsets[rank_];
-  const auto* shard = parameter.live_shard();
-  if (shard == nullptr) {
-    return sum_.view(index, parameter.live_full().sizes(), offset, [&] { return strides_[index]; });
-  }
-  const auto sizes = shard->sizes();
-  return sum_.view(index, sizes, offset, [&] {
-    return !scattered() && sizes == parameter.live_full().sizes() ? strides_[index] : row_major(sizes);
-  });
-}
-
-void Gradients::publish(const std::function<void(at::Tensor&)>& hook) {
-  under_way_ = false;
-  await_result();
-  if (hook) {
-    auto sum = sum_.vector().detach().narrow(0, 0, layout_.part);
-    hook(sum);
-  }
-  for (auto* parameter : parameters_) {
-    parameter->settle();
-    parameter->partial = {};
-  }
-  const auto used = used_somewhere();
-  const auto& first = *parameters_.front();
-  auto kind = first.stored().options().requires_grad(false);
-  if (first.grad_dtype) kind = kind.dtype(first.grad_dtype);
-  converts_ = kind.dtype() != options_.dtype() || kind.device() != options_.device();
-  std::vector<at::Tensor> converted;
-  if (after_ != 1 || converts_) {
-    const base::ComputeGuard guard;
-    for (const auto i : used) {
-      auto mean = mean_of(i);
-      if (after_ != 1) mean.mul_(after_);
-      if (converts_) converted.push_back(mean.to(kind));
-    }
-  }
-  const auto publish_all = [&] {
-    for (size_t n = 0; n < used.size(); ++n) {
-      parameters_[used[n]]->publish(converts_ ? converted[n] : mean_of(used[n]));
-    }
-  };
-  const auto& visible = first.visible_parameter();
-  visible ? visible->at_once(publish_all) : publish_all();
-  for (const auto i : used) parameters_[i]->run_hook();
 }
 
 int64_t Gradients::bucket_bytes() const {

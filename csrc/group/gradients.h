@@ -2,6 +2,7 @@
 
 #include "comm/buffers.h"
 #include "comm/collectives.h"
+#include "comm/host_copies.h"
 #include "comm/side_stream.h"
 #include "group/copy_batch.h"
 #include "group/parameter.h"
@@ -25,8 +26,9 @@ namespace shardwise::group {
 class Gradients {
  public:
   /// The unit goes on to own the parameters. All are on the device of the first. `layout` has a cut for each, in a
-  /// world of one if every rank keeps the mean of everything. Sums are in `dtype`.
-  Gradients(std::vector<Parameter*> parameters, layout::Shards layout, at::ScalarType dtype);
+  /// world of one if every rank keeps the mean of everything. Sums are in `dtype`. `pin`: gradients that go to the host
+  /// lie in pinned memory.
+  Gradients(std::vector<Parameter*> parameters, layout::Shards layout, at::ScalarType dtype, bool pin);
 
   const std::vector<Parameter*>& parameters() const {
     return parameters_;
@@ -45,10 +47,11 @@ class Gradients {
   ~Gradients();
 
   /// Streams for sums of a device, so that what computes does not wait for them: those over shards, and those over
-  /// copies.
+  /// copies. What goes to the host follows them.
   struct Streams {
     comm::SideStream shards;
     comm::SideStream copies;
+    comm::HostCopies to_host;
   };
   /// Copies the gradients that wait into the bucket, and starts the sum over `shards`: each of them gets its part, or
   /// all get everything. Starts nothing if this rank is alone. `streams` is null where waits are the host's.
@@ -64,8 +67,13 @@ class Gradients {
   /// After wait(), or in a stream after begin(): adds what keep_partial() put aside, and starts the sum over the ranks
   /// with copies, if there are others.
   void begin_all_reduce(const comm::Collectives& copies, Streams* streams, const std::string& unit, Counters& counters);
-  /// After wait(): publishes the means, as views of the sum. `hook` may look at the sum and change it first.
-  void publish(const std::function<void(at::Tensor& sum)>& hook = {});
+  /// Once the last sum was started in a stream: starts to copy what the host will need, as far as it need not wait for
+  /// that. That is the counts where this rank left a parameter unused, and with `is_final` gradients whose shards lie
+  /// in the host's memory.
+  void begin_copies(bool is_final, comm::HostCopies& to_host);
+  /// After wait(): publishes the means, as views of the sum or of its copy on the host. `hook` may look at the sum and
+  /// change it first.
+  void publish(comm::HostCopies& to_host, const std::function<void(at::Tensor& sum)>& hook = {});
   /// After wait(): puts the sum, which is not yet that of all ranks, aside for a later begin_all_reduce().
   void keep_partial();
   /// Ends what is under way, and publishes nothing.
@@ -99,6 +107,12 @@ class Gradients {
   void fill_counts();
   at::Tensor count_of(size_t index) const;
   const at::Tensor& mean_of(size_t index);
+  /// Of gradients as they are published.
+  at::TensorOptions published_kind() const;
+  bool has_unused() const;
+  at::Tensor counts_in(const at::Tensor& sum) const;
+  void copy_to_host(comm::HostCopies& to_host);
+  void copy_counts(bool pinned, comm::HostCopies& to_host);
   std::vector<size_t> used_somewhere() const;
   comm::CollectiveName named(const char* sum, const std::string& unit) const;
 
@@ -116,7 +130,16 @@ class Gradients {
   /// The result: the bucket itself if nothing is scattered.
   Sum sum_;
   Sum spare_;
-  /// Gradients are published in another dtype, or on another device, than that of sums.
+  /// Where shards lie in the host's memory: the result there.
+  bool goes_to_host_ = false;
+  bool pin_;
+  Sum host_;
+  Sum host_spare_;
+  /// The counts on the host, where this rank left a parameter unused.
+  at::Tensor host_counts_;
+  /// They, or the result, are on their way.
+  bool copying_ = false;
+  /// Gradients are published in another dtype, or on another device, than that of what is published.
   bool converts_ = false;
   std::vector<bool> used_here_;
   std::optional<comm::Pending> pending_;

@@ -19,6 +19,7 @@ Kind kind_of(const Parameter* parameter) {
 Group::Group(std::vector<Parameter*> parameters, const Setting& setting)
     : parameters_(std::move(parameters)),
       options_(parameters_.front()->stored().options().requires_grad(false)),
+      pin_(setting.pin),
       outline_(kind_of(parameters_.front()), {setting.layout, setting.world, setting.full_dtype, setting.sum_dtype}) {
   for (auto* parameter : parameters_) {
     sizes_.push_back(parameter->full().sizes().vec());
@@ -132,7 +133,7 @@ void Group::follow_requires_grad(const std::function<void()>& settle) {
   }
   if (!parameters.empty()) {
     auto layout = lay_out_some(parameters);
-    gradients_.emplace(std::move(parameters), std::move(layout), outline_.sum_dtype());
+    gradients_.emplace(std::move(parameters), std::move(layout), outline_.sum_dtype(), pin_);
   }
 }
 

@@ -100,6 +100,7 @@ class Group {
   std::vector<Parameter*> parameters_;
   std::vector<std::vector<int64_t>> sizes_;
   at::TensorOptions options_;
+  bool pin_;
   Outline outline_;
   std::optional<FullCopies> full_copies_;
   std::optional<ExtendedCopies> extended_copies_;

@@ -3,26 +3,21 @@
 #include "base/compute_guard.h"
 #include "base/on_host.h"
 #include "engine/front_end.h"
-#include "nn/module_state.h"
+#include "nn/gradient_norm.h"
 
 #include <shardwise/error.h>
 
-#include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/tensor.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/full_like.h>
 #include <c10/util/StringUtil.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <map>
 #include <unordered_set>
 
 namespace shardwise {
 namespace {
-
-constexpr auto kWhat = "the all-reduce of clip_grad_norm_";
 
 void check(double max_norm, double norm_type) {
   if (!(norm_type > 0)) {
@@ -60,95 +55,6 @@ Units one_for_each_group(const Units& units) {
   return some;
 }
 
-/// The values that a gradient stores: of a sparse one, without its zeros.
-at::Tensor values_of(const at::Tensor& gradient) {
-  return gradient.is_sparse() ? gradient.coalesce()._values() : gradient;
-}
-
-/// The norm of a vector that comes in parts, some of them on other ranks. Between add() and value() it is kept as a sum
-/// of p-th powers, or for infinity as a maximum. That any element is not a number is kept apart, since a maximum may
-/// lose it.
-class Norm {
- public:
-  explicit Norm(double order) : order_(order) {}
-
-  /// `weight`: the share of it that this rank adds, where other ranks add theirs.
-  void add(const at::Tensor& gradient, double weight) {
-    const base::ComputeGuard guard;
-    const auto values = values_of(gradient);
-    if (values.numel() == 0) return;
-    const auto type = values.scalar_type();
-    const auto in = type == at::kHalf || type == at::kBFloat16 ? std::optional(at::kFloat) : std::nullopt;
-    const auto norm = at::linalg_vector_norm(values, order_, std::nullopt, false, in).to(at::kDouble);
-    auto& terms = waiting_[norm.device().str()];
-    terms.norms.push_back(norm);
-    terms.weights.push_back(weight);
-  }
-
-  /// Adds up what this rank has, with one wait for each device instead of one for each gradient.
-  void finish() {
-    const base::ComputeGuard guard;
-    for (const auto& [device, terms] : waiting_) {
-      const auto norms = at::stack(terms.norms);
-      const auto term =
-          is_maximum() ? norms.amax() : norms.pow(order_).mul(at::tensor(terms.weights, norms.options())).sum();
-      const auto value = term.item<double>();
-      if (std::isnan(value)) {
-        is_nan_ = 1;
-      } else {
-        power_ = is_maximum() ? std::max(power_, value) : power_ + value;
-      }
-    }
-    waiting_.clear();
-  }
-
-  void reduce(engine::Unit& unit) {
-    reduce(unit, {unit.ranks().for_event(comm::Agreement::kClipping, kWhat, unit.own_counters())});
-  }
-
-  /// Over all ranks of the unit's mesh.
-  void reduce_to_all(engine::Unit& unit) {
-    reduce(unit, unit.ranks().all_for_event(comm::Agreement::kClipping, kWhat, unit.own_counters()));
-  }
-
-  void reduce(engine::Unit& unit, const std::vector<comm::Collectives>& ranks) {
-    const base::ComputeGuard guard;
-    const auto wire = at::tensor({power_, is_nan_}, base::on_host(at::kDouble)).to(unit.mesh().device());
-    const auto op = is_maximum() ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
-    for (const auto& some : ranks) {
-      if (some.size() > 1) some.all_reduce(wire, kWhat, unit.own_counters(), op).wait();
-    }
-    const auto reduced = wire.cpu();
-    power_ = reduced.data_ptr<double>()[0];
-    is_nan_ = reduced.data_ptr<double>()[1];
-  }
-
-  Norm& operator+=(const Norm& other) {
-    power_ = is_maximum() ? std::max(power_, other.power_) : power_ + other.power_;
-    is_nan_ += other.is_nan_;
-    return *this;
-  }
-
-  double value() const {
-    if (is_nan_ > 0) return std::numeric_limits<double>::quiet_NaN();
-    return is_maximum() ? power_ : std::pow(power_, 1 / order_);
-  }
-
- private:
-  struct Terms {
-    std::vector<at::Tensor> norms;
-    std::vector<double> weights;
-  };
-  bool is_maximum() const {
-    return std::isinf(order_);
-  }
-
-  double order_;
-  std::map<std::string, Terms> waiting_;
-  double power_ = 0;
-  double is_nan_ = 0;
-};
-
 /// A gradient, and the unit of its parameter if it has one.
 struct Gradient {
   at::Tensor values;
@@ -159,7 +65,10 @@ struct Gradient {
 
 /// The norm of all gradients on all ranks. Parameters on a mesh of fewer ranks than the widest, as experts are, differ
 /// between the meshes of that kind: they are added up over the widest one.
-Norm norm_of(const std::vector<Gradient>& gradients, const Units& units, double order) {
+nn::GradientNorm norm_of(const std::vector<Gradient>& gradients, const Units& units, double order) {
+  const auto home = !units.empty()       ? units.front()->mesh().device()
+                    : !gradients.empty() ? gradients.front().values.device()
+                                         : at::Device(at::kCPU);
   const auto ranks_of = [](const auto& unit) { return unit->ranks().world(); };
   const auto widest = std::max_element(
       units.begin(), units.end(), [&](const auto& a, const auto& b) { return ranks_of(a) < ranks_of(b); });
@@ -169,12 +78,12 @@ Norm norm_of(const std::vector<Gradient>& gradients, const Units& units, double 
   auto sharded = units;
   std::erase_if(sharded, [&](const auto& unit) { return unit->shards().size() == 1 || is_narrow(unit); });
   const auto meshes = one_for_each_group(sharded);
-  Norm total(order);
+  nn::GradientNorm total(order, home);
   // What every rank has whole is added to the shards of the first mesh, a share from each rank. So all ranks get the
   // same norm, and whatever is not finite anywhere is seen everywhere.
   const auto share = meshes.empty() ? 1.0 : 1.0 / meshes.front()->shards().size();
   for (size_t i = 0; i < std::max<size_t>(meshes.size(), 1); ++i) {
-    Norm part(order);
+    nn::GradientNorm part(order, home);
     for (const auto& [gradient, unit, is_whole] : gradients) {
       if (is_narrow(unit)) continue;
       if (is_whole && i == 0) part.add(gradient, share);
@@ -185,7 +94,7 @@ Norm norm_of(const std::vector<Gradient>& gradients, const Units& units, double 
     total += part;
   }
   if (std::any_of(units.begin(), units.end(), is_narrow)) {
-    Norm part(order);
+    nn::GradientNorm part(order, home);
     for (const auto& [gradient, unit, is_whole] : gradients) {
       if (!is_narrow(unit)) continue;
       part.add(gradient, 1.0 / static_cast<double>(is_whole ? ranks_of(unit) : unit->ranks().copies().size()));
@@ -197,9 +106,55 @@ Norm norm_of(const std::vector<Gradient>& gradients, const Units& units, double 
   return total;
 }
 
+/// Gradients of a dtype on a device.
+struct Alike {
+  at::Device device;
+  at::ScalarType dtype;
+  std::vector<at::Tensor> values;
+};
+
+std::vector<Alike> by_kind(const std::vector<Gradient>& gradients) {
+  std::vector<Alike> all;
+  for (const auto& gradient : gradients) {
+    const auto values = gradient.values.is_sparse() ? gradient.values._values() : gradient.values;
+    const auto same = [&](const Alike& alike) {
+      return alike.device == values.device() && alike.dtype == values.scalar_type();
+    };
+    auto alike = std::find_if(all.begin(), all.end(), same);
+    if (alike == all.end()) alike = all.insert(all.end(), {values.device(), values.scalar_type(), {}});
+    alike->values.push_back(values);
+  }
+  return all;
+}
+
+/// Of a tensor that is on a device, by which half precision would be multiplied in half precision.
+void scale_halves(const std::vector<at::Tensor>& values, const at::Tensor& factor) {
+  for (auto half : values) half.copy_(half.to(at::kFloat).mul_(factor));
+}
+
+/// Scales them by a factor that is on the device of the norm. The host knows it only where gradients are on the host.
+void scale(const std::vector<Gradient>& gradients, const at::Tensor& factor) {
+  const c10::InferenceMode no_inference(false);
+  const c10::AutoGradMode no_grad(false);
+  for (const auto& alike : by_kind(gradients)) {
+    if (alike.device.is_cpu()) {
+      const auto number = factor.item<double>();
+      if (number != 1) at::_foreach_mul_(alike.values, number);
+      continue;
+    }
+    const bool is_half = alike.dtype == at::kHalf || alike.dtype == at::kBFloat16;
+    at::Tensor there;
+    {
+      const base::ComputeGuard guard;
+      there = nn::moved_to(factor, alike.device).to(is_half ? at::kFloat : c10::toRealValueType(alike.dtype));
+    }
+    is_half ? scale_halves(alike.values, there) : at::_foreach_mul_(alike.values, there);
+  }
+}
+
 } // namespace
 
-double clip_grad_norm_(
+TotalNorm clip_grad_norm_(
     const std::vector<at::Tensor>& parameters, double max_norm, double norm_type, bool error_if_nonfinite) {
   check(max_norm, norm_type);
   std::unordered_set<at::TensorImpl*> seen;
@@ -220,24 +175,29 @@ double clip_grad_norm_(
     if (parameter.is_meta()) refuse_without_values(parameter, i);
     if (parameter.grad().defined()) gradients.push_back({parameter.grad(), std::move(unit), is_whole});
   }
-  const auto total = norm_of(gradients, units, norm_type);
-  const auto norm = total.value();
-  if (error_if_nonfinite && !std::isfinite(norm)) {
+  const auto norm = norm_of(gradients, units, norm_type).value();
+  if (error_if_nonfinite && !std::isfinite(norm.item<double>())) {
     throw Error(c10::str(
-        "shardwise: the total norm of order ", norm_type, " of the gradients is ", norm,
+        "shardwise: the total norm of order ", norm_type, " of the gradients is ", norm.item<double>(),
         " and cannot be clipped; no gradient was changed. Skip this step on all ranks, or call with "
         "error_if_nonfinite = false to scale by it all the same."));
   }
-  const auto scale = std::min(max_norm / (norm + 1e-6), 1.0);
-  if (scale == 1.0) return norm;
-  const c10::InferenceMode no_inference(false);
-  const c10::AutoGradMode no_grad(false);
-  for (auto& gradient : gradients) gradient.values.mul_(scale);
-  return norm;
+  at::Tensor factor;
+  {
+    const base::ComputeGuard guard;
+    factor = at::full_like(norm, max_norm).div(norm.add(1e-6)).clamp_max(1);
+  }
+  scale(gradients, factor);
+  return TotalNorm(norm);
 }
 
-double clip_grad_norm_(const torch::nn::Module& module, double max_norm, double norm_type, bool error_if_nonfinite) {
+TotalNorm clip_grad_norm_(const torch::nn::Module& module, double max_norm, double norm_type, bool error_if_nonfinite) {
   return clip_grad_norm_(module.parameters(), max_norm, norm_type, error_if_nonfinite);
+}
+
+TotalNorm::operator double() const {
+  const base::ComputeGuard guard;
+  return tensor_.item<double>();
 }
 
 } // namespace shardwise

@@ -70,6 +70,7 @@ std::string ModuleState::locate() {
     };
     std::unordered_map<at::TensorImpl*, Shard> shards;
     for (const auto& unit : units_) {
+      unit->schedule()->follow_optimizer();
       unit->renew_groups();
       for (const auto& group : unit->groups()) {
         auto* copies = group->full_copies();

@@ -29,8 +29,8 @@ class ModuleState {
 
   explicit ModuleState(const torch::nn::Module& module);
 
-  /// Finds where the units keep their parameters, after any cast or load. Returns what is wrong on this rank, for
-  /// agree(); "" if nothing is.
+  /// Finds where the units keep their parameters, after any cast or load, and makes the device wait for the step of an
+  /// optimizer that set_post_optim_event() tells of. Returns what is wrong on this rank, for agree(); "" if nothing is.
   std::string locate();
 
   /// Each tensor once, in the order of its first name.

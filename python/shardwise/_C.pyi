@@ -307,7 +307,7 @@ class EstimateOptions:
         ...
 class ValueError(Error, builtins.ValueError):
     pass
-def clip_grad_norm_(parameters: collections.abc.Sequence[torch.Tensor], max_norm: typing.SupportsFloat, *, norm_type: typing.SupportsFloat, error_if_nonfinite: bool) -> float:
+def clip_grad_norm_(parameters: collections.abc.Sequence[torch.Tensor], max_norm: typing.SupportsFloat, *, norm_type: typing.SupportsFloat, error_if_nonfinite: bool) -> torch.Tensor:
     ...
 def cpp_unit(module: typing.Any) -> CppUnit | None:
     """

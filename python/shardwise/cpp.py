@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -66,9 +66,10 @@ def load_full_state_dict(
 
 def clip_grad_norm_(
     parameters: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
-) -> float:
+) -> torch.Tensor:
     """Scales gradients so that their norm over all parameters and ranks is at most `max_norm`; returns what it was.
 
+    The norm is a tensor, as torch's is: on a device the host waits for it only if it asks for the number.
     `parameters` is a C++ module, a Python module with C++ modules inside, or its parameters(), which may include
     DTensors. All ranks must call it.
 
@@ -81,13 +82,16 @@ def clip_grad_norm_(
     for tensor in tensors:
         (placed if hasattr(tensor, "placements") else plain).append(tensor)
 
-    def clip(limit: float, raises: bool) -> float:
+    def clip(limit: float, raises: bool) -> torch.Tensor:
         return _C.clip_grad_norm_(plain, limit, norm_type=float(norm_type), error_if_nonfinite=raises)
 
     if not placed:
         return clip(float(max_norm), error_if_nonfinite)
-    norms = torch.tensor([clip(math.inf, raises=False), _norm_of(placed, norm_type)], dtype=torch.float64)
-    total = torch.linalg.vector_norm(norms, norm_type)
+    ours = clip(math.inf, raises=False)
+    theirs = _norm_of(placed, norm_type)
+    total = torch.linalg.vector_norm(
+        torch.stack([ours, theirs.to(ours, non_blocking=ours.device.type != "cpu")]), norm_type
+    )
     if error_if_nonfinite and not total.isfinite():
         raise _C.Error(
             f"shardwise: the total norm of order {norm_type} of the gradients is {total} and cannot be clipped; no "
@@ -95,13 +99,13 @@ def clip_grad_norm_(
         )
     for some in (plain, placed):
         torch.nn.utils.clip_grads_with_norm_(some, max_norm, total)
-    return float(total)
+    return total
 
 
-def _norm_of(parameters: list[torch.Tensor], norm_type: float) -> float:
+def _norm_of(parameters: list[torch.Tensor], norm_type: float) -> torch.Tensor:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm: Any = torch.nn.utils.get_total_norm(gradients, norm_type)
-    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+    return cast(torch.Tensor, norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
 
 __all__ = ["LoadResult", "Mesh", "as_module", "clip_grad_norm_", "full_state_dict", "load_full_state_dict"]

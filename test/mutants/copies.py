@@ -8,7 +8,7 @@ COPIES = [
     Mutant(
         "use a full copy that the optimizer left behind",
         "csrc/engine/unit.cpp",
-        "  for_full_copies([](group::Copies& copies) { copies.mark_stale(); });",
+        "    copies.mark_stale();\n",
         "",
         suites="FullyShardPrograms.*",
     ),

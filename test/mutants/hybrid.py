@@ -62,7 +62,7 @@ HYBRID = [
     ),
     Mutant(
         "add first sums to every second sum",
-        "csrc/group/gradients.cpp",
+        "csrc/group/gradients_publish.cpp",
         "    parameter->partial = {};\n",
         "",
         suites="FullyShardHybrid.*",

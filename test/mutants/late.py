@@ -33,7 +33,7 @@ LATE = [
     ),
     _late(
         "publish gradients before their sum",
-        "group/gradients.cpp",
+        "group/gradients_publish.cpp",
         "  await_result();\n  if (hook) {",
         "  if (hook) {",
     ),
@@ -83,5 +83,33 @@ LATE = [
         "  for (const auto& [memory, last_use] : idle_) last_use.tell_allocator(memory);\n",
         "",
         "LateEngine.MemoryGoesBackToItsAllocatorAfterItsLastUse",
+    ),
+    _late(
+        "read gradients on the host before their copy is over",
+        "comm/host_copies.cpp",
+        "  stream_.make_host_wait();\n",
+        "",
+        "LateOffload.GradientsThatAreKept",
+    ),
+    _late(
+        "let the host write to a shard that the device still reads",
+        "group/full_copies.h",
+        "    host_read_.make_host_wait();\n",
+        "",
+        "LateOffload.AShardMayBeWrittenRightAfterAForward",
+    ),
+    _late(
+        "gather by hand without a wait for the optimizer's stream",
+        "engine/schedule.cpp",
+        "  follow_optimizer();\n  if (unit.begin_unshard())",
+        "  if (unit.begin_unshard())",
+        "LateEngine.UnshardByHandWaitsForTheOptimizersEvent",
+    ),
+    _late(
+        "read and load state dicts without a wait for the optimizer's stream",
+        "nn/module_state.cpp",
+        "      unit->schedule()->follow_optimizer();\n",
+        "",
+        "LateEngine.StateDictsWaitForTheOptimizersEvent:LateEngine.LoadedValuesWaitForTheOptimizersEvent",
     ),
 ]

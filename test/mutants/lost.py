@@ -75,7 +75,7 @@ LOST = [
     ),
     Mutant(
         "compare no norms with what others do",
-        "csrc/nn/clip_grad_norm.cpp",
+        "csrc/nn/gradient_norm.cpp",
         "reduce(unit, {unit.ranks().for_event(comm::Agreement::kClipping, kWhat, unit.own_counters())});",
         "reduce(unit, std::vector<comm::Collectives>{unit.shards()});",
         suites=_APART,

@@ -9,7 +9,7 @@ MIXED = "FullyShardMixedPrecision.*"
 PRECISION = [
     Mutant(
         "divide by nothing after the sum",
-        "csrc/group/gradients.cpp",
+        "csrc/group/gradients_publish.cpp",
         "      if (after_ != 1) mean.mul_(after_);\n",
         "",
         suites=MIXED,
@@ -93,7 +93,7 @@ PRECISION = [
     ),
     Mutant(
         "give gradients in the dtype of the sum",
-        "csrc/group/gradients.cpp",
+        "csrc/group/gradients_publish.cpp",
         "converted.push_back(mean.to(kind));",
         "converted.push_back(mean.to(kind.device()));",
         suites=MIXED,

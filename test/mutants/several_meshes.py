@@ -77,9 +77,9 @@ MESHES = [
     ),
     Mutant(
         "publish gradients in the parameter's dtype whatever the program wants",
-        "csrc/group/gradients.cpp",
-        "  if (first.grad_dtype) kind = kind.dtype(first.grad_dtype);\n",
-        "",
+        "csrc/group/gradients_publish.cpp",
+        "  return first.grad_dtype ? kind.dtype(first.grad_dtype) : kind;\n",
+        "  return kind;\n",
         suites=_DTYPES,
     ),
     _package(

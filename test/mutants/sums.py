@@ -14,7 +14,7 @@ SUMS = [
     ),
     Mutant(
         "show nobody the sum",
-        "csrc/group/gradients.cpp",
+        "csrc/group/gradients_publish.cpp",
         "    hook(sum);\n",
         "    (void)sum;\n",
         suites="FullyShardCustom.*",
@@ -28,14 +28,14 @@ SUMS = [
     ),
     Mutant(
         "forget the counts of used parameters",
-        "csrc/group/gradients.cpp",
+        "csrc/group/gradients_publish.cpp",
         "    if (used_here_[i] || counts.data_ptr<float>()[i] != 0) used.push_back(i);",
         "    used.push_back(i);",
         languages=BOTH,
     ),
     Mutant(
         "give no gradient to a parameter that only other ranks used",
-        "csrc/group/gradients.cpp",
+        "csrc/group/gradients_publish.cpp",
         "    if (used_here_[i] || counts.data_ptr<float>()[i] != 0) used.push_back(i);",
         "    if (used_here_[i]) used.push_back(i);",
         languages=BOTH,

@@ -123,7 +123,7 @@ class SHARDWISE_API Unit {
   Unit& set_forward_prefetch(const std::vector<Unit>& units);
   Unit& set_backward_prefetch(const std::vector<Unit>& units);
   /// The next forward of this tree gathers only after this event, on the device: for an optimizer on a stream of its
-  /// own. No effect on CPUs.
+  /// own. So do unshard() and state dicts until then. No effect on CPUs.
   Unit& set_post_optim_event(std::shared_ptr<c10::Event> event);
   /// Frees the idle memory that this tree keeps for the next step.
   Unit& free_idle_memory();

@@ -1,4 +1,4 @@
-// The engine on the late device, where only a device can tell: what the host waits for, and which device is meant.
+// The engine on the late device, where only a device can tell: which stream waits for which, and which device is meant.
 #include "comm/buffers.h"
 #include "late_test.h"
 #include "ranks/hybrid_models.h"
@@ -6,49 +6,6 @@
 #include <shardwise/checkpoint.h>
 
 namespace shardwise::test {
-namespace {
-
-/// How often the host waits in some steps, once a model has been trained for some. As where a graph captures them, what
-/// waits or takes memory from the system raises.
-int64_t waits_of_captured_steps(Rank& rank, Stack& model) {
-  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.02));
-  const auto batch = tokens(0, rank.rank());
-  const auto step = [&] {
-    optimizer.zero_grad();
-    call(model, batch).pow(2).mean().backward();
-    optimizer.step();
-  };
-  for (int k = 0; k < 3; ++k) step();
-  const auto before = late::host_waits(rank.rank());
-  {
-    const late::Capturing capturing(rank.rank());
-    for (int k = 0; k < 3; ++k) step();
-  }
-  const auto waits = late::host_waits(rank.rank()) - before;
-  late::current_stream(rank.rank()).synchronize();
-  return waits;
-}
-
-} // namespace
-
-TEST(LateEngine, ASteadyStepMayBeCaptured) {
-  run_ranks(4, [](Rank& rank) {
-    const auto flat = sharded_on(rank).layout(ShardLayout::flat);
-    const auto hybrid = FullyShardOptions().mesh(rank.mesh({{"replicate", 2}, {"shard", 2}}));
-    const auto halves =
-        sharded_on(rank).mixed_precision(MixedPrecision().param_dtype(at::kBFloat16).reduce_dtype(at::kFloat));
-    for (const auto& options :
-         {sharded_on(rank), sharded_on(rank).reshard_after_forward(false), flat, hybrid, halves}) {
-      Stack model;
-      shard_stack(model, options);
-      EXPECT_EQ(waits_of_captured_steps(rank, model), 0);
-    }
-    Stack model;
-    replicate(model, ReplicateOptions().mesh(rank.mesh()));
-    EXPECT_EQ(waits_of_captured_steps(rank, model), 0);
-  });
-}
-
 TEST(LateEngine, ACheckpointDrawsAgainOnTheDeviceOfItsInputs) {
   // The current device is another one, as where a program never sets it.
   const c10::DeviceGuard guard(late_device(0));
@@ -102,6 +59,69 @@ TEST(LateEngine, AnOptimizerOnAStreamOfItsOwn) {
     }
     // A gather ahead is under way.
     root.reset();
+  });
+}
+
+namespace {
+
+/// Each use of a model after a step of an optimizer on a stream of its own, of which only the event tells.
+template <typename Use>
+void use_after_a_step_elsewhere(const Use& use) {
+  run_ranks(2, [&](Rank& rank) {
+    const auto index = rank.rank();
+    const auto side = new_stream(index);
+    Stack ours, reference;
+    auto root = shard_stack(ours, sharded_on(rank));
+    root.set_prefetch(false);
+    for (int step = 0; step < 4; ++step) {
+      root.reshard();
+      for (auto& block : *ours->blocks) unit(*block).reshard();
+      // What was gathered before has read the shards.
+      c10::Event read(at::kPrivateUse1);
+      read.record(late::current_stream(index));
+      read.block(side);
+      {
+        const torch::NoGradGuard no_grad;
+        const c10::StreamGuard guard(side);
+        for (auto& parameter : ours->parameters()) parameter.mul_(1.25);
+      }
+      {
+        const torch::NoGradGuard no_grad;
+        for (auto& parameter : reference->parameters()) parameter.mul_(1.25);
+      }
+      const auto stepped = std::make_shared<c10::Event>(at::kPrivateUse1);
+      stepped->record(side);
+      root.set_post_optim_event(stepped);
+      use(root, ours, reference);
+    }
+  });
+}
+
+} // namespace
+
+TEST(LateEngine, UnshardByHandWaitsForTheOptimizersEvent) {
+  for (const bool async : {true, false}) {
+    use_after_a_step_elsewhere([&](Unit& root, Stack& ours, Stack& reference) {
+      root.unshard(async).wait();
+      expect_same(ours->head->weight, reference->head->weight.detach().cpu(), "the full copy");
+    });
+  }
+}
+
+TEST(LateEngine, StateDictsWaitForTheOptimizersEvent) {
+  use_after_a_step_elsewhere([](Unit&, Stack& ours, Stack& reference) {
+    const auto dict = full_state_dict(ours);
+    expect_same(dict["head.weight"], reference->head->weight.detach().cpu(), "of the root");
+    expect_same(dict["blocks.1.up.weight"], reference->block(1)->up->weight.detach().cpu(), "of a block");
+  });
+}
+
+TEST(LateEngine, LoadedValuesWaitForTheOptimizersEvent) {
+  use_after_a_step_elsewhere([](Unit&, Stack& ours, Stack& reference) {
+    StateDict dict;
+    for (const auto& entry : reference->named_parameters()) dict.insert(entry.key(), entry.value().detach());
+    load_full_state_dict(ours, dict);
+    load_full_state_dict(ours, dict, LoadStateDictOptions().broadcast_from_rank0(false));
   });
 }
 

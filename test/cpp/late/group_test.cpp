@@ -30,6 +30,30 @@ TEST(LateGroup, CommunicatorsInDifferentOrdersHangOnABusyDevice) {
   late::take_faults();
 }
 
+TEST(LateGroup, AMeshThatEndsWithAnErrorWaitsForNobody) {
+  run_ranks(2, [](Rank& rank) {
+    const auto store = c10::make_intrusive<c10d::PrefixStore>("its own mesh", rank.store());
+    const auto options =
+        MeshOptions().device(rank.device()).timeout(20s).store(store).rank(rank.rank()).world_size(rank.world_size());
+    const auto stumble = [&] {
+      const Mesh mesh({{"world", rank.world_size()}}, options);
+      if (rank.rank() == 1) return;
+      // The other rank never comes.
+      Tensors sum{torch::ones({4}, rank.device())};
+      mesh.group("world")->allreduce(sum);
+      throw std::runtime_error("what the program stumbled over");
+    };
+    const auto begin = std::chrono::steady_clock::now();
+    try {
+      stumble();
+    } catch (const std::runtime_error& error) {
+      EXPECT_EQ(error.what(), std::string("what the program stumbled over"));
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, 10s);
+  });
+  late::take_faults();
+}
+
 TEST(LateGroup, TakesAsLongAsTheLastRank) {
   late::set_costs([](const std::string& name, size_t) {
     return name == "aten::fill_" ? 7.0 : name == "all_reduce" ? 2.0 : 0.0;

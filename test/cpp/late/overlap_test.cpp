@@ -14,6 +14,7 @@ struct Traffic {
   double gather = 0;
   double scatter = 0;
   double all_reduce = 0;
+  double to_host = 0;
 };
 
 class Costs {
@@ -23,6 +24,7 @@ class Costs {
       if (name == "all_gather") return traffic.gather;
       if (name == "reduce_scatter") return traffic.scatter;
       if (name == "all_reduce") return traffic.all_reduce;
+      if (name == "copy to the host") return traffic.to_host;
       return name == "aten::mm" ? kProduct : 0.0;
     });
   }
@@ -41,6 +43,7 @@ struct Way {
   bool gathers_in_backward;
   bool scatters;
   bool all_reduces;
+  bool goes_to_host = false;
   /// Whether the last layer is still there when the backward begins.
   bool keeps_last = false;
 };
@@ -79,8 +82,8 @@ Times measure(Traffic traffic, const Way& way) {
       const auto between = now();
       y.sum().backward();
       device.synchronize_all();
-      // The barrier between is an all-reduce.
-      times[rank.rank()] = {between - begin - traffic.all_reduce, device.host_time() - between};
+      // The barrier between is an all-reduce, and its result is read.
+      times[rank.rank()] = {between - begin - traffic.all_reduce - traffic.to_host, device.host_time() - between};
       for (const auto& parameter : model->parameters()) parameter.mutable_grad().reset();
     }
   });
@@ -92,16 +95,18 @@ Times measure(Traffic traffic, const Way& way) {
 }
 
 /// Each layer computes once it is gathered, and is summed once it was computed; gathers go on in a row, sums over
-/// shards too, and sums over copies. Nothing else waits for anything.
-double least(double work, double gather, double scatter, double all_reduce, bool first_is_there = false) {
-  double gathered = 0, computed = 0, scattered = 0, reduced = 0;
+/// shards too, sums over copies, and copies to the host. Nothing else waits for anything.
+double least(
+    double work, double gather, double scatter, double all_reduce, double to_host = 0, bool first_is_there = false) {
+  double gathered = 0, computed = 0, scattered = 0, reduced = 0, copied = 0;
   for (int i = 0; i < kLayers; ++i) {
     if (i > 0 || !first_is_there) gathered += gather;
     computed = std::max(computed, gathered) + work;
     scattered = std::max(scattered, computed) + scatter;
     reduced = std::max(reduced, scattered) + all_reduce;
+    copied = std::max(copied, reduced) + to_host;
   }
-  return reduced;
+  return copied;
 }
 
 const std::vector<Way> kWays{
@@ -115,7 +120,7 @@ const std::vector<Way> kWays{
        }
        fully_shard(model.ptr(), sharded_on(rank));
      },
-     true, true, true, false, true},
+     true, true, true, false, false, true},
     {"flat", 2, [](Rank& rank, auto& model) { shard(sharded_on(rank).layout(ShardLayout::flat), model); }, true, true,
      true, false},
     {"hybrid", 4,
@@ -128,13 +133,16 @@ const std::vector<Way> kWays{
        for (const auto& layer : *model) replicate(layer.ptr(), ReplicateOptions().mesh(rank.mesh()));
        replicate(model.ptr(), ReplicateOptions().mesh(rank.mesh()));
      },
-     false, false, false, true}};
+     false, false, false, true},
+    {"offloaded", 2, [](Rank& rank, auto& model) { shard(sharded_on(rank).cpu_offload(CpuOffload()), model); }, true,
+     true, true, false, true}};
 
 } // namespace
 
 TEST(LateOverlap, NothingWaitsThatNeedNot) {
   // Computing takes longest, gathers, sums over shards, sums over copies, and all about the same.
-  for (const auto& traffic : {Traffic{5, 4, 3}, {60, 30, 15}, {30, 60, 15}, {15, 30, 60}, {25, 25, 25}}) {
+  for (const auto& traffic :
+       {Traffic{5, 4, 3, 2}, {60, 30, 15, 10}, {30, 60, 15, 70}, {15, 30, 60, 20}, {25, 25, 25, 25}}) {
     for (const auto& way : kWays) {
       SCOPED_TRACE(c10::str(
           way.name, ", gather ", traffic.gather, ", scatter ", traffic.scatter, ", all-reduce ", traffic.all_reduce));
@@ -142,9 +150,10 @@ TEST(LateOverlap, NothingWaitsThatNeedNot) {
       const auto all_reduce = way.all_reduces ? traffic.all_reduce : 0;
       EXPECT_EQ(times.forward, least(kProduct, way.gathers_in_forward ? traffic.gather : 0, 0, 0));
       EXPECT_EQ(
-          times.backward, least(
-                              2 * kProduct, way.gathers_in_backward ? traffic.gather : 0,
-                              way.scatters ? traffic.scatter : 0, all_reduce, way.keeps_last));
+          times.backward,
+          least(
+              2 * kProduct, way.gathers_in_backward ? traffic.gather : 0, way.scatters ? traffic.scatter : 0,
+              all_reduce, way.goes_to_host ? traffic.to_host : 0, way.keeps_last));
     }
   }
 }

@@ -155,12 +155,13 @@ def check_state(rank: int) -> None:
     pair.backward(stack_loss, 7)
     total = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.01)
     found = shardwise.cpp.clip_grad_norm_(stack, 0.01)
-    torch.testing.assert_close(found, total.item())
+    torch.testing.assert_close(found.item(), total.item())
     pair.check("clipped")
     pair.step()
     pair.backward(stack_loss, 8)
     total = torch.nn.utils.clip_grad_norm_(plain.parameters(), 1e9, norm_type=1.0)
-    torch.testing.assert_close(shardwise.cpp.clip_grad_norm_(stack.parameters(), 1e9, norm_type=1.0), total.item())
+    found = shardwise.cpp.clip_grad_norm_(stack.parameters(), 1e9, norm_type=1.0)
+    torch.testing.assert_close(found.item(), total.item())
     pair.step()
 
     # Back to what was kept; the optimizer goes on with the same tensors.

@@ -172,7 +172,7 @@ def check_clipping(pair: MixedPair, what: str) -> None:
         pair.backward(around_loss, 40 + number)
         expected = torch.nn.utils.clip_grad_norm_(pair.plain.parameters(), limit, order)
         found = shardwise.cpp.clip_grad_norm_(pair.bound, limit, order)
-        torch.testing.assert_close(found, expected.item(), rtol=1e-5, atol=0)
+        torch.testing.assert_close(found.item(), expected.item(), rtol=1e-5, atol=0)
         pair.check(f"{what}, clipped to {limit} in order {order}")
         pair.step()
     pair.backward(around_loss, 50)

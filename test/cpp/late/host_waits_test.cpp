@@ -1,0 +1,126 @@
+// How often the host waits for the device in a step.
+#include "ranks/hybrid_models.h"
+#include "steps.h"
+
+#include <ATen/record_function.h>
+
+namespace shardwise::test {
+
+TEST(LateEngine, ASteadyStepMayBeCaptured) {
+  run_ranks(4, [](Rank& rank) {
+    const auto flat = sharded_on(rank).layout(ShardLayout::flat);
+    const auto hybrid = hybrid_on(rank, {2, 2});
+    const auto halves =
+        sharded_on(rank).mixed_precision(MixedPrecision().param_dtype(at::kBFloat16).reduce_dtype(at::kFloat));
+    for (const auto& options :
+         {sharded_on(rank), sharded_on(rank).reshard_after_forward(false), flat, hybrid, halves}) {
+      Stack model;
+      shard_stack(model, options);
+      EXPECT_EQ(
+          waits_of_training(
+              rank, model, [] {}, /*captured=*/true),
+          0);
+    }
+    Stack model;
+    replicate(model, ReplicateOptions().mesh(rank.mesh()));
+    EXPECT_EQ(
+        waits_of_training(
+            rank, model, [] {}, /*captured=*/true),
+        0);
+  });
+}
+
+TEST(LateEngine, ClippingMakesTheHostWaitForNothing) {
+  run_ranks(4, [](Rank& rank) {
+    for (const auto& options : {sharded_on(rank), hybrid_on(rank, {2, 2})}) {
+      for (const double order : {2.0, std::numeric_limits<double>::infinity()}) {
+        Stack model;
+        shard_stack(model, options);
+        EXPECT_EQ(waits_of_training(rank, model, [&] { clip_grad_norm_(model->parameters(), 0.01, order); }), 0);
+      }
+    }
+    Stack model;
+    replicate(model, ReplicateOptions().mesh(rank.mesh()));
+    EXPECT_EQ(waits_of_training(rank, model, [&] { clip_grad_norm_(model, 0.01); }), 0);
+  });
+}
+
+namespace {
+
+/// How often this thread calls operations of that name.
+class Calls {
+ public:
+  explicit Calls(const std::string& name) {
+    counted() = 0;
+    named() = name;
+    handle_ = at::addThreadLocalCallback(
+        at::RecordFunctionCallback([](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
+          if (named() == call.name()) ++counted();
+          return nullptr;
+        }).scopes({at::RecordScope::FUNCTION}));
+  }
+  ~Calls() {
+    at::removeCallback(handle_);
+  }
+  Calls(const Calls&) = delete;
+  Calls& operator=(const Calls&) = delete;
+  static int& counted() {
+    thread_local int value = 0;
+    return value;
+  }
+
+ private:
+  static std::string& named() {
+    thread_local std::string value;
+    return value;
+  }
+  at::CallbackHandle handle_;
+};
+
+} // namespace
+
+TEST(LateEngine, ClippingTakesAllGradientsTogether) {
+  // As many operations for a model of two blocks as for one of six.
+  run_ranks(2, [](Rank& rank) {
+    const auto calls_for = [&](int64_t depth, const char* name) {
+      Stack model(6, depth);
+      shard_stack(model, sharded_on(rank));
+      stack_loss(model, 0, rank.rank()).backward();
+      const Calls calls(name);
+      clip_grad_norm_(model, 0.01);
+      return Calls::counted();
+    };
+    for (const auto* name : {"aten::_foreach_norm", "aten::_foreach_mul_"}) {
+      EXPECT_GT(calls_for(2, name), 0) << name;
+      EXPECT_EQ(calls_for(2, name), calls_for(6, name)) << name;
+    }
+  });
+}
+
+TEST(LateEngine, TheHostWaitsOnceWhereParametersAreUnused) {
+  // Every rank leaves a parameter of each block unused, another one on each.
+  run_ranks(2, [](Rank& rank) {
+    for (const auto& options : {sharded_on(rank), sharded_on(rank).cpu_offload(CpuOffload())}) {
+      Stack model;
+      shard_stack(model, options);
+      const auto step = [&] {
+        model->zero_grad();
+        auto x = torch::ones({2, 6}, rank.device());
+        for (int i = 0; i < 3; ++i) {
+          auto block = model->block(i);
+          x = rank.rank() == 0 ? block->up->forward(x).narrow(1, 0, 6) : block->norm->forward(x);
+        }
+        x.sum().backward();
+        for (int i = 0; i < 3; ++i) {
+          auto block = model->block(i);
+          ASSERT_TRUE(block->up->weight.grad().defined() && block->norm->weight.grad().defined());
+          ASSERT_FALSE(block->down->weight.grad().defined());
+        }
+        ASSERT_FALSE(model->head->weight.grad().defined());
+      };
+      EXPECT_EQ(waits_of_a_step(rank, step), 1);
+    }
+  });
+}
+
+} // namespace shardwise::test

@@ -1,0 +1,43 @@
+#pragma once
+
+// What the host waits for in a step on the late device.
+#include "late_test.h"
+#include "ranks/fully_shard_models.h"
+
+#include <functional>
+#include <optional>
+
+namespace shardwise::test {
+
+/// How often the host waits in each of some steps, once others were made. If they are `captured`, what waits or takes
+/// memory from the system raises, as where a graph captures them.
+inline double waits_of_a_step(Rank& rank, const std::function<void()>& step, bool captured = false) {
+  for (int k = 0; k < 3; ++k) step();
+  const auto before = late::host_waits(rank.rank());
+  {
+    std::optional<late::Capturing> capturing;
+    if (captured) capturing.emplace(rank.rank());
+    for (int k = 0; k < 3; ++k) step();
+  }
+  const auto waits = static_cast<double>(late::host_waits(rank.rank()) - before) / 3;
+  late::current_stream(rank.rank()).synchronize();
+  return waits;
+}
+
+/// The same where a model is trained, and `between` runs after each backward.
+inline double waits_of_training(
+    Rank& rank, Stack& model, const std::function<void()>& between = [] {}, bool captured = false) {
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.02));
+  const auto batch = tokens(0, rank.rank());
+  return waits_of_a_step(
+      rank,
+      [&] {
+        optimizer.zero_grad();
+        call(model, batch).pow(2).mean().backward();
+        between();
+        optimizer.step();
+      },
+      captured);
+}
+
+} // namespace shardwise::test
