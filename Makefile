@@ -7,7 +7,7 @@
 #   RANKS, FRONT, SHORT  of the demo: 2 ranks; FRONT=cpp or python; SHORT=1 for a few steps only
 #   MODE                 of the demo: replicate or, in C++, fully_shard
 #   PEERS                of bench: PEERS=1 fetches DeepSpeed, to be measured too
-#   SUITES               of test: some of unit_tests, rank_tests, late_tests, late_rows, shared_rows, program_tests, python_unit, python_ranks, python_interop;
+#   SUITES               of test: some of unit_tests, rank_tests, late_tests, late_rows, shared_rows, program_tests, python_late, python_unit, python_ranks, python_interop;
 #                        only these are built
 #   ROWS                 of test: ROWS=1 runs of rank_tests and python_ranks the rows of test/rows.tsv, of python_unit the package's
 #   FRESH_CLONE          of test: FRESH_CLONE=1 also runs the README's commands in a new clone

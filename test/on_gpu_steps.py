@@ -208,14 +208,18 @@ def graph_rows_python(place: Place) -> Outcome:
 
 
 def python_rows(number: int) -> Callable[[Place], Outcome]:
-    """Their ranks are processes on the CPU, as long as they know no other device: then it is said so."""
+    """Their ranks are processes on the CPU; tests that need a GPU run where there is one."""
 
     def run(place: Place) -> Outcome:
         files = slice_of(sorted(map(str, (ROOT / "test/python/ranks").glob("test_*.py"))), number, PYTHON_SLICES)
-        # Rows alone; tests that need a GPU run where there is one.
-        return pytest(place, files, SHARDWISE_TEST_ROWS="1", SHARDWISE_TEST_DEVICE=place.device)
+        return pytest(place, files, SHARDWISE_TEST_ROWS="1")
 
     return run
+
+
+def python_on_device(place: Place) -> Outcome:
+    """The rows whose models follow the device, over the direct transport."""
+    return pytest(place, ["test/python/ranks"], SHARDWISE_TEST_DEVICE=place.device)
 
 
 # NCCL
@@ -305,6 +309,7 @@ STEPS = [
     Step("graph_rows_python", "a step in a CUDA graph, in Python", needs_gpu(graph_rows_python)),
     *(Step(f"python_rows_{n}", f"rows in Python: slice {n} of {PYTHON_SLICES}", needs_gpu(python_rows(n)))
       for n in range(1, PYTHON_SLICES + 1)),
+    Step("python_on_device", "rows in Python, ranks are processes that share a GPU", needs_gpu(python_on_device)),
     *(Step(f"bench_{suite}", f"figures of the suite {suite}, in short",
            needs_gpu(needs_file(BUILD / "benchmarks" / "cpp" / "rank_steps", "build_programs", bench(suite))))
       for suite in ("host", "steps", "memory", "gpu")),

@@ -21,6 +21,7 @@ from suites import (
     catch2,
     googletest,
     late_programs,
+    late_python,
     late_rank_tests,
     long_form,
     mutants,
@@ -51,17 +52,29 @@ def _sanitizer(kind: str, minutes: int) -> Part:
     return Part(kind, (*BUILT, "test/cpp"), minutes, build, lambda: sanitized_suites(kind))
 
 
-_PACKAGE = ("dev", "--target", "shardwise", "shardwise_python", "bound_models", "gpt", "meters", "--install")
+_PACKAGE = (
+    "dev",
+    "--target",
+    "shardwise",
+    "shardwise_python",
+    "bound_models",
+    "bound_late",
+    "gpt",
+    "meters",
+    "--install",
+)
 
 #: Those that find most in the least time come first.
 PARTS = [
     Part("long_ranks", (*BUILT, "test/cpp"), 12, ("dev", "--target", "rank_tests", "long_tests"),
          lambda: [long_form(googletest("long_ranks", "rank_tests", 60 * MINUTES)),
                   googletest("long_tests", "long_tests", 20 * MINUTES)]),
-    Part("long_late", (*BUILT, "test/cpp", *DEVICES), 30, ("dev", "--target", "rank_tests", "program_tests"),
+    Part("long_late", (*BUILT, "test/cpp", "test/python/ranks", *DEVICES), 30,
+         ("dev", "--target", "rank_tests", "program_tests", "shardwise_python", "bound_late", "--install"),
          lambda: [late_rank_tests("long_late", 60 * MINUTES), late_programs("late_programs", 20 * MINUTES),
                   late_rank_tests("long_shared", 60 * MINUTES, device="late_shared"),
-                  late_programs("shared_programs", 20 * MINUTES, "late_shared")]),
+                  late_programs("shared_programs", 20 * MINUTES, "late_shared"),
+                  late_python("long_python_late", 30 * MINUTES)]),
     Part("long_python", (*BUILT, "python", "test/python", "examples"), 25, _PACKAGE,
          lambda: [long_form(pytest("long_python", 90 * MINUTES, *LONG_FOLDERS))]),
     Part("long_programs", (*BUILT, "test/cpp/programs"), 10, ("dev", "--target", "program_tests"),

@@ -82,6 +82,12 @@ def late_programs(name: str, limit: int, device: str = "late") -> Suite:
     return replace(catch2(name, "program_tests", limit), environment={"SHARDWISE_TEST_DEVICE": device})
 
 
+def late_python(name: str, limit: int, *names: str) -> Suite:
+    """Rows of Python with ranks on the late device: in these files of test/python/ranks, or all that can."""
+    files = [f"test/python/ranks/test_{each}.py" for each in names] or ["test/python/ranks"]
+    return replace(pytest(name, limit, *files), environment={"SHARDWISE_TEST_DEVICE": "late"})
+
+
 def row_filter() -> str:
     """The C++ tests of rows.tsv, as a filter of GoogleTest's."""
     rows = check_rows.read_rows(check_rows.HERE / "rows.tsv")
@@ -106,11 +112,12 @@ def product_suites() -> list[Suite]:
         catch2("program_tests", "program_tests", 10 * MINUTES),
         late_rank_tests("late_rows", 15 * MINUTES, row_filter()),
         late_rank_tests("shared_rows", 10 * MINUTES, SHARED_ROWS, "late_shared"),
+        late_python("python_late", 10 * MINUTES, "fully_shard_training_core", "replicate_training_core"),
         googletest("late_tests", "late_tests", 5 * MINUTES),
         catch2("unit_tests", "unit_tests", 5 * MINUTES),
     ]
     # On the late device tests take longer than what their marks are for.
-    return [replace(suite, marked=suite.name not in ("late_rows", "shared_rows")) for suite in suites]
+    return [replace(suite, marked=suite.name not in ("late_rows", "shared_rows", "python_late")) for suite in suites]
 
 
 def rows_only(suite: Suite) -> Suite:

@@ -1,6 +1,8 @@
 #include "transport/staging.h"
 
 #include "base/forked.h"
+#include "base/torch_versions.h"
+#include "transport/error.h"
 #include "transport/gates.h"
 
 #include <ATen/ops/empty_strided.h>
@@ -72,8 +74,9 @@ class Staging::StagedWork : public c10d::Work {
     failure_->raise();
     if (on_host_->isCompleted() && !on_host_->isSuccess()) std::rethrow_exception(on_host_->exception());
     landing_->landed.block(guard_of(device_).getStream(device_));
+    Tensors past;
     const std::lock_guard lock(landing_->mutex);
-    landing_->kept.clear();
+    past.swap(landing_->kept); // They go when the lock is free: Python's may need another one for that.
     return true;
   }
   void synchronize() override {
@@ -133,15 +136,21 @@ Staging::Staging(c10::Device device)
 
 // What streams have not come past yet is leaked: this may be the thread that opens their gate, or a forked child.
 Staging::~Staging() {
-  if (base::forks() == forks_) drop_what_landed();
+  if (base::forks() == forks_) take_what_landed();
   if (!landings_.empty()) static_cast<void>(new auto(std::move(landings_)));
 }
 
 Staging::Works Staging::carry(c10d::OpType type, const Tensors& reads, const Tensors& writes, const Calls& calls) {
+  std::vector<std::shared_ptr<Landing>> past;
   const std::lock_guard lock(mutex_);
   const c10::DeviceGuard device(device_);
+  if (base::is_capturing(guard_of(device_).getStream(device_))) {
+    raise_value_error(
+        "shardwise: a graph cannot capture a collective of the direct transport, in which the host has a part. Use "
+        "NCCL.");
+  }
   failure_->raise();
-  drop_what_landed();
+  past = take_what_landed();
   Copies copies;
   Tensors kept;
   const auto copy_of = [&](const at::Tensor& tensor) {
@@ -189,12 +198,14 @@ Staging::Works Staging::carry(c10d::OpType type, const Tensors& reads, const Ten
   return c10::make_intrusive<StagedWork>(type, reads, writes, std::move(on_host), std::move(landing), failure_, in_);
 }
 
-void Staging::drop_what_landed() {
+std::vector<std::shared_ptr<Staging::Landing>> Staging::take_what_landed() {
   const auto is_past = [](const std::shared_ptr<Landing>& landing) {
     const std::lock_guard lock(landing->mutex);
     return landing->kept.empty() || landing->landed.query();
   };
-  while (!landings_.empty() && is_past(landings_.front())) landings_.pop_front();
+  std::vector<std::shared_ptr<Landing>> past;
+  for (; !landings_.empty() && is_past(landings_.front()); landings_.pop_front()) past.push_back(landings_.front());
+  return past;
 }
 
 } // namespace shardwise::transport

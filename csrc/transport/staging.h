@@ -54,7 +54,7 @@ class Staging {
     Tensors kept;
     explicit Landing(c10::DeviceType device) : landed(device) {}
   };
-  void drop_what_landed();
+  std::vector<std::shared_ptr<Landing>> take_what_landed();
 
   const int64_t forks_;
   const c10::Device device_;
