@@ -107,7 +107,7 @@ def product_suites() -> list[Suite]:
     suites = [
         pytest("python_ranks", 25 * MINUTES, "test/python/ranks"),
         pytest("python_interop", 25 * MINUTES, "test/python/interop"),
-        googletest("rank_tests", "rank_tests", 20 * MINUTES),
+        googletest("rank_tests", "rank_tests", 40 * MINUTES),
         pytest("python_unit", 20 * MINUTES, UNIT),
         catch2("program_tests", "program_tests", 10 * MINUTES),
         late_rank_tests("late_rows", 15 * MINUTES, row_filter()),
