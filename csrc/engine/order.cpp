@@ -163,18 +163,16 @@ void Order::count_use(UnitId unit, Moment moment) {
 
 // Only without gradients does a unit that comes round again begin a new pass. With gradients it may run twice in one
 // forward, and end_forwards() says where that ends.
-// A backward often begins at units that are still there, such as the root and a last block that is kept: they are no
-// part of its order, but what it gathers first can be gathered behind them.
 void Order::prefetch(UnitId unit, bool gathered, Moment moment, OrderActions& act) {
   const bool backward = moment.backward != kNone;
   const auto& timing = units_[unit].timing;
   const bool has_list = backward ? timing.has_backward_list : timing.has_forward_list;
   if (has_list) act.gather_list(unit, backward);
-  if (!is_gathered(unit) || (!gathered && (!backward || is_by_hand(unit)))) return;
+  if (!gathered || !is_gathered(unit)) return;
   const bool infers = !backward && !moment.with_gradients;
   auto& order = backward ? backwards_ : infers ? inference_ : training_;
   if (infers && order.comes_round(unit)) order.end_pass();
-  const auto* next = gathered ? order.used(unit) : order.expected();
+  const auto* next = order.used(unit);
   if (next == nullptr || !units_[*next].alive || is_by_hand(*next) || !prefetches || has_list) return;
   if (backward && !units_[*next].timing.unshard_in_backward) return;
   act.gather_ahead(*next, backward);

@@ -19,16 +19,12 @@ class PassOrder {
     const auto found = std::find(before_.begin() + static_cast<std::ptrdiff_t>(next_), before_.end(), use);
     if (found != before_.end()) next_ = static_cast<std::size_t>(found - before_.begin()) + 1;
     now_.push_back(std::move(use));
-    return expected();
-  }
-  /// The same, without a use.
-  const Use* expected() const {
-    return next_ < before_.size() ? &before_[next_] : nullptr;
+    return next();
   }
   /// Whether this use seems to begin a new pass: it occurred in this one already, and is not what is expected next.
   bool comes_round(const Use& use) const {
-    const auto* coming = expected();
-    if (coming != nullptr && *coming == use) return false;
+    const auto* expected = next();
+    if (expected != nullptr && *expected == use) return false;
     return std::find(now_.begin(), now_.end(), use) != now_.end();
   }
   /// The pass is over. An empty one does not count.
@@ -45,6 +41,10 @@ class PassOrder {
  private:
   /// For programs that run forwards for ever with gradients enabled, and never a backward.
   static constexpr std::size_t kLongestPass = 65536;
+
+  const Use* next() const {
+    return next_ < before_.size() ? &before_[next_] : nullptr;
+  }
 
   std::vector<Use> before_;
   /// The index in before_ of what is expected next.

@@ -140,11 +140,4 @@ LATE = [
         "",
         "LateStaged.*",
     ),
-    _late(
-        "gather nothing ahead behind a unit that is still there",
-        "engine/order.cpp",
-        "(!gathered && (!backward || is_by_hand(unit)))",
-        "!gathered",
-        "LateOverlap.*",
-    ),
 ]
