@@ -129,7 +129,7 @@ std::vector<Alike> by_kind(const std::vector<Gradient>& gradients) {
 
 /// Of a tensor that is on a device, by which half precision would be multiplied in half precision.
 void scale_halves(const std::vector<at::Tensor>& values, const at::Tensor& factor) {
-  for (auto half : values) half.copy_(half.to(at::kFloat).mul_(factor));
+  for (const auto& half : values) half.copy_(half.to(at::kFloat).mul_(factor));
 }
 
 /// Scales them by a factor that is on the device of the norm. The host knows it only where gradients are on the host.

@@ -89,7 +89,7 @@ def clip_grad_norm_(
         return clip(float(max_norm), error_if_nonfinite)
     ours = clip(math.inf, raises=False)
     theirs = _norm_of(placed, norm_type)
-    total = torch.linalg.vector_norm(
+    total: torch.Tensor = torch.linalg.vector_norm(
         torch.stack([ours, theirs.to(ours, non_blocking=ours.device.type != "cpu")]), norm_type
     )
     if error_if_nonfinite and not total.isfinite():

@@ -136,8 +136,8 @@ LATE = [
     _late(
         "leave what it was in a tensor of a failed collective",
         "transport/staging.cpp",
-        "      std::for_each(came.begin(), came.end(), fill_with_nan);\n",
-        "",
+        "mutable_data(), 0xFF,",
+        "mutable_data(), 0,",
         "LateStaged.*",
     ),
 ]
