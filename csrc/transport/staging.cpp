@@ -137,7 +137,8 @@ Staging::Staging(c10::Device device)
 // What streams have not come past yet is leaked: this may be the thread that opens their gate, or a forked child.
 Staging::~Staging() {
   if (base::forks() == forks_) take_what_landed();
-  if (!landings_.empty()) static_cast<void>(std::make_unique<decltype(landings_)>(std::move(landings_)).release());
+  if (landings_.empty()) return;
+  [[maybe_unused]] const auto* leaked = std::make_unique<decltype(landings_)>(std::move(landings_)).release();
 }
 
 Staging::Works Staging::carry(c10d::OpType type, const Tensors& reads, const Tensors& writes, const Calls& calls) {
