@@ -61,8 +61,7 @@ at::Tensor Gradients::piece_in(const at::Tensor& buffer, size_t index, int64_t r
 
 // Gradients that are kept past zero_grad() are views of the sum, which is then not free: two sums take turns.
 void Gradients::provide(comm::Buffers& buffers, Counters& counters) {
-  const auto kind = published_kind();
-  goes_to_host_ = kind.device().is_cpu() && !device().is_cpu();
+  goes_to_host_ = !device().is_cpu() && parameters_.front()->stored().is_cpu();
   const auto is_free = [&](Sum& sum, Sum& spare) {
     if (sum.is_free(parameters_)) return true;
     std::swap(sum, spare);
@@ -89,7 +88,7 @@ void Gradients::provide(comm::Buffers& buffers, Counters& counters) {
     ++counters.allocations;
   }
   if (!found_on_host) {
-    host_.renew(at::zeros({segment()}, kind.pinned_memory(pin_)));
+    host_.renew(at::zeros({segment()}, published_kind().pinned_memory(pin_)));
     ++counters.allocations;
   }
   bucket_ = scattered() ? buffers.take(layout_.world * segment(), options_, counters) : sum_.vector();
