@@ -27,8 +27,13 @@ Tensors all_of(const Backend::TensorLists& lists) {
   return all;
 }
 
-bool on_host(const Tensors& tensors) {
-  return std::all_of(tensors.begin(), tensors.end(), [](const auto& tensor) { return tensor.is_cpu(); });
+bool on_host(const at::Tensor& tensor) {
+  return tensor.is_cpu();
+}
+
+template <typename Several>
+bool on_host(const std::vector<Several>& all) {
+  return std::all_of(all.begin(), all.end(), [](const auto& each) { return on_host(each); });
 }
 
 /// A message that came into the host's memory reaches its tensor at the end of the wait.
@@ -74,8 +79,13 @@ class ReceivedWork final : public c10d::Work {
   const Backend::Works on_host_;
 };
 
-at::Tensor host_copy(const at::Tensor& tensor) {
-  return at::empty_like(tensor, at::TensorOptions(at::kCPU), at::MemoryFormat::Contiguous);
+/// Receives into the tensors themselves if they are on the host, else into a copy.
+template <typename Receive>
+Backend::Works received(Tensors& tensors, const Receive& receive) {
+  if (on_host(tensors) || tensors.size() != 1) return receive(tensors);
+  const auto& tensor = tensors.front();
+  Tensors copies{at::empty_like(tensor, at::TensorOptions(at::kCPU), at::MemoryFormat::Contiguous)};
+  return c10::make_intrusive<ReceivedWork>(tensor, copies.front(), receive(copies));
 }
 
 } // namespace
@@ -110,10 +120,8 @@ StagedBackend::Works StagedBackend::stage(OpType type, const Tensors& reads, con
 
 template <typename Output, typename Input, typename Call>
 StagedBackend::Works StagedBackend::pass(OpType type, Output& output, Input& input, const Call& call) {
-  const auto writes = all_of(output);
-  const auto reads = all_of(input);
-  if (on_host(writes) && on_host(reads)) return call(output, input);
-  return stage(type, reads, writes, [&](const Copies& copies) {
+  if (on_host(output) && on_host(input)) return call(output, input);
+  return stage(type, all_of(input), all_of(output), [&](const Copies& copies) {
     auto out = copies.of(output);
     auto in = copies.of(input);
     return call(out, in);
@@ -217,15 +225,11 @@ StagedBackend::Works StagedBackend::send(Tensors& tensors, int to, int tag) {
 }
 
 StagedBackend::Works StagedBackend::recv(Tensors& tensors, int from, int tag) {
-  if (on_host(tensors) || tensors.size() != 1) return Backend::recv(tensors, from, tag);
-  Tensors copies{host_copy(tensors.front())};
-  return c10::make_intrusive<ReceivedWork>(tensors.front(), copies.front(), Backend::recv(copies, from, tag));
+  return received(tensors, [&](Tensors& own) { return Backend::recv(own, from, tag); });
 }
 
 StagedBackend::Works StagedBackend::recvAnysource(Tensors& tensors, int tag) {
-  if (on_host(tensors) || tensors.size() != 1) return Backend::recvAnysource(tensors, tag);
-  Tensors copies{host_copy(tensors.front())};
-  return c10::make_intrusive<ReceivedWork>(tensors.front(), copies.front(), Backend::recvAnysource(copies, tag));
+  return received(tensors, [&](Tensors& own) { return Backend::recvAnysource(own, tag); });
 }
 
 } // namespace shardwise::transport
