@@ -49,6 +49,7 @@ MemoryEstimate estimate_memory(
       .precision = options.precision,
       .reshard = options.reshard_after_forward,
       .sums_in_flight = more.reduce_scatter_max_input_buffers(),
+      .sums_in_stream = engine::sums_in_stream_on(more.device()),
       .keeps_full = more.keep_unsharded_storage(),
       // The DTensors that wrap gradients are used again, and keep them.
       .keeps_means = true};
@@ -90,8 +91,10 @@ void bind_estimate(py::module_& module) {
           py::arg("buffer_bytes"));
   py::class_<EstimateOptions>(module, "EstimateOptions", "What else an estimate is asked for.")
       .def(
-          py::init([](int64_t copies, int64_t rank, double optimizer_factor, int64_t max_input_buffers, bool keep) {
+          py::init([](int64_t copies, int64_t rank, double optimizer_factor, int64_t max_input_buffers, bool keep,
+                      std::optional<c10::Device> device) {
             return EstimateOptions()
+                .device(device ? std::optional(device->type()) : std::nullopt)
                 .copies(copies)
                 .rank(rank)
                 .optimizer_factor(optimizer_factor)
@@ -99,7 +102,7 @@ void bind_estimate(py::module_& module) {
                 .keep_unsharded_storage(keep);
           }),
           py::kw_only(), py::arg("copies"), py::arg("rank"), py::arg("optimizer_factor"),
-          py::arg("reduce_scatter_max_input_buffers"), py::arg("keep_unsharded_storage"));
+          py::arg("reduce_scatter_max_input_buffers"), py::arg("keep_unsharded_storage"), py::arg("device"));
   module.def(
       "estimate_memory", &estimate_memory, py::arg("outline"), py::arg("options"), py::arg("world"), py::arg("more"),
       py::kw_only(), py::arg("replicates"));

@@ -87,6 +87,7 @@ void bind_handle(Bound& bound) {
             handle_of(self).set_reduce_scatter_max_input_buffers(count, /*recurse=*/false);
           },
           py::arg("count"))
+      .def("set_memory_from_process_group", set(&Unit::set_memory_from_process_group), py::arg("value"))
       .def("set_unshard_in_backward", set(&Unit::set_unshard_in_backward), py::arg("value"))
       .def(
           "set_gradient_divide_factor",

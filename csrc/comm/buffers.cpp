@@ -1,5 +1,6 @@
 #include "comm/buffers.h"
 
+#include "comm/collectives.h"
 #include "comm/idle_choice.h"
 #include "transport/transport.h"
 
@@ -7,7 +8,9 @@
 
 namespace shardwise::comm {
 
-at::Tensor Buffers::take(int64_t numel, const at::TensorOptions& options, Counters& counters) {
+at::Tensor Buffers::take(
+    int64_t numel, const at::TensorOptions& options, Counters& counters, const Collectives* owner) {
+  const auto* identity = owner != nullptr ? owner->identity() : nullptr;
   const auto bytes = static_cast<size_t>(numel) * options.dtype().itemsize();
   // Avoids the dispatcher, because this runs for every collective.
   const auto view = [&](const at::Tensor& memory) {
@@ -18,7 +21,7 @@ at::Tensor Buffers::take(int64_t numel, const at::TensorOptions& options, Counte
   };
   const auto rank = [&](size_t i) {
     const auto& storage = idle_[i].memory.storage();
-    const bool serves = storage.device() == options.device();
+    const bool serves = storage.device() == options.device() && idle_[i].owner == identity;
     return serves ? std::optional(std::pair(storage.nbytes(), storage.data())) : std::nullopt;
   };
   {
@@ -31,11 +34,16 @@ at::Tensor Buffers::take(int64_t numel, const at::TensorOptions& options, Counte
       return view(idle.memory);
     }
     if (choice.gives_way) {
-      const auto idle = remove(*choice.gives_way);
-      idle.last_use.tell_allocator(idle.memory);
+      forget(remove(*choice.gives_way));
     }
   }
   ++counters.allocations;
+  if (owner != nullptr) {
+    const auto memory = owner->allocate(static_cast<int64_t>(bytes), options.device());
+    const std::lock_guard lock(mutex_);
+    owners_.emplace_back(memory.storage().unsafeGetStorageImpl(), identity);
+    return view(memory);
+  }
   return view(transport::shared_zeros(static_cast<int64_t>(bytes), options.dtype(at::kByte)));
 }
 
@@ -47,8 +55,23 @@ Buffers::Idle Buffers::remove(size_t index) {
 
 void Buffers::free_idle() {
   const std::lock_guard lock(mutex_);
-  for (const auto& [memory, last_use] : idle_) last_use.tell_allocator(memory);
+  for (const auto& idle : idle_) forget(idle);
   idle_.clear();
+}
+
+void Buffers::forget(const Idle& idle) {
+  idle.last_use.tell_allocator(idle.memory);
+  if (idle.owner == nullptr) return;
+  const auto* storage = idle.memory.storage().unsafeGetStorageImpl();
+  std::erase_if(owners_, [&](const auto& each) { return each.first == storage; });
+}
+
+const void* Buffers::owner_of(const at::Tensor& buffer) const {
+  const auto* storage = buffer.storage().unsafeGetStorageImpl();
+  for (const auto& [known, owner] : owners_) {
+    if (known == storage) return owner;
+  }
+  return nullptr;
 }
 
 void Buffers::give(const at::Tensor& buffer) {
@@ -70,7 +93,7 @@ LastUse Buffers::note(const at::Tensor& buffer) {
 
 void Buffers::give(const at::Tensor& buffer, LastUse last_use) {
   const std::lock_guard lock(mutex_);
-  idle_.push_back({buffer, std::move(last_use)});
+  idle_.push_back({buffer, std::move(last_use), owner_of(buffer)});
 }
 
 } // namespace shardwise::comm

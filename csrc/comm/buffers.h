@@ -8,9 +8,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <mutex>
+#include <utility>
 #include <vector>
 
 namespace shardwise::comm {
+
+class Collectives;
 
 /// Memory for full parameters and for collectives, kept for reuse: after the first step or two nothing is allocated.
 /// Thread safe. On a device, memory that was used on one stream and is taken on another is waited for there.
@@ -24,8 +27,9 @@ class SHARDWISE_API Buffers {
   }
 
   /// A vector of `numel` elements with arbitrary content (zeros if newly allocated). Counts an allocation if there is
-  /// one.
-  at::Tensor take(int64_t numel, const at::TensorOptions& options, Counters& counters);
+  /// one. Unless `owner` is null, it is memory of that process group, which nobody else gets.
+  at::Tensor take(
+      int64_t numel, const at::TensorOptions& options, Counters& counters, const Collectives* owner = nullptr);
   /// Gives back a vector; the caller must not use it any more. Its last use was on the current stream.
   void give(const at::Tensor& buffer);
   /// Notes that what was issued on the current stream is the last use of a vector, which is given back later.
@@ -37,13 +41,19 @@ class SHARDWISE_API Buffers {
   struct Idle {
     at::Tensor memory;
     LastUse last_use;
+    /// The identity of the process group whose memory it is; null for memory like any other.
+    const void* owner;
   };
   Idle remove(size_t index);
+  void forget(const Idle& idle);
+  const void* owner_of(const at::Tensor& buffer) const;
 
   std::mutex mutex_;
   std::vector<Idle> idle_;
   /// Of memory that is in use now, so that their events are not made again.
   std::vector<LastUse> spare_;
+  /// Storages of process groups' memory, each with its owner.
+  std::vector<std::pair<const c10::StorageImpl*, const void*>> owners_;
 };
 
 } // namespace shardwise::comm

@@ -83,8 +83,13 @@ Pending::Pending(
       position_(std::move(position)),
       in_stream_(in_stream) {}
 
+Pending::~Pending() {
+  if (work_ && in_stream_ && !waited_) settle();
+}
+
 void Pending::wait() {
   if (!work_) return;
+  waited_ = true;
   const base::WithoutCallerLock unlocked;
   std::optional<observe::Span> waiting;
   if (observe::recording()) waiting.emplace("wait", what_(), rank_);
@@ -191,6 +196,22 @@ Pending Collectives::broadcast(const at::Tensor& tensor, int root, CollectiveNam
   options.rootRank = root;
   const auto call = [&] { return line_.group->broadcast(tensors, options); };
   return launch("broadcast", call, tensor, std::move(what), counters.broadcasts, counters);
+}
+
+Collectives Collectives::in_own_memory() const {
+  auto other = *this;
+  other.in_own_memory_ = true;
+  return other;
+}
+
+bool Collectives::has_memory(at::Device device) const {
+  const auto backend = line_.group ? backend_of(*line_.group, device.type()) : nullptr;
+  return backend && backend->supportsTensorAlloc(device.index());
+}
+
+at::Tensor Collectives::allocate(int64_t bytes, at::Device device) const {
+  const auto options = at::TensorOptions().device(device).dtype(at::kByte);
+  return backend_of(*line_.group, device.type())->allocateTensor(bytes, options).zero_();
 }
 
 bool Collectives::wait_in_stream(at::Device device) const {

@@ -35,7 +35,8 @@ class CollectiveName {
   std::function<std::string()> make_;
 };
 
-/// A collective in flight. Without a work it is already done.
+/// A collective in flight. Without a work it is already done. If nobody waited for one in a stream, its end lets the
+/// stream wait: then whoever frees its memory may do so.
 class SHARDWISE_API Pending {
  public:
   /// If `position` has an agreement, a long wait asks it whether the other ranks come. `in_stream`: on a device, where
@@ -43,6 +44,9 @@ class SHARDWISE_API Pending {
   Pending(
       c10::intrusive_ptr<c10d::Work> work, CollectiveName what, int64_t rank, Agreement::Position position = {},
       bool in_stream = false);
+  Pending(Pending&&) = default;
+  Pending& operator=(Pending&&) = default;
+  ~Pending();
   /// Raises PeerError with the name of the collective and this rank, or the agreement's Error.
   void wait();
   /// Whether wait() would return at once.
@@ -59,6 +63,7 @@ class SHARDWISE_API Pending {
   int64_t rank_;
   Agreement::Position position_;
   bool in_stream_;
+  bool waited_ = false;
   /// For a work whose wait() ignores timeouts and that does not say whether it is done.
   std::shared_ptr<Waiter::Ticket> ticket_;
   /// Set while a record is on.
@@ -91,6 +96,16 @@ class SHARDWISE_API Collectives {
   Collectives at(Agreement::Position position) const;
   /// A copy that uses the user's own all-gathers or reduce-scatters, unless `custom` is empty.
   Collectives by(Custom custom) const;
+  /// A copy whose tensors are to lie in memory of its process group.
+  Collectives in_own_memory() const;
+  /// Itself if its tensors are to lie there; else null.
+  const Collectives* memory() const {
+    return in_own_memory_ ? this : nullptr;
+  }
+  /// Whether the process group has memory for collectives on tensors of this device.
+  bool has_memory(at::Device device) const;
+  /// Such memory, as bytes: zeros, which the process group may have registered with the network.
+  at::Tensor allocate(int64_t bytes, at::Device device) const;
 
   /// Whether both use the same process group.
   bool operator==(const Collectives& other) const {
@@ -126,6 +141,7 @@ class SHARDWISE_API Collectives {
   AxisGroup line_;
   Agreement::Position position_;
   Custom custom_;
+  bool in_own_memory_ = false;
   int64_t forks_ = base::forks();
 };
 

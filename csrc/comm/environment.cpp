@@ -142,13 +142,24 @@ int choose_device(const std::string& kind, int count, int world_size, std::optio
       " devices; start no more ranks on a machine than it has devices", kRemedy));
 }
 
-at::Device Environment::device() const {
+namespace {
+
+int devices_seen() {
+  return static_cast<uint8_t>(at::accelerator::deviceCount());
+}
+
+} // namespace
+
+c10::DeviceType usual_device() {
   const auto kind = at::accelerator::getAccelerator();
-  if (!kind || !has_device_backend(*kind)) return at::kCPU;
-  const int count = static_cast<uint8_t>(at::accelerator::deviceCount());
-  if (count == 0) return at::kCPU;
-  const auto index = choose_device(c10::DeviceTypeName(*kind, /*lower_case=*/true), count, world_size, local_rank);
-  return {*kind, static_cast<c10::DeviceIndex>(index)};
+  return kind && has_device_backend(*kind) && devices_seen() > 0 ? *kind : at::kCPU;
+}
+
+at::Device Environment::device() const {
+  const auto kind = usual_device();
+  if (kind == at::kCPU) return at::kCPU;
+  const auto name = c10::DeviceTypeName(kind, /*lower_case=*/true);
+  return {kind, static_cast<c10::DeviceIndex>(choose_device(name, devices_seen(), world_size, local_rank))};
 }
 
 c10::intrusive_ptr<c10d::Store> Environment::connect(std::chrono::milliseconds timeout) const {

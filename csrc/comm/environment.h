@@ -35,6 +35,9 @@ struct SHARDWISE_API Environment {
   c10::intrusive_ptr<c10d::Store> connect(std::chrono::milliseconds timeout) const;
 };
 
+/// The kind of device that ranks take: one that this process sees and this build can use, else the CPU.
+SHARDWISE_API c10::DeviceType usual_device();
+
 /// The number of the device that a rank takes of `count` that its process sees: the only one; else the one that its
 /// number among the ranks of its host names. `kind` is what they are called in errors. Raises ValueError.
 SHARDWISE_API int choose_device(const std::string& kind, int count, int world_size, std::optional<int> local_rank);

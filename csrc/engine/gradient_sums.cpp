@@ -62,7 +62,8 @@ void GradientSums::begin() {
   const group::Gradients::Rule rule{
       .divisor = options.divide_factor.value_or(static_cast<double>(world)),
       .divides_after = options.divide_after,
-      .counts_unused = options.counts_unused};
+      .counts_unused = options.counts_unused,
+      .memory = unit_.ranks().memory_of_sums(options.customs)};
   in_stream_ = unit_.timing().sums_in_stream;
   for_each([&](auto& gradients) {
     gradients.begin(among_shards, rule, unit_.buffers(), streams(), unit_.name(), counters);

@@ -17,6 +17,21 @@ void for_units(engine::Unit& unit, bool recurse, const Set& set) {
   for (const auto& each : recurse ? unit.tree() : unit.call()) set(*each);
 }
 
+/// Collectives of the user's own allocate as they like, so they do not go with memory of the process groups.
+template <typename Change>
+void change_customs(engine::Unit& unit, const Change& change) {
+  for (const auto& each : unit.call()) {
+    auto customs = each->options.customs;
+    change(*each, customs);
+    if (customs.in_own_memory && (customs.all_gather || customs.reduce_scatter)) {
+      throw ValueError(c10::str(
+          "shardwise: unit '", unit.name(), "' cannot have both memory of the process group and an all-gather or "
+          "reduce-scatter of your own, which may allocate as it likes. Choose one of them."));
+    }
+    each->options.customs = std::move(customs);
+  }
+}
+
 } // namespace
 
 void Unsharding::wait() {
@@ -96,12 +111,20 @@ Unit& Unit::set_all_reduce_hook(const std::function<void(at::Tensor& sum)>& hook
 }
 
 Unit& Unit::set_custom_all_gather(const CustomCollective& collective) {
-  for (const auto& unit : unit_->call()) unit->options.customs.all_gather = collective;
+  change_customs(*unit_, [&](const auto&, auto& customs) { customs.all_gather = collective; });
   return *this;
 }
 
 Unit& Unit::set_custom_reduce_scatter(const CustomCollective& collective) {
-  for (const auto& unit : unit_->call()) unit->options.customs.reduce_scatter = collective;
+  change_customs(*unit_, [&](const auto&, auto& customs) { customs.reduce_scatter = collective; });
+  return *this;
+}
+
+Unit& Unit::set_memory_from_process_group(bool value) {
+  change_customs(*unit_, [&](const engine::Unit& unit, auto& customs) {
+    if (value) unit.ranks().require_memory(unit.device());
+    customs.in_own_memory = value;
+  });
   return *this;
 }
 

@@ -1,5 +1,6 @@
 #include "engine/memory_outline.h"
 
+#include "comm/environment.h"
 #include "engine/step_memory.h"
 #include "group/outline.h"
 #include "layout/shards.h"
@@ -85,6 +86,7 @@ class Estimate {
     row.is_gathered = row.has_full_copies && policy_.shards > 1;
     row.is_summed = !is_alone();
     row.keeps_full = policy_.keeps_full;
+    row.sums_in_stream = policy_.sums_in_stream;
     units_.push_back(std::move(row));
   }
 
@@ -164,6 +166,10 @@ class Estimate {
 };
 
 } // namespace
+
+bool sums_in_stream_on(std::optional<c10::DeviceType> device) {
+  return device.value_or(comm::usual_device()) != at::kCPU;
+}
 
 void set_ranks(MemoryPolicy& policy, int64_t world, int64_t copies, int64_t rank, double factor) {
   if (world < 1 || copies < 1 || world % copies != 0) {

@@ -51,6 +51,7 @@ class Walk final : private OrderActions {
           .reshard_after_forward = unit.reshards_after_forward,
           .is_gathered = unit.is_gathered,
           .always_sums = true,
+          .sums_in_stream = unit.sums_in_stream,
           .sums_in_flight = sums_in_flight};
       order_.add(static_cast<int64_t>(order_.made().size()), timing, unit.outer);
     }

@@ -29,6 +29,8 @@ struct UnitBytes {
   bool reshards_after_forward = true;
   /// Freed full copies keep their memory.
   bool keeps_full = false;
+  /// A device carries its sums out in a stream.
+  bool sums_in_stream = false;
   /// Its full copies come from other ranks, and so can be gathered ahead of their use.
   bool is_gathered = false;
   /// Its gradients are summed with those of other ranks. If not, whole gradients stay until the end of the step.

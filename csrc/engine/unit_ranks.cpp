@@ -1,5 +1,9 @@
 #include "engine/unit_ranks.h"
 
+#include <shardwise/error.h>
+
+#include <c10/util/StringUtil.h>
+
 namespace shardwise::engine {
 
 using comm::Agreement;
@@ -51,11 +55,14 @@ comm::Collectives UnitRanks::for_gather(
     const Gather& gather, const Customs& customs, const std::function<std::string()>& describe, Counters& counters) {
   const auto& ranks = gather.near ? neighbours_ : gathers_apart(customs) ? gather_ : known_;
   if (shards_.size() == 1) return ranks;
-  if (!agreement_) return ranks.by(customs.all_gather);
+  const auto as_wanted = [&](const comm::Collectives& collectives) {
+    return customs.in_own_memory ? collectives.in_own_memory() : collectives.by(customs.all_gather);
+  };
+  if (!agreement_) return as_wanted(ranks);
   const bool apart = gathers_apart(customs) || sums_apart(customs);
   const auto event = 4 * gather.unit + (gather.near ? 2 : 0) + (gather.backward ? 1 : 0);
   const auto chain = apart ? Agreement::second_group : Agreement::group;
-  return ranks.at(agreement_->enter(chain, event, describe, counters)).by(customs.all_gather);
+  return as_wanted(ranks.at(agreement_->enter(chain, event, describe, counters)));
 }
 
 comm::Collectives UnitRanks::in_order(const comm::Collectives& collectives, Agreement::Chain chain) const {
@@ -69,6 +76,24 @@ comm::Collectives UnitRanks::for_first_sum(const Customs& customs) const {
 
 comm::Collectives UnitRanks::for_second_sum() const {
   return in_order(copies_, shards_.size() > 1 ? Agreement::first_axis : Agreement::group);
+}
+
+const comm::Collectives* UnitRanks::memory_of_sums(const Customs& customs) const {
+  if (!customs.in_own_memory || world() == 1) return nullptr;
+  if (shards_.size() == 1) return &copies_;
+  return sums_apart(customs) ? &shards_ : &known_;
+}
+
+void UnitRanks::require_memory(at::Device device) const {
+  const auto require = [&](const comm::Collectives& ranks, const char* of) {
+    if (ranks.size() == 1 || ranks.has_memory(device)) return;
+    throw Error(c10::str(
+        "shardwise: memory of the process group: the one that carries the ", of, " on ", device,
+        " has none of its own. NCCL has, on GPUs that can share memory by multicast; other back ends may. Leave the "
+        "call out: then the tensors of collectives lie in memory like any other."));
+  };
+  if (!replicates_) require(gathers_have_group_ ? gather_ : known_, "gathers");
+  require(shards_.size() > 1 ? shards_ : copies_, "sums of gradients");
 }
 
 bool UnitRanks::must_sum_late(const Customs& customs) const {

@@ -63,11 +63,14 @@ class SHARDWISE_API UnitRanks {
     return agreement_;
   }
 
-  /// The user's own collectives; empty where there are none.
+  /// The user's own collectives; empty where there are none. Or memory for their tensors that is the process groups'.
   struct Customs {
     CustomCollective all_gather;
     CustomCollective reduce_scatter;
+    bool in_own_memory = false;
   };
+  /// Raises Error unless the process groups of gathers and sums have memory of their own for this device.
+  void require_memory(at::Device device) const;
   struct Gather {
     /// Among neighbours() only.
     bool near = false;
@@ -81,6 +84,8 @@ class SHARDWISE_API UnitRanks {
   /// For the next sums. Nothing is compared: what they are follows from what was compared before.
   comm::Collectives for_first_sum(const Customs& customs) const;
   comm::Collectives for_second_sum() const;
+  /// In whose memory buckets and sums are to lie; null for memory like any other.
+  const comm::Collectives* memory_of_sums(const Customs& customs) const;
   /// Whether sums must wait for the end of the backward: they share a process group with gathers or with the program's
   /// own collectives, or nobody compares the order.
   bool must_sum_late(const Customs& customs) const;

@@ -106,7 +106,7 @@ void ExtendedCopies::begin_unshard(
   begin_current();
   const base::ComputeGuard compute;
   const auto options = at::TensorOptions().dtype(at::kByte).device(device_);
-  sent_ = buffers.take(part_, options, counters);
+  sent_ = buffers.take(part_, options, counters, collectives.memory());
   size_t next = 0;
   for (const auto& own : std::exchange(inputs_, {})) {
     for (const auto& input : own) {
@@ -117,7 +117,7 @@ void ExtendedCopies::begin_unshard(
   counters.unsharded_bytes += part_;
   set_state(State::gathering);
   observe::pass(observe::FaultPoint::unshard);
-  gathered_ = world_ == 1 ? sent_ : buffers.take(world_ * part_, options, counters);
+  gathered_ = world_ == 1 ? sent_ : buffers.take(world_ * part_, options, counters, collectives.memory());
   if (world_ > 1) pending_ = collectives.all_gather(gathered_, sent_, named(unit), counters);
 }
 

@@ -90,11 +90,11 @@ void FullCopies::begin_unshard(
   {
     const base::ComputeGuard compute;
     if (!from_held) counters.unsharded_bytes += collect();
-    refill(buffers, counters);
+    refill(collectives, buffers, counters);
     if (is_flat_) {
       gathered_ = layout_.world > 1 || lies_on_full_device() ? memory_ : send(buffers, counters);
     } else if (layout_.world > 1) {
-      gathered_ = buffers.take(layout_.world * layout_.part, kinds_.full, counters);
+      gathered_ = buffers.take(layout_.world * layout_.part, kinds_.full, counters, collectives.memory());
     } else {
       gathered_ = lies_on_full_device() ? part_ : send(buffers, counters);
     }
@@ -104,7 +104,11 @@ void FullCopies::begin_unshard(
   if (layout_.world == 1) return;
   const base::ComputeGuard compute;
   auto part = from_held ? held_ : part_;
-  if (!from_held && !is_sent_as_it_is()) part = send(buffers, counters);
+  if (collectives.memory() != nullptr) {
+    part = put_in_place(part, collectives, counters);
+  } else if (!from_held && !is_sent_as_it_is()) {
+    part = send(buffers, counters);
+  }
   places_directly_ = !may_hold && !placements_.empty() && collectives.can_place();
   const transport::DirectPlacement placement{memory_, placements_};
   pending_ = collectives.all_gather(gathered_, part, named(unit), counters, places_directly_ ? &placement : nullptr);
@@ -122,12 +126,22 @@ at::Tensor FullCopies::send(comm::Buffers& buffers, Counters& counters) {
   return sent;
 }
 
+// What this rank sends, in its place in what is gathered: so both ends of the gather lie in the process group's memory.
+at::Tensor FullCopies::put_in_place(
+    const at::Tensor& part, const comm::Collectives& collectives, Counters& counters) {
+  const auto place = gathered_.narrow(0, collectives.rank() * part.numel(), part.numel());
+  place.copy_(part, /*non_blocking=*/true);
+  if (part.device() != place.device()) host_read_.note(place);
+  counters.unsharded_bytes += static_cast<int64_t>(place.nbytes());
+  return place;
+}
+
 // All leaves lie in one piece of memory, so that the pool keeps few of them.
-void FullCopies::refill(comm::Buffers& buffers, Counters& counters) {
+void FullCopies::refill(const comm::Collectives& collectives, comm::Buffers& buffers, Counters& counters) {
   if (memory_.defined()) {
     // Kept, or out of date.
   } else if (is_flat_) {
-    memory_ = buffers.take(layout_.world * layout_.part, kinds_.full, counters);
+    memory_ = buffers.take(layout_.world * layout_.part, kinds_.full, counters, collectives.memory());
   } else {
     size_t bytes = 0;
     for (const auto& storage : storages_) bytes += layout::aligned(storage.bytes());

@@ -112,7 +112,8 @@ class FullCopies : public Copies {
     return kinds_.shards.dtype() == kinds_.full.dtype() && lies_on_full_device();
   }
   at::Tensor send(comm::Buffers& buffers, Counters& counters);
-  void refill(comm::Buffers& buffers, Counters& counters);
+  at::Tensor put_in_place(const at::Tensor& part, const comm::Collectives& collectives, Counters& counters);
+  void refill(const comm::Collectives& collectives, comm::Buffers& buffers, Counters& counters);
   void refuse_in_child();
   void leave_buffers();
   void release(comm::Buffers& buffers);

@@ -60,7 +60,12 @@ at::Tensor Gradients::piece_in(const at::Tensor& buffer, size_t index, int64_t r
 }
 
 // Gradients that are kept past zero_grad() are views of the sum, which is then not free: two sums take turns.
-void Gradients::provide(comm::Buffers& buffers, Counters& counters) {
+void Gradients::provide(const comm::Collectives* memory, comm::Buffers& buffers, Counters& counters) {
+  const auto* owner = memory != nullptr ? memory->identity() : nullptr;
+  if (std::exchange(owner_, owner) != owner) {
+    sum_.renew({});
+    spare_.renew({});
+  }
   goes_to_host_ = !device().is_cpu() && parameters_.front()->stored().is_cpu();
   const auto is_free = [&](Sum& sum, Sum& spare) {
     if (sum.is_free(parameters_)) return true;
@@ -84,14 +89,19 @@ void Gradients::provide(comm::Buffers& buffers, Counters& counters) {
     find_free();
   }
   if (!found) {
-    sum_.renew(transport::shared_zeros(segment(), options_));
+    if (memory != nullptr) {
+      const auto bytes = segment() * static_cast<int64_t>(options_.dtype().itemsize());
+      sum_.renew(memory->allocate(bytes, device()).view(options_.dtype().toScalarType()));
+    } else {
+      sum_.renew(transport::shared_zeros(segment(), options_));
+    }
     ++counters.allocations;
   }
   if (!found_on_host) {
     host_.renew(at::zeros({segment()}, published_kind().pinned_memory(pin_)));
     ++counters.allocations;
   }
-  bucket_ = scattered() ? buffers.take(layout_.world * segment(), options_, counters) : sum_.vector();
+  bucket_ = scattered() ? buffers.take(layout_.world * segment(), options_, counters, memory) : sum_.vector();
 }
 
 bool Gradients::move(size_t index, const at::Tensor& gradient, double scale) {
@@ -158,7 +168,7 @@ void Gradients::begin(
   const auto before = options_.dtype() == at::kHalf ? first_part(rule.divisor) : rule.divides_after ? 1 : rule.divisor;
   after_ = before / rule.divisor;
   const base::ComputeGuard compute;
-  provide(buffers, counters);
+  provide(rule.memory, buffers, counters);
   used_here_.assign(parameters_.size(), false);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto local = parameters_[i]->take_local();

@@ -41,6 +41,8 @@ class Gradients {
     bool divides_after = false;
     /// A parameter that no rank used gets a gradient too: zeros.
     bool counts_unused = false;
+    /// In whose own memory bucket and result lie; null: in memory like any other.
+    const comm::Collectives* memory = nullptr;
   };
   Gradients(const Gradients&) = delete;
   Gradients& operator=(const Gradients&) = delete;
@@ -98,7 +100,7 @@ class Gradients {
   at::Device device() const {
     return options_.device();
   }
-  void provide(comm::Buffers& buffers, Counters& counters);
+  void provide(const comm::Collectives* memory, comm::Buffers& buffers, Counters& counters);
   void wait_in_stream();
   void give_bucket(comm::Buffers& buffers);
   void await_result();
@@ -130,6 +132,8 @@ class Gradients {
   /// The result: the bucket itself if nothing is scattered.
   Sum sum_;
   Sum spare_;
+  /// The process group in whose memory they lie; null: none.
+  const void* owner_ = nullptr;
   /// Where shards lie in the host's memory: the result there.
   bool goes_to_host_ = false;
   bool pin_;

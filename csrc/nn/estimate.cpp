@@ -131,6 +131,7 @@ MemoryEstimate estimate_memory(
       .precision = options.mixed_precision(),
       .reshard = options.reshard_after_forward(),
       .sums_in_flight = more.reduce_scatter_max_input_buffers(),
+      .sums_in_stream = engine::sums_in_stream_on(more.device()),
       .keeps_full = more.keep_unsharded_storage()};
   engine::set_ranks(policy, world, more.copies(), more.rank(), more.optimizer_factor());
   const Outliner outliner(
@@ -146,6 +147,7 @@ MemoryEstimate estimate_memory(
       .precision = options.mixed_precision(),
       .reshard = ReshardAfterForward(false),
       .sums_in_flight = more.reduce_scatter_max_input_buffers(),
+      .sums_in_stream = engine::sums_in_stream_on(more.device()),
       .keeps_full = more.keep_unsharded_storage()};
   engine::set_ranks(policy, world, more.copies(), more.rank(), more.optimizer_factor());
   const Outliner outliner(module, policy, {}, options.ignored_parameters(), {}, more.units());

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -32,6 +33,7 @@ def estimate_memory(
     optimizer_factor: float = 2.0,
     reduce_scatter_max_input_buffers: int = 1,
     keep_unsharded_storage: bool = False,
+    device: torch.device | str | None = None,
 ) -> MemoryEstimate:
     """Estimates the memory that a module, wrapped and trained, will need on one of `world` ranks.
 
@@ -55,6 +57,7 @@ def estimate_memory(
         optimizer_factor: bytes that the optimizer keeps for each byte of a parameter: 2 for Adam, 1 for momentum.
         reduce_scatter_max_input_buffers: what the method of the wrapped module of this name will be given.
         keep_unsharded_storage: what its method of this name will be given.
+        device: the kind of device that it trains on: on a GPU sums wait for other things. None: a GPU if there is one.
 
     >>> with torch.device("meta"):
     ...     model = Transformer()
@@ -94,6 +97,7 @@ def estimate_memory(
             optimizer_factor=optimizer_factor,
             reduce_scatter_max_input_buffers=reduce_scatter_max_input_buffers,
             keep_unsharded_storage=keep_unsharded_storage,
+            device=None if device is None else torch.device(device),
         ),
         replicates=replicates,
     )

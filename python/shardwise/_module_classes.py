@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import suppress
 from types import MethodType
 from typing import Any, NoReturn
 
@@ -141,7 +142,7 @@ class FSDPModule(GradientMethods, _torch_api.FSDPModule):
         wrapped_state(self).unit.set_unshard_in_backward(unshard_in_backward)
 
     def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
-        """Accepted for compatibility with torch, without effect: the engine keeps its own memory for collectives.
+        """Whether collectives use memory that their process groups provide, as NCCL's may; no effect where none does.
 
         >>> model.set_allocate_memory_from_process_group_for_comm(True)
         """
@@ -151,6 +152,8 @@ class FSDPModule(GradientMethods, _torch_api.FSDPModule):
                 "shardwise: set_allocate_memory_from_process_group_for_comm cannot be used when "
                 f"{what} comm is custom: {type(comm).__name__}. Allocate in its allocate()."
             )
+        with suppress(_C.Error):  # there is no such memory
+            wrapped_state(self).unit.set_memory_from_process_group(enable)
 
     def set_keep_unsharded_storage(self, keep: bool, *, recurse: bool = True) -> None:
         """Whether full parameters, when they are freed, keep their memory for the next time: addresses then stay.

@@ -4,6 +4,11 @@
 #include "thread_group/common.h"
 #include "work.h"
 
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
 #include <set>
 
 namespace late {
@@ -17,7 +22,41 @@ const char* lasting(const std::string& text) {
   return texts->insert(text).first->c_str();
 }
 
+struct MemoryUses {
+  std::mutex mutex;
+  std::map<int, Group::MemoryUse> by_device;
+};
+
+MemoryUses& memory_uses() {
+  static auto* const uses = new MemoryUses;
+  return *uses;
+}
+
 } // namespace
+
+at::Tensor Group::allocateTensor(long size, at::TensorOptions options) {
+  auto tensor = at::empty({size}, options);
+  own_memory_.emplace_back(tensor.storage().getWeakStorageImpl());
+  return tensor;
+}
+
+Group::MemoryUse Group::memory_use(int device) {
+  auto& uses = memory_uses();
+  const std::lock_guard lock(uses.mutex);
+  return uses.by_device[device];
+}
+
+void Group::count_use(const at::Tensor& tensor) {
+  const auto* storage = tensor.storage().unsafeGetStorageImpl();
+  const bool is_own = std::any_of(own_memory_.begin(), own_memory_.end(), [&](const auto& each) {
+    const auto living = each.lock();
+    return living && living.get() == storage;
+  });
+  auto& uses = memory_uses();
+  const std::lock_guard lock(uses.mutex);
+  auto& use = uses.by_device[device().index()];
+  ++(is_own ? use.own : use.elsewhere);
+}
 
 Group::Group(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const at::Device& device,
@@ -59,10 +98,12 @@ c10::intrusive_ptr<c10d::Work> Group::launch_all(
   for (auto& each : kernels) {
     auto& own = ready.emplace_back(Ready{each.place, {each.signature, {}}, {}, each.compute});
     for (const auto& tensor : each.reads) {
+      count_use(tensor);
       add_uses(tensor, false, uses);
       own.part.inputs.push_back(for_worker(tensor));
     }
     for (const auto& tensor : each.writes) {
+      count_use(tensor);
       add_uses(tensor, true, uses);
       own.outputs.push_back(for_worker(tensor));
       results.push_back(tensor);

@@ -20,6 +20,18 @@ class Group final : public thread_group::Group {
       std::chrono::milliseconds timeout);
   ~Group() override;
 
+  bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override {
+    return true;
+  }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+
+  /// How many tensors of collectives on a device lay in memory that their group had allocated, and how many elsewhere.
+  struct MemoryUse {
+    int64_t own = 0;
+    int64_t elsewhere = 0;
+  };
+  static MemoryUse memory_use(int device);
+
   void abort() override;
   void shutdown() override;
 
@@ -27,7 +39,10 @@ class Group final : public thread_group::Group {
   c10::intrusive_ptr<c10d::Work> launch_all(
       std::vector<Kernel> kernels, bool in_current_stream, std::chrono::milliseconds timeout) override;
 
+  void count_use(const at::Tensor& tensor);
+
   const c10::Stream stream_;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> own_memory_;
   std::shared_ptr<Communicator> communicator_;
 };
 

@@ -7,6 +7,7 @@
 #include <torch/arg.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,9 @@ struct SHARDWISE_API EstimateOptions {
   TORCH_ARG(int64_t, rank) = 0;
   /// Bytes that the optimizer keeps for each byte of a parameter: 2 for Adam, 1 for momentum, 0 for plain SGD.
   TORCH_ARG(double, optimizer_factor) = 2;
+  /// The kind of device that it trains on, since on others than the CPU sums wait for other things. Unset: that of a
+  /// mesh made here: a GPU if there is one.
+  TORCH_ARG(std::optional<c10::DeviceType>, device) = std::nullopt;
   /// What the methods of Unit of these names will be given.
   TORCH_ARG(int64_t, reduce_scatter_max_input_buffers) = 1;
   TORCH_ARG(bool, keep_unsharded_storage) = false;

@@ -32,6 +32,23 @@ TEST(LateEngine, APinnedBatchMayBeUsedAgainRightAfterTheForward) {
   });
 }
 
+TEST(LateEngine, AModelThatGoesWhileAGatherIsUnderWay) {
+  run_ranks(2, [](Rank& rank) {
+    for (const auto& options : {sharded_on(rank), sharded_on(rank).layout(ShardLayout::flat)}) {
+      std::vector<torch::Tensor> next;
+      {
+        Stack model;
+        shard_stack(model, options);
+        stack_loss(model, 0, rank.rank()).backward();
+        unit(*model->block(1)).unshard(/*async=*/true);
+      }
+      // What the gather writes to is free for others only once it is done.
+      for (int64_t size = 16; size <= 4096; size *= 2) next.push_back(torch::full({size}, 3.0, rank.device()));
+      for (const auto& tensor : next) EXPECT_TRUE(tensor.eq(3).all().item<bool>());
+    }
+  });
+}
+
 TEST(LateEngine, AnOptimizerOnAStreamOfItsOwn) {
   run_ranks(2, [](Rank& rank) {
     const auto index = rank.rank();

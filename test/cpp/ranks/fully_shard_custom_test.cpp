@@ -121,6 +121,21 @@ TEST(FullyShardCustom, AllReduceHook) {
   }
 }
 
+TEST(FullyShardCustom, MemoryOfAProcessGroupThatHasNone) {
+  run_ranks(2, [](Rank& rank) {
+    auto model = mlp({5, 4, 3});
+    auto root = fully_shard(model, sharded_on(rank));
+    // The back end of the late device has memory; test/cpp/late/own_memory_test.cpp.
+    if (!rank.device().is_cpu()) return;
+    expect_error<Error>(
+        [&] { root.set_memory_from_process_group(true); }, {"carries the gathers on cpu", "has none of its own"});
+    root.set_memory_from_process_group(false);
+    auto copies = mlp({5, 4, 3});
+    auto replicated = replicate(copies, ReplicateOptions().mesh(rank.mesh()));
+    expect_error<Error>([&] { replicated.set_memory_from_process_group(true); }, {"carries the sums of gradients"});
+  });
+}
+
 TEST(ReplicateContract, AllReduceHookOfAReplicatedUnit) {
   run_ranks(2, [](Rank& rank) {
     auto ours = mlp({3, 4, 2});

@@ -53,6 +53,16 @@ TEST_CASE("step memory: gradients wait for all of their unit, and for a bucket")
   CHECK(walk_steps(layers({.bucket = 60}, true), two).local_gradients == 80);
 }
 
+TEST_CASE("step memory: in a stream a sum starts once its unit was closed") {
+  auto units = layers({.full = 100, .bucket = 60}, true);
+  for (auto& unit : units) unit.sums_in_stream = true;
+  // The second unit's full copies are freed before its bucket is taken, and the bucket comes to lie there.
+  const auto peaks = walk_steps(units, events(50));
+  CHECK(peaks.pool == 200);
+  CHECK(peaks.local_gradients == 50);
+  CHECK(walk_steps(layers({.full = 100, .bucket = 60}, true), events(50)).pool == 260);
+}
+
 TEST_CASE("step memory: gradients of a rank that is alone stay") {
   auto units = layers({.full = 10}, true);
   for (auto& unit : units) unit.is_summed = unit.is_gathered = false;
