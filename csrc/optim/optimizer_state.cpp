@@ -1,6 +1,7 @@
 #include "optim/optimizer_state.h"
 
 #include "base/compute_guard.h"
+#include "optim/counted_state.h"
 
 #include <shardwise/error.h>
 
@@ -58,6 +59,7 @@ ParameterState OptimizerState::get(const at::Tensor& parameter) const {
         "shardwise: what this ", name(), " keeps for ", describe(parameter), " is not of torch::optim's class ", name(),
         "ParamState, so its names are unknown. Derive the state's class from that, or save it yourself."));
   }
+  if (auto* count = dynamic_cast<StepCount*>(found->second.get())) count->settle();
   return class_.read(*found->second);
 }
 

@@ -180,7 +180,8 @@ TEST_CASE("options are those of their group") {
   StateDict changed;
   changed.insert("betas", torch::tensor({0.25, 0.75}));
   state.set_options(1, changed);
-  CHECK(std::get<1>(static_cast<torch::optim::AdamWOptions&>(optimizer.param_groups()[1].options()).betas()) == 0.75);
+  const auto& set = static_cast<torch::optim::AdamWOptions&>(optimizer.param_groups()[1].options());
+  CHECK(set.betas() == std::tuple(0.25, 0.75));
   CHECK(state.options(1)["lr"].item<double>() == 0.5);
   CHECK(state.options(0)["betas"].select(0, 0).item<double>() == 0.9);
 }
