@@ -106,8 +106,10 @@ void OptimizerState::set(const at::Tensor& parameter, const ParameterState& stat
   optimizer_.state()[parameter.unsafeGetTensorImpl()] = class_.make(own);
 }
 
-std::vector<std::string> OptimizerState::kept(size_t group) const {
-  return class_.kept(optimizer_.param_groups()[group].options());
+std::vector<std::string> OptimizerState::kept(size_t group, const StateDict& changed) const {
+  const auto options = optimizer_.param_groups()[group].options().clone();
+  class_.write(*options, changed);
+  return class_.kept(*options);
 }
 
 StateDict OptimizerState::options(size_t group) const {

@@ -37,8 +37,17 @@ class SHARDWISE_API OptimizerState {
   /// nothing, if there are none. Raises ValueError if names or sizes are not those of this optimizer and parameter, or
   /// if something is missing.
   void set(const at::Tensor& parameter, const ParameterState& state);
-  /// The names of the tensors that it keeps for each parameter of this group that it has changed.
-  std::vector<std::string> kept(size_t group) const;
+  /// The names that state of one parameter may have, without values.
+  ParameterState possible() const {
+    return class_.possible();
+  }
+  /// The names of the tensors that it keeps for each parameter of this group that it has changed; with these options
+  /// besides those that it has.
+  std::vector<std::string> kept(size_t group, const StateDict& changed = StateDict()) const;
+  /// Whether it keeps something for every parameter from the start, and cannot be without it.
+  bool begins_with_state() const {
+    return class_.begins_with_state();
+  }
 
   /// The options of a group, as tensors on the host: of doubles or bools, with two elements for `betas`, else without
   /// dimensions.

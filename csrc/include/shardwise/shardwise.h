@@ -12,6 +12,7 @@
 #include <shardwise/hooks.h>
 #include <shardwise/mesh.h>
 #include <shardwise/meta.h>
+#include <shardwise/optimizer_state_dict.h>
 #include <shardwise/optimizers.h>
 #include <shardwise/options.h>
 #include <shardwise/plan.h>
