@@ -8,6 +8,7 @@
 #include <shardwise/error.h>
 #include <shardwise/estimate.h>
 #include <shardwise/fully_shard.h>
+#include <shardwise/grad_scaler.h>
 #include <shardwise/holder.h>
 #include <shardwise/hooks.h>
 #include <shardwise/mesh.h>
