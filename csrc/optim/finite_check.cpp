@@ -71,12 +71,12 @@ Found find(const torch::optim::Optimizer& optimizer, bool takes_half) {
 }
 
 /// The highest value that any rank has.
-void reduce(const at::Tensor& number, engine::Unit& unit, const std::vector<comm::Collectives>& ranks) {
+at::Tensor highest(const at::Tensor& number, engine::Unit& unit, const std::vector<comm::Collectives>& ranks) {
   const auto wire = nn::moved_to(number, unit.mesh().device()).view({1});
   for (const auto& some : ranks) {
     if (some.size() > 1) some.all_reduce(wire, kWhat, unit.own_counters(), c10d::ReduceOp::MAX).wait();
   }
-  number.copy_(wire.view({}), /*non_blocking=*/!number.is_cpu());
+  return nn::moved_to(wire.select(0, 0), number.device());
 }
 
 } // namespace
@@ -108,11 +108,11 @@ at::Tensor multiply_and_check(const torch::optim::Optimizer& optimizer, const at
   const nn::UnitMeshes meshes(found.units);
   const auto event = comm::Agreement::kScaling;
   for (const auto& unit : meshes.shards()) {
-    reduce(total, *unit, {unit->ranks().for_event(event, kWhat, unit->own_counters())});
+    total = highest(total, *unit, {unit->ranks().for_event(event, kWhat, unit->own_counters())});
   }
   if (meshes.has_narrow()) {
     auto& unit = *meshes.widest();
-    reduce(total, unit, unit.ranks().all_for_event(event, kWhat, unit.own_counters()));
+    total = highest(total, unit, unit.ranks().all_for_event(event, kWhat, unit.own_counters()));
   }
   return total;
 }
