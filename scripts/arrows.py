@@ -19,6 +19,7 @@ BELOW = {
     "group": "base observe layout cuda transport comm",
     "engine": "base observe layout comm group",
     "nn": "base comm group engine",
+    "optim": "base comm group engine nn",
     "python_front": "base group engine",
     "bindings": "base comm group engine observe python_front",
 }

@@ -51,6 +51,7 @@ class SHARDWISE_API Agreement : public transport::Onlooker, public std::enable_s
   static constexpr int64_t kWrapping = -2;
   static constexpr int64_t kClipping = std::numeric_limits<int64_t>::min();
   static constexpr int64_t kState = kClipping + 1;
+  static constexpr int64_t kScaling = kClipping + 2;
 
   /// A collective's position in the order. Without an agreement nothing is checked.
   struct Position {

@@ -8,7 +8,6 @@
 
 #include <shardwise/error.h>
 
-#include <ATen/ops/empty.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -253,47 +252,6 @@ void FullCopies::reshard(comm::Buffers& buffers, bool keeps_memory, Counters& co
   if (!keeps_memory) buffers.give(std::exchange(memory_, at::Tensor()));
   set_state(State::freed);
   ++counters.reshards;
-}
-
-std::vector<at::Tensor> FullCopies::gather_values(
-    const std::vector<bool>& wanted, std::optional<at::Device> device, const comm::Collectives& collectives,
-    comm::Buffers& buffers, const std::string& unit, Counters& counters) const {
-  const base::ComputeGuard guard;
-  const bool alone = layout_.world == 1;
-  // In the dtype of the shards, on the device of the full copies.
-  const auto options = kinds_.shards.device(kinds_.full.device()).pinned_memory(false);
-  collect();
-  const auto part = part_.to(options);
-  const auto gathered = alone ? part : buffers.take(layout_.world * layout_.part, options, counters);
-  if (!alone) collectives.all_gather(gathered, part, named(unit), counters).wait();
-  std::vector<at::Tensor> values(parameters().size());
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (!wanted[i]) continue;
-    const auto& cut = layout_.cuts[i];
-    values[i] = at::empty(parameters()[i]->full().sizes(), part_.options().device(device.value_or(part_.device())));
-    for (int64_t rank = 0; rank < layout_.world; ++rank) {
-      if (cut.piece_numel(rank) == 0) continue;
-      piece_of(values[i], cut, rank).copy_(piece_in(gathered, cut, rank, rank * layout_.part));
-    }
-  }
-  if (!alone) buffers.give(gathered);
-  return values;
-}
-
-void FullCopies::store(size_t index, const at::Tensor& value) {
-  at::Tensor piece;
-  {
-    const base::ComputeGuard guard;
-    piece = piece_of(value, layout_.cuts[index], rank_);
-  }
-  // A gather ahead may still read the shard.
-  if (pending_) pending_->settle();
-  let_host_write();
-  // No ComputeGuard: autograd has to see that the shard's version moves, as that of any parameter that is loaded.
-  const c10::AutoGradMode no_grad(false);
-  auto shard = parameters()[index]->stored();
-  shard.copy_(piece);
-  mark_stale();
 }
 
 FullCopies::Sizes FullCopies::sizes() const {

@@ -76,6 +76,13 @@ class FullCopies : public Copies {
   std::vector<at::Tensor> gather_values(
       const std::vector<bool>& wanted, std::optional<at::Device> device, const comm::Collectives& collectives,
       comm::Buffers& buffers, const std::string& unit, Counters& counters) const;
+  /// The same of tensors that are cut as the parameters are, such as what an optimizer keeps for shards: `pieces` are
+  /// this rank's, one for each parameter, undefined where there is none on any rank. Every rank gets all, if `keep`.
+  std::vector<at::Tensor> gather_pieces(
+      const std::vector<at::Tensor>& pieces, bool keep, std::optional<at::Device> device,
+      const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters) const;
+  /// This rank's piece of a tensor of the sizes of parameter number `index`: a view.
+  at::Tensor piece_in_whole(size_t index, const at::Tensor& whole) const;
   /// Writes this rank's piece of a whole value into the shard of parameter number `index`.
   void store(size_t index, const at::Tensor& value);
 
@@ -111,6 +118,9 @@ class FullCopies : public Copies {
   bool is_sent_as_it_is() const {
     return kinds_.shards.dtype() == kinds_.full.dtype() && lies_on_full_device();
   }
+  std::vector<at::Tensor> gather_parts(
+      const at::Tensor& part, const std::vector<bool>& wanted, at::Device device, const comm::Collectives& collectives,
+      comm::Buffers& buffers, const std::string& unit, Counters& counters) const;
   at::Tensor send(comm::Buffers& buffers, Counters& counters);
   at::Tensor put_in_place(const at::Tensor& part, const comm::Collectives& collectives, Counters& counters);
   void refill(const comm::Collectives& collectives, comm::Buffers& buffers, Counters& counters);

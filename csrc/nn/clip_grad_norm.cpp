@@ -4,6 +4,7 @@
 #include "base/on_host.h"
 #include "engine/front_end.h"
 #include "nn/gradient_norm.h"
+#include "nn/unit_meshes.h"
 
 #include <shardwise/error.h>
 
@@ -43,17 +44,7 @@ void refuse_full_copy(const at::Tensor& tensor, const engine::Unit& unit) {
       std::nullopt, {c10::str("number ", index, ", counted from 0, of the parameters given to clip_grad_norm_")}));
 }
 
-using Units = std::vector<std::shared_ptr<engine::Unit>>;
-
-/// One of these units for each process group of shards.
-Units one_for_each_group(const Units& units) {
-  Units some;
-  for (const auto& unit : units) {
-    const auto same = [&](const auto& other) { return other->shards() == unit->shards(); };
-    if (std::none_of(some.begin(), some.end(), same)) some.push_back(unit);
-  }
-  return some;
-}
+using Units = nn::UnitMeshes::Units;
 
 /// A gradient, and the unit of its parameter if it has one.
 struct Gradient {
@@ -63,21 +54,13 @@ struct Gradient {
   bool is_whole;
 };
 
-/// The norm of all gradients on all ranks. Parameters on a mesh of fewer ranks than the widest, as experts are, differ
-/// between the meshes of that kind: they are added up over the widest one.
+/// The norm of all gradients on all ranks.
 nn::GradientNorm norm_of(const std::vector<Gradient>& gradients, const Units& units, double order) {
   const auto home = !units.empty()       ? units.front()->mesh().device()
                     : !gradients.empty() ? gradients.front().values.device()
                                          : at::Device(at::kCPU);
-  const auto ranks_of = [](const auto& unit) { return unit->ranks().world(); };
-  const auto widest = std::max_element(
-      units.begin(), units.end(), [&](const auto& a, const auto& b) { return ranks_of(a) < ranks_of(b); });
-  const auto is_narrow = [&](const auto& unit) {
-    return unit && ranks_of(unit) > 1 && ranks_of(unit) < ranks_of(*widest);
-  };
-  auto sharded = units;
-  std::erase_if(sharded, [&](const auto& unit) { return unit->shards().size() == 1 || is_narrow(unit); });
-  const auto meshes = one_for_each_group(sharded);
+  const nn::UnitMeshes ranks(units);
+  const auto& meshes = ranks.shards();
   nn::GradientNorm total(order, home);
   // What every rank has whole is added to the shards of the first mesh, a share from each rank. So all ranks get the
   // same norm, and whatever is not finite anywhere is seen everywhere.
@@ -85,7 +68,7 @@ nn::GradientNorm norm_of(const std::vector<Gradient>& gradients, const Units& un
   for (size_t i = 0; i < std::max<size_t>(meshes.size(), 1); ++i) {
     nn::GradientNorm part(order, home);
     for (const auto& [gradient, unit, is_whole] : gradients) {
-      if (is_narrow(unit)) continue;
+      if (ranks.is_narrow(unit)) continue;
       if (is_whole && i == 0) part.add(gradient, share);
       if (!is_whole && unit->shards() == meshes[i]->shards()) part.add(gradient, 1);
     }
@@ -93,14 +76,15 @@ nn::GradientNorm norm_of(const std::vector<Gradient>& gradients, const Units& un
     if (!meshes.empty()) part.reduce(*meshes[i]);
     total += part;
   }
-  if (std::any_of(units.begin(), units.end(), is_narrow)) {
+  if (ranks.has_narrow()) {
     nn::GradientNorm part(order, home);
     for (const auto& [gradient, unit, is_whole] : gradients) {
-      if (!is_narrow(unit)) continue;
-      part.add(gradient, 1.0 / static_cast<double>(is_whole ? ranks_of(unit) : unit->ranks().copies().size()));
+      if (!ranks.is_narrow(unit)) continue;
+      const auto holders = is_whole ? unit->ranks().world() : unit->ranks().copies().size();
+      part.add(gradient, 1.0 / static_cast<double>(holders));
     }
     part.finish();
-    part.reduce_to_all(**widest);
+    part.reduce_to_all(*ranks.widest());
     total += part;
   }
   return total;

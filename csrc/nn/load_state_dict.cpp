@@ -1,13 +1,11 @@
 #include <shardwise/state_dict.h>
 
-#include "base/compute_guard.h"
-#include "comm/messages.h"
 #include "group/leaf_storage.h"
+#include "nn/first_rank.h"
 #include "nn/module_state.h"
 
 #include <shardwise/error.h>
 
-#include <ATen/ops/empty.h>
 #include <c10/util/StringUtil.h>
 
 #include <set>
@@ -83,58 +81,14 @@ std::string error_of(const Match& match, bool strict, int rank) {
 }
 
 constexpr auto kLoad = "load_full_state_dict";
+constexpr auto kNames = "the names that rank 0 loads";
 
-/// A list of names as one text, and back.
-std::string packed(const std::vector<std::string>& names) {
-  std::string text;
-  for (const auto& name : names) text += name + '\0';
-  return text;
+/// The whole value of an entry, from the rank that has it.
+at::Tensor value_of(const Entry& entry, const at::Tensor& value, const nn::FirstRank& first) {
+  const auto what = c10::str("the broadcast of '", entry.names.front(), "' from the state dict of rank 0");
+  return first.share(
+      value, entry.sizes, entry.tensor.options(), what, entry.unit ? &entry.unit->own_counters() : nullptr);
 }
-
-std::vector<std::string> unpacked(const std::string& text) {
-  std::vector<std::string> names;
-  for (size_t start = 0; start < text.size();) {
-    const auto end = text.find('\0', start);
-    names.push_back(text.substr(start, end - start));
-    start = end + 1;
-  }
-  return names;
-}
-
-/// Brings the values of rank 0 to all ranks, one after the other.
-class Source {
- public:
-  /// Without a unit each rank uses its own values.
-  explicit Source(engine::Unit* unit) : unit_(unit != nullptr && unit->ranks().world() > 1 ? unit : nullptr) {}
-
-  bool is_here() const {
-    return unit_ == nullptr || unit_->mesh().rank() == 0;
-  }
-
-  void share(std::vector<std::string>& names) const {
-    if (unit_ == nullptr) return;
-    const auto what = "the names that rank 0 loads";
-    names = unpacked(
-        comm::gather_texts(packed(names), unit_->ranks().axes(), unit_->mesh().device(), what, unit_->own_counters())
-            .front());
-  }
-
-  /// Sent as bytes, which every back end can do whatever the dtype.
-  at::Tensor get(const Entry& entry, const at::Tensor& value) const {
-    if (unit_ == nullptr) return value;
-    const base::ComputeGuard guard;
-    const auto options = entry.tensor.options().device(unit_->mesh().device());
-    const auto whole = is_here() ? value.to(options.device()).contiguous() : at::empty(entry.sizes, options);
-    if (whole.numel() == 0) return whole;
-    auto& counters = (entry.unit ? *entry.unit : *unit_).own_counters();
-    const auto what = c10::str("the broadcast of '", entry.names.front(), "' from the state dict of rank 0");
-    unit_->ranks().spread(whole.view({-1}).view(at::kByte), what, counters);
-    return whole;
-  }
-
- private:
-  engine::Unit* unit_;
-};
 
 void store(const Entry& entry, const at::Tensor& value) {
   const c10::InferenceMode no_inference(false);
@@ -155,17 +109,17 @@ LoadResult load_full_state_dict(torch::nn::Module& module, const StateDict& dict
         " meshes, which have no common rank 0. Give the dict to every rank, with broadcast_from_rank0(false)."));
   }
   auto* const root = state.meshes().empty() ? nullptr : state.meshes().front().get();
-  const Source source(from_rank0 ? root : nullptr);
+  const nn::FirstRank first(from_rank0 ? root : nullptr);
   auto error = state.locate();
   Match found;
-  if (source.is_here() && error.empty()) {
+  if (first.is_here() && error.empty()) {
     found = match(state, dict);
     error = error_of(found, options.strict(), root == nullptr ? 0 : root->mesh().rank());
   }
   state.agree(kLoad, error);
   if (!options.strict()) {
-    source.share(found.missing);
-    source.share(found.unexpected);
+    first.share(found.missing, kNames);
+    first.share(found.unexpected, kNames);
   }
   const std::set<std::string> missing(found.missing.begin(), found.missing.end());
   found.values.resize(state.entries().size());
@@ -173,7 +127,7 @@ LoadResult load_full_state_dict(torch::nn::Module& module, const StateDict& dict
   for (size_t i = 0; i < state.entries().size(); ++i) {
     const auto& entry = state.entries()[i];
     if (missing.contains(entry.names.front())) continue;
-    const auto value = source.get(entry, found.values[i]);
+    const auto value = value_of(entry, found.values[i], first);
     store(entry, value);
     result.elements += value.numel();
   }

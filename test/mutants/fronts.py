@@ -70,7 +70,7 @@ FRONTS = [
     ),
     Mutant(
         "keep full copies of what was loaded over",
-        "csrc/group/full_copies.cpp",
+        "csrc/group/full_copies_values.cpp",
         "  shard.copy_(piece);\n  mark_stale();\n",
         "  shard.copy_(piece);\n",
         suites="FullyShardFront.*",

@@ -8,10 +8,13 @@
 #include <shardwise/error.h>
 #include <shardwise/estimate.h>
 #include <shardwise/fully_shard.h>
+#include <shardwise/grad_scaler.h>
 #include <shardwise/holder.h>
 #include <shardwise/hooks.h>
 #include <shardwise/mesh.h>
 #include <shardwise/meta.h>
+#include <shardwise/optimizer_state_dict.h>
+#include <shardwise/optimizers.h>
 #include <shardwise/options.h>
 #include <shardwise/plan.h>
 #include <shardwise/record.h>

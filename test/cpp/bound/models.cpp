@@ -1,5 +1,6 @@
-// The Python module bound_models: models of the rank tests, bound as torch documents it, and process groups made in
-// C++.
+// The Python module bound_models: models of the rank tests, bound as torch documents it, optimizers, and process groups
+// made in C++.
+#include "bound/optimizers.h"
 #include "ranks/fully_shard_models.h"
 #include "ranks/training_models.h"
 
@@ -61,5 +62,6 @@ PYBIND11_MODULE(bound_models, module) {
       .def("layer", [](AgainImpl& model, size_t index) { return model.layers->ptr(index); });
   torch::python::bind_module<TwiceImpl>(module, "Twice").def(py::init<>());
   torch::python::bind_module<BranchesImpl>(module, "Branches").def(py::init<>());
+  bind_optimizers(module);
   module.def("make_mesh", &make_mesh, py::call_guard<py::gil_scoped_release>());
 }

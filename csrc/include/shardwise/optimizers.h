@@ -1,0 +1,65 @@
+#pragma once
+
+#include <shardwise/export.h>
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+namespace shardwise {
+
+class GradScaler;
+
+// The optimizers of LibTorch, computed by the operations that PyTorch's optimizers call with fused=True: one for all
+// parameters of a group that have the same dtype and device, where torch::optim computes parameter by parameter. The
+// values are PyTorch's to the bit.
+//
+// In all else they are torch::optim's: options, groups, state, archives and learning-rate schedulers. Make them from
+// the module's parameters() after fully_shard() or replicate(). Parameters without a gradient are left alone, and what
+// is kept for them does not change. A parameter that is listed twice, as tied ones are, is changed once in a step.
+//
+// What is kept for a parameter follows it to another dtype or device. It may come from an archive or from the program:
+// state() then has objects of torch::optim's class, which the next step takes over.
+//
+// step() raises ValueError for parameters that are not of half, bfloat16, float or double, for sparse gradients, and for
+// gradients of another dtype, device or shape than their parameter; no parameter is changed then.
+
+namespace detail {
+
+/// A step whose gradients GradScaler has scaled: the operation itself divides them, and does nothing if they are not
+/// finite, so that the host need not know.
+class SHARDWISE_API ScaledStep {
+ protected:
+  /// Undefined: gradients are not scaled, or their values are not in question.
+  at::Tensor grad_scale_;
+  at::Tensor found_inf_;
+
+ private:
+  friend class shardwise::GradScaler;
+};
+
+} // namespace detail
+
+/// torch::optim::AdamW in one operation. state() counts a step that a device skipped until the state is saved.
+class SHARDWISE_API AdamW : public torch::optim::AdamW, public detail::ScaledStep {
+ public:
+  using torch::optim::AdamW::AdamW;
+  at::Tensor step(LossClosure closure = nullptr) override;
+};
+
+/// torch::optim::Adam in one operation. state() counts a step that a device skipped until the state is saved.
+class SHARDWISE_API Adam : public torch::optim::Adam, public detail::ScaledStep {
+ public:
+  using torch::optim::Adam::Adam;
+  at::Tensor step(LossClosure closure = nullptr) override;
+};
+
+/// torch::optim::SGD in one operation.
+class SHARDWISE_API SGD : public torch::optim::SGD, public detail::ScaledStep {
+ public:
+  using torch::optim::SGD::SGD;
+  at::Tensor step(LossClosure closure = nullptr) override;
+};
+
+} // namespace shardwise

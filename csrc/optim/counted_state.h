@@ -1,0 +1,79 @@
+#pragma once
+
+#include "base/compute_guard.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+#include <torch/optim/optimizer.h>
+
+#include <memory>
+
+namespace shardwise::optim {
+
+/// State whose count of steps is also on a device, which may skip a step without telling the host.
+class StepCount {
+ public:
+  virtual ~StepCount() = default;
+  /// Makes step() what the device has counted. Waits for the device if it may have skipped steps.
+  virtual void settle() = 0;
+};
+
+/// A class of state of torch::optim, with the count of steps as the fused operations want it: a tensor beside the
+/// parameter. The number in step() is what counts, whoever sets it: where it is not the one that the tensor was last
+/// known to have, the tensor is made anew. Copies have no tensor, so that each optimizer counts by itself.
+template <typename State>
+class CountedState final : public State, public StepCount {
+ public:
+  CountedState() = default;
+  explicit CountedState(const State& plain) : State(plain) {}
+
+  /// The count before a step, on a device.
+  const at::Tensor& count_on(at::Device device) {
+    const auto steps = std::as_const(*this).step();
+    if (!count_.defined() || count_.device() != device || steps != known_) {
+      const base::ComputeGuard guard;
+      count_ = at::full({}, static_cast<double>(steps), at::TensorOptions(device).dtype(at::kFloat));
+      known_ = steps;
+      may_be_less_ = false;
+    }
+    return count_;
+  }
+  /// A step was made, which the device may skip.
+  void counted(bool may_skip) {
+    this->step(++known_);
+    may_be_less_ = may_be_less_ || may_skip;
+  }
+
+  void settle() override {
+    if (!may_be_less_ || std::as_const(*this).step() != known_) return;
+    const base::ComputeGuard guard;
+    known_ = static_cast<int64_t>(count_.template item<float>());
+    this->step(known_);
+    may_be_less_ = false;
+  }
+
+  std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
+    return std::make_unique<State>(settled());
+  }
+  void serialize(torch::serialize::InputArchive& archive) override {
+    State::serialize(archive);
+  }
+  void serialize(torch::serialize::OutputArchive& archive) const override {
+    settled().serialize(archive);
+  }
+
+ private:
+  /// The same as torch's own, with the right number.
+  State settled() const {
+    auto copy = *this;
+    copy.settle();
+    return copy;
+  }
+
+  at::Tensor count_;
+  /// The number that count_ had, or at least, if steps may have been skipped since.
+  int64_t known_ = 0;
+  bool may_be_less_ = false;
+};
+
+} // namespace shardwise::optim

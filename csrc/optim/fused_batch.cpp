@@ -1,0 +1,168 @@
+#include "optim/fused_batch.h"
+
+#include "base/compute_guard.h"
+#include "engine/front_end.h"
+
+#include <shardwise/error.h>
+
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+namespace shardwise::optim {
+namespace {
+
+/// The name of a parameter of a unit, and this rank; "" for others.
+std::string name_of(const at::Tensor& parameter) {
+  const auto text = [](const engine::Unit& unit, const group::Parameter& known) {
+    return c10::str(" ('", known.name(), "' on rank ", unit.mesh().rank(), ")");
+  };
+  if (const auto unit = engine::unit_of_shard(parameter)) {
+    const auto* known = unit->parameter_of_shard(parameter);
+    return known == nullptr ? "" : text(*unit, *known);
+  }
+  if (const auto unit = engine::Unit::of(parameter)) {
+    for (const auto& known : unit->parameters()) {
+      if (known->alive() && known->leaf().is_same(parameter)) return text(*unit, *known);
+    }
+  }
+  return "";
+}
+
+std::string name_of(at::ScalarType dtype) {
+  return std::string(c10::getDtypeNames(dtype).first);
+}
+
+bool is_fusible(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16;
+}
+
+at::Tensor moved(const at::Tensor& tensor, at::Device device) {
+  if (!tensor.defined() || tensor.device() == device) return tensor;
+  return tensor.to(device, tensor.scalar_type(), /*non_blocking=*/!device.is_cpu());
+}
+
+} // namespace
+
+GradientScale GradientScale::on(at::Device device) const {
+  const base::ComputeGuard guard;
+  return {moved(scale, device), moved(found_inf, device)};
+}
+
+std::optional<GradientScale> GradientScale::decided(const at::Tensor& scale, const at::Tensor& found_inf) {
+  if (!found_inf.defined() || !found_inf.is_cpu()) return GradientScale{scale, found_inf};
+  if (*found_inf.const_data_ptr<float>() != 0) return std::nullopt;
+  return GradientScale{scale, {}};
+}
+
+void FusedBatch::copy_back(const GradientScale& scale) const {
+  if (!scale.scale.defined()) return;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (!originals[i].is_same(gradients[i])) originals[i].copy_(gradients[i]);
+  }
+}
+
+void FusedBatch::add_from(const FusedBatch& other, size_t index) {
+  numbers.push_back(other.numbers[index]);
+  parameters.push_back(other.parameters[index]);
+  gradients.push_back(other.gradients[index]);
+  originals.push_back(other.originals[index]);
+}
+
+std::string FusedBatches::describe(const at::Tensor& parameter, size_t group, size_t number) const {
+  return c10::str("parameter ", number, " of group ", group, name_of(parameter), " of this ", name_);
+}
+
+void FusedBatches::check(
+    const at::Tensor& parameter, const at::Tensor& gradient, size_t group, size_t number) const {
+  const auto refuse = [&](const std::string& what, const std::string& remedy) {
+    throw ValueError(c10::str(
+        "shardwise: ", describe(parameter, group, number), " ", what, ", so that no step was made. ", remedy));
+  };
+  const auto other = c10::str("Use torch::optim::", name_, " for it, in an optimizer of its own.");
+  if (!is_fusible(parameter.scalar_type())) {
+    refuse(
+        c10::str("is ", name_of(parameter.scalar_type()), ", but it must be half, bfloat16, float or double"), other);
+  }
+  if (gradient.layout() != at::kStrided || parameter.layout() != at::kStrided) {
+    refuse("or its gradient is sparse", "Make the layer with sparse(false), or use an optimizer for sparse gradients.");
+  }
+  if (!parameter.is_non_overlapping_and_dense()) {
+    refuse("has gaps or overlaps in its memory", "Register a contiguous() copy of it as the parameter.");
+  }
+  if (gradient.scalar_type() != parameter.scalar_type()) {
+    refuse(
+        c10::str(
+            "is ", name_of(parameter.scalar_type()), ", but its gradient is ", name_of(gradient.scalar_type())),
+        "Give it a gradient of its own dtype.");
+  }
+  if (gradient.device() != parameter.device()) {
+    refuse(
+        c10::str("is on ", parameter.device(), ", but its gradient on ", gradient.device()),
+        "Call zero_grad() after moving a module, or move the gradient too.");
+  }
+  if (gradient.sizes() != parameter.sizes()) {
+    refuse(
+        c10::str("has sizes ", parameter.sizes(), ", but its gradient has ", gradient.sizes()),
+        "Give a shard the gradient of this rank's piece.");
+  }
+}
+
+std::vector<FusedBatch> FusedBatches::all() const {
+  std::vector<FusedBatch> batches;
+  std::unordered_set<const at::TensorImpl*> seen;
+  for (size_t group = 0; group < optimizer_.param_groups().size(); ++group) {
+    const auto& parameters = optimizer_.param_groups()[group].params();
+    for (size_t number = 0; number < parameters.size(); ++number) {
+      const auto& parameter = parameters[number];
+      at::Tensor gradient = parameter.grad();
+      if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+      check(parameter, gradient, group, number);
+      const auto is_alike = [&](const FusedBatch& batch) {
+        return batch.group == group && batch.device == parameter.device() && batch.dtype == parameter.scalar_type();
+      };
+      auto batch = std::find_if(batches.begin(), batches.end(), is_alike);
+      if (batch == batches.end()) {
+        batch = batches.insert(batches.end(), FusedBatch(group, parameter.device(), parameter.scalar_type()));
+      }
+      batch->originals.push_back(gradient);
+      if (gradient.strides() != parameter.strides()) {
+        const base::ComputeGuard guard;
+        gradient = at::empty_like(parameter).copy_(gradient);
+      }
+      batch->numbers.push_back(number);
+      batch->parameters.push_back(parameter);
+      batch->gradients.push_back(std::move(gradient));
+    }
+  }
+  return batches;
+}
+
+at::Tensor FusedBatches::fitting(const at::Tensor& kept, const FusedBatch& batch, size_t index) const {
+  const auto& parameter = batch.parameters[index];
+  if (kept.defined() && kept.sizes() == parameter.sizes() && kept.dtype() == parameter.dtype() &&
+      kept.device() == parameter.device() && kept.strides() == parameter.strides()) {
+    return kept;
+  }
+  const base::ComputeGuard guard;
+  if (!kept.defined()) return at::zeros_like(parameter);
+  if (kept.sizes() == parameter.sizes()) return at::empty_like(parameter).copy_(kept);
+  throw Error(c10::str(
+      "shardwise: what is kept for ", describe(parameter, batch.group, batch.numbers[index]), " has sizes ",
+      kept.sizes(), ", but the parameter has ", parameter.sizes(),
+      ". State that was saved for whole parameters, or on another number of ranks, does not fit shards. Load what this "
+      "model saved on the same number of ranks, each rank its own; or give whole tensors to "
+      "load_full_optimizer_state_dict()."));
+}
+
+void FusedBatches::refuse_state(const FusedBatch& batch, size_t index) const {
+  throw Error(c10::str(
+      "shardwise: what is kept for ", describe(batch.parameters[index], batch.group, batch.numbers[index]),
+      " is not of torch::optim's class ", name_,
+      "ParamState. Put an object of that class, or of one derived from it, into state()."));
+}
+
+} // namespace shardwise::optim

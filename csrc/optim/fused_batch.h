@@ -1,0 +1,89 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace shardwise::optim {
+
+/// What GradScaler gives to a step; both may be undefined.
+struct GradientScale {
+  at::Tensor scale;
+  /// Only where the host does not know it.
+  at::Tensor found_inf;
+
+  /// What a step needs of these; nullopt if the host knows already that it is to be skipped.
+  static std::optional<GradientScale> decided(const at::Tensor& scale, const at::Tensor& found_inf);
+  /// The same on a device, without a wait where that is not the host.
+  GradientScale on(at::Device device) const;
+  std::optional<at::Tensor> optional_scale() const {
+    return scale.defined() ? std::optional(scale) : std::nullopt;
+  }
+  std::optional<at::Tensor> optional_found_inf() const {
+    return found_inf.defined() ? std::optional(found_inf) : std::nullopt;
+  }
+};
+
+/// Parameters of a group that a fused operation takes in one call, since they have the same dtype and device.
+struct FusedBatch {
+  FusedBatch(size_t group, at::Device device, at::ScalarType dtype) : group(group), device(device), dtype(dtype) {}
+
+  size_t group;
+  at::Device device;
+  at::ScalarType dtype;
+  /// Their numbers in the group.
+  std::vector<size_t> numbers;
+  std::vector<at::Tensor> parameters;
+  std::vector<at::Tensor> gradients;
+  /// The gradients of the parameters themselves: others than those above where they do not lie in memory as their
+  /// parameters do, so that copies stand for them.
+  std::vector<at::Tensor> originals;
+
+  /// Takes over parameter `index` of another batch of the same kind.
+  void add_from(const FusedBatch& other, size_t index);
+  /// Gradients that were divided by their scale are then the program's too.
+  void copy_back(const GradientScale& scale) const;
+};
+
+/// The parameters of an optimizer as batches, and what is kept for them.
+class FusedBatches {
+ public:
+  /// `name`: the optimizer's class, for errors.
+  FusedBatches(torch::optim::Optimizer& optimizer, std::string name)
+      : optimizer_(optimizer),
+        name_(std::move(name)) {}
+
+  /// All parameters that have a gradient, each once. Raises ValueError for what no fused operation takes.
+  std::vector<FusedBatch> all() const;
+  /// A tensor that is kept for parameter `index` of a batch, as it has to be: zeros if there is none; in the parameter's
+  /// dtype, on its device and lying as it does. Raises Error for other sizes.
+  at::Tensor fitting(const at::Tensor& kept, const FusedBatch& batch, size_t index) const;
+  /// The state of that parameter as a `State`: torch's own state is taken over, and made if there is none. Raises Error
+  /// for state of another class than `Plain`.
+  template <typename State, typename Plain>
+  State& state(const FusedBatch& batch, size_t index) const {
+    auto& state = optimizer_.state()[batch.parameters[index].unsafeGetTensorImpl()];
+    if (auto* known = dynamic_cast<State*>(state.get())) return *known;
+    const auto* plain = dynamic_cast<const Plain*>(state.get());
+    if (state && plain == nullptr) refuse_state(batch, index);
+    auto made = plain == nullptr ? std::make_unique<State>() : std::make_unique<State>(*plain);
+    auto& result = *made;
+    state = std::move(made);
+    return result;
+  }
+
+ private:
+  std::string describe(const at::Tensor& parameter, size_t group, size_t number) const;
+  void check(const at::Tensor& parameter, const at::Tensor& gradient, size_t group, size_t number) const;
+  [[noreturn]] void refuse_state(const FusedBatch& batch, size_t index) const;
+
+  torch::optim::Optimizer& optimizer_;
+  std::string name_;
+};
+
+} // namespace shardwise::optim

@@ -1,0 +1,209 @@
+#include "base/compute_guard.h"
+#include "base/on_host.h"
+#include "nn/gradient_norm.h"
+#include "optim/finite_check.h"
+
+#include <shardwise/error.h>
+#include <shardwise/grad_scaler.h>
+#include <shardwise/optimizers.h>
+
+#include <ATen/ops/_amp_update_scale.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <c10/util/StringUtil.h>
+
+#include <utility>
+
+namespace shardwise {
+namespace {
+
+constexpr auto kScale = "scale";
+constexpr auto kGrowthFactor = "growth_factor";
+constexpr auto kBackoffFactor = "backoff_factor";
+constexpr auto kGrowthInterval = "growth_interval";
+constexpr auto kGrowthTracker = "_growth_tracker";
+
+void check(const GradScalerOptions& options) {
+  const auto refuse = [](const char* what, double value, const char* rule) {
+    throw ValueError(c10::str("shardwise: GradScaler's ", what, " is ", value, "; it must be ", rule, "."));
+  };
+  if (!(options.init_scale() > 0)) refuse("init_scale", options.init_scale(), "above 0");
+  if (!(options.growth_factor() > 1)) refuse("growth_factor", options.growth_factor(), "above 1");
+  if (!(options.backoff_factor() > 0 && options.backoff_factor() < 1)) {
+    refuse("backoff_factor", options.backoff_factor(), "above 0 and below 1");
+  }
+  if (options.growth_interval() < 1) {
+    refuse("growth_interval", static_cast<double>(options.growth_interval()), "at least 1");
+  }
+}
+
+/// Waits for the device.
+bool is_set(const at::Tensor& number) {
+  const base::ComputeGuard guard;
+  return number.item<float>() != 0;
+}
+
+} // namespace
+
+GradScaler::GradScaler(const GradScalerOptions& options) : options_(options) {
+  if (is_enabled()) check(options);
+}
+
+at::Tensor GradScaler::scale(const at::Tensor& output) {
+  if (!is_enabled()) return output;
+  at::Tensor there;
+  {
+    const base::ComputeGuard guard;
+    if (!scale_.defined()) {
+      const at::TensorOptions options(output.device());
+      scale_ = at::full({}, options_.init_scale(), options.dtype(at::kFloat));
+      growth_tracker_ = at::full({}, init_growth_tracker_, options.dtype(at::kInt));
+    }
+    // A copy: what autograd saves must stay when the scale changes.
+    there = nn::moved_to(scale_, output.device()).clone();
+  }
+  return output * there;
+}
+
+GradScaler::Progress& GradScaler::begin(torch::optim::Optimizer& optimizer, const char* function) {
+  if (!scale_.defined()) {
+    throw Error(c10::str(
+        "shardwise: GradScaler::", function,
+        "() was called before any scale(), so that gradients cannot be scaled. Call scaler.scale(loss).backward()."));
+  }
+  auto& progress = progress_[&optimizer];
+  if (progress.stage == Stage::stepped) {
+    throw Error(c10::str(
+        "shardwise: GradScaler::", function,
+        "() was called after step() for the same optimizer. Call update() once after each step."));
+  }
+  return progress;
+}
+
+void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+  if (!is_enabled()) return;
+  auto& progress = begin(optimizer, "unscale_");
+  if (progress.stage == Stage::unscaled) {
+    throw Error(
+        "shardwise: GradScaler::unscale_() was called twice for the same optimizer, and gradients were divided "
+        "already. Call it once between two calls of update().");
+  }
+  at::Tensor factor;
+  {
+    const base::ComputeGuard guard;
+    factor = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
+  }
+  progress.found_inf = optim::multiply_and_check(optimizer, factor, /*takes_half=*/false);
+  progress.stage = Stage::unscaled;
+}
+
+at::Tensor GradScaler::step(torch::optim::Optimizer& optimizer) {
+  if (!is_enabled()) return optimizer.step();
+  auto* const fused = dynamic_cast<detail::ScaledStep*>(&optimizer);
+  auto& progress = begin(optimizer, "step");
+  if (fused == nullptr) {
+    if (progress.stage == Stage::ready) unscale_(optimizer);
+    at::Tensor result;
+    if (!is_set(progress.found_inf)) result = optimizer.step();
+    progress.stage = Stage::stepped;
+    return result;
+  }
+  if (progress.stage == Stage::ready) {
+    at::Tensor one;
+    {
+      const base::ComputeGuard guard;
+      one = at::ones({}, scale_.options());
+      fused->grad_scale_ = scale_.clone();
+    }
+    progress.found_inf = optim::multiply_and_check(optimizer, one, /*takes_half=*/true);
+  }
+  fused->found_inf_ = progress.found_inf;
+  // Whatever happens in the step, the next one without a scaler has neither.
+  const auto clear = [fused] { fused->grad_scale_ = fused->found_inf_ = at::Tensor(); };
+  at::Tensor result;
+  try {
+    result = optimizer.step();
+  } catch (...) {
+    clear();
+    throw;
+  }
+  clear();
+  progress.stage = Stage::stepped;
+  return result;
+}
+
+void GradScaler::update(std::optional<double> new_scale) {
+  if (!is_enabled()) return;
+  const base::ComputeGuard guard;
+  if (!scale_.defined()) {
+    throw Error("shardwise: GradScaler::update() was called before any scale(). Call scaler.scale(loss).backward().");
+  }
+  if (new_scale) {
+    scale_.fill_(*new_scale);
+    progress_.clear();
+    return;
+  }
+  at::Tensor found;
+  for (const auto& [optimizer, progress] : std::exchange(progress_, {})) {
+    if (!progress.found_inf.defined()) continue;
+    found = found.defined() ? at::maximum(found, progress.found_inf) : progress.found_inf;
+  }
+  if (!found.defined()) {
+    throw Error(
+        "shardwise: GradScaler::update() was called, but no gradients were looked at since the last time. Call step() "
+        "or unscale_() before it.");
+  }
+  at::_amp_update_scale_(
+      scale_, growth_tracker_, found, options_.growth_factor(), options_.backoff_factor(), options_.growth_interval());
+}
+
+double GradScaler::get_scale() const {
+  if (!is_enabled()) return 1;
+  const base::ComputeGuard guard;
+  return scale_.defined() ? scale_.item<double>() : options_.init_scale();
+}
+
+StateDict GradScaler::state_dict() const {
+  StateDict state;
+  if (!is_enabled()) return state;
+  const base::ComputeGuard guard;
+  const auto number = [&](const char* name, double value) {
+    state.insert(name, at::scalar_tensor(value, base::on_host(at::kDouble)));
+  };
+  const auto integer = [&](const char* name, int64_t value) {
+    state.insert(name, at::scalar_tensor(value, base::on_host(at::kLong)));
+  };
+  number(kScale, get_scale());
+  number(kGrowthFactor, options_.growth_factor());
+  number(kBackoffFactor, options_.backoff_factor());
+  integer(kGrowthInterval, options_.growth_interval());
+  integer(kGrowthTracker, growth_tracker_.defined() ? growth_tracker_.item<int64_t>() : init_growth_tracker_);
+  return state;
+}
+
+void GradScaler::load_state_dict(const StateDict& state) {
+  if (!is_enabled()) return;
+  const base::ComputeGuard guard;
+  for (const auto* name : {kScale, kGrowthFactor, kBackoffFactor, kGrowthInterval, kGrowthTracker}) {
+    const auto* value = state.find(name);
+    if (value != nullptr && value->defined() && value->numel() == 1) continue;
+    throw ValueError(c10::str(
+        "shardwise: the state of a GradScaler needs one number as '", name,
+        "', which is missing. Give the state_dict() of one that was enabled."));
+  }
+  auto options = options_;
+  options.init_scale(state[kScale].item<double>())
+      .growth_factor(state[kGrowthFactor].item<double>())
+      .backoff_factor(state[kBackoffFactor].item<double>())
+      .growth_interval(state[kGrowthInterval].item<int64_t>());
+  check(options);
+  options_ = options;
+  init_growth_tracker_ = state[kGrowthTracker].item<int64_t>();
+  if (!scale_.defined()) return;
+  scale_.fill_(options_.init_scale());
+  growth_tracker_.fill_(init_growth_tracker_);
+}
+
+} // namespace shardwise

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <shardwise/state_dict.h>
+
+#include <torch/optim/optimizer.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace shardwise::optim {
+
+/// What an optimizer keeps for one parameter, under the names that PyTorch's state dicts have. Empty if it keeps
+/// nothing, as before the first step.
+struct ParameterState {
+  /// In the sizes of the parameter: for a shard, this rank's piece.
+  StateDict tensors{"Tensor"};
+  /// All else, such as `step`: tensors on the host, without dimensions.
+  StateDict numbers{"Number"};
+
+  bool is_empty() const {
+    return tensors.is_empty() && numbers.is_empty();
+  }
+};
+
+/// One of torch::optim's classes that compute element by element: the names and types of what it keeps for a parameter,
+/// and of the options of a group. Each function takes state or options of this class.
+class OptimizerClass {
+ public:
+  virtual ~OptimizerClass() = default;
+  /// The class that this optimizer has or is derived from. Raises ValueError for any other.
+  static const OptimizerClass& of(const torch::optim::Optimizer& optimizer);
+
+  /// For example AdamW.
+  virtual std::string name() const = 0;
+  /// Whether this is state of this class.
+  virtual bool made(const torch::optim::OptimizerParamState& state) const = 0;
+  virtual ParameterState read(const torch::optim::OptimizerParamState& state) const = 0;
+  /// State with these values; what is not among them is as in a new one.
+  virtual std::unique_ptr<torch::optim::OptimizerParamState> make(const ParameterState& values) const = 0;
+  /// The names in the state of a parameter: those of every tensor and number that there may be.
+  virtual ParameterState possible() const = 0;
+  /// Whether it keeps something for every parameter from the start, and cannot be without it.
+  virtual bool begins_with_state() const = 0;
+  /// The names of the tensors that an optimizer with these options keeps for every parameter that it has changed.
+  virtual std::vector<std::string> kept(const torch::optim::OptimizerOptions& options) const = 0;
+
+  /// The options as tensors on the host: of doubles or of bools, with two elements for `betas`, else without dimensions.
+  virtual StateDict read(const torch::optim::OptimizerOptions& options) const = 0;
+  /// Sets those that are in the dict; each has as many elements as read() gives it.
+  virtual void write(torch::optim::OptimizerOptions& options, const StateDict& values) const = 0;
+};
+
+} // namespace shardwise::optim

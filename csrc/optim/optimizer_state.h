@@ -1,0 +1,67 @@
+#pragma once
+
+#include "optim/optimizer_class.h"
+
+#include <shardwise/export.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace shardwise::optim {
+
+/// What an optimizer of torch::optim keeps for each parameter, and the options of its groups, by name: read and set
+/// without knowing its class. For SGD, Adam, AdamW, Adagrad, RMSprop, and classes derived from them.
+class SHARDWISE_API OptimizerState {
+ public:
+  /// Refers to the optimizer. Raises ValueError for optimizers of other classes.
+  explicit OptimizerState(torch::optim::Optimizer& optimizer);
+
+  /// The name of its class, such as AdamW.
+  std::string name() const {
+    return class_.name();
+  }
+  size_t groups() const {
+    return optimizer_.param_groups().size();
+  }
+  const std::vector<at::Tensor>& parameters(size_t group) const {
+    return optimizer_.param_groups()[group].params();
+  }
+  /// The group that has this parameter; nullopt if none has.
+  std::optional<size_t> group_of(const at::Tensor& parameter) const;
+
+  /// What it keeps for a parameter: the optimizer's own tensors. Raises Error if the state is of a class of the
+  /// program's.
+  ParameterState get(const at::Tensor& parameter) const;
+  /// From now on it keeps copies of these values for one of its parameters, in the parameter's dtype and on its device;
+  /// nothing, if there are none. Raises ValueError if names or sizes are not those of this optimizer and parameter, or
+  /// if something is missing.
+  void set(const at::Tensor& parameter, const ParameterState& state);
+  /// The names that state of one parameter may have, without values.
+  ParameterState possible() const {
+    return class_.possible();
+  }
+  /// The names of the tensors that it keeps for each parameter of this group that it has changed; with these options
+  /// besides those that it has.
+  std::vector<std::string> kept(size_t group, const StateDict& changed = StateDict()) const;
+  /// Whether it keeps something for every parameter from the start, and cannot be without it.
+  bool begins_with_state() const {
+    return class_.begins_with_state();
+  }
+
+  /// The options of a group, as tensors on the host: of doubles or bools, with two elements for `betas`, else without
+  /// dimensions.
+  StateDict options(size_t group) const;
+  /// Sets some options of a group. Raises ValueError for names that its class does not have, and for wrong numbers of
+  /// elements.
+  void set_options(size_t group, const StateDict& options);
+
+ private:
+  std::string describe(const at::Tensor& parameter) const;
+  void check(const at::Tensor& parameter, const ParameterState& state) const;
+
+  torch::optim::Optimizer& optimizer_;
+  const OptimizerClass& class_;
+};
+
+} // namespace shardwise::optim

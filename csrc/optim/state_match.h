@@ -1,0 +1,39 @@
+#pragma once
+
+#include "optim/named_parameters.h"
+
+#include <set>
+#include <string>
+#include <vector>
+
+namespace shardwise::optim {
+
+/// A value of a dict that an optimizer can take for one of its parameters.
+struct StateItem {
+  enum class Kind : uint8_t { tensor, number, option };
+  Kind kind;
+  /// As in torch's state dicts: exp_avg.
+  std::string name;
+  /// In the dict: state.blocks.0.weight.exp_avg.
+  std::string key;
+  /// How many elements; of a tensor, those of the whole parameter.
+  int64_t numel;
+};
+
+/// All that there may be for a parameter: the same on all ranks.
+std::vector<StateItem> items_of(const NamedParameter& parameter, const OptimizerState& optimizer);
+
+/// How a dict fits an optimizer.
+struct StateMatch {
+  /// The keys to load.
+  std::vector<std::string> keys;
+  std::vector<std::string> missing;
+  std::vector<std::string> unexpected;
+  /// What is wrong with others, one line each.
+  std::vector<std::string> wrong;
+};
+
+StateMatch match_state(
+    const std::vector<NamedParameter>& parameters, const OptimizerState& optimizer, const StateDict& dict);
+
+} // namespace shardwise::optim

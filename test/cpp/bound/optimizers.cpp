@@ -1,0 +1,65 @@
+// AdamW, Adam and SGD for Python: made from parameters and options, with what they keep.
+#include "bound/optimizers.h"
+
+#include "optim/optimizer_state.h"
+
+#include <shardwise/optimizers.h>
+
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/optim.h>
+
+#include <map>
+#include <memory>
+#include <stdexcept>
+
+namespace {
+
+namespace py = pybind11;
+using shardwise::StateDict;
+using shardwise::optim::OptimizerState;
+using Dict = std::map<std::string, at::Tensor>;
+using Optimizer = torch::optim::Optimizer;
+
+StateDict state_dict(const Dict& values) {
+  StateDict dict;
+  for (const auto& [name, value] : values) dict.insert(name, value);
+  return dict;
+}
+
+std::unique_ptr<Optimizer> empty_optimizer(const std::string& name, const std::vector<at::Tensor>& parameters) {
+  if (name == "AdamW") return std::make_unique<shardwise::AdamW>(parameters);
+  if (name == "Adam") return std::make_unique<shardwise::Adam>(parameters);
+  if (name == "SGD") return std::make_unique<shardwise::SGD>(parameters, torch::optim::SGDOptions(0));
+  throw std::invalid_argument(name);
+}
+
+std::shared_ptr<Optimizer> make(const std::string& name, const std::vector<at::Tensor>& parameters, const Dict& options) {
+  std::shared_ptr<Optimizer> optimizer = empty_optimizer(name, parameters);
+  OptimizerState(*optimizer).set_options(0, state_dict(options));
+  return optimizer;
+}
+
+Dict kept(Optimizer& optimizer, const at::Tensor& parameter) {
+  Dict values;
+  const auto state = OptimizerState(optimizer).get(parameter);
+  for (const auto* part : {&state.tensors, &state.numbers}) {
+    for (const auto& item : *part) values[item.key()] = item.value();
+  }
+  return values;
+}
+
+} // namespace
+
+void bind_optimizers(py::module_& module) {
+  py::class_<Optimizer, std::shared_ptr<Optimizer>>(module, "Optimizer")
+      .def(py::init(&make))
+      .def(
+          "add_group",
+          [](Optimizer& optimizer, const std::vector<at::Tensor>& parameters, const Dict& options) {
+            optimizer.add_param_group(torch::optim::OptimizerParamGroup(parameters));
+            OptimizerState(optimizer).set_options(optimizer.param_groups().size() - 1, state_dict(options));
+          })
+      .def("step", [](Optimizer& optimizer) { optimizer.step(); })
+      .def("kept", &kept);
+}

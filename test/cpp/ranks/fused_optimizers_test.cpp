@@ -1,0 +1,218 @@
+// AdamW, Adam and SGD on wrapped models: they train as torch's own do in one process.
+#include "ranks/optimizer_settings.h"
+
+#include "support/expect.h"
+
+namespace shardwise::test {
+namespace {
+
+/// A wrapped model that one of ours trains, beside a plain one with torch's own.
+struct Trained {
+  Trained(Rank& rank, const OptimizerPair& optimizers, const std::function<void(Stack&)>& wrap) : rank(rank) {
+    wrap(ours);
+    mine = optimizers.ours(ours->parameters());
+    theirs = optimizers.theirs(reference->parameters());
+  }
+  void train(const std::string& what, int steps = 4) {
+    for (int step = 0; step < steps; ++step) {
+      mine->zero_grad();
+      theirs->zero_grad();
+      stack_loss(ours, step, rank.rank()).backward();
+      reference_backward(rank, [&](int r) { return stack_loss(reference, step, r); });
+      mine->step();
+      theirs->step();
+      assert_state(full_state_dict(ours), plain_state(*reference), c10::str(what, ", step ", step));
+    }
+  }
+  Rank& rank;
+  Stack ours, reference;
+  std::unique_ptr<torch::optim::Optimizer> mine, theirs;
+};
+
+torch::Tensor branches_loss(Branches& model, int step, int rank, const std::vector<std::string>& use) {
+  return model->forward(batch(step, rank, 3), use).pow(2).sum();
+}
+
+} // namespace
+
+TEST(FusedOptimizers, TrainAsTorchsDoInOneProcess) {
+  on_worlds([](Rank& rank) {
+    for (const auto& optimizers : optimizer_pairs()) {
+      const bool takes_all = is_long_form() || optimizers.name == "AdamW" || optimizers.name == "SGD, Nesterov";
+      for (const auto& [name, wrap] : wrappings()) {
+        if (!takes_all && name != "rows") continue;
+        const auto what = optimizers.name + ", " + name;
+        rank.step(what);
+        Trained(rank, optimizers, [&](Stack& model) { wrap(model, rank); }).train(what);
+      }
+    }
+  });
+}
+
+TEST(FusedOptimizers, OnAMeshOfTwoAxes) {
+  run_ranks(4, [](Rank& rank) {
+    const auto mesh = rank.mesh({{"copies", 2}, {"shards", 2}});
+    for (const auto layout : {ShardLayout::rows, ShardLayout::flat}) {
+      for (const auto& optimizers : {optimizer_pairs().front(), optimizer_pairs().back()}) {
+        Trained(rank, optimizers, [&](Stack& model) {
+          shard_stack(model, FullyShardOptions().mesh(mesh).layout(layout));
+        }).train(optimizers.name);
+      }
+    }
+  });
+}
+
+TEST(FusedOptimizers, WithMixedPrecision) {
+  // What is trained is in single precision. The gradients of one model are given to another one with the same shards.
+  on_worlds([](Rank& rank) {
+    for (const auto& optimizers : optimizer_pairs()) {
+      for (const bool replicates : {false, true}) {
+        Stack ours, others;
+        const auto precision = MixedPrecision().param_dtype(torch::kBFloat16).reduce_dtype(torch::kFloat);
+        for (auto* model : {&ours, &others}) {
+          if (replicates) {
+            replicate(*model, on(rank).mixed_precision(precision));
+          } else {
+            shard_stack(*model, sharded_on(rank).mixed_precision(precision));
+          }
+        }
+        const auto mine = optimizers.ours(ours->parameters());
+        const auto theirs = optimizers.theirs(others->parameters());
+        auto mirrored = others->parameters();
+        for (int step = 0; step < 4; ++step) {
+          mine->zero_grad();
+          stack_loss(ours, step, rank.rank()).backward();
+          const auto parameters = ours->parameters();
+          for (size_t i = 0; i < parameters.size(); ++i) {
+            ASSERT_EQ(parameters[i].grad().scalar_type(), torch::kFloat);
+            mirrored[i].mutable_grad() = parameters[i].grad().detach().clone();
+          }
+          const auto before = full_state_dict(ours)["head.weight"];
+          mine->step();
+          theirs->step();
+          assert_state(full_state_dict(ours), values_of(full_state_dict(others)), optimizers.name);
+          ASSERT_FALSE(torch::equal(full_state_dict(ours)["head.weight"], before));
+        }
+      }
+    }
+  });
+}
+
+TEST(FusedOptimizers, ParametersWithoutAGradientAreLeftAlone) {
+  // Their steps are not counted, so that each has its own number of them.
+  on_worlds([](Rank& rank) {
+    for (const auto& optimizers : optimizer_pairs()) {
+      Branches ours, reference;
+      fully_shard(ours, sharded_on(rank));
+      const auto mine = optimizers.ours(ours->parameters());
+      const auto theirs = optimizers.theirs(reference->parameters());
+      const std::vector<std::vector<std::string>> uses{{"left"}, {"left"}, {"right"}, {"left", "right"}, {"right"}};
+      for (size_t i = 0; i < uses.size(); ++i) {
+        const auto step = static_cast<int>(i);
+        mine->zero_grad();
+        theirs->zero_grad();
+        branches_loss(ours, step, rank.rank(), uses[i]).backward();
+        reference_backward(rank, [&](int r) { return branches_loss(reference, step, r, uses[i]); });
+        mine->step();
+        theirs->step();
+        assert_state(full_state_dict(ours), plain_state(*reference), c10::str(optimizers.name, ", step ", step));
+      }
+    }
+  });
+}
+
+TEST(FusedOptimizers, GroupsOfTheirOwnAndOneThatComesLater) {
+  on_worlds([](Rank& rank) {
+    Stack ours, reference;
+    shard_stack(ours, sharded_on(rank));
+    const auto make = [](Stack& model, auto make_optimizer) {
+      std::vector<torch::optim::OptimizerParamGroup> groups;
+      groups.emplace_back(model->blocks->parameters());
+      groups.emplace_back(
+          model->head->parameters(), std::make_unique<torch::optim::AdamWOptions>(
+                                         torch::optim::AdamWOptions(0.05).betas({0.7, 0.8}).amsgrad(true)));
+      return make_optimizer(groups);
+    };
+    const torch::optim::AdamWOptions defaults(0.02);
+    auto mine = make(ours, [&](const auto& groups) { return AdamW(groups, defaults); });
+    auto theirs = make(reference, [&](const auto& groups) { return torch::optim::AdamW(groups, defaults); });
+    torch::optim::StepLR my_rate(mine, 2, 0.5);
+    torch::optim::StepLR their_rate(theirs, 2, 0.5);
+    for (int step = 0; step < 6; ++step) {
+      ours->zero_grad();
+      reference->zero_grad();
+      stack_loss(ours, step, rank.rank()).backward();
+      reference_backward(rank, [&](int r) { return stack_loss(reference, step, r); });
+      if (step == 3) {
+        mine.add_param_group({ours->embedding->parameters()});
+        theirs.add_param_group({reference->embedding->parameters()});
+      }
+      mine.step();
+      theirs.step();
+      my_rate.step();
+      their_rate.step();
+      assert_state(full_state_dict(ours), plain_state(*reference), c10::str("step ", step));
+    }
+  });
+}
+
+TEST(FusedOptimizers, FrozenParametersAndThoseFreedAgain) {
+  on_worlds([](Rank& rank) {
+    for (const auto& optimizers : optimizer_pairs()) {
+      Stack ours, reference;
+      shard_stack(ours, sharded_on(rank));
+      const auto mine = optimizers.ours(ours->parameters());
+      const auto theirs = optimizers.theirs(reference->parameters());
+      for (int step = 0; step < 5; ++step) {
+        for (auto* model : {&ours, &reference}) {
+          (*model)->block(1)->up->weight.requires_grad_(step % 2 == 0);
+          (*model)->zero_grad();
+        }
+        stack_loss(ours, step, rank.rank()).backward();
+        reference_backward(rank, [&](int r) { return stack_loss(reference, step, r); });
+        mine->step();
+        theirs->step();
+        assert_state(full_state_dict(ours), plain_state(*reference), c10::str(optimizers.name, ", step ", step));
+      }
+    }
+  });
+}
+
+TEST(FusedOptimizers, MadeOnTheMetaDevice) {
+  on_worlds([](Rank& rank) {
+    for (const auto& optimizers : optimizer_pairs()) {
+      auto ours = on_meta([] { return Stack(); });
+      Stack reference;
+      shard_stack(ours, sharded_on(rank).broadcast(false));
+      const auto mine = optimizers.ours(ours->parameters());
+      const auto theirs = optimizers.theirs(reference->parameters());
+      to_empty(ours);
+      load_full_state_dict(ours, full_state_dict(reference));
+      for (int step = 0; step < 3; ++step) {
+        mine->zero_grad();
+        theirs->zero_grad();
+        stack_loss(ours, step, rank.rank()).backward();
+        reference_backward(rank, [&](int r) { return stack_loss(reference, step, r); });
+        mine->step();
+        theirs->step();
+        assert_state(full_state_dict(ours), plain_state(*reference), c10::str(optimizers.name, ", step ", step));
+      }
+    }
+  });
+}
+
+TEST(FusedOptimizers, MadeBeforeWrappingIsAnError) {
+  on_worlds([](Rank& rank) {
+    Stack model;
+    AdamW adam(model->parameters(), torch::optim::AdamWOptions(0.02));
+    SGD sgd(model->parameters(), torch::optim::SGDOptions(0.02).momentum(0.9));
+    shard_stack(model, sharded_on(rank));
+    stack_loss(model, 0, rank.rank()).backward();
+    for (torch::optim::Optimizer* optimizer : {static_cast<torch::optim::Optimizer*>(&adam), static_cast<torch::optim::Optimizer*>(&sgd)}) {
+      expect_error<Error>(
+          [&] { optimizer->step(); }, {c10::str("rank ", rank.rank(), ":"), "make it after fully_shard()"});
+    }
+  });
+}
+
+} // namespace shardwise::test
