@@ -1,6 +1,6 @@
 #include "checkpoint/json.h"
 
-#include "checkpoint/quoted.h"
+#include "checkpoint/in_quotes.h"
 
 #include <shardwise/error.h>
 
@@ -55,7 +55,8 @@ class JsonBuilder final : public nlohmann::json_sax<nlohmann::json> {
   }
   bool key(string_t& name) override {
     auto& level = open_.back();
-    if (!level.names.insert(name).second) return fail(c10::str("the name ", quoted(name), " comes twice in an object"));
+    if (!level.names.insert(name).second)
+      return fail(c10::str("the name ", in_quotes(name), " comes twice in an object"));
     level.name = std::move(name);
     return true;
   }
@@ -121,7 +122,7 @@ std::string text_of_number(double number) {
 std::string text_of_string(const std::string& text) {
   if (!is_utf8(text)) {
     throw ValueError(c10::str(
-        "shardwise: the text ", quoted(text), " is no UTF-8, so it cannot be written as JSON; encode it first."));
+        "shardwise: the text ", in_quotes(text), " is no UTF-8, so it cannot be written as JSON; encode it first."));
   }
   return nlohmann::json(text).dump();
 }

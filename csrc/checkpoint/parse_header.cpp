@@ -1,7 +1,7 @@
 #include "checkpoint/dtypes.h"
 #include "checkpoint/header_keys.h"
+#include "checkpoint/in_quotes.h"
 #include "checkpoint/json.h"
-#include "checkpoint/quoted.h"
 #include "checkpoint/tensor_header.h"
 
 #include <shardwise/error.h>
@@ -37,7 +37,7 @@ class HeaderParser {
     throw Error(c10::str("shardwise: ", file_, " is no file of safetensors, or a broken one: ", what, ". ", kRemedy));
   }
   [[noreturn]] void fail_at(const std::string& tensor, const std::string& what) const {
-    fail(c10::str("its tensor ", quoted(tensor), " ", what));
+    fail(c10::str("its tensor ", in_quotes(tensor), " ", what));
   }
 
   /// A list of numbers that are 0 or more.
@@ -63,7 +63,7 @@ class HeaderParser {
     const auto* word = dtype == nullptr ? nullptr : dtype->as<std::string>();
     if (word == nullptr) fail_at(name, c10::str("has no text ", kDtype));
     const auto known = dtype_of(*word);
-    if (!known) fail_at(name, c10::str("has the dtype ", quoted(*word), ", which no dtype of torch's is known for"));
+    if (!known) fail_at(name, c10::str("has the dtype ", in_quotes(*word), ", which no dtype of torch's is known for"));
     TensorEntry result{.name = name, .dtype = *known, .box = Box::whole(numbers(name, kShape, json.find(kShape)))};
     const auto range = numbers(name, kRange, json.find(kRange));
     if (range.size() != 2 || range[0] > range[1]) fail_at(name, c10::str("has ", kRange, " that are no range"));
@@ -105,7 +105,7 @@ class HeaderParser {
     if (members == nullptr) fail(c10::str("its ", kTexts, " are no object"));
     for (const auto& [name, value] : *members) {
       const auto* text = value.as<std::string>();
-      if (text == nullptr) fail(c10::str("its ", kTexts, " have ", quoted(name), ", which is no text"));
+      if (text == nullptr) fail(c10::str("its ", kTexts, " have ", in_quotes(name), ", which is no text"));
       header_.texts[name] = *text;
     }
     const auto boxes = header_.texts.find(kBoxes);

@@ -2,8 +2,8 @@
 
 #include "checkpoint/dtypes.h"
 #include "checkpoint/header_keys.h"
+#include "checkpoint/in_quotes.h"
 #include "checkpoint/json.h"
-#include "checkpoint/quoted.h"
 
 #include <shardwise/error.h>
 
@@ -33,7 +33,7 @@ int64_t bytes_to_write(const TensorEntry& entry) {
   int64_t bytes = 0;
   if (!numel || __builtin_mul_overflow(*numel, item_bytes(entry), &bytes)) {
     throw ValueError(c10::str(
-        "shardwise: ", quoted(entry.name), " cannot be saved: ", text_of(entry.box),
+        "shardwise: ", in_quotes(entry.name), " cannot be saved: ", text_of(entry.box),
         " is no piece of a tensor; offsets and sizes must be 0 or more, one of each for a dimension, ", kMostDimensions,
         " at most."));
   }
@@ -45,12 +45,12 @@ void check_names(const std::vector<TensorEntry>& tensors) {
   for (const auto& entry : tensors) {
     if (entry.name.empty() || entry.name == kTexts || !is_utf8(entry.name)) {
       throw ValueError(c10::str(
-          "shardwise: a tensor cannot be saved as ", quoted(entry.name), "; a name is a text in UTF-8 other than '",
+          "shardwise: a tensor cannot be saved as ", in_quotes(entry.name), "; a name is a text in UTF-8 other than '",
           kTexts, "'."));
     }
     if (!names.insert(entry.name).second) {
       throw ValueError(c10::str(
-          "shardwise: ", quoted(entry.name),
+          "shardwise: ", in_quotes(entry.name),
           " would come twice in one file; each piece of a tensor must be in a file of its own."));
     }
   }
@@ -65,7 +65,7 @@ void set_ranges(std::vector<TensorEntry>& tensors) {
   for (auto& entry : tensors) {
     entry.begin = end;
     if (__builtin_add_overflow(entry.begin, bytes_to_write(entry), &entry.end))
-      throw ValueError(c10::str("shardwise: ", quoted(entry.name), " makes its file larger than any can be."));
+      throw ValueError(c10::str("shardwise: ", in_quotes(entry.name), " makes its file larger than any can be."));
     end = entry.end;
   }
 }

@@ -1,7 +1,7 @@
 #include "checkpoint/tensor_reader.h"
 
 #include "checkpoint/header_keys.h"
-#include "checkpoint/quoted.h"
+#include "checkpoint/in_quotes.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -45,8 +45,8 @@ void TensorReader::read_block(int64_t block, std::byte* place, const std::string
   read_all(*file_, bytes, first, path_);
   if (!record_ || checksum(bytes) == record_->blocks.at(static_cast<size_t>(block))) return;
   throw Error(c10::str(
-      "shardwise: the values of ", quoted(tensor), " in ", path_, " are not what was saved: its bytes ", first, " to ",
-      first + length_of_block(block), " have another checksum. ", kRemedy));
+      "shardwise: the values of ", in_quotes(tensor), " in ", path_, " are not what was saved: its bytes ", first,
+      " to ", first + length_of_block(block), " have another checksum. ", kRemedy));
 }
 
 void TensorReader::read(int64_t offset, std::span<std::byte> memory, const std::string& tensor) {
@@ -62,7 +62,7 @@ void TensorReader::read(int64_t offset, std::span<std::byte> memory, const std::
     if (bytes == length_of_block(block)) {
       read_block(block, memory.data(), tensor);
     } else {
-      if (!buffer_) buffer_ = std::make_unique_for_overwrite<std::byte[]>(kBlockBytes);
+      if (!buffer_) buffer_ = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(length_of_block(0)));
       if (buffered_ != block) {
         buffered_.reset();
         read_block(block, buffer_.get(), tensor);

@@ -1,6 +1,6 @@
 #include "checkpoint/tensor_writer.h"
 
-#include "checkpoint/quoted.h"
+#include "checkpoint/in_quotes.h"
 #include "checkpoint/tensor_header.h"
 
 #include <c10/util/StringUtil.h>
@@ -19,7 +19,8 @@ class BlockWriter {
   BlockWriter(DiskFile& file, const std::string& path, FileRecord& record)
       : file_(file),
         path_(path),
-        record_(record) {}
+        record_(record),
+        longest_(static_cast<size_t>(std::min(kBlockBytes, record.bytes - record.header_bytes))) {}
 
   void add(Bytes bytes) {
     while (!bytes.empty()) {
@@ -30,7 +31,7 @@ class BlockWriter {
         write(piece);
         continue;
       }
-      if (!block_) block_ = std::make_unique_for_overwrite<std::byte[]>(kBlockBytes);
+      if (!block_) block_ = std::make_unique_for_overwrite<std::byte[]>(longest_);
       std::copy(piece.begin(), piece.end(), block_.get() + filled_);
       filled_ += count;
       if (filled_ == kBlockBytes) finish();
@@ -50,6 +51,8 @@ class BlockWriter {
   DiskFile& file_;
   const std::string& path_;
   FileRecord& record_;
+  /// The bytes of the longest block.
+  size_t longest_;
   std::unique_ptr<std::byte[]> block_;
   size_t filled_ = 0;
 };
@@ -59,8 +62,8 @@ void check_bytes(const TensorToWrite& tensor, const TensorEntry& entry) {
   for (const auto& span : tensor.data) bytes += span.size();
   if (bytes == static_cast<size_t>(entry.end - entry.begin)) return;
   throw ValueError(c10::str(
-      "shardwise: ", quoted(tensor.name), " cannot be saved: ", bytes, " bytes were given, but ", text_of(tensor.box),
-      " in ", c10::toString(tensor.dtype), " has ", entry.end - entry.begin, "."));
+      "shardwise: ", in_quotes(tensor.name), " cannot be saved: ", bytes, " bytes were given, but ",
+      text_of(tensor.box), " in ", c10::toString(tensor.dtype), " has ", entry.end - entry.begin, "."));
 }
 
 } // namespace
