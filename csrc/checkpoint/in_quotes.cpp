@@ -1,4 +1,4 @@
-#include "checkpoint/quoted.h"
+#include "checkpoint/in_quotes.h"
 
 #include <cstdint>
 
@@ -35,7 +35,7 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   constexpr const char* kDigits = "0123456789abcdef";
   std::string result = "'";
   for (size_t at = 0; at < text.size();) {
