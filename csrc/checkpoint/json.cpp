@@ -175,6 +175,10 @@ bool Json::operator==(const Json& other) const {
 
 Json parse_json(std::string_view text, const std::string& what) {
   JsonBuilder builder;
+  // To the parser it would be the end of the text.
+  const auto nul = text.find('\0');
+  if (nul != std::string_view::npos)
+    throw Error(c10::str("shardwise: ", what, " is not the JSON that it should be: it has a NUL at byte ", nul, "."));
   if (!nlohmann::json::sax_parse(text, &builder))
     throw Error(c10::str("shardwise: ", what, " is not the JSON that it should be: ", builder.problem(), "."));
   return builder.take();

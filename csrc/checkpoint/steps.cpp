@@ -18,7 +18,7 @@ std::optional<int64_t> step_of(const std::string& name) {
   if (!name.starts_with(kStep)) return {};
   const auto* end = name.data() + name.size();
   const auto [read, error] = std::from_chars(name.data() + kStep.size(), end, step);
-  if (error != std::errc() || name_of(step_path(".", step)) != name) return {};
+  if (error != std::errc() || step < 0 || name_of(step_path(".", step)) != name) return {};
   return step;
 }
 
