@@ -216,17 +216,21 @@ def offer_library_headers() -> None:
 
 def require_test_libraries() -> None:
     """Requires Catch2, GoogleTest and valgrind (to count instructions). SHARDWISE_TEST_DEPS may have the first two."""
-    wanted = [header for header in HEADERS if not (os.environ.get("SHARDWISE_TEST_DEPS") and header in FROM_FOLDER)]
-    if not missing_headers(wanted):
+    if not missing_test_headers():
         return
-    packages = [HEADERS[header] for header in missing_headers(wanted)]
-    if install_debian(packages) and not missing_headers(wanted):
+    packages = [HEADERS[header] for header in missing_test_headers()]
+    if install_debian(packages) and not missing_test_headers():
         return
     fail(
-        f"the tests need {' and '.join(missing_headers(wanted))}, which this machine lacks. Install the packages "
+        f"the tests need {' and '.join(missing_test_headers())}, which this machine lacks. Install the packages "
         f"{' '.join(packages)} (Catch2 of version 2); or name a folder with googletest/ and catch2/catch.hpp, in the "
         "place of those two: SHARDWISE_TEST_DEPS=..."
     )
+
+
+def missing_test_headers() -> list[str]:
+    given = FROM_FOLDER if os.environ.get("SHARDWISE_TEST_DEPS") else ()
+    return missing_headers([header for header in HEADERS if header not in given])
 
 
 def missing_headers(wanted: list[str]) -> list[str]:

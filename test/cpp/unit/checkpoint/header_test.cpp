@@ -3,8 +3,8 @@
 #include "checkpoint/marker.h"
 #include "checkpoint/tensor_header.h"
 #include "support/form.h"
-#include "unit/checkpoint_files.h"
-#include "unit/memory_disk.h"
+#include "unit/checkpoint/memory_disk.h"
+#include "unit/checkpoint/values.h"
 
 #include <catch2/catch.hpp>
 

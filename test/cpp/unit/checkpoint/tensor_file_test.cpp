@@ -1,9 +1,9 @@
 #include "checkpoint/dtypes.h"
 #include "checkpoint/saved_folder.h"
 #include "checkpoint/tensor_header.h"
-#include "unit/checkpoint_files.h"
-#include "unit/faulty_disk.h"
-#include "unit/memory_disk.h"
+#include "unit/checkpoint/faulty_disk.h"
+#include "unit/checkpoint/memory_disk.h"
+#include "unit/checkpoint/values.h"
 
 #include <catch2/catch.hpp>
 

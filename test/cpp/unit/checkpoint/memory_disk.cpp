@@ -1,4 +1,4 @@
-#include "unit/memory_disk.h"
+#include "unit/checkpoint/memory_disk.h"
 
 #include <algorithm>
 #include <cerrno>

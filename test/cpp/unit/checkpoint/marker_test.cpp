@@ -1,7 +1,7 @@
-#include "checkpoint/file_names.h"
 #include "checkpoint/marker.h"
-#include "unit/checkpoint_files.h"
-#include "unit/memory_disk.h"
+#include "checkpoint/file_names.h"
+#include "unit/checkpoint/memory_disk.h"
+#include "unit/checkpoint/values.h"
 
 #include <catch2/catch.hpp>
 

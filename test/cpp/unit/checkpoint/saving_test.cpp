@@ -2,9 +2,9 @@
 #include "checkpoint/leftovers.h"
 #include "checkpoint/place.h"
 #include "support/form.h"
-#include "unit/checkpoint_files.h"
-#include "unit/faulty_disk.h"
-#include "unit/memory_disk.h"
+#include "unit/checkpoint/faulty_disk.h"
+#include "unit/checkpoint/memory_disk.h"
+#include "unit/checkpoint/values.h"
 
 #include <catch2/catch.hpp>
 

@@ -1,4 +1,4 @@
-#include "unit/faulty_disk.h"
+#include "unit/checkpoint/faulty_disk.h"
 
 #include <cerrno>
 
