@@ -45,7 +45,7 @@ def whole_tensors() -> dict[str, torch.Tensor]:
         "0.bias": torch.randn(7, generator=generator).bfloat16(),
         "1.weight": torch.randn(3, 8, generator=generator).double(),
         "step": torch.tensor(12),
-        "scale": torch.tensor(0.5),
+        "scale": torch.tensor([0.5]),
         "flags": torch.tensor([True, False, True, True, False]),
         'odd "näme".\n': torch.arange(4),
         "none": torch.empty(0, 3),
@@ -134,7 +134,7 @@ def torchs(rank: int, folder: str, consolidated: bool) -> None:
     state: dict[str, DTensor] = {
         name: distribute_tensor(tensors[name], mesh, [placement]) for name, placement in placements.items()
     }
-    # Torch puts no whole numbers together.
+    # Torch consolidates neither whole numbers nor tensors without dimensions.
     places = {"0.weight": 1, "0.bias": 2, "1.weight": 1, "scale": 2}
     writer = HuggingFaceStorageWriter(folder, places, save_distributed=True, enable_consolidation=consolidated)
     dcp.save(state, storage_writer=writer)
