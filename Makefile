@@ -3,6 +3,7 @@
 #   PYTHON               the Python to use; one that has a supported torch is used as it is, and nothing is fetched
 #   TORCH                the version of torch to fetch, such as 2.13.0; docs/versions.md has those that work
 #   SHARDWISE_TEST_DEPS  a folder with the sources of GoogleTest and Catch2, where there are no packages of them
+#   SHARDWISE_DEPS       a folder with nlohmann/json.hpp and xxhash.h, where there are no packages of them, and nothing can be fetched
 #   JOBS                 compilers at a time (as many as there are cores and memory for them)
 #   RANKS, FRONT, SHORT  of the demo: 2 ranks; FRONT=cpp or python; SHORT=1 for a few steps only
 #   MODE                 of the demo: replicate or, in C++, fully_shard
@@ -18,6 +19,7 @@
 PYTHON ?=
 TORCH ?=
 SHARDWISE_TEST_DEPS ?=
+SHARDWISE_DEPS ?=
 JOBS ?=
 RANKS ?= 2
 FRONT ?= cpp
@@ -35,7 +37,8 @@ AGAIN ?=
 LIST ?=
 PEERS ?=
 override SHARDWISE_TEST_DEPS := $(abspath $(SHARDWISE_TEST_DEPS))
-export SHARDWISE_TEST_DEPS TORCH
+override SHARDWISE_DEPS := $(abspath $(SHARDWISE_DEPS))
+export SHARDWISE_TEST_DEPS SHARDWISE_DEPS TORCH
 .NOTPARALLEL:
 .PHONY: help demo test test-torches test-all test-parts gpu bench lint format docs wheel clean
 
@@ -46,7 +49,7 @@ jobs = $(if $(JOBS),--jobs $(JOBS))
 with_tests = -DSHARDWISE_BUILD_TESTS=ON -DSHARDWISE_BUILD_EXAMPLES=ON -DSHARDWISE_BUILD_BENCHMARKS=ON -DSHARDWISE_TEST_DEPS=$(SHARDWISE_TEST_DEPS)
 # Those in Python take C++ models, and measure memory; each of the others is one program.
 programs = $(filter-out python_%,$(sort $(patsubst %_rows,rank_tests,$(or $(SUITES),unit_tests rank_tests late_tests program_tests)))) \
-  $(if $(filter python_%,$(or $(SUITES),python_ranks)),bound_models bound_late meters)
+  $(if $(filter python_%,$(or $(SUITES),python_ranks)),bound_models bound_files bound_late meters)
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile

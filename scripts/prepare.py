@@ -30,13 +30,15 @@ OLDEST_PYTHON = {"2.15": (3, 11)}
 LEVELS = ("build", "test", "lint", "docs")
 MODULES: dict[str, dict[str, str]] = {
     "build": {},
-    "test": {"pybind11-stubgen": "2.5", "pytest": "7.0", "setuptools": "77.0"},
+    "test": {"pybind11-stubgen": "2.5", "pytest": "7.0", "safetensors": "0.5", "setuptools": "77.0"},
     "lint": {},
     "docs": {"pdoc": "15.0"},
 }
 HEADERS = {"catch2/catch.hpp": "catch2", "gtest/gtest.h": "libgtest-dev", "valgrind/callgrind.h": "valgrind"}
 #: Headers that the folder SHARDWISE_TEST_DEPS may provide.
 FROM_FOLDER = ("catch2/catch.hpp", "gtest/gtest.h")
+#: Those of csrc/checkpoint. The folder SHARDWISE_DEPS may provide them too; where neither does, CMake fetches them.
+LIBRARY_HEADERS = {"nlohmann/json.hpp": "nlohmann-json3-dev", "xxhash.h": "libxxhash-dev"}
 
 
 def fail(text: str) -> None:
@@ -204,22 +206,34 @@ def compiler() -> list[str]:
     return found
 
 
+def offer_library_headers() -> None:
+    """Installs the headers that the library needs, if that is possible here."""
+    missing = [] if os.environ.get("SHARDWISE_DEPS") else missing_headers(list(LIBRARY_HEADERS))
+    packages = [LIBRARY_HEADERS[header] for header in missing]
+    if packages and not install_debian(packages):
+        say(f"the packages {' '.join(packages)} are missing; the build fetches what it needs of them")
+
+
 def require_test_libraries() -> None:
     """Requires Catch2, GoogleTest and valgrind (to count instructions). SHARDWISE_TEST_DEPS may have the first two."""
-    if not missing_headers():
+    if not missing_test_headers():
         return
-    packages = [HEADERS[header] for header in missing_headers()]
-    if install_debian(packages) and not missing_headers():
+    packages = [HEADERS[header] for header in missing_test_headers()]
+    if install_debian(packages) and not missing_test_headers():
         return
     fail(
-        f"the tests need {' and '.join(missing_headers())}, which this machine lacks. Install the packages "
+        f"the tests need {' and '.join(missing_test_headers())}, which this machine lacks. Install the packages "
         f"{' '.join(packages)} (Catch2 of version 2); or name a folder with googletest/ and catch2/catch.hpp, in the "
         "place of those two: SHARDWISE_TEST_DEPS=..."
     )
 
 
-def missing_headers() -> list[str]:
-    wanted = [header for header in HEADERS if not (os.environ.get("SHARDWISE_TEST_DEPS") and header in FROM_FOLDER)]
+def missing_test_headers() -> list[str]:
+    given = FROM_FOLDER if os.environ.get("SHARDWISE_TEST_DEPS") else ()
+    return missing_headers([header for header in HEADERS if header not in given])
+
+
+def missing_headers(wanted: list[str]) -> list[str]:
     tests = [f"#if __has_include(<{header}>)\nfound {header}\n#endif" for header in wanted]
     shown = subprocess.run(
         [*compiler(), "-E", "-P", "-x", "c++", "-"], input="\n".join(tests), capture_output=True, text=True
@@ -258,6 +272,7 @@ def main(level: str) -> None:
     if missing:
         fail(f"{python} has torch {found_torch()} and is used as it is, but {', '.join(missing)} are missing here: "
              "install them, or name a Python without torch to get a .venv with everything: PYTHON=...")  # fmt: skip
+    offer_library_headers()
     if level == "test":
         require_test_libraries()
     if level == "docs":

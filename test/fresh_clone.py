@@ -40,8 +40,8 @@ def environment() -> dict[str, str]:
     """That of a user who has just opened a shell: nothing of this run's make, build folder or package."""
     dropped = ("MAKE", "MFLAGS", "SHARDWISE_", "PYTHONPATH", "VIRTUAL_ENV", "GIT_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-    deps = os.environ.get("SHARDWISE_TEST_DEPS")
-    return {**kept, **({"SHARDWISE_TEST_DEPS": deps} if deps else {}), "PYTHON": sys.executable, INSIDE: "1"}
+    deps = {name: os.environ[name] for name in ("SHARDWISE_DEPS", "SHARDWISE_TEST_DEPS") if os.environ.get(name)}
+    return {**kept, **deps, "PYTHON": sys.executable, INSIDE: "1"}
 
 
 def git(*arguments: str) -> subprocess.CompletedProcess[str]:

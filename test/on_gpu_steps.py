@@ -19,7 +19,7 @@ from suites import ROOT
 
 sys.path += [str(ROOT / "scripts"), str(ROOT / "benchmarks")]
 from gpu import ALLOWS_SEVERAL_RANKS, NCCL_OF_SEVERAL_RANKS, Gpus
-from prepare import missing_headers
+from prepare import missing_test_headers
 
 MISSING = "missing"
 #: Seconds that a step may take.
@@ -147,13 +147,14 @@ def cuda_support(_place: Place) -> Outcome:
 
 
 def build_tests(place: Place) -> Outcome:
-    missing = missing_headers()
+    missing = missing_test_headers()
     wanted = [header for header in missing if "valgrind" not in header]
     if wanted:
         return Outcome(MISSING, f"{' and '.join(wanted)}: {TEST_DEPS}")
     deps = os.environ.get("SHARDWISE_TEST_DEPS", "")
     options = ("-DSHARDWISE_BUILD_TESTS=ON", f"-DSHARDWISE_TEST_DEPS={deps}")
-    return builds(options, ("unit_tests", "rank_tests", "late_tests", "bound_models", "bound_late"))(place)
+    programs = ("unit_tests", "rank_tests", "late_tests", "bound_models", "bound_files", "bound_late")
+    return builds(options, programs)(place)
 
 
 # Tests

@@ -58,6 +58,7 @@ _PACKAGE = (
     "shardwise",
     "shardwise_python",
     "bound_models",
+    "bound_files",
     "bound_late",
     "gpt",
     "meters",

@@ -51,7 +51,7 @@ def test_help_lists_every_target_and_is_the_default():
     assert shown == subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for target in TARGETS:
         assert f"  make {target} " in shown, f"make help does not list {target}"
-    for variable in ("RANKS", "FRONT", "PYTHON", "SHARDWISE_TEST_DEPS", "JOBS"):
+    for variable in ("RANKS", "FRONT", "PYTHON", "SHARDWISE_TEST_DEPS", "SHARDWISE_DEPS", "JOBS"):
         assert variable in shown
 
 
@@ -307,6 +307,19 @@ def test_a_missing_doxygen_is_named_where_it_cannot_be_installed(monkeypatch):
         prepare.require_doxygen()
     monkeypatch.setattr(prepare, "install_debian", lambda packages: packages == ["doxygen"])
     prepare.require_doxygen()
+
+
+def test_headers_of_the_library_are_installed_where_that_is_possible(monkeypatch, capsys):
+    asked: list[list[str]] = []
+    monkeypatch.delenv("SHARDWISE_DEPS", raising=False)
+    monkeypatch.setattr(prepare, "missing_headers", lambda wanted: [name for name in wanted if name == "xxhash.h"])
+    monkeypatch.setattr(prepare, "install_debian", lambda packages: bool(asked.append(packages)))
+    prepare.offer_library_headers()
+    assert asked == [["libxxhash-dev"]]
+    assert "libxxhash-dev are missing; the build fetches what it needs" in capsys.readouterr().out
+    monkeypatch.setenv("SHARDWISE_DEPS", "deps")
+    prepare.offer_library_headers()
+    assert len(asked) == 1, "a folder that is given has them"
 
 
 def test_a_linter_that_is_missing_or_too_old_is_named(place, monkeypatch):

@@ -149,7 +149,7 @@ def test_what_a_build_leaves_out_is_told(monkeypatch, tmp_path, built, result, s
 
 
 def test_without_test_libraries_their_programs_are_missing(monkeypatch, tmp_path):
-    monkeypatch.setattr(steps, "missing_headers", lambda: ["gtest/gtest.h"])
+    monkeypatch.setattr(steps, "missing_test_headers", lambda: ["gtest/gtest.h"])
     outcome = steps.build_tests(steps.Place("build_tests", "late", tmp_path))
     assert outcome.result == steps.MISSING
     assert "gtest/gtest.h" in outcome.said

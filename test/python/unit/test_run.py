@@ -204,9 +204,10 @@ def test_a_fresh_clone_sees_nothing_of_this_run(monkeypatch):
     for name in ("MAKEFLAGS", "MAKELEVEL", "PYTHONPATH", "SHARDWISE_NINJA", "VIRTUAL_ENV"):
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv("SHARDWISE_TEST_DEPS", "deps")
+    monkeypatch.setenv("SHARDWISE_DEPS", "headers")
     environment = fresh_clone.environment()
     assert not {"MAKEFLAGS", "MAKELEVEL", "PYTHONPATH", "SHARDWISE_NINJA", "VIRTUAL_ENV"} & set(environment)
-    assert environment["SHARDWISE_TEST_DEPS"] == "deps"
+    assert environment["SHARDWISE_TEST_DEPS"] == "deps" and environment["SHARDWISE_DEPS"] == "headers"
     assert environment["PYTHON"] == sys.executable
 
 

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <shardwise/export.h>
+
+#include <c10/core/ScalarType.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace shardwise::files {
+
+/// The name that safetensors has for a dtype, such as F32.
+/// Raises ValueError, with the parameter's name, for a dtype that it has none for.
+SHARDWISE_API std::string dtype_name(c10::ScalarType dtype, const std::string& parameter);
+
+/// The dtype of this name; nothing where there is none.
+SHARDWISE_API std::optional<c10::ScalarType> dtype_of(std::string_view name);
+
+} // namespace shardwise::files
