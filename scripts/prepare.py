@@ -37,7 +37,7 @@ MODULES: dict[str, dict[str, str]] = {
 HEADERS = {"catch2/catch.hpp": "catch2", "gtest/gtest.h": "libgtest-dev", "valgrind/callgrind.h": "valgrind"}
 #: Headers that the folder SHARDWISE_TEST_DEPS may provide.
 FROM_FOLDER = ("catch2/catch.hpp", "gtest/gtest.h")
-#: Those of csrc/checkpoint. The folder SHARDWISE_DEPS may provide them too; where neither does, CMake fetches them.
+#: Those of csrc/files. The folder SHARDWISE_DEPS may provide them too; where neither does, CMake fetches them.
 LIBRARY_HEADERS = {"nlohmann/json.hpp": "nlohmann-json3-dev", "xxhash.h": "libxxhash-dev"}
 
 

@@ -81,10 +81,19 @@ class FullCopies : public Copies {
   std::vector<at::Tensor> gather_pieces(
       const std::vector<at::Tensor>& pieces, bool keep, std::optional<at::Device> device,
       const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters) const;
+  /// How parameter number `index` is divided, and which piece of it is this rank's.
+  const layout::Cut& cut(size_t index) const {
+    return layout_.cuts[index];
+  }
+  int64_t rank() const {
+    return rank_;
+  }
   /// This rank's piece of a tensor of the sizes of parameter number `index`: a view.
   at::Tensor piece_in_whole(size_t index, const at::Tensor& whole) const;
   /// Writes this rank's piece of a whole value into the shard of parameter number `index`.
   void store(size_t index, const at::Tensor& value);
+  /// Writes values for the shard itself into it.
+  void store_piece(size_t index, const at::Tensor& piece);
 
   /// The parameter that lies in the memory of this tensor; null if none does.
   const Parameter* find(const at::Tensor& tensor) const;

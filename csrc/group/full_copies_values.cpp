@@ -67,7 +67,10 @@ at::Tensor FullCopies::piece_in_whole(size_t index, const at::Tensor& whole) con
 }
 
 void FullCopies::store(size_t index, const at::Tensor& value) {
-  const auto piece = piece_in_whole(index, value);
+  store_piece(index, piece_in_whole(index, value));
+}
+
+void FullCopies::store_piece(size_t index, const at::Tensor& piece) {
   // A gather ahead may still read the shard.
   if (pending_) pending_->settle();
   let_host_write();

@@ -19,6 +19,7 @@
 #include <shardwise/plan.h>
 #include <shardwise/record.h>
 #include <shardwise/replicate.h>
+#include <shardwise/save.h>
 #include <shardwise/shared_memory.h>
 #include <shardwise/state_dict.h>
 #include <shardwise/uneven.h>

@@ -1,6 +1,6 @@
 // Files of checkpoints for Python, for test/python/interop/test_checkpoint_files.py.
-#include "checkpoint/saved_folder.h"
-#include "checkpoint/saving.h"
+#include "files/saved_folder.h"
+#include "files/saving.h"
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

@@ -28,7 +28,7 @@ def test_what_goes_up_or_around_a_door_is_told() -> None:
 
 def test_a_header_of_others_is_seen_by_one_source_alone() -> None:
     text = "#include <nlohmann/json.hpp>\n"
-    assert list(arrows.escaped_headers("checkpoint/json.cpp", text)) == []
-    assert list(arrows.escaped_headers("checkpoint/json.h", text)) == [
-        "includes nlohmann/, which checkpoint/json.cpp alone may see"
+    assert list(arrows.escaped_headers("files/json.cpp", text)) == []
+    assert list(arrows.escaped_headers("files/json.h", text)) == [
+        "includes nlohmann/, which files/json.cpp alone may see"
     ]

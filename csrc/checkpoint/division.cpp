@@ -1,0 +1,135 @@
+#include "checkpoint/division.h"
+
+#include "files/dtypes.h"
+#include "files/json.h"
+
+#include <shardwise/error.h>
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <map>
+
+namespace shardwise::checkpoint {
+namespace {
+
+using files::Box;
+using files::Json;
+using files::Sizes;
+
+Json json_of(const Sizes& sizes) {
+  Json::List list;
+  for (const auto size : sizes) list.emplace_back(size);
+  return list;
+}
+
+Sizes sizes_of(const Json& json) {
+  Sizes sizes;
+  for (const auto& each : *json.as<Json::List>()) sizes.push_back(*each.as<int64_t>());
+  return sizes;
+}
+
+/// What a rank has, for the others: label, then name, dtype, bytes of an element, sizes and boxes of each piece.
+std::string describe(const std::vector<Piece>& pieces, const std::string& label) {
+  Json::List all{label};
+  for (const auto& piece : pieces) {
+    Json::List boxes;
+    for (const auto& box : piece.boxes) boxes.emplace_back(Json::List{json_of(box.offsets), json_of(box.sizes)});
+    all.emplace_back(Json::List{
+        piece.name, files::dtype_name(piece.values.scalar_type(), piece.name),
+        static_cast<int64_t>(piece.values.element_size()), json_of(piece.sizes), std::move(boxes)});
+  }
+  return files::json_text(all);
+}
+
+/// A box, and who has it where.
+struct Held {
+  Box box;
+  std::vector<std::pair<int64_t, BoxOfPiece>> holders;
+};
+
+struct Tensor {
+  std::string dtype;
+  int64_t item_bytes = 1;
+  Sizes sizes;
+  int64_t first_rank = 0;
+  std::vector<Held> boxes;
+};
+
+using Tensors = std::map<std::string, Tensor>;
+
+void add(Tensors& tensors, int64_t rank, const Json& text) {
+  const auto& pieces = *text.as<Json::List>();
+  for (size_t i = 1; i < pieces.size(); ++i) {
+    const auto& piece = *pieces[i].as<Json::List>();
+    const auto& name = *piece[0].as<std::string>();
+    const auto& dtype = *piece[1].as<std::string>();
+    const auto sizes = sizes_of(piece[3]);
+    const auto [entry, is_new] = tensors.try_emplace(name);
+    auto& tensor = entry->second;
+    if (is_new) tensor = {dtype, *piece[2].as<int64_t>(), sizes, rank, {}};
+    if (tensor.dtype != dtype || tensor.sizes != sizes) {
+      throw Error(c10::str(
+          "shardwise: '", name, "' is ", tensor.dtype, " of ", files::text_of(tensor.sizes), " on rank ",
+          tensor.first_rank, ", but ", dtype, " of ", files::text_of(sizes), " on rank ", rank,
+          ". All ranks must save the same tensors."));
+    }
+    const auto& boxes = *piece[4].as<Json::List>();
+    for (size_t k = 0; k < boxes.size(); ++k) {
+      const auto& sides = *boxes[k].as<Json::List>();
+      Box box{sizes_of(sides[0]), sizes_of(sides[1])};
+      const auto same = [&](const Held& held) { return held.box == box; };
+      auto held = std::find_if(tensor.boxes.begin(), tensor.boxes.end(), same);
+      if (held == tensor.boxes.end()) held = tensor.boxes.insert(held, {std::move(box), {}});
+      held->holders.emplace_back(rank, BoxOfPiece{i - 1, k});
+    }
+  }
+}
+
+void check_cover(const std::string& name, const Tensor& tensor) {
+  std::vector<Box> boxes;
+  for (const auto& held : tensor.boxes) boxes.push_back(held.box);
+  const auto problem = files::cover_error(tensor.sizes, boxes);
+  if (problem.empty()) return;
+  throw Error(c10::str(
+      "shardwise: what the ranks have of '", name, "' is not the whole tensor of ", files::text_of(tensor.sizes), ": ",
+      problem, ". All ranks that hold parts of it must save together."));
+}
+
+} // namespace
+
+std::vector<BoxOfPiece> divide(const Ranks& ranks, const std::vector<Piece>& pieces, const std::string& label) {
+  const auto texts = ranks.together([&] { return describe(pieces, label); });
+  Tensors tensors;
+  std::string first;
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    const auto text = files::parse_json(texts[rank], c10::str("what rank ", rank, " saves"));
+    const auto& theirs = *(*text.as<Json::List>())[0].as<std::string>();
+    if (rank == 0) first = theirs;
+    if (theirs != first) {
+      throw Error(c10::str(
+          "shardwise: rank ", rank, " saves ", theirs, ", but rank 0 saves ", first,
+          ". All ranks must call the same function with the same values."));
+    }
+    add(tensors, static_cast<int64_t>(rank), text);
+  }
+  std::vector<int64_t> bytes(texts.size(), 0);
+  std::vector<BoxOfPiece> mine;
+  for (const auto& [name, tensor] : tensors) {
+    check_cover(name, tensor);
+    const bool is_empty = Box::whole(tensor.sizes).numel() == 0;
+    for (size_t k = 0; k < tensor.boxes.size(); ++k) {
+      const auto& held = tensor.boxes[k];
+      // An empty tensor has one box, an empty one; of others an empty box has nothing.
+      if (is_empty ? k > 0 : held.box.numel() == 0) continue;
+      const auto least = std::min_element(held.holders.begin(), held.holders.end(), [&](auto& one, auto& other) {
+        return bytes[static_cast<size_t>(one.first)] < bytes[static_cast<size_t>(other.first)];
+      });
+      bytes[static_cast<size_t>(least->first)] += held.box.numel() * tensor.item_bytes;
+      if (least->first == ranks.rank()) mine.push_back(least->second);
+    }
+  }
+  return mine;
+}
+
+} // namespace shardwise::checkpoint

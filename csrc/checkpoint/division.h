@@ -1,0 +1,20 @@
+#pragma once
+
+#include "checkpoint/piece.h"
+#include "checkpoint/ranks.h"
+
+#include <utility>
+#include <vector>
+
+namespace shardwise::checkpoint {
+
+/// A box of one of this rank's pieces: the index of the piece, and that of the box in it.
+using BoxOfPiece = std::pair<size_t, size_t>;
+
+/// Who writes what: every box that several ranks have is written by one of them, so that each writes about as many
+/// bytes. Returns what this rank writes. `label` is what else the ranks must have in common.
+/// Raises Error, the same on all ranks, with the tensor's name where ranks have different sizes or dtypes of it, or
+/// boxes that together do not hold every element once.
+std::vector<BoxOfPiece> divide(const Ranks& ranks, const std::vector<Piece>& pieces, const std::string& label);
+
+} // namespace shardwise::checkpoint

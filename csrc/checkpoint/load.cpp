@@ -1,0 +1,217 @@
+#include "checkpoint/load_pieces.h"
+#include "checkpoint/module_pieces.h"
+#include "checkpoint/module_ranks.h"
+#include "optim/state_match.h"
+
+#include <shardwise/error.h>
+#include <shardwise/save.h>
+
+#include <ATen/ops/zeros.h>
+#include <c10/util/StringUtil.h>
+
+#include <set>
+
+namespace shardwise {
+namespace {
+
+using checkpoint::Piece;
+
+std::string listed(const char* title, const std::vector<std::string>& items) {
+  return items.empty() ? "" : c10::str("\n  ", title, ": ", c10::Join(", ", items));
+}
+
+/// What a checkpoint brings to one rank: first compared, then read.
+class Loading {
+ public:
+  Loading(nn::ModuleState& module, torch::optim::Optimizer* optimizer, const std::string& folder)
+      : module_(module),
+        folder_(files::Disk::real(), folder) {
+    match_module();
+    if (optimizer != nullptr) match_optimizer(*optimizer);
+    for (const auto& [name, saved] : folder_.index().tensors) {
+      const bool is_others = name.starts_with(checkpoint::kProgram) ||
+                             (optimizer == nullptr && name.starts_with(checkpoint::kOptimizer));
+      if (!known_.contains(name) && !is_others) loaded_.unexpected.push_back(name);
+    }
+  }
+
+  /// Raises Error if the checkpoint does not fit.
+  void check(bool strict) const {
+    std::string lines;
+    if (strict) {
+      lines = listed("missing in the checkpoint", loaded_.missing) +
+              listed("neither in the module nor in the optimizer", loaded_.unexpected);
+    }
+    lines += listed("do not fit", wrong_);
+    if (lines.empty()) return;
+    throw Error(c10::str(
+        "shardwise: the checkpoint ", folder_.index().path, " does not fit, and nothing was loaded:", lines,
+        "\nGive the model, and an optimizer of the class, that were saved",
+        strict ? ", or strict(false) to load the names that both have." : "."));
+  }
+
+  Loaded read() {
+    for (const auto& [index, name] : found_) read_entry(module_.entries()[index], name);
+    if (optimizer_) read_optimizer();
+    for (const auto& [name, saved] : folder_.index().tensors) {
+      if (!name.starts_with(checkpoint::kProgram)) continue;
+      loaded_.tensors.insert(
+          name.substr(std::string(checkpoint::kProgram).size()), checkpoint::read_whole(folder_, name));
+    }
+    if (const auto& marker = folder_.index().marker) {
+      for (const auto& [name, value] : marker->values) read_value(name, value);
+    }
+    return std::move(loaded_);
+  }
+
+ private:
+  std::string why_not(const nn::ModuleState::Entry& entry, const files::SavedTensor& saved) const {
+    if (saved.sizes != entry.sizes) {
+      return c10::str("has shape ", files::text_of(entry.sizes), " here and ", files::text_of(saved.sizes), " there");
+    }
+    const auto dtype = entry.tensor.scalar_type();
+    if (saved.dtype == dtype) return "";
+    return c10::str(
+        "is ", c10::getDtypeNames(dtype).first, " here and ", c10::getDtypeNames(saved.dtype).first,
+        " there: cast the module before it is wrapped");
+  }
+
+  void match_module() {
+    const auto& tensors = folder_.index().tensors;
+    for (const auto& [name, index] : module_.names()) {
+      const auto saved = tensors.find(name);
+      if (saved == tensors.end()) continue;
+      known_.insert(name);
+      const auto reason = why_not(module_.entries()[index], saved->second);
+      reason.empty() ? void(found_[index] = name) : wrong_.push_back(c10::str("'", name, "' ", reason));
+    }
+    for (const auto& [name, index] : module_.names()) {
+      const auto& names = module_.entries()[index].names;
+      const bool is_there = std::any_of(names.begin(), names.end(), [&](auto& each) { return known_.contains(each); });
+      if (!is_there) loaded_.missing.push_back(name);
+    }
+  }
+
+  // Of the tensors only their kinds are known yet, which take no memory.
+  void match_optimizer(torch::optim::Optimizer& given) {
+    optimizer_.emplace(given);
+    parameters_ = optim::named_parameters(module_, *optimizer_);
+    if (const auto problem = optim::without_name(parameters_, *optimizer_); !problem.empty()) throw ValueError(problem);
+    const std::string prefix = checkpoint::kOptimizer;
+    for (const auto& [name, saved] : folder_.index().tensors) {
+      if (!name.starts_with(prefix)) continue;
+      const bool is_small = files::Box::whole(saved.sizes).numel() <= 2;
+      auto value = is_small ? checkpoint::read_whole(folder_, name)
+                            : at::zeros({}, at::TensorOptions(at::kCPU).dtype(saved.dtype)).expand(saved.sizes);
+      state_.insert(name.substr(prefix.size()), std::move(value));
+    }
+    auto match = optim::match_state(parameters_, *optimizer_, state_);
+    const auto with_prefix = [&](const std::vector<std::string>& names, std::vector<std::string>& to) {
+      for (const auto& name : names) to.push_back(prefix + name);
+    };
+    with_prefix(match.missing, loaded_.missing);
+    for (const auto& line : match.wrong) wrong_.push_back("in the optimizer " + line);
+    keys_.insert(match.keys.begin(), match.keys.end());
+    for (const auto& key : match.keys) known_.insert(prefix + key);
+  }
+
+  void read_entry(const nn::ModuleState::Entry& entry, const std::string& name) {
+    const auto values = checkpoint::read_piece(folder_, checkpoint::piece_like(entry, name, entry.tensor));
+    const c10::InferenceMode no_inference(false);
+    if (entry.copies != nullptr) return entry.copies->store_piece(entry.index, values);
+    const c10::AutoGradMode no_grad(false);
+    auto target = entry.tensor;
+    target.copy_(values);
+  }
+
+  // Options first, since what has to be kept for a parameter follows from them.
+  void read_optimizer() {
+    using Kind = optim::StateItem::Kind;
+    for (const auto& parameter : parameters_) {
+      auto items = optim::items_of(parameter, *optimizer_);
+      std::erase_if(items, [&](const auto& item) { return !keys_.contains(item.key); });
+      StateDict options;
+      for (const auto& item : items) {
+        if (item.kind == Kind::option) options.insert(item.name, state_[item.key]);
+      }
+      optimizer_->set_options(parameter.group, options);
+    }
+    for (const auto& parameter : parameters_) {
+      optim::ParameterState state;
+      bool any = false;
+      for (const auto& item : optim::items_of(parameter, *optimizer_)) {
+        if (!keys_.contains(item.key)) continue;
+        any = true;
+        if (item.kind == Kind::number) state.numbers.insert(item.name, state_[item.key].reshape({}));
+        if (item.kind != Kind::tensor) continue;
+        const auto name = checkpoint::kOptimizer + item.key;
+        const auto like = parameter.entry.tensor.detach();
+        auto piece = checkpoint::piece_like(parameter.entry, name, like);
+        // In the dtype in which it was saved; the optimizer casts it.
+        piece.values = at::empty(like.sizes(), at::TensorOptions(at::kMeta).dtype(folder_.index().tensors.at(name).dtype));
+        state.tensors.insert(item.name, checkpoint::read_piece(folder_, piece));
+      }
+      if (any) optimizer_->set(parameter.entry.tensor, state);
+    }
+  }
+
+  // Lists are another program's.
+  void read_value(const std::string& name, const files::Json& value) {
+    if (const auto* truth = value.as<bool>()) {
+      loaded_.values[name] = *truth;
+    } else if (const auto* whole = value.as<int64_t>()) {
+      loaded_.values[name] = *whole;
+    } else if (const auto* number = value.as<double>()) {
+      loaded_.values[name] = *number;
+    } else if (const auto* text = value.as<std::string>()) {
+      loaded_.values[name] = *text;
+    }
+  }
+
+  nn::ModuleState& module_;
+  files::SavedFolder folder_;
+  /// The names that are read, by entry of the module.
+  std::map<size_t, std::string> found_;
+  std::set<std::string> known_;
+  std::vector<std::string> wrong_;
+  std::optional<optim::OptimizerState> optimizer_;
+  std::vector<optim::NamedParameter> parameters_;
+  /// What the checkpoint has for the optimizer: the numbers, and of tensors their kinds.
+  StateDict state_;
+  std::set<std::string> keys_;
+  Loaded loaded_;
+};
+
+Loaded load_all(
+    const std::string& folder, torch::nn::Module& module, torch::optim::Optimizer* optimizer,
+    const LoadOptions& options) {
+  nn::ModuleState state(module);
+  const auto ranks = checkpoint::ranks_of(state, options.mesh(), "load");
+  state.agree("load", state.locate());
+  std::optional<Loading> loading;
+  ranks.together([&] {
+    loading.emplace(state, optimizer, folder);
+    loading->check(options.strict());
+    return "";
+  });
+  Loaded loaded;
+  ranks.together([&] {
+    loaded = loading->read();
+    return "";
+  });
+  return loaded;
+}
+
+} // namespace
+
+Loaded load(const std::string& folder, torch::nn::Module& module, const LoadOptions& options) {
+  return load_all(folder, module, nullptr, options);
+}
+
+Loaded load(
+    const std::string& folder, torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+    const LoadOptions& options) {
+  return load_all(folder, module, &optimizer, options);
+}
+
+} // namespace shardwise

@@ -1,0 +1,16 @@
+#pragma once
+
+#include "checkpoint/piece.h"
+#include "files/saved_folder.h"
+
+namespace shardwise::checkpoint {
+
+/// What this rank has of a tensor, as the checkpoint has it: new memory on the host, in the sizes of `piece.values`,
+/// which is only looked at. Of files only what is needed is read.
+/// Raises what files::SavedFolder::read() raises.
+at::Tensor read_piece(files::SavedFolder& folder, const Piece& piece);
+
+/// All of a tensor.
+at::Tensor read_whole(files::SavedFolder& folder, const std::string& name);
+
+} // namespace shardwise::checkpoint

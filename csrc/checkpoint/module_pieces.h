@@ -1,0 +1,29 @@
+#pragma once
+
+#include "checkpoint/piece.h"
+#include "nn/module_state.h"
+#include "optim/named_parameters.h"
+
+#include <string>
+#include <vector>
+
+namespace shardwise::checkpoint {
+
+/// Before the names of what an optimizer keeps, and of the program's own tensors; what has neither is the module's.
+constexpr const char* kOptimizer = "optimizer.";
+constexpr const char* kProgram = "program.";
+
+/// `values` as this rank's piece of something that lies as a tensor of a module does.
+Piece piece_like(const nn::ModuleState::Entry& entry, std::string name, at::Tensor values);
+
+/// A tensor that each rank has whole.
+Piece whole_piece(std::string name, at::Tensor values);
+
+/// The parameters and buffers of a module, under all their names.
+std::vector<Piece> pieces_of(const nn::ModuleState& module);
+
+/// What an optimizer keeps for parameters of a module, and the options of their groups.
+std::vector<Piece>
+pieces_of(const std::vector<optim::NamedParameter>& parameters, const optim::OptimizerState& optimizer);
+
+} // namespace shardwise::checkpoint

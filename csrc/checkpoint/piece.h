@@ -1,0 +1,24 @@
+#pragma once
+
+#include "files/box.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+namespace shardwise::checkpoint {
+
+/// What a rank has of a tensor of a checkpoint.
+struct Piece {
+  std::string name;
+  /// The sizes of the whole tensor.
+  files::Sizes sizes;
+  /// Which part of it this rank has: boxes whose elements, one box after the other, are those of `values`. A shard of
+  /// the layout `flat` is a range of elements, which takes several.
+  std::vector<files::Box> boxes;
+  /// On any device.
+  at::Tensor values;
+};
+
+} // namespace shardwise::checkpoint

@@ -1,0 +1,115 @@
+#include "files/folder_index.h"
+
+#include "files/file_names.h"
+#include "files/header_keys.h"
+#include "files/hugging_face_index.h"
+#include "files/in_quotes.h"
+#include "files/place.h"
+#include "files/tensor_reader.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+
+namespace shardwise::files {
+namespace {
+
+class IndexReader {
+ public:
+  IndexReader(Disk& disk, const std::string& place) : disk_(disk) {
+    index_.path = find_checkpoint(disk, place);
+    index_.marker = read_marker(disk, index_.path);
+    if (!index_.marker && parse_name_aside(name_of(index_.path))) {
+      throw Error(c10::str(
+          "shardwise: ", index_.path, " is no checkpoint, but what is left of one that was never completed, or was ",
+          "being removed. Load another one."));
+    }
+  }
+
+  FolderIndex read() {
+    if (index_.marker) {
+      find_own_files();
+    } else {
+      find_foreign_files();
+    }
+    for (const auto& [file, record] : index_.files) add_file(file, record);
+    for (const auto& [name, file] : places_) {
+      if (!index_.tensors.contains(name))
+        fail(c10::str("its ", kHuggingFaceIndex, " names ", in_quotes(name), ", which ", file, " does not have"));
+    }
+    for (auto& [name, tensor] : index_.tensors) finish(name, tensor);
+    return std::move(index_);
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& why) const {
+    throw Error(c10::str("shardwise: the checkpoint ", index_.path, " is broken: ", why, ". ", kRemedy));
+  }
+
+  void find_own_files() {
+    const auto problem = files_error(disk_, index_.path, *index_.marker);
+    if (!problem.empty()) fail(problem);
+    for (const auto& file : index_.marker->files) index_.files.emplace(file.name, file);
+  }
+
+  void find_foreign_files() {
+    const auto path = index_.path + "/" + kHuggingFaceIndex;
+    if (disk_.kind(path)) {
+      places_ = read_hugging_face_index(disk_, path);
+      for (const auto& [name, file] : places_) index_.files.emplace(file, std::nullopt);
+      return;
+    }
+    for (const auto& name : disk_.list(index_.path)) {
+      if (is_tensor_file(name)) index_.files.emplace(name, std::nullopt);
+    }
+    if (index_.files.empty()) {
+      throw Error(c10::str(
+          "shardwise: the folder ", index_.path, " has no checkpoint: neither ", kMarkerName, " nor files that end in ",
+          kTensorFileEnd, ". Check the path."));
+    }
+  }
+
+  void add_file(const std::string& file, const std::optional<FileRecord>& record) {
+    const TensorReader reader(disk_, index_.path + "/" + file, record);
+    for (const auto& entry : reader.header().tensors) {
+      const auto place = places_.find(entry.name);
+      // With an index, what it does not name at this file is not of the checkpoint.
+      if (!places_.empty() && (place == places_.end() || place->second != file)) continue;
+      auto& tensor = index_.tensors[entry.name];
+      if (tensor.chunks.empty()) {
+        tensor.dtype = entry.dtype;
+        tensor.sizes = Sizes(entry.box.sizes.size(), 0);
+      }
+      const auto dims = entry.box.sizes.size();
+      if (tensor.dtype != entry.dtype || tensor.sizes.size() != dims) {
+        fail(c10::str(
+            "its tensor ", in_quotes(entry.name), " has the dtype ", c10::toString(tensor.dtype), " and ",
+            tensor.sizes.size(), " dimensions in ", tensor.chunks[0].file, ", but ", c10::toString(entry.dtype),
+            " and ", dims, " in ", file));
+      }
+      for (size_t dim = 0; dim < dims; ++dim)
+        tensor.sizes[dim] = std::max(tensor.sizes[dim], entry.box.offsets[dim] + entry.box.sizes[dim]);
+      tensor.chunks.push_back({.file = file, .box = entry.box, .begin = entry.begin, .end = entry.end});
+    }
+  }
+
+  void finish(const std::string& name, const SavedTensor& tensor) const {
+    std::vector<Box> boxes;
+    for (const auto& chunk : tensor.chunks) boxes.push_back(chunk.box);
+    const auto problem = cover_error(tensor.sizes, boxes);
+    if (!problem.empty()) fail(c10::str("of its tensor ", in_quotes(name), " ", problem));
+  }
+
+  Disk& disk_;
+  FolderIndex index_;
+  /// The file of each tensor, where an index says it.
+  std::map<std::string, std::string> places_;
+};
+
+} // namespace
+
+FolderIndex read_folder_index(Disk& disk, const std::string& place) {
+  return IndexReader(disk, place).read();
+}
+
+} // namespace shardwise::files

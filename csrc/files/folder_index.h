@@ -1,0 +1,50 @@
+#pragma once
+
+#include "files/box.h"
+#include "files/marker.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace shardwise::files {
+
+/// A piece of a tensor in a file.
+struct Chunk {
+  /// Its name in the folder.
+  std::string file;
+  Box box;
+  /// The range of its bytes in the file's data.
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+/// A tensor of a checkpoint, whose chunks hold each of its elements once.
+struct SavedTensor {
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  Sizes sizes;
+  std::vector<Chunk> chunks;
+};
+
+/// What a folder of files of safetensors has.
+struct FolderIndex {
+  /// Where it was found.
+  std::string path;
+  /// Nothing for a checkpoint that shardwise did not write.
+  std::optional<Marker> marker;
+  /// The files by name, with records where there is a marker.
+  std::map<std::string, std::optional<FileRecord>> files;
+  std::map<std::string, SavedTensor> tensors;
+};
+
+/// Reads what a folder has, of its files only their headers. It may be a checkpoint of ours, also one that was about to
+/// be replaced; one of torch's HuggingFaceStorageWriter, sharded or whole; or one of Hugging Face's libraries, with an
+/// index or without.
+/// Raises Error, with the names of file and tensor, for a folder that is missing, unfinished or broken, for files that
+/// the index names elsewhere, and where the chunks of a tensor do not hold each of its elements once.
+SHARDWISE_API FolderIndex read_folder_index(Disk& disk, const std::string& place);
+
+} // namespace shardwise::files

@@ -1,0 +1,109 @@
+#include "files/place.h"
+
+#include "files/file_names.h"
+#include "files/in_quotes.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+namespace shardwise::files {
+namespace {
+
+constexpr std::array kAsideWords = {
+    std::pair{Aside::saving, ".saving-"},
+    std::pair{Aside::replaced, ".replaced-"},
+    std::pair{Aside::removing, ".removing-"},
+};
+
+/// Whether a checkpoint of ours has files of such names.
+bool is_own_file(const std::string& name) {
+  return is_tensor_file(name) || name == kMarkerName || name == kNewMarkerName;
+}
+
+/// What is not of a checkpoint of ours; "" if all is.
+std::string first_of_others(Disk& disk, const std::string& folder) {
+  const auto names = disk.list(folder);
+  for (const auto& name : names) {
+    if (!is_own_file(name)) return name;
+  }
+  const bool has_marker = std::find(names.begin(), names.end(), kMarkerName) != names.end();
+  return names.empty() || has_marker ? "" : names.front();
+}
+
+} // namespace
+
+std::string path_aside(const std::string& place, Aside aside, const Owner& owner) {
+  const auto folder = folder_of(place);
+  return c10::str(folder, "/", name_of(place), kAsideWords.at(static_cast<size_t>(aside)).second, owner.text());
+}
+
+std::optional<NameAside> parse_name_aside(std::string_view name) {
+  for (const auto& [aside, word] : kAsideWords) {
+    const auto at = name.rfind(word);
+    if (at == std::string_view::npos || at == 0) continue;
+    const auto owner = Owner::parse(name.substr(at + std::string_view(word).size()));
+    if (owner) return NameAside{.place = std::string(name.substr(0, at)), .aside = aside, .owner = *owner};
+  }
+  return {};
+}
+
+bool is_complete(Disk& disk, const std::string& folder) {
+  try {
+    const auto marker = read_marker(disk, folder);
+    return marker && files_error(disk, folder, *marker).empty();
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+std::string find_checkpoint(Disk& disk, const std::string& place) {
+  const auto folder = folder_of(place);
+  if (disk.kind(place) == Disk::Kind::folder) return place;
+  std::vector<std::string> found;
+  const bool has_folder = !disk.kind(place) && disk.kind(folder) == Disk::Kind::folder;
+  for (const auto& name : has_folder ? disk.list(folder) : std::vector<std::string>()) {
+    const auto aside = parse_name_aside(name);
+    if (!aside || aside->place != name_of(place) || aside->aside != Aside::replaced) continue;
+    const auto path = c10::str(folder, "/", name);
+    if (is_complete(disk, path)) found.push_back(path);
+  }
+  if (found.size() == 1) return found[0];
+  if (found.empty())
+    throw Error(c10::str("shardwise: there is no checkpoint ", place, ": no such folder. Check the path."));
+  throw Error(c10::str(
+      "shardwise: the checkpoint ", place, " was being replaced more than once when the processes died: ",
+      c10::Join(" and ", found), " are complete. Rename the one that is wanted to ", place, "."));
+}
+
+void check_replaceable(Disk& disk, const std::string& place) {
+  const auto kind = disk.kind(place);
+  if (!kind) return;
+  if (*kind != Disk::Kind::folder) {
+    throw ValueError(
+        c10::str("shardwise: a checkpoint cannot be saved to ", place, ", which is a file. Name another place."));
+  }
+  const auto other = first_of_others(disk, place);
+  if (other.empty()) return;
+  throw ValueError(c10::str(
+      "shardwise: a checkpoint cannot be saved to ", place, ": what is there would be lost, and ", in_quotes(other),
+      " is not of a checkpoint of shardwise's. Save to another place, or move it away."));
+}
+
+bool is_ours(Disk& disk, const std::string& folder) {
+  return first_of_others(disk, folder).empty();
+}
+
+void remove_folder_aside(Disk& disk, const std::string& folder) {
+  auto names = disk.list(folder);
+  // From the first step on it is no checkpoint any more.
+  std::stable_partition(names.begin(), names.end(), [](const auto& name) { return name == kMarkerName; });
+  for (const auto& name : names) {
+    if (is_own_file(name)) disk.remove_file(folder + "/" + name);
+  }
+  disk.remove_folder(folder);
+}
+
+} // namespace shardwise::files

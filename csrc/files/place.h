@@ -1,0 +1,48 @@
+#pragma once
+
+#include "files/disk.h"
+#include "files/marker.h"
+#include "files/owner.h"
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace shardwise::files {
+
+/// What a folder beside a checkpoint's place is for: one that is being written, that another one is replacing, or that
+/// is being removed.
+enum class Aside { saving, replaced, removing };
+
+/// The folder's path, such as step-10.saving-OWNER.
+SHARDWISE_API std::string path_aside(const std::string& place, Aside aside, const Owner& owner);
+
+/// Such a folder's name.
+struct NameAside {
+  /// The name of the checkpoint's place.
+  std::string place;
+  Aside aside = Aside::saving;
+  Owner owner;
+};
+/// Nothing where this is not the name of one.
+SHARDWISE_API std::optional<NameAside> parse_name_aside(std::string_view name);
+
+/// Whether this folder has a marker and all files that it names, with their sizes. Never raises Error for what is in
+/// it.
+SHARDWISE_API bool is_complete(Disk& disk, const std::string& folder);
+
+/// Where the checkpoint of this place is: there; or, if a save was about to replace it and died, in a folder beside it.
+/// Raises Error where there is none, and where it cannot be known which of several it is.
+SHARDWISE_API std::string find_checkpoint(Disk& disk, const std::string& place);
+
+/// Raises ValueError where something lies at this place that a checkpoint cannot replace: a file, or a folder with
+/// files that are not those of a checkpoint of ours, which would be lost.
+SHARDWISE_API void check_replaceable(Disk& disk, const std::string& place);
+
+/// Whether a folder has files of a checkpoint of ours and nothing else, so that nothing of others goes with it.
+SHARDWISE_API bool is_ours(Disk& disk, const std::string& folder);
+
+/// Removes the files of a checkpoint, its marker first, and the folder. It must be one aside.
+SHARDWISE_API void remove_folder_aside(Disk& disk, const std::string& folder);
+
+} // namespace shardwise::files

@@ -1,0 +1,123 @@
+#include "files/saving.h"
+
+#include "files/file_names.h"
+#include "files/place.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+
+namespace shardwise::files {
+namespace {
+
+/// Makes a folder and those above it, each so that it will survive a loss of power.
+void make_folders(Disk& disk, const std::string& path) {
+  if (disk.kind(path)) return;
+  make_folders(disk, folder_of(path));
+  try {
+    disk.make_folder(path);
+  } catch (const DiskError& error) {
+    // Another process was quicker.
+    if (error.number() != EEXIST) throw;
+  }
+  disk.sync_folder(folder_of(path));
+}
+
+// Under another name first: whoever sees a marker sees all of it.
+void write_marker(Disk& disk, const std::string& folder, const Marker& marker) {
+  const auto text = marker_text(marker);
+  const auto path = folder + "/" + kNewMarkerName;
+  {
+    const auto file = disk.create(path);
+    write_all(*file, std::as_bytes(std::span(text)), path);
+    file->sync();
+  }
+  disk.rename(path, folder + "/" + kMarkerName);
+}
+
+/// Moves the folder to its place. Returns where what was there is now; "" if nothing was.
+std::string put_in_place(Disk& disk, const Saving& saving) {
+  if (!disk.kind(saving.place)) {
+    try {
+      disk.rename(saving.folder, saving.place);
+      return "";
+    } catch (const DiskError& error) {
+      // Another save was quicker: it is replaced.
+      if (error.number() != ENOTEMPTY && error.number() != EEXIST) throw;
+    }
+  }
+  if (disk.exchange(saving.folder, saving.place)) return saving.folder;
+  auto replaced = path_aside(saving.place, Aside::replaced, saving.owner);
+  disk.rename(saving.place, replaced);
+  disk.rename(saving.folder, saving.place);
+  return replaced;
+}
+
+} // namespace
+
+Saving begin_saving(Disk& disk, const std::string& place) {
+  if (name_of(place).empty() || parse_name_aside(name_of(place)) || name_of(place).starts_with("."))
+    throw ValueError(c10::str("shardwise: a checkpoint cannot be saved to '", place, "'. Name another folder."));
+  check_replaceable(disk, place);
+  make_folders(disk, folder_of(place));
+  const auto owner = Owner::next();
+  Saving saving{.place = place, .folder = path_aside(place, Aside::saving, owner), .owner = owner};
+  disk.make_folder(saving.folder);
+  return saving;
+}
+
+std::vector<FileRecord> write_shard(
+    Disk& disk, const std::string& folder, int64_t shard, const std::vector<TensorToWrite>& tensors) {
+  std::vector<std::vector<TensorToWrite>> by_file;
+  std::map<std::string_view, size_t> pieces;
+  for (const auto& tensor : tensors) {
+    const auto file = pieces[tensor.name]++;
+    if (file == by_file.size()) by_file.emplace_back();
+    by_file[file].push_back(tensor);
+  }
+  std::vector<FileRecord> records;
+  const auto files = static_cast<int64_t>(by_file.size());
+  for (int64_t file = 0; file < files; ++file) {
+    const auto path = c10::str(folder, "/", tensor_file_name(shard, file + 1, files));
+    records.push_back(write_tensor_file(disk, path, by_file[static_cast<size_t>(file)]));
+  }
+  return records;
+}
+
+void commit_saving(Disk& disk, const Saving& saving, Marker marker) {
+  marker.save = saving.owner.text();
+  const auto problem = files_error(disk, saving.folder, marker);
+  if (!problem.empty()) {
+    throw Error(c10::str(
+        "shardwise: the checkpoint ", saving.place, " cannot be completed: ", problem,
+        ". All ranks must write to one folder that each of them sees. What was there before is as it was."));
+  }
+  check_replaceable(disk, saving.place);
+  disk.sync_folder(saving.folder);
+  write_marker(disk, saving.folder, marker);
+  disk.sync_folder(saving.folder);
+  const auto before = put_in_place(disk, saving);
+  disk.sync_folder(folder_of(saving.place));
+  if (before.empty()) return;
+  try {
+    remove_folder_aside(disk, before);
+  } catch (const DiskError&) {
+    // The new checkpoint is there; what is left of the old one is a leftover.
+  }
+}
+
+// After an error of the disk it may be unknown whether the folders have changed places. What is in ours then is the
+// checkpoint before, whose marker names another save.
+void abandon_saving(Disk& disk, const Saving& saving) {
+  try {
+    if (!disk.kind(saving.folder)) return;
+    const auto marker = read_marker(disk, saving.folder);
+    if (!marker || marker->save == saving.owner.text()) remove_folder_aside(disk, saving.folder);
+  } catch (const Error&) {
+    // It stays as a leftover.
+  }
+}
+
+} // namespace shardwise::files

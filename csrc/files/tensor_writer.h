@@ -1,0 +1,31 @@
+#pragma once
+
+#include "files/box.h"
+#include "files/disk.h"
+#include "files/file_record.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <string>
+#include <vector>
+
+namespace shardwise::files {
+
+/// A tensor, or a piece of one, and its values.
+struct TensorToWrite {
+  std::string name;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  /// Where the piece lies in the whole tensor.
+  Box box;
+  /// Its bytes in row-major order; together those of the box. They must stay until they are written.
+  std::vector<Bytes> data;
+};
+
+/// Writes a new file of safetensors, and waits until it will survive a loss of power; its folder is the caller's to
+/// sync. No more memory is used than for one block.
+/// Raises ValueError, before the disk is touched, for what make_header() refuses and for data that is not as long as
+/// its box; DiskError where the disk fails, which leaves a part of the file.
+SHARDWISE_API FileRecord
+write_tensor_file(Disk& disk, const std::string& path, const std::vector<TensorToWrite>& tensors);
+
+} // namespace shardwise::files

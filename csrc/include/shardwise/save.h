@@ -1,0 +1,121 @@
+#pragma once
+
+#include <shardwise/export.h>
+#include <shardwise/holder.h>
+#include <shardwise/mesh.h>
+#include <shardwise/state_dict.h>
+
+#include <torch/arg.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace shardwise {
+
+/// What a program saves beside its model, by name.
+using SavedValue = std::variant<bool, int64_t, double, std::string>;
+using SavedValues = std::map<std::string, SavedValue>;
+
+/// The options of save(). Everything has a default.
+struct SHARDWISE_API SaveOptions {
+  /// Numbers, texts and truth values of the program, such as its step; the same on all ranks.
+  TORCH_ARG(SavedValues, values) = {};
+  /// Tensors of the program. What several ranks give under one name must be the same; a tensor of one rank's own, such
+  /// as the state of its generator, needs a name of its own.
+  TORCH_ARG(StateDict, tensors) = StateDict();
+  /// The ranks that save together. Unset: those of the module's units; a module without units is saved by this rank
+  /// alone.
+  TORCH_ARG(std::optional<Mesh>, mesh) = std::nullopt;
+};
+
+/// Saves a model to a folder that all ranks see, each rank its part, so that any number of ranks can load it again,
+/// however they divide it: see docs/checkpoints.md. Tensors are files of safetensors as torch.distributed.checkpoint
+/// writes and reads them.
+///
+/// Nothing is seen at `folder` before all is written and will survive a loss of power; a checkpoint that was there is
+/// replaced at that moment. If it fails on one rank it raises on all of them, and what was there stays. Tensors that
+/// every rank has whole are written once.
+///
+/// All ranks must call it for the same module, outside of a backward. Raises ValueError where the folder holds anything
+/// but a checkpoint, or for what cannot be saved; Error where the disk fails, or where ranks differ.
+SHARDWISE_API void save(const std::string& folder, const torch::nn::Module& module, const SaveOptions& options = {});
+
+/// Saves what an optimizer keeps too, and the options of its groups. For SGD, Adam, AdamW, Adagrad and RMSprop,
+/// torch::optim's or ours.
+SHARDWISE_API void save(
+    const std::string& folder, const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+    const SaveOptions& options = {});
+
+/// The options of load(). Everything has a default.
+struct SHARDWISE_API LoadOptions {
+  /// Whether names that only the model or only the checkpoint has are an Error. If not, they are returned.
+  TORCH_ARG(bool, strict) = true;
+  /// As for save().
+  TORCH_ARG(std::optional<Mesh>, mesh) = std::nullopt;
+};
+
+/// What load() found beside the model.
+struct SHARDWISE_API Loaded {
+  SavedValues values;
+  /// The program's tensors, whole and on the host.
+  StateDict tensors;
+  /// Names that only the module or the optimizer has, and names that only the checkpoint has.
+  std::vector<std::string> missing;
+  std::vector<std::string> unexpected;
+};
+
+/// Sets the parameters and buffers of a model, in place, to what save() wrote, whatever ranks wrote it; also to what
+/// torch.distributed.checkpoint's HuggingFaceStorageWriter wrote, and to checkpoints of Hugging Face's. Each rank reads
+/// only what it needs. Parameters, shards and the optimizer stay the same objects.
+///
+/// Names, sizes and dtypes are checked before anything is changed, and all that is read of a checkpoint of ours is
+/// verified. If it fails on one rank it raises on all of them; where the error is that data is not what was saved, the
+/// model has old and new values then: load another checkpoint.
+///
+/// All ranks must call it for the same module, outside of a backward.
+SHARDWISE_API Loaded load(const std::string& folder, torch::nn::Module& module, const LoadOptions& options = {});
+
+/// Sets what an optimizer keeps too, and the options of its groups.
+SHARDWISE_API Loaded load(
+    const std::string& folder, torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+    const LoadOptions& options = {});
+
+// A folder with a checkpoint for each of some steps: ROOT/step-100, ROOT/step-200. Any rank may ask.
+
+/// Where the checkpoint of a step belongs: for save().
+SHARDWISE_API std::string step_folder(const std::string& root, int64_t step);
+
+/// A complete checkpoint: for load().
+struct SavedStep {
+  int64_t step = 0;
+  std::string folder;
+};
+/// That of the highest step. What a save that died left behind is none. Nothing where the folder has none, or is not
+/// there. All ranks get the same answer as long as nobody saves meanwhile.
+SHARDWISE_API std::optional<SavedStep> newest_step(const std::string& root);
+
+/// Removes complete checkpoints until the `count` newest are left. For one rank, after save(). Returns the folders that
+/// it removed. Raises ValueError for a count below 1.
+SHARDWISE_API std::vector<std::string> keep_newest_steps(const std::string& root, int64_t count);
+
+/// The same for a module holder or a shared_ptr to a module.
+template <detail::HoldsModule Holder, typename... More>
+void save(const std::string& folder, const Holder& holder, More&&... more) {
+  save(folder, static_cast<const torch::nn::Module&>(*holder), std::forward<More>(more)...);
+}
+
+template <detail::HoldsModule Holder, typename... More>
+Loaded load(const std::string& folder, const Holder& holder, More&&... more) {
+  return load(folder, detail::module_in(holder), std::forward<More>(more)...);
+}
+
+} // namespace shardwise

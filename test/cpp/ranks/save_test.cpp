@@ -1,0 +1,296 @@
+// save() and load(): what any ranks saved, any others load; and what goes wrong is told before anything changes.
+#include "ranks/hybrid_models.h"
+#include "support/expect.h"
+#include "support/folder.h"
+
+#include <shardwise/optimizer_state_dict.h>
+#include <shardwise/save.h>
+#include <shardwise/state_dict.h>
+
+#include <filesystem>
+#include <fstream>
+
+namespace shardwise::test {
+namespace {
+
+using torch::optim::AdamW;
+using torch::optim::AdamWOptions;
+
+/// How a model is divided among the ranks of a world.
+struct Division {
+  std::string name;
+  int world;
+  std::function<void(Rank&, Stack&)> wrap;
+};
+
+const std::vector<Division> kDivisions{
+    {"plain", 1, [](Rank&, Stack&) {}},
+    {"rows of 2", 2, [](Rank& rank, Stack& model) { shard_stack(model, sharded_on(rank)); }},
+    {"flat on 3", 3,
+     [](Rank& rank, Stack& model) { shard_stack(model, sharded_on(rank).layout(ShardLayout::flat)); }},
+    {"2 copies of 2", 4, [](Rank& rank, Stack& model) { shard_stack(model, hybrid_on(rank, {2, 2})); }},
+    {"copies", 2, [](Rank& rank, Stack& model) { replicate(model, ReplicateOptions().mesh(rank.mesh())); }},
+    {"one unit of 4", 4, [](Rank& rank, Stack& model) { fully_shard(model, sharded_on(rank)); }},
+};
+
+/// The Stack, with a buffer of whole numbers and a parameter that is not trained.
+Stack counted_stack() {
+  Stack model;
+  model->register_buffer("count", torch::arange(5));
+  model->embedding->weight.requires_grad_(false);
+  return model;
+}
+
+AdamWOptions options_of(double lr) {
+  return AdamWOptions(lr).weight_decay(0.1);
+}
+
+void train(Stack& model, torch::optim::Optimizer& optimizer, int first, int last, int rank) {
+  for (int step = first; step < last; ++step) {
+    optimizer.zero_grad();
+    stack_loss(model, step, rank).backward();
+    optimizer.step();
+  }
+}
+
+void expect_same(const StateDict& got, const StateDict& wanted) {
+  ASSERT_EQ(got.keys(), wanted.keys());
+  for (const auto& item : wanted) {
+    EXPECT_TRUE(at::equal(got[item.key()].cpu(), item.value().cpu())) << item.key();
+    EXPECT_EQ(got[item.key()].scalar_type(), item.value().scalar_type()) << item.key();
+  }
+}
+
+/// A model and its optimizer, whole.
+struct Whole {
+  StateDict model;
+  StateDict optimizer;
+};
+
+Whole whole_of(Stack& model, AdamW& optimizer) {
+  return {full_state_dict(model), full_optimizer_state_dict(model, optimizer)};
+}
+
+void write_to(const std::string& path, int64_t offset, char byte) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(offset);
+  file.put(byte);
+}
+
+std::string one_file(const std::string& folder) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() == ".safetensors") return entry.path();
+  }
+  throw std::runtime_error("no file in " + folder);
+}
+
+} // namespace
+
+TEST(Save, AnyDivisionLoadsWhatAnyOtherSaved) {
+  const TemporaryFolder folder;
+  for (const auto& from : kDivisions) {
+    const auto path = folder.path() + "/" + from.name;
+    Whole saved;
+    run_ranks(from.world, [&](Rank& rank) {
+      auto model = counted_stack();
+      from.wrap(rank, model);
+      AdamW optimizer(model->parameters(), options_of(0.02));
+      train(model, optimizer, 0, 3, rank.rank());
+      save(path, model, optimizer, SaveOptions().values({{"step", int64_t{3}}, {"loss", 0.25}}));
+      auto whole = whole_of(model, optimizer);
+      if (rank.rank() == 0) saved = std::move(whole);
+    });
+    for (const auto& to : kDivisions) {
+      SCOPED_TRACE(c10::str("from ", from.name, " to ", to.name));
+      run_ranks(to.world, [&](Rank& rank) {
+        auto model = counted_stack();
+        to.wrap(rank, model);
+        AdamW optimizer(model->parameters(), options_of(0.5));
+        const auto loaded = load(path, model, optimizer);
+        EXPECT_EQ(loaded.values, (SavedValues{{"step", int64_t{3}}, {"loss", 0.25}}));
+        const auto whole = whole_of(model, optimizer);
+        expect_same(whole.model, saved.model);
+        expect_same(whole.optimizer, saved.optimizer);
+        train(model, optimizer, 3, 4, rank.rank());
+      });
+    }
+  }
+}
+
+TEST(Save, AResumedRunGoesOnBitForBit) {
+  const TemporaryFolder folder;
+  for (const auto& division : kDivisions) {
+    SCOPED_TRACE(division.name);
+    const auto path = folder.path() + "/step";
+    Whole straight;
+    run_ranks(division.world, [&](Rank& rank) {
+      auto model = counted_stack();
+      division.wrap(rank, model);
+      AdamW optimizer(model->parameters(), options_of(0.02));
+      train(model, optimizer, 0, 3, rank.rank());
+      save(path, model, optimizer);
+      train(model, optimizer, 3, 6, rank.rank());
+      auto whole = whole_of(model, optimizer);
+      if (rank.rank() == 0) straight = std::move(whole);
+    });
+    run_ranks(division.world, [&](Rank& rank) {
+      auto model = counted_stack();
+      division.wrap(rank, model);
+      AdamW optimizer(model->parameters(), options_of(0.02));
+      // What a kept full copy, or state from before, would leave behind.
+      train(model, optimizer, 7, 9, rank.rank());
+      load(path, model, optimizer);
+      train(model, optimizer, 3, 6, rank.rank());
+      const auto whole = whole_of(model, optimizer);
+      expect_same(whole.model, straight.model);
+      expect_same(whole.optimizer, straight.optimizer);
+    });
+  }
+}
+
+TEST(Save, DtypesAndTheProgramsTensors) {
+  const TemporaryFolder folder;
+  for (const auto dtype : {at::kDouble, at::kBFloat16, at::kHalf}) {
+    run_ranks(2, [&](Rank& rank) {
+      const auto make = [&] {
+        Stack model;
+        model->to(dtype);
+        model->register_buffer("mask", torch::tensor({true, false, true}));
+        shard_stack(model, sharded_on(rank));
+        return model;
+      };
+      auto model = make();
+      StateDict tensors;
+      tensors.insert("common", torch::arange(4));
+      tensors.insert(c10::str("of rank ", rank.rank()), torch::full({2}, rank.rank()));
+      save(folder.path() + "/step", model, SaveOptions().tensors(tensors).values({{"name", std::string("a")}}));
+      auto other = make();
+      {
+        const torch::NoGradGuard no_grad;
+        for (auto& parameter : other->parameters()) parameter.zero_();
+      }
+      const auto loaded = load(folder.path() + "/step", other);
+      expect_same(full_state_dict(other), full_state_dict(model));
+      EXPECT_EQ(loaded.tensors.size(), 3);
+      EXPECT_TRUE(at::equal(loaded.tensors["common"], torch::arange(4)));
+      EXPECT_TRUE(at::equal(loaded.tensors["of rank 1"], torch::full({2}, 1)));
+      EXPECT_EQ(std::get<std::string>(loaded.values.at("name")), "a");
+    });
+  }
+}
+
+TEST(Save, WhatDoesNotFitIsToldBeforeAnythingChanges) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() + "/step";
+  run_ranks(2, [&](Rank& rank) {
+    Stack model;
+    shard_stack(model, sharded_on(rank));
+    save(path, model);
+    const auto refuses = [&](Stack other, const std::vector<std::string>& parts) {
+      shard_stack(other, sharded_on(rank));
+      const auto before = full_state_dict(other);
+      expect_error<Error>([&] { load(path, other); }, parts);
+      expect_same(full_state_dict(other), before);
+    };
+    refuses(Stack(6, 4), {"nothing was loaded", "missing in the checkpoint: blocks.3.up.weight"});
+    refuses(Stack(6, 2), {"neither in the module nor in the optimizer: blocks.2."});
+    refuses(Stack(8), {"'embedding.weight' has shape [11, 8] here and [11, 6] there"});
+    Stack halves;
+    halves->to(at::kHalf);
+    refuses(halves, {"is float16 here and float32 there"});
+    Stack more(6, 4);
+    shard_stack(more, sharded_on(rank));
+    const auto loaded = load(path, more, LoadOptions().strict(false));
+    EXPECT_EQ(loaded.missing.size(), 6);
+    AdamW optimizer(model->parameters(), options_of(0.1));
+    expect_error<Error>(
+        [&] { load(path, model, optimizer); },
+        {"missing in the checkpoint: optimizer.param_groups.embedding.weight.lr"});
+    expect_error<Error>([&] { load(folder.path() + "/other", model); }, {folder.path() + "/other"});
+  });
+}
+
+TEST(Save, ARankThatFailsFailsOnAllAndWhatWasThereStays) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() + "/step";
+  run_ranks(3, [&](Rank& rank) {
+    Stack model;
+    shard_stack(model, sharded_on(rank));
+    save(path, model, SaveOptions().values({{"step", int64_t{1}}}));
+    StateDict tensors;
+    // No file of safetensors can have it.
+    if (rank.rank() == 1) tensors.insert("quantized", torch::empty({2}, at::kBits8));
+    expect_error<std::exception>(
+        [&] { save(path, model, SaveOptions().tensors(tensors)); }, {"program.quantized"});
+    expect_error<Error>(
+        [&] { save(path, model, SaveOptions().values({{"step", int64_t{rank.rank()}}})); },
+        {"rank 1 saves a checkpoint with the values {\"step\":1}"});
+    const auto other = torch::zeros({rank.rank() + 1});
+    StateDict sizes;
+    sizes.insert("sizes", other);
+    expect_error<Error>(
+        [&] { save(path, model, SaveOptions().tensors(sizes)); },
+        {"'program.sizes' is F32 of [1] on rank 0, but F32 of [2] on rank 1"});
+    EXPECT_EQ(std::get<int64_t>(load(path, model).values.at("step")), 1);
+  });
+  std::vector<std::string> left;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) left.push_back(entry.path().filename());
+  EXPECT_EQ(left, std::vector<std::string>{"step"});
+}
+
+TEST(Save, ABrokenFileIsNamedOnAllRanks) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() + "/step";
+  std::string broken;
+  run_ranks(2, [&](Rank& rank) {
+    Stack model;
+    shard_stack(model, sharded_on(rank));
+    save(path, model);
+    if (rank.rank() == 0) {
+      broken = one_file(path);
+      write_to(broken, static_cast<int64_t>(std::filesystem::file_size(broken)) - 1, '\x55');
+    }
+    rank.mesh().barrier();
+    expect_error<Error>(
+        [&] { load(path, model); }, {std::filesystem::path(broken).filename().string()});
+  });
+}
+
+TEST(Save, TheNewestSteps) {
+  const TemporaryFolder folder;
+  const auto root = folder.path() + "/run";
+  EXPECT_FALSE(newest_step(root));
+  run_ranks(2, [&](Rank& rank) {
+    Stack model;
+    shard_stack(model, sharded_on(rank));
+    for (const int64_t step : {5, 10, 100}) save(step_folder(root, step), model);
+    rank.mesh().barrier();
+    EXPECT_EQ(newest_step(root)->step, 100);
+    rank.mesh().barrier();
+    if (rank.rank() == 0) EXPECT_EQ(keep_newest_steps(root, 2), std::vector<std::string>{root + "/step-5"});
+    rank.mesh().barrier();
+    // A save that died before its end.
+    if (rank.rank() == 0) std::filesystem::remove(newest_step(root)->folder + "/shardwise.json");
+    rank.mesh().barrier();
+    EXPECT_EQ(newest_step(root)->step, 10);
+    load(newest_step(root)->folder, model);
+  });
+}
+
+TEST(Save, APlainModuleOfSeveralRanks) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() + "/step";
+  run_ranks(2, [&](Rank& rank) {
+    Stack model;
+    save(path, model, SaveOptions().mesh(rank.mesh()));
+    Stack other;
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : other->parameters()) parameter.zero_();
+    }
+    load(path, other, LoadOptions().mesh(rank.mesh()));
+    expect_same(full_state_dict(other), full_state_dict(model));
+  });
+}
+
+} // namespace shardwise::test

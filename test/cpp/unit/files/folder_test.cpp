@@ -1,0 +1,250 @@
+#include "files/place.h"
+#include "files/steps.h"
+#include "files/tensor_header.h"
+#include "unit/files/faulty_disk.h"
+#include "unit/files/memory_disk.h"
+#include "unit/files/values.h"
+
+#include <catch2/catch.hpp>
+
+using namespace shardwise::files;
+using shardwise::Error;
+using shardwise::ValueError;
+using shardwise::test::Crash;
+using shardwise::test::FaultyDisk;
+using shardwise::test::MemoryDisk;
+using shardwise::test::some_values;
+using Fault = FaultyDisk::Fault;
+
+namespace {
+
+/// A file of safetensors with whole tensors of bytes, as Hugging Face's libraries write it: nothing about pieces.
+void write_plain(
+    MemoryDisk& disk, const std::string& path, const std::vector<std::pair<std::string, std::string>>& tensors) {
+  Json::Object header{{"__metadata__", Json::Object{{"format", "pt"}}}};
+  std::string data;
+  for (const auto& [name, bytes] : tensors) {
+    const auto begin = static_cast<int64_t>(data.size());
+    data += bytes;
+    header.push_back(
+        {name, Json::Object{
+                   {"dtype", "U8"},
+                   {"shape", Json::List{static_cast<int64_t>(bytes.size())}},
+                   {"data_offsets", Json::List{begin, static_cast<int64_t>(data.size())}}}});
+  }
+  const auto text = json_text(std::move(header));
+  std::string length(8, '\0');
+  for (size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(text.size() >> (8 * i) & 255U);
+  disk.create(path);
+  disk.content(path) = length + text + data;
+}
+
+void write_index(MemoryDisk& disk, const std::string& folder, const Json& places) {
+  const auto path = folder + "/model.safetensors.index.json";
+  if (!disk.kind(path)) disk.create(path);
+  disk.content(path) = json_text(Json::Object{{"metadata", Json::Object{{"total_size", 4}}}, {"weight_map", places}});
+}
+
+std::string read_bytes(MemoryDisk& disk, const std::string& folder, const std::string& name) {
+  SavedFolder saved(disk, folder);
+  std::string bytes(static_cast<size_t>(saved.index().tensors.at(name).sizes.at(0)), '\0');
+  saved.read(name, Box::whole(saved.index().tensors.at(name).sizes), std::as_writable_bytes(std::span(bytes)));
+  return bytes;
+}
+
+std::vector<int64_t> steps_of(Disk& disk, const std::string& root) {
+  std::vector<int64_t> result;
+  for (const auto& step : complete_steps(disk, root)) result.push_back(step.step);
+  return result;
+}
+
+} // namespace
+
+TEST_CASE("checkpoint folder: those of Hugging Face are read, with an index or without") {
+  MemoryDisk disk;
+  disk.make_folder("one");
+  write_plain(disk, "one/model.safetensors", {{"a", "xyz"}, {"b", "q"}});
+  CHECK(read_bytes(disk, "one", "a") == "xyz");
+  CHECK(read_bytes(disk, "one/", "b") == "q");
+  CHECK_FALSE(SavedFolder(disk, "one").index().marker);
+  CHECK_THROWS_WITH(verify_checkpoint(disk, "one"), Catch::Contains("one cannot be verified"));
+
+  disk.make_folder("two");
+  write_plain(disk, "two/model-00001-of-00002.safetensors", {{"a", "xyz"}, {"tied", "old"}});
+  write_plain(disk, "two/model-00002-of-00002.safetensors", {{"b", "q"}, {"tied", "new"}});
+  CHECK_THROWS_WITH(
+      SavedFolder(disk, "two"),
+      Catch::Contains("of its tensor 'tied' the elements [3] at [0] are there more than once"));
+  const std::string first = "model-00001-of-00002.safetensors";
+  const std::string second = "model-00002-of-00002.safetensors";
+  // The index decides; a file that it does not name is not looked at.
+  write_index(disk, "two", Json::Object{{"a", first}, {"b", second}, {"tied", second}});
+  disk.create("two/broken.safetensors");
+  CHECK(read_bytes(disk, "two", "tied") == "new");
+  CHECK(SavedFolder(disk, "two").index().tensors.size() == 3);
+  write_index(disk, "two", Json::Object{{"a", second}});
+  CHECK_THROWS_WITH(SavedFolder(disk, "two"), Catch::Contains("names 'a', which " + second + " does not have"));
+  write_index(disk, "two", Json::Object{{"a", "model-00003-of-00002.safetensors"}});
+  CHECK_THROWS_WITH(SavedFolder(disk, "two"), Catch::Contains("two/model-00003-of-00002.safetensors"));
+}
+
+TEST_CASE("checkpoint folder: an index cannot name files elsewhere") {
+  MemoryDisk disk;
+  disk.make_folder("f");
+  write_plain(disk, "secret.safetensors", {{"a", "xyz"}});
+  disk.make_folder("f/sub");
+  write_plain(disk, "f/sub/x.safetensors", {{"a", "xyz"}});
+  for (const std::string name :
+       {"../secret.safetensors", "/secret.safetensors", "sub/x.safetensors", "..", ".", "", "x.txt"}) {
+    CAPTURE(name);
+    write_index(disk, "f", Json::Object{{"a", name}});
+    CHECK_THROWS_WITH(
+        SavedFolder(disk, "f"), Catch::Contains("f/model.safetensors.index.json is broken: it says that 'a' is in"));
+  }
+  write_index(disk, "f", Json::Object{{"a", std::string("x.safetensors\0.safetensors", 26)}});
+  CHECK_THROWS_WITH(SavedFolder(disk, "f"), Catch::Contains("is in 'x.safetensors\\x00.safetensors'"));
+  write_index(disk, "f", Json::Object{{"a", 1}});
+  CHECK_THROWS_WITH(SavedFolder(disk, "f"), Catch::Contains("is in what is no text"));
+  write_index(disk, "f", Json::List{});
+  CHECK_THROWS_WITH(SavedFolder(disk, "f"), Catch::Contains("it has no object weight_map"));
+}
+
+TEST_CASE("checkpoint folder: pieces that do not make up a tensor are named") {
+  const std::vector<std::byte> bytes(12);
+  const auto piece = [&](c10::ScalarType dtype, const Box& box) {
+    const auto size = static_cast<size_t>(box.numel()) * c10::elementSize(dtype);
+    return std::vector<TensorToWrite>{{.name = "w", .dtype = dtype, .box = box, .data = {Bytes(bytes).first(size)}}};
+  };
+  const auto error_of = [&](const std::vector<TensorToWrite>& one, const std::vector<TensorToWrite>& other) {
+    MemoryDisk disk;
+    disk.make_folder("f");
+    write_tensor_file(disk, "f/1.safetensors", one);
+    write_tensor_file(disk, "f/2.safetensors", other);
+    try {
+      SavedFolder folder(disk, "f");
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const auto f32 = c10::ScalarType::Float;
+  CHECK(error_of(piece(f32, {{0}, {1}}), piece(f32, {{1}, {2}})).empty());
+  CHECK_THAT(
+      error_of(piece(f32, {{0}, {1}}), piece(f32, {{2}, {2}})),
+      Catch::Contains("of its tensor 'w' the element [1] of [4] is missing"));
+  CHECK_THAT(
+      error_of(piece(f32, {{0}, {2}}), piece(f32, {{1}, {2}})),
+      Catch::Contains("the elements [1] at [1] are there more than once"));
+  CHECK_THAT(
+      error_of(piece(f32, {{0}, {2}}), piece(c10::ScalarType::Half, {{2}, {2}})),
+      Catch::Contains("'w' has the dtype Float and 1 dimensions in 1.safetensors, but Half and 1 in 2.safetensors"));
+  CHECK_THAT(error_of(piece(f32, {{0}, {2}}), piece(f32, {{2, 0}, {1, 1}})), Catch::Contains("but Float and 2 in"));
+}
+
+TEST_CASE("checkpoint folder: one without a checkpoint says so") {
+  MemoryDisk disk;
+  CHECK_THROWS_WITH(SavedFolder(disk, "nowhere"), Catch::Contains("there is no checkpoint nowhere: no such folder"));
+  CHECK_THROWS_WITH(SavedFolder(disk, "no/where"), Catch::Contains("there is no checkpoint no/where"));
+  disk.make_folder("f");
+  CHECK_THROWS_WITH(SavedFolder(disk, "f"), Catch::Contains("the folder f has no checkpoint"));
+  disk.create("file");
+  CHECK_THROWS_AS(SavedFolder(disk, "file"), Error);
+}
+
+TEST_CASE("checkpoint folder: many files are read with few of them open") {
+  MemoryDisk disk;
+  std::mt19937 random(3);
+  shardwise::test::Values values;
+  values.add("w", c10::ScalarType::Float, {300, 2}, 150, random).add("v", c10::ScalarType::Char, {300}, 150, random);
+  values.save(disk, "f");
+  CHECK(values.are_in(disk, "f"));
+}
+
+TEST_CASE("checkpoint steps: the newest complete one is found, and old ones go when it is durable") {
+  MemoryDisk disk;
+  CHECK_FALSE(newest_step(disk, "runs"));
+  for (const int64_t step : {9, 10, 8, 100}) some_values(1).save(disk, step_path("runs", step));
+  for (const auto* other : {"step-", "step-x", "step-07", "step--7", "step-7.5", "note"}) {
+    some_values(1).save(disk, "runs/kept");
+    disk.rename("runs/kept", std::string("runs/") + other);
+  }
+  CHECK(steps_of(disk, "runs") == std::vector<int64_t>{8, 9, 10, 100});
+  // Incomplete ones do not count, and are left alone.
+  disk.make_folder("runs/step-200");
+  some_values(1).save(disk, "runs/step-300");
+  disk.remove_file("runs/step-300/shard-00001-model-00001-of-00001.safetensors");
+  CHECK(newest_step(disk, "runs")->path == "runs/step-100");
+  // One that was being replaced counts, one that is being removed does not.
+  some_values(1).save(disk, "runs/x");
+  disk.rename("runs/x", path_aside("runs/step-50", Aside::replaced, Owner::next()));
+  some_values(1).save(disk, "runs/x");
+  disk.rename("runs/x", path_aside("runs/step-60", Aside::removing, Owner::next()));
+  CHECK(steps_of(disk, "runs") == std::vector<int64_t>{8, 9, 10, 50, 100});
+  // Nobody's notes are lost.
+  disk.create("runs/step-9/notes.txt");
+  CHECK_THROWS_AS(keep_newest_steps(disk, "runs", 0), ValueError);
+  CHECK(keep_newest_steps(disk, "runs", 9).empty());
+  CHECK(keep_newest_steps(disk, "runs", 2).size() == 2);
+  CHECK(steps_of(disk, "runs") == std::vector<int64_t>{9, 50, 100});
+  CHECK(keep_newest_steps(disk, "runs", 1).size() == 1);
+  CHECK(steps_of(disk, "runs") == std::vector<int64_t>{9, 100});
+  CHECK(disk.kind("runs/step-200"));
+  CHECK(disk.kind("runs/step-300"));
+}
+
+TEST_CASE("checkpoint steps: a fault while old ones are removed leaves each of them whole or gone") {
+  MemoryDisk saved;
+  for (const int64_t step : {1, 2, 3}) some_values(static_cast<uint32_t>(step)).save(saved, step_path("runs", step));
+  const auto before = saved.copy();
+  FaultyDisk counted(*before);
+  keep_newest_steps(counted, "runs", 1);
+  for (int64_t at = 0; at < static_cast<int64_t>(counted.steps().size()); ++at) {
+    for (const auto fault : {Fault::fails, Fault::fails_when_done, Fault::crashes, Fault::crashes_when_done}) {
+      for (int64_t seed = -1; seed < 4; ++seed) {
+        const auto disk = saved.copy();
+        CAPTURE(counted.steps()[at], at, static_cast<int>(fault), seed);
+        FaultyDisk faulty(*disk, at, fault);
+        try {
+          keep_newest_steps(faulty, "runs", 1);
+        } catch (const Error&) {
+        } catch (const Crash&) {
+        }
+        if (seed >= 0) disk->lose_power(static_cast<uint64_t>(seed));
+        REQUIRE(newest_step(*disk, "runs")->step == 3);
+        for (const auto& name : disk->list("runs")) {
+          if (parse_name_aside(name)) continue;
+          const auto step = static_cast<uint32_t>(name.back() - '0');
+          REQUIRE(some_values(step).are_in(*disk, "runs/" + name));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("checkpoint steps: old ones stay until the newest will survive a loss of power") {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    MemoryDisk disk;
+    some_values(1).save(disk, "runs/step-1");
+    // Its process died before it could sync the folder.
+    const auto saving = begin_saving(disk, "runs/step-2");
+    Marker marker;
+    for (int64_t rank = 0; rank < 2; ++rank) {
+      for (auto& record : write_shard(disk, saving.folder, rank + 1, some_values(2).shard(rank)))
+        marker.files.push_back(record);
+    }
+    int64_t at = 0;
+    {
+      const auto trial = disk.copy();
+      FaultyDisk counted(*trial);
+      commit_saving(counted, saving, marker);
+      while (counted.steps()[at] != "rename " + saving.folder) ++at;
+    }
+    FaultyDisk dying(disk, at, Fault::crashes_when_done);
+    CHECK_THROWS_AS(commit_saving(dying, saving, marker), Crash);
+    keep_newest_steps(disk, "runs", 1);
+    disk.lose_power(seed);
+    CAPTURE(seed);
+    REQUIRE(newest_step(disk, "runs")->step == 2);
+    REQUIRE(some_values(2).are_in(disk, "runs/step-2"));
+  }
+}

@@ -1,0 +1,239 @@
+#include "files/leftovers.h"
+#include "files/place.h"
+#include "support/form.h"
+#include "unit/files/faulty_disk.h"
+#include "unit/files/values.h"
+
+#include <catch2/catch.hpp>
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <filesystem>
+
+using namespace shardwise::files;
+using shardwise::Error;
+using shardwise::test::by_form;
+using shardwise::test::Crash;
+using shardwise::test::FaultyDisk;
+using shardwise::test::some_values;
+using Fault = FaultyDisk::Fault;
+
+namespace {
+
+/// A folder of this test's own.
+class Folder {
+ public:
+  Folder() {
+    std::string text = std::filesystem::temp_directory_path() / "shardwise-XXXXXX";
+    path_ = mkdtemp(text.data());
+  }
+  Folder(const Folder&) = delete;
+  ~Folder() {
+    std::filesystem::remove_all(path_);
+  }
+  std::string operator/(const std::string& name) const {
+    return path_ + "/" + name;
+  }
+  const std::string& path() const {
+    return path_;
+  }
+
+ private:
+  std::string path_;
+};
+
+/// Runs this in a process of its own; what it ends with.
+template <typename Do>
+int status_of_child(const Do& what) {
+  const auto child = fork();
+  if (child == 0) _exit(what());
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+/// A disk whose folders cannot change places.
+class WithoutExchange final : public Disk {
+ public:
+  std::unique_ptr<DiskFile> create(const std::string& path) override {
+    return real().create(path);
+  }
+  std::unique_ptr<DiskFile> open(const std::string& path) override {
+    return real().open(path);
+  }
+  void make_folder(const std::string& path) override {
+    real().make_folder(path);
+  }
+  void sync_folder(const std::string& path) override {
+    real().sync_folder(path);
+  }
+  void rename(const std::string& from, const std::string& to) override {
+    real().rename(from, to);
+  }
+  bool exchange(const std::string&, const std::string&) override {
+    return false;
+  }
+  void remove_file(const std::string& path) override {
+    real().remove_file(path);
+  }
+  void remove_folder(const std::string& path) override {
+    real().remove_folder(path);
+  }
+  std::optional<Kind> kind(const std::string& path) override {
+    return real().kind(path);
+  }
+  std::vector<std::string> list(const std::string& path) override {
+    return real().list(path);
+  }
+};
+
+} // namespace
+
+TEST_CASE("checkpoint disk: saves replace each other on a real one, and leave nothing beside") {
+  const Folder folder;
+  WithoutExchange without;
+  for (auto* disk : {&Disk::real(), static_cast<Disk*>(&without)}) {
+    for (const uint32_t seed : {1U, 2U, 3U}) {
+      some_values(seed).save(*disk, folder / "runs/step");
+      CHECK(some_values(seed).are_in(*disk, folder / "runs/step"));
+      CHECK(disk->list(folder / "runs") == std::vector<std::string>{"step"});
+    }
+  }
+}
+
+TEST_CASE("checkpoint disk: faults at each point of a save on a real one leave a whole checkpoint") {
+  const Folder folder;
+  WithoutExchange without;
+  int tried = 0;
+  // Each save waits for the disk many times; memory_disk.h has all of them.
+  const auto faults = by_form<std::vector<Fault>>(
+      {Fault::fails, Fault::crashes_when_done},
+      {Fault::fails, Fault::fails_when_done, Fault::full, Fault::crashes, Fault::crashes_when_done});
+  for (auto* disk : by_form<std::vector<Disk*>>({&Disk::real()}, {&Disk::real(), &without})) {
+    for (const auto fault : faults) {
+      for (int64_t at = 0;; ++at) {
+        some_values(1).save(*disk, folder / "step");
+        FaultyDisk faulty(*disk, at, fault);
+        bool saved = false;
+        try {
+          some_values(2).save(faulty, folder / "step");
+          saved = true;
+        } catch (const Error&) {
+        } catch (const Crash&) {
+        }
+        CAPTURE(at, static_cast<int>(fault));
+        const bool is_new = some_values(2).are_in(*disk, folder / "step");
+        const bool is_whole = is_new || some_values(1).are_in(*disk, folder / "step");
+        REQUIRE(is_whole);
+        if (saved) REQUIRE(is_new);
+        if (at == static_cast<int64_t>(faulty.steps().size())) break;
+        std::filesystem::remove_all(folder.path());
+        std::filesystem::create_directory(folder.path());
+        ++tried;
+      }
+    }
+  }
+  CHECK(tried >= by_form(60, 400));
+}
+
+TEST_CASE("checkpoint disk: a process that is killed leaves a leftover that others remove") {
+  const Folder folder;
+  auto& disk = Disk::real();
+  some_values(1).save(disk, folder / "step");
+  const auto status = status_of_child([&] {
+    const auto saving = begin_saving(disk, folder / "step");
+    write_shard(disk, saving.folder, 1, some_values(2).shard(0));
+    return leftovers(disk, folder.path()).at(0).is_dead ? 1 : 0;
+  });
+  CHECK(status == 0);
+  const auto left = leftovers(disk, folder.path());
+  REQUIRE(left.size() == 1);
+  CHECK(left[0].is_dead);
+  CHECK(remove_dead_leftovers(disk, folder.path()) == std::vector<std::string>{left[0].path});
+  CHECK(disk.list(folder.path()) == std::vector<std::string>{"step"});
+  CHECK(some_values(1).are_in(disk, folder / "step"));
+}
+
+TEST_CASE("checkpoint disk: a folder that may not be written to is told") {
+  const Folder folder;
+  auto& disk = Disk::real();
+  some_values(1).save(disk, folder / "step");
+  chmod(folder.path().c_str(), 0555);
+  const auto status = status_of_child([&] {
+    // Permissions say nothing to the superuser.
+    if (geteuid() == 0 && setuid(65534) != 0) return 2;
+    try {
+      some_values(2).save(disk, folder / "step");
+    } catch (const DiskError& error) {
+      const std::string text = error.what();
+      const bool is_told = text.find("making the folder " + (folder / "step.saving-")) != std::string::npos &&
+                           text.find("Save to a folder that this process may write to") != std::string::npos;
+      return error.number() == EACCES && is_told ? 0 : 3;
+    }
+    return 4;
+  });
+  chmod(folder.path().c_str(), 0755);
+  CHECK(status == 0);
+  CHECK(some_values(1).are_in(disk, folder / "step"));
+}
+
+TEST_CASE("checkpoint disk: where there is no room the last checkpoint stays, and what was written goes") {
+  const Folder folder;
+  auto& disk = Disk::real();
+  some_values(1).save(disk, folder / "step");
+  const auto status = status_of_child([&] {
+    // A write that goes beyond is done in part; the next one fails.
+    std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{.rlim_cur = 100'000, .rlim_max = 100'000};
+    if (setrlimit(RLIMIT_FSIZE, &limit) != 0) return 2;
+    std::mt19937 random(1);
+    shardwise::test::Values values;
+    values.add("w", c10::ScalarType::Float, {50'000}, 1, random);
+    try {
+      values.save(disk, folder / "step");
+    } catch (const DiskError& error) {
+      return error.number() == EFBIG &&
+                     std::string(error.what()).find("writing to " + (folder / "step.saving-")) != std::string::npos
+                 ? 0
+                 : 3;
+    }
+    return 4;
+  });
+  CHECK(status == 0);
+  CHECK(disk.list(folder.path()) == std::vector<std::string>{"step"});
+  CHECK(some_values(1).are_in(disk, folder / "step"));
+}
+
+TEST_CASE("checkpoint disk: errors say what was done to which file, and why") {
+  const Folder folder;
+  auto& disk = Disk::real();
+  const auto file = folder / "file";
+  disk.create(file);
+  CHECK_THROWS_WITH(disk.create(file), Catch::Contains("opening " + file + " failed: File exists"));
+  CHECK_THROWS_WITH(
+      disk.open(folder / "none"), Catch::Contains("No such file or directory") && Catch::Contains("Check the path"));
+  CHECK_THROWS_WITH(disk.open(folder.path())->size(), Catch::Contains("which is no file"));
+  CHECK_THROWS_AS(disk.list(file), DiskError);
+  CHECK_THROWS_AS(disk.remove_file(folder / "none"), DiskError);
+  CHECK_THROWS_AS(disk.remove_folder(folder / "none"), DiskError);
+  CHECK_THROWS_AS(disk.rename(folder / "none", file), DiskError);
+  CHECK_THROWS_AS(disk.exchange(folder / "none", file), DiskError);
+  CHECK_THROWS_AS(disk.sync_folder(folder / "none"), DiskError);
+  CHECK(disk.kind(file) == Disk::Kind::file);
+  CHECK(disk.kind(folder.path()) == Disk::Kind::folder);
+  CHECK_FALSE(disk.kind(folder / "none"));
+  CHECK_FALSE(disk.kind(file + "/none"));
+  REQUIRE(mkfifo((folder / "pipe").c_str(), 0600) == 0);
+  CHECK(disk.kind(folder / "pipe") == Disk::Kind::other);
+  CHECK_THROWS_WITH(disk.open(folder / "pipe")->size(), Catch::Contains("which is no file"));
+  CHECK(folder_of("a/b/") == "a");
+  CHECK(folder_of("a//b") == "a");
+  CHECK(folder_of("b") == ".");
+  CHECK(folder_of("/b") == "/");
+  CHECK(name_of("a/b/") == "b");
+}
