@@ -36,7 +36,8 @@ std::unique_ptr<Optimizer> empty_optimizer(const std::string& name, const std::v
   throw std::invalid_argument(name);
 }
 
-std::shared_ptr<Optimizer> make(const std::string& name, const std::vector<at::Tensor>& parameters, const Dict& options) {
+std::shared_ptr<Optimizer> make(
+    const std::string& name, const std::vector<at::Tensor>& parameters, const Dict& options) {
   std::shared_ptr<Optimizer> optimizer = empty_optimizer(name, parameters);
   OptimizerState(*optimizer).set_options(0, state_dict(options));
   return optimizer;

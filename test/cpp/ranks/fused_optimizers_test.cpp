@@ -208,7 +208,8 @@ TEST(FusedOptimizers, MadeBeforeWrappingIsAnError) {
     SGD sgd(model->parameters(), torch::optim::SGDOptions(0.02).momentum(0.9));
     shard_stack(model, sharded_on(rank));
     stack_loss(model, 0, rank.rank()).backward();
-    for (torch::optim::Optimizer* optimizer : {static_cast<torch::optim::Optimizer*>(&adam), static_cast<torch::optim::Optimizer*>(&sgd)}) {
+    for (torch::optim::Optimizer* optimizer :
+         {static_cast<torch::optim::Optimizer*>(&adam), static_cast<torch::optim::Optimizer*>(&sgd)}) {
       expect_error<Error>(
           [&] { optimizer->step(); }, {c10::str("rank ", rank.rank(), ":"), "make it after fully_shard()"});
     }

@@ -291,7 +291,8 @@ TEST(OptimizerLife, WhatNoOperationTakesIsAnError) {
   refused(parameter, torch::ones({8}), "has sizes [4, 2], but its gradient has [8]");
   refused(parameter, torch::ones({4, 2}, torch::kMeta), "is on cpu, but its gradient on meta");
   const auto complex = torch::ones({2}, torch::kComplexFloat).requires_grad_();
-  refused(complex, torch::ones({2}, torch::kComplexFloat), "is complex64, but it must be half, bfloat16, float or double");
+  refused(
+      complex, torch::ones({2}, torch::kComplexFloat), "is complex64, but it must be half, bfloat16, float or double");
   const auto gaps = torch::ones({4, 4}).slice(1, 0, 2).detach().requires_grad_();
   refused(gaps, torch::ones({4, 2}), "has gaps or overlaps in its memory");
 }
@@ -310,7 +311,8 @@ TEST(OptimizerLife, StateThatDoesNotFitIsAnError) {
     const auto before = full_state_dict(model);
     expect_error<Error>(
         [&] { optimizer.step(); },
-        {c10::str("what is kept for parameter 0 of group 0 ('embedding.weight' on rank ", rank.rank(), ") of this AdamW"),
+        {c10::str(
+             "what is kept for parameter 0 of group 0 ('embedding.weight' on rank ", rank.rank(), ") of this AdamW"),
          "has sizes [11, 6]", "does not fit shards"});
     optimizer.state()[parameter.unsafeGetTensorImpl()] = std::make_unique<torch::optim::SGDParamState>();
     expect_error<Error>([&] { optimizer.step(); }, {"is not of torch::optim's class AdamWParamState"});

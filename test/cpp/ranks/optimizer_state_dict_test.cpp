@@ -67,8 +67,8 @@ TEST(OptimizerStateDict, IsThatOfOneProcess) {
         assert_optimizer_state(full_optimizer_state_dict(both.ours, *both.mine), expected, what);
         if (pair.name != "AdamW") continue;
         for (const auto& entry : both.reference->named_parameters()) {
-          const auto& kept = static_cast<torch::optim::AdamWParamState&>(
-              *both.theirs->state()[entry.value().unsafeGetTensorImpl()]);
+          const auto& kept =
+              static_cast<torch::optim::AdamWParamState&>(*both.theirs->state()[entry.value().unsafeGetTensorImpl()]);
           ASSERT_TRUE(torch::equal(expected["state." + entry.key() + ".exp_avg"], kept.exp_avg()));
           ASSERT_EQ(expected["state." + entry.key() + ".step"].item<float>(), 3);
           ASSERT_EQ(expected["param_groups." + entry.key() + ".lr"].item<double>(), 0.02);
@@ -99,8 +99,8 @@ TEST(OptimizerStateDict, IsLoadedOntoEveryWrapping) {
         }
         load_full_state_dict(both.ours, full_state_dict(both.reference));
         const auto dict = full_optimizer_state_dict(both.reference, *both.theirs);
-        const auto result = load_full_optimizer_state_dict(
-            both.ours, *both.mine, rank.rank() == 0 ? dict : StateDict());
+        const auto result =
+            load_full_optimizer_state_dict(both.ours, *both.mine, rank.rank() == 0 ? dict : StateDict());
         ASSERT_TRUE(result.missing.empty() && result.unexpected.empty());
         assert_optimizer_state(full_optimizer_state_dict(both.ours, *both.mine), dict, what);
         for (int step = 3; step < 6; ++step) {
@@ -224,7 +224,8 @@ TEST(OptimizerStateDict, OptimizersThatDoNotBelongToTheModule) {
     AdamW mine(ours->parameters(), torch::optim::AdamWOptions(0.02).amsgrad(rank.rank() == 1));
     stack_loss(ours, 0, rank.rank()).backward();
     mine.step();
-    expect_error<Error>([&] { full_optimizer_state_dict(ours, mine); }, {"which keeps 40 tensors", "which keeps 60 tensors"});
+    expect_error<Error>(
+        [&] { full_optimizer_state_dict(ours, mine); }, {"which keeps 40 tensors", "which keeps 60 tensors"});
   });
 }
 

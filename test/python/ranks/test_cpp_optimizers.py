@@ -154,10 +154,16 @@ def test_full_state_goes_both_ways(name: str, options: dict[str, Any]) -> None:
             one.copy_(value)
     cpp = models().Optimizer(name, list(again.parameters()), tensors({**options, "lr": 9.0}))
     known = {key: value for key, value in expected.items() if key in found}
-    cpp.load_full_state(again.cpp_module, {key: torch.as_tensor(value, dtype=dtype_of(value)) for key, value in known.items()})
+    cpp.load_full_state(
+        again.cpp_module, {key: torch.as_tensor(value, dtype=dtype_of(value)) for key, value in known.items()}
+    )
     train(range(3, 6), (model, mine), (plain, theirs), (other, python), (again, cpp))
     for (key, value), *others in zip(
-        plain.named_parameters(), model.named_parameters(), other.named_parameters(), again.named_parameters(), strict=True
+        plain.named_parameters(),
+        model.named_parameters(),
+        other.named_parameters(),
+        again.named_parameters(),
+        strict=True,
     ):
         for _, one in others:
             torch.testing.assert_close(one, value, msg=key)
