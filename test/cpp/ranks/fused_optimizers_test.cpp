@@ -39,7 +39,7 @@ TEST(FusedOptimizers, TrainAsTorchsDoInOneProcess) {
   on_worlds([](Rank& rank) {
     for (const auto& optimizers : optimizer_pairs()) {
       const bool takes_all = is_long_form() || optimizers.name == "AdamW" || optimizers.name == "SGD, Nesterov";
-      for (const auto& [name, wrap] : wrappings()) {
+      for (const auto& [name, wrap] : stack_wrappings()) {
         if (!takes_all && name != "rows") continue;
         const auto what = optimizers.name + ", " + name;
         rank.step(what);
@@ -90,7 +90,7 @@ TEST(FusedOptimizers, WithMixedPrecision) {
           const auto before = full_state_dict(ours)["head.weight"];
           mine->step();
           theirs->step();
-          assert_state(full_state_dict(ours), values_of(full_state_dict(others)), optimizers.name);
+          assert_state(full_state_dict(ours), map_of(full_state_dict(others)), optimizers.name);
           ASSERT_FALSE(torch::equal(full_state_dict(ours)["head.weight"], before));
         }
       }

@@ -9,7 +9,7 @@
 namespace shardwise::test {
 namespace {
 
-constexpr auto kInfinity = std::numeric_limits<float>::infinity();
+constexpr auto kInfinite = std::numeric_limits<float>::infinity();
 
 struct Scaling {
   std::set<int> infinite;
@@ -23,7 +23,7 @@ void spoil(Stack& model, const Rank& rank, int step) {
   const torch::NoGradGuard guard;
   for (auto& parameter : model->parameters()) {
     if (parameter.numel() == 0 || !parameter.grad().defined()) continue;
-    parameter.mutable_grad().view({-1})[0] = step % 2 == 0 ? kInfinity : std::numeric_limits<float>::quiet_NaN();
+    parameter.mutable_grad().view({-1})[0] = step % 2 == 0 ? kInfinite : std::numeric_limits<float>::quiet_NaN();
     return;
   }
 }
@@ -100,7 +100,7 @@ TEST(GradientScaling, AllRanksSkipWhatIsInfiniteOnOne) {
 
 TEST(GradientScaling, OtherWrappings) {
   on_worlds([](Rank& rank) {
-    for (const auto& [name, wrap] : wrappings()) {
+    for (const auto& [name, wrap] : stack_wrappings()) {
       if (name == "rows" || name == "replicated") continue;
       train_all(
           rank, [&](Stack& model) { wrap(model, rank); }, {.infinite = {0, 4}}, name);
@@ -120,7 +120,7 @@ TEST(GradientScaling, OnAMeshOfTwoAxes) {
       const auto before = full_state_dict(model);
       optimizer.zero_grad();
       const auto loss = stack_loss(model, step, rank.rank());
-      scaler.scale(step == 1 && rank.rank() == 3 ? loss * kInfinity : loss).backward();
+      scaler.scale(step == 1 && rank.rank() == 3 ? loss * kInfinite : loss).backward();
       scaler.step(optimizer);
       scaler.update();
       const bool is_same = torch::equal(full_state_dict(model)["head.weight"], before["head.weight"]);
@@ -173,7 +173,7 @@ TEST(GradientScaling, StateGoesOn) {
     ASSERT_EQ(other->get_scale(), 8);
     step(*other, 1);
     ASSERT_EQ(other->get_scale(), 32) << "the third one in a row";
-    step(*other, kInfinity);
+    step(*other, kInfinite);
     ASSERT_EQ(other->get_scale(), 16);
     other->scale(torch::ones({}));
     other->update(5.0);

@@ -37,7 +37,7 @@ void take_step(torch::optim::Optimizer& optimizer, int step) {
   optimizer.step();
 }
 
-void expect_equal(const Parameters& ours, const Parameters& theirs, const std::string& what) {
+void expect_identical(const Parameters& ours, const Parameters& theirs, const std::string& what) {
   for (size_t i = 0; i < ours.size(); ++i) {
     ASSERT_TRUE(torch::equal(ours[i], theirs[i])) << what << ", " << i << ours[i] << theirs[i];
   }
@@ -74,7 +74,7 @@ void check_archives(const Options& options) {
     for (torch::optim::Optimizer* one : std::initializer_list<torch::optim::Optimizer*>{&first, &second, &theirs}) {
       take_step(*one, step);
     }
-    expect_equal(parameters, first.param_groups()[0].params(), "ours again");
+    expect_identical(parameters, first.param_groups()[0].params(), "ours again");
     expect_close(others, first.param_groups()[0].params(), "torch's own");
   }
   // And back: what torch's own has kept.
@@ -119,7 +119,7 @@ TEST(OptimizerLife, ShardsAreSavedAndLoadedByEachRank) {
     for (int step = 3; step < 6; ++step) {
       train(first, mine, step);
       train(second, later, step);
-      assert_state(full_state_dict(second), values_of(full_state_dict(first)), c10::str("step ", step));
+      assert_state(full_state_dict(second), map_of(full_state_dict(first)), c10::str("step ", step));
     }
   });
 }
@@ -183,7 +183,7 @@ TEST(OptimizerLife, ClonesCountByThemselves) {
     take_step(first, step);
     take_step(second, step);
     take_step(theirs, step);
-    expect_equal(copies, parameters, c10::str("step ", step));
+    expect_identical(copies, parameters, c10::str("step ", step));
     expect_close(copies, others, c10::str("step ", step));
   }
 }
@@ -316,7 +316,7 @@ TEST(OptimizerLife, StateThatDoesNotFitIsAnError) {
          "has sizes [11, 6]", "does not fit shards"});
     optimizer.state()[parameter.unsafeGetTensorImpl()] = std::make_unique<torch::optim::SGDParamState>();
     expect_error<Error>([&] { optimizer.step(); }, {"is not of torch::optim's class AdamWParamState"});
-    assert_state(full_state_dict(model), values_of(before), "nothing was changed");
+    assert_state(full_state_dict(model), map_of(before), "nothing was changed");
   });
 }
 

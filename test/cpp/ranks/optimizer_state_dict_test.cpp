@@ -44,7 +44,7 @@ void assert_optimizer_state(const StateDict& ours, const StateDict& expected, co
   }
 }
 
-StateDict without(const StateDict& dict, const std::function<bool(const std::string&)>& is_left_out) {
+StateDict dict_without(const StateDict& dict, const std::function<bool(const std::string&)>& is_left_out) {
   StateDict rest;
   for (const auto& item : dict) {
     if (!is_left_out(item.key())) rest.insert(item.key(), item.value());
@@ -57,7 +57,7 @@ StateDict without(const StateDict& dict, const std::function<bool(const std::str
 TEST(OptimizerStateDict, IsThatOfOneProcess) {
   on_worlds([](Rank& rank) {
     for (const auto& pair : all_optimizer_pairs()) {
-      for (const auto& [name, wrap] : wrappings()) {
+      for (const auto& [name, wrap] : stack_wrappings()) {
         if (pair.name != "AdamW" && name != "flat") continue;
         const auto what = pair.name + ", " + name;
         rank.step(what);
@@ -82,7 +82,7 @@ TEST(OptimizerStateDict, IsLoadedOntoEveryWrapping) {
   // What one process saved, in another wrapping or in another order of groups, goes on as that process does.
   on_worlds([](Rank& rank) {
     for (const auto& pair : all_optimizer_pairs()) {
-      for (const auto& [name, wrap] : wrappings()) {
+      for (const auto& [name, wrap] : stack_wrappings()) {
         if (pair.name != "AdamW" && name != "rows") continue;
         const auto what = pair.name + ", " + name;
         rank.step(what);
@@ -188,13 +188,13 @@ TEST(OptimizerStateDict, WhatDoesNotFitIsNamedOnAllRanks) {
                 "'param_groups.head.weight.betas' has 2 numbers here and 3 in the dict",
                 "differ in the dict, but both parameters are in group 0"});
     refused(
-        without(dict, [](const auto& key) { return key == "state.head.weight.exp_avg_sq"; }),
+        dict_without(dict, [](const auto& key) { return key == "state.head.weight.exp_avg_sq"; }),
         {"'state.head.weight.exp_avg_sq' is missing beside the rest of its parameter's state"});
     refused(
-        without(dict, [](const auto& key) { return key.find("head.weight") != std::string::npos; }),
+        dict_without(dict, [](const auto& key) { return key.find("head.weight") != std::string::npos; }),
         {"missing in the dict: param_groups.head.weight.lr"});
     // Some of it alone: the rest stays as it is.
-    const auto part = without(dict, [](const auto& key) { return key.find("head.weight") != std::string::npos; });
+    const auto part = dict_without(dict, [](const auto& key) { return key.find("head.weight") != std::string::npos; });
     both.train(1, 1);
     const auto later = full_optimizer_state_dict(both.ours, *both.mine);
     const auto result =
