@@ -44,7 +44,11 @@ class Size:
 
 
 #: Those that take turns; at most as many at a time as 20 GiB hold. DDP is always there.
-CPP = tuple(f"C++ {wrap}" for wrap in ("fully_shard", "fully_shard_keep", "fully_shard_flat", "replicate"))
+#: After a plus: an optimizer other than ours.
+CPP = tuple(
+    f"C++ {wrap}"
+    for wrap in ("fully_shard", "fully_shard+libtorch", "fully_shard_keep", "fully_shard_flat", "replicate")
+)
 PYTHON = (
     *(f"Python {wrap}" for wrap in ("fully_shard", "fully_shard_keep", "replicate")),
     *(f"Python {wrap}_over_gloo" for wrap in ("fully_shard", "replicate")),
@@ -79,6 +83,8 @@ def command(name: str, build: Path, size: Size, store: Path, peers: Path | None)
     words = [str(build / "benchmarks" / "cpp" / "rank_steps")]
     if language == "Python":
         words = [sys.executable, str(HERE / "python" / "rank_steps.py"), *(["--peers", str(peers)] if peers else [])]
+    wrap, _, optimizer = wrap.partition("+")
+    words += ["--optimizer", optimizer] if optimizer else []
     words += ["--wrap", wrap, "--world", str(size.world), "--store", str(store)]
     return [*words, "--layers", str(size.layers), "--width", str(size.width), "--heads", str(size.heads)]
 

@@ -1,7 +1,7 @@
 // One rank that trains a GPT, a few steps whenever it is told to.
 //
 //   rank_steps --wrap fully_shard --rank 0 --world 2 --store FILE --layers 6 --width 384 --heads 6
-//              [--device cuda] [--batch 1] [--length 64]
+//              [--device cuda] [--batch 1] [--length 64] [--optimizer libtorch]
 //
 // Each line on its input is a number of steps, or `plan`; the answer is a line of JSON: the steps' seconds, and what
 // was counted, or Plan::json(). benchmarks/python/rank_steps.py is the same with torch's wrappings.
@@ -15,32 +15,18 @@
 
 #include <ctime>
 #include <iostream>
+#include <memory>
 #include <sstream>
 
 namespace {
 
-/// The operation that Python's AdamW(fused=True) calls; LibTorch's own optimizer computes parameter by parameter.
-class FusedAdamW {
- public:
-  explicit FusedAdamW(std::vector<torch::Tensor> parameters) : parameters_(std::move(parameters)) {
-    for (const auto& parameter : parameters_) {
-      for (auto* state : {&averages_, &squares_}) state->push_back(torch::zeros_like(parameter.detach()));
-      steps_.push_back(torch::zeros({}, parameter.device()));
-    }
-  }
-  void step() {
-    const torch::NoGradGuard no_grad;
-    std::vector<torch::Tensor> gradients;
-    for (auto& parameter : parameters_) gradients.push_back(parameter.grad());
-    for (auto& step : steps_) step.add_(1);
-    at::_fused_adamw_(
-        parameters_, gradients, averages_, squares_, {}, steps_, /*lr=*/1e-4, /*beta1=*/0.9, /*beta2=*/0.999,
-        /*weight_decay=*/0.01, /*eps=*/1e-8, /*amsgrad=*/false, /*maximize=*/false);
-  }
-
- private:
-  std::vector<torch::Tensor> parameters_, averages_, squares_, steps_;
-};
+/// Ours, or LibTorch's own, which computes parameter by parameter.
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(
+    const std::string& name, const std::vector<torch::Tensor>& parameters) {
+  const auto options = torch::optim::AdamWOptions(1e-4);
+  if (name == "libtorch") return std::make_unique<torch::optim::AdamW>(parameters, options);
+  return std::make_unique<shardwise::AdamW>(parameters, options);
+}
 
 shardwise::Mesh mesh_of(const std::string& wrap, const shardwise::MeshOptions& options) {
   const auto world = options.world_size();
@@ -73,7 +59,7 @@ void run(const Arguments& given) {
   model->to(device);
   const auto parameter_bytes = 4 * number_of_parameters(*model);
   const auto unit = distribute(model, given.at("--wrap"), mesh);
-  FusedAdamW optimizer(model->parameters());
+  const auto optimizer = make_optimizer(value_or(given, "--optimizer", "shardwise"), model->parameters());
 
   const auto random = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(mesh.rank()) + 1);
   say_ready();
@@ -97,7 +83,7 @@ void run(const Arguments& given) {
       model->zero_grad();
       const auto scores = model->forward(text.narrow(1, 0, length));
       torch::cross_entropy_loss(scores.flatten(0, 1), text.narrow(1, 1, length).flatten()).backward();
-      optimizer.step();
+      optimizer->step();
       host << (step > 0 ? ", " : "") << seconds(CLOCK_MONOTONIC) - wall_begin;
       meter.synchronize();
       wall << (step > 0 ? ", " : "") << seconds(CLOCK_MONOTONIC) - wall_begin;

@@ -33,8 +33,7 @@ std::vector<at::Tensor> FullCopies::gather_pieces(
   for (size_t i = 0; i < pieces.size(); ++i) {
     if (pieces[i].defined()) piece_in(part, layout_.cuts[i], rank_, 0).copy_(pieces[i]);
   }
-  auto values =
-      gather_parts(part, wanted, device.value_or(part_.device()), collectives, buffers, unit, counters);
+  auto values = gather_parts(part, wanted, device.value_or(part_.device()), collectives, buffers, unit, counters);
   for (size_t i = 0; i < pieces.size(); ++i) {
     if (values[i].defined()) values[i] = values[i].to(pieces[i].scalar_type());
   }

@@ -30,8 +30,8 @@ std::vector<std::string> unpacked(const std::string& all) {
 void FirstRank::share(std::vector<std::string>& texts, const std::string& what) const {
   if (unit_ == nullptr) return;
   const auto& device = unit_->mesh().device();
-  texts = unpacked(
-      comm::gather_texts(packed(texts), unit_->ranks().axes(), device, what, unit_->own_counters()).front());
+  texts =
+      unpacked(comm::gather_texts(packed(texts), unit_->ranks().axes(), device, what, unit_->own_counters()).front());
 }
 
 // Sent as bytes, which every back end can do whatever the dtype.

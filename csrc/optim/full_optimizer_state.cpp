@@ -31,7 +31,8 @@ std::string find(const optim::OptimizerState& optimizer, Kept& kept) {
         if (item.value().sizes() == tensor.sizes()) continue;
         return c10::str(
             "shardwise: '", item.key(), "' that ", optimizer.name(), " keeps for '", parameter.name(), "' has sizes ",
-            item.value().sizes(), ", but the parameter has ", tensor.sizes(), " on this rank. Load state of this shard.");
+            item.value().sizes(), ", but the parameter has ", tensor.sizes(),
+            " on this rank. Load state of this shard.");
       }
     }
   } catch (const std::exception& error) {
@@ -103,9 +104,9 @@ StateDict full_optimizer_state_dict(
   Kept kept{.parameters = optim::named_parameters(places, state), .states = {}};
   if (const auto other = find(state, kept); error.empty()) error = other;
   places.agree(describe(kept, state.name()), error);
-  const bool keep = !options.rank0_only() || std::all_of(places.meshes().begin(), places.meshes().end(), [](auto& unit) {
-    return unit->mesh().rank() == 0;
-  });
+  const bool keep =
+      !options.rank0_only() ||
+      std::all_of(places.meshes().begin(), places.meshes().end(), [](auto& unit) { return unit->mesh().rank() == 0; });
   const auto device = options.cpu_offload() ? std::optional<at::Device>(at::kCPU) : std::nullopt;
   Whole whole(kept.parameters.size());
   for (const auto& unit : places.units()) {

@@ -76,11 +76,10 @@ std::string FusedBatches::describe(const at::Tensor& parameter, size_t group, si
   return c10::str("parameter ", number, " of group ", group, name_of(parameter), " of this ", name_);
 }
 
-void FusedBatches::check(
-    const at::Tensor& parameter, const at::Tensor& gradient, size_t group, size_t number) const {
+void FusedBatches::check(const at::Tensor& parameter, const at::Tensor& gradient, size_t group, size_t number) const {
   const auto refuse = [&](const std::string& what, const std::string& remedy) {
-    throw ValueError(c10::str(
-        "shardwise: ", describe(parameter, group, number), " ", what, ", so that no step was made. ", remedy));
+    throw ValueError(
+        c10::str("shardwise: ", describe(parameter, group, number), " ", what, ", so that no step was made. ", remedy));
   };
   const auto other = c10::str("Use torch::optim::", name_, " for it, in an optimizer of its own.");
   if (!is_fusible(parameter.scalar_type())) {
@@ -95,8 +94,7 @@ void FusedBatches::check(
   }
   if (gradient.scalar_type() != parameter.scalar_type()) {
     refuse(
-        c10::str(
-            "is ", name_of(parameter.scalar_type()), ", but its gradient is ", name_of(gradient.scalar_type())),
+        c10::str("is ", name_of(parameter.scalar_type()), ", but its gradient is ", name_of(gradient.scalar_type())),
         "Give it a gradient of its own dtype.");
   }
   if (gradient.device() != parameter.device()) {

@@ -54,14 +54,12 @@ struct FusedBatch {
 class FusedBatches {
  public:
   /// `name`: the optimizer's class, for errors.
-  FusedBatches(torch::optim::Optimizer& optimizer, std::string name)
-      : optimizer_(optimizer),
-        name_(std::move(name)) {}
+  FusedBatches(torch::optim::Optimizer& optimizer, std::string name) : optimizer_(optimizer), name_(std::move(name)) {}
 
   /// All parameters that have a gradient, each once. Raises ValueError for what no fused operation takes.
   std::vector<FusedBatch> all() const;
-  /// A tensor that is kept for parameter `index` of a batch, as it has to be: zeros if there is none; in the parameter's
-  /// dtype, on its device and lying as it does. Raises Error for other sizes.
+  /// A tensor that is kept for parameter `index` of a batch, as it has to be: zeros if there is none; in the
+  /// parameter's dtype, on its device and lying as it does. Raises Error for other sizes.
   at::Tensor fitting(const at::Tensor& kept, const FusedBatch& batch, size_t index) const;
   /// The state of that parameter as a `State`: torch's own state is taken over, and made if there is none. Raises Error
   /// for state of another class than `Plain`.

@@ -45,7 +45,8 @@ class OptimizerClass {
   /// The names of the tensors that an optimizer with these options keeps for every parameter that it has changed.
   virtual std::vector<std::string> kept(const torch::optim::OptimizerOptions& options) const = 0;
 
-  /// The options as tensors on the host: of doubles or of bools, with two elements for `betas`, else without dimensions.
+  /// The options as tensors on the host: of doubles or of bools, with two elements for `betas`, else without
+  /// dimensions.
   virtual StateDict read(const torch::optim::OptimizerOptions& options) const = 0;
   /// Sets those that are in the dict; each has as many elements as read() gives it.
   virtual void write(torch::optim::OptimizerOptions& options, const StateDict& values) const = 0;

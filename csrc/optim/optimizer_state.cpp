@@ -75,8 +75,10 @@ void OptimizerState::check(const at::Tensor& parameter, const ParameterState& st
   for (const auto& one : needed) {
     if (state.tensors.contains(one) || state.numbers.contains(one)) continue;
     throw ValueError(c10::str(
-        "shardwise: ", what, " needs '", one, "', which is missing. Give all that an optimizer with the same options "
-        "kept: ", c10::Join(", ", needed), "."));
+        "shardwise: ", what, " needs '", one,
+        "', which is missing. Give all that an optimizer with the same options "
+        "kept: ",
+        c10::Join(", ", needed), "."));
   }
   for (const auto& item : state.tensors) {
     if (item.value().sizes() == parameter.sizes()) continue;

@@ -66,8 +66,8 @@ class SHARDWISE_API GradScaler {
   bool is_enabled() const {
     return options_.enabled();
   }
-  /// As of PyTorch's: `scale`, `growth_factor`, `backoff_factor`, `growth_interval` and `_growth_tracker`, tensors of one
-  /// number on the host. Empty if it is not enabled.
+  /// As of PyTorch's: `scale`, `growth_factor`, `backoff_factor`, `growth_interval` and `_growth_tracker`, tensors of
+  /// one number on the host. Empty if it is not enabled.
   StateDict state_dict() const;
   /// Does nothing if it is not enabled. Raises ValueError if something is missing.
   void load_state_dict(const StateDict& state);

@@ -28,11 +28,11 @@ SHARDWISE_API StateDict full_optimizer_state_dict(
 /// Sets what an optimizer keeps for the parameters of a module, and the options of its groups: the opposite of
 /// full_optimizer_state_dict(). The dict may come from any number of ranks, or from PyTorch. Values take the dtype and
 /// the device of their parameters. For a parameter of which the dict has options but no state the optimizer keeps
-/// nothing afterwards. Everything is checked before anything is changed: all ranks raise the same Error, which lists what
-/// is wrong.
+/// nothing afterwards. Everything is checked before anything is changed: all ranks raise the same Error, which lists
+/// what is wrong.
 ///
-/// With strict(false) parameters of which the dict has nothing stay as they are. All parameters of a group must have the
-/// same options in the dict. `elements` of the result counts those of whole tensors in the state.
+/// With strict(false) parameters of which the dict has nothing stay as they are. All parameters of a group must have
+/// the same options in the dict. `elements` of the result counts those of whole tensors in the state.
 ///
 /// All ranks must call it for the same module, outside of a backward. A module whose units lie on several meshes needs
 /// broadcast_from_rank0(false).

@@ -22,8 +22,8 @@ class GradScaler;
 // What is kept for a parameter follows it to another dtype or device. It may come from an archive or from the program:
 // state() then has objects of torch::optim's class, which the next step takes over.
 //
-// step() raises ValueError for parameters that are not of half, bfloat16, float or double, for sparse gradients, and for
-// gradients of another dtype, device or shape than their parameter; no parameter is changed then.
+// step() raises ValueError for parameters that are not of half, bfloat16, float or double, for sparse gradients, and
+// for gradients of another dtype, device or shape than their parameter; no parameter is changed then.
 
 namespace detail {
 

@@ -1,8 +1,10 @@
-// AdamW, Adam and SGD for Python: made from parameters and options, with what they keep.
+// AdamW, Adam and SGD for Python: made from parameters and options, with what they keep; and GradScaler.
 #include "bound/optimizers.h"
 
 #include "optim/optimizer_state.h"
 
+#include <shardwise/grad_scaler.h>
+#include <shardwise/optimizer_state_dict.h>
 #include <shardwise/optimizers.h>
 
 #include <pybind11/stl.h>
@@ -34,10 +36,17 @@ std::unique_ptr<Optimizer> empty_optimizer(const std::string& name, const std::v
   throw std::invalid_argument(name);
 }
 
-std::shared_ptr<Optimizer> make(const std::string& name, const std::vector<at::Tensor>& parameters, const Dict& options) {
+std::shared_ptr<Optimizer> make(
+    const std::string& name, const std::vector<at::Tensor>& parameters, const Dict& options) {
   std::shared_ptr<Optimizer> optimizer = empty_optimizer(name, parameters);
   OptimizerState(*optimizer).set_options(0, state_dict(options));
   return optimizer;
+}
+
+Dict values_in(const StateDict& dict) {
+  Dict values;
+  for (const auto& item : dict) values[item.key()] = item.value();
+  return values;
 }
 
 Dict kept(Optimizer& optimizer, const at::Tensor& parameter) {
@@ -61,5 +70,23 @@ void bind_optimizers(py::module_& module) {
             OptimizerState(optimizer).set_options(optimizer.param_groups().size() - 1, state_dict(options));
           })
       .def("step", [](Optimizer& optimizer) { optimizer.step(); })
-      .def("kept", &kept);
+      .def("kept", &kept)
+      .def(
+          "full_state",
+          [](Optimizer& optimizer, torch::nn::Module& module) {
+            return values_in(shardwise::full_optimizer_state_dict(module, optimizer));
+          })
+      .def("load_full_state", [](Optimizer& optimizer, torch::nn::Module& module, const Dict& values) {
+        shardwise::load_full_optimizer_state_dict(module, optimizer, state_dict(values));
+      });
+  py::class_<shardwise::GradScaler>(module, "GradScaler")
+      .def(py::init([](double init_scale, int64_t growth_interval) {
+        return shardwise::GradScaler(
+            shardwise::GradScalerOptions().init_scale(init_scale).growth_interval(growth_interval));
+      }))
+      .def("scale", &shardwise::GradScaler::scale)
+      .def("unscale_", &shardwise::GradScaler::unscale_)
+      .def("step", [](shardwise::GradScaler& scaler, Optimizer& optimizer) { scaler.step(optimizer); })
+      .def("update", [](shardwise::GradScaler& scaler) { scaler.update(); })
+      .def("state", [](const shardwise::GradScaler& scaler) { return values_in(scaler.state_dict()); });
 }

@@ -45,6 +45,41 @@ TEST(LateEngine, ClippingMakesTheHostWaitForNothing) {
   });
 }
 
+TEST(LateEngine, OurOptimizersAndGradScalerMakeTheHostWaitForNothing) {
+  run_ranks(2, [](Rank& rank) {
+    const auto waits = [&](const auto& make, const auto& wrap) {
+      Stack model;
+      wrap(model);
+      const auto optimizer = make(model->parameters());
+      const auto batch = tokens(0, rank.rank());
+      GradScaler scaler;
+      return waits_of_a_step(rank, [&] {
+        optimizer->zero_grad();
+        scaler.scale(call(model, batch).pow(2).mean()).backward();
+        scaler.unscale_(*optimizer);
+        clip_grad_norm_(model, 0.1);
+        scaler.step(*optimizer);
+        scaler.update();
+      });
+    };
+    const auto shard = [&](Stack& model) { shard_stack(model, sharded_on(rank)); };
+    const auto copy = [&](Stack& model) { replicate(model, ReplicateOptions().mesh(rank.mesh())); };
+    const auto adam = [](const auto& parameters) {
+      return std::make_unique<AdamW>(parameters, torch::optim::AdamWOptions(0.02).amsgrad(true));
+    };
+    const auto sgd = [](const auto& parameters) {
+      return std::make_unique<SGD>(parameters, torch::optim::SGDOptions(0.02).momentum(0.9));
+    };
+    const auto other = [](const auto& parameters) {
+      return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(0.02));
+    };
+    EXPECT_EQ(waits(adam, shard), 0);
+    EXPECT_EQ(waits(adam, copy), 0);
+    EXPECT_EQ(waits(sgd, shard), 0);
+    EXPECT_EQ(waits(other, shard), 1) << "only the host can leave out this one's step";
+  });
+}
+
 namespace {
 
 /// How often this thread calls operations of that name.

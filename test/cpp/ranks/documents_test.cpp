@@ -78,6 +78,22 @@ void usual_step() {
   model->forward(torch::randn({4, 4}));
 }
 
+void optimizers() {
+  auto model = std::make_shared<Model>();
+  shardwise::fully_shard(model);
+  shardwise::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
+  shardwise::GradScaler scaler;
+  const auto loss = model->forward(torch::ones({2, 4})).pow(2).mean();
+  scaler.scale(loss).backward();
+  scaler.unscale_(optimizer); // only to clip, or to look at gradients
+  shardwise::clip_grad_norm_(model, 1.0);
+  scaler.step(optimizer);
+  scaler.update();
+  const auto moments = shardwise::full_optimizer_state_dict(model, optimizer);
+  shardwise::load_full_optimizer_state_dict(model, optimizer, moments);
+  ASSERT_EQ(moments.size(), 4 * (3 + 5));
+}
+
 void choosing() {
   auto model = std::make_shared<Model>();
   const shardwise::Mesh mesh({{"copies", 1}, {"shards", 2}});
@@ -139,6 +155,7 @@ TEST(Documents, CodeOfThePages) {
         from_ddp();
         line_by_line();
         usual_step();
+        optimizers();
         choosing();
         rank.step("files");
         const Folder folder;

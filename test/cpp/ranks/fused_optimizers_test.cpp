@@ -39,7 +39,7 @@ TEST(FusedOptimizers, TrainAsTorchsDoInOneProcess) {
   on_worlds([](Rank& rank) {
     for (const auto& optimizers : optimizer_pairs()) {
       const bool takes_all = is_long_form() || optimizers.name == "AdamW" || optimizers.name == "SGD, Nesterov";
-      for (const auto& [name, wrap] : wrappings()) {
+      for (const auto& [name, wrap] : stack_wrappings()) {
         if (!takes_all && name != "rows") continue;
         const auto what = optimizers.name + ", " + name;
         rank.step(what);
@@ -90,7 +90,7 @@ TEST(FusedOptimizers, WithMixedPrecision) {
           const auto before = full_state_dict(ours)["head.weight"];
           mine->step();
           theirs->step();
-          assert_state(full_state_dict(ours), values_of(full_state_dict(others)), optimizers.name);
+          assert_state(full_state_dict(ours), map_of(full_state_dict(others)), optimizers.name);
           ASSERT_FALSE(torch::equal(full_state_dict(ours)["head.weight"], before));
         }
       }
@@ -208,7 +208,8 @@ TEST(FusedOptimizers, MadeBeforeWrappingIsAnError) {
     SGD sgd(model->parameters(), torch::optim::SGDOptions(0.02).momentum(0.9));
     shard_stack(model, sharded_on(rank));
     stack_loss(model, 0, rank.rank()).backward();
-    for (torch::optim::Optimizer* optimizer : {static_cast<torch::optim::Optimizer*>(&adam), static_cast<torch::optim::Optimizer*>(&sgd)}) {
+    for (torch::optim::Optimizer* optimizer :
+         {static_cast<torch::optim::Optimizer*>(&adam), static_cast<torch::optim::Optimizer*>(&sgd)}) {
       expect_error<Error>(
           [&] { optimizer->step(); }, {c10::str("rank ", rank.rank(), ":"), "make it after fully_shard()"});
     }

@@ -37,7 +37,7 @@ void take_step(torch::optim::Optimizer& optimizer, int step) {
   optimizer.step();
 }
 
-void expect_equal(const Parameters& ours, const Parameters& theirs, const std::string& what) {
+void expect_identical(const Parameters& ours, const Parameters& theirs, const std::string& what) {
   for (size_t i = 0; i < ours.size(); ++i) {
     ASSERT_TRUE(torch::equal(ours[i], theirs[i])) << what << ", " << i << ours[i] << theirs[i];
   }
@@ -74,7 +74,7 @@ void check_archives(const Options& options) {
     for (torch::optim::Optimizer* one : std::initializer_list<torch::optim::Optimizer*>{&first, &second, &theirs}) {
       take_step(*one, step);
     }
-    expect_equal(parameters, first.param_groups()[0].params(), "ours again");
+    expect_identical(parameters, first.param_groups()[0].params(), "ours again");
     expect_close(others, first.param_groups()[0].params(), "torch's own");
   }
   // And back: what torch's own has kept.
@@ -119,7 +119,7 @@ TEST(OptimizerLife, ShardsAreSavedAndLoadedByEachRank) {
     for (int step = 3; step < 6; ++step) {
       train(first, mine, step);
       train(second, later, step);
-      assert_state(full_state_dict(second), values_of(full_state_dict(first)), c10::str("step ", step));
+      assert_state(full_state_dict(second), map_of(full_state_dict(first)), c10::str("step ", step));
     }
   });
 }
@@ -183,7 +183,7 @@ TEST(OptimizerLife, ClonesCountByThemselves) {
     take_step(first, step);
     take_step(second, step);
     take_step(theirs, step);
-    expect_equal(copies, parameters, c10::str("step ", step));
+    expect_identical(copies, parameters, c10::str("step ", step));
     expect_close(copies, others, c10::str("step ", step));
   }
 }
@@ -291,7 +291,8 @@ TEST(OptimizerLife, WhatNoOperationTakesIsAnError) {
   refused(parameter, torch::ones({8}), "has sizes [4, 2], but its gradient has [8]");
   refused(parameter, torch::ones({4, 2}, torch::kMeta), "is on cpu, but its gradient on meta");
   const auto complex = torch::ones({2}, torch::kComplexFloat).requires_grad_();
-  refused(complex, torch::ones({2}, torch::kComplexFloat), "is complex64, but it must be half, bfloat16, float or double");
+  refused(
+      complex, torch::ones({2}, torch::kComplexFloat), "is complex64, but it must be half, bfloat16, float or double");
   const auto gaps = torch::ones({4, 4}).slice(1, 0, 2).detach().requires_grad_();
   refused(gaps, torch::ones({4, 2}), "has gaps or overlaps in its memory");
 }
@@ -310,11 +311,12 @@ TEST(OptimizerLife, StateThatDoesNotFitIsAnError) {
     const auto before = full_state_dict(model);
     expect_error<Error>(
         [&] { optimizer.step(); },
-        {c10::str("what is kept for parameter 0 of group 0 ('embedding.weight' on rank ", rank.rank(), ") of this AdamW"),
+        {c10::str(
+             "what is kept for parameter 0 of group 0 ('embedding.weight' on rank ", rank.rank(), ") of this AdamW"),
          "has sizes [11, 6]", "does not fit shards"});
     optimizer.state()[parameter.unsafeGetTensorImpl()] = std::make_unique<torch::optim::SGDParamState>();
     expect_error<Error>([&] { optimizer.step(); }, {"is not of torch::optim's class AdamWParamState"});
-    assert_state(full_state_dict(model), values_of(before), "nothing was changed");
+    assert_state(full_state_dict(model), map_of(before), "nothing was changed");
   });
 }
 

@@ -39,18 +39,18 @@ inline std::vector<OptimizerPair> optimizer_pairs() {
 }
 
 /// A dict of ours as what assert_state() compares with.
-inline std::map<std::string, torch::Tensor> values_of(const StateDict& dict) {
+inline std::map<std::string, torch::Tensor> map_of(const StateDict& dict) {
   std::map<std::string, torch::Tensor> values;
   for (const auto& item : dict) values[item.key()] = item.value();
   return values;
 }
 
-struct Wrapping {
+struct StackWrapping {
   std::string name;
   std::function<void(Stack& model, Rank& rank)> wrap;
 };
 
-inline std::vector<Wrapping> wrappings() {
+inline std::vector<StackWrapping> stack_wrappings() {
   return {
       {"rows", [](Stack& model, Rank& rank) { shard_stack(model, sharded_on(rank)); }},
       {"last dimension",

@@ -44,7 +44,7 @@ void assert_optimizer_state(const StateDict& ours, const StateDict& expected, co
   }
 }
 
-StateDict without(const StateDict& dict, const std::function<bool(const std::string&)>& is_left_out) {
+StateDict dict_without(const StateDict& dict, const std::function<bool(const std::string&)>& is_left_out) {
   StateDict rest;
   for (const auto& item : dict) {
     if (!is_left_out(item.key())) rest.insert(item.key(), item.value());
@@ -57,7 +57,7 @@ StateDict without(const StateDict& dict, const std::function<bool(const std::str
 TEST(OptimizerStateDict, IsThatOfOneProcess) {
   on_worlds([](Rank& rank) {
     for (const auto& pair : all_optimizer_pairs()) {
-      for (const auto& [name, wrap] : wrappings()) {
+      for (const auto& [name, wrap] : stack_wrappings()) {
         if (pair.name != "AdamW" && name != "flat") continue;
         const auto what = pair.name + ", " + name;
         rank.step(what);
@@ -67,8 +67,8 @@ TEST(OptimizerStateDict, IsThatOfOneProcess) {
         assert_optimizer_state(full_optimizer_state_dict(both.ours, *both.mine), expected, what);
         if (pair.name != "AdamW") continue;
         for (const auto& entry : both.reference->named_parameters()) {
-          const auto& kept = static_cast<torch::optim::AdamWParamState&>(
-              *both.theirs->state()[entry.value().unsafeGetTensorImpl()]);
+          const auto& kept =
+              static_cast<torch::optim::AdamWParamState&>(*both.theirs->state()[entry.value().unsafeGetTensorImpl()]);
           ASSERT_TRUE(torch::equal(expected["state." + entry.key() + ".exp_avg"], kept.exp_avg()));
           ASSERT_EQ(expected["state." + entry.key() + ".step"].item<float>(), 3);
           ASSERT_EQ(expected["param_groups." + entry.key() + ".lr"].item<double>(), 0.02);
@@ -82,7 +82,7 @@ TEST(OptimizerStateDict, IsLoadedOntoEveryWrapping) {
   // What one process saved, in another wrapping or in another order of groups, goes on as that process does.
   on_worlds([](Rank& rank) {
     for (const auto& pair : all_optimizer_pairs()) {
-      for (const auto& [name, wrap] : wrappings()) {
+      for (const auto& [name, wrap] : stack_wrappings()) {
         if (pair.name != "AdamW" && name != "rows") continue;
         const auto what = pair.name + ", " + name;
         rank.step(what);
@@ -99,8 +99,8 @@ TEST(OptimizerStateDict, IsLoadedOntoEveryWrapping) {
         }
         load_full_state_dict(both.ours, full_state_dict(both.reference));
         const auto dict = full_optimizer_state_dict(both.reference, *both.theirs);
-        const auto result = load_full_optimizer_state_dict(
-            both.ours, *both.mine, rank.rank() == 0 ? dict : StateDict());
+        const auto result =
+            load_full_optimizer_state_dict(both.ours, *both.mine, rank.rank() == 0 ? dict : StateDict());
         ASSERT_TRUE(result.missing.empty() && result.unexpected.empty());
         assert_optimizer_state(full_optimizer_state_dict(both.ours, *both.mine), dict, what);
         for (int step = 3; step < 6; ++step) {
@@ -188,13 +188,13 @@ TEST(OptimizerStateDict, WhatDoesNotFitIsNamedOnAllRanks) {
                 "'param_groups.head.weight.betas' has 2 numbers here and 3 in the dict",
                 "differ in the dict, but both parameters are in group 0"});
     refused(
-        without(dict, [](const auto& key) { return key == "state.head.weight.exp_avg_sq"; }),
+        dict_without(dict, [](const auto& key) { return key == "state.head.weight.exp_avg_sq"; }),
         {"'state.head.weight.exp_avg_sq' is missing beside the rest of its parameter's state"});
     refused(
-        without(dict, [](const auto& key) { return key.find("head.weight") != std::string::npos; }),
+        dict_without(dict, [](const auto& key) { return key.find("head.weight") != std::string::npos; }),
         {"missing in the dict: param_groups.head.weight.lr"});
     // Some of it alone: the rest stays as it is.
-    const auto part = without(dict, [](const auto& key) { return key.find("head.weight") != std::string::npos; });
+    const auto part = dict_without(dict, [](const auto& key) { return key.find("head.weight") != std::string::npos; });
     both.train(1, 1);
     const auto later = full_optimizer_state_dict(both.ours, *both.mine);
     const auto result =
@@ -224,7 +224,8 @@ TEST(OptimizerStateDict, OptimizersThatDoNotBelongToTheModule) {
     AdamW mine(ours->parameters(), torch::optim::AdamWOptions(0.02).amsgrad(rank.rank() == 1));
     stack_loss(ours, 0, rank.rank()).backward();
     mine.step();
-    expect_error<Error>([&] { full_optimizer_state_dict(ours, mine); }, {"which keeps 40 tensors", "which keeps 60 tensors"});
+    expect_error<Error>(
+        [&] { full_optimizer_state_dict(ours, mine); }, {"which keeps 40 tensors", "which keeps 60 tensors"});
   });
 }
 

@@ -3,17 +3,17 @@
 
 #include <shardwise/error.h>
 
-#include <catch2/catch.hpp>
 #include <torch/optim.h>
 #include <torch/torch.h>
+#include <catch2/catch.hpp>
 
 #include <memory>
 #include <set>
 
+using Catch::Matchers::Contains;
 using shardwise::StateDict;
 using shardwise::optim::OptimizerState;
 using shardwise::optim::ParameterState;
-using Catch::Matchers::Contains;
 
 namespace {
 
@@ -59,16 +59,30 @@ struct KindOfOptimizer {
 std::vector<KindOfOptimizer> kinds() {
   using namespace torch::optim;
   return {
-      {"AdamW", make<AdamW>(AdamWOptions(0.1)), {"exp_avg", "exp_avg_sq"}, {"step"},
+      {"AdamW",
+       make<AdamW>(AdamWOptions(0.1)),
+       {"exp_avg", "exp_avg_sq"},
+       {"step"},
        {"lr", "betas", "eps", "weight_decay", "amsgrad"}},
-      {"Adam", make<Adam>(AdamOptions(0.1).amsgrad(true)), {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, {"step"},
+      {"Adam",
+       make<Adam>(AdamOptions(0.1).amsgrad(true)),
+       {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
+       {"step"},
        {"lr", "betas", "eps", "weight_decay", "amsgrad"}},
-      {"SGD", make<SGD>(SGDOptions(0.1).momentum(0.9).nesterov(true)), {"momentum_buffer"}, {},
+      {"SGD",
+       make<SGD>(SGDOptions(0.1).momentum(0.9).nesterov(true)),
+       {"momentum_buffer"},
+       {},
        {"lr", "momentum", "dampening", "weight_decay", "nesterov"}},
-      {"Adagrad", make<Adagrad>(AdagradOptions(0.1).initial_accumulator_value(0.5)), {"sum"}, {"step"},
+      {"Adagrad",
+       make<Adagrad>(AdagradOptions(0.1).initial_accumulator_value(0.5)),
+       {"sum"},
+       {"step"},
        {"lr", "lr_decay", "eps", "weight_decay", "initial_accumulator_value"}},
-      {"RMSprop", make<RMSprop>(RMSpropOptions(0.1).momentum(0.5).centered(true)),
-       {"square_avg", "momentum_buffer", "grad_avg"}, {"step"},
+      {"RMSprop",
+       make<RMSprop>(RMSpropOptions(0.1).momentum(0.5).centered(true)),
+       {"square_avg", "momentum_buffer", "grad_avg"},
+       {"step"},
        {"lr", "momentum", "alpha", "eps", "centered", "weight_decay"}},
   };
 }
@@ -164,8 +178,8 @@ TEST_CASE("options are those of their group") {
   std::vector<torch::optim::OptimizerParamGroup> groups;
   groups.emplace_back(std::vector{parameters[0]});
   groups.emplace_back(
-      std::vector{parameters[1]}, std::make_unique<torch::optim::AdamWOptions>(
-                                      torch::optim::AdamWOptions(0.5).betas({0.7, 0.8}).amsgrad(true)));
+      std::vector{parameters[1]},
+      std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(0.5).betas({0.7, 0.8}).amsgrad(true)));
   torch::optim::AdamW optimizer(groups, torch::optim::AdamWOptions(0.1));
   OptimizerState state(optimizer);
   REQUIRE(state.groups() == 2);
@@ -213,7 +227,8 @@ TEST_CASE("state and options that do not fit are refused, and change nothing") {
   CHECK_THROWS_WITH(state.set_options(0, options), Contains("group 0 of AdamW has no 'momentum', but lr, betas"));
   StateDict one_beta;
   one_beta.insert("betas", torch::tensor(0.5));
-  CHECK_THROWS_WITH(state.set_options(0, one_beta), Contains("'betas' of group 0 of AdamW was given 1 numbers; it has 2"));
+  CHECK_THROWS_WITH(
+      state.set_options(0, one_beta), Contains("'betas' of group 0 of AdamW was given 1 numbers; it has 2"));
   torch::optim::Adagrad adagrad(parameters);
   CHECK_THROWS_WITH(OptimizerState(adagrad).set(parameters[0], {}), Contains("needs 'sum', which is missing"));
 }
@@ -234,7 +249,8 @@ TEST_CASE("optimizers of other classes, and state of the program's own, are refu
   } derived(two_parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   train(derived, 1);
   CHECK(names(OptimizerState(derived).get(derived.param_groups()[0].params()[0]).tensors) == Names{"momentum_buffer"});
-  derived.state()[derived.param_groups()[0].params()[0].unsafeGetTensorImpl()] = std::make_unique<torch::optim::AdamParamState>();
+  derived.state()[derived.param_groups()[0].params()[0].unsafeGetTensorImpl()] =
+      std::make_unique<torch::optim::AdamParamState>();
   CHECK_THROWS_WITH(
       OptimizerState(derived).get(derived.param_groups()[0].params()[0]),
       Contains("keeps for parameter 0 of group 0 is not of torch::optim's class SGDParamState"));

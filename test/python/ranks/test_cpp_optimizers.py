@@ -1,14 +1,22 @@
-"""The optimizers for C++ programs beside Python's fused ones: the same values to the bit."""
+"""The optimizers and the GradScaler for C++ programs beside Python's: the same values to the bit, and state that goes
+from one to the other.
+"""
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from bound import models
+from bound import models, tokens, twin
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("AdamW", {"lr": 0.02, "weight_decay": 0.1}),
@@ -62,3 +70,104 @@ def test_values_are_those_of_python(name: str, options: dict[str, Any], dtype: t
             for key, value in kept.items():
                 assert value.dtype == expected[key].dtype, key
                 assert torch.equal(value, expected[key]), (step, key)
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_scaled_steps_are_those_of_python(name: str, options: dict[str, Any], unscales: bool) -> None:
+    ours, theirs = parameters(torch.float, 1), parameters(torch.float, 1)
+    mine = models().Optimizer(name, ours, tensors(options))
+    their_optimizer: Any = getattr(torch.optim, name)(theirs, fused=True, **options)
+    scaler, their_scaler = models().GradScaler(1024.0, 2), torch.amp.GradScaler("cpu", 1024.0, growth_interval=2)
+    for step in range(8):
+        # Python's SGD begins its momentum with what is not initialized where its first step is skipped.
+        spoiled = step in ((2, 3, 6) if name == "SGD" else (0, 3, 6))
+        loss = torch.tensor(0.7 + step)
+        assert torch.equal(scaler.scale(loss), their_scaler.scale(loss))
+        for number, (gradient, one, other) in enumerate(zip(gradients(torch.float, step), ours, theirs, strict=True)):
+            if spoiled and number == 3:
+                gradient[7] = float("nan" if step == 3 else "inf")
+            one.grad, other.grad = gradient.clone(), gradient.clone()
+        if unscales:
+            scaler.unscale_(mine)
+            their_scaler.unscale_(their_optimizer)
+        scaler.step(mine)
+        their_scaler.step(their_optimizer)
+        scaler.update()
+        their_scaler.update()
+        for one, other in zip(ours, theirs, strict=True):
+            assert torch.equal(one, other), step
+            assert one.grad is not None
+            assert other.grad is not None
+            # Where the step is skipped in the operation, Python's has touched nothing either.
+            assert torch.equal(one.grad.nan_to_num(), other.grad.nan_to_num()), step
+            for key, value in mine.kept(one).items():
+                assert torch.equal(value, their_optimizer.state[other][key]), (step, key)
+        assert {key: value.item() for key, value in scaler.state().items()} == their_scaler.state_dict(), step
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_full_state_goes_both_ways(name: str, options: dict[str, Any]) -> None:
+    """Names, kinds and values are those of get_optimizer_state_dict(), but that options are tensors."""
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)
+    model, plain = twin("Stack", 6, 2)
+    mine = models().Optimizer(name, list(model.parameters()), tensors(options))
+    theirs: Any = getattr(torch.optim, name)(plain.parameters(), fused=True, **options)
+
+    def train(steps: range, *sides: tuple[Any, Any]) -> None:
+        for step in steps:
+            for module, optimizer in sides:
+                module.zero_grad()
+                module(tokens(step, 0)).pow(2).mean().backward()
+                optimizer.step()
+
+    train(range(3), (model, mine), (plain, theirs))
+    expected = get_optimizer_state_dict(plain, theirs, options=flat)
+    found = mine.full_state(model.cpp_module)
+    only_python = {"maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay"}
+    assert set(found) == {key for key in expected if key.rsplit(".", 1)[1] not in only_python}
+    for key, value in found.items():
+        theirs_value = expected[key]
+        if key.startswith("state."):
+            assert isinstance(theirs_value, torch.Tensor)
+            assert theirs_value.dtype == value.dtype, key
+            assert theirs_value.shape == value.shape, key
+            torch.testing.assert_close(value, theirs_value)
+        else:
+            listed = value.tolist()
+            assert (tuple(listed) if isinstance(listed, list) else listed) == theirs_value, key
+
+    # What Python alone has stays; betas are a pair there.
+    taken = {key: value if key.startswith("state.") else value.tolist() for key, value in found.items()}
+    taken |= {key: tuple(value) for key, value in taken.items() if isinstance(value, list)}
+    other = copy.deepcopy(plain)
+    python: Any = getattr(torch.optim, name)(other.parameters(), fused=True, **{**options, "lr": 9.0})
+    set_optimizer_state_dict(other, python, {**expected, **taken}, options=flat)
+    again, _ = twin("Stack", 6, 2)
+    with torch.no_grad():
+        for (_, one), (_, value), (_, third) in zip(
+            again.named_parameters(), plain.named_parameters(), other.named_parameters(), strict=True
+        ):
+            one.copy_(value)
+            third.copy_(value)
+        for (_, one), (_, value) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
+            one.copy_(value)
+    cpp = models().Optimizer(name, list(again.parameters()), tensors({**options, "lr": 9.0}))
+    known = {key: value for key, value in expected.items() if key in found}
+    cpp.load_full_state(
+        again.cpp_module, {key: torch.as_tensor(value, dtype=dtype_of(value)) for key, value in known.items()}
+    )
+    train(range(3, 6), (model, mine), (plain, theirs), (other, python), (again, cpp))
+    for (key, value), *others in zip(
+        plain.named_parameters(),
+        model.named_parameters(),
+        other.named_parameters(),
+        again.named_parameters(),
+        strict=True,
+    ):
+        for _, one in others:
+            torch.testing.assert_close(one, value, msg=key)
+
+
+def dtype_of(value: object) -> torch.dtype | None:
+    return None if isinstance(value, (torch.Tensor, bool)) else torch.double
