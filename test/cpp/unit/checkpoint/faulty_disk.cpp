@@ -1,5 +1,6 @@
 #include "unit/checkpoint/faulty_disk.h"
 
+#include <algorithm>
 #include <cerrno>
 
 namespace shardwise::test {
@@ -43,7 +44,12 @@ auto FaultyDisk::step(const std::string& name, bool needs_room, const Do& what, 
 
 class FaultyDisk::File final : public files::DiskFile {
  public:
-  File(FaultyDisk& disk, std::unique_ptr<files::DiskFile> inner) : disk_(disk), inner_(std::move(inner)) {}
+  File(FaultyDisk& disk, std::unique_ptr<files::DiskFile> inner) : disk_(disk), inner_(std::move(inner)) {
+    disk_.most_open_files_ = std::max(disk_.most_open_files_, ++disk_.open_files_);
+  }
+  ~File() override {
+    --disk_.open_files_;
+  }
 
   size_t write(Bytes bytes) override {
     return disk_.step(

@@ -44,6 +44,10 @@ class FaultyDisk final : public files::Disk {
   const std::vector<std::string>& steps() const {
     return steps_;
   }
+  /// The most files that were open at a time.
+  int most_open_files() const {
+    return most_open_files_;
+  }
 
   std::unique_ptr<files::DiskFile> create(const std::string& path) override;
   std::unique_ptr<files::DiskFile> open(const std::string& path) override;
@@ -72,6 +76,8 @@ class FaultyDisk final : public files::Disk {
   Fault fault_ = Fault::none;
   bool crashed_ = false;
   bool full_ = false;
+  int open_files_ = 0;
+  int most_open_files_ = 0;
   std::vector<std::string> steps_;
 };
 

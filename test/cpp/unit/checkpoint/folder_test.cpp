@@ -157,7 +157,10 @@ TEST_CASE("checkpoint folder: many files are read with few of them open") {
   shardwise::test::Values values;
   values.add("w", c10::ScalarType::Float, {300, 2}, 150, random).add("v", c10::ScalarType::Char, {300}, 150, random);
   values.save(disk, "f");
-  CHECK(values.are_in(disk, "f"));
+  FaultyDisk counted(disk);
+  CHECK(values.are_in(counted, "f"));
+  CHECK(counted.most_open_files() > 1);
+  CHECK(counted.most_open_files() < 100);
 }
 
 TEST_CASE("checkpoint steps: the newest complete one is found, and old ones go when it is durable") {
