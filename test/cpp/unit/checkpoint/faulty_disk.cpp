@@ -100,6 +100,9 @@ void FaultyDisk::remove_folder(const std::string& path) {
 std::optional<files::Disk::Kind> FaultyDisk::kind(const std::string& path) {
   return step("kind " + path, false, [&] { return inner_.kind(path); });
 }
+bool FaultyDisk::is_link(const std::string& path) {
+  return step("is_link " + path, false, [&] { return inner_.is_link(path); });
+}
 std::vector<std::string> FaultyDisk::list(const std::string& path) {
   return step("list " + path, false, [&] { return inner_.list(path); });
 }

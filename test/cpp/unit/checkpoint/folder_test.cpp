@@ -195,6 +195,18 @@ TEST_CASE("checkpoint steps: the newest complete one is found, and old ones go w
   CHECK(disk.kind("runs/step-300"));
 }
 
+TEST_CASE("checkpoint steps: a disk that cannot be read is an error, not an older checkpoint") {
+  MemoryDisk disk;
+  for (const int64_t step : {1, 2}) some_values(1).save(disk, step_path("runs", step));
+  FaultyDisk counted(disk);
+  CHECK(newest_step(counted, "runs")->step == 2);
+  for (int64_t at = 0; at < static_cast<int64_t>(counted.steps().size()); ++at) {
+    FaultyDisk faulty(disk, at, Fault::fails);
+    CAPTURE(counted.steps()[at]);
+    CHECK_THROWS_AS(newest_step(faulty, "runs"), DiskError);
+  }
+}
+
 TEST_CASE("checkpoint steps: a fault while old ones are removed leaves each of them whole or gone") {
   MemoryDisk saved;
   for (const int64_t step : {1, 2, 3}) some_values(static_cast<uint32_t>(step)).save(saved, step_path("runs", step));
