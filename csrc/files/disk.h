@@ -67,6 +67,7 @@ class SHARDWISE_API Disk {
   virtual void remove_folder(const std::string& path) = 0;
   /// What lies there, behind links; nothing where nothing does.
   virtual std::optional<Kind> kind(const std::string& path) = 0;
+  virtual bool is_link(const std::string& path) = 0;
   /// The names in a folder, in alphabetical order.
   virtual std::vector<std::string> list(const std::string& path) = 0;
 };

@@ -7,7 +7,7 @@
 namespace shardwise::files {
 
 /// The bytes of a file's data that have one checksum: a reader of a range verifies the blocks that it touches.
-constexpr int64_t kBlockBytes = int64_t{4} << 20;
+constexpr int64_t kBlockBytes = int64_t{4} * 1024 * 1024;
 
 /// What a checkpoint knows of one of its files, to verify it.
 struct FileRecord {

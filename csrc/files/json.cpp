@@ -160,6 +160,22 @@ void write_json(const Json& json, size_t depth, std::string& text) {
 
 } // namespace
 
+// Here, where members of objects are a complete type.
+Json::Json() : value(nullptr) {}
+Json::Json(bool value) : value(value) {}
+Json::Json(int value) : value(int64_t{value}) {}
+Json::Json(int64_t value) : value(value) {}
+Json::Json(double value) : value(value) {}
+Json::Json(std::string value) : value(std::move(value)) {}
+Json::Json(const char* value) : value(std::string(value)) {}
+Json::Json(List value) : value(std::move(value)) {}
+Json::Json(Object value) : value(std::move(value)) {}
+Json::Json(const Json&) = default;
+Json::Json(Json&&) noexcept = default;
+Json& Json::operator=(const Json&) = default;
+Json& Json::operator=(Json&&) noexcept = default;
+Json::~Json() = default;
+
 const Json* Json::find(std::string_view name) const {
   const auto* object = as<Object>();
   if (object == nullptr) return nullptr;

@@ -20,15 +20,20 @@ struct SHARDWISE_API Json {
   using Object = std::vector<Member>;
   using Value = std::variant<std::nullptr_t, bool, int64_t, double, std::string, List, Object>;
 
-  Json() = default;
-  Json(bool value) : value(value) {}
-  Json(int value) : value(int64_t{value}) {}
-  Json(int64_t value) : value(value) {}
-  Json(double value) : value(value) {}
-  Json(std::string value) : value(std::move(value)) {}
-  Json(const char* value) : value(std::string(value)) {}
-  Json(List value) : value(std::move(value)) {}
-  Json(Object value) : value(std::move(value)) {}
+  Json();
+  Json(bool value);
+  Json(int value);
+  Json(int64_t value);
+  Json(double value);
+  Json(std::string value);
+  Json(const char* value);
+  Json(List value);
+  Json(Object value);
+  Json(const Json&);
+  Json(Json&&) noexcept;
+  Json& operator=(const Json&);
+  Json& operator=(Json&&) noexcept;
+  ~Json();
 
   /// The value as this type; nullptr if it is of another.
   template <typename T>
@@ -39,7 +44,7 @@ struct SHARDWISE_API Json {
   const Json* find(std::string_view name) const;
   bool operator==(const Json& other) const;
 
-  Value value = nullptr;
+  Value value;
 };
 
 struct Json::Member {

@@ -1,5 +1,7 @@
 #include "files/leftovers.h"
 
+#include <c10/util/StringUtil.h>
+
 namespace shardwise::files {
 
 std::vector<Leftover> leftovers(Disk& disk, const std::string& root) {
@@ -8,7 +10,7 @@ std::vector<Leftover> leftovers(Disk& disk, const std::string& root) {
     auto aside = parse_name_aside(name);
     if (!aside) continue;
     const bool is_dead = aside->owner.has_ended();
-    result.push_back({.path = root + "/" + name, .name = std::move(*aside), .is_dead = is_dead});
+    result.push_back({.path = c10::str(root, "/", name), .name = std::move(*aside), .is_dead = is_dead});
   }
   return result;
 }
@@ -17,7 +19,7 @@ std::vector<std::string> remove_dead_leftovers(Disk& disk, const std::string& ro
   std::vector<std::string> removed;
   for (const auto& leftover : leftovers(disk, root)) {
     if (!leftover.is_dead) continue;
-    const auto place = root + "/" + leftover.name.place;
+    const auto place = c10::str(root, "/", leftover.name.place);
     if (leftover.name.aside == Aside::replaced) {
       if (!disk.kind(place) && is_complete(disk, leftover.path)) disk.rename(leftover.path, place);
       if (!disk.kind(leftover.path) || !is_complete(disk, place)) continue;

@@ -14,7 +14,7 @@ namespace shardwise::files {
 namespace {
 
 /// A checkpoint of 60 TB has such a marker.
-constexpr int64_t kLongestMarker = int64_t{256} << 20;
+constexpr int64_t kLongestMarker = int64_t{256} * 1024 * 1024;
 
 // The text is {"version": 1, "checksum": "...", "content": {...}}; the checksum is that of the content's text.
 constexpr std::string_view kVersionKey = "{\"version\": ";

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <utility>
 
 namespace shardwise::files {
@@ -54,6 +55,10 @@ bool is_complete(Disk& disk, const std::string& folder) {
   try {
     const auto marker = read_marker(disk, folder);
     return marker && files_error(disk, folder, *marker).empty();
+  } catch (const DiskError& error) {
+    // It may have been removed meanwhile.
+    if (error.number() != ENOENT && error.number() != ENOTDIR) throw;
+    return false;
   } catch (const Error&) {
     return false;
   }
@@ -81,9 +86,10 @@ std::string find_checkpoint(Disk& disk, const std::string& place) {
 void check_replaceable(Disk& disk, const std::string& place) {
   const auto kind = disk.kind(place);
   if (!kind) return;
-  if (*kind != Disk::Kind::folder) {
-    throw ValueError(
-        c10::str("shardwise: a checkpoint cannot be saved to ", place, ", which is a file. Name another place."));
+  if (*kind != Disk::Kind::folder || disk.is_link(place)) {
+    throw ValueError(c10::str(
+        "shardwise: a checkpoint cannot be saved to ", place, ", which is a ", disk.is_link(place) ? "link" : "file",
+        ". Name another place."));
   }
   const auto other = first_of_others(disk, place);
   if (other.empty()) return;
@@ -101,7 +107,7 @@ void remove_folder_aside(Disk& disk, const std::string& folder) {
   // From the first step on it is no checkpoint any more.
   std::stable_partition(names.begin(), names.end(), [](const auto& name) { return name == kMarkerName; });
   for (const auto& name : names) {
-    if (is_own_file(name)) disk.remove_file(folder + "/" + name);
+    if (is_own_file(name)) disk.remove_file(c10::str(folder, "/", name));
   }
   disk.remove_folder(folder);
 }

@@ -27,16 +27,16 @@ struct NameAside {
 /// Nothing where this is not the name of one.
 SHARDWISE_API std::optional<NameAside> parse_name_aside(std::string_view name);
 
-/// Whether this folder has a marker and all files that it names, with their sizes. Never raises Error for what is in
-/// it.
+/// Whether this folder has a marker and all files that it names, with their sizes.
+/// Raises DiskError where the disk cannot tell.
 SHARDWISE_API bool is_complete(Disk& disk, const std::string& folder);
 
 /// Where the checkpoint of this place is: there; or, if a save was about to replace it and died, in a folder beside it.
 /// Raises Error where there is none, and where it cannot be known which of several it is.
 SHARDWISE_API std::string find_checkpoint(Disk& disk, const std::string& place);
 
-/// Raises ValueError where something lies at this place that a checkpoint cannot replace: a file, or a folder with
-/// files that are not those of a checkpoint of ours, which would be lost.
+/// Raises ValueError where something lies at this place that a checkpoint cannot replace: a file, a link, or a folder
+/// with files that are not those of a checkpoint of ours, which would be lost.
 SHARDWISE_API void check_replaceable(Disk& disk, const std::string& place);
 
 /// Whether a folder has files of a checkpoint of ours and nothing else, so that nothing of others goes with it.

@@ -29,7 +29,7 @@ void must(bool good, const std::string& doing) {
 class RealFile final : public DiskFile {
  public:
   RealFile(std::string path, int flags) : path_(std::move(path)) {
-    descriptor_ = uninterrupted([&] { return ::open(path_.c_str(), flags | O_CLOEXEC, 0666); });
+    descriptor_ = uninterrupted([&] { return ::open(path_.c_str(), flags, 0666); });
     must(descriptor_ >= 0, "opening " + path_);
   }
   RealFile(const RealFile&) = delete;
@@ -68,17 +68,22 @@ class RealFile final : public DiskFile {
 class RealDisk final : public Disk {
  public:
   std::unique_ptr<DiskFile> create(const std::string& path) override {
-    return std::make_unique<RealFile>(path, O_WRONLY | O_CREAT | O_EXCL);
+    return std::make_unique<RealFile>(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC);
   }
   // Without waiting for the other end, should it be a pipe.
   std::unique_ptr<DiskFile> open(const std::string& path) override {
-    return std::make_unique<RealFile>(path, O_RDONLY | O_NONBLOCK);
+    return std::make_unique<RealFile>(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   }
   void make_folder(const std::string& path) override {
     must(::mkdir(path.c_str(), 0777) == 0, "making the folder " + path);
   }
+  // Some file systems know no such thing, and say so.
   void sync_folder(const std::string& path) override {
-    RealFile(path, O_RDONLY | O_DIRECTORY).sync();
+    try {
+      RealFile(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC).sync();
+    } catch (const DiskError& error) {
+      if (error.number() != EINVAL) throw;
+    }
   }
   void rename(const std::string& from, const std::string& to) override {
     must(::rename(from.c_str(), to.c_str()) == 0, "renaming " + from + " to " + to);
@@ -100,6 +105,10 @@ class RealDisk final : public Disk {
       return S_ISREG(status.st_mode) ? Kind::file : S_ISDIR(status.st_mode) ? Kind::folder : Kind::other;
     if (errno == ENOENT || errno == ENOTDIR) return {};
     throw DiskError("looking at " + path, errno);
+  }
+  bool is_link(const std::string& path) override {
+    struct stat status {};
+    return ::lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode);
   }
   std::vector<std::string> list(const std::string& path) override {
     const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir(path.c_str()), &::closedir);

@@ -55,15 +55,40 @@ std::string put_in_place(Disk& disk, const Saving& saving) {
   return replaced;
 }
 
+/// Whether it was.
+bool remove_if_possible(Disk& disk, const std::string& folder) {
+  try {
+    remove_folder_aside(disk, folder);
+    return true;
+  } catch (const DiskError&) {
+    return false;
+  }
+}
+
+// After an error of the disk it may be unknown whether the folders have changed places. What is in ours then is the
+// checkpoint before, whose marker names another save.
+bool is_of_this_save(Disk& disk, const Saving& saving) {
+  try {
+    const auto marker = read_marker(disk, saving.folder);
+    return !marker || marker->save == saving.owner.text();
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 } // namespace
 
 Saving begin_saving(Disk& disk, const std::string& place) {
-  if (name_of(place).empty() || parse_name_aside(name_of(place)) || name_of(place).starts_with("."))
+  const auto name = name_of(place);
+  if (!is_plain_name(name) || parse_name_aside(name))
     throw ValueError(c10::str("shardwise: a checkpoint cannot be saved to '", place, "'. Name another folder."));
   check_replaceable(disk, place);
   make_folders(disk, folder_of(place));
   const auto owner = Owner::next();
-  Saving saving{.place = place, .folder = path_aside(place, Aside::saving, owner), .owner = owner};
+  Saving saving{
+      .place = place.substr(0, place.find_last_not_of('/') + 1),
+      .folder = path_aside(place, Aside::saving, owner),
+      .owner = owner};
   disk.make_folder(saving.folder);
   return saving;
 }
@@ -100,24 +125,12 @@ void commit_saving(Disk& disk, const Saving& saving, Marker marker) {
   disk.sync_folder(saving.folder);
   const auto before = put_in_place(disk, saving);
   disk.sync_folder(folder_of(saving.place));
-  if (before.empty()) return;
-  try {
-    remove_folder_aside(disk, before);
-  } catch (const DiskError&) {
-    // The new checkpoint is there; what is left of the old one is a leftover.
-  }
+  // What cannot be removed of the one before is a leftover.
+  if (!before.empty()) remove_if_possible(disk, before);
 }
 
-// After an error of the disk it may be unknown whether the folders have changed places. What is in ours then is the
-// checkpoint before, whose marker names another save.
 void abandon_saving(Disk& disk, const Saving& saving) {
-  try {
-    if (!disk.kind(saving.folder)) return;
-    const auto marker = read_marker(disk, saving.folder);
-    if (!marker || marker->save == saving.owner.text()) remove_folder_aside(disk, saving.folder);
-  } catch (const Error&) {
-    // It stays as a leftover.
-  }
+  if (is_of_this_save(disk, saving)) remove_if_possible(disk, saving.folder);
 }
 
 } // namespace shardwise::files

@@ -34,7 +34,7 @@ std::vector<SavedStep> complete_steps(Disk& disk, const std::string& root) {
   for (const auto& name : disk.list(root)) {
     const auto aside = parse_name_aside(name);
     const auto step = step_of(aside ? aside->place : name);
-    const auto path = root + "/" + name;
+    const auto path = c10::str(root, "/", name);
     if (!step || !is_complete(disk, path)) continue;
     const bool is_there = !aside || (aside->aside == Aside::replaced && !disk.kind(step_path(root, *step)));
     if (is_there) steps.push_back({.step = *step, .path = path});

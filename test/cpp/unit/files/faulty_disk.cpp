@@ -1,5 +1,6 @@
 #include "unit/files/faulty_disk.h"
 
+#include <algorithm>
 #include <cerrno>
 
 namespace shardwise::test {
@@ -43,7 +44,12 @@ auto FaultyDisk::step(const std::string& name, bool needs_room, const Do& what, 
 
 class FaultyDisk::File final : public files::DiskFile {
  public:
-  File(FaultyDisk& disk, std::unique_ptr<files::DiskFile> inner) : disk_(disk), inner_(std::move(inner)) {}
+  File(FaultyDisk& disk, std::unique_ptr<files::DiskFile> inner) : disk_(disk), inner_(std::move(inner)) {
+    disk_.most_open_files_ = std::max(disk_.most_open_files_, ++disk_.open_files_);
+  }
+  ~File() override {
+    --disk_.open_files_;
+  }
 
   size_t write(Bytes bytes) override {
     return disk_.step(
@@ -93,6 +99,9 @@ void FaultyDisk::remove_folder(const std::string& path) {
 }
 std::optional<files::Disk::Kind> FaultyDisk::kind(const std::string& path) {
   return step("kind " + path, false, [&] { return inner_.kind(path); });
+}
+bool FaultyDisk::is_link(const std::string& path) {
+  return step("is_link " + path, false, [&] { return inner_.is_link(path); });
 }
 std::vector<std::string> FaultyDisk::list(const std::string& path) {
   return step("list " + path, false, [&] { return inner_.list(path); });

@@ -44,6 +44,10 @@ class FaultyDisk final : public files::Disk {
   const std::vector<std::string>& steps() const {
     return steps_;
   }
+  /// The most files that were open at a time.
+  int most_open_files() const {
+    return most_open_files_;
+  }
 
   std::unique_ptr<files::DiskFile> create(const std::string& path) override;
   std::unique_ptr<files::DiskFile> open(const std::string& path) override;
@@ -54,6 +58,7 @@ class FaultyDisk final : public files::Disk {
   void remove_file(const std::string& path) override;
   void remove_folder(const std::string& path) override;
   std::optional<Kind> kind(const std::string& path) override;
+  bool is_link(const std::string& path) override;
   std::vector<std::string> list(const std::string& path) override;
 
  private:
@@ -72,6 +77,8 @@ class FaultyDisk final : public files::Disk {
   Fault fault_ = Fault::none;
   bool crashed_ = false;
   bool full_ = false;
+  int open_files_ = 0;
+  int most_open_files_ = 0;
   std::vector<std::string> steps_;
 };
 

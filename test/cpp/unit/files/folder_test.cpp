@@ -157,7 +157,10 @@ TEST_CASE("checkpoint folder: many files are read with few of them open") {
   shardwise::test::Values values;
   values.add("w", c10::ScalarType::Float, {300, 2}, 150, random).add("v", c10::ScalarType::Char, {300}, 150, random);
   values.save(disk, "f");
-  CHECK(values.are_in(disk, "f"));
+  FaultyDisk counted(disk);
+  CHECK(values.are_in(counted, "f"));
+  CHECK(counted.most_open_files() > 1);
+  CHECK(counted.most_open_files() < 100);
 }
 
 TEST_CASE("checkpoint steps: the newest complete one is found, and old ones go when it is durable") {
@@ -190,6 +193,18 @@ TEST_CASE("checkpoint steps: the newest complete one is found, and old ones go w
   CHECK(steps_of(disk, "runs") == std::vector<int64_t>{9, 100});
   CHECK(disk.kind("runs/step-200"));
   CHECK(disk.kind("runs/step-300"));
+}
+
+TEST_CASE("checkpoint steps: a disk that cannot be read is an error, not an older checkpoint") {
+  MemoryDisk disk;
+  for (const int64_t step : {1, 2}) some_values(1).save(disk, step_path("runs", step));
+  FaultyDisk counted(disk);
+  CHECK(newest_step(counted, "runs")->step == 2);
+  for (int64_t at = 0; at < static_cast<int64_t>(counted.steps().size()); ++at) {
+    FaultyDisk faulty(disk, at, Fault::fails);
+    CAPTURE(counted.steps()[at]);
+    CHECK_THROWS_AS(newest_step(faulty, "runs"), DiskError);
+  }
 }
 
 TEST_CASE("checkpoint steps: a fault while old ones are removed leaves each of them whole or gone") {

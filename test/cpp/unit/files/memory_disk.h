@@ -46,6 +46,9 @@ class MemoryDisk final : public files::Disk {
   void remove_file(const std::string& path) override;
   void remove_folder(const std::string& path) override;
   std::optional<Kind> kind(const std::string& path) override;
+  bool is_link(const std::string&) override {
+    return false;
+  }
   std::vector<std::string> list(const std::string& path) override;
 
  private:

@@ -87,6 +87,9 @@ class WithoutExchange final : public Disk {
   std::optional<Kind> kind(const std::string& path) override {
     return real().kind(path);
   }
+  bool is_link(const std::string& path) override {
+    return real().is_link(path);
+  }
   std::vector<std::string> list(const std::string& path) override {
     return real().list(path);
   }
@@ -139,6 +142,21 @@ TEST_CASE("checkpoint disk: faults at each point of a save on a real one leave a
     }
   }
   CHECK(tried >= by_form(60, 400));
+}
+
+TEST_CASE("checkpoint disk: a link is read through, and never replaced") {
+  const Folder folder;
+  auto& disk = Disk::real();
+  some_values(1).save(disk, folder / "runs/step-1/");
+  std::filesystem::create_symlink("runs/step-1", folder / "latest");
+  CHECK(some_values(1).are_in(disk, folder / "latest"));
+  CHECK_THROWS_WITH(some_values(2).save(disk, folder / "latest"), Catch::Contains("latest, which is a link"));
+  // As Hugging Face's libraries keep files.
+  std::filesystem::create_directory(folder / "snapshot");
+  for (const auto& name : disk.list(folder / "runs/step-1"))
+    std::filesystem::create_symlink("../runs/step-1/" + name, folder / ("snapshot/" + name));
+  CHECK(some_values(1).are_in(disk, folder / "snapshot"));
+  CHECK(some_values(1).are_in(disk, folder / "runs/step-1"));
 }
 
 TEST_CASE("checkpoint disk: a process that is killed leaves a leftover that others remove") {

@@ -139,6 +139,48 @@ TEST_CASE("checkpoint saving: after an error that hides an exchange, the last ch
   CHECK(values_there(*disk) == 2);
 }
 
+TEST_CASE("checkpoint saving: what cannot be removed of the one before does not spoil the new one") {
+  std::vector<std::string> steps;
+  save_with_fault(*disk_before(true, true), -1, Fault::none, &steps);
+  int64_t at = 0;
+  while (steps[at].find("exchange") != 0) ++at;
+  // The one before loses its marker before anything else.
+  while (steps[at].find("remove_file") != 0) ++at;
+  CHECK(name_of(steps[at]) == "shardwise.json");
+  const auto disk = disk_before(true, true);
+  CHECK(save_with_fault(*disk, at, Fault::fails) == Outcome::saved);
+  CHECK(values_there(*disk) == 2);
+  CHECK(leftovers(*disk, "runs").size() == 1);
+}
+
+TEST_CASE("checkpoint saving: the one before goes only when the new one will survive, even if others clean up") {
+  std::vector<std::string> steps;
+  save_with_fault(*disk_before(true, true), -1, Fault::none, &steps);
+  int64_t at = 0;
+  while (steps[at].find("exchange") != 0) ++at;
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    const auto disk = disk_before(true, true);
+    CHECK(save_with_fault(*disk, at, Fault::crashes_when_done) == Outcome::died);
+    const auto left = leftovers(*disk, "runs").at(0);
+    auto dead = left.name.owner;
+    dead.process = int64_t{1} << 40;
+    disk->rename(left.path, path_aside(kPlace, Aside::saving, dead));
+    CHECK(remove_dead_leftovers(*disk, "runs").size() == 1);
+    disk->lose_power(seed);
+    CAPTURE(seed);
+    REQUIRE(values_there(*disk) > 0);
+  }
+}
+
+TEST_CASE("checkpoint saving: files that others put beside those of a save stay") {
+  MemoryDisk disk;
+  const auto saving = begin_saving(disk, kPlace);
+  write_shard(disk, saving.folder, 1, some_values(1).shard(0));
+  disk.create(saving.folder + "/notes.txt");
+  abandon_saving(disk, saving);
+  CHECK(disk.list(saving.folder) == std::vector<std::string>{"notes.txt"});
+}
+
 TEST_CASE("checkpoint saving: two saves to one name leave one of them, whole") {
   for (const bool has_checkpoint : {false, true}) {
     for (const bool can_exchange : {true, false}) {
@@ -154,6 +196,8 @@ TEST_CASE("checkpoint saving: two saves to one name leave one of them, whole") {
           some_values(2).save(faulty, kPlace);
           REQUIRE(values_there(*disk) > 0);
         } catch (const Error&) {
+          // Only where folders cannot change places may one be in the way of the other.
+          REQUIRE_FALSE(can_exchange);
           REQUIRE(values_there(*disk) == 1);
         }
         disk->lose_power(static_cast<uint64_t>(at));
@@ -193,6 +237,8 @@ TEST_CASE("checkpoint saving: what is not of a checkpoint is not replaced") {
   values.save(disk, "empty");
   values.save(disk, "new/folders/step/");
   CHECK(values.are_in(disk, "new/folders/step"));
+  values.save(disk, ".hidden");
+  CHECK(values.are_in(disk, ".hidden"));
 }
 
 TEST_CASE("checkpoint saving: a commit needs the files that the ranks recorded") {
@@ -262,6 +308,14 @@ TEST_CASE("checkpoint saving: a replaced checkpoint of two dead saves is not gue
     disk.rename("step", path_aside("step", Aside::replaced, Owner::next()));
   }
   CHECK_THROWS_WITH(SavedFolder(disk, "step"), Catch::Contains("was being replaced more than once"));
+}
+
+TEST_CASE("checkpoint saving: a replaced checkpoint that is not whole is none") {
+  MemoryDisk disk;
+  some_values(1).save(disk, "step");
+  disk.remove_file("step/" + tensor_file_name(1, 1, 1));
+  disk.rename("step", path_aside("step", Aside::replaced, Owner::next()));
+  CHECK_THROWS_WITH(SavedFolder(disk, "step"), Catch::Contains("there is no checkpoint step"));
 }
 
 TEST_CASE("checkpoint saving: the name of a folder aside tells its owner") {

@@ -68,6 +68,26 @@ TEST_CASE("checkpoint files: every dtype of safetensors comes back as it was") {
     ++count;
   }
   CHECK(count == 18);
+  for (const auto& [name, dtype] : std::vector<std::pair<std::string, c10::ScalarType>>{
+           {"F64", c10::kDouble},
+           {"F32", c10::kFloat},
+           {"F16", c10::kHalf},
+           {"BF16", c10::kBFloat16},
+           {"C64", c10::kComplexFloat},
+           {"I64", c10::kLong},
+           {"I32", c10::kInt},
+           {"I16", c10::kShort},
+           {"I8", c10::kChar},
+           {"U64", c10::kUInt64},
+           {"U32", c10::kUInt32},
+           {"U16", c10::kUInt16},
+           {"U8", c10::kByte},
+           {"BOOL", c10::kBool},
+           {"F8_E4M3", c10::kFloat8_e4m3fn},
+           {"F8_E4M3FNUZ", c10::kFloat8_e4m3fnuz},
+           {"F8_E5M2", c10::kFloat8_e5m2},
+           {"F8_E5M2FNUZ", c10::kFloat8_e5m2fnuz}})
+    CHECK(dtype_name(dtype, "x") == name);
   values.add("scalar", c10::ScalarType::Float, {}, 2, random).add("none", c10::ScalarType::Half, {2, 0}, 2, random);
   MemoryDisk disk;
   values.save(disk, "step");
@@ -144,6 +164,17 @@ TEST_CASE("checkpoint files: a reader verifies the blocks that it touches, and o
   }
   CHECK_THROWS_AS(read(numel - 1, 2), ValueError);
   CHECK_THROWS_AS(read(-1, 2), ValueError);
+}
+
+TEST_CASE("checkpoint files: a file of another size than its record's is refused before it is read") {
+  const auto bytes = some_bytes(100);
+  MemoryDisk disk;
+  const auto record = write_tensor_file(disk, "f", {tensor_of("x", Box::whole({100}), bytes)});
+  disk.content("f") += 'x';
+  const auto text = "f has " + std::to_string(record.bytes + 1) + " bytes, but " + std::to_string(record.bytes);
+  CHECK_THROWS_WITH(TensorReader(disk, "f", record), Catch::Contains(text));
+  disk.content("f").resize(static_cast<size_t>(record.bytes) - 1);
+  CHECK_THROWS_WITH(TensorReader(disk, "f", record), Catch::Contains("it was cut off"));
 }
 
 TEST_CASE("checkpoint files: small reads in a row go to the disk once a block") {
