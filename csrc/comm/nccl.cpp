@@ -32,10 +32,15 @@ c10::intrusive_ptr<Given> copy_of(const Given& given) {
   }
 }
 
+/// Collectives run before computations that wait for the same parts of a GPU: others wait for them.
+c10::intrusive_ptr<Options> own_options() {
+  return Options::create(/*is_high_priority_stream=*/true);
+}
+
 /// Those that a program chose for its own group, but for what says which group it is.
 c10::intrusive_ptr<Options> options_like(c10d::Backend& other) {
   const auto given = c10::dynamic_intrusive_pointer_cast<Options>(other.getBackendOptions());
-  if (!given) return Options::create();
+  if (!given) return own_options();
   auto options = copy_of(*given);
   options->split_from = nullptr;
   options->split_color = Options::create()->split_color;
@@ -63,7 +68,7 @@ bool takes_nccl2(const GroupSpec& spec) {
 } // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_nccl(const GroupSpec& spec) {
-  auto options = is_nccl(spec.device_backend.get()) ? options_like(*spec.device_backend) : Options::create();
+  auto options = is_nccl(spec.device_backend.get()) ? options_like(*spec.device_backend) : own_options();
   options->timeout = spec.timeout;
   options->group_name = spec.name;
 #ifdef SHARDWISE_TORCH_HAS_NCCL2
