@@ -195,6 +195,20 @@ TEST_CASE("checkpoint steps: the newest complete one is found, and old ones go w
   CHECK(disk.kind("runs/step-300"));
 }
 
+TEST_CASE("checkpoint folder: reads that return less are continued, and those that fail are errors") {
+  MemoryDisk disk;
+  some_values(1).save(disk, "step");
+  FaultyDisk counted(disk);
+  REQUIRE(some_values(1).are_in(counted, "step"));
+  for (int64_t at = 0; at < static_cast<int64_t>(counted.steps().size()); ++at) {
+    CAPTURE(counted.steps()[at], at);
+    FaultyDisk slow(disk, at, Fault::short_count);
+    CHECK(some_values(1).are_in(slow, "step"));
+    FaultyDisk broken(disk, at, Fault::fails);
+    CHECK_THROWS_AS(some_values(1).are_in(broken, "step"), DiskError);
+  }
+}
+
 TEST_CASE("checkpoint steps: a disk that cannot be read is an error, not an older checkpoint") {
   MemoryDisk disk;
   for (const int64_t step : {1, 2}) some_values(1).save(disk, step_path("runs", step));
