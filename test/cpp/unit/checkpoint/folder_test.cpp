@@ -280,7 +280,7 @@ TEST_CASE("checkpoint steps: old ones stay until the newest will survive a loss 
   CHECK(keep_newest_steps(counted, "runs", 1).size() == 1);
   // The last round goes through.
   for (int64_t at = 0; at <= static_cast<int64_t>(counted.steps().size()); ++at) {
-    for (uint64_t seed = 0; seed < 10; ++seed) {
+    for (uint64_t seed = 0; seed < 40; ++seed) {
       const auto disk = disk_with_step_in_danger();
       FaultyDisk faulty(*disk, at, Fault::crashes);
       bool died = false;
