@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <set>
 
 namespace shardwise::test {
 
@@ -66,8 +67,17 @@ void forget(Node& node, std::mt19937_64& random) {
     node.is_synced = true;
     return;
   }
-  const auto kept = node.changes.empty() ? 0 : random() % (node.changes.size() + 1);
-  for (size_t i = 0; i < kept; ++i) apply_change(node.durable, node.changes[i]);
+  std::set<std::string> lost;
+  const auto odds = 1 + random() % 4;
+  for (const auto& change : node.changes) {
+    const bool builds_on_lost =
+        std::any_of(change.begin(), change.end(), [&](const auto& entry) { return lost.contains(entry.first); });
+    if (!builds_on_lost && random() % odds == 0) {
+      apply_change(node.durable, change);
+    } else {
+      for (const auto& [name, entry] : change) lost.insert(name);
+    }
+  }
   node.changes.clear();
   node.entries = node.durable;
   for (auto& [name, entry] : node.entries) forget(*entry, random);

@@ -11,8 +11,8 @@
 namespace shardwise::test {
 
 /// A disk in memory that forgets what it may. After a loss of power a file that was not synced has any beginning of
-/// what was written, or nothing, or zeros; and a folder has made any number of the changes since it was synced, in
-/// their order, each of them whole.
+/// what was written, or nothing, or zeros; and a folder has made any of the changes since it was synced, each of them
+/// whole, but none to a name whose last change is lost.
 class MemoryDisk final : public files::Disk {
  public:
   struct Node {

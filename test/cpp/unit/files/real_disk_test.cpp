@@ -227,6 +227,18 @@ TEST_CASE("checkpoint disk: where there is no room the last checkpoint stays, an
   CHECK(some_values(1).are_in(disk, folder / "step"));
 }
 
+TEST_CASE("checkpoint disk: a marker or an index of absurd size is refused, not read") {
+  const Folder folder;
+  auto& disk = Disk::real();
+  const std::string name = GENERATE("shardwise.json", "model.safetensors.index.json");
+  disk.create(folder / name);
+  // More than there is of memory; it takes no room on the disk.
+  std::filesystem::resize_file(folder / name, uint64_t{1} << 43);
+  CHECK_THROWS_WITH(
+      SavedFolder(disk, folder.path()),
+      Catch::Contains(folder / name + " has 8796093022208 bytes") && Catch::Contains("Check the path"));
+}
+
 TEST_CASE("checkpoint disk: errors say what was done to which file, and why") {
   const Folder folder;
   auto& disk = Disk::real();
