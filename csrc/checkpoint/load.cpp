@@ -29,8 +29,8 @@ class Loading {
     match_module();
     if (optimizer != nullptr) match_optimizer(*optimizer);
     for (const auto& [name, saved] : folder_.index().tensors) {
-      const bool is_others = name.starts_with(checkpoint::kProgram) ||
-                             (optimizer == nullptr && name.starts_with(checkpoint::kOptimizer));
+      const bool is_others =
+          name.starts_with(checkpoint::kProgram) || (optimizer == nullptr && name.starts_with(checkpoint::kOptimizer));
       if (!known_.contains(name) && !is_others) loaded_.unexpected.push_back(name);
     }
   }
@@ -148,7 +148,8 @@ class Loading {
         const auto like = parameter.entry.tensor.detach();
         auto piece = checkpoint::piece_like(parameter.entry, name, like);
         // In the dtype in which it was saved; the optimizer casts it.
-        piece.values = at::empty(like.sizes(), at::TensorOptions(at::kMeta).dtype(folder_.index().tensors.at(name).dtype));
+        piece.values =
+            at::empty(like.sizes(), at::TensorOptions(at::kMeta).dtype(folder_.index().tensors.at(name).dtype));
         state.tensors.insert(item.name, checkpoint::read_piece(folder_, piece));
       }
       if (any) optimizer_->set(parameter.entry.tensor, state);

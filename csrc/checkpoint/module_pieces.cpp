@@ -39,8 +39,8 @@ std::vector<Piece> pieces_of(const nn::ModuleState& module) {
   return pieces;
 }
 
-std::vector<Piece>
-pieces_of(const std::vector<optim::NamedParameter>& parameters, const optim::OptimizerState& optimizer) {
+std::vector<Piece> pieces_of(
+    const std::vector<optim::NamedParameter>& parameters, const optim::OptimizerState& optimizer) {
   std::vector<Piece> pieces;
   for (const auto& parameter : parameters) {
     const auto state = optimizer.get(parameter.entry.tensor);

@@ -23,7 +23,7 @@ Piece whole_piece(std::string name, at::Tensor values);
 std::vector<Piece> pieces_of(const nn::ModuleState& module);
 
 /// What an optimizer keeps for parameters of a module, and the options of their groups.
-std::vector<Piece>
-pieces_of(const std::vector<optim::NamedParameter>& parameters, const optim::OptimizerState& optimizer);
+std::vector<Piece> pieces_of(
+    const std::vector<optim::NamedParameter>& parameters, const optim::OptimizerState& optimizer);
 
 } // namespace shardwise::checkpoint

@@ -17,10 +17,7 @@ class SHARDWISE_API Ranks {
 
   /// A rank that is alone.
   Ranks() = default;
-  Ranks(int64_t rank, int64_t size, Exchange exchange)
-      : rank_(rank),
-        size_(size),
-        exchange_(std::move(exchange)) {}
+  Ranks(int64_t rank, int64_t size, Exchange exchange) : rank_(rank), size_(size), exchange_(std::move(exchange)) {}
 
   int64_t rank() const {
     return rank_;
@@ -32,8 +29,8 @@ class SHARDWISE_API Ranks {
     return rank_ == 0;
   }
 
-  /// Runs what may fail on any rank, and returns the text that each rank's call returned. If it raises on some ranks, it
-  /// raises on all: there what it raised, elsewhere an Error that names the first of these ranks.
+  /// Runs what may fail on any rank, and returns the text that each rank's call returned. If it raises on some ranks,
+  /// it raises on all: there what it raised, elsewhere an Error that names the first of these ranks.
   std::vector<std::string> together(const std::function<std::string()>& act) const;
 
  private:

@@ -25,8 +25,9 @@ std::string reserved_name(const nn::ModuleState& module) {
     for (const std::string prefix : {checkpoint::kOptimizer, checkpoint::kProgram}) {
       if (!name.starts_with(prefix)) continue;
       return c10::str(
-          "shardwise: save(): the module's '", name, "' cannot be told from what else a checkpoint has, since names with '",
-          prefix, "' are for that. Rename the submodule, or save the modules in it to folders of their own.");
+          "shardwise: save(): the module's '", name,
+          "' cannot be told from what else a checkpoint has, since names with '", prefix,
+          "' are for that. Rename the submodule, or save the modules in it to folders of their own.");
     }
   }
   return "";

@@ -25,7 +25,8 @@ void change_customs(engine::Unit& unit, const Change& change) {
     change(*each, customs);
     if (customs.in_own_memory && (customs.all_gather || customs.reduce_scatter)) {
       throw ValueError(c10::str(
-          "shardwise: unit '", unit.name(), "' cannot have both memory of the process group and an all-gather or "
+          "shardwise: unit '", unit.name(),
+          "' cannot have both memory of the process group and an all-gather or "
           "reduce-scatter of your own, which may allocate as it likes. Choose one of them."));
     }
     each->options.customs = std::move(customs);

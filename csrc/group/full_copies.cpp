@@ -126,8 +126,7 @@ at::Tensor FullCopies::send(comm::Buffers& buffers, Counters& counters) {
 }
 
 // What this rank sends, in its place in what is gathered: so both ends of the gather lie in the process group's memory.
-at::Tensor FullCopies::put_in_place(
-    const at::Tensor& part, const comm::Collectives& collectives, Counters& counters) {
+at::Tensor FullCopies::put_in_place(const at::Tensor& part, const comm::Collectives& collectives, Counters& counters) {
   const auto place = gathered_.narrow(0, collectives.rank() * part.numel(), part.numel());
   place.copy_(part, /*non_blocking=*/true);
   if (part.device() != place.device()) host_read_.note(place);

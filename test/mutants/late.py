@@ -15,8 +15,8 @@ LATE = [
     _late(
         "let no stream wait for a collective",
         "comm/collectives.cpp",
-        "  if (!work_) return;\n  const base::WithoutCallerLock unlocked;",
-        "  if (!work_ || in_stream_) return;\n  const base::WithoutCallerLock unlocked;",
+        "  if (!work_) return;\n  waited_ = true;",
+        "  if (!work_ || in_stream_) return;\n  waited_ = true;",
     ),
     _late(
         "give a cast shard back to the pool before the gather that reads it",
@@ -65,7 +65,7 @@ LATE = [
     ),
     _late(
         "load values into a shard that a gather still reads",
-        "group/full_copies.cpp",
+        "group/full_copies_values.cpp",
         "  if (pending_) pending_->settle();\n",
         "",
         "FullyShardStateDictLoad.LoadMakesKeptCopiesStale",
@@ -80,7 +80,7 @@ LATE = [
     _late(
         "free memory of the pool while another stream still uses it",
         "comm/buffers.cpp",
-        "  for (const auto& [memory, last_use] : idle_) last_use.tell_allocator(memory);\n",
+        "  idle.last_use.tell_allocator(idle.memory);\n",
         "",
         "LateEngine.MemoryGoesBackToItsAllocatorAfterItsLastUse",
     ),

@@ -6,6 +6,7 @@ test/python/unit/test_mutants.py holds that each has its place.
 from __future__ import annotations
 
 from ahead import AHEAD
+from checkpoints import CHECKPOINTS
 from copies import COPIES
 from fronts import FRONTS
 from hybrid import HYBRID
@@ -39,4 +40,5 @@ MUTANTS = [
     *PYTHON_FRONT,
     *MESHES,
     *LATE,
+    *CHECKPOINTS,
 ]

@@ -42,9 +42,9 @@ MESHES = [
     ),
     Mutant(
         "add up experts over their own mesh alone",
-        "csrc/nn/clip_grad_norm.cpp",
-        "ranks_of(unit) < ranks_of(*widest)",
-        "ranks_of(unit) < 0",
+        "csrc/nn/unit_meshes.h",
+        "unit->ranks().world() < widest_->ranks().world()",
+        "unit->ranks().world() < 0",
         suites=_MESH,
     ),
     Mutant(

@@ -83,9 +83,9 @@ class SHARDWISE_API Unit {
   /// two axes each rank decides when its second sums start, so ranks that wait here could wait for each other for ever.
   Unit& set_custom_all_gather(const CustomCollective& collective);
   Unit& set_custom_reduce_scatter(const CustomCollective& collective);
-  /// Whether this unit's gathers and sums use memory that their process groups provide (default: no): NCCL's is known to
-  /// the network beforehand, and sending needs fewer of a GPU's cores. Such memory serves its process group alone, so
-  /// the pool keeps more. All ranks must set the same. Raises Error if a process group has no such memory, or if the
+  /// Whether this unit's gathers and sums use memory that their process groups provide (default: no): NCCL's is known
+  /// to the network beforehand, and sending needs fewer of a GPU's cores. Such memory serves its process group alone,
+  /// so the pool keeps more. All ranks must set the same. Raises Error if a process group has no such memory, or if the
   /// unit has collectives of the user's own.
   Unit& set_memory_from_process_group(bool value);
   /// Whether gradients are in place when a backward of this tree of units returns (default). If not, the last sums may

@@ -69,11 +69,8 @@ TEST(LateEstimate, PeaksOfSteps) {
       (void)at::empty({1}, late_device(rank.rank()));
       const auto before = static_cast<int64_t>(device.used());
       auto plain = on_meta(net);
-      const auto more = EstimateOptions()
-                            .units(layers_of(plain))
-                            .copies(copies)
-                            .optimizer_factor(0)
-                            .device(late_device().type());
+      const auto more =
+          EstimateOptions().units(layers_of(plain)).copies(copies).optimizer_factor(0).device(late_device().type());
       const auto estimate = estimate_memory(plain, options, rank.world_size(), more);
       auto model = net();
       for (size_t i = 0; i + 1 < model->size(); i += 2) fully_shard(model->ptr(i), options);

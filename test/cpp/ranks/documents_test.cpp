@@ -8,6 +8,7 @@
 #include <unistd.h>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 
 namespace shardwise::test::documents {
 namespace {
@@ -144,6 +145,29 @@ void own_archives(const std::string& folder) {
   torch::load(optimizer, folder + "/optimizer-" + own);
 }
 
+/// In a folder that all ranks see: they are processes, and have only the port in common.
+void sharded() {
+  auto model = std::make_shared<Model>();
+  const auto mesh = Mesh::shared();
+  shardwise::fully_shard(model, shardwise::FullyShardOptions().mesh(mesh));
+  torch::optim::AdamW optimizer(model->parameters(), 1e-3);
+  step(*model, optimizer);
+  const auto expected = shardwise::full_state_dict(model);
+  const auto folder = c10::str(P_tmpdir, "/shardwise-documents-", std::getenv("MASTER_PORT"));
+  {
+    shardwise::save(folder, model, optimizer, shardwise::SaveOptions().values({{"step", int64_t{100}}}));
+    const auto loaded = shardwise::load(folder, model, optimizer);
+    const auto step = std::get<int64_t>(loaded.values.at("step"));
+    EXPECT_EQ(step, 100);
+  }
+  step(*model, optimizer);
+  shardwise::load(folder, model, optimizer);
+  const auto now = shardwise::full_state_dict(model);
+  for (const auto& entry : now) EXPECT_TRUE(entry.value().equal(expected[entry.key()])) << entry.key();
+  mesh.barrier();
+  if (mesh.rank() == 0) std::filesystem::remove_all(folder);
+}
+
 } // namespace
 
 TEST(Documents, CodeOfThePages) {
@@ -161,6 +185,7 @@ TEST(Documents, CodeOfThePages) {
         const Folder folder;
         whole_models(folder.path + "/model.pt");
         own_archives(folder.path);
+        sharded();
       },
       options);
 }

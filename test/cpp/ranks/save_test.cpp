@@ -26,9 +26,11 @@ struct Division {
 const std::vector<Division> kDivisions{
     {"plain", 1, [](Rank&, Stack&) {}},
     {"rows of 2", 2, [](Rank& rank, Stack& model) { shard_stack(model, sharded_on(rank)); }},
-    {"flat on 3", 3,
-     [](Rank& rank, Stack& model) { shard_stack(model, sharded_on(rank).layout(ShardLayout::flat)); }},
-    {"2 copies of 2", 4, [](Rank& rank, Stack& model) { shard_stack(model, hybrid_on(rank, {2, 2})); }},
+    {"flat on 3", 3, [](Rank& rank, Stack& model) { shard_stack(model, sharded_on(rank).layout(ShardLayout::flat)); }},
+    {"2 copies of 2", 4,
+     [](Rank& rank, Stack& model) {
+       shard_stack(model, hybrid_on(rank, {2, 2}));
+     }},
     {"copies", 2, [](Rank& rank, Stack& model) { replicate(model, ReplicateOptions().mesh(rank.mesh())); }},
     {"one unit of 4", 4, [](Rank& rank, Stack& model) { fully_shard(model, sharded_on(rank)); }},
 };
@@ -220,10 +222,11 @@ TEST(Save, ARankThatFailsFailsOnAllAndWhatWasThereStays) {
     StateDict tensors;
     // No file of safetensors can have it.
     if (rank.rank() == 1) tensors.insert("quantized", torch::empty({2}, at::kBits8));
-    expect_error<std::exception>(
-        [&] { save(path, model, SaveOptions().tensors(tensors)); }, {"program.quantized"});
+    expect_error<std::exception>([&] { save(path, model, SaveOptions().tensors(tensors)); }, {"program.quantized"});
     expect_error<Error>(
-        [&] { save(path, model, SaveOptions().values({{"step", int64_t{rank.rank()}}})); },
+        [&] {
+          save(path, model, SaveOptions().values({{"step", int64_t{rank.rank()}}}));
+        },
         {"rank 1 saves a checkpoint with the values {\"step\": 1}, but rank 0"});
     const auto other = torch::zeros({rank.rank() + 1});
     StateDict sizes;
@@ -251,8 +254,7 @@ TEST(Save, ABrokenFileIsNamedOnAllRanks) {
       write_to(broken, static_cast<int64_t>(std::filesystem::file_size(broken)) - 1, '\x55');
     }
     rank.mesh().barrier();
-    expect_error<Error>(
-        [&] { load(path, model); }, {std::filesystem::path(broken).filename().string()});
+    expect_error<Error>([&] { load(path, model); }, {std::filesystem::path(broken).filename().string()});
   });
 }
 

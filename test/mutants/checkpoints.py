@@ -1,0 +1,64 @@
+"""The files of checkpoints: what makes them survive a crash, and what is verified before it is used."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+CHECKPOINTS = [
+    Mutant(
+        "rename a checkpoint whose files are not synced",
+        "csrc/files/tensor_writer.cpp",
+        "  file->sync();\n",
+        "",
+    ),
+    Mutant(
+        "rename a checkpoint whose folder is not synced",
+        "csrc/files/saving.cpp",
+        "  write_marker(disk, saving.folder, marker);\n  disk.sync_folder(saving.folder);\n",
+        "  write_marker(disk, saving.folder, marker);\n",
+    ),
+    Mutant(
+        "write the marker when the checkpoint is in its place",
+        "csrc/files/saving.cpp",
+        "  write_marker(disk, saving.folder, marker);\n  disk.sync_folder(saving.folder);\n"
+        "  const auto before = put_in_place(disk, saving);\n",
+        "  const auto before = put_in_place(disk, saving);\n"
+        "  write_marker(disk, saving.place, marker);\n  disk.sync_folder(saving.place);\n",
+    ),
+    Mutant(
+        "remove the checkpoint before while the new one may be lost",
+        "csrc/files/saving.cpp",
+        "  disk.sync_folder(folder_of(saving.place));\n",
+        "",
+    ),
+    Mutant(
+        "take what is aside after an error for the checkpoint that failed",
+        "csrc/files/saving.cpp",
+        "return !marker || marker->save == saving.owner.text();",
+        "return true;",
+    ),
+    Mutant(
+        "remove old steps while the newest may be lost",
+        "csrc/files/steps.cpp",
+        "  disk.sync_folder(root);\n  for",
+        "  for",
+    ),
+    Mutant(
+        "read a header that is not verified",
+        "csrc/files/tensor_reader.cpp",
+        " || checksum(start) != record_->header_checksum",
+        "",
+    ),
+    Mutant(
+        "believe a marker that is not verified",
+        "csrc/files/marker.cpp",
+        "if (expected != checksum(text))",
+        "if (!expected)",
+    ),
+    Mutant(
+        "follow an index out of its folder",
+        "csrc/files/hugging_face_index.cpp",
+        "if (file == nullptr || !is_tensor_file(*file)) {",
+        "if (file == nullptr) {",
+    ),
+]
