@@ -44,6 +44,12 @@ CHECKPOINTS = [
         "  for",
     ),
     Mutant(
+        "hand out values that are not verified",
+        "csrc/files/tensor_reader.cpp",
+        "if (!record_ || checksum(bytes) ==",
+        "if (!record_ || !buffer_ || checksum(bytes) ==",
+    ),
+    Mutant(
         "read a header that is not verified",
         "csrc/files/tensor_reader.cpp",
         " || checksum(start) != record_->header_checksum",

@@ -162,6 +162,10 @@ TEST_CASE("checkpoint files: a reader verifies the blocks that it touches, and o
     // Nor after another error of the same block.
     CHECK_THROWS_AS(read(from, count), Error);
   }
+  // A block that goes straight to where it is wanted, before any other.
+  TensorReader fresh(disk, "f", record);
+  std::vector<std::byte> block(static_cast<size_t>(kBlockBytes));
+  CHECK_THROWS_WITH(fresh.read(kBlockBytes, block, "x"), Catch::Contains(where));
   CHECK_THROWS_AS(read(numel - 1, 2), ValueError);
   CHECK_THROWS_AS(read(-1, 2), ValueError);
 }
