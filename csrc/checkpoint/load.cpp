@@ -1,3 +1,4 @@
+#include "base/listed.h"
 #include "checkpoint/load_pieces.h"
 #include "checkpoint/module_pieces.h"
 #include "checkpoint/module_ranks.h"
@@ -6,19 +7,18 @@
 #include <shardwise/error.h>
 #include <shardwise/save.h>
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
+#include <map>
 #include <set>
 
 namespace shardwise {
 namespace {
 
-using checkpoint::Piece;
-
-std::string listed(const char* title, const std::vector<std::string>& items) {
-  return items.empty() ? "" : c10::str("\n  ", title, ": ", c10::Join(", ", items));
-}
+using base::listed;
 
 /// What a checkpoint brings to one rank: first compared, then read.
 class Loading {
@@ -124,36 +124,40 @@ class Loading {
     target.copy_(values);
   }
 
+  /// What the checkpoint has for a parameter.
+  std::vector<optim::StateItem> items_of(const optim::NamedParameter& parameter) const {
+    auto items = optim::items_of(parameter, *optimizer_);
+    std::erase_if(items, [&](const auto& item) { return !keys_.contains(item.key); });
+    return items;
+  }
+
   // Options first, since what has to be kept for a parameter follows from them.
   void read_optimizer() {
     using Kind = optim::StateItem::Kind;
     for (const auto& parameter : parameters_) {
-      auto items = optim::items_of(parameter, *optimizer_);
-      std::erase_if(items, [&](const auto& item) { return !keys_.contains(item.key); });
       StateDict options;
-      for (const auto& item : items) {
+      for (const auto& item : items_of(parameter)) {
         if (item.kind == Kind::option) options.insert(item.name, state_[item.key]);
       }
       optimizer_->set_options(parameter.group, options);
     }
     for (const auto& parameter : parameters_) {
       optim::ParameterState state;
-      bool any = false;
-      for (const auto& item : optim::items_of(parameter, *optimizer_)) {
-        if (!keys_.contains(item.key)) continue;
-        any = true;
+      const auto items = items_of(parameter);
+      for (const auto& item : items) {
         if (item.kind == Kind::number) state.numbers.insert(item.name, state_[item.key].reshape({}));
-        if (item.kind != Kind::tensor) continue;
-        const auto name = checkpoint::kOptimizer + item.key;
-        const auto like = parameter.entry.tensor.detach();
-        auto piece = checkpoint::piece_like(parameter.entry, name, like);
-        // In the dtype in which it was saved; the optimizer casts it.
-        piece.values =
-            at::empty(like.sizes(), at::TensorOptions(at::kMeta).dtype(folder_.index().tensors.at(name).dtype));
-        state.tensors.insert(item.name, checkpoint::read_piece(folder_, piece));
+        if (item.kind == Kind::tensor) state.tensors.insert(item.name, read_state(parameter, item));
       }
-      if (any) optimizer_->set(parameter.entry.tensor, state);
+      if (!items.empty()) optimizer_->set(parameter.entry.tensor, state);
     }
+  }
+
+  /// In the dtype in which it was saved; the optimizer casts it.
+  at::Tensor read_state(const optim::NamedParameter& parameter, const optim::StateItem& item) {
+    const auto name = checkpoint::kOptimizer + item.key;
+    const auto kind = at::TensorOptions(at::kMeta).dtype(folder_.index().tensors.at(name).dtype);
+    const auto like = at::empty(parameter.entry.tensor.sizes(), kind);
+    return checkpoint::read_piece(folder_, checkpoint::piece_like(parameter.entry, name, like));
   }
 
   // Lists are another program's.

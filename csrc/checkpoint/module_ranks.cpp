@@ -32,7 +32,7 @@ Ranks ranks_of(const nn::ModuleState& module, const std::optional<Mesh>& mesh, c
   }
   if (mesh) return ranks_on(*mesh, function);
   if (meshes.empty()) return {};
-  const auto unit = meshes.front();
+  const auto& unit = meshes.front();
   auto exchange = [unit, what = "an exchange of " + function](const std::string& mine) {
     return comm::gather_texts(mine, unit->ranks().axes(), unit->mesh().device(), what, unit->own_counters());
   };

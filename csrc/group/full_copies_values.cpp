@@ -29,7 +29,7 @@ std::vector<at::Tensor> FullCopies::gather_pieces(
     dtype = dtype ? at::promoteTypes(*dtype, pieces[i].scalar_type()) : pieces[i].scalar_type();
   }
   if (!dtype) return std::vector<at::Tensor>(pieces.size());
-  const auto part = at::zeros({layout_.part}, kinds_.full.dtype(*dtype));
+  const auto part = at::zeros({layout_.part}, kinds_.full.dtype(dtype));
   for (size_t i = 0; i < pieces.size(); ++i) {
     if (pieces[i].defined()) piece_in(part, layout_.cuts[i], rank_, 0).copy_(pieces[i]);
   }

@@ -1,5 +1,6 @@
 #include <shardwise/state_dict.h>
 
+#include "base/listed.h"
 #include "group/leaf_storage.h"
 #include "nn/first_rank.h"
 #include "nn/module_state.h"
@@ -65,9 +66,7 @@ Match match(const nn::ModuleState& state, const StateDict& dict) {
   return match;
 }
 
-std::string listed(const char* title, const std::vector<std::string>& items) {
-  return items.empty() ? "" : c10::str("\n  ", title, ": ", c10::Join(", ", items));
-}
+using base::listed;
 
 std::string error_of(const Match& match, bool strict, int rank) {
   std::string lines;

@@ -132,8 +132,7 @@ std::string why_sizes_differ(const engine::Unit& unit, const Touch& touch) {
       at::IntArrayRef(whole),
       ", those of the whole parameter. The state of an optimizer that was saved for whole parameters does not fit "
       "shards: load state that this model saved on the same number of ranks, each rank its own; or give whole tensors "
-      "to "
-      "load_full_optimizer_state_dict().");
+      "to load_full_optimizer_state_dict().");
 }
 
 std::string read_past_operations(const std::string& names) {

@@ -25,8 +25,8 @@ struct Moments {
 };
 
 template <typename State>
-Moments<State> moments_of(const optim::FusedBatches& batches, optim::FusedBatch batch, bool amsgrad) {
-  Moments<State> moments{.batch = std::move(batch)};
+Moments<State> moments_of(const optim::FusedBatches& batches, const optim::FusedBatch& batch, bool amsgrad) {
+  Moments<State> moments{.batch = batch};
   for (size_t i = 0; i < moments.batch.parameters.size(); ++i) {
     auto& state = batches.state<optim::CountedState<State>, State>(moments.batch, i);
     const auto take = [&](at::Tensor& kept, std::vector<at::Tensor>& list) {
@@ -54,9 +54,8 @@ void step_fused(
   };
   const optim::FusedBatches batches(optimizer, name);
   std::vector<Moments<State>> all;
-  for (auto& batch : batches.all()) {
-    const bool amsgrad = options_of(batch.group).amsgrad();
-    all.push_back(moments_of<State>(batches, std::move(batch), amsgrad));
+  for (const auto& batch : batches.all()) {
+    all.push_back(moments_of<State>(batches, batch, options_of(batch.group).amsgrad()));
   }
   for (const auto& [batch, states, averages, squares, largest, counts] : all) {
     const auto scale = given.on(batch.device);

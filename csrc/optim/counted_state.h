@@ -67,7 +67,7 @@ class CountedState final : public State, public StepCount {
   State settled() const {
     auto copy = *this;
     copy.settle();
-    return copy;
+    return static_cast<const State&>(copy); // NOLINT(cppcoreguidelines-slicing): what torch keeps, and no more
   }
 
   at::Tensor count_;

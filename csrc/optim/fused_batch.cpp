@@ -2,6 +2,7 @@
 
 #include "base/compute_guard.h"
 #include "engine/front_end.h"
+#include "nn/gradient_norm.h"
 
 #include <shardwise/error.h>
 
@@ -41,8 +42,7 @@ bool is_fusible(at::ScalarType dtype) {
 }
 
 at::Tensor moved(const at::Tensor& tensor, at::Device device) {
-  if (!tensor.defined() || tensor.device() == device) return tensor;
-  return tensor.to(device, tensor.scalar_type(), /*non_blocking=*/!device.is_cpu());
+  return tensor.defined() ? nn::moved_to(tensor, device) : tensor;
 }
 
 } // namespace

@@ -1,4 +1,5 @@
 #include "base/compute_guard.h"
+#include "base/listed.h"
 #include "base/on_host.h"
 #include "base/reason.h"
 #include "nn/first_rank.h"
@@ -13,12 +14,9 @@
 namespace shardwise {
 namespace {
 
+using base::listed;
 using optim::NamedParameter;
 using optim::StateItem;
-
-std::string listed(const char* title, const std::vector<std::string>& items) {
-  return items.empty() ? "" : c10::str("\n  ", title, ": ", c10::Join(", ", items));
-}
 
 std::string error_of(const optim::StateMatch& match, const std::string& optimizer, bool strict, int64_t rank) {
   std::string lines;

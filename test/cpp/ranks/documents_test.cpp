@@ -1,11 +1,11 @@
 // The C++ code that the pages of docs/ show. test/python/unit/test_docs.py looks whether all of it is here.
+#include "support/folder.h"
 #include "support/processes.h"
 
 #include <shardwise/shardwise.h>
 
 #include <gtest/gtest.h>
 
-#include <unistd.h>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -22,23 +22,6 @@ struct Model : torch::nn::Module {
     return x;
   }
   torch::nn::ModuleList blocks = register_module("blocks", torch::nn::ModuleList());
-};
-
-/// A new one, and gone in the end with the files that these functions write.
-struct Folder {
-  Folder() {
-    path += "/shardwise-documents-XXXXXX";
-    if (mkdtemp(path.data()) == nullptr) throw std::runtime_error("no folder " + path);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() {
-    for (const auto* file : {"model", "model-0", "model-1", "optimizer-0", "optimizer-1"}) {
-      unlink((path + "/" + file + ".pt").c_str());
-    }
-    rmdir(path.c_str());
-  }
-  std::string path = P_tmpdir;
 };
 
 template <typename Optimizer>
@@ -182,9 +165,9 @@ TEST(Documents, CodeOfThePages) {
         optimizers();
         choosing();
         rank.step("files");
-        const Folder folder;
-        whole_models(folder.path + "/model.pt");
-        own_archives(folder.path);
+        const TemporaryFolder folder;
+        whole_models(folder / "model.pt");
+        own_archives(folder.path());
         sharded();
       },
       options);

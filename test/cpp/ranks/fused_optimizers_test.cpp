@@ -6,28 +6,13 @@
 namespace shardwise::test {
 namespace {
 
-/// A wrapped model that one of ours trains, beside a plain one with torch's own.
-struct Trained {
-  Trained(Rank& rank, const OptimizerPair& optimizers, const std::function<void(Stack&)>& wrap) : rank(rank) {
-    wrap(ours);
-    mine = optimizers.ours(ours->parameters());
-    theirs = optimizers.theirs(reference->parameters());
+/// Both have the same values after each step.
+void train_alike(Beside& both, const std::string& what, int steps = 4) {
+  for (int step = 0; step < steps; ++step) {
+    both.train(step, 1);
+    assert_state(full_state_dict(both.ours), plain_state(*both.reference), c10::str(what, ", step ", step));
   }
-  void train(const std::string& what, int steps = 4) {
-    for (int step = 0; step < steps; ++step) {
-      mine->zero_grad();
-      theirs->zero_grad();
-      stack_loss(ours, step, rank.rank()).backward();
-      reference_backward(rank, [&](int r) { return stack_loss(reference, step, r); });
-      mine->step();
-      theirs->step();
-      assert_state(full_state_dict(ours), plain_state(*reference), c10::str(what, ", step ", step));
-    }
-  }
-  Rank& rank;
-  Stack ours, reference;
-  std::unique_ptr<torch::optim::Optimizer> mine, theirs;
-};
+}
 
 torch::Tensor branches_loss(Branches& model, int step, int rank, const std::vector<std::string>& use) {
   return model->forward(batch(step, rank, 3), use).pow(2).sum();
@@ -43,7 +28,8 @@ TEST(FusedOptimizers, TrainAsTorchsDoInOneProcess) {
         if (!takes_all && name != "rows") continue;
         const auto what = optimizers.name + ", " + name;
         rank.step(what);
-        Trained(rank, optimizers, [&](Stack& model) { wrap(model, rank); }).train(what);
+        Beside both(rank, optimizers, [&](Stack& model) { wrap(model, rank); });
+        train_alike(both, what);
       }
     }
   });
@@ -54,9 +40,9 @@ TEST(FusedOptimizers, OnAMeshOfTwoAxes) {
     const auto mesh = rank.mesh({{"copies", 2}, {"shards", 2}});
     for (const auto layout : {ShardLayout::rows, ShardLayout::flat}) {
       for (const auto& optimizers : {optimizer_pairs().front(), optimizer_pairs().back()}) {
-        Trained(rank, optimizers, [&](Stack& model) {
-          shard_stack(model, FullyShardOptions().mesh(mesh).layout(layout));
-        }).train(optimizers.name);
+        Beside both(
+            rank, optimizers, [&](Stack& model) { shard_stack(model, FullyShardOptions().mesh(mesh).layout(layout)); });
+        train_alike(both, optimizers.name);
       }
     }
   });
@@ -181,22 +167,13 @@ TEST(FusedOptimizers, FrozenParametersAndThoseFreedAgain) {
 TEST(FusedOptimizers, MadeOnTheMetaDevice) {
   on_worlds([](Rank& rank) {
     for (const auto& optimizers : optimizer_pairs()) {
-      auto ours = on_meta([] { return Stack(); });
-      Stack reference;
-      shard_stack(ours, sharded_on(rank).broadcast(false));
-      const auto mine = optimizers.ours(ours->parameters());
-      const auto theirs = optimizers.theirs(reference->parameters());
-      to_empty(ours);
-      load_full_state_dict(ours, full_state_dict(reference));
-      for (int step = 0; step < 3; ++step) {
-        mine->zero_grad();
-        theirs->zero_grad();
-        stack_loss(ours, step, rank.rank()).backward();
-        reference_backward(rank, [&](int r) { return stack_loss(reference, step, r); });
-        mine->step();
-        theirs->step();
-        assert_state(full_state_dict(ours), plain_state(*reference), c10::str(optimizers.name, ", step ", step));
-      }
+      Beside both(rank, optimizers, [&](Stack& model) {
+        model = on_meta([] { return Stack(); });
+        shard_stack(model, sharded_on(rank).broadcast(false));
+      });
+      to_empty(both.ours);
+      load_full_state_dict(both.ours, full_state_dict(both.reference));
+      train_alike(both, optimizers.name, 3);
     }
   });
 }

@@ -38,6 +38,28 @@ inline std::vector<OptimizerPair> optimizer_pairs() {
   };
 }
 
+/// A wrapped model that one of ours trains, beside a plain one with torch's own, on the same data.
+struct Beside {
+  Beside(Rank& rank, const OptimizerPair& pair, const std::function<void(Stack&)>& wrap) : rank(rank) {
+    wrap(ours);
+    mine = pair.ours(ours->parameters());
+    theirs = pair.theirs(reference->parameters());
+  }
+  void train(int first, int steps) {
+    for (int step = first; step < first + steps; ++step) {
+      mine->zero_grad();
+      theirs->zero_grad();
+      stack_loss(ours, step, rank.rank()).backward();
+      reference_backward(rank, [&](int r) { return stack_loss(reference, step, r); });
+      mine->step();
+      theirs->step();
+    }
+  }
+  Rank& rank;
+  Stack ours, reference;
+  std::unique_ptr<torch::optim::Optimizer> mine, theirs;
+};
+
 /// A dict of ours as what assert_state() compares with.
 inline std::map<std::string, torch::Tensor> map_of(const StateDict& dict) {
   std::map<std::string, torch::Tensor> values;

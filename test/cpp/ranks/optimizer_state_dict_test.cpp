@@ -15,28 +15,6 @@ std::vector<OptimizerPair> all_optimizer_pairs() {
   return pairs;
 }
 
-/// A wrapped model and a plain one, each with its optimizer, on the same data.
-struct Beside {
-  Beside(Rank& rank, const OptimizerPair& pair, const std::function<void(Stack&)>& wrap) : rank(rank) {
-    wrap(ours);
-    mine = pair.ours(ours->parameters());
-    theirs = pair.theirs(reference->parameters());
-  }
-  void train(int first, int steps) {
-    for (int step = first; step < first + steps; ++step) {
-      mine->zero_grad();
-      theirs->zero_grad();
-      stack_loss(ours, step, rank.rank()).backward();
-      reference_backward(rank, [&](int r) { return stack_loss(reference, step, r); });
-      mine->step();
-      theirs->step();
-    }
-  }
-  Rank& rank;
-  Stack ours, reference;
-  std::unique_ptr<torch::optim::Optimizer> mine, theirs;
-};
-
 void assert_optimizer_state(const StateDict& ours, const StateDict& expected, const std::string& what) {
   ASSERT_EQ(ours.keys(), expected.keys()) << what;
   for (const auto& item : expected) {

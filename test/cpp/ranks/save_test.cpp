@@ -91,7 +91,7 @@ std::string one_file(const std::string& folder) {
 TEST(Save, AnyDivisionLoadsWhatAnyOtherSaved) {
   const TemporaryFolder folder;
   for (const auto& from : kDivisions) {
-    const auto path = folder.path() + "/" + from.name;
+    const auto path = folder / from.name;
     Whole saved;
     run_ranks(from.world, [&](Rank& rank) {
       auto model = counted_stack();
@@ -123,7 +123,7 @@ TEST(Save, AResumedRunGoesOnBitForBit) {
   const TemporaryFolder folder;
   for (const auto& division : kDivisions) {
     SCOPED_TRACE(division.name);
-    const auto path = folder.path() + "/step";
+    const auto path = folder / "step";
     Whole straight;
     run_ranks(division.world, [&](Rank& rank) {
       auto model = counted_stack();
@@ -165,13 +165,13 @@ TEST(Save, DtypesAndTheProgramsTensors) {
       StateDict tensors;
       tensors.insert("common", torch::arange(4));
       tensors.insert(c10::str("of rank ", rank.rank()), torch::full({2}, rank.rank()));
-      save(folder.path() + "/step", model, SaveOptions().tensors(tensors).values({{"name", std::string("a")}}));
+      save(folder / "step", model, SaveOptions().tensors(tensors).values({{"name", std::string("a")}}));
       auto other = make();
       {
         const torch::NoGradGuard no_grad;
         for (auto& parameter : other->parameters()) parameter.zero_();
       }
-      const auto loaded = load(folder.path() + "/step", other);
+      const auto loaded = load(folder / "step", other);
       expect_same(full_state_dict(other), full_state_dict(model));
       EXPECT_EQ(loaded.tensors.size(), 3);
       EXPECT_TRUE(at::equal(loaded.tensors["common"], torch::arange(4)));
@@ -183,7 +183,7 @@ TEST(Save, DtypesAndTheProgramsTensors) {
 
 TEST(Save, WhatDoesNotFitIsToldBeforeAnythingChanges) {
   const TemporaryFolder folder;
-  const auto path = folder.path() + "/step";
+  const auto path = folder / "step";
   run_ranks(2, [&](Rank& rank) {
     Stack model;
     shard_stack(model, sharded_on(rank));
@@ -208,13 +208,13 @@ TEST(Save, WhatDoesNotFitIsToldBeforeAnythingChanges) {
     expect_error<Error>(
         [&] { load(path, model, optimizer); },
         {"missing in the checkpoint: optimizer.param_groups.embedding.weight.lr"});
-    expect_error<Error>([&] { load(folder.path() + "/other", model); }, {folder.path() + "/other"});
+    expect_error<Error>([&] { load(folder / "other", model); }, {folder / "other"});
   });
 }
 
 TEST(Save, ARankThatFailsFailsOnAllAndWhatWasThereStays) {
   const TemporaryFolder folder;
-  const auto path = folder.path() + "/step";
+  const auto path = folder / "step";
   run_ranks(3, [&](Rank& rank) {
     Stack model;
     shard_stack(model, sharded_on(rank));
@@ -243,7 +243,7 @@ TEST(Save, ARankThatFailsFailsOnAllAndWhatWasThereStays) {
 
 TEST(Save, ABrokenFileIsNamedOnAllRanks) {
   const TemporaryFolder folder;
-  const auto path = folder.path() + "/step";
+  const auto path = folder / "step";
   std::string broken;
   run_ranks(2, [&](Rank& rank) {
     Stack model;
@@ -260,7 +260,7 @@ TEST(Save, ABrokenFileIsNamedOnAllRanks) {
 
 TEST(Save, TheNewestSteps) {
   const TemporaryFolder folder;
-  const auto root = folder.path() + "/run";
+  const auto root = folder / "run";
   EXPECT_FALSE(newest_step(root));
   run_ranks(2, [&](Rank& rank) {
     Stack model;
@@ -283,7 +283,7 @@ TEST(Save, TheNewestSteps) {
 
 TEST(Save, APlainModuleOfSeveralRanks) {
   const TemporaryFolder folder;
-  const auto path = folder.path() + "/step";
+  const auto path = folder / "step";
   run_ranks(2, [&](Rank& rank) {
     Stack model;
     save(path, model, SaveOptions().mesh(rank.mesh()));

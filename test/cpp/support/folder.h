@@ -22,6 +22,9 @@ class TemporaryFolder {
   const std::string& path() const {
     return path_;
   }
+  std::string operator/(const std::string& name) const {
+    return path_ + "/" + name;
+  }
 
  private:
   std::string path_;

@@ -1,5 +1,6 @@
 #include "files/leftovers.h"
 #include "files/place.h"
+#include "support/folder.h"
 #include "support/form.h"
 #include "unit/files/faulty_disk.h"
 #include "unit/files/values.h"
@@ -21,31 +22,10 @@ using shardwise::test::by_form;
 using shardwise::test::Crash;
 using shardwise::test::FaultyDisk;
 using shardwise::test::some_values;
+using shardwise::test::TemporaryFolder;
 using Fault = FaultyDisk::Fault;
 
 namespace {
-
-/// A folder of this test's own.
-class Folder {
- public:
-  Folder() {
-    std::string text = std::filesystem::temp_directory_path() / "shardwise-XXXXXX";
-    path_ = mkdtemp(text.data());
-  }
-  Folder(const Folder&) = delete;
-  ~Folder() {
-    std::filesystem::remove_all(path_);
-  }
-  std::string operator/(const std::string& name) const {
-    return path_ + "/" + name;
-  }
-  const std::string& path() const {
-    return path_;
-  }
-
- private:
-  std::string path_;
-};
 
 /// Runs this in a process of its own; what it ends with.
 template <typename Do>
@@ -98,7 +78,7 @@ class WithoutExchange final : public Disk {
 } // namespace
 
 TEST_CASE("checkpoint disk: saves replace each other on a real one, and leave nothing beside") {
-  const Folder folder;
+  const TemporaryFolder folder;
   WithoutExchange without;
   for (auto* disk : {&Disk::real(), static_cast<Disk*>(&without)}) {
     for (const uint32_t seed : {1U, 2U, 3U}) {
@@ -110,7 +90,7 @@ TEST_CASE("checkpoint disk: saves replace each other on a real one, and leave no
 }
 
 TEST_CASE("checkpoint disk: faults at each point of a save on a real one leave a whole checkpoint") {
-  const Folder folder;
+  const TemporaryFolder folder;
   WithoutExchange without;
   int tried = 0;
   // Each save waits for the disk many times; memory_disk.h has all of them.
@@ -145,7 +125,7 @@ TEST_CASE("checkpoint disk: faults at each point of a save on a real one leave a
 }
 
 TEST_CASE("checkpoint disk: a link is read through, and never replaced") {
-  const Folder folder;
+  const TemporaryFolder folder;
   auto& disk = Disk::real();
   some_values(1).save(disk, folder / "runs/step-1/");
   std::filesystem::create_symlink("runs/step-1", folder / "latest");
@@ -160,7 +140,7 @@ TEST_CASE("checkpoint disk: a link is read through, and never replaced") {
 }
 
 TEST_CASE("checkpoint disk: a process that is killed leaves a leftover that others remove") {
-  const Folder folder;
+  const TemporaryFolder folder;
   auto& disk = Disk::real();
   some_values(1).save(disk, folder / "step");
   const auto status = status_of_child([&] {
@@ -178,7 +158,7 @@ TEST_CASE("checkpoint disk: a process that is killed leaves a leftover that othe
 }
 
 TEST_CASE("checkpoint disk: a folder that may not be written to is told") {
-  const Folder folder;
+  const TemporaryFolder folder;
   auto& disk = Disk::real();
   some_values(1).save(disk, folder / "step");
   chmod(folder.path().c_str(), 0555);
@@ -201,7 +181,7 @@ TEST_CASE("checkpoint disk: a folder that may not be written to is told") {
 }
 
 TEST_CASE("checkpoint disk: where there is no room the last checkpoint stays, and what was written goes") {
-  const Folder folder;
+  const TemporaryFolder folder;
   auto& disk = Disk::real();
   some_values(1).save(disk, folder / "step");
   const auto status = status_of_child([&] {
@@ -228,7 +208,7 @@ TEST_CASE("checkpoint disk: where there is no room the last checkpoint stays, an
 }
 
 TEST_CASE("checkpoint disk: a marker or an index of absurd size is refused, not read") {
-  const Folder folder;
+  const TemporaryFolder folder;
   auto& disk = Disk::real();
   const std::string name = GENERATE("shardwise.json", "model.safetensors.index.json");
   disk.create(folder / name);
@@ -240,7 +220,7 @@ TEST_CASE("checkpoint disk: a marker or an index of absurd size is refused, not 
 }
 
 TEST_CASE("checkpoint disk: errors say what was done to which file, and why") {
-  const Folder folder;
+  const TemporaryFolder folder;
   auto& disk = Disk::real();
   const auto file = folder / "file";
   disk.create(file);
