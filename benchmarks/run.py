@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import callgrind
+import checkpoint
 import collectives
 import gpu
 import host
@@ -29,7 +30,7 @@ from figures import Figure, save
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev")
-SUITES = ("host", "memory", "scale", "steps", "collectives", "overlap", "hosts", "gpu")
+SUITES = ("host", "memory", "scale", "steps", "collectives", "overlap", "hosts", "checkpoint", "gpu")
 
 
 def main() -> int:
@@ -111,6 +112,8 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
         yield from overlap.figures(BUILD, overlap.SHORT if options.quick else overlap.FULL)
     if "hosts" in options.suites:
         yield from hosts.suite(BUILD, *(hosts.SHORT if options.quick else hosts.FULL))
+    if "checkpoint" in options.suites:
+        yield from checkpoint.suite(checkpoint.SHORT if options.quick else checkpoint.FULL)
     if "gpu" in options.suites:
         yield from gpu.suite(BUILD, gpu.SHORT if options.quick else gpu.FULL)
 

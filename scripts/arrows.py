@@ -21,9 +21,9 @@ BELOW = {
     "engine": "base observe layout comm group",
     "nn": "base comm group engine",
     "optim": "base comm group engine nn",
-    "checkpoint": "base layout comm group engine nn optim files",
+    "saves": "base layout comm group engine nn optim files",
     "python_front": "base group engine",
-    "bindings": "base comm group engine observe python_front",
+    "bindings": "base comm group engine observe files saves python_front",
 }
 #: The only headers of a folder that others may include, if not all.
 DOORS = {"transport": {"transport/transport.h"}, "engine": {"engine/front_end.h"}}

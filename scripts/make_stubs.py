@@ -33,6 +33,7 @@ def made() -> str:
     # A class that is bound after the signatures that mention it, and bare dicts.
     text = text.replace("Unit | ...", "Unit | CppUnit")
     text = re.sub(r"\bdict\b(?!\[)", "dict[str, typing.Any]", text)
+    text = re.sub(r"\bcollections\.abc\.Callable\b(?!\[)", "collections.abc.Callable[..., typing.Any]", text)
     return "# Made by scripts/make_stubs.py from csrc/bindings.\n" + text
 
 

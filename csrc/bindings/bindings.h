@@ -14,6 +14,7 @@ void bind_options(pybind11::module_& module);
 void bind_unit(pybind11::module_& module);
 void bind_cpp_modules(pybind11::module_& module);
 void bind_estimate(pybind11::module_& module);
+void bind_checkpoint(pybind11::module_& module);
 
 /// For everything that may talk to other ranks, and must not hold the GIL meanwhile.
 using NoGil = pybind11::call_guard<pybind11::gil_scoped_release>;

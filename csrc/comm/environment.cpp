@@ -2,6 +2,7 @@
 
 #include "base/reason.h"
 #include "comm/device_backend.h"
+#include "comm/launcher.h"
 #include "comm/patience.h"
 
 #include <shardwise/error.h>
@@ -17,7 +18,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 #include <cstdlib>
 #include <limits>
 #include <map>
@@ -28,22 +28,12 @@ namespace shardwise::comm {
 namespace {
 
 constexpr int kLargest = std::numeric_limits<int>::max();
+/// torch's own, where nothing says more.
+constexpr int kUsualPort = 29500;
 
-std::optional<std::string> variable(const char* name) {
-  const char* value = std::getenv(name);
+std::optional<std::string> variable(const std::string& name) {
+  const char* value = std::getenv(name.c_str());
   return value == nullptr ? std::nullopt : std::optional<std::string>(value);
-}
-
-int number(const char* name, const std::string& text, int lowest, int highest) {
-  int value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || stop != end || value < lowest || value > highest) {
-    throw ValueError(c10::str(
-        "shardwise: the environment variable ", name, " is '", text, "'; it must be a whole number from ", lowest,
-        " to ", highest, "."));
-  }
-  return value;
 }
 
 std::string required(const char* name) {
@@ -52,9 +42,31 @@ std::string required(const char* name) {
     throw ValueError(c10::str(
         "shardwise: the environment variable ", name,
         " is not set, but others of RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are. Start the program with torchrun, "
-        "set all four, or set none of them for a world of one."));
+        "mpirun or srun, set all four, or set none of them for a world of one."));
   }
   return *std::move(text);
+}
+
+/// What a launcher without torchrun's variables says; MASTER_ADDR and MASTER_PORT come first where they are set.
+Environment environment_of(const Launched& told) {
+  Environment env;
+  env.rank = told.rank;
+  env.world_size = told.world_size;
+  env.local_rank = told.local_rank;
+  const auto address = variable("MASTER_ADDR").value_or("");
+  const auto port = variable("MASTER_PORT").value_or("");
+  if (told.world_size == 1 && address.empty()) return env;
+  env.master_address = address.empty() ? told.first_host : address;
+  if (env.master_address.empty()) {
+    throw ValueError(c10::str(
+        "shardwise: ", told.launcher, " started this process as rank ", told.rank, " of ", told.world_size,
+        " on several hosts, and nothing says which of them has rank 0. Set MASTER_ADDR to the name of that host, and "
+        "MASTER_PORT to a free port there, on all ranks (Open MPI: mpirun -x MASTER_ADDR=...). Seen: ",
+        told.seen, "."));
+  }
+  const auto usual = told.job.empty() ? kUsualPort : port_of(told.job);
+  env.master_port = port.empty() ? usual : number_in("MASTER_PORT", port, 1, 65535);
+  return env;
 }
 
 /// Whether a program listens on this port of this machine.
@@ -104,9 +116,12 @@ bool shared_memory_of_environment() {
 
 Environment Environment::read() {
   Environment env;
-  if (!variable("RANK") && !variable("WORLD_SIZE") && !variable("MASTER_ADDR") && !variable("MASTER_PORT")) return env;
-  env.world_size = number("WORLD_SIZE", required("WORLD_SIZE"), 1, kLargest);
-  env.rank = number("RANK", required("RANK"), 0, kLargest);
+  if (!variable("RANK") && !variable("WORLD_SIZE")) {
+    if (const auto told = find_launcher(variable)) return environment_of(*told);
+    if (!variable("MASTER_ADDR") && !variable("MASTER_PORT")) return env;
+  }
+  env.world_size = number_in("WORLD_SIZE", required("WORLD_SIZE"), 1, kLargest);
+  env.rank = number_in("RANK", required("RANK"), 0, kLargest);
   if (env.rank >= env.world_size) {
     throw ValueError(c10::str(
         "shardwise: the environment variable RANK is ", env.rank, ", but WORLD_SIZE is ", env.world_size,
@@ -118,8 +133,8 @@ Environment Environment::read() {
         "shardwise: the environment variable MASTER_ADDR is empty; it must be the name or address of rank 0's "
         "machine.");
   }
-  env.master_port = number("MASTER_PORT", required("MASTER_PORT"), 1, 65535);
-  if (const auto text = variable("LOCAL_RANK")) env.local_rank = number("LOCAL_RANK", *text, 0, kLargest);
+  env.master_port = number_in("MASTER_PORT", required("MASTER_PORT"), 1, 65535);
+  if (const auto text = variable("LOCAL_RANK")) env.local_rank = number_in("LOCAL_RANK", *text, 0, kLargest);
   env.agent_store = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
   return env;
 }

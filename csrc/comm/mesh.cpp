@@ -1,5 +1,6 @@
 #include <shardwise/mesh.h>
 
+#include "base/broken_pipes.h"
 #include "base/caller_lock.h"
 #include "comm/agreement.h"
 #include "comm/axis_group.h"
@@ -17,7 +18,6 @@
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include <csignal>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -25,15 +25,6 @@
 #include <tuple>
 
 namespace shardwise {
-namespace {
-
-void ignore_broken_pipes() {
-  struct sigaction current {};
-  if (sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
-}
-
-} // namespace
-
 struct Mesh::State {
   std::vector<Axis> axes;
   std::vector<int64_t> coordinates;
@@ -276,7 +267,7 @@ Mesh::Mesh(std::vector<Axis> axes, const MeshOptions& options) : state_(std::mak
         "shardwise: the sizes of ", state_->describe(), " multiply to ", state_->size(), ", but the world has ",
         env.world_size, " ranks (", options.store() ? "MeshOptions().world_size()" : "WORLD_SIZE", ")."));
   }
-  ignore_broken_pipes();
+  base::ignore_broken_pipes();
   auto store = options.store();
   if (!store) {
     state_->claim = std::make_unique<comm::EnvironmentClaim>();
@@ -305,7 +296,7 @@ Mesh Mesh::from_process_groups(
     throw ValueError(c10::str(
         "shardwise: a mesh got ", names.size(), " names for ", groups.size(), " process groups; give one name each."));
   }
-  ignore_broken_pipes();
+  base::ignore_broken_pipes();
   auto state = std::make_shared<State>();
   state->owns_groups = false;
   state->device = device;
@@ -372,6 +363,11 @@ c10::intrusive_ptr<c10d::ProcessGroup> Mesh::gather_group(const std::string& axi
 c10::intrusive_ptr<c10d::ProcessGroup> Mesh::sum_group(const std::string& axis) const {
   group(axis);
   return state_->of_units("sum", axis);
+}
+
+c10::intrusive_ptr<c10d::ProcessGroup> Mesh::save_group(const std::string& axis) const {
+  const auto size = group(axis)->getSize();
+  return size == 1 ? group(axis) : state_->beside("save", state_->index(axis), size);
 }
 
 c10::intrusive_ptr<c10d::ProcessGroup> Mesh::neighbours(const std::string& axis, int64_t count) const {

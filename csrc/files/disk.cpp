@@ -45,6 +45,12 @@ void write_all(DiskFile& file, Bytes bytes, const std::string& path) {
   }
 }
 
+void write_file(Disk& disk, const std::string& path, std::string_view text) {
+  const auto file = disk.create(path);
+  write_all(*file, std::as_bytes(std::span(text)), path);
+  file->sync();
+}
+
 void read_all(DiskFile& file, std::span<std::byte> bytes, int64_t offset, const std::string& path) {
   while (!bytes.empty()) {
     const auto read = file.read(bytes, offset);

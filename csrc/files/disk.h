@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace shardwise::files {
@@ -74,6 +75,8 @@ class SHARDWISE_API Disk {
 
 /// Writes all of it.
 SHARDWISE_API void write_all(DiskFile& file, Bytes bytes, const std::string& path);
+/// A new file with this text, which will survive a loss of power once its folder is synced.
+SHARDWISE_API void write_file(Disk& disk, const std::string& path, std::string_view text);
 /// Reads all of it.
 /// Raises Error where the file ends before.
 SHARDWISE_API void read_all(DiskFile& file, std::span<std::byte> bytes, int64_t offset, const std::string& path);

@@ -28,4 +28,9 @@ std::string tensor_file_name(int64_t shard, int64_t file, int64_t files) {
       "shard-", five_digits(shard), "-model-", five_digits(file), "-of-", five_digits(files), kTensorFileEnd);
 }
 
+std::string whole_file_name(int64_t file, int64_t files) {
+  if (files == 1) return std::string("model") + kTensorFileEnd;
+  return c10::str("model-", five_digits(file), "-of-", five_digits(files), kTensorFileEnd);
+}
+
 } // namespace shardwise::files

@@ -19,5 +19,7 @@ SHARDWISE_API bool is_tensor_file(std::string_view name);
 
 /// The name of one of a rank's files, as torch's HuggingFaceStorageWriter gives it: both numbers begin with 1.
 SHARDWISE_API std::string tensor_file_name(int64_t shard, int64_t file, int64_t files);
+/// The name of a file of a model that is no checkpoint of ranks, as Hugging Face's libraries give it.
+SHARDWISE_API std::string whole_file_name(int64_t file, int64_t files);
 
 } // namespace shardwise::files

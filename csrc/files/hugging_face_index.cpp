@@ -3,9 +3,10 @@
 #include "files/file_names.h"
 #include "files/header_keys.h"
 #include "files/in_quotes.h"
-#include "files/json.h"
 
 #include <c10/util/StringUtil.h>
+
+#include <utility>
 
 namespace shardwise::files {
 namespace {
@@ -34,6 +35,11 @@ std::map<std::string, std::string> read_hugging_face_index(Disk& disk, const std
     result.emplace(name, *file);
   }
   return result;
+}
+
+std::string hugging_face_index(Json::Object files_of_tensors, int64_t bytes) {
+  return json_text(
+      Json::Object{{"metadata", Json::Object{{"total_size", bytes}}}, {kWeightMap, std::move(files_of_tensors)}});
 }
 
 } // namespace shardwise::files

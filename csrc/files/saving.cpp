@@ -29,11 +29,7 @@ void make_folders(Disk& disk, const std::string& path) {
 void write_marker(Disk& disk, const std::string& folder, const Marker& marker) {
   const auto text = marker_text(marker);
   const auto path = folder + "/" + kNewMarkerName;
-  {
-    const auto file = disk.create(path);
-    write_all(*file, std::as_bytes(std::span(text)), path);
-    file->sync();
-  }
+  write_file(disk, path, text);
   disk.rename(path, folder + "/" + kMarkerName);
 }
 

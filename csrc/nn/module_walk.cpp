@@ -67,4 +67,11 @@ void add_all(const ModuleTensors& from, ModuleTensors& to) {
   add(from.buffers, to.buffers);
 }
 
+void add_parameter(const std::string& name, const at::Tensor& tensor, ModuleTensors& to) {
+  for (auto& known : to.parameters) {
+    if (known.tensor.is_same(tensor)) return known.names.push_back(name);
+  }
+  to.parameters.push_back({.names = {name}, .tensor = tensor});
+}
+
 } // namespace shardwise::nn

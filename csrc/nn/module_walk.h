@@ -27,4 +27,7 @@ ModuleTensors walk(const torch::nn::Module& module);
 /// Adds the tensors that are not in `to` yet. One that is there gets the new names.
 void add_all(const ModuleTensors& from, ModuleTensors& to);
 
+/// Adds a tensor, or another name of one that is there.
+void add_parameter(const std::string& name, const at::Tensor& tensor, ModuleTensors& to);
+
 } // namespace shardwise::nn

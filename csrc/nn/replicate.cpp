@@ -3,6 +3,12 @@
 #include "nn/unit_table.h"
 #include "nn/wrapping.h"
 
+#include <shardwise/error.h>
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+
 namespace shardwise {
 namespace {
 
@@ -23,7 +29,54 @@ Unit replicate_all(const nn::Modules& modules, const ReplicateOptions& options) 
       {.allow_aliases = options.allow_aliases()}));
 }
 
+void check_tensor(const std::string& name, const at::Tensor& tensor, at::Device device) {
+  const auto refuse = [&](const std::string& why) {
+    throw ValueError(c10::str("shardwise: replicate(): '", name, "' ", why));
+  };
+  if (!tensor.defined()) refuse("is undefined. Give tensors that have values.");
+  if (!tensor.requires_grad()) refuse("needs no gradient, so there is nothing to average. Leave it out.");
+  if (!tensor.is_leaf()) refuse("is the result of operations, and gets no gradient. Give the leaf it was made from.");
+  if (tensor.device() != device) {
+    refuse(c10::str("is on ", tensor.device(), ", but the mesh is on ", device, ". Make it there, or move it first."));
+  }
+}
+
+void check_options(const ReplicateOptions& options) {
+  if (options.mixed_precision().param_dtype() || options.mixed_precision().param_dtype_override() ||
+      options.cpu_offload()) {
+    throw ValueError(
+        "shardwise: replicate() of tensors has no mixed precision of parameters and no cpu_offload: only modules have "
+        "a forward in which values can be cast or moved. Register the tensors with a module, and wrap that.");
+  }
+}
+
 } // namespace
+
+Unit replicate(const torch::OrderedDict<std::string, at::Tensor>& tensors, const ReplicateOptions& options) {
+  check_options(options);
+  const auto mesh = options.mesh() ? *options.mesh() : Mesh::shared();
+  nn::ModuleTensors all;
+  for (const auto& item : tensors) {
+    check_tensor(item.key(), item.value(), mesh.device());
+    const auto is_same = [&](const at::Tensor& other) { return other.is_same(item.value()); };
+    const auto& ignored = options.ignored_parameters();
+    if (std::none_of(ignored.begin(), ignored.end(), is_same)) nn::add_parameter(item.key(), item.value(), all);
+  }
+  return Unit(nn::wrap(
+      {}, mesh, std::move(all.parameters), {},
+      {.replicates = true,
+       .layout = group::Layout::replicate,
+       .precision = options.mixed_precision(),
+       .broadcast = options.broadcast(),
+       .reshard_after_forward = false},
+      {}));
+}
+
+Unit replicate(const std::vector<at::Tensor>& tensors, const ReplicateOptions& options) {
+  torch::OrderedDict<std::string, at::Tensor> named;
+  for (size_t i = 0; i < tensors.size(); ++i) named.insert(c10::str("tensors[", i, "]"), tensors[i]);
+  return replicate(named, options);
+}
 
 Unit replicate(torch::nn::Module& module, const ReplicateOptions& options) {
   return replicate_all({&module}, options);

@@ -11,7 +11,7 @@ import torch._C._distributed_c10d
 import torch.distributed
 import torch.distributed.distributed_c10d
 import typing
-__all__: list[str] = ['Call', 'CppUnit', 'Error', 'EstimateOptions', 'GivenParameter', 'GradientReduction', 'MemoryEstimate', 'Mesh', 'Options', 'Outline', 'OutlineParameter', 'OutlineUnit', 'PeerError', 'Unit', 'Unsharding', 'ValueError', 'clip_grad_norm_', 'cpp_unit', 'estimate_memory', 'full_state_dict', 'fully_shard', 'has_unit', 'hollow', 'load_full_state_dict', 'make_record_file', 'make_transport', 'on_shared_memory', 'replicate', 'share_comm_context', 'start_record', 'stop_record']
+__all__: list[str] = ['BackgroundSave', 'Call', 'CppUnit', 'Error', 'EstimateOptions', 'GivenParameter', 'GradientReduction', 'MemoryEstimate', 'Mesh', 'Options', 'Outline', 'OutlineParameter', 'OutlineUnit', 'PeerError', 'Piece', 'Ranks', 'SavedFolder', 'Unit', 'Unsharding', 'ValueError', 'check_pieces', 'clip_grad_norm_', 'cpp_unit', 'estimate_memory', 'full_state_dict', 'fully_shard', 'has_unit', 'hollow', 'keep_newest_steps', 'load_full_state_dict', 'make_record_file', 'make_transport', 'merge_checkpoint', 'newest_step', 'on_shared_memory', 'replicate', 'save_pieces', 'share_comm_context', 'start_record', 'step_folder', 'stop_record', 'verify_checkpoint']
 class Error(RuntimeError):
     """
     What the engine raises; the message says what happened, where, and what to do.
@@ -309,8 +309,100 @@ class EstimateOptions:
     """
     def __init__(self, *, copies: typing.SupportsInt, rank: typing.SupportsInt, optimizer_factor: typing.SupportsFloat, reduce_scatter_max_input_buffers: typing.SupportsInt, keep_unsharded_storage: bool, device: torch.device | None) -> None:
         ...
+class Piece:
+    """
+    What a rank has of a tensor of a checkpoint.
+    """
+    def __init__(self, name: str, sizes: collections.abc.Sequence[typing.SupportsInt], boxes: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]], values: torch.Tensor) -> None:
+        """
+        `boxes`: offsets and sizes of each; their elements, one box after the other, are those of `values`.
+        """
+    @property
+    def name(self) -> str:
+        ...
+    @property
+    def sizes(self) -> list[int]:
+        ...
+    @property
+    def values(self) -> torch.Tensor:
+        ...
+class Ranks:
+    """
+    The ranks that save or load a checkpoint together.
+    """
+    @staticmethod
+    def beside(mesh: Mesh) -> Ranks:
+        """
+        Over process groups that nothing else uses, for saves in the background.
+        """
+    @typing.overload
+    def __init__(self) -> None:
+        """
+        A rank that is alone.
+        """
+    @typing.overload
+    def __init__(self, mesh: Mesh, function: str) -> None:
+        ...
+    def together(self, act: collections.abc.Callable[..., typing.Any]) -> None:
+        """
+        What raises on one rank raises on all.
+        """
+    @property
+    def rank(self) -> int:
+        ...
+    @property
+    def size(self) -> int:
+        ...
+class SavedFolder:
+    """
+    The tensors and values of a checkpoint.
+    """
+    def __init__(self, folder: str) -> None:
+        ...
+    def read_piece(self, piece: Piece) -> torch.Tensor:
+        """
+        New values like those of the piece.
+        """
+    def read_whole(self, name: str) -> torch.Tensor:
+        ...
+    @property
+    def files(self) -> list[str]:
+        ...
+    @property
+    def path(self) -> str:
+        ...
+    @property
+    def tensors(self) -> dict[str, tuple[torch.dtype, list[int]]]:
+        """
+        The dtype and the sizes of each.
+        """
+    @property
+    def values(self) -> dict[str, typing.Any]:
+        ...
+    @property
+    def world(self) -> int | None:
+        """
+        How many ranks wrote it; None where shardwise did not.
+        """
+class BackgroundSave:
+    """
+    Saves that are written while the program goes on.
+    """
+    def __init__(self) -> None:
+        ...
+    def begin(self, ranks: Ranks, beside: Ranks, folder: str, pieces: collections.abc.Sequence[Piece], values: dict[str, typing.Any]) -> None:
+        ...
+    def wait(self) -> None:
+        ...
+    @property
+    def is_under_way(self) -> bool:
+        ...
 class ValueError(Error, builtins.ValueError):
     pass
+def check_pieces(ranks: Ranks, pieces: collections.abc.Sequence[Piece]) -> None:
+    """
+    Raises Error unless all ranks together have each element.
+    """
 def clip_grad_norm_(parameters: collections.abc.Sequence[torch.Tensor], max_norm: typing.SupportsFloat, *, norm_type: typing.SupportsFloat, error_if_nonfinite: bool) -> torch.Tensor:
     ...
 def cpp_unit(module: typing.Any) -> CppUnit | None:
@@ -331,6 +423,8 @@ def hollow(sizes: collections.abc.Sequence[typing.SupportsInt], dtype: typing.An
     """
     A tensor of these sizes without memory, which a unit is to give it.
     """
+def keep_newest_steps(root: str, count: typing.SupportsInt) -> list[str]:
+    ...
 def load_full_state_dict(module: typing.Any, values: dict[str, typing.Any], *, strict: bool, broadcast_from_rank0: bool) -> tuple[list[str], list[str], int]:
     ...
 def make_record_file(folder: str, rank: typing.SupportsInt) -> str:
@@ -341,16 +435,30 @@ def make_transport(store: torch.distributed.distributed_c10d.Store, rank: typing
     """
     The back end of the direct transport; `names` are the numbers of its ranks in the default process group, or none for that group itself.
     """
+def merge_checkpoint(folder: str, to: str, most_bytes: typing.SupportsInt) -> list[str]:
+    """
+    Writes the model's tensors whole, as Hugging Face's libraries read them; returns the names of the files.
+    """
+def newest_step(root: str) -> tuple[int, str] | None:
+    ...
 def on_shared_memory(listener: typing.SupportsInt) -> None:
     """
     The address of a C function of the bytes that are more, for measurements.
     """
 def replicate(modules: collections.abc.Sequence[typing.Any], mesh: Mesh, options: Options, *, ignored: collections.abc.Sequence[torch.Tensor]) -> CppUnit:
     ...
+def save_pieces(ranks: Ranks, folder: str, pieces: collections.abc.Sequence[Piece], values: dict[str, typing.Any]) -> None:
+    ...
 def share_comm_context(units: collections.abc.Sequence[Unit | CppUnit]) -> None:
     ...
 def start_record() -> None:
     ...
+def step_folder(root: str, step: typing.SupportsInt) -> str:
+    ...
 def stop_record() -> str:
     ...
+def verify_checkpoint(folder: str) -> list[str]:
+    """
+    What is wrong with each file that is not what was saved.
+    """
 __version__: str

@@ -30,7 +30,7 @@ from shardwise._record import record
 if TYPE_CHECKING:
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
-    from shardwise import cpp
+    from shardwise import checkpoint, cpp
     from shardwise._estimate import MemoryEstimate, estimate_memory
     from shardwise._fully_shard import fully_shard
     from shardwise._gradient_methods import GradientMethods, GradientReductionHandle
@@ -89,6 +89,7 @@ _LAZY = {
     "ReplicateModule": "shardwise._module_classes",
     "ShardPlacementResult": "shardwise._placement",
     "UnshardHandle": "shardwise._module_classes",
+    "checkpoint": "shardwise.checkpoint",
     "cpp": "shardwise.cpp",
     "estimate_memory": "shardwise._estimate",
     "fully_shard": "shardwise._fully_shard",
@@ -131,6 +132,7 @@ __all__ = [
     "ShardPlacementResult",
     "UnshardHandle",
     "__version__",
+    "checkpoint",
     "cmake_prefix_path",
     "cpp",
     "estimate_memory",

@@ -99,6 +99,10 @@ class SHARDWISE_API Mesh {
   c10::intrusive_ptr<c10d::ProcessGroup> gather_group(const std::string& axis) const;
   c10::intrusive_ptr<c10d::ProcessGroup> sum_group(const std::string& axis) const;
 
+  /// The same for saves that are written while training goes on (Saver). Raises Error if the groups are the caller's
+  /// and have no store that works.
+  c10::intrusive_ptr<c10d::ProcessGroup> save_group(const std::string& axis) const;
+
   /// A process group of `count` ranks in a row along that axis, this one among them: those whose coordinates give the
   /// same result when divided by `count`, a divisor of the axis's size. Made at the first call, which all ranks make
   /// together. Raises Error if the groups are the caller's and have no store that works.

@@ -4,7 +4,10 @@
 #include <shardwise/options.h>
 #include <shardwise/unit.h>
 
+#include <torch/ordered_dict.h>
+
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace torch::nn {
@@ -31,6 +34,16 @@ SHARDWISE_API Unit replicate(torch::nn::Module& module, const ReplicateOptions& 
 /// Makes one unit of several modules, whose gradients travel together.
 SHARDWISE_API Unit
 replicate(const std::vector<std::shared_ptr<torch::nn::Module>>& modules, const ReplicateOptions& options = {});
+
+/// The same for tensors that no module holds, such as those of a torch::jit::Module: leaves that require a gradient.
+/// Names are for errors. They stay where they are, and must be on the mesh's device; options that need modules, which
+/// are those of mixed precision and cpu_offload, raise ValueError.
+///
+/// When a tensor is to grow or shrink between steps, make a new one on all ranks, and call this again with what is new:
+/// see docs/cpp.md.
+SHARDWISE_API Unit replicate(const std::vector<at::Tensor>& tensors, const ReplicateOptions& options = {});
+SHARDWISE_API Unit
+replicate(const torch::OrderedDict<std::string, at::Tensor>& tensors, const ReplicateOptions& options = {});
 
 /// The same for a module holder or a shared_ptr to a module.
 template <detail::HoldsModule Holder>

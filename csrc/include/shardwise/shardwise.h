@@ -20,6 +20,7 @@
 #include <shardwise/record.h>
 #include <shardwise/replicate.h>
 #include <shardwise/save.h>
+#include <shardwise/saver.h>
 #include <shardwise/shared_memory.h>
 #include <shardwise/state_dict.h>
 #include <shardwise/uneven.h>

@@ -6,6 +6,7 @@
 #include <shardwise/grad_scaler.h>
 #include <shardwise/optimizer_state_dict.h>
 #include <shardwise/optimizers.h>
+#include <shardwise/save.h>
 
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
@@ -76,8 +77,19 @@ void bind_optimizers(py::module_& module) {
           [](Optimizer& optimizer, torch::nn::Module& module) {
             return values_in(shardwise::full_optimizer_state_dict(module, optimizer));
           })
-      .def("load_full_state", [](Optimizer& optimizer, torch::nn::Module& module, const Dict& values) {
-        shardwise::load_full_optimizer_state_dict(module, optimizer, state_dict(values));
+      .def(
+          "load_full_state",
+          [](Optimizer& optimizer, torch::nn::Module& module, const Dict& values) {
+            shardwise::load_full_optimizer_state_dict(module, optimizer, state_dict(values));
+          })
+      .def(
+          "save",
+          [](Optimizer& optimizer, const std::string& folder, torch::nn::Module& module,
+             const shardwise::SavedValues& values) {
+            shardwise::save(folder, module, optimizer, shardwise::SaveOptions().values(values));
+          })
+      .def("load", [](Optimizer& optimizer, const std::string& folder, torch::nn::Module& module) {
+        return shardwise::load(folder, module, optimizer).values;
       });
   py::class_<shardwise::GradScaler>(module, "GradScaler")
       .def(py::init([](double init_scale, int64_t growth_interval) {

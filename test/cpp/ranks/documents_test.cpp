@@ -45,6 +45,24 @@ void line_by_line() {
   step(*model, optimizer);
 }
 
+void tensors() {
+  auto points = torch::randn({8, 3}).requires_grad_();
+  shardwise::replicate(std::vector{points});
+  torch::optim::Adam optimizer({points}, torch::optim::AdamOptions(1e-3));
+  const auto step = [&] {
+    points.pow(2).sum().backward();
+    optimizer.step();
+  };
+  step();
+  auto grown = torch::cat({points.detach(), points.detach().narrow(0, 0, 2)}).requires_grad_();
+  shardwise::replicate(std::vector{grown});
+  optimizer.param_groups()[0].params()[0] = grown;
+  optimizer.state().erase(points.unsafeGetTensorImpl());
+  points = grown;
+  step();
+  EXPECT_EQ(optimizer.state().size(), 1);
+}
+
 void usual_step() {
   auto model = std::make_shared<Model>();
   auto unit = shardwise::fully_shard(model);
@@ -136,19 +154,23 @@ void sharded() {
   torch::optim::AdamW optimizer(model->parameters(), 1e-3);
   step(*model, optimizer);
   const auto expected = shardwise::full_state_dict(model);
-  const auto folder = c10::str(P_tmpdir, "/shardwise-documents-", std::getenv("MASTER_PORT"));
+  const auto root = c10::str(P_tmpdir, "/shardwise-documents-", std::getenv("MASTER_PORT"));
   {
+    const auto folder = shardwise::step_folder(root, 100);
     shardwise::save(folder, model, optimizer, shardwise::SaveOptions().values({{"step", int64_t{100}}}));
     const auto loaded = shardwise::load(folder, model, optimizer);
     const auto step = std::get<int64_t>(loaded.values.at("step"));
+    shardwise::Saver saver; // saves while training goes on
+    saver.save(shardwise::step_folder(root, 200), model, optimizer);
+    saver.wait(); // at the end
     EXPECT_EQ(step, 100);
   }
   step(*model, optimizer);
-  shardwise::load(folder, model, optimizer);
+  shardwise::load(shardwise::newest_step(root)->folder, model, optimizer);
   const auto now = shardwise::full_state_dict(model);
   for (const auto& entry : now) EXPECT_TRUE(entry.value().equal(expected[entry.key()])) << entry.key();
   mesh.barrier();
-  if (mesh.rank() == 0) std::filesystem::remove_all(folder);
+  if (mesh.rank() == 0) std::filesystem::remove_all(root);
 }
 
 } // namespace
@@ -161,6 +183,7 @@ TEST(Documents, CodeOfThePages) {
       [](Rank& rank) {
         from_ddp();
         line_by_line();
+        tensors();
         usual_step();
         optimizers();
         choosing();

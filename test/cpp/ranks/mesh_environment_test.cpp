@@ -11,6 +11,8 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <cstdlib>
+#include <filesystem>
 #include <random>
 #include <thread>
 
@@ -114,6 +116,32 @@ TEST(MeshEnvironment, OneAfterTheOtherAndAway) {
       std::this_thread::sleep_for(std::chrono::milliseconds(random() % 50));
     }
   });
+}
+
+/// This test again on three ranks, by a launcher in the folder of Python's programs that sets `rank` for each.
+void run_under(const std::string& launcher, const std::vector<std::string>& arguments, const char* rank) {
+  if (std::getenv(rank) != nullptr) {
+    const auto mesh = Mesh::from_env(on_cpu());
+    EXPECT_EQ(mesh.describe(), c10::str("Mesh(world=3; rank ", std::getenv(rank), " on cpu, shared memory)"));
+    EXPECT_EQ(sum_over(mesh, "world"), 6);
+    return;
+  }
+  const auto program = program_of_python(launcher);
+  if (!std::filesystem::exists(program)) GTEST_SKIP() << "there is no " << program;
+  auto command = this_test(nothing_set());
+  command.arguments.insert(command.arguments.begin(), {"-n", "3"});
+  command.arguments.insert(command.arguments.begin(), arguments.begin(), arguments.end());
+  command.arguments.insert(command.arguments.begin(), program);
+  const auto ended = run_commands({command}, std::chrono::seconds(120)).front();
+  EXPECT_TRUE(ended.ok()) << ended.how() << ":\n" << ended.output;
+}
+
+TEST(MeshEnvironment, MpirunOfOpenMpi) {
+  run_under("prterun", {"--personality", "ompi", "--allow-run-as-root", "--oversubscribe"}, "OMPI_COMM_WORLD_RANK");
+}
+
+TEST(MeshEnvironment, MpirunOfMpich) {
+  run_under("mpiexec.hydra", {}, "PMI_RANK");
 }
 
 TEST(MeshEnvironment, TorchrunWithItsAgentStoreAndRestarts) {

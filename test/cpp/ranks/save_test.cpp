@@ -1,77 +1,13 @@
 // save() and load(): what any ranks saved, any others load; and what goes wrong is told before anything changes.
-#include "ranks/hybrid_models.h"
+#include "ranks/saved_models.h"
 #include "support/expect.h"
 #include "support/folder.h"
 
-#include <shardwise/optimizer_state_dict.h>
-#include <shardwise/save.h>
-#include <shardwise/state_dict.h>
-
-#include <filesystem>
+#include <cmath>
 #include <fstream>
 
 namespace shardwise::test {
 namespace {
-
-using torch::optim::AdamW;
-using torch::optim::AdamWOptions;
-
-/// How a model is divided among the ranks of a world.
-struct Division {
-  std::string name;
-  int world;
-  std::function<void(Rank&, Stack&)> wrap;
-};
-
-const std::vector<Division> kDivisions{
-    {"plain", 1, [](Rank&, Stack&) {}},
-    {"rows of 2", 2, [](Rank& rank, Stack& model) { shard_stack(model, sharded_on(rank)); }},
-    {"flat on 3", 3, [](Rank& rank, Stack& model) { shard_stack(model, sharded_on(rank).layout(ShardLayout::flat)); }},
-    {"2 copies of 2", 4,
-     [](Rank& rank, Stack& model) {
-       shard_stack(model, hybrid_on(rank, {2, 2}));
-     }},
-    {"copies", 2, [](Rank& rank, Stack& model) { replicate(model, ReplicateOptions().mesh(rank.mesh())); }},
-    {"one unit of 4", 4, [](Rank& rank, Stack& model) { fully_shard(model, sharded_on(rank)); }},
-};
-
-/// The Stack, with a buffer of whole numbers and a parameter that is not trained.
-Stack counted_stack() {
-  Stack model;
-  model->register_buffer("count", torch::arange(5));
-  model->embedding->weight.requires_grad_(false);
-  return model;
-}
-
-AdamWOptions options_of(double lr) {
-  return AdamWOptions(lr).weight_decay(0.1);
-}
-
-void train(Stack& model, torch::optim::Optimizer& optimizer, int first, int last, int rank) {
-  for (int step = first; step < last; ++step) {
-    optimizer.zero_grad();
-    stack_loss(model, step, rank).backward();
-    optimizer.step();
-  }
-}
-
-void expect_same(const StateDict& got, const StateDict& wanted) {
-  ASSERT_EQ(got.keys(), wanted.keys());
-  for (const auto& item : wanted) {
-    EXPECT_TRUE(at::equal(got[item.key()].cpu(), item.value().cpu())) << item.key();
-    EXPECT_EQ(got[item.key()].scalar_type(), item.value().scalar_type()) << item.key();
-  }
-}
-
-/// A model and its optimizer, whole.
-struct Whole {
-  StateDict model;
-  StateDict optimizer;
-};
-
-Whole whole_of(Stack& model, AdamW& optimizer) {
-  return {full_state_dict(model), full_optimizer_state_dict(model, optimizer)};
-}
 
 void write_to(const std::string& path, int64_t offset, char byte) {
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
@@ -90,30 +26,26 @@ std::string one_file(const std::string& folder) {
 
 TEST(Save, AnyDivisionLoadsWhatAnyOtherSaved) {
   const TemporaryFolder folder;
-  for (const auto& from : kDivisions) {
+  for (const auto& from : saved_divisions()) {
     const auto path = folder / from.name;
     Whole saved;
     run_ranks(from.world, [&](Rank& rank) {
-      auto model = counted_stack();
-      from.wrap(rank, model);
-      AdamW optimizer(model->parameters(), options_of(0.02));
-      train(model, optimizer, 0, 3, rank.rank());
-      save(path, model, optimizer, SaveOptions().values({{"step", int64_t{3}}, {"loss", 0.25}}));
-      auto whole = whole_of(model, optimizer);
+      Training training(rank, from, 0.02);
+      training.train(0, 3);
+      save(path, training.model, training.optimizer, SaveOptions().values({{"step", int64_t{3}}, {"loss", 0.25}}));
+      auto whole = training.whole();
       if (rank.rank() == 0) saved = std::move(whole);
     });
-    for (const auto& to : kDivisions) {
+    for (const auto& to : saved_divisions()) {
       SCOPED_TRACE(c10::str("from ", from.name, " to ", to.name));
       run_ranks(to.world, [&](Rank& rank) {
-        auto model = counted_stack();
-        to.wrap(rank, model);
-        AdamW optimizer(model->parameters(), options_of(0.5));
-        const auto loaded = load(path, model, optimizer);
+        Training training(rank, to, 0.5);
+        const auto loaded = load(path, training.model, training.optimizer);
         EXPECT_EQ(loaded.values, (SavedValues{{"step", int64_t{3}}, {"loss", 0.25}}));
-        const auto whole = whole_of(model, optimizer);
+        const auto whole = training.whole();
         expect_same(whole.model, saved.model);
         expect_same(whole.optimizer, saved.optimizer);
-        train(model, optimizer, 3, 4, rank.rank());
+        training.train(3, 4);
       });
     }
   }
@@ -121,29 +53,25 @@ TEST(Save, AnyDivisionLoadsWhatAnyOtherSaved) {
 
 TEST(Save, AResumedRunGoesOnBitForBit) {
   const TemporaryFolder folder;
-  for (const auto& division : kDivisions) {
+  for (const auto& division : saved_divisions()) {
     SCOPED_TRACE(division.name);
     const auto path = folder / "step";
     Whole straight;
     run_ranks(division.world, [&](Rank& rank) {
-      auto model = counted_stack();
-      division.wrap(rank, model);
-      AdamW optimizer(model->parameters(), options_of(0.02));
-      train(model, optimizer, 0, 3, rank.rank());
-      save(path, model, optimizer);
-      train(model, optimizer, 3, 6, rank.rank());
-      auto whole = whole_of(model, optimizer);
+      Training training(rank, division, 0.02);
+      training.train(0, 3);
+      save(path, training.model, training.optimizer);
+      training.train(3, 6);
+      auto whole = training.whole();
       if (rank.rank() == 0) straight = std::move(whole);
     });
     run_ranks(division.world, [&](Rank& rank) {
-      auto model = counted_stack();
-      division.wrap(rank, model);
-      AdamW optimizer(model->parameters(), options_of(0.02));
+      Training training(rank, division, 0.02);
       // What a kept full copy, or state from before, would leave behind.
-      train(model, optimizer, 7, 9, rank.rank());
-      load(path, model, optimizer);
-      train(model, optimizer, 3, 6, rank.rank());
-      const auto whole = whole_of(model, optimizer);
+      training.train(7, 9);
+      load(path, training.model, training.optimizer);
+      training.train(3, 6);
+      const auto whole = training.whole();
       expect_same(whole.model, straight.model);
       expect_same(whole.optimizer, straight.optimizer);
     });
@@ -165,7 +93,7 @@ TEST(Save, DtypesAndTheProgramsTensors) {
       StateDict tensors;
       tensors.insert("common", torch::arange(4));
       tensors.insert(c10::str("of rank ", rank.rank()), torch::full({2}, rank.rank()));
-      save(folder / "step", model, SaveOptions().tensors(tensors).values({{"name", std::string("a")}}));
+      save(folder / "step", model, SaveOptions().tensors(tensors).values({{"name", std::string("a")}, {"best", INFINITY}}));
       auto other = make();
       {
         const torch::NoGradGuard no_grad;
@@ -177,6 +105,7 @@ TEST(Save, DtypesAndTheProgramsTensors) {
       EXPECT_TRUE(at::equal(loaded.tensors["common"], torch::arange(4)));
       EXPECT_TRUE(at::equal(loaded.tensors["of rank 1"], torch::full({2}, 1)));
       EXPECT_EQ(std::get<std::string>(loaded.values.at("name")), "a");
+      EXPECT_EQ(std::get<double>(loaded.values.at("best")), INFINITY);
     });
   }
 }
@@ -204,7 +133,7 @@ TEST(Save, WhatDoesNotFitIsToldBeforeAnythingChanges) {
     shard_stack(more, sharded_on(rank));
     const auto loaded = load(path, more, LoadOptions().strict(false));
     EXPECT_EQ(loaded.missing.size(), 6);
-    AdamW optimizer(model->parameters(), options_of(0.1));
+    torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.1));
     expect_error<Error>(
         [&] { load(path, model, optimizer); },
         {"missing in the checkpoint: optimizer.param_groups.embedding.weight.lr"});

@@ -157,6 +157,10 @@ Command this_test(const Environment& environment) {
   return command;
 }
 
+std::filesystem::path program_of_python(const std::string& name) {
+  return std::filesystem::path(SHARDWISE_TEST_PYTHON).parent_path() / name;
+}
+
 bool is_rank_process() {
   return std::getenv(kStorePort) != nullptr;
 }

@@ -3,8 +3,10 @@
 #include "support/command.h"
 #include "support/rank.h"
 
+#include <filesystem>
 #include <functional>
 #include <set>
+#include <string>
 
 namespace shardwise::test {
 
@@ -30,6 +32,9 @@ Ended run_torchrun(
 
 /// This program again, for the running test alone. Not run_processes: the test itself says what it does there.
 Command this_test(const Environment& environment = {});
+
+/// A program that Python packages brought, such as a launcher; it may be missing.
+std::filesystem::path program_of_python(const std::string& name);
 
 /// Whether this process is a rank that run_processes or run_torchrun started.
 bool is_rank_process();

@@ -14,6 +14,7 @@ NAMES = (
     "bars",
     "baseline",
     "callgrind",
+    "checkpoint",
     "collectives",
     "figures",
     "gpu",

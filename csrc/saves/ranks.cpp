@@ -1,4 +1,4 @@
-#include "checkpoint/ranks.h"
+#include "saves/ranks.h"
 
 #include "base/reason.h"
 
@@ -8,7 +8,7 @@
 
 #include <exception>
 
-namespace shardwise::checkpoint {
+namespace shardwise::saves {
 
 std::vector<std::string> Ranks::together(const std::function<std::string()>& act) const {
   constexpr char kWell = '+';
@@ -31,4 +31,4 @@ std::vector<std::string> Ranks::together(const std::function<std::string()>& act
   return texts;
 }
 
-} // namespace shardwise::checkpoint
+} // namespace shardwise::saves

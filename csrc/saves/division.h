@@ -1,12 +1,14 @@
 #pragma once
 
-#include "checkpoint/piece.h"
-#include "checkpoint/ranks.h"
+#include "saves/piece.h"
+#include "saves/ranks.h"
+
+#include <shardwise/export.h>
 
 #include <utility>
 #include <vector>
 
-namespace shardwise::checkpoint {
+namespace shardwise::saves {
 
 /// A box of one of this rank's pieces: the index of the piece, and that of the box in it.
 using BoxOfPiece = std::pair<size_t, size_t>;
@@ -15,6 +17,7 @@ using BoxOfPiece = std::pair<size_t, size_t>;
 /// bytes. Returns what this rank writes. `label` is what else the ranks must have in common.
 /// Raises Error, the same on all ranks, with the tensor's name where ranks have different sizes or dtypes of it, or
 /// boxes that together do not hold every element once.
-std::vector<BoxOfPiece> divide(const Ranks& ranks, const std::vector<Piece>& pieces, const std::string& label);
+SHARDWISE_API std::vector<BoxOfPiece> divide(
+    const Ranks& ranks, const std::vector<Piece>& pieces, const std::string& label);
 
-} // namespace shardwise::checkpoint
+} // namespace shardwise::saves

@@ -1,4 +1,4 @@
-#include "checkpoint/division.h"
+#include "saves/division.h"
 
 #include "files/dtypes.h"
 #include "files/json.h"
@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <map>
 
-namespace shardwise::checkpoint {
+namespace shardwise::saves {
 namespace {
 
 using files::Box;
@@ -132,4 +132,4 @@ std::vector<BoxOfPiece> divide(const Ranks& ranks, const std::vector<Piece>& pie
   return mine;
 }
 
-} // namespace shardwise::checkpoint
+} // namespace shardwise::saves

@@ -1,11 +1,11 @@
-#include "checkpoint/load_pieces.h"
+#include "saves/load_pieces.h"
 
 #include "base/compute_guard.h"
 #include "base/on_host.h"
 
 #include <ATen/ops/empty.h>
 
-namespace shardwise::checkpoint {
+namespace shardwise::saves {
 
 at::Tensor read_piece(files::SavedFolder& folder, const Piece& piece) {
   const base::ComputeGuard guard;
@@ -25,4 +25,4 @@ at::Tensor read_whole(files::SavedFolder& folder, const std::string& name) {
   return read_piece(folder, {name, saved.sizes, {files::Box::whole(saved.sizes)}, memory});
 }
 
-} // namespace shardwise::checkpoint
+} // namespace shardwise::saves

@@ -1,17 +1,14 @@
 #pragma once
 
-#include "checkpoint/piece.h"
 #include "nn/module_state.h"
 #include "optim/named_parameters.h"
+#include "saves/names.h"
+#include "saves/piece.h"
 
 #include <string>
 #include <vector>
 
-namespace shardwise::checkpoint {
-
-/// Before the names of what an optimizer keeps, and of the program's own tensors; what has neither is the module's.
-constexpr const char* kOptimizer = "optimizer.";
-constexpr const char* kProgram = "program.";
+namespace shardwise::saves {
 
 /// `values` as this rank's piece of something that lies as a tensor of a module does.
 Piece piece_like(const nn::ModuleState::Entry& entry, std::string name, at::Tensor values);
@@ -26,4 +23,4 @@ std::vector<Piece> pieces_of(const nn::ModuleState& module);
 std::vector<Piece> pieces_of(
     const std::vector<optim::NamedParameter>& parameters, const optim::OptimizerState& optimizer);
 
-} // namespace shardwise::checkpoint
+} // namespace shardwise::saves

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace shardwise::checkpoint {
+namespace shardwise::saves {
 
 /// The ranks that save or load a checkpoint together. All of them call the same functions in the same order.
 class SHARDWISE_API Ranks {
@@ -39,4 +39,4 @@ class SHARDWISE_API Ranks {
   Exchange exchange_;
 };
 
-} // namespace shardwise::checkpoint
+} // namespace shardwise::saves

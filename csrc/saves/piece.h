@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace shardwise::checkpoint {
+namespace shardwise::saves {
 
 /// What a rank has of a tensor of a checkpoint.
 struct Piece {
@@ -21,4 +21,4 @@ struct Piece {
   at::Tensor values;
 };
 
-} // namespace shardwise::checkpoint
+} // namespace shardwise::saves

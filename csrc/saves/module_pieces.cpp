@@ -1,6 +1,6 @@
-#include "checkpoint/module_pieces.h"
+#include "saves/module_pieces.h"
 
-namespace shardwise::checkpoint {
+namespace shardwise::saves {
 namespace {
 
 using files::Box;
@@ -57,4 +57,4 @@ std::vector<Piece> pieces_of(
   return pieces;
 }
 
-} // namespace shardwise::checkpoint
+} // namespace shardwise::saves

@@ -1,8 +1,8 @@
 #include "base/listed.h"
-#include "checkpoint/load_pieces.h"
-#include "checkpoint/module_pieces.h"
-#include "checkpoint/module_ranks.h"
 #include "optim/state_match.h"
+#include "saves/load_pieces.h"
+#include "saves/module_pieces.h"
+#include "saves/module_ranks.h"
 
 #include <shardwise/error.h>
 #include <shardwise/save.h>
@@ -30,7 +30,7 @@ class Loading {
     if (optimizer != nullptr) match_optimizer(*optimizer);
     for (const auto& [name, saved] : folder_.index().tensors) {
       const bool is_others =
-          name.starts_with(checkpoint::kProgram) || (optimizer == nullptr && name.starts_with(checkpoint::kOptimizer));
+          name.starts_with(saves::kProgram) || (optimizer == nullptr && name.starts_with(saves::kOptimizer));
       if (!known_.contains(name) && !is_others) loaded_.unexpected.push_back(name);
     }
   }
@@ -54,9 +54,8 @@ class Loading {
     for (const auto& [index, name] : found_) read_entry(module_.entries()[index], name);
     if (optimizer_) read_optimizer();
     for (const auto& [name, saved] : folder_.index().tensors) {
-      if (!name.starts_with(checkpoint::kProgram)) continue;
-      loaded_.tensors.insert(
-          name.substr(std::string(checkpoint::kProgram).size()), checkpoint::read_whole(folder_, name));
+      if (!name.starts_with(saves::kProgram)) continue;
+      loaded_.tensors.insert(name.substr(std::string(saves::kProgram).size()), saves::read_whole(folder_, name));
     }
     if (const auto& marker = folder_.index().marker) {
       for (const auto& [name, value] : marker->values) read_value(name, value);
@@ -97,11 +96,11 @@ class Loading {
     optimizer_.emplace(given);
     parameters_ = optim::named_parameters(module_, *optimizer_);
     if (const auto problem = optim::without_name(parameters_, *optimizer_); !problem.empty()) throw ValueError(problem);
-    const std::string prefix = checkpoint::kOptimizer;
+    const std::string prefix = saves::kOptimizer;
     for (const auto& [name, saved] : folder_.index().tensors) {
       if (!name.starts_with(prefix)) continue;
       const bool is_small = files::Box::whole(saved.sizes).numel() <= 2;
-      auto value = is_small ? checkpoint::read_whole(folder_, name)
+      auto value = is_small ? saves::read_whole(folder_, name)
                             : at::zeros({}, at::TensorOptions(at::kCPU).dtype(saved.dtype)).expand(saved.sizes);
       state_.insert(name.substr(prefix.size()), std::move(value));
     }
@@ -113,10 +112,21 @@ class Loading {
     for (const auto& line : match.wrong) wrong_.push_back("in the optimizer " + line);
     keys_.insert(match.keys.begin(), match.keys.end());
     for (const auto& key : match.keys) known_.insert(prefix + key);
+    for (const auto& item : state_) {
+      if (says_nothing_here(item.key(), item.value())) known_.insert(prefix + item.key());
+    }
+  }
+
+  /// An option of Python's optimizers that is off, as `maximize`, is what optimizers do here; what a scheduler of
+  /// Python's keeps among options is its own.
+  static bool says_nothing_here(const std::string& key, const at::Tensor& value) {
+    if (!key.starts_with("param_groups.")) return false;
+    const bool is_off = value.scalar_type() == at::kBool && value.numel() == 1 && !value.item<bool>();
+    return is_off || key.ends_with(".initial_lr");
   }
 
   void read_entry(const nn::ModuleState::Entry& entry, const std::string& name) {
-    const auto values = checkpoint::read_piece(folder_, checkpoint::piece_like(entry, name, entry.tensor));
+    const auto values = saves::read_piece(folder_, saves::piece_like(entry, name, entry.tensor));
     const c10::InferenceMode no_inference(false);
     if (entry.copies != nullptr) return entry.copies->store_piece(entry.index, values);
     const c10::AutoGradMode no_grad(false);
@@ -154,10 +164,10 @@ class Loading {
 
   /// In the dtype in which it was saved; the optimizer casts it.
   at::Tensor read_state(const optim::NamedParameter& parameter, const optim::StateItem& item) {
-    const auto name = checkpoint::kOptimizer + item.key;
+    const auto name = saves::kOptimizer + item.key;
     const auto kind = at::TensorOptions(at::kMeta).dtype(folder_.index().tensors.at(name).dtype);
     const auto like = at::empty(parameter.entry.tensor.sizes(), kind);
-    return checkpoint::read_piece(folder_, checkpoint::piece_like(parameter.entry, name, like));
+    return saves::read_piece(folder_, saves::piece_like(parameter.entry, name, like));
   }
 
   // Lists are another program's.
@@ -191,7 +201,7 @@ Loaded load_all(
     const std::string& folder, torch::nn::Module& module, torch::optim::Optimizer* optimizer,
     const LoadOptions& options) {
   nn::ModuleState state(module);
-  const auto ranks = checkpoint::ranks_of(state, options.mesh(), "load");
+  const auto ranks = saves::ranks_of(state, options.mesh(), "load");
   state.agree("load", state.locate());
   std::optional<Loading> loading;
   ranks.together([&] {

@@ -1,0 +1,38 @@
+#pragma once
+
+#include "saves/save_pieces.h"
+
+#include <shardwise/export.h>
+
+#include <future>
+#include <string>
+#include <vector>
+
+namespace shardwise::saves {
+
+/// Saves that are written by a thread while the program goes on: one at a time.
+class SHARDWISE_API BackgroundSave {
+ public:
+  BackgroundSave() = default;
+  BackgroundSave(const BackgroundSave&) = delete;
+  BackgroundSave& operator=(const BackgroundSave&) = delete;
+  /// Waits for the last one. An error that nobody saw becomes a warning.
+  ~BackgroundSave();
+
+  /// Copies what this rank is to write, and leaves the rest to the thread, which talks to the other ranks over
+  /// `beside`: nobody else may use that meanwhile. Waits for the save before, first of all.
+  /// Raises what the save before raised, and what BegunSave raises.
+  void begin(
+      const Ranks& ranks, const Ranks& beside, files::Disk& disk, const std::string& place,
+      const std::vector<Piece>& pieces, files::Marker about);
+  /// Waits for the last one. Raises what it raised, once.
+  void wait();
+  /// Whether wait() would wait.
+  bool is_under_way() const;
+
+ private:
+  Snapshot snapshot_;
+  std::future<void> last_;
+};
+
+} // namespace shardwise::saves

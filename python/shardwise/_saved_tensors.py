@@ -1,0 +1,57 @@
+"""What a rank has of a tensor, for checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from shardwise import _C
+
+
+def local_of(name: str, tensor: Any) -> torch.Tensor:
+    """The memory of a tensor, or of a DTensor's piece, on this rank."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(_refusal(name, f"it is {type(tensor).__name__}, not a tensor"))
+    if isinstance(tensor, DTensor):
+        if any(placement.is_partial() for placement in tensor.placements):
+            raise ValueError(_refusal(name, "it is a sum that is still to be made: redistribute() it first"))
+        with torch.no_grad():
+            local: torch.Tensor = tensor.to_local()
+            return local_of(name, local)
+    if hasattr(tensor, "__tensor_flatten__"):
+        raise ValueError(_refusal(name, f"{type(tensor).__name__} is more than one tensor: save those that it holds"))
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise ValueError(_refusal(name, "only dense tensors can: convert it first"))
+    if tensor.is_meta:
+        raise ValueError(_refusal(name, "it has no values: call module.to_empty(device=...) first"))
+    return tensor.detach()
+
+
+def piece_of(name: str, tensor: Any) -> _C.Piece:
+    """This rank's piece of a tensor or DTensor."""
+    return piece_like(name, tensor, local_of(name, tensor))
+
+
+def piece_like(name: str, tensor: torch.Tensor, values: torch.Tensor) -> _C.Piece:
+    """`values` as this rank's piece of what lies on the ranks as `tensor` does."""
+    boxes = [([0] * tensor.dim(), list(tensor.shape))]
+    if isinstance(tensor, DTensor):
+        chunks = tensor.__create_chunk_list__()
+        boxes = [(list(chunk.offsets), list(chunk.sizes)) for chunk in chunks if chunk.offsets or not tensor.dim()]
+    return _C.Piece(name, list(tensor.shape), boxes, values)
+
+
+def like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """This rank's values as part of what lies on the ranks as `tensor` does."""
+    values = values.to(tensor.device)
+    if not isinstance(tensor, DTensor):
+        return values
+    return DTensor.from_local(
+        values, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+
+
+def _refusal(name: str, reason: str) -> str:
+    return f"shardwise: '{name}' cannot be part of a checkpoint: {reason}."

@@ -1,0 +1,370 @@
+"""Sharded checkpoints: each rank writes and reads its own part, and any number of ranks reads what any other wrote.
+
+>>> from shardwise import checkpoint
+>>> checkpoint.save("run/step-100", model, optimizer, values={"step": 100})
+>>> step = checkpoint.load("run/step-100", model, optimizer).values["step"]
+
+The files are safetensors, as torch.distributed.checkpoint and Hugging Face's libraries read them, and C++ programs save
+and load the same: see docs/checkpoints.md.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from os import PathLike, fspath
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn, optim
+
+from shardwise import _C
+from shardwise._cpp_modules import is_cpp
+from shardwise._meshes import device_mesh_of, device_of, engine_mesh
+from shardwise._saved_optimizer import PREFIX as OPTIMIZER
+from shardwise._saved_optimizer import SavedOptimizer
+from shardwise._saved_tensors import local_of, piece_of
+
+T = TypeVar("T")
+Path = str | PathLike[str]
+
+#: Before the names of the program's own tensors.
+PROGRAM = "program."
+#: What torch's wrappers add to names, and its own tools for state dicts take out.
+WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
+
+
+@dataclass
+class Loaded:
+    """What load() found beside the model.
+
+    >>> loaded = checkpoint.load(folder, model)
+    >>> loaded.values["step"], loaded.tensors["generator"]
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    #: The program's tensors: whole and on the host, but for those that load() was given to set.
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    #: Names that only the model, the optimizer or the given tensors have, and names that only the checkpoint has.
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SavedStep:
+    """A complete checkpoint.
+
+    >>> newest = checkpoint.newest_step("run")
+    >>> newest.step, newest.folder
+    """
+
+    step: int
+    folder: str
+
+
+def save(
+    folder: Path,
+    model: nn.Module,
+    optimizer: optim.Optimizer | None = None,
+    *,
+    values: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, torch.Tensor] | None = None,
+    process_group: dist.ProcessGroup | None = None,
+) -> None:
+    """Saves a model to a folder that all ranks see, each rank its part.
+
+    Nothing is seen at `folder` before all is written and will survive a loss of power; a checkpoint that was there is
+    replaced at that moment. If it fails on one rank it raises on all of them, and what was there stays. Tensors that
+    every rank has whole are written once, from one of them.
+
+    All ranks must call it, outside of a backward.
+
+    Args:
+        model: any module: wrapped or not, also with tensor-parallel DTensors. What its state_dict() has is saved.
+        optimizer: what it keeps and its options are saved too, under the names of its parameters.
+        values: numbers, texts, truth values, and lists of these; the same on all ranks.
+        tensors: the program's own, also DTensors, such as averages of the parameters. What several ranks give under one
+            name must be the same tensor.
+        process_group: the ranks that save together; all of them by default.
+
+    >>> checkpoint.save(checkpoint.step_folder("run", 100), model, optimizer, values={"step": 100})
+    """
+    ranks = _ranks(_mesh(process_group), "save")
+    pieces, about = _together(ranks, lambda: _pieces(model, optimizer, values or {}, tensors or {}))
+    _C.save_pieces(ranks, fspath(folder), pieces, about)
+
+
+class Saver:
+    """Saves while training goes on: save() copies what this rank is to write and returns, and a thread writes it.
+
+    One save is under way at a time: the next one waits for it first, and raises what it raised. Its memory, as large as
+    what this rank writes, is kept for the next one. All ranks must make the same calls in the same order.
+
+    >>> saver = checkpoint.Saver()
+    >>> saver.save(checkpoint.step_folder("run", step), model, optimizer, values={"step": step})
+    >>> saver.wait()  # at the end
+    """
+
+    def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
+        self._group = process_group
+        self._background = _C.BackgroundSave()
+        # Also when the interpreter ends.
+        weakref.finalize(self, self._background.wait)
+
+    def save(
+        self,
+        folder: Path,
+        model: nn.Module,
+        optimizer: optim.Optimizer | None = None,
+        *,
+        values: Mapping[str, Any] | None = None,
+        tensors: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        """As save(). Raises what that raises, as far as it is known before anything is written.
+
+        >>> saver.save("run/step-100", model, optimizer)
+        """
+        mesh = _mesh(self._group)
+        ranks = _ranks(mesh, "save")
+        beside = _C.Ranks.beside(mesh) if mesh is not None else _C.Ranks()
+        pieces, about = _together(ranks, lambda: _pieces(model, optimizer, values or {}, tensors or {}))
+        self._background.begin(ranks, beside, fspath(folder), pieces, about)
+
+    def wait(self) -> None:
+        """Returns once the last checkpoint will survive a loss of power. Raises what the save raised, once.
+
+        >>> saver.wait()
+        """
+        self._background.wait()
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save is under way, so that wait() would wait.
+
+        >>> saver.is_saving
+        """
+        return self._background.is_under_way
+
+
+def load(
+    folder: Path,
+    model: nn.Module,
+    optimizer: optim.Optimizer | None = None,
+    *,
+    tensors: Mapping[str, torch.Tensor] | None = None,
+    strict: bool = True,
+    process_group: dist.ProcessGroup | None = None,
+) -> Loaded:
+    """Sets a model, in place, to what save() wrote, whatever ranks wrote it and however they divided it.
+
+    Also to what a C++ program saved, to what torch.distributed.checkpoint's HuggingFaceStorageWriter wrote, and to
+    checkpoints of Hugging Face's. Each rank reads only what it needs, and verifies it. Names, shapes and dtypes are
+    checked before anything is changed. If it fails on one rank it raises on all of them; where the error is that data
+    is not what was saved, the model has old and new values then: load another checkpoint.
+
+    All ranks must call it, outside of a backward.
+
+    Args:
+        model: its parameters stay the same objects. One that was made on the meta device needs to_empty() first.
+        optimizer: its state and its options are set too. Options that say how a step is computed, as `fused`, stay.
+        tensors: program's tensors to set in place, as save() took them; others are returned.
+        strict: whether names that only the model or only the checkpoint has are an Error. If not, they are returned.
+        process_group: as for save().
+
+    >>> checkpoint.load(checkpoint.newest_step("run").folder, model, optimizer).values["step"]
+    """
+    ranks = _ranks(_mesh(process_group), "load")
+    loading = _together(ranks, lambda: _Loading(fspath(folder), model, optimizer, tensors or {}))
+    _C.check_pieces(ranks, [piece for piece, _ in loading.targets])
+    _together(ranks, lambda: loading.check(strict))
+    return _together(ranks, loading.read)
+
+
+def step_folder(root: Path, step: int) -> str:
+    """Where the checkpoint of a step belongs: ROOT/step-100.
+
+    >>> checkpoint.save(checkpoint.step_folder("run", 100), model)
+    """
+    return _C.step_folder(fspath(root), step)
+
+
+def newest_step(root: Path) -> SavedStep | None:
+    """The complete checkpoint of the highest step; None where there is none. What a save that died left is none.
+
+    >>> newest = checkpoint.newest_step("run")
+    """
+    found = _C.newest_step(fspath(root))
+    return SavedStep(*found) if found else None
+
+
+def keep_newest_steps(root: Path, count: int) -> list[str]:
+    """Removes complete checkpoints until the `count` newest are left; returns the folders that it removed.
+
+    For one rank, after save().
+
+    >>> if dist.get_rank() == 0:
+    ...     checkpoint.keep_newest_steps("run", 3)
+    """
+    return _C.keep_newest_steps(fspath(root), count)
+
+
+class _Loading:
+    """What a checkpoint brings to this rank: first compared, then read."""
+
+    def __init__(
+        self,
+        folder: str,
+        model: nn.Module,
+        optimizer: optim.Optimizer | None,
+        tensors: Mapping[str, torch.Tensor],
+    ) -> None:
+        self.folder = _C.SavedFolder(folder)
+        self.loaded = Loaded()
+        self.saved = self.folder.tensors
+        self.wrong: list[str] = []
+        #: What is read in place, by name in the checkpoint.
+        self.targets: list[tuple[_C.Piece, torch.Tensor]] = []
+        entries = _entries(model)
+        self.program = {f"{PROGRAM}{name}": tensor for name, tensor in tensors.items()}
+        self._match(entries, self.program)
+        self.optimizer = SavedOptimizer(optimizer, _names(entries)) if optimizer is not None else None
+        known = {*entries, *self.program}
+        if self.optimizer is not None:
+            fitting, missing, wrong = self.optimizer.fit(self.folder)
+            known |= fitting
+            self.loaded.missing += missing
+            self.wrong += wrong
+        others = (PROGRAM,) if self.optimizer is not None else (PROGRAM, OPTIMIZER)
+        self.loaded.unexpected = [name for name in self.saved if name not in known and not name.startswith(others)]
+
+    def _match(self, *groups: Mapping[str, torch.Tensor]) -> None:
+        for entries in groups:
+            found = {id(tensor) for name, tensor in entries.items() if name in self.saved}
+            # A tensor that has several names needs one of them.
+            self.loaded.missing += [
+                n for n, tensor in entries.items() if n not in self.saved and id(tensor) not in found
+            ]
+            for name, tensor in entries.items():
+                piece = piece_of(name, tensor)
+                self.targets += [(piece, local_of(name, tensor))]
+                if name in self.saved and (reason := _why_not(tensor, *self.saved[name])):
+                    self.wrong.append(f"'{name}' {reason}")
+
+    def check(self, strict: bool) -> None:
+        """Raises Error if the checkpoint does not fit."""
+        lines = [("do not fit", self.wrong)]
+        if strict:
+            lines[:0] = [
+                ("missing in the checkpoint", self.loaded.missing),
+                ("neither in the model nor in the optimizer", self.loaded.unexpected),
+            ]
+        text = "".join(f"\n  {title}: {', '.join(names)}" for title, names in lines if names)
+        if text:
+            raise _C.Error(
+                f"shardwise: the checkpoint {self.folder.path} does not fit, and nothing was loaded:{text}\n"
+                "Give the model, and an optimizer of the class, that were saved"
+                + (", or strict=False to load the names that both have." if strict else ".")
+            )
+
+    def read(self) -> Loaded:
+        with torch.no_grad():
+            for piece, target in self.targets:
+                if piece.name in self.saved:
+                    target.copy_(self.folder.read_piece(piece))
+        if self.optimizer is not None:
+            self.optimizer.read(self.folder)
+        for name in self.saved:
+            if name.startswith(PROGRAM):
+                value = self.program.get(name)
+                self.loaded.tensors[name.removeprefix(PROGRAM)] = (
+                    self.folder.read_whole(name) if value is None else value
+                )
+        values = self.folder.values
+        self.loaded.values = {name: value for name, value in values.items() if not name.startswith(OPTIMIZER)}
+        return self.loaded
+
+
+def _pieces(
+    model: nn.Module,
+    optimizer: optim.Optimizer | None,
+    values: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor],
+) -> tuple[list[_C.Piece], dict[str, Any]]:
+    entries = _entries(model)
+    pieces = [piece_of(name, tensor) for name, tensor in entries.items()]
+    about = dict(values)
+    for name in [*entries, *about]:
+        if str(name).startswith((OPTIMIZER, PROGRAM)):
+            raise ValueError(
+                f"shardwise: '{name}' cannot be told from what else a checkpoint has, since names with '{OPTIMIZER}' "
+                f"and '{PROGRAM}' are for that. Rename it."
+            )
+    if optimizer is not None:
+        kept, others = SavedOptimizer(optimizer, _names(entries)).pieces()
+        pieces += kept
+        about |= others
+    return pieces + [piece_of(f"{PROGRAM}{name}", tensor) for name, tensor in tensors.items()], about
+
+
+def _entries(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What a model has, by the names that it has without torch's wrappers."""
+    if is_cpp(model):
+        raise ValueError(
+            "shardwise: this is a C++ module: save and load it in C++, with shardwise::save() and shardwise::load(); "
+            "the checkpoints are the same."
+        )
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"shardwise: model must be a torch.nn.Module, not {model!r:.200}.")
+    entries = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if not isinstance(value, torch.Tensor) or name.rpartition(".")[2] == "_extra_state":
+            raise ValueError(
+                f"shardwise: '{name}' cannot be part of a checkpoint: it is extra state of a module, which can only be "
+                "set through the module. Save it with values={...} or tensors={...}."
+            )
+        for wrapper in WRAPPERS:
+            name = name.replace(wrapper, "")
+        entries[name] = value
+    return entries
+
+
+def _names(entries: Mapping[str, torch.Tensor]) -> dict[int, str]:
+    """The first name of each."""
+    return {id(tensor): name for name, tensor in reversed(list(entries.items()))}
+
+
+def _why_not(tensor: torch.Tensor, dtype: torch.dtype, sizes: list[int]) -> str:
+    if list(tensor.shape) != sizes:
+        return f"has shape {list(tensor.shape)} here and {sizes} there"
+    if tensor.dtype == dtype:
+        return ""
+    return f"is {_word(tensor.dtype)} here and {_word(dtype)} there: cast the model before it is wrapped"
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _mesh(group: dist.ProcessGroup | None) -> _C.Mesh | None:
+    """Of the ranks of a group; None for one that is alone."""
+    if group is None and not dist.is_initialized():
+        return None
+    group = group or dist.group.WORLD
+    assert group is not None
+    return engine_mesh(device_mesh_of(group, replicates=False), replicates=False, device=device_of(group))
+
+
+def _ranks(mesh: _C.Mesh | None, function: str) -> _C.Ranks:
+    return _C.Ranks(mesh, function) if mesh is not None else _C.Ranks()
+
+
+def _together(ranks: _C.Ranks, act: Callable[[], T]) -> T:
+    """Runs what may fail on any rank; if it does on one, it raises on all."""
+    results: list[T] = []
+    ranks.together(lambda: results.append(act()))
+    return results[0]
+
+
+__all__ = ["Loaded", "SavedStep", "Saver", "keep_newest_steps", "load", "newest_step", "save", "step_folder"]

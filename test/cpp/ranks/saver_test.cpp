@@ -1,0 +1,141 @@
+// Saver: what was there at the call is written while training goes on; an error comes with the next call, on all ranks.
+#include "ranks/saved_models.h"
+#include "saves/background_save.h"
+#include "saves/mesh_ranks.h"
+#include "saves/module_save.h"
+#include "support/expect.h"
+#include "support/folder.h"
+#include "unit/files/faulty_disk.h"
+
+#include <shardwise/saver.h>
+
+#include <algorithm>
+#include <future>
+
+namespace shardwise::test {
+namespace {
+
+using Fault = FaultyDisk::Fault;
+
+/// Saves of a model over disks on which something happens.
+class OnDisk {
+ public:
+  OnDisk(Stack& model, const Mesh& mesh) : model_(model), beside_(saves::ranks_beside(mesh)) {}
+
+  void begin(FaultyDisk& disk, const std::string& path) {
+    auto save = saves::module_save(*model_, nullptr, SaveOptions());
+    background_.begin(save.ranks, beside_, disk, path, save.pieces, std::move(save.about));
+  }
+  /// The number of this rank's operation that begins to write its file.
+  int64_t first_file(const std::string& path) {
+    FaultyDisk disk(files::Disk::real());
+    begin(disk, path);
+    background_.wait();
+    const auto is_create = [](const std::string& step) { return step.starts_with("creat"); };
+    return std::find_if(disk.steps().begin(), disk.steps().end(), is_create) - disk.steps().begin();
+  }
+  saves::BackgroundSave& background() {
+    return background_;
+  }
+
+ private:
+  Stack& model_;
+  saves::Ranks beside_;
+  saves::BackgroundSave background_;
+};
+
+} // namespace
+
+TEST(Saver, WhatWasThereAtTheCallIsWritten) {
+  for (const auto& division : saved_divisions()) {
+    SCOPED_TRACE(division.name);
+    const TemporaryFolder folder;
+    run_ranks(division.world, [&](Rank& rank) {
+      Training training(rank, division, 0.02);
+      Saver saver;
+      std::vector<Whole> expected;
+      for (int step = 0; step < 3; ++step) {
+        training.train(step, step + 1);
+        saver.save(
+            step_folder(folder / "run", step), training.model, training.optimizer,
+            SaveOptions().values({{"step", int64_t{step}}}));
+        expected.push_back(training.whole());
+      }
+      training.train(3, 4);
+      saver.wait();
+      EXPECT_FALSE(saver.is_saving());
+      for (int step = 0; step < 3; ++step) {
+        Training other(rank, division, 0.5);
+        const auto loaded = load(step_folder(folder / "run", step), other.model, other.optimizer);
+        EXPECT_EQ(std::get<int64_t>(loaded.values.at("step")), step);
+        const auto whole = other.whole();
+        expect_same(whole.model, expected[static_cast<size_t>(step)].model);
+        expect_same(whole.optimizer, expected[static_cast<size_t>(step)].optimizer);
+      }
+    });
+  }
+}
+
+TEST(Saver, TrainingGoesOnWhileItIsWritten) {
+  const TemporaryFolder folder;
+  run_ranks(2, [&](Rank& rank) {
+    Training training(rank, saved_divisions().at(1), 0.02);
+    OnDisk saves(training.model, rank.mesh());
+    FaultyDisk disk(files::Disk::real(), saves.first_file(folder / "first"), Fault::waits);
+    std::promise<void> gate;
+    disk.meanwhile = [opened = gate.get_future().share()] { opened.wait(); };
+    saves.begin(disk, folder / "step");
+    const auto expected = training.whole();
+    training.train(0, 3);
+    EXPECT_TRUE(saves.background().is_under_way());
+    gate.set_value();
+    saves.background().wait();
+    EXPECT_FALSE(saves.background().is_under_way());
+    load(folder / "step", training.model);
+    expect_same(training.whole().model, expected.model);
+  });
+}
+
+TEST(Saver, AFailureIsRaisedOnAllRanksByTheNextCall) {
+  const TemporaryFolder folder;
+  run_ranks(3, [&](Rank& rank) {
+    Training training(rank, saved_divisions().at(2), 0.02);
+    OnDisk saves(training.model, rank.mesh());
+    const auto first_file = saves.first_file(folder / "step");
+    for (const bool waits : {true, false}) {
+      FaultyDisk disk(files::Disk::real(), first_file, rank.rank() == 1 ? Fault::fails : Fault::none);
+      saves.begin(disk, folder / "step");
+      FaultyDisk well(files::Disk::real());
+      expect_error<Error>(
+          [&] { waits ? saves.background().wait() : saves.begin(well, folder / "step"); }, {"shard-00002"});
+      saves.background().wait();
+    }
+    load(folder / "step", training.model);
+    training.train(0, 2);
+    FaultyDisk well(files::Disk::real());
+    saves.begin(well, folder / "step");
+    const auto expected = training.whole();
+    saves.background().wait();
+    training.train(2, 3);
+    load(folder / "step", training.model);
+    expect_same(training.whole().model, expected.model);
+  });
+  std::vector<std::string> left;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) left.push_back(entry.path().filename());
+  EXPECT_EQ(left, std::vector<std::string>{"step"});
+}
+
+TEST(Saver, AlsoFromGroupsThatAreTheProgramsOwn) {
+  const TemporaryFolder folder;
+  run_ranks(2, [&](Rank& rank) {
+    const auto mesh = Mesh::from_process_groups({"ranks"}, {rank.mesh().group("world")}, rank.mesh().device());
+    Stack model;
+    shard_stack(model, FullyShardOptions().mesh(mesh));
+    Saver saver;
+    saver.save(folder / "step", model);
+    saver.wait();
+    load(folder / "step", model);
+  });
+}
+
+} // namespace shardwise::test
