@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from figures import Figure
@@ -41,7 +42,7 @@ def suite(extent: Extent, folder: str | None = None) -> Iterator[Figure]:
     yield from figures(found["bytes"], found["seconds"], found["memory"])
 
 
-def figures(size: int, seconds: dict[str, list[float]], memory: dict[str, list[float]]) -> Iterator[Figure]:
+def figures(size: int, seconds: dict[str, list[float]], memory: dict[str, float]) -> Iterator[Figure]:
     def speed(name: str) -> float:
         return size / statistics.median(seconds[name]) / 1e9
 
@@ -63,6 +64,6 @@ def figures(size: int, seconds: dict[str, list[float]], memory: dict[str, list[f
         SUITE, "shardwise: load", speed("shardwise load"), "GB/s", f"{ratio('dcp load', 'shardwise load'):.2f} x DCP"
     )
     yield Figure(SUITE, "DCP: load", speed("dcp load"), "GB/s")
-    for name in ("shardwise", "dcp", "shardwise load", "dcp load"):
-        most = statistics.median(memory[name])
-        yield Figure(SUITE, f"{name.replace('dcp', 'DCP')}: memory of a rank at the peak", most, "MiB")
+    names = {"": "save", " stall": "save in the background", " load": "load"}
+    for (key, what), own in product(names.items(), ("shardwise", "DCP")):
+        yield Figure(SUITE, f"{own}: memory of a rank for a {what}", memory[f"{own.lower()}{key}"], "MiB")

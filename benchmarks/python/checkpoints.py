@@ -2,7 +2,7 @@
 
 The ranks are processes of one machine with one disk. "plain" writes what this rank has to one file, as
 `dd conv=fsync` does.
-Seconds are those of the slowest rank.
+Seconds are those of the slowest rank; MiB are what a rank's resident set grew by at most, the first time.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Turn:
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = {}
-        self.memory: dict[str, list[float]] = {}
+        self.memory: dict[str, float] = {}
 
     def take(self, name: str, act: Callable[[], Any]) -> Any:
         dist.barrier()
@@ -78,7 +78,8 @@ class Turn:
         worst = torch.tensor(own, dtype=torch.double)
         dist.all_reduce(worst, dist.ReduceOp.MAX)
         self.seconds.setdefault(name, []).append(worst[0].item())
-        self.memory.setdefault(name, []).append(worst[1].item())
+        # Of the first time, when nothing was kept from before.
+        self.memory.setdefault(name, worst[1].item())
         return result
 
 
@@ -115,7 +116,6 @@ def measure(rank: int, folder: str, layers: int, rounds: int) -> dict[str, Any]:
         turn.take("dcp load", dcp_load)
         if number == 0:  # makes threads, process groups and memory that stay
             turn.seconds.clear()
-            turn.memory.clear()
     bytes_of_all = torch.tensor([sum(tensor.nbytes for tensor in tensors)])
     dist.all_reduce(bytes_of_all)
     return {"bytes": bytes_of_all.item(), "seconds": turn.seconds, "memory": turn.memory}

@@ -91,14 +91,26 @@ class Loading {
     }
   }
 
+  /// Those of the checkpoint. Files have larger dtypes first, so what is read one after the other lies side by side.
+  std::vector<std::string> optimizers_names() const {
+    const auto& tensors = folder_.index().tensors;
+    std::vector<std::string> names;
+    for (const auto& [name, saved] : tensors) {
+      if (name.starts_with(saves::kOptimizer)) names.push_back(name);
+    }
+    const auto size = [&](const std::string& name) { return c10::elementSize(tensors.at(name).dtype); };
+    std::stable_sort(names.begin(), names.end(), [&](auto& one, auto& other) { return size(one) > size(other); });
+    return names;
+  }
+
   // Of the tensors only their kinds are known yet, which take no memory.
   void match_optimizer(torch::optim::Optimizer& given) {
     optimizer_.emplace(given);
     parameters_ = optim::named_parameters(module_, *optimizer_);
     if (const auto problem = optim::without_name(parameters_, *optimizer_); !problem.empty()) throw ValueError(problem);
     const std::string prefix = saves::kOptimizer;
-    for (const auto& [name, saved] : folder_.index().tensors) {
-      if (!name.starts_with(prefix)) continue;
+    for (const auto& name : optimizers_names()) {
+      const auto& saved = folder_.index().tensors.at(name);
       const bool is_small = files::Box::whole(saved.sizes).numel() <= 2;
       auto value = is_small ? saves::read_whole(folder_, name)
                             : at::zeros({}, at::TensorOptions(at::kCPU).dtype(saved.dtype)).expand(saved.sizes);

@@ -6,7 +6,7 @@ are tensors, as in checkpoints of C++ programs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import optim
 from torch.distributed.tensor import DTensor
 
 from shardwise import _C
-from shardwise._saved_tensors import like, local_of, piece_like, piece_of
+from shardwise._saved_tensors import Saved, boxes_of, lies_as, like, local_of, piece_like, piece_of
 
 PREFIX = "optimizer."
 STATE = f"{PREFIX}state."
@@ -63,82 +63,97 @@ class SavedOptimizer:
         """This rank's pieces, and what are no tensors."""
         pieces: list[_C.Piece] = []
         values: dict[str, Any] = {}
+        options = [self._options(group) for group in range(len(self.packed["param_groups"]))]
         for named in self.parameters:
-            for option, value in self._options(named.group).items():
+            for option, value in options[named.group].items():
                 name = f"{OPTIONS}{named.name}.{option}"
                 if isinstance(value, str):
                     values[name] = value
                 else:
-                    pieces.append(piece_of(name, _option_tensor(name, value)))
-            for kept, value in self.packed["state"].get(named.key, {}).items():
-                name = f"{STATE}{named.name}.{kept}"
-                if isinstance(value, torch.Tensor):
-                    pieces.append(_state_piece(name, named.parameter, value))
-                elif value is not None:
-                    values[name] = _plain(name, value)
+                    pieces.append(_C.Piece(name, list(value.shape), boxes_of(value), value))
+            pieces += self._state_pieces(named, values)
         return pieces, values
+
+    def _state_pieces(self, named: Named, values: dict[str, Any]) -> Iterator[_C.Piece]:
+        parameter = named.parameter
+        boxes = boxes_of(parameter)
+        for kept, value in self.packed["state"].get(named.key, {}).items():
+            name = f"{STATE}{named.name}.{kept}"
+            if not isinstance(value, torch.Tensor):
+                if value is not None:
+                    values[name] = _plain(name, value)
+            elif lies_as(value, parameter):
+                yield _C.Piece(name, list(value.shape), boxes, local_of(name, value))
+            else:
+                _check_state(name, parameter, value)
+                yield piece_of(name, value)
+
+    def _options(self, group: int) -> dict[str, Any]:
+        """As tensors, but for texts."""
+        found = {}
+        for name, value in self.packed["param_groups"][group].items():
+            if name not in OWN_OPTIONS and value is not None:
+                found[name] = value if isinstance(value, str) else _option_tensor(name, value)
+        return found
 
     # Loading
 
-    def fit(self, folder: _C.SavedFolder) -> tuple[set[str], list[str], list[str]]:
+    def fit(self, saved: Saved) -> tuple[set[str], list[str], list[str]]:
         """The names of the checkpoint that this optimizer takes; what is missing there; and what does not fit."""
         known, missing, wrong = set(), [], []
-        by_parameter = self._saved_names(folder)
+        by_parameter = self._saved_names(saved)
+        defaults = list(self._defaults())
         for named in self.parameters:
             names = by_parameter.get(named.name, {})
             known |= set(names.values())
-            missing += [
-                f"{OPTIONS}{named.name}.{option}" for option in self._defaults() if f"{OPTIONS}{option}" not in names
-            ]
+            missing += [f"{OPTIONS}{named.name}.{option}" for option in defaults if f"{OPTIONS}{option}" not in names]
             for short, name in names.items():
-                if name not in folder.tensors or not short.startswith(STATE):
+                if name not in saved.tensors or not short.startswith(STATE):
                     continue
-                sizes = folder.tensors[name][1]
+                sizes = saved.tensors[name][1]
                 if sizes and sizes != list(named.parameter.shape):
                     wrong.append(f"'{name}' has shape {sizes}, but the parameter {list(named.parameter.shape)}")
         return known, missing, wrong
 
-    def read(self, folder: _C.SavedFolder) -> None:
+    def read(self, saved: Saved) -> None:
         """Sets what the optimizer keeps, and its options, to the checkpoint's."""
-        by_parameter = self._saved_names(folder)
-        self.packed = {**self.packed, "state": {}, "param_groups": [dict(g) for g in self.packed["param_groups"]]}
-        for named in self.parameters:
-            names = by_parameter.get(named.name, {})
-            group, state = self.packed["param_groups"][named.group], {}
-            for short, name in names.items():
-                if short.startswith(OPTIONS):
-                    option = short.removeprefix(OPTIONS)
-                    if option not in OWN_OPTIONS:
-                        group[option] = _option_like(group.get(option), _read(folder, name))
-                else:
-                    state[short.removeprefix(STATE)] = self._read_state(folder, name, named.parameter)
-            if state:
-                self.packed["state"][named.key] = state
-        self.optimizer.load_state_dict(self.packed)
+        by_parameter = self._saved_names(saved)
+        groups = [dict(group) for group in self.packed["param_groups"]]
+        state: dict[int, dict[str, Any]] = {}
+        found = [
+            (named, short, name)
+            for named in self.parameters
+            for short, name in by_parameter.get(named.name, {}).items()
+        ]
+        # Files have larger dtypes first, so what is read one after the other lies side by side.
+        options = [each for each in found if each[1].startswith(OPTIONS)]
+        for named, short, name in sorted(options, key=lambda each: -saved.item_size(each[2])):
+            last = short.removeprefix(OPTIONS)
+            if last not in OWN_OPTIONS:
+                group = groups[named.group]
+                group[last] = _option_like(group.get(last), saved.read(name))
+        for named, short, name in found:
+            if short.startswith(STATE):
+                values = self._read_state(saved, name, named.parameter)
+                state.setdefault(named.key, {})[short.removeprefix(STATE)] = values
+        self.optimizer.load_state_dict({**self.packed, "state": state, "param_groups": groups})
 
-    def _read_state(self, folder: _C.SavedFolder, name: str, parameter: torch.Tensor) -> Any:
-        if name not in folder.tensors:
-            return folder.values[name]
-        dtype, sizes = folder.tensors[name]
-        if not sizes and parameter.dim():
-            return folder.read_whole(name)
-        values = torch.empty(local_of(name, parameter).shape, dtype=dtype, device="meta")
-        return like(parameter, folder.read_piece(piece_like(name, parameter, values)))
+    def _read_state(self, saved: Saved, name: str, parameter: torch.Tensor) -> Any:
+        if name not in saved.tensors or (parameter.dim() and not saved.tensors[name][1]):
+            return saved.read(name)
+        values = torch.empty(local_of(name, parameter).shape, dtype=saved.tensors[name][0], device="meta")
+        return like(parameter, saved.folder.read_piece(piece_like(name, parameter, values)))
 
-    def _saved_names(self, folder: _C.SavedFolder) -> dict[str, dict[str, str]]:
+    def _saved_names(self, saved: Saved) -> dict[str, dict[str, str]]:
         """For each parameter of the optimizer the names that the checkpoint has, by kind and last part."""
         known = {named.name for named in self.parameters}
         found: dict[str, dict[str, str]] = {}
-        for name in [*folder.tensors, *folder.values]:
+        for name in [*saved.tensors, *saved.values]:
             for kind in (STATE, OPTIONS):
                 parameter, _, last = name.removeprefix(kind).rpartition(".")
                 if name.startswith(kind) and parameter in known:
                     found.setdefault(parameter, {})[f"{kind}{last}"] = name
         return found
-
-    def _options(self, group: int) -> dict[str, Any]:
-        options = self.packed["param_groups"][group]
-        return {name: value for name, value in options.items() if name not in OWN_OPTIONS and value is not None}
 
     def _defaults(self) -> Iterable[str]:
         """The options that a checkpoint must have."""
@@ -147,17 +162,14 @@ class SavedOptimizer:
                 yield name
 
 
-def _state_piece(name: str, parameter: torch.Tensor, value: torch.Tensor) -> _C.Piece:
-    is_sharded = isinstance(parameter, DTensor) and not all(
-        placement.is_replicate() for placement in parameter.placements
-    )
-    if value.dim() and is_sharded and (not isinstance(value, DTensor) or value.shape != parameter.shape):
+def _check_state(name: str, parameter: torch.Tensor, value: torch.Tensor) -> None:
+    is_cut = isinstance(parameter, DTensor) and not all(each.is_replicate() for each in parameter.placements)
+    if value.dim() and is_cut and (not isinstance(value, DTensor) or value.shape != parameter.shape):
         raise ValueError(
             f"shardwise: '{name}' cannot be part of a checkpoint: its parameter is sharded, and it is not a DTensor of "
             "the parameter's shape, so that nobody knows which part of it this rank has. Save this optimizer's state "
             "by yourself, with tensors={...} under names of their own."
         )
-    return piece_of(name, value)
 
 
 def _option_tensor(name: str, value: Any) -> torch.Tensor:
@@ -196,7 +208,3 @@ def _plain(name: str, value: Any) -> Any:
         f"shardwise: '{name}' cannot be part of a checkpoint: an optimizer's state may be tensors, numbers and texts, "
         f"but this is {type(value).__name__}. Save this optimizer's state by yourself."
     )
-
-
-def _read(folder: _C.SavedFolder, name: str) -> Any:
-    return folder.read_whole(name) if name in folder.tensors else folder.values[name]

@@ -36,11 +36,46 @@ def piece_of(name: str, tensor: Any) -> _C.Piece:
 
 def piece_like(name: str, tensor: torch.Tensor, values: torch.Tensor) -> _C.Piece:
     """`values` as this rank's piece of what lies on the ranks as `tensor` does."""
-    boxes = [([0] * tensor.dim(), list(tensor.shape))]
-    if isinstance(tensor, DTensor):
-        chunks = tensor.__create_chunk_list__()
-        boxes = [(list(chunk.offsets), list(chunk.sizes)) for chunk in chunks if chunk.offsets or not tensor.dim()]
-    return _C.Piece(name, list(tensor.shape), boxes, values)
+    return _C.Piece(name, list(tensor.shape), boxes_of(tensor), values)
+
+
+Boxes = list[tuple[list[int], list[int]]]
+
+
+def boxes_of(tensor: torch.Tensor) -> Boxes:
+    """Which parts of it this rank has: offsets and sizes."""
+    if not isinstance(tensor, DTensor):
+        return [([0] * tensor.dim(), list(tensor.shape))]
+    chunks = tensor.__create_chunk_list__()
+    return [(list(chunk.offsets), list(chunk.sizes)) for chunk in chunks if chunk.offsets or not tensor.dim()]
+
+
+def lies_as(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether both have the same parts on each rank."""
+    if one.shape != other.shape:
+        return False
+    if isinstance(one, DTensor) and isinstance(other, DTensor):
+        return one.placements == other.placements and one.device_mesh == other.device_mesh
+    return not isinstance(one, DTensor) and not isinstance(other, DTensor)
+
+
+class Saved:
+    """A checkpoint: what it has, read once."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = _C.SavedFolder(folder)
+        self.path = self.folder.path
+        #: The dtype and the sizes of each.
+        self.tensors = self.folder.tensors
+        self.values = self.folder.values
+
+    def item_size(self, name: str) -> int:
+        """Bytes of an element; 0 for a value."""
+        return self.tensors[name][0].itemsize if name in self.tensors else 0
+
+    def read(self, name: str) -> Any:
+        """A whole tensor, on the host; or a value."""
+        return self.folder.read_whole(name) if name in self.tensors else self.values[name]
 
 
 def like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ from shardwise._cpp_modules import is_cpp
 from shardwise._meshes import device_mesh_of, device_of, engine_mesh
 from shardwise._saved_optimizer import PREFIX as OPTIMIZER
 from shardwise._saved_optimizer import SavedOptimizer
-from shardwise._saved_tensors import local_of, piece_of
+from shardwise._saved_tensors import Saved, local_of, piece_of
 
 T = TypeVar("T")
 Path = str | PathLike[str]
@@ -220,9 +220,8 @@ class _Loading:
         optimizer: optim.Optimizer | None,
         tensors: Mapping[str, torch.Tensor],
     ) -> None:
-        self.folder = _C.SavedFolder(folder)
+        self.saved = Saved(folder)
         self.loaded = Loaded()
-        self.saved = self.folder.tensors
         self.wrong: list[str] = []
         #: What is read in place, by name in the checkpoint.
         self.targets: list[tuple[_C.Piece, torch.Tensor]] = []
@@ -232,24 +231,26 @@ class _Loading:
         self.optimizer = SavedOptimizer(optimizer, _names(entries)) if optimizer is not None else None
         known = {*entries, *self.program}
         if self.optimizer is not None:
-            fitting, missing, wrong = self.optimizer.fit(self.folder)
+            fitting, missing, wrong = self.optimizer.fit(self.saved)
             known |= fitting
             self.loaded.missing += missing
             self.wrong += wrong
         others = (PROGRAM,) if self.optimizer is not None else (PROGRAM, OPTIMIZER)
-        self.loaded.unexpected = [name for name in self.saved if name not in known and not name.startswith(others)]
+        self.loaded.unexpected = [
+            name for name in self.saved.tensors if name not in known and not name.startswith(others)
+        ]
 
     def _match(self, *groups: Mapping[str, torch.Tensor]) -> None:
         for entries in groups:
-            found = {id(tensor) for name, tensor in entries.items() if name in self.saved}
+            found = {id(tensor) for name, tensor in entries.items() if name in self.saved.tensors}
             # A tensor that has several names needs one of them.
             self.loaded.missing += [
-                n for n, tensor in entries.items() if n not in self.saved and id(tensor) not in found
+                n for n, tensor in entries.items() if n not in self.saved.tensors and id(tensor) not in found
             ]
             for name, tensor in entries.items():
                 piece = piece_of(name, tensor)
                 self.targets += [(piece, local_of(name, tensor))]
-                if name in self.saved and (reason := _why_not(tensor, *self.saved[name])):
+                if name in self.saved.tensors and (reason := _why_not(tensor, *self.saved.tensors[name])):
                     self.wrong.append(f"'{name}' {reason}")
 
     def check(self, strict: bool) -> None:
@@ -263,7 +264,7 @@ class _Loading:
         text = "".join(f"\n  {title}: {', '.join(names)}" for title, names in lines if names)
         if text:
             raise _C.Error(
-                f"shardwise: the checkpoint {self.folder.path} does not fit, and nothing was loaded:{text}\n"
+                f"shardwise: the checkpoint {self.saved.path} does not fit, and nothing was loaded:{text}\n"
                 "Give the model, and an optimizer of the class, that were saved"
                 + (", or strict=False to load the names that both have." if strict else ".")
             )
@@ -271,17 +272,15 @@ class _Loading:
     def read(self) -> Loaded:
         with torch.no_grad():
             for piece, target in self.targets:
-                if piece.name in self.saved:
-                    target.copy_(self.folder.read_piece(piece))
+                if piece.name in self.saved.tensors:
+                    target.copy_(self.saved.folder.read_piece(piece))
         if self.optimizer is not None:
-            self.optimizer.read(self.folder)
-        for name in self.saved:
+            self.optimizer.read(self.saved)
+        for name in self.saved.tensors:
             if name.startswith(PROGRAM):
                 value = self.program.get(name)
-                self.loaded.tensors[name.removeprefix(PROGRAM)] = (
-                    self.folder.read_whole(name) if value is None else value
-                )
-        values = self.folder.values
+                self.loaded.tensors[name.removeprefix(PROGRAM)] = self.saved.read(name) if value is None else value
+        values = self.saved.values
         self.loaded.values = {name: value for name, value in values.items() if not name.startswith(OPTIMIZER)}
         return self.loaded
 
