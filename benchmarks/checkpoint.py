@@ -26,8 +26,8 @@ class Extent:
 
 
 SHORT = Extent(layers=4, rounds=1)
-#: 403 MB of parameters and moments.
-FULL = Extent(layers=32, rounds=7)
+#: 1.2 GB of parameters and moments.
+FULL = Extent(layers=96, rounds=5)
 
 
 def suite(extent: Extent, folder: str | None = None) -> Iterator[Figure]:

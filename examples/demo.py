@@ -135,7 +135,8 @@ def run(options: argparse.Namespace) -> None:
     verdict = f"largest relative difference from one process {difference:.1e}, at step {step} (limit {LIMIT:.0e})"
     print(f"check    {verdict}: {'passed' if difference <= LIMIT else 'FAILED'}")
     print(f"picture  {shown(picture)}")
-    print(f"time     {time.monotonic() - begin:.0f} s", flush=True)
+    print(f"time     {time.monotonic() - begin:.0f} s")
+    print("next     examples/cpp/pretrain: checkpoints, and a run that goes on by itself when ranks are killed", flush=True)
     if difference > LIMIT:
         raise DemoError("demo: the ranks did not train as one process would.")
 

@@ -31,6 +31,7 @@ class SHARDWISE_API BackgroundSave {
   bool is_under_way() const;
 
  private:
+  Division division_;
   Snapshot snapshot_;
   std::future<void> last_;
 };

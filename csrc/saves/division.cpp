@@ -1,5 +1,6 @@
 #include "saves/division.h"
 
+#include "files/checksum.h"
 #include "files/dtypes.h"
 #include "files/json.h"
 
@@ -29,9 +30,9 @@ Sizes sizes_of(const Json& json) {
   return sizes;
 }
 
-/// What a rank has, for the others: label, then name, dtype, bytes of an element, sizes and boxes of each piece.
-std::string describe(const std::vector<Piece>& pieces, const std::string& label) {
-  Json::List all{label};
+/// What a rank has, for the others: name, dtype, bytes of an element, sizes and boxes of each piece.
+std::string describe(const std::vector<Piece>& pieces) {
+  Json::List all;
   for (const auto& piece : pieces) {
     Json::List boxes;
     for (const auto& box : piece.boxes) boxes.emplace_back(Json::List{json_of(box.offsets), json_of(box.sizes)});
@@ -60,7 +61,7 @@ using Tensors = std::map<std::string, Tensor>;
 
 void add(Tensors& tensors, int64_t rank, const Json& text) {
   const auto& pieces = *text.as<Json::List>();
-  for (size_t i = 1; i < pieces.size(); ++i) {
+  for (size_t i = 0; i < pieces.size(); ++i) {
     const auto& piece = *pieces[i].as<Json::List>();
     const auto& name = *piece[0].as<std::string>();
     const auto& dtype = *piece[1].as<std::string>();
@@ -81,7 +82,7 @@ void add(Tensors& tensors, int64_t rank, const Json& text) {
       const auto same = [&](const Held& held) { return held.box == box; };
       auto held = std::find_if(tensor.boxes.begin(), tensor.boxes.end(), same);
       if (held == tensor.boxes.end()) held = tensor.boxes.insert(held, {std::move(box), {}});
-      held->holders.emplace_back(rank, BoxOfPiece{i - 1, k});
+      held->holders.emplace_back(rank, BoxOfPiece{i, k});
     }
   }
 }
@@ -96,22 +97,20 @@ void check_cover(const std::string& name, const Tensor& tensor) {
       problem, ". All ranks that hold parts of it must save together."));
 }
 
-} // namespace
+void check_labels(const std::vector<std::string>& labels) {
+  for (size_t rank = 0; rank < labels.size(); ++rank) {
+    if (labels[rank] == labels.front()) continue;
+    throw Error(c10::str(
+        "shardwise: rank ", rank, " saves ", labels[rank], ", but rank 0 saves ", labels.front(),
+        ". All ranks must call the same function with the same values."));
+  }
+}
 
-std::vector<BoxOfPiece> divide(const Ranks& ranks, const std::vector<Piece>& pieces, const std::string& label) {
-  const auto texts = ranks.together([&] { return describe(pieces, label); });
+/// What this rank writes, of what all ranks said that they have.
+std::vector<BoxOfPiece> share_of(int64_t rank, const std::vector<std::string>& texts) {
   Tensors tensors;
-  std::string first;
-  for (size_t rank = 0; rank < texts.size(); ++rank) {
-    const auto text = files::parse_json(texts[rank], c10::str("what rank ", rank, " saves"));
-    const auto& theirs = *(*text.as<Json::List>())[0].as<std::string>();
-    if (rank == 0) first = theirs;
-    if (theirs != first) {
-      throw Error(c10::str(
-          "shardwise: rank ", rank, " saves ", theirs, ", but rank 0 saves ", first,
-          ". All ranks must call the same function with the same values."));
-    }
-    add(tensors, static_cast<int64_t>(rank), text);
+  for (size_t k = 0; k < texts.size(); ++k) {
+    add(tensors, static_cast<int64_t>(k), files::parse_json(texts[k], c10::str("what rank ", k, " saves")));
   }
   std::vector<int64_t> bytes(texts.size(), 0);
   std::vector<BoxOfPiece> mine;
@@ -126,10 +125,41 @@ std::vector<BoxOfPiece> divide(const Ranks& ranks, const std::vector<Piece>& pie
         return bytes[static_cast<size_t>(one.first)] < bytes[static_cast<size_t>(other.first)];
       });
       bytes[static_cast<size_t>(least->first)] += held.box.numel() * tensor.item_bytes;
-      if (least->first == ranks.rank()) mine.push_back(least->second);
+      if (least->first == rank) mine.push_back(least->second);
     }
   }
   return mine;
+}
+
+} // namespace
+
+const std::vector<BoxOfPiece>& Division::among(
+    const Ranks& ranks, const std::vector<Piece>& pieces, const std::string& label) {
+  constexpr size_t kDigits = 16;
+  std::string described;
+  // In front of the label: what it was that all ranks said the last time, where this rank would say the same again.
+  auto labels = ranks.together([&] {
+    described = describe(pieces);
+    return (described == described_ ? files::checksum_text(of_all_) : std::string(kDigits, '-')) + label;
+  });
+  const bool is_same = !described_.empty() && std::all_of(labels.begin(), labels.end(), [&](const auto& text) {
+    return text.starts_with(files::checksum_text(of_all_));
+  });
+  for (auto& text : labels) text.erase(0, kDigits);
+  check_labels(labels);
+  if (is_same) return mine_;
+  described_.clear();
+  const auto texts = ranks.together([&] { return described; });
+  mine_ = share_of(ranks.rank(), texts);
+  std::string all;
+  for (const auto& text : texts) all += text + '\n';
+  of_all_ = files::checksum(all);
+  described_ = std::move(described);
+  return mine_;
+}
+
+std::vector<BoxOfPiece> divide(const Ranks& ranks, const std::vector<Piece>& pieces, const std::string& label) {
+  return Division().among(ranks, pieces, label);
 }
 
 } // namespace shardwise::saves

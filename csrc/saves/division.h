@@ -5,6 +5,8 @@
 
 #include <shardwise/export.h>
 
+#include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -14,9 +16,23 @@ namespace shardwise::saves {
 using BoxOfPiece = std::pair<size_t, size_t>;
 
 /// Who writes what: every box that several ranks have is written by one of them, so that each writes about as many
-/// bytes. Returns what this rank writes. `label` is what else the ranks must have in common.
-/// Raises Error, the same on all ranks, with the tensor's name where ranks have different sizes or dtypes of it, or
-/// boxes that together do not hold every element once.
+/// bytes. Remembers it, so that ranks that all have the same again say only that.
+class SHARDWISE_API Division {
+ public:
+  /// What this rank writes. `label` is what else the ranks must have in common.
+  /// Raises Error, the same on all ranks, with the tensor's name where ranks have different sizes or dtypes of it, or
+  /// boxes that together do not hold every element once.
+  const std::vector<BoxOfPiece>& among(const Ranks& ranks, const std::vector<Piece>& pieces, const std::string& label);
+
+ private:
+  /// What this rank said the last time, empty if there was none; a checksum of what all ranks said; and what came of
+  /// it.
+  std::string described_;
+  uint64_t of_all_ = 0;
+  std::vector<BoxOfPiece> mine_;
+};
+
+/// The same once.
 SHARDWISE_API std::vector<BoxOfPiece> divide(
     const Ranks& ranks, const std::vector<Piece>& pieces, const std::string& label);
 

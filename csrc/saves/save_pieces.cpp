@@ -34,12 +34,12 @@ at::Tensor elements_of(const Piece& piece, const at::Tensor& values, size_t box)
 
 BegunSave::BegunSave(
     const Ranks& ranks, files::Disk& disk, const std::string& place, const std::vector<Piece>& pieces,
-    files::Marker about, Snapshot* snapshot)
+    files::Marker about, Division& division, Snapshot* snapshot)
     : unfinished_(disk),
       about_(std::move(about)),
       snapshot_(snapshot) {
   const auto label = c10::str("a checkpoint with the values ", text_of(about_.values));
-  const auto chosen = divide(ranks, pieces, label);
+  const auto& chosen = division.among(ranks, pieces, label);
   // Before there is anything to remove again.
   ranks.together([&] {
     collect(pieces, chosen);
@@ -99,7 +99,8 @@ void BegunSave::finish(const Ranks& ranks) {
 void save_pieces(
     const Ranks& ranks, files::Disk& disk, const std::string& place, const std::vector<Piece>& pieces,
     files::Marker about) {
-  BegunSave(ranks, disk, place, pieces, std::move(about)).finish(ranks);
+  Division division;
+  BegunSave(ranks, disk, place, pieces, std::move(about), division).finish(ranks);
 }
 
 } // namespace shardwise::saves

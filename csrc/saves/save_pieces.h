@@ -18,10 +18,11 @@ class SHARDWISE_API BegunSave {
  public:
   /// Agrees with the other ranks on who writes what, and makes the folder to write to. `about` has the program's values
   /// and the layout. With a snapshot the values may change from now on; else they are written from where they are.
+  /// `division` may be that of another save, which remembers.
   /// Raises, the same on all ranks, what divide() and files::begin_saving() raise.
   BegunSave(
       const Ranks& ranks, files::Disk& disk, const std::string& place, const std::vector<Piece>& pieces,
-      files::Marker about, Snapshot* snapshot = nullptr);
+      files::Marker about, Division& division, Snapshot* snapshot = nullptr);
   /// Writes this rank's share, and returns when the checkpoint of all ranks will survive a loss of power. `ranks` are
   /// the same, but may talk in another way.
   /// Raises, on all ranks, what files/saving.h raises.

@@ -67,4 +67,32 @@ CHECKPOINTS = [
         "if (file == nullptr || !is_tensor_file(*file)) {",
         "if (file == nullptr) {",
     ),
+    Mutant(
+        "load no options of an optimizer",
+        "csrc/saves/load.cpp",
+        "      optimizer_->set_options(parameter.group, options);\n",
+        "",
+        suites="Save.*",
+    ),
+    Mutant(
+        "read all boxes of a range to one place",
+        "csrc/saves/load_pieces.cpp",
+        "    next += bytes;\n",
+        "",
+        suites="Save.*",
+    ),
+    Mutant(
+        "write what the program changes meanwhile",
+        "csrc/saves/snapshot.cpp",
+        "    each = std::move(copy);\n",
+        "",
+        suites="Saver.*",
+    ),
+    Mutant(
+        "take what one rank has anew for what it had",
+        "csrc/saves/division.cpp",
+        "std::all_of(labels.begin()",
+        "std::any_of(labels.begin()",
+        suites="Saver.*",
+    ),
 ]

@@ -55,7 +55,8 @@ TEST(Saver, WhatWasThereAtTheCallIsWritten) {
       Saver saver;
       std::vector<Whole> expected;
       for (int step = 0; step < 3; ++step) {
-        training.train(step, step + 1);
+        // At first the optimizer keeps nothing; then all is as the time before.
+        if (step > 0) training.train(step, step + 1);
         saver.save(
             step_folder(folder / "run", step), training.model, training.optimizer,
             SaveOptions().values({{"step", int64_t{step}}}));
@@ -123,6 +124,29 @@ TEST(Saver, AFailureIsRaisedOnAllRanksByTheNextCall) {
   std::vector<std::string> left;
   for (const auto& entry : std::filesystem::directory_iterator(folder.path())) left.push_back(entry.path().filename());
   EXPECT_EQ(left, std::vector<std::string>{"step"});
+}
+
+TEST(Saver, OneRankMayHaveSomethingElseTheNextTime) {
+  const TemporaryFolder folder;
+  run_ranks(3, [&](Rank& rank) {
+    Training training(rank, saved_divisions().at(2), 0.02);
+    Saver saver;
+    for (const int number : {0, 1, 2, 3}) {
+      StateDict tensors;
+      tensors.insert("all", torch::full({3}, number));
+      if (rank.rank() == 1 && number == 2) tensors.insert("one", torch::full({2}, number));
+      saver.save(folder / "step", training.model, SaveOptions().tensors(tensors));
+      saver.wait();
+      const auto loaded = load(folder / "step", training.model);
+      EXPECT_EQ(loaded.tensors.size(), number == 2 ? 2 : 1);
+      for (const auto& item : loaded.tensors) EXPECT_TRUE(item.value().eq(number).all().item<bool>()) << item.key();
+    }
+    expect_error<Error>(
+        [&] {
+          saver.save(folder / "step", training.model, SaveOptions().values({{"step", int64_t{rank.rank()}}}));
+        },
+        {"saves a checkpoint with the values"});
+  });
 }
 
 TEST(Saver, AlsoFromGroupsThatAreTheProgramsOwn) {

@@ -1,0 +1,84 @@
+"""A merged checkpoint is one that Hugging Face's from_pretrained() loads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+#: What the test was written for; newer ones may do as well.
+TRANSFORMERS = "transformers==5.24.0"
+
+TRAIN = """
+import sys
+import torch
+import torch.distributed as dist
+from transformers import GPT2Config, GPT2LMHeadModel
+import shardwise
+from shardwise import checkpoint
+
+out = sys.argv[1]
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=101, n_positions=32))
+for block in model.transformer.h:
+    shardwise.fully_shard(block)
+shardwise.fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+tokens = torch.randint(0, 101, (2, 16))
+for _ in range(2):
+    optimizer.zero_grad()
+    model(tokens, labels=tokens).loss.backward()
+    optimizer.step()
+checkpoint.save(f"{out}/step-2", model, optimizer)
+model.eval()
+with torch.no_grad():
+    scores = model(torch.arange(16)[None]).logits
+if dist.get_rank() == 0:
+    torch.save(scores, f"{out}/scores.pt")
+    model.config.save_pretrained(f"{out}/config")
+dist.destroy_process_group()
+"""
+
+LOAD = """
+import sys
+import torch
+from transformers import GPT2LMHeadModel
+
+out = sys.argv[1]
+model, report = GPT2LMHeadModel.from_pretrained(f"{out}/merged", output_loading_info=True)
+assert not report["missing_keys"] and not report["mismatched_keys"], report
+model.eval()
+with torch.no_grad():
+    assert torch.equal(model(torch.arange(16)[None]).logits, torch.load(f"{out}/scores.pt"))
+print("the same")
+"""
+
+
+@pytest.mark.parametrize("size", ["5", "0.00005"], ids=["one file", "several files"])
+def test_from_pretrained(size: str, tmp_path: Path) -> None:
+    packages = tmp_path / "packages"
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(packages), TRANSFORMERS]
+    done = subprocess.run(install, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"{TRANSFORMERS} cannot be installed here: {done.stderr.strip()[-200:]}")
+    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(packages)])
+    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+
+    def run(*words: str) -> str:
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    for name, text in (("train.py", TRAIN), ("load.py", LOAD)):
+        (tmp_path / name).write_text(text)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    run(*launcher, str(tmp_path / "train.py"), str(tmp_path))
+    merge = ("--merge", str(tmp_path / "merged"), "--file-size", size)
+    files = run("-m", "shardwise", "checkpoint", str(tmp_path), *merge).splitlines()
+    assert (len(files) == 1) == (size == "5")
+    (tmp_path / "config" / "config.json").rename(tmp_path / "merged" / "config.json")
+    assert run(str(tmp_path / "load.py"), str(tmp_path)).endswith("the same\n")
