@@ -92,28 +92,39 @@ def measure(rank: int, folder: str, layers: int, rounds: int) -> dict[str, Any]:
     beside = dist.new_group(backend="gloo")
     saver, turn, root = checkpoint.Saver(), Turn(), Path(folder)
 
-    def dcp_load() -> None:
+    def dcp_load(place: Path) -> None:
         read = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-        dcp.load(read, checkpoint_id=root / "dcp")
+        dcp.load(read, checkpoint_id=place)
         set_state_dict(model, optimizer, model_state_dict=read["model"], optim_state_dict=read["optimizer"])
 
     def copy() -> None:
         for to, tensor in zip(copies, tensors, strict=True):
             to.copy_(tensor)
 
-    for number in range(rounds + 1):
-        turn.take("plain", lambda: write_plain(root / f"plain-{rank}", tensors))
-        turn.take("shardwise", lambda: checkpoint.save(root / "shardwise", model, optimizer))
-        turn.take("dcp", lambda: dcp.save(state, checkpoint_id=root / "dcp"))
+    def once(place: Path) -> None:
+        turn.take("plain", lambda: write_plain(place / f"plain-{rank}", tensors))
+        turn.take("shardwise", lambda: checkpoint.save(place / "shardwise", model, optimizer))
+        turn.take("dcp", lambda: dcp.save(state, checkpoint_id=place / "dcp"))
         turn.take("copy", copy)
-        turn.take("shardwise stall", lambda: saver.save(root / "background", model, optimizer))
+        turn.take("shardwise stall", lambda: saver.save(place / "background", model, optimizer))
         turn.take("shardwise rest", saver.wait)
-        left = turn.take(
-            "dcp stall", lambda: dcp.async_save(state, checkpoint_id=root / "dcp-background", process_group=beside)
-        )
+        background = place / "dcp-background"
+        left = turn.take("dcp stall", lambda: dcp.async_save(state, checkpoint_id=background, process_group=beside))
         turn.take("dcp rest", left.result)
-        turn.take("shardwise load", lambda: checkpoint.load(root / "shardwise", model, optimizer))
-        turn.take("dcp load", dcp_load)
+        turn.take("shardwise load", lambda: checkpoint.load(place / "shardwise", model, optimizer))
+        turn.take("dcp load", lambda: dcp_load(place / "dcp"))
+
+    for number in range(rounds + 1):
+        # Each in a new place, as the checkpoints of a run are; they go when nothing is measured.
+        place = root / str(number)
+        if rank == 0:
+            place.mkdir()
+        dist.barrier()
+        once(place)
+        dist.barrier()
+        if rank == 0:
+            shutil.rmtree(place)
+            os.sync()
         if number == 0:  # makes threads, process groups and memory that stay
             turn.seconds.clear()
     bytes_of_all = torch.tensor([sum(tensor.nbytes for tensor in tensors)])

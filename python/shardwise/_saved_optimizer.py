@@ -15,7 +15,7 @@ from torch import optim
 from torch.distributed.tensor import DTensor
 
 from shardwise import _C
-from shardwise._saved_tensors import Saved, boxes_of, lies_as, like, local_of, piece_like, piece_of
+from shardwise._saved_tensors import Pieces, Saved, lies_as, like, local_of
 
 PREFIX = "optimizer."
 STATE = f"{PREFIX}state."
@@ -40,10 +40,11 @@ class Named:
 class SavedOptimizer:
     """An optimizer as a checkpoint has it."""
 
-    def __init__(self, optimizer: optim.Optimizer, names: Mapping[int, str]) -> None:
+    def __init__(self, optimizer: optim.Optimizer, names: Mapping[int, str], make: Pieces) -> None:
         """`names` of the model's parameters, by id."""
         if not isinstance(optimizer, optim.Optimizer):
             raise TypeError(f"shardwise: optimizer must be a torch.optim.Optimizer, not {optimizer!r:.200}.")
+        self._make = make
         self.optimizer = optimizer
         self.packed: dict[str, Any] = optimizer.state_dict()
         self.parameters: list[Named] = []
@@ -70,13 +71,13 @@ class SavedOptimizer:
                 if isinstance(value, str):
                     values[name] = value
                 else:
-                    pieces.append(_C.Piece(name, list(value.shape), boxes_of(value), value))
+                    pieces.append(_C.Piece(name, list(value.shape), self._make.boxes(value), value))
             pieces += self._state_pieces(named, values)
         return pieces, values
 
     def _state_pieces(self, named: Named, values: dict[str, Any]) -> Iterator[_C.Piece]:
         parameter = named.parameter
-        boxes = boxes_of(parameter)
+        boxes = self._make.boxes(parameter)
         for kept, value in self.packed["state"].get(named.key, {}).items():
             name = f"{STATE}{named.name}.{kept}"
             if not isinstance(value, torch.Tensor):
@@ -86,7 +87,7 @@ class SavedOptimizer:
                 yield _C.Piece(name, list(value.shape), boxes, local_of(name, value))
             else:
                 _check_state(name, parameter, value)
-                yield piece_of(name, value)
+                yield self._make.of(name, value)
 
     def _options(self, group: int) -> dict[str, Any]:
         """As tensors, but for texts."""
@@ -142,7 +143,7 @@ class SavedOptimizer:
         if name not in saved.tensors or (parameter.dim() and not saved.tensors[name][1]):
             return saved.read(name)
         values = torch.empty(local_of(name, parameter).shape, dtype=saved.tensors[name][0], device="meta")
-        return like(parameter, saved.folder.read_piece(piece_like(name, parameter, values)))
+        return like(parameter, saved.folder.read_piece(self._make.like(name, parameter, values)))
 
     def _saved_names(self, saved: Saved) -> dict[str, dict[str, str]]:
         """For each parameter of the optimizer the names that the checkpoint has, by kind and last part."""

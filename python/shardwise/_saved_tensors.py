@@ -29,25 +29,34 @@ def local_of(name: str, tensor: Any) -> torch.Tensor:
     return tensor.detach()
 
 
-def piece_of(name: str, tensor: Any) -> _C.Piece:
-    """This rank's piece of a tensor or DTensor."""
-    return piece_like(name, tensor, local_of(name, tensor))
-
-
-def piece_like(name: str, tensor: torch.Tensor, values: torch.Tensor) -> _C.Piece:
-    """`values` as this rank's piece of what lies on the ranks as `tensor` does."""
-    return _C.Piece(name, list(tensor.shape), boxes_of(tensor), values)
-
-
 Boxes = list[tuple[list[int], list[int]]]
 
 
-def boxes_of(tensor: torch.Tensor) -> Boxes:
-    """Which parts of it this rank has: offsets and sizes."""
-    if not isinstance(tensor, DTensor):
-        return [([0] * tensor.dim(), list(tensor.shape))]
-    chunks = tensor.__create_chunk_list__()
-    return [(list(chunk.offsets), list(chunk.sizes)) for chunk in chunks if chunk.offsets or not tensor.dim()]
+class Pieces:
+    """Makes pieces. Tensors that lie on the ranks alike are looked at once."""
+
+    def __init__(self) -> None:
+        self._boxes: dict[Any, Boxes] = {}
+
+    def of(self, name: str, tensor: Any) -> _C.Piece:
+        """This rank's piece of a tensor or DTensor."""
+        return self.like(name, tensor, local_of(name, tensor))
+
+    def like(self, name: str, tensor: torch.Tensor, values: torch.Tensor) -> _C.Piece:
+        """`values` as this rank's piece of what lies on the ranks as `tensor` does."""
+        return _C.Piece(name, list(tensor.shape), self.boxes(tensor), values)
+
+    def boxes(self, tensor: torch.Tensor) -> Boxes:
+        """Which parts of it this rank has: offsets and sizes."""
+        if not isinstance(tensor, DTensor):
+            return [([0] * tensor.dim(), list(tensor.shape))]
+        key = (tensor.device_mesh, tensor.placements, tensor.shape)
+        if key not in self._boxes:
+            chunks = tensor.__create_chunk_list__()
+            self._boxes[key] = [
+                (list(chunk.offsets), list(chunk.sizes)) for chunk in chunks if chunk.offsets or not tensor.dim()
+            ]
+        return self._boxes[key]
 
 
 def lies_as(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -25,7 +25,7 @@ from shardwise._cpp_modules import is_cpp
 from shardwise._meshes import device_mesh_of, device_of, engine_mesh
 from shardwise._saved_optimizer import PREFIX as OPTIMIZER
 from shardwise._saved_optimizer import SavedOptimizer
-from shardwise._saved_tensors import Saved, local_of, piece_of
+from shardwise._saved_tensors import Pieces, Saved, local_of
 
 T = TypeVar("T")
 Path = str | PathLike[str]
@@ -222,13 +222,14 @@ class _Loading:
     ) -> None:
         self.saved = Saved(folder)
         self.loaded = Loaded()
+        self.make = Pieces()
         self.wrong: list[str] = []
         #: What is read in place, by name in the checkpoint.
         self.targets: list[tuple[_C.Piece, torch.Tensor]] = []
         entries = _entries(model)
         self.program = {f"{PROGRAM}{name}": tensor for name, tensor in tensors.items()}
         self._match(entries, self.program)
-        self.optimizer = SavedOptimizer(optimizer, _names(entries)) if optimizer is not None else None
+        self.optimizer = SavedOptimizer(optimizer, _names(entries), self.make) if optimizer is not None else None
         known = {*entries, *self.program}
         if self.optimizer is not None:
             fitting, missing, wrong = self.optimizer.fit(self.saved)
@@ -248,7 +249,7 @@ class _Loading:
                 n for n, tensor in entries.items() if n not in self.saved.tensors and id(tensor) not in found
             ]
             for name, tensor in entries.items():
-                piece = piece_of(name, tensor)
+                piece = self.make.of(name, tensor)
                 self.targets += [(piece, local_of(name, tensor))]
                 if name in self.saved.tensors and (reason := _why_not(tensor, *self.saved.tensors[name])):
                     self.wrong.append(f"'{name}' {reason}")
@@ -292,7 +293,8 @@ def _pieces(
     tensors: Mapping[str, torch.Tensor],
 ) -> tuple[list[_C.Piece], dict[str, Any]]:
     entries = _entries(model)
-    pieces = [piece_of(name, tensor) for name, tensor in entries.items()]
+    make = Pieces()
+    pieces = [make.of(name, tensor) for name, tensor in entries.items()]
     about = dict(values)
     for name in [*entries, *about]:
         if str(name).startswith((OPTIMIZER, PROGRAM)):
@@ -301,10 +303,10 @@ def _pieces(
                 f"and '{PROGRAM}' are for that. Rename it."
             )
     if optimizer is not None:
-        kept, others = SavedOptimizer(optimizer, _names(entries)).pieces()
+        kept, others = SavedOptimizer(optimizer, _names(entries), make).pieces()
         pieces += kept
         about |= others
-    return pieces + [piece_of(f"{PROGRAM}{name}", tensor) for name, tensor in tensors.items()], about
+    return pieces + [make.of(f"{PROGRAM}{name}", tensor) for name, tensor in tensors.items()], about
 
 
 def _entries(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -93,7 +93,9 @@ TEST(Save, DtypesAndTheProgramsTensors) {
       StateDict tensors;
       tensors.insert("common", torch::arange(4));
       tensors.insert(c10::str("of rank ", rank.rank()), torch::full({2}, rank.rank()));
-      save(folder / "step", model, SaveOptions().tensors(tensors).values({{"name", std::string("a")}, {"best", INFINITY}}));
+      save(
+          folder / "step", model,
+          SaveOptions().tensors(tensors).values({{"name", std::string("a")}, {"best", INFINITY}}));
       auto other = make();
       {
         const torch::NoGradGuard no_grad;
@@ -207,6 +209,52 @@ TEST(Save, TheNewestSteps) {
     rank.mesh().barrier();
     EXPECT_EQ(newest_step(root)->step, 10);
     load(newest_step(root)->folder, model);
+  });
+}
+
+TEST(Save, AModelMadeOnMeta) {
+  const TemporaryFolder folder;
+  const auto path = folder / "step";
+  run_ranks(2, [&](Rank& rank) {
+    Training training(rank, saved_divisions().at(1), 0.02);
+    training.train(0, 2);
+    save(path, training.model, training.optimizer);
+    auto model = on_meta([] {
+      Stack made;
+      made->register_buffer("count", torch::arange(5));
+      return made;
+    });
+    shard_stack(model, sharded_on(rank));
+    expect_error<Error>([&] { load(path, model); }, {"meta"});
+    to_empty(model);
+    load(path, model);
+    expect_same(full_state_dict(model), training.whole().model);
+  });
+}
+
+TEST(Save, ParametersThatAreIgnored) {
+  const TemporaryFolder folder;
+  const auto path = folder / "step";
+  run_ranks(2, [&](Rank& rank) {
+    const auto make = [&] {
+      Stack model;
+      shard_stack(model, sharded_on(rank).ignored_parameters({model->head->weight}));
+      return model;
+    };
+    auto model = make();
+    save(path, model);
+    auto other = make();
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : other->parameters()) parameter.zero_();
+    }
+    load(path, other);
+    expect_same(full_state_dict(other), full_state_dict(model));
+    // Into a model that shards it.
+    Stack sharded;
+    shard_stack(sharded, sharded_on(rank));
+    load(path, sharded);
+    expect_same(full_state_dict(sharded), full_state_dict(model));
   });
 }
 

@@ -7,9 +7,11 @@
 #include "support/folder.h"
 #include "unit/files/faulty_disk.h"
 
+#include <shardwise/error.h>
 #include <shardwise/saver.h>
 
 #include <algorithm>
+#include <atomic>
 #include <future>
 
 namespace shardwise::test {
@@ -124,6 +126,62 @@ TEST(Saver, AFailureIsRaisedOnAllRanksByTheNextCall) {
   std::vector<std::string> left;
   for (const auto& entry : std::filesystem::directory_iterator(folder.path())) left.push_back(entry.path().filename());
   EXPECT_EQ(left, std::vector<std::string>{"step"});
+}
+
+TEST(Saver, AnExchangeThatFailsLeavesTheLastCheckpointOrTheNew) {
+  // The ranks talk six times; between the last two the first one commits. One of these fails on some ranks, and from
+  // then on nobody hears of the others.
+  enum class When : uint8_t { before, after_on_all, after_on_the_first, after_on_others };
+  constexpr int kLast = 5;
+  for (int at = 0; at <= kLast + 1; ++at) {
+    for (const auto when : {When::before, When::after_on_all, When::after_on_the_first, When::after_on_others}) {
+      SCOPED_TRACE(c10::str("exchange ", at, ", case ", static_cast<int>(when)));
+      const TemporaryFolder folder;
+      std::atomic<bool> is_lost = false;
+      run_ranks(3, [&](Rank& rank) {
+        Training training(rank, saved_divisions().at(2), 0.02);
+        save(folder / "step", training.model, SaveOptions().values({{"step", int64_t{1}}}));
+        const auto ranks = saves::ranks_on(rank.mesh(), "a test");
+        int count = 0;
+        const auto exchange = [&](const std::string& mine) {
+          const bool is_this = count++ == at;
+          if (is_lost || (is_this && when == When::before)) throw PeerError("lost");
+          auto texts = ranks.together([&] { return mine; });
+          if (!is_this) return texts;
+          is_lost = true;
+          rank.mesh().barrier();
+          if (when == When::after_on_all || (when == When::after_on_the_first) == (rank.rank() == 0)) {
+            throw PeerError("lost");
+          }
+          return texts;
+        };
+        const saves::Ranks failing(rank.rank(), 3, exchange);
+        auto what = saves::module_save(*training.model, nullptr, SaveOptions().values({{"step", int64_t{2}}}));
+        const auto act = [&] {
+          saves::save_pieces(failing, files::Disk::real(), folder / "step", what.pieces, std::move(what.about));
+        };
+        if (at > kLast) {
+          act();
+        } else if (at == kLast && when >= When::after_on_the_first) {
+          // Of the last one only those hear that failed.
+          if ((when == When::after_on_the_first) == (rank.rank() == 0)) {
+            EXPECT_THROW(act(), PeerError);
+          } else {
+            act();
+          }
+        } else {
+          EXPECT_THROW(act(), PeerError);
+        }
+        rank.mesh().barrier();
+        const bool is_committed = at >= kLast || (at == kLast - 1 && when == When::after_on_others);
+        EXPECT_EQ(std::get<int64_t>(load(folder / "step", training.model).values.at("step")), is_committed ? 2 : 1);
+      });
+      std::vector<std::string> left;
+      for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
+        left.push_back(entry.path().filename());
+      EXPECT_EQ(left, std::vector<std::string>{"step"});
+    }
+  }
 }
 
 TEST(Saver, OneRankMayHaveSomethingElseTheNextTime) {

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from bound import FOLDER
+from form import by_form
 
 PROGRAM = FOLDER.parents[1] / "examples" / "cpp" / "pretrain"
 
@@ -61,7 +62,7 @@ def wait_for_step(run: subprocess.Popen[str], out: Path, step: int) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", by_form((0,), (0, 1)))
 def test_a_killed_rank_changes_nothing(victim: int, tmp_path: Path) -> None:
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     finish(start(straight, ranks=2, steps=24))

@@ -11,14 +11,18 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from bound import models as bound_models
 from bound import stack_loss, tokens, twin
+from engine import TORCH
+from form import by_form
 from layouts import grid
 from meshes import shared_mesh
 from models import batch, local
 from pool import run_ranks
 from tensor_parallel import parallelize
 from torch import nn
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import DTensor
 from training_models import mlps
@@ -298,8 +302,7 @@ class TestSave:
         for number, name in enumerate(names):
             folder = str(tmp_path / str(number))
             run_ranks(DIVISIONS[name].world, saved, name, folder)
-            # Each to a third of the others: together every kind reads each other kind.
-            for other in (names[(number + step) % len(names)] for step in (0, 1, 3, 4)):
+            for other in (names[(number + step) % len(names)] for step in by_form((1, 3), tuple(range(len(names))))):
                 run_ranks(DIVISIONS[other].world, loaded, other, folder)
 
     @pytest.mark.parametrize("name", [name for name in DIVISIONS if name != "8"])
@@ -494,6 +497,51 @@ class TestSavedModels:
         with pytest.raises(ValueError, match=r"optimizer\.state\.0\.in_proj\.weight\..* may be tensors, numbers"):
             checkpoint.save(tmp_path / "step", model, optimizer)
         assert not list(tmp_path.iterdir())
+
+
+def torch_writes(rank: int, folder: str, consolidated: bool) -> None:
+    """Two ranks of torch's own engine."""
+    model = mlps(WIDTH, 2)
+    wrap_each(model, TORCH.fully_shard)
+    writer = HuggingFaceStorageWriter(folder, save_distributed=True, enable_consolidation=consolidated)
+    dcp.save(model.state_dict(), storage_writer=writer)
+
+
+def ours_reads(rank: int, folder: str) -> None:
+    model = mlps(WIDTH, 2)
+    expected = whole_of(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    wrap_each(model, shardwise.fully_shard)
+    assert checkpoint.load(folder, model).values == {}
+    assert_same(whole_of(model), expected)
+
+
+def ours_writes(rank: int, folder: str) -> None:
+    model = mlps(WIDTH, 2)
+    wrap_each(model, shardwise.fully_shard)
+    checkpoint.save(folder, model, torch.optim.AdamW(model.parameters()))
+
+
+def torch_reads(rank: int, folder: str) -> None:
+    model = mlps(WIDTH, 2)
+    expected = whole_of(model)
+    wrap_each(model, TORCH.fully_shard)
+    state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+    dcp.load(state, storage_reader=HuggingFaceStorageReader(folder))
+    assert_same({name: value.full_tensor() for name, value in state.items()}, expected)
+
+
+class TestInterchange:
+    @pytest.mark.parametrize("consolidated", [False, True])
+    def test_ours_reads_torchs(self, consolidated: bool, tmp_path: Path) -> None:
+        run_ranks(2, torch_writes, str(tmp_path / "step"), consolidated)
+        run_ranks(3, ours_reads, str(tmp_path / "step"))
+
+    def test_torch_reads_ours(self, tmp_path: Path) -> None:
+        run_ranks(3, ours_writes, str(tmp_path / "step"))
+        run_ranks(2, torch_reads, str(tmp_path / "step"))
 
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])
