@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <unordered_set>
+#include <utility>
 
 namespace shardwise::saves {
 namespace {
@@ -33,13 +34,19 @@ void Snapshot::take(std::vector<at::Tensor>& values) {
     memory_ = at::empty({bytes}, base::on_host(at::kByte).pinned_memory(!devices.empty()));
   }
   int64_t begin = 0;
-  for (auto& each : values) {
+  std::vector<at::Tensor> copies;
+  for (const auto& each : values) {
     const auto length = static_cast<int64_t>(each.nbytes());
-    auto copy = memory_.narrow(0, begin, length).view(each.scalar_type()).view(each.sizes());
-    copy.copy_(each, /*non_blocking=*/true);
-    each = std::move(copy);
+    copies.push_back(memory_.narrow(0, begin, length).view(each.scalar_type()).view(each.sizes()));
     begin += aligned(length);
   }
+  // The host writes first: it must not touch what a device may be writing.
+  for (const bool is_host : {true, false}) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (values[i].is_cpu() == is_host) copies[i].copy_(values[i], /*non_blocking=*/true);
+    }
+  }
+  values = std::move(copies);
   copied_.clear();
   for (const auto device : devices) {
     const c10::impl::VirtualGuardImpl streams(device.type());

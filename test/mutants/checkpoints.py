@@ -84,7 +84,7 @@ CHECKPOINTS = [
     Mutant(
         "write what the program changes meanwhile",
         "csrc/saves/snapshot.cpp",
-        "    each = std::move(copy);\n",
+        "  values = std::move(copies);\n",
         "",
         suites="Saver.*",
     ),
