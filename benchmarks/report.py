@@ -52,6 +52,12 @@ def rows(title: str, suite: str, unit: str, pattern: str) -> tuple[Row, ...]:
     return tuple(row(text, suite, unit, pattern, kind) for kind, text in titles.items())
 
 
+def saving(what: str) -> tuple[str | None, ...]:
+    return (None, f"shardwise: {what}", f"DCP: {what}", None)
+
+
+WAITS = "keeps a step waiting"
+WAITING = (None, f"shardwise: what Saver.save() {WAITS}", f"DCP: what async_save() {WAITS}", None)
 HOST = ("host", "k instructions a unit", "{}, 8 blocks of 9")
 STEP = ("steps", "x DDP", "26 M, 2 ranks: {}: step")
 LARGE = ("steps", "x DDP", "107 M, 2 ranks: {}: step")
@@ -68,6 +74,9 @@ ROWS = (
     *rows("a step of 26 M parameters, 2 ranks on one host: `fully_shard`, x DDP", *STEP),
     *rows("a step of 107 M parameters: `fully_shard`, x DDP", *LARGE),
     *PEAKS,
+    Row("a save of 1.2 GB with its AdamW, 2 ranks, GB/s", "checkpoint", "GB/s", saving("save")),
+    Row("a step waits for one that is written meanwhile, ms", "checkpoint", "ms", WAITING),
+    Row("a load, GB/s", "checkpoint", "GB/s", saving("load")),
 )
 
 
@@ -107,10 +116,9 @@ def table(saved: Mapping[str, Saved]) -> Iterator[str]:
     yield ""
     for suite in dict.fromkeys(used):
         facts = saved[suite].facts
-        yield (
-            f"`{suite}`: {facts['date'][:10]}, commit {facts['commit']}, {facts['machine']}, torch {facts['torch']}; "
-            f"[picture](results/{suite}.svg)."
-        )
+        shows = f"; [picture](results/{suite}.svg)" if suite in TITLES else ""
+        machine = f"{facts['machine']}, torch {facts['torch']}"
+        yield f"`{suite}`: {facts['date'][:10]}, commit {facts['commit']}, {machine}{shows}."
 
 
 def cell(saved: Mapping[str, Saved], each: Row, name: str | None) -> str:
@@ -154,7 +162,7 @@ def label(name: str) -> str:
 def pictures(saved: Mapping[str, Saved]) -> dict[str, str]:
     """By file name, SVG: a bar for each figure that the table has."""
     result = {}
-    for suite in dict.fromkeys(each.suite for each in ROWS):
+    for suite in TITLES:
         rows = [each for each in ROWS if each.suite == suite and suite in saved]
         bars = [
             Bar(label(name), figure.value, ours="C++" in name or "Python" in name)
