@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from mutant import Mutant
+from mutant import Mutant, python_mutants
+
+_package = python_mutants("python/shardwise")
+_PYTHON = "interop/test_sharded_checkpoints.py"
 
 CHECKPOINTS = [
     Mutant(
@@ -94,5 +97,26 @@ CHECKPOINTS = [
         "std::all_of(labels.begin()",
         "std::any_of(labels.begin()",
         suites="Saver.*",
+    ),
+    _package(
+        "take no option of an optimizer from a checkpoint",
+        "_saved_optimizer.py",
+        "group[last] = _option_like(group.get(last), saved.read(name))",
+        "pass",
+        _PYTHON,
+    ),
+    _package(
+        "read what is saved and leave the model as it is",
+        "checkpoint.py",
+        "target.copy_(self.saved.folder.read_piece(piece))",
+        "self.saved.folder.read_piece(piece)",
+        _PYTHON,
+    ),
+    _package(
+        "save a compiled module under names of its wrapper",
+        "checkpoint.py",
+        '            name = name.replace(wrapper, "")\n',
+        "            pass\n",
+        _PYTHON,
     ),
 ]

@@ -468,6 +468,17 @@ class TestSavedModels:
         with pytest.raises(ValueError, match="'0._extra_state' cannot be part of a checkpoint"):
             checkpoint.save(tmp_path / "step", nn.Sequential(Extra(2, 2)))
 
+    def test_compiled_modules_have_the_names_of_others(self, tmp_path: Path) -> None:
+        model, other = mlps(WIDTH, 2), mlps(WIDTH, 2)
+        model[1] = torch.compile(model[1])  # type: ignore[assignment]
+        with torch.no_grad():
+            for value in other.state_dict().values():
+                value.zero_()
+        checkpoint.save(tmp_path / "step", torch.compile(model), torch.optim.SGD(model.parameters(), lr=0.1))
+        checkpoint.load(tmp_path / "step", other, torch.optim.SGD(other.parameters(), lr=0.2))
+        for one, two in zip(model.parameters(), other.parameters(), strict=True):
+            assert torch.equal(one, two)
+
     def test_tied_parameters(self, tmp_path: Path) -> None:
         def tied() -> Any:
             model = mlps(WIDTH, 2)
