@@ -136,7 +136,10 @@ def run(options: argparse.Namespace) -> None:
     print(f"check    {verdict}: {'passed' if difference <= LIMIT else 'FAILED'}")
     print(f"picture  {shown(picture)}")
     print(f"time     {time.monotonic() - begin:.0f} s")
-    print("next     examples/cpp/pretrain: checkpoints, and a run that goes on by itself when ranks are killed", flush=True)
+    print(
+        "next     examples/cpp/pretrain: checkpoints, and a run that goes on by itself when ranks are killed",
+        flush=True,
+    )
     if difference > LIMIT:
         raise DemoError("demo: the ranks did not train as one process would.")
 
