@@ -23,6 +23,7 @@ from training import DemoError, Memory, largest_difference, read_memory, read_re
 MODES = ("replicate", "fully_shard")
 ROOT = Path(__file__).resolve().parent.parent
 BINARY = ROOT / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev") / "examples" / "cpp" / "gpt"
+NEXT = "examples/cpp/pretrain: checkpoints, and a run that goes on by itself when ranks are killed"
 LIMIT = 1e-4
 CHECKED_STEPS = 10
 #: Of the mode that is not trained: enough for its memory to be what it stays at.
@@ -135,11 +136,7 @@ def run(options: argparse.Namespace) -> None:
     verdict = f"largest relative difference from one process {difference:.1e}, at step {step} (limit {LIMIT:.0e})"
     print(f"check    {verdict}: {'passed' if difference <= LIMIT else 'FAILED'}")
     print(f"picture  {shown(picture)}")
-    print(f"time     {time.monotonic() - begin:.0f} s")
-    print(
-        "next     examples/cpp/pretrain: checkpoints, and a run that goes on by itself when ranks are killed",
-        flush=True,
-    )
+    print(f"time     {time.monotonic() - begin:.0f} s\nnext     {NEXT}", flush=True)
     if difference > LIMIT:
         raise DemoError("demo: the ranks did not train as one process would.")
 

@@ -98,12 +98,10 @@ std::optional<Launched> find_launcher(const Variable& variable) {
   for (const auto& names : kLaunchers) {
     auto found = read_launcher(names, variable);
     if (!found) continue;
-    if (!chosen) {
-      chosen = std::move(found);
-    } else if (found->rank == chosen->rank && found->world_size == chosen->world_size && !chosen->local_rank) {
-      // srun also sets what MPICH's programs read, but says more in words of its own.
-      chosen = std::move(found);
-    }
+    // srun also sets what MPICH's programs read, but says more in words of its own.
+    const bool says_more =
+        chosen && found->rank == chosen->rank && found->world_size == chosen->world_size && !chosen->local_rank;
+    if (!chosen || says_more) chosen = std::move(found);
   }
   return chosen;
 }

@@ -88,7 +88,8 @@ std::vector<std::string> merge_checkpoint(
     disk.rename(aside, to);
   } catch (...) {
     for (const auto& name : written) {
-      if (disk.kind(aside + "/" + name)) disk.remove_file(aside + "/" + name);
+      const auto path = c10::str(aside, "/", name);
+      if (disk.kind(path)) disk.remove_file(path);
     }
     if (disk.kind(aside)) disk.remove_folder(aside);
     throw;

@@ -117,6 +117,6 @@ CHECKPOINTS = [
         "checkpoint.py",
         '            name = name.replace(wrapper, "")\n',
         "            pass\n",
-        _PYTHON,
+        "interop/test_saved_models.py",
     ),
 ]

@@ -1,0 +1,120 @@
+"""Trainings that are divided among ranks in several ways, and saved."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from layouts import grid
+from meshes import shared_mesh
+from tensor_parallel import parallelize
+from torch import nn
+from torch.distributed.tensor import DTensor
+from training_models import mlps
+
+import shardwise
+
+WIDTH = 5
+
+
+def wrap_each(model: nn.Module, wrap: Callable[..., Any], **options: Any) -> None:
+    for module in model.modules():
+        if module is not model and hasattr(module, "in_proj"):
+            wrap(module, **options)
+    wrap(model, **options)
+
+
+def tensor_parallel(model: Any) -> None:
+    mesh = shared_mesh((dist.get_world_size() // 2, 2), ("data", "tensor"))
+    parallelize(model[2:], mesh["tensor"])
+    wrap_each(model, shardwise.fully_shard, mesh=mesh["data"])
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a model is divided among the ranks of a world."""
+
+    name: str
+    world: int
+    wrap: Callable[[Any], Any]
+    #: Ranks that see the same data.
+    alike: int = 1
+
+
+DIVISIONS = {
+    division.name: division
+    for division in (
+        Division("plain", 1, lambda model: model),
+        Division("rows of 2", 2, lambda model: wrap_each(model, shardwise.fully_shard)),
+        Division("rows of 3", 3, lambda model: wrap_each(model, shardwise.fully_shard)),
+        Division("one unit of 4", 4, shardwise.fully_shard),
+        Division("2 copies of 2", 4, lambda model: wrap_each(model, shardwise.fully_shard, mesh=grid())),
+        Division("copies", 2, shardwise.replicate),
+        Division("2 x 2 with tensor parallelism", 4, tensor_parallel, alike=2),
+        Division("8", 8, lambda model: wrap_each(model, shardwise.fully_shard)),
+    )
+}
+
+
+def make() -> Any:
+    """With a buffer of whole numbers, and a parameter that is not trained."""
+    model = mlps(WIDTH, 3, nn.Embedding(11, WIDTH), nn.LayerNorm(WIDTH))
+    model.register_buffer("count", torch.arange(5))
+    model[0].weight.requires_grad_(False)
+    return model
+
+
+class Run:
+    """A model on its ranks, with an optimizer."""
+
+    def __init__(self, division: Division, rank: int, lr: float = 0.02) -> None:
+        self.model, self.data = make(), rank // division.alike
+        division.wrap(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=0.1)
+
+    def train(self, first: int, last: int) -> Run:
+        for step in range(first, last):
+            self.optimizer.zero_grad()
+            numbers = torch.randint(0, 11, (2, 5), generator=torch.Generator().manual_seed(100 * step + self.data))
+            self.model(numbers).pow(2).mean().backward()
+            self.optimizer.step()
+        return self
+
+    def spoil(self) -> Run:
+        with torch.no_grad():
+            for tensor in self.model.state_dict().values():
+                tensor.fill_(1)
+        return self
+
+    def whole(self) -> dict[str, Any]:
+        return whole_of(self.model, self.optimizer)
+
+
+def whole_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Any]:
+    found: dict[str, Any] = dict(model.state_dict())
+    if optimizer is not None:
+        state = optimizer.state_dict()
+        for key, values in state["state"].items():
+            found |= {f"{key}.{name}": value for name, value in values.items()}
+        found["groups"] = state["param_groups"]
+    return {
+        name: value.full_tensor().clone()
+        if isinstance(value, DTensor)
+        else value.clone()
+        if isinstance(value, torch.Tensor)
+        else copy.deepcopy(value)
+        for name, value in found.items()
+    }
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        if isinstance(value, torch.Tensor):
+            assert found[name].dtype == value.dtype and torch.equal(found[name], value), name
+        else:
+            assert found[name] == value, name
