@@ -92,15 +92,15 @@ class Raised : public std::exception {
   std::string text_;
 };
 
-void together(const Ranks& ranks, const py::function& act) {
+std::vector<std::string> together(const Ranks& ranks, const py::function& act) {
   try {
-    ranks.together([&] {
+    return ranks.together([&] {
       try {
-        act();
+        const auto told = act();
+        return told.is_none() ? "" : told.cast<std::string>();
       } catch (const py::error_already_set& error) {
         throw Raised(error);
       }
-      return "";
     });
   } catch (const Raised& raised) {
     throw raised.error();
@@ -109,8 +109,8 @@ void together(const Ranks& ranks, const py::function& act) {
 
 Piece make_piece(
     std::string name, files::Sizes sizes, const std::vector<std::pair<files::Sizes, files::Sizes>>& boxes,
-    at::Tensor values) {
-  Piece piece{std::move(name), std::move(sizes), {}, std::move(values)};
+    at::Tensor values, bool must_agree) {
+  Piece piece{std::move(name), std::move(sizes), {}, std::move(values), must_agree};
   for (const auto& [offsets, extents] : boxes) piece.boxes.push_back({offsets, extents});
   return piece;
 }
@@ -137,6 +137,7 @@ void bind_checkpoint(py::module_& module) {
   py::class_<Piece>(module, "Piece", "What a rank has of a tensor of a checkpoint.")
       .def(
           py::init(&make_piece), py::arg("name"), py::arg("sizes"), py::arg("boxes"), py::arg("values"),
+          py::arg("must_agree") = false,
           "`boxes`: offsets and sizes of each; their elements, one box after the other, are those of `values`.")
       .def_readonly("name", &Piece::name)
       .def_readonly("sizes", &Piece::sizes)
@@ -152,7 +153,10 @@ void bind_checkpoint(py::module_& module) {
           "Over process groups that nothing else uses, for saves in the background.")
       .def_property_readonly("rank", &Ranks::rank)
       .def_property_readonly("size", &Ranks::size)
-      .def("together", &together, py::arg("act"), "What raises on one rank raises on all.");
+      .def(
+          "together", &together, py::arg("act"),
+          "What raises on one rank raises on all. Returns what each rank's call returned, a text or None for an empty "
+          "one.");
 
   py::class_<files::SavedFolder>(module, "SavedFolder", "The tensors and values of a checkpoint.")
       .def(

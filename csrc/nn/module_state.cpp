@@ -45,7 +45,12 @@ ModuleState::ModuleState(const torch::nn::Module& module) {
     if (is_new) {
       auto unit = is_parameter ? engine::Unit::of(tensor) : nullptr;
       if (unit && std::find(units_.begin(), units_.end(), unit) == units_.end()) units_.push_back(unit);
-      entries_.push_back({.names = {}, .tensor = tensor, .sizes = tensor.sizes().vec(), .unit = std::move(unit)});
+      entries_.push_back(
+          {.names = {},
+           .tensor = tensor,
+           .is_parameter = is_parameter,
+           .sizes = tensor.sizes().vec(),
+           .unit = std::move(unit)});
     }
     entries_[entry->second].names.push_back(name);
     names_.emplace_back(name, entry->second);

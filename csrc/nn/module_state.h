@@ -19,6 +19,7 @@ class ModuleState {
     /// All its names, in the order of the state dict.
     std::vector<std::string> names;
     at::Tensor tensor;
+    bool is_parameter = false;
     /// The sizes of the whole tensor; those of `tensor` if this rank holds all of it.
     std::vector<int64_t> sizes;
     /// Its unit keeps it as parameter number `index` of `copies`, which is null if this rank holds all of it.

@@ -3,6 +3,7 @@
 #include "files/checksum.h"
 #include "files/dtypes.h"
 #include "files/json.h"
+#include "saves/sample.h"
 
 #include <shardwise/error.h>
 
@@ -30,7 +31,7 @@ Sizes sizes_of(const Json& json) {
   return sizes;
 }
 
-/// What a rank has, for the others: name, dtype, bytes of an element, sizes and boxes of each piece.
+/// What a rank has, for the others: name, dtype, bytes of an element, sizes, boxes and sample of each piece.
 std::string describe(const std::vector<Piece>& pieces) {
   Json::List all;
   for (const auto& piece : pieces) {
@@ -38,7 +39,8 @@ std::string describe(const std::vector<Piece>& pieces) {
     for (const auto& box : piece.boxes) boxes.emplace_back(Json::List{json_of(box.offsets), json_of(box.sizes)});
     all.emplace_back(Json::List{
         piece.name, files::dtype_name(piece.values.scalar_type(), piece.name),
-        static_cast<int64_t>(piece.values.element_size()), json_of(piece.sizes), std::move(boxes)});
+        static_cast<int64_t>(piece.values.element_size()), json_of(piece.sizes), std::move(boxes),
+        piece.must_agree ? sample_of(piece.values) : ""});
   }
   return files::json_text(all);
 }
@@ -46,6 +48,9 @@ std::string describe(const std::vector<Piece>& pieces) {
 /// A box, and who has it where.
 struct Held {
   Box box;
+  /// Of the first holder that has one; "" if none has.
+  std::string sample;
+  int64_t sampled_on = 0;
   std::vector<std::pair<int64_t, BoxOfPiece>> holders;
 };
 
@@ -58,6 +63,18 @@ struct Tensor {
 };
 
 using Tensors = std::map<std::string, Tensor>;
+
+void check_sample(const std::string& name, Held& held, int64_t rank, const std::string& sample) {
+  if (held.sample.empty()) {
+    held.sample = sample;
+    held.sampled_on = rank;
+  } else if (!sample.empty() && sample != held.sample) {
+    throw Error(c10::str(
+        "shardwise: '", name, "' has other values on rank ", rank, " than on rank ", held.sampled_on,
+        ", so that one checkpoint cannot have both. Ranks that have the same name must have the same tensor: give "
+        "different ones different names, or save them to folders of their own."));
+  }
+}
 
 void add(Tensors& tensors, int64_t rank, const Json& text) {
   const auto& pieces = *text.as<Json::List>();
@@ -81,7 +98,8 @@ void add(Tensors& tensors, int64_t rank, const Json& text) {
       Box box{sizes_of(sides[0]), sizes_of(sides[1])};
       const auto same = [&](const Held& held) { return held.box == box; };
       auto held = std::find_if(tensor.boxes.begin(), tensor.boxes.end(), same);
-      if (held == tensor.boxes.end()) held = tensor.boxes.insert(held, {std::move(box), {}});
+      if (held == tensor.boxes.end()) held = tensor.boxes.insert(held, {std::move(box), "", 0, {}});
+      check_sample(name, *held, rank, *piece[5].as<std::string>());
       held->holders.emplace_back(rank, BoxOfPiece{i, k});
     }
   }

@@ -22,7 +22,7 @@ at::Tensor read_piece(files::SavedFolder& folder, const Piece& piece) {
 at::Tensor read_whole(files::SavedFolder& folder, const std::string& name) {
   const auto& saved = folder.index().tensors.at(name);
   const auto memory = at::empty(saved.sizes, base::on_host(saved.dtype));
-  return read_piece(folder, {name, saved.sizes, {files::Box::whole(saved.sizes)}, memory});
+  return read_piece(folder, {name, saved.sizes, {files::Box::whole(saved.sizes)}, memory, false});
 }
 
 } // namespace shardwise::saves

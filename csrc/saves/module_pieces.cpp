@@ -20,14 +20,14 @@ std::vector<Box> boxes_of(const layout::Cut& cut, int64_t rank, const Sizes& siz
 } // namespace
 
 Piece piece_like(const nn::ModuleState::Entry& entry, std::string name, at::Tensor values) {
-  if (entry.copies == nullptr) return whole_piece(std::move(name), std::move(values));
+  if (entry.copies == nullptr) return whole_piece(std::move(name), std::move(values), entry.is_parameter);
   auto boxes = boxes_of(entry.copies->cut(entry.index), entry.copies->rank(), entry.sizes);
-  return {std::move(name), entry.sizes, std::move(boxes), std::move(values)};
+  return {std::move(name), entry.sizes, std::move(boxes), std::move(values), false};
 }
 
-Piece whole_piece(std::string name, at::Tensor values) {
+Piece whole_piece(std::string name, at::Tensor values, bool must_agree) {
   const auto sizes = values.sizes().vec();
-  return {std::move(name), sizes, {Box::whole(sizes)}, std::move(values)};
+  return {std::move(name), sizes, {Box::whole(sizes)}, std::move(values), must_agree};
 }
 
 std::vector<Piece> pieces_of(const nn::ModuleState& module) {

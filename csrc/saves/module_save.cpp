@@ -53,7 +53,8 @@ ModuleSave module_save(
   save.ranks.together([&] {
     save.pieces = pieces_of(state);
     if (optimizer != nullptr) add_optimizer(save.pieces, state, *optimizer);
-    for (const auto& item : options.tensors()) save.pieces.push_back(whole_piece(kProgram + item.key(), item.value()));
+    for (const auto& item : options.tensors())
+      save.pieces.push_back(whole_piece(kProgram + item.key(), item.value(), /*must_agree=*/true));
     return "";
   });
   save.about.values = json_of(options.values());

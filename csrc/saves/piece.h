@@ -19,6 +19,8 @@ struct Piece {
   std::vector<files::Box> boxes;
   /// On any device.
   at::Tensor values;
+  /// Whether all ranks that have a box of it must have the same values, as copies of a parameter do: some are compared.
+  bool must_agree = false;
 };
 
 } // namespace shardwise::saves

@@ -313,7 +313,7 @@ class Piece:
     """
     What a rank has of a tensor of a checkpoint.
     """
-    def __init__(self, name: str, sizes: collections.abc.Sequence[typing.SupportsInt], boxes: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]], values: torch.Tensor) -> None:
+    def __init__(self, name: str, sizes: collections.abc.Sequence[typing.SupportsInt], boxes: collections.abc.Sequence[tuple[collections.abc.Sequence[typing.SupportsInt], collections.abc.Sequence[typing.SupportsInt]]], values: torch.Tensor, must_agree: bool = False) -> None:
         """
         `boxes`: offsets and sizes of each; their elements, one box after the other, are those of `values`.
         """
@@ -343,9 +343,9 @@ class Ranks:
     @typing.overload
     def __init__(self, mesh: Mesh, function: str) -> None:
         ...
-    def together(self, act: collections.abc.Callable[..., typing.Any]) -> None:
+    def together(self, act: collections.abc.Callable[..., typing.Any]) -> list[str]:
         """
-        What raises on one rank raises on all.
+        What raises on one rank raises on all. Returns what each rank's call returned, a text or None for an empty one.
         """
     @property
     def rank(self) -> int:

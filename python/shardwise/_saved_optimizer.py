@@ -84,7 +84,7 @@ class SavedOptimizer:
                 if value is not None:
                     values[name] = _plain(name, value)
             elif lies_as(value, parameter):
-                yield _C.Piece(name, list(value.shape), boxes, local_of(name, value))
+                yield _C.Piece(name, list(value.shape), boxes, local_of(name, value), not isinstance(value, DTensor))
             else:
                 _check_state(name, parameter, value)
                 yield self._make.of(name, value)

@@ -38,9 +38,11 @@ class Pieces:
     def __init__(self) -> None:
         self._boxes: dict[Any, Boxes] = {}
 
-    def of(self, name: str, tensor: Any) -> _C.Piece:
-        """This rank's piece of a tensor or DTensor."""
-        return self.like(name, tensor, local_of(name, tensor))
+    def of(self, name: str, tensor: Any, must_agree: bool = False) -> _C.Piece:
+        """This rank's piece of a tensor or DTensor. `must_agree`: a tensor is the same on all ranks that have it."""
+        values = local_of(name, tensor)
+        is_copied = must_agree and not isinstance(tensor, DTensor)
+        return _C.Piece(name, list(tensor.shape), self.boxes(tensor), values, is_copied)
 
     def like(self, name: str, tensor: torch.Tensor, values: torch.Tensor) -> _C.Piece:
         """`values` as this rank's piece of what lies on the ranks as `tensor` does."""

@@ -10,6 +10,7 @@ and load the same: see docs/checkpoints.md.
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -178,6 +179,9 @@ def load(
     ranks = _ranks(_mesh(process_group), "load")
     loading = _together(ranks, lambda: _Loading(fspath(folder), model, optimizer, tensors or {}))
     _C.check_pieces(ranks, [piece for piece, _ in loading.targets])
+    # Ranks may have parts of a model, such as stages of a pipeline: what none of them has is unexpected.
+    told = [set(json.loads(text)) for text in ranks.together(lambda: json.dumps(loading.loaded.unexpected))]
+    loading.loaded.unexpected = [name for name in loading.loaded.unexpected if all(name in names for names in told)]
     _together(ranks, lambda: loading.check(strict))
     return _together(ranks, loading.read)
 
@@ -294,7 +298,7 @@ def _pieces(
 ) -> tuple[list[_C.Piece], dict[str, Any]]:
     entries = _entries(model)
     make = Pieces()
-    pieces = [make.of(name, tensor) for name, tensor in entries.items()]
+    pieces = [make.of(name, tensor, isinstance(tensor, nn.Parameter)) for name, tensor in entries.items()]
     about = dict(values)
     for name in [*entries, *about]:
         if str(name).startswith((OPTIMIZER, PROGRAM)):
@@ -306,7 +310,7 @@ def _pieces(
         kept, others = SavedOptimizer(optimizer, _names(entries), make).pieces()
         pieces += kept
         about |= others
-    return pieces + [make.of(f"{PROGRAM}{name}", tensor) for name, tensor in tensors.items()], about
+    return pieces + [make.of(f"{PROGRAM}{name}", tensor, must_agree=True) for name, tensor in tensors.items()], about
 
 
 def _entries(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -212,6 +212,27 @@ TEST(Save, TheNewestSteps) {
   });
 }
 
+TEST(Save, DifferentTensorsOfOneNameAreRefused) {
+  const TemporaryFolder folder;
+  const auto path = folder / "step";
+  run_ranks(2, [&](Rank& rank) {
+    Stack model;
+    {
+      const torch::NoGradGuard no_grad;
+      model->head->weight[0].fill_(static_cast<double>(rank.rank()));
+    }
+    expect_error<Error>(
+        [&] { save(path, model, SaveOptions().mesh(rank.mesh())); },
+        {"'head.weight' has other values on rank 1 than on rank 0"});
+    shard_stack(model, sharded_on(rank));
+    StateDict tensors;
+    tensors.insert("seed", torch::full({1}, rank.rank()));
+    expect_error<Error>(
+        [&] { save(path, model, SaveOptions().tensors(tensors)); }, {"'program.seed' has other values on rank 1"});
+    save(path, model);
+  });
+}
+
 TEST(Save, AModelMadeOnMeta) {
   const TemporaryFolder folder;
   const auto path = folder / "step";

@@ -96,7 +96,45 @@ def groups_and_options(rank: int, folder: str) -> None:
     assert all(again.state[parameter]["count"] == 2 for parameter in other.parameters())
 
 
+def stages(rank: int, folder: str) -> None:
+    """Each rank has another part of the model, with an optimizer of its own."""
+
+    def make_stage() -> tuple[nn.Module, torch.optim.Optimizer]:
+        stage = nn.ModuleDict({str(rank): mlps(WIDTH, 2)[rank]})
+        return stage, torch.optim.SGD(stage.parameters(), lr=0.1 + rank, momentum=0.9)
+
+    stage, optimizer = make_stage()
+    for _ in range(2):
+        stage[str(rank)](batch(0, rank, WIDTH)).sum().backward()  # type: ignore[index]
+        optimizer.step()
+    checkpoint.save(folder, stage, optimizer)
+    other, again = make_stage()
+    found = checkpoint.load(folder, other, again)
+    assert (found.missing, found.unexpected) == ([], [])
+    assert_same(whole_of(other, again), whole_of(stage, optimizer))
+
+
+def stages_of_one_name(rank: int, folder: str) -> None:
+    stage = nn.Sequential(mlps(WIDTH, 2)[rank])
+    text = "'0.in_proj.weight' has other values on rank 1 than on rank 0"
+    with pytest.raises(shardwise.Error, match=text):
+        checkpoint.save(folder, stage)
+    model = shardwise.fully_shard(mlps(WIDTH, 1))
+    with pytest.raises(shardwise.Error, match="'program.seed' has other values on rank 1"):
+        checkpoint.save(folder, model, tensors={"seed": torch.tensor([rank])})
+    assert not list(Path(folder).parent.iterdir())
+
+
 class TestSavedModels:
+    def test_stages_of_a_pipeline(self, tmp_path: Path) -> None:
+        run_ranks(2, stages, str(tmp_path / "step"))
+        # Together they are the model.
+        model = mlps(WIDTH, 2)
+        assert checkpoint.load(tmp_path / "step", model).unexpected == []
+
+    def test_different_tensors_of_one_name_are_refused(self, tmp_path: Path) -> None:
+        run_ranks(2, stages_of_one_name, str(tmp_path / "step"))
+
     def test_made_on_meta(self, tmp_path: Path) -> None:
         run_ranks(2, from_meta, str(tmp_path / "step"))
 
