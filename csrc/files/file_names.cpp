@@ -29,7 +29,7 @@ std::string tensor_file_name(int64_t shard, int64_t file, int64_t files) {
 }
 
 std::string whole_file_name(int64_t file, int64_t files) {
-  if (files == 1) return std::string("model") + kTensorFileEnd;
+  if (files == 1) return c10::str("model", kTensorFileEnd);
   return c10::str("model-", five_digits(file), "-of-", five_digits(files), kTensorFileEnd);
 }
 

@@ -20,6 +20,8 @@ namespace {
 constexpr const char* kRoot = "SHARDWISE_TEST_SAVES";
 /// Microseconds after which a rank kills itself; unset for one that does not.
 constexpr const char* kKilledAfter = "SHARDWISE_TEST_KILLED_AFTER";
+/// From when they count: set for the beginning, unset for the first save that all ranks know to be there.
+constexpr const char* kFromTheBeginning = "SHARDWISE_TEST_KILLED_FROM_THE_BEGINNING";
 constexpr int kRanks = 3;
 
 /// Every element of the model has the number of the step.
@@ -28,20 +30,27 @@ void set_all(Stack& model, int64_t step) {
   for (auto& parameter : model->parameters()) parameter.fill_(static_cast<double>(step));
 }
 
+/// The end of this rank, if it is to be killed.
+void count_down() {
+  const char* after = std::getenv(kKilledAfter);
+  if (after == nullptr) return;
+  std::thread([time = std::chrono::microseconds(std::stoll(after))] {
+    std::this_thread::sleep_for(time);
+    kill(getpid(), SIGKILL);
+  }).detach();
+}
+
 /// Saves without end. Tells each step that it has saved.
 void save_without_end(const std::string& root, bool in_background) {
   const auto mesh = Mesh::from_env(MeshOptions().device(at::kCPU).timeout(std::chrono::seconds(60)));
   Stack model;
   shard_stack(model, FullyShardOptions().mesh(mesh));
-  if (const char* after = std::getenv(kKilledAfter)) {
-    std::thread([time = std::chrono::microseconds(std::stoll(after))] {
-      std::this_thread::sleep_for(time);
-      kill(getpid(), SIGKILL);
-    }).detach();
-  }
+  bool is_counting = std::getenv(kFromTheBeginning) != nullptr;
+  if (is_counting) count_down();
   Saver saver;
   const auto newest = newest_step(root);
-  for (int64_t step = newest ? newest->step + 1 : 1;; ++step) {
+  const auto first = newest ? newest->step + 1 : 1;
+  for (int64_t step = first;; ++step) {
     set_all(model, step);
     const auto folder = step_folder(root, step);
     const auto options = SaveOptions().values({{"step", step}});
@@ -53,6 +62,10 @@ void save_without_end(const std::string& root, bool in_background) {
       std::fflush(stdout);
       if (done > 2) keep_newest_steps(root, 2);
     }
+    if (is_counting || done < first) continue;
+    mesh.barrier();
+    count_down();
+    is_counting = true;
   }
 }
 
@@ -99,6 +112,7 @@ void kill_at_random_times(bool in_background, int rounds) {
           {"MASTER_ADDR", "127.0.0.1"},
           {"MASTER_PORT", std::to_string(port.number())}};
       if (rank == victim) environment.emplace_back(kKilledAfter, std::to_string(after));
+      if (round % 2 == 1) environment.emplace_back(kFromTheBeginning, "1");
       commands.push_back(this_test(environment));
     }
     const auto ended = run_commands(commands, std::chrono::seconds(120));

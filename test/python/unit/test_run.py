@@ -229,7 +229,7 @@ def test_a_slow_test_without_a_mark_fails_the_run(tmp_path):
     marks.write_text("test\treason\nMesh.Large\tneeds many\n")
     good = [took("Mesh.Works", 4.9), took("Mesh.Large[2]", 60.0)]
     assert seconds.check(good, marks).outcome == PASSED
-    for cpu, outcome in ((5.1, PASSED), (10.1, FAILED)):
+    for cpu, outcome in ((5.1, PASSED), (19.9, PASSED), (20.1, FAILED)):
         result = seconds.check([*good, took("Mesh.Slow", cpu)], marks)
         assert result.outcome == outcome
         assert f"Mesh.Slow of rank_tests took {cpu} s" in result.message
@@ -272,12 +272,12 @@ def test_ranks_on_one_device_run_some_of_everything(tmp_path):
 
 
 def test_every_suite_of_the_product_tells_its_seconds(tmp_path, monkeypatch, capsys):
-    script = f"echo '{GOOD}' > a_suite.xml; printf 'A.b\\tx/y.cpp\\t1\\t11\\n' >> \"$SHARDWISE_TEST_SECONDS\""
+    script = f"echo '{GOOD}' > a_suite.xml; printf 'A.b\\tx/y.cpp\\t1\\t21\\n' >> \"$SHARDWISE_TEST_SECONDS\""
     results = run.run_suites([suite(tmp_path, monkeypatch, script)])
     assert outcomes(results)[0] == ("A.b", PASSED, "")
     assert results[1].outcome == FAILED
-    assert "A.b of a_suite took 11.0 s" in results[1].message
-    assert "11 s of CPU time,      1 s:    1 tests in x" in capsys.readouterr().out
+    assert "A.b of a_suite took 21.0 s" in results[1].message
+    assert "21 s of CPU time,      1 s:    1 tests in x" in capsys.readouterr().out
 
 
 def part(name: str, minutes: int = 1) -> parts.Part:
