@@ -48,11 +48,13 @@ def test_a_libtorch_without_python(tmp_path: Path) -> None:
     for library in (TORCH / "lib").iterdir():
         if "python" not in library.name:
             (libtorch / "lib" / library.name).symlink_to(library)
+    # An archive has CUDA's libraries among its own; Python's packages have them beside torch.
+    for library in (TORCH.parent / "nvidia").glob("*/lib/*.so*"):
+        (libtorch / "lib" / library.name).symlink_to(library)
     (configure, build, install) = re.findall(
         r"```sh\n(cmake -S .*?)\n(cmake --build.*?)\n(cmake --install.*?)\n```", PAGE
     )[0]
     (options,) = re.findall(r"`(-DCMAKE_PREFIX_PATH=.*?)`", PAGE)
-    # pip puts NCCL and CUDA beside torch; LibTorch for CPUs has neither.
     variables = {"PREFIX": str(tmp_path / "prefix"), "TORCH": str(libtorch), "PATH": "/usr/bin:/bin"}
     place = f"'{tmp_path}/build'"
     configure = configure.replace("-S .", f"-S '{ROOT}'").replace("build/cpp", place)
