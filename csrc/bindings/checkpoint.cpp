@@ -115,9 +115,18 @@ Piece make_piece(
   return piece;
 }
 
-void save(const Ranks& ranks, const std::string& folder, const std::vector<Piece>& pieces, const py::dict& values) {
+/// A marker with the program's values. What cannot be saved on one rank raises on all.
+files::Marker marker_of(const Ranks& ranks, const py::dict& values) {
   files::Marker about;
-  about.values = json_of(values);
+  ranks.together([&] {
+    about.values = json_of(values);
+    return "";
+  });
+  return about;
+}
+
+void save(const Ranks& ranks, const std::string& folder, const std::vector<Piece>& pieces, const py::dict& values) {
+  auto about = marker_of(ranks, values);
   const py::gil_scoped_release unlocked;
   saves::save_pieces(ranks, files::Disk::real(), folder, pieces, std::move(about));
 }
@@ -125,8 +134,7 @@ void save(const Ranks& ranks, const std::string& folder, const std::vector<Piece
 void begin(
     saves::BackgroundSave& background, const Ranks& ranks, const Ranks& beside, const std::string& folder,
     const std::vector<Piece>& pieces, const py::dict& values) {
-  files::Marker about;
-  about.values = json_of(values);
+  auto about = marker_of(ranks, values);
   const py::gil_scoped_release unlocked;
   background.begin(ranks, beside, files::Disk::real(), folder, pieces, std::move(about));
 }

@@ -139,6 +139,7 @@ def fails_alone(rank: int, folder: str) -> None:
     refuses("'program.sparse' cannot be part", tensors={"sparse": sparse} if rank == 1 else {})
     refuses("'program.object' cannot be part", tensors={"object": Text()} if rank == 1 else {})
     refuses("the value 'object' cannot be saved", values={"object": Text()})
+    refuses("the value 'object' cannot be saved", values={"object": Text()} if rank == 1 else {})
     refuses("the value 'large' cannot be saved", values={"large": 2**64})
     refuses('rank 1 saves a checkpoint with the values {"step": 1}, but rank 0', values={"step": rank})
     refuses(r"'program.sizes' is F32 of \[1\] on rank 0, but F32 of \[2\]", tensors={"sizes": torch.zeros(rank + 1)})
