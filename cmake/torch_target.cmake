@@ -66,7 +66,8 @@ if(NOT TARGET shardwise::torch)
   target_include_directories(shardwise::torch SYSTEM INTERFACE
     "${SHARDWISE_TORCH_DIR}/include" "${SHARDWISE_TORCH_DIR}/include/torch/csrc/api/include")
   target_link_directories(shardwise::torch INTERFACE "${SHARDWISE_TORCH_DIR}/lib")
-  target_link_libraries(shardwise::torch INTERFACE
+  # The C++ library first: libtorch.so of some versions (2.11) exports a copy of std::filesystem that crashes when called.
+  target_link_libraries(shardwise::torch INTERFACE stdc++
     "${SHARDWISE_TORCH_DIR}/lib/libtorch.so" "${SHARDWISE_TORCH_DIR}/lib/libtorch_cpu.so"
     "${SHARDWISE_TORCH_DIR}/lib/libc10.so")
   target_compile_features(shardwise::torch INTERFACE cxx_std_20)
