@@ -6,7 +6,9 @@
 
 #include <shardwise/clip_grad_norm.h>
 #include <shardwise/estimate.h>
+#include <shardwise/grad_scaler.h>
 #include <shardwise/meta.h>
+#include <shardwise/optimizers.h>
 #include <shardwise/state_dict.h>
 
 #include <limits>
@@ -218,6 +220,28 @@ TEST(FullyShardNDTraining, ShardPlacementFnTpEp) {
       });
     }
   }
+}
+
+TEST(ParameterMesh, AnInfiniteGradientOfOneRanksExpertsSkipsTheStepOnAll) {
+  run_ranks(kWorld, [](Rank& rank) {
+    const Meshes on(rank);
+    Sparse ours;
+    spread(ours, on, /*exchange=*/true);
+    wrap(ours, options_on(on));
+    SGD optimizer(ours->parameters(), torch::optim::SGDOptions(0.1));
+    GradScaler scaler;
+    for (const bool is_infinite : {false, true, false}) {
+      optimizer.zero_grad();
+      scaler.scale(call(ours, batch(0, rank.rank(), kWidth)).pow(2).mean()).backward();
+      if (is_infinite && rank.rank() == kWorld - 1) {
+        ours->first->experts->parameters()[0].mutable_grad().view({-1})[0] = std::numeric_limits<float>::infinity();
+      }
+      const auto before = full_state_dict(*ours)["out.weight"];
+      scaler.step(optimizer);
+      scaler.update();
+      EXPECT_EQ(torch::equal(before, full_state_dict(*ours)["out.weight"]), is_infinite) << rank.name();
+    }
+  });
 }
 
 TEST(ParameterMesh, ARankWithoutRowsForItsExperts) {
