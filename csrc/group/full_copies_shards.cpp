@@ -1,4 +1,5 @@
 #include "base/compute_guard.h"
+#include "group/data.h"
 #include "group/full_copies.h"
 #include "group/pieces.h"
 #include "transport/transport.h"
@@ -66,7 +67,7 @@ void FullCopies::move_into_part(size_t index, FrontEndCallbacks& front) {
     host_read_.make_host_wait();
     auto piece = own_part(index);
     piece.copy_(own_piece(*parameters()[index], layout_.cuts[index], rank_));
-    shard.set_data(front.shown(piece));
+    replace_data(shard, front.shown(piece));
   }
   elsewhere_[index] = at::Tensor();
   saw(index, shard);

@@ -4,6 +4,7 @@
 #include "base/on_host.h"
 #include "engine/front_end.h"
 #include "nn/gradient_norm.h"
+#include "nn/split_axes.h"
 #include "nn/unit_meshes.h"
 
 #include <shardwise/error.h>
@@ -15,6 +16,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <unordered_set>
 
 namespace shardwise {
@@ -52,14 +54,13 @@ struct Gradient {
   std::shared_ptr<engine::Unit> unit;
   /// Whether every rank of the unit has all of it.
   bool is_whole;
+  /// The axis along which parallelize() divided its parameter; null if it did not.
+  std::shared_ptr<const split::SplitAxis> axis;
 };
 
-/// The norm of all gradients on all ranks.
-nn::GradientNorm norm_of(const std::vector<Gradient>& gradients, const Units& units, double order) {
-  const auto home = !units.empty()       ? units.front()->mesh().device()
-                    : !gradients.empty() ? gradients.front().values.device()
-                                         : at::Device(at::kCPU);
-  const nn::UnitMeshes ranks(units);
+/// The norm of these gradients, over the ranks of the units, which hold them all.
+nn::GradientNorm norm_of(
+    const std::vector<Gradient>& gradients, const nn::UnitMeshes& ranks, double order, at::Device home) {
   const auto& meshes = ranks.shards();
   nn::GradientNorm total(order, home);
   // What every rank has whole is added to the shards of the first mesh, a share from each rank. So all ranks get the
@@ -67,7 +68,7 @@ nn::GradientNorm norm_of(const std::vector<Gradient>& gradients, const Units& un
   const auto share = meshes.empty() ? 1.0 : 1.0 / meshes.front()->shards().size();
   for (size_t i = 0; i < std::max<size_t>(meshes.size(), 1); ++i) {
     nn::GradientNorm part(order, home);
-    for (const auto& [gradient, unit, is_whole] : gradients) {
+    for (const auto& [gradient, unit, is_whole, axis] : gradients) {
       if (ranks.is_narrow(unit)) continue;
       if (is_whole && i == 0) part.add(gradient, share);
       if (!is_whole && unit->shards() == meshes[i]->shards()) part.add(gradient, 1);
@@ -78,7 +79,7 @@ nn::GradientNorm norm_of(const std::vector<Gradient>& gradients, const Units& un
   }
   if (ranks.has_narrow()) {
     nn::GradientNorm part(order, home);
-    for (const auto& [gradient, unit, is_whole] : gradients) {
+    for (const auto& [gradient, unit, is_whole, axis] : gradients) {
       if (!ranks.is_narrow(unit)) continue;
       const auto holders = is_whole ? unit->ranks().world() : unit->ranks().copies().size();
       part.add(gradient, 1.0 / static_cast<double>(holders));
@@ -136,6 +137,32 @@ void scale(const std::vector<Gradient>& gradients, const at::Tensor& factor) {
   }
 }
 
+/// The norm of all gradients on all ranks. What parallelize() divided is added up over its axis too; the ranks along
+/// it have all else alike.
+nn::GradientNorm norm_of(
+    const std::vector<Gradient>& gradients, const Units& units, const nn::SplitAxes& axes, double order) {
+  const auto home = !units.empty()       ? units.front()->mesh().device()
+                    : !gradients.empty() ? gradients.front().values.device()
+                                         : at::Device(at::kCPU);
+  const nn::UnitMeshes ranks(units);
+  const auto on = [&](const auto& axis) {
+    std::vector<Gradient> some;
+    const auto belongs = [&](const Gradient& one) {
+      return axis == nullptr ? !one.axis : one.axis && one.axis->ranks == axis->ranks;
+    };
+    std::copy_if(gradients.begin(), gradients.end(), std::back_inserter(some), belongs);
+    return some;
+  };
+  if (axes.empty()) return norm_of(gradients, ranks, order, home);
+  auto total = norm_of(on(nn::SplitAxes::value_type()), ranks, order, home);
+  for (const auto& axis : axes) {
+    auto part = norm_of(on(axis), ranks, order, home);
+    part.reduce(*axis);
+    total += part;
+  }
+  return total;
+}
+
 } // namespace
 
 TotalNorm clip_grad_norm_(
@@ -144,6 +171,7 @@ TotalNorm clip_grad_norm_(
   std::unordered_set<at::TensorImpl*> seen;
   std::vector<Gradient> gradients;
   Units units;
+  nn::SplitAxes axes;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto& parameter = parameters[i];
     if (!parameter.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
@@ -157,9 +185,11 @@ TotalNorm clip_grad_norm_(
     }
     if (unit) units.push_back(unit);
     if (parameter.is_meta()) refuse_without_values(parameter, i);
-    if (parameter.grad().defined()) gradients.push_back({parameter.grad(), std::move(unit), is_whole});
+    const auto axis = nn::split_axis_of(parameter);
+    nn::add_axis(axes, axis);
+    if (parameter.grad().defined()) gradients.push_back({parameter.grad(), std::move(unit), is_whole, axis});
   }
-  const auto norm = norm_of(gradients, units, norm_type).value();
+  const auto norm = norm_of(gradients, units, axes, norm_type).value();
   if (error_if_nonfinite && !std::isfinite(norm.item<double>())) {
     throw Error(c10::str(
         "shardwise: the total norm of order ", norm_type, " of the gradients is ", norm.item<double>(),

@@ -27,7 +27,21 @@ std::vector<std::string> unpacked(const std::string& all) {
 
 } // namespace
 
+FirstRank::FirstRank(const ModuleState& module, bool each_has_all) {
+  if (each_has_all) return;
+  for (const auto& axis : module.axes()) {
+    if (axis->ranks.size() > 1) axes_.push_back(axis);
+  }
+  auto* const unit = module.meshes().empty() ? nullptr : module.meshes().front().get();
+  if (unit != nullptr && unit->ranks().world() > 1) unit_ = unit;
+  is_here_ = module.is_first();
+}
+
 void FirstRank::share(std::vector<std::string>& texts, const std::string& what) const {
+  for (const auto& axis : axes_) {
+    texts =
+        unpacked(comm::gather_texts(packed(texts), {axis->ranks}, axis->mesh.device(), what, axis->counters).front());
+  }
   if (unit_ == nullptr) return;
   const auto& device = unit_->mesh().device();
   texts =
@@ -38,13 +52,14 @@ void FirstRank::share(std::vector<std::string>& texts, const std::string& what) 
 at::Tensor FirstRank::share(
     const at::Tensor& value, at::IntArrayRef sizes, const at::TensorOptions& options, const std::string& what,
     Counters* counters) const {
-  if (unit_ == nullptr) return value;
+  if (unit_ == nullptr && axes_.empty()) return value;
   const base::ComputeGuard guard;
-  const auto there = options.device(unit_->mesh().device());
+  const auto there = options.device((unit_ != nullptr ? unit_->mesh() : axes_.front()->mesh).device());
   const auto whole = is_here() ? value.to(there).contiguous() : at::empty(sizes, there);
   if (whole.numel() == 0) return whole;
-  unit_->ranks().spread(
-      whole.view({-1}).view(at::kByte), what, counters == nullptr ? unit_->own_counters() : *counters);
+  const auto bytes = whole.view({-1}).view(at::kByte);
+  for (const auto& axis : axes_) axis->ranks.broadcast(bytes, 0, what, axis->counters).wait();
+  if (unit_ != nullptr) unit_->ranks().spread(bytes, what, counters == nullptr ? unit_->own_counters() : *counters);
   return whole;
 }
 

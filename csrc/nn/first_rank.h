@@ -1,6 +1,6 @@
 #pragma once
 
-#include "engine/front_end.h"
+#include "nn/module_state.h"
 
 #include <string>
 #include <vector>
@@ -10,12 +10,13 @@ namespace shardwise::nn {
 /// Brings what the first rank of a mesh has to all its ranks, which call the same functions in the same order.
 class FirstRank {
  public:
-  /// Of the ranks of this unit. Without one, and for a rank that is alone, each has what it needs itself.
-  explicit FirstRank(engine::Unit* unit) : unit_(unit != nullptr && unit->ranks().world() > 1 ? unit : nullptr) {}
+  /// Of all ranks that hold parts of this module. Where a rank is alone, it has what it needs itself; with
+  /// `each_has_all` every rank does.
+  FirstRank(const ModuleState& module, bool each_has_all);
 
   /// Whether this rank has what is to be brought.
   bool is_here() const {
-    return unit_ == nullptr || unit_->mesh().rank() == 0;
+    return is_here_;
   }
   /// `what`: for errors.
   void share(std::vector<std::string>& texts, const std::string& what) const;
@@ -26,7 +27,10 @@ class FirstRank {
       Counters* counters = nullptr) const;
 
  private:
-  engine::Unit* unit_;
+  /// First along the axes of parallelize(), then over the ranks of the unit.
+  std::vector<std::shared_ptr<const split::SplitAxis>> axes_;
+  engine::Unit* unit_ = nullptr;
+  bool is_here_ = true;
 };
 
 } // namespace shardwise::nn

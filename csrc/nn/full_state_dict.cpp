@@ -35,13 +35,19 @@ void gather(
 StateDict full_state_dict(const torch::nn::Module& module, const FullStateDictOptions& options) {
   nn::ModuleState state(module);
   state.agree("full_state_dict", state.locate());
-  const bool keep = !options.rank0_only() || std::all_of(state.meshes().begin(), state.meshes().end(), [](auto& unit) {
-    return unit->mesh().rank() == 0;
-  });
+  // Ranks along an axis of parallelize() need each other's pieces.
+  const bool gathers =
+      !options.rank0_only() ||
+      std::all_of(state.meshes().begin(), state.meshes().end(), [](auto& unit) { return unit->mesh().rank() == 0; });
+  const bool keep = !options.rank0_only() || state.is_first();
   const auto device = options.cpu_offload() ? std::optional<at::Device>(at::kCPU) : std::nullopt;
   std::vector<at::Tensor> values(state.entries().size());
   for (const auto& unit : state.units()) {
-    for (const auto& group : unit->groups()) gather(*unit, *group, state, keep, device, values);
+    for (const auto& group : unit->groups()) gather(*unit, *group, state, gathers, device, values);
+  }
+  for (size_t i = 0; i < values.size() && gathers; ++i) {
+    const auto& entry = state.entries()[i];
+    if (entry.is_split()) values[i] = entry.whole_of(values[i].defined() ? values[i] : entry.tensor, device);
   }
   StateDict dict;
   if (!keep) return dict;

@@ -80,11 +80,19 @@ void GradientNorm::reduce_to_all(engine::Unit& unit) {
 }
 
 void GradientNorm::reduce(engine::Unit& unit, const std::vector<comm::Collectives>& ranks) {
+  reduce(ranks, unit.mesh().device(), unit.own_counters());
+}
+
+void GradientNorm::reduce(const split::SplitAxis& axis) {
+  reduce({axis.ranks}, axis.mesh.device(), axis.counters);
+}
+
+void GradientNorm::reduce(const std::vector<comm::Collectives>& ranks, at::Device device, Counters& counters) {
   const base::ComputeGuard guard;
-  const auto wire = moved_to(at::stack({power_, is_nan_}), unit.mesh().device());
+  const auto wire = moved_to(at::stack({power_, is_nan_}), device);
   const auto op = is_maximum() ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
   for (const auto& some : ranks) {
-    if (some.size() > 1) some.all_reduce(wire, kWhat, unit.own_counters(), op).wait();
+    if (some.size() > 1) some.all_reduce(wire, kWhat, counters, op).wait();
   }
   const auto reduced = moved_to(wire, home_);
   power_ = reduced.select(0, 0);

@@ -2,6 +2,7 @@
 
 #include "comm/collectives.h"
 #include "engine/front_end.h"
+#include "split/split_parameter.h"
 
 #include <vector>
 
@@ -23,6 +24,8 @@ class GradientNorm {
   void finish();
   /// Over the ranks that hold the shards of the unit.
   void reduce(engine::Unit& unit);
+  /// Over the ranks along an axis of parallelize().
+  void reduce(const split::SplitAxis& axis);
   /// Over all ranks of the unit's mesh.
   void reduce_to_all(engine::Unit& unit);
   GradientNorm& operator+=(const GradientNorm& other);
@@ -39,6 +42,7 @@ class GradientNorm {
   bool is_maximum() const;
   void add_up(const at::Tensor& power, const at::Tensor& is_nan);
   void reduce(engine::Unit& unit, const std::vector<comm::Collectives>& ranks);
+  void reduce(const std::vector<comm::Collectives>& ranks, at::Device device, Counters& counters);
 
   double order_;
   at::Device home_;

@@ -91,29 +91,28 @@ at::Tensor value_of(const Entry& entry, const at::Tensor& value, const nn::First
 
 void store(const Entry& entry, const at::Tensor& value) {
   const c10::InferenceMode no_inference(false);
-  if (entry.copies != nullptr) return entry.copies->store(entry.index, value);
+  const auto piece = entry.piece_of(value);
+  if (entry.copies != nullptr) return entry.copies->store(entry.index, piece);
   const c10::AutoGradMode no_grad(false);
   auto target = entry.tensor;
-  target.copy_(value);
+  target.copy_(piece);
 }
 
 } // namespace
 
 LoadResult load_full_state_dict(torch::nn::Module& module, const StateDict& dict, const LoadStateDictOptions& options) {
   nn::ModuleState state(module);
-  const bool from_rank0 = options.broadcast_from_rank0() && !state.meshes().empty();
-  if (from_rank0 && state.meshes().size() > 1) {
+  if (options.broadcast_from_rank0() && state.meshes().size() > 1) {
     throw ValueError(c10::str(
         "shardwise: the units of this ", module.name(), " lie on ", state.meshes().size(),
         " meshes, which have no common rank 0. Give the dict to every rank, with broadcast_from_rank0(false)."));
   }
-  auto* const root = state.meshes().empty() ? nullptr : state.meshes().front().get();
-  const nn::FirstRank first(from_rank0 ? root : nullptr);
+  const nn::FirstRank first(state, !options.broadcast_from_rank0());
   auto error = state.locate();
   Match found;
   if (first.is_here() && error.empty()) {
     found = match(state, dict);
-    error = error_of(found, options.strict(), root == nullptr ? 0 : root->mesh().rank());
+    error = error_of(found, options.strict(), state.rank());
   }
   state.agree(kLoad, error);
   if (!options.strict()) {

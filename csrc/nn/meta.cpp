@@ -3,6 +3,7 @@
 #include "engine/front_end.h"
 #include "group/data.h"
 #include "nn/module_state.h"
+#include "nn/split_axes.h"
 #include "nn/touch.h"
 
 #include <shardwise/error.h>
@@ -51,6 +52,7 @@ void to_empty(torch::nn::Module& module, std::optional<at::Device> device) {
     }
   }
   for (const auto& unit : state.units()) unit->provide_memory(parameters[unit.get()]);
+  for (const auto& entry : state.entries()) nn::keep_piece(entry.tensor);
 }
 
 } // namespace shardwise

@@ -1,10 +1,13 @@
 #include "nn/module_state.h"
 
+#include "base/compute_guard.h"
 #include "base/reason.h"
 #include "comm/messages.h"
 #include "engine/front_end.h"
 #include "nn/module_walk.h"
+#include "nn/split_axes.h"
 #include "nn/touch.h"
+#include "split/exchange.h"
 
 #include <shardwise/error.h>
 
@@ -56,6 +59,47 @@ ModuleState::ModuleState(const torch::nn::Module& module) {
     names_.emplace_back(name, entry->second);
   });
   meshes_ = meshes_of(units_);
+  find_splits();
+}
+
+void ModuleState::find_splits() {
+  if (!split::any_split()) return;
+  std::unordered_map<at::TensorImpl*, at::Tensor> leaves;
+  for (const auto& unit : units_) {
+    for (const auto& parameter : unit->parameters()) {
+      if (parameter->alive()) leaves[parameter->visible().unsafeGetTensorImpl()] = parameter->leaf();
+    }
+  }
+  for (auto& entry : entries_) {
+    const auto leaf = leaves.find(entry.tensor.unsafeGetTensorImpl());
+    entry.split = split::split_parameter_of(leaf == leaves.end() ? entry.tensor : leaf->second);
+    if (!entry.split) continue;
+    entry.sizes = entry.split->sizes;
+    add_axis(axes_, entry.split->axis);
+  }
+}
+
+at::Tensor ModuleState::Entry::piece_of(const at::Tensor& whole) const {
+  if (!split) return whole;
+  return split::Exchange(split).own(whole, split->dim, split->pieces);
+}
+
+at::Tensor ModuleState::Entry::whole_of(const at::Tensor& piece, std::optional<at::Device> device) const {
+  if (!is_split()) return piece;
+  const base::ComputeGuard guard;
+  const auto there = piece.to(split->axis->mesh.device());
+  const auto whole = split::Exchange(split).gather(there, split->dim, split->pieces, "the gather of the whole");
+  return whole.to(device.value_or(piece.device())).contiguous();
+}
+
+int64_t ModuleState::rank() const {
+  if (!axes_.empty()) return axes_.front()->mesh.rank();
+  return meshes_.empty() ? 0 : meshes_.front()->mesh().rank();
+}
+
+bool ModuleState::is_first() const {
+  return std::all_of(meshes_.begin(), meshes_.end(), [](auto& unit) { return unit->mesh().rank() == 0; }) &&
+         std::all_of(axes_.begin(), axes_.end(), [](auto& axis) { return axis->rank() == 0; });
 }
 
 std::string ModuleState::locate() {
@@ -89,12 +133,12 @@ std::string ModuleState::locate() {
     for (auto& entry : entries_) {
       const auto shard = shards.find(entry.tensor.unsafeGetTensorImpl());
       if (shard == shards.end()) {
-        if (!entry.unit && has_touch_key(entry.tensor)) return shard_without_unit(entry.names.front());
+        if (!entry.unit && !entry.split && has_touch_key(entry.tensor)) return shard_without_unit(entry.names.front());
         continue;
       }
       entry.copies = shard->second.copies;
       entry.index = shard->second.index;
-      entry.sizes = shard->second.sizes;
+      if (!entry.split) entry.sizes = shard->second.sizes;
     }
   } catch (const std::exception& error) {
     return base::text_of(error);
@@ -112,10 +156,7 @@ void ModuleState::agree(const std::string& function, const std::string& error) c
   const std::string mark = "!";
   auto mine = error.empty() ? describe(function) : mark + error;
   std::string difference;
-  for (const auto& unit : meshes_) {
-    unit->ranks().meet(comm::Agreement::kState, describe(function), unit->own_counters());
-    const auto texts = comm::gather_texts(
-        mine, unit->ranks().axes(), unit->mesh().device(), "the exchange before a " + function, unit->own_counters());
+  const auto compare = [&](const std::vector<std::string>& texts) {
     for (size_t rank = 0; rank < texts.size(); ++rank) {
       if (texts[rank].starts_with(mark)) {
         // Passed on, so that the ranks of later meshes hear of it too.
@@ -128,6 +169,14 @@ void ModuleState::agree(const std::string& function, const std::string& error) c
             ". All ranks must call the same function for the same module.");
       }
     }
+  };
+  const auto what = "the exchange before a " + function;
+  for (const auto& unit : meshes_) {
+    unit->ranks().meet(comm::Agreement::kState, describe(function), unit->own_counters());
+    compare(comm::gather_texts(mine, unit->ranks().axes(), unit->mesh().device(), what, unit->own_counters()));
+  }
+  for (const auto& axis : axes_) {
+    compare(comm::gather_texts(mine, {axis->ranks}, axis->mesh.device(), what, axis->counters));
   }
   if (mine.starts_with(mark)) throw Error(mine.substr(mark.size()));
   if (!difference.empty()) throw Error(difference);

@@ -1,10 +1,12 @@
 #pragma once
 
 #include "engine/front_end.h"
+#include "split/split_parameter.h"
 
 #include <torch/nn/module.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,10 +24,22 @@ class ModuleState {
     bool is_parameter = false;
     /// The sizes of the whole tensor; those of `tensor` if this rank holds all of it.
     std::vector<int64_t> sizes;
+    /// How parallelize() divided it; null if it did not. What the unit keeps, or else `tensor`, is then this rank's
+    /// piece of the whole.
+    std::shared_ptr<const split::SplitParameter> split = nullptr;
     /// Its unit keeps it as parameter number `index` of `copies`, which is null if this rank holds all of it.
     std::shared_ptr<engine::Unit> unit;
     group::FullCopies* copies = nullptr;
     size_t index = 0;
+
+    /// Whether several ranks have pieces of it by parallelize().
+    bool is_split() const {
+      return split && split->axis->ranks.size() > 1;
+    }
+    /// What of a whole the ranks of its unit have together.
+    at::Tensor piece_of(const at::Tensor& whole) const;
+    /// The whole, from what the ranks of its unit have together: all ranks of parallelize()'s axis call it.
+    at::Tensor whole_of(const at::Tensor& piece, std::optional<at::Device> device) const;
   };
 
   explicit ModuleState(const torch::nn::Module& module);
@@ -50,18 +64,28 @@ class ModuleState {
   const std::vector<std::shared_ptr<engine::Unit>>& meshes() const {
     return meshes_;
   }
+  /// The axes along which parallelize() divided parameters.
+  const std::vector<std::shared_ptr<const split::SplitAxis>>& axes() const {
+    return axes_;
+  }
+  /// Whether this rank is the first of all that hold parts of the module.
+  bool is_first() const;
+  /// This rank's number in the widest mesh known here, for errors.
+  int64_t rank() const;
 
   /// Raises an Error, the same on all ranks, if `error` is not "" on some rank, or if the ranks do not all call
   /// `function` for the same tensors. All ranks must call it.
   void agree(const std::string& function, const std::string& error) const;
 
  private:
+  void find_splits();
   std::string describe(const std::string& function) const;
 
   std::vector<Entry> entries_;
   std::vector<std::pair<std::string, size_t>> names_;
   std::vector<std::shared_ptr<engine::Unit>> units_;
   std::vector<std::shared_ptr<engine::Unit>> meshes_;
+  std::vector<std::shared_ptr<const split::SplitAxis>> axes_;
 };
 
 } // namespace shardwise::nn

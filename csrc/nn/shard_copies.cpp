@@ -1,6 +1,7 @@
 // Handles copies that torch::nn makes of a shard: to() puts them in the shard's place, clone() into another module.
 #include "engine/front_end.h"
 #include "nn/touch.h"
+#include "split/split_parameter.h"
 
 #include <shardwise/error.h>
 
@@ -28,9 +29,13 @@ struct LastCopy {
 void run_copy(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const at::Tensor source = torch::jit::peek(*stack, 0, operation.schema().arguments().size()).toTensor();
   run_touched(operation, keys, stack);
+  const at::Tensor& copy = stack->back().toTensor();
+  if (const auto view = split::find_split(source)) {
+    split::add_split_view(copy, *view);
+    return add_touch_key(copy);
+  }
   const auto unit = engine::unit_of_shard(source);
   if (!unit) return;
-  const at::Tensor& copy = stack->back().toTensor();
   add_touch_key(copy);
   auto& last_copy = LastCopy::get();
   last_copy.copy = c10::weak_intrusive_ptr<at::TensorImpl>(copy.getIntrusivePtr());
@@ -43,11 +48,36 @@ void run_clone(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, t
   c10::GradMode::is_enabled() ? run_touched(operation, keys, stack) : run_copy(operation, keys, stack);
 }
 
+/// A piece of a split parameter stays one, whatever memory it gets, and no other tensor becomes one.
+void keep_split(const at::Tensor& target, const at::Tensor& source) {
+  const auto parameter = split::split_parameter_of(target);
+  if (!parameter) {
+    const auto copied = split::find_split(source);
+    if (!copied) return;
+    throw Error(c10::str(
+        "shardwise: rank ", copied->parameter->axis->mesh.rank(),
+        ": clone() or set_data() was about to put a copy of '", copied->parameter->name,
+        "' into another tensor, but it is only this rank's piece along axis '", copied->parameter->axis->name,
+        "'. A module cannot be cloned after parallelize(): make a new one, call parallelize() on it too, and copy "
+        "these "
+        "parameters() into its parameters() with copy_()."));
+  }
+  if (source.sizes() != target.sizes()) {
+    throw ValueError(c10::str(
+        "shardwise: rank ", parameter->axis->mesh.rank(), ": '", parameter->name, "' was about to get values of sizes ",
+        source.sizes(), ", but this rank has a piece of sizes ", target.sizes(), " along axis '", parameter->axis->name,
+        "'. Load whole values with load_full_state_dict()."));
+  }
+  split::split_moved();
+  add_touch_key(source);
+}
+
 /// Sees set_data(), which asks this first (T24 in docs/coverage.md). It uses no memory of its arguments, so it is no
 /// touch.
 void run_set_data(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto& target = torch::jit::peek(*stack, 0, 2).toTensor();
   const auto& source = torch::jit::peek(*stack, 1, 2).toTensor();
+  keep_split(target, source);
   const auto& last_copy = LastCopy::get();
   const auto made = last_copy.copy.lock();
   if (made && source.unsafeGetTensorImpl() == made.get()) {

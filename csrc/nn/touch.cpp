@@ -14,6 +14,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
@@ -103,6 +104,23 @@ void run_untouched(const c10::OperatorHandle& operation, c10::DispatchKeySet key
 
 namespace {
 
+std::atomic<Substitute> substitute_of_process = nullptr;
+
+/// Runs the operation, in the substitute's way if it has one.
+void run_operation(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const auto substitute = substitute_of_process.load(std::memory_order_acquire);
+  if (substitute != nullptr && base::called_by_torch([&] { return substitute(operation, keys, *stack); })) return;
+  run_untouched(operation, keys, stack);
+}
+
+} // namespace
+
+void set_substitute(Substitute substitute) {
+  substitute_of_process.store(substitute, std::memory_order_release);
+}
+
+namespace {
+
 /// The operation's arguments on the stack.
 c10::ArrayRef<c10::IValue> arguments_of(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
   return torch::jit::last(stack, schema.arguments().size());
@@ -173,7 +191,7 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
   }
   if (!anybody_listens) {
     if (const auto* tensor = first_freed(all)) refuse(operation, *tensor);
-    return run_untouched(operation, keys, stack);
+    return run_operation(operation, keys, stack);
   }
   const auto arguments = arguments_of(schema, *stack);
   std::shared_ptr<TouchListener> caster;
@@ -201,7 +219,7 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
   }
   const auto depth = stack->size();
   try {
-    run_untouched(operation, keys, stack);
+    run_operation(operation, keys, stack);
   } catch (const c10::Error& error) {
     if (stack->size() == depth) explain(operation, *stack, error);
     throw;

@@ -5,6 +5,7 @@
 #include "nn/aliases.h"
 #include "nn/owners.h"
 #include "nn/recurrent.h"
+#include "nn/split_axes.h"
 #include "nn/unit_hooks.h"
 #include "nn/unit_table.h"
 #include "nn/unit_touch.h"
@@ -27,6 +28,7 @@ void move_to(at::Device device, const std::vector<engine::NamedTensor>& tensors)
     if (tensor.device() == device || tensor.is_meta() || engine::Unit::of(tensor)) continue;
     const base::ComputeGuard guard;
     tensor.set_data(tensor.to(device));
+    keep_piece(tensor);
   }
 }
 

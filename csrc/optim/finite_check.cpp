@@ -2,6 +2,7 @@
 
 #include "base/compute_guard.h"
 #include "nn/gradient_norm.h"
+#include "nn/split_axes.h"
 #include "nn/unit_meshes.h"
 
 #include <shardwise/error.h>
@@ -31,6 +32,7 @@ struct Alike {
 struct Found {
   std::vector<Alike> gradients;
   nn::UnitMeshes::Units units;
+  nn::SplitAxes axes;
 };
 
 void add(std::vector<Alike>& all, const at::Tensor& values) {
@@ -55,6 +57,7 @@ Found find(const torch::optim::Optimizer& optimizer, bool takes_half) {
       if (!unit) unit = engine::Unit::of(parameter);
       // Which collectives there are follows from the units, whether this rank has a gradient or not.
       if (unit && known.insert(unit.get()).second) found.units.push_back(std::move(unit));
+      nn::add_axis(found.axes, nn::split_axis_of(parameter));
       auto gradient = parameter.grad();
       if (!gradient.defined()) continue;
       if (gradient.scalar_type() == at::kHalf && !takes_half) {
@@ -71,10 +74,11 @@ Found find(const torch::optim::Optimizer& optimizer, bool takes_half) {
 }
 
 /// The highest value that any rank has.
-at::Tensor highest(const at::Tensor& number, engine::Unit& unit, const std::vector<comm::Collectives>& ranks) {
-  const auto wire = nn::moved_to(number, unit.mesh().device()).view({1});
+at::Tensor highest(
+    const at::Tensor& number, const std::vector<comm::Collectives>& ranks, at::Device device, Counters& counters) {
+  const auto wire = nn::moved_to(number, device).view({1});
   for (const auto& some : ranks) {
-    if (some.size() > 1) some.all_reduce(wire, kWhat, unit.own_counters(), c10d::ReduceOp::MAX).wait();
+    if (some.size() > 1) some.all_reduce(wire, kWhat, counters, c10d::ReduceOp::MAX).wait();
   }
   return nn::moved_to(wire.select(0, 0), number.device());
 }
@@ -108,12 +112,15 @@ at::Tensor multiply_and_check(const torch::optim::Optimizer& optimizer, const at
   const nn::UnitMeshes meshes(found.units);
   const auto event = comm::Agreement::kScaling;
   for (const auto& unit : meshes.shards()) {
-    total = highest(total, *unit, {unit->ranks().for_event(event, kWhat, unit->own_counters())});
+    auto& counters = unit->own_counters();
+    total = highest(total, {unit->ranks().for_event(event, kWhat, counters)}, unit->mesh().device(), counters);
   }
   if (meshes.has_narrow()) {
     auto& unit = *meshes.widest();
-    total = highest(total, unit, unit.ranks().all_for_event(event, kWhat, unit.own_counters()));
+    auto& counters = unit.own_counters();
+    total = highest(total, unit.ranks().all_for_event(event, kWhat, counters), unit.mesh().device(), counters);
   }
+  for (const auto& axis : found.axes) total = highest(total, {axis->ranks}, axis->mesh.device(), axis->counters);
   return total;
 }
 

@@ -104,16 +104,26 @@ StateDict full_optimizer_state_dict(
   Kept kept{.parameters = optim::named_parameters(places, state), .states = {}};
   if (const auto other = find(state, kept); error.empty()) error = other;
   places.agree(describe(kept, state.name()), error);
-  const bool keep =
+  // Ranks along an axis of parallelize() need each other's pieces.
+  const bool gathers =
       !options.rank0_only() ||
       std::all_of(places.meshes().begin(), places.meshes().end(), [](auto& unit) { return unit->mesh().rank() == 0; });
+  const bool keep = !options.rank0_only() || places.is_first();
   const auto device = options.cpu_offload() ? std::optional<at::Device>(at::kCPU) : std::nullopt;
   Whole whole(kept.parameters.size());
   for (const auto& unit : places.units()) {
     for (const auto& group : unit->groups()) {
       const auto* copies = group->full_copies();
       if (copies == nullptr) continue;
-      for (const auto& name : names_in(kept, *copies)) gather(*unit, *copies, name, kept, keep, device, whole);
+      for (const auto& name : names_in(kept, *copies)) gather(*unit, *copies, name, kept, gathers, device, whole);
+    }
+  }
+  for (size_t i = 0; i < kept.parameters.size() && gathers; ++i) {
+    const auto& entry = kept.parameters[i].entry;
+    if (!entry.is_split()) continue;
+    for (const auto& item : kept.states[i].tensors) {
+      auto& value = whole[i][item.key()];
+      value = entry.whole_of(value.defined() ? value : item.value(), device);
     }
   }
   StateDict dict;

@@ -74,7 +74,8 @@ at::Tensor share_piece(
   const auto whole = first.share(
       first.is_here() ? dict[key] : at::Tensor(), entry.sizes, entry.tensor.options(), what,
       entry.unit ? &entry.unit->own_counters() : nullptr);
-  return entry.copies == nullptr ? whole : entry.copies->piece_in_whole(entry.index, whole);
+  const auto piece = entry.piece_of(whole);
+  return entry.copies == nullptr ? piece : entry.copies->piece_in_whole(entry.index, piece);
 }
 
 /// Options first, since what has to be kept for a parameter follows from them.
@@ -114,22 +115,20 @@ LoadResult load_full_optimizer_state_dict(
     const LoadStateDictOptions& options) {
   optim::OptimizerState state(optimizer);
   nn::ModuleState places(module);
-  const bool from_rank0 = options.broadcast_from_rank0() && !places.meshes().empty();
-  if (from_rank0 && places.meshes().size() > 1) {
+  if (options.broadcast_from_rank0() && places.meshes().size() > 1) {
     throw ValueError(c10::str(
         "shardwise: the units of this ", module.name(), " lie on ", places.meshes().size(),
         " meshes, which have no common rank 0. Give the optimizer's dict to every rank, with "
         "broadcast_from_rank0(false)."));
   }
-  auto* const root = places.meshes().empty() ? nullptr : places.meshes().front().get();
-  const nn::FirstRank first(from_rank0 ? root : nullptr);
+  const nn::FirstRank first(places, !options.broadcast_from_rank0());
   auto error = places.locate();
   auto parameters = optim::named_parameters(places, state);
   if (error.empty()) error = optim::without_name(parameters, state);
   optim::StateMatch match;
   if (first.is_here() && error.empty()) {
     match = optim::match_state(parameters, state, dict);
-    error = error_of(match, state.name(), options.strict(), root == nullptr ? 0 : root->mesh().rank());
+    error = error_of(match, state.name(), options.strict(), places.rank());
   }
   places.agree(c10::str("load_full_optimizer_state_dict (", state.name(), ")"), error);
   const auto what = "the names that rank 0 loads";

@@ -10,6 +10,21 @@
 #include <utility>
 
 namespace shardwise::saves {
+namespace {
+
+/// The mesh that parallelize() got, if it has all ranks that hold parts of the module.
+Mesh whole_mesh(const nn::ModuleState& module, const std::string& function) {
+  const auto& axis = *module.axes().front();
+  const auto replicas = module.meshes().empty() ? 1 : module.meshes().front()->ranks().world();
+  if (module.axes().size() == 1 && axis.mesh.size() >= replicas * axis.ranks.size()) return axis.mesh;
+  throw ValueError(c10::str(
+      "shardwise: ", function, "(): parallelize() divided this module over ", axis.ranks.size(), " ranks of ",
+      axis.mesh.describe(), ", and its units lie on ", replicas,
+      " ranks beside that. Name the mesh of all ranks in the options, with mesh()."));
+}
+
+} // namespace
+
 std::optional<Mesh> mesh_of(
     const nn::ModuleState& module, const std::optional<Mesh>& mesh, const std::string& function) {
   const auto& meshes = module.meshes();
@@ -19,14 +34,15 @@ std::optional<Mesh> mesh_of(
         " meshes, such as those of experts. Tensors of one name may differ between them, so that one checkpoint cannot "
         "have them all. Save the parts that lie on one mesh to folders of their own."));
   }
-  if (mesh || meshes.empty()) return mesh;
-  return meshes.front()->mesh();
+  if (mesh) return mesh;
+  if (!module.axes().empty()) return whole_mesh(module, function);
+  return meshes.empty() ? std::nullopt : std::optional(meshes.front()->mesh());
 }
 
 Ranks ranks_of(const nn::ModuleState& module, const std::optional<Mesh>& mesh, const std::string& function) {
   const auto on = mesh_of(module, mesh, function);
   if (!on) return {};
-  if (mesh) return ranks_on(*mesh, function);
+  if (mesh || !module.axes().empty()) return ranks_on(*on, function);
   auto exchange = [unit = module.meshes().front(), what = "an exchange of " + function](const std::string& mine) {
     return comm::gather_texts(mine, unit->ranks().axes(), unit->mesh().device(), what, unit->own_counters());
   };

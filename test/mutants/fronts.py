@@ -64,8 +64,8 @@ FRONTS = [
     Mutant(
         "load no buffers",
         "csrc/nn/load_state_dict.cpp",
-        "  target.copy_(value);",
-        "  if (entry.unit) target.copy_(value);",
+        "  target.copy_(piece);",
+        "  if (entry.unit) target.copy_(piece);",
         suites="FullyShardStateDictLoad.*",
     ),
     Mutant(

@@ -33,14 +33,14 @@ LOST = [
     ),
     Mutant(
         "make process groups of units without a look at what other ranks tell",
-        "csrc/comm/mesh.cpp",
+        "csrc/comm/mesh_state.h",
         "    some.look = [agreement, what] { agreement->look_beside(what); };\n",
         "",
         suites="LostRanks.AFailureAlongAnotherAxis*",
     ),
     Mutant(
         "tell nobody that process groups of units were not made",
-        "csrc/comm/mesh.cpp",
+        "csrc/comm/mesh_state.h",
         "      agreement->fail(error.what());\n",
         "      throw;\n",
         suites="LostRanks.AFailureAlongAnotherAxis*",

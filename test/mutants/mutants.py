@@ -18,6 +18,7 @@ from package import PACKAGE
 from precision import PRECISION
 from python_front import PYTHON_FRONT
 from several_meshes import MESHES
+from split import SPLIT
 from sums import SUMS
 from surroundings import SURROUNDINGS
 from transport import TRANSPORT
@@ -41,4 +42,5 @@ MUTANTS = [
     *MESHES,
     *LATE,
     *CHECKPOINTS,
+    *SPLIT,
 ]

@@ -77,6 +77,10 @@ class SHARDWISE_API Mesh {
       const std::vector<std::string>& names, const std::vector<c10::intrusive_ptr<c10d::ProcessGroup>>& groups,
       at::Device device);
 
+  /// A mesh of some of these axes, over the same process groups: of the ranks that differ from this one along them
+  /// only. For fully_shard() or replicate() beside parallelize(). It keeps this mesh open.
+  Mesh along(const std::vector<std::string>& axes) const;
+
   /// Whether both are copies of one mesh.
   bool is_same(const Mesh& other) const {
     return state_ == other.state_;
@@ -102,6 +106,8 @@ class SHARDWISE_API Mesh {
   /// The same for saves that are written while training goes on (Saver). Raises Error if the groups are the caller's
   /// and have no store that works.
   c10::intrusive_ptr<c10d::ProcessGroup> save_group(const std::string& axis) const;
+  /// The same for what the stages of a Pipeline send each other.
+  c10::intrusive_ptr<c10d::ProcessGroup> transfer_group(const std::string& axis) const;
 
   /// A process group of `count` ranks in a row along that axis, this one among them: those whose coordinates give the
   /// same result when divided by `count`, a divisor of the axis's size. Made at the first call, which all ranks make

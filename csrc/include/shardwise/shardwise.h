@@ -16,6 +16,8 @@
 #include <shardwise/optimizer_state_dict.h>
 #include <shardwise/optimizers.h>
 #include <shardwise/options.h>
+#include <shardwise/parallelize.h>
+#include <shardwise/pipeline.h>
 #include <shardwise/plan.h>
 #include <shardwise/record.h>
 #include <shardwise/replicate.h>

@@ -102,6 +102,64 @@ void choosing() {
   shardwise::fully_shard(model, shardwise::FullyShardOptions().mesh(mesh));
 }
 
+struct SplitLayer : torch::nn::Module {
+  torch::Tensor forward(const torch::Tensor& x) {
+    return down(torch::relu(up(x)));
+  }
+  torch::nn::Linear up = register_module("up", torch::nn::Linear(4, 8));
+  torch::nn::Linear down = register_module("down", torch::nn::Linear(8, 4));
+};
+
+struct SplitExample : torch::nn::Module {
+  SplitExample() {
+    layers->push_back(std::make_shared<SplitLayer>());
+  }
+  torch::Tensor forward(const torch::Tensor& tokens) {
+    return layers[0]->as<SplitLayer>()->forward(table(tokens));
+  }
+  torch::nn::Embedding table = register_module("table", torch::nn::Embedding(10, 4));
+  torch::nn::ModuleList layers = register_module("layers", torch::nn::ModuleList());
+};
+
+void tensor_parallelism() {
+  auto model = std::make_shared<SplitExample>();
+  const shardwise::Mesh mesh({{"dp", 1}, {"tp", 2}});
+  shardwise::parallelize(
+      model, mesh, "tp",
+      {{"table", shardwise::vocabulary()},
+       {"layers.*.up", shardwise::columns()},
+       {"layers.*.down", shardwise::rows()}});
+  shardwise::fully_shard(model, shardwise::FullyShardOptions().mesh(mesh.along({"dp"})));
+  torch::optim::AdamW optimizer(model->parameters(), 1e-3);
+  model->forward(torch::arange(6)).sum().backward();
+  optimizer.step();
+  ASSERT_EQ(shardwise::full_state_dict(model)["table.weight"].size(0), 10);
+}
+
+void pipelines() {
+  const auto inputs = torch::randn({8, 4});
+  const auto targets = torch::randn({8, 4});
+  const shardwise::Mesh mesh({{"pp", 2}, {"dp", 1}});
+  const auto options =
+      shardwise::PipelineOptions()
+          .schedule(shardwise::PipelineSchedule::one_forward_one_backward)
+          .microbatches(4)
+          .loss([](const auto& outputs, const auto& targets) { return torch::mse_loss(outputs[0], targets[0]); });
+  std::vector<torch::nn::Linear> own; // the stages of this rank
+  shardwise::Pipeline pipeline(
+      mesh, "pp",
+      [&](int64_t /*stage*/) {
+        own.emplace_back(4, 4);
+        shardwise::fully_shard(own.back(), shardwise::FullyShardOptions().mesh(mesh.along({"dp"})));
+        return shardwise::PipelineStage(own.back());
+      },
+      options);
+  torch::optim::AdamW optimizer(own[0]->parameters(), 1e-3);
+  const auto result = pipeline.step({inputs}, {targets}); // losses of the microbatches, where the last stage is
+  optimizer.step();
+  ASSERT_EQ(result.losses.size(), mesh.coordinate("pp") == 1 ? 4 : 0);
+}
+
 void whole_models(const std::string& file) {
   auto model = std::make_shared<Model>();
   const auto mesh = Mesh::shared();
@@ -187,6 +245,8 @@ TEST(Documents, CodeOfThePages) {
         usual_step();
         optimizers();
         choosing();
+        tensor_parallelism();
+        pipelines();
         rank.step("files");
         const TemporaryFolder folder;
         whole_models(folder / "model.pt");

@@ -1,0 +1,275 @@
+#include "pipeline/run.h"
+
+#include "base/reason.h"
+#include "pipeline/flow.h"
+
+#include <shardwise/error.h>
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace shardwise::pipeline {
+
+using Tensors = Run::Tensors;
+
+Run::Run(const OwnPart& place, std::vector<Stage>& stages, const PipelineOptions& options, Transfers transfers)
+    : place_(place),
+      stages_(stages),
+      options_(options),
+      transfers_(std::move(transfers)) {}
+
+namespace {
+
+/// By microbatch: parts along dimension 0, as equal as can be.
+std::vector<Tensors> cut(const Tensors& batch, int64_t microbatches, const char* what) {
+  std::vector<Tensors> parts(static_cast<size_t>(microbatches));
+  for (const auto& tensor : batch) {
+    if (tensor.defined() && tensor.dim() > 0 && tensor.size(0) == batch.front().size(0) &&
+        tensor.size(0) >= microbatches) {
+      const auto pieces = tensor.tensor_split(microbatches, 0);
+      for (size_t i = 0; i < parts.size(); ++i) parts[i].push_back(pieces[i]);
+      continue;
+    }
+    throw ValueError(c10::str(
+        "shardwise: Pipeline: ", what, " of ",
+        tensor.defined() ? c10::str("sizes ", tensor.sizes()) : std::string("no sizes (undefined)"),
+        " cannot be cut into ", microbatches,
+        " microbatches: all must have the same number of rows, and at least one row for each microbatch."));
+  }
+  return parts;
+}
+
+} // namespace
+
+void Run::take(const Tensors& inputs, const Tensors& targets, bool is_training) {
+  is_training_ = is_training;
+  const auto count = options_.microbatches();
+  if (place_.has(0)) {
+    if (inputs.empty()) throw ValueError("shardwise: Pipeline: the rank with the first stage must give inputs.");
+    inputs_ = cut(inputs, count, "an input");
+  }
+  if (!place_.has(place_.table.stages() - 1)) return;
+  targets_ = cut(targets, count, "a target");
+  weights_.assign(static_cast<size_t>(count), options_.mean() ? 1.0 / static_cast<double>(count) : 1.0);
+  if (options_.mean() && !targets.empty()) {
+    const auto rows = static_cast<double>(targets.front().size(0));
+    for (size_t i = 0; i < weights_.size(); ++i) weights_[i] = static_cast<double>(targets_[i].front().size(0)) / rows;
+  }
+  losses_.resize(static_cast<size_t>(count));
+  outputs_.resize(static_cast<size_t>(count));
+}
+
+Stage& Run::stage(int number) {
+  return *std::find_if(stages_.begin(), stages_.end(), [&](const Stage& each) { return each.number() == number; });
+}
+
+namespace {
+
+bool travels_forward(const Action& transfer) {
+  return transfer.kind == Kind::send_forward || transfer.kind == Kind::receive_forward;
+}
+
+int stage_at_other_end(const Action& transfer) {
+  return travels_forward(transfer) == is_send(transfer.kind) ? transfer.stage + 1 : transfer.stage - 1;
+}
+
+int receiver_of(const Action& transfer) {
+  return is_send(transfer.kind) ? stage_at_other_end(transfer) : transfer.stage;
+}
+
+} // namespace
+
+int Run::peer(const Action& action) const {
+  return place_.rank_of(stage_at_other_end(action));
+}
+
+int Run::message_number(const Action& action) const {
+  const auto stages = travels_forward(action) ? 0 : place_.table.stages();
+  return (stages + receiver_of(action)) * place_.table.microbatches + action.microbatch;
+}
+
+std::string Run::message(const Action& action) const {
+  return c10::str(
+      travels_forward(action) ? "the inputs" : "the gradients of the outputs", " of stage ", receiver_of(action),
+      " for microbatch ", action.microbatch);
+}
+
+void Run::receive(const Action& action) {
+  auto& cell = cells_[{action.stage, action.microbatch}];
+  auto& arriving = action.kind == Kind::receive_forward ? cell.arriving_inputs : cell.arriving_gradients;
+  arriving = transfers_.receive(peer(action), message_number(action), message(action));
+  if (arriving.failed()) throw Error("");
+}
+
+void Run::send(const Action& action) {
+  const auto key = Key(action.stage, action.microbatch);
+  auto& cell = cells_[key];
+  if (action.kind == Kind::send_forward) {
+    transfers_.send(cell.outputs, peer(action), message_number(action), message(action));
+    if (!is_training_) cells_.erase(key);
+    return;
+  }
+  transfers_.send(cell.gradients_of_inputs, peer(action), message_number(action), message(action));
+  cell.gradients_of_inputs.clear();
+}
+
+void Run::forward(const Action& action) {
+  auto& cell = cells_[{action.stage, action.microbatch}];
+  const auto index = static_cast<size_t>(action.microbatch);
+  if (action.stage == 0) {
+    cell.inputs = std::move(inputs_[index]);
+  } else if (!place_.has(action.stage - 1)) {
+    const auto flags = cell.arriving_inputs.requires_grad();
+    cell.inputs = cell.arriving_inputs.wait();
+    for (size_t i = 0; i < flags.size(); ++i) {
+      if (flags[i] && is_training_) cell.inputs[i].set_requires_grad(true);
+    }
+  }
+  const c10::AutoGradMode mode(is_training_);
+  cell.outputs = stage(action.stage).forward(cell.inputs);
+  if (!is_training_) cell.inputs.clear();
+  if (is_last(action.stage)) {
+    if (options_.loss() && (is_training_ || !targets_[index].empty())) {
+      cell.loss = options_.loss()(cell.outputs, targets_[index]);
+      losses_[index] = cell.loss.detach();
+    }
+    if (!is_training_) outputs_[index] = std::move(cell.outputs);
+    cell.outputs.clear();
+    return;
+  }
+  if (!place_.has(action.stage + 1)) return;
+  auto& next = cells_[{action.stage + 1, action.microbatch}];
+  for (const auto& output : cell.outputs) {
+    next.inputs.push_back(output.defined() ? output.detach().set_requires_grad(output.requires_grad()) : output);
+  }
+  if (!is_training_) cells_.erase({action.stage, action.microbatch});
+}
+
+bool Run::is_last_backward(const Action& action) const {
+  const auto& actions = place_.actions();
+  const auto last = std::find_if(actions.rbegin(), actions.rend(), [&](const Action& each) {
+    return each.stage == action.stage && (each.kind == Kind::backward || each.kind == Kind::backward_weight);
+  });
+  return *last == action;
+}
+
+// The half on the weights runs the whole backward once more, so that parameters get their gradients in one pass.
+void Run::backward(const Action& action) {
+  const auto key = Key(action.stage, action.microbatch);
+  auto& cell = cells_[key];
+  Tensors roots;
+  Tensors gradients;
+  if (is_last(action.stage)) {
+    roots.push_back(cell.loss);
+    gradients.push_back(at::full_like(cell.loss.detach(), weights_[static_cast<size_t>(action.microbatch)]));
+  } else {
+    if (!place_.has(action.stage + 1) && cell.gradients_of_outputs.empty()) {
+      cell.gradients_of_outputs = cell.arriving_gradients.wait();
+    }
+    for (size_t i = 0; i < cell.outputs.size(); ++i) {
+      if (!cell.outputs[i].defined() || !cell.outputs[i].requires_grad()) continue;
+      if (!cell.gradients_of_outputs.at(i).defined()) continue;
+      roots.push_back(cell.outputs[i]);
+      gradients.push_back(cell.gradients_of_outputs[i]);
+    }
+  }
+  Tensors wanted;
+  for (const auto& input : cell.inputs) {
+    if (action.stage > 0 && input.defined() && input.requires_grad()) wanted.push_back(input);
+  }
+  const bool has_graph = !roots.empty() && roots.front().requires_grad();
+  Tensors found(wanted.size());
+  if (action.kind == Kind::backward_input) {
+    if (has_graph && !wanted.empty()) {
+      found = torch::autograd::grad(roots, wanted, gradients, /*retain_graph=*/true, false, /*allow_unused=*/true);
+    }
+  } else {
+    const bool is_last = is_last_backward(action);
+    stage(action.stage).before_backward(is_last);
+    if (has_graph) torch::autograd::backward(roots, gradients);
+    stage(action.stage).after_backward(is_last);
+    for (size_t i = 0; i < wanted.size(); ++i) found[i] = wanted[i].grad();
+  }
+  if (action.kind != Kind::backward_weight && action.stage > 0) {
+    size_t next = 0;
+    auto& result = place_.has(action.stage - 1) ? cells_[{action.stage - 1, action.microbatch}].gradients_of_outputs
+                                                : cell.gradients_of_inputs;
+    for (const auto& input : cell.inputs) {
+      result.push_back(input.defined() && input.requires_grad() ? found[next++] : at::Tensor());
+    }
+  }
+  if (action.kind == Kind::backward_input) return;
+  auto to_send = std::move(cell.gradients_of_inputs);
+  cell = {};
+  cell.gradients_of_inputs = std::move(to_send);
+}
+
+void Run::act(const Action& action) {
+  switch (action.kind) {
+    case Kind::forward:
+      return forward(action);
+    case Kind::backward:
+    case Kind::backward_input:
+    case Kind::backward_weight:
+      return backward(action);
+    case Kind::send_forward:
+    case Kind::send_backward:
+      return send(action);
+    default:
+      return receive(action);
+  }
+}
+
+void Run::give_up(const Action& action) {
+  if (is_send(action.kind)) {
+    transfers_.send_failure(peer(action), message_number(action), message(action));
+  } else if (is_receive(action.kind)) {
+    transfers_.receive(peer(action), message_number(action), message(action)).wait();
+  }
+}
+
+std::string Run::carry_out(std::string error) {
+  failed_ = !error.empty();
+  for (const auto& action : place_.actions()) {
+    if (failed_) {
+      give_up(action);
+      continue;
+    }
+    try {
+      act(action);
+    } catch (const PeerError&) {
+      throw;
+    } catch (const std::exception& failure) {
+      failed_ = true;
+      const auto reason = base::reason(failure);
+      // A rank that only hears of it has nothing to say.
+      if (!reason.empty()) error = c10::str("rank ", place_.name, ", ", text(action), ": ", reason);
+      if (is_send(action.kind)) give_up(action);
+    }
+  }
+  transfers_.finish();
+  return error;
+}
+
+PipelineResult Run::result(bool with_outputs) {
+  PipelineResult result;
+  for (auto& loss : losses_) {
+    if (loss.defined()) result.losses.push_back(std::move(loss));
+  }
+  if (!with_outputs || outputs_.empty()) return result;
+  for (size_t i = 0; i < outputs_.front().size(); ++i) {
+    Tensors parts;
+    for (const auto& outputs : outputs_) parts.push_back(outputs.at(i));
+    result.outputs.push_back(at::cat(parts));
+  }
+  return result;
+}
+
+} // namespace shardwise::pipeline

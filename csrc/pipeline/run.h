@@ -1,0 +1,93 @@
+#pragma once
+
+#include "pipeline/stage.h"
+#include "pipeline/table.h"
+#include "pipeline/transfers.h"
+
+#include <shardwise/pipeline.h>
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace shardwise::pipeline {
+
+/// Where a rank is in a pipeline.
+struct OwnPart {
+  Table table;
+  int rank;
+  /// This rank's number in the mesh, for errors.
+  int64_t name;
+
+  const std::vector<Action>& actions() const {
+    return table.of_rank[static_cast<size_t>(rank)];
+  }
+  int rank_of(int stage) const {
+    return table.rank_of_stage[static_cast<size_t>(stage)];
+  }
+  bool has(int stage) const {
+    return rank_of(stage) == rank;
+  }
+};
+
+/// One pass of a batch through the pipeline, on one rank: carries out the actions of a table.
+class Run {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+
+  Run(const OwnPart& place, std::vector<Stage>& stages, const PipelineOptions& options, Transfers transfers);
+
+  /// Cuts the batch. Raises ValueError for inputs or targets that cannot be cut.
+  void take(const Tensors& inputs, const Tensors& targets, bool is_training);
+  /// Carries out all actions. After an error only what the other ranks wait for is sent, and its text is returned; ""
+  /// if there was none. Raises PeerError if the other ranks cannot be reached.
+  std::string carry_out(std::string error);
+  /// What the last stage has.
+  PipelineResult result(bool with_outputs);
+
+ private:
+  /// What one stage keeps of a microbatch, from its forward to its backward.
+  struct Cell {
+    Transfers::Arriving arriving_inputs;
+    Transfers::Arriving arriving_gradients;
+    Tensors inputs;
+    Tensors outputs;
+    Tensors gradients_of_outputs;
+    Tensors gradients_of_inputs;
+    at::Tensor loss;
+  };
+  using Key = std::pair<int, int>;
+
+  void act(const Action& action);
+  void forward(const Action& action);
+  void backward(const Action& action);
+  void send(const Action& action);
+  void receive(const Action& action);
+  /// Goes on after an error.
+  void give_up(const Action& action);
+  Stage& stage(int number);
+  bool is_last(int stage) const {
+    return stage + 1 == place_.table.stages();
+  }
+  bool is_last_backward(const Action& action) const;
+  std::string message(const Action& action) const;
+  int message_number(const Action& action) const;
+  int peer(const Action& action) const;
+
+  const OwnPart& place_;
+  std::vector<Stage>& stages_;
+  const PipelineOptions& options_;
+  Transfers transfers_;
+  bool is_training_ = false;
+  /// By microbatch.
+  std::vector<Tensors> inputs_;
+  std::vector<Tensors> targets_;
+  std::vector<double> weights_;
+  std::map<Key, Cell> cells_;
+  std::vector<at::Tensor> losses_;
+  std::vector<Tensors> outputs_;
+  bool failed_ = false;
+};
+
+} // namespace shardwise::pipeline

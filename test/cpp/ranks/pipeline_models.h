@@ -1,0 +1,75 @@
+#pragma once
+
+// Stages of pipelines, and the same model in one process.
+#include "ranks/training_models.h"
+
+#include <map>
+
+namespace shardwise::test {
+
+using StageTensors = std::vector<torch::Tensor>;
+
+constexpr int64_t kStageWidth = 6;
+
+struct ScheduleCase {
+  PipelineSchedule schedule;
+  int64_t stages_per_rank;
+};
+
+inline const std::vector<ScheduleCase> kSchedules{
+    {PipelineSchedule::gpipe, 1},
+    {PipelineSchedule::one_forward_one_backward, 1},
+    {PipelineSchedule::interleaved, 2},
+    {PipelineSchedule::looped_bfs, 2},
+    {PipelineSchedule::interleaved_zero_bubble, 2},
+    {PipelineSchedule::zero_bubble_v, 2},
+    {PipelineSchedule::dual_pipe_v, 2}};
+
+inline torch::Tensor mean_loss(const StageTensors& outputs, const StageTensors& targets) {
+  return (outputs[0] - targets[0]).pow(2).mean();
+}
+
+inline PipelineOptions options_of(const ScheduleCase& each, int64_t microbatches) {
+  return PipelineOptions()
+      .schedule(each.schedule)
+      .stages_per_rank(each.stages_per_rank)
+      .microbatches(microbatches)
+      .loss(mean_loss);
+}
+
+/// Stage `number` of a model, the same everywhere.
+inline Mlp stage_model(int64_t number, torch::ScalarType dtype = torch::kDouble) {
+  Mlp model(kStageWidth);
+  fill(*model, 100 + number);
+  model->to(dtype);
+  return model;
+}
+
+inline torch::Tensor rows_of(int step, int64_t replica, int64_t rows, torch::ScalarType dtype = torch::kDouble) {
+  return torch::randn({rows, kStageWidth}, generator(1000 + 10 * step + replica)).to(dtype);
+}
+
+/// All stages in one process.
+struct WholePipeline {
+  explicit WholePipeline(int64_t stages) {
+    for (int64_t i = 0; i < stages; ++i) models.push_back(stage_model(i));
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    for (auto& model : models) x = model->forward(x);
+    return x;
+  }
+  std::vector<torch::Tensor> parameters() const {
+    std::vector<torch::Tensor> all;
+    for (const auto& model : models) {
+      for (const auto& parameter : model->parameters()) all.push_back(parameter);
+    }
+    return all;
+  }
+  std::vector<Mlp> models;
+};
+
+inline std::shared_ptr<AdamW> optimizer_of(const std::vector<torch::Tensor>& parameters) {
+  return std::make_shared<AdamW>(parameters, torch::optim::AdamWOptions(0.05).eps(0.1));
+}
+
+} // namespace shardwise::test

@@ -1,0 +1,213 @@
+// Pipeline: stages on ranks compute what one process computes, whatever the schedule.
+#include "ranks/pipeline_models.h"
+#include "support/expect.h"
+
+#include "group/leaf_storage.h"
+
+namespace shardwise::test {
+namespace {
+
+using Tensors = StageTensors;
+
+} // namespace
+
+TEST(Pipeline, TrainsAsOneProcessInEverySchedule) {
+  for (const int world : {1, 2, 3}) {
+    for (const auto& each : kSchedules) {
+      // Uneven microbatches: of two sizes.
+      const int64_t microbatches = std::max<int64_t>(2 * world, 3);
+      const int64_t rows = 2 * microbatches + 1;
+      run_ranks(world, [&](Rank& rank) {
+        rank.step("schedule " + std::to_string(static_cast<int>(each.schedule)));
+        const auto mesh = rank.mesh({{"pp", world}});
+        const auto options = options_of(each, microbatches);
+        std::map<int64_t, Mlp> own;
+        Pipeline pipeline(
+            mesh, "pp",
+            [&](int64_t stage) {
+              own.emplace(stage, stage_model(stage));
+              return PipelineStage(own.at(stage));
+            },
+            options);
+        WholePipeline reference(pipeline.stages());
+        std::vector<torch::Tensor> parameters;
+        for (auto& [number, model] : own) {
+          for (auto& parameter : model->parameters()) parameters.push_back(parameter);
+        }
+        auto mine = optimizer_of(parameters);
+        auto theirs = optimizer_of(reference.parameters());
+        for (int step = 0; step < 3; ++step) {
+          mine->zero_grad();
+          theirs->zero_grad();
+          const auto x = rows_of(step, 0, rows);
+          const auto y = rows_of(step, 5, rows);
+          const bool is_first = own.contains(0);
+          const bool is_last = own.contains(pipeline.stages() - 1);
+          const auto result = pipeline.step(is_first ? Tensors{x} : Tensors(), is_last ? Tensors{y} : Tensors());
+          const auto expected = mean_loss({reference.forward(x)}, {y});
+          expected.backward();
+          ASSERT_EQ(result.losses.size(), is_last ? microbatches : 0);
+          if (is_last) {
+            const auto parts = x.tensor_split(microbatches);
+            const auto loss = mean_loss({reference.forward(parts[1])}, {y.tensor_split(microbatches)[1]});
+            ASSERT_TRUE(torch::allclose(result.losses[1], loss, 1e-10, 1e-12));
+          }
+          const auto compare = [&](const std::string& what) {
+            for (auto& [number, model] : own) {
+              const auto whole = reference.models[number]->named_parameters();
+              for (const auto& entry : model->named_parameters()) {
+                ASSERT_TRUE(torch::allclose(entry.value(), whole[entry.key()], 1e-9, 1e-11))
+                    << what << ", stage " << number << ": " << entry.key();
+                ASSERT_TRUE(torch::allclose(entry.value().grad(), whole[entry.key()].grad(), 1e-9, 1e-11))
+                    << what << ", stage " << number << ": gradient of " << entry.key();
+              }
+            }
+          };
+          compare("before the optimizer");
+          mine->step();
+          theirs->step();
+          compare("step " + std::to_string(step));
+          const auto seen = pipeline.evaluate(is_first ? Tensors{x} : Tensors(), is_last ? Tensors{y} : Tensors());
+          ASSERT_EQ(seen.outputs.size(), is_last ? 1 : 0);
+          if (is_last) {
+            ASSERT_TRUE(torch::allclose(seen.outputs[0], reference.forward(x), 1e-9, 1e-11));
+            ASSERT_FALSE(seen.outputs[0].requires_grad());
+            ASSERT_EQ(seen.losses.size(), microbatches);
+          }
+        }
+      });
+    }
+  }
+}
+
+TEST(Pipeline, UnitsGatherAndSumOnceAStep) {
+  for (const auto& each : kSchedules) {
+    run_ranks(4, [&](Rank& rank) {
+      const auto mesh = rank.mesh({{"pp", 2}, {"dp", 2}});
+      for (const bool once : {true, false}) {
+        SCOPED_TRACE(c10::str("schedule ", static_cast<int>(each.schedule), ", gather once: ", once));
+        std::vector<Mlp> own;
+        auto options = options_of(each, 4).gather_once(once);
+        Pipeline pipeline(
+            mesh, "pp",
+            [&](int64_t stage) {
+              own.push_back(stage_model(stage));
+              fully_shard(own.back()->in_proj, FullyShardOptions().mesh(mesh.along({"dp"})));
+              fully_shard(own.back(), FullyShardOptions().mesh(mesh.along({"dp"})));
+              return PipelineStage(own.back());
+            },
+            options);
+        const auto x = rows_of(0, mesh.coordinate("dp"), 8);
+        pipeline.step({x}, {x});
+        // An optimizer makes full copies out of date.
+        for (auto& model : own) torch::optim::SGD(model->parameters(), torch::optim::SGDOptions(0.1)).step();
+        std::vector<Counters> before;
+        for (auto& model : own) before.push_back(unit(model).counters());
+        pipeline.step({x}, {x});
+        for (size_t i = 0; i < own.size(); ++i) {
+          EXPECT_TRUE(group::is_freed(own[i]->in_proj->weight));
+          const auto after = unit(own[i]).counters();
+          EXPECT_EQ(after.reduce_scatters - before[i].reduce_scatters, 2);
+          const auto gathers = after.all_gathers - before[i].all_gathers;
+          EXPECT_EQ(gathers == 2, once) << gathers;
+          EXPECT_GE(gathers, 2);
+        }
+      }
+    });
+  }
+}
+
+TEST(Pipeline, StagesOfSeveralInputsAndOutputs) {
+  run_ranks(3, [](Rank& rank) {
+    const auto mesh = rank.mesh({{"pp", 3}});
+    auto weight = torch::full({2}, 1.0 + rank.rank(), torch::kDouble).requires_grad_();
+    // An output without a gradient, one that is undefined, and an input that nobody uses.
+    const auto stage = [&](int64_t number) {
+      return PipelineStage(
+          [&weight, number](const Tensors& inputs) -> Tensors {
+            if (number == 0) return {inputs[0] * weight, torch::arange(2), torch::Tensor(), inputs[0] + weight};
+            EXPECT_FALSE(inputs[1].requires_grad());
+            EXPECT_FALSE(inputs[2].defined());
+            if (number == 1) return {inputs[0] * weight, inputs[1], inputs[2], inputs[3].detach()};
+            return {inputs[0] * weight + inputs[1]};
+          },
+          nullptr);
+    };
+    Pipeline pipeline(mesh, "pp", stage, PipelineOptions().microbatches(2).loss([](auto& outputs, auto&) {
+      return outputs[0].sum();
+    }));
+    const auto x = torch::randn({4, 2}, generator(3), torch::kDouble);
+    pipeline.step({x});
+    const auto others = 6.0 / (1.0 + rank.rank());
+    EXPECT_TRUE(torch::allclose(weight.grad(), x.sum(0) * others / 2)) << weight.grad();
+  });
+}
+
+TEST(Pipeline, AnErrorOfOneStageIsRaisedOnAllAndTheNextStepGoesOn) {
+  for (const auto& each : kSchedules) {
+    for (const bool in_backward : {false, true}) {
+      run_ranks(2, [&](Rank& rank) {
+        const auto mesh = rank.mesh({{"pp", 2}});
+        bool fails = true;
+        int64_t calls = 0;
+        std::map<int64_t, Mlp> own;
+        const auto stage = [&](int64_t number) {
+          own.emplace(number, stage_model(number));
+          return PipelineStage(
+              [&, number](const Tensors& inputs) -> Tensors {
+                auto output = own.at(number)->forward(inputs[0]);
+                if (number != 1 || !fails || ++calls != 2) return {output};
+                if (!in_backward) throw std::runtime_error("the second microbatch is bad");
+                output.register_hook(
+                    [](const torch::Tensor&) -> torch::Tensor { throw std::runtime_error("its gradient is bad"); });
+                return {output};
+              },
+              own.at(number).ptr());
+        };
+        Pipeline pipeline(mesh, "pp", stage, options_of(each, 4));
+        const auto x = rows_of(0, 0, 8);
+        expect_error<Error>(
+            [&] { pipeline.step({x}, {x}); }, {"failed on all ranks along 'pp'", "rank 1",
+                                               in_backward ? "its gradient is bad" : "the second microbatch is bad"});
+        fails = false;
+        for (auto& [number, model] : own) model->zero_grad();
+        pipeline.step({x}, {x});
+        WholePipeline reference(pipeline.stages());
+        mean_loss({reference.forward(x)}, {x}).backward();
+        for (auto& [number, model] : own) {
+          for (const auto& entry : model->named_parameters()) {
+            const auto expected = reference.models[number]->named_parameters()[entry.key()].grad();
+            ASSERT_TRUE(torch::allclose(entry.value().grad(), expected, 1e-9, 1e-11)) << entry.key();
+          }
+        }
+      });
+    }
+  }
+}
+
+TEST(Pipeline, WhatDoesNotFitIsAnErrorOnAllRanks) {
+  run_ranks(2, [](Rank& rank) {
+    const auto mesh = rank.mesh({{"pp", 2}});
+    const auto stage = [](int64_t number) { return PipelineStage(stage_model(number)); };
+    Pipeline pipeline(mesh, "pp", stage, options_of(kSchedules[1], 4));
+    const auto x = rows_of(0, 0, 8);
+    expect_error<Error>([&] { pipeline.step(); }, {"rank 0", "must give inputs"});
+    expect_error<Error>([&] { pipeline.step({rows_of(0, 0, 3)}, {x}); }, {"rank 0", "[3, 6]", "4 microbatches"});
+    expect_error<Error>([&] { pipeline.step({x}, {rows_of(0, 0, 2)}); }, {"rank 1", "a target"});
+    Pipeline without_loss(mesh, "pp", stage, PipelineOptions().microbatches(2));
+    expect_error<Error>([&] { without_loss.step({x}); }, {"PipelineOptions().loss()"});
+    EXPECT_EQ(without_loss.evaluate({x}).losses.size(), 0);
+    expect_error<ValueError>([&] { Pipeline(mesh, "pp", stage, options_of(kSchedules[6], 2)); }, {"microbatches"});
+    expect_error<ValueError>([&] { Pipeline(mesh, "pp", stage, PipelineOptions().microbatches(0)); }, {"microbatch"});
+    expect_error<ValueError>([&] { Pipeline(mesh, "dp", stage, PipelineOptions()); }, {"no axis 'dp'"});
+    expect_error<ValueError>(
+        [&] {
+          Pipeline(
+              mesh, "pp", [](int64_t) { return PipelineStage({}, nullptr); }, PipelineOptions());
+        },
+        {"has no function"});
+    pipeline.step({x}, {x});
+  });
+}
+
+} // namespace shardwise::test

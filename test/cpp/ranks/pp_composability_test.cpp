@@ -1,0 +1,265 @@
+// The rows of pipelines beside data and tensor parallelism.
+#include "ranks/pipeline_models.h"
+#include "ranks/saved_models.h"
+#include "support/folder.h"
+
+namespace shardwise::test {
+namespace {
+
+constexpr int64_t kMicrobatches = 8;
+constexpr int64_t kRows = 16;
+
+/// The first five: those of the rows.
+std::vector<ScheduleCase> row_schedules() {
+  return {kSchedules.begin(), kSchedules.begin() + 5};
+}
+
+/// The stages of a rank, and how the rank's replica is called.
+struct StagesOnMesh {
+  using Wrap = std::function<void(Mlp&)>;
+
+  StagesOnMesh(const Mesh& mesh, const ScheduleCase& each, int64_t which, torch::ScalarType dtype, const Wrap& wrap)
+      : replica(which),
+        pipeline(
+            mesh, "pp",
+            [&](int64_t stage) {
+              auto model = stage_model(stage, dtype);
+              wrap(model);
+              own.emplace(stage, model);
+              return PipelineStage(model);
+            },
+            options_of(each, kMicrobatches)) {
+    std::vector<torch::Tensor> parameters;
+    for (auto& [number, model] : own) {
+      for (auto& parameter : model->parameters()) parameters.push_back(parameter);
+    }
+    optimizer = optimizer_of(parameters);
+  }
+  bool has(int64_t stage) const {
+    return own.contains(stage);
+  }
+  /// The losses of the microbatches.
+  std::vector<torch::Tensor> step(int number, torch::ScalarType dtype) {
+    optimizer->zero_grad();
+    const auto x = rows_of(number, replica, kRows, dtype);
+    const auto y = rows_of(number, replica + 50, kRows, dtype);
+    return pipeline.step({x}, {y}).losses;
+  }
+
+  int64_t replica;
+  std::map<int64_t, Mlp> own;
+  Pipeline pipeline;
+  std::shared_ptr<AdamW> optimizer;
+};
+
+/// One process that sees the data of all replicas.
+struct AllReplicas {
+  AllReplicas(int64_t stages, int64_t number)
+      : whole(stages),
+        replicas(number),
+        optimizer(optimizer_of(whole.parameters())) {}
+  /// The losses of the microbatches of one replica.
+  std::vector<torch::Tensor> step(int number, int64_t which) {
+    optimizer->zero_grad();
+    std::vector<torch::Tensor> losses;
+    for (int64_t replica = 0; replica < replicas; ++replica) {
+      const auto xs = rows_of(number, replica, kRows).tensor_split(kMicrobatches);
+      const auto ys = rows_of(number, replica + 50, kRows).tensor_split(kMicrobatches);
+      for (int64_t i = 0; i < kMicrobatches; ++i) {
+        const auto loss = mean_loss({whole.forward(xs[i])}, {ys[i]});
+        if (replica == which) losses.push_back(loss.detach());
+        (loss / (kMicrobatches * replicas)).backward();
+      }
+    }
+    return losses;
+  }
+  WholePipeline whole;
+  int64_t replicas;
+  std::shared_ptr<AdamW> optimizer;
+};
+
+void expect_losses(
+    const std::vector<torch::Tensor>& got, const std::vector<torch::Tensor>& wanted, double tolerance,
+    const std::string& what) {
+  ASSERT_EQ(got.size(), wanted.size()) << what;
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_TRUE(torch::allclose(got[i].to(torch::kDouble), wanted[i], tolerance, tolerance))
+        << what << ", microbatch " << i << got[i] << wanted[i];
+  }
+}
+
+double tolerance_of(torch::ScalarType computed) {
+  return computed == torch::kBFloat16 ? 0.05 : 1e-5;
+}
+
+const std::vector<torch::ScalarType> kComputed{torch::kBFloat16, torch::kFloat};
+
+} // namespace
+
+// Its parameters are in single precision, what is computed in bf16 or that too.
+TEST(Composability, 3dWithTpDpPp) {
+  // All in one run of the ranks: making their process groups takes longer than training.
+  run_ranks(8, [&](Rank& rank) {
+    for (const auto& each : row_schedules()) {
+      for (const auto computed : kComputed) {
+        const auto mesh = rank.mesh({{"dp", 2}, {"pp", 2}, {"tp", 2}});
+        const auto wrap = [&](Mlp& model) {
+          parallelize(model, mesh, "tp", {{"in_proj", columns()}, {"out_proj", rows()}});
+          const auto options = FullyShardOptions()
+                                   .mesh(mesh.along({"dp"}))
+                                   .reshard_after_forward(false)
+                                   .mixed_precision(MixedPrecision().param_dtype(computed).reduce_dtype(torch::kFloat));
+          fully_shard(model->in_proj, options);
+          fully_shard(model, options);
+        };
+        const auto replica = mesh.coordinate("dp");
+        StagesOnMesh ours(mesh, each, replica, torch::kFloat, wrap);
+        AllReplicas reference(ours.pipeline.stages(), 2);
+        for (int step = 0; step < by_form(3, 5); ++step) {
+          rank.step("step " + std::to_string(step));
+          const auto losses = ours.step(step, torch::kFloat);
+          const auto expected = reference.step(step, replica);
+          const auto what = "step " + std::to_string(step);
+          if (ours.has(ours.pipeline.stages() - 1)) expect_losses(losses, expected, tolerance_of(computed), what);
+          ours.optimizer->step();
+          reference.optimizer->step();
+        }
+        for (auto& [number, model] : ours.own) {
+          const auto whole = full_state_dict(model);
+          for (const auto& entry : reference.whole.models[number]->named_parameters()) {
+            const auto& mine = whole[entry.key()];
+            ASSERT_EQ(mine.scalar_type(), torch::kFloat);
+            ASSERT_TRUE(
+                torch::allclose(mine.to(torch::kDouble), entry.value(), tolerance_of(computed), tolerance_of(computed)))
+                << entry.key() << " of stage " << number;
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(Composability, ReplicatePp) {
+  // All in one run of the ranks: making their process groups takes longer than training.
+  run_ranks(8, [&](Rank& rank) {
+    for (const auto& each : row_schedules()) {
+      for (const auto computed : kComputed) {
+        const auto mesh = rank.mesh({{"replicate", 4}, {"pp", 2}});
+        const auto wrap = [&](Mlp& model) {
+          const auto options = ReplicateOptions()
+                                   .mesh(mesh.along({"replicate"}))
+                                   .mixed_precision(MixedPrecision().param_dtype(computed).reduce_dtype(torch::kFloat));
+          replicate(model->in_proj, options);
+          replicate(model, options);
+        };
+        const auto replica = mesh.coordinate("replicate");
+        StagesOnMesh ours(mesh, each, replica, torch::kFloat, wrap);
+        AllReplicas reference(ours.pipeline.stages(), 4);
+        for (int step = 0; step < by_form(3, 5); ++step) {
+          const auto losses = ours.step(step, torch::kFloat);
+          const auto expected = reference.step(step, replica);
+          const auto what = "step " + std::to_string(step);
+          if (ours.has(ours.pipeline.stages() - 1)) expect_losses(losses, expected, tolerance_of(computed), what);
+          ours.optimizer->step();
+          reference.optimizer->step();
+        }
+      }
+    }
+  });
+}
+
+TEST(Composability, ReplicatePpGrads) {
+  run_ranks(8, [&](Rank& rank) {
+    for (const auto& each : row_schedules()) {
+      const auto mesh = rank.mesh({{"replicate", 4}, {"pp", 2}});
+      const auto replica = mesh.coordinate("replicate");
+      StagesOnMesh ours(mesh, each, replica, torch::kDouble, [&](Mlp& model) {
+        replicate(model, ReplicateOptions().mesh(mesh.along({"replicate"})));
+      });
+      AllReplicas reference(ours.pipeline.stages(), 4);
+      for (int step = 0; step < by_form(3, 5); ++step) {
+        const auto losses = ours.step(step, torch::kDouble);
+        const auto expected = reference.step(step, replica);
+        if (ours.has(ours.pipeline.stages() - 1)) expect_losses(losses, expected, 1e-10, "a loss");
+        for (auto& [number, model] : ours.own) {
+          const auto whole = reference.whole.models[number]->named_parameters();
+          for (const auto& entry : model->named_parameters()) {
+            ASSERT_TRUE(torch::allclose(entry.value().grad(), whole[entry.key()].grad(), 1e-9, 1e-11)) << entry.key();
+          }
+        }
+        ours.optimizer->step();
+        reference.optimizer->step();
+      }
+    }
+  });
+}
+
+namespace {
+
+/// The stages of one rank, under the names that they have in the whole model.
+struct ChunkImpl : torch::nn::Module {
+  explicit ChunkImpl(const std::map<int64_t, Mlp>& stages) {
+    for (const auto& [number, model] : stages) register_module("layer" + std::to_string(number), model);
+  }
+};
+TORCH_MODULE(Chunk);
+
+} // namespace
+
+// Each stage is sharded; one process loads what the pipeline saved, and another pipeline with other stages goes on.
+TEST(Composability, PpAndDcp) {
+  const TemporaryFolder folder;
+  const auto path = folder / "step";
+  const std::vector<Axis> axes{{"pp", 2}, {"dp", 2}};
+  const auto sharded = [](const Mesh& mesh) {
+    return [mesh](Mlp& model) { fully_shard(model, FullyShardOptions().mesh(mesh.along({"dp"}))); };
+  };
+  const auto& saves = kSchedules[2];
+  const auto& loads = kSchedules[5];
+  run_ranks(4, [&](Rank& rank) {
+    const auto mesh = rank.mesh(axes);
+    StagesOnMesh ours(mesh, saves, mesh.coordinate("dp"), torch::kDouble, sharded(mesh));
+    for (int step = 0; step < 2; ++step) {
+      ours.step(step, torch::kDouble);
+      ours.optimizer->step();
+    }
+    Chunk chunk(ours.own);
+    save(path, chunk, *ours.optimizer, SaveOptions().mesh(mesh));
+  });
+  AllReplicas reference(4, 2);
+  for (int step = 0; step < 2; ++step) {
+    reference.step(step, 0);
+    reference.optimizer->step();
+  }
+  std::map<int64_t, Mlp> all;
+  for (int64_t i = 0; i < 4; ++i) all.emplace(i, stage_model(i));
+  Chunk alone(all);
+  auto optimizer = std::make_shared<AdamW>(alone->parameters(), torch::optim::AdamWOptions(0.05).eps(0.1));
+  const auto loaded = load(path, alone, *optimizer);
+  EXPECT_TRUE(loaded.missing.empty() && loaded.unexpected.empty());
+  for (const auto& [number, model] : all) {
+    const auto whole = reference.whole.models[number]->named_parameters();
+    for (const auto& entry : model->named_parameters()) {
+      EXPECT_TRUE(torch::allclose(entry.value(), whole[entry.key()], 1e-9, 1e-11)) << number << entry.key();
+    }
+  }
+  reference.step(2, 0);
+  reference.optimizer->step();
+  run_ranks(4, [&](Rank& rank) {
+    const auto mesh = rank.mesh(axes);
+    StagesOnMesh ours(mesh, loads, mesh.coordinate("dp"), torch::kDouble, sharded(mesh));
+    Chunk chunk(ours.own);
+    // Of a checkpoint of all stages a rank takes its own.
+    load(path, chunk, *ours.optimizer, LoadOptions().mesh(mesh).strict(false));
+    ours.step(2, torch::kDouble);
+    ours.optimizer->step();
+    for (const auto& [number, model] : ours.own) {
+      const auto whole = full_state_dict(model);
+      for (const auto& entry : reference.whole.models[number]->named_parameters()) {
+        EXPECT_TRUE(torch::allclose(whole[entry.key()], entry.value(), 1e-9, 1e-11)) << number << entry.key();
+      }
+    }
+  });
+}
+
+} // namespace shardwise::test

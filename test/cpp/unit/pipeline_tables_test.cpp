@@ -1,0 +1,188 @@
+// The schedules of a pipeline: that they are right, with and without transfers, and what they look like.
+#include "pipeline/check.h"
+#include "pipeline/lower.h"
+#include "pipeline/schedules.h"
+
+#include <shardwise/error.h>
+
+#include <catch2/catch.hpp>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace shardwise::pipeline {
+namespace {
+
+bool is_transfer(const Action& action) {
+  return action.kind >= Kind::send_forward;
+}
+
+/// The stage boundaries that lie between ranks.
+int crossings(const Table& table) {
+  int count = 0;
+  for (int stage = 1; stage < table.stages(); ++stage)
+    count += table.rank_of_stage[stage] != table.rank_of_stage[stage - 1];
+  return count;
+}
+
+void expect_lowers(const Table& table) {
+  CHECK(problem_of(table) == "");
+  const auto lowered = with_transfers(table);
+  CHECK(problem_of(lowered) == "");
+  auto computing = lowered;
+  int transfers = 0;
+  for (auto& actions : computing.of_rank) transfers += static_cast<int>(std::erase_if(actions, is_transfer));
+  CHECK(computing == table);
+  // A send and a receive, each way.
+  CHECK(transfers == 4 * crossings(table) * table.microbatches);
+}
+
+using Named = std::pair<std::string, Table>;
+
+std::vector<Named> loops_of(int ranks, int stages_per_rank, int microbatches) {
+  return {
+      {"looped_bfs", looped_bfs(ranks, stages_per_rank, microbatches)},
+      {"interleaved", interleaved(ranks, stages_per_rank, microbatches)},
+      {"interleaved_zero_bubble", interleaved_zero_bubble(ranks, stages_per_rank, microbatches)}};
+}
+
+std::vector<Named> others_of(int ranks, int microbatches) {
+  std::vector<Named> all{
+      {"gpipe", gpipe(ranks, microbatches)},
+      {"one_forward_one_backward", one_forward_one_backward(ranks, microbatches)},
+      {"zero_bubble_v", zero_bubble_v(ranks, microbatches)}};
+  if (microbatches >= 2 * ranks) all.emplace_back("dual_pipe_v", dual_pipe_v(ranks, microbatches));
+  return all;
+}
+
+void expect_all_lower(const std::vector<Named>& tables) {
+  for (const auto& [name, table] : tables) {
+    INFO(
+        name + " of " + std::to_string(table.ranks()) + " ranks, " + std::to_string(table.stages()) + " stages, " +
+        std::to_string(table.microbatches) + " microbatches");
+    expect_lowers(table);
+  }
+}
+
+std::string error_of(const std::function<Table()>& make) {
+  try {
+    make();
+  } catch (const ValueError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST_CASE("pipeline tables: every schedule is right") {
+  for (int ranks = 1; ranks <= 8; ++ranks) {
+    for (int microbatches = 1; microbatches <= 2 * ranks + 3; ++microbatches) {
+      expect_all_lower(others_of(ranks, microbatches));
+      for (int stages = 1; stages <= 3; ++stages) expect_all_lower(loops_of(ranks, stages, microbatches));
+    }
+  }
+}
+
+TEST_CASE("pipeline tables: big ones are right") {
+  expect_all_lower({{"gpipe", gpipe(64, 512)}, {"one_forward_one_backward", one_forward_one_backward(64, 512)}});
+  expect_all_lower({{"zero_bubble_v", zero_bubble_v(32, 512)}, {"dual_pipe_v", dual_pipe_v(32, 512)}});
+  expect_all_lower(loops_of(8, 8, 64));
+  expect_all_lower(loops_of(4, 16, 19));
+  expect_all_lower(loops_of(64, 1, 130));
+  expect_all_lower({{"interleaved_zero_bubble", interleaved_zero_bubble(8, 4, 512)}});
+}
+
+TEST_CASE("pipeline tables: stages go round the ranks or down and up") {
+  CHECK(gpipe(3, 1).rank_of_stage == std::vector({0, 1, 2}));
+  CHECK(one_forward_one_backward(3, 1).rank_of_stage == std::vector({0, 1, 2}));
+  for (const auto& [name, table] : loops_of(3, 2, 4)) {
+    INFO(name);
+    CHECK(table.rank_of_stage == std::vector({0, 1, 2, 0, 1, 2}));
+  }
+  CHECK(zero_bubble_v(3, 1).rank_of_stage == std::vector({0, 1, 2, 2, 1, 0}));
+  CHECK(dual_pipe_v(3, 6).rank_of_stage == std::vector({0, 1, 2, 2, 1, 0}));
+}
+
+TEST_CASE("pipeline tables: schedules in full") {
+  CHECK(text(gpipe(2, 2)) == "rank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1F1 1B0 1B1\n");
+  CHECK(
+      text(one_forward_one_backward(2, 3)) ==
+      "rank 0: 0F0 0F1 0B0 0F2 0B1 0B2\n"
+      "rank 1: 1F0 1B0 1F1 1B1 1F2 1B2\n");
+  CHECK(
+      text(looped_bfs(2, 2, 2)) ==
+      "rank 0: 0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1\n"
+      "rank 1: 1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1\n");
+  CHECK(
+      text(interleaved(2, 2, 4)) ==
+      "rank 0: 0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3\n"
+      "rank 1: 1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3\n");
+  // A round of three, then one of two.
+  CHECK(
+      text(interleaved(1, 2, 1)) + text(interleaved(2, 2, 5)) ==
+      "rank 0: 0F0 1F0 1B0 0B0\n"
+      "rank 0: 0F0 0F1 0F2 2F0 2F1 2F2 2B0 0F3 2B1 0F4 2B2 2F3 0B0 2F4 0B1 0B2 2B3 2B4 0B3 0B4\n"
+      "rank 1: 1F0 1F1 1F2 3F0 3B0 3F1 3B1 3F2 3B2 1F3 1B0 1F4 1B1 3F3 1B2 3F4 3B3 3B4 1B3 1B4\n");
+  CHECK(
+      text(interleaved_zero_bubble(2, 1, 3)) ==
+      "rank 0: 0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2\n"
+      "rank 1: 1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2\n");
+  CHECK(
+      text(zero_bubble_v(2, 3)) ==
+      "rank 0: 0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2\n"
+      "rank 1: 1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2\n");
+  CHECK(
+      text(dual_pipe_v(2, 4)) ==
+      "rank 0: 0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3 3B1 3F2 0B0 3B2 3F3 0B1 3B3 0I2 0W2 0I3 0W3\n"
+      "rank 1: 1F0 2F0 1F1 2F1 1F2 2B0 2F2 1B0 1F3 2B1 2F3 1B1 2B2 1B2 2I3 1I3 2W3 1W3\n");
+}
+
+TEST_CASE("pipeline tables: they are the same every time") {
+  const auto first = loops_of(4, 3, 10);
+  const auto second = loops_of(4, 3, 10);
+  for (size_t i = 0; i < first.size(); ++i) {
+    CHECK(first[i].second == second[i].second);
+    CHECK(with_transfers(first[i].second) == with_transfers(second[i].second));
+  }
+  CHECK(with_transfers(dual_pipe_v(4, 9)) == with_transfers(dual_pipe_v(4, 9)));
+}
+
+TEST_CASE("pipeline tables: too few of anything is an error") {
+  CHECK(error_of([] {
+          return gpipe(0, 1);
+        }) == "shardwise: gpipe() got ranks=0; a pipeline has at least one. Give it 1 or more.");
+  CHECK(error_of([] {
+          return interleaved(2, -1, 4);
+        }) == "shardwise: interleaved() got stages_per_rank=-1; a pipeline has at least one. Give it 1 or more.");
+  CHECK(error_of([] {
+          return zero_bubble_v(2, 0);
+        }) == "shardwise: zero_bubble_v() got microbatches=0; a pipeline has at least one. Give it 1 or more.");
+  for (const int bad : {0, -3}) {
+    CHECK(error_of([&] { return gpipe(1, bad); }) != "");
+    CHECK(error_of([&] { return one_forward_one_backward(bad, 1); }) != "");
+    CHECK(error_of([&] { return one_forward_one_backward(1, bad); }) != "");
+    CHECK(error_of([&] { return looped_bfs(bad, 1, 1); }) != "");
+    CHECK(error_of([&] { return looped_bfs(1, bad, 1); }) != "");
+    CHECK(error_of([&] { return looped_bfs(1, 1, bad); }) != "");
+    CHECK(error_of([&] { return interleaved(bad, 1, 1); }) != "");
+    CHECK(error_of([&] { return interleaved(1, 1, bad); }) != "");
+    CHECK(error_of([&] { return interleaved_zero_bubble(bad, 1, 1); }) != "");
+    CHECK(error_of([&] { return interleaved_zero_bubble(1, bad, 1); }) != "");
+    CHECK(error_of([&] { return interleaved_zero_bubble(1, 1, bad); }) != "");
+    CHECK(error_of([&] { return zero_bubble_v(bad, 1); }) != "");
+    CHECK(error_of([&] { return dual_pipe_v(bad, 2); }) != "");
+    CHECK(error_of([&] { return dual_pipe_v(1, bad); }) != "");
+  }
+}
+
+TEST_CASE("pipeline tables: dual pipe needs a microbatch for each stage") {
+  CHECK(
+      error_of([] { return dual_pipe_v(3, 5); }) ==
+      "shardwise: dual_pipe_v() got microbatches=5 and ranks=3; it needs at least two microbatches for each rank. Use "
+      "more, or zero_bubble_v().");
+  CHECK(error_of([] { return dual_pipe_v(3, 6); }) == "");
+}
+
+} // namespace
+} // namespace shardwise::pipeline

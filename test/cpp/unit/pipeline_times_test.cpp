@@ -1,0 +1,192 @@
+// How long the schedules of a pipeline take and how much they hold, against what they promise. The numbers of idle time
+// are exact for equal costs: a forward and each half of a backward take 1.
+#include "pipeline/lower.h"
+#include "pipeline/schedules.h"
+#include "pipeline/simulate.h"
+
+#include <shardwise/error.h>
+
+#include <catch2/catch.hpp>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace shardwise::pipeline {
+namespace {
+
+/// How long each rank is idle. All compute equally long in these schedules.
+double idle_time(const Table& table, const Costs& costs = {}) {
+  const auto times = simulate(table, costs);
+  for (const auto busy : times.busy) CHECK(busy == times.busy[0]);
+  return times.makespan - times.busy[0];
+}
+
+/// The most microbatches in a round of an interleaved schedule.
+int longest_round_of(int ranks, int microbatches) {
+  const auto rounds = std::max(1, microbatches / ranks);
+  return (microbatches + rounds - 1) / rounds;
+}
+
+void expect_peaks(const Table& table, const std::function<int(int rank)>& promised) {
+  const auto peaks = peak_activations(table);
+  for (int rank = 0; rank < table.ranks(); ++rank) CHECK(peaks[rank] == promised(rank));
+}
+
+template <class Fn>
+void for_many_shapes(const Fn& fn) {
+  for (int ranks = 1; ranks <= 8; ++ranks) {
+    for (const int microbatches : {1, 2, 3, 5, 8, 11, 15, 16, 17, 32}) {
+      INFO(std::to_string(ranks) + " ranks, " + std::to_string(microbatches) + " microbatches");
+      fn(ranks, microbatches);
+    }
+  }
+}
+
+TEST_CASE("pipeline times: one microbatch on two ranks") {
+  const Costs costs{.forward = 1, .backward_input = 2, .backward_weight = 3, .transfer = 0.5};
+  const auto table = one_forward_one_backward(2, 1);
+  const auto times = simulate(table, costs);
+  CHECK(times.of_rank[0][0].begin == 0);
+  CHECK(times.of_rank[0][0].end == 1);
+  CHECK(times.of_rank[1][0].begin == 1.5);
+  CHECK(times.of_rank[1][1].begin == 2.5);
+  CHECK(times.of_rank[1][1].end == 7.5);
+  CHECK(times.of_rank[0][1].begin == 8);
+  CHECK(times.makespan == 13);
+  CHECK(times.busy[0] == 6);
+  CHECK(times.bubble[1] == Approx(7.0 / 13).margin(1e-12).epsilon(0));
+  // 0F0 0SF0 0RB0 0B0 and 1RF0 1F0 1B0 1SB0: the same, with transfers that keep no rank.
+  const auto lowered = simulate(with_transfers(table), costs);
+  CHECK(lowered.of_rank[0][1].begin == 1);
+  CHECK(lowered.of_rank[0][1].end == 1);
+  CHECK(lowered.of_rank[1][0].begin == 0);
+  CHECK(lowered.of_rank[1][0].end == 1.5);
+  CHECK(lowered.of_rank[0][2].end == 8);
+  CHECK(lowered.makespan == 13);
+  CHECK(lowered.busy[0] == 6);
+}
+
+TEST_CASE("pipeline times: only the use of data waits for it") {
+  const auto lowered = with_transfers(one_forward_one_backward(2, 2));
+  REQUIRE(text(lowered.of_rank[1][2]) == "1RF1");
+  const auto times = simulate(lowered, {.transfer = 0.5});
+  // The rank comes to the receive late, so the data does too. Meanwhile the rank goes on.
+  CHECK(times.of_rank[1][2].begin == 2.5);
+  CHECK(times.of_rank[1][2].end == 3);
+  CHECK(times.of_rank[1][3].begin == 2.5);
+  CHECK(times.of_rank[1][5].begin == 4.5);
+}
+
+TEST_CASE("pipeline times: halves take their own time") {
+  const Table table{
+      1,
+      {0, 1},
+      {{{Kind::forward, 0, 0}, {Kind::backward, 0, 0}},
+       {{Kind::forward, 1, 0}, {Kind::backward_input, 1, 0}, {Kind::backward_weight, 1, 0}}}};
+  const auto times = simulate(table, {.forward = 1, .backward_input = 2, .backward_weight = 4});
+  // The stage before waits for the half on the input only.
+  CHECK(times.of_rank[0][1].begin == 4);
+  CHECK(times.of_rank[1][2].end == 8);
+  CHECK(times.makespan == 10);
+}
+
+TEST_CASE("pipeline times: idle time of one stage on a rank") {
+  const Costs uneven{.forward = 2, .backward_input = 3, .backward_weight = 4};
+  for_many_shapes([&](int ranks, int microbatches) {
+    for (const auto& table : {gpipe(ranks, microbatches), one_forward_one_backward(ranks, microbatches)}) {
+      const auto promised = (ranks - 1.0) / (microbatches + ranks - 1.0);
+      for (const auto bubble : simulate(table).bubble) CHECK(bubble == Approx(promised).margin(1e-12).epsilon(0));
+      for (const auto bubble : simulate(table, uneven).bubble)
+        CHECK(bubble == Approx(promised).margin(1e-12).epsilon(0));
+    }
+  });
+}
+
+TEST_CASE("pipeline times: idle time of several stages on a rank") {
+  for_many_shapes([](int ranks, int microbatches) {
+    if (microbatches < ranks) return;
+    for (int stages = 1; stages <= 4; ++stages) {
+      // That of 1F1B, whose stages are as many times longer.
+      CHECK(idle_time(looped_bfs(ranks, stages, microbatches)) == 3 * (ranks - 1));
+      CHECK(idle_time(interleaved(ranks, stages, microbatches)) == 3 * (ranks - 1));
+      CHECK(idle_time(interleaved_zero_bubble(ranks, stages, microbatches)) == ranks - 1);
+    }
+  });
+  const auto whole = simulate(one_forward_one_backward(8, 64)).bubble[0];
+  const auto quarters = simulate(interleaved(8, 4, 64)).bubble[0];
+  CHECK(whole / quarters == Approx(4).margin(0.4).epsilon(0));
+}
+
+TEST_CASE("pipeline times: idle time of stages in a V") {
+  for_many_shapes([](int ranks, int microbatches) {
+    if (microbatches >= 2 * ranks) {
+      CHECK(idle_time(dual_pipe_v(ranks, microbatches)) == ranks - 1);
+    }
+    if (microbatches < 2 * ranks - 1) return;
+    const auto table = zero_bubble_v(ranks, microbatches);
+    CHECK(idle_time(table) == ranks - 1);
+    // Only before its first action and after its last one.
+    const auto times = simulate(table);
+    for (int rank = 0; rank < ranks; ++rank) {
+      CHECK(times.of_rank[rank].front().begin == rank);
+      CHECK(times.of_rank[rank].back().end == rank + times.busy[rank]);
+    }
+  });
+  const auto many = simulate(zero_bubble_v(8, 512)).bubble[0];
+  CHECK(many == Approx(7.0 / (6 * 512 + 7)).margin(1e-12).epsilon(0));
+}
+
+TEST_CASE("pipeline times: held activations") {
+  for_many_shapes([](int ranks, int microbatches) {
+    expect_peaks(gpipe(ranks, microbatches), [&](int) { return microbatches; });
+    expect_peaks(
+        one_forward_one_backward(ranks, microbatches), [&](int rank) { return std::min(microbatches, ranks - rank); });
+    for (int stages = 1; stages <= 4; ++stages) {
+      const auto all = stages * microbatches;
+      const auto before = (stages - 1) * longest_round_of(ranks, microbatches);
+      expect_peaks(looped_bfs(ranks, stages, microbatches), [&](int) { return all; });
+      expect_peaks(interleaved(ranks, stages, microbatches), [&](int rank) {
+        return std::min(all, before + 2 * (ranks - 1 - rank) + 1);
+      });
+      expect_peaks(
+          interleaved_zero_bubble(ranks, stages, microbatches), [&](int) { return std::min(all, before + ranks); });
+    }
+    const bool is_full = microbatches >= 2 * ranks - 1;
+    expect_peaks(zero_bubble_v(ranks, microbatches), [&](int rank) {
+      return is_full ? 2 * ranks : std::min({2 * microbatches, 2 * ranks, microbatches + 1 + rank});
+    });
+    if (microbatches >= 2 * ranks) expect_peaks(dual_pipe_v(ranks, microbatches), [&](int) { return 2 * ranks + 1; });
+  });
+}
+
+TEST_CASE("pipeline times: an activation is held to the end of its backward") {
+  const Action forward{Kind::forward, 0, 0};
+  const Action next{Kind::forward, 0, 1};
+  const Table whole{2, {0}, {{forward, {Kind::backward, 0, 0}, next, {Kind::backward, 0, 1}}}};
+  CHECK(peak_activations(whole)[0] == 1);
+  const Table halves{
+      2, {0}, {{forward, {Kind::backward_input, 0, 0}, next, {Kind::backward_weight, 0, 0}, {Kind::backward, 0, 1}}}};
+  CHECK(peak_activations(halves)[0] == 2);
+}
+
+TEST_CASE("pipeline times: a wrong table is an error") {
+  auto table = gpipe(2, 2);
+  table.of_rank[1].pop_back();
+  std::string error;
+  try {
+    simulate(table);
+  } catch (const ValueError& raised) {
+    error = raised.what();
+  }
+  CHECK(
+      error ==
+      "shardwise: a pipeline table cannot be carried out: rank 1 never does 1B1 or 1I1. Every stage takes every "
+      "microbatch forward and backward once, after what it needs, and no rank may wait for ever. Correct the table "
+      "until "
+      "problem_of() finds nothing.");
+}
+
+} // namespace
+} // namespace shardwise::pipeline
