@@ -254,6 +254,11 @@ std::string Run::carry_out(std::string error) {
       if (is_send(action.kind)) give_up(action);
     }
   }
+  // What came for microbatches that were given up is still on its way, and its memory in use.
+  for (auto& [key, cell] : cells_) {
+    cell.arriving_inputs.wait();
+    cell.arriving_gradients.wait();
+  }
   transfers_.finish();
   return error;
 }

@@ -81,9 +81,9 @@ TEST(Pipeline, TrainsAsOneProcessInEverySchedule) {
 }
 
 TEST(Pipeline, UnitsGatherAndSumOnceAStep) {
-  for (const auto& each : kSchedules) {
-    run_ranks(4, [&](Rank& rank) {
-      const auto mesh = rank.mesh({{"pp", 2}, {"dp", 2}});
+  run_ranks(4, [&](Rank& rank) {
+    const auto mesh = rank.mesh({{"pp", 2}, {"dp", 2}});
+    for (const auto& each : kSchedules) {
       for (const bool once : {true, false}) {
         SCOPED_TRACE(c10::str("schedule ", static_cast<int>(each.schedule), ", gather once: ", once));
         std::vector<Mlp> own;
@@ -113,8 +113,8 @@ TEST(Pipeline, UnitsGatherAndSumOnceAStep) {
           EXPECT_GE(gathers, 2);
         }
       }
-    });
-  }
+    }
+  });
 }
 
 TEST(Pipeline, StagesOfSeveralInputsAndOutputs) {
