@@ -45,6 +45,7 @@ class HookedHolder : public torch::nn::ModuleHolder<Contained> {
 
 /// Used like TORCH_MODULE(Name): defines the holder Name of the class NameImpl, whose name(x) fires hooks.
 /// name->forward(x) does not.
+// NOLINTBEGIN(bugprone-macro-parentheses): the name of a class cannot stand in parentheses.
 #define SHARDWISE_MODULE(Name) SHARDWISE_MODULE_IMPL(Name, Name##Impl)
 #define SHARDWISE_MODULE_IMPL(Name, ImplType)                \
   class Name : public ::shardwise::HookedHolder<ImplType> {  \
@@ -52,3 +53,4 @@ class HookedHolder : public torch::nn::ModuleHolder<Contained> {
     using ::shardwise::HookedHolder<ImplType>::HookedHolder; \
     using Impl [[maybe_unused]] = ImplType;                  \
   }
+// NOLINTEND(bugprone-macro-parentheses)
