@@ -90,7 +90,7 @@ SPLIT = [
         "let all microbatches count alike",
         "csrc/pipeline/run.cpp",
         "static_cast<double>(targets_[i].front().size(0)) / rows;",
-        "1.0 / static_cast<double>(count);",
+        "rows / (rows * static_cast<double>(count));",
         suites=_PIPELINE,
     ),
     Mutant(
