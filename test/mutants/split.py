@@ -40,7 +40,7 @@ SPLIT = [
         "add up no gradient of what sees a part of the activations",
         "csrc/tensor_parallel/parallelize.cpp",
         "    if (one.sums_gradient) sum_gradient(one, on);\n",
-        "",
+        "    if (one.sums_gradient && one.dim >= 0) sum_gradient(one, on);\n",
         suites=_SUITES,
     ),
     Mutant(
