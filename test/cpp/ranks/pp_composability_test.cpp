@@ -88,6 +88,19 @@ void expect_losses(
   }
 }
 
+/// Trains both, and compares the losses of each step.
+void train_beside(Rank& rank, StagesOnMesh& ours, AllReplicas& reference, double tolerance) {
+  for (int step = 0; step < by_form(3, 5); ++step) {
+    const auto what = "step " + std::to_string(step);
+    rank.step(what);
+    const auto losses = ours.step(step, torch::kFloat);
+    const auto expected = reference.step(step, ours.replica);
+    if (ours.has(ours.pipeline.stages() - 1)) expect_losses(losses, expected, tolerance, what);
+    ours.optimizer->step();
+    reference.optimizer->step();
+  }
+}
+
 double tolerance_of(torch::ScalarType computed) {
   return computed == torch::kBFloat16 ? 0.05 : 1e-5;
 }
@@ -120,15 +133,7 @@ TEST(Composability, 3dWithTpDpPp) {
         const auto replica = mesh.coordinate("dp");
         StagesOnMesh ours(mesh, each, replica, torch::kFloat, wrap);
         AllReplicas reference(ours.pipeline.stages(), 2);
-        for (int step = 0; step < by_form(3, 5); ++step) {
-          rank.step("step " + std::to_string(step));
-          const auto losses = ours.step(step, torch::kFloat);
-          const auto expected = reference.step(step, replica);
-          const auto what = "step " + std::to_string(step);
-          if (ours.has(ours.pipeline.stages() - 1)) expect_losses(losses, expected, tolerance_of(computed), what);
-          ours.optimizer->step();
-          reference.optimizer->step();
-        }
+        train_beside(rank, ours, reference, tolerance_of(computed));
         for (auto& [number, model] : ours.own) {
           const auto whole = full_state_dict(model);
           for (const auto& entry : reference.whole.models[number]->named_parameters()) {
@@ -160,14 +165,7 @@ TEST(Composability, ReplicatePp) {
         const auto replica = mesh.coordinate("replicate");
         StagesOnMesh ours(mesh, each, replica, torch::kFloat, wrap);
         AllReplicas reference(ours.pipeline.stages(), 4);
-        for (int step = 0; step < by_form(3, 5); ++step) {
-          const auto losses = ours.step(step, torch::kFloat);
-          const auto expected = reference.step(step, replica);
-          const auto what = "step " + std::to_string(step);
-          if (ours.has(ours.pipeline.stages() - 1)) expect_losses(losses, expected, tolerance_of(computed), what);
-          ours.optimizer->step();
-          reference.optimizer->step();
-        }
+        train_beside(rank, ours, reference, tolerance_of(computed));
       }
     }
   });

@@ -99,6 +99,14 @@ struct OneProcess {
   std::shared_ptr<AdamW> optimizer;
 };
 
+/// Runs each layout on ranks of its own.
+void on_all_layouts(const std::function<void(Rank& rank, const SplitLayout& layout, const Mesh& mesh)>& run) {
+  for (const auto& layout : layouts()) {
+    SCOPED_TRACE(layout.name);
+    run_ranks(layout.world(), [&](Rank& rank) { run(rank, layout, rank.mesh(layout.axes)); });
+  }
+}
+
 void expect_near(const StateDict& ours, const StateDict& theirs, const std::string& what) {
   ASSERT_EQ(ours.size(), theirs.size()) << what;
   for (const auto& item : theirs) {
@@ -113,71 +121,59 @@ void expect_near(const StateDict& ours, const StateDict& theirs, const std::stri
 } // namespace
 
 TEST(TensorParallelCompose, TrainsAsOneProcess) {
-  for (const auto& layout : layouts()) {
-    SCOPED_TRACE(layout.name);
-    run_ranks(layout.world(), [&](Rank& rank) {
-      const auto mesh = rank.mesh(layout.axes);
-      auto model = model_on(layout, mesh, rank.rank() == 0 ? 7 : 9);
-      auto optimizer = optimizer_for(model);
-      OneProcess reference(replicas(mesh));
-      for (int step = 0; step < 4; ++step) {
-        rank.step("step " + std::to_string(step));
-        train(model, *optimizer, mesh, step, step + 1);
-        reference.train(step, step + 1);
-        expect_near(full_state_dict(*model), full_state_dict(*reference.model), "step " + std::to_string(step));
-      }
-      expect_near(
-          full_optimizer_state_dict(*model, *optimizer),
-          full_optimizer_state_dict(*reference.model, *reference.optimizer), "the optimizer");
-    });
-  }
+  on_all_layouts([&](Rank& rank, const SplitLayout& layout, const Mesh& mesh) {
+    auto model = model_on(layout, mesh, rank.rank() == 0 ? 7 : 9);
+    auto optimizer = optimizer_for(model);
+    OneProcess reference(replicas(mesh));
+    for (int step = 0; step < 4; ++step) {
+      rank.step("step " + std::to_string(step));
+      train(model, *optimizer, mesh, step, step + 1);
+      reference.train(step, step + 1);
+      expect_near(full_state_dict(*model), full_state_dict(*reference.model), "step " + std::to_string(step));
+    }
+    expect_near(
+        full_optimizer_state_dict(*model, *optimizer),
+        full_optimizer_state_dict(*reference.model, *reference.optimizer), "the optimizer");
+  });
 }
 
 TEST(TensorParallelCompose, ClipsByTheNormOfTheWhole) {
-  for (const auto& layout : layouts()) {
-    SCOPED_TRACE(layout.name);
-    run_ranks(layout.world(), [&](Rank& rank) {
-      const auto mesh = rank.mesh(layout.axes);
-      auto model = model_on(layout, mesh);
-      OneProcess reference(replicas(mesh));
-      loss_of(model, 0, replica(mesh)).backward();
-      for (int64_t i = 0; i < reference.count; ++i) (loss_of(reference.model, 0, i) / reference.count).backward();
-      for (const double order : {2.0, std::numeric_limits<double>::infinity()}) {
-        const double norm = clip_grad_norm_(model->parameters(), 0.1, order);
-        const double expected = torch::nn::utils::clip_grad_norm_(each_once(*reference.model), 0.1, order);
-        EXPECT_NEAR(norm, expected, 1e-9);
-      }
-      optimizer_for(model)->step();
-      optimizer_for(reference.model)->step();
-      expect_near(full_state_dict(*model), full_state_dict(*reference.model), "after a clipped step");
-    });
-  }
+  on_all_layouts([&](Rank& /*rank*/, const SplitLayout& layout, const Mesh& mesh) {
+    auto model = model_on(layout, mesh);
+    OneProcess reference(replicas(mesh));
+    loss_of(model, 0, replica(mesh)).backward();
+    for (int64_t i = 0; i < reference.count; ++i) (loss_of(reference.model, 0, i) / reference.count).backward();
+    for (const double order : {2.0, std::numeric_limits<double>::infinity()}) {
+      const double norm = clip_grad_norm_(model->parameters(), 0.1, order);
+      const double expected = torch::nn::utils::clip_grad_norm_(each_once(*reference.model), 0.1, order);
+      EXPECT_NEAR(norm, expected, 1e-9);
+    }
+    optimizer_for(model)->step();
+    optimizer_for(reference.model)->step();
+    expect_near(full_state_dict(*model), full_state_dict(*reference.model), "after a clipped step");
+  });
 }
 
 TEST(TensorParallelCompose, LoadsWhatOneProcessHas) {
-  for (const auto& layout : layouts()) {
-    SCOPED_TRACE(layout.name);
-    run_ranks(layout.world(), [&](Rank& rank) {
-      const auto mesh = rank.mesh(layout.axes);
-      OneProcess reference(replicas(mesh));
-      reference.train(0, 2);
-      auto model = model_on(layout, mesh, 11);
-      auto optimizer = optimizer_for(model);
-      StateDict values, state;
-      if (rank.rank() == 0) {
-        values = full_state_dict(*reference.model);
-        state = full_optimizer_state_dict(*reference.model, *reference.optimizer);
-      }
-      load_full_state_dict(*model, values);
-      load_full_optimizer_state_dict(*model, *optimizer, state);
-      expect_same(full_state_dict(*model), full_state_dict(*reference.model));
-      train(model, *optimizer, mesh, 2, 4);
-      reference.train(2, 4);
-      expect_near(full_state_dict(*model), full_state_dict(*reference.model), "trained on");
-      const auto only_first = full_state_dict(*model, FullStateDictOptions().rank0_only(true));
-      EXPECT_EQ(only_first.is_empty(), rank.rank() != 0);
-    });
-  }
+  on_all_layouts([&](Rank& rank, const SplitLayout& layout, const Mesh& mesh) {
+    OneProcess reference(replicas(mesh));
+    reference.train(0, 2);
+    auto model = model_on(layout, mesh, 11);
+    auto optimizer = optimizer_for(model);
+    StateDict values, state;
+    if (rank.rank() == 0) {
+      values = full_state_dict(*reference.model);
+      state = full_optimizer_state_dict(*reference.model, *reference.optimizer);
+    }
+    load_full_state_dict(*model, values);
+    load_full_optimizer_state_dict(*model, *optimizer, state);
+    expect_same(full_state_dict(*model), full_state_dict(*reference.model));
+    train(model, *optimizer, mesh, 2, 4);
+    reference.train(2, 4);
+    expect_near(full_state_dict(*model), full_state_dict(*reference.model), "trained on");
+    const auto only_first = full_state_dict(*model, FullStateDictOptions().rank0_only(true));
+    EXPECT_EQ(only_first.is_empty(), rank.rank() != 0);
+  });
 }
 
 TEST(TensorParallelCompose, AnyLayoutLoadsWhatAnyOtherSaved) {
@@ -224,54 +220,46 @@ TEST(TensorParallelCompose, AnyLayoutLoadsWhatAnyOtherSaved) {
 }
 
 TEST(TensorParallelCompose, OneRanksInfiniteGradientSkipsTheStepOnAll) {
-  for (const auto& layout : layouts()) {
-    SCOPED_TRACE(layout.name);
-    run_ranks(layout.world(), [&](Rank& rank) {
-      const auto mesh = rank.mesh(layout.axes);
-      auto model = model_on(layout, mesh);
-      auto optimizer = optimizer_for(model);
-      GradScaler scaler;
-      for (const bool is_infinite : {false, true, false}) {
-        optimizer->zero_grad();
-        scaler.scale(loss_of(model, 0, replica(mesh))).backward();
-        // Of a piece that only this rank has.
-        if (is_infinite && mesh.coordinate("tp") == 1) {
-          for (const auto& entry : model->named_parameters()) {
-            if (entry.key().ends_with("raw.gate") && entry.value().numel() > 0) {
-              entry.value().mutable_grad().view({-1})[0] = std::numeric_limits<double>::infinity();
-            }
+  on_all_layouts([&](Rank& rank, const SplitLayout& layout, const Mesh& mesh) {
+    auto model = model_on(layout, mesh);
+    auto optimizer = optimizer_for(model);
+    GradScaler scaler;
+    for (const bool is_infinite : {false, true, false}) {
+      optimizer->zero_grad();
+      scaler.scale(loss_of(model, 0, replica(mesh))).backward();
+      // Of a piece that only this rank has.
+      if (is_infinite && mesh.coordinate("tp") == 1) {
+        for (const auto& entry : model->named_parameters()) {
+          if (entry.key().ends_with("raw.gate") && entry.value().numel() > 0) {
+            entry.value().mutable_grad().view({-1})[0] = std::numeric_limits<double>::infinity();
           }
         }
-        const auto before = full_state_dict(*model);
-        scaler.step(*optimizer);
-        scaler.update();
-        const auto after = full_state_dict(*model);
-        for (const auto& item : before) {
-          EXPECT_EQ(torch::equal(item.value(), after[item.key()]), is_infinite) << item.key() << " on " << rank.name();
-        }
       }
-    });
-  }
+      const auto before = full_state_dict(*model);
+      scaler.step(*optimizer);
+      scaler.update();
+      const auto after = full_state_dict(*model);
+      for (const auto& item : before) {
+        EXPECT_EQ(torch::equal(item.value(), after[item.key()]), is_infinite) << item.key() << " on " << rank.name();
+      }
+    }
+  });
 }
 
 TEST(TensorParallelCompose, MadeOnMeta) {
-  for (const auto& layout : layouts()) {
-    SCOPED_TRACE(layout.name);
-    run_ranks(layout.world(), [&](Rank& rank) {
-      const auto mesh = rank.mesh(layout.axes);
-      OneProcess reference(replicas(mesh));
-      auto model = on_meta([] { return SplitModel(); });
-      for (auto& parameter : model->parameters()) parameter.set_data(parameter.to(torch::kDouble));
-      parallelize(model, mesh, "tp", split_plan());
-      layout.wrap(model, mesh);
-      to_empty(model, mesh.device());
-      load_full_state_dict(*model, rank.rank() == 0 ? full_state_dict(*reference.model) : StateDict());
-      auto optimizer = optimizer_for(model);
-      train(model, *optimizer, mesh, 0, 3);
-      reference.train(0, 3);
-      expect_near(full_state_dict(*model), full_state_dict(*reference.model), "trained");
-    });
-  }
+  on_all_layouts([&](Rank& rank, const SplitLayout& layout, const Mesh& mesh) {
+    OneProcess reference(replicas(mesh));
+    auto model = on_meta([] { return SplitModel(); });
+    for (auto& parameter : model->parameters()) parameter.set_data(parameter.to(torch::kDouble));
+    parallelize(model, mesh, "tp", split_plan());
+    layout.wrap(model, mesh);
+    to_empty(model, mesh.device());
+    load_full_state_dict(*model, rank.rank() == 0 ? full_state_dict(*reference.model) : StateDict());
+    auto optimizer = optimizer_for(model);
+    train(model, *optimizer, mesh, 0, 3);
+    reference.train(0, 3);
+    expect_near(full_state_dict(*model), full_state_dict(*reference.model), "trained");
+  });
 }
 
 TEST(TensorParallelCompose, MixedPrecision) {
@@ -329,38 +317,34 @@ TEST(TensorParallelCompose, Autocast) {
 }
 
 TEST(TensorParallelCompose, AccumulatesAndCheckpoints) {
-  for (const auto& layout : layouts()) {
-    SCOPED_TRACE(layout.name);
-    run_ranks(layout.world(), [&](Rank& rank) {
-      const auto mesh = rank.mesh(layout.axes);
-      auto model = model_on(layout, mesh);
-      auto optimizer = optimizer_for(model);
-      OneProcess reference(replicas(mesh));
-      const auto loss = [&](SplitModel& of, int step, int64_t data, bool with_checkpoint) {
-        const auto tokens = tokens_of(step, data);
-        auto hidden = of->table(tokens);
-        for (const auto& block : *of->layers) {
-          const auto run = [&](const torch::Tensor& x) { return block.ptr()->as<SplitBlockImpl>()->forward(x); };
-          hidden = with_checkpoint ? checkpoint(run, hidden) : run(hidden);
-        }
-        return of->head(hidden).pow(2).mean();
-      };
-      for (int step = 0; step < 3; ++step) {
-        optimizer->zero_grad();
-        reference.optimizer->zero_grad();
-        for (int part = 0; part < 3; ++part) {
-          if (layout.name != "plain") unit(*model).set_requires_gradient_sync(part == 2);
-          loss(model, 3 * step + part, replica(mesh), true).backward();
-          for (int64_t i = 0; i < reference.count; ++i) {
-            (loss(reference.model, 3 * step + part, i, false) / reference.count).backward();
-          }
-        }
-        optimizer->step();
-        reference.optimizer->step();
-        expect_near(full_state_dict(*model), full_state_dict(*reference.model), "step " + std::to_string(step));
+  on_all_layouts([&](Rank& /*rank*/, const SplitLayout& layout, const Mesh& mesh) {
+    auto model = model_on(layout, mesh);
+    auto optimizer = optimizer_for(model);
+    OneProcess reference(replicas(mesh));
+    const auto loss = [&](SplitModel& of, int step, int64_t data, bool with_checkpoint) {
+      const auto tokens = tokens_of(step, data);
+      auto hidden = of->table(tokens);
+      for (const auto& block : *of->layers) {
+        const auto run = [&](const torch::Tensor& x) { return block.ptr()->as<SplitBlockImpl>()->forward(x); };
+        hidden = with_checkpoint ? checkpoint(run, hidden) : run(hidden);
       }
-    });
-  }
+      return of->head(hidden).pow(2).mean();
+    };
+    for (int step = 0; step < 3; ++step) {
+      optimizer->zero_grad();
+      reference.optimizer->zero_grad();
+      for (int part = 0; part < 3; ++part) {
+        if (layout.name != "plain") unit(*model).set_requires_gradient_sync(part == 2);
+        loss(model, 3 * step + part, replica(mesh), true).backward();
+        for (int64_t i = 0; i < reference.count; ++i) {
+          (loss(reference.model, 3 * step + part, i, false) / reference.count).backward();
+        }
+      }
+      optimizer->step();
+      reference.optimizer->step();
+      expect_near(full_state_dict(*model), full_state_dict(*reference.model), "step " + std::to_string(step));
+    }
+  });
 }
 
 } // namespace shardwise::test
