@@ -1,6 +1,16 @@
 #include "comm/axis_group.h"
 
+#include <utility>
+
 namespace shardwise::comm {
+
+AxisGroup axis_group_of(const Mesh& mesh, const std::string& axis) {
+  mesh.coordinate(axis); // Raises for an axis that is not there.
+  auto lines = axis_groups_of(mesh);
+  size_t index = 0;
+  while (mesh.axes()[index].name != axis) ++index;
+  return std::move(lines[index]);
+}
 
 // The last axis varies fastest.
 std::vector<AxisGroup> axis_groups_of(const Mesh& mesh) {

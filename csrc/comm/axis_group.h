@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace shardwise::comm {
@@ -25,6 +26,9 @@ struct AxisGroup {
   c10::intrusive_ptr<c10d::ProcessGroup> group;
   Ranks ranks;
 };
+
+/// Raises ValueError for an axis that the mesh does not have.
+SHARDWISE_API AxisGroup axis_group_of(const Mesh& mesh, const std::string& axis);
 
 /// One for each axis.
 SHARDWISE_API std::vector<AxisGroup> axis_groups_of(const Mesh& mesh);

@@ -2,6 +2,7 @@
 
 #include "base/caller_error.h"
 #include "base/compute_guard.h"
+#include "base/tensor_hooks.h"
 #include "group/data.h"
 
 #include <shardwise/error.h>
@@ -139,23 +140,11 @@ void Parameter::restore_memory() const {
   replace_data(full(), memory_);
 }
 
-namespace {
-
-/// The list of the tensor's C++ hooks; null if there is none, or if Python's hooks took its place.
-autograd::hooks_list* live_hooks_list(const at::Tensor& leaf) {
-  const auto& list = autograd::impl::materialize_autograd_meta(leaf)->cpp_hooks_list_;
-  return list.use_count() > 1 ? list.get() : nullptr;
-}
-
-} // namespace
-
 void Parameter::add_shard_hook(std::function<at::TensorBase(const at::TensorBase&)> hook) const {
-  const auto shard = stored();
-  if (live_hooks_list(shard) == nullptr) autograd::impl::create_cpp_hook(shard);
-  live_hooks_list(shard)->push_back(std::move(hook));
+  base::add_hook(stored(), std::move(hook));
 }
 
-// A tensor can own something by a hook, even through set_data(). This one does nothing else.
+// This hook only owns.
 void Parameter::let_shard_keep_leaf() {
   if (!shard_.defined()) return;
   add_shard_hook([leaf = leaf()](const at::TensorBase&) { return at::TensorBase(); });
@@ -165,7 +154,7 @@ void Parameter::let_shard_keep_leaf() {
 }
 
 const Parameter::PreHook* Parameter::find_pre_hook(const at::Tensor& leaf) {
-  if (const auto* list = live_hooks_list(leaf)) {
+  if (const auto* list = base::live_hooks_list(leaf)) {
     for (const auto& hook : *list) {
       if (const auto* ours = hook.target<PreHook>()) return ours;
     }
@@ -180,7 +169,7 @@ const Parameter::PreHook* Parameter::find_pre_hook(const at::Tensor& leaf) {
 void Parameter::add_pre_hook(const std::shared_ptr<void>& owner, const at::Tensor& leaf) {
   auto& nodes = autograd::impl::materialize_autograd_meta(leaf)->hooks_;
   if (nodes.empty()) autograd::impl::create_cpp_hook(leaf);
-  if (auto* list = live_hooks_list(leaf)) {
+  if (auto* list = base::live_hooks_list(leaf)) {
     list->emplace_back(PreHook(owner, *this));
   } else {
     nodes.push_back(std::make_unique<PreHookNode>(PreHook(owner, *this)));

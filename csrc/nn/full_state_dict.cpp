@@ -36,9 +36,7 @@ StateDict full_state_dict(const torch::nn::Module& module, const FullStateDictOp
   nn::ModuleState state(module);
   state.agree("full_state_dict", state.locate());
   // Ranks along an axis of parallelize() need each other's pieces.
-  const bool gathers =
-      !options.rank0_only() ||
-      std::all_of(state.meshes().begin(), state.meshes().end(), [](auto& unit) { return unit->mesh().rank() == 0; });
+  const bool gathers = !options.rank0_only() || state.is_first_in_units();
   const bool keep = !options.rank0_only() || state.is_first();
   const auto device = options.cpu_offload() ? std::optional<at::Device>(at::kCPU) : std::nullopt;
   std::vector<at::Tensor> values(state.entries().size());

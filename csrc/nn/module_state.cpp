@@ -97,9 +97,12 @@ int64_t ModuleState::rank() const {
   return meshes_.empty() ? 0 : meshes_.front()->mesh().rank();
 }
 
+bool ModuleState::is_first_in_units() const {
+  return std::all_of(meshes_.begin(), meshes_.end(), [](auto& unit) { return unit->mesh().rank() == 0; });
+}
+
 bool ModuleState::is_first() const {
-  return std::all_of(meshes_.begin(), meshes_.end(), [](auto& unit) { return unit->mesh().rank() == 0; }) &&
-         std::all_of(axes_.begin(), axes_.end(), [](auto& axis) { return axis->rank() == 0; });
+  return is_first_in_units() && std::all_of(axes_.begin(), axes_.end(), [](auto& axis) { return axis->rank() == 0; });
 }
 
 std::string ModuleState::locate() {

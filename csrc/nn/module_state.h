@@ -68,6 +68,8 @@ class ModuleState {
   const std::vector<std::shared_ptr<const split::SplitAxis>>& axes() const {
     return axes_;
   }
+  /// Whether this rank is the first in the meshes of all units.
+  bool is_first_in_units() const;
   /// Whether this rank is the first of all that hold parts of the module.
   bool is_first() const;
   /// This rank's number in the widest mesh known here, for errors.

@@ -105,9 +105,7 @@ StateDict full_optimizer_state_dict(
   if (const auto other = find(state, kept); error.empty()) error = other;
   places.agree(describe(kept, state.name()), error);
   // Ranks along an axis of parallelize() need each other's pieces.
-  const bool gathers =
-      !options.rank0_only() ||
-      std::all_of(places.meshes().begin(), places.meshes().end(), [](auto& unit) { return unit->mesh().rank() == 0; });
+  const bool gathers = !options.rank0_only() || places.is_first_in_units();
   const bool keep = !options.rank0_only() || places.is_first();
   const auto device = options.cpu_offload() ? std::optional<at::Device>(at::kCPU) : std::nullopt;
   Whole whole(kept.parameters.size());

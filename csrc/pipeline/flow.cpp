@@ -3,13 +3,13 @@
 #include <algorithm>
 
 namespace shardwise::pipeline {
-namespace {
 
-/// The stage at the other end of a transfer; -1 or the number of stages if there is none.
 int other_end(const Action& transfer) {
   const bool is_next = transfer.kind == Kind::send_forward || transfer.kind == Kind::receive_backward;
   return transfer.stage + (is_next ? 1 : -1);
 }
+
+namespace {
 
 /// Adds what a stage waits for at the other end of this receive, if there is anything: the result itself, or the
 /// receive where that is necessary.

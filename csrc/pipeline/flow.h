@@ -10,6 +10,9 @@ namespace shardwise::pipeline {
 bool is_send(Kind kind);
 bool is_receive(Kind kind);
 
+/// The stage at the other end of a transfer; -1 or the number of stages if there is none.
+int other_end(const Action& transfer);
+
 /// Whether a send or receive of this stage would go to another rank, or come from one.
 bool crosses_ranks(const Table& table, const Action& transfer);
 

@@ -11,7 +11,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <optional>
 
 namespace shardwise {
 
@@ -93,10 +92,7 @@ struct Pipeline::State {
   }
 
   comm::Collectives ranks(const c10::intrusive_ptr<c10d::ProcessGroup>& group) const {
-    for (size_t i = 0; i < mesh.axes().size(); ++i) {
-      if (mesh.axes()[i].name == axis) return comm::Collectives({group, comm::axis_groups_of(mesh)[i].ranks});
-    }
-    return {};
+    return comm::Collectives({group, comm::axis_group_of(mesh, axis).ranks});
   }
 
   Mesh mesh;

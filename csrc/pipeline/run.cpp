@@ -7,7 +7,6 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full_like.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -76,18 +75,14 @@ bool travels_forward(const Action& transfer) {
   return transfer.kind == Kind::send_forward || transfer.kind == Kind::receive_forward;
 }
 
-int stage_at_other_end(const Action& transfer) {
-  return travels_forward(transfer) == is_send(transfer.kind) ? transfer.stage + 1 : transfer.stage - 1;
-}
-
 int receiver_of(const Action& transfer) {
-  return is_send(transfer.kind) ? stage_at_other_end(transfer) : transfer.stage;
+  return is_send(transfer.kind) ? receive_of(transfer).stage : transfer.stage;
 }
 
 } // namespace
 
 int Run::peer(const Action& action) const {
-  return place_.rank_of(stage_at_other_end(action));
+  return place_.rank_of(other_end(action));
 }
 
 int Run::message_number(const Action& action) const {
@@ -236,9 +231,9 @@ void Run::give_up(const Action& action) {
 }
 
 std::string Run::carry_out(std::string error) {
-  failed_ = !error.empty();
+  bool failed = !error.empty();
   for (const auto& action : place_.actions()) {
-    if (failed_) {
+    if (failed) {
       give_up(action);
       continue;
     }
@@ -247,7 +242,7 @@ std::string Run::carry_out(std::string error) {
     } catch (const PeerError&) {
       throw;
     } catch (const std::exception& failure) {
-      failed_ = true;
+      failed = true;
       const auto reason = base::reason(failure);
       // A rank that only hears of it has nothing to say.
       if (!reason.empty()) error = c10::str("rank ", place_.name, ", ", text(action), ": ", reason);

@@ -87,7 +87,6 @@ class Run {
   std::map<Key, Cell> cells_;
   std::vector<at::Tensor> losses_;
   std::vector<Tensors> outputs_;
-  bool failed_ = false;
 };
 
 } // namespace shardwise::pipeline

@@ -16,10 +16,13 @@ std::string Exchange::name(const char* what) const {
   return c10::str(what, " of '", parameter_->name, "' along axis '", parameter_->axis->name, "'");
 }
 
+comm::CollectiveName Exchange::lazy_name(const char* what) const {
+  return [exchange = *this, what] { return exchange.name(what); };
+}
+
 comm::Pending Exchange::start_sum(const at::Tensor& tensor, const char* what) const {
   const auto& axis = *parameter_->axis;
-  const auto text = [parameter = parameter_, what] { return Exchange(parameter).name(what); };
-  return axis.ranks.all_reduce(tensor, comm::CollectiveName(text), axis.counters);
+  return axis.ranks.all_reduce(tensor, lazy_name(what), axis.counters);
 }
 
 at::Tensor Exchange::sum(const at::Tensor& tensor, const char* what) const {
@@ -53,8 +56,7 @@ Exchange::Scattering Exchange::start_scatter_sum(const at::Tensor& tensor, int64
   sizes[0] /= size();
   auto output = size() > 1 ? at::empty(sizes, rows.options()) : rows;
   if (size() == 1 || rows.numel() == 0) return {rows, output, dim, {nullptr, what, axis.rank()}};
-  const auto text = [parameter = parameter_, what] { return Exchange(parameter).name(what); };
-  auto pending = axis.ranks.reduce_scatter(output, rows, comm::CollectiveName(text), axis.counters);
+  auto pending = axis.ranks.reduce_scatter(output, rows, lazy_name(what), axis.counters);
   return {rows, std::move(output), dim, std::move(pending)};
 }
 
@@ -69,7 +71,7 @@ at::Tensor Exchange::gather_rows(const at::Tensor& rows, const char* what) const
   sizes[0] *= size();
   const auto all = at::empty(sizes, rows.options());
   if (all.numel() == 0) return all;
-  axis.ranks.all_gather(all, rows, name(what), axis.counters).wait();
+  axis.ranks.all_gather(all, rows, lazy_name(what), axis.counters).wait();
   return all;
 }
 
@@ -117,13 +119,6 @@ at::Tensor piece_of(const at::Tensor& whole, int64_t dim, const layout::AxisPiec
 at::Tensor Exchange::own(const at::Tensor& whole, int64_t dim, const layout::AxisPieces& pieces) const {
   const base::ComputeGuard guard;
   return piece_of(whole.detach(), dim, pieces, parameter_->axis->rank());
-}
-
-at::Tensor Exchange::own(const at::Tensor& whole, int64_t dim, const char* what) const {
-  require_parts(whole, dim, what);
-  const base::ComputeGuard guard;
-  const auto length = whole.size(dim) / size();
-  return whole.detach().narrow(dim, parameter_->axis->rank() * length, length);
 }
 
 } // namespace shardwise::split

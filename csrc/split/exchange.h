@@ -37,8 +37,6 @@ class Exchange {
   at::Tensor gather(const at::Tensor& piece, int64_t dim, const layout::AxisPieces& pieces, const char* what) const;
   /// This rank's pieces of a whole, along `dim`.
   at::Tensor own(const at::Tensor& whole, int64_t dim, const layout::AxisPieces& pieces) const;
-  /// This rank's part of a whole that gather() would put together again.
-  at::Tensor own(const at::Tensor& whole, int64_t dim, const char* what) const;
 
   const SplitParameter& parameter() const {
     return *parameter_;
@@ -49,6 +47,8 @@ class Exchange {
   int64_t size() const {
     return parameter_->axis->ranks.size();
   }
+  /// The same, made where it is needed.
+  comm::CollectiveName lazy_name(const char* what) const;
   /// Rows of all ranks, as one tensor.
   at::Tensor gather_rows(const at::Tensor& rows, const char* what) const;
   void require_parts(const at::Tensor& whole, int64_t dim, const char* what) const;

@@ -1,11 +1,11 @@
 #include "split/split_parameter.h"
 
 #include "base/compute_guard.h"
+#include "base/tensor_hooks.h"
 
 #include <shardwise/error.h>
 
 #include <c10/util/StringUtil.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <atomic>
 #include <mutex>
@@ -126,11 +126,9 @@ class SplitTable {
 
 } // namespace
 
-// A tensor can own something by a hook, even through set_data(). This one does nothing else.
-void add_split(const at::Tensor& leaf, const std::shared_ptr<SplitParameter>& parameter) {
-  auto& hooks = torch::autograd::impl::materialize_autograd_meta(leaf)->cpp_hooks_list_;
-  if (!hooks) torch::autograd::impl::create_cpp_hook(leaf);
-  hooks->push_back([parameter](const at::TensorBase&) { return at::TensorBase(); });
+// This hook only owns.
+void add_split(const at::Tensor& leaf, const std::shared_ptr<const SplitParameter>& parameter) {
+  base::add_hook(leaf, [parameter](const at::TensorBase&) { return at::TensorBase(); });
   SplitTable::get().add(leaf, {parameter, parameter->dim, parameter->pieces}, true);
 }
 
@@ -146,10 +144,10 @@ bool any_split() {
   return SplitTable::get().any();
 }
 
-std::shared_ptr<SplitParameter> split_parameter_of(const at::Tensor& leaf) {
+std::shared_ptr<const SplitParameter> split_parameter_of(const at::Tensor& leaf) {
   if (!any_split()) return nullptr;
   const auto view = SplitTable::get().find(leaf.unsafeGetTensorImpl(), true);
-  return view ? std::const_pointer_cast<SplitParameter>(view->parameter) : nullptr;
+  return view ? view->parameter : nullptr;
 }
 
 std::optional<SplitView> find_split(const at::Tensor& tensor) {

@@ -54,7 +54,7 @@ struct SplitView {
 
 /// From now on the leaf is a piece; it keeps `parameter` alive. Whoever makes it one gives it the
 /// touch key (nn/touch.h), so that operations on it are seen; the same for views.
-SHARDWISE_API void add_split(const at::Tensor& leaf, const std::shared_ptr<SplitParameter>& parameter);
+SHARDWISE_API void add_split(const at::Tensor& leaf, const std::shared_ptr<const SplitParameter>& parameter);
 /// From now on this tensor is known as a view or copy of one.
 void add_split_view(const at::Tensor& tensor, const SplitView& view);
 
@@ -64,7 +64,7 @@ void split_moved();
 /// Whether this process has ever split a parameter.
 bool any_split();
 /// Null for a tensor that is not the leaf of a split parameter.
-SHARDWISE_API std::shared_ptr<SplitParameter> split_parameter_of(const at::Tensor& leaf);
+SHARDWISE_API std::shared_ptr<const SplitParameter> split_parameter_of(const at::Tensor& leaf);
 /// What a tensor with the touch key is of a split parameter; nothing if it is not of one.
 std::optional<SplitView> find_split(const at::Tensor& tensor);
 

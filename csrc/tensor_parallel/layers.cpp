@@ -123,33 +123,36 @@ at::Tensor linear(
 
 namespace {
 
-void require_in_table(const at::Tensor& indices, int64_t entries, const std::string& what) {
+template <typename What>
+void require_in_table(const at::Tensor& indices, int64_t entries, const What& what) {
   if (indices.numel() == 0) return;
   const auto is_inside = indices.ge(0).logical_and(indices.lt(entries)).all();
-  const auto text = what + "got an index that is not in the whole table. Give indices from 0 to its number of entries.";
-  if (!indices.device().is_cpu()) return at::_assert_async(is_inside, text);
-  if (!is_inside.item<bool>()) throw ValueError(text);
+  const auto text = [&] {
+    return what() + "got an index that is not in the whole table. Give indices from 0 to its number of entries.";
+  };
+  if (!indices.device().is_cpu()) return at::_assert_async(is_inside, text());
+  if (!is_inside.item<bool>()) throw ValueError(text());
 }
 
 } // namespace
 
 at::Tensor embedding(const Weight& weight, const at::Tensor& indices, const EmbeddingSettings& settings) {
   const auto& parameter = *weight.view.parameter;
-  const auto text = about("aten::embedding", parameter);
+  const auto text = [&] { return about("aten::embedding", parameter); };
   const auto look_up = [&](const at::Tensor& at, int64_t padding) {
     return at::embedding(weight.tensor, at, padding, settings.scale_grad_by_freq, settings.sparse);
   };
   const Exchange exchange(weight.view.parameter);
   const auto& axis = *parameter.axis;
   if (axis.ranks.size() == 1) return look_up(indices, settings.padding_idx);
-  if (!parameter.table) throw ValueError(text + "serves a linear layer only. Give it vocabulary() in the plan.");
+  if (!parameter.table) throw ValueError(text() + "serves a linear layer only. Give it vocabulary() in the plan.");
   const auto& pieces = weight.view.pieces;
   if (weight.view.dim == 1) {
     const auto output = look_up(indices, settings.padding_idx);
     return parameter.table->gather_output() ? gather_outputs(output, exchange, pieces) : output;
   }
   if (settings.scale_grad_by_freq) {
-    throw ValueError(text + "cannot scale gradients by frequency: use scale_grad_by_freq(false), or columns().");
+    throw ValueError(text() + "cannot scale gradients by frequency: use scale_grad_by_freq(false), or columns().");
   }
   require_in_table(indices, pieces.size(), text);
   const auto range = pieces.ranges(axis.rank()).front();

@@ -25,10 +25,11 @@ using torch::autograd::variable_list;
 
 thread_local bool plainly = false;
 
-void refuse_second_order(const std::string& name) {
+template <typename Name>
+void refuse_second_order(const Name& name) {
   if (!c10::GradMode::is_enabled()) return;
   throw Error(c10::str(
-      "shardwise: ", name,
+      "shardwise: ", name(),
       " does not support gradients of gradients (backward with create_graph): the ranks' sums would be missing in "
       "them."));
 }
@@ -71,7 +72,7 @@ constexpr auto kInputGradient = "the sum of the input's gradient";
 
 // Touches must be seen here: a unit gathers the weight for its use.
 variable_list LinearNode::gradients_of(const at::Tensor& gradient) {
-  refuse_second_order(exchange_.name("the layer"));
+  refuse_second_order([&] { return exchange_.name("the layer"); });
   variable_list results(has_bias_ ? 3 : 2);
   if (!gradient.defined()) return results;
   const Plainly plain;
@@ -109,7 +110,7 @@ class ExchangeNode : public Node {
   }
   variable_list apply(variable_list&& gradients) override {
     return base::called_by_torch([&]() -> variable_list {
-      refuse_second_order(name_);
+      refuse_second_order([&] { return name_; });
       if (!gradients.front().defined()) return {at::Tensor()};
       return {backward_(gradients.front())};
     });

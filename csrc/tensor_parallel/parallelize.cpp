@@ -2,6 +2,7 @@
 
 #include "base/compute_guard.h"
 #include "base/reason.h"
+#include "base/tensor_hooks.h"
 #include "comm/messages.h"
 #include "nn/aliases.h"
 #include "nn/touch.h"
@@ -12,9 +13,6 @@
 #include <shardwise/error.h>
 
 #include <c10/util/StringUtil.h>
-#include <torch/csrc/autograd/variable.h>
-
-#include <algorithm>
 
 namespace shardwise {
 
@@ -129,11 +127,9 @@ void cut(const Chosen& one, const std::shared_ptr<const split::SplitAxis>& axis)
 
 void sum_gradient(const Chosen& one, const std::shared_ptr<const split::SplitAxis>& axis) {
   const auto& tensor = one.parameter.tensor;
-  auto& hooks = torch::autograd::impl::materialize_autograd_meta(tensor)->cpp_hooks_list_;
-  if (!hooks) torch::autograd::impl::create_cpp_hook(tensor);
   const Exchange exchange(std::make_shared<split::SplitParameter>(
       split::SplitParameter{one.parameter.names.front(), tensor.sizes().vec(), one.dim, one.pieces, axis, {}, {}}));
-  hooks->push_back([exchange](const at::TensorBase& gradient) -> at::TensorBase {
+  base::add_hook(tensor, [exchange](const at::TensorBase& gradient) -> at::TensorBase {
     if (!gradient.defined() || exchange.parameter().axis->ranks.size() == 1) return {};
     const base::ComputeGuard guard;
     return exchange.sum(at::Tensor(gradient).clone(at::MemoryFormat::Contiguous), "the sum of the gradient");
@@ -147,11 +143,8 @@ TensorParallel parallelize(
     torch::nn::Module& module, const Mesh& mesh, const std::string& axis, const SplitPlan& plan,
     const ParallelizeOptions& options) {
   using namespace tensor_parallel;
-  const auto& axes = mesh.axes();
-  mesh.coordinate(axis); // Raises for an axis that the mesh does not have.
-  const auto index = std::find_if(axes.begin(), axes.end(), [&](const Axis& one) { return one.name == axis; });
-  const auto on = std::make_shared<split::SplitAxis>(split::SplitAxis{
-      mesh, axis, comm::Collectives(comm::axis_groups_of(mesh)[static_cast<size_t>(index - axes.begin())]), {}});
+  const auto on = std::make_shared<split::SplitAxis>(
+      split::SplitAxis{mesh, axis, comm::Collectives(comm::axis_group_of(mesh, axis)), {}});
   std::vector<Chosen> chosen;
   std::string error;
   try {

@@ -10,7 +10,6 @@
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>
-#include <functional>
 #include <unordered_map>
 
 namespace shardwise::tensor_parallel {
