@@ -26,8 +26,14 @@ void wrap_and_step(Rank& rank, const Mesh& mesh) {
   Pair<Stack>{rank, ours, Stack(5, 1)}.train(stack_loss, 3);
 }
 
-/// `live` never ends by itself. What it gets kills the last rank after some time; the others must name that one within
-/// seconds.
+/// Returns when all ranks have called it as often with this name.
+void come(c10d::Store& store, const std::string& name, int count) {
+  store.add(name, 1);
+  while (store.add(name, 0) < count) std::this_thread::sleep_for(1ms);
+}
+
+/// All ranks begin `live` together, and it never ends by itself. What it gets kills the last rank after some time; the
+/// others must name that one within seconds.
 using Kill = std::function<void(std::chrono::milliseconds)>;
 void expect_named(int world, const Environment& environment, const std::function<void(Rank&, const Kill&)>& live) {
   ProcessOptions options;
@@ -38,7 +44,8 @@ void expect_named(int world, const Environment& environment, const std::function
       [&](Rank& rank) {
         // One of its own: a thread that is left behind may hold the other.
         const auto store = rank.store()->clone();
-        Clock::time_point begin;
+        come(*store, "begun", world);
+        Clock::time_point begin = Clock::now();
         const auto kill = [&](std::chrono::milliseconds time) {
           begin = Clock::now();
           if (rank.rank() < world - 1) return;
@@ -52,8 +59,7 @@ void expect_named(int world, const Environment& environment, const std::function
         // Far from the limit of a minute that the meshes have.
         EXPECT_LT(Clock::now() - begin, 30s) << rank.name();
         // Who ends closes its connections, and that tells others too.
-        store->add("told", 1);
-        while (store->add("told", 0) < world - 1) std::this_thread::sleep_for(20ms);
+        come(*store, "told", world - 1);
       },
       options);
   EXPECT_EQ(ended.back().signal, SIGKILL);
@@ -76,9 +82,13 @@ class StuckStore : public c10d::PrefixStore {
   }
 };
 
-/// A mesh on a process group of Gloo's, as a caller has it.
+/// A mesh on a process group of Gloo's, as a caller has it. All ranks have made all their connections: while Gloo makes
+/// them it waits for one that died to the end of its time.
 Mesh given_mesh(Rank& rank) {
-  return Mesh::from_process_groups({"world"}, {comm::make_process_group(spec_of(rank, "given"))}, at::kCPU);
+  const auto spec = spec_of(rank, "given");
+  const auto group = comm::make_process_group(spec);
+  comm::meet(spec);
+  return Mesh::from_process_groups({"world"}, {group}, at::kCPU);
 }
 
 } // namespace
@@ -103,13 +113,11 @@ TEST(LostRanks, AStoreThatOutlivesItsRanks) {
             [&] { Mesh::from_env(in_store("mesh", 50ms, rank)); },
             {rank.name(), rank.rank() == 0 ? "rank 1 did not join" : "rank 0 did not form", "within 50 ms"});
       }
-      rank.store()->add("killed", 1);
-      while (rank.store()->add("killed", 0) < 2) std::this_thread::sleep_for(1ms);
+      come(*rank.store(), "killed", 2);
       // The first rank comes late: what the other finds meanwhile is old.
       if (rank.rank() == 0) std::this_thread::sleep_for(50ms);
       wrap_and_step(rank, Mesh::from_env(in_store("mesh", 60s, rank)));
-      rank.store()->add("trained", 1);
-      while (rank.store()->add("trained", 0) < 2) std::this_thread::sleep_for(1ms);
+      come(*rank.store(), "trained", 2);
     });
   }
 }
@@ -118,7 +126,6 @@ TEST(LostRanks, ADeathBeforeTheFirstWrap) {
   // T46
   expect_named(3, {}, [](Rank& rank, const Kill& kill) {
     const auto mesh = given_mesh(rank);
-    comm::meet(spec_of(rank, "given"));
     kill(0ms);
     if (rank.rank() == 2) std::this_thread::sleep_for(60s);
     wrap_for_ever(FullyShardOptions().mesh(mesh));
@@ -165,12 +172,10 @@ TEST(LostRanks, AFailureAlongAnotherAxisWhileAUnitMakesItsGroups) {
 // Between the roll, after which all know each other's processes, and the connections, which it never makes.
 TEST(LostRanks, ADeathWhileAGroupIsMade) {
   expect_named(3, {}, [](Rank& rank, const Kill& kill) {
-    kill(1s);
-    if (rank.rank() < 2) {
-      comm::make_transport(spec_of(rank, "a group"));
-      return;
-    }
+    if (rank.rank() < 2) comm::make_transport(spec_of(rank, "a group"));
+    // The last to be told who came.
     comm::call_the_roll(spec_of(rank, "a group"), comm::Processes::card(2));
+    kill(0ms);
     std::this_thread::sleep_for(60s);
   });
 }
