@@ -5,8 +5,8 @@
 namespace shardwise::base {
 
 /// A lock that the caller's language may hold, such as Python's GIL. A module may run while its thread holds the lock,
-/// if its bindings do not release it. It must not hold the lock while it waits for other ranks: they may be threads of
-/// this process that need it.
+/// if its bindings do not release it. It must not hold the lock while it waits for other ranks, nor while it starts a
+/// collective: threads of this process, such as those of torch's process groups, may need it first.
 struct CallerLock {
   /// Releases the lock if this thread holds it; returns null if it does not.
   void* (*release)() = nullptr;

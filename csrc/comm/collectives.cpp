@@ -149,6 +149,8 @@ Collectives Collectives::by(Custom custom) const {
   return other;
 }
 
+// Without the caller's lock: to start a collective may need a mutex that a thread of torch's holds while it waits for
+// that lock, to let go of what it finished.
 template <typename Call>
 Pending Collectives::launch(
     const char* kind, const Call& call, const at::Tensor& tensor, CollectiveName what, int64_t& calls,
@@ -161,7 +163,10 @@ Pending Collectives::launch(
   if (observe::recording()) span = std::make_shared<observe::Span>(kind, what(), here, tensor.nbytes());
   try {
     const bool in_stream = wait_in_stream(tensor.device());
-    auto work = call();
+    auto work = [&] {
+      const base::WithoutCallerLock unlocked;
+      return call();
+    }();
     Pending pending(std::move(work), std::move(what), here, in_stream ? Agreement::Position() : position_, in_stream);
     if (span && pending.work_ && !in_stream) {
       end_with(span, *pending.work_);

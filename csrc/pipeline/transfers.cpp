@@ -64,6 +64,7 @@ Transfers::Tensors Transfers::Arriving::wait() {
 void Transfers::start(const at::Tensor& tensor, int to, int tag, const std::string& what) {
   const auto text = c10::str("rank ", rank_, ": the sending of ", what);
   std::vector<at::Tensor> tensors{tensor};
+  const base::WithoutCallerLock unlocked;
   try {
     sent_.push_back({group_->send(tensors, to, tag), tensor, text});
   } catch (const std::exception& error) {
@@ -106,6 +107,7 @@ Transfers::Arriving Transfers::receive(int from, int number, const std::string& 
   arriving.what_ = c10::str("rank ", rank_, ": the arrival of ", what);
   const auto receive_into = [&](const at::Tensor& tensor, int tag) {
     std::vector<at::Tensor> tensors{tensor};
+    const base::WithoutCallerLock unlocked;
     try {
       return group_->recv(tensors, from, tag);
     } catch (const std::exception& error) {

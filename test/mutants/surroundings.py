@@ -10,6 +10,13 @@ _bindings = python_mutants("csrc/bindings")
 
 SURROUNDINGS = [
     Mutant(
+        "start collectives with the lock of the caller's language",
+        "csrc/comm/collectives.cpp",
+        "      const base::WithoutCallerLock unlocked;\n      return call();",
+        "      return call();",
+        suites="FullyShardCustom.*",
+    ),
+    Mutant(
         "compute in any dtype that replicated members are cast to",
         "csrc/engine/unit.cpp",
         "    need_no_copies();\n",

@@ -2,6 +2,7 @@
 #include "ranks/hybrid_models.h"
 #include "ranks/training_models.h"
 
+#include "base/caller_lock.h"
 #include "support/expect.h"
 
 namespace shardwise::test {
@@ -38,6 +39,18 @@ CustomCollective scatter_by_all_reduce(const std::shared_ptr<Calls>& calls) {
     output.copy_(whole[0].narrow(0, group.getRank() * output.numel(), output.numel()));
     return {};
   };
+}
+
+/// In place of Python's lock, which a thread holds that calls a module's forward from there.
+thread_local bool holds_lock = false;
+thread_local char released;
+
+void* release_lock() {
+  return std::exchange(holds_lock, false) ? &released : nullptr;
+}
+
+void take_lock(void* /*released*/) {
+  holds_lock = true;
 }
 
 } // namespace
@@ -169,6 +182,34 @@ TEST(FullyShardShareCommContext, ShareCommContext) {
       ASSERT_EQ(allocations, shared ? 3 + 3 + 2 : 3 * (1 + 1 + 2)) << shared;
     });
   }
+}
+
+// A thread of torch's Gloo lets go of what it finished, which needs Python's lock, and holds meanwhile what the start
+// of the next collective needs.
+TEST(FullyShardCustom, CollectivesStartWithoutTheLockOfTheCallersLanguage) {
+  base::set_caller_lock({.release = release_lock, .take = take_lock});
+  run_ranks(2, [](Rank& rank) {
+    auto ours = shallow_stack();
+    auto root = shard_stack(ours, sharded_on(rank));
+    auto block = unit(*ours->block(0));
+    int started = 0;
+    const auto expect_free = [&](const CustomCollective& collective) -> CustomCollective {
+      return [&, collective](at::Tensor& output, at::Tensor& input, c10d::ProcessGroup& group) {
+        EXPECT_FALSE(holds_lock);
+        ++started;
+        return collective(output, input, group);
+      };
+    };
+    const auto calls = std::make_shared<Calls>();
+    block.set_custom_all_gather(expect_free(gather_by_broadcasts(calls)));
+    block.set_custom_reduce_scatter(expect_free(scatter_by_all_reduce(calls)));
+    holds_lock = true;
+    stack_loss(ours, 0, rank.rank()).backward();
+    EXPECT_TRUE(holds_lock);
+    EXPECT_EQ(started, 3);
+    holds_lock = false;
+  });
+  base::set_caller_lock({});
 }
 
 } // namespace shardwise::test
