@@ -61,7 +61,9 @@ Exchange::Scattering Exchange::start_scatter_sum(const at::Tensor& tensor, int64
 }
 
 at::Tensor Exchange::scatter_sum(const at::Tensor& tensor, int64_t dim, const char* what) const {
-  return start_scatter_sum(tensor, dim, what).wait();
+  const auto output = start_scatter_sum(tensor, dim, what).wait();
+  const base::ComputeGuard guard;
+  return output.contiguous();
 }
 
 at::Tensor Exchange::gather_rows(const at::Tensor& rows, const char* what) const {
@@ -77,7 +79,7 @@ at::Tensor Exchange::gather_rows(const at::Tensor& rows, const char* what) const
 
 at::Tensor Exchange::gather(const at::Tensor& part, int64_t dim, const char* what) const {
   const base::ComputeGuard guard;
-  return gather_rows(part.detach().transpose(0, dim).contiguous(), what).transpose(0, dim);
+  return gather_rows(part.detach().transpose(0, dim).contiguous(), what).transpose(0, dim).contiguous();
 }
 
 at::Tensor Exchange::gather(
@@ -104,8 +106,8 @@ at::Tensor Exchange::gather(
   }
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<at::Tensor> ordered;
-  for (auto& [start, values] : found) ordered.push_back(std::move(values));
-  return (ordered.empty() ? all : at::cat(ordered)).transpose(0, dim);
+  for (const auto& [start, values] : found) ordered.push_back(values.transpose(0, dim));
+  return (ordered.empty() ? all.transpose(0, dim) : at::cat(ordered, dim)).contiguous();
 }
 
 at::Tensor piece_of(const at::Tensor& whole, int64_t dim, const layout::AxisPieces& pieces, int64_t rank) {

@@ -187,6 +187,26 @@ TEST(TensorParallel, ActivationsDividedAlongTheSequence) {
   }
 }
 
+// Programs take views of what a layer returned.
+TEST(TensorParallel, OutputsLieInMemoryAsThoseOfOneProcess) {
+  run_ranks(2, [](Rank& rank) {
+    const auto mesh = rank.mesh({{"tp", 2}});
+    torch::nn::Embedding table(10, 4);
+    torch::nn::Linear up(4, 7);
+    torch::nn::Linear down(7, 5);
+    parallelize(table, mesh, "tp", {{"", vocabulary().sequence_dim(1)}});
+    parallelize(up, mesh, "tp", {{"", columns().sequence_dim(1).gather_output(true)}});
+    parallelize(down, mesh, "tp", {{"", rows().sequence_dim(1).split_input(true)}});
+    const auto part = table(torch::arange(24).remainder(10).view({4, 6}));
+    const auto whole = up(part);
+    const auto last = down(whole);
+    for (const auto& output : {part, whole, last}) EXPECT_TRUE(output.is_contiguous()) << output.strides();
+    EXPECT_EQ(part.sizes(), torch::IntArrayRef({4, 3, 4}));
+    EXPECT_EQ(whole.view({24, 7}).size(0), 24);
+    EXPECT_EQ(last.view({12, 5}).size(0), 12);
+  });
+}
+
 TEST(TensorParallel, WhatReadsAPieceAsIfItWereWholeIsAnError) {
   run_ranks(2, [](Rank& rank) {
     SplitBlock block(12, 8, 4);
