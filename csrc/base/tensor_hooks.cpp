@@ -1,19 +1,57 @@
 #include "base/tensor_hooks.h"
 
+#include <torch/csrc/autograd/cpp_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <utility>
 
 namespace shardwise::base {
+namespace {
 
-torch::autograd::hooks_list* live_hooks_list(const at::Tensor& tensor) {
-  const auto& list = torch::autograd::impl::materialize_autograd_meta(tensor)->cpp_hooks_list_;
+namespace autograd = torch::autograd;
+
+/// For a tensor with hooks of Python's, which do not mix with the list of C++ hooks.
+class HookNode : public autograd::FunctionPreHook {
+ public:
+  explicit HookNode(TensorHook hook) : hook(std::move(hook)) {}
+
+  autograd::variable_list operator()(const autograd::variable_list& gradients) override {
+    const auto changed = hook(gradients.front());
+    return changed.defined() ? autograd::variable_list{at::Tensor(changed)} : gradients;
+  }
+
+  const TensorHook hook;
+};
+
+/// The list of the tensor's C++ hooks; null if there is none, or if Python's hooks took its place.
+autograd::hooks_list* live_list(const at::Tensor& tensor) {
+  const auto& list = autograd::impl::materialize_autograd_meta(tensor)->cpp_hooks_list_;
   return list.use_count() > 1 ? list.get() : nullptr;
 }
 
-void add_hook(const at::Tensor& leaf, std::function<at::TensorBase(const at::TensorBase&)> hook) {
-  if (live_hooks_list(leaf) == nullptr) torch::autograd::impl::create_cpp_hook(leaf);
-  live_hooks_list(leaf)->push_back(std::move(hook));
+} // namespace
+
+void add_hook(const at::Tensor& leaf, TensorHook hook) {
+  auto& nodes = autograd::impl::materialize_autograd_meta(leaf)->hooks_;
+  if (nodes.empty()) autograd::impl::create_cpp_hook(leaf);
+  if (auto* list = live_list(leaf)) {
+    list->push_back(std::move(hook));
+  } else {
+    nodes.push_back(std::make_unique<HookNode>(std::move(hook)));
+  }
+}
+
+const TensorHook* find_hook(const at::Tensor& leaf, bool (*is_one)(const TensorHook& hook)) {
+  if (const auto* list = live_list(leaf)) {
+    for (const auto& hook : *list) {
+      if (is_one(hook)) return &hook;
+    }
+  }
+  for (const auto& node : autograd::impl::hooks(leaf)) {
+    const auto* own = dynamic_cast<const HookNode*>(node.get());
+    if (own != nullptr && is_one(own->hook)) return &own->hook;
+  }
+  return nullptr;
 }
 
 } // namespace shardwise::base

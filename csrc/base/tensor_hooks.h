@@ -1,17 +1,20 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/cpp_hook.h>
 
 #include <functional>
 
 namespace shardwise::base {
 
-/// The list of the tensor's C++ hooks; null if there is none, or if Python's hooks took its place.
-torch::autograd::hooks_list* live_hooks_list(const at::Tensor& tensor);
+/// May return another gradient, or an undefined one: then it stays as it is.
+using TensorHook = std::function<at::TensorBase(const at::TensorBase&)>;
 
-/// Registers a hook on the gradients of a leaf, whether it is trained now or not. A tensor can own something by one,
-/// even through set_data().
-void add_hook(const at::Tensor& leaf, std::function<at::TensorBase(const at::TensorBase&)> hook);
+/// Registers a hook on the gradients of a leaf, whether it is trained now or not, beside those that the program
+/// registered, in either language. A tensor can own something by one, even through set_data(). Python's first
+/// register_hook() on a tensor clears all that were there.
+void add_hook(const at::Tensor& leaf, TensorHook hook);
+
+/// The first hook of the leaf that is such a one; null if none is.
+const TensorHook* find_hook(const at::Tensor& leaf, bool (*is_one)(const TensorHook& hook));
 
 } // namespace shardwise::base

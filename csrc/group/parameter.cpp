@@ -10,7 +10,6 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/detach.h>
 #include <c10/util/StringUtil.h>
-#include <torch/csrc/autograd/cpp_hook.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -32,21 +31,6 @@ class Parameter::PreHook {
   friend class Parameter;
   std::shared_ptr<void> owner_;
   Parameter* parameter_;
-};
-
-/// For a tensor with hooks of Python's, which do not mix with the list of C++ hooks.
-class Parameter::PreHookNode : public autograd::FunctionPreHook {
- public:
-  explicit PreHookNode(PreHook hook) : hook_(std::move(hook)) {}
-
-  autograd::variable_list operator()(const autograd::variable_list& gradients) override {
-    hook_(gradients.front());
-    return gradients;
-  }
-
- private:
-  friend class Parameter;
-  PreHook hook_;
 };
 
 class Parameter::PostHook : public autograd::PostAccumulateGradHook {
@@ -154,26 +138,13 @@ void Parameter::let_shard_keep_leaf() {
 }
 
 const Parameter::PreHook* Parameter::find_pre_hook(const at::Tensor& leaf) {
-  if (const auto* list = base::live_hooks_list(leaf)) {
-    for (const auto& hook : *list) {
-      if (const auto* ours = hook.target<PreHook>()) return ours;
-    }
-  }
-  for (const auto& hook : autograd::impl::hooks(leaf)) {
-    if (const auto* ours = dynamic_cast<const PreHookNode*>(hook.get())) return &ours->hook_;
-  }
-  return nullptr;
+  const auto* hook =
+      base::find_hook(leaf, [](const base::TensorHook& each) { return each.target<PreHook>() != nullptr; });
+  return hook == nullptr ? nullptr : hook->target<PreHook>();
 }
 
-// As Tensor::register_hook does, but for frozen parameters too, and beside hooks that Python registered.
 void Parameter::add_pre_hook(const std::shared_ptr<void>& owner, const at::Tensor& leaf) {
-  auto& nodes = autograd::impl::materialize_autograd_meta(leaf)->hooks_;
-  if (nodes.empty()) autograd::impl::create_cpp_hook(leaf);
-  if (auto* list = base::live_hooks_list(leaf)) {
-    list->emplace_back(PreHook(owner, *this));
-  } else {
-    nodes.push_back(std::make_unique<PreHookNode>(PreHook(owner, *this)));
-  }
+  base::add_hook(leaf, PreHook(owner, *this));
 }
 
 std::shared_ptr<void> Parameter::owner(const at::Tensor& leaf) {

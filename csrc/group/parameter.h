@@ -199,7 +199,6 @@ class Parameter {
 
  private:
   class PreHook;
-  class PreHookNode;
   class PostHook;
 
   static const PreHook* find_pre_hook(const at::Tensor& leaf);
