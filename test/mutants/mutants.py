@@ -13,6 +13,7 @@ from hybrid import HYBRID
 from late import LATE
 from lost import LOST
 from meta import META
+from optimizers import OPTIMIZERS
 from order import ORDER
 from package import PACKAGE
 from precision import PRECISION
@@ -43,4 +44,5 @@ MUTANTS = [
     *LATE,
     *CHECKPOINTS,
     *SPLIT,
+    *OPTIMIZERS,
 ]
