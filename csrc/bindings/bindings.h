@@ -4,8 +4,13 @@
 // torch/extension.h.
 #include <ATen/core/Tensor.h>
 
+#include <shardwise/counters.h>
+
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <map>
+#include <string>
 
 namespace shardwise::bindings {
 
@@ -15,6 +20,10 @@ void bind_unit(pybind11::module_& module);
 void bind_cpp_modules(pybind11::module_& module);
 void bind_estimate(pybind11::module_& module);
 void bind_checkpoint(pybind11::module_& module);
+void bind_parallelism(pybind11::module_& module);
+
+/// Numbers by name.
+std::map<std::string, int64_t> named(const Counters& counters);
 
 /// For everything that may talk to other ranks, and must not hold the GIL meanwhile.
 using NoGil = pybind11::call_guard<pybind11::gil_scoped_release>;

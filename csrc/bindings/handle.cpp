@@ -39,10 +39,9 @@ std::function<void(at::Tensor&)> all_reduce_hook(const py::object& hook) {
   };
 }
 
-std::map<std::string, int64_t> counters(const Unit& unit) {
-  const auto counted = unit.counters();
+std::map<std::string, int64_t> named(const Counters& counters) {
   std::map<std::string, int64_t> result;
-  for (const auto& counter : kCounters) result.emplace(counter.name, counted.*counter.of);
+  for (const auto& counter : kCounters) result.emplace(counter.name, counters.*counter.of);
   return result;
 }
 

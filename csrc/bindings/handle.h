@@ -32,8 +32,6 @@ std::vector<Unit> handles(const std::vector<AnyUnit>& units);
 CustomCollective custom(const pybind11::object& comm, bool sums);
 std::function<void(at::Tensor&)> all_reduce_hook(const pybind11::object& hook);
 
-std::map<std::string, int64_t> counters(const Unit& unit);
-
 /// The next forward waits for the event; for C++ modules this call does.
 template <typename Self>
 void set_post_optim_event(const Self& self, const pybind11::object& event) {
@@ -124,7 +122,7 @@ void bind_handle(Bound& bound) {
           py::arg("hook"))
       .def("plan_table", [](const Self& self) { return handle_of(self).plan().table(); })
       .def("plan_json", [](const Self& self) { return handle_of(self).plan().json(); })
-      .def("counters", [](const Self& self) { return counters(handle_of(self)); });
+      .def("counters", [](const Self& self) { return named(handle_of(self).counters()); });
 }
 
 } // namespace shardwise::bindings

@@ -84,6 +84,7 @@ PYBIND11_MODULE(_C, module) {
   shardwise::bindings::bind_cpp_modules(module);
   shardwise::bindings::bind_estimate(module);
   shardwise::bindings::bind_checkpoint(module);
+  shardwise::bindings::bind_parallelism(module);
   module.def(
       "on_shared_memory",
       [](uintptr_t listener) { shardwise::on_shared_memory(reinterpret_cast<void (*)(int64_t)>(listener)); },

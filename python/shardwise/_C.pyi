@@ -11,7 +11,7 @@ import torch._C._distributed_c10d
 import torch.distributed
 import torch.distributed.distributed_c10d
 import typing
-__all__: list[str] = ['BackgroundSave', 'Call', 'CppUnit', 'Error', 'EstimateOptions', 'GivenParameter', 'GradientReduction', 'MemoryEstimate', 'Mesh', 'Options', 'Outline', 'OutlineParameter', 'OutlineUnit', 'PeerError', 'Piece', 'Ranks', 'SavedFolder', 'Unit', 'Unsharding', 'ValueError', 'check_pieces', 'clip_grad_norm_', 'cpp_unit', 'estimate_memory', 'full_state_dict', 'fully_shard', 'has_unit', 'hollow', 'keep_newest_steps', 'load_full_state_dict', 'make_record_file', 'make_transport', 'merge_checkpoint', 'newest_step', 'on_shared_memory', 'replicate', 'save_pieces', 'share_comm_context', 'start_record', 'step_folder', 'stop_record', 'verify_checkpoint']
+__all__: list[str] = ['BackgroundSave', 'Call', 'CppUnit', 'Error', 'EstimateOptions', 'GivenParameter', 'GradientReduction', 'MemoryEstimate', 'Mesh', 'Options', 'Outline', 'OutlineParameter', 'OutlineUnit', 'PeerError', 'Piece', 'Pipeline', 'PipelineOptions', 'Ranks', 'SavedFolder', 'Split', 'TensorParallel', 'Unit', 'Unsharding', 'ValueError', 'check_pieces', 'clip_grad_norm_', 'cpp_unit', 'estimate_memory', 'full_state_dict', 'fully_shard', 'has_unit', 'hollow', 'keep_newest_steps', 'load_full_state_dict', 'make_record_file', 'make_transport', 'merge_checkpoint', 'newest_step', 'on_shared_memory', 'parallelize', 'replicate', 'save_pieces', 'share_comm_context', 'start_record', 'step_folder', 'stop_record', 'verify_checkpoint']
 class Error(RuntimeError):
     """
     What the engine raises; the message says what happened, where, and what to do.
@@ -397,6 +397,48 @@ class BackgroundSave:
     @property
     def is_under_way(self) -> bool:
         ...
+class Split:
+    """
+    How the ranks along an axis divide a layer of a C++ module.
+    """
+    def __init__(self, *, kind: str, gather_output: bool, split_input: bool, segments: typing.SupportsInt, heads: typing.SupportsInt | None, sequence_dim: typing.SupportsInt | None, transposed: bool) -> None:
+        ...
+class TensorParallel:
+    """
+    What parallelize() did.
+    """
+    def counters(self) -> dict[str, int]:
+        """
+        The collectives along the axis so far, by name.
+        """
+    def table(self) -> str:
+        """
+        A line for each parameter: its name, its sizes, this rank's piece.
+        """
+class PipelineOptions:
+    """
+    How a pipeline works.
+    """
+    def __init__(self, *, schedule: typing.SupportsInt, microbatches: typing.SupportsInt, stages_per_rank: typing.SupportsInt, loss: typing.Any, mean: bool, gather_once: bool) -> None:
+        ...
+class Pipeline:
+    """
+    Stages of C++ modules on the ranks along an axis.
+    """
+    @staticmethod
+    def stages_of(mesh: Mesh, axis: str, options: PipelineOptions) -> list[int]:
+        ...
+    def __init__(self, mesh: Mesh, axis: str, make: collections.abc.Callable[..., typing.Any], options: PipelineOptions) -> None:
+        ...
+    def evaluate(self, inputs: collections.abc.Sequence[torch.Tensor], targets: collections.abc.Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        ...
+    def step(self, inputs: collections.abc.Sequence[torch.Tensor], targets: collections.abc.Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        ...
+    def table(self) -> str:
+        ...
+    @property
+    def stages(self) -> int:
+        ...
 class ValueError(Error, builtins.ValueError):
     pass
 def check_pieces(ranks: Ranks, pieces: collections.abc.Sequence[Piece]) -> None:
@@ -445,6 +487,8 @@ def on_shared_memory(listener: typing.SupportsInt) -> None:
     """
     The address of a C function of the bytes that are more, for measurements.
     """
+def parallelize(module: typing.Any, mesh: Mesh, axis: str, plan: collections.abc.Sequence[tuple[str, Split]], *, broadcast: bool, allow_aliases: bool) -> TensorParallel:
+    ...
 def replicate(modules: collections.abc.Sequence[typing.Any], mesh: Mesh, options: Options, *, ignored: collections.abc.Sequence[torch.Tensor]) -> CppUnit:
     ...
 def save_pieces(ranks: Ranks, folder: str, pieces: collections.abc.Sequence[Piece], values: dict[str, typing.Any]) -> None:

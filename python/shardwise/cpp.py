@@ -24,6 +24,7 @@ from torch import nn
 from shardwise import _C, _cpp_wrapping
 from shardwise._C import Mesh
 from shardwise._cpp_modules import inner, is_cpp
+from shardwise._cpp_parallelism import Pipeline, PipelineResult, columns, parallelize, rows, sequence, vocabulary
 
 
 def as_module(module: Any) -> nn.Module:
@@ -108,4 +109,18 @@ def _norm_of(parameters: list[torch.Tensor], norm_type: float) -> torch.Tensor:
     return cast(torch.Tensor, norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
 
-__all__ = ["LoadResult", "Mesh", "as_module", "clip_grad_norm_", "full_state_dict", "load_full_state_dict"]
+__all__ = [
+    "LoadResult",
+    "Mesh",
+    "Pipeline",
+    "PipelineResult",
+    "as_module",
+    "clip_grad_norm_",
+    "columns",
+    "full_state_dict",
+    "load_full_state_dict",
+    "parallelize",
+    "rows",
+    "sequence",
+    "vocabulary",
+]

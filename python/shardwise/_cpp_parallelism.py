@@ -1,0 +1,228 @@
+"""Tensor and pipeline parallelism for C++ modules: what cpp.parallelize() and cpp.Pipeline take and give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard._fsdp_init import _get_device_from_mesh
+
+from shardwise import _C
+from shardwise._C import Split, TensorParallel
+from shardwise._cpp_modules import inner
+from shardwise._meshes import device_of, engine_mesh
+
+#: torch's names of schedules, in the order of PipelineSchedule in shardwise/pipeline.h.
+SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+
+AnyMesh = DeviceMesh | ProcessGroup | _C.Mesh
+Tensors = torch.Tensor | Sequence[torch.Tensor]
+
+
+def _split(kind: str, **chosen: Any) -> Split:
+    usual = {
+        "gather_output": False, "split_input": False, "segments": 1, "heads": None, "sequence_dim": None,
+        "transposed": False,
+    }  # fmt: skip
+    return Split(kind=kind, **{**usual, **chosen})
+
+
+def columns(
+    *,
+    gather_output: bool = False,
+    segments: int = 1,
+    heads: int | None = None,
+    sequence_dim: int | None = None,
+    transposed: bool = False,
+) -> Split:
+    """Each rank has some outputs of a layer; with `gather_output` all ranks get all of them.
+
+    `segments`: the weight is made of that many layers of equal size, such as queries, keys and values. `heads`: each
+    rank has whole ones. `sequence_dim`: each rank's input is a part along it. `transposed`: the weight is [inputs,
+    outputs].
+
+    >>> shardwise.cpp.parallelize(model, mesh["tp"], {"blocks.*.up": shardwise.cpp.columns()})
+    """
+    return _split(
+        "columns",
+        gather_output=gather_output, segments=segments, heads=heads, sequence_dim=sequence_dim, transposed=transposed,
+    )  # fmt: skip
+
+
+def rows(
+    *,
+    split_input: bool = False,
+    segments: int = 1,
+    heads: int | None = None,
+    sequence_dim: int | None = None,
+    transposed: bool = False,
+) -> Split:
+    """Each rank has some inputs of a layer: what columns() left, or its piece of a whole input with `split_input`.
+
+    The results are added up over the ranks. The other arguments are those of columns().
+
+    >>> shardwise.cpp.parallelize(model, mesh["tp"], {"blocks.*.down": shardwise.cpp.rows()})
+    """
+    return _split(
+        "rows",
+        split_input=split_input, segments=segments, heads=heads, sequence_dim=sequence_dim, transposed=transposed,
+    )  # fmt: skip
+
+
+def vocabulary(*, sequence_dim: int | None = None) -> Split:
+    """Each rank has some entries of an Embedding's table.
+
+    >>> shardwise.cpp.parallelize(model, mesh["tp"], {"embedding": shardwise.cpp.vocabulary()})
+    """
+    return _split("vocabulary", sequence_dim=sequence_dim)
+
+
+def sequence() -> Split:
+    """The parameters stay whole, and their gradients are added up: the layer sees a part of the activations.
+
+    >>> shardwise.cpp.parallelize(model, mesh["tp"], {"blocks.*.norm": shardwise.cpp.sequence()})
+    """
+    return _split("sequence")
+
+
+def parallelize(
+    module: Any,
+    mesh: AnyMesh,
+    plan: Mapping[str, Split],
+    *,
+    axis: str | None = None,
+    broadcast: bool = True,
+    allow_aliases: bool = False,
+) -> TensorParallel:
+    """Tensor parallelism: each rank along an axis keeps a piece of the parameters that the plan names.
+
+    The keys of the plan are names of modules or parameters; `*` stands for any text without a dot, and the first that
+    fits counts. Where the mesh has several axes, `axis` names one. `broadcast`: first the ranks get the values of the
+    first one. Call it before fully_shard() and replicate(), which take the other axes.
+
+    >>> mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    >>> shardwise.cpp.parallelize(model, mesh["tp"], {"up": shardwise.cpp.columns(), "down": shardwise.cpp.rows()})
+    >>> shardwise.fully_shard(model, mesh=mesh["dp"])
+    """
+    engine, name = _axis_of(mesh, axis, "parallelize")
+    return _C.parallelize(
+        inner(module), engine, name, list(plan.items()), broadcast=broadcast, allow_aliases=allow_aliases
+    )
+
+
+@dataclass(frozen=True)
+class PipelineResult:
+    """Of the last stage: a loss for each microbatch, and the outputs of the whole batch."""
+
+    losses: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+
+
+class Pipeline:
+    """Runs a model whose stages lie on the ranks along an axis of a mesh, microbatch by microbatch.
+
+    `make(number)` gives the C++ module of each stage that this rank has, wrapped or not, which is called with the
+    outputs of the stage before; or a function to call, and the module. `loss(outputs, targets)` gets lists and gives
+    the mean over the rows of a microbatch. All ranks call the same methods. An error on one rank is raised on all; then
+    the gradients of that step are to be dropped.
+
+    >>> pipeline = shardwise.cpp.Pipeline(mesh["pp"], make_stage, microbatches=8, loss=loss)
+    >>> losses = pipeline.step(inputs, targets)
+    """
+
+    def __init__(
+        self,
+        mesh: AnyMesh,
+        make: Callable[[int], Any],
+        *,
+        microbatches: int,
+        loss: Callable[[list[torch.Tensor], list[torch.Tensor]], torch.Tensor] | None = None,
+        schedule: str = "1F1B",
+        stages_per_rank: int = 2,
+        mean: bool = True,
+        gather_once: bool = True,
+        axis: str | None = None,
+    ) -> None:
+        """`stages_per_rank` counts where the schedule has several; `mean` and `gather_once` are PipelineOptions' in
+        C++."""
+        self._mesh, self._axis = _axis_of(mesh, axis, "Pipeline")
+        self._options = _C.PipelineOptions(
+            schedule=_number_of(schedule), microbatches=microbatches, stages_per_rank=stages_per_rank, loss=loss,
+            mean=mean, gather_once=gather_once,
+        )  # fmt: skip
+        self._pipeline = _C.Pipeline(self._mesh, self._axis, lambda number: _stage(make(number)), self._options)
+
+    @property
+    def stages(self) -> int:
+        """The number of all stages.
+
+        >>> pipeline.stages
+        """
+        return self._pipeline.stages
+
+    @property
+    def own_stages(self) -> list[int]:
+        """The numbers of this rank's stages.
+
+        >>> pipeline.own_stages
+        """
+        return _C.Pipeline.stages_of(self._mesh, self._axis, self._options)
+
+    def step(self, inputs: Tensors = (), targets: Tensors = ()) -> list[torch.Tensor]:
+        """Forward and backward of a batch; returns the losses on the rank with the last stage, nothing on others.
+
+        The rank with the first stage gives the inputs, that with the last one the targets.
+
+        >>> losses = pipeline.step(inputs, targets)
+        """
+        return self._pipeline.step(_listed(inputs), _listed(targets))[0]
+
+    def evaluate(self, inputs: Tensors = (), targets: Tensors = ()) -> PipelineResult:
+        """Forward only, without gradients.
+
+        >>> outputs = pipeline.evaluate(inputs).outputs
+        """
+        return PipelineResult(*self._pipeline.evaluate(_listed(inputs), _listed(targets)))
+
+    def table(self) -> str:
+        """What each rank does in a step, a line for each.
+
+        >>> print(pipeline.table())
+        """
+        return self._pipeline.table()
+
+
+def _stage(made: Any) -> tuple[Callable[[list[torch.Tensor]], list[torch.Tensor]], Any]:
+    function, module = made if isinstance(made, tuple) else (made, made)
+    return lambda inputs: _listed(function(*inputs)), inner(module)
+
+
+def _listed(tensors: Tensors) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def _number_of(schedule: str) -> int:
+    names = [name.lower() for name in SCHEDULES]
+    if str(schedule).lower() not in names:
+        known = ", ".join(SCHEDULES)
+        raise ValueError(f"shardwise: Pipeline: the schedule is {schedule!r}; it must be one of {known}.")
+    return names.index(schedule.lower())
+
+
+def _axis_of(mesh: AnyMesh, axis: str | None, function: str) -> tuple[_C.Mesh, str]:
+    if isinstance(mesh, ProcessGroup):
+        name = axis or "ranks"
+        return _C.Mesh.from_process_groups([name], [mesh], device_of(mesh)), name
+    if isinstance(mesh, DeviceMesh):
+        mesh = engine_mesh(mesh, False, _get_device_from_mesh(mesh))
+    names = [name for name, _ in mesh.axes]
+    if axis is None and len(names) > 1:
+        raise ValueError(
+            f"shardwise: {function}(): the mesh has the axes {', '.join(names)}. Pass one of them, such as "
+            f"mesh[{names[-1]!r}], or name it with axis={names[-1]!r}."
+        )
+    return mesh, axis or names[0]

@@ -1,0 +1,235 @@
+"""Tensor and pipeline parallelism of C++ modules, driven from Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from bound import Pair, assert_equal, models, stack_loss, twin
+from models import batch
+from pool import run_ranks
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import shardwise
+from shardwise import cpp
+
+PLAN = {
+    "embedding": cpp.vocabulary(),
+    "blocks.*.up": cpp.columns(),
+    "blocks.*.down": cpp.rows(),
+    "head": cpp.columns(gather_output=True),
+}
+
+
+def torchs_plan(depth: int) -> dict[str, Any]:
+    plan: dict[str, Any] = {
+        "embedding": RowwiseParallel(input_layouts=Replicate()),
+        "head": ColwiseParallel(output_layouts=Replicate()),
+    }
+    for index in range(depth):
+        plan[f"blocks.{index}.up"], plan[f"blocks.{index}.down"] = ColwiseParallel(), RowwiseParallel()
+    return plan
+
+
+def local(tensor: torch.Tensor | None) -> torch.Tensor:
+    assert tensor is not None
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def check_bits(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    bound, plain = twin("Stack", 8, 2)
+    parallel = cpp.parallelize(bound, mesh, PLAN)
+    parallelize_module(plain, mesh, torchs_plan(2))
+    assert "embedding.weight: [11, 8], here [6, 8]" in parallel.table() or rank == 1
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.3, momentum=0.9) for each in (bound, plain)]
+    for step in range(4):
+        # torch adds it on the first rank, before the sum over ranks, and we add it after: other bits.
+        with torch.no_grad():
+            for name, parameter in [*bound.named_parameters(), *plain.named_parameters()]:
+                if name.endswith("down.bias"):
+                    local(parameter).zero_()
+        losses = [stack_loss(model, step, 0) for model in (bound, plain)]
+        assert torch.equal(local(losses[0]), local(losses[1]))
+        for loss in losses:
+            loss.backward()
+        theirs: dict[str, Any] = dict(plain.named_parameters())
+        for name, mine in bound.named_parameters():
+            assert torch.equal(mine.detach(), local(theirs[name])), name
+            gradient = theirs[name].grad
+            if isinstance(gradient, DTensor):  # That of the table is whole on each rank.
+                gradient = gradient.redistribute(placements=theirs[name].placements)
+            assert torch.equal(local(mine.grad), local(gradient)), f"the gradient of {name}"
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    # For each step: three layers of rows (one of a vocabulary) and the two of columns in blocks; the head's gather and
+    # the sum of its input's gradient.
+    counted = parallel.counters()
+    assert (counted["all_reduces"], counted["all_gathers"]) == (4 * 6, 4)
+
+
+def check_with_shards(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    for wrap in (shardwise.fully_shard, shardwise.replicate):
+        bound, plain = twin("Stack", 8, 2)
+        cpp.parallelize(bound, mesh["tp"], PLAN)
+        for index in range(2):
+            wrap(bound.block(index), mesh=mesh["dp"])
+        wrap(bound, mesh=mesh["dp"])
+        pair = Pair(bound, plain, mesh["dp"].get_local_rank(), 2)
+        for step in range(4):
+            pair.backward(stack_loss, step)
+            # Both have clipped the same.
+            clipped = [cpp.clip_grad_norm_(bound, 0.1), nn.utils.clip_grad_norm_(plain.parameters(), 0.1)]
+            torch.testing.assert_close(clipped[0], clipped[1], check_dtype=False)
+            pair.step()
+            whole = cpp.full_state_dict(bound)
+            for name, values in plain.state_dict().items():
+                assert_equal(whole[name], values, f"{wrap.__name__}, step {step}, rank {rank}: {name}")
+        # Into a model on the same axes that was made otherwise.
+        other = models().Stack(8, 2)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.fill_(rank)
+        cpp.parallelize(other, mesh["tp"], PLAN)
+        wrap(other, mesh=mesh["dp"])
+        cpp.load_full_state_dict(other, whole if rank == 0 else {})
+        torch.testing.assert_close(stack_loss(other, 9, 0), stack_loss(plain, 9, 0))
+
+
+def check_hooks(rank: int) -> None:
+    """Python's first register_hook() on a tensor clears the hooks that C++ left there."""
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    bound, plain = (models().Stack(8, 1).block(0) for _ in range(2))
+    seen: list[str] = []
+    parameters = dict(bound.named_parameters())
+    parameters["up.weight"].register_hook(lambda gradient: seen.append("before"))
+    parameters["norm.weight"].register_hook(lambda gradient: gradient * 2)
+    plan = {"norm": cpp.sequence(), "up": cpp.columns(sequence_dim=0), "down": cpp.rows(sequence_dim=0)}
+    cpp.parallelize(bound, mesh, plan)
+    parameters["up.weight"].register_hook(lambda gradient: seen.append("after"))
+    parameters["norm.bias"].register_hook(lambda gradient: seen.append("bias"))
+    whole = torch.cat([batch(0, 0, 8), batch(0, 1, 8)])
+    bound(whole.chunk(2)[rank], 0.5).pow(2).sum().backward()
+    plain(whole, 0.5).pow(2).sum().backward()
+    assert sorted(seen) == ["after", "before", "bias"]
+    expected = dict(plain.named_parameters())
+    for name, factor in (("norm.weight", 2), ("norm.bias", 1)):
+        assert_equal(local(parameters[name].grad), factor * local(expected[name].grad), name)
+    piece = local(expected["up.weight"].grad).chunk(2)[rank]
+    assert_equal(local(parameters["up.weight"].grad), piece, "up.weight")
+
+
+def check_misuse(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    model = models().Stack(8, 2)
+    with pytest.raises(ValueError, match=r"'heads\.\*'"):
+        cpp.parallelize(model, mesh["tp"], {"heads.*": cpp.columns()})
+    with pytest.raises(ValueError, match=r"the axes dp, tp\. Pass one of them, such as mesh\['tp'\]"):
+        cpp.parallelize(model, mesh, PLAN)
+    with pytest.raises(TypeError, match="expected a C\\+\\+ module"):
+        cpp.parallelize(nn.Linear(2, 2), mesh["tp"], PLAN)
+    with pytest.raises(ValueError, match="it must be one of GPipe, 1F1B, Interleaved1F1B"):
+        cpp.Pipeline(mesh["tp"], lambda stage: model, microbatches=2, schedule="2F2B")
+    cpp.parallelize(model, mesh, PLAN, axis="tp")
+    with pytest.raises(shardwise.Error, match="'head.weight'"):
+        dict(model.named_parameters())["head.weight"].sum()
+
+
+def chain(stage: int) -> Any:
+    model = models().Chain(6, 1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1 + 0.1 * stage)
+    return model
+
+
+def mean_square(outputs: list[torch.Tensor], targets: list[torch.Tensor]) -> torch.Tensor:
+    return (outputs[0] - targets[0]).pow(2).mean()
+
+
+def rows_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.cat([batch(step, part, 6) for part in range(4)]), torch.cat([batch(step, 9 + k, 6) for k in range(4)])
+
+
+def check_pipeline(rank: int, schedule: str) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    own: dict[int, Any] = {}
+
+    def make(stage: int) -> Any:
+        own[stage] = chain(stage)
+        shardwise.fully_shard(own[stage], mesh=mesh["dp"])
+        # As a module, and as a function.
+        return own[stage] if stage % 2 else (lambda x: own[stage](x), own[stage])
+
+    pipeline = cpp.Pipeline(mesh["pp"], make, microbatches=4, loss=mean_square, schedule=schedule)
+    assert pipeline.own_stages == sorted(own) and f"{pipeline.stages - 1}" in pipeline.table()
+    whole = [chain(stage) for stage in range(pipeline.stages)]
+    replica = mesh["dp"].get_local_rank()
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        for each in whole:
+            x = each(x)
+        return x
+
+    pairs = [*own.values()], [*whole]
+    optimizers = [torch.optim.SGD([p for m in some for p in m.parameters()], lr=0.1) for some in pairs]
+    for step in range(3):
+        inputs, targets = rows_of(2 * step + replica)
+        losses = pipeline.step(inputs, targets)
+        for number in range(2):
+            x, y = rows_of(2 * step + number)
+            loss = mean_square([forward(x)], [y])
+            (loss / 2).backward()
+            if number == replica and pipeline.stages - 1 in own:
+                torch.testing.assert_close(torch.stack(losses).mean(), loss.detach())
+        for stage, model in own.items():
+            theirs = dict(whole[stage].named_parameters())
+            for name, mine in model.named_parameters():
+                expected = local(theirs[name].grad).chunk(2)[replica]
+                assert_equal(local(mine.grad), expected, f"{schedule}, step {step}, stage {stage}: {name}")
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    inputs, targets = rows_of(7)
+    result = pipeline.evaluate(inputs, targets)
+    if pipeline.stages - 1 in own:
+        torch.testing.assert_close(result.outputs[0], forward(inputs).detach())
+        assert len(result.losses) == 4
+    check_error(rank, pipeline, mesh["pp"], pipeline.stages - 1 in own)
+
+
+def check_error(rank: int, pipeline: Any, mesh: Any, is_last: bool) -> None:
+    """Of a function of Python's, on all ranks of the pipeline."""
+    inputs, targets = rows_of(8)
+    with pytest.raises(shardwise.Error, match=r"a step failed on all ranks(.|\n)*size of tensor"):
+        pipeline.step(inputs, targets.new_zeros(len(targets), 5) if is_last else ())
+    pipeline.step(inputs, targets)
+
+
+SCHEDULES = ["1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]
+
+
+class TestParallelize:
+    def test_bit_for_bit_as_torchs(self) -> None:
+        run_ranks(2, check_bits)
+
+    def test_with_shards_and_replicas(self) -> None:
+        run_ranks(4, check_with_shards)
+
+    def test_hooks_of_python(self) -> None:
+        run_ranks(2, check_hooks)
+
+    def test_misuse_is_an_error(self) -> None:
+        run_ranks(2, check_misuse)
+
+
+class TestPipeline:
+    @pytest.mark.parametrize("schedule", SCHEDULES)
+    def test_trains_as_one_process(self, schedule: str) -> None:
+        run_ranks(4, check_pipeline, schedule)
