@@ -5,8 +5,8 @@
 #   SHARDWISE_TEST_DEPS  a folder with the sources of GoogleTest and Catch2, where there are no packages of them
 #   SHARDWISE_DEPS       a folder with nlohmann/json.hpp and xxhash.h, where there are no packages of them, and nothing can be fetched
 #   JOBS                 compilers at a time (as many as there are cores and memory for them)
-#   RANKS, FRONT, SHORT  of the demo: 2 ranks; FRONT=cpp or python; SHORT=1 for a few steps only
-#   MODE                 of the demo: replicate or, in C++, fully_shard
+#   RANKS, FRONT, SHORT  of the demo: RANKS=2; FRONT=cpp or python; SHORT=1 for a few steps only
+#   MODE                 of the demo: replicate or, in C++, fully_shard or 3d (8 ranks: pipeline, data and tensor parallel)
 #   PEERS                of bench: PEERS=1 fetches DeepSpeed, to be measured too
 #   SUITES               of test: some of unit_tests, rank_tests, late_tests, late_rows, shared_rows, program_tests, python_late, python_unit, python_ranks, python_interop;
 #                        only these are built
@@ -21,7 +21,7 @@ TORCH ?=
 SHARDWISE_TEST_DEPS ?=
 SHARDWISE_DEPS ?=
 JOBS ?=
-RANKS ?= 2
+RANKS ?=
 FRONT ?= cpp
 MODE ?= replicate
 SHORT ?=
@@ -58,7 +58,7 @@ help: ## this list
 demo: ## train a small GPT on RANKS ranks, compare with one process, draw a picture
 	$(prepare) build "$(PYTHON)"
 	@$(build) dev -DSHARDWISE_BUILD_EXAMPLES=ON --target shardwise shardwise_python gpt --install $(jobs)
-	@$(py) examples/demo.py --front $(FRONT) --mode $(MODE) --ranks $(RANKS) $(if $(SHORT),--short)
+	@$(py) examples/demo.py --front $(FRONT) --mode $(MODE) $(if $(RANKS),--ranks $(RANKS)) $(if $(SHORT),--short)
 
 test: ## the tests that hold the product, in C++ and Python; skipped ones are listed with their reasons
 	$(prepare) test "$(PYTHON)"

@@ -21,6 +21,8 @@ from picture import write_picture
 from training import DemoError, Memory, largest_difference, read_memory, read_records, read_training
 
 MODES = ("replicate", "fully_shard")
+#: Two pipeline stages, on two replicas, each divided between two ranks.
+THREE_D, THREE_D_RANKS, THREE_D_REPLICAS = "3d", 8, 2
 ROOT = Path(__file__).resolve().parent.parent
 BINARY = ROOT / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev") / "examples" / "cpp" / "gpt"
 NEXT = "examples/cpp/pretrain: checkpoints, and a run that goes on by itself when ranks are killed"
@@ -48,11 +50,12 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--mode",
-        choices=MODES,
+        choices=(*MODES, THREE_D),
         default="replicate",
-        help="every rank has the whole model, or a shard of every parameter; the second from C++ only",
+        help="every rank has the whole model, a shard of every parameter, or (3d) a part of some layers' shards, on 8 "
+        "ranks; all but the first from C++ only",
     )
-    parser.add_argument("--ranks", type=positive, default=2, help="processes that train together (default: 2)")
+    parser.add_argument("--ranks", type=positive, help="processes that train together (default: 2, for 3d: 8)")
     parser.add_argument("--steps", type=positive, help="default: 200 for 2 ranks, fewer for more, for the same time")
     parser.add_argument("--batch", type=positive, default=8, help="sequences a rank and step (default: 8)")
     parser.add_argument("--short", action="store_true", help="12 steps of 2 sequences: to see that everything works")
@@ -63,11 +66,15 @@ def parse_arguments() -> argparse.Namespace:
         "--out", type=Path, default=ROOT / "build" / "demo", help="where results go (default: build/demo)"
     )
     options = parser.parse_args()
-    if options.front == "python" and options.mode == "fully_shard":
+    if options.front == "python" and options.mode != "replicate":
         raise DemoError(
-            "demo: fully_shard() is not there yet from Python. Take FRONT=cpp (--front cpp) for it, or MODE=replicate "
-            "(--mode replicate) from Python."
+            f"demo: the program in Python has no mode {options.mode}. Take FRONT=cpp (--front cpp) for it, or "
+            "MODE=replicate (--mode replicate)."
         )
+    usual = THREE_D_RANKS if options.mode == THREE_D else 2
+    options.ranks = options.ranks or usual
+    if options.mode == THREE_D and options.ranks != usual:
+        raise DemoError(f"demo: the mode 3d takes {usual} ranks, not {options.ranks}. Leave RANKS (--ranks) out.")
     options.steps = options.steps or max(CHECKED_STEPS, 2 * STEPS // max(2, options.ranks))
     if options.short:
         options.steps, options.batch = 12, 2
@@ -85,6 +92,12 @@ def run(options: argparse.Namespace) -> None:
     begin = time.monotonic()
     program = find_program(options)
     ranks = limit_ranks(options.ranks)
+    if options.mode == THREE_D and ranks < THREE_D_RANKS:
+        raise DemoError(
+            f"demo: the mode 3d takes {THREE_D_RANKS} ranks. Set CUDA_VISIBLE_DEVICES= (empty) to train on the CPU."
+        )
+    # Ranks along the other axes train on the same batches.
+    replicas = THREE_D_REPLICAS if options.mode == THREE_D else ranks
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
     for old in [*out.glob("*.jsonl"), *out.glob("*.json"), *out.glob("*/*.json*"), out / "training.svg"]:
@@ -104,16 +117,16 @@ def run(options: argparse.Namespace) -> None:
     training = read_training(out, ranks, options.steps)
 
     steps = min(CHECKED_STEPS, options.steps)
-    print(f"\nThe first {steps} steps again, in one process on the batches of all ranks:", flush=True)
+    print(f"\nThe first {steps} steps again, in one process on the batches of all {'replicas' if replicas < ranks else 'ranks'}:", flush=True)
     seed = options.seed if options.reference_seed is None else options.reference_seed
     if training.facts.device == "cpu" and has_gpu():
         environment["CUDA_VISIBLE_DEVICES"] = ""
-    again = ["--out", str(out), "--seed", str(seed), "--steps", str(steps), "--reference-of", str(ranks)]
+    again = ["--out", str(out), "--seed", str(seed), "--steps", str(steps), "--reference-of", str(replicas)]
     show_and_run([*program, *common, *again], environment)
     reference = read_records(out / "reference.jsonl", steps)
 
     memory = {}
-    if options.front == "cpp":
+    if options.front == "cpp" and options.mode in MODES:
         other = MODES[1 - MODES.index(options.mode)]
         print(f"\nA few steps with {other}, for its memory:", flush=True)
         (out / other).mkdir(exist_ok=True)

@@ -129,7 +129,8 @@ void bind_parallelism(py::module_& module) {
             return pair_of(self.evaluate(inputs, targets));
           },
           NoGil(), py::arg("inputs"), py::arg("targets"))
-      .def("table", &Pipeline::table);
+      .def("table", &Pipeline::table)
+      .def("bubble", &Pipeline::bubble);
 }
 
 } // namespace shardwise::bindings

@@ -29,7 +29,7 @@ void open_program_record(int64_t rank);
 /// Something that takes time. It ends with end(), or else with this object, and is then recorded.
 class SHARDWISE_API Span {
  public:
-  /// `kind` is "forward", "backward", "wait", or the kind of collective.
+  /// `kind` is "forward", "backward", "wait", "stage" (of a pipeline, with what it does), or the kind of collective.
   Span(const char* kind, std::string name, int64_t rank, int64_t bytes = 0);
   ~Span();
   Span(const Span&) = delete;

@@ -5,12 +5,14 @@
 #include "pipeline/lower.h"
 #include "pipeline/run.h"
 #include "pipeline/schedules.h"
+#include "pipeline/simulate.h"
 
 #include <shardwise/error.h>
 
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <chrono>
 
 namespace shardwise {
 
@@ -65,6 +67,7 @@ struct Pipeline::State {
   }
 
   PipelineResult run(const pipeline::OwnPart& place, const Tensors& inputs, const Tensors& targets, bool is_training) {
+    const auto begin = std::chrono::steady_clock::now();
     const auto group = mesh.transfer_group(axis);
     pipeline::Run one(place, stages, options, {group, mesh.device(), mesh.rank()});
     std::string error;
@@ -88,7 +91,9 @@ struct Pipeline::State {
           "shardwise: Pipeline: a step failed on all ranks along '", axis,
           "', because of what follows. Drop its gradients (zero_grad()) before the next.", all));
     }
-    return one.result(!is_training);
+    auto result = one.result(!is_training);
+    result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    return result;
   }
 
   comm::Collectives ranks(const c10::intrusive_ptr<c10d::ProcessGroup>& group) const {
@@ -141,6 +146,10 @@ PipelineResult Pipeline::evaluate(const Tensors& inputs, const Tensors& targets)
 
 std::string Pipeline::table() const {
   return pipeline::text(state_->step.table);
+}
+
+std::vector<double> Pipeline::bubble() const {
+  return pipeline::simulate(state_->step.table).bubble;
 }
 
 } // namespace shardwise

@@ -1,6 +1,7 @@
 #include "pipeline/run.h"
 
 #include "base/reason.h"
+#include "observe/record.h"
 #include "pipeline/flow.h"
 
 #include <shardwise/error.h>
@@ -12,6 +13,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace shardwise::pipeline {
@@ -206,14 +208,25 @@ void Run::backward(const Action& action) {
   cell.gradients_of_inputs = std::move(to_send);
 }
 
+// What it is computed from has arrived: to wait for that is not to compute.
+void Run::compute(const Action& action) {
+  auto& cell = cells_[{action.stage, action.microbatch}];
+  auto& arriving = action.kind == Kind::forward ? cell.arriving_inputs : cell.arriving_gradients;
+  arriving.arrive();
+  const auto begin = std::chrono::steady_clock::now();
+  std::optional<observe::Span> span;
+  if (observe::recording()) span.emplace("stage", text(action), place_.name);
+  action.kind == Kind::forward ? forward(action) : backward(action);
+  busy_ += std::chrono::steady_clock::now() - begin;
+}
+
 void Run::act(const Action& action) {
   switch (action.kind) {
     case Kind::forward:
-      return forward(action);
     case Kind::backward:
     case Kind::backward_input:
     case Kind::backward_weight:
-      return backward(action);
+      return compute(action);
     case Kind::send_forward:
     case Kind::send_backward:
       return send(action);
@@ -259,7 +272,7 @@ std::string Run::carry_out(std::string error) {
 }
 
 PipelineResult Run::result(bool with_outputs) {
-  PipelineResult result;
+  PipelineResult result{.busy_seconds = std::chrono::duration<double>(busy_).count()};
   for (auto& loss : losses_) {
     if (loss.defined()) result.losses.push_back(std::move(loss));
   }

@@ -6,6 +6,7 @@
 
 #include <shardwise/pipeline.h>
 
+#include <chrono>
 #include <map>
 #include <string>
 #include <utility>
@@ -60,6 +61,8 @@ class Run {
   using Key = std::pair<int, int>;
 
   void act(const Action& action);
+  /// Forward or backward.
+  void compute(const Action& action);
   void forward(const Action& action);
   void backward(const Action& action);
   void send(const Action& action);
@@ -87,6 +90,7 @@ class Run {
   std::map<Key, Cell> cells_;
   std::vector<at::Tensor> losses_;
   std::vector<Tensors> outputs_;
+  std::chrono::steady_clock::duration busy_{};
 };
 
 } // namespace shardwise::pipeline

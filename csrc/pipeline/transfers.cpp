@@ -56,8 +56,12 @@ void await(const c10::intrusive_ptr<c10d::Work>& work, const std::string& what) 
 
 } // namespace
 
-Transfers::Tensors Transfers::Arriving::wait() {
+void Transfers::Arriving::arrive() {
   for (const auto& work : std::exchange(works_, {})) await(work, what_);
+}
+
+Transfers::Tensors Transfers::Arriving::wait() {
+  arrive();
   return std::move(tensors_);
 }
 

@@ -18,6 +18,8 @@ class Transfers {
   class Arriving {
    public:
     Arriving() = default;
+    /// Returns when the tensors are there.
+    void arrive();
     /// The tensors, when they are there. One that its sender did not have is undefined.
     Tensors wait();
     /// Whether the sender failed, and has nothing to send.

@@ -7,6 +7,7 @@
 #include "options.h"
 #include "progress.h"
 #include "records.h"
+#include "three_d.h"
 
 #include <iostream>
 #include <numeric>
@@ -78,6 +79,14 @@ void write_facts(const Options& options, const GptOptions& shape, int64_t parame
       << options.mode << "\"}\n";
 }
 
+void run_three_d(const Options& options) {
+  Memory::watch();
+  const GptOptions shape;
+  ThreeD training(options, shape);
+  if (training.mesh().rank() == 0) write_facts(options, shape, training.parameters(), training.mesh());
+  training.run();
+}
+
 void run(const Options& options) {
   const bool reference = options.reference_of > 0;
   std::optional<shardwise::Mesh> mesh;
@@ -127,7 +136,8 @@ void run(const Options& options) {
 
 int main(int count, char** arguments) {
   try {
-    run(Options::parse(count, arguments));
+    const auto options = Options::parse(count, arguments);
+    options.mode == "3d" ? run_three_d(options) : run(options);
   } catch (const std::exception& error) {
     std::cerr << error.what() << std::endl;
     return 1;

@@ -16,7 +16,7 @@ struct Options {
   /// Sequences a rank and step.
   int64_t batch = 8;
   uint64_t seed = 1;
-  /// What spreads the model over the ranks: "replicate" or "fully_shard".
+  /// What spreads the model over the ranks: "replicate", "fully_shard", or "3d" for 8 ranks (three_d.h).
   std::string mode = "replicate";
   /// Above 0: no ranks. One process takes the batches of that many ranks and averages their gradients by itself.
   int64_t reference_of = 0;
@@ -35,8 +35,8 @@ struct Options {
     options.batch = number(given, "--batch", options.batch, 1);
     options.seed = static_cast<uint64_t>(number(given, "--seed", static_cast<int64_t>(options.seed), 0));
     options.mode = take(given, "--mode", options.mode);
-    if (options.mode != "replicate" && options.mode != "fully_shard") {
-      throw std::invalid_argument("gpt: --mode is '" + options.mode + "'; it must be replicate or fully_shard.");
+    if (options.mode != "replicate" && options.mode != "fully_shard" && options.mode != "3d") {
+      throw std::invalid_argument("gpt: --mode is '" + options.mode + "'; it must be replicate, fully_shard or 3d.");
     }
     options.reference_of = number(given, "--reference-of", options.reference_of, 0);
     if (!given.empty()) {

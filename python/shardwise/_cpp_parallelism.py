@@ -195,6 +195,14 @@ class Pipeline:
         """
         return self._pipeline.table()
 
+    def bubble(self) -> list[float]:
+        """The share of a step in which each rank computes nothing, if stages are alike, a backward takes twice as long
+        as a forward, and what goes from rank to rank takes no time.
+
+        >>> pipeline.bubble()
+        """
+        return self._pipeline.bubble()
+
 
 def _stage(made: Any) -> tuple[Callable[[list[torch.Tensor]], list[torch.Tensor]], Any]:
     function, module = made if isinstance(made, tuple) else (made, made)

@@ -9,6 +9,7 @@ from shardwise._svg import Picture, width_of
 
 #: Kinds of events, with the colours of their spans.
 COLORS = {
+    "stage": "#9ab7d3",
     "forward": "#4c78a8",
     "backward": "#3f8f5f",
     "wait": "#d6455d",
@@ -18,7 +19,7 @@ COLORS = {
     "broadcast": "#7a7a7a",
 }
 #: The rows of a rank, with their kinds of events.
-LANES = {"compute": COMPUTE, "waits": ("wait",), "gathers": GATHERS, "sums": SUMS}
+LANES = {"stages": ("stage",), "compute": COMPUTE, "waits": ("wait",), "gathers": GATHERS, "sums": SUMS}
 
 LEFT, WIDTH, RIGHT, TOP, ROW, GAP = 110, 1180, 60, 34, 18, 10
 #: Font sizes: in the picture, inside spans, and at the axis.
@@ -88,7 +89,7 @@ def page(events: Sequence[Event]) -> str:
 
 def table(events: Sequence[Event]) -> Iterator[str]:
     """Lines of an HTML table: how many milliseconds each rank spent on what."""
-    heads = ("rank", "ms", "computed", "waited", "gathers", "sums", "on the wire and not waited for")
+    heads = ("rank", "ms", "stages", "computed", "waited", "gathers", "sums", "on the wire and not waited for")
     yield f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>\n"
     for rank in sorted({event.rank for event in events}):
         own = [event for event in events if event.rank == rank]
@@ -133,7 +134,7 @@ def _span(picture: Picture, event: Event, x: float, y: int, scale: float) -> Non
     size = f", {event.bytes / 1e6:.3g} MB" if event.bytes else ""
     about = f"{event.kind}: {event.name}: {(event.end - event.begin) / 1e6:.3f} ms{size}"
     picture.add("rect", about, x=x, y=y, width=width, height=ROW - 3, fill=COLORS[event.kind])
-    if event.kind in COMPUTE and width_of(event.name, INSIDE) < width:
+    if event.kind in ("stage", *COMPUTE) and width_of(event.name, INSIDE) < width:
         picture.text(x + 3, y + 12, event.name, fill="#ffffff", font_size=INSIDE, pointer_events="none")
 
 

@@ -72,12 +72,14 @@ struct SHARDWISE_API PipelineOptions {
   TORCH_ARG(bool, gather_once) = true;
 };
 
-/// Of the last stage; empty on ranks that do not have it.
 struct SHARDWISE_API PipelineResult {
-  /// One for each microbatch, without gradients.
-  std::vector<at::Tensor> losses;
+  /// One for each microbatch, without gradients. Empty on ranks that do not have the last stage, as `outputs`.
+  std::vector<at::Tensor> losses = {};
   /// Of the whole batch. Only evaluate() returns them.
-  std::vector<at::Tensor> outputs;
+  std::vector<at::Tensor> outputs = {};
+  /// How long all this took here, and for how much of it this rank's stages computed, as the host saw it.
+  double seconds = 0;
+  double busy_seconds = 0;
 };
 
 /// Runs a model whose stages lie on the ranks along an axis of a mesh: a batch is cut into microbatches, which go from
@@ -109,6 +111,9 @@ class SHARDWISE_API Pipeline {
   PipelineResult evaluate(const Tensors& inputs = {}, const Tensors& targets = {});
   /// What each rank does in a step, a line for each.
   std::string table() const;
+  /// The share of a step in which each rank computes nothing, if stages are alike, a backward takes twice as long as a
+  /// forward, and what goes from rank to rank takes no time.
+  std::vector<double> bubble() const;
 
  private:
   struct State;

@@ -117,6 +117,29 @@ TEST(Pipeline, UnitsGatherAndSumOnceAStep) {
   });
 }
 
+TEST(Pipeline, TellsWhatItsStagesDidAndWhen) {
+  start_record();
+  run_ranks(2, [](Rank& rank) {
+    std::map<int64_t, Mlp> own;
+    Pipeline pipeline(
+        rank.mesh({{"pp", 2}}), "pp",
+        [&](int64_t stage) {
+          own.emplace(stage, stage_model(stage));
+          return PipelineStage(own.at(stage));
+        },
+        options_of(kSchedules[1], 4));
+    // Of five turns, a forward and a backward each, a rank has four.
+    for (const auto share : pipeline.bubble()) EXPECT_NEAR(share, 0.2, 1e-9);
+    const auto result = pipeline.step({rows_of(0, 0, 8)}, {rows_of(0, 5, 8)});
+    EXPECT_GT(result.busy_seconds, 0);
+    EXPECT_LT(result.busy_seconds, result.seconds);
+  });
+  const auto record = stop_record();
+  for (const auto* action : {"0F0", "0F3", "0B2", "1F0", "1B3"}) {
+    EXPECT_NE(record.find(c10::str("\"kind\": \"stage\", \"name\": \"", action, "\"")), std::string::npos) << record;
+  }
+}
+
 TEST(Pipeline, StagesOfSeveralInputsAndOutputs) {
   run_ranks(3, [](Rank& rank) {
     const auto mesh = rank.mesh({{"pp", 3}});

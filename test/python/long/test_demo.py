@@ -137,10 +137,25 @@ def test_picture_has_a_bar_of_memory_for_each_mode_and_part(sharded, modules):
     assert bars["fully_shard", "up to the peak of a step"] == pytest.approx((held.peak - held.all) * scale, abs=0.1)
 
 
-def test_fully_shard_from_python_is_not_there_yet(tmp_path):
+def test_three_dimensions_agree_with_one_process(tmp_path):
+    demo = Demo.run(tmp_path, "--mode", "3d", "--ranks", "8")
+    assert demo.done.returncode == 0, demo.done.stdout + demo.done.stderr
+    assert "(limit 1e-04): passed" in demo.done.stdout
+    # The plan, the stages, and what each rank waits for and holds.
+    for text in ("blocks.1.qkv.weight: [576, 192], here [288, 192]", "\nrank 0: 0F0 ", "it would wait for 33 %."):
+        assert text in demo.done.stdout
+    waits = re.findall(r"^rank \d +([01])  [01]  [01] +(\d+) %(?: +[\d.]+){5}$", demo.done.stdout, re.MULTILINE)
+    assert [stage for stage, _ in waits] == ["0"] * 4 + ["1"] * 4
+    assert all(0 < int(share) < 100 for _, share in waits)
+    assert [demo.losses(rank) for rank in range(8)] == [demo.losses(0)] * 8
+    whole = json.loads((demo.out / "run.json").read_text())["parameters"]
+    assert whole == 1_902_976
+
+
+def test_what_python_has_not_is_said(tmp_path):
     done = Demo.run(tmp_path, "--front", "python", "--mode", "fully_shard").done
     assert done.returncode == 1
-    assert done.stderr.startswith("demo: fully_shard() is not there yet from Python. Take FRONT=cpp")
+    assert done.stderr.startswith("demo: the program in Python has no mode fully_shard. Take FRONT=cpp")
 
 
 def test_both_languages_train_the_same(demos):

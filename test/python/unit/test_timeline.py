@@ -34,6 +34,7 @@ def events(rank: int = 0) -> list[Event]:
         Event("backward", "(root)", rank, 5 * MS, 9 * MS, 0),
         Event("reduce-scatter", "the sum of block", rank, 6 * MS, 10 * MS, 2_000_000),
         Event("wait", "the sum of block", rank, 6 * MS, 10 * MS, 0),
+        Event("stage", "0F0", rank, 0, 5 * MS, 0),
     ]
 
 
@@ -50,14 +51,14 @@ def rectangles(picture: str) -> dict[str, ET.Element]:
 
 def test_spans_lie_where_their_times_are() -> None:
     found = rectangles(_timeline.svg(events()))
-    assert len(found) == 7
+    assert len(found) == 8
     block = found["forward: block & <1>: 3.000 ms"]
     assert float(block.attrib["x"]) == pytest.approx(_timeline.LEFT + 0.1 * _timeline.WIDTH, abs=0.1)
     assert float(block.attrib["width"]) == pytest.approx(0.3 * _timeline.WIDTH, abs=0.1)
     assert "reduce-scatter: the sum of block: 4.000 ms, 2 MB" in found
     # What overlaps lies in rows of its own.
     rows = {float(rectangle.attrib["y"]) for rectangle in found.values()}
-    assert len(rows) == 5
+    assert len(rows) == 6
     assert block.attrib["y"] != found["forward: (root): 5.000 ms"].attrib["y"]
 
 
@@ -75,7 +76,7 @@ def test_what_is_hidden_is_the_wire_without_the_waits() -> None:
     assert _timeline.hidden(events(), 1) == 1
     row = [line for line in _timeline.table(events()) if "<td>0</td>" in line]
     assert row == [
-        "<tr><td>0</td><td>10.00</td><td>9.00</td><td>5.00</td><td>4.00</td><td>4.00</td><td>38%</td></tr>\n"
+        "<tr><td>0</td><td>10.00</td><td>5.00</td><td>9.00</td><td>5.00</td><td>4.00</td><td>4.00</td><td>38%</td></tr>\n"
     ]
 
 
@@ -171,7 +172,9 @@ def test_the_trace_keeps_the_rules_of_chromes_format(
         (21000, 3000, "forward"),
     ]
     assert {e["args"]["name"] for e in found if e["name"] == "process_name"} == {"rank 0", "rank 3"}
-    assert {names[each["pid"], each["tid"]] for each in spans} == {"compute", "compute 2", "waits", "gathers", "sums"}
+    assert {names[each["pid"], each["tid"]] for each in spans} == {
+        "stages", "compute", "compute 2", "waits", "gathers", "sums",
+    }  # fmt: skip
     for lane in names:
         own = [each for each in spans if (each["pid"], each["tid"]) == lane]
         assert own, "no row is empty"
