@@ -92,12 +92,7 @@ def run(options: argparse.Namespace) -> None:
     begin = time.monotonic()
     program = find_program(options)
     ranks = limit_ranks(options.ranks)
-    if options.mode == THREE_D and ranks < THREE_D_RANKS:
-        raise DemoError(
-            f"demo: the mode 3d takes {THREE_D_RANKS} ranks. Set CUDA_VISIBLE_DEVICES= (empty) to train on the CPU."
-        )
-    # Ranks along the other axes train on the same batches.
-    replicas = THREE_D_REPLICAS if options.mode == THREE_D else ranks
+    replicas, called = replicas_of(options.mode, ranks)
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
     for old in [*out.glob("*.jsonl"), *out.glob("*.json"), *out.glob("*/*.json*"), out / "training.svg"]:
@@ -117,7 +112,7 @@ def run(options: argparse.Namespace) -> None:
     training = read_training(out, ranks, options.steps)
 
     steps = min(CHECKED_STEPS, options.steps)
-    print(f"\nThe first {steps} steps again, in one process on the batches of all {'replicas' if replicas < ranks else 'ranks'}:", flush=True)
+    print(f"\nThe first {steps} steps again, in one process on the batches of all {called}:", flush=True)
     seed = options.seed if options.reference_seed is None else options.reference_seed
     if training.facts.device == "cpu" and has_gpu():
         environment["CUDA_VISIBLE_DEVICES"] = ""
@@ -125,16 +120,7 @@ def run(options: argparse.Namespace) -> None:
     show_and_run([*program, *common, *again], environment)
     reference = read_records(out / "reference.jsonl", steps)
 
-    memory = {}
-    if options.front == "cpp" and options.mode in MODES:
-        other = MODES[1 - MODES.index(options.mode)]
-        print(f"\nA few steps with {other}, for its memory:", flush=True)
-        (out / other).mkdir(exist_ok=True)
-        few = ["--out", str(out / other), "--steps", str(MEASURED_STEPS), *mode_of(options, other)]
-        show_and_run([*start, *few], environment)
-        measured = {options.mode: read_memory(out), other: read_memory(out / other)}
-        memory = {mode: measured[mode] for mode in MODES}
-
+    memory = memory_of_both(options, start, environment)
     losses = training.mean_losses
     difference, step = largest_difference(losses[:steps], [record["loss"] for record in reference])
     agreement = f"within {difference:.1e} of" if difference > 0 else "equal to those of"
@@ -152,6 +138,30 @@ def run(options: argparse.Namespace) -> None:
     print(f"time     {time.monotonic() - begin:.0f} s\nnext     {NEXT}", flush=True)
     if difference > LIMIT:
         raise DemoError("demo: the ranks did not train as one process would.")
+
+
+def replicas_of(mode: str, ranks: int) -> tuple[int, str]:
+    """How many batches a step takes, and what the ranks that draw them are called."""
+    if mode != THREE_D:
+        return ranks, "ranks"
+    if ranks < THREE_D_RANKS:
+        raise DemoError(
+            f"demo: the mode 3d takes {THREE_D_RANKS} ranks. Set CUDA_VISIBLE_DEVICES= (empty) to train on the CPU."
+        )
+    return THREE_D_REPLICAS, "replicas"
+
+
+def memory_of_both(options: argparse.Namespace, start: Sequence[str], environment: dict[str, str]) -> dict[str, Memory]:
+    """What rank 0 holds in the mode that was trained, and in the other one, where both are there."""
+    if options.front != "cpp" or options.mode not in MODES:
+        return {}
+    other = MODES[1 - MODES.index(options.mode)]
+    print(f"\nA few steps with {other}, for its memory:", flush=True)
+    (options.out / other).mkdir(exist_ok=True)
+    few = ["--out", str(options.out / other), "--steps", str(MEASURED_STEPS), *mode_of(options, other)]
+    show_and_run([*start, *few], environment)
+    measured = {options.mode: read_memory(options.out), other: read_memory(options.out / other)}
+    return {mode: measured[mode] for mode in MODES}
 
 
 def mode_of(options: argparse.Namespace, mode: str) -> list[str]:

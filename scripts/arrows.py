@@ -21,7 +21,7 @@ BELOW = {
     "engine": "base observe layout comm group",
     "split": "base layout comm",
     "nn": "base comm group engine split",
-    "pipeline": "base comm engine nn",
+    "pipeline": "base comm engine nn observe",
     "tensor_parallel": "base layout comm engine nn split",
     "optim": "base comm group engine nn",
     "saves": "base layout comm group engine split nn optim files",

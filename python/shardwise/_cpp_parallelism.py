@@ -115,6 +115,34 @@ def parallelize(
 
 
 @dataclass(frozen=True)
+class PipelineOptions:
+    """How a pipeline works; those without a word here are PipelineOptions' in C++.
+
+    `loss(outputs, targets)` gets lists and gives the mean over the rows of a microbatch. `schedule` is one of torch's
+    names; `stages_per_rank` counts where it has several.
+
+    >>> options = shardwise.cpp.PipelineOptions(microbatches=8, loss=loss_of, schedule="Interleaved1F1B")
+    """
+
+    microbatches: int
+    loss: Callable[[list[torch.Tensor], list[torch.Tensor]], torch.Tensor] | None = None
+    schedule: str = "1F1B"
+    stages_per_rank: int = 2
+    mean: bool = True
+    gather_once: bool = True
+
+    def made(self) -> _C.PipelineOptions:
+        """The engine's.
+
+        >>> options.made()
+        """
+        return _C.PipelineOptions(
+            schedule=_number_of(self.schedule), microbatches=self.microbatches, stages_per_rank=self.stages_per_rank,
+            loss=self.loss, mean=self.mean, gather_once=self.gather_once,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class PipelineResult:
     """Of the last stage: a loss for each microbatch, and the outputs of the whole batch."""
 
@@ -126,34 +154,20 @@ class Pipeline:
     """Runs a model whose stages lie on the ranks along an axis of a mesh, microbatch by microbatch.
 
     `make(number)` gives the C++ module of each stage that this rank has, wrapped or not, which is called with the
-    outputs of the stage before; or a function to call, and the module. `loss(outputs, targets)` gets lists and gives
-    the mean over the rows of a microbatch. All ranks call the same methods. An error on one rank is raised on all; then
-    the gradients of that step are to be dropped.
+    outputs of the stage before; or a function to call, and the module. All ranks call the same methods. An error on one
+    rank is raised on all; then the gradients of that step are to be dropped.
 
-    >>> pipeline = shardwise.cpp.Pipeline(mesh["pp"], make_stage, microbatches=8, loss=loss)
+    >>> options = shardwise.cpp.PipelineOptions(microbatches=8, loss=loss_of)
+    >>> pipeline = shardwise.cpp.Pipeline(mesh["pp"], make_stage, options)
     >>> losses = pipeline.step(inputs, targets)
     """
 
     def __init__(
-        self,
-        mesh: AnyMesh,
-        make: Callable[[int], Any],
-        *,
-        microbatches: int,
-        loss: Callable[[list[torch.Tensor], list[torch.Tensor]], torch.Tensor] | None = None,
-        schedule: str = "1F1B",
-        stages_per_rank: int = 2,
-        mean: bool = True,
-        gather_once: bool = True,
-        axis: str | None = None,
+        self, mesh: AnyMesh, make: Callable[[int], Any], options: PipelineOptions, *, axis: str | None = None
     ) -> None:
-        """`stages_per_rank` counts where the schedule has several; `mean` and `gather_once` are PipelineOptions' in
-        C++."""
+        """Where the mesh has several axes, `axis` names one."""
         self._mesh, self._axis = _axis_of(mesh, axis, "Pipeline")
-        self._options = _C.PipelineOptions(
-            schedule=_number_of(schedule), microbatches=microbatches, stages_per_rank=stages_per_rank, loss=loss,
-            mean=mean, gather_once=gather_once,
-        )  # fmt: skip
+        self._options = options.made()
         self._pipeline = _C.Pipeline(self._mesh, self._axis, lambda number: _stage(make(number)), self._options)
 
     @property

@@ -24,7 +24,16 @@ from torch import nn
 from shardwise import _C, _cpp_wrapping
 from shardwise._C import Mesh
 from shardwise._cpp_modules import inner, is_cpp
-from shardwise._cpp_parallelism import Pipeline, PipelineResult, columns, parallelize, rows, sequence, vocabulary
+from shardwise._cpp_parallelism import (
+    Pipeline,
+    PipelineOptions,
+    PipelineResult,
+    columns,
+    parallelize,
+    rows,
+    sequence,
+    vocabulary,
+)
 
 
 def as_module(module: Any) -> nn.Module:
@@ -113,6 +122,7 @@ __all__ = [
     "LoadResult",
     "Mesh",
     "Pipeline",
+    "PipelineOptions",
     "PipelineResult",
     "as_module",
     "clip_grad_norm_",

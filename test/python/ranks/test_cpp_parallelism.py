@@ -135,7 +135,7 @@ def check_misuse(rank: int) -> None:
     with pytest.raises(TypeError, match="expected a C\\+\\+ module"):
         cpp.parallelize(nn.Linear(2, 2), mesh["tp"], PLAN)
     with pytest.raises(ValueError, match="it must be one of GPipe, 1F1B, Interleaved1F1B"):
-        cpp.Pipeline(mesh["tp"], lambda stage: model, microbatches=2, schedule="2F2B")
+        cpp.Pipeline(mesh["tp"], lambda stage: model, cpp.PipelineOptions(2, schedule="2F2B"))
     cpp.parallelize(model, mesh, PLAN, axis="tp")
     with pytest.raises(shardwise.Error, match="'head.weight'"):
         dict(model.named_parameters())["head.weight"].sum()
@@ -167,7 +167,7 @@ def check_pipeline(rank: int, schedule: str) -> None:
         # As a module, and as a function.
         return own[stage] if stage % 2 else (lambda x: own[stage](x), own[stage])
 
-    pipeline = cpp.Pipeline(mesh["pp"], make, microbatches=4, loss=mean_square, schedule=schedule)
+    pipeline = cpp.Pipeline(mesh["pp"], make, cpp.PipelineOptions(4, mean_square, schedule))
     assert pipeline.own_stages == sorted(own) and f"{pipeline.stages - 1}" in pipeline.table()
     whole = [chain(stage) for stage in range(pipeline.stages)]
     replica = mesh["dp"].get_local_rank()
