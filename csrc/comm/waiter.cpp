@@ -26,7 +26,7 @@ struct Waiter::State {
     for (;;) {
       changed.wait(lock, [&] { return closed || !tickets.empty(); });
       if (tickets.empty()) return;
-      const auto ticket = tickets.front();
+      auto ticket = std::move(tickets.front());
       tickets.pop_front();
       lock.unlock();
       // Swallows the work's error: whoever waits for the work itself gets it.
@@ -35,6 +35,10 @@ struct Waiter::State {
       lock.lock();
       ticket->ended = true;
       changed.notify_all();
+      // The end of a work may need the lock of the caller's language, and who has that may wait in add().
+      lock.unlock();
+      ticket.reset();
+      lock.lock();
     }
   }
 };
