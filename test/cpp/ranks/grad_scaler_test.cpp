@@ -108,6 +108,22 @@ TEST(GradientScaling, OtherWrappings) {
   });
 }
 
+TEST(GradientScaling, GradientsOfEveryDtypeAreLookedAt) {
+  for (const bool is_finite : {true, false}) {
+    const std::vector<torch::Tensor> parameters{torch::ones({3}), torch::ones({2}, torch::kDouble)};
+    for (const auto& parameter : parameters) parameter.set_requires_grad(true);
+    torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(1));
+    GradScaler scaler(GradScalerOptions().init_scale(4));
+    scaler.scale(parameters[0].sum() + parameters[1].sum()).backward();
+    if (!is_finite) parameters[1].mutable_grad()[1].fill_(kInfinite);
+    scaler.step(optimizer);
+    // Gradients of 1 after division, and a step of 1.
+    for (const auto& parameter : parameters) {
+      EXPECT_TRUE(torch::equal(parameter, torch::full_like(parameter, is_finite ? 0 : 1))) << is_finite << parameter;
+    }
+  }
+}
+
 TEST(GradientScaling, OnAMeshOfTwoAxes) {
   // A sum over both axes spreads what is not finite to the ranks with copies.
   run_ranks(4, [](Rank& rank) {
