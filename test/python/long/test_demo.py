@@ -213,7 +213,7 @@ def test_progress_is_one_line_on_a_terminal(tmp_path, front):
     [
         (["--steps", "many"], "gpt: --steps is 'many'; it must be a whole number, 1 or more."),
         (["--step", "3"], "gpt: there is no argument --step;"),
-        (["--mode", "shard"], "gpt: --mode is 'shard'; it must be replicate or fully_shard."),
+        (["--mode", "shard"], "gpt: --mode is 'shard'; it must be replicate, fully_shard or 3d."),
         ([], "gpt: --corpus is missing."),
     ],
 )
