@@ -23,9 +23,10 @@ using Tensors = Pipeline::Tensors;
 
 // Of a tensor that has a dictionary of hooks already, Python clears no hooks.
 void keep_later_hooks(const torch::nn::Module& module) {
+  const auto dictionary = py::module_::import("collections").attr("OrderedDict");
   for (const auto& parameter : module.parameters()) {
     if (!torch::autograd::impl::hooks(parameter).empty()) continue;
-    py::cast(parameter).attr("_backward_hooks") = py::module_::import("collections").attr("OrderedDict")();
+    py::cast(parameter).attr("_backward_hooks") = dictionary();
   }
 }
 
@@ -59,9 +60,19 @@ Tensors tensors_of(const py::handle& values) {
 }
 
 PipelineOptions make_pipeline_options(
-    int schedule, int64_t microbatches, int64_t stages_per_rank, const py::object& loss, bool mean, bool gather_once) {
+    const std::string& schedule, int64_t microbatches, int64_t stages_per_rank, const py::object& loss, bool mean,
+    bool gather_once) {
+  // torch's names.
+  static const std::map<std::string, PipelineSchedule> schedules{
+      {"GPipe", PipelineSchedule::gpipe},
+      {"1F1B", PipelineSchedule::one_forward_one_backward},
+      {"Interleaved1F1B", PipelineSchedule::interleaved},
+      {"LoopedBFS", PipelineSchedule::looped_bfs},
+      {"InterleavedZeroBubble", PipelineSchedule::interleaved_zero_bubble},
+      {"ZBVZeroBubble", PipelineSchedule::zero_bubble_v},
+      {"DualPipeV", PipelineSchedule::dual_pipe_v}};
   auto options = PipelineOptions()
-                     .schedule(static_cast<PipelineSchedule>(schedule))
+                     .schedule(schedules.at(schedule))
                      .microbatches(microbatches)
                      .stages_per_rank(stages_per_rank)
                      .mean(mean)
@@ -98,8 +109,9 @@ std::pair<Tensors, Tensors> pair_of(PipelineResult&& result) {
 void bind_parallelism(py::module_& module) {
   py::class_<Split>(module, "Split", "How the ranks along an axis divide a layer of a C++ module.")
       .def(
-          py::init(&make_split), py::kw_only(), py::arg("kind"), py::arg("gather_output"), py::arg("split_input"),
-          py::arg("segments"), py::arg("heads"), py::arg("sequence_dim"), py::arg("transposed"));
+          py::init(&make_split), py::kw_only(), py::arg("kind"), py::arg("gather_output") = false,
+          py::arg("split_input") = false, py::arg("segments") = 1, py::arg("heads") = py::none(),
+          py::arg("sequence_dim") = py::none(), py::arg("transposed") = false);
   py::class_<TensorParallel>(module, "TensorParallel", "What parallelize() did.")
       .def("table", &TensorParallel::table, "A line for each parameter: its name, its sizes, this rank's piece.")
       .def(

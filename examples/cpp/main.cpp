@@ -27,15 +27,6 @@ shardwise::Unit distribute(Gpt& model, const shardwise::Mesh& mesh, const std::s
   return shardwise::replicate(model, options);
 }
 
-torch::optim::AdamW make_optimizer(const Gpt& model) {
-  return torch::optim::AdamW(
-      model->parameters(), torch::optim::AdamWOptions(1e-3).betas({0.9, 0.95}).weight_decay(0.1));
-}
-
-torch::Tensor loss_of(Gpt& model, const Batch& batch) {
-  return torch::cross_entropy_loss(model->forward(batch.input).flatten(0, 1), batch.target.flatten());
-}
-
 /// One step over the batches of the given ranks, with the mean of their gradients. Returns their mean loss.
 double train_step(
     Gpt& model, torch::optim::AdamW& optimizer, const Batches& batches, int64_t step, const std::vector<int64_t>& ranks,
@@ -44,7 +35,8 @@ double train_step(
   double sum = 0;
   optimizer.zero_grad();
   for (const auto rank : ranks) {
-    const auto loss = loss_of(model, batches.draw(step, rank, device));
+    const auto batch = batches.draw(step, rank, device);
+    const auto loss = loss_of(model->forward(batch.input), batch.target);
     (loss / count).backward();
     sum += loss.item<double>();
   }
@@ -107,7 +99,7 @@ void run(const Options& options) {
       write_facts(options, shape, parameters, *mesh);
     }
   }
-  auto optimizer = make_optimizer(model);
+  auto optimizer = make_optimizer(*model);
 
   std::vector<int64_t> ranks{rank};
   if (reference) {
@@ -137,7 +129,7 @@ void run(const Options& options) {
 int main(int count, char** arguments) {
   try {
     const auto options = Options::parse(count, arguments);
-    options.mode == "3d" ? run_three_d(options) : run(options);
+    options.mode == "3d" && options.reference_of == 0 ? run_three_d(options) : run(options);
   } catch (const std::exception& error) {
     std::cerr << error.what() << std::endl;
     return 1;

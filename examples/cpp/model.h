@@ -100,3 +100,13 @@ inline int64_t number_of_parameters(const torch::nn::Module& model) {
   for (const auto& parameter : model.parameters()) count += parameter.numel();
   return count;
 }
+
+// How it is trained, alike in all modes.
+
+inline torch::Tensor loss_of(const torch::Tensor& scores, const torch::Tensor& target) {
+  return torch::cross_entropy_loss(scores.flatten(0, 1), target.flatten());
+}
+
+inline torch::optim::AdamW make_optimizer(const torch::nn::Module& model) {
+  return torch::optim::AdamW(model.parameters(), torch::optim::AdamWOptions(1e-3).betas({0.9, 0.95}).weight_decay(0.1));
+}

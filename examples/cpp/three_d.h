@@ -9,9 +9,11 @@
 
 #include <shardwise/shardwise.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <iomanip>
 #include <iostream>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -72,7 +74,7 @@ class ThreeD {
         mesh_({{"pp", 2}, {"dp", 2}, {"tp", 2}}),
         pipeline_(
             mesh_, "pp", [this](int64_t number) { return make(number); }, pipeline_options()),
-        optimizer_(stage_->parameters(), torch::optim::AdamWOptions(1e-3).betas({0.9, 0.95}).weight_decay(0.1)) {}
+        optimizer_(make_optimizer(*stage_)) {}
 
   const shardwise::Mesh& mesh() const {
     return mesh_;
@@ -111,9 +113,7 @@ class ThreeD {
   shardwise::PipelineOptions pipeline_options() const {
     return shardwise::PipelineOptions()
         .microbatches(std::min<int64_t>(4, options_.batch))
-        .loss([](const auto& outputs, const auto& targets) {
-          return torch::cross_entropy_loss(outputs[0].flatten(0, 1), targets[0].flatten());
-        });
+        .loss([](const auto& outputs, const auto& targets) { return loss_of(outputs[0], targets[0]); });
   }
 
   shardwise::PipelineStage make(int64_t number) {

@@ -401,7 +401,7 @@ class Split:
     """
     How the ranks along an axis divide a layer of a C++ module.
     """
-    def __init__(self, *, kind: str, gather_output: bool, split_input: bool, segments: typing.SupportsInt, heads: typing.SupportsInt | None, sequence_dim: typing.SupportsInt | None, transposed: bool) -> None:
+    def __init__(self, *, kind: str, gather_output: bool = False, split_input: bool = False, segments: typing.SupportsInt = 1, heads: typing.SupportsInt | None = None, sequence_dim: typing.SupportsInt | None = None, transposed: bool = False) -> None:
         ...
 class TensorParallel:
     """
@@ -419,7 +419,7 @@ class PipelineOptions:
     """
     How a pipeline works.
     """
-    def __init__(self, *, schedule: typing.SupportsInt, microbatches: typing.SupportsInt, stages_per_rank: typing.SupportsInt, loss: typing.Any, mean: bool, gather_once: bool) -> None:
+    def __init__(self, *, schedule: str, microbatches: typing.SupportsInt, stages_per_rank: typing.SupportsInt, loss: typing.Any, mean: bool, gather_once: bool) -> None:
         ...
 class Pipeline:
     """

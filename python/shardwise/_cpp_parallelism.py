@@ -9,26 +9,17 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp._fully_shard._fsdp_init import _get_device_from_mesh
 
 from shardwise import _C
 from shardwise._C import Split, TensorParallel
 from shardwise._cpp_modules import inner
-from shardwise._meshes import device_of, engine_mesh
+from shardwise._cpp_wrapping import cpp_mesh
 
-#: torch's names of schedules, in the order of PipelineSchedule in shardwise/pipeline.h.
+#: torch's names of schedules.
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 
 AnyMesh = DeviceMesh | ProcessGroup | _C.Mesh
 Tensors = torch.Tensor | Sequence[torch.Tensor]
-
-
-def _split(kind: str, **chosen: Any) -> Split:
-    usual = {
-        "gather_output": False, "split_input": False, "segments": 1, "heads": None, "sequence_dim": None,
-        "transposed": False,
-    }  # fmt: skip
-    return Split(kind=kind, **{**usual, **chosen})
 
 
 def columns(
@@ -47,8 +38,8 @@ def columns(
 
     >>> shardwise.cpp.parallelize(model, mesh["tp"], {"blocks.*.up": shardwise.cpp.columns()})
     """
-    return _split(
-        "columns",
+    return Split(
+        kind="columns",
         gather_output=gather_output, segments=segments, heads=heads, sequence_dim=sequence_dim, transposed=transposed,
     )  # fmt: skip
 
@@ -67,8 +58,8 @@ def rows(
 
     >>> shardwise.cpp.parallelize(model, mesh["tp"], {"blocks.*.down": shardwise.cpp.rows()})
     """
-    return _split(
-        "rows",
+    return Split(
+        kind="rows",
         split_input=split_input, segments=segments, heads=heads, sequence_dim=sequence_dim, transposed=transposed,
     )  # fmt: skip
 
@@ -78,7 +69,7 @@ def vocabulary(*, sequence_dim: int | None = None) -> Split:
 
     >>> shardwise.cpp.parallelize(model, mesh["tp"], {"embedding": shardwise.cpp.vocabulary()})
     """
-    return _split("vocabulary", sequence_dim=sequence_dim)
+    return Split(kind="vocabulary", sequence_dim=sequence_dim)
 
 
 def sequence() -> Split:
@@ -86,7 +77,7 @@ def sequence() -> Split:
 
     >>> shardwise.cpp.parallelize(model, mesh["tp"], {"blocks.*.norm": shardwise.cpp.sequence()})
     """
-    return _split("sequence")
+    return Split(kind="sequence")
 
 
 def parallelize(
@@ -131,16 +122,6 @@ class PipelineOptions:
     mean: bool = True
     gather_once: bool = True
 
-    def made(self) -> _C.PipelineOptions:
-        """The engine's.
-
-        >>> options.made()
-        """
-        return _C.PipelineOptions(
-            schedule=_number_of(self.schedule), microbatches=self.microbatches, stages_per_rank=self.stages_per_rank,
-            loss=self.loss, mean=self.mean, gather_once=self.gather_once,
-        )  # fmt: skip
-
 
 @dataclass(frozen=True)
 class PipelineResult:
@@ -167,7 +148,7 @@ class Pipeline:
     ) -> None:
         """Where the mesh has several axes, `axis` names one."""
         self._mesh, self._axis = _axis_of(mesh, axis, "Pipeline")
-        self._options = options.made()
+        self._options = _made(options)
         self._pipeline = _C.Pipeline(self._mesh, self._axis, lambda number: _stage(make(number)), self._options)
 
     @property
@@ -227,20 +208,20 @@ def _listed(tensors: Tensors) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def _number_of(schedule: str) -> int:
-    names = [name.lower() for name in SCHEDULES]
-    if str(schedule).lower() not in names:
+def _made(options: PipelineOptions) -> _C.PipelineOptions:
+    names = {name.lower(): name for name in SCHEDULES}
+    schedule = names.get(str(options.schedule).lower())
+    if schedule is None:
         known = ", ".join(SCHEDULES)
-        raise ValueError(f"shardwise: Pipeline: the schedule is {schedule!r}; it must be one of {known}.")
-    return names.index(schedule.lower())
+        raise ValueError(f"shardwise: Pipeline: the schedule is {options.schedule!r}; it must be one of {known}.")
+    return _C.PipelineOptions(
+        schedule=schedule, microbatches=options.microbatches, stages_per_rank=options.stages_per_rank,
+        loss=options.loss, mean=options.mean, gather_once=options.gather_once,
+    )  # fmt: skip
 
 
 def _axis_of(mesh: AnyMesh, axis: str | None, function: str) -> tuple[_C.Mesh, str]:
-    if isinstance(mesh, ProcessGroup):
-        name = axis or "ranks"
-        return _C.Mesh.from_process_groups([name], [mesh], device_of(mesh)), name
-    if isinstance(mesh, DeviceMesh):
-        mesh = engine_mesh(mesh, False, _get_device_from_mesh(mesh))
+    mesh = cpp_mesh(mesh, name=axis or "ranks")
     names = [name for name, _ in mesh.axes]
     if axis is None and len(names) > 1:
         raise ValueError(

@@ -113,7 +113,7 @@ def wrap(function: str, module: Any, given: Arguments) -> Any:
             "the axes for data parallelism alone."
         )
     replicates = function == "replicate"
-    outermost, mesh = _outermost(modules), _mesh(given.mesh, replicates)
+    outermost, mesh = _outermost(modules), cpp_mesh(given.mesh, replicates)
     options, ignored = given.options(), list(given.ignored)
     if replicates:
         unit = _C.replicate(outermost, mesh, options, ignored=ignored)
@@ -160,10 +160,14 @@ def _give_methods(modules: Iterable[Any], unit: _C.CppUnit) -> None:
             add_class(module, added, "Replicate" if added is CppReplicateModule else "FSDP")
 
 
-def _mesh(mesh: DeviceMesh | ProcessGroup | _C.Mesh | None, replicates: bool) -> _C.Mesh:
+def cpp_mesh(
+    mesh: DeviceMesh | ProcessGroup | _C.Mesh | None, replicates: bool = False, name: str | None = None
+) -> _C.Mesh:
+    """The engine's mesh for what a program gives as one; `name` is that of the axis of a process group."""
     if isinstance(mesh, _C.Mesh):
         return mesh
     if isinstance(mesh, ProcessGroup):
-        return _C.Mesh.from_process_groups(["replicate" if replicates else "shard"], [mesh], device_of(mesh))
+        name = name or ("replicate" if replicates else "shard")
+        return _C.Mesh.from_process_groups([name], [mesh], device_of(mesh))
     mesh = mesh or default_mesh(replicates)
     return engine_mesh(mesh, replicates, _get_device_from_mesh(mesh))

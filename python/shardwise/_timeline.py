@@ -9,7 +9,7 @@ from shardwise._svg import Picture, width_of
 
 #: Kinds of events, with the colours of their spans.
 COLORS = {
-    "stage": "#9ab7d3",
+    "stage": "#5b6b8c",
     "forward": "#4c78a8",
     "backward": "#3f8f5f",
     "wait": "#d6455d",
