@@ -10,6 +10,9 @@ from pathlib import Path
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
+#: So many lines of what a failed test wrote to stderr are shown.
+LAST_LINES = 40
+
 
 @dataclass(frozen=True)
 class Result:
@@ -47,6 +50,8 @@ def _junit_result(suite: str, case: ElementTree.Element) -> Result:
     failures = [element for element in case if element.tag in ("failure", "error")]
     if failures:
         texts = [element.text or element.get("message") or "" for element in failures]
+        # Ranks that crash say why there alone.
+        texts += ["\n".join((element.text or "").splitlines()[-LAST_LINES:]) for element in case.iter("system-err")]
         return Result(suite, group, name, FAILED, "\n".join(texts).strip())
     skip = case.find("skipped")
     if skip is not None:

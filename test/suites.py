@@ -102,8 +102,9 @@ def row_filter() -> str:
 
 
 def pytest(name: str, limit: int, *what: str) -> Suite:
-    command = [sys.executable, "-m", "pytest", "-v", *what, f"--junitxml={OUT / name}.xml"]
-    return Suite(name, command, read_junit, limit)
+    # Only a test that fails has its stderr in the report.
+    report = [f"--junitxml={OUT / name}.xml", "-o", "junit_logging=system-err", "-o", "junit_log_passing_tests=false"]
+    return Suite(name, [sys.executable, "-m", "pytest", "-v", *what, *report], read_junit, limit)
 
 
 def product_suites() -> list[Suite]:

@@ -48,7 +48,8 @@ GTEST = """<?xml version="1.0" encoding="UTF-8"?>
 PYTEST = """<?xml version="1.0" encoding="utf-8"?>
 <testsuites name="pytest tests"><testsuite name="pytest" errors="1" failures="1" skipped="1" tests="4">
 <testcase classname="test.TestA" name="test_works[2]" time="0.1" />
-<testcase classname="test.TestA" name="test_breaks" time="0.1"><failure message="short">long</failure></testcase>
+<testcase classname="test.TestA" name="test_breaks" time="0.1"><failure message="short">long</failure>
+<system-err>what it said before it crashed</system-err></testcase>
 <testcase classname="" name="test.broken" time="0"><error message="collection failure">no module</error></testcase>
 <testcase classname="test.TestA" name="test_needs" time="0"><skipped type="pytest.skip" message="needs X">f:1</skipped>
 </testcase></testsuite></testsuites>
@@ -86,7 +87,7 @@ def test_googletests_report_is_read(tmp_path):
 def test_pytests_report_is_read(tmp_path):
     assert outcomes(read_junit("pytest", written(tmp_path, PYTEST))) == [
         ("test.TestA.test_works[2]", PASSED, ""),
-        ("test.TestA.test_breaks", FAILED, "long"),
+        ("test.TestA.test_breaks", FAILED, "long\nwhat it said before it crashed"),
         ("test.broken", FAILED, "no module"),
         ("test.TestA.test_needs", SKIPPED, "needs X"),
     ]
