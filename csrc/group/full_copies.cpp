@@ -63,7 +63,8 @@ std::optional<size_t> FullCopies::index_of(const at::Tensor& tensor) const {
   } else if (storages_.front().storage() == storage) {
     for (size_t i = 0; i < starts_.size(); ++i) {
       const bool is_before = starts_[i] <= tensor.storage_offset();
-      if (is_before && (!found || starts_[i] > starts_[*found])) found = i;
+      // A leaf without elements begins where the next one does.
+      if (is_before && (!found || starts_[i] >= starts_[*found])) found = i;
     }
   }
   return found;

@@ -88,15 +88,19 @@ class SplitTable {
     const c10::StorageImpl* storage;
   };
 
+  /// Where several parameters have one storage, a piece without elements begins where the next one does.
+  static bool lies_in(const at::Tensor& tensor, const at::TensorImpl& leaf) {
+    const auto offset = tensor.storage_offset() - leaf.storage_offset();
+    if (leaf.numel() == 0) return offset == 0 && tensor.numel() == 0;
+    return offset >= 0 && offset < leaf.numel();
+  }
+
   std::optional<SplitView> search(const at::Tensor& tensor) const {
     for (const auto& [impl, entry] : entries_) {
       const auto leaf = entry.is_leaf ? entry.tensor.lock() : nullptr;
       if (!leaf || !leaf->has_storage()) continue;
       if (leaf->unsafe_storage().unsafeGetStorageImpl() != tensor.storage().unsafeGetStorageImpl()) continue;
-      const auto begin = leaf->storage_offset();
-      if (tensor.storage_offset() < begin || tensor.storage_offset() >= begin + std::max<int64_t>(leaf->numel(), 1)) {
-        continue;
-      }
+      if (!lies_in(tensor, *leaf)) continue;
       auto view = view_of(entry);
       const bool is_same = leaf->sizes() == tensor.sizes() && leaf->strides() == tensor.strides();
       if (!is_same) view.dim = SplitView::kUnknown;

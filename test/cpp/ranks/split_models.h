@@ -139,4 +139,16 @@ inline torch::Tensor loss_of(SplitModel& model, int step, int64_t replica) {
   return torch::cross_entropy_loss(logits.flatten(0, 1), tokens.roll(1, 1).flatten());
 }
 
+/// Every value of a state dict, up to rounding.
+inline void expect_near(const StateDict& ours, const StateDict& theirs, const std::string& what) {
+  ASSERT_EQ(ours.size(), theirs.size()) << what;
+  for (const auto& item : theirs) {
+    const auto* mine = ours.find(item.key());
+    ASSERT_NE(mine, nullptr) << what << ": " << item.key();
+    ASSERT_EQ(mine->sizes(), item.value().sizes()) << what << ": " << item.key();
+    ASSERT_TRUE(torch::allclose(mine->to(torch::kDouble), item.value().to(torch::kDouble), 1e-9, 1e-11))
+        << what << ": " << item.key() << *mine << item.value();
+  }
+}
+
 } // namespace shardwise::test

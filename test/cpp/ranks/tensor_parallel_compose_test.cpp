@@ -107,17 +107,6 @@ void on_all_layouts(const std::function<void(Rank& rank, const SplitLayout& layo
   }
 }
 
-void expect_near(const StateDict& ours, const StateDict& theirs, const std::string& what) {
-  ASSERT_EQ(ours.size(), theirs.size()) << what;
-  for (const auto& item : theirs) {
-    const auto* mine = ours.find(item.key());
-    ASSERT_NE(mine, nullptr) << what << ": " << item.key();
-    ASSERT_EQ(mine->sizes(), item.value().sizes()) << what << ": " << item.key();
-    ASSERT_TRUE(torch::allclose(mine->to(torch::kDouble), item.value().to(torch::kDouble), 1e-9, 1e-11))
-        << what << ": " << item.key() << *mine << item.value();
-  }
-}
-
 } // namespace
 
 TEST(TensorParallelCompose, TrainsAsOneProcess) {
@@ -242,6 +231,43 @@ TEST(TensorParallelCompose, OneRanksInfiniteGradientSkipsTheStepOnAll) {
       for (const auto& item : before) {
         EXPECT_EQ(torch::equal(item.value(), after[item.key()]), is_infinite) << item.key() << " on " << rank.name();
       }
+    }
+  });
+}
+
+TEST(TensorParallelCompose, PiecesWithoutElementsInOneStorageWithOthers) {
+  run_ranks(3, [](Rank& rank) {
+    struct Net : torch::nn::Module {
+      Net() {
+        table = register_module("table", torch::nn::Embedding(5, 4));
+        up = register_module("up", torch::nn::Linear(torch::nn::LinearOptions(4, 2).bias(false)));
+        other = register_module("other", torch::nn::Embedding(5, 4));
+        down = register_module("down", torch::nn::Linear(torch::nn::LinearOptions(2, 4).bias(false)));
+        last = register_parameter("last", torch::randn({4, 3}));
+        fill(*this);
+        to(torch::kDouble);
+      }
+      torch::Tensor forward(const torch::Tensor& tokens) {
+        return down(torch::tanh(up(table(tokens) + other(tokens)))).matmul(last);
+      }
+      torch::nn::Embedding table{nullptr}, other{nullptr};
+      torch::nn::Linear up{nullptr}, down{nullptr};
+      torch::Tensor last;
+    };
+    const auto mesh = rank.mesh({{"dp", 1}, {"tp", 3}});
+    Net ours;
+    Net reference;
+    parallelize(ours, mesh, "tp", {{"up", columns()}, {"down", rows()}});
+    EXPECT_EQ(ours.up->weight.numel(), rank.rank() < 2 ? 4 : 0);
+    fully_shard(ours, FullyShardOptions().mesh(mesh.along({"dp"})).layout(ShardLayout::flat));
+    const auto tokens = torch::arange(5);
+    for (int step = 0; step < 3; ++step) {
+      for (auto* net : {&ours, &reference}) {
+        net->zero_grad();
+        net->forward(tokens).pow(2).mean().backward();
+        torch::optim::SGD(net->parameters(), torch::optim::SGDOptions(0.1)).step();
+      }
+      expect_near(full_state_dict(ours), full_state_dict(reference), "step " + std::to_string(step));
     }
   });
 }
