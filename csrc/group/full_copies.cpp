@@ -37,6 +37,11 @@ FullCopies::FullCopies(std::vector<Parameter*> parameters, Setting setting, Fron
   }
 }
 
+// A gather may be under way: then its memory is in use on another stream.
+FullCopies::~FullCopies() {
+  await_gather();
+}
+
 void FullCopies::name_storages(const FrontEndCallbacks& front) {
   std::vector<std::string> names;
   for (const auto* parameter : parameters()) names.push_back(c10::str("'", parameter->name(), "'"));
@@ -109,9 +114,12 @@ void FullCopies::begin_unshard(
   } else if (!from_held && !is_sent_as_it_is()) {
     part = send(buffers, counters);
   }
+  std::optional<comm::SideStream::Scope> scope;
+  if (!from_held && !lies_on_full_device()) scope.emplace(from_host_, gathered_.device());
   places_directly_ = !may_hold && !placements_.empty() && collectives.can_place();
   const transport::DirectPlacement placement{memory_, placements_};
   pending_ = collectives.all_gather(gathered_, part, named(unit), counters, places_directly_ ? &placement : nullptr);
+  if (scope) begun_.note(gathered_);
 }
 
 // The part as it is sent: cast, and on the device of the full copies. In the layout `flat` a rank that is alone has it
@@ -119,9 +127,7 @@ void FullCopies::begin_unshard(
 at::Tensor FullCopies::send(comm::Buffers& buffers, Counters& counters) {
   const bool is_whole = is_flat_ && layout_.world == 1;
   const auto sent = is_whole ? memory_ : buffers.take(layout_.part, kinds_.full, counters);
-  sent.copy_(part_, /*non_blocking=*/true);
-  if (!lies_on_full_device()) host_read_.note(sent);
-  counters.unsharded_bytes += static_cast<int64_t>(sent.nbytes());
+  put(part_, sent, counters);
   if (!is_whole) sent_ = sent;
   return sent;
 }
@@ -129,10 +135,26 @@ at::Tensor FullCopies::send(comm::Buffers& buffers, Counters& counters) {
 // What this rank sends, in its place in what is gathered: so both ends of the gather lie in the process group's memory.
 at::Tensor FullCopies::put_in_place(const at::Tensor& part, const comm::Collectives& collectives, Counters& counters) {
   const auto place = gathered_.narrow(0, collectives.rank() * part.numel(), part.numel());
-  place.copy_(part, /*non_blocking=*/true);
-  if (part.device() != place.device()) host_read_.note(place);
-  counters.unsharded_bytes += static_cast<int64_t>(place.nbytes());
+  put(part, place, counters);
   return place;
+}
+
+void FullCopies::put(const at::Tensor& part, const at::Tensor& place, Counters& counters) {
+  counters.unsharded_bytes += static_cast<int64_t>(place.nbytes());
+  std::optional<comm::SideStream::Scope> scope;
+  if (part.device() != place.device()) {
+    from_host_.follow_current(place.device());
+    scope.emplace(from_host_, place.device());
+  }
+  place.copy_(part, /*non_blocking=*/true);
+  if (!scope) return;
+  host_read_.note(place);
+  begun_.note(place);
+}
+
+// What is issued from now on comes after the gather, as far as it is on a stream of ours.
+void FullCopies::await_gather() {
+  if (!lies_on_full_device() && gathered_.defined()) begun_.await(gathered_);
 }
 
 // All leaves lie in one piece of memory, so that the pool keeps few of them.
@@ -194,6 +216,7 @@ void FullCopies::copy_out() {
 
 // A gather that failed may still be using its buffers: they do not go back to the pool.
 void FullCopies::leave_buffers() {
+  await_gather();
   gathered_ = sent_ = at::Tensor();
   if (is_flat_ || places_directly_) memory_ = at::Tensor();
 }
@@ -233,6 +256,7 @@ bool FullCopies::finish_unshard(int64_t holders, comm::Buffers& buffers, const s
       reshard(buffers, /*keeps_memory=*/false, counters);
       throw;
     }
+    await_gather();
     copy_out();
     counters.unsharded_bytes += copied_bytes_ - (places_directly_ ? placed_bytes_ : 0);
     if (!written()) hold(holders, buffers, counters);
@@ -247,6 +271,7 @@ void FullCopies::reshard(comm::Buffers& buffers, bool keeps_memory, Counters& co
   const base::ComputeGuard guard;
   auto pending = std::exchange(pending_, std::nullopt);
   if (pending && !pending->settle()) leave_buffers();
+  await_gather();
   release(buffers);
   for (auto& storage : storages_) storage.free();
   if (!keeps_memory) buffers.give(std::exchange(memory_, at::Tensor()));

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "base/forked.h"
+#include "comm/side_stream.h"
 #include "group/copies.h"
 #include "group/copy_batch.h"
 #include "group/front_end_callbacks.h"
@@ -45,6 +46,7 @@ class FullCopies : public Copies {
   /// The leaves' values are not needed: their memory is replaced by memory of the given kind. Raises Error for a shard
   /// of other sizes.
   FullCopies(std::vector<Parameter*> parameters, Setting setting, FrontEndCallbacks& front);
+  ~FullCopies() override;
 
   bool fits() const override;
   void mark_stale() override;
@@ -132,6 +134,8 @@ class FullCopies : public Copies {
       comm::Buffers& buffers, const std::string& unit, Counters& counters) const;
   at::Tensor send(comm::Buffers& buffers, Counters& counters);
   at::Tensor put_in_place(const at::Tensor& part, const comm::Collectives& collectives, Counters& counters);
+  void put(const at::Tensor& part, const at::Tensor& place, Counters& counters);
+  void await_gather();
   void refill(const comm::Collectives& collectives, comm::Buffers& buffers, Counters& counters);
   void refuse_in_child();
   void leave_buffers();
@@ -194,8 +198,11 @@ class FullCopies : public Copies {
   at::Tensor held_;
   /// The part as it is sent, if it has to be cast or moved for that.
   at::Tensor sent_;
-  /// Where the device read the part that lies in pinned memory of the host.
+  /// Shards in the host's memory are copied and gathered on a stream of ours, so that what computes does not wait.
+  comm::SideStream from_host_;
+  /// Where the device read the part that lies in pinned memory of the host, and where the gather was begun after it.
   comm::LastUse host_read_;
+  comm::LastUse begun_;
   std::optional<comm::Pending> pending_;
 };
 

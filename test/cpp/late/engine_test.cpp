@@ -6,6 +6,33 @@
 #include <shardwise/checkpoint.h>
 
 namespace shardwise::test {
+namespace {
+
+std::vector<FullyShardOptions> ways_to_gather(Rank& rank) {
+  const auto options = sharded_on(rank);
+  auto flat = options;
+  auto offloaded = options;
+  return {options, flat.layout(ShardLayout::flat), offloaded.cpu_offload(CpuOffload())};
+}
+
+/// What a gather writes to is free for others only once it is done.
+void use_what_is_free(Rank& rank) {
+  std::vector<torch::Tensor> next;
+  for (int64_t size = 16; size <= 4096; size *= 2) next.push_back(torch::full({size}, 3.0, rank.device()));
+  for (const auto& tensor : next) EXPECT_TRUE(tensor.eq(3).all().item<bool>());
+}
+
+/// Fails between two layers.
+struct Stops : torch::nn::Module {
+  torch::Tensor forward(const torch::Tensor& x) {
+    if (now) throw std::runtime_error("it stops here");
+    return x;
+  }
+  bool now = false;
+};
+
+} // namespace
+
 TEST(LateEngine, ACheckpointDrawsAgainOnTheDeviceOfItsInputs) {
   // The current device is another one, as where a program never sets it.
   const c10::DeviceGuard guard(late_device(0));
@@ -34,17 +61,35 @@ TEST(LateEngine, APinnedBatchMayBeUsedAgainRightAfterTheForward) {
 
 TEST(LateEngine, AModelThatGoesWhileAGatherIsUnderWay) {
   run_ranks(2, [](Rank& rank) {
-    for (const auto& options : {sharded_on(rank), sharded_on(rank).layout(ShardLayout::flat)}) {
-      std::vector<torch::Tensor> next;
+    for (const auto& options : ways_to_gather(rank)) {
       {
         Stack model;
         shard_stack(model, options);
         stack_loss(model, 0, rank.rank()).backward();
         unit(*model->block(1)).unshard(/*async=*/true);
       }
-      // What the gather writes to is free for others only once it is done.
-      for (int64_t size = 16; size <= 4096; size *= 2) next.push_back(torch::full({size}, 3.0, rank.device()));
-      for (const auto& tensor : next) EXPECT_TRUE(tensor.eq(3).all().item<bool>());
+      use_what_is_free(rank);
+    }
+  });
+}
+
+TEST(LateEngine, AModelThatGoesWhileTheNextUnitIsGatheredAhead) {
+  run_ranks(2, [](Rank& rank) {
+    for (const auto& options : ways_to_gather(rank)) {
+      {
+        const auto stops = std::make_shared<Stops>();
+        torch::nn::Sequential model(torch::nn::Linear(8, 96), stops, torch::nn::Linear(96, 8));
+        for (const auto& layer : {model->ptr(0), model->ptr(2)}) fully_shard(layer, options);
+        fully_shard(model, options);
+        const auto x = torch::ones({4, 8}, rank.device());
+        // From the second step on the order is known, and the first layer's gather brings the last one's with it.
+        for (int step = 0; step < 3; ++step) call(model, x).sum().backward();
+        stops->now = true;
+        const auto unshards = unit(*model->ptr(2)).counters().unshards;
+        EXPECT_THROW(call(model, x), std::runtime_error);
+        EXPECT_EQ(unit(*model->ptr(2)).counters().unshards, unshards + 1) << "it was not gathered ahead";
+      }
+      use_what_is_free(rank);
     }
   });
 }
