@@ -157,40 +157,41 @@ bool Run::is_last_backward(const Action& action) const {
   return *last == action;
 }
 
-// The half on the weights runs the whole backward once more, so that parameters get their gradients in one pass.
-void Run::backward(const Action& action) {
-  const auto key = Key(action.stage, action.microbatch);
-  auto& cell = cells_[key];
+Halves Run::begin_backward(const Action& action, Cell& cell) {
   Tensors roots;
   Tensors gradients;
   if (is_last(action.stage)) {
-    roots.push_back(cell.loss);
-    gradients.push_back(at::full_like(cell.loss.detach(), weights_[static_cast<size_t>(action.microbatch)]));
-  } else {
-    if (!place_.has(action.stage + 1) && cell.gradients_of_outputs.empty()) {
-      cell.gradients_of_outputs = cell.arriving_gradients.wait();
+    if (cell.loss.requires_grad()) {
+      roots.push_back(cell.loss);
+      gradients.push_back(at::full_like(cell.loss.detach(), weights_[static_cast<size_t>(action.microbatch)]));
     }
+  } else {
+    if (!place_.has(action.stage + 1)) cell.gradients_of_outputs = cell.arriving_gradients.wait();
     for (size_t i = 0; i < cell.outputs.size(); ++i) {
       if (!cell.outputs[i].defined() || !cell.outputs[i].requires_grad()) continue;
       if (!cell.gradients_of_outputs.at(i).defined()) continue;
-      roots.push_back(cell.outputs[i]);
-      gradients.push_back(cell.gradients_of_outputs[i]);
+      roots.push_back(std::move(cell.outputs[i]));
+      gradients.push_back(std::move(cell.gradients_of_outputs[i]));
     }
   }
+  return {std::move(roots), std::move(gradients), stage(action.stage).gathers_for_each_half()};
+}
+
+void Run::backward(const Action& action) {
+  const auto key = Key(action.stage, action.microbatch);
+  auto& cell = cells_[key];
+  if (!cell.halves) cell.halves = begin_backward(action, cell);
   Tensors wanted;
   for (const auto& input : cell.inputs) {
     if (action.stage > 0 && input.defined() && input.requires_grad()) wanted.push_back(input);
   }
-  const bool has_graph = !roots.empty() && roots.front().requires_grad();
   Tensors found(wanted.size());
   if (action.kind == Kind::backward_input) {
-    if (has_graph && !wanted.empty()) {
-      found = torch::autograd::grad(roots, wanted, gradients, /*retain_graph=*/true, false, /*allow_unused=*/true);
-    }
+    found = cell.halves->of_inputs(wanted);
   } else {
     const bool is_last = is_last_backward(action);
     stage(action.stage).before_backward(is_last);
-    if (has_graph) torch::autograd::backward(roots, gradients);
+    cell.halves->of_parameters();
     stage(action.stage).after_backward(is_last);
     for (size_t i = 0; i < wanted.size(); ++i) found[i] = wanted[i].grad();
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "pipeline/halves.h"
 #include "pipeline/stage.h"
 #include "pipeline/table.h"
 #include "pipeline/transfers.h"
@@ -8,6 +9,7 @@
 
 #include <chrono>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -57,6 +59,8 @@ class Run {
     Tensors gradients_of_outputs;
     Tensors gradients_of_inputs;
     at::Tensor loss;
+    /// Of a backward whose first half is done.
+    std::optional<Halves> halves;
   };
   using Key = std::pair<int, int>;
 
@@ -65,6 +69,8 @@ class Run {
   void compute(const Action& action);
   void forward(const Action& action);
   void backward(const Action& action);
+  /// What a backward begins with.
+  Halves begin_backward(const Action& action, Cell& cell);
   void send(const Action& action);
   void receive(const Action& action);
   /// Goes on after an error.

@@ -23,6 +23,10 @@ class Stage {
   /// Tells the units whether the next backward is the last one of the step, in which gradients are summed.
   void before_backward(bool is_last);
   void after_backward(bool is_last);
+  /// Whether its units free full parameters between the halves of a backward.
+  bool gathers_for_each_half() const {
+    return !gather_once_ && !units_.empty();
+  }
   /// Forgets what is under way after an error.
   void reset();
   const std::vector<std::shared_ptr<engine::Unit>>& outermost() const {

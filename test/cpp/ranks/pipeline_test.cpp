@@ -1,6 +1,7 @@
 // Pipeline: stages on ranks compute what one process computes, whatever the schedule.
 #include "ranks/pipeline_models.h"
 #include "support/expect.h"
+#include "support/products.h"
 
 #include "group/leaf_storage.h"
 
@@ -115,6 +116,30 @@ TEST(Pipeline, UnitsGatherAndSumOnceAStep) {
       }
     }
   });
+}
+
+TEST(Pipeline, NothingIsComputedTwice) {
+  constexpr int kMicrobatches = 4;
+  constexpr int kLayers = 2;
+  for (const auto& each : kSchedules) {
+    for (const bool wraps : {false, true}) {
+      SCOPED_TRACE(c10::str("schedule ", static_cast<int>(each.schedule), ", wraps: ", wraps));
+      const CountingProducts counting;
+      run_ranks(2, [&](Rank& rank) {
+        const auto mesh = rank.mesh({{"pp", 2}, {"dp", 1}});
+        const auto make = [&](int64_t stage) {
+          const auto model = stage_model(stage);
+          if (wraps) fully_shard(model, FullyShardOptions().mesh(mesh.along({"dp"})));
+          return PipelineStage(model);
+        };
+        Pipeline pipeline(mesh, "pp", make, options_of(each, kMicrobatches));
+        const auto x = rows_of(0, 0, 8);
+        pipeline.step({x}, {x});
+      });
+      // A layer's forward, and the gradients of its weight and of its input, which the first one of all does not need.
+      EXPECT_EQ(counting.count(), kMicrobatches * (3 * kLayers * 2 * each.stages_per_rank - 1));
+    }
+  }
 }
 
 TEST(Pipeline, TellsWhatItsStagesDidAndWhen) {

@@ -1,0 +1,229 @@
+#include "pipeline/halves.h"
+
+#include <c10/core/StreamGuard.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace shardwise::pipeline {
+
+namespace autograd = torch::autograd;
+using autograd::Edge;
+using autograd::edge_list;
+using Tensors = Halves::Tensors;
+
+namespace {
+
+/// Visits all operations that these edges lead to, each once, after all that it leads to itself.
+template <typename Act>
+void for_each_below(const edge_list& roots, const Act& act) {
+  struct Step {
+    const Edge& edge;
+    size_t next = 0;
+  };
+  std::unordered_set<const autograd::Node*> seen;
+  std::vector<Step> way;
+  const auto go_to = [&](const Edge& edge) {
+    if (edge.is_valid() && seen.insert(edge.function.get()).second) way.push_back({edge});
+  };
+  for (const auto& root : roots) {
+    go_to(root);
+    while (!way.empty()) {
+      const auto& node = way.back().edge.function;
+      if (way.back().next < node->num_outputs()) {
+        go_to(node->next_edge(way.back().next++));
+      } else {
+        act(node);
+        way.pop_back();
+      }
+    }
+  }
+}
+
+edge_list edges_of(const Tensors& tensors) {
+  edge_list edges;
+  for (const auto& tensor : tensors) edges.push_back(autograd::impl::gradient_edge(tensor));
+  return edges;
+}
+
+/// The ends of all ways from these edges: what accumulates gradients.
+edge_list ends_of(const edge_list& roots) {
+  edge_list ends;
+  for_each_below(roots, [&](const auto& node) {
+    const auto& next = node->next_edges();
+    if (std::none_of(next.begin(), next.end(), [](const Edge& edge) { return edge.is_valid(); })) {
+      ends.emplace_back(node, 0);
+    }
+  });
+  return ends;
+}
+
+} // namespace
+
+/// Which operations lead to the inputs.
+class Halves::Paths {
+ public:
+  Paths(const edge_list& roots, const Tensors& inputs) {
+    for (const auto& input : inputs) {
+      if (const auto leaf = autograd::impl::try_get_grad_accumulator(input)) to_inputs_.insert(leaf.get());
+    }
+    for_each_below(roots, [&](const Node& node) {
+      const auto& next = node->next_edges();
+      if (!std::any_of(next.begin(), next.end(), [&](const Edge& edge) { return lead_there(edge); })) return;
+      to_inputs_.insert(node.get());
+      operations_.push_back(node);
+    });
+  }
+  bool lead_there(const Edge& edge) const {
+    return to_inputs_.contains(edge.function.get());
+  }
+  /// Those that do, each after all that it leads to.
+  const std::vector<Node>& operations() const {
+    return operations_;
+  }
+  /// As many as an operation has, but those that lead to inputs are not valid.
+  edge_list elsewhere(const autograd::Node& node) const {
+    edge_list edges;
+    for (const auto& edge : node.next_edges()) edges.push_back(lead_there(edge) ? Edge() : edge);
+    return edges;
+  }
+
+ private:
+  std::unordered_set<const autograd::Node*> to_inputs_;
+  std::vector<Node> operations_;
+};
+
+/// While it lives, what arrives at forks is kept, as their hooks leave it.
+class Halves::Keeping {
+ public:
+  explicit Keeping(std::vector<Fork>& forks) : forks_(forks) {
+    for (auto& fork : forks_) {
+      fork.node->add_pre_hook(std::make_unique<Hook>(fork.arrived));
+      hooks_.push_back(fork.node->pre_hooks().back().get());
+    }
+  }
+  Keeping(const Keeping&) = delete;
+  Keeping& operator=(const Keeping&) = delete;
+  ~Keeping() {
+    for (size_t i = 0; i < hooks_.size(); ++i) {
+      std::erase_if(forks_[i].node->pre_hooks(), [&](const auto& hook) { return hook.get() == hooks_[i]; });
+    }
+  }
+
+ private:
+  class Hook final : public autograd::FunctionPreHook {
+   public:
+    explicit Hook(Tensors& arrived) : arrived_(arrived) {}
+    autograd::variable_list operator()(const autograd::variable_list& gradients) override {
+      return arrived_ = gradients;
+    }
+
+   private:
+    Tensors& arrived_;
+  };
+
+  std::vector<Fork>& forks_;
+  std::vector<const autograd::FunctionPreHook*> hooks_;
+};
+
+/// Runs a fork's operation once more, and lets its gradients go elsewhere alone. Since the ways to the inputs are not
+/// part of this backward, the operation does not compute what would go there.
+class Halves::Again final : public autograd::Node {
+ public:
+  explicit Again(Fork fork)
+      : autograd::Node(fork.node->sequence_nr(), std::move(fork.elsewhere)),
+        node_(std::move(fork.node)) {
+    // An operation runs on the stream that is current when it learns of its inputs.
+    const c10::OptionalStreamGuard guard(node_->stream());
+    for (const auto& gradient : fork.arrived) {
+      gradient.defined() ? add_input_metadata(gradient) : add_input_metadata(undefined_input());
+    }
+  }
+  std::string name() const override {
+    return node_->name();
+  }
+  autograd::variable_list apply(autograd::variable_list&& gradients) override {
+    auto results = (*node_)(std::move(gradients));
+    results.resize(num_outputs());
+    for (size_t i = 0; i < results.size(); ++i) {
+      if (!next_edge(i).is_valid()) results[i].reset();
+    }
+    return results;
+  }
+  void release_variables() override {
+    node_->release_variables();
+  }
+
+ private:
+  Halves::Node node_;
+};
+
+// What an operation keeps for its backward is not needed any more where it leads to inputs alone.
+Tensors Halves::of_inputs(const Tensors& inputs) {
+  if (outputs_.empty() || inputs.empty()) return Tensors(inputs.size());
+  const auto find = [&] {
+    return autograd::grad(outputs_, inputs, gradients_, /*retain_graph=*/true, false, /*allow_unused=*/true);
+  };
+  const auto roots = edges_of(outputs_);
+  const Paths paths(roots, inputs);
+  std::vector<Node> on_the_way;
+  for (const auto& node : paths.operations()) {
+    auto elsewhere = paths.elsewhere(*node);
+    if (std::none_of(elsewhere.begin(), elsewhere.end(), [](const Edge& edge) { return edge.is_valid(); })) {
+      on_the_way.push_back(node);
+      continue;
+    }
+    // Such a hook may change what goes to either half.
+    if (!node->post_hooks().empty()) repeats_ = true;
+    forks_.push_back({node, {}, std::move(elsewhere)});
+  }
+  if (repeats_) {
+    forks_.clear();
+    return find();
+  }
+  auto found = [&] {
+    const Keeping keeping(forks_);
+    return find();
+  }();
+  for (const auto& node : on_the_way) node->release_variables();
+  for (size_t i = 0; i < roots.size(); ++i) {
+    const bool is_elsewhere = !paths.lead_there(roots[i]);
+    if (!is_elsewhere) continue;
+    others_.push_back(roots[i]);
+    gradients_of_others_.push_back(gradients_[i]);
+  }
+  is_begun_ = true;
+  outputs_.clear();
+  gradients_.clear();
+  return found;
+}
+
+void Halves::of_parameters() {
+  if (!is_begun_) {
+    if (!outputs_.empty()) autograd::backward(outputs_, gradients_);
+    return;
+  }
+  auto roots = std::move(others_);
+  auto gradients = std::move(gradients_of_others_);
+  for (auto& fork : std::exchange(forks_, {})) {
+    const auto arrived = fork.arrived;
+    const Node again = base::make_node<Again>(std::move(fork));
+    for (size_t i = 0; i < arrived.size(); ++i) {
+      if (!arrived[i].defined()) continue;
+      roots.emplace_back(again, static_cast<uint32_t>(i));
+      gradients.push_back(arrived[i]);
+    }
+  }
+  if (roots.empty()) return;
+  autograd::Engine::get_default_engine().execute(
+      roots, gradients, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true, ends_of(roots));
+}
+
+} // namespace shardwise::pipeline

@@ -1,0 +1,55 @@
+#pragma once
+
+#include "base/torch_versions.h"
+
+#include <shardwise/export.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <utility>
+#include <vector>
+
+namespace shardwise::pipeline {
+
+/// A backward in two halves: the first computes the gradients of inputs, which may travel on at once, the second those
+/// of everything else. Each operation computes its share of each half once: the second half begins at the operations
+/// where gradients branch off, with the gradients that arrived there in the first one. Hooks run once, too.
+class SHARDWISE_API Halves {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+
+  /// For the gradients of these outputs. `repeats`: the second half runs through the whole graph once more, as where
+  /// parameters are gathered anew for it.
+  Halves(Tensors outputs, Tensors gradients, bool repeats)
+      : outputs_(std::move(outputs)),
+        gradients_(std::move(gradients)),
+        repeats_(repeats) {}
+
+  /// The gradients of these leaves; undefined for those that there is no way to.
+  Tensors of_inputs(const Tensors& inputs);
+  /// Accumulates those of all other leaves. All of it, if the first half was left out.
+  void of_parameters();
+
+ private:
+  using Node = base::NodePointer<torch::autograd::Node>;
+  /// An operation that leads to inputs and elsewhere, and what arrived there.
+  struct Fork {
+    Node node;
+    Tensors arrived;
+    torch::autograd::edge_list elsewhere;
+  };
+  class Paths;
+  class Keeping;
+  class Again;
+
+  Tensors outputs_;
+  Tensors gradients_;
+  bool repeats_;
+  bool is_begun_ = false;
+  std::vector<Fork> forks_;
+  /// Where the second half begins beside the forks.
+  torch::autograd::edge_list others_;
+  Tensors gradients_of_others_;
+};
+
+} // namespace shardwise::pipeline
