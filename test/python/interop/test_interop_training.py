@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -85,13 +85,14 @@ class Thaw:
     """Before the second step's optimizer what was frozen no longer is, and before the fourth's something else is."""
 
     def __init__(self) -> None:
-        self.calls: Counter[int] = Counter()
+        # Not by id(): a model may lie where one before it lay, on some ranks alone.
+        self.calls: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
     def __call__(self, model: Any) -> None:
-        self.calls[id(model)] += 1
-        if self.calls[id(model)] == 2:
+        calls = self.calls[model] = self.calls.get(model, 0) + 1
+        if calls == 2:
             model.requires_grad_(True)
-        elif self.calls[id(model)] == 4:
+        elif calls == 4:
             model[2].requires_grad_(False)
 
 
