@@ -1,7 +1,9 @@
 #include <shardwise/pipeline.h>
 
+#include "base/forked.h"
 #include "comm/axis_group.h"
 #include "comm/messages.h"
+#include "observe/record.h"
 #include "pipeline/lower.h"
 #include "pipeline/run.h"
 #include "pipeline/schedules.h"
@@ -13,6 +15,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 
 namespace shardwise {
 
@@ -67,7 +70,10 @@ struct Pipeline::State {
   }
 
   PipelineResult run(const pipeline::OwnPart& place, const Tensors& inputs, const Tensors& targets, bool is_training) {
+    base::require_not_forked(forks, "this pipeline");
     const auto begin = std::chrono::steady_clock::now();
+    std::optional<observe::Span> span;
+    if (is_training && observe::recording()) span.emplace("step", "a step of the pipeline", mesh.rank());
     const auto group = mesh.transfer_group(axis);
     pipeline::Run one(place, stages, options, {group, mesh.device(), mesh.rank()});
     std::string error;
@@ -107,12 +113,14 @@ struct Pipeline::State {
   pipeline::OwnPart evaluation;
   std::vector<pipeline::Stage> stages;
   Counters counters;
+  int64_t forks = base::forks();
 };
 
 Pipeline::Pipeline(
     const Mesh& mesh, const std::string& axis, const std::function<PipelineStage(int64_t stage)>& make,
     const PipelineOptions& options)
     : state_(std::make_unique<State>(mesh, axis, options)) {
+  observe::open_program_record(mesh.rank());
   for (const auto number : stages_of(mesh, axis, options)) {
     state_->stages.emplace_back(static_cast<int>(number), make(number), options.gather_once());
   }

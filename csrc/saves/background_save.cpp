@@ -1,6 +1,7 @@
 #include "saves/background_save.h"
 
 #include "base/caller_lock.h"
+#include "base/forked.h"
 #include "base/reason.h"
 
 #include <c10/util/Exception.h>
@@ -13,7 +14,7 @@ namespace shardwise::saves {
 
 BackgroundSave::~BackgroundSave() {
   try {
-    wait();
+    is_the_parents() ? leave_to_the_parent() : wait();
   } catch (const std::exception& error) {
     TORCH_WARN("shardwise: a save in the background failed: ", base::reason(error));
   }
@@ -24,20 +25,34 @@ void BackgroundSave::begin(
     const std::vector<Piece>& pieces, files::Marker about) {
   wait();
   auto begun = std::make_unique<BegunSave>(ranks, disk, place, pieces, std::move(about), division_, &snapshot_);
+  forks_ = base::forks();
   last_ = std::async(std::launch::async, [begun = std::move(begun), beside]() mutable {
     // Its memory and files go before anybody hears that it is over.
     std::exchange(begun, nullptr)->finish(beside);
   });
 }
 
+bool BackgroundSave::is_the_parents() const {
+  return last_.valid() && base::forks() != forks_;
+}
+
+// The future would wait for ever where it ends.
+void BackgroundSave::leave_to_the_parent() {
+  static_cast<void>(new std::future<void>(std::move(last_)));
+}
+
 void BackgroundSave::wait() {
+  if (is_the_parents()) {
+    leave_to_the_parent();
+    base::require_not_forked(forks_, "the save that was under way");
+  }
   if (!last_.valid()) return;
   const base::WithoutCallerLock unlocked;
   last_.get();
 }
 
 bool BackgroundSave::is_under_way() const {
-  return last_.valid() && last_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
+  return last_.valid() && !is_the_parents() && last_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
 }
 
 } // namespace shardwise::saves

@@ -16,7 +16,8 @@ class SHARDWISE_API BackgroundSave {
   BackgroundSave() = default;
   BackgroundSave(const BackgroundSave&) = delete;
   BackgroundSave& operator=(const BackgroundSave&) = delete;
-  /// Waits for the last one. An error that nobody saw becomes a warning.
+  /// Waits for the last one, unless it belongs to a process that this one was forked from. An error that nobody saw
+  /// becomes a warning.
   ~BackgroundSave();
 
   /// Copies what this rank is to write, and leaves the rest to the thread, which talks to the other ranks over
@@ -25,15 +26,21 @@ class SHARDWISE_API BackgroundSave {
   void begin(
       const Ranks& ranks, const Ranks& beside, files::Disk& disk, const std::string& place,
       const std::vector<Piece>& pieces, files::Marker about);
-  /// Waits for the last one. Raises what it raised, once.
+  /// Waits for the last one. Raises what it raised, once; in a process that was forked meanwhile, which has no thread
+  /// that writes, Error.
   void wait();
   /// Whether wait() would wait.
   bool is_under_way() const;
 
  private:
+  bool is_the_parents() const;
+  void leave_to_the_parent();
+
   Division division_;
   Snapshot snapshot_;
   std::future<void> last_;
+  /// When it was begun (base/forked.h).
+  int64_t forks_ = 0;
 };
 
 } // namespace shardwise::saves

@@ -1,10 +1,17 @@
 // A process that a rank forks, to save a snapshot or to load data, while the rank trains on (T44).
+#include "ranks/pipeline_models.h"
 #include "ranks/sharded_models.h"
+#include "saves/background_save.h"
+#include "saves/mesh_ranks.h"
+#include "saves/module_save.h"
+#include "support/folder.h"
+#include "unit/files/faulty_disk.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <future>
 #include <iostream>
 
 namespace shardwise::test {
@@ -101,6 +108,25 @@ void fork_while_training(
   }
 }
 
+/// Forks, and expects the child to find nothing wrong.
+void in_child(Rank& rank, const std::function<std::string()>& look) {
+  const auto child = fork();
+  if (child == 0) {
+    const auto problem = look();
+    if (!problem.empty()) std::cerr << rank.name() << ", in the child: " << problem << std::endl;
+    _exit(problem.empty() ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+/// What is wrong if `act` does not raise the error of a forked process.
+std::string expect_refused(const std::function<void()>& act) {
+  const auto text = text_of(act);
+  return text.find("forked from a rank") == std::string::npos ? text : "";
+}
+
 } // namespace
 
 TEST(Forked, AChildHasWhatItsParentHadOrAnErrorAndChangesNothing) {
@@ -114,6 +140,63 @@ TEST(Forked, AChildHasWhatItsParentHadOrAnErrorAndChangesNothing) {
     fork_while_training(
         rank, [&](torch::nn::Sequential& model) { replicate(model, ReplicateOptions().mesh(rank.mesh())); },
         "replicate", false);
+  });
+}
+
+TEST(Forked, AChildComputesWithNoPiecesAndRunsNoPipeline) {
+  run_processes(2, [](Rank& rank) {
+    auto pieces = stage_model(0);
+    parallelize(pieces, rank.mesh({{"tp", 2}}), "tp", {{"in_proj", columns()}, {"out_proj", rows()}});
+    Mlp stage{nullptr};
+    Pipeline pipeline(
+        rank.mesh({{"pp", 2}}), "pp", [&](int64_t number) { return PipelineStage(stage = stage_model(number)); },
+        options_of(kSchedules[1], 2));
+    const auto x = rows_of(0, 0, 4);
+    const auto train = [&] {
+      pieces->forward(x).sum().backward();
+      pipeline.step({x}, {x});
+    };
+    train();
+    in_child(rank, [&] {
+      const torch::NoGradGuard guard;
+      const auto problem = expect_refused([&] { pieces->forward(x); });
+      return problem.empty() ? expect_refused([&] { pipeline.evaluate({x}); }) : problem;
+    });
+    train();
+  });
+}
+
+TEST(Forked, ASaveUnderWayIsTheParents) {
+  run_processes(1, [](Rank& rank) {
+    const TemporaryFolder folder;
+    const auto model = stage_model(0);
+    const auto save = std::make_unique<saves::BackgroundSave>();
+    FaultyDisk disk(files::Disk::real(), 3, FaultyDisk::Fault::waits);
+    std::promise<void> gate;
+    disk.meanwhile = [opened = gate.get_future().share()] { opened.wait(); };
+    const auto begin = [&](saves::BackgroundSave& by) {
+      auto given = saves::module_save(*model, nullptr, SaveOptions().mesh(rank.mesh()));
+      by.begin(
+          given.ranks, saves::ranks_beside(rank.mesh()), disk, folder / "step", given.pieces, std::move(given.about));
+    };
+    begin(*save);
+    for (const bool asks : {true, false}) {
+      in_child(rank, [&]() -> std::string {
+        if (save->is_under_way()) return "a save is under way";
+        if (asks) {
+          if (const auto problem = expect_refused([&] { save->wait(); }); !problem.empty()) return problem;
+          save->wait();
+        }
+        save->~BackgroundSave();
+        return "";
+      });
+    }
+    EXPECT_TRUE(save->is_under_way());
+    gate.set_value();
+    save->wait();
+    const auto other = stage_model(1);
+    load(folder / "step", other);
+    assert_close(other->in_proj->weight.detach(), model->in_proj->weight.detach(), "what was saved");
   });
 }
 
