@@ -22,7 +22,7 @@ BELOW = {
     "split": "base layout comm",
     "nn": "base comm group engine split",
     "pipeline": "base comm engine nn observe",
-    "tensor_parallel": "base layout comm engine nn split",
+    "tensor_parallel": "base layout comm engine nn observe split",
     "optim": "base comm group engine nn",
     "saves": "base layout comm group engine split nn optim files",
     "python_front": "base group engine",

@@ -22,14 +22,15 @@ inline bool recording() {
 /// Raises Error if it cannot be written.
 SHARDWISE_API std::string make_record_file(const std::string& folder, int64_t rank);
 
-/// Call this before a rank makes a unit: if SHARDWISE_RECORD asks for a record of the whole program, makes its file
-/// now, and writes it when the program ends.
+/// Call this before a rank makes a unit, divides parameters or makes a pipeline: if SHARDWISE_RECORD asks for a record
+/// of the whole program, makes its file now, and writes it when the program ends.
 void open_program_record(int64_t rank);
 
 /// Something that takes time. It ends with end(), or else with this object, and is then recorded.
 class SHARDWISE_API Span {
  public:
-  /// `kind` is "forward", "backward", "wait", "stage" (of a pipeline, with what it does), or the kind of collective.
+  /// `kind` is "forward", "backward", "wait", "step" (of a pipeline), "stage" (what one of its stages does), or the
+  /// kind of collective.
   Span(const char* kind, std::string name, int64_t rank, int64_t bytes = 0);
   ~Span();
   Span(const Span&) = delete;

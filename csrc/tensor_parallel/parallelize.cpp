@@ -6,6 +6,7 @@
 #include "comm/messages.h"
 #include "nn/aliases.h"
 #include "nn/touch.h"
+#include "observe/record.h"
 #include "split/exchange.h"
 #include "tensor_parallel/operations.h"
 #include "tensor_parallel/plan.h"
@@ -143,6 +144,7 @@ TensorParallel parallelize(
     torch::nn::Module& module, const Mesh& mesh, const std::string& axis, const SplitPlan& plan,
     const ParallelizeOptions& options) {
   using namespace tensor_parallel;
+  observe::open_program_record(mesh.rank());
   const auto on = std::make_shared<split::SplitAxis>(
       split::SplitAxis{mesh, axis, comm::Collectives(comm::axis_group_of(mesh, axis)), {}});
   std::vector<Chosen> chosen;

@@ -13,7 +13,7 @@ COMPUTE = ("forward", "backward")
 GATHERS = ("all-gather", "broadcast")
 SUMS = ("reduce-scatter", "all-reduce")
 WIRE = (*GATHERS, *SUMS)
-KINDS = ("stage", *COMPUTE, "wait", *WIRE)
+KINDS = ("step", "stage", *COMPUTE, "wait", *WIRE)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from shardwise._svg import Picture, width_of
 
 #: Kinds of events, with the colours of their spans.
 COLORS = {
+    "step": "#b3bccd",
     "stage": "#5b6b8c",
     "forward": "#4c78a8",
     "backward": "#3f8f5f",
@@ -19,7 +20,7 @@ COLORS = {
     "broadcast": "#7a7a7a",
 }
 #: The rows of a rank, with their kinds of events.
-LANES = {"stages": ("stage",), "compute": COMPUTE, "waits": ("wait",), "gathers": GATHERS, "sums": SUMS}
+LANES = {"stages": ("step", "stage"), "compute": COMPUTE, "waits": ("wait",), "gathers": GATHERS, "sums": SUMS}
 
 LEFT, WIDTH, RIGHT, TOP, ROW, GAP = 110, 1180, 60, 34, 18, 10
 #: Font sizes: in the picture, inside spans, and at the axis.
@@ -27,7 +28,9 @@ SIZE, INSIDE, AXIS = 12, 11, 10
 
 
 def steps(events: Sequence[Event], rank: int) -> list[int]:
-    """The times at which a rank's outermost unit began its forwards."""
+    """The times at which a rank's pipeline began its steps, or else its outermost unit its forwards."""
+    if own := [event for event in events if event.kind == "step" and event.rank == rank]:
+        return [event.begin for event in own]
     own = [event for event in events if event.kind == "forward" and event.rank == rank]
     return [event.begin for event in own if event.name == own[0].name]
 

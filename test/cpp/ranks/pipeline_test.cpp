@@ -160,6 +160,7 @@ TEST(Pipeline, TellsWhatItsStagesDidAndWhen) {
     EXPECT_LT(result.busy_seconds, result.seconds);
   });
   const auto record = stop_record();
+  EXPECT_NE(record.find("\"kind\": \"step\""), std::string::npos) << record;
   for (const auto* action : {"0F0", "0F3", "0B2", "1F0", "1B3"}) {
     EXPECT_NE(record.find(c10::str("\"kind\": \"stage\", \"name\": \"", action, "\"")), std::string::npos) << record;
   }

@@ -88,6 +88,13 @@ def test_only_the_last_steps_are_drawn() -> None:
     assert _timeline.last_steps(both, 5) == both
 
 
+def test_steps_of_a_pipeline_are_its_own() -> None:
+    # Each has a forward for every microbatch.
+    of_step = [Event("step", "a step", 0, 0, 10, 0), Event("forward", "(root)", 0, 1, 2, 0), Event("forward", "(root)", 0, 3, 4, 0)]
+    later = [replace(event, begin=event.begin + 20, end=event.end + 20) for event in of_step]
+    assert _timeline.last_steps(of_step + later, 1) == later
+
+
 def test_each_rank_begins_its_last_step_at_its_own_time() -> None:
     both = [
         replace(each, begin=each.begin + 20 * MS * n, end=each.end + 20 * MS * n) for n in (0, 1) for each in events()
