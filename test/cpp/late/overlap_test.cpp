@@ -94,8 +94,9 @@ Times measure(Traffic traffic, const Way& way) {
   return times[0];
 }
 
-/// Each layer computes once it is gathered (and before that copied from the host), and is summed once it was computed; gathers go on in a row, sums over
-/// shards too, sums over copies, and copies to the host. Nothing else waits for anything.
+/// Each layer computes once it is gathered (and before that copied from the host), and is summed once it was computed;
+/// gathers go on in a row, sums over shards too, sums over copies, and copies to the host. Nothing else waits for
+/// anything.
 double least(double work, double gather, double scatter, double all_reduce, double to_host = 0) {
   double gathered = 0, computed = 0, scattered = 0, reduced = 0, copied = 0;
   for (int i = 0; i < kLayers; ++i) {
@@ -133,7 +134,11 @@ const std::vector<Way> kWays{
 TEST(LateOverlap, NothingWaitsThatNeedNot) {
   // Computing takes longest, gathers, sums over shards, sums over copies, and all about the same.
   for (const auto& traffic :
-       {Traffic{5, 4, 3, 2, 4}, {60, 30, 15, 10, 40}, {30, 60, 15, 70, 5}, {15, 30, 60, 20, 10}, {25, 25, 25, 25, 25}}) {
+       {Traffic{5, 4, 3, 2, 4},
+        {60, 30, 15, 10, 40},
+        {30, 60, 15, 70, 5},
+        {15, 30, 60, 20, 10},
+        {25, 25, 25, 25, 25}}) {
     for (const auto& way : kWays) {
       SCOPED_TRACE(c10::str(
           way.name, ", gather ", traffic.gather, ", scatter ", traffic.scatter, ", all-reduce ", traffic.all_reduce));

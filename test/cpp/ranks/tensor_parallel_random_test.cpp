@@ -82,7 +82,9 @@ class RandomNet {
   void add_part() {
     Part part;
     const auto name = "part" + std::to_string(parts_.size());
-    const auto divide = [&](const std::string& what, const Split& split) { plan_.emplace_back(name + "." + what, split); };
+    const auto divide = [&](const std::string& what, const Split& split) {
+      plan_.emplace_back(name + "." + what, split);
+    };
     const int64_t hidden = random_.between(1, 9);
     const bool bias = random_.chance(60);
     const auto act = random_.of<at::Tensor (*)(const at::Tensor&)>({at::tanh, at::sigmoid, at::silu});

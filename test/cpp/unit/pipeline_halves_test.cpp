@@ -2,9 +2,9 @@
 #include "pipeline/halves.h"
 #include "support/products.h"
 
-#include <catch2/catch.hpp>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/torch.h>
+#include <catch2/catch.hpp>
 
 #include <functional>
 #include <random>
@@ -145,7 +145,8 @@ TEST_CASE("Halves.HooksRunOnce") {
   halves.of_parameters();
   CHECK(calls == 1);
   const auto arrived = 2 * gradient.mm(w[1].detach().t());
-  check_close({between.grad(), found[0], w[0].grad()}, {arrived, arrived.mm(w[0].detach().t()), x.detach().t().mm(arrived)});
+  check_close(
+      {between.grad(), found[0], w[0].grad()}, {arrived, arrived.mm(w[0].detach().t()), x.detach().t().mm(arrived)});
 }
 
 namespace {
