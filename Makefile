@@ -82,7 +82,7 @@ gpu: ## everything that a GPU should show, in steps of at most 8 minutes that ar
 
 bench: ## what wrapping costs, beside torch's own: time, instructions, copies, memory, in short
 	$(prepare) build "$(PYTHON)"
-	@$(build) dev -DSHARDWISE_BUILD_BENCHMARKS=ON --target shardwise shardwise_python meters host_cost setup_cost plan_models memory_steps rank_steps collectives overlap modelled_peers --install $(jobs)
+	@$(build) dev -DSHARDWISE_BUILD_BENCHMARKS=ON --target shardwise shardwise_python meters host_cost setup_cost plan_models memory_steps rank_steps collectives overlap pipeline_steps modelled_peers --install $(jobs)
 	$(if $(PEERS),@$(py) benchmarks/peers.py)
 	@$(py) benchmarks/run.py --quick --instructions
 

@@ -49,6 +49,8 @@ STEPS = {
     "step_local": "DTensors, locally",
     "step_automatic": "DTensors, locally by itself",
 }
+#: Two layers of each block, divided by tensor parallelism, and two stages of as many microbatches.
+PARALLEL = {"layers": "a Linear of tensor parallelism", "microbatches": "a microbatch of a stage"}
 
 
 def commands(build: Path, sizes: Sequence[str], only: Sequence[str] = ()) -> dict[str, list[str]]:
@@ -75,7 +77,10 @@ def units(costs: Mapping[Case, float]) -> Costs:
     extra: Costs = {}
     for case, cost in costs.items():
         language, name = case.name.split(" ", 1)
-        if name in ("none", "forward"):
+        if name in ("none", "forward") or name.endswith("_none"):
+            continue
+        if (what := name.removeprefix("torch_")) in PARALLEL:
+            extra[case] = (cost - costs[replace(case, name=f"{language} {what}_none")]) / (2 * case.blocks)
             continue
         plain = replace(case, name=f"{language} none")
         without = 0.0 if name.startswith("call") or name in STEPS else costs[plain]
@@ -95,6 +100,11 @@ def figures(costs: Mapping[Case, float], unit: str, scale: float) -> Iterator[Fi
         elif name in STEPS:
             note = f"{cost / extra[replace(case, name=f'{language} step_plain')]:.3f} x of tensors"
             yield Figure("host", f"AdamW step of {STEPS[name]}, {size}", value, f"{unit} a block", note)
+        elif name in PARALLEL:
+            torchs = extra.get(replace(case, name=f"Python torch_{name}"))
+            yield Figure("host", PARALLEL[name], value, f"{unit} more", f"{cost / torchs:.3f} x torch's" if torchs else "")
+        elif name.startswith("torch_") and name.removeprefix("torch_") in PARALLEL:
+            yield Figure("host", f"{PARALLEL[name.removeprefix('torch_')]}, torch's", value, f"{unit} more")
         else:
             rival = RIVALS.get(case.name, "")
             rivals = {NAMES[e.name]: c for e, c in extra.items() if replace(e, name=case.name) == case

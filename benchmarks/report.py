@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import host
 from bars import Bar, picture
 from figures import Figure, shown
 
@@ -56,6 +57,12 @@ def saving(what: str) -> tuple[str | None, ...]:
     return (None, f"shardwise: {what}", f"DCP: {what}", None)
 
 
+def parallel(what: str) -> Row:
+    """One of the layers and microbatches of the suite host."""
+    return Row(f"host, {what} beyond the same work alone, thousand instructions", "host", "k instructions more",
+               (what, None, f"{what}, torch's", None))  # fmt: skip
+
+
 WAITS = "keeps a step waiting"
 WAITING = (None, f"shardwise: what Saver.save() {WAITS}", f"DCP: what async_save() {WAITS}", None)
 HOST = ("host", "k instructions a unit", "{}, 8 blocks of 9")
@@ -71,6 +78,7 @@ TITLES = {
 PEAKS = rows("tensors at the peak of a step, 2 ranks: `fully_shard`, x parameters", *PEAK)
 ROWS = (
     *rows("host, a unit of 9 parameters: `fully_shard`, thousand instructions", *HOST),
+    *(parallel(what) for what in host.PARALLEL.values()),
     *rows("a step of 26 M parameters, 2 ranks on one host: `fully_shard`, x DDP", *STEP),
     *rows("a step of 107 M parameters: `fully_shard`, x DDP", *LARGE),
     *PEAKS,

@@ -24,13 +24,16 @@ import machine
 import memory
 import overlap
 import peers
+import pipeline
 import scale
 import steps
 from figures import Figure, save
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev")
-SUITES = ("host", "memory", "scale", "steps", "collectives", "overlap", "hosts", "checkpoint", "gpu")
+SUITES = ("host", "memory", "scale", "steps", "collectives", "overlap", "pipeline", "hosts", "checkpoint", "gpu")
+#: Timelines of steps.
+PICTURES = {"overlap": ("timeline.svg", overlap), "pipeline": ("pipeline.svg", pipeline)}
 
 
 def main() -> int:
@@ -66,9 +69,10 @@ def main() -> int:
     print(f"\n{len(figures)} figures in {time.monotonic() - begin:.0f} s")
     if options.save and figures:
         saved = save(options.results, facts, figures)
-        if "overlap" in options.suites and "ended early" not in facts:
-            saved.append(options.results / "timeline.svg")
-            overlap.draw(BUILD, overlap.SHORT, saved[-1])
+        for suite, (name, module) in PICTURES.items():
+            if suite in options.suites and "ended early" not in facts:
+                saved.append(options.results / name)
+                module.draw(BUILD, module.SHORT, saved[-1])
         print("\n".join(f"saved {path}" for path in saved))
     return int("ended early" in facts)
 
@@ -110,6 +114,8 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
         yield from collectives.figures(BUILD, collectives.SHORT if options.quick else collectives.FULL)
     if "overlap" in options.suites:
         yield from overlap.figures(BUILD, overlap.SHORT if options.quick else overlap.FULL)
+    if "pipeline" in options.suites:
+        yield from pipeline.figures(BUILD, pipeline.SHORT if options.quick else pipeline.FULL)
     if "hosts" in options.suites:
         yield from hosts.suite(BUILD, *(hosts.SHORT if options.quick else hosts.FULL))
     if "checkpoint" in options.suites:

@@ -11,57 +11,19 @@
 
 #include "blocks.h"
 #include "counted.h"
+#include "host_parallelism.h"
 #include "instant_group.h"
-#include "meters.h"
+#include "measured.h"
 
 #include <torch/torch.h>
 
-#include <ctime>
 #include <iostream>
 #include <utility>
 
 namespace {
 
-constexpr int kWarm = 3;
-constexpr int kFew = 1;
-constexpr int kMany = 3;
-constexpr int kTimes = 4;
-constexpr int kTimed = 40;
-
 torch::Tensor forward(const Block& block, const torch::Tensor& x) {
   return block.ptr()->forward(x);
-}
-
-double cpu_seconds() {
-  timespec time{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
-template <typename Step>
-void measure(const std::string& name, const Size& size, const Step& step) {
-  if (!wanted(name)) return;
-  for (int i = 0; i < kWarm; ++i) step();
-  if (meters_count_instructions() != 0) {
-    meters_start();
-    step();
-    for (int time = 0; time < kTimes; ++time) {
-      for (const auto steps : {kFew, kMany}) {
-        meters_zero();
-        for (int i = 0; i < steps; ++i) step();
-        meters_dump(c10::str(name, " ", size.text(), " ", steps).c_str());
-      }
-    }
-    meters_stop();
-    return;
-  }
-  double best = 1e9;
-  for (int i = 0; i < kTimed; ++i) {
-    const auto begin = cpu_seconds();
-    step();
-    best = std::min(best, cpu_seconds() - begin);
-  }
-  std::cout << name << " " << size.text() << " " << best * 1e6 << std::endl;
 }
 
 template <typename Call>
@@ -152,6 +114,8 @@ int main(int count, char** arguments) {
   bool first = true;
   return run_sizes(count, arguments, [&](const Size& size) {
     measure_wrappings(size);
-    if (std::exchange(first, false)) measure_calls(size);
+    if (!std::exchange(first, false)) return;
+    measure_calls(size);
+    measure_parallelism(size);
   });
 }

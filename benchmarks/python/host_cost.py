@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from meters import Meters
+from parallelism import parallel_steps
 from torch import Tensor, nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import init_device_mesh
@@ -156,6 +157,9 @@ def measure_size(meters: Meters, size: str, only: list[str], with_steps: bool) -
             measure(meters, name, size, optimizer_step(model, local=name == "step_local"))
             shardwise.set_local_optimizers(False)
     dist.destroy_process_group()
+    for name, step in parallel_steps(blocks, ranks) if with_steps else ():
+        if not only or name in only:
+            measure(meters, name, size, step)
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ NAMES = (
     "memory",
     "overlap",
     "peers",
+    "pipeline",
     "report",
     "scale",
     "steps",

@@ -42,6 +42,20 @@ def test_wrappings_in_python_are_compared_with_torchs(modules):
         assert re.fullmatch(rf"[-+\d.e]+ x {torchs}", found[ours].note)
 
 
+def test_parallelism_is_compared_with_torchs(modules):
+    host = modules["host"]
+    ours = ("layers", "microbatches")
+    names = [name for each in ours for name in (each, f"{each}_none", f"torch_{each}")]
+    found = list(host.figures(host.microseconds(host.commands(BUILD, ["3x9x2"], names)), "us", 1))
+    assert [figure.name for figure in found] == [
+        "a Linear of tensor parallelism",
+        "a microbatch of a stage",
+        "a Linear of tensor parallelism, torch's",
+        "a microbatch of a stage, torch's",
+    ]
+    assert all(re.fullmatch(r"[-+\d.e]+ x torch's", figure.note) for figure in found[:2])
+
+
 def test_a_size_that_is_none_is_an_error(modules):
     host = modules["host"]
     with pytest.raises(RuntimeError, match="A size is blocks x parameters x ranks, as 8x9x2, not '8'"):
