@@ -11,6 +11,7 @@ and load the same: see docs/checkpoints.md.
 from __future__ import annotations
 
 import json
+import os
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -111,8 +112,8 @@ class Saver:
     def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
         self._group = process_group
         self._background = _C.BackgroundSave()
-        # Also when the interpreter ends.
-        weakref.finalize(self, self._background.wait)
+        # Also when the interpreter ends; but a forked one has no thread that writes.
+        weakref.finalize(self, _finish, self._background, os.getpid())
 
     def save(
         self,
@@ -350,6 +351,11 @@ def _why_not(tensor: torch.Tensor, dtype: torch.dtype, sizes: list[int]) -> str:
 
 def _word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _finish(background: _C.BackgroundSave, process: int) -> None:
+    if os.getpid() == process:
+        background.wait()
 
 
 def _mesh(group: dist.ProcessGroup | None) -> _C.Mesh | None:
