@@ -26,6 +26,20 @@ LATE = [
         "FullyShardMixedPrecision*",
     ),
     _late(
+        "copy shards from the host on the stream that computes",
+        "group/full_copies.cpp",
+        "    scope.emplace(from_host_, place.device());\n",
+        "",
+        "LateOverlap*",
+    ),
+    _late(
+        "compute with full parameters before they came from the host",
+        "group/full_copies.cpp",
+        "    await_gather();\n    copy_out();",
+        "    copy_out();",
+        "LateOffload*",
+    ),
+    _late(
         "give a bucket back to the pool before its sum",
         "group/gradients.cpp",
         "  wait_in_stream();\n  if (scattered()) bucket_use_ = buffers.note(bucket_);\n",
