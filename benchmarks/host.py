@@ -102,7 +102,8 @@ def figures(costs: Mapping[Case, float], unit: str, scale: float) -> Iterator[Fi
             yield Figure("host", f"AdamW step of {STEPS[name]}, {size}", value, f"{unit} a block", note)
         elif name in PARALLEL:
             torchs = extra.get(replace(case, name=f"Python torch_{name}"))
-            yield Figure("host", PARALLEL[name], value, f"{unit} more", f"{cost / torchs:.3f} x torch's" if torchs else "")
+            note = f"{cost / torchs:.3f} x torch's" if torchs else ""
+            yield Figure("host", PARALLEL[name], value, f"{unit} more", note)
         elif name.startswith("torch_") and name.removeprefix("torch_") in PARALLEL:
             yield Figure("host", f"{PARALLEL[name.removeprefix('torch_')]}, torch's", value, f"{unit} more")
         else:

@@ -157,7 +157,7 @@ def measure_size(meters: Meters, size: str, only: list[str], with_steps: bool) -
             measure(meters, name, size, optimizer_step(model, local=name == "step_local"))
             shardwise.set_local_optimizers(False)
     dist.destroy_process_group()
-    for name, step in parallel_steps(blocks, ranks) if with_steps else ():
+    for name, step in parallel_steps(blocks, ranks, passes) if with_steps else ():
         if not only or name in only:
             measure(meters, name, size, step)
 

@@ -26,23 +26,13 @@ class Pair(nn.Module):
         return self.down(self.up(x))
 
 
-def training(model: nn.Module) -> Callable[[], None]:
-    x = torch.ones(8, 4)
-
-    def step() -> None:
-        model(x).sum().backward()
-        model.zero_grad()
-
-    return step
-
-
-def layers(blocks: int, ranks: int) -> Callable[[], None]:
+def divided(blocks: int, ranks: int) -> nn.Module:
     model = nn.Sequential(*(Pair(PIECE * ranks) for _ in range(blocks)))
     mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("ranks",))
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
     for pair in model:
         parallelize_module(pair, mesh, plan)
-    return training(model)
+    return model
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -73,11 +63,13 @@ def pipeline(blocks: int, modules: list[nn.Module]) -> Callable[[], None]:
     return lambda: schedule.step(x, target=x)
 
 
-def parallel_steps(blocks: int, ranks: int) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Each with its name, in a fake process group of its own."""
+def parallel_steps(
+    blocks: int, ranks: int, training: Callable[[nn.Module], Callable[[], Any]]
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Each with its name, in a fake process group of its own. `training` gives the step of a model."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     yield "layers_none", training(nn.Sequential(*(Pair(PIECE) for _ in range(blocks))))
-    yield "torch_layers", layers(blocks, ranks)
+    yield "torch_layers", training(divided(blocks, ranks))
     dist.destroy_process_group()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     modules = [nn.Linear(4, 4), nn.Linear(4, 4)]

@@ -90,7 +90,11 @@ def test_only_the_last_steps_are_drawn() -> None:
 
 def test_steps_of_a_pipeline_are_its_own() -> None:
     # Each has a forward for every microbatch.
-    of_step = [Event("step", "a step", 0, 0, 10, 0), Event("forward", "(root)", 0, 1, 2, 0), Event("forward", "(root)", 0, 3, 4, 0)]
+    of_step = [
+        Event("step", "a step", 0, 0, 10, 0),
+        Event("forward", "(root)", 0, 1, 2, 0),
+        Event("forward", "(root)", 0, 3, 4, 0),
+    ]
     later = [replace(event, begin=event.begin + 20, end=event.end + 20) for event in of_step]
     assert _timeline.last_steps(of_step + later, 1) == later
 
