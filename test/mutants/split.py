@@ -102,6 +102,13 @@ SPLIT = [
         suites=_SUITES,
     ),
     Mutant(
+        "count the time that arriving inputs take as computing",
+        "csrc/pipeline/run.cpp",
+        "  arriving.arrive();\n  const auto begin = std::chrono::steady_clock::now();\n",
+        "  const auto begin = std::chrono::steady_clock::now() - std::chrono::hours(1);\n  arriving.arrive();\n",
+        suites=_PIPELINE,
+    ),
+    Mutant(
         "compute the first microbatch in the place of the last",
         "csrc/pipeline/run.cpp",
         "parts[i].push_back(pieces[i]);",
