@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils.checkpoint import checkpoint
 
 import shardwise
 from shardwise import cpp
@@ -212,6 +213,73 @@ def check_error(rank: int, pipeline: Any, mesh: Any, is_last: bool) -> None:
     pipeline.step(inputs, targets)
 
 
+class Scale(torch.autograd.Function):
+    """Of Python's, which computes both gradients each time it is asked for one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, factor)
+        return x * factor
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, factor = ctx.saved_tensors
+        return gradients[0] * factor, (gradients[0] * x).sum(0)
+
+
+class Mixed:
+    """A stage of a C++ module inside of a checkpoint, and what Python adds: a function, a hook, a gradient."""
+
+    def __init__(self, stage: int) -> None:
+        self.module = chain(stage)
+        self.factor = torch.full((6,), 1.1, requires_grad=True)
+        self.kept: list[torch.Tensor] = []
+        self.hooked = 0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        scaled = Scale.apply(x, self.factor)
+        scaled.retain_grad()
+        scaled.register_hook(self.hook)
+        self.kept.append(scaled)
+        return checkpoint(self.module, scaled, use_reentrant=False)
+
+    def hook(self, gradient: torch.Tensor) -> torch.Tensor:
+        self.hooked += 1
+        return gradient * 1.5
+
+    def parameters(self) -> list[torch.Tensor]:
+        return [self.factor, *self.module.parameters()]
+
+
+def check_mixed(rank: int, schedule: str) -> None:
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("pp",))
+    own: dict[int, Mixed] = {}
+
+    def make(stage: int) -> Any:
+        own[stage] = Mixed(stage)
+        return own[stage], own[stage].module
+
+    pipeline = cpp.Pipeline(mesh, make, cpp.PipelineOptions(4, mean_square, schedule))
+    whole = [Mixed(stage) for stage in range(pipeline.stages)]
+    for step in range(3):
+        inputs, targets = rows_of(step)
+        pipeline.step(inputs, targets)
+        for x, y in zip(inputs.chunk(4), targets.chunk(4), strict=True):
+            for each in whole:
+                x = each(x)
+            (mean_square([x], [y]) / 4).backward()
+        for stage, mine in own.items():
+            theirs = whole[stage]
+            assert mine.hooked == theirs.hooked == 4 * (step + 1)
+            for a, b in zip([*mine.parameters(), *mine.kept], [*theirs.parameters(), *theirs.kept], strict=True):
+                torch.testing.assert_close(a.grad, b.grad)
+        for each in (*own.values(), *whole):
+            for parameter in each.parameters():
+                parameter.data.sub_(0.1 * parameter.grad)
+                parameter.grad = None
+            each.kept.clear()
+
+
 SCHEDULES = ["1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]
 
 
@@ -233,3 +301,7 @@ class TestPipeline:
     @pytest.mark.parametrize("schedule", SCHEDULES)
     def test_trains_as_one_process(self, schedule: str) -> None:
         run_ranks(4, check_pipeline, schedule)
+
+    @pytest.mark.parametrize("schedule", SCHEDULES)
+    def test_what_python_adds_to_a_stage(self, schedule: str) -> None:
+        run_ranks(2, check_mixed, schedule)
