@@ -259,6 +259,7 @@ void Schedule::reset_iteration() {
 
 void Schedule::set_finalized_by_hand(bool value) {
   if (value == finalized_by_hand_) return;
+  abandon_dead_backward();
   if (BackwardWatch::running() || order_.is_unsettled()) {
     throw Error(
         "shardwise: set_manual_backward_finalization() cannot change mode after backward starts. Call "

@@ -47,7 +47,7 @@ SPLIT = [
         "let every operation read a piece",
         "csrc/tensor_parallel/operations.cpp",
         "  if (!is_allowed) refuse(call);\n",
-        "",
+        "  if (!is_allowed && views.empty()) refuse(call);\n",
         suites=_SUITES,
     ),
     Mutant(
@@ -89,8 +89,8 @@ SPLIT = [
     Mutant(
         "leave outputs in the order of memory in which they were gathered",
         "csrc/split/exchange.cpp",
-        "at::cat(ordered, dim)).contiguous();",
-        "at::cat(ordered, dim));",
+        "  return output.contiguous();\n",
+        "  return output;\n",
         suites=_SUITES,
     ),
     Mutant(
@@ -116,10 +116,11 @@ SPLIT = [
         suites=_PIPELINE,
     ),
     Mutant(
-        "number the messages of both directions alike",
+        "send microbatches in another order than they are received",
         "csrc/pipeline/run.cpp",
-        "  const auto stages = travels_forward(action) ? 0 : place_.table.stages();",
-        "  const auto stages = travels_forward(action) ? 0 : 1;",
+        "* place_.table.microbatches + action.microbatch;",
+        "* place_.table.microbatches +\n"
+        "      (is_send(action.kind) ? place_.table.microbatches - 1 - action.microbatch : action.microbatch);",
         suites=_PIPELINE,
     ),
     Mutant(

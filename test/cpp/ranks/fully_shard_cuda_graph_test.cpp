@@ -16,15 +16,14 @@ namespace {
 constexpr int kReplays = 4;
 
 torch::nn::Sequential two_layers() {
-  torch::manual_seed(3);
   torch::nn::Sequential model(torch::nn::Linear(16, 32), torch::nn::ReLU(), torch::nn::Linear(32, 8));
+  fill(*model, 3);
   model->to(at::kCUDA);
   return model;
 }
 
 at::Tensor input_of(int step) {
-  torch::manual_seed(100 + step);
-  return torch::randn({5, 16}).to(at::kCUDA);
+  return torch::randn({5, 16}, generator(100 + step)).to(at::kCUDA);
 }
 
 at::Tensor pass(torch::nn::Sequential& model, const at::Tensor& input) {

@@ -7,8 +7,9 @@ namespace {
 
 /// A linear layer and a scale, as leaves.
 std::vector<at::Tensor> leaves(int64_t rows, at::Device device) {
-  torch::manual_seed(3);
-  std::vector<at::Tensor> made{torch::randn({rows, 3}), torch::randn({rows}), torch::full({1}, 0.5)};
+  // A generator of its own: ranks are threads.
+  const auto random = generator(3);
+  std::vector<at::Tensor> made{torch::randn({rows, 3}, random), torch::randn({rows}, random), torch::full({1}, 0.5)};
   for (auto& tensor : made) tensor = tensor.to(device).requires_grad_();
   return made;
 }

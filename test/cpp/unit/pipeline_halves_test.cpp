@@ -175,17 +175,18 @@ TEST_CASE("Halves.AHookOnAnOperationsResultsIsHeard") {
 
 TEST_CASE("Halves.WhatTheSecondDoesNotNeedIsFreedAfterTheFirst") {
   const auto x = leaf(torch::randn({3, 4}));
-  const auto w = leaf(torch::randn({4, 4}));
-  auto between = x.mm(w).tanh();
+  const auto w = leaves({torch::randn({4, 4}), torch::randn({4, 4})});
+  auto between = x.mm(w[0]).tanh();
   const c10::weak_intrusive_ptr<c10::StorageImpl> kept(
       c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(between.storage().unsafeGetStorageImpl()));
-  Halves halves({between * 3}, {torch::ones({3, 4})}, false);
+  // The last product's gradients lead to it.
+  Halves halves({(between * 3).mm(w[1])}, {torch::ones({3, 4})}, false);
   between.reset();
   CHECK(!kept.expired());
   halves.of_inputs({x});
   CHECK(kept.expired());
   halves.of_parameters();
-  CHECK(w.grad().defined());
+  for (const auto& each : w) CHECK(each.grad().defined());
 }
 
 } // namespace shardwise::pipeline
