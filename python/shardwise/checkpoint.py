@@ -354,7 +354,7 @@ def _word(dtype: torch.dtype) -> str:
 
 
 def _finish(background: _C.BackgroundSave, process: int) -> None:
-    if os.getpid() == process:
+    if os.getpid() == process or background.is_under_way:
         background.wait()
 
 
