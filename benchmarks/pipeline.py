@@ -31,8 +31,9 @@ class Extent:
     steps: int
 
 
-SHORT = Extent(128, 32, 4, 2, 5)
-FULL = Extent(512, 64, 8, 5, 9)
+#: Large enough that a message, which may wait for a turn of a busy core, takes little beside a stage.
+SHORT = Extent(1024, 192, 8, 1, 3)
+FULL = Extent(1024, 192, 8, 3, 7)
 
 
 def command(build: Path, extent: Extent, store: Path) -> list[str]:

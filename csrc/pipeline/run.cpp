@@ -102,7 +102,6 @@ void Run::receive(const Action& action) {
   auto& cell = cells_[{action.stage, action.microbatch}];
   auto& arriving = action.kind == Kind::receive_forward ? cell.arriving_inputs : cell.arriving_gradients;
   arriving = transfers_.receive(peer(action), message_number(action), message(action));
-  if (arriving.failed()) throw Error("");
 }
 
 void Run::send(const Action& action) {
@@ -124,7 +123,7 @@ void Run::forward(const Action& action) {
     cell.inputs = std::move(inputs_[index]);
   } else if (!place_.has(action.stage - 1)) {
     const auto flags = cell.arriving_inputs.requires_grad();
-    cell.inputs = cell.arriving_inputs.wait();
+    cell.inputs = transfers_.wait(cell.arriving_inputs);
     for (size_t i = 0; i < flags.size(); ++i) {
       if (flags[i] && is_training_) cell.inputs[i].set_requires_grad(true);
     }
@@ -166,7 +165,7 @@ Halves Run::begin_backward(const Action& action, Cell& cell) {
       gradients.push_back(at::full_like(cell.loss.detach(), weights_[static_cast<size_t>(action.microbatch)]));
     }
   } else {
-    if (!place_.has(action.stage + 1)) cell.gradients_of_outputs = cell.arriving_gradients.wait();
+    if (!place_.has(action.stage + 1)) cell.gradients_of_outputs = transfers_.wait(cell.arriving_gradients);
     for (size_t i = 0; i < cell.outputs.size(); ++i) {
       if (!cell.outputs[i].defined() || !cell.outputs[i].requires_grad()) continue;
       if (!cell.gradients_of_outputs.at(i).defined()) continue;
@@ -213,7 +212,8 @@ void Run::backward(const Action& action) {
 void Run::compute(const Action& action) {
   auto& cell = cells_[{action.stage, action.microbatch}];
   auto& arriving = action.kind == Kind::forward ? cell.arriving_inputs : cell.arriving_gradients;
-  arriving.arrive();
+  transfers_.arrive(arriving);
+  if (arriving.failed()) throw Error("");
   const auto begin = std::chrono::steady_clock::now();
   std::optional<observe::Span> span;
   if (observe::recording()) span.emplace("stage", text(action), place_.name);
@@ -240,7 +240,8 @@ void Run::give_up(const Action& action) {
   if (is_send(action.kind)) {
     transfers_.send_failure(peer(action), message_number(action), message(action));
   } else if (is_receive(action.kind)) {
-    transfers_.receive(peer(action), message_number(action), message(action)).wait();
+    auto arriving = transfers_.receive(peer(action), message_number(action), message(action));
+    transfers_.arrive(arriving);
   }
 }
 
@@ -265,8 +266,8 @@ std::string Run::carry_out(std::string error) {
   }
   // What came for microbatches that were given up is still on its way, and its memory in use.
   for (auto& [key, cell] : cells_) {
-    cell.arriving_inputs.wait();
-    cell.arriving_gradients.wait();
+    transfers_.arrive(cell.arriving_inputs);
+    transfers_.arrive(cell.arriving_gradients);
   }
   transfers_.finish();
   return error;

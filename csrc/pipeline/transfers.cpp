@@ -21,8 +21,10 @@ constexpr int64_t kTensors = 8;
 constexpr int64_t kDims = 8;
 constexpr int64_t kEntry = 3 + kDims;
 constexpr int64_t kHeader = 2 + kTensors * kEntry;
-/// Of a message: the header, then its tensors.
-constexpr int kTags = 1 + static_cast<int>(kTensors);
+/// Of a message: the header, what there is room for, and what came instead.
+constexpr int kExpected = 1;
+constexpr int kInstead = kExpected + static_cast<int>(kTensors);
+constexpr int kTags = kInstead + static_cast<int>(kTensors);
 
 /// What a message says first: whether its sender failed, the number of tensors, and of each what it is.
 at::Tensor new_header() {
@@ -45,6 +47,18 @@ void describe(const at::Tensor& tensor, int64_t* entry, const std::string& what)
   std::copy(tensor.sizes().begin(), tensor.sizes().end(), entry + 3);
 }
 
+const int64_t* entry_of(const int64_t* header, int64_t tensor) {
+  return header + 2 + tensor * kEntry;
+}
+
+/// Without what may differ while the tensors are alike.
+MessageLayout layout_of(const at::Tensor& header) {
+  const auto* const values = header.const_data_ptr<int64_t>();
+  MessageLayout layout(values, values + kHeader);
+  for (int64_t i = 0; i < kTensors; ++i) layout[static_cast<size_t>(2 + i * kEntry + 1)] = 0;
+  return layout;
+}
+
 void await(const c10::intrusive_ptr<c10d::Work>& work, const std::string& what) {
   const base::WithoutCallerLock unlocked;
   try {
@@ -55,15 +69,6 @@ void await(const c10::intrusive_ptr<c10d::Work>& work, const std::string& what) 
 }
 
 } // namespace
-
-void Transfers::Arriving::arrive() {
-  for (const auto& work : std::exchange(works_, {})) await(work, what_);
-}
-
-Transfers::Tensors Transfers::Arriving::wait() {
-  arrive();
-  return std::move(tensors_);
-}
 
 void Transfers::start(const at::Tensor& tensor, int to, int tag, const std::string& what) {
   const auto text = c10::str("rank ", rank_, ": the sending of ", what);
@@ -88,55 +93,115 @@ void Transfers::send(const Tensors& tensors, int to, int number, const std::stri
   for (size_t i = 0; i < tensors.size(); ++i) {
     describe(tensors[i], values + 2 + static_cast<int64_t>(i) * kEntry, c10::str("rank ", rank_, ": ", what));
   }
-  start(header, to, number * kTags, what);
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (!tensors[i].defined() || tensors[i].numel() == 0) continue;
-    at::Tensor values_to_send;
-    {
-      const base::ComputeGuard guard;
-      values_to_send = tensors[i].detach().to(device_).contiguous();
-    }
-    start(values_to_send, to, number * kTags + 1 + static_cast<int>(i), what);
+  Tensors values_to_send;
+  for (const auto& tensor : tensors) {
+    const base::ComputeGuard guard;
+    values_to_send.push_back(tensor.defined() ? tensor.detach().to(device_).contiguous() : tensor);
   }
+  start(header, to, number * kTags, what);
+  auto layout = layout_of(header);
+  auto& before = layouts_->sent[number];
+  const bool is_expected = !has_tags() || before.empty() || before == layout;
+  if (!is_expected) start_all(room_for(before), to, number * kTags + kExpected, what);
+  start_all(values_to_send, to, number * kTags + (is_expected ? kExpected : kInstead), what);
+  before = std::move(layout);
 }
 
+// Whoever has room for tensors waits for some.
 void Transfers::send_failure(int to, int number, const std::string& what) {
   const auto header = new_header();
   header.mutable_data_ptr<int64_t>()[0] = 1;
   start(header, to, number * kTags, what);
+  const auto before = layouts_->sent.find(number);
+  if (has_tags() && before != layouts_->sent.end()) {
+    start_all(room_for(before->second), to, number * kTags + kExpected, what);
+  }
+}
+
+Transfers::Tensors Transfers::room_for(const MessageLayout& layout) const {
+  const base::ComputeGuard guard;
+  Tensors tensors;
+  for (int64_t i = 0; i < (layout.empty() ? 0 : layout[1]); ++i) {
+    const auto* const entry = entry_of(layout.data(), i);
+    if (entry[0] < 0) {
+      tensors.emplace_back();
+      continue;
+    }
+    const at::IntArrayRef sizes(entry + 3, static_cast<size_t>(entry[2]));
+    tensors.push_back(at::empty(sizes, at::TensorOptions(device_).dtype(static_cast<at::ScalarType>(entry[0]))));
+  }
+  return tensors;
+}
+
+void Transfers::start_all(const Tensors& tensors, int to, int tag, const std::string& what) {
+  for (const auto& tensor : tensors) {
+    if (tensor.defined() && tensor.numel() > 0) start(tensor, to, tag, what);
+    ++tag;
+  }
+}
+
+Transfers::Work Transfers::receive_into(const Arriving& arriving, const at::Tensor& tensor, int tag) const {
+  std::vector<at::Tensor> tensors{tensor};
+  const base::WithoutCallerLock unlocked;
+  try {
+    return group_->recv(tensors, arriving.from_, arriving.number_ * kTags + tag);
+  } catch (const std::exception& error) {
+    throw PeerError(c10::str("shardwise: ", arriving.what_, " failed. The reason: ", base::reason(error)));
+  }
+}
+
+void Transfers::receive_all(Arriving& arriving, const MessageLayout& layout, int tag) const {
+  arriving.expected_ = layout;
+  arriving.tensors_ = room_for(layout);
+  for (const auto& tensor : arriving.tensors_) {
+    if (tensor.defined() && tensor.numel() > 0) arriving.works_.push_back(receive_into(arriving, tensor, tag));
+    ++tag;
+  }
 }
 
 Transfers::Arriving Transfers::receive(int from, int number, const std::string& what) {
   Arriving arriving;
+  arriving.from_ = from;
+  arriving.number_ = number;
   arriving.what_ = c10::str("rank ", rank_, ": the arrival of ", what);
-  const auto receive_into = [&](const at::Tensor& tensor, int tag) {
-    std::vector<at::Tensor> tensors{tensor};
-    const base::WithoutCallerLock unlocked;
-    try {
-      return group_->recv(tensors, from, tag);
-    } catch (const std::exception& error) {
-      throw PeerError(c10::str("shardwise: ", arriving.what_, " failed. The reason: ", base::reason(error)));
-    }
-  };
-  const auto header = new_header();
-  await(receive_into(header, number * kTags), arriving.what_);
-  const auto* const values = header.const_data_ptr<int64_t>();
-  arriving.failed_ = values[0] != 0;
-  const base::ComputeGuard guard;
-  for (int64_t i = 0; i < values[1]; ++i) {
-    const auto* const entry = values + 2 + i * kEntry;
-    arriving.requires_grad_.push_back(entry[0] >= 0 && entry[1] != 0);
-    if (entry[0] < 0) {
-      arriving.tensors_.emplace_back();
-      continue;
-    }
-    const at::IntArrayRef sizes(entry + 3, static_cast<size_t>(entry[2]));
-    const auto options = at::TensorOptions(device_).dtype(static_cast<at::ScalarType>(entry[0]));
-    arriving.tensors_.push_back(at::empty(sizes, options));
-    const auto& tensor = arriving.tensors_.back();
-    if (tensor.numel() > 0) arriving.works_.push_back(receive_into(tensor, number * kTags + 1 + static_cast<int>(i)));
+  arriving.header_ = new_header();
+  arriving.header_work_ = receive_into(arriving, arriving.header_, 0);
+  if (!has_tags()) {
+    read_header(arriving);
+  } else if (const auto before = layouts_->received.find(number); before != layouts_->received.end()) {
+    receive_all(arriving, before->second, kExpected);
   }
   return arriving;
+}
+
+void Transfers::read_header(Arriving& arriving) {
+  if (!arriving.header_work_) return;
+  await(std::exchange(arriving.header_work_, nullptr), arriving.what_);
+  const auto* const values = arriving.header_.const_data_ptr<int64_t>();
+  arriving.failed_ = values[0] != 0;
+  if (arriving.failed_) return;
+  for (int64_t i = 0; i < values[1]; ++i) {
+    const auto* const entry = entry_of(values, i);
+    arriving.requires_grad_.push_back(entry[0] >= 0 && entry[1] != 0);
+  }
+  auto layout = layout_of(arriving.header_);
+  if (layout != arriving.expected_) {
+    const bool has_room = !arriving.expected_.empty();
+    for (const auto& work : std::exchange(arriving.works_, {})) await(work, arriving.what_);
+    receive_all(arriving, layout, has_room ? kInstead : kExpected);
+  }
+  layouts_->received[arriving.number_] = std::move(layout);
+}
+
+void Transfers::arrive(Arriving& arriving) {
+  read_header(arriving);
+  for (const auto& work : std::exchange(arriving.works_, {})) await(work, arriving.what_);
+  if (arriving.failed_) arriving.tensors_.clear();
+}
+
+Transfers::Tensors Transfers::wait(Arriving& arriving) {
+  arrive(arriving);
+  return std::move(arriving.tensors_);
 }
 
 void Transfers::finish() {

@@ -3,26 +3,34 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <map>
 #include <string>
 #include <vector>
 
 namespace shardwise::pipeline {
 
+/// What a message has: the number of tensors, and of each its dtype and its sizes.
+using MessageLayout = std::vector<int64_t>;
+
+/// What messages of each number had the last time.
+struct MessageLayouts {
+  std::map<int, MessageLayout> sent;
+  std::map<int, MessageLayout> received;
+};
+
 /// What stages on different ranks send each other. Each message says first what it is, so that sizes may differ between
-/// microbatches, and a rank that failed can say so instead.
+/// microbatches and steps, and a rank that failed can say so instead. Where messages are told apart by tags, as on
+/// CPUs, nobody waits for that: room for the same as the last time is there beforehand, and only what is different
+/// comes behind it.
 class Transfers {
  public:
   using Tensors = std::vector<at::Tensor>;
+  using Work = c10::intrusive_ptr<c10d::Work>;
 
   /// A message that is on its way.
   class Arriving {
    public:
-    Arriving() = default;
-    /// Returns when the tensors are there.
-    void arrive();
-    /// The tensors, when they are there. One that its sender did not have is undefined.
-    Tensors wait();
-    /// Whether the sender failed, and has nothing to send.
+    /// Whether the sender failed, and has nothing to send. Known once it has arrived, as all that follows.
     bool failed() const {
       return failed_;
     }
@@ -33,37 +41,57 @@ class Transfers {
 
    private:
     friend class Transfers;
+    int from_ = 0;
+    int number_ = 0;
     std::string what_;
+    at::Tensor header_;
+    Work header_work_;
+    /// Of the tensors that there is room for.
+    MessageLayout expected_;
     bool failed_ = false;
     Tensors tensors_;
     std::vector<bool> requires_grad_;
-    std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+    std::vector<Work> works_;
   };
 
-  /// `rank` is this rank's number, for errors.
-  Transfers(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, int64_t rank)
+  /// `rank` is this rank's number, for errors. `layouts` stay from step to step.
+  Transfers(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, int64_t rank, MessageLayouts& layouts)
       : group_(std::move(group)),
         device_(device),
-        rank_(rank) {}
+        rank_(rank),
+        layouts_(&layouts) {}
 
   /// Starts to send. `what` names it in errors; `number` tells messages between two ranks in a step apart.
   /// Raises ValueError for what a message cannot have.
   void send(const Tensors& tensors, int to, int number, const std::string& what);
   /// Says that there is nothing to send.
   void send_failure(int to, int number, const std::string& what);
-  /// Returns when it is known what comes.
   Arriving receive(int from, int number, const std::string& what);
+  /// Returns when the message is there.
+  void arrive(Arriving& arriving);
+  /// The tensors, when they are there. One that its sender did not have is undefined.
+  Tensors wait(Arriving& arriving);
   /// Returns when all that was sent is on its way, and its memory is free again.
   void finish();
 
  private:
+  /// Whether messages are told apart by tags.
+  bool has_tags() const {
+    return device_.is_cpu();
+  }
+  Tensors room_for(const MessageLayout& layout) const;
   void start(const at::Tensor& tensor, int to, int tag, const std::string& what);
+  void start_all(const Tensors& tensors, int to, int tag, const std::string& what);
+  Work receive_into(const Arriving& arriving, const at::Tensor& tensor, int tag) const;
+  void receive_all(Arriving& arriving, const MessageLayout& layout, int tag) const;
+  void read_header(Arriving& arriving);
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   at::Device device_;
   int64_t rank_;
+  MessageLayouts* layouts_;
   struct Sent {
-    c10::intrusive_ptr<c10d::Work> work;
+    Work work;
     at::Tensor tensor;
     std::string what;
   };

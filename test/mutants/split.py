@@ -124,6 +124,13 @@ SPLIT = [
         suites=_PIPELINE,
     ),
     Mutant(
+        "send what is different into the room for what came the last time",
+        "csrc/pipeline/transfers.cpp",
+        "!has_tags() || before.empty() || before == layout;",
+        "!has_tags() || before.empty() || before != MessageLayout();",
+        suites=_PIPELINE,
+    ),
+    Mutant(
         "compute a whole backward in the half on weights",
         "csrc/pipeline/stage.h",
         "return !gather_once_ && !units_.empty();",

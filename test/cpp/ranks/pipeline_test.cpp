@@ -199,6 +199,62 @@ TEST(Pipeline, StagesOfSeveralInputsAndOutputs) {
   });
 }
 
+TEST(Pipeline, MessagesMayDifferFromStepToStep) {
+  struct Step {
+    int64_t rows;
+    bool doubles;
+    bool fails = false;
+  };
+  for (const auto& each : {kSchedules[1], kSchedules[5]}) {
+    run_ranks(2, [&](Rank& rank) {
+      const auto last = 2 * each.stages_per_rank - 1;
+      Step now{};
+      std::map<int64_t, Mlp> own;
+      // In some steps stages send two tensors, which the next one adds up.
+      const auto stage = [&](int64_t number) {
+        own.emplace(number, stage_model(number));
+        return PipelineStage(
+            [&, number](const Tensors& inputs) -> Tensors {
+              if (now.fails && number == 1) throw std::runtime_error("it is bad");
+              const auto y = own.at(number)->forward(inputs.size() == 2 ? inputs[0] + inputs[1] : inputs[0]);
+              return now.doubles && number < last ? Tensors{y, 2 * y} : Tensors{y};
+            },
+            own.at(number).ptr());
+      };
+      Pipeline pipeline(rank.mesh({{"pp", 2}}), "pp", stage, options_of(each, 4));
+      for (const auto& step : std::vector<Step>{
+               {8, false}, {8, false}, {12, true}, {12, true, true}, {9, false, true}, {9, false}, {12, true}}) {
+        now = step;
+        const auto x = rows_of(0, 0, step.rows);
+        const auto name = c10::str(step.rows, " rows, doubles: ", step.doubles);
+        rank.step(name);
+        for (auto& [number, model] : own) model->zero_grad();
+        if (step.fails) {
+          expect_error<Error>([&] { pipeline.step({x}, {x}); }, {"it is bad"});
+          continue;
+        }
+        pipeline.step({x}, {x});
+        WholePipeline reference(pipeline.stages());
+        auto y = x;
+        for (int64_t number = 0; number <= last; ++number) {
+          y = reference.models[number]->forward(y) * (step.doubles && number < last ? 3 : 1);
+        }
+        mean_loss({y}, {x}).backward();
+        for (auto& [number, model] : own) {
+          const auto whole = reference.models[number]->named_parameters();
+          for (const auto& entry : model->named_parameters()) {
+            ASSERT_TRUE(torch::allclose(entry.value().grad(), whole[entry.key()].grad(), 1e-9, 1e-11))
+                << name << ": " << entry.key();
+          }
+        }
+        const auto seen = pipeline.evaluate({x.narrow(0, 0, 5)});
+        if (!own.contains(last)) continue;
+        EXPECT_TRUE(torch::allclose(seen.outputs[0], y.narrow(0, 0, 5), 1e-9, 1e-11)) << name;
+      }
+    });
+  }
+}
+
 TEST(Pipeline, AnErrorOfOneStageIsRaisedOnAllAndTheNextStepGoesOn) {
   for (const auto& each : kSchedules) {
     for (const bool in_backward : {false, true}) {
