@@ -104,8 +104,9 @@ SPLIT = [
     Mutant(
         "count the time that arriving inputs take as computing",
         "csrc/pipeline/run.cpp",
-        "  arriving.arrive();\n  const auto begin = std::chrono::steady_clock::now();\n",
-        "  const auto begin = std::chrono::steady_clock::now() - std::chrono::hours(1);\n  arriving.arrive();\n",
+        "  const auto begin = std::chrono::steady_clock::now();\n  std::optional<observe::Span> span;\n",
+        "  const auto begin = std::chrono::steady_clock::now() - std::chrono::hours(1);\n"
+        "  std::optional<observe::Span> span;\n",
         suites=_PIPELINE,
     ),
     Mutant(
