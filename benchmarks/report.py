@@ -168,10 +168,10 @@ def label(name: str) -> str:
 
 
 def pictures(saved: Mapping[str, Saved]) -> dict[str, str]:
-    """By file name, SVG: a bar for each figure that the table has."""
+    """By file name, SVG: a bar for each figure that the table has beside DDP's."""
     result = {}
     for suite in TITLES:
-        rows = [each for each in ROWS if each.suite == suite and suite in saved]
+        rows = [each for each in ROWS if each.suite == suite and suite in saved and each.names[-1]]
         bars = [
             Bar(label(name), figure.value, ours="C++" in name or "Python" in name)
             for each in rows
