@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <unordered_set>
 
 namespace shardwise::pipeline {
@@ -171,6 +170,7 @@ Tensors Halves::of_inputs(const Tensors& inputs) {
   const auto find = [&] {
     return autograd::grad(outputs_, inputs, gradients_, /*retain_graph=*/true, false, /*allow_unused=*/true);
   };
+  if (repeats_) return find();
   const auto roots = edges_of(outputs_);
   const Paths paths(roots, inputs);
   std::vector<Node> on_the_way;
@@ -181,12 +181,11 @@ Tensors Halves::of_inputs(const Tensors& inputs) {
       continue;
     }
     // Such a hook may change what goes to either half.
-    if (!node->post_hooks().empty()) repeats_ = true;
+    if (!node->post_hooks().empty()) {
+      forks_.clear();
+      return find();
+    }
     forks_.push_back({node, {}, std::move(elsewhere)});
-  }
-  if (repeats_) {
-    forks_.clear();
-    return find();
   }
   auto found = [&] {
     const Keeping keeping(forks_);
@@ -194,22 +193,17 @@ Tensors Halves::of_inputs(const Tensors& inputs) {
   }();
   for (const auto& node : on_the_way) node->release_variables();
   for (size_t i = 0; i < roots.size(); ++i) {
-    const bool is_elsewhere = !paths.lead_there(roots[i]);
-    if (!is_elsewhere) continue;
+    if (paths.lead_there(roots[i])) continue;
     others_.push_back(roots[i]);
     gradients_of_others_.push_back(gradients_[i]);
   }
-  is_begun_ = true;
   outputs_.clear();
   gradients_.clear();
   return found;
 }
 
 void Halves::of_parameters() {
-  if (!is_begun_) {
-    if (!outputs_.empty()) autograd::backward(outputs_, gradients_);
-    return;
-  }
+  if (!outputs_.empty()) return autograd::backward(outputs_, gradients_);
   auto roots = std::move(others_);
   auto gradients = std::move(gradients_of_others_);
   for (auto& fork : std::exchange(forks_, {})) {

@@ -42,10 +42,10 @@ class SHARDWISE_API Halves {
   class Keeping;
   class Again;
 
+  /// What a whole backward begins with, until the first half has left something to go on from.
   Tensors outputs_;
   Tensors gradients_;
   bool repeats_;
-  bool is_begun_ = false;
   std::vector<Fork> forks_;
   /// Where the second half begins beside the forks.
   torch::autograd::edge_list others_;

@@ -141,8 +141,8 @@ SPLIT = [
     Mutant(
         "lose the gradients of outputs that do not lead to inputs",
         "csrc/pipeline/halves.cpp",
-        "    if (!is_elsewhere) continue;\n",
-        "    if (is_elsewhere || !is_elsewhere) continue;\n",
+        "    if (paths.lead_there(roots[i])) continue;\n",
+        "    if (paths.lead_there(roots[i]) || roots[i].is_valid()) continue;\n",
         suites=_PIPELINE,
     ),
     Mutant(
