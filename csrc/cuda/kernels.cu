@@ -1,21 +1,26 @@
 #include "cuda/kernels.h"
-#include "cuda/move_element.h"
+#include "cuda/tiles.h"
 
 #include <algorithm>
 
 namespace shardwise::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int64_t kElementsOfAThread = 4;
-constexpr int64_t kMostBlocks = 1024;
-/// As many as fit into a kernel's arguments: a captured graph then needs no other memory.
-constexpr size_t kMovesOfALaunch = 64;
+/// As many as fit into a kernel's arguments: a captured graph then needs no other memory. These had 4 KiB before CUDA
+/// 12.1, and have 32 since.
+constexpr size_t kFewJobs = 60;
+#if CUDART_VERSION >= 12010
+constexpr size_t kManyJobs = 500;
+#else
+constexpr size_t kManyJobs = kFewJobs;
+#endif
 
+template <size_t kMost>
 struct Batch {
-  Move moves[kMovesOfALaunch];
+  Job jobs[kMost];
+  int count;
 };
-static_assert(sizeof(Batch) <= 4000, "the arguments of a kernel have 4 KiB");
+static_assert(sizeof(Batch<kFewJobs>) <= 4000 && sizeof(Batch<kManyJobs>) <= 32700);
 
 // The batch stays where the arguments are, instead of being copied for each thread, where the architecture knows that.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 700
@@ -24,51 +29,71 @@ static_assert(sizeof(Batch) <= 4000, "the arguments of a kernel have 4 KiB");
 #define SHARDWISE_GRID_CONSTANT
 #endif
 
-template <typename Element>
-__global__ void move_kernel(const SHARDWISE_GRID_CONSTANT Batch batch, Element element) {
-  const Move& move = batch.moves[blockIdx.y];
-  const int64_t numel = move.count * move.length;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < numel; i += step) element(move, i);
+template <size_t kMost, typename Act>
+__global__ void __launch_bounds__(kThreads) move_kernel(const SHARDWISE_GRID_CONSTANT Batch<kMost> batch, Act act) {
+  const int64_t tile = blockIdx.x;
+  int low = 0;
+  for (int high = batch.count; high - low > 1;) {
+    const int middle = (low + high) / 2;
+    (batch.jobs[middle].first_tile <= tile ? low : high) = middle;
+  }
+  const Job& job = batch.jobs[low];
+  do_tile(job, tile - job.first_tile, static_cast<int>(threadIdx.x), act);
 }
 
-template <typename Bits>
-struct Copying {
-  __device__ void operator()(const Move& move, int64_t i) const {
-    copy_element<Bits>(move, i);
-  }
-};
+bool takes_many() {
+  static const bool does = [] {
+    int version = 0;
+    return cudaDriverGetVersion(&version) == cudaSuccess && version >= 12010;
+  }();
+  return does;
+}
 
-template <typename From, typename To>
-struct Scaling {
-  Both<From, To> factor;
-  __device__ void operator()(const Move& move, int64_t i) const {
-    scale_element<From, To>(move, i, factor);
-  }
-};
-
-template <typename Element>
-cudaError_t launch(cudaStream_t stream, const std::vector<Move>& moves, Element element) {
-  for (size_t first = 0; first < moves.size(); first += kMovesOfALaunch) {
-    const size_t count = std::min(kMovesOfALaunch, moves.size() - first);
-    Batch batch{};
-    int64_t longest = 1;
+template <size_t kMost, typename Act>
+cudaError_t launch_batches(cudaStream_t stream, const std::vector<Move>& moves, Act act) {
+  for (size_t first = 0; first < moves.size(); first += kMost) {
+    const auto count = std::min(kMost, moves.size() - first);
+    Batch<kMost> batch;
+    batch.count = static_cast<int>(count);
+    int64_t tiles = 0;
     for (size_t i = 0; i < count; ++i) {
-      batch.moves[i] = moves[first + i];
-      longest = std::max(longest, batch.moves[i].count * batch.moves[i].length);
+      batch.jobs[i] = job_of(moves[first + i], tiles);
+      tiles += tiles_of(batch.jobs[i]);
     }
-    constexpr int64_t block = kThreads * kElementsOfAThread;
-    const auto blocks = static_cast<unsigned>(std::min(kMostBlocks, (longest + block - 1) / block));
-    move_kernel<<<dim3(blocks, static_cast<unsigned>(count)), kThreads, 0, stream>>>(batch, element);
+    move_kernel<kMost><<<static_cast<unsigned>(tiles), kThreads, 0, stream>>>(batch, act);
     if (const auto error = cudaGetLastError(); error != cudaSuccess) return error;
   }
   return cudaSuccess;
 }
 
+template <typename Act>
+cudaError_t launch(cudaStream_t stream, const std::vector<Move>& moves, Act act) {
+  return moves.size() > kFewJobs && takes_many() ? launch_batches<kManyJobs>(stream, moves, act)
+                                                 : launch_batches<kFewJobs>(stream, moves, act);
+}
+
+template <typename From, typename To>
+cudaError_t launch_scale(cudaStream_t stream, double factor, const std::vector<Move>& moves) {
+  constexpr int kCount = kNumbersOfWord<From, To>;
+  const auto by = static_cast<Both<From, To>>(factor);
+  std::vector<Move> words;
+  std::vector<Move> numbers;
+  for (const auto& move : moves) {
+    if (move.count * move.length == 0) continue;
+    if (is_in_words(move, kCount, sizeof(From), sizeof(To))) {
+      words.push_back(in_words(move, kCount));
+    } else {
+      numbers.push_back(move);
+    }
+  }
+  const auto error = launch(stream, words, Scaling<From, To, kCount>{by});
+  return error == cudaSuccess ? launch(stream, numbers, Scaling<From, To, 1>{by}) : error;
+}
+
 } // namespace
 
-cudaError_t launch_copy(cudaStream_t stream, int64_t unit, const std::vector<Move>& moves) {
-  switch (unit) {
+cudaError_t launch_copy(cudaStream_t stream, int64_t word, const std::vector<Move>& moves) {
+  switch (word) {
     case 1:
       return launch(stream, moves, Copying<uint8_t>{});
     case 2:
@@ -85,7 +110,7 @@ cudaError_t launch_copy(cudaStream_t stream, int64_t unit, const std::vector<Mov
 // Loads them, and launches nothing: it may be asked while a graph is captured.
 cudaError_t try_kernels() {
   cudaFuncAttributes attributes{};
-  const auto error = cudaFuncGetAttributes(&attributes, move_kernel<Copying<uint4>>);
+  const auto error = cudaFuncGetAttributes(&attributes, move_kernel<kFewJobs, Copying<uint4>>);
   // Else whoever asks next for the last error would take it for their own.
   if (error != cudaSuccess) cudaGetLastError();
   return error;
@@ -96,9 +121,7 @@ cudaError_t launch_scale(
   auto error = cudaErrorInvalidValue;
   with_number(from, [&](auto a) {
     return with_number(to, [&](auto b) {
-      using From = decltype(a);
-      using To = decltype(b);
-      error = launch(stream, moves, Scaling<From, To>{static_cast<Both<From, To>>(factor)});
+      error = launch_scale<decltype(a), decltype(b)>(stream, factor, moves);
       return true;
     });
   });

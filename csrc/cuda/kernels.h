@@ -6,9 +6,9 @@
 
 namespace shardwise::cuda {
 
-// For the current device; `moves` is not empty. `unit` is 1, 2, 4, 8 or 16 bytes: lengths and strides are counted in
-// it, and memory is aligned to it.
-cudaError_t launch_copy(cudaStream_t stream, int64_t unit, const std::vector<Move>& moves);
+// For the current device. `word` is 1, 2, 4, 8 or 16 bytes: lengths and strides are counted in it, none is 0, and
+// memory is aligned to it.
+cudaError_t launch_copy(cudaStream_t stream, int64_t word, const std::vector<Move>& moves);
 /// Whether the driver can run the kernels on the current device: an error where it is too old, or where they were built
 /// for other architectures.
 cudaError_t try_kernels();

@@ -1,6 +1,6 @@
 #include "cuda/moves.h"
 
-#include "cuda/move_element.h"
+#include "cuda/tiles.h"
 
 #include <c10/util/Exception.h>
 
@@ -21,7 +21,7 @@ namespace {
 
 #ifdef SHARDWISE_WITH_KERNELS
 
-constexpr std::array<int64_t, 5> kUnits{16, 8, 4, 2, 1};
+constexpr std::array<int64_t, 5> kBytesOfWords{16, 8, 4, 2, 1};
 
 // Does not use libc10_cuda, which not every program that links shardwise finds.
 cudaStream_t current_stream(at::Device device) {
@@ -33,30 +33,19 @@ void check(cudaError_t error) {
   TORCH_CHECK(error == cudaSuccess, "shardwise: a CUDA kernel could not be launched: ", cudaGetErrorString(error));
 }
 
-/// Whether the move can be done in units of `unit` bytes, whatever its elements are.
-bool fits(const Move& move, int64_t itemsize, int64_t unit) {
-  const auto whole = [&](int64_t elements) { return elements * itemsize % unit == 0; };
-  const auto aligned = [&](const void* address) { return reinterpret_cast<uintptr_t>(address) % unit == 0; };
-  return aligned(move.from) && aligned(move.to) && whole(move.length) &&
-         (move.count == 1 || (whole(move.from_stride) && whole(move.to_stride)));
-}
-
 // Most pieces can be moved 16 bytes at a time.
 void copy_on_cuda(at::Device device, int64_t itemsize, const std::vector<Move>& moves) {
   const c10::DeviceGuard guard(device);
   const auto stream = current_stream(device);
-  std::array<std::vector<Move>, kUnits.size()> by_unit;
+  std::array<std::vector<Move>, kBytesOfWords.size()> by_word;
   for (auto move : moves) {
     if (move.count * move.length == 0) continue;
+    for (auto* elements : {&move.length, &move.from_stride, &move.to_stride}) *elements *= itemsize;
     size_t i = 0;
-    while (i + 1 < kUnits.size() && !fits(move, itemsize, kUnits[i])) ++i;
-    for (auto* elements : {&move.length, &move.from_stride, &move.to_stride})
-      *elements = *elements * itemsize / kUnits[i];
-    by_unit[i].push_back(move);
+    while (!is_in_words(move, kBytesOfWords[i], 1, 1)) ++i;
+    by_word[i].push_back(in_words(move, kBytesOfWords[i]));
   }
-  for (size_t i = 0; i < kUnits.size(); ++i) {
-    if (!by_unit[i].empty()) check(launch_copy(stream, kUnits[i], by_unit[i]));
-  }
+  for (size_t i = 0; i < kBytesOfWords.size(); ++i) check(launch_copy(stream, kBytesOfWords[i], by_word[i]));
 }
 
 bool run_on_cuda(at::Device device) {
@@ -104,7 +93,7 @@ void scale(at::Device device, at::ScalarType from, at::ScalarType to, double fac
 #ifdef SHARDWISE_WITH_KERNELS
   if (device.is_cuda()) {
     const c10::DeviceGuard guard(device);
-    if (!moves.empty()) check(launch_scale(current_stream(device), from, to, factor, moves));
+    check(launch_scale(current_stream(device), from, to, factor, moves));
     return;
   }
 #endif
@@ -113,19 +102,12 @@ void scale(at::Device device, at::ScalarType from, at::ScalarType to, double fac
     return with_number(to, [&](auto b) {
       using From = decltype(a);
       using To = decltype(b);
+      const auto by = static_cast<Both<From, To>>(factor);
       for (const auto& move : moves) {
         for (int64_t run = 0; run < move.count; ++run) {
-          // One run at a time, so that the compiler vectorizes the loop.
-          const Move single{
-              static_cast<const From*>(move.from) + run * move.from_stride,
-              static_cast<To*>(move.to) + run * move.to_stride,
-              1,
-              move.length,
-              0,
-              0};
-          for (int64_t i = 0; i < move.length; ++i) {
-            scale_element<From, To>(single, i, static_cast<Both<From, To>>(factor));
-          }
+          const auto* source = static_cast<const From*>(move.from) + run * move.from_stride;
+          auto* target = static_cast<To*>(move.to) + run * move.to_stride;
+          for (int64_t i = 0; i < move.length; ++i) target[i] = scaled<From, To>(source[i], by);
         }
       }
       return true;

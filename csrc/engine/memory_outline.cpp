@@ -136,7 +136,7 @@ class Estimate {
     }
     if (trained.empty() || is_alone()) return bytes;
     const auto some = outline.lay_out_some(layout, trained);
-    const auto segment = (some.part + static_cast<int64_t>(trained.size())) * bytes_of(sum);
+    const auto segment = layout::with_counts(some, trained.size(), layout::alignment(bytes_of(sum))) * bytes_of(sum);
     sums_ += segment;
     if (layout.world > 1) bytes.bucket = layout.world * segment;
     return bytes;

@@ -47,23 +47,51 @@ Runs runs_of(const layout::Cut& cut, int64_t rank) {
       .start = cut.starts[static_cast<size_t>(rank)] * row};
 }
 
-void CopyBatch::put(const at::Tensor& whole, const Runs& runs, const at::Tensor& part, int64_t offset) {
-  if (runs.empty()) return;
-  begin({.device = whole.device(), .from = part.scalar_type(), .to = whole.scalar_type()}, part);
-  moves_.push_back(
-      {Elements(part).at(offset), Elements(whole).at(runs.start), runs.count, runs.length, runs.length, runs.stride});
+void add_piece(std::vector<Piece>& pieces, const Piece& piece) {
+  if (piece.runs.empty()) return;
+  if (!pieces.empty() && piece.runs.count == 1 && pieces.back().runs.length == piece.runs.length) {
+    auto& [runs, offset, apart] = pieces.back();
+    const auto in_whole = piece.runs.start - runs.start;
+    const auto in_vector = piece.offset - offset;
+    if (runs.count == 1) {
+      runs.stride = in_whole;
+      apart = in_vector;
+    }
+    if (in_whole == runs.count * runs.stride && in_vector == runs.count * apart) {
+      ++runs.count;
+      return;
+    }
+  }
+  pieces.push_back(piece);
 }
 
-// begin() runs once for all pieces of a gradient: it has one for each rank, of which there may be thousands.
+// begin() runs once for all pieces of a tensor: it has one for each rank, of which there may be thousands.
+template <typename Add>
+void CopyBatch::add(const Kind& kind, const at::Tensor& from, c10::ArrayRef<Piece> pieces, const Add& add) {
+  bool begun = false;
+  for (const auto& piece : pieces) {
+    if (piece.runs.empty()) continue;
+    if (!std::exchange(begun, true)) begin(kind, from);
+    add(piece.runs, piece.offset, piece.apart == 0 ? piece.runs.length : piece.apart);
+  }
+}
+
+void CopyBatch::put(const at::Tensor& whole, c10::ArrayRef<Piece> pieces, const at::Tensor& part) {
+  const Elements from(part);
+  const Elements to(whole);
+  const Kind kind{.device = whole.device(), .from = part.scalar_type(), .to = whole.scalar_type()};
+  add(kind, part, pieces, [&](const Runs& runs, int64_t offset, int64_t apart) {
+    moves_.push_back({from.at(offset), to.at(runs.start), runs.count, runs.length, apart, runs.stride});
+  });
+}
+
 void CopyBatch::scale(const at::Tensor& whole, c10::ArrayRef<Piece> pieces, double factor, const at::Tensor& part) {
   const Elements from(whole);
   const Elements to(part);
-  bool begun = false;
-  for (const auto& [runs, offset] : pieces) {
-    if (runs.empty()) continue;
-    if (!std::exchange(begun, true)) begin({whole.device(), whole.scalar_type(), part.scalar_type(), factor}, whole);
-    moves_.push_back({from.at(runs.start), to.at(offset), runs.count, runs.length, runs.stride, runs.length});
-  }
+  add({whole.device(), whole.scalar_type(), part.scalar_type(), factor}, whole, pieces,
+      [&](const Runs& runs, int64_t offset, int64_t apart) {
+        moves_.push_back({from.at(runs.start), to.at(offset), runs.count, runs.length, runs.stride, apart});
+      });
 }
 
 void CopyBatch::begin(const Kind& kind, const at::Tensor& from) {

@@ -30,11 +30,16 @@ struct Runs {
 };
 SHARDWISE_API Runs runs_of(const layout::Cut& cut, int64_t rank);
 
-/// A rank's runs, and the element of a vector from which on they stand one after another.
+/// Runs of a whole tensor, and where they stand in a vector: from element `offset` on, `apart` elements from one to the
+/// next; 0: one after another.
 struct Piece {
   Runs runs;
   int64_t offset = 0;
+  int64_t apart = 0;
 };
+/// Adds a piece, unless it is empty. One that goes on at the distances of those before it makes them longer instead: a
+/// thousand ranks with a row each are one piece.
+SHARDWISE_API void add_piece(std::vector<Piece>& pieces, const Piece& piece);
 
 /// Pieces that are moved together, by run(). What they are read from is kept alive until then.
 class SHARDWISE_API CopyBatch {
@@ -44,9 +49,8 @@ class SHARDWISE_API CopyBatch {
   /// Whether scale() knows both dtypes.
   static bool scales(at::ScalarType from, at::ScalarType to);
 
-  /// Adds a piece that lies at element `offset` of `part`, and goes to its place in `whole`. Same dtype; both
-  /// contiguous.
-  void put(const at::Tensor& whole, const Runs& runs, const at::Tensor& part, int64_t offset);
+  /// Adds pieces of `part` that go to their places in `whole`. Same dtype; both contiguous.
+  void put(const at::Tensor& whole, c10::ArrayRef<Piece> pieces, const at::Tensor& part);
   /// Adds pieces of `whole` that go, multiplied by `factor`, to their places in `part`. The bits are those of at::mul
   /// on `whole` cast to the wider of the two dtypes, which must satisfy scales(). The memory of `whole` has no gaps,
   /// and the runs count its elements.
@@ -67,6 +71,8 @@ class SHARDWISE_API CopyBatch {
     std::optional<double> factor = std::nullopt;
     bool operator==(const Kind&) const = default;
   };
+  template <typename Add>
+  void add(const Kind& kind, const at::Tensor& from, c10::ArrayRef<Piece> pieces, const Add& add);
   /// What is added next is of this kind, and is read from this tensor, which is kept alive until it has moved.
   void begin(const Kind& kind, const at::Tensor& from);
 

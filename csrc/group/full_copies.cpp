@@ -198,16 +198,21 @@ void FullCopies::copy_out() {
   CopyBatch moves;
   const bool alike = gathered_.dtype() == kinds_.full.dtype() && gathered_.device() == kinds_.full.device();
   bool moves_all = true;
-  for (const auto& copy : copies_) {
-    if (places_directly_ && copy.can_place) continue;
+  std::vector<Piece> pieces;
+  for (size_t i = 0; i < copies_.size(); ++i) {
+    const auto& copy = copies_[i];
     const auto start = copy.rank * layout_.part + copy.offset;
-    if (alike && copy.is_moved) {
-      moves.put(storages_[copy.leaf].alias(), copy.runs, gathered_, start);
+    if (places_directly_ && copy.can_place) {
+      // It is there already.
+    } else if (alike && copy.is_moved) {
+      add_piece(pieces, {copy.runs, start});
     } else {
       moves_all = false;
       auto rows = copy.rows;
       rows.copy_(gathered_.narrow(0, start, rows.numel()).view(rows.sizes()));
     }
+    if (i + 1 < copies_.size() && copies_[i + 1].leaf == copy.leaf) continue;
+    if (!pieces.empty()) moves.put(storages_[copy.leaf].alias(), std::exchange(pieces, {}), gathered_);
   }
   if (!moves.run_and_keep() || !moves_all) return;
   if (known_moves_.size() == kMostPlaces) known_moves_.erase(known_moves_.begin());

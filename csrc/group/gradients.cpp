@@ -43,10 +43,12 @@ Gradients::Gradients(std::vector<Parameter*> parameters, layout::Shards layout, 
     strides_.push_back(
         !scattered() && leaf.is_non_overlapping_and_dense() ? leaf.strides().vec() : row_major(leaf.sizes()));
   }
+  segment_ = layout::with_counts(
+      layout_, parameters_.size(), layout::alignment(static_cast<int64_t>(options_.dtype().itemsize())));
   for (const auto& cut : layout_.cuts) {
     auto& pieces = pieces_.emplace_back();
     for (int64_t rank = 0; rank < layout_.world; ++rank) {
-      pieces.push_back({runs_of(cut, rank), rank * segment() + cut.offsets[rank]});
+      add_piece(pieces, {runs_of(cut, rank), rank * segment_ + cut.offsets[rank]});
     }
   }
 }
@@ -90,18 +92,18 @@ void Gradients::provide(const comm::Collectives* memory, comm::Buffers& buffers,
   }
   if (!found) {
     if (memory != nullptr) {
-      const auto bytes = segment() * static_cast<int64_t>(options_.dtype().itemsize());
+      const auto bytes = segment_ * static_cast<int64_t>(options_.dtype().itemsize());
       sum_.renew(memory->allocate(bytes, device()).view(options_.dtype().toScalarType()));
     } else {
-      sum_.renew(transport::shared_zeros(segment(), options_));
+      sum_.renew(transport::shared_zeros(segment_, options_));
     }
     ++counters.allocations;
   }
   if (!found_on_host) {
-    host_.renew(at::zeros({segment()}, published_kind().pinned_memory(pin_)));
+    host_.renew(at::zeros({segment_}, published_kind().pinned_memory(pin_)));
     ++counters.allocations;
   }
-  bucket_ = scattered() ? buffers.take(layout_.world * segment(), options_, counters, memory) : sum_.vector();
+  bucket_ = scattered() ? buffers.take(layout_.world * segment_, options_, counters, memory) : sum_.vector();
 }
 
 bool Gradients::move(size_t index, const at::Tensor& gradient, double scale) {
@@ -133,19 +135,19 @@ void Gradients::fill(size_t index, const at::Tensor& gradient, double scale) {
   for (int64_t rank = 0; rank < layout_.world; ++rank) {
     if (cut.length(rank) == 0) continue;
     const auto part = seen.defined() ? seen.narrow(cut.dim, cut.starts[rank], cut.length(rank)) : seen;
-    put(piece_in(bucket_, index, rank, rank * segment()), part);
+    put(piece_in(bucket_, index, rank, rank * segment_), part);
   }
 }
 
 void Gradients::fill_counts() {
   bool done = bucket_.is_cpu();
   for (int64_t rank = 0; done && rank < layout_.world; ++rank) {
-    done = put_flags(used_here_, bucket_, rank * segment() + layout_.part);
+    done = put_flags(used_here_, bucket_, rank * segment_ + layout_.part);
   }
   if (done) return;
   // Nothing is copied from the host's memory: for that a device would make the host wait.
   const auto n = static_cast<int64_t>(used_here_.size());
-  const auto counts = bucket_.view({-1, segment()}).narrow(1, layout_.part, n);
+  const auto counts = bucket_.view({-1, segment_}).narrow(1, layout_.part, n);
   counts.fill_(1);
   for (int64_t i = 0; i < n; ++i) {
     if (!used_here_[i]) counts.select(1, i).zero_();
@@ -291,7 +293,7 @@ void Gradients::drop(comm::Buffers& buffers) {
 }
 
 int64_t Gradients::bucket_bytes() const {
-  return layout_.world * segment() * static_cast<int64_t>(options_.dtype().itemsize());
+  return layout_.world * segment_ * static_cast<int64_t>(options_.dtype().itemsize());
 }
 
 } // namespace shardwise::group

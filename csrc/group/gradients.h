@@ -93,9 +93,6 @@ class Gradients {
   bool scattered() const {
     return layout_.world > 1;
   }
-  int64_t segment() const {
-    return layout_.part + static_cast<int64_t>(parameters_.size());
-  }
   at::Tensor piece_in(const at::Tensor& buffer, size_t index, int64_t rank, int64_t start) const;
   at::Device device() const {
     return options_.device();
@@ -121,10 +118,12 @@ class Gradients {
   std::vector<Parameter*> parameters_;
   layout::Shards layout_;
   std::vector<std::vector<int64_t>> strides_;
-  /// By parameter: the piece of each rank, and its place in the bucket.
+  /// By parameter: what each rank gets of it, and the places in the bucket.
   std::vector<std::vector<Piece>> pieces_;
   CopyBatch moves_;
   at::TensorOptions options_;
+  /// The elements of a part in the bucket, with the counts: NCCL moves 16 bytes at a time where parts are aligned.
+  int64_t segment_ = 0;
   int64_t rank_ = 0;
   /// What the sum is still to be multiplied by.
   double after_ = 1;

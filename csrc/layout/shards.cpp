@@ -38,6 +38,10 @@ int64_t alignment(int64_t bytes_of_element) {
   return std::max<int64_t>(1, 128 / bytes_of_element);
 }
 
+int64_t with_counts(const Shards& shards, size_t counts, int64_t alignment) {
+  return round_up(shards.part + static_cast<int64_t>(counts), alignment);
+}
+
 std::vector<int64_t> Cut::piece_sizes(int64_t rank) const {
   auto sizes = shape;
   sizes[dim] = length(rank);

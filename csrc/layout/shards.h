@@ -40,6 +40,9 @@ constexpr std::size_t aligned(std::size_t bytes) {
 /// The alignment of parameters and gradients, in elements of this size.
 SHARDWISE_API int64_t alignment(int64_t bytes_of_element);
 
+/// The elements of a part and of `counts` numbers behind it, so that parts that follow one another are all aligned.
+SHARDWISE_API int64_t with_counts(const Shards& shards, std::size_t counts, int64_t alignment);
+
 /// Each parameter is cut along its dimension as torch.chunk does; pieces start at multiples of `alignment` elements.
 /// With a world of one this is where whole parameters lie in a bucket.
 /// Raises ValueError for a bad dimension, size, world or alignment.

@@ -148,7 +148,8 @@ TEST(ParameterDtypes, InAPlanAndInAnEstimate) {
   run_ranks(2, [](Rank& rank) {
     const auto plain = MixedPrecision().param_dtype(torch::kBFloat16).reduce_dtype(torch::kFloat);
     const auto kept = with_kept_norms(torch::kBFloat16);
-    auto ours = normed();
+    // Wide, so that it is not lost where parts are rounded up.
+    Layers ours(torch::nn::Linear(6, 512), torch::nn::LayerNorm(torch::nn::LayerNormOptions({512})));
     const auto more = EstimateOptions();
     const auto pool = [&](const MixedPrecision& precision) {
       return estimate_memory(ours, sharded_on(rank).mixed_precision(precision), 2, more).pool;

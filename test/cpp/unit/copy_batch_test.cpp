@@ -1,9 +1,12 @@
 #include "group/copy_batch.h"
-#include "cuda/move_element.h"
+#include "cuda/tiles.h"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <catch2/catch.hpp>
+
+#include <array>
+#include <vector>
 
 using namespace shardwise;
 
@@ -66,7 +69,7 @@ TEST_CASE("pieces are put where they were cut from, and nothing else is written"
           auto place = expected.view(cut.shape).narrow(cut.dim, cut.starts[rank], cut.length(rank));
           place.copy_(part.narrow(0, 3, place.numel()).view(place.sizes()));
           group::CopyBatch moves;
-          moves.put(whole, group::runs_of(cut, rank), part, 3);
+          moves.put(whole, group::Piece{group::runs_of(cut, rank), 3}, part);
           moves.run();
           CHECK(whole.equal(expected));
         });
@@ -80,7 +83,7 @@ TEST_CASE("pieces of several dtypes are moved together, in the order in which th
   for (const auto dtype : {at::kFloat, at::kFloat, at::kHalf, at::kLong, at::kHalf}) {
     auto whole = at::zeros({6}, dtype);
     auto part = at::arange(3, dtype);
-    for (int64_t rank = 0; rank < 2; ++rank) moves.put(whole, group::runs_of(cut, rank), part, 0);
+    for (int64_t rank = 0; rank < 2; ++rank) moves.put(whole, group::Piece{group::runs_of(cut, rank)}, part);
     parts.push_back(whole);
   }
   // Nobody else keeps what is read.
@@ -98,7 +101,7 @@ TEST_CASE("pieces that lie where they lay are moved again, and only if all of th
   auto part = at::arange(3, at::kFloat);
   auto whole = at::zeros({6}, at::kFloat);
   auto longs = at::zeros({6}, at::kLong);
-  for (int64_t rank = 0; rank < 2; ++rank) moves.put(whole, group::runs_of(cut, rank), part, 0);
+  for (int64_t rank = 0; rank < 2; ++rank) moves.put(whole, group::Piece{group::runs_of(cut, rank)}, part);
   REQUIRE(moves.run_and_keep());
   CHECK(part.use_count() == 1);
   part.add_(1);
@@ -106,8 +109,8 @@ TEST_CASE("pieces that lie where they lay are moved again, and only if all of th
   CHECK(whole.equal(at::tensor({1, 2, 3, 1, 2, 3}, at::kFloat)));
   group::CopyBatch mixed;
   part.add_(1);
-  mixed.put(longs, group::runs_of(cut, 0), at::arange(3, at::kLong), 0);
-  mixed.put(whole, group::runs_of(cut, 0), part, 0);
+  mixed.put(longs, group::Piece{group::runs_of(cut, 0)}, at::arange(3, at::kLong));
+  mixed.put(whole, group::Piece{group::runs_of(cut, 0)}, part);
   CHECK(!mixed.run_and_keep());
   CHECK(whole.equal(at::tensor({2, 3, 4, 1, 2, 3}, at::kFloat)));
   CHECK(longs.equal(at::tensor({0, 1, 2, 0, 0, 0}, at::kLong)));
@@ -131,38 +134,106 @@ TEST_CASE("a tensor is held once for all of its pieces, and for none of no eleme
   CHECK(part.equal(at::full({3}, 0.5)));
 }
 
-TEST_CASE("what a kernel does for one element is what the loop of the CPU does for all") {
-  for (const auto from : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
-    for (const auto to : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
-      const auto source = random({40}, from);
-      const auto expected = at::zeros({40}, to);
-      const auto actual = at::zeros({40}, to);
-      const auto move_to = [&](const at::Tensor& target) {
-        return cuda::Move{source.const_data_ptr(), target.mutable_data_ptr(), 3, 5, 12, 7};
-      };
-      cuda::scale(at::kCPU, from, to, 0.3, {move_to(expected)});
-      cuda::with_number(from, [&](auto a) {
-        return cuda::with_number(to, [&](auto b) {
-          using From = decltype(a);
-          using To = decltype(b);
-          for (int64_t i = 0; i < 15; ++i) {
-            cuda::scale_element<From, To>(move_to(actual), i, static_cast<cuda::Both<From, To>>(0.3));
-          }
-          return true;
-        });
-      });
-      CHECK(actual.equal(expected));
-      CHECK(expected.count_nonzero().item<int64_t>() == 15);
+TEST_CASE("pieces at equal distances are one, and move as they would alone") {
+  for (const auto& shards : layouts()) {
+    const std::vector<std::vector<int64_t>> shapes{{5, 3}, {3, 7}, {2, 4, 6}, {1}, {}};
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      const auto whole = random(shapes[i], at::kFloat);
+      const auto segment = layout::with_counts(shards, 5, 32);
+      auto expected = at::zeros({shards.world * segment});
+      auto together = at::zeros_like(expected);
+      group::CopyBatch moves;
+      std::vector<group::Piece> pieces;
+      for (int64_t rank = 0; rank < shards.world; ++rank) {
+        const auto offset = rank * segment + shards.cuts[i].offsets[rank];
+        const group::Piece piece{group::runs_of(shards.cuts[i], rank), offset};
+        moves.scale(whole, piece, 0.5, expected);
+        group::add_piece(pieces, piece);
+      }
+      moves.scale(whole, pieces, 0.5, together);
+      moves.run();
+      CHECK(together.equal(expected));
+      auto back = at::zeros_like(whole);
+      moves.put(back, pieces, together);
+      moves.run();
+      CHECK(back.equal(whole * 0.5));
     }
   }
-  const auto source = random({40}, at::kFloat);
-  const auto expected = at::zeros({40});
-  const auto actual = at::zeros({40});
-  cuda::copy(at::kCPU, 4, {{source.const_data_ptr(), expected.mutable_data_ptr(), 3, 5, 12, 7}});
-  const cuda::Move move{source.const_data_ptr(), actual.mutable_data_ptr(), 3, 5, 12, 7};
-  for (int64_t i = 0; i < 15; ++i) cuda::copy_element<uint32_t>(move, i);
-  CHECK(actual.equal(expected));
-  CHECK(actual[7].item<float>() == source[12].item<float>());
+  std::vector<group::Piece> pieces;
+  const auto shards = layout::rows({{6002, 8}}, {0}, 3001, 32);
+  for (int64_t rank = 0; rank < 3001; ++rank)
+    group::add_piece(pieces, {group::runs_of(shards.cuts[0], rank), rank * 64});
+  REQUIRE(pieces.size() == 1);
+  CHECK(pieces.front().runs.count == 3001);
+}
+
+namespace {
+
+/// What the blocks and threads of a launch do, one after another.
+template <typename Act>
+void do_all(const std::vector<cuda::Move>& moves, const Act& act) {
+  int64_t tiles = 0;
+  for (const auto& move : moves) {
+    const auto job = cuda::job_of(move, tiles);
+    REQUIRE(job.first_tile == tiles);
+    for (int64_t tile = 0; tile < cuda::tiles_of(job); ++tile) {
+      for (int thread = 0; thread < cuda::kThreads; ++thread) cuda::do_tile(job, tile, thread, act);
+    }
+    tiles += cuda::tiles_of(job);
+  }
+}
+
+/// Short and long runs, of one tile and of several, some in whole words.
+const std::vector<std::array<int64_t, 4>> kShapes{{3, 5, 12, 7},         {1, 1, 0, 0},      {1, 5000, 0, 0},
+                                                  {2, 5000, 5008, 6000}, {700, 16, 16, 24}, {3, 4096, 8192, 4096}};
+
+} // namespace
+
+TEST_CASE("what the threads of a device do is what the loop of the CPU does") {
+  for (const auto& [count, length, from_stride, to_stride] : kShapes) {
+    const auto read = (count - 1) * from_stride + length;
+    const auto written = (count - 1) * to_stride + length;
+    for (const auto from : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+      for (const auto to : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+        const auto source = random({read}, from);
+        const auto expected = at::zeros({written}, to);
+        const auto move_to = [&, shape = std::array{count, length, from_stride, to_stride}](const at::Tensor& target) {
+          return cuda::Move{source.const_data_ptr(), target.mutable_data_ptr(), shape[0], shape[1], shape[2], shape[3]};
+        };
+        cuda::scale(at::kCPU, from, to, 0.3, {move_to(expected)});
+        CHECK(expected.count_nonzero().item<int64_t>() >= count * length - 2);
+        cuda::with_number(from, [&](auto a) {
+          return cuda::with_number(to, [&](auto b) {
+            using From = decltype(a);
+            using To = decltype(b);
+            const auto by = static_cast<cuda::Both<From, To>>(0.3);
+            const auto one = at::zeros({written}, to);
+            do_all({move_to(one)}, cuda::Scaling<From, To, 1>{by});
+            CHECK(one.equal(expected));
+            constexpr int kCount = cuda::kNumbersOfWord<From, To>;
+            const auto words = at::zeros({written}, to);
+            const auto move = move_to(words);
+            if (cuda::is_in_words(move, kCount, sizeof(From), sizeof(To))) {
+              do_all({cuda::in_words(move, kCount)}, cuda::Scaling<From, To, kCount>{by});
+              CHECK(words.equal(expected));
+            } else {
+              CHECK((length % kCount != 0 || from_stride % kCount != 0 || to_stride % kCount != 0));
+            }
+            return true;
+          });
+        });
+      }
+    }
+    const auto source = random({read}, at::kFloat);
+    const auto expected = at::zeros({written});
+    const auto actual = at::zeros({written});
+    const auto move_to = [&, shape = std::array{count, length, from_stride, to_stride}](const at::Tensor& target) {
+      return cuda::Move{source.const_data_ptr(), target.mutable_data_ptr(), shape[0], shape[1], shape[2], shape[3]};
+    };
+    cuda::copy(at::kCPU, 4, {move_to(expected)});
+    do_all({move_to(actual)}, cuda::Copying<uint32_t>{});
+    CHECK(actual.equal(expected));
+  }
 }
 
 TEST_CASE("what has no fast way says so and writes nothing") {
