@@ -16,7 +16,7 @@ BELOW = {
     "layout": "",
     "cuda": "base",
     "transport": "base cuda",
-    "comm": "base observe transport",
+    "comm": "base observe cuda transport",
     "group": "base observe layout cuda transport comm",
     "engine": "base observe layout comm group",
     "split": "base layout comm",

@@ -67,16 +67,6 @@ inline c10::intrusive_ptr<c10d::Work> reduce_scatter(
 
 #pragma GCC diagnostic pop
 
-/// Whether what is issued on the stream is captured into a graph; false where torch's streams cannot tell.
-template <typename Stream>
-bool is_capturing(const Stream& stream) {
-  if constexpr (requires { stream.is_capturing(); }) {
-    return stream.is_capturing();
-  } else {
-    return false;
-  }
-}
-
 /// The dtype of a tensor's gradient, where the program set another one than its own; unset where torch has no such
 /// thing.
 template <typename Tensor>

@@ -4,6 +4,7 @@
 #include "comm/idle_choice.h"
 #include "transport/transport.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace shardwise::comm {
@@ -19,9 +20,11 @@ at::Tensor Buffers::take(
     result.unsafeGetTensorImpl()->set_sizes_contiguous({numel});
     return result;
   };
+  const bool capturing = comm::is_captured(options.device());
   const auto rank = [&](size_t i) {
     const auto& storage = idle_[i].memory.storage();
-    const bool serves = storage.device() == options.device() && idle_[i].owner == identity;
+    const bool serves =
+        storage.device() == options.device() && idle_[i].owner == identity && (capturing || !idle_[i].captured);
     return serves ? std::optional(std::pair(storage.nbytes(), storage.data())) : std::nullopt;
   };
   {
@@ -31,20 +34,25 @@ at::Tensor Buffers::take(
       auto idle = remove(*choice.serves);
       idle.last_use.await(idle.memory);
       spare_.push_back(std::move(idle.last_use));
+      if (capturing && !idle.captured) captured_.push_back(idle.memory.storage().unsafeGetStorageImpl());
       return view(idle.memory);
     }
-    if (choice.gives_way) {
-      forget(remove(*choice.gives_way));
-    }
+    if (choice.gives_way && !idle_[*choice.gives_way].captured) forget(remove(*choice.gives_way));
   }
   ++counters.allocations;
   if (owner != nullptr) {
     const auto memory = owner->allocate(static_cast<int64_t>(bytes), options.device());
     const std::lock_guard lock(mutex_);
     owners_.emplace_back(memory.storage().unsafeGetStorageImpl(), identity);
+    if (capturing) captured_.push_back(memory.storage().unsafeGetStorageImpl());
     return view(memory);
   }
-  return view(transport::shared_zeros(static_cast<int64_t>(bytes), options.dtype(at::kByte)));
+  const auto memory = transport::shared_zeros(static_cast<int64_t>(bytes), options.dtype(at::kByte));
+  if (capturing) {
+    const std::lock_guard lock(mutex_);
+    captured_.push_back(memory.storage().unsafeGetStorageImpl());
+  }
+  return view(memory);
 }
 
 Buffers::Idle Buffers::remove(size_t index) {
@@ -53,10 +61,21 @@ Buffers::Idle Buffers::remove(size_t index) {
   return idle;
 }
 
+Buffers::~Buffers() {
+  free_those([](const Idle&) { return true; });
+}
+
 void Buffers::free_idle() {
+  free_those([](const Idle& idle) { return !idle.captured; });
+}
+
+template <typename Which>
+void Buffers::free_those(const Which& which) {
   const std::lock_guard lock(mutex_);
-  for (const auto& idle : idle_) forget(idle);
-  idle_.clear();
+  for (const auto& idle : idle_) {
+    if (which(idle)) forget(idle);
+  }
+  std::erase_if(idle_, which);
 }
 
 void Buffers::forget(const Idle& idle) {
@@ -93,7 +112,11 @@ LastUse Buffers::note(const at::Tensor& buffer) {
 
 void Buffers::give(const at::Tensor& buffer, LastUse last_use) {
   const std::lock_guard lock(mutex_);
-  idle_.push_back({buffer, std::move(last_use), owner_of(buffer)});
+  idle_.push_back({buffer, std::move(last_use), owner_of(buffer), is_captured(buffer)});
+}
+
+bool Buffers::is_captured(const at::Tensor& buffer) const {
+  return std::find(captured_.begin(), captured_.end(), buffer.storage().unsafeGetStorageImpl()) != captured_.end();
 }
 
 } // namespace shardwise::comm

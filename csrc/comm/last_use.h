@@ -8,6 +8,9 @@
 
 namespace shardwise::comm {
 
+/// Whether what is issued on the device's current stream is captured into a graph.
+bool is_captured(c10::Device device);
+
 /// Where on its device a piece of memory was used last: a stream, and a point on it. On a CPU it does nothing.
 class LastUse {
  public:

@@ -36,13 +36,15 @@ c10::intrusive_ptr<c10d::ProcessGroup> make(const GroupSpec& spec) {
   // First: some back ends connect when they get their device.
   if (!spec.device.is_cpu()) group->setBoundDeviceId(spec.device);
   if (takes_device) {
-    transport::require_carries(spec.device);
     group->setBackend(spec.device.type(), Type::CUSTOM, ours);
     group->setDefaultBackend(Type::CUSTOM);
   } else if (!spec.device.is_cpu()) {
     const auto& of_device = device_backend(spec);
-    group->setBackend(spec.device.type(), of_device.type, of_device.make(part_of(spec, "device")));
+    const auto made = of_device.make(part_of(spec, "device"));
+    group->setBackend(spec.device.type(), of_device.type, made);
     group->setDefaultBackend(of_device.type);
+    // Else the first collective would connect, in the middle of a backward and within its time limit.
+    if (spec.size > 1) made->eagerConnectSingleDevice(spec.device);
   }
   group->setGroupName(spec.name);
   return group;

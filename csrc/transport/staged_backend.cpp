@@ -90,10 +90,6 @@ Backend::Works received(Tensors& tensors, const Receive& receive) {
 
 } // namespace
 
-StagedBackend::~StagedBackend() {
-  Backend::shutdown(); // Opens the gates that streams wait at.
-}
-
 StagedBackend::Works StagedBackend::stage(OpType type, const Tensors& reads, const Tensors& writes, Start start) {
   std::optional<c10::Device> device;
   for (const auto* tensors : {&reads, &writes}) {

@@ -10,15 +10,13 @@
 namespace shardwise::transport {
 
 /// A Backend that takes tensors of devices too, through the host's memory: for processes that share a GPU, or have no
-/// NCCL. They obey NCCL's rules: a collective comes after what the current stream has, wait() makes the current stream
-/// wait, and a failure is raised by a later call, with NaN in the results until then. Sends and receives block the
-/// host.
+/// NCCL. As with Gloo, a collective comes after what the current stream has, and wait() blocks the host until what
+/// comes is there; then the current stream waits for the copies. Sends and receives block the host.
 ///
 /// Collectives of all tensors, wherever they are, run in the order in which they are issued.
 class StagedBackend final : public Backend {
  public:
   using Backend::Backend;
-  ~StagedBackend() override;
 
   Works allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   Works allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;

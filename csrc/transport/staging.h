@@ -1,30 +1,25 @@
 #pragma once
 
-#include "base/gate.h"
-
 #include <ATen/core/Tensor.h>
-#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include <deque>
 #include <functional>
-#include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
 namespace shardwise::transport {
 
-/// Takes collectives of a device's tensors through pinned memory of the host. The copies run on two streams of its own:
-/// one takes out what is sent, the other brings back what came, behind a gate that opens when the host is done. So the
-/// program's thread and streams never wait for the host before Work::wait(), and only the streams do then.
+/// Takes collectives of a device's tensors through pinned memory of the host. The copies run on two streams of its own,
+/// one in each direction, and the worker's thread waits for them. No stream waits for the host: a driver may make the
+/// program's thread wait until all streams are done, as CUDA's does when it loads a kernel, and nobody else gets
+/// through to the device then.
 class Staging {
  public:
   using Tensors = std::vector<at::Tensor>;
-  using Works = c10::intrusive_ptr<c10d::Work>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
   explicit Staging(c10::Device device);
-  ~Staging();
 
   /// The copies of a collective's tensors in the host's memory.
   class Copies {
@@ -39,32 +34,18 @@ class Staging {
     /// Whoever carries the copies may not begin before `ready` returns; it waits on the host, and may raise.
     std::function<void(std::function<void()> ready)> wait_first;
     /// Starts the collective with the copies.
-    std::function<Works(const Copies& copies)> start;
+    std::function<WorkPtr(const Copies& copies)> start;
   };
-  /// The collective reads `reads` and writes `writes`.
-  Works carry(c10d::OpType type, const Tensors& reads, const Tensors& writes, const Calls& calls);
+  /// The collective reads `reads` and writes `writes`. The host waits in Work::wait(), until the results are on their
+  /// way back; then the current stream does.
+  WorkPtr carry(c10d::OpType type, const Tensors& reads, const Tensors& writes, const Calls& calls);
 
  private:
   class StagedWork;
-  class Failure;
-  /// What lives until the streams are past it.
-  struct Landing {
-    c10::Event landed;
-    std::mutex mutex;
-    Tensors kept;
-    explicit Landing(c10::DeviceType device) : landed(device) {}
-  };
-  std::vector<std::shared_ptr<Landing>> take_what_landed();
 
-  const int64_t forks_;
   const c10::Device device_;
   const c10::Stream out_;
   const c10::Stream in_;
-  const std::shared_ptr<base::Gate> gate_;
-  const std::shared_ptr<Failure> failure_;
-  std::mutex mutex_;
-  uint32_t number_ = 0;
-  std::deque<std::shared_ptr<Landing>> landings_;
 };
 
 } // namespace shardwise::transport

@@ -1,7 +1,6 @@
 #include "transport/transport.h"
 
 #include "base/on_host.h"
-#include "transport/gates.h"
 #include "transport/same_host/exchange.h"
 #include "transport/staged_backend.h"
 #include "transport/tcp/exchange.h"
@@ -38,10 +37,6 @@ c10::intrusive_ptr<c10d::Backend> make_backend(c10::intrusive_ptr<c10d::Backend>
   return c10::make_intrusive<StagedBackend>(
       std::move(gloo), options.timeout, make,
       Backend::Traits{.way = group ? "shared memory" : "TCP", .group = word, .names = std::move(options.names)});
-}
-
-void require_carries(c10::Device device) {
-  if (!device.is_cpu()) require_gates(device);
 }
 
 std::string way_of(const c10d::Backend& backend) {

@@ -31,9 +31,6 @@ struct BackendOptions {
 /// from now on.
 c10::intrusive_ptr<c10d::Backend> make_backend(c10::intrusive_ptr<c10d::Backend> gloo, BackendOptions options);
 
-/// Raises c10::ValueError unless it can carry tensors of such a device.
-void require_carries(c10::Device device);
-
 /// How one of our back ends carries out collectives: "shared memory" or "TCP". Empty for other back ends.
 std::string way_of(const c10d::Backend& backend);
 

@@ -132,17 +132,17 @@ void Device::issue(
   const Operation operation{name, to.clock.next(to.number())};
   size_t bytes = 0;
   for (const auto& use : uses) {
-    check(use, operation, to.clock, to.gate);
+    check(use, operation, to.clock);
     bytes += use.end - use.begin;
   }
   if (cost < 0) cost = costs() ? costs()(name, bytes) : 0;
   to.push(std::move(run), host_time_, cost);
 }
 
-void Device::check(const Use& use, const Operation& operation, Clock& clock, const std::shared_ptr<Completion>& gate) {
+void Device::check(const Use& use, const Operation& operation, Clock& clock) {
   if (use.begin >= use.end) return;
   if (!is_device_memory(use.begin)) {
-    const auto conflict = use_pinned(use.begin, use.end, use.writes, index_, operation, clock, gate);
+    const auto conflict = use_pinned(use.begin, use.end, use.writes, index_, operation, clock);
     if (!conflict) return;
     report(told(*conflict, operation, use.writes, "pinned memory"));
     clock.cover(conflict->earlier.moment);
@@ -173,12 +173,6 @@ void Device::wait(c10::StreamId id, const Event& event) {
   auto& to = stream(id);
   to.clock.join(event.clock);
   to.push([completion = event.completion, &to] { to.advance_to(completion->wait()); }, host_time_);
-}
-
-void Device::wait_for_host(c10::StreamId id, std::shared_ptr<Completion> gate) {
-  wait(id, {.completion = gate});
-  const std::lock_guard lock(mutex_);
-  stream(id).gate = std::move(gate);
 }
 
 bool Device::query(const Event& event) {

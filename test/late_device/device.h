@@ -55,9 +55,6 @@ class Device {
   Event record(c10::StreamId stream);
   /// What this stream gets from now on waits for the event, also one of another device.
   void wait(c10::StreamId stream, const Event& event);
-  /// What this stream gets from now on waits for the host, who finishes `gate`. Pinned memory that it uses is the
-  /// host's until then.
-  void wait_for_host(c10::StreamId stream, std::shared_ptr<Completion> gate);
   bool query(const Event& event);
   /// Block the host. `what` it does, should that be forbidden.
   void synchronize(const Event& event, const char* what);
@@ -90,8 +87,7 @@ class Device {
   Stream& stream(c10::StreamId id);
   void host_knows(const Clock& clock, double time);
   /// Reports a conflict, and from then on takes the two for ordered: one mistake is told once.
-  void check(
-      const Use& use, const Operation& operation, Clock& clock, const std::shared_ptr<Completion>& gate = nullptr);
+  void check(const Use& use, const Operation& operation, Clock& clock);
 
   const int index_;
   std::mutex mutex_;

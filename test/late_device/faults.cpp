@@ -16,7 +16,6 @@ std::mutex mutex;
 std::vector<std::string> faults;
 std::array<std::atomic<int64_t>, kDevices> waits;
 std::array<std::atomic<int>, kDevices> captures;
-thread_local int64_t waits_here = 0;
 
 } // namespace
 
@@ -36,14 +35,9 @@ int64_t host_waits(int device) {
   return waits[device];
 }
 
-int64_t host_waits_here() {
-  return waits_here;
-}
-
 void count_host_wait(int device, const char* what) {
   Capturing::forbid(device, what);
   ++waits[device];
-  ++waits_here;
 }
 
 Capturing::Capturing(int device) : device_(device) {
@@ -56,6 +50,10 @@ Capturing::~Capturing() {
 
 void Capturing::forbid(int device, const char* what) {
   TORCH_CHECK(captures[device] == 0, "late device: while a graph is captured, the host may not ", what);
+}
+
+bool Capturing::is_on(int device) {
+  return captures[device] > 0;
 }
 
 } // namespace late

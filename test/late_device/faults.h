@@ -12,8 +12,6 @@ std::vector<std::string> take_faults();
 
 /// How often the host waited for a device since the process began: for a stream, an event, a value, a blocking copy.
 int64_t host_waits(int device);
-/// The same of this thread alone, for all devices.
-int64_t host_waits_here();
 void count_host_wait(int device, const char* what);
 
 /// While one lives, what a captured graph may not do on this thread's device raises c10::Error: waits of the host, and
@@ -25,6 +23,7 @@ class Capturing {
   Capturing(const Capturing&) = delete;
   Capturing& operator=(const Capturing&) = delete;
   static void forbid(int device, const char* what);
+  static bool is_on(int device);
 
  private:
   int device_;

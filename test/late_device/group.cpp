@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <utility>
 
 namespace late {
 namespace {
@@ -80,6 +81,11 @@ void Group::shutdown() {
 c10::intrusive_ptr<c10d::Work> Group::launch_all(
     std::vector<Kernel> kernels, bool in_current_stream, std::chrono::milliseconds timeout) {
   if (const auto failure = communicator_->failure(); !failure.empty()) throw std::runtime_error(failure);
+  if (!std::exchange(connected_, true)) {
+    auto& counted = memory_uses();
+    const std::lock_guard lock(counted.mutex);
+    ++counted.by_device[this->device().index()].connecting;
+  }
   auto& device = Device::of(this->device());
   const auto current = current_stream(this->device().index());
   const auto stream = in_current_stream ? current : stream_;

@@ -25,13 +25,18 @@ class Group final : public thread_group::Group {
   }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 
-  /// How many tensors of collectives on a device lay in memory that their group had allocated, and how many elsewhere.
+  /// How many tensors of collectives on a device lay in memory that their group had allocated, and how many elsewhere;
+  /// and how many collectives had to connect their group's ranks first.
   struct MemoryUse {
     int64_t own = 0;
     int64_t elsewhere = 0;
+    int64_t connecting = 0;
   };
   static MemoryUse memory_use(int device);
 
+  void eagerConnectSingleDevice(at::Device /*device*/) override {
+    connected_ = true;
+  }
   void abort() override;
   void shutdown() override;
 
@@ -42,6 +47,7 @@ class Group final : public thread_group::Group {
   void count_use(const at::Tensor& tensor);
 
   const c10::Stream stream_;
+  bool connected_ = false;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> own_memory_;
   std::shared_ptr<Communicator> communicator_;
 };

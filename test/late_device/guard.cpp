@@ -2,6 +2,7 @@
 #include "late.h"
 
 #include "device.h"
+#include "faults.h"
 
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -46,6 +47,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     return exchange_current_stream(stream);
+  }
+  // Newer torches ask this; older ones have no such thing.
+  bool isStreamCapturing(const c10::Stream& stream) const {
+    return Capturing::is_on(stream.device_index());
   }
   bool queryStream(const c10::Stream& stream) const override {
     return of(stream).is_idle(stream.id());

@@ -1,8 +1,6 @@
 #include "late.h"
 
-#include "gate.h"
 #include "pinned.h"
-#include "transport/gates.h"
 
 #include <c10/core/DeviceType.h>
 
@@ -25,7 +23,6 @@ void install() {
   register_allocator();
   register_hooks();
   register_fallback();
-  shardwise::transport::set_gates(c10::kPrivateUse1, [](c10::Device device) { return std::make_unique<Gate>(device); });
   // For ever, as the device.
   auto* const library =
       new torch::Library(torch::Library::Kind::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);

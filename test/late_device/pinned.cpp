@@ -29,17 +29,13 @@ struct Pinned {
     int device;
     Operation operation;
     bool writes;
-    /// It does not begin before.
-    std::shared_ptr<Completion> gate;
   };
   std::vector<Copy> copies = {};
   bool free = false;
 
   void protect() const {
     int allowed = PROT_READ | PROT_WRITE;
-    for (const auto& copy : copies) {
-      if (copy.gate == nullptr || copy.gate->done()) allowed &= copy.writes ? PROT_NONE : PROT_READ;
-    }
+    for (const auto& copy : copies) allowed &= copy.writes ? PROT_NONE : PROT_READ;
     mprotect(reinterpret_cast<void*>(host), size, allowed);
   }
 };
@@ -140,21 +136,13 @@ uintptr_t for_worker_in_pinned(uintptr_t address) {
 }
 
 std::optional<History::Conflict> use_pinned(
-    uintptr_t begin, uintptr_t end, bool writes, int device, const Operation& operation, const Clock& clock,
-    std::shared_ptr<Completion> gate) {
+    uintptr_t begin, uintptr_t end, bool writes, int device, const Operation& operation, const Clock& clock) {
   const std::lock_guard lock(mutex);
   auto* pinned = find(begin);
   if (pinned == nullptr) return std::nullopt;
-  pinned->copies.push_back({device, operation, writes, std::move(gate)});
+  pinned->copies.push_back({device, operation, writes});
   pinned->protect();
   return pinned->history.access(begin - pinned->host, end - pinned->host, writes, operation, clock);
-}
-
-void gate_opened() {
-  const std::lock_guard lock(mutex);
-  for (const auto& [address, pinned] : all()) {
-    if (!pinned.copies.empty()) pinned.protect();
-  }
 }
 
 void release_pinned(int device, const Clock& clock) {

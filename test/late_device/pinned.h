@@ -21,13 +21,9 @@ uintptr_t for_worker_in_pinned(uintptr_t address);
 /// From now on a signal that ends the process says what memory the host touched.
 void watch_the_host();
 
-/// For Device: an operation of a device's uses pinned memory, once the gate, if there is one, is open. Returns what it
-/// is not ordered after, if anything.
+/// For Device: an operation of a device's uses pinned memory. Returns what it is not ordered after, if anything.
 std::optional<History::Conflict> use_pinned(
-    uintptr_t begin, uintptr_t end, bool writes, int device, const Operation& operation, const Clock& clock,
-    std::shared_ptr<Completion> gate);
-/// What waited for the host may use pinned memory now.
-void gate_opened();
+    uintptr_t begin, uintptr_t end, bool writes, int device, const Operation& operation, const Clock& clock);
 /// For Device: the host knows that so much of a device's work is done.
 void release_pinned(int device, const Clock& clock);
 

@@ -40,8 +40,6 @@ class Stream {
     return number_;
   }
   Clock clock;
-  /// The last of those that only the host finishes.
-  std::shared_ptr<Completion> gate;
 
   /// `cost` is what the task takes in virtual time; it does not begin before `issued`.
   void push(std::function<void()> task, double issued = 0, double cost = 0);

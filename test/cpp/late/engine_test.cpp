@@ -1,5 +1,6 @@
 // The engine on the late device, where only a device can tell: which stream waits for which, and which device is meant.
 #include "comm/buffers.h"
+#include "late_device/group.h"
 #include "late_test.h"
 #include "ranks/hybrid_models.h"
 
@@ -251,6 +252,18 @@ TEST(LateEngine, APoolOfSeveralDevices) {
   EXPECT_EQ(counters.allocations, 3);
   for (const int index : {0, 1}) late::Device::of(index).synchronize_all();
   expect_no_fault();
+}
+
+// Else the first collective of each would, in the middle of a step and within its time limit.
+TEST(LateEngine, GroupsAreConnectedWhenTheyAreMade) {
+  run_ranks(4, [](Rank& rank) {
+    const auto connecting = [&] { return late::Group::memory_use(rank.rank()).connecting; };
+    const auto before = connecting();
+    Stack model;
+    shard_stack(model, hybrid_on(rank, {2, 2}));
+    for (int step = 0; step < 2; ++step) stack_loss(model, step, rank.rank()).backward();
+    EXPECT_EQ(connecting(), before);
+  });
 }
 
 } // namespace shardwise::test

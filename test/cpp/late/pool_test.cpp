@@ -1,4 +1,5 @@
 // What the pool of full copies, gathers and buckets keeps while the optimizer runs.
+#include "comm/buffers.h"
 #include "steps.h"
 
 namespace shardwise::test {
@@ -35,6 +36,46 @@ TEST(LatePool, TheOptimizersStepIsNotThePeak) {
       EXPECT_LT(pool, between / 9);
     }
   });
+}
+
+namespace {
+
+/// Whether this torch's streams can tell that they are captured.
+template <typename Stream>
+constexpr bool kTells = requires(const Stream& stream) {
+  stream.is_capturing();
+};
+
+} // namespace
+
+TEST(LatePool, WhatAGraphUsesStaysItsOwn) {
+  if (!kTells<c10::Stream>) GTEST_SKIP() << "this torch's streams do not tell that they are captured";
+  const c10::DeviceGuard guard(late_device());
+  comm::Buffers buffers;
+  Counters counters;
+  const auto take = [&] { return buffers.take(100, at::TensorOptions(late_device()).dtype(at::kFloat), counters); };
+  const auto place_of_one = [&] {
+    const auto taken = take();
+    buffers.give(taken);
+    return taken.const_data_ptr();
+  };
+  const auto* first = place_of_one();
+  EXPECT_EQ(place_of_one(), first);
+  late::Device::of(late_device()).synchronize_all();
+  {
+    const late::Capturing capturing(0);
+    EXPECT_EQ(place_of_one(), first) << "a capture takes what is there, and allocates nothing";
+  }
+  const auto eager = take();
+  EXPECT_NE(eager.const_data_ptr(), first) << "a replay would write there";
+  buffers.give(eager);
+  buffers.free_idle();
+  EXPECT_EQ(counters.allocations, 2);
+  {
+    const late::Capturing capturing(0);
+    EXPECT_EQ(place_of_one(), first) << "it is still there";
+  }
+  expect_no_fault();
 }
 
 } // namespace shardwise::test

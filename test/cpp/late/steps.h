@@ -13,6 +13,8 @@ namespace shardwise::test {
 /// memory from the system raises, as where a graph captures them.
 inline double waits_of_a_step(Rank& rank, const std::function<void()>& step, bool captured = false) {
   for (int k = 0; k < 3; ++k) step();
+  // A capture begins when the device is idle.
+  if (captured) late::Device::of(rank.rank()).synchronize_all();
   const auto before = late::host_waits(rank.rank());
   {
     std::optional<late::Capturing> capturing;
