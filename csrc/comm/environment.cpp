@@ -171,7 +171,10 @@ c10::DeviceType usual_device() {
 }
 
 at::Device Environment::device() const {
-  const auto kind = usual_device();
+  return device(usual_device());
+}
+
+at::Device Environment::device(c10::DeviceType kind) const {
   if (kind == at::kCPU) return at::kCPU;
   const auto name = c10::DeviceTypeName(kind, /*lower_case=*/true);
   return {kind, static_cast<c10::DeviceIndex>(choose_device(name, devices_seen(), world_size, local_rank))};

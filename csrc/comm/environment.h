@@ -29,6 +29,8 @@ struct SHARDWISE_API Environment {
   /// The device that this rank takes of those that its process sees and this build can use; the CPU if there are none.
   /// Raises ValueError.
   at::Device device() const;
+  /// Of this kind.
+  at::Device device(c10::DeviceType kind) const;
 
   /// The store that all ranks share; waits for it no longer than `timeout`. Raises PeerError. Rank 0 serves it until
   /// its process ends: a rank may connect again while rank 0 is still running.

@@ -33,8 +33,8 @@ void GradientSums::for_each(const Do& act) {
   }
 }
 
-bool GradientSums::are_late() const {
-  return unit_.ranks().must_sum_late(unit_.options.customs);
+bool GradientSums::share_group() const {
+  return unit_.ranks().sums_share_group(unit_.options.customs);
 }
 
 void GradientSums::take_leaf_gradients() {

@@ -15,8 +15,8 @@ class GradientSums {
  public:
   explicit GradientSums(Unit& unit) : unit_(unit) {}
 
-  /// Whether this unit makes all sums of its tree wait for the end of the backward.
-  bool are_late() const;
+  /// Whether the sums of this unit share a process group with gathers.
+  bool share_group() const;
   /// Takes gradients that the program itself put on the leaves, as if a backward without synchronisation had left them,
   /// in the dtype of sums. Called before each backward, so that it takes what one microbatch left.
   void take_leaf_gradients();

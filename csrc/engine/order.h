@@ -157,6 +157,11 @@ class SHARDWISE_API Order {
   void engage(UnitId unit) {
     units_[unit].engaged = true;
   }
+  /// Whether the running backward starts sums only where all ranks do alike (see UnitTiming::sums_in_stream): then they
+  /// may share a process group with gathers.
+  bool starts_sums_alike() const {
+    return sums_in_stream_;
+  }
   /// Whether sums wait for the end of the backward.
   void set_late(bool late) {
     late_ = late;

@@ -54,10 +54,10 @@ void Order::gradient_arrived(UnitId unit, size_t parameter, Moment moment, Order
   advance(moment, act);
 }
 
-// Late sums wait for the end of the backward: those that share a process group with all-gathers or with the sums of
-// another tree. Gradients become ready at different times on different ranks, so the order of collectives on that group
-// would differ too. For the same reason nothing waits for a sum here: the ranks that it needs may be waiting for a
-// gather that this rank comes to later.
+// Late sums wait for the end of the backward: those that share a process group with the sums of another tree, or with
+// all-gathers, unless they start where all ranks do alike. Gradients become ready at different times on different
+// ranks, so the order of collectives on that group would differ too. For the same reason nothing waits for a sum here:
+// the ranks that it needs may be waiting for a gather that this rank comes to later.
 void Order::advance(Moment moment, OrderActions& act) {
   if (backward_ != moment.backward) return;
   start_sums([&] { return has_room(act); }, act);

@@ -178,7 +178,7 @@ void Schedule::join(const Expectation& expectation, bool another_is_first) {
       if (expectation.holds(parameter->leaf())) order_.expect(unit->id_, parameter->index);
     }
     if (unit->options.sync && unit->sums_.are_owed()) order_.engage(unit->id_);
-    late = late || unit->sums_.are_late();
+    late = late || (unit->sums_.share_group() && !order_.starts_sums_alike());
   }
   order_.set_late(late);
   agree_on_sums(in_backward_);

@@ -96,7 +96,7 @@ void UnitRanks::require_memory(at::Device device) const {
   require(shards_.size() > 1 ? shards_ : copies_, "sums of gradients");
 }
 
-bool UnitRanks::must_sum_late(const Customs& customs) const {
+bool UnitRanks::sums_share_group(const Customs& customs) const {
   return world() > 1 && (!agreement_ || !sums_apart(customs));
 }
 

@@ -86,9 +86,9 @@ class SHARDWISE_API UnitRanks {
   comm::Collectives for_second_sum() const;
   /// In whose memory buckets and sums are to lie; null for memory like any other.
   const comm::Collectives* memory_of_sums(const Customs& customs) const;
-  /// Whether sums must wait for the end of the backward: they share a process group with gathers or with the program's
-  /// own collectives, or nobody compares the order.
-  bool must_sum_late(const Customs& customs) const;
+  /// Whether sums share a process group with gathers or with the program's own collectives, or nobody compares the
+  /// order.
+  bool sums_share_group(const Customs& customs) const;
   /// For a collective among the shards' ranks that belongs to no unit. The ranks first agree on `event`.
   comm::Collectives for_event(int64_t event, const char* what, Counters& counters);
   /// The same among all ranks of the mesh, one axis after the other.
