@@ -206,20 +206,28 @@ def compiler() -> list[str]:
     return found
 
 
-def offer_library_headers() -> None:
-    """Installs the headers that the library needs, if that is possible here."""
+def require_library_headers(own: bool) -> None:
+    """Installs the headers that the library needs, if that is possible here; the build may still fetch them.
+
+    For a Python that was given with its torch nothing is fetched: there may be no network.
+    """
     missing = [] if os.environ.get("SHARDWISE_DEPS") else missing_headers(list(LIBRARY_HEADERS))
     packages = [LIBRARY_HEADERS[header] for header in missing]
+    if packages and not own:
+        fail(
+            f"the build needs {' and '.join(missing)}, which this machine lacks. Install the packages "
+            f"{' '.join(packages)}, or name a folder that has these headers: SHARDWISE_DEPS=..."
+        )
     if packages and not install_debian(packages):
         say(f"the packages {' '.join(packages)} are missing; the build fetches what it needs of them")
 
 
-def require_test_libraries() -> None:
+def require_test_libraries(own: bool) -> None:
     """Requires Catch2, GoogleTest and valgrind (to count instructions). SHARDWISE_TEST_DEPS may have the first two."""
     if not missing_test_headers():
         return
     packages = [HEADERS[header] for header in missing_test_headers()]
-    if install_debian(packages) and not missing_test_headers():
+    if own and install_debian(packages) and not missing_test_headers():
         return
     fail(
         f"the tests need {' and '.join(missing_test_headers())}, which this machine lacks. Install the packages "
@@ -241,8 +249,8 @@ def missing_headers(wanted: list[str]) -> list[str]:
     return [header for header in wanted if f"found {header}" not in shown.stdout]
 
 
-def require_doxygen() -> None:
-    if shutil.which("doxygen") is None and not install_debian(["doxygen"]):
+def require_doxygen(own: bool) -> None:
+    if shutil.which("doxygen") is None and not (own and install_debian(["doxygen"])):
         fail("doxygen is missing, which makes the C++ reference. Install it (Debian, Ubuntu: apt-get install doxygen).")
 
 
@@ -272,11 +280,11 @@ def main(level: str) -> None:
     if missing:
         fail(f"{python} has torch {found_torch()} and is used as it is, but {', '.join(missing)} are missing here: "
              "install them, or name a Python without torch to get a .venv with everything: PYTHON=...")  # fmt: skip
-    offer_library_headers()
+    require_library_headers(own)
     if level == "test":
-        require_test_libraries()
+        require_test_libraries(own)
     if level == "docs":
-        require_doxygen()
+        require_doxygen(own)
     write_tools(PYTHON=python, CMAKE=tools["cmake"], NINJA=tools["ninja"])
 
 

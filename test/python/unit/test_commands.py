@@ -20,6 +20,8 @@ TARGETS = [
     "test-torches",
     "test-all",
     "test-parts",
+    "gpu",
+    "gpu-kit",
     "bench",
     "lint",
     "format",
@@ -120,8 +122,7 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path, link, problem):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("line\n" * 400, ""),
-        ("line\n" * 401, "401 lines"),
+        ("line\n" * 1000, ""),
         ("#include </usr/include/x.h>", ""),
         ("a = '/" + "home/me/x'", "a path of one machine"),
         ("cd /" + "tmp/x", "a path of one machine"),
@@ -304,9 +305,21 @@ def test_a_program_beside_the_interpreter_comes_first_if_it_is_new_enough(place,
 def test_a_missing_doxygen_is_named_where_it_cannot_be_installed(monkeypatch):
     monkeypatch.setattr(prepare.shutil, "which", lambda name: None)
     with pytest.raises(SystemExit, match=r"doxygen is missing.*apt-get install doxygen"):
-        prepare.require_doxygen()
+        prepare.require_doxygen(own=True)
     monkeypatch.setattr(prepare, "install_debian", lambda packages: packages == ["doxygen"])
-    prepare.require_doxygen()
+    prepare.require_doxygen(own=True)
+    with pytest.raises(SystemExit, match="doxygen is missing"):
+        prepare.require_doxygen(own=False)
+
+
+def test_for_a_python_with_a_torch_of_its_own_nothing_is_fetched(monkeypatch):
+    monkeypatch.delenv("SHARDWISE_DEPS", raising=False)
+    monkeypatch.setattr(prepare, "missing_headers", lambda wanted: wanted)
+    monkeypatch.setattr(prepare, "install_debian", lambda packages: pytest.fail(f"{packages} were fetched"))
+    with pytest.raises(SystemExit, match=r"xxhash\.h.*name a folder that has these headers: SHARDWISE_DEPS"):
+        prepare.require_library_headers(own=False)
+    with pytest.raises(SystemExit, match=r"gtest/gtest\.h.*SHARDWISE_TEST_DEPS"):
+        prepare.require_test_libraries(own=False)
 
 
 def test_headers_of_the_library_are_installed_where_that_is_possible(monkeypatch, capsys):
@@ -314,11 +327,11 @@ def test_headers_of_the_library_are_installed_where_that_is_possible(monkeypatch
     monkeypatch.delenv("SHARDWISE_DEPS", raising=False)
     monkeypatch.setattr(prepare, "missing_headers", lambda wanted: [name for name in wanted if name == "xxhash.h"])
     monkeypatch.setattr(prepare, "install_debian", lambda packages: bool(asked.append(packages)))
-    prepare.offer_library_headers()
+    prepare.require_library_headers(own=True)
     assert asked == [["libxxhash-dev"]]
     assert "libxxhash-dev are missing; the build fetches what it needs" in capsys.readouterr().out
     monkeypatch.setenv("SHARDWISE_DEPS", "deps")
-    prepare.offer_library_headers()
+    prepare.require_library_headers(own=True)
     assert len(asked) == 1, "a folder that is given has them"
 
 

@@ -1,0 +1,65 @@
+"""How the build finds CUDA's headers: those of torch's own packages may include some that are not there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PROJECT = f"""
+cmake_minimum_required(VERSION 3.22)
+project(headers LANGUAGES CXX)
+set(SHARDWISE_CUDA auto CACHE STRING "")
+include("{ROOT}/cmake/torch_cuda.cmake")
+message(STATUS "with: ${{SHARDWISE_WITH_CUDA}} of ${{SHARDWISE_CUDA_INCLUDE}}")
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A torch for CUDA whose packages lack a header, and a toolkit."""
+    for name, text in {
+        "torch/lib/libtorch_cuda.so": "",
+        "nvidia/nccl/include/nccl.h": "",
+        "nvidia/cu13/include/cuda_runtime.h": '#include "crt/not_there.h"\n',
+        "toolkit/include/cuda_runtime.h": '#include "crt/there.h"\n',
+        "toolkit/include/crt/there.h": "",
+        "project/CMakeLists.txt": PROJECT,
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def configure(place: Path, *options: str) -> str:
+    cmake = os.environ.get("SHARDWISE_CMAKE") or shutil.which("cmake")
+    words = [
+        cmake,
+        "-S",
+        place / "project",
+        "-B",
+        place / "build",
+        f"-DSHARDWISE_TORCH_DIR={place / 'torch'}",
+        *options,
+    ]
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
+    return done.stdout + " ".join(done.stderr.split())
+
+
+def test_headers_that_lack_others_are_passed_over(place):
+    said = configure(place, f"-DSHARDWISE_CUDA_ROOTS={place / 'nowhere'};{place / 'toolkit'}")
+    assert f"with: ON of {place / 'toolkit' / 'include'}" in said
+
+
+def test_without_any_that_compile_the_build_goes_on_and_says_why(place):
+    said = configure(place, f"-DSHARDWISE_CUDA_ROOTS={place / 'nowhere'}")
+    assert "with: OFF of" in said
+    assert "torch is built for CUDA, and shardwise will not be:" in said
+    assert "crt/not_there.h" in said
+    said = configure(place, f"-DSHARDWISE_CUDA_ROOTS={place / 'nowhere'}", "-DSHARDWISE_CUDA=on")
+    assert "SHARDWISE_CUDA=on, but" in said
+    assert "nvidia-cuda-crt" in said
