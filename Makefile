@@ -15,6 +15,7 @@
 #   PARTS                of test-parts: some of those that test/parts.py lists
 #   TORCHES              of test-torches: some versions of torch, such as "2.11.0 2.15.0"; default: all that we support
 #   STEPS, DEVICE, AGAIN of gpu: some of its steps (LIST=1 shows them); DEVICE=late has no GPU; AGAIN=1 repeats what has passed
+#   KIT, WITHIN, ARCH    of gpu and gpu-kit: the kit's folder (.gpukit); the seconds for all steps; the GPU's architecture (90)
 #   UNTIL                of test-parts: begin no part that will not be done at this time, in seconds as `date +%s` has them
 PYTHON ?=
 TORCH ?=
@@ -35,12 +36,15 @@ STEPS ?=
 DEVICE ?= cuda
 AGAIN ?=
 LIST ?=
+KIT ?=
+WITHIN ?=
+ARCH ?=
 PEERS ?=
 override SHARDWISE_TEST_DEPS := $(abspath $(SHARDWISE_TEST_DEPS))
 override SHARDWISE_DEPS := $(abspath $(SHARDWISE_DEPS))
 export SHARDWISE_TEST_DEPS SHARDWISE_DEPS TORCH
 .NOTPARALLEL:
-.PHONY: help demo test test-torches test-all test-parts gpu bench lint format docs wheel clean
+.PHONY: help demo test test-torches test-all test-parts gpu gpu-kit bench lint format docs wheel clean
 
 prepare = @sh scripts/prepare.sh
 py = scripts/python
@@ -76,9 +80,12 @@ test-parts: ## what is too long for every change: more ranks and steps, random p
 	@$(build) dev $(with_tests) --target shardwise shardwise_python unit_tests rank_tests late_tests program_tests --install $(jobs)
 	@$(py) test/run.py --add --parts $(PARTS) $(if $(UNTIL),--until $(UNTIL))
 
-gpu: ## everything that a GPU should show, in steps of at most 8 minutes that are not run twice; see docs/gpu.md
-	$(prepare) build "$(PYTHON)"
-	@$(py) test/on_gpu.py $(STEPS) --device $(DEVICE) $(if $(AGAIN),--again) $(if $(LIST),--list)
+gpu: ## everything that a GPU should show, in steps that are not run twice; see docs/gpu.md
+	$(if $(KIT),,$(prepare) build "$(PYTHON)")
+	@$(if $(KIT),$(or $(PYTHON),python3),$(py)) test/on_gpu.py $(STEPS) --device $(DEVICE) $(if $(KIT),--kit $(KIT)) $(if $(WITHIN),--seconds $(WITHIN)) $(if $(AGAIN),--again) $(if $(LIST),--list)
+
+gpu-kit: ## what `make gpu KIT=.gpukit` needs on a machine that has a GPU, a torch and no network, built and tried here
+	@python3 test/gpu_kit.py make $(if $(PYTHON),--python $(PYTHON)) $(if $(TORCH),--torch $(TORCH)) $(if $(ARCH),--arch $(ARCH)) $(if $(KIT),--folder $(KIT))
 
 bench: ## what wrapping costs, beside torch's own: time, instructions, copies, memory, in short
 	$(prepare) build "$(PYTHON)"

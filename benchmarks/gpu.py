@@ -9,7 +9,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,15 +44,41 @@ class Extent:
     length: int
     device: str = "cuda"
     links: tuple[Link, ...] = ()
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Large:
+    """A model of which only a few can be on a GPU together; the first is what the others are compared with."""
+
+    extent: Extent
+    sets: tuple[tuple[str, ...], ...]
 
 
 #: A machine's own links, and a network's.
 LINKS = (Link(8, 20, 200_000), Link(64, 50, 40_000), Link(512, 100, 40_000))
-SHORT = (Extent(steps.Size(4, 256, 4, world=1, rounds=3, steps=3), 4, 128, links=LINKS[:1]),)
+#: GPT of 1.3 thousand million parameters.
+LARGE = Large(
+    Extent(steps.Size(24, 2048, 16, world=8, rounds=5, steps=3), 1, 2048, links=LINKS, dtype="bfloat16"),
+    (
+        ("Python fsdp2", "Python fsdp2_keep", "Python fully_shard", "Python fully_shard_keep"),
+        (steps.DDP, "Python replicate"),
+    ),
+)
 FULL = (
     Extent(steps.Size(8, 512, 8, world=1, rounds=9, steps=5), 8, 512, links=LINKS),
     Extent(steps.Size(15, 768, 12, world=1, rounds=9, steps=5), 8, 512, links=LINKS),
 )
+
+
+#: Prints how many GPUs torch finds, and the version of the NCCL that is loaded: torch.cuda.nccl.version() is that which
+#: torch was built with.
+_FIND = """
+import ctypes, torch
+count, found = torch.cuda.device_count(), ctypes.c_int()
+if count: ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(found))
+print(count, *((found.value // 10000, found.value // 100 % 100, found.value % 100) if count else ()))
+"""
 
 
 @dataclass(frozen=True)
@@ -63,10 +89,10 @@ class Gpus:
     nccl: tuple[int, ...] = ()
 
     @classmethod
-    def found(cls) -> Gpus:
+    def found(cls, environment: Mapping[str, str] | None = None) -> Gpus:
         # In a process of its own: the ranks are to have the devices to themselves.
-        code = "import torch; n = torch.cuda.device_count(); print(n, *(torch.cuda.nccl.version() if n else ()))"
-        words = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+        command = [sys.executable, "-c", _FIND]
+        words = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
         return cls(int(words[0]), tuple(map(int, words[1:])))
 
     def worlds(self) -> list[int]:
@@ -77,33 +103,37 @@ class Gpus:
         return sorted(worlds)
 
 
-def suite(build: Path, extents: Sequence[Extent]) -> Iterator[Figure]:
+def suite(build: Path, full: bool) -> Iterator[Figure]:
     gpus = Gpus.found()
     if gpus.count == 0:
         print("gpu  nothing was measured: torch finds no GPU here", flush=True)
         return
-    for extent in extents:
+    for names in LARGE.sets:
+        for link in LARGE.extent.links if full else LARGE.extent.links[:2]:
+            yield from modelled(build, LARGE.extent, link, names)
+    for extent in FULL if full else ():
         for world in gpus.worlds():
-            yield from measured(build, extent, world, (*CPP, *PYTHON))
+            yield from measured(build, extent, world, (steps.DDP, *CPP, *PYTHON))
         for link in extent.links:
-            yield from modelled(build, extent, link, PYTHON)
+            yield from modelled(build, extent, link, (steps.DDP, *PYTHON))
 
 
 def command(name: str, build: Path, extent: Extent, world: int, store: Path) -> list[str]:
     size = replace(extent.size, world=world)
     words = ["--device", extent.device, "--batch", str(extent.batch), "--length", str(extent.length)]
+    words += [] if extent.dtype == "float32" else ["--dtype", extent.dtype]
     return [*steps.command(name, build, size, store, None), *words]
 
 
 def programs_of(
     build: Path, extent: Extent, world: int, names: Sequence[str], modelled: bool = False
 ) -> AbstractContextManager[list[Program]]:
-    """DDP first; with modelled peers of one rank each."""
+    """With modelled peers of one rank each."""
 
     def words(name: str, store: Path) -> list[str]:
         return [*command(name, build, extent, world, store), *(["--modelled"] if modelled else [])]
 
-    return started(words, (steps.DDP, *names), 1 if modelled else world)
+    return started(words, names, 1 if modelled else world)
 
 
 def measured(build: Path, extent: Extent, world: int, names: Sequence[str]) -> Iterator[Figure]:
@@ -128,11 +158,27 @@ def modelled(build: Path, extent: Extent, link: Link, names: Sequence[str]) -> I
 
 def link_figures(programs: Sequence[Program], link: Link) -> Iterator[Figure]:
     for program in programs:
-        seconds = statistics.median(program.of_rounds("seconds"))
         busy = program.most("busy_seconds")
-        note = f"median {1e3 * seconds:.3g} ms, the wire busy for {1e3 * busy:.3g} ms"
-        value = ratio(program, programs[0], "seconds")
-        yield Figure("gpu", f"{label(program, str(link))}: step", value, "x DDP", note)
+        yield time_figure(program, programs[0], str(link), "seconds", f", the wire busy for {1e3 * busy:.3g} ms")
+        yield time_figure(program, programs[0], str(link), "host_seconds")
+        yield memory_figure(program, str(link))
+
+
+#: What is measured, and what figures call it.
+TIMES = {"seconds": "step", "host_seconds": "host, until all is given to the device"}
+
+
+def time_figure(program: Program, first: Program, ranks: str, key: str, more: str = "") -> Figure:
+    note = f"median {1e3 * statistics.median(program.of_rounds(key)):.3g} ms{more}"
+    unit = f"x {steps.NAMES[first.name]}"
+    return Figure("gpu", f"{label(program, ranks)}: {TIMES[key]}", ratio(program, first, key), unit, note)
+
+
+def memory_figure(program: Program, ranks: str) -> Figure:
+    peak, between = program.most("tensor_peak_bytes"), program.most("tensor_bytes")
+    parameters = program.most("parameter_bytes")
+    note = f"{peak / 2**20:.0f} MiB; {between / parameters:.3g} P between steps"
+    return Figure("gpu", f"{label(program, ranks)}: tensors at the peak", peak / parameters, "P", note)
 
 
 def label(program: Program, ranks: str) -> str:
@@ -141,16 +187,10 @@ def label(program: Program, ranks: str) -> str:
 
 
 def turns_figures(programs: Sequence[Program], ranks: str) -> Iterator[Figure]:
-    ddp = programs[0]
-    texts = {"seconds": "step", "host_seconds": "host, until all is given to the device"}
     for program in programs:
-        for key, text in texts.items():
-            note = f"median {1e3 * statistics.median(program.of_rounds(key)):.3g} ms"
-            yield Figure("gpu", f"{label(program, ranks)}: {text}", ratio(program, ddp, key), "x DDP", note)
-        peak, between = program.most("tensor_peak_bytes"), program.most("tensor_bytes")
-        parameters = program.most("parameter_bytes")
-        note = f"{between / parameters:.3g} P between steps"
-        yield Figure("gpu", f"{label(program, ranks)}: tensors at the peak", peak / parameters, "P", note)
+        for key in TIMES:
+            yield time_figure(program, programs[0], ranks, key)
+        yield memory_figure(program, ranks)
 
 
 def device_figures(program: Program, ranks: str) -> Iterator[Figure]:

@@ -121,7 +121,7 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
     if "checkpoint" in options.suites:
         yield from checkpoint.suite(checkpoint.SHORT if options.quick else checkpoint.FULL)
     if "gpu" in options.suites:
-        yield from gpu.suite(BUILD, gpu.SHORT if options.quick else gpu.FULL)
+        yield from gpu.suite(BUILD, full=not options.quick)
 
 
 if __name__ == "__main__":

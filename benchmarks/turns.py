@@ -147,13 +147,17 @@ def started(
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shardwise-")))
         programs = []
-        # One after the other: to start takes all cores.
+        # To start takes all of a few cores.
+        one_by_one = (os.cpu_count() or 1) < 8
         for name in names:
             words = command(name, folder / name.replace(" ", "-"))
             programs.append(Program.start(name, words, ranks, environment, before))
             programs[-1].count_wire = count_wire
             stack.callback(programs[-1].end)
-            programs[-1].answers()
+            if one_by_one:
+                programs[-1].answers()
+        for program in () if one_by_one else programs:
+            program.answers()
         yield programs
 
 

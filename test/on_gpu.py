@@ -1,11 +1,13 @@
-"""What a machine with a GPU should show of shardwise, in steps that take eight minutes at most.
+"""What a machine with a GPU should show of shardwise, in stages of steps that run beside each other.
 
-usage: on_gpu.py [STEP ...] [--device cuda|late] [--again] [--list] [--only FILTER] [--folder FOLDER]
+usage: on_gpu.py [STEP ...] [--device cuda|late] [--kit FOLDER] [--seconds N] [--again] [--list] [--only FILTER]
+                 [--folder FOLDER]
 
 Without steps it runs all of them that are not done, in this order; a name stands for all steps that begin so. Each
 writes a log and FOLDER/STEP.json (default: build/gpu/DEVICE): what came of it, machine, GPU, driver, versions, commit
-and date. A step that has passed with this commit, torch and GPU is done: it is run again with --again only. What is
-missing on this machine is named, and fails nothing. With --device late test/late_device stands in for the GPU.
+and date; logs.tar.gz has all logs. A step that has passed with this commit, torch and GPU is done: it is run again with
+--again only. What is missing on this machine is named, and fails nothing. --kit: what `make gpu-kit` made, in the place
+of a build. --seconds: all steps together take no longer. With --device late test/late_device stands in for the GPU.
 """
 
 from __future__ import annotations
@@ -14,21 +16,27 @@ import argparse
 import json
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from on_gpu_steps import LIMIT, STEPS, Outcome, Place, Step
+import gpu_kit
+from on_gpu_steps import MISSING, STAGES, Outcome, Place, Step
 from programs import last_lines
 from reports import FAILED, PASSED
 from suites import ROOT
 
 sys.path.append(str(ROOT / "benchmarks"))
 import machine
+from gpu import Gpus
 
 #: A result counts as long as these are the same.
 COUNTS_FOR = ("commit", "torch", "GPU")
+#: Of the end of a log that logs.tar.gz has.
+LOG_BYTES = 300_000
 
 
 @dataclass(frozen=True)
@@ -63,14 +71,11 @@ class Done:
 
 
 def facts_of(device: str) -> dict[str, str]:
-    code = "import torch; print(torch.version.cuda, '.'.join(map(str, torch.cuda.nccl.version())))"
-    try:
-        words = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    except (OSError, subprocess.CalledProcessError):
-        words = ["none", "none"]
     query = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
     gpu, _, driver = machine.first_line(*query).partition(", ")
-    of_gpu = {"GPU": gpu, "driver": driver or "none", "CUDA of torch": words[0], "NCCL": words[1]}
+    cuda = machine.first_line(sys.executable, "-c", "import torch; print(torch.version.cuda)")
+    nccl = ".".join(map(str, Gpus.found().nccl))
+    of_gpu = {"GPU": gpu, "driver": driver or "none", "CUDA of torch": cuda, "NCCL": nccl or "none"}
     return {**machine.facts(), **of_gpu, "nvcc": compiler_of_cuda(), "device": device}
 
 
@@ -86,19 +91,35 @@ def run_step(step: Step, place: Place, facts: dict[str, str]) -> Done:
     place.log.unlink(missing_ok=True)
     begin = time.monotonic()
     try:
-        outcome = step.run(place)
+        outcome = step.run(place) if place.limit > 5 else Outcome(MISSING, "the time was up")
     except Exception as error:
         outcome = Outcome(FAILED, f"{type(error).__name__}: {error}")
     done = Done(step.name, outcome, time.monotonic() - begin, facts)
     done.write(place.result)
+    print(f"{step.name}: {outcome.result} in {done.seconds:.0f} s: {outcome.said}", flush=True)
+    if outcome.result == FAILED:
+        print(last_lines(place.log, 30), flush=True)
     return done
 
 
-def chosen(names: Sequence[str], steps: Sequence[Step]) -> list[Step]:
-    unknown = [name for name in names if not any(step.name.startswith(name) for step in steps)]
+def chosen(names: Sequence[str], stages: Sequence[Sequence[Step]]) -> list[list[Step]]:
+    known = [step.name for stage in stages for step in stage]
+    unknown = [name for name in names if not any(step.startswith(name) for step in known)]
     if unknown:
-        sys.exit(f"on_gpu: there is no step {', '.join(unknown)}. There are: {', '.join(step.name for step in steps)}.")
-    return [step for step in steps if not names or any(step.name.startswith(name) for name in names)]
+        sys.exit(f"on_gpu: there is no step {', '.join(unknown)}. There are: {', '.join(known)}.")
+    wanted = tuple(names) or ("",)
+    return [[step for step in stage if step.name.startswith(wanted)] for stage in stages]
+
+
+def save_logs(folder: Path) -> None:
+    """All logs in one file; of a long one its end."""
+    with tarfile.open(folder / "logs.tar.gz", "w:gz") as archive:
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in (".log", ".json", ".md", ".svg") and path.is_file():
+                kept = path.with_name(f"{path.name}.end")
+                kept.write_bytes(path.read_bytes()[-LOG_BYTES:])
+                archive.add(kept, str(path.relative_to(folder)))
+                kept.unlink()
 
 
 def table(found: Sequence[tuple[str, Done | None]]) -> str:
@@ -112,41 +133,53 @@ def table(found: Sequence[tuple[str, Done | None]]) -> str:
     return "\n".join(lines)
 
 
-def main(words: Sequence[str] | None = None, steps: Sequence[Step] = STEPS) -> int:
+def main(words: Sequence[str] | None = None, stages: Sequence[Sequence[Step]] = STAGES) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("steps", nargs="*", metavar="STEP")
     parser.add_argument("--device", choices=("cuda", "late"), default="cuda")
+    parser.add_argument("--kit", type=Path, help="the folder of `make gpu-kit`, in the place of a build")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="that all steps together may take")
     parser.add_argument("--again", action="store_true", help="also those that are done")
     parser.add_argument("--list", action="store_true", help="what there is and what came of it; runs nothing")
     parser.add_argument("--only", default="*", help="of tests in C++: a filter of GoogleTest's")
     parser.add_argument("--folder", type=Path, help="for results and logs")
     arguments = parser.parse_args(words)
+    until = time.monotonic() + arguments.seconds
     folder = arguments.folder or ROOT / "build" / "gpu" / arguments.device
     folder.mkdir(parents=True, exist_ok=True)
+    if arguments.kit:
+        gpu_kit.unpack(arguments.kit.resolve())
     facts = facts_of(arguments.device)
+    (folder / "facts.json").write_text(json.dumps(facts, indent=1))
     found: list[tuple[str, Done | None]] = []
-    failed = False
-    picked = chosen(arguments.steps, steps)
-    for step in steps if arguments.list else picked:
-        place = Place(step.name, arguments.device, folder, arguments.only)
-        done = Done.read(place.result)
-        if arguments.list:
-            print(f"{step.name}: {step.about}")
-        elif arguments.again or done is None or not done.counts_for(facts):
-            print(f"{step.name}: running, for {LIMIT} s at most; its output goes to {place.log}", flush=True)
-            done = run_step(step, place, facts)
-            print(f"{step.name}: {done.outcome.result} in {done.seconds:.0f} s: {done.outcome.said}", flush=True)
-            if done.outcome.result == FAILED:
-                print(last_lines(place.log, 30), flush=True)
-        else:
-            print(f"{step.name}: has passed on {done.facts['date']}; --again (AGAIN=1) runs it again", flush=True)
-        failed = failed or (done is not None and done.outcome.result == FAILED and not arguments.list)
-        found.append((step.name, done))
-    print(
-        f"\n{', '.join(f'{name}: {facts[name]}' for name in ('machine', 'GPU', 'driver', 'torch', 'NCCL', 'commit'))}"
-    )
-    print(table(found), flush=True)
-    return int(failed)
+    with ThreadPoolExecutor(max(len(stage) for stage in stages)) as beside:
+        for stage in chosen(arguments.steps, stages):
+            running = []
+            for step in stage:
+                limit = min(step.limit, until - time.monotonic())
+                place = Place(step.name, arguments.device, folder, arguments.only, limit)
+                done = Done.read(place.result)
+                if arguments.list:
+                    print(f"{step.name}: {step.about}")
+                elif arguments.again or done is None or not done.counts_for(facts):
+                    print(
+                        f"{step.name}: running, for {limit:.0f} s at most; its output goes to {place.log}", flush=True
+                    )
+                    running.append((len(found), beside.submit(run_step, step, place, facts)))
+                else:
+                    print(
+                        f"{step.name}: has passed on {done.facts['date']}; --again (AGAIN=1) runs it again", flush=True
+                    )
+                found.append((step.name, done))
+            for index, step_running in running:
+                done = step_running.result()
+                found[index] = (done.step, done)
+    names = ("machine", "GPU", "driver", "torch", "NCCL", "commit")
+    shown = f"{', '.join(f'{name}: {facts[name]}' for name in names)}\n{table(found)}"
+    print(f"\n{shown}", flush=True)
+    (folder / "summary.md").write_text(f"{shown}\n")
+    save_logs(folder)
+    return int(not arguments.list and any(done is not None and done.outcome.result == FAILED for _, done in found))
 
 
 if __name__ == "__main__":

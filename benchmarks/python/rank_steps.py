@@ -49,10 +49,13 @@ class Rank:
         self._device = device
         self._peers = peers
         self._shape = (options.batch, options.length + 1)
-        model = make_model(options.layers, options.width, options.heads, options.length).to(device.device)
+        with device.device:
+            model = make_model(options.layers, options.width, options.heads, options.length)
         self._parameter_bytes = 4 * sum(parameter.numel() for parameter in model.parameters())
         deepspeed = options.wrap == "deepspeed"
-        self._steps: Steps | DeepSpeedSteps = DeepSpeedSteps(model) if deepspeed else Steps(model, options.wrap)
+        self._steps: Steps | DeepSpeedSteps = (
+            DeepSpeedSteps(model) if deepspeed else Steps(model, options.wrap, getattr(torch, options.dtype))
+        )
         self._random = torch.Generator().manual_seed(options.rank + 1)
         self._vocabulary = model.bytes.num_embeddings
 
@@ -116,6 +119,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--dtype", default="float32", help="to compute in")
     parser.add_argument("--modelled", action="store_true")
     parser.add_argument("--peers", help="a folder with packages that are measured beside")
     options = parser.parse_args()

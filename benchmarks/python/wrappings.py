@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import shardwise
@@ -52,21 +52,26 @@ def mesh_of(wrap: str, device_type: str) -> DeviceMesh:
     return init_device_mesh(device_type, (world,), mesh_dim_names=("ranks",))
 
 
-def distribute(model: Gpt, wrap: str) -> nn.Module:
+def distribute(model: Gpt, wrap: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """With a lower dtype parameters are gathered in it; what keeps whole ones computes in it by autocast."""
     if wrap == "none":
         return model
     if wrap == "ddp":
         return DistributedDataParallel(model, gradient_as_bucket_view=True)
     mesh = mesh_of(wrap, next(model.parameters()).device.type)
+    usual = dtype == torch.float32
+    given: dict[str, Any] = {} if usual else {"mp_policy": MixedPrecisionPolicy(dtype, torch.float32)}
     units: dict[str, Callable[[nn.Module], Any]] = {
-        "fsdp2": lambda module: fully_shard(module, mesh=mesh),
-        "fsdp2_keep": lambda module: fully_shard(module, mesh=mesh, reshard_after_forward=False),
-        "torch_hsdp": lambda module: fully_shard(module, mesh=mesh),
-        "torch_replicate": lambda module: replicate(module, mesh=mesh),
-        "fully_shard": lambda module: shardwise.fully_shard(module, mesh=mesh),
-        "fully_shard_keep": lambda module: shardwise.fully_shard(module, mesh=mesh, reshard_after_forward=False),
-        "hsdp": lambda module: shardwise.fully_shard(module, mesh=mesh),
-        "replicate": lambda module: shardwise.replicate(module, mesh=mesh),
+        "fsdp2": lambda module: fully_shard(module, mesh=mesh, **given),
+        "fsdp2_keep": lambda module: fully_shard(module, mesh=mesh, reshard_after_forward=False, **given),
+        "torch_hsdp": lambda module: fully_shard(module, mesh=mesh, **given),
+        "torch_replicate": lambda module: replicate(module, mesh=mesh, **given),
+        "fully_shard": lambda module: shardwise.fully_shard(module, mesh=mesh, **given),
+        "fully_shard_keep": lambda module: shardwise.fully_shard(
+            module, mesh=mesh, reshard_after_forward=False, **given
+        ),
+        "hsdp": lambda module: shardwise.fully_shard(module, mesh=mesh, **given),
+        "replicate": lambda module: shardwise.replicate(module, mesh=mesh, **given),
     }
     return fully_sharded(model, units[wrap.removesuffix(OVER_GLOO)])
 
@@ -83,14 +88,17 @@ def loss_of(model: nn.Module, text: Tensor) -> Tensor:
 class Steps:
     """A model, how it is wrapped, and a step of it."""
 
-    def __init__(self, model: Gpt, wrap: str) -> None:
-        self.model = distribute(model, wrap)
+    def __init__(self, model: Gpt, wrap: str, dtype: torch.dtype = torch.float32) -> None:
+        self.model = distribute(model, wrap, dtype)
+        self._autocasts = torch.autocast("cuda", dtype, enabled=wrap in ("none", "ddp") and dtype != torch.float32)
         self._optimizer = optimizer_of(self.model, wrap)
 
     def passes(self, text: Tensor) -> None:
         """Without the optimizer."""
         self._optimizer.zero_grad()
-        loss_of(self.model, text).backward()
+        with self._autocasts:
+            loss = loss_of(self.model, text)
+        loss.backward()
 
     def step(self, text: Tensor) -> None:
         self.passes(text)

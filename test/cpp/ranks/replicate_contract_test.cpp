@@ -340,9 +340,11 @@ TEST(ReplicateContract, WithoutAMesh) {
     replicate(ours);
     ASSERT_EQ(Mesh::shared().rank(), rank.rank());
     ASSERT_THROW(Mesh::from_env(), ValueError);
+    const auto device = Mesh::shared().device();
+    reference->to(device);
     for (int step = 0; step < 3; ++step) {
-      ours->forward(batch(step, rank.rank(), 3)).sum().backward();
-      reference_backward(rank, [&](int r) { return reference->forward(batch(step, r, 3)).sum(); });
+      ours->forward(batch(step, rank.rank(), 3).to(device)).sum().backward();
+      reference_backward(rank, [&](int r) { return reference->forward(batch(step, r, 3).to(device)).sum(); });
       assert_same(*ours, *reference, "step " + std::to_string(step));
     }
   });

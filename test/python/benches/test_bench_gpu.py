@@ -29,7 +29,7 @@ def extent(modules, gpu):
 
 def test_without_a_gpu_a_line_says_so(gpu, monkeypatch, capsys):
     monkeypatch.setattr(gpu.Gpus, "found", lambda: gpu.Gpus(0))
-    assert list(gpu.suite(BUILD, gpu.SHORT)) == []
+    assert list(gpu.suite(BUILD, full=False)) == []
     assert capsys.readouterr().out == "gpu  nothing was measured: torch finds no GPU here\n"
 
 
@@ -43,7 +43,7 @@ def test_several_ranks_share_a_gpu_where_nccl_can_and_may(gpu, monkeypatch):
 
 
 def test_one_rank_beside_ddp(gpu, extent):
-    with gpu.programs_of(BUILD, extent, 1, ("C++ fully_shard", "Python none")) as programs:
+    with gpu.programs_of(BUILD, extent, 1, ("Python ddp", "C++ fully_shard", "Python none")) as programs:
         gpu.take_turns(programs, 2, 2)
         found = {figure.name: figure for figure in gpu.turns_figures(programs, "1 rank")}
     assert found["0 M, 1 rank: DDP: step"].value == 1
@@ -59,7 +59,7 @@ def test_one_rank_beside_ddp(gpu, extent):
 
 def test_a_step_takes_no_less_than_the_modelled_wire(gpu, extent):
     link = gpu.Link(8, microseconds=100, megabytes=20)
-    names = ("Python fully_shard", "Python fsdp2", "Python replicate")
+    names = ("Python ddp", "Python fully_shard", "Python fsdp2", "Python replicate")
     with gpu.programs_of(BUILD, extent, link.world, names, modelled=True) as programs:
         for program in programs:
             program.ask(f"speed {link.microseconds} {link.megabytes}")
@@ -101,11 +101,10 @@ def test_copies_are_those_of_the_stream_that_computes(modules):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the suite gpu needs a GPU")
 def test_steps_on_gpus(gpu):
-    found = {figure.name: figure for figure in gpu.suite(BUILD, gpu.SHORT)}
-    for name in ("C++ fully_shard", "Python fully_shard", "FSDP2", "torch's replicate"):
-        of_wrap = {text.rpartition(": ")[2]: figure for text, figure in found.items() if f"1 rank: {name}: " in text}
+    found = {figure.name: figure for figure in gpu.suite(BUILD, full=False)}
+    link = str(gpu.LINKS[0])
+    for name in ("Python fully_shard", "Python fully_shard_keep", "FSDP2", "FSDP2 kept"):
+        of_wrap = {text.rpartition(": ")[2]: figure for text, figure in found.items() if f"{link}: {name}: " in text}
+        assert of_wrap["step"].unit == "x FSDP2"
         assert of_wrap["step"].value > 0
-        assert of_wrap["tensors at the peak"].value >= 4
-        if name != "C++ fully_shard":
-            assert of_wrap["copies on the compute stream"].value >= 0
-    assert found["3 M, 8 modelled ranks, 200 GB/s: Python fully_shard: step"].value > 0
+        assert of_wrap["tensors at the peak"].value > 0

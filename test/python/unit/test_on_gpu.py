@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import struct
 import subprocess
 import sys
+import tarfile
+import threading
 import time
 from pathlib import Path
 
@@ -13,6 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.append(str(ROOT / "test"))
 
+import gpu_kit  # noqa: E402
 import gtest_slices  # noqa: E402
 import on_gpu  # noqa: E402
 import on_gpu_steps as steps  # noqa: E402
@@ -37,9 +43,9 @@ def run(tmp_path, monkeypatch, capsys):
                     raise outcome
                 return steps.Outcome(*outcome)
 
-            return steps.Step(name, f"about {name}", act)
+            return steps.Step(name, f"about {name}", 60, act)
 
-        found = [step(name, outcome) for name, outcome in outcomes.items()]
+        found = [[step(name, outcome)] for name, outcome in outcomes.items()]
         status = on_gpu.main([*words, "--folder", str(tmp_path)], found)
         shown = capsys.readouterr().out.partition("\nstep ")[2].splitlines()[1:]
         return status, {line.split()[0]: " ".join(line.split()[1:]) for line in shown}, began
@@ -128,7 +134,7 @@ def test_without_a_gpu_nothing_that_needs_one_runs(monkeypatch, tmp_path):
 )
 def test_several_ranks_need_gpus_or_an_nccl_that_shares_one(monkeypatch, tmp_path, count, nccl, result):
     monkeypatch.setattr(steps, "gpus", lambda: steps.Gpus(count, nccl))
-    monkeypatch.setattr(steps, "trains_as_by_hand", lambda place, ranks, **more: "")
+    monkeypatch.setattr(steps, "trains_beside_others", lambda place, ranks, **more: "")
     assert steps.nccl_several_ranks(steps.Place("nccl", "cuda", tmp_path)).result == result
 
 
@@ -203,7 +209,126 @@ def test_slices_have_every_test_once():
     assert sorted(test for found in slices for test in found) == sorted(tests)
 
 
+def test_steps_of_a_stage_run_beside_each_other(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(on_gpu, "facts_of", lambda device: dict(FACTS))
+    meeting = threading.Barrier(2, timeout=60)
+
+    def meets(place):
+        meeting.wait()
+        return steps.Outcome(PASSED, "met")
+
+    stage = [steps.Step(name, "about", 60, meets) for name in ("one", "two")]
+    assert on_gpu.main(["--folder", str(tmp_path)], [stage]) == 0
+    (tmp_path / "one.log").write_text("x" * 400_000 + "the end")
+    on_gpu.save_logs(tmp_path)
+    with tarfile.open(tmp_path / "logs.tar.gz") as archive:
+        assert {"one.json", "two.json", "facts.json", "one.log"} <= set(archive.getnames())
+        kept = archive.extractfile("one.log").read()
+    assert len(kept) == on_gpu.LOG_BYTES
+    assert kept.endswith(b"the end")
+
+
+def test_no_step_begins_when_the_time_is_up(run):
+    status, table, began = run({"good": GOOD}, "--seconds", "0")
+    assert (status, began) == (0, [])
+    assert table["good"] == "missing 0 the time was up"
+
+
+PYTEST = """test/a.py::T::test_one[2] PASSED  [ 20%]
+test/a.py::T::test_two SKIPPED (a CUDA graph needs a GPU) [ 40%]
+words of a rank
+test/a.py::T::test_three FAILED [ 60%]
+test/a.py::T::test_four"""
+
+
+def test_of_a_pytest_that_was_ended_the_results_so_far_count():
+    found = {result.name: (result.outcome, result.message) for result in steps.read_pytest("s", PYTEST)}
+    assert found == {
+        "test/a.py::T::test_one[2]": (PASSED, ""),
+        "test/a.py::T::test_two": (SKIPPED, "a CUDA graph needs a GPU"),
+        "test/a.py::T::test_three": (FAILED, ""),
+        "test/a.py::T::test_four": (FAILED, "it did not end"),
+    }
+
+
+def library_for_gpus(folder, architectures):
+    """As CUDA's compiler leaves it: containers of entries with code."""
+    entries = b""
+    for number, arch in enumerate(architectures):
+        code = bytes([65 + number]) * 64
+        entries += struct.pack("<HHIQ", 2, 0, 64, len(code)) + bytes(12) + struct.pack("<I", arch) + bytes(32) + code
+    container = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entries)) + entries
+    file = folder / "library.so"
+    file.write_bytes(b"before" + container + b"between" + container + b"after")
+    return file
+
+
+def test_a_kit_keeps_the_code_of_one_architecture(tmp_path):
+    file = library_for_gpus(tmp_path, [80, 90, 100])
+    size = file.stat().st_size
+    gpu_kit.keep_one_architecture(file, 90)
+    kept = file.read_bytes()
+    assert len(kept) == size
+    assert [kept.count(letter) for letter in (b"A", b"B", b"C")] == [0, 128, 0]
+    assert kept.startswith(b"before")
+    assert b"between" in kept
+    assert kept.endswith(b"after")
+
+
+@pytest.fixture
+def kit(tmp_path, monkeypatch):
+    """A folder with a kit for this Python, and a tree to unpack it into."""
+    tree = tmp_path / "tree"
+    (tree / "csrc").mkdir(parents=True)
+    (tree / "csrc" / "a.cpp").write_text("int a;")
+    monkeypatch.setattr(gpu_kit, "ROOT", tree)
+    for name in ("LD_LIBRARY_PATH", "PYTHONPATH"):
+        monkeypatch.setenv(name, "")
+    folder = tmp_path / "kit"
+    folder.mkdir()
+    (tmp_path / "built").write_text("built")
+    gpu_kit.pack({"build/dev/built": tmp_path / "built"}, folder / "kit.tar.xz")
+    manifest = {
+        "commit": "0123456789",
+        "sources": gpu_kit.sources_of(tree),
+        "Python": "{}.{}".format(*sys.version_info),
+        "torch": "2.11.0",
+        "sha256": {"kit.tar.xz": hashlib.sha256((folder / "kit.tar.xz").read_bytes()).hexdigest()},
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder, tree, manifest
+
+
+def test_a_kit_is_unpacked_into_the_tree(kit, capsys):
+    folder, tree, _ = kit
+    gpu_kit.unpack(folder)
+    assert (tree / "build/dev/built").read_text() == "built"
+    assert os.environ["PYTHONPATH"] == str(tree / "python")
+    assert os.environ["LD_LIBRARY_PATH"].startswith(str(tree / "python/shardwise/lib"))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_kit_of_other_sources_says_so(kit, capsys):
+    folder, tree, _ = kit
+    (tree / "csrc" / "a.cpp").write_text("int b;")
+    gpu_kit.unpack(folder)
+    assert "THE KIT IS OF OTHER SOURCES than these: of commit 012345678" in capsys.readouterr().out
+
+
+def test_a_kit_for_another_python_or_a_damaged_one_is_refused(kit):
+    folder, _, manifest = kit
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "Python": "3.9"}))
+    with pytest.raises(SystemExit, match="the kit is for Python 3.9"):
+        gpu_kit.unpack(folder)
+    (folder / "kit.tar.xz").write_bytes(b"other")
+    with pytest.raises(SystemExit, match="is not the file that the kit was made with"):
+        gpu_kit.unpack(folder)
+
+
 def test_make_gpu_lists_its_steps():
     command = ["make", "-n", "gpu", "STEPS=profile bench", "DEVICE=late", "AGAIN=1"]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert "test/on_gpu.py profile bench --device late --again" in shown
+    assert "test/on_gpu.py profile bench --device late" in shown
+    assert "--again" in shown
+    shown = subprocess.run([*command, "KIT=.gpukit"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "prepare.sh" not in shown, "nothing is built where there is a kit"
