@@ -144,7 +144,8 @@ class SHARDWISE_API Order {
     units_[unit].by_hand = forwards_;
   }
 
-  // A backward, from its first event here on. A backward inside of it, as of a checkpoint, is part of it.
+  // A backward, from its first event here on. A backward inside of it, as of a checkpoint, is part of it: what that one
+  // brings is summed after the outer one's gradients, for nobody knew of it when the outer one began.
   bool in_backward() const {
     return backward_ != kNone;
   }
@@ -155,7 +156,7 @@ class SHARDWISE_API Order {
   /// The unit takes part, whatever this backward brings: on some rank, gradients of earlier backwards wait for their
   /// sum.
   void engage(UnitId unit) {
-    units_[unit].engaged = true;
+    units_[unit].engaged = units_[unit].sums = true;
   }
   /// Whether the running backward starts sums only where all ranks do alike (see UnitTiming::sums_in_stream): then they
   /// may share a process group with gathers.
@@ -171,6 +172,8 @@ class SHARDWISE_API Order {
   }
   /// Whether this unit is summed at the end of the backward.
   bool takes_part(UnitId unit) const;
+  /// Those that backwards inside the running one brought gradients to, in the order of sums.
+  std::vector<UnitId> reached_inside() const;
   /// Whether a gradient that arrives now is to enter the unit: the backward has not used it before.
   bool is_entered_by_gradients(UnitId unit) const {
     return !units_[unit].entered && units_[unit].timing.unshard_in_backward;
@@ -185,6 +188,8 @@ class SHARDWISE_API Order {
   void end_backward(bool is_last, OrderActions& act);
   /// To be followed by end_backward(): sums what earlier backwards left for later, without a backward.
   void begin_pending(OrderActions& act);
+  /// The same for these units alone.
+  void begin_pending(const std::vector<UnitId>& units, OrderActions& act);
   /// Publishes what a backward that was not the last one left.
   void settle(OrderActions& act);
   /// Whether it has something to publish.
@@ -228,6 +233,10 @@ class SHARDWISE_API Order {
     bool used_in_backward = false;
     /// The unit was used, with gradients to come, since the last backward ended.
     bool engaged = false;
+    /// It is among those that the running backward sums, as was known when it began.
+    bool sums = false;
+    /// A backward inside the running one brought it a gradient.
+    bool reached_inside = false;
     /// A forward with gradients to come, by its number; the unit's uses in it; how many of those the backward has still
     /// to come to.
     int64_t forward = -1;

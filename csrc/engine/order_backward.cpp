@@ -1,6 +1,7 @@
 #include "engine/order.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace shardwise::engine {
@@ -25,6 +26,8 @@ void Order::begin_backward(int backward, OrderActions& act) {
     node.used_in_backward = false;
     node.missing = 0;
     node.awaited.clear();
+    node.sums = takes_part(unit);
+    node.reached_inside = false;
   }
 }
 
@@ -33,7 +36,14 @@ void Order::expect(UnitId unit, size_t parameter) {
   if (node.awaited.size() <= parameter) node.awaited.resize(parameter + 1);
   node.awaited[parameter] = true;
   ++node.missing;
-  node.engaged = true;
+  engage(unit);
+}
+
+std::vector<UnitId> Order::reached_inside() const {
+  std::vector<UnitId> units;
+  std::copy_if(
+      sums_.begin(), sums_.end(), std::back_inserter(units), [&](UnitId unit) { return units_[unit].reached_inside; });
+  return units;
 }
 
 bool Order::takes_part(UnitId unit) const {
@@ -49,7 +59,7 @@ void Order::note(UnitId unit, size_t parameter, Moment moment) {
 
 void Order::gradient_arrived(UnitId unit, size_t parameter, Moment moment, OrderActions& act) {
   reached_ = true;
-  units_[unit].engaged = true;
+  (moment.backward == backward_ ? units_[unit].engaged : units_[unit].reached_inside) = true;
   note(unit, parameter, moment);
   advance(moment, act);
 }
@@ -76,7 +86,7 @@ void Order::start_sums(const Condition& may_start, OrderActions& act) {
   for (; launched_ < sums_.size(); ++launched_) {
     // may_start() is asked first: it also starts the second part of the sum before, which takes time too.
     if (!may_start() || units_[sums_[launched_]].missing > 0 || !is_over(sums_[launched_])) return;
-    launch(sums_[launched_], act);
+    if (units_[sums_[launched_]].sums) launch(sums_[launched_], act);
   }
 }
 
@@ -90,7 +100,7 @@ bool Order::is_seen_in_backward(UnitId head) const {
 // Whether this backward will come to the unit is not known: where a rank expects none of its gradients, others may. One
 // that was used in forward and is never come to holds all that follow up to the end.
 bool Order::is_over(UnitId unit) const {
-  if (!sums_in_stream_ || !takes_part(unit)) return true;
+  if (!sums_in_stream_ || !units_[unit].sums) return true;
   const auto seen_in = [&]() -> std::optional<UnitId> {
     for (std::optional<UnitId> one = units_[unit].head; one; one = units_[*one].outer) {
       if (is_seen_in_backward(units_[*one].head)) return units_[*one].head;
@@ -105,7 +115,6 @@ bool Order::is_over(UnitId unit) const {
 }
 
 void Order::launch(UnitId unit, OrderActions& act) {
-  if (!takes_part(unit)) return;
   while (in_flight_.size() >= most_in_flight_) {
     act.wait_sum(in_flight_.front());
     in_flight_.erase(in_flight_.begin());
@@ -116,7 +125,9 @@ void Order::launch(UnitId unit, OrderActions& act) {
 
 void Order::end_backward(bool is_last, OrderActions& act) {
   try {
-    for (; launched_ < sums_.size(); ++launched_) launch(sums_[launched_], act);
+    for (; launched_ < sums_.size(); ++launched_) {
+      if (units_[sums_[launched_]].sums) launch(sums_[launched_], act);
+    }
     for (const auto unit : in_flight_) is_last ? act.wait_sum(unit) : act.finish_first_sum(unit);
     if (is_last) in_flight_.clear();
   } catch (...) {
@@ -140,6 +151,14 @@ void Order::end_backward(bool is_last, OrderActions& act) {
 void Order::begin_pending(OrderActions& act) {
   settle(act);
   launched_ = 0;
+  for (const auto unit : sums_) units_[unit].sums = takes_part(unit);
+}
+
+void Order::begin_pending(const std::vector<UnitId>& units, OrderActions& act) {
+  settle(act);
+  launched_ = 0;
+  for (const auto unit : sums_) units_[unit].sums = false;
+  for (const auto unit : units) engage(unit);
 }
 
 void Order::settle(OrderActions& act) {

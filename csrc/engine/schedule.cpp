@@ -198,6 +198,17 @@ void Schedule::gradient_arrived(Unit& unit, const group::Parameter& parameter) {
 
 void Schedule::end_backward() {
   const auto units = std::exchange(in_backward_, {});
+  const auto inside = order_.reached_inside();
+  order_.end_backward(ends_with_backward(), *this);
+  if (!inside.empty()) sum_reached_inside(inside);
+}
+
+// All ranks do alike: they ran the same backwards inside this one.
+void Schedule::sum_reached_inside(const std::vector<UnitId>& reached) {
+  order_.begin_pending(reached, *this);
+  std::vector<std::shared_ptr<Unit>> units;
+  for (const auto unit : reached) units.push_back(units_[unit].lock());
+  agree_on_sums(units);
   order_.end_backward(ends_with_backward(), *this);
 }
 

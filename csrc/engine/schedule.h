@@ -106,6 +106,7 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
   bool is_last_backward = true;
 
  private:
+  void sum_reached_inside(const std::vector<UnitId>& reached);
   bool ends_with_backward() const {
     return is_last_backward && !finalized_by_hand_;
   }

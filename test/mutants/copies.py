@@ -36,8 +36,8 @@ COPIES = [
     Mutant(
         "copy what landed out of the gather",
         "csrc/group/full_copies.cpp",
-        "    if (places_directly_ && copy.can_place) continue;\n",
-        "",
+        "    if (places_directly_ && copy.can_place) {\n",
+        "    if (false) {\n",
         suites="FullyShardSizes.*",
     ),
     Mutant(

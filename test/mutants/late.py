@@ -154,4 +154,18 @@ LATE = [
         "",
         "LateStaged.*",
     ),
+    _late(
+        "give steps without a graph the memory that one uses",
+        "comm/buffers.cpp",
+        "(capturing || !idle_[i].captured)",
+        "true",
+        "LatePool.*",
+    ),
+    _late(
+        "connect the ranks of a group at its first collective",
+        "comm/process_group.cpp",
+        "    if (spec.size > 1) made->eagerConnectSingleDevice(spec.device);\n",
+        "",
+        "LateEngine.GroupsAreConnected*",
+    ),
 ]

@@ -146,6 +146,13 @@ ORDER = [
         suites="FullyShardRoots.*",
     ),
     Mutant(
+        "sum nothing of what a backward inside another one brought",
+        "csrc/engine/schedule.cpp",
+        "  if (!inside.empty()) sum_reached_inside(inside);\n",
+        "",
+        suites="FullyShardAutograd.*",
+    ),
+    Mutant(
         "end a backward that the program ends itself",
         "csrc/engine/schedule.h",
         "return is_last_backward && !finalized_by_hand_;",

@@ -31,7 +31,73 @@ Tensor hidden(Stack& model, const Tensor& x) {
   return model->head(y);
 }
 
+/// Runs a function on so many pieces and keeps nothing. Its backward runs it again, with a backward of its own for
+/// each.
+class Recomputed : public torch::autograd::Function<Recomputed> {
+ public:
+  using Run = std::function<Tensor(const Tensor&)>;
+
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, const Run& run, int64_t pieces) {
+    auto holder = c10::make_intrusive<Holder>();
+    holder->run = run;
+    context->saved_data["run"] = c10::IValue::make_capsule(holder);
+    context->saved_data["pieces"] = pieces;
+    context->save_for_backward({x});
+    std::vector<Tensor> found;
+    for (const auto& piece : x.chunk(pieces)) found.push_back(run(piece));
+    return torch::cat(found);
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context, const torch::autograd::variable_list& gradients) {
+    const auto holder = c10::static_intrusive_pointer_cast<Holder>(context->saved_data["run"].toCapsule());
+    const auto pieces = context->saved_data["pieces"].toInt();
+    const auto given = gradients[0].chunk(pieces);
+    std::vector<Tensor> found;
+    for (const auto& piece : context->get_saved_variables()[0].chunk(pieces)) {
+      const torch::AutoGradMode with_gradients(true);
+      const auto again = piece.detach().requires_grad_();
+      holder->run(again).backward(given[found.size()]);
+      found.push_back(again.grad());
+    }
+    return {torch::cat(found), Tensor(), Tensor()};
+  }
+
+ private:
+  struct Holder : torch::CustomClassHolder {
+    Run run;
+  };
+};
+
 } // namespace
+
+TEST(FullyShardAutograd, BackwardsInsideABackward) {
+  // What they bring was lost: the sums of their units came and went before them.
+  on_ranks([](Rank& rank) {
+    for (const int64_t pieces : {1, 2}) {
+      const Do run = [&](Stack& model, int step, int r, double scale) {
+        auto y = model->embedding->forward(tokens(step, r));
+        for (size_t i = 0; i < 3; ++i) {
+          const auto block = [&model, i](const Tensor& x) { return model->block(i)->forward(x, 0.5); };
+          // One block as usual, between others.
+          y = i == 1 ? block(y) : Recomputed::apply(y, block, pieces);
+        }
+        (model->head(y).pow(2).sum() * scale).backward();
+      };
+      for (const bool reshard : {true, false}) {
+        auto both = stacks(rank, reshard);
+        for (int step = 0; step < 3; ++step) step_of(both, run, step);
+      }
+      Stack ours, reference;
+      for (size_t i = 0; i < 3; ++i) replicate(ours->block(i), ReplicateOptions().mesh(rank.mesh()));
+      replicate(ours, ReplicateOptions().mesh(rank.mesh()));
+      for (int step = 0; step < 3; ++step) {
+        run(ours, step, rank.rank(), 1);
+        for (int r = 0; r < rank.world_size(); ++r) run(reference, step, r, 1.0 / rank.world_size());
+        assert_same(*ours, *reference, c10::str("replicated, ", pieces, " pieces, step ", step));
+      }
+    }
+  });
+}
 
 TEST(FullyShardAutograd, GradientPenalty) {
   // A backward for the inputs inside of a forward, and a backward of that: units come and go in both.

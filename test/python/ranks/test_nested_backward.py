@@ -1,0 +1,200 @@
+"""Backwards that run inside another backward: gradients are those averaged by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from engine import TORCH, Engine, ours
+from models import batch
+from pool import run_ranks
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+
+WIDTH, STEPS = 8, 3
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.up(x)))  # type: ignore[no-any-return]
+
+
+class Within(Layer):
+    """Recomputes itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=True)  # type: ignore[no-any-return]
+
+
+class Tiled(torch.autograd.Function):
+    """Runs a module piece by piece, once more in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: nn.Module) -> Tensor:
+        ctx.module = module
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return torch.cat([module(piece) for piece in x.chunk(2)])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        found = []
+        for piece, wanted in zip(ctx.saved_tensors[0].chunk(2), gradient.chunk(2), strict=True):
+            with torch.enable_grad():
+                piece = piece.detach().requires_grad_()
+                result = ctx.module(piece)
+            torch.autograd.backward(result, wanted)
+            found.append(piece.grad)
+        return torch.cat(found), None
+
+
+class Reversible(torch.autograd.Function):
+    """Keeps no activations: its backward computes them again from the outputs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, first: nn.Module, second: nn.Module) -> tuple[Tensor, Tensor]:
+        ctx.modules = first, second
+        with torch.no_grad():
+            x = x + first(y)
+            y = y + second(x)
+        ctx.save_for_backward(x, y)
+        return x, y
+
+    @staticmethod
+    def backward(ctx: Any, x_gradient: Tensor, y_gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        x, y = (output.detach() for output in ctx.saved_tensors)
+        first, second = ctx.modules
+        with torch.enable_grad():
+            x_again = x.detach().requires_grad_()
+            added = second(x_again)
+        torch.autograd.backward(added, y_gradient)
+        x_gradient = x_gradient + x_again.grad
+        with torch.enable_grad():
+            y_again = (y - added.detach()).requires_grad_()
+            added = first(y_again)
+        torch.autograd.backward(added, x_gradient)
+        return x_gradient, y_gradient + y_again.grad, None, None
+
+
+def around(model: Model, x: Tensor) -> Tensor:
+    for layer in model.layers:
+        x = x + checkpoint(layer, x, use_reentrant=True)
+    return x
+
+
+def one_after_another(model: Model, x: Tensor) -> Tensor:
+    for layer in model.layers:
+        x = x + layer(x)
+    return x
+
+
+def tiled(model: Model, x: Tensor) -> Tensor:
+    for layer in model.layers:
+        x = x + Tiled.apply(x, layer)
+    return x
+
+
+def reversible(model: Model, x: Tensor) -> Tensor:
+    y = x.clone()
+    for first, second in (model.layers[:2], model.layers[2:]):
+        x, y = Reversible.apply(x, y, first, second)
+    return x + y
+
+
+class Model(nn.Module):
+    def __init__(self, layer: type[Layer], run: Callable[[Model, Tensor], Tensor], has_head: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Linear(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(layer() for _ in range(4))
+        self.head = nn.Linear(WIDTH, 3) if has_head else nn.Identity()
+        self.run = run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.run(self, self.stem(x)))  # type: ignore[no-any-return]
+
+
+WAYS: dict[str, tuple[type[Layer], Callable[[Model, Tensor], Tensor]]] = {
+    "around": (Layer, around),
+    "within": (Within, one_after_another),
+    "tiled": (Layer, tiled),
+    "reversible": (Layer, reversible),
+}
+KINDS: dict[str, Callable[[Engine, nn.Module], Any]] = {
+    "sharded": lambda engine, module: engine.fully_shard(module),
+    "kept": lambda engine, module: engine.fully_shard(module, reshard_after_forward=False),
+    "replicated": lambda engine, module: engine.replicate(module),
+}
+
+
+def trained(rank: int, way: str, wrap: Callable[[Model], Any], has_head: bool) -> list[Tensor]:
+    """Losses, then whole gradients of each step."""
+    model = Model(*WAYS[way], has_head)
+    average = wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    found = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = model(batch(step, rank, WIDTH)).pow(2).mean()
+        loss.backward()
+        average()
+        found.append(loss.detach())
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None, f"{way}, step {step}: {name} has no gradient"
+            found.append(whole(parameter.grad).clone())
+        optimizer.step()
+    return found
+
+
+def whole(gradient: Tensor) -> Tensor:
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+
+
+def by_units(engine: Engine, kind: str) -> Callable[[Model], Any]:
+    def wrap(model: Model) -> Any:
+        for module in (*model.layers, model):
+            KINDS[kind](engine, module)
+        return lambda: None
+
+    return wrap
+
+
+def by_hand(model: Model) -> Any:
+    def average() -> None:
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad /= dist.get_world_size()
+            dist.all_reduce(parameter.grad)
+
+    return average
+
+
+def as_by_hand(rank: int, way: str, kind: str) -> None:
+    for has_head in (True, False):
+        engines = {"ours": by_units(ours(), kind)}
+        if way != "tiled":  # torch's keeps one of the two gradients that its units get then
+            engines["torch's"] = by_units(TORCH, kind)
+        expected = trained(rank, way, by_hand, has_head)
+        for name, wrap in engines.items():
+            for index, (one, other) in enumerate(zip(trained(rank, way, wrap, has_head), expected, strict=True)):
+                what = f"{name}, {way}, {kind}, head {has_head}, tensor {index}"
+                if way == "tiled":  # each piece may be summed by itself
+                    torch.testing.assert_close(
+                        one, other, rtol=1e-5, atol=1e-7, msg=lambda text, what=what: f"{what}: {text}"
+                    )
+                else:
+                    assert torch.equal(one, other), what
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", WAYS)
+def test_backwards_inside_a_backward_bring_gradients(way, kind):
+    run_ranks(2, as_by_hand, way, kind, timeout=60)
