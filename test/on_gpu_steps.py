@@ -207,22 +207,24 @@ def rank_tests(number: int) -> Callable[[Place], Outcome]:
     return needs_gpu(needs_file(CPP / "rank_tests", "build_tests", run))
 
 
-#: What pytest -v says of a test. One that was running at the limit has no word behind its name.
+#: What pytest -v says of a test. One that was running at the limit has no word behind its name. Why tests were skipped
+#: stands at the end, with -rs.
 PYTEST = re.compile(
-    r"^(\S+::\S+(?: \S+)*?) *(PASSED|FAILED|ERROR|SKIPPED)?(?: \((.*)\))?(?: +\[ *\d+%\])?$", re.MULTILINE
+    r"^(\S+::\S+(?: \S+)*?) *(PASSED|FAILED|ERROR|SKIPPED)?(?: \(.*\))?(?: +\[ *\d+%\])?$", re.MULTILINE
 )
+SKIPS = re.compile(r"^SKIPPED \[\d+\] \S+: (.*)$", re.MULTILINE)
 
 
 def read_pytest(suite: str, said: str) -> list[Result]:
     words = {"PASSED": PASSED, "SKIPPED": SKIPPED}
+    messages = {"": "it did not end", "SKIPPED": "; ".join(SKIPS.findall(said))}
     return [
-        Result(suite, "", name, words.get(word, FAILED), reason or ("" if word else "it did not end"))
-        for name, word, reason in PYTEST.findall(said)
+        Result(suite, "", name, words.get(word, FAILED), messages.get(word, "")) for name, word in PYTEST.findall(said)
     ]
 
 
 def pytest(place: Place, files: Sequence[object], **more: str) -> Outcome:
-    options = ["-v", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={place.limit / 2:g}"]
+    options = ["-v", "-rs", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={place.limit / 2:g}"]
     ended = place.run([sys.executable, "-m", "pytest", *options, *files], **more)
     if "No module named pytest" in place.said():
         return Outcome(MISSING, "pytest is not installed")

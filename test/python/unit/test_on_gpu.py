@@ -235,10 +235,11 @@ def test_no_step_begins_when_the_time_is_up(run):
 
 
 PYTEST = """test/a.py::T::test_one[2] PASSED  [ 20%]
-test/a.py::T::test_two SKIPPED (a CUDA graph needs a GPU) [ 40%]
+test/a.py::T::test_two SKIPPED (a CU...) [ 40%]
 words of a rank
 test/a.py::T::test_three FAILED [ 60%]
-test/a.py::T::test_four"""
+test/a.py::T::test_four
+SKIPPED [1] test/a.py:12: a CUDA graph needs a GPU"""
 
 
 def test_of_a_pytest_that_was_ended_the_results_so_far_count():
