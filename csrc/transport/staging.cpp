@@ -137,7 +137,6 @@ Staging::WorkPtr Staging::carry(c10d::OpType type, const Tensors& reads, const T
   const auto copied = std::make_shared<c10::Event>(device_.type());
   copied->record(current);
   copied->block(out_);
-  copied->block(in_);
   {
     const c10::StreamGuard guard(out_);
     for (const auto& tensor : reads) copy_of(tensor).copy_(tensor, /*non_blocking=*/true);

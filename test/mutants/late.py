@@ -134,13 +134,6 @@ LATE = [
         "LateStaged.*",
     ),
     _late(
-        "bring back to a device what comes while it still uses the tensor",
-        "transport/staging.cpp",
-        "  copied->block(in_);\n",
-        "",
-        "LateStaged.*",
-    ),
-    _late(
         "let no stream wait for what comes back from the host",
         "transport/staging.cpp",
         "    landed_.block(guard_of(in_.device()).getStream(in_.device()));\n",
