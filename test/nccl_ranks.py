@@ -100,7 +100,7 @@ def meshes(device: torch.device) -> dict[str, DeviceMesh]:
 
 def setting(**changes: Any) -> argparse.Namespace:
     usual = {"microbatches": 1, "clip": False, "average": None, "whole": False, "recomputes": False, "mesh": "one axis"}
-    return argparse.Namespace(**{**usual, "before": lambda model: None, **changes})
+    return argparse.Namespace(**{**usual, **changes})
 
 
 #: Torch pins memory for GPUs alone.
