@@ -40,17 +40,13 @@ at::Tensor Buffers::take(
     if (choice.gives_way && !idle_[*choice.gives_way].captured) forget(remove(*choice.gives_way));
   }
   ++counters.allocations;
-  if (owner != nullptr) {
-    const auto memory = owner->allocate(static_cast<int64_t>(bytes), options.device());
+  const auto memory = owner != nullptr ? owner->allocate(static_cast<int64_t>(bytes), options.device())
+                                       : transport::shared_zeros(static_cast<int64_t>(bytes), options.dtype(at::kByte));
+  if (owner != nullptr || capturing) {
     const std::lock_guard lock(mutex_);
-    owners_.emplace_back(memory.storage().unsafeGetStorageImpl(), identity);
-    if (capturing) captured_.push_back(memory.storage().unsafeGetStorageImpl());
-    return view(memory);
-  }
-  const auto memory = transport::shared_zeros(static_cast<int64_t>(bytes), options.dtype(at::kByte));
-  if (capturing) {
-    const std::lock_guard lock(mutex_);
-    captured_.push_back(memory.storage().unsafeGetStorageImpl());
+    const auto* storage = memory.storage().unsafeGetStorageImpl();
+    if (owner != nullptr) owners_.emplace_back(storage, identity);
+    if (capturing) captured_.push_back(storage);
   }
   return view(memory);
 }
