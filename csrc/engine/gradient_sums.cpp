@@ -4,8 +4,11 @@
 #include "engine/unit.h"
 #include "observe/fault_point.h"
 
+#include <shardwise/error.h>
+
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <utility>
@@ -47,6 +50,16 @@ bool GradientSums::has_pending() const {
 
 bool GradientSums::are_owed() const {
   return any_parameter(unit_, [](const auto& parameter) { return parameter->owed; });
+}
+
+void GradientSums::need_nothing_left() const {
+  for (const auto& parameter : unit_.parameters()) {
+    if (!parameter->has_fresh()) continue;
+    throw Error(c10::str(
+        "shardwise: the gradient of '", parameter->name(), "' on rank ", unit_.mesh().rank(),
+        " was computed in this backward, but no sum took it. This is a bug in shardwise: please report it with this "
+        "text."));
+  }
 }
 
 void GradientSums::begin() {

@@ -26,6 +26,9 @@ class GradientSums {
   /// left no gradient.
   bool are_owed() const;
 
+  /// Raises Error if a gradient came that no sum took.
+  void need_nothing_left() const;
+
   /// Starts the sum over the ranks that hold shards. The sum over those that hold copies follows when it is done; in a
   /// stream it follows at once, and nobody waits for either before publish().
   void begin();

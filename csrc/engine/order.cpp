@@ -94,7 +94,7 @@ bool Order::is_in(UnitId unit, Keep keep, Moment moment, OrderActions& act) {
 
 bool Order::stays(UnitId other, UnitId entered, Keep keep, bool backward) const {
   const auto head = units_[other].head;
-  if (keep == Keep::all || head == entered || lies_below(entered, head)) return true;
+  if (keep == Keep::all || head == entered || units_[head].in_forward || lies_below(entered, head)) return true;
   // A unit of several modules stays open while some of them are still to run backward.
   if (backward && units_[head].timing.has_several_modules && units_[head].uses_to_come > 0) return true;
   return keep == Keep::outer_and_inner && lies_below(other, entered);
@@ -110,9 +110,10 @@ void Order::enter(UnitId entered, Keep keep, Moment moment, OrderActions& act) {
     if (std::find(open_.begin(), open_.end(), one) == open_.end()) open_.push_back(one);
     if (backward) {
       units_[one].entered = true;
-    } else if (moment.with_gradients) {
-      units_[one].engaged = true;
+      return;
     }
+    units_[one].in_forward = keep == Keep::all && !units_[one].timing.has_several_modules;
+    units_[one].engaged = units_[one].engaged || moment.with_gradients;
   };
   open(unit);
   for (const auto companion : units_[unit].companions) open(companion);
@@ -179,6 +180,10 @@ void Order::prefetch(UnitId unit, bool gathered, Moment moment, OrderActions& ac
   for (const auto companion : units_[*next].companions) act.gather_ahead(companion, backward);
 }
 
+bool Order::in_forward() const {
+  return std::any_of(open_.begin(), open_.end(), [&](UnitId unit) { return units_[unit].in_forward; });
+}
+
 void Order::end_forwards() {
   ++forwards_;
   before_.reset();
@@ -204,6 +209,7 @@ void Order::close_all(const Condition& goes, bool backward, OrderActions& act) {
     const auto unit = *found;
     last_.reset();
     open_.erase(found);
+    units_[unit].in_forward = false;
     const bool frees = backward ? units_[unit].timing.reshard_after_backward : reshards_after_forward(unit);
     if (frees) act.free(unit, /*hold=*/!backward);
   }
@@ -211,10 +217,11 @@ void Order::close_all(const Condition& goes, bool backward, OrderActions& act) {
 
 void Order::free_all(OrderActions& act) {
   last_.reset();
-  open_.clear();
+  std::erase_if(open_, [&](UnitId unit) { return !units_[unit].in_forward; });
   const auto made = made_;
   for (const auto unit : made) {
-    if (units_[unit].timing.reshard_after_backward) act.free(unit, /*hold=*/false);
+    const auto& node = units_[unit];
+    if (node.timing.reshard_after_backward && !node.in_forward) act.free(unit, /*hold=*/false);
   }
 }
 
@@ -223,8 +230,10 @@ void Order::reset(OrderActions& act) {
   forget_backward(act);
   training_.forget_pass();
   inference_.forget_pass();
+  open_.clear();
   const auto made = made_;
   for (const auto unit : made) {
+    units_[unit].in_forward = false;
     units_[unit].engaged = false;
     units_[unit].uses_since = 0;
     units_[unit].by_hand = -1;

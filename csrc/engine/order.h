@@ -11,7 +11,8 @@
 
 namespace shardwise::engine {
 
-/// Which other units stay open when a unit is entered. Those around it always do.
+/// Which other units stay open when a unit is entered. Those around it always do. `all`: and the end of its own forward
+/// will be seen.
 enum class Keep : uint8_t { outer, outer_and_inner, all };
 
 /// A unit's number within its tree.
@@ -74,8 +75,8 @@ class OrderActions {
 ///
 /// Full parameters: a unit is entered at the first use of one of its own parameters, or when its module is seen to
 /// begin. It is closed when a unit that does not lie below it is entered, when the module of an outer unit (its own,
-/// for the outermost) is seen to end, and at the end of a backward. Its timing says whether closing frees it. Uses are
-/// not counted: ranks may run a unit a different number of times in a row.
+/// for the outermost) is seen to end, and at the end of a backward, unless that runs within its forward. Its timing
+/// says whether closing frees it. Uses are not counted: ranks may run a unit a different number of times in a row.
 ///
 /// While a unit computes, the unit that was gathered after it in the last pass of the same kind is gathered ahead,
 /// unless the user named others. A pass is a forward with gradients to come, a forward without, or a backward. A unit
@@ -228,6 +229,8 @@ class SHARDWISE_API Order {
     std::vector<UnitId> companions = {};
     /// How many forwards had ended when the user gathered it by hand.
     int64_t by_hand = -1;
+    /// Its forward runs, and its end will be seen. (Of several modules some may never run.)
+    bool in_forward = false;
     /// The running backward has used this unit, in a forward that it repeats or for gradients; for gradients.
     bool entered = false;
     bool used_in_backward = false;
@@ -270,6 +273,7 @@ class SHARDWISE_API Order {
   void close(UnitId unit, bool backward, OrderActions& act);
   void free_all(OrderActions& act);
   void prefetch(UnitId unit, bool gathered, Moment moment, OrderActions& act);
+  bool in_forward() const;
   void end_forwards();
   void note(UnitId unit, size_t parameter, Moment moment);
   void advance(Moment moment, OrderActions& act);

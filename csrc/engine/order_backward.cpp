@@ -9,7 +9,7 @@ namespace shardwise::engine {
 void Order::begin_backward(int backward, OrderActions& act) {
   last_.reset();
   settle(act);
-  end_forwards();
+  if (!in_forward()) end_forwards();
   backward_ = backward;
   launched_ = 0;
   reached_ = false;

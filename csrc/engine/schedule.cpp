@@ -201,6 +201,10 @@ void Schedule::end_backward() {
   const auto inside = order_.reached_inside();
   order_.end_backward(ends_with_backward(), *this);
   if (!inside.empty()) sum_reached_inside(inside);
+  if (!ends_with_backward()) return;
+  for (const auto& unit : units) {
+    if (unit) unit->sums_.need_nothing_left();
+  }
 }
 
 // All ranks do alike: they ran the same backwards inside this one.

@@ -152,6 +152,10 @@ class Parameter {
   bool has_pending() const {
     return pending_.defined();
   }
+  /// Whether a gradient of this backward was not taken yet.
+  bool has_fresh() const {
+    return fresh_.defined();
+  }
   /// The end of a backward without synchronisation.
   void keep_for_later();
   /// Takes a gradient that the program put on the leaf, where the optimizer sees another tensor, as keep_for_later()
