@@ -78,9 +78,15 @@ std::optional<at::ScalarType> own_grad_dtype(const Tensor& tensor) {
   return std::nullopt;
 }
 
+/// Unset: gradients may have any dtype.
 template <typename Tensor>
-void set_grad_dtype(const Tensor& tensor, at::ScalarType dtype) {
-  if constexpr (requires { tensor.set_grad_dtype(dtype); }) tensor.set_grad_dtype(dtype);
+void set_grad_dtype(const Tensor& tensor, std::optional<at::ScalarType> dtype) {
+  if constexpr (requires { tensor.set_grad_dtype(dtype); }) {
+    if (tensor.grad_dtype() != dtype) tensor.set_grad_dtype(dtype);
+  }
 }
+
+/// Whether torch's own engine leaves gradients in the dtype in which they were computed until they are summed.
+inline constexpr bool kGradientsKeepTheirDtype = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15;
 
 } // namespace shardwise::base

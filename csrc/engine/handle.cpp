@@ -52,7 +52,10 @@ const std::string& Unit::name() const {
 }
 
 Unit& Unit::set_requires_gradient_sync(bool value, bool recurse) {
-  for_units(*unit_, recurse, [&](engine::Unit& unit) { unit.options.sync = value; });
+  for_units(*unit_, recurse, [&](engine::Unit& unit) {
+    unit.options.sync = value;
+    for (const auto& parameter : unit.parameters()) parameter->set_sync(value);
+  });
   return *this;
 }
 

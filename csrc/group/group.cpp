@@ -23,7 +23,7 @@ Group::Group(std::vector<Parameter*> parameters, const Setting& setting)
       outline_(kind_of(parameters_.front()), {setting.layout, setting.world, setting.full_dtype, setting.sum_dtype}) {
   for (auto* parameter : parameters_) {
     sizes_.push_back(parameter->full().sizes().vec());
-    parameter->sum_dtype = outline_.sum_dtype();
+    parameter->sum_in(outline_.sum_dtype());
   }
   if (outline_.layout() == Layout::replicate) return;
   if (parameters_.front()->extension()) {

@@ -3,6 +3,7 @@
 #include "base/caller_error.h"
 #include "base/compute_guard.h"
 #include "base/tensor_hooks.h"
+#include "base/torch_versions.h"
 #include "group/data.h"
 
 #include <shardwise/error.h>
@@ -117,6 +118,30 @@ void Parameter::replace_leaf(const at::Tensor& leaf, at::Tensor full) {
   full_ = std::move(full);
   memory_ = at::Tensor();
   watch(owner, *listener_);
+  follow_sum_dtype();
+}
+
+void Parameter::sum_in(at::ScalarType dtype) {
+  sum_dtype_ = dtype;
+  follow_sum_dtype();
+}
+
+// Whether the optimizer sees another tensor than the leaf.
+bool Parameter::is_apart() const {
+  return visible_ || shard_identity() != nullptr;
+}
+
+// As torch's engine does it. A gradient narrower than the sum stays as it was computed, since the copy into the bucket
+// widens it; but not the first one of several backwards, to which those of the others are added, nor one that is part
+// of a sum over other ranks.
+void Parameter::follow_sum_dtype() const {
+  if (!base::kGradientsKeepTheirDtype || !sum_dtype_ || !at::isFloatingType(*sum_dtype_)) return;
+  if (!alive() || !is_apart()) return;
+  const auto tensor = leaf();
+  const bool widens = c10::elementSize(*sum_dtype_) > c10::elementSize(tensor.scalar_type());
+  const bool is_summed_first = visible_ && visible_->may_sum_arriving();
+  const bool stays = widens && !is_summed_first && (syncs_ || pending_.defined());
+  base::set_grad_dtype(tensor, stays ? std::nullopt : sum_dtype_);
 }
 
 void Parameter::restore_memory() const {
@@ -231,9 +256,10 @@ void Parameter::keep_for_later() {
   if (pending_.defined()) {
     pending_.add_(fresh_);
   } else {
-    pending_ = fresh_.to(sum_dtype.value_or(fresh_.scalar_type()));
+    pending_ = fresh_.to(sum_dtype_.value_or(fresh_.scalar_type()));
   }
   fresh_ = at::Tensor();
+  follow_sum_dtype();
 }
 
 void Parameter::hide_absent_gradient() const {
@@ -245,8 +271,7 @@ void Parameter::hide_absent_gradient() const {
 void Parameter::take_leaf_gradient() {
   hide_absent_gradient();
   const auto* own = leaf_._unsafe_get_target();
-  const bool is_another = visible_ || shard_identity() != nullptr;
-  if (!is_another || leaf_.expired() || !own->grad().defined()) return;
+  if (!is_apart() || leaf_.expired() || !own->grad().defined()) return;
   auto gradient = std::exchange(leaf().mutable_grad(), at::Tensor());
   fresh_ = visible_ ? visible_->arrived(gradient) : gradient;
   keep_for_later();
@@ -274,7 +299,7 @@ void Parameter::with_visible(const Do& act) const {
 
 void Parameter::publish(const at::Tensor& mean) {
   with_visible([&](const at::Tensor& tensor) { add_to(tensor.mutable_grad(), mean); });
-  if (visible_ || shard_identity() == nullptr) return;
+  if (visible_ || !is_apart()) return;
   listener_->gradient_published(*this);
   if (!absent_.defined() || leaf_.expired()) return;
   auto& gradient = leaf_._unsafe_get_target()->mutable_grad();

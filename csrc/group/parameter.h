@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace shardwise::group {
@@ -70,6 +71,7 @@ class Parameter {
   /// From now on the optimizer sees this instead of what is stored.
   void set_visible(std::shared_ptr<VisibleParameter> visible) {
     visible_ = std::move(visible);
+    follow_sum_dtype();
   }
   const std::shared_ptr<VisibleParameter>& visible_parameter() const {
     return visible_;
@@ -146,8 +148,10 @@ class Parameter {
   at::Tensor take_local();
   /// What take_local() gave has been averaged.
   void settle() {
-    pending_ = at::Tensor();
     owed = false;
+    if (!pending_.defined()) return;
+    pending_ = at::Tensor();
+    follow_sum_dtype();
   }
   bool has_pending() const {
     return pending_.defined();
@@ -188,8 +192,13 @@ class Parameter {
   /// A backward without synchronisation ended since the last sum while this was trained: the next sum has it, on every
   /// rank, even if it is frozen by then.
   bool owed = false;
-  /// The dtype in which backwards without synchronisation are summed; unset: that of its gradients.
-  std::optional<at::ScalarType> sum_dtype;
+  /// From now on its gradients are summed in this dtype.
+  void sum_in(at::ScalarType dtype);
+  /// Whether the next backward synchronises.
+  void set_sync(bool value) {
+    if (std::exchange(syncs_, value) != value) follow_sum_dtype();
+  }
+
   /// The dtype of its full copy, where it is not the one that its unit computes in.
   std::optional<at::ScalarType> full_dtype;
   /// The dtype of its gradient, where it is not its own.
@@ -212,6 +221,8 @@ class Parameter {
   void set_aside(const std::shared_ptr<void>& owner, bool defined);
   void collect(const std::shared_ptr<void>& owner, const at::Tensor& leaf);
   void put_back();
+  void follow_sum_dtype() const;
+  bool is_apart() const;
   void add_to(at::Tensor& grad, const at::Tensor& mean);
   template <typename Do>
   void with_visible(const Do& act) const;
@@ -234,6 +245,8 @@ class Parameter {
   bool aside_ = false;
   at::Tensor fresh_;
   at::Tensor pending_;
+  std::optional<at::ScalarType> sum_dtype_;
+  bool syncs_ = true;
   /// The gradient that publish() left in .grad.
   c10::weak_intrusive_ptr<at::TensorImpl> published_{c10::intrusive_ptr<at::TensorImpl>()};
 };

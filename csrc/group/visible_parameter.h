@@ -27,6 +27,8 @@ class VisibleParameter {
   virtual at::Tensor memory(const at::Tensor& gradient) = 0;
   /// The same for a gradient that autograd brought to the leaf.
   virtual at::Tensor arrived(const at::Tensor& gradient) = 0;
+  /// Whether arrived() may sum that gradient over ranks of another kind of parallelism.
+  virtual bool may_sum_arriving() const = 0;
 };
 
 } // namespace shardwise::group

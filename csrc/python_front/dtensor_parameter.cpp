@@ -44,7 +44,9 @@ bool is_ours_alone(py::handle tensor) {
 } // namespace
 
 DTensorParameter::DTensorParameter(const py::object& parameter, const py::object& to_memory) : parameter_(parameter) {
-  if (!to_memory.is_none()) to_memory_.emplace(to_memory);
+  if (to_memory.is_none()) return;
+  to_memory_.emplace(to_memory);
+  may_sum_arriving_ = py::cast<bool>(to_memory.attr("may_sum"));
 }
 
 const at::Tensor& DTensorParameter::parameter() const {

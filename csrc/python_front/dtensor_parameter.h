@@ -12,8 +12,8 @@ namespace shardwise::python_front {
 /// else holds it. There are at most two, for the two sums that take turns.
 class DTensorParameter : public group::VisibleParameter {
  public:
-  /// To be made with the GIL held. `to_memory` gives the tensor inside a gradient that arrives, if the full parameter
-  /// is a DTensor too; else it is None.
+  /// To be made with the GIL held. `to_memory` is a ToMemory (_specs.py) if the full parameter is a DTensor too; else
+  /// it is None.
   DTensorParameter(const pybind11::object& parameter, const pybind11::object& to_memory);
 
   const at::Tensor& parameter() const override;
@@ -22,6 +22,9 @@ class DTensorParameter : public group::VisibleParameter {
   void release() override;
   at::Tensor memory(const at::Tensor& gradient) override;
   at::Tensor arrived(const at::Tensor& gradient) override;
+  bool may_sum_arriving() const override {
+    return may_sum_arriving_;
+  }
   void at_once(c10::function_ref<void()> work) const override;
 
  private:
@@ -38,6 +41,7 @@ class DTensorParameter : public group::VisibleParameter {
   /// it.
   KeptObject parameter_;
   std::optional<KeptObject> to_memory_;
+  bool may_sum_arriving_ = false;
   std::vector<Shown> shown_;
 };
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -34,7 +32,7 @@ class Leaf:
     #: The values for `full`, if they have another dtype or come later; this rank's shard if it is `extended`.
     values: torch.Tensor | None
     #: If `full` is a DTensor: converts its gradient into the one for `memory`.
-    to_memory: Callable[[torch.Tensor], torch.Tensor] | None
+    to_memory: ToMemory | None
     spec: DTensorSpec
     shard_dim: int
     #: The post-accumulate hooks of the original parameter.
@@ -117,27 +115,37 @@ def _spec_of(parameter: nn.Parameter, mesh: MeshInfo, shard: Shard) -> DTensorSp
     return DTensorSpec(_mesh_of(mesh), _placements(mesh, shard), tensor_meta=meta)
 
 
-def _to_memory(parameter: DTensor, mesh: MeshInfo) -> Callable[[torch.Tensor], torch.Tensor]:
+def _to_memory(parameter: DTensor, mesh: MeshInfo) -> ToMemory:
     whole = whole_mesh(mesh)
-    return partial(_memory_of, parameter._spec, whole.data_axes if whole else frozenset())
+    return ToMemory(parameter._spec, whole.data_axes if whole else frozenset())
 
 
-def _memory_of(spec: DTensorSpec, data_axes: frozenset[int], gradient: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a gradient, laid out like its parameter, after any collective on it has ended.
+class ToMemory:
+    """Gives this rank's part of a gradient, laid out like its parameter, after any collective on it has ended.
 
     Along the axes for data parallelism it may stay a part of a sum: the unit adds these up.
     """
-    if not isinstance(gradient, DTensor):
-        return gradient
-    local = gradient._local_tensor
-    placements = tuple(
-        given if axis in data_axes and given.is_partial() else wanted
-        for axis, (given, wanted) in enumerate(zip(gradient.placements, spec.placements, strict=True))
-    )
-    if gradient.placements != placements:
-        wanted = DTensorSpec(spec.mesh, placements, tensor_meta=spec.tensor_meta)
-        local = redistribute_local_tensor(local, gradient._spec, wanted)
-    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+
+    def __init__(self, spec: DTensorSpec, data_axes: frozenset[int]) -> None:
+        self._spec = spec
+        self._data_axes = data_axes
+        #: Whether a gradient may be a part of a sum along another axis.
+        self.may_sum = any(
+            placement.is_replicate() for axis, placement in enumerate(spec.placements) if axis not in data_axes
+        )
+
+    def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
+        if not isinstance(gradient, DTensor):
+            return gradient
+        local = gradient._local_tensor
+        placements = tuple(
+            given if axis in self._data_axes and given.is_partial() else wanted
+            for axis, (given, wanted) in enumerate(zip(gradient.placements, self._spec.placements, strict=True))
+        )
+        if gradient.placements != placements:
+            wanted = DTensorSpec(self._spec.mesh, placements, tensor_meta=self._spec.tensor_meta)
+            local = redistribute_local_tensor(local, gradient._spec, wanted)
+        return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 
 
 def _mesh_of(mesh: MeshInfo) -> DeviceMesh:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutant import Mutant
+from mutant import BOTH, Mutant
 
 MIXED = "FullyShardMixedPrecision.*"
 
@@ -38,9 +38,17 @@ PRECISION = [
     Mutant(
         "add up unsynchronised gradients in their own dtype",
         "csrc/group/parameter.cpp",
-        "fresh_.to(sum_dtype.value_or(fresh_.scalar_type()))",
+        "fresh_.to(sum_dtype_.value_or(fresh_.scalar_type()))",
         "fresh_",
         suites=MIXED,
+    ),
+    Mutant(
+        "round gradients before they are summed",
+        "csrc/group/parameter.cpp",
+        "  base::set_grad_dtype(tensor, stays ? std::nullopt : sum_dtype_);\n",
+        "",
+        suites="ParameterDtypes.*",
+        languages=BOTH,
     ),
     Mutant(
         "cast nothing in direct calls",

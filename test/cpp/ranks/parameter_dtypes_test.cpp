@@ -1,5 +1,6 @@
 // Norms in low precision, parameters that keep their dtype, units with
 // parameters of several dtypes.
+#include "base/torch_versions.h"
 #include "ranks/mixed_precision_models.h"
 #include "support/expect.h"
 
@@ -212,6 +213,52 @@ TEST(ParameterDtypes, GradientsOfAnotherDtype) {
       assert_close(mine[0].detach(), piece_of(expected[0].detach(), rank), "values");
       ours->zero_grad();
       reference->zero_grad();
+    }
+  });
+}
+
+namespace {
+
+/// A norm whose weight has a gradient that 16 bits do not hold.
+struct NormedImpl : torch::nn::Module {
+  NormedImpl() {
+    weight = register_parameter("weight", torch::linspace(0.5, 2, 8));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return torch::rms_norm(x.to(weight.scalar_type()), {8}, weight);
+  }
+  torch::Tensor weight;
+};
+TORCH_MODULE(Normed);
+
+} // namespace
+
+TEST(ParameterDtypes, GradientsArriveAsComputed) {
+  if (!base::kGradientsKeepTheirDtype) GTEST_SKIP() << "this torch's engine rounds gradients first";
+  run_ranks(2, [](Rank& rank) {
+    Normed ours;
+    auto unit = fully_shard(ours, sharded_on(rank).mixed_precision(MixedPrecision().param_dtype(torch::kBFloat16)));
+    for (int step = 0; step < 3; ++step) {
+      auto expected = torch::zeros({8});
+      for (int number = 0; number < 2; ++number) {
+        unit.set_requires_gradient_sync(number == 1);
+        const auto input = [&](int r) { return batch(2 * step + number, r, 8); };
+        call(ours, input(rank.rank())).to(torch::kFloat).pow(2).sum().backward();
+        for (int r = 0; r < rank.world_size(); ++r) {
+          // Asked for alone, a gradient is not cast either.
+          auto weight = torch::linspace(0.5, 2, 8).to(torch::kBFloat16).requires_grad_();
+          base::set_grad_dtype(weight, std::nullopt);
+          const auto out = torch::rms_norm(input(r).to(torch::kBFloat16), {8}, weight);
+          out.to(torch::kFloat).pow(2).sum().backward();
+          ASSERT_EQ(weight.grad().scalar_type(), torch::kFloat);
+          ASSERT_FALSE(weight.grad().to(torch::kBFloat16).to(torch::kFloat).equal(weight.grad()));
+          expected += weight.grad() / rank.world_size();
+        }
+      }
+      ASSERT_LT(
+          (ours->parameters()[0].grad() - piece_of(expected, rank)).abs().max().item<float>(),
+          1e-5 * expected.abs().max().item<float>());
+      ours->zero_grad();
     }
   });
 }

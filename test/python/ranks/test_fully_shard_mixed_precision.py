@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -73,8 +74,53 @@ def norms(rank: int, low: torch.dtype) -> None:
             for (name, mine), theirs in zip(both[0].named_parameters(), both[1].parameters(), strict=True):
                 assert mine.grad is not None and mine.grad.dtype == torch.float32, name
                 if SUMS_IN_OWN_DTYPE:
-                    torch.testing.assert_close(local(mine.grad), local(theirs.grad), rtol=2e-2, atol=2e-2)
+                    assert torch.equal(local(mine.grad), local(theirs.grad)), name
             for model in both:
+                torch.optim.SGD(model.parameters(), lr=0.05).step()
+                model.zero_grad()
+
+
+class Tied(nn.Module):
+    """Used several times in a forward: the table, and the first layer if `again`."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.table = nn.Embedding(12, 8)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.RMSNorm(8), nn.Tanh()) for _ in range(2))
+        self.norm = nn.RMSNorm(8)
+        self.head = nn.Linear(8, 12, bias=False)
+        self.head.weight = self.table.weight
+        self.again = again
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.table(x)
+        for layer in (*self.layers, *self.layers[: int(self.again)]):
+            x = layer(x)
+        return self.head(self.norm(x))  # type: ignore[no-any-return]
+
+
+def gradients_as_computed(rank: int, kind: str) -> None:
+    """Autograd brings gradients in the dtypes in which torch's engine gets them, also where backwards accumulate."""
+    dtypes = [(LOW, torch.float32), (LOW, None), (None, LOW), (torch.float16, torch.float32)]
+    for (compute, reduce), (again, backwards) in product(dtypes, [(False, 3), (True, 1)]):
+        models = []
+        for engine in (ours(), TORCH):
+            model = Tied(again)
+            policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
+            for part in (*model.layers, model):
+                getattr(engine, kind)(part, mp_policy=policy)
+            models.append(model)
+        for step in range(3):
+            for number in range(backwards):
+                tokens = (batch(10 * step + number, rank, 4).abs() * 8).long() % 12
+                for model in models:
+                    model.set_requires_gradient_sync(number == backwards - 1)
+                    nn.functional.cross_entropy(model(tokens).float().flatten(0, 1), tokens.flatten()).backward()
+            for (name, mine), theirs in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+                what = f"{name}, {compute}, {reduce}, step {step}, {backwards} backwards"
+                assert torch.equal(local(mine.grad), local(theirs.grad)), what
+            for model in models:
                 torch.optim.SGD(model.parameters(), lr=0.05).step()
                 model.zero_grad()
 
@@ -301,6 +347,11 @@ class TestParamDtypes:
     def test_kept(self, function: str, reduce: torch.dtype | None) -> None:
         for world in by_form((2,), (2, 3, 4)):
             run_ranks(world, kept, function, reduce, world)
+
+    @pytest.mark.skipif(not SUMS_IN_OWN_DTYPE, reason="this torch's engine rounds gradients first")
+    @pytest.mark.parametrize("kind", ["fully_shard", "replicate"])
+    def test_gradients_as_computed(self, kind: str) -> None:
+        run_ranks(2, gradients_as_computed, kind)
 
     @pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch's tensors have no grad_dtype")
     def test_gradients_of_another_dtype(self) -> None:
