@@ -79,6 +79,7 @@ void bind_unit(py::module_& module) {
       .def("set_conversions", &ModuleUnit::set_conversions, py::arg("inputs"), py::arg("outputs"))
       .def("pre_forward", &ModuleUnit::pre_forward, py::arg("module"), py::arg("args"), py::arg("kwargs"))
       .def("post_forward", &ModuleUnit::post_forward, py::arg("module"), py::arg("args"), py::arg("output"))
+      .def("fail_forward", &ModuleUnit::fail_forward)
       .def_property_readonly("shows_full", [](const ModuleUnit& self) { return self.unit().shows_full(); })
       .def(
           "reduce_pending", [](const ModuleUnit& self) { self.unit().reduce_pending(); }, NoGil());

@@ -94,7 +94,7 @@ bool Order::is_in(UnitId unit, Keep keep, Moment moment, OrderActions& act) {
 
 bool Order::stays(UnitId other, UnitId entered, Keep keep, bool backward) const {
   const auto head = units_[other].head;
-  if (keep == Keep::all || head == entered || units_[head].in_forward || lies_below(entered, head)) return true;
+  if (keep >= Keep::all || head == entered || units_[head].in_forward || lies_below(entered, head)) return true;
   // A unit of several modules stays open while some of them are still to run backward.
   if (backward && units_[head].timing.has_several_modules && units_[head].uses_to_come > 0) return true;
   return keep == Keep::outer_and_inner && lies_below(other, entered);
@@ -112,7 +112,7 @@ void Order::enter(UnitId entered, Keep keep, Moment moment, OrderActions& act) {
       units_[one].entered = true;
       return;
     }
-    units_[one].in_forward = keep == Keep::all && !units_[one].timing.has_several_modules;
+    units_[one].in_forward = keep == Keep::all_to_end && !units_[one].timing.has_several_modules;
     units_[one].engaged = units_[one].engaged || moment.with_gradients;
   };
   open(unit);

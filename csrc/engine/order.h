@@ -11,9 +11,9 @@
 
 namespace shardwise::engine {
 
-/// Which other units stay open when a unit is entered. Those around it always do. `all`: and the end of its own forward
-/// will be seen.
-enum class Keep : uint8_t { outer, outer_and_inner, all };
+/// Which other units stay open when a unit is entered. Those around it always do. `all_to_end`: all, and the unit
+/// itself until its forward is seen to end.
+enum class Keep : uint8_t { outer, outer_and_inner, all, all_to_end };
 
 /// A unit's number within its tree.
 using UnitId = size_t;
@@ -141,6 +141,12 @@ class SHARDWISE_API Order {
   bool is_in(UnitId unit, Keep keep, Moment moment, OrderActions& act);
   /// The unit's module ended its forward. `exactly`: every end of it is seen, so that this closes the unit too.
   void leave(UnitId unit, bool exactly, OrderActions& act);
+  /// The unit's forward failed. It stays open until something else closes it.
+  void fail_forward(UnitId unit) {
+    const auto head = units_[unit].head;
+    units_[head].in_forward = false;
+    for (const auto companion : units_[head].companions) units_[companion].in_forward = false;
+  }
   void gathered_by_hand(UnitId unit) {
     units_[unit].by_hand = forwards_;
   }

@@ -25,7 +25,7 @@ void Order::begin_backward(int backward, OrderActions& act) {
     node.uses_before_sum = std::max(node.uses, std::exchange(node.uses_since, 0));
     node.used_in_backward = false;
     node.missing = 0;
-    node.awaited.clear();
+    std::fill(node.awaited.begin(), node.awaited.end(), false);
     node.sums = takes_part(unit);
     node.reached_inside = false;
   }

@@ -42,7 +42,31 @@ class Schedule::Expectation {
       autograd::get_current_graph_task_exec_info();
 };
 
+/// Something happens outside of a backward, in one thread at a time.
+class Schedule::Event {
+ public:
+  Event(Schedule& tree, const Unit& unit) {
+    if (BackwardWatch::running()) return;
+    if (tree.is_for_one_) {
+      tree.turn_.take(unit.name());
+      turn_ = &tree.turn_;
+    } else {
+      lock_ = std::unique_lock(tree.events_);
+    }
+  }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  ~Event() {
+    if (turn_ != nullptr) turn_->give();
+  }
+
+ private:
+  Turn* turn_ = nullptr;
+  std::unique_lock<std::recursive_mutex> lock_;
+};
+
 void Schedule::add(const std::shared_ptr<Unit>& unit, const UnitTiming& timing) {
+  is_for_one_ = is_for_one_ || unit->shows_by_turns();
   unit->id_ = order_.add(unit->number(), timing);
   units_.push_back(unit);
   living_.push_back(unit.get());
@@ -51,6 +75,7 @@ void Schedule::add(const std::shared_ptr<Unit>& unit, const UnitTiming& timing) 
 // What the other tree still has to publish is published first: nobody would do it later.
 void Schedule::take_over(Schedule& other, const Unit& outer) {
   other.settle();
+  is_for_one_ = is_for_one_ || other.is_for_one_;
   const auto first = order_.absorb(other.order_, outer.id_);
   for (auto& weak : other.units_) {
     const auto unit = weak.lock();
@@ -101,8 +126,9 @@ bool Schedule::takes_part(const Unit& unit) const {
 void Schedule::enter(Unit& unit, Keep keep) {
   const auto moment = now();
   const bool backward = moment.backward >= 0;
+  const Event event(*this, unit);
   if (!backward) {
-    abandon_dead_backward();
+    if (another_runs_backward(unit.name())) return;
     thread_ = std::this_thread::get_id();
   }
   const observe::Label label(backward ? "FSDP::pre_backward" : "FSDP::pre_forward", unit.name());
@@ -111,36 +137,49 @@ void Schedule::enter(Unit& unit, Keep keep) {
 }
 
 void Schedule::come_back(Unit& unit) {
+  const Event event(*this, unit);
   order_.count_use(unit.id_, now());
   for (const auto& each : call(unit)) each->unshard();
 }
 
 bool Schedule::is_in(const Unit& unit, Keep keep) {
-  abandon_dead_backward();
+  if (another_runs_backward(unit.name())) return true;
   return !await_event && order_.is_in(unit.id_, keep, now(), *this);
 }
 
 void Schedule::leave(const Unit& unit, bool exactly) {
   if (BackwardWatch::running()) return;
-  abandon_dead_backward();
+  const Event event(*this, unit);
+  if (another_runs_backward(unit.name())) return;
   order_.leave(unit.id_, exactly, *this);
 }
 
+void Schedule::fail_forward(const Unit& unit) {
+  order_.fail_forward(unit.id_);
+}
+
 void Schedule::begin_unshard_by_hand(Unit& unit) {
-  abandon_dead_backward();
+  const Event event(*this, unit);
+  if (another_runs_backward(unit.name())) return;
   follow_optimizer();
   if (unit.begin_unshard()) order_.gathered_by_hand(unit.id_);
 }
 
 void Schedule::await_optimizer() {
-  abandon_dead_backward();
+  if (another_runs_backward()) return;
   if (const auto wait = std::exchange(await_event, {})) wait();
 }
 
 // Which of several trees a backward reaches first may differ between ranks, so all trees that it will reach join at
 // once.
 void Schedule::join_backward() {
-  if (order_.in_backward() && !watch_.expired()) return;
+  if (order_.in_backward() && !watch_.expired()) {
+    // On a CPU a backward, and each one inside of it, has one thread.
+    if (backward_thread_ != std::this_thread::get_id() && !is_on_device()) {
+      Turn::refuse("", backward_thread_number_, "has in a backward");
+    }
+    return;
+  }
   if (order_.in_backward()) abandon_backward();
   const Expectation expectation;
   const auto is_reached = [&](const std::shared_ptr<Unit>& unit) {
@@ -165,6 +204,9 @@ void Schedule::join_backward() {
 
 void Schedule::join(const Expectation& expectation, bool another_is_first) {
   if (order_.in_backward()) return;
+  turn_.need();
+  backward_thread_ = std::this_thread::get_id();
+  backward_thread_number_ = Turn::this_thread();
   in_backward_ = in_order_of_sums();
   order_.begin_backward(autograd::get_current_graph_task_id(), *this);
   const auto watch = BackwardWatch::current();
@@ -218,7 +260,7 @@ void Schedule::sum_reached_inside(const std::vector<UnitId>& reached) {
 
 // The ranks compare which sums there will be, as at the beginning of a backward.
 void Schedule::reduce_pending() {
-  abandon_dead_backward();
+  need_no_other_backward();
   in_backward_ = in_order_of_sums();
   order_.begin_pending(*this);
   for (const auto& unit : in_backward_) {
@@ -240,9 +282,24 @@ void Schedule::abandon_backward() noexcept {
   forget_backward();
 }
 
-// Of a backward that died on a device: this thread is in no backward, so none is running.
-void Schedule::abandon_dead_backward() {
-  if (order_.in_backward() && !BackwardWatch::running()) abandon_backward();
+// On a device the watch of a backward that died may live on for a while, with autograd's threads.
+bool Schedule::is_dead() const {
+  const auto own = std::this_thread::get_id();
+  return backward_thread_ == own || (thread_ == own && is_on_device()) || watch_.expired();
+}
+
+bool Schedule::another_runs_backward(const std::string& unit) {
+  if (!order_.in_backward() || BackwardWatch::running()) return false;
+  if (!is_dead()) {
+    if (is_for_one_) Turn::refuse(unit, backward_thread_number_, "has in a backward");
+    return true;
+  }
+  abandon_backward();
+  return false;
+}
+
+void Schedule::need_no_other_backward() {
+  if (another_runs_backward()) Turn::refuse("", backward_thread_number_, "has in a backward");
 }
 
 bool Schedule::is_on_device() const {
@@ -256,17 +313,17 @@ void Schedule::forget_backward() {
 }
 
 void Schedule::settle() {
-  abandon_dead_backward();
+  need_no_other_backward();
   order_.settle(*this);
 }
 
 void Schedule::reset() {
-  abandon_dead_backward();
+  need_no_other_backward();
   order_.reset(*this);
 }
 
 void Schedule::reset_iteration() {
-  abandon_dead_backward();
+  need_no_other_backward();
   finalizing_.reset();
   order_.reset_all(*this);
   for (const auto& unit : units()) unit->sums_.forget_accumulated();
@@ -274,7 +331,7 @@ void Schedule::reset_iteration() {
 
 void Schedule::set_finalized_by_hand(bool value) {
   if (value == finalized_by_hand_) return;
-  abandon_dead_backward();
+  need_no_other_backward();
   if (BackwardWatch::running() || order_.is_unsettled()) {
     throw Error(
         "shardwise: set_manual_backward_finalization() cannot change mode after backward starts. Call "

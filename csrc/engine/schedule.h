@@ -2,10 +2,12 @@
 
 #include "comm/buffers.h"
 #include "engine/order.h"
+#include "engine/turn.h"
 #include "group/gradients.h"
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -17,7 +19,8 @@ class Unit;
 /// Carries out what the order of a tree says on the tree's units: one unit and all those below it. Tells the order what
 /// happens: which unit is used, in which backward, and which gradients that will bring.
 ///
-/// Belongs to the thread that trains; autograd's device threads may call in, one at a time.
+/// One thread at a time may use it, and during a backward autograd's device threads. If no unit shows anything by
+/// turns, others may read meanwhile.
 class Schedule final : public std::enable_shared_from_this<Schedule>, private OrderActions {
  public:
   explicit Schedule(int64_t number) : number_(number) {}
@@ -49,6 +52,10 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
   }
   /// Whether this unit is summed at the end of the running backward.
   bool takes_part(const Unit& unit) const;
+  /// To be held while a unit that shows tensors by turns is used, outside of a backward.
+  Turn& turn() {
+    return turn_;
+  }
 
   void enter(Unit& unit, Keep keep = Keep::outer);
   /// Another module of an open unit begins.
@@ -56,6 +63,8 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
   /// Whether enter() would change nothing, unless somebody changed the unit meanwhile.
   bool is_in(const Unit& unit, Keep keep);
   void leave(const Unit& unit, bool exactly);
+  /// The unit's module failed in its forward.
+  void fail_forward(const Unit& unit);
   /// Starts a gather that the user asked for. finish_unshard() of the unit waits for it.
   void begin_unshard_by_hand(Unit& unit);
   /// Calls await_event and clears it.
@@ -106,13 +115,17 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
   bool is_last_backward = true;
 
  private:
+  class Event;
+  bool is_dead() const;
   void sum_reached_inside(const std::vector<UnitId>& reached);
   bool ends_with_backward() const {
     return is_last_backward && !finalized_by_hand_;
   }
   class Expectation;
   std::vector<std::shared_ptr<Unit>> in_order_of_sums() const;
-  void abandon_dead_backward();
+  /// Cleans up after a backward that died. Returns whether another thread runs one; with full copies, that is an Error.
+  bool another_runs_backward(const std::string& unit = "");
+  void need_no_other_backward();
   void join_backward();
   void join(const Expectation& expectation, bool another_is_first);
 
@@ -129,7 +142,15 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
   void forget_backward(UnitId unit) override;
 
   int64_t number_;
+  /// See Unit::shows_by_turns().
+  bool is_for_one_ = false;
+  Turn turn_;
+  /// For trees that several threads may use.
+  std::recursive_mutex events_;
+  /// Those that last ran a forward, and began a backward.
   std::thread::id thread_ = std::this_thread::get_id();
+  std::thread::id backward_thread_;
+  int backward_thread_number_ = 0;
   std::shared_ptr<comm::Buffers> buffers_ = std::make_shared<comm::Buffers>();
   group::Gradients::Streams sum_streams_;
   Order order_;

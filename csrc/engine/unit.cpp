@@ -89,6 +89,11 @@ void Unit::leave(bool exactly) {
   schedule_->leave(*this, exactly);
 }
 
+void Unit::fail_forward() {
+  forward_span_.reset();
+  schedule_->fail_forward(*this);
+}
+
 void Unit::begin(std::unique_ptr<observe::Span>& span, const char* kind) const {
   if (!span) span = std::make_unique<observe::Span>(kind, name_.empty() ? "(root)" : name_, mesh_.rank());
 }

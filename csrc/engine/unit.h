@@ -106,6 +106,10 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   bool has_full_copies() const {
     return settings_.layout != group::Layout::replicate;
   }
+  /// Whether its modules see tensors that come and go, or one tensor now and another one then.
+  bool shows_by_turns() const {
+    return settings_.front_end != nullptr;
+  }
   const MixedPrecision& precision() const {
     return settings_.precision;
   }
@@ -177,6 +181,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void come_back();
   /// The module ended. `exactly`: this is seen each time it runs, so that the unit is closed.
   void leave(bool exactly = false);
+  /// The module failed in its forward, whose begin was seen by Keep::all_to_end.
+  void fail_forward();
   /// A shard is about to be written.
   void shard_written();
   /// The parameter whose full copy lies in the memory of this tensor; null if none does.

@@ -116,9 +116,22 @@ void ExtendedCopies::begin_unshard(
   }
   counters.unsharded_bytes += part_;
   set_state(State::gathering);
-  observe::pass(observe::FaultPoint::unshard);
-  gathered_ = world_ == 1 ? sent_ : buffers.take(world_ * part_, options, counters, collectives.memory());
-  if (world_ > 1) pending_ = collectives.all_gather(gathered_, sent_, named(unit), counters);
+  try {
+    observe::pass(observe::FaultPoint::unshard);
+    gathered_ = world_ == 1 ? sent_ : buffers.take(world_ * part_, options, counters, collectives.memory());
+    if (world_ > 1) pending_ = collectives.all_gather(gathered_, sent_, named(unit), counters);
+  } catch (...) {
+    drop_gather(buffers, counters);
+    throw;
+  }
+}
+
+// What failed may still be using these buffers: they do not go back to the pool.
+void ExtendedCopies::drop_gather(comm::Buffers& buffers, Counters& counters) {
+  sent_ = gathered_ = at::Tensor();
+  set_state(State::full);
+  mark_stale();
+  reshard(buffers, /*keeps_memory=*/false, counters);
 }
 
 void ExtendedCopies::copy_out() {
@@ -172,11 +185,7 @@ bool ExtendedCopies::finish_unshard(
     }
     make_full();
   } catch (...) {
-    // What failed may still be using these buffers: they do not go back to the pool.
-    sent_ = gathered_ = at::Tensor();
-    set_state(State::full);
-    mark_stale();
-    reshard(buffers, /*keeps_memory=*/false, counters);
+    drop_gather(buffers, counters);
     throw;
   }
   release(buffers);

@@ -50,6 +50,7 @@ class ExtendedCopies : public Copies {
   void copy_out();
   void make_full();
   void release(comm::Buffers& buffers);
+  void drop_gather(comm::Buffers& buffers, Counters& counters);
 
   int64_t world_;
   at::Device device_;

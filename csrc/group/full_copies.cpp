@@ -105,6 +105,17 @@ void FullCopies::begin_unshard(
     }
   }
   set_state(State::gathering);
+  try {
+    start_gather(collectives, from_held, may_hold, buffers, unit, counters);
+  } catch (...) {
+    drop_gather(buffers, counters);
+    throw;
+  }
+}
+
+void FullCopies::start_gather(
+    const comm::Collectives& collectives, bool from_held, bool may_hold, comm::Buffers& buffers,
+    const std::string& unit, Counters& counters) {
   observe::pass(observe::FaultPoint::unshard);
   if (layout_.world == 1) return;
   const base::ComputeGuard compute;
@@ -226,6 +237,14 @@ void FullCopies::leave_buffers() {
   if (is_flat_ || places_directly_) memory_ = at::Tensor();
 }
 
+// Nobody may be served what a gather that failed left.
+void FullCopies::drop_gather(comm::Buffers& buffers, Counters& counters) {
+  leave_buffers();
+  set_state(State::full);
+  mark_stale();
+  reshard(buffers, /*keeps_memory=*/false, counters);
+}
+
 // Gives the gather's buffers back, but not what was gathered in the layout `flat`, which is the full copies, or with
 // one rank, which is the part.
 void FullCopies::release(comm::Buffers& buffers) {
@@ -255,10 +274,7 @@ bool FullCopies::finish_unshard(int64_t holders, comm::Buffers& buffers, const s
     try {
       if (pending) pending->wait();
     } catch (...) {
-      leave_buffers();
-      set_state(State::full);
-      mark_stale();
-      reshard(buffers, /*keeps_memory=*/false, counters);
+      drop_gather(buffers, counters);
       throw;
     }
     await_gather();

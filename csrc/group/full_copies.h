@@ -138,7 +138,11 @@ class FullCopies : public Copies {
   void await_gather();
   void refill(const comm::Collectives& collectives, comm::Buffers& buffers, Counters& counters);
   void refuse_in_child();
+  void start_gather(
+      const comm::Collectives& collectives, bool from_held, bool may_hold, comm::Buffers& buffers,
+      const std::string& unit, Counters& counters);
   void leave_buffers();
+  void drop_gather(comm::Buffers& buffers, Counters& counters);
   void release(comm::Buffers& buffers);
   void hold(int64_t holders, comm::Buffers& buffers, Counters& counters);
   void adopt_shards(FrontEndCallbacks& front, bool takes_memory);

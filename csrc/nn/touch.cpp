@@ -155,6 +155,23 @@ AllKeyed keyed_among(const c10::FunctionSchema& schema, const torch::jit::Stack&
   return all;
 }
 
+/// Tells listeners when an operation ends.
+class Told {
+ public:
+  Told() = default;
+  Told(const Told&) = delete;
+  Told& operator=(const Told&) = delete;
+  ~Told() {
+    for (const auto& listener : listeners_) listener->ended();
+  }
+  void add(std::shared_ptr<TouchListener> listener) {
+    listeners_.push_back(std::move(listener));
+  }
+
+ private:
+  c10::SmallVector<std::shared_ptr<TouchListener>, 4> listeners_;
+};
+
 const at::Tensor* first_freed(const AllKeyed& all) {
   const auto* const freed =
       std::find_if(all.begin(), all.end(), [](const Keyed& keyed) { return group::is_freed(*keyed.tensor); });
@@ -195,16 +212,18 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
   }
   const auto arguments = arguments_of(schema, *stack);
   std::shared_ptr<TouchListener> caster;
+  Told told;
   const auto tell = [&](bool again) {
     bool others_were_told = again;
     for (const auto& [found, tensor, written] : all) {
       // A listener that was told before may have ended this registration.
-      const auto listener = others_were_told ? listener_of(*tensor) : found;
+      auto listener = others_were_told ? listener_of(*tensor) : found;
       if (!listener) continue;
       others_were_told = true;
       const Touch touch{operation, arguments, *tensor, written, local, again};
       base::called_by_torch([&] { listener->touched(touch); });
       if (!caster && listener->wanted_dtype()) caster = listener;
+      told.add(std::move(listener));
     }
   };
   tell(false);

@@ -20,7 +20,19 @@ class UnitTouch::Full : public TouchListener {
     if (!owner) return;
     if (touch.written) refuse_write_to_full(*owner, touch);
     if (!unproved->empty()) unproved->erase(owner->parameter_at(touch.tensor));
-    owner->use(touch.tensor, touch.again ? engine::Keep::all : engine::Keep::outer);
+    const bool in_backward = engine::Unit::in_backward();
+    if (!in_backward) owner->schedule()->turn().take(owner->name());
+    try {
+      owner->use(touch.tensor, touch.again ? engine::Keep::all : engine::Keep::outer);
+    } catch (...) {
+      if (!in_backward) owner->schedule()->turn().give();
+      throw;
+    }
+  }
+  // The memory stays until the operation is over.
+  void ended() noexcept override {
+    if (engine::Unit::in_backward()) return;
+    if (const auto owner = unit.lock()) owner->schedule()->turn().give();
   }
 
   // Nothing is cast in a backward: its operations get what those of the forward got, and results of that.

@@ -187,7 +187,43 @@ bool ModuleUnit::ends(py::handle module) {
   return true;
 }
 
+namespace {
+
+int thread() {
+  return engine::Turn::this_thread();
+}
+
+/// The exception that is being handled in this thread; null for none.
+const void* handled_exception() {
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_GetExcInfo(&type, &value, &trace);
+  const void* found = value;
+  Py_XDECREF(type);
+  Py_XDECREF(value);
+  Py_XDECREF(trace);
+  return found;
+}
+
+} // namespace
+
+void ModuleUnit::begin_call() {
+  const bool takes_turn = !engine::Unit::in_backward();
+  if (takes_turn) unit_->schedule()->turn().take(unit_->name());
+  calls_.push_back({thread(), takes_turn, handled_exception()});
+}
+
+// There may be an end without a begin: a hook of the user's that failed first kept ours from seeing the begin, or it
+// was not this thread's turn.
+std::optional<bool> ModuleUnit::end_call() {
+  if (calls_.empty() || calls_.back().thread != thread()) return std::nullopt;
+  const auto call = calls_.back();
+  calls_.pop_back();
+  if (call.has_turn) unit_->schedule()->turn().give();
+  return call.handled == handled_exception();
+}
+
 py::object ModuleUnit::pre_forward(py::handle module, const py::object& arguments, const py::object& keywords) {
+  begin_call();
   if (!sees_all()) look_again();
   const bool is_first = begins(module);
   auto result = convert_inputs_.is_none() ? py::none() : convert_inputs_(arguments, keywords);
@@ -195,14 +231,25 @@ py::object ModuleUnit::pre_forward(py::handle module, const py::object& argument
   const py::gil_scoped_release no_gil;
   if (is_first || backward) {
     // Nothing is closed here in forward: every unit is closed when its own module ends.
-    unit_->enter(backward ? engine::Keep::outer : engine::Keep::all);
+    unit_->enter(backward ? engine::Keep::outer : engine::Keep::all_to_end);
   } else {
     unit_->come_back();
   }
   return result;
 }
 
+void ModuleUnit::fail_forward() {
+  if (end_call() && !engine::Unit::in_backward()) unit_->fail_forward();
+}
+
+// Torch calls this too when the forward failed, with None. Several modules then end as they do otherwise.
 py::object ModuleUnit::post_forward(py::handle module, const py::object& /*arguments*/, const py::object& output) {
+  const auto succeeded = end_call();
+  if (!succeeded) return py::none();
+  if (!*succeeded && modules_.size() == 1) {
+    if (!engine::Unit::in_backward()) unit_->fail_forward();
+    return py::none();
+  }
   if (c10::GradMode::is_enabled()) {
     for_each_tensor_in(output, [&](const at::Tensor& tensor) { engine::begin_backward_at(tensor, unit_); });
   }

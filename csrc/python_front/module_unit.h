@@ -69,13 +69,26 @@ class ModuleUnit {
   /// What the inputs and outputs of each module's call go through; None: nothing.
   void set_conversions(pybind11::object inputs, pybind11::object outputs);
 
-  /// To be used as hooks of nn.Module.
+  /// To be used as hooks of nn.Module; post_forward() also where the forward failed.
   pybind11::object pre_forward(
       pybind11::handle module, const pybind11::object& arguments, const pybind11::object& keywords);
   pybind11::object post_forward(
       pybind11::handle module, const pybind11::object& arguments, const pybind11::object& output);
+  /// After pre_forward(), in the place of post_forward().
+  void fail_forward();
 
  private:
+  /// A call of a module that runs.
+  struct Call {
+    int thread;
+    bool has_turn;
+    /// The exception that was handled when it began.
+    const void* handled;
+  };
+
+  void begin_call();
+  /// Whether it succeeded; unset if it had not begun.
+  std::optional<bool> end_call();
   class Front;
 
   bool sees_all() const;
@@ -89,6 +102,7 @@ class ModuleUnit {
   Companions companions_;
   std::vector<pybind11::object> to_memory_;
   pybind11::object extend_ = pybind11::none();
+  std::vector<Call> calls_;
   std::set<const void*> modules_;
   std::set<const void*> to_run_;
   /// The modules that the last forward began and ended with.

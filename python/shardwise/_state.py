@@ -67,7 +67,7 @@ class State(LoggedState):
         self.unit.set_modules(list(modules))
         for module in modules:
             module.register_forward_pre_hook(self.unit.pre_forward, prepend=True, with_kwargs=True)
-            module.register_forward_hook(self.unit.post_forward, always_call=len(modules) > 1)
+            module.register_forward_hook(self.unit.post_forward, always_call=True)
         self.log = log_of(self)
         if self.log is not None:
             for module in modules:
@@ -165,7 +165,12 @@ class State(LoggedState):
     def run(self, module: nn.Module, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Calls a method of the module in the way its forward is called."""
         args, kwargs = self._pre_forward(module, args, kwargs)
-        return self._post_forward(module, args, method(*args, **kwargs))
+        try:
+            result = method(*args, **kwargs)
+        except BaseException:
+            self.unit.fail_forward()
+            raise
+        return self._post_forward(module, args, result)
 
     def _root_post_backward_final_callback(self) -> None:
         """torch's pipelines run a backward in pieces, and call this at the end."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutant import Mutant
+from mutant import BOTH, Mutant
 
 TRAPS = [
     Mutant(
@@ -81,5 +81,34 @@ TRAPS = [
         "sum.div_(static_cast<double>(size()))",
         "sum",
         suites="MeshValues.*",
+    ),
+    Mutant(
+        "let several threads use a model",
+        "csrc/engine/turn.h",
+        '      refuse(unit, holder, "uses");\n',
+        "",
+        suites="Threads.*",
+        languages=BOTH,
+    ),
+    Mutant(
+        "let two threads run backwards of a model",
+        "csrc/engine/schedule.cpp",
+        "    if (backward_thread_ != std::this_thread::get_id() && !is_on_device()) {\n",
+        "    if (false) {\n",
+        suites="Threads.*",
+    ),
+    Mutant(
+        "serve what a gather that failed left",
+        "csrc/group/full_copies.cpp",
+        "  } catch (...) {\n    drop_gather(buffers, counters);\n",
+        "  } catch (...) {\n",
+        suites="Threads.*",
+    ),
+    Mutant(
+        "free units whose forward runs",
+        "csrc/engine/order.cpp",
+        "if (node.timing.reshard_after_backward && !node.in_forward)",
+        "if (node.timing.reshard_after_backward)",
+        languages=("Python",),
     ),
 ]

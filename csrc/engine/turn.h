@@ -1,0 +1,53 @@
+#pragma once
+
+#include <shardwise/export.h>
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <string>
+
+namespace shardwise::engine {
+
+/// Whose turn it is to use a tree of units whose parameters come and go: one thread's at a time. It takes the
+/// turn for each operation or call, as often as these are nested.
+class SHARDWISE_API Turn {
+ public:
+  /// Raises Error if it is another thread's. `unit` is what this thread is about to use.
+  void take(const std::string& unit) {
+    const int own = this_thread();
+    int holder = 0;
+    if (thread_.load(std::memory_order_relaxed) != own &&
+        !thread_.compare_exchange_strong(holder, own, std::memory_order_acquire)) {
+      refuse(unit, holder, "uses");
+    }
+    ++depth_;
+  }
+  /// Does nothing if it is not this thread's.
+  void give() {
+    if (thread_.load(std::memory_order_relaxed) == this_thread() && --depth_ == 0) {
+      thread_.store(0, std::memory_order_release);
+    }
+  }
+  /// Raises Error if it is another thread's.
+  void need() const {
+    const int holder = thread_.load(std::memory_order_acquire);
+    if (holder != 0 && holder != this_thread()) refuse("", holder, "uses");
+  }
+  /// Raises the Error: `unit` may be "", `other` is that thread's number, as a debugger shows it, and `does` what it
+  /// does with the model.
+  [[noreturn]] static void refuse(const std::string& unit, int other, const char* does);
+  static int this_thread() {
+    static thread_local int number = 0;
+    if (number == 0) number = static_cast<int>(::syscall(SYS_gettid));
+    return number;
+  }
+
+ private:
+  /// 0: nobody's.
+  std::atomic<int> thread_ = 0;
+  int depth_ = 0;
+};
+
+} // namespace shardwise::engine
