@@ -234,7 +234,9 @@ void Agreement::raise(const std::vector<Record>& records) {
                       first.event, " and ", records[other].event, ")")
                 : "",
       ". Every rank must run the same sharded units in the same order, forward and backward, with the same settings; "
-      "what may differ are data, unused parameters of a unit, and how often a unit runs in a row.");
+      "what may differ are data, unused parameters of a unit, and how often a unit runs in a row. So all ranks must "
+      "take "
+      "part in an evaluation too.");
   ++compared_;
   apart_ = false;
   for (auto& history : histories_) {
@@ -244,7 +246,10 @@ void Agreement::raise(const std::vector<Record>& records) {
   if (!under_way) throw Error(text);
   broken_ =
       text +
-      " Some ranks wait for collectives that will never come, so this run cannot continue: start the program again.";
+      " Some ranks wait for collectives that will never come, so nothing can run on this mesh's process groups any "
+      "more. "
+      "Models on other process groups go on. Start the program again, or make new process groups and a new mesh, and "
+      "wrap the model anew.";
   throw Error(broken_);
 }
 

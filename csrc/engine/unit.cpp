@@ -5,6 +5,7 @@
 #include "observe/label.h"
 #include "observe/record.h"
 
+#include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -124,7 +125,9 @@ std::string Unit::describe_gather(bool near, bool backward) const {
   return c10::str(
       "the all-gather of unit '", name_, "' (", parameters_.empty() ? "no parameters" : parameters_.front()->name(),
       " and ", others, " more parameters)", near ? c10::str(" among ", ranks_.neighbours().size(), " ranks") : "",
-      backward ? " in backward" : "");
+      backward                      ? " in backward"
+      : c10::GradMode::is_enabled() ? " in a forward"
+                                    : " in a forward without gradients");
 }
 
 std::vector<at::Tensor> Unit::stored() const {

@@ -185,6 +185,9 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void fail_forward();
   /// A shard is about to be written.
   void shard_written();
+  /// The full leaf of a sharded parameter has the memory of `whole` until take_leaves_back().
+  void lend_leaf(const group::Parameter& parameter, const at::Tensor& whole);
+  void take_leaves_back();
   /// The parameter whose full copy lies in the memory of this tensor; null if none does.
   const group::Parameter* parameter_at(const at::Tensor& tensor) const;
   /// Whether this tensor stands for its own parameter number `index`.
@@ -280,6 +283,7 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void follow_parameters(bool takes_memory);
   void need_no_copies() const;
   void need_own_memory() const;
+  std::string restore_memory() const;
   Plan::Unit own_plan() const;
   std::string when_resharded() const;
   group::Group::Setting setting(bool takes_memory) const;

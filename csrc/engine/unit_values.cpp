@@ -20,8 +20,8 @@ std::string still_on_meta(std::optional<int64_t> rank, const std::vector<std::st
   return c10::str(
       "shardwise: ", rank ? c10::str("rank ", *rank, ": ") : "",
       "these are still on the meta device, where nothing has values: ", list,
-      ". Call shardwise::to_empty(model) after the outermost unit was made, then give them values: write to "
-      "parameters() and buffers(), or call load_full_state_dict().");
+      ". Call shardwise::to_empty(model) after the outermost unit was made, then give them values: initialize them in "
+      "with_whole_parameters(), or call load_full_state_dict().");
 }
 
 at::Tensor with_memory(const at::Tensor& tensor, at::Device device) {
@@ -59,8 +59,17 @@ void Unit::need_no_copies() const {
   }
 }
 
-// The memory is restored before the error is raised, so that the unit can be used again.
-void Unit::need_own_memory() const {
+void Unit::lend_leaf(const group::Parameter& parameter, const at::Tensor& whole) {
+  const base::ComputeGuard guard;
+  group::replace_data(parameter.full(), whole);
+}
+
+void Unit::take_leaves_back() {
+  restore_memory();
+}
+
+// Returns the first parameter whose leaf had other memory; "" if none had.
+std::string Unit::restore_memory() const {
   std::string lost;
   for (const auto& parameter : parameters_) {
     if (!parameter->lost_memory()) continue;
@@ -68,6 +77,12 @@ void Unit::need_own_memory() const {
     parameter->restore_memory();
     if (settings_.front_end) settings_.front_end->mark(parameter->full());
   }
+  return lost;
+}
+
+// The memory is restored before the error is raised, so that the unit can be used again.
+void Unit::need_own_memory() const {
+  const auto lost = restore_memory();
   if (lost.empty()) return;
   throw Error(c10::str(
       "shardwise: rank ", mesh_.rank(),

@@ -80,7 +80,7 @@ void visit_tensors(c10::ArrayRef<c10::IValue> values, const Visit& visit) {
   }
 }
 
-/// Besides single numbers, only results of these are followed from a gradient: what is computed element by element is
+/// Besides single numbers, only results of these are followed from a piece: what is computed element by element is
 /// right on each rank.
 bool gathers(const c10::OperatorHandle& operation) {
   const auto& name = operation.operator_name().name;

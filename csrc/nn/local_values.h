@@ -4,10 +4,10 @@
 
 namespace shardwise::nn {
 
-/// Follows values that were computed from this rank's shards of gradients alone, and so differ between ranks: norms,
-/// dot products, all gradients as one vector. torch::nn::utils::clip_grad_norm_ and torch::optim::LBFGS compute with
-/// them as if they were the whole model's. A write to shards or their gradients asks whether such a value is among the
-/// arguments.
+/// Follows values that were computed from this rank's shards or their gradients alone, and so differ between ranks:
+/// norms, means, dot products, all gradients as one vector. torch::nn::utils::clip_grad_norm_ and torch::optim::LBFGS
+/// compute with them as if they were the whole model's. A write to shards or their gradients asks whether such a value
+/// is among the arguments.
 ///
 /// They are followed through operations until a collective gets the value, or the program reads it as a plain number.
 class LocalValues {

@@ -1,21 +1,45 @@
 #include <shardwise/replicate.h>
 
+#include "nn/owners.h"
 #include "nn/unit_table.h"
 #include "nn/wrapping.h"
 
 #include <shardwise/error.h>
 
 #include <c10/util/StringUtil.h>
+#include <torch/nn/modules/embedding.h>
 
 #include <algorithm>
 
 namespace shardwise {
 namespace {
 
+/// A layer that changes its weight in its forward, for the rows that this rank looks up.
+template <typename Embedding>
+void refuse_max_norm(const torch::nn::Module& module, const nn::ModuleTensors& all) {
+  const auto* layer = module.as<Embedding>();
+  if (layer == nullptr || !layer->options.max_norm()) return;
+  for (const auto& parameter : all.parameters) {
+    if (!parameter.tensor.is_same(layer->weight)) continue;
+    throw ValueError(c10::str(
+        "shardwise: replicate(): '", parameter.names.front(),
+        "' belongs to a layer with max_norm, which changes rows of "
+        "it in its forward, other ones on each rank, so that the ranks' copies would differ. Leave max_norm out, and "
+        "bound the rows after each step of the optimizer."));
+  }
+}
+
 Unit replicate_all(const nn::Modules& modules, const ReplicateOptions& options) {
   auto all = nn::tensors_of_unit(modules, options.ignored_parameters(), "replicate");
   nn::choose_dtypes(all.parameters, options.mixed_precision());
   const auto mesh = options.mesh() ? *options.mesh() : Mesh::shared();
+  for (auto* module : modules) {
+    nn::for_each_module(*module, [&](const torch::nn::Module& part) {
+      if (mesh.size() == 1) return;
+      refuse_max_norm<torch::nn::EmbeddingImpl>(part, all);
+      refuse_max_norm<torch::nn::EmbeddingBagImpl>(part, all);
+    });
+  }
   const bool is_moved = options.cpu_offload() && !mesh.device().is_cpu();
   const bool has_full_copies = is_moved || nn::is_cast(all.parameters, options.mixed_precision());
   return Unit(nn::wrap(

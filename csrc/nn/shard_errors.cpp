@@ -5,6 +5,7 @@
 #include <shardwise/error.h>
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -18,13 +19,14 @@ std::string name_of(const group::Parameter* parameter) {
   return parameter == nullptr ? "?" : parameter->name();
 }
 
-/// The parameter of which this is the shard, its gradient, or a view of one of them.
+/// The parameter of which this is the shard, its gradient, or a view of one of them. A shard without elements may lie
+/// where another one begins.
 const group::Parameter* find(const engine::Unit& unit, const at::Tensor& tensor) {
   const auto* storage = tensor.storage().unsafeGetStorageImpl();
   const auto lies_at = [&](const at::TensorImpl* other) {
     return other != nullptr && other->has_storage() && other->unsafe_storage().unsafeGetStorageImpl() == storage &&
            other->storage_offset() <= tensor.storage_offset() &&
-           tensor.storage_offset() < other->storage_offset() + std::max<int64_t>(other->numel(), 1);
+           tensor.storage_offset() < other->storage_offset() + std::max<int64_t>(other->numel(), tensor.numel() == 0);
   };
   for (const auto& parameter : unit.parameters()) {
     const auto* shard = parameter->whole ? nullptr : parameter->live_shard();
@@ -54,9 +56,9 @@ void refuse_write_to_full(const engine::Unit& unit, const Touch& touch) {
   throw Error(c10::str(
       "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(),
       " was about to write to the full copy of '", name_of(unit.parameter_at(touch.tensor)),
-      "', and the write would be lost: the values of a sharded parameter live in the shards of all ranks. Change the "
-      "shards, which are the module's parameters(), or change the parameter before fully_shard(). If an optimizer did "
-      "this, make it after fully_shard()."));
+      "', and the write would be lost: the values of a sharded parameter live in the shards of all ranks. Change it "
+      "in shardwise::with_whole_parameters(), or before fully_shard(). If an optimizer did this, make it after "
+      "fully_shard()."));
 }
 
 void refuse_absent_gradient(const engine::Unit& unit, const Touch& touch) {
@@ -77,15 +79,92 @@ void refuse_local_number(const engine::Unit& unit, const Touch& touch) {
   throw Error(c10::str(
       "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(), " was about to change '",
       name_of(find(unit, touch.tensor)),
-      "' or its gradient by a number that was computed from this rank's shards of gradients alone, and so differs "
-      "between ranks. torch::nn::utils::clip_grad_norm_ and torch::optim::LBFGS do this. Use ",
+      "' or its gradient by a number that was computed from this rank's shards alone, such as a norm or a mean of "
+      "weights or gradients, and so differs between ranks. torch::nn::utils::clip_grad_norm_ and torch::optim::LBFGS "
+      "do "
+      "this. Change whole weights in shardwise::with_whole_parameters(); for gradients use ",
       kExchange));
+}
+
+namespace {
+
+constexpr auto kRemedy =
+    " shardwise::with_whole_parameters() gives whole, writable parameters to a function of yours; "
+    "shardwise::full_state_dict() gives copies.";
+
+[[noreturn]] void refuse(const engine::Unit& unit, const Touch& touch, const std::string& what) {
+  throw Error(c10::str(
+      "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(), " got the shard of '",
+      name_of(find(unit, touch.tensor)), "', of sizes ", touch.tensor.sizes(), what, kRemedy));
+}
+
+bool is_among(const std::string& name, std::initializer_list<const char*> names) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+/// Numbers of all elements whose gradient is not what those of the pieces are. Those of a sum are.
+bool mixes_elements(const std::string& name) {
+  return is_among(
+      name, {"aten::norm", "aten::linalg_vector_norm", "aten::linalg_norm", "aten::linalg_matrix_norm",
+             "aten::frobenius_norm", "aten::mean", "aten::max", "aten::min", "aten::amax", "aten::amin", "aten::std",
+             "aten::var", "aten::prod", "aten::logsumexp"});
+}
+
+bool draws_in_place(const std::string& name) {
+  return is_among(
+      name, {"aten::uniform_", "aten::normal_", "aten::random_", "aten::bernoulli_", "aten::exponential_",
+             "aten::cauchy_", "aten::log_normal_", "aten::geometric_"});
+}
+
+/// Whether a tensor within the shard has all of its rows: which rows of the whole these are differs between ranks.
+bool has_all_rows(const at::Tensor& part, const at::TensorImpl& shard) {
+  if (part.numel() == shard.numel()) return true;
+  return part.dim() > 0 && shard.dim() > 1 && part.size(0) == shard.size(0) && part.stride(0) == shard.stride(0);
+}
+
+} // namespace
+
+void refuse_what_needs_the_whole(const engine::Unit& unit, const Touch& touch) {
+  const auto& name = touch.operation.operator_name().name;
+  if (touch.written) {
+    if (draws_in_place(name)) {
+      refuse(unit, touch, ": every rank would draw numbers for its own piece, as if it were the whole parameter.");
+    }
+    if (unit.parameter_of_shard(touch.tensor) == nullptr) {
+      const auto* parameter = find(unit, touch.tensor);
+      if (parameter != nullptr && !has_all_rows(touch.tensor, *parameter->live_shard())) {
+        refuse(
+            unit, touch, ": it is about to write to some rows of it, which are other rows of the whole on each rank.");
+      }
+    }
+  } else if (name == "aten::view_as") {
+    refuse(
+        unit, touch,
+        ", as the sizes of a whole parameter. torch::nn::utils::vector_to_parameters and "
+        "torch::optim::LBFGS do this. Use an optimizer that works element by element.");
+  } else if (mixes_elements(name) && c10::GradMode::is_enabled() && touch.tensor.requires_grad()) {
+    refuse(unit, touch, ": the gradient of this would be that of the piece alone. A penalty may be a sum of elements.");
+  }
+  // A load of an archive puts other memory into the shard: the next use sees what it is.
+  if (name == "aten::set_") return;
+  const auto numel = touch.tensor.numel();
+  for (const auto& value : touch.arguments) {
+    if (!value.isTensor() || !value.toTensor().defined() || value.toTensor().numel() <= numel) continue;
+    const auto* parameter = find(unit, touch.tensor);
+    if (parameter == nullptr || !parameter->alive() || value.toTensor().sizes() != parameter->full().sizes()) continue;
+    refuse(
+        unit, touch,
+        c10::str(
+            ", together with a tensor of sizes ", value.toTensor().sizes(),
+            ", those of the whole parameter. An average of weights, a target network or the state of an optimizer must "
+            "be kept in the sizes of the shards, or be given whole ones."));
+  }
 }
 
 std::string computed_alone(const std::string& operation) {
   return c10::str(
       "shardwise: ", operation,
-      " got values that were computed from this rank's shards of gradients alone, and a rank may have none. "
+      " got values that were computed from this rank's shards alone, and a rank may have none. "
       "torch::nn::utils::clip_grad_norm_ and torch::optim::LBFGS do this. Use ",
       kExchange);
 }

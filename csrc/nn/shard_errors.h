@@ -18,7 +18,10 @@ using Unproved = std::unordered_set<const group::Parameter*>;
 [[noreturn]] void refuse_write_to_full(const engine::Unit& unit, const Touch& touch);
 /// For an optimizer that was made before wrapping: its parameters are the full ones.
 [[noreturn]] void refuse_absent_gradient(const engine::Unit& unit, const Touch& touch);
-/// For a number that was computed from this rank's shards of gradients alone.
+/// Refuses what is right on a whole parameter and wrong on pieces of it: random numbers, writes to some rows, sizes of
+/// the whole, penalties that are not sums.
+void refuse_what_needs_the_whole(const engine::Unit& unit, const Touch& touch);
+/// For a number that was computed from this rank's shards alone.
 [[noreturn]] void refuse_local_number(const engine::Unit& unit, const Touch& touch);
 /// From now on a backward fails if it brings a gradient to the shard of a parameter that is still unproved.
 void refuse_first_gradient(

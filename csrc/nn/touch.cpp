@@ -232,7 +232,7 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
     if (const auto* tensor = first_freed(all)) refuse(operation, *tensor);
   }
   if (caster) cast_arguments(schema, *stack, *caster->wanted_dtype(), *caster);
-  if (local > Local::gradient && operation.operator_name().name.starts_with("c10d::")) {
+  if (local > Local::piece && operation.operator_name().name.starts_with("c10d::")) {
     LocalValues::forget(arguments);
     local = Local::no;
   }
@@ -257,7 +257,7 @@ at::Tensor detach(c10::DispatchKeySet keys, const at::Tensor& self) {
       c10::Dispatcher::singleton().findSchemaOrThrow("aten::detach", "").typed<at::Tensor(const at::Tensor&)>();
   if (self.dim() > 0 && self.has_storage()) {
     const auto listener = listener_of(self);
-    if (listener && listener->local(self) == Local::gradient) {
+    if (listener && listener->local(self) == Local::piece) {
       const c10::impl::ExcludeDispatchKeyGuard not_a_touch(kTouchKey);
       return operation.redispatch(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTouchKey), self);
     }

@@ -68,9 +68,14 @@ class UnitTouch::Shard : public Piece {
   void touched(const Touch& touch) override {
     const auto owner = unit.lock();
     if (!owner) return;
+    if (owner->shards().size() > 1) refuse_what_needs_the_whole(*owner, touch);
     if (!touch.written) return warn_of_shards_in_a_row(*owner, touch);
     if (touch.local == Local::number) refuse_local_number(*owner, touch);
     owner->shard_written();
+  }
+  // A penalty that autograd follows is no number of its own: its gradient comes to each shard.
+  Local local(const at::Tensor& tensor) const override {
+    return c10::GradMode::is_enabled() && tensor.requires_grad() ? Local::no : Local::piece;
   }
 };
 
@@ -82,7 +87,7 @@ class UnitTouch::Gradient : public Piece {
     if (owner && touch.written && touch.local == Local::number) refuse_local_number(*owner, touch);
   }
   Local local(const at::Tensor& /*tensor*/) const override {
-    return Local::gradient;
+    return Local::piece;
   }
 };
 

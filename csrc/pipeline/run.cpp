@@ -108,11 +108,11 @@ void Run::send(const Action& action) {
   const auto key = Key(action.stage, action.microbatch);
   auto& cell = cells_[key];
   if (action.kind == Kind::send_forward) {
-    transfers_.send(cell.outputs, peer(action), message_number(action), message(action));
+    transfers_.send(cell.outputs, cell.rows, peer(action), message_number(action), message(action));
     if (!is_training_) cells_.erase(key);
     return;
   }
-  transfers_.send(cell.gradients_of_inputs, peer(action), message_number(action), message(action));
+  transfers_.send(cell.gradients_of_inputs, cell.rows, peer(action), message_number(action), message(action));
   cell.gradients_of_inputs.clear();
 }
 
@@ -121,9 +121,11 @@ void Run::forward(const Action& action) {
   const auto index = static_cast<size_t>(action.microbatch);
   if (action.stage == 0) {
     cell.inputs = std::move(inputs_[index]);
+    cell.rows = cell.inputs.front().size(0);
   } else if (!place_.has(action.stage - 1)) {
     const auto flags = cell.arriving_inputs.requires_grad();
     cell.inputs = transfers_.wait(cell.arriving_inputs);
+    cell.rows = cell.arriving_inputs.rows();
     for (size_t i = 0; i < flags.size(); ++i) {
       if (flags[i] && is_training_) cell.inputs[i].set_requires_grad(true);
     }
@@ -132,6 +134,11 @@ void Run::forward(const Action& action) {
   cell.outputs = stage(action.stage).forward(cell.inputs);
   if (!is_training_) cell.inputs.clear();
   if (is_last(action.stage)) {
+    if (!targets_[index].empty() && targets_[index].front().size(0) != cell.rows) {
+      throw ValueError(c10::str(
+          "shardwise: Pipeline: the targets of microbatch ", index, " have ", targets_[index].front().size(0),
+          " rows, its inputs ", cell.rows, ". Give as many rows of targets as of inputs."));
+    }
     if (options_.loss() && (is_training_ || !targets_[index].empty())) {
       cell.loss = options_.loss()(cell.outputs, targets_[index]);
       losses_[index] = cell.loss.detach();
@@ -142,6 +149,7 @@ void Run::forward(const Action& action) {
   }
   if (!place_.has(action.stage + 1)) return;
   auto& next = cells_[{action.stage + 1, action.microbatch}];
+  next.rows = cell.rows;
   for (const auto& output : cell.outputs) {
     next.inputs.push_back(output.defined() ? output.detach().set_requires_grad(output.requires_grad()) : output);
   }

@@ -58,6 +58,8 @@ class Run {
     Tensors outputs;
     Tensors gradients_of_outputs;
     Tensors gradients_of_inputs;
+    /// Of the part of the batch.
+    int64_t rows = 0;
     at::Tensor loss;
     /// Of a backward whose first half is done.
     std::optional<Halves> halves;

@@ -20,13 +20,18 @@ namespace {
 constexpr int64_t kTensors = 8;
 constexpr int64_t kDims = 8;
 constexpr int64_t kEntry = 3 + kDims;
-constexpr int64_t kHeader = 2 + kTensors * kEntry;
+/// Of the header: whether the sender failed, the number of tensors, and the rows of the batch's part.
+constexpr int64_t kFailed = 0;
+constexpr int64_t kCount = 1;
+constexpr int64_t kRows = 2;
+constexpr int64_t kEntries = 3;
+constexpr int64_t kHeader = kEntries + kTensors * kEntry;
 /// Of a message: the header, what there is room for, and what came instead.
 constexpr int kExpected = 1;
 constexpr int kInstead = kExpected + static_cast<int>(kTensors);
 constexpr int kTags = kInstead + static_cast<int>(kTensors);
 
-/// What a message says first: whether its sender failed, the number of tensors, and of each what it is.
+/// What a message says first: see above, and of each tensor what it is.
 at::Tensor new_header() {
   return at::zeros({kHeader}, base::on_host(at::kLong));
 }
@@ -48,14 +53,15 @@ void describe(const at::Tensor& tensor, int64_t* entry, const std::string& what)
 }
 
 const int64_t* entry_of(const int64_t* header, int64_t tensor) {
-  return header + 2 + tensor * kEntry;
+  return header + kEntries + tensor * kEntry;
 }
 
 /// Without what may differ while the tensors are alike.
 MessageLayout layout_of(const at::Tensor& header) {
   const auto* const values = header.const_data_ptr<int64_t>();
   MessageLayout layout(values, values + kHeader);
-  for (int64_t i = 0; i < kTensors; ++i) layout[static_cast<size_t>(2 + i * kEntry + 1)] = 0;
+  layout[kRows] = 0;
+  for (int64_t i = 0; i < kTensors; ++i) layout[static_cast<size_t>(kEntries + i * kEntry + 1)] = 0;
   return layout;
 }
 
@@ -81,7 +87,7 @@ void Transfers::start(const at::Tensor& tensor, int to, int tag, const std::stri
   }
 }
 
-void Transfers::send(const Tensors& tensors, int to, int number, const std::string& what) {
+void Transfers::send(const Tensors& tensors, int64_t rows, int to, int number, const std::string& what) {
   if (static_cast<int64_t>(tensors.size()) > kTensors) {
     throw ValueError(c10::str(
         "shardwise: rank ", rank_, ": ", what, " has ", tensors.size(), " tensors; at most ", kTensors,
@@ -89,9 +95,10 @@ void Transfers::send(const Tensors& tensors, int to, int number, const std::stri
   }
   const auto header = new_header();
   auto* const values = header.mutable_data_ptr<int64_t>();
-  values[1] = static_cast<int64_t>(tensors.size());
+  values[kCount] = static_cast<int64_t>(tensors.size());
+  values[kRows] = rows;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    describe(tensors[i], values + 2 + static_cast<int64_t>(i) * kEntry, c10::str("rank ", rank_, ": ", what));
+    describe(tensors[i], values + kEntries + static_cast<int64_t>(i) * kEntry, c10::str("rank ", rank_, ": ", what));
   }
   Tensors values_to_send;
   for (const auto& tensor : tensors) {
@@ -110,7 +117,7 @@ void Transfers::send(const Tensors& tensors, int to, int number, const std::stri
 // Whoever has room for tensors waits for some.
 void Transfers::send_failure(int to, int number, const std::string& what) {
   const auto header = new_header();
-  header.mutable_data_ptr<int64_t>()[0] = 1;
+  header.mutable_data_ptr<int64_t>()[kFailed] = 1;
   start(header, to, number * kTags, what);
   const auto before = layouts_->sent.find(number);
   if (has_tags() && before != layouts_->sent.end()) {
@@ -121,7 +128,7 @@ void Transfers::send_failure(int to, int number, const std::string& what) {
 Transfers::Tensors Transfers::room_for(const MessageLayout& layout) const {
   const base::ComputeGuard guard;
   Tensors tensors;
-  for (int64_t i = 0; i < (layout.empty() ? 0 : layout[1]); ++i) {
+  for (int64_t i = 0; i < (layout.empty() ? 0 : layout[kCount]); ++i) {
     const auto* const entry = entry_of(layout.data(), i);
     if (entry[0] < 0) {
       tensors.emplace_back();
@@ -178,9 +185,10 @@ void Transfers::read_header(Arriving& arriving) {
   if (!arriving.header_work_) return;
   await(std::exchange(arriving.header_work_, nullptr), arriving.what_);
   const auto* const values = arriving.header_.const_data_ptr<int64_t>();
-  arriving.failed_ = values[0] != 0;
+  arriving.failed_ = values[kFailed] != 0;
+  arriving.rows_ = values[kRows];
   if (arriving.failed_) return;
-  for (int64_t i = 0; i < values[1]; ++i) {
+  for (int64_t i = 0; i < values[kCount]; ++i) {
     const auto* const entry = entry_of(values, i);
     arriving.requires_grad_.push_back(entry[0] >= 0 && entry[1] != 0);
   }

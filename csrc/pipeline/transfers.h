@@ -39,6 +39,10 @@ class Transfers {
       return requires_grad_;
     }
 
+    int64_t rows() const {
+      return rows_;
+    }
+
    private:
     friend class Transfers;
     int from_ = 0;
@@ -49,6 +53,7 @@ class Transfers {
     /// Of the tensors that there is room for.
     MessageLayout expected_;
     bool failed_ = false;
+    int64_t rows_ = 0;
     Tensors tensors_;
     std::vector<bool> requires_grad_;
     std::vector<Work> works_;
@@ -61,9 +66,9 @@ class Transfers {
         rank_(rank),
         layouts_(&layouts) {}
 
-  /// Starts to send. `what` names it in errors; `number` tells messages between two ranks in a step apart.
-  /// Raises ValueError for what a message cannot have.
-  void send(const Tensors& tensors, int to, int number, const std::string& what);
+  /// Starts to send. `rows` is how many the part of the batch has that it comes from. `what` names it in errors;
+  /// `number` tells messages between two ranks in a step apart. Raises ValueError for what a message cannot have.
+  void send(const Tensors& tensors, int64_t rows, int to, int number, const std::string& what);
   /// Says that there is nothing to send.
   void send_failure(int to, int number, const std::string& what);
   Arriving receive(int from, int number, const std::string& what);

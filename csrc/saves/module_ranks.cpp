@@ -1,5 +1,6 @@
 #include "saves/module_ranks.h"
 
+#include "comm/environment.h"
 #include "comm/messages.h"
 #include "saves/mesh_ranks.h"
 
@@ -36,7 +37,15 @@ std::optional<Mesh> mesh_of(
   }
   if (mesh) return mesh;
   if (!module.axes().empty()) return whole_mesh(module, function);
-  return meshes.empty() ? std::nullopt : std::optional(meshes.front()->mesh());
+  if (!meshes.empty()) return meshes.front()->mesh();
+  if (const auto world = comm::Environment::read().world_size; world > 1 && function == "save") {
+    throw ValueError(c10::str(
+        "shardwise: save(): this module has no units, so nothing says which ranks save it together, and the program "
+        "has ",
+        world,
+        " ranks. Name their mesh in the options, with mesh(): otherwise the ranks would write over each other."));
+  }
+  return std::nullopt;
 }
 
 Ranks ranks_of(const nn::ModuleState& module, const std::optional<Mesh>& mesh, const std::string& function) {

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from shardwise._plan import Plan, plan
     from shardwise._precision import MixedPrecisionPolicy
     from shardwise._replicate import replicate
+    from shardwise._whole import with_whole_parameters
 
 _transport.register()
 
@@ -101,6 +102,7 @@ _LAZY = {
     "set_local_optimizers": "shardwise._local_switch",
     "share_comm_ctx": "shardwise._module_classes",
     "uninstall": "shardwise._install",
+    "with_whole_parameters": "shardwise._whole",
 }
 
 
@@ -146,4 +148,5 @@ __all__ = [
     "set_local_optimizers",
     "share_comm_ctx",
     "uninstall",
+    "with_whole_parameters",
 ]

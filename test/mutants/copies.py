@@ -57,8 +57,8 @@ COPIES = [
     Mutant(
         "close a unit when one inside of it begins",
         "csrc/engine/order.cpp",
-        "head == entered || lies_below(entered, head)) return true;",
-        "head == entered) return true;",
+        "units_[head].in_forward || lies_below(entered, head)) return true;",
+        "units_[head].in_forward) return true;",
         suites="FullyShardContract.*",
     ),
     Mutant(
@@ -121,8 +121,8 @@ COPIES = [
     Mutant(
         "keep full copies after a backward",
         "csrc/engine/order.cpp",
-        "    if (units_[unit].timing.reshard_after_backward) act.free(unit, /*hold=*/false);",
-        "    if (!units_[unit].outer && units_[unit].timing.reshard_after_backward) act.free(unit, /*hold=*/false);",
+        "    if (node.timing.reshard_after_backward && !node.in_forward) act.free(unit, /*hold=*/false);",
+        "    if (!node.outer && node.timing.reshard_after_backward) act.free(unit, /*hold=*/false);",
         suites="FullyShardContract.*",
     ),
     Mutant(

@@ -28,8 +28,8 @@ ORDER = [
     Mutant(
         "free an outer unit while an inner one is used",
         "csrc/engine/order.cpp",
-        "head == entered || lies_below(entered, head)) return true;",
-        "head == entered || lies_below(head, entered)) return true;",
+        "units_[head].in_forward || lies_below(entered, head)) return true;",
+        "units_[head].in_forward || lies_below(head, entered)) return true;",
     ),
     Mutant(
         "swap the order on one rank",

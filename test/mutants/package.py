@@ -10,7 +10,7 @@ PACKAGE = [
     _mutant(
         "add gradients up along the axes for data before the unit does",
         "_specs.py",
-        "given if axis in data_axes and given.is_partial() else wanted",
+        "given if axis in self._data_axes and given.is_partial() else wanted",
         "wanted",
         "ranks/test_mesh_dims.py",
     ),

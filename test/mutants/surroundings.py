@@ -56,7 +56,7 @@ SURROUNDINGS = [
     Mutant(
         "add up gradients of leaves in their own dtype",
         "csrc/group/parameter.cpp",
-        "    pending_ = fresh_.to(sum_dtype.value_or(fresh_.scalar_type()));",
+        "    pending_ = fresh_.to(sum_dtype_.value_or(fresh_.scalar_type()));",
         "    pending_ = fresh_.clone();",
         suites="LeafGradients.*",
     ),

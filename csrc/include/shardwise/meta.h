@@ -34,7 +34,7 @@ class SHARDWISE_API MetaMode {
 ///   auto model = shardwise::on_meta([] { return Model(); });
 ///   shardwise::fully_shard(model);        // its shards are on the meta device too
 ///   shardwise::to_empty(model);           // memory for this rank's shards alone
-///   load_full_state_dict(model, dict);    // or write to the shards, model->parameters()
+///   load_full_state_dict(model, dict);    // or initialize in shardwise::with_whole_parameters()
 ///
 /// Every tensor that make() makes on this thread without naming a device is on the meta device, and no random numbers
 /// are drawn. Tensors that name a device (`torch::TensorOptions().device(torch::kCPU)`), torch::tensor({...}) of a
@@ -50,8 +50,8 @@ auto on_meta(Make&& make) {
 /// parameter of a sharded unit gets the memory of this rank's shard: nothing of full size is allocated. All stay the
 /// same tensors, under all their names and in every member, with their hooks, in optimizers made before or after.
 ///
-/// The values are zeros: before the first forward give every shard, replicated parameter and buffer its own, by writing
-/// to parameters() and buffers(), or with load_full_state_dict(). Before to_empty(), a forward, a gather, a full state
+/// The values are zeros: before the first forward give every shard, replicated parameter and buffer its own, with
+/// load_full_state_dict() or in with_whole_parameters(). Before to_empty(), a forward, a gather, a full state
 /// dict and clipping are an Error that names all parameters that are still on the meta device.
 ///
 /// Parameters of units, and buffers, go to the mesh's device; with cpu_offload shards go to the host's memory. `device`

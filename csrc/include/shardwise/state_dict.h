@@ -8,6 +8,7 @@
 #include <torch/ordered_dict.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -79,6 +80,25 @@ StateDict full_state_dict(const Holder& holder, const FullStateDictOptions& opti
 template <detail::HoldsModule Holder>
 LoadResult load_full_state_dict(const Holder& holder, const StateDict& dict, const LoadStateDictOptions& options = {}) {
   return load_full_state_dict(detail::module_in(holder), dict, options);
+}
+
+/// Calls `change` while the module has whole parameters, in its members and in parameters(): to initialize them after
+/// to_empty(), change a row, keep a constraint, quantize, or go through torch::nn::utils::vector_to_parameters().
+///
+///   shardwise::with_whole_parameters(model, [&] { torch::nn::init::xavier_uniform_(model->weight); });
+///
+/// Afterwards all ranks have the values of rank 0, unless broadcast_from_rank0(false) says that each took the same
+/// ones. The whole module is in memory meanwhile. `change` must not run the module. If it throws on a rank, sharded
+/// parameters stay as they were, and all ranks raise.
+///
+/// All ranks must call it for the same module, outside of a forward and of a backward.
+SHARDWISE_API void with_whole_parameters(
+    torch::nn::Module& module, const std::function<void()>& change, const LoadStateDictOptions& options = {});
+
+template <detail::HoldsModule Holder>
+void with_whole_parameters(
+    const Holder& holder, const std::function<void()>& change, const LoadStateDictOptions& options = {}) {
+  with_whole_parameters(detail::module_in(holder), change, options);
 }
 
 } // namespace shardwise

@@ -91,6 +91,18 @@ TEST(FullyShardOrder, NoBackwardOnOneRank) {
       {"rank 0 waits for the all-gather of unit 'b'", "rank 1 is about to start the all-gather of unit 'a'"});
 }
 
+TEST(FullyShardOrder, EvaluationOnOneRank) {
+  const auto evaluate = [](Twins& model, std::vector<Unit>&, int step) {
+    const torch::NoGradGuard guard;
+    loss_of("abc")(model, step, 1);
+    loss_of("abc")(model, step, 1);
+  };
+  expect_disagreement(
+      2, evaluate,
+      {"rank 1 is about to start the all-gather of unit 'a'", "in a forward without gradients",
+       "all ranks must take part in an evaluation too"});
+}
+
 TEST(FullyShardOrder, NoSynchronisationOnOneRank) {
   const auto no_sync = [](Twins& model, std::vector<Unit>& units, int step) {
     units.back().set_requires_gradient_sync(false);

@@ -306,6 +306,8 @@ TEST(Pipeline, WhatDoesNotFitIsAnErrorOnAllRanks) {
     expect_error<Error>([&] { pipeline.step(); }, {"rank 0", "must give inputs"});
     expect_error<Error>([&] { pipeline.step({rows_of(0, 0, 3)}, {x}); }, {"rank 0", "[3, 6]", "4 microbatches"});
     expect_error<Error>([&] { pipeline.step({x}, {rows_of(0, 0, 2)}); }, {"rank 1", "a target"});
+    expect_error<Error>([&] { pipeline.step({x}, {rows_of(0, 0, 4)}); }, {"rank 1", "have 1 rows, its inputs 2"});
+    expect_error<Error>([&] { pipeline.evaluate({x}, {rows_of(0, 0, 4)}); }, {"rank 1", "have 1 rows, its inputs 2"});
     Pipeline without_loss(mesh, "pp", stage, PipelineOptions().microbatches(2));
     expect_error<Error>([&] { without_loss.step({x}); }, {"PipelineOptions().loss()"});
     EXPECT_EQ(without_loss.evaluate({x}).losses.size(), 0);

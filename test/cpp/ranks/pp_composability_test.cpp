@@ -6,8 +6,8 @@
 namespace shardwise::test {
 namespace {
 
-const int64_t kMicrobatches = by_form<int64_t>(4, 8);
-const int64_t kRows = 2 * kMicrobatches;
+const int64_t kMicrobatchesOfAStep = by_form<int64_t>(4, 8);
+const int64_t kRows = 2 * kMicrobatchesOfAStep;
 
 /// The first five: those of the rows.
 std::vector<ScheduleCase> row_schedules() {
@@ -28,7 +28,7 @@ struct StagesOnMesh {
               own.emplace(stage, model);
               return PipelineStage(model);
             },
-            options_of(each, kMicrobatches)) {
+            options_of(each, kMicrobatchesOfAStep)) {
     std::vector<torch::Tensor> parameters;
     for (auto& [number, model] : own) {
       for (auto& parameter : model->parameters()) parameters.push_back(parameter);
@@ -63,12 +63,12 @@ struct AllReplicas {
     optimizer->zero_grad();
     std::vector<torch::Tensor> losses;
     for (int64_t replica = 0; replica < replicas; ++replica) {
-      const auto xs = rows_of(number, replica, kRows).tensor_split(kMicrobatches);
-      const auto ys = rows_of(number, replica + 50, kRows).tensor_split(kMicrobatches);
-      for (int64_t i = 0; i < kMicrobatches; ++i) {
+      const auto xs = rows_of(number, replica, kRows).tensor_split(kMicrobatchesOfAStep);
+      const auto ys = rows_of(number, replica + 50, kRows).tensor_split(kMicrobatchesOfAStep);
+      for (int64_t i = 0; i < kMicrobatchesOfAStep; ++i) {
         const auto loss = mean_loss({whole.forward(xs[i])}, {ys[i]});
         if (replica == which) losses.push_back(loss.detach());
-        (loss / (kMicrobatches * replicas)).backward();
+        (loss / (kMicrobatchesOfAStep * replicas)).backward();
       }
     }
     return losses;

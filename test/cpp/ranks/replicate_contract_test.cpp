@@ -201,6 +201,17 @@ TEST(ReplicateContract, MisuseIsAnError) {
   });
 }
 
+TEST(ReplicateContract, LayersThatChangeTheirWeightAreAnError) {
+  run_ranks(2, [](Rank& rank) {
+    torch::nn::Sequential model(torch::nn::Embedding(torch::nn::EmbeddingOptions(4, 3).max_norm(1)));
+    expect_error<ValueError>([&] { replicate(model, on(rank)); }, {"'0.weight' belongs to a layer with max_norm"});
+    torch::nn::EmbeddingBag bag(torch::nn::EmbeddingBagOptions(4, 3).max_norm(1));
+    expect_error<ValueError>([&] { replicate(bag, on(rank)); }, {"max_norm"});
+    // What is ignored is the program's own business.
+    replicate(model, on(rank).ignored_parameters({model->parameters()[0]}));
+  });
+}
+
 TEST(ReplicateContract, AReplacedParameterIsAnError) {
   struct Swapping : torch::nn::Module {
     torch::nn::Linear layer = register_module("layer", torch::nn::Linear(3, 4));

@@ -2,6 +2,7 @@
 #include "ranks/saved_models.h"
 #include "support/expect.h"
 #include "support/folder.h"
+#include "support/variables.h"
 
 #include <cmath>
 #include <fstream>
@@ -293,6 +294,14 @@ TEST(Save, APlainModuleOfSeveralRanks) {
     load(path, other, LoadOptions().mesh(rank.mesh()));
     expect_same(full_state_dict(other), full_state_dict(model));
   });
+}
+
+TEST(Save, APlainModuleOfSeveralRanksNeedsAMesh) {
+  const TemporaryFolder folder;
+  const Variables world({{"WORLD_SIZE", "2"}, {"RANK", "1"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "1234"}});
+  Stack model;
+  expect_error<ValueError>([&] { save(folder / "step", model); }, {"the program has 2 ranks", "mesh()"});
+  EXPECT_FALSE(std::filesystem::exists(folder / "step"));
 }
 
 } // namespace shardwise::test

@@ -302,3 +302,34 @@ TEST_CASE("order: what the user gathered and only some ranks used is not gathere
   }
   CHECK(ranks[0].gathers == ranks[1].gathers);
 }
+
+TEST_CASE("order: a backward within a forward leaves units there whose forward runs", "[order]") {
+  enum : UnitId { inner, head, outermost };
+  const Order::Moment forward{.backward = -1, .with_gradients = true};
+  OrderRank rank(3, 0);
+  for (const auto unit : {inner, head}) rank.order.add(static_cast<int64_t>(unit), {}, outermost);
+  rank.order.add(outermost, {}, std::nullopt);
+  rank.enter(outermost, Keep::all_to_end, forward);
+  rank.enter(inner, Keep::all_to_end, forward);
+  rank.order.leave(inner, /*exactly=*/true, rank);
+  rank.enter(head, Keep::all_to_end, forward);
+  rank.order.begin_backward(5, rank);
+  rank.order.expect(inner, 0);
+  rank.enter(inner, Keep::outer, {.backward = 5, .with_gradients = false});
+  CHECK(rank.full(head) == OrderRank::Full::there);
+  rank.order.gradient_arrived(inner, 0, {.backward = 5, .with_gradients = false}, rank);
+  rank.order.end_backward(true, rank);
+  CHECK(rank.full(inner) == OrderRank::Full::freed);
+  CHECK(rank.full(head) == OrderRank::Full::there);
+  CHECK(rank.full(outermost) == OrderRank::Full::there);
+  rank.order.leave(head, /*exactly=*/true, rank);
+  CHECK(rank.full(head) == OrderRank::Full::freed);
+  // One that failed is over.
+  rank.enter(head, Keep::all_to_end, forward);
+  rank.order.fail_forward(head);
+  rank.order.fail_forward(outermost);
+  rank.order.begin_backward(6, rank);
+  rank.order.end_backward(true, rank);
+  CHECK(rank.full(head) == OrderRank::Full::freed);
+  CHECK(rank.full(outermost) == OrderRank::Full::freed);
+}

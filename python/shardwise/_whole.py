@@ -1,0 +1,60 @@
+"""Whole, writable parameters for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from shardwise._cpp_modules import is_cpp
+
+
+@contextmanager
+def with_whole_parameters(module: nn.Module, *, broadcast_from_rank0: bool = True) -> Iterator[None]:
+    """Gives the module and those in it whole parameters: to initialize them, change rows, quantize, or clip a norm.
+
+    Afterwards all ranks have the values of the first rank of each mesh, unless `broadcast_from_rank0=False` says that
+    each rank has set the same ones. Buffers and plain parameters stay as they are. After an exception all is as before.
+    All ranks enter it together, outside of a forward and of a backward; the module cannot run meanwhile.
+
+    >>> with shardwise.with_whole_parameters(model), torch.no_grad():
+    ...     model.head.weight /= model.head.weight.norm()
+    """
+    whole: dict[nn.Parameter, nn.Parameter] = {}
+    shown: list[tuple[nn.Module, str, nn.Parameter]] = []
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+        if is_cpp(part):
+            raise TypeError(
+                f"shardwise: with_whole_parameters(): {type(part).__name__} is written in C++. Use the function of the "
+                "same name there."
+            )
+        for name, parameter in part._parameters.items():
+            if isinstance(parameter, DTensor):
+                shown.append((part, name, parameter))
+    for _, _, parameter in shown:
+        if parameter not in whole:
+            values = parameter.detach().full_tensor()  # type: ignore[attr-defined]
+            if all(placement.is_replicate() for placement in parameter.placements):  # type: ignore[attr-defined]
+                values = values.clone()
+            whole[parameter] = nn.Parameter(values, requires_grad=parameter.requires_grad)
+    try:
+        for part, name, parameter in shown:
+            part._parameters[name] = whole[parameter]
+        yield
+        changed = {parameter: part._parameters[name] for part, name, parameter in shown}
+    finally:
+        for part, name, parameter in shown:
+            part._parameters[name] = parameter
+    source = 0 if broadcast_from_rank0 else None
+    with torch.no_grad():
+        for parameter, values in changed.items():
+            assert isinstance(parameter, DTensor) and values is not None
+            parameter.copy_(
+                distribute_tensor(values.detach(), parameter.device_mesh, parameter.placements, src_data_rank=source)
+            )

@@ -1,0 +1,210 @@
+// Code over parameters() that is right on whole parameters: right on shards, or an Error.
+#include "ranks/sharded_models.h"
+#include "support/expect.h"
+
+#include <shardwise/meta.h>
+#include <shardwise/state_dict.h>
+
+namespace shardwise::test::pieces {
+namespace {
+
+using torch::Tensor;
+
+torch::nn::Linear linear() {
+  torch::nn::Linear model(5, 6);
+  fill(*model);
+  return model;
+}
+
+torch::nn::Linear last() {
+  torch::nn::Linear model(6, 4);
+  fill(*model);
+  return model;
+}
+
+/// Something done to the weight, in parameters() or the like.
+using Act = std::function<void(Tensor)>;
+
+void expect_refused(
+    const Act& act, const std::string& part,
+    const std::vector<ShardLayout>& layouts = {ShardLayout::rows, ShardLayout::flat}) {
+  for (const auto layout : layouts) {
+    run_ranks(2, [&](Rank& rank) {
+      auto ours = linear();
+      fully_shard(ours, sharded_on(rank).layout(layout));
+      const auto before = full_state_dict(ours);
+      for (int i = 0; i < 2; ++i) {
+        try {
+          act(ours->parameters()[0]);
+          FAIL() << "nothing was raised";
+        } catch (const std::exception& error) {
+          EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+        }
+      }
+      const auto after = full_state_dict(ours);
+      EXPECT_TRUE(before["weight"].equal(after["weight"]));
+    });
+  }
+}
+
+Act without_gradients(const Act& act) {
+  return [act](Tensor p) {
+    const torch::NoGradGuard guard;
+    act(std::move(p));
+  };
+}
+
+} // namespace
+
+TEST(Pieces, NumbersOfOneRanksWeightsChangeNone) {
+  constexpr auto kText = "computed from this rank's shards alone";
+  expect_refused(without_gradients([](Tensor p) { p.mul_(2 / p.norm()); }), kText);
+  expect_refused(without_gradients([](Tensor p) { p.sub_(p.mean()); }), kText);
+  expect_refused(without_gradients([](Tensor p) { p.div_(p.abs().max()); }), kText);
+  // What is computed element by element is right.
+  run_ranks(2, [](Rank& rank) {
+    auto ours = linear();
+    auto reference = linear();
+    fully_shard(ours, sharded_on(rank));
+    const torch::NoGradGuard guard;
+    for (auto* model : {&ours, &reference}) {
+      auto p = (*model)->parameters()[0];
+      p.mul_(0.5).add_(p, 2).clamp_(-1, 1);
+      p.select(1, 2).zero_();
+      p.view({-1}).add_(1);
+    }
+    assert_pieces(*ours, *reference, rank, "element by element");
+  });
+}
+
+TEST(Pieces, NoRandomNumbers) {
+  constexpr auto kText = "every rank would draw numbers for its own piece";
+  expect_refused([](Tensor p) { torch::nn::init::xavier_uniform_(p); }, kText, {ShardLayout::rows});
+  expect_refused([](Tensor p) { torch::nn::init::normal_(p); }, kText);
+  expect_refused(without_gradients([](Tensor p) { p.uniform_(-1, 1); }), kText);
+}
+
+TEST(Pieces, NoRowsAndNoWholeSizes) {
+  expect_refused(
+      without_gradients([](Tensor p) { p[0].zero_(); }), "it is about to write to some rows of it",
+      {ShardLayout::rows});
+  expect_refused(
+      [](Tensor p) { torch::nn::utils::vector_to_parameters(torch::zeros({30}), {p}); }, "vector_to_parameters");
+  const auto average = torch::zeros({6, 5});
+  expect_refused(without_gradients([&](Tensor p) { average.clone().copy_(p); }), "those of the whole parameter");
+  expect_refused(without_gradients([&](Tensor p) { average.clone().lerp_(p, 0.1); }), "those of the whole parameter");
+  expect_refused(without_gradients([&](Tensor p) { p.add_(average.clone()); }), "those of the whole parameter");
+}
+
+TEST(Pieces, ShardsOfOneRowAreNotBroadcast) {
+  run_ranks(2, [](Rank& rank) {
+    torch::nn::Linear ours(5, 2);
+    fully_shard(ours, sharded_on(rank));
+    const torch::NoGradGuard guard;
+    auto average = torch::zeros({2, 5});
+    expect_error<Error>([&] { average.copy_(ours->parameters()[0]); }, {"those of the whole parameter"});
+    EXPECT_EQ(average.abs().sum().item<float>(), 0);
+  });
+}
+
+TEST(Pieces, PenaltiesAreSums) {
+  expect_refused([](Tensor p) { p.norm().backward(); }, "A penalty may be a sum of elements");
+  run_ranks(2, [](Rank& rank) {
+    auto ours = linear();
+    auto reference = linear();
+    fully_shard(ours, sharded_on(rank));
+    for (int step = 0; step < 3; ++step) {
+      const auto loss = [&](torch::nn::Linear& model, int r) {
+        return call(*model, batch(step, r, 5)).pow(2).sum() + model->weight.pow(2).sum();
+      };
+      loss(ours, rank.rank()).backward();
+      reference_backward(rank, [&](int r) { return loss(reference, r); });
+      assert_pieces(*ours, *reference, rank, "a penalty");
+      ours->zero_grad();
+      reference->zero_grad();
+    }
+  });
+}
+
+// Whole, writable parameters.
+
+TEST(WholeParameters, AreWrittenBack) {
+  for (const auto layout : {ShardLayout::rows, ShardLayout::flat}) {
+    for (const bool low : {false, true}) {
+      run_ranks(2, [&](Rank& rank) {
+        auto options = sharded_on(rank).layout(layout);
+        if (low) options.mixed_precision(MixedPrecision().param_dtype(torch::kBFloat16));
+        torch::nn::Sequential ours(linear(), last()), reference(linear(), last());
+        fully_shard(*ours[0]->as<torch::nn::Linear>(), options);
+        fully_shard(ours, options);
+        const auto change = [&](torch::nn::Sequential& model) {
+          const torch::NoGradGuard guard;
+          auto& first = *model[0]->as<torch::nn::Linear>();
+          EXPECT_TRUE(first.weight.is_same(model->parameters()[0]));
+          first.weight.div_(first.weight.norm());
+          first.weight[3].zero_();
+          auto whole = torch::nn::utils::parameters_to_vector(model->parameters());
+          EXPECT_EQ(whole.numel(), 64);
+          torch::nn::utils::vector_to_parameters(whole.flip(0), model->parameters());
+        };
+        for (int step = 0; step < 3; ++step) {
+          // Rank 0's values count.
+          with_whole_parameters(ours, [&] {
+            change(ours);
+            if (rank.rank() > 0) ours->parameters()[1].detach().fill_(7);
+          });
+          change(reference);
+          const auto values = full_state_dict(ours);
+          for (const auto& named : reference->named_parameters()) {
+            EXPECT_TRUE(values[named.key()].equal(named.value())) << named.key() << step;
+          }
+          const auto loss = [&](torch::nn::Sequential& model, int r) {
+            return call(*model, batch(step, r, 5)).to(torch::kFloat).pow(2).sum();
+          };
+          EXPECT_FALSE(ours->parameters()[0].sizes() == reference->parameters()[0].sizes());
+          if (low) continue;
+          loss(ours, rank.rank()).backward();
+          reference_backward(rank, [&](int r) { return loss(reference, r); });
+          for (const auto& named : reference->named_parameters()) {
+            const auto mine = ours->named_parameters()[named.key()].grad().reshape(-1);
+            const auto theirs = piece_of(named.value().grad(), rank).reshape(-1);
+            if (layout == ShardLayout::rows) assert_close(mine, theirs, named.key());
+          }
+          ours->zero_grad();
+          reference->zero_grad();
+        }
+      });
+    }
+  }
+}
+
+TEST(WholeParameters, InitializeWhatWasOnMeta) {
+  run_ranks(2, [](Rank& rank) {
+    auto ours = on_meta([] { return torch::nn::Linear(5, 6); });
+    fully_shard(ours, sharded_on(rank));
+    to_empty(ours);
+    // Rank 0's draws.
+    with_whole_parameters(ours, [&] { torch::nn::init::constant_(ours->weight, rank.rank() + 1); });
+    const auto values = full_state_dict(ours);
+    EXPECT_TRUE(values["weight"].equal(torch::ones({6, 5})));
+    EXPECT_TRUE(values["bias"].equal(torch::zeros({6})));
+  });
+}
+
+TEST(WholeParameters, AFunctionThatFailsChangesNothing) {
+  run_ranks(2, [](Rank& rank) {
+    auto ours = linear();
+    fully_shard(ours, sharded_on(rank));
+    const auto before = full_state_dict(ours);
+    EXPECT_ANY_THROW(with_whole_parameters(ours, [&] {
+      const torch::NoGradGuard guard;
+      ours->weight.zero_();
+      if (rank.rank() == 1) throw std::runtime_error("on purpose");
+    }));
+    EXPECT_TRUE(full_state_dict(ours)["weight"].equal(before["weight"]));
+    EXPECT_EQ(ours->parameters()[0].size(0), 3);
+    call(*ours, batch(0, rank.rank(), 5)).sum().backward();
+  });
+}
+
+} // namespace shardwise::test::pieces
