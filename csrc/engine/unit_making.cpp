@@ -183,7 +183,7 @@ void Unit::make_shard(group::Parameter& parameter, const at::Tensor& values) {
     shard = values.detach();
   }
   parameter.set_shard(shard.set_requires_grad(parameter.leaf_requires_grad()));
-  if (parameter.grad_dtype) base::set_grad_dtype(shard, *parameter.grad_dtype);
+  if (parameter.grad_dtype) base::set_grad_dtype(shard, parameter.grad_dtype);
   add_shard(shard, weak_from_this());
 }
 

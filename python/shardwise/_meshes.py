@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from typing import Any
 
@@ -21,6 +22,10 @@ _made = weakref.WeakKeyDictionary()
 
 #: The engine's meshes, by their first process group.
 _meshes: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[Any, _C.Mesh]] = weakref.WeakKeyDictionary()
+
+
+#: What torchrun, mpirun and Slurm tell the processes that they start.
+_LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
 def device_of(group: ProcessGroup) -> torch.device:
@@ -59,9 +64,12 @@ def device_mesh_of(mesh: Any, replicates: bool) -> Any:
 
 
 def default_mesh(replicates: bool) -> DeviceMesh:
-    """All ranks, on the accelerator if the process group has one."""
+    """All ranks, on the accelerator if the process group has one. A process that no launcher started is alone."""
     if not dist.is_initialized():
-        dist.init_process_group()
+        if any(name in os.environ for name in _LAUNCHERS):
+            dist.init_process_group()
+        else:
+            dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
     group = dist.group.WORLD
     assert group is not None
     return init_device_mesh(device_of(group).type, (group.size(),), mesh_dim_names=_names(replicates))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,8 +25,8 @@ def with_whole_parameters(module: nn.Module, *, broadcast_from_rank0: bool = Tru
     >>> with shardwise.with_whole_parameters(model), torch.no_grad():
     ...     model.head.weight /= model.head.weight.norm()
     """
-    whole: dict[nn.Parameter, nn.Parameter] = {}
-    shown: list[tuple[nn.Module, str, nn.Parameter]] = []
+    whole: dict[DTensor, nn.Parameter] = {}
+    shown: list[tuple[nn.Module, str, Any]] = []
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()
@@ -34,13 +35,12 @@ def with_whole_parameters(module: nn.Module, *, broadcast_from_rank0: bool = Tru
                 f"shardwise: with_whole_parameters(): {type(part).__name__} is written in C++. Use the function of the "
                 "same name there."
             )
-        for name, parameter in part._parameters.items():
-            if isinstance(parameter, DTensor):
-                shown.append((part, name, parameter))
+        registered: dict[str, Any] = part._parameters
+        shown += [(part, name, each) for name, each in registered.items() if isinstance(each, DTensor)]
     for _, _, parameter in shown:
         if parameter not in whole:
-            values = parameter.detach().full_tensor()  # type: ignore[attr-defined]
-            if all(placement.is_replicate() for placement in parameter.placements):  # type: ignore[attr-defined]
+            values = parameter.detach().full_tensor()
+            if all(placement.is_replicate() for placement in parameter.placements):
                 values = values.clone()
             whole[parameter] = nn.Parameter(values, requires_grad=parameter.requires_grad)
     try:
@@ -54,7 +54,7 @@ def with_whole_parameters(module: nn.Module, *, broadcast_from_rank0: bool = Tru
     source = 0 if broadcast_from_rank0 else None
     with torch.no_grad():
         for parameter, values in changed.items():
-            assert isinstance(parameter, DTensor) and values is not None
+            assert values is not None
             parameter.copy_(
                 distribute_tensor(values.detach(), parameter.device_mesh, parameter.placements, src_data_rank=source)
             )

@@ -231,6 +231,16 @@ void sharded() {
   if (mesh.rank() == 0) std::filesystem::remove_all(root);
 }
 
+void whole_parameters() {
+  struct Model : torch::nn::Module {
+    torch::nn::Linear head = register_module("head", torch::nn::Linear(6, 4));
+  };
+  const auto model = std::make_shared<Model>();
+  shardwise::fully_shard(*model);
+  shardwise::with_whole_parameters(model, [&] { torch::nn::init::xavier_uniform_(model->head->weight); });
+  EXPECT_EQ(model->parameters()[0].size(0), 2);
+}
+
 } // namespace
 
 TEST(Documents, CodeOfThePages) {
@@ -252,6 +262,7 @@ TEST(Documents, CodeOfThePages) {
         whole_models(folder / "model.pt");
         own_archives(folder.path());
         sharded();
+        whole_parameters();
       },
       options);
 }
