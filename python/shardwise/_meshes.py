@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
@@ -69,7 +70,7 @@ def default_mesh(replicates: bool) -> DeviceMesh:
         if any(name in os.environ for name in _LAUNCHERS):
             dist.init_process_group()
         else:
-            dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+            dist.init_process_group(store=HashStore(), rank=0, world_size=1)
     group = dist.group.WORLD
     assert group is not None
     return init_device_mesh(device_of(group).type, (group.size(),), mesh_dim_names=_names(replicates))
