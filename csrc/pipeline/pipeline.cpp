@@ -75,7 +75,7 @@ struct Pipeline::State {
     std::optional<observe::Span> span;
     if (is_training && observe::recording()) span.emplace("step", "a step of the pipeline", mesh.rank());
     const auto group = mesh.transfer_group(axis);
-    pipeline::Run one(place, stages, options, {group, mesh.device(), mesh.rank(), layouts});
+    pipeline::Run one(place, stages, options, {group, mesh.device(), mesh.rank()});
     std::string error;
     try {
       if (is_training && !options.loss()) {
@@ -112,7 +112,6 @@ struct Pipeline::State {
   pipeline::OwnPart step;
   pipeline::OwnPart evaluation;
   std::vector<pipeline::Stage> stages;
-  pipeline::MessageLayouts layouts;
   Counters counters;
   int64_t forks = base::forks();
 };

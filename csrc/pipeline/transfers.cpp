@@ -12,6 +12,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 namespace shardwise::pipeline {
@@ -65,6 +66,22 @@ MessageLayout layout_of(const at::Tensor& header) {
   return layout;
 }
 
+/// Those of a process group, as long as it lives.
+std::shared_ptr<MessageLayouts> layouts_of(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+  struct Known {
+    c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+    std::shared_ptr<MessageLayouts> layouts = std::make_shared<MessageLayouts>();
+  };
+  static std::mutex mutex;
+  static auto* all = new std::vector<Known>;
+  const std::lock_guard lock(mutex);
+  std::erase_if(*all, [](const Known& known) { return known.group.expired(); });
+  const auto known = std::find_if(
+      all->begin(), all->end(), [&](const Known& each) { return each.group._unsafe_get_target() == group.get(); });
+  if (known != all->end()) return known->layouts;
+  return all->emplace_back(Known{.group = c10::weak_intrusive_ptr<c10d::ProcessGroup>(group)}).layouts;
+}
+
 void await(const c10::intrusive_ptr<c10d::Work>& work, const std::string& what) {
   const base::WithoutCallerLock unlocked;
   try {
@@ -75,6 +92,12 @@ void await(const c10::intrusive_ptr<c10d::Work>& work, const std::string& what) 
 }
 
 } // namespace
+
+Transfers::Transfers(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, int64_t rank)
+    : group_(std::move(group)),
+      device_(device),
+      rank_(rank),
+      layouts_(layouts_of(group_)) {}
 
 void Transfers::start(const at::Tensor& tensor, int to, int tag, const std::string& what) {
   const auto text = c10::str("rank ", rank_, ": the sending of ", what);
@@ -107,7 +130,7 @@ void Transfers::send(const Tensors& tensors, int64_t rows, int to, int number, c
   }
   start(header, to, number * kTags, what);
   auto layout = layout_of(header);
-  auto& before = layouts_->sent[number];
+  auto& before = layouts_->sent[{to, number}];
   const bool is_expected = !has_tags() || before.empty() || before == layout;
   if (!is_expected) start_all(room_for(before), to, number * kTags + kExpected, what);
   start_all(values_to_send, to, number * kTags + (is_expected ? kExpected : kInstead), what);
@@ -119,7 +142,7 @@ void Transfers::send_failure(int to, int number, const std::string& what) {
   const auto header = new_header();
   header.mutable_data_ptr<int64_t>()[kFailed] = 1;
   start(header, to, number * kTags, what);
-  const auto before = layouts_->sent.find(number);
+  const auto before = layouts_->sent.find({to, number});
   if (has_tags() && before != layouts_->sent.end()) {
     start_all(room_for(before->second), to, number * kTags + kExpected, what);
   }
@@ -175,7 +198,7 @@ Transfers::Arriving Transfers::receive(int from, int number, const std::string& 
   arriving.header_work_ = receive_into(arriving, arriving.header_, 0);
   if (!has_tags()) {
     read_header(arriving);
-  } else if (const auto before = layouts_->received.find(number); before != layouts_->received.end()) {
+  } else if (const auto before = layouts_->received.find({from, number}); before != layouts_->received.end()) {
     receive_all(arriving, before->second, kExpected);
   }
   return arriving;
@@ -198,7 +221,7 @@ void Transfers::read_header(Arriving& arriving) {
     for (const auto& work : std::exchange(arriving.works_, {})) await(work, arriving.what_);
     receive_all(arriving, layout, has_room ? kInstead : kExpected);
   }
-  layouts_->received[arriving.number_] = std::move(layout);
+  layouts_->received[{arriving.from_, arriving.number_}] = std::move(layout);
 }
 
 void Transfers::arrive(Arriving& arriving) {

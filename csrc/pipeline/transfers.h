@@ -4,7 +4,9 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace shardwise::pipeline {
@@ -12,10 +14,11 @@ namespace shardwise::pipeline {
 /// What a message has: the number of tensors, and of each its dtype and its sizes.
 using MessageLayout = std::vector<int64_t>;
 
-/// What messages of each number had the last time.
+/// What messages had the last time, by the other rank and the message's number. Both ends of a process group know the
+/// same, whichever pipelines used it.
 struct MessageLayouts {
-  std::map<int, MessageLayout> sent;
-  std::map<int, MessageLayout> received;
+  std::map<std::pair<int, int>, MessageLayout> sent;
+  std::map<std::pair<int, int>, MessageLayout> received;
 };
 
 /// What stages on different ranks send each other. Each message says first what it is, so that sizes may differ between
@@ -59,12 +62,8 @@ class Transfers {
     std::vector<Work> works_;
   };
 
-  /// `rank` is this rank's number, for errors. `layouts` stay from step to step.
-  Transfers(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, int64_t rank, MessageLayouts& layouts)
-      : group_(std::move(group)),
-        device_(device),
-        rank_(rank),
-        layouts_(&layouts) {}
+  /// `rank` is this rank's number, for errors.
+  Transfers(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, int64_t rank);
 
   /// Starts to send. `rows` is how many the part of the batch has that it comes from. `what` names it in errors;
   /// `number` tells messages between two ranks in a step apart. Raises ValueError for what a message cannot have.
@@ -94,7 +93,7 @@ class Transfers {
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   at::Device device_;
   int64_t rank_;
-  MessageLayouts* layouts_;
+  std::shared_ptr<MessageLayouts> layouts_;
   struct Sent {
     Work work;
     at::Tensor tensor;

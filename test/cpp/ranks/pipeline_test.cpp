@@ -204,6 +204,8 @@ TEST(Pipeline, MessagesMayDifferFromStepToStep) {
     int64_t rows;
     bool doubles;
     bool fails = false;
+    /// The rank that alone makes its pipeline anew before this step.
+    int anew_on = -1;
   };
   for (const auto& each : {kSchedules[1], kSchedules[5]}) {
     run_ranks(2, [&](Rank& rank) {
@@ -221,10 +223,26 @@ TEST(Pipeline, MessagesMayDifferFromStepToStep) {
             },
             own.at(number).ptr());
       };
-      Pipeline pipeline(rank.mesh({{"pp", 2}}), "pp", stage, options_of(each, 4));
+      const auto mesh = rank.mesh({{"pp", 2}});
+      std::optional<Pipeline> made(Pipeline(mesh, "pp", stage, options_of(each, 4)));
       for (const auto& step : std::vector<Step>{
-               {8, false}, {8, false}, {12, true}, {12, true, true}, {9, false, true}, {9, false}, {12, true}}) {
+               {8, false},
+               {8, false},
+               {12, true},
+               {12, true, true},
+               {9, false, true},
+               {9, false},
+               {12, true},
+               {8, false, false, /*anew_on=*/1},
+               {8, false},
+               {12, true, false, /*anew_on=*/0}}) {
         now = step;
+        if (step.anew_on == rank.rank()) {
+          own.clear();
+          made.reset();
+          made.emplace(Pipeline(mesh, "pp", stage, options_of(each, 4)));
+        }
+        auto& pipeline = *made;
         const auto x = rows_of(0, 0, step.rows);
         const auto name = c10::str(step.rows, " rows, doubles: ", step.doubles);
         rank.step(name);
