@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -74,6 +75,7 @@ def take(
     found = _find(roots, managed, policies.given.ignored)
     for each in found:
         _check(each, device, policies.replicates)
+        _check_layers(each, policies)
         _choose_placement(each, policies)
         each.own_dtype = own_dtype(policies.given.mp_policy, each.parameter, each.names[0])
     _refuse_shared(found, roots)
@@ -169,6 +171,21 @@ def _check(found: Found, device: torch.device, replicates: bool) -> None:
             f"shardwise: FSDP does not support non-contiguous parameters yet: '{name}' has {parameter.shape=} "
             f"{parameter.stride()=}. Make it contiguous() first."
         )
+
+
+def _check_layers(found: Found, policies: Policies) -> None:
+    """Layers that change their weight in their forward, for what this rank looks up."""
+    assert policies.mesh.mesh is not None
+    tables = (module for module, _ in found.owners if isinstance(module, nn.Embedding | nn.EmbeddingBag))
+    if policies.mesh.mesh.size() == 1 or all(table.max_norm is None for table in tables):
+        return
+    what = f"'{found.names[0]}' belongs to a layer with max_norm, which changes rows of it in its forward"
+    remedy = "Leave max_norm out, and bound the rows after each step of the optimizer."
+    if policies.replicates:
+        raise ValueError(
+            f"shardwise: replicate(): {what}, other ones on each rank, so that the ranks' copies would differ. {remedy}"
+        )
+    warnings.warn(f"shardwise: fully_shard(): {what}; the change is lost with the full copy. {remedy}", stacklevel=8)
 
 
 def _move(found: Sequence[Found], managed: Sequence[nn.Module], device: torch.device) -> None:

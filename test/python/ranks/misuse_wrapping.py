@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from misuse import case, data, two_layers
 from torch import nn
@@ -201,6 +203,18 @@ def fully_shard_of_a_scalar(engine, watch):
 @case(ValueError, "doesn't support scalar parameters. Change scale to a 1D tensor with numel equal to 1.")
 def replicate_of_a_scalar(engine, watch):
     engine.replicate(watch(Scaled()))
+
+
+@case(ValueError, "'weight' belongs to a layer with max_norm", ranks=2, ours_only=True)
+def replicate_of_a_layer_that_changes_its_weight(engine, watch):
+    engine.replicate(watch(nn.Embedding(4, 3, max_norm=1)))
+
+
+@case(UserWarning, "'weight' belongs to a layer with max_norm", ranks=2, ours_only=True)
+def fully_shard_of_a_layer_that_changes_its_weight(engine, watch):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*max_norm")
+        engine.fully_shard(watch(nn.Embedding(4, 3, max_norm=1)))
 
 
 def transposed() -> nn.Sequential:
