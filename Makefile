@@ -8,7 +8,7 @@
 #   RANKS, FRONT, SHORT  of the demo: RANKS=2; FRONT=cpp or python; SHORT=1 for a few steps only
 #   MODE                 of the demo: replicate or, in C++, fully_shard or 3d (8 ranks: pipeline, data and tensor parallel)
 #   PEERS                of bench: PEERS=1 fetches DeepSpeed, to be measured too
-#   SUITES               of test: some of unit_tests, rank_tests, late_tests, late_rows, shared_rows, program_tests, python_late, python_unit, python_ranks, python_interop;
+#   SUITES               of test: some of unit_tests, rank_tests, late_tests, program_tests, python_unit, python_ranks, python_interop;
 #                        only these are built
 #   ROWS                 of test: ROWS=1 runs of rank_tests and python_ranks the rows of test/rows.tsv, of python_unit the package's
 #   FRESH_CLONE          of test: FRESH_CLONE=1 also runs the README's commands in a new clone
@@ -52,8 +52,8 @@ build = $(py) scripts/build.py
 jobs = $(if $(JOBS),--jobs $(JOBS))
 with_tests = -DSHARDWISE_BUILD_TESTS=ON -DSHARDWISE_BUILD_EXAMPLES=ON -DSHARDWISE_BUILD_BENCHMARKS=ON -DSHARDWISE_TEST_DEPS=$(SHARDWISE_TEST_DEPS)
 # Those in Python take C++ models, and measure memory; each of the others is one program.
-programs = $(filter-out python_%,$(sort $(patsubst %_rows,rank_tests,$(or $(SUITES),unit_tests rank_tests late_tests program_tests)))) \
-  $(if $(filter python_%,$(or $(SUITES),python_ranks)),bound_models bound_files bound_late meters pretrain)
+programs = $(filter-out python_%,$(or $(SUITES),unit_tests rank_tests late_tests program_tests)) \
+  $(if $(filter python_%,$(or $(SUITES),python_ranks)),bound_models bound_files meters pretrain)
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile

@@ -17,8 +17,11 @@ from suites import (
     MINUTES,
     ROOT,
     SANITIZERS,
+    UNIT,
+    WHEEL,
     Suite,
     catch2,
+    device_suites,
     googletest,
     late_programs,
     late_python,
@@ -67,6 +70,11 @@ _PACKAGE = (
 
 #: Those that find most in the least time come first.
 PARTS = [
+    Part("devices", (*BUILT, "test/cpp", "test/python/ranks", *DEVICES), 6,
+         ("dev", "--target", "rank_tests", "shardwise_python", "bound_late", "--install"), device_suites),
+    Part("wheel", (*BUILT, "python", "setup.py", "pyproject.toml", "examples/train", UNIT), 4,
+         ("dev", "--target", "shardwise", "shardwise_python", "--install"),
+         lambda: [pytest("wheel", 20 * MINUTES, WHEEL)]),
     Part("long_ranks", (*BUILT, "test/cpp"), 12, ("dev", "--target", "rank_tests", "long_tests"),
          lambda: [long_form(googletest("long_ranks", "rank_tests", 60 * MINUTES)),
                   googletest("long_tests", "long_tests", 20 * MINUTES)]),

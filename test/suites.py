@@ -19,8 +19,10 @@ MINUTES = 60
 #: Those that the rows of rows.tsv are in.
 ROW_SUITES = {"rank_tests", "python_ranks", "python_interop"}
 UNIT = "test/python/unit"
+#: The wheel, installed in new environments: a part of its own.
+WHEEL = f"{UNIT}/test_package.py"
 PACKAGE_TESTS = ("import", "install", "install_patches", "install_variable", "package", "public_names")
-#: Those that run in `make test` with all ranks on one device: some of everything, within a minute.
+#: Those that run in `devices` with all ranks on one device: some of everything, within a minute.
 SHARED_ROWS = ":".join(
     f"{name}*" for name in (
         "ReplicateGradients.", "ReplicateContract.", "FullyShard1DTrainingCore.TrainParitySingleGroup",
@@ -109,20 +111,27 @@ def pytest(name: str, limit: int, *what: str) -> Suite:
 
 def product_suites() -> list[Suite]:
     """What `make test` runs; the longest first, for they run beside each other."""
-    suites = [
-        pytest("python_ranks", 25 * MINUTES, "test/python/ranks"),
-        pytest("python_interop", 25 * MINUTES, "test/python/interop"),
-        googletest("rank_tests", "rank_tests", 40 * MINUTES),
-        pytest("python_unit", 20 * MINUTES, UNIT),
-        catch2("program_tests", "program_tests", 10 * MINUTES),
+    return [
+        replace(suite, marked=True)
+        for suite in (
+            pytest("python_ranks", 25 * MINUTES, "test/python/ranks"),
+            pytest("python_interop", 25 * MINUTES, "test/python/interop"),
+            googletest("rank_tests", "rank_tests", 40 * MINUTES),
+            pytest("python_unit", 20 * MINUTES, UNIT, f"--ignore={WHEEL}"),
+            catch2("program_tests", "program_tests", 10 * MINUTES),
+            googletest("late_tests", "late_tests", 5 * MINUTES),
+            catch2("unit_tests", "unit_tests", 5 * MINUTES),
+        )
+    ]
+
+
+def device_suites() -> list[Suite]:
+    """Rows on devices other than the CPU, where tests take longer than what their marks are for."""
+    return [
         late_rank_tests("late_rows", 15 * MINUTES, row_filter()),
         late_rank_tests("shared_rows", 10 * MINUTES, SHARED_ROWS, "late_shared"),
         late_python("python_late", 10 * MINUTES, "-k", LATE_PYTHON_ROWS),
-        googletest("late_tests", "late_tests", 5 * MINUTES),
-        catch2("unit_tests", "unit_tests", 5 * MINUTES),
     ]
-    # On the late device tests take longer than what their marks are for.
-    return [replace(suite, marked=suite.name not in ("late_rows", "shared_rows", "python_late")) for suite in suites]
 
 
 def rows_only(suite: Suite) -> Suite:
@@ -131,7 +140,8 @@ def rows_only(suite: Suite) -> Suite:
         return replace(suite, command=[*suite.command, f"--gtest_filter={row_filter()}"])
     if suite.name == "python_unit":
         files = [f"test/python/unit/test_{name}.py" for name in PACKAGE_TESTS]
-        return replace(suite, command=[part for each in suite.command for part in (files if each == UNIT else [each])])
+        rest = [part for part in suite.command if part not in (UNIT, f"--ignore={WHEEL}")]
+        return replace(suite, command=[*rest, *files])
     return replace(suite, environment={"SHARDWISE_TEST_ROWS": "1"}) if suite.name == "python_ranks" else suite
 
 

@@ -264,7 +264,7 @@ def test_what_the_late_device_leaves_out_has_a_reason_and_is_there():
 
 
 def test_ranks_on_one_device_run_some_of_everything(tmp_path):
-    (suite,) = (suite for suite in suites.product_suites() if suite.name == "shared_rows")
+    (suite,) = (suite for suite in suites.device_suites() if suite.name == "shared_rows")
     assert suite.environment == {"SHARDWISE_TEST_DEVICE": "late_shared"}
     rows = [row.title for row in suites.check_rows.read_rows(ROOT / "test" / "rows.tsv") if row.language == "cpp"]
     for start in (name.rstrip("*") for name in suites.SHARED_ROWS.split(":")):
