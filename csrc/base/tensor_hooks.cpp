@@ -41,6 +41,26 @@ void add_hook(const at::Tensor& leaf, TensorHook hook) {
   }
 }
 
+at::Tensor run_hooks(const at::Tensor& leaf, at::Tensor gradient, bool (*is_other)(const TensorHook& hook)) {
+  const auto run = [&](const TensorHook& hook) {
+    if (!hook || is_other(hook)) return;
+    if (const auto changed = hook(gradient); changed.defined()) gradient = at::Tensor(changed);
+  };
+  if (const auto* list = live_list(leaf)) {
+    // A hook may register another one.
+    for (size_t i = 0; i < list->size(); ++i) run(TensorHook((*list)[i]));
+    return gradient;
+  }
+  for (const auto& node : autograd::impl::hooks(leaf)) {
+    if (const auto* own = dynamic_cast<const HookNode*>(node.get())) {
+      run(own->hook);
+    } else {
+      gradient = (*node)({gradient}).front();
+    }
+  }
+  return gradient;
+}
+
 const TensorHook* find_hook(const at::Tensor& leaf, bool (*is_one)(const TensorHook& hook)) {
   if (const auto* list = live_list(leaf)) {
     for (const auto& hook : *list) {

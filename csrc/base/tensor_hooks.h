@@ -14,6 +14,9 @@ using TensorHook = std::function<at::TensorBase(const at::TensorBase&)>;
 /// register_hook() on a tensor clears all that were there.
 void add_hook(const at::Tensor& leaf, TensorHook hook);
 
+/// What the hooks of the leaf make of this gradient, but for those that `is_other` names.
+at::Tensor run_hooks(const at::Tensor& leaf, at::Tensor gradient, bool (*is_other)(const TensorHook& hook));
+
 /// The first hook of the leaf that is such a one; null if none is.
 const TensorHook* find_hook(const at::Tensor& leaf, bool (*is_one)(const TensorHook& hook));
 

@@ -235,8 +235,7 @@ void Agreement::raise(const std::vector<Record>& records) {
                 : "",
       ". Every rank must run the same sharded units in the same order, forward and backward, with the same settings; "
       "what may differ are data, unused parameters of a unit, and how often a unit runs in a row. So all ranks must "
-      "take "
-      "part in an evaluation too.");
+      "take part in an evaluation too.");
   ++compared_;
   apart_ = false;
   for (auto& history : histories_) {
@@ -247,8 +246,8 @@ void Agreement::raise(const std::vector<Record>& records) {
   broken_ =
       text +
       " Some ranks wait for collectives that will never come, so nothing can run on this mesh's process groups any "
-      "more. "
-      "Models on other process groups go on. Start the program again, or make new process groups and a new mesh, and "
+      "more. Models on other process groups go on. Start the program again, or make new process groups and a new mesh, "
+      "and "
       "wrap the model anew.";
   throw Error(broken_);
 }

@@ -92,7 +92,7 @@ std::string Processes::how_it_ended(size_t position) const {
   const auto& process = *all_[position];
   return c10::str(
       "rank ", process.rank, " died: its process ", process.number, " on this host ended. Look for the error of rank ",
-      process.rank);
+      process.rank, "; if there is none, it left the program earlier than the others");
 }
 
 // A dying process closes its connections a moment before it is gone.

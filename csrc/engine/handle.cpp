@@ -1,3 +1,4 @@
+#include "engine/shards.h"
 #include "engine/unit.h"
 
 #include <shardwise/error.h>
@@ -34,6 +35,12 @@ void change_customs(engine::Unit& unit, const Change& change) {
 }
 
 } // namespace
+
+std::vector<int64_t> whole_sizes(const at::Tensor& parameter) {
+  const auto unit = engine::unit_of_shard(parameter);
+  const auto* known = unit ? unit->parameter_of_shard(parameter) : nullptr;
+  return (known != nullptr ? known->live_full().sizes() : parameter.sizes()).vec();
+}
 
 void Unsharding::wait() {
   const auto unit = unit_.lock();

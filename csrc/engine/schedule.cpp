@@ -205,6 +205,9 @@ void Schedule::join_backward() {
 void Schedule::join(const Expectation& expectation, bool another_is_first) {
   if (order_.in_backward()) return;
   turn_.need();
+  for (const auto* unit : living_) {
+    if (unit != nullptr) unit->check_modules();
+  }
   backward_thread_ = std::this_thread::get_id();
   backward_thread_number_ = Turn::this_thread();
   in_backward_ = in_order_of_sums();

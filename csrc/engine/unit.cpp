@@ -236,8 +236,8 @@ void Unit::gradient_arrived(group::Parameter& parameter) {
   if (schedule_->order().missing(id_) == 0) backward_span_.reset();
 }
 
-void Unit::gradient_published(group::Parameter& parameter) {
-  if (settings_.front_end && shards().size() > 1) settings_.front_end->published(parameter.live_shard()->grad());
+void Unit::gradient_published(const at::Tensor& gradient) {
+  if (settings_.front_end && shards().size() > 1) settings_.front_end->published(gradient);
 }
 
 bool Unit::in_backward() {

@@ -185,9 +185,10 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void fail_forward();
   /// A shard is about to be written.
   void shard_written();
-  /// The full leaf of a sharded parameter has the memory of `whole` until take_leaves_back().
+  /// The full leaf of a sharded parameter has the memory of `whole` until restore_memory().
   void lend_leaf(const group::Parameter& parameter, const at::Tensor& whole);
-  void take_leaves_back();
+  /// Gives leaves with other memory their own again. Returns the name of the first; "" if there was none.
+  std::string restore_memory() const;
   /// The parameter whose full copy lies in the memory of this tensor; null if none does.
   const group::Parameter* parameter_at(const at::Tensor& tensor) const;
   /// Whether this tensor stands for its own parameter number `index`.
@@ -232,6 +233,14 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   /// Raises Error if some have no values yet.
   void renew_groups();
 
+  /// What raises Error if the modules are not what they were, as far as only the front end sees.
+  void set_modules_check(std::function<void()> check) {
+    modules_check_ = std::move(check);
+  }
+  /// Makes that check for an outermost unit, whose modules are about to be trained.
+  void check_modules() const {
+    if (!outer_ && modules_check_) modules_check_();
+  }
   /// Raises an Error that names all parameters of the tree that are on the meta device.
   void need_values() const;
   /// Gives memory to those of these tensors, its own parameters, that are on the meta device.
@@ -263,7 +272,7 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   Unit(const Mesh& mesh, const UnitSettings& settings);
   void gradient_arriving(group::Parameter& parameter, bool defined) override;
   void gradient_arrived(group::Parameter& parameter) override;
-  void gradient_published(group::Parameter& parameter) override;
+  void gradient_published(const at::Tensor& gradient) override;
 
   friend class Schedule;
   /// A backward ended, or failed.
@@ -283,7 +292,6 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void follow_parameters(bool takes_memory);
   void need_no_copies() const;
   void need_own_memory() const;
-  std::string restore_memory() const;
   Plan::Unit own_plan() const;
   std::string when_resharded() const;
   group::Group::Setting setting(bool takes_memory) const;
@@ -307,6 +315,7 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   /// Its id in the schedule's order.
   UnitId id_ = 0;
   Counters counters_;
+  std::function<void()> modules_check_;
   /// While a record is on: from the first use to the end of the module, or to the last gradient.
   std::unique_ptr<observe::Span> forward_span_;
   std::unique_ptr<observe::Span> backward_span_;

@@ -49,10 +49,11 @@ void check_is_contiguous(const std::string& name, const at::Tensor& tensor, cons
   if (tensor.is_contiguous()) return;
   throw ValueError(c10::str(
       "shardwise: ", kind, " does not support non-contiguous parameters yet: '", name, "' has sizes ", tensor.sizes(),
-      " and strides ", tensor.strides(), ". Make it contiguous() before ", kind, "()."));
+      " and strides ", tensor.strides(), ". Make it contiguous() before ", kind,
+      "(). A convolution computes in channels_last also where only its input is."));
 }
 
-void check_can_be_laid_out(const NamedTensor& parameter, const char* kind) {
+void check_can_be_laid_out(const NamedTensor& parameter, const char* kind, bool can_stay_whole) {
   if (parameter.whole) return;
   const auto& tensor = parameter.full.defined() ? parameter.full : parameter.tensor;
   const auto& name = parameter.names.front();
@@ -64,7 +65,7 @@ void check_can_be_laid_out(const NamedTensor& parameter, const char* kind) {
   if (tensor.dim() == 0) {
     throw ValueError(c10::str(
         "shardwise: ", kind, " doesn't support scalar parameters. Change ", name,
-        " to a 1D tensor with numel equal to 1."));
+        " to a 1D tensor with numel equal to 1", can_stay_whole ? ", or name it in whole_parameters()" : "", "."));
   }
   check_is_contiguous(name, tensor, kind);
   if (parameter.shard_dim < 0 || parameter.shard_dim >= tensor.dim()) {
@@ -139,7 +140,7 @@ std::shared_ptr<Unit> Unit::create(
   for (auto& parameter : parameters) (of(parameter.tensor) ? adopted : own).push_back(std::move(parameter));
   unit->check_structure(own, buffers, adopted.size());
   if (unit->has_full_copies()) {
-    for (const auto& parameter : own) check_can_be_laid_out(parameter, unit->kind());
+    for (const auto& parameter : own) check_can_be_laid_out(parameter, unit->kind(), !unit->replicates());
   }
   unit->ranks_.make_groups();
   // A replicated unit may be used on some ranks only, so it takes part whenever its tree does. A sharded unit runs on
@@ -273,10 +274,12 @@ void Unit::adopt(const std::vector<NamedTensor>& adopted) {
       for (const auto& parameter : inner->parameters_) {
         const auto seen = found.find(parameter->visible().unsafeGetTensorImpl());
         if (seen == found.end()) {
+          const auto shared = std::find_if(
+              adopted.begin(), adopted.end(), [&](const auto& each) { return top_of(of(each.tensor)) == top; });
           throw ValueError(c10::str(
-              "shardwise: this module has a part of a unit that also has parameters outside of it, such as '",
-              parameter->name(),
-              "'. Wrap inner modules before outer ones, and put modules that share a parameter into one unit."));
+              "shardwise: this module has a part of a unit that also has parameters outside of it: the unit has '",
+              shared->names.front(), "', which this module has too, and '", parameter->name(),
+              "'. Wrap inner modules before outer ones; wrap models that share a layer together, in one call."));
         }
         const auto& names = seen->second->names;
         inner->name_ = path_before(names.front(), parameter->name().substr(prefix));

@@ -64,11 +64,6 @@ void Unit::lend_leaf(const group::Parameter& parameter, const at::Tensor& whole)
   group::replace_data(parameter.full(), whole);
 }
 
-void Unit::take_leaves_back() {
-  restore_memory();
-}
-
-// Returns the first parameter whose leaf had other memory; "" if none had.
 std::string Unit::restore_memory() const {
   std::string lost;
   for (const auto& parameter : parameters_) {

@@ -52,6 +52,14 @@ class Parameter::PostHook : public autograd::PostAccumulateGradHook {
   std::unique_ptr<autograd::PostAccumulateGradHook> users_;
 };
 
+/// One of ours, which only autograd runs.
+struct Parameter::ShardHook {
+  base::TensorHook hook;
+  at::TensorBase operator()(const at::TensorBase& gradient) const {
+    return hook(gradient);
+  }
+};
+
 Parameter::Parameter(std::vector<std::string> names, const at::Tensor& leaf, at::Tensor full)
     : names_(std::move(names)),
       leaf_(leaf.getIntrusivePtr()),
@@ -64,8 +72,10 @@ at::Tensor lock(const c10::weak_intrusive_ptr<at::TensorImpl>& tensor, const std
   if (!impl) {
     throw Error(c10::str(
         "shardwise: the parameter '", name,
-        "' that was wrapped is gone. Its module holds another tensor now, whose gradient would stay on this rank. "
-        "Replace parameters before replicate() or fully_shard(), or change them in place."));
+        "' that was wrapped is gone: its module was destroyed, or holds another tensor now, whose gradient would stay "
+        "on "
+        "this rank. Keep the module as long as its unit is used. Replace parameters before replicate() or "
+        "fully_shard(), or change them in place."));
   }
   return at::Tensor(std::move(impl));
 }
@@ -150,7 +160,7 @@ void Parameter::restore_memory() const {
 }
 
 void Parameter::add_shard_hook(std::function<at::TensorBase(const at::TensorBase&)> hook) const {
-  base::add_hook(stored(), std::move(hook));
+  base::add_hook(stored(), ShardHook{std::move(hook)});
 }
 
 // This hook only owns.
@@ -205,8 +215,8 @@ void Parameter::collect(const std::shared_ptr<void>& owner, const at::Tensor& le
   if (arrived.layout() != at::kStrided) {
     throw Error(c10::str(
         "shardwise: the gradient of '", name(), "' has layout ", arrived.layout(),
-        "; only strided gradients can be averaged. Make the layer give dense gradients (sparse=False), or name its "
-        "parameters in ignored_parameters."));
+        "; only strided gradients can be averaged. Make the layer give dense gradients (Python: sparse=False; C++: "
+        "EmbeddingOptions::sparse(false)), or name its parameters in ignored_parameters."));
   }
   // The graph of a gradient made with create_graph may hold the same memory: never add into that.
   if (arrived.requires_grad() || fresh_.defined()) {
@@ -298,12 +308,27 @@ void Parameter::with_visible(const Do& act) const {
 }
 
 void Parameter::publish(const at::Tensor& mean) {
-  with_visible([&](const at::Tensor& tensor) { add_to(tensor.mutable_grad(), mean); });
-  if (visible_ || !is_apart()) return;
-  listener_->gradient_published(*this);
+  if (visible_ || !is_apart()) {
+    return with_visible([&](const at::Tensor& tensor) { add_to(tensor.mutable_grad(), mean); });
+  }
+  const auto shard = stored();
+  add_to(shard.mutable_grad(), run_shard_hooks(shard, mean));
+  listener_->gradient_published(shard.grad());
   if (!absent_.defined() || leaf_.expired()) return;
   auto& gradient = leaf_._unsafe_get_target()->mutable_grad();
   if (!gradient.defined()) gradient = absent_;
+}
+
+// Autograd runs the hooks of a tensor to which it brings a gradient. To a shard we bring it.
+at::Tensor Parameter::run_shard_hooks(const at::Tensor& shard, const at::Tensor& mean) const {
+  if (autograd::impl::hooks(shard).empty()) return mean;
+  listener_->gradient_published(mean);
+  auto changed =
+      base::run_hooks(shard, mean, [](const base::TensorHook& hook) { return hook.target<ShardHook>() != nullptr; });
+  if (changed.sizes() == mean.sizes()) return changed;
+  throw Error(c10::str(
+      "shardwise: a hook on the shard of '", name(), "' made a gradient of sizes ", changed.sizes(),
+      " of one of sizes ", mean.sizes(), ". It must keep the sizes, which are those of the shard."));
 }
 
 void Parameter::add_to(at::Tensor& grad, const at::Tensor& mean) {

@@ -33,8 +33,8 @@ class Parameter {
     virtual void gradient_arriving(Parameter& parameter, bool defined) = 0;
     /// A gradient was accumulated and taken.
     virtual void gradient_arrived(Parameter& parameter) = 0;
-    /// The mean was added to the gradient of its shard.
-    virtual void gradient_published(Parameter& parameter) = 0;
+    /// This is the mean of its shard's gradient, or was added to it.
+    virtual void gradient_published(const at::Tensor& gradient) = 0;
   };
 
   /// `full` has the memory of a leaf that wraps another tensor; undefined if the leaf has its own.
@@ -117,7 +117,7 @@ class Parameter {
   void set_shard(at::Tensor shard) {
     shard_ = std::move(shard);
   }
-  /// Registers a hook on the gradients of the shard, whether it is trained now or not.
+  /// Registers a hook on the gradients that autograd brings to the shard, whether it is trained now or not.
   void add_shard_hook(std::function<at::TensorBase(const at::TensorBase&)> hook) const;
   /// From now on the shard keeps the leaf alive, and this object neither of them: for a module that holds only what is
   /// in its registry.
@@ -167,7 +167,7 @@ class Parameter {
   void take_leaf_gradient();
   /// The end of a backward that failed or averaged nothing: .grad is as it was, and new gradients are forgotten.
   void forget_backward();
-  /// Adds the mean to .grad.
+  /// Adds the mean to .grad. Where that is a shard's, the user's hooks on the shard come first.
   void publish(const at::Tensor& mean);
   /// What publish() leaves on the leaf as its gradient, until hide_absent_gradient(). Undefined for nothing.
   void set_absent_gradient(at::Tensor gradient) {
@@ -213,6 +213,7 @@ class Parameter {
  private:
   class PreHook;
   class PostHook;
+  struct ShardHook;
 
   static const PreHook* find_pre_hook(const at::Tensor& leaf);
   void add_pre_hook(const std::shared_ptr<void>& owner, const at::Tensor& leaf);
@@ -224,6 +225,7 @@ class Parameter {
   void follow_sum_dtype() const;
   bool is_apart() const;
   void add_to(at::Tensor& grad, const at::Tensor& mean);
+  at::Tensor run_shard_hooks(const at::Tensor& shard, const at::Tensor& mean) const;
   template <typename Do>
   void with_visible(const Do& act) const;
   at::Tensor kept_shard() const;

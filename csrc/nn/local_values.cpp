@@ -11,7 +11,8 @@
 
 namespace shardwise::nn {
 
-/// The memory of such values. This listener does nothing when told of a touch; it answers local() and explain().
+/// The memory of such values. What is done with them is for others to refuse, who ask local(); only a value that leaves
+/// is noticed here.
 class LocalValues::Followed : public TouchListener {
  public:
   static const std::shared_ptr<Followed>& get() {
@@ -19,7 +20,9 @@ class LocalValues::Followed : public TouchListener {
     return *followed;
   }
 
-  void touched(const Touch& /*touch*/) override {}
+  void touched(const Touch& touch) override {
+    if (touch.operation.operator_name().name == "aten::item") warn_of_local_number();
+  }
 
   std::string explain(const Touch& touch) const override {
     return computed_alone(touch.operation.operator_name().name);

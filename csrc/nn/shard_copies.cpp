@@ -59,8 +59,7 @@ void keep_split(const at::Tensor& target, const at::Tensor& source) {
         ": clone() or set_data() was about to put a copy of '", copied->parameter->name,
         "' into another tensor, but it is only this rank's piece along axis '", copied->parameter->axis->name,
         "'. A module cannot be cloned after parallelize(): make a new one, call parallelize() on it too, and copy "
-        "these "
-        "parameters() into its parameters() with copy_()."));
+        "these parameters() into its parameters() with copy_()."));
   }
   if (source.sizes() != target.sizes()) {
     throw ValueError(c10::str(

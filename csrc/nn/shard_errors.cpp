@@ -81,8 +81,7 @@ void refuse_local_number(const engine::Unit& unit, const Touch& touch) {
       name_of(find(unit, touch.tensor)),
       "' or its gradient by a number that was computed from this rank's shards alone, such as a norm or a mean of "
       "weights or gradients, and so differs between ranks. torch::nn::utils::clip_grad_norm_ and torch::optim::LBFGS "
-      "do "
-      "this. Change whole weights in shardwise::with_whole_parameters(); for gradients use ",
+      "do this. Change whole weights in shardwise::with_whole_parameters(); for gradients use ",
       kExchange));
 }
 
@@ -196,6 +195,13 @@ void warn_of_shards_in_a_row(const engine::Unit& unit, const Touch& touch) {
       "this too. Call full_state_dict() for whole parameters. (Told once for each model.)");
 }
 
+void warn_of_local_number() {
+  TORCH_WARN_ONCE(
+      "shardwise: item() read a number that was computed from this rank's shards alone, such as a norm or a mean of "
+      "weights or gradients. Other ranks have other numbers. For that of the whole model use ",
+      kExchange, " (Told once.)");
+}
+
 std::string why_sizes_differ(const engine::Unit& unit, const Touch& touch) {
   const auto* parameter = find(unit, touch.tensor);
   if (parameter == nullptr || !parameter->alive()) return "";
@@ -212,6 +218,16 @@ std::string why_sizes_differ(const engine::Unit& unit, const Touch& touch) {
       ", those of the whole parameter. The state of an optimizer that was saved for whole parameters does not fit "
       "shards: load state that this model saved on the same number of ranks, each rank its own; or give whole tensors "
       "to load_full_optimizer_state_dict().");
+}
+
+std::string why_dtypes_differ(const engine::Unit& unit, const c10::OperatorHandle& operation) {
+  const auto dtype = unit.precision().param_dtype();
+  if (!dtype || operation.operator_name().name != "aten::batch_norm") return "";
+  return c10::str(
+      "shardwise: rank ", unit.mesh().rank(), ": a batch norm of unit '", unit.name(), "' has its parameters in ",
+      c10::getDtypeNames(*dtype).first,
+      " (param_dtype), but its running statistics keep their dtype. Let its parameters keep theirs too: "
+      "MixedPrecision().param_dtype_override() says it for single parameters.");
 }
 
 std::string read_past_operations(const std::string& names) {

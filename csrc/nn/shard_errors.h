@@ -31,12 +31,19 @@ void refuse_first_gradient(
 /// Warns of torch::cat of shards, as in parameters_to_vector(): once for each tree.
 void warn_of_shards_in_a_row(const engine::Unit& unit, const Touch& touch);
 
+/// Warns, once for the process, of a number of this rank's shards alone that the program reads.
+void warn_of_local_number();
+
 /// For an operation that torch refused and that got something computed from shards of gradients: a shard may be empty.
 std::string computed_alone(const std::string& operation);
 
 /// For an operation that torch refused and that got a shard, or its gradient, together with something of the whole
 /// parameter's sizes; empty if it did not.
 std::string why_sizes_differ(const engine::Unit& unit, const Touch& touch);
+
+/// For a batch norm that torch refused: its parameters are in the dtype to compute in, its statistics are not. Else
+/// empty.
+std::string why_dtypes_differ(const engine::Unit& unit, const c10::OperatorHandle& operation);
 
 /// For whoever reads a full copy by data_ptr() or an accessor while it is not current.
 std::string read_past_operations(const std::string& names);

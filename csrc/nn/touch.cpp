@@ -180,13 +180,19 @@ const at::Tensor* first_freed(const AllKeyed& all) {
 
 /// Lets a listener that knows better say why torch refused the operation. The arguments are still on the stack: kernels
 /// remove them only when they are done.
-void explain(const c10::OperatorHandle& operation, const torch::jit::Stack& stack, const c10::Error& error) {
+void explain(
+    const c10::OperatorHandle& operation, const torch::jit::Stack& stack, const AllKeyed& before,
+    const c10::Error& error) {
+  const auto raise = [&](const std::string& text) {
+    if (text.empty()) return;
+    base::called_by_torch([&] { throw Error(c10::str(text, " torch says: ", error.what_without_backtrace())); });
+  };
   const auto arguments = arguments_of(operation.schema(), stack);
   for (const auto& [listener, tensor, written] : keyed_among(operation.schema(), stack)) {
-    if (!listener) continue;
-    const auto text = listener->explain({operation, arguments, *tensor, written});
-    if (text.empty()) continue;
-    base::called_by_torch([&] { throw Error(c10::str(text, " torch says: ", error.what_without_backtrace())); });
+    if (listener) raise(listener->explain({operation, arguments, *tensor, written}));
+  }
+  for (const auto& keyed : before) {
+    if (keyed.listener) raise(keyed.listener->advice(operation));
   }
 }
 
@@ -240,7 +246,7 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
   try {
     run_operation(operation, keys, stack);
   } catch (const c10::Error& error) {
-    if (stack->size() == depth) explain(operation, *stack, error);
+    if (stack->size() == depth) explain(operation, *stack, all, error);
     throw;
   }
   if (local != Local::no) {

@@ -58,6 +58,7 @@ void watch_calls(torch::nn::Module& module, const std::shared_ptr<engine::Unit>&
   register_forward_pre_hook(module, [weak](torch::nn::Module&, HookTensors& inputs) {
     const auto self = weak.lock();
     if (!self) return;
+    if (c10::GradMode::is_enabled()) self->check_modules();
     if (!self->outer()) move_to(self->device(), inputs);
     if (self->precision().cast_forward_inputs()) cast(inputs, self->precision().param_dtype());
     if (self->has_full_copies()) {

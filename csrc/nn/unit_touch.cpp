@@ -29,6 +29,10 @@ class UnitTouch::Full : public TouchListener {
       throw;
     }
   }
+  std::string advice(const c10::OperatorHandle& operation) const override {
+    const auto owner = unit.lock();
+    return owner ? why_dtypes_differ(*owner, operation) : "";
+  }
   // The memory stays until the operation is over.
   void ended() noexcept override {
     if (engine::Unit::in_backward()) return;
@@ -75,6 +79,8 @@ class UnitTouch::Shard : public Piece {
   }
   // A penalty that autograd follows is no number of its own: its gradient comes to each shard.
   Local local(const at::Tensor& tensor) const override {
+    const auto owner = unit.lock();
+    if (!owner || owner->shards().size() == 1) return Local::no;
     return c10::GradMode::is_enabled() && tensor.requires_grad() ? Local::no : Local::piece;
   }
 };

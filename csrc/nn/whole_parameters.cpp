@@ -8,6 +8,7 @@
 
 #include <c10/util/StringUtil.h>
 
+#include <set>
 #include <utility>
 
 namespace shardwise {
@@ -23,7 +24,7 @@ class Shown {
       const auto& parameter = *entry.unit->parameter_of_shard(entry.tensor);
       entry.unit->lend_leaf(parameter, values[entry.names.front()]);
       leaves.emplace(entry.tensor.unsafeGetTensorImpl(), parameter.leaf());
-      lent_.push_back(entry.unit);
+      lent_.insert(entry.unit);
     }
     nn::for_each_module(module, [&](torch::nn::Module& part) {
       for (auto& registered : nn::ModuleParts::of(part)) {
@@ -37,11 +38,11 @@ class Shown {
   Shown& operator=(const Shown&) = delete;
   ~Shown() {
     for (const auto& [registered, shard] : shards_) *registered = shard;
-    for (const auto& unit : lent_) unit->take_leaves_back();
+    for (const auto& unit : lent_) unit->restore_memory();
   }
 
  private:
-  std::vector<std::shared_ptr<engine::Unit>> lent_;
+  std::set<std::shared_ptr<engine::Unit>> lent_;
   std::vector<std::pair<at::Tensor*, at::Tensor>> shards_;
 };
 
@@ -52,8 +53,7 @@ std::string refuse_pieces(const nn::ModuleState& state) {
   return c10::str(
       "shardwise: rank ", state.rank(), ": ", kFunction,
       "() was called for a module that parallelize() divided, whose members hold pieces of layers. Change the values "
-      "of "
-      "full_state_dict(), and give them to load_full_state_dict().");
+      "of full_state_dict(), and give them to load_full_state_dict().");
 }
 
 } // namespace
@@ -73,9 +73,7 @@ void with_whole_parameters(
       failure = std::current_exception();
       error = c10::str(
           "shardwise: rank ", state.rank(), ": the function of ", kFunction,
-          "() failed, so nothing was changed in "
-          "sharded parameters: ",
-          caught.what());
+          "() failed, so nothing was changed in sharded parameters: ", caught.what());
     }
     const base::ComputeGuard guard;
     for (auto& value : values) value.value() = at::Tensor();

@@ -3,6 +3,7 @@
 #include "base/compute_guard.h"
 #include "base/torch_versions.h"
 #include "nn/aliases.h"
+#include "nn/later_parameters.h"
 #include "nn/owners.h"
 #include "nn/recurrent.h"
 #include "nn/split_axes.h"
@@ -101,6 +102,10 @@ std::shared_ptr<engine::Unit> wrap(
     if (has_full_copies) register_shards(*module, *unit);
     if (!settings.is_companion) add_unit(*module, unit);
     add_unit_hooks(*module, unit, touch);
+  }
+  if (!settings.is_companion) {
+    unit->set_modules_check(
+        [later = LaterParameters(modules, unit->kind()), rank = mesh.rank()]() mutable { later.refuse(rank); });
   }
   return unit;
 }

@@ -30,8 +30,7 @@ std::string without_name(const std::vector<NamedParameter>& named, const Optimiz
       return c10::str(
           "shardwise: parameter ", i, " of group ", group, " of this ", optimizer.name(),
           " is none of the module's, so it has no name there. Give the module whose parameters() the optimizer was "
-          "made "
-          "with, after fully_shard() or replicate().");
+          "made with, after fully_shard() or replicate().");
     }
   }
   return "";

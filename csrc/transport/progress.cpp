@@ -73,7 +73,8 @@ void Progress::fail_dead(int peer) {
   const auto name = name_of(peer);
   fail(c10::str(
       "shardwise: ", describe_call(), " failed, because rank ", name,
-      " died: its process ended. Look for the error of rank ", name, "."));
+      " died: its process ended. Look for the error of rank ", name,
+      "; if there is none, it left the program earlier than the others."));
 }
 
 void Progress::fail_closed(int peer) {

@@ -138,4 +138,25 @@ TRAPS = [
         "        if (auto* value = values.find(named.key())) *value = at::zeros_like(named.value());\n",
         suites="WholeParameters.*",
     ),
+    Mutant(
+        "let nobody average what was registered later",
+        "csrc/nn/later_parameters.cpp",
+        "    if (now == known) continue;\n",
+        "    continue;\n",
+        suites="ReplicateContract.*",
+    ),
+    Mutant(
+        "run no hooks on the gradients of shards",
+        "csrc/group/parameter.cpp",
+        "  add_to(shard.mutable_grad(), run_shard_hooks(shard, mean));\n",
+        "  add_to(shard.mutable_grad(), mean);\n",
+        suites="Pieces.*",
+    ),
+    Mutant(
+        "let each pipeline learn anew what messages were like",
+        "csrc/pipeline/transfers.cpp",
+        "  if (known != all->end()) return known->layouts;\n",
+        "",
+        suites="Pipeline.*",
+    ),
 ]

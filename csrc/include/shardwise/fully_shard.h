@@ -55,6 +55,15 @@ SHARDWISE_API Unit fully_shard(torch::nn::Module& module, const FullyShardOption
 SHARDWISE_API Unit
 fully_shard(const std::vector<std::shared_ptr<torch::nn::Module>>& modules, const FullyShardOptions& options = {});
 
+template <detail::Scripted Module>
+Unit fully_shard(const Module& /*module*/, const FullyShardOptions& /*options*/ = {}) {
+  static_assert(
+      !detail::Scripted<Module>,
+      "fully_shard() takes a torch::nn::Module. A torch::jit::Module cannot be sharded: give its parameters to "
+      "replicate(), as a list of tensors.");
+  return Unit(nullptr);
+}
+
 /// The same for a module holder or a shared_ptr to a module.
 template <detail::HoldsModule Holder>
 Unit fully_shard(const Holder& holder, const FullyShardOptions& options = {}) {

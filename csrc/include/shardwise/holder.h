@@ -1,12 +1,21 @@
 #pragma once
 
+#include <concepts>
 #include <utility>
 
 namespace torch::nn {
 class Module;
 }
 
+namespace torch::jit {
+struct Module;
+}
+
 namespace shardwise::detail {
+
+/// A scripted module, which has no members and no hooks.
+template <typename Module>
+concept Scripted = std::same_as<Module, torch::jit::Module>;
 
 /// What functions take in place of a module: a module holder, or a shared_ptr or pointer to a module, const or not. As
 /// with a const shared_ptr, the module that a const holder holds may change.

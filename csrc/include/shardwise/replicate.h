@@ -45,6 +45,14 @@ SHARDWISE_API Unit replicate(const std::vector<at::Tensor>& tensors, const Repli
 SHARDWISE_API Unit
 replicate(const torch::OrderedDict<std::string, at::Tensor>& tensors, const ReplicateOptions& options = {});
 
+template <detail::Scripted Module>
+Unit replicate(const Module& /*module*/, const ReplicateOptions& /*options*/ = {}) {
+  static_assert(
+      !detail::Scripted<Module>,
+      "replicate() takes a torch::nn::Module. Give it the parameters of a torch::jit::Module as a list of tensors.");
+  return Unit(nullptr);
+}
+
 /// The same for a module holder or a shared_ptr to a module.
 template <detail::HoldsModule Holder>
 Unit replicate(const Holder& holder, const ReplicateOptions& options = {}) {

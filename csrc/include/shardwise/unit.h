@@ -20,6 +20,10 @@ class Module;
 
 namespace shardwise {
 
+/// The sizes that one of parameters() has in the plain module, where a shard has fewer rows, or one dimension only. For
+/// groups of an optimizer that go by dimensions: `whole_sizes(parameter).size() > 1`.
+SHARDWISE_API std::vector<int64_t> whole_sizes(const at::Tensor& parameter);
+
 namespace engine {
 class Unit;
 }

@@ -296,7 +296,9 @@ TEST(FullyShardContract, ErrorsNameTheParameterAndTheRemedy) {
         {"replicate after fully_shard", [&] { replicate(done, on(rank)); }, {"already managed by `fully_shard`"}},
         {"fully_shard after replicate", [&] { fully_shard(replicated, options); }, {"already managed by `replicate`"}},
         {"nothing", [&] { fully_shard(std::vector<std::shared_ptr<torch::nn::Module>>{}, options); }, {"no modules"}},
-        {"a scalar", [&] { fully_shard(*scalar, options); }, {"scalar parameters. Change p to a 1D tensor"}},
+        {"a scalar",
+         [&] { fully_shard(*scalar, options); },
+         {"scalar parameters. Change p to a 1D tensor", "or name it in whole_parameters()"}},
         {"not contiguous", [&] { fully_shard(*strided, options); }, {"'p'", "non-contiguous", "contiguous()"}},
         {"a replicated scalar that is cast",
          [&] { replicate(*scalar, on(rank).mixed_precision(MixedPrecision().param_dtype(torch::kBFloat16))); },
@@ -325,6 +327,39 @@ TEST(FullyShardContract, ErrorsNameTheParameterAndTheRemedy) {
     }
     // None of them left anything behind.
     Pair<Stack>{rank, done, Stack()}.train(stack_loss, 3);
+  });
+}
+
+TEST(FullyShardContract, AUnitWithoutItsModule) {
+  run_ranks(1, [](Rank& rank) {
+    torch::nn::Linear model(3, 4);
+    auto unit = fully_shard(model, sharded_on(rank));
+    model = nullptr;
+    expect_error<Error>([&] { unit.unshard(); }, {"'weight' that was wrapped is gone: its module was destroyed"});
+  });
+}
+
+TEST(FullyShardContract, ALayerOfTwoModelsIsNamed) {
+  run_ranks(1, [](Rank& rank) {
+    const torch::nn::Linear shared(3, 3);
+    torch::nn::Sequential first(torch::nn::Linear(4, 3), shared);
+    torch::nn::Sequential second(shared, torch::nn::Linear(3, 2));
+    fully_shard(first, sharded_on(rank));
+    expect_error<ValueError>(
+        [&] { fully_shard(second, sharded_on(rank)); },
+        {"the unit has '0.weight', which this module has too, and '0.weight'", "together, in one call"});
+  });
+}
+
+TEST(FullyShardContract, LayersWithBuffersOfAnotherDtype) {
+  run_ranks(2, [](Rank& rank) {
+    const auto low = MixedPrecision().param_dtype(torch::kBFloat16);
+    const auto input = batch(0, rank.rank(), 3);
+    torch::nn::Sequential model(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
+    fully_shard(model, sharded_on(rank).mixed_precision(low));
+    expect_error<Error>(
+        [&] { model->forward(input); },
+        {"a batch norm of unit '' has its parameters in bfloat16", "param_dtype_override()", "torch says: "});
   });
 }
 

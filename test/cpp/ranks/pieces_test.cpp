@@ -77,6 +77,20 @@ TEST(Pieces, NumbersOfOneRanksWeightsChangeNone) {
   });
 }
 
+TEST(Pieces, OneRankHasTheWhole) {
+  run_ranks(1, [](Rank& rank) {
+    auto ours = linear();
+    auto reference = linear();
+    fully_shard(ours, sharded_on(rank));
+    const torch::NoGradGuard guard;
+    for (auto* model : {&ours, &reference}) {
+      auto p = (*model)->parameters()[0];
+      p.mul_(2 / p.norm()).sub_(p.mean());
+    }
+    assert_pieces(*ours, *reference, rank, "a world of one");
+  });
+}
+
 TEST(Pieces, NoRandomNumbers) {
   constexpr auto kText = "every rank would draw numbers for its own piece";
   expect_refused([](Tensor p) { torch::nn::init::xavier_uniform_(p); }, kText, {ShardLayout::rows});
@@ -124,6 +138,56 @@ TEST(Pieces, PenaltiesAreSums) {
       reference->zero_grad();
     }
   });
+}
+
+TEST(Pieces, HooksGetTheMean) {
+  for (const auto layout : {ShardLayout::rows, ShardLayout::flat}) {
+    run_ranks(2, [&](Rank& rank) {
+      auto ours = linear();
+      auto reference = linear();
+      fully_shard(ours, sharded_on(rank).layout(layout));
+      int calls = 0;
+      const auto clamp = [&calls](const Tensor& gradient) {
+        ++calls;
+        return gradient.clamp(-0.5, 0.5);
+      };
+      ours->parameters()[0].register_hook(clamp);
+      const auto removed = ours->parameters()[0].register_hook([](const Tensor& gradient) { return gradient * 0; });
+      ours->parameters()[0].remove_hook(removed);
+      torch::optim::SGD optimizer(ours->parameters(), 0.1);
+      torch::optim::SGD plain(reference->parameters(), 0.1);
+      for (int step = 0; step < 3; ++step) {
+        ours->zero_grad();
+        reference->zero_grad();
+        ours->forward(batch(step, rank.rank(), 5)).pow(2).sum().backward();
+        reference_backward(rank, [&](int r) { return reference->forward(batch(step, r, 5)).pow(2).sum(); });
+        EXPECT_GT(reference->weight.grad().abs().max().item<float>(), 0.5);
+        reference->weight.mutable_grad().clamp_(-0.5, 0.5);
+        optimizer.step();
+        plain.step();
+        EXPECT_EQ(calls, step + 1);
+        const auto weight = full_state_dict(ours)["weight"];
+        assert_close(weight, reference->weight.detach(), "clamped");
+      }
+      ours->parameters()[1].register_hook([](const Tensor& gradient) { return gradient.new_zeros({17}); });
+      expect_error<Error>(
+          [&] { ours->forward(batch(0, rank.rank(), 5)).sum().backward(); },
+          {"a hook on the shard of 'bias' made a gradient of sizes [17]"});
+    });
+  }
+}
+
+TEST(Pieces, KnowTheSizesOfTheWhole) {
+  for (const auto layout : {ShardLayout::rows, ShardLayout::flat}) {
+    run_ranks(2, [&](Rank& rank) {
+      auto ours = linear();
+      fully_shard(ours, sharded_on(rank).layout(layout));
+      const auto parameters = ours->parameters();
+      EXPECT_EQ(whole_sizes(parameters[0]), (std::vector<int64_t>{6, 5}));
+      EXPECT_EQ(whole_sizes(parameters[1]), std::vector<int64_t>{6});
+    });
+  }
+  EXPECT_EQ(whole_sizes(torch::ones({2, 3})), (std::vector<int64_t>{2, 3}));
 }
 
 // Whole, writable parameters.

@@ -241,7 +241,49 @@ TEST(ReplicateContract, AReplacedParameterIsAnError) {
     half.child = half.replace_module("child", torch::nn::Linear(4, 2));
     expect_error<Error>(
         [&] { half.child->forward(batch(0, rank.rank(), 3).matmul(half.weight)).sum().backward(); },
-        {"'child.weight' that was wrapped is gone"});
+        {"'child.weight' was registered after replicate()"});
+  });
+}
+
+TEST(ReplicateContract, LaterParametersAreAnError) {
+  struct Growing : torch::nn::Module {
+    torch::nn::Linear layer = register_module("layer", torch::nn::Linear(3, 4));
+    torch::Tensor ignored = register_parameter("ignored", torch::ones({4}));
+    torch::nn::Linear later{nullptr};
+    torch::Tensor forward(const torch::Tensor& x) {
+      const auto y = layer(x) * ignored;
+      return later ? later(y) : y;
+    }
+  };
+  for (const bool sharded : {false, true}) {
+    run_ranks(2, [&](Rank& rank) {
+      Growing model;
+      fill(model);
+      const std::vector<torch::Tensor> ignored{model.ignored};
+      const auto loss = [&] { return model.forward(batch(0, rank.rank(), 3)).sum(); };
+      sharded ? fully_shard(model, FullyShardOptions().mesh(rank.mesh()).ignored_parameters(ignored))
+              : replicate(model, on(rank).ignored_parameters(ignored));
+      loss().backward();
+      model.later = model.register_module("later", torch::nn::Linear(4, 2));
+      for (auto& parameter : model.later->parameters()) parameter.set_requires_grad(false);
+      loss().backward();
+      for (auto& parameter : model.later->parameters()) parameter.set_requires_grad(true);
+      for (int i = 0; i < 2; ++i) {
+        expect_error<Error>(
+            [&] { loss().backward(); },
+            {c10::str("rank ", rank.rank(), ": the parameter 'later.weight' was registered after"),
+             "each rank would train it alone"});
+      }
+      replicate(model.later, on(rank));
+      loss().backward();
+    });
+  }
+  // Where the call is seen, so is the error at once.
+  run_ranks(2, [](Rank& rank) {
+    auto model = mlp({3, 4});
+    fully_shard(model, FullyShardOptions().mesh(rank.mesh()));
+    model->push_back(torch::nn::Linear(4, 2));
+    expect_error<Error>([&] { call(*model, batch(0, rank.rank(), 3)); }, {"'1.weight' was registered after"});
   });
 }
 

@@ -215,6 +215,25 @@ TEST(Traps, LBFGS) {
   });
 }
 
+TEST(Traps, ReadingANumberOfOneRank) {
+  c10::WarningUtils::set_warnAlways(true);
+  run_ranks(2, [](Rank& rank) {
+    Warnings warnings;
+    auto ours = model_of(rank, sharded_on(rank));
+    Pair<Model>{rank, ours, mlp({4, 4, 4})}.train(loss_of, 1);
+    ASSERT_EQ(warnings.texts.size(), 0);
+    const auto parameter = ours->parameters()[0];
+    std::ignore = parameter.detach().norm().item<float>();
+    ASSERT_EQ(warnings.texts.size(), 1);
+    expect_text(warnings.texts[0], {"computed from this rank's shards alone", "clip_grad_norm_()"});
+    // A loss with a penalty, and one element.
+    std::ignore = (loss_of(ours, 0, rank.rank()) + parameter.pow(2).sum()).item<float>();
+    std::ignore = parameter.detach()[0][0].item<float>();
+    ASSERT_EQ(warnings.texts.size(), 1);
+  });
+  c10::WarningUtils::set_warnAlways(false);
+}
+
 TEST(Traps, ParametersToVector) {
   run_ranks(2, [](Rank& rank) {
     Warnings warnings;

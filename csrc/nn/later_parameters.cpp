@@ -1,0 +1,60 @@
+#include "nn/later_parameters.h"
+
+#include "engine/front_end.h"
+#include "nn/hook_table.h"
+#include "nn/module_walk.h"
+#include "nn/owners.h"
+
+#include <shardwise/error.h>
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace shardwise::nn {
+namespace {
+
+uint64_t fingerprint(const torch::nn::Module& module, uint64_t so_far = 0) {
+  for (const auto& parameter : ModuleParts::of(module)) {
+    const auto& tensor = parameter.value();
+    so_far = so_far * 31 + reinterpret_cast<uintptr_t>(tensor.unsafeGetTensorImpl());
+    so_far = so_far * 31 + (tensor.defined() && tensor.requires_grad() ? 1 : 0);
+  }
+  for (const auto& child : module.children()) so_far = fingerprint(*child, so_far);
+  return so_far;
+}
+
+} // namespace
+
+LaterParameters::LaterParameters(const std::vector<torch::nn::Module*>& modules, std::string function)
+    : function_(std::move(function)) {
+  for (auto* module : modules) {
+    wrapped_.push_back({module, HookTable::get().life(*module)});
+    for (const auto& parameter : walk(*module).parameters) {
+      if (!engine::Unit::of(parameter.tensor)) left_out_.emplace_back(parameter.tensor.getIntrusivePtr());
+    }
+  }
+}
+
+void LaterParameters::refuse(int64_t rank) {
+  for (auto& [module, life, known] : wrapped_) {
+    if (life.expired()) continue;
+    const auto now = fingerprint(*module);
+    if (now == known) continue;
+    for_each_tensor(*module, [&](const std::string& name, const at::Tensor& tensor, bool is_parameter) {
+      const auto is_same = [&](const Parameter& other) {
+        return other._unsafe_get_target() == tensor.unsafeGetTensorImpl();
+      };
+      if (!is_parameter || !tensor.requires_grad() || engine::Unit::of(tensor)) return;
+      if (std::any_of(left_out_.begin(), left_out_.end(), is_same)) return;
+      throw Error(c10::str(
+          "shardwise: rank ", rank, ": the parameter '", name, "' was registered after ", function_,
+          "(), so nobody averages its gradient and each rank would train it alone. Register all modules and parameters "
+          "before wrapping, or give the new module to replicate() or fully_shard() too."));
+    });
+    known = now;
+  }
+}
+
+} // namespace shardwise::nn
