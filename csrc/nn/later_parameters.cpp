@@ -15,14 +15,17 @@
 namespace shardwise::nn {
 namespace {
 
-uint64_t fingerprint(const torch::nn::Module& module, uint64_t so_far = 0) {
-  for (const auto& parameter : ModuleParts::of(module)) {
-    const auto& tensor = parameter.value();
-    so_far = so_far * 31 + reinterpret_cast<uintptr_t>(tensor.unsafeGetTensorImpl());
-    so_far = so_far * 31 + (tensor.defined() && tensor.requires_grad() ? 1 : 0);
-  }
-  for (const auto& child : module.children()) so_far = fingerprint(*child, so_far);
-  return so_far;
+// Made for every forward and backward. apply() copies no list of modules.
+uint64_t fingerprint(const torch::nn::Module& module) {
+  uint64_t sum = 0;
+  module.apply([&](const torch::nn::Module& part) {
+    for (const auto& parameter : ModuleParts::of(part)) {
+      const auto& tensor = parameter.value();
+      sum = sum * 31 + reinterpret_cast<uintptr_t>(tensor.unsafeGetTensorImpl());
+      sum = sum * 31 + (tensor.defined() && tensor.requires_grad() ? 1 : 0);
+    }
+  });
+  return sum;
 }
 
 } // namespace

@@ -79,10 +79,11 @@ class UnitTouch::Shard : public Piece {
   }
   // A penalty that autograd follows is no number of its own: its gradient comes to each shard.
   Local local(const at::Tensor& tensor) const override {
-    const auto owner = unit.lock();
-    if (!owner || owner->shards().size() == 1) return Local::no;
+    if (is_whole) return Local::no;
     return c10::GradMode::is_enabled() && tensor.requires_grad() ? Local::no : Local::piece;
   }
+  /// There is one shard.
+  bool is_whole = false;
 };
 
 /// For the gradients that were published to shards.
@@ -123,7 +124,8 @@ void UnitTouch::bind(
   absent_->unit = unit;
   if (unit->precision().cast_forward_inputs()) full_->dtype = unit->precision().param_dtype();
   for (const auto& buffer : buffers) full_->buffers.insert(buffer.tensor.unsafeGetTensorImpl());
-  if (unit->shards().size() == 1) return;
+  shard_->is_whole = unit->shards().size() == 1;
+  if (shard_->is_whole) return;
   for (const auto& parameter : unit->parameters()) {
     if (parameter->whole || !taken_for_members.contains(parameter->leaf().unsafeGetTensorImpl())) continue;
     full_->unproved->insert(parameter.get());

@@ -142,6 +142,31 @@ TEST(FullyShardOrder, AWrapOnOneRank) {
   });
 }
 
+TEST(FullyShardOrder, ModelsOnOtherGroupsGoOn) {
+  closing(2, [](Rank& rank) {
+    Twins ours;
+    shard_twins(ours, rank);
+    Twins another;
+    const auto elsewhere = FullyShardOptions().mesh(rank.mesh({{"other", 2}}));
+    for (const auto& child : another->children()) fully_shard(*child, elsewhere);
+    fully_shard(another, elsewhere);
+    Pair<Twins> both{rank, another, Twins()};
+    both.train(loss_of("abc"), 1, 0);
+    const auto differ = [&] {
+      loss_of("abc")(ours, 0, rank.rank());
+      if (rank.rank() == 0) loss_of("abc")(ours, 0, 0);
+      loss_of("abc")(ours, 1, rank.rank()).backward();
+      loss_of("abc")(ours, 2, rank.rank()).backward();
+    };
+    const std::vector<std::string> parts{
+        "nothing can run on this mesh's process groups any more. Models on other process groups go on",
+        "make new process groups and a new mesh, and wrap the model anew"};
+    expect_error<Error>(differ, parts);
+    expect_error<Error>([&] { loss_of("abc")(ours, 3, rank.rank()); }, parts);
+    both.train(loss_of("abc"), 2, 1);
+  });
+}
+
 TEST(FullyShardOrder, SameWayAfterAnErrorThatStoppedAllRanksInTime) {
   // No collective was under way: the ranks can go on.
   run_ranks(2, [](Rank& rank) {
