@@ -17,16 +17,14 @@ const char* remedy_for(int number) {
     case EPERM:
     case EROFS:
       return "Save to a folder that this process may write to, or change its permissions.";
+    case EFBIG:
+      return "Files may not be so large there: raise the limit (ulimit -f), save to another file system, or save from "
+             "more ranks, each of which writes less.";
     case ENOENT:
       return "Check the path.";
     default:
       return "Check the disk and the path.";
   }
-}
-
-std::string without_slashes(const std::string& path) {
-  const auto last = path.find_last_not_of('/');
-  return last == std::string::npos ? path.substr(0, 1) : path.substr(0, last + 1);
 }
 
 } // namespace
@@ -75,6 +73,11 @@ std::string read_text(Disk& disk, const std::string& path, int64_t most) {
   std::string text(static_cast<size_t>(bytes), '\0');
   read_all(*file, std::as_writable_bytes(std::span(text)), 0, path);
   return text;
+}
+
+std::string without_slashes(const std::string& path) {
+  const auto last = path.find_last_not_of('/');
+  return last == std::string::npos ? path.substr(0, 1) : path.substr(0, last + 1);
 }
 
 std::string folder_of(const std::string& path) {

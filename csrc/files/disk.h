@@ -84,6 +84,8 @@ SHARDWISE_API void read_all(DiskFile& file, std::span<std::byte> bytes, int64_t 
 /// Raises Error where it has more bytes than `most`.
 SHARDWISE_API std::string read_text(Disk& disk, const std::string& path, int64_t most);
 
+/// The path without slashes at its end.
+SHARDWISE_API std::string without_slashes(const std::string& path);
 /// The path without its last part ("." if it has no other), and that part. Slashes at the end count for nothing.
 SHARDWISE_API std::string folder_of(const std::string& path);
 SHARDWISE_API std::string name_of(const std::string& path);

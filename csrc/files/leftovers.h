@@ -19,7 +19,7 @@ struct Leftover {
 SHARDWISE_API std::vector<Leftover> leftovers(Disk& disk, const std::string& root);
 
 /// Removes those that are dead, and returns their paths. One that was being replaced is put back where nothing is at
-/// its place, and stays where its place has no complete checkpoint.
+/// its place, and stays where its place has no complete checkpoint. What cannot be removed stays, too.
 SHARDWISE_API std::vector<std::string> remove_dead_leftovers(Disk& disk, const std::string& root);
 
 } // namespace shardwise::files

@@ -24,6 +24,18 @@ bool is_own_file(const std::string& name) {
   return is_tensor_file(name) || name == kMarkerName || name == kNewMarkerName;
 }
 
+/// More than ranks add files while a folder is removed; a file system may hide what keeps it from being empty.
+constexpr int kMostRounds = 1000;
+
+// Another process may remove the same folder.
+void remove_file_if_there(Disk& disk, const std::string& path) {
+  try {
+    disk.remove_file(path);
+  } catch (const DiskError& error) {
+    if (error.number() != ENOENT) throw;
+  }
+}
+
 /// What is not of a checkpoint of ours; "" if all is.
 std::string first_of_others(Disk& disk, const std::string& folder) {
   const auto names = disk.list(folder);
@@ -84,11 +96,13 @@ std::string find_checkpoint(Disk& disk, const std::string& place) {
 }
 
 void check_replaceable(Disk& disk, const std::string& place) {
+  // Also one that leads nowhere.
+  const bool is_link = disk.is_link(place);
   const auto kind = disk.kind(place);
-  if (!kind) return;
-  if (*kind != Disk::Kind::folder || disk.is_link(place)) {
+  if (!kind && !is_link) return;
+  if (is_link || *kind != Disk::Kind::folder) {
     throw ValueError(c10::str(
-        "shardwise: a checkpoint cannot be saved to ", place, ", which is a ", disk.is_link(place) ? "link" : "file",
+        "shardwise: a checkpoint cannot be saved to ", place, ", which is a ", is_link ? "link" : "file",
         ". Name another place."));
   }
   const auto other = first_of_others(disk, place);
@@ -103,13 +117,22 @@ bool is_ours(Disk& disk, const std::string& folder) {
 }
 
 void remove_folder_aside(Disk& disk, const std::string& folder) {
-  auto names = disk.list(folder);
-  // From the first step on it is no checkpoint any more.
-  std::stable_partition(names.begin(), names.end(), [](const auto& name) { return name == kMarkerName; });
-  for (const auto& name : names) {
-    if (is_own_file(name)) disk.remove_file(c10::str(folder, "/", name));
+  // A rank that still writes may add a file at any time but after the last step. Other files are not ours to remove.
+  for (int round = 0;; ++round) {
+    auto names = disk.list(folder);
+    const bool is_empty = names.empty();
+    std::erase_if(names, [](const auto& name) { return !is_own_file(name) && name != kHuggingFaceIndex; });
+    if (names.empty()) {
+      try {
+        return disk.remove_folder(folder);
+      } catch (const DiskError& error) {
+        if (!is_empty || error.number() != ENOTEMPTY || round == kMostRounds) throw;
+      }
+    }
+    // From the first step on it is no checkpoint any more.
+    std::stable_partition(names.begin(), names.end(), [](const auto& name) { return name == kMarkerName; });
+    for (const auto& name : names) remove_file_if_there(disk, c10::str(folder, "/", name));
   }
-  disk.remove_folder(folder);
 }
 
 } // namespace shardwise::files

@@ -42,7 +42,8 @@ SHARDWISE_API void check_replaceable(Disk& disk, const std::string& place);
 /// Whether a folder has files of a checkpoint of ours and nothing else, so that nothing of others goes with it.
 SHARDWISE_API bool is_ours(Disk& disk, const std::string& folder);
 
-/// Removes the files of a checkpoint, its marker first, and the folder. It must be one aside.
+/// Removes the files of a checkpoint, its marker first, and the folder, to which ranks may still be writing: what they
+/// begin later fails, since the folder is gone. It must be one aside.
 SHARDWISE_API void remove_folder_aside(Disk& disk, const std::string& folder);
 
 } // namespace shardwise::files

@@ -1,6 +1,7 @@
 #include "files/saving.h"
 
 #include "files/file_names.h"
+#include "files/leftovers.h"
 #include "files/place.h"
 
 #include <c10/util/StringUtil.h>
@@ -19,8 +20,8 @@ void make_folders(Disk& disk, const std::string& path) {
   try {
     disk.make_folder(path);
   } catch (const DiskError& error) {
-    // Another process was quicker.
-    if (error.number() != EEXIST) throw;
+    // Another process was quicker; or a link leads nowhere.
+    if (error.number() != EEXIST || disk.kind(path) != Disk::Kind::folder) throw;
   }
   disk.sync_folder(folder_of(path));
 }
@@ -74,19 +75,25 @@ bool is_of_this_save(Disk& disk, const Saving& saving) {
 
 } // namespace
 
+std::string make_folder_aside(Disk& disk, const std::string& place, const Owner& owner) {
+  const auto root = folder_of(place);
+  make_folders(disk, root);
+  try {
+    remove_dead_leftovers(disk, root);
+  } catch (const DiskError&) { // what cannot be listed is in nobody's way
+  }
+  auto folder = path_aside(place, Aside::saving, owner);
+  disk.make_folder(folder);
+  return folder;
+}
+
 Saving begin_saving(Disk& disk, const std::string& place) {
   const auto name = name_of(place);
   if (!is_plain_name(name) || parse_name_aside(name))
     throw ValueError(c10::str("shardwise: a checkpoint cannot be saved to '", place, "'. Name another folder."));
   check_replaceable(disk, place);
-  make_folders(disk, folder_of(place));
   const auto owner = Owner::next();
-  Saving saving{
-      .place = place.substr(0, place.find_last_not_of('/') + 1),
-      .folder = path_aside(place, Aside::saving, owner),
-      .owner = owner};
-  disk.make_folder(saving.folder);
-  return saving;
+  return {.place = without_slashes(place), .folder = make_folder_aside(disk, place, owner), .owner = owner};
 }
 
 std::vector<FileRecord> write_shard(

@@ -19,7 +19,11 @@ struct Saving {
   Owner owner;
 };
 
-/// Makes the folder to write to, and folders above its place that are missing.
+/// Makes a folder beside this place to write to, and those above it that are missing. Removes what saves of processes
+/// that have ended left there.
+std::string make_folder_aside(Disk& disk, const std::string& place, const Owner& owner);
+
+/// Makes the folder to write to, as make_folder_aside().
 /// Raises ValueError where the place holds anything but a checkpoint of ours; DiskError where the disk fails.
 SHARDWISE_API Saving begin_saving(Disk& disk, const std::string& place);
 

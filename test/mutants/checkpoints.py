@@ -71,6 +71,18 @@ CHECKPOINTS = [
         "if (file == nullptr) {",
     ),
     Mutant(
+        "leave what dead saves left beside the next one",
+        "csrc/files/saving.cpp",
+        "    remove_dead_leftovers(disk, root);\n",
+        "",
+    ),
+    Mutant(
+        "give up a folder that another rank still writes to",
+        "csrc/files/place.cpp",
+        "if (!is_empty || error.number() != ENOTEMPTY",
+        "if (is_empty || error.number() != ENOTEMPTY",
+    ),
+    Mutant(
         "load no options of an optimizer",
         "csrc/saves/load.cpp",
         "      optimizer_->set_options(parameter.group, options);\n",

@@ -1,5 +1,6 @@
 // Ranks that are killed while they save, at any time: what a save has returned for is there, and what is there is
 // whole.
+#include "files/leftovers.h"
 #include "files/saved_folder.h"
 #include "files/steps.h"
 #include "ranks/saved_models.h"
@@ -124,6 +125,9 @@ void kill_at_random_times(bool in_background, int rounds) {
     check_steps(root, saved);
   }
   EXPECT_GT(saved, 0);
+  // The next save removes what they left.
+  save(step_folder(root, saved + 10), Stack());
+  EXPECT_TRUE(files::leftovers(files::Disk::real(), root).empty());
 }
 
 } // namespace

@@ -172,6 +172,26 @@ TEST_CASE("checkpoint saving: the one before goes only when the new one will sur
   }
 }
 
+TEST_CASE("checkpoint saving: a rank that still writes keeps nothing of a save that failed") {
+  const auto shard = [](const Saving& saving, int64_t number) {
+    return saving.folder + "/" + tensor_file_name(number, 1, 1);
+  };
+  MemoryDisk inner;
+  int64_t steps = 0;
+  for (int64_t at = 0; at <= steps; ++at) {
+    CAPTURE(at);
+    const auto saving = begin_saving(inner, kPlace);
+    inner.create(shard(saving, 1));
+    FaultyDisk disk(inner, at, Fault::waits);
+    // Once the folder is gone, it fails.
+    disk.meanwhile = [&] { inner.create(shard(saving, 2)); };
+    abandon_saving(disk, saving);
+    CHECK(inner.list("runs").empty());
+    steps = static_cast<int64_t>(disk.steps().size()) - 1;
+  }
+  CHECK(steps > 3);
+}
+
 TEST_CASE("checkpoint saving: files that others put beside those of a save stay") {
   MemoryDisk disk;
   const auto saving = begin_saving(disk, kPlace);
@@ -262,6 +282,7 @@ TEST_CASE("checkpoint saving: only leftovers of processes that have surely ended
   MemoryDisk disk;
   some_values(1).save(disk, "runs/a");
   some_values(1).save(disk, "runs/c");
+  for (const auto* place : {"runs/old", "runs/older"}) some_values(2).save(disk, place);
   const auto living = Owner::next();
   auto dead = living;
   // No process has this number.
@@ -277,10 +298,8 @@ TEST_CASE("checkpoint saving: only leftovers of processes that have surely ended
     disk.make_folder(path_aside("runs/a", Aside::removing, owner));
   }
   // Replaced, and something new at its place; nothing; or something that is no checkpoint.
-  some_values(2).save(disk, "runs/old");
   disk.rename("runs/old", path_aside("runs/a", Aside::replaced, dead));
-  some_values(2).save(disk, "runs/old");
-  disk.rename("runs/old", path_aside("runs/b", Aside::replaced, dead));
+  disk.rename("runs/older", path_aside("runs/b", Aside::replaced, dead));
   disk.rename("runs/c", path_aside("runs/c", Aside::replaced, dead));
   disk.make_folder("runs/c");
   disk.make_folder("runs/other.saving-1");
