@@ -207,6 +207,9 @@ void bind_checkpoint(py::module_& module) {
       .def(
           "begin", &begin, py::arg("ranks"), py::arg("beside"), py::arg("folder"), py::arg("pieces"), py::arg("values"))
       .def("wait", &saves::BackgroundSave::wait, NoGil())
+      .def(
+          "finish", &saves::BackgroundSave::finish, NoGil(),
+          "Waits. An error goes to stderr, and the process does not exit with 0.")
       .def_property_readonly("is_under_way", &saves::BackgroundSave::is_under_way);
 
   module.def(

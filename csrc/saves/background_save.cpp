@@ -4,19 +4,40 @@
 #include "base/forked.h"
 #include "base/reason.h"
 
-#include <c10/util/Exception.h>
-
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 namespace shardwise::saves {
+namespace {
+
+/// Once the process exits with 0, it exits with 1 instead.
+void exit_with_an_error() {
+  static std::once_flag once;
+  // The C library goes on with what else is to be done at the end, and takes the last status.
+  std::call_once(
+      once, [] { ::on_exit([](int status, void*) { status == 0 ? std::exit(EXIT_FAILURE) : void(); }, nullptr); });
+}
+
+} // namespace
 
 BackgroundSave::~BackgroundSave() {
+  finish();
+}
+
+void BackgroundSave::finish() noexcept {
   try {
     is_the_parents() ? leave_to_the_parent() : wait();
   } catch (const std::exception& error) {
-    TORCH_WARN("shardwise: a save in the background failed: ", base::reason(error));
+    exit_with_an_error();
+    std::fprintf(
+        stderr,
+        "shardwise: the last save of a Saver failed, so this process will exit with an error: %s\n"
+        "Call wait() before the Saver ends to handle that.\n",
+        base::reason(error).c_str());
   }
 }
 

@@ -16,8 +16,7 @@ class SHARDWISE_API BackgroundSave {
   BackgroundSave() = default;
   BackgroundSave(const BackgroundSave&) = delete;
   BackgroundSave& operator=(const BackgroundSave&) = delete;
-  /// Waits for the last one, unless it belongs to a process that this one was forked from. An error that nobody saw
-  /// becomes a warning.
+  /// finish().
   ~BackgroundSave();
 
   /// Copies what this rank is to write, and leaves the rest to the thread, which talks to the other ranks over
@@ -29,6 +28,9 @@ class SHARDWISE_API BackgroundSave {
   /// Waits for the last one. Raises what it raised, once; in a process that was forked meanwhile, which has no thread
   /// that writes, Error.
   void wait();
+  /// For a program that does not wait: waits for the last one, unless it belongs to a process that this one was forked
+  /// from. An error that nobody saw goes to stderr, and the process does not exit with 0.
+  void finish() noexcept;
   /// Whether wait() would wait.
   bool is_under_way() const;
 

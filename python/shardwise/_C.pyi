@@ -394,6 +394,10 @@ class BackgroundSave:
         ...
     def begin(self, ranks: Ranks, beside: Ranks, folder: str, pieces: collections.abc.Sequence[Piece], values: dict[str, typing.Any]) -> None:
         ...
+    def finish(self) -> None:
+        """
+        Waits. An error goes to stderr, and the process does not exit with 0.
+        """
     def wait(self) -> None:
         ...
     @property

@@ -11,7 +11,6 @@ and load the same: see docs/checkpoints.md.
 from __future__ import annotations
 
 import json
-import os
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -102,7 +101,8 @@ class Saver:
     """Saves while training goes on: save() copies what this rank is to write and returns, and a thread writes it.
 
     One save is under way at a time: the next one waits for it first, and raises what it raised. Its memory, as large as
-    what this rank writes, is kept for the next one. All ranks must make the same calls in the same order.
+    what this rank writes, is kept for the next one. All ranks must make the same calls in the same order. Where a
+    program ends without wait() and its last save fails, stderr says so, and the process exits with an error.
 
     >>> saver = checkpoint.Saver()
     >>> saver.save(checkpoint.step_folder("run", step), model, optimizer, values={"step": step})
@@ -112,8 +112,8 @@ class Saver:
     def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
         self._group = process_group
         self._background = _C.BackgroundSave()
-        # Also when the interpreter ends; but a forked one has no thread that writes.
-        weakref.finalize(self, _finish, self._background, os.getpid())
+        # Also when the interpreter ends.
+        weakref.finalize(self, self._background.finish)
 
     def save(
         self,
@@ -351,11 +351,6 @@ def _why_not(tensor: torch.Tensor, dtype: torch.dtype, sizes: list[int]) -> str:
 
 def _word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _finish(background: _C.BackgroundSave, process: int) -> None:
-    if os.getpid() == process or background.is_under_way:
-        background.wait()
 
 
 def _mesh(group: dist.ProcessGroup | None) -> _C.Mesh | None:

@@ -83,6 +83,13 @@ CHECKPOINTS = [
         "if (is_empty || error.number() != ENOTEMPTY",
     ),
     Mutant(
+        "end well where nobody saw that the last save failed",
+        "csrc/saves/background_save.cpp",
+        "std::exit(EXIT_FAILURE)",
+        "std::exit(EXIT_SUCCESS)",
+        suites="Saver.*",
+    ),
+    Mutant(
         "load no options of an optimizer",
         "csrc/saves/load.cpp",
         "      optimizer_->set_options(parameter.group, options);\n",

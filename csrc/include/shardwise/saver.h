@@ -18,7 +18,8 @@ class SHARDWISE_API Saver {
   Saver();
   Saver(Saver&&) noexcept;
   Saver& operator=(Saver&&) noexcept;
-  /// Waits for the save that is under way. An error that nobody saw becomes a warning.
+  /// Waits for the save that is under way. An error that nobody saw goes to stderr, and the process then exits with 1
+  /// where it would exit with 0.
   ~Saver();
 
   /// As shardwise::save(). Raises what that raises, as far as it is known before anything is written, and what the save

@@ -5,6 +5,7 @@
 #include "saves/module_save.h"
 #include "support/expect.h"
 #include "support/folder.h"
+#include "support/processes.h"
 #include "unit/files/faulty_disk.h"
 
 #include <shardwise/error.h>
@@ -205,6 +206,26 @@ TEST(Saver, OneRankMayHaveSomethingElseTheNextTime) {
         },
         {"saves a checkpoint with the values"});
   });
+}
+
+TEST(Saver, AFailureThatNobodySawEndsTheProcessWithAnError) {
+  constexpr const char* kFolder = "SHARDWISE_TEST_UNSEEN";
+  if (const char* place = std::getenv(kFolder)) {
+    Stack model;
+    const auto save = saves::module_save(*model, nullptr, SaveOptions());
+    FaultyDisk counted(files::Disk::real());
+    saves::save_pieces(save.ranks, counted, c10::str(place, "-first"), save.pieces, save.about);
+    const auto create = std::find_if(
+        counted.steps().begin(), counted.steps().end(), [](const auto& step) { return step.starts_with("creat"); });
+    FaultyDisk disk(files::Disk::real(), create - counted.steps().begin(), Fault::fails);
+    saves::BackgroundSave().begin(save.ranks, {}, disk, place, save.pieces, save.about);
+    return;
+  }
+  const TemporaryFolder folder;
+  const auto ended = run_commands({this_test({{kFolder, folder / "step"}})}, std::chrono::seconds(60)).front();
+  EXPECT_EQ(ended.exit_code, 1) << ended.output;
+  EXPECT_NE(ended.output.find("the last save of a Saver failed"), std::string::npos) << ended.output;
+  EXPECT_NE(ended.output.find("PASSED"), std::string::npos) << ended.output;
 }
 
 TEST(Saver, AlsoFromGroupsThatAreTheProgramsOwn) {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -258,7 +260,29 @@ def fails_in_background(rank: int, folder: str) -> None:
     assert checkpoint.load(f"{folder}/step", model).values == {"step": 2}
 
 
+UNSEEN = """
+import resource, sys, torch
+from shardwise import checkpoint
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+def main():
+    saver = checkpoint.Saver()
+    saver.save(sys.argv[1], torch.nn.Linear(100, 100))
+    if sys.argv[2] == "held":
+        sys.saver = saver
+main()
+"""
+
+
 class TestSaver:
+    @pytest.mark.parametrize("way", ["held", "dropped"])
+    def test_a_failure_that_nobody_saw_ends_the_process_with_an_error(self, way: str, tmp_path: Path) -> None:
+        done = subprocess.run(
+            [sys.executable, "-c", UNSEEN, str(tmp_path / "step"), way], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 1, done.stderr
+        assert "the last save of a Saver failed" in done.stderr and "raise the limit (ulimit -f)" in done.stderr
+        assert not list(tmp_path.iterdir())
+
     def test_what_was_there_at_the_call_is_written(self, tmp_path: Path) -> None:
         run_ranks(2, in_background, str(tmp_path / "run"))
 
