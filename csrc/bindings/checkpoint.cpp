@@ -1,13 +1,14 @@
 // What shardwise.checkpoint is made of: pieces, the ranks that save together, and folders to read from.
 #include "bindings/bindings.h"
 
+#include "files/leftovers.h"
 #include "files/merge.h"
+#include "files/names.h"
 #include "files/saved_folder.h"
 #include "saves/background_save.h"
 #include "saves/division.h"
 #include "saves/load_pieces.h"
 #include "saves/mesh_ranks.h"
-#include "saves/names.h"
 #include "saves/save_pieces.h"
 
 #include <shardwise/error.h>
@@ -25,10 +26,22 @@ using files::Json;
 using saves::Piece;
 using saves::Ranks;
 
+/// A text of the program's, which a checkpoint has in UTF-8.
+std::string text_of(const py::handle& text, const std::string& what) {
+  if (py::isinstance<py::str>(text)) {
+    if (const auto bytes = py::reinterpret_steal<py::object>(PyUnicode_AsUTF8String(text.ptr())))
+      return bytes.cast<std::string>();
+    PyErr_Clear();
+  }
+  throw ValueError(c10::str(
+      "shardwise: ", what, " ", py::repr(text).cast<std::string>().substr(0, 80),
+      " cannot be saved: it must be a text, without lone surrogates."));
+}
+
 Json json_of(const py::handle& value, const std::string& name) {
   if (py::isinstance<py::bool_>(value)) return value.cast<bool>();
   if (py::isinstance<py::float_>(value)) return value.cast<double>();
-  if (py::isinstance<py::str>(value)) return value.cast<std::string>();
+  if (py::isinstance<py::str>(value)) return text_of(value, "the value '" + name + "',");
   if (py::isinstance<py::list>(value) || py::isinstance<py::tuple>(value)) {
     Json::List list;
     for (const auto& each : value) list.push_back(json_of(each, name));
@@ -48,7 +61,7 @@ Json json_of(const py::handle& value, const std::string& name) {
 Json::Object json_of(const py::dict& values) {
   Json::Object object;
   for (const auto& [name, value] : values) {
-    const auto text = py::str(name).cast<std::string>();
+    const auto text = text_of(name, "the name of a value");
     object.push_back({text, json_of(value, text)});
   }
   return object;
@@ -170,6 +183,9 @@ void bind_checkpoint(py::module_& module) {
       .def(
           py::init([](const std::string& folder) { return files::SavedFolder(files::Disk::real(), folder); }), NoGil(),
           py::arg("folder"))
+      .def_static(
+          "on_all_ranks", &saves::open_checkpoint, NoGil(), py::arg("ranks"), py::arg("folder"),
+          "Raises Error unless all ranks name one folder and find the same checkpoint.")
       .def_property_readonly("path", [](const files::SavedFolder& folder) { return folder.index().path; })
       .def_property_readonly(
           "tensors",
@@ -179,6 +195,9 @@ void bind_checkpoint(py::module_& module) {
             return tensors;
           },
           "The dtype and the sizes of each.")
+      .def_property_readonly(
+          "unknown", [](const files::SavedFolder& folder) { return folder.index().unknown; },
+          "Tensors that cannot be read, with their dtypes, which torch does not have.")
       .def_property_readonly(
           "values",
           [](const files::SavedFolder& folder) {
@@ -225,10 +244,23 @@ void bind_checkpoint(py::module_& module) {
       "merge_checkpoint",
       [](const std::string& folder, const std::string& to, int64_t most_bytes) {
         return files::merge_checkpoint(
-            files::Disk::real(), folder, to, {saves::kOptimizer, saves::kProgram}, most_bytes);
+            files::Disk::real(), folder, to, {files::kOptimizer, files::kProgram}, most_bytes);
       },
       NoGil(), py::arg("folder"), py::arg("to"), py::arg("most_bytes"),
       "Writes the model's tensors whole, as Hugging Face's libraries read them; returns the names of the files.");
+  module.def(
+      "leftovers",
+      [](const std::string& root) {
+        std::vector<std::pair<std::string, bool>> found;
+        for (const auto& each : files::leftovers(files::Disk::real(), root))
+          found.emplace_back(each.path, each.is_dead);
+        return found;
+      },
+      NoGil(), py::arg("root"), "Folders that saves left, or are at work on, and whether their process has ended.");
+  module.def(
+      "remove_dead_leftovers",
+      [](const std::string& root) { return files::remove_dead_leftovers(files::Disk::real(), root); }, NoGil(),
+      py::arg("root"), "Returns those that it removed.");
   module.def("step_folder", &step_folder, py::arg("root"), py::arg("step"));
   module.def(
       "newest_step",

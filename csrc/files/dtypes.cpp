@@ -32,6 +32,8 @@ constexpr std::array kNamedDtypes = {
     Named{"F8_E4M3FNUZ", c10::ScalarType::Float8_e4m3fnuz},
     Named{"F8_E5M2", c10::ScalarType::Float8_e5m2},
     Named{"F8_E5M2FNUZ", c10::ScalarType::Float8_e5m2fnuz},
+    Named{"F8_E8M0", c10::ScalarType::Float8_e8m0fnu},
+    Named{"F4", c10::ScalarType::Float4_e2m1fn_x2},
     Named{"C64", c10::ScalarType::ComplexFloat},
 };
 

@@ -4,6 +4,7 @@
 #include "files/header_keys.h"
 #include "files/hugging_face_index.h"
 #include "files/in_quotes.h"
+#include "files/names.h"
 #include "files/place.h"
 #include "files/tensor_reader.h"
 
@@ -17,6 +18,7 @@ namespace {
 class IndexReader {
  public:
   IndexReader(Disk& disk, const std::string& place) : disk_(disk) {
+    index_.place = place;
     index_.path = find_checkpoint(disk, place);
     index_.marker = read_marker(disk, index_.path);
     if (!index_.marker && parse_name_aside(name_of(index_.path))) {
@@ -27,6 +29,17 @@ class IndexReader {
   }
 
   FolderIndex read() {
+    try {
+      read_files();
+    } catch (const Error&) {
+      check_not_replaced(disk_, index_);
+      throw;
+    }
+    return std::move(index_);
+  }
+
+ private:
+  void read_files() {
     if (index_.marker) {
       find_own_files();
     } else {
@@ -34,14 +47,11 @@ class IndexReader {
     }
     for (const auto& [file, record] : index_.files) add_file(file, record);
     for (const auto& [name, file] : places_) {
-      if (!index_.tensors.contains(name))
+      if (!index_.tensors.contains(name) && !index_.unknown.contains(name))
         fail(c10::str("its ", kHuggingFaceIndex, " names ", in_quotes(name), ", which ", file, " does not have"));
     }
     for (auto& [name, tensor] : index_.tensors) finish(name, tensor);
-    return std::move(index_);
   }
-
- private:
   [[noreturn]] void fail(const std::string& why) const {
     throw Error(c10::str("shardwise: the checkpoint ", index_.path, " is broken: ", why, ". ", kRemedy));
   }
@@ -69,12 +79,30 @@ class IndexReader {
     }
   }
 
+  /// One of ours that lost its marker must not pass for one of others, of which nothing can be verified.
+  void check_foreign(const TensorHeader& header) const {
+    const bool is_ours = header.texts.contains(kWriter) ||
+                         std::any_of(header.tensors.begin(), header.tensors.end(), [](const TensorEntry& entry) {
+                           return entry.name.starts_with(kProgram) || entry.name.starts_with(kOptimizerState) ||
+                                  entry.name.starts_with(kOptimizerOptions);
+                         });
+    if (is_ours) {
+      fail(c10::str(
+          "shardwise saved it, but its ", kMarkerName, " is missing, without which nothing of it can be verified"));
+    }
+  }
+
   void add_file(const std::string& file, const std::optional<FileRecord>& record) {
     const TensorReader reader(disk_, index_.path + "/" + file, record);
+    if (!index_.marker) check_foreign(reader.header());
     for (const auto& entry : reader.header().tensors) {
       const auto place = places_.find(entry.name);
       // With an index, what it does not name at this file is not of the checkpoint.
       if (!places_.empty() && (place == places_.end() || place->second != file)) continue;
+      if (!entry.unknown_dtype.empty()) {
+        index_.unknown.emplace(entry.name, entry.unknown_dtype);
+        continue;
+      }
       auto& tensor = index_.tensors[entry.name];
       if (tensor.chunks.empty()) {
         tensor.dtype = entry.dtype;
@@ -110,6 +138,20 @@ class IndexReader {
 
 FolderIndex read_folder_index(Disk& disk, const std::string& place) {
   return IndexReader(disk, place).read();
+}
+
+void check_not_replaced(Disk& disk, const FolderIndex& index) {
+  if (!index.marker) return;
+  std::optional<Marker> now;
+  try {
+    now = read_marker(disk, find_checkpoint(disk, index.place));
+  } catch (const Error&) { // the error that there was says more
+  }
+  if (!now || now->save == index.marker->save) return;
+  throw Error(c10::str(
+      "shardwise: the checkpoint ", index.place,
+      " was replaced by another save while it was being read. Load it again, or save each step to a folder of its "
+      "own."));
 }
 
 } // namespace shardwise::files

@@ -31,20 +31,28 @@ struct SavedTensor {
 
 /// What a folder of files of safetensors has.
 struct FolderIndex {
-  /// Where it was found.
+  /// Where it was looked for, and where it was found.
+  std::string place;
   std::string path;
   /// Nothing for a checkpoint that shardwise did not write.
   std::optional<Marker> marker;
   /// The files by name, with records where there is a marker.
   std::map<std::string, std::optional<FileRecord>> files;
   std::map<std::string, SavedTensor> tensors;
+  /// Tensors that cannot be read, with their dtypes, which torch does not have.
+  std::map<std::string, std::string> unknown;
 };
 
 /// Reads what a folder has, of its files only their headers. It may be a checkpoint of ours, also one that was about to
 /// be replaced; one of torch's HuggingFaceStorageWriter, sharded or whole; or one of Hugging Face's libraries, with an
 /// index or without.
-/// Raises Error, with the names of file and tensor, for a folder that is missing, unfinished or broken, for files that
-/// the index names elsewhere, and where the chunks of a tensor do not hold each of its elements once.
+/// Raises Error, with the names of file and tensor, for a folder that is missing, unfinished or broken, for one of ours
+/// without its marker, for files that the index names elsewhere, and where the chunks of a tensor do not hold each of
+/// its elements once.
 SHARDWISE_API FolderIndex read_folder_index(Disk& disk, const std::string& place);
+
+/// After an error: raises Error where another save has replaced the checkpoint meanwhile, for its files are others
+/// then.
+SHARDWISE_API void check_not_replaced(Disk& disk, const FolderIndex& index);
 
 } // namespace shardwise::files

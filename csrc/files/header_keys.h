@@ -18,6 +18,10 @@ constexpr const char* kDcpVersionValue = "1.0";
 constexpr const char* kBoxes = "DCP_SHARDING_INFO";
 constexpr const char* kOffsets = "saved_offsets";
 
+/// What a file of a checkpoint of ours says beside them, so that it is known for one where the marker is missing.
+constexpr const char* kWriter = "WRITTEN_BY";
+constexpr const char* kWriterValue = "shardwise";
+
 /// More than any tensor has.
 constexpr size_t kMostDimensions = 64;
 

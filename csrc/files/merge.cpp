@@ -5,7 +5,7 @@
 #include "files/json.h"
 #include "files/place.h"
 #include "files/saved_folder.h"
-#include "files/tensor_writer.h"
+#include "files/saving.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -50,13 +50,14 @@ void write_part(Disk& disk, SavedFolder& from, const Part& part, const std::stri
     if (bytes > 0) from.read(name, whole, {values.get(), bytes});
     tensors.push_back({.name = name, .dtype = saved.dtype, .box = whole, .data = {Bytes(values.get(), bytes)}});
   }
-  write_tensor_file(disk, path, tensors);
+  write_tensor_file(disk, path, tensors, FileKind::whole);
 }
 
 void check_free(Disk& disk, const std::string& to) {
   const auto kind = disk.kind(to);
-  if (!kind) return;
-  if (kind == Disk::Kind::folder && disk.list(to).empty()) return;
+  const bool is_link = disk.is_link(to);
+  if (!kind && !is_link) return;
+  if (kind == Disk::Kind::folder && !is_link && disk.list(to).empty()) return;
   throw ValueError(c10::str("shardwise: ", to, " exists already. Name a new folder for the merged checkpoint."));
 }
 
@@ -68,8 +69,9 @@ std::vector<std::string> merge_checkpoint(
   check_free(disk, to);
   SavedFolder folder(disk, from);
   const auto parts = parts_of(folder.index(), without, most_bytes);
-  const auto aside = path_aside(to, Aside::saving, Owner::next());
-  disk.make_folder(aside);
+  // Before anything is written.
+  for (const auto& [name, dtype] : folder.index().unknown) folder.tensor(name);
+  const auto aside = make_folder_aside(disk, to, Owner::next());
   std::vector<std::string> written;
   try {
     Json::Object places;
@@ -87,11 +89,7 @@ std::vector<std::string> merge_checkpoint(
     disk.sync_folder(aside);
     disk.rename(aside, to);
   } catch (...) {
-    for (const auto& name : written) {
-      const auto path = c10::str(aside, "/", name);
-      if (disk.kind(path)) disk.remove_file(path);
-    }
-    if (disk.kind(aside)) disk.remove_folder(aside);
+    if (disk.kind(aside)) remove_folder_aside(disk, aside);
     throw;
   }
   disk.sync_folder(folder_of(to));

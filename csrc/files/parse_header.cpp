@@ -59,18 +59,29 @@ class HeaderParser {
     const auto* members = json.as<Json::Object>();
     if (members == nullptr || members->size() != 3)
       fail_at(name, c10::str("is not described by ", kDtype, ", ", kShape, " and ", kRange, " alone"));
-    const auto* dtype = json.find(kDtype);
-    const auto* word = dtype == nullptr ? nullptr : dtype->as<std::string>();
+    const auto* named = json.find(kDtype);
+    const auto* word = named == nullptr ? nullptr : named->as<std::string>();
     if (word == nullptr) fail_at(name, c10::str("has no text ", kDtype));
-    const auto known = dtype_of(*word);
-    if (!known) fail_at(name, c10::str("has the dtype ", in_quotes(*word), ", which no dtype of torch's is known for"));
-    TensorEntry result{.name = name, .dtype = *known, .box = Box::whole(numbers(name, kShape, json.find(kShape)))};
+    const auto dtype = dtype_of(*word);
+    auto sizes = numbers(name, kShape, json.find(kShape));
+    TensorEntry result{.name = name, .dtype = dtype.value_or(c10::ScalarType::Undefined)};
     const auto range = numbers(name, kRange, json.find(kRange));
     if (range.size() != 2 || range[0] > range[1]) fail_at(name, c10::str("has ", kRange, " that are no range"));
     std::tie(result.begin, result.end) = std::pair(range[0], range[1]);
+    if (!dtype) {
+      result.unknown_dtype = *word;
+      result.box = Box::whole(sizes);
+      return result;
+    }
+    if (const auto packed = packed_elements(*dtype); packed > 1) {
+      if (sizes.empty() || sizes.back() % packed != 0)
+        fail_at(name, c10::str("has the sizes ", text_of(sizes), ", but elements of ", *word, " come in pairs"));
+      sizes.back() /= packed;
+    }
+    result.box = Box::whole(sizes);
     const auto numel = product_of(result.box.sizes);
     int64_t bytes = 0;
-    if (!numel || __builtin_mul_overflow(*numel, static_cast<int64_t>(c10::elementSize(*known)), &bytes))
+    if (!numel || __builtin_mul_overflow(*numel, static_cast<int64_t>(c10::elementSize(*dtype)), &bytes))
       fail_at(name, c10::str("has the sizes ", text_of(result.box.sizes), ", which are larger than any file"));
     if (bytes != result.end - result.begin) {
       fail_at(

@@ -20,20 +20,39 @@ TensorReader& SavedFolder::reader(const std::string& file) {
   return readers_.emplace(file, TensorReader(disk_, index_.path + "/" + file, index_.files.at(file))).first->second;
 }
 
-void SavedFolder::read(const std::string& name, const Box& box, std::span<std::byte> memory) {
+const SavedTensor& SavedFolder::tensor(const std::string& name) const {
   const auto found = index_.tensors.find(name);
-  if (found == index_.tensors.end()) {
+  if (found != index_.tensors.end()) return found->second;
+  const auto unknown = index_.unknown.find(name);
+  if (unknown == index_.unknown.end()) {
     throw ValueError(c10::str(
         "shardwise: the checkpoint ", index_.path, " has no tensor ", in_quotes(name), ". Check the model's names."));
   }
-  const auto& [dtype, sizes, chunks] = found->second;
-  const auto item_bytes = static_cast<int64_t>(c10::elementSize(dtype));
-  if (!Box::whole(sizes).holds(box) || box.numel() * item_bytes != static_cast<int64_t>(memory.size())) {
+  throw Error(c10::str(
+      "shardwise: ", in_quotes(name), " of the checkpoint ", index_.path, " cannot be read: torch has no dtype ",
+      in_quotes(unknown->second), ". Convert it with the program that wrote it; other tensors can be read."));
+}
+
+void SavedFolder::read(const std::string& name, const Box& box, std::span<std::byte> memory) {
+  const auto& saved = tensor(name);
+  const auto item_bytes = static_cast<int64_t>(c10::elementSize(saved.dtype));
+  if (!Box::whole(saved.sizes).holds(box) || box.numel() * item_bytes != static_cast<int64_t>(memory.size())) {
     throw ValueError(c10::str(
         "shardwise: ", in_quotes(name), " cannot be read from ", index_.path, " as ", text_of(box), " into ",
-        memory.size(), " bytes: its sizes are ", text_of(sizes), " in ", c10::toString(dtype), "."));
+        memory.size(), " bytes: its sizes are ", text_of(saved.sizes), " in ", c10::toString(saved.dtype), "."));
   }
-  for (const auto& chunk : chunks) {
+  try {
+    read_chunks(name, box, memory);
+  } catch (const Error&) {
+    check_not_replaced(disk_, index_);
+    throw;
+  }
+}
+
+void SavedFolder::read_chunks(const std::string& name, const Box& box, std::span<std::byte> memory) {
+  const auto& saved = tensor(name);
+  const auto item_bytes = static_cast<int64_t>(c10::elementSize(saved.dtype));
+  for (const auto& chunk : saved.chunks) {
     const auto piece = intersection(chunk.box, box);
     if (!piece) continue;
     auto& file = reader(chunk.file);
@@ -64,6 +83,7 @@ std::vector<std::string> verify_checkpoint(Disk& disk, const std::string& place)
         }
       }
     } catch (const Error& error) {
+      check_not_replaced(disk, index);
       problems.emplace_back(error.what());
     }
   }

@@ -14,17 +14,24 @@ class SHARDWISE_API SavedFolder {
  public:
   /// Raises what read_folder_index() raises.
   SavedFolder(Disk& disk, const std::string& place);
+  SavedFolder(SavedFolder&&) = default;
+  SavedFolder(const SavedFolder&) = delete;
 
   const FolderIndex& index() const {
     return index_;
   }
 
+  /// Raises ValueError for a tensor that is not there, Error for one of a dtype that torch does not have.
+  const SavedTensor& tensor(const std::string& name) const;
+
   /// Reads a piece of a tensor, row-major, into memory of just its bytes; of files only the blocks that it needs.
-  /// Raises ValueError for a tensor that is not there, a box that it does not hold, and memory of another size; Error
-  /// where the values are not those that were saved. `memory` is of no use after an error.
+  /// Raises what tensor() raises; ValueError for a box that it does not hold, and memory of another size; Error where
+  /// the values are not those that were saved, or the checkpoint was replaced meanwhile. `memory` is of no use after an
+  /// error.
   void read(const std::string& name, const Box& box, std::span<std::byte> memory);
 
  private:
+  void read_chunks(const std::string& name, const Box& box, std::span<std::byte> memory);
   TensorReader& reader(const std::string& file);
 
   Disk& disk_;

@@ -74,9 +74,22 @@ Json list_of(const Sizes& sizes) {
   return Json::List(sizes.begin(), sizes.end());
 }
 
+/// As safetensors counts elements.
+Json shape_of(const TensorEntry& entry) {
+  auto sizes = entry.box.sizes;
+  const auto packed = packed_elements(entry.dtype);
+  if (packed > 1 && sizes.empty()) {
+    throw ValueError(c10::str(
+        "shardwise: ", in_quotes(entry.name), " cannot be saved: it has no dimensions, and ",
+        c10::toString(entry.dtype), " is ", packed, " elements along the last one. Give it one with reshape({1})."));
+  }
+  if (packed > 1) sizes.back() *= packed;
+  return list_of(sizes);
+}
+
 } // namespace
 
-std::string make_header(std::vector<TensorEntry>& tensors) {
+std::string make_header(std::vector<TensorEntry>& tensors, FileKind kind) {
   check_names(tensors);
   set_ranges(tensors);
   Json::Object boxes;
@@ -86,11 +99,16 @@ std::string make_header(std::vector<TensorEntry>& tensors) {
     header.push_back(
         {entry.name, Json::Object{
                          {kDtype, dtype_name(entry.dtype, entry.name)},
-                         {kShape, list_of(entry.box.sizes)},
+                         {kShape, shape_of(entry)},
                          {kRange, Json::List{entry.begin, entry.end}}}});
   }
-  header[0].value =
-      Json::Object{{kFormat, kFormatValue}, {kDcpVersion, kDcpVersionValue}, {kBoxes, json_text(std::move(boxes))}};
+  Json::Object texts{{kFormat, kFormatValue}};
+  if (kind == FileKind::pieces) {
+    texts.push_back({kDcpVersion, kDcpVersionValue});
+    texts.push_back({kBoxes, json_text(std::move(boxes))});
+    texts.push_back({kWriter, kWriterValue});
+  }
+  header[0].value = std::move(texts);
   auto text = json_text(std::move(header));
   text.append((kLengthBytes - text.size() % kLengthBytes) % kLengthBytes, ' ');
   if (text.size() > static_cast<size_t>(kLongestHeader)) {

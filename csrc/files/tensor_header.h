@@ -15,9 +15,11 @@ namespace shardwise::files {
 /// A tensor in a file of safetensors, or a piece of one: a file has one piece of a tensor at most.
 struct TensorEntry {
   std::string name;
+  /// Undefined for one that torch does not have, whose name is `unknown_dtype`. Nobody knows its elements then.
   c10::ScalarType dtype = c10::ScalarType::Float;
+  std::string unknown_dtype = {};
   /// What the file has of the whole tensor. A file that says nothing of pieces has whole tensors.
-  Box box;
+  Box box = {};
   /// The range of its bytes in the file's data, which follows the header.
   int64_t begin = 0;
   int64_t end = 0;
@@ -33,17 +35,20 @@ struct TensorHeader {
   std::map<std::string, std::string> texts;
 };
 
+/// What a file has: pieces of a checkpoint of ours, or a model's whole tensors for everybody.
+enum class FileKind { pieces, whole };
+
 /// The bytes that give the header's length; the header itself follows them.
 constexpr int64_t kLengthBytes = 8;
 /// The longest header that readers of safetensors take.
 constexpr int64_t kLongestHeader = 100'000'000;
 
 /// Gives these tensors their ranges, in an order in which each is aligned for its dtype, and returns the beginning of
-/// a file of them: the length and the header, padded so that the data is aligned to 8 bytes. It says where pieces lie
-/// in the words of torch's HuggingFaceStorageWriter.
+/// a file of them: the length and the header, padded so that the data is aligned to 8 bytes. One of pieces says where
+/// they lie, in the words of torch's HuggingFaceStorageWriter, and that shardwise wrote it.
 /// Raises ValueError for a dtype without a name in safetensors, a name that comes twice, is empty, no UTF-8 or
 /// reserved, sizes that are none, and a header that would be too long.
-SHARDWISE_API std::string make_header(std::vector<TensorEntry>& tensors);
+SHARDWISE_API std::string make_header(std::vector<TensorEntry>& tensors, FileKind kind = FileKind::pieces);
 
 /// The length that a file's first bytes give.
 /// Raises Error, with the file's name, where it is not that of a header in a file of so many bytes.
@@ -51,7 +56,7 @@ SHARDWISE_API int64_t header_length(std::string_view first_bytes, int64_t file_b
 
 /// Reads a header, without its length, of a file with so many bytes of data. Nothing in it is trusted.
 /// Raises Error, with the names of file and tensor, for what safetensors does not allow: other than JSON, a name that
-/// comes twice, unknown dtypes, sizes or ranges that are negative, too large or unlike each other, ranges that overlap,
+/// comes twice, sizes or ranges that are negative, too large or unlike each other, ranges that overlap,
 /// leave gaps or do not end with the data; and for pieces that are not described as torch does.
 SHARDWISE_API TensorHeader parse_header(std::string_view header, int64_t data_bytes, const std::string& file);
 

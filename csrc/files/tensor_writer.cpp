@@ -1,7 +1,6 @@
 #include "files/tensor_writer.h"
 
 #include "files/in_quotes.h"
-#include "files/tensor_header.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -68,14 +67,15 @@ void check_bytes(const TensorToWrite& tensor, const TensorEntry& entry) {
 
 } // namespace
 
-FileRecord write_tensor_file(Disk& disk, const std::string& path, const std::vector<TensorToWrite>& tensors) {
+FileRecord write_tensor_file(
+    Disk& disk, const std::string& path, const std::vector<TensorToWrite>& tensors, FileKind kind) {
   std::vector<TensorEntry> entries;
   std::map<std::string_view, const TensorToWrite*> by_name;
   for (const auto& tensor : tensors) {
     entries.push_back({.name = tensor.name, .dtype = tensor.dtype, .box = tensor.box});
     by_name.emplace(tensor.name, &tensor);
   }
-  const auto header = make_header(entries);
+  const auto header = make_header(entries, kind);
   for (const auto& entry : entries) check_bytes(*by_name.at(entry.name), entry);
 
   FileRecord record{

@@ -3,6 +3,7 @@
 #include "files/box.h"
 #include "files/disk.h"
 #include "files/file_record.h"
+#include "files/tensor_header.h"
 
 #include <c10/core/ScalarType.h>
 
@@ -25,7 +26,7 @@ struct TensorToWrite {
 /// sync. No more memory is used than for one block.
 /// Raises ValueError, before the disk is touched, for what make_header() refuses and for data that is not as long as
 /// its box; DiskError where the disk fails, which leaves a part of the file.
-SHARDWISE_API FileRecord
-write_tensor_file(Disk& disk, const std::string& path, const std::vector<TensorToWrite>& tensors);
+SHARDWISE_API FileRecord write_tensor_file(
+    Disk& disk, const std::string& path, const std::vector<TensorToWrite>& tensors, FileKind kind = FileKind::pieces);
 
 } // namespace shardwise::files

@@ -120,7 +120,7 @@ void check_labels(const std::vector<std::string>& labels) {
     if (labels[rank] == labels.front()) continue;
     throw Error(c10::str(
         "shardwise: rank ", rank, " saves ", labels[rank], ", but rank 0 saves ", labels.front(),
-        ". All ranks must call the same function with the same values."));
+        ". All ranks must call the same function with the same folder and values."));
   }
 }
 
@@ -152,13 +152,13 @@ std::vector<BoxOfPiece> share_of(int64_t rank, const std::vector<std::string>& t
 } // namespace
 
 const std::vector<BoxOfPiece>& Division::among(
-    const Ranks& ranks, const std::vector<Piece>& pieces, const std::string& label) {
+    const Ranks& ranks, const std::vector<Piece>& pieces, const std::function<std::string()>& label) {
   constexpr size_t kDigits = 16;
   std::string described;
   // In front of the label: what it was that all ranks said the last time, where this rank would say the same again.
   auto labels = ranks.together([&] {
     described = describe(pieces);
-    return (described == described_ ? files::checksum_text(of_all_) : std::string(kDigits, '-')) + label;
+    return (described == described_ ? files::checksum_text(of_all_) : std::string(kDigits, '-')) + label();
   });
   const bool is_same = !described_.empty() && std::all_of(labels.begin(), labels.end(), [&](const auto& text) {
     return text.starts_with(files::checksum_text(of_all_));
@@ -177,7 +177,7 @@ const std::vector<BoxOfPiece>& Division::among(
 }
 
 std::vector<BoxOfPiece> divide(const Ranks& ranks, const std::vector<Piece>& pieces, const std::string& label) {
-  return Division().among(ranks, pieces, label);
+  return Division().among(ranks, pieces, [&] { return label; });
 }
 
 } // namespace shardwise::saves

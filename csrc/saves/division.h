@@ -6,6 +6,7 @@
 #include <shardwise/export.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,10 +20,11 @@ using BoxOfPiece = std::pair<size_t, size_t>;
 /// bytes. Remembers it, so that ranks that all have the same again say only that.
 class SHARDWISE_API Division {
  public:
-  /// What this rank writes. `label` is what else the ranks must have in common.
+  /// What this rank writes. `label` is what else the ranks must have in common; it may raise.
   /// Raises Error, the same on all ranks, with the tensor's name where ranks have different sizes or dtypes of it, or
   /// boxes that together do not hold every element once.
-  const std::vector<BoxOfPiece>& among(const Ranks& ranks, const std::vector<Piece>& pieces, const std::string& label);
+  const std::vector<BoxOfPiece>& among(
+      const Ranks& ranks, const std::vector<Piece>& pieces, const std::function<std::string()>& label);
 
  private:
   /// What this rank said the last time, empty if there was none; a checksum of what all ranks said; and what came of

@@ -23,20 +23,31 @@ using base::listed;
 /// What a checkpoint brings to one rank: first compared, then read.
 class Loading {
  public:
-  Loading(nn::ModuleState& module, torch::optim::Optimizer* optimizer, const std::string& folder)
+  Loading(nn::ModuleState& module, torch::optim::Optimizer* optimizer, files::SavedFolder folder)
       : module_(module),
-        folder_(files::Disk::real(), folder) {
+        folder_(std::move(folder)) {
+    loaded_.unverified = !folder_.index().marker;
     match_module();
     if (optimizer != nullptr) match_optimizer(*optimizer);
     for (const auto& [name, saved] : folder_.index().tensors) {
       const bool is_others =
-          name.starts_with(saves::kProgram) || (optimizer == nullptr && name.starts_with(saves::kOptimizer));
+          name.starts_with(files::kProgram) || (optimizer == nullptr && name.starts_with(files::kOptimizer));
       if (!known_.contains(name) && !is_others) loaded_.unexpected.push_back(name);
+    }
+    for (const auto& [name, dtype] : folder_.index().unknown) {
+      if (!known_.contains(name)) loaded_.unexpected.push_back(name);
     }
   }
 
   /// Raises Error if the checkpoint does not fit.
-  void check(bool strict) const {
+  void check(const LoadOptions& options) const {
+    if (loaded_.unverified && !options.allow_unverified()) {
+      throw Error(c10::str(
+          "shardwise: ", folder_.index().path, " has no ", files::kMarkerName,
+          ": another program wrote it, so that nothing of it can be verified, and allow_unverified(false) refuses "
+          "that. Load a checkpoint that shardwise saved, or allow it."));
+    }
+    const bool strict = options.strict();
     std::string lines;
     if (strict) {
       lines = listed("missing in the checkpoint", loaded_.missing) +
@@ -54,8 +65,8 @@ class Loading {
     for (const auto& [index, name] : found_) read_entry(module_.entries()[index], name);
     if (optimizer_) read_optimizer();
     for (const auto& [name, saved] : folder_.index().tensors) {
-      if (!name.starts_with(saves::kProgram)) continue;
-      loaded_.tensors.insert(name.substr(std::string(saves::kProgram).size()), saves::read_whole(folder_, name));
+      if (!name.starts_with(files::kProgram)) continue;
+      loaded_.tensors.insert(name.substr(std::string(files::kProgram).size()), saves::read_whole(folder_, name));
     }
     if (const auto& marker = folder_.index().marker) {
       for (const auto& [name, value] : marker->values) read_value(name, value);
@@ -77,7 +88,12 @@ class Loading {
 
   void match_module() {
     const auto& tensors = folder_.index().tensors;
+    const auto& unknown = folder_.index().unknown;
     for (const auto& [name, index] : module_.names()) {
+      if (const auto dtype = unknown.find(name); dtype != unknown.end()) {
+        known_.insert(name);
+        wrong_.push_back(c10::str("'", name, "' has the dtype ", dtype->second, " there, which torch does not have"));
+      }
       const auto saved = tensors.find(name);
       if (saved == tensors.end()) continue;
       known_.insert(name);
@@ -96,7 +112,7 @@ class Loading {
     const auto& tensors = folder_.index().tensors;
     std::vector<std::string> names;
     for (const auto& [name, saved] : tensors) {
-      if (name.starts_with(saves::kOptimizer)) names.push_back(name);
+      if (name.starts_with(files::kOptimizer)) names.push_back(name);
     }
     const auto size = [&](const std::string& name) { return c10::elementSize(tensors.at(name).dtype); };
     std::stable_sort(names.begin(), names.end(), [&](auto& one, auto& other) { return size(one) > size(other); });
@@ -108,7 +124,7 @@ class Loading {
     optimizer_.emplace(given);
     parameters_ = optim::named_parameters(module_, *optimizer_);
     if (const auto problem = optim::without_name(parameters_, *optimizer_); !problem.empty()) throw ValueError(problem);
-    const std::string prefix = saves::kOptimizer;
+    const std::string prefix = files::kOptimizer;
     for (const auto& name : optimizers_names()) {
       const auto& saved = folder_.index().tensors.at(name);
       const bool is_small = files::Box::whole(saved.sizes).numel() <= 2;
@@ -176,7 +192,7 @@ class Loading {
 
   /// In the dtype in which it was saved; the optimizer casts it.
   at::Tensor read_state(const optim::NamedParameter& parameter, const optim::StateItem& item) {
-    const auto name = saves::kOptimizer + item.key;
+    const auto name = files::kOptimizer + item.key;
     const auto kind = at::TensorOptions(at::kMeta).dtype(folder_.index().tensors.at(name).dtype);
     const auto like = at::empty(parameter.entry.tensor.sizes(), kind);
     return saves::read_piece(folder_, saves::piece_like(parameter.entry, name, like));
@@ -215,10 +231,11 @@ Loaded load_all(
   nn::ModuleState state(module);
   const auto ranks = saves::ranks_of(state, options.mesh(), "load");
   state.agree("load", state.locate());
+  auto opened = saves::open_checkpoint(ranks, folder);
   std::optional<Loading> loading;
   ranks.together([&] {
-    loading.emplace(state, optimizer, folder);
-    loading->check(options.strict());
+    loading.emplace(state, optimizer, std::move(opened));
+    loading->check(options);
     return "";
   });
   Loaded loaded;

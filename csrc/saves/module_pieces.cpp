@@ -94,13 +94,13 @@ std::vector<Piece> pieces_of(
   for (const auto& parameter : parameters) {
     const auto state = optimizer.get(parameter.entry.tensor);
     for (const auto& item : state.tensors) {
-      pieces.push_back(piece_like(parameter.entry, kOptimizer + parameter.state_key(item.key()), item.value()));
+      pieces.push_back(piece_like(parameter.entry, files::kOptimizer + parameter.state_key(item.key()), item.value()));
     }
     for (const auto& item : state.numbers) {
-      pieces.push_back(whole_piece(kOptimizer + parameter.state_key(item.key()), item.value()));
+      pieces.push_back(whole_piece(files::kOptimizer + parameter.state_key(item.key()), item.value()));
     }
     for (const auto& item : optimizer.options(parameter.group)) {
-      pieces.push_back(whole_piece(kOptimizer + parameter.option_key(item.key()), item.value()));
+      pieces.push_back(whole_piece(files::kOptimizer + parameter.option_key(item.key()), item.value()));
     }
   }
   return pieces;

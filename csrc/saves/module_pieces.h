@@ -1,8 +1,8 @@
 #pragma once
 
+#include "files/names.h"
 #include "nn/module_state.h"
 #include "optim/named_parameters.h"
-#include "saves/names.h"
 #include "saves/piece.h"
 
 #include <string>

@@ -21,7 +21,7 @@ files::Json::Object json_of(const SavedValues& values) {
 /// The module's own names must not look like others.
 std::string reserved_name(const nn::ModuleState& module) {
   for (const auto& [name, index] : module.names()) {
-    for (const std::string prefix : {kOptimizer, kProgram}) {
+    for (const std::string prefix : {files::kOptimizer, files::kProgram}) {
       if (!name.starts_with(prefix)) continue;
       return c10::str(
           "shardwise: save(): the module's '", name,
@@ -54,7 +54,7 @@ ModuleSave module_save(
     save.pieces = pieces_of(state);
     if (optimizer != nullptr) add_optimizer(save.pieces, state, *optimizer);
     for (const auto& item : options.tensors())
-      save.pieces.push_back(whole_piece(kProgram + item.key(), item.value(), /*must_agree=*/true));
+      save.pieces.push_back(whole_piece(files::kProgram + item.key(), item.value(), /*must_agree=*/true));
     return "";
   });
   save.about.values = json_of(options.values());

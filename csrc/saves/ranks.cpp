@@ -1,6 +1,7 @@
 #include "saves/ranks.h"
 
 #include "base/reason.h"
+#include "files/disk.h"
 
 #include <shardwise/error.h>
 
@@ -29,6 +30,16 @@ std::vector<std::string> Ranks::together(const std::function<std::string()>& act
   }
   for (auto& text : texts) text.erase(0, 1);
   return texts;
+}
+
+void Ranks::agree_on_place(const std::string& place, const std::string& verb) const {
+  const auto places = together([&] { return files::without_slashes(place); });
+  for (size_t rank = 0; rank < places.size(); ++rank) {
+    if (places[rank] == places.front()) continue;
+    throw Error(c10::str(
+        "shardwise: rank ", rank, " ", verb, " ", places[rank], ", but rank 0 ", verb, " ", places.front(),
+        ". All ranks must name the same place, which all of them see."));
+  }
 }
 
 } // namespace shardwise::saves

@@ -32,6 +32,8 @@ class SHARDWISE_API Ranks {
   /// Runs what may fail on any rank, and returns the text that each rank's call returned. If it raises on some ranks,
   /// it raises on all: there what it raised, elsewhere an Error that names the first of these ranks.
   std::vector<std::string> together(const std::function<std::string()>& act) const;
+  /// Raises Error where ranks name different files or folders. `verb` is what they do with them.
+  void agree_on_place(const std::string& place, const std::string& verb) const;
 
  private:
   int64_t rank_ = 0;

@@ -38,8 +38,9 @@ BegunSave::BegunSave(
     : unfinished_(disk),
       about_(std::move(about)),
       snapshot_(snapshot) {
-  const auto label = c10::str("a checkpoint with the values ", text_of(about_.values));
-  const auto& chosen = division.among(ranks, pieces, label);
+  const auto& chosen = division.among(ranks, pieces, [&] {
+    return c10::str("a checkpoint with the values ", text_of(about_.values), " to ", files::without_slashes(place));
+  });
   // Before there is anything to remove again.
   ranks.together([&] {
     collect(pieces, chosen);

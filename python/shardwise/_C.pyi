@@ -11,7 +11,7 @@ import torch._C._distributed_c10d
 import torch.distributed
 import torch.distributed.distributed_c10d
 import typing
-__all__: list[str] = ['BackgroundSave', 'Call', 'CppUnit', 'Error', 'EstimateOptions', 'GivenParameter', 'GradientReduction', 'MemoryEstimate', 'Mesh', 'Options', 'Outline', 'OutlineParameter', 'OutlineUnit', 'PeerError', 'Piece', 'Pipeline', 'PipelineOptions', 'Ranks', 'SavedFolder', 'Split', 'TensorParallel', 'Unit', 'Unsharding', 'ValueError', 'check_pieces', 'clip_grad_norm_', 'cpp_unit', 'estimate_memory', 'full_state_dict', 'fully_shard', 'has_unit', 'hollow', 'keep_newest_steps', 'load_full_state_dict', 'make_record_file', 'make_transport', 'merge_checkpoint', 'newest_step', 'on_shared_memory', 'parallelize', 'replicate', 'save_pieces', 'share_comm_context', 'start_record', 'step_folder', 'stop_record', 'verify_checkpoint']
+__all__: list[str] = ['BackgroundSave', 'Call', 'CppUnit', 'Error', 'EstimateOptions', 'GivenParameter', 'GradientReduction', 'MemoryEstimate', 'Mesh', 'Options', 'Outline', 'OutlineParameter', 'OutlineUnit', 'PeerError', 'Piece', 'Pipeline', 'PipelineOptions', 'Ranks', 'SavedFolder', 'Split', 'TensorParallel', 'Unit', 'Unsharding', 'ValueError', 'check_pieces', 'clip_grad_norm_', 'cpp_unit', 'estimate_memory', 'full_state_dict', 'fully_shard', 'has_unit', 'hollow', 'keep_newest_steps', 'leftovers', 'load_full_state_dict', 'make_record_file', 'make_transport', 'merge_checkpoint', 'newest_step', 'on_shared_memory', 'parallelize', 'remove_dead_leftovers', 'replicate', 'save_pieces', 'share_comm_context', 'start_record', 'step_folder', 'stop_record', 'verify_checkpoint']
 class Error(RuntimeError):
     """
     What the engine raises; the message says what happened, where, and what to do.
@@ -359,6 +359,11 @@ class SavedFolder:
     """
     The tensors and values of a checkpoint.
     """
+    @staticmethod
+    def on_all_ranks(ranks: Ranks, folder: str) -> SavedFolder:
+        """
+        Raises Error unless all ranks name one folder and find the same checkpoint.
+        """
     def __init__(self, folder: str) -> None:
         ...
     def read_piece(self, piece: Piece) -> torch.Tensor:
@@ -377,6 +382,11 @@ class SavedFolder:
     def tensors(self) -> dict[str, tuple[torch.dtype, list[int]]]:
         """
         The dtype and the sizes of each.
+        """
+    @property
+    def unknown(self) -> dict[str, str]:
+        """
+        Tensors that cannot be read, with their dtypes, which torch does not have.
         """
     @property
     def values(self) -> dict[str, typing.Any]:
@@ -475,6 +485,10 @@ def hollow(sizes: collections.abc.Sequence[typing.SupportsInt], dtype: typing.An
     """
 def keep_newest_steps(root: str, count: typing.SupportsInt) -> list[str]:
     ...
+def leftovers(root: str) -> list[tuple[str, bool]]:
+    """
+    Folders that saves left, or are at work on, and whether their process has ended.
+    """
 def load_full_state_dict(module: typing.Any, values: dict[str, typing.Any], *, strict: bool, broadcast_from_rank0: bool) -> tuple[list[str], list[str], int]:
     ...
 def make_record_file(folder: str, rank: typing.SupportsInt) -> str:
@@ -497,6 +511,10 @@ def on_shared_memory(listener: typing.SupportsInt) -> None:
     """
 def parallelize(module: typing.Any, mesh: Mesh, axis: str, plan: collections.abc.Sequence[tuple[str, Split]], *, broadcast: bool, allow_aliases: bool) -> TensorParallel:
     ...
+def remove_dead_leftovers(root: str) -> list[str]:
+    """
+    Returns those that it removed.
+    """
 def replicate(modules: collections.abc.Sequence[typing.Any], mesh: Mesh, options: Options, *, ignored: collections.abc.Sequence[torch.Tensor]) -> CppUnit:
     ...
 def save_pieces(ranks: Ranks, folder: str, pieces: collections.abc.Sequence[Piece], values: dict[str, typing.Any]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from shardwise import _C
 
-ABOUT = "lists what a sharded checkpoint has, verifies it, or merges it into one of Hugging Face's"
+ABOUT = "lists what a sharded checkpoint has, verifies it, merges it into one of Hugging Face's, or removes leftovers"
 GIGABYTE = 10**9
 
 
@@ -29,6 +29,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--file-size", type=float, default=5, metavar="GB", help="how large a file of --merge may be (default: 5)"
     )
+    command.add_argument(
+        "--leftovers", action="store_true", help="list what saves that died left beside the checkpoints in FOLDER"
+    )
+    command.add_argument(
+        "--remove-leftovers", action="store_true", help="remove those whose processes have ended, as the next save does"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,6 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     folder = str(arguments.folder)
     try:
+        if arguments.leftovers or arguments.remove_leftovers:
+            print("\n".join(_leftovers(folder, arguments.remove_leftovers)))
+            return 0
         if newest := _C.newest_step(folder):
             folder = newest[1]
         if arguments.merge:
@@ -59,6 +68,20 @@ def _verify(folder: str) -> int:
     return 1 if problems else 0
 
 
+def _leftovers(root: str, remove: bool) -> Iterator[str]:
+    from shardwise import _C
+
+    if (Path(root) / "shardwise.json").exists():
+        root = str(Path(root).parent)  # they lie beside a checkpoint
+    if remove:
+        yield from (f"removed {path}" for path in _C.remove_dead_leftovers(root))
+    left = _C.leftovers(root)
+    for path, is_dead in left:
+        yield f"{path}: its process {'has ended' if is_dead else 'runs, or ran on another host'}"
+    if not left:
+        yield f"{root} has no leftovers."
+
+
 def _listed(saved: _C.SavedFolder) -> Iterator[str]:
     by = (
         f"by {saved.world} rank{'s' if saved.world != 1 else ''}"
@@ -69,6 +92,8 @@ def _listed(saved: _C.SavedFolder) -> Iterator[str]:
     yield f"{saved.path}: {_bytes(sum(sizes.values()))} in {len(saved.files)} files, written {by}"
     for name, value in saved.values.items():
         yield f"  {name} = {value!r}"
+    for name, unknown in saved.unknown.items():
+        yield f"  {name} has the dtype {unknown}, which torch does not have"
     width = max(map(len, saved.tensors), default=0)
     for name, (dtype, shape) in saved.tensors.items():
         kind = str(dtype).removeprefix("torch.")

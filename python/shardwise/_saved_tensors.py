@@ -73,11 +73,13 @@ def lies_as(one: torch.Tensor, other: torch.Tensor) -> bool:
 class Saved:
     """A checkpoint: what it has, read once."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder = _C.SavedFolder(folder)
+    def __init__(self, folder: _C.SavedFolder) -> None:
+        self.folder = folder
         self.path = self.folder.path
         #: The dtype and the sizes of each.
         self.tensors = self.folder.tensors
+        #: Tensors that cannot be read, with their dtypes, which torch does not have.
+        self.unknown = self.folder.unknown
         self.values = self.folder.values
 
     def item_size(self, name: str) -> int:

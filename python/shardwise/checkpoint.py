@@ -11,10 +11,11 @@ and load the same: see docs/checkpoints.md.
 from __future__ import annotations
 
 import json
+import os
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any, TypeVar
 
 import torch
@@ -51,6 +52,8 @@ class Loaded:
     #: Names that only the model, the optimizer or the given tensors have, and names that only the checkpoint has.
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
+    #: Whether another program wrote the folder, so that nothing of it could be verified.
+    unverified: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,9 @@ def save(
     >>> checkpoint.save(checkpoint.step_folder("run", 100), model, optimizer, values={"step": 100})
     """
     ranks = _ranks(_mesh(process_group), "save")
+    place = _together(ranks, lambda: _place(folder))
     pieces, about = _together(ranks, lambda: _pieces(model, optimizer, values or {}, tensors or {}))
-    _C.save_pieces(ranks, fspath(folder), pieces, about)
+    _C.save_pieces(ranks, place, pieces, about)
 
 
 class Saver:
@@ -130,9 +134,10 @@ class Saver:
         """
         mesh = _mesh(self._group)
         ranks = _ranks(mesh, "save")
+        place = _together(ranks, lambda: _place(folder))
         beside = _C.Ranks.beside(mesh) if mesh is not None else _C.Ranks()
         pieces, about = _together(ranks, lambda: _pieces(model, optimizer, values or {}, tensors or {}))
-        self._background.begin(ranks, beside, fspath(folder), pieces, about)
+        self._background.begin(ranks, beside, place, pieces, about)
 
     def wait(self) -> None:
         """Returns once the last checkpoint will survive a loss of power. Raises what the save raised, once.
@@ -157,6 +162,7 @@ def load(
     *,
     tensors: Mapping[str, torch.Tensor] | None = None,
     strict: bool = True,
+    allow_unverified: bool = True,
     process_group: dist.ProcessGroup | None = None,
 ) -> Loaded:
     """Sets a model, in place, to what save() wrote, whatever ranks wrote it and however they divided it.
@@ -173,17 +179,20 @@ def load(
         optimizer: its state and its options are set too. Options that say how a step is computed, as `fused`, stay.
         tensors: program's tensors to set in place, as save() took them; others are returned.
         strict: whether names that only the model or only the checkpoint has are an Error. If not, they are returned.
+        allow_unverified: whether a folder of another program, which has no checksums, is loaded too. If not, it is an
+            Error.
         process_group: as for save().
 
     >>> checkpoint.load(checkpoint.newest_step("run").folder, model, optimizer).values["step"]
     """
     ranks = _ranks(_mesh(process_group), "load")
-    loading = _together(ranks, lambda: _Loading(fspath(folder), model, optimizer, tensors or {}))
+    saved = _C.SavedFolder.on_all_ranks(ranks, _together(ranks, lambda: _place(folder)))
+    loading = _together(ranks, lambda: _Loading(saved, model, optimizer, tensors or {}))
     _C.check_pieces(ranks, [piece for piece, _ in loading.targets])
     # Ranks may have parts of a model, such as stages of a pipeline: what none of them has is unexpected.
     told = [set(json.loads(text)) for text in ranks.together(lambda: json.dumps(loading.loaded.unexpected))]
     loading.loaded.unexpected = [name for name in loading.loaded.unexpected if all(name in names for names in told)]
-    _together(ranks, lambda: loading.check(strict))
+    _together(ranks, lambda: loading.check(strict, allow_unverified))
     return _together(ranks, loading.read)
 
 
@@ -192,7 +201,7 @@ def step_folder(root: Path, step: int) -> str:
 
     >>> checkpoint.save(checkpoint.step_folder("run", 100), model)
     """
-    return _C.step_folder(fspath(root), step)
+    return _C.step_folder(_place(root), step)
 
 
 def newest_step(root: Path) -> SavedStep | None:
@@ -200,7 +209,7 @@ def newest_step(root: Path) -> SavedStep | None:
 
     >>> newest = checkpoint.newest_step("run")
     """
-    found = _C.newest_step(fspath(root))
+    found = _C.newest_step(_place(root))
     return SavedStep(*found) if found else None
 
 
@@ -212,7 +221,7 @@ def keep_newest_steps(root: Path, count: int) -> list[str]:
     >>> if dist.get_rank() == 0:
     ...     checkpoint.keep_newest_steps("run", 3)
     """
-    return _C.keep_newest_steps(fspath(root), count)
+    return _C.keep_newest_steps(_place(root), count)
 
 
 class _Loading:
@@ -220,13 +229,13 @@ class _Loading:
 
     def __init__(
         self,
-        folder: str,
+        folder: _C.SavedFolder,
         model: nn.Module,
         optimizer: optim.Optimizer | None,
         tensors: Mapping[str, torch.Tensor],
     ) -> None:
         self.saved = Saved(folder)
-        self.loaded = Loaded()
+        self.loaded = Loaded(unverified=folder.world is None)
         self.make = Pieces()
         self.wrong: list[str] = []
         #: What is read in place, by name in the checkpoint.
@@ -243,24 +252,33 @@ class _Loading:
             self.wrong += wrong
         others = (PROGRAM,) if self.optimizer is not None else (PROGRAM, OPTIMIZER)
         self.loaded.unexpected = [
-            name for name in self.saved.tensors if name not in known and not name.startswith(others)
+            name
+            for name in [*self.saved.tensors, *self.saved.unknown]
+            if name not in known and (name in self.saved.unknown or not name.startswith(others))
         ]
 
     def _match(self, *groups: Mapping[str, torch.Tensor]) -> None:
         for entries in groups:
-            found = {id(tensor) for name, tensor in entries.items() if name in self.saved.tensors}
+            there = {*self.saved.tensors, *self.saved.unknown}
+            found = {id(tensor) for name, tensor in entries.items() if name in there}
             # A tensor that has several names needs one of them.
-            self.loaded.missing += [
-                n for n, tensor in entries.items() if n not in self.saved.tensors and id(tensor) not in found
-            ]
+            self.loaded.missing += [n for n, tensor in entries.items() if n not in there and id(tensor) not in found]
             for name, tensor in entries.items():
                 piece = self.make.of(name, tensor)
                 self.targets += [(piece, local_of(name, tensor))]
                 if name in self.saved.tensors and (reason := _why_not(tensor, *self.saved.tensors[name])):
                     self.wrong.append(f"'{name}' {reason}")
+                if dtype := self.saved.unknown.get(name):
+                    self.wrong.append(f"'{name}' has the dtype {dtype} there, which torch does not have")
 
-    def check(self, strict: bool) -> None:
+    def check(self, strict: bool, allow_unverified: bool) -> None:
         """Raises Error if the checkpoint does not fit."""
+        if self.loaded.unverified and not allow_unverified:
+            raise _C.Error(
+                f"shardwise: {self.saved.path} has no shardwise.json: another program wrote it, so that nothing of it "
+                "can be verified, and allow_unverified=False refuses that. Load a checkpoint that shardwise saved, or "
+                "allow it."
+            )
         lines = [("do not fit", self.wrong)]
         if strict:
             lines[:0] = [
@@ -301,6 +319,8 @@ def _pieces(
     make = Pieces()
     pieces = [make.of(name, tensor, isinstance(tensor, nn.Parameter)) for name, tensor in entries.items()]
     about = dict(values)
+    for name in [*entries, *tensors]:
+        _check_name(name)
     for name in [*entries, *about]:
         if str(name).startswith((OPTIMIZER, PROGRAM)):
             raise ValueError(
@@ -353,6 +373,28 @@ def _word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _place(path: Path) -> str:
+    text = os.fsdecode(path)
+    if not _is_utf8(text):
+        raise ValueError(f"shardwise: the path {text!r} is no text in UTF-8. Name another one.")
+    return text
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or not _is_utf8(name):
+        raise ValueError(
+            f"shardwise: the name of a tensor {name!r:.80} cannot be saved: it must be a text, without lone surrogates."
+        )
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _mesh(group: dist.ProcessGroup | None) -> _C.Mesh | None:
     """Of the ranks of a group; None for one that is alone."""
     if group is None and not dist.is_initialized():
@@ -373,4 +415,13 @@ def _together(ranks: _C.Ranks, act: Callable[[], T]) -> T:
     return results[0]
 
 
-__all__ = ["Loaded", "SavedStep", "Saver", "keep_newest_steps", "load", "newest_step", "save", "step_folder"]
+__all__ = [
+    "Loaded",
+    "SavedStep",
+    "Saver",
+    "keep_newest_steps",
+    "load",
+    "newest_step",
+    "save",
+    "step_folder",
+]

@@ -71,6 +71,18 @@ CHECKPOINTS = [
         "if (file == nullptr) {",
     ),
     Mutant(
+        "take one of ours without its marker for one of others",
+        "csrc/files/folder_index.cpp",
+        "    if (!index_.marker) check_foreign(reader.header());\n",
+        "",
+    ),
+    Mutant(
+        "blame the files of a checkpoint that was replaced",
+        "csrc/files/folder_index.cpp",
+        "  if (!now || now->save == index.marker->save) return;\n",
+        "  return;\n",
+    ),
+    Mutant(
         "leave what dead saves left beside the next one",
         "csrc/files/saving.cpp",
         "    remove_dead_leftovers(disk, root);\n",
@@ -81,6 +93,20 @@ CHECKPOINTS = [
         "csrc/files/place.cpp",
         "if (!is_empty || error.number() != ENOTEMPTY",
         "if (is_empty || error.number() != ENOTEMPTY",
+    ),
+    Mutant(
+        "load what different saves wrote on the ranks",
+        "csrc/saves/load_pieces.cpp",
+        "    if (saves[rank] == saves.front()) continue;\n",
+        "    continue;\n",
+        suites="Save.*",
+    ),
+    Mutant(
+        "load from folders that differ between ranks",
+        "csrc/saves/ranks.cpp",
+        "    if (places[rank] == places.front()) continue;\n",
+        "    continue;\n",
+        suites="Save.*",
     ),
     Mutant(
         "end well where nobody saw that the last save failed",

@@ -59,6 +59,9 @@ SHARDWISE_API void save(
 struct SHARDWISE_API LoadOptions {
   /// Whether names that only the model or only the checkpoint has are an Error. If not, they are returned.
   TORCH_ARG(bool, strict) = true;
+  /// Whether a folder of another program, such as a checkpoint of Hugging Face's, is loaded too: it has no checksums.
+  /// If not, it is an Error.
+  TORCH_ARG(bool, allow_unverified) = true;
   /// As for save().
   TORCH_ARG(std::optional<Mesh>, mesh) = std::nullopt;
 };
@@ -71,6 +74,8 @@ struct SHARDWISE_API Loaded {
   /// Names that only the module or the optimizer has, and names that only the checkpoint has.
   std::vector<std::string> missing;
   std::vector<std::string> unexpected;
+  /// Whether another program wrote the folder, so that nothing of it could be verified.
+  bool unverified = false;
 };
 
 /// Sets the parameters and buffers of a model, in place, to what save() wrote, whatever ranks wrote it; also to what

@@ -1,8 +1,12 @@
 // save() and load(): what any ranks saved, any others load; and what goes wrong is told before anything changes.
 #include "ranks/saved_models.h"
+#include "saves/load_pieces.h"
+#include "saves/mesh_ranks.h"
 #include "support/expect.h"
 #include "support/folder.h"
 #include "support/variables.h"
+
+#include <shardwise/saver.h>
 
 #include <cmath>
 #include <fstream>
@@ -159,7 +163,9 @@ TEST(Save, ARankThatFailsFailsOnAllAndWhatWasThereStays) {
         [&] {
           save(path, model, SaveOptions().values({{"step", int64_t{rank.rank()}}}));
         },
-        {"rank 1 saves a checkpoint with the values {\"step\": 1}, but rank 0"});
+        {"rank 1 saves a checkpoint with the values {\"step\": 1} to ", ", but rank 0"});
+    const std::string broken = rank.rank() == 1 ? "\xff" : "";
+    expect_error<Error>([&] { save(path, model, SaveOptions().values({{"text", broken}})); }, {"is no UTF-8"});
     const auto other = torch::zeros({rank.rank() + 1});
     StateDict sizes;
     sizes.insert("sizes", other);
@@ -187,6 +193,64 @@ TEST(Save, ABrokenFileIsNamedOnAllRanks) {
     }
     rank.mesh().barrier();
     expect_error<Error>([&] { load(path, model); }, {std::filesystem::path(broken).filename().string()});
+  });
+}
+
+TEST(Save, OneThatLostItsMarkerIsRefused) {
+  const TemporaryFolder folder;
+  const auto path = folder / "step";
+  run_ranks(2, [&](Rank& rank) {
+    Stack model;
+    shard_stack(model, sharded_on(rank));
+    save(path, model);
+    EXPECT_FALSE(load(path, model, LoadOptions().allow_unverified(false)).unverified);
+    rank.mesh().barrier();
+    if (rank.rank() == 0) std::filesystem::remove(path + "/shardwise.json");
+    rank.mesh().barrier();
+    expect_error<Error>([&] { load(path, model, LoadOptions().strict(false)); }, {"its shardwise.json is missing"});
+  });
+}
+
+TEST(Save, RanksThatNameDifferentFolders) {
+  const TemporaryFolder folder;
+  run_ranks(2, [&](Rank& rank) {
+    Stack model;
+    shard_stack(model, sharded_on(rank));
+    const auto own = folder / c10::str("step-", rank.rank());
+    expect_error<Error>(
+        [&] { save(own, model); }, {"rank 1 saves", "to " + (folder / "step-1"), "but rank 0", folder / "step-0"});
+    Saver saver;
+    expect_error<Error>([&] { saver.save(own, model); }, {"to " + (folder / "step-1")});
+    save(folder / "step-0", model);
+    expect_error<Error>(
+        [&] { load(own, model); },
+        {"rank 1 loads " + (folder / "step-1") + ", but rank 0 loads " + (folder / "step-0")});
+    load(folder / (rank.rank() == 0 ? "step-0" : "step-0/"), model);
+  });
+}
+
+TEST(Save, RanksThatFindWhatDifferentSavesWrote) {
+  const TemporaryFolder folder;
+  const auto path = folder / "step";
+  run_ranks(2, [&](Rank& rank) {
+    Stack model;
+    shard_stack(model, sharded_on(rank));
+    save(path, model);
+    const auto ranks = saves::ranks_on(rank.mesh(), "a test");
+    int count = 0;
+    const saves::Ranks slow(rank.rank(), 2, [&](const std::string& mine) {
+      const bool is_first = count++ == 0;
+      if (!is_first && rank.rank() == 0) rank.mesh().barrier();
+      auto texts = ranks.together([&] { return mine; });
+      if (is_first && rank.rank() == 1) {
+        // Once the first rank has looked.
+        rank.mesh().barrier();
+        save(path, Stack());
+      }
+      return texts;
+    });
+    expect_error<Error>(
+        [&] { saves::open_checkpoint(slow, path); }, {"rank 1 finds another checkpoint at " + path + " than rank 0"});
   });
 }
 

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint8, torch.bool, torch.uint16, torch.uint32, torch.uint64, torch.complex64, torch.float8_e4m3fn,
-    torch.float8_e5m2,
+    torch.float8_e5m2, torch.float8_e8m0fnu,
 )  # fmt: skip
 
 
@@ -35,7 +35,9 @@ def files() -> Any:
 
 def of_each_dtype() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(4)
-    return {str(dtype): torch.randint(0, 2, (3, 2), generator=generator).to(dtype) for dtype in DTYPES}
+    made = {str(dtype): torch.randint(0, 2, (3, 2), generator=generator).to(dtype) for dtype in DTYPES}
+    pairs = torch.randint(0, 256, (3, 2), generator=generator, dtype=torch.uint8)
+    return made | {"pairs": pairs.view(torch.float4_e2m1fn_x2)}
 
 
 def whole_tensors() -> dict[str, torch.Tensor]:
@@ -83,7 +85,7 @@ def test_safetensors_reads_each_file(tmp_path: Path) -> None:
         file = tmp_path / "step" / f"shard-{rank:05}-model-00001-of-00001.safetensors"
         assert_same(load_file(file), {name: piece for name, piece, _ in pieces})
         with safe_open(file, framework="pt") as opened:
-            assert set(opened.metadata()) == {"format", "DCP_VERSION", "DCP_SHARDING_INFO"}
+            assert set(opened.metadata()) == {"format", "DCP_VERSION", "DCP_SHARDING_INFO", "WRITTEN_BY"}
             assert opened.metadata()["format"] == "pt" and opened.metadata()["DCP_VERSION"] == "1.0"
     assert_same(files().load(str(tmp_path / "step")), tensors)
 

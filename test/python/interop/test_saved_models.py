@@ -163,6 +163,23 @@ class TestSavedModels:
         for one, two in zip(model.parameters(), other.parameters(), strict=True):
             assert torch.equal(one, two)
 
+    def test_elements_of_less_than_a_byte(self, tmp_path: Path) -> None:
+        def made(byte: int) -> nn.Module:
+            module = nn.Linear(2, 2)
+            for name in ("float4_e2m1fn_x2", "float8_e8m0fnu"):
+                module.register_buffer(name, torch.full((3, 2), byte, dtype=torch.uint8).view(getattr(torch, name)))
+            return module
+
+        model = made(0x5A)
+        saver = checkpoint.Saver()
+        saver.save(tmp_path / "step", model, tensors={"own": model.float4_e2m1fn_x2})
+        saver.wait()
+        for folder in ("step",):
+            other = made(0)
+            found = checkpoint.load(tmp_path / folder, other)
+            for name, value in [*other.named_buffers(), *found.tensors.items()]:
+                assert value.view(torch.uint8).eq(0x5A).all(), name
+
     def test_tied_parameters(self, tmp_path: Path) -> None:
         def tied() -> Any:
             model = mlps(WIDTH, 2)

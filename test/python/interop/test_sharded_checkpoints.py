@@ -143,9 +143,32 @@ def fails_alone(rank: int, folder: str) -> None:
     refuses("the value 'object' cannot be saved", values={"object": Text()})
     refuses("the value 'object' cannot be saved", values={"object": Text()} if rank == 1 else {})
     refuses("the value 'large' cannot be saved", values={"large": 2**64})
-    refuses('rank 1 saves a checkpoint with the values {"step": 1}, but rank 0', values={"step": rank})
+    refuses('rank 1 saves a checkpoint with the values {"step": 1} to .*, but rank 0', values={"step": rank})
+    refuses("the name of a value 1 cannot be saved: it must be a text", values={1: 2} if rank == 1 else {})
+    refuses(r"the name of a value '\\ud800' cannot be saved", values={"\ud800": 1})
+    refuses(r"the value 'text', '\\ud800' cannot be saved", values={"text": ["\ud800"]} if rank == 1 else {"text": "a"})
+    refuses("the name of a tensor 1 cannot be saved", tensors={1: torch.zeros(1)} if rank == 1 else {})
+    refuses(r"the name of a tensor '\\ud800' cannot be saved", tensors={"\ud800": torch.zeros(1)})
+    with pytest.raises((shardwise.Error, ValueError), match=r"the path '.*\\udcff' is no text in UTF-8"):
+        checkpoint.save(f"{folder}\udcff", model)
+    with pytest.raises(shardwise.Error, match=rf"rank 1 saves .* to {folder}-1, but rank 0 saves .* to {folder}-0"):
+        checkpoint.save(f"{folder}-{rank}", model)
+    with pytest.raises(shardwise.Error, match=f"rank 1 loads {folder}-1, but rank 0 loads {folder}-0"):
+        checkpoint.load(f"{folder}-{rank}", model)
     refuses(r"'program.sizes' is F32 of \[1\] on rank 0, but F32 of \[2\]", tensors={"sizes": torch.zeros(rank + 1)})
     assert checkpoint.load(folder, model).values == {"step": 1}
+
+
+def without_marker(rank: int, folder: str) -> None:
+    model = shardwise.fully_shard(mlps(WIDTH, 2))
+    checkpoint.save(folder, model)
+    assert not checkpoint.load(folder, model, allow_unverified=False).unverified
+    dist.barrier()
+    if rank == 0:
+        Path(folder, "shardwise.json").unlink()
+    dist.barrier()
+    with pytest.raises(shardwise.Error, match=r"its shardwise\.json is missing"):
+        checkpoint.load(folder, model, strict=False)
 
 
 def broken(rank: int, folder: str) -> None:
@@ -212,6 +235,9 @@ class TestSave:
 
     def test_a_broken_file_is_named_on_all_ranks(self, tmp_path: Path) -> None:
         run_ranks(2, broken, str(tmp_path / "step"))
+
+    def test_one_that_lost_its_marker_is_refused(self, tmp_path: Path) -> None:
+        run_ranks(2, without_marker, str(tmp_path / "step"))
 
     def test_the_newest_steps(self, tmp_path: Path) -> None:
         run_ranks(2, newest, str(tmp_path / "run"))

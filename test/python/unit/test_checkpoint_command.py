@@ -81,6 +81,32 @@ def test_merges(capsys: pytest.CaptureFixture[str], model: nn.Module, tmp_path: 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["merged", "run"]
 
 
+def test_leftovers(capsys: pytest.CaptureFixture[str], model: nn.Module, tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    assert command(capsys, root, "--leftovers") == (0, f"{root} has no leftovers.\n", "")
+    dies = "import sys, torch; from shardwise import _C, checkpoint; from pathlib import Path\n" + (
+        "checkpoint.save(sys.argv[1], torch.nn.Linear(2, 2))\n"
+        "owner = __import__('json').loads(Path(sys.argv[1], 'shardwise.json').read_text())['content']['save']\n"
+        "Path(sys.argv[1]).rename(f'{sys.argv[1]}.saving-{owner}')"
+    )
+    subprocess.run([sys.executable, "-c", dies, str(root / "step-8")], check=True)
+    (left,) = root.glob("*saving*")
+    for folder in (root, root / "step-7"):
+        assert command(capsys, folder, "--leftovers") == (0, f"{left}: its process has ended\n", "")
+    removed = f"removed {left}\n{root} has no leftovers.\n"
+    assert command(capsys, root, "--remove-leftovers") == (0, removed, "")
+    assert [path.name for path in root.iterdir()] == ["step-7"]
+
+
+def test_a_dtype_that_torch_does_not_have(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    header = json.dumps({"odd": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"abc")
+    code, out, _ = command(capsys, tmp_path)
+    assert code == 0 and "odd has the dtype F6_E2M3, which torch does not have" in out
+    code, _, err = command(capsys, tmp_path, "--merge", tmp_path / "to")
+    assert code == 1 and "'odd'" in err
+
+
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "shardwise", "checkpoint", str(tmp_path)], capture_output=True, text=True, check=False

@@ -1,3 +1,4 @@
+#include "files/merge.h"
 #include "files/place.h"
 #include "files/steps.h"
 #include "files/tensor_header.h"
@@ -20,7 +21,8 @@ namespace {
 
 /// A file of safetensors with whole tensors of bytes, as Hugging Face's libraries write it: nothing about pieces.
 void write_plain(
-    MemoryDisk& disk, const std::string& path, const std::vector<std::pair<std::string, std::string>>& tensors) {
+    MemoryDisk& disk, const std::string& path, const std::vector<std::pair<std::string, std::string>>& tensors,
+    const std::string& dtype = "U8") {
   Json::Object header{{"__metadata__", Json::Object{{"format", "pt"}}}};
   std::string data;
   for (const auto& [name, bytes] : tensors) {
@@ -28,7 +30,7 @@ void write_plain(
     data += bytes;
     header.push_back(
         {name, Json::Object{
-                   {"dtype", "U8"},
+                   {"dtype", dtype},
                    {"shape", Json::List{static_cast<int64_t>(bytes.size())}},
                    {"data_offsets", Json::List{begin, static_cast<int64_t>(data.size())}}}});
   }
@@ -88,6 +90,65 @@ TEST_CASE("checkpoint folder: those of Hugging Face are read, with an index or w
   CHECK_THROWS_WITH(SavedFolder(disk, "two"), Catch::Contains("two/model-00003-of-00002.safetensors"));
 }
 
+TEST_CASE("checkpoint folder: one of ours without its marker is not taken for one of others") {
+  MemoryDisk disk;
+  some_values(1).save(disk, "step");
+  disk.remove_file("step/shardwise.json");
+  CHECK_THROWS_WITH(
+      SavedFolder(disk, "step"), Catch::Contains("the checkpoint step is broken") &&
+                                     Catch::Contains("its shardwise.json is missing") && Catch::Contains("Restore"));
+  for (const std::string name : {"program.x", "optimizer.state.w.exp_avg", "optimizer.param_groups.w.lr"}) {
+    CAPTURE(name);
+    MemoryDisk other;
+    other.make_folder("f");
+    write_plain(other, "f/model.safetensors", {{name, "x"}});
+    CHECK_THROWS_WITH(SavedFolder(other, "f"), Catch::Contains("its shardwise.json is missing"));
+  }
+}
+
+TEST_CASE("checkpoint folder: of a dtype that torch does not have, only that tensor cannot be read") {
+  MemoryDisk disk;
+  disk.make_folder("f");
+  write_plain(disk, "f/1.safetensors", {{"odd", "xyz"}}, "F6_E2M3");
+  write_plain(disk, "f/2.safetensors", {{"good", "abc"}});
+  CHECK(read_bytes(disk, "f", "good") == "abc");
+  SavedFolder folder(disk, "f");
+  CHECK(folder.index().unknown == std::map<std::string, std::string>{{"odd", "F6_E2M3"}});
+  std::vector<std::byte> memory(3);
+  CHECK_THROWS_WITH(
+      folder.read("odd", Box::whole({3}), memory),
+      Catch::Contains("'odd' of the checkpoint f cannot be read") && Catch::Contains("torch has no dtype 'F6_E2M3'"));
+  CHECK_THROWS_WITH(merge_checkpoint(disk, "f", "to", {}, 100), Catch::Contains("'odd'"));
+  CHECK(disk.list(".") == std::vector<std::string>{"f"});
+}
+
+TEST_CASE("checkpoint folder: one that is replaced while it is read says so, and never gives some of each") {
+  for (const bool can_exchange : {true, false}) {
+    MemoryDisk saved;
+    saved.can_exchange = can_exchange;
+    some_values(1).save(saved, "step");
+    FaultyDisk counted(saved);
+    REQUIRE(some_values(1).are_in(counted, "step"));
+    int replaced = 0;
+    for (int64_t at = 0; at < static_cast<int64_t>(counted.steps().size()); ++at) {
+      CAPTURE(can_exchange, at, counted.steps()[at]);
+      const auto disk = saved.copy();
+      disk->can_exchange = can_exchange;
+      FaultyDisk reading(*disk, at, Fault::waits);
+      reading.meanwhile = [&] { some_values(2).save(*disk, "step"); };
+      try {
+        // What is read is all of one of them.
+        const bool is_first = some_values(1).are_in(reading, "step");
+        if (!is_first) REQUIRE(some_values(2).are_in(*disk, "step"));
+      } catch (const Error& error) {
+        CHECK_THAT(error.what(), Catch::Contains("step was replaced by another save while it was being read"));
+        ++replaced;
+      }
+    }
+    CHECK(replaced > 3);
+  }
+}
+
 TEST_CASE("checkpoint folder: an index cannot name files elsewhere") {
   MemoryDisk disk;
   disk.make_folder("f");
@@ -120,6 +181,11 @@ TEST_CASE("checkpoint folder: pieces that do not make up a tensor are named") {
     disk.make_folder("f");
     write_tensor_file(disk, "f/1.safetensors", one);
     write_tensor_file(disk, "f/2.safetensors", other);
+    // As torch writes them.
+    for (const auto* path : {"f/1.safetensors", "f/2.safetensors"}) {
+      auto& content = disk.content(path);
+      content.replace(content.find("WRITTEN_BY"), 10, "SOMETHING_");
+    }
     try {
       SavedFolder folder(disk, "f");
     } catch (const Error& error) {

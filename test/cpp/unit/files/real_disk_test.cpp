@@ -1,4 +1,5 @@
 #include "files/leftovers.h"
+#include "files/merge.h"
 #include "files/place.h"
 #include "support/folder.h"
 #include "support/form.h"
@@ -135,6 +136,9 @@ TEST_CASE("checkpoint disk: a link is read through, and never replaced") {
   std::filesystem::create_symlink("nowhere", folder / "dangling");
   CHECK_THROWS_WITH(begin_saving(disk, folder / "dangling"), Catch::Contains("dangling, which is a link"));
   CHECK_THROWS_WITH(begin_saving(disk, folder / "dangling/step"), Catch::Contains("dangling failed: File exists"));
+  CHECK_THROWS_WITH(
+      merge_checkpoint(disk, folder / "latest", folder / "dangling", {}, 1),
+      Catch::Contains("dangling exists already"));
   CHECK(leftovers(disk, folder.path()).empty());
   // As Hugging Face's libraries keep files.
   std::filesystem::create_directory(folder / "snapshot");
@@ -160,6 +164,15 @@ TEST_CASE("checkpoint disk: a process that is killed leaves a leftover that the 
   some_values(2).save(disk, folder / "next");
   CHECK(disk.list(folder.path()) == std::vector<std::string>{"next", "step"});
   CHECK(some_values(1).are_in(disk, folder / "step"));
+  // So does a merge, of one that died with an index too.
+  const auto again = status_of_child([&] {
+    disk.make_folder(path_aside(folder / "merged", Aside::saving, Owner::next()));
+    disk.create(leftovers(disk, folder.path()).at(0).path + "/model.safetensors.index.json");
+    return 0;
+  });
+  CHECK(again == 0);
+  merge_checkpoint(disk, folder / "step", folder / "merged", {}, 1);
+  CHECK(disk.list(folder.path()) == std::vector<std::string>{"merged", "next", "step"});
 }
 
 TEST_CASE("checkpoint disk: a folder that may not be written to is told") {

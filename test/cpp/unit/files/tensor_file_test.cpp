@@ -36,7 +36,8 @@ TEST_CASE("checkpoint files: the header is that of torch's writer, aligned") {
   const auto header = make_header(tensors);
   CHECK(header.size() % 8 == 0);
   const std::string expected = R"({"__metadata__": {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": )"
-                               R"("{\"a\\\"\": {\"saved_offsets\": [2, 0]}, \"b\": {\"saved_offsets\": [4]}}"}, )"
+                               R"("{\"a\\\"\": {\"saved_offsets\": [2, 0]}, \"b\": {\"saved_offsets\": [4]}}", )"
+                               R"("WRITTEN_BY": "shardwise"}, )"
                                R"("a\"": {"dtype": "F64", "shape": [1, 2], "data_offsets": [0, 16]}, )"
                                R"("b": {"dtype": "I8", "shape": [3], "data_offsets": [16, 19]}})";
   CHECK(header.substr(8, expected.size()) == expected);
@@ -49,6 +50,9 @@ TEST_CASE("checkpoint files: the header is that of torch's writer, aligned") {
   CHECK(parsed.tensors[0].name == "a\"");
   CHECK(parsed.tensors[1].box == Box{{4}, {3}});
   CHECK(parsed.texts.at("format") == "pt");
+
+  const auto whole = make_header(tensors, FileKind::whole);
+  CHECK(whole.substr(8).starts_with(R"({"__metadata__": {"format": "pt"}, "a\"": {)"));
 }
 
 TEST_CASE("checkpoint files: every dtype of safetensors comes back as it was") {
@@ -67,7 +71,7 @@ TEST_CASE("checkpoint files: every dtype of safetensors comes back as it was") {
     values.add(name, dtype, {3, 5}, 2, random);
     ++count;
   }
-  CHECK(count == 18);
+  CHECK(count == 20);
   for (const auto& [name, dtype] : std::vector<std::pair<std::string, c10::ScalarType>>{
            {"F64", c10::kDouble},
            {"F32", c10::kFloat},
@@ -86,12 +90,26 @@ TEST_CASE("checkpoint files: every dtype of safetensors comes back as it was") {
            {"F8_E4M3", c10::kFloat8_e4m3fn},
            {"F8_E4M3FNUZ", c10::kFloat8_e4m3fnuz},
            {"F8_E5M2", c10::kFloat8_e5m2},
-           {"F8_E5M2FNUZ", c10::kFloat8_e5m2fnuz}})
+           {"F8_E5M2FNUZ", c10::kFloat8_e5m2fnuz},
+           {"F8_E8M0", c10::kFloat8_e8m0fnu},
+           {"F4", c10::ScalarType::Float4_e2m1fn_x2}})
     CHECK(dtype_name(dtype, "x") == name);
   values.add("scalar", c10::ScalarType::Float, {}, 2, random).add("none", c10::ScalarType::Half, {2, 0}, 2, random);
   MemoryDisk disk;
   values.save(disk, "step");
   CHECK(values.are_in(disk, "step"));
+}
+
+TEST_CASE("checkpoint files: two elements of F4 are one of torch's") {
+  std::vector<TensorEntry> tensors{{.name = "x", .dtype = c10::ScalarType::Float4_e2m1fn_x2, .box = {{1, 2}, {3, 5}}}};
+  const auto header = make_header(tensors).substr(8);
+  CHECK(header.find(R"("shape": [3, 10], "data_offsets": [0, 15])") != std::string::npos);
+  CHECK(parse_header(header, 15, "f").tensors[0].box == Box{{1, 2}, {3, 5}});
+  tensors[0].box = {};
+  CHECK_THROWS_WITH(make_header(tensors), Catch::Contains("'x' cannot be saved: it has no dimensions"));
+  CHECK_THROWS_WITH(
+      parse_header(R"({"x": {"dtype": "F4", "shape": [3], "data_offsets": [0, 2]}})", 2, "f"),
+      Catch::Contains("'x' has the sizes [3], but elements of F4 come in pairs"));
 }
 
 TEST_CASE("checkpoint files: what cannot be written is refused before anything is") {
