@@ -7,6 +7,7 @@
 #include "files/saved_folder.h"
 #include "saves/background_save.h"
 #include "saves/division.h"
+#include "saves/export.h"
 #include "saves/load_pieces.h"
 #include "saves/mesh_ranks.h"
 #include "saves/save_pieces.h"
@@ -248,6 +249,15 @@ void bind_checkpoint(py::module_& module) {
       },
       NoGil(), py::arg("folder"), py::arg("to"), py::arg("most_bytes"),
       "Writes the model's tensors whole, as Hugging Face's libraries read them; returns the names of the files.");
+  module.def("check_export", &saves::check_export, NoGil(), py::arg("ranks"), py::arg("file"));
+  module.def(
+      "export_tensors",
+      [](const Ranks& ranks, const std::string& file, const std::map<std::string, at::Tensor>& tensors) {
+        StateDict whole;
+        for (const auto& [name, tensor] : tensors) whole.insert(name, tensor);
+        saves::export_tensors(ranks, file, whole);
+      },
+      NoGil(), py::arg("ranks"), py::arg("file"), py::arg("tensors"), "The first rank writes one file of safetensors.");
   module.def(
       "leftovers",
       [](const std::string& root) {

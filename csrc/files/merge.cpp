@@ -96,4 +96,31 @@ std::vector<std::string> merge_checkpoint(
   return written;
 }
 
+void check_file_place(Disk& disk, const std::string& file) {
+  const bool is_link = disk.is_link(file);
+  const auto kind = disk.kind(file);
+  if (is_plain_name(name_of(file)) && !is_link && (!kind || kind == Disk::Kind::file)) return;
+  throw ValueError(c10::str(
+      "shardwise: tensors cannot be written to '", file, "', which is ",
+      is_link                      ? "a link"
+      : kind == Disk::Kind::folder ? "a folder"
+                                   : "no file",
+      ". Name a file, such as FOLDER/model.safetensors."));
+}
+
+void write_whole_file(Disk& disk, const std::string& file, const std::vector<TensorToWrite>& tensors) {
+  check_file_place(disk, file);
+  const auto aside = make_folder_aside(disk, file, Owner::next());
+  const auto path = aside + "/" + whole_file_name(1, 1);
+  try {
+    write_tensor_file(disk, path, tensors, FileKind::whole);
+    disk.rename(path, file);
+  } catch (...) {
+    remove_folder_aside(disk, aside);
+    throw;
+  }
+  remove_folder_aside(disk, aside);
+  disk.sync_folder(folder_of(file));
+}
+
 } // namespace shardwise::files

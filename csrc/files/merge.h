@@ -1,6 +1,6 @@
 #pragma once
 
-#include "files/disk.h"
+#include "files/tensor_writer.h"
 
 #include <cstdint>
 #include <string>
@@ -16,5 +16,13 @@ namespace shardwise::files {
 SHARDWISE_API std::vector<std::string> merge_checkpoint(
     Disk& disk, const std::string& from, const std::string& to, const std::vector<std::string>& without,
     int64_t most_bytes);
+
+/// Raises ValueError where one file of tensors cannot lie there: where anything but a file does.
+SHARDWISE_API void check_file_place(Disk& disk, const std::string& file);
+
+/// Writes whole tensors to one file, as Hugging Face's libraries read them; one that was there is replaced. Nothing is
+/// seen there before all is written and will survive a loss of power.
+/// Raises what check_file_place() and write_tensor_file() raise.
+SHARDWISE_API void write_whole_file(Disk& disk, const std::string& file, const std::vector<TensorToWrite>& tensors);
 
 } // namespace shardwise::files

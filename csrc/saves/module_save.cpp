@@ -18,20 +18,6 @@ files::Json::Object json_of(const SavedValues& values) {
   return object;
 }
 
-/// The module's own names must not look like others.
-std::string reserved_name(const nn::ModuleState& module) {
-  for (const auto& [name, index] : module.names()) {
-    for (const std::string prefix : {files::kOptimizer, files::kProgram}) {
-      if (!name.starts_with(prefix)) continue;
-      return c10::str(
-          "shardwise: save(): the module's '", name,
-          "' cannot be told from what else a checkpoint has, since names with '", prefix,
-          "' are for that. Rename the submodule, or save the modules in it to folders of their own.");
-    }
-  }
-  return "";
-}
-
 void add_optimizer(std::vector<Piece>& pieces, const nn::ModuleState& module, torch::optim::Optimizer& given) {
   const optim::OptimizerState optimizer(given);
   const auto parameters = optim::named_parameters(module, optimizer);
@@ -42,6 +28,19 @@ void add_optimizer(std::vector<Piece>& pieces, const nn::ModuleState& module, to
 
 } // namespace
 
+std::string reserved_name(const nn::ModuleState& module, const std::string& function) {
+  for (const auto& [name, index] : module.names()) {
+    for (const std::string prefix : {files::kOptimizer, files::kProgram}) {
+      if (!name.starts_with(prefix)) continue;
+      return c10::str(
+          "shardwise: ", function, "(): the module's '", name,
+          "' cannot be told from what else a checkpoint has, since names with '", prefix,
+          "' are for that. Rename the submodule, or save the modules in it to folders of their own.");
+    }
+  }
+  return "";
+}
+
 ModuleSave module_save(
     const torch::nn::Module& module, torch::optim::Optimizer* optimizer, const SaveOptions& options) {
   nn::ModuleState state(module);
@@ -49,7 +48,7 @@ ModuleSave module_save(
   save.mesh = mesh_of(state, options.mesh(), "save");
   save.ranks = ranks_of(state, options.mesh(), "save");
   const auto problem = state.locate();
-  state.agree("save", problem.empty() ? reserved_name(state) : problem);
+  state.agree("save", problem.empty() ? reserved_name(state, "save") : problem);
   save.ranks.together([&] {
     save.pieces = pieces_of(state);
     if (optimizer != nullptr) add_optimizer(save.pieces, state, *optimizer);

@@ -1,15 +1,21 @@
 #pragma once
 
 #include "files/marker.h"
+#include "nn/module_state.h"
 #include "saves/piece.h"
 #include "saves/ranks.h"
 
 #include <shardwise/save.h>
 
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace shardwise::saves {
+
+/// What is wrong with a name of the module that would look like another part of a checkpoint; "" where none does.
+/// `function` is what is being called.
+std::string reserved_name(const nn::ModuleState& module, const std::string& function);
 
 /// What a save of a module has.
 struct ModuleSave {

@@ -11,7 +11,7 @@ import torch._C._distributed_c10d
 import torch.distributed
 import torch.distributed.distributed_c10d
 import typing
-__all__: list[str] = ['BackgroundSave', 'Call', 'CppUnit', 'Error', 'EstimateOptions', 'GivenParameter', 'GradientReduction', 'MemoryEstimate', 'Mesh', 'Options', 'Outline', 'OutlineParameter', 'OutlineUnit', 'PeerError', 'Piece', 'Pipeline', 'PipelineOptions', 'Ranks', 'SavedFolder', 'Split', 'TensorParallel', 'Unit', 'Unsharding', 'ValueError', 'check_pieces', 'clip_grad_norm_', 'cpp_unit', 'estimate_memory', 'full_state_dict', 'fully_shard', 'has_unit', 'hollow', 'keep_newest_steps', 'leftovers', 'load_full_state_dict', 'make_record_file', 'make_transport', 'merge_checkpoint', 'newest_step', 'on_shared_memory', 'parallelize', 'remove_dead_leftovers', 'replicate', 'save_pieces', 'share_comm_context', 'start_record', 'step_folder', 'stop_record', 'verify_checkpoint']
+__all__: list[str] = ['BackgroundSave', 'Call', 'CppUnit', 'Error', 'EstimateOptions', 'GivenParameter', 'GradientReduction', 'MemoryEstimate', 'Mesh', 'Options', 'Outline', 'OutlineParameter', 'OutlineUnit', 'PeerError', 'Piece', 'Pipeline', 'PipelineOptions', 'Ranks', 'SavedFolder', 'Split', 'TensorParallel', 'Unit', 'Unsharding', 'ValueError', 'check_export', 'check_pieces', 'clip_grad_norm_', 'cpp_unit', 'estimate_memory', 'export_tensors', 'full_state_dict', 'fully_shard', 'has_unit', 'hollow', 'keep_newest_steps', 'leftovers', 'load_full_state_dict', 'make_record_file', 'make_transport', 'merge_checkpoint', 'newest_step', 'on_shared_memory', 'parallelize', 'remove_dead_leftovers', 'replicate', 'save_pieces', 'share_comm_context', 'start_record', 'step_folder', 'stop_record', 'verify_checkpoint']
 class Error(RuntimeError):
     """
     What the engine raises; the message says what happened, where, and what to do.
@@ -459,6 +459,8 @@ class Pipeline:
         ...
 class ValueError(Error, builtins.ValueError):
     pass
+def check_export(ranks: Ranks, file: str) -> None:
+    ...
 def check_pieces(ranks: Ranks, pieces: collections.abc.Sequence[Piece]) -> None:
     """
     Raises Error unless all ranks together have each element.
@@ -471,6 +473,10 @@ def cpp_unit(module: typing.Any) -> CppUnit | None:
     """
 def estimate_memory(outline: Outline, options: Options, world: typing.SupportsInt, more: EstimateOptions, *, replicates: bool) -> MemoryEstimate:
     ...
+def export_tensors(ranks: Ranks, file: str, tensors: collections.abc.Mapping[str, torch.Tensor]) -> None:
+    """
+    The first rank writes one file of safetensors.
+    """
 def full_state_dict(module: typing.Any, *, rank0_only: bool, cpu_offload: bool) -> dict[str, typing.Any]:
     ...
 def fully_shard(modules: collections.abc.Sequence[typing.Any], mesh: Mesh, options: Options, *, placement: typing.Any, ignored: collections.abc.Sequence[torch.Tensor]) -> CppUnit:

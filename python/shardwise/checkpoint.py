@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn, optim
+from torch.distributed.tensor import DTensor
 
 from shardwise import _C
 from shardwise._cpp_modules import is_cpp
@@ -194,6 +195,39 @@ def load(
     loading.loaded.unexpected = [name for name in loading.loaded.unexpected if all(name in names for names in told)]
     _together(ranks, lambda: loading.check(strict, allow_unverified))
     return _together(ranks, loading.read)
+
+
+def export_safetensors(file: Path, model: nn.Module, *, process_group: dist.ProcessGroup | None = None) -> None:
+    """Writes a model's tensors, whole, to one file of safetensors, as Hugging Face's libraries and others read it.
+
+    load() takes the folder of a model.safetensors. For several files save it, and merge it with `python -m shardwise
+    checkpoint FOLDER --merge NEW`. Nothing is seen at `file` before all is written; a file that was there is replaced.
+    The first rank writes, and holds all of it in memory; all ranks must call it, outside of a backward.
+
+    Args:
+        model: any module, as for save(), but all of it on each rank.
+        process_group: as for save().
+
+    >>> checkpoint.export_safetensors("model.safetensors", model)
+    """
+    ranks = _ranks(_mesh(process_group), "export_safetensors")
+    place = _together(ranks, lambda: _place(file))
+    _C.check_export(ranks, place)
+    entries = _together(ranks, lambda: _entries(model))
+    _C.check_pieces(ranks, _together(ranks, lambda: _pieces(model, None, {}, {})[0]))
+    for rank, text in enumerate(ranks.together(lambda: json.dumps(list(entries)))):
+        if others := set(json.loads(text)) ^ set(entries):
+            raise _C.Error(
+                f"shardwise: '{min(others)}' is not on each of the ranks {ranks.rank} and {rank}, so that none has the "
+                "whole model to write to one file. Save it, and merge it with python -m shardwise checkpoint FOLDER "
+                "--merge NEW."
+            )
+    whole = {}
+    for name, tensor in entries.items():
+        value = _whole(tensor)
+        if ranks.rank == 0:
+            whole[name] = value.cpu()
+    _C.export_tensors(ranks, place, whole)
 
 
 def step_folder(root: Path, step: int) -> str:
@@ -395,6 +429,14 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
+def _whole(tensor: Any) -> torch.Tensor:
+    """Of what lies on several ranks: gathered where its mesh is, for it may be kept on the host."""
+    with torch.no_grad():
+        moved: Any = tensor.to(tensor.device_mesh.device_type) if isinstance(tensor, DTensor) else tensor
+        whole: torch.Tensor = moved.full_tensor() if isinstance(moved, DTensor) else moved.detach()
+    return whole
+
+
 def _mesh(group: dist.ProcessGroup | None) -> _C.Mesh | None:
     """Of the ranks of a group; None for one that is alone."""
     if group is None and not dist.is_initialized():
@@ -419,6 +461,7 @@ __all__ = [
     "Loaded",
     "SavedStep",
     "Saver",
+    "export_safetensors",
     "keep_newest_steps",
     "load",
     "newest_step",

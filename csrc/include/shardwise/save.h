@@ -94,6 +94,16 @@ SHARDWISE_API Loaded load(
     const std::string& folder, torch::nn::Module& module, torch::optim::Optimizer& optimizer,
     const LoadOptions& options = {});
 
+/// Writes the parameters and buffers of a model, whole, to one file of safetensors, under all their names, as Hugging
+/// Face's libraries and others read it; load() takes the folder of a model.safetensors. Memory: rank 0 holds all of it.
+/// For several files save it, and `python -m shardwise checkpoint FOLDER --merge NEW`.
+///
+/// Nothing is seen at `file` before all is written and will survive a loss of power; a file that was there is replaced.
+/// All ranks must call it for the same module, outside of a backward; a module without units is written by this rank
+/// alone. Raises ValueError where something else than a file lies there, or for what cannot be saved; Error where the
+/// disk fails, or where ranks name different files.
+SHARDWISE_API void export_safetensors(const std::string& file, const torch::nn::Module& module);
+
 // A folder with a checkpoint for each of some steps: ROOT/step-100, ROOT/step-200. Any rank may ask.
 
 /// Where the checkpoint of a step belongs: for save().
@@ -116,6 +126,11 @@ SHARDWISE_API std::vector<std::string> keep_newest_steps(const std::string& root
 template <detail::HoldsModule Holder, typename... More>
 void save(const std::string& folder, const Holder& holder, More&&... more) {
   save(folder, static_cast<const torch::nn::Module&>(*holder), std::forward<More>(more)...);
+}
+
+template <detail::HoldsModule Holder>
+void export_safetensors(const std::string& file, const Holder& holder) {
+  export_safetensors(file, static_cast<const torch::nn::Module&>(*holder));
 }
 
 template <detail::HoldsModule Holder, typename... More>

@@ -213,6 +213,7 @@ void sharded() {
   step(*model, optimizer);
   const auto expected = shardwise::full_state_dict(model);
   const auto root = c10::str(P_tmpdir, "/shardwise-documents-", std::getenv("MASTER_PORT"));
+  const auto file = root + "/model.safetensors";
   {
     const auto folder = shardwise::step_folder(root, 100);
     shardwise::save(folder, model, optimizer, shardwise::SaveOptions().values({{"step", int64_t{100}}}));
@@ -221,6 +222,7 @@ void sharded() {
     shardwise::Saver saver; // saves while training goes on
     saver.save(shardwise::step_folder(root, 200), model, optimizer);
     saver.wait(); // at the end
+    shardwise::export_safetensors(file, model);
     EXPECT_EQ(step, 100);
   }
   step(*model, optimizer);

@@ -211,6 +211,38 @@ TEST(Save, OneThatLostItsMarkerIsRefused) {
   });
 }
 
+TEST(Save, OneFileOfSafetensors) {
+  const TemporaryFolder folder;
+  for (const auto& division : saved_divisions()) {
+    SCOPED_TRACE(division.name);
+    const auto file = folder / "out/model.safetensors";
+    run_ranks(division.world, [&](Rank& rank) {
+      Training training(rank, division, 0.02);
+      if (division.world > 1) {
+        const auto own = c10::str(file, "-", rank.rank());
+        expect_error<Error>(
+            [&] { export_safetensors(own, training.model); }, {"rank 1 writes " + file + "-1, but rank 0 writes"});
+      }
+      expect_error<std::exception>([&] { export_safetensors(folder.path(), training.model); }, {"which is a folder"});
+      export_safetensors(file, training.model);
+      const auto whole = full_state_dict(training.model);
+      Training other(rank, division, 0.02);
+      other.train(0, 2);
+      const auto loaded = load(folder / "out", other.model);
+      EXPECT_TRUE(loaded.unverified);
+      expect_same(full_state_dict(other.model), whole);
+      expect_error<Error>(
+          [&] { load(folder / "out", other.model, LoadOptions().allow_unverified(false)); },
+          {"has no shardwise.json: another program wrote it"});
+      rank.mesh().barrier();
+    });
+    std::vector<std::string> left;
+    for (const auto& entry : std::filesystem::directory_iterator(folder / "out"))
+      left.push_back(entry.path().filename());
+    EXPECT_EQ(left, std::vector<std::string>{"model.safetensors"});
+  }
+}
+
 TEST(Save, RanksThatNameDifferentFolders) {
   const TemporaryFolder folder;
   run_ranks(2, [&](Rank& rank) {

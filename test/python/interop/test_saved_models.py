@@ -13,6 +13,7 @@ from bound import stack_loss, twin
 from engine import TORCH
 from models import batch
 from pool import run_ranks
+from safetensors.torch import load_file
 from saved_runs import DIVISIONS, WIDTH, Run, assert_same, whole_of, wrap_each
 from torch import nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
@@ -174,11 +175,13 @@ class TestSavedModels:
         saver = checkpoint.Saver()
         saver.save(tmp_path / "step", model, tensors={"own": model.float4_e2m1fn_x2})
         saver.wait()
-        for folder in ("step",):
+        checkpoint.export_safetensors(tmp_path / "out" / "model.safetensors", model)
+        for folder in ("step", "out"):
             other = made(0)
             found = checkpoint.load(tmp_path / folder, other)
             for name, value in [*other.named_buffers(), *found.tensors.items()]:
                 assert value.view(torch.uint8).eq(0x5A).all(), name
+        assert load_file(tmp_path / "out" / "model.safetensors")["float4_e2m1fn_x2"].shape == (3, 2)
 
     def test_tied_parameters(self, tmp_path: Path) -> None:
         def tied() -> Any:

@@ -14,6 +14,8 @@ from bound import tokens
 from form import by_form
 from models import local
 from pool import run_ranks
+from safetensors import safe_open
+from safetensors.torch import load_file
 from saved_runs import DIVISIONS, WIDTH, Division, Run, assert_same, whole_of
 from torch import nn
 from training_models import mlps
@@ -171,6 +173,31 @@ def without_marker(rank: int, folder: str) -> None:
         checkpoint.load(folder, model, strict=False)
 
 
+def one_file(rank: int, name: str, folder: str) -> None:
+    run = Run(DIVISIONS[name], rank).train(0, 2)
+    file = f"{folder}/model.safetensors"
+    if DIVISIONS[name].world > 1:
+        with pytest.raises(shardwise.Error, match=f"rank 1 writes {file}-1, but rank 0 writes"):
+            checkpoint.export_safetensors(f"{file}-{rank}", run.model)
+    checkpoint.export_safetensors(file, run.model)
+    expected = whole_of(run.model)
+    assert load_file(file).keys() == run.model.state_dict().keys()
+    with safe_open(file, framework="pt") as opened:
+        assert opened.metadata() == {"format": "pt"}
+    other = Run(DIVISIONS[name], rank).spoil()
+    assert checkpoint.load(folder, other.model).unverified
+    assert_same(whole_of(other.model), expected)
+    with pytest.raises(shardwise.Error, match=r"has no shardwise\.json: another program wrote it"):
+        checkpoint.load(folder, other.model, allow_unverified=False)
+
+
+def one_file_of_stages(rank: int, file: str) -> None:
+    stage = nn.ModuleDict({str(rank): mlps(WIDTH, 2)[rank]})
+    with pytest.raises(shardwise.Error, match="is not on each of the ranks"):
+        checkpoint.export_safetensors(file, stage)
+    assert not Path(file).exists()
+
+
 def broken(rank: int, folder: str) -> None:
     model = shardwise.fully_shard(mlps(WIDTH, 2))
     checkpoint.save(folder, model)
@@ -238,6 +265,14 @@ class TestSave:
 
     def test_one_that_lost_its_marker_is_refused(self, tmp_path: Path) -> None:
         run_ranks(2, without_marker, str(tmp_path / "step"))
+
+    @pytest.mark.parametrize("name", [name for name in DIVISIONS if name != "8"])
+    def test_one_file_of_safetensors(self, name: str, tmp_path: Path) -> None:
+        run_ranks(DIVISIONS[name].world, one_file, name, str(tmp_path / "out"))
+        assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
+
+    def test_stages_are_not_one_file(self, tmp_path: Path) -> None:
+        run_ranks(2, one_file_of_stages, str(tmp_path / "model.safetensors"))
 
     def test_the_newest_steps(self, tmp_path: Path) -> None:
         run_ranks(2, newest, str(tmp_path / "run"))

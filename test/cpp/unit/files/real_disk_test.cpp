@@ -139,6 +139,7 @@ TEST_CASE("checkpoint disk: a link is read through, and never replaced") {
   CHECK_THROWS_WITH(
       merge_checkpoint(disk, folder / "latest", folder / "dangling", {}, 1),
       Catch::Contains("dangling exists already"));
+  CHECK_THROWS_WITH(write_whole_file(disk, folder / "dangling", {}), Catch::Contains("dangling', which is a link"));
   CHECK(leftovers(disk, folder.path()).empty());
   // As Hugging Face's libraries keep files.
   std::filesystem::create_directory(folder / "snapshot");
