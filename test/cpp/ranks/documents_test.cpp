@@ -204,6 +204,16 @@ void own_archives(const std::string& folder) {
   torch::load(optimizer, folder + "/optimizer-" + own);
 }
 
+struct ResumableStepLR : torch::optim::StepLR {
+  using StepLR::StepLR;
+  int64_t steps() const {
+    return step_count_;
+  }
+  void resume(int64_t steps) {
+    step_count_ = static_cast<unsigned>(steps);
+  }
+};
+
 /// In a folder that all ranks see: they are processes, and have only the port in common.
 void sharded() {
   auto model = std::make_shared<Model>();
@@ -224,6 +234,18 @@ void sharded() {
     saver.wait(); // at the end
     shardwise::export_safetensors(file, model);
     EXPECT_EQ(step, 100);
+  }
+  {
+    const std::string folder = shardwise::step_folder(root, 200);
+    ResumableStepLR scheduler(optimizer, 1, 0.5);
+    for (int i = 0; i < 2; ++i) scheduler.step();
+    shardwise::save(folder, model, optimizer, shardwise::SaveOptions().values({{"scheduler", scheduler.steps()}}));
+    scheduler.step();
+    ResumableStepLR again(optimizer, 1, 0.5);
+    const auto loaded = shardwise::load(folder, model, optimizer); // the learning rates too
+    again.resume(std::get<int64_t>(loaded.values.at("scheduler")));
+    again.step();
+    EXPECT_EQ(optimizer.param_groups().front().options().get_lr(), 0.25e-3);
   }
   step(*model, optimizer);
   shardwise::load(shardwise::newest_step(root)->folder, model, optimizer);
