@@ -72,7 +72,6 @@ void bind_handle(Bound& bound) {
       .def(
           "reset_iter_state", [](const Self& self) { handle_of(self).reset_iter_state(); }, NoGil())
       .def("set_reduce_scatter_unused_params", set_alone(&Unit::set_reduce_scatter_unused_params), py::arg("value"))
-      .def("set_is_last_backward", set(&Unit::set_is_last_backward), py::arg("value"))
       .def("set_requires_gradient_sync", set_alone(&Unit::set_requires_gradient_sync), py::arg("value"))
       .def("requires_gradient_sync", [](const Self& self) { return handle_of(self).requires_gradient_sync(); })
       .def("set_requires_all_reduce", set_alone(&Unit::set_requires_all_reduce), py::arg("value"))

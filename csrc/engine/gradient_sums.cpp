@@ -40,7 +40,9 @@ bool GradientSums::share_group() const {
   return unit_.ranks().sums_share_group(unit_.options.customs);
 }
 
-void GradientSums::take_leaf_gradients() {
+void GradientSums::prepare() {
+  const auto& options = unit_.options;
+  planned_ = !options.sync ? Extent::nothing : options.all_reduce || !has_copies(unit_) ? Extent::all : Extent::shards;
   for (const auto& parameter : unit_.parameters()) parameter->take_leaf_gradient();
 }
 
@@ -66,9 +68,9 @@ void GradientSums::begin() {
   const auto& options = unit_.options;
   auto& counters = unit_.own_counters();
   ++counters.backwards;
-  extent_ = !options.sync ? Extent::nothing : options.all_reduce || !has_copies(unit_) ? Extent::all : Extent::shards;
+  extent_ = planned_;
   const auto world = unit_.ranks().world();
-  if (!options.sync || world == 1) return;
+  if (extent_ == Extent::nothing || world == 1) return;
   const auto has_gradients = [](const auto& group) { return group->gradients() != nullptr; };
   if (std::none_of(unit_.groups().begin(), unit_.groups().end(), has_gradients)) return;
   const auto among_shards = unit_.ranks().for_first_sum(options.customs);
@@ -141,7 +143,10 @@ void GradientSums::publish() {
   const auto extent = std::exchange(extent_, std::nullopt);
   if (!extent) return;
   if (extent == Extent::nothing) {
-    for (const auto& parameter : unit_.parameters()) parameter->keep_for_later();
+    for (const auto& parameter : unit_.parameters()) {
+      parameter->keep_for_later();
+      parameter->show_pending();
+    }
     for_each([](const auto& gradients) {
       for (auto* parameter : gradients.parameters()) parameter->owed = true;
     });
@@ -203,6 +208,7 @@ void GradientSums::forget() {
 
 void GradientSums::forget_accumulated() {
   for (const auto& parameter : unit_.parameters()) {
+    parameter->hide_pending();
     parameter->settle();
     parameter->partial = {};
   }

@@ -17,9 +17,10 @@ class GradientSums {
 
   /// Whether the sums of this unit share a process group with gathers.
   bool share_group() const;
-  /// Takes gradients that the program itself put on the leaves, as if a backward without synchronisation had left them,
-  /// in the dtype of sums. Called before each backward, so that it takes what one microbatch left.
-  void take_leaf_gradients();
+  /// A backward begins: what the program set by now counts up to its end, so that ranks cannot differ. Takes gradients
+  /// that the program itself put on the leaves, as if a backward without synchronisation had left them, in the dtype of
+  /// sums.
+  void prepare();
   /// Whether backwards without synchronisation left gradients on this rank.
   bool has_pending() const;
   /// Whether a backward without synchronisation ended since the last sum. The same on all ranks, even on those where it
@@ -53,8 +54,9 @@ class GradientSums {
   void publish_alone();
 
   Unit& unit_;
-  /// What this backward sums, as the flags said in begin(); unset if it has not called begin().
+  /// What this backward sums, as the flags said when it began; and the same once begin() was called, else unset.
   enum class Extent : uint8_t { nothing, shards, all };
+  Extent planned_ = Extent::all;
   std::optional<Extent> extent_;
   /// The first sum was started, and finish_first() has not run yet.
   bool scattering_ = false;

@@ -66,11 +66,6 @@ Unit& Unit::set_requires_gradient_sync(bool value, bool recurse) {
   return *this;
 }
 
-Unit& Unit::set_is_last_backward(bool value) {
-  unit_->schedule()->is_last_backward = value;
-  return *this;
-}
-
 Unit& Unit::set_manual_backward_finalization(bool value) {
   unit_->schedule()->set_finalized_by_hand(value);
   return *this;

@@ -65,7 +65,6 @@ class OrderActions {
   virtual void wait_sum(UnitId unit) = 0;
   /// Makes the gradients visible in .grad.
   virtual void publish(UnitId unit) = 0;
-  virtual void end_backward(UnitId unit) = 0;
   /// The backward failed: its gradients are dropped.
   virtual void forget_backward(UnitId unit) = 0;
 };
@@ -190,14 +189,14 @@ class SHARDWISE_API Order {
     note(unit, parameter, moment);
   }
   void gradient_arrived(UnitId unit, size_t parameter, Moment moment, OrderActions& act);
-  /// Ends a backward that brought gradients. If it is not the last one, sums may stay under way; the next backward that
-  /// comes here publishes them first.
-  void end_backward(bool is_last, OrderActions& act);
+  /// Ends a backward that brought gradients. Unless it publishes them, sums may stay under way; settle() publishes
+  /// them, at the latest when the next backward comes here.
+  void end_backward(bool publishes, OrderActions& act);
   /// To be followed by end_backward(): sums what earlier backwards left for later, without a backward.
   void begin_pending(OrderActions& act);
   /// The same for these units alone.
   void begin_pending(const std::vector<UnitId>& units, OrderActions& act);
-  /// Publishes what a backward that was not the last one left.
+  /// Publishes what a backward left.
   void settle(OrderActions& act);
   /// Whether it has something to publish.
   bool is_unsettled() const {
@@ -215,7 +214,7 @@ class SHARDWISE_API Order {
   void forget_backward(OrderActions& act);
   /// Does the same outside of a backward, and frees every unit whatever its timing.
   void reset(OrderActions& act);
-  /// Does the same, and what a backward that was not the last one left is not published first: it is forgotten too.
+  /// Does the same, and what a backward left unpublished is not published first: it is forgotten too.
   void reset_all(OrderActions& act);
 
   /// Whether units are gathered ahead as the last pass used them.

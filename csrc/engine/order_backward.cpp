@@ -123,13 +123,13 @@ void Order::launch(UnitId unit, OrderActions& act) {
   act.start_sum(unit);
 }
 
-void Order::end_backward(bool is_last, OrderActions& act) {
+void Order::end_backward(bool publishes, OrderActions& act) {
   try {
     for (; launched_ < sums_.size(); ++launched_) {
       if (units_[sums_[launched_]].sums) launch(sums_[launched_], act);
     }
-    for (const auto unit : in_flight_) is_last ? act.wait_sum(unit) : act.finish_first_sum(unit);
-    if (is_last) in_flight_.clear();
+    for (const auto unit : in_flight_) publishes ? act.wait_sum(unit) : act.finish_first_sum(unit);
+    if (publishes) in_flight_.clear();
   } catch (...) {
     forget_backward(act);
     throw;
@@ -138,14 +138,12 @@ void Order::end_backward(bool is_last, OrderActions& act) {
   unsettled_ = sums_;
   backward_ = kNone;
   free_all(act);
-  const auto units = unsettled_;
-  for (const auto unit : units) {
+  for (const auto unit : unsettled_) {
     units_[unit].entered = false;
     units_[unit].engaged = false;
     units_[unit].missing = 0;
-    act.end_backward(unit);
   }
-  if (is_last) settle(act);
+  if (publishes) settle(act);
 }
 
 void Order::begin_pending(OrderActions& act) {

@@ -217,10 +217,13 @@ void Schedule::join(const Expectation& expectation, bool another_is_first) {
   watch_ = watch;
   bool late = another_is_first;
   for (const auto& unit : in_backward_) {
+    unit->follow_visible();
     unit->renew_groups();
-    unit->sums_.take_leaf_gradients();
+    unit->sums_.prepare();
     for (const auto& parameter : unit->parameters()) {
-      if (expectation.holds(parameter->leaf())) order_.expect(unit->id_, parameter->index);
+      // Autograd passes by a leaf that was frozen after the forward.
+      const bool is_trained = parameter->leaf_requires_grad();
+      if (is_trained && expectation.holds(parameter->leaf())) order_.expect(unit->id_, parameter->index);
     }
     if (unit->options.sync && unit->sums_.are_owed()) order_.engage(unit->id_);
     late = late || (unit->sums_.share_group() && !order_.starts_sums_alike());
@@ -244,9 +247,9 @@ void Schedule::gradient_arrived(Unit& unit, const group::Parameter& parameter) {
 void Schedule::end_backward() {
   const auto units = std::exchange(in_backward_, {});
   const auto inside = order_.reached_inside();
-  order_.end_backward(ends_with_backward(), *this);
+  order_.end_backward(/*publishes=*/!finalized_by_hand_, *this);
   if (!inside.empty()) sum_reached_inside(inside);
-  if (!ends_with_backward()) return;
+  if (finalized_by_hand_) return;
   for (const auto& unit : units) {
     if (unit) unit->sums_.need_nothing_left();
   }
@@ -258,7 +261,7 @@ void Schedule::sum_reached_inside(const std::vector<UnitId>& reached) {
   std::vector<std::shared_ptr<Unit>> units;
   for (const auto unit : reached) units.push_back(units_[unit].lock());
   agree_on_sums(units);
-  order_.end_backward(ends_with_backward(), *this);
+  order_.end_backward(/*publishes=*/!finalized_by_hand_, *this);
 }
 
 // The ranks compare which sums there will be, as at the beginning of a backward.
@@ -268,7 +271,7 @@ void Schedule::reduce_pending() {
   order_.begin_pending(*this);
   for (const auto& unit : in_backward_) {
     unit->renew_groups();
-    unit->sums_.take_leaf_gradients();
+    unit->sums_.prepare();
     if (unit->sums_.has_pending() || unit->sums_.are_owed()) order_.engage(unit->id_);
   }
   agree_on_sums(in_backward_);
@@ -410,12 +413,8 @@ void Schedule::publish(UnitId unit) {
   living_[unit]->sums_.publish();
 }
 
-void Schedule::end_backward(UnitId unit) {
-  living_[unit]->end_backward();
-}
-
 void Schedule::forget_backward(UnitId unit) {
-  living_[unit]->forget_backward();
+  living_[unit]->sums_.forget();
 }
 
 } // namespace shardwise::engine

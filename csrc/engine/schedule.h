@@ -81,7 +81,7 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
   /// Sums what backwards without synchronisation left, as the end of a backward with it would. Called outside of a
   /// backward, for programs that run backward in pieces.
   void reduce_pending();
-  /// Publishes what a backward that was not the last one left.
+  /// Publishes what a backward left.
   void settle();
   /// A backward died before its end.
   void abandon_backward() noexcept;
@@ -111,16 +111,11 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
 
   /// Makes the device wait for what the next forward needs, such as the optimizer's step.
   std::function<void()> await_event;
-  /// If false, the end of a backward leaves sums under way, and the next backward that comes here publishes them first.
-  bool is_last_backward = true;
 
  private:
   class Event;
   bool is_dead() const;
   void sum_reached_inside(const std::vector<UnitId>& reached);
-  bool ends_with_backward() const {
-    return is_last_backward && !finalized_by_hand_;
-  }
   class Expectation;
   std::vector<std::shared_ptr<Unit>> in_order_of_sums() const;
   /// Cleans up after a backward that died. Returns whether another thread runs one; with full copies, that is an Error.
@@ -138,7 +133,6 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
   void finish_first_sum(UnitId unit) override;
   void wait_sum(UnitId unit) override;
   void publish(UnitId unit) override;
-  void end_backward(UnitId unit) override;
   void forget_backward(UnitId unit) override;
 
   int64_t number_;

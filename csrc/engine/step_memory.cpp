@@ -113,7 +113,7 @@ class Walk final : private OrderActions {
       note();
       order_.gradient_arrived(event.unit, i, kBackward, *this);
     }
-    order_.end_backward(/*is_last=*/true, *this);
+    order_.end_backward(/*publishes=*/true, *this);
   }
 
   void note() {
@@ -196,7 +196,6 @@ class Walk final : private OrderActions {
     states_[unit].buckets.clear();
   }
   void publish(UnitId /*unit*/) override {}
-  void end_backward(UnitId /*unit*/) override {}
   void forget_backward(UnitId /*unit*/) override {}
 
   const std::vector<UnitBytes>& units_;

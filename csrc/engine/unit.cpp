@@ -165,13 +165,7 @@ const group::Parameter* Unit::parameter_of_shard(const at::Tensor& tensor) const
 
 bool Unit::begin_unshard() {
   need_own_memory();
-  if (settings_.front_end && !shows_full_) {
-    if (in_backward()) {
-      gathered_in_backward_ = true;
-    } else {
-      for (const auto& parameter : parameters_) parameter->follow_visible();
-    }
-  }
+  follow_visible();
   if (!has_full_copies()) {
     // Hooks and operations see the leaves, which must follow the tensors that a front end shows in their place.
     settings_.front_end ? renew_groups() : need_values();
@@ -248,15 +242,9 @@ void Unit::reduce_pending() {
   schedule_->reduce_pending();
 }
 
-void Unit::forget_backward() {
-  gathered_in_backward_ = false;
-  sums_.forget();
-}
-
-// A gather takes over what was frozen meanwhile, but in a backward only at its end: the backward knows already which
-// gradients will come.
-void Unit::end_backward() {
-  if (!std::exchange(gathered_in_backward_, false) || !shows_full_) return;
+// While modules show what the optimizer sees, that is what the program freezes.
+void Unit::follow_visible() {
+  if (!settings_.front_end || shows_full_) return;
   for (const auto& parameter : parameters_) parameter->follow_visible();
 }
 
@@ -283,7 +271,6 @@ void Unit::take_memory() {
 
 void Unit::follow_parameters(bool takes_memory) {
   const auto fits = [](const auto& group) { return group->fits(); };
-  // Publishes what a backward that was not the last one left.
   const auto settle = [&] { schedule_->settle(); };
   if (!std::all_of(groups_.begin(), groups_.end(), fits)) {
     need_no_copies();

@@ -275,9 +275,7 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void gradient_published(const at::Tensor& gradient) override;
 
   friend class Schedule;
-  /// A backward ended, or failed.
-  void end_backward();
-  void forget_backward();
+  void follow_visible();
   void find_neighbours();
   void adopt(const std::vector<NamedTensor>& adopted);
   void check_structure(std::vector<NamedTensor>& own, const std::vector<NamedTensor>& buffers, size_t adopted);
@@ -303,8 +301,6 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   UnitRanks ranks_;
   int64_t number_for_all_ = 0;
   GradientSums sums_{*this};
-  /// The running backward gathered this unit.
-  bool gathered_in_backward_ = false;
   bool shows_full_ = false;
   /// The tensors that stand for its parameters; null where there is none.
   std::vector<const at::TensorImpl*> seen_;

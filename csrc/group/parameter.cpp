@@ -124,6 +124,7 @@ void Parameter::watch(const std::shared_ptr<void>& owner, Listener& listener) {
 
 void Parameter::replace_leaf(const at::Tensor& leaf, at::Tensor full) {
   const auto owner = Parameter::owner(this->leaf());
+  hide_pending();
   leaf_ = c10::weak_intrusive_ptr<at::TensorImpl>(leaf.getIntrusivePtr());
   full_ = std::move(full);
   memory_ = at::Tensor();
@@ -278,11 +279,27 @@ void Parameter::hide_absent_gradient() const {
   if (gradient.is_same(absent_)) gradient = at::Tensor();
 }
 
+// Not where the leaf wraps another tensor: its gradient would too.
+void Parameter::show_pending() {
+  if (!visible_ || full_.defined() || !pending_.defined() || leaf_.expired()) return;
+  leaf().mutable_grad() = pending_;
+  shows_pending_ = true;
+}
+
+void Parameter::hide_pending() {
+  if (std::exchange(shows_pending_, false) && !leaf_.expired()) leaf().mutable_grad() = at::Tensor();
+}
+
 void Parameter::take_leaf_gradient() {
   hide_absent_gradient();
   const auto* own = leaf_._unsafe_get_target();
-  if (!is_apart() || leaf_.expired() || !own->grad().defined()) return;
+  if (!is_apart() || leaf_.expired() || (!shows_pending_ && !own->grad().defined())) return;
   auto gradient = std::exchange(leaf().mutable_grad(), at::Tensor());
+  if (std::exchange(shows_pending_, false)) {
+    if (gradient.is_same(pending_)) return;
+    pending_ = at::Tensor();
+    if (!gradient.defined()) return follow_sum_dtype();
+  }
   fresh_ = visible_ ? visible_->arrived(gradient) : gradient;
   keep_for_later();
 }

@@ -162,8 +162,12 @@ class Parameter {
   }
   /// The end of a backward without synchronisation.
   void keep_for_later();
+  /// As with torch, what a backward without synchronisation left is the gradient of the leaf where Python's modules
+  /// show that, until the next backward.
+  void show_pending();
+  void hide_pending();
   /// Takes a gradient that the program put on the leaf, where the optimizer sees another tensor, as keep_for_later()
-  /// would.
+  /// would. What show_pending() put there counts as the program left it.
   void take_leaf_gradient();
   /// The end of a backward that failed or averaged nothing: .grad is as it was, and new gradients are forgotten.
   void forget_backward();
@@ -247,6 +251,7 @@ class Parameter {
   bool aside_ = false;
   at::Tensor fresh_;
   at::Tensor pending_;
+  bool shows_pending_ = false;
   std::optional<at::ScalarType> sum_dtype_;
   bool syncs_ = true;
   /// The gradient that publish() left in .grad.

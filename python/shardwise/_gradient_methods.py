@@ -40,21 +40,16 @@ class GradientMethods:
     """
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """Whether gradients are complete when a backward of this model returns.
-
-        If not, the last sums may still run during the next forward, and their gradients come with the next backward.
-        Set it back before the last backward ahead of the optimizer.
+        """Accepted for compatibility with torch, without effect: gradients are complete when a backward returns.
 
         >>> model.set_is_last_backward(False)
         """
-        state = wrapped_state(self)
-        state._state_ctx.is_last_backward = is_last_backward
-        state.unit.set_is_last_backward(is_last_backward)
+        wrapped_state(self)._state_ctx.is_last_backward = is_last_backward
 
     def set_manual_backward_finalization(self, enabled: bool) -> None:
         """Whether the program says itself when a backward is over: with finalize_backward(), after one or several.
 
-        Comes before set_is_last_backward(). Call it on the root, and not between a backward and its finalization.
+        Call it on the root, and not between a backward and its finalization.
 
         >>> model.set_manual_backward_finalization(True)
         """

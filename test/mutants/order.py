@@ -154,9 +154,9 @@ ORDER = [
     ),
     Mutant(
         "end a backward that the program ends itself",
-        "csrc/engine/schedule.h",
-        "return is_last_backward && !finalized_by_hand_;",
-        "return is_last_backward;",
+        "csrc/engine/schedule.cpp",
+        "  order_.end_backward(/*publishes=*/!finalized_by_hand_, *this);\n  if (!inside.empty())",
+        "  order_.end_backward(/*publishes=*/true, *this);\n  if (!inside.empty())",
         suites="FullyShardFinalize.*",
     ),
     Mutant(

@@ -48,9 +48,17 @@ SUMS = [
         languages=BOTH,
     ),
     Mutant(
+        "read within a backward whether it synchronises",
+        "csrc/engine/gradient_sums.cpp",
+        "  extent_ = planned_;\n",
+        "  extent_ = unit_.options.sync ? planned_ : Extent::nothing;\n",
+        languages=BOTH,
+        suites="FullyShardLastBackward.*",
+    ),
+    Mutant(
         "average although synchronisation is off",
         "csrc/engine/gradient_sums.cpp",
-        "  if (!options.sync || world == 1) return;\n",
+        "  if (extent_ == Extent::nothing || world == 1) return;\n",
         "  extent_ = Extent::all;\n  if (world == 1) return;\n",
         languages=BOTH,
     ),
@@ -131,7 +139,7 @@ SUMS = [
     Mutant(
         "publish at the end of every backward",
         "csrc/engine/order_backward.cpp",
-        "  if (is_last) settle(act);",
+        "  if (publishes) settle(act);",
         "  settle(act);",
         suites="FullyShardLastBackward.*",
     ),

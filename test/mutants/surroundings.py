@@ -48,9 +48,9 @@ SURROUNDINGS = [
     ),
     Mutant(
         "see no gradient that was added to a leaf",
-        "csrc/engine/schedule.cpp",
-        "    unit->sums_.take_leaf_gradients();\n    for (",
-        "    for (",
+        "csrc/engine/gradient_sums.cpp",
+        "  for (const auto& parameter : unit_.parameters()) parameter->take_leaf_gradient();\n",
+        "",
         suites="LeafGradients.*",
     ),
     Mutant(

@@ -92,12 +92,12 @@ class SHARDWISE_API Unit {
   /// so the pool keeps more. All ranks must set the same. Raises Error if a process group has no such memory, or if the
   /// unit has collectives of the user's own.
   Unit& set_memory_from_process_group(bool value);
-  /// Whether gradients are in place when a backward of this tree of units returns (default). If not, the last sums may
-  /// go on while the next forward runs, and the gradients of this backward come with the next one. Set it back to true
-  /// before the last backward of a step.
-  Unit& set_is_last_backward(bool value);
+  /// Accepted for programs that follow torch's, without effect: gradients are always in place when a backward returns.
+  Unit& set_is_last_backward(bool /*value*/) {
+    return *this;
+  }
   /// Whether the program says itself when a backward of this tree is over, with finalize_backward() after one backward
-  /// or several: for schedules that sum gradients in a step of their own. Comes before set_is_last_backward().
+  /// or several: for schedules that sum gradients in a step of their own.
   Unit& set_manual_backward_finalization(bool value);
   /// Sums what is left, also by backwards without synchronisation, and frees full parameters. With `async` this only
   /// starts; wait() of the result ends it.

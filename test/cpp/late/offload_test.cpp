@@ -95,7 +95,7 @@ TEST(LateOffload, AHookSeesTheSumBeforeItIsCopied) {
   });
 }
 
-TEST(LateOffload, ABackwardThatIsNotTheLast) {
+TEST(LateOffload, BackwardsThatTheProgramEnds) {
   run_ranks(4, [](Rank& rank) {
     Stack ours, reference;
     auto root = shard_stack(ours, hybrid_on(rank, {2, 2}).cpu_offload(pinned(true)));
@@ -106,10 +106,11 @@ TEST(LateOffload, ABackwardThatIsNotTheLast) {
       root.set_requires_all_reduce(false);
       both.backward(stack_loss, 3 * step);
       root.set_requires_all_reduce(true);
-      root.set_is_last_backward(false);
+      root.set_manual_backward_finalization(true);
       both.backward(stack_loss, 3 * step + 1);
-      root.set_is_last_backward(true);
       both.backward(stack_loss, 3 * step + 2);
+      root.finalize_backward();
+      root.set_manual_backward_finalization(false);
       both.check("after three backwards");
       both.optimize();
     }

@@ -73,7 +73,7 @@ TEST(FullyShard1DTrainingCompose, ResetIterStateAfterException) {
       root.set_requires_gradient_sync(false);
       stack_loss(ours, 1, rank.rank()).backward();
       root.set_requires_gradient_sync(true);
-      root.set_is_last_backward(false);
+      root.set_manual_backward_finalization(true);
       stack_loss(ours, 2, rank.rank()).backward();
       root.set_requires_gradient_sync(false);
       const auto fail = [&] {
@@ -94,7 +94,7 @@ TEST(FullyShard1DTrainingCompose, ResetIterStateAfterException) {
       EXPECT_THROW(fail(), std::runtime_error);
       root.reset_iter_state();
       for (auto& parameter : ours->parameters()) parameter.mutable_grad() = torch::Tensor();
-      root.set_requires_gradient_sync(true).set_is_last_backward(true);
+      root.set_requires_gradient_sync(true).set_manual_backward_finalization(false);
       both.train(stack_loss, 3, 4);
     });
   }

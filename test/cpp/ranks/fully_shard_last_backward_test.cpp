@@ -1,34 +1,52 @@
-// set_is_last_backward(): gradients of a backward that is not the last may come with the next one.
+// Backwards that the program ends itself: their gradients may come with the next one.
 #include "ranks/fully_shard_models.h"
 
 namespace shardwise::test {
 
-TEST(FullyShardLastBackward, GradientsAreThereAfterTheLast) {
+TEST(FullyShardLastBackward, GradientsAreThereAfterEach) {
   for (const int world : {1, 2, 3}) {
     run_ranks(world, [](Rank& rank) {
       Stack ours;
-      auto root = shard_stack(ours, sharded_on(rank));
-      Pair<Stack> both{rank, ours, Stack()};
-      for (int step = 0; step < 4; ++step) {
-        for (int micro = 0; micro < 3; ++micro) {
-          root.set_is_last_backward(micro == 2);
-          both.backward(stack_loss, 3 * step + micro);
-        }
-        both.check("step " + std::to_string(step));
-        both.optimize();
-      }
+      shard_stack(ours, sharded_on(rank)).set_is_last_backward(false);
+      Pair<Stack>{rank, ours, Stack()}.train(stack_loss, 3);
     });
   }
+}
+
+TEST(FullyShardLastBackward, SyncThatIsSwitchedWithinABackward) {
+  // It counts from the next backward on: ranks may differ in how far theirs is.
+  run_ranks(2, [](Rank& rank) {
+    Stack ours;
+    auto root = shard_stack(ours, sharded_on(rank));
+    Pair<Stack> both{rank, ours, Stack()};
+    bool syncs = false;
+    auto weight = ours->head->weight;
+    weight.register_hook([&](const torch::Tensor& gradient) {
+      root.set_requires_gradient_sync(!syncs);
+      return gradient;
+    });
+    for (int step = 0; step < 6; ++step) {
+      syncs = step % 2 == 1;
+      root.set_requires_gradient_sync(syncs);
+      both.backward(stack_loss, step);
+      if (syncs) {
+        both.check("step " + std::to_string(step));
+        both.optimize();
+      } else {
+        for (const auto& parameter : ours->parameters()) ASSERT_FALSE(parameter.grad().defined());
+      }
+    }
+  });
 }
 
 TEST(FullyShardLastBackward, TheNextBackwardPublishesWhatIsLeft) {
   run_ranks(2, [](Rank& rank) {
     Stack ours, reference;
-    auto root = shard_stack(ours, sharded_on(rank)).set_is_last_backward(false);
+    auto root = shard_stack(ours, sharded_on(rank)).set_manual_backward_finalization(true);
     stack_loss(ours, 0, rank.rank()).backward();
     for (const auto& parameter : ours->parameters()) ASSERT_FALSE(parameter.grad().defined());
-    root.set_is_last_backward(true);
     stack_loss(ours, 1, rank.rank()).backward();
+    root.finalize_backward();
     for (const int step : {0, 1}) reference_backward(rank, [&](int r) { return stack_loss(reference, step, r); });
     assert_pieces(*ours, *reference, rank, "both");
   });
@@ -37,7 +55,7 @@ TEST(FullyShardLastBackward, TheNextBackwardPublishesWhatIsLeft) {
 TEST(FullyShardLastBackward, AFailedBackwardLosesNothingOfTheOneBefore) {
   run_ranks(2, [](Rank& rank) {
     Stack ours, reference;
-    auto root = shard_stack(ours, sharded_on(rank)).set_is_last_backward(false);
+    auto root = shard_stack(ours, sharded_on(rank)).set_manual_backward_finalization(true);
     stack_loss(ours, 0, rank.rank()).backward();
     auto loss = stack_loss(ours, 1, rank.rank());
     auto weight = ours->embedding->weight;
@@ -48,7 +66,7 @@ TEST(FullyShardLastBackward, AFailedBackwardLosesNothingOfTheOneBefore) {
     EXPECT_THROW(loss.backward(), std::runtime_error);
     weight.remove_hook(handle);
     root.reset();
-    root.set_is_last_backward(true);
+    root.set_manual_backward_finalization(false);
     reference_backward(rank, [&](int r) { return stack_loss(reference, 0, r); });
     assert_pieces(*ours, *reference, rank, "the first alone");
     Pair<Stack>{rank, ours, reference}.train(stack_loss, 3, 2);
@@ -67,13 +85,13 @@ TEST(FullyShardLastBackward, ChangesOfParametersLoseNothingOfTheBackwardBefore) 
   for (size_t i = 0; i < changes.size(); ++i) {
     run_ranks(2, [&](Rank& rank) {
       Stack ours, reference;
-      auto root = shard_stack(ours, sharded_on(rank)).set_is_last_backward(false);
+      auto root = shard_stack(ours, sharded_on(rank)).set_manual_backward_finalization(true);
       stack_loss(ours, 0, rank.rank()).backward();
       reference_backward(rank, [&](int r) { return stack_loss(reference, 0, r); });
       changes[i](ours);
       changes[i](reference);
-      root.set_is_last_backward(true);
       stack_loss(ours, 1, rank.rank()).backward();
+      root.finalize_backward();
       reference_backward(rank, [&](int r) { return stack_loss(reference, 1, r); });
       assert_pieces(*ours, *reference, rank, c10::str("change ", i));
     });
@@ -87,7 +105,7 @@ TEST(FullyShardLastBackward, ADeletedModelIsFreed) {
     c10::weak_intrusive_ptr<at::TensorImpl> leaf{c10::intrusive_ptr<at::TensorImpl>()};
     {
       Stack ours;
-      shard_stack(ours, sharded_on(rank)).set_is_last_backward(false);
+      shard_stack(ours, sharded_on(rank)).set_manual_backward_finalization(true);
       stack_loss(ours, 0, rank.rank()).backward();
       shards = ours->block(1)->parameters()[0].storage().getWeakStorageImpl();
       leaf = ours->block(1)->up->weight.getIntrusivePtr();

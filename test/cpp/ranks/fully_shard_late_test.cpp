@@ -22,6 +22,7 @@ struct LateProgram {
   /// Before each part of a step.
   std::function<void(Model&, int part)> before = [](Model&, int) {};
   std::function<void(Model&)> before_optimizer = [](Model&) {};
+  std::function<void(Model&)> after_backwards = [](Model&) {};
 };
 
 /// A rank's model, trained from the same values each time.
@@ -46,6 +47,7 @@ class LateModel {
         late_.before(model_, part);
         program.loss(model_, step * program.parts + part, rank).backward();
       }
+      late_.after_backwards(model_);
       for (const auto& parameter : model_->parameters()) {
         held.push_back(parameter.grad());
         trace.push_back(parameter.grad().clone());
@@ -205,12 +207,18 @@ TEST(FullyShardLate, GradientAccumulation) {
   train_late(LateProgram<Stack>{small_stack(2), sharded_deeply(ShardLayout::rows), before});
 }
 
+/// The program ends its backwards itself, both of a step together.
+template <typename Wrap>
+LateProgram<Stack> ended_by_hand(const Wrap& wrap) {
+  LateProgram<Stack> late{small_stack(2), wrap};
+  late.before = [](Stack& model, int) { unit(*model).set_manual_backward_finalization(true); };
+  late.after_backwards = [](Stack& model) { unit(*model).finalize_backward(); };
+  return late;
+}
+
 // R37: sums of a backward that ended are under way while the next forward runs.
 TEST(FullyShardLate, SumsGoOnAfterBackward) {
-  const auto before = [](Stack& model, int part) { unit(*model).set_is_last_backward(part == 1); };
-  for (const auto layout : {ShardLayout::rows, ShardLayout::flat}) {
-    train_late(LateProgram<Stack>{small_stack(2), sharded_deeply(layout), before});
-  }
+  for (const auto layout : {ShardLayout::rows, ShardLayout::flat}) train_late(ended_by_hand(sharded_deeply(layout)));
 }
 
 // R40: one module has several backwards of its own before those of the others.
@@ -286,8 +294,7 @@ TEST(FullyShardLate, Replicate) {
     replicate(model, options);
   };
   train_late(LateProgram<Stack>{small_stack(), wrap});
-  const auto before = [](Stack& model, int part) { unit(*model).set_is_last_backward(part == 1); };
-  train_late(LateProgram<Stack>{small_stack(2), wrap, before});
+  train_late(ended_by_hand(wrap));
 }
 
 TEST(FullyShardLate, TwoTrees) {

@@ -113,7 +113,7 @@ TEST(FullyShardParticipation, ATreeThatIsWrappedPublishesWhatIsUnderWay) {
   run_ranks(2, [](Rank& rank) {
     Stack ours(5, 1);
     auto head = fully_shard(ours->head, sharded_on(rank));
-    head.set_is_last_backward(false);
+    head.set_manual_backward_finalization(true);
     const auto loss = [](Stack& model, int step, int r) { return model->head(batch(step, r, 5)).pow(2).mean(); };
     loss(ours, 0, rank.rank()).backward();
     shard_stack(ours, sharded_on(rank));
@@ -162,12 +162,13 @@ TEST(FullyShardParticipation, AParameterThatIsFrozenBeforeItsSum) {
           }
         };
         for (int step = 0; step < 9; step += 3) {
-          root.set_requires_gradient_sync(false).set_is_last_backward(!waits);
+          root.set_requires_gradient_sync(false).set_manual_backward_finalization(waits);
           both.backward(stack_loss, step);
           both.backward(stack_loss, step + 1);
           train_block_0(false);
-          root.set_requires_gradient_sync(true).set_is_last_backward(true);
+          root.set_requires_gradient_sync(true);
           both.backward(stack_loss, step + 2);
+          if (waits) root.finalize_backward();
           both.check(c10::str("step ", step, ", waits ", waits));
           both.optimize();
           train_block_0(true);

@@ -213,6 +213,46 @@ TEST(FullyShardPrograms, FrozenAndUnfrozen) {
   });
 }
 
+TEST(FullyShardPrograms, FrozenBetweenForwardAndBackward) {
+  const auto loss = [](Stack& model, int step, int r) {
+    const auto train_block_0 = [&](bool value) {
+      for (auto& parameter : model->block(0)->parameters()) parameter.set_requires_grad(value);
+    };
+    train_block_0(true);
+    auto loss = stack_loss(model, step, r);
+    train_block_0(step % 2 == 0);
+    return loss;
+  };
+  for (const auto* way : {"sharded", "kept", "replicated"}) {
+    run_ranks(2, [&](Rank& rank) {
+      Stack ours;
+      if (way == std::string("replicated")) {
+        replicate(ours, ReplicateOptions().mesh(rank.mesh()));
+      } else {
+        shard_stack(ours, sharded_on(rank).reshard_after_forward(way != std::string("kept")));
+      }
+      Pair<Stack> both{rank, ours, Stack()};
+      both.shards = way == std::string("replicated") ? 1 : 2;
+      for (int step = 0; step < 4; ++step) {
+        both.backward(loss, step);
+        both.check(c10::str(way, ", step ", step));
+        if (step % 2 == 1) both.optimize();
+      }
+    });
+  }
+}
+
+TEST(FullyShardPrograms, WrappedInInferenceMode) {
+  run_ranks(2, [](Rank& rank) {
+    Stack ours;
+    {
+      const c10::InferenceMode guard;
+      shard_stack(ours, sharded_on(rank));
+    }
+    Pair<Stack>{rank, ours, Stack()}.train(stack_loss, 2);
+  });
+}
+
 TEST(FullyShardPrograms, EvaluationBetweenStepsAndOptimizerBetweenForwards) {
   // T06: full copies that are kept follow the optimizer. T22: a forward in inference mode leaves nothing behind.
   on_ranks([](Rank& rank) {

@@ -152,15 +152,14 @@ TEST(FullyShardHybrid, DivideFactorOfOneUnit) {
   });
 }
 
-TEST(FullyShardHybrid, LastBackwardOutOfSight) {
+TEST(FullyShardHybrid, BackwardsThatTheProgramEnds) {
   on_grids<Stack>({{2, 2}}, shallow_stack, [](Pair<Stack>& both, FullyShardOptions options) {
-    auto root = shard(both, options);
+    auto root = shard(both, options).set_manual_backward_finalization(true);
     for (int step = 0; step < 9; step += 3) {
-      root.set_is_last_backward(false);
       both.backward(stack_loss, step);
       both.backward(stack_loss, step + 1);
-      root.set_is_last_backward(true);
       both.backward(stack_loss, step + 2);
+      root.finalize_backward();
       both.check("step " + std::to_string(step));
       both.optimize();
     }

@@ -53,13 +53,13 @@ TEST(SumsInFlight, AsManyAsAreAllowed) {
 
 TEST(SumsInFlight, BesideSecondSumsAndTheNextForward) {
   on_grids<Stack>({{2, 2}, {2, 1}}, shallow_stack, [](Pair<Stack>& both, FullyShardOptions options) {
-    auto root = shard_stack(both.ours, options).set_reduce_scatter_max_input_buffers(3);
+    auto root = shard_stack(both.ours, options);
+    root.set_reduce_scatter_max_input_buffers(3).set_manual_backward_finalization(true);
     both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
     for (int step = 0; step < 8; step += 2) {
-      root.set_is_last_backward(false);
       both.backward(stack_loss, step);
-      root.set_is_last_backward(true);
       both.backward(stack_loss, step + 1);
+      root.finalize_backward();
       both.check("step " + std::to_string(step));
       both.optimize();
     }

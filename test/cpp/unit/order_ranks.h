@@ -153,9 +153,6 @@ class OrderRank final : public engine::OrderActions {
     last_summed_.reset();
     open_sums_ = false;
   }
-  void end_backward(UnitId /*unit*/) override {
-    last_summed_.reset();
-  }
   void forget_backward(UnitId /*unit*/) override {
     in_flight_.clear();
     done_.clear();

@@ -220,8 +220,8 @@ class Program {
   }
 
   void end() {
-    const bool is_last = !dice_.once_in(4);
-    everyone([&](OrderRank& rank) { rank.order.end_backward(is_last, rank); });
+    const bool publishes = !dice_.once_in(4);
+    everyone([&](OrderRank& rank) { rank.order.end_backward(publishes, rank); });
   }
 
   // Ranks compare how far they came, and a difference is an error.

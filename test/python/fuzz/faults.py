@@ -41,7 +41,6 @@ def lose_microbatches(module: Any) -> None:
                 parameter.grad = None
 
     module.set_requires_gradient_sync = set_requires_gradient_sync
-    module.set_is_last_backward = lambda _: None
 
 
 FAULTS: tuple[Callable[[Any], None], ...] = (divide_by_more, leave_out_the_sum, lose_microbatches)

@@ -142,13 +142,13 @@ def reset_after_exception(rank: int, kind: str) -> None:
         both.model.set_requires_gradient_sync(False)
         loss_of(both.model, 1, rank).backward()
         both.model.set_requires_gradient_sync(True)
-        both.model.set_is_last_backward(False)
+        both.model.set_manual_backward_finalization(True)
         loss_of(both.model, 2, rank).backward()
         with pytest.raises(Failed):
             failing(both)
         both.model.reset_iter_state()
         both.model.zero_grad()
-        both.model.set_is_last_backward(True)
+        both.model.set_manual_backward_finalization(False)
         for step in range(4, 7):
             both.backward(step)
             both.step()
