@@ -21,7 +21,7 @@ from shardwise._meshes import post_forward_mesh
 from shardwise._placement import chosen
 from shardwise._precision import own_dtype
 from shardwise._specs import local_of
-from shardwise._state import State
+from shardwise._state import State, describe_shared
 
 Owner = tuple[nn.Module, str]
 MeshInfo = FSDPMeshInfo | HSDPMeshInfo | DDPMeshInfo
@@ -78,7 +78,6 @@ def take(
         _check_layers(each, policies)
         _choose_placement(each, policies)
         each.own_dtype = own_dtype(policies.given.mp_policy, each.parameter, each.names[0])
-    _refuse_shared(found, roots)
     _move(found, managed, device)
     return found
 
@@ -119,26 +118,14 @@ _managed = WeakTensorKeyDictionary()
 
 
 def remember(found: Found, state: State) -> None:
-    """Notes that the parameter is managed by the call with this state."""
+    """Notes that the parameter is managed by the call with this state. Warns if another call manages it too."""
+    other, name = _managed.get(found.parameter, (lambda: None, ""))
+    if other() is not None:
+        state.shared.append((found.names[0], other, name))
+        warnings.warn(
+            f"{describe_shared(found.names[0], name)} The first forward will be an error.", UserWarning, stacklevel=9
+        )
     _managed[found.parameter] = (weakref.ref(state), found.names[0])
-
-
-def _refuse_shared(found: Sequence[Found], roots: Sequence[nn.Module]) -> None:
-    for each in found:
-        weak, name = _managed.get(each.parameter, (lambda: None, ""))
-        if (state := weak()) is not None:
-            name = _path_of(state, roots) + name
-            raise ValueError(
-                f"shardwise: the parameter '{each.names[0]}' is shared with a parameter already managed by another "
-                f"FSDP group, where it is '{name}': their gradients would not be added. Give both modules to one "
-                "call, as a list, or name the parameter in ignored_params."
-            )
-
-
-def _path_of(state: State, roots: Sequence[nn.Module]) -> str:
-    """The path from these roots to another call's module, ending in a dot; empty if it lies outside them."""
-    paths = (path for root in roots for path, module in root.named_modules() if module is state._modules[0])
-    return next((f"{path}." for path in paths if path), "")
 
 
 def _check(found: Found, device: torch.device, replicates: bool) -> None:

@@ -55,6 +55,11 @@ class State(LoggedState):
     #: One for each mesh of the call's parameters; that of `unit` is the last.
     groups: tuple[ParamGroup, ...]
 
+    def __init__(self) -> None:
+        super().__init__()
+        #: Parameters that another call had wrapped before: their names here, that call's state, their names there.
+        self.shared: list[tuple[str, Callable[[], State | None], str]] = []
+
     def start(self, modules: Sequence[nn.Module], groups: Sequence[ParamGroup], automatic: bool) -> None:
         """Makes this the state of these modules. From now on their hooks report their calls to the last unit."""
         for module in modules:
@@ -110,6 +115,10 @@ class State(LoggedState):
             state.name = name
             states.append(state)
         for state in states:
+            for name, other, name_there in state.shared:
+                if (there := other()) is not None:
+                    raise ValueError(describe_shared(state.path_of(name), there.path_of(name_there)))
+        for state in states:
             state.refresh_parameters()
             state.check_values()
         for state in states:
@@ -122,6 +131,10 @@ class State(LoggedState):
             for group in self.groups:
                 group.post_forward_mesh_info = None
             self.unit.set_reshard_after_forward(False)
+
+    def path_of(self, name: str) -> str:
+        """The name of this call's parameter as the root knows it, once there is one. Lists keep their numbers."""
+        return f"{self.name}.{name}" if self.name and len(self._modules) == 1 else name
 
     def refresh_parameters(self) -> None:
         """Adopts the parameters that the modules hold now: a load or a cast may have replaced them."""
@@ -175,6 +188,15 @@ class State(LoggedState):
     def _root_post_backward_final_callback(self) -> None:
         """torch's pipelines run a backward in pieces, and call this at the end."""
         self.unit.reduce_pending()
+
+
+def describe_shared(name: str, name_there: str) -> str:
+    """The text about a parameter that two calls have wrapped."""
+    return (
+        f"shardwise: the parameter '{name}' is shared with a parameter already managed by another FSDP group, where it "
+        f"is '{name_there}': their gradients would not be added. Give both modules to one call, as a list, or name the "
+        "parameter in ignored_params."
+    )
 
 
 class ReplicateState(State):
