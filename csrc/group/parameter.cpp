@@ -312,7 +312,9 @@ void Parameter::forget_backward() {
 int64_t Parameter::version() const {
   if (!visible_) return 0;
   const auto of = [](const at::TensorImpl& tensor) {
-    return static_cast<int64_t>(tensor.version_counter().current_version());
+    // Tensors made in inference mode have none.
+    const auto& counter = tensor.version_counter();
+    return counter.enabled() ? static_cast<int64_t>(counter.current_version()) : 0;
   };
   const auto* shard = live_shard();
   return of(*visible_->parameter().unsafeGetTensorImpl()) + of(shard != nullptr ? *shard : live_full());

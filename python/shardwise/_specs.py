@@ -58,9 +58,9 @@ def leaf_of(parameter: nn.Parameter, mesh: MeshInfo, shard: Shard, dtype: torch.
     hooks = parameter._post_accumulate_grad_hooks
     spec = _spec_of(parameter, mesh, shard)
     if not isinstance(parameter, DTensor):
-        full = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+        full = nn.Parameter(_normal(parameter), requires_grad=parameter.requires_grad)
         return Leaf(full, None, None, None, spec, shard.dim, hooks, grad_dtype=_keep_grad_dtype(parameter, full))
-    detached = parameter.detach()
+    detached = _normal(parameter)
     values = None
     is_cast = dtype is not None and parameter.is_floating_point() and parameter.dtype != dtype
     if is_cast or parameter.is_meta:
@@ -71,6 +71,12 @@ def leaf_of(parameter: nn.Parameter, mesh: MeshInfo, shard: Shard, dtype: torch.
     memory = cast(DTensor, full)._local_tensor
     grad_dtype = _keep_grad_dtype(parameter, full)
     return Leaf(full, memory, values, _to_memory(parameter, mesh), spec, shard.dim, hooks, grad_dtype=grad_dtype)
+
+
+def _normal(parameter: nn.Parameter) -> torch.Tensor:
+    """The parameter's values, in its memory unless it was made in inference mode: such tensors cannot be trained."""
+    detached = parameter.detach()
+    return detached.clone() if detached.is_inference() else detached
 
 
 def _keep_grad_dtype(parameter: nn.Parameter, full: nn.Parameter) -> torch.dtype | None:

@@ -29,6 +29,12 @@ def wrap(state: State, roots: Sequence[nn.Module], managed: Sequence[nn.Module],
 
     `managed` are the modules whose own parameters belong to it.
     """
+    # What is made here may be trained, even if the call is made in inference mode.
+    with torch.inference_mode(False):
+        _wrap(state, roots, managed, policies)
+
+
+def _wrap(state: State, roots: Sequence[nn.Module], managed: Sequence[nn.Module], policies: Policies) -> None:
     assert policies.mesh.mesh is not None
     device = _get_device_from_mesh(policies.mesh.mesh)
     found = _parameters.take(roots, managed, policies, device)
