@@ -1,5 +1,6 @@
 #pragma once
 
+#include "base/forked.h"
 #include "comm/buffers.h"
 #include "engine/order.h"
 #include "engine/turn.h"
@@ -157,6 +158,11 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
   /// The finalization that nobody waited for yet.
   std::optional<int64_t> finalizing_;
   std::weak_ptr<BackwardWatch> watch_;
+  /// Who ran a forward or a backward may not exist there.
+  base::InForkedChild in_child_{[this] {
+    turn_.drop();
+    watch_.reset();
+  }};
   /// Keeps the units of the running backward alive until its end.
   std::vector<std::shared_ptr<Unit>> in_backward_;
 };

@@ -30,6 +30,11 @@ class SHARDWISE_API Turn {
       thread_.store(0, std::memory_order_release);
     }
   }
+  /// In a forked child, where no thread has it: the one that had it may not exist there.
+  void drop() {
+    thread_.store(0, std::memory_order_relaxed);
+    depth_ = 0;
+  }
   /// Raises Error if it is another thread's.
   void need() const {
     const int holder = thread_.load(std::memory_order_acquire);

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -90,6 +91,39 @@ def fork_while_training(rank: int) -> None:
             torch.testing.assert_close(whole.detach(), q.detach(), msg=f"{mode}: {name}")
 
 
+def fork_in_a_forward(rank: int) -> None:
+    """By another thread than the one that runs it, which does not exist in the child."""
+
+    def fork() -> None:
+        child = os.fork()
+        if child == 0:
+            try:
+                with torch.no_grad():
+                    model(batch(7, rank, 4))
+            except RuntimeError as error:
+                os._exit(0 if "forked from a rank" in str(error) else 1)
+            os._exit(2)
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    def fork_once(*_: Any) -> None:
+        hook.remove()
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join()
+
+    statuses: list[int] = []
+    model: Any = mlp(4, 6, 3)
+    for module in (model[0], model):
+        shardwise.fully_shard(module)
+    for register in (model[0].register_forward_hook, model[0].register_full_backward_hook):
+        hook = register(fork_once)
+        model(batch(0, rank, 4)).sum().backward()
+    assert statuses == [0, 0], "1: the child got another error; 2: it got none"
+
+
 class TestForked:
     def test_a_child_has_what_its_parent_had_or_an_error_and_changes_nothing(self) -> None:
         run_ranks(2, fork_while_training, backend="shardwise")
+
+    def test_a_child_forked_within_a_forward_or_a_backward(self) -> None:
+        run_ranks(2, fork_in_a_forward, backend="shardwise")
