@@ -17,6 +17,7 @@
 #include <atomic>
 #include <map>
 #include <set>
+#include <utility>
 
 namespace shardwise::engine {
 namespace {
@@ -198,11 +199,11 @@ void Unit::replace_shard(size_t index, const at::Tensor& shard, std::shared_ptr<
   remove_shard(seen_[index]);
   remove_shard(parameter.shard_identity());
   // A cast may have given it the dtype to compute in, or another one.
-  parameter.whole = is_shared;
+  const bool was_shared = std::exchange(parameter.whole, is_shared);
   parameter.set_shard(is_shared ? at::Tensor() : shard);
   if (!is_shared) {
     add_shard(shard, weak_from_this());
-  } else if (!shard.is_alias_of(parameter.full()) || shard.dtype() != parameter.full().dtype()) {
+  } else if (!was_shared || !shard.is_alias_of(parameter.full()) || shard.dtype() != parameter.full().dtype()) {
     group::replace_data(parameter.full(), shard);
   }
   if (is_shared) parameter.keep_memory(shard);

@@ -30,9 +30,11 @@ void let_go(void* owner) {
 } // namespace
 
 bool is_freed(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) return false;
+  auto& storage = *tensor.storage().unsafeGetStorageImpl();
+  const bool refuses = read_flag(storage) && storage._mutable_data_ptr_no_checks().get() == nullptr;
   // Symbolic, since tensors without memory of their own may have such sizes.
-  return tensor.defined() && tensor.has_storage() && tensor.storage().sym_nbytes().maybe_as_int() == 0 &&
-         tensor.sym_numel().maybe_as_int() != 0;
+  return (refuses || storage.sym_nbytes().maybe_as_int() == 0) && tensor.sym_numel().maybe_as_int() != 0;
 }
 
 LeafStorage::LeafStorage(const at::Tensor& tensor) {
@@ -62,7 +64,7 @@ LeafStorage::LeafStorage(at::IntArrayRef sizes, const at::TensorOptions& options
 }
 
 bool LeafStorage::freed() const {
-  return bytes_ != 0 && alias_.storage().nbytes() == 0;
+  return bytes_ != 0 && is_freed(alias_);
 }
 
 void LeafStorage::set_read_error(const std::string& text) {
@@ -85,12 +87,14 @@ void LeafStorage::free() {
   set_readable(false);
   auto* storage = alias_.storage().unsafeGetStorageImpl();
   storage->set_data_ptr_noswap(at::DataPtr(nullptr, storage->device()));
-  storage->set_nbytes(0);
+  // A backward that makes views of what it saved meets our error when these are read, not torch's about their size.
+  storage->set_nbytes(has_read_error_ ? bytes_ : 0);
 }
 
 void LeafStorage::refill(const at::Tensor& memory, size_t offset) {
+  const bool has_memory = !freed();
   set_readable(true);
-  if (!freed()) return;
+  if (has_memory) return;
   TORCH_INTERNAL_ASSERT(offset + bytes_ <= memory.storage().nbytes());
   auto owner = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(memory.storage().unsafeGetStorageImpl());
   auto* data = static_cast<char*>(owner->mutable_data()) + offset;

@@ -8,8 +8,7 @@
 
 namespace shardwise::group {
 
-/// Whether the memory of this tensor is freed: it has elements, and its storage has no bytes. Reading such a tensor
-/// outside of the touch trigger ends the process, so ask first.
+/// Whether the memory of this tensor is freed: it has elements, and its storage has no bytes or refuses to be read.
 SHARDWISE_API bool is_freed(const at::Tensor& tensor);
 
 /// Memory that is freed and replaced in place: tensors in it, views of them and what autograd saved stay valid, and no

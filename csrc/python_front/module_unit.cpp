@@ -42,6 +42,14 @@ class ModuleUnit::Front : public group::FrontEndCallbacks {
   std::shared_ptr<void> watch(const at::Tensor& /*tensor*/, Role /*role*/) override {
     return nullptr;
   }
+  std::string read_error(const std::string& names) const override {
+    return c10::str(
+        "shardwise: the full parameter ", names,
+        " was read while it is freed or out of date. It is there in its module's forward and backward. Call unshard() "
+        "of the module before other reads, and reshard() after them. For gradients of gradients (create_graph=True) "
+        "call set_reshard_after_forward(False) and set_reshard_after_backward(False) before the forward: the second "
+        "backward reads what the first one did.");
+  }
   void show(bool full) override {
     const py::gil_scoped_acquire gil;
     if (const auto entries = entries_.lock()) entries->show(full);

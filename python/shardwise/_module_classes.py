@@ -177,6 +177,12 @@ class FSDPModule(GradientMethods, _torch_api.FSDPModule):
         """Does nothing: gathers never block the host here."""
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        # share_memory() applies a function of its own, also where a module around this one is asked to.
+        if getattr(args[0] if args else None, "__qualname__", "").startswith("Module.share_memory."):
+            raise RuntimeError(
+                f"shardwise: share_memory() cannot share the parameters of a {type(self).__name__}: they are pieces in "
+                "the memory of their unit. Share a plain copy of the model that has loaded its full state dict."
+            )
         self.reshard()
         # Not torch's FSDPModule._apply(), which expects torch's engine.
         result = super(_torch_api.FSDPModule, self)._apply(*args, **kwargs)  # type: ignore[misc]

@@ -99,4 +99,11 @@ PYTHON_FRONT = [
         "",
         "ranks/test_fully_shard_extensions.py",
     ),
+    _mutant(
+        "let freed parameters be read",
+        "module_unit.cpp",
+        '    return c10::str(\n        "shardwise: the full parameter ", names,\n',
+        '    if (!names.empty()) return {};\n    return c10::str(\n        "shardwise: the full parameter ", names,\n',
+        "ranks/test_second_order.py",
+    ),
 ]

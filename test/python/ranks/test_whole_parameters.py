@@ -77,6 +77,10 @@ def written_back(rank: int, kind: str) -> None:
             ours[0].weight.data.zero_()
             raise ValueError("on purpose")
 
+    # As a part of another model too. With torch's engine this ends the process.
+    for shares in (ours, nn.Sequential(ours)):
+        with pytest.raises(RuntimeError, match=r"share_memory\(\) cannot share the parameters of a"):
+            shares.share_memory()
     with pytest.raises(ValueError, match="on purpose"):
         fail()
     assert all(map(torch.equal, wholes(ours), wholes(reference)))
