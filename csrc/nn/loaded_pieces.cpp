@@ -1,5 +1,7 @@
 #include "nn/loaded_pieces.h"
 
+#include "engine/front_end.h"
+
 #include <shardwise/error.h>
 
 #include <c10/util/StringUtil.h>
@@ -35,11 +37,12 @@ Made made_for(const torch::nn::Module& module) {
   return made;
 }
 
-// A shard is saved with the whole storage that it lies in. A weight that a program itself made smaller has its own.
+// A shard is saved with the whole storage that it lies in. A weight that a program itself made smaller has its own; one
+// that has a unit may lie in that of a whole unit.
 bool is_piece(const Made& made) {
   const auto& weight = made.weight;
   return weight.defined() && weight.has_storage() && weight.sizes() != made.sizes &&
-         weight.storage().nbytes() > weight.nbytes();
+         weight.storage().nbytes() > weight.nbytes() && !engine::Unit::of(weight);
 }
 
 void refuse_below(const torch::nn::Module& module, const std::string& prefix, const char* function) {

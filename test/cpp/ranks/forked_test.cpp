@@ -171,15 +171,20 @@ TEST(Forked, ASaveUnderWayIsTheParents) {
     const TemporaryFolder folder;
     const auto model = stage_model(0);
     const auto save = std::make_unique<saves::BackgroundSave>();
-    FaultyDisk disk(files::Disk::real(), 3, FaultyDisk::Fault::waits);
+    const auto begin = [&](saves::BackgroundSave& by, files::Disk& disk, const std::string& name) {
+      auto given = saves::module_save(*model, nullptr, SaveOptions().mesh(rank.mesh()));
+      by.begin(given.ranks, saves::ranks_beside(rank.mesh()), disk, folder / name, given.pieces, std::move(given.about));
+    };
+    FaultyDisk counted(files::Disk::real());
+    begin(*save, counted, "counted");
+    save->wait();
+    const auto& steps = counted.steps();
+    const auto is_file = [](const std::string& step) { return step.starts_with("create "); };
+    const auto first = std::find_if(steps.begin(), steps.end(), is_file) - steps.begin();
+    FaultyDisk disk(files::Disk::real(), first, FaultyDisk::Fault::waits);
     std::promise<void> gate;
     disk.meanwhile = [opened = gate.get_future().share()] { opened.wait(); };
-    const auto begin = [&](saves::BackgroundSave& by) {
-      auto given = saves::module_save(*model, nullptr, SaveOptions().mesh(rank.mesh()));
-      by.begin(
-          given.ranks, saves::ranks_beside(rank.mesh()), disk, folder / "step", given.pieces, std::move(given.about));
-    };
-    begin(*save);
+    begin(*save, disk, "step");
     for (const bool asks : {true, false}) {
       in_child(rank, [&]() -> std::string {
         if (save->is_under_way()) return "a save is under way";
