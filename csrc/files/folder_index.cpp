@@ -145,7 +145,8 @@ void check_not_replaced(Disk& disk, const FolderIndex& index) {
   std::optional<Marker> now;
   try {
     now = read_marker(disk, find_checkpoint(disk, index.place));
-  } catch (const Error&) { // the error that there was says more
+  } catch (const Error&) {
+    return; // The error that there was says more.
   }
   if (!now || now->save == index.marker->save) return;
   throw Error(c10::str(

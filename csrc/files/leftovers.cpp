@@ -36,7 +36,8 @@ std::vector<std::string> remove_dead_leftovers(Disk& disk, const std::string& ro
   for (const auto& leftover : leftovers(disk, root)) {
     try {
       if (leftover.is_dead && remove_leftover(disk, root, leftover)) removed.push_back(leftover.path);
-    } catch (const DiskError&) { // it stays; another process may be removing it
+    } catch (const DiskError&) {
+      continue; // It stays; another process may be removing it.
     }
   }
   return removed;

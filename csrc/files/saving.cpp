@@ -73,15 +73,20 @@ bool is_of_this_save(Disk& disk, const Saving& saving) {
   }
 }
 
+void clear_leftovers(Disk& disk, const std::string& root) {
+  try {
+    remove_dead_leftovers(disk, root);
+  } catch (const DiskError&) {
+    return; // What cannot be listed is in nobody's way.
+  }
+}
+
 } // namespace
 
 std::string make_folder_aside(Disk& disk, const std::string& place, const Owner& owner) {
   const auto root = folder_of(place);
   make_folders(disk, root);
-  try {
-    remove_dead_leftovers(disk, root);
-  } catch (const DiskError&) { // what cannot be listed is in nobody's way
-  }
+  clear_leftovers(disk, root);
   auto folder = path_aside(place, Aside::saving, owner);
   disk.make_folder(folder);
   return folder;

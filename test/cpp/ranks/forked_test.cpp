@@ -173,7 +173,8 @@ TEST(Forked, ASaveUnderWayIsTheParents) {
     const auto save = std::make_unique<saves::BackgroundSave>();
     const auto begin = [&](saves::BackgroundSave& by, files::Disk& disk, const std::string& name) {
       auto given = saves::module_save(*model, nullptr, SaveOptions().mesh(rank.mesh()));
-      by.begin(given.ranks, saves::ranks_beside(rank.mesh()), disk, folder / name, given.pieces, std::move(given.about));
+      by.begin(
+          given.ranks, saves::ranks_beside(rank.mesh()), disk, folder / name, given.pieces, std::move(given.about));
     };
     FaultyDisk counted(files::Disk::real());
     begin(*save, counted, "counted");
