@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/cpp_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace shardwise::base {
@@ -39,6 +40,17 @@ void add_hook(const at::Tensor& leaf, TensorHook hook) {
   } else {
     nodes.push_back(std::make_unique<HookNode>(std::move(hook)));
   }
+}
+
+bool has_hooks(const at::Tensor& leaf, bool (*is_other)(const TensorHook& hook)) {
+  const auto is_one = [&](const TensorHook& hook) { return hook && !is_other(hook); };
+  if (autograd::impl::hooks(leaf).empty()) return false;
+  if (const auto* list = live_list(leaf)) return std::any_of(list->begin(), list->end(), is_one);
+  const auto& nodes = autograd::impl::hooks(leaf);
+  return std::any_of(nodes.begin(), nodes.end(), [&](const auto& node) {
+    const auto* own = dynamic_cast<const HookNode*>(node.get());
+    return own == nullptr || is_one(own->hook);
+  });
 }
 
 at::Tensor run_hooks(const at::Tensor& leaf, at::Tensor gradient, bool (*is_other)(const TensorHook& hook)) {

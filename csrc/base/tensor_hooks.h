@@ -14,7 +14,9 @@ using TensorHook = std::function<at::TensorBase(const at::TensorBase&)>;
 /// register_hook() on a tensor clears all that were there.
 void add_hook(const at::Tensor& leaf, TensorHook hook);
 
-/// What the hooks of the leaf make of this gradient, but for those that `is_other` names.
+/// Whether the leaf has hooks, but for those that `is_other` names.
+bool has_hooks(const at::Tensor& leaf, bool (*is_other)(const TensorHook& hook));
+/// What these make of a gradient.
 at::Tensor run_hooks(const at::Tensor& leaf, at::Tensor gradient, bool (*is_other)(const TensorHook& hook));
 
 /// The first hook of the leaf that is such a one; null if none is.

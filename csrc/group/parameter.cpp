@@ -340,10 +340,10 @@ void Parameter::publish(const at::Tensor& mean) {
 
 // Autograd runs the hooks of a tensor to which it brings a gradient. To a shard we bring it.
 at::Tensor Parameter::run_shard_hooks(const at::Tensor& shard, const at::Tensor& mean) const {
-  if (autograd::impl::hooks(shard).empty()) return mean;
+  const auto is_ours = [](const base::TensorHook& hook) { return hook.target<ShardHook>() != nullptr; };
+  if (!base::has_hooks(shard, is_ours)) return mean;
   listener_->gradient_published(mean);
-  auto changed =
-      base::run_hooks(shard, mean, [](const base::TensorHook& hook) { return hook.target<ShardHook>() != nullptr; });
+  auto changed = base::run_hooks(shard, mean, is_ours);
   if (changed.sizes() == mean.sizes()) return changed;
   throw Error(c10::str(
       "shardwise: a hook on the shard of '", name(), "' made a gradient of sizes ", changed.sizes(),
