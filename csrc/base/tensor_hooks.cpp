@@ -44,9 +44,9 @@ void add_hook(const at::Tensor& leaf, TensorHook hook) {
 
 bool has_hooks(const at::Tensor& leaf, bool (*is_other)(const TensorHook& hook)) {
   const auto is_one = [&](const TensorHook& hook) { return hook && !is_other(hook); };
-  if (autograd::impl::hooks(leaf).empty()) return false;
-  if (const auto* list = live_list(leaf)) return std::any_of(list->begin(), list->end(), is_one);
   const auto& nodes = autograd::impl::hooks(leaf);
+  if (nodes.empty()) return false;
+  if (const auto* list = live_list(leaf)) return std::any_of(list->begin(), list->end(), is_one);
   return std::any_of(nodes.begin(), nodes.end(), [&](const auto& node) {
     const auto* own = dynamic_cast<const HookNode*>(node.get());
     return own == nullptr || is_one(own->hook);
@@ -55,17 +55,18 @@ bool has_hooks(const at::Tensor& leaf, bool (*is_other)(const TensorHook& hook))
 
 at::Tensor run_hooks(const at::Tensor& leaf, at::Tensor gradient, bool (*is_other)(const TensorHook& hook)) {
   const auto run = [&](const TensorHook& hook) {
-    if (!hook || is_other(hook)) return;
     if (const auto changed = hook(gradient); changed.defined()) gradient = at::Tensor(changed);
   };
   if (const auto* list = live_list(leaf)) {
-    // A hook may register another one.
-    for (size_t i = 0; i < list->size(); ++i) run(TensorHook((*list)[i]));
+    for (size_t i = 0; i < list->size(); ++i) {
+      // A copy, for a hook may register another one.
+      if (const auto& hook = (*list)[i]; hook && !is_other(hook)) run(TensorHook(hook));
+    }
     return gradient;
   }
   for (const auto& node : autograd::impl::hooks(leaf)) {
     if (const auto* own = dynamic_cast<const HookNode*>(node.get())) {
-      run(own->hook);
+      if (!is_other(own->hook)) run(own->hook);
     } else {
       gradient = (*node)({gradient}).front();
     }

@@ -73,8 +73,7 @@ at::Tensor lock(const c10::weak_intrusive_ptr<at::TensorImpl>& tensor, const std
     throw Error(c10::str(
         "shardwise: the parameter '", name,
         "' that was wrapped is gone: its module was destroyed, or holds another tensor now, whose gradient would stay "
-        "on "
-        "this rank. Keep the module as long as its unit is used. Replace parameters before replicate() or "
+        "on this rank. Keep the module as long as its unit is used. Replace parameters before replicate() or "
         "fully_shard(), or change them in place."));
   }
   return at::Tensor(std::move(impl));
