@@ -11,6 +11,8 @@
 #   SUITES               of test: some of unit_tests, rank_tests, late_tests, program_tests, python_unit, python_ranks, python_interop;
 #                        only these are built
 #   ROWS                 of test: ROWS=1 runs of rank_tests and python_ranks the rows of test/rows.tsv, of python_unit the package's
+#   CHANGED              of test: CHANGED=1 runs what the files that differ from the last commit, or else its own, can break
+#   BUDGETS              of test: BUDGETS=1 lists the CPU time that suites and builds took; beyond test/budgets.tsv it fails
 #   FRESH_CLONE          of test: FRESH_CLONE=1 also runs the README's commands in a new clone
 #   PARTS                of test-parts: some of those that test/parts.py lists
 #   TORCHES              of test-torches: some versions of torch, such as "2.11.0 2.15.0"; default: all that we support
@@ -28,6 +30,8 @@ MODE ?= replicate
 SHORT ?=
 SUITES ?=
 ROWS ?=
+CHANGED ?=
+BUDGETS ?=
 FRESH_CLONE ?=
 PARTS ?=
 TORCHES ?=
@@ -66,8 +70,8 @@ demo: ## train a small GPT on RANKS ranks, compare with one process, draw a pict
 
 test: ## the tests that hold the product, in C++ and Python; skipped ones are listed with their reasons
 	$(prepare) test "$(PYTHON)"
-	@$(build) dev $(with_tests) --target shardwise shardwise_python $(programs) --install $(jobs)
-	@$(py) test/run.py $(if $(SUITES),--suites $(SUITES)) $(if $(ROWS),--rows) $(if $(FRESH_CLONE),--fresh-clone)
+	@$(build) dev $(with_tests) --target shardwise shardwise_python $(if $(CHANGED),$$($(py) test/changed.py),$(programs)) --install $(jobs)
+	@$(py) test/run.py $(if $(SUITES),--suites $(SUITES)) $(if $(ROWS),--rows) $(if $(CHANGED),--changed) $(if $(BUDGETS),--budgets) $(if $(FRESH_CLONE),--fresh-clone)
 
 test-torches: ## build and test with each version of torch that we support, in short, each in a folder of its own
 	$(prepare) build "$(PYTHON)"

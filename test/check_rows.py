@@ -13,7 +13,7 @@ ran, or that names no row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,9 +127,16 @@ def check(
     return problems
 
 
-def check_files(cpp: Iterable[Result], py: Iterable[Result], folder: Path = HERE) -> list[str]:
+def check_files(
+    cpp: Iterable[Result],
+    py: Iterable[Result],
+    is_wanted: Callable[[Wanted], bool] = lambda row: True,
+    folder: Path = HERE,
+) -> list[str]:
+    """Of the wanted rows."""
     try:
         rows, exceptions = read_rows(folder / "rows.tsv"), read_exceptions(folder / "row_exceptions.tsv")
     except (OSError, TableError) as error:
         return [str(error)]
-    return check(rows, exceptions, cpp, py)
+    chosen = {row: reason for row, reason in exceptions.items() if is_wanted(row)}
+    return check(filter(is_wanted, rows), chosen, cpp, py)

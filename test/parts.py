@@ -21,6 +21,7 @@ from suites import (
     WHEEL,
     Suite,
     catch2,
+    ci_suites,
     device_suites,
     googletest,
     late_programs,
@@ -65,11 +66,12 @@ _PACKAGE = (
     "bound_late",
     "gpt",
     "meters",
-    "--install",
 )
 
 #: Those that find most in the least time come first.
 PARTS = [
+    Part("ci", (*BUILT, "python", "test", "examples"), 5,
+         (*_PACKAGE, "rank_tests", "pretrain", "--install"), ci_suites),
     Part("devices", (*BUILT, "test/cpp", "test/python/ranks", *DEVICES), 6,
          ("dev", "--target", "rank_tests", "shardwise_python", "bound_late", "--install"), device_suites),
     Part("wheel", (*BUILT, "python", "setup.py", "pyproject.toml", "examples/train", UNIT), 4,
@@ -84,7 +86,7 @@ PARTS = [
                   late_rank_tests("long_shared", 60 * MINUTES, device="late_shared"),
                   late_programs("shared_programs", 20 * MINUTES, "late_shared"),
                   late_python("long_python_late", 30 * MINUTES)]),
-    Part("long_python", (*BUILT, "python", "test/python", "examples"), 25, _PACKAGE,
+    Part("long_python", (*BUILT, "python", "test/python", "examples"), 25, (*_PACKAGE, "--install"),
          lambda: [long_form(pytest("long_python", 90 * MINUTES, *LONG_FOLDERS))]),
     Part("long_programs", (*BUILT, "test/cpp/programs"), 10, ("dev", "--target", "program_tests"),
          lambda: [catch2("long_programs", "program_tests", 60 * MINUTES, "[.long]")]),
@@ -92,7 +94,7 @@ PARTS = [
          ("dev", "--install"),
          lambda: [pytest("benches", 40 * MINUTES, "test/python/benches")]),
     *(_sanitizer(kind, minutes) for kind, minutes in zip(SANITIZERS, (12, 8, 30), strict=True)),
-    Part("mutants", (*BUILT, "python", "test"), 60, _PACKAGE, lambda: [mutants()]),
+    Part("mutants", (*BUILT, "python", "test"), 60, (*_PACKAGE, "--install"), lambda: [mutants()]),
 ]  # fmt: skip
 
 

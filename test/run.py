@@ -1,10 +1,11 @@
 """Runs the test suites and closes with one line: N passed, N failed, N skipped.
 
-usage: run.py [--suites NAME ...] [--rows] [--fresh-clone]    what `make test` runs
+usage: run.py [--suites NAME ...] [--rows] [--fresh-clone] [--changed] [--budgets]    what `make test` runs
        run.py --parts [NAME ...] [--until T] [--add]    parts of parts.py; without names all, those first that a change
                                                         calls for
 Logs and reports lie in build/test. A suite that crashes, stays away, runs no test or outlasts its time counts as a
-failed test; so does the row check if it finds a problem, and a test that takes long without a mark (seconds.py).
+failed test; so does the row check if it finds a problem and, with --budgets, what takes more CPU time than budgets.tsv
+allows (seconds.py).
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import changed
 import check_rows
 import fresh_clone
 import parts
 import seconds
+import tiers
 from programs import last_lines, run_program
 from reports import FAILED, PASSED, SKIPPED, Result, counts, read_counts
 from suites import MINUTES, OUT, ROOT, ROW_SUITES, Suite, product_suites, rows_only
@@ -57,28 +60,39 @@ def judge(suite: Suite, ended: str, results: list[Result]) -> list[Result]:
 
 
 def run_suites(suites: Sequence[Suite]) -> list[Result]:
-    """Their results, and that of the check of their seconds, which are shown. Three suites at a time: ranks wait for
-    each other, and for time limits, as long as they compute."""
-    with ThreadPoolExecutor(3) as pool:
+    """Their results; their seconds are shown. Four suites at a time: ranks wait for each other, and for time limits, as
+    long as they compute."""
+    with ThreadPoolExecutor(4) as pool:
         results = [result for found in pool.map(run_suite, suites) for result in found]
     took = [test for suite in suites for test in seconds.read(suite.name, suite.seconds)]
     if took:
         print(seconds.report(took), flush=True)
-    marked = {suite.name for suite in suites if suite.marked}
-    if marked:
-        results.append(seconds.check(test for test in took if test.suite in marked))
-        if results[-1].outcome == PASSED and results[-1].message:
-            print(results[-1].message, flush=True)
     return results
 
 
-def row_check(results: list[Result]) -> Result:
+def budget_check(suites: Sequence[Suite]) -> Result:
+    took = [test for suite in suites for test in seconds.read(suite.name, suite.seconds)]
+    used = seconds.of_suites(took)
+    for folder in ("csrc", "test", "examples"):
+        used |= seconds.of_builds(ROOT / "build" / "dev" / folder)
+    result = seconds.check(used)
+    print(f"used and allowed (budgets.tsv):\n{result.message}", flush=True)
+    return result
+
+
+def row_check(results: list[Result], tier: str = "") -> Result:
+    """Both sides have every row: those of a tier (tiers.py), else all."""
     sides = {
-        "cpp": ("unit_tests", "rank_tests", "program_tests"),
-        "py": ("python_unit", "python_ranks", "python_interop"),
+        "cpp": ("unit_tests", "rank_tests", "rank_ci", "program_tests"),
+        "py": ("python_unit", "python_ranks", "python_interop", "python_ci"),
     }
-    ran = {side: [result for result in results if result.suite in names] for side, names in sides.items()}
-    problems = check_rows.check_files(ran["cpp"], ran["py"])
+    ran = {side: [each for each in results if each.suite.startswith(names)] for side, names in sides.items()}
+
+    def is_wanted(row: check_rows.Wanted) -> bool:
+        left = tiers.is_among(row.title.replace("::", "."), tiers.names(python=row.language == "py"))
+        return not tier or left == (tier == "ci")
+
+    problems = check_rows.check_files(ran["cpp"], ran["py"], is_wanted)
     print(f"rows: {len(problems)} problems{'' if problems else ', every row is there or excepted'}")
     return Result("rows", "", "both sides have every row", FAILED if problems else PASSED, "\n".join(problems))
 
@@ -93,6 +107,8 @@ def run_part(part: parts.Part) -> list[Result]:
     if problem:
         return [Result(part.name, "", "build", FAILED, f"{problem}\n{last_lines(log, 60)}")]
     results = run_suites(part.suites())
+    if part.name == "ci":
+        results.append(row_check(results, "ci"))
     if not any(result.outcome == FAILED for result in results):
         minutes = f"{(time.monotonic() - began) / MINUTES:.1f}"
         parts.write_passed(part, parts.Passed(parts.current_commit(), minutes, counts(results)))
@@ -127,7 +143,7 @@ def show_skips(results: list[Result]) -> None:
 
 
 def main() -> int:
-    names = [suite.name for suite in product_suites()]
+    names = list(dict.fromkeys(suite.family for suite in product_suites()))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suites", nargs="+", choices=names, default=names, help="only these, without the row check")
     parser.add_argument(
@@ -135,6 +151,8 @@ def main() -> int:
         action="store_true",
         help="in short: the rows of rows.tsv, with their check, and what is about the package",
     )
+    parser.add_argument("--changed", action="store_true", help="only what the last changes can break (changed.py)")
+    parser.add_argument("--budgets", action="store_true", help="what takes more CPU time than budgets.tsv allows fails")
     parser.add_argument("--fresh-clone", action="store_true", help="also run the README's commands in a new clone")
     parser.add_argument(
         "--parts", nargs="*", metavar="NAME", help="parts alone: " + ", ".join(p.name for p in parts.PARTS)
@@ -150,11 +168,15 @@ def main() -> int:
     results: list[Result] = []
     if arguments.parts is not None:
         results += run_parts(arguments.parts, arguments.until)
+    elif arguments.changed:
+        results += run_suites(changed.choose(changed.changed_files()))
     else:
-        chosen = [suite for suite in product_suites() if suite.name in arguments.suites]
+        chosen = [suite for suite in product_suites() if suite.family in arguments.suites]
         results += run_suites([rows_only(suite) for suite in chosen] if arguments.rows else chosen)
         if set(arguments.suites) >= (ROW_SUITES if arguments.rows else set(names)):
-            results.append(row_check(results))
+            results.append(row_check(results, "" if arguments.rows else "change"))
+        if arguments.budgets:
+            results.append(budget_check(chosen))
     if arguments.fresh_clone:
         results += fresh_clone.run(OUT / "fresh_clone.log")
     show_failures(results)

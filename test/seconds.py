@@ -1,14 +1,13 @@
-"""What each test took: the slowest, the sums by folder, and which take more than a test without a mark may.
+"""What tests and compilers took in CPU time: the slowest tests, the sums by folder, and the budgets of budgets.tsv.
 
-A suite adds a line to its file for each test: title, source file, seconds, seconds of CPU time. Only CPU time is
-judged: seconds depend on what else the machine does. A test that needs more than LIMIT stands in slow.tsv, with the
-reason. CPU time depends on the machine too, and where cores share what they have, on what runs beside: the same test
-was seen to take 1.7 times as much. So a test without a mark is told of from LIMIT on, and fails the run from twice
-that.
+A suite adds a line to its file for each test: title, source file, seconds, seconds of CPU time. The build leaves the
+compiler's beside each object (scripts/timed.sh). Only CPU time is judged, since seconds depend on what else the machine
+does. CPU time depends on it too, where cores share what they have: a budget has room for half as much again.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +17,7 @@ from reports import FAILED, PASSED, Result
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-LIMIT = 5.0
 SLOWEST = 20
-COLUMNS = ["test", "reason"]
 
 
 @dataclass(frozen=True)
@@ -46,26 +43,39 @@ def read(suite: str, file: Path) -> list[Took]:
     return took
 
 
-def without_parameters(title: str) -> str:
-    return title.split("[")[0]
+def of_suites(took: Iterable[Took]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for test in took:
+        family = re.sub(r"_\d$", "", test.suite)
+        sums[family] = sums.get(family, 0) + test.cpu
+    return sums
 
 
-def check(took: Iterable[Took], file: Path = HERE / "slow.tsv", limit: float = LIMIT) -> Result:
-    """Passed if every test that takes long has a mark."""
-    took = list(took)
+def of_builds(folder: Path) -> dict[str, float]:
+    """Of each target of a build folder, what its objects took when they were last compiled."""
+    sums: dict[str, float] = {}
+    for file in folder.rglob("*.seconds"):
+        target = re.search(r"CMakeFiles/([^/]+)\.dir/", file.as_posix())
+        spent = re.findall(r"(\d+)m([\d.]+)s", file.read_text().splitlines()[1])
+        if target and file.with_suffix("").exists():
+            name = f"build of {target[1]}"
+            sums[name] = sums.get(name, 0) + sum(60 * int(minutes) + float(rest) for minutes, rest in spent)
+    return sums
+
+
+def check(used: dict[str, float], file: Path = HERE / "budgets.tsv") -> Result:
+    """Passed if all that has a budget kept to it; the message lists used and allowed."""
     try:
-        marked = {line["test"] for line in read_table(file, COLUMNS)}
-    except (OSError, TableError) as error:
-        return Result("seconds", "", "slow tests are marked", FAILED, str(error))
-    unmarked = [test for test in took if test.cpu > limit and without_parameters(test.title) not in marked]
-    problems = [
-        f"{test.title} of {test.suite} took {test.cpu:.1f} s of CPU time, and {limit:g} s are the limit: make it "
-        f"cheaper, or name it in {file.name} with the reason"
-        for test in unmarked
-    ]
-    # Caches that others use, and cores that are halves of one, make CPU time longer too.
-    fails = any(test.cpu > 4 * limit for test in unmarked)
-    return Result("seconds", "", "slow tests are marked", FAILED if fails else PASSED, "\n".join(problems))
+        allowed = {line["what"]: float(line["seconds"]) for line in read_table(file, ["what", "seconds"])}
+    except (OSError, TableError, ValueError) as error:
+        return Result("seconds", "", "budgets", FAILED, str(error))
+    lines, fails = [], False
+    for what, seconds in sorted(used.items(), key=lambda item: -item[1]):
+        beyond = seconds > allowed.get(what, 0)
+        fails |= beyond
+        said = f": beyond it; make it cheaper, or raise {file.name} and say why in the commit" if beyond else ""
+        lines.append(f"  {seconds:6.0f} of {allowed.get(what, 0):4.0f} s of CPU time: {what}{said}")
+    return Result("seconds", "", "budgets", FAILED if fails else PASSED, "\n".join(lines))
 
 
 def report(took: Iterable[Took]) -> str:

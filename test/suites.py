@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import check_rows
+import tiers
 from reports import Result, read_catch2, read_closing_line, read_junit
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,8 +51,11 @@ class Suite:
     read: Callable[[str, Path], list[Result]]
     limit: int
     environment: dict[str, str] = field(default_factory=dict)
-    #: Whether a test that takes long needs a mark.
-    marked: bool = False
+
+    @property
+    def family(self) -> str:
+        """Its name without the number of a slice."""
+        return re.sub(r"_\d$", "", self.name)
 
     @property
     def report(self) -> Path:
@@ -111,22 +115,39 @@ def pytest(name: str, limit: int, *what: str) -> Suite:
 
 def product_suites() -> list[Suite]:
     """What `make test` runs; the longest first, for they run beside each other."""
+    change = {"SHARDWISE_TEST_TIER": "change"}
     return [
-        replace(suite, marked=True)
-        for suite in (
-            pytest("python_ranks", 25 * MINUTES, "test/python/ranks"),
-            pytest("python_interop", 25 * MINUTES, "test/python/interop"),
-            googletest("rank_tests", "rank_tests", 40 * MINUTES),
-            pytest("python_unit", 20 * MINUTES, UNIT, f"--ignore={WHEEL}"),
-            catch2("program_tests", "program_tests", 10 * MINUTES),
-            googletest("late_tests", "late_tests", 5 * MINUTES),
-            catch2("unit_tests", "unit_tests", 5 * MINUTES),
-        )
+        rank_tests_slice(1, of=2),
+        rank_tests_slice(2, of=2),
+        replace(pytest("python_ranks", 25 * MINUTES, "test/python/ranks"), environment=change),
+        replace(pytest("python_interop", 25 * MINUTES, "test/python/interop"), environment=change),
+        replace(pytest("python_unit", 20 * MINUTES, UNIT, f"--ignore={WHEEL}"), environment=change),
+        catch2("program_tests", "program_tests", 10 * MINUTES),
+        googletest("late_tests", "late_tests", 5 * MINUTES),
+        catch2("unit_tests", "unit_tests", 5 * MINUTES),
+    ]
+
+
+def rank_tests_slice(number: int, of: int) -> Suite:
+    """One of so many slices: their ranks mostly wait for each other, and for what is late on purpose."""
+    suite = googletest(f"rank_tests_{number}", "rank_tests", 40 * MINUTES)
+    chosen = f"--gtest_filter=*-{':'.join(tiers.names(python=False))}"
+    shard = {"GTEST_TOTAL_SHARDS": str(of), "GTEST_SHARD_INDEX": str(number - 1)}
+    return replace(suite, command=[*suite.command, chosen], environment=shard)
+
+
+def ci_suites() -> list[Suite]:
+    """What `make test` leaves to `.ci/run`: the tests of ci.tsv."""
+    python = pytest("python_ci", 30 * MINUTES, "test/python/ranks", "test/python/interop", UNIT, f"--ignore={WHEEL}")
+    ranks = googletest("rank_ci", "rank_tests", 20 * MINUTES)
+    return [
+        replace(python, environment={"SHARDWISE_TEST_TIER": "ci"}),
+        replace(ranks, command=[*ranks.command, f"--gtest_filter={':'.join(tiers.names(python=False))}"]),
     ]
 
 
 def device_suites() -> list[Suite]:
-    """Rows on devices other than the CPU, where tests take longer than what their marks are for."""
+    """Rows on devices other than the CPU."""
     return [
         late_rank_tests("late_rows", 15 * MINUTES, row_filter()),
         late_rank_tests("shared_rows", 10 * MINUTES, SHARED_ROWS, "late_shared"),
@@ -136,12 +157,14 @@ def device_suites() -> list[Suite]:
 
 def rows_only(suite: Suite) -> Suite:
     """Of the suites that have nearly all rows of rows.tsv, these tests alone; of python_unit, those of the package."""
-    if suite.name == "rank_tests":
-        return replace(suite, command=[*suite.command, f"--gtest_filter={row_filter()}"])
+    if suite.family == "rank_tests":
+        return replace(suite, command=[*suite.command[:-1], f"--gtest_filter={row_filter()}"])
     if suite.name == "python_unit":
         files = [f"test/python/unit/test_{name}.py" for name in PACKAGE_TESTS]
         rest = [part for part in suite.command if part not in (UNIT, f"--ignore={WHEEL}")]
-        return replace(suite, command=[*rest, *files])
+        return replace(suite, command=[*rest, *files], environment={})
+    if suite.name == "python_interop":
+        return replace(suite, environment={})
     return replace(suite, environment={"SHARDWISE_TEST_ROWS": "1"}) if suite.name == "python_ranks" else suite
 
 

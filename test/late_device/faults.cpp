@@ -10,12 +10,12 @@
 namespace late {
 namespace {
 
-constexpr size_t kDevices = 64;
+constexpr size_t kMostDevices = 64;
 
 std::mutex mutex;
 std::vector<std::string> faults;
-std::array<std::atomic<int64_t>, kDevices> waits;
-std::array<std::atomic<int>, kDevices> captures;
+std::array<std::atomic<int64_t>, kMostDevices> waits;
+std::array<std::atomic<int>, kMostDevices> captures;
 
 } // namespace
 

@@ -1,4 +1,4 @@
-"""Tells the seconds of each test, as the C++ suites do (test/seconds.py reads them), and may run the rows alone."""
+"""Tells the seconds of each test, as the C++ suites do (test/seconds.py reads them), and chooses rows or a tier."""
 
 from __future__ import annotations
 
@@ -37,20 +37,29 @@ def cpu_seconds() -> float:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With SHARDWISE_TEST_ROWS, leaves only the tests that rows.tsv names."""
-    if "SHARDWISE_TEST_ROWS" not in os.environ:
+    """With SHARDWISE_TEST_ROWS, leaves only the tests of rows.tsv; with SHARDWISE_TEST_TIER, those of a tier."""
+    rows_alone, tier = "SHARDWISE_TEST_ROWS" in os.environ, os.environ.get("SHARDWISE_TEST_TIER")
+    if not rows_alone and tier is None:
         return
     sys.path.append(str(Path(__file__).parent.parent))
     import check_rows
+    import tiers
 
     rows = {row.title for row in check_rows.read_rows(check_rows.HERE / "rows.tsv") if row.language == "py"}
+    of_ci = tiers.names(python=True)
 
-    def is_row(item: pytest.Item) -> bool:
-        parent = item.getparent(pytest.Class)
-        return parent is not None and f"{parent.name}::{item.name.partition('[')[0]}" in rows
+    def is_chosen(item: pytest.Item) -> bool:
+        title = title_of(item)
+        if rows_alone:
+            return title.partition("[")[0].replace(".", "::") in rows
+        return tiers.is_among(title, of_ci) == (tier == "ci")
 
-    config.hook.pytest_deselected(items=[item for item in items if not is_row(item)])
-    items[:] = [item for item in items if is_row(item)]
+    config.hook.pytest_deselected(items=[item for item in items if not is_chosen(item)])
+    items[:] = [item for item in items if is_chosen(item)]
+
+
+def title_of(item: pytest.Item) -> str:
+    return ".".join(item.nodeid.split("::")[1:])
 
 
 @pytest.hookimpl(wrapper=True)
@@ -61,8 +70,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     began, before = time.monotonic(), cpu_seconds()
     result = yield
     wall, cpu = time.monotonic() - began, cpu_seconds() - before
-    title = ".".join(part for part in item.nodeid.split("::")[1:])
     with open(path, "a") as file:
         # What a process took that nobody waited for is lost.
-        file.write(f"{title}\t{item.path}\t{wall:.3f}\t{max(cpu, 0):.3f}\n")
+        file.write(f"{title_of(item)}\t{item.path}\t{wall:.3f}\t{max(cpu, 0):.3f}\n")
     return result

@@ -125,7 +125,7 @@ def test_tables_are_read(tmp_path):
     ]
     assert read_exceptions(folder / "row_exceptions.tsv") == {Wanted("C", "a_b", "cpp"): "not built yet"}
     ran = [py("TestC", "test_a_b"), py("TestC", "test_c")]
-    assert check_files([], ran, folder) == []
+    assert check_files([], ran, folder=folder) == []
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_wrong_rows_are_refused(tmp_path, rows, message):
     folder = tables(tmp_path, rows, "")
     with pytest.raises(TableError, match=message):
         read_rows(folder / "rows.tsv")
-    assert message in check_files([], [], folder)[0]
+    assert message in check_files([], [], folder=folder)[0]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_wrong_exceptions_are_refused(tmp_path, exceptions, message):
 
 
 def test_a_missing_table_is_a_problem(tmp_path):
-    assert "rows.tsv" in check_files([], [], tmp_path)[0]
+    assert "rows.tsv" in check_files([], [], folder=tmp_path)[0]
 
 
 def test_the_projects_own_tables_can_be_read():

@@ -12,11 +12,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.append(str(ROOT / "test"))
 
+import changed  # noqa: E402
 import fresh_clone  # noqa: E402
 import parts  # noqa: E402
 import run  # noqa: E402
 import seconds  # noqa: E402
 import suites  # noqa: E402
+import tiers  # noqa: E402
 from programs import last_lines, run_program  # noqa: E402
 from reports import (  # noqa: E402
     FAILED,
@@ -119,7 +121,7 @@ def suite(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, limit: int
     for module in (run, suites):
         monkeypatch.setattr(module, "OUT", folder)
         monkeypatch.setattr(module, "ROOT", folder)
-    return run.Suite("a_suite", ["sh", "-c", script], read_junit, limit, marked=True)
+    return run.Suite("a_suite", ["sh", "-c", script], read_junit, limit)
 
 
 GOOD = '<testsuites><testsuite><testcase classname="A" name="b"/></testsuite></testsuites>'
@@ -225,18 +227,43 @@ def test_seconds_are_read_by_folder(tmp_path):
     assert seconds.read("rank_tests", tmp_path / "none") == []
 
 
-def test_a_slow_test_without_a_mark_fails_the_run(tmp_path):
-    marks = tmp_path / "slow.tsv"
-    marks.write_text("test\treason\nMesh.Large\tneeds many\n")
-    good = [took("Mesh.Works", 4.9), took("Mesh.Large[2]", 60.0)]
-    assert seconds.check(good, marks).outcome == PASSED
-    for cpu, outcome in ((5.1, PASSED), (19.9, PASSED), (20.1, FAILED)):
-        result = seconds.check([*good, took("Mesh.Slow", cpu)], marks)
-        assert result.outcome == outcome
-        assert f"Mesh.Slow of rank_tests took {cpu} s" in result.message
-        assert "Mesh.Large" not in result.message
-    marks.write_text("test\nMesh.Large\n")
-    assert seconds.check(good, marks).outcome == FAILED
+def test_what_takes_more_than_its_budget_or_has_none_fails_the_run(tmp_path):
+    budgets = tmp_path / "budgets.tsv"
+    budgets.write_text("what\tseconds\nrank_tests\t100\nbuild of rank_tests\t5\n")
+    folder = tmp_path / "test" / "CMakeFiles" / "rank_tests.dir"
+    folder.mkdir(parents=True)
+    for name, there in (("a.o", True), ("b.o", True), ("gone.o", False)):
+        (folder / f"{name}.seconds").write_text("0m0.00s 0m0.00s\n0m1.50s 0m0.25s\n")
+        if there:
+            (folder / name).touch()
+    built = seconds.of_builds(tmp_path)
+    assert built == {"build of rank_tests": 3.5}
+    ran = seconds.of_suites([took("Mesh.Works", 60.0), took("Mesh.Large", 39.0)])
+    assert seconds.check({**ran, **built}, budgets).outcome == PASSED
+    for used in ({"rank_tests": 101.0}, {"other": 1.0}):
+        result = seconds.check({**ran, **used}, budgets)
+        assert result.outcome == FAILED
+        assert "s of CPU time: " + "".join(used) + ": beyond it" in result.message
+    budgets.write_text("what\nrank_tests\n")
+    assert seconds.check(ran, budgets).outcome == FAILED
+
+
+def test_every_test_of_the_other_tier_is_there():
+    sources = "".join(file.read_text() for file in (ROOT / "test" / "python").glob("*/test_*.py"))
+    for title in tiers.names(python=True):
+        assert f"def {title.rpartition('.')[2].partition('[')[0].rstrip('*')}" in sources, f"{title} of ci.tsv"
+    sources = "".join(file.read_text() for file in (ROOT / "test" / "cpp" / "ranks").glob("*.cpp"))
+    for title in tiers.names(python=False):
+        assert re.search(rf"\b{title.rpartition('.')[2].rstrip('*')}", sources), f"{title} of ci.tsv"
+
+
+def test_a_change_chooses_what_noticed_its_mutants():
+    chosen = {suite.name: " ".join(suite.command) for suite in changed.choose(["csrc/engine/order.cpp"])}
+    assert "FullyShardPrefetch." in chosen["rank_tests"] and "unit_tests" in chosen
+    (suite,) = changed.choose(["test/cpp/ranks/documents_test.cpp"])
+    assert suite.name == "rank_tests" and "*Documents*." in suite.command[-1]
+    (suite,) = changed.choose(["test/python/unit/test_docs.py", "docs/testing.md"])
+    assert suite.command[4] == "test/python/unit/test_docs.py"
 
 
 def test_the_slowest_and_the_sums_are_shown():
@@ -274,10 +301,11 @@ def test_ranks_on_one_device_run_some_of_everything(tmp_path):
 
 def test_every_suite_of_the_product_tells_its_seconds(tmp_path, monkeypatch, capsys):
     script = f"echo '{GOOD}' > a_suite.xml; printf 'A.b\\tx/y.cpp\\t1\\t21\\n' >> \"$SHARDWISE_TEST_SECONDS\""
-    results = run.run_suites([suite(tmp_path, monkeypatch, script)])
-    assert outcomes(results)[0] == ("A.b", PASSED, "")
-    assert results[1].outcome == FAILED
-    assert "A.b of a_suite took 21.0 s" in results[1].message
+    a_suite = suite(tmp_path, monkeypatch, script)
+    assert outcomes(run.run_suites([a_suite])) == [("A.b", PASSED, "")]
+    result = run.budget_check([a_suite])
+    assert result.outcome == FAILED
+    assert "21 of    0 s of CPU time: a_suite: beyond it" in result.message
     assert "21 s of CPU time,      1 s:    1 tests in x" in capsys.readouterr().out
 
 

@@ -1,0 +1,102 @@
+"""What `make test CHANGED=1` runs: what the files that differ from the last commit, or else its own, can break.
+
+- A file of tests: its tests.
+- A file of csrc or python/shardwise: the tests that noticed the mutants of that file (mutants/noticed.tsv), and where
+  it has fewer than FEW of them, those of its folder; of csrc, unit_tests as well.
+
+usage: changed.py    prints the programs to build
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from suites import MINUTES, ROOT, Suite, catch2, googletest, pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE / "mutants"))
+
+FEW = 5
+GTEST = re.compile(r"^(?:TYPED_)?TEST(?:_F|_P)?\((\w+), (\w+)\)", re.MULTILINE)
+
+
+def changed_files() -> list[str]:
+    def git(*words: str) -> list[str]:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    differ = git("diff", "--name-only", "HEAD") + git("ls-files", "--others", "--exclude-standard")
+    return differ or git("diff", "--name-only", "HEAD~1", "HEAD")
+
+
+def noticed_by(path: str) -> set[str]:
+    """The titles of the tests that noticed mutants of the file, or of its folder."""
+    mutants: list[Any] = importlib.import_module("mutants").MUTANTS
+    lines = [line.split("\t") for line in (HERE / "mutants" / "noticed.tsv").read_text().splitlines()[1:]]
+    table = {name: tests for name, *tests in lines}
+
+    def of(start: str) -> set[str]:
+        found = (table.get(mutant.name, []) for mutant in mutants if mutant.file.startswith(start))
+        return {test.partition(" ")[0] for tests in found for test in tests if test}
+
+    its_own = of(path)
+    return its_own if len(its_own) >= FEW else of(f"{Path(path).parent.as_posix()}/")
+
+
+def files_of(python_tests: Iterable[str]) -> list[str]:
+    """Python's tests as pytest takes them: each with its file."""
+    sources = {file: file.read_text() for file in (HERE / "python").glob("*/test_*.py")}
+    found = []
+    for title in python_tests:
+        group, _, name = title.rpartition("::")
+        group, name = group.rpartition("::")[2], name.partition("[")[0]
+        for file, text in sources.items():
+            if f"def {name}(" in text and (not group or f"class {group}" in text):
+                found.append("::".join(part for part in (str(file.relative_to(ROOT)), group, name) if part))
+    return found
+
+
+def choose(paths: Iterable[str]) -> list[Suite]:
+    noticed: set[str] = set()
+    chosen: dict[str, set[str]] = {"rank_tests": set(), "late_tests": set(), "pytest": set()}
+    whole: set[str] = set()
+    for path in paths:
+        if re.match(r"test/python/\w+/test_\w+\.py", path):
+            chosen["pytest"].add(path)
+        elif match := re.match(r"test/cpp/(ranks|late)/\w+_test\.cpp", path):
+            tests = GTEST.findall((ROOT / path).read_text())
+            chosen[f"{match[1].rstrip('s')}_tests"] |= {f"*{group}*.{name}*" for group, name in tests}
+        elif match := re.match(r"test/cpp/(unit|programs)/", path):
+            whole.add(f"{match[1].removesuffix('s')}_tests")
+        elif path.startswith(("csrc/", "python/shardwise/")):
+            noticed |= noticed_by(path)
+            whole |= {"unit_tests"} if path.startswith("csrc/") else set()
+    for title in noticed:
+        if "::" in title or title.startswith("test_"):
+            chosen["pytest"] |= set(files_of([title]))
+        elif re.fullmatch(r"[\w/]+\.[\w/]+", title):
+            chosen["late_tests" if title.startswith("Late") else "rank_tests"].add(title)
+    suites = [catch2(name, name, 10 * MINUTES) for name in sorted(whole)]
+    for name in ("rank_tests", "late_tests"):
+        if chosen[name]:
+            suite = googletest(name, name, 20 * MINUTES)
+            suites.append(replace(suite, command=[*suite.command, f"--gtest_filter={':'.join(sorted(chosen[name]))}"]))
+    if chosen["pytest"]:
+        suites.append(pytest("python_changed", 20 * MINUTES, *sorted(chosen["pytest"])))
+    return suites
+
+
+def main() -> None:
+    for suite in choose(changed_files()):
+        print(*(("bound_models", "bound_files", "meters") if suite.name == "python_changed" else (suite.name,)))
+
+
+if __name__ == "__main__":
+    main()
