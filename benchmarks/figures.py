@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -30,14 +30,32 @@ def shown(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 10 else f"{value:.1f}"
 
 
-def save(folder: Path, facts: dict[str, str], figures: Sequence[Figure]) -> list[Path]:
-    """Two files named after date, commit and suites: JSON for programs, a table for people."""
-    suites = dict.fromkeys(figure.suite for figure in figures)
-    stem = folder / "-".join([facts["date"][:10], facts["commit"], *suites])
-    data, table = stem.with_suffix(".json"), stem.with_suffix(".md")
-    data.write_text(json.dumps({"facts": facts, "figures": [asdict(figure) for figure in figures]}, indent=1) + "\n")
-    lines = ["# Benchmarks", "", *(f"- {name}: {value}" for name, value in facts.items()), ""]
-    lines += ["| suite | figure | value | unit | beside |", "|---|---|---:|---|---|"]
-    lines += [f"| {f.suite} | {f.name} | {shown(f.value)} | {f.unit} | {f.note} |" for f in figures]
-    table.write_text("\n".join(lines) + "\n")
-    return [data, table]
+@dataclass(frozen=True)
+class Saved:
+    """The figures of a suite, and where and when they come from."""
+
+    figures: tuple[Figure, ...]
+    facts: Mapping[str, str]
+
+    def find(self, name: str, unit: str) -> Figure | None:
+        return next((figure for figure in self.figures if figure.name == name and figure.unit == unit), None)
+
+
+def save(folder: Path, facts: Mapping[str, str], figures: Sequence[Figure]) -> list[Path]:
+    """A file for each suite, in place of the one from before, with a line for each figure."""
+    paths = []
+    for suite in dict.fromkeys(figure.suite for figure in figures):
+        rows = [json.dumps([f.name, f.value, f.unit, f.note]) for f in figures if f.suite == suite]
+        paths.append(folder / f"{suite}.json")
+        listed = ",\n".join(rows)
+        paths[-1].write_text(f'{{"facts": {json.dumps(facts, indent=1)},\n"figures": [\n{listed}\n]}}\n')
+    return paths
+
+
+def load(folder: Path) -> dict[str, Saved]:
+    """What save() wrote there, by suite."""
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        data = json.loads(path.read_text())
+        found[path.stem] = Saved(tuple(Figure(path.stem, *row) for row in data["figures"]), data["facts"])
+    return found

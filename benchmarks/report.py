@@ -1,4 +1,4 @@
-"""Writes what README.md and benchmarks/README.md say of the newest saved figures, and their pictures.
+"""Writes what README.md and benchmarks/README.md say of the saved figures, and their pictures.
 
 usage: report.py [--check]     --check writes nothing, and fails where something is not what this makes
 """
@@ -6,7 +6,6 @@ usage: report.py [--check]     --check writes nothing, and fails where something
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import host
 from bars import Bar, picture
-from figures import Figure, shown
+from figures import Saved, load, shown
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
@@ -86,29 +85,6 @@ ROWS = (
     Row("a step waits for one that is written meanwhile, ms", "checkpoint", "ms", WAITING),
     Row("a load, GB/s", "checkpoint", "GB/s", saving("load")),
 )
-
-
-@dataclass(frozen=True)
-class Saved:
-    """The figures of a suite, and where and when they come from."""
-
-    figures: tuple[Figure, ...]
-    facts: Mapping[str, str]
-
-    def find(self, name: str, unit: str) -> Figure | None:
-        return next((figure for figure in self.figures if figure.name == name and figure.unit == unit), None)
-
-
-def newest(results: Path = RESULTS) -> dict[str, Saved]:
-    """Of each suite the figures that were saved last."""
-    found: dict[str, Saved] = {}
-    files = [json.loads(file.read_text()) for file in sorted(results.glob("*.json"))]
-    for data in sorted(files, key=lambda data: str(data["facts"]["date"])):
-        figures = [Figure(**figure) for figure in data["figures"]]
-        for suite in dict.fromkeys(figure.suite for figure in figures):
-            of_suite = tuple(figure for figure in figures if figure.suite == suite)
-            found[suite] = Saved(of_suite, data["facts"])
-    return found
 
 
 def table(saved: Mapping[str, Saved]) -> Iterator[str]:
@@ -186,7 +162,7 @@ def pictures(saved: Mapping[str, Saved]) -> dict[str, str]:
 
 
 def wanted(results: Path = RESULTS) -> dict[Path, str]:
-    saved = newest(results)
+    saved = load(results)
     return {
         README: replaced(README.read_text(), summary(saved)),
         TABLE: replaced(TABLE.read_text(), table(saved)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import subprocess
@@ -146,11 +145,11 @@ def test_a_rank_that_was_killed_ends_the_benchmark_too(modules):
 
 def test_figures_are_saved_with_machine_date_commit_and_versions(modules, tmp_path):
     figure = modules["figures"].Figure("host", "C++ replicate, 8 blocks", 12.345, "us a unit", "0.1 x DDP")
-    data, table = modules["figures"].save(tmp_path, modules["machine"].facts(), [figure])
-    saved = json.loads(data.read_text())
-    assert {"date", "commit", "machine", "torch", "shardwise", "valgrind"} <= saved["facts"].keys()
-    assert saved["figures"] == [vars(figure)]
-    assert "| host | C++ replicate, 8 blocks | 12.3 | us a unit | 0.1 x DDP |" in table.read_text()
+    for figures in ([figure, figure], [figure]):  # the last ones stay
+        assert modules["figures"].save(tmp_path, modules["machine"].facts(), figures) == [tmp_path / "host.json"]
+    saved = modules["figures"].load(tmp_path)["host"]
+    assert {"date", "commit", "machine", "torch", "shardwise", "valgrind"} <= saved.facts.keys()
+    assert saved.figures == (figure,)
     assert figure.line().split("  ")[0] == "host"
     assert figure.line().endswith("  12.3  us a unit  (0.1 x DDP)")
 
@@ -179,18 +178,19 @@ def test_what_was_measured_before_a_failure_is_saved(modules, monkeypatch, tmp_p
     monkeypatch.setenv("SHARDWISE_SHARED_MEMORY", "on")
     assert run.main() == 1
     assert "ended early: a rank ended early" in capsys.readouterr().err
-    saved = json.loads(next(tmp_path.glob("*.json")).read_text())
-    assert saved["figures"] == [vars(figure)]
-    assert saved["facts"]["ended early"] == "a rank ended early"
-    assert saved["facts"]["run"] == f"SHARDWISE_SHARED_MEMORY=on --suites steps --save --results {tmp_path}"
+    saved = modules["figures"].load(tmp_path)["steps"]
+    assert saved.figures == (figure,)
+    assert saved.facts["ended early"] == "a rank ended early"
+    assert saved.facts["run"] == f"SHARDWISE_SHARED_MEMORY=on --suites steps --save --results {tmp_path}"
 
 
-def test_results_in_the_repository_are_what_the_command_saves(modules):
-    tables = sorted((BENCHMARKS / "results").glob("*.md"))
-    assert tables, "there is a first result"
-    for table in tables:
-        facts = json.loads(table.with_suffix(".json").read_text())["facts"]
-        assert f"- commit: {facts['commit']}" in table.read_text()
+def test_results_in_the_repository_are_what_the_command_saves(modules, tmp_path):
+    results = BENCHMARKS / "results"
+    found = modules["figures"].load(results)
+    assert found
+    for suite, saved in found.items():
+        modules["figures"].save(tmp_path, saved.facts, saved.figures)
+        assert (tmp_path / f"{suite}.json").read_text() == (results / f"{suite}.json").read_text()
 
 
 def test_collectives_are_compared_with_gloo(modules):
