@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import collectives
 import host
 from bars import Bar, picture
 from figures import Saved, load, shown
@@ -64,10 +65,20 @@ def parallel(what: str) -> Row:
 
 WAITS = "keeps a step waiting"
 WAITING = (None, f"shardwise: what Saver.save() {WAITS}", f"DCP: what async_save() {WAITS}", None)
+
+
+def ours(title: str, suite: str, unit: str, pattern: str, *whats: str) -> tuple[Row, ...]:
+    """What only ours in C++ has; title and pattern have places for each of `whats`."""
+    return tuple(Row(title.format(what), suite, unit, (pattern.format(what), None, None, None)) for what in whats)
+
+
 HOST = ("host", "k instructions a unit", "{}, 8 blocks of 9")
 STEP = ("steps", "x DDP", "26 M, 2 ranks: {}: step")
 LARGE = ("steps", "x DDP", "107 M, 2 ranks: {}: step")
+SHARED = ("steps_shared_memory", *STEP[1:])
+LARGE_SHARED = ("steps_shared_memory", *LARGE[1:])
 PEAK = ("memory", "P", "{}: the most in backward")
+RESIDENT = ("memory", "MiB", "{}: resident set, 106.8 M parameters, 2 ranks")
 #: Of the pictures.
 TITLES = {
     "host": "Thousand instructions of the host for a unit of 9 parameters, forward and backward",
@@ -77,14 +88,33 @@ TITLES = {
 PEAKS = rows("tensors at the peak of a step, 2 ranks: `fully_shard`, x parameters", *PEAK)
 ROWS = (
     *rows("host, a unit of 9 parameters: `fully_shard`, thousand instructions", *HOST),
+    *ours("the same, `{}`", *HOST[:2], "C++ fully_shard_{}, 8 blocks of 9", "flat"),
     *(parallel(what) for what in host.PARALLEL.values()),
+    *ours(
+        "a unit of 9 parameters, `fully_shard`, {}, thousand instructions", "scale", "k instructions a unit",
+        "fully_shard, a step: {}", "8 units", "512 units", "64 ranks", "4096 ranks"),
+    *ours(
+        "set-up of 100 000 tensors, `{}`, s", "scale", "s", "{}, set-up of 100000 tensors", "fully_shard", "replicate"),
     *rows("a step of 26 M parameters, 2 ranks on one host: `fully_shard`, x DDP", *STEP),
     *rows("a step of 107 M parameters: `fully_shard`, x DDP", *LARGE),
+    *rows("a step of 26 M parameters through shared memory: `fully_shard`, x DDP", *SHARED),
+    *rows("a step of 107 M parameters through shared memory: `fully_shard`, x DDP", *LARGE_SHARED),
+    *ours(
+        "of a wire that is busy for half a step's time, hidden: `{}`, %", "overlap", "%", "{}: hidden, wire busy 50%",
+        "fully_shard", "fully_shard_keep", "replicate"),
+    *ours(
+        "{} over TCP, 4 ranks, x Gloo's time", "collectives", "x Gloo", "{}, 4 ranks",
+        *(f"{operation} of {size}" for operation in collectives.OPERATIONS for size in ("64 kB", "1 MB", "64 MB"))),
+    *ours(
+        "a rank of a pipeline waits: `{}`, % of a step", "pipeline", "% of a step", "{}: a rank waits",
+        "one_forward_one_backward", "interleaved", "zero_bubble_v"),
     *PEAKS,
+    row("resident set with 107 M parameters, 2 ranks: `fully_shard`, MiB", *RESIDENT, "fully_shard"),
+    row("the same, `replicate`", *RESIDENT, "replicate"),
     Row("a save of 1.2 GB with its AdamW, 2 ranks, GB/s", "checkpoint", "GB/s", saving("save")),
     Row("a step waits for one that is written meanwhile, ms", "checkpoint", "ms", WAITING),
     Row("a load, GB/s", "checkpoint", "GB/s", saving("load")),
-)
+)  # fmt: skip
 
 
 def table(saved: Mapping[str, Saved]) -> Iterator[str]:
@@ -151,6 +181,7 @@ def pictures(saved: Mapping[str, Saved]) -> dict[str, str]:
         bars = [
             Bar(label(name), figure.value, ours="C++" in name or "Python" in name)
             for each in rows
+            if each.unit == rows[0].unit
             for name in each.names
             if name and (figure := saved[suite].find(name, each.unit))
         ]

@@ -34,6 +34,8 @@ def test_the_pages_and_the_pictures_are_made_of_the_saved_figures(report):
     stale = report.stale(report.wanted())
     assert not stale, "run: scripts/python benchmarks/report.py"
     assert list(report.RESULTS.glob("*.svg"))
+    shown = "\n".join(report.table(report.load(report.RESULTS)))
+    assert [each.title for each in report.ROWS if f"| {each.title} |" not in shown] == []
 
 
 def test_only_what_stands_between_the_marks_is_written(report, one):
