@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -109,44 +110,49 @@ def test_each_rank_begins_its_last_step_at_its_own_time() -> None:
     assert [each for each in shown if each.rank == 0] == both[len(events()) :]
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["shardwise", "timeline", *words])
-    return main()
+def as_text(recorded: list[Event]) -> str:
+    return json.dumps([vars(event) for event in recorded])
 
 
-def test_the_command_writes_a_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def file_of(folder: Path, rank: int = 0, text: str = "") -> Path:
+    """What a rank recorded: the step above, if nothing else is said."""
+    file = folder / f"shardwise-rank{rank}.json"
+    file.write_text(text or as_text(events(rank)))
+    return file
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command for the folder of the test or another one: its status and what it said."""
+
+    def command(*words: object, folder: Path = tmp_path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["shardwise", "timeline", str(folder), *map(str, words)])
+        return (main(), *capsys.readouterr())
+
+    return command
+
+
+def test_the_command_writes_a_page(tmp_path: Path, run: Run) -> None:
     for rank in (0, 1):
-        text = json.dumps([vars(event) for event in events(rank)])
-        (tmp_path / f"shardwise-{rank}.json").write_text(text)
-    assert run(monkeypatch, str(tmp_path)) == 0
+        file_of(tmp_path, rank, as_text(events()))
+    status, out, _ = run()
+    assert status == 0 and "rank 0: 38% of the time on the wire was not waited for" in out
     page = (tmp_path / "timeline.html").read_text()
-    assert "rank 0: 38% of the time on the wire was not waited for" in capsys.readouterr().out
     # It opens offline: nothing is fetched.
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
     picture = page[page.index("<svg") : page.index("</svg>") + 6]
     assert len(rectangles(picture)) == len(events())
-    assert run(monkeypatch, str(tmp_path), "--out", str(tmp_path / "picture.svg")) == 0
+    assert run("--out", tmp_path / "picture.svg")[0] == 0
     assert (tmp_path / "picture.svg").read_text() == picture
-
-
-def test_an_empty_folder_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, str(tmp_path)) == 1
-    assert f"SHARDWISE_RECORD={tmp_path}" in capsys.readouterr().err
-
-
-def write(file: Path, recorded: list[Event]) -> None:
-    file.write_text(json.dumps([vars(event) for event in recorded]))
 
 
 def test_a_forward_ends_where_a_backward_begins_at_the_latest(tmp_path: Path) -> None:
     open_ended = replace(events()[1], name="called directly", end=8 * MS)
     later = Event("forward", "(root)", 0, 11 * MS, 12 * MS, 0)
-    other = replace(open_ended, rank=1)
-    write(tmp_path / "shardwise-rank0.json", [*events(), open_ended, later, other])
+    file_of(tmp_path, 0, as_text([*events(), open_ended, later, replace(open_ended, rank=1)]))
     ends = {(e.rank, e.name, e.begin): e.end for e in _record_files.read(tmp_path) if e.kind == "forward"}
     assert ends == {
         (0, "(root)", 0): 5 * MS,
@@ -158,17 +164,15 @@ def test_a_forward_ends_where_a_backward_begins_at_the_latest(tmp_path: Path) ->
     }
 
 
-def test_the_trace_keeps_the_rules_of_chromes_format(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_trace_keeps_the_rules_of_chromes_format(tmp_path: Path, run: Run) -> None:
     # Spans that overlap, and neither holds the other.
     crossing = Event("backward", "block", 0, 7 * MS, 9 * MS + 500, 0)
     for rank in (0, 3):
         later = [replace(e, begin=e.begin + 20 * MS, end=e.end + 20 * MS) for e in [*events(rank), crossing]]
-        write(tmp_path / f"shardwise-rank{rank}.json", [*events(rank), *(replace(e, rank=rank) for e in later)])
+        file_of(tmp_path, rank, as_text([*events(rank), *(replace(e, rank=rank) for e in later)]))
     file = tmp_path / "trace.json"
-    assert run(monkeypatch, str(tmp_path), "--last", "1", "--chrome", str(file)) == 0
-    assert str(file) in capsys.readouterr().out.splitlines()
+    status, out, _ = run("--last", 1, "--chrome", file)
+    assert status == 0 and str(file) in out.splitlines()
     found = json.loads(file.read_text())["traceEvents"]
     assert {each["ph"] for each in found} == {"M", "X"}
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in found if e["name"] == "thread_name"}
@@ -197,97 +201,77 @@ def test_the_trace_keeps_the_rules_of_chromes_format(
                 assert apart or inside or holds, (one, other)
 
 
-def test_a_trace_that_cannot_be_written_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(tmp_path / "shardwise-rank0.json", events())
-    assert run(monkeypatch, str(tmp_path), "--chrome", str(tmp_path / "no" / "trace.json")) == 1
-    assert "could not be written" in (said := capsys.readouterr().err) and "--chrome" in said
-
-
+FIRST = vars(events()[0])
 MALFORMED = {
     "no JSON": "[{",
     "a dict instead of a list": "{}",
     "a list of numbers": "[1]",
     "without a rank": json.dumps([{"kind": "wait", "name": "x", "begin": 0, "end": 1, "bytes": 0}]),
-    "a script for a rank": json.dumps([vars(events()[0]) | {"rank": "<script>alert(1)</script>"}]),
-    "an unknown kind": json.dumps([vars(events()[0]) | {"kind": "dance"}]),
-    "an end before the begin": json.dumps([vars(events()[0]) | {"begin": 7, "end": 5}]),
-    "a time that no clock has": json.dumps([vars(events()[0]) | {"end": 10**400}]),
-    "a truth for a number": json.dumps([vars(events()[0]) | {"bytes": True}]),
+    "a script for a rank": json.dumps([FIRST | {"rank": "<script>alert(1)</script>"}]),
+    "an unknown kind": json.dumps([FIRST | {"kind": "dance"}]),
+    "an end before the begin": json.dumps([FIRST | {"begin": 7, "end": 5}]),
+    "a time that no clock has": json.dumps([FIRST | {"end": 10**400}]),
+    "a truth for a number": json.dumps([FIRST | {"bytes": True}]),
     "lists in lists": "[" * 100_000,
 }
 
 
 @pytest.mark.parametrize("what", MALFORMED)
-def test_a_file_that_is_no_record_is_named(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "shardwise-rank0.json").write_text(json.dumps([vars(event) for event in events()]))
-    file = tmp_path / "shardwise-rank1.json"
-    file.write_text(MALFORMED[what])
-    assert run(monkeypatch, str(tmp_path)) == 1
-    said = capsys.readouterr().err
+def test_a_file_that_is_no_record_is_named(what: str, tmp_path: Path, run: Run) -> None:
+    file_of(tmp_path)
+    file = file_of(tmp_path, 1, MALFORMED[what])
+    status, _, said = run()
+    assert status == 1 and "line 1" in said
     assert said.startswith(f"shardwise: {file} is not a record that a program wrote: ") and said.count("\n") == 1
-    assert "line 1" in said
     assert not (tmp_path / "timeline.html").exists()
 
 
 @pytest.mark.parametrize("wrong", ["{}", "[1, 2]", '{"kind": "wait"}', "!"])
-def test_the_line_of_what_is_wrong_is_told(
-    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_line_of_what_is_wrong_is_told(wrong: str, tmp_path: Path, run: Run) -> None:
     good = [json.dumps(vars(event)) for event in events()]
-    (tmp_path / "shardwise-rank0.json").write_text("[\n" + " ,\n".join([*good[:3], wrong, *good[3:]]) + "\n]\n")
-    assert run(monkeypatch, str(tmp_path)) == 1
-    assert "shardwise-rank0.json is not a record that a program wrote: " in (said := capsys.readouterr().err)
+    file_of(tmp_path, 0, "[\n" + " ,\n".join([*good[:3], wrong, *good[3:]]) + "\n]\n")
+    status, _, said = run()
+    assert status == 1 and "shardwise-rank0.json is not a record that a program wrote: " in said
     assert "line 5, event 4: " in said or "line 5 column 1" in said
 
 
-def test_no_damage_is_more_than_an_error_or_another_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_damage_is_more_than_an_error_or_another_picture(tmp_path: Path, run: Run) -> None:
     chance = random.Random(1)
-    whole = json.dumps([vars(event) for event in events()]).encode()
-    file = tmp_path / "shardwise-rank0.json"
+    file = file_of(tmp_path)
+    whole = file.read_bytes()
     for _ in range(300):
         damaged = bytearray(whole[: chance.choice([len(whole), chance.randrange(len(whole))])])
         for _ in range(chance.randrange(4)):
             damaged[chance.randrange(len(damaged))] = chance.randrange(256)
         file.write_bytes(damaged)
-        failed = run(monkeypatch, str(tmp_path), "--chrome", str(tmp_path / "trace.json"))
-        said = capsys.readouterr().err
+        failed, _, said = run("--chrome", tmp_path / "trace.json")
         assert (not failed and not said) or (failed == 1 and str(file) in said and "line " in said)
 
 
-def test_a_folder_that_is_none_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_read_or_written_is_said(tmp_path: Path, run: Run) -> None:
+    status, _, said = run()
+    assert status == 1 and f"SHARDWISE_RECORD={tmp_path}" in said
     (tmp_path / "file").write_text("")
-    (tmp_path / "shardwise-rank0.json").mkdir()
-    assert run(monkeypatch, str(tmp_path)) == 1
-    assert f"{tmp_path / 'shardwise-rank0.json'} is not a record" in capsys.readouterr().err
     for none in ("file", "nothing"):
-        assert run(monkeypatch, str(tmp_path / none)) == 1
-        assert f"nothing was recorded in {tmp_path / none}" in capsys.readouterr().err
+        status, _, said = run(folder=tmp_path / none)
+        assert status == 1 and f"nothing was recorded in {tmp_path / none}" in said
+    file = tmp_path / "shardwise-rank0.json"
+    file.mkdir()
+    assert f"{file} is not a record" in run()[2]
+    file.rmdir()
+    file.write_bytes(b"\xff[]")
+    assert f"{file} is not a record" in run()[2]
+    file_of(tmp_path)
+    for option in ("--out", "--chrome"):
+        status, _, said = run(option, tmp_path / "no" / "page.html")
+        assert status == 1 and "could not be written" in said and option in said
 
 
-def test_what_cannot_be_read_or_written_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "shardwise-rank0.json").write_bytes(b"\xff[]")
-    assert run(monkeypatch, str(tmp_path)) == 1
-    assert "shardwise-rank0.json is not a record" in capsys.readouterr().err
-    (tmp_path / "shardwise-rank0.json").write_text(json.dumps([vars(event) for event in events()]))
-    assert run(monkeypatch, str(tmp_path), "--out", str(tmp_path / "no" / "folder.html")) == 1
-    assert "could not be written" in capsys.readouterr().err
-
-
-def test_words_of_a_record_stay_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_of_a_record_stay_words(tmp_path: Path, run: Run) -> None:
     name = "</title></svg><script>alert(1)</script>\ud800"
     spans = [replace(event, name=name, end=event.begin) for event in events()]
-    (tmp_path / "shardwise-rank0.json").write_text(json.dumps([vars(event) for event in [*events(), *spans]]))
-    assert run(monkeypatch, str(tmp_path)) == 0
+    file_of(tmp_path, 0, as_text([*events(), *spans]))
+    assert run()[0] == 0
     page = (tmp_path / "timeline.html").read_text()
     assert "<script" not in page and "&lt;script&gt;" in page
     # Of no length at all.
