@@ -44,61 +44,49 @@ def test_a_rows_name_in_cpp(row, name):
     assert cpp_name(row) == name
 
 
-def test_nothing_is_wrong_when_both_sides_ran():
-    assert check([CPP, PY], {}, [RAN_CPP], [RAN_PY]) == []
+@pytest.mark.parametrize(
+    ("group", "name", "outcome", "is_the_row"),
+    [
+        ("Replicate1DTrainingCore", "TrainParitySingleGroup", PASSED, True),
+        ("Worlds/Replicate1DTrainingCore", "TrainParitySingleGroup/2", PASSED, True),
+        ("Replicate1DTrainingCore/0", "TrainParitySingleGroup", PASSED, True),
+        ("Types/Replicate1DTrainingCore/float", "TrainParitySingleGroup", PASSED, True),
+        ("Replicate1DTrainingCore", "TrainParitySingleGroup", FAILED, True),
+        ("Replicate1DTrainingCore", "TrainParitySingleGroup", SKIPPED, False),
+        ("Replicate1DTrainingCore", "TrainParitySingleGroups", PASSED, False),
+        ("FullyShard1DTrainingCore", "TrainParitySingleGroup", PASSED, False),
+        ("TestReplicate1DTrainingCore", "test_train_parity_single_group", PASSED, False),
+    ],
+)
+def test_what_is_a_row_in_cpp(group, name, outcome, is_the_row):
+    problems = check([CPP, PY], {}, [cpp(group, name, outcome)], [RAN_PY])
+    assert len(problems) == (not is_the_row)
+    assert is_the_row or "Replicate1DTrainingCore.TrainParitySingleGroup did not run in C++" in problems[0]
 
 
 @pytest.mark.parametrize(
-    "ran",
+    ("name", "outcome", "is_the_row"),
     [
-        cpp("Worlds/Replicate1DTrainingCore", "TrainParitySingleGroup/2"),
-        cpp("Replicate1DTrainingCore/0", "TrainParitySingleGroup"),
-        cpp("Types/Replicate1DTrainingCore/float", "TrainParitySingleGroup"),
-        cpp("Replicate1DTrainingCore", "TrainParitySingleGroup", FAILED),
+        ("test_train_parity_single_group[2-True]", PASSED, True),
+        ("test_train_parity_single_groups", PASSED, False),
+        ("train_parity_single_group", PASSED, False),
+        ("test_train", PASSED, False),
+        ("test_train_parity_single_group[cuda]", SKIPPED, False),
     ],
 )
-def test_parameters_and_failures_in_cpp_are_the_row(ran):
-    assert check([CPP], {}, [ran], []) == []
-
-
-def test_parameters_in_python_are_the_row():
-    ran = py("TestReplicate1DTrainingCore", "test_train_parity_single_group[2-True]")
-    assert check([PY], {}, [], [ran]) == []
-
-
-@pytest.mark.parametrize(
-    "ran",
-    [
-        cpp("Replicate1DTrainingCore", "TrainParitySingleGroup", SKIPPED),
-        cpp("Replicate1DTrainingCore", "TrainParitySingleGroups"),
-        cpp("FullyShard1DTrainingCore", "TrainParitySingleGroup"),
-        cpp("TestReplicate1DTrainingCore", "test_train_parity_single_group"),
-    ],
-)
-def test_a_row_that_cpp_lacks_is_a_problem(ran):
-    (problem,) = check([CPP, PY], {}, [ran], [RAN_PY])
-    assert "Replicate1DTrainingCore.TrainParitySingleGroup did not run in C++" in problem
-
-
-@pytest.mark.parametrize("name", ["test_train_parity_single_groups", "train_parity_single_group", "test_train"])
-def test_a_row_that_python_lacks_is_a_problem(name):
-    (problem,) = check([CPP, PY], {}, [RAN_CPP], [py("TestReplicate1DTrainingCore", name)])
-    assert "TestReplicate1DTrainingCore::test_train_parity_single_group did not run in Python" in problem
-
-
-def test_one_parameter_that_ran_is_enough():
-    skipped = py("TestReplicate1DTrainingCore", "test_train_parity_single_group[cuda]", SKIPPED)
-    assert check([PY], {}, [], [skipped, RAN_PY]) == []
-    assert len(check([PY], {}, [], [skipped])) == 1
+def test_what_is_a_row_in_python(name, outcome, is_the_row):
+    ran = py("TestReplicate1DTrainingCore", name, outcome)
+    problems = check([CPP, PY], {}, [RAN_CPP], [ran])
+    assert len(problems) == (not is_the_row)
+    said = "TestReplicate1DTrainingCore::test_train_parity_single_group did not run in Python"
+    assert is_the_row or said in problems[0]
+    assert check([PY], {}, [], [ran, RAN_PY]) == [], "one parameter that ran is enough"
 
 
 def test_an_exception_holds_for_its_side_alone():
     assert check([CPP, PY], {CPP: "why"}, [], [RAN_PY]) == []
     (problem,) = check([CPP, PY], {CPP: "why"}, [], [])
     assert "in Python" in problem
-
-
-def test_an_exception_whose_row_ran_is_a_problem():
     (problem,) = check([CPP, PY], {CPP: "why"}, [RAN_CPP], [RAN_PY])
     assert "ran in C++: take its line out of row_exceptions.tsv" in problem
 
