@@ -112,7 +112,7 @@ def _gpus() -> Ability:
     except Exception as error:
         return Ability(name, False, f"{type(error).__name__}: {error}", "make `import shardwise` work first")
     remedy = "compare a few steps on GPUs with the same steps on CPUs before you rely on it"
-    return Ability(name, False, "it is built, but shardwise has not run on any GPU yet", remedy, untried=True)
+    return Ability(name, False, "it is built, but shardwise ran on one kind of GPU only, an H100", remedy, untried=True)
 
 
 def _cpp_programs() -> Ability:

@@ -199,7 +199,7 @@ def test_gpus_beyond_those_there_are_explained(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     untried = ability(_doctor.examine(), name)
     assert untried.untried and not untried.works
-    assert untried.reason == "it is built, but shardwise has not run on any GPU yet"
+    assert untried.reason == "it is built, but shardwise ran on one kind of GPU only, an H100"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert ability(_doctor.examine(), name).reason == "torch sees no GPU"
     monkeypatch.setattr(_build_info, "WITH_NCCL", False)
