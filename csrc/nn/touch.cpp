@@ -294,11 +294,6 @@ void add_touch_key(const at::Tensor& tensor) {
   keys = keys.add(kTouchKey);
 }
 
-void remove_touch_key(const at::Tensor& tensor) {
-  auto& keys = KeySet::of(tensor);
-  keys = keys.remove(kTouchKey);
-}
-
 bool has_touch_key(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->key_set().has(kTouchKey);
 }

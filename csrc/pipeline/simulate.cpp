@@ -57,18 +57,4 @@ Times simulate(const Table& table, const Costs& costs) {
   return times;
 }
 
-std::vector<int> peak_activations(const Table& table) {
-  std::vector<int> peaks;
-  for (const auto& actions : table.of_rank) {
-    int held = 0;
-    int peak = 0;
-    for (const auto& action : actions) {
-      if (action.kind == Kind::forward) peak = std::max(peak, ++held);
-      if (action.kind == Kind::backward || action.kind == Kind::backward_weight) --held;
-    }
-    peaks.push_back(peak);
-  }
-  return peaks;
-}
-
 } // namespace shardwise::pipeline

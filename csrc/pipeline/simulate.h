@@ -38,8 +38,4 @@ struct Times {
 /// Raises ValueError for a table that problem_of() finds something wrong with.
 SHARDWISE_API Times simulate(const Table& table, const Costs& costs = {});
 
-/// For each rank the largest number of activations that it holds at once. It holds one for each microbatch of each of
-/// its stages from the forward to the end of the backward, or of its half on the weights.
-SHARDWISE_API std::vector<int> peak_activations(const Table& table);
-
 } // namespace shardwise::pipeline

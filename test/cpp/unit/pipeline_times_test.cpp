@@ -29,6 +29,22 @@ int longest_round_of(int ranks, int microbatches) {
   return (microbatches + rounds - 1) / rounds;
 }
 
+/// For each rank the largest number of activations that it holds at once. It holds one for each microbatch of each of
+/// its stages from the forward to the end of the backward, or of its half on the weights.
+std::vector<int> peak_activations(const Table& table) {
+  std::vector<int> peaks;
+  for (const auto& actions : table.of_rank) {
+    int held = 0;
+    int peak = 0;
+    for (const auto& action : actions) {
+      if (action.kind == Kind::forward) peak = std::max(peak, ++held);
+      if (action.kind == Kind::backward || action.kind == Kind::backward_weight) --held;
+    }
+    peaks.push_back(peak);
+  }
+  return peaks;
+}
+
 void expect_peaks(const Table& table, const std::function<int(int rank)>& promised) {
   const auto peaks = peak_activations(table);
   for (int rank = 0; rank < table.ranks(); ++rank) CHECK(peaks[rank] == promised(rank));
