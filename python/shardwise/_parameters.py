@@ -21,6 +21,7 @@ from shardwise._meshes import post_forward_mesh
 from shardwise._placement import chosen
 from shardwise._precision import own_dtype
 from shardwise._specs import local_of
+from shardwise._spmd_types import Annotated, annotated
 from shardwise._state import State, describe_shared
 
 Owner = tuple[nn.Module, str]
@@ -39,6 +40,8 @@ class Found:
     #: The dtype that its module computes with, where it is not that of the policy.
     own_dtype: torch.dtype | None = None
     mesh: FSDPMeshInfo | None = None
+    #: How it lies on the whole mesh, where that is noted on a plain tensor.
+    annotated: Annotated | None = None
 
 
 @dataclass(frozen=True)
@@ -193,8 +196,9 @@ def _choose_placement(found: Found, policies: Policies) -> None:
     dim, found.mesh = chosen(placement, parameter, name)
     found.dim = dim or 0
     mesh = found.mesh or policies.mesh
+    found.annotated = annotated(parameter, name, mesh)
     if (whole := whole_mesh(mesh)) is not None:
-        check_parameter(name, parameter, whole)
+        check_parameter(name, found.annotated.dtensor if found.annotated else parameter, whole)
     shards = shard_count(mesh)
     local = local_of(parameter)
     if found.dim > 0 and local.size(found.dim) % shards != 0:

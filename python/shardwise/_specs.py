@@ -18,6 +18,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from shardwise import _C
 from shardwise._mesh_dims import spec_of, whole_mesh
+from shardwise._spmd_types import Annotated
 from shardwise._torch_versions import own_grad_dtype
 
 MeshInfo = DataParallelMeshInfo
@@ -31,7 +32,7 @@ class Leaf:
     memory: torch.Tensor | None
     #: The values for `full`, if they have another dtype or come later; this rank's shard if it is `extended`.
     values: torch.Tensor | None
-    #: If `full` is a DTensor: converts its gradient into the one for `memory`.
+    #: If `full` is a DTensor, or annotated like one: converts its gradient into the one for `memory`.
     to_memory: ToMemory | None
     spec: DTensorSpec
     shard_dim: int
@@ -53,13 +54,19 @@ class Leaf:
         return parameter
 
 
-def leaf_of(parameter: nn.Parameter, mesh: MeshInfo, shard: Shard, dtype: torch.dtype | None) -> Leaf:
+def leaf_of(
+    parameter: nn.Parameter, mesh: MeshInfo, shard: Shard, dtype: torch.dtype | None, notes: Annotated | None = None
+) -> Leaf:
     """A leaf for `parameter`, which is not changed. `dtype` is the one that its module computes in."""
     hooks = parameter._post_accumulate_grad_hooks
-    spec = _spec_of(parameter, mesh, shard)
+    spec = _spec_of(notes.dtensor if notes else parameter, mesh, shard)
     if not isinstance(parameter, DTensor):
         full = nn.Parameter(_normal(parameter), requires_grad=parameter.requires_grad)
-        return Leaf(full, None, None, None, spec, shard.dim, hooks, grad_dtype=_keep_grad_dtype(parameter, full))
+        to_memory = None
+        if notes:
+            notes.annotate(full)
+            to_memory = _to_memory(notes.dtensor, mesh, notes.gradient)
+        return Leaf(full, None, None, to_memory, spec, shard.dim, hooks, grad_dtype=_keep_grad_dtype(parameter, full))
     detached = _normal(parameter)
     values = None
     is_cast = dtype is not None and parameter.is_floating_point() and parameter.dtype != dtype
@@ -113,7 +120,7 @@ def _cast_or_hollow(values: torch.Tensor, dtype: torch.dtype | None, mesh: MeshI
     return _C.hollow(values.size(), dtype, _get_device_from_mesh(_mesh_of(mesh)))
 
 
-def _spec_of(parameter: nn.Parameter, mesh: MeshInfo, shard: Shard) -> DTensorSpec:
+def _spec_of(parameter: torch.Tensor, mesh: MeshInfo, shard: Shard) -> DTensorSpec:
     if isinstance(parameter, DTensor):
         whole = whole_mesh(mesh)
         return _combined(parameter, mesh, shard) if whole is None else spec_of(parameter, mesh, whole, shard)
@@ -121,9 +128,9 @@ def _spec_of(parameter: nn.Parameter, mesh: MeshInfo, shard: Shard) -> DTensorSp
     return DTensorSpec(_mesh_of(mesh), _placements(mesh, shard), tensor_meta=meta)
 
 
-def _to_memory(parameter: DTensor, mesh: MeshInfo) -> ToMemory:
+def _to_memory(parameter: DTensor, mesh: MeshInfo, given: tuple[Placement, ...] | None = None) -> ToMemory:
     whole = whole_mesh(mesh)
-    return ToMemory(parameter._spec, whole.data_axes if whole else frozenset())
+    return ToMemory(parameter._spec, whole.data_axes if whole else frozenset(), given)
 
 
 class ToMemory:
@@ -132,25 +139,32 @@ class ToMemory:
     Along the axes for data parallelism it may stay a part of a sum: the unit adds these up.
     """
 
-    def __init__(self, spec: DTensorSpec, data_axes: frozenset[int]) -> None:
+    def __init__(
+        self, spec: DTensorSpec, data_axes: frozenset[int], given: tuple[Placement, ...] | None = None
+    ) -> None:
         self._spec = spec
         self._data_axes = data_axes
+        #: How plain gradients lie.
+        self._given = None if given is None else DTensorSpec(spec.mesh, given, tensor_meta=spec.tensor_meta)
         #: Whether a gradient may be a part of a sum along another axis.
         self.may_sum = any(
-            placement.is_replicate() for axis, placement in enumerate(spec.placements) if axis not in data_axes
+            placement.is_replicate() if given is None else given[axis].is_partial()
+            for axis, placement in enumerate(spec.placements)
+            if axis not in data_axes
         )
 
     def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
-        if not isinstance(gradient, DTensor):
+        spec = gradient._spec if isinstance(gradient, DTensor) else self._given
+        if spec is None:
             return gradient
-        local = gradient._local_tensor
+        local = local_of(gradient)
         placements = tuple(
             given if axis in self._data_axes and given.is_partial() else wanted
-            for axis, (given, wanted) in enumerate(zip(gradient.placements, self._spec.placements, strict=True))
+            for axis, (given, wanted) in enumerate(zip(spec.placements, self._spec.placements, strict=True))
         )
-        if gradient.placements != placements:
+        if spec.placements != placements:
             wanted = DTensorSpec(self._spec.mesh, placements, tensor_meta=self._spec.tensor_meta)
-            local = redistribute_local_tensor(local, gradient._spec, wanted)
+            local = redistribute_local_tensor(local, spec, wanted)
         return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 
 

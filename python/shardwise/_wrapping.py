@@ -132,7 +132,7 @@ def _leaf(found: Found, policies: Policies) -> Leaf:
     parameter, dtype = found.parameter, of_parameter(policies.given.mp_policy, found.own_dtype).param_dtype
     local = local_of(parameter)
     if not is_extended(local, found.names[0]):
-        return leaf_of(parameter, policies.mesh, Shard(dim), dtype)
+        return leaf_of(parameter, policies.mesh, Shard(dim), dtype, found.annotated)
     rank = policies.mesh.shard_mesh_rank if isinstance(policies.mesh, FSDPMeshInfo) else 0
     own = cut(local, dim, rank, policies.shards)
     return extended_leaf_of(parameter, own, policies.mesh, Shard(dim), dtype or parameter.dtype)

@@ -15,6 +15,13 @@ PACKAGE = [
         "ranks/test_mesh_dims.py",
     ),
     _mutant(
+        "take a plain gradient that is annotated for all of a sum",
+        "_specs.py",
+        "if isinstance(gradient, DTensor) else self._given",
+        "if isinstance(gradient, DTensor) else None",
+        "ranks/test_mesh_dims.py",
+    ),
+    _mutant(
         "step without the program's closure",
         "_automatic_steps.py",
         "loss = None if closure is None else closure()",

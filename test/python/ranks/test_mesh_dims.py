@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,11 +14,12 @@ from models import assert_trained_alike, batch, fill, mlp
 from pool import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 
 import shardwise
-from shardwise import DataParallelMeshDims
+from shardwise import DataParallelMeshDims, _parameters
+from shardwise._spmd_types import Annotated
 
 WIDTHS = (6, 8, 5)
 HAS_TORCHS = hasattr(torch.distributed.fsdp, "DataParallelMeshDims")
@@ -150,6 +152,51 @@ def lives(rank: int) -> None:
             torch.testing.assert_close(saved[name], value, rtol=1e-5, atol=1e-6)
 
 
+class OwnColumns(nn.Module):
+    """Tensor parallelism by hand, of plain parameters: some rows of a weight, behind a vector that all ranks have."""
+
+    def __init__(self, mesh: DeviceMesh | None = None) -> None:
+        super().__init__()
+        whole = mlp(*WIDTHS)
+        weight, scale = whole[0].weight.detach(), whole[2].weight.detach()[0, : WIDTHS[0]]
+        self.weight = nn.Parameter(weight.chunk(2)[mesh["tp"].get_local_rank()] if mesh else weight)
+        self.scale = nn.Parameter(scale.clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x * self.scale, self.weight)
+
+
+def annotated(rank: int) -> None:
+    """Plain parameters with annotations of spmd_types, whose words are put in its mouth: tests run without it."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    says = {
+        "weight": ((Replicate(), Shard(0)), (Partial(), Shard(0))),
+        "scale": ((Replicate(), Replicate()), (Partial(), Partial())),
+    }
+
+    def read(parameter: nn.Parameter, name: str, _mesh: Any) -> Annotated:
+        placements, gradient = says[name]
+        dtensor = DTensor.from_local(parameter.detach(), mesh, placements, run_check=False)
+        return Annotated(dtensor, gradient, annotate=lambda full: None)
+
+    reference, model = OwnColumns(), OwnColumns(mesh)
+    with mock.patch.object(_parameters, "annotated", read):
+        shardwise.fully_shard(model, mesh=mesh, dp_mesh_dims=DataParallelMeshDims(shard="dp"))
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=0.05) for each in (reference, model)]
+    for step in range(2):
+        for part in range(2):
+            (reference(batch(step, part, WIDTHS[0])).pow(2).sum() / 2).backward()
+        model(batch(step, mesh["dp"].get_local_rank(), WIDTHS[0])).pow(2).sum().backward()
+        for name, parameter in model.named_parameters():
+            assert isinstance(parameter.grad, DTensor), name
+            torch.testing.assert_close(parameter.grad.full_tensor(), reference.get_parameter(name).grad)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value.full_tensor(), reference.get_parameter(name).detach())
+
+
 def replicated(rank: int) -> None:
     """replicate() takes axes for copies alone."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("host", "tp"))
@@ -212,6 +259,9 @@ class TestMeshDims:
 
     def test_lives(self) -> None:
         run_ranks(4, lives)
+
+    def test_annotated(self) -> None:
+        run_ranks(4, annotated)
 
     def test_replicate(self) -> None:
         run_ranks(4, replicated)
