@@ -190,8 +190,11 @@ void GradientSums::publish_alone() {
   for (const auto& [parameter, mean] : means) {
     // In the layout `flat` a shard is one-dimensional.
     parameter->publish(parameter->whole ? mean : mean.reshape(parameter->stored().sizes()));
-    parameter->run_hook();
   }
+}
+
+void GradientSums::run_hooks() {
+  for (const auto& parameter : unit_.parameters()) parameter->run_hook();
 }
 
 // Sums that are under way are finished, since other ranks take part in them.

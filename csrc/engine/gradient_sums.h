@@ -39,6 +39,8 @@ class GradientSums {
   void finish_first();
   void wait();
   void publish();
+  /// Runs the user's post-accumulate hooks on what was published since they last ran.
+  void run_hooks();
   void forget();
   /// Drops what backwards without synchronisation, or without an all-reduce, left for the next sum.
   void forget_accumulated();

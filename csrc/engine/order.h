@@ -63,8 +63,8 @@ class OrderActions {
   /// Waits until the sum needs nothing more from this rank to finish.
   virtual void finish_first_sum(UnitId unit) = 0;
   virtual void wait_sum(UnitId unit) = 0;
-  /// Makes the gradients visible in .grad.
-  virtual void publish(UnitId unit) = 0;
+  /// Makes the gradients visible in .grad. Unless `is_last`, another sum follows, and the user's hooks wait for it.
+  virtual void publish(UnitId unit, bool is_last) = 0;
   /// The backward failed: its gradients are dropped.
   virtual void forget_backward(UnitId unit) = 0;
 };
@@ -243,7 +243,7 @@ class SHARDWISE_API Order {
     bool engaged = false;
     /// It is among those that the running backward sums, as was known when it began.
     bool sums = false;
-    /// A backward inside the running one brought it a gradient.
+    /// A backward inside the running one brought it a gradient that is not summed by itself yet.
     bool reached_inside = false;
     /// A forward with gradients to come, by its number; the unit's uses in it; how many of those the backward has still
     /// to come to.

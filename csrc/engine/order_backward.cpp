@@ -156,7 +156,10 @@ void Order::begin_pending(const std::vector<UnitId>& units, OrderActions& act) {
   settle(act);
   launched_ = 0;
   for (const auto unit : sums_) units_[unit].sums = false;
-  for (const auto unit : units) engage(unit);
+  for (const auto unit : units) {
+    units_[unit].reached_inside = false;
+    engage(unit);
+  }
 }
 
 void Order::settle(OrderActions& act) {
@@ -164,7 +167,7 @@ void Order::settle(OrderActions& act) {
   if (units.empty()) return;
   for (const auto unit : std::exchange(in_flight_, {})) act.wait_sum(unit);
   for (const auto unit : units) {
-    if (units_[unit].alive) act.publish(unit);
+    if (units_[unit].alive) act.publish(unit, /*is_last=*/!units_[unit].reached_inside);
   }
 }
 

@@ -409,8 +409,9 @@ void Schedule::wait_sum(UnitId unit) {
   living_[unit]->sums_.wait();
 }
 
-void Schedule::publish(UnitId unit) {
+void Schedule::publish(UnitId unit, bool is_last) {
   living_[unit]->sums_.publish();
+  if (is_last) living_[unit]->sums_.run_hooks();
 }
 
 void Schedule::forget_backward(UnitId unit) {

@@ -133,7 +133,7 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
   bool sum_is_done(UnitId unit) override;
   void finish_first_sum(UnitId unit) override;
   void wait_sum(UnitId unit) override;
-  void publish(UnitId unit) override;
+  void publish(UnitId unit, bool is_last) override;
   void forget_backward(UnitId unit) override;
 
   int64_t number_;

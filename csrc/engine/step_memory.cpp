@@ -195,7 +195,7 @@ class Walk final : private OrderActions {
     for (auto& bucket : states_[unit].buckets) give(bucket);
     states_[unit].buckets.clear();
   }
-  void publish(UnitId /*unit*/) override {}
+  void publish(UnitId /*unit*/, bool /*is_last*/) override {}
   void forget_backward(UnitId /*unit*/) override {}
 
   const std::vector<UnitBytes>& units_;

@@ -121,7 +121,6 @@ void Gradients::publish(comm::HostCopies& to_host, const std::function<void(at::
   };
   const auto& visible = parameters_.front()->visible_parameter();
   visible ? visible->at_once(publish_all) : publish_all();
-  for (const auto i : used) parameters_[i]->run_hook();
 }
 
 } // namespace shardwise::group

@@ -306,6 +306,7 @@ void Parameter::take_leaf_gradient() {
 void Parameter::forget_backward() {
   put_back();
   fresh_ = at::Tensor();
+  hook_due_ = false;
 }
 
 int64_t Parameter::version() const {
@@ -326,6 +327,7 @@ void Parameter::with_visible(const Do& act) const {
 }
 
 void Parameter::publish(const at::Tensor& mean) {
+  hook_due_ = true;
   if (visible_ || !is_apart()) {
     return with_visible([&](const at::Tensor& tensor) { add_to(tensor.mutable_grad(), mean); });
   }
@@ -359,7 +361,8 @@ void Parameter::add_to(at::Tensor& grad, const at::Tensor& mean) {
   if (!visible_) published_ = grad.getIntrusivePtr();
 }
 
-void Parameter::run_hook() const {
+void Parameter::run_hook() {
+  if (!std::exchange(hook_due_, false)) return;
   with_visible([](const at::Tensor& tensor) {
     auto* hook = autograd::impl::post_acc_grad_hooks(tensor).get();
     if (hook == nullptr) return;

@@ -182,8 +182,8 @@ class Parameter {
     return absent_;
   }
   void hide_absent_gradient() const;
-  /// After publish(): runs the user's post-accumulate hook, if there is one.
-  void run_hook() const;
+  /// Once after publish(), however often that was called: runs the user's post-accumulate hook, if there is one.
+  void run_hook();
 
   /// The sum of earlier backwards over some of the ranks that share it: its values, in the form in which the gradient
   /// is published, and in how many of those ranks' backwards it was used.
@@ -250,6 +250,8 @@ class Parameter {
   at::Tensor put_aside_;
   bool aside_ = false;
   at::Tensor fresh_;
+  /// publish() was called since the user's hook ran.
+  bool hook_due_ = false;
   at::Tensor pending_;
   bool shows_pending_ = false;
   std::optional<at::ScalarType> sum_dtype_;

@@ -153,6 +153,14 @@ ORDER = [
         suites="FullyShardAutograd.*",
     ),
     Mutant(
+        "run hooks before a backward inside the running one is summed",
+        "csrc/engine/schedule.cpp",
+        "  if (is_last) living_[unit]->sums_.run_hooks();\n",
+        "  if (is_last || true) living_[unit]->sums_.run_hooks();\n",
+        BOTH,
+        suites="FullyShardAutograd.*",
+    ),
+    Mutant(
         "end a backward that the program ends itself",
         "csrc/engine/schedule.cpp",
         "  order_.end_backward(/*publishes=*/!finalized_by_hand_, *this);\n  if (!inside.empty())",

@@ -1,5 +1,6 @@
 // fully_shard(): what programs ask of autograd. All results are those of plain LibTorch.
 #include "ranks/fully_shard_models.h"
+#include "ranks/gradient_record.h"
 
 #include "group/leaf_storage.h"
 
@@ -81,19 +82,25 @@ TEST(FullyShardAutograd, BackwardsInsideABackward) {
           // One block as usual, between others.
           y = i == 1 ? block(y) : Recomputed::apply(y, block, pieces);
         }
-        (model->head(y).pow(2).sum() * scale).backward();
+        // The last one gets gradients from both backwards.
+        (model->head(model->block(2)->forward(y, 0.5)).pow(2).sum() * scale).backward();
       };
       for (const bool reshard : {true, false}) {
         auto both = stacks(rank, reshard);
         for (int step = 0; step < 3; ++step) step_of(both, run, step);
       }
       Stack ours, reference;
+      // An optimizer in the backward steps once, with all of a gradient.
+      std::vector<Tensor> at_hooks;
+      for (const auto& parameter : ours->parameters()) record_gradients(parameter, at_hooks);
       for (size_t i = 0; i < 3; ++i) replicate(ours->block(i), ReplicateOptions().mesh(rank.mesh()));
       replicate(ours, ReplicateOptions().mesh(rank.mesh()));
       for (int step = 0; step < 3; ++step) {
         run(ours, step, rank.rank(), 1);
         for (int r = 0; r < rank.world_size(); ++r) run(reference, step, r, 1.0 / rank.world_size());
         assert_same(*ours, *reference, c10::str("replicated, ", pieces, " pieces, step ", step));
+        ASSERT_EQ(at_hooks.size(), ours->parameters().size()) << "step " << step;
+        at_hooks.clear();
       }
     }
   });

@@ -147,7 +147,7 @@ class OrderRank final : public engine::OrderActions {
     std::erase(in_flight_, unit);
     done_.erase(unit);
   }
-  void publish(UnitId unit) override {
+  void publish(UnitId unit, bool /*is_last*/) override {
     rule(in_flight_.empty(), "sums are over before gradients are published", unit);
     published_.push_back(unit);
     last_summed_.reset();
