@@ -64,7 +64,7 @@ def tidy_flags() -> list[str]:
     torch = Path(torch_folder())
     return ["-std=c++20", "-I", str(CSRC), "-I", str(CSRC / "include"), "-isystem", str(torch / "include"),
             "-isystem", str(torch / "include" / "torch" / "csrc" / "api" / "include"),
-            "-isystem", str(CSRC / "comm" / "gloo_headers"), "-I", str(STAMPS / "include"),
+            "-isystem", str(CSRC / "comm" / "mesh" / "gloo_headers"), "-I", str(STAMPS / "include"),
             *(["-isystem", os.environ["SHARDWISE_DEPS"]] if os.environ.get("SHARDWISE_DEPS") else []),
             "-DNDEBUG", "-DUSE_DISTRIBUTED", "-DUSE_C10D_GLOO", "-DSHARDWISE_BUILD"]  # fmt: skip
 

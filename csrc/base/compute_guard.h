@@ -7,7 +7,7 @@
 
 namespace shardwise::base {
 
-/// The dispatch key of tensors whose use a front end must learn of; nn/touch.h explains it.
+/// The dispatch key of tensors whose use a front end must learn of; nn/touch/touch.h explains it.
 inline constexpr c10::DispatchKey kTouchKey = c10::DispatchKey::DeferredInit;
 
 /// Put around all tensor work of ours: autograd, autocast and the touch trigger do not see it, and what it makes is an

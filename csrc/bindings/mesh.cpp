@@ -1,7 +1,7 @@
 #include "bindings/bindings.h"
 
-#include "comm/environment.h"
-#include "comm/process_group.h"
+#include "comm/meet/environment.h"
+#include "comm/mesh/process_group.h"
 
 #include <shardwise/mesh.h>
 

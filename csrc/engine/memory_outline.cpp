@@ -1,6 +1,6 @@
 #include "engine/memory_outline.h"
 
-#include "comm/environment.h"
+#include "comm/meet/environment.h"
 #include "engine/step_memory.h"
 #include "group/outline.h"
 #include "layout/shards.h"

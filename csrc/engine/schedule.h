@@ -1,7 +1,7 @@
 #pragma once
 
 #include "base/forked.h"
-#include "comm/buffers.h"
+#include "comm/collectives/buffers.h"
 #include "engine/order.h"
 #include "engine/turn.h"
 #include "group/gradients.h"

@@ -1,6 +1,6 @@
 #include "engine/step_memory.h"
 
-#include "comm/idle_choice.h"
+#include "comm/collectives/idle_choice.h"
 #include "engine/order.h"
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 
 #include "base/fingerprint.h"
 #include "base/on_host.h"
-#include "comm/messages.h"
+#include "comm/mesh/messages.h"
 
 #include <shardwise/error.h>
 

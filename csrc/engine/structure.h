@@ -1,6 +1,6 @@
 #pragma once
 
-#include "comm/collectives.h"
+#include "comm/collectives/collectives.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "comm/agreement.h"
-#include "comm/collectives.h"
+#include "comm/agree/agreement.h"
+#include "comm/collectives/collectives.h"
 
 #include <shardwise/export.h>
 #include <shardwise/mesh.h>

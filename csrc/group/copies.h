@@ -1,7 +1,7 @@
 #pragma once
 
-#include "comm/buffers.h"
-#include "comm/collectives.h"
+#include "comm/collectives/buffers.h"
+#include "comm/collectives/collectives.h"
 #include "group/parameter.h"
 
 #include <shardwise/counters.h>

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "base/forked.h"
-#include "comm/side_stream.h"
+#include "comm/streams/side_stream.h"
 #include "group/copies.h"
 #include "group/copy_batch.h"
 #include "group/front_end_callbacks.h"

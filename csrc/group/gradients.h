@@ -1,9 +1,9 @@
 #pragma once
 
-#include "comm/buffers.h"
-#include "comm/collectives.h"
-#include "comm/host_copies.h"
-#include "comm/side_stream.h"
+#include "comm/collectives/buffers.h"
+#include "comm/collectives/collectives.h"
+#include "comm/streams/host_copies.h"
+#include "comm/streams/side_stream.h"
 #include "group/copy_batch.h"
 #include "group/parameter.h"
 #include "group/sum.h"

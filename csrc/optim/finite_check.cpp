@@ -1,9 +1,9 @@
 #include "optim/finite_check.h"
 
 #include "base/compute_guard.h"
-#include "nn/gradient_norm.h"
-#include "nn/split_axes.h"
-#include "nn/unit_meshes.h"
+#include "nn/state/gradient_norm.h"
+#include "nn/wrap/split_axes.h"
+#include "nn/wrap/unit_meshes.h"
 
 #include <shardwise/error.h>
 

@@ -2,7 +2,7 @@
 
 #include "base/compute_guard.h"
 #include "engine/front_end.h"
-#include "nn/gradient_norm.h"
+#include "nn/state/gradient_norm.h"
 
 #include <shardwise/error.h>
 

@@ -1,6 +1,6 @@
 #include "base/compute_guard.h"
 #include "base/on_host.h"
-#include "nn/gradient_norm.h"
+#include "nn/state/gradient_norm.h"
 #include "optim/finite_check.h"
 
 #include <shardwise/error.h>

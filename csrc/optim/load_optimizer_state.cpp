@@ -2,7 +2,7 @@
 #include "base/listed.h"
 #include "base/on_host.h"
 #include "base/reason.h"
-#include "nn/first_rank.h"
+#include "nn/wrap/first_rank.h"
 #include "optim/state_match.h"
 
 #include <shardwise/error.h>

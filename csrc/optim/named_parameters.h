@@ -1,6 +1,6 @@
 #pragma once
 
-#include "nn/module_state.h"
+#include "nn/state/module_state.h"
 #include "optim/optimizer_state.h"
 
 #include <string>

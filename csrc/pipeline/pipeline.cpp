@@ -1,8 +1,8 @@
 #include <shardwise/pipeline.h>
 
 #include "base/forked.h"
-#include "comm/axis_group.h"
-#include "comm/messages.h"
+#include "comm/mesh/axis_group.h"
+#include "comm/mesh/messages.h"
 #include "observe/record.h"
 #include "pipeline/lower.h"
 #include "pipeline/run.h"

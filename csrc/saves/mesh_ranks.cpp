@@ -1,8 +1,8 @@
 #include "saves/mesh_ranks.h"
 
 #include "base/caller_lock.h"
-#include "comm/axis_group.h"
-#include "comm/messages.h"
+#include "comm/mesh/axis_group.h"
+#include "comm/mesh/messages.h"
 
 #include <utility>
 #include <vector>

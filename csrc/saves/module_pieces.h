@@ -1,7 +1,7 @@
 #pragma once
 
 #include "files/names.h"
-#include "nn/module_state.h"
+#include "nn/state/module_state.h"
 #include "optim/named_parameters.h"
 #include "saves/piece.h"
 

@@ -1,7 +1,7 @@
 #include "saves/module_ranks.h"
 
-#include "comm/environment.h"
-#include "comm/messages.h"
+#include "comm/meet/environment.h"
+#include "comm/mesh/messages.h"
 #include "saves/mesh_ranks.h"
 
 #include <shardwise/error.h>

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "files/marker.h"
-#include "nn/module_state.h"
+#include "nn/state/module_state.h"
 #include "saves/piece.h"
 #include "saves/ranks.h"
 

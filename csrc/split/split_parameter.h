@@ -1,6 +1,6 @@
 #pragma once
 
-#include "comm/collectives.h"
+#include "comm/collectives/collectives.h"
 #include "layout/axis_pieces.h"
 
 #include <shardwise/export.h>
@@ -53,7 +53,7 @@ struct SplitView {
 };
 
 /// From now on the leaf is a piece; it keeps `parameter` alive. Whoever makes it one gives it the
-/// touch key (nn/touch.h), so that operations on it are seen; the same for views.
+/// touch key (nn/touch/touch.h), so that operations on it are seen; the same for views.
 SHARDWISE_API void add_split(const at::Tensor& leaf, const std::shared_ptr<const SplitParameter>& parameter);
 /// From now on this tensor is known as a view or copy of one.
 void add_split_view(const at::Tensor& tensor, const SplitView& view);

@@ -1,6 +1,6 @@
 #include "tensor_parallel/operations.h"
 
-#include "nn/touch.h"
+#include "nn/touch/touch.h"
 #include "split/split_parameter.h"
 #include "tensor_parallel/layers.h"
 #include "tensor_parallel/nodes.h"

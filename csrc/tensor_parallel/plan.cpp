@@ -1,6 +1,6 @@
 #include "tensor_parallel/plan.h"
 
-#include "nn/owners.h"
+#include "nn/wrap/owners.h"
 
 #include <shardwise/error.h>
 

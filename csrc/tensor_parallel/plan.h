@@ -1,6 +1,6 @@
 #pragma once
 
-#include "nn/module_walk.h"
+#include "nn/wrap/module_walk.h"
 #include "split/split_parameter.h"
 
 #include <shardwise/parallelize.h>

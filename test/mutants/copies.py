@@ -141,7 +141,7 @@ COPIES = [
     ),
     Mutant(
         "gather without the user's own collective",
-        "csrc/comm/collectives.cpp",
+        "csrc/comm/collectives/collectives.cpp",
         "    if (custom_) return custom_(flat, input, *line_.group);\n    if (line_.group->hasBackends()) "
         "return base::all_gather(*line_.group, flat, input);",
         "    if (line_.group->hasBackends()) return base::all_gather(*line_.group, flat, input);",

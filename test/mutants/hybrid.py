@@ -69,14 +69,14 @@ HYBRID = [
     ),
     Mutant(
         "compare along one axis only",
-        "csrc/comm/agreement.cpp",
+        "csrc/comm/agree/agreement.cpp",
         "  for (size_t line = 0; line < channels_.size(); ++line) {\n    auto& control",
         "  for (size_t line = 0; line < 1; ++line) {\n    auto& control",
         suites="FullyShardHybrid.RanksThatDiffer*",
     ),
     Mutant(
         "join a comparison without a word to the neighbours",
-        "csrc/comm/agreement.cpp",
+        "csrc/comm/agree/agreement.cpp",
         "    for (const auto& [board, note] : tell({})) {",
         "    for (const auto& [board, note] : std::vector<std::pair<size_t, Note>>()) {",
         suites="FullyShardHybrid.RanksThatDiffer*",

@@ -14,7 +14,7 @@ def _late(name: str, file: str, old: str, new: str, suites: str = _CORE) -> Muta
 LATE = [
     _late(
         "let no stream wait for a collective",
-        "comm/collectives.cpp",
+        "comm/collectives/collectives.cpp",
         "  if (!work_) return;\n  waited_ = true;",
         "  if (!work_ || in_stream_) return;\n  waited_ = true;",
     ),
@@ -86,21 +86,21 @@ LATE = [
     ),
     _late(
         "take memory from the pool without a wait for its last use on another stream",
-        "comm/buffers.cpp",
+        "comm/collectives/buffers.cpp",
         "      idle.last_use.await(idle.memory);\n",
         "",
         "LateEngine.MemoryThatGoesFromStreamToStreamIsWaitedFor",
     ),
     _late(
         "free memory of the pool while another stream still uses it",
-        "comm/buffers.cpp",
+        "comm/collectives/buffers.cpp",
         "  idle.last_use.tell_allocator(idle.memory);\n",
         "",
         "LateEngine.MemoryGoesBackToItsAllocatorAfterItsLastUse",
     ),
     _late(
         "read gradients on the host before their copy is over",
-        "comm/host_copies.cpp",
+        "comm/streams/host_copies.cpp",
         "  stream_.make_host_wait();\n",
         "",
         "LateOffload.GradientsThatAreKept",
@@ -121,7 +121,7 @@ LATE = [
     ),
     _late(
         "read and load state dicts without a wait for the optimizer's stream",
-        "nn/module_state.cpp",
+        "nn/state/module_state.cpp",
         "      unit->schedule()->follow_optimizer();\n",
         "",
         "LateEngine.StateDictsWaitForTheOptimizersEvent:LateEngine.LoadedValuesWaitForTheOptimizersEvent",
@@ -149,14 +149,14 @@ LATE = [
     ),
     _late(
         "give steps without a graph the memory that one uses",
-        "comm/buffers.cpp",
+        "comm/collectives/buffers.cpp",
         "(capturing || !idle_[i].captured)",
         "true",
         "LatePool.*",
     ),
     _late(
         "connect the ranks of a group at its first collective",
-        "comm/process_group.cpp",
+        "comm/mesh/process_group.cpp",
         "    if (spec.size > 1) made->eagerConnectSingleDevice(spec.device);\n",
         "",
         "LateEngine.GroupsAreConnected*",

@@ -35,7 +35,7 @@ META = [
     ),
     Mutant(
         "give tensors that name a device the meta device",
-        "csrc/nn/touch.cpp",
+        "csrc/nn/touch/touch.cpp",
         "  if (device.isNone()) device = at::Device(at::kMeta);",
         "  device = at::Device(at::kMeta);",
         suites="MetaContract.*",

@@ -42,14 +42,14 @@ MESHES = [
     ),
     Mutant(
         "add up experts over their own mesh alone",
-        "csrc/nn/unit_meshes.h",
+        "csrc/nn/wrap/unit_meshes.h",
         "unit->ranks().world() < widest_->ranks().world()",
         "unit->ranks().world() < 0",
         suites=_MESH,
     ),
     Mutant(
         "shard all parameters over the mesh of the call",
-        "csrc/nn/fully_shard.cpp",
+        "csrc/nn/wrap/fully_shard.cpp",
         "if (!mesh || mesh->is_same(own)) {",
         "if (!mesh || mesh->is_same(own) || mesh->ndim() > 0) {",
         suites="FullyShardNDTraining.*",
@@ -126,7 +126,7 @@ MESHES = [
     ),
     Mutant(
         "cast the inputs of no module of a list",
-        "csrc/nn/unit_hooks.cpp",
+        "csrc/nn/hooks/unit_hooks.cpp",
         "    if (self->precision().cast_forward_inputs()) cast(inputs, self->precision().param_dtype());\n",
         "",
         suites="FullyShard1DTrainingCompose.GroupedModuleCastForwardInputs",

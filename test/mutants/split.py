@@ -52,14 +52,14 @@ SPLIT = [
     ),
     Mutant(
         "forget that a parameter is a piece when it gets other memory",
-        "csrc/nn/shard_copies.cpp",
+        "csrc/nn/state/shard_copies.cpp",
         "  split::split_moved();\n  add_touch_key(source);\n",
         "  split::split_moved();\n",
         suites=_SUITES,
     ),
     Mutant(
         "put only this rank's pieces into the norm",
-        "csrc/nn/clip_grad_norm.cpp",
+        "csrc/nn/state/clip_grad_norm.cpp",
         "    part.reduce(*axis);\n",
         "",
         suites=_SUITES,

@@ -11,7 +11,7 @@ _bindings = python_mutants("csrc/bindings")
 SURROUNDINGS = [
     Mutant(
         "start collectives with the lock of the caller's language",
-        "csrc/comm/collectives.cpp",
+        "csrc/comm/collectives/collectives.cpp",
         "      const base::WithoutCallerLock unlocked;\n      return call();",
         "      return call();",
         suites="FullyShardCustom.*",

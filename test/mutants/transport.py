@@ -171,14 +171,14 @@ TRANSPORT = [
     ),
     Mutant(
         "leave the doors open to strangers",
-        "csrc/comm/gloo_sockets.cpp",
+        "csrc/comm/meet/gloo_sockets.cpp",
         "answer_nobody(file);\n  }",
         "if (file < 0) answer_nobody(file);\n  }",
         suites="GlooSockets.*",
     ),
     Mutant(
         "let a forked child keep connections",
-        "csrc/comm/gloo_sockets.cpp",
+        "csrc/comm/meet/gloo_sockets.cpp",
         "is_among(peers, *other))) close(file);",
         "is_among(peers, *other))) continue;",
         suites="GlooSockets.*",

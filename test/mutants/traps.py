@@ -7,7 +7,7 @@ from mutant import BOTH, Mutant
 TRAPS = [
     Mutant(
         "take what a container hands out for a member's",
-        "csrc/nn/owners.cpp",
+        "csrc/nn/wrap/owners.cpp",
         "named || found.handed_out || (found.known && !by_member)",
         "named || (found.known && !by_member)",
         suites="HeldParameters.*",
@@ -21,7 +21,7 @@ TRAPS = [
     ),
     Mutant(
         "see no alias of a parameter",
-        "csrc/nn/aliases.cpp",
+        "csrc/nn/wrap/aliases.cpp",
         "(strangers || overlaps)",
         "((strangers && false) || overlaps)",
         suites="Aliases.*",
@@ -42,7 +42,7 @@ TRAPS = [
     ),
     Mutant(
         "scale gradients by a number of this rank alone",
-        "csrc/nn/unit_touch.cpp",
+        "csrc/nn/touch/unit_touch.cpp",
         "if (owner && touch.written && touch.local == Local::number)",
         "if (owner && touch.written && touch.local > Local::number)",
         suites="Traps.*",
@@ -56,14 +56,14 @@ TRAPS = [
     ),
     Mutant(
         "leave it to torch to say that sizes differ",
-        "csrc/nn/shard_errors.cpp",
+        "csrc/nn/touch/shard_errors.cpp",
         '  if (shard == whole || !has_whole) return "";',
         '  if (shard == whole || has_whole) return "";',
         suites="Traps.*",
     ),
     Mutant(
         "wrap pieces that were loaded into a plain module",
-        "csrc/nn/loaded_pieces.cpp",
+        "csrc/nn/wrap/loaded_pieces.cpp",
         "weight.storage().nbytes() > weight.nbytes() && !engine::Unit::of(weight);",
         "weight.storage().nbytes() < weight.nbytes();",
         suites="Traps.*",
@@ -77,7 +77,7 @@ TRAPS = [
     ),
     Mutant(
         "give the sum for the mean of a mesh",
-        "csrc/comm/mesh_values.cpp",
+        "csrc/comm/mesh/mesh_values.cpp",
         "sum.div_(static_cast<double>(size()))",
         "sum",
         suites="MeshValues.*",
@@ -112,35 +112,35 @@ TRAPS = [
     ),
     Mutant(
         "draw random numbers for a shard",
-        "csrc/nn/shard_errors.cpp",
+        "csrc/nn/touch/shard_errors.cpp",
         "    if (draws_in_place(name)) {\n",
         "    if (false) {\n",
         suites="Pieces.*",
     ),
     Mutant(
         "write to rows of a shard",
-        "csrc/nn/shard_errors.cpp",
+        "csrc/nn/touch/shard_errors.cpp",
         "  if (part.numel() == shard.numel()) return true;\n",
         "  return true;\n",
         suites="Pieces.*",
     ),
     Mutant(
         "follow no numbers of weights",
-        "csrc/nn/unit_touch.cpp",
+        "csrc/nn/touch/unit_touch.cpp",
         "tensor.requires_grad() ? Local::no : Local::piece;",
         "tensor.requires_grad() ? Local::no : Local::no;",
         suites="Pieces.*",
     ),
     Mutant(
         "keep what was done to whole parameters on this rank",
-        "csrc/nn/whole_parameters.cpp",
+        "csrc/nn/state/whole_parameters.cpp",
         "        if (auto* value = values.find(named.key())) *value = named.value().detach();\n",
         "        if (auto* value = values.find(named.key())) *value = at::zeros_like(named.value());\n",
         suites="WholeParameters.*",
     ),
     Mutant(
         "let nobody average what was registered later",
-        "csrc/nn/later_parameters.cpp",
+        "csrc/nn/wrap/later_parameters.cpp",
         "    if (now == known) continue;\n",
         "    continue;\n",
         suites="ReplicateContract.*",

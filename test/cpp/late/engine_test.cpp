@@ -1,5 +1,5 @@
 // The engine on the late device, where only a device can tell: which stream waits for which, and which device is meant.
-#include "comm/buffers.h"
+#include "comm/collectives/buffers.h"
 #include "late_device/group.h"
 #include "late_test.h"
 #include "ranks/hybrid_models.h"

@@ -1,5 +1,5 @@
 // What the pool of full copies, gathers and buckets keeps while the optimizer runs.
-#include "comm/buffers.h"
+#include "comm/collectives/buffers.h"
 #include "steps.h"
 
 namespace shardwise::test {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "nn/unit_hooks.h"
+#include "nn/hooks/unit_hooks.h"
 
 namespace shardwise::test {
 

@@ -1,7 +1,7 @@
 // Ranks that run units differently: all of them get an error with names, at once, and never a wrong sum.
 #include "ranks/fully_shard_models.h"
 
-#include "comm/agreement.h"
+#include "comm/agree/agreement.h"
 
 #include <chrono>
 

@@ -1,10 +1,10 @@
 // Ranks that die, or come again over an old store: the others say so soon, and name the one that died.
 #include "ranks/hybrid_models.h"
 
-#include "comm/collectives.h"
-#include "comm/process_group.h"
-#include "comm/rendezvous.h"
-#include "comm/second_group.h"
+#include "comm/collectives/collectives.h"
+#include "comm/meet/rendezvous.h"
+#include "comm/meet/second_group.h"
+#include "comm/mesh/process_group.h"
 #include "support/processes.h"
 #include "transport_groups.h"
 

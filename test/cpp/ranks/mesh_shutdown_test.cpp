@@ -1,5 +1,5 @@
 // How meshes end: on purpose, by themselves, never, in a hurry, and when a peer dies.
-#include "comm/collectives.h"
+#include "comm/collectives/collectives.h"
 #include "support/expect.h"
 #include "support/form.h"
 #include "support/processes.h"

@@ -1,5 +1,5 @@
 // Meshes over a given store, and from given process groups: coordinates, groups, and what is refused.
-#include "comm/collectives.h"
+#include "comm/collectives/collectives.h"
 #include "support/expect.h"
 #include "support/ranks.h"
 

@@ -2,7 +2,7 @@
 
 #include "base/compute_guard.h"
 #include "group/leaf_storage.h"
-#include "nn/touch.h"
+#include "nn/touch/touch.h"
 
 #include <shardwise/error.h>
 

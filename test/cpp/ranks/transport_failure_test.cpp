@@ -1,5 +1,5 @@
 // What the direct transport says when ranks disagree, are late, are gone or leave; and that it ends in time.
-#include "comm/collectives.h"
+#include "comm/collectives/collectives.h"
 #include "support/expect.h"
 #include "support/processes.h"
 #include "support/ranks.h"

@@ -1,7 +1,7 @@
 // Back ends of both transports, for ranks that are threads or processes.
 #pragma once
 
-#include "comm/process_group.h"
+#include "comm/mesh/process_group.h"
 #include "support/rank.h"
 #include "transport/backend.h"
 #include "transport/shared_memory.h"

@@ -1,6 +1,6 @@
 #include "support/test_device.h"
 
-#include "comm/device_backend.h"
+#include "comm/mesh/device_backend.h"
 #include "late_device/device.h"
 #include "late_device/faults.h"
 #include "late_device/group.h"

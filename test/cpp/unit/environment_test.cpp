@@ -1,4 +1,4 @@
-#include "comm/environment.h"
+#include "comm/meet/environment.h"
 #include "support/variables.h"
 
 #include <shardwise/error.h>

@@ -1,4 +1,4 @@
-#include "comm/collectives.h"
+#include "comm/collectives/collectives.h"
 
 #include <shardwise/error.h>
 #include <catch2/catch.hpp>

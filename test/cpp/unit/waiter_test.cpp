@@ -1,4 +1,4 @@
-#include "comm/waiter.h"
+#include "comm/agree/waiter.h"
 
 #include <atomic>
 #include <catch2/catch.hpp>

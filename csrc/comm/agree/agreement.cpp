@@ -1,0 +1,334 @@
+#include "comm/agree/agreement.h"
+
+#include "base/caller_lock.h"
+#include "base/compute_guard.h"
+#include "base/ends_within.h"
+#include "base/on_host.h"
+#include "base/reason.h"
+#include "comm/agree/agreement_note.h"
+#include "comm/agree/note_board.h"
+
+#include <shardwise/error.h>
+
+#include <ATen/ops/empty.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace shardwise::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::string as_sentence(std::string text) {
+  if (!text.ends_with('.')) text += '.';
+  return text;
+}
+
+/// Why a connection was lost, beyond what its error says: a process on this host died, or another rank failed first and
+/// left a note before it closed its connections. "" if nothing is known.
+template <typename Tell>
+std::string first_cause(const Processes& processes, const Notes& notes, const Tell& tell) {
+  const auto who = processes.who_ended();
+  if (!who.empty()) return as_sentence(who);
+  tell();
+  notes.flush(std::chrono::seconds(1));
+  for (const auto& [board, note] : tell()) {
+    if (note.failed != 0) return as_sentence(c10::str("another rank failed first: ", note.text.data()));
+  }
+  return "";
+}
+
+} // namespace
+
+Agreement::Agreement(std::vector<Channel> channels, std::chrono::milliseconds timeout)
+    : channels_(std::move(channels)),
+      rank_(channels_.front().ranks[channels_.front().control->getRank()]),
+      notes_([&] {
+        std::vector<Notes::Board> boards;
+        for (const auto& [control, store, ranks, processes] : channels_) {
+          boards.push_back(note_board(store, "note", ranks, control->getRank(), control->getSize()));
+        }
+        return boards;
+      }()),
+      timeout_(timeout) {}
+
+// Destroyed on threads of their own: a channel may have a collective in flight that no rank will join, and would wait
+// for it.
+void Agreement::let_go_of_channels() {
+  for (auto& channel : channels_) {
+    if (channel.control) std::thread([control = std::move(channel.control)]() mutable { control.reset(); }).detach();
+  }
+}
+
+int64_t Agreement::rank() const {
+  return rank_;
+}
+
+void Agreement::require_unbroken() const {
+  if (broken_.empty()) return;
+  if (by_peer_) throw PeerError(broken_);
+  throw Error(broken_);
+}
+
+void Agreement::belong_to_this_thread() {
+  if (thread_ == std::this_thread::get_id()) return;
+  thread_ = std::this_thread::get_id();
+  transport::Onlooker::of_this_thread(weak_from_this());
+}
+
+Agreement::Position Agreement::enter(
+    Chain chain, int64_t event, const std::function<std::string()>& describe, Counters& counters) {
+  require_unbroken();
+  belong_to_this_thread();
+  auto& history = histories_[chain];
+  auto& next = history.next[history.last];
+  if (next.size() != 1 || next.front() != event) {
+    ++counters.comparisons;
+    compare(chain, event, describe());
+    if (std::find(next.begin(), next.end(), event) == next.end()) next.push_back(event);
+  }
+  history.last = event;
+  return {shared_from_this(), chain, history.issued++};
+}
+
+Agreement::Position Agreement::pass(Chain chain) {
+  require_unbroken();
+  return {shared_from_this(), chain, histories_[chain].issued++};
+}
+
+void Agreement::meet(int64_t event, const std::string& text, Counters& counters) {
+  require_unbroken();
+  belong_to_this_thread();
+  ++counters.comparisons;
+  compare(group, event, text);
+}
+
+size_t Agreement::line_of(int64_t chain) const {
+  return chain == first_axis ? 0 : channels_.size() - 1;
+}
+
+std::array<int64_t, Agreement::kChains> Agreement::positions() const {
+  return {histories_[group].issued, histories_[second_group].issued, histories_[first_axis].issued};
+}
+
+// The more ranks there are, the more rarely each asks for the notes of all.
+std::vector<std::pair<size_t, Agreement::Note>> Agreement::tell(Note mine) {
+  constexpr std::chrono::milliseconds kFirst{500};
+  mine.round = compared_;
+  mine.positions = positions();
+  mine.apart = apart_ ? 1 : 0;
+  const auto bytes = mine.bytes();
+  const auto now = Clock::now();
+  if (bytes != looking_.note) looking_ = {.note = bytes, .next = now, .pause = kFirst};
+  if (now >= looking_.next) {
+    int64_t ranks = 0;
+    for (const auto& channel : channels_) ranks += channel.control->getSize();
+    const auto rarest = std::chrono::milliseconds(std::max<int64_t>(2000, 20 * ranks));
+    notes_.leave(bytes);
+    looking_.next = now + looking_.pause;
+    looking_.pause = std::min(2 * looking_.pause, rarest);
+  }
+  std::vector<std::pair<size_t, Note>> others;
+  for (const auto& [board, note] : notes_.answers_to(bytes)) {
+    others.emplace_back(board, Note::of(note));
+    // A failure never goes out of date.
+    const auto& theirs = others.back().second;
+    if (theirs.round != compared_ && theirs.failed == 0) others.pop_back();
+  }
+  return others;
+}
+
+void Agreement::compare(Chain chain, int64_t event, const std::string& text) {
+  base::require_not_forked(forks_, "this unit");
+  Record mine;
+  mine.chain = chain;
+  mine.event = event;
+  mine.positions = positions();
+  mine.write(text);
+  const auto records = exchange(mine);
+  const bool same = std::all_of(
+      records.begin(), records.end(), [&](const Record& record) { return record.does_the_same(records.front()); });
+  if (!same) raise(records);
+  ++compared_;
+  apart_ = false;
+}
+
+// One axis after the other; along each axis ranks pass on what they have collected so far.
+std::vector<Agreement::Record> Agreement::exchange(Record mine) {
+  mine.rank = rank();
+  std::vector<Record> records{mine};
+  const base::WithoutCallerLock unlocked;
+  const base::ComputeGuard guard;
+  for (size_t line = 0; line < channels_.size(); ++line) {
+    auto& control = *channels_[line].control;
+    const auto bytes = static_cast<int64_t>(records.size() * sizeof(Record));
+    auto input = at::empty({bytes}, base::on_host(at::kByte));
+    auto output = at::empty({control.getSize() * bytes}, base::on_host(at::kByte));
+    std::memcpy(input.data_ptr(), records.data(), bytes);
+    try {
+      wait_in_exchange(*control._allgather_base(output, input), line, mine);
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      const auto cause = first_cause(channels_[line].processes, notes_, [&] {
+        looking_ = {};
+        return tell({});
+      });
+      raise_peer_error(c10::str(
+          "shardwise: rank ", mine.rank, mine.waits == Record::no ? " is about to start " : " waits for ",
+          mine.text.data(), ", and could not ask the other ranks what they do",
+          cause.empty() ? c10::str(
+                              ": one of them did not answer (the time limit is ", timeout_.count(),
+                              " ms). Look for the error of another rank first; if there is none, a rank has stopped "
+                              "training or is slower than the time limit.")
+                        : ", because " + cause,
+          " Details: ", base::reason(error)));
+    }
+    records.resize(records.size() * control.getSize());
+    std::memcpy(records.data(), output.data_ptr(), output.nbytes());
+  }
+  std::sort(records.begin(), records.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
+  return records;
+}
+
+void Agreement::wait_in_exchange(c10d::Work& work, size_t line, const Record& mine) {
+  constexpr std::chrono::milliseconds kLook{200};
+  const auto what = c10::str("the comparison of what comes next, ", mine.text.data(), ",");
+  while (!base::ends_within(work, kLook)) {
+    require_alive(line, what);
+    for (const auto& [board, note] : tell({})) {
+      require_no_failure(note, what);
+      apart_ = apart_ || note.waits_for_reader();
+    }
+  }
+  work.wait();
+}
+
+void Agreement::raise(const std::vector<Record>& records) {
+  const auto& first = records.front();
+  size_t other = 0;
+  bool under_way = false;
+  for (size_t rank = 0; rank < records.size(); ++rank) {
+    const auto& record = records[rank];
+    // A rank that is about to start something says more than one that waits.
+    if (!record.does_the_same(first) && (other == 0 || records[other].waits > record.waits)) other = rank;
+    under_way = under_way || record.waits != Record::no || record.positions != first.positions;
+  }
+  const auto does = [&](size_t rank) {
+    const auto& record = records[rank];
+    return c10::str(
+        "rank ", record.rank, record.waits == Record::no ? " is about to start " : " waits for ",
+        record.waits == Record::on_its_own ? "the program's own " : "", record.text.data());
+  };
+  // Units of two models may have the same names.
+  const bool namesakes =
+      first.waits == Record::no && records[other].waits == Record::no && first.text == records[other].text;
+  const auto text = c10::str(
+      "shardwise: rank ", rank(), ": the ranks do not run the same units in the same order: ", does(0), ", but ",
+      does(other),
+      namesakes ? c10::str(
+                      ", but of another unit of the same name, which was wrapped earlier or later (events ",
+                      first.event, " and ", records[other].event, ")")
+                : "",
+      ". Every rank must run the same sharded units in the same order, forward and backward, with the same settings; "
+      "what may differ are data, unused parameters of a unit, and how often a unit runs in a row. So all ranks must "
+      "take part in an evaluation too.");
+  ++compared_;
+  apart_ = false;
+  for (auto& history : histories_) {
+    history.last = -1;
+    history.issued = 0;
+  }
+  if (!under_way) throw Error(text);
+  broken_ =
+      text +
+      " Some ranks wait for collectives that will never come, so nothing can run on this mesh's process groups any "
+      "more. Models on other process groups go on. Start the program again, or make new process groups and a new mesh, "
+      "and "
+      "wrap the model anew.";
+  throw Error(broken_);
+}
+
+void Agreement::join(Record mine, const std::string& what) {
+  apart_ = true;
+  mine.positions = positions();
+  mine.write(what);
+  raise(exchange(mine));
+}
+
+void Agreement::raise_peer_error(const std::string& text) {
+  if (broken_.empty()) {
+    broken_ = text;
+    by_peer_ = true;
+    Note last{.failed = 1};
+    last.write(text);
+    tell(last);
+    // Other ranks may wait for this one, which waits for nobody any more.
+    constexpr std::chrono::milliseconds kTell{500};
+    notes_.flush(kTell);
+    let_go_of_channels();
+  }
+  throw PeerError(text);
+}
+
+std::string Agreement::cause_of_failure(const Position& position) {
+  if (!broken_.empty()) return "";
+  return first_cause(channels_[line_of(position.chain)].processes, notes_, [&] {
+    looking_ = {};
+    return tell({.chain = position.chain, .number = position.number});
+  });
+}
+
+void Agreement::require_alive(size_t line, const std::string& what) {
+  const auto& processes = channels_[line].processes;
+  const auto ended = processes.ended();
+  if (ended.empty()) return;
+  // A rank that finished its program before this one may have sent all that this one waits for: allow time for it to
+  // arrive.
+  constexpr std::chrono::seconds kOnItsWay{2};
+  const auto now = Clock::now();
+  if (!ended_since_) ended_since_ = now;
+  if (now - *ended_since_ < kOnItsWay) return;
+  raise_peer_error(c10::str(
+      "shardwise: rank ", rank(), ": ", what, " failed, because ", processes.how_it_ended(ended.front()), "."));
+}
+
+void Agreement::require_no_failure(const Note& note, const std::string& what) {
+  if (note.failed == 0) return;
+  raise_peer_error(c10::str(
+      "shardwise: rank ", rank(), ": ", what, " failed, because another rank failed first: ", note.text.data()));
+}
+
+void Agreement::look(const Position& position, const std::string& what) {
+  require_unbroken();
+  const auto line = line_of(position.chain);
+  require_alive(line, what);
+  Note mine{.chain = position.chain, .number = position.number};
+  for (const auto& [board, note] : tell(mine)) {
+    require_no_failure(note, what);
+    mine.positions = positions();
+    if (!note.blocks(mine, line == board && (note.chain < 0 || line_of(note.chain) == line))) continue;
+    join({.chain = position.chain, .event = -1, .waits = Record::in_order}, what);
+  }
+}
+
+void Agreement::look_beside(const std::string& what) {
+  require_unbroken();
+  for (size_t line = 0; line < channels_.size(); ++line) require_alive(line, what);
+  for (const auto& [board, note] : tell({.chain = group, .number = kUnnumbered})) require_no_failure(note, what);
+}
+
+// Only a rank that waits for this one can tell that this one waits in vain.
+void Agreement::look_at(const transport::OwnCall& call) {
+  if (!broken_.empty() || thread_ != std::this_thread::get_id()) return;
+  const Note mine{.number = static_cast<int64_t>(call.number), .own_group = call.group};
+  for (const auto& [board, note] : tell(mine)) {
+    if (note.apart == 0) continue;
+    join({.event = -1, .waits = Record::on_its_own}, call.what);
+  }
+}
+
+} // namespace shardwise::comm

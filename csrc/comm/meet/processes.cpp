@@ -1,0 +1,110 @@
+#include "comm/meet/processes.h"
+
+#include "base/host.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+// Headers of older systems lack it.
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
+
+namespace shardwise::comm {
+namespace {
+
+/// When the process started, in ticks since boot; empty if there is no such process. Numbers are reused, but not by two
+/// processes with one start time.
+std::string start_of(int64_t process) {
+  std::ifstream file(c10::str("/proc/", process, "/stat"));
+  std::string text;
+  std::getline(file, text);
+  // The process name before it may have blanks and parentheses.
+  std::istringstream fields(text.substr(std::min(text.rfind(')') + 1, text.size())));
+  constexpr int kStart = 20;
+  std::string field;
+  for (int i = 0; i < kStart; ++i) fields >> field;
+  return fields ? field : "";
+}
+
+} // namespace
+
+class Processes::Process {
+ public:
+  explicit Process(const std::string& card) {
+    std::istringstream fields(card);
+    std::string start;
+    std::string host;
+    fields >> rank >> number >> start >> std::ws;
+    std::getline(fields, host);
+    if (host != base::this_host() || number == getpid()) return;
+    handle_ = static_cast<int>(syscall(SYS_pidfd_open, number, 0));
+    gone_ = handle_ < 0 ? errno == ESRCH : start_of(number) != start;
+  }
+  ~Process() {
+    if (handle_ >= 0) close(handle_);
+  }
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
+  bool ended() const {
+    if (gone_ || handle_ < 0) return gone_;
+    pollfd end{.fd = handle_, .events = POLLIN, .revents = 0};
+    return poll(&end, 1, 0) > 0;
+  }
+
+  int64_t rank = 0;
+  int64_t number = 0;
+
+ private:
+  /// A pidfd, which becomes readable when the process ends; -1 if the process cannot be watched.
+  int handle_ = -1;
+  bool gone_ = false;
+};
+
+std::string Processes::card(int64_t rank) {
+  return c10::str(rank, " ", getpid(), " ", start_of(getpid()), " ", base::this_host());
+}
+
+Processes::Processes(const std::vector<std::string>& cards) {
+  for (const auto& card : cards) all_.push_back(std::make_shared<Process>(card));
+}
+
+std::vector<size_t> Processes::ended() const {
+  std::vector<size_t> positions;
+  for (size_t i = 0; i < all_.size(); ++i) {
+    if (all_[i]->ended()) positions.push_back(i);
+  }
+  return positions;
+}
+
+std::string Processes::how_it_ended(size_t position) const {
+  const auto& process = *all_[position];
+  return c10::str(
+      "rank ", process.rank, " died: its process ", process.number, " on this host ended. Look for the error of rank ",
+      process.rank, "; if there is none, it left the program earlier than the others");
+}
+
+// A dying process closes its connections a moment before it is gone.
+std::string Processes::who_ended() const {
+  constexpr std::chrono::milliseconds kMoment{10};
+  constexpr int kMoments = 50;
+  for (int i = 0; i < kMoments; ++i) {
+    const auto positions = ended();
+    if (!positions.empty()) return how_it_ended(positions.front());
+    std::this_thread::sleep_for(kMoment);
+  }
+  return "";
+}
+
+} // namespace shardwise::comm

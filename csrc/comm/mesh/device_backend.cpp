@@ -1,0 +1,69 @@
+#include "comm/mesh/device_backend.h"
+
+#include "transport/transport.h"
+
+#include <shardwise/error.h>
+
+#include <c10/util/StringUtil.h>
+#include <torch/csrc/distributed/c10d/Utils.hpp>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+namespace shardwise::comm {
+namespace {
+
+struct Table {
+  std::mutex mutex;
+  std::map<c10::DeviceType, DeviceBackend> backends;
+
+  Table() {
+    if (has_nccl()) backends[c10::kCUDA] = {c10d::ProcessGroup::BackendType::NCCL, &make_nccl};
+  }
+};
+
+Table& table() {
+  static Table all;
+  return all;
+}
+
+} // namespace
+
+void set_device_backend(c10::DeviceType device, DeviceBackend backend) {
+  const std::lock_guard lock(table().mutex);
+  table().backends.insert_or_assign(device, std::move(backend));
+}
+
+bool has_device_backend(c10::DeviceType device) {
+  const std::lock_guard lock(table().mutex);
+  return table().backends.contains(device);
+}
+
+const DeviceBackend& device_backend(const GroupSpec& spec) {
+  const std::lock_guard lock(table().mutex);
+  const auto found = table().backends.find(spec.device.type());
+  if (found != table().backends.end()) return found->second;
+  throw Error(c10::str(
+      "shardwise: the process group '", spec.name, "' is on ", spec.device,
+      ", and this build has no back end for its tensors. For CUDA that is NCCL: torch was a CPU build, or "
+      "SHARDWISE_CUDA was off; build shardwise against a CUDA build of torch."));
+}
+
+c10::intrusive_ptr<c10d::Backend> backend_of(c10d::ProcessGroup& group, c10::DeviceType device) {
+  if (!group.hasBackends()) return nullptr;
+  const auto types = group.getDeviceTypes();
+  return std::find(types.begin(), types.end(), device) == types.end() ? nullptr : group.getBackend(device);
+}
+
+bool waits_in_stream(c10d::ProcessGroup& group, c10::DeviceType device) {
+  if (device == c10::kCPU) return false;
+  const auto backend = backend_of(group, device);
+  if (!backend) return true;
+  if (backend->getBackendName() == "gloo" || !transport::way_of(*backend).empty()) return false;
+  // Asked for each collective. NCCL reads it once too, when a group is made.
+  static const bool nccl_blocks = c10d::getCvarBool({"TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"}, false);
+  return device != c10::kCUDA || !nccl_blocks;
+}
+
+} // namespace shardwise::comm

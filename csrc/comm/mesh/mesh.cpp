@@ -1,0 +1,180 @@
+#include "base/broken_pipes.h"
+#include "comm/meet/environment.h"
+#include "comm/meet/environment_claim.h"
+#include "comm/mesh/mesh_options.h"
+#include "comm/mesh/mesh_state.h"
+
+#include <shardwise/error.h>
+
+#include <c10/util/StringUtil.h>
+
+#include <mutex>
+
+namespace shardwise {
+
+Mesh::Mesh(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+Mesh Mesh::from_env(const MeshOptions& options) {
+  return Mesh({{"world", comm::environment_of(options).world_size}}, options);
+}
+
+Mesh::Mesh(std::vector<Axis> axes, const MeshOptions& options) : state_(std::make_shared<State>()) {
+  comm::check_axes(axes);
+  state_->axes = std::move(axes);
+  const auto env = comm::environment_of(options);
+  state_->rank = env.rank;
+  state_->device = options.device() ? *options.device() : env.device();
+  if (!state_->device.has_index()) state_->device = env.device(state_->device.type());
+  if (state_->size() != env.world_size) {
+    throw ValueError(c10::str(
+        "shardwise: the sizes of ", state_->describe(), " multiply to ", state_->size(), ", but the world has ",
+        env.world_size, " ranks (", options.store() ? "MeshOptions().world_size()" : "WORLD_SIZE", ")."));
+  }
+  base::ignore_broken_pipes();
+  auto store = options.store();
+  if (!store) {
+    state_->claim = std::make_unique<comm::EnvironmentClaim>();
+    store = env.connect(options.connect_timeout());
+  }
+  state_->options = options;
+  state_->connect(store);
+  if (options.store()) return;
+  auto& holder = State::from_environment();
+  const std::lock_guard lock(holder.mutex);
+  holder.state = state_;
+}
+
+Mesh Mesh::shared(const MeshOptions& options) {
+  auto& holder = State::from_environment();
+  std::unique_lock lock(holder.mutex);
+  auto state = holder.state.lock();
+  lock.unlock();
+  return state && state->open ? Mesh(std::move(state)) : from_env(options);
+}
+
+Mesh Mesh::from_process_groups(
+    const std::vector<std::string>& names, const std::vector<c10::intrusive_ptr<c10d::ProcessGroup>>& groups,
+    at::Device device) {
+  if (names.size() != groups.size()) {
+    throw ValueError(c10::str(
+        "shardwise: a mesh got ", names.size(), " names for ", groups.size(), " process groups; give one name each."));
+  }
+  base::ignore_broken_pipes();
+  auto state = std::make_shared<State>();
+  state->owns_groups = false;
+  state->device = device;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (!groups[i]) {
+      throw ValueError(
+          c10::str("shardwise: the process group of axis '", names[i], "' is null: this rank is not a member of it."));
+    }
+    state->axes.push_back({names[i], groups[i]->getSize()});
+    state->coordinates.push_back(groups[i]->getRank());
+    state->rank = state->rank * groups[i]->getSize() + groups[i]->getRank();
+  }
+  comm::check_axes(state->axes);
+  state->groups = groups;
+  if (const auto timeout = comm::timeout_of(*groups.back())) {
+    // The caller's time limit also applies to groups made later.
+    state->options.timeout(*timeout).connect_timeout(*timeout);
+    state->store = groups.back()->getStore();
+  }
+  return Mesh(state->shared(state));
+}
+
+Mesh Mesh::along(const std::vector<std::string>& axes) const {
+  auto state = std::make_shared<State>();
+  state->owns_groups = false;
+  state->whole = state_;
+  state->device = state_->device;
+  state->options = state_->options;
+  for (const auto& name : axes) {
+    const auto position = state_->index(name);
+    state->groups.push_back(group(name));
+    state->axes.push_back(state_->axes[position]);
+    state->coordinates.push_back(state_->coordinates[position]);
+    state->rank = state->rank * state->axes.back().size + state->coordinates.back();
+  }
+  comm::check_axes(state->axes);
+  state->store = state->groups.back()->getStore();
+  return Mesh(state->shared(state));
+}
+
+const std::vector<Axis>& Mesh::axes() const {
+  return state_->axes;
+}
+
+int64_t Mesh::ndim() const {
+  return static_cast<int64_t>(state_->axes.size());
+}
+
+int64_t Mesh::size() const {
+  return state_->size();
+}
+
+int64_t Mesh::size(const std::string& axis) const {
+  return state_->axes[state_->index(axis)].size;
+}
+
+int64_t Mesh::rank() const {
+  return state_->rank;
+}
+
+int64_t Mesh::coordinate(const std::string& axis) const {
+  return state_->coordinates[state_->index(axis)];
+}
+
+at::Device Mesh::device() const {
+  return state_->device;
+}
+
+const c10::intrusive_ptr<c10d::ProcessGroup>& Mesh::group(const std::string& axis) const {
+  const auto index = state_->index(axis);
+  if (!state_->is_open()) {
+    throw Error(c10::str("shardwise: ", describe(), " was shut down and has no process groups any more."));
+  }
+  return state_->groups[index];
+}
+
+c10::intrusive_ptr<c10d::ProcessGroup> Mesh::gather_group(const std::string& axis) const {
+  group(axis);
+  return state_->of_units("gather", axis);
+}
+
+c10::intrusive_ptr<c10d::ProcessGroup> Mesh::sum_group(const std::string& axis) const {
+  group(axis);
+  return state_->of_units("sum", axis);
+}
+
+c10::intrusive_ptr<c10d::ProcessGroup> Mesh::save_group(const std::string& axis) const {
+  const auto size = group(axis)->getSize();
+  return size == 1 ? group(axis) : state_->beside("save", state_->index(axis), size);
+}
+
+c10::intrusive_ptr<c10d::ProcessGroup> Mesh::transfer_group(const std::string& axis) const {
+  const auto size = group(axis)->getSize();
+  return size == 1 ? group(axis) : state_->beside("transfer", state_->index(axis), size);
+}
+
+c10::intrusive_ptr<c10d::ProcessGroup> Mesh::neighbours(const std::string& axis, int64_t count) const {
+  const auto& all = group(axis);
+  const auto index = state_->index(axis);
+  const auto size = all->getSize();
+  if (count < 1 || size % count != 0) {
+    throw ValueError(c10::str(
+        "shardwise: ", describe(), " cannot be divided into groups of ", count, " ranks along '", axis,
+        "'; the number must be a divisor of ", size, "."));
+  }
+  if (count == size) return all;
+  return state_->beside("neighbours", index, static_cast<int>(count));
+}
+
+void Mesh::shutdown() {
+  state_->close();
+}
+
+std::string Mesh::describe() const {
+  return state_->describe();
+}
+
+} // namespace shardwise

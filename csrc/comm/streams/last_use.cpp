@@ -1,0 +1,51 @@
+#include "comm/streams/last_use.h"
+
+#include "cuda/capture.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace shardwise::comm {
+namespace {
+
+bool has_streams(c10::Device device) {
+  return !device.is_cpu() && !device.is_meta();
+}
+
+c10::Stream current_stream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+} // namespace
+
+bool is_captured(c10::Device device) {
+  return has_streams(device) && cuda::is_capturing(current_stream(device));
+}
+
+// An event belongs to one device.
+void LastUse::note(const at::Tensor& memory) {
+  if (stream_ && stream_->device() != memory.device()) *this = LastUse();
+  if (!has_streams(memory.device())) return;
+  stream_ = current_stream(memory.device());
+  captured_ = cuda::is_capturing(*stream_);
+  if (!event_) event_.emplace(memory.device().type());
+  event_->record(*stream_);
+}
+
+// A graph cannot wait for what came before its capture, and need not: a capture begins when the device is idle.
+void LastUse::await(const at::Tensor& memory) {
+  if (!stream_) return;
+  const auto here = current_stream(memory.device());
+  if (here != *stream_ && captured_ == cuda::is_capturing(here)) event_->block(here);
+}
+
+// Of what was captured nothing has run, and CUDA refuses to be asked.
+void LastUse::make_host_wait() const {
+  if (event_ && !captured_ && !event_->query()) event_->synchronize();
+}
+
+void LastUse::tell_allocator(const at::Tensor& memory) const {
+  if (!stream_) return;
+  c10::impl::VirtualGuardImpl(memory.device().type()).recordDataPtrOnStream(memory.storage().data_ptr(), *stream_);
+}
+
+} // namespace shardwise::comm

@@ -1,0 +1,58 @@
+#pragma once
+
+#include "comm/collectives/collectives.h"
+#include "engine/front_end.h"
+#include "split/split_parameter.h"
+
+#include <vector>
+
+namespace shardwise::nn {
+
+/// The norm of a vector that comes in parts, some of them on other ranks. It stays on its device, so that the host
+/// waits for nothing.
+///
+/// Until value() it is kept as a sum of p-th powers, or for infinity as a maximum. That any element is not a number is
+/// kept apart, since a maximum may lose it.
+class GradientNorm {
+ public:
+  /// The result will be on the device `home`.
+  GradientNorm(double order, at::Device home);
+
+  /// `weight`: the share of it that this rank adds, where other ranks add theirs.
+  void add(const at::Tensor& gradient, double weight);
+  /// Adds up what this rank has: in a few operations for all gradients of a dtype and a device.
+  void finish();
+  /// Over the ranks that hold the shards of the unit.
+  void reduce(engine::Unit& unit);
+  /// Over the ranks along an axis of parallelize().
+  void reduce(const split::SplitAxis& axis);
+  /// Over all ranks of the unit's mesh.
+  void reduce_to_all(engine::Unit& unit);
+  GradientNorm& operator+=(const GradientNorm& other);
+  /// A tensor of one double.
+  at::Tensor value() const;
+
+ private:
+  struct Terms {
+    at::Device device;
+    at::ScalarType dtype;
+    double weight;
+    std::vector<at::Tensor> values;
+  };
+  bool is_maximum() const;
+  void add_up(const at::Tensor& power, const at::Tensor& is_nan);
+  void reduce(engine::Unit& unit, const std::vector<comm::Collectives>& ranks);
+  void reduce(const std::vector<comm::Collectives>& ranks, at::Device device, Counters& counters);
+
+  double order_;
+  at::Device home_;
+  std::vector<Terms> waiting_;
+  at::Tensor power_;
+  /// Above 0 if anything is not a number.
+  at::Tensor is_nan_;
+};
+
+/// The tensor on another device. Only a copy to the host's memory is waited for.
+at::Tensor moved_to(const at::Tensor& tensor, at::Device device);
+
+} // namespace shardwise::nn

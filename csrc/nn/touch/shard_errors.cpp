@@ -1,0 +1,242 @@
+#include "nn/touch/shard_errors.h"
+
+#include "base/caller_error.h"
+
+#include <shardwise/error.h>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+
+namespace shardwise::nn {
+namespace {
+
+std::string name_of(const group::Parameter* parameter) {
+  return parameter == nullptr ? "?" : parameter->name();
+}
+
+/// The parameter of which this is the shard, its gradient, or a view of one of them. A shard without elements may lie
+/// where another one begins.
+const group::Parameter* find(const engine::Unit& unit, const at::Tensor& tensor) {
+  const auto* storage = tensor.storage().unsafeGetStorageImpl();
+  const auto lies_at = [&](const at::TensorImpl* other) {
+    return other != nullptr && other->has_storage() && other->unsafe_storage().unsafeGetStorageImpl() == storage &&
+           other->storage_offset() <= tensor.storage_offset() &&
+           tensor.storage_offset() < other->storage_offset() + std::max<int64_t>(other->numel(), tensor.numel() == 0);
+  };
+  for (const auto& parameter : unit.parameters()) {
+    const auto* shard = parameter->whole ? nullptr : parameter->live_shard();
+    if (shard == nullptr) continue;
+    if (lies_at(shard)) return parameter.get();
+    if (shard->grad().defined() && lies_at(shard->grad().unsafeGetTensorImpl())) return parameter.get();
+  }
+  return nullptr;
+}
+
+constexpr auto kExchange =
+    "shardwise::clip_grad_norm_() and an optimizer that works element by element; or combine the number over all ranks "
+    "first, with an all-reduce on the mesh's process group.";
+
+bool first_time(const engine::Unit& unit) {
+  static std::mutex mutex;
+  static auto* told = new std::set<int64_t>;
+  const auto* root = &unit;
+  while (root->outer()) root = root->outer().get();
+  const std::lock_guard lock(mutex);
+  return told->insert(root->number()).second;
+}
+
+} // namespace
+
+void refuse_write_to_full(const engine::Unit& unit, const Touch& touch) {
+  throw Error(c10::str(
+      "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(),
+      " was about to write to the full copy of '", name_of(unit.parameter_at(touch.tensor)),
+      "', and the write would be lost: the values of a sharded parameter live in the shards of all ranks. Change it "
+      "in shardwise::with_whole_parameters(), or before fully_shard(). If an optimizer did this, make it after "
+      "fully_shard()."));
+}
+
+void refuse_absent_gradient(const engine::Unit& unit, const Touch& touch) {
+  std::string name = "?";
+  for (const auto& parameter : unit.parameters()) {
+    const auto& absent = parameter->absent_gradient();
+    if (absent.defined() && absent.is_alias_of(touch.tensor)) name = parameter->name();
+  }
+  throw Error(c10::str(
+      "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(),
+      " was about to use the gradient of the full copy of '", name,
+      "', which has none: the averaged gradient is in the .grad of its shard. An optimizer that was made before "
+      "fully_shard() or replicate(), or from the module's members, holds full copies and would never change a weight. "
+      "Make it after wrapping, from the module's parameters()."));
+}
+
+void refuse_local_number(const engine::Unit& unit, const Touch& touch) {
+  throw Error(c10::str(
+      "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(), " was about to change '",
+      name_of(find(unit, touch.tensor)),
+      "' or its gradient by a number that was computed from this rank's shards alone, such as a norm or a mean of "
+      "weights or gradients, and so differs between ranks. torch::nn::utils::clip_grad_norm_ and torch::optim::LBFGS "
+      "do this. Change whole weights in shardwise::with_whole_parameters(); for gradients use ",
+      kExchange));
+}
+
+namespace {
+
+constexpr auto kRemedy =
+    " shardwise::with_whole_parameters() gives whole, writable parameters to a function of yours; "
+    "shardwise::full_state_dict() gives copies.";
+
+[[noreturn]] void refuse(const engine::Unit& unit, const Touch& touch, const std::string& what) {
+  throw Error(c10::str(
+      "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(), " got the shard of '",
+      name_of(find(unit, touch.tensor)), "', of sizes ", touch.tensor.sizes(), what, kRemedy));
+}
+
+bool is_among(const std::string& name, std::initializer_list<const char*> names) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+/// Numbers of all elements whose gradient is not what those of the pieces are. Those of a sum are.
+bool mixes_elements(const std::string& name) {
+  return is_among(
+      name, {"aten::norm", "aten::linalg_vector_norm", "aten::linalg_norm", "aten::linalg_matrix_norm",
+             "aten::frobenius_norm", "aten::mean", "aten::max", "aten::min", "aten::amax", "aten::amin", "aten::std",
+             "aten::var", "aten::prod", "aten::logsumexp"});
+}
+
+bool draws_in_place(const std::string& name) {
+  return is_among(
+      name, {"aten::uniform_", "aten::normal_", "aten::random_", "aten::bernoulli_", "aten::exponential_",
+             "aten::cauchy_", "aten::log_normal_", "aten::geometric_"});
+}
+
+/// Whether a tensor within the shard has all of its rows: which rows of the whole these are differs between ranks.
+bool has_all_rows(const at::Tensor& part, const at::TensorImpl& shard) {
+  if (part.numel() == shard.numel()) return true;
+  return part.dim() > 0 && shard.dim() > 1 && part.size(0) == shard.size(0) && part.stride(0) == shard.stride(0);
+}
+
+} // namespace
+
+void refuse_what_needs_the_whole(const engine::Unit& unit, const Touch& touch) {
+  const auto& name = touch.operation.operator_name().name;
+  if (touch.written) {
+    if (draws_in_place(name)) {
+      refuse(unit, touch, ": every rank would draw numbers for its own piece, as if it were the whole parameter.");
+    }
+    if (unit.parameter_of_shard(touch.tensor) == nullptr) {
+      const auto* parameter = find(unit, touch.tensor);
+      if (parameter != nullptr && !has_all_rows(touch.tensor, *parameter->live_shard())) {
+        refuse(
+            unit, touch, ": it is about to write to some rows of it, which are other rows of the whole on each rank.");
+      }
+    }
+  } else if (name == "aten::view_as") {
+    refuse(
+        unit, touch,
+        ", as the sizes of a whole parameter. torch::nn::utils::vector_to_parameters and "
+        "torch::optim::LBFGS do this. Use an optimizer that works element by element.");
+  } else if (mixes_elements(name) && c10::GradMode::is_enabled() && touch.tensor.requires_grad()) {
+    refuse(unit, touch, ": the gradient of this would be that of the piece alone. A penalty may be a sum of elements.");
+  }
+  // A load of an archive puts other memory into the shard: the next use sees what it is.
+  if (name == "aten::set_") return;
+  const auto numel = touch.tensor.numel();
+  for (const auto& value : touch.arguments) {
+    if (!value.isTensor() || !value.toTensor().defined() || value.toTensor().numel() <= numel) continue;
+    const auto* parameter = find(unit, touch.tensor);
+    if (parameter == nullptr || !parameter->alive() || value.toTensor().sizes() != parameter->full().sizes()) continue;
+    refuse(
+        unit, touch,
+        c10::str(
+            ", together with a tensor of sizes ", value.toTensor().sizes(),
+            ", those of the whole parameter. An average of weights, a target network or the state of an optimizer must "
+            "be kept in the sizes of the shards, or be given whole ones."));
+  }
+}
+
+std::string computed_alone(const std::string& operation) {
+  return c10::str(
+      "shardwise: ", operation,
+      " got values that were computed from this rank's shards alone, and a rank may have none. "
+      "torch::nn::utils::clip_grad_norm_ and torch::optim::LBFGS do this. Use ",
+      kExchange);
+}
+
+void refuse_first_gradient(
+    const group::Parameter& parameter, const std::weak_ptr<Unproved>& unproved,
+    const std::weak_ptr<engine::Unit>& unit) {
+  const auto* one = &parameter;
+  parameter.add_shard_hook([one, unproved, unit](const at::TensorBase& /*gradient*/) {
+    base::called_by_torch([&] {
+      const auto open = unproved.lock();
+      const auto owner = unit.lock();
+      if (!open || !owner || !open->contains(one)) return;
+      throw Error(c10::str(
+          "shardwise: rank ", owner->mesh().rank(), ": a gradient came to the shard of '", one->name(),
+          "', but the full parameter was never used. Either its module takes the parameter from its registry, which "
+          "has only this rank's shard: then give the module a member that holds it, or name it in "
+          "FullyShardOptions().whole_parameters(). Or only a term of the loss uses it: then name it there too."));
+    });
+    return at::TensorBase();
+  });
+}
+
+void warn_of_shards_in_a_row(const engine::Unit& unit, const Touch& touch) {
+  if (unit.shards().size() == 1 || touch.operation.operator_name().name != "aten::cat" || !first_time(unit)) return;
+  TORCH_WARN(
+      "shardwise: rank ", unit.mesh().rank(), ": torch::cat got the shard of '", name_of(find(unit, touch.tensor)),
+      "', so its result has this rank's shards only, not whole parameters. torch::nn::utils::parameters_to_vector does "
+      "this too. Call full_state_dict() for whole parameters. (Told once for each model.)");
+}
+
+void warn_of_local_number() {
+  TORCH_WARN_ONCE(
+      "shardwise: item() read a number that was computed from this rank's shards alone, such as a norm or a mean of "
+      "weights or gradients. Other ranks have other numbers. For that of the whole model use ",
+      kExchange, " (Told once.)");
+}
+
+std::string why_sizes_differ(const engine::Unit& unit, const Touch& touch) {
+  const auto* parameter = find(unit, touch.tensor);
+  if (parameter == nullptr || !parameter->alive()) return "";
+  const auto shard = parameter->live_shard()->sizes();
+  const auto whole = parameter->full().sizes().vec();
+  const bool has_whole = std::any_of(touch.arguments.begin(), touch.arguments.end(), [&](const auto& value) {
+    return value.isTensor() && value.toTensor().defined() && value.toTensor().sizes() == whole;
+  });
+  if (shard == whole || !has_whole) return "";
+  return c10::str(
+      "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(), " got the shard of '",
+      parameter->name(), "' or its gradient, of sizes ", shard, ", together with a tensor of sizes ",
+      at::IntArrayRef(whole),
+      ", those of the whole parameter. The state of an optimizer that was saved for whole parameters does not fit "
+      "shards: load state that this model saved on the same number of ranks, each rank its own; or give whole tensors "
+      "to load_full_optimizer_state_dict().");
+}
+
+std::string why_dtypes_differ(const engine::Unit& unit, const c10::OperatorHandle& operation) {
+  const auto dtype = unit.precision().param_dtype();
+  if (!dtype || operation.operator_name().name != "aten::batch_norm") return "";
+  return c10::str(
+      "shardwise: rank ", unit.mesh().rank(), ": a batch norm of unit '", unit.name(), "' has its parameters in ",
+      c10::getDtypeNames(*dtype).first,
+      " (param_dtype), but its running statistics keep their dtype. Let its parameters keep theirs too: "
+      "MixedPrecision().param_dtype_override() says it for single parameters.");
+}
+
+std::string read_past_operations(const std::string& names) {
+  return c10::str(
+      "shardwise: ", names,
+      " was read by data_ptr(), an accessor or the like while its full copy is freed or out of date. shardwise cannot "
+      "see such reads, so nothing was gathered for it. Read it inside a call of its module that fires hooks "
+      "(shardwise::call(), a container), after an operation used it in this forward, or after unit(module).unshard(); "
+      "or read its shard, in parameters().");
+}
+
+} // namespace shardwise::nn

@@ -1,0 +1,138 @@
+#pragma once
+
+#include "base/compute_guard.h"
+
+#include <shardwise/export.h>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace c10 {
+class OperatorHandle;
+}
+
+namespace shardwise::nn {
+
+// The touch trigger: whoever holds parameters whose memory comes and goes learns of each operation that is about to use
+// one, in forward and in backward, whatever calls it, without a change to the model.
+//
+// A leaf carries one more dispatch key. The only fallback of that key tells the listener of the leaf's storage, then
+// runs the operation. Views, detach(), .data() and what autograd saves carry the key too, so the first use in backward
+// is seen like the first in forward. Results do not carry it; operations without a keyed argument cost nothing.
+//
+// What is not seen:
+// - data_ptr(), accessors and storage() outside of an operation: a freed leaf gives a null pointer there;
+// - sizes, strides, dtype, requires_grad, hooks and .data(): they use no memory, so this is as it should be;
+// - a view or a saved variable that was made before the key was put on;
+// - what runs inside an operation that has keyed arguments: these are announced at its start, and nothing else is.
+//   A custom operator that runs modules or a backward of its own inside must not take keyed arguments;
+// - tensors in arguments other than Tensor, Tensor[], Tensor?[] and their optional forms.
+//
+// If a thread includes the key in its own set, all its operations come here: on_meta() of <shardwise/meta.h> does so.
+//
+// The key is DeferredInit, which torch keeps for others and registers nothing for. A process can have one fallback for
+// it: a library that registers its own cannot be loaded beside this one.
+using base::kTouchKey;
+
+/// Puts the key on a tensor. Do it last: set_data(), and so Module::to(), replaces the tensor's keys by those of the
+/// new data. If a tensor that had the key has lost it, its data was replaced. As with any change of a tensor, not while
+/// another thread uses it. Raises ValueError for an undefined tensor.
+SHARDWISE_API void add_touch_key(const at::Tensor& tensor);
+SHARDWISE_API bool has_touch_key(const at::Tensor& tensor);
+
+/// How a tensor depends on this rank's shards, or their gradients, alone. `piece`: it is one. `values`: it has elements
+/// of some. `number`: it was computed from several elements, and would be another number if those of all ranks were
+/// known (nn/touch/local_values.h).
+enum class Local : uint8_t { no, piece, values, number };
+
+/// One argument of an operation that is about to run.
+struct Touch {
+  const c10::OperatorHandle& operation;
+  /// All arguments of the operation.
+  c10::ArrayRef<c10::IValue> arguments;
+  /// The argument itself: a leaf, or a view of one.
+  const at::Tensor& tensor;
+  /// Whether the operation writes to it, in place or as an output.
+  bool written;
+  /// The highest Local among the arguments.
+  Local local = Local::no;
+  /// The listeners of this operation freed memory for one another, and are told once more: now nobody may free any.
+  bool again = false;
+};
+
+/// Is told of every keyed argument in the storage that it watches, once for each, before the operation runs.
+class SHARDWISE_API TouchListener {
+ public:
+  virtual ~TouchListener() = default;
+
+  /// Runs on the thread of the operation, in the caller's modes (grad mode, inference mode, autocast), except that
+  /// nothing it does is a touch. Ranks that are threads may be here at the same time. No lock is held.
+  ///
+  /// When it returns, the memory of the tensor must be there. If a listener that is told later frees it, all are told
+  /// once more, and may not free any. Whatever it throws reaches the caller of the operation or of backward(), and the
+  /// operation does not run.
+  virtual void touched(const Touch& touch) = 0;
+  /// The operation is over, for each touched() that did not throw. Also when it failed.
+  virtual void ended() noexcept {}
+  /// How the tensor depends on this rank's shards alone.
+  virtual Local local(const at::Tensor& /*tensor*/) const {
+    return Local::no;
+  }
+  /// Why torch refused the operation, if the listener knows better than torch; else empty.
+  virtual std::string explain(const Touch& /*touch*/) const {
+    return {};
+  }
+  /// The same where it does not depend on the arguments, of which torch may have taken some.
+  virtual std::string advice(const c10::OperatorHandle& /*operation*/) const {
+    return {};
+  }
+  /// The dtype to which the other floating-point arguments of an operation with this listener's tensors are cast. Asked
+  /// after touched().
+  virtual std::optional<at::ScalarType> wanted_dtype() const {
+    return std::nullopt;
+  }
+  /// Whether this argument is exempt from that cast.
+  virtual bool spares(const at::Tensor& /*argument*/) const {
+    return false;
+  }
+};
+
+/// Runs an operation with keyed tensors in another way: leaves its results on the stack in the place of its arguments,
+/// and returns true. Asked when all listeners were told, and where nobody listens. There is one for the process, which
+/// tensor parallelism sets.
+using Substitute = bool (*)(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack& stack);
+void set_substitute(Substitute substitute);
+
+/// Does what the fallback does, for an operation that has a kernel of its own for the key.
+void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+/// Runs the operation without telling anybody.
+void run_untouched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+/// Whether a living listener watches the memory of this tensor.
+bool is_watched(const at::Tensor& tensor);
+
+/// Ties a listener to the storage of a tensor until this object is destroyed. Thread safe; may be used inside
+/// touched().
+///
+/// Keeps neither listener nor memory alive; a listener that is gone is not told. Once the registration is gone the
+/// listener is not told any more, but a call that another thread has begun still ends.
+///
+/// An operation with a keyed argument whose memory is freed, and that nobody refills, is not run: it raises Error.
+class SHARDWISE_API TouchRegistration {
+ public:
+  TouchRegistration() = default;
+  /// Raises ValueError for a tensor without a storage, and for a storage that has another listener already.
+  TouchRegistration(const at::Tensor& tensor, const std::weak_ptr<TouchListener>& listener);
+  TouchRegistration(TouchRegistration&&) noexcept = default;
+  TouchRegistration& operator=(TouchRegistration&& other) noexcept;
+  ~TouchRegistration();
+
+ private:
+  /// Keeps the storage's address from being used again, even when the memory is gone.
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage_{c10::intrusive_ptr<c10::StorageImpl>()};
+};
+
+} // namespace shardwise::nn

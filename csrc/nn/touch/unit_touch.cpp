@@ -1,0 +1,186 @@
+#include "nn/touch/unit_touch.h"
+
+#include "engine/front_end.h"
+#include "group/leaf_storage.h"
+#include "nn/hooks/unit_hooks.h"
+#include "nn/touch/shard_errors.h"
+
+#include <shardwise/error.h>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/StringUtil.h>
+
+namespace shardwise::nn {
+
+class UnitTouch::Full : public TouchListener {
+ public:
+  void touched(const Touch& touch) override {
+    const auto owner = unit.lock();
+    if (!owner) return;
+    if (touch.written) refuse_write_to_full(*owner, touch);
+    if (!unproved->empty()) unproved->erase(owner->parameter_at(touch.tensor));
+    const bool in_backward = engine::Unit::in_backward();
+    if (!in_backward) owner->schedule()->turn().take(owner->name());
+    try {
+      owner->use(touch.tensor, touch.again ? engine::Keep::all : engine::Keep::outer);
+    } catch (...) {
+      if (!in_backward) owner->schedule()->turn().give();
+      throw;
+    }
+  }
+  std::string advice(const c10::OperatorHandle& operation) const override {
+    const auto owner = unit.lock();
+    return owner ? why_dtypes_differ(*owner, operation) : "";
+  }
+  // The memory stays until the operation is over.
+  void ended() noexcept override {
+    if (engine::Unit::in_backward()) return;
+    if (const auto owner = unit.lock()) owner->schedule()->turn().give();
+  }
+
+  // Nothing is cast in a backward: its operations get what those of the forward got, and results of that.
+  std::optional<at::ScalarType> wanted_dtype() const override {
+    if (!dtype || calls > 0 || (engine::BackwardWatch::running() && !c10::GradMode::is_enabled())) return std::nullopt;
+    return dtype;
+  }
+  bool spares(const at::Tensor& argument) const override {
+    return buffers.contains(argument.unsafeGetTensorImpl());
+  }
+
+  std::weak_ptr<engine::Unit> unit;
+  std::optional<at::ScalarType> dtype;
+  std::unordered_set<const at::TensorImpl*> buffers;
+  /// How many calls that can be seen are running.
+  int calls = 0;
+  /// Parameters that were only taken to be members', and whose leaves were not used yet.
+  std::shared_ptr<Unproved> unproved = std::make_shared<Unproved>();
+};
+
+/// For shards and their gradients, whose sizes differ from those of the whole parameter.
+class UnitTouch::Piece : public TouchListener {
+ public:
+  std::string explain(const Touch& touch) const override {
+    const auto owner = unit.lock();
+    return owner ? why_sizes_differ(*owner, touch) : "";
+  }
+  std::weak_ptr<engine::Unit> unit;
+};
+
+class UnitTouch::Shard : public Piece {
+ public:
+  void touched(const Touch& touch) override {
+    const auto owner = unit.lock();
+    if (!owner) return;
+    if (owner->shards().size() > 1) refuse_what_needs_the_whole(*owner, touch);
+    if (!touch.written) return warn_of_shards_in_a_row(*owner, touch);
+    if (touch.local == Local::number) refuse_local_number(*owner, touch);
+    owner->shard_written();
+  }
+  // A penalty that autograd follows is no number of its own: its gradient comes to each shard.
+  Local local(const at::Tensor& tensor) const override {
+    if (is_whole) return Local::no;
+    return c10::GradMode::is_enabled() && tensor.requires_grad() ? Local::no : Local::piece;
+  }
+  /// There is one shard.
+  bool is_whole = false;
+};
+
+/// For the gradients that were published to shards.
+class UnitTouch::Gradient : public Piece {
+ public:
+  void touched(const Touch& touch) override {
+    const auto owner = unit.lock();
+    if (owner && touch.written && touch.local == Local::number) refuse_local_number(*owner, touch);
+  }
+  Local local(const at::Tensor& /*tensor*/) const override {
+    return Local::piece;
+  }
+};
+
+/// For what full leaves have in place of a gradient.
+class UnitTouch::Absent : public TouchListener {
+ public:
+  void touched(const Touch& touch) override {
+    if (const auto owner = unit.lock()) refuse_absent_gradient(*owner, touch);
+  }
+  std::weak_ptr<engine::Unit> unit;
+};
+
+UnitTouch::UnitTouch()
+    : full_(std::make_shared<Full>()),
+      shard_(std::make_shared<Shard>()),
+      gradient_(std::make_shared<Gradient>()),
+      absent_(std::make_shared<Absent>()) {}
+
+UnitTouch::~UnitTouch() = default;
+
+void UnitTouch::bind(
+    const std::shared_ptr<engine::Unit>& unit, const std::vector<engine::NamedTensor>& buffers,
+    const std::unordered_set<const at::TensorImpl*>& taken_for_members) {
+  full_->unit = unit;
+  shard_->unit = unit;
+  gradient_->unit = unit;
+  absent_->unit = unit;
+  if (unit->precision().cast_forward_inputs()) full_->dtype = unit->precision().param_dtype();
+  for (const auto& buffer : buffers) full_->buffers.insert(buffer.tensor.unsafeGetTensorImpl());
+  shard_->is_whole = unit->shards().size() == 1;
+  if (shard_->is_whole) return;
+  for (const auto& parameter : unit->parameters()) {
+    if (parameter->whole || !taken_for_members.contains(parameter->leaf().unsafeGetTensorImpl())) continue;
+    full_->unproved->insert(parameter.get());
+    refuse_first_gradient(*parameter, full_->unproved, unit);
+  }
+}
+
+void UnitTouch::begin_call() {
+  ++full_->calls;
+}
+
+// There may be an end without a begin: a hook of the user's that failed first kept ours from seeing the begin.
+void UnitTouch::end_call() {
+  full_->calls = std::max(0, full_->calls - 1);
+}
+
+void UnitTouch::mark(const at::Tensor& tensor) {
+  if (test_switches().touch) add_touch_key(tensor);
+}
+
+std::shared_ptr<void> UnitTouch::watch(const at::Tensor& tensor, Role role) {
+  if (role == Role::full) return std::make_shared<TouchRegistration>(tensor, full_);
+  return std::make_shared<TouchRegistration>(tensor, shard_);
+}
+
+std::string UnitTouch::read_error(const std::string& names) const {
+  return read_past_operations(names);
+}
+
+at::Tensor UnitTouch::absent_gradient(const at::Tensor& leaf) {
+  at::Tensor gradient;
+  {
+    const base::ComputeGuard guard;
+    group::LeafStorage storage(leaf.sizes(), leaf.options().requires_grad(false));
+    gradient = storage.alias();
+    storage.free();
+  }
+  mark(gradient);
+  absences_.insert_or_assign(leaf.unsafeGetTensorImpl(), TouchRegistration(gradient, absent_));
+  return gradient;
+}
+
+void UnitTouch::published(const at::Tensor& gradient) {
+  if (!gradient.defined() || !gradient.has_storage()) return;
+  mark(gradient);
+  const auto* storage = gradient.storage().unsafeGetStorageImpl();
+  // An entry keeps its address from being used again, so this is the same storage.
+  if (gradients_.contains(storage)) return;
+  if (gradients_.size() >= many_) {
+    std::erase_if(gradients_, [](const auto& entry) { return entry.second.storage.expired(); });
+    many_ = 2 * gradients_.size() + 16;
+  }
+  if (is_watched(gradient)) return;
+  gradients_.try_emplace(
+      storage, Watch{gradient.storage().getWeakStorageImpl(), TouchRegistration(gradient, gradient_)});
+}
+
+} // namespace shardwise::nn

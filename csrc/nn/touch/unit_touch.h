@@ -1,0 +1,57 @@
+#pragma once
+
+#include "engine/front_end.h"
+#include "group/front_end_callbacks.h"
+#include "nn/touch/touch.h"
+
+#include <memory>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace shardwise::nn {
+
+/// Tells a unit of every use of its full copies, and of every write to its shards, by the touch trigger. Refuses what
+/// would silently train wrongly.
+class UnitTouch : public group::FrontEndCallbacks {
+ public:
+  UnitTouch();
+  ~UnitTouch() override;
+  /// Sets the unit that is told, and that keeps this object alive. Its buffers are never cast. If a parameter was only
+  /// taken to be a member's, and a gradient comes to its shard before its leaf was ever used, that is an Error.
+  void bind(
+      const std::shared_ptr<engine::Unit>& unit, const std::vector<engine::NamedTensor>& buffers,
+      const std::unordered_set<const at::TensorImpl*>& taken_for_members);
+  /// A call of the unit's module that can be seen begins or ends. Within it nothing is cast operation by operation,
+  /// since its inputs were cast.
+  void begin_call();
+  void end_call();
+
+  void mark(const at::Tensor& tensor) override;
+  std::shared_ptr<void> watch(const at::Tensor& tensor, Role role) override;
+  std::string read_error(const std::string& names) const override;
+  at::Tensor absent_gradient(const at::Tensor& leaf) override;
+  void published(const at::Tensor& gradient) override;
+
+ private:
+  class Full;
+  class Piece;
+  class Shard;
+  class Gradient;
+  class Absent;
+  struct Watch {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    TouchRegistration registration;
+  };
+
+  std::shared_ptr<Full> full_;
+  std::shared_ptr<Shard> shard_;
+  std::shared_ptr<Gradient> gradient_;
+  std::shared_ptr<Absent> absent_;
+  /// By the memory in which means were published.
+  std::unordered_map<const c10::StorageImpl*, Watch> gradients_;
+  /// When there are this many, those that are gone are removed.
+  size_t many_ = 16;
+  std::unordered_map<const at::TensorImpl*, TouchRegistration> absences_;
+};
+
+} // namespace shardwise::nn

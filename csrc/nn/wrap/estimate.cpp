@@ -1,0 +1,157 @@
+#include <shardwise/estimate.h>
+
+#include "engine/front_end.h"
+#include "nn/wrap/module_walk.h"
+#include "nn/wrap/owners.h"
+#include "nn/wrap/wrapping.h"
+
+#include <shardwise/error.h>
+
+#include <c10/core/ScalarTypeToTypeMeta.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <set>
+#include <unordered_map>
+
+namespace shardwise {
+namespace {
+
+using engine::MemoryOutline;
+using EventKind = MemoryOutline::Event::Kind;
+
+bool contains(const torch::nn::Module& module, const torch::nn::Module* other) {
+  if (&module == other) return true;
+  const auto children = module.named_children();
+  return std::any_of(
+      children.begin(), children.end(), [&](const auto& child) { return contains(*child.value(), other); });
+}
+
+/// Makes the outline of a module. Keeps no handles on its tensors, since find_owners() counts handles.
+class Outliner {
+ public:
+  Outliner(
+      const torch::nn::Module& module, const engine::MemoryPolicy& policy, FullyShardOptions::Placement placement,
+      std::vector<at::Tensor> ignored, std::vector<at::Tensor> whole,
+      const std::vector<const torch::nn::Module*>& units)
+      : policy_(policy),
+        placement_(std::move(placement)),
+        ignored_(std::move(ignored)),
+        whole_(std::move(whole)),
+        modules_(units) {
+    for (const auto* inner : modules_) {
+      if (inner == nullptr || inner == &module || !contains(module, inner)) {
+        throw ValueError(c10::str(
+            "shardwise: estimate_memory(): a module in units() does not lie below this ", module.name(),
+            ". List only modules below it; it is the outermost unit itself."));
+      }
+    }
+    modules_.push_back(&module);
+    for (size_t unit = 0; unit < modules_.size(); ++unit) add_unit(unit);
+    walk(module);
+    for (const auto& buffer : nn::walk(module).buffers) {
+      outline_.buffer_bytes += static_cast<int64_t>(buffer.tensor.nbytes());
+    }
+  }
+
+  const MemoryOutline& outline() const {
+    return outline_;
+  }
+
+ private:
+  void add_unit(size_t number) {
+    // The parameters below the unit's module that no earlier unit has.
+    auto parameters = nn::walk(*modules_[number]).parameters;
+    std::erase_if(parameters, [&](const auto& parameter) {
+      return numbers_.contains(parameter.tensor.unsafeGetTensorImpl()) ||
+             std::any_of(ignored_.begin(), ignored_.end(), [&](const auto& ignored) {
+               return ignored.is_same(parameter.tensor);
+             });
+    });
+    for (const auto& parameter : parameters) {
+      if (!engine::Unit::of(parameter.tensor)) continue;
+      throw Error(c10::str(
+          "shardwise: estimate_memory(): the parameter '", parameter.names.front(),
+          "' belongs to a unit already. Call estimate_memory() before fully_shard() or replicate(), or use plan()."));
+    }
+    nn::choose_dtypes(parameters, policy_.precision);
+    MemoryOutline::Unit unit;
+    unit.has_full_copies = !policy_.replicates || nn::is_cast(parameters, policy_.precision);
+    if (unit.has_full_copies) nn::find_owners({modules_[number]}, whole_, parameters);
+    if (!policy_.replicates) nn::choose_dims(parameters, placement_);
+    for (const auto& parameter : parameters) {
+      const auto& tensor = parameter.tensor;
+      unit.parameters.push_back(outline_.parameters.size());
+      numbers_[tensor.unsafeGetTensorImpl()] = outline_.parameters.size();
+      outline_.parameters.push_back(
+          {tensor.sizes().vec(), tensor.scalar_type(), parameter.shard_dim, parameter.whole || parameter.unheld,
+           parameter.full_dtype, tensor.requires_grad()});
+    }
+    for (size_t outer = number + 1; outer < modules_.size() && !unit.outer; ++outer) {
+      if (contains(*modules_[outer], modules_[number])) unit.outer = outer;
+    }
+    outline_.units.push_back(std::move(unit));
+  }
+
+  /// Notes the order in which a forward uses parameters, taken to be the order in which they are registered.
+  void walk(const torch::nn::Module& module) {
+    const auto unit = std::find(modules_.begin(), modules_.end(), &module);
+    const auto number = static_cast<size_t>(unit - modules_.begin());
+    if (unit != modules_.end()) outline_.forward.push_back({EventKind::begin, number});
+    for (const auto& entry : module.named_parameters(/*recurse=*/false)) {
+      const auto known = numbers_.find(entry.value().unsafeGetTensorImpl());
+      if (known == numbers_.end() || !used_.insert(known->second).second) continue;
+      outline_.forward.push_back({EventKind::use, known->second});
+    }
+    for (const auto& child : module.named_children()) walk(*child.value());
+    if (unit != modules_.end()) outline_.forward.push_back({EventKind::end, number});
+  }
+
+  const engine::MemoryPolicy& policy_;
+  FullyShardOptions::Placement placement_;
+  std::vector<at::Tensor> ignored_;
+  std::vector<at::Tensor> whole_;
+  std::vector<const torch::nn::Module*> modules_;
+  std::unordered_map<const at::TensorImpl*, size_t> numbers_;
+  std::set<size_t> used_;
+  MemoryOutline outline_;
+};
+
+} // namespace
+
+MemoryEstimate estimate_memory(
+    const torch::nn::Module& module, const FullyShardOptions& options, int64_t world, const EstimateOptions& more) {
+  if (options.parameter_mesh()) {
+    throw ValueError(
+        "shardwise: estimate_memory(): parameter_mesh() is not supported: all parameters are taken to lie on one mesh. "
+        "Leave it out for an estimate with all on the same mesh.");
+  }
+  engine::MemoryPolicy policy{
+      .is_flat = options.layout() == ShardLayout::flat,
+      .precision = options.mixed_precision(),
+      .reshard = options.reshard_after_forward(),
+      .sums_in_flight = more.reduce_scatter_max_input_buffers(),
+      .sums_in_stream = engine::sums_in_stream_on(more.device()),
+      .keeps_full = more.keep_unsharded_storage()};
+  engine::set_ranks(policy, world, more.copies(), more.rank(), more.optimizer_factor());
+  const Outliner outliner(
+      module, policy, options.shard_placement(), options.ignored_parameters(), options.whole_parameters(),
+      more.units());
+  return engine::estimate(outliner.outline(), policy);
+}
+
+MemoryEstimate estimate_memory(
+    const torch::nn::Module& module, const ReplicateOptions& options, int64_t world, const EstimateOptions& more) {
+  engine::MemoryPolicy policy{
+      .replicates = true,
+      .precision = options.mixed_precision(),
+      .reshard = ReshardAfterForward(false),
+      .sums_in_flight = more.reduce_scatter_max_input_buffers(),
+      .sums_in_stream = engine::sums_in_stream_on(more.device()),
+      .keeps_full = more.keep_unsharded_storage()};
+  engine::set_ranks(policy, world, more.copies(), more.rank(), more.optimizer_factor());
+  const Outliner outliner(module, policy, {}, options.ignored_parameters(), {}, more.units());
+  return engine::estimate(outliner.outline(), policy);
+}
+
+} // namespace shardwise

@@ -1,0 +1,115 @@
+#include "nn/wrap/unit_table.h"
+
+#include "base/weak_table.h"
+#include "engine/front_end.h"
+#include "nn/wrap/loaded_pieces.h"
+
+#include <shardwise/error.h>
+#include <shardwise/unit.h>
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+
+namespace shardwise {
+namespace nn {
+namespace {
+
+base::WeakTable<const torch::nn::Module*, engine::Unit>& table() {
+  static auto* table = new base::WeakTable<const torch::nn::Module*, engine::Unit>;
+  return *table;
+}
+
+} // namespace
+
+std::shared_ptr<engine::Unit> find_unit(const torch::nn::Module& module, const ModuleTensors& tensors) {
+  auto unit = table().find(&module);
+  if (!unit) return nullptr;
+  const auto& parameters = tensors.parameters;
+  const bool same =
+      std::any_of(parameters.begin(), parameters.end(), [&](const auto& p) { return unit->has(p.tensor); });
+  return same ? unit : nullptr;
+}
+
+void add_unit(const torch::nn::Module& module, const std::shared_ptr<engine::Unit>& unit) {
+  table().set(&module, unit);
+}
+
+namespace {
+
+void refuse_second_unit(const torch::nn::Module& module, const ModuleTensors& tensors, const char* function) {
+  const auto unit = find_unit(module, tensors);
+  if (!unit) return;
+  if (std::string(function) != unit->kind()) {
+    throw ValueError(c10::str(
+        "shardwise: Cannot apply `", function, "()` on a Module already managed by `", unit->kind(), "`: this ",
+        module.name(), ". Choose one of the two for a module."));
+  }
+  throw ValueError(c10::str(
+      "shardwise: ", function, "() was called on this ", module.name(),
+      " already. Each distinct composable distributed API can only be applied to a module once."));
+}
+
+void ignore(std::vector<engine::NamedTensor>& parameters, const std::vector<at::Tensor>& ignored) {
+  std::erase_if(parameters, [&](const auto& parameter) {
+    return std::any_of(ignored.begin(), ignored.end(), [&](const auto& t) { return t.is_same(parameter.tensor); });
+  });
+}
+
+// A wrapped module has the shard where it had the leaf. A module that still has the leaf was not wrapped with the
+// others.
+void refuse_sharing_with_others(const std::vector<engine::NamedTensor>& parameters, const char* function) {
+  for (const auto& parameter : parameters) {
+    const auto& tensor = parameter.tensor;
+    // This holds for most parameters, and saves the search below.
+    if (engine::unit_of_shard(tensor)) continue;
+    const auto owner = engine::Unit::of(tensor);
+    if (!owner || !owner->has_full_copies()) continue;
+    for (const auto& theirs : owner->parameters()) {
+      const auto shard = theirs->visible();
+      if (shard.is_same(tensor) || !theirs->alive() || !theirs->leaf().is_same(tensor)) continue;
+      const auto seen = std::find_if(
+          parameters.begin(), parameters.end(), [&](const auto& other) { return other.tensor.is_same(shard); });
+      throw ValueError(c10::str(
+          "shardwise: ", function, "(): the parameter '", parameter.names.front(), "' is shared with '",
+          seen == parameters.end() ? theirs->name() : seen->names.front(),
+          "', which is already managed by another unit: ", owner->kind(),
+          "() was called on only one of the modules that share it. Modules that share a parameter must be in one unit: "
+          "wrap them in one call, ",
+          function, "({first, second}), or wrap only the module around both."));
+    }
+  }
+}
+
+} // namespace
+
+ModuleTensors tensors_of_unit(
+    const std::vector<torch::nn::Module*>& modules, const std::vector<at::Tensor>& ignored, const char* function) {
+  if (modules.empty()) {
+    throw ValueError(c10::str("shardwise: ", function, "() got no modules. Give it one or more."));
+  }
+  ModuleTensors all;
+  for (const auto* module : modules) {
+    refuse_loaded_pieces(*module, function);
+    const auto tensors = walk(*module);
+    refuse_second_unit(*module, tensors, function);
+    add_all(tensors, all);
+  }
+  ignore(all.parameters, ignored);
+  refuse_sharing_with_others(all.parameters, function);
+  return all;
+}
+
+} // namespace nn
+
+Unit unit(const torch::nn::Module& module) {
+  auto found = nn::find_unit(module, nn::walk(module));
+  if (!found) {
+    throw ValueError(c10::str(
+        "shardwise: this ", module.name(),
+        " has no unit: neither replicate() nor fully_shard() was called on it, or it has no parameters."));
+  }
+  return Unit(std::move(found));
+}
+
+} // namespace shardwise
