@@ -30,7 +30,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = "build/dev"
-TARGETS = ("shardwise", "shardwise_python", "unit_tests", "rank_tests", "bound_models", "bound_late", "bound_files",
+TARGETS = ("shardwise", "shardwise_python", "unit_tests", "rank_tests", "bound_models", "bound_late",
            "meters", "host_cost", "memory_steps", "rank_steps", "modelled_peers", "moves", "gpt")  # fmt: skip
 #: What a build leaves that the steps use.
 BUILT = ("build.ninja", "test/cpp/unit_tests", "test/cpp/rank_tests", "test/cpp/bound_*.so", "benchmarks/cpp/host_cost",

@@ -164,7 +164,7 @@ def build_tests(place: Place) -> Outcome:
         return Outcome(MISSING, f"{' and '.join(wanted)}: {TEST_DEPS}")
     deps = os.environ.get("SHARDWISE_TEST_DEPS", "")
     options = ("-DSHARDWISE_BUILD_TESTS=ON", f"-DSHARDWISE_TEST_DEPS={deps}")
-    programs = ("unit_tests", "rank_tests", "late_tests", "bound_models", "bound_files", "bound_late")
+    programs = ("unit_tests", "rank_tests", "late_tests", "bound_models", "bound_late")
     return builds(options, programs)(place)
 
 

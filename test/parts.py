@@ -62,7 +62,6 @@ _PACKAGE = (
     "shardwise",
     "shardwise_python",
     "bound_models",
-    "bound_files",
     "bound_late",
     "gpt",
     "meters",

@@ -82,7 +82,7 @@ void bind_unit(py::module_& module) {
       .def("fail_forward", &ModuleUnit::fail_forward)
       .def_property_readonly("shows_full", [](const ModuleUnit& self) { return self.unit().shows_full(); })
       .def(
-          "reduce_pending", [](const ModuleUnit& self) { self.unit().reduce_pending(); }, NoGil());
+          "reduce_pending", [](const ModuleUnit& self) { self.unit().schedule()->reduce_pending(); }, NoGil());
   bind_handle(unit);
 
   module.def(

@@ -46,7 +46,7 @@ void begin_backward_at(const at::Tensor& output, const std::weak_ptr<Unit>& weak
   output.register_hook([weak](const at::Tensor& /*gradient*/) {
     const auto unit = weak.lock();
     if (!unit || !unit->timing().unshard_in_backward) return;
-    base::called_by_torch([&] { unit->enter(Keep::outer_and_inner); });
+    base::called_by_torch([&] { unit->schedule()->enter(*unit, Keep::outer_and_inner); });
   });
 }
 

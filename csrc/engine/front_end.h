@@ -3,7 +3,5 @@
 #pragma once
 
 #include "engine/backward_watch.h"
-#include "engine/memory_outline.h"
-#include "engine/shards.h"
-#include "engine/still_on_meta.h"
+#include "engine/estimate.h"
 #include "engine/unit.h"

@@ -1,4 +1,3 @@
-#include "engine/shards.h"
 #include "engine/unit.h"
 
 #include <shardwise/error.h>

@@ -6,6 +6,8 @@
 
 namespace shardwise::engine {
 
+using Kind = Action::Kind;
+
 UnitId Order::add(int64_t number, const UnitTiming& timing, std::optional<UnitId> outer) {
   units_.push_back({.number = number, .outer = outer, .timing = timing});
   sort();
@@ -85,10 +87,10 @@ bool Order::lies_below(UnitId unit, UnitId other) const {
   return false;
 }
 
-bool Order::is_in(UnitId unit, Keep keep, Moment moment, OrderActions& act) {
+bool Order::is_in(UnitId unit, Keep keep, Moment moment, Performer& rank) {
   if (last_ != Entered{units_[unit].head, keep, moment}) return false;
   // Sums start at events of a backward, and this is one.
-  if (moment.backward != kNone) advance(moment, act);
+  if (moment.backward != kNone) advance(moment, rank);
   return true;
 }
 
@@ -100,12 +102,12 @@ bool Order::stays(UnitId other, UnitId entered, Keep keep, bool backward) const 
   return keep == Keep::outer_and_inner && lies_below(other, entered);
 }
 
-void Order::enter(UnitId entered, Keep keep, Moment moment, OrderActions& act) {
+void Order::enter(UnitId entered, Keep keep, Moment moment, Performer& rank) {
   const auto unit = units_[entered].head;
   const bool backward = moment.backward != kNone;
-  close_all([&](UnitId other) { return !stays(other, unit, keep, backward); }, backward, act);
+  close_all([&](UnitId other) { return !stays(other, unit, keep, backward); }, backward, rank);
   // Its gradients make room for what is gathered.
-  if (backward && sums_in_stream_) advance(moment, act);
+  if (backward && sums_in_stream_) advance(moment, rank);
   const auto open = [&](UnitId one) {
     if (std::find(open_.begin(), open_.end(), one) == open_.end()) open_.push_back(one);
     if (backward) {
@@ -118,24 +120,20 @@ void Order::enter(UnitId entered, Keep keep, Moment moment, OrderActions& act) {
   open(unit);
   for (const auto companion : units_[unit].companions) open(companion);
   count_use(unit, moment);
-  const bool gathered = gather_call(unit, backward, act);
+  // All of a call's gathers are under way before the first is waited for.
+  for (const auto companion : units_[unit].companions) rank.perform({Kind::gather_ahead, companion, backward});
+  bool gathered = false;
+  const auto gather = [&](UnitId one) {
+    gathered = (rank.perform({Kind::gather, one}) && units_[one].timing.is_gathered) || gathered;
+  };
+  gather(unit);
+  for (const auto companion : units_[unit].companions) gather(companion);
   const bool by_hand = is_by_hand(unit);
   const bool begins = by_hand && !units_[unit].outer;
   if (begins) units_[unit].by_hand = -1;
-  prefetch(unit, by_hand ? begins : gathered, moment, act);
+  prefetch(unit, by_hand ? begins : gathered, moment, rank);
   last_ = Entered{unit, keep, moment};
-  if (backward) advance(moment, act);
-}
-
-// All of a call's gathers are under way before the first is waited for.
-bool Order::gather_call(UnitId head, bool backward, OrderActions& act) {
-  const auto& companions = units_[head].companions;
-  for (const auto companion : companions) act.gather_ahead(companion, backward);
-  bool gathered = act.gather(head) && units_[head].timing.is_gathered;
-  for (const auto companion : companions) {
-    gathered = (act.gather(companion) && units_[companion].timing.is_gathered) || gathered;
-  }
-  return gathered;
+  if (backward) advance(moment, rank);
 }
 
 bool Order::is_gathered(UnitId head) const {
@@ -164,11 +162,11 @@ void Order::count_use(UnitId unit, Moment moment) {
 
 // Only without gradients does a unit that comes round again begin a new pass. With gradients it may run twice in one
 // forward, and end_forwards() says where that ends.
-void Order::prefetch(UnitId unit, bool gathered, Moment moment, OrderActions& act) {
+void Order::prefetch(UnitId unit, bool gathered, Moment moment, Performer& rank) {
   const bool backward = moment.backward != kNone;
   const auto& timing = units_[unit].timing;
   const bool has_list = backward ? timing.has_backward_list : timing.has_forward_list;
-  if (has_list) act.gather_list(unit, backward);
+  if (has_list) rank.perform({Kind::gather_list, unit, backward});
   if (!gathered || !is_gathered(unit)) return;
   const bool infers = !backward && !moment.with_gradients;
   auto& order = backward ? backwards_ : infers ? inference_ : training_;
@@ -176,8 +174,8 @@ void Order::prefetch(UnitId unit, bool gathered, Moment moment, OrderActions& ac
   const auto* next = order.used(unit);
   if (next == nullptr || !units_[*next].alive || is_by_hand(*next) || !prefetches || has_list) return;
   if (backward && !units_[*next].timing.unshard_in_backward) return;
-  act.gather_ahead(*next, backward);
-  for (const auto companion : units_[*next].companions) act.gather_ahead(companion, backward);
+  rank.perform({Kind::gather_ahead, *next, backward});
+  for (const auto companion : units_[*next].companions) rank.perform({Kind::gather_ahead, companion, backward});
 }
 
 bool Order::in_forward() const {
@@ -192,42 +190,42 @@ void Order::end_forwards() {
 }
 
 // Unless `exactly`, an inner unit itself stays open: it may run again at once, on some ranks more often than on others.
-void Order::leave(UnitId unit, bool exactly, OrderActions& act) {
+void Order::leave(UnitId unit, bool exactly, Performer& rank) {
   const bool is_outermost = !units_[unit].outer;
   const auto goes = [&](UnitId other) {
     if (units_[other].head == unit) return exactly || is_outermost;
     return lies_below(other, unit);
   };
-  close_all(goes, /*backward=*/false, act);
+  close_all(goes, /*backward=*/false, rank);
   if (is_outermost) end_forwards();
 }
 
 // Freeing a unit may remove others from open_, so the search starts over each time.
 template <typename Condition>
-void Order::close_all(const Condition& goes, bool backward, OrderActions& act) {
+void Order::close_all(const Condition& goes, bool backward, Performer& rank) {
   for (auto found = open_.begin(); (found = std::find_if(open_.begin(), open_.end(), goes)) != open_.end();) {
     const auto unit = *found;
     last_.reset();
     open_.erase(found);
     units_[unit].in_forward = false;
     const bool frees = backward ? units_[unit].timing.reshard_after_backward : reshards_after_forward(unit);
-    if (frees) act.free(unit, /*hold=*/!backward);
+    if (frees) rank.perform({Kind::free, unit, backward});
   }
 }
 
-void Order::free_all(OrderActions& act) {
+void Order::free_all(Performer& rank) {
   last_.reset();
   std::erase_if(open_, [&](UnitId unit) { return !units_[unit].in_forward; });
   const auto made = made_;
   for (const auto unit : made) {
     const auto& node = units_[unit];
-    if (node.timing.reshard_after_backward && !node.in_forward) act.free(unit, /*hold=*/false);
+    if (node.timing.reshard_after_backward && !node.in_forward) rank.perform({Kind::free, unit, /*backward=*/true});
   }
 }
 
-void Order::reset(OrderActions& act) {
-  settle(act);
-  forget_backward(act);
+void Order::reset(Performer& rank) {
+  settle(rank);
+  forget_backward(rank);
   training_.forget_pass();
   inference_.forget_pass();
   open_.clear();
@@ -237,13 +235,199 @@ void Order::reset(OrderActions& act) {
     units_[unit].engaged = false;
     units_[unit].uses_since = 0;
     units_[unit].by_hand = -1;
-    act.free(unit, /*hold=*/false);
+    rank.perform({Kind::free, unit, /*backward=*/true});
   }
 }
 
-void Order::reset_all(OrderActions& act) {
+void Order::reset_all(Performer& rank) {
   unsettled_.clear();
-  reset(act);
+  reset(rank);
+}
+
+void Order::begin_backward(int backward, Performer& rank) {
+  last_.reset();
+  settle(rank);
+  if (!in_forward()) end_forwards();
+  backward_ = backward;
+  launched_ = 0;
+  reached_ = false;
+  late_ = false;
+  most_in_flight_ = 1;
+  sums_in_stream_ = false;
+  for (const auto unit : sums_) {
+    auto& node = units_[unit];
+    most_in_flight_ = std::max(most_in_flight_, node.timing.sums_in_flight);
+    sums_in_stream_ = sums_in_stream_ || is_seen_in_backward(node.head);
+    node.uses_to_come = node.uses;
+    // Several forwards may lie behind one backward, or each have one of its own, in any order.
+    node.uses_before_sum = std::max(node.uses, std::exchange(node.uses_since, 0));
+    node.used_in_backward = false;
+    node.missing = 0;
+    std::fill(node.awaited.begin(), node.awaited.end(), false);
+    node.sums = takes_part(unit);
+    node.reached_inside = false;
+  }
+}
+
+void Order::expect(UnitId unit, size_t parameter) {
+  auto& node = units_[unit];
+  if (node.awaited.size() <= parameter) node.awaited.resize(parameter + 1);
+  node.awaited[parameter] = true;
+  ++node.missing;
+  engage(unit);
+}
+
+std::vector<UnitId> Order::reached_inside() const {
+  std::vector<UnitId> units;
+  std::copy_if(
+      sums_.begin(), sums_.end(), std::back_inserter(units), [&](UnitId unit) { return units_[unit].reached_inside; });
+  return units;
+}
+
+bool Order::takes_part(UnitId unit) const {
+  return units_[unit].timing.always_sums || units_[unit].engaged;
+}
+
+void Order::note(UnitId unit, size_t parameter, Moment moment) {
+  auto& node = units_[unit];
+  if (backward_ != moment.backward || parameter >= node.awaited.size() || !node.awaited[parameter]) return;
+  node.awaited[parameter] = false;
+  --node.missing;
+}
+
+void Order::gradient_arrived(UnitId unit, size_t parameter, Moment moment, Performer& rank) {
+  reached_ = true;
+  (moment.backward == backward_ ? units_[unit].engaged : units_[unit].reached_inside) = true;
+  note(unit, parameter, moment);
+  advance(moment, rank);
+}
+
+// Late sums wait for the end of the backward: those that share a process group with the sums of another tree, or with
+// all-gathers, unless they start where all ranks do alike. Gradients become ready at different times on different
+// ranks, so the order of collectives on that group would differ too. For the same reason nothing waits for a sum here:
+// the ranks that it needs may be waiting for a gather that this rank comes to later.
+void Order::advance(Moment moment, Performer& rank) {
+  if (backward_ != moment.backward) return;
+  start_sums([&] { return has_room(rank); }, rank);
+}
+
+// Second sums start in the order of first ones, so no sum is looked at before those in front of it are done.
+bool Order::has_room(Performer& rank) {
+  const auto is_done = [&](UnitId unit) { return rank.perform({Kind::look_at_sum, unit}); };
+  const auto busy = std::find_if_not(in_flight_.begin(), in_flight_.end(), is_done);
+  return in_flight_.size() < most_in_flight_ || busy != in_flight_.begin();
+}
+
+template <typename Condition>
+void Order::start_sums(const Condition& may_start, Performer& rank) {
+  if (!in_backward() || !reached_ || late_) return;
+  for (; launched_ < sums_.size(); ++launched_) {
+    // may_start() is asked first: it also starts the second part of the sum before, which takes time too.
+    if (!may_start() || units_[sums_[launched_]].missing > 0 || !is_over(sums_[launched_])) return;
+    if (units_[sums_[launched_]].sums) launch(sums_[launched_], rank);
+  }
+}
+
+// In a stream, only a unit that each backward gathers is seen to be over on all ranks alike; one inside of it is with
+// it.
+bool Order::is_seen_in_backward(UnitId head) const {
+  const auto& timing = units_[head].timing;
+  return timing.sums_in_stream && timing.unshard_in_backward && is_gathered(head);
+}
+
+// Whether this backward will come to the unit is not known: where a rank expects none of its gradients, others may. One
+// that was used in forward and is never come to holds all that follow up to the end.
+bool Order::is_over(UnitId unit) const {
+  if (!sums_in_stream_ || !units_[unit].sums) return true;
+  const auto seen_in = [&]() -> std::optional<UnitId> {
+    for (std::optional<UnitId> one = units_[unit].head; one; one = units_[*one].outer) {
+      if (is_seen_in_backward(units_[*one].head)) return units_[*one].head;
+    }
+    return std::nullopt;
+  }();
+  if (!seen_in) return false;
+  const auto& seen = units_[*seen_in];
+  if (*seen_in == units_[unit].head && !seen.engaged) return true;
+  const bool is_open = std::find(open_.begin(), open_.end(), *seen_in) != open_.end();
+  return !is_open && seen.used_in_backward && seen.uses_before_sum <= 0;
+}
+
+void Order::launch(UnitId unit, Performer& rank) {
+  while (in_flight_.size() >= most_in_flight_) {
+    rank.perform({Kind::wait_sum, in_flight_.front()});
+    in_flight_.erase(in_flight_.begin());
+  }
+  in_flight_.push_back(unit);
+  rank.perform({Kind::start_sum, unit});
+}
+
+void Order::end_backward(bool publishes, Performer& rank) {
+  try {
+    for (; launched_ < sums_.size(); ++launched_) {
+      if (units_[sums_[launched_]].sums) launch(sums_[launched_], rank);
+    }
+    for (const auto unit : in_flight_) rank.perform({publishes ? Kind::wait_sum : Kind::finish_first_sum, unit});
+    if (publishes) in_flight_.clear();
+  } catch (...) {
+    forget_backward(rank);
+    throw;
+  }
+  backwards_.end_pass();
+  unsettled_ = sums_;
+  backward_ = kNone;
+  free_all(rank);
+  for (const auto unit : unsettled_) {
+    units_[unit].entered = false;
+    units_[unit].engaged = false;
+    units_[unit].missing = 0;
+  }
+  if (publishes) settle(rank);
+}
+
+void Order::begin_pending(Performer& rank) {
+  settle(rank);
+  launched_ = 0;
+  for (const auto unit : sums_) units_[unit].sums = takes_part(unit);
+}
+
+void Order::begin_pending(const std::vector<UnitId>& units, Performer& rank) {
+  settle(rank);
+  launched_ = 0;
+  for (const auto unit : sums_) units_[unit].sums = false;
+  for (const auto unit : units) {
+    units_[unit].reached_inside = false;
+    engage(unit);
+  }
+}
+
+void Order::settle(Performer& rank) {
+  const auto units = std::exchange(unsettled_, {});
+  if (units.empty()) return;
+  for (const auto unit : std::exchange(in_flight_, {})) rank.perform({Kind::wait_sum, unit});
+  for (const auto unit : units) {
+    if (!units_[unit].alive) continue;
+    rank.perform({Kind::publish, unit});
+    if (!units_[unit].reached_inside) rank.perform({Kind::run_hooks, unit});
+  }
+}
+
+// Otherwise a sum starts once the one before it is done, and when that is differs between ranks. Where a backward dies
+// on all ranks, every sum that all ranks can start is started, whatever is still under way.
+void Order::start_what_can(Performer& rank) {
+  start_sums([] { return true; }, rank);
+}
+
+void Order::forget_backward(Performer& rank) {
+  backwards_.forget_pass();
+  in_flight_.clear();
+  backward_ = kNone;
+  const auto made = made_;
+  for (const auto unit : made) {
+    units_[unit].entered = false;
+    units_[unit].missing = 0;
+    rank.perform({Kind::forget_backward, unit});
+  }
+  free_all(rank);
 }
 
 std::string Order::describe() const {

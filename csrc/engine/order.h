@@ -46,27 +46,42 @@ struct UnitTiming {
   bool has_backward_list = false;
 };
 
-/// What an order asks a rank to do.
-class OrderActions {
+/// What an order asks a rank to do with a unit.
+struct Action {
+  enum class Kind : uint8_t {
+    /// Returns when the full parameters are there. The answer says whether there was anything to wait for.
+    gather,
+    gather_ahead,
+    /// Starts to gather the units that the user named for this one.
+    gather_list,
+    /// Outside of a backward, this rank's larger part stays for it, if the unit has one (see ReshardAfterForward).
+    free,
+    start_sum,
+    /// The answer says whether wait_sum would return at once. If the sum has a second part, this starts it once the
+    /// first is done.
+    look_at_sum,
+    /// Waits until the sum needs nothing more from this rank to finish.
+    finish_first_sum,
+    wait_sum,
+    /// Makes the gradients visible in .grad.
+    publish,
+    /// No other sum follows for what was published.
+    run_hooks,
+    /// The backward failed: its gradients are dropped.
+    forget_backward
+  };
+  Kind kind;
+  UnitId unit;
+  /// It belongs to a backward.
+  bool backward = false;
+};
+
+/// Carries out what an order asks for.
+class Performer {
  public:
-  virtual ~OrderActions() = default;
-  /// Returns when the full parameters are there. The result says whether there was anything to wait for.
-  virtual bool gather(UnitId unit) = 0;
-  virtual void gather_ahead(UnitId unit, bool backward) = 0;
-  /// Starts to gather the units that the user named for this one.
-  virtual void gather_list(UnitId unit, bool backward) = 0;
-  /// `hold`: keep this rank's larger part for the backward, if the unit has one (see ReshardAfterForward).
-  virtual void free(UnitId unit, bool hold) = 0;
-  virtual void start_sum(UnitId unit) = 0;
-  /// Whether wait_sum() would return at once. If the sum has a second part, this starts it once the first is done.
-  virtual bool sum_is_done(UnitId unit) = 0;
-  /// Waits until the sum needs nothing more from this rank to finish.
-  virtual void finish_first_sum(UnitId unit) = 0;
-  virtual void wait_sum(UnitId unit) = 0;
-  /// Makes the gradients visible in .grad. Unless `is_last`, another sum follows, and the user's hooks wait for it.
-  virtual void publish(UnitId unit, bool is_last) = 0;
-  /// The backward failed: its gradients are dropped.
-  virtual void forget_backward(UnitId unit) = 0;
+  virtual ~Performer() = default;
+  /// The result is the answer to `gather` and `look_at_sum`; of others it means nothing.
+  virtual bool perform(Action action) = 0;
 };
 
 /// Says when things happen in a tree of units: one unit and all those below it. It knows no tensors, no process groups
@@ -132,14 +147,14 @@ class SHARDWISE_API Order {
 
   // Full parameters. What is said of a unit here holds for all that were made by the same call.
   /// Gathers the unit, and closes the others that `keep` does not name.
-  void enter(UnitId unit, Keep keep, Moment moment, OrderActions& act);
+  void enter(UnitId unit, Keep keep, Moment moment, Performer& rank);
   /// Another use of an open unit, as by another of its modules. enter() counts its own.
   void count_use(UnitId unit, Moment moment);
   /// Whether the last event here was this very enter(), in the same backward or forward: another one would change
   /// nothing, unless somebody changed the unit meanwhile.
-  bool is_in(UnitId unit, Keep keep, Moment moment, OrderActions& act);
+  bool is_in(UnitId unit, Keep keep, Moment moment, Performer& rank);
   /// The unit's module ended its forward. `exactly`: every end of it is seen, so that this closes the unit too.
-  void leave(UnitId unit, bool exactly, OrderActions& act);
+  void leave(UnitId unit, bool exactly, Performer& rank);
   /// The unit's forward failed. It stays open until something else closes it.
   void fail_forward(UnitId unit) {
     const auto head = units_[unit].head;
@@ -156,7 +171,7 @@ class SHARDWISE_API Order {
     return backward_ != kNone;
   }
   /// To be followed by expect() for each gradient that it will bring.
-  void begin_backward(int backward, OrderActions& act);
+  void begin_backward(int backward, Performer& rank);
   /// A gradient of this parameter will come.
   void expect(UnitId unit, size_t parameter);
   /// The unit takes part, whatever this backward brings: on some rank, gradients of earlier backwards wait for their
@@ -188,16 +203,16 @@ class SHARDWISE_API Order {
   void no_gradient(UnitId unit, size_t parameter, Moment moment) {
     note(unit, parameter, moment);
   }
-  void gradient_arrived(UnitId unit, size_t parameter, Moment moment, OrderActions& act);
+  void gradient_arrived(UnitId unit, size_t parameter, Moment moment, Performer& rank);
   /// Ends a backward that brought gradients. Unless it publishes them, sums may stay under way; settle() publishes
   /// them, at the latest when the next backward comes here.
-  void end_backward(bool publishes, OrderActions& act);
+  void end_backward(bool publishes, Performer& rank);
   /// To be followed by end_backward(): sums what earlier backwards left for later, without a backward.
-  void begin_pending(OrderActions& act);
+  void begin_pending(Performer& rank);
   /// The same for these units alone.
-  void begin_pending(const std::vector<UnitId>& units, OrderActions& act);
+  void begin_pending(const std::vector<UnitId>& units, Performer& rank);
   /// Publishes what a backward left.
-  void settle(OrderActions& act);
+  void settle(Performer& rank);
   /// Whether it has something to publish.
   bool is_unsettled() const {
     return !unsettled_.empty();
@@ -206,16 +221,16 @@ class SHARDWISE_API Order {
   // Failures.
   /// The backward dies on every rank: starts the sums that all ranks can start, so that no rank is left alone in one.
   /// The ranks then compare started(): one that expected fewer gradients may have come further.
-  void start_what_can(OrderActions& act);
+  void start_what_can(Performer& rank);
   size_t started() const {
     return launched_;
   }
   /// Ends a backward that failed, or that brought no gradient. Units that were used still take part in the next one.
-  void forget_backward(OrderActions& act);
+  void forget_backward(Performer& rank);
   /// Does the same outside of a backward, and frees every unit whatever its timing.
-  void reset(OrderActions& act);
+  void reset(Performer& rank);
   /// Does the same, and what a backward left unpublished is not published first: it is forgotten too.
-  void reset_all(OrderActions& act);
+  void reset_all(Performer& rank);
 
   /// Whether units are gathered ahead as the last pass used them.
   bool prefetches = true;
@@ -271,23 +286,22 @@ class SHARDWISE_API Order {
     return units_[unit].by_hand == forwards_;
   }
   bool stays(UnitId other, UnitId entered, Keep keep, bool backward) const;
-  bool gather_call(UnitId head, bool backward, OrderActions& act);
   bool is_gathered(UnitId head) const;
   template <typename Condition>
-  void close_all(const Condition& goes, bool backward, OrderActions& act);
-  void close(UnitId unit, bool backward, OrderActions& act);
-  void free_all(OrderActions& act);
-  void prefetch(UnitId unit, bool gathered, Moment moment, OrderActions& act);
+  void close_all(const Condition& goes, bool backward, Performer& rank);
+  void close(UnitId unit, bool backward, Performer& rank);
+  void free_all(Performer& rank);
+  void prefetch(UnitId unit, bool gathered, Moment moment, Performer& rank);
   bool in_forward() const;
   void end_forwards();
   void note(UnitId unit, size_t parameter, Moment moment);
-  void advance(Moment moment, OrderActions& act);
+  void advance(Moment moment, Performer& rank);
   template <typename Condition>
-  void start_sums(const Condition& may_start, OrderActions& act);
-  bool has_room(OrderActions& act);
+  void start_sums(const Condition& may_start, Performer& rank);
+  bool has_room(Performer& rank);
   bool is_seen_in_backward(UnitId head) const;
   bool is_over(UnitId unit) const;
-  void launch(UnitId unit, OrderActions& act);
+  void launch(UnitId unit, Performer& rank);
 
   std::vector<Node> units_;
   std::vector<UnitId> sums_;

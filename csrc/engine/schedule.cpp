@@ -4,6 +4,7 @@
 #include "engine/trees.h"
 #include "engine/unit.h"
 #include "observe/label.h"
+#include "observe/record.h"
 
 #include <shardwise/error.h>
 
@@ -134,12 +135,13 @@ void Schedule::enter(Unit& unit, Keep keep) {
   const observe::Label label(backward ? "FSDP::pre_backward" : "FSDP::pre_forward", unit.name());
   backward ? join_backward() : await_optimizer();
   order_.enter(unit.id_, keep, moment, *this);
+  if (observe::recording()) unit.begin_span();
 }
 
 void Schedule::come_back(Unit& unit) {
   const Event event(*this, unit);
   order_.count_use(unit.id_, now());
-  for (const auto& each : call(unit)) each->unshard();
+  for (const auto& each : call(unit)) perform({Action::Kind::gather, each->id_});
 }
 
 bool Schedule::is_in(const Unit& unit, Keep keep) {
@@ -147,14 +149,17 @@ bool Schedule::is_in(const Unit& unit, Keep keep) {
   return !await_event && order_.is_in(unit.id_, keep, now(), *this);
 }
 
-void Schedule::leave(const Unit& unit, bool exactly) {
+void Schedule::leave(Unit& unit, bool exactly) {
+  const observe::Label label("FSDP::post_forward", unit.name());
   if (BackwardWatch::running()) return;
+  unit.forward_span_.reset();
   const Event event(*this, unit);
   if (another_runs_backward(unit.name())) return;
   order_.leave(unit.id_, exactly, *this);
 }
 
-void Schedule::fail_forward(const Unit& unit) {
+void Schedule::fail_forward(Unit& unit) {
+  unit.forward_span_.reset();
   order_.fail_forward(unit.id_);
 }
 
@@ -368,54 +373,59 @@ void Schedule::wait_for_finalization(int64_t number) {
   settle();
 }
 
-bool Schedule::gather(UnitId unit) {
-  return living_[unit]->unshard();
-}
-
-void Schedule::gather_ahead(UnitId unit, bool backward) {
-  const auto* what = backward ? "FSDP::backward_prefetch" : "FSDP::forward_prefetch";
-  const observe::Label label(what, living_[unit]->name(), observe::Label::Of::next);
-  living_[unit]->begin_unshard();
+bool Schedule::perform(Action action) {
+  using Kind = Action::Kind;
+  auto& unit = *living_[action.unit];
+  switch (action.kind) {
+    case Kind::gather: {
+      const bool waits = unit.begin_unshard();
+      unit.finish_unshard();
+      return waits;
+    }
+    case Kind::gather_ahead: {
+      const auto* what = action.backward ? "FSDP::backward_prefetch" : "FSDP::forward_prefetch";
+      const observe::Label label(what, unit.name(), observe::Label::Of::next);
+      unit.begin_unshard();
+      break;
+    }
+    case Kind::gather_list:
+      gather_list(unit, action.backward);
+      break;
+    case Kind::free:
+      unit.reshard(/*hold=*/!action.backward);
+      break;
+    case Kind::start_sum:
+      unit.sums_.begin();
+      break;
+    case Kind::look_at_sum:
+      return unit.sums_.advance();
+    case Kind::finish_first_sum:
+      unit.sums_.finish_first();
+      break;
+    case Kind::wait_sum:
+      unit.sums_.wait();
+      break;
+    case Kind::publish:
+      unit.sums_.publish();
+      break;
+    case Kind::run_hooks:
+      unit.sums_.run_hooks();
+      break;
+    case Kind::forget_backward:
+      unit.sums_.forget();
+      break;
+  }
+  return false;
 }
 
 // The units may belong to other trees.
-void Schedule::gather_list(UnitId unit, bool backward) {
-  const auto& options = living_[unit]->options;
-  for (const auto& weak : backward ? options.backward_prefetch : options.forward_prefetch) {
+void Schedule::gather_list(const Unit& unit, bool backward) {
+  for (const auto& weak : backward ? unit.options.backward_prefetch : unit.options.forward_prefetch) {
     const auto next = weak.lock();
     if (!next) continue;
     next->schedule()->follow_optimizer();
-    next->schedule()->gather_ahead(next->id_, backward);
+    next->schedule()->perform({Action::Kind::gather_ahead, next->id_, backward});
   }
-}
-
-void Schedule::free(UnitId unit, bool hold) {
-  living_[unit]->reshard(hold);
-}
-
-void Schedule::start_sum(UnitId unit) {
-  living_[unit]->sums_.begin();
-}
-
-bool Schedule::sum_is_done(UnitId unit) {
-  return living_[unit]->sums_.advance();
-}
-
-void Schedule::finish_first_sum(UnitId unit) {
-  living_[unit]->sums_.finish_first();
-}
-
-void Schedule::wait_sum(UnitId unit) {
-  living_[unit]->sums_.wait();
-}
-
-void Schedule::publish(UnitId unit, bool is_last) {
-  living_[unit]->sums_.publish();
-  if (is_last) living_[unit]->sums_.run_hooks();
-}
-
-void Schedule::forget_backward(UnitId unit) {
-  living_[unit]->sums_.forget();
 }
 
 } // namespace shardwise::engine

@@ -22,7 +22,7 @@ class Unit;
 ///
 /// One thread at a time may use it, and during a backward autograd's device threads. If no unit shows anything by
 /// turns, others may read meanwhile.
-class Schedule final : public std::enable_shared_from_this<Schedule>, private OrderActions {
+class Schedule final : public std::enable_shared_from_this<Schedule>, private Performer {
  public:
   explicit Schedule(int64_t number) : number_(number) {}
 
@@ -58,14 +58,17 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
     return turn_;
   }
 
+  // What front ends announce.
+  /// A full copy is about to be used, or the module begins.
   void enter(Unit& unit, Keep keep = Keep::outer);
-  /// Another module of an open unit begins.
+  /// Another of its modules begins its forward; the unit has been open since the first one.
   void come_back(Unit& unit);
   /// Whether enter() would change nothing, unless somebody changed the unit meanwhile.
   bool is_in(const Unit& unit, Keep keep);
-  void leave(const Unit& unit, bool exactly);
-  /// The unit's module failed in its forward.
-  void fail_forward(const Unit& unit);
+  /// The module ended. `exactly`: this is seen each time it runs, so that the unit is closed.
+  void leave(Unit& unit, bool exactly = false);
+  /// The module failed in its forward, whose begin was seen by Keep::all_to_end.
+  void fail_forward(Unit& unit);
   /// Starts a gather that the user asked for. finish_unshard() of the unit waits for it.
   void begin_unshard_by_hand(Unit& unit);
   /// Calls await_event and clears it.
@@ -125,16 +128,8 @@ class Schedule final : public std::enable_shared_from_this<Schedule>, private Or
   void join_backward();
   void join(const Expectation& expectation, bool another_is_first);
 
-  bool gather(UnitId unit) override;
-  void gather_ahead(UnitId unit, bool backward) override;
-  void gather_list(UnitId unit, bool backward) override;
-  void free(UnitId unit, bool hold) override;
-  void start_sum(UnitId unit) override;
-  bool sum_is_done(UnitId unit) override;
-  void finish_first_sum(UnitId unit) override;
-  void wait_sum(UnitId unit) override;
-  void publish(UnitId unit, bool is_last) override;
-  void forget_backward(UnitId unit) override;
+  bool perform(Action action) override;
+  void gather_list(const Unit& unit, bool backward);
 
   int64_t number_;
   /// See Unit::shows_by_turns().

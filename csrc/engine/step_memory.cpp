@@ -40,7 +40,7 @@ class Pool {
 };
 
 /// Carries out what the order of a tree says, on sizes alone.
-class Walk final : private OrderActions {
+class Walk final : private Performer {
  public:
   Walk(const std::vector<UnitBytes>& units, const std::vector<StepEvent>& events, size_t sums_in_flight)
       : units_(units),
@@ -132,16 +132,36 @@ class Walk final : private OrderActions {
     size = 0;
   }
 
-  bool gather(UnitId unit) override {
-    if (!units_[unit].has_full_copies || states_[unit].full == Full::there) return false;
-    begin(unit);
-    finish(unit);
-    return true;
+  bool perform(Action action) override {
+    using Kind = Action::Kind;
+    auto& state = states_[action.unit];
+    switch (action.kind) {
+      case Kind::gather:
+        if (!units_[action.unit].has_full_copies || state.full == Full::there) return false;
+        begin(action.unit);
+        finish(action.unit);
+        return true;
+      case Kind::gather_ahead:
+        begin(action.unit);
+        break;
+      case Kind::free:
+        free(action.unit, /*hold=*/!action.backward);
+        break;
+      case Kind::start_sum:
+        start_sum(action.unit);
+        break;
+      case Kind::wait_sum:
+        for (auto& bucket : state.buckets) give(bucket);
+        state.buckets.clear();
+        break;
+      // A sum is taken to be done at the next event.
+      case Kind::look_at_sum:
+        return true;
+      default:
+        break;
+    }
+    return false;
   }
-  void gather_ahead(UnitId unit, bool /*backward*/) override {
-    begin(unit);
-  }
-  void gather_list(UnitId /*unit*/, bool /*backward*/) override {}
 
   void begin(UnitId unit) {
     auto& state = states_[unit];
@@ -169,7 +189,7 @@ class Walk final : private OrderActions {
     }
   }
 
-  void free(UnitId unit, bool hold) override {
+  void free(UnitId unit, bool hold) {
     auto& state = states_[unit];
     for (auto& taken : state.taken) {
       give(taken.gathered);
@@ -180,24 +200,12 @@ class Walk final : private OrderActions {
     state.full = Full::freed;
   }
 
-  void start_sum(UnitId unit) override {
+  void start_sum(UnitId unit) {
     auto& state = states_[unit];
     for (const auto& group : units_[unit].groups) state.buckets.push_back(take(group.bucket));
     const auto whole = std::exchange(state.gradients, 0);
     if (units_[unit].is_summed) local_ -= whole;
   }
-  // A sum is taken to be done at the next event.
-  bool sum_is_done(UnitId /*unit*/) override {
-    return true;
-  }
-  void finish_first_sum(UnitId /*unit*/) override {}
-  void wait_sum(UnitId unit) override {
-    for (auto& bucket : states_[unit].buckets) give(bucket);
-    states_[unit].buckets.clear();
-  }
-  void publish(UnitId /*unit*/, bool /*is_last*/) override {}
-  void forget_backward(UnitId /*unit*/) override {}
-
   const std::vector<UnitBytes>& units_;
   const std::vector<StepEvent>& events_;
   std::vector<State> states_;

@@ -1,16 +1,42 @@
 #include "engine/unit.h"
 
+#include "base/compute_guard.h"
+#include "base/weak_table.h"
 #include "engine/backward_watch.h"
-#include "engine/shards.h"
+#include "group/data.h"
 #include "observe/label.h"
 #include "observe/record.h"
 
+#include <shardwise/error.h>
+
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
 
 namespace shardwise::engine {
+namespace {
+
+base::WeakTable<const at::TensorImpl*, Unit>& shard_table() {
+  static auto* table = new base::WeakTable<const at::TensorImpl*, Unit>;
+  return *table;
+}
+
+} // namespace
+
+void Unit::add_shard(const at::Tensor& shard) {
+  shard_table().set(shard.unsafeGetTensorImpl(), weak_from_this());
+}
+
+void Unit::remove_shard(const at::TensorImpl* shard) {
+  shard_table().erase(shard);
+}
+
+std::shared_ptr<Unit> unit_of_shard(const at::Tensor& shard) {
+  return shard_table().find(shard.unsafeGetTensorImpl());
+}
 
 Unit::~Unit() {
   schedule_->remove(*this);
@@ -65,34 +91,18 @@ void Unit::for_full_copies(const Do& act) {
   }
 }
 
-void Unit::enter(Keep keep) {
-  schedule_->enter(*this, keep);
-  if (observe::recording()) in_backward() ? begin(backward_span_, "backward") : begin(forward_span_, "forward");
-}
-
 void Unit::use(const at::Tensor& tensor, Keep keep) {
   const auto serves = [&](const auto& group) {
     const auto* copies = group->full_copies();
     return copies != nullptr && copies->serves(tensor);
   };
   if (observe::recording() || !schedule_->is_in(*this, keep) || std::none_of(groups_.begin(), groups_.end(), serves)) {
-    enter(keep);
+    schedule_->enter(*this, keep);
   }
 }
 
-void Unit::come_back() {
-  schedule_->come_back(*this);
-}
-
-void Unit::leave(bool exactly) {
-  const observe::Label label("FSDP::post_forward", name_);
-  if (!in_backward()) forward_span_.reset();
-  schedule_->leave(*this, exactly);
-}
-
-void Unit::fail_forward() {
-  forward_span_.reset();
-  schedule_->fail_forward(*this);
+void Unit::begin_span() {
+  BackwardWatch::running() ? begin(backward_span_, "backward") : begin(forward_span_, "forward");
 }
 
 void Unit::begin(std::unique_ptr<observe::Span>& span, const char* kind) const {
@@ -183,7 +193,7 @@ bool Unit::begin_unshard() {
   if (all_there) return under_way;
   for (const auto& parameter : parameters_) parameter->hide_absent_gradient();
   for_full_copies([](group::Copies& copies) { copies.prepare(); });
-  const bool backward = in_backward();
+  const bool backward = BackwardWatch::running();
   const bool may_hold = ranks_.neighbours().size() > 1;
   const auto what = [&] { return describe_gather(all_near, backward); };
   const auto gather = ranks_.for_gather(
@@ -211,12 +221,6 @@ void Unit::reshard(bool hold) {
   });
 }
 
-bool Unit::unshard() {
-  const bool gathers = begin_unshard();
-  finish_unshard();
-  return gathers;
-}
-
 void Unit::gradient_arriving(group::Parameter& parameter, bool defined) {
   schedule_->gradient_arriving(*this, parameter, defined);
   if (!observe::recording()) return;
@@ -232,14 +236,6 @@ void Unit::gradient_arrived(group::Parameter& parameter) {
 
 void Unit::gradient_published(const at::Tensor& gradient) {
   if (settings_.front_end && shards().size() > 1) settings_.front_end->published(gradient);
-}
-
-bool Unit::in_backward() {
-  return BackwardWatch::running();
-}
-
-void Unit::reduce_pending() {
-  schedule_->reduce_pending();
 }
 
 // While modules show what the optimizer sees, that is what the program freezes.
@@ -323,6 +319,94 @@ Counters Unit::counters() const {
   Counters sum;
   for (const auto& unit : tree()) sum += unit->counters_;
   return sum;
+}
+
+std::string still_on_meta(std::optional<int64_t> rank, const std::vector<std::string>& names) {
+  std::string list;
+  for (const auto& name : names) list += (list.empty() ? "'" : ", '") + name + "'";
+  return c10::str(
+      "shardwise: ", rank ? c10::str("rank ", *rank, ": ") : "",
+      "these are still on the meta device, where nothing has values: ", list,
+      ". Call shardwise::to_empty(model) after the outermost unit was made, then give them values: initialize them in "
+      "with_whole_parameters(), or call load_full_state_dict().");
+}
+
+at::Tensor with_memory(const at::Tensor& tensor, at::Device device) {
+  const base::ComputeGuard guard;
+  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(device)).zero_();
+}
+
+void Unit::need_values() const {
+  const auto on_meta = [](const auto& group) { return group->on_meta(); };
+  if (std::none_of(groups_.begin(), groups_.end(), on_meta)) return;
+  std::vector<std::string> names;
+  for (const auto& unit : schedule_->units()) {
+    for (const auto& parameter : unit->parameters_) {
+      if (parameter->stored().is_meta()) names.push_back(parameter->name());
+    }
+  }
+  // They got memory since the groups were made; the next use makes the groups anew.
+  if (names.empty()) return;
+  throw Error(still_on_meta(mesh_.rank(), names));
+}
+
+// Where a module's members and parameters() are the same tensors, they cannot be separated later.
+void Unit::need_no_copies() const {
+  if (has_full_copies()) return;
+  for (const auto& parameter : parameters_) {
+    const auto dtype = parameter->stored().scalar_type();
+    const auto full = settings_.full_dtype(dtype, parameter->full_dtype);
+    if (dtype == full) continue;
+    throw Error(c10::str(
+        "shardwise: rank ", mesh_.rank(), ": the parameter '", parameter->name(), "' was cast to ",
+        c10::getDtypeNames(dtype).first, " after replicate(), but its module computes in ",
+        c10::getDtypeNames(full).first,
+        " (param_dtype). This needs copies beside the parameters, which replicate() makes only if the dtypes differ "
+        "when it is called. Cast the module first, then call replicate()."));
+  }
+}
+
+void Unit::lend_leaf(const group::Parameter& parameter, const at::Tensor& whole) {
+  const base::ComputeGuard guard;
+  group::replace_data(parameter.full(), whole);
+}
+
+std::string Unit::restore_memory() const {
+  std::string lost;
+  for (const auto& parameter : parameters_) {
+    if (!parameter->lost_memory()) continue;
+    if (lost.empty()) lost = parameter->name();
+    parameter->restore_memory();
+    if (settings_.front_end) settings_.front_end->mark(parameter->full());
+  }
+  return lost;
+}
+
+// The memory is restored before the error is raised, so that the unit can be used again.
+void Unit::need_own_memory() const {
+  const auto lost = restore_memory();
+  if (lost.empty()) return;
+  throw Error(c10::str(
+      "shardwise: rank ", mesh_.rank(),
+      ": a cast, a move or a load of only a part of the wrapped module replaced the memory of the full parameter '",
+      lost,
+      "'. The optimizer trains another tensor, so the change would have been lost; it was undone. Call reshard() on "
+      "the wrapped module before such a change, or cast, move or load the wrapped module itself."));
+}
+
+void Unit::provide_memory(const std::vector<at::Tensor>& parameters) {
+  for (const auto& tensor : parameters) {
+    if (!tensor.is_meta()) continue;
+    if (parameter_of_shard(tensor) == nullptr) {
+      group::replace_data(tensor, with_memory(tensor, mesh_.device()));
+      continue;
+    }
+    const base::ComputeGuard guard;
+    const auto options = tensor.options().device(settings_.offload ? at::Device(at::kCPU) : mesh_.device());
+    // An expanded scalar takes no memory of this size; the group copies it into its part.
+    group::replace_data(tensor, at::zeros({}, options).expand(tensor.sizes()));
+  }
+  follow_parameters(/*takes_memory=*/true);
 }
 
 } // namespace shardwise::engine

@@ -24,6 +24,17 @@ class Span;
 
 namespace shardwise::engine {
 
+class Unit;
+
+/// The unit that has this shard; null when none has. Thread safe, since ranks may be threads.
+std::shared_ptr<Unit> unit_of_shard(const at::Tensor& shard);
+
+/// The text of the error that names what has no values yet, and the remedy; of a rank if that is known.
+std::string still_on_meta(std::optional<int64_t> rank, const std::vector<std::string>& names);
+
+/// Zeros of the same sizes and strides on a device.
+at::Tensor with_memory(const at::Tensor& tensor, at::Device device);
+
 /// A tensor of a module, and all its names there.
 struct NamedTensor {
   std::vector<std::string> names;
@@ -173,16 +184,9 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   }
 
   // What front ends announce.
-  /// A full copy is about to be used, or the module begins.
-  void enter(Keep keep);
-  /// The same for one use of a tensor: cheap if this unit was entered last and nothing changed since.
+  /// A tensor is about to be used: Schedule::enter(), but cheap if this unit was entered last and nothing changed
+  /// since.
   void use(const at::Tensor& tensor, Keep keep);
-  /// Another of its modules begins its forward; the unit has been open since the first one.
-  void come_back();
-  /// The module ended. `exactly`: this is seen each time it runs, so that the unit is closed.
-  void leave(bool exactly = false);
-  /// The module failed in its forward, whose begin was seen by Keep::all_to_end.
-  void fail_forward();
   /// A shard is about to be written.
   void shard_written();
   /// The full leaf of a sharded parameter has the memory of `whole` until restore_memory().
@@ -214,8 +218,6 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void finish_unshard();
   /// `hold`: keeps this rank's larger part for the backward, if there is one (see ReshardAfterForward).
   void reshard(bool hold = false);
-  /// begin_unshard() and finish_unshard(). Returns whether there was anything to wait for.
-  bool unshard();
   /// Whether its modules show full copies now.
   bool shows_full() const {
     return shows_full_;
@@ -225,10 +227,6 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
     timing().unshard_in_backward = value && settings_.front_end;
   }
 
-  /// Whether a backward runs on this thread.
-  static bool in_backward();
-  /// Calls that of the schedule, for the whole tree.
-  void reduce_pending();
   /// Makes the groups anew if parameters were cast, moved or loaded since, and their buckets if some were frozen.
   /// Raises Error if some have no values yet.
   void renew_groups();
@@ -275,6 +273,10 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void gradient_published(const at::Tensor& gradient) override;
 
   friend class Schedule;
+  /// From now on unit_of_shard() finds this unit for it. The unit holds on to its shards, so an address means the same
+  /// tensor as long as its entry exists.
+  void add_shard(const at::Tensor& shard);
+  static void remove_shard(const at::TensorImpl* shard);
   void follow_visible();
   void find_neighbours();
   void adopt(const std::vector<NamedTensor>& adopted);
@@ -286,6 +288,7 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   std::string describe_gather(bool near, bool backward) const;
   void make_shard(group::Parameter& parameter, const at::Tensor& values);
   void show(bool full);
+  void begin_span();
   void begin(std::unique_ptr<observe::Span>& span, const char* kind) const;
   void follow_parameters(bool takes_memory);
   void need_no_copies() const;

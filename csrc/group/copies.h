@@ -6,6 +6,9 @@
 
 #include <shardwise/counters.h>
 
+#include <c10/util/StringUtil.h>
+
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -45,43 +48,77 @@ class Copies {
   virtual void prepare() {}
   /// Starts to bring the full copies. Does nothing if they are current or on their way. `may_hold`: whether
   /// finish_unshard() may be asked to put something aside.
-  virtual void begin_unshard(
+  void begin_unshard(
       const comm::Collectives& collectives, bool may_hold, comm::Buffers& buffers, const std::string& unit,
-      Counters& counters) = 0;
+      Counters& counters);
   /// Ends what was begun, if anything was. Returns whether a shard was written meanwhile, so that it has to begin
   /// again. If `holders` ranks in a row are to hold everything together, puts this rank's share aside; if it is 1,
   /// nothing.
-  virtual bool finish_unshard(int64_t holders, comm::Buffers& buffers, const std::string& unit, Counters& counters) = 0;
+  bool finish_unshard(int64_t holders, comm::Buffers& buffers, const std::string& unit, Counters& counters);
   /// Whether what was put aside is current: begin_unshard() is then given collectives among the holders alone.
   virtual bool holds() const {
     return false;
   }
   virtual void drop_held(comm::Buffers& /*buffers*/) {}
   /// Frees them. `keeps_memory`: nobody else gets their memory, so that they come to lie there again.
-  virtual void reshard(comm::Buffers& buffers, bool keeps_memory, Counters& counters) = 0;
+  void reshard(comm::Buffers& buffers, bool keeps_memory, Counters& counters);
 
  protected:
   const std::vector<Parameter*>& parameters() const {
     return parameters_;
   }
-  void set_state(State state) {
-    state_ = state;
+  /// Takes memory for a gather, and puts there what this rank sends. `from_held`: of what was put aside.
+  virtual void provide(
+      bool from_held, const comm::Collectives& collectives, comm::Buffers& buffers, Counters& counters) = 0;
+  /// Starts the collective; without other ranks there is none.
+  virtual void start(
+      const comm::Collectives& collectives, bool may_hold, comm::Buffers& buffers, const std::string& unit,
+      Counters& counters) = 0;
+  /// Once it is done: gives the leaves their memory and values.
+  virtual void copy_out(int64_t holders, comm::Buffers& buffers, Counters& counters) = 0;
+  virtual void free_leaves() = 0;
+  /// Whether what is gathered has memory of its own, which goes back to the pool.
+  virtual bool gathers_apart() const = 0;
+  /// Whether a gather writes to the memory of the full copies.
+  virtual bool gathers_into_leaves() const {
+    return false;
   }
-  /// The gather that begins now is of the shards as they are now.
-  void begin_current() {
-    stale_ = false;
-    gathered_versions_ = versions();
-  }
+  /// What is issued from now on comes after the gather, as far as it is on a stream of its own.
+  virtual void await_gather() {}
+
   /// Whether a shard was written since the last gather began.
   bool written() const {
     return stale_ || versions() != gathered_versions_;
   }
   /// The name of the gather, for errors. Refers to this object and to `unit`: it is only called while the gather is
   /// started or waited for, when both exist.
-  comm::CollectiveName named(const std::string& unit) const;
+  comm::CollectiveName named(const std::string& unit) const {
+    return [this, &unit] {
+      return c10::str(
+          "the all-gather of unit '", unit, "' (", parameters_.front()->name(), " and ", parameters_.size() - 1,
+          " more parameters)");
+    };
+  }
+
+  /// The memory of all full copies, while they are not freed.
+  at::Tensor memory_;
+  at::Tensor gathered_;
+  /// What this rank sends, where it has to be cast, moved or joined for that.
+  at::Tensor sent_;
+  std::optional<comm::Pending> pending_;
 
  private:
-  int64_t versions() const;
+  /// A gather that failed may still be using its buffers: they do not go back to the pool.
+  void leave_buffers();
+  /// Nobody may be served what a gather that failed left.
+  void drop_gather(comm::Buffers& buffers, Counters& counters);
+  void release(comm::Buffers& buffers);
+  int64_t versions() const {
+    if (!parameters_.front()->visible_parameter()) return 0;
+    int64_t sum = 0;
+    for (const auto* parameter : parameters_) sum += parameter->version();
+    return sum;
+  }
 
   std::vector<Parameter*> parameters_;
   State state_ = State::freed;

@@ -2,8 +2,6 @@
 
 #include "base/compute_guard.h"
 #include "group/data.h"
-#include "observe/fault_point.h"
-#include "observe/label.h"
 
 #include <shardwise/error.h>
 
@@ -97,14 +95,8 @@ void ExtendedCopies::prepare() {
   outputs_.empty() ? lay_out() : check();
 }
 
-void ExtendedCopies::begin_unshard(
-    const comm::Collectives& collectives, bool /*may_hold*/, comm::Buffers& buffers, const std::string& unit,
-    Counters& counters) {
-  if (!must_gather()) return;
-  const observe::Label label("FSDP::all_gather", unit);
-  ++counters.unshards;
-  begin_current();
-  const base::ComputeGuard compute;
+void ExtendedCopies::provide(
+    bool /*from_held*/, const comm::Collectives& collectives, comm::Buffers& buffers, Counters& counters) {
   const auto options = at::TensorOptions().dtype(at::kByte).device(device_);
   sent_ = buffers.take(part_, options, counters, collectives.memory());
   size_t next = 0;
@@ -115,34 +107,39 @@ void ExtendedCopies::begin_unshard(
     }
   }
   counters.unsharded_bytes += part_;
-  set_state(State::gathering);
-  try {
-    observe::pass(observe::FaultPoint::unshard);
-    gathered_ = world_ == 1 ? sent_ : buffers.take(world_ * part_, options, counters, collectives.memory());
-    if (world_ > 1) pending_ = collectives.all_gather(gathered_, sent_, named(unit), counters);
-  } catch (...) {
-    drop_gather(buffers, counters);
-    throw;
+  gathered_ = world_ == 1 ? sent_ : buffers.take(world_ * part_, options, counters, collectives.memory());
+}
+
+void ExtendedCopies::start(
+    const comm::Collectives& collectives, bool /*may_hold*/, comm::Buffers& /*buffers*/, const std::string& unit,
+    Counters& counters) {
+  if (world_ > 1) pending_ = collectives.all_gather(gathered_, sent_, named(unit), counters);
+}
+
+void ExtendedCopies::copy_out(int64_t /*holders*/, comm::Buffers& buffers, Counters& counters) {
+  copy_outputs(buffers, counters);
+  make_full();
+}
+
+void ExtendedCopies::copy_outputs(comm::Buffers& buffers, Counters& counters) {
+  const base::ComputeGuard compute;
+  size_t bytes = 0;
+  for (const auto& output : outputs_) bytes += layout::aligned(output.storage.bytes());
+  if (!memory_.defined()) {
+    memory_ = buffers.take(static_cast<int64_t>(bytes), at::TensorOptions().dtype(at::kByte).device(device_), counters);
   }
-}
-
-// What failed may still be using these buffers: they do not go back to the pool.
-void ExtendedCopies::drop_gather(comm::Buffers& buffers, Counters& counters) {
-  sent_ = gathered_ = at::Tensor();
-  set_state(State::full);
-  mark_stale();
-  reshard(buffers, /*keeps_memory=*/false, counters);
-}
-
-void ExtendedCopies::copy_out() {
   const auto ranks = gathered_.view({world_, part_});
+  size_t offset = 0;
   for (auto& output : outputs_) {
+    output.storage.refill(memory_, offset);
+    offset += layout::aligned(output.storage.bytes());
     output.storage.alias()
         .view(-1)
         .view(at::kByte)
         .view({world_, output.bytes})
         .copy_(ranks.narrow(1, output.start, output.bytes));
   }
+  counters.unsharded_bytes += static_cast<int64_t>(gathered_.nbytes());
 }
 
 void ExtendedCopies::make_full() {
@@ -159,56 +156,9 @@ void ExtendedCopies::make_full() {
   }
 }
 
-bool ExtendedCopies::finish_unshard(
-    int64_t /*holders*/, comm::Buffers& buffers, const std::string& unit, Counters& counters) {
-  if (state() != State::gathering) return false;
-  const observe::Label label("FSDP::all_gather_copy_out", unit);
-  observe::pass(observe::FaultPoint::copy_out);
-  auto pending = std::exchange(pending_, std::nullopt);
-  try {
-    if (pending) pending->wait();
-    {
-      const base::ComputeGuard compute;
-      size_t bytes = 0;
-      for (const auto& output : outputs_) bytes += layout::aligned(output.storage.bytes());
-      if (!memory_.defined()) {
-        memory_ =
-            buffers.take(static_cast<int64_t>(bytes), at::TensorOptions().dtype(at::kByte).device(device_), counters);
-      }
-      size_t offset = 0;
-      for (auto& output : outputs_) {
-        output.storage.refill(memory_, offset);
-        offset += layout::aligned(output.storage.bytes());
-      }
-      copy_out();
-      counters.unsharded_bytes += static_cast<int64_t>(gathered_.nbytes());
-    }
-    make_full();
-  } catch (...) {
-    drop_gather(buffers, counters);
-    throw;
-  }
-  release(buffers);
-  set_state(State::full);
-  return written();
-}
-
-void ExtendedCopies::release(comm::Buffers& buffers) {
-  const auto gathered = std::exchange(gathered_, at::Tensor());
-  if (world_ > 1) buffers.give(gathered);
-  buffers.give(std::exchange(sent_, at::Tensor()));
-}
-
-void ExtendedCopies::reshard(comm::Buffers& buffers, bool keeps_memory, Counters& counters) {
-  if (state() == State::freed) return;
-  auto pending = std::exchange(pending_, std::nullopt);
-  if (pending && !pending->settle()) sent_ = gathered_ = at::Tensor();
-  release(buffers);
+void ExtendedCopies::free_leaves() {
   for (auto& output : outputs_) output.storage.free();
   for (const auto* parameter : parameters()) parameter->extension()->free();
-  if (!keeps_memory) buffers.give(std::exchange(memory_, at::Tensor()));
-  set_state(State::freed);
-  ++counters.reshards;
 }
 
 } // namespace shardwise::group

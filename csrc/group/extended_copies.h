@@ -21,12 +21,6 @@ class ExtendedCopies : public Copies {
 
   bool fits() const override;
   void prepare() override;
-  void begin_unshard(
-      const comm::Collectives& collectives, bool may_hold, comm::Buffers& buffers, const std::string& unit,
-      Counters& counters) override;
-  bool finish_unshard(int64_t holders, comm::Buffers& buffers, const std::string& unit, Counters& counters) override;
-  void reshard(comm::Buffers& buffers, bool keeps_memory, Counters& counters) override;
-
   /// Bytes that this rank sends; 0 before the first gather.
   int64_t sent_bytes() const {
     return part_;
@@ -45,12 +39,20 @@ class ExtendedCopies : public Copies {
     LeafStorage storage;
   };
 
+  void provide(
+      bool from_held, const comm::Collectives& collectives, comm::Buffers& buffers, Counters& counters) override;
+  void start(
+      const comm::Collectives& collectives, bool may_hold, comm::Buffers& buffers, const std::string& unit,
+      Counters& counters) override;
+  void copy_out(int64_t holders, comm::Buffers& buffers, Counters& counters) override;
+  void free_leaves() override;
+  bool gathers_apart() const override {
+    return world_ > 1;
+  }
   void lay_out();
   void check() const;
-  void copy_out();
+  void copy_outputs(comm::Buffers& buffers, Counters& counters);
   void make_full();
-  void release(comm::Buffers& buffers);
-  void drop_gather(comm::Buffers& buffers, Counters& counters);
 
   int64_t world_;
   at::Device device_;
@@ -59,10 +61,6 @@ class ExtendedCopies : public Copies {
   int64_t part_ = 0;
   /// By parameter; until they are sent.
   std::vector<std::vector<at::Tensor>> inputs_;
-  at::Tensor sent_;
-  at::Tensor gathered_;
-  at::Tensor memory_;
-  std::optional<comm::Pending> pending_;
 };
 
 } // namespace shardwise::group

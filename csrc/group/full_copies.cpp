@@ -1,13 +1,15 @@
 #include "group/full_copies.h"
 
 #include "base/compute_guard.h"
+#include "group/data.h"
 #include "group/pieces.h"
-#include "observe/fault_point.h"
-#include "observe/label.h"
 #include "transport/transport.h"
 
 #include <shardwise/error.h>
 
+#include <ATen/ops/detach.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -18,6 +20,24 @@ namespace {
 /// How many sets of moves are remembered. A unit comes upon the same few pairs of buffers: those of its own turn, and
 /// those that it gets when others were gathered ahead.
 constexpr size_t kMostPlaces = 4;
+
+/// This rank's piece of what is in the registry: all of that, or a piece of it if a whole parameter was loaded there.
+at::Tensor own_piece(const Parameter& parameter, const layout::Cut& cut, int64_t rank) {
+  auto shard = parameter.stored();
+  if (shard.sizes() == cut.piece_sizes(rank)) return shard;
+  const auto whole = parameter.full().sizes();
+  if (shard.sizes() == whole) return piece_of(shard, cut, rank);
+  throw Error(c10::str(
+      "shardwise: rank ", rank, ": the parameter '", parameter.name(), "' was replaced by a tensor of sizes ",
+      shard.sizes(), ". Its sizes must be those of this rank's shard, ", at::IntArrayRef(cut.piece_sizes(rank)),
+      ", or of the whole parameter, ", whole,
+      ". Load an archive that the same model saved on the same number of ranks."));
+}
+
+const void* first_element(const at::TensorImpl& tensor) {
+  return static_cast<const char*>(tensor.unsafe_storage().data()) +
+         tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize());
+}
 
 } // namespace
 
@@ -39,7 +59,7 @@ FullCopies::FullCopies(std::vector<Parameter*> parameters, Setting setting, Fron
 
 // A gather may be under way: then its memory is in use on another stream.
 FullCopies::~FullCopies() {
-  await_gather();
+  FullCopies::await_gather();
 }
 
 void FullCopies::name_storages(const FrontEndCallbacks& front) {
@@ -83,50 +103,35 @@ bool FullCopies::serves(const at::Tensor& tensor) const {
   return parameter->requires_grad() == parameter->leaf_requires_grad();
 }
 
-void FullCopies::begin_unshard(
-    const comm::Collectives& collectives, bool may_hold, comm::Buffers& buffers, const std::string& unit,
-    Counters& counters) {
-  if (!must_gather()) return;
-  const observe::Label label("FSDP::all_gather", unit);
-  ++counters.unshards;
-  const bool from_held = holds() && collectives.size() * held_.numel() == layout_.world * layout_.part;
-  begin_current();
-  if (!from_held) drop_held(buffers);
-  {
-    const base::ComputeGuard compute;
-    if (!from_held) counters.unsharded_bytes += collect();
-    refill(collectives, buffers, counters);
-    if (is_flat_) {
-      gathered_ = layout_.world > 1 || lies_on_full_device() ? memory_ : send(buffers, counters);
-    } else if (layout_.world > 1) {
-      gathered_ = buffers.take(layout_.world * layout_.part, kinds_.full, counters, collectives.memory());
-    } else {
-      gathered_ = lies_on_full_device() ? part_ : send(buffers, counters);
-    }
+void FullCopies::provide(
+    bool from_held, const comm::Collectives& collectives, comm::Buffers& buffers, Counters& counters) {
+  from_held_ = from_held && collectives.size() * held_.numel() == layout_.world * layout_.part;
+  if (!from_held_) {
+    drop_held(buffers);
+    counters.unsharded_bytes += collect();
   }
-  set_state(State::gathering);
-  try {
-    start_gather(collectives, from_held, may_hold, buffers, unit, counters);
-  } catch (...) {
-    drop_gather(buffers, counters);
-    throw;
+  refill(collectives, buffers, counters);
+  if (gathers_apart()) {
+    gathered_ = buffers.take(layout_.world * layout_.part, kinds_.full, counters, collectives.memory());
+  } else if (layout_.world == 1 && !lies_on_full_device()) {
+    gathered_ = send(buffers, counters);
+  } else {
+    gathered_ = is_flat_ ? memory_ : part_;
   }
 }
 
-void FullCopies::start_gather(
-    const comm::Collectives& collectives, bool from_held, bool may_hold, comm::Buffers& buffers,
-    const std::string& unit, Counters& counters) {
-  observe::pass(observe::FaultPoint::unshard);
+void FullCopies::start(
+    const comm::Collectives& collectives, bool may_hold, comm::Buffers& buffers, const std::string& unit,
+    Counters& counters) {
   if (layout_.world == 1) return;
-  const base::ComputeGuard compute;
-  auto part = from_held ? held_ : part_;
+  auto part = from_held_ ? held_ : part_;
   if (collectives.memory() != nullptr) {
     part = put_in_place(part, collectives, counters);
-  } else if (!from_held && !is_sent_as_it_is()) {
+  } else if (!from_held_ && !is_sent_as_it_is()) {
     part = send(buffers, counters);
   }
   std::optional<comm::SideStream::Scope> scope;
-  if (!from_held && !lies_on_full_device()) scope.emplace(from_host_, gathered_.device());
+  if (!from_held_ && !lies_on_full_device()) scope.emplace(from_host_, gathered_.device());
   places_directly_ = !may_hold && !placements_.empty() && collectives.can_place();
   const transport::DirectPlacement placement{memory_, placements_};
   pending_ = collectives.all_gather(gathered_, part, named(unit), counters, places_directly_ ? &placement : nullptr);
@@ -163,7 +168,6 @@ void FullCopies::put(const at::Tensor& part, const at::Tensor& place, Counters& 
   begun_.note(place);
 }
 
-// What is issued from now on comes after the gather, as far as it is on a stream of ours.
 void FullCopies::await_gather() {
   if (!lies_on_full_device() && gathered_.defined()) begun_.await(gathered_);
 }
@@ -197,7 +201,7 @@ void FullCopies::refuse_in_child() {
   }
 }
 
-void FullCopies::copy_out() {
+void FullCopies::copy_pieces() {
   if (is_flat_) {
     if (layout_.world == 1 && lies_on_full_device()) gathered_.copy_(part_);
     return;
@@ -230,29 +234,6 @@ void FullCopies::copy_out() {
   known_moves_.emplace_back(addresses, std::move(moves));
 }
 
-// A gather that failed may still be using its buffers: they do not go back to the pool.
-void FullCopies::leave_buffers() {
-  await_gather();
-  gathered_ = sent_ = at::Tensor();
-  if (is_flat_ || places_directly_) memory_ = at::Tensor();
-}
-
-// Nobody may be served what a gather that failed left.
-void FullCopies::drop_gather(comm::Buffers& buffers, Counters& counters) {
-  leave_buffers();
-  set_state(State::full);
-  mark_stale();
-  reshard(buffers, /*keeps_memory=*/false, counters);
-}
-
-// Gives the gather's buffers back, but not what was gathered in the layout `flat`, which is the full copies, or with
-// one rank, which is the part.
-void FullCopies::release(comm::Buffers& buffers) {
-  const auto gathered = std::exchange(gathered_, at::Tensor());
-  if (!is_flat_ && layout_.world > 1) buffers.give(gathered);
-  buffers.give(std::exchange(sent_, at::Tensor()));
-}
-
 void FullCopies::hold(int64_t holders, comm::Buffers& buffers, Counters& counters) {
   if (held_.defined() || holders == 1) return;
   const auto numel = layout_.world / holders * layout_.part;
@@ -264,40 +245,11 @@ void FullCopies::drop_held(comm::Buffers& buffers) {
   buffers.give(std::exchange(held_, at::Tensor()));
 }
 
-bool FullCopies::finish_unshard(int64_t holders, comm::Buffers& buffers, const std::string& unit, Counters& counters) {
-  if (state() != State::gathering) return false;
-  const observe::Label label("FSDP::all_gather_copy_out", unit);
-  observe::pass(observe::FaultPoint::copy_out);
-  {
-    const base::ComputeGuard compute;
-    auto pending = std::exchange(pending_, std::nullopt);
-    try {
-      if (pending) pending->wait();
-    } catch (...) {
-      drop_gather(buffers, counters);
-      throw;
-    }
-    await_gather();
-    copy_out();
-    counters.unsharded_bytes += copied_bytes_ - (places_directly_ ? placed_bytes_ : 0);
-    if (!written()) hold(holders, buffers, counters);
-    release(buffers);
-  }
-  set_state(State::full);
-  return written();
-}
-
-void FullCopies::reshard(comm::Buffers& buffers, bool keeps_memory, Counters& counters) {
-  if (state() == State::freed) return;
-  const base::ComputeGuard guard;
-  auto pending = std::exchange(pending_, std::nullopt);
-  if (pending && !pending->settle()) leave_buffers();
-  await_gather();
-  release(buffers);
-  for (auto& storage : storages_) storage.free();
-  if (!keeps_memory) buffers.give(std::exchange(memory_, at::Tensor()));
-  set_state(State::freed);
-  ++counters.reshards;
+void FullCopies::copy_out(int64_t holders, comm::Buffers& buffers, Counters& counters) {
+  const base::ComputeGuard compute;
+  copy_pieces();
+  counters.unsharded_bytes += copied_bytes_ - (places_directly_ ? placed_bytes_ : 0);
+  if (!written()) hold(holders, buffers, counters);
 }
 
 FullCopies::Sizes FullCopies::sizes() const {
@@ -326,6 +278,294 @@ const Parameter* FullCopies::find(const at::Tensor& tensor) const {
     }
   }
   return last;
+}
+
+void FullCopies::adopt_shards(FrontEndCallbacks& front, bool takes_memory) {
+  {
+    const base::ComputeGuard guard;
+    part_ = transport::shared_zeros(layout_.part, kinds_.shards);
+    part_is_shared_ = transport::is_shared(part_);
+  }
+  elsewhere_.resize(parameters().size());
+  seen_.resize(parameters().size());
+  lies_at_.resize(parameters().size());
+  for (const auto& cut : layout_.cuts) numels_.push_back(cut.piece_numel(rank_));
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    const auto shard = parameters()[i]->stored();
+    const bool is_piece = shard.sizes() == layout_.cuts[i].piece_sizes(rank_);
+    if (takes_memory || !is_piece || part_.is_meta() || !is_alike(*shard.unsafeGetTensorImpl(), i)) {
+      move_into_part(i, front);
+    } else {
+      leave_where_it_is(i, front);
+    }
+  }
+  watches_.push_back(front.watch(part_, FrontEndCallbacks::Role::shard));
+}
+
+at::Tensor FullCopies::own_part(size_t index) const {
+  return piece_in(part_, layout_.cuts[index], rank_, 0);
+}
+
+void FullCopies::move_into_part(size_t index, FrontEndCallbacks& front) {
+  const auto shard = parameters()[index]->stored();
+  {
+    const base::ComputeGuard guard;
+    host_read_.make_host_wait();
+    auto piece = own_part(index);
+    piece.copy_(own_piece(*parameters()[index], layout_.cuts[index], rank_));
+    replace_data(shard, front.shown(piece));
+  }
+  elsewhere_[index] = at::Tensor();
+  saw(index, shard);
+  front.mark(shard);
+}
+
+void FullCopies::leave_where_it_is(size_t index, FrontEndCallbacks& front) {
+  const auto shard = parameters()[index]->stored();
+  {
+    const base::ComputeGuard guard;
+    elsewhere_[index] = shard.detach();
+  }
+  saw(index, shard);
+  front.mark(shard);
+  watches_.push_back(front.watch(shard, FrontEndCallbacks::Role::shard));
+}
+
+// Copies shards that lie elsewhere into the part, which is sent. Returns the number of bytes.
+int64_t FullCopies::collect() const {
+  int64_t bytes = 0;
+  for (size_t i = 0; i < elsewhere_.size(); ++i) {
+    if (!elsewhere_[i].defined()) continue;
+    host_read_.make_host_wait();
+    own_part(i).copy_(elsewhere_[i]);
+    bytes += static_cast<int64_t>(elsewhere_[i].nbytes());
+  }
+  return bytes;
+}
+
+bool FullCopies::has_memory() const {
+  return std::none_of(elsewhere_.begin(), elsewhere_.end(), [](const auto& shard) { return shard.defined(); });
+}
+
+bool FullCopies::take_memory(FrontEndCallbacks& front) {
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    const auto* shard = parameters()[i]->live_shard();
+    if (shard == nullptr || parameters()[i]->extension() || !is_alike(*shard, i)) return false;
+  }
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    if (elsewhere_[i].defined() || !fits(i)) move_into_part(i, front);
+  }
+  mark_stale();
+  return true;
+}
+
+bool FullCopies::fits() const {
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    if (!fits(i)) return false;
+  }
+  return true;
+}
+
+bool FullCopies::is_alike(const at::TensorImpl& shard, size_t index) const {
+  const auto* part = part_.unsafeGetTensorImpl();
+  return shard.has_storage() && shard.dtype() == part->dtype() && shard.device() == part->device() &&
+         shard.numel() == numels_[index];
+}
+
+void FullCopies::saw(size_t index, const at::Tensor& shard) {
+  seen_[index] = shard.storage();
+  lies_at_[index] = first_element(*shard.unsafeGetTensorImpl());
+}
+
+// Called very often. A shard that has elements is known by their address, not by its storage: a front end may show it
+// through another one (FrontEndCallbacks::place).
+bool FullCopies::fits(size_t index) const {
+  const auto* parameter = parameters()[index];
+  const auto* shard = parameter->live_shard();
+  if (shard == nullptr || parameter->extension() || !shard->has_storage() || shard->dtype() != part_.dtype() ||
+      shard->numel() != numels_[index]) {
+    return false;
+  }
+  if (part_.is_meta()) return shard->is_meta();
+  if (numels_[index] == 0) {
+    return shard->unsafe_storage().unsafeGetStorageImpl() == seen_[index].unsafeGetStorageImpl();
+  }
+  return first_element(*shard) == lies_at_[index];
+}
+
+void FullCopies::make_rows(FrontEndCallbacks& front) {
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    const auto& cut = layout_.cuts[i];
+    const auto leaf = parameters()[i]->full();
+    {
+      const base::ComputeGuard guard;
+      storages_.emplace_back(leaf.sizes(), kinds_.full);
+      const auto& alias = storages_.back().alias();
+      replace_data(leaf, alias);
+      parameters()[i]->keep_memory(alias);
+      for (int64_t rank = 0; rank < layout_.world; ++rank) {
+        if (cut.piece_numel(rank) == 0) continue;
+        auto rows = piece_of(alias, cut, rank);
+        copied_bytes_ += static_cast<int64_t>(rows.nbytes());
+        copies_.push_back({i, std::move(rows), runs_of(cut, rank), rank, cut.offsets[rank], CopyBatch::takes(alias)});
+      }
+    }
+    front.mark(leaf);
+    parameters()[i]->set_absent_gradient(front.absent_gradient(leaf));
+    watches_.push_back(front.watch(leaf, FrontEndCallbacks::Role::full));
+  }
+  find_placements();
+}
+
+// Chooses large pieces in one run that CopyBatch leaves to torch.
+void FullCopies::find_placements() {
+  if (layout_.world == 1 || !kinds_.full.device().is_cpu()) return;
+  std::vector<size_t> starts;
+  size_t start = 0;
+  for (const auto& storage : storages_) {
+    starts.push_back(start);
+    start += layout::aligned(storage.bytes());
+  }
+  const auto item = kinds_.full.dtype().itemsize();
+  for (auto& copy : copies_) {
+    const auto bytes = copy.rows.nbytes();
+    copy.can_place = !copy.is_moved && copy.runs.count == 1 && bytes >= transport::DirectPlacement::kLeast;
+    if (!copy.can_place) continue;
+    const auto offset = static_cast<size_t>(copy.rank * layout_.part + copy.offset) * item;
+    placements_.push_back({offset, bytes, starts[copy.leaf] + static_cast<size_t>(copy.runs.start) * item});
+    placed_bytes_ += static_cast<int64_t>(bytes);
+  }
+  const auto before = [](const auto& a, const auto& b) { return a.offset < b.offset; };
+  std::sort(placements_.begin(), placements_.end(), before);
+}
+
+void FullCopies::make_flat(FrontEndCallbacks& front) {
+  at::Tensor whole;
+  {
+    const base::ComputeGuard guard;
+    storages_.emplace_back(std::vector<int64_t>{layout_.world * layout_.part}, kinds_.full);
+    whole = storages_.back().alias();
+  }
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    const auto& cut = layout_.cuts[i];
+    const auto leaf = parameters()[i]->full();
+    int64_t rank = 0;
+    while (rank + 1 < layout_.world && cut.length(rank) == 0) ++rank;
+    {
+      const base::ComputeGuard guard;
+      const auto start = rank * layout_.part + cut.offsets[rank];
+      starts_.push_back(cut.shape[0] == 0 ? 0 : start);
+      const auto memory = whole.narrow(0, starts_.back(), cut.shape[0]).view(leaf.sizes());
+      replace_data(leaf, memory);
+      parameters()[i]->keep_memory(memory);
+    }
+    front.mark(leaf);
+    parameters()[i]->set_absent_gradient(front.absent_gradient(leaf));
+  }
+  watches_.push_back(front.watch(whole, FrontEndCallbacks::Role::full));
+}
+
+bool FullCopies::lies_as(const FullCopies& before) const {
+  const auto alike = [](const at::TensorOptions& a, const at::TensorOptions& b) {
+    return a.dtype() == b.dtype() && a.device() == b.device();
+  };
+  if (parameters() != before.parameters() || layout_.part != before.layout_.part || is_flat_ != before.is_flat_ ||
+      !alike(kinds_.full, before.kinds_.full)) {
+    return false;
+  }
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    const auto& storage = before.storages_[is_flat_ ? 0 : i];
+    if (parameters()[i]->live_full().unsafe_storage().unsafeGetStorageImpl() != storage.storage()) return false;
+  }
+  return true;
+}
+
+// With the same storages, views of the leaves that an operation is about to read, or that autograd saved, stay valid.
+void FullCopies::take_storages(const FullCopies& before, FrontEndCallbacks& front) {
+  storages_ = before.storages_;
+  starts_ = before.starts_;
+  copies_ = before.copies_;
+  copied_bytes_ = before.copied_bytes_;
+  placements_ = before.placements_;
+  placed_bytes_ = before.placed_bytes_;
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    const auto leaf = parameters()[i]->full();
+    front.mark(leaf);
+    if (i < storages_.size()) watches_.push_back(front.watch(leaf, FrontEndCallbacks::Role::full));
+  }
+}
+
+std::vector<at::Tensor> FullCopies::gather_values(
+    const std::vector<bool>& wanted, std::optional<at::Device> device, const comm::Collectives& collectives,
+    comm::Buffers& buffers, const std::string& unit, Counters& counters) const {
+  const base::ComputeGuard guard;
+  collect();
+  // In the dtype of the shards, on the device of the full copies.
+  const auto part = part_.to(kinds_.shards.device(kinds_.full.device()).pinned_memory(false));
+  return gather_parts(part, wanted, device.value_or(part_.device()), collectives, buffers, unit, counters);
+}
+
+std::vector<at::Tensor> FullCopies::gather_pieces(
+    const std::vector<at::Tensor>& pieces, bool keep, std::optional<at::Device> device,
+    const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters) const {
+  const base::ComputeGuard guard;
+  std::vector<bool> wanted(pieces.size(), false);
+  std::optional<at::ScalarType> dtype;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (!pieces[i].defined()) continue;
+    wanted[i] = keep;
+    dtype = dtype ? at::promoteTypes(*dtype, pieces[i].scalar_type()) : pieces[i].scalar_type();
+  }
+  if (!dtype) return std::vector<at::Tensor>(pieces.size());
+  const auto part = at::zeros({layout_.part}, kinds_.full.dtype(dtype));
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (pieces[i].defined()) piece_in(part, layout_.cuts[i], rank_, 0).copy_(pieces[i]);
+  }
+  auto values = gather_parts(part, wanted, device.value_or(part_.device()), collectives, buffers, unit, counters);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (values[i].defined()) values[i] = values[i].to(pieces[i].scalar_type());
+  }
+  return values;
+}
+
+std::vector<at::Tensor> FullCopies::gather_parts(
+    const at::Tensor& part, const std::vector<bool>& wanted, at::Device device, const comm::Collectives& collectives,
+    comm::Buffers& buffers, const std::string& unit, Counters& counters) const {
+  const bool alone = layout_.world == 1;
+  const auto gathered = alone ? part : buffers.take(layout_.world * layout_.part, part.options(), counters);
+  if (!alone) collectives.all_gather(gathered, part, named(unit), counters).wait();
+  std::vector<at::Tensor> values(parameters().size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (!wanted[i]) continue;
+    const auto& cut = layout_.cuts[i];
+    values[i] = at::empty(parameters()[i]->full().sizes(), part.options().device(device));
+    for (int64_t rank = 0; rank < layout_.world; ++rank) {
+      if (cut.piece_numel(rank) == 0) continue;
+      piece_of(values[i], cut, rank).copy_(piece_in(gathered, cut, rank, rank * layout_.part));
+    }
+  }
+  if (!alone) buffers.give(gathered);
+  return values;
+}
+
+at::Tensor FullCopies::piece_in_whole(size_t index, const at::Tensor& whole) const {
+  const base::ComputeGuard guard;
+  return piece_of(whole, layout_.cuts[index], rank_);
+}
+
+void FullCopies::store(size_t index, const at::Tensor& value) {
+  store_piece(index, piece_in_whole(index, value));
+}
+
+void FullCopies::store_piece(size_t index, const at::Tensor& piece) {
+  // A gather ahead may still read the shard.
+  if (pending_) pending_->settle();
+  let_host_write();
+  // No ComputeGuard: autograd has to see that the shard's version moves, as that of any parameter that is loaded.
+  const c10::AutoGradMode no_grad(false);
+  auto shard = parameters()[index]->stored();
+  shard.copy_(piece);
+  mark_stale();
 }
 
 } // namespace shardwise::group

@@ -63,15 +63,10 @@ class FullCopies : public Copies {
   /// Whether this tensor, a leaf or a view of one, can be used without further ado: the full copies are current, and
   /// the leaf's shard was not replaced and has the leaf's requires_grad. False for other tensors.
   bool serves(const at::Tensor& tensor) const;
-  void begin_unshard(
-      const comm::Collectives& collectives, bool may_hold, comm::Buffers& buffers, const std::string& unit,
-      Counters& counters) override;
-  bool finish_unshard(int64_t holders, comm::Buffers& buffers, const std::string& unit, Counters& counters) override;
   bool holds() const override {
     return held_.defined() && !written();
   }
   void drop_held(comm::Buffers& buffers) override;
-  void reshard(comm::Buffers& buffers, bool keeps_memory, Counters& counters) override;
 
   /// Whole values of the parameters, one for each, as new tensors on `device`; undefined where `wanted` is false. All
   /// ranks take part, whatever they want. The full copies stay as they are.
@@ -129,21 +124,31 @@ class FullCopies : public Copies {
   bool is_sent_as_it_is() const {
     return kinds_.shards.dtype() == kinds_.full.dtype() && lies_on_full_device();
   }
+  void provide(
+      bool from_held, const comm::Collectives& collectives, comm::Buffers& buffers, Counters& counters) override;
+  void start(
+      const comm::Collectives& collectives, bool may_hold, comm::Buffers& buffers, const std::string& unit,
+      Counters& counters) override;
+  void copy_out(int64_t holders, comm::Buffers& buffers, Counters& counters) override;
+  void free_leaves() override {
+    for (auto& storage : storages_) storage.free();
+  }
+  // In the layout `flat` what is gathered is the full copies, and with one rank it is the part.
+  bool gathers_apart() const override {
+    return !is_flat_ && layout_.world > 1;
+  }
+  bool gathers_into_leaves() const override {
+    return is_flat_ || places_directly_;
+  }
+  void await_gather() override;
   std::vector<at::Tensor> gather_parts(
       const at::Tensor& part, const std::vector<bool>& wanted, at::Device device, const comm::Collectives& collectives,
       comm::Buffers& buffers, const std::string& unit, Counters& counters) const;
   at::Tensor send(comm::Buffers& buffers, Counters& counters);
   at::Tensor put_in_place(const at::Tensor& part, const comm::Collectives& collectives, Counters& counters);
   void put(const at::Tensor& part, const at::Tensor& place, Counters& counters);
-  void await_gather();
   void refill(const comm::Collectives& collectives, comm::Buffers& buffers, Counters& counters);
   void refuse_in_child();
-  void start_gather(
-      const comm::Collectives& collectives, bool from_held, bool may_hold, comm::Buffers& buffers,
-      const std::string& unit, Counters& counters);
-  void leave_buffers();
-  void drop_gather(comm::Buffers& buffers, Counters& counters);
-  void release(comm::Buffers& buffers);
   void hold(int64_t holders, comm::Buffers& buffers, Counters& counters);
   void adopt_shards(FrontEndCallbacks& front, bool takes_memory);
   at::Tensor own_part(size_t index) const;
@@ -159,7 +164,7 @@ class FullCopies : public Copies {
   void take_storages(const FullCopies& before, FrontEndCallbacks& front);
   bool fits(size_t index) const;
   std::optional<size_t> index_of(const at::Tensor& tensor) const;
-  void copy_out();
+  void copy_pieces();
 
   layout::Shards layout_;
   bool is_flat_;
@@ -173,8 +178,6 @@ class FullCopies : public Copies {
   base::InForkedChild in_child_{[this] { refuse_in_child(); }};
   /// In the layout `flat`: where each leaf starts in the one storage.
   std::vector<int64_t> starts_;
-  /// The memory of all full copies, while they are not freed.
-  at::Tensor memory_;
   std::vector<Copy> copies_;
   /// The large pieces that can be placed directly, and how many bytes those are.
   std::vector<transport::DirectPlacement::Range> placements_;
@@ -197,17 +200,15 @@ class FullCopies : public Copies {
   std::vector<c10::Storage> seen_;
   /// The addresses of the shards' first elements.
   std::vector<const void*> lies_at_;
-  at::Tensor gathered_;
   /// What this rank keeps after forward: several parts in a row.
   at::Tensor held_;
-  /// The part as it is sent, if it has to be cast or moved for that.
-  at::Tensor sent_;
+  /// The gather under way is of that.
+  bool from_held_ = false;
   /// Shards in the host's memory are copied and gathered on a stream of ours, so that what computes does not wait.
   comm::SideStream from_host_;
   /// Where the device read the part that lies in pinned memory of the host, and where the gather was begun after it.
   comm::LastUse host_read_;
   comm::LastUse begun_;
-  std::optional<comm::Pending> pending_;
 };
 
 } // namespace shardwise::group

@@ -179,7 +179,7 @@ void ModuleUnit::set_conversions(py::object inputs, py::object outputs) {
 // of a unit need run. What is computed again in backward begins and ends with the same modules as in forward.
 bool ModuleUnit::begins(py::handle module) {
   if (modules_.size() == 1) return true;
-  if (engine::Unit::in_backward()) return first_ == module.ptr();
+  if (engine::BackwardWatch::running()) return first_ == module.ptr();
   if (to_run_.contains(module.ptr()) && unit_->shows_full()) return false;
   to_run_ = modules_;
   first_ = module.ptr();
@@ -188,7 +188,7 @@ bool ModuleUnit::begins(py::handle module) {
 
 bool ModuleUnit::ends(py::handle module) {
   if (modules_.size() == 1) return true;
-  if (engine::Unit::in_backward()) return last_ == module.ptr();
+  if (engine::BackwardWatch::running()) return last_ == module.ptr();
   to_run_.erase(module.ptr());
   if (!to_run_.empty()) return false;
   last_ = module.ptr();
@@ -215,7 +215,7 @@ const void* handled_exception() {
 } // namespace
 
 void ModuleUnit::begin_call() {
-  const bool takes_turn = !engine::Unit::in_backward();
+  const bool takes_turn = !engine::BackwardWatch::running();
   if (takes_turn) unit_->schedule()->turn().take(unit_->name());
   calls_.push_back({thread(), takes_turn, handled_exception()});
 }
@@ -235,19 +235,19 @@ py::object ModuleUnit::pre_forward(py::handle module, const py::object& argument
   if (!sees_all()) look_again();
   const bool is_first = begins(module);
   auto result = convert_inputs_.is_none() ? py::none() : convert_inputs_(arguments, keywords);
-  const bool backward = engine::Unit::in_backward();
+  const bool backward = engine::BackwardWatch::running();
   const py::gil_scoped_release no_gil;
   if (is_first || backward) {
     // Nothing is closed here in forward: every unit is closed when its own module ends.
-    unit_->enter(backward ? engine::Keep::outer : engine::Keep::all_to_end);
+    unit_->schedule()->enter(*unit_, backward ? engine::Keep::outer : engine::Keep::all_to_end);
   } else {
-    unit_->come_back();
+    unit_->schedule()->come_back(*unit_);
   }
   return result;
 }
 
 void ModuleUnit::fail_forward() {
-  if (end_call() && !engine::Unit::in_backward()) unit_->fail_forward();
+  if (end_call() && !engine::BackwardWatch::running()) unit_->schedule()->fail_forward(*unit_);
 }
 
 // Torch calls this too when the forward failed, with None. Several modules then end as they do otherwise.
@@ -255,7 +255,7 @@ py::object ModuleUnit::post_forward(py::handle module, const py::object& /*argum
   const auto succeeded = end_call();
   if (!succeeded) return py::none();
   if (!*succeeded && modules_.size() == 1) {
-    if (!engine::Unit::in_backward()) unit_->fail_forward();
+    if (!engine::BackwardWatch::running()) unit_->schedule()->fail_forward(*unit_);
     return py::none();
   }
   if (c10::GradMode::is_enabled()) {
@@ -263,7 +263,7 @@ py::object ModuleUnit::post_forward(py::handle module, const py::object& /*argum
   }
   if (ends(module)) {
     const py::gil_scoped_release no_gil;
-    unit_->leave(/*exactly=*/true);
+    unit_->schedule()->leave(*unit_, /*exactly=*/true);
   }
   return convert_outputs_.is_none() ? py::none() : convert_outputs_(output);
 }

@@ -68,7 +68,7 @@ class SHARDWISE_API Unit {
   const std::string& name() const;
 
   /// Whether backward averages gradients over the ranks (default). While it is off, gradients are added up out of
-  /// sight, and the next backward with it on averages the sum. Read when all gradients of the unit are there.
+  /// sight, and the next backward with it on averages the sum. Read when a backward reaches the model, for all of it.
   Unit& set_requires_gradient_sync(bool value, bool recurse = true);
   bool requires_gradient_sync() const;
   /// On a mesh of two axes, and for a replicated unit: whether backward also averages over the ranks that hold copies

@@ -62,7 +62,7 @@ void watch_calls(torch::nn::Module& module, const std::shared_ptr<engine::Unit>&
     if (!self->outer()) move_to(self->device(), inputs);
     if (self->precision().cast_forward_inputs()) cast(inputs, self->precision().param_dtype());
     if (self->has_full_copies()) {
-      self->enter(engine::Keep::outer);
+      self->schedule()->enter(*self);
     } else {
       // A cast of the parameters has to be noticed before the inputs meet them.
       self->precision().param_dtype() ? self->renew_groups() : self->need_values();
@@ -74,7 +74,7 @@ void watch_calls(torch::nn::Module& module, const std::shared_ptr<engine::Unit>&
       const auto self = weak.lock();
       if (!self) return;
       if (c10::GradMode::is_enabled()) watch_outputs(outputs, weak);
-      self->leave();
+      self->schedule()->leave(*self);
     });
   }
   if (unit->precision().output_dtype()) {

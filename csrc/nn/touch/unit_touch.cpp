@@ -20,7 +20,7 @@ class UnitTouch::Full : public TouchListener {
     if (!owner) return;
     if (touch.written) refuse_write_to_full(*owner, touch);
     if (!unproved->empty()) unproved->erase(owner->parameter_at(touch.tensor));
-    const bool in_backward = engine::Unit::in_backward();
+    const bool in_backward = engine::BackwardWatch::running();
     if (!in_backward) owner->schedule()->turn().take(owner->name());
     try {
       owner->use(touch.tensor, touch.again ? engine::Keep::all : engine::Keep::outer);
@@ -35,7 +35,7 @@ class UnitTouch::Full : public TouchListener {
   }
   // The memory stays until the operation is over.
   void ended() noexcept override {
-    if (engine::Unit::in_backward()) return;
+    if (engine::BackwardWatch::running()) return;
     if (const auto owner = unit.lock()) owner->schedule()->turn().give();
   }
 

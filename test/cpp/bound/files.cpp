@@ -1,14 +1,13 @@
 // Files of checkpoints for Python, for test/python/interop/test_checkpoint_files.py.
+#include "bound/parts.h"
 #include "files/saved_folder.h"
 #include "files/saving.h"
 
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <torch/extension.h>
+#include <torch/csrc/utils/pybind.h>
 
+namespace shardwise::files {
 namespace {
-
-using namespace shardwise::files;
 
 /// A piece of a tensor: its name, its values, and where it lies in the whole.
 using Piece = std::tuple<std::string, at::Tensor, Sizes>;
@@ -49,8 +48,10 @@ std::map<std::string, at::Tensor> load(const std::string& place) {
 }
 
 } // namespace
+} // namespace shardwise::files
 
-PYBIND11_MODULE(bound_files, module) {
+void bind_files(pybind11::module_& module) {
+  using namespace shardwise::files;
   module.def("save", &save, "Saves a checkpoint as ranks with these pieces would: name, contiguous tensor, offsets.");
   module.def("load", &load, "All tensors of a folder, whole.");
   module.def(

@@ -34,7 +34,7 @@ class Dice {
 
 /// One rank: what its full parameters and sums are, and what it put on its two process groups. The first rule that was
 /// broken is kept.
-class OrderRank final : public engine::OrderActions {
+class OrderRank final : public engine::Performer {
  public:
   using UnitId = engine::UnitId;
   enum class Full : uint8_t { freed, gathering, there };
@@ -95,27 +95,66 @@ class OrderRank final : public engine::OrderActions {
     rule(in_flight_.empty() || open_sums_, "sums end", 0);
   }
 
-  bool gather(UnitId unit) override {
-    if (full_[unit] == Full::there) return false;
+  bool perform(engine::Action action) override {
+    using Kind = engine::Action::Kind;
+    const auto unit = action.unit;
+    switch (action.kind) {
+      case Kind::gather: {
+        const bool waits = full_[unit] != Full::there;
+        gather_ahead(unit);
+        full_[unit] = Full::there;
+        return waits;
+      }
+      case Kind::gather_ahead:
+        gather_ahead(unit);
+        break;
+      case Kind::gather_list:
+        gather_ahead(listed);
+        break;
+      case Kind::free:
+        free(unit);
+        break;
+      case Kind::start_sum:
+        start_sum(unit);
+        break;
+      case Kind::look_at_sum:
+        return look_at_sum(unit);
+      case Kind::finish_first_sum:
+        open_sums_ = true;
+        break;
+      case Kind::wait_sum:
+        rule(in_flight_.empty() || in_flight_.front() == unit, "sums are waited for in their order", unit);
+        std::erase(in_flight_, unit);
+        done_.erase(unit);
+        break;
+      case Kind::publish:
+        rule(in_flight_.empty(), "sums are over before gradients are published", unit);
+        last_summed_.reset();
+        open_sums_ = false;
+        break;
+      case Kind::run_hooks:
+        break;
+      case Kind::forget_backward:
+        in_flight_.clear();
+        done_.clear();
+        last_summed_.reset();
+        break;
+    }
+    return false;
+  }
+
+ private:
+  void gather_ahead(UnitId unit) {
     if (full_[unit] == Full::freed) start(unit);
-    full_[unit] = Full::there;
-    return true;
   }
-  void gather_ahead(UnitId unit, bool /*backward*/) override {
-    if (full_[unit] == Full::freed) start(unit);
-  }
-  void gather_list(UnitId /*unit*/, bool backward) override {
-    gather_ahead(listed, backward);
-  }
-  void free(UnitId unit, bool /*hold*/) override {
+  void free(UnitId unit) {
     rule(
         !entering_ || (!order.lies_below(*entering_, unit) && order.head(*entering_) != order.head(unit)),
         "outer units and companions stay while inner ones are used", unit);
     full_[unit] = Full::freed;
     used_[unit] = false;
   }
-
-  void start_sum(UnitId unit) override {
+  void start_sum(UnitId unit) {
     size_t most = 1;
     for (const auto one : order.made()) most = std::max(most, order.timing(one).sums_in_flight);
     rule(in_flight_.size() < most, "so many sums are under way at a time", unit);
@@ -127,9 +166,8 @@ class OrderRank final : public engine::OrderActions {
     in_flight_.push_back(unit);
     sums.push_back(unit);
     if (gathers_in_backward()) stream.emplace_back("sum", unit);
-    published_.clear();
   }
-  bool sum_is_done(UnitId unit) override {
+  bool look_at_sum(UnitId unit) {
     const bool is_there = std::find(in_flight_.begin(), in_flight_.end(), unit) != in_flight_.end();
     rule(is_there, "a sum under way is asked for", unit);
     for (const auto before : in_flight_) {
@@ -139,27 +177,6 @@ class OrderRank final : public engine::OrderActions {
     if (order.timing(unit).sums_in_stream || own.once_in(2)) done_.insert(unit);
     return done_.contains(unit);
   }
-  void finish_first_sum(UnitId /*unit*/) override {
-    open_sums_ = true;
-  }
-  void wait_sum(UnitId unit) override {
-    rule(in_flight_.empty() || in_flight_.front() == unit, "sums are waited for in their order", unit);
-    std::erase(in_flight_, unit);
-    done_.erase(unit);
-  }
-  void publish(UnitId unit, bool /*is_last*/) override {
-    rule(in_flight_.empty(), "sums are over before gradients are published", unit);
-    published_.push_back(unit);
-    last_summed_.reset();
-    open_sums_ = false;
-  }
-  void forget_backward(UnitId /*unit*/) override {
-    in_flight_.clear();
-    done_.clear();
-    last_summed_.reset();
-  }
-
- private:
   void start(UnitId unit) {
     full_[unit] = Full::gathering;
     if (!order.timing(unit).is_gathered) return;
@@ -190,7 +207,6 @@ class OrderRank final : public engine::OrderActions {
   std::vector<UnitId> in_flight_;
   std::set<UnitId> done_;
   std::optional<UnitId> last_summed_;
-  std::vector<UnitId> published_;
   bool open_sums_ = false;
 };
 

@@ -10,6 +10,7 @@
 using shardwise::engine::Keep;
 using shardwise::engine::Order;
 using shardwise::engine::UnitId;
+using Kind = shardwise::engine::Action::Kind;
 using shardwise::engine::UnitTiming;
 using shardwise::test::Dice;
 using shardwise::test::OrderRank;
@@ -128,7 +129,7 @@ class Program {
     for (const auto unit : call(dice_.roll(units_))) {
       everyone([&](OrderRank& rank) { rank.by_hand(unit); });
       everyone([&](OrderRank& rank) {
-        if (rank.full(unit) == OrderRank::Full::gathering) rank.gather(unit);
+        if (rank.full(unit) == OrderRank::Full::gathering) rank.perform({Kind::gather, unit});
         rank.free_by_hand(unit);
       });
     }
@@ -290,7 +291,7 @@ TEST_CASE("order: what the user gathered and only some ranks used is not gathere
     for (const auto unit : {outermost, a, b, c, a, b}) made.enter(unit, Keep::outer, moment);
     made.order.leave(outermost, /*exactly=*/false, made);
     made.by_hand(b);
-    made.gather(b);
+    made.perform({Kind::gather, b});
     made.enter(outermost, Keep::outer, moment);
     made.enter(a, Keep::outer, moment);
     if (rank == 0) made.enter(b, Keep::outer, moment);

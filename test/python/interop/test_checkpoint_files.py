@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from bound import FOLDER
+from bound import models
 from pool import run_ranks
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -27,10 +25,7 @@ DTYPES = (
 
 
 def files() -> Any:
-    """The extension module; `make test` builds it."""
-    if str(FOLDER) not in sys.path:
-        sys.path.append(str(FOLDER))
-    return importlib.import_module("bound_files")
+    return models().files
 
 
 def of_each_dtype() -> dict[str, torch.Tensor]:

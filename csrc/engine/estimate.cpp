@@ -1,4 +1,4 @@
-#include "engine/memory_outline.h"
+#include "engine/estimate.h"
 
 #include "comm/meet/environment.h"
 #include "engine/step_memory.h"
