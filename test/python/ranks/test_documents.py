@@ -11,7 +11,7 @@ from pool import testing
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 #: Blocks that begin with ```py need more than a page can show.
-PAGES = [page for page in sorted(DOCS.glob("*.md")) if "```python\n" in page.read_text()]
+PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "```python\n" in page.read_text()]
 
 
 def run_page(_: int, code: str) -> None:

@@ -67,7 +67,7 @@ def test_cpp_code_of_the_pages_is_compiled_and_run() -> None:
     run = [line.strip() for line in (ROOT / "test/cpp/ranks/documents_test.cpp").read_text().splitlines()]
     shown = [
         block
-        for page in DOCS.glob("*.md")
+        for page in DOCS.rglob("*.md")
         for block in re.findall(r"^```cpp\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     ]
     assert len(shown) >= 6
