@@ -4,7 +4,7 @@
 
 namespace shardwise::test {
 
-// docs/architecture.md has the figures.
+// docs/architecture/steps.md has the figures.
 TEST(LatePool, TheOptimizersStepIsNotThePeak) {
   run_ranks(2, [](Rank& rank) {
     Stack model(64, 8);
