@@ -1,7 +1,7 @@
 """What `make test CHANGED=1` runs: what the files that differ from the last commit, or else its own, can break.
 
 - A file of tests: its tests.
-- A file of csrc or python/shardwise: the tests that noticed the mutants of that file (mutants/noticed.tsv), and where
+- A file of csrc or python/shardwise: the tests that noticed the mutants of that file (mutants.tsv), and where
   it has fewer than FEW of them, those of its folder; of csrc, unit_tests as well.
 
 usage: changed.py    prints the programs to build
@@ -9,19 +9,14 @@ usage: changed.py    prints the programs to build
 
 from __future__ import annotations
 
-import importlib
 import re
 import subprocess
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from mutant import places_of, read_table
 from suites import MINUTES, ROOT, Suite, catch2, googletest, pytest
-
-HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE / "mutants"))
 
 FEW = 5
 GTEST = re.compile(r"^(?:TYPED_)?TEST(?:_F|_P)?\((\w+), (\w+)\)", re.MULTILINE)
@@ -38,29 +33,14 @@ def changed_files() -> list[str]:
 
 def noticed_by(path: str) -> set[str]:
     """The titles of the tests that noticed mutants of the file, or of its folder."""
-    mutants: list[Any] = importlib.import_module("mutants").MUTANTS
-    lines = [line.split("\t") for line in (HERE / "mutants" / "noticed.tsv").read_text().splitlines()[1:]]
-    table = {name: tests for name, *tests in lines}
+    mutants = read_table()
 
     def of(start: str) -> set[str]:
-        found = (table.get(mutant.name, []) for mutant in mutants if mutant.file.startswith(start))
-        return {test.partition(" ")[0] for tests in found for test in tests if test}
+        found = [mutant for mutant in mutants if mutant.file.startswith(start)]
+        return {test.partition(" ")[0] for mutant in found for test in (mutant.cpp, mutant.python) if test}
 
     its_own = of(path)
     return its_own if len(its_own) >= FEW else of(f"{Path(path).parent.as_posix()}/")
-
-
-def files_of(python_tests: Iterable[str]) -> list[str]:
-    """Python's tests as pytest takes them: each with its file."""
-    sources = {file: file.read_text() for file in (HERE / "python").glob("*/test_*.py")}
-    found = []
-    for title in python_tests:
-        group, _, name = title.rpartition("::")
-        group, name = group.rpartition("::")[2], name.partition("[")[0]
-        for file, text in sources.items():
-            if f"def {name}(" in text and (not group or f"class {group}" in text):
-                found.append("::".join(part for part in (str(file.relative_to(ROOT)), group, name) if part))
-    return found
 
 
 def choose(paths: Iterable[str]) -> list[Suite]:
@@ -80,7 +60,7 @@ def choose(paths: Iterable[str]) -> list[Suite]:
             whole |= {"unit_tests"} if path.startswith("csrc/") else set()
     for title in noticed:
         if "::" in title or title.startswith("test_"):
-            chosen["pytest"] |= set(files_of([title]))
+            chosen["pytest"] |= set(places_of(title))
         elif re.fullmatch(r"[\w/]+\.[\w/]+", title):
             chosen["late_tests" if title.startswith("Late") else "rank_tests"].add(title)
     suites = [catch2(name, name, 10 * MINUTES) for name in sorted(whole)]

@@ -7,36 +7,23 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mutant import Mutant
+from mutant import NOT_NOTICED, Mutant, places_of, sources
+from suites import PROGRAMS, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-TESTS = ROOT / "build" / "dev" / "test" / "cpp"
 # What notices most, the quickest first.
 USUAL = (
     "ReplicateGradients.*:ReplicateContract.*",
     "FullyShardPrograms.*:FullyShard.*",
     "FullyShardContract.*:FullyShardAutograd.*:FullyShardChanges.*:FullyShardOrder.*:FullyShardParticipation.*",
 )
-USUAL_IN_PYTHON = ("test/python/ranks", "-k", "test_replicate")
 ALL = "Replicate*:FullyShard*:Checkpoint*"
 SECONDS = 40  # for a test; healthy ones take a few
 TIME_LIMIT = 124  # how a program ends whose test takes longer
-HOW = re.compile(r" \((?:hangs|ends the program|ends early)\)$")
-
-
-@dataclass(frozen=True)
-class Noticed:
-    """The test of each language that failed first: empty where none did, None where the language was not asked."""
-
-    cpp: str | None = None
-    python: str | None = None
-
-    @property
-    def everywhere(self) -> bool:
-        return "" not in (self.cpp, self.python)
+HOW = re.compile(r" \((?:hangs|ends the program|ends early|late|, )+\)$")
 
 
 @dataclass(frozen=True)
@@ -70,69 +57,70 @@ class Lane:
     def build(self, target: str) -> None:
         self._must("cmake", "--build", self.build_folder, "--target", target, "-j", "1")
 
-    def try_mutant(self, mutant: Mutant, known: Noticed) -> Noticed:
-        """Asks the tests that are known to notice it, then the others, until one fails in each of its languages."""
+    def try_mutant(self, mutant: Mutant) -> Mutant:
+        """The mutant with the tests that fail first in each of its languages."""
         path = self.source / mutant.file
-        original = path.read_text()
-        if original.count(mutant.old) != 1:
-            sys.exit(f"{mutant.name}: its place is not once in {mutant.file}; mend test/mutants.")
-        path.write_text(original.replace(mutant.old, mutant.new))
+        path.write_text(mutant.changed())
         try:
             if mutant.is_in_extension:
                 self.build("shardwise_python")
                 self._install_extension()
-            if mutant.is_in_package or mutant.is_in_extension:
-                files = [f"test/python/{file}" for file in mutant.suites.split()]
-                return Noticed(python=self.first_failure_in_python(known.python, *files))
-            self.build("shardwise")
-            if mutant.device != "cpu":
-                return Noticed(self._rank_tests(mutant.suites, SHARDWISE_TEST_DEVICE=mutant.device))
-            cpp = self.first_failure_in_cpp(known.cpp, mutant.suites)
-            if "Python" not in mutant.languages:
-                return Noticed(cpp)
-            return Noticed(cpp, self.first_failure_in_python(known.python, *USUAL_IN_PYTHON))
+            elif not mutant.is_in_package:
+                self.build("shardwise")
+            return replace(
+                mutant,
+                cpp=mutant.cpp and next(filter(None, self._fail_in_cpp(mutant)), NOT_NOTICED),
+                python=mutant.python and next(filter(None, self._fail_in_python(mutant)), NOT_NOTICED),
+            )
         finally:
-            path.write_text(original)
+            path.write_text(sources()[mutant.file])
             if mutant.is_in_extension:
                 self._link_extension()
 
-    def first_failure_in_cpp(self, known: str | None = None, suites: str = "") -> str:
+    def _fail_in_cpp(self, mutant: Mutant) -> Iterator[str]:
+        """Of more and more tests, what failed first: those that are known to notice it, and their neighbours."""
+        known, done = HOW.sub("", mutant.cpp), []
+        if known.startswith(("unit_tests", "program_tests")):
+            yield self._catch_tests(known.split(":")[0])
+        named = re.fullmatch(r"(\w+)\.\w+", known)
+        for part in (f"{known}:{known}/*", f"{named[1]}.*") if named else ():
+            yield self._rank_tests(f"{part}:-{':'.join(done)}", mutant.is_late)
+            done.append(part)
+        if mutant.is_late:
+            return
+        for part in USUAL:
+            yield self._rank_tests(f"{part}:-{':'.join(done)}")
+            done.append(part)
+        yield self._catch_tests("unit_tests")
+        yield self._rank_tests(f"{ALL}:-{':'.join(done)}")
+        yield self._catch_tests("program_tests")
+
+    def _fail_in_python(self, mutant: Mutant) -> Iterator[str]:
+        known = places_of(HOW.sub("", mutant.python))
+        for what in (known, [place.partition("::")[0] for place in known]):
+            yield self._pytest(*what) if what else ""
+        if mutant.cpp:
+            yield self._pytest("test/python/ranks", "-k", "test_replicate")
+        else:
+            yield self._pytest(*(f"test/python/{folder}" for folder in ("unit", "ranks", "interop")))
+
+    def _rank_tests(self, suites: str, is_late: bool = False) -> str:
         """A crash or a time limit is a failure too."""
-        done: list[str] = []
-        first = HOW.sub("", known or "")
-        if first.startswith(("unit_tests", "program_tests")) and (failed := self._catch_tests(first.split(":")[0])):
-            return failed
-        for part in (f"{first}:{first}/*" if re.fullmatch(r"\w+\.\w+", first) else "", suites, *USUAL):
-            if part and (failed := self._rank_tests(f"{part}:-{':'.join(done)}")):
-                return failed
-            done += [part] if part else []
-        return (
-            self._catch_tests("unit_tests")
-            or self._rank_tests(f"{ALL}:-{':'.join(done)}")
-            or self._catch_tests("program_tests")
-        )
-
-    def first_failure_in_python(self, known: str | None, *what: str) -> str:
-        # Without the values of its parameters, which are no part of an expression.
-        if name := HOW.sub("", known or "").rpartition("::")[2].partition("[")[0]:
-            files = what[:1] if what == USUAL_IN_PYTHON else what
-            failed = self._pytest(*files, "-k", name)
-            if failed:
-                return failed
-        return self._pytest(*what)
-
-    def _rank_tests(self, suites: str, **variables: str) -> str:
         program = "late_tests" if suites.startswith("Late") else "rank_tests"
-        command = (TESTS / program, f"--gtest_filter={suites}", "--gtest_fail_fast")
+        command = (PROGRAMS / program, f"--gtest_filter={suites}", "--gtest_fail_fast")
+        variables = {"SHARDWISE_TEST_DEVICE": "late"} if is_late else {}
         status, output = self._run(*command, mutated=True, variables=variables)
         failed = re.findall(r"\[  FAILED  \] (\w+\.\w+)", output)
         begun = re.findall(r"\[ RUN      \] (\w+\.\w+)", output)
-        if status == 0 or failed:
-            return failed[0] if failed else ""
-        return f"{begun[-1] if begun else 'rank_tests'} ({'hangs' if status == TIME_LIMIT else 'ends the program'})"
+        if status == 0:
+            return ""
+        how = [] if failed else ["hangs" if status == TIME_LIMIT else "ends the program"]
+        how += ["late"] if is_late and program == "rank_tests" else []
+        name = (failed or begun[-1:] or [program])[0]
+        return f"{name} ({', '.join(how)})" if how else name
 
     def _catch_tests(self, program: str) -> str:
-        status, output = self._run(TESTS / program, "--abort", mutated=True)
+        status, output = self._run(PROGRAMS / program, "--abort", mutated=True)
         title = re.findall(r"^-{79}\n(.+)\n", output, re.MULTILINE)
         return "" if status == 0 else f"{program}: {title[0] if title else 'ends early'}"
 
@@ -148,7 +136,7 @@ class Lane:
         return "" if status in (0, 5) else failed[0] if failed else "pytest (ends early)"
 
     def _run(
-        self, *command: str | Path, limit: int = 1200, mutated: bool = False, variables: dict[str, str] | None = None
+        self, *command: str | Path, limit: int = 1200, mutated: bool = False, variables: Mapping[str, str] | None = None
     ) -> tuple[int, str]:
         """Status and output. `mutated` programs load the mutated library in the place of their own."""
         environment = {**os.environ, "CCACHE_BASEDIR": str(self.source), **(variables or {})}
