@@ -24,7 +24,7 @@ SHARDWISE_API void begin_backward_at(const at::Tensor& output, const std::weak_p
 class BackwardWatch {
  public:
   /// Whether a backward is running on this thread.
-  static bool running();
+  SHARDWISE_API static bool running();
   /// The watch of the backward that is running on this thread.
   static std::shared_ptr<BackwardWatch> current();
 

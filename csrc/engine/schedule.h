@@ -6,6 +6,8 @@
 #include "engine/turn.h"
 #include "group/gradients.h"
 
+#include <shardwise/export.h>
+
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -22,7 +24,7 @@ class Unit;
 ///
 /// One thread at a time may use it, and during a backward autograd's device threads. If no unit shows anything by
 /// turns, others may read meanwhile.
-class Schedule final : public std::enable_shared_from_this<Schedule>, private Performer {
+class SHARDWISE_API Schedule final : public std::enable_shared_from_this<Schedule>, private Performer {
  public:
   explicit Schedule(int64_t number) : number_(number) {}
 
