@@ -70,26 +70,26 @@ demo: ## train a small GPT on RANKS ranks, compare with one process, draw a pict
 
 test: ## the tests that hold the product, in C++ and Python; skipped ones are listed with their reasons
 	$(prepare) test "$(PYTHON)"
-	@$(build) dev $(with_tests) --target shardwise shardwise_python $(if $(CHANGED),$$($(py) test/changed.py),$(programs)) --install $(jobs)
-	@$(py) test/run.py $(if $(SUITES),--suites $(SUITES)) $(if $(ROWS),--rows) $(if $(CHANGED),--changed) $(if $(BUDGETS),--budgets) $(if $(FRESH_CLONE),--fresh-clone)
+	$(if $(CHANGED),,@$(build) dev $(with_tests) --target shardwise shardwise_python $(programs) --install $(jobs))
+	@$(py) test/run.py $(if $(SUITES),--suites $(SUITES)) $(if $(ROWS),--rows) $(if $(BUDGETS),--budgets) $(if $(FRESH_CLONE),--fresh-clone) $(if $(CHANGED),--changed $(with_tests) $(jobs))
 
 test-torches: ## build and test with each version of torch that we support, in short, each in a folder of its own
 	$(prepare) build "$(PYTHON)"
-	@$(py) test/torches.py --add $(TORCHES) $(if $(SUITES),--suites $(SUITES))
+	@$(py) test/torches.py $(TORCHES) $(if $(SUITES),--suites $(SUITES))
 
 test-all: test test-parts ## these, and everything that test-parts adds: some hours
 
 test-parts: ## what is too long for every change: more ranks and steps, random programs, benches, sanitizers, mutants
 	$(prepare) test "$(PYTHON)"
 	@$(build) dev $(with_tests) --target shardwise shardwise_python unit_tests rank_tests late_tests program_tests --install $(jobs)
-	@$(py) test/run.py --add --parts $(PARTS) $(if $(UNTIL),--until $(UNTIL))
+	@$(py) test/run.py --parts $(PARTS) $(if $(UNTIL),--until $(UNTIL))
 
 gpu: ## everything that a GPU should show, in steps that are not run twice; see docs/gpu.md
 	$(if $(KIT),,$(prepare) build "$(PYTHON)")
 	@$(if $(KIT),$(or $(PYTHON),python3),$(py)) test/on_gpu.py $(STEPS) --device $(DEVICE) $(if $(KIT),--kit $(KIT)) $(if $(WITHIN),--seconds $(WITHIN)) $(if $(AGAIN),--again) $(if $(LIST),--list)
 
 gpu-kit: ## what `make gpu KIT=.gpukit` needs on a machine that has a GPU, a torch and no network, built and tried here
-	@python3 test/gpu_kit.py make $(if $(PYTHON),--python $(PYTHON)) $(if $(TORCH),--torch $(TORCH)) $(if $(ARCH),--arch $(ARCH)) $(if $(KIT),--folder $(KIT))
+	@python3 test/gpu_kit.py $(if $(PYTHON),--python $(PYTHON)) $(if $(TORCH),--torch $(TORCH)) $(if $(ARCH),--arch $(ARCH)) $(if $(KIT),--folder $(KIT))
 
 bench: ## what wrapping costs, beside torch's own: time, instructions, copies, memory, in short
 	$(prepare) build "$(PYTHON)"

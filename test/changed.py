@@ -3,32 +3,26 @@
 - A file of tests: its tests.
 - A file of csrc or python/shardwise: the tests that noticed the mutants of that file (mutants.tsv), and where
   it has fewer than FEW of them, those of its folder; of csrc, unit_tests as well.
-
-usage: changed.py    prints the programs to build
 """
 
 from __future__ import annotations
 
 import re
-import subprocess
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mutant import places_of, read_table
-from suites import MINUTES, ROOT, Suite, catch2, googletest, pytest
+from programs import ROOT, git
+from suites import Suite, catch2, googletest, pytest
 
 FEW = 5
 GTEST = re.compile(r"^(?:TYPED_)?TEST(?:_F|_P)?\((\w+), (\w+)\)", re.MULTILINE)
 
 
 def changed_files() -> list[str]:
-    def git(*words: str) -> list[str]:
-        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
-        return done.stdout.splitlines()
-
-    differ = git("diff", "--name-only", "HEAD") + git("ls-files", "--others", "--exclude-standard")
-    return differ or git("diff", "--name-only", "HEAD~1", "HEAD")
+    differ = git("diff", "--name-only", "--diff-filter=d", "HEAD").split()
+    differ += git("ls-files", "--others", "--exclude-standard").split()
+    return differ or git("diff", "--name-only", "--diff-filter=d", "HEAD~1", "HEAD").split()
 
 
 def noticed_by(path: str) -> set[str]:
@@ -63,20 +57,16 @@ def choose(paths: Iterable[str]) -> list[Suite]:
             chosen["pytest"] |= set(places_of(title))
         elif re.fullmatch(r"[\w/]+\.[\w/]+", title):
             chosen["late_tests" if title.startswith("Late") else "rank_tests"].add(title)
-    suites = [catch2(name, name, 10 * MINUTES) for name in sorted(whole)]
+    suites = [catch2(name, name, 10) for name in sorted(whole)]
     for name in ("rank_tests", "late_tests"):
         if chosen[name]:
-            suite = googletest(name, name, 20 * MINUTES)
-            suites.append(replace(suite, command=[*suite.command, f"--gtest_filter={':'.join(sorted(chosen[name]))}"]))
+            suites.append(googletest(name, name, 20, ":".join(sorted(chosen[name]))))
     if chosen["pytest"]:
-        suites.append(pytest("python_changed", 20 * MINUTES, *sorted(chosen["pytest"])))
+        suites.append(pytest("python_changed", 20, *sorted(chosen["pytest"])))
     return suites
 
 
-def main() -> None:
-    for suite in choose(changed_files()):
-        print(*(("bound_models", "meters") if suite.name == "python_changed" else (suite.name,)))
-
-
-if __name__ == "__main__":
-    main()
+def programs_of(suites: Sequence[Suite]) -> list[str]:
+    """What has to be built for them."""
+    for_python = ("bound_models", "meters")
+    return [name for each in suites for name in (for_python if each.name == "python_changed" else (each.name,))]

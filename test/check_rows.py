@@ -34,8 +34,14 @@ class Wanted:
     language: str
 
     @property
+    def name(self) -> tuple[str, str]:
+        """Class and name of its test."""
+        in_cpp = self.language == "cpp"
+        return (self.group, cpp_name(self.row)) if in_cpp else (f"Test{self.group}", f"test_{self.row}")
+
+    @property
     def title(self) -> str:
-        return {"cpp": f"{self.group}.{cpp_name(self.row)}", "py": f"Test{self.group}::test_{self.row}"}[self.language]
+        return ("." if self.language == "cpp" else "::").join(self.name)
 
 
 class TableError(Exception):
@@ -60,33 +66,44 @@ def read_table(path: Path, columns: list[str]) -> list[dict[str, str]]:
     return rows
 
 
+def known_rows(path: Path, columns: list[str]) -> dict[str, dict[str, str]]:
+    """The lines of a table that a program writes, by their first cells; none if it cannot be read."""
+    try:
+        return {line[columns[0]]: line for line in read_table(path, columns)}
+    except (OSError, TableError):
+        return {}
+
+
+def write_row(path: Path, columns: list[str], row: list[str], order: Iterable[str]) -> None:
+    """Puts it in the place of the line with the same first cell. The lines have this order."""
+    known = {name: list(line.values()) for name, line in known_rows(path, columns).items()} | {row[0]: row}
+    lines = [columns, *(known[name] for name in order if name in known)]
+    path.write_text("".join("\t".join(line) + "\n" for line in lines))
+
+
 def read_rows(path: Path) -> list[Wanted]:
-    wanted = []
-    for line in read_table(path, ROW_COLUMNS):
-        for language in line["languages"].split(","):
-            if language not in LANGUAGES:
-                raise TableError(f"{path.name}: {line['row']}: languages are cpp and py, not {language!r}")
-            wanted.append(Wanted(line["class"], line["row"], language))
-    return _without_duplicates(path, wanted)
+    lines = read_table(path, ROW_COLUMNS)
+    return _wanted(path, ((line, language) for line in lines for language in line["languages"].split(",")))
 
 
 def read_exceptions(path: Path) -> dict[Wanted, str]:
     lines = read_table(path, EXCEPTION_COLUMNS)
-    named = [Wanted(line["class"], line["row"], line["language"]) for line in lines]
-    for wanted, line in zip(named, lines, strict=True):
-        if wanted.language not in LANGUAGES:
-            raise TableError(f"{path.name}: {wanted.row}: a language is cpp or py, not {wanted.language!r}")
-        if not line["reason"].strip():
-            raise TableError(f"{path.name}: {wanted.row}: an exception needs a reason")
-    _without_duplicates(path, named)
-    return {wanted: line["reason"] for wanted, line in zip(named, lines, strict=True)}
+    reasons = [line["reason"].strip() for line in lines]
+    if not all(reasons):
+        raise TableError(f"{path.name}: {lines[reasons.index('')]['row']}: an exception needs a reason")
+    return dict(zip(_wanted(path, ((line, line["language"]) for line in lines)), reasons, strict=True))
 
 
-def _without_duplicates(path: Path, wanted: list[Wanted]) -> list[Wanted]:
-    for one in set(wanted):
-        if wanted.count(one) > 1:
-            raise TableError(f"{path.name}: {one.group} {one.row} stands there more than once for {one.language}")
-    return wanted
+def _wanted(path: Path, named: Iterable[tuple[dict[str, str], str]]) -> list[Wanted]:
+    found: dict[Wanted, None] = {}
+    for line, language in named:
+        one = Wanted(line["class"], line["row"], language)
+        if language not in LANGUAGES:
+            raise TableError(f"{path.name}: {one.row}: a language is cpp or py, not {language!r}")
+        if one in found:
+            raise TableError(f"{path.name}: {one.group} {one.row} stands there more than once for {language}")
+        found[one] = None
+    return list(found)
 
 
 def names_run(results: Iterable[Result], language: str) -> set[tuple[str, str]]:
@@ -111,19 +128,13 @@ def check(
     run = {"cpp": names_run(cpp, "cpp"), "py": names_run(py, "py")}
     problems = []
     for row in rows:
-        name = {"cpp": (row.group, cpp_name(row.row)), "py": (f"Test{row.group}", f"test_{row.row}")}[row.language]
-        did_run = name in run[row.language]
+        did_run, said = row.name in run[row.language], f"in {LANGUAGES[row.language]}"
         if did_run and row in exceptions:
-            problems.append(f"{row.title} ran in {LANGUAGES[row.language]}: take its line out of row_exceptions.tsv")
+            problems.append(f"{row.title} ran {said}: take its line out of row_exceptions.tsv")
         elif not did_run and row not in exceptions:
-            problems.append(
-                f"{row.title} did not run in {LANGUAGES[row.language]}: write it, or name it in row_exceptions.tsv"
-            )
-    for exception in sorted(set(exceptions) - set(rows)):
-        problems.append(
-            f"row_exceptions.tsv names {exception.group} {exception.row} for {exception.language}, "
-            "which rows.tsv does not"
-        )
+            problems.append(f"{row.title} did not run {said}: write it, or name it in row_exceptions.tsv")
+    for each in sorted(set(exceptions) - set(rows)):
+        problems.append(f"row_exceptions.tsv names {each.group} {each.row} for {each.language}, rows.tsv does not")
     return problems
 
 

@@ -1,6 +1,6 @@
 """Makes a kit for a machine that has a GPU and nothing else: what `make gpu` would build there, built here and packed.
 
-usage: gpu_kit.py make [--python PYTHON] [--torch 2.11.0] [--arch 90] [--folder .gpukit]
+usage: gpu_kit.py [--python PYTHON] [--torch 2.11.0] [--arch 90] [--folder .gpukit]
 
 The machine needs the Python and torch that the kit was built for, and these sources; `make gpu KIT=FOLDER` unpacks it
 into them. The kit has NCCL too, with its code for this one architecture, in a version that lets several ranks share a
@@ -28,7 +28,8 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from programs import ROOT, copy_sources, git
+
 BUILD = "build/dev"
 TARGETS = ("shardwise", "shardwise_python", "unit_tests", "rank_tests", "bound_models", "bound_late",
            "meters", "host_cost", "memory_steps", "rank_steps", "modelled_peers", "moves", "gpt")  # fmt: skip
@@ -38,15 +39,10 @@ BUILT = ("build.ninja", "test/cpp/unit_tests", "test/cpp/rank_tests", "test/cpp/
          "benchmarks/cpp/libmeters.so", "benchmarks/cpp/modelled_peers*.so", "examples/cpp/gpt")  # fmt: skip
 PACKAGE = ("_build_info.py", "*.so", "lib/libshardwise.so")
 #: What the built files depend on: a kit of other sources says so.
-SOURCES = (
-    "csrc",
-    "test/cpp",
-    "test/late_device",
-    "test/stream_group",
-    "test/thread_group",
-    "benchmarks/cpp",
-    "examples/cpp",
-)
+SOURCES = ("csrc", "test/cpp", "test/late_device", "test/stream_group", "test/thread_group", "benchmarks/cpp",
+           "examples/cpp")  # fmt: skip
+#: What a container of code for GPUs begins with.
+MARK = b"\x50\xed\x55\xba"
 NCCL = "nvidia-nccl-cu13==2.30.7"
 MOST_MIB = 64
 #: Tried when a kit is made.
@@ -72,22 +68,6 @@ def run(command: Sequence[object], folder: Path = ROOT, **environment: str) -> s
 
 
 # Making
-
-
-def copy_sources(to: Path) -> None:
-    """Those that are here, also what is not committed."""
-    to.mkdir(parents=True, exist_ok=True)
-    names = run(["git", "ls-files", "-co", "--exclude-standard"]).splitlines()
-    for name in names:
-        source, target = ROOT / name, to / name
-        if not source.is_file():
-            target.unlink(missing_ok=True)
-        elif not target.exists() or target.read_bytes() != source.read_bytes():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, target)
-    for path in [path for folder in SOURCES for path in (to / folder).rglob("*") if path.is_file()]:
-        if str(path.relative_to(to)) not in names:
-            path.unlink()
 
 
 def find_python(version: str) -> str:
@@ -120,12 +100,16 @@ def pack(files: dict[str, Path], archive: Path) -> None:
 
 def least_versions(files: Sequence[Path]) -> str:
     symbols = "".join(run(["objdump", "-T", path]) for path in files)
-    names = ("GLIBC", "GLIBCXX")
-    found = {name: re.findall(rf"{name}_([\d.]+)", symbols) for name in names}
-    newest = {
-        name: max(all_of, key=lambda text: [int(part) for part in text.split(".")]) for name, all_of in found.items()
-    }
-    return ", ".join(f"{name} {newest[name]}" for name in names)
+    found = {name: re.findall(rf"{name}_([\d.]+)", symbols) for name in ("GLIBC", "GLIBCXX")}
+    return ", ".join(f"{name} {max(all_of, key=numbers)}" for name, all_of in found.items())
+
+
+def numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
+def is_program(path: Path) -> bool:
+    return path.suffix == ".so" or os.access(path, os.X_OK)
 
 
 def keep_one_architecture(library: Path, arch: int) -> None:
@@ -135,20 +119,18 @@ def keep_one_architecture(library: Path, arch: int) -> None:
     each with a header of its own: what it is, the sizes of header and code, and at byte 28 the architecture.
     """
     with library.open("r+b") as file, mmap.mmap(file.fileno(), 0) as code:
-        at = code.find(b"\x50\xed\x55\xba")
+        at = code.find(MARK)
         while at >= 0:
             version, header, size = struct.unpack_from("<HHQ", code, at + 4)
-            if (version, header) != (1, 16):
-                at = code.find(b"\x50\xed\x55\xba", at + 4)
-                continue
-            entry, end = at + header, at + header + size
+            entry = at + header
+            end = entry + size if (version, header) == (1, 16) else at + 4
             while entry < end:
                 length, payload = struct.unpack_from("<IQ", code, entry + 4)
                 (made_for,) = struct.unpack_from("<I", code, entry + 28)
                 if made_for != arch:
                     code[entry + length : entry + length + payload] = bytes(payload)
                 entry += length + payload
-            at = code.find(b"\x50\xed\x55\xba", end)
+            at = code.find(MARK, end)
 
 
 def make_nccl(python: Path, arch: int, archive: Path) -> None:
@@ -172,20 +154,18 @@ def make(python: str, torch: str, arch: str, folder: Path) -> None:
         for relative, staged in files.items():
             staged.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source / relative, staged)
-            if staged.suffix == ".so" or os.access(staged, os.X_OK):
+            if is_program(staged):
                 run(["strip", "--strip-unneeded", staged])
         pack(files, folder / "kit.tar.xz")
-        needs = least_versions([path for path in files.values() if path.suffix == ".so" or os.access(path, os.X_OK)])
+        needs = least_versions(list(filter(is_program, files.values())))
     if not (folder / "nccl.tar.xz").exists():
         make_nccl(source / ".venv/bin/python", int(arch), folder / "nccl.tar.xz")
     archives = [folder / "kit.tar.xz", folder / "nccl.tar.xz"]
-    python_version = run(
-        [source / ".venv/bin/python", "-c", "import sys; print('{}.{}'.format(*sys.version_info))"]
-    ).strip()
+    version = run([source / ".venv/bin/python", "-c", "import sys; print('{}.{}'.format(*sys.version_info))"])
     manifest = {
-        "commit": run(["git", "rev-parse", "HEAD"]).strip(),
+        "commit": git("rev-parse", "HEAD"),
         "sources": sources_of(source),
-        "Python": python_version,
+        "Python": version.strip(),
         "torch": torch,
         "architecture": arch,
         "least": needs,
@@ -242,7 +222,6 @@ def unpack(folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["make"])
     parser.add_argument("--python", default="", help="that has no torch: .venv gets one; default: a python3.12")
     parser.add_argument("--torch", default="2.11.0")
     parser.add_argument("--arch", default="90", help="of the GPU: 80, 90, 100, ...")

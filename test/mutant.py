@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 
-from suites import ROOT
+from programs import ROOT
 
 TABLE = ROOT / "test" / "mutants.tsv"
 COLUMNS = ["mutant", "function", "old", "new", "cpp", "python"]

@@ -14,20 +14,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import gpu_kit
 from on_gpu_steps import MISSING, STAGES, Outcome, Place, Step
-from programs import last_lines
+from programs import ROOT, last_lines
 from reports import FAILED, PASSED
-from suites import ROOT
 
 sys.path.append(str(ROOT / "benchmarks"))
 import machine
@@ -44,30 +42,26 @@ class Done:
     """What a step's file says."""
 
     step: str
-    outcome: Outcome
+    result: str
+    said: str
     seconds: float
     facts: dict[str, str]
 
     @classmethod
     def read(cls, file: Path) -> Done | None:
         try:
-            found = json.loads(file.read_text())
-            outcome = Outcome(found["result"], found["said"])
-            return cls(found["step"], outcome, found["seconds"], found["facts"])
-        except (OSError, ValueError, KeyError):  # none, or one that breaks off
+            return cls(**json.loads(file.read_text()))
+        except (OSError, ValueError, TypeError):  # none, or one that breaks off
             return None
 
     def write(self, file: Path) -> None:
-        shown = {"step": self.step, "result": self.outcome.result, "said": self.outcome.said}
-        text = json.dumps({**shown, "seconds": round(self.seconds, 1), "facts": self.facts}, indent=1)
         # A run that is ended meanwhile leaves what was there.
         written = file.with_suffix(".new")
-        written.write_text(text + "\n")
+        written.write_text(json.dumps(vars(self), indent=1) + "\n")
         written.replace(file)
 
     def counts_for(self, facts: dict[str, str]) -> bool:
-        same = all(self.facts.get(name) == facts.get(name) for name in COUNTS_FOR)
-        return self.outcome.result == PASSED and same
+        return self.result == PASSED and all(self.facts.get(name) == facts.get(name) for name in COUNTS_FOR)
 
 
 def facts_of(device: str) -> dict[str, str]:
@@ -76,15 +70,12 @@ def facts_of(device: str) -> dict[str, str]:
     cuda = machine.first_line(sys.executable, "-c", "import torch; print(torch.version.cuda)")
     nccl = ".".join(map(str, Gpus.found().nccl))
     of_gpu = {"GPU": gpu, "driver": driver or "none", "CUDA of torch": cuda, "NCCL": nccl or "none"}
-    return {**machine.facts(), **of_gpu, "nvcc": compiler_of_cuda(), "device": device}
-
-
-def compiler_of_cuda() -> str:
-    try:
-        said = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return "none on the path"
-    return said.strip().splitlines()[-1]
+    return {
+        **machine.facts(),
+        **of_gpu,
+        "nvcc": machine.first_line("sh", "-c", "nvcc --version | tail -1"),
+        "device": device,
+    }
 
 
 def run_step(step: Step, place: Place, facts: dict[str, str]) -> Done:
@@ -94,7 +85,7 @@ def run_step(step: Step, place: Place, facts: dict[str, str]) -> Done:
         outcome = step.run(place) if place.limit > 5 else Outcome(MISSING, "the time was up")
     except Exception as error:
         outcome = Outcome(FAILED, f"{type(error).__name__}: {error}")
-    done = Done(step.name, outcome, time.monotonic() - begin, facts)
+    done = Done(step.name, outcome.result, outcome.said, round(time.monotonic() - begin, 1), facts)
     done.write(place.result)
     print(f"{step.name}: {outcome.result} in {done.seconds:.0f} s: {outcome.said}", flush=True)
     if outcome.result == FAILED:
@@ -122,14 +113,12 @@ def save_logs(folder: Path) -> None:
                 kept.unlink()
 
 
-def table(found: Sequence[tuple[str, Done | None]]) -> str:
-    width = max(len(name) for name, _ in found)
+def table(found: Mapping[str, Done | None]) -> str:
+    width = max(map(len, found))
     lines = [f"{'step':{width}}  {'result':7}  seconds"]
-    for name, done in found:
-        result, seconds, said = "not run", "", ""
-        if done is not None:
-            result, seconds, said = done.outcome.result, f"{done.seconds:.0f}", done.outcome.said.partition("\n")[0]
-        lines.append(f"{name:{width}}  {result:7}  {seconds:>7}  {said}".rstrip())
+    for name, done in found.items():
+        seconds, said = (f"{done.seconds:.0f}", done.said.partition("\n")[0]) if done else ("", "")
+        lines.append(f"{name:{width}}  {done.result if done else 'not run':7}  {seconds:>7}  {said}".rstrip())
     return "\n".join(lines)
 
 
@@ -151,35 +140,30 @@ def main(words: Sequence[str] | None = None, stages: Sequence[Sequence[Step]] = 
         gpu_kit.unpack(arguments.kit.resolve())
     facts = facts_of(arguments.device)
     (folder / "facts.json").write_text(json.dumps(facts, indent=1))
-    found: list[tuple[str, Done | None]] = []
+    found: dict[str, Done | None] = {}
     with ThreadPoolExecutor(max(len(stage) for stage in stages)) as beside:
         for stage in chosen(arguments.steps, stages):
             running = []
             for step in stage:
                 limit = min(step.limit, until - time.monotonic())
                 place = Place(step.name, arguments.device, folder, arguments.only, limit)
-                done = Done.read(place.result)
+                found[step.name] = done = Done.read(place.result)
                 if arguments.list:
                     print(f"{step.name}: {step.about}")
-                elif arguments.again or done is None or not done.counts_for(facts):
+                elif done and done.counts_for(facts) and not arguments.again:
+                    print(f"{step.name}: has passed on {done.facts['date']}; --again (AGAIN=1) runs it again")
+                else:
                     print(
                         f"{step.name}: running, for {limit:.0f} s at most; its output goes to {place.log}", flush=True
                     )
-                    running.append((len(found), beside.submit(run_step, step, place, facts)))
-                else:
-                    print(
-                        f"{step.name}: has passed on {done.facts['date']}; --again (AGAIN=1) runs it again", flush=True
-                    )
-                found.append((step.name, done))
-            for index, step_running in running:
-                done = step_running.result()
-                found[index] = (done.step, done)
+                    running.append(beside.submit(run_step, step, place, facts))
+            found |= {done.step: done for done in (each.result() for each in running)}
     names = ("machine", "GPU", "driver", "torch", "NCCL", "commit")
     shown = f"{', '.join(f'{name}: {facts[name]}' for name in names)}\n{table(found)}"
     print(f"\n{shown}", flush=True)
     (folder / "summary.md").write_text(f"{shown}\n")
     save_logs(folder)
-    return int(not arguments.list and any(done is not None and done.outcome.result == FAILED for _, done in found))
+    return int(not arguments.list and any(done and done.result == FAILED for done in found.values()))
 
 
 if __name__ == "__main__":

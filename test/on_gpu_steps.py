@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
-import check_rows
-from gtest_slices import run_tests, slice_of, tests_of
-from programs import run_program
-from reports import FAILED, PASSED, SKIPPED, Result, counts, read_catch2
-from suites import ROOT
+from programs import ROOT, run_program
+from reports import FAILED, PASSED, SKIPPED, Result, counts, read_googletest, read_junit
+from suites import late_filter
 
 sys.path += [str(ROOT / "scripts"), str(ROOT / "benchmarks")]
 from gpu import ALLOWS_SEVERAL_RANKS, NCCL_OF_SEVERAL_RANKS, Gpus
@@ -26,6 +25,7 @@ MISSING = "missing"
 BUILD_LIMIT = 480
 BUILD = ROOT / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev")
 CPP = BUILD / "test" / "cpp"
+RANKS = CPP / "rank_tests"
 BENCHMARKS = BUILD / "benchmarks" / "cpp"
 #: An NCCL that several ranks may share a GPU with, where the kit brought one.
 NCCL = ROOT / "build" / "kit" / "libnccl.so.2"
@@ -59,11 +59,6 @@ class Place:
     def log(self) -> Path:
         return self.folder / f"{self.step}.log"
 
-    @property
-    def ranks(self) -> str:
-        """What SHARDWISE_TEST_DEVICE calls a device that ranks share."""
-        return "cuda" if self.device == "cuda" else "late_shared"
-
     def environment(self, **more: str) -> dict[str, str]:
         return {"SHARDWISE_TEST_TIME_LIMIT": "60", "GLOO_SOCKET_IFNAME": "lo", **os.environ, **more}
 
@@ -82,39 +77,30 @@ class Place:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
 
-@dataclass(frozen=True)
-class Step:
-    """`limit`: seconds that it may take."""
-
-    name: str
-    about: str
-    limit: int
-    run: Callable[[Place], Outcome]
-
-
-@functools.cache
+@cache
 def gpus() -> Gpus:
     return Gpus.found({**os.environ, **shared_gpu()})
 
 
-def needs_gpu(run: Callable[[Place], Outcome]) -> Callable[[Place], Outcome]:
-    """For a step that needs the GPU, where none stands in for it."""
+@dataclass(frozen=True)
+class Step:
+    """`limit`: seconds that it may take; `file`: what it cannot run without, and `made_by`: the step that makes it."""
 
-    def only_with_one(place: Place) -> Outcome:
-        if place.device == "cuda" and gpus().count == 0:
+    name: str
+    about: str
+    limit: int
+    act: Callable[[Place], Outcome]
+    #: Whether it needs one where none stands in for it.
+    needs_gpu: bool = False
+    file: Path | None = None
+    made_by: str = ""
+
+    def run(self, place: Place) -> Outcome:
+        if self.needs_gpu and place.device == "cuda" and gpus().count == 0:
             return Outcome(MISSING, "torch finds no GPU here")
-        return run(place)
-
-    return only_with_one
-
-
-def needs_file(file: Path, made_by: str, run: Callable[[Place], Outcome]) -> Callable[[Place], Outcome]:
-    def only_with_it(place: Place) -> Outcome:
-        if not file.exists():
-            return Outcome(MISSING, f"there is no {file.relative_to(ROOT)}: the step {made_by} makes it")
-        return run(place)
-
-    return only_with_it
+        if self.file and not self.file.exists():
+            return Outcome(MISSING, f"there is no {self.file.relative_to(ROOT)}: the step {self.made_by} makes it")
+        return self.act(place)
 
 
 def outcome_of(results: Sequence[Result], ended: str = "") -> Outcome:
@@ -131,17 +117,14 @@ def outcome_of(results: Sequence[Result], ended: str = "") -> Outcome:
 # The build
 
 
-def builds(options: Sequence[str], targets: Sequence[str]) -> Callable[[Place], Outcome]:
-    def build(place: Place) -> Outcome:
-        if NCCL.parent.exists():
-            return Outcome(PASSED, "the kit has it")
-        command = [sys.executable, ROOT / "scripts" / "build.py", BUILD.name, *options]
-        problem = place.run([*command, "--target", *targets, "--install"])
-        if "it was ended after" in problem:
-            problem += ": run it again, it goes on where it was"
-        return place.outcome_of(problem, " ".join(targets))
-
-    return build
+def build(options: Sequence[str], targets: Sequence[str], place: Place) -> Outcome:
+    if NCCL.parent.exists():
+        return Outcome(PASSED, "the kit has it")
+    command = [sys.executable, ROOT / "scripts" / "build.py", BUILD.name, *options]
+    problem = place.run([*command, "--target", *targets, "--install"])
+    if "it was ended after" in problem:
+        problem += ": run it again, it goes on where it was"
+    return place.outcome_of(problem, " ".join(targets))
 
 
 def cuda_support(_place: Place) -> Outcome:
@@ -152,20 +135,19 @@ def cuda_support(_place: Place) -> Outcome:
         lacking.append("NCCL: torch is a CPU build, or cuda_runtime.h or nccl.h is not there")
     if "kernels.cu.o" not in built:
         lacking.append("our kernels: there is no nvcc; torch's own move the pieces one by one")
-    return (
-        Outcome(MISSING, "; ".join(lacking)) if lacking else Outcome(PASSED, "NCCL and our kernels are in the library")
-    )
+    if lacking:
+        return Outcome(MISSING, "; ".join(lacking))
+    return Outcome(PASSED, "NCCL and our kernels are in the library")
 
 
 def build_tests(place: Place) -> Outcome:
-    missing = missing_test_headers()
-    wanted = [header for header in missing if "valgrind" not in header]
+    wanted = [header for header in missing_test_headers() if "valgrind" not in header]
     if wanted:
         return Outcome(MISSING, f"{' and '.join(wanted)}: {TEST_DEPS}")
     deps = os.environ.get("SHARDWISE_TEST_DEPS", "")
     options = ("-DSHARDWISE_BUILD_TESTS=ON", f"-DSHARDWISE_TEST_DEPS={deps}")
     programs = ("unit_tests", "rank_tests", "late_tests", "bound_models", "bound_late")
-    return builds(options, programs)(place)
+    return build(options, programs, place)
 
 
 # Tests
@@ -174,8 +156,8 @@ def build_tests(place: Place) -> Outcome:
 def unit_tests(place: Place) -> Outcome:
     report = place.folder / "unit_tests.xml"
     report.unlink(missing_ok=True)
-    ended = place.run([CPP / "unit_tests", "-r", "xml", "-o", report])
-    return outcome_of(read_catch2("unit_tests", report) if report.exists() else [], ended)
+    ended = place.run([CPP / "unit_tests", "-r", "junit", "-o", report])
+    return outcome_of(read_junit("unit_tests", report), ended)
 
 
 #: Of rank_tests, those that steps of their own run, and what torch computes on CPUs alone: a LayerNorm whose weights
@@ -183,28 +165,54 @@ def unit_tests(place: Place) -> Outcome:
 NOT_ON_GPUS = "FullyShardCudaGraph*:ParameterDtypes.SomeAreKept"
 
 
-def rank_filter(only: str) -> str:
-    exceptions = check_rows.read_table(check_rows.HERE / "late_exceptions.tsv", ["tests", "reason"])
-    return f"{only}-{':'.join(line['tests'] for line in exceptions)}:{NOT_ON_GPUS}"
+def tests_of(program: Path, chosen: str, environment: Mapping[str, str]) -> list[str]:
+    """The names of the tests that a filter of GoogleTest's chooses."""
+    command = [str(program), "--gtest_list_tests", f"--gtest_filter={chosen}"]
+    listed = subprocess.run(command, env=dict(environment), capture_output=True, text=True, check=True).stdout
+    names, group = [], ""
+    for line in listed.splitlines():
+        name = line.split("#")[0].rstrip()
+        if line.startswith("  "):
+            names.append(group + name.strip())
+        elif name.endswith("."):
+            group = name
+    return [name for name in names if "DISABLED_" not in name]
 
 
-def gtests(place: Place, program: Path, tests: Sequence[str], **more: str) -> Outcome:
+def run_tests(
+    suite: str, program: Path, tests: Sequence[str], log: Path, until: float, environment: Mapping[str, str]
+) -> list[Result]:
+    """Runs them until that time of time.monotonic(), and goes on after one that ends the program. Those that were not
+    reached have failed, and say so."""
+    results: list[Result] = []
+    left, reason = list(tests), "the time was up before it began"
+    while left and time.monotonic() < until:
+        before = len(log.read_text(errors="replace")) if log.exists() else 0
+        command = [str(program), f"--gtest_filter={':'.join(left)}"]
+        ended = run_program(command, log, max(until - time.monotonic(), 1), program.parent, dict(environment))
+        found = read_googletest(suite, log.read_text(errors="replace")[before:])
+        results += found
+        left = [name for name in left if name not in {result.name for result in found}]
+        if not found:
+            reason = f"{ended or 'the program ended'} before a test began"
+            break
+    return [*results, *(Result(suite, "", name, FAILED, reason) for name in left)]
+
+
+def gtests(place: Place, tests: Sequence[str], **more: str) -> Outcome:
     until = time.monotonic() + place.limit - 2
-    return outcome_of(run_tests(place.step, program, tests, place.log, until, place.environment(**more)))
+    return outcome_of(run_tests(place.step, RANKS, tests, place.log, until, place.environment(**more)))
 
 
-def rank_tests(number: int) -> Callable[[Place], Outcome]:
-    def run(place: Place) -> Outcome:
-        device = {"SHARDWISE_TEST_DEVICE": place.ranks}
-        program = CPP / "rank_tests"
-        listed = tests_of(program, rank_filter(place.only), place.environment(**device))
-        tests = slice_of(listed, number, RANK_SLICES)
-        if not tests:
-            return Outcome(PASSED, "no test is in this slice of the filter")
-        # A test of theirs is of processes over NCCL.
-        return gtests(place, program, tests, **device, **shared_gpu())
-
-    return needs_gpu(needs_file(CPP / "rank_tests", "build_tests", run))
+def rank_tests(number: int, place: Place) -> Outcome:
+    """A slice of them. Neighbours, which take about as long, go apart."""
+    device = {"SHARDWISE_TEST_DEVICE": "cuda" if place.device == "cuda" else "late_shared"}
+    listed = tests_of(RANKS, f"{late_filter(place.only)}:{NOT_ON_GPUS}", place.environment(**device))
+    tests = listed[number - 1 :: RANK_SLICES]
+    if not tests:
+        return Outcome(PASSED, "no test is in this slice of the filter")
+    # A test of theirs is of processes over NCCL.
+    return gtests(place, tests, **device, **shared_gpu())
 
 
 #: What pytest -v says of a test. One that was running at the limit has no word behind its name. Why tests were skipped
@@ -218,39 +226,23 @@ SKIPS = re.compile(r"^SKIPPED \[\d+\] \S+: (.*)$", re.MULTILINE)
 def read_pytest(suite: str, said: str) -> list[Result]:
     words = {"PASSED": PASSED, "SKIPPED": SKIPPED}
     messages = {"": "it did not end", "SKIPPED": "; ".join(SKIPS.findall(said))}
-    return [
-        Result(suite, "", name, words.get(word, FAILED), messages.get(word, "")) for name, word in PYTEST.findall(said)
-    ]
+    found = PYTEST.findall(said)
+    return [Result(suite, "", name, words.get(word, FAILED), messages.get(word, "")) for name, word in found]
 
 
-def pytest(place: Place, files: Sequence[object], **more: str) -> Outcome:
+def pytest(place: Place, what: str = "test/python/ranks", **more: str) -> Outcome:
     options = ["-v", "-rs", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={place.limit / 2:g}"]
-    ended = place.run([sys.executable, "-m", "pytest", *options, *files], **more)
+    ended = place.run([sys.executable, "-m", "pytest", *options, what], **more)
     if "No module named pytest" in place.said():
         return Outcome(MISSING, "pytest is not installed")
-    found = read_pytest(place.step, place.said())
-    return outcome_of(found, ended)
+    return outcome_of(read_pytest(place.step, place.said()), ended)
 
 
 def graph_rows_cpp(place: Place) -> Outcome:
-    tests = tests_of(CPP / "rank_tests", "FullyShardCudaGraph*", place.environment())
+    tests = tests_of(RANKS, "FullyShardCudaGraph*", place.environment())
     if not tests:
         return Outcome(MISSING, "this build has no CUDA kernels, so the test is not in it")
-    return gtests(place, CPP / "rank_tests", tests)
-
-
-def graph_rows_python(place: Place) -> Outcome:
-    return pytest(place, ["test/python/ranks/test_fully_shard_training_cuda_graph.py"])
-
-
-def python_on_device(place: Place) -> Outcome:
-    """The rows whose models follow the device, over the direct transport."""
-    return pytest(place, ["test/python/ranks"], SHARDWISE_TEST_DEVICE=place.device)
-
-
-def python_rows(place: Place) -> Outcome:
-    """Their ranks are processes on the CPU; tests that need a GPU run where there is one."""
-    return pytest(place, ["test/python/ranks"], SHARDWISE_TEST_ROWS="1")
+    return gtests(place, tests)
 
 
 def moves(place: Place) -> Outcome:
@@ -261,17 +253,14 @@ def moves(place: Place) -> Outcome:
     return place.outcome_of(problem, f"as torch computes; {min(ratios, default=0)} of a copy's speed and more")
 
 
-def sanitizer(tool: str, tests: str) -> Callable[[Place], Outcome]:
-    def run(place: Place) -> Outcome:
-        if place.device != "cuda":
-            return Outcome(MISSING, "compute-sanitizer needs a GPU")
-        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", 9, CPP / "rank_tests"]
-        problem = place.run([*command, f"--gtest_filter={tests}"], SHARDWISE_TEST_DEVICE="cuda")
-        if "could not be started" in problem:
-            return Outcome(MISSING, "there is no compute-sanitizer")
-        return place.outcome_of(problem, tests)
-
-    return needs_gpu(needs_file(CPP / "rank_tests", "build_tests", run))
+def sanitizer(tool: str, tests: str, place: Place) -> Outcome:
+    if place.device != "cuda":
+        return Outcome(MISSING, "compute-sanitizer needs a GPU")
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", 9, RANKS, f"--gtest_filter={tests}"]
+    problem = place.run(command, SHARDWISE_TEST_DEVICE="cuda")
+    if "could not be started" in problem:
+        return Outcome(MISSING, "there is no compute-sanitizer")
+    return place.outcome_of(problem, tests)
 
 
 # NCCL
@@ -287,22 +276,14 @@ def shared_gpu() -> dict[str, str]:
     return {ALLOWS_SEVERAL_RANKS: "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2", **preloaded}
 
 
-def trains_beside_others(place: Place, ranks: int, *words: str, **more: str) -> str:
+def trains_beside_others(place: Place, ranks: int, over: str, *words: str, **more: str) -> Outcome:
     device = "cuda" if place.device == "cuda" else "cpu"
-    return place.run(torchrun(ranks, ROOT / "test" / "nccl_ranks.py", "--device", device, *words), **more)
-
-
-def ways(place: Place) -> str:
-    return f"{place.said().count('the same: ')} ways"
+    problem = place.run(torchrun(ranks, ROOT / "test" / "nccl_ranks.py", "--device", device, *words), **more)
+    return place.outcome_of(problem, f"Python, {ranks} ranks {over}, {place.said().count('the same: ')} ways")
 
 
 def over(place: Place) -> str:
     return "over NCCL" if place.device == "cuda" else "on the CPU, over shardwise's transport"
-
-
-def nccl_one_rank(place: Place) -> Outcome:
-    problem = trains_beside_others(place, 1)
-    return place.outcome_of(problem, f"Python, 1 rank {over(place)}, {ways(place)}")
 
 
 def nccl_several_ranks(place: Place) -> Outcome:
@@ -312,52 +293,32 @@ def nccl_several_ranks(place: Place) -> Outcome:
         return Outcome(MISSING, f"there is one GPU, and NCCL {version} takes one rank on each (2.30 would take more)")
     ranks = max(2, found.count)
     more = shared_gpu() if place.device == "cuda" and found.count < ranks else {}
-    problem = trains_beside_others(place, ranks, **more)
-    return place.outcome_of(problem, f"Python, {ranks} ranks {over(place)}, {ways(place)}")
-
-
-def direct_several_ranks(place: Place) -> Outcome:
-    problem = trains_beside_others(place, 2, "--direct")
-    return place.outcome_of(problem, f"Python, 2 ranks over the direct transport, {ways(place)}")
+    return trains_beside_others(place, ranks, over(place), **more)
 
 
 def nccl_cpp(place: Place) -> Outcome:
     """Two ranks where they may share a GPU; examples/demo.py compares them with a process that has no ranks."""
     several = place.device != "cuda" or gpus().count > 1 or gpus().nccl >= NCCL_OF_SEVERAL_RANKS
     ranks = 2 if several else 1
-    command = [
-        sys.executable,
-        "examples/demo.py",
-        "--front",
-        "cpp",
-        "--mode",
-        "fully_shard",
-        "--ranks",
-        ranks,
-        "--short",
-    ]
+    demo = [sys.executable, "examples/demo.py", "--front", "cpp", "--mode", "fully_shard", "--short"]
     more = shared_gpu() if place.device == "cuda" and gpus().count < ranks else {}
-    problem = place.run([*command, "--out", place.folder / "demo"], **more)
+    problem = place.run([*demo, "--ranks", ranks, "--out", place.folder / "demo"], **more)
     return place.outcome_of(problem, f"C++, {ranks} rank{'s' * (ranks > 1)} {over(place)}")
 
 
 # Figures
 
 
-def bench(suite: str) -> Callable[[Place], Outcome]:
-    def run(place: Place) -> Outcome:
-        command = [sys.executable, "benchmarks/run.py", "--quick", "--suites", suite, "--save"]
-        problem = place.run([*command, "--results", place.folder])
-        said = place.said()
-        number = re.findall(r"^(\d+) figures in", said, re.MULTILINE)
-        nothing = re.findall(r"^.*nothing was measured: (.*)$", said, re.MULTILINE)
-        if not problem and nothing and number == ["0"]:
+def bench(suite: str, place: Place) -> Outcome:
+    command = [sys.executable, "benchmarks/run.py", "--quick", "--suites", suite, "--save"]
+    problem = place.run([*command, "--results", place.folder])
+    number = (re.findall(r"^(\d+) figures in", place.said(), re.MULTILINE) or ["0"])[0]
+    nothing = re.findall(r"^.*nothing was measured: (.*)$", place.said(), re.MULTILINE)
+    if not problem and number == "0":
+        if nothing:
             return Outcome(MISSING, nothing[0])
-        if not problem and number in ([], ["0"]):
-            problem = "nothing was measured"
-        return place.outcome_of(problem, f"{number[0] if number else 'no'} figures")
-
-    return run
+        problem = "nothing was measured"
+    return place.outcome_of(problem, f"{number} figures")
 
 
 def profile(place: Place) -> Outcome:
@@ -373,44 +334,44 @@ def profile(place: Place) -> Outcome:
 _MEASURED = ("meters", "host_cost", "memory_steps", "rank_steps", "modelled_peers", "moves")
 
 
-def _measures(suite: str) -> Step:
-    run = needs_gpu(needs_file(BENCHMARKS / "rank_steps", "build_programs", bench(suite)))
-    return Step(f"bench_{suite}", f"figures of the suite {suite}, in short", 180, run)
-
+_LIBRARY = ("shardwise", "shardwise_python")
+_WITH_PROGRAMS = ("-DSHARDWISE_BUILD_BENCHMARKS=ON", "-DSHARDWISE_BUILD_EXAMPLES=ON")
+_PROGRAMS = "build_programs"
+_TESTS = "build_tests"
 
 #: Those of a stage run beside each other; the next stage begins when all have ended. First what tells most in a minute.
 STAGES: list[list[Step]] = [
-    [Step("build_library", "the library and the Python package", BUILD_LIMIT,
-          builds((), ("shardwise", "shardwise_python")))],
-    [Step("build_has_cuda", "NCCL and our kernels are in the library", 10,
-          needs_file(BUILD / "build.ninja", "build_library", cuda_support))],
-    [Step("build_tests", "the test programs", BUILD_LIMIT, build_tests)],
-    [Step("build_programs", "benchmarks and the example", BUILD_LIMIT,
-          builds(("-DSHARDWISE_BUILD_BENCHMARKS=ON", "-DSHARDWISE_BUILD_EXAMPLES=ON"), (*_MEASURED, "gpt")))],
+    [Step("build_library", "the library and the Python package", BUILD_LIMIT, partial(build, (), _LIBRARY))],
+    [Step("build_has_cuda", "NCCL and our kernels are in the library", 10, cuda_support, False,
+          BUILD / "build.ninja", "build_library")],
+    [Step(_TESTS, "the test programs", BUILD_LIMIT, build_tests)],
+    [Step(_PROGRAMS, "benchmarks and the example", BUILD_LIMIT, partial(build, _WITH_PROGRAMS, (*_MEASURED, "gpt")))],
     [Step("nccl_one_rank", "one rank over NCCL trains as by hand, and as torch's engine does", 60,
-          needs_gpu(nccl_one_rank)),
-     Step("unit_tests", "what needs no ranks", 120,
-          needs_file(CPP / "unit_tests", "build_tests", unit_tests))],
-    [Step("nccl_several_ranks", "the same with ranks on all GPUs, or two on one", 90, needs_gpu(nccl_several_ranks))],
-    [Step("direct_several_ranks", "the same over the direct transport", 90, needs_gpu(direct_several_ranks))],
+          lambda place: trains_beside_others(place, 1, over(place)), True),
+     Step("unit_tests", "what needs no ranks", 120, unit_tests, False, CPP / "unit_tests", _TESTS)],
+    [Step("nccl_several_ranks", "the same with ranks on all GPUs, or two on one", 90, nccl_several_ranks, True)],
+    [Step("direct_several_ranks", "the same over the direct transport", 90,
+          lambda place: trains_beside_others(place, 2, "over the direct transport", "--direct"), True)],
     [*(Step(f"rank_tests_{n}", f"rank tests in C++, ranks are threads on one GPU: slice {n} of {RANK_SLICES}", 180,
-            rank_tests(n)) for n in range(1, RANK_SLICES + 1))],
-    [Step("graph_rows_cpp", "a step in a CUDA graph, in C++", 60,
-          needs_gpu(needs_file(CPP / "rank_tests", "build_tests", graph_rows_cpp))),
-     Step("graph_rows_python", "a step in a CUDA graph, in Python", 60, needs_gpu(graph_rows_python)),
+            partial(rank_tests, n), True, RANKS, _TESTS) for n in range(1, RANK_SLICES + 1))],
+    [Step("graph_rows_cpp", "a step in a CUDA graph, in C++", 60, graph_rows_cpp, True, RANKS, _TESTS),
+     Step("graph_rows_python", "a step in a CUDA graph, in Python", 60,
+          lambda place: pytest(place, "test/python/ranks/test_fully_shard_training_cuda_graph.py"), True),
+     # Those whose models follow the device, over the direct transport.
      Step("python_on_device", "rows in Python, ranks are processes that share a GPU", 150,
-          needs_gpu(python_on_device)),
-     Step("nccl_cpp", "a C++ program over NCCL trains as one process does", 60,
-          needs_gpu(needs_file(BUILD / "examples" / "cpp" / "gpt", "build_programs", nccl_cpp)))],
-    [Step("moves", "our kernels compute as torch does, and how fast", 60,
-          needs_gpu(needs_file(BENCHMARKS / "moves", "build_programs", moves)))],
+          lambda place: pytest(place, SHARDWISE_TEST_DEVICE=place.device), True),
+     Step("nccl_cpp", "a C++ program over NCCL trains as one process does", 60, nccl_cpp, True,
+          BUILD / "examples" / "cpp" / "gpt", _PROGRAMS)],
+    [Step("moves", "our kernels compute as torch does, and how fast", 60, moves, True,
+          BENCHMARKS / "moves", _PROGRAMS)],
     [Step("memcheck", "compute-sanitizer finds no wrong access", 60,
-          sanitizer("memcheck", "FullyShardSizes.SmallAnd*")),
+          partial(sanitizer, "memcheck", "FullyShardSizes.SmallAnd*"), True, RANKS, _TESTS),
      Step("racecheck", "compute-sanitizer finds no race in our kernels", 60,
-          sanitizer("racecheck", "ReplicateGradients.UnusedOnSomeRanks"))],
-    [Step("profile", "a picture and a table of one step: copies, gaps, streams, the host's time", 60,
-          needs_gpu(profile))],
-    *([_measures(suite)] for suite in ("gpu", "steps", "memory", "host")),
-    [Step("python_rows", "rows in Python", 480, needs_gpu(python_rows))],
+          partial(sanitizer, "racecheck", "ReplicateGradients.UnusedOnSomeRanks"), True, RANKS, _TESTS)],
+    [Step("profile", "a picture and a table of one step: copies, gaps, streams, the host's time", 60, profile, True)],
+    *([Step(f"bench_{suite}", f"figures of the suite {suite}, in short", 180, partial(bench, suite), True,
+            BENCHMARKS / "rank_steps", _PROGRAMS)] for suite in ("gpu", "steps", "memory", "host")),
+    # Their ranks are processes on the CPU; tests that need a GPU run where there is one.
+    [Step("python_rows", "rows in Python", 480, lambda place: pytest(place, SHARDWISE_TEST_ROWS="1"), True)],
 ]  # fmt: skip
 STEPS = [step for stage in STAGES for step in stage]

@@ -1,17 +1,20 @@
-"""Reads what the test programs report: JUnit's XML (GoogleTest, pytest), Catch2's own XML, or closing lines."""
+"""Reads what the test programs report: JUnit's XML, GoogleTest's output, or closing lines."""
 
 from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
-#: So many lines of what a failed test wrote to stderr are shown.
+#: So many lines of what a failed test wrote are shown.
 LAST_LINES = 40
+OUTCOMES = {"OK": PASSED, "FAILED": FAILED, "SKIPPED": SKIPPED}
+#: How each test is told to begin and to end. What a test prints without an end of line may stand before.
+LINE = re.compile(r"\[ +(RUN|OK|FAILED|SKIPPED) +\] (\S+?)(?:, where .*)?(?: \(\d+ ms\))?$")
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,25 @@ def read_counts(line: str) -> dict[str, int]:
     return {outcome: int(number) for number, outcome in re.findall(rf"(\d+) ({PASSED}|{FAILED}|{SKIPPED})", line)}
 
 
+def write_closing_line(file: Path, results: Iterable[Result], adds: bool) -> None:
+    """Writes it down and shows it; `adds` them to those that it has."""
+    before = read_counts(file.read_text()) if adds and file.exists() else {}
+    file.write_text(f"{counts(results, before)}\n")
+    print(file.read_text(), end="", flush=True)
+
+
 def read_junit(suite: str, report: Path) -> list[Result]:
-    return [_junit_result(suite, case) for case in ElementTree.parse(report).iter("testcase")]
+    """No results where there is no report, or one that breaks off."""
+    try:
+        return [_junit_result(suite, case) for case in ElementTree.parse(report).iter("testcase")]
+    except (OSError, SyntaxError):
+        return []
 
 
 def _junit_result(suite: str, case: ElementTree.Element) -> Result:
     group, name = case.get("classname", ""), case.get("name", "")
+    if group.endswith(".global"):  # Catch2, whose tests have one title
+        group, _, name = name.rpartition(".")
     failures = [element for element in case if element.tag in ("failure", "error")]
     if failures:
         texts = [element.text or element.get("message") or "" for element in failures]
@@ -63,33 +79,36 @@ def _junit_result(suite: str, case: ElementTree.Element) -> Result:
     return Result(suite, group, name, PASSED)
 
 
-def read_catch2(suite: str, report: Path) -> list[Result]:
-    return [_catch2_result(suite, case) for case in ElementTree.parse(report).iter("TestCase")]
+def read_googletest(suite: str, text: str) -> list[Result]:
+    """Those of the tests that began, in the order of their ends; one that did not end comes last, and has failed."""
+    found: list[Result] = []
+    running, said = "", list[str]()
+    for line in text.splitlines():
+        match = LINE.search(line)
+        if match and match[1] == "RUN":
+            running, said = match[2], []
+        elif match and match[2] == running:
+            outcome = OUTCOMES[match[1]]
+            found.append(
+                Result(suite, "", running, outcome, "" if outcome == PASSED else "\n".join(said[-LAST_LINES:]))
+            )
+            running = ""
+        elif running:
+            said.append(line)
+    if running:
+        found.append(Result(suite, "", running, FAILED, "\n".join(["it ended the program", *said[-LAST_LINES:]])))
+    return found
 
 
-def _catch2_result(suite: str, case: ElementTree.Element) -> Result:
-    group, _, name = case.get("name", "").rpartition(".")
-    overall = case.find("OverallResult")
-    if overall is not None and overall.get("success") == "true":
-        return Result(suite, group, name, PASSED)
-    return Result(suite, group, name, FAILED, "\n".join(_catch2_messages(case)))
-
-
-def _catch2_messages(case: ElementTree.Element) -> Iterator[str]:
-    for element in case.iter():
-        where = f"{element.get('filename')}:{element.get('line')}: "
-        if element.tag == "Expression" and element.get("success") == "false":
-            yield where + " ".join(f"{part.tag}: {(part.text or '').strip()}" for part in element)
-        elif element.tag in ("Exception", "FatalErrorCondition") and element.get("filename"):
-            yield where + (element.text or "").strip()
-        elif element.tag == "Failure":
-            yield (element.text or "").strip()
+def results_of(suite: str, closing_line: str, failed: Iterable[str] = ()) -> list[Result]:
+    """As many as the line counts; those that failed have these names."""
+    names = iter(failed)
+    return [Result(suite, "", next(names, "") if outcome == FAILED else "", outcome)
+            for outcome, number in read_counts(closing_line).items() for _ in range(number)]  # fmt: skip
 
 
 def read_closing_line(suite: str, report: Path) -> list[Result]:
     """Of a program that reports nothing but `N passed, N failed` in its log, beside where a report would be."""
     log = report.with_suffix(".log").read_text(errors="replace")
-    found = read_counts((re.findall(r"^\d+ passed, \d+ failed.*$", log, re.MULTILINE) or [""])[-1])
-    named = iter(re.findall(r"^not noticed .*: (.+)$", log, re.MULTILINE))
-    return [Result(suite, "", next(named, "") if outcome == FAILED else "", outcome)
-            for outcome, number in found.items() for _ in range(number)]  # fmt: skip
+    last = (re.findall(r"^\d+ passed, \d+ failed.*$", log, re.MULTILINE) or [""])[-1]
+    return results_of(suite, last, re.findall(r"^not noticed .*: (.+)$", log, re.MULTILINE))

@@ -1,8 +1,10 @@
 """Runs the test suites and closes with one line: N passed, N failed, N skipped.
 
-usage: run.py [--suites NAME ...] [--rows] [--fresh-clone] [--changed] [--budgets]    what `make test` runs
-       run.py --parts [NAME ...] [--until T] [--add]    parts of parts.py; without names all, those first that a change
-                                                        calls for
+usage: run.py [--suites NAME ...] [--rows] [--budgets] [--fresh-clone]    what `make test` runs
+       run.py --changed [OPTION ...]    what the last changes can break (changed.py), built with these options of
+                                        scripts/build.py
+       run.py [--until T] --parts [NAME ...]    parts of parts.py; without names all, those first that a change calls
+                                                for; what ran before is added to the closing line
 Logs and reports lie in build/test. A suite that crashes, stays away, runs no test or outlasts its time counts as a
 failed test; so does the row check if it finds a problem and, with --budgets, what takes more CPU time than budgets.tsv
 allows (seconds.py).
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -19,32 +22,26 @@ from concurrent.futures import ThreadPoolExecutor
 
 import changed
 import check_rows
-import fresh_clone
 import parts
 import seconds
-import tiers
-from programs import last_lines, run_program
-from reports import FAILED, PASSED, SKIPPED, Result, counts, read_counts
-from suites import MINUTES, OUT, ROOT, ROW_SUITES, Suite, product_suites, rows_only
+from programs import ROOT, current_commit, last_lines, run_program
+from reports import FAILED, PASSED, SKIPPED, Result, counts, write_closing_line
+from suites import MINUTES, OUT, ROW_SUITES, Suite, ci_names, fresh_clone, is_among, product_suites
+
+BUILD = [sys.executable, str(ROOT / "scripts" / "build.py")]
 
 
 def run_suite(suite: Suite) -> list[Result]:
-    for old in (suite.report, suite.log, suite.seconds):
+    log = suite.file("log")
+    for old in (suite.file("xml"), log, suite.file("seconds")):
         old.unlink(missing_ok=True)
-    print(f"{suite.name}: running, its output goes to {suite.log.relative_to(ROOT)}", flush=True)
+    print(f"{suite.name}: running, its output goes to {log.relative_to(ROOT)}", flush=True)
     began = time.monotonic()
-    environment = {**os.environ, **suite.environment, "SHARDWISE_TEST_SECONDS": str(suite.seconds)}
-    ended = run_program(suite.command, suite.log, suite.limit, ROOT, environment)
-    results = judge(suite, ended, read_report(suite))
+    environment = {**os.environ, **suite.environment, "SHARDWISE_TEST_SECONDS": str(suite.file("seconds"))}
+    ended = run_program(suite.command, log, suite.limit, ROOT, environment)
+    results = judge(suite, ended, suite.read(suite.name, suite.file("xml")))
     print(f"{suite.name}: {counts(results)} in {time.monotonic() - began:.0f} s", flush=True)
     return results
-
-
-def read_report(suite: Suite) -> list[Result]:
-    try:
-        return suite.read(suite.name, suite.report)
-    except (OSError, SyntaxError):  # no report, or one that breaks off
-        return []
 
 
 def judge(suite: Suite, ended: str, results: list[Result]) -> list[Result]:
@@ -55,33 +52,27 @@ def judge(suite: Suite, ended: str, results: list[Result]) -> list[Result]:
         problem = f"{ended}, though no test of its report failed"
     else:
         return results
-    message = f"{problem}\n{last_lines(suite.log, 60)}"
+    message = f"{problem}\n{last_lines(suite.file('log'), 60)}"
     return [*results, Result(suite.name, "", "the whole suite", FAILED, message)]
 
 
-def run_suites(suites: Sequence[Suite]) -> list[Result]:
+def run_suites(suites: Sequence[Suite], has_budget: bool = False) -> list[Result]:
     """Their results; their seconds are shown. Four suites at a time: ranks wait for each other, and for time limits, as
     long as they compute."""
     with ThreadPoolExecutor(4) as pool:
         results = [result for found in pool.map(run_suite, suites) for result in found]
-    took = [test for suite in suites for test in seconds.read(suite.name, suite.seconds)]
+    took = [test for suite in suites for test in seconds.read(suite.family, suite.file("seconds"))]
     if took:
         print(seconds.report(took), flush=True)
+    if has_budget:
+        built = seconds.of_builds(*(ROOT / "build" / "dev" / folder for folder in ("csrc", "test", "examples")))
+        results.append(seconds.check(seconds.of_suites(took) | built))
+        print(f"used and allowed (budgets.tsv):\n{results[-1].message}", flush=True)
     return results
 
 
-def budget_check(suites: Sequence[Suite]) -> Result:
-    took = [test for suite in suites for test in seconds.read(suite.name, suite.seconds)]
-    used = seconds.of_suites(took)
-    for folder in ("csrc", "test", "examples"):
-        used |= seconds.of_builds(ROOT / "build" / "dev" / folder)
-    result = seconds.check(used)
-    print(f"used and allowed (budgets.tsv):\n{result.message}", flush=True)
-    return result
-
-
 def row_check(results: list[Result], tier: str = "") -> Result:
-    """Both sides have every row: those of a tier (tiers.py), else all."""
+    """Both sides have every row: those of a tier (suites.py), else all."""
     sides = {
         "cpp": ("unit_tests", "rank_tests", "rank_ci", "program_tests"),
         "py": ("python_unit", "python_ranks", "python_interop", "python_ci"),
@@ -89,7 +80,7 @@ def row_check(results: list[Result], tier: str = "") -> Result:
     ran = {side: [each for each in results if each.suite.startswith(names)] for side, names in sides.items()}
 
     def is_wanted(row: check_rows.Wanted) -> bool:
-        left = tiers.is_among(row.title.replace("::", "."), tiers.names(python=row.language == "py"))
+        left = is_among(row.title.replace("::", "."), ci_names(python=row.language == "py"))
         return not tier or left == (tier == "ci")
 
     problems = check_rows.check_files(ran["cpp"], ran["py"], is_wanted)
@@ -102,28 +93,43 @@ def run_part(part: parts.Part) -> list[Result]:
     print(f"part {part.name}:", flush=True)
     log = OUT / f"{part.name}.build.log"
     log.unlink(missing_ok=True)
-    command = [sys.executable, str(ROOT / "scripts" / "build.py"), *part.build]
-    problem = run_program(command, log, 60 * MINUTES, ROOT, dict(os.environ))
+    problem = run_program([*BUILD, *part.build], log, 60 * MINUTES, ROOT, dict(os.environ))
     if problem:
         return [Result(part.name, "", "build", FAILED, f"{problem}\n{last_lines(log, 60)}")]
     results = run_suites(part.suites())
     if part.name == "ci":
         results.append(row_check(results, "ci"))
     if not any(result.outcome == FAILED for result in results):
-        minutes = f"{(time.monotonic() - began) / MINUTES:.1f}"
-        parts.write_passed(part, parts.Passed(parts.current_commit(), minutes, counts(results)))
+        row = [part.name, current_commit(), f"{(time.monotonic() - began) / MINUTES:.1f}", counts(results)]
+        check_rows.write_row(parts.TABLE, parts.COLUMNS, row, [each.name for each in parts.PARTS])
     return results
 
 
-def run_parts(names: Sequence[str], until: float | None) -> list[Result]:
-    passed = parts.read_passed()
+def run_parts(names: Sequence[str], until: float) -> list[Result]:
+    passed = {name: row["commit"] for name, row in check_rows.known_rows(parts.TABLE, parts.COLUMNS).items()}
     chosen = [part for part in parts.PARTS if part.name in names or not names]
     results = []
-    for part in parts.in_order(chosen, lambda part: parts.is_called_for(part, passed.get(part.name))):
-        if parts.fits(part, until):
+    for part in sorted(chosen, key=lambda part: not parts.is_called_for(part, passed.get(part.name))):
+        if time.time() + part.minutes * MINUTES <= until:
             results += run_part(part)
         else:
             print(f"part {part.name}: left out, for its {part.minutes} minutes do not fit into the time", flush=True)
+    return results
+
+
+def run_changed(options: Sequence[str]) -> list[Result]:
+    chosen = changed.choose(changed.changed_files())
+    targets = ["shardwise", "shardwise_python", *changed.programs_of(chosen)]
+    built = subprocess.run([*BUILD, "dev", *options, "--install", "--target", *targets])
+    if built.returncode != 0:
+        return [Result("changed", "", "build", FAILED, "the compiler says above what is wrong")]
+    return run_suites(chosen)
+
+
+def run_product(names: set[str], all_names: set[str], rows_only: bool, has_budget: bool) -> list[Result]:
+    results = run_suites([suite for suite in product_suites(rows_only) if suite.family in names], has_budget)
+    if names >= (ROW_SUITES if rows_only else all_names):
+        results.append(row_check(results, "" if rows_only else "change"))
     return results
 
 
@@ -145,44 +151,26 @@ def show_skips(results: list[Result]) -> None:
 def main() -> int:
     names = list(dict.fromkeys(suite.family for suite in product_suites()))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suites", nargs="+", choices=names, default=names, help="only these, without the row check")
-    parser.add_argument(
-        "--rows",
-        action="store_true",
-        help="in short: the rows of rows.tsv, with their check, and what is about the package",
-    )
-    parser.add_argument("--changed", action="store_true", help="only what the last changes can break (changed.py)")
-    parser.add_argument("--budgets", action="store_true", help="what takes more CPU time than budgets.tsv allows fails")
-    parser.add_argument("--fresh-clone", action="store_true", help="also run the README's commands in a new clone")
-    parser.add_argument(
-        "--parts", nargs="*", metavar="NAME", help="parts alone: " + ", ".join(p.name for p in parts.PARTS)
-    )
-    parser.add_argument("--until", type=float, help="begin no part that will not be done at this time (of `date +%%s`)")
-    parser.add_argument("--add", action="store_true", help="add what ran before to the closing line")
-    arguments = parser.parse_args()
-    if unknown := set(arguments.parts or ()) - {part.name for part in parts.PARTS}:
-        parser.error(f"there is no part {', '.join(sorted(unknown))}")
+    parser.add_argument("--suites", nargs="+", choices=names, default=names)
+    parser.add_argument("--rows", action="store_true")
+    parser.add_argument("--budgets", action="store_true")
+    parser.add_argument("--fresh-clone", action="store_true")
+    parser.add_argument("--until", type=float, default=float("inf"))
+    parser.add_argument("--parts", nargs="*", choices=[part.name for part in parts.PARTS])
+    parser.add_argument("--changed", nargs=argparse.REMAINDER)
+    given = parser.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
-    closing_line = OUT / "closing_line"
-    before = read_counts(closing_line.read_text()) if arguments.add and closing_line.exists() else {}
-    results: list[Result] = []
-    if arguments.parts is not None:
-        results += run_parts(arguments.parts, arguments.until)
-    elif arguments.changed:
-        results += run_suites(changed.choose(changed.changed_files()))
+    if given.parts is not None:
+        results = run_parts(given.parts, given.until)
+    elif given.changed is not None:
+        results = run_changed(given.changed)
     else:
-        chosen = [suite for suite in product_suites() if suite.family in arguments.suites]
-        results += run_suites([rows_only(suite) for suite in chosen] if arguments.rows else chosen)
-        if set(arguments.suites) >= (ROW_SUITES if arguments.rows else set(names)):
-            results.append(row_check(results, "" if arguments.rows else "change"))
-        if arguments.budgets:
-            results.append(budget_check(chosen))
-    if arguments.fresh_clone:
-        results += fresh_clone.run(OUT / "fresh_clone.log")
+        results = run_product(set(given.suites), set(names), given.rows, given.budgets)
+    if given.fresh_clone:
+        results += run_suite(fresh_clone())
     show_failures(results)
     show_skips(results)
-    closing_line.write_text(f"{counts(results, before)}\n")
-    print(closing_line.read_text(), end="", flush=True)
+    write_closing_line(OUT / "closing_line", results, adds=given.parts is not None)
     return int(any(result.outcome == FAILED for result in results))
 
 

@@ -12,11 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from check_rows import TableError, read_table
+from check_rows import HERE, TableError, read_table
+from programs import ROOT
 from reports import FAILED, PASSED, Result
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
 SLOWEST = 20
 
 
@@ -46,15 +45,14 @@ def read(suite: str, file: Path) -> list[Took]:
 def of_suites(took: Iterable[Took]) -> dict[str, float]:
     sums: dict[str, float] = {}
     for test in took:
-        family = re.sub(r"_\d$", "", test.suite)
-        sums[family] = sums.get(family, 0) + test.cpu
+        sums[test.suite] = sums.get(test.suite, 0) + test.cpu
     return sums
 
 
-def of_builds(folder: Path) -> dict[str, float]:
-    """Of each target of a build folder, what its objects took when they were last compiled."""
+def of_builds(*folders: Path) -> dict[str, float]:
+    """Of each target of build folders, what its objects took when they were last compiled."""
     sums: dict[str, float] = {}
-    for file in folder.rglob("*.seconds"):
+    for file in (file for folder in folders for file in folder.rglob("*.seconds")):
         target = re.search(r"CMakeFiles/([^/]+)\.dir/", file.as_posix())
         spent = re.findall(r"(\d+)m([\d.]+)s", file.read_text().splitlines()[1])
         if target and file.with_suffix("").exists():

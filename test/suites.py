@@ -1,19 +1,24 @@
-"""The programs that run tests: those of `make test`, and those of the parts that `make test-all` adds."""
+"""The programs that run tests: those of `make test`, and those of the parts that `make test-all` adds.
+
+`make test` leaves to `.ci/run` the tests of ci.tsv, each with the reason why a change seldom needs it. A line names a
+test by its title, with or without parameters, or by how titles begin, with a * at the end. SHARDWISE_TEST_TIER chooses
+for pytest: `change` runs what `make test` runs, `ci` the rest; without it all run.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import check_rows
-import tiers
-from reports import Result, read_catch2, read_closing_line, read_junit
+from check_rows import HERE, read_rows, read_table
+from programs import ROOT
+from reports import Result, read_closing_line, read_junit
 
-ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "test"
 PROGRAMS = ROOT / "build" / "dev" / "test" / "cpp"
 MINUTES = 60
@@ -34,6 +39,7 @@ SHARED_ROWS = ":".join(
 LATE_PYTHON_ROWS = (
     "not explicit_prefetching and not async_op and not (multi_group and (3 or 4)) and not (FullyShard and optim_event)"
 )
+LATE = {"SHARDWISE_TEST_DEVICE": "late"}
 SANITIZERS = {
     # torch itself leaks, and its libraries are not instrumented.
     "address": {"ASAN_OPTIONS": "detect_leaks=0"},
@@ -50,127 +56,117 @@ class Suite:
     command: list[str]
     read: Callable[[str, Path], list[Result]]
     limit: int
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def family(self) -> str:
         """Its name without the number of a slice."""
         return re.sub(r"_\d$", "", self.name)
 
-    @property
-    def report(self) -> Path:
-        return OUT / f"{self.name}.xml"
-
-    @property
-    def log(self) -> Path:
-        return OUT / f"{self.name}.log"
-
-    @property
-    def seconds(self) -> Path:
-        return OUT / f"{self.name}.seconds"
+    def file(self, ending: str) -> Path:
+        """Its report (xml), log or seconds."""
+        return OUT / f"{self.name}.{ending}"
 
 
-def catch2(name: str, program: str, limit: int, *arguments: str) -> Suite:
-    command = [str(PROGRAMS / program), "-r", "xml", "-o", str(OUT / f"{name}.xml"), *arguments]
-    return Suite(name, command, read_catch2, limit)
+def catch2(name: str, program: str, minutes: int, *arguments: str, **environment: str) -> Suite:
+    command = [str(PROGRAMS / program), "-r", "junit", "-o", str(OUT / f"{name}.xml"), *arguments]
+    return Suite(name, command, read_junit, minutes * MINUTES, environment)
 
 
-def googletest(name: str, program: str, limit: int) -> Suite:
-    return Suite(name, [str(PROGRAMS / program), f"--gtest_output=xml:{OUT / name}.xml"], read_junit, limit)
+def googletest(name: str, program: str, minutes: int, chosen: str = "*", **environment: str) -> Suite:
+    command = [str(PROGRAMS / program), f"--gtest_output=xml:{OUT / name}.xml", f"--gtest_filter={chosen}"]
+    return Suite(name, command, read_junit, minutes * MINUTES, environment)
 
 
-def late_rank_tests(name: str, limit: int, only: str = "*", device: str = "late") -> Suite:
-    """rank_tests with ranks on late devices, or all on one (late_shared), but for those of late_exceptions.tsv."""
-    exceptions = check_rows.read_table(check_rows.HERE / "late_exceptions.tsv", ["tests", "reason"])
-    suite = googletest(name, "rank_tests", limit)
-    chosen = f"--gtest_filter={only}-{':'.join(line['tests'] for line in exceptions)}"
-    return replace(suite, command=[*suite.command, chosen], environment={"SHARDWISE_TEST_DEVICE": device})
+def pytest(name: str, minutes: int, *what: str, **environment: str) -> Suite:
+    # Only a test that fails has its stderr in the report.
+    report = [f"--junitxml={OUT / name}.xml", "-o", "junit_logging=system-err", "-o", "junit_log_passing_tests=false"]
+    command = [sys.executable, "-m", "pytest", "-v", *what, *report]
+    return Suite(name, command, read_junit, minutes * MINUTES, environment)
 
 
-def late_programs(name: str, limit: int, device: str = "late") -> Suite:
-    """program_tests with ranks on late devices, or all on one."""
-    return replace(catch2(name, "program_tests", limit), environment={"SHARDWISE_TEST_DEVICE": device})
+def ci_names(python: bool) -> list[str]:
+    """Those of ci.tsv in C++ or in Python, where the names of tests begin with their kind."""
+    lines = [line["test"] for line in read_table(HERE / "ci.tsv", ["test", "reason"])]
+    return [name for name in lines if name.startswith(("Test", "test_")) == python]
 
 
-def late_python(name: str, limit: int, *chosen: str) -> Suite:
-    """Rows of Python with ranks on the late device."""
-    suite = pytest(name, limit, "test/python/ranks", *chosen)
-    return replace(suite, environment={"SHARDWISE_TEST_DEVICE": "late"})
+def is_among(title: str, names: list[str]) -> bool:
+    forms = (title, title.split("[")[0])
+    return any(name in forms or (name.endswith("*") and title.startswith(name[:-1])) for name in names)
+
+
+def late_filter(only: str = "*") -> str:
+    """The C++ tests whose ranks may be on late devices: all but those of late_exceptions.tsv."""
+    exceptions = read_table(HERE / "late_exceptions.tsv", ["tests", "reason"])
+    return f"{only}-{':'.join(line['tests'] for line in exceptions)}"
 
 
 def row_filter() -> str:
     """The C++ tests of rows.tsv, as a filter of GoogleTest's."""
-    rows = check_rows.read_rows(check_rows.HERE / "rows.tsv")
-    titles = [row.title for row in rows if row.language == "cpp"]
+    titles = [row.title for row in read_rows(HERE / "rows.tsv") if row.language == "cpp"]
     # An instance's or a type's name may stand on either side of the class.
     forms = [form for title in titles for form in (title, f"{title}/*", f"*/{title}", title.replace(".", "/*."))]
     return ":".join(forms)
 
 
-def pytest(name: str, limit: int, *what: str) -> Suite:
-    # Only a test that fails has its stderr in the report.
-    report = [f"--junitxml={OUT / name}.xml", "-o", "junit_logging=system-err", "-o", "junit_log_passing_tests=false"]
-    return Suite(name, [sys.executable, "-m", "pytest", "-v", *what, *report], read_junit, limit)
-
-
-def product_suites() -> list[Suite]:
-    """What `make test` runs; the longest first, for they run beside each other."""
-    change = {"SHARDWISE_TEST_TIER": "change"}
+def product_suites(rows_only: bool = False) -> list[Suite]:
+    """What `make test` runs; the longest first, for they run beside each other. Or, of the suites that have nearly all
+    rows of rows.tsv, these tests alone; of python_unit then those of the package."""
+    ranks = row_filter() if rows_only else f"*-{':'.join(ci_names(python=False))}"
+    tier = {} if rows_only else {"SHARDWISE_TEST_TIER": "change"}
+    package = [f"{UNIT}/test_{name}.py" for name in PACKAGE_TESTS]
     return [
-        rank_tests_slice(1, of=2),
-        rank_tests_slice(2, of=2),
-        replace(pytest("python_ranks", 25 * MINUTES, "test/python/ranks"), environment=change),
-        replace(pytest("python_interop", 25 * MINUTES, "test/python/interop"), environment=change),
-        replace(pytest("python_unit", 20 * MINUTES, UNIT, f"--ignore={WHEEL}"), environment=change),
-        catch2("program_tests", "program_tests", 10 * MINUTES),
-        googletest("late_tests", "late_tests", 5 * MINUTES),
-        catch2("unit_tests", "unit_tests", 5 * MINUTES),
+        # In two slices: their ranks mostly wait for each other, and for what is late on purpose.
+        googletest("rank_tests_1", "rank_tests", 40, ranks, GTEST_TOTAL_SHARDS="2", GTEST_SHARD_INDEX="0"),
+        googletest("rank_tests_2", "rank_tests", 40, ranks, GTEST_TOTAL_SHARDS="2", GTEST_SHARD_INDEX="1"),
+        pytest("python_ranks", 25, "test/python/ranks", **({"SHARDWISE_TEST_ROWS": "1"} if rows_only else tier)),
+        pytest("python_interop", 25, "test/python/interop", **tier),
+        pytest("python_unit", 20, *(package if rows_only else (UNIT, f"--ignore={WHEEL}")), **tier),
+        catch2("program_tests", "program_tests", 10),
+        googletest("late_tests", "late_tests", 5),
+        catch2("unit_tests", "unit_tests", 5),
     ]
 
 
-def rank_tests_slice(number: int, of: int) -> Suite:
-    """One of so many slices: their ranks mostly wait for each other, and for what is late on purpose."""
-    suite = googletest(f"rank_tests_{number}", "rank_tests", 40 * MINUTES)
-    chosen = f"--gtest_filter=*-{':'.join(tiers.names(python=False))}"
-    shard = {"GTEST_TOTAL_SHARDS": str(of), "GTEST_SHARD_INDEX": str(number - 1)}
-    return replace(suite, command=[*suite.command, chosen], environment=shard)
+def fresh_clone() -> Suite:
+    """The README's commands in short, in a clone of the last commit, as a user runs them who has just opened a shell:
+    with nothing of this run's make, build folder or package."""
+    clone = OUT / "fresh_clone"
+    dropped = ("MAKE", "MFLAGS", "SHARDWISE_", "PYTHONPATH", "VIRTUAL_ENV", "GIT_", "FRESH_CLONE", "BUDGETS")
+    names = [name for name in os.environ if name.startswith(dropped) and not name.endswith("_DEPS")]
+    make = f"env {' '.join(f'-u {name}' for name in names)} make -C {clone} PYTHON={sys.executable}"
+    script = f"git clone --quiet {ROOT} {clone} && {make} demo SHORT=1 && {make} test SUITES=unit_tests"
+    return Suite("fresh_clone", ["sh", "-c", f"rm -rf {clone}; {script}"], read_closing_line, 30 * MINUTES)
 
 
 def ci_suites() -> list[Suite]:
     """What `make test` leaves to `.ci/run`: the tests of ci.tsv."""
-    python = pytest("python_ci", 30 * MINUTES, "test/python/ranks", "test/python/interop", UNIT, f"--ignore={WHEEL}")
-    ranks = googletest("rank_ci", "rank_tests", 20 * MINUTES)
+    where = ("test/python/ranks", "test/python/interop", UNIT, f"--ignore={WHEEL}")
     return [
-        replace(python, environment={"SHARDWISE_TEST_TIER": "ci"}),
-        replace(ranks, command=[*ranks.command, f"--gtest_filter={':'.join(tiers.names(python=False))}"]),
+        pytest("python_ci", 30, *where, SHARDWISE_TEST_TIER="ci"),
+        googletest("rank_ci", "rank_tests", 20, ":".join(ci_names(python=False))),
     ]
 
 
 def device_suites() -> list[Suite]:
-    """Rows on devices other than the CPU."""
+    """Rows with ranks on late devices, or all on one (late_shared)."""
     return [
-        late_rank_tests("late_rows", 15 * MINUTES, row_filter()),
-        late_rank_tests("shared_rows", 10 * MINUTES, SHARED_ROWS, "late_shared"),
-        late_python("python_late", 10 * MINUTES, "-k", LATE_PYTHON_ROWS),
+        googletest("late_rows", "rank_tests", 15, late_filter(row_filter()), **LATE),
+        googletest("shared_rows", "rank_tests", 10, late_filter(SHARED_ROWS), SHARDWISE_TEST_DEVICE="late_shared"),
+        pytest("python_late", 10, "test/python/ranks", "-k", LATE_PYTHON_ROWS, **LATE),
     ]
 
 
-def rows_only(suite: Suite) -> Suite:
-    """Of the suites that have nearly all rows of rows.tsv, these tests alone; of python_unit, those of the package."""
-    if suite.family == "rank_tests":
-        return replace(suite, command=[*suite.command[:-1], f"--gtest_filter={row_filter()}"])
-    if suite.name == "python_unit":
-        files = [f"test/python/unit/test_{name}.py" for name in PACKAGE_TESTS]
-        rest = [part for part in suite.command if part not in (UNIT, f"--ignore={WHEEL}")]
-        return replace(suite, command=[*rest, *files], environment={})
-    if suite.name == "python_interop":
-        return replace(suite, environment={})
-    return replace(suite, environment={"SHARDWISE_TEST_ROWS": "1"}) if suite.name == "python_ranks" else suite
-
-
-def long_form(suite: Suite) -> Suite:
-    """The suite at more ranks, with more steps and more random programs."""
-    return replace(suite, environment={"SHARDWISE_TEST_FORM": "long"})
+def long_late_suites() -> list[Suite]:
+    shared = {"SHARDWISE_TEST_DEVICE": "late_shared"}
+    return [
+        googletest("long_late", "rank_tests", 60, late_filter(), **LATE),
+        catch2("late_programs", "program_tests", 20, **LATE),
+        googletest("long_shared", "rank_tests", 60, late_filter(), **shared),
+        catch2("shared_programs", "program_tests", 20, **shared),
+        pytest("long_python_late", 30, "test/python/ranks", **LATE),
+    ]
 
 
 def sanitized_suites(kind: str) -> list[Suite]:
@@ -183,14 +179,8 @@ def sanitized_suites(kind: str) -> list[Suite]:
     # All is many times slower with it.
     limit = {"SHARDWISE_TEST_TIME_LIMIT": "900"}
     environment = {"LD_LIBRARY_PATH": str(folder), **limit, **preloaded, **SANITIZERS[kind]}
-    suites = [
-        catch2(f"unit_tests-{kind}", "unit_tests", 10 * MINUTES),
-        googletest(f"rank_tests-{kind}", "rank_tests", 60 * MINUTES),
-        catch2(f"program_tests-{kind}", "program_tests", 20 * MINUTES),
+    return [
+        catch2(f"unit_tests-{kind}", "unit_tests", 10, **environment),
+        googletest(f"rank_tests-{kind}", "rank_tests", 60, **environment),
+        catch2(f"program_tests-{kind}", "program_tests", 20, **environment),
     ]
-    return [replace(suite, environment=environment) for suite in suites]
-
-
-def mutants() -> Suite:
-    command = [sys.executable, str(ROOT / "test" / "mutants" / "run.py")]
-    return Suite("mutants", command, read_closing_line, 180 * MINUTES)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mutant import NOT_NOTICED, Mutant, places_of, sources
-from suites import PROGRAMS, ROOT
+from programs import ROOT, copy_sources
+from suites import PROGRAMS
 
 # What notices most, the quickest first.
 USUAL = (
@@ -38,15 +39,7 @@ class Lane:
 
     def prepare(self, needs_build: bool) -> None:
         """The sources as they are in the checkout, and the library built from them."""
-        names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        for name in names.splitlines():
-            target = self.source / name
-            if not (ROOT / name).exists():
-                continue
-            content = (ROOT / name).read_bytes()
-            if not target.exists() or target.read_bytes() != content:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(content)
+        copy_sources(self.source)
         self._link_built_package()
         if needs_build:
             self._must("cmake", "-S", self.source, "-B", self.build_folder, "-G", "Ninja",

@@ -21,7 +21,8 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from lane import Lane
 from mutant import NOT_NOTICED, Mutant, read_table, write_table
-from suites import PROGRAMS, ROOT
+from programs import ROOT
+from suites import PROGRAMS
 
 
 def try_all(chosen: list[Mutant], lanes: list[Lane]) -> list[Mutant]:

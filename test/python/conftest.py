@@ -42,17 +42,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not rows_alone and tier is None:
         return
     sys.path.append(str(Path(__file__).parent.parent))
-    import check_rows
-    import tiers
+    from check_rows import HERE, read_rows
+    from suites import ci_names, is_among
 
-    rows = {row.title for row in check_rows.read_rows(check_rows.HERE / "rows.tsv") if row.language == "py"}
-    of_ci = tiers.names(python=True)
+    rows = {row.title for row in read_rows(HERE / "rows.tsv") if row.language == "py"}
+    of_ci = ci_names(python=True)
 
     def is_chosen(item: pytest.Item) -> bool:
         title = title_of(item)
         if rows_alone:
             return title.partition("[")[0].replace(".", "::") in rows
-        return tiers.is_among(title, of_ci) == (tier == "ci")
+        return is_among(title, of_ci) == (tier == "ci")
 
     config.hook.pytest_deselected(items=[item for item in items if not is_chosen(item)])
     items[:] = [item for item in items if is_chosen(item)]

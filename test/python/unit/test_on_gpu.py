@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path.append(str(ROOT / "test"))
 
 import gpu_kit  # noqa: E402
-import gtest_slices  # noqa: E402
 import on_gpu  # noqa: E402
 import on_gpu_steps as steps  # noqa: E402
 from reports import FAILED, PASSED, SKIPPED, Result  # noqa: E402
@@ -134,7 +133,7 @@ def test_without_a_gpu_nothing_that_needs_one_runs(monkeypatch, tmp_path):
 )
 def test_several_ranks_need_gpus_or_an_nccl_that_shares_one(monkeypatch, tmp_path, count, nccl, result):
     monkeypatch.setattr(steps, "gpus", lambda: steps.Gpus(count, nccl))
-    monkeypatch.setattr(steps, "trains_beside_others", lambda place, ranks, **more: "")
+    monkeypatch.setattr(steps, "trains_beside_others", lambda place, ranks, over, **more: steps.Outcome(PASSED, ""))
     assert steps.nccl_several_ranks(steps.Place("nccl", "cuda", tmp_path)).result == result
 
 
@@ -183,10 +182,10 @@ def program(tmp_path):
 
 
 def test_a_test_that_ends_the_program_does_not_end_the_others(program, tmp_path):
-    tests = gtest_slices.tests_of(program, "*", {})
+    tests = steps.tests_of(program, "*", {})
     assert tests == ["A.one", "A.two", "B/0.three"]
     log = tmp_path / "log"
-    found = gtest_slices.run_tests("rank", program, tests, log, time.monotonic() + 60, {})
+    found = steps.run_tests("rank", program, tests, log, time.monotonic() + 60, {})
     assert [(result.name, result.outcome) for result in found] == [
         ("A.one", PASSED),
         ("A.two", FAILED),
@@ -196,17 +195,11 @@ def test_a_test_that_ends_the_program_does_not_end_the_others(program, tmp_path)
 
 
 def test_what_was_not_reached_has_failed(program, tmp_path):
-    found = gtest_slices.run_tests("rank", program, ["A.one"], tmp_path / "log", time.monotonic() - 1, {})
+    found = steps.run_tests("rank", program, ["A.one"], tmp_path / "log", time.monotonic() - 1, {})
     assert [(result.name, result.outcome) for result in found] == [("A.one", FAILED)]
     program.write_text("#!/bin/sh\nexit 3\n")
-    found = gtest_slices.run_tests("rank", program, ["A.one"], tmp_path / "log", time.monotonic() + 60, {})
+    found = steps.run_tests("rank", program, ["A.one"], tmp_path / "log", time.monotonic() + 60, {})
     assert found[0].message == "it ended with status 3 before a test began"
-
-
-def test_slices_have_every_test_once():
-    tests = [str(k) for k in range(17)]
-    slices = [gtest_slices.slice_of(tests, number, 5) for number in range(1, 6)]
-    assert sorted(test for found in slices for test in found) == sorted(tests)
 
 
 def test_steps_of_a_stage_run_beside_each_other(tmp_path, monkeypatch, capsys):

@@ -13,12 +13,11 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path.append(str(ROOT / "test"))
 
 import changed  # noqa: E402
-import fresh_clone  # noqa: E402
 import parts  # noqa: E402
 import run  # noqa: E402
 import seconds  # noqa: E402
 import suites  # noqa: E402
-import tiers  # noqa: E402
+from check_rows import known_rows, read_rows, read_table, write_row  # noqa: E402
 from programs import last_lines, run_program  # noqa: E402
 from reports import (  # noqa: E402
     FAILED,
@@ -26,7 +25,6 @@ from reports import (  # noqa: E402
     SKIPPED,
     Result,
     counts,
-    read_catch2,
     read_closing_line,
     read_counts,
     read_junit,
@@ -58,12 +56,11 @@ PYTEST = """<?xml version="1.0" encoding="utf-8"?>
 """
 
 CATCH2 = """<?xml version="1.0" encoding="UTF-8"?>
-<Catch name="unit_tests"><Group name="unit_tests">
-<TestCase name="Flat.Works" filename="f.cpp" line="3"><OverallResult success="true" durationInSeconds="0"/></TestCase>
-<TestCase name="breaks" filename="f.cpp" line="9"><Section name="inner" filename="f.cpp" line="10">
-<Expression success="false" type="CHECK" filename="f.cpp" line="11"><Original>a == b</Original>
-<Expanded>1 == 2</Expanded></Expression></Section><OverallResult success="false"/></TestCase>
-</Group></Catch>
+<testsuites><testsuite name="unit_tests" errors="0" failures="1" tests="2">
+<testcase classname="unit_tests.global" name="Flat.Works" time="0.1" status="run"/>
+<testcase classname="unit_tests.global" name="breaks" time="0" status="run">
+<failure message="a == b" type="CHECK">FAILED: CHECK( a == b ) at f.cpp:11</failure></testcase>
+</testsuite></testsuites>
 """
 
 
@@ -96,9 +93,9 @@ def test_pytests_report_is_read(tmp_path):
 
 
 def test_catch2s_report_is_read(tmp_path):
-    assert outcomes(read_catch2("unit_tests", written(tmp_path, CATCH2))) == [
+    assert outcomes(read_junit("unit_tests", written(tmp_path, CATCH2))) == [
         ("Flat.Works", PASSED, ""),
-        ("breaks", FAILED, "f.cpp:11: Original: a == b Expanded: 1 == 2"),
+        ("breaks", FAILED, "FAILED: CHECK( a == b ) at f.cpp:11"),
     ]
 
 
@@ -195,23 +192,13 @@ def test_skips_are_listed_with_their_reasons(capsys):
     assert capsys.readouterr().out == "skipped in pytest: needs a GPU: A.b, A.c\n"
 
 
-def test_a_fresh_clone_runs_each_command_once_and_never_in_itself(tmp_path, monkeypatch):
-    text = "```sh\nmake demo  # two minutes\n$ make test\n```\n`make lint`\n```sh\nmake demo\npip install x\n```\n"
-    assert fresh_clone.readme_commands(text) == ["make demo", "make test"]
-    monkeypatch.setenv(fresh_clone.INSIDE, "1")
-    (result,) = fresh_clone.run(tmp_path / "log")
-    assert result.outcome == SKIPPED
-
-
 def test_a_fresh_clone_sees_nothing_of_this_run(monkeypatch):
-    for name in ("MAKEFLAGS", "MAKELEVEL", "PYTHONPATH", "SHARDWISE_NINJA", "VIRTUAL_ENV"):
+    for name in ("MAKEFLAGS", "PYTHONPATH", "SHARDWISE_NINJA", "FRESH_CLONE", "SHARDWISE_TEST_DEPS"):
         monkeypatch.setenv(name, "x")
-    monkeypatch.setenv("SHARDWISE_TEST_DEPS", "deps")
-    monkeypatch.setenv("SHARDWISE_DEPS", "headers")
-    environment = fresh_clone.environment()
-    assert not {"MAKEFLAGS", "MAKELEVEL", "PYTHONPATH", "SHARDWISE_NINJA", "VIRTUAL_ENV"} & set(environment)
-    assert environment["SHARDWISE_TEST_DEPS"] == "deps" and environment["SHARDWISE_DEPS"] == "headers"
-    assert environment["PYTHON"] == sys.executable
+    script = suites.fresh_clone().command[-1]
+    for name in ("MAKEFLAGS", "PYTHONPATH", "SHARDWISE_NINJA", "FRESH_CLONE"):
+        assert f"-u {name} " in script
+    assert "SHARDWISE_TEST_DEPS" not in script
 
 
 def took(title: str, cpu: float, folder: str = "test/cpp/ranks", wall: float = 1.0) -> seconds.Took:
@@ -250,10 +237,10 @@ def test_what_takes_more_than_its_budget_or_has_none_fails_the_run(tmp_path):
 
 def test_every_test_of_the_other_tier_is_there():
     sources = "".join(file.read_text() for file in (ROOT / "test" / "python").glob("*/test_*.py"))
-    for title in tiers.names(python=True):
+    for title in suites.ci_names(python=True):
         assert f"def {title.rpartition('.')[2].partition('[')[0].rstrip('*')}" in sources, f"{title} of ci.tsv"
     sources = "".join(file.read_text() for file in (ROOT / "test" / "cpp" / "ranks").glob("*.cpp"))
-    for title in tiers.names(python=False):
+    for title in suites.ci_names(python=False):
         assert re.search(rf"\b{title.rpartition('.')[2].rstrip('*')}", sources), f"{title} of ci.tsv"
 
 
@@ -274,18 +261,13 @@ def test_the_slowest_and_the_sums_are_shown():
 
 
 def test_what_the_late_device_leaves_out_has_a_reason_and_is_there():
-    suite = suites.late_rank_tests("late", 1)
-    assert suite.environment == {"SHARDWISE_TEST_DEVICE": "late"}
-    left_out = suite.command[-1].partition("*-")[2].split(":")
+    left_out = suites.late_filter().partition("*-")[2].split(":")
     sources = "".join(file.read_text() for file in (ROOT / "test" / "cpp" / "ranks").glob("*.cpp"))
     for tests in left_out:
         group, _, name = tests.partition(".")
         found = re.search(rf"TEST(_F|_P)?\({group.rstrip('*')}\w*, {name.rstrip('*')}", sources)
         assert found, f"test/late_exceptions.tsv: {tests} is no test"
-    reasons = [
-        line["reason"]
-        for line in suites.check_rows.read_table(ROOT / "test" / "late_exceptions.tsv", ["tests", "reason"])
-    ]
+    reasons = [line["reason"] for line in read_table(ROOT / "test" / "late_exceptions.tsv", ["tests", "reason"])]
     assert len(reasons) == len(left_out)
     assert all(reasons)
 
@@ -293,7 +275,7 @@ def test_what_the_late_device_leaves_out_has_a_reason_and_is_there():
 def test_ranks_on_one_device_run_some_of_everything(tmp_path):
     (suite,) = (suite for suite in suites.device_suites() if suite.name == "shared_rows")
     assert suite.environment == {"SHARDWISE_TEST_DEVICE": "late_shared"}
-    rows = [row.title for row in suites.check_rows.read_rows(ROOT / "test" / "rows.tsv") if row.language == "cpp"]
+    rows = [row.title for row in read_rows(ROOT / "test" / "rows.tsv") if row.language == "cpp"]
     for start in (name.rstrip("*") for name in suites.SHARED_ROWS.split(":")):
         assert any(row.startswith(start) for row in rows), f"{start} begins no row"
     assert sum(row.startswith(tuple(suites.SHARED_ROWS.replace("*", "").split(":"))) for row in rows) >= 20
@@ -302,9 +284,8 @@ def test_ranks_on_one_device_run_some_of_everything(tmp_path):
 def test_every_suite_of_the_product_tells_its_seconds(tmp_path, monkeypatch, capsys):
     script = f"echo '{GOOD}' > a_suite.xml; printf 'A.b\\tx/y.cpp\\t1\\t21\\n' >> \"$SHARDWISE_TEST_SECONDS\""
     a_suite = suite(tmp_path, monkeypatch, script)
-    assert outcomes(run.run_suites([a_suite])) == [("A.b", PASSED, "")]
-    result = run.budget_check([a_suite])
-    assert result.outcome == FAILED
+    passed, result = run.run_suites([a_suite], has_budget=True)
+    assert (passed.title, passed.outcome, result.outcome) == ("A.b", PASSED, FAILED)
     assert "21 of    0 s of CPU time: a_suite: beyond it" in result.message
     assert "21 s of CPU time,      1 s:    1 tests in x" in capsys.readouterr().out
 
@@ -320,32 +301,26 @@ def test_a_change_calls_for_the_parts_that_watch_it(monkeypatch):
         "git",
         lambda *words: ("commit" if words[2] in known else "") if words[0] == "cat-file" else known[words[2]],
     )
-    passed = {name: parts.Passed(name, "1", "") for name in (*known, "lost")}
-    assert [parts.is_called_for(part("x"), passed[name]) for name in ("abc", "def", "lost")] == [True, False, True]
+    assert [parts.is_called_for(part("x"), name) for name in ("abc", "def", "lost")] == [True, False, True]
     assert parts.is_called_for(part("x"), None)
-    a, b, c = part("a"), part("b"), part("c")
-    assert parts.in_order([a, b, c], lambda each: each is c) == [c, a, b]
 
 
 def test_a_part_that_does_not_fit_is_left_out(monkeypatch, capsys):
     monkeypatch.setattr(parts, "PARTS", [part("short"), part("long", minutes=60)])
     monkeypatch.setattr(run, "run_part", lambda each: [Result(each.name, "", "t", PASSED)])
-    monkeypatch.setattr(parts, "read_passed", dict)
+    monkeypatch.setattr(parts, "is_called_for", lambda part, passed: True)
     assert [result.suite for result in run.run_parts([], time.time() + 600)] == ["short"]
     assert "part long: left out, for its 60 minutes do not fit" in capsys.readouterr().out
-    assert [result.suite for result in run.run_parts(["long"], None)] == ["long"]
+    assert [result.suite for result in run.run_parts(["long"], float("inf"))] == ["long"]
 
 
-def test_what_passed_is_written_down(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "TABLE", tmp_path / "parts.tsv")
-    first, second = parts.PARTS[:2]
-    parts.write_passed(second, parts.Passed("abc", "2.0", "3 passed"))
-    parts.write_passed(first, parts.Passed("def", "1.0", "4 passed"))
-    parts.write_passed(second, parts.Passed("ghi", "2.5", "5 passed"))
-    assert list(parts.read_passed().items()) == [
-        (first.name, parts.Passed("def", "1.0", "4 passed")), (second.name, parts.Passed("ghi", "2.5", "5 passed")),
-    ]  # fmt: skip
-    assert (tmp_path / "parts.tsv").read_text().startswith("part\tcommit\tminutes\tresult\n")
+def test_what_passed_is_written_down(tmp_path):
+    table, columns = tmp_path / "parts.tsv", parts.COLUMNS
+    rows = [["second", "abc", "2.0", "3 passed"], ["first", "def", "1.0", "4 passed"], ["second", "ghi", "2.5", "5"]]
+    for row in rows:
+        write_row(table, columns, row, ["first", "second"])
+    assert [list(row.values()) for row in known_rows(table, columns).values()] == rows[1:]
+    assert table.read_text().startswith("part\tcommit\tminutes\tresult\n")
 
 
 def test_every_part_watches_what_exists():
