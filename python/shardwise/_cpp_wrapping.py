@@ -20,9 +20,8 @@ from shardwise._cpp_modules import inner, is_cpp
 from shardwise._meshes import default_mesh, device_of, engine_mesh
 from shardwise._module_classes import FSDPModule, ReplicateModule, add_class, check_is_bool
 from shardwise._placement import chosen_dim
-from shardwise._state import ParamGroup, State, state_of
+from shardwise._state import ParamGroup, State, state_of, units_of
 from shardwise._torch_versions import set_param_groups
-from shardwise._units import units_of
 
 #: What a parameter with a mesh of its own is given to in vain.
 _PARAMETERS = "a C++ module in Python (in C++: FullyShardOptions().parameter_mesh())"

@@ -9,8 +9,8 @@ import torch
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
 from shardwise import _C
+from shardwise._state import State, units_of, wrapped_state
 from shardwise._torch_versions import TorchsGradientReductionHandle
-from shardwise._units import units_of, wrapped_state
 
 
 class GradientReductionHandle(TorchsGradientReductionHandle):
@@ -53,11 +53,7 @@ class GradientMethods:
 
         >>> model.set_manual_backward_finalization(True)
         """
-        state = wrapped_state(self)
-        if state._is_root is False:
-            raise RuntimeError(
-                f"shardwise: set_manual_backward_finalization must be called on the root {state._kind} module."
-            )
+        _check_root(state := wrapped_state(self), "set_manual_backward_finalization")
         state.unit.set_manual_backward_finalization(enabled)
 
     @overload
@@ -82,8 +78,7 @@ class GradientMethods:
         # C++ modules have no first forward that Python sees.
         if state._is_root is None and isinstance(state.unit, _C.Unit):
             return GradientReductionHandle(None) if async_op else None
-        if state._is_root is False:
-            raise RuntimeError(f"shardwise: finalize_backward must be called on the root {state._kind} module.")
+        _check_root(state, "finalize_backward")
         handle = GradientReductionHandle(state.unit.finalize_backward())
         if async_op:
             return handle
@@ -101,9 +96,7 @@ class GradientMethods:
         ... except RuntimeError:
         ...     model.reset_iter_state()
         """
-        state = wrapped_state(self)
-        if state._is_root is False:
-            raise RuntimeError(f"shardwise: reset_iter_state must be called on the root {state._kind} module.")
+        _check_root(state := wrapped_state(self), "reset_iter_state")
         state.unit.reset_iter_state()
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
@@ -197,6 +190,11 @@ class GradientMethods:
         >>> model.set_force_sum_reduction_for_comms(True)
         """
         wrapped_state(self).unit.set_force_sum_reduction(enable)
+
+
+def _check_root(state: State, method: str) -> None:
+    if state._is_root is False:
+        raise RuntimeError(f"shardwise: {method} must be called on the root {state._kind} module.")
 
 
 def _in_stream(hook: Callable[[torch.Tensor], None] | None, stream: torch.Stream | None) -> Callable[..., None] | None:

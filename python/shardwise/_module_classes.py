@@ -15,7 +15,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_init import _get_post_forward_mes
 
 from shardwise import _C, _torch_api
 from shardwise._gradient_methods import GradientMethods
-from shardwise._units import cpp_units_of, states_of, units_of, wrapped_state
+from shardwise._state import cpp_units_of, states_of, units_of, wrapped_state
 
 
 class UnshardHandle(torch.distributed.fsdp.UnshardHandle):

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, _cast_fp_tensor
 from torch.distributed.fsdp._fully_shard._fsdp_init import _get_device_from_mesh
 from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.utils import _apply_to_tensors, _to_kwargs
 
 from shardwise import _C, _automatic_steps, _parameters, _stale_optimizers
-from shardwise._conversions import conversions
 from shardwise._extensions import Extension, cut, is_extended
 from shardwise._meshes import engine_mesh
 from shardwise._parameters import Found, Policies
@@ -45,7 +46,7 @@ def _wrap(state: State, roots: Sequence[nn.Module], managed: Sequence[nn.Module]
     own.make(list(_parameters.of_inner_units(roots)), companions=[part.unit for part in parts[:-1]])
     for part in parts:
         part.show(state)
-    own.unit.set_conversions(*conversions(policies.given.mp_policy, device))
+    own.unit.set_conversions(*_conversions(policies.given.mp_policy, device))
     _automatic_steps.watch()
     groups = [part.group(roots) for part in parts]
     state.start(roots, groups, policies.given.reshard_after_forward is None and not policies.replicates)
@@ -177,3 +178,32 @@ def _watch_state_dict(module: nn.Module, state: State) -> None:
     module.register_state_dict_pre_hook(reshard)
     module.register_load_state_dict_pre_hook(reshard)
     module.register_load_state_dict_post_hook(refresh_parameters)
+
+
+def _conversions(precision: MixedPrecisionPolicy, device: torch.device) -> tuple[Any, Any]:
+    """Functions that convert a call's inputs and its outputs; None if there is nothing to do."""
+    inputs = []
+    if device.type != "cpu":
+        inputs.append(partial(_moved, device))
+    if precision.cast_forward_inputs and precision.param_dtype is not None:
+        inputs.append(partial(_cast_inputs, precision.param_dtype))
+
+    def convert(args: Any, kwargs: Any) -> tuple[Any, Any]:
+        for step in inputs:
+            args, kwargs = step(args, kwargs)
+        return args, kwargs
+
+    outputs = None
+    if precision.output_dtype is not None:
+        outputs = partial(_apply_to_tensors, partial(_cast_fp_tensor, precision.output_dtype))
+    return convert if inputs else None, outputs
+
+
+def _moved(device: torch.device, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    moved, keywords = _to_kwargs(args, kwargs, device, False)
+    return moved[0], keywords[0]
+
+
+def _cast_inputs(dtype: torch.dtype, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    cast = partial(_cast_fp_tensor, dtype)
+    return _apply_to_tensors(cast, args), _apply_to_tensors(cast, kwargs)
