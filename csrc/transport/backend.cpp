@@ -1,9 +1,9 @@
 #include "transport/backend.h"
 
 #include "base/reason.h"
-#include "transport/direct_placement.h"
 #include "transport/error.h"
 #include "transport/sums.h"
+#include "transport/transport.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -172,37 +172,70 @@ void Backend::begin_after(std::function<void()> ready) {
   worker_.issue(c10::make_intrusive<DirectWork>(getRank(), OpType::UNKNOWN, "shardwise:copy", Tensors(), wait));
 }
 
+Call Backend::call_of(
+    Kind kind, const at::Tensor& tensor, std::chrono::milliseconds timeout, c10d::ReduceOp::RedOpType op,
+    int64_t root) const {
+  return {
+      .signature =
+          {.kind = kind,
+           .op = op,
+           .dtype = tensor.scalar_type(),
+           .elements = tensor.numel(),
+           .root = root,
+           .pieces = 0},
+      .timeout = time(timeout)};
+}
+
+Backend::Works Backend::stage(
+    OpType type, const Tensors& reads, const Tensors& writes,
+    const std::function<Works(const Staging::Copies& copies)>& start) {
+  std::optional<c10::Device> device;
+  for (const auto* tensors : {&reads, &writes}) {
+    for (const auto& tensor : *tensors) {
+      if (!device) device = tensor.device();
+      if (tensor.device() == *device && tensor.layout() == at::kStrided) continue;
+      raise_value_error(c10::str(
+          "shardwise: a collective needs dense tensors that are all on the same device, and got one of ",
+          tensor.layout(), " on ", tensor.device(), " beside the first, on ", *device, "."));
+    }
+  }
+  auto& staging = [&]() -> Staging& {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [known, one] : stagings_) {
+      if (known == *device) return *one;
+    }
+    return *stagings_.emplace_back(*device, std::make_unique<Staging>(*device)).second;
+  }();
+  const auto wait_first = [this](std::function<void()> ready) { begin_after(std::move(ready)); };
+  return staging.carry(type, reads, writes, {.wait_first = wait_first, .start = start});
+}
+
 Backend::Works Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-  for (const auto& tensor : tensors) {
-    require(tensor.is_cpu() && tensor.layout() == at::kStrided, "all_reduce", "dense tensors on the CPU");
-    require(
-        tensor.is_non_overlapping_and_dense(), "all_reduce",
-        "tensors without gaps: contiguous, or a permutation of a contiguous one. Reduce a contiguous() copy instead");
-  }
-  std::vector<Call> calls;
-  for (const auto& tensor : tensors) {
-    calls.push_back(
-        {.signature =
-             {.kind = Kind::all_reduce,
-              .op = options.reduceOp,
-              .dtype = tensor.scalar_type(),
-              .elements = tensor.numel()},
-         .timeout = time(options.timeout)});
-  }
   const auto type = tensors.size() == 1 ? OpType::ALLREDUCE : OpType::ALLREDUCE_COALESCED;
-  return issue(
-      type, "shardwise:all_reduce", tensors, [tensors, calls, options](Exchange& exchange, Carrier& carrier) mutable {
-        for (size_t i = 0; i < tensors.size(); ++i) {
-          if (sums_all(exchange, options.reduceOp, tensors[i])) {
-            exchange.all_reduce(calls[i], data_of(tensors[i]));
-          } else {
-            Tensors one{tensors[i]};
-            exchange.announce(calls[i]);
-            carrier.wait(*carrier.gloo().allreduce(one, options));
+  return pass(type, tensors, [&](Tensors& own) {
+    std::vector<Call> calls;
+    for (const auto& tensor : own) {
+      require(tensor.is_cpu() && tensor.layout() == at::kStrided, "all_reduce", "dense tensors on the CPU");
+      require(
+          tensor.is_non_overlapping_and_dense(), "all_reduce",
+          "tensors without gaps: contiguous, or a permutation of a contiguous one. Reduce a contiguous() copy instead");
+      calls.push_back(call_of(Kind::all_reduce, tensor, options.timeout, options.reduceOp));
+    }
+    return issue(
+        type, "shardwise:all_reduce", own,
+        [tensors = own, calls, options](Exchange& exchange, Carrier& carrier) mutable {
+          for (size_t i = 0; i < tensors.size(); ++i) {
+            if (sums_all(exchange, options.reduceOp, tensors[i])) {
+              exchange.all_reduce(calls[i], data_of(tensors[i]));
+            } else {
+              Tensors one{tensors[i]};
+              exchange.announce(calls[i]);
+              carrier.wait(*carrier.gloo().allreduce(one, options));
+            }
           }
-        }
-        return outcome_of(tensors);
-      });
+          return outcome_of(tensors);
+        });
+  });
 }
 
 Backend::Works Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
@@ -212,92 +245,85 @@ Backend::Works Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions
 
 Backend::Works Backend::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  require(outputs.size() == inputs.size(), "all_gather_into_tensor", "an output for each input");
-  std::vector<Call> calls;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    require_sizes({"output", outputs[i]}, {"input", inputs[i]}, getSize(), "all_gather_into_tensor");
-    calls.push_back(
-        {.signature = {.kind = Kind::all_gather, .dtype = inputs[i].scalar_type(), .elements = inputs[i].numel()},
-         .timeout = time(options.timeout)});
-  }
   const auto type = inputs.size() == 1 ? OpType::_ALLGATHER_BASE : OpType::COALESCED;
-  return issue(
-      type, "shardwise:all_gather", inputs, [outputs, inputs, calls](Exchange& exchange, Carrier& /*carrier*/) {
-        for (size_t i = 0; i < inputs.size(); ++i) {
-          exchange.all_gather(calls[i], spans_in(outputs[i], exchange.world(), nullptr), data_of(inputs[i]));
-        }
-        return outcome_of(outputs);
-      });
+  return pass(type, outputs, inputs, [&](Tensors& out, Tensors& in) {
+    require(out.size() == in.size(), "all_gather_into_tensor", "an output for each input");
+    std::vector<Call> calls;
+    for (size_t i = 0; i < in.size(); ++i) {
+      require_sizes({"output", out[i]}, {"input", in[i]}, getSize(), "all_gather_into_tensor");
+      calls.push_back(call_of(Kind::all_gather, in[i], options.timeout));
+    }
+    return issue(
+        type, "shardwise:all_gather", in,
+        [outputs = out, inputs = in, calls](Exchange& exchange, Carrier& /*carrier*/) {
+          for (size_t i = 0; i < inputs.size(); ++i) {
+            exchange.all_gather(calls[i], spans_in(outputs[i], exchange.world(), nullptr), data_of(inputs[i]));
+          }
+          return outcome_of(outputs);
+        });
+  });
 }
 
 Backend::Works Backend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
-  require_sizes({"output", output}, {"input", input}, getSize(), "all_gather_into_tensor");
-  const auto* placement = DirectPlacementScope::current();
-  auto spans = spans_in(output, getSize(), placement);
-  const Call call{
-      .signature =
-          {.kind = Kind::all_gather,
-           .dtype = input.scalar_type(),
-           .elements = input.numel(),
-           .pieces = placement == nullptr ? 0 : number_of(spans)},
-      .timeout = time(options.timeout)};
-  return issue(
-      OpType::_ALLGATHER_BASE, "shardwise:all_gather", {input},
-      [output, input, memory = placement == nullptr ? at::Tensor() : placement->memory, spans = std::move(spans), call](
-          Exchange& exchange, Carrier& /*carrier*/) {
-        exchange.all_gather(call, spans, data_of(input));
-        return outcome_of({output});
-      });
+  return pass(OpType::_ALLGATHER_BASE, output, input, [&](at::Tensor& out, at::Tensor& in) {
+    require_sizes({"output", out}, {"input", in}, getSize(), "all_gather_into_tensor");
+    const auto* placement = DirectPlacementScope::current();
+    auto spans = spans_in(out, getSize(), placement);
+    auto call = call_of(Kind::all_gather, in, options.timeout);
+    if (placement != nullptr) call.signature.pieces = number_of(spans);
+    return issue(
+        OpType::_ALLGATHER_BASE, "shardwise:all_gather", {in},
+        [output = out, input = in, memory = placement == nullptr ? at::Tensor() : placement->memory,
+         spans = std::move(spans), call](Exchange& exchange, Carrier& /*carrier*/) {
+          exchange.all_gather(call, spans, data_of(input));
+          return outcome_of({output});
+        });
+  });
 }
 
 Backend::Works Backend::allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  require(inputs.size() == 1 && outputs.size() == 1, "all_gather", "one input and one list of outputs per rank");
-  const auto& places = outputs.front();
-  require(places.size() == static_cast<size_t>(getSize()), "all_gather", "an output for each rank");
-  for (const auto& place : places) require_sizes({"output", place}, {"input", inputs.front()}, 1, "all_gather");
-  const Call call{
-      .signature =
-          {.kind = Kind::all_gather, .dtype = inputs.front().scalar_type(), .elements = inputs.front().numel()},
-      .timeout = time(options.timeout)};
-  return issue(
-      OpType::ALLGATHER, "shardwise:all_gather", inputs,
-      [places, input = inputs.front(), call](Exchange& exchange, Carrier& /*carrier*/) {
-        std::vector<Spans> spans;
-        for (auto* place : places_of(places)) spans.emplace_back(place, input.nbytes());
-        exchange.all_gather(call, spans, data_of(input));
-        return outcome_of(places);
-      });
+  return pass(OpType::ALLGATHER, outputs, inputs, [&](TensorLists& out, Tensors& in) {
+    require(in.size() == 1 && out.size() == 1, "all_gather", "one input and one list of outputs per rank");
+    const auto& places = out.front();
+    require(places.size() == static_cast<size_t>(getSize()), "all_gather", "an output for each rank");
+    for (const auto& place : places) require_sizes({"output", place}, {"input", in.front()}, 1, "all_gather");
+    const auto call = call_of(Kind::all_gather, in.front(), options.timeout);
+    return issue(
+        OpType::ALLGATHER, "shardwise:all_gather", in,
+        [places, input = in.front(), call](Exchange& exchange, Carrier& /*carrier*/) {
+          std::vector<Spans> spans;
+          for (auto* place : places_of(places)) spans.emplace_back(place, input.nbytes());
+          exchange.all_gather(call, spans, data_of(input));
+          return outcome_of(places);
+        });
+  });
 }
 
 Backend::Works Backend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
-  require(outputs.size() == inputs.size(), "reduce_scatter_tensor", "an output for each input");
-  std::vector<Call> calls;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    require_sizes({"input", inputs[i]}, {"output", outputs[i]}, getSize(), "reduce_scatter_tensor");
-    calls.push_back(
-        {.signature =
-             {.kind = Kind::reduce_scatter,
-              .op = options.reduceOp,
-              .dtype = outputs[i].scalar_type(),
-              .elements = outputs[i].numel()},
-         .timeout = time(options.timeout)});
-  }
   const auto type = inputs.size() == 1 ? OpType::_REDUCE_SCATTER_BASE : OpType::COALESCED;
-  return issue(
-      type, "shardwise:reduce_scatter", inputs,
-      [outputs, inputs, calls, options](Exchange& exchange, Carrier& carrier) mutable {
-        for (size_t i = 0; i < inputs.size(); ++i) {
-          if (sums(options.reduceOp, inputs[i].scalar_type())) {
-            const auto places = readable(places_in(inputs[i], exchange.world()));
-            exchange.reduce_scatter(calls[i], data_of(outputs[i]), places);
-          } else {
-            exchange.announce(calls[i]);
-            carrier.wait(*carrier.gloo()._reduce_scatter_base(outputs[i], inputs[i], options));
+  return pass(type, outputs, inputs, [&](Tensors& out, Tensors& in) {
+    require(out.size() == in.size(), "reduce_scatter_tensor", "an output for each input");
+    std::vector<Call> calls;
+    for (size_t i = 0; i < in.size(); ++i) {
+      require_sizes({"input", in[i]}, {"output", out[i]}, getSize(), "reduce_scatter_tensor");
+      calls.push_back(call_of(Kind::reduce_scatter, out[i], options.timeout, options.reduceOp));
+    }
+    return issue(
+        type, "shardwise:reduce_scatter", in,
+        [outputs = out, inputs = in, calls, options](Exchange& exchange, Carrier& carrier) mutable {
+          for (size_t i = 0; i < inputs.size(); ++i) {
+            if (sums(options.reduceOp, inputs[i].scalar_type())) {
+              const auto places = readable(places_in(inputs[i], exchange.world()));
+              exchange.reduce_scatter(calls[i], data_of(outputs[i]), places);
+            } else {
+              exchange.announce(calls[i]);
+              carrier.wait(*carrier.gloo()._reduce_scatter_base(outputs[i], inputs[i], options));
+            }
           }
-        }
-        return outcome_of(outputs);
-      });
+          return outcome_of(outputs);
+        });
+  });
 }
 
 Backend::Works Backend::_reduce_scatter_base(
@@ -309,26 +335,26 @@ Backend::Works Backend::_reduce_scatter_base(
 
 Backend::Works Backend::reduce_scatter(
     Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& options) {
-  require(inputs.size() == 1 && outputs.size() == 1, "reduce_scatter", "one list of inputs and one output per rank");
-  const auto& places = inputs.front();
-  require(places.size() == static_cast<size_t>(getSize()), "reduce_scatter", "an input for each rank");
-  for (const auto& place : places) require_sizes({"input", place}, {"output", outputs.front()}, 1, "reduce_scatter");
-  const auto dtype = outputs.front().scalar_type();
-  const Call call{
-      .signature =
-          {.kind = Kind::reduce_scatter, .op = options.reduceOp, .dtype = dtype, .elements = outputs.front().numel()},
-      .timeout = time(options.timeout)};
-  if (!sums(options.reduceOp, dtype)) {
-    return hand_over(OpType::REDUCE_SCATTER, "shardwise:reduce_scatter", places, call, [=](auto& gloo) mutable {
-      return gloo.reduce_scatter(outputs, inputs, options);
-    });
-  }
-  return issue(
-      OpType::REDUCE_SCATTER, "shardwise:reduce_scatter", places,
-      [places, output = outputs.front(), call](Exchange& exchange, Carrier& /*carrier*/) {
-        exchange.reduce_scatter(call, data_of(output), readable(places_of(places)));
-        return outcome_of({output});
-      });
+  return pass(OpType::REDUCE_SCATTER, outputs, inputs, [&](Tensors& out, TensorLists& in) {
+    require(in.size() == 1 && out.size() == 1, "reduce_scatter", "one list of inputs and one output per rank");
+    const auto& places = in.front();
+    require(places.size() == static_cast<size_t>(getSize()), "reduce_scatter", "an input for each rank");
+    for (const auto& place : places) require_sizes({"input", place}, {"output", out.front()}, 1, "reduce_scatter");
+    const auto call = call_of(Kind::reduce_scatter, out.front(), options.timeout, options.reduceOp);
+    if (!sums(options.reduceOp, call.signature.dtype)) {
+      return hand_over(
+          OpType::REDUCE_SCATTER, "shardwise:reduce_scatter", places, call,
+          [outputs = out, inputs = in, options](auto& gloo) mutable {
+            return gloo.reduce_scatter(outputs, inputs, options);
+          });
+    }
+    return issue(
+        OpType::REDUCE_SCATTER, "shardwise:reduce_scatter", places,
+        [places, output = out.front(), call](Exchange& exchange, Carrier& /*carrier*/) {
+          exchange.reduce_scatter(call, data_of(output), readable(places_of(places)));
+          return outcome_of({output});
+        });
+  });
 }
 
 Backend::Works Backend::barrier(const c10d::BarrierOptions& options) {

@@ -1,6 +1,7 @@
 #pragma once
 
-#include "transport/issue_count.h"
+#include "transport/staging.h"
+#include "transport/transport.h"
 #include "transport/worker.h"
 
 #include <shardwise/export.h>
@@ -10,20 +11,26 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace shardwise::transport {
 
-/// A c10d back end for CPU tensors; StagedBackend takes others too. An Exchange carries out all-gathers,
-/// reduce-scatters and all-reduces (sums and means), adding in a fixed order, so that every run gives the same bits.
-/// Everything else is handed to Gloo.
+/// A c10d back end. An Exchange carries out all-gathers, reduce-scatters and all-reduces (sums and means), adding in a
+/// fixed order, so that every run gives the same bits. Everything else is handed to Gloo.
 ///
 /// Collectives run in the order in which they are issued, Gloo's too. Ranks first compare their calls: if they differ,
 /// every rank gets an error that names both calls, and the group stays usable. If a rank dies or misses the timeout,
 /// the error names it, and the group can send nothing more. The program's own sends and receives go straight to Gloo,
 /// with tags below 2^30.
-class SHARDWISE_API Backend : public c10d::Backend {
+///
+/// Tensors of devices go through the host's memory: for processes that share a GPU, or have no NCCL. As with Gloo, a
+/// collective then comes after what the current stream has, and wait() blocks the host until what comes is there; then
+/// the current stream waits for the copies. Sends and receives block the host.
+class SHARDWISE_API Backend final : public c10d::Backend {
  public:
   struct Traits {
     /// How the collectives are carried out: "shared memory" or "TCP".
@@ -86,22 +93,44 @@ class SHARDWISE_API Backend : public c10d::Backend {
   Works recv(Tensors& tensors, int from, int tag) override;
   Works recvAnysource(Tensors& tensors, int tag) override;
 
- protected:
-  /// What is issued from now on does not begin before `ready` has returned, which waits on the worker's thread. If it
-  /// raises, this process group has failed.
-  void begin_after(std::function<void()> ready);
-
  private:
   Works issue(c10d::OpType type, const char* title, const Tensors& seen, DirectWork::Run run);
   /// Compares the ranks' calls, then runs the collective on Gloo.
   using Start = std::function<Works(c10d::Backend& gloo)>;
   Works hand_over(c10d::OpType type, const char* title, const Tensors& seen, const Call& call, Start start);
+  /// What is issued from now on does not begin before `ready` has returned, which waits on the worker's thread. If it
+  /// raises, this process group has failed.
+  void begin_after(std::function<void()> ready);
   std::chrono::milliseconds time(std::chrono::milliseconds given) const;
+  /// A call with this tensor's dtype and elements.
+  Call call_of(
+      Kind kind, const at::Tensor& tensor, std::chrono::milliseconds timeout,
+      c10d::ReduceOp::RedOpType op = c10d::ReduceOp::UNUSED, int64_t root = -1) const;
+
+  /// Starts it with the tensors themselves if they are on the host, else with copies.
+  template <typename Output, typename Input, typename Run>
+  Works pass(c10d::OpType type, Output& output, Input& input, const Run& run) {
+    if (on_host(output) && on_host(input)) return run(output, input);
+    return stage(type, all_of(input), all_of(output), [&](const Staging::Copies& copies) {
+      auto out = copies.of(output);
+      auto in = copies.of(input);
+      return run(out, in);
+    });
+  }
+  template <typename Tensor, typename Run>
+  Works pass(c10d::OpType type, Tensor& tensors, const Run& run) {
+    return pass(type, tensors, tensors, [&](auto& own, auto& /*same*/) { return run(own); });
+  }
+  Works stage(
+      c10d::OpType type, const Tensors& reads, const Tensors& writes,
+      const std::function<Works(const Staging::Copies& copies)>& start);
 
   std::atomic<std::chrono::milliseconds> timeout_;
   const std::string way_;
   IssueCount issued_;
   Worker worker_;
+  std::mutex mutex_;
+  std::vector<std::pair<c10::Device, std::unique_ptr<Staging>>> stagings_;
 };
 
 } // namespace shardwise::transport

@@ -16,10 +16,6 @@ void require_user_tag(int tag) {
       ", because larger ones are reserved for the transport."));
 }
 
-Signature signature_of(Kind kind, const at::Tensor& tensor, int64_t root) {
-  return {.kind = kind, .dtype = tensor.scalar_type(), .elements = tensor.numel(), .root = root};
-}
-
 const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* collective) {
   if (tensors.size() != 1) {
     raise_value_error(c10::str("shardwise: ", collective, " needs one tensor per rank, and got ", tensors.size(), "."));
@@ -39,49 +35,63 @@ Backend::Works Backend::hand_over(OpType type, const char* title, const Tensors&
 }
 
 Backend::Works Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  const auto signature = signature_of(Kind::broadcast, only(tensors, "broadcast"), options.rootRank);
-  return hand_over(
-      OpType::BROADCAST, "shardwise:broadcast", tensors, {signature, time(options.timeout)},
-      [=](auto& gloo) mutable { return gloo.broadcast(tensors, options); });
+  return pass(OpType::BROADCAST, tensors, [&](Tensors& own) {
+    const auto call =
+        call_of(Kind::broadcast, only(own, "broadcast"), options.timeout, c10d::ReduceOp::UNUSED, options.rootRank);
+    return hand_over(OpType::BROADCAST, "shardwise:broadcast", own, call, [=](auto& gloo) mutable {
+      return gloo.broadcast(own, options);
+    });
+  });
 }
 
+// Torch leaves open what the other ranks find in their tensors.
 Backend::Works Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  auto signature = signature_of(Kind::reduce, only(tensors, "reduce"), options.rootRank);
-  signature.op = options.reduceOp;
-  return hand_over(
-      OpType::REDUCE, "shardwise:reduce", tensors, {signature, time(options.timeout)},
-      [=](auto& gloo) mutable { return gloo.reduce(tensors, options); });
+  return pass(OpType::REDUCE, tensors, [&](Tensors& own) {
+    const auto call = call_of(Kind::reduce, only(own, "reduce"), options.timeout, options.reduceOp, options.rootRank);
+    return hand_over(
+        OpType::REDUCE, "shardwise:reduce", own, call, [=](auto& gloo) mutable { return gloo.reduce(own, options); });
+  });
 }
 
 Backend::Works Backend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
-  const auto signature = signature_of(Kind::gather, only(inputs, "gather"), options.rootRank);
-  return hand_over(
-      OpType::GATHER, "shardwise:gather", inputs, {signature, time(options.timeout)},
-      [=](auto& gloo) mutable { return gloo.gather(outputs, inputs, options); });
+  return pass(OpType::GATHER, outputs, inputs, [&](TensorLists& out, Tensors& in) {
+    const auto call =
+        call_of(Kind::gather, only(in, "gather"), options.timeout, c10d::ReduceOp::UNUSED, options.rootRank);
+    return hand_over(OpType::GATHER, "shardwise:gather", in, call, [=](auto& gloo) mutable {
+      return gloo.gather(out, in, options);
+    });
+  });
 }
 
 Backend::Works Backend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) {
-  const auto signature = signature_of(Kind::scatter, only(outputs, "scatter"), options.rootRank);
-  return hand_over(
-      OpType::SCATTER, "shardwise:scatter", outputs, {signature, time(options.timeout)},
-      [=](auto& gloo) mutable { return gloo.scatter(outputs, inputs, options); });
+  return pass(OpType::SCATTER, outputs, inputs, [&](Tensors& out, TensorLists& in) {
+    const auto call =
+        call_of(Kind::scatter, only(out, "scatter"), options.timeout, c10d::ReduceOp::UNUSED, options.rootRank);
+    return hand_over(OpType::SCATTER, "shardwise:scatter", out, call, [=](auto& gloo) mutable {
+      return gloo.scatter(out, in, options);
+    });
+  });
 }
 
 // Ranks may differ in what they send to whom, so sizes are not compared.
 Backend::Works Backend::alltoall_base(
     at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes, std::vector<int64_t>& input_sizes,
     const c10d::AllToAllOptions& options) {
-  const Signature signature{.kind = Kind::all_to_all, .dtype = input.scalar_type()};
-  return hand_over(
-      OpType::ALLTOALL_BASE, "shardwise:all_to_all", {input}, {signature, time(options.timeout)},
-      [=](auto& gloo) mutable { return gloo.alltoall_base(output, input, output_sizes, input_sizes, options); });
+  return pass(OpType::ALLTOALL_BASE, output, input, [&](at::Tensor& out, at::Tensor& in) {
+    const Signature signature{.kind = Kind::all_to_all, .dtype = in.scalar_type()};
+    return hand_over(
+        OpType::ALLTOALL_BASE, "shardwise:all_to_all", {in}, {signature, time(options.timeout)},
+        [=](auto& gloo) mutable { return gloo.alltoall_base(out, in, output_sizes, input_sizes, options); });
+  });
 }
 
 Backend::Works Backend::allgather_coalesced(
     TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  return hand_over(
-      OpType::ALLGATHER_COALESCED, "shardwise:all_gather", inputs, {{.kind = Kind::all_gather}, time(options.timeout)},
-      [=](auto& gloo) mutable { return gloo.allgather_coalesced(outputs, inputs, options); });
+  return pass(OpType::ALLGATHER_COALESCED, outputs, inputs, [&](TensorLists& out, Tensors& in) {
+    return hand_over(
+        OpType::ALLGATHER_COALESCED, "shardwise:all_gather", in, {{.kind = Kind::all_gather}, time(options.timeout)},
+        [=](auto& gloo) mutable { return gloo.allgather_coalesced(out, in, options); });
+  });
 }
 
 Backend::Works Backend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
@@ -101,17 +111,19 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_al
 
 Backend::Works Backend::send(Tensors& tensors, int to, int tag) {
   require_user_tag(tag);
-  return worker_.gloo()->send(tensors, to, tag);
+  Tensors copies;
+  for (const auto& tensor : tensors) copies.push_back(tensor.cpu());
+  return worker_.gloo()->send(copies, to, tag);
 }
 
 Backend::Works Backend::recv(Tensors& tensors, int from, int tag) {
   require_user_tag(tag);
-  return worker_.gloo()->recv(tensors, from, tag);
+  return received(tensors, [&](Tensors& own) { return worker_.gloo()->recv(own, from, tag); });
 }
 
 Backend::Works Backend::recvAnysource(Tensors& tensors, int tag) {
   require_user_tag(tag);
-  return worker_.gloo()->recvAnysource(tensors, tag);
+  return received(tensors, [&](Tensors& own) { return worker_.gloo()->recvAnysource(own, tag); });
 }
 
 } // namespace shardwise::transport

@@ -3,6 +3,7 @@
 #include "cuda/capture.h"
 #include "transport/error.h"
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
@@ -12,6 +13,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <mutex>
 
 namespace shardwise::transport {
 namespace {
@@ -26,7 +28,72 @@ at::Tensor pinned_like(const at::Tensor& tensor) {
       tensor.sizes(), tensor.strides(), at::TensorOptions(at::kCPU).dtype(tensor.dtype()).pinned_memory(true));
 }
 
+/// A message that came into the host's memory reaches its tensor at the end of the wait.
+class ReceivedWork final : public c10d::Work {
+ public:
+  ReceivedWork(at::Tensor tensor, at::Tensor copy, Staging::WorkPtr on_host)
+      : tensor_(std::move(tensor)),
+        copy_(std::move(copy)),
+        on_host_(std::move(on_host)) {}
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    if (!on_host_->wait(timeout)) return false;
+    land();
+    return true;
+  }
+  bool isCompleted() override {
+    if (!on_host_->isCompleted()) return false;
+    if (on_host_->isSuccess()) land();
+    return true;
+  }
+  bool isSuccess() const override {
+    return on_host_->isSuccess();
+  }
+  std::exception_ptr exception() const override {
+    return on_host_->exception();
+  }
+  int sourceRank() const override {
+    return on_host_->sourceRank();
+  }
+  Staging::Tensors result() override {
+    return {tensor_};
+  }
+
+ private:
+  void land() {
+    const std::lock_guard lock(landing_);
+    if (copy_.defined()) tensor_.copy_(std::exchange(copy_, {}));
+  }
+
+  std::mutex landing_;
+  const at::Tensor tensor_;
+  at::Tensor copy_;
+  const Staging::WorkPtr on_host_;
+};
+
 } // namespace
+
+Staging::WorkPtr received(
+    Staging::Tensors& tensors, const std::function<Staging::WorkPtr(Staging::Tensors& own)>& receive) {
+  if (on_host(tensors) || tensors.size() != 1) return receive(tensors);
+  const auto& tensor = tensors.front();
+  Staging::Tensors copies{at::empty_like(tensor, at::TensorOptions(at::kCPU), at::MemoryFormat::Contiguous)};
+  return c10::make_intrusive<ReceivedWork>(tensor, copies.front(), receive(copies));
+}
+
+Staging::Tensors all_of(const at::Tensor& tensor) {
+  return {tensor};
+}
+
+Staging::Tensors all_of(const Staging::Tensors& tensors) {
+  return tensors;
+}
+
+Staging::Tensors all_of(const std::vector<Staging::Tensors>& lists) {
+  Staging::Tensors all;
+  for (const auto& list : lists) all.insert(all.end(), list.begin(), list.end());
+  return all;
+}
 
 /// What the program waits for: the collective on the host, then the copies back.
 class Staging::StagedWork : public c10d::Work {

@@ -4,6 +4,7 @@
 #include <c10/core/Stream.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <algorithm>
 #include <functional>
 #include <utility>
 #include <vector>
@@ -47,5 +48,23 @@ class Staging {
   const c10::Stream out_;
   const c10::Stream in_;
 };
+
+inline bool on_host(const at::Tensor& tensor) {
+  return tensor.is_cpu();
+}
+template <typename Several>
+bool on_host(const std::vector<Several>& all) {
+  return std::all_of(all.begin(), all.end(), [](const auto& each) { return on_host(each); });
+}
+
+/// The tensors of an argument of a collective.
+Staging::Tensors all_of(const at::Tensor& tensor);
+Staging::Tensors all_of(const Staging::Tensors& tensors);
+Staging::Tensors all_of(const std::vector<Staging::Tensors>& lists);
+
+/// Receives into the tensors themselves if they are on the host, else into a copy, which reaches its tensor at the end
+/// of the wait.
+Staging::WorkPtr received(
+    Staging::Tensors& tensors, const std::function<Staging::WorkPtr(Staging::Tensors& own)>& receive);
 
 } // namespace shardwise::transport

@@ -1,40 +1,102 @@
 #include "transport/transport.h"
 
-#include "base/on_host.h"
+#include "transport/backend.h"
 #include "transport/same_host/exchange.h"
-#include "transport/staged_backend.h"
 #include "transport/tcp/exchange.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-
-#include <random>
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 namespace shardwise::transport {
 namespace {
 
-/// A random number chosen by the first rank, to tell this group from others.
-uint64_t common_word(c10d::Backend& gloo, std::chrono::milliseconds timeout) {
-  std::random_device random;
-  auto mine = at::full({1}, static_cast<int64_t>((uint64_t{random()} << 32U) | random()), base::on_host(at::kLong));
-  auto all = at::empty({gloo.getSize()}, base::on_host(at::kLong));
-  c10d::AllgatherOptions options;
-  options.timeout = timeout;
-  gloo._allgather_base(all, mine, options)->wait();
-  return static_cast<uint64_t>(all.data_ptr<int64_t>()[0]);
+/// All counts in this process. Never destroyed: a process group may outlive any static object.
+struct Counts {
+  std::mutex mutex;
+  std::multimap<uint64_t, const IssueCount*> all;
+
+  static Counts& get() {
+    static auto* counts = new Counts;
+    return *counts;
+  }
+};
+
+std::vector<std::weak_ptr<Onlooker>>& onlookers() {
+  static thread_local std::vector<std::weak_ptr<Onlooker>> all;
+  return all;
 }
+
+thread_local const DirectPlacement* handed_over = nullptr;
 
 } // namespace
 
+IssueCount::IssueCount(uint64_t group) : group_(group) {
+  auto& counts = Counts::get();
+  const std::lock_guard lock(counts.mutex);
+  counts.all.emplace(group, this);
+}
+
+IssueCount::~IssueCount() {
+  auto& counts = Counts::get();
+  const std::lock_guard lock(counts.mutex);
+  std::erase_if(counts.all, [this](const auto& entry) { return entry.second == this; });
+}
+
+uint64_t IssueCount::next() {
+  thread_ = std::this_thread::get_id();
+  return ++count_;
+}
+
+std::optional<uint64_t> IssueCount::of(uint64_t group) {
+  auto& counts = Counts::get();
+  const std::lock_guard lock(counts.mutex);
+  const auto [first, last] = counts.all.equal_range(group);
+  const bool only = first != last && std::next(first) == last;
+  for (auto entry = first; entry != last; ++entry) {
+    if (only || entry->second->thread_ == std::this_thread::get_id()) return entry->second->count_.load();
+  }
+  return std::nullopt;
+}
+
+void Onlooker::of_this_thread(std::weak_ptr<Onlooker> onlooker) {
+  auto& all = onlookers();
+  std::erase_if(all, [](const auto& other) { return other.expired(); });
+  all.push_back(std::move(onlooker));
+}
+
+void Onlooker::wait(
+    const std::function<OwnCall()>& call, const std::function<bool(std::chrono::milliseconds)>& ends_within) {
+  constexpr std::chrono::milliseconds kFirst{1000};
+  constexpr std::chrono::milliseconds kNext{200};
+  for (auto slice = kFirst; !ends_within(slice); slice = kNext) {
+    for (const auto& one : std::vector(onlookers())) {
+      if (const auto onlooker = one.lock()) onlooker->look_at(call());
+    }
+  }
+}
+
+DirectPlacementScope::DirectPlacementScope(const DirectPlacement* placement)
+    : outer_(std::exchange(handed_over, placement)) {}
+
+DirectPlacementScope::~DirectPlacementScope() {
+  handed_over = outer_;
+}
+
+const DirectPlacement* DirectPlacementScope::current() {
+  return handed_over;
+}
+
 c10::intrusive_ptr<c10d::Backend> make_backend(c10::intrusive_ptr<c10d::Backend> gloo, BackendOptions options) {
-  const auto [group, hosts] =
+  const auto [group, hosts, word] =
       same_host::HostGroup::meet(*gloo, options.shared_memory, options.host, options.connect_timeout);
   const auto make = [&group = group, &hosts = hosts](Carrier& carrier) -> std::unique_ptr<Exchange> {
     if (group) return std::make_unique<same_host::SameHostExchange>(carrier.progress(), group);
     return std::make_unique<tcp::TcpExchange>(carrier, hosts);
   };
-  const auto word = common_word(*gloo, options.connect_timeout);
-  return c10::make_intrusive<StagedBackend>(
+  return c10::make_intrusive<Backend>(
       std::move(gloo), options.timeout, make,
       Backend::Traits{.way = group ? "shared memory" : "TCP", .group = word, .names = std::move(options.names)});
 }

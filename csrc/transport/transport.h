@@ -1,20 +1,106 @@
 // The transport's interface for the other layers.
 #pragma once
 
-#include "transport/direct_placement.h"
-#include "transport/issue_count.h"
-#include "transport/onlooker.h"
 #include "transport/shared_memory.h"
 
 #include <shardwise/export.h>
 
+#include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <atomic>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace shardwise::transport {
+
+/// Counts the collectives that this rank has issued on one process group. Found by the group's id, which all ranks
+/// share.
+class SHARDWISE_API IssueCount {
+ public:
+  explicit IssueCount(uint64_t group);
+  ~IssueCount();
+  IssueCount(const IssueCount&) = delete;
+  IssueCount& operator=(const IssueCount&) = delete;
+
+  uint64_t group() const {
+    return group_;
+  }
+  /// Counts one more, and returns its number, from 1.
+  uint64_t next();
+
+  /// The calling rank's count. Nothing if this rank is not in the group, or if ranks are threads and it is not clear
+  /// which one this is.
+  static std::optional<uint64_t> of(uint64_t group);
+
+ private:
+  const uint64_t group_;
+  std::atomic<uint64_t> count_ = 0;
+  std::atomic<std::thread::id> thread_;
+};
+
+/// A collective that the program itself called on one of our process groups.
+struct OwnCall {
+  /// The group's id, shared by its ranks, and the collective's number in the group.
+  uint64_t group = 0;
+  uint64_t number = 0;
+  /// For example: all_reduce of 3 elements
+  std::string what;
+};
+
+/// Called from time to time while a thread waits long for one of the program's own collectives. It may raise an Error.
+class SHARDWISE_API Onlooker {
+ public:
+  virtual ~Onlooker() = default;
+  virtual void look_at(const OwnCall& call) = 0;
+
+  /// Registers an onlooker for the calling thread.
+  static void of_this_thread(std::weak_ptr<Onlooker> onlooker);
+  /// Waits until ends_within(time) returns true, calling this thread's onlookers meanwhile.
+  static void wait(
+      const std::function<OwnCall()>& call, const std::function<bool(std::chrono::milliseconds)>& ends_within);
+};
+
+/// Ranges of an all-gather's result that go straight into other memory instead of into its output.
+struct DirectPlacement {
+  struct Range {
+    /// Where it begins in the output, in bytes. A range lies within one rank's part.
+    size_t offset;
+    size_t bytes;
+    /// Where it goes in `memory`, in bytes.
+    size_t to;
+  };
+  /// The smallest range worth placing directly: below this, a message of its own costs more than a copy out of the
+  /// output.
+  static constexpr size_t kLeast = 65536;
+
+  const at::Tensor& memory;
+  /// Sorted by offset. All ranks have ranges with the same offsets and sizes.
+  const std::vector<Range>& ranges;
+};
+
+/// Passes a placement to our back end around c10d, whose calls have no argument for it. It applies to the all-gather
+/// that this thread issues while the scope lives.
+class SHARDWISE_API DirectPlacementScope {
+ public:
+  explicit DirectPlacementScope(const DirectPlacement* placement);
+  ~DirectPlacementScope();
+  DirectPlacementScope(const DirectPlacementScope&) = delete;
+  DirectPlacementScope& operator=(const DirectPlacementScope&) = delete;
+
+  /// The placement of this thread's innermost scope, for the back end; null if there is none.
+  static const DirectPlacement* current();
+
+ private:
+  const DirectPlacement* outer_;
+};
 
 struct BackendOptions {
   /// Whether to use shared memory if all ranks are on one host and can read each other's.
@@ -27,7 +113,7 @@ struct BackendOptions {
   std::vector<int64_t> names = {};
 };
 
-/// Makes a back end (transport/staged_backend.h). All ranks of `gloo` call this; nobody else may use `gloo`
+/// Makes a back end (transport/backend.h). All ranks of `gloo` call this; nobody else may use `gloo`
 /// from now on.
 c10::intrusive_ptr<c10d::Backend> make_backend(c10::intrusive_ptr<c10d::Backend> gloo, BackendOptions options);
 

@@ -2,7 +2,7 @@
 
 #include "base/forked.h"
 #include "transport/exchange.h"
-#include "transport/onlooker.h"
+#include "transport/transport.h"
 
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>

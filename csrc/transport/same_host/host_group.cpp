@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <random>
 
 namespace shardwise::transport::same_host {
 namespace {
@@ -13,6 +14,7 @@ namespace {
 /// What a rank tells the others about itself. The addresses are zeros if it shares no memory.
 struct Card {
   std::array<char, 128> host{};
+  uint64_t word = 0;
   Segment::Address arena;
   Segment::Address board;
 };
@@ -35,10 +37,13 @@ std::vector<T> from_all(c10d::Backend& gloo, const T& mine, std::chrono::millise
 
 HostGroup::Meeting HostGroup::meet(
     c10d::Backend& gloo, bool wanted, const std::string& host, std::chrono::milliseconds timeout) {
-  if (gloo.getSize() == 1) return {nullptr, {host}};
+  std::random_device random;
+  const auto word = (uint64_t{random()} << 32U) | random();
+  if (gloo.getSize() == 1) return {nullptr, {host}, word};
   auto arena = wanted ? Arena::of_this_process() : nullptr;
   auto board = arena ? Segment::make(ControlBlock(gloo.getSize()).bytes()) : std::nullopt;
   Card card;
+  card.word = word;
   std::copy_n(host.begin(), std::min(host.size(), card.host.size()), card.host.begin());
   if (board) {
     card.arena = arena->address();
@@ -48,7 +53,7 @@ HostGroup::Meeting HostGroup::meet(
   std::vector<std::string> hosts;
   for (const auto& other : cards) hosts.emplace_back(other.host.data(), strnlen(other.host.data(), other.host.size()));
   const auto is_here = [&](const Card& other) { return other.board.bytes > 0 && other.host == cards.front().host; };
-  if (!std::all_of(cards.begin(), cards.end(), is_here)) return {nullptr, hosts};
+  if (!std::all_of(cards.begin(), cards.end(), is_here)) return {nullptr, hosts, cards.front().word};
   std::vector<Peer> peers;
   for (const auto& other : cards) {
     auto process = PeerProcess::of(other.arena);
@@ -57,8 +62,10 @@ HostGroup::Meeting HostGroup::meet(
   }
   const auto can = from_all(gloo, static_cast<uint8_t>(peers.size() == cards.size()), timeout);
   board->close();
-  if (!std::all_of(can.begin(), can.end(), [](uint8_t one) { return one == 1; })) return {nullptr, hosts};
-  return {std::shared_ptr<HostGroup>(new HostGroup(std::move(arena), *std::move(board), std::move(peers))), hosts};
+  if (!std::all_of(can.begin(), can.end(), [](uint8_t one) { return one == 1; }))
+    return {nullptr, hosts, cards.front().word};
+  std::shared_ptr<HostGroup> members(new HostGroup(std::move(arena), *std::move(board), std::move(peers)));
+  return {std::move(members), hosts, cards.front().word};
 }
 
 HostGroup::HostGroup(std::shared_ptr<Arena> arena, Segment board, std::vector<Peer> peers)

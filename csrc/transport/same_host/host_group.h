@@ -23,6 +23,8 @@ class SHARDWISE_API HostGroup {
   struct Meeting {
     std::shared_ptr<HostGroup> members;
     std::vector<std::string> hosts;
+    /// A random number chosen by the first rank, to tell this group from others.
+    uint64_t word = 0;
   };
   static Meeting meet(c10d::Backend& gloo, bool wanted, const std::string& host, std::chrono::milliseconds timeout);
 

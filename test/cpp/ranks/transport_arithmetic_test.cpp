@@ -2,7 +2,7 @@
 // by bit. R01, R04, R07, R08.
 #include "support/form.h"
 #include "support/ranks.h"
-#include "transport/same_host/control_block.h"
+#include "transport/same_host/step_barrier.h"
 #include "transport/tuning.h"
 #include "transport_groups.h"
 

@@ -1,7 +1,7 @@
-// All-gathers whose ranges go to memory of their own: see transport/direct_placement.h.
+// All-gathers whose ranges go to memory of their own: see transport/transport.h.
 #include "support/expect.h"
 #include "support/ranks.h"
-#include "transport/direct_placement.h"
+#include "transport/transport.h"
 #include "transport_groups.h"
 
 #include <gtest/gtest.h>
