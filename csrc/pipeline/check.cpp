@@ -1,8 +1,6 @@
 #include "pipeline/check.h"
 
 #include "pipeline/flow.h"
-#include "pipeline/order.h"
-#include "pipeline/per_action.h"
 
 #include <shardwise/error.h>
 

@@ -82,13 +82,19 @@ std::shared_ptr<MessageLayouts> layouts_of(const c10::intrusive_ptr<c10d::Proces
   return all->emplace_back(Known{.group = c10::weak_intrusive_ptr<c10d::ProcessGroup>(group)}).layouts;
 }
 
-void await(const c10::intrusive_ptr<c10d::Work>& work, const std::string& what) {
+/// Makes a call that may fail because of another rank.
+template <typename Call>
+auto reach(const std::string& what, const Call& call) {
   const base::WithoutCallerLock unlocked;
   try {
-    work->wait();
+    return call();
   } catch (const std::exception& error) {
     throw PeerError(c10::str("shardwise: ", what, " failed. The reason: ", base::reason(error)));
   }
+}
+
+void await(const c10::intrusive_ptr<c10d::Work>& work, const std::string& what) {
+  reach(what, [&] { work->wait(); });
 }
 
 } // namespace
@@ -102,12 +108,7 @@ Transfers::Transfers(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device de
 void Transfers::start(const at::Tensor& tensor, int to, int tag, const std::string& what) {
   const auto text = c10::str("rank ", rank_, ": the sending of ", what);
   std::vector<at::Tensor> tensors{tensor};
-  const base::WithoutCallerLock unlocked;
-  try {
-    sent_.push_back({group_->send(tensors, to, tag), tensor, text});
-  } catch (const std::exception& error) {
-    throw PeerError(c10::str("shardwise: ", text, " failed. The reason: ", base::reason(error)));
-  }
+  sent_.push_back({reach(text, [&] { return group_->send(tensors, to, tag); }), tensor, text});
 }
 
 void Transfers::send(const Tensors& tensors, int64_t rows, int to, int number, const std::string& what) {
@@ -172,12 +173,7 @@ void Transfers::start_all(const Tensors& tensors, int to, int tag, const std::st
 
 Transfers::Work Transfers::receive_into(const Arriving& arriving, const at::Tensor& tensor, int tag) const {
   std::vector<at::Tensor> tensors{tensor};
-  const base::WithoutCallerLock unlocked;
-  try {
-    return group_->recv(tensors, arriving.from_, arriving.number_ * kTags + tag);
-  } catch (const std::exception& error) {
-    throw PeerError(c10::str("shardwise: ", arriving.what_, " failed. The reason: ", base::reason(error)));
-  }
+  return reach(arriving.what_, [&] { return group_->recv(tensors, arriving.from_, arriving.number_ * kTags + tag); });
 }
 
 void Transfers::receive_all(Arriving& arriving, const MessageLayout& layout, int tag) const {
