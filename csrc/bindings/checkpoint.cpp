@@ -1,16 +1,15 @@
 // What shardwise.checkpoint is made of: pieces, the ranks that save together, and folders to read from.
 #include "bindings/bindings.h"
 
-#include "files/leftovers.h"
 #include "files/merge.h"
 #include "files/names.h"
+#include "files/place.h"
 #include "files/saved_folder.h"
 #include "saves/background_save.h"
 #include "saves/division.h"
 #include "saves/export.h"
-#include "saves/load_pieces.h"
-#include "saves/mesh_ranks.h"
-#include "saves/save_pieces.h"
+#include "saves/pieces.h"
+#include "saves/ranks.h"
 
 #include <shardwise/error.h>
 #include <shardwise/save.h>

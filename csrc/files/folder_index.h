@@ -1,10 +1,13 @@
 #pragma once
 
 #include "files/box.h"
+#include "files/disk.h"
+#include "files/json.h"
 #include "files/marker.h"
 
 #include <c10/core/ScalarType.h>
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
@@ -54,5 +57,12 @@ SHARDWISE_API FolderIndex read_folder_index(Disk& disk, const std::string& place
 /// After an error: raises Error where another save has replaced the checkpoint meanwhile, for its files are others
 /// then.
 SHARDWISE_API void check_not_replaced(Disk& disk, const FolderIndex& index);
+
+/// Reads a model.safetensors.index.json: the file of each tensor, by the tensor's name.
+/// Raises Error where it is not what Hugging Face's libraries write, and for a file that does not lie in the folder.
+SHARDWISE_API std::map<std::string, std::string> read_hugging_face_index(Disk& disk, const std::string& path);
+
+/// The text of one: the file of each tensor, and how many bytes all of them have.
+std::string hugging_face_index(Json::Object files_of_tensors, int64_t bytes);
 
 } // namespace shardwise::files

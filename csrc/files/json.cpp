@@ -93,7 +93,7 @@ class JsonBuilder final : public nlohmann::json_sax<nlohmann::json> {
     if (auto* list = std::get_if<Json::List>(&level.value.value)) {
       list->push_back(std::move(value));
     } else {
-      std::get<Json::Object>(level.value.value).push_back({std::move(level.name), std::move(value)});
+      std::get<Json::Object>(level.value.value).emplace_back(std::move(level.name), std::move(value));
     }
     return true;
   }
@@ -160,33 +160,13 @@ void write_json(const Json& json, size_t depth, std::string& text) {
 
 } // namespace
 
-// Here, where members of objects are a complete type.
-Json::Json() : value(nullptr) {}
-Json::Json(bool value) : value(value) {}
-Json::Json(int value) : value(int64_t{value}) {}
-Json::Json(int64_t value) : value(value) {}
-Json::Json(double value) : value(value) {}
-Json::Json(std::string value) : value(std::move(value)) {}
-Json::Json(const char* value) : value(std::string(value)) {}
-Json::Json(List value) : value(std::move(value)) {}
-Json::Json(Object value) : value(std::move(value)) {}
-Json::Json(const Json&) = default;
-Json::Json(Json&&) noexcept = default;
-Json& Json::operator=(const Json&) = default;
-Json& Json::operator=(Json&&) noexcept = default;
-Json::~Json() = default;
-
 const Json* Json::find(std::string_view name) const {
   const auto* object = as<Object>();
   if (object == nullptr) return nullptr;
-  for (const auto& member : *object) {
-    if (member.name == name) return &member.value;
+  for (const auto& [known, value] : *object) {
+    if (known == name) return &value;
   }
   return nullptr;
-}
-
-bool Json::operator==(const Json& other) const {
-  return value == other.value;
 }
 
 Json parse_json(std::string_view text, const std::string& what) {

@@ -14,26 +14,20 @@ namespace shardwise::files {
 
 /// A value of JSON: null, a truth value, a whole number, another number, a text, a list or an object.
 struct SHARDWISE_API Json {
-  struct Member;
   using List = std::vector<Json>;
   /// In the order of the text. No name comes twice.
-  using Object = std::vector<Member>;
+  using Object = std::vector<std::pair<std::string, Json>>;
   using Value = std::variant<std::nullptr_t, bool, int64_t, double, std::string, List, Object>;
 
-  Json();
-  Json(bool value);
-  Json(int value);
-  Json(int64_t value);
-  Json(double value);
-  Json(std::string value);
-  Json(const char* value);
-  Json(List value);
-  Json(Object value);
-  Json(const Json&);
-  Json(Json&&) noexcept;
-  Json& operator=(const Json&);
-  Json& operator=(Json&&) noexcept;
-  ~Json();
+  Json() = default;
+  Json(bool value) : value(value) {}
+  Json(int value) : value(int64_t{value}) {}
+  Json(int64_t value) : value(value) {}
+  Json(double value) : value(value) {}
+  Json(std::string value) : value(std::move(value)) {}
+  Json(const char* value) : value(std::string(value)) {}
+  Json(List value) : value(std::move(value)) {}
+  Json(Object value) : value(std::move(value)) {}
 
   /// The value as this type; nullptr if it is of another.
   template <typename T>
@@ -42,15 +36,11 @@ struct SHARDWISE_API Json {
   }
   /// A member of an object; nullptr if it has none of this name, or if this is no object.
   const Json* find(std::string_view name) const;
-  bool operator==(const Json& other) const;
+  bool operator==(const Json& other) const {
+    return value == other.value;
+  }
 
   Value value;
-};
-
-struct Json::Member {
-  std::string name;
-  Json value;
-  bool operator==(const Member&) const = default;
 };
 
 /// How deep lists and objects may lie in each other.

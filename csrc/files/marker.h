@@ -1,7 +1,7 @@
 #pragma once
 
+#include "files/checksum.h"
 #include "files/disk.h"
-#include "files/file_record.h"
 #include "files/json.h"
 
 #include <optional>
@@ -47,5 +47,14 @@ SHARDWISE_API std::optional<Marker> read_marker(Disk& disk, const std::string& f
 /// What is wrong with the files of a complete checkpoint, as far as their names and sizes tell: one that is missing, or
 /// cut off, or one of safetensors too many; "" where nothing is. Other files may lie beside them.
 SHARDWISE_API std::string files_error(Disk& disk, const std::string& folder, const Marker& marker);
+
+/// The program's own value as the marker has it. JSON has no numbers that are infinite or none: they become an object
+/// of one text, {"number": "inf"}, which no value of a program is.
+/// Raises ValueError, with the value's name, for null, an object, and a list of these.
+Json json_of_value(const Json& value, const std::string& name);
+
+/// The value again.
+/// Raises Error where it is none; `path` is the marker's name.
+Json value_of(const Json& json, const std::string& path);
 
 } // namespace shardwise::files

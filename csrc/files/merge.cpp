@@ -1,8 +1,8 @@
 #include "files/merge.h"
 
-#include "files/file_names.h"
-#include "files/hugging_face_index.h"
+#include "files/folder_index.h"
 #include "files/json.h"
+#include "files/names.h"
 #include "files/place.h"
 #include "files/saved_folder.h"
 #include "files/saving.h"

@@ -1,5 +1,11 @@
 #pragma once
 
+#include <shardwise/export.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
 namespace shardwise::files {
 
 /// Before the names of what an optimizer keeps, and of the program's own tensors; what has neither is the module's.
@@ -8,5 +14,19 @@ constexpr const char* kProgram = "program.";
 /// What the names of an optimizer's tensors begin with.
 constexpr const char* kOptimizerState = "optimizer.state.";
 constexpr const char* kOptimizerOptions = "optimizer.param_groups.";
+
+constexpr const char* kTensorFileEnd = ".safetensors";
+/// The file of a checkpoint of Hugging Face's that says which of its files has a tensor.
+constexpr const char* kHuggingFaceIndex = "model.safetensors.index.json";
+
+/// Whether this names a file in a folder, not one elsewhere: no slash, no NUL, neither "." nor "..".
+SHARDWISE_API bool is_plain_name(std::string_view name);
+/// The same, of a file of safetensors.
+SHARDWISE_API bool is_tensor_file(std::string_view name);
+
+/// The name of one of a rank's files, as torch's HuggingFaceStorageWriter gives it: both numbers begin with 1.
+SHARDWISE_API std::string tensor_file_name(int64_t shard, int64_t file, int64_t files);
+/// The name of a file of a model that is no checkpoint of ranks, as Hugging Face's libraries give it.
+SHARDWISE_API std::string whole_file_name(int64_t file, int64_t files);
 
 } // namespace shardwise::files

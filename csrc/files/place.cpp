@@ -1,7 +1,7 @@
 #include "files/place.h"
 
-#include "files/file_names.h"
 #include "files/in_quotes.h"
+#include "files/names.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -44,6 +44,19 @@ std::string first_of_others(Disk& disk, const std::string& folder) {
   }
   const bool has_marker = std::find(names.begin(), names.end(), kMarkerName) != names.end();
   return names.empty() || has_marker ? "" : names.front();
+}
+
+/// Whether it is gone. One that was being replaced may be all that there is.
+bool remove_leftover(Disk& disk, const std::string& root, const Leftover& leftover) {
+  const auto place = c10::str(root, "/", leftover.name.place);
+  if (leftover.name.aside == Aside::replaced) {
+    if (!disk.kind(place) && is_complete(disk, leftover.path)) disk.rename(leftover.path, place);
+    if (!disk.kind(leftover.path) || !is_complete(disk, place)) return false;
+  }
+  // The process may have died before it made sure that what took its place will survive a loss of power.
+  disk.sync_folder(root);
+  remove_folder_aside(disk, leftover.path);
+  return true;
 }
 
 } // namespace
@@ -133,6 +146,29 @@ void remove_folder_aside(Disk& disk, const std::string& folder) {
     std::stable_partition(names.begin(), names.end(), [](const auto& name) { return name == kMarkerName; });
     for (const auto& name : names) remove_file_if_there(disk, c10::str(folder, "/", name));
   }
+}
+
+std::vector<Leftover> leftovers(Disk& disk, const std::string& root) {
+  std::vector<Leftover> result;
+  for (const auto& name : disk.list(root)) {
+    auto aside = parse_name_aside(name);
+    if (!aside) continue;
+    const bool is_dead = aside->owner.has_ended();
+    result.push_back({.path = c10::str(root, "/", name), .name = std::move(*aside), .is_dead = is_dead});
+  }
+  return result;
+}
+
+std::vector<std::string> remove_dead_leftovers(Disk& disk, const std::string& root) {
+  std::vector<std::string> removed;
+  for (const auto& leftover : leftovers(disk, root)) {
+    try {
+      if (leftover.is_dead && remove_leftover(disk, root, leftover)) removed.push_back(leftover.path);
+    } catch (const DiskError&) {
+      continue; // It stays; another process may be removing it.
+    }
+  }
+  return removed;
 }
 
 } // namespace shardwise::files

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace shardwise::files {
 
@@ -45,5 +46,20 @@ SHARDWISE_API bool is_ours(Disk& disk, const std::string& folder);
 /// Removes the files of a checkpoint, its marker first, and the folder, to which ranks may still be writing: what they
 /// begin later fails, since the folder is gone. It must be one aside.
 SHARDWISE_API void remove_folder_aside(Disk& disk, const std::string& folder);
+
+/// A folder beside checkpoints that a save or a removal left behind, or is still at work on.
+struct Leftover {
+  std::string path;
+  NameAside name;
+  /// Whether its process has surely ended.
+  bool is_dead = false;
+};
+
+/// The leftovers in a folder of checkpoints.
+SHARDWISE_API std::vector<Leftover> leftovers(Disk& disk, const std::string& root);
+
+/// Removes those that are dead, and returns their paths. One that was being replaced is put back where nothing is at
+/// its place, and stays where its place has no complete checkpoint. What cannot be removed stays, too.
+SHARDWISE_API std::vector<std::string> remove_dead_leftovers(Disk& disk, const std::string& root);
 
 } // namespace shardwise::files

@@ -1,7 +1,6 @@
 #include "files/saving.h"
 
-#include "files/file_names.h"
-#include "files/leftovers.h"
+#include "files/names.h"
 #include "files/place.h"
 
 #include <c10/util/StringUtil.h>

@@ -2,15 +2,55 @@
 
 #include "files/box.h"
 
+#include <shardwise/export.h>
+
 #include <c10/core/ScalarType.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace shardwise::files {
+
+/// The name that safetensors has for a dtype, such as F32.
+/// Raises ValueError, with the parameter's name, for a dtype that it has none for.
+SHARDWISE_API std::string dtype_name(c10::ScalarType dtype, const std::string& parameter);
+
+/// The dtype of this name; nothing where torch has none.
+SHARDWISE_API std::optional<c10::ScalarType> dtype_of(std::string_view name);
+
+/// How many elements of safetensors, along the last dimension, are one of torch's.
+constexpr int64_t packed_elements(c10::ScalarType dtype) {
+  return dtype == c10::ScalarType::Float4_e2m1fn_x2 ? 2 : 1;
+}
+
+/// The words of safetensors' header.
+constexpr const char* kTexts = "__metadata__";
+constexpr const char* kDtype = "dtype";
+constexpr const char* kShape = "shape";
+constexpr const char* kRange = "data_offsets";
+
+/// Those that torch's HuggingFaceStorageWriter adds, and their values.
+constexpr const char* kFormat = "format";
+constexpr const char* kFormatValue = "pt";
+constexpr const char* kDcpVersion = "DCP_VERSION";
+constexpr const char* kDcpVersionValue = "1.0";
+constexpr const char* kBoxes = "DCP_SHARDING_INFO";
+constexpr const char* kOffsets = "saved_offsets";
+
+/// What a file of a checkpoint of ours says beside them, so that it is known for one where the marker is missing.
+constexpr const char* kWriter = "WRITTEN_BY";
+constexpr const char* kWriterValue = "shardwise";
+
+/// More than any tensor has.
+constexpr size_t kMostDimensions = 64;
+
+/// What to do about a file that is broken.
+constexpr const char* kRemedy = "Restore the file from a copy, or load another checkpoint.";
 
 /// A tensor in a file of safetensors, or a piece of one: a file has one piece of a tensor at most.
 struct TensorEntry {

@@ -1,7 +1,7 @@
 #include "files/tensor_reader.h"
 
-#include "files/header_keys.h"
 #include "files/in_quotes.h"
+#include "files/tensor_header.h"
 
 #include <c10/util/StringUtil.h>
 

@@ -1,7 +1,7 @@
 #pragma once
 
+#include "files/checksum.h"
 #include "files/disk.h"
-#include "files/file_record.h"
 #include "files/tensor_header.h"
 
 #include <memory>

@@ -1,8 +1,8 @@
 #pragma once
 
 #include "files/box.h"
+#include "files/checksum.h"
 #include "files/disk.h"
-#include "files/file_record.h"
 #include "files/tensor_header.h"
 
 #include <c10/core/ScalarType.h>

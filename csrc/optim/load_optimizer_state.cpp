@@ -1,5 +1,4 @@
 #include "base/compute_guard.h"
-#include "base/listed.h"
 #include "base/on_host.h"
 #include "base/reason.h"
 #include "nn/wrap/first_rank.h"

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "saves/save_pieces.h"
+#include "saves/pieces.h"
 
 #include <shardwise/export.h>
 

@@ -1,9 +1,11 @@
 #pragma once
 
-#include "saves/piece.h"
+#include "files/box.h"
 #include "saves/ranks.h"
 
 #include <shardwise/export.h>
+
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <functional>
@@ -12,6 +14,20 @@
 #include <vector>
 
 namespace shardwise::saves {
+
+/// What a rank has of a tensor of a checkpoint.
+struct Piece {
+  std::string name;
+  /// The sizes of the whole tensor.
+  files::Sizes sizes;
+  /// Which part of it this rank has: boxes whose elements, one box after the other, are those of `values`. A shard of
+  /// the layout `flat` is a range of elements, which takes several.
+  std::vector<files::Box> boxes;
+  /// On any device.
+  at::Tensor values;
+  /// Whether all ranks that have a box of it must have the same values, as copies of a parameter do: some are compared.
+  bool must_agree = false;
+};
 
 /// A box of one of this rank's pieces: the index of the piece, and that of the box in it.
 using BoxOfPiece = std::pair<size_t, size_t>;

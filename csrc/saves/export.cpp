@@ -2,8 +2,8 @@
 
 #include "base/compute_guard.h"
 #include "files/merge.h"
-#include "saves/module_ranks.h"
-#include "saves/module_save.h"
+#include "saves/ranks.h"
+#include "saves/save.h"
 
 #include <shardwise/save.h>
 

@@ -1,8 +1,8 @@
-#include "base/listed.h"
+#include "base/reason.h"
 #include "optim/state_match.h"
-#include "saves/load_pieces.h"
 #include "saves/module_pieces.h"
-#include "saves/module_ranks.h"
+#include "saves/pieces.h"
+#include "saves/ranks.h"
 
 #include <shardwise/error.h>
 #include <shardwise/save.h>

@@ -3,7 +3,7 @@
 #include "files/names.h"
 #include "nn/state/module_state.h"
 #include "optim/named_parameters.h"
-#include "saves/piece.h"
+#include "saves/division.h"
 
 #include <string>
 #include <vector>

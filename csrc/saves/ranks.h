@@ -1,9 +1,13 @@
 #pragma once
 
+#include "nn/state/module_state.h"
+
 #include <shardwise/export.h>
+#include <shardwise/mesh.h>
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,5 +44,20 @@ class SHARDWISE_API Ranks {
   int64_t size_ = 1;
   Exchange exchange_;
 };
+
+/// All ranks of a mesh. `function` is what is being called.
+SHARDWISE_API Ranks ranks_on(const Mesh& mesh, const std::string& function);
+/// The same, over process groups that nothing else uses, so that a thread may talk to the others' threads.
+/// Raises Error where the groups are the caller's and have no store.
+SHARDWISE_API Ranks ranks_beside(const Mesh& mesh);
+
+/// The mesh whose ranks save or load a module together: that of its units, or `mesh` if the caller names one; nothing
+/// for a module without units, which is this rank's own. `function` is what is being called.
+/// Raises ValueError if its units lie on meshes of other ranks, whose parameters of one name need not be one tensor.
+std::optional<Mesh> mesh_of(
+    const nn::ModuleState& module, const std::optional<Mesh>& mesh, const std::string& function);
+
+/// These ranks.
+Ranks ranks_of(const nn::ModuleState& module, const std::optional<Mesh>& mesh, const std::string& function);
 
 } // namespace shardwise::saves

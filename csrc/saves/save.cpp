@@ -1,9 +1,73 @@
-#include <shardwise/save.h>
+#include "saves/save.h"
 
-#include "saves/module_save.h"
-#include "saves/save_pieces.h"
+#include "files/steps.h"
+#include "saves/background_save.h"
+#include "saves/module_pieces.h"
+#include "saves/pieces.h"
+#include "saves/ranks.h"
+
+#include <shardwise/error.h>
+#include <shardwise/save.h>
+#include <shardwise/saver.h>
+
+#include <c10/util/StringUtil.h>
 
 #include <utility>
+
+namespace shardwise::saves {
+namespace {
+
+files::Json::Object json_of(const SavedValues& values) {
+  files::Json::Object object;
+  for (const auto& [name, value] : values) {
+    object.push_back({name, std::visit([](const auto& each) { return files::Json(each); }, value)});
+  }
+  return object;
+}
+
+void add_optimizer(std::vector<Piece>& pieces, const nn::ModuleState& module, torch::optim::Optimizer& given) {
+  const optim::OptimizerState optimizer(given);
+  const auto parameters = optim::named_parameters(module, optimizer);
+  if (const auto problem = optim::without_name(parameters, optimizer); !problem.empty()) throw ValueError(problem);
+  auto kept = pieces_of(parameters, optimizer);
+  pieces.insert(pieces.end(), std::make_move_iterator(kept.begin()), std::make_move_iterator(kept.end()));
+}
+
+} // namespace
+
+std::string reserved_name(const nn::ModuleState& module, const std::string& function) {
+  for (const auto& [name, index] : module.names()) {
+    for (const std::string prefix : {files::kOptimizer, files::kProgram}) {
+      if (!name.starts_with(prefix)) continue;
+      return c10::str(
+          "shardwise: ", function, "(): the module's '", name,
+          "' cannot be told from what else a checkpoint has, since names with '", prefix,
+          "' are for that. Rename the submodule, or save the modules in it to folders of their own.");
+    }
+  }
+  return "";
+}
+
+ModuleSave module_save(
+    const torch::nn::Module& module, torch::optim::Optimizer* optimizer, const SaveOptions& options) {
+  nn::ModuleState state(module);
+  ModuleSave save;
+  save.mesh = mesh_of(state, options.mesh(), "save");
+  save.ranks = ranks_of(state, options.mesh(), "save");
+  const auto problem = state.locate();
+  state.agree("save", problem.empty() ? reserved_name(state, "save") : problem);
+  save.ranks.together([&] {
+    save.pieces = pieces_of(state);
+    if (optimizer != nullptr) add_optimizer(save.pieces, state, *optimizer);
+    for (const auto& item : options.tensors())
+      save.pieces.push_back(whole_piece(files::kProgram + item.key(), item.value(), /*must_agree=*/true));
+    return "";
+  });
+  save.about.values = json_of(options.values());
+  return save;
+}
+
+} // namespace shardwise::saves
 
 namespace shardwise {
 namespace {
@@ -25,6 +89,54 @@ void save(
     const std::string& folder, const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
     const SaveOptions& options) {
   save_all(folder, module, &optimizer, options);
+}
+
+struct Saver::State {
+  void save(
+      const std::string& folder, const torch::nn::Module& module, torch::optim::Optimizer* optimizer,
+      const SaveOptions& options) {
+    auto save = saves::module_save(module, optimizer, options);
+    const auto beside = save.mesh ? saves::ranks_beside(*save.mesh) : saves::Ranks();
+    in_background.begin(save.ranks, beside, files::Disk::real(), folder, save.pieces, std::move(save.about));
+  }
+
+  saves::BackgroundSave in_background;
+};
+
+Saver::Saver() : state_(std::make_unique<State>()) {}
+Saver::Saver(Saver&&) noexcept = default;
+Saver& Saver::operator=(Saver&&) noexcept = default;
+Saver::~Saver() = default;
+
+void Saver::save(const std::string& folder, const torch::nn::Module& module, const SaveOptions& options) {
+  state_->save(folder, module, nullptr, options);
+}
+
+void Saver::save(
+    const std::string& folder, const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+    const SaveOptions& options) {
+  state_->save(folder, module, &optimizer, options);
+}
+
+void Saver::wait() {
+  state_->in_background.wait();
+}
+
+bool Saver::is_saving() const {
+  return state_->in_background.is_under_way();
+}
+
+std::string step_folder(const std::string& root, int64_t step) {
+  return files::step_path(root, step);
+}
+
+std::optional<SavedStep> newest_step(const std::string& root) {
+  const auto newest = files::newest_step(files::Disk::real(), root);
+  return newest ? std::optional(SavedStep{newest->step, newest->path}) : std::nullopt;
+}
+
+std::vector<std::string> keep_newest_steps(const std::string& root, int64_t count) {
+  return files::keep_newest_steps(files::Disk::real(), root, count);
 }
 
 } // namespace shardwise

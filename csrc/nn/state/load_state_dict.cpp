@@ -1,6 +1,6 @@
 #include <shardwise/state_dict.h>
 
-#include "base/listed.h"
+#include "base/reason.h"
 #include "group/leaf_storage.h"
 #include "nn/state/module_state.h"
 #include "nn/wrap/first_rank.h"

@@ -2,8 +2,8 @@
 #include "ranks/pipeline_models.h"
 #include "ranks/sharded_models.h"
 #include "saves/background_save.h"
-#include "saves/mesh_ranks.h"
-#include "saves/module_save.h"
+#include "saves/ranks.h"
+#include "saves/save.h"
 #include "support/folder.h"
 #include "unit/files/faulty_disk.h"
 

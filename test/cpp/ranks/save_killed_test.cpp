@@ -1,6 +1,6 @@
 // Ranks that are killed while they save, at any time: what a save has returned for is there, and what is there is
 // whole.
-#include "files/leftovers.h"
+#include "files/place.h"
 #include "files/saved_folder.h"
 #include "files/steps.h"
 #include "ranks/saved_models.h"

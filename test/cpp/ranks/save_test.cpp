@@ -1,7 +1,7 @@
 // save() and load(): what any ranks saved, any others load; and what goes wrong is told before anything changes.
 #include "ranks/saved_models.h"
-#include "saves/load_pieces.h"
-#include "saves/mesh_ranks.h"
+#include "saves/pieces.h"
+#include "saves/ranks.h"
 #include "support/expect.h"
 #include "support/folder.h"
 #include "support/variables.h"

@@ -1,8 +1,8 @@
 // Saver: what was there at the call is written while training goes on; an error comes with the next call, on all ranks.
 #include "ranks/saved_models.h"
 #include "saves/background_save.h"
-#include "saves/mesh_ranks.h"
-#include "saves/module_save.h"
+#include "saves/ranks.h"
+#include "saves/save.h"
 #include "support/expect.h"
 #include "support/folder.h"
 #include "support/processes.h"

@@ -1,5 +1,5 @@
 #include "files/marker.h"
-#include "files/file_names.h"
+#include "files/names.h"
 #include "unit/files/memory_disk.h"
 #include "unit/files/values.h"
 
@@ -46,7 +46,7 @@ TEST_CASE("checkpoint marker: the program's own values come back as they were") 
   CHECK(parse_json(text, "m").find("content")->find("world")->as<int64_t>() != nullptr);
 
   marker.values = {{"nan", std::nan("")}};
-  CHECK(std::isnan(*parse_marker(marker_text(marker), "m").values[0].value.as<double>()));
+  CHECK(std::isnan(*parse_marker(marker_text(marker), "m").values[0].second.as<double>()));
 }
 
 TEST_CASE("checkpoint marker: values of other kinds are refused, by name") {

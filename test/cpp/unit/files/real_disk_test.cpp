@@ -1,4 +1,3 @@
-#include "files/leftovers.h"
 #include "files/merge.h"
 #include "files/place.h"
 #include "support/folder.h"

@@ -1,5 +1,4 @@
-#include "files/file_names.h"
-#include "files/leftovers.h"
+#include "files/names.h"
 #include "files/place.h"
 #include "support/form.h"
 #include "unit/files/faulty_disk.h"

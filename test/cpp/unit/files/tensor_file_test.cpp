@@ -1,4 +1,3 @@
-#include "files/dtypes.h"
 #include "files/saved_folder.h"
 #include "files/tensor_header.h"
 #include "unit/files/faulty_disk.h"

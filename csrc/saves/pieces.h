@@ -1,16 +1,36 @@
 #pragma once
 
 #include "files/marker.h"
+#include "files/saved_folder.h"
 #include "files/saving.h"
 #include "saves/division.h"
-#include "saves/snapshot.h"
+#include "saves/ranks.h"
 
 #include <shardwise/export.h>
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+
+#include <cstdint>
 #include <string>
 #include <vector>
 
 namespace shardwise::saves {
+
+/// Copies of values on the host, so that the values may change before the copies are written. Its memory is used again
+/// by the next copies; pinned where values are on a device.
+class SHARDWISE_API Snapshot {
+ public:
+  /// Copies each of these. What is issued on a device later comes after its copies; the host does not wait. The copies
+  /// before are of no use any more.
+  void take(std::vector<at::Tensor>& values);
+  /// The host waits until the copies are there.
+  void wait();
+
+ private:
+  at::Tensor memory_;
+  std::vector<c10::Event> copied_;
+};
 
 /// A checkpoint of what all ranks have that is being saved to a place that all of them see: begun where nothing changes
 /// the values, and finished on any thread. Unless it is finished, what was at the place stays, and nothing new does.
@@ -55,5 +75,17 @@ class SHARDWISE_API BegunSave {
 SHARDWISE_API void save_pieces(
     const Ranks& ranks, files::Disk& disk, const std::string& place, const std::vector<Piece>& pieces,
     files::Marker about);
+
+/// Opens a checkpoint on all ranks, which must name the same folder and find what the same save wrote.
+/// Raises, on all ranks, Error where they do not, and what files::SavedFolder raises.
+SHARDWISE_API files::SavedFolder open_checkpoint(const Ranks& ranks, const std::string& folder);
+
+/// What this rank has of a tensor, as the checkpoint has it: new memory on the host, in the sizes of `piece.values`,
+/// which is only looked at. Of files only what is needed is read.
+/// Raises what files::SavedFolder::read() raises.
+SHARDWISE_API at::Tensor read_piece(files::SavedFolder& folder, const Piece& piece);
+
+/// All of a tensor.
+SHARDWISE_API at::Tensor read_whole(files::SavedFolder& folder, const std::string& name);
 
 } // namespace shardwise::saves

@@ -1,14 +1,28 @@
-#include "saves/save_pieces.h"
+#include "saves/pieces.h"
 
 #include "base/compute_guard.h"
-#include "files/marker_values.h"
+#include "base/on_host.h"
+#include "files/marker.h"
 
+#include <shardwise/error.h>
+
+#include <ATen/ops/empty.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
+#include <optional>
+#include <unordered_set>
 #include <utility>
 
 namespace shardwise::saves {
 namespace {
+
+/// Where the next copy may begin: a multiple of what any dtype needs.
+int64_t aligned(int64_t bytes) {
+  constexpr int64_t kAlignment = 64;
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 /// The program's values, for ranks to compare.
 std::string text_of(const files::Json::Object& values) {
@@ -31,6 +45,44 @@ at::Tensor elements_of(const Piece& piece, const at::Tensor& values, size_t box)
 }
 
 } // namespace
+
+void Snapshot::take(std::vector<at::Tensor>& values) {
+  const base::ComputeGuard guard;
+  int64_t bytes = 0;
+  std::unordered_set<at::Device> devices;
+  for (const auto& each : values) {
+    bytes += aligned(static_cast<int64_t>(each.nbytes()));
+    if (!each.is_cpu()) devices.insert(each.device());
+  }
+  if (!memory_.defined() || memory_.numel() < bytes) {
+    memory_ = at::Tensor();
+    memory_ = at::empty({bytes}, base::on_host(at::kByte).pinned_memory(!devices.empty()));
+  }
+  int64_t begin = 0;
+  std::vector<at::Tensor> copies;
+  for (const auto& each : values) {
+    const auto length = static_cast<int64_t>(each.nbytes());
+    copies.push_back(memory_.narrow(0, begin, length).view(each.scalar_type()).view(each.sizes()));
+    begin += aligned(length);
+  }
+  // The host writes first: it must not touch what a device may be writing.
+  for (const bool is_host : {true, false}) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (values[i].is_cpu() == is_host) copies[i].copy_(values[i], /*non_blocking=*/true);
+    }
+  }
+  values = std::move(copies);
+  copied_.clear();
+  for (const auto device : devices) {
+    const c10::impl::VirtualGuardImpl streams(device.type());
+    copied_.emplace_back(device.type()).record(streams.getStream(device));
+  }
+}
+
+void Snapshot::wait() {
+  for (auto& event : copied_) event.synchronize();
+  copied_.clear();
+}
 
 BegunSave::BegunSave(
     const Ranks& ranks, files::Disk& disk, const std::string& place, const std::vector<Piece>& pieces,
@@ -102,6 +154,42 @@ void save_pieces(
     files::Marker about) {
   Division division;
   BegunSave(ranks, disk, place, pieces, std::move(about), division).finish(ranks);
+}
+
+files::SavedFolder open_checkpoint(const Ranks& ranks, const std::string& folder) {
+  ranks.agree_on_place(folder, "loads");
+  std::optional<files::SavedFolder> opened;
+  const auto saves = ranks.together([&] {
+    opened.emplace(files::Disk::real(), folder);
+    const auto& marker = opened->index().marker;
+    return marker ? marker->save : "";
+  });
+  for (size_t rank = 0; rank < saves.size(); ++rank) {
+    if (saves[rank] == saves.front()) continue;
+    throw Error(c10::str(
+        "shardwise: rank ", rank, " finds another checkpoint at ", folder,
+        " than rank 0: it was replaced by another save meanwhile, or the ranks do not see one folder. Load it again, "
+        "from a folder that all ranks see."));
+  }
+  return std::move(*opened);
+}
+
+at::Tensor read_piece(files::SavedFolder& folder, const Piece& piece) {
+  const base::ComputeGuard guard;
+  const auto values = at::empty(piece.values.sizes(), base::on_host(piece.values.scalar_type()));
+  auto* next = static_cast<std::byte*>(values.mutable_data_ptr());
+  for (const auto& box : piece.boxes) {
+    const auto bytes = static_cast<size_t>(box.numel()) * values.element_size();
+    if (bytes > 0) folder.read(piece.name, box, {next, bytes});
+    next += bytes;
+  }
+  return values;
+}
+
+at::Tensor read_whole(files::SavedFolder& folder, const std::string& name) {
+  const auto& saved = folder.tensor(name);
+  const auto memory = at::empty(saved.sizes, base::on_host(saved.dtype));
+  return read_piece(folder, {name, saved.sizes, {files::Box::whole(saved.sizes)}, memory, false});
 }
 
 } // namespace shardwise::saves

@@ -1,4 +1,4 @@
-#include "files/file_names.h"
+#include "files/names.h"
 
 #include <c10/util/StringUtil.h>
 

@@ -2,7 +2,7 @@
 
 #include "files/marker.h"
 #include "nn/state/module_state.h"
-#include "saves/piece.h"
+#include "saves/division.h"
 #include "saves/ranks.h"
 
 #include <shardwise/save.h>
