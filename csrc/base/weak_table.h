@@ -11,9 +11,24 @@
 
 namespace shardwise::base {
 
-/// Finds objects by a key while they live, from any thread; owns none of them. Entries of objects that are gone are
-/// dropped from time to time, in constant time per insertion on average. A table for the whole process is never
-/// destroyed, because its objects may outlive any static object.
+/// Drops what is gone from a table, from time to time: in constant time per insertion on average.
+class Sweep {
+ public:
+  /// To be called before an entry is added. `is_gone` says which entries may be dropped.
+  template <typename Table, typename IsGone>
+  void operator()(Table& table, const IsGone& is_gone) {
+    if (table.size() < many_) return;
+    std::erase_if(table, is_gone);
+    many_ = 2 * table.size() + kFew;
+  }
+
+ private:
+  static constexpr std::size_t kFew = 16;
+  std::size_t many_ = kFew;
+};
+
+/// Finds objects by a key while they live, from any thread; owns none of them. A table for the whole
+/// process is never destroyed, because its objects may outlive any static object.
 template <typename Key, typename Value>
 class WeakTable {
  public:
@@ -53,19 +68,14 @@ class WeakTable {
   }
 
  private:
-  static constexpr std::size_t kFew = 16;
-
   void put(const Key& key, std::weak_ptr<Value> value) {
+    sweep_(entries_, [](const auto& entry) { return entry.second.expired(); });
     entries_.insert_or_assign(key, std::move(value));
-    if (entries_.size() < many_) return;
-    std::erase_if(entries_, [](const auto& entry) { return entry.second.expired(); });
-    many_ = 2 * entries_.size() + kFew;
   }
 
   mutable std::shared_mutex mutex_;
   std::unordered_map<Key, std::weak_ptr<Value>> entries_;
-  /// At this size, entries of objects that are gone are dropped.
-  std::size_t many_ = kFew;
+  Sweep sweep_;
 };
 
 } // namespace shardwise::base

@@ -1,4 +1,3 @@
-#include "optim/closure.h"
 #include "optim/counted_state.h"
 #include "optim/fused_batch.h"
 

@@ -3,7 +3,7 @@
 #include "base/compute_guard.h"
 #include "base/fingerprint.h"
 #include "base/reason.h"
-#include "optim/named_parameters.h"
+#include "optim/optimizer_state.h"
 
 #include <c10/util/StringUtil.h>
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
 #include <torch/optim/optimizer.h>
 
 #include <memory>
@@ -83,5 +84,11 @@ class FusedBatches {
   torch::optim::Optimizer& optimizer_;
   std::string name_;
 };
+
+/// The loss that a closure computes, with gradients; undefined if there is none.
+inline at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure) {
+  const c10::AutoGradMode with_grad(true);
+  return closure ? closure() : at::Tensor();
+}
 
 } // namespace shardwise::optim

@@ -1,5 +1,4 @@
 #include "base/compute_guard.h"
-#include "optim/closure.h"
 #include "optim/fused_batch.h"
 
 #include <shardwise/optimizers.h>

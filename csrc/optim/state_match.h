@@ -1,6 +1,6 @@
 #pragma once
 
-#include "optim/named_parameters.h"
+#include "optim/optimizer_state.h"
 
 #include <set>
 #include <string>

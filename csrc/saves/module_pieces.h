@@ -2,7 +2,7 @@
 
 #include "files/names.h"
 #include "nn/state/module_state.h"
-#include "optim/named_parameters.h"
+#include "optim/optimizer_state.h"
 #include "saves/division.h"
 
 #include <string>

@@ -2,6 +2,7 @@
 
 #include "base/compute_guard.h"
 #include "base/tensor_hooks.h"
+#include "base/weak_table.h"
 
 #include <shardwise/error.h>
 
@@ -27,10 +28,7 @@ class SplitTable {
 
   void add(const at::Tensor& tensor, const SplitView& view, bool is_leaf) {
     const std::unique_lock lock(mutex_);
-    if (entries_.size() >= many_) {
-      std::erase_if(entries_, [](const auto& entry) { return entry.second.tensor.expired(); });
-      many_ = 2 * entries_.size() + 64;
-    }
+    sweep_entries_(entries_, [](const auto& entry) { return entry.second.tensor.expired(); });
     entries_.insert_or_assign(
         tensor.unsafeGetTensorImpl(),
         Entry{WeakTensor(tensor.getIntrusivePtr()), view.parameter, view.dim, view.pieces, is_leaf});
@@ -65,10 +63,7 @@ class SplitTable {
     }
     const std::unique_lock lock(mutex_);
     if (auto view = search(tensor)) return view;
-    if (others_.size() >= many_others_) {
-      std::erase_if(others_, [](const auto& other) { return other.second.tensor.expired(); });
-      many_others_ = 2 * others_.size() + 64;
-    }
+    sweep_others_(others_, [](const auto& other) { return other.second.tensor.expired(); });
     others_.insert_or_assign(tensor.unsafeGetTensorImpl(), Other{WeakTensor(tensor.getIntrusivePtr()), storage});
     return std::nullopt;
   }
@@ -123,8 +118,8 @@ class SplitTable {
   mutable std::shared_mutex mutex_;
   std::unordered_map<const at::TensorImpl*, Entry> entries_;
   std::unordered_map<const at::TensorImpl*, Other> others_;
-  size_t many_ = 64;
-  size_t many_others_ = 64;
+  base::Sweep sweep_entries_;
+  base::Sweep sweep_others_;
   std::atomic<bool> any_ = false;
 };
 

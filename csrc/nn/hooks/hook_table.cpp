@@ -6,12 +6,64 @@
 namespace shardwise::nn {
 namespace {
 
+bool same_owner(const std::weak_ptr<torch::nn::Module>& a, const std::weak_ptr<torch::nn::Module>& b) {
+  return !a.owner_before(b) && !b.owner_before(a);
+}
+
 template <typename Function>
 void erase(HookList<Function>& list, const HookBase& hook) {
   std::erase_if(list, [&](const auto& entry) { return entry.get() == &hook; });
 }
 
 } // namespace
+
+ModuleLife::ModuleLife(torch::nn::Module& module) {
+  const auto owner = module.weak_from_this();
+  if (!owner.expired()) {
+    life_ = owner;
+    return;
+  }
+  const auto token = std::make_shared<const char>();
+  const std::shared_ptr<torch::nn::Module> ended_owner(&module, [token](torch::nn::Module*) {});
+  life_ = token;
+  for (const auto& child : module.named_children()) children_.emplace_back(child.value());
+  for (const auto& parameter : module.named_parameters(/*recurse=*/false)) {
+    if (parameter.value().defined()) parameters_.emplace_back(parameter.value().getIntrusivePtr());
+  }
+}
+
+bool ModuleLife::continue_in(torch::nn::Module& module) {
+  const auto owner = module.weak_from_this();
+  if (owner.expired() || !has_parts()) return false;
+  // Compared without locking the weak pointers: whoever locks one may be left with the last reference.
+  const auto children = module.named_children();
+  const auto parameters = module.named_parameters(/*recurse=*/false);
+  const bool same = std::all_of(
+                        children_.begin(), children_.end(),
+                        [&](const Child& child) {
+                          return std::any_of(children.begin(), children.end(), [&](const auto& now) {
+                            return same_owner(child, now.value());
+                          });
+                        }) &&
+                    std::all_of(parameters_.begin(), parameters_.end(), [&](const Parameter& parameter) {
+                      return std::any_of(parameters.begin(), parameters.end(), [&](const auto& now) {
+                        return parameter._unsafe_get_target() == now.value().unsafeGetTensorImpl();
+                      });
+                    });
+  if (!same) return false;
+  life_ = owner;
+  children_.clear();
+  parameters_.clear();
+  return true;
+}
+
+bool ModuleLife::over() const {
+  if (alive()) return false;
+  return !has_parts() ||
+         std::any_of(children_.begin(), children_.end(), [](const Child& child) { return child.expired(); }) ||
+         std::any_of(
+             parameters_.begin(), parameters_.end(), [](const Parameter& parameter) { return parameter.expired(); });
+}
 
 HookTable& HookTable::get() {
   static auto* table = new HookTable;
@@ -47,7 +99,11 @@ std::weak_ptr<const void> HookTable::life(const torch::nn::Module& module) const
 void HookTable::change(torch::nn::Module& module, const std::function<void(HookLists&)>& edit) {
   Dropped dropped;
   const std::unique_lock lock(mutex_);
-  if (entries_.size() >= sweep_at_) sweep(dropped);
+  sweep_(entries_, [&](auto& item) {
+    if (!item.second.life.over()) return false;
+    dropped.push_back(std::move(item.second.lists));
+    return true;
+  });
   const auto found = entries_.find(&module);
   const bool same = found != entries_.end() && (found->second.life.alive() || found->second.life.continue_in(module));
   auto lists = std::make_shared<HookLists>(same ? *found->second.lists : HookLists());
@@ -78,15 +134,6 @@ void HookTable::remove(HookBase& hook) {
   dropped = std::exchange(found->second.lists, lists);
   if (lists->empty()) entries_.erase(found);
   size_.store(entries_.size(), std::memory_order_release);
-}
-
-void HookTable::sweep(Dropped& dropped) {
-  std::erase_if(entries_, [&](auto& item) {
-    if (!item.second.life.over()) return false;
-    dropped.push_back(std::move(item.second.lists));
-    return true;
-  });
-  sweep_at_ = 2 * entries_.size() + 16;
 }
 
 } // namespace shardwise::nn

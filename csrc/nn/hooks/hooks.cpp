@@ -1,16 +1,186 @@
-#include <shardwise/hooks.h>
-
-#include "nn/hooks/backward_call.h"
-#include "nn/hooks/hook_count.h"
+#include "base/caller_error.h"
 #include "nn/hooks/hook_table.h"
 
 #include <shardwise/error.h>
+#include <shardwise/hooks.h>
 #include <shardwise/hooks_detail.h>
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+namespace shardwise::nn {
+
+/// The backward hooks of one call of a module. The inputs and the outputs of the call each pass through an autograd
+/// node that changes nothing; its backward fires the hooks. The graph owns this object, which does not own the module.
+class BackwardCall : public std::enable_shared_from_this<BackwardCall> {
+ public:
+  BackwardCall(torch::nn::Module& module, std::shared_ptr<const HookLists> lists);
+
+  void pass_inputs(HookTensors& inputs);
+  void pass_outputs(HookTensors& outputs);
+
+  /// What the two nodes do in backward. Each gets the gradients of the tensors that passed through it.
+  torch::autograd::variable_list outputs_arrived(torch::autograd::variable_list gradients);
+  torch::autograd::variable_list inputs_arrived(torch::autograd::variable_list gradients);
+
+ private:
+  /// Which tensors of a call need gradients. Hooks see a place for every tensor, autograd only these.
+  struct Differentiable {
+    size_t count = 0;
+    std::vector<size_t> used;
+
+    HookTensors spread(torch::autograd::variable_list gradients) const;
+    torch::autograd::variable_list pick(const HookTensors& gradients) const;
+  };
+
+  Differentiable pass(HookTensors& tensors, bool outputs);
+
+  torch::nn::Module* module_;
+  std::weak_ptr<const void> life_;
+  std::shared_ptr<const HookLists> lists_;
+  Differentiable inputs_;
+  Differentiable outputs_;
+  std::mutex mutex_;
+  std::optional<HookTensors> output_gradients_;
+};
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// Raises ValueError if a hook has added or dropped tensors.
+void require_count(const HookTensors& tensors, size_t count, const char* kind, const torch::nn::Module& module) {
+  if (tensors.size() == count) return;
+  throw ValueError(c10::str(
+      "shardwise: a ", kind, " of ", module.name(), " was given ", count, " tensors and left ", tensors.size(),
+      ". A hook may replace tensors, but not add or drop one: assign to the elements."));
+}
+
+/// Calls the hooks of a list with tensors that they may replace, and with what else they see.
+template <typename Function, typename... Others>
+void run_hooks(
+    const HookList<Function>& hooks, const char* kind, torch::nn::Module& module, HookTensors& tensors,
+    const Others&... others) {
+  const auto count = tensors.size();
+  for (const auto& hook : hooks) {
+    if (hook->removed) continue;
+    hook->function(module, tensors, others...);
+    require_count(tensors, count, kind, module);
+  }
+}
+
+/// Carries a call in the saved data of an autograd node.
+struct Carrier : torch::CustomClassHolder {
+  Carrier(std::shared_ptr<BackwardCall> carried, bool of_outputs) : call(std::move(carried)), outputs(of_outputs) {}
+
+  std::shared_ptr<BackwardCall> call;
+  bool outputs;
+};
+
+/// Returns its inputs. torch makes views of them, so that a change in place, which the node would miss, is an error.
+struct HookedTensors : torch::autograd::Function<HookedTensors> {
+  static variable_list forward(AutogradContext* context, at::TensorList tensors, c10::intrusive_ptr<Carrier> carrier) {
+    context->set_materialize_grads(false);
+    context->saved_data["call"] = c10::IValue::make_capsule(std::move(carrier));
+    return tensors.vec();
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto carrier = c10::static_intrusive_pointer_cast<Carrier>(context->saved_data["call"].toCapsule());
+    auto results = base::called_by_torch([&] {
+      return carrier->outputs ? carrier->call->outputs_arrived(std::move(gradients))
+                              : carrier->call->inputs_arrived(std::move(gradients));
+    });
+    results.emplace_back(); // for the carrier, which is an argument too
+    return results;
+  }
+};
+
+} // namespace
+
+HookTensors BackwardCall::Differentiable::spread(variable_list gradients) const {
+  HookTensors all(count);
+  for (size_t i = 0; i < used.size(); ++i) all[used[i]] = std::move(gradients[i]);
+  return all;
+}
+
+variable_list BackwardCall::Differentiable::pick(const HookTensors& gradients) const {
+  variable_list picked;
+  for (const size_t i : used) picked.push_back(gradients[i]);
+  return picked;
+}
+
+BackwardCall::BackwardCall(torch::nn::Module& module, std::shared_ptr<const HookLists> lists)
+    : module_(&module),
+      life_(HookTable::get().life(module)),
+      lists_(std::move(lists)) {}
+
+BackwardCall::Differentiable BackwardCall::pass(HookTensors& tensors, bool outputs) {
+  Differentiable differentiable{tensors.size(), {}};
+  if (!at::GradMode::is_enabled()) return differentiable;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].defined() && tensors[i].requires_grad()) differentiable.used.push_back(i);
+  }
+  if (differentiable.used.empty()) return differentiable;
+  // A TensorList, because torch looks for variables in no other kind of list.
+  const auto used = differentiable.pick(tensors);
+  const auto passed =
+      HookedTensors::apply(at::TensorList(used), c10::make_intrusive<Carrier>(shared_from_this(), outputs));
+  for (size_t i = 0; i < differentiable.used.size(); ++i) tensors[differentiable.used[i]] = passed[i];
+  return differentiable;
+}
+
+void BackwardCall::pass_inputs(HookTensors& inputs) {
+  inputs_ = pass(inputs, /*outputs=*/false);
+}
+
+void BackwardCall::pass_outputs(HookTensors& outputs) {
+  outputs_ = pass(outputs, /*outputs=*/true);
+}
+
+variable_list BackwardCall::outputs_arrived(variable_list gradients) {
+  const auto alive = life_.lock();
+  if (!alive) return gradients;
+  auto output_gradients = outputs_.spread(std::move(gradients));
+  run_hooks(lists_->backward_pre, "full backward pre-hook", *module_, output_gradients);
+  if (inputs_.used.empty()) {
+    HookTensors none(inputs_.count);
+    run_hooks(lists_->backward, "full backward hook", *module_, none, output_gradients);
+    if (std::any_of(none.begin(), none.end(), [](const at::Tensor& gradient) { return gradient.defined(); })) {
+      throw Error(c10::str(
+          "shardwise: a full backward hook of ", module_->name(),
+          " set the gradient of an input, but no input of that call requires a gradient, so it would be lost. Leave "
+          "the gradients undefined, or give the module an input that requires a gradient."));
+    }
+  } else {
+    const std::lock_guard lock(mutex_);
+    output_gradients_ = output_gradients;
+  }
+  return outputs_.pick(output_gradients);
+}
+
+variable_list BackwardCall::inputs_arrived(variable_list gradients) {
+  std::optional<HookTensors> output_gradients;
+  {
+    const std::lock_guard lock(mutex_);
+    output_gradients.swap(output_gradients_);
+  }
+  const auto alive = life_.lock();
+  // No gradients of the outputs: this backward did not come through the outputs, as can happen in a second derivative.
+  if (!alive || !output_gradients) return gradients;
+  auto input_gradients = inputs_.spread(std::move(gradients));
+  run_hooks(lists_->backward, "full backward hook", *module_, input_gradients, *output_gradients);
+  return inputs_.pick(input_gradients);
+}
+
+} // namespace shardwise::nn
 
 namespace shardwise {
 namespace {
@@ -31,13 +201,6 @@ HookHandle add(
 }
 
 } // namespace
-
-void nn::require_count(const HookTensors& tensors, size_t count, const char* kind, const torch::nn::Module& module) {
-  if (tensors.size() == count) return;
-  throw ValueError(c10::str(
-      "shardwise: a ", kind, " of ", module.name(), " was given ", count, " tensors and left ", tensors.size(),
-      ". A hook may replace tensors, but not add or drop one: assign to the elements."));
-}
 
 HookHandle::HookHandle(std::weak_ptr<nn::HookBase> hook) : hook_(std::move(hook)) {}
 
@@ -76,12 +239,7 @@ HookedCall::HookedCall(torch::nn::Module& module) : module_(module), lists_(nn::
 
 void HookedCall::begin(HookTensors& inputs) {
   if (!lists_) return;
-  const size_t count = inputs.size();
-  for (const auto& hook : lists_->forward_pre) {
-    if (hook->removed) continue;
-    hook->function(module_, inputs);
-    nn::require_count(inputs, count, "forward pre-hook", module_);
-  }
+  nn::run_hooks(lists_->forward_pre, "forward pre-hook", module_, inputs);
   lists_ = nn::HookTable::get().find(module_);
   if (!lists_ || (lists_->backward_pre.empty() && lists_->backward.empty())) return;
   backward_ = std::make_shared<nn::BackwardCall>(module_, lists_);
@@ -119,4 +277,5 @@ void HookedCall::fail() {
 }
 
 } // namespace detail
+
 } // namespace shardwise

@@ -91,27 +91,6 @@ nn::GradientNorm norm_of(
   return total;
 }
 
-/// Gradients of a dtype on a device.
-struct Alike {
-  at::Device device;
-  at::ScalarType dtype;
-  std::vector<at::Tensor> values;
-};
-
-std::vector<Alike> by_kind(const std::vector<Gradient>& gradients) {
-  std::vector<Alike> all;
-  for (const auto& gradient : gradients) {
-    const auto values = gradient.values.is_sparse() ? gradient.values._values() : gradient.values;
-    const auto same = [&](const Alike& alike) {
-      return alike.device == values.device() && alike.dtype == values.scalar_type();
-    };
-    auto alike = std::find_if(all.begin(), all.end(), same);
-    if (alike == all.end()) alike = all.insert(all.end(), {values.device(), values.scalar_type(), {}});
-    alike->values.push_back(values);
-  }
-  return all;
-}
-
 /// Of a tensor that is on a device, by which half precision would be multiplied in half precision.
 void scale_halves(const std::vector<at::Tensor>& values, const at::Tensor& factor) {
   for (const auto& half : values) half.copy_(half.to(at::kFloat).mul_(factor));
@@ -121,7 +100,11 @@ void scale_halves(const std::vector<at::Tensor>& values, const at::Tensor& facto
 void scale(const std::vector<Gradient>& gradients, const at::Tensor& factor) {
   const c10::InferenceMode no_inference(false);
   const c10::AutoGradMode no_grad(false);
-  for (const auto& alike : by_kind(gradients)) {
+  std::vector<nn::Alike> all;
+  for (const auto& [values, unit, is_whole, axis] : gradients) {
+    nn::add_alike(all, values.is_sparse() ? values._values() : values);
+  }
+  for (const auto& alike : all) {
     if (alike.device.is_cpu()) {
       const auto number = factor.item<double>();
       if (number != 1) at::_foreach_mul_(alike.values, number);

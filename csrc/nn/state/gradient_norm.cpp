@@ -29,6 +29,15 @@ at::Tensor moved_to(const at::Tensor& tensor, at::Device device) {
   return tensor.to(device, tensor.scalar_type(), /*non_blocking=*/!device.is_cpu());
 }
 
+void add_alike(std::vector<Alike>& all, const at::Tensor& values) {
+  const auto is_same = [&](const Alike& alike) {
+    return alike.device == values.device() && alike.dtype == values.scalar_type();
+  };
+  auto alike = std::find_if(all.begin(), all.end(), is_same);
+  if (alike == all.end()) alike = all.insert(all.end(), {values.device(), values.scalar_type(), {}});
+  alike->values.push_back(values);
+}
+
 GradientNorm::GradientNorm(double order, at::Device home) : order_(order), home_(home) {
   const base::ComputeGuard guard;
   power_ = is_nan_ = at::zeros({}, at::TensorOptions(home).dtype(at::kDouble));
@@ -42,27 +51,22 @@ void GradientNorm::add(const at::Tensor& gradient, double weight) {
   const base::ComputeGuard guard;
   const auto values = values_of(gradient);
   if (values.numel() == 0) return;
-  const auto same = [&](const Terms& terms) {
-    return terms.device == values.device() && terms.dtype == values.scalar_type() && terms.weight == weight;
-  };
-  auto terms = std::find_if(waiting_.begin(), waiting_.end(), same);
-  if (terms == waiting_.end()) {
-    terms = waiting_.insert(waiting_.end(), {values.device(), values.scalar_type(), weight, {}});
-  }
-  terms->values.push_back(values);
+  add_alike(waiting_[weight], values);
 }
 
 void GradientNorm::finish() {
   const base::ComputeGuard guard;
-  for (const auto& terms : std::exchange(waiting_, {})) {
-    const bool is_half = terms.dtype == at::kHalf || terms.dtype == at::kBFloat16;
-    const auto in = is_half ? std::optional(at::kFloat) : std::nullopt;
-    const auto norms = at::stack(at::_foreach_norm(terms.values, order_, in)).to(at::kDouble);
-    auto power = is_maximum() ? norms.amax() : norms.pow(order_).sum();
-    if (!is_maximum() && terms.weight != 1) power = power.mul(terms.weight);
-    power = moved_to(power, home_);
-    const auto is_nan = power.isnan();
-    add_up(power.masked_fill(is_nan, 0), is_nan.to(at::kDouble));
+  for (const auto& [weight, all] : std::exchange(waiting_, {})) {
+    for (const auto& terms : all) {
+      const bool is_half = terms.dtype == at::kHalf || terms.dtype == at::kBFloat16;
+      const auto in = is_half ? std::optional(at::kFloat) : std::nullopt;
+      const auto norms = at::stack(at::_foreach_norm(terms.values, order_, in)).to(at::kDouble);
+      auto power = is_maximum() ? norms.amax() : norms.pow(order_).sum();
+      if (!is_maximum() && weight != 1) power = power.mul(weight);
+      power = moved_to(power, home_);
+      const auto is_nan = power.isnan();
+      add_up(power.masked_fill(is_nan, 0), is_nan.to(at::kDouble));
+    }
   }
 }
 

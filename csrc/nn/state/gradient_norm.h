@@ -4,9 +4,19 @@
 #include "engine/front_end.h"
 #include "split/split_parameter.h"
 
+#include <map>
 #include <vector>
 
 namespace shardwise::nn {
+
+/// Tensors of a dtype on a device.
+struct Alike {
+  at::Device device;
+  at::ScalarType dtype;
+  std::vector<at::Tensor> values;
+};
+/// Adds it to those that are alike.
+void add_alike(std::vector<Alike>& all, const at::Tensor& values);
 
 /// The norm of a vector that comes in parts, some of them on other ranks. It stays on its device, so that the host
 /// waits for nothing.
@@ -33,12 +43,6 @@ class GradientNorm {
   at::Tensor value() const;
 
  private:
-  struct Terms {
-    at::Device device;
-    at::ScalarType dtype;
-    double weight;
-    std::vector<at::Tensor> values;
-  };
   bool is_maximum() const;
   void add_up(const at::Tensor& power, const at::Tensor& is_nan);
   void reduce(engine::Unit& unit, const std::vector<comm::Collectives>& ranks);
@@ -46,7 +50,8 @@ class GradientNorm {
 
   double order_;
   at::Device home_;
-  std::vector<Terms> waiting_;
+  /// By their weight.
+  std::map<double, std::vector<Alike>> waiting_;
   at::Tensor power_;
   /// Above 0 if anything is not a number.
   at::Tensor is_nan_;

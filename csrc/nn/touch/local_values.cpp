@@ -1,5 +1,6 @@
 #include "nn/touch/local_values.h"
 
+#include "base/weak_table.h"
 #include "nn/touch/shard_errors.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -41,12 +42,8 @@ class LocalValues::Followed : public TouchListener {
     if (known != entries_.end()) {
       known->second.local = std::max(known->second.local, local);
     } else if (!is_watched(tensor)) {
-      if (entries_.size() >= many_) {
-        std::erase_if(entries_, [](const auto& entry) { return entry.second.storage.expired(); });
-        many_ = 2 * entries_.size() + 64;
-      }
-      entries_.try_emplace(
-          storage, Entry{local, tensor.storage().getWeakStorageImpl(), TouchRegistration(tensor, get())});
+      sweep_(entries_, [](const auto& entry) { return entry.second.registration.expired(); });
+      entries_.try_emplace(storage, Entry{local, TouchRegistration(tensor, get())});
     } else {
       return;
     }
@@ -61,13 +58,11 @@ class LocalValues::Followed : public TouchListener {
  private:
   struct Entry {
     Local local;
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     TouchRegistration registration;
   };
   mutable std::mutex mutex_;
   std::unordered_map<const c10::StorageImpl*, Entry> entries_;
-  /// When there are this many entries, those whose memory is gone are removed.
-  size_t many_ = 64;
+  base::Sweep sweep_;
 };
 
 namespace {

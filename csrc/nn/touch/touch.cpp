@@ -2,12 +2,13 @@
 
 #include "base/caller_error.h"
 #include "group/leaf_storage.h"
-#include "nn/touch/argument_cast.h"
 #include "nn/touch/local_values.h"
 
 #include <shardwise/error.h>
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/function_schema.h>
+#include <ATen/core/stack.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/StringUtil.h>
@@ -21,6 +22,37 @@
 
 namespace shardwise::nn {
 namespace {
+
+/// Casts arguments of an operation that is about to run to `dtype`, which `listener` wants: floating-point tensors that
+/// have no touch key, that the operation does not write to, and that the listener does not spare. Autograd sees the
+/// casts.
+void cast_arguments(
+    const c10::FunctionSchema& schema, torch::jit::Stack& stack, at::ScalarType dtype, const TouchListener& listener) {
+  const auto must_cast = [&](const c10::IValue& value) {
+    if (!value.isTensor()) return false;
+    const at::Tensor& tensor = value.toTensor();
+    return tensor.defined() && tensor.is_floating_point() && tensor.scalar_type() != dtype && !has_touch_key(tensor) &&
+           !listener.spares(tensor);
+  };
+  const auto cast = [&](const c10::IValue& value) { return must_cast(value) ? value.toTensor().to(dtype) : value; };
+  const auto& arguments = schema.arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto* alias = arguments[i].alias_info();
+    if (alias != nullptr && alias->isWrite()) continue;
+    auto& value = stack[stack.size() - arguments.size() + i];
+    if (value.isTensor()) {
+      value = cast(value);
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const auto& element : value.toListRef()) list.push_back(cast(element).toTensor());
+      value = list;
+    } else if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const auto& element : value.toListRef()) list.push_back(cast(element).to<std::optional<at::Tensor>>());
+      value = list;
+    }
+  }
+}
 
 /// Gives access to the key set of a tensor, which is protected.
 struct KeySet : c10::TensorImpl {

@@ -129,6 +129,10 @@ class SHARDWISE_API TouchRegistration {
   TouchRegistration(TouchRegistration&&) noexcept = default;
   TouchRegistration& operator=(TouchRegistration&& other) noexcept;
   ~TouchRegistration();
+  /// Whether the memory is gone.
+  bool expired() const {
+    return storage_.expired();
+  }
 
  private:
   /// Keeps the storage's address from being used again, even when the memory is gone.

@@ -174,13 +174,8 @@ void UnitTouch::published(const at::Tensor& gradient) {
   const auto* storage = gradient.storage().unsafeGetStorageImpl();
   // An entry keeps its address from being used again, so this is the same storage.
   if (gradients_.contains(storage)) return;
-  if (gradients_.size() >= many_) {
-    std::erase_if(gradients_, [](const auto& entry) { return entry.second.storage.expired(); });
-    many_ = 2 * gradients_.size() + 16;
-  }
-  if (is_watched(gradient)) return;
-  gradients_.try_emplace(
-      storage, Watch{gradient.storage().getWeakStorageImpl(), TouchRegistration(gradient, gradient_)});
+  sweep_(gradients_, [](const auto& entry) { return entry.second.expired(); });
+  if (!is_watched(gradient)) gradients_.try_emplace(storage, gradient, gradient_);
 }
 
 } // namespace shardwise::nn

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "base/weak_table.h"
 #include "engine/front_end.h"
 #include "group/front_end_callbacks.h"
 #include "nn/touch/touch.h"
@@ -38,19 +39,14 @@ class UnitTouch : public group::FrontEndCallbacks {
   class Shard;
   class Gradient;
   class Absent;
-  struct Watch {
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-    TouchRegistration registration;
-  };
 
   std::shared_ptr<Full> full_;
   std::shared_ptr<Shard> shard_;
   std::shared_ptr<Gradient> gradient_;
   std::shared_ptr<Absent> absent_;
   /// By the memory in which means were published.
-  std::unordered_map<const c10::StorageImpl*, Watch> gradients_;
-  /// When there are this many, those that are gone are removed.
-  size_t many_ = 16;
+  std::unordered_map<const c10::StorageImpl*, TouchRegistration> gradients_;
+  base::Sweep sweep_;
   std::unordered_map<const at::TensorImpl*, TouchRegistration> absences_;
 };
 

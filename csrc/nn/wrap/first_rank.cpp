@@ -38,14 +38,15 @@ FirstRank::FirstRank(const ModuleState& module, bool each_has_all) {
 }
 
 void FirstRank::share(std::vector<std::string>& texts, const std::string& what) const {
+  auto all = packed(texts);
   for (const auto& axis : axes_) {
-    texts =
-        unpacked(comm::gather_texts(packed(texts), {axis->ranks}, axis->mesh.device(), what, axis->counters).front());
+    all = comm::gather_texts(all, {axis->ranks}, axis->mesh.device(), what, axis->counters).front();
   }
-  if (unit_ == nullptr) return;
-  const auto& device = unit_->mesh().device();
-  texts =
-      unpacked(comm::gather_texts(packed(texts), unit_->ranks().axes(), device, what, unit_->own_counters()).front());
+  if (unit_ != nullptr) {
+    const auto device = unit_->mesh().device();
+    all = comm::gather_texts(all, unit_->ranks().axes(), device, what, unit_->own_counters()).front();
+  }
+  texts = unpacked(all);
 }
 
 // Sent as bytes, which every back end can do whatever the dtype.

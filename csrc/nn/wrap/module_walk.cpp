@@ -27,8 +27,13 @@ class Collection {
 using Visit = std::function<void(const std::string&, const at::Tensor&, bool)>;
 
 void walk_below(const torch::nn::Module& module, const std::string& prefix, const Visit& visit) {
-  for (const auto& entry : module.named_parameters(/*recurse=*/false)) visit(prefix + entry.key(), entry.value(), true);
-  for (const auto& entry : module.named_buffers(/*recurse=*/false)) visit(prefix + entry.key(), entry.value(), false);
+  const auto tell = [&](const auto& tensors, bool is_parameter) {
+    for (const auto& entry : tensors) {
+      if (entry.value().defined()) visit(prefix + entry.key(), entry.value(), is_parameter);
+    }
+  };
+  tell(module.named_parameters(/*recurse=*/false), true);
+  tell(module.named_buffers(/*recurse=*/false), false);
   for (const auto& child : module.named_children()) walk_below(*child.value(), prefix + child.key() + ".", visit);
 }
 
@@ -37,34 +42,23 @@ void walk_below(const torch::nn::Module& module, const std::string& prefix, cons
 void for_each_tensor(
     const torch::nn::Module& module,
     const std::function<void(const std::string& name, const at::Tensor& tensor, bool is_parameter)>& visit) {
-  walk_below(module, "", [&](const std::string& name, const at::Tensor& tensor, bool is_parameter) {
-    if (tensor.defined()) visit(name, tensor, is_parameter);
-  });
+  walk_below(module, "", visit);
 }
 
-ModuleTensors walk(const torch::nn::Module& module) {
+ModuleTensors walk(const std::vector<const torch::nn::Module*>& modules) {
   ModuleTensors tensors;
   Collection parameters(tensors.parameters);
   Collection buffers(tensors.buffers);
-  for_each_tensor(module, [&](const std::string& name, const at::Tensor& tensor, bool is_parameter) {
-    (is_parameter ? parameters : buffers).add(name, tensor);
-  });
+  for (const auto* module : modules) {
+    for_each_tensor(*module, [&](const std::string& name, const at::Tensor& tensor, bool is_parameter) {
+      (is_parameter ? parameters : buffers).add(name, tensor);
+    });
+  }
   return tensors;
 }
 
-void add_all(const ModuleTensors& from, ModuleTensors& to) {
-  const auto add = [](const std::vector<engine::NamedTensor>& source, std::vector<engine::NamedTensor>& target) {
-    std::vector<engine::NamedTensor> merged;
-    Collection collection(merged);
-    for (const auto* list : std::initializer_list<const std::vector<engine::NamedTensor>*>{&target, &source}) {
-      for (const auto& tensor : *list) {
-        for (const auto& name : tensor.names) collection.add(name, tensor.tensor);
-      }
-    }
-    target = std::move(merged);
-  };
-  add(from.parameters, to.parameters);
-  add(from.buffers, to.buffers);
+ModuleTensors walk(const torch::nn::Module& module) {
+  return walk(std::vector{&module});
 }
 
 void add_parameter(const std::string& name, const at::Tensor& tensor, ModuleTensors& to) {

@@ -10,7 +10,7 @@
 
 namespace shardwise::nn {
 
-/// The parameters and buffers below a module, each tensor once with all its names, in the order of registration. Takes
+/// The parameters and buffers below modules, each tensor once with all its names, in the order of registration. Takes
 /// any module, even on the stack or behind a raw pointer; owns nothing of it.
 struct ModuleTensors {
   std::vector<engine::NamedTensor> parameters;
@@ -23,9 +23,7 @@ void for_each_tensor(
     const std::function<void(const std::string& name, const at::Tensor& tensor, bool is_parameter)>& visit);
 
 ModuleTensors walk(const torch::nn::Module& module);
-
-/// Adds the tensors that are not in `to` yet. One that is there gets the new names.
-void add_all(const ModuleTensors& from, ModuleTensors& to);
+ModuleTensors walk(const std::vector<const torch::nn::Module*>& modules);
 
 /// Adds a tensor, or another name of one that is there.
 void add_parameter(const std::string& name, const at::Tensor& tensor, ModuleTensors& to);

@@ -1,4 +1,4 @@
-#include "nn/recompute/random_state.h"
+#include "nn/recompute/thread_state.h"
 
 #include "base/compute_guard.h"
 

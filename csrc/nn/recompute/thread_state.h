@@ -1,10 +1,29 @@
 #pragma once
 
 #include <ATen/autocast_mode.h>
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
 
 #include <array>
+#include <utility>
+#include <vector>
 
 namespace shardwise::nn {
+
+/// The states of the default generators: that of the CPU, those of the devices of some tensors, and that of the current
+/// device if this process uses one. Does not keep other threads from drawing meanwhile.
+class RandomState {
+ public:
+  static RandomState now(at::TensorList tensors);
+  /// Of the same generators as another one.
+  static RandomState now(const RandomState& other);
+  void restore() const;
+
+ private:
+  void add(at::Generator generator);
+
+  std::vector<std::pair<at::Generator, at::Tensor>> states_;
+};
 
 /// The settings of this thread's autocast, for every kind of device.
 class AutocastState {
@@ -17,6 +36,9 @@ class AutocastState {
     }
     state.cache_ = at::autocast::is_autocast_cache_enabled();
     return state;
+  }
+  static AutocastState now(const AutocastState&) {
+    return now();
   }
   /// The same without the cache of casts, which would carry casts of parameters from one run of a function into
   /// another.
@@ -43,19 +65,21 @@ class AutocastState {
   bool cache_ = false;
 };
 
-class AutocastGuard {
+/// While it lives, this thread goes on from the given state; afterwards it goes on where it was.
+template <typename State>
+class StateGuard {
  public:
-  explicit AutocastGuard(const AutocastState& state) : before_(AutocastState::now()) {
+  explicit StateGuard(const State& state) : before_(State::now(state)) {
     state.restore();
   }
-  ~AutocastGuard() {
+  ~StateGuard() {
     before_.restore();
   }
-  AutocastGuard(const AutocastGuard&) = delete;
-  AutocastGuard& operator=(const AutocastGuard&) = delete;
+  StateGuard(const StateGuard&) = delete;
+  StateGuard& operator=(const StateGuard&) = delete;
 
  private:
-  AutocastState before_;
+  State before_;
 };
 
 } // namespace shardwise::nn
