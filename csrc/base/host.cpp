@@ -7,7 +7,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <fstream>
+#include <iterator>
+#include <sstream>
 
 namespace shardwise::base {
 namespace {
@@ -31,6 +34,16 @@ std::string target_of(const char* link) {
 // Includes the namespace, because process numbers mean something only within it.
 std::string this_host() {
   return c10::str(first_line("/proc/sys/kernel/random/boot_id"), " ", target_of("/proc/self/ns/pid"));
+}
+
+uint64_t began(int64_t process) {
+  std::ifstream file(c10::str("/proc/", process, "/stat"));
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  // The second field is a name, in brackets, that may have anything in it; the time is the twentieth after it.
+  std::istringstream fields(text.substr(std::min(text.size(), text.rfind(')') + 1)));
+  std::string field;
+  for (int i = 0; i < 20; ++i) fields >> field;
+  return std::strtoull(field.c_str(), nullptr, 10);
 }
 
 } // namespace shardwise::base

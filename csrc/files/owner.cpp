@@ -10,23 +10,10 @@
 
 #include <atomic>
 #include <charconv>
-#include <fstream>
-#include <sstream>
 #include <vector>
 
 namespace shardwise::files {
 namespace {
-
-/// When a process of this host began; 0 where there is none.
-uint64_t begin_of(int64_t process) {
-  std::ifstream file(c10::str("/proc/", process, "/stat"));
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  // The second field is a name, in brackets, that may have anything in it; the time is the twentieth after it.
-  std::istringstream fields(text.substr(std::min(text.size(), text.rfind(')') + 1)));
-  std::string field;
-  for (int i = 0; i < 20; ++i) fields >> field;
-  return std::strtoull(field.c_str(), nullptr, 10);
-}
 
 uint64_t host_number() {
   static const auto number = base::fingerprint(base::this_host());
@@ -44,7 +31,7 @@ bool read_number(std::string_view text, Number& number) {
 Owner Owner::next() {
   static std::atomic<int64_t> count = 0;
   const auto process = getpid();
-  return {.host = host_number(), .process = process, .began = begin_of(process), .count = count++};
+  return {.host = host_number(), .process = process, .began = base::began(process), .count = count++};
 }
 
 std::string Owner::text() const {
@@ -70,7 +57,7 @@ std::optional<Owner> Owner::parse(std::string_view text) {
 }
 
 bool Owner::has_ended() const {
-  return host == host_number() && begin_of(process) != began;
+  return host == host_number() && base::began(process) != began;
 }
 
 } // namespace shardwise::files

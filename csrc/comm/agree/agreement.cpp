@@ -6,7 +6,7 @@
 #include "base/on_host.h"
 #include "base/reason.h"
 #include "comm/agree/agreement_note.h"
-#include "comm/agree/note_board.h"
+#include "comm/agree/notes.h"
 
 #include <shardwise/error.h>
 

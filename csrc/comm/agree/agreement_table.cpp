@@ -1,18 +1,102 @@
-// Finds the agreement of given process groups.
+#include "base/reason.h"
 #include "comm/agree/agreement.h"
-
-#include "comm/meet/making_watch.h"
+#include "comm/agree/notes.h"
 #include "comm/meet/patience.h"
 #include "comm/meet/second_group.h"
+#include "comm/mesh/axis_group.h"
+
+#include <shardwise/error.h>
 
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <mutex>
+#include <string>
+#include <vector>
 
 namespace shardwise::comm {
 namespace {
+
+/// Ranks make process groups along one axis of a mesh after the other. A rank that fails will not come to the next
+/// axis: it tells the ranks that wait for it there, and they raise its error.
+class MakingWatch {
+ public:
+  /// `purpose` distinguishes its keys from others in the stores.
+  MakingWatch(const std::vector<AxisGroup>& lines, const std::string& purpose);
+
+  /// Returns what `make` returns. If it raises PeerError, the other ranks are told.
+  template <typename Make>
+  auto over(const Make& make) {
+    try {
+      return make();
+    } catch (const PeerError& error) {
+      tell(base::reason(error));
+      throw;
+    }
+  }
+  /// Raises PeerError if another rank failed.
+  void look();
+
+ private:
+  void tell(const std::string& failure);
+
+  const int64_t rank_;
+  Notes notes_;
+  Notes::Bytes mine_{0};
+  std::chrono::milliseconds pause_;
+  std::chrono::steady_clock::time_point next_;
+};
+
+// The first byte of a note about a failure. A rank that has not failed leaves a 0, which also replaces what an earlier
+// attempt left.
+constexpr uint8_t kFailed = 1;
+
+// Long pauses, because one store may serve many ranks; the first comes before anything is asked, so that nothing is if
+// all goes well.
+constexpr std::chrono::milliseconds kPause{500};
+constexpr std::chrono::milliseconds kPausePerRank{20};
+
+std::vector<Notes::Board> boards_of(const std::vector<AxisGroup>& lines, const std::string& purpose) {
+  std::vector<Notes::Board> boards;
+  for (const auto& [group, ranks] : lines) {
+    const auto store = c10::make_intrusive<c10d::PrefixStore>(purpose, group->getStore());
+    boards.push_back(note_board(store, "failure", ranks, group->getRank(), group->getSize()));
+  }
+  return boards;
+}
+
+MakingWatch::MakingWatch(const std::vector<AxisGroup>& lines, const std::string& purpose)
+    : rank_(lines.front().ranks[lines.front().group->getRank()]),
+      notes_(boards_of(lines, purpose)),
+      pause_(kPause),
+      next_(std::chrono::steady_clock::now() + pause_) {
+  for (const auto& line : lines) pause_ += line.group->getSize() * kPausePerRank;
+}
+
+void MakingWatch::look() {
+  const auto now = std::chrono::steady_clock::now();
+  if (now >= next_) {
+    notes_.leave(mine_);
+    next_ = now + pause_;
+  }
+  for (const auto& [board, note] : notes_.answers_to(mine_)) {
+    if (note.empty() || note.front() != kFailed) continue;
+    throw PeerError(c10::str(
+        "shardwise: rank ", rank_,
+        ": the process groups of a mesh could not be made, because another rank failed first: ",
+        std::string(note.begin() + 1, note.end())));
+  }
+}
+
+void MakingWatch::tell(const std::string& failure) {
+  constexpr std::chrono::milliseconds kTell{500};
+  mine_ = {kFailed};
+  mine_.insert(mine_.end(), failure.begin(), failure.end());
+  notes_.leave(mine_);
+  notes_.flush(kTell);
+}
 
 using Groups = std::vector<c10::weak_intrusive_ptr<c10d::ProcessGroup>>;
 

@@ -1,5 +1,8 @@
 #pragma once
 
+#include "comm/mesh/axis_group.h"
+
+#include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
@@ -7,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace shardwise::comm {
@@ -44,5 +48,16 @@ class Notes {
   struct State;
   std::shared_ptr<State> state_;
 };
+
+/// The board on which the ranks of a process group leave notes of one kind, as seen by the rank at `position`.
+inline Notes::Board note_board(
+    c10::intrusive_ptr<c10d::Store> store, const std::string& kind, const Ranks& ranks, int position, int size) {
+  const auto key = [&](int other) { return c10::str(kind, " of rank ", ranks[other]); };
+  Notes::Board board{.store = std::move(store), .mine = key(position), .others = {}};
+  for (int other = 0; other < size; ++other) {
+    if (other != position) board.others.push_back(key(other));
+  }
+  return board;
+}
 
 } // namespace shardwise::comm

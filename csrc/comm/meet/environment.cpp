@@ -17,6 +17,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <limits>
@@ -34,6 +35,16 @@ constexpr int kUsualPort = 29500;
 std::optional<std::string> variable(const std::string& name) {
   const char* value = std::getenv(name.c_str());
   return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+}
+
+/// Whether a variable has the first of two words. Raises ValueError for a third one.
+std::optional<bool> is_first(const char* name, const char* first, const char* second) {
+  const auto text = variable(name).value_or("");
+  if (text.empty()) return std::nullopt;
+  if (text == first || text == second) return text == first;
+  throw ValueError(c10::str(
+      "shardwise: the environment variable ", name, " is '", text, "'; it must be '", first, "' or '", second,
+      "', or unset."));
 }
 
 std::string required(const char* name) {
@@ -93,25 +104,20 @@ void keep(int port, const c10::intrusive_ptr<c10d::Store>& store) {
   servers->emplace(port, store);
 }
 
+std::atomic<bool>& taken() {
+  static std::atomic<bool> value = false;
+  return value;
+}
+
 } // namespace
 
 std::optional<Transport> transport_in_environment() {
-  const auto name = variable("SHARDWISE_TRANSPORT").value_or("");
-  if (name.empty()) return std::nullopt;
-  if (name == "direct") return Transport::direct;
-  if (name == "gloo") return Transport::gloo;
-  throw ValueError(c10::str(
-      "shardwise: the environment variable SHARDWISE_TRANSPORT is '", name,
-      "'; it must be 'direct' or 'gloo', or unset."));
+  const auto is_direct = is_first("SHARDWISE_TRANSPORT", "direct", "gloo");
+  return is_direct ? std::optional(*is_direct ? Transport::direct : Transport::gloo) : std::nullopt;
 }
 
 bool shared_memory_of_environment() {
-  const auto text = variable("SHARDWISE_SHARED_MEMORY").value_or("");
-  if (text.empty() || text == "on") return true;
-  if (text == "off") return false;
-  throw ValueError(c10::str(
-      "shardwise: the environment variable SHARDWISE_SHARED_MEMORY is '", text,
-      "'; it must be 'on' or 'off', or unset."));
+  return is_first("SHARDWISE_SHARED_MEMORY", "on", "off").value_or(true);
 }
 
 Environment Environment::read() {
@@ -212,6 +218,18 @@ c10::intrusive_ptr<c10d::Store> Environment::connect(std::chrono::milliseconds t
         "more time with MeshOptions().connect_timeout(). Details: ",
         base::reason(error)));
   }
+}
+
+EnvironmentClaim::EnvironmentClaim() {
+  if (taken().exchange(true)) {
+    throw ValueError(
+        "shardwise: this process already has a mesh made from the environment. Copy that Mesh (or use Mesh::shared()), "
+        "or shut it down before making another.");
+  }
+}
+
+EnvironmentClaim::~EnvironmentClaim() {
+  taken() = false;
 }
 
 } // namespace shardwise::comm

@@ -50,4 +50,13 @@ SHARDWISE_API std::optional<Transport> transport_in_environment();
 /// What SHARDWISE_SHARED_MEMORY says, or the default. Raises ValueError.
 SHARDWISE_API bool shared_memory_of_environment();
 
+/// Held by the one mesh that is made from the environment. The constructor raises ValueError if there is another.
+class EnvironmentClaim {
+ public:
+  EnvironmentClaim();
+  ~EnvironmentClaim();
+  EnvironmentClaim(const EnvironmentClaim&) = delete;
+  EnvironmentClaim& operator=(const EnvironmentClaim&) = delete;
+};
+
 } // namespace shardwise::comm

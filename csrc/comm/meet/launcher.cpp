@@ -1,5 +1,7 @@
 #include "comm/meet/launcher.h"
 
+#include "base/fingerprint.h"
+
 #include <shardwise/error.h>
 
 #include <c10/util/StringUtil.h>
@@ -124,11 +126,8 @@ std::string first_host_of(const std::string& list) {
 
 int port_of(const std::string& job) {
   constexpr int kFirst = 20000;
-  constexpr uint32_t kPorts = 10000;
-  // FNV-1a: the same in every process.
-  uint32_t hash = 2166136261U;
-  for (const auto letter : job) hash = (hash ^ static_cast<uint8_t>(letter)) * 16777619U;
-  return kFirst + static_cast<int>(hash % kPorts);
+  constexpr uint64_t kPorts = 10000;
+  return kFirst + static_cast<int>(base::fingerprint(job) % kPorts);
 }
 
 } // namespace shardwise::comm

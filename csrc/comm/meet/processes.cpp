@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <fstream>
 #include <sstream>
 #include <thread>
 
@@ -21,35 +20,18 @@
 #endif
 
 namespace shardwise::comm {
-namespace {
-
-/// When the process started, in ticks since boot; empty if there is no such process. Numbers are reused, but not by two
-/// processes with one start time.
-std::string start_of(int64_t process) {
-  std::ifstream file(c10::str("/proc/", process, "/stat"));
-  std::string text;
-  std::getline(file, text);
-  // The process name before it may have blanks and parentheses.
-  std::istringstream fields(text.substr(std::min(text.rfind(')') + 1, text.size())));
-  constexpr int kStart = 20;
-  std::string field;
-  for (int i = 0; i < kStart; ++i) fields >> field;
-  return fields ? field : "";
-}
-
-} // namespace
 
 class Processes::Process {
  public:
   explicit Process(const std::string& card) {
     std::istringstream fields(card);
-    std::string start;
+    uint64_t start = 0;
     std::string host;
     fields >> rank >> number >> start >> std::ws;
     std::getline(fields, host);
     if (host != base::this_host() || number == getpid()) return;
     handle_ = static_cast<int>(syscall(SYS_pidfd_open, number, 0));
-    gone_ = handle_ < 0 ? errno == ESRCH : start_of(number) != start;
+    gone_ = handle_ < 0 ? errno == ESRCH : base::began(number) != start;
   }
   ~Process() {
     if (handle_ >= 0) close(handle_);
@@ -73,7 +55,7 @@ class Processes::Process {
 };
 
 std::string Processes::card(int64_t rank) {
-  return c10::str(rank, " ", getpid(), " ", start_of(getpid()), " ", base::this_host());
+  return c10::str(rank, " ", getpid(), " ", base::began(getpid()), " ", base::this_host());
 }
 
 Processes::Processes(const std::vector<std::string>& cards) {

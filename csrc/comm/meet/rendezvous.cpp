@@ -24,16 +24,6 @@ std::string new_word() {
   return word.str();
 }
 
-void set(c10d::Store& store, const std::string& key, const std::string& text) {
-  store.set(key, std::vector<uint8_t>(text.begin(), text.end()));
-}
-
-/// The text of a key that exists.
-std::string get(c10d::Store& store, const std::string& key) {
-  const auto bytes = store.get(key);
-  return {bytes.begin(), bytes.end()};
-}
-
 /// Polls until ask() is true or the time is over; returns which. Does not block inside the store, whose client may be
 /// shared.
 template <typename Ask>
@@ -84,8 +74,8 @@ std::vector<std::string> split(const std::string& text, char by) {
 
 std::string answers_to(const GroupSpec& spec, const std::string& word, const std::string& text) {
   auto& store = *spec.store;
-  set(store, word + "/here/0", new_word() + '\0' + text);
-  set(store, "roll", word);
+  store.set(word + "/here/0", new_word() + '\0' + text);
+  store.set("roll", word);
   const auto keys = keys_of_all(spec, word + "/here/");
   if (!comes(spec.connect_timeout, [&] { return store.check(keys); })) {
     refuse(spec, missing(spec, word + "/here/") + " did not join", kThere);
@@ -93,12 +83,12 @@ std::string answers_to(const GroupSpec& spec, const std::string& word, const std
   std::string all;
   std::vector<std::string> words;
   for (const auto& key : keys) {
-    const auto answer = get(store, key);
+    const auto answer = store.get_to_str(key);
     const auto end = answer.find('\0');
     words.push_back(answer.substr(0, end));
     all += answer.substr(end + 1) + '\0';
   }
-  for (int other = 1; other < spec.size; ++other) set(store, word + "/all/" + words[other], all);
+  for (int other = 1; other < spec.size; ++other) store.set(word + "/all/" + words[other], all);
   return all;
 }
 
@@ -116,9 +106,9 @@ Roll call_the_roll(const GroupSpec& spec, const std::string& text) {
     std::string call;
     const auto is_called = [&] {
       if (!store.check({"roll"})) return false;
-      if (auto now = get(store, "roll"); now != call) {
+      if (auto now = store.get_to_str("roll"); now != call) {
         call = std::move(now);
-        set(store, c10::str(call, "/here/", spec.rank), mine + '\0' + text);
+        store.set(c10::str(call, "/here/", spec.rank), mine + '\0' + text);
       }
       return store.check({call + "/all/" + mine});
     };
@@ -128,7 +118,7 @@ Roll call_the_roll(const GroupSpec& spec, const std::string& text) {
           ": it does not run, or waits for another rank, which its own error then names. Look for the errors of the "
           "other ranks");
     }
-    all = get(store, call + "/all/" + mine);
+    all = store.get_to_str(call + "/all/" + mine);
     word = call;
   }
   return {.store = c10::make_intrusive<c10d::PrefixStore>(word, spec.store), .texts = split(all, '\0')};
@@ -137,7 +127,7 @@ Roll call_the_roll(const GroupSpec& spec, const std::string& text) {
 void meet(const GroupSpec& spec) {
   if (spec.size == 1) return;
   const auto sign = [&](const std::string& list, bool wait) {
-    set(*spec.store, list + std::to_string(spec.rank), "1");
+    spec.store->set(list + std::to_string(spec.rank), std::string("1"));
     if (!wait) return;
     const auto keys = keys_of_all(spec, list);
     const auto came = comes(spec.connect_timeout, [&] {

@@ -1,14 +1,71 @@
-#include "base/broken_pipes.h"
 #include "comm/meet/environment.h"
-#include "comm/meet/environment_claim.h"
-#include "comm/mesh/mesh_options.h"
 #include "comm/mesh/mesh_state.h"
 
 #include <shardwise/error.h>
+#include <shardwise/mesh.h>
 
 #include <c10/util/StringUtil.h>
 
+#include <csignal>
 #include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace shardwise::comm {
+namespace {
+
+/// This rank and the world size, from the options if they have a store, else from the environment. Raises ValueError.
+Environment environment_of(const MeshOptions& options) {
+  if (!options.store()) {
+    if (options.rank() != -1 || options.world_size() != -1) {
+      throw ValueError(c10::str(
+          "shardwise: MeshOptions has rank ", options.rank(), " and world_size ", options.world_size(),
+          ", but no store; set a store that all ranks share, or set none of the three to use the environment."));
+    }
+    return Environment::read();
+  }
+  Environment env;
+  env.rank = options.rank();
+  env.world_size = options.world_size();
+  if (env.rank < 0 || env.rank >= env.world_size) {
+    throw ValueError(c10::str(
+        "shardwise: MeshOptions has a store, rank ", env.rank, " and world_size ", env.world_size,
+        "; with a store, set world_size, and a rank from 0 to world_size - 1."));
+  }
+  return env;
+}
+
+/// Raises ValueError for axes that are not allowed.
+void check_axes(const std::vector<Axis>& axes) {
+  if (axes.empty()) throw ValueError("shardwise: a mesh needs at least one axis, and got none.");
+  std::set<std::string> names;
+  int64_t product = 1;
+  for (const auto& axis : axes) {
+    if (axis.name.empty()) throw ValueError("shardwise: an axis of a mesh has an empty name. Give every axis a name.");
+    if (axis.size < 1) {
+      throw ValueError(
+          c10::str("shardwise: the axis '", axis.name, "' has size ", axis.size, "; it must be 1 or more."));
+    }
+    if (!names.insert(axis.name).second) {
+      throw ValueError(c10::str("shardwise: two axes of the mesh are called '", axis.name, "'; names must differ."));
+    }
+    if (__builtin_mul_overflow(product, axis.size, &product)) {
+      throw ValueError(
+          c10::str("shardwise: the sizes of the mesh, with ", axis.size, " for '", axis.name, "', are too large."));
+    }
+  }
+}
+
+/// Writing to a peer that is gone becomes an error, unless the program has set something for SIGPIPE itself.
+void ignore_broken_pipes() {
+  struct sigaction current {};
+  if (sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
+}
+
+} // namespace
+
+} // namespace shardwise::comm
 
 namespace shardwise {
 
@@ -30,7 +87,7 @@ Mesh::Mesh(std::vector<Axis> axes, const MeshOptions& options) : state_(std::mak
         "shardwise: the sizes of ", state_->describe(), " multiply to ", state_->size(), ", but the world has ",
         env.world_size, " ranks (", options.store() ? "MeshOptions().world_size()" : "WORLD_SIZE", ")."));
   }
-  base::ignore_broken_pipes();
+  comm::ignore_broken_pipes();
   auto store = options.store();
   if (!store) {
     state_->claim = std::make_unique<comm::EnvironmentClaim>();
@@ -59,7 +116,7 @@ Mesh Mesh::from_process_groups(
     throw ValueError(c10::str(
         "shardwise: a mesh got ", names.size(), " names for ", groups.size(), " process groups; give one name each."));
   }
-  base::ignore_broken_pipes();
+  comm::ignore_broken_pipes();
   auto state = std::make_shared<State>();
   state->owns_groups = false;
   state->device = device;

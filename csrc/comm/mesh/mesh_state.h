@@ -2,12 +2,11 @@
 
 #include "base/caller_lock.h"
 #include "comm/agree/agreement.h"
-#include "comm/meet/environment_claim.h"
+#include "comm/meet/environment.h"
 #include "comm/meet/patience.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/meet/second_group.h"
 #include "comm/mesh/axis_group.h"
-#include "comm/mesh/mesh_options.h"
 #include "comm/mesh/process_group.h"
 #include "transport/transport.h"
 
