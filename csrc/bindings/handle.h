@@ -50,11 +50,17 @@ template <typename Bound>
 void bind_handle(Bound& bound) {
   namespace py = pybind11;
   using Self = typename Bound::type;
-  const auto set = [](auto setter) {
-    return [setter](const Self& self, bool value) { (handle_of(self).*setter)(value); };
+  const auto set = []<typename Value>(Unit& (Unit::*setter)(Value)) {
+    return [setter](const Self& self, Value value) { (handle_of(self).*setter)(value); };
   };
-  const auto set_alone = [](Unit& (Unit::*setter)(bool, bool)) {
-    return [setter](const Self& self, bool value) { (handle_of(self).*setter)(value, /*recurse=*/false); };
+  const auto set_alone = []<typename Value>(Unit& (Unit::*setter)(Value, bool)) {
+    return [setter](const Self& self, Value value) { (handle_of(self).*setter)(value, /*recurse=*/false); };
+  };
+  const auto set_prefetch = [](Unit& (Unit::*setter)(const std::vector<Unit>&)) {
+    return [setter](const Self& self, const std::vector<AnyUnit>& units) { (handle_of(self).*setter)(handles(units)); };
+  };
+  const auto set_custom = [](Unit& (Unit::*setter)(const CustomCollective&), bool sums) {
+    return [setter, sums](const Self& self, const py::object& comm) { (handle_of(self).*setter)(custom(comm, sums)); };
   };
   bound.def_property_readonly("name", [](const Self& self) { return handle_of(self).name(); })
       .def(
@@ -62,10 +68,7 @@ void bind_handle(Bound& bound) {
       .def(
           "reshard", [](const Self& self) { handle_of(self).reshard(); }, NoGil())
       .def("set_post_optim_event", &set_post_optim_event<Self>, py::arg("event"))
-      .def(
-          "set_manual_backward_finalization",
-          [](const Self& self, bool value) { handle_of(self).set_manual_backward_finalization(value); },
-          py::arg("value"))
+      .def("set_manual_backward_finalization", set(&Unit::set_manual_backward_finalization), py::arg("value"))
       .def(
           "finalize_backward", [](const Self& self) { return handle_of(self).finalize_backward(/*async=*/true); },
           NoGil())
@@ -79,42 +82,16 @@ void bind_handle(Bound& bound) {
       .def("set_reshard_after_backward", set_alone(&Unit::set_reshard_after_backward), py::arg("value"))
       .def("set_keep_unsharded_storage", set_alone(&Unit::set_keep_unsharded_storage), py::arg("value"))
       .def(
-          "set_reduce_scatter_max_input_buffers",
-          [](const Self& self, int64_t count) {
-            handle_of(self).set_reduce_scatter_max_input_buffers(count, /*recurse=*/false);
-          },
+          "set_reduce_scatter_max_input_buffers", set_alone(&Unit::set_reduce_scatter_max_input_buffers),
           py::arg("count"))
       .def("set_memory_from_process_group", set(&Unit::set_memory_from_process_group), py::arg("value"))
       .def("set_unshard_in_backward", set(&Unit::set_unshard_in_backward), py::arg("value"))
-      .def(
-          "set_gradient_divide_factor",
-          [](const Self& self, double factor) { handle_of(self).set_gradient_divide_factor(factor); },
-          py::arg("factor"))
+      .def("set_gradient_divide_factor", set(&Unit::set_gradient_divide_factor), py::arg("factor"))
       .def("set_force_sum_reduction", set(&Unit::set_force_sum_reduction), py::arg("value"))
-      .def(
-          "set_forward_prefetch",
-          [](const Self& self, const std::vector<AnyUnit>& units) {
-            handle_of(self).set_forward_prefetch(handles(units));
-          },
-          py::arg("units"))
-      .def(
-          "set_backward_prefetch",
-          [](const Self& self, const std::vector<AnyUnit>& units) {
-            handle_of(self).set_backward_prefetch(handles(units));
-          },
-          py::arg("units"))
-      .def(
-          "set_custom_all_gather",
-          [](const Self& self, const py::object& comm) {
-            handle_of(self).set_custom_all_gather(custom(comm, /*sums=*/false));
-          },
-          py::arg("comm"))
-      .def(
-          "set_custom_reduce_scatter",
-          [](const Self& self, const py::object& comm) {
-            handle_of(self).set_custom_reduce_scatter(custom(comm, /*sums=*/true));
-          },
-          py::arg("comm"))
+      .def("set_forward_prefetch", set_prefetch(&Unit::set_forward_prefetch), py::arg("units"))
+      .def("set_backward_prefetch", set_prefetch(&Unit::set_backward_prefetch), py::arg("units"))
+      .def("set_custom_all_gather", set_custom(&Unit::set_custom_all_gather, /*sums=*/false), py::arg("comm"))
+      .def("set_custom_reduce_scatter", set_custom(&Unit::set_custom_reduce_scatter, /*sums=*/true), py::arg("comm"))
       .def(
           "set_all_reduce_hook",
           [](const Self& self, const py::object& hook) { handle_of(self).set_all_reduce_hook(all_reduce_hook(hook)); },

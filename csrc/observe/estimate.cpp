@@ -7,28 +7,40 @@
 
 namespace shardwise {
 
+namespace {
+
+/// A number as the table and as JSON has it.
+struct Entry {
+  const char* title;
+  const char* key;
+  int64_t MemoryEstimate::*bytes;
+};
+
+constexpr Entry kEntries[] = {
+    {"parameters", "parameters", &MemoryEstimate::parameters},
+    {"buffers", "buffers", &MemoryEstimate::buffers},
+    {"optimizer", "optimizer", &MemoryEstimate::optimizer},
+    {"gradients", "gradients", &MemoryEstimate::gradients},
+    {"pool", "pool", &MemoryEstimate::pool},
+    {"local gradients", "local_gradients", &MemoryEstimate::local_gradients},
+    {"peak in forward", "forward_peak", &MemoryEstimate::forward_peak},
+    {"peak in backward", "backward_peak", &MemoryEstimate::backward_peak},
+    {"after the step", "after_step", &MemoryEstimate::after_step}};
+
+} // namespace
+
 std::string MemoryEstimate::table() const {
-  const std::vector<std::pair<std::string, int64_t>> rows{
-      {"parameters", parameters},
-      {"buffers", buffers},
-      {"optimizer", optimizer},
-      {"gradients", gradients},
-      {"pool", pool},
-      {"local gradients", local_gradients},
-      {"peak in forward", forward_peak},
-      {"peak in backward", backward_peak},
-      {"after the step", after_step}};
   std::vector<observe::Row> columns{{"of a rank", "MB"}};
-  for (const auto& [name, bytes] : rows) columns.push_back({name, observe::megabytes(bytes)});
+  for (const auto& entry : kEntries) columns.push_back({entry.title, observe::megabytes(this->*entry.bytes)});
   std::istringstream lines(observe::aligned(columns));
   std::string line;
   std::getline(lines, line);
   auto text = line + "\n";
   constexpr int64_t kWidth = 32;
   const auto most = std::max({forward_peak, backward_peak, after_step, int64_t{1}});
-  for (const auto& row : rows) {
+  for (const auto& entry : kEntries) {
     std::getline(lines, line);
-    const auto bar = std::string(static_cast<size_t>((row.second * kWidth + most / 2) / most), '#');
+    const auto bar = std::string(static_cast<size_t>((this->*entry.bytes * kWidth + most / 2) / most), '#');
     text += line;
     if (!bar.empty()) text += "  " + bar;
     text += '\n';
@@ -37,17 +49,9 @@ std::string MemoryEstimate::table() const {
 }
 
 std::string MemoryEstimate::json() const {
-  return observe::Object()
-      .number("parameters", parameters)
-      .number("buffers", buffers)
-      .number("optimizer", optimizer)
-      .number("gradients", gradients)
-      .number("pool", pool)
-      .number("local_gradients", local_gradients)
-      .number("forward_peak", forward_peak)
-      .number("backward_peak", backward_peak)
-      .number("after_step", after_step)
-      .str();
+  observe::Object object;
+  for (const auto& entry : kEntries) object.number(entry.key, this->*entry.bytes);
+  return object.str();
 }
 
 } // namespace shardwise

@@ -2,6 +2,8 @@
 
 #include "observe/text.h"
 
+#include <utility>
+
 namespace shardwise {
 namespace {
 
@@ -17,12 +19,23 @@ std::string dtypes(const Plan::Group& group) {
   return same ? group.dtype : group.dtype + "/" + group.compute_dtype + "/" + group.reduce_dtype;
 }
 
+constexpr std::pair<const char*, int64_t Plan::Group::*> kNumbers[] = {
+    {"parameters", &Plan::Group::parameters},
+    {"elements", &Plan::Group::elements},
+    {"bytes", &Plan::Group::bytes},
+    {"shard_bytes", &Plan::Group::shard_bytes},
+    {"padding_bytes", &Plan::Group::padding_bytes},
+    {"full_bytes", &Plan::Group::full_bytes},
+    {"bucket_bytes", &Plan::Group::bucket_bytes}};
+constexpr std::pair<const char*, Plan::Traffic Plan::Group::*> kTraffic[] = {
+    {"forward_gathers", &Plan::Group::forward_gathers},
+    {"backward_gathers", &Plan::Group::backward_gathers},
+    {"reduce_scatters", &Plan::Group::reduce_scatters},
+    {"all_reduces", &Plan::Group::all_reduces}};
+
 Plan::Traffic sent(const Plan::Group& group) {
   Plan::Traffic sum;
-  for (const auto& traffic :
-       {group.forward_gathers, group.backward_gathers, group.reduce_scatters, group.all_reduces}) {
-    sum += traffic;
-  }
+  for (const auto& [name, traffic] : kTraffic) sum += group.*traffic;
   return sum;
 }
 
@@ -44,16 +57,8 @@ Row columns(const Plan::Group& group, const std::string& dtype) {
 }
 
 void add(const Plan::Group& group, Plan::Group& sum) {
-  for (const auto field :
-       {&Plan::Group::parameters, &Plan::Group::elements, &Plan::Group::bytes, &Plan::Group::shard_bytes,
-        &Plan::Group::padding_bytes, &Plan::Group::full_bytes, &Plan::Group::bucket_bytes}) {
-    sum.*field += group.*field;
-  }
-  for (const auto field :
-       {&Plan::Group::forward_gathers, &Plan::Group::backward_gathers, &Plan::Group::reduce_scatters,
-        &Plan::Group::all_reduces}) {
-    sum.*field += group.*field;
-  }
+  for (const auto& [name, number] : kNumbers) sum.*number += group.*number;
+  for (const auto& [name, traffic] : kTraffic) sum.*traffic += group.*traffic;
 }
 
 std::string json_of(const Plan::Traffic& traffic) {
@@ -61,24 +66,15 @@ std::string json_of(const Plan::Traffic& traffic) {
 }
 
 std::string json_of(const Plan::Group& group) {
-  return Object()
-      .text("dtype", group.dtype)
+  Object object;
+  object.text("dtype", group.dtype)
       .text("compute_dtype", group.compute_dtype)
       .text("reduce_dtype", group.reduce_dtype)
       .text("device", group.device)
-      .text("layout", group.layout)
-      .number("parameters", group.parameters)
-      .number("elements", group.elements)
-      .number("bytes", group.bytes)
-      .number("shard_bytes", group.shard_bytes)
-      .number("padding_bytes", group.padding_bytes)
-      .number("full_bytes", group.full_bytes)
-      .number("bucket_bytes", group.bucket_bytes)
-      .raw("forward_gathers", json_of(group.forward_gathers))
-      .raw("backward_gathers", json_of(group.backward_gathers))
-      .raw("reduce_scatters", json_of(group.reduce_scatters))
-      .raw("all_reduces", json_of(group.all_reduces))
-      .str();
+      .text("layout", group.layout);
+  for (const auto& [name, number] : kNumbers) object.number(name, group.*number);
+  for (const auto& [name, traffic] : kTraffic) object.raw(name, json_of(group.*traffic));
+  return object.str();
 }
 
 std::string json_of(const Plan::Unit& unit) {

@@ -33,4 +33,10 @@ at::Tensor bias_of_outputs(const at::Tensor& bias, const split::SplitView& view)
 /// "shardwise: rank 1: aten::mm: 'up.weight', of which this rank has [3, 8] of [6, 8] along axis 'tp', "
 std::string about(const std::string& operation, const split::SplitParameter& parameter);
 
+/// From now on operations that read a piece of a parameter work on all ranks along its axis together: linear, addmm, mm
+/// and matmul with the weight or its transpose, and embedding. Views and copies of a piece are pieces. Any other
+/// operation is an Error under autograd; elsewhere a piece is a tensor like any other, except that no product or
+/// convolution may read it.
+void watch_pieces();
+
 } // namespace shardwise::tensor_parallel

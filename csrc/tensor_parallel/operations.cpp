@@ -1,5 +1,3 @@
-#include "tensor_parallel/operations.h"
-
 #include "nn/touch/touch.h"
 #include "split/split_parameter.h"
 #include "tensor_parallel/layers.h"

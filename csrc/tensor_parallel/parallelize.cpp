@@ -8,7 +8,7 @@
 #include "nn/wrap/aliases.h"
 #include "observe/record.h"
 #include "split/exchange.h"
-#include "tensor_parallel/operations.h"
+#include "tensor_parallel/layers.h"
 #include "tensor_parallel/plan.h"
 
 #include <shardwise/error.h>
