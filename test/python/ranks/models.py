@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
-import shardwise
 from shardwise._state import unit_of
 
 
@@ -75,21 +76,64 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def assert_same(model: nn.Module, reference: nn.Module, what: str) -> None:
-    """Values and gradients, parameter by parameter, also whether there is a gradient at all."""
-    for (name, ours), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(local(ours), theirs, msg=lambda text, n=name: f"{what}: {n}: {text}")
-        assert (ours.grad is None) == (theirs.grad is None), f"{what}: {name}: {ours.grad} for {theirs.grad}"
-        if ours.grad is not None:
-            torch.testing.assert_close(
-                local(ours.grad), theirs.grad, msg=lambda text, n=name: f"{what}: grad {n}: {text}"
-            )
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of it, on each rank."""
+    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def pair(model: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """A replicated model, and a copy of it that one process trains on the data of all ranks."""
-    reference = copy.deepcopy(model)
-    return shardwise.replicate(model), reference
+def mean_square(model: Any, step: int, rank: int) -> torch.Tensor:
+    """The loss of a model whose first layer tells what its data is like."""
+    x = batch(step, rank, model[0].in_features).to(model[0].bias.dtype)
+    return model(x).pow(2).mean()
+
+
+class Beside:
+    """A wrapped model, and a copy of it in one process that has the data of all ranks."""
+
+    def __init__(
+        self,
+        model: Any,
+        wrap: Callable[[Any], Any],
+        loss: Callable[[Any, int, int], torch.Tensor] = mean_square,
+        optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+        plain: Any = None,
+    ) -> None:
+        self.plain: Any = copy.deepcopy(model) if plain is None else plain
+        wrap(model)
+        self.model, self.loss = model, loss
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        make = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9))
+        self.optimizers = [make(each.parameters()) for each in (self.model, self.plain)]
+
+    def backward(self, step: int) -> None:
+        self.loss(self.model, step, self.rank).backward()
+        reference_backward(self.ranks, lambda rank: self.loss(self.plain, step, rank))
+
+    def check(self, what: str) -> None:
+        """Values and gradients, also whether there is a gradient at all."""
+        for (name, mine), theirs in zip(self.model.named_parameters(), self.plain.parameters(), strict=True):
+            assert_close(whole(mine), theirs.detach(), f"{what}: {name}")
+            assert (mine.grad is None) == (theirs.grad is None), f"{what}: {name}: {mine.grad} for {theirs.grad}"
+            if mine.grad is not None:
+                assert_close(whole(mine.grad), theirs.grad, f"{what}: the gradient of {name}")
+
+    def step(self, what: str = "") -> None:
+        """The optimizers' steps, between gradients and values that must be the same."""
+        self.check(f"{what} before the optimizer")
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        self.check(f"{what} after the optimizer")
+
+    def train(self, steps: Iterable[int]) -> None:
+        for step in steps:
+            self.backward(step)
+            self.step(f"step {step}")
+
+
+def assert_close(mine: torch.Tensor, theirs: torch.Tensor, what: str) -> None:
+    assert mine.dtype == theirs.dtype and mine.shape == theirs.shape, f"{what}: {mine} for {theirs}"
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6, msg=lambda text: f"{what}: {text}")
 
 
 def counters(model: nn.Module) -> dict[str, int]:

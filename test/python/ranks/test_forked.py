@@ -3,7 +3,6 @@ test/cpp/ranks/forked_test.cpp."""
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
 import traceback
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from models import batch, local, mlp, reference_backward
+from models import Beside, batch, local, mlp
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -52,43 +51,26 @@ def look_as_child(rank: int, model: nn.Module, values: list[torch.Tensor]) -> No
 
 def fork_while_training(rank: int) -> None:
     for mode, wrap in MODES.items():
-        ours = mlp(4, 6, 3)
-        reference = copy.deepcopy(ours)
-        wrap(ours)
-        mine, theirs = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (ours, reference))
-
-        def step(
-            number: int, ours: Any = ours, reference: Any = reference, mine: Any = mine, theirs: Any = theirs
-        ) -> None:
-            mine.zero_grad()
-            theirs.zero_grad()
-            ours(batch(number, rank, 4)).pow(2).mean().backward()
-            reference_backward(dist.get_world_size(), lambda r: reference(batch(number, r, 4)).pow(2).mean())
-            mine.step()
-            theirs.step()
-
-        for number in range(2):
-            step(number)
-        values = [local(parameter).clone() for parameter in ours.parameters()]
+        both = Beside(mlp(4, 6, 3), wrap)
+        both.train([0])
+        both.backward(1)
+        values = [local(parameter).clone() for parameter in both.model.parameters()]
         told, tell = os.pipe()
         child = os.fork()
         if child == 0:
             try:
                 assert os.read(told, 1) == b"x"
-                look_as_child(rank, ours, values)
+                look_as_child(rank, both.model, values)
             except BaseException:
                 traceback.print_exc()
                 os._exit(1)
             os._exit(0)
-        for number in (2, 3):
-            step(number)
+        both.step()
+        both.train((2, 3))
         os.write(tell, b"x")
         _, status = os.waitpid(child, 0)
         assert status == 0, f"{mode}: see what the child printed"
-        step(4)
-        for (name, p), q in zip(ours.named_parameters(), reference.parameters(), strict=True):
-            whole = p.full_tensor() if isinstance(p, DTensor) else p
-            torch.testing.assert_close(whole.detach(), q.detach(), msg=f"{mode}: {name}")
+        both.train([4])
 
 
 def fork_in_a_forward(rank: int) -> None:

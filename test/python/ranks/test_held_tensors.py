@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
-from models import batch, local, mlp, reference_backward
+from models import Beside, batch, fill, local, mlp
 from pool import run_ranks
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
@@ -15,23 +15,19 @@ from torch.distributed.tensor import DTensor
 
 import shardwise
 
-Wrap = Callable[[nn.Sequential], nn.Module]
+Wrap = Callable[[Any], Any]
 
 
-def sharded(model: nn.Sequential) -> nn.Module:
-    shardwise.fully_shard(model[0])
-    return shardwise.fully_shard(model)
+def sharded(model: nn.Sequential) -> None:
+    for module in (model[0], model):
+        shardwise.fully_shard(module)
 
 
-def kept(model: nn.Sequential) -> nn.Module:
-    return shardwise.fully_shard(model, reshard_after_forward=False)
+def kept(model: nn.Sequential) -> None:
+    shardwise.fully_shard(model, reshard_after_forward=False)
 
 
-def replicated(model: nn.Sequential) -> nn.Module:
-    return shardwise.replicate(model)
-
-
-WRAPS = (sharded, kept, replicated)
+WRAPS: tuple[Wrap, ...] = (sharded, kept, shardwise.replicate)
 
 
 class Held:
@@ -58,96 +54,82 @@ class Held:
             assert held.data_ptr() == now.data_ptr(), f"{when}: {what}"
 
 
-def train(model: nn.Module, reference: nn.Module, rank: int, steps: range, held: Held) -> None:
-    kind = next(reference.parameters()).dtype
-    mine, theirs = (torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in (model, reference))
-    for step in steps:
-        mine.zero_grad()
-        theirs.zero_grad()
-        model(batch(step, rank, 5).to(kind)).pow(2).mean().backward()
-        reference_backward(2, lambda r, s=step: reference(batch(s, r, 5).to(kind)).pow(2).mean())
-        mine.step()
-        theirs.step()
-        for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
-            whole = p.full_tensor() if isinstance(p, DTensor) else p.detach()
-            torch.testing.assert_close(whole, q.detach(), msg=f"{name} after step {step}")
-        held.check(model, f"after step {step}")
+def train_held(both: Beside) -> None:
+    held = Held(both.model)
 
+    def train(steps: range) -> None:
+        for step in steps:
+            both.train([step])
+            held.check(both.model, f"after step {step}")
 
-def train_held(model: nn.Module, reference: nn.Module, rank: int) -> None:
-    held = Held(model)
-    train(model, reference, rank, range(3), held)
+    train(range(2))
     with torch.no_grad():
         for name, value in held.taken["local"].items():
             value.mul_(0.5)
-            reference.get_parameter(name).mul_(0.5)
-    train(model, reference, rank, range(3, 5), held)
+            both.plain.get_parameter(name).mul_(0.5)
+    train(range(2, 4))
 
 
 def after_to_empty(rank: int, wrap: Wrap) -> None:
-    reference = mlp(5, 7, 3)
     with torch.device("meta"):
         model = mlp(5, 7, 3)
-    wrap(model)
-    model.to_empty(device="cpu")
-    with torch.no_grad():
-        for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
-            whole = torch.distributed.tensor.distribute_tensor(q.detach(), p.device_mesh, p.placements)
-            p.copy_(whole)
-            assert torch.equal(p.full_tensor(), q), name
-    train_held(model, reference, rank)
+    plain = mlp(5, 7, 3)
+
+    def wrap_and_fill(model: nn.Module) -> None:
+        wrap(model)
+        model.to_empty(device="cpu")
+        fill(model, dict(plain.named_parameters()))
+
+    train_held(Beside(model, wrap_and_fill, plain=plain))
 
 
 def after_a_cast(rank: int, wrap: Wrap) -> None:
-    reference = mlp(5, 7, 3)
-    model = copy.deepcopy(reference)
-    wrap(model)
+    both = Beside(mlp(5, 7, 3), wrap)
     for kind in (torch.float64, torch.float32):
-        model.to(kind)
-        reference.to(kind)
-        train_held(model, reference, rank)
+        for each in (both.model, both.plain):
+            each.to(kind)
+        for optimizer in both.optimizers:
+            optimizer.state.clear()
+        train_held(both)
     # A part of a unit alone: nobody hears of it.
-    model[2].double().float()
-    train_held(model, reference, rank)
+    both.model[2].double().float()
+    train_held(both)
 
 
 def after_a_load(rank: int, wrap: Wrap) -> None:
-    reference = mlp(5, 7, 3)
-    model = copy.deepcopy(reference)
-    wrap(model)
-    other = mlp(5, 7, 3)
-    wrap(other)
-    with torch.no_grad():
-        for p in other.parameters():
-            p.zero_()
-    values = {name: value.clone() for name, value in model.state_dict().items()}
-    other.load_state_dict(values, assign=True)
-    train_held(other, reference, rank)
+    def wrap_and_load(model: nn.Module) -> None:
+        wrap(model)
+        values = {name: value.clone() for name, value in model.state_dict().items()}
+        with torch.no_grad():
+            for p in model.parameters():
+                p.zero_()
+        model.load_state_dict(values, assign=True)
+
+    train_held(Beside(mlp(5, 7, 3), wrap_and_load))
 
 
 def after_a_cast_of_full_parameters(rank: int, wrap: Wrap) -> None:
     """What is done to a part of a module while it shows full parameters would be lost: it is said, and undone."""
-    reference = mlp(5, 7, 3)
-    model = copy.deepcopy(reference)
-    wrap(model)
-    last: nn.Linear = model[2]
-    for spoil in (last.double, lambda: setattr(last.weight, "data", torch.zeros(3, 7))):
+    both = Beside(mlp(5, 7, 3), wrap)
+    model, last = both.model, both.model[2]
+
+    def forward() -> None:
         with torch.no_grad():
             model(batch(9, rank, 5))
+
+    for spoil in (last.double, lambda: setattr(last.weight, "data", torch.zeros(3, 7))):
+        forward()
         assert not isinstance(last.weight, DTensor)
         spoil()
-        with pytest.raises(
-            shardwise.Error, match=rf"rank {rank}: .* replaced the memory of the full parameter '2.weight'"
-        ):
-            model(batch(9, rank, 5))
-        held = Held(model)
-        train(model, reference, rank, range(3), held)
+        text = rf"rank {rank}: .* replaced the memory of the full parameter '2.weight'"
+        with pytest.raises(shardwise.Error, match=text):
+            forward()
+        train_held(both)
     # Once the module shows what trains, a part of it may be cast.
-    with torch.no_grad():
-        model(batch(9, rank, 5))
-    model.reshard()  # type: ignore[operator]
+    forward()
+    model.reshard()
     last.double().float()
-    train_held(model, reference, rank)
+    train_held(both)
 
 
 class TestHeldTensors:

@@ -6,11 +6,11 @@ import copy
 import gc
 import json
 import weakref
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from models import assert_same, batch, counters, local, mlp, pair, reference_backward
+from models import Beside, batch, counters, local, mean_square, mlp, reference_backward, whole
 from pool import run_ranks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -20,51 +20,42 @@ import shardwise
 
 def a_failed_backward_is_forgotten(rank: int) -> None:
     # T12: the first backward dies after some gradients came; the next is right, and .grad was left as it was.
-    ours, reference = pair(mlp(3, 4, 4, 2))
-    ours(batch(0, rank, 3)).pow(2).sum().backward()
-    reference_backward(dist.get_world_size(), lambda r: reference(batch(0, r, 3)).pow(2).sum())
+    both = Beside(mlp(3, 4, 4, 2), shardwise.replicate)
+    both.backward(0)
     # Parts of it are called, which no hook of its own sees.
-    ours.unshard()  # type: ignore[operator]
-    hidden = ours[:2](batch(1, rank, 3))
+    both.model.unshard()
+    hidden = both.model[:2](batch(1, rank, 3))
 
     def fail(gradient: torch.Tensor) -> None:
         raise ArithmeticError("on purpose")
 
     hidden.register_hook(fail)
     with pytest.raises(ArithmeticError, match="on purpose"):
-        ours[2:](hidden).sum().backward()
-    assert_same(ours, reference, "after the failure")
-    ours(batch(2, rank, 3)).pow(2).sum().backward()
-    reference_backward(dist.get_world_size(), lambda r: reference(batch(2, r, 3)).pow(2).sum())
-    assert_same(ours, reference, "the next backward")
+        both.model[2:](hidden).sum().backward()
+    both.check("after the failure")
+    both.backward(2)
+    both.check("the next backward")
 
 
 def users_hooks(rank: int) -> None:
     # T13: post-accumulate hooks see the mean, whenever they were registered; tensor hooks of the full parameter see the
     # local gradient.
-    model = mlp(3, 4, 2)
+    model, plain = mlp(3, 4, 2), mlp(3, 4, 2)
     seen: list[tuple[str, torch.Tensor]] = []
-    model[0].weight.register_post_accumulate_grad_hook(lambda p: seen.append(("before", p.grad.clone())))
-    reference = copy.deepcopy(model)
-    seen.clear()
-    shardwise.replicate(model)
-    model[2].weight.register_post_accumulate_grad_hook(lambda p: seen.append(("after", p.grad.clone())))
-    model.unshard()
-    model[0].bias.register_hook(lambda gradient: gradient * 2)
-    model.reshard()
-    reference[0].bias.register_hook(lambda gradient: gradient * 2)
-    reference[0].weight._post_accumulate_grad_hooks = None
+    model[0].weight.register_post_accumulate_grad_hook(lambda p: seen.append(("0.weight", p.grad.clone())))
+    both = Beside(model, shardwise.replicate, plain=plain)
+    model[2].weight.register_post_accumulate_grad_hook(lambda p: seen.append(("2.weight", p.grad.clone())))
+    both.model.unshard()
+    for each in (model, plain):
+        each[0].bias.register_hook(lambda gradient: gradient * 2)
+    both.model.reshard()
     for step in range(3):
         seen.clear()
-        model(batch(step, rank, 3)).sum().backward()
-        reference_backward(dist.get_world_size(), lambda r, s=step: reference(batch(s, r, 3)).sum())
-        assert_same(model, reference, f"step {step}")
-        assert sorted(when for when, _ in seen) == ["after", "before"]
-        by_time = dict(seen)
-        torch.testing.assert_close(local(by_time["before"]), reference[0].weight.grad)
-        torch.testing.assert_close(local(by_time["after"]), reference[2].weight.grad)
-        model.zero_grad()
-        reference.zero_grad()
+        both.backward(step)
+        assert sorted(name for name, _ in seen) == ["0.weight", "2.weight"]
+        for name, gradient in seen:
+            torch.testing.assert_close(local(gradient), plain.get_parameter(name).grad)
+        both.step(f"step {step}")
 
 
 def two_models_in_one_backward(rank: int) -> None:
@@ -72,74 +63,67 @@ def two_models_in_one_backward(rank: int) -> None:
     makers = [mlp(2, 4, 3), mlp(3, 4, 1)]
     references = copy.deepcopy(makers)
     make, judge = (shardwise.replicate(m) for m in makers)
-    world = dist.get_world_size()
+
+    def alone(makes: Any, judges: Any, step: int, r: int) -> torch.Tensor:
+        return judges(makes(batch(step, r, 2)).detach()).sum()
+
+    def together(makes: Any, judges: Any, step: int, r: int) -> torch.Tensor:
+        loss = judges(makes(batch(step + 5, r, 2))).sum()
+        first, second = (makes, judges) if r % 2 else (judges, makes)
+        return loss + (first.get_parameter("0.bias").sum() + second.get_parameter("0.bias").sum())
+
     for step in range(3):
-        judge(make(batch(step, rank, 2)).detach()).sum().backward()
-        reference_backward(world, lambda r, s=step: references[1](references[0](batch(s, r, 2)).detach()).sum())
-        first, second = (make, judge) if rank % 2 else (judge, make)
-        loss = judge(make(batch(step + 5, rank, 2))).sum()
-        extra = first.get_parameter("0.bias").sum() + second.get_parameter("0.bias").sum()
-        (loss + extra).backward()
-        reference_backward(
-            world,
-            lambda r, s=step: (
-                references[1](references[0](batch(s + 5, r, 2))).sum()
-                + references[0].get_parameter("0.bias").sum()
-                + references[1].get_parameter("0.bias").sum()
-            ),
-        )
-        assert_same(make, references[0], f"step {step}")
-        assert_same(judge, references[1], f"step {step}")
+        for loss in (alone, together):
+            loss(make, judge, step, rank).backward()
+            reference_backward(2, lambda r, s=step, loss=loss: loss(*references, s, r))
+        for model, reference in zip((make, judge), references, strict=True):
+            for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+                torch.testing.assert_close(whole(p.grad), q.grad, msg=f"step {step}")
     assert counters(make)["all_reduces"] == 3 and counters(judge)["all_reduces"] == 6
 
 
 def several_backwards_of_one_graph(rank: int) -> None:
-    ours, reference = pair(mlp(3, 4, 2))
-    loss = ours(batch(0, rank, 3)).pow(2).sum()
+    both = Beside(mlp(3, 4, 2), shardwise.replicate)
+    loss = mean_square(both.model, 0, rank)
     loss.backward(retain_graph=True)
     loss.backward()
     for _ in range(2):
-        reference_backward(dist.get_world_size(), lambda r: reference(batch(0, r, 3)).pow(2).sum())
-    assert_same(ours, reference, "retain_graph")
-    before = counters(ours)["all_reduces"]
+        reference_backward(2, lambda r: mean_square(both.plain, 0, r))
+    both.check("retain_graph")
+    before = counters(both.model)["all_reduces"]
     inputs = batch(1, rank, 3).requires_grad_()
-    gradients = torch.autograd.grad(ours(inputs).sum(), [inputs, *ours.parameters()])
-    local = torch.autograd.grad(reference(inputs).sum(), [inputs, *reference.parameters()])
-    torch.testing.assert_close(gradients, local)
-    assert_same(ours, reference, "autograd.grad leaves .grad alone")
-    assert counters(ours)["all_reduces"] == before, "autograd.grad averages nothing"
-    ours(inputs).sum().backward(inputs=[inputs, ours.get_parameter("2.weight")])
-    for r in range(dist.get_world_size()):
-        (reference(batch(1, r, 3)).sum() / dist.get_world_size()).backward(inputs=[reference.get_parameter("2.weight")])
-    assert_same(ours, reference, "backward(inputs)")
+    mine, theirs = (
+        torch.autograd.grad(each(inputs).sum(), [inputs, *each.parameters()]) for each in (both.model, both.plain)
+    )
+    torch.testing.assert_close(mine, theirs)
+    both.check("autograd.grad leaves .grad alone")
+    assert counters(both.model)["all_reduces"] == before, "autograd.grad averages nothing"
+    both.model(inputs).sum().backward(inputs=[inputs, both.model[2].weight])
+    for r in range(2):
+        (both.plain(batch(1, r, 3)).sum() / 2).backward(inputs=[both.plain[2].weight])
+    both.check("backward(inputs)")
 
 
 def reentrant_checkpoint(rank: int) -> None:
     # T11: the shared layer's gradient arrives in an inner backward of each checkpoint, and in the outer one.
-    ours, reference = pair(mlp(4, 4, 4))
-
-    def forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        x = model(x.requires_grad_())
+    def loss(model: nn.Module, step: int, r: int) -> torch.Tensor:
+        x = model(batch(step, r, 4).requires_grad_())
         for _ in range(2):
             x = checkpoint(model, x, use_reentrant=True)
         return x.pow(2).sum()
 
-    for step in range(3):
-        forward(ours, batch(step, rank, 4)).backward()
-        for r in range(dist.get_world_size()):
-            (forward(reference, batch(step, r, 4)) / dist.get_world_size()).backward()
-        assert_same(ours, reference, f"step {step}")
+    Beside(mlp(4, 4, 4), shardwise.replicate, loss).train(range(3))
 
 
 def ignored_parameters(rank: int) -> None:
     model = mlp(3, 4, 2)
     reference = copy.deepcopy(model)
     shardwise.replicate(model, ignored_params={model[0].bias})
-    model(batch(0, rank, 3)).sum().backward()
-    reference(batch(0, rank, 3)).sum().backward()
+    for each in (model, reference):
+        mean_square(each, 0, rank).backward()
     torch.testing.assert_close(model[0].bias.grad, reference[0].bias.grad)
     reference.zero_grad()
-    reference_backward(dist.get_world_size(), lambda r: reference(batch(0, r, 3)).sum())
+    reference_backward(2, lambda r: mean_square(reference, 0, r))
     torch.testing.assert_close(local(model[0].weight.grad), reference[0].weight.grad)
     model.to(torch.float64)
 
@@ -159,36 +143,28 @@ def different_modules_are_an_error(rank: int) -> None:
     # Reliability 1.1, 7 and 8: equal shapes under other names, another dtype, frozen on one rank, another order.
     first, second = nn.Linear(3, 3), nn.Linear(3, 3)
 
-    def named(a: str, b: str) -> nn.ModuleDict:
-        class Named(nn.ModuleDict):
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
-                return x
+    class Named(nn.ModuleDict):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
 
-        return Named({a: first, b: second})
-
-    with pytest.raises(shardwise.Error, match=r"(?s)wrap different modules.*'b.weight'.*rank 0.*'a.weight'.*rank 1"):
-        shardwise.replicate(named("b", "a") if rank == 0 else named("a", "b"))
-    with pytest.raises(shardwise.Error, match=r"'weight' float32 .*rank 0.*'weight' float64 .*rank 1"):
-        shardwise.replicate(nn.Linear(3, 3) if rank == 0 else nn.Linear(3, 3).double())
-    with pytest.raises(shardwise.Error, match=r"frozen on rank 1"):
-        shardwise.replicate(nn.Linear(3, 3).requires_grad_(rank == 0))
-    with pytest.raises(shardwise.Error, match=r"'weight' float32 \[3, 3\] on rank 0, but 'weight' float32 \[3, 2\]"):
-        shardwise.replicate(nn.Linear(3 if rank == 0 else 2, 3))
+    for text, module in (
+        (
+            r"(?s)wrap different modules.*'b.weight'.*rank 0.*'a.weight'.*rank 1",
+            Named({"ba"[rank]: first, "ab"[rank]: second}),
+        ),
+        (r"'weight' float32 .*rank 0.*'weight' float64 .*rank 1", nn.Linear(3, 3, dtype=[None, torch.double][rank])),
+        (r"frozen on rank 1", nn.Linear(3, 3).requires_grad_(rank == 0)),
+        (r"'weight' float32 \[3, 3\] on rank 0, but 'weight' float32 \[3, 2\]", nn.Linear(3 - rank, 3)),
+    ):
+        with pytest.raises(shardwise.Error, match=text):
+            shardwise.replicate(module)
 
 
 def misuse_is_an_error(rank: int) -> None:
-    model = mlp(3, 4, 2)
-    shardwise.replicate(model)
-    with pytest.raises(AssertionError, match="can only be applied to a module once"):
-        shardwise.replicate(model)
-    with pytest.raises(
-        ValueError, match="a part of a unit that also has parameters outside of it.*Wrap inner modules before"
-    ):
+    # More of it is in misuse_wrapping.py and misuse_running.py.
+    model = shardwise.replicate(mlp(3, 4, 2))
+    with pytest.raises(ValueError, match="a part of a unit that also has parameters outside of it.*Wrap inner modules"):
         shardwise.replicate(model[0])
-    with pytest.raises(AssertionError, match="does not support deepcopy"):
-        copy.deepcopy(model)
-    with pytest.raises(ValueError, match="do not implement forward"):
-        shardwise.replicate(nn.ModuleList([nn.Linear(2, 2)]))
     with pytest.raises(TypeError, match="expects an nn.Module"):
         shardwise.replicate(3)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="was called on this Linear"):
@@ -210,12 +186,9 @@ def a_replaced_parameter_is_an_error(rank: int) -> None:
 
 
 def world_of_one_issues_no_collective(rank: int) -> None:
-    ours, reference = pair(mlp(3, 4, 2))
-    for step in range(3):
-        ours(batch(step, rank, 3)).sum().backward()
-        reference(batch(step, rank, 3)).sum().backward()
-        assert_same(ours, reference, f"step {step}")
-    used = counters(ours)
+    both = Beside(mlp(3, 4, 2), shardwise.replicate)
+    both.train(range(3))
+    used = counters(both.model)
     assert used["all_reduces"] == used["all_gathers"] == used["broadcasts"] == 0, used
 
 
