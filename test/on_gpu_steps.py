@@ -356,7 +356,7 @@ STAGES: list[list[Step]] = [
             partial(rank_tests, n), True, RANKS, _TESTS) for n in range(1, RANK_SLICES + 1))],
     [Step("graph_rows_cpp", "a step in a CUDA graph, in C++", 60, graph_rows_cpp, True, RANKS, _TESTS),
      Step("graph_rows_python", "a step in a CUDA graph, in Python", 60,
-          lambda place: pytest(place, "test/python/ranks/test_fully_shard_training_cuda_graph.py"), True),
+          lambda place: pytest(place, "test/python/ranks/test_training_cuda_graph.py"), True),
      # Those whose models follow the device, over the direct transport.
      Step("python_on_device", "rows in Python, ranks are processes that share a GPU", 150,
           lambda place: pytest(place, SHARDWISE_TEST_DEVICE=place.device), True),

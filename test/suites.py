@@ -36,9 +36,7 @@ SHARED_ROWS = ":".join(
         "FullyShardRegisteredParams.", "HeldTensors.", "UsersCollectives.AlongBothAxes")
 )  # fmt: skip
 #: Those in Python that run there on the late device: what costs less than a quarter of a minute.
-LATE_PYTHON_ROWS = (
-    "not explicit_prefetching and not async_op and not (multi_group and (3 or 4)) and not (FullyShard and optim_event)"
-)
+LATE_PYTHON_ROWS = "not explicit_prefetching and not async_op and not (FullyShard and optim_event)"
 LATE = {"SHARDWISE_TEST_DEVICE": "late"}
 SANITIZERS = {
     # torch itself leaks, and its libraries are not instrumented.

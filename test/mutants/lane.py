@@ -93,7 +93,7 @@ class Lane:
         for what in (known, [place.partition("::")[0] for place in known]):
             yield self._pytest(*what) if what else ""
         if mutant.cpp:
-            yield self._pytest("test/python/ranks", "-k", "test_replicate")
+            yield self._pytest("test/python/ranks", "-k", "Replicate")
         else:
             yield self._pytest(*(f"test/python/{folder}" for folder in ("unit", "ranks", "interop")))
 

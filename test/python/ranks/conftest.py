@@ -6,17 +6,14 @@ import devices
 import pytest
 import torch
 
-#: Files whose models and data follow the device. What the others make is on the CPU.
-ON_DEVICES = {
-    "test_fully_shard_training_core",
-    "test_replicate_training_core",
-}
+#: The file whose models and data follow the device. What the others make is on the CPU.
+ON_DEVICES = "test_training_core"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if devices.DEVICE == "cpu":
         return
-    others = [item for item in items if item.path.stem not in ON_DEVICES]
+    others = [item for item in items if item.path.stem != ON_DEVICES]
     config.hook.pytest_deselected(items=others)
     items[:] = [item for item in items if item not in others]
     if devices.DEVICE == "cuda" and not torch.cuda.is_available():

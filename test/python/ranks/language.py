@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from form import by_form
-from parity import Program, WrapOne
+from parity import Program, Wrap, WrapOne
 from torch import nn
 from torch.distributed._composable import checkpoint
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -102,6 +102,10 @@ def wrap_blocks(model: Transformer, wrap: WrapOne) -> None:
     for block in blocks_of(model):
         wrap(block)
     wrap(model)
+
+
+def by_block(function: str, **options: Any) -> Wrap:
+    return lambda engine, model: wrap_blocks(model, lambda part: getattr(engine, function)(part, **options))
 
 
 #: Which modules are in one unit: each block; all in pairs; each block, and the embedding with the head it is tied to.

@@ -51,6 +51,17 @@ class Program:
 #: Wraps a model: `wrap(engine, model)`.
 Wrap = Callable[[Engine, Any], Any]
 
+
+def by_child(function: str, **options: Any) -> Wrap:
+    """A unit for each child of a model, and one for the rest; `function` is the name of one."""
+
+    def wrap(engine: Engine, model: Any) -> None:
+        for module in (*model.children(), model):
+            getattr(engine, function)(module, **options)
+
+    return wrap
+
+
 #: Calls fully_shard() or replicate() on a module, or on a list of them.
 WrapOne = Callable[[Any], Any]
 

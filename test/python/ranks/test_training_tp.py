@@ -1,4 +1,4 @@
-"""The rows of fully_shard_training beside tensor parallelism."""
+"""The rows of fully_shard_training and replicate_training beside tensor parallelism."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 
-def sharded_on(data: DeviceMesh, tensor: DeviceMesh, reshard: bool, checkpointed: bool) -> Wrapping:
+def wrapped_on(data: DeviceMesh, tensor: DeviceMesh, function: str, checkpointed: bool, **options: Any) -> Wrapping:
     def wrap(engine: Engine, module: Any) -> None:
-        engine.fully_shard(module, mesh=data, reshard_after_forward=reshard)
+        getattr(engine, function)(module, mesh=data, **options)
 
     return on_mesh(tensor, checkpointed, wrap)
 
@@ -27,8 +27,8 @@ def two_dimensions(rank: int) -> None:
     data, tensor, both = whole["dp"], whole["tp"], whole["dp", "tp"]
     for width in WIDTHS:
         parity = Parity(stack_program(width, steps=4), rank=data.get_local_rank(), ranks=2)
-        for reshard, checkpointed in ((True, False), (False, False), (True, True)):
-            mine = parity.both(sharded_on(data, tensor, reshard, checkpointed))
+        for reshard, checkpointed in by_form([(True, width == 3)], [(True, False), (False, False), (True, True)]):
+            mine = parity.both(wrapped_on(data, tensor, "fully_shard", checkpointed, reshard_after_forward=reshard))
             assert_on(both, ("dp", "tp"), mine.model, parity.expected[-1].values)
             first = mine.model[0]
             # Cut first by the tensor parallel dimension, then each piece by the other.
@@ -46,11 +46,25 @@ def three_dimensions(rank: int) -> None:
         [(17, True, True)], [(3, False, True), (16, True, False), (17, True, True)]
     ):
         parity = Parity(stack_program(width, steps=4), rank=data_rank, ranks=4)
-        mine = parity.both(sharded_on(data, mesh["tp"], reshard, checkpointed))
+        mine = parity.both(wrapped_on(data, mesh["tp"], "fully_shard", checkpointed, reshard_after_forward=reshard))
         assert_on(mesh, names, mine.model, parity.expected[-1].values)
         first = mine.model[0]
         assert first.in_proj.weight.placements == (Replicate(), _StridedShard(0, split_factor=2), Shard(0))
         assert first.out_proj.weight.placements == (Replicate(), Shard(0), Shard(1))
+
+
+def copies(rank: int) -> None:
+    names = ("dp_replicate", "tp")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
+    for width in WIDTHS:
+        # Ranks of one row of the mesh share the data.
+        parity = Parity(stack_program(width, steps=3), rank=mesh["dp_replicate"].get_local_rank(), ranks=2)
+        mine = parity.both(wrapped_on(mesh["dp_replicate"], mesh["tp"], "replicate", checkpointed=width == 3))
+        assert_on(mesh, names, mine.model, parity.expected[-1].values)
+        first = mine.model[0]
+        assert first.in_proj.weight.placements == (Replicate(), Shard(0))
+        assert first.out_proj.weight.placements == (Replicate(), Shard(1))
+        assert first.out_proj.bias.placements == (Replicate(), Replicate())
 
 
 class TestFullyShardNDTraining:
@@ -61,3 +75,8 @@ class TestFullyShardNDTraining:
 class TestFullyShardHSDP3DTraining:
     def test_3d_mlp_with_nd_mesh(self) -> None:
         run_ranks(8, three_dimensions, timeout=300)
+
+
+class TestReplicateTPTraining:
+    def test_replicate_tp(self) -> None:
+        run_ranks(4, copies, timeout=300)

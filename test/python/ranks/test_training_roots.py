@@ -1,17 +1,16 @@
-"""The rows of fully_shard_training about other methods than forward, several roots, and a world of one."""
+"""The rows of fully_shard_training and replicate_training about other methods, several roots, a world of one."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from engine import TORCH, Engine, ours
 from language import vision_program
 from models import batch
-from parity import Parity, Program, Wrap, adam, counting
+from parity import Parity, Program, Wrap, adam, assert_same_bits, counting
 from pool import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -19,24 +18,23 @@ from torch.distributed.tensor import DTensor
 from training_models import WIDTHS, mlp_program, mlps
 
 
-def another_method(rank: int) -> None:
-    def wrapping(reshard: Any) -> Wrap:
+def another_method(rank: int, function: str) -> None:
+    def wrapping(**options: Any) -> Wrap:
         def wrap(engine: Engine, model: Any) -> None:
             for block in model.blocks:
-                engine.fully_shard(block, reshard_after_forward=reshard)
+                getattr(engine, function)(block, **options)
             # The root's forward calls the method and goes on: the parameters must be there still.
-            engine.fully_shard(model, reshard_after_forward=False if reshard else None)
+            root = {"reshard_after_forward": False} if options.get("reshard_after_forward") else {}
+            getattr(engine, function)(model, **root)
             engine.register_fsdp_forward_method(model, "forward_features")
 
         return wrap
 
     parity = Parity(vision_program())
-    for reshard in (True, False, None) if dist.get_world_size() == 2 else (2,):
-        parity.both(wrapping(reshard), exact=dist.get_world_size() == 2)
-    # Of a module that is no unit nothing is asked; one that is must have the method.
+    for options in [{"reshard_after_forward": each} for each in (True, None)] if function == "fully_shard" else [{}]:
+        parity.both(wrapping(**options))
+    # Of a module that is no unit nothing is asked.
     ours().register_fsdp_forward_method(nn.Linear(2, 2), "no_such_method")
-    with pytest.raises(ValueError, match="does not have a method"):
-        ours().register_fsdp_forward_method(ours().fully_shard(nn.Linear(2, 2)), "no_such_method")
 
 
 class Three(nn.Module):
@@ -73,17 +71,15 @@ def several_roots(rank: int) -> None:
 
     parity = Parity(Program(Three, loss))
     for shared in (True, False):
-        parity.both(wrapping(shared), exact=dist.get_world_size() == 2)
+        parity.both(wrapping(shared))
     ours().share_comm_ctx([])
-    with pytest.raises(ValueError, match="Expects list of FSDPModules but got"):
-        ours().share_comm_ctx([ours().fully_shard(mlps(3, 1)), nn.Linear(2, 2)])
 
 
 def alone(rank: int) -> None:
     assert dist.get_world_size() == 1
     for widths in WIDTHS:
         parity = Parity(mlp_program(widths, optimizer=adam))
-        for reshard in (True, False, None):
+        for reshard in (True, None):
 
             def wrap(engine: Engine, model: Any, reshard: Any = reshard) -> None:
                 counts: dict[str, int] = {}
@@ -92,9 +88,9 @@ def alone(rank: int) -> None:
                     engine.fully_shard(model, reshard_after_forward=reshard)
                 assert counts == {}, counts
 
-            parity.both(wrap)
-            for engine in (TORCH, ours()):
-                trace = parity.run(engine, wrap, counted=True)
+            traces = [parity.run(engine, wrap, counted=True) for engine in (TORCH, ours())]
+            assert_same_bits(*traces)
+            for trace in traces:
                 assert [step.counts for step in trace.steps] == [{}] * parity.program.steps
 
 
@@ -119,15 +115,18 @@ def below_a_replicated_model(rank: int) -> None:
 
 
 class TestFullyShardCustomForwardMethod:
-    @pytest.mark.parametrize("world_size", [2, 4])
-    def test_register_fsdp_forward_method(self, world_size: int) -> None:
-        run_ranks(world_size, another_method)
+    def test_register_fsdp_forward_method(self) -> None:
+        run_ranks(2, another_method, "fully_shard")
+
+
+class TestReplicateCustomForwardMethod:
+    def test_register_fsdp_forward_method(self) -> None:
+        run_ranks(2, another_method, "replicate")
 
 
 class TestFullyShardShareCommContext:
-    @pytest.mark.parametrize("world_size", [2, 3])
-    def test_share_comm_context(self, world_size: int) -> None:
-        run_ranks(world_size, several_roots)
+    def test_share_comm_context(self) -> None:
+        run_ranks(2, several_roots)
 
 
 class TestFullyShardBelowReplicate:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
-import torch.distributed as dist
 from engine import Engine
 from language import blocks_of, text_program, wrap_blocks
 from parity import Parity, Wrapping
@@ -48,7 +46,7 @@ def along_the_largest_dimension(rank: int) -> None:
         wrap_blocks(model, lambda part: engine.fully_shard(part, shard_placement_fn=largest))
         assert_full(model, values)
 
-    mine = parity.both(wrap, exact=dist.get_world_size() == 2)
+    mine = parity.both(wrap)
     assert mine.model.blocks[0].down.weight.placements == (Shard(1),)
     assert mine.model.blocks[0].up.weight.placements == (Shard(0),)
     assert_full(mine.model, parity.expected[-1].values)
@@ -78,7 +76,7 @@ def contiguous(rank: int) -> None:
     def after(model: Any, part: int) -> None:
         assert_contiguous(model, True)
 
-    mine = parity.both(Wrapping(wrap, before=before, after=after), exact=dist.get_world_size() == 2)
+    mine = parity.both(Wrapping(wrap, before=before, after=after))
     assert len(looks) == 2 * 4 * parity.program.steps
     assert [p.placements for p in mine.model.parameters()] == [(Shard(1),), (Shard(0),)] * 2
 
@@ -95,12 +93,10 @@ def assert_contiguous(model: nn.Module, with_gradients: bool) -> None:
 
 
 class TestFullyShardShardPlacementFnMultiProcess:
-    @pytest.mark.parametrize("world_size", [2, 4])
-    def test_train_parity_shard_placement_fn_shard_largest_dim(self, world_size: int) -> None:
-        run_ranks(world_size, along_the_largest_dimension)
+    def test_train_parity_shard_placement_fn_shard_largest_dim(self) -> None:
+        run_ranks(2, along_the_largest_dimension)
 
 
 class TestFullyShardShardPlacementFnMultiThread:
-    @pytest.mark.parametrize("world_size", [2, 4])
-    def test_shard_placement_fn_contiguous_params_grads(self, world_size: int) -> None:
-        run_ranks(world_size, contiguous)
+    def test_shard_placement_fn_contiguous_params_grads(self) -> None:
+        run_ranks(2, contiguous)
