@@ -55,9 +55,9 @@ py = scripts/python
 build = $(py) scripts/build.py
 jobs = $(if $(JOBS),--jobs $(JOBS))
 with_tests = -DSHARDWISE_BUILD_TESTS=ON -DSHARDWISE_BUILD_EXAMPLES=ON -DSHARDWISE_BUILD_BENCHMARKS=ON -DSHARDWISE_TEST_DEPS=$(SHARDWISE_TEST_DEPS)
-# Those in Python take C++ models, and measure memory; each of the others is one program.
+# Those in Python take C++ models; each of the others is one program.
 programs = $(filter-out python_%,$(or $(SUITES),unit_tests rank_tests late_tests program_tests)) \
-  $(if $(filter python_%,$(or $(SUITES),python_ranks)),bound_models meters)
+  $(if $(filter python_%,$(or $(SUITES),python_ranks)),bound_models)
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile

@@ -68,5 +68,5 @@ def choose(paths: Iterable[str]) -> list[Suite]:
 
 def programs_of(suites: Sequence[Suite]) -> list[str]:
     """What has to be built for them."""
-    for_python = ("bound_models", "meters")
+    for_python = ("bound_models",)
     return [name for each in suites for name in (for_python if each.name == "python_changed" else (each.name,))]

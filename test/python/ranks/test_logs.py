@@ -73,8 +73,3 @@ class TestLogs:
         assert printed.count("True True\n") == 2
         # One before and one after each module that was wrapped.
         assert printed.count("HOOKS 6\n") == 2
-
-    def test_warnings_alone_are_no_events(self) -> None:
-        events, printed = run("shardwise")
-        assert not events
-        assert printed.count("HOOKS 6\n") == 2

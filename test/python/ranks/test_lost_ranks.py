@@ -85,18 +85,11 @@ def barrier(_: nn.Sequential) -> object:
     return dist.barrier()
 
 
-def clip(model: nn.Sequential) -> object:
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    return norm.full_tensor()  # type: ignore[attr-defined]
-
-
 def whole(model: nn.Sequential) -> object:
     return model[0].weight.full_tensor()  # type: ignore[operator]
 
 
-CALLS = {"barrier": (barrier, "barrier"), "clip": (clip, "all_reduce"), "full_tensor": (whole, "all_gather")}
+CALLS = {"barrier": (barrier, "barrier"), "full_tensor": (whole, "all_gather")}
 
 
 class TestLostRanks:

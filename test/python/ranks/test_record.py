@@ -15,20 +15,15 @@ from pool import run_ranks
 import shardwise
 from shardwise import _record_files, _timeline
 
+#: A world of one.
 PROGRAM = """
-import os
+import sys
 import torch
-import torch.distributed as dist
 import shardwise
-dist.init_process_group()
-model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
-shardwise.fully_shard(model[0])
-shardwise.fully_shard(model)
+model = shardwise.fully_shard(torch.nn.Linear(4, 4))
 model(torch.ones(2, 4)).sum().backward()
-with shardwise.record(os.environ["INSIDE"]):
+with shardwise.record(sys.argv[1]):
     model(torch.ones(2, 4)).sum().backward()
-dist.barrier()
-dist.destroy_process_group()
 """
 
 
@@ -66,16 +61,6 @@ def of(events: list[_record_files.Event], rank: int, kind: str) -> list[_record_
     return [event for event in events if event.rank == rank and event.kind == kind]
 
 
-def program(folder: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    """Two ranks that are told to record all they do to `out`, and some of it inside of the program too."""
-    file = folder / "program.py"
-    file.write_text(PROGRAM)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(file)]
-    path = str(Path(shardwise.__file__).parents[1])
-    environment = {**os.environ, "SHARDWISE_RECORD": str(out), "PYTHONPATH": path, "INSIDE": str(folder / "inside")}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-
-
 class TestRecord:
     @pytest.mark.parametrize("backend", ["gloo", "shardwise"])
     def test_sharded(self, tmp_path: Path, backend: str) -> None:
@@ -97,6 +82,14 @@ class TestRecord:
                 assert any(wait.name == event.name and wait.end >= event.begin for wait in waits), event
             assert all(event.end >= event.begin for event in events)
         assert 0 <= _timeline.hidden(events, 0) <= 1
+
+    def test_a_variable_records_a_whole_program(self, tmp_path: Path) -> None:
+        variables = {"SHARDWISE_RECORD": str(tmp_path / "all"), "PYTHONPATH": str(Path(shardwise.__file__).parents[1])}
+        command = [sys.executable, "-c", PROGRAM, str(tmp_path / "inside")]
+        done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        for folder, steps in (("all", 2), ("inside", 1)):
+            assert len(_timeline.steps(_record_files.read(tmp_path / folder), 0)) == steps
 
     def test_replicated(self, tmp_path: Path) -> None:
         events = recorded(tmp_path, "replicate", "shardwise")
@@ -122,16 +115,3 @@ class TestRecord:
             ran = True
         assert not ran
         run_ranks(1, unwritable, environment={"SHARDWISE_RECORD": str(tmp_path / "file")})
-
-    def test_a_variable_records_a_whole_program(self, tmp_path: Path) -> None:
-        done = program(tmp_path, tmp_path / "out")
-        assert done.returncode == 0, done.stderr
-        events = _record_files.read(tmp_path / "out")
-        assert sorted(each.name for each in (tmp_path / "out").iterdir()) == [
-            "shardwise-rank0.json",
-            "shardwise-rank1.json",
-        ]
-        inside = _record_files.read(tmp_path / "inside")
-        assert {event.rank for event in events} == {event.rank for event in inside} == {0, 1}
-        for rank in (0, 1):
-            assert (len(_timeline.steps(events, rank)), len(_timeline.steps(inside, rank))) == (2, 1)

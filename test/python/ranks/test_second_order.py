@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from models import batch
+from models import batch, whole
 from pool import run_ranks
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 import shardwise
 
@@ -75,7 +74,6 @@ WAYS: dict[str, tuple[type[Layer], Callable[[Model, Tensor], None]]] = {
 }
 KINDS: dict[str, Callable[[nn.Module], Any]] = {
     "sharded": shardwise.fully_shard,
-    "kept": lambda module: shardwise.fully_shard(module, reshard_after_forward=False),
     "replicated": shardwise.replicate,
 }
 
@@ -92,8 +90,7 @@ def train(model: Model, act: Callable[[Model, Tensor], None], rank: int, average
             assert parameter.grad is not None
             if average:
                 dist.all_reduce(parameter.grad.div_(dist.get_world_size()))
-            whole = parameter.grad
-            seen.append((whole.full_tensor() if isinstance(whole, DTensor) else whole).detach().clone())
+            seen.append(whole(parameter.grad).clone())
         optimizer.step()
         optimizer.zero_grad()
     return seen

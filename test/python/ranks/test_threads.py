@@ -12,16 +12,11 @@ from pool import run_ranks
 from torch import Tensor, nn
 
 import shardwise
-from shardwise import MixedPrecisionPolicy
 
 WIDTH = 6
 REFUSED = "a model that thread"
 KINDS: dict[str, Callable[[nn.Module], object]] = {
     "sharded": shardwise.fully_shard,
-    "kept": lambda module: shardwise.fully_shard(module, reshard_after_forward=False),
-    "cast": lambda module: shardwise.replicate(
-        module, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float64, output_dtype=torch.float32)
-    ),
     "replicated": shardwise.replicate,
 }
 
@@ -112,7 +107,7 @@ def in_backward(rank: int, kind: str) -> None:
             (reference[:2](batch(step, other, WIDTH)).pow(2).sum() / 2).backward()
         for mine, whole in zip(ours[0].parameters(), reference[0].parameters(), strict=True):
             assert mine.grad is not None and whole.grad is not None
-            part = whole.grad.chunk(2)[rank] if kind in ("sharded", "kept") else whole.grad
+            part = whole.grad.chunk(2)[rank] if kind == "sharded" else whole.grad
             torch.testing.assert_close(local(mine.grad), part)
         ours.zero_grad()
         reference.zero_grad()
