@@ -6,14 +6,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from engine import Engine, ours
 from layouts import by_layer
-from models import mlp
+from models import batch, local, mlp
 from test_interop_optimizers import WIDTHS, optimizer
+from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Adam, AdamW, Optimizer
 
 import shardwise
 from shardwise import _automatic_steps
+
+Make = Callable[[nn.Module], Optimizer]
 
 ADAM, FUSED = optimizer(Adam, eps=0.1), optimizer(AdamW, eps=0.1, fused=True)
 
@@ -60,3 +65,33 @@ def wrapped(layout: str = "fully_shard", engine: Engine | None = None) -> Any:
     model = mlp(*WIDTHS)
     by_layer(layout)(engine or ours(), model)
     return model
+
+
+def advance(model: Any, one: Optimizer, step: int, rank: int) -> torch.Tensor:
+    one.zero_grad()
+    loss: torch.Tensor = model(batch(step, rank, WIDTHS[0])).pow(2).mean()
+    loss.backward()
+    one.step()
+    return loss.detach()
+
+
+def assert_same_values(models: list[Any]) -> None:
+    for (name, one), other in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(local(one), local(other)), f"{name}: {local(one)} for {local(other)}"
+
+
+def assert_same_state(mine: Optimizer, usual: Optimizer) -> None:
+    """By parameter, in the same order."""
+    assert len(mine.state) == len(usual.state) > 0
+    for (parameter, entry), other in zip(mine.state.items(), usual.state.values(), strict=True):
+        assert isinstance(parameter, DTensor)
+        assert list(entry) == list(other)
+        for name, value in entry.items():
+            wanted = other[name]
+            if not isinstance(wanted, torch.Tensor):
+                assert value == wanted, name
+                continue
+            assert type(value) is type(wanted) and value.dtype == wanted.dtype, name
+            assert torch.equal(local(value), local(wanted)), name
+            if isinstance(value, DTensor):
+                assert value._spec == wanted._spec, f"{name}: {value._spec} for {wanted._spec}"

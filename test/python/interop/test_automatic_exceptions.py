@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 from engine import TORCH, Engine
-from local_steps import automatic, both_ways, counted, wrapped
+from local_steps import Make, advance, assert_same_state, assert_same_values, automatic, both_ways, counted, wrapped
 from models import local
 from pool import run_ranks
 from test_interop_optimizers import optimizer
-from test_local_optimizer import Make, advance, assert_same_state, assert_same_values
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.optim import SGD, Adam, Optimizer

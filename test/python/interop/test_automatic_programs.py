@@ -8,12 +8,11 @@ import pytest
 import torch
 from engine import Engine, ours
 from layouts import by_layer
-from local_steps import ADAM, both_ways, counted, wrapped
+from local_steps import ADAM, Make, advance, assert_same_state, assert_same_values, both_ways, counted, wrapped
 from models import batch, local, mlp
 from parity import momentum
 from pool import run_ranks
 from test_interop_optimizers import WIDTHS, copy_of
-from test_local_optimizer import Make, advance, assert_same_state, assert_same_values
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
@@ -122,13 +121,9 @@ def installed(rank: int) -> None:
 
 
 class TestAutomaticPrograms:
-    @pytest.mark.parametrize("layout", ["fully_shard", "replicate"])
-    def test_a_program_of_accelerates_shape(self, layout: str) -> None:
-        run_ranks(2, accelerated, layout, momentum)
-
-    @pytest.mark.parametrize("layout", ["fully_shard", "replicate"])
-    def test_a_program_of_the_trainers_shape(self, layout: str) -> None:
-        run_ranks(2, accelerated, layout, decayed)
+    @pytest.mark.parametrize(("layout", "make"), [("fully_shard", momentum), ("replicate", decayed)])
+    def test_a_program_of_a_trainers_shape(self, layout: str, make: Make) -> None:
+        run_ranks(2, accelerated, layout, make)
 
     def test_install_turns_it_on(self) -> None:
         run_new_ranks(2, installed)
