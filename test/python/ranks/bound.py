@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from models import Branches, batch
+from models import Branches, batch, local
 from torch import nn
 from torch.nn import functional
 from training_models import Mlp, Twice
@@ -128,17 +128,17 @@ class Pair:
         return pieces[index] if index < len(pieces) else whole.narrow(dim, 0, 0)
 
     def check(self, what: str) -> None:
-        """Values and gradients of this rank are its pieces of the twin's."""
+        """Values and gradients of this rank are its pieces of the twin's. Those of a part in Python are DTensors."""
         found, expected = dict(self.bound.named_parameters()), dict(self.plain.named_parameters())
         assert list(found) == list(expected)
         for name, mine in found.items():
             text = f"{what}, rank {self.rank}: {name}"
             whole = expected[name]
-            assert_equal(mine.detach(), self.piece(name, whole.detach()), text)
+            assert_equal(local(mine), self.piece(name, whole.detach()), text)
             assert (mine.grad is None) == (whole.grad is None), f"the gradient of {text}: {mine.grad}"
             if whole.grad is not None:
                 assert mine.grad is not None
-                assert_equal(mine.grad, self.piece(name, whole.grad), f"the gradient of {text}")
+                assert_equal(local(mine.grad), self.piece(name, whole.grad), f"the gradient of {text}")
 
     def backward(self, loss: Callable[[Any, int, int], torch.Tensor], number: int) -> None:
         mine = loss(self.bound, number, self.rank)

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 WIDTH = 6
 HIDDEN = 8
@@ -107,10 +106,3 @@ def spread_experts(model: nn.Sequential, mesh: DeviceMesh) -> None:
             layer.experts.mesh = mesh
             for name, parameter in list(layer.experts.named_parameters()):
                 setattr(layer.experts, name, nn.Parameter(distribute_tensor(parameter.detach(), mesh, [Shard(0)])))
-
-
-def split_dense(model: nn.Sequential, mesh: DeviceMesh) -> None:
-    """Cuts the dense layers along a tensor-parallel axis."""
-    for layer in model:
-        if isinstance(layer, Layer):
-            parallelize_module(layer, mesh, {"first": ColwiseParallel(), "second": RowwiseParallel()})

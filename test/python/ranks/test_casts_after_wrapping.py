@@ -87,20 +87,6 @@ def cast_later(rank: int, kind: str, first: torch.dtype) -> None:
             assert copied == (now != LOW), "copies are made where dtypes differ, and nowhere else"
 
 
-def cast_in_part(rank: int, kind: str) -> None:
-    """Of a unit some parameters are cast: those compute in copies, the others as they are."""
-    model = mlp(5, 7, 3).to(LOW)
-    reference = Reference(model)
-    getattr(shardwise, kind)(model, mp_policy=POLICY)
-    optimizer = momentum(model)
-    train(model, optimizer, reference, rank, range(3))
-    for each in (model, reference.model):
-        each[2].to(HIGH)  # type: ignore[index]
-    for each in (optimizer, reference.optimizer):  # type: ignore[assignment]
-        each.state.clear()  # type: ignore[attr-defined]
-    train(model, optimizer, reference, rank, range(3, 6))
-
-
 def strided(rank: int) -> None:
     """What copies cannot be made of is refused when they are needed, by name."""
     model = mlp(5, 7, 3).to(LOW)
@@ -116,10 +102,6 @@ class TestCastsAfterWrapping:
     @pytest.mark.parametrize("first", [LOW, HIGH], ids=["from_low", "from_high"])
     def test_all(self, kind: str, first: torch.dtype) -> None:
         run_ranks(2, cast_later, kind, first)
-
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_in_part(self, kind: str) -> None:
-        run_ranks(2, cast_in_part, kind)
 
     def test_of_what_is_not_contiguous(self) -> None:
         run_ranks(2, strided)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -19,34 +18,19 @@ import shardwise
 
 
 def check_training(rank: int) -> None:
-    world = dist.get_world_size()
-    mesh = init_device_mesh("cpu", (world,))
-    for reshard in (True, False, None):
-        chain, plain = twin("Chain", 6, 2)
-        assert shardwise.fully_shard(chain, mesh=mesh, reshard_after_forward=reshard) is chain
-        Pair(chain, plain, rank, world).train(chain_loss, f"one unit, reshard {reshard}")
-        assert counted(chain)["reduce_scatters"] == 4
-
+    mesh = init_device_mesh("cpu", (2,))
+    for reshard in (True, None):
         stack, plain = twin("Stack", 6, 2)
         wrap_stack(stack, mesh=mesh, reshard_after_forward=reshard)
         before = counted(stack)["all_gathers"]
-        Pair(stack, plain, rank, world).train(stack_loss, f"several units, reshard {reshard}")
+        Pair(stack, plain, rank, 2).train(stack_loss, f"several units, reshard {reshard}")
         assert counted(stack)["reduce_scatters"] == 4 * 3
-        # In forward, and in backward what was freed in between: all three, the blocks or none.
-        again = {True: 3, None: 2, False: 0}[reshard]
-        assert counted(stack)["all_gathers"] - before == 4 * (3 + again)
-    model, plain = twin("Twice")
-    for inner in model._modules.values():
-        shardwise.fully_shard(inner)
-    shardwise.fully_shard(model)
-    Pair(model, plain, rank, world).train(twice_loss, "a module that is called twice")
-    model, plain = twin("Branches")
-    shardwise.fully_shard(model)
-    Pair(model, plain, rank, world).train(branches_loss, "a parameter that some ranks do not use")
+        # In forward, and in backward what was freed in between: all three or the blocks.
+        assert counted(stack)["all_gathers"] - before == 4 * (3 + (3 if reshard else 2))
     stack, plain = twin("Stack", 6, 3)
     shardwise.fully_shard([stack.block(2), stack.block(0)], shard_placement_fn=last_dim)
     shardwise.fully_shard(stack)
-    pair = Pair(stack, plain, rank, world)
+    pair = Pair(stack, plain, rank, 2)
     pair.dims = {
         name: 1
         for name, parameter in plain.named_parameters()
@@ -61,24 +45,14 @@ def last_dim(parameter: torch.Tensor) -> Shard | None:
 
 
 def check_replicas(rank: int) -> None:
-    world = dist.get_world_size()
-    for name, sizes, loss in (("Chain", (6, 2), chain_loss), ("Stack", (6, 2), stack_loss), ("Twice", (), twice_loss)):
-        model, plain = twin(name, *sizes)
-        for inner in model._modules.values():
+    for name, loss in (("Branches", branches_loss), ("Twice", twice_loss)):
+        model, plain = twin(name)
+        for inner in model._modules.values() if name == "Twice" else ():
             assert shardwise.replicate(inner) is inner
-        if dict(model.named_parameters()).keys() - names_below(model):
-            assert shardwise.replicate(model) is model
-        Pair(model, plain, rank, world, shards=1).train(loss, f"replicated {name}")
-    model, plain = twin("Branches")
-    assert shardwise.replicate(model) is model
-    assert type(model).__name__ == "ReplicateBranches"
-    assert isinstance(model, shardwise.ReplicateModule) and isinstance(model, ModuleWrapper)
-    Pair(model, plain, rank, world, shards=1).train(branches_loss, "Branches")
-    assert counted(model)["all_reduces"] == 4
-
-
-def names_below(model: Any) -> set[str]:
-    return {f"{name}.{own}" for name, child in model._modules.items() for own in child.named_parameters().keys()}  # noqa: SIM118
+        assert shardwise.replicate(model) is model
+        assert type(model).__name__ == f"Replicate{name}"
+        assert isinstance(model, shardwise.ReplicateModule) and isinstance(model, ModuleWrapper)
+        Pair(model, plain, rank, 2, shards=1).train(loss, name)
 
 
 def check_accumulation(rank: int) -> None:
@@ -118,8 +92,8 @@ class TestTraining:
     def test_replicated_and_accumulated(self) -> None:
         run_ranks(2, check_replicas_and_accumulation)
 
-    def test_hybrid_and_uneven(self) -> None:
-        run_ranks(4, check_four_ranks)
+    def test_hybrid(self) -> None:
+        run_ranks(4, check_hybrid)
 
 
 def check_replicas_and_accumulation(rank: int) -> None:
@@ -127,15 +101,11 @@ def check_replicas_and_accumulation(rank: int) -> None:
     check_accumulation(rank)
 
 
-def check_four_ranks(rank: int) -> None:
-    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+def check_hybrid(rank: int) -> None:
     stack, plain = twin("Stack", 6, 2)
-    wrap_stack(stack, mesh=grid)
+    wrap_stack(stack, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
     Pair(stack, plain, rank, 4, shards=2).train(stack_loss, "on two axes")
     assert counted(stack)["all_reduces"] == 12
-    stack, plain = twin("Stack", 6, 2)
-    wrap_stack(stack, reshard_after_forward=2)
-    Pair(stack, plain, rank, 4).train(stack_loss, "pieces that differ, kept by two ranks")
 
 
 def check_state(rank: int) -> None:

@@ -145,7 +145,7 @@ def check_mixed_tree(rank: int) -> None:
         assert type(model) is Around and type(stack) is models().Stack
         for module in (stack.block(0), stack.block(1), stack, model):
             function(module)
-        mine = MixedPair(model, plain, rank, world, function is shardwise.fully_shard)
+        mine = Pair(model, plain, rank, world, None if function is shardwise.fully_shard else 1)
         for step in range(4):
             for part in range(2):
                 model.set_requires_gradient_sync(part == 1)
@@ -166,7 +166,7 @@ def check_mixed_tree(rank: int) -> None:
         torch.testing.assert_close(mine_.grad, theirs.grad, msg=lambda text, n=name: f"{n}, this rank's alone: {text}")
 
 
-def check_clipping(pair: MixedPair, what: str) -> None:
+def check_clipping(pair: Pair, what: str) -> None:
     """One norm over the shards of the C++ module and the DTensors of the module of Python."""
     for number, (limit, order) in enumerate([(0.01, 2.0), (0.01, 1.0), (0.01, float("inf")), (1e9, 2.0)]):
         pair.backward(around_loss, 40 + number)
@@ -181,26 +181,6 @@ def check_clipping(pair: MixedPair, what: str) -> None:
         broken[0] = float("nan")
     with pytest.raises(shardwise.Error, match="no gradient was changed"):
         shardwise.cpp.clip_grad_norm_(pair.bound.parameters(), 0.01, error_if_nonfinite=True)
-
-
-class MixedPair(Pair):
-    """The parameters of the part in Python are DTensors."""
-
-    def __init__(self, bound: Any, plain: nn.Module, rank: int, ranks: int, sharded: bool) -> None:
-        super().__init__(bound, plain, rank, ranks, None if sharded else 1)
-
-    def check(self, what: str) -> None:
-        local = {name: p for name, p in self.bound.named_parameters() if not name.startswith("out.")}
-        out = {name: p for name, p in self.bound.named_parameters() if name.startswith("out.")}
-        expected = dict(self.plain.named_parameters())
-        assert [*local, *out] == list(expected)
-        for name, parameter in (*local.items(), *out.items()):
-            whole, where = expected[name], f"{what}, rank {self.rank}: {name}"
-            pieces = (parameter.detach(), parameter.grad)
-            if name in out:
-                pieces = tuple(piece.to_local() for piece in pieces)
-            for mine, theirs in zip(pieces, (whole.detach(), whole.grad), strict=True):
-                torch.testing.assert_close(mine, self.piece(name, theirs), msg=lambda text, w=where: f"{w}: {text}")
 
 
 class TestMixedTree:

@@ -21,10 +21,8 @@ from torch.distributed.checkpoint.state_dict import (
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("AdamW", {"lr": 0.02, "weight_decay": 0.1}),
     ("AdamW", {"lr": 0.02, "amsgrad": True, "betas": (0.8, 0.95), "eps": 1e-6}),
-    ("Adam", {"lr": 0.02}),
     ("Adam", {"lr": 0.02, "weight_decay": 0.1, "amsgrad": True}),
     ("SGD", {"lr": 0.05}),
-    ("SGD", {"lr": 0.05, "weight_decay": 0.1, "momentum": 0.9}),
     ("SGD", {"lr": 0.05, "weight_decay": 0.1, "momentum": 0.9, "dampening": 0.3}),
     ("SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True}),
 ]
@@ -46,7 +44,7 @@ def gradients(dtype: torch.dtype, step: int) -> Iterator[torch.Tensor]:
         yield torch.randn(sizes, generator=random).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float, torch.double, torch.half, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16])
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_values_are_those_of_python(name: str, options: dict[str, Any], dtype: torch.dtype) -> None:
     ours, theirs = parameters(dtype, 1), parameters(dtype, 1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed.fsdp
 from engine import TORCH, Engine, ours
-from models import assert_trained_alike, batch, fill, mlp
+from models import assert_trained_alike, batch, mlp
 from pool import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -37,6 +37,7 @@ class Case:
     spread: tuple[str, ...] = ()
     #: How many shards there are of a parameter that tensor parallelism does not cut.
     shards: int = 2
+    with_replicate: bool = False
 
     @property
     def dims(self) -> Any:
@@ -49,9 +50,9 @@ class Case:
 
 CASES = {
     "shard beside tp": Case((2, 2), ("dp", "tp"), shard="dp", spread=("dp", "tp")),
-    "shard behind tp": Case((2, 2), ("tp", "dp"), shard="dp", spread=("tp", "dp")),
     "shard and copies": Case((2, 2), ("host", "dp"), shard="dp", replicate="host", spread=("host", "dp")),
     "copies alone": Case((2, 2), ("host", "tp"), replicate="host", spread=("host", "tp"), shards=1),
+    "replicate()": Case((2, 2), ("host", "tp"), replicate="host", spread=("host", "tp"), shards=1, with_replicate=True),
     "two axes as one": Case((2, 2), ("dp", "cp"), shard=("dp", "cp"), spread=("dp_cp",), shards=4),
 }
 
@@ -82,8 +83,9 @@ def data_rank(mesh: DeviceMesh, case: Case) -> tuple[int, int]:
 
 
 def wrap(engine: Engine, model: nn.Sequential, mesh: DeviceMesh, case: Case) -> None:
+    function = engine.replicate if case.with_replicate else engine.fully_shard
     for layer in (model[0], model[2], model):
-        engine.fully_shard(layer, mesh=mesh, dp_mesh_dims=case.dims)
+        function(layer, mesh=mesh, dp_mesh_dims=case.dims)
 
 
 def trains(rank: int, case: Case) -> None:
@@ -122,34 +124,6 @@ def compare(models: list[nn.Sequential], reference: nn.Sequential, case: Case) -
             torch.testing.assert_close(gradient.to_local(), theirs.grad.to_local(), rtol=1e-5, atol=1e-7)
     bias: Any = models[0].get_parameter("2.bias")
     assert bias.to_local().numel() <= -(-WIDTHS[2] // case.shards)
-
-
-def lives(rank: int) -> None:
-    """Made on the meta device, kept in the host's memory, trained, saved, and resumed on a mesh of other axes."""
-    reference = mlp(*WIDTHS)
-    saved = dict(reference.state_dict())
-    for case in (CASES["shard beside tp"], CASES["two axes as one"]):
-        mesh = init_device_mesh("cpu", case.shape, mesh_dim_names=case.names)
-        number, count = data_rank(mesh, case)
-        with torch.device("meta"):
-            model = mlp(*WIDTHS)
-        distribute(model, mesh, case.names)
-        for layer in (model[0], model[2], model):
-            shardwise.fully_shard(layer, mesh=mesh, dp_mesh_dims=case.dims, offload_policy=shardwise.CPUOffloadPolicy())
-        model.to_empty(device="cpu")
-        fill(model, saved)
-        optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (reference, model)]
-        for step in range(3):
-            for part in range(count):
-                (reference(batch(step, part, WIDTHS[0])).pow(2).mean() / count).backward()
-            loss_of(model, mesh, case.names, batch(step, number, WIDTHS[0])).backward()
-            compare([model], reference, case)
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-        saved = {name: value.full_tensor() for name, value in model.state_dict().items()}
-        for name, value in reference.state_dict().items():
-            torch.testing.assert_close(saved[name], value, rtol=1e-5, atol=1e-6)
 
 
 class OwnColumns(nn.Module):
@@ -197,27 +171,6 @@ def annotated(rank: int) -> None:
         torch.testing.assert_close(value.full_tensor(), reference.get_parameter(name).detach())
 
 
-def replicated(rank: int) -> None:
-    """replicate() takes axes for copies alone."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("host", "tp"))
-    case = CASES["copies alone"]
-    reference, model = mlp(*WIDTHS), mlp(*WIDTHS)
-    distribute(model, mesh, case.names)
-    with pytest.raises(ValueError, match="requires replicate-only dims"):
-        shardwise.replicate(model, mesh=mesh, dp_mesh_dims=DataParallelMeshDims(shard="host"))
-    with pytest.raises(ValueError, match="requires replicate-only dims"):
-        shardwise.replicate(model, mesh=mesh, dp_mesh_dims=DataParallelMeshDims(shard="tp", replicate="host"))
-    shardwise.replicate(model, mesh=mesh, dp_mesh_dims=case.dims)
-    for step in range(3):
-        for part in range(2):
-            (reference(batch(step, part, WIDTHS[0])).pow(2).mean() / 2).backward()
-        loss_of(model, mesh, case.names, batch(step, mesh["host"].get_local_rank(), WIDTHS[0])).backward()
-        compare([model], reference, case)
-        for each in (model, reference):
-            torch.optim.SGD(each.parameters(), lr=0.1).step()
-            each.zero_grad()
-
-
 def refused(rank: int) -> None:
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))
     shard = DataParallelMeshDims(shard="dp")
@@ -247,6 +200,9 @@ def refused(rank: int) -> None:
     expect(ValueError, "must have mesh_dim_names", good, mesh=init_device_mesh("cpu", (2,)))
     expect(NotImplementedError, "reshard_after_forward as int", good, reshard_after_forward=1)
     expect(TypeError, "dp_mesh_dims must be a DataParallelMeshDims", good, dp_mesh_dims="dp")
+    for wrong in (shard, DataParallelMeshDims(shard="tp", replicate="dp")):
+        with pytest.raises(ValueError, match="requires replicate-only dims"):
+            shardwise.replicate(good, mesh=mesh, dp_mesh_dims=wrong)
     with pytest.raises(ValueError, match="at least one of shard"):
         shardwise._mesh_dims._DataParallelMeshDims()
     shardwise.fully_shard(good, mesh=mesh, dp_mesh_dims=shard)
@@ -257,14 +213,8 @@ class TestMeshDims:
     def test_training(self, case: str) -> None:
         run_ranks(4, trains, CASES[case])
 
-    def test_lives(self) -> None:
-        run_ranks(4, lives)
-
     def test_annotated(self) -> None:
         run_ranks(4, annotated)
-
-    def test_replicate(self) -> None:
-        run_ranks(4, replicated)
 
     def test_refused(self) -> None:
         run_ranks(2, refused)

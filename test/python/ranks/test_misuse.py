@@ -168,9 +168,9 @@ def parameter_of_two_groups(engine: Engine, watch: Watch) -> None:
     model(data())
 
 
-def prefetch(engine: Engine, watch: Watch, plain: bool) -> None:
+def prefetch(engine: Engine, watch: Watch) -> None:
     model = with_inner(engine, 0)
-    watch(engine.fully_shard(model)).set_modules_to_forward_prefetch([*model] if plain else model[0])
+    watch(engine.fully_shard(model)).set_modules_to_forward_prefetch([*model])
 
 
 def stream_without_a_hook(engine: Engine, watch: Watch) -> None:
@@ -215,10 +215,11 @@ def child_before_its_root(engine: Engine, watch: Watch, function: str) -> None:
     watch(model)(data())
 
 
-def on_meta(engine: Engine, watch: Watch, function: str = "fully_shard", act: str = "__call__") -> None:
+def on_meta(engine: Engine, watch: Watch, unshards: bool = False) -> None:
     with torch.device("meta"):
         model = layers()
-    getattr(watch(getattr(engine, function)(model)), act)(*[data()][: act == "__call__"])
+    watch(engine.fully_shard(model))
+    model.unshard() if unshards else model(data())
 
 
 def child_on_meta(engine: Engine, watch: Watch) -> None:
@@ -237,17 +238,6 @@ def two_dtypes(engine: Engine, watch: Watch) -> None:
     model = engine.fully_shard(watch(nn.Sequential(nn.Linear(3, 4), Widen(), nn.Linear(4, 2).double())))
     watch(model)(data()).sum().backward()
     assert [p.grad.dtype for p in model.parameters()] == [torch.float32] * 2 + [torch.float64] * 2
-
-
-def state_of_other_sizes(engine: Engine, watch: Watch) -> None:
-    # What fits is loaded, as in any module.
-    other = engine.fully_shard(nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)))
-    engine.fully_shard(layers()).load_state_dict(other.state_dict())
-
-
-class Breaks(nn.Linear):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x)[0].view(7)
 
 
 SHARD_COLUMNS = {"shard_placement_fn": lambda p: Shard(1) if p.shape == (4, 3) else None}
@@ -371,13 +361,11 @@ CASES = [
         calls("set_reshard_after_forward", True, function="replicate"),
         ours_only=(AssertionError, ""),
     ),
-    Case(TypeError, "positional argument", calls("set_requires_gradient_sync", False, False)),
     Case(
         ValueError,
         "Expects FSDPModule but got <class 'torch.nn.modules.linear.Linear'>",
-        lambda e, w: prefetch(e, w, plain=True),
+        prefetch,
     ),
-    Case(TypeError, "object is not iterable", lambda e, w: prefetch(e, w, plain=False)),
     Case(
         ValueError,
         "stream cannot be set when using native HSDP",
@@ -425,8 +413,7 @@ CASES = [
         f"{ON_META}, but the following were still on meta device: ['0.weight', '0.bias', '1.weight', '1.b",
         on_meta,
     ),
-    Case(RuntimeError, ON_META, lambda e, w: on_meta(e, w, "replicate")),
-    Case(RuntimeError, ON_META, lambda e, w: on_meta(e, w, act="unshard")),
+    Case(RuntimeError, ON_META, lambda e, w: on_meta(e, w, unshards=True)),
     Case(
         RuntimeError, f"{ON_META}, but the following were still on meta device: ['1.weight', '1.bias']", child_on_meta
     ),
@@ -434,8 +421,6 @@ CASES = [
     Case(AssertionError, "FSDP expects uniform original parameter dtype but got", two_dtypes, torch_only=True),
     Case(RuntimeError, "got mixed torch.Tensor and DTensor", lambda e, w: w(e.fully_shard(layers()))[0](data())),
     Case(RuntimeError, "got mixed torch.Tensor and DTensor", calls("load_state_dict", layers().state_dict())),
-    Case(RuntimeError, "size mismatch for 0.weight", state_of_other_sizes, ranks=2),
-    Case(RuntimeError, "shape '[7]' is invalid for input of size 4", lambda e, w: e.fully_shard(Breaks(3, 4))(data())),
 ]
 
 

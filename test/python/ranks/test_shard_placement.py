@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from engine import TORCH, Engine, ours
-from experts import WIDTH, Layer, layers, split_dense, spread_experts
-from models import assert_trained_alike, batch, fill, mlp
+from experts import WIDTH, Layer, layers, spread_experts
+from models import assert_trained_alike, batch, mlp
 from pool import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard import _fsdp_common
-from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from torch.distributed.tensor import DTensor, Shard
 
 import shardwise
@@ -31,36 +30,17 @@ HAS_TORCHS = hasattr(_fsdp_common, "ShardPlacementResult")
 
 @dataclass(frozen=True)
 class Meshes:
-    """How the ranks are laid out for the dense layers, and for experts."""
+    """All ranks for the dense layers; two experts' ranks beside each other."""
 
     dense: DeviceMesh
     experts: FSDPMeshInfo
     expert_axis: DeviceMesh
-    tensor_axis: DeviceMesh | None
-    #: This rank's number among those with other data, and how many these are.
-    data_rank: int
-    data_ranks: int
 
 
-def meshes(tensor: int, copies: int) -> Meshes:
-    """Two experts' ranks beside each other; `tensor` ranks split dense layers, `copies` hold copies of all shards."""
-    experts = init_device_mesh("cpu", (copies, WORLD // copies // 2, 2), mesh_dim_names=("copies", "efsdp", "ep"))
-    shape = (copies, WORLD // copies // tensor, tensor)
-    dense = init_device_mesh("cpu", shape, mesh_dim_names=("copies", "dp", "tp"))
-    hybrid = copies > 1
-    info = (
-        HSDPMeshInfo(experts["copies", "efsdp"], shard_mesh_dim=1, replicate_mesh_dim=0)
-        if hybrid
-        else FSDPMeshInfo(experts["efsdp"], shard_mesh_dim=0)
-    )
-    return Meshes(
-        dense["copies", "dp"] if hybrid else dense["dp"],
-        info,
-        experts["ep"],
-        dense["tp"] if tensor > 1 else None,
-        dist.get_rank() // tensor,
-        WORLD // tensor,
-    )
+def meshes() -> Meshes:
+    experts = init_device_mesh("cpu", (WORLD // 2, 2), mesh_dim_names=("efsdp", "ep"))
+    dense = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("dp",))
+    return Meshes(dense, FSDPMeshInfo(experts["efsdp"], shard_mesh_dim=0), experts["ep"])
 
 
 def placement(model: nn.Module, info: FSDPMeshInfo, kind: Any = ShardPlacementResult) -> Callable[..., Any]:
@@ -69,8 +49,6 @@ def placement(model: nn.Module, info: FSDPMeshInfo, kind: Any = ShardPlacementRe
 
 
 def wrap(engine: Engine, model: nn.Sequential, on: Meshes, **options: Any) -> None:
-    if on.tensor_axis is not None:
-        split_dense(model, on.tensor_axis)
     spread_experts(model, on.expert_axis)
     choose = placement(model, on.experts)
     for layer in model:
@@ -81,12 +59,12 @@ def wrap(engine: Engine, model: nn.Sequential, on: Meshes, **options: Any) -> No
     for each in model.modules():
         if isinstance(each, Layer):
             # An expert's gradient comes from the rows of all ranks.
-            each.set_gradient_divide_factor(on.data_ranks)
+            each.set_gradient_divide_factor(WORLD)
             each.set_force_sum_reduction_for_comms(True)  # Gloo has no other division by a factor.
 
 
-def trains(rank: int, tensor: int, copies: int, options: dict[str, Any]) -> None:
-    on = meshes(tensor, copies)
+def trains(rank: int, options: dict[str, Any]) -> None:
+    on = meshes()
     reference = layers()
     engines = [ours(), *([TORCH] if HAS_TORCHS else [])]
     models = [layers() for _ in engines]
@@ -96,37 +74,32 @@ def trains(rank: int, tensor: int, copies: int, options: dict[str, Any]) -> None
         torch.optim.AdamW(each.parameters(), lr=0.02, eps=1e-16, foreach=False) for each in (reference, *models)
     ]
     for step in range(3):
-        for part in range(on.data_ranks):
-            (reference(batch(step, part, WIDTH)).pow(2).mean() / on.data_ranks).backward()
+        for part in range(WORLD):
+            (reference(batch(step, part, WIDTH)).pow(2).mean() / WORLD).backward()
         for model in models:
-            model(batch(step, on.data_rank, WIDTH)).pow(2).mean().backward()
-        compare(models, reference, tensor)
+            model(batch(step, rank, WIDTH)).pow(2).mean().backward()
+        compare(models, reference)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
     assert_trained_alike(models[0], reference)
 
 
-def compare(models: list[nn.Sequential], reference: nn.Sequential, tensor: int) -> None:
+def compare(models: list[nn.Sequential], reference: nn.Sequential) -> None:
     whole = dict(reference.named_parameters())
     for name, parameter in models[0].named_parameters():
         gradient = parameter.grad
         assert isinstance(parameter, DTensor) and isinstance(gradient, DTensor), name
-        # Ranks that share data see each row of an expert more than once.
-        times = tensor if "experts" in name else 1
-        torch.testing.assert_close(gradient.full_tensor() / times, whole[name].grad, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(gradient.full_tensor(), whole[name].grad, rtol=1e-5, atol=1e-7)
         for other in models[1:]:
             theirs: Any = other.get_parameter(name)
             assert parameter._spec == theirs._spec and gradient._spec == theirs.grad._spec, name
-            # Torch's divides twice where a single rank has all of what others hold copies of.
-            if "experts" not in name or parameter.device_mesh["efsdp"].size() > 1:
-                torch.testing.assert_close(gradient.to_local(), theirs.grad.to_local(), rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(gradient.to_local(), theirs.grad.to_local(), rtol=1e-5, atol=1e-7)
         assert "experts" not in name or "efsdp" in (parameter.device_mesh.mesh_dim_names or ())
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "freed": {},
-    "kept": {"reshard_after_forward": False},
     "two ranks hold all": {"reshard_after_forward": 2},
 }
 
@@ -134,65 +107,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 class TestFullyShardNDTraining:
     @pytest.mark.parametrize("options", OPTIONS)
     def test_shard_placement_fn_tp_ep(self, options: str) -> None:
-        run_ranks(WORLD, trains, 1, 1, OPTIONS[options])
-
-    @pytest.mark.parametrize(("tensor", "copies"), [(2, 1), (1, 2)], ids=["tp", "copies"])
-    def test_shard_placement_fn_tp_ep_layouts(self, tensor: int, copies: int) -> None:
-        run_ranks(WORLD, trains, tensor, copies, {})
-
-
-def lives(rank: int) -> None:
-    """Made on the meta device, filled, trained with accumulated gradients and exceptions, saved, resumed elsewhere."""
-    on = meshes(1, 1)
-    reference = layers()
-    with torch.device("meta"):
-        model = layers()
-    wrap(ours(), model, on)
-    model.to_empty(device="cpu")
-    fill(model, reference.state_dict())
-    train_with_accumulation(model, reference, on)
-    saved = {name: value.full_tensor() for name, value in model.state_dict().items()}
-    resumed = layers()
-    wrap(ours(), resumed, meshes(1, 2))
-    fill(resumed, saved)
-    for each in (resumed, reference):
-        each.double()
-    train_with_accumulation(resumed, reference, meshes(1, 2))
-
-
-def train_with_accumulation(model: Any, reference: nn.Module, on: Meshes) -> None:
-    dtype = next(reference.parameters()).dtype
-    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1, foreach=False) for each in (model, reference)]
-    for step in range(3):
-        model[0].register_forward_hook(fails_once())
-        with pytest.raises(ZeroDivisionError):
-            model(batch(7, on.data_rank, WIDTH).to(dtype))
-        model.reset_iter_state()
-        for last, number in ((False, 2 * step), (True, 2 * step + 1)):
-            model.set_requires_gradient_sync(last)
-            model(batch(number, on.data_rank, WIDTH).to(dtype)).pow(2).mean().backward()
-            for part in range(on.data_ranks):
-                (reference(batch(number, part, WIDTH).to(dtype)).pow(2).mean() / on.data_ranks).backward()
-        compare([model], reference, 1)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def fails_once() -> Callable[..., None]:
-    failed: list[bool] = []
-
-    def fail(*_: Any) -> None:
-        if not failed:
-            failed.append(True)
-            raise ZeroDivisionError
-
-    return fail
+        run_ranks(WORLD, trains, OPTIONS[options])
 
 
 def one_unit(rank: int) -> None:
     """Both meshes' parameters are gathered, freed, named and told of settings as one unit's, with own collectives."""
-    on = meshes(1, 1)
+    on = meshes()
     model: Any = layers(1)
     wrap(ours(), model, on, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
     layer = model[0]
@@ -226,7 +146,7 @@ def one_unit(rank: int) -> None:
 
 
 def refused(rank: int) -> None:
-    on = meshes(1, 1)
+    on = meshes()
 
     def expect(kind: type[Exception], text: str, choose: Callable[..., Any], **options: Any) -> None:
         model = mlp(6, 4)
@@ -259,7 +179,7 @@ def refused(rank: int) -> None:
 
 def all_elsewhere(rank: int) -> None:
     """No parameter is left for the mesh of the call."""
-    on = meshes(1, 1)
+    on = meshes()
     reference, model = mlp(6, 4), mlp(6, 4)
     ours().fully_shard(model, mesh=on.dense, shard_placement_fn=lambda _: ShardPlacementResult(None, on.experts))
     mates = on.experts.shard_mesh_size
@@ -276,9 +196,6 @@ def all_elsewhere(rank: int) -> None:
 
 
 class TestShardPlacement:
-    def test_lives(self) -> None:
-        run_ranks(WORLD, lives)
-
     def test_one_unit(self) -> None:
         run_ranks(WORLD, one_unit)
 

@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 import torch
-from models import batch, local
+from models import batch
 from pool import run_ranks
 from torch import Tensor, nn
 
@@ -93,31 +93,6 @@ def in_forward(rank: int, kind: str) -> None:
         assert error_in_thread(again) == ""
 
 
-def in_backward(rank: int, kind: str) -> None:
-    ours, reference = wrapped(kind), model()
-    ours(batch(0, rank, WIDTH))  # the root of the tree
-    for step in range(3):
-        errors: list[str] = []
-        x = batch(step, rank, WIDTH)
-        middle = ours[0](x)
-        middle.register_hook(lambda _, x=x, errors=errors: errors.append(error_in_thread(lambda: ours(x))))
-        ours[1](middle).pow(2).sum().backward()
-        assert REFUSED in errors[0]
-        for other in range(2):
-            (reference[:2](batch(step, other, WIDTH)).pow(2).sum() / 2).backward()
-        for mine, whole in zip(ours[0].parameters(), reference[0].parameters(), strict=True):
-            assert mine.grad is not None and whole.grad is not None
-            part = whole.grad.chunk(2)[rank] if kind == "sharded" else whole.grad
-            torch.testing.assert_close(local(mine.grad), part)
-        ours.zero_grad()
-        reference.zero_grad()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_thread_at_a_time_uses_a_model(kind):
     run_ranks(2, in_forward, kind)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_none_uses_a_model_while_another_runs_its_backward(kind):
-    run_ranks(2, in_backward, kind)

@@ -1,4 +1,4 @@
-"""The rows of fully_shard_training and replicate_training that train models in units, with ranks that are late."""
+"""The rows of fully_shard_training and replicate_training that train models in units."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from delays import POINTS, Delays
 from devices import data_on
 from engine import TORCH, Engine, ours
-from form import by_form
 from language import blocks_of, by_block, prefetch_two_blocks, text_program
 from models import local
 from parity import Parity, Trace, Wrap, Wrapping, adam, assert_same_bits, by_child, momentum
@@ -52,14 +50,8 @@ def along_the_largest_dimension(rank: int) -> None:
         assert first.placements == (Shard(0 if widths[1] > widths[0] else 1),), first.placements
 
 
-def groups_with_late_ranks(rank: int, function: str) -> None:
-    parity = Parity(text_program())
-    theirs = each_setting(function, parity, lambda **options: by_block(function, **options))
-    for points in by_form([POINTS], [*([point] for point in POINTS), POINTS]):
-        delays = Delays(*points)
-        late = parity.run(ours(), delays.wrapping(by_block(function, **SETTINGS[function][0])))
-        delays.assert_passed(parity.program.steps)
-        assert_same_bits(late, theirs)
+def by_blocks(rank: int, function: str) -> None:
+    each_setting(function, Parity(text_program()), lambda **options: by_block(function, **options))
 
 
 def offloaded(rank: int, function: str) -> None:
@@ -100,9 +92,6 @@ def gathered_asynchronously(rank: int) -> None:
     for options in SETTINGS["fully_shard"]:
         trace = parity.run(ours(), Wrapping(by_block("fully_shard", **options), before=by_hand))
         assert_same_bits(trace, expected)
-    late = Delays(*POINTS)
-    assert_same_bits(parity.run(ours(), late.wrapping(asynchronous(reshard_after_forward=True))), expected)
-    late.assert_passed(parity.program.steps)
 
 
 def child_alone(rank: int, function: str) -> None:
@@ -191,7 +180,7 @@ class TestFullyShard1DTrainingCore:
         run_ranks(2, along_the_largest_dimension)
 
     def test_train_parity_multi_group(self) -> None:
-        run_ranks(2, groups_with_late_ranks, "fully_shard", timeout=300)
+        run_ranks(2, by_blocks, "fully_shard", timeout=300)
 
     def test_train_parity_multi_group_cpu_offload_eager(self) -> None:
         run_ranks(2, offloaded, "fully_shard")
@@ -217,7 +206,7 @@ class TestReplicate1DTrainingCore:
         run_ranks(2, one_unit, "replicate")
 
     def test_train_parity_multi_groups(self) -> None:
-        run_ranks(2, groups_with_late_ranks, "replicate", timeout=300)
+        run_ranks(2, by_blocks, "replicate", timeout=300)
 
     def test_train_parity_multi_group_cpu_offload_eager(self) -> None:
         run_ranks(2, offloaded, "replicate")
