@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
 
 from broken_package import PACKAGE
+
+from shardwise.testing import run_ranks
 
 FOLDER = PACKAGE.parent
 
@@ -87,3 +91,15 @@ def run(program: str, *, common: bool = True, told: int = 0, **environment: str)
     assert result.returncode == 0, result.stderr
     assert result.stderr.splitlines() == [TOLD] * told
     return result.stdout
+
+
+def _execute(_: int, program: str) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        exec(compile(COMMON + program, "<string>", "exec"), sys.modules["__main__"].__dict__)
+    return output.getvalue()
+
+
+def run_here(program: str, **environment: str) -> str:
+    """Of a program in a process that has imported torch and shardwise, and nothing of FSDP."""
+    (output,) = run_ranks(1, _execute, program, backend=None, environment=environment)
+    return output

@@ -1,27 +1,43 @@
-"""A program that no launcher started is a world of one."""
+"""Programs that no launcher started, and those over torch's fake process group, have ranks that no other sees."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-PROGRAM = """
-import torch, shardwise
-model = shardwise.{kind}(torch.nn.Linear(3, 2))
-model(torch.ones(1, 3)).sum().backward()
-assert model.weight.grad.full_tensor().equal(torch.ones(2, 3))
-assert torch.distributed.get_world_size() == 1
-"""
+import shardwise
+from shardwise.testing import run_ranks
+
 LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-@pytest.mark.parametrize("kind", ["fully_shard", "replicate"])
-def test_a_program_without_a_launcher_is_alone(kind):
-    environment = {name: value for name, value in os.environ.items() if name not in LAUNCHERS}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(kind=kind)], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
+def alone(rank: int, function: str) -> None:
+    for name in LAUNCHERS:
+        os.environ.pop(name, None)
+    model = getattr(shardwise, function)(torch.nn.Linear(3, 2))
+    model(torch.ones(1, 3)).sum().backward()
+    assert model.weight.grad.full_tensor().equal(torch.ones(2, 3))
+    assert dist.get_world_size() == 1
+
+
+@pytest.mark.parametrize("function", ["fully_shard", "replicate"])
+def test_a_program_without_a_launcher_is_a_world_of_one(function: str) -> None:
+    run_ranks(1, alone, function, backend=None)
+
+
+def one_of_eight(rank: int) -> None:
+    """As tools look at one rank of many."""
+    dist.init_process_group("fake", rank=1, world_size=8, store=FakeStore())
+    model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Linear(16, 4))
+    shardwise.replicate(model[1])
+    shardwise.fully_shard(model[0])
+    model[0](torch.ones(2, 4)).sum().backward()
+    assert model[0].weight.to_local().shape == model[0].weight.grad.to_local().shape == (2, 4)
+
+
+def test_a_rank_of_a_fake_process_group() -> None:
+    run_ranks(1, one_of_eight, backend=None)

@@ -16,6 +16,7 @@ from installation import ROOT, Environment
 
 import shardwise
 from shardwise import _abilities, _build_info, _doctor
+from shardwise.__main__ import main
 
 NEEDED = {"import shardwise", "replicate() on CPUs (Gloo)", "ranks from the environment"}
 LAUNCH = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -71,12 +72,13 @@ def test_json_report_of_this_machine():
     assert all(each["works"] or (each["reason"] and each["remedy"]) for each in report["abilities"])
 
 
-def test_text_report_says_the_same():
-    result = run_doctor()
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "  yes replicate() on CPUs (Gloo)\n" in result.stdout
-    assert f"  built against torch  {_build_info.TORCH_VERSION}\n" in result.stdout
-    assert "unknown (" not in result.stdout
+def test_text_report_says_the_same(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["shardwise", "doctor"])
+    assert main() == 0
+    shown = capsys.readouterr().out
+    assert "  yes replicate() on CPUs (Gloo)\n" in shown
+    assert f"  built against torch  {_build_info.TORCH_VERSION}\n" in shown
+    assert "unknown (" not in shown
 
 
 def test_a_refused_torch_is_explained_and_fails(tmp_path):
@@ -151,11 +153,9 @@ def test_cpp_programs_need_a_compiler_and_the_package(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("macros", "reason"),
     [
-        ("#define __GNUC__ 12\n", None),
         ("#define __GNUC__ 13\n#define __GNUC_MINOR__ 2\n", None),
         ('#define __GNUC__ 11\n#define __VERSION__ "11.4 12 13"\n', "' is g++ 11; "),
         ("#define __GNUC__ 4\n#define __clang__ 1\n", "' is not g++; "),
-        ("", "' is not g++; "),
     ],
 )
 def test_the_compiler_is_the_one_that_the_readme_asks_for(monkeypatch, tmp_path, macros, reason):

@@ -101,23 +101,25 @@ def refusal(package: BrokenPackage) -> str:
     return text
 
 
-@pytest.mark.parametrize("version", ["2.9.0+cu128", "3.11.0", "2.110.0"])
-def test_another_minor_version_of_torch_is_refused(tmp_path, version):
-    package = BrokenPackage(tmp_path)
-    torch = package.add_torch(version)
-    text = refusal(package)
-    assert f"built against torch {BUILT_MINOR}." in text
-    assert f"torch {version} was found in {torch}" in text
-    assert f"pip install 'torch=={BUILT_MINOR}.*'" in text
-    assert "build shardwise against this torch" in text
+PIP = "pip install --no-build-isolation ."
+INSTALL = f"pip install 'torch=={BUILT_MINOR}.*'"
+#: How the package is, the version of the torch beside it, and what must be said of them.
+REFUSED: list[tuple[dict[str, Any], str, list[str]]] = [
+    ({}, "2.9.0+cu128", [f"built against torch {BUILT_MINOR}.", "torch 2.9.0+cu128 was found in {torch}", INSTALL]),
+    ({}, "2.110.0", ["torch 2.110.0 was found in {torch}", "build shardwise against this torch"]),
+    ({"nccl": True}, f"{BUILT_MINOR}.5+cpu", ["found in {torch} is a build without CUDA", "Install a CUDA build"]),
+    ({"built": False}, "", ["{package} is not built", PIP]),
+    ({"suffix": ".cpython-27-x86_64-linux-gnu.so"}, "", ["no extension module for this Python", "_C.cpython-27-", PIP]),
+]  # fmt: skip
 
 
-def test_a_torch_without_cuda_is_refused_by_a_build_with_nccl(tmp_path):
-    package = BrokenPackage(tmp_path, nccl=True)
-    torch = package.add_torch(f"{BUILT_MINOR}.5+cpu")
+@pytest.mark.parametrize(("options", "version", "said"), REFUSED)
+def test_what_does_not_fit_is_refused(tmp_path, options, version, said):
+    package = BrokenPackage(tmp_path, **options)
+    torch = package.add_torch(version) if version else None
     text = refusal(package)
-    assert f"found in {torch} is a build without CUDA" in text
-    assert f"Install a CUDA build of torch {BUILT_MINOR}" in text
+    for words in said:
+        assert words.replace("{torch}", str(torch)).replace("{package}", str(package.package)) in text
 
 
 def test_a_patch_version_of_torch_is_accepted(tmp_path):
@@ -132,20 +134,7 @@ def test_a_torch_that_cannot_be_imported_is_explained(tmp_path):
     (package.add_torch("2.9.0") / "__init__.py").write_text("raise OSError('libcudart.so: not found')\n")
     text = refusal(package)
     assert f"torch cannot be imported by {sys.executable}: libcudart.so: not found" in text
-    assert f"pip install 'torch=={BUILT_MINOR}.*'" in text
-
-
-def test_a_package_that_is_not_built_is_explained(tmp_path):
-    text = refusal(BrokenPackage(tmp_path, built=False))
-    assert f"{tmp_path / 'shardwise'} is not built" in text
-    assert "pip install --no-build-isolation ." in text
-
-
-def test_another_python_is_refused(tmp_path):
-    text = refusal(BrokenPackage(tmp_path, suffix=".cpython-27-x86_64-linux-gnu.so"))
-    assert "no extension module for this Python, {}.{}.{}".format(*sys.version_info) in text
-    assert "_C.cpython-27-x86_64-linux-gnu.so" in text
-    assert "pip install --no-build-isolation ." in text
+    assert INSTALL in text
 
 
 def test_the_prefix_path_for_cmake_has_torch_too():

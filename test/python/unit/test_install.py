@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from install_programs import FOLDER, run
+from install_programs import run_here
 
 
 def test_every_place_shows_ours_until_uninstall():
-    run("""
+    run_here("""
 import shardwise
 import torch.distributed.fsdp
 held = torch.distributed.fsdp
@@ -29,7 +29,7 @@ check_ours()
 
 
 def test_torchs_modules_that_imported_ours_have_their_own_again():
-    run("""
+    run_here("""
 import shardwise
 shardwise.install()
 import torch.distributed.pipelining.stage as stage
@@ -55,8 +55,9 @@ def test_modules_that_hold_torchs_are_named(tmp_path):
         "from torch.distributed._composable.replicate_with_fsdp import replicate\n"
         "from torch.distributed._composable import replicate as ddp\n"
     )
-    said = run(
-        """
+    said = run_here(
+        f"sys.path.insert(0, {str(tmp_path)!r})"
+        + """
 import alias, early, package.deep, shardwise
 import torch.distributed.pipelining
 from torch.distributed.fsdp import share_comm_ctx
@@ -70,7 +71,6 @@ print(warning.message)
 assert alias.fsdp.fully_shard is shardwise.fully_shard
 assert early.shard.__module__ == "torch.distributed.fsdp"
 """,
-        PYTHONPATH=f"{tmp_path}:{FOLDER}",
     )
     file, text = said.splitlines()
     assert file == "<string>"
@@ -147,11 +147,11 @@ torch.distributed.destroy_process_group()
 
 
 def test_instances_of_both_engines_are_known_on_both_sides():
-    run(MODULES_OF_BOTH_ENGINES)
+    run_here(MODULES_OF_BOTH_ENGINES)
 
 
 def test_functions_take_modules_of_both_engines():
-    run("""
+    run_here("""
 from torch import nn
 import torch.distributed.fsdp as fsdp
 import shardwise
@@ -188,7 +188,7 @@ torch.distributed.destroy_process_group()
 
 
 def test_who_replaces_or_pickles_the_modules_still_can():
-    run("""
+    run_here("""
 import copy, pickle, types
 from unittest import mock
 import torch.distributed.fsdp as fsdp

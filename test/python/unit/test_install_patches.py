@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from install_programs import run
+from install_programs import run_here
 
 
 def test_classes_below_ours_may_be_abstract_ones():
-    run("""
+    run_here("""
 from abc import ABC, abstractmethod
 from torch import nn
 import torch.distributed.fsdp as fsdp
@@ -37,7 +37,7 @@ torch.distributed.destroy_process_group()
 
 
 def test_who_puts_back_what_was_shown_leaves_torchs_own_in_place():
-    run("""
+    run_here("""
 import shardwise
 from shardwise import _torch_api
 shardwise.install()

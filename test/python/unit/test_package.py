@@ -214,14 +214,6 @@ def test_cpp_consumer_with_another_minor_version_of_torch_is_refused(installed, 
     assert configure(installed, tmp_path / "build") is None
 
 
-def test_cpp_consumer_without_a_torch_is_refused(installed, prefix_path, tmp_path):
-    missing = tmp_path / "nowhere"
-    options = [f"-DCMAKE_PREFIX_PATH={prefix_path}", f"-DSHARDWISE_TORCH_DIR={missing}"]
-    said = configure(installed, tmp_path / "build", *options)
-    assert said is not None
-    assert f"SHARDWISE_TORCH_DIR is {missing}, but there is no torch" in said
-
-
 def test_another_minor_version_of_shardwise_is_not_accepted(prefix_path, installed, tmp_path):
     project = tmp_path / "project"
     project.mkdir()
