@@ -10,26 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 BENCHMARKS = ROOT / "benchmarks"
 BUILD = ROOT / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev")
-NAMES = (
-    "bars",
-    "baseline",
-    "callgrind",
-    "checkpoint",
-    "collectives",
-    "figures",
-    "gpu",
-    "host",
-    "hosts",
-    "machine",
-    "memory",
-    "overlap",
-    "peers",
-    "pipeline",
-    "report",
-    "scale",
-    "steps",
-    "turns",
-)
+#: There is a test/run.py too.
+NAMES = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem != "run")
 
 
 def imported(monkeypatch):

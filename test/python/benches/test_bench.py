@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
-import subprocess
-import sys
-from dataclasses import replace
 
 import pytest
 from bench_modules import BENCHMARKS, BUILD, imported
@@ -41,34 +36,6 @@ def test_wrappings_in_python_are_compared_with_torchs(modules):
         assert re.fullmatch(rf"[-+\d.e]+ x {torchs}", found[ours].note)
 
 
-def test_parallelism_is_compared_with_torchs(modules):
-    host = modules["host"]
-    ours = ("layers", "microbatches")
-    names = [name for each in ours for name in (each, f"{each}_none", f"torch_{each}")]
-    found = list(host.figures(host.microseconds(host.commands(BUILD, ["3x9x2"], names)), "us", 1))
-    assert [figure.name for figure in found] == [
-        "a Linear of tensor parallelism",
-        "a microbatch of a stage",
-        "a Linear of tensor parallelism, torch's",
-        "a microbatch of a stage, torch's",
-    ]
-    assert all(re.fullmatch(r"[-+\d.e]+ x torch's", figure.note) for figure in found[:2])
-
-
-def test_a_size_that_is_none_is_an_error(modules):
-    host = modules["host"]
-    with pytest.raises(RuntimeError, match="A size is blocks x parameters x ranks, as 8x9x2, not '8'"):
-        host.microseconds({"C++": host.commands(BUILD, ["8"])["C++"]})
-
-
-def test_a_unit_costs_what_wrapping_adds(modules):
-    callgrind, host = modules["callgrind"], modules["host"]
-    small, large = (callgrind.Case("C++ none", blocks, 9) for blocks in (8, 32))
-    costs = {small: 80.0, large: 320.0}
-    costs |= {replace(small, name="C++ replicate"): 96.0, replace(large, name="C++ replicate"): 416.0}
-    assert sorted(host.units(costs).values()) == [2.0, 3.0]
-
-
 def test_counts_are_differences_of_two_lengths(modules, tmp_path):
     callgrind = modules["callgrind"]
     for number, (steps, total) in enumerate(((1, 900), (5, 1500), (1, 700), (5, 1600))):
@@ -76,24 +43,6 @@ def test_counts_are_differences_of_two_lengths(modules, tmp_path):
         (tmp_path / f"C++.{number}").write_text(text)
     counts = callgrind.read_counts(tmp_path / "C++")
     assert callgrind.differences("C++", counts) == {callgrind.Case("C++ none", 8, 9, 2): 200}
-
-
-def test_functions_can_be_left_out_of_counts(modules, tmp_path):
-    # Named where it is called first, at a call that is not its own cost, and with lines before and behind it.
-    (tmp_path / "C++.1").write_text(
-        "desc: Trigger: Client Request: none 8x9x2 1\n"
-        "fn=(1) step\n10 5\ncfn=(2) malloc\ncalls=2 40\n+1 300\n* 7\n\nfn=(2)\n40 100\n-3 200\ntotals: 312\n"
-    )
-    callgrind = modules["callgrind"]
-    assert [total for _, _, total in callgrind.read_counts(tmp_path / "C++")] == [312]
-    assert [total for _, _, total in callgrind.read_counts(tmp_path / "C++", {"malloc"})] == [12]
-
-
-def test_without_valgrind_a_line_says_so(modules, monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    assert modules["callgrind"].problem(BUILD) == (
-        "there is no valgrind on the PATH (Debian, Ubuntu: apt-get install valgrind)"
-    )
 
 
 def test_steps_of_ranks_are_counted_and_compared(modules):
@@ -133,16 +82,6 @@ def test_a_rank_that_fails_ends_the_benchmark(modules):
         steps.measure(BUILD, size, ["C++ nothing"])
 
 
-def test_a_rank_that_was_killed_ends_the_benchmark_too(modules):
-    program = modules["turns"].Program.start("victims", ["sh", "-c", "exec cat", "rank"], 2)
-    for rank in program.ranks:
-        rank.kill()
-        rank.wait()
-    with pytest.raises(RuntimeError, match="a rank of victims ended early: .* out of memory"):
-        program.ask("3")
-    program.end()
-
-
 def test_figures_are_saved_with_machine_date_commit_and_versions(modules, tmp_path):
     figure = modules["figures"].Figure("host", "C++ replicate, 8 blocks", 12.345, "us a unit", "0.1 x DDP")
     for figures in ([figure, figure], [figure]):  # the last ones stay
@@ -152,36 +91,6 @@ def test_figures_are_saved_with_machine_date_commit_and_versions(modules, tmp_pa
     assert saved.figures == (figure,)
     assert figure.line().split("  ")[0] == "host"
     assert figure.line().endswith("  12.3  us a unit  (0.1 x DDP)")
-
-
-def test_the_command_says_what_is_missing(tmp_path):
-    command = [sys.executable, str(BENCHMARKS / "run.py"), "--quick"]
-    environment = {**os.environ, "SHARDWISE_BUILD_DIR": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "Run `make bench`" in done.stderr
-
-
-def test_what_was_measured_before_a_failure_is_saved(modules, monkeypatch, tmp_path, capsys):
-    # There is a test/run.py too.
-    spec = importlib.util.spec_from_file_location("benchmarks_run", BENCHMARKS / "run.py")
-    run = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(run)
-    monkeypatch.setattr(sys, "argv", ["run.py", "--suites", "steps", "--save", "--results", str(tmp_path)])
-    figure = modules["figures"].Figure("steps", "one", 1.0, "x")
-
-    def measure(options):
-        yield figure
-        raise RuntimeError("a rank ended early")
-
-    monkeypatch.setattr(run, "measure", measure)
-    monkeypatch.setenv("SHARDWISE_SHARED_MEMORY", "on")
-    assert run.main() == 1
-    assert "ended early: a rank ended early" in capsys.readouterr().err
-    saved = modules["figures"].load(tmp_path)["steps"]
-    assert saved.figures == (figure,)
-    assert saved.facts["ended early"] == "a rank ended early"
-    assert saved.facts["run"] == f"SHARDWISE_SHARED_MEMORY=on --suites steps --save --results {tmp_path}"
 
 
 def test_results_in_the_repository_are_what_the_command_saves(modules, tmp_path):

@@ -33,15 +33,6 @@ def test_without_a_gpu_a_line_says_so(gpu, monkeypatch, capsys):
     assert capsys.readouterr().out == "gpu  nothing was measured: torch finds no GPU here\n"
 
 
-def test_several_ranks_share_a_gpu_where_nccl_can_and_may(gpu, monkeypatch):
-    monkeypatch.delenv(gpu.ALLOWS_SEVERAL_RANKS, raising=False)
-    assert gpu.Gpus(1, (2, 30, 7)).worlds() == [1]
-    assert gpu.Gpus(4, (2, 30, 7)).worlds() == [1, 4]
-    monkeypatch.setenv(gpu.ALLOWS_SEVERAL_RANKS, "1")
-    assert gpu.Gpus(1, (2, 28, 9)).worlds() == [1]
-    assert gpu.Gpus(1, (2, 30, 7)).worlds() == [1, 2]
-
-
 def test_one_rank_beside_ddp(gpu, extent):
     with gpu.programs_of(BUILD, extent, 1, ("Python ddp", "C++ fully_shard", "Python none")) as programs:
         gpu.take_turns(programs, 2, 2)
@@ -78,25 +69,6 @@ def test_a_step_takes_no_less_than_the_modelled_wire(gpu, extent):
     assert busy["Python replicate"] == pytest.approx(busy["Python ddp"], rel=0.02)
     assert found["0.02 GB/s: DDP: step"].value == 1
     assert "the wire busy for" in found["0.02 GB/s: Python replicate: step"].note
-
-
-def test_copies_are_those_of_the_stream_that_computes(modules):
-    device = modules["device"]
-    kernels = [
-        device.Kernel("void gemm", 7, 4e-3),
-        device.Kernel("void shardwise::cuda::move_kernel<Copying>", 7, 1e-3),
-        device.Kernel("Memcpy DtoD", 7, 2e-3),
-        device.Kernel("Memcpy DtoD", 13, 8e-3),
-        device.Kernel("ncclDevKernel_AllGather", 20, 9e-3),
-        device.Kernel("ncclDevKernel_AllGather", 20, 9e-3),
-    ]
-    assert device.on_the_busiest_stream(kernels) == {
-        "kernels": 3,
-        "kernel_seconds": pytest.approx(7e-3),
-        "copies": 2,
-        "copy_seconds": pytest.approx(3e-3),
-    }
-    assert device.on_the_busiest_stream([])["kernels"] == 0
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the suite gpu needs a GPU")

@@ -39,8 +39,3 @@ def test_the_resident_set_of_each_is_compared_with_ddps(memory):
     assert found[0].note == "1.000 x DDP"
     assert all(figure.unit == "MiB" and figure.value > 1 for figure in found)
     assert "1.0 M parameters, 2 ranks" in found[0].name
-
-
-def test_a_rank_that_fails_ends_the_suite(memory):
-    with pytest.raises(RuntimeError, match="there is no --wrap nothing"):
-        memory.measure(BUILD, "C++ nothing", memory.Size(1, 96))

@@ -12,8 +12,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.append(str(ROOT / "test"))
 
-import on_gpu  # noqa: E402
-import on_gpu_steps  # noqa: E402
 
 STEPS = "unit_tests rank_tests_1 nccl graph_rows profile"
 #: Some tests of each slice are among them.
@@ -48,17 +46,3 @@ def test_each_step_does_its_work_or_says_what_is_missing(tmp_path):
     assert again == {name: table[name] for name in ("unit_tests", "rank_tests_1", "graph_rows_cpp")}
     assert "unit_tests: has passed on" in ended.stdout
     assert "graph_rows_cpp: running" in ended.stdout
-
-
-def test_a_planted_mistake_fails_its_step_and_is_tried_again(tmp_path, monkeypatch, capsys):
-    words = ["nccl_one_rank", "--device", "late", "--folder", str(tmp_path)]
-    right = on_gpu_steps.torchrun
-    with monkeypatch.context() as planted:
-        planted.setattr(on_gpu_steps, "torchrun", lambda ranks, *more: [*right(ranks, *more), "--wrong"])
-        assert on_gpu.main(words) == 1
-    row = capsys.readouterr().out.splitlines()[-1]
-    assert row.split()[:2] == ["nccl_one_rank", "failed"]
-    assert "AssertionError: replicate, tensor" in row
-    assert json.loads((tmp_path / "nccl_one_rank.json").read_text())["result"] == "failed"
-    assert on_gpu.main(words) == 0
-    assert capsys.readouterr().out.splitlines()[-1].split()[:2] == ["nccl_one_rank", "passed"]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-import pty
 import re
 import subprocess
 import sys
@@ -125,18 +123,6 @@ def test_memory_of_both_modes_is_told(demos, sharded, modules):
             assert f"\n{name:12}" + "".join(f"{value:12.1f}" for value in values) + "\n" in demo.done.stdout
 
 
-def test_picture_has_a_bar_of_memory_for_each_mode_and_part(sharded, modules):
-    bars = {}
-    for bar in ET.parse(sharded.out / "training.svg").getroot().iter("{http://www.w3.org/2000/svg}rect"):
-        if bar.get("class") == "held":
-            bars[bar.get("data-mode"), bar.get("data-part")] = float(bar.get("width"))
-    assert set(bars) == {(mode, part) for mode in modules.demo.MODES for part in modules.picture.PARTS}
-    held = modules.training.read_memory(sharded.out)
-    scale = bars["fully_shard", "parameters"] / held.parameters
-    assert bars["fully_shard", "optimizer"] == pytest.approx(held.optimizer * scale, abs=0.1)
-    assert bars["fully_shard", "up to the peak of a step"] == pytest.approx((held.peak - held.all) * scale, abs=0.1)
-
-
 def test_three_dimensions_agree_with_one_process(tmp_path):
     demo = Demo.run(tmp_path, "--mode", "3d", "--ranks", "8")
     assert demo.done.returncode == 0, demo.done.stdout + demo.done.stderr
@@ -150,12 +136,6 @@ def test_three_dimensions_agree_with_one_process(tmp_path):
     assert [demo.losses(rank) for rank in range(8)] == [demo.losses(0)] * 8
     whole = json.loads((demo.out / "run.json").read_text())["parameters"]
     assert whole == 1_902_976
-
-
-def test_what_python_has_not_is_said(tmp_path):
-    done = Demo.run(tmp_path, "--front", "python", "--mode", "fully_shard").done
-    assert done.returncode == 1
-    assert done.stderr.startswith("demo: the program in Python has no mode fully_shard. Take FRONT=cpp")
 
 
 def test_both_languages_train_the_same(demos):
@@ -174,89 +154,6 @@ def test_fails_when_the_ranks_fail(tmp_path):
     done = Demo.run(tmp_path, "--binary", "/bin/false").done
     assert done.returncode == 1
     assert "demo: the command above ended with exit code" in done.stderr
-
-
-def test_says_how_to_get_a_program_that_is_missing(tmp_path):
-    done = Demo.run(tmp_path, "--binary", str(tmp_path / "gpt")).done
-    assert done.returncode == 1
-    assert "there is no program" in done.stderr
-    assert "make demo" in done.stderr
-
-
-@pytest.mark.parametrize("front", PROGRAMS)
-def test_progress_is_one_line_on_a_terminal(tmp_path, front):
-    (tmp_path / "corpus").write_text("All happy families are alike. " * 50)
-    arguments = ["--corpus", str(tmp_path / "corpus"), "--out", str(tmp_path), "--batch", "1"]
-    ours, theirs = pty.openpty()
-    command = [*PROGRAMS[front], *arguments, "--steps", "3", "--reference-of", "1"]
-    subprocess.run(command, env={**ENVIRONMENT, "LC_ALL": "C.UTF-8"}, stdout=theirs, check=True, timeout=300)
-    os.close(theirs)
-    shown = b""
-    # A terminal whose other side is closed reads as an error on Linux.
-    try:
-        while chunk := os.read(ours, 4096):
-            shown += chunk
-    except OSError:
-        os.close(ours)
-    text = shown.decode()
-    assert text.count("\n") == 1
-    assert text.endswith("\n")
-    drawn = text.split("\r")
-    assert [line.split("  ")[0].rsplit(" ", 1)[0] for line in drawn if "/3 " in line] == [
-        f"one process {step}/3" for step in (1, 2, 3)
-    ]
-    assert max(len(line.removesuffix("\x1b[K")) for line in drawn) <= 80
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--steps", "many"], "gpt: --steps is 'many'; it must be a whole number, 1 or more."),
-        (["--step", "3"], "gpt: there is no argument --step;"),
-        (["--mode", "shard"], "gpt: --mode is 'shard'; it must be replicate, fully_shard or 3d."),
-        ([], "gpt: --corpus is missing."),
-    ],
-)
-def test_program_says_which_argument_is_wrong(arguments, message):
-    done = subprocess.run([str(BINARY), *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert message in done.stderr
-
-
-def test_a_loss_that_is_not_a_number_is_no_agreement(modules):
-    training = modules.training
-    assert training.largest_difference([2.0, 3.0], [2.0, 3.0 * (1 + 1e-5)]) == (pytest.approx(1e-5, rel=1e-3), 2)
-    assert training.largest_difference([math.nan, 3.0], [2.0, 3.0]) == (math.inf, 1)
-
-
-def test_records_that_are_missing_are_noticed(modules, demos):
-    training = modules.training
-    out = demos["cpp"].out
-    assert len(training.read_training(out, RANKS, STEPS).mean_losses) == STEPS
-    with pytest.raises(training.DemoError, match="rank0.jsonl has 12 records; there must be one for each step"):
-        training.read_training(out, RANKS, STEPS + 1)
-    with pytest.raises(training.DemoError, match="4 ranks were started, but the training saw 2"):
-        training.read_training(out, 4, STEPS)
-
-
-@pytest.mark.parametrize(("gpus", "ranks"), [(0, 4), (1, 1), (2, 2), (8, 4)])
-def test_takes_no_more_ranks_than_gpus(modules, monkeypatch, capsys, gpus, ranks):
-    monkeypatch.setattr(modules.demo, "has_gpu", lambda: True)
-    monkeypatch.setattr(modules.demo.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=f"{gpus}\n"))
-    assert modules.demo.limit_ranks(4) == ranks
-    said = capsys.readouterr().out
-    assert (f"NCCL needs a GPU for each: going on with {gpus}," in said) == (ranks < 4)
-
-
-def test_picture_shows_the_memory_of_a_device_where_there_is_one(modules, demos, tmp_path):
-    run = modules.training.read_training(demos["cpp"].out, RANKS, STEPS)
-    for rank in run.records:
-        for record in rank:
-            record["device_mib"] = record["step"] * 10.0
-    modules.picture.write_picture(tmp_path / "training.svg", run, [], "C++", "")
-    assert "device memory, MiB" in (tmp_path / "training.svg").read_text()
-    points = read_lines(tmp_path / "training.svg")["memory", "1"]
-    assert points == sorted(points, key=lambda point: -point[1]), "it grows"
 
 
 def read_lines(file: Path) -> dict[tuple[str, str], list[tuple[float, float]]]:

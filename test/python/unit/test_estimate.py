@@ -109,6 +109,8 @@ def test_the_command_prints_the_same() -> None:
         ([MODEL, "--world", "9", "--copies", "2"], "must divide the number of ranks"),
         (["examples/python/model.py:nothing", "--world", "2"], "there is no function 'nothing' in examples"),
         (["nowhere.py:make", "--world", "2"], "there is no file nowhere.py"),
+        (["nowhere:make", "--world", "2"], "No module named 'nowhere'"),
+        (["model", "--world", "2"], "names no function"),
         (["examples/python/model.py:GptOptions", "--world", "2"], "must return an nn.Module"),
         ([MODEL, "--world", "2", "--param-dtype", "float5"], "'float5' is no dtype"),
         ([MODEL, "--world", "2", "--reshard", "maybe"], "neither yes nor no nor a number"),
