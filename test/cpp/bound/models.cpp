@@ -1,6 +1,6 @@
-// The Python module bound_models: models of the rank tests, bound as torch documents it, optimizers, the files of
-// checkpoints, and process groups made in C++.
-#include "bound/parts.h"
+// The Python module bound_models: models of the rank tests, bound as torch documents it, optimizers, and process groups
+// made in C++.
+#include "bound/optimizers.h"
 #include "ranks/fully_shard_models.h"
 #include "ranks/training_models.h"
 
@@ -63,7 +63,5 @@ PYBIND11_MODULE(bound_models, module) {
   torch::python::bind_module<TwiceImpl>(module, "Twice").def(py::init<>());
   torch::python::bind_module<BranchesImpl>(module, "Branches").def(py::init<>());
   bind_optimizers(module);
-  auto files = module.def_submodule("files");
-  bind_files(files);
   module.def("make_mesh", &make_mesh, py::call_guard<py::gil_scoped_release>());
 }

@@ -1,5 +1,5 @@
 // AdamW, Adam and SGD for Python: made from parameters and options, with what they keep; and GradScaler.
-#include "bound/parts.h"
+#include "bound/optimizers.h"
 
 #include "optim/optimizer_state.h"
 

@@ -13,11 +13,13 @@ from bound import stack_loss, twin
 from engine import TORCH
 from models import batch
 from pool import run_ranks
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from saved_runs import DIVISIONS, WIDTH, Run, assert_same, whole_of, wrap_each
 from torch import nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.fsdp import CPUOffloadPolicy
+from torch.distributed.tensor import Shard
 from training_models import mlps
 
 import shardwise
@@ -214,10 +216,43 @@ class TestSavedModels:
         assert not list(tmp_path.iterdir())
 
 
+#: Those that both safetensors and torch's copies know.
+DTYPES = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool, torch.uint16, torch.uint32, torch.uint64, torch.complex64, torch.float8_e4m3fn,
+    torch.float8_e5m2, torch.float8_e8m0fnu,
+)  # fmt: skip
+
+
+def of_each_dtype(value: int) -> nn.Module:
+    """Buffers of all dtypes, and some of odd names and sizes."""
+    module = nn.Module()
+    for dtype in DTYPES:
+        module.register_buffer(f"of {dtype}".replace(".", " "), torch.full((3, 2), value).to(dtype))
+    module.register_buffer("pairs", torch.full((3, 2), 90 * value, dtype=torch.uint8).view(torch.float4_e2m1fn_x2))
+    for name, shape in (('odd "näme"\n', (4,)), ("none", (0, 3)), ("scalar", ())):
+        module.register_buffer(name, torch.full(shape, value))
+    return module
+
+
+def assert_same_bytes(found: dict[str, torch.Tensor], expected: nn.Module) -> None:
+    """Not all dtypes can be compared, but bytes can."""
+    buffers = dict(expected.named_buffers())
+    assert found.keys() == buffers.keys()
+    for name, tensor in buffers.items():
+        assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape, name
+        mine, theirs = (each.reshape(-1).view(torch.uint8) for each in (found[name], tensor))
+        assert torch.equal(mine, theirs), name
+
+
+def columns(parameter: torch.Tensor) -> Shard | None:
+    return Shard(1) if parameter.ndim == 2 and parameter.shape[1] % 2 == 0 else None
+
+
 def torch_writes(rank: int, folder: str, consolidated: bool) -> None:
     """Two ranks of torch's own engine."""
     model = mlps(WIDTH, 2)
-    wrap_each(model, TORCH.fully_shard)
+    wrap_each(model, TORCH.fully_shard, shard_placement_fn=columns)
     writer = HuggingFaceStorageWriter(folder, save_distributed=True, enable_consolidation=consolidated)
     dcp.save(model.state_dict(), storage_writer=writer)
 
@@ -242,7 +277,7 @@ def ours_writes(rank: int, folder: str) -> None:
 def torch_reads(rank: int, folder: str) -> None:
     model = mlps(WIDTH, 2)
     expected = whole_of(model)
-    wrap_each(model, TORCH.fully_shard)
+    wrap_each(model, TORCH.fully_shard, shard_placement_fn=columns)
     state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
     dcp.load(state, storage_reader=HuggingFaceStorageReader(folder))
     assert_same({name: value.full_tensor() for name, value in state.items()}, expected)
@@ -257,6 +292,20 @@ class TestInterchange:
     def test_torch_reads_ours(self, tmp_path: Path) -> None:
         run_ranks(3, ours_writes, str(tmp_path / "step"))
         run_ranks(2, torch_reads, str(tmp_path / "step"))
+
+    def test_the_safetensors_library(self, tmp_path: Path) -> None:
+        model, other = of_each_dtype(1), of_each_dtype(0)
+        checkpoint.save(tmp_path / "step", model)
+        (file,) = (tmp_path / "step").glob("*.safetensors")
+        assert_same_bytes(load_file(file), model)
+        with safe_open(file, framework="pt") as opened:
+            assert set(opened.metadata()) == {"format", "DCP_VERSION", "DCP_SHARDING_INFO", "WRITTEN_BY"}
+            assert opened.metadata()["format"] == "pt" and opened.metadata()["DCP_VERSION"] == "1.0"
+        (tmp_path / "theirs").mkdir()
+        save_file(dict(model.named_buffers()), tmp_path / "theirs" / "model.safetensors")
+        for folder in ("step", "theirs"):
+            checkpoint.load(tmp_path / folder, other)
+            assert_same_bytes(dict(other.named_buffers()), model)
 
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])

@@ -4,4 +4,3 @@
 
 /// Makes our optimizers known to Python, for comparisons with Python's own.
 void bind_optimizers(pybind11::module_& module);
-void bind_files(pybind11::module_& module);
