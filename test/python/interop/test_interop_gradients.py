@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from engine import Engine, ours
-from layouts import RANKS, by_layer
+from layouts import by_layer
 from models import batch, local, mlp
 from pool import run_ranks
 from torch import nn
@@ -26,16 +26,6 @@ HOLD: dict[str, tuple[Callable[[Any], Any], Callable[[Any], torch.Tensor]]] = {
     "another DTensor around it": (lambda gradient: gradient.detach(), local),
     "an array": (lambda gradient: gradient.to_local().numpy(), torch.from_numpy),
     "its memory": (lambda gradient: place_of(gradient.to_local()), lambda place: torch.empty(0).set_(*place)),
-}
-
-#: What somebody makes of the tensor in a gradient.
-CHANGE: dict[str, Callable[[torch.Tensor], Any]] = {
-    "another shape": lambda tensor: tensor.unsqueeze_(0),
-    "other strides": lambda tensor: tensor.t_() if tensor.dim() == 2 else tensor,
-    "nothing": lambda tensor: tensor.resize_(0),
-    "part of other memory": lambda tensor: tensor.set_(torch.zeros(99).untyped_storage(), 3, (2,), (1,)),
-    "a leaf": lambda tensor: tensor.requires_grad_(),
-    "other values": lambda tensor: tensor.fill_(float("nan")),
 }
 
 
@@ -90,22 +80,7 @@ def held(rank: int, layout: str) -> None:
                 assert torch.equal(found.detach().view(value.shape), value), f"{what}, gradient {number}: {found}"
 
 
-def changed(rank: int, layout: str) -> None:
-    expected = train(wrapped(ours(), layout), rank, lambda _: None)
-    for what, change in CHANGE.items():
-
-        @torch.no_grad()
-        def alter(model: nn.Module, change: Any = change) -> None:
-            for gradient in gradients_of(model):
-                change(gradient.to_local())
-
-        same(train(wrapped(ours(), layout), rank, alter), expected, what)
-
-
-@pytest.mark.parametrize("layout", list(RANKS))
+@pytest.mark.parametrize("layout", ["fully_shard", "replicate"])
 class TestGradients:
     def test_held(self, layout: str) -> None:
-        run_ranks(RANKS[layout], held, layout)
-
-    def test_made_into_something_else(self, layout: str) -> None:
-        run_ranks(RANKS[layout], changed, layout)
+        run_ranks(2, held, layout)

@@ -107,71 +107,7 @@ def computed_again(rank: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
-def one_after_the_other(rank: int) -> None:
-    """Not all modules of a list need run: the next forward begins the list anew."""
-    engine = ours()
-    model: Any = Between()
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-    engine.fully_shard([model.first, model.last], mp_policy=policy)
-    engine.fully_shard(model, mp_policy=policy)
-    model(batch(0, rank, 4)).sum().backward()
-    for name in ("first", "last", "last", "first"):
-        for parameter in model.parameters():
-            parameter.grad = None
-        out = model.get_submodule(name)(batch(1, rank, 4))
-        assert out.dtype == torch.bfloat16
-        out.sum().backward()
-        found = {key for key, parameter in model.named_parameters() if parameter.grad is not None}
-        assert found == {f"{name}.weight", f"{name}.bias"}
-
-
-class Scale(nn.Module):
-    """Some ranks leave it out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor = nn.Parameter(torch.full((4,), 2.0))
-        self.is_used = True
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.factor if self.is_used else x * 2
-
-
-class Around(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(7)
-        self.start, self.middle, self.last = (nn.Linear(4, 4) for _ in range(3))
-        self.scale = Scale()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.middle(self.scale(self.start(x))).tanh())
-
-
-def left_out_on_one_rank(rank: int) -> None:
-    """The list stays open between its modules on all ranks, whatever gradients each of them waits for."""
-    model: Any = Around()
-    reference: Any = Around()
-    engine = ours()
-    engine.fully_shard([model.scale, model.last])
-    engine.fully_shard(model.middle)
-    engine.fully_shard(model)
-    for step in range(3):
-        for parameter in (*model.parameters(), *reference.parameters()):
-            parameter.grad = None
-        model.scale.is_used = rank == 0
-        model(batch(step, rank, 4)).pow(2).sum().backward()
-        for other in range(2):
-            reference.scale.is_used = other == 0
-            (reference(batch(step, other, 4)).pow(2).sum() / 2).backward()
-        for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
-            torch.testing.assert_close(p.grad.full_tensor(), q.grad, msg=name)
-
-
 class TestInteropLists:
-    def test_left_out_on_one_rank(self) -> None:
-        run_ranks(2, left_out_on_one_rank)
-
     def test_gathered_once(self) -> None:
         run_ranks(2, gathered_once)
 
@@ -180,6 +116,3 @@ class TestInteropLists:
 
     def test_computed_again(self) -> None:
         run_ranks(2, computed_again)
-
-    def test_one_after_the_other(self) -> None:
-        run_ranks(2, one_after_the_other)

@@ -24,10 +24,8 @@ def trained(step: int, rank: int, mesh: DeviceMesh | None, again: int | bool) ->
 
 
 def some_ranks_keep_their_models(rank: int, axes: int) -> None:
-    again = 2 if axes == 1 else True
-    mesh = {0: None, 1: init_device_mesh("cpu", (4,)), 2: init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))}[
-        axes
-    ]
+    again = 2 if axes == 0 else True
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b")) if axes else None
     kept = []
     for step in range(4):
         model = trained(step, rank, mesh, again)
@@ -41,6 +39,6 @@ def some_ranks_keep_their_models(rank: int, axes: int) -> None:
 
 
 class TestInteropMeshes:
-    @pytest.mark.parametrize("axes", [0, 1, 2])
+    @pytest.mark.parametrize("axes", [0, 2])
     def test_some_ranks_keep_their_models(self, axes: int) -> None:
         run_ranks(4, some_ranks_keep_their_models, axes, timeout=100)

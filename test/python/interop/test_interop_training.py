@@ -128,34 +128,6 @@ def frozen(rank: int, layout: str) -> None:
     assert all(low <= size <= low + 300 for size, low in zip(mine, theirs, strict=True)), f"{mine} for {theirs}"
 
 
-def frozen_in_sight(rank: int) -> None:
-    found = []
-    for engine in (TORCH, ours()):
-        model: Any = mlp(3, 4, 2)
-        for layer in (model[0], model[2], model):
-            engine.fully_shard(layer, reshard_after_forward=False)
-        with torch.no_grad():
-            model(batch(0, rank, 3))
-        # A full copy: the shard is trained as before.
-        model[0].weight.requires_grad_(False)
-        model.set_reshard_after_forward(True)
-        steps = []
-        for step in range(4):
-            last = step % 2 == 1
-            model.set_reshard_after_backward(last)
-            model.set_requires_gradient_sync(last)
-            model(batch(step, rank, 3)).square().sum().backward()
-            if last:
-                steps.append([local(parameter.grad) for parameter in model.parameters()])
-                model.zero_grad()
-        found.append(steps)
-    theirs, mine = found
-    # Of the first backward there is none, of the second there is.
-    assert theirs[0][0].any()
-    for a, b in zip(mine, theirs, strict=True):
-        assert all(map(torch.equal, a, b)), f"{a} for {b}"
-
-
 def all_reduce_comes_back(rank: int) -> None:
     """set_requires_gradient_sync(True) asks for all sums, whatever was asked before."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
@@ -220,6 +192,3 @@ class TestInteropTraining:
 
     def test_all_reduce_comes_back(self) -> None:
         run_ranks(4, all_reduce_comes_back)
-
-    def test_frozen_in_sight(self) -> None:
-        run_ranks(2, frozen_in_sight)
