@@ -10,7 +10,6 @@ from pool import run_ranks
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -58,7 +57,6 @@ class Pair(nn.Module):
 def tensor_parallel_from_the_meta_device(rank: int) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     torch.manual_seed(5)
     values = Pair().state_dict()
     models = []
@@ -68,8 +66,8 @@ def tensor_parallel_from_the_meta_device(rank: int) -> None:
         if device == "cpu":
             model.load_state_dict(values)
         parallelize_module(model, mesh["tp"], plan)
-        shardwise.fully_shard(model.up, mesh=mesh["dp"], mp_policy=policy)
-        shardwise.fully_shard(model, mesh=mesh["dp"], mp_policy=policy)
+        for module in (model.up, model):
+            shardwise.fully_shard(module, mesh=mesh["dp"])
         models.append(model)
     usual, from_meta = models
     from_meta.to_empty(device="cpu")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from engine import TORCH, Engine, ours
 from experts import WIDTH, Layer, layers, spread_experts
-from models import assert_trained_alike, batch, mlp
+from models import assert_gradients, assert_trained_alike, batch, mlp
 from pool import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -78,24 +78,14 @@ def trains(rank: int, options: dict[str, Any]) -> None:
             (reference(batch(step, part, WIDTH)).pow(2).mean() / WORLD).backward()
         for model in models:
             model(batch(step, rank, WIDTH)).pow(2).mean().backward()
-        compare(models, reference)
+        assert_gradients(models, reference)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
     assert_trained_alike(models[0], reference)
-
-
-def compare(models: list[nn.Sequential], reference: nn.Sequential) -> None:
-    whole = dict(reference.named_parameters())
     for name, parameter in models[0].named_parameters():
-        gradient = parameter.grad
-        assert isinstance(parameter, DTensor) and isinstance(gradient, DTensor), name
-        torch.testing.assert_close(gradient.full_tensor(), whole[name].grad, rtol=1e-5, atol=1e-7)
-        for other in models[1:]:
-            theirs: Any = other.get_parameter(name)
-            assert parameter._spec == theirs._spec and gradient._spec == theirs.grad._spec, name
-            torch.testing.assert_close(gradient.to_local(), theirs.grad.to_local(), rtol=1e-5, atol=1e-7)
-        assert "experts" not in name or "efsdp" in (parameter.device_mesh.mesh_dim_names or ())
+        assert isinstance(parameter, DTensor)
+        assert ("efsdp" in (parameter.device_mesh.mesh_dim_names or ())) == ("experts" in name), name
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

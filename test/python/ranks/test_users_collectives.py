@@ -12,11 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from meshes import shared_mesh
-from models import batch, local
+from models import batch, local, whole
 from pool import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import shardwise
@@ -86,10 +85,6 @@ def wrap(model: Summing, mode: str, mesh: DeviceMesh) -> None:
         shardwise.fully_shard(model, mesh=mesh, reshard_after_forward=mode != "kept")
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
 def trains_as_one_process(rank: int, modes: list[str]) -> None:
     world = dist.get_world_size()
     for mode in modes:
@@ -112,7 +107,7 @@ def trains_as_one_process(rank: int, modes: list[str]) -> None:
             mine.step()
             theirs.step()
         for (name, p), q in zip(ours.named_parameters(), reference.parameters(), strict=True):
-            torch.testing.assert_close(whole(p).detach(), q.detach(), msg=f"{mode}: {name} at the end")
+            torch.testing.assert_close(whole(p), q.detach(), msg=f"{mode}: {name} at the end")
 
 
 def goes_our_way(rank: int, expected: str) -> None:

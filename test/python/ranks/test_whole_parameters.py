@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models import batch
+from models import batch, whole
 from pool import run_ranks
 from torch import nn
 
@@ -36,7 +36,7 @@ def change(layers: nn.Sequential) -> None:
 
 
 def wholes(layers: nn.Sequential) -> list[torch.Tensor]:
-    return [p.full_tensor() if hasattr(p, "full_tensor") else p for p in layers.parameters()]
+    return [whole(p) for p in layers.parameters()]
 
 
 def written_back(rank: int, kind: str) -> None:
@@ -61,16 +61,13 @@ def written_back(rank: int, kind: str) -> None:
         loss.backward()
         for other in range(2):
             (reference(batch(step, other, 6)).pow(2).sum() / 2).backward()
-        for mine, whole in zip(ours.parameters(), reference.parameters(), strict=True):
-            torch.testing.assert_close(mine.grad.full_tensor(), whole.grad)
+        for mine, theirs in zip(ours.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(whole(mine.grad), theirs.grad)
         optimizer.step()
-        with torch.no_grad():
-            for whole in reference.parameters():
-                whole -= 0.1 * whole.grad
-        for mine, whole in zip(ours.parameters(), reference.parameters(), strict=True):
-            mine.grad = whole.grad = None
+        for mine, theirs in zip(ours.parameters(), reference.parameters(), strict=True):
+            mine.grad = theirs.grad = None
             with torch.no_grad():
-                whole.copy_(mine.full_tensor())
+                theirs.copy_(whole(mine))
 
     def fail() -> None:
         with shardwise.with_whole_parameters(ours):
