@@ -7,10 +7,10 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+from pool import run_ranks
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import shardwise
-from shardwise.testing import run_ranks
 
 LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
