@@ -185,15 +185,6 @@ def test_a_fresh_clone_sees_nothing_of_this_run(monkeypatch):
     assert "SHARDWISE_TEST_DEPS" not in script
 
 
-def test_a_fresh_clone_sees_nothing_of_this_run(monkeypatch):
-    hidden, kept = {"MAKEFLAGS", "MAKELEVEL", "PYTHONPATH", "SHARDWISE_NINJA", "VIRTUAL_ENV"}, {"SHARDWISE_DEPS"}
-    for name in hidden | kept:
-        monkeypatch.setenv(name, "x")
-    environment = fresh_clone.environment()
-    assert not hidden & set(environment)
-    assert kept <= set(environment) and environment["PYTHON"] == sys.executable
-
-
 def took(title: str, cpu: float) -> seconds.Took:
     return seconds.Took("rank_tests", title, "test/cpp/ranks", 1.0, cpu)
 
