@@ -67,29 +67,4 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::string failure_;
 };
 
-/// While one lives, only one communicator at a time makes progress on a device, as on a GPU that is busy. Ranks that
-/// interleave two communicators differently then wait for each other until the timeout.
-class OneCommunicatorAtATime {
- public:
-  OneCommunicatorAtATime();
-  ~OneCommunicatorAtATime();
-  OneCommunicatorAtATime(const OneCommunicatorAtATime&) = delete;
-  OneCommunicatorAtATime& operator=(const OneCommunicatorAtATime&) = delete;
-
-  /// Whether a communicator has the device now.
-  static bool is_busy(int device);
-  /// For a worker: takes the device, if need be, until the end of the scope.
-  class Turn {
-   public:
-    Turn(int device, Communicator& communicator, std::chrono::milliseconds timeout);
-    ~Turn();
-    Turn(const Turn&) = delete;
-    Turn& operator=(const Turn&) = delete;
-
-   private:
-    int device_;
-    bool taken_ = false;
-  };
-};
-
 } // namespace late

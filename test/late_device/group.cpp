@@ -118,8 +118,7 @@ c10::intrusive_ptr<c10d::Work> Group::launch_all(
   auto& own_stream = device.stream_of_task(stream.id());
   device.issue(
       stream.id(), lasting(kernels.front().name), uses,
-      [ready = std::move(ready), communicator = communicator_, timeout, index = this->device().index(), &own_stream] {
-        const OneCommunicatorAtATime::Turn turn(index, *communicator, timeout);
+      [ready = std::move(ready), communicator = communicator_, timeout, &own_stream] {
         for (const auto& each : ready) communicator->arrive(each.place, each.part, own_stream.time());
         std::vector<std::vector<at::Tensor>> results;
         for (const auto& each : ready) {

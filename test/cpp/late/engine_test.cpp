@@ -6,6 +6,8 @@
 
 #include <shardwise/checkpoint.h>
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
 namespace shardwise::test {
 namespace {
 
@@ -252,6 +254,31 @@ TEST(LateEngine, APoolOfSeveralDevices) {
   EXPECT_EQ(counters.allocations, 3);
   for (const int index : {0, 1}) late::Device::of(index).synchronize_all();
   expect_no_fault();
+}
+
+TEST(LateEngine, AMeshThatEndsWithAnErrorWaitsForNobody) {
+  run_ranks(2, [](Rank& rank) {
+    const auto store = c10::make_intrusive<c10d::PrefixStore>("its own mesh", rank.store());
+    const auto options = MeshOptions()
+                             .device(rank.device())
+                             .timeout(std::chrono::seconds(20))
+                             .store(store)
+                             .rank(rank.rank())
+                             .world_size(rank.world_size());
+    const auto stumble = [&] {
+      const Mesh mesh({{"world", rank.world_size()}}, options);
+      if (rank.rank() == 1) return;
+      // The other rank never comes.
+      std::vector<at::Tensor> sum{torch::ones({4}, rank.device())};
+      mesh.group("world")->allreduce(sum);
+      throw std::runtime_error("what the program stumbled over");
+    };
+    const auto begin = std::chrono::steady_clock::now();
+    if (rank.rank() == 1) return stumble();
+    EXPECT_THROW(stumble(), std::runtime_error);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  });
+  late::take_faults();
 }
 
 // Else the first collective of each would, in the middle of a step and within its time limit.

@@ -117,22 +117,6 @@ TEST(LateOffload, BackwardsThatTheProgramEnds) {
   });
 }
 
-TEST(LateOffload, ARankThatIsAlone) {
-  run_ranks(1, [](Rank& rank) {
-    for (const bool pin : {true, false}) {
-      Stack ours, reference;
-      shard_stack(ours, sharded_on(rank).cpu_offload(pinned(pin)));
-      Pair<Stack> both{rank, ours, reference};
-      both.train(stack_loss);
-      EXPECT_TRUE(ours->named_parameters()["head.weight"].is_cpu());
-      Stack copied;
-      replicate(copied, ReplicateOptions().mesh(rank.mesh()).cpu_offload(pinned(pin)));
-      Pair<Stack> alike{rank, copied, Stack()};
-      alike.train(stack_loss);
-    }
-  });
-}
-
 TEST(LateOffload, AShardMayBeWrittenRightAfterAForward) {
   run_ranks(2, [](Rank& rank) {
     Stack ours, reference;

@@ -75,16 +75,6 @@ TEST(LateOwnMemory, EveryGatherAndSumLiesInIt) {
   });
 }
 
-// The second sums use the memory of the first; a gather among neighbours has memory of its own.
-TEST(LateOwnMemory, OnMoreRanks) {
-  run_ranks(4, [](Rank& rank) {
-    const auto use = train_in_own_memory(rank, hybrid_on(rank, {2, 2}));
-    EXPECT_GT(use.elsewhere, 0);
-    EXPECT_LT(use.elsewhere, use.own);
-    EXPECT_EQ(train_in_own_memory(rank, sharded_on(rank).reshard_after_forward(2)).elsewhere, 0);
-  });
-}
-
 TEST(LateOwnMemory, ItDoesNotGoWithCollectivesOfTheUsersOwn) {
   run_ranks(2, [](Rank& rank) {
     auto model = mlp({5, 4, 3});

@@ -109,19 +109,6 @@ TEST(LateStaged, CarriesWhatTheBackEndCarries) {
   });
 }
 
-TEST(LateStaged, SendsAndReceives) {
-  run_ranks(3, [](Rank& rank) {
-    const Own own(rank);
-    Tensors out{own.full(own.rank, 4)}, in{own.full(-1, 4)};
-    const auto sent = own.backend->send(out, (own.rank + 1) % 3, 0);
-    const auto got = own.backend->recv(in, (own.rank + 2) % 3, 0);
-    EXPECT_TRUE(sent->wait());
-    EXPECT_TRUE(got->wait());
-    expect_values(in[0], std::vector<double>(4, (own.rank + 2) % 3));
-    expect_no_fault();
-  });
-}
-
 TEST(LateStaged, KeepsTheOrderOfTensorsOnTheHostAndOnTheDevice) {
   run_ranks(2, [](Rank& rank) {
     const Own own(rank);
@@ -177,50 +164,6 @@ TEST(LateStaged, WhatIsNotWaitedForWritesToNobodysMemory) {
     expect_values(last[0], {1, 1, 1});
     expect_no_fault();
   });
-}
-
-TEST(LateStaged, TrainsAsOnTheHost) {
-  const auto losses = [](at::DeviceType where, const std::vector<Axis>& axes, auto wrap) {
-    std::vector<std::vector<double>> all(4);
-    run_ranks(4, [&](Rank& rank) {
-      const auto device = where == at::kCPU ? at::Device(at::kCPU) : late_device(rank.rank());
-      const auto store = c10::make_intrusive<c10d::PrefixStore>("mesh", rank.store());
-      const auto options = MeshOptions().store(store).rank(rank.rank()).world_size(4);
-      const Mesh mesh(axes, MeshOptions(options).device(device).transport(Transport::direct));
-      if (where != at::kCPU) {
-        EXPECT_NE(mesh.describe().find("TCP"), mesh.describe().find("shared memory")) << mesh.describe();
-      }
-      torch::nn::Sequential model(torch::nn::Linear(5, 7), torch::nn::Tanh(), torch::nn::Linear(7, 3));
-      for (auto& parameter : model->parameters()) {
-        const torch::NoGradGuard guard;
-        parameter.copy_(torch::linspace(-1, 1, parameter.numel(), at::kCPU).view(parameter.sizes()));
-      }
-      model->to(device);
-      wrap(mesh, model);
-      torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-      for (int step = 0; step < 4; ++step) {
-        const auto x = torch::linspace(step, rank.rank(), 20, at::kCPU).view({4, 5}).to(device);
-        const auto loss = model->forward(x).pow(2).mean();
-        optimizer.zero_grad();
-        loss.backward();
-        optimizer.step();
-        all[rank.rank()].push_back(loss.item<double>());
-      }
-    });
-    return all;
-  };
-  const auto sharded = [](const Mesh& mesh, torch::nn::Sequential& model) {
-    fully_shard(model->ptr(0), FullyShardOptions().mesh(mesh));
-    fully_shard(model.ptr(), FullyShardOptions().mesh(mesh));
-  };
-  const auto whole = [](const Mesh& mesh, torch::nn::Sequential& model) {
-    replicate(model.ptr(), ReplicateOptions().mesh(mesh));
-  };
-  const std::vector<Axis> both{{"copies", 2}, {"shards", 2}}, one{{"ranks", 4}};
-  EXPECT_EQ(losses(at::kPrivateUse1, both, sharded), losses(at::kCPU, both, sharded));
-  EXPECT_EQ(losses(at::kPrivateUse1, one, sharded), losses(at::kCPU, one, sharded));
-  EXPECT_EQ(losses(at::kPrivateUse1, one, whole), losses(at::kCPU, one, whole));
-  expect_no_fault();
 }
 
 } // namespace shardwise::test::staged

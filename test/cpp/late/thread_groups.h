@@ -46,8 +46,4 @@ struct Own {
   c10::intrusive_ptr<Group> group;
 };
 
-inline void expect_values(const at::Tensor& tensor, const std::vector<float>& wanted) {
-  expect_same(tensor, at::tensor(wanted, at::TensorOptions(at::kCPU).dtype(at::kFloat)), "values");
-}
-
 } // namespace shardwise::test
