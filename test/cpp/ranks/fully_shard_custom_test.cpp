@@ -41,6 +41,30 @@ CustomCollective scatter_by_all_reduce(const std::shared_ptr<Calls>& calls) {
   };
 }
 
+/// Is carried out when somebody waits for it.
+class GatherOnDemand : public c10d::Work {
+ public:
+  GatherOnDemand(const at::Tensor& output, const at::Tensor& input, c10d::ProcessGroup& group, int& waited)
+      : output_(output),
+        input_(input),
+        group_(group),
+        waited_(waited) {}
+  bool isCompleted() override {
+    return done_;
+  }
+  bool wait(std::chrono::milliseconds /*timeout*/) override {
+    if (std::exchange(done_, true)) return true;
+    ++waited_;
+    return group_._allgather_base(output_, input_)->wait();
+  }
+
+ private:
+  at::Tensor output_, input_;
+  c10d::ProcessGroup& group_;
+  int& waited_;
+  bool done_ = false;
+};
+
 /// In place of Python's lock, which a thread holds that calls a module's forward from there.
 thread_local bool holds_lock = false;
 thread_local char released;
@@ -96,6 +120,31 @@ TEST(FullyShardCustom, OneThatFailsIsNamed) {
     block.reset();
     both.train(stack_loss, 3);
   });
+}
+
+TEST(FullyShardCustom, AGatherThatIsGivenUpIsWaitedFor) {
+  // Else its memory would serve others while it is written.
+  for (const auto layout : {ShardLayout::rows, ShardLayout::flat}) {
+    run_ranks(2, [&](Rank& rank) {
+      auto ours = shallow_stack();
+      auto root = shard_stack(ours, sharded_on(rank).layout(layout));
+      int started = 0;
+      int waited = 0;
+      auto block = unit(*ours->block(0));
+      block.set_custom_all_gather([&](at::Tensor& output, at::Tensor& input, c10d::ProcessGroup& group) -> Work {
+        ++started;
+        return c10::make_intrusive<GatherOnDemand>(output, input, group, waited);
+      });
+      for (int step = 0; step < 3; ++step) {
+        block.unshard(/*async=*/true);
+        ASSERT_EQ(started, waited + 1) << "it is under way";
+        block.reshard();
+        ASSERT_EQ(started, waited);
+        stack_loss(ours, step, rank.rank()).backward();
+        ASSERT_EQ(started, waited);
+      }
+    });
+  }
 }
 
 TEST(FullyShardCustom, AllReduceHook) {

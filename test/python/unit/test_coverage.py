@@ -17,7 +17,7 @@ def rows() -> dict[str, str]:
 def cpp_tests() -> set[str]:
     sources = "".join(path.read_text() for path in (ROOT / "test" / "cpp").rglob("*.cpp"))
     both_ways = re.findall(r"\bTRANSPORT_TEST\((\w+)\)", sources)
-    return {f"{suite}.{name}" for suite, name in re.findall(r"\bTEST\((\w+),\s*(\w+)\)", sources)} | {
+    return {f"{suite}.{name}" for suite, name in re.findall(r"\bTEST(?:_F)?\((\w+),\s*(\w+)\)", sources)} | {
         f"{suite}.{name}" for suite in ("Transport", "TransportSameHost") for name in both_ways
     }
 
