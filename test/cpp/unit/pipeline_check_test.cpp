@@ -64,30 +64,15 @@ Planted lowered() {
 
 TEST_CASE("pipeline check: a lost microbatch") {
   CHECK(whole().drop(1, "1F2").drop(1, "1B2").problem() == "rank 1 never does 1F2");
-  CHECK(whole().drop(0, "0F2").drop(0, "0B2").problem() == "rank 0 never does 0F2");
   CHECK(whole().drop(0, "0B2").problem() == "rank 0 never does 0B2 or 0I2");
 }
 
 TEST_CASE("pipeline check: something done twice") {
   const auto after = std::string(" although it has done so already");
   CHECK(whole().put_before(0, "0B1", {Kind::backward, 0, 0}).problem() == "rank 0 does 0B0" + after);
-  CHECK(whole().put_before(1, "1B1", {Kind::forward, 1, 0}).problem() == "rank 1 does 1F0" + after);
   // A half of what was done as a whole, and the other way round.
   CHECK(whole().put_before(0, "0B1", {Kind::backward_input, 0, 0}).problem() == "rank 0 does 0I0" + after);
-  CHECK(whole().put_before(0, "0B1", {Kind::backward_weight, 0, 0}).problem() == "rank 0 does 0W0" + after);
   CHECK(halves().put_before(0, "0W0", {Kind::backward, 0, 0}).problem() == "rank 0 does 0B0" + after);
-  CHECK(halves().put_before(1, "1W2", {Kind::backward_weight, 1, 0}).problem() == "rank 1 does 1W0" + after);
-}
-
-TEST_CASE("pipeline check: a half on the weights that comes early or never") {
-  CHECK(halves().swap(0, "0I1", "0W1").problem() == "rank 0 does 0W1 without 0I1 before it");
-  CHECK(halves().drop(1, "1W2").problem() == "rank 1 never does 1W2");
-  CHECK(halves().drop(1, "1I1").problem() == "rank 1 does 1W1 without 1I1 before it");
-}
-
-TEST_CASE("pipeline check: a backward before its forward") {
-  CHECK(whole().swap(1, "1F0", "1B0").problem() == "rank 1 does 1B0 without 1F0 before it");
-  CHECK(halves().swap(1, "1F0", "1I0").problem() == "rank 1 does 1I0 without 1F0 before it");
 }
 
 TEST_CASE("pipeline check: stages of one rank in the wrong order") {
@@ -123,9 +108,7 @@ TEST_CASE("pipeline check: ranks that wait for each other") {
 
 TEST_CASE("pipeline check: a transfer that is missing or too many") {
   CHECK(lowered().drop(0, "0SF1").problem() == "rank 0 never does 0SF1");
-  CHECK(lowered().drop(1, "1SB2").problem() == "rank 1 never does 1SB2");
   CHECK(lowered().drop(1, "1RF0").problem() == "rank 1 does 1F0 without 1RF0 before it");
-  CHECK(lowered().drop(0, "0RB2").problem() == "rank 0 does 0B2 without 0RB2 before it");
   CHECK(
       lowered().put_before(1, "1B0", {Kind::receive_forward, 1, 0}).problem() ==
       "rank 1 does 1RF0 although it has done so already");
@@ -135,19 +118,6 @@ TEST_CASE("pipeline check: a transfer that is missing or too many") {
   CHECK(
       Planted(with_transfers(zero_bubble_v(2, 1))).put_before(1, "2F0", {Kind::send_forward, 1, 0}).problem() ==
       "rank 1 does 1SF0" + nowhere);
-}
-
-TEST_CASE("pipeline check: a transfer too early or too late") {
-  CHECK(lowered().swap(0, "0F0", "0SF0").problem() == "rank 0 does 0SF0 without 0F0 before it");
-  CHECK(lowered().swap(1, "1B0", "1SB0").problem() == "rank 1 does 1SB0 without 1B0 or 1I0 before it");
-  CHECK(lowered().swap(1, "1RF0", "1F0").problem() == "rank 1 does 1F0 without 1RF0 before it");
-}
-
-TEST_CASE("pipeline check: sends in another order than the receives") {
-  Planted table(with_transfers(gpipe(2, 2)));
-  // From 0F0 0SF0 0F1 0SF1 to 0F0 0F1 0SF1 0SF0.
-  table.swap(0, "0SF0", "0F1").swap(0, "0SF0", "0SF1");
-  CHECK(table.problem() == "no rank can go on: rank 0 at 0SF1, rank 1 at 1RF0");
 }
 
 TEST_CASE("pipeline check: sends that wait for each other") {

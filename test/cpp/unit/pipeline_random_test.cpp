@@ -171,22 +171,5 @@ TEST_CASE("pipeline random: two actions change places") {
   CHECK(wrong > 500);
 }
 
-TEST_CASE("pipeline random: an action is lost or doubled") {
-  for (unsigned seed = 0; seed < 1000; ++seed) {
-    INFO("seed " + std::to_string(seed));
-    PipelineDice dice(seed);
-    const auto table = with_transfers(random_table(dice));
-    auto lost = table;
-    auto& fewer = some_list(lost, dice);
-    fewer.erase(fewer.begin() + dice.below(fewer.size()));
-    REQUIRE(problem_of(lost) != "");
-    auto doubled = table;
-    auto& more = some_list(doubled, dice);
-    const auto again = more[dice.below(more.size())];
-    more.insert(more.begin() + dice.below(more.size() + 1), again);
-    REQUIRE(problem_of(doubled) != "");
-  }
-}
-
 } // namespace
 } // namespace shardwise::pipeline

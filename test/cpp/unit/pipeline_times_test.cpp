@@ -4,8 +4,6 @@
 #include "pipeline/schedules.h"
 #include "pipeline/simulate.h"
 
-#include <shardwise/error.h>
-
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -95,19 +93,6 @@ TEST_CASE("pipeline times: only the use of data waits for it") {
   CHECK(times.of_rank[1][5].begin == 4.5);
 }
 
-TEST_CASE("pipeline times: halves take their own time") {
-  const Table table{
-      1,
-      {0, 1},
-      {{{Kind::forward, 0, 0}, {Kind::backward, 0, 0}},
-       {{Kind::forward, 1, 0}, {Kind::backward_input, 1, 0}, {Kind::backward_weight, 1, 0}}}};
-  const auto times = simulate(table, {.forward = 1, .backward_input = 2, .backward_weight = 4});
-  // The stage before waits for the half on the input only.
-  CHECK(times.of_rank[0][1].begin == 4);
-  CHECK(times.of_rank[1][2].end == 8);
-  CHECK(times.makespan == 10);
-}
-
 TEST_CASE("pipeline times: idle time of one stage on a rank") {
   const Costs uneven{.forward = 2, .backward_input = 3, .backward_weight = 4};
   for_many_shapes([&](int ranks, int microbatches) {
@@ -175,33 +160,6 @@ TEST_CASE("pipeline times: held activations") {
     });
     if (microbatches >= 2 * ranks) expect_peaks(dual_pipe_v(ranks, microbatches), [&](int) { return 2 * ranks + 1; });
   });
-}
-
-TEST_CASE("pipeline times: an activation is held to the end of its backward") {
-  const Action forward{Kind::forward, 0, 0};
-  const Action next{Kind::forward, 0, 1};
-  const Table whole{2, {0}, {{forward, {Kind::backward, 0, 0}, next, {Kind::backward, 0, 1}}}};
-  CHECK(peak_activations(whole)[0] == 1);
-  const Table halves{
-      2, {0}, {{forward, {Kind::backward_input, 0, 0}, next, {Kind::backward_weight, 0, 0}, {Kind::backward, 0, 1}}}};
-  CHECK(peak_activations(halves)[0] == 2);
-}
-
-TEST_CASE("pipeline times: a wrong table is an error") {
-  auto table = gpipe(2, 2);
-  table.of_rank[1].pop_back();
-  std::string error;
-  try {
-    simulate(table);
-  } catch (const ValueError& raised) {
-    error = raised.what();
-  }
-  CHECK(
-      error ==
-      "shardwise: a pipeline table cannot be carried out: rank 1 never does 1B1 or 1I1. Every stage takes every "
-      "microbatch forward and backward once, after what it needs, and no rank may wait for ever. Correct the table "
-      "until "
-      "problem_of() finds nothing.");
 }
 
 } // namespace

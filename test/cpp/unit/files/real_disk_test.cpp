@@ -1,8 +1,6 @@
 #include "files/merge.h"
 #include "files/place.h"
 #include "support/folder.h"
-#include "support/form.h"
-#include "unit/files/faulty_disk.h"
 #include "unit/files/values.h"
 
 #include <catch2/catch.hpp>
@@ -17,13 +15,8 @@
 #include <filesystem>
 
 using namespace shardwise::files;
-using shardwise::Error;
-using shardwise::test::by_form;
-using shardwise::test::Crash;
-using shardwise::test::FaultyDisk;
 using shardwise::test::some_values;
 using shardwise::test::TemporaryFolder;
-using Fault = FaultyDisk::Fault;
 
 namespace {
 
@@ -87,41 +80,6 @@ TEST_CASE("checkpoint disk: saves replace each other on a real one, and leave no
       CHECK(disk->list(folder / "runs") == std::vector<std::string>{"step"});
     }
   }
-}
-
-TEST_CASE("checkpoint disk: faults at each point of a save on a real one leave a whole checkpoint") {
-  const TemporaryFolder folder;
-  WithoutExchange without;
-  int tried = 0;
-  // Each save waits for the disk many times; memory_disk.h has all of them.
-  const auto faults = by_form<std::vector<Fault>>(
-      {Fault::fails, Fault::crashes_when_done},
-      {Fault::fails, Fault::fails_when_done, Fault::full, Fault::crashes, Fault::crashes_when_done});
-  for (auto* disk : by_form<std::vector<Disk*>>({&Disk::real()}, {&Disk::real(), &without})) {
-    for (const auto fault : faults) {
-      for (int64_t at = 0;; ++at) {
-        some_values(1).save(*disk, folder / "step");
-        FaultyDisk faulty(*disk, at, fault);
-        bool saved = false;
-        try {
-          some_values(2).save(faulty, folder / "step");
-          saved = true;
-        } catch (const Error&) {
-        } catch (const Crash&) {
-        }
-        CAPTURE(at, static_cast<int>(fault));
-        const bool is_new = some_values(2).are_in(*disk, folder / "step");
-        const bool is_whole = is_new || some_values(1).are_in(*disk, folder / "step");
-        REQUIRE(is_whole);
-        if (saved) REQUIRE(is_new);
-        if (at == static_cast<int64_t>(faulty.steps().size())) break;
-        std::filesystem::remove_all(folder.path());
-        std::filesystem::create_directory(folder.path());
-        ++tried;
-      }
-    }
-  }
-  CHECK(tried >= by_form(60, 400));
 }
 
 TEST_CASE("checkpoint disk: a link is read through, and never replaced") {
