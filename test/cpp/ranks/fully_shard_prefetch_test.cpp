@@ -1,11 +1,8 @@
 // Units are gathered ahead, in the order in which the last pass of the kind used them.
-#include "ranks/delays.h"
 #include "ranks/fully_shard_models.h"
 #include "ranks/training_models.h"
 
 #include "group/leaf_storage.h"
-
-#include <shardwise/state_dict.h>
 
 #include <set>
 
@@ -237,37 +234,6 @@ TEST(FullyShardPrefetch, AfterFailures) {
     run.train("012");
     ASSERT_EQ(run.train("012"), kAhead);
   });
-}
-
-TEST(FullyShardPrefetch, TheSameBitsUnderDelays) {
-  const auto trained = [](bool prefetch, bool late, ShardLayout layout) {
-    std::vector<at::Tensor> result;
-    std::optional<Delays> delays;
-    if (late) delays.emplace(std::nullopt);
-    run_ranks(3, [&](Rank& rank) {
-      Stack ours(5, 3);
-      auto root = shard_stack(ours, sharded_on(rank).layout(layout));
-      root.set_prefetch(prefetch);
-      torch::optim::AdamW optimizer(ours->parameters(), torch::optim::AdamWOptions(0.02));
-      for (int step = 0; step < 5; ++step) {
-        optimizer.zero_grad();
-        stack_loss(ours, step, rank.rank()).backward();
-        optimizer.step();
-      }
-      const auto state = full_state_dict(*ours);
-      if (rank.rank() != 0) return;
-      for (const auto& entry : state) result.push_back(entry.value());
-    });
-    return result;
-  };
-  for (const auto layout : {ShardLayout::rows, ShardLayout::flat}) {
-    const auto expected = trained(false, false, layout);
-    for (const bool late : {false, true}) {
-      const auto result = trained(true, late, layout);
-      ASSERT_EQ(result.size(), expected.size());
-      for (size_t i = 0; i < result.size(); ++i) ASSERT_TRUE(at::equal(result[i], expected[i])) << i;
-    }
-  }
 }
 
 TEST(FullyShardPrefetch, NothingIsAllocatedAfterTheSecondStep) {

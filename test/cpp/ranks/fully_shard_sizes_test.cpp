@@ -173,52 +173,5 @@ TEST(FullyShardSizes, LargeOnesThatNeighboursHold) {
   });
 }
 
-TEST(FullyShardSizes, ReplicatedOnesToo) {
-  for (const auto& kind : kCases) {
-    run_ranks(3, [&](Rank& rank) {
-      Sizes model(kind.dtype);
-      Sizes reference(kind.dtype);
-      replicate(model, on(rank));
-      train(rank, kind, model, reference, [&](const std::string& what) {
-        const auto whole = reference->named_parameters();
-        for (const auto& entry : model->named_parameters()) {
-          const auto& theirs = whole[entry.key()];
-          const auto where = what + ": " + entry.key() + " on " + rank.name();
-          assert_near(entry.value().detach(), theirs.detach(), kind, where);
-          assert_near(entry.value().grad(), theirs.grad(), kind, "gradient of " + where);
-        }
-      });
-    });
-  }
-}
-
-/// A small convolution whose weight and gradient are channels-last: the bucket has the memory format of the parameter.
-TEST(FullyShardSizes, GradientsInOtherMemoryFormats) {
-  run_ranks(2, [](Rank& rank) {
-    const auto make = [] {
-      torch::nn::Conv2d layer(torch::nn::Conv2dOptions(3, 4, 3));
-      fill(*layer);
-      layer->to(torch::kFloat32);
-      const torch::NoGradGuard guard;
-      layer->weight.set_data(layer->weight.contiguous(at::MemoryFormat::ChannelsLast));
-      return layer;
-    };
-    auto model = make();
-    auto reference = make();
-    replicate(model, on(rank));
-    const auto image = [](int step, int r) {
-      return torch::randn({2, 3, 6, 6}, generator(100 * step + r)).contiguous(at::MemoryFormat::ChannelsLast);
-    };
-    for (int step = 0; step < 3; ++step) {
-      model->forward(image(step, rank.rank())).pow(2).mean().backward();
-      reference_backward(rank, [&](int r) { return reference->forward(image(step, r)).pow(2).mean(); });
-      assert_same(*model, *reference, "step " + std::to_string(step));
-      ASSERT_EQ(model->weight.grad().strides(), model->weight.strides());
-      model->zero_grad();
-      reference->zero_grad();
-    }
-  });
-}
-
 } // namespace
 } // namespace shardwise::test

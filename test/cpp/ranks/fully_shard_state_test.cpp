@@ -200,23 +200,6 @@ TEST(FullyShardStateDict, IsACopy) {
   });
 }
 
-TEST(FullyShardStateDict, AfterCastsAndLoads) {
-  on_worlds([](Rank& rank) {
-    Stack ours, reference;
-    shard_stack(ours, sharded_on(rank));
-    // Right after the cast: no forward brought the engine up to date.
-    ours->to(torch::kDouble);
-    reference->to(torch::kDouble);
-    assert_state(full_state_dict(ours), plain_state(*reference), "cast");
-    // A whole parameter in the place of the shard, as torch::load of a plain archive leaves it.
-    const auto whole = torch::randn({11, 6}, generator(3)).to(torch::kDouble);
-    ours->embedding->parameters()[0].set_data(whole.clone());
-    reference->embedding->weight.set_data(whole.clone());
-    assert_state(full_state_dict(ours), plain_state(*reference), "replaced");
-    Pair<Stack>{rank, ours, reference}.train(stack_loss, 3);
-  });
-}
-
 TEST(FullyShardStateDict, AFailureOnOneRankIsThatOfAll) {
   run_ranks(3, [](Rank& rank) {
     Stack ours, reference;

@@ -35,55 +35,6 @@ TEST(FusedOptimizers, TrainAsTorchsDoInOneProcess) {
   });
 }
 
-TEST(FusedOptimizers, OnAMeshOfTwoAxes) {
-  run_ranks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({{"copies", 2}, {"shards", 2}});
-    for (const auto layout : {ShardLayout::rows, ShardLayout::flat}) {
-      for (const auto& optimizers : {optimizer_pairs().front(), optimizer_pairs().back()}) {
-        Beside both(
-            rank, optimizers, [&](Stack& model) { shard_stack(model, FullyShardOptions().mesh(mesh).layout(layout)); });
-        train_alike(both, optimizers.name);
-      }
-    }
-  });
-}
-
-TEST(FusedOptimizers, WithMixedPrecision) {
-  // What is trained is in single precision. The gradients of one model are given to another one with the same shards.
-  on_worlds([](Rank& rank) {
-    for (const auto& optimizers : optimizer_pairs()) {
-      for (const bool replicates : {false, true}) {
-        Stack ours, others;
-        const auto precision = MixedPrecision().param_dtype(torch::kBFloat16).reduce_dtype(torch::kFloat);
-        for (auto* model : {&ours, &others}) {
-          if (replicates) {
-            replicate(*model, on(rank).mixed_precision(precision));
-          } else {
-            shard_stack(*model, sharded_on(rank).mixed_precision(precision));
-          }
-        }
-        const auto mine = optimizers.ours(ours->parameters());
-        const auto theirs = optimizers.theirs(others->parameters());
-        auto mirrored = others->parameters();
-        for (int step = 0; step < 4; ++step) {
-          mine->zero_grad();
-          stack_loss(ours, step, rank.rank()).backward();
-          const auto parameters = ours->parameters();
-          for (size_t i = 0; i < parameters.size(); ++i) {
-            ASSERT_EQ(parameters[i].grad().scalar_type(), torch::kFloat);
-            mirrored[i].mutable_grad() = parameters[i].grad().detach().clone();
-          }
-          const auto before = full_state_dict(ours)["head.weight"];
-          mine->step();
-          theirs->step();
-          assert_state(full_state_dict(ours), map_of(full_state_dict(others)), optimizers.name);
-          ASSERT_FALSE(torch::equal(full_state_dict(ours)["head.weight"], before));
-        }
-      }
-    }
-  });
-}
-
 TEST(FusedOptimizers, ParametersWithoutAGradientAreLeftAlone) {
   // Their steps are not counted, so that each has its own number of them.
   on_worlds([](Rank& rank) {
@@ -138,42 +89,6 @@ TEST(FusedOptimizers, GroupsOfTheirOwnAndOneThatComesLater) {
       my_rate.step();
       their_rate.step();
       assert_state(full_state_dict(ours), plain_state(*reference), c10::str("step ", step));
-    }
-  });
-}
-
-TEST(FusedOptimizers, FrozenParametersAndThoseFreedAgain) {
-  on_worlds([](Rank& rank) {
-    for (const auto& optimizers : optimizer_pairs()) {
-      Stack ours, reference;
-      shard_stack(ours, sharded_on(rank));
-      const auto mine = optimizers.ours(ours->parameters());
-      const auto theirs = optimizers.theirs(reference->parameters());
-      for (int step = 0; step < 5; ++step) {
-        for (auto* model : {&ours, &reference}) {
-          (*model)->block(1)->up->weight.requires_grad_(step % 2 == 0);
-          (*model)->zero_grad();
-        }
-        stack_loss(ours, step, rank.rank()).backward();
-        reference_backward(rank, [&](int r) { return stack_loss(reference, step, r); });
-        mine->step();
-        theirs->step();
-        assert_state(full_state_dict(ours), plain_state(*reference), c10::str(optimizers.name, ", step ", step));
-      }
-    }
-  });
-}
-
-TEST(FusedOptimizers, MadeOnTheMetaDevice) {
-  on_worlds([](Rank& rank) {
-    for (const auto& optimizers : optimizer_pairs()) {
-      Beside both(rank, optimizers, [&](Stack& model) {
-        model = on_meta([] { return Stack(); });
-        shard_stack(model, sharded_on(rank).broadcast(false));
-      });
-      to_empty(both.ours);
-      load_full_state_dict(both.ours, full_state_dict(both.reference));
-      train_alike(both, optimizers.name, 3);
     }
   });
 }

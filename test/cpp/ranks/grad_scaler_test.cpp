@@ -98,16 +98,6 @@ TEST(GradientScaling, AllRanksSkipWhatIsInfiniteOnOne) {
   });
 }
 
-TEST(GradientScaling, OtherWrappings) {
-  on_worlds([](Rank& rank) {
-    for (const auto& [name, wrap] : stack_wrappings()) {
-      if (name == "rows" || name == "replicated") continue;
-      train_all(
-          rank, [&](Stack& model) { wrap(model, rank); }, {.infinite = {0, 4}}, name);
-    }
-  });
-}
-
 TEST(GradientScaling, GradientsOfEveryDtypeAreLookedAt) {
   for (const bool is_finite : {true, false}) {
     const std::vector<torch::Tensor> parameters{torch::ones({3}), torch::ones({2}, torch::kDouble)};
@@ -122,28 +112,6 @@ TEST(GradientScaling, GradientsOfEveryDtypeAreLookedAt) {
       EXPECT_TRUE(torch::equal(parameter, torch::full_like(parameter, is_finite ? 0 : 1))) << is_finite << parameter;
     }
   }
-}
-
-TEST(GradientScaling, OnAMeshOfTwoAxes) {
-  // A sum over both axes spreads what is not finite to the ranks with copies.
-  run_ranks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({{"copies", 2}, {"shards", 2}});
-    Stack model;
-    shard_stack(model, FullyShardOptions().mesh(mesh));
-    AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.02));
-    GradScaler scaler(GradScalerOptions().init_scale(4));
-    for (int step = 0; step < 3; ++step) {
-      const auto before = full_state_dict(model);
-      optimizer.zero_grad();
-      const auto loss = stack_loss(model, step, rank.rank());
-      scaler.scale(step == 1 && rank.rank() == 3 ? loss * kInfinite : loss).backward();
-      scaler.step(optimizer);
-      scaler.update();
-      const bool is_same = torch::equal(full_state_dict(model)["head.weight"], before["head.weight"]);
-      ASSERT_EQ(is_same, step == 1);
-      ASSERT_EQ(scaler.get_scale(), step < 1 ? 4 : 2);
-    }
-  });
 }
 
 TEST(GradientScaling, OneCollectiveForShardsAndNoneForCopies) {

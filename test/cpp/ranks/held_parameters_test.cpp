@@ -101,20 +101,6 @@ TEST(HeldParameters, ChangeNothing) {
   });
 }
 
-TEST(HeldParameters, ChangeNothingOfUnitsInUnits) {
-  run_ranks(2, [](Rank& rank) {
-    Registries ours, reference;
-    const auto held = ours->parameters();
-    const auto options = sharded_on(rank);
-    fully_shard(ours->list, options);
-    fully_shard(ours->kept, options);
-    fully_shard(ours, options);
-    Pair<Registries> both{rank, ours, reference};
-    both.dims = kWholeOnes;
-    both.train(registries_loss, 3);
-  });
-}
-
 TEST(HeldParameters, OfAClassOfYourOwn) {
   // Nothing else holds it: that is certain, on whichever rank it is seen.
   run_ranks(2, [](Rank& rank) {

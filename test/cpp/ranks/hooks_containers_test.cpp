@@ -197,28 +197,6 @@ TEST(Hooks, ObservedModulesHaveDefaultArgumentsAndTuples) {
   EXPECT_THROW(net->forward(x, std::string("factor")), c10::Error);
 }
 
-TEST(Hooks, BackwardHooksOfSequentialChildren) {
-  Sequential net(Linear(3, 4), ReLU(), Linear(4, 2));
-  const auto x = torch::randn({5, 3});
-  net->forward(x).sin().sum().backward();
-  std::vector<at::Tensor> want;
-  for (const auto& parameter : net->parameters()) want.push_back(parameter.grad().clone());
-  net->zero_grad();
-
-  observe_calls(*net);
-  std::string log;
-  for (int i = 0; i < 3; ++i) {
-    const auto name = std::to_string(i);
-    register_full_backward_pre_hook(*net->ptr(i), [&, name](Module&, HookTensors&) { log += "(" + name; });
-    register_full_backward_hook(
-        *net->ptr(i), [&, name](Module&, HookTensors&, const HookTensors&) { log += name + ")"; });
-  }
-  net->forward(x).sin().sum().backward();
-  EXPECT_EQ(log, "(22)(11)(00)");
-  const auto parameters = net->parameters();
-  for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(at::equal(parameters[i].grad(), want[i])) << i;
-}
-
 TEST(Hooks, AnyModuleMembersAndTransformers) {
   AnyModule any{Linear(3, 2)};
   AnyModule empty;
@@ -242,25 +220,6 @@ TEST(Hooks, AnyModuleMembersAndTransformers) {
   count_calls(*transformer->decoder.ptr(), coders);
   transformer->forward(torch::randn({3, 1, 4}), torch::randn({2, 1, 4}));
   EXPECT_EQ(coders, 2);
-}
-
-TEST(Hooks, AChildThatThrowsBehindAnObserver) {
-  Sequential net(Linear(3, 4), Linear(5, 2));
-  int calls = 0;
-  register_forward_hook(
-      *net->ptr(1), [&](Module&, HookTensors&) { ++calls; }, ForwardHookOptions().always_call(true));
-  observe_calls(*net);
-  EXPECT_THROW(net->forward(torch::ones({1, 3})), c10::Error);
-  EXPECT_EQ(calls, 1);
-}
-
-TEST(Hooks, StackModulesAreObserved) {
-  BlockImpl block;
-  int calls = 0;
-  count_calls(*block.body->ptr(0), calls);
-  observe_calls(block);
-  block.forward(torch::ones({1, 3}));
-  EXPECT_EQ(calls, 1);
 }
 
 } // namespace

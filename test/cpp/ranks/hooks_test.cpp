@@ -44,14 +44,6 @@ struct CountImpl : Module {
 };
 SHARDWISE_MODULE(Count);
 
-/// Calls itself through its hooks.
-struct NestImpl : Module {
-  at::Tensor forward(const at::Tensor& x, int depth) {
-    return depth == 0 ? x + 1 : call(*this, x, depth - 1) * 2;
-  }
-};
-TORCH_MODULE(Nest);
-
 struct ThrowImpl : Module {
   at::Tensor forward(const at::Tensor&) {
     throw std::runtime_error("forward failed");
@@ -187,15 +179,6 @@ TEST(Hooks, RemovalAndRegistrationInsideAHook) {
   EXPECT_EQ(log, "1fnf");
 }
 
-TEST(Hooks, RecursionFiresAtEveryDepth) {
-  Nest nest;
-  std::string log;
-  register_forward_pre_hook(*nest, note(log, "("));
-  register_forward_hook(*nest, note(log, ")"));
-  EXPECT_EQ(call(nest, torch::ones({}), 2).item<float>(), 8);
-  EXPECT_EQ(log, "((()))");
-}
-
 TEST(Hooks, ExceptionsReachTheCallerAndAlwaysCallRuns) {
   Throw module;
   std::string log;
@@ -305,24 +288,6 @@ TEST(Hooks, RegisteredInAConstructorGoOnUnderASharedPointer) {
   const std::shared_ptr<SelfHookedImpl> owner(next, [](SelfHookedImpl* self) { self->~SelfHookedImpl(); });
   call(owner, torch::ones({3}));
   EXPECT_EQ(log, "ss");
-}
-
-TEST(Hooks, ThreadsWithModulesOfTheirOwn) {
-  std::vector<std::thread> threads;
-  std::vector<int> calls(4);
-  for (int rank = 0; rank < 4; ++rank) {
-    threads.emplace_back([&count = calls[rank]] {
-      for (int round = 0; round < 50; ++round) {
-        Linear linear(3, 2);
-        auto handle = register_forward_hook(*linear, [&](Module&, HookTensors&) { ++count; });
-        call(linear, torch::ones({3}));
-        if (round % 2 == 0) handle.remove();
-        call(linear, torch::ones({3}));
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  EXPECT_EQ(calls, std::vector<int>(4, 75));
 }
 
 TEST(Hooks, OneModuleInManyThreads) {

@@ -47,7 +47,7 @@ Wrapping<torch::nn::Sequential> on_grid(Grid grid, bool reshard, bool sync_at_la
 } // namespace
 
 TEST(FullyShardHSDPTraining, TrainParityHsdp) {
-  for (const int64_t width : by_form<std::vector<int64_t>>({3, 16}, {3, 16, 17})) {
+  for (const int64_t width : by_form<std::vector<int64_t>>({3}, {3, 16, 17})) {
     for (const bool checkpointed : {false, true}) {
       for (const int world : by_form<std::vector<int>>({4}, {2, 4})) {
         const Expected<torch::nn::Sequential> expected(norm_and_mlps(width, checkpointed), world);
@@ -68,8 +68,7 @@ TEST(FullyShardHSDPTraining, TrainParityHsdp) {
 
 TEST(FullyShardHybrid, EveryGridAndLateRanks) {
   const auto program = norm_and_mlps(5, false);
-  for (const auto grid :
-       by_form<std::vector<Grid>>({{2, 2}, {1, 2}, {2, 1}}, {{2, 2}, {2, 3}, {4, 2}, {1, 2}, {2, 1}})) {
+  for (const auto grid : by_form<std::vector<Grid>>({{2, 2}}, {{2, 2}, {2, 3}, {4, 2}, {1, 2}, {2, 1}})) {
     SCOPED_TRACE(grid.name());
     const Expected<torch::nn::Sequential> expected(program, grid.world());
     AlikeRuns runs;

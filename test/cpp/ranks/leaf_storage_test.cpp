@@ -31,22 +31,6 @@ TEST(LeafStorage, IsWrittenThroughAnAliasOfItsOwn) {
   EXPECT_TRUE(at::equal(leaf.grad(), at::full({2, 3}, 6.0)));
 }
 
-TEST(LeafStorage, T22MadeInInferenceModeTrains) {
-  const auto leaf = torch::ones({3}).requires_grad_();
-  std::optional<group::LeafStorage> storage;
-  {
-    c10::InferenceMode inference;
-    storage.emplace(leaf);
-    storage->free();
-    storage->refill(at::zeros({64}, at::kByte));
-    storage->alias().fill_(2);
-  }
-  EXPECT_FALSE(storage->alias().is_inference());
-  storage->alias().mul_(2);
-  (leaf * leaf).sum().backward();
-  EXPECT_TRUE(at::equal(leaf.grad(), at::full({3}, 8.0)));
-}
-
 TEST(LeafStorage, RefusesMemoryThatItCannotFree) {
   float memory[3] = {1, 2, 3};
   EXPECT_NE(error_of([&] { group::LeafStorage(torch::from_blob(memory, {3})); }).find("from_blob"), std::string::npos);

@@ -132,22 +132,6 @@ TEST(LostRanks, ADeathBeforeTheFirstWrap) {
   });
 }
 
-TEST(LostRanks, ADeathWhileOthersWrap) {
-  expect_named(4, {}, [](Rank& rank, const Kill& kill) {
-    const auto options = hybrid_on(rank, {2, 2});
-    kill(100ms);
-    wrap_for_ever(options);
-  });
-}
-
-TEST(LostRanks, ADeathWhileOthersWrapOnAGroupThatTheyWereGiven) {
-  expect_named(4, {}, [](Rank& rank, const Kill& kill) {
-    const auto mesh = given_mesh(rank);
-    kill(100ms);
-    wrap_for_ever(FullyShardOptions().mesh(mesh));
-  });
-}
-
 // Rank 1 fails where ranks 1 and 3 make groups, and does not come to those that rank 0 waits for.
 TEST(LostRanks, AFailureAlongAnotherAxisBeforeTheFirstWrap) {
   expect_named(4, {}, [](Rank& rank, const Kill& kill) {
@@ -181,10 +165,9 @@ TEST(LostRanks, ADeathWhileAGroupIsMade) {
 }
 
 // After all have come to make a group, and before the roll, where nobody has a connection to anybody.
-void die_before_the_roll(Transport transport) {
-  expect_named(3, {}, [transport](Rank& rank, const Kill& kill) {
-    auto first = spec_of(rank, "first");
-    first.transport = transport;
+TEST(LostRanks, ADeathBetweenComingAndTheRoll) {
+  expect_named(3, {}, [](Rank& rank, const Kill& kill) {
+    const auto first = spec_of(rank, "first");
     const auto group = comm::make_process_group(first);
     comm::meet(first);
     kill(1s);
@@ -194,15 +177,6 @@ void die_before_the_roll(Transport transport) {
   });
 }
 
-TEST(LostRanks, ADeathBetweenComingAndTheRoll) {
-  die_before_the_roll(Transport::direct);
-}
-
-TEST(LostRanks, ADeathBetweenComingAndTheRollOnGloo) {
-  die_before_the_roll(Transport::gloo);
-}
-
-// Whoever loses a connection to a survivor that gave up is not to blame that one.
 TEST(LostRanks, TheOneThatDiedIsNamedOverTcp) {
   const Environment over_tcp{{"SHARDWISE_SHARED_MEMORY", "off"}};
   expect_named(4, over_tcp, [](Rank& rank, const Kill& kill) {

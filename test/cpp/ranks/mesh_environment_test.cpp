@@ -6,10 +6,7 @@
 #include <shardwise/error.h>
 
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <torch/torch.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -82,14 +79,6 @@ TEST(MeshEnvironment, TheDeviceIsTheGpuWhereThereIsOne) {
   const Variables changed(nothing_set());
   const auto mesh = Mesh::from_env();
   EXPECT_EQ(mesh.device(), torch::cuda::is_available() ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU));
-}
-
-TEST(MeshEnvironment, PlainVariables) {
-  run_processes(3, [](Rank& rank) {
-    const auto mesh = Mesh::from_env(on_cpu());
-    EXPECT_EQ(mesh.describe(), c10::str("Mesh(world=3; rank ", rank.rank(), " on cpu, shared memory)"));
-    EXPECT_EQ(sum_over(mesh, "world"), 6);
-  });
 }
 
 TEST(MeshEnvironment, PlainVariablesWithAxes) {
@@ -177,44 +166,6 @@ TEST(MeshEnvironment, TorchrunWithoutItsAgentStore) {
   run_torchrun(2, fn, {}, options);
 }
 
-TEST(MeshEnvironment, TorchrunWithAMasterPort) {
-  const Port port;
-  const auto fn = [](Rank&) { EXPECT_EQ(sum_over(Mesh::from_env(on_cpu()), "world"), 3); };
-  const auto endpoint = c10::str("--rdzv-endpoint=127.0.0.1:", port.number());
-  const auto ended = run_torchrun(2, fn, {"--rdzv-backend=static", endpoint});
-  EXPECT_EQ(ended.output.find("failed to bind"), std::string::npos) << ended.output;
-}
-
-TEST(MeshEnvironment, EveryMissingVariableIsNamed) {
-  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
-    const Variables changed(second_of_two({{name, std::nullopt}}));
-    const std::vector<std::string> parts{c10::str("variable ", name, " is not set"), "torchrun", "set none of them"};
-    expect_error<ValueError>([] { Mesh::from_env(on_cpu()); }, parts);
-    expect_error<ValueError>([] { Mesh({{"world", 2}}, on_cpu()); }, parts);
-  }
-}
-
-TEST(MeshEnvironment, EveryBadVariableIsNamed) {
-  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_RANK"}) {
-    for (const char* value : {"", "x", "-1", "2 ", " 1", "1.0", "0x1", "2147483648", "99999999999999999999"}) {
-      const Variables changed(second_of_two({{name, value}}));
-      expect_error<ValueError>(
-          [] { Mesh::from_env(on_cpu()); },
-          {c10::str("variable ", name, " is '", value, "'; it must be a whole number")});
-    }
-  }
-  for (const auto& [name, value, text] : std::vector<std::array<const char*, 3>>{
-           {"WORLD_SIZE", "0", "WORLD_SIZE is '0'; it must be a whole number from 1"},
-           {"MASTER_PORT", "0", "MASTER_PORT is '0'; it must be a whole number from 1 to 65535"},
-           {"MASTER_PORT", "65536", "MASTER_PORT is '65536'; it must be a whole number from 1 to 65535"},
-           {"RANK", "2", "RANK is 2, but WORLD_SIZE is 2; RANK counts from 0 to WORLD_SIZE - 1"},
-           {"RANK", "7", "RANK is 7, but WORLD_SIZE is 2"},
-           {"MASTER_ADDR", "", "MASTER_ADDR is empty"}}) {
-    const Variables changed(second_of_two({{name, value}}));
-    expect_error<ValueError>([] { Mesh::from_env(on_cpu()); }, {text});
-  }
-}
-
 TEST(MeshEnvironment, AxesMustFitTheWorldSize) {
   const Variables changed(second_of_two());
   expect_error<ValueError>(
@@ -230,20 +181,9 @@ TEST(MeshEnvironment, AMasterWhereNobodyListens) {
 }
 
 TEST(MeshEnvironment, AMasterThatDoesNotAnswer) {
-  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), size), 0);
-  ASSERT_EQ(listen(listener, 16), 0);
-  ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
-  expect_unreachable("127.0.0.1", ntohs(address.sin_port), std::chrono::seconds(1));
-  close(listener);
-}
-
-TEST(MeshEnvironment, AMasterWithoutAnAddress) {
-  expect_unreachable("no-such-machine.invalid", 29500, std::chrono::seconds(1));
+  const Port listener;
+  listener.listen();
+  expect_unreachable("127.0.0.1", listener.number(), std::chrono::seconds(1));
 }
 
 TEST(MeshEnvironment, PeersThatDoNotCome) {
@@ -257,22 +197,15 @@ TEST(MeshEnvironment, PeersThatDoNotCome) {
 }
 
 TEST(MeshEnvironment, APortThatIsTaken) {
-  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_ANY);
-  socklen_t size = sizeof(address);
-  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), size), 0);
-  ASSERT_EQ(listen(listener, 16), 0);
-  ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
-  const auto port = ntohs(address.sin_port);
+  const Port listener;
+  listener.listen();
+  const auto port = listener.number();
   const Variables changed(second_of_two({{"RANK", "0"}, {"MASTER_PORT", std::to_string(port)}}));
   const auto start = Clock::now();
   expect_error<PeerError>(
       [] { Mesh::from_env(on_cpu()); }, {"rank 0 of 2", c10::str("127.0.0.1:", port, ", because the port is taken"),
                                          "its own MASTER_PORT", "from 1024 to 32767", "torchrun --standalone"});
   EXPECT_LE(Clock::now() - start, std::chrono::seconds(20)) << "not the whole time of a minute";
-  close(listener);
 }
 
 TEST(MeshEnvironment, ASecondOneIsRefused) {

@@ -104,17 +104,6 @@ class BrokenPipes {
 
 void handler_of_the_program(int) {}
 
-TEST(MeshShutdown, TwiceIsFine) {
-  run_ranks(2, [](Rank& rank) {
-    auto mesh = make(rank, "twice");
-    EXPECT_EQ(summed(mesh, 1), 2);
-    mesh.shutdown();
-    mesh.shutdown();
-    EXPECT_EQ(mesh.size(), 2);
-    EXPECT_EQ(mesh.coordinate("world"), rank.rank());
-  });
-}
-
 TEST(MeshShutdown, NoGroupsAfterwards) {
   run_ranks(2, [](Rank& rank) {
     auto mesh = make(rank, "afterwards");
@@ -258,32 +247,6 @@ TEST(MeshShutdown, AHandlerOfTheProgramStays) {
     Mesh::from_process_groups({"world"}, {mesh.group("world")}, at::kCPU);
     EXPECT_EQ(BrokenPipes::now(), handler_of_the_program);
   });
-}
-
-// R08 and the first finding of the reliability notes: a C++ rank that dies takes none of the others with it silently.
-TEST(MeshShutdown, SurvivorsOfAKilledRankSaySo) {
-  ProcessOptions options;
-  options.may_fail = {0, 1, 2};
-  const auto fn = [](Rank& rank) {
-    const auto mesh = Mesh::from_env(MeshOptions().device(at::kCPU).timeout(std::chrono::seconds(5)));
-    const comm::Collectives world(comm::axis_groups_of(mesh).front());
-    Counters counters;
-    const auto tensor = torch::ones({1 << 20});
-    for (int step = 0; step < 1000; ++step) {
-      if (step == 3 && rank.rank() == 1) raise(SIGKILL);
-      world.all_reduce(tensor, c10::str("the sum of step ", step), counters).wait();
-    }
-  };
-  const auto results = run_processes(3, fn, options);
-  EXPECT_EQ(results[1].signal, SIGKILL);
-  for (const int survivor : {0, 2}) {
-    EXPECT_EQ(results[survivor].how(), "exit code 1");
-    EXPECT_LT(results[survivor].after, std::chrono::seconds(60));
-    expect_text(
-        results[survivor].output,
-        {c10::str("rank ", survivor, " of 3 failed: shardwise: rank ", survivor, ": the sum of step 3 failed"),
-         "rank 1 died: its process ended"});
-  }
 }
 
 } // namespace

@@ -76,43 +76,6 @@ TEST(Mesh, CoordinatesAreRowMajor) {
   });
 }
 
-TEST(Mesh, ThreeAxesWithOneOfOne) {
-  run_ranks(6, [](Rank& rank) {
-    const auto mesh = rank.mesh({{"a", 3}, {"b", 1}, {"c", 2}});
-    const int64_t k = rank.rank();
-    EXPECT_EQ(mesh.coordinate("a"), k / 2);
-    EXPECT_EQ(mesh.coordinate("b"), 0);
-    EXPECT_EQ(mesh.coordinate("c"), k % 2);
-    EXPECT_EQ(gathered(mesh.group("a"), k), (std::vector<int64_t>{k % 2, k % 2 + 2, k % 2 + 4}));
-    EXPECT_EQ(gathered(mesh.group("b"), k), (std::vector<int64_t>{k}));
-    EXPECT_EQ(gathered(mesh.group("c"), k), (std::vector<int64_t>{k / 2 * 2, k / 2 * 2 + 1}));
-  });
-}
-
-TEST(Mesh, CollectivesOfItsGroups) {
-  for (const int n : {1, 2, 3, 4}) {
-    run_ranks(n, [n](Rank& rank) {
-      const comm::Collectives world(comm::axis_groups_of(rank.mesh()).front());
-      Counters counters;
-      for (const int64_t elements : {1, 7, 10000}) {
-        // Different data on every rank: element i of rank k is 1000 k + i.
-        const auto index = torch::arange(elements, torch::kDouble);
-        auto sum = index + 1000 * rank.rank();
-        world.all_reduce(sum, "a sum", counters).wait();
-        EXPECT_TRUE(at::equal(sum, index * n + 1000 * (n * (n - 1) / 2))) << n << " ranks, " << elements;
-
-        auto all = torch::full({n, elements}, -1.0, torch::kDouble);
-        world.all_gather(all, index + 1000 * rank.rank(), "all rows", counters).wait();
-        EXPECT_TRUE(at::equal(all, index + 1000 * torch::arange(n, torch::kDouble).unsqueeze(1)));
-
-        auto last = index + 1000 * rank.rank();
-        world.broadcast(last, n - 1, "the last rank's", counters).wait();
-        EXPECT_TRUE(at::equal(last, index + 1000 * (n - 1)));
-      }
-    });
-  }
-}
-
 TEST(Mesh, SeveralOverOneStore) {
   run_ranks(3, [](Rank& rank) {
     const auto options =
@@ -204,18 +167,6 @@ TEST(Mesh, RefusesAnIncompletePlace) {
   both(options(0, -1), {"rank 0 and world_size -1"});
   both(options(2, 2), {"rank 2 and world_size 2", "from 0 to world_size - 1"});
   both(MeshOptions().rank(0).world_size(2), {"rank 0 and world_size 2, but no store"});
-}
-
-TEST(Mesh, PeersThatDoNotCome) {
-  expect_within(std::chrono::milliseconds(900), std::chrono::seconds(20), [] {
-    expect_error<PeerError>(
-        [] {
-          Mesh({{"replicate", 1}, {"shard", 2}}, alone(0, 2));
-        },
-        {"rank 0 of 2: rank 1 did not join the process group 'Mesh(replicate=1, shard=2; rank 0 on cpu)' within 1000 "
-         "ms",
-         "all ranks run", "connect_timeout()"});
-  });
 }
 
 TEST(Mesh, ACollectiveHasATimeout) {

@@ -163,22 +163,15 @@ TEST(FullyShardMixedPrecision, FirstUsedInTheLastMicrobatch) {
 }
 
 TEST(FullyShardMixedPrecision, HybridAndReplicate) {
-  for (const bool replicated : {false, true}) {
-    run_ranks(2, [&](Rank& rank) {
-      LowReference<Layers> reference(make_layers, {});
-      auto ours = make_layers();
-      if (replicated) {
-        const auto options = ReplicateOptions().mesh(rank.mesh()).mixed_precision(policy({}));
-        replicate(ours->ptr(0), options);
-        const auto root = replicate(ours, options);
-        train_low<Layers>(rank, ours, reference, layers_loss, 1);
-        ASSERT_EQ(root.counters().all_gathers, 2 * 1) << "comparisons of the wrapped modules alone";
-      } else {
-        fully_shard(ours, hybrid_on(rank, {2, 1}).mixed_precision(policy({})));
-        train_low<Layers>(rank, ours, reference, layers_loss, 1);
-      }
-    });
-  }
+  run_ranks(2, [&](Rank& rank) {
+    LowReference<Layers> reference(make_layers, {});
+    auto ours = make_layers();
+    const auto options = ReplicateOptions().mesh(rank.mesh()).mixed_precision(policy({}));
+    replicate(ours->ptr(0), options);
+    const auto root = replicate(ours, options);
+    train_low<Layers>(rank, ours, reference, layers_loss, 1);
+    ASSERT_EQ(root.counters().all_gathers, 2 * 1) << "comparisons of the wrapped modules alone";
+  });
   run_ranks(4, [](Rank& rank) {
     LowReference<Layers> reference(make_layers, {});
     auto ours = make_layers();

@@ -16,7 +16,7 @@ inline void train_mlp(
   wrap(ours);
   torch::optim::Adam mine(ours->parameters(), 0.05);
   torch::optim::Adam theirs(reference->parameters(), 0.05);
-  for (int step = 0; step < 10; ++step) {
+  for (int step = 0; step < by_form(4, 10); ++step) {
     const auto what = "step " + std::to_string(step);
     rank.step(what);
     mine.zero_grad();

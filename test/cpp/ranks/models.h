@@ -14,8 +14,7 @@ using Loss = std::function<torch::Tensor()>;
 
 /// As run_ranks(), on each of these numbers of ranks.
 inline void on_ranks(
-    const std::function<void(Rank&)>& fn,
-    const std::vector<int>& worlds = by_form<std::vector<int>>({2, 3}, {2, 4, 8})) {
+    const std::function<void(Rank&)>& fn, const std::vector<int>& worlds = by_form<std::vector<int>>({3}, {2, 4, 8})) {
   for (const int world : worlds) run_ranks(world, fn);
 }
 

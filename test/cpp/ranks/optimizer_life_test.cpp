@@ -100,30 +100,6 @@ TEST(OptimizerLife, Archives) {
   check_archives<SGD, torch::optim::SGD>(torch::optim::SGDOptions(0.02).momentum(0.9).dampening(0.2));
 }
 
-TEST(OptimizerLife, ShardsAreSavedAndLoadedByEachRank) {
-  on_worlds([](Rank& rank) {
-    Stack first, second;
-    for (auto* model : {&first, &second}) shard_stack(*model, sharded_on(rank));
-    AdamW mine(first->parameters(), torch::optim::AdamWOptions(0.02));
-    AdamW later(second->parameters(), torch::optim::AdamWOptions(0.02));
-    const auto train = [&](Stack& model, AdamW& optimizer, int step) {
-      optimizer.zero_grad();
-      stack_loss(model, step, rank.rank()).backward();
-      optimizer.step();
-    };
-    for (int step = 0; step < 3; ++step) train(first, mine, step);
-    load_full_state_dict(second, full_state_dict(first));
-    std::stringstream stream;
-    torch::save(mine, stream);
-    torch::load(later, stream, rank.device());
-    for (int step = 3; step < 6; ++step) {
-      train(first, mine, step);
-      train(second, later, step);
-      assert_state(full_state_dict(second), map_of(full_state_dict(first)), c10::str("step ", step));
-    }
-  });
-}
-
 TEST(OptimizerLife, TheNumberOfStepsIsTheProgramsToo) {
   // Whoever sets it is heard, whether in the state that is there or by another object.
   const auto parameters = some_parameters();
@@ -190,7 +166,7 @@ TEST(OptimizerLife, ClonesCountByThemselves) {
 
 TEST(OptimizerLife, WhatIsKeptFollowsItsParameter) {
   on_worlds([](Rank& rank) {
-    for (const auto& optimizers : optimizer_pairs()) {
+    for (const auto& optimizers : {optimizer_pairs().front(), optimizer_pairs().back()}) {
       Stack ours, reference;
       shard_stack(ours, sharded_on(rank));
       const auto mine = optimizers.ours(ours->parameters());

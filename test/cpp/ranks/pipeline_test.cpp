@@ -274,7 +274,7 @@ TEST(Pipeline, MessagesMayDifferFromStepToStep) {
 }
 
 TEST(Pipeline, AnErrorOfOneStageIsRaisedOnAllAndTheNextStepGoesOn) {
-  for (const auto& each : kSchedules) {
+  for (const auto& each : {kSchedules[1], kSchedules[4]}) {
     for (const bool in_backward : {false, true}) {
       run_ranks(2, [&](Rank& rank) {
         const auto mesh = rank.mesh({{"pp", 2}});

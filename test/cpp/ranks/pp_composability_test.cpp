@@ -8,6 +8,7 @@ namespace {
 
 const int64_t kMicrobatchesOfAStep = by_form<int64_t>(4, 8);
 const int64_t kRows = 2 * kMicrobatchesOfAStep;
+const int64_t kReplicas = by_form<int64_t>(2, 4);
 
 /// The first five: those of the rows.
 std::vector<ScheduleCase> row_schedules() {
@@ -151,10 +152,10 @@ TEST(Composability, 3dWithTpDpPp) {
 
 TEST(Composability, ReplicatePp) {
   // All in one run of the ranks: making their process groups takes longer than training.
-  run_ranks(8, [&](Rank& rank) {
+  run_ranks(static_cast<int>(2 * kReplicas), [&](Rank& rank) {
     for (const auto& each : row_schedules()) {
       for (const auto computed : computed_with(each)) {
-        const auto mesh = rank.mesh({{"replicate", 4}, {"pp", 2}});
+        const auto mesh = rank.mesh({{"replicate", kReplicas}, {"pp", 2}});
         const auto wrap = [&](Mlp& model) {
           const auto options = ReplicateOptions()
                                    .mesh(mesh.along({"replicate"}))
@@ -164,7 +165,7 @@ TEST(Composability, ReplicatePp) {
         };
         const auto replica = mesh.coordinate("replicate");
         StagesOnMesh ours(mesh, each, replica, torch::kFloat, wrap);
-        AllReplicas reference(ours.pipeline.stages(), 4);
+        AllReplicas reference(ours.pipeline.stages(), kReplicas);
         train_beside(rank, ours, reference, tolerance_of(computed));
       }
     }
@@ -172,14 +173,14 @@ TEST(Composability, ReplicatePp) {
 }
 
 TEST(Composability, ReplicatePpGrads) {
-  run_ranks(8, [&](Rank& rank) {
+  run_ranks(static_cast<int>(2 * kReplicas), [&](Rank& rank) {
     for (const auto& each : row_schedules()) {
-      const auto mesh = rank.mesh({{"replicate", 4}, {"pp", 2}});
+      const auto mesh = rank.mesh({{"replicate", kReplicas}, {"pp", 2}});
       const auto replica = mesh.coordinate("replicate");
       StagesOnMesh ours(mesh, each, replica, torch::kDouble, [&](Mlp& model) {
         replicate(model, ReplicateOptions().mesh(mesh.along({"replicate"})));
       });
-      AllReplicas reference(ours.pipeline.stages(), 4);
+      AllReplicas reference(ours.pipeline.stages(), kReplicas);
       for (int step = 0; step < by_form(3, 5); ++step) {
         const auto losses = ours.step(step, torch::kDouble);
         const auto expected = reference.step(step, replica);

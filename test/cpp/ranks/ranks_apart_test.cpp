@@ -96,12 +96,6 @@ TEST(RanksApart, ANormAfterAStepLess) {
       {"rank 0 waits for the all-gather of unit", "rank 2 is about to start the all-reduce of clip_grad_norm_"});
 }
 
-TEST(RanksApart, AStateDictInTheFirstStep) {
-  expect_apart(
-      2, [](Stack& model, const Mesh&) { full_state_dict(model); },
-      {"rank 0 is about to start the all-gather of unit", "rank 1 is about to start full_state_dict"}, 0);
-}
-
 // A loop that clips has the same steps each time.
 TEST(RanksApart, NormsAreComparedNoMoreOnceAProgramIsSteady) {
   run_ranks(2, [](Rank& rank) {

@@ -71,16 +71,5 @@ TEST(Record, FilesOfTheirOwnForRanks) {
   std::remove(folder.c_str());
 }
 
-TEST(Record, NothingBeforeItIsAskedFor) {
-  run_ranks(1, [](Rank& rank) {
-    torch::nn::Linear model(4, 4);
-    fully_shard(*model, FullyShardOptions().mesh(rank.mesh()));
-    start_record();
-    EXPECT_EQ(stop_record(), "[]");
-    call(*model, torch::ones({2, 4})).sum().backward();
-  });
-  EXPECT_EQ(stop_record(), "[]");
-}
-
 } // namespace
 } // namespace shardwise::test

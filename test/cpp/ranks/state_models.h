@@ -8,7 +8,7 @@
 namespace shardwise::test {
 
 inline void on_worlds(const std::function<void(Rank&)>& fn) {
-  on_ranks(fn, by_form<std::vector<int>>({2, 3}, {2, 3, 4}));
+  on_ranks(fn, by_form<std::vector<int>>({3}, {2, 3, 4}));
 }
 
 inline std::optional<int64_t> last_dimension(const std::string&, const torch::Tensor& parameter) {

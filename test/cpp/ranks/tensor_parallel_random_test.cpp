@@ -210,7 +210,7 @@ void train(uint64_t seed) {
 } // namespace
 
 TEST(TensorParallelRandom, ModelsTrainAsInOneProcess) {
-  const int programs = is_long_form() ? 300 : 16;
+  const int programs = is_long_form() ? 300 : 12;
   for (int i = 0; i < programs && !HasFailure(); ++i) {
     const auto seed = static_cast<uint64_t>(7000 + i);
     SCOPED_TRACE(c10::str("seed ", seed));

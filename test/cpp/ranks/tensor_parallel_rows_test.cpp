@@ -5,7 +5,7 @@
 namespace shardwise::test {
 namespace {
 
-const std::vector<int64_t> kRowWidths{3, 5, 16, 17};
+const std::vector<int64_t> kRowWidths = by_form<std::vector<int64_t>>({3, 16}, {3, 5, 16, 17});
 
 /// A stack of MLPs on a mesh, in double precision.
 struct SplitRow {
@@ -129,7 +129,7 @@ TEST(FullyShardNDTraining, 2dMlpWithNdMesh) {
 TEST(FullyShardHSDP3DTraining, 3dMlpWithNdMesh) {
   run_ranks(8, [](Rank& rank) {
     const auto mesh = rank.mesh({{"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 2}});
-    for (const auto width : by_form<std::vector<int64_t>>({3, 17}, kRowWidths)) {
+    for (const auto width : kRowWidths) {
       for (const bool checkpointed : {false, true}) {
         train_row(
             rank, mesh, width, by_form(3, 10), sharded_row({"dp_replicate", "dp_shard"}, !checkpointed, checkpointed));

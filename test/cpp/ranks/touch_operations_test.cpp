@@ -9,6 +9,48 @@
 namespace shardwise::nn::test {
 namespace {
 
+TEST(Touch, ErrorsOfTheListenerReachTheCaller) {
+  torch::nn::Linear linear(5, 3);
+  const auto refiller = Refiller::watch(linear->parameters());
+  const auto x = torch::randn({7, 5}).requires_grad_();
+  const auto code = [&](const auto& run) {
+    refiller->error = NoMemoryToday{42};
+    int caught = 0;
+    try {
+      run();
+    } catch (const NoMemoryToday& error) {
+      caught = error.code;
+    }
+    refiller->error.reset();
+    return caught;
+  };
+  EXPECT_EQ(code([&] { linear->forward(x); }), 42);
+  const auto output = linear->forward(x);
+  refiller->free();
+  EXPECT_EQ(code([&] { output.sum().backward(); }), 42);
+  EXPECT_FALSE(x.grad().defined());
+}
+
+TEST(Touch, FreedLeavesAreNeverRead) {
+  torch::nn::Linear linear(5, 3);
+  auto refiller = Refiller::watch(linear->parameters());
+  const auto x = torch::randn({7, 5}).requires_grad_();
+  EXPECT_TRUE(group::is_freed(linear->weight.data()));
+  for (const auto& other : {x, at::empty({0}), at::Tensor()}) EXPECT_FALSE(group::is_freed(other));
+  refiller->refills = false;
+  const auto lazy = error_of([&] { linear->forward(x); });
+  for (const auto* part : {"aten::t ", "[3, 5]", "its unit did not gather it"}) {
+    EXPECT_NE(lazy.find(part), std::string::npos) << lazy;
+  }
+  refiller->refills = true;
+  const auto output = linear->forward(x);
+  EXPECT_FALSE(group::is_freed(linear->weight));
+  refiller->free();
+  refiller.reset();
+  const auto gone = error_of([&] { output.sum().backward(); });
+  EXPECT_NE(gone.find("the unit that could gather it again is gone"), std::string::npos) << gone;
+}
+
 TEST(Touch, GraphsThatAreUsedTwice) {
   const auto leaf = torch::randn({4, 4}).requires_grad_();
   const auto want = leaf.detach().clone().requires_grad_();

@@ -34,7 +34,6 @@ class Refiller : public TouchListener {
       leaf.set_data(buffer_.narrow(0, offset, leaf.numel()).view(leaf.sizes()));
       offset += leaf.numel();
       add_touch_key(leaf);
-      versions_.push_back(leaf._version());
     }
     free();
   }
@@ -65,18 +64,6 @@ class Refiller : public TouchListener {
   bool freed() const {
     return std::all_of(leaves_.begin(), leaves_.end(), group::is_freed);
   }
-  bool versions_unmoved() const {
-    for (size_t i = 0; i < leaves_.size(); ++i) {
-      if (static_cast<int64_t>(leaves_[i]._version()) != versions_[i]) return false;
-    }
-    return true;
-  }
-  /// A step of SGD on the values, with the gradients that the leaves have now.
-  void step() {
-    Tensors gradients;
-    for (const auto& leaf : leaves_) gradients.push_back(leaf.grad().reshape(-1));
-    values_.sub_(at::cat(gradients), 0.1);
-  }
 
   std::vector<std::string> touches;
   std::optional<NoMemoryToday> error;
@@ -89,7 +76,6 @@ class Refiller : public TouchListener {
   at::Tensor values_;
   at::Tensor buffer_;
   std::optional<group::LeafStorage> storage_;
-  std::vector<int64_t> versions_;
 };
 
 /// The text of the shardwise::Error that run() raises.

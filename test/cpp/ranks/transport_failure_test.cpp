@@ -58,27 +58,6 @@ TRANSPORT_TEST(RanksThatDisagreeAreToldAndGoOn) {
   });
 }
 
-// What is in flight behind a disagreement is not touched by it.
-TRANSPORT_TEST(ADisagreementInTheMiddleOfMany) {
-  run_ranks(2, [](Rank& rank) {
-    const auto backend = make_backend(rank, "middle");
-    std::vector<WorkPtr> works;
-    std::vector<at::Tensor> tensors;
-    for (int i = 0; i < 9; ++i) {
-      tensors.push_back(torch::ones({i == 4 ? 30000 + rank.rank() : 30000}));
-      works.push_back(start_all_reduce(*backend, tensors.back()));
-    }
-    for (int i = 0; i < 9; ++i) {
-      if (i == 4) {
-        expect_failure(works[i], {"30000 elements", "30001 elements"});
-      } else {
-        works[i]->wait();
-      }
-      EXPECT_EQ(tensors[i].sum().item<double>(), tensors[i].numel() * (i == 4 ? 1. : 2.)) << rank.name() << " " << i;
-    }
-  });
-}
-
 TRANSPORT_TEST(BadTensors) {
   run_ranks(2, [](Rank& rank) {
     const auto backend = make_backend(rank, "bad");
@@ -128,17 +107,6 @@ TRANSPORT_TEST(ALateRankIsNamed) {
   });
 }
 
-TRANSPORT_TEST(TheGroupsTimeout) {
-  run_ranks(2, [](Rank& rank) {
-    const auto backend = make_backend(rank, "group timeout", Transport::direct, 60s);
-    backend->setTimeout(200ms);
-    if (rank.rank() == 1) return rank.store()->wait({"gave up"});
-    c10d::BarrierOptions options;
-    expect_failure(backend->barrier(options), {"a barrier", "rank 1 did not send within 200 ms"});
-    rank.store()->set("gave up", "1");
-  });
-}
-
 TRANSPORT_TEST(ShutdownEndsWhatIsUnderWay) {
   run_ranks(2, [](Rank& rank) {
     const auto backend = make_backend(rank, "shutdown");
@@ -161,18 +129,6 @@ TRANSPORT_TEST(ShutdownEndsWhatIsUnderWay) {
     expect_error<c10::DistBackendError>([&] { backend->send(tensors, 1, 0); }, {"was shut down"});
     backend->shutdown();
     rank.store()->set("under way", "1");
-  });
-}
-
-TRANSPORT_TEST(APeerThatLeavesIsNamedAtOnce) {
-  run_ranks(3, [](Rank& rank) {
-    auto backend = make_backend(rank, "leaves");
-    expect_sum(rank, *backend);
-    if (rank.rank() == 1) return backend.reset();
-    const auto begin = Clock::now();
-    const auto work = start_reduce_scatter(*backend, torch::ones({40000}), torch::ones({120000}));
-    expect_error<c10::DistBackendError>([&] { work->wait(); }, {"a reduce-scatter (sum)", "closed the connection"});
-    EXPECT_LT(Clock::now() - begin, 20s) << rank.name();
   });
 }
 

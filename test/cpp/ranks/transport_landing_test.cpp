@@ -64,19 +64,6 @@ TRANSPORT_TEST(RangesOfAnAllGatherLandWhereTheyBelong) {
   });
 }
 
-TRANSPORT_TEST(ALittleCanLandToo) {
-  run_ranks(2, [&](Rank& rank) {
-    const auto backend = make_backend(rank, "little");
-    const auto output = torch::zeros({20});
-    const auto memory = torch::zeros({4});
-    const auto input = torch::arange(10, at::kFloat) + 10 * rank.rank();
-    start(*backend, output, input, memory, {range(12, 4, 0)})->wait();
-    EXPECT_TRUE(memory.equal(torch::arange(12, 16, at::kFloat)));
-    EXPECT_EQ(output[16].item<float>(), 16);
-    EXPECT_EQ(output[12].item<float>(), 0);
-  });
-}
-
 TRANSPORT_TEST(RanksWhoseGathersLandOtherwiseAreTold) {
   run_ranks(3, [](Rank& rank) {
     const auto backend = make_backend(rank, "otherwise");

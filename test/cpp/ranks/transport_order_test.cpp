@@ -230,17 +230,5 @@ TRANSPORT_TEST(AMonitoredBarrierNamesWhoIsMissing) {
   });
 }
 
-TRANSPORT_TEST(AWorldOfOne) {
-  run_ranks(1, [](Rank& rank) {
-    const auto backend = make_backend(rank, "alone");
-    const auto tensor = torch::arange(50000, at::kFloat);
-    start_all_reduce(*backend, tensor)->wait();
-    const auto all = torch::zeros_like(tensor);
-    start_all_gather(*backend, all, tensor)->wait();
-    EXPECT_TRUE(torch::equal(all, torch::arange(50000, at::kFloat)));
-    backend->barrier({})->wait();
-  });
-}
-
 } // namespace
 } // namespace shardwise::test

@@ -25,7 +25,6 @@ namespace shardwise::test {
 namespace {
 
 using namespace std::chrono_literals;
-using Clock = std::chrono::steady_clock;
 using transport::same_host::Arena;
 
 /// Files that this process has open, and pieces of shared memory that it has mapped.
@@ -57,25 +56,19 @@ void expect_way(Rank& rank, const comm::GroupSpec& spec, const std::string& way)
   expect_sum(rank, *backend, torch::empty({40000}));
 }
 
-void all_agree_on_the_way(Rank& rank) {
-  expect_way(rank, spec_of(rank, "one host"), "shared memory");
-  auto unwanted = spec_of(rank, "unwanted");
-  unwanted.shared_memory = rank.rank() != 1;
-  expect_way(rank, unwanted, "TCP");
-  auto two_hosts = spec_of(rank, "two hosts");
-  if (rank.rank() == 1) two_hosts.host = "another";
-  expect_way(rank, two_hosts, "TCP");
-  auto named = spec_of(rank, "named");
-  named.host = "another";
-  expect_way(rank, named, "shared memory");
-}
-
 TEST(SameHost, AllRanksAgreeOnTheWay) {
-  run_ranks(3, all_agree_on_the_way);
-}
-
-TEST(SameHost, AllProcessesAgreeOnTheWay) {
-  run_processes(3, all_agree_on_the_way);
+  run_ranks(3, [](Rank& rank) {
+    expect_way(rank, spec_of(rank, "one host"), "shared memory");
+    auto unwanted = spec_of(rank, "unwanted");
+    unwanted.shared_memory = rank.rank() != 1;
+    expect_way(rank, unwanted, "TCP");
+    auto two_hosts = spec_of(rank, "two hosts");
+    if (rank.rank() == 1) two_hosts.host = "another";
+    expect_way(rank, two_hosts, "TCP");
+    auto named = spec_of(rank, "named");
+    named.host = "another";
+    expect_way(rank, named, "shared memory");
+  });
 }
 
 TEST(SameHost, TheOptionOfAMeshComesBeforeTheEnvironment) {
@@ -89,21 +82,6 @@ TEST(SameHost, TheOptionOfAMeshComesBeforeTheEnvironment) {
       EXPECT_EQ(way_of(*mesh.neighbours("world", 2)->getBackend(at::kCPU)), wanted ? "shared memory" : "TCP");
     });
   }
-}
-
-TEST(SameHost, SwitchedOnByTheEnvironment) {
-  for (const auto* value : {"off", "on"}) {
-    const Variables variables(Environment{{"SHARDWISE_SHARED_MEMORY", value}});
-    run_ranks(2, [&](Rank& rank) {
-      const auto group = rank.mesh().group("world");
-      const auto backend = group->getBackend(c10::DeviceType::CPU);
-      EXPECT_EQ(way_of(*backend), value == std::string("on") ? "shared memory" : "TCP") << rank.name();
-    });
-  }
-  const Variables variables(Environment{{"SHARDWISE_SHARED_MEMORY", "yes"}});
-  run_ranks(1, [](Rank& rank) {
-    expect_error<ValueError>([&] { rank.mesh(); }, {"SHARDWISE_SHARED_MEMORY", "'yes'", "'on' or 'off'"});
-  });
 }
 
 // Whose tensors are where has no say in the result, nor in what the others do.
@@ -149,60 +127,48 @@ TEST(SameHost, MemoryIsTheOwnersAgainWhenItsWorkIsDone) {
   });
 }
 
-/// Sums until a rank ends it all. Rank 2 leaves its number in the store, and does `signal` to itself in the middle.
-void sum_until_one_is_gone(Rank& rank, int signal, std::chrono::milliseconds timeout, const std::string& expected) {
-  auto spec = spec_of(rank, "gone");
-  spec.timeout = timeout;
-  auto backend = comm::make_direct(spec);
-  for (const bool in_place : {true, false}) {
-    const auto tensor = in_place ? shared(torch::ones({1 << 20})) : torch::ones({1 << 20});
-    expect_sum(rank, *backend, tensor);
-  }
-  if (rank.rank() == 2) {
-    rank.store()->set("process", std::to_string(getpid()));
-    std::thread([signal] {
-      std::this_thread::sleep_for(30ms);
-      std::raise(signal);
-    }).detach();
-  }
-  const auto begin = Clock::now();
-  const auto tensor = shared(torch::ones({1 << 20}));
-  const auto train = [&] {
-    for (;;) start_all_reduce(*backend, tensor)->wait();
-  };
-  const auto me = c10::str("rank ", rank.rank(), " of 3: an all-reduce (sum) of 1048576 elements of Float failed");
-  expect_error<c10::DistBackendError>(train, {me, "rank 2 ", expected});
-  EXPECT_LT(Clock::now() - begin, 30s) << rank.name();
-  expect_error<c10::DistBackendError>([&] { start_all_reduce(*backend, tensor)->wait(); }, {"earlier collective"});
-  backend.reset();
-  // The process that is gone had no part in this.
-  rank.store()->add("told", 1);
-  while (rank.store()->add("told", 0) < 2) std::this_thread::sleep_for(10ms);
-  kill(std::stoi(rank.store()->get_to_str("process")), SIGKILL);
-}
-
-void nothing_is_left(int signal, std::chrono::milliseconds timeout, const std::string& expected) {
+// And nothing is left of the memory that they shared.
+TEST(SameHost, AStoppedProcessIsNamedWhenTheTimeIsOver) {
   ProcessOptions options;
   options.may_fail = {2};
   const auto ended = run_processes(
       3,
       [&](Rank& rank) {
         const auto before = Held::now();
-        sum_until_one_is_gone(rank, signal, timeout, expected);
+        auto spec = spec_of(rank, "gone");
+        spec.timeout = 3s;
+        auto backend = comm::make_direct(spec);
+        for (const bool in_place : {true, false}) {
+          expect_sum(rank, *backend, in_place ? shared(torch::ones({1 << 20})) : torch::ones({1 << 20}));
+        }
+        if (rank.rank() == 2) {
+          rank.store()->set("process", std::to_string(getpid()));
+          std::thread([] {
+            std::this_thread::sleep_for(30ms);
+            std::raise(SIGSTOP);
+          }).detach();
+        }
+        auto tensor = shared(torch::ones({1 << 20}));
+        const auto train = [&] {
+          for (;;) start_all_reduce(*backend, tensor)->wait();
+        };
+        const auto me =
+            c10::str("rank ", rank.rank(), " of 3: an all-reduce (sum) of 1048576 elements of Float failed");
+        expect_error<c10::DistBackendError>(train, {me, "rank 2 ", "did not send within 3000 ms"});
+        expect_error<c10::DistBackendError>(
+            [&] { start_all_reduce(*backend, tensor)->wait(); }, {"earlier collective"});
+        backend.reset();
+        tensor.reset();
+        // The process that is gone had no part in this.
+        rank.store()->add("told", 1);
+        while (rank.store()->add("told", 0) < 2) std::this_thread::sleep_for(10ms);
+        kill(std::stoi(rank.store()->get_to_str("process")), SIGKILL);
         const auto after = Held::now();
         EXPECT_EQ(after.mapped, 0) << rank.name();
         EXPECT_LE(after.files, before.files) << rank.name();
       },
       options);
   EXPECT_EQ(ended[2].signal, SIGKILL);
-}
-
-TEST(SameHost, AKilledProcessIsNamedAtOnce) {
-  nothing_is_left(SIGKILL, 60s, "died: its process ended");
-}
-
-TEST(SameHost, AStoppedProcessIsNamedWhenTheTimeIsOver) {
-  nothing_is_left(SIGSTOP, 3s, "did not send within 3000 ms");
 }
 
 // Those that wait for nothing but it hear what went wrong elsewhere.

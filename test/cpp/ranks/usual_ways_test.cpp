@@ -144,38 +144,6 @@ TEST(Errors, GiveTheirReasonOnce) {
   });
 }
 
-TEST(UsualWays, SamplersGiveEachRankItsOwn) {
-  on_ranks([](Rank& rank) {
-    const auto mesh = rank.mesh();
-    const int64_t examples = 6 * rank.world_size();
-    torch::data::samplers::DistributedRandomSampler sampler(examples, mesh.size(), mesh.rank());
-    auto seen = torch::zeros({examples}, torch::kDouble);
-    while (const auto indices = sampler.next(3)) {
-      for (const auto index : *indices) seen[static_cast<int64_t>(index)] += 1;
-    }
-    ASSERT_EQ(seen.sum().item<double>(), 6);
-    assert_close(mesh.mean(seen) * rank.world_size(), torch::ones({examples}, torch::kDouble), "each example once");
-  });
-}
-
-TEST(UsualWays, WholeModelsAreSavedAndLoaded) {
-  run_ranks(2, [](Rank& rank) {
-    auto ours = mlp({4, 5, 2});
-    auto reference = mlp({4, 5, 2});
-    fully_shard(ours, sharded_on(rank));
-    Pair<Model> both{rank, ours, reference};
-    both.train(step_loss, 3);
-    auto plain = mlp({4, 5, 2});
-    load_full_state_dict(plain, full_state_dict(ours));
-    assert_same(*plain, *reference, "a plain module");
-    auto other = mlp({4, 5, 2});
-    fully_shard(other->ptr(0), sharded_on(rank).layout(ShardLayout::flat));
-    fully_shard(other, sharded_on(rank));
-    load_full_state_dict(other, rank.rank() == 0 ? full_state_dict(*plain) : StateDict());
-    assert_state(full_state_dict(other), plain_state(*reference), "another one");
-  });
-}
-
 TEST(UsualWays, EachRankGoesOnFromItsOwnArchives) {
   run_ranks(2, [](Rank& rank) {
     std::stringstream shards, state;

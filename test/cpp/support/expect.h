@@ -1,8 +1,8 @@
 #pragma once
 
-#include "support/command.h"
-
 #include <functional>
+#include <string>
+#include <vector>
 
 namespace shardwise::test {
 
@@ -12,10 +12,6 @@ void expect_text(const std::string& text, const std::vector<std::string>& parts)
 /// Fails the test unless fn raises an Expected whose text has all the parts, and no stack trace of torch's.
 template <typename Expected>
 void expect_error(const std::function<void()>& fn, const std::vector<std::string>& parts);
-
-/// Runs the running test once more, in a process of its own in which inner() holds: for tests that fail on purpose.
-Ended run_inner(const Environment& environment = {});
-bool inner();
 
 void fail_expectation(const std::string& text);
 

@@ -25,6 +25,10 @@ Port::Port() : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
   number_ = ntohs(address.sin_port);
 }
 
+void Port::listen() const {
+  if (::listen(socket_, 16) != 0) throw std::system_error(errno, std::generic_category(), "listening");
+}
+
 Port::~Port() {
   close(socket_);
 }

@@ -14,6 +14,8 @@ class Port {
   int number() const {
     return number_;
   }
+  /// From now on somebody listens, and never answers.
+  void listen() const;
 
  private:
   int socket_;
