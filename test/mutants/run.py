@@ -51,13 +51,16 @@ def try_all(chosen: list[Mutant], lanes: list[Lane]) -> list[Mutant]:
 
 
 def main() -> None:
-    chosen = [mutant for mutant in read_table() if " ".join(sys.argv[1:]) in mutant.name]
+    words = " ".join(sys.argv[1:])
+    chosen = [mutant for mutant in read_table() if words in mutant.name]
+    if not chosen:
+        sys.exit(f"No mutant has '{words}' in its name.")
     if shutil.which("ninja") is None or shutil.which("cmake") is None or not (PROGRAMS / "rank_tests").exists():
         sys.exit("The mutants need cmake and ninja on the PATH, and the tests of build/dev: run `make test` first.")
     number = min(len(os.sched_getaffinity(0)), len(chosen))
     lanes = [Lane(ROOT / "build" / "mutants" / str(lane)) for lane in range(number)]
     needs_build = not all(mutant.is_in_package for mutant in chosen)
-    with ThreadPoolExecutor(number or 1) as pool:
+    with ThreadPoolExecutor(number) as pool:
         list(pool.map(lambda lane: lane.prepare(needs_build), lanes))
     missed = try_all(chosen, lanes)
     print(f"{len(chosen) - len(missed)} passed, {len(missed)} failed", flush=True)

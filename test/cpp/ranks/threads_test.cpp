@@ -8,6 +8,8 @@
 #include <torch/library.h>
 
 #include <condition_variable>
+#include <mutex>
+#include <set>
 #include <thread>
 
 namespace shardwise::test::threads {
@@ -186,19 +188,22 @@ TEST(Threads, OutputsAreRightOrAnError) {
 
 TEST(Threads, AGatherThatFailedServesNobody) {
   for (const bool is_kept : {false, true}) {
-    run_ranks(1, [&](Rank& rank) {
+    std::mutex mutex;
+    std::set<std::thread::id> failed;
+    observe::set_fault_point_hook([&](observe::FaultPoint point) {
+      const std::lock_guard lock(mutex);
+      if (point == observe::FaultPoint::unshard && failed.insert(std::this_thread::get_id()).second) {
+        throw std::runtime_error("no memory");
+      }
+    });
+    run_ranks(2, [&](Rank& rank) {
       Model ours, reference;
       wrap(ours, is_kept ? Kind::kept : Kind::sharded, rank);
-      const auto x = batch(0, 0, 6);
-      const auto expected = reference->forward(x);
-      bool fails = true;
-      observe::set_fault_point_hook([&](observe::FaultPoint point) {
-        if (point == observe::FaultPoint::unshard && std::exchange(fails, false)) throw std::runtime_error("no memory");
-      });
+      const auto x = batch(0, rank.rank(), 6);
       EXPECT_ANY_THROW(ours->forward(x));
-      EXPECT_TRUE(ours->forward(x).equal(expected));
-      observe::set_fault_point_hook({});
+      EXPECT_TRUE(ours->forward(x).equal(reference->forward(x)));
     });
+    observe::set_fault_point_hook({});
   }
 }
 
