@@ -1,16 +1,44 @@
 // Which units take part in the sums of a backward: on all ranks or on none.
 #include "ranks/fully_shard_models.h"
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
 #include <chrono>
 #include <thread>
 
 namespace shardwise::test {
 namespace {
 
+using Work = c10::intrusive_ptr<c10d::Work>;
+
 torch::Tensor without_block_1(Stack& model, int step, int rank) {
   const auto x = model->block(0)->forward(model->embedding(tokens(step, rank)), 0.5);
   return model->head(model->block(2)->forward(x, 0.5)).pow(2).mean();
 }
+
+/// A back end with another one's collectives, and without options.
+class Plain : public c10d::Backend {
+ public:
+  explicit Plain(const c10::intrusive_ptr<Backend>& inner)
+      : Backend(inner->getRank(), inner->getSize()),
+        inner_(inner) {}
+  const std::string getBackendName() const override {
+    return "plain";
+  }
+  Work _allgather_base(torch::Tensor& output, torch::Tensor& input, const c10d::AllgatherOptions& options) override {
+    return inner_->_allgather_base(output, input, options);
+  }
+  Work _reduce_scatter_base(
+      torch::Tensor& output, torch::Tensor& input, const c10d::ReduceScatterOptions& options) override {
+    return inner_->_reduce_scatter_base(output, input, options);
+  }
+  Work broadcast(std::vector<torch::Tensor>& tensors, const c10d::BroadcastOptions& options) override {
+    return inner_->broadcast(tensors, options);
+  }
+
+ private:
+  c10::intrusive_ptr<Backend> inner_;
+};
 
 } // namespace
 
@@ -43,6 +71,36 @@ TEST(FullyShardParticipation, AUnitWhoseBackwardNeedsNoValues) {
       ASSERT_EQ(counters.reduce_scatters, rank.world_size() == 1 ? 0 : 4);
     });
   }
+}
+
+TEST(FullyShardParticipation, SumsOnAGroupOfTheCallersOwnWaitForTheEnd) {
+  // Beside a group without a time limit none is made, so it carries gathers too. Rank 0 comes late to blocks 2 and 1,
+  // and finds the sum of the first done when the second is ready. Rank 1 was there when that sum still waited, and
+  // gathers block 0 next.
+  run_ranks(2, [](Rank& rank) {
+    const auto group = c10::make_intrusive<c10d::ProcessGroup>(
+        c10::make_intrusive<c10d::PrefixStore>("plain", rank.store()), rank.rank(), 2);
+    group->setBackend(
+        at::kCPU, c10d::ProcessGroup::BackendType::MPI,
+        c10::make_intrusive<Plain>(rank.mesh().group("world")->getBackend(at::kCPU)));
+    const auto mesh = Mesh::from_process_groups({"world"}, {group}, at::kCPU);
+    Stack ours;
+    const auto options = FullyShardOptions().mesh(mesh);
+    for (size_t i = 0; i < 3; ++i) {
+      fully_shard(ours->block(i), FullyShardOptions(options).reshard_after_forward(i == 0));
+    }
+    fully_shard(ours, options);
+    Pair<Stack>{rank, ours, Stack()}.train([](Stack& model, int step, int r) {
+      auto x = model->embedding(tokens(step, r));
+      for (size_t i = 0; i < 3; ++i) {
+        x = model->block(i)->forward(x, 0.5);
+        x.register_hook([is_late = r == 0 && i > 0](const torch::Tensor&) {
+          if (is_late) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        });
+      }
+      return model->head(x).pow(2).mean();
+    });
+  });
 }
 
 TEST(FullyShardParticipation, ABackwardThatDiesWhileRanksAreApart) {

@@ -73,15 +73,11 @@ TEST(FullyShardRoots, ABackwardComesToTwoRootsInAnotherOrderOnEachRank) {
     ((first + (make_first ? judge() : make())) * scale).backward();
   };
   on_ranks([&](Rank& rank) {
-    // A process group of the caller's has no second one beside it: gathers and sums share it.
-    for (const auto& mesh :
-         {rank.mesh(), Mesh::from_process_groups({"world"}, {rank.mesh().group("world")}, rank.device())}) {
-      const auto wrap = [&](Rivals& rivals) {
-        replicate(rivals.maker, ReplicateOptions().mesh(mesh));
-        fully_shard(rivals.judge, FullyShardOptions().mesh(mesh));
-      };
-      compare_rivals(rank, wrap, true, steps);
-    }
+    const auto wrap = [&](Rivals& rivals) {
+      replicate(rivals.maker, on(rank));
+      fully_shard(rivals.judge, sharded_on(rank));
+    };
+    compare_rivals(rank, wrap, true, steps);
   });
 }
 
