@@ -119,7 +119,7 @@ def product_suites(rows_only: bool = False) -> list[Suite]:
         googletest("rank_tests_1", "rank_tests", 40, ranks, GTEST_TOTAL_SHARDS="2", GTEST_SHARD_INDEX="0"),
         googletest("rank_tests_2", "rank_tests", 40, ranks, GTEST_TOTAL_SHARDS="2", GTEST_SHARD_INDEX="1"),
         pytest("python_ranks", 25, "test/python/ranks", **({"SHARDWISE_TEST_ROWS": "1"} if rows_only else tier)),
-        pytest("python_interop", 25, "test/python/interop", **tier),
+        pytest("python_interop", 25, "test/python/interop", SHARDWISE_TEST_TIER="change"),
         pytest("python_unit", 20, *(package if rows_only else (UNIT, f"--ignore={WHEEL}")), **tier),
         catch2("program_tests", "program_tests", 10),
         googletest("late_tests", "late_tests", 5),
