@@ -37,7 +37,7 @@ TARGETS = ("shardwise", "shardwise_python", "unit_tests", "rank_tests", "bound_m
 BUILT = ("build.ninja", "test/cpp/unit_tests", "test/cpp/rank_tests", "test/cpp/bound_*.so", "benchmarks/cpp/host_cost",
          "benchmarks/cpp/memory_steps", "benchmarks/cpp/rank_steps", "benchmarks/cpp/moves",
          "benchmarks/cpp/libmeters.so", "benchmarks/cpp/modelled_peers*.so", "examples/cpp/gpt")  # fmt: skip
-PACKAGE = ("_build_info.py", "*.so", "lib/libshardwise.so")
+PACKAGE = ("_build_info.py", "*.so", "lib/*.so")
 #: What the built files depend on: a kit of other sources says so.
 SOURCES = ("csrc", "test/cpp", "test/late_device", "test/stream_group", "test/thread_group", "benchmarks/cpp",
            "examples/cpp")  # fmt: skip

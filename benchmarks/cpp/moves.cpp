@@ -4,7 +4,7 @@
 //   moves [--device cpu] [--megabytes 1024] [--large 1]
 //
 // --large 1 also moves tensors of more than 2^31 elements, which takes some 30 GiB. Prints a line for each figure.
-#include "cuda/moves.h"
+#include "kernels/moves.h"
 #include "group/copy_batch.h"
 #include "layout/shards.h"
 
@@ -113,7 +113,7 @@ void check_offsets(at::Device device) {
         const auto move = [&](int64_t count, int64_t length, int64_t stride, int64_t to_stride) {
           const auto* first = static_cast<const char*>(source.const_data_ptr()) + from * size;
           auto* second = static_cast<char*>(target.mutable_data_ptr()) + to * size;
-          cuda::copy(device, size, {{first, second, count, length, stride, to_stride}});
+          kernels::copy(device, size, {{first, second, count, length, stride, to_stride}});
           expected.as_strided({count, length}, {to_stride, 1}, to)
               .copy_(source.as_strided({count, length}, {stride, 1}, from));
           require(target.equal(expected), c10::str("copies of ", dtype, " from ", from, " to ", to));
@@ -134,14 +134,14 @@ void check_large(at::Device device) {
   auto target = at::zeros({kBig + 1}, options);
   const auto* from = static_cast<const char*>(source.const_data_ptr());
   auto* to = static_cast<char*>(target.mutable_data_ptr());
-  cuda::copy(device, 2, {{from, to + 2, 1, kBig, 0, 0}});
+  kernels::copy(device, 2, {{from, to + 2, 1, kBig, 0, 0}});
   require(target.narrow(0, 1, kBig).equal(source), "a copy of more than 2^31 elements");
   target.zero_();
-  cuda::scale(device, at::kHalf, at::kHalf, 2, {{from, to, kBig / 13, 13, 13, 13}});
+  kernels::scale(device, at::kHalf, at::kHalf, 2, {{from, to, kBig / 13, 13, 13, 13}});
   require(target.narrow(0, 0, kBig / 13 * 13).equal(source.narrow(0, 0, kBig / 13 * 13).mul(2)), "many short runs");
   const auto bytes = source.view(at::kByte);
   target.zero_();
-  cuda::copy(device, 1, {{from, to, bytes.numel() / 11, 11, 11, 11}});
+  kernels::copy(device, 1, {{from, to, bytes.numel() / 11, 11, 11, 11}});
   const auto moved = bytes.numel() / 11 * 11;
   require(target.view(at::kByte).narrow(0, 0, moved).equal(bytes.narrow(0, 0, moved)), "runs of more than 2^32 bytes");
 }
@@ -178,7 +178,7 @@ void measure(at::Device device, int64_t megabytes) {
   const auto rate = bytes / took;
   say("torch's copy_", bytes, took, rate);
   const auto ours = seconds_of(device, [&] {
-    cuda::copy(device, 4, {{one.const_data_ptr(), other.mutable_data_ptr(), 1, numel, 0, 0}});
+    kernels::copy(device, 4, {{one.const_data_ptr(), other.mutable_data_ptr(), 1, numel, 0, 0}});
   });
   say("our copy of the same", bytes, ours, rate);
   const auto width = std::max<int64_t>(static_cast<int64_t>(std::sqrt(static_cast<double>(numel) / 12)) / 64 * 64, 64);

@@ -1,9 +1,12 @@
 #include "cuda/kernels.h"
-#include "cuda/tiles.h"
+#include "kernels/tiles.h"
 
 #include <algorithm>
 
 namespace shardwise::cuda {
+
+using namespace kernels;
+
 namespace {
 
 /// As many as fit into a kernel's arguments: a captured graph then needs no other memory. These had 4 KiB before CUDA

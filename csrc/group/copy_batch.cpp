@@ -30,11 +30,11 @@ class Elements {
 } // namespace
 
 bool CopyBatch::takes(const at::Tensor& tensor) {
-  return is_plain(tensor) && cuda::has_kernels(tensor.device()) && (!tensor.is_cpu() || tensor.numel() <= kSmall);
+  return is_plain(tensor) && kernels::has_kernels(tensor.device()) && (!tensor.is_cpu() || tensor.numel() <= kSmall);
 }
 
 bool CopyBatch::scales(at::ScalarType from, at::ScalarType to) {
-  return cuda::can_scale(from) && cuda::can_scale(to);
+  return kernels::can_scale(from) && kernels::can_scale(to);
 }
 
 Runs runs_of(const layout::Cut& cut, int64_t rank) {
@@ -110,9 +110,9 @@ void CopyBatch::run() {
 void CopyBatch::run_again() const {
   if (moves_.empty()) return;
   if (kind_.factor) {
-    cuda::scale(kind_.device, kind_.from, kind_.to, *kind_.factor, moves_);
+    kernels::scale(kind_.device, kind_.from, kind_.to, *kind_.factor, moves_);
   } else {
-    cuda::copy(kind_.device, static_cast<int64_t>(c10::elementSize(kind_.from)), moves_);
+    kernels::copy(kind_.device, static_cast<int64_t>(c10::elementSize(kind_.from)), moves_);
   }
 }
 

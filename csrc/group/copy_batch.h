@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/moves.h"
+#include "kernels/moves.h"
 #include "layout/shards.h"
 
 #include <shardwise/export.h>
@@ -77,7 +77,7 @@ class SHARDWISE_API CopyBatch {
   void begin(const Kind& kind, const at::Tensor& from);
 
   Kind kind_;
-  std::vector<cuda::Move> moves_;
+  std::vector<kernels::Move> moves_;
   std::vector<at::Tensor> alive_;
   bool ran_before_ = false;
 };

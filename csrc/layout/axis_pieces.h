@@ -2,6 +2,7 @@
 
 #include <shardwise/export.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 

@@ -1,6 +1,6 @@
 #include "transport/staging.h"
 
-#include "cuda/capture.h"
+#include "kernels/cuda_library.h"
 #include "transport/error.h"
 
 #include <ATen/ops/empty_like.h>
@@ -186,7 +186,7 @@ Staging::Staging(c10::Device device)
 Staging::WorkPtr Staging::carry(c10d::OpType type, const Tensors& reads, const Tensors& writes, const Calls& calls) {
   const c10::DeviceGuard device(device_);
   const auto current = guard_of(device_).getStream(device_);
-  if (cuda::is_capturing(current)) {
+  if (kernels::is_capturing(current)) {
     raise_value_error(
         "shardwise: a graph cannot capture a collective of the direct transport, in which the host has a part. Use "
         "NCCL.");

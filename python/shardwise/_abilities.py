@@ -97,7 +97,7 @@ def _gpus() -> Ability:
         from shardwise import _build_info
 
         if torch.version.cuda is None:
-            remedy = "install a CUDA build of torch, then build shardwise against it"
+            remedy = "install a CUDA build of torch"
             return Ability(name, False, "this torch is a build without CUDA", remedy)
         if not _build_info.WITH_NCCL:
             remedy = "build shardwise again with CMAKE_ARGS=-DSHARDWISE_CUDA=on, which says what is missing"

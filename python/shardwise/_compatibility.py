@@ -47,11 +47,6 @@ def _torch_problem() -> str | None:
             f"shardwise: {built}, but torch {version} was found in {folder}. The minor versions must agree, since "
             f"torch's C++ interface changes between them. {install} - or build shardwise against this torch: {_REBUILD}"
         )
-    if _build_info.WITH_NCCL and not (folder / "lib" / "libtorch_cuda.so").exists():
-        return (
-            f"shardwise: {built} with CUDA, but the torch {version} found in {folder} is a build without CUDA. Install "
-            f"a CUDA build of torch {built_minor}, or build shardwise against this torch: {_REBUILD}"
-        )
     return None
 
 

@@ -1,5 +1,6 @@
 #include "comm/mesh/device_backend.h"
 
+#include "kernels/cuda_library.h"
 #include "transport/transport.h"
 
 #include <shardwise/error.h>
@@ -17,15 +18,24 @@ namespace {
 struct Table {
   std::mutex mutex;
   std::map<c10::DeviceType, DeviceBackend> backends;
-
-  Table() {
-    if (has_nccl()) backends[c10::kCUDA] = {c10d::ProcessGroup::BackendType::NCCL, &make_nccl};
-  }
 };
 
 Table& table() {
   static Table all;
   return all;
+}
+
+/// Null if there is none.
+const DeviceBackend* find(c10::DeviceType device) {
+  const std::lock_guard lock(table().mutex);
+  auto& backends = table().backends;
+  const auto* cuda = device == c10::kCUDA ? kernels::cuda_library() : nullptr;
+  if (cuda != nullptr && !backends.contains(device)) {
+    const auto make = [cuda](const GroupSpec& spec) { return cuda->make_nccl(spec); };
+    backends[device] = {c10d::ProcessGroup::BackendType::NCCL, make};
+  }
+  const auto found = backends.find(device);
+  return found == backends.end() ? nullptr : &found->second;
 }
 
 } // namespace
@@ -36,14 +46,11 @@ void set_device_backend(c10::DeviceType device, DeviceBackend backend) {
 }
 
 bool has_device_backend(c10::DeviceType device) {
-  const std::lock_guard lock(table().mutex);
-  return table().backends.contains(device);
+  return find(device) != nullptr;
 }
 
 const DeviceBackend& device_backend(const GroupSpec& spec) {
-  const std::lock_guard lock(table().mutex);
-  const auto found = table().backends.find(spec.device.type());
-  if (found != table().backends.end()) return found->second;
+  if (const auto* found = find(spec.device.type())) return *found;
   throw Error(c10::str(
       "shardwise: the process group '", spec.name, "' is on ", spec.device,
       ", and this build has no back end for its tensors. For CUDA that is NCCL: torch was a CPU build, or "

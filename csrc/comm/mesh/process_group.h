@@ -52,9 +52,6 @@ struct GroupSpec {
 SHARDWISE_API c10::intrusive_ptr<c10d::Backend> make_gloo(const GroupSpec& spec);
 /// The direct transport, over a Gloo of its own.
 SHARDWISE_API c10::intrusive_ptr<c10d::Backend> make_direct(const GroupSpec& spec);
-/// Only if this build has NCCL.
-c10::intrusive_ptr<c10d::Backend> make_nccl(const GroupSpec& spec);
-bool has_nccl();
 
 /// Makes a process group: the given transport for CPU tensors and, on another device, what carries that device's.
 /// Raises PeerError, at once if a rank's process is seen to end.

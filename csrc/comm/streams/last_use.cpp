@@ -1,6 +1,6 @@
 #include "comm/streams/last_use.h"
 
-#include "cuda/capture.h"
+#include "kernels/cuda_library.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -18,7 +18,7 @@ c10::Stream current_stream(c10::Device device) {
 } // namespace
 
 bool is_captured(c10::Device device) {
-  return has_streams(device) && cuda::is_capturing(current_stream(device));
+  return has_streams(device) && kernels::is_capturing(current_stream(device));
 }
 
 // An event belongs to one device.
@@ -26,7 +26,7 @@ void LastUse::note(const at::Tensor& memory) {
   if (stream_ && stream_->device() != memory.device()) *this = LastUse();
   if (!has_streams(memory.device())) return;
   stream_ = current_stream(memory.device());
-  captured_ = cuda::is_capturing(*stream_);
+  captured_ = kernels::is_capturing(*stream_);
   if (!event_) event_.emplace(memory.device().type());
   event_->record(*stream_);
 }
@@ -35,7 +35,7 @@ void LastUse::note(const at::Tensor& memory) {
 void LastUse::await(const at::Tensor& memory) {
   if (!stream_) return;
   const auto here = current_stream(memory.device());
-  if (here != *stream_ && captured_ == cuda::is_capturing(here)) event_->block(here);
+  if (here != *stream_ && captured_ == kernels::is_capturing(here)) event_->block(here);
 }
 
 // Of what was captured nothing has run, and CUDA refuses to be asked.

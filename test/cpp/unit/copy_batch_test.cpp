@@ -1,5 +1,5 @@
 #include "group/copy_batch.h"
-#include "cuda/tiles.h"
+#include "kernels/tiles.h"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -171,15 +171,15 @@ namespace {
 
 /// What the blocks and threads of a launch do, one after another.
 template <typename Act>
-void do_all(const std::vector<cuda::Move>& moves, const Act& act) {
+void do_all(const std::vector<kernels::Move>& moves, const Act& act) {
   int64_t tiles = 0;
   for (const auto& move : moves) {
-    const auto job = cuda::job_of(move, tiles);
+    const auto job = kernels::job_of(move, tiles);
     REQUIRE(job.first_tile == tiles);
-    for (int64_t tile = 0; tile < cuda::tiles_of(job); ++tile) {
-      for (int thread = 0; thread < cuda::kThreads; ++thread) cuda::do_tile(job, tile, thread, act);
+    for (int64_t tile = 0; tile < kernels::tiles_of(job); ++tile) {
+      for (int thread = 0; thread < kernels::kThreads; ++thread) kernels::do_tile(job, tile, thread, act);
     }
-    tiles += cuda::tiles_of(job);
+    tiles += kernels::tiles_of(job);
   }
 }
 
@@ -198,23 +198,24 @@ TEST_CASE("what the threads of a device do is what the loop of the CPU does") {
         const auto source = random({read}, from);
         const auto expected = at::zeros({written}, to);
         const auto move_to = [&, shape = std::array{count, length, from_stride, to_stride}](const at::Tensor& target) {
-          return cuda::Move{source.const_data_ptr(), target.mutable_data_ptr(), shape[0], shape[1], shape[2], shape[3]};
+          return kernels::Move{
+              source.const_data_ptr(), target.mutable_data_ptr(), shape[0], shape[1], shape[2], shape[3]};
         };
-        cuda::scale(at::kCPU, from, to, 0.3, {move_to(expected)});
+        kernels::scale(at::kCPU, from, to, 0.3, {move_to(expected)});
         CHECK(expected.count_nonzero().item<int64_t>() >= count * length - 2);
-        cuda::with_number(from, [&](auto a) {
-          return cuda::with_number(to, [&](auto b) {
+        kernels::with_number(from, [&](auto a) {
+          return kernels::with_number(to, [&](auto b) {
             using From = decltype(a);
             using To = decltype(b);
-            const auto by = static_cast<cuda::Both<From, To>>(0.3);
+            const auto by = static_cast<kernels::Both<From, To>>(0.3);
             const auto one = at::zeros({written}, to);
-            do_all({move_to(one)}, cuda::Scaling<From, To, 1>{by});
+            do_all({move_to(one)}, kernels::Scaling<From, To, 1>{by});
             CHECK(one.equal(expected));
-            constexpr int kCount = cuda::kNumbersOfWord<From, To>;
+            constexpr int kCount = kernels::kNumbersOfWord<From, To>;
             const auto words = at::zeros({written}, to);
             const auto move = move_to(words);
-            if (cuda::is_in_words(move, kCount, sizeof(From), sizeof(To))) {
-              do_all({cuda::in_words(move, kCount)}, cuda::Scaling<From, To, kCount>{by});
+            if (kernels::is_in_words(move, kCount, sizeof(From), sizeof(To))) {
+              do_all({kernels::in_words(move, kCount)}, kernels::Scaling<From, To, kCount>{by});
               CHECK(words.equal(expected));
             } else {
               CHECK((length % kCount != 0 || from_stride % kCount != 0 || to_stride % kCount != 0));
@@ -228,10 +229,10 @@ TEST_CASE("what the threads of a device do is what the loop of the CPU does") {
     const auto expected = at::zeros({written});
     const auto actual = at::zeros({written});
     const auto move_to = [&, shape = std::array{count, length, from_stride, to_stride}](const at::Tensor& target) {
-      return cuda::Move{source.const_data_ptr(), target.mutable_data_ptr(), shape[0], shape[1], shape[2], shape[3]};
+      return kernels::Move{source.const_data_ptr(), target.mutable_data_ptr(), shape[0], shape[1], shape[2], shape[3]};
     };
-    cuda::copy(at::kCPU, 4, {move_to(expected)});
-    do_all({move_to(actual)}, cuda::Copying<uint32_t>{});
+    kernels::copy(at::kCPU, 4, {move_to(expected)});
+    do_all({move_to(actual)}, kernels::Copying<uint32_t>{});
     CHECK(actual.equal(expected));
   }
 }

@@ -1,5 +1,5 @@
 // Whether the kernels run on a device is tried once for each.
-#include "cuda/trial.h"
+#include "kernels/trial.h"
 
 #include <c10/util/Exception.h>
 #include <catch2/catch.hpp>
@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace shardwise::cuda {
+namespace shardwise::kernels {
 namespace {
 
 struct Warnings : c10::WarningHandler {
@@ -43,4 +43,4 @@ TEST_CASE("each device is tried once, and one on which kernels do not run is war
   }
 }
 
-} // namespace shardwise::cuda
+} // namespace shardwise::kernels

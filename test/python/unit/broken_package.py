@@ -19,7 +19,7 @@ BUILT_MINOR = ".".join(_build_info.TORCH_VERSION.split(".")[:2])
 class BrokenPackage:
     """A folder with a package shardwise, and with a torch if one is given. Its extension module is an empty file."""
 
-    def __init__(self, folder: Path, *, built: bool = True, suffix: str = EXTENSION_SUFFIXES[0], nccl: bool = False):
+    def __init__(self, folder: Path, *, built: bool = True, suffix: str = EXTENSION_SUFFIXES[0]):
         self.folder = folder
         self.package = folder / "shardwise"
         self.package.mkdir()
@@ -29,7 +29,7 @@ class BrokenPackage:
         (self.package / f"_C{suffix}").touch()
         if built:
             (self.package / "_build_info.py").write_text(
-                f'VERSION = "0.1.0"\nTORCH_VERSION = "{_build_info.TORCH_VERSION}"\nWITH_NCCL = {nccl}\n'
+                f'VERSION = "0.1.0"\nTORCH_VERSION = "{_build_info.TORCH_VERSION}"\nWITH_NCCL = False\n'
             )
 
     def add_torch(self, version: str) -> Path:

@@ -107,7 +107,6 @@ INSTALL = f"pip install 'torch=={BUILT_MINOR}.*'"
 REFUSED: list[tuple[dict[str, Any], str, list[str]]] = [
     ({}, "2.9.0+cu128", [f"built against torch {BUILT_MINOR}.", "torch 2.9.0+cu128 was found in {torch}", INSTALL]),
     ({}, "2.110.0", ["torch 2.110.0 was found in {torch}", "build shardwise against this torch"]),
-    ({"nccl": True}, f"{BUILT_MINOR}.5+cpu", ["found in {torch} is a build without CUDA", "Install a CUDA build"]),
     ({"built": False}, "", ["{package} is not built", PIP]),
     ({"suffix": ".cpython-27-x86_64-linux-gnu.so"}, "", ["no extension module for this Python", "_C.cpython-27-", PIP]),
 ]  # fmt: skip

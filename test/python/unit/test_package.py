@@ -12,7 +12,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import torch
 from installation import BUILD_DIR, ROOT, TORCH, Environment, cached_options, run
 
 from shardwise import _build_info
@@ -47,6 +46,10 @@ print(f"{fully_shard.__module__}: gradient {model.weight.grad.full_tensor().item
 torch.distributed.destroy_process_group()
 os._exit(0)
 """
+
+#: What the README's program prints.
+(README_OUTPUT,) = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+SHOWN = README_OUTPUT.splitlines()
 
 
 @pytest.fixture(scope="session")
@@ -135,6 +138,7 @@ def test_libraries_find_each_other_by_relative_paths(installed):
     package = installed.site / "shardwise"
     for library, folders in {
         package / "lib/libshardwise.so": ["$ORIGIN", "$ORIGIN/../../torch/lib"],
+        **({package / "lib/libshardwise_cuda.so": ["$ORIGIN/../../torch/lib"]} if _build_info.WITH_NCCL else {}),
         installed.site / EXTENSION: ["$ORIGIN/lib", "$ORIGIN/../torch/lib"],
     }.items():
         (line,) = [line for line in run("readelf", "-d", library).splitlines() if "PATH)" in line]
@@ -145,7 +149,7 @@ def test_library_needs_no_python_and_shows_nothing_of_others(installed):
     library = installed.site / "shardwise/lib/libshardwise.so"
     needed = [line for line in run("readelf", "-d", library).splitlines() if "(NEEDED)" in line]
     assert any("libtorch_cpu.so" in line for line in needed)
-    assert [line for line in needed if "python" in line.lower()] == []
+    assert [line for line in needed if "python" in line.lower() or "cuda" in line] == []
     assert exported(installed.site / EXTENSION) == ["PyInit__C"]
     # Everything else is a part of something that a header marks.
     headers = "\n".join(path.read_text() for path in (ROOT / "csrc").rglob("*.h"))
@@ -155,6 +159,14 @@ def test_library_needs_no_python_and_shows_nothing_of_others(installed):
     assert {"shardwise::replicate", "shardwise::Mesh::from_env"} <= set(symbols)
     unmarked = [symbol for symbol in symbols if not names & set(symbol.split("::"))]
     assert unmarked + [symbol for symbol in symbols if not symbol.startswith("shardwise::")] == []
+
+
+@pytest.mark.skipif(not _build_info.WITH_NCCL, reason="this build is without CUDA")
+def test_library_for_cuda_finds_all_that_it_needs(installed):
+    library = installed.site / "shardwise/lib/libshardwise_cuda.so"
+    assert exported(library) == ["shardwise_cuda_library"]
+    load = "import ctypes, os, sys, torch; ctypes.CDLL(sys.argv[1], os.RTLD_NOW).shardwise_cuda_library"
+    installed.run(installed.python, "-c", load, library)
 
 
 def test_installed_package_works_in_python(installed):
@@ -179,8 +191,7 @@ def test_the_cpp_program_of_the_readme_is_built_and_trains(installed, prefix_pat
     """Each rank has data of its own: these losses follow from the mean of all ranks' gradients."""
     assert configure(installed, tmp_path, f"-DCMAKE_PREFIX_PATH={prefix_path}") is None
     installed.run("cmake", "--build", tmp_path)
-    (shown,) = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert torchrun(installed, "--no-python", tmp_path / "train") == shown.splitlines()
+    assert torchrun(installed, "--no-python", tmp_path / "train") == SHOWN
 
 
 def fake_torch(folder: Path, version: str) -> Path:
@@ -225,15 +236,24 @@ def test_another_minor_version_of_shardwise_is_not_accepted(prefix_path, install
     assert 'compatible with requested version "0.0"' in " ".join(result.stderr.split())
 
 
-def test_cuda_build_refuses_a_torch_without_cuda(installed, prefix_path, tmp_path):
-    folder = fake_torch(tmp_path / "torch", torch.__version__.split("+")[0])
-    options = [f"-DCMAKE_PREFIX_PATH={prefix_path}", f"-DSHARDWISE_TORCH_DIR={folder}"]
-    said = configure(installed, tmp_path / "build", *options)
-    if _build_info.WITH_NCCL:
-        assert said is not None
-        assert f"the torch found in {folder} has no libtorch_cuda.so. Install a CUDA build" in said
-    else:
-        assert said is None
+def test_the_cpp_program_runs_with_a_torch_for_cpus(installed, tmp_path):
+    site = tmp_path / "site"
+    shutil.copytree(installed.site / "shardwise", site / "shardwise")
+    torch_lib = site / "torch/lib"
+    torch_lib.mkdir(parents=True)
+    (site / "torch/include").symlink_to(TORCH / "include")
+    # What torch's library for CPUs needs in a build for CUDA.
+    if (TORCH.parent / "nvidia").exists():
+        (site / "nvidia").symlink_to(TORCH.parent / "nvidia")
+    for library in (TORCH / "lib").iterdir():
+        if "cuda" not in library.name and library.name != "libtorch.so":
+            (torch_lib / library.name).symlink_to(library)
+    run("g++", "-shared", "-o", torch_lib / "libtorch.so", "-Wl,--no-as-needed", f"-L{torch_lib}", "-ltorch_cpu")
+    build = tmp_path / "build"
+    assert configure(installed, build, f"-DCMAKE_PREFIX_PATH={site / 'shardwise/share/cmake'}") is None
+    installed.run("cmake", "--build", build)
+    assert f"{torch_lib}/libtorch_cpu.so" in (libraries := run("ldd", build / "train")) and "cuda.so" not in libraries
+    assert torchrun(installed, "--no-python", build / "train") == SHOWN
 
 
 def test_editable_installation_is_the_source_folder(wheel, tmp_path):

@@ -11,7 +11,7 @@
 // Moves pieces of parameters and gradients without torch's dispatcher: by a loop on a CPU, by one launch on a CUDA
 // device. Nothing else in shardwise has kernels.
 
-namespace shardwise::cuda {
+namespace shardwise::kernels {
 
 /// Moves `count` runs of `length` elements each. The strides are the distances between the beginnings of runs, in
 /// elements.
@@ -40,4 +40,4 @@ SHARDWISE_API bool can_scale(at::ScalarType dtype);
 SHARDWISE_API void scale(
     at::Device device, at::ScalarType from, at::ScalarType to, double factor, const std::vector<Move>& moves);
 
-} // namespace shardwise::cuda
+} // namespace shardwise::kernels

@@ -9,7 +9,7 @@
 #include <mutex>
 #include <string>
 
-namespace shardwise::cuda {
+namespace shardwise::kernels {
 
 /// Finds out whether kernels of ours run on a device: each is tried once. Thread safe.
 class SHARDWISE_API Trial {
@@ -26,4 +26,4 @@ class SHARDWISE_API Trial {
   std::map<c10::DeviceIndex, bool> found_;
 };
 
-} // namespace shardwise::cuda
+} // namespace shardwise::kernels

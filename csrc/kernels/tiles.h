@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/moves.h"
+#include "kernels/moves.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -19,7 +19,7 @@
 // A move is cut into tiles of kTile words. A block does one tile: each of its threads first reads kWords words, then
 // writes them. A word is what one instruction moves: up to 16 bytes.
 
-namespace shardwise::cuda {
+namespace shardwise::kernels {
 
 constexpr int kThreads = 256;
 constexpr int kWords = 4;
@@ -159,4 +159,4 @@ bool with_number(at::ScalarType dtype, const Act& act) {
   return false;
 }
 
-} // namespace shardwise::cuda
+} // namespace shardwise::kernels

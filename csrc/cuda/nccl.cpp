@@ -1,23 +1,15 @@
-#include "base/torch_versions.h"
-#include "comm/mesh/process_group.h"
+#include "cuda/nccl.h"
 
-#ifdef SHARDWISE_WITH_CUDA
+#include "base/torch_versions.h"
+
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #ifdef SHARDWISE_TORCH_HAS_NCCL2
 #include <torch/csrc/distributed/c10d/nccl2/ProcessGroupNCCL.hpp>
 #endif
 
 #include <cstdlib>
-#endif
 
-namespace shardwise::comm {
-
-#ifdef SHARDWISE_WITH_CUDA
-
-bool has_nccl() {
-  return true;
-}
-
+namespace shardwise::cuda {
 namespace {
 
 using Options = c10d::ProcessGroupNCCL::Options;
@@ -56,7 +48,7 @@ bool is_nccl(const c10d::Backend* backend) {
 #ifdef SHARDWISE_TORCH_HAS_NCCL2
 
 /// As torch chooses for the name "nccl"; beside a group that the program made, the same as there.
-bool takes_nccl2(const GroupSpec& spec) {
+bool takes_nccl2(const comm::GroupSpec& spec) {
   if (is_nccl(spec.device_backend.get())) return spec.device_backend->getBackendName() != "nccl";
   const char* chosen = std::getenv("TORCH_DIST_USE_NCCL2"); // NOLINT(concurrency-mt-unsafe)
   const std::string value = chosen == nullptr ? "" : chosen;
@@ -67,7 +59,7 @@ bool takes_nccl2(const GroupSpec& spec) {
 
 } // namespace
 
-c10::intrusive_ptr<c10d::Backend> make_nccl(const GroupSpec& spec) {
+c10::intrusive_ptr<c10d::Backend> make_nccl(const comm::GroupSpec& spec) {
   auto options = is_nccl(spec.device_backend.get()) ? options_like(*spec.device_backend) : own_options();
   options->timeout = spec.timeout;
   options->group_name = spec.name;
@@ -79,16 +71,4 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const GroupSpec& spec) {
   return c10::make_intrusive<c10d::ProcessGroupNCCL>(spec.store, spec.rank, spec.size, std::move(options));
 }
 
-#else
-
-bool has_nccl() {
-  return false;
-}
-
-c10::intrusive_ptr<c10d::Backend> make_nccl(const GroupSpec& /*spec*/) {
-  return nullptr;
-}
-
-#endif
-
-} // namespace shardwise::comm
+} // namespace shardwise::cuda

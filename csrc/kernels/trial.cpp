@@ -1,8 +1,8 @@
-#include "cuda/trial.h"
+#include "kernels/trial.h"
 
 #include <c10/util/Exception.h>
 
-namespace shardwise::cuda {
+namespace shardwise::kernels {
 
 bool Trial::succeeds_on(at::Device device) {
   const std::lock_guard lock(mutex_);
@@ -18,4 +18,4 @@ bool Trial::succeeds_on(at::Device device) {
   return found_[device.index()] = reason.empty();
 }
 
-} // namespace shardwise::cuda
+} // namespace shardwise::kernels
