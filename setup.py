@@ -48,6 +48,13 @@ def torch_requirement(folder: Path) -> str:
     return f"torch>={major}.{minor},<{major}.{minor + 1}"
 
 
+def check_python() -> None:
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        sys.exit(
+            f"shardwise: {sys.executable} is a free-threaded Python, which shardwise does not support. Use another."
+        )
+
+
 def check_setuptools() -> None:
     if int(setuptools.__version__.split(".")[0]) < 77:
         sys.exit(
@@ -121,6 +128,7 @@ class InstallData(install_data):
         super().finalize_options()
 
 
+check_python()
 check_setuptools()
 SCRATCH.mkdir(parents=True, exist_ok=True)
 setuptools.setup(

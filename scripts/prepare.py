@@ -126,7 +126,7 @@ def require_parts(name: str) -> None:
     what = {"venv": "the modules venv and ensurepip", "dev": "the header Python.h"}
     fail(
         f"{sys.executable} lacks {' and '.join(what[part] for part in missing)}. Install "
-        f"{' and '.join(packages)} (Debian, Ubuntu: apt-get install), or name another Python 3.10-3.12: PYTHON=..."
+        f"{' and '.join(packages)} (Debian, Ubuntu: apt-get install), or name another Python: PYTHON=..."
     )
 
 

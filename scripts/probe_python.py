@@ -1,4 +1,5 @@
-"""Prints what the Python that runs it can be used for: its version, and which of suitable, complete, torch apply.
+"""Prints what the Python that runs it can be used for: its version, and which of free-threaded, suitable, complete,
+torch apply.
 
 suitable: shardwise supports the version. complete: it can make a .venv and an extension module. torch: it has a torch
 of a supported minor version. This file must also run on Pythons that are too old for shardwise.
@@ -13,7 +14,7 @@ import sys
 import sysconfig
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-OLDEST, NEWEST = (3, 10), (3, 12)
+OLDEST = (3, 10)
 
 
 def torch_versions() -> list[str]:
@@ -67,7 +68,10 @@ def missing_parts() -> list[str]:
 
 def main() -> None:
     words = ["{}.{}".format(*sys.version_info)]
-    if OLDEST <= sys.version_info[:2] <= NEWEST:
+    # Without the lock that torch's own code in Python relies on, torch has other packages, and we have none.
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        words.append("free-threaded")
+    elif sys.version_info[:2] >= OLDEST:
         words.append("suitable")
         if not missing_parts():
             words.append("complete")

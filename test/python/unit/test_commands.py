@@ -126,8 +126,11 @@ WITH_TORCH, COMPLETE = "3.11 suitable complete torch", "3.11 suitable complete"
     [
         ({"bin/python3": WITH_TORCH, ".venv/bin/python": WITH_TORCH}, "bin/python3"),
         ({"bin/python3": COMPLETE, ".venv/bin/python": COMPLETE}, ".venv/bin/python"),
-        ({"bin/python3": "3.13", "bin/python3.12": "3.12 suitable", "bin/python3.10": COMPLETE}, "bin/python3.10"),
-        ({"bin/python3": "3.13", "bin/python3.12": "3.12 suitable", "bin/python3.10": "3.10"}, "bin/python3.12"),
+        ({"bin/python3": "3.9", "bin/python3.12": "3.12 suitable", "bin/python3.10": COMPLETE}, "bin/python3.10"),
+        (
+            {"bin/python3": "3.13 free-threaded", "bin/python3.12": "3.12 suitable", "bin/python3.10": "3.9"},
+            "bin/python3.12",
+        ),
     ],
 )
 def test_the_best_python_is_taken(place, pythons, chosen):
@@ -146,7 +149,12 @@ def test_the_python_given_and_the_active_environment_come_first(place):
     [
         ("3.9", ["mine"], "is Python 3.9; give a Python 3.10"),
         ("", ["mine"], "is no Python that runs"),
-        ("3.9", [], "no Python 3.10, 3.11 or 3.12"),
+        (
+            "3.13 free-threaded",
+            ["mine"],
+            "is Python 3.13 free-threaded; give a Python 3.10 or newer, not",
+        ),
+        ("3.9", [], "no Python 3.10 or newer"),
     ],
 )
 def test_where_no_python_does_one_line_says_so(place, words, given, said):
