@@ -179,6 +179,7 @@ def sanitized_suites(kind: str) -> list[Suite]:
     environment = {"LD_LIBRARY_PATH": str(folder), **limit, **preloaded, **SANITIZERS[kind]}
     return [
         catch2(f"unit_tests-{kind}", "unit_tests", 10, **environment),
-        googletest(f"rank_tests-{kind}", "rank_tests", 60, **environment),
+        # Walks counts functions on stacks, of which a sanitizer's build has more.
+        googletest(f"rank_tests-{kind}", "rank_tests", 60, "-Walks.*", **environment),
         catch2(f"program_tests-{kind}", "program_tests", 20, **environment),
     ]
