@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from engine import Engine, ours
 from layouts import grid
 from meshes import shared_mesh
 from tensor_parallel import parallelize
 from torch import nn
 from torch.distributed.tensor import DTensor
 from training_models import mlps
-
-import shardwise
 
 WIDTH = 5
 
@@ -28,10 +28,25 @@ def wrap_each(model: nn.Module, wrap: Callable[..., Any], **options: Any) -> Non
     wrap(model, **options)
 
 
-def tensor_parallel(model: Any) -> None:
+def sharded(engine: Engine, model: Any) -> None:
+    wrap_each(model, engine.fully_shard)
+
+
+def on_grid(engine: Engine, model: Any) -> None:
+    wrap_each(model, engine.fully_shard, mesh=grid())
+
+
+def mixed(engine: Engine, model: Any) -> None:
+    mesh = shared_mesh((dist.get_world_size(),))
+    engine.replicate(model[-1], mesh=mesh)
+    for module in (model[-2], model):
+        engine.fully_shard(module, mesh=mesh)
+
+
+def tensor_parallel(engine: Engine, model: Any) -> None:
     mesh = shared_mesh((dist.get_world_size() // 2, 2), ("data", "tensor"))
     parallelize(model[2:], mesh["tensor"])
-    wrap_each(model, shardwise.fully_shard, mesh=mesh["data"])
+    wrap_each(model, engine.fully_shard, mesh=mesh["data"])
 
 
 @dataclass(frozen=True)
@@ -40,7 +55,7 @@ class Division:
 
     name: str
     world: int
-    wrap: Callable[[Any], Any]
+    wrap: Callable[[Engine, Any], Any]
     #: Ranks that see the same data.
     alike: int = 1
 
@@ -48,14 +63,15 @@ class Division:
 DIVISIONS = {
     division.name: division
     for division in (
-        Division("plain", 1, lambda model: model),
-        Division("rows of 2", 2, lambda model: wrap_each(model, shardwise.fully_shard)),
-        Division("rows of 3", 3, lambda model: wrap_each(model, shardwise.fully_shard)),
-        Division("one unit of 4", 4, shardwise.fully_shard),
-        Division("2 copies of 2", 4, lambda model: wrap_each(model, shardwise.fully_shard, mesh=grid())),
-        Division("copies", 2, shardwise.replicate),
+        Division("plain", 1, lambda engine, model: model),
+        Division("rows of 2", 2, sharded),
+        Division("rows of 3", 3, sharded),
+        Division("one unit of 4", 4, lambda engine, model: engine.fully_shard(model)),
+        Division("2 copies of 2", 4, on_grid),
+        Division("copies", 2, lambda engine, model: engine.replicate(model)),
+        Division("mixed", 2, mixed),
         Division("2 x 2 with tensor parallelism", 4, tensor_parallel, alike=2),
-        Division("8", 8, lambda model: wrap_each(model, shardwise.fully_shard)),
+        Division("8", 8, sharded),
     )
 }
 
@@ -71,9 +87,10 @@ def make() -> Any:
 class Run:
     """A model on its ranks, with an optimizer."""
 
-    def __init__(self, division: Division, rank: int, lr: float = 0.02) -> None:
+    def __init__(self, name: str, rank: int, lr: float = 0.02, engine: Engine | None = None) -> None:
+        division = DIVISIONS[name]
         self.model, self.data = make(), rank // division.alike
-        division.wrap(self.model)
+        division.wrap(engine or ours(), self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=0.1)
 
     def train(self, first: int, last: int) -> Run:
@@ -100,7 +117,8 @@ def whole_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -
         state = optimizer.state_dict()
         for key, values in state["state"].items():
             found |= {f"{key}.{name}": value for name, value in values.items()}
-        found["groups"] = state["param_groups"]
+        # Torch makes lists of tuples that it sends to others.
+        found["groups"] = json.dumps(state["param_groups"])
     return {
         name: value.full_tensor().clone()
         if isinstance(value, DTensor)
@@ -117,4 +135,4 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
         if isinstance(value, torch.Tensor):
             assert found[name].dtype == value.dtype and torch.equal(found[name], value), name
         else:
-            assert found[name] == value, name
+            assert found[name] == value, f"{name}: {found[name]} for {value}"

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from engine import TORCH, ours
-from layouts import RANKS
-from parity import Parity, assert_pieces
+from engine import TORCH, Engine, ours
+from models import local
 from pool import run_ranks
-from saved_trainings import Training, assert_same_state, leaves_of, program
+from saved_runs import DIVISIONS, Run, assert_same
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
-    get_optimizer_state_dict,
+    get_state_dict,
     set_model_state_dict,
+    set_optimizer_state_dict,
 )
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
 SHARDED = StateDictOptions()
 WHOLE = StateDictOptions(full_state_dict=True)
@@ -29,96 +31,98 @@ FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 #: How a state is taken, and how it is loaded.
 WAYS = ((SHARDED, SHARDED), (ON_THE_HOST, SHARDED), (WHOLE, WHOLE), (WHOLE_ON_RANK_0, FROM_RANK_0))
+ENGINES = {"torch": TORCH, "shardwise": ours()}
 
 
-def goes_on(parity: Parity, training: Training, first: int, last: int) -> None:
-    """Every step is that of one process."""
-    for number in range(first, last):
-        training.run([number])
-        values = parity.expected[number].values
-        assert_pieces(f"step {number}: the value", training.values(), values, parity.pieces)
+def state_of(run: Run, options: StateDictOptions | None = None) -> dict[str, Any]:
+    model, optimizer = get_state_dict(run.model, run.optimizer, options=options)
+    return {"model": model, "optimizer": optimizer}
 
 
-def state_dicts(rank: int, layout: str) -> None:
-    parity = Parity(program())
+def load(run: Run, state: dict[str, Any], options: StateDictOptions | None = None) -> Run:
+    # R52: no name is left out in silence. A state dict that has nothing on this rank lets torch's set_state_dict()
+    # pass over it.
+    result = set_model_state_dict(run.model, state["model"], options=options)
+    assert (result.missing_keys, result.unexpected_keys) == ([], [])
+    set_optimizer_state_dict(run.model, run.optimizer, optim_state_dict=state["optimizer"], options=options)
+    return run
+
+
+def save_to(run: Run, folder: str) -> None:
+    dcp.save(state_of(run), checkpoint_id=folder)
+
+
+def load_from(run: Run, folder: str) -> Run:
+    state = state_of(run)
+    dcp.load(state, checkpoint_id=folder)
+    return load(run, state)
+
+
+def assert_same_state(mine: Any, theirs: Any) -> None:
+    """Names, kinds of tensors, where they lie, and bits."""
+    (some, form), (others, wanted_form) = (tree_flatten_with_path(each) for each in (mine, theirs))
+    assert form == wanted_form
+    for (place, value), (_, wanted) in zip(some, others, strict=True):
+        assert type(value) is type(wanted), f"{place}: {type(value)} for {type(wanted)}"
+        if isinstance(value, DTensor):
+            assert value._spec == wanted._spec, f"{place}: {value._spec} for {wanted._spec}"
+        same = torch.equal(local(value), local(wanted)) if isinstance(value, torch.Tensor) else value == wanted
+        assert same, f"{place}: {value} for {wanted}"
+
+
+def state_dicts(rank: int, name: str) -> None:
+    straight = Run(name, rank).train(0, 4).whole()
+
+    def begun(engine: Engine) -> Run:
+        return Run(name, rank, engine=engine).train(0, 2)
+
     for taken, loaded in WAYS:
-        theirs = Training(TORCH, layout, rank, begin=True).run(range(2)).state(taken)
-        mine = Training(ours(), layout, rank, begin=True).run(range(2)).state(taken)
+        theirs, mine = (state_of(begun(engine), taken) for engine in (TORCH, ours()))
         assert_same_state(mine, theirs)
         assert bool(mine["model"]) == (rank == 0 or taken is not WHOLE_ON_RANK_0)
-        is_sharded = any(isinstance(value, DTensor) for _, value in leaves_of(mine))
+        is_sharded = any(isinstance(value, DTensor) for value in tree_leaves(mine))
         assert is_sharded == (not taken.full_state_dict)
-        # Each engine reads the other's.
+        # Each engine reads the other's, and goes on; R46: state that is made before it is loaded leaves no trace.
         for engine, state in ((ours(), theirs), (TORCH, mine)):
-            goes_on(parity, Training(engine, layout, rank).load(state, loaded), 2, 5)
+            again = load(Run(name, rank, lr=0.5, engine=engine).spoil(), state, loaded)
+            assert_same(again.train(2, 4).whole(), straight)
 
 
-def written(rank: int, engine: str, layout: str, folder: str) -> None:
-    training = Training(TORCH if engine == "torch" else ours(), layout, rank, begin=True).run(range(2))
-    training.save_to(folder)
-    torch.save(training.state(WHOLE), f"{folder}/whole-{rank}.pt")
+def written(rank: int, engine: str, name: str, folder: str) -> None:
+    run = Run(name, rank, engine=ENGINES[engine]).train(0, 2)
+    save_to(run, folder)
+    torch.save(state_of(run, WHOLE), f"{folder}/whole-{rank}.pt")
 
 
-def read(rank: int, engine: str, layout: str, folder: str) -> None:
-    training = Training(TORCH if engine == "torch" else ours(), layout, rank).load_from(folder)
-    assert_same_state(training.state(WHOLE), torch.load(f"{folder}/whole-0.pt", weights_only=False))
-
-
-def loads_say_what_they_loaded(rank: int, layout: str) -> None:
-    # R52: no name is left out in silence, neither of a parameter nor of a state of its optimizer.
-    for engine in (TORCH, ours()):
-        training = Training(engine, layout, rank, begin=True).run(range(2))
-        state = training.state(WHOLE)
-        names = [name for name, _ in training.model.named_parameters()]
-        assert list(state["model"]) == names
-        assert list(state["optimizer"]["state"]) == names
-        assert all(set(each) == {"step", "exp_avg", "exp_avg_sq"} for each in state["optimizer"]["state"].values())
-        target = Training(engine, layout, rank)
-        result = set_model_state_dict(target.model, state["model"], options=WHOLE)
-        assert (result.missing_keys, result.unexpected_keys) == ([], [])
-        assert list(target.model.state_dict()) == names
-        less = {name: value for name, value in training.model.state_dict().items() if name != "2.bias"}
-        assert target.model.load_state_dict(less, strict=False).missing_keys == ["2.bias"]
-        with pytest.raises(RuntimeError, match="2.bias"):
-            target.model.load_state_dict(less)
-        # Gradients that wait for their first step keep torch from making the state: it is empty, and says so nowhere.
-        fresh = Training(engine, layout, rank, begin=True)
-        program().loss(fresh.model, 0, rank).backward()
-        assert get_optimizer_state_dict(fresh.model, fresh.optimizer)["state"] == {}
-        fresh.optimizer.step()
-        assert list(get_optimizer_state_dict(fresh.model, fresh.optimizer)["state"]) == names
+def read(rank: int, engine: str, name: str, folder: str) -> None:
+    run = load_from(Run(name, rank, lr=0.5, engine=ENGINES[engine]).spoil(), folder)
+    assert_same_state(state_of(run, WHOLE), torch.load(f"{folder}/whole-0.pt", weights_only=False))
 
 
 def snapshot_while_training(rank: int, folder: str) -> None:
     # R53: what is written is what was there when it was asked for. R55: a resumed run is saved and resumed again.
-    parity = Parity(program())
-    training = Training(ours(), "fully_shard", rank, begin=True).run(range(2))
-    written = dcp.async_save(training.state(), checkpoint_id=folder, process_group=dist.new_group(backend="gloo"))
-    goes_on(parity, training, 2, 5)
-    written.result()
-    again = Training(ours(), "fully_shard", rank).load_from(folder)
-    goes_on(parity, again, 2, 4)
-    again.save_to(f"{folder}-4")
-    goes_on(parity, Training(ours(), "fully_shard", rank).load_from(f"{folder}-4"), 4, 6)
+    run = Run("rows of 2", rank).train(0, 2)
+    saving = dcp.async_save(state_of(run), checkpoint_id=folder, process_group=dist.new_group(backend="gloo"))
+    run.train(2, 5)
+    saving.result()
+    save_to(load_from(Run("rows of 2", rank).spoil(), folder).train(2, 4), f"{folder}-4")
+    again = load_from(Run("rows of 2", rank).spoil(), f"{folder}-4").train(4, 5)
+    assert_same(again.whole(), run.whole())
 
 
 class TestInteropStateDicts:
-    @pytest.mark.parametrize("layout", ["fully_shard", "mixed", "hsdp"])
-    def test_taken_and_loaded(self, layout: str) -> None:
-        run_ranks(RANKS[layout], state_dicts, layout)
-
-    def test_nothing_is_left_out(self) -> None:
-        run_ranks(2, loads_say_what_they_loaded, "fully_shard")
+    @pytest.mark.parametrize("name", ["rows of 2", "mixed", "2 copies of 2"])
+    def test_taken_and_loaded(self, name: str) -> None:
+        run_ranks(DIVISIONS[name].world, state_dicts, name)
 
 
 class TestInteropCheckpoints:
     @pytest.mark.parametrize(("writer", "reader"), [("shardwise", "torch"), ("torch", "shardwise")])
     def test_other_layouts_and_numbers_of_ranks(self, writer: str, reader: str, tmp_path: Path) -> None:
-        chain = (("hsdp", 4), ("fully_shard", 3), ("mixed", 2))
-        for (first, ranks), (second, others) in pairwise(chain):
+        for first, second in pairwise(("2 copies of 2", "rows of 3", "mixed")):
             folder = str(tmp_path / f"{first}-{second}")
-            run_ranks(ranks, written, writer, first, folder)
-            run_ranks(others, read, reader, second, folder)
+            run_ranks(DIVISIONS[first].world, written, writer, first, folder)
+            run_ranks(DIVISIONS[second].world, read, reader, second, folder)
 
     def test_a_snapshot_while_training(self, tmp_path) -> None:
         run_ranks(2, snapshot_while_training, str(tmp_path / "snapshot"))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from engine import TORCH, Engine, ours
 from layouts import by_layer
-from models import batch, local, reference_backward, whole
+from models import Beside, batch
 from parity import Parity, Program, Wrap, assert_same_bits
 from pool import run_ranks
 from torch import nn
@@ -54,14 +54,6 @@ def compiled(rank: int) -> None:
         # What is between the hooks is one graph, as with torch's: for inputs with gradients and without, made once.
         assert graphs[1] == graphs[0]
         assert [len(operations) for operations in graphs[1]] == [4, 4], graphs[1]
-
-
-def counted(rank: int, layout: str) -> None:
-    parity = Parity(mlp_program((5, 7, 3, 1), steps=3))
-    traces = [parity.run(engine, by_layer(layout), counted=True) for engine in (TORCH, ours())]
-    counts = [[step.counts for step in trace.steps] for trace in traces]
-    assert counts[1] == counts[0]
-    assert all(step for step in counts[1])
 
 
 def labels_of(engine: Engine, layout: str, rank: int) -> Counter[str]:
@@ -114,31 +106,21 @@ def sharded_of(model: nn.Module) -> set[str]:
 
 
 def around_an_ignored_part(rank: int) -> None:
-    reference: Any = mlps(4, 3)
-    optimizer = torch.optim.SGD(reference.parameters(), lr=0.05)
-    runs = []
-    for engine in (TORCH, ours()):
-        model: Any = mlps(4, 3)
+    def wrap(model: Any) -> None:
         ignored = set(model[1].parameters())
-        engine.fully_shard(model[0], ignored_params=ignored)
-        engine.fully_shard(model, ignored_params=ignored)
+        for module in (model[0], model):
+            ours().fully_shard(module, ignored_params=ignored)
         sharded = [name for name, p in model.named_parameters() if isinstance(p, DTensor)]
         assert len(sharded) == 8 and not any(name.startswith("1.") for name in sharded)
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, sharded)
-        around = DistributedDataParallel(model)
-        runs.append((model, around, torch.optim.SGD(around.parameters(), lr=0.05)))
-    for step in range(4):
-        optimizer.zero_grad()
-        reference_backward(2, lambda r, s=step: reference(batch(s, r, 4)).pow(2).sum())
-        optimizer.step()
-        for model, around, own in runs:
-            own.zero_grad()
-            around(batch(step, rank, 4)).pow(2).sum().backward()
-            own.step()
-            for (name, mine), theirs in zip(model.named_parameters(), reference.named_parameters(), strict=True):
-                torch.testing.assert_close(whole(mine), theirs[1], msg=f"step {step}: {name}")
-    for mine, theirs in zip(runs[1][0].parameters(), runs[0][0].parameters(), strict=True):
-        assert torch.equal(local(mine), local(theirs))
+        around.append(DistributedDataParallel(model))
+
+    def loss(model: Any, step: int, data_rank: int) -> torch.Tensor:
+        return (around[0] if model is both.model else model)(batch(step, data_rank, 4)).pow(2).sum()
+
+    around: list[nn.Module] = []
+    both = Beside(mlps(4, 3), wrap, loss)
+    both.train(range(4))
 
 
 class TestInteropCompile:
@@ -147,9 +129,6 @@ class TestInteropCompile:
 
 
 class TestInteropObservers:
-    def test_collectives_that_are_counted(self) -> None:
-        run_ranks(2, counted, "mixed")
-
     @pytest.mark.parametrize("layout", ["fully_shard", "replicate"])
     def test_labels_in_a_profile(self, layout: str) -> None:
         run_ranks(2, labelled, layout)

@@ -1,10 +1,8 @@
-"""What is sent in which dtype, and for which parameters: mixed precision, and parameters that are frozen in between."""
+"""How sums are asked for, and what divides them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -12,120 +10,8 @@ import torch.distributed as dist
 from engine import TORCH, ours
 from layouts import RANKS, by_layer
 from models import batch, local, mlp
-from parity import Parity, Wrapping, assert_same_bits, train
 from pool import run_ranks
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.utils._python_dispatch import TorchDispatchMode
-from training_models import mlp_program
-
-
-class Sent(TorchDispatchMode):
-    """Collectives in their order: their names, and the dtype and the size of what comes out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[str, torch.dtype, int]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "c10d" and func.overloadpacket.__name__ != "barrier":
-            output = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
-            self.calls.append((func.overloadpacket.__name__, output.dtype, output.numel()))
-        return func(*args, **(kwargs or {}))
-
-    def sums(self) -> list[tuple[str, torch.dtype, int]]:
-        return [call for call in self.calls if call[0] in ("_reduce_scatter_base_", "allreduce_")]
-
-    def dtypes(self, name: str) -> set[torch.dtype]:
-        return {dtype for each, dtype, _ in self.calls if each == name}
-
-
-#: Since torch 2.15 sums are in the parameters' own dtype where none is named.
-UNNAMED = torch.float32 if torch.__version__ >= "2.15" else torch.bfloat16
-
-#: param_dtype, reduce_dtype, and the dtype that sums have to be in.
-POLICIES = [
-    (torch.bfloat16, None, UNNAMED),
-    (torch.bfloat16, torch.float32, torch.float32),
-    (torch.float16, torch.float32, torch.float32),
-    (None, torch.bfloat16, torch.bfloat16),
-]
-
-
-def dtypes(rank: int, layout: str) -> None:
-    for param_dtype, reduce_dtype, in_sums in POLICIES:
-        policy = MixedPrecisionPolicy(param_dtype, reduce_dtype)
-        # torch 2.15 rounds the gradients of each backward to the dtype of sums before it adds them.
-        parts = 1 if param_dtype is None and torch.__version__ >= "2.15" else 2
-        program = mlp_program((6, 8, 4), steps=3, parts=parts)
-
-        def before(model: Any, part: int, parts: int = parts) -> None:
-            # What is not summed yet adds up in the dtype of sums.
-            model.set_requires_gradient_sync(part == parts - 1)
-
-        wrapping = Wrapping(by_layer(layout, mp_policy=policy), before=before)
-        traces, sent = [], []
-        for engine in (TORCH, ours()):
-            with Sent() as calls:
-                traces.append(train(engine, program, wrapping, rank))
-            sent.append(calls)
-        assert_same_bits(traces[1], traces[0])
-        assert {loss.dtype for loss in traces[1].steps[2].losses[0]} == {param_dtype or torch.float32}
-        # Sums are padded in another way than torch's.
-        assert [call[:2] for call in sent[1].sums()] == [call[:2] for call in sent[0].sums()]
-        assert {dtype for _, dtype, _ in sent[1].sums()} == {in_sums}
-        if layout == "fully_shard":
-            # Wrapped modules are compared once, in integers.
-            gathered = sent[1].dtypes("_allgather_base_") - {torch.int64}
-            assert gathered == {param_dtype or torch.float32}, gathered
-
-
-class Thaw:
-    """Before the second step's optimizer what was frozen no longer is, and before the fourth's something else is."""
-
-    def __init__(self) -> None:
-        # Not by id(): a model may lie where one before it lay, on some ranks alone.
-        self.calls: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-
-    def __call__(self, model: Any) -> None:
-        calls = self.calls[model] = self.calls.get(model, 0) + 1
-        if calls == 2:
-            model.requires_grad_(True)
-        elif calls == 4:
-            model[2].requires_grad_(False)
-
-
-@torch.no_grad()
-def look(model: Any, part: int) -> None:
-    """A forward that no backward follows."""
-    model(torch.ones(2, 64))
-
-
-def partly_frozen() -> nn.Module:
-    model: Any = mlp_program((64, 64, 64, 2)).make()
-    model[0].weight.requires_grad_(False)
-    model[4].requires_grad_(False)
-    return model
-
-
-def frozen(rank: int, layout: str) -> None:
-    program = mlp_program((64, 64, 64, 2), steps=6)
-    parity = Parity(replace(program, make=partly_frozen, between=Thaw()))
-    traces, sent = [], []
-    for engine in (TORCH, ours()):
-        with Sent() as calls:
-            traces.append(parity.run(engine, Wrapping(by_layer(layout), before=look)))
-        sent.append(calls)
-    assert_same_bits(traces[1], traces[0])
-    mine, theirs = (sorted(size for _, _, size in each.sums()) for each in reversed(sent))
-    # What is frozen is not sent: the first layer's bias, then all of it; the second until it is frozen; the last once
-    # it is not. Padding, and what tells which parameters were used, come on top.
-    share = 2 if layout == "fully_shard" else 1
-    expected = sorted([64] * 2 + [64 * 65] * 4 + [64 * 65] * 4 + [2 * 65] * 4)
-    assert theirs == [size // share for size in expected]
-    assert len(mine) == len(theirs)
-    assert all(low <= size <= low + 300 for size, low in zip(mine, theirs, strict=True)), f"{mine} for {theirs}"
 
 
 def all_reduce_comes_back(rank: int) -> None:
@@ -181,14 +67,6 @@ class TestInteropTraining:
     @pytest.mark.parametrize("layout", ["fully_shard", "replicate", "hsdp"])
     def test_divide_factors(self, layout: str) -> None:
         run_ranks(RANKS[layout], divided, layout)
-
-    @pytest.mark.parametrize("layout", ["fully_shard", "replicate"])
-    def test_dtypes_of_sums(self, layout: str) -> None:
-        run_ranks(2, dtypes, layout)
-
-    @pytest.mark.parametrize("layout", ["fully_shard", "replicate"])
-    def test_frozen_in_between(self, layout: str) -> None:
-        run_ranks(2, frozen, layout)
 
     def test_all_reduce_comes_back(self) -> None:
         run_ranks(4, all_reduce_comes_back)

@@ -14,12 +14,12 @@ import torch
 from engine import ours
 from form import by_form
 from layouts import by_layer
-from local_steps import ADAM, FUSED, Make, advance, assert_same_state, assert_same_values, both_ways, wrapped
+from local_steps import ADAM, FUSED, Make, advance, assert_same_state, assert_same_values, both_ways, counted, wrapped
 from models import batch, local, mlp
 from parity import Wrapping, assert_same_bits, train
 from pool import run_ranks
 from tensor_parallel import on_mesh, stack_program
-from test_interop_optimizers import OPTIMIZERS, WIDTHS, InBackward, copy_of, optimizer
+from test_interop_optimizers import OPTIMIZERS, WIDTHS, InBackward, optimizer
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -33,6 +33,7 @@ from training_models import mlp_program
 
 import shardwise
 from shardwise import local_optimizer
+from shardwise.testing import run_ranks as run_new_ranks
 
 #: All that work element by element; those of the tests of plain optimizers first.
 EVERY = [
@@ -367,9 +368,9 @@ def checkpoints(rank: int, layout: str) -> None:
             for step in range(3):
                 advance(model, one, step, rank)
             state = get_optimizer_state_dict(model, one, options=options)
-            again.load_state_dict(copy_of(model.state_dict()))
+            again.load_state_dict(copy.deepcopy(model.state_dict()))
             shardwise.set_local_optimizers(not first_is_local)
-            set_optimizer_state_dict(again, other, optim_state_dict=copy_of(state), options=options)
+            set_optimizer_state_dict(again, other, optim_state_dict=copy.deepcopy(state), options=options)
             for step in range(3, 6):
                 advance(again, other, step, rank)
             shardwise.set_local_optimizers(False)
@@ -382,6 +383,21 @@ def in_backward(rank: int) -> None:
     count = 4 * len(list(wrapped().parameters()))
     mine, usual = both_ways(lambda: train(ours(), program, Wrapping(by_layer("fully_shard")), rank), count)
     assert_same_bits(mine, usual)
+
+
+def installed(rank: int) -> None:
+    model = wrapped()
+    one = ADAM(model)
+    for turn_off in (shardwise.uninstall, lambda: shardwise.set_local_optimizers(False)):
+        with counted() as steps:
+            advance(model, one, 0, rank)
+            shardwise.install()
+            for step in range(3):
+                advance(model, one, step, rank)
+            turn_off()
+            advance(model, one, 1, rank)
+        shardwise.uninstall()
+        assert len(steps) == 3
 
 
 class TestLocalOptimizer:
@@ -454,3 +470,6 @@ class TestAutomaticSteps:
 
     def test_in_backward(self) -> None:
         run_ranks(2, in_backward)
+
+    def test_install_turns_them_on(self) -> None:
+        run_new_ranks(2, installed)

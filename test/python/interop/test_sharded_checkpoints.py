@@ -24,7 +24,7 @@ from shardwise import checkpoint
 
 
 def saved(rank: int, name: str, folder: str) -> None:
-    run = Run(DIVISIONS[name], rank).train(0, 3)
+    run = Run(name, rank).train(0, 3)
     checkpoint.save(folder, run.model, run.optimizer, values={"step": 3, "losses": [0.5, float("inf")]})
     whole = run.whole()
     if rank == 0:
@@ -33,7 +33,7 @@ def saved(rank: int, name: str, folder: str) -> None:
 
 def loaded(rank: int, name: str, folder: str) -> None:
     expected = torch.load(f"{folder}.pt")
-    run = Run(DIVISIONS[name], rank, lr=0.5).spoil()
+    run = Run(name, rank, lr=0.5).spoil()
     found = checkpoint.load(folder, run.model, run.optimizer)
     assert found.values == {"step": 3, "losses": [0.5, float("inf")]}
     assert (found.missing, found.unexpected, found.tensors) == ([], [], {})
@@ -42,10 +42,10 @@ def loaded(rank: int, name: str, folder: str) -> None:
 
 
 def resumed(rank: int, name: str, folder: str) -> None:
-    straight = Run(DIVISIONS[name], rank).train(0, 3)
+    straight = Run(name, rank).train(0, 3)
     checkpoint.save(folder, straight.model, straight.optimizer)
     # What kept full copies, or state from before, would leave behind.
-    again = Run(DIVISIONS[name], rank, lr=0.5).train(7, 9)
+    again = Run(name, rank, lr=0.5).train(7, 9)
     parameters = list(again.model.parameters())
     checkpoint.load(folder, again.model, again.optimizer)
     assert all(one is other for one, other in zip(parameters, again.model.parameters(), strict=True))
@@ -156,7 +156,7 @@ def without_marker(rank: int, folder: str) -> None:
 
 
 def one_file(rank: int, name: str, folder: str) -> None:
-    run = Run(DIVISIONS[name], rank).train(0, 2)
+    run = Run(name, rank).train(0, 2)
     file = f"{folder}/model.safetensors"
     if DIVISIONS[name].world > 1:
         with pytest.raises(shardwise.Error, match=f"rank 1 writes {file}-1, but rank 0 writes"):
@@ -166,7 +166,7 @@ def one_file(rank: int, name: str, folder: str) -> None:
     assert load_file(file).keys() == run.model.state_dict().keys()
     with safe_open(file, framework="pt") as opened:
         assert opened.metadata() == {"format": "pt"}
-    other = Run(DIVISIONS[name], rank).spoil()
+    other = Run(name, rank).spoil()
     assert checkpoint.load(folder, other.model).unverified
     assert_same(whole_of(other.model), expected)
     with pytest.raises(shardwise.Error, match=r"has no shardwise\.json: another program wrote it"):
@@ -265,7 +265,7 @@ class TestSave:
 
 def in_background(rank: int, folder: str) -> None:
     """What was there at each call is written while training goes on."""
-    run = Run(DIVISIONS["rows of 2"], rank)
+    run = Run("rows of 2", rank)
     saver, expected = checkpoint.Saver(), []
     for step in range(3):
         run.train(step, step + 1)
@@ -275,7 +275,7 @@ def in_background(rank: int, folder: str) -> None:
     saver.wait()
     assert not saver.is_saving
     for step, whole in enumerate(expected):
-        other = Run(DIVISIONS["rows of 2"], rank, lr=0.5).spoil()
+        other = Run("rows of 2", rank, lr=0.5).spoil()
         assert checkpoint.load(checkpoint.step_folder(folder, step), other.model, other.optimizer).values == {
             "step": step
         }
