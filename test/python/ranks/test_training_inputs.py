@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from engine import TORCH, Engine, ours
-from models import batch, reference_backward
-from parity import Parity, Pieces, Program, adam, assert_pieces, by_child, kind
+from models import batch, local
+from parity import Parity, Program, adam, by_child, kind
 from pool import run_ranks
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 from training_models import batch_for, mlps
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -93,127 +94,75 @@ def no_inputs(rank: int) -> None:
     Parity(Program(NoInputs, loss, steps=4)).both(lambda engine, model: engine.fully_shard(model))
 
 
-class TwoMlps:
-    """What a program sees of the parameters of two MLPs, as an engine swaps a sharded form and a full one. The first
-    one's layers, and the rest, are units, or all of it is one."""
-
-    def __init__(self, engine: Engine, function: str, width: int, several: bool, **options: Any) -> None:
-        self.model: Any = mlps(width, 2)
-        self.reference: Any = mlps(width, 2)
-        self.width = width
-        self.names = [name for name, _ in self.model.named_parameters()]
-        self.inner = [self.model[0].in_proj, self.model[0].out_proj] if several else []
-        for module in [*self.inner, self.model]:
-            assert getattr(engine, function)(module, **options) is module
-            assert isinstance(module, engine.FSDPModule)
-            assert isinstance(module, engine.ReplicateModule) == (function == "replicate")
-        self.sharded: dict[str, Any] = dict(self.model.named_parameters())
-        if function == "replicate":
-            assert all(p.placements == (Replicate(),) for p in self.sharded.values())
-            assert {p.device_mesh.mesh_dim_names for p in self.sharded.values()} == {("replicate",)}
-        self.pieces = Pieces()
-
-    def loss(self, model: nn.Module, step: int, rank: int) -> torch.Tensor:
-        return model(batch(step, rank, self.width)).pow(2).sum()
-
-    def forward(self, step: int) -> torch.Tensor:
-        loss = self.loss(self.model, step, dist.get_rank())
-        torch.testing.assert_close(loss, self.loss(self.reference, step, dist.get_rank()))
-        return loss
-
-    def backward(self, step: int) -> None:
-        self.forward(step).backward()
-        reference_backward(dist.get_world_size(), lambda r: self.loss(self.reference, step, r))
-
-    def reshard(self) -> None:
-        for unit in [*self.inner, self.model]:
-            unit.reshard()
-
-    def look(self) -> dict[str, Any]:
-        """What each parameter is at the moment: of a DTensor all it says, of a tensor that it is one."""
-        return {
-            name: kind(p) if isinstance(p, DTensor) else (type(p), tuple(p.shape), p.dtype, p.requires_grad)
-            for name, p in self.model.named_parameters()
-        }
-
-    def assert_sharded(self) -> None:
-        """Each is the very DTensor that it was when the model was wrapped, with this rank's piece."""
-        parameters = dict(self.model.named_parameters())
-        assert list(parameters) == self.names
-        for name, parameter in parameters.items():
-            assert parameter is self.sharded[name], name
-            assert isinstance(parameter, nn.Parameter) and isinstance(parameter, DTensor), f"{name}: {type(parameter)}"
-        assert_pieces("sharded", parameters, dict(self.reference.named_parameters()), self.pieces)
-
-    def assert_gradients(self) -> None:
-        """Also of the members of modules, which are the same parameters."""
-        assert self.model[0].in_proj.weight is dict(self.model.named_parameters())["0.in_proj.weight"]
-        theirs = {name: p.grad for name, p in self.reference.named_parameters()}
-        mine = {name: p.grad for name, p in self.model.named_parameters()}
-        assert all(gradient is not None for gradient in theirs.values())
-        assert_pieces("the gradient", mine, theirs, Pieces())
-        for name, gradient in mine.items():
-            assert kind(gradient) == kind(self.sharded[name]), name
-
-    def assert_full(self, inner: bool, root: bool) -> None:
-        """Full are those of the inner units, of the root, of both or of neither; all have the reference's values."""
-        for (name, mine), theirs in zip(self.model.named_parameters(), self.reference.parameters(), strict=True):
-            full = inner if self.inner and name.startswith("0.") else root
-            assert isinstance(mine, nn.Parameter), name
-            assert isinstance(mine, DTensor) != full, f"{name}: {type(mine)}, full: {full}"
-            wanted = self.pieces.of(theirs, mine) if isinstance(mine, DTensor) else theirs
-            assert torch.equal(mine.to_local() if isinstance(mine, DTensor) else mine, wanted), name
+def two_mlps(engine: Engine, function: str, several: bool, **options: Any) -> tuple[Any, list[Any]]:
+    """A model and its units: the first MLP's layers, and the rest, or all of it."""
+    model: Any = mlps(3, 2)
+    units = [*([model[0].in_proj, model[0].out_proj] if several else []), model]
+    for module in units:
+        assert getattr(engine, function)(module, **options) is module
+        assert isinstance(module, engine.FSDPModule)
+        assert isinstance(module, engine.ReplicateModule) == (function == "replicate")
+    return model, units
 
 
-#: What can be said of resharding, and whether the inner units and the root are full after a forward.
-SETTINGS: dict[str, list[tuple[dict[str, Any], bool, bool]]] = {
-    # Unset: the outermost unit keeps its full copies.
-    "fully_shard": [
-        ({"reshard_after_forward": reshard}, reshard is False, reshard in (False, None))
-        for reshard in (True, False, 2, None)
-    ],
-    "replicate": [({}, True, True)],
+def look(model: nn.Module) -> dict[str, Any]:
+    """What a program sees of parameters: of a DTensor all it says, of a tensor that it is one; values and gradients."""
+    return {
+        name: (
+            kind(p) if isinstance(p, DTensor) else (type(p), tuple(p.shape), p.dtype, p.requires_grad),
+            local(p).tolist(),
+            None if p.grad is None else (kind(p.grad), local(p.grad).tolist()),
+        )
+        for name, p in model.named_parameters()
+    }
+
+
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "fully_shard": [{"reshard_after_forward": reshard} for reshard in (True, False, None)],
+    "replicate": [{}],
 }
 
 
-def registered_after_forward(rank: int, function: str) -> None:
-    for options, inner, root in SETTINGS[function]:
-        in_pairs = options.get("reshard_after_forward") == 2
-        for several in (False, True):
-            seen = []
-            for engine in (TORCH, ours()):
-                both = TwoMlps(engine, function, 3, several, **options)
-                both.assert_sharded()
-                looks = [both.look()]
-                for step in range(2):
-                    both.forward(step)
-                    both.assert_full(inner, root)
-                    # Ours shows the shards; what two ranks hold together is out of sight.
-                    if in_pairs and engine.name == "torch":
-                        assert all(p.device_mesh.mesh.tolist() == [[0, 1], [2, 3]] for p in both.model.parameters())
-                    if not in_pairs:
-                        looks.append(both.look())
-                    both.reshard()
-                    both.assert_sharded()
-                    looks.append(both.look())
-                seen.append(looks)
-            assert seen[0] == seen[1], f"{options}, several {several}"
+def loss_of(model: nn.Module, step: int) -> torch.Tensor:
+    return model(batch(step, dist.get_rank(), 3)).pow(2).sum()
 
 
-def registered_after_backward(rank: int, function: str) -> None:
-    """The sharded ones, with gradients, and torch's look the same."""
-    for options, _, _ in SETTINGS[function]:
-        for several in (False, True):
-            seen = []
-            for engine in (TORCH, ours()):
-                both = TwoMlps(engine, function, 8, several, **options)
-                for step in range(2):
-                    both.assert_sharded()
-                    both.backward(step)
-                    both.assert_sharded()
-                    both.assert_gradients()
-                seen.append(both.look())
-            assert seen[0] == seen[1], f"{options}, several {several}"
+def registered(rank: int, function: str, runs_backward: bool) -> None:
+    """Engines swap sharded parameters and full ones; what is sharded again is what it was at wrapping."""
+    for options, several in product(SETTINGS[function], (False, True)):
+        seen = []
+        for engine in (TORCH, ours()):
+            model, units = two_mlps(engine, function, several, **options)
+            sharded = list(model.parameters())
+            looks = [look(model)]
+            for step in range(2):
+                loss = loss_of(model, step)
+                looks.append(look(model))
+                if runs_backward:
+                    loss.backward()
+                else:
+                    for unit in units:
+                        unit.reshard()
+                assert all(a is b for a, b in zip(model.parameters(), sharded, strict=True))
+                assert model[0].in_proj.weight is sharded[0]
+                looks.append(look(model))
+            seen.append(looks)
+        assert seen[0] == seen[1], f"{options}, several {several}"
+
+
+def held_in_pairs(rank: int) -> None:
+    """What two ranks hold together is out of sight in ours, which shows the usual shards after a forward."""
+    for engine in (TORCH, ours()):
+        model, units = two_mlps(engine, "fully_shard", True, reshard_after_forward=2)
+        before = look(model)
+        loss_of(model, 0)
+        if engine.name == "torch":
+            assert all(p.device_mesh.mesh.tolist() == [[0, 1], [2, 3]] for p in model.parameters())
+        else:
+            assert look(model) == before
+        for unit in units:
+            unit.reshard()
+        assert look(model) == before
 
 
 def to_float64(rank: int, function: str, swap: bool) -> None:
@@ -245,10 +194,11 @@ class TestFullyShardForwardInputs:
 
 class TestFullyShardRegisteredParams:
     def test_param_registration_after_forward(self) -> None:
-        run_ranks(4, registered_after_forward, "fully_shard")
+        run_ranks(2, registered, "fully_shard", False)
+        run_ranks(4, held_in_pairs)
 
     def test_param_registration_after_backward(self) -> None:
-        run_ranks(4, registered_after_backward, "fully_shard")
+        run_ranks(2, registered, "fully_shard", True)
 
 
 class TestFullyShardCastAfterInit:
@@ -264,10 +214,10 @@ class TestReplicateForwardInputs:
 
 class TestReplicateRegisteredParams:
     def test_param_registration_after_forward(self) -> None:
-        run_ranks(2, registered_after_forward, "replicate")
+        run_ranks(2, registered, "replicate", False)
 
     def test_param_registration_after_backward(self) -> None:
-        run_ranks(2, registered_after_backward, "replicate")
+        run_ranks(2, registered, "replicate", True)
 
 
 class TestReplicateCastAfterInit:

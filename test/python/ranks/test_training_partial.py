@@ -136,41 +136,22 @@ def cast(rank: int) -> None:
     """Norm and head are each given what the policy says, also alone and several times."""
     for casts in (True, False):
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float32, cast_forward_inputs=casts)
-        model, reference = Headed(), Headed()
+        model = Headed()
         engine = ours()
         engine.fully_shard(model.body, mp_policy=MixedPrecisionPolicy(output_dtype=None if casts else torch.bfloat16))
         engine.fully_shard([model.norm, model.head], mp_policy=policy)
         engine.fully_shard(model)
         for number in range(3):
-            for each in (model, reference):
-                each.zero_grad()
-            for other in range(2):
-                low = nn.Sequential(nn.LayerNorm(9), nn.Linear(9, 5)).bfloat16()
-                low.load_state_dict({
-                    f"{index}.{name}": value.detach()
-                    for index, part in enumerate((reference.norm, reference.head))
-                    for name, value in part.named_parameters()
-                })  # fmt: skip
-                hidden = low[0](reference.body(batch(number, other, 6)).bfloat16()).float()
-                for chunk in hidden.chunk(CHUNKS):
-                    (low[1](chunk.bfloat16()).float().pow(2).sum() / 2).backward(retain_graph=True)
-                for part, copy in ((reference.norm, low[0]), (reference.head, low[1])):
-                    for p, q in zip(part.parameters(), copy.parameters(), strict=True):
-                        p.grad = q.grad.float() if p.grad is None else p.grad + q.grad.float()
             model.given.clear()
             if casts:
                 in_one_backward(model, batch(number, rank, 6))
                 assert model.given == [("norm", torch.bfloat16), *[("head", torch.bfloat16)] * CHUNKS]
-            else:
-                with torch.no_grad():
-                    hidden = model(batch(number, rank, 6))
-                    assert hidden.dtype == torch.float32, "output_dtype is each module's own"
-                    model.head(hidden.bfloat16())
-                assert model.given == [("norm", torch.bfloat16), ("head", torch.bfloat16)]
                 continue
-            for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
-                assert isinstance(p.grad, DTensor) and q.grad is not None
-                torch.testing.assert_close(p.grad.full_tensor(), q.grad, rtol=3e-2, atol=3e-2, msg=name)
+            with torch.no_grad():
+                hidden = model(batch(number, rank, 6))
+                assert hidden.dtype == torch.float32, "output_dtype is each module's own"
+                model.head(hidden.bfloat16())
+            assert model.given == [("norm", torch.bfloat16), ("head", torch.bfloat16)]
 
 
 def twice(rank: int) -> None:
