@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fuzz.generator import program_of
-from fuzz.machine import Machine, Meshes, Note
+from fuzz.machine import Machine, Note
 from fuzz.program import Program
 
 
@@ -57,13 +57,13 @@ def bound_of(program: Program) -> float:
     return 8 * torch.finfo(torch.bfloat16).eps if has_16_bits else 128 * torch.finfo(torch.float32).eps
 
 
-def run_program(program: Program, engines: list[Any], rank: int, meshes: Meshes) -> str:
+def run_program(program: Program, engines: list[Any], rank: int) -> str:
     """Empty, or what differs first, with the program. An error of an engine comes with the program too. The second
     engine goes first, and what is not compared to the bit follows it."""
 
     def notes_of(engine: Any, pilot: list[Note] | None = None) -> list[Note]:
         try:
-            return Machine(program, engine, rank, meshes, pilot).run()
+            return Machine(program, engine, rank, pilot).run()
         except Exception as error:
             raise RuntimeError(f"{engine.name}, rank {rank}: {error}\n{program.text()}") from error
 
@@ -80,11 +80,10 @@ def run_programs(
     rank: int, world_size: int, seeds: range, engines: list[Any], begin: Callable[[Program], Any]
 ) -> list[str]:
     """What is different, of three programs at most. `begin` is called before each."""
-    meshes = Meshes()
     found: list[str] = []
     for seed in seeds:
         program = program_of(seed, world_size)
         begin(program)
-        if problem := run_program(program, engines, rank, meshes):
+        if problem := run_program(program, engines, rank):
             found.append(problem)
     return found[:3]

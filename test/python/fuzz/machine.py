@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from meshes import shared_mesh
 from models import local
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from parity import counting
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Shard
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuzz.model import Node, build_model, pack, unpack
 from fuzz.program import Microbatch, Program, Step, Unit
@@ -37,37 +37,8 @@ class Note:
         return f"{self.moment}: {self.kind} {self.name}".rstrip()
 
 
-class Collectives(TorchDispatchMode):
-    """Counts what CommDebugMode counts. That one also hooks the backward of every module, which changes what runs, and
-    it fails where a child is called by itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: dict[str, int] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(one, DTensor) for one in types):
-            return NotImplemented
-        if func.namespace == "c10d":
-            name = func._opname
-            self.counts[name] = self.counts.get(name, 0) + 1
-        return func(*args, **(kwargs or {}))
-
-    def text(self, kinds: tuple[str, ...]) -> str:
-        return ", ".join(f"{self.counts.get(kind, 0)} {kind}" for kind in kinds)
-
-
-class Meshes:
-    """Made once for many programs: each has process groups of its own."""
-
-    def __init__(self) -> None:
-        self._made: dict[tuple[int, ...], DeviceMesh] = {}
-
-    def of(self, sizes: tuple[int, ...]) -> DeviceMesh:
-        if sizes not in self._made:
-            names = ("replicate", "shard")[-len(sizes) :]
-            self._made[sizes] = init_device_mesh("cpu", sizes, mesh_dim_names=names)
-        return self._made[sizes]
+def count_text(counts: dict[str, int], kinds: tuple[str, ...]) -> str:
+    return ", ".join(f"{counts.get(kind, 0)} {kind}" for kind in kinds)
 
 
 def drop_full_copies(module: Any, engine: Any) -> None:
@@ -82,11 +53,8 @@ class Machine:
     """`pilot`: what another engine showed. Its values are taken over after each step, so that what was rounded in
     another order does not add up."""
 
-    def __init__(
-        self, program: Program, engine: Any, rank: int, meshes: Meshes, pilot: Sequence[Note] | None = None
-    ) -> None:
+    def __init__(self, program: Program, engine: Any, rank: int, pilot: Sequence[Note] | None = None) -> None:
         self.program, self.engine, self.rank = program, engine, rank
-        self._meshes = meshes
         self._pilot = {note.what: note.value for note in pilot or () if note.kind == "value"}
         self.notes: list[Note] = []
         self.model: Node = build_model(program.model, program.width, program.seed)
@@ -126,11 +94,12 @@ class Machine:
         if unit.ignored:
             options["ignored_params"] = {self.model.get_parameter(name) for name in unit.ignored}
         sizes = self.program.mesh
+        names = ("replicate", "shard")[-len(sizes) :]
         if unit.api == "replicate":
-            options["mesh"] = self._meshes.of((self.program.world_size,))
+            options["mesh"] = shared_mesh((self.program.world_size,), ("shard",))
             wrapped = self.engine.replicate(modules if len(modules) > 1 else modules[0], **options)
         else:
-            options |= {"mesh": self._meshes.of(sizes), "reshard_after_forward": unit.reshard_after_forward}
+            options |= {"mesh": shared_mesh(sizes, names), "reshard_after_forward": unit.reshard_after_forward}
             if unit.is_last_dim:
                 parts = sizes[-1]
                 options["shard_placement_fn"] = lambda p: Shard(p.ndim - 1) if p.shape[-1] % parts == 0 else None
@@ -177,15 +146,16 @@ class Machine:
             handle = getattr(self._unit(name), method)(*arguments, **options)
             if method == "unshard" and options["async_op"] and data % 2 == 0:
                 handle.wait()
-        forward, backward = Collectives(), Collectives()
-        with forward:
+        forward: dict[str, int] = {}
+        backward: dict[str, int] = {}
+        with counting(forward, "calls"):
             losses = [
                 self._loss(microbatch.module, 100 * data + each, microbatch.needs_input_grad)
                 for each in range(microbatch.forwards)
             ]
         if not microbatch.module:
-            self._note("gathers", where, "of forward", forward.text(("_allgather_base_",)))
-            self._note("sums", where, "of forward", forward.text(SUMS))
+            self._note("gathers", where, "of forward", count_text(forward, ("_allgather_base_",)))
+            self._note("sums", where, "of forward", count_text(forward, SUMS))
         for each, loss in enumerate(losses):
             self._note("loss", where, str(each), loss.detach())
         self._note_forms(f"{where} after forward")
@@ -193,13 +163,13 @@ class Machine:
             self._unit(name).reshard()
         if microbatch.resharded:
             self._note_forms(f"{where} after reshard()")
-        with backward:
+        with counting(backward, "calls"):
             total = torch.stack(losses).sum()
             if total.requires_grad:
                 total.backward()
         self._note_forms(f"{where} after backward")
         # How much is gathered ahead, and in vain, is an engine's own.
-        self._note("sums", where, "of backward", backward.text(SUMS))
+        self._note("sums", where, "of backward", count_text(backward, SUMS))
 
     def _note_forms(self, where: str) -> None:
         """Which parameters a user finds whole, and which in pieces: with reshard_after_forward=2 those of torch are of

@@ -89,21 +89,6 @@ class Spec:
         for child in self.children:
             yield from child.walk()
 
-    def text(self, depth: int = 0) -> str:
-        what = {
-            "hidden": self.hidden or None,
-            "has_spare": self.has_spare or None,
-            "is_checkpointed": self.is_checkpointed or None,
-            "skips": self.skips or None,
-            "tied_to": self.tied_to or None,
-            "order": self.order or None,
-            "optional": self.optional or None,
-            "dtype": None if self.dtype == torch.float32 else self.dtype,
-        }
-        told = ", ".join(f"{key}={value}" for key, value in what.items() if value is not None)
-        line = f"{'  ' * depth}{self.path or 'model'}: {self.kind}({told}) {self.takes} -> {self.gives}"
-        return "\n".join([line, *(child.text(depth + 1) for child in self.children)])
-
 
 class Node(nn.Module):
     def __init__(self, spec: Spec) -> None:

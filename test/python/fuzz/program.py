@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pprint import pformat
 from typing import Any
 
 import torch
@@ -28,16 +29,6 @@ class Unit:
     def name(self) -> str:
         return self.modules[0]
 
-    def text(self) -> str:
-        told = [str(self.modules[0] if len(self.modules) == 1 else self.modules)]
-        if self.api == "fully_shard":
-            told.append(f"reshard_after_forward={self.reshard_after_forward}")
-        told += [f"{key}={value}" for key, value in self.policy.items()]
-        told += ["the last dimension where even"] if self.is_last_dim else []
-        told += ["CPUOffloadPolicy(pin_memory=False)"] if self.is_offloaded else []
-        told += [f"ignored={self.ignored}"] if self.ignored else []
-        return f"{self.api}({', '.join(told)})"
-
 
 @dataclass
 class Microbatch:
@@ -52,16 +43,6 @@ class Microbatch:
     #: A unit that runs by itself; "" is the model.
     module: str = ""
 
-    def text(self) -> str:
-        lines = [
-            f"{unit or 'model'}.{method}({', '.join([*map(str, args), *(f'{k}={v}' for k, v in kwargs.items())])})"
-            for unit, method, args, kwargs in self.calls
-        ]
-        grad = ", inputs require gradients" if self.needs_input_grad else ""
-        lines.append(f"{self.forwards} forward of {self.module or 'model'}{grad}")
-        lines += [f"{unit or 'model'}.reshard()" for unit in self.resharded]
-        return "; ".join([*lines, "backward"])
-
 
 @dataclass
 class Step:
@@ -71,14 +52,6 @@ class Step:
     freezes: dict[str, bool]
     set_to_none: bool
     evaluates: bool
-
-    def text(self, number: int) -> str:
-        lines = [f"step {number}:"]
-        lines += [f"  {name}.requires_grad_({flag})" for name, flag in self.freezes.items()]
-        lines += [f"  {path or 'model'} runs {order}" for path, order in self.orders.items()]
-        lines += [f"  {microbatch.text()}" for microbatch in self.microbatches]
-        lines += [f"  optimizer.step(); zero_grad(set_to_none={self.set_to_none})"]
-        return "\n".join(lines + (["  a forward under no_grad"] if self.evaluates else []))
 
 
 @dataclass
@@ -101,16 +74,8 @@ class Program:
 
     def text(self) -> str:
         name = f"test/python/interop/test_fuzz.py -k 'programs and {self.world_size}'"
-        lines = [
-            f"program {self.seed} on {self.world_size} ranks, mesh {self.mesh}, width {self.width}",
-            f"again: SHARDWISE_FUZZ_SEED={self.seed} SHARDWISE_FUZZ_PROGRAMS=1 python -m pytest {name}",
-            self.model.text(),
-            *[unit.text() for unit in self.units],
-            f"frozen: {self.frozen}",
-            f"optimizer: {self.optimizer}",
-            *[step.text(number) for number, step in enumerate(self.steps)],
-        ]
-        return "\n".join(lines)
+        again = f"SHARDWISE_FUZZ_SEED={self.seed} SHARDWISE_FUZZ_PROGRAMS=1 python -m pytest {name}"
+        return f"again: {again}\n{pformat(self, width=120, sort_dicts=False)}"
 
 
 DTYPES = (torch.float32, torch.float64)

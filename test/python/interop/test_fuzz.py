@@ -5,12 +5,8 @@ SHARDWISE_FUZZ_PROGRAMS is how many, SHARDWISE_FUZZ_SEED the first seed.
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,37 +22,15 @@ PROGRAMS = int(os.environ.get("SHARDWISE_FUZZ_PROGRAMS") or by_form(6, 300))
 FIRST = int(os.environ.get("SHARDWISE_FUZZ_SEED", "1"))
 #: Programs of one set of processes.
 TOGETHER = 50
-#: Seconds for one program, which takes about one: a rank that needs more hangs.
+#: Seconds beside the few that a program takes: ranks that need more hang.
 LIMIT = 120.0
 
 
-@contextmanager
-def watched(path: Path) -> Iterator[Callable[[Program], None]]:
-    """Gives what is to be called before each program. Past the limit for one, this process ends, with the program and
-    the stacks of its threads in the file."""
-    timers: list[threading.Timer] = []
-
-    def give_up(text: str) -> None:
-        with path.open("w") as file:
-            print(f"did not end within {LIMIT:g} s:\n{text}", file=file, flush=True)
-            faulthandler.dump_traceback(file)
-        os._exit(1)
-
-    def begin(program: Program) -> None:
-        for timer in timers:
-            timer.cancel()
-        timers[:] = [threading.Timer(LIMIT, give_up, [program.text()])]
-        timers[0].daemon = True
-        timers[0].start()
-
-    yield begin
-    for timer in timers:
-        timer.cancel()
-
-
 def programs(rank: int, world_size: int, first: int, number: int, folder: str) -> list[str]:
-    with watched(Path(folder) / f"rank {rank}") as begin:
-        return run_programs(rank, world_size, range(first, first + number), [ours(), TORCH], begin)
+    def begin(program: Program) -> None:
+        (Path(folder) / f"rank {rank}").write_text(program.text())
+
+    return run_programs(rank, world_size, range(first, first + number), [ours(), TORCH], begin)
 
 
 def number_of(world_size: int) -> int:
@@ -66,11 +40,10 @@ def number_of(world_size: int) -> int:
 def check_programs(world_size: int, first: int, number: int) -> None:
     with tempfile.TemporaryDirectory(prefix="shardwise-") as folder:
         try:
-            arguments = (world_size, first, number, folder)
-            found = run_ranks(world_size, programs, *arguments, timeout=LIMIT * (number + 1))
-        except RankFailure as error:
-            hung = [f"{path.name} {path.read_text()}" for path in sorted(Path(folder).iterdir())]
-            raise AssertionError("\n\n".join([*hung, str(error)])) from error
+            found = run_ranks(world_size, programs, world_size, first, number, folder, timeout=LIMIT + 5 * number)
+        except (RankFailure, TimeoutError) as error:
+            last = [f"{path.name} ran:\n{path.read_text()}" for path in sorted(Path(folder).iterdir())]
+            raise AssertionError("\n\n".join([*last, str(error)])) from error
     problems = [problem for each in found for problem in each]
     assert not problems, "\n\n".join(problems[:3])
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from typing import Any
 
 import torch
 from engine import TORCH, ours
 from models import batch
+from parity import counting
 from pool import run_ranks
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 
@@ -36,16 +35,6 @@ class Between(nn.Module):
         return x
 
 
-class Gathers(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counts[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
-
-
 def gathered_once(rank: int) -> None:
     """The middle one is brought when the list begins, and not once more when its second module does."""
     counts = []
@@ -56,9 +45,10 @@ def gathered_once(rank: int) -> None:
         engine.fully_shard(model)
         model(batch(0, rank, 4))
         model.first.set_modules_to_forward_prefetch([model.middle])
-        with torch.no_grad(), Gathers() as gathers:
+        seen: dict[str, int] = {}
+        with torch.no_grad(), counting(seen, "calls"):
             model(batch(1, rank, 4))
-        counts.append(gathers.counts["_allgather_base_"])
+        counts.append(seen["_allgather_base_"])
     assert counts == [2, 2]
 
 
