@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import re
 
+import callgrind
+import checkpoint
+import collectives
+import host
+import hosts
+import machine
+import memory
+import overlap
+import pipeline
 import pytest
-from bench_modules import BENCHMARKS, BUILD, imported
+import scale
+import steps
+from bench_modules import BENCHMARKS, BUILD
+from figures import Figure, load, save
+
+from shardwise import _timeline
 
 
-@pytest.fixture
-def modules(monkeypatch):
-    yield from imported(monkeypatch)
-
-
-def test_units_cost_something_and_the_wrappings_differ(modules):
-    host = modules["host"]
+def test_units_cost_something_and_the_wrappings_differ():
     wraps = ("fully_shard", "fully_shard_keep", "fully_shard_flat", "replicate", "none")
     commands = host.commands(BUILD, ["4x3x2"])
     costs = host.microseconds({"C++": commands["C++"]})
@@ -25,8 +34,7 @@ def test_units_cost_something_and_the_wrappings_differ(modules):
     assert {figure.unit for name, figure in found.items() if "call" in name} == {"us a call"}
 
 
-def test_wrappings_in_python_are_compared_with_torchs(modules):
-    host = modules["host"]
+def test_wrappings_in_python_are_compared_with_torchs():
     only = ("none", "fsdp2", "fully_shard", "fully_shard_keep", "replicate", "torch_replicate")
     commands = host.commands(BUILD, ["2x9x2"], only)
     costs = host.microseconds({"Python": commands["Python"]})
@@ -36,17 +44,15 @@ def test_wrappings_in_python_are_compared_with_torchs(modules):
         assert re.fullmatch(rf"[-+\d.e]+ x {torchs}", found[ours].note)
 
 
-def test_counts_are_differences_of_two_lengths(modules, tmp_path):
-    callgrind = modules["callgrind"]
-    for number, (steps, total) in enumerate(((1, 900), (5, 1500), (1, 700), (5, 1600))):
-        text = f"desc: Trigger: Client Request: none 8x9x2 {steps}\ntotals: {total}\n"
+def test_counts_are_differences_of_two_lengths(tmp_path):
+    for number, (length, total) in enumerate(((1, 900), (5, 1500), (1, 700), (5, 1600))):
+        text = f"desc: Trigger: Client Request: none 8x9x2 {length}\ntotals: {total}\n"
         (tmp_path / f"C++.{number}").write_text(text)
     counts = callgrind.read_counts(tmp_path / "C++")
     assert callgrind.differences("C++", counts) == {callgrind.Case("C++ none", 8, 9, 2): 200}
 
 
-def test_steps_of_ranks_are_counted_and_compared(modules):
-    steps = modules["steps"]
+def test_steps_of_ranks_are_counted_and_compared():
     names = ["C++ fully_shard", "C++ replicate", "Python fully_shard"]
     size = steps.Size(layers=1, width=96, heads=2, world=2, rounds=2, steps=2)
     figures = steps.figures(steps.measure(BUILD, size, names))
@@ -75,37 +81,167 @@ def test_steps_of_ranks_are_counted_and_compared(modules):
     assert 2 < float(found["C++ fully_shard: on the wire"].note.split()[0]) < 3
 
 
-def test_a_rank_that_fails_ends_the_benchmark(modules):
-    steps = modules["steps"]
+def test_a_rank_that_fails_ends_the_benchmark():
     size = steps.Size(layers=1, width=96, heads=2, world=2, rounds=1, steps=1)
     with pytest.raises(RuntimeError, match="a rank of C\\+\\+ nothing ended early"):
         steps.measure(BUILD, size, ["C++ nothing"])
 
 
-def test_figures_are_saved_with_machine_date_commit_and_versions(modules, tmp_path):
-    figure = modules["figures"].Figure("host", "C++ replicate, 8 blocks", 12.345, "us a unit", "0.1 x DDP")
-    for figures in ([figure, figure], [figure]):  # the last ones stay
-        assert modules["figures"].save(tmp_path, modules["machine"].facts(), figures) == [tmp_path / "host.json"]
-    saved = modules["figures"].load(tmp_path)["host"]
+def test_figures_are_saved_with_machine_date_commit_and_versions(tmp_path):
+    figure = Figure("host", "C++ replicate, 8 blocks", 12.345, "us a unit", "0.1 x DDP")
+    for each in ([figure, figure], [figure]):  # the last ones stay
+        assert save(tmp_path, machine.facts(), each) == [tmp_path / "host.json"]
+    saved = load(tmp_path)["host"]
     assert {"date", "commit", "machine", "torch", "shardwise", "valgrind"} <= saved.facts.keys()
     assert saved.figures == (figure,)
     assert figure.line().split("  ")[0] == "host"
     assert figure.line().endswith("  12.3  us a unit  (0.1 x DDP)")
 
 
-def test_results_in_the_repository_are_what_the_command_saves(modules, tmp_path):
+def test_results_in_the_repository_are_what_the_command_saves(tmp_path):
     results = BENCHMARKS / "results"
-    found = modules["figures"].load(results)
+    found = load(results)
     assert found
     for suite, saved in found.items():
-        modules["figures"].save(tmp_path, saved.facts, saved.figures)
+        save(tmp_path, saved.facts, saved.figures)
         assert (tmp_path / f"{suite}.json").read_text() == (results / f"{suite}.json").read_text()
 
 
-def test_collectives_are_compared_with_gloo(modules):
-    collectives = modules["collectives"]
+def test_collectives_are_compared_with_gloo():
     figures = list(collectives.figures(BUILD, collectives.Extent((2,), (4 << 10, 1 << 20), 2)))
     assert [figure.name.split()[0] for figure in figures[::2]] == list(collectives.OPERATIONS)
     assert figures[1].name == "all_gather of 1 MB, 2 ranks"
     assert {figure.unit for figure in figures} == {"x Gloo"}
     assert all(figure.value > 0 and re.fullmatch(r"[\d.e+]+ ms, Gloo [\d.e+]+ ms", figure.note) for figure in figures)
+
+
+def test_figures_of_a_short_run():
+    figures = {figure.name: figure for figure in checkpoint.suite(checkpoint.SHORT)}
+    speeds = [figure.value for figure in figures.values() if figure.unit == "GB/s"]
+    assert len(speeds) == 5 and all(0 < speed < 100 for speed in speeds)
+    assert figures["shardwise: what Saver.save() keeps a step waiting"].value > 0
+    # 50 MB on two ranks: saving holds nothing twice.
+    assert figures["shardwise: memory of a rank for a save"].value < 25
+
+
+def test_what_crosses_the_link_is_counted():
+    if hosts.missing():
+        pytest.skip(hosts.missing())
+    found = {figure.name: figure for figure in hosts.suite(BUILD, *hosts.SHORT)}
+    about = "0.1 M, 2 hosts of 2 ranks, 200 Mbit/s"
+    assert set(found) == {
+        f"{about}: {name}: {what}" for name in ("DDP", "Python replicate") for what in ("step", "over the link")
+    }
+    # An all-reduce among four ranks takes 1.5 of the parameters from each; half of the neighbours are elsewhere.
+    assert 2.9 < found[f"{about}: DDP: over the link"].value < 4
+    assert 2.9 < found[f"{about}: Python replicate: over the link"].value < 6
+
+
+def test_tensors_of_a_step_are_what_the_formula_says():
+    names = ("C++ fully_shard", "C++ fully_shard_keep", "C++ fully_shard_flat", "C++ replicate")
+    found = {figure.name: figure for figure in memory.allocator_figures(BUILD, memory.Size(4, 192), names)}
+    for name in names:
+        for words in memory.PEAKS.values():
+            figure = found[f"{name}: {words}"]
+            assert figure.unit == "P"
+            times = re.fullmatch(r"[\d.]+ MiB, ([\d.]+) x the formula's", figure.note)
+            assert times, figure.note
+            assert float(times[1]) >= 0.9999, figure
+            # Activations come on top; in backward also gradients whose sum is late, as many as chance has it.
+            if words != memory.PEAKS["backward_peak"]:
+                assert float(times[1]) < (1.02 if words == memory.PEAKS["after_step"] else 1.1), figure
+        assert found[f"{name}: allocations in forward and backward"].note == "0 of them by the engine"
+    kept, freed = (found[f"C++ {wrap}: the most in forward"].value for wrap in ("fully_shard_keep", "fully_shard"))
+    assert kept > freed
+
+
+def test_the_resident_set_of_each_is_compared_with_ddps():
+    names = ("C++ fully_shard", "Python fully_shard", "Python ddp")
+    found = list(memory.resident_figures(BUILD, memory.Size(2, 192), names))
+    assert [figure.name.split(":")[0] for figure in found] == ["DDP", "C++ fully_shard", "Python fully_shard"]
+    assert found[0].note == "1.000 x DDP"
+    assert all(figure.unit == "MiB" and figure.value > 1 for figure in found)
+    assert "1.0 M parameters, 2 ranks" in found[0].name
+
+
+def test_a_step_takes_no_less_than_the_wire(tmp_path):
+    extent = overlap.Extent(2, 96, (1.0,), 1, 2)
+    for wrap in overlap.WRAPS:
+        words = overlap.command(BUILD, wrap, extent, str(tmp_path / wrap))
+        program = overlap.Program.start(wrap, words, 2)
+        try:
+            program.answers()
+            (first, _) = program.ask("2 1000 2 1")
+            carried = first["bytes"] / 2e6
+            # And a latency for each of at most twenty collectives.
+            assert carried + 0.002 <= first["busy_seconds"] <= carried + 0.02
+            assert min(first["seconds"]) >= 0.99 * first["busy_seconds"]
+            assert program.ask("1 0 0 1")[0]["busy_seconds"] == 0
+        finally:
+            program.end()
+
+
+def test_shares_are_of_the_wire_and_the_picture_is_of_two_steps(tmp_path):
+    extent = overlap.Extent(2, 96, (1.0,), 1, 2)
+    found = {figure.name: figure for figure in overlap.figures(BUILD, extent)}
+    assert list(found) == [
+        "fully_shard: hidden, wire busy 100%",
+        "fully_shard, nothing gathered ahead: hidden, wire busy 100%",
+        "fully_shard_keep: hidden, wire busy 100%",
+        "replicate: hidden, wire busy 100%",
+    ]
+    for figure in found.values():
+        assert figure.unit == "%"
+        assert "ms on the wire in a step" in figure.note
+    overlap.draw(BUILD, extent, tmp_path / "timeline.svg")
+    text = (tmp_path / "timeline.svg").read_text()
+    for kind in ("forward", "backward", "all-gather", "reduce-scatter"):
+        assert f'fill="{_timeline.COLORS[kind]}">' in text
+
+
+def test_waits_are_beside_what_is_predicted(tmp_path):
+    extent = pipeline.Extent(32, 4, 4, 1, 2)
+    found = list(pipeline.figures(BUILD, extent))
+    assert [figure.name.split(":")[0] for figure in found] == list(pipeline.SCHEDULES)
+    assert all(0 < figure.value < 100 for figure in found)
+    predicted = [float(re.match(r"predicted ([\d.]+) %", figure.note)[1]) for figure in found]
+    # Of four microbatches on two ranks: a forward and a backward of a stage, of five; half of it with two stages.
+    assert predicted[:3] == [20, 20, 11.1]
+    assert predicted[4] < predicted[2]
+    pipeline.draw(BUILD, extent, tmp_path / "pipeline.svg")
+    assert f'fill="{_timeline.COLORS["stage"]}">' in (tmp_path / "pipeline.svg").read_text()
+
+
+MODELS = sorted((BENCHMARKS / "models").glob("*.tsv"))
+EXTENT = {
+    "units": (),
+    "parameters": (),
+    "ranks": (),
+    "setups": ("4x5x2", "8x5x2"),
+    "large": "20x10x2",
+    "worlds": (8, 300),
+}
+
+
+@pytest.mark.parametrize("file", MODELS, ids=lambda file: file.stem)
+def test_models_have_as_many_parameters_as_published(file):
+    lines = scale.run([str(BUILD / "benchmarks" / "cpp" / "plan_models"), str(file), "8"]).splitlines()
+    assert {json.loads(line)["parameters"] for line in lines} == {scale.published_parameters(file)}
+
+
+def test_setting_up_many_tensors():
+    found = {figure.name: figure for figure in scale.large_figures(BUILD, scale.Extent(**EXTENT))}
+    for wrap in scale.WRAPS:
+        assert found[f"{wrap}, set-up of 200 tensors"].unit == "s"
+        resident = found[f"{wrap}, set-up of 200 tensors: resident set"]
+        assert resident.unit == "MiB"
+        assert resident.value > 0, wrap
+
+
+def test_a_set_up_costs_as_much_for_each_tensor_however_many_there_are():
+    sizes = ("20x20x2", "80x20x2", "4x400x2")
+    totals = scale.callgrind.count_once({"C++": scale.setup_command(BUILD, sizes)})
+    for wrap in scale.WRAPS:
+        few, *more = (totals[scale.case_of(f"C++ {wrap}", size)] for size in sizes)
+        for many in more:
+            assert many / 1600 < 1.15 * few / 400, wrap

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import json
 
-import pytest
-from bench_modules import BUILD, imported
+import baseline
+from bench_modules import BUILD
 
 
-@pytest.fixture
-def baseline(monkeypatch):
-    for modules in imported(monkeypatch):
-        yield modules["baseline"]
-
-
-def test_a_step_costs_what_it_did(baseline):
+def test_a_step_costs_what_it_did():
     assert not baseline.callgrind.problem(BUILD)
     saved = json.loads(baseline.FILE.read_text())
     found = list(baseline.problems(saved, baseline.measure(BUILD)))
     assert not found, "\n".join([*found, baseline.REWRITE, f"Other versions: {baseline.other_versions(saved)}"])
 
 
-def test_units_of_the_baseline_gather_and_sum_as_their_plan_says(baseline):
+def test_units_of_the_baseline_gather_and_sum_as_their_plan_says():
     cases = json.loads(baseline.FILE.read_text())["cases"]
     # Four blocks and the model around them, which has no parameters of its own.
     assert cases["C++ fully_shard"]["all_gathers"] == 7

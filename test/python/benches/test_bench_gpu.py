@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
-
+import gpu
 import pytest
 import torch
-from bench_modules import BENCHMARKS, BUILD, imported
+from bench_modules import BUILD
+from steps import Size
+
+EXTENT = gpu.Extent(Size(2, 96, 2, world=1, rounds=2, steps=2), batch=2, length=16, device="cpu")
 
 
-@pytest.fixture
-def modules(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS / "python")
-    for found in imported(monkeypatch):
-        yield found | {"device": importlib.import_module("device")}
-
-
-@pytest.fixture
-def gpu(modules):
-    return modules["gpu"]
-
-
-@pytest.fixture
-def extent(modules, gpu):
-    size = modules["steps"].Size(2, 96, 2, world=1, rounds=2, steps=2)
-    return gpu.Extent(size, batch=2, length=16, device="cpu")
-
-
-def test_without_a_gpu_a_line_says_so(gpu, monkeypatch, capsys):
+def test_without_a_gpu_a_line_says_so(monkeypatch, capsys):
     monkeypatch.setattr(gpu.Gpus, "found", lambda: gpu.Gpus(0))
     assert list(gpu.suite(BUILD, full=False)) == []
     assert capsys.readouterr().out == "gpu  nothing was measured: torch finds no GPU here\n"
 
 
-def test_one_rank_beside_ddp(gpu, extent):
-    with gpu.programs_of(BUILD, extent, 1, ("Python ddp", "C++ fully_shard", "Python none")) as programs:
+def test_one_rank_beside_ddp():
+    with gpu.programs_of(BUILD, EXTENT, 1, ("Python ddp", "C++ fully_shard", "Python none")) as programs:
         gpu.take_turns(programs, 2, 2)
         found = {figure.name: figure for figure in gpu.turns_figures(programs, "1 rank")}
     assert found["0 M, 1 rank: DDP: step"].value == 1
@@ -48,10 +32,10 @@ def test_one_rank_beside_ddp(gpu, extent):
                 assert 0 < host <= whole
 
 
-def test_a_step_takes_no_less_than_the_modelled_wire(gpu, extent):
+def test_a_step_takes_no_less_than_the_modelled_wire():
     link = gpu.Link(8, microseconds=100, megabytes=20)
     names = ("Python ddp", "Python fully_shard", "Python fsdp2", "Python replicate")
-    with gpu.programs_of(BUILD, extent, link.world, names, modelled=True) as programs:
+    with gpu.programs_of(BUILD, EXTENT, link.world, names, modelled=True) as programs:
         for program in programs:
             program.ask(f"speed {link.microseconds} {link.megabytes}")
         gpu.take_turns(programs, 1, 2)
@@ -72,7 +56,7 @@ def test_a_step_takes_no_less_than_the_modelled_wire(gpu, extent):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the suite gpu needs a GPU")
-def test_steps_on_gpus(gpu):
+def test_steps_on_gpus():
     found = {figure.name: figure for figure in gpu.suite(BUILD, full=False)}
     link = str(gpu.LINKS[0])
     for name in ("Python fully_shard", "Python fully_shard_keep", "FSDP2", "FSDP2 kept"):

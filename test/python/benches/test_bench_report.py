@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-import pytest
-from bench_modules import imported
+import report
 
 from shardwise._svg import width_of
 
 
-@pytest.fixture
-def modules(monkeypatch):
-    yield from imported(monkeypatch)
-
-
-@pytest.fixture
-def report(modules):
-    return modules["report"]
-
-
-def test_the_pages_and_the_pictures_are_made_of_the_saved_figures(report):
+def test_the_pages_and_the_pictures_are_made_of_the_saved_figures():
     stale = report.stale(report.wanted())
     assert not stale, "run: scripts/python benchmarks/report.py"
     assert list(report.RESULTS.glob("*.svg"))
@@ -28,7 +17,7 @@ def test_the_pages_and_the_pictures_are_made_of_the_saved_figures(report):
     assert [each.title for each in report.ROWS if f"| {each.title} |" not in shown] == []
 
 
-def test_no_label_of_a_picture_is_cut_off(report):
+def test_no_label_of_a_picture_is_cut_off():
     for text in report.pictures(report.load(report.RESULTS)).values():
         root = ElementTree.fromstring(text)
         for words in (each for each in root.iter() if each.tag.endswith("text")):

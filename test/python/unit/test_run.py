@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path.append(str(ROOT / "test"))
+sys.path.insert(0, str(ROOT / "test"))
 
 import changed  # noqa: E402
 import parts  # noqa: E402

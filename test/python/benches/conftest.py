@@ -1,0 +1,3 @@
+"""Lets tests import the modules of benchmarks."""
+
+import bench_modules  # noqa: F401
