@@ -15,30 +15,17 @@ HIDDEN = 8
 EXPERTS = 4
 
 
-class _Rows(torch.autograd.Function):
-    """The rows of all ranks of a group; backward adds up what the ranks did with this rank's."""
+class _Exchange(torch.autograd.Function):
+    """The rows of all ranks of a group, or this rank's of their sum; the backward of each is the other."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return _gathered(rows, group)
+    def forward(ctx: Any, rows: torch.Tensor, group: dist.ProcessGroup, gathers: bool) -> torch.Tensor:
+        ctx.group, ctx.gathers = group, gathers
+        return (_gathered if gathers else _summed)(rows, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _summed(gradient, ctx.group), None
-
-
-class _Sum(torch.autograd.Function):
-    """This rank's rows of the sum over the ranks of a group."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return _summed(rows, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _gathered(gradient, ctx.group), None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return (_summed if ctx.gathers else _gathered)(gradient, ctx.group), None, None
 
 
 def _gathered(rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -67,9 +54,9 @@ class Experts(nn.Module):
         if self.mesh is None:
             return _through(up, down, x, weights)
         group = self.mesh.get_group()
-        x, weights = (_Rows.apply(each, group) for each in (x, weights))
+        x, weights = (_Exchange.apply(each, group, True) for each in (x, weights))
         mine = weights.chunk(group.size(), dim=1)[group.rank()]
-        result: torch.Tensor = _Sum.apply(_through(up, down, x, mine), group)
+        result: torch.Tensor = _Exchange.apply(_through(up, down, x, mine), group, False)
         return result
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from engine import TORCH, ours
-from models import batch, mlp, reference_backward
+from models import Beside, batch, mlp
 from own_gather import HalfTwin, NewTwin, OddTwin, OldTwin, ScarceTwin, Twin, with_twins
 from pool import run_ranks
 from torch import nn
@@ -67,23 +67,21 @@ def trained_as_torch(rank: int) -> None:
             same_training(rank, both)
 
 
-def trained_as_one(rank: int, replicates: bool) -> None:
-    """Without torch's engine, whose replicate() cannot do it: a model of ordinary parameters on all the data."""
-    reference = mlp(5, 7, 3)
-    model = with_twins(copy.deepcopy(reference), OldTwin if replicates else NewTwin)
-    shardwise.replicate(model) if replicates else wrapped(shardwise, model)
-    mine, theirs = (torch.optim.SGD(m.parameters(), lr=0.1, foreach=False) for m in (model, reference))
+def replicated(rank: int) -> None:
+    """Without torch's engine, whose replicate() cannot do it: beside a model of ordinary parameters."""
+    plain = mlp(5, 7, 3)
+    both = Beside(with_twins(copy.deepcopy(plain), OldTwin), shardwise.replicate, mean_of_squares, plain=plain)
     for number in range(4):
-        step(model, mine, batch(number, rank, 5))
-        theirs.zero_grad()
-        reference_backward(2, lambda r, n=number: reference(batch(n, r, 5)).pow(2).mean())
-        for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
-            assert p.grad is not None
-            assert q.grad is not None
-            expected = q.grad if replicates else q.grad.chunk(2)[rank]
-            torch.testing.assert_close(own(p.grad), expected, msg=f"gradient of {name} at step {number}")
-        mine.step()
-        theirs.step()
+        both.backward(number)
+        for (name, p), q in zip(both.model.named_parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(own(p.grad), q.grad, msg=f"gradient of {name} at step {number}")
+        for optimizer in both.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def mean_of_squares(model: nn.Module, number: int, rank: int) -> torch.Tensor:
+    return model(batch(number, rank, 5)).pow(2).mean()
 
 
 def methods_put_on_shards(rank: int) -> None:
@@ -184,9 +182,8 @@ class TestFullyShardExtensions:
     def test_trained_as_torch(self) -> None:
         run_ranks(2, trained_as_torch)
 
-    @pytest.mark.parametrize("replicates", [False, True])
-    def test_trained_as_one(self, replicates: bool) -> None:
-        run_ranks(2, trained_as_one, replicates)
+    def test_replicated(self) -> None:
+        run_ranks(2, replicated)
 
     def test_freed_with_the_unit(self) -> None:
         run_ranks(2, freed_with_the_unit)

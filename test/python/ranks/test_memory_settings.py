@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from engine import TORCH, ours
 from models import batch, local, mlp
 from pool import run_ranks
 from torch import nn
@@ -37,14 +36,11 @@ def train(model: Any, rank: int, steps: int = 3) -> list[torch.Tensor]:
 def sums_in_flight(rank: int) -> None:
     expected = train(wrapped(), rank)
     # C++ counts them: test/cpp/ranks/sums_in_flight_test.cpp.
-    for most in (1, 3):
-        model = wrapped()
-        # The most that any module says.
-        model[2].set_reduce_scatter_max_input_buffers(most, recurse=False)
-        for mine, theirs in zip(train(model, rank), expected, strict=True):
-            assert torch.equal(mine, theirs)
-    small, large = (estimate(count) for count in (1, 3))
-    assert large.pool > small.pool
+    model = wrapped()
+    # The most that any module says.
+    model[2].set_reduce_scatter_max_input_buffers(3, recurse=False)
+    assert all(map(torch.equal, train(model, rank), expected))
+    assert estimate(3).pool > estimate(1).pool
 
 
 def estimate(count: int) -> Any:
@@ -54,34 +50,16 @@ def estimate(count: int) -> Any:
 
 
 def kept_storage(rank: int) -> None:
-    """Addresses stay from step to step, here as in torch's engine; each unit has memory of its own."""
-    for engine in (ours(), *([TORCH] if hasattr(TORCH.FSDPModule, "set_keep_unsharded_storage") else [])):
-        model: Any = mlp(*WIDTHS)
-        layers: list[Any] = [layer for layer in model if isinstance(layer, nn.Linear)]
-        for layer in layers:
-            engine.fully_shard(layer)
-        engine.fully_shard(model)
-        model.set_keep_unsharded_storage(True)
-        seen: list[list[int]] = []
-
-        def note(layer: Any, *_: Any, seen: list[list[int]] = seen) -> None:
-            seen[-1].append(layer.weight.data_ptr())
-
-        for layer in layers:
-            layer.register_forward_pre_hook(note)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(4):
-            seen.append([])
-            model(batch(step, rank, WIDTHS[0])).pow(2).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        assert seen[1] == seen[2] == seen[3], engine.name
-        assert len(set(seen[1])) == len(layers), engine.name
-    expected = train(wrapped(), rank)
+    """Addresses stay from step to step; each unit has memory of its own."""
     model = wrapped()
     model.set_keep_unsharded_storage(True)
-    for mine, theirs in zip(train(model, rank), expected, strict=True):
-        assert torch.equal(mine, theirs)
+    layers = [layer for layer in model if isinstance(layer, nn.Linear)]
+    seen: list[int] = []
+    for layer in layers:
+        layer.register_forward_pre_hook(lambda layer, _: seen.append(layer.weight.data_ptr()))
+    assert all(map(torch.equal, train(model, rank, 4), train(wrapped(), rank, 4)))
+    count = len(layers)
+    assert len(set(seen[count : 2 * count])) == count and seen[count:] == 3 * seen[count : 2 * count]
     # Through a cast and back, and off again.
     model.double()
     model.float()

@@ -12,10 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from meshes import shared_mesh
-from models import batch, local, whole
+from models import Beside, batch
 from pool import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import shardwise
@@ -65,12 +66,17 @@ class Summing(nn.Module):
         return x
 
 
-def reference_step(model: Summing, step: int) -> None:
-    """The mean of all ranks' losses, by one process that has the data of all."""
-    world = dist.get_world_size()
-    inputs = torch.stack([batch(step, rank, WIDTH) for rank in range(world)])
-    losses = model(inputs, lambda parts: parts.sum(0, keepdim=True).expand_as(parts)).pow(2).mean((1, 2))
-    (losses.sum() / world).backward()
+def summing_loss(groups: list[dist.ProcessGroup], numbers: random.Random) -> Callable[[Any, int, int], torch.Tensor]:
+    """Of a model on ranks that of its data, and of one process the mean over all, which has the data of all."""
+
+    def loss(model: Any, step: int, rank: int) -> torch.Tensor:
+        if any(isinstance(p, DTensor) for p in model.parameters()):
+            late(numbers)
+            return model(batch(step, rank, WIDTH), lambda x: SumOverRanks.apply(x, groups, numbers)).pow(2).mean()
+        inputs = torch.stack([batch(step, each, WIDTH) for each in range(dist.get_world_size())])
+        return model(inputs, lambda parts: parts.sum(0, keepdim=True).expand_as(parts)).pow(2).mean()
+
+    return loss
 
 
 def wrap(model: Summing, mode: str, mesh: DeviceMesh) -> None:
@@ -86,28 +92,11 @@ def wrap(model: Summing, mode: str, mesh: DeviceMesh) -> None:
 
 
 def trains_as_one_process(rank: int, modes: list[str]) -> None:
-    world = dist.get_world_size()
     for mode in modes:
-        mesh = shared_mesh((2, 2), ("replicate", "shard")) if mode == "hsdp" else shared_mesh((world,))
+        mesh = shared_mesh((2, 2), ("replicate", "shard")) if mode == "hsdp" else shared_mesh((dist.get_world_size(),))
         groups = [mesh.get_group(axis) for axis in range(mesh.ndim)]
-        ours, reference = Summing(), Summing()
-        wrap(ours, mode, mesh)
-        numbers = random.Random(rank)
-        mine, theirs = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (ours, reference))
-        for step in range(5):
-            mine.zero_grad()
-            theirs.zero_grad()
-            late(numbers)
-            add_up = lambda x, g=groups, n=numbers: SumOverRanks.apply(x, g, n)  # noqa: E731
-            ours(batch(step, rank, WIDTH), add_up).pow(2).mean().backward()
-            reference_step(reference, step)
-            for (name, p), q in zip(ours.named_parameters(), reference.parameters(), strict=True):
-                torch.testing.assert_close(whole(p.grad), q.grad, msg=f"{mode}: gradient of {name}, step {step}")
-                assert local(p.grad).shape == local(p).shape
-            mine.step()
-            theirs.step()
-        for (name, p), q in zip(ours.named_parameters(), reference.parameters(), strict=True):
-            torch.testing.assert_close(whole(p), q.detach(), msg=f"{mode}: {name} at the end")
+        loss = summing_loss(groups, random.Random(rank))
+        Beside(Summing(), lambda model, mode=mode, mesh=mesh: wrap(model, mode, mesh), loss).train(range(5))
 
 
 def goes_our_way(rank: int, expected: str) -> None:
