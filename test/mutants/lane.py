@@ -120,7 +120,7 @@ class Lane:
     def _pytest(self, *what: str) -> str:
         status, output = self._run(
             sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
-            "-o", f"pythonpath={self.source / 'python'} test/python test/python/ranks test/python/interop",
+            "-o", f"pythonpath={self.source / 'python'} test scripts test/python test/python/ranks test/python/interop",
             *what, mutated=True,
         )  # fmt: skip
         failed = re.findall(r"^(?:FAILED|ERROR) \S+?\.py::([\w:]+)", output, re.MULTILINE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -41,7 +40,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     rows_alone, tier = "SHARDWISE_TEST_ROWS" in os.environ, os.environ.get("SHARDWISE_TEST_TIER")
     if not rows_alone and tier is None:
         return
-    sys.path.append(str(Path(__file__).parent.parent))
     from check_rows import HERE, read_rows
     from suites import ci_names, is_among
 

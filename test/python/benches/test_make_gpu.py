@@ -10,9 +10,6 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path.append(str(ROOT / "test"))
-
-
 STEPS = "unit_tests rank_tests_1 nccl graph_rows profile"
 #: Some tests of each slice are among them.
 ONLY = "ReplicateGradients.*"

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from installation import ROOT, Environment
-from test_commands import build
+
+import build
 
 IMPORT = "import shardwise, torch.distributed.fsdp as fsdp; print(shardwise.__file__, fsdp.fully_shard.__module__)"
 FIND = "import importlib.util as u; print(getattr(u.find_spec('shardwise'), 'origin', None))"

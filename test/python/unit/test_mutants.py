@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[3]
-sys.path.append(str(ROOT / "test"))
-
-from mutant import NOT_NOTICED, read_table  # noqa: E402
+from mutant import NOT_NOTICED, read_table
 
 MUTANTS = read_table()
 

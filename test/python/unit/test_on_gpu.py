@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-from pathlib import Path
 
+import on_gpu
+import on_gpu_steps as steps
 import pytest
-
-ROOT = Path(__file__).resolve().parents[3]
-sys.path.append(str(ROOT / "test"))
-
-import on_gpu  # noqa: E402
-import on_gpu_steps as steps  # noqa: E402
-from reports import FAILED, PASSED, SKIPPED, Result  # noqa: E402
+from reports import FAILED, PASSED, SKIPPED, Result
 
 FACTS = {name: name for name in ("machine", "GPU", "driver", "torch", "NCCL", "commit", "date")}
 

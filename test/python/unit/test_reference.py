@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from test_commands import load
-
-reference = load("reference")
+import reference
 
 
 def test_a_link_that_leads_nowhere_is_found(tmp_path):

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from pathlib import Path
 
+import changed
+import parts
 import pytest
-
-ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "test"))
-
-import changed  # noqa: E402
-import parts  # noqa: E402
-import run  # noqa: E402
-import seconds  # noqa: E402
-import suites  # noqa: E402
-from check_rows import read_rows, read_table  # noqa: E402
-from programs import last_lines, run_program  # noqa: E402
-from reports import (  # noqa: E402
+import run
+import seconds
+import suites
+from check_rows import read_rows, read_table
+from programs import last_lines, run_program
+from reports import (
     FAILED,
     PASSED,
     SKIPPED,
@@ -30,33 +25,22 @@ from reports import (  # noqa: E402
     read_junit,
 )
 
-GTEST = """<?xml version="1.0" encoding="UTF-8"?>
-<testsuites tests="4" failures="1" disabled="1" errors="0" time="0.1" name="AllTests">
-  <testsuite name="Mesh" tests="4" failures="1" disabled="1" skipped="1" errors="0" time="0.1">
-    <testcase name="Works" status="run" result="completed" time="0.1" classname="Mesh" />
-    <testcase name="Breaks" status="run" result="completed" time="0.1" classname="Mesh">
-      <failure message="mesh_test.cpp:3&#x0A;1 is not 2" type=""><![CDATA[mesh_test.cpp:3\n1 is not 2]]></failure>
-    </testcase>
-    <testcase name="Needs" status="run" result="skipped" time="0" classname="Mesh">
-      <skipped message="mesh_test.cpp:9&#x0A;needs two GPUs"><![CDATA[mesh_test.cpp:9\nneeds two GPUs]]></skipped>
-    </testcase>
-    <testcase name="DISABLED_Off" status="notrun" result="suppressed" time="0" classname="Mesh" />
-  </testsuite>
-</testsuites>
-"""
+ROOT = Path(__file__).resolve().parents[3]
 
-PYTEST = """<?xml version="1.0" encoding="utf-8"?>
-<testsuites name="pytest tests"><testsuite name="pytest" errors="1" failures="1" skipped="1" tests="4">
+#: As GoogleTest, pytest and Catch2 write them.
+REPORT = """<?xml version="1.0" encoding="UTF-8"?>
+<testsuites><testsuite>
+<testcase name="Breaks" classname="Mesh">
+  <failure message="mesh_test.cpp:3&#x0A;1 is not 2" type=""><![CDATA[mesh_test.cpp:3\n1 is not 2]]></failure>
+</testcase><testcase name="Needs" classname="Mesh">
+  <skipped message="mesh_test.cpp:9&#x0A;needs two GPUs"><![CDATA[mesh_test.cpp:9\nneeds two GPUs]]></skipped>
+</testcase><testcase name="DISABLED_Off" status="notrun" result="suppressed" time="0" classname="Mesh" />
 <testcase classname="test.TestA" name="test_works[2]" time="0.1" />
-<testcase classname="test.TestA" name="test_breaks" time="0.1"><failure message="short">long</failure>
+<testcase classname="test.TestA" name="test_breaks"><failure message="short">long</failure>
 <system-err>what it said before it crashed</system-err></testcase>
 <testcase classname="" name="test.broken" time="0"><error message="collection failure">no module</error></testcase>
 <testcase classname="test.TestA" name="test_needs" time="0"><skipped type="pytest.skip" message="needs X">f:1</skipped>
-</testcase></testsuite></testsuites>
-"""
-
-CATCH2 = """<?xml version="1.0" encoding="UTF-8"?>
-<testsuites><testsuite name="unit_tests" errors="0" failures="1" tests="2">
+</testcase>
 <testcase classname="unit_tests.global" name="Flat.Works" time="0.1" status="run"/>
 <testcase classname="unit_tests.global" name="breaks" time="0" status="run">
 <failure message="a == b" type="CHECK">FAILED: CHECK( a == b ) at f.cpp:11</failure></testcase>
@@ -68,32 +52,16 @@ def outcomes(results: list[Result]) -> list[tuple[str, str, str]]:
     return [(result.title, result.outcome, result.message) for result in results]
 
 
-def written(folder: Path, text: str) -> Path:
-    report = folder / "report.xml"
-    report.write_text(text)
-    return report
-
-
-def test_googletests_report_is_read(tmp_path):
-    assert outcomes(read_junit("rank_tests", written(tmp_path, GTEST))) == [
-        ("Mesh.Works", PASSED, ""),
+def test_reports_are_read(tmp_path):
+    (tmp_path / "report.xml").write_text(REPORT)
+    assert outcomes(read_junit("a_suite", tmp_path / "report.xml")) == [
         ("Mesh.Breaks", FAILED, "mesh_test.cpp:3\n1 is not 2"),
         ("Mesh.Needs", SKIPPED, "needs two GPUs"),
         ("Mesh.DISABLED_Off", SKIPPED, "its name begins with DISABLED_"),
-    ]
-
-
-def test_pytests_report_is_read(tmp_path):
-    assert outcomes(read_junit("pytest", written(tmp_path, PYTEST))) == [
         ("test.TestA.test_works[2]", PASSED, ""),
         ("test.TestA.test_breaks", FAILED, "long\nwhat it said before it crashed"),
         ("test.broken", FAILED, "no module"),
         ("test.TestA.test_needs", SKIPPED, "needs X"),
-    ]
-
-
-def test_catch2s_report_is_read(tmp_path):
-    assert outcomes(read_junit("unit_tests", written(tmp_path, CATCH2))) == [
         ("Flat.Works", PASSED, ""),
         ("breaks", FAILED, "FAILED: CHECK( a == b ) at f.cpp:11"),
     ]

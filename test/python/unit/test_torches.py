@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
+import programs
 import pytest
+import torches
+from check_rows import known_rows
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture
-def torches(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(sys, "path", [str(ROOT / "test"), *sys.path])
-    return importlib.import_module("torches")
-
-
-def test_a_copy_follows_the_checkout(torches: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_follows_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkout, copy = tmp_path / "checkout", tmp_path / "copy"
     (checkout / "folder").mkdir(parents=True)
     copy.mkdir()
@@ -27,7 +21,7 @@ def test_a_copy_follows_the_checkout(torches: Any, tmp_path: Path, monkeypatch: 
     for name in ("kept", "folder/changed", "removed", "ignored"):
         (checkout / name).write_text(name)
     (checkout / ".gitignore").write_text("ignored\n")
-    monkeypatch.setattr(sys.modules["programs"], "ROOT", checkout)
+    monkeypatch.setattr(programs, "ROOT", checkout)
     torches.copy_sources(copy)
     (copy / "build").mkdir()
     before = (copy / "kept").stat().st_mtime_ns
@@ -39,9 +33,9 @@ def test_a_copy_follows_the_checkout(torches: Any, tmp_path: Path, monkeypatch: 
     assert {path.name for path in copy.iterdir()} == {".gitignore", ".sources", "build", "folder", "kept"}
 
 
-def test_the_page_has_the_table(torches: Any) -> None:
+def test_the_page_has_the_table() -> None:
     page = (ROOT / "docs" / "versions.md").read_text()
-    found = sys.modules["check_rows"].known_rows(torches.TABLE, torches.COLUMNS)
+    found = known_rows(torches.TABLE, torches.COLUMNS)
     assert set(found) <= set(torches.torch_versions())
     for version in torches.torch_versions():
         row = found.get(version)
