@@ -78,7 +78,7 @@ class RealFile final : public DiskFile {
     struct stat status {};
     must(::fstat(descriptor_, &status) == 0, "looking at " + path_);
     // Reading anything else would wait, or never end.
-    if (!S_ISREG(status.st_mode)) throw DiskError("reading " + path_ + ", which is no file,", EINVAL);
+    if (!S_ISREG(status.st_mode)) throw DiskError("reading " + path_ + ", which is not a regular file,", EINVAL);
     return status.st_size;
   }
   void sync() override {

@@ -22,7 +22,7 @@ class IndexReader {
     index_.marker = read_marker(disk, index_.path);
     if (!index_.marker && parse_name_aside(name_of(index_.path))) {
       throw Error(c10::str(
-          "shardwise: ", index_.path, " is no checkpoint, but what is left of one that was never completed, or was ",
+          "shardwise: ", index_.path, " is not a checkpoint, but the rest of one that was never completed, or was ",
           "being removed. Load another one."));
     }
   }
@@ -170,8 +170,8 @@ std::map<std::string, std::string> read_hugging_face_index(Disk& disk, const std
     if (file == nullptr || !is_tensor_file(*file)) {
       throw Error(c10::str(
           "shardwise: ", path, " is broken: it says that ", in_quotes(name), " is in ",
-          file == nullptr ? "what is no text" : in_quotes(*file), "; it must be in a file of this folder that ends in ",
-          kTensorFileEnd, ". ", kRemedy));
+          file == nullptr ? "something that is not a string" : in_quotes(*file),
+          "; it must be in a file of this folder that ends in ", kTensorFileEnd, ". ", kRemedy));
     }
     result.emplace(name, *file);
   }

@@ -39,7 +39,7 @@ class JsonBuilder final : public nlohmann::json_sax<nlohmann::json> {
     return put(std::move(value));
   }
   bool binary(binary_t&) override {
-    return fail("it has bytes that are no JSON");
+    return fail("it has bytes that are not JSON");
   }
   bool start_object(std::size_t) override {
     return open(Json::Object());
@@ -115,14 +115,15 @@ class JsonBuilder final : public nlohmann::json_sax<nlohmann::json> {
 };
 
 std::string text_of_number(double number) {
-  if (!std::isfinite(number)) throw ValueError("shardwise: JSON has no number that is infinite or no number.");
+  if (!std::isfinite(number))
+    throw ValueError("shardwise: JSON cannot represent NaN or infinity. Give a finite number.");
   return nlohmann::json(number).dump();
 }
 
 std::string text_of_string(const std::string& text) {
   if (!is_utf8(text)) {
     throw ValueError(c10::str(
-        "shardwise: the text ", in_quotes(text), " is no UTF-8, so it cannot be written as JSON; encode it first."));
+        "shardwise: the text ", in_quotes(text), " is not valid UTF-8, so JSON cannot represent it. Encode it first."));
   }
   return nlohmann::json(text).dump();
 }

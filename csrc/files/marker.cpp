@@ -50,10 +50,10 @@ class MarkerParser {
     marker.layout = member(json, "layout");
     if (number(json, "block_bytes") != kBlockBytes) fail("its blocks are not those of this version");
     const auto* values = member(json, "values").as<Json::Object>();
-    if (values == nullptr) fail("its values are no object");
+    if (values == nullptr) fail("its values are not an object");
     for (const auto& [name, value] : *values) marker.values.push_back({name, value_of(value, path_)});
     const auto* files = member(json, "files").as<Json::List>();
-    if (files == nullptr) fail("its files are no list");
+    if (files == nullptr) fail("its files are not a list");
     std::set<std::string_view> names;
     for (const auto& file : *files) marker.files.push_back(record(file));
     for (const auto& file : marker.files) {
@@ -100,24 +100,24 @@ class MarkerParser {
   }
   int64_t number(const Json& json, const char* name) const {
     const auto* number = member(json, name).as<int64_t>();
-    if (number == nullptr || *number < 0) fail(c10::str("its ", name, " is no number that is 0 or more"));
+    if (number == nullptr || *number < 0) fail(c10::str("its ", name, " is not a number of 0 or more"));
     return *number;
   }
   const std::string& text_in(const Json& json, const char* name) const {
     const auto* text = member(json, name).as<std::string>();
-    if (text == nullptr) fail(c10::str("its ", name, " is no text"));
+    if (text == nullptr) fail(c10::str("its ", name, " is not a string"));
     return *text;
   }
   uint64_t checksum_in(std::string_view text) const {
     const auto found = parse_checksum(text);
-    if (!found) fail(c10::str(in_quotes(text), " is no checksum"));
+    if (!found) fail(c10::str(in_quotes(text), " is not a checksum"));
     return *found;
   }
 
   FileRecord record(const Json& json) const {
     FileRecord file;
     file.name = text_in(json, "name");
-    if (!is_tensor_file(file.name)) fail(c10::str(in_quotes(file.name), " is no file of a checkpoint"));
+    if (!is_tensor_file(file.name)) fail(c10::str(in_quotes(file.name), " is not a file of a checkpoint"));
     file.bytes = number(json, "bytes");
     file.header_bytes = number(json, "header_bytes");
     file.header_checksum = checksum_in(text_in(json, "header_checksum"));

@@ -104,7 +104,7 @@ void check_file_place(Disk& disk, const std::string& file) {
       "shardwise: tensors cannot be written to '", file, "', which is ",
       is_link                      ? "a link"
       : kind == Disk::Kind::folder ? "a folder"
-                                   : "no file",
+                                   : "not a regular file",
       ". Name a file, such as FOLDER/model.safetensors."));
 }
 

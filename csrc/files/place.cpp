@@ -105,7 +105,7 @@ std::string find_checkpoint(Disk& disk, const std::string& place) {
     throw Error(c10::str("shardwise: there is no checkpoint ", place, ": no such folder. Check the path."));
   throw Error(c10::str(
       "shardwise: the checkpoint ", place, " was being replaced more than once when the processes died: ",
-      c10::Join(" and ", found), " are complete. Rename the one that is wanted to ", place, "."));
+      c10::Join(" and ", found), " are complete. Rename the one that you want to ", place, "."));
 }
 
 void check_replaceable(Disk& disk, const std::string& place) {

@@ -124,7 +124,7 @@ void commit_saving(Disk& disk, const Saving& saving, Marker marker) {
   if (!problem.empty()) {
     throw Error(c10::str(
         "shardwise: the checkpoint ", saving.place, " cannot be completed: ", problem,
-        ". All ranks must write to one folder that each of them sees. What was there before is as it was."));
+        ". All ranks must write to one folder that each of them can reach. The checkpoint before is unchanged."));
   }
   check_replaceable(disk, saving.place);
   disk.sync_folder(saving.folder);

@@ -61,8 +61,8 @@ int64_t bytes_to_write(const TensorEntry& entry) {
   if (!numel || __builtin_mul_overflow(*numel, item_bytes(entry), &bytes)) {
     throw ValueError(c10::str(
         "shardwise: ", in_quotes(entry.name), " cannot be saved: ", text_of(entry.box),
-        " is no piece of a tensor; offsets and sizes must be 0 or more, one of each for a dimension, ", kMostDimensions,
-        " at most."));
+        " is not a piece of a tensor; offsets and sizes must be 0 or more, one of each for a dimension, ",
+        kMostDimensions, " at most."));
   }
   return bytes;
 }
@@ -122,7 +122,7 @@ class HeaderParser {
     const auto json = parse_json(text, "the header of " + file_);
     const auto* members = json.as<Json::Object>();
     // A blank before it would be JSON, but safetensors does not allow one.
-    if (members == nullptr || text.front() != '{') fail("its header is no JSON object");
+    if (members == nullptr || text.front() != '{') fail("its header is not a JSON object");
     for (const auto& [name, value] : *members) {
       if (name != kTexts) header_.tensors.push_back(entry(name, value));
     }
@@ -133,7 +133,7 @@ class HeaderParser {
 
  private:
   [[noreturn]] void fail(const std::string& what) const {
-    throw Error(c10::str("shardwise: ", file_, " is no file of safetensors, or a broken one: ", what, ". ", kRemedy));
+    throw Error(c10::str("shardwise: ", file_, " is not a safetensors file, or is broken: ", what, ". ", kRemedy));
   }
   [[noreturn]] void fail_at(const std::string& tensor, const std::string& what) const {
     fail(c10::str("its tensor ", in_quotes(tensor), " ", what));
@@ -148,7 +148,7 @@ class HeaderParser {
     Sizes result;
     for (const auto& each : *list) {
       const auto* number = each.as<int64_t>();
-      if (number == nullptr || *number < 0) fail_at(tensor, c10::str("has an entry of ", key, " that is no size"));
+      if (number == nullptr || *number < 0) fail_at(tensor, c10::str("has an entry of ", key, " that is not a size"));
       result.push_back(*number);
     }
     return result;
@@ -165,7 +165,7 @@ class HeaderParser {
     auto sizes = numbers(name, kShape, json.find(kShape));
     TensorEntry result{.name = name, .dtype = dtype.value_or(c10::ScalarType::Undefined)};
     const auto range = numbers(name, kRange, json.find(kRange));
-    if (range.size() != 2 || range[0] > range[1]) fail_at(name, c10::str("has ", kRange, " that are no range"));
+    if (range.size() != 2 || range[0] > range[1]) fail_at(name, c10::str("has ", kRange, " that are not a range"));
     std::tie(result.begin, result.end) = std::pair(range[0], range[1]);
     if (!dtype) {
       result.unknown_dtype = *word;
@@ -212,10 +212,10 @@ class HeaderParser {
 
   void read_texts(const Json& json) {
     const auto* members = json.as<Json::Object>();
-    if (members == nullptr) fail(c10::str("its ", kTexts, " are no object"));
+    if (members == nullptr) fail(c10::str("its ", kTexts, " is not an object"));
     for (const auto& [name, value] : *members) {
       const auto* text = value.as<std::string>();
-      if (text == nullptr) fail(c10::str("its ", kTexts, " have ", in_quotes(name), ", which is no text"));
+      if (text == nullptr) fail(c10::str("its ", kTexts, " has ", in_quotes(name), ", which is not a string"));
       header_.texts[name] = *text;
     }
     const auto boxes = header_.texts.find(kBoxes);
@@ -224,7 +224,7 @@ class HeaderParser {
 
   void read_boxes(const Json& json) {
     const auto* members = json.as<Json::Object>();
-    if (members == nullptr) fail(c10::str("its ", kBoxes, " are no object"));
+    if (members == nullptr) fail(c10::str("its ", kBoxes, " is not an object"));
     std::unordered_map<std::string_view, const Json*> by_name;
     for (const auto& [name, value] : *members) by_name.emplace(name, &value);
     for (auto& entry : header_.tensors) {
@@ -307,7 +307,7 @@ int64_t header_length(std::string_view first_bytes, int64_t file_bytes, const st
   if (static_cast<int64_t>(first_bytes.size()) != kLengthBytes || most < 2 || length < 2 ||
       length > static_cast<uint64_t>(most)) {
     throw Error(c10::str(
-        "shardwise: ", file, " is no file of safetensors, or a broken one: its ", file_bytes,
+        "shardwise: ", file, " is not a safetensors file, or is broken: its ", file_bytes,
         " bytes begin with a length of ", length, " for the header, which must be at least 2, at most ", kLongestHeader,
         ", and end with the file at the latest. ", kRemedy));
   }

@@ -79,7 +79,7 @@ std::string FusedBatches::describe(const at::Tensor& parameter, size_t group, si
 void FusedBatches::check(const at::Tensor& parameter, const at::Tensor& gradient, size_t group, size_t number) const {
   const auto refuse = [&](const std::string& what, const std::string& remedy) {
     throw ValueError(
-        c10::str("shardwise: ", describe(parameter, group, number), " ", what, ", so that no step was made. ", remedy));
+        c10::str("shardwise: ", describe(parameter, group, number), " ", what, ", so no step was made. ", remedy));
   };
   const auto other = c10::str("Use torch::optim::", name_, " for it, in an optimizer of its own.");
   if (!is_fusible(parameter.scalar_type())) {
@@ -149,8 +149,8 @@ at::Tensor FusedBatches::fitting(const at::Tensor& kept, const FusedBatch& batch
   if (!kept.defined()) return at::zeros_like(parameter);
   if (kept.sizes() == parameter.sizes()) return at::empty_like(parameter).copy_(kept);
   throw Error(c10::str(
-      "shardwise: what is kept for ", describe(parameter, batch.group, batch.numbers[index]), " has sizes ",
-      kept.sizes(), ", but the parameter has ", parameter.sizes(),
+      "shardwise: the state of ", describe(parameter, batch.group, batch.numbers[index]), " has sizes ", kept.sizes(),
+      ", but the parameter has ", parameter.sizes(),
       ". State that was saved for whole parameters, or on another number of ranks, does not fit shards. Load what this "
       "model saved on the same number of ranks, each rank its own; or give whole tensors to "
       "load_full_optimizer_state_dict()."));
@@ -158,7 +158,7 @@ at::Tensor FusedBatches::fitting(const at::Tensor& kept, const FusedBatch& batch
 
 void FusedBatches::refuse_state(const FusedBatch& batch, size_t index) const {
   throw Error(c10::str(
-      "shardwise: what is kept for ", describe(batch.parameters[index], batch.group, batch.numbers[index]),
+      "shardwise: the state of ", describe(batch.parameters[index], batch.group, batch.numbers[index]),
       " is not of torch::optim's class ", name_,
       "ParamState. Put an object of that class, or of one derived from it, into state()."));
 }

@@ -54,7 +54,7 @@ Found find(const torch::optim::Optimizer& optimizer, bool takes_half) {
       if (!gradient.defined()) continue;
       if (gradient.scalar_type() == at::kHalf && !takes_half) {
         throw ValueError(c10::str(
-            "shardwise: GradScaler was to divide the gradient of parameter ", i, " of group ", group,
+            "shardwise: GradScaler was about to divide the gradient of parameter ", i, " of group ", group,
             ", which is in half precision, where it may lose its value. Keep parameters in single precision, with "
             "MixedPrecision().param_dtype(torch::kHalf) to compute in half; or use an optimizer of shardwise without "
             "unscale_()."));
@@ -176,7 +176,7 @@ GradScaler::Progress& GradScaler::begin(torch::optim::Optimizer& optimizer, cons
   if (!scale_.defined()) {
     throw Error(c10::str(
         "shardwise: GradScaler::", function,
-        "() was called before any scale(), so that gradients cannot be scaled. Call scaler.scale(loss).backward()."));
+        "() was called before any scale(), so gradients cannot be scaled. Call scaler.scale(loss).backward()."));
   }
   auto& progress = progress_[&optimizer];
   if (progress.stage == Stage::stepped) {
@@ -257,7 +257,7 @@ void GradScaler::update(std::optional<double> new_scale) {
   }
   if (!found.defined()) {
     throw Error(
-        "shardwise: GradScaler::update() was called, but no gradients were looked at since the last time. Call step() "
+        "shardwise: GradScaler::update() was called, but no gradients were checked since the last time. Call step() "
         "or unscale_() before it.");
   }
   at::_amp_update_scale_(

@@ -261,8 +261,8 @@ const OptimizerClass& OptimizerClass::of(const torch::optim::Optimizer& optimize
         "its state cannot be taken parameter by parameter. Use SGD, Adam, AdamW, Adagrad or RMSprop.");
   }
   throw ValueError(
-      "shardwise: this optimizer is of none of torch::optim's classes SGD, Adam, AdamW, Adagrad and RMSprop, nor "
-      "derived from one, so what it keeps is unknown. Derive it from one of them, or save its state yourself.");
+      "shardwise: the class of this optimizer is not torch::optim's SGD, Adam, AdamW, Adagrad or RMSprop, and does not "
+      "derive from one of them, so its state is unknown. Derive it from one of them, or save its state yourself.");
 }
 
 } // namespace shardwise::optim

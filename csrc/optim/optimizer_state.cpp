@@ -48,7 +48,7 @@ std::optional<size_t> OptimizerState::group_of(const at::Tensor& parameter) cons
 
 std::string OptimizerState::describe(const at::Tensor& parameter) const {
   const auto group = group_of(parameter);
-  if (!group) return "a tensor that is none of its parameters";
+  if (!group) return "a tensor that is not one of its parameters";
   return c10::str("parameter ", *index_in(parameters(*group), parameter), " of group ", *group);
 }
 
@@ -155,7 +155,8 @@ std::string without_name(const std::vector<NamedParameter>& named, const Optimiz
       if (known.contains(parameters[i].unsafeGetTensorImpl())) continue;
       return c10::str(
           "shardwise: parameter ", i, " of group ", group, " of this ", optimizer.name(),
-          " is none of the module's, so it has no name there. Give the module whose parameters() the optimizer was "
+          " is not a parameter of the module, so it has no name there. Give the module whose parameters() the "
+          "optimizer was "
           "made with, after fully_shard() or replicate().");
     }
   }

@@ -14,7 +14,7 @@ namespace {
 
 std::string why_not(const StateItem& item, const NamedParameter& parameter, const at::Tensor& value) {
   if (!value.defined()) return "is undefined in the dict";
-  if (value.layout() != at::kStrided || value.is_meta()) return "is no dense tensor with values in the dict";
+  if (value.layout() != at::kStrided || value.is_meta()) return "is not a dense tensor with values in the dict";
   if (group::is_freed(value)) return "is the full copy of a sharded parameter in the dict, and its memory is freed";
   if (value.is_complex()) return "has complex numbers in the dict";
   if (item.kind == StateItem::Kind::tensor) {

@@ -85,7 +85,7 @@ void check_sample(const std::string& name, Held& held, int64_t rank, const std::
   } else if (!sample.empty() && sample != held.sample) {
     throw Error(c10::str(
         "shardwise: '", name, "' has other values on rank ", rank, " than on rank ", held.sampled_on,
-        ", so that one checkpoint cannot have both. Ranks that have the same name must have the same tensor: give "
+        ", so one checkpoint cannot have both. Ranks that have the same name must have the same tensor: give "
         "different ones different names, or save them to folders of their own."));
   }
 }

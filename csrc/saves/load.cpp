@@ -44,7 +44,7 @@ class Loading {
     if (loaded_.unverified && !options.allow_unverified()) {
       throw Error(c10::str(
           "shardwise: ", folder_.index().path, " has no ", files::kMarkerName,
-          ": another program wrote it, so that nothing of it can be verified, and allow_unverified(false) refuses "
+          ": another program wrote it, so nothing of it can be verified, and allow_unverified(false) refuses "
           "that. Load a checkpoint that shardwise saved, or allow it."));
     }
     const bool strict = options.strict();

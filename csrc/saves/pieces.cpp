@@ -168,8 +168,8 @@ files::SavedFolder open_checkpoint(const Ranks& ranks, const std::string& folder
     if (saves[rank] == saves.front()) continue;
     throw Error(c10::str(
         "shardwise: rank ", rank, " finds another checkpoint at ", folder,
-        " than rank 0: it was replaced by another save meanwhile, or the ranks do not see one folder. Load it again, "
-        "from a folder that all ranks see."));
+        " than rank 0: another save replaced it meanwhile, or the ranks do not share one folder. Load it again, from "
+        "a folder that all ranks can reach."));
   }
   return std::move(*opened);
 }

@@ -69,7 +69,7 @@ void Ranks::agree_on_place(const std::string& place, const std::string& verb) co
     if (places[rank] == places.front()) continue;
     throw Error(c10::str(
         "shardwise: rank ", rank, " ", verb, " ", places[rank], ", but rank 0 ", verb, " ", places.front(),
-        ". All ranks must name the same place, which all of them see."));
+        ". All ranks must name the same place, which all of them can reach."));
   }
 }
 
@@ -89,7 +89,7 @@ std::optional<Mesh> mesh_of(
   if (meshes.size() > 1) {
     throw ValueError(c10::str(
         "shardwise: ", function, "(): the units of this module lie on ", meshes.size(),
-        " meshes, such as those of experts. Tensors of one name may differ between them, so that one checkpoint cannot "
+        " meshes, such as those of experts. Tensors of one name may differ between them, so one checkpoint cannot "
         "have them all. Save the parts that lie on one mesh to folders of their own."));
   }
   if (mesh) return mesh;

@@ -47,7 +47,7 @@ void check(std::vector<Chosen>& chosen, bool allow_aliases) {
     if (engine::Unit::of(tensor)) {
       refuse("is in a unit already. Call parallelize() before fully_shard() and replicate().");
     }
-    if (!tensor.is_floating_point() && !tensor.is_complex()) refuse("is no floating-point tensor.");
+    if (!tensor.is_floating_point() && !tensor.is_complex()) refuse("is not a floating-point tensor.");
     if (one.dim < 0) continue;
     if (tensor.grad().defined()) refuse("has a gradient. Call zero_grad() first, or parallelize() before training.");
     divided.push_back(one.parameter);

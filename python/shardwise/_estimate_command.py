@@ -123,7 +123,7 @@ def _dtype(text: str) -> torch.dtype:
 
     kind = getattr(torch, text, None)
     if not isinstance(kind, torch.dtype):
-        raise argparse.ArgumentTypeError(f"'{text}' is no dtype of torch")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a dtype of torch")
     return kind
 
 

@@ -210,7 +210,7 @@ def _refuse_sums(parameter: DTensor) -> None:
     if any(each.is_partial() for each in parameter.placements):
         raise NotLocalError(
             f"shardwise: a parameter of shape {tuple(parameter.shape)} has the placements {parameter.placements}: each "
-            "rank has a part of a sum, and a step on the parts is no step on the sum. redistribute() it."
+            "rank has a part of a sum, and a step on the parts is not a step on the sum. redistribute() it."
         )
 
 

@@ -173,7 +173,7 @@ def _check_layers(found: Found, policies: Policies) -> None:
     remedy = "Leave max_norm out, and bound the rows after each step of the optimizer."
     if policies.replicates:
         raise ValueError(
-            f"shardwise: replicate(): {what}, other ones on each rank, so that the ranks' copies would differ. {remedy}"
+            f"shardwise: replicate(): {what}, other ones on each rank, so the ranks' copies would differ. {remedy}"
         )
     warnings.warn(f"shardwise: fully_shard(): {what}; the change is lost with the full copy. {remedy}", stacklevel=8)
 

@@ -168,7 +168,7 @@ def _check_state(name: str, parameter: torch.Tensor, value: torch.Tensor) -> Non
     if value.dim() and is_cut and (not isinstance(value, DTensor) or value.shape != parameter.shape):
         raise ValueError(
             f"shardwise: '{name}' cannot be part of a checkpoint: its parameter is sharded, and it is not a DTensor of "
-            "the parameter's shape, so that nobody knows which part of it this rank has. Save this optimizer's state "
+            "the parameter's shape, so this rank's part of it is unknown. Save this optimizer's state "
             "by yourself, with tensors={...} under names of their own."
         )
 

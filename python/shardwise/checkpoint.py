@@ -410,7 +410,7 @@ def _word(dtype: torch.dtype) -> str:
 def _place(path: Path) -> str:
     text = os.fsdecode(path)
     if not _is_utf8(text):
-        raise ValueError(f"shardwise: the path {text!r} is no text in UTF-8. Name another one.")
+        raise ValueError(f"shardwise: the path {text!r} is not valid UTF-8. Name another one.")
     return text
 
 

@@ -27,7 +27,7 @@ struct Match {
 
 std::string why_not(const Entry& entry, const at::Tensor& value) {
   if (!value.defined()) return "is undefined in the dict";
-  if (value.layout() != at::kStrided || value.is_meta()) return "is no dense tensor with values in the dict";
+  if (value.layout() != at::kStrided || value.is_meta()) return "is not a dense tensor with values in the dict";
   if (value.sizes() != entry.sizes) {
     return c10::str("has shape ", at::IntArrayRef(entry.sizes), " here and ", value.sizes(), " in the dict");
   }

@@ -85,7 +85,7 @@ void run_set_data(const c10::OperatorHandle& operation, c10::DispatchKeySet keys
       throw Error(c10::str(
           "shardwise: rank ", unit->mesh().rank(), ": clone() or set_data() was about to put a copy of the shard of '",
           last_copy.parameter,
-          "' into a tensor that is no shard. A module would then compute with the shard as if it were the whole "
+          "' into a tensor that is not a shard. A module would then compute with the shard as if it were the whole "
           "parameter. A module cannot be cloned after fully_shard(): make a new one, call fully_shard() on it too, and "
           "copy these parameters() into its parameters() with copy_()."));
     }

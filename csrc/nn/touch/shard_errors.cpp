@@ -192,14 +192,14 @@ void warn_of_shards_in_a_row(const engine::Unit& unit, const Touch& touch) {
   TORCH_WARN(
       "shardwise: rank ", unit.mesh().rank(), ": torch::cat got the shard of '", name_of(find(unit, touch.tensor)),
       "', so its result has this rank's shards only, not whole parameters. torch::nn::utils::parameters_to_vector does "
-      "this too. Call full_state_dict() for whole parameters. (Told once for each model.)");
+      "this too. Call full_state_dict() for whole parameters. (This warning comes once for each model.)");
 }
 
 void warn_of_local_number() {
   TORCH_WARN_ONCE(
       "shardwise: item() read a number that was computed from this rank's shards alone, such as a norm or a mean of "
       "weights or gradients. Other ranks have other numbers. For that of the whole model use ",
-      kExchange, " (Told once.)");
+      kExchange, " (This warning comes once.)");
 }
 
 std::string why_sizes_differ(const engine::Unit& unit, const Touch& touch) {
@@ -233,8 +233,8 @@ std::string why_dtypes_differ(const engine::Unit& unit, const c10::OperatorHandl
 std::string read_past_operations(const std::string& names) {
   return c10::str(
       "shardwise: ", names,
-      " was read by data_ptr(), an accessor or the like while its full copy is freed or out of date. shardwise cannot "
-      "see such reads, so nothing was gathered for it. Read it inside a call of its module that fires hooks "
+      " was read by data_ptr(), an accessor or the like while its full copy is freed or out of date. shardwise does "
+      "not notice such reads, so it gathered nothing. Read it inside a call of its module that fires hooks "
       "(shardwise::call(), a container), after an operation used it in this forward, or after unit(module).unshard(); "
       "or read its shard, in parameters().");
 }

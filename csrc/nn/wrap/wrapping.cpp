@@ -90,7 +90,7 @@ void LaterParameters::refuse(int64_t rank) {
       if (std::any_of(left_out_.begin(), left_out_.end(), is_same)) return;
       throw Error(c10::str(
           "shardwise: rank ", rank, ": the parameter '", name, "' was registered after ", function_,
-          "(), so nobody averages its gradient and each rank would train it alone. Register all modules and parameters "
+          "(), so no rank averages its gradient and each would train it alone. Register all modules and parameters "
           "before wrapping, or give the new module to replicate() or fully_shard() too."));
     });
     known = now;

@@ -192,7 +192,7 @@ TEST(GradientScaling, MisuseIsAnError) {
   expect_error<Error>([&] { scaler.unscale_(optimizer); }, {"GradScaler::unscale_() was called before any scale()"});
   expect_error<Error>([&] { scaler.update(); }, {"GradScaler::update() was called before any scale()"});
   scaler.scale(torch::ones({}));
-  expect_error<Error>([&] { scaler.update(); }, {"no gradients were looked at since the last time"});
+  expect_error<Error>([&] { scaler.update(); }, {"no gradients were checked since the last time"});
   scaler.unscale_(optimizer);
   expect_error<Error>([&] { scaler.unscale_(optimizer); }, {"unscale_() was called twice for the same optimizer"});
   scaler.step(optimizer);

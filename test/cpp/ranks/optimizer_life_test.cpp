@@ -287,8 +287,7 @@ TEST(OptimizerLife, StateThatDoesNotFitIsAnError) {
     const auto before = full_state_dict(model);
     expect_error<Error>(
         [&] { optimizer.step(); },
-        {c10::str(
-             "what is kept for parameter 0 of group 0 ('embedding.weight' on rank ", rank.rank(), ") of this AdamW"),
+        {c10::str("the state of parameter 0 of group 0 ('embedding.weight' on rank ", rank.rank(), ") of this AdamW"),
          "has sizes [11, 6]", "does not fit shards"});
     optimizer.state()[parameter.unsafeGetTensorImpl()] = std::make_unique<torch::optim::SGDParamState>();
     expect_error<Error>([&] { optimizer.step(); }, {"is not of torch::optim's class AdamWParamState"});

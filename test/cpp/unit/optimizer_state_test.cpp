@@ -139,7 +139,7 @@ TEST_CASE("state and options that do not fit are refused, and change nothing") {
   auto two_steps = of_adam({4}, 1);
   two_steps.numbers["step"] = torch::ones({2});
   refused(parameters[1], two_steps, "It must be one number");
-  refused(torch::ones({4}), of_adam({4}, 1), "a tensor that is none of its parameters");
+  refused(torch::ones({4}), of_adam({4}, 1), "a tensor that is not one of its parameters");
   CHECK(state.get(parameters[0]).is_empty());
   CHECK(state.get(parameters[1]).is_empty());
   StateDict options;

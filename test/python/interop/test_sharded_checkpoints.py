@@ -133,7 +133,7 @@ def fails_alone(rank: int, folder: str) -> None:
     refuses(r"the value 'text', '\\ud800' cannot be saved", values={"text": ["\ud800"]} if rank == 1 else {"text": "a"})
     refuses("the name of a tensor 1 cannot be saved", tensors={1: torch.zeros(1)} if rank == 1 else {})
     refuses(r"the name of a tensor '\\ud800' cannot be saved", tensors={"\ud800": torch.zeros(1)})
-    with pytest.raises((shardwise.Error, ValueError), match=r"the path '.*\\udcff' is no text in UTF-8"):
+    with pytest.raises((shardwise.Error, ValueError), match=r"the path '.*\\udcff' is not valid UTF-8"):
         checkpoint.save(f"{folder}\udcff", model)
     with pytest.raises(shardwise.Error, match=rf"rank 1 saves .* to {folder}-1, but rank 0 saves .* to {folder}-0"):
         checkpoint.save(f"{folder}-{rank}", model)

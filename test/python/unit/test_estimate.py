@@ -112,7 +112,7 @@ def test_the_command_prints_the_same() -> None:
         (["nowhere:make", "--world", "2"], "No module named 'nowhere'"),
         (["model", "--world", "2"], "names no function"),
         (["examples/python/model.py:GptOptions", "--world", "2"], "must return an nn.Module"),
-        ([MODEL, "--world", "2", "--param-dtype", "float5"], "'float5' is no dtype"),
+        ([MODEL, "--world", "2", "--param-dtype", "float5"], "'float5' is not a dtype"),
         ([MODEL, "--world", "2", "--reshard", "maybe"], "neither yes nor no nor a number"),
     ],
 )

@@ -165,7 +165,7 @@ TEST_CASE("checkpoint folder: an index cannot name files elsewhere") {
   write_index(disk, "f", Json::Object{{"a", std::string("x.safetensors\0.safetensors", 26)}});
   CHECK_THROWS_WITH(SavedFolder(disk, "f"), Catch::Contains("is in 'x.safetensors\\x00.safetensors'"));
   write_index(disk, "f", Json::Object{{"a", 1}});
-  CHECK_THROWS_WITH(SavedFolder(disk, "f"), Catch::Contains("is in what is no text"));
+  CHECK_THROWS_WITH(SavedFolder(disk, "f"), Catch::Contains("is in something that is not a string"));
   write_index(disk, "f", Json::List{});
   CHECK_THROWS_WITH(SavedFolder(disk, "f"), Catch::Contains("it has no object weight_map"));
 }

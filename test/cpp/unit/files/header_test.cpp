@@ -118,8 +118,8 @@ TEST_CASE("checkpoint header: what safetensors does not allow is refused, with f
   CHECK(parse("{}", 0).tensors.empty());
   CHECK_FALSE(parse(of_one("F32", "[2]", "[0, 8]")).has_boxes);
   check_refused("", "is not the JSON that it should be");
-  check_refused("[]", "its header is no JSON object");
-  check_refused(" " + of_one("F32", "[2]", "[0, 8]"), "its header is no JSON object");
+  check_refused("[]", "its header is not a JSON object");
+  check_refused(" " + of_one("F32", "[2]", "[0, 8]"), "its header is not a JSON object");
   check_refused(of_one("F32", "[2]", "[0, 8]") + "x", "is not the JSON that it should be");
   check_refused(of_one("F32", "[2]", "[0, 8]") + std::string(1, '\0'), "is not the JSON that it should be");
   check_refused(R"({"w.x": 1})", "its tensor 'w.x' is not described by dtype, shape and data_offsets alone");
@@ -132,14 +132,14 @@ TEST_CASE("checkpoint header: what safetensors does not allow is refused, with f
   for (const auto* size :
        {"-2", "2.0", "1e3", "null", "\"2\"", "[2]", "true", "9223372036854775808", "-9223372036854775809"})
     check_refused(
-        of_one("F32", "[" + std::string(size) + "]", "[0, 8]"), "'w.x' has an entry of shape that is no size");
+        of_one("F32", "[" + std::string(size) + "]", "[0, 8]"), "'w.x' has an entry of shape that is not a size");
   check_refused(of_one("F32", "[3]", "[0, 8]"), "'w.x' has 8 bytes of data, but its sizes [3] in F32 are 12");
   check_refused(
       of_one("F32", "[4611686018427387905]", "[0, 4]"), "'w.x' has the sizes [4611686018427387905], which are larger");
   check_refused(of_one("F32", "[4294967296, 4294967296]", "[0, 0]"), "which are larger than any file");
-  check_refused(of_one("F32", "[2]", "[8, 0]"), "'w.x' has data_offsets that are no range");
-  check_refused(of_one("F32", "[2]", "[-8, 0]"), "'w.x' has an entry of data_offsets that is no size");
-  check_refused(of_one("F32", "[2]", "[0, 4, 8]"), "'w.x' has data_offsets that are no range");
+  check_refused(of_one("F32", "[2]", "[8, 0]"), "'w.x' has data_offsets that are not a range");
+  check_refused(of_one("F32", "[2]", "[-8, 0]"), "'w.x' has an entry of data_offsets that is not a size");
+  check_refused(of_one("F32", "[2]", "[0, 4, 8]"), "'w.x' has data_offsets that are not a range");
   check_refused(of_one("F32", "[2]", "[0, 8]"), "'w.x' ends at byte 8 of the data, of which there are 7", 7);
   check_refused(of_one("F32", "[2]", "[0, 8]"), "its tensors have 8 bytes of data, but it has 9", 9);
   check_refused(of_one("F32", "[2]", "[1, 9]"), "'w.x' begins at byte 1 of the data, and none has those from 0");
@@ -163,13 +163,13 @@ TEST_CASE("checkpoint header: what safetensors does not allow is refused, with f
 
 TEST_CASE("checkpoint header: texts and boxes that are not as torch writes them are refused") {
   CHECK(parse(with_boxes(R"({"w.x": {"saved_offsets": [3, 0]}})")).tensors[0].box == Box{{3, 0}, {2, 1}});
-  check_refused(R"({"__metadata__": []})", "its __metadata__ are no object", 0);
-  check_refused(R"({"__metadata__": {"a": 1}})", "its __metadata__ have 'a', which is no text", 0);
+  check_refused(R"({"__metadata__": []})", "its __metadata__ is not an object", 0);
+  check_refused(R"({"__metadata__": {"a": 1}})", "its __metadata__ has 'a', which is not a string", 0);
   check_refused(with_boxes("{"), "the DCP_SHARDING_INFO of dir/f.safetensors is not the JSON");
-  check_refused(with_boxes("[]"), "its DCP_SHARDING_INFO are no object");
+  check_refused(with_boxes("[]"), "its DCP_SHARDING_INFO is not an object");
   check_refused(with_boxes("{}"), "its tensor 'w.x' is not in its DCP_SHARDING_INFO");
   check_refused(with_boxes(R"({"w.x": {"saved_offsets": [3]}})"), "'w.x' has the sizes [2, 1], but saved_offsets [3]");
-  check_refused(with_boxes(R"({"w.x": {"saved_offsets": [-3, 0]}})"), "an entry of saved_offsets that is no size");
+  check_refused(with_boxes(R"({"w.x": {"saved_offsets": [-3, 0]}})"), "an entry of saved_offsets that is not a size");
   check_refused(with_boxes(R"({"w.x": {"saved_offset": [3, 0]}})"), "'w.x' has no list saved_offsets");
   check_refused(with_boxes(R"({"w.x": {"saved_offsets": [9223372036854775806, 0]}})"), "which no tensor has");
   check_refused(
@@ -197,7 +197,7 @@ TEST_CASE("checkpoint header: a length beyond the file, or absurd, is refused be
            {0, 0},
            {2, 9}}) {
     CAPTURE(length, bytes);
-    CHECK_THROWS_WITH(length_of(length, bytes), Catch::Contains("f is no file of safetensors, or a broken one"));
+    CHECK_THROWS_WITH(length_of(length, bytes), Catch::Contains("f is not a safetensors file, or is broken"));
   }
   MemoryDisk disk;
   disk.create("f");

@@ -62,7 +62,7 @@ TEST_CASE("checkpoint marker: values of other kinds are refused, by name") {
   marker.values = {{"deep", deep}};
   CHECK_THROWS_AS(marker_text(marker), ValueError);
   marker.values = {{"text", "\xff"}};
-  CHECK_THROWS_WITH(marker_text(marker), Catch::Contains("'\\xff' is no UTF-8"));
+  CHECK_THROWS_WITH(marker_text(marker), Catch::Contains("'\\xff' is not valid UTF-8"));
 }
 
 TEST_CASE("checkpoint marker: another version of the format is named") {

@@ -203,7 +203,7 @@ TEST_CASE("checkpoint disk: errors say what was done to which file, and why") {
   CHECK_THROWS_WITH(disk.create(file), Catch::Contains("opening " + file + " failed: File exists"));
   CHECK_THROWS_WITH(
       disk.open(folder / "none"), Catch::Contains("No such file or directory") && Catch::Contains("Check the path"));
-  CHECK_THROWS_WITH(disk.open(folder.path())->size(), Catch::Contains("which is no file"));
+  CHECK_THROWS_WITH(disk.open(folder.path())->size(), Catch::Contains("which is not a regular file"));
   CHECK_THROWS_AS(disk.list(file), DiskError);
   CHECK_THROWS_AS(disk.remove_file(folder / "none"), DiskError);
   CHECK_THROWS_AS(disk.remove_folder(folder / "none"), DiskError);
@@ -216,7 +216,7 @@ TEST_CASE("checkpoint disk: errors say what was done to which file, and why") {
   CHECK_FALSE(disk.kind(file + "/none"));
   REQUIRE(mkfifo((folder / "pipe").c_str(), 0600) == 0);
   CHECK(disk.kind(folder / "pipe") == Disk::Kind::other);
-  CHECK_THROWS_WITH(disk.open(folder / "pipe")->size(), Catch::Contains("which is no file"));
+  CHECK_THROWS_WITH(disk.open(folder / "pipe")->size(), Catch::Contains("which is not a regular file"));
   CHECK(folder_of("a/b/") == "a");
   CHECK(folder_of("a//b") == "a");
   CHECK(folder_of("b") == ".");

@@ -123,10 +123,10 @@ TEST_CASE("checkpoint files: what cannot be written is refused before anything i
   };
   refused({complex}, "'model.weight' cannot be saved: files of safetensors have no dtype ComplexDouble");
   refused({tensor_of("x", Box::whole({7}), bytes)}, "'x' cannot be saved: 6 bytes were given, but [7] at [0]");
-  refused({tensor_of("x", {{0}, {2, 3}}, bytes)}, "is no piece of a tensor");
-  refused({tensor_of("x", {{-1}, {6}}, bytes)}, "is no piece of a tensor");
-  refused({tensor_of("x", {{INT64_MAX}, {6}}, bytes)}, "is no piece of a tensor");
-  refused({tensor_of("x", Box::whole({INT64_MAX, 6}), bytes)}, "is no piece of a tensor");
+  refused({tensor_of("x", {{0}, {2, 3}}, bytes)}, "is not a piece of a tensor");
+  refused({tensor_of("x", {{-1}, {6}}, bytes)}, "is not a piece of a tensor");
+  refused({tensor_of("x", {{INT64_MAX}, {6}}, bytes)}, "is not a piece of a tensor");
+  refused({tensor_of("x", Box::whole({INT64_MAX, 6}), bytes)}, "is not a piece of a tensor");
   const auto x = tensor_of("x", Box::whole({6}), bytes);
   refused({x, x}, "'x' would come twice in one file");
   for (const auto* name : {"", "__metadata__", "caf\xe9", "\xed\xa0\x80"}) {
