@@ -84,13 +84,13 @@ auto call(Function& fn, const Tensors& inputs, std::index_sequence<I...>) {
 
 } // namespace detail
 
-/// Runs fn(inputs...) without keeping the activations inside, and runs it again in backward to have them back: less
-/// memory for more time. The result and the gradients are those of a plain call.
+/// Runs fn(inputs...) without the memory of the activations inside, and runs it again in backward to compute them anew:
+/// less memory for more time. The result and the gradients are those of a plain call.
 ///
 ///   auto y = shardwise::checkpoint([&](const at::Tensor& x) { return block->forward(x); }, x);
 ///
 /// fn takes the inputs as `const at::Tensor&` and returns a Tensor, a std::vector<Tensor>, or a std::tuple of Tensors
-/// and of such tuples, as an LSTM does. It is any callable: a lambda or a module holder. A copy of it is kept until the
+/// and of such tuples, as an LSTM does. It is any callable: a lambda or a module holder. A copy of it lives until the
 /// graph is gone, or a backward without retain_graph is done; what it refers to must live as long.
 ///
 /// Gradients reach the inputs, every parameter that fn uses, and any other tensor with a gradient that it captures. A
@@ -105,15 +105,15 @@ auto call(Function& fn, const Tensors& inputs, std::index_sequence<I...>) {
 ///
 /// fn must do the same both times:
 /// - its side effects happen twice (the running statistics of a BatchNorm);
-/// - to change an input in place after the call is an error in backward, as for anything that autograd saves. A change
-///   of a captured tensor goes unseen;
+/// - an input that is changed in place after the call is an error in backward, as for anything that autograd saves.
+///   Nothing notices a change of a captured tensor;
 /// - other shapes, another number of outputs, or other tensors with a gradient than the first time are an Error;
 /// - hooks that fn puts on its own activations fire once, in backward.
 /// What fn throws comes through unchanged, from here or from backward().
 ///
 /// An output may be changed in place. One that shares memory with an input, a parameter or another output is copied; an
 /// input, a parameter, or a tensor without gradient that fn returns is returned itself. An output without gradient
-/// keeps no activations alive but its own memory.
+/// owns no activations but its own memory.
 ///
 /// Gradients of gradients are refused: backward with create_graph raises Error. Call fn directly there.
 template <typename Function, typename... Inputs>

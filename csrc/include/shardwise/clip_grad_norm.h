@@ -14,8 +14,7 @@ class Module;
 
 namespace shardwise {
 
-/// The norm that clip_grad_norm_() found. A device may not have computed it yet: the host waits for that when it asks
-/// for the number.
+/// The norm that clip_grad_norm_() found. The host waits for a device when it asks for the number.
 class SHARDWISE_API TotalNorm {
  public:
   explicit TotalNorm(at::Tensor tensor) : tensor_(std::move(tensor)) {}
@@ -29,20 +28,20 @@ class SHARDWISE_API TotalNorm {
   at::Tensor tensor_;
 };
 
-/// torch::nn::utils::clip_grad_norm_ for parameters of which ranks hold shards: scales the gradients so that their
-/// norm, over all parameters as one vector, is at most `max_norm`. Returns the norm that they had, the same on all
-/// ranks. The host waits for a device only if gradients are on the host, or with `error_if_nonfinite`.
+/// torch::nn::utils::clip_grad_norm_ for sharded parameters: scales the gradients so that their norm, over all
+/// parameters as one vector, is at most `max_norm`. Returns the norm that they had, the same on all ranks. The host
+/// waits for a device only if gradients are on the host, or with `error_if_nonfinite`.
 ///
 /// Every element counts once. Shards are added up over the ranks, in one collective for each mesh with sharded units. A
-/// tensor that is listed twice counts once, and so does one that every rank holds whole (replicated, ignored, plain).
+/// tensor that is listed twice counts once, and so does one that every rank has whole (replicated, ignored, plain).
 /// Gradients of the latter should be equal on all ranks; if they are not, the mean over the ranks counts. Parameters
 /// without a gradient do not count.
 ///
-/// Parameters on a mesh of fewer ranks than the widest of these meshes, as experts are, are taken to differ from those
+/// Parameters on a mesh of fewer ranks than the widest of these meshes, such as experts, count as different from those
 /// on other meshes like it: they are added up over all ranks of the widest mesh.
 ///
 /// `norm_type` must be above 0, and may be infinity. With `error_if_nonfinite` a norm that is not finite is an Error on
-/// all ranks, and no gradient is changed.
+/// all ranks, and all gradients stay as they are.
 ///
 /// All ranks must call it with the same parameters, including those without a gradient.
 SHARDWISE_API TotalNorm clip_grad_norm_(

@@ -17,7 +17,7 @@ struct SHARDWISE_API Counters {
   int64_t reduce_scatters = 0;
   /// Bytes handed to collectives by this rank.
   int64_t collective_bytes = 0;
-  /// How often the ranks compared what they run (see docs/architecture/ranks.md). No more once a program is steady.
+  /// How often the ranks compared their units (see docs/architecture/ranks.md). A steady program compares no more.
   int64_t comparisons = 0;
   /// How often full parameters were gathered, and freed again.
   int64_t unshards = 0;

@@ -19,33 +19,32 @@ namespace shardwise {
 
 /// More options of estimate_memory(). Everything has a default.
 struct SHARDWISE_API EstimateOptions {
-  /// Modules inside of it that are to be units of their own, with the same options, in the order in which they are
-  /// wrapped.
+  /// Modules inside of it that will be units of their own, with the same options, in the order of wrapping.
   TORCH_ARG(std::vector<const torch::nn::Module*>, units) = {};
-  /// How many ranks hold copies of each shard: the size of the first axis of a mesh of two axes.
+  /// How many ranks have copies of each shard: the size of the first axis of a mesh of two axes.
   TORCH_ARG(int64_t, copies) = 1;
-  /// The rank to estimate for, among those that hold shards. The first ones hold most.
+  /// The rank to estimate for, among those with different shards. The first ones have most.
   TORCH_ARG(int64_t, rank) = 0;
-  /// Bytes that the optimizer keeps for each byte of a parameter: 2 for Adam, 1 for momentum, 0 for plain SGD.
+  /// Bytes of optimizer state for each byte of a parameter: 2 for Adam, 1 for momentum, 0 for plain SGD.
   TORCH_ARG(double, optimizer_factor) = 2;
-  /// The kind of device that it trains on, since on others than the CPU sums wait for other things. Unset: that of a
-  /// mesh made here: a GPU if there is one.
+  /// The kind of device to train on: sums wait for other things on a CPU than elsewhere. Unset: that of a mesh made
+  /// here, a GPU if there is one.
   TORCH_ARG(std::optional<c10::DeviceType>, device) = std::nullopt;
   /// What the methods of Unit of these names will be given.
   TORCH_ARG(int64_t, reduce_scatter_max_input_buffers) = 1;
   TORCH_ARG(bool, keep_unsharded_storage) = false;
 };
 
-/// Bytes of one rank's tensors. Left out are activations, what operations need for a moment, and what a process group
+/// Bytes of one rank's tensors, without activations, temporary memory of operations, and memory that a process group
 /// allocates itself (Gloo: as much as it gathers or sums at a time).
 struct SHARDWISE_API MemoryEstimate {
-  /// Parameters that the optimizer sees (shards with their padding, or whole ones), buffers, and the optimizer's state.
+  /// parameters() (shards with their padding, or whole ones), buffers, and the optimizer's state.
   int64_t parameters = 0;
   int64_t buffers = 0;
   int64_t optimizer = 0;
-  /// Averaged gradients, or rather the sums that they are views of. These stay, and are used again in the next step.
+  /// The sums of which averaged gradients are views. They stay, and are used again in the next step.
   int64_t gradients = 0;
-  /// Memory for full parameters, gathers and buckets, which is kept for the next step.
+  /// Memory for full parameters, gathers and buckets, which stays for the next step.
   int64_t pool = 0;
   /// Gradients of whole parameters before they are summed, at the point of backward that has most of them.
   int64_t local_gradients = 0;
@@ -58,8 +57,8 @@ struct SHARDWISE_API MemoryEstimate {
   std::string json() const;
 };
 
-/// Estimates what fully_shard(module, options) and the training after it will need on one of `world` ranks, once a few
-/// steps are done. By formula: nothing is allocated, and no mesh is needed; the module may be on the meta device.
+/// Estimates the memory that fully_shard(module, options) and the training after it will need on one of `world` ranks,
+/// once a few steps are done. It allocates nothing and needs no mesh; the module may be on the meta device.
 ///
 /// It assumes that each unit runs once in a forward, in the order in which the module has them; that every trained
 /// parameter gets a gradient; that sums of gradients keep up with backward; and that gradients are set to none before

@@ -13,40 +13,40 @@ class Module;
 
 namespace shardwise {
 
-/// Data parallelism in which every rank holds only a shard of each parameter below `module`, of its gradient and of
-/// what the optimizer keeps for it. The full parameter is there only while its unit computes. The model needs no
-/// change, and its modules may be called in any way.
+/// Data parallelism in which every rank has only a shard of each parameter below `module`, of its gradient and of its
+/// optimizer state. The full parameter has memory only while its unit computes. The model needs no change, and its
+/// modules may be called in any way.
 ///
 /// From now on module.parameters() are the shards: give them to the optimizer. The module's own members (`weight`)
-/// remain the full parameters; writing to one is an Error, since the values live in the shards. After each backward a
-/// shard's gradient is this rank's part of the mean over the ranks, added to what was there.
+/// remain the full parameters. A write to a member is an Error, since it would be lost. After each backward the mean
+/// over the ranks is added to .grad: each shard gets this rank's part of it.
 ///
-/// A term over parameters() in the loss, such as an L2 penalty, is over this rank's shards. Its gradient is right as it
-/// is: it is not averaged, and needs no factor. Its value is this rank's part; the whole is the sum over the ranks.
+/// A term over parameters() in the loss, such as an L2 penalty, is over this rank's shards. Its gradient is not
+/// averaged, and needs no factor. Its value is this rank's part; the whole is the sum over the ranks.
 ///
 /// torch::autograd::grad() with respect to members gives this rank's whole gradient, not averaged, and changes no
 /// .grad. clone() of a wrapped module is an Error. RNN modules may be cast and moved like any other.
 ///
-/// A parameter that only the registry holds, and no member, stays whole on every rank; its gradient is averaged too.
-/// That goes for ParameterList, ParameterDict and classes made from them, for what is left when a member of one of
-/// torch's modules was assigned to, and for whatever nothing else holds. If a class of your own takes parameters from
-/// its registry, name them in whole_parameters(). Other handles on parameters (an optimizer's, a variable) do no harm.
-/// But views and aliases would keep today's values: they are an Error on all ranks (see allow_aliases()).
+/// A parameter without a member, which only the registry has, stays whole on every rank; its gradient is averaged too.
+/// ParameterList, ParameterDict and classes derived from them have such parameters, and so has a module of torch's
+/// whose member was assigned to. If a class of your own reads its registry when it computes, name its parameters in
+/// whole_parameters(). Other handles on parameters (an optimizer's, a variable) do no harm. Views and aliases would
+/// stay at today's values: they are an Error on all ranks (see allow_aliases()).
 ///
-/// Read members with operations. Reads by data_ptr(), accessors and the like cannot be seen. They work inside a call
-/// whose beginning is seen (call.h says which), after an operation used the parameter in this forward, and after
+/// Read members with operations. The engine does not notice reads by data_ptr(), accessors and the like. They work
+/// inside a call that fires hooks (call.h says which), after an operation used the parameter in this forward, and after
 /// unshard(). While a full copy is freed, or older than its shards, such reads raise an error that says so.
 ///
-/// Make the optimizer afterwards: one that holds full parameters raises at its first step. It must work element by
-/// element: torch::optim::LBFGS and torch::nn::utils::clip_grad_norm_ would take this rank's shards for the whole
-/// model, and are an Error. You may freeze parameters() or members: each follows the other.
+/// Make the optimizer afterwards: one with full parameters raises at its first step. It must work element by element:
+/// torch::optim::LBFGS and torch::nn::utils::clip_grad_norm_ would take this rank's shards for the whole model, and are
+/// an Error. You may freeze parameters() or members: each follows the other.
 ///
 /// Call it on inner modules first (each becomes a unit that gathers its parameters on its own), on the outermost last.
-/// All ranks must wrap the same modules in the same order, and then run the same units in the same order. Names, shapes
-/// and dtypes are compared here, and a difference is an Error that names the parameter and the rank.
+/// All ranks must wrap the same modules in the same order, and then run the same units in the same order. The call
+/// compares names, shapes and dtypes. A difference is an Error that names the parameter and the rank.
 ///
-/// Parameters and buffers that are not on the mesh's device are moved there. A module on the meta device stays there,
-/// and so do its shards: see meta.h.
+/// The call moves parameters and buffers to the mesh's device. A module on the meta device stays there, and so do its
+/// shards: see meta.h.
 ///
 /// Call it before training, from the thread that will train; every rank of the mesh must call it.
 SHARDWISE_API Unit fully_shard(torch::nn::Module& module, const FullyShardOptions& options = {});

@@ -16,9 +16,9 @@ namespace shardwise {
 /// The options of GradScaler: those of torch.amp.GradScaler. Everything has a default.
 struct SHARDWISE_API GradScalerOptions {
   TORCH_ARG(double, init_scale) = 65536;
-  /// By which the scale grows after `growth_interval` steps in a row without anything that is not finite; above 1.
+  /// Multiplies the scale after `growth_interval` steps in a row with finite gradients; above 1.
   TORCH_ARG(double, growth_factor) = 2;
-  /// By which it is multiplied where something is not finite; below 1.
+  /// Multiplies the scale after a step whose gradients are not finite; below 1.
   TORCH_ARG(double, backoff_factor) = 0.5;
   TORCH_ARG(int64_t, growth_interval) = 2000;
   /// If not, nothing is scaled, and step() is the optimizer's.
@@ -30,17 +30,17 @@ struct SHARDWISE_API GradScalerOptions {
 ///
 ///   shardwise::GradScaler scaler;
 ///   scaler.scale(loss).backward();
-///   scaler.unscale_(optimizer);                    // only where gradients are looked at or clipped
+///   scaler.unscale_(optimizer);                    // only to read or clip gradients
 ///   shardwise::clip_grad_norm_(model, 1.0);
 ///   scaler.step(optimizer);
 ///   scaler.update();
 ///
-/// If anything is not finite on one rank, all ranks skip the step and all change their scale alike: that takes one
+/// If a gradient is not finite on one rank, all ranks skip the step and change their scale alike. That takes one
 /// all-reduce of one number for each mesh on which the optimizer's parameters have shards. All ranks must make the same
 /// calls with optimizers of the same parameters.
 ///
-/// With AdamW, Adam and SGD of shardwise a device decides by itself, and the host does not wait for it, but for SGD's
-/// first momentum. With other optimizers the host waits in each step.
+/// With AdamW, Adam and SGD of shardwise a device decides by itself, and the host waits only for SGD's first momentum.
+/// With other optimizers the host waits in each step.
 class SHARDWISE_API GradScaler {
  public:
   /// Raises ValueError for factors and intervals that cannot work.
@@ -50,15 +50,16 @@ class SHARDWISE_API GradScaler {
   GradScaler(GradScaler&&) = default;
   GradScaler& operator=(GradScaler&&) = default;
 
-  /// The loss, or an output, times the scale. The scale lies on the device of the first one.
+  /// The loss, or an output, times the scale. The scale is on the device of the first loss or output.
   at::Tensor scale(const at::Tensor& output);
   /// Divides the gradients of the optimizer's parameters by the scale, once between two calls of update(). Raises
   /// ValueError for gradients in half precision, which may lose their values.
   void unscale_(torch::optim::Optimizer& optimizer);
-  /// The optimizer's step with divided gradients, unless something is not finite. One of ours that skips a step leaves
-  /// gradients as they are if unscale_() was not called. Returns what the optimizer's step returns, without a closure.
+  /// The optimizer's step with divided gradients, unless one is not finite. An optimizer of ours that skips a step
+  /// leaves gradients as they are if unscale_() was not called. Returns what the optimizer's step returns, without a
+  /// closure.
   at::Tensor step(torch::optim::Optimizer& optimizer);
-  /// Adapts the scale to what was found since the last call, or sets it. Call it after the steps of all optimizers.
+  /// Adapts the scale to the gradients since the last call, or sets it. Call it after the steps of all optimizers.
   void update(std::optional<double> new_scale = std::nullopt);
 
   /// Waits for the device; 1 if it is not enabled.
@@ -66,8 +67,8 @@ class SHARDWISE_API GradScaler {
   bool is_enabled() const {
     return options_.enabled();
   }
-  /// As of PyTorch's: `scale`, `growth_factor`, `backoff_factor`, `growth_interval` and `_growth_tracker`, tensors of
-  /// one number on the host. Empty if it is not enabled.
+  /// As PyTorch's: `scale`, `growth_factor`, `backoff_factor`, `growth_interval` and `_growth_tracker`, tensors of one
+  /// number on the host. Empty if it is not enabled.
   StateDict state_dict() const;
   /// Does nothing if it is not enabled. Raises ValueError if something is missing.
   void load_state_dict(const StateDict& state);

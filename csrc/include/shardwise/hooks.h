@@ -1,18 +1,18 @@
 #pragma once
 
 /// @file
-/// Hooks on any torch::nn::Module, which LibTorch lacks. A hook fires where a call of its module can be seen:
+/// Hooks on any torch::nn::Module, which LibTorch lacks. These calls fire hooks:
 /// - call(module, x) and holders made with SHARDWISE_MODULE, see <shardwise/call.h>;
-/// - what a Sequential, a Transformer or an AnyModule calls, after observe_calls().
-/// A direct module->forward(x) cannot be seen, and fires no hook.
+/// - the calls of a Sequential, a Transformer or an AnyModule, after observe_calls().
+/// A direct module->forward(x) fires no hook.
 ///
-/// Hooks of one kind fire in the order in which they were registered. A hook that is removed while a call runs fires no
-/// more, not even in the backward of an earlier forward. One that is registered inside a hook fires from the next kind
-/// on. An exception from a hook reaches the caller of the module, or of backward().
+/// Hooks of one kind fire in the order of their registration. A hook that is removed while a call runs fires no more,
+/// not even in the backward of an earlier forward. One that is registered inside a hook fires from the next kind on. An
+/// exception from a hook reaches the caller of the module, or of backward().
 ///
-/// Hooks belong to the module itself, not to copies or clones of it, and do not keep it alive. Once it is gone they are
+/// Hooks belong to the module itself, not to copies or clones of it, and do not own it. Once it is gone they are
 /// dropped, at a later registration at the latest. Any module will do, even one on the stack. In a constructor,
-/// register hooks after the module's parameters or submodules: by these it is recognised once a shared_ptr owns it.
+/// register hooks after the module's parameters or submodules: these identify it once a shared_ptr owns it.
 ///
 /// Thread safe. No lock is held while a hook runs.
 
@@ -37,8 +37,8 @@ struct HookBase;
 namespace shardwise {
 
 /// The tensors of a call, in order: arguments or results that are a Tensor, and those in a vector, optional, pair,
-/// tuple or array of such. An empty optional counts as an undefined tensor; other types are not looked into. A hook may
-/// replace tensors, but not add or drop one: that is a ValueError.
+/// tuple or array of such. An empty optional counts as an undefined tensor. A hook may replace tensors, but not add or
+/// drop one: that is a ValueError.
 using HookTensors = std::vector<at::Tensor>;
 
 /// Before forward, which gets what the hook leaves in `inputs`.
@@ -87,8 +87,8 @@ register_forward_pre_hook(torch::nn::Module& module, ForwardPreHook hook, HookOp
 SHARDWISE_API HookHandle
 register_forward_hook(torch::nn::Module& module, ForwardHook hook, ForwardHookOptions options = {});
 
-/// Backward hooks fire for calls made while gradients are recorded. As in PyTorch, inputs reach forward and outputs
-/// reach the caller as views that must not be changed in place: torch raises an error there.
+/// Backward hooks fire for calls in grad mode. As in PyTorch, inputs reach forward and outputs reach the caller as
+/// views that must not be changed in place: torch raises an error then.
 SHARDWISE_API HookHandle
 register_full_backward_pre_hook(torch::nn::Module& module, BackwardPreHook hook, HookOptions options = {});
 SHARDWISE_API HookHandle
@@ -96,13 +96,13 @@ register_full_backward_hook(torch::nn::Module& module, BackwardHook hook, HookOp
 
 /// Lets hooks see the calls that containers make, at and below `root`: Sequential, and the AnyModules of Transformer,
 /// TransformerEncoder and TransformerDecoder. Types, names, saved files, clones, at<T>() and ptr() stay as they are.
-/// May be called again, for example after push_back(): what is observed already stays so. Clones are not observed. Not
-/// while another thread calls the containers.
+/// Call it again for new modules, for example after push_back(). Clones are not observed. Do not call it while another
+/// thread calls the containers.
 SHARDWISE_API void observe_calls(torch::nn::Module& root);
-/// The same for an AnyModule that is a member of a user's module, where a walk over children cannot find it, and for
-/// everything below it. Copies of it are observed too.
+/// The same for an AnyModule and everything below it, for one that is a member of a user's module, where a walk over
+/// children cannot find it. Copies of it are observed too.
 SHARDWISE_API void observe_calls(torch::nn::AnyModule& module);
-/// Undoes observe_calls(), whoever called it. Hooks stay registered.
+/// Undoes every observe_calls(). Hooks stay registered.
 SHARDWISE_API void unobserve_calls(torch::nn::Module& root);
 SHARDWISE_API void unobserve_calls(torch::nn::AnyModule& module);
 

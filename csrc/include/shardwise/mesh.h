@@ -29,19 +29,19 @@ enum class Transport : uint8_t { direct, gloo };
 
 /// How a mesh finds its peers. Without a store, rank and world size come from the environment.
 struct SHARDWISE_API MeshOptions {
-  /// The device of this rank. Unset: the CPU if there is no GPU, the only GPU, or cuda:LOCAL_RANK; without LOCAL_RANK
-  /// several ranks that see several GPUs get a ValueError.
+  /// The device of this rank. Unset: the CPU if there is no GPU, the only GPU, or cuda:LOCAL_RANK. Several ranks with
+  /// several visible GPUs and no LOCAL_RANK are a ValueError.
   TORCH_ARG(std::optional<at::Device>, device) = std::nullopt;
   /// How long to wait for the other ranks and for the store to answer while the mesh is set up.
   TORCH_ARG(std::chrono::milliseconds, connect_timeout) = std::chrono::minutes(5);
   /// How long a collective may take.
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::minutes(10);
-  /// Unset: what the environment variable SHARDWISE_TRANSPORT says, `direct` or `gloo`; else direct for tensors on the
-  /// CPU, and NCCL for those on GPUs. Direct that is asked for carries a GPU's tensors too, through the host's memory:
-  /// slower than NCCL, but several ranks may share a GPU.
+  /// Unset: the environment variable SHARDWISE_TRANSPORT decides, `direct` or `gloo`; else direct carries tensors on
+  /// the CPU, and NCCL those on GPUs. If set, direct carries a GPU's tensors too, through the host's memory: slower
+  /// than NCCL, but several ranks may share a GPU.
   TORCH_ARG(std::optional<Transport>, transport) = std::nullopt;
   /// Whether the direct transport uses shared memory if all ranks of a process group are on one host. If one rank does
-  /// not want it, none uses it. Unset: what the environment variable SHARDWISE_SHARED_MEMORY says, `on` or `off`; else
+  /// not want it, none uses it. Unset: the environment variable SHARDWISE_SHARED_MEMORY decides, `on` or `off`; else
   /// on.
   TORCH_ARG(std::optional<bool>, shared_memory) = std::nullopt;
   /// A store that all ranks share; rank and world_size are then needed too, and the environment is not read. All ranks
@@ -58,8 +58,8 @@ struct SHARDWISE_API MeshOptions {
 /// From the environment: torchrun's variables (the agent's store and restarts too), or plain RANK, WORLD_SIZE,
 /// MASTER_ADDR and MASTER_PORT, or nothing at all: a world of one. There is one mesh from the environment at a time.
 ///
-/// Ignores SIGPIPE unless the program has set something for it: a C++ program would otherwise die without a word when a
-/// peer does. Thread safe after construction. Raises ValueError for bad input, PeerError for peers that do not come.
+/// Ignores SIGPIPE unless the program has its own handler: a C++ program would otherwise die without a word when a peer
+/// does. Thread safe after construction. Raises ValueError for bad input, PeerError for peers that do not come.
 class SHARDWISE_API Mesh {
  public:
   /// One axis, "world", over all ranks of the environment.
@@ -71,14 +71,14 @@ class SHARDWISE_API Mesh {
   /// The given axes over all ranks of the environment or of options.store. Their sizes multiply to the world size.
   explicit Mesh(std::vector<Axis> axes, const MeshOptions& options = {});
 
-  /// A mesh over process groups that exist already, one for each axis, the slowest axis first. It remains the caller's
-  /// task to shut them down.
+  /// A mesh over process groups that exist already, one for each axis, the slowest axis first. The caller shuts them
+  /// down.
   static Mesh from_process_groups(
       const std::vector<std::string>& names, const std::vector<c10::intrusive_ptr<c10d::ProcessGroup>>& groups,
       at::Device device);
 
   /// A mesh of some of these axes, over the same process groups: of the ranks that differ from this one along them
-  /// only. For fully_shard() or replicate() beside parallelize(). It keeps this mesh open.
+  /// only. For fully_shard() or replicate() beside parallelize(). This mesh stays open as long as the result.
   Mesh along(const std::vector<std::string>& axes) const;
 
   /// Whether both are copies of one mesh.
@@ -97,16 +97,16 @@ class SHARDWISE_API Mesh {
   /// The process group of the ranks that differ from this one only along that axis. Raises after shutdown().
   const c10::intrusive_ptr<c10d::ProcessGroup>& group(const std::string& axis) const;
 
-  /// Process groups of the same ranks for the gathers and for the sums of units, so that what a program itself sends on
-  /// group() may come between these in any order. Each is made at the first call, which all ranks make together. They
-  /// are group() itself if that is the caller's and has no store that works.
+  /// Process groups of the same ranks for the gathers and for the sums of units, so that a program's own collectives on
+  /// group() may come between these in any order. The first call makes each, and all ranks make that call together.
+  /// Both are group() itself if that is the caller's and has no store that works.
   c10::intrusive_ptr<c10d::ProcessGroup> gather_group(const std::string& axis) const;
   c10::intrusive_ptr<c10d::ProcessGroup> sum_group(const std::string& axis) const;
 
   /// The same for saves that are written while training goes on (Saver). Raises Error if the groups are the caller's
   /// and have no store that works.
   c10::intrusive_ptr<c10d::ProcessGroup> save_group(const std::string& axis) const;
-  /// The same for what the stages of a Pipeline send each other.
+  /// The same for the tensors that stages of a Pipeline send each other.
   c10::intrusive_ptr<c10d::ProcessGroup> transfer_group(const std::string& axis) const;
 
   /// A process group of `count` ranks in a row along that axis, this one among them: those whose coordinates give the
@@ -114,13 +114,13 @@ class SHARDWISE_API Mesh {
   /// together. Raises Error if the groups are the caller's and have no store that works.
   c10::intrusive_ptr<c10d::ProcessGroup> neighbours(const std::string& axis, int64_t count) const;
 
-  // For what a program itself wants to know of all ranks. All ranks must call the same one, in the same order as
-  // anything else on group(). A rank that does not come is named by a PeerError after MeshOptions().timeout().
+  // For a program's own questions to all ranks. All ranks must make the same calls, in the same order as anything else
+  // on group(). After MeshOptions().timeout() a PeerError names a rank that does not come.
 
-  /// Returns when all ranks have come here.
+  /// Returns when all ranks have called it.
   void barrier() const;
-  /// The mean of the ranks' values, the same on all of them: for metrics. The values must be alike in shape and dtype,
-  /// a floating-point one. The argument is not changed, and the result has no gradient.
+  /// The mean of the ranks' values, the same on all of them: for metrics. All values must have the same shape and the
+  /// same floating-point dtype. The argument stays as it is, and the result has no gradient.
   at::Tensor mean(const at::Tensor& value) const;
   double mean(double value) const;
   /// Whether any rank says yes.

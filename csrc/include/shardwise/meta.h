@@ -36,19 +36,19 @@ class SHARDWISE_API MetaMode {
 ///   shardwise::to_empty(model);           // memory for this rank's shards alone
 ///   load_full_state_dict(model, dict);    // or initialize in shardwise::with_whole_parameters()
 ///
-/// Every tensor that make() makes on this thread without naming a device is on the meta device, and no random numbers
-/// are drawn. Tensors that name a device (`torch::TensorOptions().device(torch::kCPU)`), torch::tensor({...}) of a
-/// list, and what comes from existing memory (from_blob, clone) are as usual. Values of a tensor on the meta device
-/// cannot be read. torch's own Module::to(torch::kMeta) is an error in LibTorch.
+/// Every tensor that make() makes on this thread without naming a device is on the meta device, without random numbers.
+/// Tensors that name a device (`torch::TensorOptions().device(torch::kCPU)`), torch::tensor({...}) of a list, and
+/// tensors of existing memory (from_blob, clone) are as usual. Values of a tensor on the meta device cannot be read.
+/// torch's own Module::to(torch::kMeta) is an error in LibTorch.
 template <typename Make>
 auto on_meta(Make&& make) {
   const detail::MetaMode mode;
   return std::forward<Make>(make)();
 }
 
-/// Gives memory to the parameters and buffers of a module that are on the meta device; all else stays as it is. A
-/// parameter of a sharded unit gets the memory of this rank's shard: nothing of full size is allocated. All stay the
-/// same tensors, under all their names and in every member, with their hooks, in optimizers made before or after.
+/// Gives memory to the parameters and buffers of a module that are on the meta device; others stay as they are. A
+/// parameter of a sharded unit gets memory for this rank's shard alone. All stay the same tensors, under all their
+/// names and in every member, with their hooks, in optimizers made before or after.
 ///
 /// The values are zeros: before the first forward give every shard, replicated parameter and buffer its own, with
 /// load_full_state_dict() or in with_whole_parameters(). Before to_empty(), a forward, a gather, a full state

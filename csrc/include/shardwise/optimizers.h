@@ -16,22 +16,22 @@ class GradScaler;
 // values are PyTorch's to the bit.
 //
 // In all else they are torch::optim's: options, groups, state, archives and learning-rate schedulers. Make them from
-// the module's parameters() after fully_shard() or replicate(). Parameters without a gradient are left alone, and what
-// is kept for them does not change. A parameter that is listed twice, as tied ones are, is changed once in a step.
+// the module's parameters() after fully_shard() or replicate(). Parameters without a gradient stay as they are, and so
+// does their state. A parameter that is listed twice, as tied ones are, changes once in a step.
 //
-// What is kept for a parameter follows it to another dtype or device. It may come from an archive or from the program:
+// The state of a parameter follows it to another dtype or device. It may come from an archive or from the program:
 // state() then has objects of torch::optim's class, which the next step takes over.
 //
 // step() raises ValueError for parameters that are not of half, bfloat16, float or double, for sparse gradients, and
-// for gradients of another dtype, device or shape than their parameter; no parameter is changed then.
+// for gradients of another dtype, device or shape than their parameter; all parameters stay as they are then.
 
 namespace detail {
 
 /// A step whose gradients GradScaler has scaled: the operation itself divides them, and does nothing if they are not
-/// finite, so that the host need not know.
+/// finite, so the host need not wait for that.
 class SHARDWISE_API ScaledStep {
  protected:
-  /// Undefined: gradients are not scaled, or their values are not in question.
+  /// Undefined: gradients are not scaled, or not checked.
   at::Tensor grad_scale_;
   at::Tensor found_inf_;
 

@@ -26,25 +26,25 @@ struct SHARDWISE_API MixedPrecision {
   /// The dtype in which gradients are summed, over backwards without synchronisation and over ranks. Unset:
   /// that of the parameters, whatever `param_dtype` is.
   TORCH_ARG(std::optional<at::ScalarType>, reduce_dtype) = std::nullopt;
-  /// The dtype to which the module's outputs are cast, if its call can be seen (call.h says which can).
+  /// The dtype to which the module's outputs are cast, if its call fires hooks (hooks.h says which do).
   TORCH_ARG(std::optional<at::ScalarType>, output_dtype) = std::nullopt;
-  /// Cast the module's inputs to `param_dtype`: all of them if its call can be seen; otherwise the arguments of each
+  /// Cast the module's inputs to `param_dtype`: all of them if its call fires hooks; otherwise the arguments of each
   /// operation that uses a full parameter.
   TORCH_ARG(bool, cast_forward_inputs) = true;
 };
 
-/// Keeps what the optimizer sees in the host's memory, while the module computes on the mesh's device.
+/// Puts parameters() and their gradients into the host's memory, while the module computes on the mesh's device.
 struct SHARDWISE_API CpuOffload {
-  /// Use memory that the device can read by itself, so that copies do not hold up the host. On a mesh of CPUs nothing
-  /// is pinned or moved.
+  /// Use memory that the device can read by itself, so the host need not wait for copies. On a mesh of CPUs nothing is
+  /// pinned or moved.
   TORCH_ARG(bool, pin_memory) = true;
 };
 
 /// The options of replicate(). Everything has a default.
 struct SHARDWISE_API ReplicateOptions {
-  /// The ranks that hold copies: a mesh of one axis. Unset: Mesh::shared().
+  /// The ranks with copies: a mesh of one axis. Unset: Mesh::shared().
   TORCH_ARG(std::optional<Mesh>, mesh) = std::nullopt;
-  /// Parameters that are left alone.
+  /// Parameters that stay as they are.
   TORCH_ARG(std::vector<at::Tensor>, ignored_parameters) = {};
   /// If `param_dtype` differs from the parameters' own dtype, full copies in it come and go beside them. If not, there
   /// are no copies, and a later cast of the module is an Error.
@@ -53,7 +53,7 @@ struct SHARDWISE_API ReplicateOptions {
   TORCH_ARG(std::optional<CpuOffload>, cpu_offload) = std::nullopt;
   /// First give every rank the parameters and buffers of rank 0.
   TORCH_ARG(bool, broadcast) = true;
-  /// Allow views and aliases of parameters that exist already, which keep their present values. Matters only where full
+  /// Allow views and aliases of parameters that exist already, which stay at their present values. Matters only if full
   /// copies come and go.
   TORCH_ARG(bool, allow_aliases) = false;
 };
@@ -64,8 +64,8 @@ class ReshardAfterForward {
   /// True: they are freed. False: they stay until the backward is over.
   template <std::same_as<bool> Bool>
   ReshardAfterForward(Bool frees) : frees_(frees) {}
-  /// They are freed, but each rank keeps more than its shard, so that this many neighbouring ranks hold everything
-  /// together, and backward gathers among them only. A divisor of the number of shards.
+  /// They are freed, but this many neighbouring ranks keep them whole between them, and backward gathers among these
+  /// ranks only. A divisor of the number of shards.
   template <std::same_as<int> Int>
   ReshardAfterForward(Int ranks) : frees_(true),
                                    ranks_(ranks) {}
@@ -87,7 +87,7 @@ class ReshardAfterForward {
 enum class ShardLayout {
   /// Each parameter along one of its dimensions, into pieces whose sizes may differ by a row; some may be empty.
   rows,
-  /// All parameters of a unit as one vector: a shard is any range of its elements, seen as a vector. Full copies are
+  /// All parameters of a unit as one vector: a shard is any range of its elements, a vector too. Full copies are
   /// gathered in place, without a copy.
   flat,
 };
@@ -99,14 +99,14 @@ struct SHARDWISE_API FullyShardOptions {
   /// Returns the mesh of a parameter; nullopt: that of the call.
   using ParameterMesh = std::function<std::optional<Mesh>(const std::string& name, const at::Tensor& parameter)>;
 
-  /// The ranks that hold shards: a mesh of one axis. A mesh of two axes is hybrid: the ranks along the second hold
-  /// shards, those along the first hold copies of them. Unset: Mesh::shared().
+  /// The ranks with shards: a mesh of one axis. A mesh of two axes is hybrid: the ranks along the second have shards,
+  /// those along the first have copies of them. Unset: Mesh::shared().
   TORCH_ARG(std::optional<Mesh>, mesh) = std::nullopt;
   /// Whether full parameters are freed after the unit's forward and gathered again in backward, and from how many
   /// ranks. Unset: they are, from all ranks; but those of the outermost unit stay, since backward needs them first.
   TORCH_ARG(std::optional<ReshardAfterForward>, reshard_after_forward) = std::nullopt;
   TORCH_ARG(Placement, shard_placement) = {};
-  /// For parameters whose shards lie on other ranks than those of the rest, as a rank's own experts do. Each mesh has
+  /// For parameters whose shards lie on other ranks than the rest, such as a rank's own experts. Each mesh has
   /// collectives of its own; in all else these parameters are of the same unit. All ranks must use their meshes in the
   /// same order.
   TORCH_ARG(ParameterMesh, parameter_mesh) = {};
@@ -114,14 +114,14 @@ struct SHARDWISE_API FullyShardOptions {
   TORCH_ARG(MixedPrecision, mixed_precision) = {};
   /// Unset: shards and their gradients stay on the mesh's device.
   TORCH_ARG(std::optional<CpuOffload>, cpu_offload) = std::nullopt;
-  /// Parameters that are left alone.
+  /// Parameters that stay as they are.
   TORCH_ARG(std::vector<at::Tensor>, ignored_parameters) = {};
   /// First give every rank the parameters and buffers of rank 0.
   TORCH_ARG(bool, broadcast) = true;
-  /// Parameters that stay whole on every rank, their gradients averaged: those that a class of your own takes from its
+  /// Parameters that stay whole on every rank, with averaged gradients: those that a class of your own reads from its
   /// registry when it computes, without a member for them.
   TORCH_ARG(std::vector<at::Tensor>, whole_parameters) = {};
-  /// Allow views and aliases of parameters that exist already. They keep their present values, so allow them only if
+  /// Allow views and aliases of parameters that exist already. They stay at their present values, so allow them only if
   /// nothing computes with them.
   TORCH_ARG(bool, allow_aliases) = false;
 };

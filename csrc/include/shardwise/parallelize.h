@@ -18,8 +18,8 @@ class Module;
 
 namespace shardwise {
 
-/// How the ranks along an axis divide a layer, and in which form its inputs come and its outputs leave. Made by
-/// columns(), rows(), vocabulary() and sequence().
+/// How the ranks along an axis divide a layer, and in which form its inputs come and its outputs leave. columns(),
+/// rows(), vocabulary() and sequence() make it.
 struct SHARDWISE_API Split {
   enum class Kind : uint8_t { columns, rows, vocabulary, sequence };
 
@@ -70,11 +70,11 @@ using SplitPlan = std::vector<std::pair<std::string, Split>>;
 struct SHARDWISE_API ParallelizeOptions {
   /// First give every rank along the axis the parameters and buffers of the first one.
   TORCH_ARG(bool, broadcast) = true;
-  /// Allow views and aliases of parameters that exist already, which keep their present values.
+  /// Allow views and aliases of parameters that exist already, which stay at their present values.
   TORCH_ARG(bool, allow_aliases) = false;
 };
 
-/// What parallelize() did. Copies stand for the same; the model does not need it.
+/// What parallelize() did. All copies are the same one; the model does not need it.
 class SHARDWISE_API TensorParallel {
  public:
   /// The collectives along the axis so far, of all layers of the call.
@@ -92,7 +92,7 @@ class SHARDWISE_API TensorParallel {
   std::shared_ptr<const State> state_;
 };
 
-/// Tensor parallelism: each rank along the axis keeps a piece of the parameters that the plan names, and computes with
+/// Tensor parallelism: each rank along the axis has a piece of the parameters that the plan names, and computes with
 /// it. The model needs no change, and its modules may be called in any way: a parameter becomes this rank's piece in
 /// place, and the operations that read it (linear, addmm, mm, matmul with the weight or its transpose, embedding) work
 /// on all ranks together. Any other operation under autograd is an Error that names the parameter. Where autograd is

@@ -59,16 +59,16 @@ struct SHARDWISE_API PipelineOptions {
   using Loss = std::function<at::Tensor(const Tensors& outputs, const Tensors& targets)>;
 
   TORCH_ARG(PipelineSchedule, schedule) = PipelineSchedule::one_forward_one_backward;
-  /// Into how many parts along dimension 0 a batch is cut, as equal as can be.
+  /// A batch is cut into this many parts along dimension 0, as equal as can be.
   TORCH_ARG(int64_t, microbatches) = 1;
-  /// How many stages each rank has, where the schedule has several.
+  /// How many stages each rank has, if the schedule has several.
   TORCH_ARG(int64_t, stages_per_rank) = 2;
   /// A scalar: the mean over the rows of a microbatch. Needed for step().
   TORCH_ARG(Loss, loss) = {};
   /// Whether gradients are those of the mean over the whole batch; if not, of the sum of the microbatches' losses.
   TORCH_ARG(bool, mean) = true;
   /// Whether units of stages keep full parameters from their first forward in a step to their last backward: one gather
-  /// a step, for the memory of a stage. If not, units do as they were told.
+  /// a step, for the memory of a stage. If not, the options of the units decide.
   TORCH_ARG(bool, gather_once) = true;
 };
 
@@ -77,7 +77,7 @@ struct SHARDWISE_API PipelineResult {
   std::vector<at::Tensor> losses = {};
   /// Of the whole batch. Only evaluate() returns them.
   std::vector<at::Tensor> outputs = {};
-  /// How long all this took here, and for how much of it this rank's stages computed, as the host saw it.
+  /// How long the step took on this rank, and for how much of it this rank's stages computed, on the host's clock.
   double seconds = 0;
   double busy_seconds = 0;
 };
@@ -86,8 +86,8 @@ struct SHARDWISE_API PipelineResult {
 /// stage to stage, forward and back. Gradients are those that one process would compute; the optimizer is the
 /// program's.
 ///
-/// Each rank makes the stages that it has, and wraps them before, or by what `make` does. All ranks call the same
-/// methods. An error on one rank is raised on all; then the gradients of that step are to be dropped (zero_grad()).
+/// Each rank makes its own stages, and wraps them before or in `make`. All ranks call the same methods. An error on one
+/// rank is raised on all; drop the gradients of that step then (zero_grad()).
 class SHARDWISE_API Pipeline {
  public:
   using Tensors = std::vector<at::Tensor>;
@@ -104,8 +104,8 @@ class SHARDWISE_API Pipeline {
   /// The stages that a rank of such a pipeline has.
   static std::vector<int64_t> stages_of(const Mesh& mesh, const std::string& axis, const PipelineOptions& options);
   int64_t stages() const;
-  /// Forward and backward of a batch. The rank with the first stage gives the inputs, that with the last one the
-  /// targets; what others give is not looked at.
+  /// Forward and backward of a batch. The rank with the first stage gives the inputs, and the rank with the last stage
+  /// the targets. Arguments of other ranks have no effect.
   PipelineResult step(const Tensors& inputs = {}, const Tensors& targets = {});
   /// Forward only, without gradients. Losses are there if there are targets and a loss.
   PipelineResult evaluate(const Tensors& inputs = {}, const Tensors& targets = {});

@@ -22,11 +22,10 @@ namespace shardwise {
 ///
 /// Call it on inner modules first (each becomes a unit with a collective of its own), on the outermost last. A
 /// parameter that no rank used gets no new gradient; one that some ranks used gets the mean, in which the others count
-/// as zero. Gradients that are already in .grad are added to. All ranks must wrap the same modules in the same order:
-/// names, shapes and dtypes are compared here, and a difference is an Error that names the parameter and the rank.
+/// as zero. The mean is added to a gradient that is already in .grad. All ranks must wrap the same modules in the same
+/// order. The call compares names, shapes and dtypes. A difference is an Error that names the parameter and the rank.
 ///
-/// Parameters and buffers that are not on the mesh's device are moved there, except for those on the meta device: see
-/// meta.h.
+/// The call moves parameters and buffers to the mesh's device, except for those on the meta device: see meta.h.
 ///
 /// Call it before training, from the thread that will train; every rank of the mesh must call it.
 SHARDWISE_API Unit replicate(torch::nn::Module& module, const ReplicateOptions& options = {});
@@ -35,12 +34,11 @@ SHARDWISE_API Unit replicate(torch::nn::Module& module, const ReplicateOptions& 
 SHARDWISE_API Unit
 replicate(const std::vector<std::shared_ptr<torch::nn::Module>>& modules, const ReplicateOptions& options = {});
 
-/// The same for tensors that no module holds, such as those of a torch::jit::Module: leaves that require a gradient.
-/// Names are for errors. They stay where they are, and must be on the mesh's device; options that need modules, which
-/// are those of mixed precision and cpu_offload, raise ValueError.
+/// The same for tensors without a module, such as those of a torch::jit::Module: leaves that require a gradient, on the
+/// mesh's device. Errors use the names. Mixed precision and cpu_offload need modules, and raise ValueError.
 ///
-/// When a tensor is to grow or shrink between steps, make a new one on all ranks, and call this again with what is new:
-/// see docs/cpp.md.
+/// If a tensor grows or shrinks between steps, make a new one on all ranks, and call this again with the new one: see
+/// docs/cpp.md.
 SHARDWISE_API Unit replicate(const std::vector<at::Tensor>& tensors, const ReplicateOptions& options = {});
 SHARDWISE_API Unit
 replicate(const torch::OrderedDict<std::string, at::Tensor>& tensors, const ReplicateOptions& options = {});

@@ -21,7 +21,7 @@ class Optimizer;
 
 namespace shardwise {
 
-/// What a program saves beside its model, by name.
+/// Values that a program saves beside its model, by name.
 using SavedValue = std::variant<bool, int64_t, double, std::string>;
 using SavedValues = std::map<std::string, SavedValue>;
 
@@ -29,27 +29,25 @@ using SavedValues = std::map<std::string, SavedValue>;
 struct SHARDWISE_API SaveOptions {
   /// Numbers, texts and truth values of the program, such as its step; the same on all ranks.
   TORCH_ARG(SavedValues, values) = {};
-  /// Tensors of the program. What several ranks give under one name must be the same; a tensor of one rank's own, such
-  /// as the state of its generator, needs a name of its own.
+  /// Tensors of the program. Several ranks that give one name must give the same tensor; a tensor of one rank's own,
+  /// such as the state of its generator, needs a name of its own.
   TORCH_ARG(StateDict, tensors) = StateDict();
-  /// The ranks that save together. Unset: those of the module's units; a module without units is saved by this rank
-  /// alone.
+  /// The ranks that save together. Unset: those of the module's units; this rank alone saves a module without units.
   TORCH_ARG(std::optional<Mesh>, mesh) = std::nullopt;
 };
 
-/// Saves a model to a folder that all ranks see, each rank its part, so that any number of ranks can load it again,
-/// however they divide it: see docs/checkpoints.md. Tensors are files of safetensors as torch.distributed.checkpoint
-/// writes and reads them.
+/// Saves a model to a folder that all ranks can reach, each rank its part. Any number of ranks can load it, however
+/// they divide it: see docs/checkpoints.md. Tensors are safetensors files as torch.distributed.checkpoint writes and
+/// reads them. One rank writes a tensor that every rank has whole.
 ///
-/// Nothing is seen at `folder` before all is written and will survive a loss of power; a checkpoint that was there is
-/// replaced at that moment. If it fails on one rank it raises on all of them, and what was there stays. Tensors that
-/// every rank has whole are written once.
+/// The checkpoint appears at `folder` in one step, when all of it will survive a loss of power, and replaces one that
+/// was there. If the save fails on one rank it raises on all of them, and the checkpoint before stays.
 ///
-/// All ranks must call it for the same module, outside of a backward. Raises ValueError where the folder holds anything
-/// but a checkpoint, or for what cannot be saved; Error where the disk fails, or where ranks differ.
+/// All ranks must call it for the same module, outside of a backward. Raises ValueError if the folder has anything but
+/// a checkpoint, or for what cannot be saved; Error if the disk fails, or if ranks differ.
 SHARDWISE_API void save(const std::string& folder, const torch::nn::Module& module, const SaveOptions& options = {});
 
-/// Saves what an optimizer keeps too, and the options of its groups. For SGD, Adam, AdamW, Adagrad and RMSprop,
+/// Saves the optimizer's state too, and the options of its groups. For SGD, Adam, AdamW, Adagrad and RMSprop,
 /// torch::optim's or ours.
 SHARDWISE_API void save(
     const std::string& folder, const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
@@ -74,34 +72,34 @@ struct SHARDWISE_API Loaded {
   /// Names that only the module or the optimizer has, and names that only the checkpoint has.
   std::vector<std::string> missing;
   std::vector<std::string> unexpected;
-  /// Whether another program wrote the folder, so that nothing of it could be verified.
+  /// Whether another program wrote the folder, without checksums.
   bool unverified = false;
 };
 
-/// Sets the parameters and buffers of a model, in place, to what save() wrote, whatever ranks wrote it; also to what
-/// torch.distributed.checkpoint's HuggingFaceStorageWriter wrote, and to checkpoints of Hugging Face's. Each rank reads
-/// only what it needs. Parameters, shards and the optimizer stay the same objects.
+/// Sets the parameters and buffers of a model, in place, to a checkpoint of save(), whatever ranks wrote it; also to
+/// one of torch.distributed.checkpoint's HuggingFaceStorageWriter, or of Hugging Face's. Each rank reads only what it
+/// needs. Parameters, shards and the optimizer stay the same objects.
 ///
-/// Names, sizes and dtypes are checked before anything is changed, and all that is read of a checkpoint of ours is
-/// verified. If it fails on one rank it raises on all of them; where the error is that data is not what was saved, the
-/// model has old and new values then: load another checkpoint.
+/// The call checks names, sizes and dtypes before it changes anything, and verifies all that it reads of a checkpoint
+/// of ours. If it fails on one rank it raises on all of them. If the error is that data is not what was saved, the
+/// model has old and new values: load another checkpoint.
 ///
 /// All ranks must call it for the same module, outside of a backward.
 SHARDWISE_API Loaded load(const std::string& folder, torch::nn::Module& module, const LoadOptions& options = {});
 
-/// Sets what an optimizer keeps too, and the options of its groups.
+/// Sets the optimizer's state too, and the options of its groups.
 SHARDWISE_API Loaded load(
     const std::string& folder, torch::nn::Module& module, torch::optim::Optimizer& optimizer,
     const LoadOptions& options = {});
 
-/// Writes the parameters and buffers of a model, whole, to one file of safetensors, under all their names, as Hugging
-/// Face's libraries and others read it; load() takes the folder of a model.safetensors. Memory: rank 0 holds all of it.
-/// For several files save it, and `python -m shardwise checkpoint FOLDER --merge NEW`.
+/// Writes the parameters and buffers of a model, whole, to one safetensors file, under all their names, as Hugging
+/// Face's libraries and others read it; load() takes the folder of a model.safetensors. Rank 0 needs memory for all of
+/// it. For several files save it, and run `python -m shardwise checkpoint FOLDER --merge NEW`.
 ///
-/// Nothing is seen at `file` before all is written and will survive a loss of power; a file that was there is replaced.
-/// All ranks must call it for the same module, outside of a backward; a module without units is written by this rank
-/// alone. Raises ValueError where something else than a file lies there, or for what cannot be saved; Error where the
-/// disk fails, or where ranks name different files.
+/// The file appears in one step, when all of it will survive a loss of power, and replaces one that was there. All
+/// ranks must call it for the same module, outside of a backward; this rank alone writes a module without units. Raises
+/// ValueError if something else than a file is there, or for what cannot be saved; Error if the disk fails, or if ranks
+/// name different files.
 SHARDWISE_API void export_safetensors(const std::string& file, const torch::nn::Module& module);
 
 // A folder with a checkpoint for each of some steps: ROOT/step-100, ROOT/step-200. Any rank may ask.
@@ -114,8 +112,8 @@ struct SavedStep {
   int64_t step = 0;
   std::string folder;
 };
-/// That of the highest step. What a save that died left behind is none. Nothing where the folder has none, or is not
-/// there. All ranks get the same answer as long as nobody saves meanwhile.
+/// The complete checkpoint of the highest step. Nothing if the folder has none, or does not exist. All ranks get the
+/// same answer as long as no save runs meanwhile.
 SHARDWISE_API std::optional<SavedStep> newest_step(const std::string& root);
 
 /// Removes complete checkpoints until the `count` newest are left. For one rank, after save(). Returns the folders that

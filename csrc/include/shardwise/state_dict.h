@@ -33,9 +33,9 @@ struct SHARDWISE_API FullStateDictOptions {
 /// or plain. They are copies, without gradient: later training changes none of them. A tensor with several names is one
 /// tensor under all of them, as in the plain module.
 ///
-/// May be called at any time outside of a backward, even between a forward and its backward: full copies, gradients and
-/// version counters stay as they are. Sharded parameters are gathered unit by unit: the peak of memory is the result
-/// and the largest unit.
+/// Call it at any time outside of a backward, even between a forward and its backward: full copies, gradients and
+/// version counters stay as they are. It gathers sharded parameters unit by unit: the peak of memory is the result and
+/// the largest unit.
 ///
 /// All ranks must call it for the same module. If it cannot work on one rank, all ranks raise the same Error.
 SHARDWISE_API StateDict full_state_dict(const torch::nn::Module& module, const FullStateDictOptions& options = {});
@@ -44,8 +44,8 @@ SHARDWISE_API StateDict full_state_dict(const torch::nn::Module& module, const F
 struct SHARDWISE_API LoadStateDictOptions {
   /// Whether names that only the module or only the dict has are an Error. If not, they are returned.
   TORCH_ARG(bool, strict) = true;
-  /// Every rank gets the values of rank 0, and the dicts of the others are not looked at. If false, every rank takes
-  /// the values of its own dict, which must be the same on all of them.
+  /// Every rank gets the values of rank 0, whatever dicts the others give. If false, every rank takes the values of its
+  /// own dict, which must be the same on all of them.
   TORCH_ARG(bool, broadcast_from_rank0) = true;
 };
 
@@ -59,12 +59,12 @@ struct SHARDWISE_API LoadResult {
 };
 
 /// Sets parameters and buffers of a module, in place, to whole tensors by name: the opposite of full_state_dict(). The
-/// dict may come from any number of ranks, or from a plain module. Parameters, shards and what optimizers keep stay the
-/// same tensors. Full copies that are kept are gathered anew before their next use.
+/// dict may come from any number of ranks, or from a plain module. Parameters, shards and optimizer state stay the same
+/// tensors. Kept full copies are gathered anew before their next use.
 ///
 /// A tensor with several names takes the value of any of them, the last one if the dict has several. Shapes and dtypes
-/// must be the module's. Everything is checked before anything is changed: all ranks raise the same Error, which lists
-/// what is wrong.
+/// must be the module's. The call checks everything before it changes anything: all ranks raise the same Error, which
+/// lists what is wrong.
 ///
 /// All ranks must call it for the same module, outside of a backward. A module without units has no other ranks: each
 /// takes its own dict. One whose units lie on several meshes needs broadcast_from_rank0(false).

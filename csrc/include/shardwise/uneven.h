@@ -19,9 +19,9 @@ namespace shardwise {
 ///     optimizer.step();
 ///   });
 ///
-/// `weight` is 1. A rank that has no batch left gets its last one again with a weight of 0, so that it adds nothing to
-/// the mean of the gradients, which is over all ranks of the mesh. Whatever counts examples or changes buffers has to
-/// look at it too. A rank without any batch is an Error on all ranks. Costs one small collective a step. Returns the
+/// `weight` is 1. A rank that has no batch left gets its last one again with a weight of 0, so it adds nothing to the
+/// mean of the gradients, which is over all ranks of the mesh. Code that counts examples or changes buffers must use
+/// `weight` too. A rank without any batch is an Error on all ranks. Each step takes one small collective. Returns the
 /// number of steps.
 template <typename Batches, typename Step>
 int64_t for_each_batch(const Mesh& mesh, Batches&& batches, const Step& step) {

@@ -57,32 +57,31 @@ class SHARDWISE_API GradientReduction {
   int64_t number_;
 };
 
-/// A handle on one call of replicate() or fully_shard(): cheap to copy, and keeps no parameter alive. All ranks must
-/// call the same methods in the same order. Setters return the handle; with `recurse` they set the units below this one
-/// too.
+/// A handle on one call of replicate() or fully_shard(): cheap to copy, and owns no parameter. All ranks must call the
+/// same methods in the same order. Setters return the handle; with `recurse` they set the units below this one too.
 class SHARDWISE_API Unit {
  public:
   explicit Unit(std::shared_ptr<engine::Unit> unit);
 
-  /// The name of the module within the outermost module that was wrapped around it; "" for the outermost.
+  /// The name of the module within the outermost wrapped module; "" for the outermost.
   const std::string& name() const;
 
-  /// Whether backward averages gradients over the ranks (default). While it is off, gradients are added up out of
-  /// sight, and the next backward with it on averages the sum. Read when a backward reaches the model, for all of it.
+  /// Whether backward averages gradients over the ranks (default). While it is off, gradients add up outside of .grad,
+  /// and the next backward with it on averages the sum. Read when a backward reaches the model, for all of it.
   Unit& set_requires_gradient_sync(bool value, bool recurse = true);
   bool requires_gradient_sync() const;
-  /// On a mesh of two axes, and for a replicated unit: whether backward also averages over the ranks that hold copies
+  /// On a mesh of two axes, and for a replicated unit: whether backward also averages over the ranks with copies
   /// (default). While it is off, the sum over shards is put aside, and the next backward with it on averages all of it.
   /// Read together with the flag above.
   Unit& set_requires_all_reduce(bool value, bool recurse = true);
-  /// What the sum of the gradients is divided by, in this unit alone. Default: the number of ranks of the mesh.
+  /// The divisor of the sum of the gradients, in this unit alone. Default: the number of ranks of the mesh.
   Unit& set_gradient_divide_factor(double factor);
   /// Whether to divide after the sum instead of before it, in this unit alone.
   Unit& set_force_sum_reduction(bool value);
-  /// For each group of this unit's gradients, `hook` is called with this rank's part of the sum over all ranks, before
-  /// it reaches .grad. It may change the values. An empty function removes it.
+  /// Calls `hook` for each group of this unit's gradients, with this rank's part of the sum over all ranks, before it
+  /// reaches .grad. The hook may change the values. An empty function removes it.
   Unit& set_all_reduce_hook(const std::function<void(at::Tensor& sum)>& hook);
-  /// Replaces this unit's all-gathers, or its reduce-scatters, and is counted like them. An empty function ends that.
+  /// Replaces this unit's all-gathers, or its reduce-scatters, and counts like them. An empty function ends that.
   /// All ranks must set the same. It should start a collective and return its Work, but not wait for it: on a mesh of
   /// two axes each rank decides when its second sums start, so ranks that wait here could wait for each other for ever.
   Unit& set_custom_all_gather(const CustomCollective& collective);
@@ -96,19 +95,19 @@ class SHARDWISE_API Unit {
   Unit& set_is_last_backward(bool /*value*/) {
     return *this;
   }
-  /// Whether the program says itself when a backward of this tree is over, with finalize_backward() after one backward
-  /// or several: for schedules that sum gradients in a step of their own.
+  /// Whether the program itself ends a backward of this tree, with finalize_backward() after one backward or several:
+  /// for schedules that sum gradients in a step of their own.
   Unit& set_manual_backward_finalization(bool value);
-  /// Sums what is left, also by backwards without synchronisation, and frees full parameters. With `async` this only
-  /// starts; wait() of the result ends it.
+  /// Sums all gradients that are not summed yet, also those of backwards without synchronisation, and frees full
+  /// parameters. With `async` this only starts; wait() of the result ends it.
   GradientReduction finalize_backward(bool async = false);
-  /// How many sums of gradients, each with its buffer, may be under way at a time in this tree (default: 1): the most
-  /// that any of its units says. Read when a backward begins. Raises ValueError for less than 1.
+  /// How many sums of gradients, each with its buffer, may be under way at a time in this tree (default: 1). The
+  /// largest number of its units counts. Read when a backward begins. Raises ValueError for less than 1.
   Unit& set_reduce_scatter_max_input_buffers(int64_t count, bool recurse = true);
   /// Whether a parameter that no rank used gets a gradient of zeros instead of none.
   Unit& set_reduce_scatter_unused_params(bool value, bool recurse = true);
 
-  // The rest is about full copies of sharded parameters. Most replicated units have none, and nothing to do.
+  // The rest is about full copies of sharded parameters. Most replicated units have none, and these do nothing then.
 
   /// Gathers the full parameters of this unit alone. With `async` this only starts; wait() of the result ends it.
   Unsharding unshard(bool async = false);
@@ -118,8 +117,8 @@ class SHARDWISE_API Unit {
   /// after its backward (default: yes). Read when that ends.
   Unit& set_reshard_after_forward(bool value, bool recurse = true);
   Unit& set_reshard_after_backward(bool value, bool recurse = true);
-  /// Whether full parameters, when they are freed, keep their memory for the next time (default: no), so that their
-  /// addresses stay the same. Read when they are freed.
+  /// Whether full parameters have the same memory, and so the same addresses, each time (default: no). Read when they
+  /// are freed.
   Unit& set_keep_unsharded_storage(bool value, bool recurse = true);
   /// Whether a backward that reaches this unit gathers its full parameters at once (default). If not, an operation that
   /// needs them does.
@@ -132,15 +131,15 @@ class SHARDWISE_API Unit {
   Unit& set_forward_prefetch(const std::vector<Unit>& units);
   Unit& set_backward_prefetch(const std::vector<Unit>& units);
   /// The next forward of this tree gathers only after this event, on the device: for an optimizer on a stream of its
-  /// own. So do unshard() and state dicts until then. No effect on CPUs.
+  /// own. unshard() and state dicts before that forward wait for the event too. No effect on CPUs.
   Unit& set_post_optim_event(std::shared_ptr<c10::Event> event);
-  /// Frees the idle memory that this tree keeps for the next step.
+  /// Frees the idle memory in this tree's pool; the next step allocates it again.
   Unit& free_idle_memory();
   /// Forgets a forward or backward that failed: all units of the tree are sharded then, and no gradient is on its way.
   /// A backward that throws does this itself.
   Unit& reset();
-  /// Does the same, and drops what is not in .grad yet: sums under way, and what backwards without synchronisation
-  /// left.
+  /// Does the same, and drops gradients that are not in .grad yet: sums under way, and those of backwards without
+  /// synchronisation.
   Unit& reset_iter_state();
 
   Plan plan() const;
@@ -157,7 +156,7 @@ class SHARDWISE_API Unit {
 /// other. Does nothing for an empty list.
 SHARDWISE_API void share_comm_context(const std::vector<Unit>& units);
 
-/// The handle of a module that replicate() or fully_shard() was called on. Raises ValueError for any other.
+/// The handle of a module that replicate() or fully_shard() wrapped. Raises ValueError for any other.
 SHARDWISE_API Unit unit(const torch::nn::Module& module);
 
 /// The same for a module holder or a shared_ptr to a module.
