@@ -13,8 +13,8 @@ SHARDWISE_API void set_caller_error(void (*rethrow)());
 /// Call this in a handler of an Error: throws what the language's caller should see, or returns if there is no binding.
 SHARDWISE_API void rethrow_for_caller();
 
-/// Runs `act` in a hook or operation that torch calls, so that an Error keeps its type in the language of whoever
-/// called torch.
+/// Runs `act` in a hook or operation that torch calls, so that an Error keeps its type in the language of torch's
+/// caller.
 template <typename Act>
 decltype(auto) called_by_torch(const Act& act) {
   try {

@@ -41,7 +41,7 @@ struct Acts {
 } // namespace
 
 int64_t forks() {
-  // Whoever asks also cares about later forks, so counting starts here.
+  // A caller needs later forks too, so counting starts here.
   static const auto& watched = Acts::get();
   static_cast<void>(watched);
   return forks_so_far.load(std::memory_order_relaxed);

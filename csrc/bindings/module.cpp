@@ -64,7 +64,7 @@ PYBIND11_MODULE(_C, module) {
   module.attr("__version__") = SHARDWISE_VERSION;
 
   error_class = py::register_local_exception<shardwise::Error>(module, "Error", PyExc_RuntimeError).inc_ref().ptr();
-  // So that whoever catches torch's errors about other ranks catches ours too.
+  // A program that catches torch's errors about other ranks catches ours too.
   const auto dist_error = py::module_::import("torch.distributed").attr("DistError");
   peer_error_class = py::register_local_exception<shardwise::PeerError>(
                          module, "PeerError", py::make_tuple(module.attr("Error"), dist_error))

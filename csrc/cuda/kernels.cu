@@ -114,7 +114,7 @@ cudaError_t launch_copy(cudaStream_t stream, int64_t word, const std::vector<Mov
 cudaError_t try_kernels() {
   cudaFuncAttributes attributes{};
   const auto error = cudaFuncGetAttributes(&attributes, move_kernel<kFewJobs, Copying<uint4>>);
-  // Else whoever asks next for the last error would take it for their own.
+  // Else the next call that asks for the last error would take it for its own.
   if (error != cudaSuccess) cudaGetLastError();
   return error;
 }

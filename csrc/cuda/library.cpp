@@ -46,7 +46,7 @@ class Library final : public kernels::CudaLibrary {
     if (cudaStreamIsCapturing(static_cast<cudaStream_t>(stream.native_handle()), &status) == cudaSuccess) {
       return status != cudaStreamCaptureStatusNone;
     }
-    cudaGetLastError(); // Else whoever asks next would take it for their own.
+    cudaGetLastError(); // Otherwise the next caller that asks would take it for its own.
     return false;
   }
 

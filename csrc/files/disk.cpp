@@ -56,7 +56,7 @@ class RealFile final : public DiskFile {
   }
   RealFile(const RealFile&) = delete;
   RealFile& operator=(const RealFile&) = delete;
-  // What a file that was written lost is told by sync() before.
+  // sync() reported before what a written file lost.
   ~RealFile() override {
     ::close(descriptor_);
   }

@@ -10,7 +10,7 @@
 namespace shardwise::files {
 
 /// The process that makes a checkpoint, and which of its checkpoints that is. Part of the names of folders that are not
-/// in their place yet, so that whoever finds one can tell whether its process still runs.
+/// in their place yet, so that a later save can tell whether its process still runs.
 struct SHARDWISE_API Owner {
   /// Of a host and its namespace of processes.
   uint64_t host = 0;

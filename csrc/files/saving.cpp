@@ -25,7 +25,7 @@ void make_folders(Disk& disk, const std::string& path) {
   disk.sync_folder(folder_of(path));
 }
 
-// Under another name first: whoever sees a marker sees all of it.
+// Under another name first: a marker that can be read is whole.
 void write_marker(Disk& disk, const std::string& folder, const Marker& marker) {
   const auto text = marker_text(marker);
   const auto path = folder + "/" + kNewMarkerName;

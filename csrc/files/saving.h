@@ -10,7 +10,7 @@
 namespace shardwise::files {
 
 /// A checkpoint that is being written. One rank begins it and commits it; all of them write their files into its folder
-/// in between. Until the commit nobody sees it, and the checkpoint that lies at its place stays as it is.
+/// in between. Until the commit no reader finds it, and the checkpoint at its place stays as it is.
 struct Saving {
   /// Where it will lie.
   std::string place;

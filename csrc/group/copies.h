@@ -44,7 +44,7 @@ class Copies {
   /// Whether each shard is still of the kind that these copies were made for.
   virtual bool fits() const = 0;
 
-  /// Does what can fail on this rank alone, before the other ranks are told of a gather.
+  /// Does what can fail on this rank alone, before the other ranks hear of a gather.
   virtual void prepare() {}
   /// Starts to bring the full copies. Does nothing if they are current or on their way. `may_hold`: whether
   /// finish_unshard() may be asked to put something aside.
@@ -60,7 +60,7 @@ class Copies {
     return false;
   }
   virtual void drop_held(comm::Buffers& /*buffers*/) {}
-  /// Frees them. `keeps_memory`: nobody else gets their memory, so that they come to lie there again.
+  /// Frees them. `keeps_memory`: no other tensor gets their memory, so the next gather fills the same addresses.
   void reshard(comm::Buffers& buffers, bool keeps_memory, Counters& counters);
 
  protected:
@@ -110,7 +110,7 @@ class Copies {
  private:
   /// A gather that failed may still be using its buffers: they do not go back to the pool.
   void leave_buffers();
-  /// Nobody may be served what a gather that failed left.
+  /// The result of a gather that failed must not reach any unit.
   void drop_gather(comm::Buffers& buffers, Counters& counters);
   void release(comm::Buffers& buffers);
   int64_t versions() const {

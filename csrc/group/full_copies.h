@@ -36,7 +36,7 @@ class FullCopies : public Copies {
     int64_t rank;
     Kinds kinds;
     /// Whether the shards move into the part. If not, shards that are pieces already stay where they are, since
-    /// somebody may hold that memory, and are copied into the part before each gather.
+    /// the program may use that memory, and are copied into the part before each gather.
     bool takes_memory;
     /// The full copies so far, which are freed. If the leaves would lie as they do there, they keep their storages.
     const FullCopies* before;

@@ -14,7 +14,7 @@ SHARDWISE_API bool is_freed(const at::Tensor& tensor);
 /// Memory that is freed and replaced in place: tensors in it, views of them and what autograd saved stay valid, and no
 /// version counter moves.
 ///
-/// Belongs to one thread at a time. On a device, whoever frees it orders the streams that still use it.
+/// Belongs to one thread at a time. On a device, the caller of free() orders the streams that still use it.
 class SHARDWISE_API LeafStorage {
  public:
   /// Takes the whole storage that the tensor lies in: a leaf, or a buffer that leaves are views of. Works in inference
@@ -33,13 +33,13 @@ class SHARDWISE_API LeafStorage {
   bool freed() const;
   /// Frees the memory; its content is lost. Does nothing if it is freed already.
   void free();
-  /// For a forked child, where the memory does not exist: whoever reads or writes it gets an error.
+  /// For a forked child, where the memory does not exist: reads and writes raise an error.
   void refuse_in_child();
   /// Lies in that memory from now on, from `offset` on, with what is there, and keeps it alive. If it has memory
   /// already, only makes that readable again.
   void refill(const at::Tensor& memory, size_t offset = 0);
 
-  /// From now on whoever reads freed memory without an operation, by data_ptr() or an accessor, gets this error.
+  /// From now on a read of freed memory without an operation, by data_ptr() or an accessor, raises this error.
   void set_read_error(const std::string& text);
   /// The memory stays but is out of date: such reads get the same error until refill().
   void expire();

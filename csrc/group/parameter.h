@@ -15,17 +15,20 @@
 namespace shardwise::group {
 
 /// A parameter of a unit, and the parts of its gradient that are on their way. A sharded parameter is two tensors: the
-/// full leaf that its module computes with, and this rank's shard, which the optimizer sees. Otherwise both are the
-/// leaf.
+/// full leaf that its module computes with, and this rank's shard, which the optimizer steps on. Otherwise both are the
+/// leaf. Between them the values pass two buffers of the parameter's group:
 ///
-/// What the user sees in .grad is always averaged: during a backward the visible gradient is put aside, what autograd
-/// accumulates is taken as fresh_, and the visible one is put back. A backward without synchronisation adds fresh_ to
-/// pending_, out of sight until a backward with synchronisation averages both.
+///   shard --all-gather--> gathered --copy--> full leaf        (group/full_copies.h)
+///   .grad <--reduce-scatter-- bucket <--copy-- gradient       (group/gradients.h)
 ///
-/// Keeps only the shard alive, not the leaf: the leaf's hooks keep the owner of this object alive.
+/// .grad has averaged gradients only: during a backward the one in .grad is put aside, what autograd accumulates is
+/// taken as fresh_, and the one put aside is put back. A backward without synchronisation adds fresh_ to pending_,
+/// which stays out of .grad until a backward with synchronisation averages both.
+///
+/// Owns only the shard, not the leaf: the leaf's hooks own the owner of this object.
 class Parameter {
  public:
-  /// Is told of every gradient, on the thread that runs the backward.
+  /// Gets a call for every gradient, on the thread that runs the backward.
   class Listener {
    public:
     virtual ~Listener() = default;
@@ -107,8 +110,8 @@ class Parameter {
     return shard != nullptr ? shard->requires_grad() : leaf_requires_grad();
   }
   bool leaf_requires_grad() const;
-  /// Makes the leaf and the shard agree. The one that somebody changed since the last call counts: whoever freezes a
-  /// member means the parameter.
+  /// Makes the leaf and the shard agree. The one that changed since the last call counts: to freeze a member is
+  /// to freeze the parameter.
   void agree_on_requires_grad();
   /// The leaf takes over requires_grad from the tensor that the optimizer sees. A leaf that modules show can be frozen
   /// by itself, but only until they show it anew.

@@ -10,7 +10,7 @@ namespace shardwise::group {
 
 bool Sum::is_free(const std::vector<Parameter*>& parameters) const {
   if (!vector_.defined()) return false;
-  // If somebody gave a view other memory, the counts differ, and the sum is taken for one that is held.
+  // If the program gave a view other memory, the counts differ, and the sum counts as one that is in use.
   const auto made = std::count_if(views_.begin(), views_.end(), [](const auto& view) { return view.tensor.defined(); });
   if (vector_.storage().use_count() != static_cast<size_t>(made) + 1) return false;
   for (size_t i = 0; i < views_.size(); ++i) {
@@ -27,7 +27,7 @@ void Sum::renew(at::Tensor vector) {
   vector_ = std::move(vector);
 }
 
-// Whoever held the view may have given it other memory or sizes, or have made autograd track it.
+// The program may have given the view other memory or sizes, or have made autograd track it.
 bool Sum::is_as_made(const View& view, at::IntArrayRef sizes, int64_t offset) const {
   if (!view.tensor.defined()) return false;
   const auto* impl = view.tensor.unsafeGetTensorImpl();

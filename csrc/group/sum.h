@@ -10,7 +10,7 @@ namespace shardwise::group {
 class Parameter;
 
 /// The result of a sum of gradients: a vector, and views of it that are published as means. Vector and views are used
-/// again, step after step, once nobody else holds any of them.
+/// again, step after step, once there is no other reference to any of them.
 class Sum {
  public:
   const at::Tensor& vector() const {
@@ -18,9 +18,9 @@ class Sum {
   }
   /// Whether the next sum may be written here. `parameters` are those of the views, in the same order.
   bool is_free(const std::vector<Parameter*>& parameters) const;
-  /// Goes over to another vector. Whoever holds the old one keeps it.
+  /// Goes over to another vector. Other references to the old one stay valid.
   void renew(at::Tensor vector);
-  /// The view for parameter number `index`: the same tensor as last time, unless somebody changed it. `strides` is
+  /// The view for parameter number `index`: the same tensor as last time, unless the program changed it. `strides` is
   /// called to make a new one.
   const at::Tensor& view(
       size_t index, at::IntArrayRef sizes, int64_t offset, c10::function_ref<std::vector<int64_t>()> strides);

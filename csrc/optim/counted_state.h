@@ -18,9 +18,9 @@ class StepCount {
   virtual void settle() = 0;
 };
 
-/// A class of state of torch::optim, with the count of steps as the fused operations want it: a tensor beside the
-/// parameter. The number in step() is what counts, whoever sets it: where it is not the one that the tensor was last
-/// known to have, the tensor is made anew. Copies have no tensor, so that each optimizer counts by itself.
+/// A class of state of torch::optim, with the count of steps as the fused operations need it: a tensor beside the
+/// parameter. The number in step() decides: if it is not the last known value of the tensor, the tensor is made anew.
+/// Copies have no tensor, so each optimizer counts by itself.
 template <typename State>
 class CountedState final : public State, public StepCount {
  public:

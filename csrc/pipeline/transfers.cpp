@@ -138,7 +138,7 @@ void Transfers::send(const Tensors& tensors, int64_t rows, int to, int number, c
   before = std::move(layout);
 }
 
-// Whoever has room for tensors waits for some.
+// A rank with room for tensors waits for some.
 void Transfers::send_failure(int to, int number, const std::string& what) {
   const auto header = new_header();
   header.mutable_data_ptr<int64_t>()[kFailed] = 1;

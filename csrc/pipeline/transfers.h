@@ -22,9 +22,8 @@ struct MessageLayouts {
 };
 
 /// What stages on different ranks send each other. Each message says first what it is, so that sizes may differ between
-/// microbatches and steps, and a rank that failed can say so instead. Where messages are told apart by tags, as on
-/// CPUs, nobody waits for that: room for the same as the last time is there beforehand, and only what is different
-/// comes behind it.
+/// microbatches and steps, and a rank that failed can say so instead. If tags tell messages apart, as on CPUs, no rank
+/// waits for that: a receiver has room for the same sizes as the last time, and other sizes follow the message.
 class Transfers {
  public:
   using Tensors = std::vector<at::Tensor>;

@@ -29,8 +29,8 @@ class ModuleUnit::Front : public group::FrontEndCallbacks {
 
   void mark(const at::Tensor& /*tensor*/) override {}
   // The result has a storage of its own, without an offset. A DTensor takes over the offset of the tensor that it
-  // wraps, and torch takes a DTensor with an offset for one that has memory itself, as in copy.deepcopy(). And whoever
-  // saves a shard saves its whole storage.
+  // wraps, and torch takes a DTensor with an offset for one that has memory itself, as in copy.deepcopy(). And a
+  // saved shard has its whole storage.
   at::Tensor shown(const at::Tensor& piece) override {
     if (piece.is_meta()) return piece;
     if (piece.numel() == 0) return at::empty_strided(piece.sizes(), piece.strides(), piece.options());

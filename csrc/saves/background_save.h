@@ -19,9 +19,9 @@ class SHARDWISE_API BackgroundSave {
   /// finish().
   ~BackgroundSave();
 
-  /// Copies what this rank is to write, and leaves the rest to the thread, which talks to the other ranks over
-  /// `beside`: nobody else may use that meanwhile. Waits for the save before, first of all.
-  /// Raises what the save before raised, and what BegunSave raises.
+  /// Copies this rank's part, and leaves the rest to the thread, which talks to the other ranks over `beside` and uses
+  /// it alone meanwhile. Waits for the save before, first of all. Raises the error of the save before, and those of
+  /// BegunSave.
   void begin(
       const Ranks& ranks, const Ranks& beside, files::Disk& disk, const std::string& place,
       const std::vector<Piece>& pieces, files::Marker about);
@@ -29,7 +29,7 @@ class SHARDWISE_API BackgroundSave {
   /// that writes, Error.
   void wait();
   /// For a program that does not wait: waits for the last one, unless it belongs to a process that this one was forked
-  /// from. An error that nobody saw goes to stderr, and the process does not exit with 0.
+  /// from. An error that no call raised goes to stderr, and the process does not exit with 0.
   void finish() noexcept;
   /// Whether wait() would wait.
   bool is_under_way() const;

@@ -52,8 +52,8 @@ struct SplitView {
   layout::AxisPieces pieces;
 };
 
-/// From now on the leaf is a piece; it keeps `parameter` alive. Whoever makes it one gives it the
-/// touch key (nn/touch/touch.h), so that operations on it are seen; the same for views.
+/// From now on the leaf is a piece, and owns `parameter`. The caller gives it the touch key (nn/touch/touch.h), so the
+/// trigger notices operations on it; the same for views.
 SHARDWISE_API void add_split(const at::Tensor& leaf, const std::shared_ptr<const SplitParameter>& parameter);
 /// From now on this tensor is known as a view or copy of one.
 void add_split_view(const at::Tensor& tensor, const SplitView& view);

@@ -32,7 +32,7 @@ class Staging {
     std::vector<Tensors> of(const std::vector<Tensors>& lists) const;
   };
   struct Calls {
-    /// Whoever carries the copies may not begin before `ready` returns; it waits on the host, and may raise.
+    /// The exchange of the copies may not begin before `ready` returns; it waits on the host, and may raise.
     std::function<void(std::function<void()> ready)> wait_first;
     /// Starts the collective with the copies.
     std::function<WorkPtr(const Copies& copies)> start;

@@ -33,8 +33,8 @@ namespace shardwise::comm {
 ///
 /// It learns which event follows which. Where an event has had only one successor so far, that successor costs a table
 /// lookup. Any other event is first compared with all ranks, over process groups of its own. A rank on a known path
-/// does not compare. But ranks that compare or wait long leave notes in the stores of their groups, and whoever waits
-/// long reads them: a rank that waits for one that cannot come joins the comparison. So does a rank that waits in one
+/// does not compare. But ranks that compare or wait long leave notes in the stores of their groups, and ranks that wait
+/// long read them: a rank that waits for one that cannot come joins the comparison. So does a rank that waits in one
 /// of the program's own collectives on our transport for a rank that waits here.
 ///
 /// Waits end at the timeout of the mesh's process groups, or sooner if a rank's process ends or a rank fails.
@@ -92,7 +92,7 @@ class SHARDWISE_API Agreement : public transport::Onlooker, public std::enable_s
   /// not known.
   std::string cause_of_failure(const Position& position);
   /// Call this when a collective failed, or work outside the order. Nothing can be issued any more, and the other ranks
-  /// are told why. Raises PeerError.
+  /// hear why. Raises PeerError.
   [[noreturn]] void fail(const std::string& text) {
     raise_peer_error(text);
   }
@@ -164,7 +164,7 @@ class SHARDWISE_API Agreement : public transport::Onlooker, public std::enable_s
   int64_t next_number_ = 0;
   /// Comparisons so far; the same on all ranks.
   int64_t compared_ = 0;
-  /// This rank knows that ranks diverged: whoever waits must join the comparison.
+  /// This rank knows that ranks diverged: ranks that wait must join the comparison.
   bool apart_ = false;
   Looking looking_;
   /// When a process was first seen to have ended.

@@ -39,7 +39,7 @@ struct Agreement::Note {
   /// That collective's number in its chain, or in the process group of the program's own call that the rank waits for.
   int64_t number = 0;
   uint64_t own_group = 0;
-  /// Ranks diverged: whoever waits must join the comparison.
+  /// Ranks diverged: ranks that wait must join the comparison.
   int64_t apart = 0;
   /// 1 if the rank failed; then `text` says why.
   int64_t failed = 0;

@@ -26,7 +26,7 @@ class MakingWatch {
   /// `purpose` distinguishes its keys from others in the stores.
   MakingWatch(const std::vector<AxisGroup>& lines, const std::string& purpose);
 
-  /// Returns what `make` returns. If it raises PeerError, the other ranks are told.
+  /// Returns what `make` returns. If it raises PeerError, the other ranks hear of it.
   template <typename Make>
   auto over(const Make& make) {
     try {

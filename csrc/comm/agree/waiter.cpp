@@ -29,7 +29,7 @@ struct Waiter::State {
       auto ticket = std::move(tickets.front());
       tickets.pop_front();
       lock.unlock();
-      // Swallows the work's error: whoever waits for the work itself gets it.
+      // Swallows the work's error: a wait for the work itself raises it.
       std::packaged_task<void()> wait([&] { ticket->work->wait(); });
       wait();
       lock.lock();

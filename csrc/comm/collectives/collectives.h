@@ -35,8 +35,8 @@ class CollectiveName {
   std::function<std::string()> make_;
 };
 
-/// A collective in flight. Without a work it is already done. If nobody waited for one in a stream, its end lets the
-/// stream wait: then whoever frees its memory may do so.
+/// A collective in flight. Without a work it is already done. If it ends without a wait in a stream, the destructor
+/// makes the stream wait, so its memory may be freed afterwards.
 class SHARDWISE_API Pending {
  public:
   /// If `position` has an agreement, a long wait asks it whether the other ranks come. `in_stream`: on a device, where

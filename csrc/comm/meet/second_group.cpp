@@ -43,8 +43,8 @@ std::string text_of(const at::Tensor& message) {
 }
 
 /// Every rank sends every other one its card, so that each finds out for itself whose connection is closed. It hears
-/// everybody before it raises an error: whoever leaves has then sent its own message, and is not taken for the one that
-/// is missing. Returns the cards of all.
+/// all others before it raises an error: a rank that leaves has then sent its own message, and does not count as the
+/// one that is missing. Returns the cards of all.
 std::vector<std::string> greet(
     c10d::Backend& gloo, const std::string& card, const NameOf& name_of, std::chrono::milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;

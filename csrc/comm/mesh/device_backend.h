@@ -14,7 +14,7 @@ struct DeviceBackend {
   std::function<c10::intrusive_ptr<c10d::Backend>(const GroupSpec&)> make;
 };
 
-/// For CUDA this is NCCL from the start, if this build has it. Others are for whoever has another device.
+/// For CUDA this is NCCL from the start, if this build has it. A program with another device sets its own.
 SHARDWISE_API void set_device_backend(c10::DeviceType device, DeviceBackend backend);
 bool has_device_backend(c10::DeviceType device);
 /// Raises Error if there is none.

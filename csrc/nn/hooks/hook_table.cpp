@@ -35,7 +35,7 @@ ModuleLife::ModuleLife(torch::nn::Module& module) {
 bool ModuleLife::continue_in(torch::nn::Module& module) {
   const auto owner = module.weak_from_this();
   if (owner.expired() || !has_parts()) return false;
-  // Compared without locking the weak pointers: whoever locks one may be left with the last reference.
+  // Compared without locking the weak pointers: a lock may become the last reference.
   const auto children = module.named_children();
   const auto parameters = module.named_parameters(/*recurse=*/false);
   const bool same = std::all_of(

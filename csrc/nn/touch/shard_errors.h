@@ -45,7 +45,7 @@ std::string why_sizes_differ(const engine::Unit& unit, const Touch& touch);
 /// empty.
 std::string why_dtypes_differ(const engine::Unit& unit, const c10::OperatorHandle& operation);
 
-/// For whoever reads a full copy by data_ptr() or an accessor while it is not current.
+/// For a read of a full copy by data_ptr() or an accessor while it is not current.
 std::string read_past_operations(const std::string& names);
 
 } // namespace shardwise::nn

@@ -17,14 +17,15 @@ class OperatorHandle;
 
 namespace shardwise::nn {
 
-// The touch trigger: whoever holds parameters whose memory comes and goes learns of each operation that is about to use
+// The touch trigger: the owner of parameters whose memory comes and goes gets a call before each operation that uses
 // one, in forward and in backward, whatever calls it, without a change to the model.
 //
-// A leaf carries one more dispatch key. The only fallback of that key tells the listener of the leaf's storage, then
-// runs the operation. Views, detach(), .data() and what autograd saves carry the key too, so the first use in backward
-// is seen like the first in forward. Results do not carry it; operations without a keyed argument cost nothing.
+// A leaf carries one more dispatch key. The only fallback of that key calls the listener of the leaf's storage, then
+// runs the operation. Views, detach(), .data() and what autograd saves carry the key too, so the trigger notices the
+// first use in backward like the first in forward. Results do not carry it; operations without a keyed argument cost
+// nothing.
 //
-// What is not seen:
+// The trigger does not notice:
 // - data_ptr(), accessors and storage() outside of an operation: a freed leaf gives a null pointer there;
 // - sizes, strides, dtype, requires_grad, hooks and .data(): they use no memory, so this is as it should be;
 // - a view or a saved variable that was made before the key was put on;
@@ -60,11 +61,11 @@ struct Touch {
   bool written;
   /// The highest Local among the arguments.
   Local local = Local::no;
-  /// The listeners of this operation freed memory for one another, and are told once more: now nobody may free any.
+  /// The listeners of this operation freed memory for one another, and are called once more: now none may free any.
   bool again = false;
 };
 
-/// Is told of every keyed argument in the storage that it watches, once for each, before the operation runs.
+/// Gets a call for every keyed argument in the storage that it watches, before the operation runs.
 class SHARDWISE_API TouchListener {
  public:
   virtual ~TouchListener() = default;
@@ -72,8 +73,8 @@ class SHARDWISE_API TouchListener {
   /// Runs on the thread of the operation, in the caller's modes (grad mode, inference mode, autocast), except that
   /// nothing it does is a touch. Ranks that are threads may be here at the same time. No lock is held.
   ///
-  /// When it returns, the memory of the tensor must be there. If a listener that is told later frees it, all are told
-  /// once more, and may not free any. Whatever it throws reaches the caller of the operation or of backward(), and the
+  /// When it returns, the memory of the tensor must be there. If a later listener frees it, all are called once more,
+  /// and may not free any. Whatever it throws reaches the caller of the operation or of backward(), and the
   /// operation does not run.
   virtual void touched(const Touch& touch) = 0;
   /// The operation is over, for each touched() that did not throw. Also when it failed.
@@ -102,14 +103,14 @@ class SHARDWISE_API TouchListener {
 };
 
 /// Runs an operation with keyed tensors in another way: leaves its results on the stack in the place of its arguments,
-/// and returns true. Asked when all listeners were told, and where nobody listens. There is one for the process, which
-/// tensor parallelism sets.
+/// and returns true. Runs after all listeners, and without any. There is one for the process, which tensor parallelism
+/// sets.
 using Substitute = bool (*)(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack& stack);
 void set_substitute(Substitute substitute);
 
 /// Does what the fallback does, for an operation that has a kernel of its own for the key.
 void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack);
-/// Runs the operation without telling anybody.
+/// Runs the operation without a call to any listener.
 void run_untouched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 /// Whether a living listener watches the memory of this tensor.
 bool is_watched(const at::Tensor& tensor);
@@ -117,10 +118,10 @@ bool is_watched(const at::Tensor& tensor);
 /// Ties a listener to the storage of a tensor until this object is destroyed. Thread safe; may be used inside
 /// touched().
 ///
-/// Keeps neither listener nor memory alive; a listener that is gone is not told. Once the registration is gone the
-/// listener is not told any more, but a call that another thread has begun still ends.
+/// Owns neither listener nor memory. A listener that is gone gets no call. Once the registration is gone the listener
+/// gets no more calls, but a call that another thread has begun still ends.
 ///
-/// An operation with a keyed argument whose memory is freed, and that nobody refills, is not run: it raises Error.
+/// An operation with a keyed argument whose memory is freed, and that no listener refills, raises Error instead.
 class SHARDWISE_API TouchRegistration {
  public:
   TouchRegistration() = default;

@@ -17,7 +17,7 @@ class UnitTouch : public group::FrontEndCallbacks {
  public:
   UnitTouch();
   ~UnitTouch() override;
-  /// Sets the unit that is told, and that keeps this object alive. Its buffers are never cast. If a parameter was only
+  /// Sets the unit that gets the calls, and that owns this object. Its buffers are never cast. If a parameter was only
   /// taken to be a member's, and a gradient comes to its shard before its leaf was ever used, that is an Error.
   void bind(
       const std::shared_ptr<engine::Unit>& unit, const std::vector<engine::NamedTensor>& buffers,

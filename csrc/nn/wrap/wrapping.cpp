@@ -29,8 +29,8 @@
 namespace shardwise::nn {
 namespace {
 
-/// Notices parameters that were registered with wrapped modules later: nobody would average their gradients. Keeps no
-/// module alive.
+/// Notices parameters that were registered with wrapped modules later: no unit would average their gradients. Owns no
+/// module.
 class LaterParameters {
  public:
   /// Made when the modules have been wrapped and have hooks. What is in no unit now was left out on purpose.

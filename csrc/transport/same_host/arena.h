@@ -38,7 +38,7 @@ class SHARDWISE_API Arena {
 
   /// Zeroed memory that begins at a page; null if there is no room.
   std::byte* take(size_t bytes);
-  /// Returns the pages to the system: whoever still reads them finds zeros.
+  /// Returns the pages to the system: a rank that still reads them finds zeros.
   void give(std::byte* memory, size_t bytes);
 
  private:
