@@ -27,7 +27,7 @@ ROW_SUITES = {"rank_tests", "python_ranks", "python_interop"}
 UNIT = "test/python/unit"
 #: The wheel, installed in new environments: a part of its own.
 WHEEL = f"{UNIT}/test_package.py"
-PACKAGE_TESTS = ("import", "install", "install_patches", "install_variable", "package", "public_names")
+PACKAGE_TESTS = ("import", "install", "install_variable", "package", "public_names")
 #: Those that run in `devices` with all ranks on one device: some of everything, within a minute.
 SHARED_ROWS = ":".join(
     f"{name}*" for name in (

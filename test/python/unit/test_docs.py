@@ -1,4 +1,4 @@
-"""What the pages say of the sources is so: environment variables, texts of errors, commands of packages."""
+"""What the pages say of the sources and the tests is so: variables, texts of errors, commands, names of tests."""
 
 from __future__ import annotations
 
@@ -68,3 +68,55 @@ def test_cpp_code_of_the_pages_is_compiled_and_run() -> None:
     for block in shown:
         lines = [line.strip() for line in block.splitlines()]
         assert any(run[at : at + len(lines)] == lines for at in range(len(run))), block
+
+
+def rows() -> dict[str, str]:
+    """Of coverage.md: a way to be wrong, and its tests."""
+    page = (DOCS / "coverage.md").read_text()
+    return dict(re.findall(r"^\| ([TR]\d\d(?: to [TR]\d\d)?) \|.*\| (.+) \|$", page, re.MULTILINE))
+
+
+def cpp_tests() -> set[str]:
+    sources = "".join(path.read_text() for path in (ROOT / "test" / "cpp").rglob("*.cpp"))
+    both_ways = re.findall(r"\bTRANSPORT_TEST\((\w+)\)", sources)
+    return {f"{suite}.{name}" for suite, name in re.findall(r"\bTEST(?:_F)?\((\w+),\s*(\w+)\)", sources)} | {
+        f"{suite}.{name}" for suite in ("Transport", "TransportSameHost") for name in both_ways
+    }
+
+
+def covered(ids: list[str]) -> set[str]:
+    names = set()
+    for text in ids:
+        first, _, last = text.partition(" to ")
+        names |= {f"{first[0]}{n:02}" for n in range(int(first[1:]), int((last or first)[1:]) + 1)}
+    return names
+
+
+def test_every_way_has_a_row() -> None:
+    expected = {f"T{n:02}" for n in range(1, 37)} | {f"R{n:02}" for n in range(1, 44)}
+    assert expected <= covered(list(rows()))
+
+
+def test_named_tests_exist() -> None:
+    named = {name for tests in rows().values() for name in re.findall(r"`(\w+\.\w+)`", tests)}
+    assert len(named) > 50
+    assert named - cpp_tests() == set()
+
+
+def test_every_line_of_the_way_from_one_process_has_a_test() -> None:
+    text = (DOCS / "cpp.md").read_text()
+    lines = re.split(r"^\d+\. ", text, flags=re.MULTILINE)[1:]
+    assert len(lines) == len(re.findall(r"^\d+\. ", text, re.MULTILINE)) > 15
+    named = set(re.findall(r"`([A-Z]\w+\.[A-Z]\w+)`", text))
+    assert named - cpp_tests() == set()
+    without = {line.partition("**.")[0] for line in lines if not re.search(r"`[A-Z]\w+\.[A-Z]\w+`", line)}
+    # What is in every test, a mesh and a loop; and what is torch's, a sampler.
+    assert len(without) == 3, without
+
+
+def test_a_row_names_a_test_or_says_why_there_is_none() -> None:
+    for way, tests in rows().items():
+        named = re.search(r"`\w+\.\w+`|`(unit|program)_tests`|pytest \(", tests)
+        assert named or re.match(r"none|every test", tests), way
+        for file in re.findall(r"\((\w+\.(?:py|cpp))\)", tests):
+            assert list((ROOT / "test").rglob(file)), f"{way}: {file}"

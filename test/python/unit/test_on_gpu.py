@@ -82,14 +82,6 @@ def test_skipped_tests_alone_have_not_passed():
     )
 
 
-def test_without_a_gpu_nothing_that_needs_one_runs(monkeypatch, tmp_path):
-    monkeypatch.setattr(steps, "gpus", lambda: steps.Gpus(0))
-    for step in steps.STEPS:
-        if not step.name.startswith(("build", "unit_tests", "bench")):
-            outcome = step.run(steps.Place(step.name, "cuda", tmp_path))
-            assert outcome == steps.Outcome(steps.MISSING, "torch finds no GPU here"), step.name
-
-
 PROGRAM = """#!/bin/sh
 LISTED='A.\\n  one\\n  two  # GetParam() = 3\\nB/0.  # TypeParam = int\\n  three\\n  DISABLED_off\\n'
 case "$1" in --gtest_list_tests) printf "$LISTED"; exit;; esac
@@ -121,14 +113,6 @@ def test_a_test_that_ends_the_program_does_not_end_the_others(program, tmp_path)
         ("B/0.three", SKIPPED),
     ]
     assert found[1].message == "it ended the program\nsomething is wrong"
-
-
-def test_what_was_not_reached_has_failed(program, tmp_path):
-    found = steps.run_tests("rank", program, ["A.one"], tmp_path / "log", time.monotonic() - 1, {})
-    assert [(result.name, result.outcome) for result in found] == [("A.one", FAILED)]
-    program.write_text("#!/bin/sh\nexit 3\n")
-    found = steps.run_tests("rank", program, ["A.one"], tmp_path / "log", time.monotonic() + 60, {})
-    assert found[0].message == "it ended with status 3 before a test began"
 
 
 PYTEST = """test/a.py::T::test_one[2] PASSED  [ 20%]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import subprocess
+import sys
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,8 @@ from torch.distributed._composable import replicate_with_fsdp
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 import shardwise
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def documented() -> Iterator[tuple[str, Any]]:
@@ -77,3 +82,10 @@ def test_a_plan_is_a_table_and_json() -> None:
 def test_unknown_options_are_refused(name: str) -> None:
     with pytest.raises(TypeError, match=rf"{name}\(\) got an unexpected keyword argument 'msh'"):
         getattr(shardwise, name)(nn.Linear(2, 2), msh=None)
+
+
+def test_stubs_are_what_the_bindings_say() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "make_stubs.py"), "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

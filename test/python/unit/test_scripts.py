@@ -1,8 +1,26 @@
-"""The checks that `make docs` does of the reference it makes."""
+"""Scripts that check: what they must find is found."""
 
 from __future__ import annotations
 
+import arrows
 import reference
+
+
+def test_what_goes_up_or_around_a_door_is_told() -> None:
+    assert list(arrows.wrong_arrows("comm", '#include "engine/unit.h"\n')) == [
+        "includes engine/unit.h, but comm may not see engine"
+    ]
+    assert list(arrows.wrong_arrows("comm", '#include "transport/backend.h"\n#include "transport/transport.h"\n')) == [
+        "includes transport/backend.h, but others see transport by transport/transport.h alone"
+    ]
+
+
+def test_a_header_of_others_is_seen_by_one_source_alone() -> None:
+    text = "#include <nlohmann/json.hpp>\n"
+    assert list(arrows.escaped_headers("files/json.cpp", text)) == []
+    assert list(arrows.escaped_headers("files/json.h", text)) == [
+        "includes nlohmann/, which files/json.cpp alone may see"
+    ]
 
 
 def test_a_link_that_leads_nowhere_is_found(tmp_path):
