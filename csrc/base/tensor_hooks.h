@@ -16,10 +16,10 @@ void add_hook(const at::Tensor& leaf, TensorHook hook);
 
 /// Whether the leaf has hooks, but for those that `is_other` names.
 bool has_hooks(const at::Tensor& leaf, bool (*is_other)(const TensorHook& hook));
-/// What these make of a gradient.
+/// The gradient after these hooks.
 at::Tensor run_hooks(const at::Tensor& leaf, at::Tensor gradient, bool (*is_other)(const TensorHook& hook));
 
-/// The first hook of the leaf that is such a one; null if none is.
+/// The first such hook of the leaf; null if there is none.
 const TensorHook* find_hook(const at::Tensor& leaf, bool (*is_one)(const TensorHook& hook));
 
 } // namespace shardwise::base

@@ -11,8 +11,7 @@
 
 namespace shardwise::engine {
 
-/// What an estimate has to know of a model that is to be wrapped: sizes, and the order of use. The tensors need not
-/// exist.
+/// What an estimate needs of a model before it is wrapped: sizes, and the order of use. The tensors need not exist.
 struct MemoryOutline {
   struct Parameter {
     std::vector<int64_t> sizes;
@@ -46,7 +45,7 @@ struct MemoryOutline {
   int64_t buffer_bytes = 0;
 };
 
-/// How the model is to be wrapped, on how many ranks, and for which of them memory is estimated.
+/// How the model will be wrapped, on how many ranks, and the rank of the estimate.
 struct MemoryPolicy {
   bool replicates = false;
   bool is_flat = false;

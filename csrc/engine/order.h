@@ -166,7 +166,7 @@ class SHARDWISE_API Order {
   }
 
   // A backward, from its first event here on. A backward inside of it, as of a checkpoint, is part of it: what that one
-  // brings is summed after the outer one's gradients, for nobody knew of it when the outer one began.
+  // brings is summed after the outer one's gradients, which began without it.
   bool in_backward() const {
     return backward_ != kNone;
   }

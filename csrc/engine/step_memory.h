@@ -10,7 +10,7 @@ namespace shardwise::engine {
 
 /// Bytes of a group of parameters that travel together.
 struct GroupBytes {
-  /// Memory from the pool, 0 where there is none: for full copies, for what is gathered before it is copied out, for
+  /// Memory from the pool, 0 if there is none: for full copies, for what is gathered before it is copied out, for
   /// the part as it is sent, and for what stays between forward and backward.
   int64_t full = 0;
   int64_t gathered = 0;

@@ -305,7 +305,7 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   int64_t number_for_all_ = 0;
   GradientSums sums_{*this};
   bool shows_full_ = false;
-  /// The tensors that stand for its parameters; null where there is none.
+  /// The tensors that stand for its parameters; null if there is none.
   std::vector<const at::TensorImpl*> seen_;
   std::vector<std::unique_ptr<group::Parameter>> parameters_;
   std::vector<std::unique_ptr<group::Group>> groups_;

@@ -63,7 +63,7 @@ class SHARDWISE_API UnitRanks {
     return agreement_;
   }
 
-  /// The user's own collectives; empty where there are none. Or memory for their tensors that is the process groups'.
+  /// The user's own collectives; empty if there are none. Or memory for their tensors that is the process groups'.
   struct Customs {
     CustomCollective all_gather;
     CustomCollective reduce_scatter;

@@ -35,7 +35,7 @@ struct SHARDWISE_API Box {
 /// For example: [2, 3] at [0, 4].
 SHARDWISE_API std::string text_of(const Box& box);
 
-/// What both boxes hold; nothing if that is empty. Both are of one tensor.
+/// The elements in both boxes; nothing if there are none. Both are of one tensor.
 SHARDWISE_API std::optional<Box> intersection(const Box& one, const Box& other);
 
 /// Bytes that follow each other in both memories.
@@ -50,8 +50,8 @@ struct Run {
 SHARDWISE_API void for_each_run(
     const Box& piece, const Box& from, const Box& to, int64_t item_bytes, const std::function<void(const Run&)>& tell);
 
-/// What is wrong where these boxes do not hold every element of a tensor exactly once; "" if they do. Empty boxes
-/// inside of it count for nothing.
+/// What is wrong if these boxes do not have every element of a tensor exactly once; "" if they do. Empty boxes inside
+/// of it do not count.
 SHARDWISE_API std::string cover_error(const Sizes& whole, const std::vector<Box>& boxes);
 
 /// The boxes that together hold `count` elements of a tensor from the first one on, as they lie in row-major order:

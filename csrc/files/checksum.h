@@ -25,7 +25,7 @@ SHARDWISE_API std::optional<uint64_t> parse_checksum(std::string_view text);
 /// The bytes of a file's data that have one checksum: a reader of a range verifies the blocks that it touches.
 constexpr int64_t kBlockBytes = int64_t{4} * 1024 * 1024;
 
-/// What a checkpoint knows of one of its files, to verify it.
+/// A checkpoint's record of one of its files, to verify it.
 struct FileRecord {
   /// In the checkpoint's folder.
   std::string name;

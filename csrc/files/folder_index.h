@@ -32,7 +32,7 @@ struct SavedTensor {
   std::vector<Chunk> chunks;
 };
 
-/// What a folder of files of safetensors has.
+/// The contents of a folder of safetensors files.
 struct FolderIndex {
   /// Where it was looked for, and where it was found.
   std::string place;

@@ -45,7 +45,7 @@ SHARDWISE_API Marker parse_marker(std::string_view text, const std::string& path
 SHARDWISE_API std::optional<Marker> read_marker(Disk& disk, const std::string& folder);
 
 /// What is wrong with the files of a complete checkpoint, as far as their names and sizes tell: one that is missing, or
-/// cut off, or one of safetensors too many; "" where nothing is. Other files may lie beside them.
+/// cut off, or one of safetensors too many; "" if nothing is. Other files may lie beside them.
 SHARDWISE_API std::string files_error(Disk& disk, const std::string& folder, const Marker& marker);
 
 /// The program's own value as the marker has it. JSON has no numbers that are infinite or none: they become an object

@@ -21,7 +21,7 @@ constexpr const char* kHuggingFaceIndex = "model.safetensors.index.json";
 
 /// Whether this names a file in a folder, not one elsewhere: no slash, no NUL, neither "." nor "..".
 SHARDWISE_API bool is_plain_name(std::string_view name);
-/// The same, of a file of safetensors.
+/// The same, of a safetensors file.
 SHARDWISE_API bool is_tensor_file(std::string_view name);
 
 /// The name of one of a rank's files, as torch's HuggingFaceStorageWriter gives it: both numbers begin with 1.

@@ -32,8 +32,8 @@ SHARDWISE_API std::optional<NameAside> parse_name_aside(std::string_view name);
 /// Raises DiskError where the disk cannot tell.
 SHARDWISE_API bool is_complete(Disk& disk, const std::string& folder);
 
-/// Where the checkpoint of this place is: there; or, if a save was about to replace it and died, in a folder beside it.
-/// Raises Error where there is none, and where it cannot be known which of several it is.
+/// The folder of the checkpoint of this place: the place; or, if a save was about to replace it and died, a folder
+/// beside it. Raises Error if there is none, or if it may be one of several.
 SHARDWISE_API std::string find_checkpoint(Disk& disk, const std::string& place);
 
 /// Raises ValueError where something lies at this place that a checkpoint cannot replace: a file, a link, or a folder

@@ -257,8 +257,8 @@ std::string dtype_name(c10::ScalarType dtype, const std::string& parameter) {
     if (named == dtype) return name;
   }
   throw ValueError(c10::str(
-      "shardwise: ", in_quotes(parameter), " cannot be saved: files of safetensors have no dtype ",
-      c10::toString(dtype), ". Convert it, or leave it out."));
+      "shardwise: ", in_quotes(parameter), " cannot be saved: safetensors files have no dtype ", c10::toString(dtype),
+      ". Convert it, or leave it out."));
 }
 
 std::optional<c10::ScalarType> dtype_of(std::string_view name) {

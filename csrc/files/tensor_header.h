@@ -52,7 +52,7 @@ constexpr size_t kMostDimensions = 64;
 /// What to do about a file that is broken.
 constexpr const char* kRemedy = "Restore the file from a copy, or load another checkpoint.";
 
-/// A tensor in a file of safetensors, or a piece of one: a file has one piece of a tensor at most.
+/// A tensor in a safetensors file, or a piece of one: a file has one piece of a tensor at most.
 struct TensorEntry {
   std::string name;
   /// Undefined for one that torch does not have, whose name is `unknown_dtype`. Nobody knows its elements then.
@@ -65,7 +65,7 @@ struct TensorEntry {
   int64_t end = 0;
 };
 
-/// What a file of safetensors begins with.
+/// The beginning of a safetensors file.
 struct TensorHeader {
   /// In the order of their data, which they fill without gaps.
   std::vector<TensorEntry> tensors;

@@ -10,7 +10,7 @@
 
 namespace shardwise::files {
 
-/// An open file of safetensors. With a record of it, nothing of the file is handed out that is not verified: neither
+/// An open safetensors file. With a record of it, nothing of the file is handed out that is not verified: neither
 /// its header nor a block of its data. For one thread at a time.
 class SHARDWISE_API TensorReader {
  public:

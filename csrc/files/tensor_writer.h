@@ -22,7 +22,7 @@ struct TensorToWrite {
   std::vector<Bytes> data;
 };
 
-/// Writes a new file of safetensors, and waits until it will survive a loss of power; its folder is the caller's to
+/// Writes a new safetensors file, and waits until it will survive a loss of power; its folder is the caller's to
 /// sync. No more memory is used than for one block.
 /// Raises ValueError, before the disk is touched, for what make_header() refuses and for data that is not as long as
 /// its box; DiskError where the disk fails, which leaves a part of the file.

@@ -74,7 +74,7 @@ class FullCopies : public Copies {
       const std::vector<bool>& wanted, std::optional<at::Device> device, const comm::Collectives& collectives,
       comm::Buffers& buffers, const std::string& unit, Counters& counters) const;
   /// The same of tensors that are cut as the parameters are, such as what an optimizer keeps for shards: `pieces` are
-  /// this rank's, one for each parameter, undefined where there is none on any rank. Every rank gets all, if `keep`.
+  /// this rank's, one for each parameter, undefined if there is none on any rank. Every rank gets all, if `keep`.
   std::vector<at::Tensor> gather_pieces(
       const std::vector<at::Tensor>& pieces, bool keep, std::optional<at::Device> device,
       const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters) const;

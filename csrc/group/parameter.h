@@ -100,7 +100,7 @@ class Parameter {
   void restore_memory() const;
   /// From now on its module computes with another leaf, which gets the hooks.
   void replace_leaf(const at::Tensor& leaf, at::Tensor full);
-  /// Undefined where there is none.
+  /// Undefined if there is none.
   at::Tensor shard() const {
     return is_kept_ ? kept_shard() : shard_;
   }

@@ -5,8 +5,8 @@
 
 namespace shardwise::group {
 
-/// What stands for a parameter where a front end does not show its memory as it is: in Python, a DTensor that wraps
-/// this rank's shard.
+/// The tensor that a front end gives to programs in place of a parameter's own: in Python, a DTensor that wraps this
+/// rank's shard.
 class VisibleParameter {
  public:
   virtual ~VisibleParameter() = default;

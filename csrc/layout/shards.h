@@ -24,7 +24,7 @@ struct SHARDWISE_API Cut {
   int64_t piece_numel(int64_t rank) const;
 };
 
-/// Where the parameters of a group lie in `world` parts, one per rank, of `part` elements each. Every element of every
+/// The places of a group's parameters in `world` parts, one per rank, of `part` elements each. Every element of every
 /// parameter lies in exactly one part; pieces do not overlap.
 struct Shards {
   std::vector<Cut> cuts;

@@ -15,7 +15,7 @@ namespace shardwise::optim {
 /// What GradScaler gives to a step; both may be undefined.
 struct GradientScale {
   at::Tensor scale;
-  /// Only where the host does not know it.
+  /// Only if the host does not know it.
   at::Tensor found_inf;
 
   /// What a step needs of these; nullopt if the host knows already that it is to be skipped.

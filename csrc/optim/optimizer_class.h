@@ -10,8 +10,8 @@
 
 namespace shardwise::optim {
 
-/// What an optimizer keeps for one parameter, under the names that PyTorch's state dicts have. Empty if it keeps
-/// nothing, as before the first step.
+/// The state of an optimizer for one parameter, under the names of PyTorch's state dicts. Empty if there is none, as
+/// before the first step.
 struct ParameterState {
   /// In the sizes of the parameter: for a shard, this rank's piece.
   StateDict tensors{"Tensor"};

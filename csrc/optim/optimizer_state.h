@@ -11,7 +11,7 @@
 
 namespace shardwise::optim {
 
-/// What an optimizer of torch::optim keeps for each parameter, and the options of its groups, by name: read and set
+/// The state of an optimizer of torch::optim for each parameter, and the options of its groups, by name: read and set
 /// without knowing its class. For SGD, Adam, AdamW, Adagrad, RMSprop, and classes derived from them.
 class SHARDWISE_API OptimizerState {
  public:

@@ -16,7 +16,7 @@
 
 namespace shardwise::pipeline {
 
-/// Where a rank is in a pipeline.
+/// A rank's place in a pipeline.
 struct OwnPart {
   Table table;
   int rank;

@@ -6,9 +6,9 @@
 
 namespace shardwise::python_front {
 
-/// Where the modules of a unit keep its parameters, and the two objects that take turns there: the full parameter and
-/// what the optimizer sees. Owned by Python. Keeps no module alive. The unit must not keep this alive: the full
-/// parameters in here keep the unit alive.
+/// The places of a unit's parameters in its modules, and the two objects that take turns there: the full parameter and
+/// the one that the optimizer has. Python owns it. It owns no module, and the unit must not own it: the full parameters
+/// in here own the unit.
 ///
 /// To be used with the GIL held.
 class Entries {

@@ -15,7 +15,7 @@
 
 namespace shardwise::saves {
 
-/// What a rank has of a tensor of a checkpoint.
+/// A rank's part of a tensor of a checkpoint.
 struct Piece {
   std::string name;
   /// The sizes of the whole tensor.
@@ -32,8 +32,8 @@ struct Piece {
 /// A box of one of this rank's pieces: the index of the piece, and that of the box in it.
 using BoxOfPiece = std::pair<size_t, size_t>;
 
-/// Who writes what: every box that several ranks have is written by one of them, so that each writes about as many
-/// bytes. Remembers it, so that ranks that all have the same again say only that.
+/// Divides the writing among ranks: one of them writes a box that several have, so that each writes about as many
+/// bytes. It remembers the division, so ranks that have the same again say only that.
 class SHARDWISE_API Division {
  public:
   /// What this rank writes. `label` is what else the ranks must have in common; it may raise.

@@ -19,7 +19,7 @@ Piece whole_piece(std::string name, at::Tensor values, bool must_agree = false);
 /// The parameters and buffers of a module, under all their names.
 std::vector<Piece> pieces_of(const nn::ModuleState& module);
 
-/// What an optimizer keeps for parameters of a module, and the options of their groups.
+/// The state of an optimizer for parameters of a module, and the options of their groups.
 std::vector<Piece> pieces_of(
     const std::vector<optim::NamedParameter>& parameters, const optim::OptimizerState& optimizer);
 

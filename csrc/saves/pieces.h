@@ -80,9 +80,8 @@ SHARDWISE_API void save_pieces(
 /// Raises, on all ranks, Error where they do not, and what files::SavedFolder raises.
 SHARDWISE_API files::SavedFolder open_checkpoint(const Ranks& ranks, const std::string& folder);
 
-/// What this rank has of a tensor, as the checkpoint has it: new memory on the host, in the sizes of `piece.values`,
-/// which is only looked at. Of files only what is needed is read.
-/// Raises what files::SavedFolder::read() raises.
+/// This rank's part of a tensor, as the checkpoint has it: new memory on the host, in the sizes of `piece.values`,
+/// which stays as it is. Reads only the bytes that it needs. Raises the errors of files::SavedFolder::read().
 SHARDWISE_API at::Tensor read_piece(files::SavedFolder& folder, const Piece& piece);
 
 /// All of a tensor.

@@ -13,7 +13,7 @@
 
 namespace shardwise::saves {
 
-/// What is wrong with a name of the module that would look like another part of a checkpoint; "" where none does.
+/// What is wrong with a name of the module that would look like another part of a checkpoint; "" if none does.
 /// `function` is what is being called.
 std::string reserved_name(const nn::ModuleState& module, const std::string& function);
 

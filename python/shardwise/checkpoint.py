@@ -198,7 +198,7 @@ def load(
 
 
 def export_safetensors(file: Path, model: nn.Module, *, process_group: dist.ProcessGroup | None = None) -> None:
-    """Writes a model's tensors, whole, to one file of safetensors, as Hugging Face's libraries and others read it.
+    """Writes a model's tensors, whole, to one safetensors file, as Hugging Face's libraries and others read it.
 
     load() takes the folder of a model.safetensors. For several files save it, and merge it with `python -m shardwise
     checkpoint FOLDER --merge NEW`. Nothing is seen at `file` before all is written; a file that was there is replaced.

@@ -94,7 +94,7 @@ register_full_backward_pre_hook(torch::nn::Module& module, BackwardPreHook hook,
 SHARDWISE_API HookHandle
 register_full_backward_hook(torch::nn::Module& module, BackwardHook hook, HookOptions options = {});
 
-/// Lets hooks see the calls that containers make, at and below `root`: Sequential, and the AnyModules of Transformer,
+/// Makes the calls of containers fire hooks, at and below `root`: Sequential, and the AnyModules of Transformer,
 /// TransformerEncoder and TransformerDecoder. Types, names, saved files, clones, at<T>() and ptr() stay as they are.
 /// Call it again for new modules, for example after push_back(). Clones are not observed. Do not call it while another
 /// thread calls the containers.

@@ -20,7 +20,7 @@ void RandomState::add(at::Generator generator) {
 RandomState RandomState::now(at::TensorList tensors) {
   const base::ComputeGuard guard;
   std::set<c10::DeviceIndex> devices;
-  // Torch names an accelerator that it was built for even where there is none.
+  // Torch names an accelerator that it was built for even if there is none.
   const auto accelerator = at::accelerator::deviceCount() > 0 ? at::accelerator::getAccelerator() : std::nullopt;
   for (const auto& tensor : tensors) {
     if (accelerator && tensor.defined() && tensor.device().type() == *accelerator) devices.insert(tensor.get_device());

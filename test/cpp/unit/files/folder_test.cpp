@@ -19,7 +19,7 @@ using Fault = FaultyDisk::Fault;
 
 namespace {
 
-/// A file of safetensors with whole tensors of bytes, as Hugging Face's libraries write it: nothing about pieces.
+/// A safetensors file with whole tensors of bytes, as Hugging Face's libraries write it: nothing about pieces.
 void write_plain(
     MemoryDisk& disk, const std::string& path, const std::vector<std::pair<std::string, std::string>>& tensors,
     const std::string& dtype = "U8") {

@@ -121,7 +121,7 @@ TEST_CASE("checkpoint files: what cannot be written is refused before anything i
     CHECK_THROWS_WITH(write_tensor_file(disk, "f", tensors), Catch::Contains(why));
     CHECK_THROWS_AS(write_tensor_file(disk, "f", tensors), ValueError);
   };
-  refused({complex}, "'model.weight' cannot be saved: files of safetensors have no dtype ComplexDouble");
+  refused({complex}, "'model.weight' cannot be saved: safetensors files have no dtype ComplexDouble");
   refused({tensor_of("x", Box::whole({7}), bytes)}, "'x' cannot be saved: 6 bytes were given, but [7] at [0]");
   refused({tensor_of("x", {{0}, {2, 3}}, bytes)}, "is not a piece of a tensor");
   refused({tensor_of("x", {{-1}, {6}}, bytes)}, "is not a piece of a tensor");
