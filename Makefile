@@ -18,6 +18,7 @@
 #   TORCHES              of test-torches: some versions of torch, such as "2.11.0 2.15.0"; default: all that we support
 #   STEPS, DEVICE, AGAIN of gpu: some of its steps (LIST=1 shows them); DEVICE=late has no GPU; AGAIN=1 repeats what has passed
 #   KIT, WITHIN, ARCH    of gpu and gpu-kit: the kit's folder (.gpukit); the seconds for all steps; the GPU's architecture (90)
+#   PYTHONS              of wheels: PYTHONS="python3.11 python3.13"; they need no torch
 #   UNTIL                of test-parts: begin no part that will not be done at this time, in seconds as `date +%s` has them
 PYTHON ?=
 TORCH ?=
@@ -25,6 +26,7 @@ SHARDWISE_TEST_DEPS ?=
 SHARDWISE_DEPS ?=
 JOBS ?=
 RANKS ?=
+PYTHONS ?=
 FRONT ?= cpp
 MODE ?= replicate
 SHORT ?=
@@ -48,7 +50,7 @@ override SHARDWISE_TEST_DEPS := $(abspath $(SHARDWISE_TEST_DEPS))
 override SHARDWISE_DEPS := $(abspath $(SHARDWISE_DEPS))
 export SHARDWISE_TEST_DEPS SHARDWISE_DEPS TORCH
 .NOTPARALLEL:
-.PHONY: help demo test test-torches test-all test-parts gpu gpu-kit bench lint format docs wheel clean
+.PHONY: help demo test test-torches test-all test-parts gpu gpu-kit bench lint format docs wheels clean
 
 prepare = @sh scripts/prepare.sh
 py = scripts/python
@@ -111,9 +113,9 @@ docs: ## check links and commands of the pages, and make the API reference in bu
 	@$(build) dev --target shardwise shardwise_python --install $(jobs)
 	@$(py) scripts/reference.py
 
-wheel: ## a wheel of the package in dist/
+wheels: ## wheels of the package in dist/, for this Python or for those of PYTHONS
 	$(prepare) test "$(PYTHON)"
-	@SHARDWISE_BUILD_DIR=build/dev $(py) -m pip wheel --no-build-isolation --no-deps --wheel-dir dist .
+	@$(py) scripts/wheels.py $(PYTHONS)
 
 clean: ## remove what was built; .venv stays, for it is costly to fetch
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,7 +1,8 @@
 """Packages what CMake builds. The build is described in CMakeLists.txt; this file only drives it.
 
 Environment: SHARDWISE_BUILD_DIR, the build folder (default: build/<python tag>; an existing one keeps its options);
-CMAKE_ARGS, more arguments for CMake, such as -DSHARDWISE_CUDA=off.
+CMAKE_ARGS, more arguments for CMake, such as -DSHARDWISE_CUDA=off. For scripts/wheels.py: SHARDWISE_TORCH_DIR, a torch
+of another Python; SHARDWISE_LOCAL_VERSION, which stands behind the version.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ SCRATCH = BUILD_DIR / "package"
 
 
 def torch_dir() -> Path:
+    if os.environ.get("SHARDWISE_TORCH_DIR"):
+        return Path(os.environ["SHARDWISE_TORCH_DIR"])
     found = importlib.util.find_spec("torch")
     if found is None or not found.submodule_search_locations:
         sys.exit(
@@ -90,7 +93,8 @@ def configure() -> None:
     options = ["-DSHARDWISE_BUILD_PYTHON=ON", f"-DSHARDWISE_TORCH_DIR={torch_dir()}"]
     # Another environment of the same interpreter has the same headers: it need not take the folder over.
     if os.path.realpath(cache.get("Python_EXECUTABLE", "")) != os.path.realpath(sys.executable):
-        options.append(f"-DPython_EXECUTABLE={sys.executable}")
+        # What CMake found of the one before is forgotten.
+        options += ["-U_Python_*", "-UPython_*", f"-DPython_EXECUTABLE={sys.executable}"]
     if not cache:
         options.append("-DCMAKE_BUILD_TYPE=Release")
         ninja = tool("ninja")
@@ -132,6 +136,7 @@ check_python()
 check_setuptools()
 SCRATCH.mkdir(parents=True, exist_ok=True)
 setuptools.setup(
+    version="+".join(filter(None, [(ROOT / "VERSION").read_text().strip(), os.environ.get("SHARDWISE_LOCAL_VERSION")])),
     install_requires=[torch_requirement(torch_dir())],
     # Only says that the package has an extension module; CMake knows its sources.
     ext_modules=[setuptools.Extension("shardwise._C", sources=[])],
