@@ -18,18 +18,18 @@ namespace shardwise {
 /// modules may be called in any way.
 ///
 /// From now on module.parameters() are the shards: give them to the optimizer. The module's own members (`weight`)
-/// remain the full parameters. A write to a member is an Error, since it would be lost. After each backward the mean
-/// over the ranks is added to .grad: each shard gets this rank's part of it.
+/// remain the full parameters. A write to a member is an Error, since it would be lost. After each backward each
+/// shard's .grad gains this rank's part of the mean gradient over all ranks.
 ///
-/// A term over parameters() in the loss, such as an L2 penalty, is over this rank's shards. Its gradient is not
-/// averaged, and needs no factor. Its value is this rank's part; the whole is the sum over the ranks.
+/// A loss term over parameters(), such as an L2 penalty, covers this rank's shards only. Its gradient is not
+/// averaged and needs no factor. Its value is this rank's part: sum it over the ranks.
 ///
 /// torch::autograd::grad() with respect to members gives this rank's whole gradient, not averaged, and changes no
 /// .grad. clone() of a wrapped module is an Error. RNN modules may be cast and moved like any other.
 ///
-/// A parameter without a member, which only the registry has, stays whole on every rank; its gradient is averaged too.
-/// ParameterList, ParameterDict and classes derived from them have such parameters, and so has a module of torch's
-/// whose member was assigned to. If a class of your own reads its registry when it computes, name its parameters in
+/// A parameter that is registered but held by no member stays whole on every rank; its gradient is averaged too.
+/// ParameterList, ParameterDict and classes derived from them have such parameters, and so does a torch module after
+/// assignment to its member. If your own class reads registered parameters when it computes, name them in
 /// whole_parameters(). Other handles on parameters (an optimizer's, a variable) do no harm. Views and aliases would
 /// stay at today's values: they are an Error on all ranks (see allow_aliases()).
 ///

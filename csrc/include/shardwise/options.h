@@ -15,8 +15,8 @@ namespace shardwise {
 
 /// The dtypes in which a unit computes and sums. Only floating-point tensors are cast.
 struct SHARDWISE_API MixedPrecision {
-  /// Returns the dtype that a parameter is computed with: `param_dtype`, as nullopt means too, or its own, which keeps
-  /// it from being cast.
+  /// Returns the dtype in which a parameter computes: nullopt or `param_dtype` casts it to `param_dtype`, its own dtype
+  /// leaves it uncast.
   using Override = std::function<std::optional<at::ScalarType>(const std::string& name, const at::Tensor& parameter)>;
 
   /// The dtype of full parameters, and so of what the module computes with. Unset: that of the parameters.
@@ -46,15 +46,15 @@ struct SHARDWISE_API ReplicateOptions {
   TORCH_ARG(std::optional<Mesh>, mesh) = std::nullopt;
   /// Parameters that stay as they are.
   TORCH_ARG(std::vector<at::Tensor>, ignored_parameters) = {};
-  /// If `param_dtype` differs from the parameters' own dtype, full copies in it come and go beside them. If not, there
-  /// are no copies, and a later cast of the module is an Error.
+  /// If `param_dtype` differs from the parameters' own dtype, units also make and free full copies in it. If not, there
+  /// are none, and casting the module later is an Error.
   TORCH_ARG(MixedPrecision, mixed_precision) = {};
   /// Unset: parameters and gradients stay on the mesh's device.
   TORCH_ARG(std::optional<CpuOffload>, cpu_offload) = std::nullopt;
   /// First give every rank the parameters and buffers of rank 0.
   TORCH_ARG(bool, broadcast) = true;
-  /// Allow views and aliases of parameters that exist already, which stay at their present values. Matters only if full
-  /// copies come and go.
+  /// Allow existing views and aliases of parameters, which keep their present values. Matters only if units make full
+  /// copies.
   TORCH_ARG(bool, allow_aliases) = false;
 };
 
@@ -87,8 +87,8 @@ class ReshardAfterForward {
 enum class ShardLayout {
   /// Each parameter along one of its dimensions, into pieces whose sizes may differ by a row; some may be empty.
   rows,
-  /// All parameters of a unit as one vector: a shard is any range of its elements, a vector too. Full copies are
-  /// gathered in place, without a copy.
+  /// All parameters of a unit as one vector, of which each rank has a range; shards are one-dimensional. Full
+  /// parameters are gathered in place.
   flat,
 };
 
@@ -107,7 +107,7 @@ struct SHARDWISE_API FullyShardOptions {
   TORCH_ARG(std::optional<ReshardAfterForward>, reshard_after_forward) = std::nullopt;
   TORCH_ARG(Placement, shard_placement) = {};
   /// For parameters whose shards lie on other ranks than the rest, such as a rank's own experts. Each mesh has
-  /// collectives of its own; in all else these parameters are of the same unit. All ranks must use their meshes in the
+  /// its own collectives; otherwise these parameters are in the same unit. All ranks must use their meshes in the
   /// same order.
   TORCH_ARG(ParameterMesh, parameter_mesh) = {};
   TORCH_ARG(ShardLayout, layout) = ShardLayout::rows;
