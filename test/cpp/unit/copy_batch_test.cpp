@@ -25,54 +25,28 @@ std::vector<layout::Shards> layouts() {
       layout::rows(shapes, {0, 0, 0, 0, 0}, 1, 1), layout::flat(shapes, 3, 4)};
 }
 
-template <typename Check>
-void for_each_piece(at::ScalarType dtype, const Check& check) {
-  const std::vector<std::vector<int64_t>> shapes{{5, 3}, {3, 7}, {2, 4, 6}, {1}, {}};
-  for (const auto& shards : layouts()) {
-    for (size_t i = 0; i < shapes.size(); ++i) {
-      const auto& cut = shards.cuts[i];
-      const auto whole = random(shapes[i], dtype);
-      for (int64_t rank = 0; rank < shards.world; ++rank) {
-        const auto piece = whole.view(cut.shape).narrow(cut.dim, cut.starts[rank], cut.length(rank));
-        check(whole, cut, rank, piece, random({shards.part + 9}, dtype));
-      }
-    }
-  }
-}
-
 } // namespace
 
 TEST_CASE("scaled pieces have the bits of at::mul, and nothing else is written") {
+  const std::vector<std::vector<int64_t>> shapes{{5, 3}, {3, 7}, {2, 4, 6}, {1}, {}};
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
-    for_each_piece(
-        dtype,
-        [&](const at::Tensor& whole, const layout::Cut& cut, int64_t rank, const at::Tensor& piece, at::Tensor part) {
-          auto expected = part.clone();
+    REQUIRE(group::CopyBatch::scales(dtype, dtype));
+    for (const auto& shards : layouts()) {
+      for (size_t i = 0; i < shapes.size(); ++i) {
+        const auto& cut = shards.cuts[i];
+        const auto whole = random(shapes[i], dtype);
+        for (int64_t rank = 0; rank < shards.world; ++rank) {
+          const auto piece = whole.view(cut.shape).narrow(cut.dim, cut.starts[rank], cut.length(rank));
+          const auto part = random({shards.part + 9}, dtype);
+          const auto expected = part.clone();
           expected.narrow(0, 2, piece.numel()).copy_(at::mul(piece, 1.0 / 3).reshape({-1}));
           group::CopyBatch moves;
-          REQUIRE(group::CopyBatch::scales(dtype, dtype));
           moves.scale(whole, group::Piece{group::runs_of(cut, rank), 2}, 1.0 / 3, part);
           moves.run();
           CHECK(part.equal(expected));
-        });
-  }
-}
-
-TEST_CASE("pieces are put where they were cut from, and nothing else is written") {
-  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kLong, at::kComplexDouble}) {
-    for_each_piece(
-        dtype == at::kLong ? at::kDouble : dtype,
-        [&](at::Tensor whole, const layout::Cut& cut, int64_t rank, const at::Tensor&, at::Tensor part) {
-          whole = whole.to(dtype);
-          part = part.to(dtype);
-          auto expected = whole.clone();
-          auto place = expected.view(cut.shape).narrow(cut.dim, cut.starts[rank], cut.length(rank));
-          place.copy_(part.narrow(0, 3, place.numel()).view(place.sizes()));
-          group::CopyBatch moves;
-          moves.put(whole, group::Piece{group::runs_of(cut, rank), 3}, part);
-          moves.run();
-          CHECK(whole.equal(expected));
-        });
+        }
+      }
+    }
   }
 }
 
@@ -134,31 +108,7 @@ TEST_CASE("a tensor is held once for all of its pieces, and for none of no eleme
   CHECK(part.equal(at::full({3}, 0.5)));
 }
 
-TEST_CASE("pieces at equal distances are one, and move as they would alone") {
-  for (const auto& shards : layouts()) {
-    const std::vector<std::vector<int64_t>> shapes{{5, 3}, {3, 7}, {2, 4, 6}, {1}, {}};
-    for (size_t i = 0; i < shapes.size(); ++i) {
-      const auto whole = random(shapes[i], at::kFloat);
-      const auto segment = layout::with_counts(shards, 5, 32);
-      auto expected = at::zeros({shards.world * segment});
-      auto together = at::zeros_like(expected);
-      group::CopyBatch moves;
-      std::vector<group::Piece> pieces;
-      for (int64_t rank = 0; rank < shards.world; ++rank) {
-        const auto offset = rank * segment + shards.cuts[i].offsets[rank];
-        const group::Piece piece{group::runs_of(shards.cuts[i], rank), offset};
-        moves.scale(whole, piece, 0.5, expected);
-        group::add_piece(pieces, piece);
-      }
-      moves.scale(whole, pieces, 0.5, together);
-      moves.run();
-      CHECK(together.equal(expected));
-      auto back = at::zeros_like(whole);
-      moves.put(back, pieces, together);
-      moves.run();
-      CHECK(back.equal(whole * 0.5));
-    }
-  }
+TEST_CASE("pieces at equal distances are one") {
   std::vector<group::Piece> pieces;
   const auto shards = layout::rows({{6002, 8}}, {0}, 3001, 32);
   for (int64_t rank = 0; rank < 3001; ++rank)
@@ -246,20 +196,4 @@ TEST_CASE("what has no fast way says so and writes nothing") {
   CHECK(group::CopyBatch::takes(at::empty({32768})));
   CHECK_FALSE(group::CopyBatch::takes(at::empty({32769})));
   CHECK_FALSE(group::CopyBatch::takes(at::empty({4}, at::TensorOptions(at::kMeta))));
-}
-
-TEST_CASE("flags are ones and zeros in their order") {
-  auto vector = at::full({5}, 7.0F);
-  REQUIRE(group::put_flags({true, false, true}, vector, 1));
-  CHECK(vector.equal(at::tensor({7.0F, 1.0F, 0.0F, 1.0F, 7.0F})));
-}
-
-TEST_CASE("a view has its sizes, shares memory, and is an ordinary tensor") {
-  auto buffer = at::arange(12, at::kFloat);
-  auto view = group::view_of(buffer, {2, 3}, {1, 2}, 4);
-  CHECK(view.equal(buffer.as_strided({2, 3}, {1, 2}, 4)));
-  view.add_(1);
-  CHECK(buffer[4].item<float>() == 5.0F);
-  CHECK_FALSE(view.is_inference());
-  CHECK_FALSE(view.is_view());
 }

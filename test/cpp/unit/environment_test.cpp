@@ -75,20 +75,14 @@ TEST_CASE("environment: the transport") {
   CHECK_THROWS_AS(transport("tcp"), shardwise::ValueError);
 }
 
-TEST_CASE("environment: plain variables") {
-  const auto env = read(second_of_four());
-  CHECK(env.rank == 1);
-  CHECK(env.world_size == 4);
-  CHECK_FALSE(env.local_rank);
-  CHECK(env.master_address == "node-7");
-  CHECK(env.master_port == 29501);
-  CHECK_FALSE(env.agent_store);
-}
-
 TEST_CASE("environment: torchrun's variables") {
   const auto env = read(second_of_four(
       {{"LOCAL_RANK", "1"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RESTART_COUNT", "2"}}));
   CHECK(env.local_rank == 1);
+  CHECK(env.rank == 1);
+  CHECK(env.world_size == 4);
+  CHECK(env.master_address == "node-7");
+  CHECK(env.master_port == 29501);
   CHECK(env.agent_store);
   CHECK_FALSE(read(second_of_four({{"TORCHELASTIC_USE_AGENT_STORE", "False"}})).agent_store);
 }

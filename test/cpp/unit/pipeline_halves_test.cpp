@@ -1,12 +1,10 @@
 // A backward in two halves, against one in a whole.
 #include "pipeline/halves.h"
-#include "support/products.h"
 
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/torch.h>
 #include <catch2/catch.hpp>
 
-#include <functional>
 #include <random>
 
 namespace shardwise::pipeline {
@@ -37,12 +35,6 @@ void check_close(const Tensors& got, const Tensors& expected) {
     REQUIRE(got[i].defined() == expected[i].defined());
     if (got[i].defined()) REQUIRE(at::allclose(got[i], expected[i], 1e-10, 1e-12));
   }
-}
-
-int products_in(const std::function<void()>& act) {
-  const test::CountingProducts counting;
-  act();
-  return counting.count();
 }
 
 /// A random graph of square matrices: a few outputs, from some of these leaves. Parameters may be used several times,
@@ -113,20 +105,6 @@ TEST_CASE("Halves.GradientsAreThoseOfAWholeBackward") {
     halves.of_parameters();
     check_close(gradients_of(parameters), gradients_of(whole_parameters));
   }
-}
-
-TEST_CASE("Halves.EachComputesItsShareOnce") {
-  const auto x = leaf(torch::randn({3, 4}));
-  const auto w = leaves({torch::randn({4, 4}), torch::randn({4, 4})});
-  const auto output = [&] { return x.mm(w[0]).relu().mm(w[1]); };
-  const auto ones = torch::ones({3, 4});
-  for (const auto& [repeats, in_second] : {std::pair(false, 2), {true, 4}}) {
-    Halves halves({output()}, {ones}, repeats);
-    CHECK(products_in([&] { halves.of_inputs({x}); }) == 2);
-    CHECK(products_in([&] { halves.of_parameters(); }) == in_second);
-  }
-  Halves whole({output()}, {ones}, false);
-  CHECK(products_in([&] { whole.of_parameters(); }) == 4);
 }
 
 TEST_CASE("Halves.HooksRunOnce") {

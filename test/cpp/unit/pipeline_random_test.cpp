@@ -2,6 +2,7 @@
 // only what they have computed or received. A failure prints the seed.
 #include "pipeline/check.h"
 #include "pipeline/lower.h"
+#include "pipeline/schedules.h"
 
 #include <catch2/catch.hpp>
 
@@ -148,6 +149,69 @@ TEST_CASE("pipeline random: tables lower without deadlock") {
     REQUIRE(problem_of(lowered) == "");
     REQUIRE(Players(lowered, true).come_to_the_end());
   }
+}
+
+/// Plants a mistake in a right table, anywhere.
+void plant_a_mistake(Table& table, PipelineDice& dice) {
+  auto& actions = some_list(table, dice);
+  const auto at = actions.begin() + dice.below(actions.size());
+  // A half of what is done as a whole, or the other way round, is done twice too.
+  const auto whole = at->kind == Kind::backward_input ? Kind::backward : at->kind;
+  const auto twice = at->kind == Kind::backward ? Kind::backward_input : whole;
+  switch (dice.below(7)) {
+    case 0:
+      actions.erase(at);
+      break;
+    case 1:
+      actions.insert(actions.begin() + dice.below(actions.size()), *at);
+      break;
+    case 2:
+      actions.insert(actions.begin() + dice.below(actions.size()), {twice, at->stage, at->microbatch});
+      break;
+    case 3:
+      at->stage = dice.below(2) == 0 ? -1 : table.stages();
+      break;
+    case 4:
+      at->microbatch = dice.below(2) == 0 ? -1 : table.microbatches;
+      break;
+    case 5:
+      // Nobody is there to send to.
+      actions.insert(at, {Kind::send_backward, 0, at->microbatch});
+      break;
+    default: {
+      // Done by another rank.
+      const auto action = *at;
+      actions.erase(at);
+      table.of_rank.push_back({action});
+    }
+  }
+}
+
+TEST_CASE("pipeline random: any mistake is a problem") {
+  for (unsigned seed = 0; seed < 4000; ++seed) {
+    INFO("seed " + std::to_string(seed));
+    PipelineDice dice(seed);
+    auto table = random_table(dice);
+    if (seed % 2 == 0) table = with_transfers(table);
+    plant_a_mistake(table, dice);
+    REQUIRE(problem_of(table) != "");
+  }
+}
+
+TEST_CASE("pipeline random: what is no table, and how a problem reads") {
+  CHECK(problem_of({}) == "the table has no ranks");
+  CHECK(problem_of({1, {}, {{}}}) == "the table has no stages");
+  CHECK(problem_of({0, {0}, {{}}}) == "the table has 0 microbatches");
+  CHECK(problem_of({1, {0, 2}, {{}, {}}}) == "stage 1 is on rank 2 of 2");
+  CHECK(problem_of({1, {-1}, {{}}}) == "stage 0 is on rank -1 of 1");
+  const Action forward{Kind::forward, 0, 0}, backward{Kind::backward, 0, 0};
+  CHECK(problem_of({1, {0}, {{forward}}}) == "rank 0 never does 0B0 or 0I0");
+  CHECK(problem_of({1, {0}, {{backward, forward}}}) == "rank 0 does 0B0 without 0F0 before it");
+  // The last rank wants the second microbatch back before it lets go of the first.
+  auto table = one_forward_one_backward(2, 2);
+  std::swap(table.of_rank[1][1], table.of_rank[1][2]);
+  std::swap(table.of_rank[0][1], table.of_rank[0][2]);
+  CHECK(problem_of(table) == "no rank can go on: rank 0 at 0B0, rank 1 at 1F1");
 }
 
 TEST_CASE("pipeline random: two actions change places") {

@@ -1,12 +1,13 @@
-// The schedules of a pipeline: that they are right, with and without transfers, and what they look like.
+// The schedules of a pipeline: that they are right, with and without transfers, what they look like, and where the
+// transfers are put.
 #include "pipeline/check.h"
 #include "pipeline/lower.h"
 #include "pipeline/schedules.h"
+#include "pipeline/simulate.h"
 
 #include <shardwise/error.h>
-
+#include <algorithm>
 #include <catch2/catch.hpp>
-
 #include <functional>
 #include <string>
 #include <utility>
@@ -84,17 +85,6 @@ TEST_CASE("pipeline tables: every schedule is right") {
   }
 }
 
-TEST_CASE("pipeline tables: stages go round the ranks or down and up") {
-  CHECK(gpipe(3, 1).rank_of_stage == std::vector({0, 1, 2}));
-  CHECK(one_forward_one_backward(3, 1).rank_of_stage == std::vector({0, 1, 2}));
-  for (const auto& [name, table] : loops_of(3, 2, 4)) {
-    INFO(name);
-    CHECK(table.rank_of_stage == std::vector({0, 1, 2, 0, 1, 2}));
-  }
-  CHECK(zero_bubble_v(3, 1).rank_of_stage == std::vector({0, 1, 2, 2, 1, 0}));
-  CHECK(dual_pipe_v(3, 6).rank_of_stage == std::vector({0, 1, 2, 2, 1, 0}));
-}
-
 TEST_CASE("pipeline tables: schedules in full") {
   CHECK(text(gpipe(2, 2)) == "rank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1F1 1B0 1B1\n");
   CHECK(
@@ -139,21 +129,18 @@ TEST_CASE("pipeline tables: too few of anything is an error") {
   CHECK(error_of([] {
           return zero_bubble_v(2, 0);
         }) == "shardwise: zero_bubble_v() got microbatches=0; a pipeline has at least one. Give it 1 or more.");
+  using Maker = Table (*)(int, int);
+  using LoopMaker = Table (*)(int, int, int);
   for (const int bad : {0, -3}) {
-    CHECK(error_of([&] { return gpipe(1, bad); }) != "");
-    CHECK(error_of([&] { return one_forward_one_backward(bad, 1); }) != "");
-    CHECK(error_of([&] { return one_forward_one_backward(1, bad); }) != "");
-    CHECK(error_of([&] { return looped_bfs(bad, 1, 1); }) != "");
-    CHECK(error_of([&] { return looped_bfs(1, bad, 1); }) != "");
-    CHECK(error_of([&] { return looped_bfs(1, 1, bad); }) != "");
-    CHECK(error_of([&] { return interleaved(bad, 1, 1); }) != "");
-    CHECK(error_of([&] { return interleaved(1, 1, bad); }) != "");
-    CHECK(error_of([&] { return interleaved_zero_bubble(bad, 1, 1); }) != "");
-    CHECK(error_of([&] { return interleaved_zero_bubble(1, bad, 1); }) != "");
-    CHECK(error_of([&] { return interleaved_zero_bubble(1, 1, bad); }) != "");
-    CHECK(error_of([&] { return zero_bubble_v(bad, 1); }) != "");
-    CHECK(error_of([&] { return dual_pipe_v(bad, 2); }) != "");
-    CHECK(error_of([&] { return dual_pipe_v(1, bad); }) != "");
+    for (const Maker make : {gpipe, one_forward_one_backward, zero_bubble_v, dual_pipe_v}) {
+      CHECK(error_of([&] { return make(bad, 2); }) != "");
+      CHECK(error_of([&] { return make(1, bad); }) != "");
+    }
+    for (const LoopMaker make : {looped_bfs, interleaved, interleaved_zero_bubble}) {
+      CHECK(error_of([&] { return make(bad, 1, 1); }) != "");
+      CHECK(error_of([&] { return make(1, bad, 1); }) != "");
+      CHECK(error_of([&] { return make(1, 1, bad); }) != "");
+    }
   }
 }
 
@@ -163,6 +150,66 @@ TEST_CASE("pipeline tables: dual pipe needs a microbatch for each stage") {
       "shardwise: dual_pipe_v() got microbatches=5 and ranks=3; it needs at least two microbatches for each rank. Use "
       "more, or zero_bubble_v().");
   CHECK(error_of([] { return dual_pipe_v(3, 6); }) == "");
+}
+
+/// The most activations and gradients that a rank has received and not used yet.
+int most_unused(const Table& lowered) {
+  int most = 0;
+  for (const auto& actions : lowered.of_rank) {
+    int unused = 0;
+    for (const auto& [kind, stage, microbatch] : actions) {
+      const bool is_forward = kind == Kind::forward;
+      const bool is_backward = kind == Kind::backward || kind == Kind::backward_input;
+      const auto from = is_forward ? stage - 1 : stage + 1;
+      const bool is_used = (is_forward || is_backward) && from >= 0 && from < lowered.stages() &&
+                           lowered.rank_of_stage[from] != lowered.rank_of_stage[stage];
+      if (is_used) --unused;
+      if (kind == Kind::receive_forward || kind == Kind::receive_backward) most = std::max(most, ++unused);
+    }
+  }
+  return most;
+}
+
+TEST_CASE("pipeline lower: transfers in full") {
+  CHECK(
+      text(with_transfers(one_forward_one_backward(2, 2))) ==
+      "rank 0: 0F0 0SF0 0F1 0SF1 0RB0 0B0 0RB1 0B1\n"
+      "rank 1: 1RF0 1F0 1RF1 1B0 1SB0 1F1 1B1 1SB1\n");
+  // The tip of the V needs none.
+  CHECK(text(with_transfers(zero_bubble_v(1, 1))) == "rank 0: 0F0 1F0 1I0 1W0 0I0 0W0\n");
+}
+
+TEST_CASE("pipeline lower: transfers keep the times") {
+  for (int ranks = 1; ranks <= 6; ++ranks) {
+    for (const int microbatches : {1, 4, 9, 17}) {
+      INFO(std::to_string(ranks) + " ranks, " + std::to_string(microbatches) + " microbatches");
+      for (const auto& table :
+           {one_forward_one_backward(ranks, microbatches), zero_bubble_v(ranks, microbatches),
+            interleaved(ranks, 2, microbatches)}) {
+        CHECK(simulate(with_transfers(table)).makespan == simulate(table).makespan);
+      }
+    }
+  }
+}
+
+TEST_CASE("pipeline lower: few received things wait") {
+  for (const int microbatches : {16, 64}) {
+    CHECK(most_unused(with_transfers(gpipe(8, microbatches))) == 1);
+    CHECK(most_unused(with_transfers(one_forward_one_backward(8, microbatches))) == 2);
+    CHECK(most_unused(with_transfers(zero_bubble_v(8, microbatches))) == 3);
+    CHECK(most_unused(with_transfers(dual_pipe_v(8, microbatches))) == 2);
+    CHECK(most_unused(with_transfers(interleaved(8, 3, microbatches))) == 4);
+    CHECK(most_unused(with_transfers(interleaved_zero_bubble(8, 3, microbatches))) == 7);
+    // The first rank's second stage has its input long before it comes to it.
+    CHECK(most_unused(with_transfers(looped_bfs(8, 2, microbatches))) == microbatches - 7);
+  }
+}
+
+TEST_CASE("pipeline lower: wrong tables and those with transfers are errors") {
+  auto table = gpipe(2, 2);
+  table.of_rank[1].pop_back();
+  CHECK_THROWS_AS(with_transfers(table), ValueError);
+  CHECK_THROWS_AS(with_transfers(with_transfers(gpipe(2, 2))), ValueError);
 }
 
 } // namespace

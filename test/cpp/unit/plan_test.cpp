@@ -2,7 +2,6 @@
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
-#include <iterator>
 #include <sstream>
 
 using nlohmann::json;

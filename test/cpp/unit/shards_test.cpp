@@ -120,14 +120,6 @@ TEST_CASE("layout flat: parts in a row are the parameters in a row") {
   }
 }
 
-TEST_CASE("layout rows: a row more, a row less, and none") {
-  const auto layout = rows({{5, 2}, {1}}, {0, 0}, 3, 4);
-  CHECK(layout.cuts[0].starts == std::vector<int64_t>{0, 2, 4, 5});
-  CHECK(layout.cuts[1].starts == std::vector<int64_t>{0, 1, 1, 1});
-  CHECK(layout.cuts[1].offsets == std::vector<int64_t>{4, 4, 4});
-  CHECK(layout.part == 8);
-}
-
 TEST_CASE("layout: sizes beyond 32 bits") {
   const int64_t large = int64_t{3} << 32;
   CHECK(flat({{large}, {large + 1}}, 2, 2).part == large + 2);

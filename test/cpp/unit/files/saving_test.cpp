@@ -62,6 +62,18 @@ std::unique_ptr<MemoryDisk> disk_before(bool has_checkpoint, bool can_exchange) 
   return disk.copy();
 }
 
+/// Of a save over another one, on a disk whose folders can change places.
+std::vector<std::string> steps_of_a_save() {
+  std::vector<std::string> steps;
+  save_with_fault(*disk_before(true, true), -1, Fault::none, &steps);
+  return steps;
+}
+
+int64_t place_of(const std::string& operation, const std::vector<std::string>& steps, int64_t from = 0) {
+  while (steps.at(from).find(operation) != 0) ++from;
+  return from;
+}
+
 /// Whatever happened, the next save works, and beside its checkpoint there is nothing that is not known as a leftover.
 void check_goes_on(MemoryDisk& disk) {
   some_values(2).save(disk, kPlace);
@@ -113,8 +125,7 @@ TEST_CASE("checkpoint saving: after a fault at any point the last checkpoint or 
 }
 
 TEST_CASE("checkpoint saving: a save that fails leaves nothing behind") {
-  std::vector<std::string> steps;
-  save_with_fault(*disk_before(true, true), -1, Fault::none, &steps);
+  const auto steps = steps_of_a_save();
   int64_t at = 0;
   for (; steps[at].find("exchange") == std::string::npos; ++at) {
     const auto disk = disk_before(true, true);
@@ -126,10 +137,8 @@ TEST_CASE("checkpoint saving: a save that fails leaves nothing behind") {
 }
 
 TEST_CASE("checkpoint saving: after an error that hides an exchange, the last checkpoint is not removed") {
-  std::vector<std::string> steps;
-  save_with_fault(*disk_before(true, true), -1, Fault::none, &steps);
-  int64_t at = 0;
-  while (steps[at].find("exchange") != 0) ++at;
+  const auto steps = steps_of_a_save();
+  auto at = place_of("exchange", steps);
   const auto disk = disk_before(true, true);
   CHECK(save_with_fault(*disk, at, Fault::fails_when_done) == Outcome::failed);
   const auto left = leftovers(*disk, "runs");
@@ -139,12 +148,10 @@ TEST_CASE("checkpoint saving: after an error that hides an exchange, the last ch
 }
 
 TEST_CASE("checkpoint saving: what cannot be removed of the one before does not spoil the new one") {
-  std::vector<std::string> steps;
-  save_with_fault(*disk_before(true, true), -1, Fault::none, &steps);
-  int64_t at = 0;
-  while (steps[at].find("exchange") != 0) ++at;
+  const auto steps = steps_of_a_save();
+  auto at = place_of("exchange", steps);
   // The one before loses its marker before anything else.
-  while (steps[at].find("remove_file") != 0) ++at;
+  at = place_of("remove_file", steps, at);
   CHECK(name_of(steps[at]) == "shardwise.json");
   const auto disk = disk_before(true, true);
   CHECK(save_with_fault(*disk, at, Fault::fails) == Outcome::saved);
@@ -153,10 +160,8 @@ TEST_CASE("checkpoint saving: what cannot be removed of the one before does not 
 }
 
 TEST_CASE("checkpoint saving: the one before goes only when the new one will survive, even if others clean up") {
-  std::vector<std::string> steps;
-  save_with_fault(*disk_before(true, true), -1, Fault::none, &steps);
-  int64_t at = 0;
-  while (steps[at].find("exchange") != 0) ++at;
+  const auto steps = steps_of_a_save();
+  auto at = place_of("exchange", steps);
   for (uint64_t seed = 0; seed < 20; ++seed) {
     const auto disk = disk_before(true, true);
     CHECK(save_with_fault(*disk, at, Fault::crashes_when_done) == Outcome::died);

@@ -215,49 +215,6 @@ TEST_CASE("checkpoint files: small reads in a row go to the disk once a block") 
   CHECK(disk.steps().size() == before + 1);
 }
 
-TEST_CASE("checkpoint files: any piece of a tensor can be read") {
-  std::mt19937 random(11);
-  const auto below = [&](int64_t bound) { return static_cast<int64_t>(random() % static_cast<uint64_t>(bound)); };
-  for (int round = 0; round < 30; ++round) {
-    MemoryDisk disk;
-    const Sizes sizes{1 + below(9), 1 + below(5), 1 + below(4)};
-    const auto item = int64_t{4};
-    const auto whole = some_bytes(static_cast<size_t>(*product_of(sizes) * item));
-    const auto saving = begin_saving(disk, "step");
-    Marker marker;
-    // Ranges of the flattened tensor, as flat layouts have them: several boxes for a rank.
-    int64_t first = 0;
-    const auto numel = *product_of(sizes);
-    for (int64_t rank = 0; first < numel; ++rank) {
-      const auto count = std::min(1 + below(numel), numel - first);
-      std::vector<TensorToWrite> tensors;
-      for (auto at = first; const auto& box : boxes_of_range(sizes, first, count)) {
-        const auto data = Bytes(whole).subspan(at * item, box.numel() * item);
-        tensors.push_back({.name = "x", .dtype = c10::ScalarType::Float, .box = box, .data = {data}});
-        at += box.numel();
-      }
-      for (auto& record : write_shard(disk, saving.folder, rank + 1, tensors)) marker.files.push_back(record);
-      first += count;
-    }
-    commit_saving(disk, saving, marker);
-    SavedFolder folder(disk, "step");
-    for (int piece = 0; piece < 20; ++piece) {
-      Box box = Box::whole(sizes);
-      for (size_t dim = 0; dim < sizes.size(); ++dim) {
-        box.offsets[dim] = below(sizes[dim]);
-        box.sizes[dim] = 1 + below(sizes[dim] - box.offsets[dim]);
-      }
-      std::vector<std::byte> expected(static_cast<size_t>(box.numel() * item));
-      for_each_run(box, Box::whole(sizes), box, item, [&](const Run& run) {
-        std::copy_n(whole.begin() + run.from, run.bytes, expected.begin() + run.to);
-      });
-      std::vector<std::byte> found(expected.size());
-      folder.read("x", box, found);
-      REQUIRE(found == expected);
-    }
-  }
-}
-
 TEST_CASE("checkpoint files: a read that cannot be is refused") {
   MemoryDisk disk;
   shardwise::test::some_values(1).save(disk, "step");
