@@ -39,7 +39,7 @@ NAMES = {
 CALLS = {
     "call": "call() of a module without hooks",
     "call_hook": "call() with one forward pre-hook",
-    "checkpoint": "checkpoint(), without fn's second run",
+    "checkpoint": "activation_checkpoint(), without fn's second run",
 }
 #: A fused AdamW's step of plain tensors, of DTensors, of DTensors with local_optimizer(), and after
 #: set_local_optimizers().

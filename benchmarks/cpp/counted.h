@@ -10,7 +10,7 @@ inline void print_counters(
     const std::string& words, const shardwise::Counters& before, const shardwise::Counters& after) {
   std::cout << words << " {";
   const char* comma = "";
-  for (const auto& [name, of] : shardwise::kCounters) {
+  for (const auto& [name, of] : shardwise::detail::kCounters) {
     std::cout << comma << '"' << name << "\": " << after.*of - before.*of;
     comma = ", ";
   }

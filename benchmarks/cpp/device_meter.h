@@ -12,7 +12,7 @@ class DeviceMeter {
   explicit DeviceMeter(at::Device device) : device_(device) {
     if (!device_.is_cpu()) return;
     meters_watch_memory();
-    shardwise::on_shared_memory(&meters_add_memory);
+    shardwise::set_shared_memory_listener(&meters_add_memory);
   }
   int64_t bytes() const {
     return device_.is_cpu() ? meters_bytes() : allocated().current;

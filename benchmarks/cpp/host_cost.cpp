@@ -100,7 +100,7 @@ void measure_calls(const Size& size) {
   const auto input = torch::ones({8, 4});
   measure("forward", size, [&] { plain->run(input, forward); });
   measure_training("checkpoint", size, plain, [](const Block& block, const torch::Tensor& x) {
-    return shardwise::checkpoint([block](const torch::Tensor& input) { return forward(block, input); }, x);
+    return shardwise::activation_checkpoint([block](const torch::Tensor& input) { return forward(block, input); }, x);
   });
 }
 

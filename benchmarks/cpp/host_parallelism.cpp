@@ -43,7 +43,8 @@ void measure_layers(const Size& size) {
   train("layers_none", plain);
   const auto backend = c10::make_intrusive<InstantBackend>(0, size.ranks);
   auto divided = pairs(kPiece * size.ranks);
-  parallelize(divided, instant_mesh(backend), "ranks", {{"*.up", shardwise::columns()}, {"*.down", shardwise::rows()}});
+  parallelize(
+      divided, instant_mesh(backend), "ranks", {{"*.up", shardwise::colwise()}, {"*.down", shardwise::rowwise()}});
   backend->answers = false;
   train("layers", divided);
 }

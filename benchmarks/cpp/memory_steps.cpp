@@ -79,7 +79,7 @@ void run(const Arguments& given) {
   const shardwise::Mesh mesh({{"world", world}}, mesh_options(given));
   const auto resident_before = status_mib("VmRSS");
   meters_watch_memory();
-  shardwise::on_shared_memory(&meters_add_memory);
+  shardwise::set_shared_memory_listener(&meters_add_memory);
   Gpt model(shape);
   initialize(*model, 1);
   const auto parameter_bytes = 4 * number_of_parameters(*model);

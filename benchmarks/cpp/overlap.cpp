@@ -7,6 +7,7 @@
 // steps' seconds, for how long the wire was busy in each on the average, and the bytes of each.
 #include <shardwise/shardwise.h>
 
+#include "comm/mesh/mesh_groups.h"
 #include "distributed_gpt.h"
 #include "host_wire.h"
 #include "rank_program.h"
@@ -42,8 +43,8 @@ void run(const Arguments& given) {
   const auto world = std::stoi(given.at("--world"));
   const shardwise::Mesh mesh({{"ranks", world}}, mesh_options(given));
   const auto wire = std::make_shared<HostWire>();
-  put_into(*mesh.sum_group("ranks"), *wire);
-  put_into(*mesh.gather_group("ranks"), *wire);
+  put_into(*shardwise::comm::MeshGroups::sum(mesh, "ranks"), *wire);
+  put_into(*shardwise::comm::MeshGroups::gather(mesh, "ranks"), *wire);
   GptOptions shape;
   shape.layers = std::stoll(given.at("--layers"));
   shape.width = std::stoll(given.at("--width"));

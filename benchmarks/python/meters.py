@@ -48,7 +48,7 @@ class Meters:
         self._library.meters_watch_memory()
         add = ctypes.cast(self._library.meters_add_memory, ctypes.c_void_p).value
         assert add is not None
-        _C.on_shared_memory(add)
+        _C.set_shared_memory_listener(add)
 
     def bytes(self) -> int:
         return int(self._library.meters_bytes())

@@ -36,7 +36,7 @@ std::string this_host() {
   return c10::str(first_line("/proc/sys/kernel/random/boot_id"), " ", target_of("/proc/self/ns/pid"));
 }
 
-uint64_t began(int64_t process) {
+uint64_t process_start_time(int64_t process) {
   std::ifstream file(c10::str("/proc/", process, "/stat"));
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   // The second field is a name, in brackets, that may have anything in it; the time is the twentieth after it.

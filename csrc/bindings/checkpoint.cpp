@@ -170,7 +170,7 @@ void bind_checkpoint(py::module_& module) {
           py::init([](const Mesh& mesh, const std::string& function) { return saves::ranks_on(mesh, function); }),
           NoGil(), py::arg("mesh"), py::arg("function"))
       .def_static(
-          "beside", &saves::ranks_beside, NoGil(), py::arg("mesh"),
+          "beside", &saves::ranks_on_save_groups, NoGil(), py::arg("mesh"),
           "Over process groups that nothing else uses, for saves in the background.")
       .def_property_readonly("rank", &Ranks::rank)
       .def_property_readonly("size", &Ranks::size)

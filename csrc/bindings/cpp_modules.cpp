@@ -130,7 +130,7 @@ void bind_cpp_modules(py::module_& module) {
   module.def(
       "clip_grad_norm_",
       [](const std::vector<at::Tensor>& parameters, double max_norm, double norm_type, bool error_if_nonfinite) {
-        return clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite).tensor();
+        return clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite);
       },
       NoGil(), py::arg("parameters"), py::arg("max_norm"), py::kw_only(), py::arg("norm_type"),
       py::arg("error_if_nonfinite"));

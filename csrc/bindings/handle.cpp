@@ -41,7 +41,7 @@ std::function<void(at::Tensor&)> all_reduce_hook(const py::object& hook) {
 
 std::map<std::string, int64_t> named(const Counters& counters) {
   std::map<std::string, int64_t> result;
-  for (const auto& counter : kCounters) result.emplace(counter.name, counters.*counter.of);
+  for (const auto& counter : detail::kCounters) result.emplace(counter.name, counters.*counter.of);
   return result;
 }
 

@@ -1,7 +1,7 @@
 #include "bindings/bindings.h"
 
-#include "comm/meet/environment.h"
 #include "comm/mesh/process_group.h"
+#include "comm/rendezvous/environment.h"
 
 #include <shardwise/mesh.h>
 

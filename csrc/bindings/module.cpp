@@ -86,8 +86,8 @@ PYBIND11_MODULE(_C, module) {
   shardwise::bindings::bind_checkpoint(module);
   shardwise::bindings::bind_parallelism(module);
   module.def(
-      "on_shared_memory",
-      [](uintptr_t listener) { shardwise::on_shared_memory(reinterpret_cast<void (*)(int64_t)>(listener)); },
+      "set_shared_memory_listener",
+      [](uintptr_t listener) { shardwise::set_shared_memory_listener(reinterpret_cast<void (*)(int64_t)>(listener)); },
       pybind11::arg("listener"), "The address of a C function of the bytes that are more, for measurements.");
   module.def("start_record", &shardwise::start_record);
   module.def("stop_record", &shardwise::stop_record);

@@ -42,7 +42,7 @@ Split make_split(
     const std::string& kind, bool gather_output, bool split_input, int64_t segments, std::optional<int64_t> heads,
     std::optional<int64_t> sequence_dim, bool transposed) {
   static const std::map<std::string, Split> kinds{
-      {"columns", columns()}, {"rows", rows()}, {"vocabulary", vocabulary()}, {"sequence", sequence()}};
+      {"colwise", colwise()}, {"rowwise", rowwise()}, {"vocabulary", vocabulary()}, {"sequence", sequence()}};
   auto split = kinds.at(kind);
   return split.gather_output(gather_output)
       .split_input(split_input)

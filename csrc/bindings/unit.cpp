@@ -34,7 +34,7 @@ std::shared_ptr<ModuleUnit> make_unit(
           .offload = options.offload,
           .reshard_after_forward = options.reshard_after_forward,
           .is_companion = is_companion,
-          .customs_on_mesh = true,
+          .custom_on_mesh = true,
           .neighbours = neighbours.value_or(nullptr)});
 }
 

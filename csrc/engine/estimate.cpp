@@ -1,6 +1,6 @@
 #include "engine/estimate.h"
 
-#include "comm/meet/environment.h"
+#include "comm/rendezvous/environment.h"
 #include "engine/step_memory.h"
 #include "group/outline.h"
 #include "layout/shards.h"

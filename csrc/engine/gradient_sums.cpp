@@ -2,7 +2,7 @@
 
 #include "base/compute_guard.h"
 #include "engine/unit.h"
-#include "observe/fault_point.h"
+#include "observe/step_point.h"
 
 #include <shardwise/error.h>
 
@@ -37,7 +37,7 @@ void GradientSums::for_each(const Do& act) {
 }
 
 bool GradientSums::share_group() const {
-  return unit_.ranks().sums_share_group(unit_.options.customs);
+  return unit_.ranks().sums_share_group(unit_.options.custom_collectives);
 }
 
 void GradientSums::prepare() {
@@ -73,12 +73,12 @@ void GradientSums::begin() {
   if (extent_ == Extent::nothing || world == 1) return;
   const auto has_gradients = [](const auto& group) { return group->gradients() != nullptr; };
   if (std::none_of(unit_.groups().begin(), unit_.groups().end(), has_gradients)) return;
-  const auto among_shards = unit_.ranks().for_first_sum(options.customs);
+  const auto among_shards = unit_.ranks().for_first_sum(options.custom_collectives);
   const group::Gradients::Rule rule{
       .divisor = options.divide_factor.value_or(static_cast<double>(world)),
       .divides_after = options.divide_after,
       .counts_unused = options.counts_unused,
-      .memory = unit_.ranks().memory_of_sums(options.customs)};
+      .memory = unit_.ranks().memory_of_sums(options.custom_collectives)};
   in_stream_ = unit_.timing().sums_in_stream;
   for_each([&](auto& gradients) {
     gradients.begin(among_shards, rule, unit_.buffers(), streams(), unit_.name(), counters);
@@ -139,7 +139,7 @@ void GradientSums::wait() {
 }
 
 void GradientSums::publish() {
-  observe::pass(observe::FaultPoint::publish);
+  observe::pass(observe::StepPoint::publish);
   const auto extent = std::exchange(extent_, std::nullopt);
   if (!extent) return;
   if (extent == Extent::nothing) {
@@ -178,7 +178,7 @@ void GradientSums::publish_alone() {
   std::vector<std::pair<group::Parameter*, at::Tensor>> means;
   for (const auto& parameter : unit_.parameters()) {
     auto local = parameter->take_local();
-    parameter->settle();
+    parameter->mark_averaged();
     if (!local.defined() && unit_.options.counts_unused && parameter->requires_grad()) {
       local = at::zeros_like(parameter->stored());
     }
@@ -212,7 +212,7 @@ void GradientSums::forget() {
 void GradientSums::forget_accumulated() {
   for (const auto& parameter : unit_.parameters()) {
     parameter->hide_pending();
-    parameter->settle();
+    parameter->mark_averaged();
     parameter->partial = {};
   }
 }

@@ -19,17 +19,17 @@ void for_units(engine::Unit& unit, bool recurse, const Set& set) {
 
 /// Collectives of the user's own allocate as they like, so they do not go with memory of the process groups.
 template <typename Change>
-void change_customs(engine::Unit& unit, const Change& change) {
+void change_custom_collectives(engine::Unit& unit, const Change& change) {
   for (const auto& each : unit.call()) {
-    auto customs = each->options.customs;
-    change(*each, customs);
-    if (customs.in_own_memory && (customs.all_gather || customs.reduce_scatter)) {
+    auto custom_collectives = each->options.custom_collectives;
+    change(*each, custom_collectives);
+    if (custom_collectives.in_own_memory && (custom_collectives.all_gather || custom_collectives.reduce_scatter)) {
       throw ValueError(c10::str(
           "shardwise: unit '", unit.name(),
           "' cannot have both memory of the process group and an all-gather or "
           "reduce-scatter of your own, which may allocate as it likes. Choose one of them."));
     }
-    each->options.customs = std::move(customs);
+    each->options.custom_collectives = std::move(custom_collectives);
   }
 }
 
@@ -116,19 +116,21 @@ Unit& Unit::set_all_reduce_hook(const std::function<void(at::Tensor& sum)>& hook
 }
 
 Unit& Unit::set_custom_all_gather(const CustomCollective& collective) {
-  change_customs(*unit_, [&](const auto&, auto& customs) { customs.all_gather = collective; });
+  change_custom_collectives(
+      *unit_, [&](const auto&, auto& custom_collectives) { custom_collectives.all_gather = collective; });
   return *this;
 }
 
 Unit& Unit::set_custom_reduce_scatter(const CustomCollective& collective) {
-  change_customs(*unit_, [&](const auto&, auto& customs) { customs.reduce_scatter = collective; });
+  change_custom_collectives(
+      *unit_, [&](const auto&, auto& custom_collectives) { custom_collectives.reduce_scatter = collective; });
   return *this;
 }
 
 Unit& Unit::set_memory_from_process_group(bool value) {
-  change_customs(*unit_, [&](const engine::Unit& unit, auto& customs) {
+  change_custom_collectives(*unit_, [&](const engine::Unit& unit, auto& custom_collectives) {
     if (value) unit.ranks().require_memory(unit.device());
-    customs.in_own_memory = value;
+    custom_collectives.in_own_memory = value;
   });
   return *this;
 }

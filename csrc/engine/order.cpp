@@ -29,7 +29,7 @@ UnitId Order::absorb(const Order& other, UnitId outer) {
 void Order::remove(UnitId unit) {
   units_[unit].alive = false;
   std::erase(open_, unit);
-  std::erase(unsettled_, unit);
+  std::erase(unfinished_, unit);
   last_.reset();
   std::erase(in_flight_, unit);
   sort();
@@ -170,7 +170,7 @@ void Order::prefetch(UnitId unit, bool gathered, Moment moment, Performer& rank)
   if (!gathered || !is_gathered(unit)) return;
   const bool infers = !backward && !moment.with_gradients;
   auto& order = backward ? backwards_ : infers ? inference_ : training_;
-  if (infers && order.comes_round(unit)) order.end_pass();
+  if (infers && order.begins_new_pass(unit)) order.end_pass();
   const auto* next = order.used(unit);
   if (next == nullptr || !units_[*next].alive || is_by_hand(*next) || !prefetches || has_list) return;
   if (backward && !units_[*next].timing.unshard_in_backward) return;
@@ -224,7 +224,7 @@ void Order::free_all(Performer& rank) {
 }
 
 void Order::reset(Performer& rank) {
-  settle(rank);
+  finish_sums(rank);
   forget_backward(rank);
   training_.forget_pass();
   inference_.forget_pass();
@@ -240,13 +240,13 @@ void Order::reset(Performer& rank) {
 }
 
 void Order::reset_all(Performer& rank) {
-  unsettled_.clear();
+  unfinished_.clear();
   reset(rank);
 }
 
 void Order::begin_backward(int backward, Performer& rank) {
   last_.reset();
-  settle(rank);
+  finish_sums(rank);
   if (!in_forward()) end_forwards();
   backward_ = backward;
   launched_ = 0;
@@ -313,7 +313,7 @@ void Order::advance(Moment moment, Performer& rank) {
 
 // Second sums start in the order of first ones, so no sum is looked at before those in front of it are done.
 bool Order::has_room(Performer& rank) {
-  const auto is_done = [&](UnitId unit) { return rank.perform({Kind::look_at_sum, unit}); };
+  const auto is_done = [&](UnitId unit) { return rank.perform({Kind::poll_sum, unit}); };
   const auto busy = std::find_if_not(in_flight_.begin(), in_flight_.end(), is_done);
   return in_flight_.size() < most_in_flight_ || busy != in_flight_.begin();
 }
@@ -373,25 +373,25 @@ void Order::end_backward(bool publishes, Performer& rank) {
     throw;
   }
   backwards_.end_pass();
-  unsettled_ = sums_;
+  unfinished_ = sums_;
   backward_ = kNone;
   free_all(rank);
-  for (const auto unit : unsettled_) {
+  for (const auto unit : unfinished_) {
     units_[unit].entered = false;
     units_[unit].engaged = false;
     units_[unit].missing = 0;
   }
-  if (publishes) settle(rank);
+  if (publishes) finish_sums(rank);
 }
 
 void Order::begin_pending(Performer& rank) {
-  settle(rank);
+  finish_sums(rank);
   launched_ = 0;
   for (const auto unit : sums_) units_[unit].sums = takes_part(unit);
 }
 
 void Order::begin_pending(const std::vector<UnitId>& units, Performer& rank) {
-  settle(rank);
+  finish_sums(rank);
   launched_ = 0;
   for (const auto unit : sums_) units_[unit].sums = false;
   for (const auto unit : units) {
@@ -400,8 +400,8 @@ void Order::begin_pending(const std::vector<UnitId>& units, Performer& rank) {
   }
 }
 
-void Order::settle(Performer& rank) {
-  const auto units = std::exchange(unsettled_, {});
+void Order::finish_sums(Performer& rank) {
+  const auto units = std::exchange(unfinished_, {});
   if (units.empty()) return;
   for (const auto unit : std::exchange(in_flight_, {})) rank.perform({Kind::wait_sum, unit});
   for (const auto unit : units) {
@@ -413,7 +413,7 @@ void Order::settle(Performer& rank) {
 
 // Otherwise a sum starts once the one before it is done, and when that is differs between ranks. Where a backward dies
 // on all ranks, every sum that all ranks can start is started, whatever is still under way.
-void Order::start_what_can(Performer& rank) {
+void Order::start_ready_sums(Performer& rank) {
   start_sums([] { return true; }, rank);
 }
 

@@ -59,7 +59,7 @@ struct Action {
     start_sum,
     /// The answer says whether wait_sum would return at once. If the sum has a second part, this starts it once the
     /// first is done.
-    look_at_sum,
+    poll_sum,
     /// Waits until the sum needs nothing more from this rank to finish.
     finish_first_sum,
     wait_sum,
@@ -80,7 +80,7 @@ struct Action {
 class Performer {
  public:
   virtual ~Performer() = default;
-  /// The result is the answer to `gather` and `look_at_sum`; of others it means nothing.
+  /// The result is the answer to `gather` and `poll_sum`; of others it means nothing.
   virtual bool perform(Action action) = 0;
 };
 
@@ -117,7 +117,7 @@ class SHARDWISE_API Order {
   /// Of two units, the one that was made first has the lower `number`.
   UnitId add(int64_t number, const UnitTiming& timing = {}, std::optional<UnitId> outer = std::nullopt);
   /// Moves all units of `other` below `outer`. Their ids grow by the number that is returned. `other` must have
-  /// settled.
+  /// no unfinished sums.
   UnitId absorb(const Order& other, UnitId outer);
   void remove(UnitId unit);
   UnitTiming& timing(UnitId unit) {
@@ -204,7 +204,7 @@ class SHARDWISE_API Order {
     note(unit, parameter, moment);
   }
   void gradient_arrived(UnitId unit, size_t parameter, Moment moment, Performer& rank);
-  /// Ends a backward that brought gradients. Unless it publishes them, sums may stay under way; settle() publishes
+  /// Ends a backward that brought gradients. Unless it publishes them, sums may stay under way; finish_sums() publishes
   /// them, at the latest when the next backward comes here.
   void end_backward(bool publishes, Performer& rank);
   /// To be followed by end_backward(): sums what earlier backwards left for later, without a backward.
@@ -212,16 +212,16 @@ class SHARDWISE_API Order {
   /// The same for these units alone.
   void begin_pending(const std::vector<UnitId>& units, Performer& rank);
   /// Publishes what a backward left.
-  void settle(Performer& rank);
+  void finish_sums(Performer& rank);
   /// Whether it has something to publish.
-  bool is_unsettled() const {
-    return !unsettled_.empty();
+  bool has_unfinished_sums() const {
+    return !unfinished_.empty();
   }
 
   // Failures.
   /// The backward dies on every rank: starts the sums that all ranks can start, so that no rank is left alone in one.
   /// The ranks then compare started(): one that expected fewer gradients may have come further.
-  void start_what_can(Performer& rank);
+  void start_ready_sums(Performer& rank);
   size_t started() const {
     return launched_;
   }
@@ -330,7 +330,7 @@ class SHARDWISE_API Order {
   /// And some units are gathered in it, so that ranks could wait for each other in a circle.
   bool sums_in_stream_ = false;
   /// Units whose backward ended, but whose gradients are not published yet.
-  std::vector<UnitId> unsettled_;
+  std::vector<UnitId> unfinished_;
 };
 
 } // namespace shardwise::engine

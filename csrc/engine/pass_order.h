@@ -22,7 +22,7 @@ class PassOrder {
     return next();
   }
   /// Whether this use seems to begin a new pass: it occurred in this one already, and is not what is expected next.
-  bool comes_round(const Use& use) const {
+  bool begins_new_pass(const Use& use) const {
     const auto* expected = next();
     if (expected != nullptr && *expected == use) return false;
     return std::find(now_.begin(), now_.end(), use) != now_.end();

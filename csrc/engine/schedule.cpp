@@ -67,7 +67,7 @@ class Schedule::Event {
 };
 
 void Schedule::add(const std::shared_ptr<Unit>& unit, const UnitTiming& timing) {
-  is_for_one_ = is_for_one_ || unit->shows_by_turns();
+  is_for_one_ = is_for_one_ || unit->visible_tensors_change();
   unit->id_ = order_.add(unit->number(), timing);
   units_.push_back(unit);
   living_.push_back(unit.get());
@@ -75,7 +75,7 @@ void Schedule::add(const std::shared_ptr<Unit>& unit, const UnitTiming& timing) 
 
 // What the other tree still has to publish is published first: nobody would do it later.
 void Schedule::take_over(Schedule& other, const Unit& outer) {
-  other.settle();
+  other.finish_sums();
   is_for_one_ = is_for_one_ || other.is_for_one_;
   const auto first = order_.absorb(other.order_, outer.id_);
   for (auto& weak : other.units_) {
@@ -194,7 +194,7 @@ void Schedule::join_backward() {
     });
   };
   bool another_is_first = false;
-  for (const auto& tree : trees_beside(units())) {
+  for (const auto& tree : trees_sharing_groups(units())) {
     const auto theirs = tree->units();
     if (tree.get() == this || !std::any_of(theirs.begin(), theirs.end(), is_reached)) continue;
     if (tree->number_ > number_) {
@@ -285,8 +285,8 @@ void Schedule::reduce_pending() {
 
 void Schedule::abandon_backward() noexcept {
   try {
-    order_.start_what_can(*this);
-    agree_on_death(in_backward_, order_.started());
+    order_.start_ready_sums(*this);
+    compare_failed_backward(in_backward_, order_.started());
   } catch (const std::exception& error) {
     TORCH_WARN("shardwise: after a backward that failed, a sum failed too: ", error.what());
   }
@@ -323,9 +323,9 @@ void Schedule::forget_backward() {
   order_.forget_backward(*this);
 }
 
-void Schedule::settle() {
+void Schedule::finish_sums() {
   need_no_other_backward();
-  order_.settle(*this);
+  order_.finish_sums(*this);
 }
 
 void Schedule::reset() {
@@ -343,7 +343,7 @@ void Schedule::reset_iteration() {
 void Schedule::set_finalized_by_hand(bool value) {
   if (value == finalized_by_hand_) return;
   need_no_other_backward();
-  if (BackwardWatch::running() || order_.is_unsettled()) {
+  if (BackwardWatch::running() || order_.has_unfinished_sums()) {
     throw Error(
         "shardwise: set_manual_backward_finalization() cannot change mode after backward starts. Call "
         "finalize_backward() or reset_iter_state() first.");
@@ -370,7 +370,7 @@ void Schedule::wait_for_finalization(int64_t number) {
         "waits for.");
   }
   finalizing_.reset();
-  settle();
+  finish_sums();
 }
 
 bool Schedule::perform(Action action) {
@@ -397,7 +397,7 @@ bool Schedule::perform(Action action) {
     case Kind::start_sum:
       unit.sums_.begin();
       break;
-    case Kind::look_at_sum:
+    case Kind::poll_sum:
       return unit.sums_.advance();
     case Kind::finish_first_sum:
       unit.sums_.finish_first();

@@ -88,7 +88,7 @@ class SHARDWISE_API Schedule final : public std::enable_shared_from_this<Schedul
   /// backward, for programs that run backward in pieces.
   void reduce_pending();
   /// Publishes what a backward left.
-  void settle();
+  void finish_sums();
   /// A backward died before its end.
   void abandon_backward() noexcept;
   /// Whether this thread is the one that last ran a forward here.
@@ -134,7 +134,7 @@ class SHARDWISE_API Schedule final : public std::enable_shared_from_this<Schedul
   void gather_list(const Unit& unit, bool backward);
 
   int64_t number_;
-  /// See Unit::shows_by_turns().
+  /// See Unit::visible_tensors_change().
   bool is_for_one_ = false;
   Turn turn_;
   /// For trees that several threads may use.

@@ -155,7 +155,7 @@ class Walk final : private Performer {
         state.buckets.clear();
         break;
       // A sum is taken to be done at the next event.
-      case Kind::look_at_sum:
+      case Kind::poll_sum:
         return true;
       default:
         break;

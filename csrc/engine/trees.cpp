@@ -95,13 +95,13 @@ void agree_on_sums(const std::vector<std::shared_ptr<Unit>>& units) {
   }
 }
 
-void agree_on_death(const std::vector<std::shared_ptr<Unit>>& units, size_t started) {
+void compare_failed_backward(const std::vector<std::shared_ptr<Unit>>& units, size_t started) {
   std::set<comm::Agreement*> asked;
   for (const auto& unit : units) {
     const auto& agreement = unit->ranks().agreement();
     if (!agreement || agreement->broken() || !asked.insert(agreement.get()).second) continue;
     const auto last = started == 0 ? "before any sum" : "after the sum of unit '" + units[started - 1]->name() + "'";
-    agreement->meet(
+    agreement->compare_now(
         event_of(std::vector<uint64_t>{started}), c10::str("a backward that died ", last), unit->own_counters());
   }
 }
@@ -123,7 +123,7 @@ void add_to_tree(const Unit& unit, const std::shared_ptr<Schedule>& tree) {
   }
 }
 
-std::vector<std::shared_ptr<Schedule>> trees_beside(const std::vector<std::shared_ptr<Unit>>& units) {
+std::vector<std::shared_ptr<Schedule>> trees_sharing_groups(const std::vector<std::shared_ptr<Unit>>& units) {
   std::vector<std::shared_ptr<Schedule>> trees;
   {
     auto& table = TreeTable::get();

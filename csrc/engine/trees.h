@@ -14,12 +14,12 @@ void agree_on_sums(const std::vector<std::shared_ptr<Unit>>& units);
 
 /// Has all ranks compare how many of these units, in the order of sums, have started theirs in a backward that died.
 /// Raises an Error if ranks differ: some would wait for sums that others do not join.
-void agree_on_death(const std::vector<std::shared_ptr<Unit>>& units, size_t started);
+void compare_failed_backward(const std::vector<std::shared_ptr<Unit>>& units, size_t started);
 
-/// From now on trees_beside() finds `tree` for this unit.
+/// From now on trees_sharing_groups() finds `tree` for this unit.
 void add_to_tree(const Unit& unit, const std::shared_ptr<Schedule>& tree);
 /// The trees whose sums use the process groups of these units, their own tree included, in the order in which they were
 /// made, which is the same on all ranks.
-std::vector<std::shared_ptr<Schedule>> trees_beside(const std::vector<std::shared_ptr<Unit>>& units);
+std::vector<std::shared_ptr<Schedule>> trees_sharing_groups(const std::vector<std::shared_ptr<Unit>>& units);
 
 } // namespace shardwise::engine

@@ -197,7 +197,7 @@ bool Unit::begin_unshard() {
   const bool may_hold = ranks_.neighbours().size() > 1;
   const auto what = [&] { return describe_gather(all_near, backward); };
   const auto gather = ranks_.for_gather(
-      {.near = all_near, .backward = backward, .unit = number_for_all_}, options.customs, what, counters_);
+      {.near = all_near, .backward = backward, .unit = number_for_all_}, options.custom_collectives, what, counters_);
   for_full_copies([&](group::Copies& copies) { copies.begin_unshard(gather, may_hold, buffers(), name_, counters_); });
   return true;
 }
@@ -254,7 +254,7 @@ void Unit::take_memory() {
     return group->fits() && (!group->full_copies() || group->full_copies()->has_memory());
   };
   if (std::all_of(groups_.begin(), groups_.end(), has_memory)) return;
-  schedule_->settle();
+  schedule_->finish_sums();
   reshard();
   const auto take = [&](const auto& group) {
     return has_memory(group) || (group->full_copies() && group->full_copies()->take_memory(*settings_.front_end));
@@ -267,17 +267,17 @@ void Unit::take_memory() {
 
 void Unit::follow_parameters(bool takes_memory) {
   const auto fits = [](const auto& group) { return group->fits(); };
-  const auto settle = [&] { schedule_->settle(); };
+  const auto finish_sums = [&] { schedule_->finish_sums(); };
   if (!std::all_of(groups_.begin(), groups_.end(), fits)) {
     need_no_copies();
-    settle();
+    finish_sums();
     reshard();
     // If this throws, the old groups stay, and the next call finds again that they do not fit.
     auto renewed = group::Group::make(parameters_, setting(takes_memory));
     groups_ = std::move(renewed);
     return;
   }
-  for (const auto& group : groups_) group->follow_requires_grad(settle);
+  for (const auto& group : groups_) group->follow_requires_grad(finish_sums);
 }
 
 std::string Unit::when_resharded() const {

@@ -75,7 +75,7 @@ struct UnitSettings {
   /// rest, around it.
   bool is_companion = false;
   /// The user's own collectives get the mesh's process group, which the user knows, instead of one of the units' own.
-  bool customs_on_mesh = false;
+  bool custom_on_mesh = false;
   /// Needed where full copies come and go. Lives as long as the unit.
   std::shared_ptr<group::FrontEndCallbacks> front_end = nullptr;
   /// A process group of the ranks that together hold everything after forward, if the front end has one: for a mesh
@@ -118,7 +118,7 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
     return settings_.layout != group::Layout::replicate;
   }
   /// Whether its modules see tensors that come and go, or one tensor now and another one then.
-  bool shows_by_turns() const {
+  bool visible_tensors_change() const {
     return settings_.front_end != nullptr;
   }
   const MixedPrecision& precision() const {
@@ -257,7 +257,7 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
     bool counts_unused = false;
     bool keeps_storage = false;
     std::function<void(at::Tensor&)> all_reduce_hook;
-    UnitRanks::Customs customs;
+    UnitRanks::CustomCollectives custom_collectives;
     std::vector<std::weak_ptr<Unit>> forward_prefetch;
     std::vector<std::weak_ptr<Unit>> backward_prefetch;
   };

@@ -1,5 +1,7 @@
 #include "engine/unit_ranks.h"
 
+#include "comm/mesh/mesh_groups.h"
+
 #include <shardwise/error.h>
 
 #include <c10/util/StringUtil.h>
@@ -8,10 +10,10 @@ namespace shardwise::engine {
 
 using comm::Agreement;
 
-UnitRanks::UnitRanks(const Mesh& mesh, bool replicates, bool customs_on_mesh)
+UnitRanks::UnitRanks(const Mesh& mesh, bool replicates, bool custom_on_mesh)
     : mesh_(mesh),
       replicates_(replicates),
-      customs_on_mesh_(customs_on_mesh) {
+      custom_on_mesh_(custom_on_mesh) {
   const auto groups = comm::axis_groups_of(mesh);
   agreement_ = Agreement::of(groups);
   const auto first = groups.size() == 2 ? Agreement::first_axis : Agreement::group;
@@ -28,7 +30,7 @@ void UnitRanks::make_groups() {
   const auto& axes = mesh_.axes();
   const auto on_own_group = [&](comm::Collectives& collectives, const std::string& axis, Agreement::Chain chain) {
     if (collectives.size() == 1) return true;
-    const auto group = mesh_.sum_group(axis);
+    const auto group = comm::MeshGroups::sum(mesh_, axis);
     const bool is_own = group != mesh_.group(axis);
     if (is_own) collectives = comm::Collectives({group, collectives.names()}).at({agreement_, chain});
     return is_own;
@@ -37,7 +39,7 @@ void UnitRanks::make_groups() {
   const bool copies_apart = on_own_group(copies_, axes.front().name, first);
   sums_have_groups_ = on_own_group(shards_, axes.back().name, Agreement::group) && copies_apart;
   if (replicates_) return;
-  const auto group = mesh_.gather_group(axes.back().name);
+  const auto group = comm::MeshGroups::gather(mesh_, axes.back().name);
   gather_ = comm::Collectives({group, shards_.names()});
   gathers_have_group_ = group != mesh_.group(axes.back().name);
 }
@@ -45,21 +47,24 @@ void UnitRanks::make_groups() {
 void UnitRanks::make_neighbours(int64_t count, const c10::intrusive_ptr<c10d::ProcessGroup>& given) {
   const auto names = shards_.names();
   const auto first = shards_.rank() / count * count;
-  const auto group = given && !agreement_ ? given : mesh_.neighbours(mesh_.axes().back().name, count);
+  const auto group =
+      given && !agreement_ ? given : comm::MeshGroups::neighbours(mesh_, mesh_.axes().back().name, count);
   neighbours_ = comm::Collectives({group, {.first = names[first], .stride = names.stride}});
 }
 
 // With a single shard every rank has everything. Full copies may then come and go on some ranks only, so nothing is
 // compared.
 comm::Collectives UnitRanks::for_gather(
-    const Gather& gather, const Customs& customs, const std::function<std::string()>& describe, Counters& counters) {
-  const auto& ranks = gather.near ? neighbours_ : gathers_apart(customs) ? gather_ : known_;
+    const Gather& gather, const CustomCollectives& custom_collectives, const std::function<std::string()>& describe,
+    Counters& counters) {
+  const auto& ranks = gather.near ? neighbours_ : gathers_on_own_group(custom_collectives) ? gather_ : known_;
   if (shards_.size() == 1) return ranks;
   const auto as_wanted = [&](const comm::Collectives& collectives) {
-    return customs.in_own_memory ? collectives.in_own_memory() : collectives.by(customs.all_gather);
+    return custom_collectives.in_own_memory ? collectives.in_own_memory()
+                                            : collectives.by(custom_collectives.all_gather);
   };
   if (!agreement_) return as_wanted(ranks);
-  const bool apart = gathers_apart(customs) || sums_apart(customs);
+  const bool apart = gathers_on_own_group(custom_collectives) || sums_on_own_groups(custom_collectives);
   const auto event = 4 * gather.unit + (gather.near ? 2 : 0) + (gather.backward ? 1 : 0);
   const auto chain = apart ? Agreement::second_group : Agreement::group;
   return as_wanted(ranks.at(agreement_->enter(chain, event, describe, counters)));
@@ -69,19 +74,19 @@ comm::Collectives UnitRanks::in_order(const comm::Collectives& collectives, Agre
   return agreement_ && collectives.size() > 1 ? collectives.at(agreement_->pass(chain)) : collectives;
 }
 
-comm::Collectives UnitRanks::for_first_sum(const Customs& customs) const {
-  const auto& ranks = sums_apart(customs) ? shards_ : known_;
-  return ranks.size() > 1 ? in_order(ranks, Agreement::group).by(customs.reduce_scatter) : ranks;
+comm::Collectives UnitRanks::for_first_sum(const CustomCollectives& custom_collectives) const {
+  const auto& ranks = sums_on_own_groups(custom_collectives) ? shards_ : known_;
+  return ranks.size() > 1 ? in_order(ranks, Agreement::group).by(custom_collectives.reduce_scatter) : ranks;
 }
 
 comm::Collectives UnitRanks::for_second_sum() const {
   return in_order(copies_, shards_.size() > 1 ? Agreement::first_axis : Agreement::group);
 }
 
-const comm::Collectives* UnitRanks::memory_of_sums(const Customs& customs) const {
-  if (!customs.in_own_memory || world() == 1) return nullptr;
+const comm::Collectives* UnitRanks::memory_of_sums(const CustomCollectives& custom_collectives) const {
+  if (!custom_collectives.in_own_memory || world() == 1) return nullptr;
   if (shards_.size() == 1) return &copies_;
-  return sums_apart(customs) ? &shards_ : &known_;
+  return sums_on_own_groups(custom_collectives) ? &shards_ : &known_;
 }
 
 void UnitRanks::require_memory(at::Device device) const {
@@ -96,8 +101,8 @@ void UnitRanks::require_memory(at::Device device) const {
   require(shards_.size() > 1 ? shards_ : copies_, "sums of gradients");
 }
 
-bool UnitRanks::sums_share_group(const Customs& customs) const {
-  return world() > 1 && (!agreement_ || !sums_apart(customs));
+bool UnitRanks::sums_share_group(const CustomCollectives& custom_collectives) const {
+  return world() > 1 && (!agreement_ || !sums_on_own_groups(custom_collectives));
 }
 
 comm::Collectives UnitRanks::for_event(int64_t event, const char* what, Counters& counters) {
@@ -114,12 +119,12 @@ std::vector<comm::Collectives> UnitRanks::all_for_event(int64_t event, const cha
   return {shards_.at(position), for_second_sum()};
 }
 
-void UnitRanks::meet(int64_t event, const std::string& text, Counters& counters) {
-  if (agreement_) agreement_->meet(event, text, counters);
+void UnitRanks::compare_now(int64_t event, const std::string& text, Counters& counters) {
+  if (agreement_) agreement_->compare_now(event, text, counters);
 }
 
 // The first axis brings the values to one rank of each row, the second axis to the whole row.
-void UnitRanks::spread(const at::Tensor& tensor, const std::string& what, Counters& counters) const {
+void UnitRanks::broadcast_from_first(const at::Tensor& tensor, const std::string& what, Counters& counters) const {
   for (const auto& axis : axes()) {
     if (axis.size() > 1) axis.broadcast(tensor, 0, what, counters).wait();
   }

@@ -19,8 +19,8 @@ namespace shardwise::engine {
 /// ranks agree upon.
 class SHARDWISE_API UnitRanks {
  public:
-  /// `customs_on_mesh`: the user's own collectives get the mesh's process group, which the user knows.
-  UnitRanks(const Mesh& mesh, bool replicates, bool customs_on_mesh);
+  /// `custom_on_mesh`: the user's own collectives get the mesh's process group, which the user knows.
+  UnitRanks(const Mesh& mesh, bool replicates, bool custom_on_mesh);
 
   /// Makes the units' own process groups. Only once all ranks are known to wrap the same, since they make these
   /// together.
@@ -54,7 +54,7 @@ class SHARDWISE_API UnitRanks {
     return shards_.wait_in_stream(mesh_.device()) || copies_.wait_in_stream(mesh_.device());
   }
   /// Whether both reach the same ranks, no matter which of them hold shards or copies.
-  bool reach_the_same(const UnitRanks& other) const {
+  bool has_same_ranks(const UnitRanks& other) const {
     return (shards_ == other.shards_ && copies_ == other.copies_) ||
            (shards_ == other.copies_ && copies_ == other.shards_);
   }
@@ -64,7 +64,7 @@ class SHARDWISE_API UnitRanks {
   }
 
   /// The user's own collectives; empty if there are none. Or memory for their tensors that is the process groups'.
-  struct Customs {
+  struct CustomCollectives {
     CustomCollective all_gather;
     CustomCollective reduce_scatter;
     bool in_own_memory = false;
@@ -80,15 +80,16 @@ class SHARDWISE_API UnitRanks {
   };
   /// For the next gather. `describe` says what it is, for errors.
   comm::Collectives for_gather(
-      const Gather& gather, const Customs& customs, const std::function<std::string()>& describe, Counters& counters);
+      const Gather& gather, const CustomCollectives& custom_collectives, const std::function<std::string()>& describe,
+      Counters& counters);
   /// For the next sums. Nothing is compared: what they are follows from what was compared before.
-  comm::Collectives for_first_sum(const Customs& customs) const;
+  comm::Collectives for_first_sum(const CustomCollectives& custom_collectives) const;
   comm::Collectives for_second_sum() const;
   /// In whose memory buckets and sums are to lie; null for memory like any other.
-  const comm::Collectives* memory_of_sums(const Customs& customs) const;
+  const comm::Collectives* memory_of_sums(const CustomCollectives& custom_collectives) const;
   /// Whether sums share a process group with gathers or with the program's own collectives, or nobody compares the
   /// order.
-  bool sums_share_group(const Customs& customs) const;
+  bool sums_share_group(const CustomCollectives& custom_collectives) const;
   /// For a collective among the shards' ranks that belongs to no unit. The ranks first agree on `event`.
   comm::Collectives for_event(int64_t event, const char* what, Counters& counters);
   /// The same among all ranks of the mesh, one axis after the other.
@@ -96,22 +97,22 @@ class SHARDWISE_API UnitRanks {
 
   /// Returns when all ranks come here. If they do not, all get an error that says what each does; this rank does
   /// `text`.
-  void meet(int64_t event, const std::string& text, Counters& counters);
+  void compare_now(int64_t event, const std::string& text, Counters& counters);
   /// Overwrites `tensor` on all ranks with the values of the mesh's first rank.
-  void spread(const at::Tensor& tensor, const std::string& what, Counters& counters) const;
+  void broadcast_from_first(const at::Tensor& tensor, const std::string& what, Counters& counters) const;
 
  private:
-  bool gathers_apart(const Customs& customs) const {
-    return gathers_have_group_ && !(customs_on_mesh_ && customs.all_gather);
+  bool gathers_on_own_group(const CustomCollectives& custom_collectives) const {
+    return gathers_have_group_ && !(custom_on_mesh_ && custom_collectives.all_gather);
   }
-  bool sums_apart(const Customs& customs) const {
-    return sums_have_groups_ && !(customs_on_mesh_ && customs.reduce_scatter);
+  bool sums_on_own_groups(const CustomCollectives& custom_collectives) const {
+    return sums_have_groups_ && !(custom_on_mesh_ && custom_collectives.reduce_scatter);
   }
   comm::Collectives in_order(const comm::Collectives& collectives, comm::Agreement::Chain chain) const;
 
   Mesh mesh_;
   bool replicates_;
-  bool customs_on_mesh_;
+  bool custom_on_mesh_;
   comm::Collectives shards_;
   comm::Collectives copies_;
   /// The shards' ranks, on a process group for gathers alone where there is one.

@@ -25,13 +25,14 @@
 namespace shardwise::engine {
 namespace {
 
-/// A word is a length in 32 bits, then Sighting::shared from bit kShared on, and Sighting::unheld at bit kUnheld.
+/// A word is a length in 32 bits, then LocalFindings::shared from bit kShared on, and LocalFindings::unheld at bit
+/// kUnheld.
 constexpr unsigned kShared = 32;
 constexpr unsigned kUnheld = 62;
 constexpr auto kWhat = "the comparison of the wrapped modules";
 
 /// What one rank found out about its parameters that all ranks have to know.
-struct Sighting {
+struct LocalFindings {
   /// The number of the first parameter whose memory something else shares; -1: none.
   int64_t shared = -1;
   /// Whether there are parameters that only registries hold.
@@ -58,8 +59,8 @@ std::vector<std::string> split(const std::string& text) {
 
 /// Compares `lines`, one for each parameter, with those of the other ranks along these axes. All ranks must call it. If
 /// the lines differ, all raise the same Error, which quotes the first difference. Returns what each rank saw.
-std::vector<Sighting> compare_structure(
-    const std::vector<std::string>& lines, const Sighting& seen, const std::vector<comm::Collectives>& axes,
+std::vector<LocalFindings> compare_structure(
+    const std::vector<std::string>& lines, const LocalFindings& seen, const std::vector<comm::Collectives>& axes,
     int64_t rank, at::Device device, Counters& counters) {
   std::string text;
   for (const auto& line : lines) text += line + "\n";
@@ -69,7 +70,7 @@ std::vector<Sighting> compare_structure(
   const auto head =
       at::tensor({static_cast<int64_t>(base::fingerprint(text)), static_cast<int64_t>(rest)}, base::on_host(at::kLong));
   const auto rows = comm::gather_rows(head, axes, device, kWhat, counters);
-  std::vector<Sighting> all;
+  std::vector<LocalFindings> all;
   bool same = true;
   const auto* heads = rows.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < 2 * rows.size(0); i += 2) {
@@ -191,7 +192,7 @@ Unit::Unit(const Mesh& mesh, const UnitSettings& settings)
     : number_(next_number++),
       mesh_(mesh),
       settings_(settings),
-      ranks_(mesh, settings.replicates, settings.customs_on_mesh),
+      ranks_(mesh, settings.replicates, settings.custom_on_mesh),
       schedule_(std::make_shared<Schedule>(number_)) {}
 
 // With a count of 1 each rank holds everything, and full copies stay. With all ranks this is ordinary resharding.
@@ -290,14 +291,14 @@ void Unit::replace_shard(size_t index, const at::Tensor& shard, std::shared_ptr<
 }
 
 void Unit::check_structure(std::vector<NamedTensor>& own, const std::vector<NamedTensor>& buffers, size_t adopted) {
-  Sighting seen;
+  LocalFindings seen;
   std::vector<bool> unheld;
   for (size_t i = 0; i < own.size(); ++i) {
     if (own[i].shared && seen.shared < 0) seen.shared = static_cast<int64_t>(i);
     seen.unheld = seen.unheld || own[i].unheld;
     unheld.push_back(own[i].unheld);
   }
-  std::vector<Sighting> all{seen};
+  std::vector<LocalFindings> all{seen};
   const auto world = ranks_.world();
   if (world > 1) {
     if (const auto& agreement = ranks_.agreement()) {
@@ -381,7 +382,8 @@ void Unit::broadcast(const std::vector<NamedTensor>& tensors) {
     if (parameter.tensor.is_meta()) continue;
     auto values = parameter.tensor.detach();
     auto wire = values.is_non_overlapping_and_dense() ? values.as_strided({values.numel()}, {1}) : values.contiguous();
-    ranks_.spread(wire, c10::str("the broadcast of '", parameter.names.front(), "' from rank 0"), counters_);
+    ranks_.broadcast_from_first(
+        wire, c10::str("the broadcast of '", parameter.names.front(), "' from rank 0"), counters_);
     if (!wire.is_alias_of(values)) values.copy_(wire);
   }
 }

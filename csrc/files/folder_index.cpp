@@ -20,7 +20,7 @@ class IndexReader {
     index_.place = place;
     index_.path = find_checkpoint(disk, place);
     index_.marker = read_marker(disk, index_.path);
-    if (!index_.marker && parse_name_aside(name_of(index_.path))) {
+    if (!index_.marker && parse_temporary_name(name_of(index_.path))) {
       throw Error(c10::str(
           "shardwise: ", index_.path, " is not a checkpoint, but the rest of one that was never completed, or was ",
           "being removed. Load another one."));

@@ -71,25 +71,25 @@ std::vector<std::string> merge_checkpoint(
   const auto parts = parts_of(folder.index(), without, most_bytes);
   // Before anything is written.
   for (const auto& [name, dtype] : folder.index().unknown) folder.tensor(name);
-  const auto aside = make_folder_aside(disk, to, Owner::next());
+  const auto temporary = make_temporary_folder(disk, to, Owner::next());
   std::vector<std::string> written;
   try {
     Json::Object places;
     int64_t bytes = 0;
     for (size_t i = 0; i < parts.size(); ++i) {
       written.push_back(whole_file_name(static_cast<int64_t>(i) + 1, static_cast<int64_t>(parts.size())));
-      write_part(disk, folder, parts[i], aside + "/" + written.back());
+      write_part(disk, folder, parts[i], temporary + "/" + written.back());
       for (const auto& name : parts[i].names) places.push_back({name, written.back()});
       bytes += parts[i].bytes;
     }
     if (parts.size() > 1) {
       written.emplace_back(kHuggingFaceIndex);
-      write_file(disk, aside + "/" + written.back(), hugging_face_index(std::move(places), bytes));
+      write_file(disk, temporary + "/" + written.back(), hugging_face_index(std::move(places), bytes));
     }
-    disk.sync_folder(aside);
-    disk.rename(aside, to);
+    disk.sync_folder(temporary);
+    disk.rename(temporary, to);
   } catch (...) {
-    if (disk.kind(aside)) remove_folder_aside(disk, aside);
+    if (disk.kind(temporary)) remove_temporary_folder(disk, temporary);
     throw;
   }
   disk.sync_folder(folder_of(to));
@@ -110,16 +110,16 @@ void check_file_place(Disk& disk, const std::string& file) {
 
 void write_whole_file(Disk& disk, const std::string& file, const std::vector<TensorToWrite>& tensors) {
   check_file_place(disk, file);
-  const auto aside = make_folder_aside(disk, file, Owner::next());
-  const auto path = aside + "/" + whole_file_name(1, 1);
+  const auto temporary = make_temporary_folder(disk, file, Owner::next());
+  const auto path = temporary + "/" + whole_file_name(1, 1);
   try {
     write_tensor_file(disk, path, tensors, FileKind::whole);
     disk.rename(path, file);
   } catch (...) {
-    remove_folder_aside(disk, aside);
+    remove_temporary_folder(disk, temporary);
     throw;
   }
-  remove_folder_aside(disk, aside);
+  remove_temporary_folder(disk, temporary);
   disk.sync_folder(folder_of(file));
 }
 

@@ -31,7 +31,7 @@ bool read_number(std::string_view text, Number& number) {
 Owner Owner::next() {
   static std::atomic<int64_t> count = 0;
   const auto process = getpid();
-  return {.host = host_number(), .process = process, .began = base::began(process), .count = count++};
+  return {.host = host_number(), .process = process, .began = base::process_start_time(process), .count = count++};
 }
 
 std::string Owner::text() const {
@@ -57,7 +57,7 @@ std::optional<Owner> Owner::parse(std::string_view text) {
 }
 
 bool Owner::has_ended() const {
-  return host == host_number() && base::began(process) != began;
+  return host == host_number() && base::process_start_time(process) != began;
 }
 
 } // namespace shardwise::files

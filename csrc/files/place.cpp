@@ -13,10 +13,10 @@
 namespace shardwise::files {
 namespace {
 
-constexpr std::array kAsideWords = {
-    std::pair{Aside::saving, ".saving-"},
-    std::pair{Aside::replaced, ".replaced-"},
-    std::pair{Aside::removing, ".removing-"},
+constexpr std::array kTemporaryWords = {
+    std::pair{TemporaryKind::saving, ".saving-"},
+    std::pair{TemporaryKind::replaced, ".replaced-"},
+    std::pair{TemporaryKind::removing, ".removing-"},
 };
 
 /// Whether a checkpoint of ours has files of such names.
@@ -49,29 +49,29 @@ std::string first_of_others(Disk& disk, const std::string& folder) {
 /// Whether it is gone. One that was being replaced may be all that there is.
 bool remove_leftover(Disk& disk, const std::string& root, const Leftover& leftover) {
   const auto place = c10::str(root, "/", leftover.name.place);
-  if (leftover.name.aside == Aside::replaced) {
+  if (leftover.name.kind == TemporaryKind::replaced) {
     if (!disk.kind(place) && is_complete(disk, leftover.path)) disk.rename(leftover.path, place);
     if (!disk.kind(leftover.path) || !is_complete(disk, place)) return false;
   }
   // The process may have died before it made sure that what took its place will survive a loss of power.
   disk.sync_folder(root);
-  remove_folder_aside(disk, leftover.path);
+  remove_temporary_folder(disk, leftover.path);
   return true;
 }
 
 } // namespace
 
-std::string path_aside(const std::string& place, Aside aside, const Owner& owner) {
+std::string temporary_path(const std::string& place, TemporaryKind kind, const Owner& owner) {
   const auto folder = folder_of(place);
-  return c10::str(folder, "/", name_of(place), kAsideWords.at(static_cast<size_t>(aside)).second, owner.text());
+  return c10::str(folder, "/", name_of(place), kTemporaryWords.at(static_cast<size_t>(kind)).second, owner.text());
 }
 
-std::optional<NameAside> parse_name_aside(std::string_view name) {
-  for (const auto& [aside, word] : kAsideWords) {
+std::optional<TemporaryName> parse_temporary_name(std::string_view name) {
+  for (const auto& [kind, word] : kTemporaryWords) {
     const auto at = name.rfind(word);
     if (at == std::string_view::npos || at == 0) continue;
     const auto owner = Owner::parse(name.substr(at + std::string_view(word).size()));
-    if (owner) return NameAside{.place = std::string(name.substr(0, at)), .aside = aside, .owner = *owner};
+    if (owner) return TemporaryName{.place = std::string(name.substr(0, at)), .kind = kind, .owner = *owner};
   }
   return {};
 }
@@ -95,8 +95,8 @@ std::string find_checkpoint(Disk& disk, const std::string& place) {
   std::vector<std::string> found;
   const bool has_folder = !disk.kind(place) && disk.kind(folder) == Disk::Kind::folder;
   for (const auto& name : has_folder ? disk.list(folder) : std::vector<std::string>()) {
-    const auto aside = parse_name_aside(name);
-    if (!aside || aside->place != name_of(place) || aside->aside != Aside::replaced) continue;
+    const auto temporary = parse_temporary_name(name);
+    if (!temporary || temporary->place != name_of(place) || temporary->kind != TemporaryKind::replaced) continue;
     const auto path = c10::str(folder, "/", name);
     if (is_complete(disk, path)) found.push_back(path);
   }
@@ -129,7 +129,7 @@ bool is_ours(Disk& disk, const std::string& folder) {
   return first_of_others(disk, folder).empty();
 }
 
-void remove_folder_aside(Disk& disk, const std::string& folder) {
+void remove_temporary_folder(Disk& disk, const std::string& folder) {
   // A rank that still writes may add a file at any time but after the last step. Other files are not ours to remove.
   for (int round = 0;; ++round) {
     auto names = disk.list(folder);
@@ -151,10 +151,10 @@ void remove_folder_aside(Disk& disk, const std::string& folder) {
 std::vector<Leftover> leftovers(Disk& disk, const std::string& root) {
   std::vector<Leftover> result;
   for (const auto& name : disk.list(root)) {
-    auto aside = parse_name_aside(name);
-    if (!aside) continue;
-    const bool is_dead = aside->owner.has_ended();
-    result.push_back({.path = c10::str(root, "/", name), .name = std::move(*aside), .is_dead = is_dead});
+    auto temporary = parse_temporary_name(name);
+    if (!temporary) continue;
+    const bool is_dead = temporary->owner.has_ended();
+    result.push_back({.path = c10::str(root, "/", name), .name = std::move(*temporary), .is_dead = is_dead});
   }
   return result;
 }

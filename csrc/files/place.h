@@ -13,20 +13,20 @@ namespace shardwise::files {
 
 /// What a folder beside a checkpoint's place is for: one that is being written, that another one is replacing, or that
 /// is being removed.
-enum class Aside { saving, replaced, removing };
+enum class TemporaryKind { saving, replaced, removing };
 
 /// The folder's path, such as step-10.saving-OWNER.
-SHARDWISE_API std::string path_aside(const std::string& place, Aside aside, const Owner& owner);
+SHARDWISE_API std::string temporary_path(const std::string& place, TemporaryKind kind, const Owner& owner);
 
 /// Such a folder's name.
-struct NameAside {
+struct TemporaryName {
   /// The name of the checkpoint's place.
   std::string place;
-  Aside aside = Aside::saving;
+  TemporaryKind kind = TemporaryKind::saving;
   Owner owner;
 };
 /// Nothing where this is not the name of one.
-SHARDWISE_API std::optional<NameAside> parse_name_aside(std::string_view name);
+SHARDWISE_API std::optional<TemporaryName> parse_temporary_name(std::string_view name);
 
 /// Whether this folder has a marker and all files that it names, with their sizes.
 /// Raises DiskError where the disk cannot tell.
@@ -44,13 +44,13 @@ SHARDWISE_API void check_replaceable(Disk& disk, const std::string& place);
 SHARDWISE_API bool is_ours(Disk& disk, const std::string& folder);
 
 /// Removes the files of a checkpoint, its marker first, and the folder, to which ranks may still be writing: what they
-/// begin later fails, since the folder is gone. It must be one aside.
-SHARDWISE_API void remove_folder_aside(Disk& disk, const std::string& folder);
+/// begin later fails, since the folder is gone. It must be a temporary one.
+SHARDWISE_API void remove_temporary_folder(Disk& disk, const std::string& folder);
 
 /// A folder beside checkpoints that a save or a removal left behind, or is still at work on.
 struct Leftover {
   std::string path;
-  NameAside name;
+  TemporaryName name;
   /// Whether its process has surely ended.
   bool is_dead = false;
 };

@@ -45,7 +45,7 @@ std::string put_in_place(Disk& disk, const Saving& saving) {
     }
   }
   if (disk.exchange(saving.folder, saving.place)) return saving.folder;
-  auto replaced = path_aside(saving.place, Aside::replaced, saving.owner);
+  auto replaced = temporary_path(saving.place, TemporaryKind::replaced, saving.owner);
   disk.rename(saving.place, replaced);
   disk.rename(saving.folder, saving.place);
   return replaced;
@@ -54,7 +54,7 @@ std::string put_in_place(Disk& disk, const Saving& saving) {
 /// Whether it was.
 bool remove_if_possible(Disk& disk, const std::string& folder) {
   try {
-    remove_folder_aside(disk, folder);
+    remove_temporary_folder(disk, folder);
     return true;
   } catch (const DiskError&) {
     return false;
@@ -82,22 +82,22 @@ void clear_leftovers(Disk& disk, const std::string& root) {
 
 } // namespace
 
-std::string make_folder_aside(Disk& disk, const std::string& place, const Owner& owner) {
+std::string make_temporary_folder(Disk& disk, const std::string& place, const Owner& owner) {
   const auto root = folder_of(place);
   make_folders(disk, root);
   clear_leftovers(disk, root);
-  auto folder = path_aside(place, Aside::saving, owner);
+  auto folder = temporary_path(place, TemporaryKind::saving, owner);
   disk.make_folder(folder);
   return folder;
 }
 
 Saving begin_saving(Disk& disk, const std::string& place) {
   const auto name = name_of(place);
-  if (!is_plain_name(name) || parse_name_aside(name))
+  if (!is_plain_name(name) || parse_temporary_name(name))
     throw ValueError(c10::str("shardwise: a checkpoint cannot be saved to '", place, "'. Name another folder."));
   check_replaceable(disk, place);
   const auto owner = Owner::next();
-  return {.place = without_slashes(place), .folder = make_folder_aside(disk, place, owner), .owner = owner};
+  return {.place = without_slashes(place), .folder = make_temporary_folder(disk, place, owner), .owner = owner};
 }
 
 std::vector<FileRecord> write_shard(

@@ -21,9 +21,9 @@ struct Saving {
 
 /// Makes a folder beside this place to write to, and those above it that are missing. Removes what saves of processes
 /// that have ended left there.
-std::string make_folder_aside(Disk& disk, const std::string& place, const Owner& owner);
+std::string make_temporary_folder(Disk& disk, const std::string& place, const Owner& owner);
 
-/// Makes the folder to write to, as make_folder_aside().
+/// Makes the folder to write to, as make_temporary_folder().
 /// Raises ValueError where the place holds anything but a checkpoint of ours; DiskError where the disk fails.
 SHARDWISE_API Saving begin_saving(Disk& disk, const std::string& place);
 

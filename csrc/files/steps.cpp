@@ -32,11 +32,12 @@ std::vector<SavedStep> complete_steps(Disk& disk, const std::string& root) {
   std::vector<SavedStep> steps;
   if (disk.kind(root) != Disk::Kind::folder) return steps;
   for (const auto& name : disk.list(root)) {
-    const auto aside = parse_name_aside(name);
-    const auto step = step_of(aside ? aside->place : name);
+    const auto temporary = parse_temporary_name(name);
+    const auto step = step_of(temporary ? temporary->place : name);
     const auto path = c10::str(root, "/", name);
     if (!step || !is_complete(disk, path)) continue;
-    const bool is_there = !aside || (aside->aside == Aside::replaced && !disk.kind(step_path(root, *step)));
+    const bool is_there =
+        !temporary || (temporary->kind == TemporaryKind::replaced && !disk.kind(step_path(root, *step)));
     if (is_there) steps.push_back({.step = *step, .path = path});
   }
   std::stable_sort(
@@ -62,10 +63,10 @@ std::vector<std::string> keep_newest_steps(Disk& disk, const std::string& root, 
   for (auto each = steps.begin(); each != steps.end() - count; ++each) {
     if (!is_ours(disk, each->path)) continue;
     // In one step and for good, so that nobody ever finds half a checkpoint under its name.
-    const auto aside = path_aside(step_path(root, each->step), Aside::removing, Owner::next());
-    disk.rename(each->path, aside);
+    const auto temporary = temporary_path(step_path(root, each->step), TemporaryKind::removing, Owner::next());
+    disk.rename(each->path, temporary);
     disk.sync_folder(root);
-    remove_folder_aside(disk, aside);
+    remove_temporary_folder(disk, temporary);
     removed.push_back(each->path);
   }
   return removed;

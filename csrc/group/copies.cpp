@@ -1,8 +1,8 @@
 #include "group/copies.h"
 
 #include "base/compute_guard.h"
-#include "observe/fault_point.h"
 #include "observe/label.h"
+#include "observe/step_point.h"
 
 #include <utility>
 
@@ -21,7 +21,7 @@ void Copies::begin_unshard(
   provide(from_held, collectives, buffers, counters);
   state_ = State::gathering;
   try {
-    observe::pass(observe::FaultPoint::unshard);
+    observe::pass(observe::StepPoint::unshard);
     start(collectives, may_hold, buffers, unit, counters);
   } catch (...) {
     drop_gather(buffers, counters);
@@ -32,7 +32,7 @@ void Copies::begin_unshard(
 bool Copies::finish_unshard(int64_t holders, comm::Buffers& buffers, const std::string& unit, Counters& counters) {
   if (state_ != State::gathering) return false;
   const observe::Label label("FSDP::all_gather_copy_out", unit);
-  observe::pass(observe::FaultPoint::copy_out);
+  observe::pass(observe::StepPoint::copy_out);
   auto pending = std::exchange(pending_, std::nullopt);
   try {
     if (pending) {
@@ -73,7 +73,7 @@ void Copies::release(comm::Buffers& buffers) {
 void Copies::reshard(comm::Buffers& buffers, bool keeps_memory, Counters& counters) {
   if (state_ == State::freed) return;
   auto pending = std::exchange(pending_, std::nullopt);
-  if (pending && !pending->settle()) leave_buffers();
+  if (pending && !pending->wait_noexcept()) leave_buffers();
   await_gather();
   release(buffers);
   free_leaves();

@@ -559,7 +559,7 @@ void FullCopies::store(size_t index, const at::Tensor& value) {
 
 void FullCopies::store_piece(size_t index, const at::Tensor& piece) {
   // A gather ahead may still read the shard.
-  if (pending_) pending_->settle();
+  if (pending_) pending_->wait_noexcept();
   let_host_write();
   // No ComputeGuard: autograd has to see that the shard's version moves, as that of any parameter that is loaded.
   const c10::AutoGradMode no_grad(false);

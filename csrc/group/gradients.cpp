@@ -3,8 +3,8 @@
 #include "base/compute_guard.h"
 #include "base/on_host.h"
 #include "group/data.h"
-#include "observe/fault_point.h"
 #include "observe/label.h"
+#include "observe/step_point.h"
 #include "transport/transport.h"
 
 #include <ATen/ScalarOps.h>
@@ -168,7 +168,7 @@ void Gradients::begin(
   const observe::Label label("FSDP::post_backward_reduce", unit);
   under_way_ = true;
   copying_ = false;
-  observe::pass(observe::FaultPoint::reduce);
+  observe::pass(observe::StepPoint::reduce);
   rank_ = scattered() ? shards.rank() : 0;
   const auto before = options_.dtype() == at::kHalf ? first_part(rule.divisor) : rule.divides_after ? 1 : rule.divisor;
   after_ = before / rule.divisor;
@@ -210,7 +210,7 @@ comm::CollectiveName Gradients::named(const char* sum, const std::string& unit) 
 
 void Gradients::wait_in_stream() {
   if (auto pending = std::exchange(pending_, std::nullopt)) {
-    observe::pass(observe::FaultPoint::reduced);
+    observe::pass(observe::StepPoint::reduced);
     pending->wait();
   }
   result_.note(sum_.vector());
@@ -222,7 +222,7 @@ void Gradients::await_result() {
 
 void Gradients::begin_all_reduce(
     const comm::Collectives& copies, Streams* streams, const std::string& unit, Counters& counters) {
-  observe::pass(observe::FaultPoint::all_reduce);
+  observe::pass(observe::StepPoint::all_reduce);
   std::optional<comm::SideStream::Scope> scope;
   if (streams != nullptr) {
     streams->copies.follow(streams->shards, device());
@@ -252,7 +252,7 @@ void Gradients::keep_partial() {
   await_result();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     auto& parameter = *parameters_[i];
-    parameter.settle();
+    parameter.mark_averaged();
     if (parameter.partial.values.defined()) {
       parameter.partial.values.add_(piece_in(sum_.vector(), i, rank_, 0));
       parameter.partial.count.add_(count_of(i));
@@ -265,7 +265,7 @@ void Gradients::keep_partial() {
 void Gradients::wait(comm::Buffers& buffers) {
   if (bucket_use_) return give_bucket(buffers);
   if (!pending_) return;
-  observe::pass(observe::FaultPoint::reduced);
+  observe::pass(observe::StepPoint::reduced);
   auto pending = std::move(*pending_);
   pending_.reset();
   pending.wait();
@@ -287,7 +287,7 @@ void Gradients::drop(comm::Buffers& buffers) {
   const auto bucket = std::exchange(bucket_, at::Tensor());
   if (!pending) return;
   // A sum that failed may still write to its memory: that does not go back to the pool.
-  if (!pending->settle()) {
+  if (!pending->wait_noexcept()) {
     sum_.renew({});
   } else if (scattered()) {
     const base::ComputeGuard guard;
@@ -380,7 +380,7 @@ void Gradients::publish(comm::HostCopies& to_host, const std::function<void(at::
     copying_ = copying_ && !goes_to_host_;
   }
   for (auto* parameter : parameters_) {
-    parameter->settle();
+    parameter->mark_averaged();
     parameter->partial = {};
   }
   if (!copying_ && (goes_to_host_ || has_unused())) {

@@ -112,14 +112,14 @@ std::vector<Parameter*> Group::summed() const {
   return summed;
 }
 
-void Group::follow_requires_grad(const std::function<void()>& settle) {
+void Group::follow_requires_grad(const std::function<void()>& finish_sums) {
   if (follows_requires_grad()) return;
   const auto has_those = [&](const auto& summed) {
     return gradients_ ? summed == gradients_->parameters() : summed.empty();
   };
-  // settle() may leave some parameters owed, so summed() is asked again after it.
+  // finish_sums() may leave some parameters owed, so summed() is asked again after it.
   for (auto* parameter : parameters_) parameter->agree_on_requires_grad();
-  if (gradients_ && settle && !has_those(summed())) settle();
+  if (gradients_ && finish_sums && !has_those(summed())) finish_sums();
   for (auto* parameter : parameters_) {
     const bool is_trained = parameter->requires_grad();
     if (!is_trained && !parameter->owed) parameter->forget_backward();

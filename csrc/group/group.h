@@ -50,9 +50,9 @@ class Group {
   /// Whether dtype, device, sizes and memory are still those that the group was made for.
   bool fits() const;
   /// Makes the bucket anew if parameters were frozen or unfrozen, and passes that on to the leaves. A frozen parameter
-  /// leaves the bucket once it owes nothing. `settle` is called before the old bucket goes: a sum in it may be under
-  /// way.
-  void follow_requires_grad(const std::function<void()>& settle = {});
+  /// leaves the bucket once it owes nothing. `finish_sums` is called before the old bucket goes: a sum in it may be
+  /// under way.
+  void follow_requires_grad(const std::function<void()>& finish_sums = {});
 
   /// Null where every rank holds everything.
   Copies* copies() {

@@ -23,7 +23,7 @@ struct ReadFlag {
 bool& read_flag(c10::StorageImpl& storage);
 template struct ReadFlag<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
-void let_go(void* owner) {
+void release_owner(void* owner) {
   c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(owner));
 }
 
@@ -100,7 +100,7 @@ void LeafStorage::refill(const at::Tensor& memory, size_t offset) {
   auto* data = static_cast<char*>(owner->mutable_data()) + offset;
   auto* storage = alias_.storage().unsafeGetStorageImpl();
   const auto device = storage->device();
-  storage->set_data_ptr_noswap({data, owner.release(), &let_go, device});
+  storage->set_data_ptr_noswap({data, owner.release(), &release_owner, device});
   storage->set_nbytes(bytes_);
 }
 

@@ -147,10 +147,10 @@ class Parameter {
   static std::shared_ptr<void> owner(const at::Tensor& leaf);
 
   /// What waits to be averaged, from this backward and from earlier ones without synchronisation; undefined if nothing
-  /// does. What is from earlier ones stays until settle(), since this backward may fail.
+  /// does. What is from earlier ones stays until mark_averaged(), since this backward may fail.
   at::Tensor take_local();
   /// What take_local() gave has been averaged.
-  void settle() {
+  void mark_averaged() {
     owed = false;
     if (!pending_.defined()) return;
     pending_ = at::Tensor();

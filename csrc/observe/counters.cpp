@@ -4,11 +4,11 @@
 
 namespace shardwise {
 
-static_assert(sizeof(Counters) == kCounters.size() * sizeof(int64_t), "each has its name");
+static_assert(sizeof(Counters) == detail::kCounters.size() * sizeof(int64_t), "each has its name");
 
 Counters& Counters::operator+=(const Counters& other) {
   const auto most = std::max(backwards, other.backwards);
-  for (const auto& counter : kCounters) this->*counter.of += other.*counter.of;
+  for (const auto& counter : detail::kCounters) this->*counter.of += other.*counter.of;
   backwards = most;
   return *this;
 }

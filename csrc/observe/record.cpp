@@ -57,14 +57,14 @@ std::string json_of(const Event& event) {
 }
 
 /// Never destroyed: threads may write as long as the process runs.
-class Book {
+class Recorder {
  public:
-  static Book& get() {
-    static auto* book = new Book;
-    return *book;
+  static Recorder& get() {
+    static auto* recorder = new Recorder;
+    return *recorder;
   }
-  Book(const Book&) = delete;
-  Book& operator=(const Book&) = delete;
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
 
   void start() {
     const std::lock_guard lock(mutex_);
@@ -85,7 +85,7 @@ class Book {
     if (is_recording) events_.push_back(std::move(event));
   }
 
-  // A forked child has a copy of its parent's book, and needs a file of its own.
+  // A forked child has a copy of its parent's recorder, and needs a file of its own.
   void open(const std::string& folder, int64_t rank) {
     const std::lock_guard lock(mutex_);
     if (process_ == getpid()) return;
@@ -98,7 +98,7 @@ class Book {
   }
 
  private:
-  Book() = default;
+  Recorder() = default;
   // Prints instead of raising: at exit nobody can catch an error.
   void save() {
     const std::lock_guard lock(mutex_);
@@ -149,7 +149,7 @@ void open_program_record(int64_t rank) {
   if (folder == nullptr) return;
   // The rank in the whole program; a mesh may have only some of its ranks.
   const auto* launched = std::getenv("RANK");
-  Book::get().open(folder, launched != nullptr && *launched != '\0' ? std::strtoll(launched, nullptr, 10) : rank);
+  Recorder::get().open(folder, launched != nullptr && *launched != '\0' ? std::strtoll(launched, nullptr, 10) : rank);
 }
 
 Span::Span(const char* kind, std::string name, int64_t rank, int64_t bytes)
@@ -165,7 +165,7 @@ Span::~Span() {
 
 void Span::end() {
   if (ended_.exchange(true)) return;
-  Book::get().write({kind_, std::move(name_), rank_, bytes_, begin_, now()});
+  Recorder::get().write({kind_, std::move(name_), rank_, bytes_, begin_, now()});
 }
 
 } // namespace shardwise::observe
@@ -173,11 +173,11 @@ void Span::end() {
 namespace shardwise {
 
 void start_record() {
-  observe::Book::get().start();
+  observe::Recorder::get().start();
 }
 
 std::string stop_record() {
-  return observe::Book::get().stop();
+  return observe::Recorder::get().stop();
 }
 
 } // namespace shardwise

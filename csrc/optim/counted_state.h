@@ -15,7 +15,7 @@ class StepCount {
  public:
   virtual ~StepCount() = default;
   /// Makes step() what the device has counted. Waits for the device if it may have skipped steps.
-  virtual void settle() = 0;
+  virtual void sync_from_device() = 0;
 };
 
 /// A class of state of torch::optim, with the count of steps as the fused operations need it: a tensor beside the
@@ -44,7 +44,7 @@ class CountedState final : public State, public StepCount {
     may_be_less_ = may_be_less_ || may_skip;
   }
 
-  void settle() override {
+  void sync_from_device() override {
     if (!may_be_less_ || std::as_const(*this).step() != known_) return;
     const base::ComputeGuard guard;
     known_ = static_cast<int64_t>(count_.template item<float>());
@@ -53,20 +53,20 @@ class CountedState final : public State, public StepCount {
   }
 
   std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
-    return std::make_unique<State>(settled());
+    return std::make_unique<State>(synced());
   }
   void serialize(torch::serialize::InputArchive& archive) override {
     State::serialize(archive);
   }
   void serialize(torch::serialize::OutputArchive& archive) const override {
-    settled().serialize(archive);
+    synced().serialize(archive);
   }
 
  private:
   /// The same as torch's own, with the right number.
-  State settled() const {
+  State synced() const {
     auto copy = *this;
-    copy.settle();
+    copy.sync_from_device();
     return static_cast<const State&>(copy); // NOLINT(cppcoreguidelines-slicing): what torch keeps, and no more
   }
 

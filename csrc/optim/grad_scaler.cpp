@@ -31,7 +31,7 @@ constexpr auto kWhat = "the all-reduce of GradScaler";
 
 /// What the optimizer's parameters are made of.
 struct Found {
-  std::vector<nn::Alike> gradients;
+  std::vector<nn::SameKind> gradients;
   nn::UnitMeshes::Units units;
   nn::SplitAxes axes;
 };
@@ -59,7 +59,7 @@ Found find(const torch::optim::Optimizer& optimizer, bool takes_half) {
             "MixedPrecision().param_dtype(torch::kHalf) to compute in half; or use an optimizer of shardwise without "
             "unscale_()."));
       }
-      nn::add_alike(found.gradients, gradient.is_sparse() ? gradient._values() : gradient);
+      nn::add_to_same_kind(found.gradients, gradient.is_sparse() ? gradient._values() : gradient);
     }
   }
   return found;

@@ -61,7 +61,7 @@ ParameterState OptimizerState::get(const at::Tensor& parameter) const {
         "shardwise: what this ", name(), " keeps for ", describe(parameter), " is not of torch::optim's class ", name(),
         "ParamState, so its names are unknown. Derive the state's class from that, or save it yourself."));
   }
-  if (auto* count = dynamic_cast<StepCount*>(found->second.get())) count->settle();
+  if (auto* count = dynamic_cast<StepCount*>(found->second.get())) count->sync_from_device();
   return class_.read(*found->second);
 }
 

@@ -111,7 +111,7 @@ std::string problem_of(const Table& table) {
   return problem_of_progress(table);
 }
 
-void expect_right(const Table& table) {
+void check_schedule(const Table& table) {
   const auto problem = problem_of(table);
   if (problem.empty()) return;
   throw ValueError(

@@ -16,6 +16,6 @@ namespace shardwise::pipeline {
 SHARDWISE_API std::string problem_of(const Table& table);
 
 /// Raises ValueError if problem_of() finds something.
-void expect_right(const Table& table);
+void check_schedule(const Table& table);
 
 } // namespace shardwise::pipeline

@@ -2,6 +2,7 @@
 
 #include "base/forked.h"
 #include "comm/mesh/axis_group.h"
+#include "comm/mesh/mesh_groups.h"
 #include "comm/mesh/messages.h"
 #include "observe/record.h"
 #include "pipeline/lower.h"
@@ -74,7 +75,7 @@ struct Pipeline::State {
     const auto begin = std::chrono::steady_clock::now();
     std::optional<observe::Span> span;
     if (is_training && observe::recording()) span.emplace("step", "a step of the pipeline", mesh.rank());
-    const auto group = mesh.transfer_group(axis);
+    const auto group = comm::MeshGroups::transfer(mesh, axis);
     pipeline::Run one(place, stages, options, {group, mesh.device(), mesh.rank()});
     std::string error;
     try {

@@ -164,7 +164,7 @@ bool Run::is_last_backward(const Action& action) const {
   return *last == action;
 }
 
-Halves Run::begin_backward(const Action& action, Cell& cell) {
+BackwardHalves Run::begin_backward(const Action& action, Cell& cell) {
   Tensors roots;
   Tensors gradients;
   if (is_last(action.stage)) {
@@ -194,11 +194,11 @@ void Run::backward(const Action& action) {
   }
   Tensors found(wanted.size());
   if (action.kind == Kind::backward_input) {
-    found = cell.halves->of_inputs(wanted);
+    found = cell.halves->input_gradients(wanted);
   } else {
     const bool is_last = is_last_backward(action);
     stage(action.stage).before_backward(is_last);
-    cell.halves->of_parameters();
+    cell.halves->accumulate_parameter_gradients();
     stage(action.stage).after_backward(is_last);
     for (size_t i = 0; i < wanted.size(); ++i) found[i] = wanted[i].grad();
   }

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "pipeline/halves.h"
+#include "pipeline/backward_halves.h"
 #include "pipeline/stage.h"
 #include "pipeline/table.h"
 #include "pipeline/transfers.h"
@@ -62,7 +62,7 @@ class Run {
     int64_t rows = 0;
     at::Tensor loss;
     /// Of a backward whose first half is done.
-    std::optional<Halves> halves;
+    std::optional<BackwardHalves> halves;
   };
   using Key = std::pair<int, int>;
 
@@ -72,7 +72,7 @@ class Run {
   void forward(const Action& action);
   void backward(const Action& action);
   /// What a backward begins with.
-  Halves begin_backward(const Action& action, Cell& cell);
+  BackwardHalves begin_backward(const Action& action, Cell& cell);
   void send(const Action& action);
   void receive(const Action& action);
   /// Goes on after an error.

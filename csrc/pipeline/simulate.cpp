@@ -26,7 +26,7 @@ double duration(Kind kind, const Costs& costs) {
 } // namespace
 
 Times simulate(const Table& table, const Costs& costs) {
-  expect_right(table);
+  check_schedule(table);
   Times times;
   for (const auto& actions : table.of_rank) times.of_rank.emplace_back(actions.size());
   times.busy.resize(table.of_rank.size(), 0);

@@ -45,7 +45,7 @@ void BackgroundSave::begin(
     const Ranks& ranks, const Ranks& beside, files::Disk& disk, const std::string& place,
     const std::vector<Piece>& pieces, files::Marker about) {
   wait();
-  auto begun = std::make_unique<BegunSave>(ranks, disk, place, pieces, std::move(about), division_, &snapshot_);
+  auto begun = std::make_unique<SaveInProgress>(ranks, disk, place, pieces, std::move(about), division_, &snapshot_);
   forks_ = base::forks();
   last_ = std::async(std::launch::async, [begun = std::move(begun), beside]() mutable {
     // Its memory and files go before anybody hears that it is over.

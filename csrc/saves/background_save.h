@@ -21,7 +21,7 @@ class SHARDWISE_API BackgroundSave {
 
   /// Copies this rank's part, and leaves the rest to the thread, which talks to the other ranks over `beside` and uses
   /// it alone meanwhile. Waits for the save before, first of all. Raises the error of the save before, and those of
-  /// BegunSave.
+  /// SaveInProgress.
   void begin(
       const Ranks& ranks, const Ranks& beside, files::Disk& disk, const std::string& place,
       const std::vector<Piece>& pieces, files::Marker about);

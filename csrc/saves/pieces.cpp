@@ -84,7 +84,7 @@ void Snapshot::wait() {
   copied_.clear();
 }
 
-BegunSave::BegunSave(
+SaveInProgress::SaveInProgress(
     const Ranks& ranks, files::Disk& disk, const std::string& place, const std::vector<Piece>& pieces,
     files::Marker about, Division& division, Snapshot* snapshot)
     : unfinished_(disk),
@@ -106,11 +106,11 @@ BegunSave::BegunSave(
   folder_ = files::folder_of(place) + "/" + names.front();
 }
 
-BegunSave::Unfinished::~Unfinished() {
+SaveInProgress::Unfinished::~Unfinished() {
   if (!saving.folder.empty()) files::abandon_saving(disk, saving);
 }
 
-void BegunSave::collect(const std::vector<Piece>& pieces, const std::vector<BoxOfPiece>& chosen) {
+void SaveInProgress::collect(const std::vector<Piece>& pieces, const std::vector<BoxOfPiece>& chosen) {
   const base::ComputeGuard guard;
   std::vector<at::Tensor> in_a_row(pieces.size());
   for (const auto& [index, box] : chosen) {
@@ -131,7 +131,7 @@ void BegunSave::collect(const std::vector<Piece>& pieces, const std::vector<BoxO
   }
 }
 
-void BegunSave::finish(const Ranks& ranks) {
+void SaveInProgress::finish(const Ranks& ranks) {
   const auto texts = ranks.together([&] {
     if (snapshot_ != nullptr) snapshot_->wait();
     return text_of(files::write_shard(unfinished_.disk, folder_, ranks.rank() + 1, tensors_));
@@ -153,7 +153,7 @@ void save_pieces(
     const Ranks& ranks, files::Disk& disk, const std::string& place, const std::vector<Piece>& pieces,
     files::Marker about) {
   Division division;
-  BegunSave(ranks, disk, place, pieces, std::move(about), division).finish(ranks);
+  SaveInProgress(ranks, disk, place, pieces, std::move(about), division).finish(ranks);
 }
 
 files::SavedFolder open_checkpoint(const Ranks& ranks, const std::string& folder) {

@@ -34,13 +34,13 @@ class SHARDWISE_API Snapshot {
 
 /// A checkpoint of what all ranks have that is being saved to a place that all of them see: begun where nothing changes
 /// the values, and finished on any thread. Unless it is finished, what was at the place stays, and nothing new does.
-class SHARDWISE_API BegunSave {
+class SHARDWISE_API SaveInProgress {
  public:
   /// Agrees with the other ranks on who writes what, and makes the folder to write to. `about` has the program's values
   /// and the layout. With a snapshot the values may change from now on; else they are written from where they are.
   /// `division` may be that of another save, which remembers.
   /// Raises, the same on all ranks, what divide() and files::begin_saving() raise.
-  BegunSave(
+  SaveInProgress(
       const Ranks& ranks, files::Disk& disk, const std::string& place, const std::vector<Piece>& pieces,
       files::Marker about, Division& division, Snapshot* snapshot = nullptr);
   /// Writes this rank's share, and returns when the checkpoint of all ranks will survive a loss of power. `ranks` are

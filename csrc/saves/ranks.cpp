@@ -2,9 +2,10 @@
 
 #include "base/caller_lock.h"
 #include "base/reason.h"
-#include "comm/meet/environment.h"
 #include "comm/mesh/axis_group.h"
+#include "comm/mesh/mesh_groups.h"
 #include "comm/mesh/messages.h"
+#include "comm/rendezvous/environment.h"
 #include "files/disk.h"
 
 #include <shardwise/error.h>
@@ -77,9 +78,9 @@ Ranks ranks_on(const Mesh& mesh, const std::string& function) {
   return ranks_over(mesh, comm::axis_groups_of(mesh), mesh.device(), "an exchange of " + function);
 }
 
-Ranks ranks_beside(const Mesh& mesh) {
+Ranks ranks_on_save_groups(const Mesh& mesh) {
   auto groups = comm::axis_groups_of(mesh);
-  for (size_t i = 0; i < groups.size(); ++i) groups[i].group = mesh.save_group(mesh.axes()[i].name);
+  for (size_t i = 0; i < groups.size(); ++i) groups[i].group = comm::MeshGroups::save(mesh, mesh.axes()[i].name);
   return ranks_over(mesh, groups, at::kCPU, "an exchange of a save in the background");
 }
 

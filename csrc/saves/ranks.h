@@ -49,7 +49,7 @@ class SHARDWISE_API Ranks {
 SHARDWISE_API Ranks ranks_on(const Mesh& mesh, const std::string& function);
 /// The same, over process groups that nothing else uses, so that a thread may talk to the others' threads.
 /// Raises Error where the groups are the caller's and have no store.
-SHARDWISE_API Ranks ranks_beside(const Mesh& mesh);
+SHARDWISE_API Ranks ranks_on_save_groups(const Mesh& mesh);
 
 /// The mesh whose ranks save or load a module together: that of its units, or `mesh` if the caller names one; nothing
 /// for a module without units, which is this rank's own. `function` is what is being called.

@@ -96,7 +96,7 @@ struct Saver::State {
       const std::string& folder, const torch::nn::Module& module, torch::optim::Optimizer* optimizer,
       const SaveOptions& options) {
     auto save = saves::module_save(module, optimizer, options);
-    const auto beside = save.mesh ? saves::ranks_beside(*save.mesh) : saves::Ranks();
+    const auto beside = save.mesh ? saves::ranks_on_save_groups(*save.mesh) : saves::Ranks();
     in_background.begin(save.ranks, beside, files::Disk::real(), folder, save.pieces, std::move(save.about));
   }
 

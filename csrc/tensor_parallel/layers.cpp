@@ -69,7 +69,7 @@ at::Tensor bias_of_outputs(const at::Tensor& bias, const split::SplitView& view)
 
 namespace {
 
-at::Tensor columns(
+at::Tensor colwise(
     const at::Tensor& input, const Weight& weight, const at::Tensor& bias, const Exchange& exchange, const Split& how) {
   const bool is_alone = weight.view.parameter->axis->ranks.size() == 1;
   const auto gradient = is_alone             ? InputGradient::own
@@ -81,7 +81,7 @@ at::Tensor columns(
   return how.gather_output() && !is_alone ? gather_outputs(output, exchange, weight.view.pieces) : output;
 }
 
-at::Tensor rows(
+at::Tensor rowwise(
     const at::Tensor& input, const Weight& weight, const at::Tensor& bias, const Exchange& exchange, const Split& how) {
   const bool is_alone = weight.view.parameter->axis->ranks.size() == 1;
   const auto own = how.split_input() && !is_alone ? own_inputs(input, exchange, weight.view.pieces) : input;
@@ -97,12 +97,12 @@ at::Tensor linear(
     const std::string& operation) {
   const auto& parameter = *weight.view.parameter;
   const auto refuse = [&](const std::string& why) { throw ValueError(about(operation, parameter) + why); };
-  if (!parameter.matrix) refuse("serves an embedding only. Give it columns(), rows() or vocabulary() in the plan.");
+  if (!parameter.matrix) refuse("serves an embedding only. Give it colwise(), rowwise() or vocabulary() in the plan.");
   const auto& how = *parameter.matrix;
   const bool is_columns = weight.view.dim == 0;
   const auto& pieces = weight.view.pieces;
   if (is_columns && bias.defined() && (bias_view == nullptr || !(bias_view->pieces == pieces))) {
-    refuse("has a bias that is not divided in the same way. Give it columns() in the plan too.");
+    refuse("has a bias that is not divided in the same way. Give it colwise() in the plan too.");
   }
   if (!is_columns && bias_view != nullptr) {
     refuse("has a bias that is divided too, but it is added after the sum over the ranks: leave it out of the plan.");
@@ -113,12 +113,13 @@ at::Tensor linear(
   if (features != wanted) {
     refuse(c10::str(
         "got an input of ", features, " features instead of ", wanted, ". ",
-        is_columns                  ? "Columns take the whole input."
-        : features == pieces.size() ? "Rows take what columns left; for a whole input give them split_input(true)."
-                                    : "Rows take this rank's piece of the input, divided as the weight is."));
+        is_columns ? "colwise() takes the whole input."
+        : features == pieces.size()
+            ? "rowwise() takes what colwise() left; for a whole input give it split_input(true)."
+            : "rowwise() takes this rank's piece of the input, divided as the weight is."));
   }
   const Exchange exchange(weight.view.parameter);
-  return is_columns ? columns(input, weight, bias, exchange, how) : rows(input, weight, bias, exchange, how);
+  return is_columns ? colwise(input, weight, bias, exchange, how) : rowwise(input, weight, bias, exchange, how);
 }
 
 namespace {
@@ -152,7 +153,7 @@ at::Tensor embedding(const Weight& weight, const at::Tensor& indices, const Embe
     return parameter.table->gather_output() ? gather_outputs(output, exchange, pieces) : output;
   }
   if (settings.scale_grad_by_freq) {
-    throw ValueError(text() + "cannot scale gradients by frequency: use scale_grad_by_freq(false), or columns().");
+    throw ValueError(text() + "cannot scale gradients by frequency: use scale_grad_by_freq(false), or colwise().");
   }
   require_in_table(indices, pieces.size(), text);
   const auto range = pieces.ranges(axis.rank()).front();

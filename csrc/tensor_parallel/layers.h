@@ -27,7 +27,8 @@ struct EmbeddingSettings {
 /// An embedding on all ranks.
 at::Tensor embedding(const Weight& weight, const at::Tensor& indices, const EmbeddingSettings& settings);
 
-/// What is added to the outputs of columns: the bias that is a piece of that, or all of it where outputs are gathered.
+/// What is added to the outputs of colwise(): the bias that is a piece of that, or all of it where outputs are
+/// gathered.
 at::Tensor bias_of_outputs(const at::Tensor& bias, const split::SplitView& view);
 
 /// "shardwise: rank 1: aten::mm: 'up.weight', of which this rank has [3, 8] of [6, 8] along axis 'tp', "

@@ -23,7 +23,7 @@ using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-thread_local bool plainly = false;
+thread_local bool no_exchange = false;
 
 template <typename Name>
 void refuse_second_order(const Name& name) {
@@ -75,7 +75,7 @@ variable_list LinearNode::gradients_of(const at::Tensor& gradient) {
   refuse_second_order([&] { return exchange_.name("the layer"); });
   variable_list results(has_bias_ ? 3 : 2);
   if (!gradient.defined()) return results;
-  const Plainly plain;
+  const NoExchangeGuard plain;
   const auto rows = [](const at::Tensor& tensor) {
     return tensor.dim() == 1 ? tensor.unsqueeze(0) : tensor.flatten(0, -2);
   };
@@ -123,16 +123,16 @@ class ExchangeNode : public Node {
 
 } // namespace
 
-Plainly::Plainly() : before_(plainly) {
-  plainly = true;
+NoExchangeGuard::NoExchangeGuard() : before_(no_exchange) {
+  no_exchange = true;
 }
 
-Plainly::~Plainly() {
-  plainly = before_;
+NoExchangeGuard::~NoExchangeGuard() {
+  no_exchange = before_;
 }
 
-bool Plainly::now() {
-  return plainly;
+bool NoExchangeGuard::is_active() {
+  return no_exchange;
 }
 
 at::Tensor split_linear(

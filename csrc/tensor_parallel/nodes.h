@@ -11,13 +11,13 @@ namespace shardwise::tensor_parallel {
 using split::Exchange;
 
 /// While one lives, operations of this thread on pieces are what they say, and nothing is exchanged.
-class Plainly {
+class NoExchangeGuard {
  public:
-  Plainly();
-  Plainly(const Plainly&) = delete;
-  Plainly& operator=(const Plainly&) = delete;
-  ~Plainly();
-  static bool now();
+  NoExchangeGuard();
+  NoExchangeGuard(const NoExchangeGuard&) = delete;
+  NoExchangeGuard& operator=(const NoExchangeGuard&) = delete;
+  ~NoExchangeGuard();
+  static bool is_active();
 
  private:
   bool before_;

@@ -31,10 +31,10 @@ using Kind = Split::Kind;
 
 const char* name_of(Kind kind) {
   switch (kind) {
-    case Kind::columns:
-      return "columns()";
-    case Kind::rows:
-      return "rows()";
+    case Kind::colwise:
+      return "colwise()";
+    case Kind::rowwise:
+      return "rowwise()";
     case Kind::vocabulary:
       return "vocabulary()";
     default:
@@ -99,10 +99,10 @@ class Chooser {
           "shardwise: parallelize(): '", name, "' is a ", module.name(), ", which ", name_of(split.kind), " ", why));
     };
     if (module.as<torch::nn::EmbeddingImpl>() != nullptr) {
-      if (split.kind == Kind::rows) refuse("cannot divide. Use vocabulary(), or columns().");
+      if (split.kind == Kind::rowwise) refuse("cannot divide. Use vocabulary(), or colwise().");
     } else if (module.as<torch::nn::MultiheadAttentionImpl>() != nullptr) {
-      if (split.kind != Kind::columns || !split.gather_output()) {
-        refuse("cannot divide: it takes its sizes from its options. Use columns().gather_output(true).");
+      if (split.kind != Kind::colwise || !split.gather_output()) {
+        refuse("cannot divide: it takes its sizes from its options. Use colwise().gather_output(true).");
       }
     } else if (module.name().starts_with("torch::nn::") && module.as<torch::nn::LinearImpl>() == nullptr) {
       refuse("cannot divide. Of torch's modules it can divide Linear, Embedding and MultiheadAttention.");
@@ -123,13 +123,13 @@ class Chooser {
     if (is_attention && tensor.dim() > 2) return -1;
     if (tensor.dim() == 0 || tensor.dim() > 2) refuse("it must be a matrix, or the bias of one.");
     if (tensor.dim() == 1) {
-      if (split.kind == Kind::columns) return 0;
-      if (is_named) refuse("a bias of rows stays whole, and is added once. Leave it out of the plan.");
+      if (split.kind == Kind::colwise) return 0;
+      if (is_named) refuse("a bias of rowwise() stays whole, and is added once. Leave it out of the plan.");
       return -1;
     }
     if (split.kind == Kind::vocabulary) return 0;
     if (module.as<torch::nn::EmbeddingImpl>() != nullptr) return 1;
-    return (split.kind == Kind::columns) == split.transposed() ? 1 : 0;
+    return (split.kind == Kind::colwise) == split.transposed() ? 1 : 0;
   }
 
   layout::AxisPieces pieces_of(
@@ -182,7 +182,7 @@ class Chooser {
       throw ValueError(c10::str(
           "shardwise: parallelize(): '", known->parameter.names.front(), "' and '", name,
           "' are one parameter, but the plan divides them in different ways. Give both the same dimension, as "
-          "vocabulary() and columns() do."));
+          "vocabulary() and colwise() do."));
     }
     if (one.matrix) known->matrix = one.matrix;
     if (one.table) known->table = one.table;

@@ -123,7 +123,7 @@ Backend::Backend(
     c10::intrusive_ptr<c10d::Backend> gloo, std::chrono::milliseconds timeout, const MakeExchange& make, Traits traits)
     : c10d::Backend(gloo->getRank(), gloo->getSize()),
       timeout_(timeout),
-      way_(std::move(traits.way)),
+      transport_name_(std::move(traits.transport_name)),
       issued_(traits.group),
       worker_(std::move(gloo), make, std::move(traits.names)) {}
 
@@ -152,7 +152,7 @@ void Backend::shutdown() {
   worker_.close();
 }
 
-Backend::Works Backend::issue(OpType type, const char* title, const Tensors& seen, DirectWork::Run run) {
+Backend::WorkPtr Backend::issue(OpType type, const char* title, const Tensors& seen, DirectWork::Run run) {
   auto work = c10::make_intrusive<DirectWork>(getRank(), type, title, seen, std::move(run));
   work->set_number(issued_.group(), issued_.next());
   worker_.issue(work);
@@ -186,9 +186,9 @@ Call Backend::call_of(
       .timeout = time(timeout)};
 }
 
-Backend::Works Backend::stage(
+Backend::WorkPtr Backend::stage(
     OpType type, const Tensors& reads, const Tensors& writes,
-    const std::function<Works(const Staging::Copies& copies)>& start) {
+    const std::function<WorkPtr(const Staging::Copies& copies)>& start) {
   std::optional<c10::Device> device;
   for (const auto* tensors : {&reads, &writes}) {
     for (const auto& tensor : *tensors) {
@@ -210,7 +210,7 @@ Backend::Works Backend::stage(
   return staging.carry(type, reads, writes, {.wait_first = wait_first, .start = start});
 }
 
-Backend::Works Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
   const auto type = tensors.size() == 1 ? OpType::ALLREDUCE : OpType::ALLREDUCE_COALESCED;
   return pass(type, tensors, [&](Tensors& own) {
     std::vector<Call> calls;
@@ -238,12 +238,12 @@ Backend::Works Backend::allreduce_coalesced(Tensors& tensors, const c10d::Allred
   });
 }
 
-Backend::Works Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   require_one(tensors, "all_reduce");
   return allreduce_coalesced(tensors, {options});
 }
 
-Backend::Works Backend::allgather_into_tensor_coalesced(
+Backend::WorkPtr Backend::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
   const auto type = inputs.size() == 1 ? OpType::_ALLGATHER_BASE : OpType::COALESCED;
   return pass(type, outputs, inputs, [&](Tensors& out, Tensors& in) {
@@ -264,7 +264,8 @@ Backend::Works Backend::allgather_into_tensor_coalesced(
   });
 }
 
-Backend::Works Backend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
+Backend::WorkPtr Backend::_allgather_base(
+    at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
   return pass(OpType::_ALLGATHER_BASE, output, input, [&](at::Tensor& out, at::Tensor& in) {
     require_sizes({"output", out}, {"input", in}, getSize(), "all_gather_into_tensor");
     const auto* placement = DirectPlacementScope::current();
@@ -281,7 +282,7 @@ Backend::Works Backend::_allgather_base(at::Tensor& output, at::Tensor& input, c
   });
 }
 
-Backend::Works Backend::allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+Backend::WorkPtr Backend::allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
   return pass(OpType::ALLGATHER, outputs, inputs, [&](TensorLists& out, Tensors& in) {
     require(in.size() == 1 && out.size() == 1, "all_gather", "one input and one list of outputs per rank");
     const auto& places = out.front();
@@ -299,7 +300,7 @@ Backend::Works Backend::allgather(TensorLists& outputs, Tensors& inputs, const c
   });
 }
 
-Backend::Works Backend::reduce_scatter_tensor_coalesced(
+Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
   const auto type = inputs.size() == 1 ? OpType::_REDUCE_SCATTER_BASE : OpType::COALESCED;
   return pass(type, outputs, inputs, [&](Tensors& out, Tensors& in) {
@@ -326,14 +327,14 @@ Backend::Works Backend::reduce_scatter_tensor_coalesced(
   });
 }
 
-Backend::Works Backend::_reduce_scatter_base(
+Backend::WorkPtr Backend::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
   Tensors outputs{output};
   Tensors inputs{input};
   return reduce_scatter_tensor_coalesced(outputs, inputs, options);
 }
 
-Backend::Works Backend::reduce_scatter(
+Backend::WorkPtr Backend::reduce_scatter(
     Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& options) {
   return pass(OpType::REDUCE_SCATTER, outputs, inputs, [&](Tensors& out, TensorLists& in) {
     require(in.size() == 1 && out.size() == 1, "reduce_scatter", "one list of inputs and one output per rank");
@@ -342,7 +343,7 @@ Backend::Works Backend::reduce_scatter(
     for (const auto& place : places) require_sizes({"input", place}, {"output", out.front()}, 1, "reduce_scatter");
     const auto call = call_of(Kind::reduce_scatter, out.front(), options.timeout, options.reduceOp);
     if (!sums(options.reduceOp, call.signature.dtype)) {
-      return hand_over(
+      return run_on_gloo(
           OpType::REDUCE_SCATTER, "shardwise:reduce_scatter", places, call,
           [outputs = out, inputs = in, options](auto& gloo) mutable {
             return gloo.reduce_scatter(outputs, inputs, options);
@@ -357,7 +358,7 @@ Backend::Works Backend::reduce_scatter(
   });
 }
 
-Backend::Works Backend::barrier(const c10d::BarrierOptions& options) {
+Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& options) {
   const Call call{.signature = {}, .timeout = time(options.timeout)};
   return issue(OpType::BARRIER, "shardwise:barrier", {}, [call](Exchange& exchange, Carrier& /*carrier*/) {
     exchange.announce(call);

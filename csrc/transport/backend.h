@@ -34,7 +34,7 @@ class SHARDWISE_API Backend final : public c10d::Backend {
  public:
   struct Traits {
     /// How the collectives are carried out: "shared memory" or "TCP".
-    std::string way;
+    std::string transport_name;
     /// An id of this process group: the same on all its ranks, different from every other group's.
     uint64_t group = 0;
     /// The rank numbers that errors show; if empty, positions in the group.
@@ -48,8 +48,8 @@ class SHARDWISE_API Backend final : public c10d::Backend {
   const std::string getBackendName() const override {
     return "shardwise";
   }
-  const std::string& way() const {
-    return way_;
+  const std::string& transport_name() const {
+    return transport_name_;
   }
   /// Bytes this transport has sent to `peer` over TCP in collectives so far.
   uint64_t sent_to(int peer) const;
@@ -62,42 +62,43 @@ class SHARDWISE_API Backend final : public c10d::Backend {
   void abort() override;
   void shutdown() override;
 
-  using Works = c10::intrusive_ptr<c10d::Work>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
   using TensorLists = std::vector<std::vector<at::Tensor>>;
 
-  Works allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
-  Works allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
-  Works _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
-  Works allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
-  Works allgather_into_tensor_coalesced(
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_into_tensor_coalesced(
       Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
-  Works _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override;
-  Works reduce_scatter(Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& options) override;
-  Works reduce_scatter_tensor_coalesced(
+  WorkPtr _reduce_scatter_base(
+      at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override;
+  WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& options) override;
+  WorkPtr reduce_scatter_tensor_coalesced(
       Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) override;
-  Works barrier(const c10d::BarrierOptions& options) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
-  Works broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
-  Works reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
-  Works gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
-  Works scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) override;
-  Works alltoall_base(
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
+  WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) override;
+  WorkPtr alltoall_base(
       at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes, std::vector<int64_t>& input_sizes,
       const c10d::AllToAllOptions& options) override;
-  Works allgather_coalesced(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
-  Works allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
-  Works send(Tensors& tensors, int to, int tag) override;
-  Works recv(Tensors& tensors, int from, int tag) override;
-  Works recvAnysource(Tensors& tensors, int tag) override;
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
  private:
-  Works issue(c10d::OpType type, const char* title, const Tensors& seen, DirectWork::Run run);
+  WorkPtr issue(c10d::OpType type, const char* title, const Tensors& seen, DirectWork::Run run);
   /// Compares the ranks' calls, then runs the collective on Gloo.
-  using Start = std::function<Works(c10d::Backend& gloo)>;
-  Works hand_over(c10d::OpType type, const char* title, const Tensors& seen, const Call& call, Start start);
+  using Start = std::function<WorkPtr(c10d::Backend& gloo)>;
+  WorkPtr run_on_gloo(c10d::OpType type, const char* title, const Tensors& seen, const Call& call, Start start);
   /// What is issued from now on does not begin before `ready` has returned, which waits on the worker's thread. If it
   /// raises, this process group has failed.
   void begin_after(std::function<void()> ready);
@@ -109,7 +110,7 @@ class SHARDWISE_API Backend final : public c10d::Backend {
 
   /// Starts it with the tensors themselves if they are on the host, else with copies.
   template <typename Output, typename Input, typename Run>
-  Works pass(c10d::OpType type, Output& output, Input& input, const Run& run) {
+  WorkPtr pass(c10d::OpType type, Output& output, Input& input, const Run& run) {
     if (on_host(output) && on_host(input)) return run(output, input);
     return stage(type, all_of(input), all_of(output), [&](const Staging::Copies& copies) {
       auto out = copies.of(output);
@@ -118,15 +119,15 @@ class SHARDWISE_API Backend final : public c10d::Backend {
     });
   }
   template <typename Tensor, typename Run>
-  Works pass(c10d::OpType type, Tensor& tensors, const Run& run) {
+  WorkPtr pass(c10d::OpType type, Tensor& tensors, const Run& run) {
     return pass(type, tensors, tensors, [&](auto& own, auto& /*same*/) { return run(own); });
   }
-  Works stage(
+  WorkPtr stage(
       c10d::OpType type, const Tensors& reads, const Tensors& writes,
-      const std::function<Works(const Staging::Copies& copies)>& start);
+      const std::function<WorkPtr(const Staging::Copies& copies)>& start);
 
   std::atomic<std::chrono::milliseconds> timeout_;
-  const std::string way_;
+  const std::string transport_name_;
   IssueCount issued_;
   Worker worker_;
   std::mutex mutex_;

@@ -8,7 +8,7 @@ namespace shardwise::transport {
 
 // torch's own classes, because Python knows them, but without the stack trace that torch would add to the text.
 
-[[noreturn]] inline void raise_peer_error(const std::string& text) {
+[[noreturn]] inline void raise_backend_error(const std::string& text) {
   throw c10::DistBackendError(text, nullptr);
 }
 

@@ -25,7 +25,7 @@ void Spans::fill(size_t offset, const std::byte* from, size_t bytes) const {
   }
 }
 
-Share Share::of(size_t bytes, int rank, int world) {
+SumRange SumRange::of(size_t bytes, int rank, int world) {
   const auto dealt = kCacheLine * static_cast<size_t>(world);
   const auto largest = (bytes + dealt - 1) / dealt * kCacheLine;
   const auto begin = std::min(bytes, static_cast<size_t>(rank) * largest);
@@ -34,7 +34,7 @@ Share Share::of(size_t bytes, int rank, int world) {
 
 void Exchange::compare(const Signature& mine, int peer, const Signature& theirs) const {
   if (theirs == mine) return;
-  raise_peer_error(c10::str(
+  raise_backend_error(c10::str(
       "shardwise: ", progress_.me(), ": the ranks do not call the same collective: rank ", progress_.name_of(rank()),
       " calls ", mine.describe(), ", but rank ", progress_.name_of(peer), " calls ", theirs.describe(),
       ". All ranks of a process group must call the same collectives with the same sizes, in the same order. "

@@ -56,12 +56,12 @@ struct Call {
 };
 
 /// The range of a tensor that one rank sums; all ranks have the whole tensor.
-struct Share {
+struct SumRange {
   size_t begin = 0;
   size_t bytes = 0;
 
   /// Rank `rank`'s share when `bytes` are divided among all ranks in multiples of 64.
-  static Share of(size_t bytes, int rank, int world);
+  static SumRange of(size_t bytes, int rank, int world);
 };
 
 /// Carries out collectives. Pointers are to contiguous tensors of the dtype in Call::signature. One thread uses it, for

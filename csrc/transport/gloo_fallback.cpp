@@ -25,7 +25,8 @@ const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* colle
 
 } // namespace
 
-Backend::Works Backend::hand_over(OpType type, const char* title, const Tensors& seen, const Call& call, Start start) {
+Backend::WorkPtr Backend::run_on_gloo(
+    OpType type, const char* title, const Tensors& seen, const Call& call, Start start) {
   return issue(type, title, seen, [call, start = std::move(start)](Exchange& exchange, Carrier& carrier) -> Outcome {
     exchange.announce(call);
     const auto work = start(carrier.gloo());
@@ -34,68 +35,68 @@ Backend::Works Backend::hand_over(OpType type, const char* title, const Tensors&
   });
 }
 
-Backend::Works Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   return pass(OpType::BROADCAST, tensors, [&](Tensors& own) {
     const auto call =
         call_of(Kind::broadcast, only(own, "broadcast"), options.timeout, c10d::ReduceOp::UNUSED, options.rootRank);
-    return hand_over(OpType::BROADCAST, "shardwise:broadcast", own, call, [=](auto& gloo) mutable {
+    return run_on_gloo(OpType::BROADCAST, "shardwise:broadcast", own, call, [=](auto& gloo) mutable {
       return gloo.broadcast(own, options);
     });
   });
 }
 
 // Torch leaves open what the other ranks find in their tensors.
-Backend::Works Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   return pass(OpType::REDUCE, tensors, [&](Tensors& own) {
     const auto call = call_of(Kind::reduce, only(own, "reduce"), options.timeout, options.reduceOp, options.rootRank);
-    return hand_over(
+    return run_on_gloo(
         OpType::REDUCE, "shardwise:reduce", own, call, [=](auto& gloo) mutable { return gloo.reduce(own, options); });
   });
 }
 
-Backend::Works Backend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
+Backend::WorkPtr Backend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
   return pass(OpType::GATHER, outputs, inputs, [&](TensorLists& out, Tensors& in) {
     const auto call =
         call_of(Kind::gather, only(in, "gather"), options.timeout, c10d::ReduceOp::UNUSED, options.rootRank);
-    return hand_over(OpType::GATHER, "shardwise:gather", in, call, [=](auto& gloo) mutable {
+    return run_on_gloo(OpType::GATHER, "shardwise:gather", in, call, [=](auto& gloo) mutable {
       return gloo.gather(out, in, options);
     });
   });
 }
 
-Backend::Works Backend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) {
+Backend::WorkPtr Backend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) {
   return pass(OpType::SCATTER, outputs, inputs, [&](Tensors& out, TensorLists& in) {
     const auto call =
         call_of(Kind::scatter, only(out, "scatter"), options.timeout, c10d::ReduceOp::UNUSED, options.rootRank);
-    return hand_over(OpType::SCATTER, "shardwise:scatter", out, call, [=](auto& gloo) mutable {
+    return run_on_gloo(OpType::SCATTER, "shardwise:scatter", out, call, [=](auto& gloo) mutable {
       return gloo.scatter(out, in, options);
     });
   });
 }
 
 // Ranks may differ in what they send to whom, so sizes are not compared.
-Backend::Works Backend::alltoall_base(
+Backend::WorkPtr Backend::alltoall_base(
     at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes, std::vector<int64_t>& input_sizes,
     const c10d::AllToAllOptions& options) {
   return pass(OpType::ALLTOALL_BASE, output, input, [&](at::Tensor& out, at::Tensor& in) {
     const Signature signature{.kind = Kind::all_to_all, .dtype = in.scalar_type()};
-    return hand_over(
+    return run_on_gloo(
         OpType::ALLTOALL_BASE, "shardwise:all_to_all", {in}, {signature, time(options.timeout)},
         [=](auto& gloo) mutable { return gloo.alltoall_base(out, in, output_sizes, input_sizes, options); });
   });
 }
 
-Backend::Works Backend::allgather_coalesced(
+Backend::WorkPtr Backend::allgather_coalesced(
     TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
   return pass(OpType::ALLGATHER_COALESCED, outputs, inputs, [&](TensorLists& out, Tensors& in) {
-    return hand_over(
+    return run_on_gloo(
         OpType::ALLGATHER_COALESCED, "shardwise:all_gather", in, {{.kind = Kind::all_gather}, time(options.timeout)},
         [=](auto& gloo) mutable { return gloo.allgather_coalesced(out, in, options); });
   });
 }
 
-Backend::Works Backend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  return hand_over(
+Backend::WorkPtr Backend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  return run_on_gloo(
       OpType::_ALLREDUCE_SPARSE, "shardwise:sparse_all_reduce", tensors,
       {{.kind = Kind::all_reduce, .op = options.reduceOp}, time(options.timeout)},
       [=](auto& gloo) mutable { return gloo.allreduce_sparse(tensors, options); });
@@ -109,19 +110,19 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_al
   })->wait();
 }
 
-Backend::Works Backend::send(Tensors& tensors, int to, int tag) {
+Backend::WorkPtr Backend::send(Tensors& tensors, int to, int tag) {
   require_user_tag(tag);
   Tensors copies;
   for (const auto& tensor : tensors) copies.push_back(tensor.cpu());
   return worker_.gloo()->send(copies, to, tag);
 }
 
-Backend::Works Backend::recv(Tensors& tensors, int from, int tag) {
+Backend::WorkPtr Backend::recv(Tensors& tensors, int from, int tag) {
   require_user_tag(tag);
   return received(tensors, [&](Tensors& own) { return worker_.gloo()->recv(own, from, tag); });
 }
 
-Backend::Works Backend::recvAnysource(Tensors& tensors, int tag) {
+Backend::WorkPtr Backend::recvAnysource(Tensors& tensors, int tag) {
   require_user_tag(tag);
   return received(tensors, [&](Tensors& own) { return worker_.gloo()->recvAnysource(own, tag); });
 }

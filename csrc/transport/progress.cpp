@@ -41,7 +41,7 @@ void Progress::check() {
     fail(c10::str("shardwise: ", describe_call(), " failed, because its process group was shut down on this rank."));
   }
   if (broken_.empty()) return;
-  raise_peer_error(c10::str(
+  raise_backend_error(c10::str(
       "shardwise: ", describe_call(),
       " was not started, because an earlier collective of this process group failed. Make a new process group. The "
       "first failure: ",
@@ -53,7 +53,7 @@ void Progress::fail(const std::string& text) {
     broken_ = text;
     if (tell_) tell_(text);
   }
-  raise_peer_error(text);
+  raise_backend_error(text);
 }
 
 void Progress::fail(int peer, bool to_peer, const std::string& details) {

@@ -36,7 +36,7 @@ void tell(void* memory, int64_t bytes) {
 
 } // namespace
 
-void on_shared_memory(std::function<void(int64_t bytes)> listener) {
+void set_shared_memory_listener(std::function<void(int64_t bytes)> listener) {
   auto& current = Listener::get();
   const std::lock_guard lock(current.mutex);
   current.call = std::move(listener);

@@ -19,7 +19,7 @@ enum class Kind : uint8_t {
   all_to_all,
   barrier,
   /// Not a collective: the rank runs no more of them.
-  farewell
+  end_notice
 };
 
 /// What a rank is about to call. All ranks must agree on it.

@@ -61,11 +61,11 @@ class ReceivedWork final : public c10d::Work {
 
  private:
   void land() {
-    const std::lock_guard lock(landing_);
+    const std::lock_guard lock(copy_back_);
     if (copy_.defined()) tensor_.copy_(std::exchange(copy_, {}));
   }
 
-  std::mutex landing_;
+  std::mutex copy_back_;
   const at::Tensor tensor_;
   at::Tensor copy_;
   const Staging::WorkPtr on_host_;

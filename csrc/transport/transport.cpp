@@ -24,8 +24,8 @@ struct Counts {
   }
 };
 
-std::vector<std::weak_ptr<Onlooker>>& onlookers() {
-  static thread_local std::vector<std::weak_ptr<Onlooker>> all;
+std::vector<std::weak_ptr<WaitObserver>>& observers() {
+  static thread_local std::vector<std::weak_ptr<WaitObserver>> all;
   return all;
 }
 
@@ -61,19 +61,19 @@ std::optional<uint64_t> IssueCount::of(uint64_t group) {
   return std::nullopt;
 }
 
-void Onlooker::of_this_thread(std::weak_ptr<Onlooker> onlooker) {
-  auto& all = onlookers();
+void WaitObserver::add_for_this_thread(std::weak_ptr<WaitObserver> observer) {
+  auto& all = observers();
   std::erase_if(all, [](const auto& other) { return other.expired(); });
-  all.push_back(std::move(onlooker));
+  all.push_back(std::move(observer));
 }
 
-void Onlooker::wait(
-    const std::function<OwnCall()>& call, const std::function<bool(std::chrono::milliseconds)>& ends_within) {
+void WaitObserver::wait(
+    const std::function<ProgramCall()>& call, const std::function<bool(std::chrono::milliseconds)>& ends_within) {
   constexpr std::chrono::milliseconds kFirst{1000};
   constexpr std::chrono::milliseconds kNext{200};
   for (auto slice = kFirst; !ends_within(slice); slice = kNext) {
-    for (const auto& one : std::vector(onlookers())) {
-      if (const auto onlooker = one.lock()) onlooker->look_at(call());
+    for (const auto& one : std::vector(observers())) {
+      if (const auto observer = one.lock()) observer->still_waiting(call());
     }
   }
 }
@@ -91,19 +91,20 @@ const DirectPlacement* DirectPlacementScope::current() {
 
 c10::intrusive_ptr<c10d::Backend> make_backend(c10::intrusive_ptr<c10d::Backend> gloo, BackendOptions options) {
   const auto [group, hosts, word] =
-      same_host::HostGroup::meet(*gloo, options.shared_memory, options.host, options.connect_timeout);
+      same_host::HostGroup::discover(*gloo, options.shared_memory, options.host, options.connect_timeout);
   const auto make = [&group = group, &hosts = hosts](Carrier& carrier) -> std::unique_ptr<Exchange> {
     if (group) return std::make_unique<same_host::SameHostExchange>(carrier.progress(), group);
     return std::make_unique<tcp::TcpExchange>(carrier, hosts);
   };
   return c10::make_intrusive<Backend>(
       std::move(gloo), options.timeout, make,
-      Backend::Traits{.way = group ? "shared memory" : "TCP", .group = word, .names = std::move(options.names)});
+      Backend::Traits{
+          .transport_name = group ? "shared memory" : "TCP", .group = word, .names = std::move(options.names)});
 }
 
-std::string way_of(const c10d::Backend& backend) {
+std::string transport_name(const c10d::Backend& backend) {
   const auto* ours = dynamic_cast<const Backend*>(&backend);
-  return ours == nullptr ? "" : ours->way();
+  return ours == nullptr ? "" : ours->transport_name();
 }
 
 } // namespace shardwise::transport

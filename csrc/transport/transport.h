@@ -47,7 +47,7 @@ class SHARDWISE_API IssueCount {
 };
 
 /// A collective that the program itself called on one of our process groups.
-struct OwnCall {
+struct ProgramCall {
   /// The group's id, shared by its ranks, and the collective's number in the group.
   uint64_t group = 0;
   uint64_t number = 0;
@@ -56,16 +56,16 @@ struct OwnCall {
 };
 
 /// Called from time to time while a thread waits long for one of the program's own collectives. It may raise an Error.
-class SHARDWISE_API Onlooker {
+class SHARDWISE_API WaitObserver {
  public:
-  virtual ~Onlooker() = default;
-  virtual void look_at(const OwnCall& call) = 0;
+  virtual ~WaitObserver() = default;
+  virtual void still_waiting(const ProgramCall& call) = 0;
 
-  /// Registers an onlooker for the calling thread.
-  static void of_this_thread(std::weak_ptr<Onlooker> onlooker);
-  /// Waits until ends_within(time) returns true, calling this thread's onlookers meanwhile.
+  /// Registers an observer for the calling thread.
+  static void add_for_this_thread(std::weak_ptr<WaitObserver> observer);
+  /// Waits until ends_within(time) returns true, calling this thread's observers meanwhile.
   static void wait(
-      const std::function<OwnCall()>& call, const std::function<bool(std::chrono::milliseconds)>& ends_within);
+      const std::function<ProgramCall()>& call, const std::function<bool(std::chrono::milliseconds)>& ends_within);
 };
 
 /// Ranges of an all-gather's result that go straight into other memory instead of into its output.
@@ -118,6 +118,6 @@ struct BackendOptions {
 c10::intrusive_ptr<c10d::Backend> make_backend(c10::intrusive_ptr<c10d::Backend> gloo, BackendOptions options);
 
 /// How one of our back ends carries out collectives: "shared memory" or "TCP". Empty for other back ends.
-std::string way_of(const c10d::Backend& backend);
+std::string transport_name(const c10d::Backend& backend);
 
 } // namespace shardwise::transport

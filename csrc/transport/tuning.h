@@ -40,23 +40,23 @@ constexpr size_t kPieces = 3;
 /// Up to this size, two ranks all-reduce in one round of messages, each sending everything, instead of two rounds of
 /// halves: the bytes are the same.
 constexpr size_t kWholeAllReduce = 131072;
-constexpr bool is_sooner_whole(size_t bytes, int world) {
+constexpr bool all_reduces_in_one_round(size_t bytes, int world) {
   return world == 2 && bytes <= kWholeAllReduce;
 }
 
 /// From this size on, all-reduces go round a ring if there are several hosts with several ranks each. Every link
 /// between hosts then carries at most twice the tensor, instead of as many times as a host has ranks. Not for dtypes
 /// that are summed in another dtype than they are sent in.
-constexpr size_t kLeastRound = 1048576;
-inline bool goes_round(size_t bytes, int world, int hosts, at::ScalarType dtype) {
-  return hosts > 1 && hosts < world && bytes >= kLeastRound && dtype != at::kHalf && dtype != at::kBFloat16;
+constexpr size_t kLeastRing = 1048576;
+inline bool uses_ring(size_t bytes, int world, int hosts, at::ScalarType dtype) {
+  return hosts > 1 && hosts < world && bytes >= kLeastRing && dtype != at::kHalf && dtype != at::kBFloat16;
 }
 
 /// From this size on, an all-reduce of two ranks is at least as fast over Gloo (ours takes 1.0 to 1.7 times as long)
 /// and gives the same bits: one addition, one rounding. Means of 16-bit types do not: Gloo rounds before it divides.
 /// With more ranks Gloo's order of additions depends on the position in the tensor, and it rounds after each.
 constexpr size_t kGlooAllReduce = 131072;
-inline bool is_as_good_over_gloo(size_t bytes, int world, at::ScalarType dtype, c10d::ReduceOp::RedOpType op) {
+inline bool gloo_is_as_fast(size_t bytes, int world, at::ScalarType dtype, c10d::ReduceOp::RedOpType op) {
   const bool wide = dtype == at::kFloat || dtype == at::kDouble;
   const bool half = dtype == at::kHalf || dtype == at::kBFloat16;
   return world == 2 && bytes >= kGlooAllReduce && (wide || (half && op == c10d::ReduceOp::SUM));

@@ -31,15 +31,15 @@ DirectWork::DirectWork(int rank, c10d::OpType type, const char* title, const std
 bool DirectWork::wait(std::chrono::milliseconds timeout) {
   if (timeout == kNoTimeout && !isCompleted()) {
     try {
-      Onlooker::wait([this] { return as_seen(); }, [this](auto time) { return base::ends_within(*this, time); });
+      WaitObserver::wait([this] { return as_seen(); }, [this](auto time) { return base::ends_within(*this, time); });
     } catch (const Error& error) {
-      raise_peer_error(error.what());
+      raise_backend_error(error.what());
     }
   }
   return c10d::Work::wait(timeout);
 }
 
-OwnCall DirectWork::as_seen() const {
+ProgramCall DirectWork::as_seen() const {
   const std::string title = title_;
   const auto name = title.substr(title.find(':') + 1);
   return {
@@ -136,7 +136,7 @@ Worker::~Worker() {
 // A forked child has no worker thread, and whichever thread held the lock may be missing too.
 void Worker::require_not_forked() const {
   if (base::forks() == forks_) return;
-  raise_peer_error(
+  raise_backend_error(
       "shardwise: this process was forked from a rank and cannot use that rank's process group. Start it with spawn or "
       "forkserver, or make a new process group in it after the fork.");
 }
@@ -144,7 +144,7 @@ void Worker::require_not_forked() const {
 void Worker::issue(c10::intrusive_ptr<DirectWork> work) {
   require_not_forked();
   const std::lock_guard lock(state_->mutex);
-  if (state_->closed) raise_peer_error(kShutDown);
+  if (state_->closed) raise_backend_error(kShutDown);
   state_->works.push_back(std::move(work));
   ++state_->issued;
   state_->changed.notify_one();
@@ -154,9 +154,9 @@ c10::intrusive_ptr<c10d::Backend> Worker::gloo() const {
   require_not_forked();
   const std::lock_guard lock(state_->mutex);
   if (!state_->gloo) {
-    if (state_->closed) raise_peer_error(kShutDown);
+    if (state_->closed) raise_backend_error(kShutDown);
     // The worker's thread writes the failure before it lets go of Gloo.
-    raise_peer_error(c10::str(
+    raise_backend_error(c10::str(
         "shardwise: a collective of this process group failed earlier, so it cannot be used any more. Make a new "
         "process group. The first failure: ",
         state_->carrier.progress().failure()));

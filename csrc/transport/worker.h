@@ -33,7 +33,7 @@ class DirectWork : public c10d::Work {
     group_ = group;
     number_ = number;
   }
-  /// A wait without a timeout also calls the onlookers of its thread.
+  /// A wait without a timeout also calls the observers of its thread.
   bool wait(std::chrono::milliseconds timeout) override;
   std::vector<at::Tensor> result() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
@@ -43,7 +43,7 @@ class DirectWork : public c10d::Work {
   void run(Exchange& exchange, Carrier& carrier);
   void fail(std::exception_ptr error);
 
-  OwnCall as_seen() const;
+  ProgramCall as_seen() const;
 
   Run run_;
   const char* const title_;

@@ -25,7 +25,7 @@ struct Memory {
   /// Before the first tensor.
   static void watch() {
     TensorMemory::watch();
-    shardwise::on_shared_memory(&TensorMemory::add);
+    shardwise::set_shared_memory_listener(&TensorMemory::add);
   }
   static void begin_step(torch::Device device) {
     device.is_cpu() ? TensorMemory::forget_peak()

@@ -48,12 +48,12 @@ struct StageImpl : torch::nn::Module {
   /// How the ranks along the axis "tp" divide the layers.
   shardwise::SplitPlan plan(int64_t heads) const {
     shardwise::SplitPlan plan{
-        {"blocks.*.qkv", shardwise::columns().segments(3).heads(heads)},
-        {"blocks.*.projection", shardwise::rows().heads(heads)},
-        {"blocks.*.expand", shardwise::columns()},
-        {"blocks.*.contract", shardwise::rows()}};
+        {"blocks.*.qkv", shardwise::colwise().segments(3).heads(heads)},
+        {"blocks.*.projection", shardwise::rowwise().heads(heads)},
+        {"blocks.*.expand", shardwise::colwise()},
+        {"blocks.*.contract", shardwise::rowwise()}};
     if (bytes) plan.emplace_back("bytes", shardwise::vocabulary());
-    if (head) plan.emplace_back("head", shardwise::columns().gather_output(true));
+    if (head) plan.emplace_back("head", shardwise::colwise().gather_output(true));
     return plan;
   }
 

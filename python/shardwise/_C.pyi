@@ -11,7 +11,7 @@ import torch._C._distributed_c10d
 import torch.distributed
 import torch.distributed.distributed_c10d
 import typing
-__all__: list[str] = ['BackgroundSave', 'Call', 'CppUnit', 'Error', 'EstimateOptions', 'GivenParameter', 'GradientReduction', 'MemoryEstimate', 'Mesh', 'Options', 'Outline', 'OutlineParameter', 'OutlineUnit', 'PeerError', 'Piece', 'Pipeline', 'PipelineOptions', 'Ranks', 'SavedFolder', 'Split', 'TensorParallel', 'Unit', 'Unsharding', 'ValueError', 'check_export', 'check_pieces', 'clip_grad_norm_', 'cpp_unit', 'estimate_memory', 'export_tensors', 'full_state_dict', 'fully_shard', 'has_unit', 'hollow', 'keep_newest_steps', 'leftovers', 'load_full_state_dict', 'make_record_file', 'make_transport', 'merge_checkpoint', 'newest_step', 'on_shared_memory', 'parallelize', 'remove_dead_leftovers', 'replicate', 'save_pieces', 'share_comm_context', 'start_record', 'step_folder', 'stop_record', 'verify_checkpoint']
+__all__: list[str] = ['BackgroundSave', 'Call', 'CppUnit', 'Error', 'EstimateOptions', 'GivenParameter', 'GradientReduction', 'MemoryEstimate', 'Mesh', 'Options', 'Outline', 'OutlineParameter', 'OutlineUnit', 'PeerError', 'Piece', 'Pipeline', 'PipelineOptions', 'Ranks', 'SavedFolder', 'Split', 'TensorParallel', 'Unit', 'Unsharding', 'ValueError', 'check_export', 'check_pieces', 'clip_grad_norm_', 'cpp_unit', 'estimate_memory', 'export_tensors', 'full_state_dict', 'fully_shard', 'has_unit', 'hollow', 'keep_newest_steps', 'leftovers', 'load_full_state_dict', 'make_record_file', 'make_transport', 'merge_checkpoint', 'newest_step', 'parallelize', 'remove_dead_leftovers', 'replicate', 'save_pieces', 'set_shared_memory_listener', 'share_comm_context', 'start_record', 'step_folder', 'stop_record', 'verify_checkpoint']
 class Error(RuntimeError):
     """
     What the engine raises; the message says what happened, where, and what to do.
@@ -507,10 +507,6 @@ def merge_checkpoint(folder: str, to: str, most_bytes: typing.SupportsInt) -> li
     """
 def newest_step(root: str) -> tuple[int, str] | None:
     ...
-def on_shared_memory(listener: typing.SupportsInt) -> None:
-    """
-    The address of a C function of the bytes that are more, for measurements.
-    """
 def parallelize(module: typing.Any, mesh: Mesh, axis: str, plan: collections.abc.Sequence[tuple[str, Split]], *, broadcast: bool, allow_aliases: bool) -> TensorParallel:
     ...
 def remove_dead_leftovers(root: str) -> list[str]:
@@ -521,6 +517,10 @@ def replicate(modules: collections.abc.Sequence[typing.Any], mesh: Mesh, options
     ...
 def save_pieces(ranks: Ranks, folder: str, pieces: collections.abc.Sequence[Piece], values: dict[str, typing.Any]) -> None:
     ...
+def set_shared_memory_listener(listener: typing.SupportsInt) -> None:
+    """
+    The address of a C function of the bytes that are more, for measurements.
+    """
 def share_comm_context(units: collections.abc.Sequence[Unit | CppUnit]) -> None:
     ...
 def start_record() -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shardwise import checkpoint, cpp
     from shardwise._estimate import MemoryEstimate, estimate_memory
     from shardwise._fully_shard import fully_shard
-    from shardwise._gradient_methods import GradientMethods, GradientReductionHandle
+    from shardwise._gradient_methods import GradientReductionHandle
     from shardwise._install import install, uninstall
     from shardwise._local_optimizer import local_optimizer
     from shardwise._local_switch import set_local_optimizers
@@ -81,7 +81,6 @@ _LAZY = {
     "CPUOffloadPolicy": "torch.distributed.fsdp",
     "DataParallelMeshDims": "shardwise._mesh_dims",
     "FSDPModule": "shardwise._module_classes",
-    "GradientMethods": "shardwise._gradient_methods",
     "GradientReductionHandle": "shardwise._gradient_methods",
     "MemoryEstimate": "shardwise._estimate",
     "MixedPrecisionPolicy": "shardwise._precision",
@@ -123,7 +122,6 @@ __all__ = [
     "DataParallelMeshDims",
     "Error",
     "FSDPModule",
-    "GradientMethods",
     "GradientReductionHandle",
     "MemoryEstimate",
     "MixedPrecisionPolicy",

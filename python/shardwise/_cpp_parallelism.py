@@ -22,7 +22,7 @@ AnyMesh = DeviceMesh | ProcessGroup | _C.Mesh
 Tensors = torch.Tensor | Sequence[torch.Tensor]
 
 
-def columns(
+def colwise(
     *,
     gather_output: bool = False,
     segments: int = 1,
@@ -36,15 +36,15 @@ def columns(
     rank has whole ones. `sequence_dim`: each rank's input is a part along it. `transposed`: the weight is [inputs,
     outputs].
 
-    >>> shardwise.cpp.parallelize(model, mesh["tp"], {"blocks.*.up": shardwise.cpp.columns()})
+    >>> shardwise.cpp.parallelize(model, mesh["tp"], {"blocks.*.up": shardwise.cpp.colwise()})
     """
     return Split(
-        kind="columns",
+        kind="colwise",
         gather_output=gather_output, segments=segments, heads=heads, sequence_dim=sequence_dim, transposed=transposed,
     )  # fmt: skip
 
 
-def rows(
+def rowwise(
     *,
     split_input: bool = False,
     segments: int = 1,
@@ -52,14 +52,14 @@ def rows(
     sequence_dim: int | None = None,
     transposed: bool = False,
 ) -> Split:
-    """Each rank has some inputs of a layer: what columns() left, or its piece of a whole input with `split_input`.
+    """Each rank has some inputs of a layer: what colwise() left, or its piece of a whole input with `split_input`.
 
-    The results are added up over the ranks. The other arguments are those of columns().
+    The results are added up over the ranks. The other arguments are those of colwise().
 
-    >>> shardwise.cpp.parallelize(model, mesh["tp"], {"blocks.*.down": shardwise.cpp.rows()})
+    >>> shardwise.cpp.parallelize(model, mesh["tp"], {"blocks.*.down": shardwise.cpp.rowwise()})
     """
     return Split(
-        kind="rows",
+        kind="rowwise",
         split_input=split_input, segments=segments, heads=heads, sequence_dim=sequence_dim, transposed=transposed,
     )  # fmt: skip
 
@@ -96,7 +96,7 @@ def parallelize(
     first one. Call it before fully_shard() and replicate(), which take the other axes.
 
     >>> mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    >>> shardwise.cpp.parallelize(model, mesh["tp"], {"up": shardwise.cpp.columns(), "down": shardwise.cpp.rows()})
+    >>> shardwise.cpp.parallelize(model, mesh["tp"], {"up": shardwise.cpp.colwise(), "down": shardwise.cpp.rowwise()})
     >>> shardwise.fully_shard(model, mesh=mesh["dp"])
     """
     engine, name = _axis_of(mesh, axis, "parallelize")

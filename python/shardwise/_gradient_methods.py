@@ -34,10 +34,7 @@ class GradientReductionHandle(TorchsGradientReductionHandle):
 
 
 class GradientMethods:
-    """The part of FSDPModule that is about gradients. Methods with `recurse` also apply to modules inside.
-
-    >>> assert issubclass(shardwise.FSDPModule, shardwise.GradientMethods)
-    """
+    """The part of FSDPModule that is about gradients. Methods with `recurse` also apply to modules inside."""
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """Accepted for compatibility with torch, without effect: gradients are complete when a backward returns.

@@ -57,7 +57,7 @@ Agreement::Agreement(std::vector<Channel> channels, std::chrono::milliseconds ti
 
 // Destroyed on threads of their own: a channel may have a collective in flight that no rank will join, and would wait
 // for it.
-void Agreement::let_go_of_channels() {
+void Agreement::release_channels() {
   for (auto& channel : channels_) {
     if (channel.control) std::thread([control = std::move(channel.control)]() mutable { control.reset(); }).detach();
   }
@@ -76,7 +76,7 @@ void Agreement::require_unbroken() const {
 void Agreement::belong_to_this_thread() {
   if (thread_ == std::this_thread::get_id()) return;
   thread_ = std::this_thread::get_id();
-  transport::Onlooker::of_this_thread(weak_from_this());
+  transport::WaitObserver::add_for_this_thread(weak_from_this());
 }
 
 Agreement::Position Agreement::enter(
@@ -99,7 +99,7 @@ Agreement::Position Agreement::pass(Chain chain) {
   return {shared_from_this(), chain, histories_[chain].issued++};
 }
 
-void Agreement::meet(int64_t event, const std::string& text, Counters& counters) {
+void Agreement::compare_now(int64_t event, const std::string& text, Counters& counters) {
   require_unbroken();
   belong_to_this_thread();
   ++counters.comparisons;
@@ -115,21 +115,21 @@ std::array<int64_t, Agreement::kChains> Agreement::positions() const {
 }
 
 // The more ranks there are, the more rarely each asks for the notes of all.
-std::vector<std::pair<size_t, Agreement::Note>> Agreement::tell(Note mine) {
+std::vector<std::pair<size_t, Agreement::Note>> Agreement::exchange_notes(Note mine) {
   constexpr std::chrono::milliseconds kFirst{500};
   mine.round = compared_;
   mine.positions = positions();
-  mine.apart = apart_ ? 1 : 0;
+  mine.diverged = diverged_ ? 1 : 0;
   const auto bytes = mine.bytes();
   const auto now = Clock::now();
-  if (bytes != looking_.note) looking_ = {.note = bytes, .next = now, .pause = kFirst};
-  if (now >= looking_.next) {
+  if (bytes != polling_.note) polling_ = {.note = bytes, .next = now, .pause = kFirst};
+  if (now >= polling_.next) {
     int64_t ranks = 0;
     for (const auto& channel : channels_) ranks += channel.control->getSize();
     const auto rarest = std::chrono::milliseconds(std::max<int64_t>(2000, 20 * ranks));
     notes_.leave(bytes);
-    looking_.next = now + looking_.pause;
-    looking_.pause = std::min(2 * looking_.pause, rarest);
+    polling_.next = now + polling_.pause;
+    polling_.pause = std::min(2 * polling_.pause, rarest);
   }
   std::vector<std::pair<size_t, Note>> others;
   for (const auto& [board, note] : notes_.answers_to(bytes)) {
@@ -150,10 +150,10 @@ void Agreement::compare(Chain chain, int64_t event, const std::string& text) {
   mine.write(text);
   const auto records = exchange(mine);
   const bool same = std::all_of(
-      records.begin(), records.end(), [&](const Record& record) { return record.does_the_same(records.front()); });
+      records.begin(), records.end(), [&](const Record& record) { return record.matches(records.front()); });
   if (!same) raise(records);
   ++compared_;
-  apart_ = false;
+  diverged_ = false;
 }
 
 // One axis after the other; along each axis ranks pass on what they have collected so far.
@@ -174,8 +174,8 @@ std::vector<Agreement::Record> Agreement::exchange(Record mine) {
       throw;
     } catch (const std::exception& error) {
       const auto cause = first_cause(channels_[line].processes, notes_, [&] {
-        looking_ = {};
-        return tell({});
+        polling_ = {};
+        return exchange_notes({});
       });
       raise_peer_error(c10::str(
           "shardwise: rank ", mine.rank, mine.waits == Record::no ? " is about to start " : " waits for ",
@@ -199,9 +199,9 @@ void Agreement::wait_in_exchange(c10d::Work& work, size_t line, const Record& mi
   const auto what = c10::str("the comparison of what comes next, ", mine.text.data(), ",");
   while (!base::ends_within(work, kLook)) {
     require_alive(line, what);
-    for (const auto& [board, note] : tell({})) {
+    for (const auto& [board, note] : exchange_notes({})) {
       require_no_failure(note, what);
-      apart_ = apart_ || note.waits_for_reader();
+      diverged_ = diverged_ || note.waits_for_reader();
     }
   }
   work.wait();
@@ -214,7 +214,7 @@ void Agreement::raise(const std::vector<Record>& records) {
   for (size_t rank = 0; rank < records.size(); ++rank) {
     const auto& record = records[rank];
     // A rank that is about to start something says more than one that waits.
-    if (!record.does_the_same(first) && (other == 0 || records[other].waits > record.waits)) other = rank;
+    if (!record.matches(first) && (other == 0 || records[other].waits > record.waits)) other = rank;
     under_way = under_way || record.waits != Record::no || record.positions != first.positions;
   }
   const auto does = [&](size_t rank) {
@@ -237,7 +237,7 @@ void Agreement::raise(const std::vector<Record>& records) {
       "what may differ are data, unused parameters of a unit, and how often a unit runs in a row. So all ranks must "
       "take part in an evaluation too.");
   ++compared_;
-  apart_ = false;
+  diverged_ = false;
   for (auto& history : histories_) {
     history.last = -1;
     history.issued = 0;
@@ -253,7 +253,7 @@ void Agreement::raise(const std::vector<Record>& records) {
 }
 
 void Agreement::join(Record mine, const std::string& what) {
-  apart_ = true;
+  diverged_ = true;
   mine.positions = positions();
   mine.write(what);
   raise(exchange(mine));
@@ -265,11 +265,11 @@ void Agreement::raise_peer_error(const std::string& text) {
     by_peer_ = true;
     Note last{.failed = 1};
     last.write(text);
-    tell(last);
+    exchange_notes(last);
     // Other ranks may wait for this one, which waits for nobody any more.
     constexpr std::chrono::milliseconds kTell{500};
     notes_.flush(kTell);
-    let_go_of_channels();
+    release_channels();
   }
   throw PeerError(text);
 }
@@ -277,8 +277,8 @@ void Agreement::raise_peer_error(const std::string& text) {
 std::string Agreement::cause_of_failure(const Position& position) {
   if (!broken_.empty()) return "";
   return first_cause(channels_[line_of(position.chain)].processes, notes_, [&] {
-    looking_ = {};
-    return tell({.chain = position.chain, .number = position.number});
+    polling_ = {};
+    return exchange_notes({.chain = position.chain, .number = position.number});
   });
 }
 
@@ -302,12 +302,12 @@ void Agreement::require_no_failure(const Note& note, const std::string& what) {
       "shardwise: rank ", rank(), ": ", what, " failed, because another rank failed first: ", note.text.data()));
 }
 
-void Agreement::look(const Position& position, const std::string& what) {
+void Agreement::check_peers(const Position& position, const std::string& what) {
   require_unbroken();
   const auto line = line_of(position.chain);
   require_alive(line, what);
   Note mine{.chain = position.chain, .number = position.number};
-  for (const auto& [board, note] : tell(mine)) {
+  for (const auto& [board, note] : exchange_notes(mine)) {
     require_no_failure(note, what);
     mine.positions = positions();
     if (!note.blocks(mine, line == board && (note.chain < 0 || line_of(note.chain) == line))) continue;
@@ -315,18 +315,19 @@ void Agreement::look(const Position& position, const std::string& what) {
   }
 }
 
-void Agreement::look_beside(const std::string& what) {
+void Agreement::check_peers_alive(const std::string& what) {
   require_unbroken();
   for (size_t line = 0; line < channels_.size(); ++line) require_alive(line, what);
-  for (const auto& [board, note] : tell({.chain = group, .number = kUnnumbered})) require_no_failure(note, what);
+  for (const auto& [board, note] : exchange_notes({.chain = group, .number = kUnnumbered}))
+    require_no_failure(note, what);
 }
 
 // Only a rank that waits for this one can tell that this one waits in vain.
-void Agreement::look_at(const transport::OwnCall& call) {
+void Agreement::still_waiting(const transport::ProgramCall& call) {
   if (!broken_.empty() || thread_ != std::this_thread::get_id()) return;
   const Note mine{.number = static_cast<int64_t>(call.number), .own_group = call.group};
-  for (const auto& [board, note] : tell(mine)) {
-    if (note.apart == 0) continue;
+  for (const auto& [board, note] : exchange_notes(mine)) {
+    if (note.diverged == 0) continue;
     join({.event = -1, .waits = Record::on_its_own}, call.what);
   }
 }

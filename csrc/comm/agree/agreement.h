@@ -3,8 +3,8 @@
 #include "base/forked.h"
 #include "comm/agree/notes.h"
 #include "comm/agree/waiter.h"
-#include "comm/meet/processes.h"
 #include "comm/mesh/axis_group.h"
+#include "comm/rendezvous/processes.h"
 #include "transport/transport.h"
 
 #include <shardwise/counters.h>
@@ -40,7 +40,7 @@ namespace shardwise::comm {
 /// Waits end at the timeout of the mesh's process groups, or sooner if a rank's process ends or a rank fails.
 ///
 /// It belongs to the thread that trains, like the units that use it.
-class SHARDWISE_API Agreement : public transport::Onlooker, public std::enable_shared_from_this<Agreement> {
+class SHARDWISE_API Agreement : public transport::WaitObserver, public std::enable_shared_from_this<Agreement> {
  public:
   /// Each chain has an order of its own: collectives on the process group of the mesh's last axis, those on the second
   /// process group of the same ranks, and those on the process group of the first axis if there are two.
@@ -81,13 +81,13 @@ class SHARDWISE_API Agreement : public transport::Onlooker, public std::enable_s
   /// The same for a collective that always follows one that was compared; nothing is looked up.
   Position pass(Chain chain);
   /// All ranks compare this now. For rare events, which should not become part of the learned order.
-  void meet(int64_t event, const std::string& text, Counters& counters);
+  void compare_now(int64_t event, const std::string& text, Counters& counters);
 
   /// Call this when the collective at `position`, named `what`, takes long. Raises Error if another rank does something
   /// else, and PeerError if a rank is gone or failed.
-  void look(const Position& position, const std::string& what);
+  void check_peers(const Position& position, const std::string& what);
   /// The same for work outside the order, such as making process groups. It only notices ranks that are gone or failed.
-  void look_beside(const std::string& what);
+  void check_peers_alive(const std::string& what);
   /// Why the collective at `position` failed, in a sentence: a rank died, or another one failed first. "" if that is
   /// not known.
   std::string cause_of_failure(const Position& position);
@@ -108,7 +108,7 @@ class SHARDWISE_API Agreement : public transport::Onlooker, public std::enable_s
     return waiter_;
   }
 
-  void look_at(const transport::OwnCall& call) override;
+  void still_waiting(const transport::ProgramCall& call) override;
 
  private:
   struct Record;
@@ -129,7 +129,7 @@ class SHARDWISE_API Agreement : public transport::Onlooker, public std::enable_s
   };
 
   /// When to ask for notes next; the pauses grow.
-  struct Looking {
+  struct NotePolling {
     std::vector<uint8_t> note;
     std::chrono::steady_clock::time_point next;
     std::chrono::milliseconds pause{0};
@@ -152,8 +152,8 @@ class SHARDWISE_API Agreement : public transport::Onlooker, public std::enable_s
   size_t line_of(int64_t chain) const;
   std::array<int64_t, kChains> positions() const;
   /// Leaves a note for the others, and returns theirs.
-  std::vector<std::pair<size_t, Note>> tell(Note mine);
-  void let_go_of_channels();
+  std::vector<std::pair<size_t, Note>> exchange_notes(Note mine);
+  void release_channels();
 
   int64_t forks_ = base::forks();
   std::vector<Channel> channels_;
@@ -165,8 +165,8 @@ class SHARDWISE_API Agreement : public transport::Onlooker, public std::enable_s
   /// Comparisons so far; the same on all ranks.
   int64_t compared_ = 0;
   /// This rank knows that ranks diverged: ranks that wait must join the comparison.
-  bool apart_ = false;
-  Looking looking_;
+  bool diverged_ = false;
+  NotePolling polling_;
   /// When a process was first seen to have ended.
   std::optional<std::chrono::steady_clock::time_point> ended_since_;
   std::thread::id thread_;

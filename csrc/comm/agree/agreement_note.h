@@ -24,7 +24,7 @@ struct Agreement::Record {
   void write(const std::string& words) {
     words.copy(text.data(), text.size() - 1);
   }
-  bool does_the_same(const Record& other) const {
+  bool matches(const Record& other) const {
     return chain == other.chain && event == other.event && waits == other.waits && (waits == no || text == other.text);
   }
 };
@@ -40,7 +40,7 @@ struct Agreement::Note {
   int64_t number = 0;
   uint64_t own_group = 0;
   /// Ranks diverged: ranks that wait must join the comparison.
-  int64_t apart = 0;
+  int64_t diverged = 0;
   /// 1 if the rank failed; then `text` says why.
   int64_t failed = 0;
   std::array<char, 1000> text{};

@@ -1,9 +1,9 @@
 #include "base/reason.h"
 #include "comm/agree/agreement.h"
 #include "comm/agree/notes.h"
-#include "comm/meet/patience.h"
-#include "comm/meet/second_group.h"
 #include "comm/mesh/axis_group.h"
+#include "comm/rendezvous/call_with_timeout.h"
+#include "comm/rendezvous/second_group.h"
 
 #include <shardwise/error.h>
 
@@ -156,7 +156,7 @@ bool works(const AxisGroup& line) {
   if (!store) return false;
   try {
     const auto key = c10::str("shardwise ", line.group->getRank());
-    return patiently(timeout_of(line), nullptr, [store, key] {
+    return call_with_timeout(timeout_of(line), nullptr, [store, key] {
       store->set(key, std::string("works"));
       return store->get_to_str(key) == "works";
     });
@@ -187,7 +187,7 @@ std::shared_ptr<Agreement> Agreement::of(const std::vector<AxisGroup>& all_lines
     for (int position = 0; position < group->getSize(); ++position) names.push_back(ranks[position]);
     const auto store = c10::make_intrusive<c10d::PrefixStore>(purpose, group->getStore());
     const auto made = watch.over([&] {
-      return make_beside(
+      return make_second_group(
           *group, ranks,
           {.name = purpose,
            .store = store,

@@ -20,8 +20,8 @@
 namespace shardwise::comm {
 namespace {
 
-constexpr std::chrono::milliseconds kFirstLook = std::chrono::seconds(1);
-constexpr std::chrono::milliseconds kNextLook = std::chrono::milliseconds(200);
+constexpr std::chrono::milliseconds kFirstCheck = std::chrono::seconds(1);
+constexpr std::chrono::milliseconds kNextCheck = std::chrono::milliseconds(200);
 
 /// Our transport's errors say what happened; torch's only say that something did.
 bool tells_what_happened(const std::exception& error) {
@@ -84,7 +84,7 @@ Pending::Pending(
       in_stream_(in_stream) {}
 
 Pending::~Pending() {
-  if (work_ && in_stream_ && !waited_) settle();
+  if (work_ && in_stream_ && !waited_) wait_noexcept();
 }
 
 void Pending::wait() {
@@ -95,7 +95,7 @@ void Pending::wait() {
   if (observe::recording()) waiting.emplace("wait", what_(), rank_);
   Why reason{.text = "it was aborted"};
   try {
-    if (position_.agreement ? wait_and_look() : work_->wait()) {
+    if (position_.agreement ? wait_and_check_peers() : work_->wait()) {
       if (span_) span_->end();
       return;
     }
@@ -113,7 +113,7 @@ bool Pending::done() const {
   return ticket_ ? position_.agreement->waiter().ended(*ticket_, 0ms) : work_->isCompleted();
 }
 
-bool Pending::settle() noexcept {
+bool Pending::wait_noexcept() noexcept {
   try {
     wait();
     return true;
@@ -123,13 +123,13 @@ bool Pending::settle() noexcept {
 }
 
 // A work may have no time limit of its own. If it has one, its error says more, so it gets a few seconds of grace.
-bool Pending::wait_and_look() {
+bool Pending::wait_and_check_peers() {
   constexpr std::chrono::seconds kGrace{5};
   auto& agreement = *position_.agreement;
   const auto deadline = std::chrono::steady_clock::now() + agreement.timeout() + kGrace;
-  for (auto slice = kFirstLook;; slice = kNextLook) {
+  for (auto slice = kFirstCheck;; slice = kNextCheck) {
     if (ticket_ ? agreement.waiter().ended(*ticket_, slice) : base::ends_within(*work_, slice)) return work_->wait();
-    agreement.look(position_, what_());
+    agreement.check_peers(position_, what_());
     if (std::chrono::steady_clock::now() < deadline) continue;
     throw std::runtime_error(c10::str("it did not end within ", agreement.timeout().count(), " ms"));
   }
@@ -226,7 +226,7 @@ bool Collectives::wait_in_stream(at::Device device) const {
 bool Collectives::can_place() const {
   if (custom_ || !line_.group) return false;
   const auto backend = backend_of(*line_.group, c10::kCPU);
-  return backend && !transport::way_of(*backend).empty();
+  return backend && !transport::transport_name(*backend).empty();
 }
 
 Pending Collectives::all_gather(

@@ -52,11 +52,11 @@ class SHARDWISE_API Pending {
   /// Whether wait() would return at once.
   bool done() const;
   /// wait() for a result that nobody needs any more: returns whether it succeeded, and never raises.
-  bool settle() noexcept;
+  bool wait_noexcept() noexcept;
 
  private:
   friend class Collectives;
-  bool wait_and_look();
+  bool wait_and_check_peers();
 
   c10::intrusive_ptr<c10d::Work> work_;
   CollectiveName what_;

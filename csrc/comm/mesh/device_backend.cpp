@@ -67,7 +67,7 @@ bool waits_in_stream(c10d::ProcessGroup& group, c10::DeviceType device) {
   if (device == c10::kCPU) return false;
   const auto backend = backend_of(group, device);
   if (!backend) return true;
-  if (backend->getBackendName() == "gloo" || !transport::way_of(*backend).empty()) return false;
+  if (backend->getBackendName() == "gloo" || !transport::transport_name(*backend).empty()) return false;
   // Asked for each collective. NCCL reads it once too, when a group is made.
   static const bool nccl_blocks = c10d::getCvarBool({"TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"}, false);
   return device != c10::kCUDA || !nccl_blocks;

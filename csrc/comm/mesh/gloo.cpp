@@ -37,21 +37,21 @@ class GlooSockets {
   using Addresses = std::vector<sockaddr_storage>;
 
   /// Wraps the store for a Gloo that is about to be made, and notes the addresses that it writes and reads.
-  c10::intrusive_ptr<c10d::Store> overhear(const c10::intrusive_ptr<c10d::Store>& store);
+  c10::intrusive_ptr<c10d::Store> record_addresses(const c10::intrusive_ptr<c10d::Store>& store);
 
   /// Call this once all ranks are connected. From then on Gloo's listening sockets answer nobody, and a forked child
   /// closes its copies of the connections, so that peers notice at once when this process dies.
-  void close_doors();
+  void stop_accepting();
 
  private:
-  class Overheard;
-  struct Heard {
+  class RecordingStore;
+  struct SocketAddresses {
     std::mutex mutex;
     Addresses own;
     Addresses peers;
   };
 
-  std::shared_ptr<Heard> heard_ = std::make_shared<Heard>();
+  std::shared_ptr<SocketAddresses> addresses_ = std::make_shared<SocketAddresses>();
   std::unique_ptr<base::InForkedChild> in_child_;
 };
 
@@ -125,60 +125,60 @@ std::vector<int> descriptors() {
 
 // Drops all packets, so that nobody who tries to connect gets an answer. Closing the socket would leave Gloo's own
 // thread with one that is always ready.
-void answer_nobody(int file) {
+void drop_packets(int file) {
   sock_filter drop[] = {{BPF_RET | BPF_K, 0, 0, 0}};
   const sock_fprog program{1, drop};
   setsockopt(file, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program);
 }
 
-class GlooSockets::Overheard : public c10d::PrefixStore {
+class GlooSockets::RecordingStore : public c10d::PrefixStore {
  public:
-  Overheard(const c10::intrusive_ptr<c10d::Store>& store, std::shared_ptr<Heard> heard)
+  RecordingStore(const c10::intrusive_ptr<c10d::Store>& store, std::shared_ptr<SocketAddresses> addresses)
       : PrefixStore("gloo", store),
-        heard_(std::move(heard)) {}
+        addresses_(std::move(addresses)) {}
 
   using PrefixStore::set;
   void set(const std::string& key, const Value& value) override {
-    note(heard_->own, value);
+    note(addresses_->own, value);
     PrefixStore::set(key, value);
   }
   void multiSet(const std::vector<std::string>& keys, const std::vector<Value>& values) override {
-    for (const auto& value : values) note(heard_->own, value);
+    for (const auto& value : values) note(addresses_->own, value);
     PrefixStore::multiSet(keys, values);
   }
   Value get(const std::string& key) override {
     auto value = PrefixStore::get(key);
-    note(heard_->peers, value);
+    note(addresses_->peers, value);
     return value;
   }
   std::vector<Value> multiGet(const std::vector<std::string>& keys) override {
     auto values = PrefixStore::multiGet(keys);
-    for (const auto& value : values) note(heard_->peers, value);
+    for (const auto& value : values) note(addresses_->peers, value);
     return values;
   }
 
  private:
   void note(Addresses& addresses, const Value& value) {
     const auto address = address_in(value);
-    const std::lock_guard lock(heard_->mutex);
+    const std::lock_guard lock(addresses_->mutex);
     if (address) addresses.push_back(*address);
   }
 
-  std::shared_ptr<Heard> heard_;
+  std::shared_ptr<SocketAddresses> addresses_;
 };
 
-c10::intrusive_ptr<c10d::Store> GlooSockets::overhear(const c10::intrusive_ptr<c10d::Store>& store) {
-  return c10::make_intrusive<Overheard>(store, heard_);
+c10::intrusive_ptr<c10d::Store> GlooSockets::record_addresses(const c10::intrusive_ptr<c10d::Store>& store) {
+  return c10::make_intrusive<RecordingStore>(store, addresses_);
 }
 
-void GlooSockets::close_doors() {
-  const std::lock_guard lock(heard_->mutex);
+void GlooSockets::stop_accepting() {
+  const std::lock_guard lock(addresses_->mutex);
   for (const int file : descriptors()) {
     const auto bound = listens(file) ? ask(file, getsockname) : std::nullopt;
-    if (bound && is_among(heard_->own, *bound)) answer_nobody(file);
+    if (bound && is_among(addresses_->own, *bound)) drop_packets(file);
   }
   // One end of each connection has the address of a listening socket.
-  in_child_ = std::make_unique<base::InForkedChild>([own = heard_->own, peers = heard_->peers] {
+  in_child_ = std::make_unique<base::InForkedChild>([own = addresses_->own, peers = addresses_->peers] {
     for (const int file : descriptors()) {
       const auto bound = ask(file, getsockname);
       const auto other = ask(file, getpeername);
@@ -202,9 +202,9 @@ std::shared_ptr<gloo::transport::Device> device_of(const std::string& interface)
 class Gloo : public c10d::ProcessGroupGloo {
  public:
   Gloo(GlooSockets sockets, const GroupSpec& spec, c10::intrusive_ptr<Options> options)
-      : ProcessGroupGloo(sockets.overhear(spec.store), spec.rank, spec.size, std::move(options)),
+      : ProcessGroupGloo(sockets.record_addresses(spec.store), spec.rank, spec.size, std::move(options)),
         sockets_(std::move(sockets)) {
-    sockets_.close_doors();
+    sockets_.stop_accepting();
   }
 
  private:

@@ -1,5 +1,5 @@
-#include "comm/meet/environment.h"
 #include "comm/mesh/mesh_state.h"
+#include "comm/rendezvous/environment.h"
 
 #include <shardwise/error.h>
 #include <shardwise/mesh.h>
@@ -205,12 +205,12 @@ c10::intrusive_ptr<c10d::ProcessGroup> Mesh::sum_group(const std::string& axis) 
 
 c10::intrusive_ptr<c10d::ProcessGroup> Mesh::save_group(const std::string& axis) const {
   const auto size = group(axis)->getSize();
-  return size == 1 ? group(axis) : state_->beside("save", state_->index(axis), size);
+  return size == 1 ? group(axis) : state_->second_group("save", state_->index(axis), size);
 }
 
 c10::intrusive_ptr<c10d::ProcessGroup> Mesh::transfer_group(const std::string& axis) const {
   const auto size = group(axis)->getSize();
-  return size == 1 ? group(axis) : state_->beside("transfer", state_->index(axis), size);
+  return size == 1 ? group(axis) : state_->second_group("transfer", state_->index(axis), size);
 }
 
 c10::intrusive_ptr<c10d::ProcessGroup> Mesh::neighbours(const std::string& axis, int64_t count) const {
@@ -223,7 +223,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> Mesh::neighbours(const std::string& axis,
         "'; the number must be a divisor of ", size, "."));
   }
   if (count == size) return all;
-  return state_->beside("neighbours", index, static_cast<int>(count));
+  return state_->second_group("neighbours", index, static_cast<int>(count));
 }
 
 void Mesh::shutdown() {

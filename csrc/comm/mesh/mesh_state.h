@@ -2,12 +2,12 @@
 
 #include "base/caller_lock.h"
 #include "comm/agree/agreement.h"
-#include "comm/meet/environment.h"
-#include "comm/meet/patience.h"
-#include "comm/meet/rendezvous.h"
-#include "comm/meet/second_group.h"
 #include "comm/mesh/axis_group.h"
 #include "comm/mesh/process_group.h"
+#include "comm/rendezvous/call_with_timeout.h"
+#include "comm/rendezvous/environment.h"
+#include "comm/rendezvous/rendezvous.h"
+#include "comm/rendezvous/second_group.h"
 #include "transport/transport.h"
 
 #include <shardwise/error.h>
@@ -126,7 +126,7 @@ struct Mesh::State {
     const auto add = [&](c10d::ProcessGroup& group) {
       if (group.getSize() == 1) return;
       const auto backend = group.getBackend(device.type());
-      const auto way = transport::way_of(*backend);
+      const auto way = transport::transport_name(*backend);
       if (!way.empty()) all.insert(way);
     };
     if (owns_groups) {
@@ -150,14 +150,14 @@ struct Mesh::State {
     std::vector<int64_t> all(size());
     std::iota(all.begin(), all.end(), 0);
     auto whole = spec(describe(), over, static_cast<int>(rank), all);
-    const auto roll = comm::patiently(whole.connect_timeout, nullptr, [whole] {
-      return comm::call_the_roll(whole, comm::Processes::card(whole.rank));
+    const auto joined = comm::call_with_timeout(whole.connect_timeout, nullptr, [whole] {
+      return comm::rendezvous(whole, comm::Processes::identity(whole.rank));
     });
-    store = whole.store = roll.store;
-    whole.processes = comm::Processes(roll.texts);
-    for (size_t i = 0; i < axes.size(); ++i) groups.push_back(make_group(i, roll.texts));
-    comm::patiently(whole.connect_timeout, nullptr, [whole] {
-      comm::meet(whole);
+    store = whole.store = joined.store;
+    whole.processes = comm::Processes(joined.texts);
+    for (size_t i = 0; i < axes.size(); ++i) groups.push_back(make_group(i, joined.texts));
+    comm::call_with_timeout(whole.connect_timeout, nullptr, [whole] {
+      comm::store_barrier(whole);
       return true;
     });
   }
@@ -181,14 +181,14 @@ struct Mesh::State {
     return names;
   }
 
-  c10::intrusive_ptr<c10d::ProcessGroup> make_group(size_t index, const std::vector<std::string>& cards) {
+  c10::intrusive_ptr<c10d::ProcessGroup> make_group(size_t index, const std::vector<std::string>& identities) {
     // Named after the first rank of the line, so that the ranks of one line agree and different lines differ.
     const auto name = c10::str(axes[index].name, "/", line(index).first);
     auto along = spec(
         name, c10::make_intrusive<c10d::PrefixStore>(name, store), static_cast<int>(coordinates[index]),
         names_of(index, 0, axes[index].size));
     std::vector<std::string> some;
-    for (const auto number : along.names) some.push_back(cards[number]);
+    for (const auto number : along.names) some.push_back(identities[number]);
     along.processes = comm::Processes(some);
     return comm::make_process_group(along);
   }
@@ -208,18 +208,18 @@ struct Mesh::State {
         c10::str(axes[index].name, " ", name), c10::make_intrusive<c10d::PrefixStore>(name, place), position % count,
         names_of(index, int64_t{position / count} * count, count));
     const auto agreement = comm::Agreement::known(lines());
-    if (!agreement) return comm::make_beside(*all, line(index), std::move(some)).group;
+    if (!agreement) return comm::make_second_group(*all, line(index), std::move(some)).group;
     const auto what = c10::str("the set-up of the process group '", some.name, "'");
-    some.look = [agreement, what] { agreement->look_beside(what); };
+    some.look = [agreement, what] { agreement->check_peers_alive(what); };
     try {
-      return comm::make_beside(*all, line(index), std::move(some)).group;
+      return comm::make_second_group(*all, line(index), std::move(some)).group;
     } catch (const PeerError& error) {
       agreement->fail(error.what());
     }
   }
 
   /// The group for this purpose, made at the first call.
-  c10::intrusive_ptr<c10d::ProcessGroup> beside(const std::string& purpose, size_t index, int count) {
+  c10::intrusive_ptr<c10d::ProcessGroup> second_group(const std::string& purpose, size_t index, int count) {
     const std::lock_guard lock(mutex);
     const std::tuple key(purpose, index, count);
     if (const auto found = neighbours.find(key); found != neighbours.end()) return found->second;
@@ -230,7 +230,7 @@ struct Mesh::State {
 
   c10::intrusive_ptr<c10d::ProcessGroup> of_units(const std::string& purpose, const std::string& axis) {
     const auto& all = groups[index(axis)];
-    return all->getSize() == 1 || !store ? all : beside(purpose, index(axis), all->getSize());
+    return all->getSize() == 1 || !store ? all : second_group(purpose, index(axis), all->getSize());
   }
 
   /// Devices have back ends of their own unless the direct transport is asked for by name.

@@ -2,9 +2,9 @@
 
 #include "base/host.h"
 #include "base/reason.h"
-#include "comm/meet/patience.h"
-#include "comm/meet/rendezvous.h"
 #include "comm/mesh/device_backend.h"
+#include "comm/rendezvous/call_with_timeout.h"
+#include "comm/rendezvous/rendezvous.h"
 #include "transport/transport.h"
 
 #include <shardwise/error.h>
@@ -27,7 +27,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> make(const GroupSpec& spec) {
   using Type = c10d::ProcessGroup::BackendType;
   auto group = c10::make_intrusive<c10d::ProcessGroup>(spec.store, spec.rank, spec.size);
   const bool direct = spec.transport == Transport::direct;
-  const bool is_like_direct = spec.device_backend && !transport::way_of(*spec.device_backend).empty();
+  const bool is_like_direct = spec.device_backend && !transport::transport_name(*spec.device_backend).empty();
   const bool takes_device = !spec.device.is_cpu() && (spec.direct_for_device || is_like_direct);
   const auto ours = direct || takes_device ? make_direct(part_of(spec, "direct")) : nullptr;
   const auto type = direct ? Type::CUSTOM : Type::GLOO;
@@ -52,7 +52,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> make(const GroupSpec& spec) {
 
 /// Runs `make` on another thread, because connecting blocks and cannot be interrupted.
 template <typename Make>
-auto with_patience(const GroupSpec& spec, const Make& make) {
+auto make_with_timeout(const GroupSpec& spec, const Make& make) {
   const auto look = [&] {
     if (spec.look) spec.look();
     const auto ended = spec.processes.ended();
@@ -62,7 +62,7 @@ auto with_patience(const GroupSpec& spec, const Make& make) {
         spec.processes.how_it_ended(ended.front()), "."));
   };
   try {
-    return patiently(spec.connect_timeout, look, [spec, make] { return make(spec); });
+    return call_with_timeout(spec.connect_timeout, look, [spec, make] { return make(spec); });
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -96,7 +96,7 @@ c10::intrusive_ptr<c10d::Backend> make_direct(const GroupSpec& spec) {
 }
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const GroupSpec& spec) {
-  return with_patience(spec, make);
+  return make_with_timeout(spec, make);
 }
 
 // On a CPU shutdown() waits for nobody. That of NCCL waits for the collectives under way.
@@ -109,13 +109,13 @@ void end_process_group(c10d::ProcessGroup& group) {
 }
 
 c10::intrusive_ptr<c10d::Backend> make_transport(GroupSpec spec) {
-  auto roll = with_patience(
-      spec, [](const GroupSpec& own) { return call_the_roll(own, Processes::card(own.name_of(own.rank))); });
-  spec.store = std::move(roll.store);
-  spec.processes = Processes(roll.texts);
-  return with_patience(spec, [](const GroupSpec& own) {
+  auto joined = make_with_timeout(
+      spec, [](const GroupSpec& own) { return rendezvous(own, Processes::identity(own.name_of(own.rank))); });
+  spec.store = std::move(joined.store);
+  spec.processes = Processes(joined.texts);
+  return make_with_timeout(spec, [](const GroupSpec& own) {
     auto backend = make_direct(own);
-    meet(own);
+    store_barrier(own);
     return backend;
   });
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "comm/meet/processes.h"
+#include "comm/rendezvous/processes.h"
 
 #include <shardwise/export.h>
 #include <shardwise/mesh.h>

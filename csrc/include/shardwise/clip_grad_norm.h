@@ -5,7 +5,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <utility>
 #include <vector>
 
 namespace torch::nn {
@@ -14,23 +13,10 @@ class Module;
 
 namespace shardwise {
 
-/// The norm that clip_grad_norm_() found. The host waits for a device when it asks for the number.
-class SHARDWISE_API TotalNorm {
- public:
-  explicit TotalNorm(at::Tensor tensor) : tensor_(std::move(tensor)) {}
-  /// One double, on the device of the mesh, or of the gradients if there is no mesh.
-  const at::Tensor& tensor() const {
-    return tensor_;
-  }
-  operator double() const;
-
- private:
-  at::Tensor tensor_;
-};
-
 /// torch::nn::utils::clip_grad_norm_ for sharded parameters: scales the gradients so that their norm, over all
-/// parameters as one vector, is at most `max_norm`. Returns the norm that they had, the same on all ranks. The host
-/// waits for a device only if gradients are on the host, or with `error_if_nonfinite`.
+/// parameters as one vector, is at most `max_norm`. Returns the norm that they had, the same on all ranks: a
+/// tensor of one double, on the device of the mesh, or of the gradients if there is no mesh. The host waits for a
+/// device only if gradients are on the host, or with `error_if_nonfinite`; and in item() of the result.
 ///
 /// Every element counts once. Shards are added up over the ranks, in one collective for each mesh with sharded units. A
 /// tensor that is listed twice counts once, and so does one that every rank has whole (replicated, ignored, plain).
@@ -44,17 +30,17 @@ class SHARDWISE_API TotalNorm {
 /// all ranks, and all gradients stay as they are.
 ///
 /// All ranks must call it with the same parameters, including those without a gradient.
-SHARDWISE_API TotalNorm clip_grad_norm_(
+SHARDWISE_API at::Tensor clip_grad_norm_(
     const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0,
     bool error_if_nonfinite = false);
 
 /// For all parameters of a module.
-SHARDWISE_API TotalNorm clip_grad_norm_(
+SHARDWISE_API at::Tensor clip_grad_norm_(
     const torch::nn::Module& module, double max_norm, double norm_type = 2.0, bool error_if_nonfinite = false);
 
 /// The same for a module holder or a shared_ptr to a module.
 template <detail::HoldsModule Holder>
-TotalNorm clip_grad_norm_(
+at::Tensor clip_grad_norm_(
     const Holder& holder, double max_norm, double norm_type = 2.0, bool error_if_nonfinite = false) {
   return clip_grad_norm_(static_cast<const torch::nn::Module&>(*holder), max_norm, norm_type, error_if_nonfinite);
 }

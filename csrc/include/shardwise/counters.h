@@ -33,6 +33,8 @@ struct SHARDWISE_API Counters {
   Counters& operator+=(const Counters& other);
 };
 
+namespace detail {
+
 struct Counter {
   std::string_view name;
   int64_t Counters::*of;
@@ -53,5 +55,7 @@ inline constexpr std::array<Counter, 12> kCounters{{
     {"unsharded_bytes", &Counters::unsharded_bytes},
     {"allocations", &Counters::allocations},
 }};
+
+} // namespace detail
 
 } // namespace shardwise

@@ -16,6 +16,10 @@
 
 namespace shardwise {
 
+namespace comm {
+struct MeshGroups;
+}
+
 /// One named direction of a mesh, and its number of ranks.
 struct Axis {
   std::string name;
@@ -97,23 +101,6 @@ class SHARDWISE_API Mesh {
   /// The process group of the ranks that differ from this one only along that axis. Raises after shutdown().
   const c10::intrusive_ptr<c10d::ProcessGroup>& group(const std::string& axis) const;
 
-  /// Process groups of the same ranks for the gathers and for the sums of units, so that a program's own collectives on
-  /// group() may come between these in any order. The first call makes each, and all ranks make that call together.
-  /// Both are group() itself if that is the caller's and has no store that works.
-  c10::intrusive_ptr<c10d::ProcessGroup> gather_group(const std::string& axis) const;
-  c10::intrusive_ptr<c10d::ProcessGroup> sum_group(const std::string& axis) const;
-
-  /// The same for saves that are written while training goes on (Saver). Raises Error if the groups are the caller's
-  /// and have no store that works.
-  c10::intrusive_ptr<c10d::ProcessGroup> save_group(const std::string& axis) const;
-  /// The same for the tensors that stages of a Pipeline send each other.
-  c10::intrusive_ptr<c10d::ProcessGroup> transfer_group(const std::string& axis) const;
-
-  /// A process group of `count` ranks in a row along that axis, this one among them: those whose coordinates give the
-  /// same result when divided by `count`, a divisor of the axis's size. Made at the first call, which all ranks make
-  /// together. Raises Error if the groups are the caller's and have no store that works.
-  c10::intrusive_ptr<c10d::ProcessGroup> neighbours(const std::string& axis, int64_t count) const;
-
   // For a program's own questions to all ranks. All ranks must make the same calls, in the same order as anything else
   // on group(). After MeshOptions().timeout() a PeerError names a rank that does not come.
 
@@ -134,6 +121,13 @@ class SHARDWISE_API Mesh {
   std::string describe() const;
 
  private:
+  friend struct comm::MeshGroups;
+  c10::intrusive_ptr<c10d::ProcessGroup> gather_group(const std::string& axis) const;
+  c10::intrusive_ptr<c10d::ProcessGroup> sum_group(const std::string& axis) const;
+  c10::intrusive_ptr<c10d::ProcessGroup> save_group(const std::string& axis) const;
+  c10::intrusive_ptr<c10d::ProcessGroup> transfer_group(const std::string& axis) const;
+  c10::intrusive_ptr<c10d::ProcessGroup> neighbours(const std::string& axis, int64_t count) const;
+
   struct State;
   explicit Mesh(std::shared_ptr<State> state);
   std::shared_ptr<State> state_;

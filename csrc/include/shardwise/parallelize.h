@@ -18,42 +18,42 @@ class Module;
 
 namespace shardwise {
 
-/// How the ranks along an axis divide a layer, and in which form its inputs come and its outputs leave. columns(),
-/// rows(), vocabulary() and sequence() make it.
+/// How the ranks along an axis divide a layer, and in which form its inputs come and its outputs leave. colwise(),
+/// rowwise(), vocabulary() and sequence() make it.
 struct SHARDWISE_API Split {
-  enum class Kind : uint8_t { columns, rows, vocabulary, sequence };
+  enum class Kind : uint8_t { colwise, rowwise, vocabulary, sequence };
 
   explicit Split(Kind kind) : kind(kind) {}
 
   Kind kind;
-  /// Of columns: every rank gets all outputs. If not, each rank has those of its piece, for a layer of rows that
+  /// Of colwise(): every rank gets all outputs. If not, each rank has those of its piece, for a rowwise() layer that
   /// follows.
   TORCH_ARG(bool, gather_output) = false;
-  /// Of rows: every rank has the whole input, and takes its piece of it. If not, the input is what columns left.
+  /// Of rowwise(): every rank has the whole input, and takes its piece of it. If not, the input is what colwise() left.
   TORCH_ARG(bool, split_input) = false;
   /// The weight is made of this many layers of equal size, one after the other, such as queries, keys and values. Each
   /// is divided by itself.
   TORCH_ARG(int64_t, segments) = 1;
-  /// The outputs of columns (the inputs of rows) belong to this many heads. Each rank has whole heads, so the axis must
-  /// divide their number.
+  /// The outputs of colwise() (the inputs of rowwise()) belong to this many heads. Each rank has whole heads, so the
+  /// axis must divide their number.
   TORCH_ARG(std::optional<int64_t>, heads) = std::nullopt;
   /// Sequence parallelism: between the layers each rank has a part of the activations along this dimension, all parts
-  /// of equal size. Columns gather their input along it; rows and vocabulary leave a part of their sum.
+  /// of equal size. colwise() gathers its input along it; rowwise() and vocabulary() leave a part of their sum.
   TORCH_ARG(std::optional<int64_t>, sequence_dim) = std::nullopt;
   /// The weight is [inputs, outputs], as for torch::matmul(input, weight), and not [outputs, inputs], as Linear's is.
   TORCH_ARG(bool, transposed) = false;
 };
 
 /// Each rank has some outputs: rows of a Linear's weight and elements of its bias, or the features of an Embedding.
-inline Split columns() {
-  return Split(Split::Kind::columns);
+inline Split colwise() {
+  return Split(Split::Kind::colwise);
 }
 /// Each rank has some inputs: columns of a Linear's weight. The results are added up over the ranks; the bias stays
 /// whole, and is added once.
-inline Split rows() {
-  return Split(Split::Kind::rows);
+inline Split rowwise() {
+  return Split(Split::Kind::rowwise);
 }
-/// Each rank has some entries of an Embedding's table. The same weight may serve a Linear, by columns.
+/// Each rank has some entries of an Embedding's table. The same weight may serve a Linear, by colwise().
 inline Split vocabulary() {
   return Split(Split::Kind::vocabulary);
 }
@@ -104,7 +104,7 @@ class SHARDWISE_API TensorParallel {
 ///
 /// Call it before fully_shard() and replicate(), which take Mesh::along() the other axes, and before the optimizer has
 /// state. Of torch's own modules it divides Linear, Embedding and MultiheadAttention. The latter takes its sizes from
-/// its options, so that it needs columns().gather_output(), and rows().split_input() for `out_proj`.
+/// its options, so that it needs colwise().gather_output(), and rowwise().split_input() for `out_proj`.
 ///
 /// Raises ValueError, the same on all ranks, for a pattern that fits nothing and for what cannot be divided.
 SHARDWISE_API TensorParallel parallelize(

@@ -1,12 +1,13 @@
 #pragma once
 
 // Everything that shardwise offers to a C++ program.
+#include <shardwise/activation_checkpoint.h>
 #include <shardwise/call.h>
-#include <shardwise/checkpoint.h>
 #include <shardwise/clip_grad_norm.h>
 #include <shardwise/counters.h>
 #include <shardwise/error.h>
 #include <shardwise/estimate.h>
+#include <shardwise/for_each_batch.h>
 #include <shardwise/fully_shard.h>
 #include <shardwise/grad_scaler.h>
 #include <shardwise/holder.h>
@@ -25,7 +26,6 @@
 #include <shardwise/saver.h>
 #include <shardwise/shared_memory.h>
 #include <shardwise/state_dict.h>
-#include <shardwise/uneven.h>
 #include <shardwise/unit.h>
 #include <shardwise/version.h>
 

@@ -9,6 +9,6 @@ namespace shardwise {
 
 /// From now on calls `listener` with each change in the bytes of tensors in memory that ranks share, which torch's
 /// allocator does not count. The thread that makes the change calls it. Replaces an earlier listener.
-SHARDWISE_API void on_shared_memory(std::function<void(int64_t bytes)> listener);
+SHARDWISE_API void set_shared_memory_listener(std::function<void(int64_t bytes)> listener);
 
 } // namespace shardwise

@@ -100,9 +100,9 @@ void scale_halves(const std::vector<at::Tensor>& values, const at::Tensor& facto
 void scale(const std::vector<Gradient>& gradients, const at::Tensor& factor) {
   const c10::InferenceMode no_inference(false);
   const c10::AutoGradMode no_grad(false);
-  std::vector<nn::Alike> all;
+  std::vector<nn::SameKind> all;
   for (const auto& [values, unit, is_whole, axis] : gradients) {
-    nn::add_alike(all, values.is_sparse() ? values._values() : values);
+    nn::add_to_same_kind(all, values.is_sparse() ? values._values() : values);
   }
   for (const auto& alike : all) {
     if (alike.device.is_cpu()) {
@@ -148,7 +148,7 @@ nn::GradientNorm norm_of(
 
 } // namespace
 
-TotalNorm clip_grad_norm_(
+at::Tensor clip_grad_norm_(
     const std::vector<at::Tensor>& parameters, double max_norm, double norm_type, bool error_if_nonfinite) {
   check(max_norm, norm_type);
   std::unordered_set<at::TensorImpl*> seen;
@@ -185,16 +185,12 @@ TotalNorm clip_grad_norm_(
     factor = at::full_like(norm, max_norm).div(norm.add(1e-6)).clamp_max(1);
   }
   scale(gradients, factor);
-  return TotalNorm(norm);
+  return norm;
 }
 
-TotalNorm clip_grad_norm_(const torch::nn::Module& module, double max_norm, double norm_type, bool error_if_nonfinite) {
+at::Tensor clip_grad_norm_(
+    const torch::nn::Module& module, double max_norm, double norm_type, bool error_if_nonfinite) {
   return clip_grad_norm_(module.parameters(), max_norm, norm_type, error_if_nonfinite);
-}
-
-TotalNorm::operator double() const {
-  const base::ComputeGuard guard;
-  return tensor_.item<double>();
 }
 
 } // namespace shardwise

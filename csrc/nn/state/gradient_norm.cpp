@@ -29,8 +29,8 @@ at::Tensor moved_to(const at::Tensor& tensor, at::Device device) {
   return tensor.to(device, tensor.scalar_type(), /*non_blocking=*/!device.is_cpu());
 }
 
-void add_alike(std::vector<Alike>& all, const at::Tensor& values) {
-  const auto is_same = [&](const Alike& alike) {
+void add_to_same_kind(std::vector<SameKind>& all, const at::Tensor& values) {
+  const auto is_same = [&](const SameKind& alike) {
     return alike.device == values.device() && alike.dtype == values.scalar_type();
   };
   auto alike = std::find_if(all.begin(), all.end(), is_same);
@@ -51,7 +51,7 @@ void GradientNorm::add(const at::Tensor& gradient, double weight) {
   const base::ComputeGuard guard;
   const auto values = values_of(gradient);
   if (values.numel() == 0) return;
-  add_alike(waiting_[weight], values);
+  add_to_same_kind(waiting_[weight], values);
 }
 
 void GradientNorm::finish() {

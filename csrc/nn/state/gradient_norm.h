@@ -10,13 +10,13 @@
 namespace shardwise::nn {
 
 /// Tensors of a dtype on a device.
-struct Alike {
+struct SameKind {
   at::Device device;
   at::ScalarType dtype;
   std::vector<at::Tensor> values;
 };
 /// Adds it to those that are alike.
-void add_alike(std::vector<Alike>& all, const at::Tensor& values);
+void add_to_same_kind(std::vector<SameKind>& all, const at::Tensor& values);
 
 /// The norm of a vector that comes in parts, some of them on other ranks. It stays on its device, so that the host
 /// waits for nothing.
@@ -51,7 +51,7 @@ class GradientNorm {
   double order_;
   at::Device home_;
   /// By their weight.
-  std::map<double, std::vector<Alike>> waiting_;
+  std::map<double, std::vector<SameKind>> waiting_;
   at::Tensor power_;
   /// Above 0 if anything is not a number.
   at::Tensor is_nan_;

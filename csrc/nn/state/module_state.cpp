@@ -30,10 +30,10 @@ std::string shard_without_unit(const std::string& name) {
 std::vector<std::shared_ptr<engine::Unit>> meshes_of(const std::vector<std::shared_ptr<engine::Unit>>& units) {
   std::vector<std::shared_ptr<engine::Unit>> meshes;
   for (const auto& unit : units) {
-    const auto same = [&](const auto& other) { return other->ranks().reach_the_same(unit->ranks()); };
+    const auto same = [&](const auto& other) { return other->ranks().has_same_ranks(unit->ranks()); };
     if (std::any_of(meshes.begin(), meshes.end(), same)) continue;
     auto top = unit;
-    while (top->outer() && top->outer()->ranks().reach_the_same(unit->ranks())) top = top->outer();
+    while (top->outer() && top->outer()->ranks().has_same_ranks(unit->ranks())) top = top->outer();
     meshes.push_back(std::move(top));
   }
   return meshes;
@@ -175,7 +175,7 @@ void ModuleState::agree(const std::string& function, const std::string& error) c
   };
   const auto what = "the exchange before a " + function;
   for (const auto& unit : meshes_) {
-    unit->ranks().meet(comm::Agreement::kState, describe(function), unit->own_counters());
+    unit->ranks().compare_now(comm::Agreement::kState, describe(function), unit->own_counters());
     compare(comm::gather_texts(mine, unit->ranks().axes(), unit->mesh().device(), what, unit->own_counters()));
   }
   for (const auto& axis : axes_) {

@@ -26,7 +26,7 @@ class LocalValues::Followed : public TouchListener {
   }
 
   std::string explain(const Touch& touch) const override {
-    return computed_alone(touch.operation.operator_name().name);
+    return explain_local_result(touch.operation.operator_name().name);
   }
 
   Local local(const at::Tensor& tensor) const override {

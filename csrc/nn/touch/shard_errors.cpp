@@ -160,7 +160,7 @@ void refuse_what_needs_the_whole(const engine::Unit& unit, const Touch& touch) {
   }
 }
 
-std::string computed_alone(const std::string& operation) {
+std::string explain_local_result(const std::string& operation) {
   return c10::str(
       "shardwise: ", operation,
       " got values that were computed from this rank's shards alone, and a rank may have none. "
@@ -169,12 +169,12 @@ std::string computed_alone(const std::string& operation) {
 }
 
 void refuse_first_gradient(
-    const group::Parameter& parameter, const std::weak_ptr<Unproved>& unproved,
+    const group::Parameter& parameter, const std::weak_ptr<UnverifiedParameters>& unverified,
     const std::weak_ptr<engine::Unit>& unit) {
   const auto* one = &parameter;
-  parameter.add_shard_hook([one, unproved, unit](const at::TensorBase& /*gradient*/) {
+  parameter.add_shard_hook([one, unverified, unit](const at::TensorBase& /*gradient*/) {
     base::called_by_torch([&] {
-      const auto open = unproved.lock();
+      const auto open = unverified.lock();
       const auto owner = unit.lock();
       if (!open || !owner || !open->contains(one)) return;
       throw Error(c10::str(
@@ -187,7 +187,7 @@ void refuse_first_gradient(
   });
 }
 
-void warn_of_shards_in_a_row(const engine::Unit& unit, const Touch& touch) {
+void warn_of_concatenated_shards(const engine::Unit& unit, const Touch& touch) {
   if (unit.shards().size() == 1 || touch.operation.operator_name().name != "aten::cat" || !first_time(unit)) return;
   TORCH_WARN(
       "shardwise: rank ", unit.mesh().rank(), ": torch::cat got the shard of '", name_of(find(unit, touch.tensor)),
@@ -230,7 +230,7 @@ std::string why_dtypes_differ(const engine::Unit& unit, const c10::OperatorHandl
       "MixedPrecision().param_dtype_override() says it for single parameters.");
 }
 
-std::string read_past_operations(const std::string& names) {
+std::string explain_raw_read(const std::string& names) {
   return c10::str(
       "shardwise: ", names,
       " was read by data_ptr(), an accessor or the like while its full copy is freed or out of date. shardwise does "

@@ -13,7 +13,7 @@ namespace shardwise::nn {
 // torch would let train wrongly, or stop with a text about sizes.
 
 /// Parameters of classes whose members are unknown, until their leaves are used.
-using Unproved = std::unordered_set<const group::Parameter*>;
+using UnverifiedParameters = std::unordered_set<const group::Parameter*>;
 
 [[noreturn]] void refuse_write_to_full(const engine::Unit& unit, const Touch& touch);
 /// For an optimizer that was made before wrapping: its parameters are the full ones.
@@ -23,19 +23,19 @@ using Unproved = std::unordered_set<const group::Parameter*>;
 void refuse_what_needs_the_whole(const engine::Unit& unit, const Touch& touch);
 /// For a number that was computed from this rank's shards alone.
 [[noreturn]] void refuse_local_number(const engine::Unit& unit, const Touch& touch);
-/// From now on a backward fails if it brings a gradient to the shard of a parameter that is still unproved.
+/// From now on a backward fails if it brings a gradient to the shard of a parameter that is still unverified.
 void refuse_first_gradient(
-    const group::Parameter& parameter, const std::weak_ptr<Unproved>& unproved,
+    const group::Parameter& parameter, const std::weak_ptr<UnverifiedParameters>& unverified,
     const std::weak_ptr<engine::Unit>& unit);
 
 /// Warns of torch::cat of shards, as in parameters_to_vector(): once for each tree.
-void warn_of_shards_in_a_row(const engine::Unit& unit, const Touch& touch);
+void warn_of_concatenated_shards(const engine::Unit& unit, const Touch& touch);
 
 /// Warns, once for the process, of a number of this rank's shards alone that the program reads.
 void warn_of_local_number();
 
 /// For an operation that torch refused and that got something computed from shards of gradients: a shard may be empty.
-std::string computed_alone(const std::string& operation);
+std::string explain_local_result(const std::string& operation);
 
 /// For an operation that torch refused and that got a shard, or its gradient, together with something of the whole
 /// parameter's sizes; empty if it did not.
@@ -46,6 +46,6 @@ std::string why_sizes_differ(const engine::Unit& unit, const Touch& touch);
 std::string why_dtypes_differ(const engine::Unit& unit, const c10::OperatorHandle& operation);
 
 /// For a read of a full copy by data_ptr() or an accessor while it is not current.
-std::string read_past_operations(const std::string& names);
+std::string explain_raw_read(const std::string& names);
 
 } // namespace shardwise::nn

@@ -32,7 +32,7 @@ void cast_arguments(
     if (!value.isTensor()) return false;
     const at::Tensor& tensor = value.toTensor();
     return tensor.defined() && tensor.is_floating_point() && tensor.scalar_type() != dtype && !has_touch_key(tensor) &&
-           !listener.spares(tensor);
+           !listener.is_exempt_from_cast(tensor);
   };
   const auto cast = [&](const c10::IValue& value) { return must_cast(value) ? value.toTensor().to(dtype) : value; };
   const auto& arguments = schema.arguments();

@@ -97,7 +97,7 @@ class SHARDWISE_API TouchListener {
     return std::nullopt;
   }
   /// Whether this argument is exempt from that cast.
-  virtual bool spares(const at::Tensor& /*argument*/) const {
+  virtual bool is_exempt_from_cast(const at::Tensor& /*argument*/) const {
     return false;
   }
 };

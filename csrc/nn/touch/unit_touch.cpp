@@ -19,7 +19,7 @@ class UnitTouch::Full : public TouchListener {
     const auto owner = unit.lock();
     if (!owner) return;
     if (touch.written) refuse_write_to_full(*owner, touch);
-    if (!unproved->empty()) unproved->erase(owner->parameter_at(touch.tensor));
+    if (!unverified->empty()) unverified->erase(owner->parameter_at(touch.tensor));
     const bool in_backward = engine::BackwardWatch::running();
     if (!in_backward) owner->schedule()->turn().take(owner->name());
     try {
@@ -44,7 +44,7 @@ class UnitTouch::Full : public TouchListener {
     if (!dtype || calls > 0 || (engine::BackwardWatch::running() && !c10::GradMode::is_enabled())) return std::nullopt;
     return dtype;
   }
-  bool spares(const at::Tensor& argument) const override {
+  bool is_exempt_from_cast(const at::Tensor& argument) const override {
     return buffers.contains(argument.unsafeGetTensorImpl());
   }
 
@@ -54,7 +54,7 @@ class UnitTouch::Full : public TouchListener {
   /// How many calls that can be seen are running.
   int calls = 0;
   /// Parameters that were only taken to be members', and whose leaves were not used yet.
-  std::shared_ptr<Unproved> unproved = std::make_shared<Unproved>();
+  std::shared_ptr<UnverifiedParameters> unverified = std::make_shared<UnverifiedParameters>();
 };
 
 /// For shards and their gradients, whose sizes differ from those of the whole parameter.
@@ -73,7 +73,7 @@ class UnitTouch::Shard : public Piece {
     const auto owner = unit.lock();
     if (!owner) return;
     if (owner->shards().size() > 1) refuse_what_needs_the_whole(*owner, touch);
-    if (!touch.written) return warn_of_shards_in_a_row(*owner, touch);
+    if (!touch.written) return warn_of_concatenated_shards(*owner, touch);
     if (touch.local == Local::number) refuse_local_number(*owner, touch);
     owner->shard_written();
   }
@@ -128,8 +128,8 @@ void UnitTouch::bind(
   if (shard_->is_whole) return;
   for (const auto& parameter : unit->parameters()) {
     if (parameter->whole || !taken_for_members.contains(parameter->leaf().unsafeGetTensorImpl())) continue;
-    full_->unproved->insert(parameter.get());
-    refuse_first_gradient(*parameter, full_->unproved, unit);
+    full_->unverified->insert(parameter.get());
+    refuse_first_gradient(*parameter, full_->unverified, unit);
   }
 }
 
@@ -152,7 +152,7 @@ std::shared_ptr<void> UnitTouch::watch(const at::Tensor& tensor, Role role) {
 }
 
 std::string UnitTouch::read_error(const std::string& names) const {
-  return read_past_operations(names);
+  return explain_raw_read(names);
 }
 
 at::Tensor UnitTouch::absent_gradient(const at::Tensor& leaf) {

@@ -60,7 +60,8 @@ at::Tensor FirstRank::share(
   if (whole.numel() == 0) return whole;
   const auto bytes = whole.view({-1}).view(at::kByte);
   for (const auto& axis : axes_) axis->ranks.broadcast(bytes, 0, what, axis->counters).wait();
-  if (unit_ != nullptr) unit_->ranks().spread(bytes, what, counters == nullptr ? unit_->own_counters() : *counters);
+  if (unit_ != nullptr)
+    unit_->ranks().broadcast_from_first(bytes, what, counters == nullptr ? unit_->own_counters() : *counters);
   return whole;
 }
 

@@ -78,7 +78,7 @@ void SameHostExchange::all_gather(const Call& call, const std::vector<Spans>& pl
   if (!terms) return gather_staged(places, input, bytes);
   if (bytes <= kInline) return;
   steps_.take_and_wait();
-  steps_.require_whole();
+  steps_.require_all_running();
 }
 
 void SameHostExchange::reduce_scatter(
@@ -90,7 +90,7 @@ void SameHostExchange::reduce_scatter(
   sum(call, output, *terms, bytes);
   if (bytes <= kInline) return;
   steps_.take_and_wait();
-  steps_.require_whole();
+  steps_.require_all_running();
 }
 
 // A rank sums its own share in place; peers read only the other parts of its data. After the next step, when all have
@@ -101,16 +101,16 @@ void SameHostExchange::all_reduce(const Call& call, std::byte* data) {
   if (!terms) return reduce_staged(call, data);
   if (bytes <= kInline) return sum(call, data, *terms, bytes);
   const auto wholes = *terms;
-  const auto mine = Share::of(bytes, rank(), world());
+  const auto mine = SumRange::of(bytes, rank(), world());
   for (auto& term : *terms) term += mine.begin;
   sum(call, data + mine.begin, *terms, mine.bytes);
   steps_.take_and_wait();
   for (const int peer : peers()) {
-    const auto theirs = Share::of(bytes, peer, world());
+    const auto theirs = SumRange::of(bytes, peer, world());
     std::copy_n(wholes[peer] + theirs.begin, theirs.bytes, data + theirs.begin);
   }
   steps_.take_and_wait();
-  steps_.require_whole();
+  steps_.require_all_running();
 }
 
 // Two stages alternate: a rank that writes to one has seen all ranks take a step since they last read it.
@@ -146,10 +146,11 @@ void SameHostExchange::reduce_staged(const Call& call, std::byte* data) {
   const auto piece = layout_.piece();
   const auto bytes = call.bytes();
   const auto piece_of = [&](int peer, size_t begin) {
-    const auto share = Share::of(bytes, peer, world());
-    return Share{.begin = share.begin + begin, .bytes = begin < share.bytes ? std::min(piece, share.bytes - begin) : 0};
+    const auto share = SumRange::of(bytes, peer, world());
+    return SumRange{
+        .begin = share.begin + begin, .bytes = begin < share.bytes ? std::min(piece, share.bytes - begin) : 0};
   };
-  const auto largest = Share::of(bytes, 0, world()).bytes;
+  const auto largest = SumRange::of(bytes, 0, world()).bytes;
   for (size_t begin = 0; begin < largest; begin += piece) {
     const auto stage = layout_.stage(staged_++);
     for (const int peer : peers()) {

@@ -12,7 +12,7 @@ namespace shardwise::transport::same_host {
 namespace {
 
 /// What a rank tells the others about itself. The addresses are zeros if it shares no memory.
-struct Card {
+struct RankInfo {
   std::array<char, 128> host{};
   uint64_t word = 0;
   Segment::Address arena;
@@ -35,37 +35,37 @@ std::vector<T> from_all(c10d::Backend& gloo, const T& mine, std::chrono::millise
 
 } // namespace
 
-HostGroup::Meeting HostGroup::meet(
+HostGroup::Discovery HostGroup::discover(
     c10d::Backend& gloo, bool wanted, const std::string& host, std::chrono::milliseconds timeout) {
   std::random_device random;
   const auto word = (uint64_t{random()} << 32U) | random();
   if (gloo.getSize() == 1) return {nullptr, {host}, word};
   auto arena = wanted ? Arena::of_this_process() : nullptr;
   auto board = arena ? Segment::make(ControlBlock(gloo.getSize()).bytes()) : std::nullopt;
-  Card card;
-  card.word = word;
-  std::copy_n(host.begin(), std::min(host.size(), card.host.size()), card.host.begin());
+  RankInfo own;
+  own.word = word;
+  std::copy_n(host.begin(), std::min(host.size(), own.host.size()), own.host.begin());
   if (board) {
-    card.arena = arena->address();
-    card.board = board->address();
+    own.arena = arena->address();
+    own.board = board->address();
   }
-  const auto cards = from_all(gloo, card, timeout);
+  const auto infos = from_all(gloo, own, timeout);
   std::vector<std::string> hosts;
-  for (const auto& other : cards) hosts.emplace_back(other.host.data(), strnlen(other.host.data(), other.host.size()));
-  const auto is_here = [&](const Card& other) { return other.board.bytes > 0 && other.host == cards.front().host; };
-  if (!std::all_of(cards.begin(), cards.end(), is_here)) return {nullptr, hosts, cards.front().word};
+  for (const auto& other : infos) hosts.emplace_back(other.host.data(), strnlen(other.host.data(), other.host.size()));
+  const auto is_here = [&](const RankInfo& other) { return other.board.bytes > 0 && other.host == infos.front().host; };
+  if (!std::all_of(infos.begin(), infos.end(), is_here)) return {nullptr, hosts, infos.front().word};
   std::vector<Peer> peers;
-  for (const auto& other : cards) {
+  for (const auto& other : infos) {
     auto process = PeerProcess::of(other.arena);
     auto view = SegmentView::open(other.board);
     if (process && view) peers.push_back({std::move(process), *std::move(view)});
   }
-  const auto can = from_all(gloo, static_cast<uint8_t>(peers.size() == cards.size()), timeout);
+  const auto can = from_all(gloo, static_cast<uint8_t>(peers.size() == infos.size()), timeout);
   board->close();
   if (!std::all_of(can.begin(), can.end(), [](uint8_t one) { return one == 1; }))
-    return {nullptr, hosts, cards.front().word};
+    return {nullptr, hosts, infos.front().word};
   std::shared_ptr<HostGroup> members(new HostGroup(std::move(arena), *std::move(board), std::move(peers)));
-  return {std::move(members), hosts, cards.front().word};
+  return {std::move(members), hosts, infos.front().word};
 }
 
 HostGroup::HostGroup(std::shared_ptr<Arena> arena, Segment board, std::vector<Peer> peers)

@@ -15,7 +15,7 @@ namespace shardwise::transport::same_host {
 namespace {
 
 /// How often a wait checks for what wakes nobody: a peer that was killed, a process group that was shut down here.
-constexpr auto kLookAtPeers = std::chrono::milliseconds(50);
+constexpr auto kPeerCheckInterval = std::chrono::milliseconds(50);
 
 /// Sleeps until the word differs from `seen`, somebody wakes it, or the time is over.
 void sleep_on(const std::atomic<uint32_t>& word, uint32_t seen, std::chrono::milliseconds time) {
@@ -38,7 +38,7 @@ const RankState& StepBarrier::of(size_t peer) const {
   return *reinterpret_cast<const RankState*>(peers_[peer].board.at(ControlBlock::progress()));
 }
 
-bool StepBarrier::has_come(size_t peer) const {
+bool StepBarrier::has_arrived(size_t peer) const {
   const auto theirs = of(peer).step.load(std::memory_order_acquire);
   return static_cast<int32_t>(theirs - steps_) >= 0;
 }
@@ -50,27 +50,27 @@ void StepBarrier::take() {
 
 void StepBarrier::wait() {
   for (size_t peer = 0; peer < peers_.size(); ++peer) {
-    while (!has_come(peer)) {
-      look_around(peer);
+    while (!has_arrived(peer)) {
+      check_peers(peer);
       const auto seen = of(peer).step.load(std::memory_order_acquire);
       if (static_cast<int32_t>(seen - steps_) < 0)
-        sleep_on(of(peer).step, seen, std::min(kLookAtPeers, progress_.left()));
+        sleep_on(of(peer).step, seen, std::min(kPeerCheckInterval, progress_.left()));
     }
   }
 }
 
-void StepBarrier::look_around(size_t awaited) {
+void StepBarrier::check_peers(size_t awaited) {
   progress_.check();
-  for (size_t peer = 0; peer < peers_.size(); ++peer) require_to_go_on(peer);
-  // has_come() is asked again: the peer may have taken the step and then ended.
-  if (!peers_[awaited].process->alive() && !has_come(awaited)) {
+  for (size_t peer = 0; peer < peers_.size(); ++peer) require_running(peer);
+  // has_arrived() is asked again: the peer may have taken the step and then ended.
+  if (!peers_[awaited].process->alive() && !has_arrived(awaited)) {
     progress_.fail_dead(static_cast<int>(awaited));
   }
-  if (progress_.late() && !has_come(awaited))
+  if (progress_.late() && !has_arrived(awaited))
     progress_.fail(static_cast<int>(awaited), /*to_peer=*/false, "it did not come");
 }
 
-void StepBarrier::require_to_go_on(size_t peer) {
+void StepBarrier::require_running(size_t peer) {
   const auto ended_at = of(peer).ended_at.load(std::memory_order_acquire);
   if (ended_at == 0 || ended_at > progress_.number()) return;
   const std::string its_failure = of(peer).reason.data();
@@ -78,9 +78,9 @@ void StepBarrier::require_to_go_on(size_t peer) {
   progress_.fail_with(static_cast<int>(peer), its_failure);
 }
 
-void StepBarrier::require_whole() {
+void StepBarrier::require_all_running() {
   std::atomic_thread_fence(std::memory_order_acquire);
-  for (size_t peer = 0; peer < peers_.size(); ++peer) require_to_go_on(peer);
+  for (size_t peer = 0; peer < peers_.size(); ++peer) require_running(peer);
 }
 
 // If this rank failed, the current collective is the first that it does not complete; if not, the next one is.

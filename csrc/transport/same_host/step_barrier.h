@@ -92,15 +92,15 @@ class StepBarrier {
   }
   /// Call this after the last step of a collective whose data was read in place: fails the progress if a rank may have
   /// freed its memory before it was read.
-  void require_whole();
+  void require_all_running();
   /// Tells the peers that this rank goes no further, and why. Must come before any memory is freed that they may read.
   void end() noexcept;
 
  private:
   const RankState& of(size_t peer) const;
-  bool has_come(size_t peer) const;
-  void require_to_go_on(size_t peer);
-  void look_around(size_t awaited);
+  bool has_arrived(size_t peer) const;
+  void require_running(size_t peer);
+  void check_peers(size_t awaited);
 
   Progress& progress_;
   RankState& own_;

@@ -13,10 +13,10 @@ Announcements::Announcements(Connections& connections) : connections_(connection
   }
   expected_.resize(connections.size());
   expect_next();
-  connections.progress().on_failure([this](const std::string& reason) { say_farewell(reason); });
+  connections.progress().on_failure([this](const std::string& reason) { send_end_notice(reason); });
   connections.on_closed([this](int peer) {
-    const bool came = !expected_.empty() && Connections::has_come(expected_[peer], std::chrono::milliseconds(1));
-    return came ? farewell_in(coming_[peer]) : std::string();
+    const bool came = !expected_.empty() && Connections::has_arrived(expected_[peer], std::chrono::milliseconds(1));
+    return came ? end_notice_in(coming_[peer]) : std::string();
   });
 }
 
@@ -26,7 +26,7 @@ const std::byte* Announcements::data(int peer) const {
 
 void Announcements::end() {
   expected_.clear();
-  farewells_.clear();
+  end_notices_.clear();
 }
 
 void Announcements::write(int peer, const Signature& signature, const std::byte* data, size_t bytes) {
@@ -51,7 +51,7 @@ void Announcements::exchange(size_t bytes) {
   for (int peer = 0; peer < connections_.size(); ++peer) {
     if (peer == connections_.rank()) continue;
     connections_.wait(expected_[peer]);
-    const auto reason = farewell_in(coming_[peer]);
+    const auto reason = end_notice_in(coming_[peer]);
     if (!reason.empty()) connections_.progress().fail_with(peer, reason);
   }
   connections_.wait(sent);
@@ -60,25 +60,25 @@ void Announcements::exchange(size_t bytes) {
 }
 
 // Runs before the connections close. A peer that accepts no more messages will notice that they closed.
-void Announcements::say_farewell(const std::string& reason) noexcept {
+void Announcements::send_end_notice(const std::string& reason) noexcept {
   constexpr auto kLimit = std::chrono::milliseconds(500);
-  const Signature signature{.kind = Kind::farewell};
+  const Signature signature{.kind = Kind::end_notice};
   const auto length = std::min(reason.size(), kInline - 1);
   // Zero-terminated.
-  farewell_.assign(sizeof(Signature) + length + 1, std::byte{0});
-  std::memcpy(farewell_.data(), &signature, sizeof(Signature));
-  std::memcpy(farewell_.data() + sizeof(Signature), reason.data(), length);
+  end_notice_.assign(sizeof(Signature) + length + 1, std::byte{0});
+  std::memcpy(end_notice_.data(), &signature, sizeof(Signature));
+  std::memcpy(end_notice_.data() + sizeof(Signature), reason.data(), length);
   for (int peer = 0; peer < connections_.size(); ++peer) {
     if (peer == connections_.rank()) continue;
-    farewells_.push_back(connections_.send(peer, farewell_.data(), farewell_.size(), Phase::announcement));
+    end_notices_.push_back(connections_.send(peer, end_notice_.data(), end_notice_.size(), Phase::announcement));
   }
-  for (const auto& message : farewells_) Connections::has_come(message, kLimit);
+  for (const auto& message : end_notices_) Connections::has_arrived(message, kLimit);
 }
 
-std::string Announcements::farewell_in(const std::vector<std::byte>& place) {
+std::string Announcements::end_notice_in(const std::vector<std::byte>& place) {
   Signature signature;
   std::memcpy(&signature, place.data(), sizeof(Signature));
-  if (signature.kind != Kind::farewell) return "";
+  if (signature.kind != Kind::end_notice) return "";
   return reinterpret_cast<const char*>(place.data() + sizeof(Signature));
 }
 

@@ -32,14 +32,14 @@ class Announcements {
   /// Drops the posted receives, which would keep the connections open.
   void end();
   /// Tells the peers why this rank goes no further, in place of its next announcement.
-  void say_farewell(const std::string& reason) noexcept;
+  void send_end_notice(const std::string& reason) noexcept;
 
  private:
   void write(int peer, const Signature& signature, const std::byte* data, size_t bytes);
   void exchange(size_t bytes);
   void expect_next();
-  /// Why the peer goes no further, if the message in `place` is a farewell; else empty.
-  static std::string farewell_in(const std::vector<std::byte>& place);
+  /// Why the peer goes no further, if the message in `place` is an end notice; else empty.
+  static std::string end_notice_in(const std::vector<std::byte>& place);
 
   Connections& connections_;
   std::vector<std::vector<std::byte>> outgoing_;
@@ -48,8 +48,8 @@ class Announcements {
   /// data is still in use.
   std::vector<std::vector<std::byte>> coming_;
   std::vector<Message> expected_;
-  std::vector<std::byte> farewell_;
-  std::vector<Message> farewells_;
+  std::vector<std::byte> end_notice_;
+  std::vector<Message> end_notices_;
 };
 
 } // namespace shardwise::transport::tcp

@@ -61,14 +61,14 @@ void Connections::wait(const Message& message) {
 // A peer that fails says why before it closes its connections: the rank at fault is not always the one that closed
 // first.
 void Connections::fail(const Message& message, const std::string& reason) {
-  if (last_words_ && !progress().late()) {
-    const auto words = last_words_(message.peer);
+  if (end_reason_ && !progress().late()) {
+    const auto words = end_reason_(message.peer);
     if (!words.empty()) progress().fail_with(message.peer, words);
   }
   progress().fail(message.peer, message.to_peer, reason);
 }
 
-bool Connections::has_come(const Message& message, std::chrono::milliseconds time) noexcept {
+bool Connections::has_arrived(const Message& message, std::chrono::milliseconds time) noexcept {
   try {
     return message.work && message.work->wait(time);
   } catch (const std::exception&) {

@@ -39,9 +39,9 @@ class Connections {
   Progress& progress() {
     return carrier_.progress();
   }
-  /// `last_words` returns what a peer said before it closed its connections; empty if it said nothing.
-  void on_closed(std::function<std::string(int peer)> last_words) {
-    last_words_ = std::move(last_words);
+  /// `end_reason` returns what a peer said before it closed its connections; empty if it said nothing.
+  void on_closed(std::function<std::string(int peer)> end_reason) {
+    end_reason_ = std::move(end_reason);
   }
 
   /// Neither raises; wait() does. The memory must live until then, or until the message is dropped.
@@ -51,7 +51,7 @@ class Connections {
   void wait(const std::vector<Message>& messages);
   /// Whether the message arrived (or was taken) within `time`. If not, the connection may be closed: no more waits
   /// after that.
-  static bool has_come(const Message& message, std::chrono::milliseconds time) noexcept;
+  static bool has_arrived(const Message& message, std::chrono::milliseconds time) noexcept;
 
   /// Bytes sent to `peer` so far, without announcements.
   uint64_t sent_to(int peer) const {
@@ -66,7 +66,7 @@ class Connections {
 
   Carrier& carrier_;
   std::vector<std::atomic<uint64_t>> sent_;
-  std::function<std::string(int)> last_words_;
+  std::function<std::string(int)> end_reason_;
 };
 
 } // namespace shardwise::transport::tcp

@@ -20,7 +20,7 @@ void TcpExchange::end() {
 }
 
 bool TcpExchange::leaves_all_reduce_to_gloo(size_t bytes, at::ScalarType dtype, c10d::ReduceOp::RedOpType op) const {
-  return is_as_good_over_gloo(bytes, world(), dtype, op);
+  return gloo_is_as_fast(bytes, world(), dtype, op);
 }
 
 template <typename Data>
@@ -147,15 +147,15 @@ void TcpExchange::all_reduce(const Call& call, std::byte* data) {
   const bool small = bytes <= kInline;
   begin(call, small ? bytes : 0, [&](int) { return data; });
   if (small) return add_up(data, announced(data), call.signature.elements, call.signature.dtype, call.is_mean());
-  if (is_sooner_whole(bytes, world())) return sum_whole(call, data);
-  if (goes_round(bytes, world(), ring_.hosts(), call.signature.dtype)) return ring_.all_reduce(call, data);
+  if (all_reduces_in_one_round(bytes, world())) return sum_whole(call, data);
+  if (uses_ring(bytes, world(), ring_.hosts(), call.signature.dtype)) return ring_.all_reduce(call, data);
 
-  const auto largest = Share::of(bytes, 0, world()).bytes;
+  const auto largest = SumRange::of(bytes, 0, world()).bytes;
   const auto piece = piece_bytes(largest);
   Parts parts;
   std::vector<std::byte*> places;
   for (int peer = 0; peer < world(); ++peer) {
-    const auto share = Share::of(bytes, peer, world());
+    const auto share = SumRange::of(bytes, peer, world());
     places.push_back(data + share.begin);
     parts.inputs.push_back(data + share.begin);
     parts.bytes.push_back(share.bytes);

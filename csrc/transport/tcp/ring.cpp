@@ -22,7 +22,7 @@ struct Piece {
 std::vector<Piece> pieces_from(const Call& call, int first_share, int world, size_t size) {
   std::vector<Piece> pieces;
   for (int round = 0; round + 1 < world; ++round) {
-    const auto share = Share::of(call.bytes(), (first_share - round + world) % world, world);
+    const auto share = SumRange::of(call.bytes(), (first_share - round + world) % world, world);
     for (size_t begin = 0; begin < share.bytes; begin += size) {
       pieces.push_back({share.begin + begin, std::min(size, share.bytes - begin), round + 2 == world});
     }
@@ -52,7 +52,7 @@ void Ring::all_reduce(const Call& call, std::byte* data) {
   const auto world = connections_.size();
   const auto next = rank_at(position_ + 1);
   const auto before = rank_at(position_ - 1);
-  const auto size = piece_bytes(Share::of(call.bytes(), 0, world).bytes);
+  const auto size = piece_bytes(SumRange::of(call.bytes(), 0, world).bytes);
   const auto item = c10::elementSize(call.signature.dtype);
   const auto coming = pieces_from(call, position_ - 1, world, size);
   const auto complete = pieces_from(call, position_, world, size);
@@ -71,7 +71,7 @@ void Ring::all_reduce(const Call& call, std::byte* data) {
     results.push_back(connections_.receive(before, data + piece.begin, piece.bytes, Phase::gather));
   }
   std::vector<Message> sent;
-  const auto own = Share::of(call.bytes(), position_, world);
+  const auto own = SumRange::of(call.bytes(), position_, world);
   for (size_t begin = 0; begin < own.bytes; begin += size) {
     const auto bytes = std::min(size, own.bytes - begin);
     sent.push_back(connections_.send(next, data + own.begin + begin, bytes, Phase::sum));

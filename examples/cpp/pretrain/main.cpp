@@ -132,7 +132,8 @@ void run(const Options& options) {
       ++step;
       const auto mean = mesh.mean(loss.item<double>());
       if (mesh.rank() == 0) {
-        log << "{\"step\": " << step << ", \"loss\": " << mean << ", \"norm\": " << double(norm) << "}" << std::endl;
+        log << "{\"step\": " << step << ", \"loss\": " << mean << ", \"norm\": " << norm.item<double>() << "}"
+            << std::endl;
       }
       if (step % options.every != 0 && step != options.steps) continue;
       const auto held_out_loss = evaluate(model, held_out, mesh);

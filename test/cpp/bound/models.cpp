@@ -4,7 +4,7 @@
 #include "ranks/fully_shard_models.h"
 #include "ranks/training_models.h"
 
-#include <shardwise/checkpoint.h>
+#include <shardwise/activation_checkpoint.h>
 #include <shardwise/mesh.h>
 
 #include <torch/csrc/utils/pybind.h>
@@ -31,7 +31,7 @@ struct ChainImpl : torch::nn::Module {
 struct AgainImpl : torch::nn::Module {
   explicit AgainImpl(int64_t width) : layers(register_module("layers", mlps(width, 2, /*linear_first=*/true))) {}
   torch::Tensor forward(const torch::Tensor& x) {
-    return shardwise::checkpoint([this](const torch::Tensor& inner) { return layers->forward(inner); }, x);
+    return shardwise::activation_checkpoint([this](const torch::Tensor& inner) { return layers->forward(inner); }, x);
   }
   torch::nn::Sequential layers;
 };

@@ -4,7 +4,7 @@
 #include "late_test.h"
 #include "ranks/hybrid_models.h"
 
-#include <shardwise/checkpoint.h>
+#include <shardwise/activation_checkpoint.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -40,7 +40,7 @@ TEST(LateEngine, ACheckpointDrawsAgainOnTheDeviceOfItsInputs) {
   // The current device is another one, as where a program never sets it.
   const c10::DeviceGuard guard(late_device(0));
   const auto x = torch::ones({200}, late_device(3)).requires_grad_();
-  const auto y = checkpoint([](const torch::Tensor& in) { return torch::dropout(in, 0.5, true) * 2; }, x);
+  const auto y = activation_checkpoint([](const torch::Tensor& in) { return torch::dropout(in, 0.5, true) * 2; }, x);
   y.sum().backward();
   expect_same(x.grad(), y.detach().cpu(), "the same elements were dropped");
   EXPECT_GT((y == 0).sum().item<int64_t>(), 0);

@@ -1,7 +1,7 @@
 #pragma once
 
 // Ranks that are late at random.
-#include "observe/fault_point.h"
+#include "observe/step_point.h"
 
 #include <atomic>
 #include <chrono>
@@ -12,14 +12,14 @@
 
 namespace shardwise::test {
 
-using observe::FaultPoint;
+using observe::StepPoint;
 
 /// While it lives, every rank is late at a point, or at all points, each time or not and by up to 2 ms: as chance will
 /// have it, and differently on every rank. One at a time.
 class Delays {
  public:
-  explicit Delays(std::optional<FaultPoint> only) {
-    observe::set_fault_point_hook([this, only](FaultPoint point) {
+  explicit Delays(std::optional<StepPoint> only) {
+    observe::set_step_point_hook([this, only](StepPoint point) {
       if (only && point != *only) return;
       ++passed_;
       thread_local std::minstd_rand random(++next_seed());
@@ -27,7 +27,7 @@ class Delays {
     });
   }
   ~Delays() {
-    observe::set_fault_point_hook({});
+    observe::set_step_point_hook({});
   }
   Delays(const Delays&) = delete;
   Delays& operator=(const Delays&) = delete;
@@ -47,8 +47,8 @@ class Delays {
 };
 
 /// Each point alone, then all.
-inline std::vector<std::optional<FaultPoint>> each_point_and_all(const std::vector<FaultPoint>& points) {
-  std::vector<std::optional<FaultPoint>> choices(points.begin(), points.end());
+inline std::vector<std::optional<StepPoint>> each_point_and_all(const std::vector<StepPoint>& points) {
+  std::vector<std::optional<StepPoint>> choices(points.begin(), points.end());
   choices.emplace_back();
   return choices;
 }

@@ -127,8 +127,8 @@ void tensor_parallelism() {
   shardwise::parallelize(
       model, mesh, "tp",
       {{"table", shardwise::vocabulary()},
-       {"layers.*.up", shardwise::columns()},
-       {"layers.*.down", shardwise::rows()}});
+       {"layers.*.up", shardwise::colwise()},
+       {"layers.*.down", shardwise::rowwise()}});
   shardwise::fully_shard(model, shardwise::FullyShardOptions().mesh(mesh.along({"dp"})));
   torch::optim::AdamW optimizer(model->parameters(), 1e-3);
   model->forward(torch::arange(6)).sum().backward();

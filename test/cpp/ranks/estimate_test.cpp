@@ -35,7 +35,7 @@ struct NetImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x) {
     auto y = first->forward(x);
     // By then all blocks have their gradients.
-    if (y.requires_grad()) y.register_hook([](const torch::Tensor&) { held_sums.let_all_go(); });
+    if (y.requires_grad()) y.register_hook([](const torch::Tensor&) { held_sums.release_all(); });
     for (const auto& block : *blocks) {
       y = call(*block->as<torch::nn::Sequential>(), y);
       pause_in_backward(y);
@@ -70,7 +70,7 @@ Measured measure(Rank& rank, Net& net, torch::optim::Optimizer& optimizer, int64
   for (int step = 0; step < 8; ++step) {
     const auto x = batch(step, rank.rank(), 190, 1);
     optimizer.zero_grad();
-    held_sums.hold_again(sums);
+    held_sums.set_most_held(sums);
     TensorMemory::forget_peak();
     auto loss = call(net, x).pow(2).mean();
     measured.forward = TensorMemory::peak() - before;
@@ -167,7 +167,7 @@ void check_sharded(
 
 void warm_up(Rank& rank) {
   TensorMemory::watch();
-  on_shared_memory(&TensorMemory::add);
+  set_shared_memory_listener(&TensorMemory::add);
   Net net;
   shard_net(net, sharded_on(rank));
   call(net, batch(0, 0, 190, 1)).sum().backward();

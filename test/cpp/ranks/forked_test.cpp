@@ -146,7 +146,7 @@ TEST(Forked, AChildHasWhatItsParentHadOrAnErrorAndChangesNothing) {
 TEST(Forked, AChildComputesWithNoPiecesAndRunsNoPipeline) {
   run_processes(2, [](Rank& rank) {
     auto pieces = stage_model(0);
-    parallelize(pieces, rank.mesh({{"tp", 2}}), "tp", {{"in_proj", columns()}, {"out_proj", rows()}});
+    parallelize(pieces, rank.mesh({{"tp", 2}}), "tp", {{"in_proj", colwise()}, {"out_proj", rowwise()}});
     Mlp stage{nullptr};
     Pipeline pipeline(
         rank.mesh({{"pp", 2}}), "pp", [&](int64_t number) { return PipelineStage(stage = stage_model(number)); },
@@ -174,7 +174,8 @@ TEST(Forked, ASaveUnderWayIsTheParents) {
     const auto begin = [&](saves::BackgroundSave& by, files::Disk& disk, const std::string& name) {
       auto given = saves::module_save(*model, nullptr, SaveOptions().mesh(rank.mesh()));
       by.begin(
-          given.ranks, saves::ranks_beside(rank.mesh()), disk, folder / name, given.pieces, std::move(given.about));
+          given.ranks, saves::ranks_on_save_groups(rank.mesh()), disk, folder / name, given.pieces,
+          std::move(given.about));
     };
     FaultyDisk counted(files::Disk::real());
     begin(*save, counted, "counted");

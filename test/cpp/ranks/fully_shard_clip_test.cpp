@@ -22,8 +22,8 @@ double norm_of(const std::vector<torch::Tensor>& parameters, double order) {
   return torch::cat(all).norm(order).item<double>();
 }
 
-void expect_near(double ours, double theirs, const std::string& what, double relative = 1e-5) {
-  ASSERT_NEAR(ours, theirs, relative * theirs) << what;
+void expect_near(const torch::Tensor& ours, double theirs, const std::string& what, double relative = 1e-5) {
+  ASSERT_NEAR(ours.item<double>(), theirs, relative * theirs) << what;
 }
 
 struct ListedImpl : torch::nn::Module {
@@ -157,9 +157,9 @@ TEST(FullyShardClip, MissingGradientsAndEmptyShards) {
       narrow_reference->zero_grad();
     }
     for (const double order : {2.0, kInfinity}) {
-      ASSERT_EQ(clip_grad_norm_(ours, 1, order), 0) << "no gradient anywhere";
+      ASSERT_EQ(clip_grad_norm_(ours, 1, order).item<double>(), 0) << "no gradient anywhere";
       if (rank.rank() == 2) narrow->parameters()[0].mutable_grad() = torch::ones_like(narrow->parameters()[0]);
-      ASSERT_EQ(clip_grad_norm_(narrow, 1, order), 0) << "rank 2 has no rows";
+      ASSERT_EQ(clip_grad_norm_(narrow, 1, order).item<double>(), 0) << "rank 2 has no rows";
     }
   });
 }
@@ -216,7 +216,7 @@ TEST(FullyShardClip, AllRanksGetOneNorm) {
     fully_shard(ours->second, sharded_on(rank));
     for (auto& parameter : ours->parameters()) parameter.mutable_grad() = torch::zeros_like(parameter);
     ours->list->parameters()[0].mutable_grad().fill_(rank.rank() + 1.0);
-    const auto norm = clip_grad_norm_(ours, 1);
+    const auto norm = clip_grad_norm_(ours, 1).item<double>();
     const std::lock_guard lock(mutex);
     norms.push_back(norm);
   });
@@ -255,8 +255,8 @@ TEST(FullyShardClip, MixedDtypes) {
     fully_shard(coarse, sharded_on(rank));
     for (auto& parameter : fine->parameters()) parameter.mutable_grad() = torch::full_like(parameter, 1 + 1e-12);
     for (auto& parameter : coarse->parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
-    ASSERT_NEAR(clip_grad_norm_(fine, 1e9), std::sqrt(12.0) * (1 + 1e-12), 1e-14);
-    ASSERT_NEAR(clip_grad_norm_(coarse, 1e9, 1), 8198, 1e-3);
+    ASSERT_NEAR(clip_grad_norm_(fine, 1e9).item<double>(), std::sqrt(12.0) * (1 + 1e-12), 1e-14);
+    ASSERT_NEAR(clip_grad_norm_(coarse, 1e9, 1).item<double>(), 8198, 1e-3);
   });
 }
 
@@ -276,7 +276,7 @@ TEST(FullyShardClip, NotFinite) {
             [&] { clip_grad_norm_(ours, 1, order, /*error_if_nonfinite=*/true); },
             {"total norm of order", "no gradient was changed", "error_if_nonfinite"});
         ASSERT_TRUE(torch::equal(ours->parameters()[0].grad(), before));
-        const auto norm = clip_grad_norm_(ours, 1, order);
+        const auto norm = clip_grad_norm_(ours, 1, order).item<double>();
         ASSERT_EQ(std::isnan(norm), std::isnan(bad));
         ASSERT_FALSE(std::isfinite(norm));
         // As torch does: nothing, or no number.
@@ -298,7 +298,7 @@ TEST(FullyShardClip, WhatCannotWork) {
     expect_error<ValueError>(
         [&] { clip_grad_norm_({ours->block(1)->up->weight}, 1); },
         {"full copy of 'blocks.1.up.weight'", "parameters()"});
-    ASSERT_EQ(clip_grad_norm_(std::vector<torch::Tensor>{}, 1), 0);
+    ASSERT_EQ(clip_grad_norm_(std::vector<torch::Tensor>{}, 1).item<double>(), 0);
     // Without units it is torch's.
     Stack plain, reference;
     stack_loss(plain, 0, 0).backward();

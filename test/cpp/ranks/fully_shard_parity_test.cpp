@@ -6,8 +6,8 @@
 namespace shardwise::test {
 namespace {
 
-const std::vector<FaultPoint> kPoints{
-    FaultPoint::unshard, FaultPoint::copy_out, FaultPoint::reduce, FaultPoint::reduced, FaultPoint::publish};
+const std::vector<StepPoint> kPoints{
+    StepPoint::unshard, StepPoint::copy_out, StepPoint::reduce, StepPoint::reduced, StepPoint::publish};
 
 Wrapping<torch::nn::Sequential> as_one_unit() {
   return {[](torch::nn::Sequential& model, Rank& rank) { fully_shard(model, sharded_on(rank)); }};
@@ -70,7 +70,7 @@ TEST(FullyShard1DTrainingCore, TrainParityMultiGroupCpuOffloadEager) {
         wrap_blocks(model, sharding(sharded_on(rank).cpu_offload(CpuOffload().pin_memory(pin))));
       }};
       wrapping.before = [](Transformer& model, int) { assert_on_the_host(*model); };
-      runs.run_late(expected, wrapping, {FaultPoint::copy_out});
+      runs.run_late(expected, wrapping, {StepPoint::copy_out});
     }
   }
 }

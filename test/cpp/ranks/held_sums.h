@@ -11,7 +11,8 @@
 
 namespace shardwise::test {
 
-/// Reduce-scatters that are carried out, in their order, once so many are under way together, or once all are let go.
+/// Reduce-scatters that are carried out, in their order, once so many are under way together, or once release_all() was
+/// called.
 class HeldSums {
  public:
   explicit HeldSums(size_t most) : most_(most) {}
@@ -20,22 +21,22 @@ class HeldSums {
     const std::lock_guard lock(state_->mutex);
     auto work = c10::make_intrusive<Work>(state_, output, input, group);
     state_->held.push_back(work.get());
-    if (state_->held.size() >= most_) state_->let_go();
+    if (state_->held.size() >= most_) state_->release_first();
     return work;
   }
   /// From now on none is held.
-  void let_all_go() {
+  void release_all() {
     const std::lock_guard lock(state_->mutex);
     held_at_the_end = state_->held.size();
-    while (!state_->held.empty()) state_->let_go();
+    while (!state_->held.empty()) state_->release_first();
     most_ = 1;
   }
-  void hold_again(size_t most) {
+  void set_most_held(size_t most) {
     const std::lock_guard lock(state_->mutex);
     most_ = most;
   }
 
-  /// When they were let go.
+  /// How many were held when release_all() was called.
   size_t held_at_the_end = 0;
 
  private:
@@ -44,7 +45,7 @@ class HeldSums {
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<Work*> held;
-    void let_go();
+    void release_first();
   };
 
   class Work : public c10d::Work {
@@ -88,7 +89,7 @@ class HeldSums {
   size_t most_;
 };
 
-inline void HeldSums::State::let_go() {
+inline void HeldSums::State::release_first() {
   held.front()->free_ = true;
   held.pop_front();
   changed.notify_all();

@@ -22,7 +22,7 @@ Program<torch::nn::Sequential> norm_and_mlps(int64_t width, bool checkpointed) {
             auto module = part;
             return module.forward(input);
           };
-          x = checkpointed ? checkpoint(run, x) : run(x);
+          x = checkpointed ? activation_checkpoint(run, x) : run(x);
         }
         return x.pow(2).mean();
       },
@@ -72,8 +72,8 @@ TEST(FullyShardHybrid, EveryGridAndLateRanks) {
     SCOPED_TRACE(grid.name());
     const Expected<torch::nn::Sequential> expected(program, grid.world());
     AlikeRuns runs;
-    std::vector<FaultPoint> points{FaultPoint::unshard, FaultPoint::reduce};
-    if (grid.copies > 1) points.push_back(FaultPoint::all_reduce);
+    std::vector<StepPoint> points{StepPoint::unshard, StepPoint::reduce};
+    if (grid.copies > 1) points.push_back(StepPoint::all_reduce);
     if (grid.world() < 8) runs.run_late(expected, on_grid(grid, true, false), points);
     runs.run(expected, on_grid(grid, true, false));
   }

@@ -1,10 +1,11 @@
 // Ranks that die, or come again over an old store: the others say so soon, and name the one that died.
+#include "comm/mesh/mesh_groups.h"
 #include "ranks/hybrid_models.h"
 
 #include "comm/collectives/collectives.h"
-#include "comm/meet/rendezvous.h"
-#include "comm/meet/second_group.h"
 #include "comm/mesh/process_group.h"
+#include "comm/rendezvous/rendezvous.h"
+#include "comm/rendezvous/second_group.h"
 #include "support/processes.h"
 #include "transport_groups.h"
 
@@ -87,7 +88,7 @@ class StuckStore : public c10d::PrefixStore {
 Mesh given_mesh(Rank& rank) {
   const auto spec = spec_of(rank, "given");
   const auto group = comm::make_process_group(spec);
-  comm::meet(spec);
+  comm::store_barrier(spec);
   return Mesh::from_process_groups({"world"}, {group}, at::kCPU);
 }
 
@@ -148,32 +149,32 @@ TEST(LostRanks, AFailureAlongAnotherAxisWhileAUnitMakesItsGroups) {
     const auto agreement = comm::Agreement::of(comm::axis_groups_of(mesh));
     kill(0ms);
     if (rank.rank() == 3) std::this_thread::sleep_for(60s);
-    mesh.sum_group("replicate");
-    mesh.sum_group("shard");
+    comm::MeshGroups::sum(mesh, "replicate");
+    comm::MeshGroups::sum(mesh, "shard");
   });
 }
 
-// Between the roll, after which all know each other's processes, and the connections, which it never makes.
+// Between the rendezvous, after which all know each other's processes, and the connections, which it never makes.
 TEST(LostRanks, ADeathWhileAGroupIsMade) {
   expect_named(3, {}, [](Rank& rank, const Kill& kill) {
     if (rank.rank() < 2) comm::make_transport(spec_of(rank, "a group"));
     // The last to be told who came.
-    comm::call_the_roll(spec_of(rank, "a group"), comm::Processes::card(2));
+    comm::rendezvous(spec_of(rank, "a group"), comm::Processes::identity(2));
     kill(0ms);
     std::this_thread::sleep_for(60s);
   });
 }
 
-// After all have come to make a group, and before the roll, where nobody has a connection to anybody.
+// After all have come to make a group, and before the rendezvous, where nobody has a connection to anybody.
 TEST(LostRanks, ADeathBetweenComingAndTheRoll) {
   expect_named(3, {}, [](Rank& rank, const Kill& kill) {
     const auto first = spec_of(rank, "first");
     const auto group = comm::make_process_group(first);
-    comm::meet(first);
+    comm::store_barrier(first);
     kill(1s);
     auto second = spec_of(rank, "second");
     if (rank.rank() == 2) second.store = c10::make_intrusive<StuckStore>("second", second.store);
-    comm::make_beside(*group, {}, second);
+    comm::make_second_group(*group, {}, second);
   });
 }
 

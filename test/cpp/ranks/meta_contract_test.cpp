@@ -155,7 +155,7 @@ TEST(MetaContract, TensorsWithADeviceOfTheirOwnStayThere) {
 TEST(MetaContract, NothingOfFullSizeIsAllocated) {
   run_processes(2, [](Rank& rank) {
     TensorMemory::watch();
-    on_shared_memory(&TensorMemory::add);
+    set_shared_memory_listener(&TensorMemory::add);
     const auto make = [] {
       return torch::nn::Sequential(
           torch::nn::Linear(256, 512), torch::nn::Tanh(), torch::nn::Linear(512, 512), torch::nn::Tanh(),

@@ -53,7 +53,7 @@ struct Twins {
     torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.02));
     const auto loss = call(model, tokens(number, rank)).pow(2).mean();
     loss.backward();
-    const auto norm = clip_grad_norm_(model, 0.5);
+    const auto norm = clip_grad_norm_(model, 0.5).item<double>();
     optimizer.step();
     return norm + loss.item<double>();
   }

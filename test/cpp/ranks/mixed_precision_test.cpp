@@ -234,7 +234,7 @@ TEST(FullyShardMixedPrecision, DirectCallsAreCastByOperation) {
         if (!checkpointed || cast) return direct_loss(model, step, r, cast);
         const auto tokens = torch::randint(0, 7, {5}, generator(77 * step + r));
         const auto run = [model, tokens](const torch::Tensor& x) mutable { return model->forward(tokens, x); };
-        return checkpoint(run, batch(step, r, 6)).to(torch::kFloat).pow(2).mean();
+        return activation_checkpoint(run, batch(step, r, 6)).to(torch::kFloat).pow(2).mean();
       };
       LowReference<Direct> reference([] { return Direct(); }, {});
       Direct ours;

@@ -123,7 +123,7 @@ TEST(Composability, 3dWithTpDpPp) {
       for (const auto computed : computed_with(each)) {
         const auto mesh = rank.mesh({{"dp", 2}, {"pp", 2}, {"tp", 2}});
         const auto wrap = [&](Mlp& model) {
-          parallelize(model, mesh, "tp", {{"in_proj", columns()}, {"out_proj", rows()}});
+          parallelize(model, mesh, "tp", {{"in_proj", colwise()}, {"out_proj", rowwise()}});
           const auto options = FullyShardOptions()
                                    .mesh(mesh.along({"dp"}))
                                    .reshard_after_forward(false)

@@ -6,7 +6,7 @@
 namespace shardwise::test {
 namespace {
 
-const std::vector<FaultPoint> kReplicatePoints{FaultPoint::reduce, FaultPoint::reduced, FaultPoint::publish};
+const std::vector<StepPoint> kReplicatePoints{StepPoint::reduce, StepPoint::reduced, StepPoint::publish};
 
 template <typename Model>
 Wrapping<Model> as_one_unit() {
@@ -135,7 +135,7 @@ TEST(Replicate1DTrainingCore, TrainParityMultiGroupCpuOffloadEager) {
           },
           whole,
           /*shards=*/0, [](Transformer& model, int) { assert_on_the_host(*model); }};
-      runs.run_late(expected, wrapping, {FaultPoint::reduce});
+      runs.run_late(expected, wrapping, {StepPoint::reduce});
     }
   }
 }

@@ -23,7 +23,7 @@ using Fault = FaultyDisk::Fault;
 /// Saves of a model over disks on which something happens.
 class OnDisk {
  public:
-  OnDisk(Stack& model, const Mesh& mesh) : model_(model), beside_(saves::ranks_beside(mesh)) {}
+  OnDisk(Stack& model, const Mesh& mesh) : model_(model), beside_(saves::ranks_on_save_groups(mesh)) {}
 
   void begin(FaultyDisk& disk, const std::string& path) {
     auto save = saves::module_save(*model_, nullptr, SaveOptions());

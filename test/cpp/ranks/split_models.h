@@ -92,16 +92,16 @@ TORCH_MODULE(SplitModel);
 inline SplitPlan split_plan(int64_t heads = 12) {
   return {
       {"table", vocabulary()},
-      {"head", columns().gather_output(true)},
-      {"blocks.*.attention.in", columns().segments(3).heads(heads)},
-      {"blocks.*.attention.out", rows().heads(heads)},
-      {"blocks.*.up", columns()},
-      {"blocks.*.down", rows()},
-      {"blocks.*.raw.up", columns().transposed(true)},
-      {"blocks.*.raw.up_bias", columns()},
-      {"blocks.*.raw.middle", columns().transposed(true)},
-      {"blocks.*.raw.gate", columns()},
-      {"blocks.*.raw.down", rows().transposed(true)}};
+      {"head", colwise().gather_output(true)},
+      {"blocks.*.attention.in", colwise().segments(3).heads(heads)},
+      {"blocks.*.attention.out", rowwise().heads(heads)},
+      {"blocks.*.up", colwise()},
+      {"blocks.*.down", rowwise()},
+      {"blocks.*.raw.up", colwise().transposed(true)},
+      {"blocks.*.raw.up_bias", colwise()},
+      {"blocks.*.raw.middle", colwise().transposed(true)},
+      {"blocks.*.raw.gate", colwise()},
+      {"blocks.*.raw.down", rowwise().transposed(true)}};
 }
 
 /// What `rank` of `ranks` has of a whole along `dim`, as torch.chunk cuts it.

@@ -40,8 +40,8 @@ TEST(SumsInFlight, AsManyAsAreAllowed) {
       auto both = pair(rank, ours, reference);
       for (int step = 0; step < 4; ++step) {
         if (step == 3) root.set_reduce_scatter_max_input_buffers(1);
-        sums.hold_again(kAll);
-        loss_of(ours, step, rank.rank(), [&] { sums.let_all_go(); }).backward();
+        sums.set_most_held(kAll);
+        loss_of(ours, step, rank.rank(), [&] { sums.release_all(); }).backward();
         reference_backward(rank, [&](int r) { return stack_loss(reference, step, r); });
         ASSERT_EQ(sums.held_at_the_end, step == 3 ? 1 : std::min<size_t>(most, 4)) << "there are four blocks";
         both.check("step " + std::to_string(step));

@@ -18,7 +18,7 @@ struct PartImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x) {
     auto y = x;
     for (int i = 0; i < times; ++i) {
-      const auto z = checkpoints ? checkpoint(run, y) : run(y);
+      const auto z = checkpoints ? activation_checkpoint(run, y) : run(y);
       y = adds ? y + z : z;
     }
     return y;
@@ -41,18 +41,18 @@ class RandomNet {
     model_->register_module("table", table_);
     const int way = random_.below(3);
     if (way == 0) plan_.emplace_back("table", vocabulary());
-    if (way == 1) plan_.emplace_back("table", columns().gather_output(true));
+    if (way == 1) plan_.emplace_back("table", colwise().gather_output(true));
     for (int i = random_.between(2, 5); i > 0; --i) add_part();
     tied_ = random_.chance(50);
     if (tied_ && way != 1) {
       head_ = TiedHead(table_->weight);
       model_->register_module("head", head_);
-      if (way == 0) plan_.emplace_back("head", columns().gather_output(true));
+      if (way == 0) plan_.emplace_back("head", colwise().gather_output(true));
     } else {
       tied_ = false;
       last_ = torch::nn::Linear(kWidth, kTokens);
       model_->register_module("last", last_);
-      plan_.emplace_back("last", columns().gather_output(true));
+      plan_.emplace_back("last", colwise().gather_output(true));
     }
     fill(*model_, static_cast<int>(seed % 1000));
     model_->to(torch::kDouble);
@@ -92,35 +92,35 @@ class RandomNet {
       case 0: {
         auto up = part->linear("up", kWidth, hidden, bias);
         auto down = part->linear("down", hidden, kWidth, bias);
-        divide("up", columns());
-        divide("down", rows());
+        divide("up", colwise());
+        divide("down", rowwise());
         part->run = [=](const torch::Tensor& x) mutable { return down(act(up(x))); };
         break;
       }
       case 1: {
         auto layer = part->linear("layer", kWidth, kWidth, bias);
-        divide("layer", columns().gather_output(true));
+        divide("layer", colwise().gather_output(true));
         part->run = [=](const torch::Tensor& x) mutable { return act(layer(x)); };
         break;
       }
       case 2: {
         auto layer = part->linear("layer", kWidth, kWidth, bias);
-        divide("layer", rows().split_input(true));
+        divide("layer", rowwise().split_input(true));
         part->run = [=](const torch::Tensor& x) mutable { return act(layer(x)); };
         break;
       }
       case 3: {
         const auto up = part->register_parameter("up", torch::randn({kWidth, hidden}));
         const auto down = part->register_parameter("down", torch::randn({hidden, kWidth}));
-        divide("up", columns().transposed(true));
-        divide("down", rows().transposed(true));
+        divide("up", colwise().transposed(true));
+        divide("down", rowwise().transposed(true));
         part->run = [=](const torch::Tensor& x) { return act(x.matmul(up)).matmul(down); };
         break;
       }
       case 4: {
         Heads heads = part->register_module("heads", Heads(kWidth, kWidth));
-        divide("heads.in", columns().segments(3).heads(kWidth));
-        divide("heads.out", rows().heads(kWidth));
+        divide("heads.in", colwise().segments(3).heads(kWidth));
+        divide("heads.out", rowwise().heads(kWidth));
         part->run = [=](const torch::Tensor& x) mutable { return heads(x); };
         break;
       }
@@ -135,10 +135,10 @@ class RandomNet {
         torch::nn::LayerNorm norm = part->register_module("norm", torch::nn::LayerNorm(std::vector<int64_t>{kWidth}));
         auto up = part->linear("up", kWidth, hidden, bias);
         auto down = part->linear("down", hidden, kWidth, bias);
-        divide("in", rows().split_input(true).sequence_dim(1));
+        divide("in", rowwise().split_input(true).sequence_dim(1));
         divide("norm", sequence());
-        divide("up", columns().sequence_dim(1));
-        divide("down", rows());
+        divide("up", colwise().sequence_dim(1));
+        divide("down", rowwise());
         part->run = [=](const torch::Tensor& x) mutable { return down(act(up(norm(in(x))))); };
       }
     }

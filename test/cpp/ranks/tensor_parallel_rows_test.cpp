@@ -19,7 +19,7 @@ struct SplitRow {
 torch::Tensor run_stack(torch::nn::Sequential& model, torch::Tensor x, bool checkpointed) {
   for (const auto& layer : *model) {
     const auto run = [&](const torch::Tensor& y) { return layer.ptr()->as<MlpImpl>()->forward(y); };
-    x = checkpointed ? checkpoint(run, x) : run(x);
+    x = checkpointed ? activation_checkpoint(run, x) : run(x);
   }
   return x;
 }
@@ -44,7 +44,7 @@ torch::Tensor local_part(const std::string& name, const torch::Tensor& whole, co
 void train_row(Rank& rank, const Mesh& mesh, int64_t width, int steps, const SplitRow& row) {
   auto ours = precise_stack(width);
   auto reference = precise_stack(width);
-  parallelize(ours, mesh, "tp", {{"*.in_proj", columns()}, {"*.out_proj", rows()}});
+  parallelize(ours, mesh, "tp", {{"*.in_proj", colwise()}, {"*.out_proj", rowwise()}});
   row.wrap(ours, mesh);
   auto mine = optimizer_of(ours);
   auto theirs = optimizer_of(reference);

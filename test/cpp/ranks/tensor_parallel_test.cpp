@@ -72,10 +72,10 @@ TEST(TensorParallel, ALayerNeedsAsManyCollectivesAsMegatron) {
     fill(*block);
     const auto layers = parallelize(
         block, rank.mesh({{"tp", 2}}), "tp",
-        {{"attention.in", columns().segments(3).heads(4)},
-         {"attention.out", rows().heads(4)},
-         {"up", columns()},
-         {"down", rows()}});
+        {{"attention.in", colwise().segments(3).heads(4)},
+         {"attention.out", rowwise().heads(4)},
+         {"up", colwise()},
+         {"down", rowwise()}});
     const auto count = [&](const torch::Tensor& x, bool backward) {
       const auto before = layers.counters();
       const auto y = block(x);
@@ -105,13 +105,13 @@ TEST(TensorParallel, TorchsAttentionAndEncoderLayer) {
       };
       auto ours = make();
       auto reference = make();
-      const auto whole = columns().gather_output(true);
+      const auto whole = colwise().gather_output(true);
       parallelize(
           ours, rank.mesh({{"tp", world}}), "tp",
           {{"self_attn", whole},
-           {"self_attn.out_proj", rows().split_input(true)},
-           {"linear1", columns()},
-           {"linear2", rows()}});
+           {"self_attn.out_proj", rowwise().split_input(true)},
+           {"linear1", colwise()},
+           {"linear2", rowwise()}});
       EXPECT_EQ(ours->self_attn->in_proj_weight.size(0), 3 * (rank.rank() < 12 / world ? 12 / world : 0));
       for (int step = 0; step < 3; ++step) {
         const auto x = torch::randn({4, 2, 12}, generator(step), torch::kDouble);
@@ -152,7 +152,7 @@ TEST(TensorParallel, ActivationsDividedAlongTheSequence) {
       };
       const auto layers = parallelize(
           ours, rank.mesh({{"tp", 2}}), "tp",
-          {{"norm", sequence()}, {"up", columns().sequence_dim(dim)}, {"down", rows().sequence_dim(dim)}});
+          {{"norm", sequence()}, {"up", colwise().sequence_dim(dim)}, {"down", rowwise().sequence_dim(dim)}});
       for (int step = 0; step < 3; ++step) {
         const auto whole = torch::randn({4, 6, 12}, generator(step), torch::kDouble).requires_grad_();
         const auto part = whole.detach().chunk(2, dim)[rank.rank()].clone().requires_grad_();
@@ -161,7 +161,7 @@ TEST(TensorParallel, ActivationsDividedAlongTheSequence) {
         const auto after = layers.counters();
         EXPECT_EQ(after.all_gathers - before.all_gathers, 2);
         EXPECT_EQ(after.reduce_scatters - before.reduce_scatters, 2);
-        EXPECT_EQ(after.all_reduces - before.all_reduces, 3); // The norm's two parameters, and the bias of rows.
+        EXPECT_EQ(after.all_reduces - before.all_reduces, 3); // The norm's two parameters, and the bias of rowwise().
         mlp(reference, whole).pow(2).sum().backward();
         ASSERT_TRUE(torch::allclose(part.grad(), whole.grad().chunk(2, dim)[rank.rank()], 1e-10, 1e-12));
         const auto expected = reference->named_parameters();
@@ -198,7 +198,7 @@ TEST(TensorParallel, AnyFormOfCall) {
     };
     auto ours = make();
     auto reference = make();
-    parallelize(ours, rank.mesh({{"tp", 2}}), "tp", {{"0", columns()}, {"2", rows()}});
+    parallelize(ours, rank.mesh({{"tp", 2}}), "tp", {{"0", colwise()}, {"2", rowwise()}});
     using Model = torch::nn::Sequential;
     using Form = std::function<torch::Tensor(Model&, const torch::Tensor&)>;
     const auto layer = [](Model& model, size_t i) { return model->ptr<torch::nn::LinearImpl>(i); };
@@ -244,8 +244,8 @@ TEST(TensorParallel, OutputsLieInMemoryAsThoseOfOneProcess) {
     torch::nn::Linear up(4, 7);
     torch::nn::Linear down(7, 5);
     parallelize(table, mesh, "tp", {{"", vocabulary().sequence_dim(1)}});
-    parallelize(up, mesh, "tp", {{"", columns().sequence_dim(1).gather_output(true)}});
-    parallelize(down, mesh, "tp", {{"", rows().sequence_dim(1).split_input(true)}});
+    parallelize(up, mesh, "tp", {{"", colwise().sequence_dim(1).gather_output(true)}});
+    parallelize(down, mesh, "tp", {{"", rowwise().sequence_dim(1).split_input(true)}});
     const auto part = table(torch::arange(24).remainder(10).view({4, 6}));
     const auto whole = up(part);
     const auto last = down(whole);
@@ -260,7 +260,7 @@ TEST(TensorParallel, WhatReadsAPieceAsIfItWereWholeIsAnError) {
   run_ranks(2, [](Rank& rank) {
     SplitBlock block(12, 8, 4);
     fill(*block);
-    parallelize(block, rank.mesh({{"tp", 2}}), "tp", {{"up", columns()}, {"down", rows()}, {"raw.up", columns()}});
+    parallelize(block, rank.mesh({{"tp", 2}}), "tp", {{"up", colwise()}, {"down", rowwise()}, {"raw.up", colwise()}});
     const auto x = torch::randn({2, 12});
     const auto& weight = block->up->weight;
     const auto refuses = [&](const std::function<void()>& act, const std::string& operation) {
@@ -300,7 +300,7 @@ TEST(TensorParallel, APieceStaysOneWhateverMemoryItGets) {
     reference = torch::nn::Sequential(torch::nn::Linear(6, 8), torch::nn::Linear(8, 6));
     fill(*ours);
     fill(*reference);
-    parallelize(ours, rank.mesh({{"tp", 2}}), "tp", {{"0", columns()}, {"1", rows()}});
+    parallelize(ours, rank.mesh({{"tp", 2}}), "tp", {{"0", colwise()}, {"1", rowwise()}});
     const auto x = torch::randn({3, 6}, generator(1), torch::kDouble);
     const auto check = [&](const std::string& what) {
       for (const bool with_gradients : {true, false}) {
@@ -334,15 +334,15 @@ TEST(TensorParallel, APlanThatDoesNotFitIsAnErrorOnAllRanks) {
       expect_error<ValueError>([&] { parallelize(model, mesh, "tp", plan); }, parts);
       EXPECT_EQ(model->table->weight.size(0), 10);
     };
-    refuses({{"blocks.*.upp", columns()}}, {"'blocks.*.upp'", "fits no module", "table.weight"});
-    refuses({{"blocks.0.attention.in", columns().segments(3).heads(3)}}, {"'blocks.0.attention.in.weight'", "3 heads"});
-    refuses({{"blocks.0.attention.in", columns().segments(5)}}, {"36 places", "5 segments"});
-    refuses({{"blocks.0.norm", columns()}}, {"'blocks.0.norm'", "LayerNorm", "columns()"});
-    refuses({{"table", rows()}}, {"'table'", "Embedding", "vocabulary()"});
-    refuses({{"table", vocabulary()}, {"head", rows()}}, {"'table.weight' and 'head.weight' are one parameter"});
-    refuses({{"blocks.0.raw.up_bias", rows()}}, {"'blocks.0.raw.up_bias'", "bias of rows"});
+    refuses({{"blocks.*.upp", colwise()}}, {"'blocks.*.upp'", "fits no module", "table.weight"});
+    refuses({{"blocks.0.attention.in", colwise().segments(3).heads(3)}}, {"'blocks.0.attention.in.weight'", "3 heads"});
+    refuses({{"blocks.0.attention.in", colwise().segments(5)}}, {"36 places", "5 segments"});
+    refuses({{"blocks.0.norm", colwise()}}, {"'blocks.0.norm'", "LayerNorm", "colwise()"});
+    refuses({{"table", rowwise()}}, {"'table'", "Embedding", "vocabulary()"});
+    refuses({{"table", vocabulary()}, {"head", rowwise()}}, {"'table.weight' and 'head.weight' are one parameter"});
+    refuses({{"blocks.0.raw.up_bias", rowwise()}}, {"'blocks.0.raw.up_bias'", "bias of rowwise()"});
     // A rank with another plan.
-    refuses({{rank.rank() == 0 ? "blocks.0.up" : "blocks.0.down", columns()}}, {"divide different parameters"});
+    refuses({{rank.rank() == 0 ? "blocks.0.up" : "blocks.0.down", colwise()}}, {"divide different parameters"});
     SplitModel model;
     expect_error<ValueError>([&] { parallelize(model, mesh, "dp", split_plan(12)); }, {"no axis 'dp'"});
     const auto view = model->table->weight.detach();
@@ -353,7 +353,7 @@ TEST(TensorParallel, APlanThatDoesNotFitIsAnErrorOnAllRanks) {
         {"'table.weight'", "view"});
     SplitModel other;
     parallelize(other, mesh, "tp", {{"table", vocabulary()}});
-    expect_error<ValueError>([&] { parallelize(other, mesh, "tp", {{"head", columns()}}); }, {"divided already"});
+    expect_error<ValueError>([&] { parallelize(other, mesh, "tp", {{"head", colwise()}}); }, {"divided already"});
     expect_error<Error>([&] { other->head(torch::randn({2, 12})); }, {"serves an embedding only"});
     expect_error<ValueError>(
         [&] {

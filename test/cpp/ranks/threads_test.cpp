@@ -2,7 +2,7 @@
 #include "ranks/sharded_models.h"
 #include "support/expect.h"
 
-#include "observe/fault_point.h"
+#include "observe/step_point.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
@@ -190,9 +190,9 @@ TEST(Threads, AGatherThatFailedServesNobody) {
   for (const bool is_kept : {false, true}) {
     std::mutex mutex;
     std::set<std::thread::id> failed;
-    observe::set_fault_point_hook([&](observe::FaultPoint point) {
+    observe::set_step_point_hook([&](observe::StepPoint point) {
       const std::lock_guard lock(mutex);
-      if (point == observe::FaultPoint::unshard && failed.insert(std::this_thread::get_id()).second) {
+      if (point == observe::StepPoint::unshard && failed.insert(std::this_thread::get_id()).second) {
         throw std::runtime_error("no memory");
       }
     });
@@ -203,7 +203,7 @@ TEST(Threads, AGatherThatFailedServesNobody) {
       EXPECT_ANY_THROW(ours->forward(x));
       EXPECT_TRUE(ours->forward(x).equal(reference->forward(x)));
     });
-    observe::set_fault_point_hook({});
+    observe::set_step_point_hook({});
   }
 }
 

@@ -14,11 +14,11 @@ TEST(Touch, ErrorsOfTheListenerReachTheCaller) {
   const auto refiller = Refiller::watch(linear->parameters());
   const auto x = torch::randn({7, 5}).requires_grad_();
   const auto code = [&](const auto& run) {
-    refiller->error = NoMemoryToday{42};
+    refiller->error = UserError{42};
     int caught = 0;
     try {
       run();
-    } catch (const NoMemoryToday& error) {
+    } catch (const UserError& error) {
       caught = error.code;
     }
     refiller->error.reset();

@@ -14,7 +14,7 @@ namespace shardwise::nn::test {
 using Tensors = std::vector<at::Tensor>;
 
 /// A user's error, to see that it comes through as it is.
-struct NoMemoryToday {
+struct UserError {
   int code;
 };
 
@@ -66,7 +66,7 @@ class Refiller : public TouchListener {
   }
 
   std::vector<std::string> touches;
-  std::optional<NoMemoryToday> error;
+  std::optional<UserError> error;
   bool refills = true;
   int refilled = 0;
   TouchRegistration registration;

@@ -263,7 +263,7 @@ class AlikeRuns {
   /// Ranks are late: at each of these points, and at all at once.
   template <typename Model>
   void run_late(
-      const Expected<Model>& expected, const Wrapping<Model>& wrapping, const std::vector<FaultPoint>& points) {
+      const Expected<Model>& expected, const Wrapping<Model>& wrapping, const std::vector<StepPoint>& points) {
     for (const auto& point : each_point_and_all(points)) {
       SCOPED_TRACE(
           point ? "late at point " + std::to_string(static_cast<int>(*point)) : std::string("late at all points"));

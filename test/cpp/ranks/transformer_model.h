@@ -29,7 +29,7 @@ enum class Checkpointing { none, around, inside };
 template <typename Function>
 torch::Tensor checkpoint_if(bool wanted, const Function& fn, const torch::Tensor& x) {
   // Ranks that are threads share the default generator; nothing here draws from it.
-  return wanted ? checkpoint(CheckpointOptions().preserve_rng_state(false), fn, x) : fn(x);
+  return wanted ? activation_checkpoint(ActivationCheckpointOptions().preserve_rng_state(false), fn, x) : fn(x);
 }
 
 struct TransformerBlockImpl : torch::nn::Module {

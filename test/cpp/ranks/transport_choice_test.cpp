@@ -1,4 +1,5 @@
 // Which transport the process groups of a mesh have.
+#include "comm/mesh/mesh_groups.h"
 #include "support/ranks.h"
 #include "support/variables.h"
 
@@ -21,7 +22,8 @@ void expect_transport(Rank& rank, const std::string& place, const MeshOptions& o
                           .world_size(4)
                           .device(torch::Device(torch::kCPU)));
   for (const auto& group :
-       {mesh.group("world"), mesh.gather_group("world"), mesh.sum_group("world"), mesh.neighbours("world", 2)}) {
+       {mesh.group("world"), comm::MeshGroups::gather(mesh, "world"), comm::MeshGroups::sum(mesh, "world"),
+        comm::MeshGroups::neighbours(mesh, "world", 2)}) {
     EXPECT_EQ(transport_of(group), name) << rank.name() << " " << place;
     std::vector<at::Tensor> tensors{torch::ones({40000})};
     group->allreduce(tensors)->wait();

@@ -37,8 +37,8 @@ inline bool& through_shared_memory() {
   void name()
 
 /// "shared memory" or "TCP".
-inline std::string way_of(const c10d::Backend& backend) {
-  return dynamic_cast<const transport::Backend&>(backend).way();
+inline std::string transport_name(const c10d::Backend& backend) {
+  return dynamic_cast<const transport::Backend&>(backend).transport_name();
 }
 
 /// The same values where the ranks can read them in place.

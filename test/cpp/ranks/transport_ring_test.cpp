@@ -55,7 +55,7 @@ TEST(TransportRing, SumsAndMeans) {
   for (const auto& hosts : kHosts) {
     run_ranks(static_cast<int>(hosts.size()), [&](Rank& rank) {
       const auto backend = backend_on(rank, hosts, "sums");
-      EXPECT_EQ(way_of(*backend), "TCP");
+      EXPECT_EQ(transport_name(*backend), "TCP");
       expect_sum(rank, *backend, 262144 + 5, torch::kFloat, Op::SUM);
       expect_sum(rank, *backend, by_form(300001, 1100003), torch::kFloat, Op::AVG);
       expect_sum(rank, *backend, 150001, torch::kDouble, Op::AVG);

@@ -1,5 +1,6 @@
 // Ranks that read each other's memory: when they do, what they do where a rank is killed or stopped, and that nothing
 // is left of it.
+#include "comm/mesh/mesh_groups.h"
 #include "support/expect.h"
 #include "support/processes.h"
 #include "support/ranks.h"
@@ -52,7 +53,7 @@ void expect_sum(Rank& rank, c10d::Backend& backend, const at::Tensor& tensor) {
 
 void expect_way(Rank& rank, const comm::GroupSpec& spec, const std::string& way) {
   const auto backend = comm::make_direct(spec);
-  EXPECT_EQ(way_of(*backend), way) << rank.name() << " " << spec.name;
+  EXPECT_EQ(transport_name(*backend), way) << rank.name() << " " << spec.name;
   expect_sum(rank, *backend, torch::empty({40000}));
 }
 
@@ -79,7 +80,9 @@ TEST(SameHost, TheOptionOfAMeshComesBeforeTheEnvironment) {
           MeshOptions().store(rank.store()).rank(rank.rank()).world_size(2).device(at::Device(at::kCPU));
       const Mesh mesh({{"world", 2}}, MeshOptions(options).shared_memory(wanted));
       EXPECT_NE(mesh.describe().find(wanted ? "shared memory)" : "TCP)"), std::string::npos) << mesh.describe();
-      EXPECT_EQ(way_of(*mesh.neighbours("world", 2)->getBackend(at::kCPU)), wanted ? "shared memory" : "TCP");
+      EXPECT_EQ(
+          transport_name(*comm::MeshGroups::neighbours(mesh, "world", 2)->getBackend(at::kCPU)),
+          wanted ? "shared memory" : "TCP");
     });
   }
 }
@@ -218,7 +221,7 @@ TEST(SameHost, TensorsStayWhenTheGroupsAreGone) {
 TEST(SameHost, WithoutAGroupMemoryIsOrdinary) {
   ASSERT_FALSE(Arena::in_use());
   std::atomic<int64_t> bytes = 0;
-  on_shared_memory([&](int64_t change) { bytes += change; });
+  set_shared_memory_listener([&](int64_t change) { bytes += change; });
   EXPECT_TRUE((transport::shared_zeros(1000, at::kFloat) == 0).all().item<bool>());
   EXPECT_EQ(bytes, 0);
   {
@@ -229,7 +232,7 @@ TEST(SameHost, WithoutAGroupMemoryIsOrdinary) {
     EXPECT_EQ(bytes, 4000);
   }
   EXPECT_EQ(bytes, 0);
-  on_shared_memory({});
+  set_shared_memory_listener({});
   EXPECT_FALSE(Arena::in_use());
 }
 

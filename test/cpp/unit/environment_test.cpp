@@ -1,4 +1,4 @@
-#include "comm/meet/environment.h"
+#include "comm/rendezvous/environment.h"
 #include "support/variables.h"
 
 #include <shardwise/error.h>

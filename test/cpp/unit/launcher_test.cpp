@@ -1,6 +1,6 @@
 // What launchers say, by their variables.
-#include "comm/meet/launcher.h"
-#include "comm/meet/environment.h"
+#include "comm/rendezvous/launcher.h"
+#include "comm/rendezvous/environment.h"
 #include "support/variables.h"
 
 #include <shardwise/error.h>

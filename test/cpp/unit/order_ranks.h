@@ -117,8 +117,8 @@ class OrderRank final : public engine::Performer {
       case Kind::start_sum:
         start_sum(unit);
         break;
-      case Kind::look_at_sum:
-        return look_at_sum(unit);
+      case Kind::poll_sum:
+        return poll_sum(unit);
       case Kind::finish_first_sum:
         open_sums_ = true;
         break;
@@ -167,7 +167,7 @@ class OrderRank final : public engine::Performer {
     sums.push_back(unit);
     if (gathers_in_backward()) stream.emplace_back("sum", unit);
   }
-  bool look_at_sum(UnitId unit) {
+  bool poll_sum(UnitId unit) {
     const bool is_there = std::find(in_flight_.begin(), in_flight_.end(), unit) != in_flight_.end();
     rule(is_there, "a sum under way is asked for", unit);
     for (const auto before : in_flight_) {

@@ -46,7 +46,7 @@ class Program {
       backward();
       if (dice_.once_in(10)) everyone([](OrderRank& rank) { rank.order.reset(rank); });
     }
-    everyone([](OrderRank& rank) { rank.order.settle(rank); });
+    everyone([](OrderRank& rank) { rank.order.finish_sums(rank); });
   }
 
   std::string broken() const {
@@ -227,7 +227,7 @@ class Program {
 
   // Ranks compare how far they came, and a difference is an error.
   void die() {
-    everyone([](OrderRank& rank) { rank.order.start_what_can(rank); });
+    everyone([](OrderRank& rank) { rank.order.start_ready_sums(rank); });
     const auto differs = [&](const OrderRank& rank) { return rank.order.started() != ranks_.front().order.started(); };
     is_told_ = std::any_of(ranks_.begin(), ranks_.end(), differs);
     everyone([](OrderRank& rank) { rank.order.forget_backward(rank); });

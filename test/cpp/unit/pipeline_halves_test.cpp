@@ -1,5 +1,5 @@
 // A backward in two halves, against one in a whole.
-#include "pipeline/halves.h"
+#include "pipeline/backward_halves.h"
 
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/torch.h>
@@ -98,11 +98,11 @@ TEST_CASE("Halves.GradientsAreThoseOfAWholeBackward") {
     Tensors gradients;
     for (const auto& output : outputs) gradients.push_back(torch::randn_like(output));
     torch::autograd::backward(whole, gradients);
-    Halves halves(std::move(outputs), gradients, /*repeats=*/seed % 10 == 0);
-    const auto found = halves.of_inputs(inputs);
+    BackwardHalves halves(std::move(outputs), gradients, /*repeats=*/seed % 10 == 0);
+    const auto found = halves.input_gradients(inputs);
     check_close(found, gradients_of(whole_inputs));
     for (const auto& parameter : parameters) REQUIRE(!parameter.grad().defined());
-    halves.of_parameters();
+    halves.accumulate_parameter_gradients();
     check_close(gradients_of(parameters), gradients_of(whole_parameters));
   }
 }
@@ -118,9 +118,9 @@ TEST_CASE("Halves.HooksRunOnce") {
     return gradient * 2;
   });
   const auto gradient = torch::randn({3, 4});
-  Halves halves({between.mm(w[1])}, {gradient}, false);
-  const auto found = halves.of_inputs({x});
-  halves.of_parameters();
+  BackwardHalves halves({between.mm(w[1])}, {gradient}, false);
+  const auto found = halves.input_gradients({x});
+  halves.accumulate_parameter_gradients();
   CHECK(calls == 1);
   const auto arrived = 2 * gradient.mm(w[1].detach().t());
   check_close(
@@ -145,9 +145,9 @@ TEST_CASE("Halves.AHookOnAnOperationsResultsIsHeard") {
   const auto y = x.mm(w);
   y.grad_fn()->add_post_hook(std::make_unique<Doubling>());
   const auto gradient = torch::randn({3, 4});
-  Halves halves({y}, {gradient}, false);
-  const auto found = halves.of_inputs({x});
-  halves.of_parameters();
+  BackwardHalves halves({y}, {gradient}, false);
+  const auto found = halves.input_gradients({x});
+  halves.accumulate_parameter_gradients();
   check_close({found[0], w.grad()}, {2 * gradient.mm(w.detach().t()), 2 * x.detach().t().mm(gradient)});
 }
 
@@ -158,12 +158,12 @@ TEST_CASE("Halves.WhatTheSecondDoesNotNeedIsFreedAfterTheFirst") {
   const c10::weak_intrusive_ptr<c10::StorageImpl> kept(
       c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(between.storage().unsafeGetStorageImpl()));
   // The last product's gradients lead to it.
-  Halves halves({(between * 3).mm(w[1])}, {torch::ones({3, 4})}, false);
+  BackwardHalves halves({(between * 3).mm(w[1])}, {torch::ones({3, 4})}, false);
   between.reset();
   CHECK(!kept.expired());
-  halves.of_inputs({x});
+  halves.input_gradients({x});
   CHECK(kept.expired());
-  halves.of_parameters();
+  halves.accumulate_parameter_gradients();
   for (const auto& each : w) CHECK(each.grad().defined());
 }
 

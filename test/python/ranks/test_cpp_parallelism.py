@@ -20,9 +20,9 @@ from shardwise import cpp
 
 PLAN = {
     "embedding": cpp.vocabulary(),
-    "blocks.*.up": cpp.columns(),
-    "blocks.*.down": cpp.rows(),
-    "head": cpp.columns(gather_output=True),
+    "blocks.*.up": cpp.colwise(),
+    "blocks.*.down": cpp.rowwise(),
+    "head": cpp.colwise(gather_output=True),
 }
 
 
@@ -106,7 +106,7 @@ def check_hooks(rank: int) -> None:
     parameters = dict(bound.named_parameters())
     parameters["up.weight"].register_hook(lambda gradient: seen.append("before"))
     parameters["norm.weight"].register_hook(lambda gradient: gradient * 2)
-    plan = {"norm": cpp.sequence(), "up": cpp.columns(sequence_dim=0), "down": cpp.rows(sequence_dim=0)}
+    plan = {"norm": cpp.sequence(), "up": cpp.colwise(sequence_dim=0), "down": cpp.rowwise(sequence_dim=0)}
     cpp.parallelize(bound, mesh, plan)
     parameters["up.weight"].register_hook(lambda gradient: seen.append("after"))
     parameters["norm.bias"].register_hook(lambda gradient: seen.append("bias"))
@@ -125,7 +125,7 @@ def check_misuse(rank: int) -> None:
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
     model = models().Stack(8, 2)
     with pytest.raises(ValueError, match=r"'heads\.\*'"):
-        cpp.parallelize(model, mesh["tp"], {"heads.*": cpp.columns()})
+        cpp.parallelize(model, mesh["tp"], {"heads.*": cpp.colwise()})
     with pytest.raises(ValueError, match=r"the axes dp, tp\. Pass one of them, such as mesh\['tp'\]"):
         cpp.parallelize(model, mesh, PLAN)
     with pytest.raises(TypeError, match="expected a C\\+\\+ module"):

@@ -35,7 +35,7 @@ def test_every_variable_of_shardwise_has_a_line() -> None:
 def test_every_other_variable_that_is_read_has_a_line() -> None:
     calls = r"""(?:getenv|variable|required|number_or|environ\.get)\(["']([A-Z_]+)["']"""
     read = {name for name in re.findall(calls, SOURCES) if not name.startswith(("SHARDWISE_", "CMAKE_"))}
-    launchers = (ROOT / "csrc/comm/meet/launcher.cpp").read_text()
+    launchers = (ROOT / "csrc/comm/rendezvous/launcher.cpp").read_text()
     read |= set(re.findall(r'"((?:OMPI|PMIX|PMI|MPI|SLURM)_[A-Z_]+)"', launchers))
     assert {"RANK", "GLOO_SOCKET_IFNAME", "CXX"} <= read
     assert set(table("Of launchers and others, read by shardwise")) == read

@@ -245,9 +245,9 @@ TEST_CASE("checkpoint steps: the newest complete one is found, and old ones go w
   CHECK(newest_step(disk, "runs")->path == "runs/step-100");
   // One that was being replaced counts, one that is being removed does not.
   some_values(1).save(disk, "runs/x");
-  disk.rename("runs/x", path_aside("runs/step-50", Aside::replaced, Owner::next()));
+  disk.rename("runs/x", temporary_path("runs/step-50", TemporaryKind::replaced, Owner::next()));
   some_values(1).save(disk, "runs/x");
-  disk.rename("runs/x", path_aside("runs/step-60", Aside::removing, Owner::next()));
+  disk.rename("runs/x", temporary_path("runs/step-60", TemporaryKind::removing, Owner::next()));
   CHECK(steps_of(disk, "runs") == std::vector<int64_t>{8, 9, 10, 50, 100});
   // Nobody's notes are lost.
   disk.create("runs/step-9/notes.txt");
@@ -307,7 +307,7 @@ TEST_CASE("checkpoint steps: a fault while old ones are removed leaves each of t
         if (seed >= 0) disk->lose_power(static_cast<uint64_t>(seed));
         REQUIRE(newest_step(*disk, "runs")->step == 3);
         for (const auto& name : disk->list("runs")) {
-          if (parse_name_aside(name)) continue;
+          if (parse_temporary_name(name)) continue;
           const auto step = static_cast<uint32_t>(name.back() - '0');
           REQUIRE(some_values(step).are_in(*disk, "runs/" + name));
         }

@@ -84,7 +84,7 @@ TEST_CASE("checkpoint disk: a process that is killed leaves a leftover that the 
   CHECK(some_values(1).are_in(disk, folder / "step"));
   // So does a merge, of one that died with an index too.
   const auto again = status_of_child([&] {
-    disk.make_folder(path_aside(folder / "merged", Aside::saving, Owner::next()));
+    disk.make_folder(temporary_path(folder / "merged", TemporaryKind::saving, Owner::next()));
     disk.create(leftovers(disk, folder.path()).at(0).path + "/model.safetensors.index.json");
     return 0;
   });

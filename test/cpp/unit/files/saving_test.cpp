@@ -79,7 +79,7 @@ void check_goes_on(MemoryDisk& disk) {
   some_values(2).save(disk, kPlace);
   REQUIRE(values_there(disk) == 2);
   for (const auto& name : disk.list("runs")) {
-    const bool known = name == "step-1" || parse_name_aside(name).has_value();
+    const bool known = name == "step-1" || parse_temporary_name(name).has_value();
     REQUIRE(known);
   }
 }
@@ -168,7 +168,7 @@ TEST_CASE("checkpoint saving: the one before goes only when the new one will sur
     const auto left = leftovers(*disk, "runs").at(0);
     auto dead = left.name.owner;
     dead.process = int64_t{1} << 40;
-    disk->rename(left.path, path_aside(kPlace, Aside::saving, dead));
+    disk->rename(left.path, temporary_path(kPlace, TemporaryKind::saving, dead));
     CHECK(remove_dead_leftovers(*disk, "runs").size() == 1);
     disk->lose_power(seed);
     CAPTURE(seed);
@@ -243,7 +243,7 @@ TEST_CASE("checkpoint saving: what is not of a checkpoint is not replaced") {
   disk.create("file");
   CHECK_THROWS_WITH(values.save(disk, "file"), Catch::Contains("file, which is a file. Name another place"));
   for (const auto* place : {"", ".", "..", "x/..", "/"}) CHECK_THROWS_AS(values.save(disk, place), ValueError);
-  CHECK_THROWS_AS(values.save(disk, path_aside("x", Aside::saving, Owner::next())), ValueError);
+  CHECK_THROWS_AS(values.save(disk, temporary_path("x", TemporaryKind::saving, Owner::next())), ValueError);
 
   // Put there while the save was under way.
   values.save(disk, "step");
@@ -297,14 +297,14 @@ TEST_CASE("checkpoint saving: only leftovers of processes that have surely ended
   auto earlier = living;
   earlier.began += 1;
   for (const auto& owner : {living, dead, elsewhere, earlier}) {
-    disk.make_folder(path_aside("runs/a", Aside::saving, owner));
-    disk.create(path_aside("runs/a", Aside::saving, owner) + "/shardwise.json.new");
-    disk.make_folder(path_aside("runs/a", Aside::removing, owner));
+    disk.make_folder(temporary_path("runs/a", TemporaryKind::saving, owner));
+    disk.create(temporary_path("runs/a", TemporaryKind::saving, owner) + "/shardwise.json.new");
+    disk.make_folder(temporary_path("runs/a", TemporaryKind::removing, owner));
   }
   // Replaced, and something new at its place; nothing; or something that is no checkpoint.
-  disk.rename("runs/old", path_aside("runs/a", Aside::replaced, dead));
-  disk.rename("runs/older", path_aside("runs/b", Aside::replaced, dead));
-  disk.rename("runs/c", path_aside("runs/c", Aside::replaced, dead));
+  disk.rename("runs/old", temporary_path("runs/a", TemporaryKind::replaced, dead));
+  disk.rename("runs/older", temporary_path("runs/b", TemporaryKind::replaced, dead));
+  disk.rename("runs/c", temporary_path("runs/c", TemporaryKind::replaced, dead));
   disk.make_folder("runs/c");
   disk.make_folder("runs/other.saving-1");
   CHECK(leftovers(disk, "runs").size() == 11);
@@ -316,11 +316,12 @@ TEST_CASE("checkpoint saving: only leftovers of processes that have surely ended
   std::vector<std::string> left;
   for (const auto& leftover : leftovers(disk, "runs")) left.push_back(leftover.path);
   CHECK(left.size() == 5);
-  for (const auto& owner : {living, elsewhere}) CHECK(disk.kind(path_aside("runs/a", Aside::saving, owner)));
+  for (const auto& owner : {living, elsewhere})
+    CHECK(disk.kind(temporary_path("runs/a", TemporaryKind::saving, owner)));
   CHECK(some_values(1).are_in(disk, "runs/a"));
   CHECK(some_values(2).are_in(disk, "runs/b"));
   CHECK(disk.kind("runs/b"));
-  CHECK(some_values(1).are_in(disk, path_aside("runs/c", Aside::replaced, dead)));
+  CHECK(some_values(1).are_in(disk, temporary_path("runs/c", TemporaryKind::replaced, dead)));
   CHECK(disk.kind("runs/other.saving-1"));
 }
 
@@ -328,7 +329,7 @@ TEST_CASE("checkpoint saving: a replaced checkpoint of two dead saves is not gue
   MemoryDisk disk;
   for (int i = 0; i < 2; ++i) {
     some_values(1).save(disk, "step");
-    disk.rename("step", path_aside("step", Aside::replaced, Owner::next()));
+    disk.rename("step", temporary_path("step", TemporaryKind::replaced, Owner::next()));
   }
   CHECK_THROWS_WITH(SavedFolder(disk, "step"), Catch::Contains("was being replaced more than once"));
 }
@@ -337,7 +338,7 @@ TEST_CASE("checkpoint saving: a replaced checkpoint that is not whole is none") 
   MemoryDisk disk;
   some_values(1).save(disk, "step");
   disk.remove_file("step/" + tensor_file_name(1, 1, 1));
-  disk.rename("step", path_aside("step", Aside::replaced, Owner::next()));
+  disk.rename("step", temporary_path("step", TemporaryKind::replaced, Owner::next()));
   CHECK_THROWS_WITH(SavedFolder(disk, "step"), Catch::Contains("there is no checkpoint step"));
 }
 
@@ -345,8 +346,8 @@ TEST_CASE("checkpoint saving: the name of a folder aside tells its owner") {
   const auto owner = Owner::next();
   CHECK(Owner::next().count == owner.count + 1);
   CHECK_FALSE(owner.has_ended());
-  const auto name = name_of(path_aside("a/step.saving-9/", Aside::replaced, owner));
-  const auto parsed = parse_name_aside(name);
+  const auto name = name_of(temporary_path("a/step.saving-9/", TemporaryKind::replaced, owner));
+  const auto parsed = parse_temporary_name(name);
   REQUIRE(parsed);
   CHECK(parsed->place == "step.saving-9");
   CHECK(parsed->owner == owner);
@@ -355,6 +356,6 @@ TEST_CASE("checkpoint saving: the name of a folder aside tells its owner") {
         "step.saving-0123456789abcdef-1-2-3-4", "step.saving-0123456789abcdef-1--2-3",
         ".saving-0123456789abcdef-1-2-3"}) {
     CAPTURE(text);
-    CHECK_FALSE(parse_name_aside(text));
+    CHECK_FALSE(parse_temporary_name(text));
   }
 }

@@ -1,4 +1,4 @@
-#include "comm/meet/launcher.h"
+#include "comm/rendezvous/launcher.h"
 
 #include "base/fingerprint.h"
 

@@ -15,13 +15,13 @@ namespace shardwise::comm {
 class SHARDWISE_API Processes {
  public:
   /// A line that describes this process, which is rank `rank`, to the others.
-  static std::string card(int64_t rank);
+  static std::string identity(int64_t rank);
 
   Processes() = default;
-  /// The processes that these cards describe.
-  explicit Processes(const std::vector<std::string>& cards);
+  /// The processes of these identities.
+  explicit Processes(const std::vector<std::string>& identities);
 
-  /// The positions, among the cards, of processes that have ended. Never blocks.
+  /// The positions, among the identities, of processes that have ended. Never blocks.
   std::vector<size_t> ended() const;
   /// For example: rank 2 died: its process 4711 on this host ended. Look for the error of rank 2
   std::string how_it_ended(size_t position) const;

@@ -1,4 +1,4 @@
-#include "comm/meet/processes.h"
+#include "comm/rendezvous/processes.h"
 
 #include "base/host.h"
 
@@ -23,15 +23,15 @@ namespace shardwise::comm {
 
 class Processes::Process {
  public:
-  explicit Process(const std::string& card) {
-    std::istringstream fields(card);
+  explicit Process(const std::string& identity) {
+    std::istringstream fields(identity);
     uint64_t start = 0;
     std::string host;
     fields >> rank >> number >> start >> std::ws;
     std::getline(fields, host);
     if (host != base::this_host() || number == getpid()) return;
     handle_ = static_cast<int>(syscall(SYS_pidfd_open, number, 0));
-    gone_ = handle_ < 0 ? errno == ESRCH : base::began(number) != start;
+    gone_ = handle_ < 0 ? errno == ESRCH : base::process_start_time(number) != start;
   }
   ~Process() {
     if (handle_ >= 0) close(handle_);
@@ -54,12 +54,12 @@ class Processes::Process {
   bool gone_ = false;
 };
 
-std::string Processes::card(int64_t rank) {
-  return c10::str(rank, " ", getpid(), " ", base::began(getpid()), " ", base::this_host());
+std::string Processes::identity(int64_t rank) {
+  return c10::str(rank, " ", getpid(), " ", base::process_start_time(getpid()), " ", base::this_host());
 }
 
-Processes::Processes(const std::vector<std::string>& cards) {
-  for (const auto& card : cards) all_.push_back(std::make_shared<Process>(card));
+Processes::Processes(const std::vector<std::string>& identities) {
+  for (const auto& identity : identities) all_.push_back(std::make_shared<Process>(identity));
 }
 
 std::vector<size_t> Processes::ended() const {

@@ -1,5 +1,5 @@
-// The second run of a checkpoint: under the modes of the first, and what is an error.
-#include "ranks/checkpoint_product.h"
+// The second run of an activation checkpoint: under the modes of the first, and what is an error.
+#include "ranks/activation_checkpoint_product.h"
 
 #include <ATen/autocast_mode.h>
 
@@ -14,9 +14,9 @@ TEST(Checkpoint, ErrorsOfTheFunctionComeThrough) {
     if (fails) throw std::runtime_error("today not");
     return y;
   };
-  EXPECT_EQ(text_of([&] { checkpoint(fn, torch::ones({2, 3})); }), "today not");
+  EXPECT_EQ(text_of([&] { activation_checkpoint(fn, torch::ones({2, 3})); }), "today not");
   fails = false;
-  const auto y = checkpoint(fn, torch::ones({2, 3})).sum();
+  const auto y = activation_checkpoint(fn, torch::ones({2, 3})).sum();
   fails = true;
   const auto before = at::detail::getDefaultCPUGenerator().get_state();
   EXPECT_NE(text_of([&] { y.backward({}, true); }).find("today not"), std::string::npos);
@@ -32,11 +32,12 @@ TEST(Checkpoint, ChangedInputsAreAnError) {
   for (const bool gradient : {true, false}) {
     auto x = leaf({2, 3}).sin();
     if (!gradient) x = x.detach();
-    const auto y = checkpoint(product, x).sum();
+    const auto y = activation_checkpoint(product, x).sum();
     x.add_(1);
     EXPECT_NE(text_of([&] { y.backward(); }).find("modified by an inplace operation"), std::string::npos);
   }
-  const auto inside = checkpoint([&](const Tensor& t) { return product(t.add_(1)); }, torch::ones({2, 3})).sum();
+  const auto inside =
+      activation_checkpoint([&](const Tensor& t) { return product(t.add_(1)); }, torch::ones({2, 3})).sum();
   EXPECT_NE(text_of([&] { inside.backward(); }).find("modified by an inplace operation"), std::string::npos);
 }
 
@@ -47,7 +48,7 @@ TEST(Checkpoint, AnotherSecondRunIsAnError) {
   int run = 0;
   const auto refused = [&](const std::function<Tensors(bool first)>& fn, const std::vector<std::string>& parts) {
     run = 0;
-    const auto y = checkpoint([&](const Tensor&) { return fn(run++ == 0); }, x)[0].sum();
+    const auto y = activation_checkpoint([&](const Tensor&) { return fn(run++ == 0); }, x)[0].sum();
     expect_error<Error>([&] { y.backward(); }, parts);
     EXPECT_FALSE(w.grad().defined() || v.grad().defined());
   };
@@ -70,7 +71,7 @@ TEST(Checkpoint, RunsAgainUnderTheModesOfForward) {
     at::autocast::set_autocast_enabled(at::kCPU, true);
     const auto fn = [&](const Tensor& t) { return layers->forward(t); };
     layers->forward(x); // fills the cache of casts
-    y = on ? checkpoint(fn, x) : fn(x);
+    y = on ? activation_checkpoint(fn, x) : fn(x);
     at::autocast::clear_cache();
     at::autocast::set_autocast_enabled(at::kCPU, false);
     EXPECT_EQ(y.scalar_type(), at::kBFloat16);
@@ -89,8 +90,9 @@ TEST(Checkpoint, RunsAgainUnderTheModesOfForward) {
 TEST(Checkpoint, RandomStateIsKeptUnlessToldOtherwise) {
   for (const bool keep : {true, false}) {
     const auto x = torch::ones({1000}).requires_grad_();
-    const auto y = checkpoint(
-        CheckpointOptions().preserve_rng_state(keep), [](const Tensor& t) { return torch::dropout(t, 0.5, true); }, x);
+    const auto y = activation_checkpoint(
+        ActivationCheckpointOptions().preserve_rng_state(keep),
+        [](const Tensor& t) { return torch::dropout(t, 0.5, true); }, x);
     y.sum().backward();
     EXPECT_EQ(torch::equal(x.grad(), y.detach()), keep);
   }
@@ -100,7 +102,7 @@ TEST(Checkpoint, T22BackwardInInferenceMode) {
   const Product product;
   const auto x = leaf({2, 3});
   const auto expected = torch::autograd::grad({product(x).sum()}, {product.w})[0];
-  const auto y = checkpoint(product, x).sum();
+  const auto y = activation_checkpoint(product, x).sum();
   {
     const c10::InferenceMode guard;
     y.backward({}, true);

@@ -19,6 +19,6 @@ struct SecondGroup {
 /// Makes the group of `spec` over a store that was used before. All ranks of `first` (whose numbers are `names`) call
 /// this, even if each `spec` has only some of them: a rank that died earlier is noticed by its connections, one that
 /// dies meanwhile by its process. Raises PeerError.
-SHARDWISE_API SecondGroup make_beside(c10d::ProcessGroup& first, Ranks names, GroupSpec spec);
+SHARDWISE_API SecondGroup make_second_group(c10d::ProcessGroup& first, Ranks names, GroupSpec spec);
 
 } // namespace shardwise::comm

@@ -1,4 +1,4 @@
-#include "comm/meet/rendezvous.h"
+#include "comm/rendezvous/rendezvous.h"
 
 #include <shardwise/error.h>
 
@@ -75,7 +75,7 @@ std::vector<std::string> split(const std::string& text, char by) {
 std::string answers_to(const GroupSpec& spec, const std::string& word, const std::string& text) {
   auto& store = *spec.store;
   store.set(word + "/here/0", new_word() + '\0' + text);
-  store.set("roll", word);
+  store.set("attempt", word);
   const auto keys = keys_of_all(spec, word + "/here/");
   if (!comes(spec.connect_timeout, [&] { return store.check(keys); })) {
     refuse(spec, missing(spec, word + "/here/") + " did not join", kThere);
@@ -94,8 +94,8 @@ std::string answers_to(const GroupSpec& spec, const std::string& word, const std
 
 } // namespace
 
-// The value of "roll" may be old. Only a call that repeats this rank's own word is certainly new.
-Roll call_the_roll(const GroupSpec& spec, const std::string& text) {
+// The value of "attempt" may be old. Only a call that repeats this rank's own word is certainly new.
+Rendezvous rendezvous(const GroupSpec& spec, const std::string& text) {
   auto& store = *spec.store;
   auto word = new_word();
   std::string all;
@@ -105,8 +105,8 @@ Roll call_the_roll(const GroupSpec& spec, const std::string& text) {
     const auto mine = word;
     std::string call;
     const auto is_called = [&] {
-      if (!store.check({"roll"})) return false;
-      if (auto now = store.get_to_str("roll"); now != call) {
+      if (!store.check({"attempt"})) return false;
+      if (auto now = store.get_to_str("attempt"); now != call) {
         call = std::move(now);
         store.set(c10::str(call, "/here/", spec.rank), mine + '\0' + text);
       }
@@ -124,7 +124,7 @@ Roll call_the_roll(const GroupSpec& spec, const std::string& text) {
   return {.store = c10::make_intrusive<c10d::PrefixStore>(word, spec.store), .texts = split(all, '\0')};
 }
 
-void meet(const GroupSpec& spec) {
+void store_barrier(const GroupSpec& spec) {
   if (spec.size == 1) return;
   const auto sign = [&](const std::string& list, bool wait) {
     spec.store->set(list + std::to_string(spec.rank), std::string("1"));

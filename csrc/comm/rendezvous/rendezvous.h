@@ -9,8 +9,8 @@
 
 namespace shardwise::comm {
 
-/// What call_the_roll() returns: a store to use from then on, and each rank's text, by position.
-struct Roll {
+/// What rendezvous() returns: a store to use from then on, and each rank's text, by position.
+struct Rendezvous {
   c10::intrusive_ptr<c10d::Store> store;
   std::vector<std::string> texts;
 };
@@ -20,11 +20,11 @@ struct Roll {
 /// an earlier attempt, perhaps with another number of nodes. So the first rank calls with a fresh random word, each
 /// other rank answers with one of its own, and a call that repeats a rank's word is known to be new. Texts must not
 /// contain zeros. Raises a PeerError that names the ranks that did not come.
-SHARDWISE_API Roll call_the_roll(const GroupSpec& spec, const std::string& text);
+SHARDWISE_API Rendezvous rendezvous(const GroupSpec& spec, const std::string& text);
 
-/// Returns when all ranks have called it, over a store from call_the_roll(). The first rank returns last, since it may
+/// Returns when all ranks have called it, over a store from rendezvous(). The first rank returns last, since it may
 /// serve the store. Without this, a rank that has its groups and ends, or closes them, would break connections that
 /// others are still making. Raises PeerError.
-SHARDWISE_API void meet(const GroupSpec& spec);
+SHARDWISE_API void store_barrier(const GroupSpec& spec);
 
 } // namespace shardwise::comm

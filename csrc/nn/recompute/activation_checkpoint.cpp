@@ -3,7 +3,7 @@
 #include "nn/recompute/inner_graph.h"
 #include "nn/recompute/thread_state.h"
 
-#include <shardwise/checkpoint.h>
+#include <shardwise/activation_checkpoint.h>
 #include <shardwise/error.h>
 
 #include <c10/core/GradMode.h>
@@ -21,12 +21,12 @@
 namespace shardwise::nn {
 namespace {
 
-using detail::CheckpointFunction;
+using detail::ActivationCheckpointFunction;
 using detail::Tensors;
 
-/// One run of a checkpoint's function, on aliases of the inputs at which its graph begins.
-struct CheckpointRun {
-  CheckpointRun(CheckpointFunction& fn, const Tensors& inputs);
+/// One run of an activation checkpoint's function, on aliases of the inputs at which its graph begins.
+struct ActivationCheckpointRun {
+  ActivationCheckpointRun(ActivationCheckpointFunction& fn, const Tensors& inputs);
 
   InnerGraph graph;
   Tensors aliases;
@@ -35,16 +35,17 @@ struct CheckpointRun {
 
 /// Stands for everything that the function put into the graph. Its edges lead to the inputs, and to where that part of
 /// the graph ended; in backward it runs the function again to have that part back.
-class CheckpointNode : public torch::autograd::Node {
+class ActivationCheckpointNode : public torch::autograd::Node {
  public:
   /// To be made before the first run: the second one starts from the autocast and random state of now.
-  CheckpointNode(std::shared_ptr<CheckpointFunction> fn, const CheckpointOptions& options);
+  ActivationCheckpointNode(
+      std::shared_ptr<ActivationCheckpointFunction> fn, const ActivationCheckpointOptions& options);
 
   /// Makes the first run, and keeps what the second one is compared with.
-  CheckpointRun run(const Tensors& inputs);
+  ActivationCheckpointRun run(const Tensors& inputs);
 
   std::string name() const override {
-    return "shardwise::Checkpoint";
+    return "shardwise::ActivationCheckpoint";
   }
   Tensors apply(Tensors&& gradients) override;
   void release_variables() override;
@@ -61,19 +62,19 @@ class CheckpointNode : public torch::autograd::Node {
     bool operator==(const Output&) const = default;
     std::string text() const;
   };
-  static std::vector<Output> outputs_of(const CheckpointRun& run);
+  static std::vector<Output> outputs_of(const ActivationCheckpointRun& run);
 
-  CheckpointRun run_again();
+  ActivationCheckpointRun run_again();
   Tensors gradients_of_inputs(Tensors gradients);
-  void compare(const CheckpointRun& run) const;
+  void compare(const ActivationCheckpointRun& run) const;
 
-  std::shared_ptr<CheckpointFunction> fn_;
+  std::shared_ptr<ActivationCheckpointFunction> fn_;
   AutocastState autocast_;
   const bool keeps_random_state_;
   std::optional<RandomState> random_;
   std::vector<torch::autograd::SavedVariable> inputs_;
-  /// Where the first run's part of the graph ended, apart from the inputs. next_edges() will not do: a checkpoint
-  /// around this one changes those when it cuts off its own part.
+  /// Where the first run's part of the graph ended, apart from the inputs. next_edges() will not do: an activation
+  /// checkpoint around this one changes those when it cuts off its own part.
   torch::autograd::edge_list ends_;
   std::vector<Output> outputs_;
 };
@@ -82,24 +83,25 @@ using torch::autograd::Edge;
 using torch::autograd::edge_list;
 using torch::autograd::impl::gradient_edge;
 
-CheckpointRun::CheckpointRun(CheckpointFunction& fn, const Tensors& inputs) {
+ActivationCheckpointRun::ActivationCheckpointRun(ActivationCheckpointFunction& fn, const Tensors& inputs) {
   for (const auto& input : inputs) {
     aliases.push_back(input.defined() ? input.detach().set_requires_grad(input.requires_grad()) : input);
   }
   outputs = fn(aliases);
 }
 
-CheckpointNode::CheckpointNode(std::shared_ptr<CheckpointFunction> fn, const CheckpointOptions& options)
+ActivationCheckpointNode::ActivationCheckpointNode(
+    std::shared_ptr<ActivationCheckpointFunction> fn, const ActivationCheckpointOptions& options)
     : fn_(std::move(fn)),
       autocast_(AutocastState::now().without_cache()),
       keeps_random_state_(options.preserve_rng_state()) {}
 
-CheckpointRun CheckpointNode::run(const Tensors& inputs) {
+ActivationCheckpointRun ActivationCheckpointNode::run(const Tensors& inputs) {
   if (keeps_random_state_) random_ = RandomState::now(inputs);
   // Saved before the run, so that a function that changes an input is noticed.
   for (const auto& input : inputs) inputs_.emplace_back(input, false);
   const StateGuard autocast(autocast_);
-  CheckpointRun run(*fn_, inputs);
+  ActivationCheckpointRun run(*fn_, inputs);
   outputs_ = outputs_of(run);
 
   edge_list edges;
@@ -118,20 +120,21 @@ CheckpointRun CheckpointNode::run(const Tensors& inputs) {
   return run;
 }
 
-void CheckpointNode::release_variables() {
+void ActivationCheckpointNode::release_variables() {
   const std::lock_guard lock(mutex_);
   fn_.reset();
   inputs_.clear();
 }
 
-CheckpointRun CheckpointNode::run_again() {
-  std::shared_ptr<CheckpointFunction> fn;
+ActivationCheckpointRun ActivationCheckpointNode::run_again() {
+  std::shared_ptr<ActivationCheckpointFunction> fn;
   Tensors inputs;
   {
     const std::lock_guard lock(mutex_);
     if (!fn_) {
       throw Error(
-          "shardwise: a second backward ran through a checkpoint after the first one had freed what it needs. Pass "
+          "shardwise: a second backward ran through an activation checkpoint after the first one had freed what it "
+          "needs. Pass "
           "retain_graph=true to every backward but the last.");
     }
     fn = fn_;
@@ -145,7 +148,7 @@ CheckpointRun CheckpointNode::run_again() {
   return {*fn, inputs};
 }
 
-std::vector<CheckpointNode::Output> CheckpointNode::outputs_of(const CheckpointRun& run) {
+std::vector<ActivationCheckpointNode::Output> ActivationCheckpointNode::outputs_of(const ActivationCheckpointRun& run) {
   std::vector<Output> outputs;
   for (const auto& output : run.outputs) {
     if (output.defined()) {
@@ -158,37 +161,38 @@ std::vector<CheckpointNode::Output> CheckpointNode::outputs_of(const CheckpointR
   return outputs;
 }
 
-std::string CheckpointNode::Output::text() const {
+std::string ActivationCheckpointNode::Output::text() const {
   if (!defined) return "undefined";
   return c10::str(
       dtype, " of sizes ", at::IntArrayRef(sizes), " on ", device, made ? " with" : " without", " a gradient");
 }
 
-void CheckpointNode::compare(const CheckpointRun& run) const {
+void ActivationCheckpointNode::compare(const ActivationCheckpointRun& run) const {
   constexpr auto* kRule = " The function must do the same both times: it may not depend on what has changed since.";
   const auto now = outputs_of(run);
   if (now.size() != outputs_.size()) {
     throw Error(c10::str(
-        "shardwise: the function of a checkpoint returned ", outputs_.size(), " outputs in forward, and ", now.size(),
-        " when it ran again in backward.", kRule));
+        "shardwise: the function of an activation checkpoint returned ", outputs_.size(), " outputs in forward, and ",
+        now.size(), " when it ran again in backward.", kRule));
   }
   for (size_t i = 0; i < now.size(); ++i) {
     if (now[i] == outputs_[i]) continue;
     throw Error(c10::str(
-        "shardwise: output ", i, " of the function of a checkpoint was ", outputs_[i].text(), " in forward, and ",
-        now[i].text(), " when it ran again in backward.", kRule));
+        "shardwise: output ", i, " of the function of an activation checkpoint was ", outputs_[i].text(),
+        " in forward, and ", now[i].text(), " when it ran again in backward.", kRule));
   }
 }
 
-Tensors CheckpointNode::apply(Tensors&& gradients) {
+Tensors ActivationCheckpointNode::apply(Tensors&& gradients) {
   return base::called_by_torch([&] { return gradients_of_inputs(std::move(gradients)); });
 }
 
-Tensors CheckpointNode::gradients_of_inputs(Tensors gradients) {
+Tensors ActivationCheckpointNode::gradients_of_inputs(Tensors gradients) {
   if (c10::GradMode::is_enabled()) {
     throw Error(
-        "shardwise: a checkpoint does not support gradients of gradients (backward with create_graph). Call its "
-        "function directly, without checkpoint(), there.");
+        "shardwise: an activation checkpoint does not support gradients of gradients (backward with create_graph). "
+        "Call its "
+        "function directly, without activation_checkpoint(), there.");
   }
   Tensors results(num_outputs());
   if (std::none_of(gradients.begin(), gradients.end(), [](const auto& gradient) { return gradient.defined(); })) {
@@ -202,11 +206,12 @@ Tensors CheckpointNode::gradients_of_inputs(Tensors gradients) {
   const auto inputs = ends.size();
   ends.insert(ends.end(), ends_.begin(), ends_.end());
   // If the graph were not cut, hooks of parameters would fire in here and once more outside, and gradients would run on
-  // into the graph before the checkpoint.
+  // into the graph before the activation checkpoint.
   const auto sinks = run.graph.cut(run.outputs, ends, inputs);
   if (!sinks) {
     throw Error(
-        "shardwise: the function of a checkpoint used other parameters, or other tensors that require a gradient, when "
+        "shardwise: the function of an activation checkpoint used other parameters, or other tensors that require a "
+        "gradient, when "
         "it ran again in backward than in forward, so some gradients would be lost. Do not freeze or replace "
         "parameters in between, and make the function do the same both times.");
   }
@@ -248,7 +253,7 @@ using torch::autograd::AccumulateGrad;
 /// Counts the tensors in each piece of memory, all of which a change in place of an output would change.
 class SharedMemory {
  public:
-  SharedMemory(const nn::CheckpointRun& run, const torch::autograd::edge_list& edges) {
+  SharedMemory(const nn::ActivationCheckpointRun& run, const torch::autograd::edge_list& edges) {
     for (const auto& alias : run.aliases) add(alias);
     for (const auto& output : run.outputs) add(output);
     for (const auto& edge : edges) {
@@ -268,12 +273,13 @@ class SharedMemory {
 };
 
 /// Whether the tensor is a view of one that the function captured.
-bool views_captured(const nn::CheckpointRun& run, const at::Tensor& output) {
+bool views_captured(const nn::ActivationCheckpointRun& run, const at::Tensor& output) {
   return output.is_view() && !run.graph.made(at::Tensor(output._base()));
 }
 
 /// The input that the function returned as it is, or null.
-const at::Tensor* returned_input(const nn::CheckpointRun& run, const Tensors& inputs, const at::Tensor& output) {
+const at::Tensor* returned_input(
+    const nn::ActivationCheckpointRun& run, const Tensors& inputs, const at::Tensor& output) {
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (output.defined() && output.is_same(run.aliases[i])) return &inputs[i];
   }
@@ -282,9 +288,11 @@ const at::Tensor* returned_input(const nn::CheckpointRun& run, const Tensors& in
 
 } // namespace
 
-Tensors checkpoint(const CheckpointOptions& options, CheckpointFunction fn, const Tensors& inputs) {
+Tensors activation_checkpoint(
+    const ActivationCheckpointOptions& options, ActivationCheckpointFunction fn, const Tensors& inputs) {
   if (!c10::GradMode::is_enabled() || c10::InferenceMode::is_enabled()) return fn(inputs);
-  const auto node = base::make_node<nn::CheckpointNode>(std::make_shared<CheckpointFunction>(std::move(fn)), options);
+  const auto node = base::make_node<nn::ActivationCheckpointNode>(
+      std::make_shared<ActivationCheckpointFunction>(std::move(fn)), options);
   const auto run = node->run(inputs);
 
   const SharedMemory memory(run, node->next_edges());

@@ -1,5 +1,5 @@
-// What checkpoint.h promises beside equal results: the ways to call it and to run backward.
-#include "ranks/checkpoint_product.h"
+// What activation_checkpoint.h promises beside equal results: the ways to call it and to run backward.
+#include "ranks/activation_checkpoint_product.h"
 
 namespace shardwise::test {
 namespace {
@@ -7,16 +7,20 @@ namespace {
 TEST(Checkpoint, TakesCallablesAndReturnsWhatTheyReturn) {
   const auto x = leaf({2, 3});
   torch::nn::Linear linear(3, 3);
-  EXPECT_TRUE(torch::equal(checkpoint(linear, x), linear->forward(x)));
-  const Tensors list = checkpoint([](const Tensor& a, const Tensor& b) { return Tensors{a + b, a * b}; }, x, x);
+  EXPECT_TRUE(torch::equal(activation_checkpoint(linear, x), linear->forward(x)));
+  const Tensors list = activation_checkpoint(
+      [](const Tensor& a, const Tensor& b) {
+        return Tensors{a + b, a * b};
+      },
+      x, x);
   EXPECT_TRUE(torch::equal(list.at(1), x * x));
-  const std::tuple<Tensor, std::tuple<Tensor, Tensor>> nested = checkpoint(
-      CheckpointOptions().preserve_rng_state(false),
+  const std::tuple<Tensor, std::tuple<Tensor, Tensor>> nested = activation_checkpoint(
+      ActivationCheckpointOptions().preserve_rng_state(false),
       [](const Tensor& a, const Tensor& none) { return std::tuple(a + 1, std::tuple(a + 2, none)); }, x, Tensor());
   EXPECT_TRUE(torch::equal(std::get<0>(std::get<1>(nested)), x + 2));
   EXPECT_FALSE(std::get<1>(std::get<1>(nested)).defined());
   const auto w = leaf({3});
-  const auto nothing_given = checkpoint([&] { return w * 2; });
+  const auto nothing_given = activation_checkpoint([&] { return w * 2; });
   nothing_given.sum().backward();
   EXPECT_TRUE(torch::equal(w.grad(), torch::full({3}, 2.0)));
 }
@@ -26,14 +30,14 @@ TEST(Checkpoint, WithoutGradModeIsAPlainCall) {
   const auto x = leaf({2, 3});
   {
     const torch::NoGradGuard guard;
-    EXPECT_FALSE(checkpoint(product, x).requires_grad());
+    EXPECT_FALSE(activation_checkpoint(product, x).requires_grad());
   }
   {
     const c10::InferenceMode guard;
-    EXPECT_TRUE(checkpoint(product, x).is_inference());
+    EXPECT_TRUE(activation_checkpoint(product, x).is_inference());
   }
   EXPECT_EQ(*product.runs, 2);
-  const auto constant = checkpoint([](const Tensor& t) { return t + 1; }, x.detach());
+  const auto constant = activation_checkpoint([](const Tensor& t) { return t + 1; }, x.detach());
   EXPECT_FALSE(constant.requires_grad());
 }
 
@@ -45,7 +49,8 @@ TEST(Checkpoint, T11HooksOfLeavesFireOnce) {
     return gradient * 2;
   });
   const auto x = leaf({2, 3});
-  auto y = checkpoint([=](const Tensor& t) { return checkpoint(product, checkpoint(product, t)); }, x);
+  auto y = activation_checkpoint(
+      [=](const Tensor& t) { return activation_checkpoint(product, activation_checkpoint(product, t)); }, x);
   y.sum().backward();
   EXPECT_EQ(hooks, 1);
   const auto plain = product(product(x)).sum();
@@ -60,7 +65,7 @@ TEST(Checkpoint, CapturedTensorsGetTheirGradient) {
     int hooks = 0;
     before.register_hook([&](const Tensor&) { ++hooks; });
     const auto fn = [=](const Tensor& t) { return product(t) * before; };
-    const auto loss = (on ? checkpoint(fn, x) : fn(x)).pow(2).sum();
+    const auto loss = (on ? activation_checkpoint(fn, x) : fn(x)).pow(2).sum();
     const auto gradients = torch::autograd::grad({loss}, {x, product.w});
     EXPECT_EQ(hooks, 1);
     return gradients;
@@ -76,7 +81,7 @@ TEST(Checkpoint, EveryWayOfBackward) {
   const auto x = leaf({2, 3});
   const auto expected = torch::autograd::grad({product(x).sum()}, {x, product.w});
   *product.runs = 0;
-  const auto y = checkpoint(product, x).sum();
+  const auto y = activation_checkpoint(product, x).sum();
   const auto only_x = torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true);
   EXPECT_TRUE(torch::equal(only_x[0], expected[0]));
   EXPECT_FALSE(product.w.grad().defined());
@@ -88,7 +93,7 @@ TEST(Checkpoint, EveryWayOfBackward) {
   EXPECT_EQ(*product.runs, 4) << "forward and three backwards";
   EXPECT_EQ(product.runs.use_count(), 1) << "the copy of the function is gone";
   EXPECT_NE(text_of([&] { y.backward(); }).find("retain_graph"), std::string::npos);
-  const auto again = checkpoint(product, x).sum();
+  const auto again = activation_checkpoint(product, x).sum();
   expect_error<Error>([&] { torch::autograd::grad({again}, {x}, {}, true, true); }, {"gradients of gradients"});
 }
 
@@ -99,7 +104,7 @@ TEST(Checkpoint, OutputsMayBeUnusedOrWithoutGradient) {
     const auto y = product(t);
     return std::tuple(y, y > 0, y.sin(), Tensor(), y.detach());
   };
-  const auto [y, mask, sine, undefined, detached] = checkpoint(fn, x);
+  const auto [y, mask, sine, undefined, detached] = activation_checkpoint(fn, x);
   EXPECT_FALSE(mask.requires_grad());
   EXPECT_FALSE(undefined.defined());
   EXPECT_FALSE(detached.requires_grad());
@@ -117,7 +122,7 @@ TEST(Checkpoint, OutputsMayBeChangedInPlace) {
       const auto y = product(t);
       return std::tuple(y, y.view(-1), t.view(-1), product.w.view(-1));
     };
-    auto [y, flat, view, w] = on ? checkpoint(fn, x) : fn(x);
+    auto [y, flat, view, w] = on ? activation_checkpoint(fn, x) : fn(x);
     if (on) {
       flat.mul_(3);
       view.add_(1);
@@ -141,7 +146,7 @@ TEST(Checkpoint, WhatIsReturnedAsItIsStaysItself) {
   const auto w = leaf({3});
   const auto before = x * 2;
   const auto [same, parameter, captured, made] =
-      checkpoint([=](const Tensor& t) { return std::tuple(t, w, before, t * w); }, x);
+      activation_checkpoint([=](const Tensor& t) { return std::tuple(t, w, before, t * w); }, x);
   EXPECT_TRUE(same.is_same(x));
   EXPECT_TRUE(parameter.is_same(w));
   EXPECT_TRUE(captured.is_same(before));
@@ -153,7 +158,7 @@ TEST(Checkpoint, WhatIsReturnedAsItIsStaysItself) {
 TEST(Checkpoint, HoldsNothingOnceTheGraphIsGone) {
   const Product product;
   {
-    const auto y = checkpoint(product, checkpoint(product, leaf({2, 3})));
+    const auto y = activation_checkpoint(product, activation_checkpoint(product, leaf({2, 3})));
     EXPECT_EQ(product.runs.use_count(), 3);
   }
   EXPECT_EQ(product.runs.use_count(), 1);

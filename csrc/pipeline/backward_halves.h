@@ -14,21 +14,21 @@ namespace shardwise::pipeline {
 /// A backward in two halves: the first computes the gradients of inputs, which may travel on at once, the second those
 /// of everything else. Each operation computes its share of each half once: the second half begins at the operations
 /// where gradients branch off, with the gradients that arrived there in the first one. Hooks run once, too.
-class SHARDWISE_API Halves {
+class SHARDWISE_API BackwardHalves {
  public:
   using Tensors = std::vector<at::Tensor>;
 
   /// For the gradients of these outputs. `repeats`: the second half runs through the whole graph once more, as where
   /// parameters are gathered anew for it.
-  Halves(Tensors outputs, Tensors gradients, bool repeats)
+  BackwardHalves(Tensors outputs, Tensors gradients, bool repeats)
       : outputs_(std::move(outputs)),
         gradients_(std::move(gradients)),
         repeats_(repeats) {}
 
   /// The gradients of these leaves; undefined for those that there is no way to.
-  Tensors of_inputs(const Tensors& inputs);
+  Tensors input_gradients(const Tensors& inputs);
   /// Accumulates those of all other leaves. All of it, if the first half was left out.
-  void of_parameters();
+  void accumulate_parameter_gradients();
 
  private:
   using Node = base::NodePointer<torch::autograd::Node>;
@@ -39,8 +39,8 @@ class SHARDWISE_API Halves {
     torch::autograd::edge_list elsewhere;
   };
   class Paths;
-  class Keeping;
-  class Again;
+  class CaptureAtForks;
+  class RerunFork;
 
   /// What a whole backward begins with, until the first half has left something to go on from.
   Tensors outputs_;

@@ -1,11 +1,11 @@
-#include "comm/meet/second_group.h"
+#include "comm/rendezvous/second_group.h"
 
 #include "base/caller_lock.h"
 #include "base/on_host.h"
 #include "base/reason.h"
-#include "comm/meet/patience.h"
-#include "comm/meet/rendezvous.h"
 #include "comm/mesh/device_backend.h"
+#include "comm/rendezvous/call_with_timeout.h"
+#include "comm/rendezvous/rendezvous.h"
 #include "transport/transport.h"
 
 #include <shardwise/error.h>
@@ -28,7 +28,7 @@ using NameOf = std::function<int64_t(int)>;
 
 /// A tag that no program uses.
 constexpr int kHello = 0x7f000000;
-/// The bytes of a message; a card is shorter.
+/// The bytes of a message; an identity is shorter.
 constexpr int64_t kMessage = 256;
 
 at::Tensor message_of(const std::string& text) {
@@ -42,11 +42,11 @@ std::string text_of(const at::Tensor& message) {
   return {bytes, std::find(bytes, bytes + message.numel(), 0)};
 }
 
-/// Every rank sends every other one its card, so that each finds out for itself whose connection is closed. It hears
-/// all others before it raises an error: a rank that leaves has then sent its own message, and does not count as the
-/// one that is missing. Returns the cards of all.
-std::vector<std::string> greet(
-    c10d::Backend& gloo, const std::string& card, const NameOf& name_of, std::chrono::milliseconds timeout) {
+/// Every rank sends every other one its identity, so that each finds out for itself whose connection is closed. It
+/// hears all others before it raises an error: a rank that leaves has then sent its own message, and does not count as
+/// the one that is missing. Returns the identities of all.
+std::vector<std::string> exchange_over_gloo(
+    c10d::Backend& gloo, const std::string& identity, const NameOf& name_of, std::chrono::milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
   std::map<int, std::string> missing;
   const auto reach = [&](int peer, const std::function<void()>& call) {
@@ -57,11 +57,11 @@ std::vector<std::string> greet(
       missing.emplace(peer, base::reason(error));
     }
   };
-  std::vector<at::Tensor> mine{message_of(card)};
+  std::vector<at::Tensor> mine{message_of(identity)};
   std::vector<std::vector<at::Tensor>> theirs(gloo.getSize());
   std::vector<std::vector<WorkPtr>> works(gloo.getSize());
   for (int peer = 0; peer < gloo.getSize(); ++peer) {
-    theirs[peer] = {message_of(card)};
+    theirs[peer] = {message_of(identity)};
     reach(peer, [&] {
       works[peer].push_back(gloo.recv(theirs[peer], peer, kHello));
       works[peer].push_back(gloo.send(mine, peer, kHello));
@@ -75,50 +75,50 @@ std::vector<std::string> greet(
       }
     });
   }
-  std::vector<std::string> cards;
-  for (const auto& message : theirs) cards.push_back(text_of(message.front()));
-  if (missing.empty()) return cards;
+  std::vector<std::string> identities;
+  for (const auto& message : theirs) identities.push_back(text_of(message.front()));
+  if (missing.empty()) return identities;
   std::vector<std::string> names;
   for (const auto& [peer, reason] : missing) names.push_back(c10::str("rank ", name_of(peer)));
   throw std::runtime_error(c10::str(
       c10::Join(", ", names), missing.size() == 1 ? " does" : " do", " not answer: ", missing.begin()->second));
 }
 
-std::vector<std::string> gather_cards(
-    c10d::Backend& transport, const std::string& card, std::chrono::milliseconds timeout) {
+std::vector<std::string> gather_identities(
+    c10d::Backend& transport, const std::string& identity, std::chrono::milliseconds timeout) {
   auto all = at::zeros({transport.getSize(), kMessage}, base::on_host(at::kByte));
-  auto mine = message_of(card);
+  auto mine = message_of(identity);
   c10d::AllgatherOptions options;
   options.timeout = timeout;
   transport._allgather_base(all, mine, options)->wait();
-  std::vector<std::string> cards;
-  for (const auto& message : all.unbind()) cards.push_back(text_of(message));
-  return cards;
+  std::vector<std::string> identities;
+  for (const auto& message : all.unbind()) identities.push_back(text_of(message));
+  return identities;
 }
 
-/// Returns the cards of all ranks of a group when all have come here; nothing if its back end cannot tell.
-std::vector<std::string> exchange_cards(
+/// Returns the identities of all ranks of a group when all have come here; nothing if its back end cannot tell.
+std::vector<std::string> exchange_identities(
     c10d::ProcessGroup& group, const NameOf& name_of, std::chrono::milliseconds timeout) {
   const auto backend = backend_of(group, c10::kCPU);
   if (!backend) return {};
-  const auto card = Processes::card(name_of(group.getRank()));
-  if (!transport::way_of(*backend).empty()) return gather_cards(*backend, card, timeout);
-  if (backend->getBackendName() == "gloo") return greet(*backend, card, name_of, timeout);
+  const auto identity = Processes::identity(name_of(group.getRank()));
+  if (!transport::transport_name(*backend).empty()) return gather_identities(*backend, identity, timeout);
+  if (backend->getBackendName() == "gloo") return exchange_over_gloo(*backend, identity, name_of, timeout);
   return {};
 }
 
-/// The processes of those ranks that make the group of `spec`, from the cards of all.
-Processes members(const GroupSpec& spec, const Ranks& names, const std::vector<std::string>& cards) {
+/// The processes of those ranks that make the group of `spec`, from the identities of all.
+Processes members(const GroupSpec& spec, const Ranks& names, const std::vector<std::string>& identities) {
   std::map<int64_t, std::string> by_rank;
-  for (size_t position = 0; position < cards.size(); ++position) by_rank[names[position]] = cards[position];
+  for (size_t position = 0; position < identities.size(); ++position) by_rank[names[position]] = identities[position];
   std::vector<std::string> chosen;
-  for (int position = 0; !cards.empty() && position < spec.size; ++position) {
+  for (int position = 0; !identities.empty() && position < spec.size; ++position) {
     chosen.push_back(by_rank.at(spec.name_of(position)));
   }
   return Processes(chosen);
 }
 
-/// Before meet() none of them ends in order.
+/// Before store_barrier() none of them ends in order.
 void refuse_dead(const GroupSpec& spec, const Processes& processes) {
   const auto ended = processes.ended();
   if (ended.empty()) return;
@@ -129,28 +129,29 @@ void refuse_dead(const GroupSpec& spec, const Processes& processes) {
 
 } // namespace
 
-SecondGroup make_beside(c10d::ProcessGroup& first, Ranks names, GroupSpec spec) {
+SecondGroup make_second_group(c10d::ProcessGroup& first, Ranks names, GroupSpec spec) {
   const base::WithoutCallerLock unlocked;
   if (!spec.device.is_cpu()) spec.device_backend = backend_of(first, spec.device.type());
   try {
     // Owns a reference, because the waiting thread may be left behind.
     const auto group_before = c10::intrusive_ptr<c10d::ProcessGroup>::reclaim_copy(&first);
-    const auto cards = patiently(spec.connect_timeout, spec.look, [group_before, names, limit = spec.connect_timeout] {
-      return exchange_cards(
-          *group_before, [names](int position) { return names[position]; }, limit);
-    });
-    const auto processes = members(spec, names, cards);
+    const auto identities =
+        call_with_timeout(spec.connect_timeout, spec.look, [group_before, names, limit = spec.connect_timeout] {
+          return exchange_identities(
+              *group_before, [names](int position) { return names[position]; }, limit);
+        });
+    const auto processes = members(spec, names, identities);
     const auto look = [&] {
       if (spec.look) spec.look();
       refuse_dead(spec, processes);
     };
-    auto roll = patiently(
-        spec.connect_timeout, look, [spec] { return call_the_roll(spec, Processes::card(spec.name_of(spec.rank))); });
-    spec.store = std::move(roll.store);
-    spec.processes = Processes(roll.texts);
+    auto joined = call_with_timeout(
+        spec.connect_timeout, look, [spec] { return rendezvous(spec, Processes::identity(spec.name_of(spec.rank))); });
+    spec.store = std::move(joined.store);
+    spec.processes = Processes(joined.texts);
     auto group = make_process_group(spec);
-    patiently(spec.connect_timeout, spec.look, [spec] {
-      meet(spec);
+    call_with_timeout(spec.connect_timeout, spec.look, [spec] {
+      store_barrier(spec);
       return true;
     });
     return {.group = std::move(group), .processes = std::move(spec.processes)};

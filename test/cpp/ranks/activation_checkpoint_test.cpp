@@ -56,7 +56,7 @@ void expect_trains_alike(const std::shared_ptr<Model>& model, const Tensor& x, c
 }
 
 Tensor maybe(bool checkpointed, const std::function<Tensor(const Tensor&)>& fn, const Tensor& x) {
-  return checkpointed ? checkpoint(fn, x) : fn(x);
+  return checkpointed ? activation_checkpoint(fn, x) : fn(x);
 }
 
 TEST(Checkpoint, NestedWithDropoutTrainsAlike) {
@@ -86,7 +86,7 @@ TEST(Checkpoint, LstmTrainsAlike) {
   expect_trains_alike<torch::nn::LSTMImpl>(
       lstm.ptr(), torch::randn({7, 2, 4}), [](torch::nn::LSTMImpl& model, Tensor x, bool on) {
         const auto run = [&](const Tensor& t) { return model.forward(t); };
-        const auto [y, state] = on ? checkpoint(run, x) : run(x);
+        const auto [y, state] = on ? activation_checkpoint(run, x) : run(x);
         return y.sum() + (std::get<1>(state) * 2).sum();
       });
 }
@@ -110,15 +110,15 @@ TEST(Checkpoint, ActivationsAreGoneAfterForward) {
   const auto x = batch(0, 0, 6);
   {
     const auto plain = run(x);
-    EXPECT_EQ(gone(), 0) << "without a checkpoint they are kept";
+    EXPECT_EQ(gone(), 0) << "without an activation checkpoint they are kept";
   }
   activations.clear();
-  auto y = checkpoint(run, x);
+  auto y = activation_checkpoint(run, x);
   EXPECT_EQ(gone(), 5);
   activations.clear();
-  y = checkpoint(
+  y = activation_checkpoint(
       [&](const Tensor& t) {
-        const auto inner = checkpoint(run, t);
+        const auto inner = activation_checkpoint(run, t);
         gone_inside = gone();
         return inner * 2;
       },

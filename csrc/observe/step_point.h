@@ -8,7 +8,7 @@
 namespace shardwise::observe {
 
 /// Points in a step at which this rank meets the others, or hands over to the user.
-enum class FaultPoint {
+enum class StepPoint {
   /// Before an all-gather is started.
   unshard,
   /// Before waiting for an all-gather and copying its result out.
@@ -23,18 +23,18 @@ enum class FaultPoint {
   publish,
 };
 
-using FaultPointHook = std::function<void(FaultPoint)>;
+using StepPointHook = std::function<void(StepPoint)>;
 
-/// For tests: `hook` is called at every point, on the thread that passes it, so that a test can delay a rank there. An
-/// empty hook ends that, though calls on other threads may still be running. Thread safe.
-SHARDWISE_API void set_fault_point_hook(FaultPointHook hook);
+/// For tests: `hook` is called at every point, on the thread that passes it, so that a test can delay a rank there, or
+/// throw. An empty hook ends that, though calls on other threads may still be running. Thread safe.
+SHARDWISE_API void set_step_point_hook(StepPointHook hook);
 
-extern std::atomic<bool> has_fault_point_hook;
-void call_seam_hook(FaultPoint point);
+extern std::atomic<bool> has_step_point_hook;
+void call_step_point_hook(StepPoint point);
 
 /// Costs one relaxed load when there is no hook.
-inline void pass(FaultPoint point) {
-  if (has_fault_point_hook.load(std::memory_order_relaxed)) call_seam_hook(point);
+inline void pass(StepPoint point) {
+  if (has_step_point_hook.load(std::memory_order_relaxed)) call_step_point_hook(point);
 }
 
 } // namespace shardwise::observe

@@ -14,8 +14,8 @@
 
 namespace shardwise {
 
-/// The options of checkpoint(). Everything has a default.
-struct SHARDWISE_API CheckpointOptions {
+/// The options of activation_checkpoint(). Everything has a default.
+struct SHARDWISE_API ActivationCheckpointOptions {
   /// Run fn again from the random state of its first run, so that dropout drops the same: the states of the default
   /// generators of the CPU, of the inputs' devices and of the current device. These belong to the process: ranks that
   /// are threads and draw from them at the same time disturb each other. With false no copies of the states are made,
@@ -26,9 +26,10 @@ struct SHARDWISE_API CheckpointOptions {
 namespace detail {
 
 using Tensors = std::vector<at::Tensor>;
-using CheckpointFunction = std::function<Tensors(const Tensors&)>;
+using ActivationCheckpointFunction = std::function<Tensors(const Tensors&)>;
 
-SHARDWISE_API Tensors checkpoint(const CheckpointOptions& options, CheckpointFunction fn, const Tensors& inputs);
+SHARDWISE_API Tensors activation_checkpoint(
+    const ActivationCheckpointOptions& options, ActivationCheckpointFunction fn, const Tensors& inputs);
 
 /// Packs a result of fn into a list of tensors, and unpacks it again.
 template <typename Result>
@@ -87,7 +88,7 @@ auto call(Function& fn, const Tensors& inputs, std::index_sequence<I...>) {
 /// Runs fn(inputs...) without the memory of the activations inside, and runs it again in backward to compute them anew:
 /// less memory for more time. The result and the gradients are those of a plain call.
 ///
-///   auto y = shardwise::checkpoint([&](const at::Tensor& x) { return block->forward(x); }, x);
+///   auto y = shardwise::activation_checkpoint([&](const at::Tensor& x) { return block->forward(x); }, x);
 ///
 /// fn takes the inputs as `const at::Tensor&` and returns a Tensor, a std::vector<Tensor>, or a std::tuple of Tensors
 /// and of such tuples, as an LSTM does. It is any callable: a lambda or a module holder. A copy of it lives until the
@@ -99,9 +100,9 @@ auto call(Function& fn, const Tensors& inputs, std::index_sequence<I...>) {
 /// Gradients are first added up inside, so that the last bit may differ for a tensor with three or more uses, some of
 /// them outside.
 ///
-/// The second run has the grad mode, autocast and random state (see CheckpointOptions) of the first; autocast's cache
-/// is off in both. Activations that the graph holds are dropped when the first run is done; nested checkpoints hold
-/// less until then. Without grad mode this is a plain call.
+/// The second run has the grad mode, autocast and random state (see ActivationCheckpointOptions) of the first;
+/// autocast's cache is off in both. Activations that the graph holds are dropped when the first run is done; nested
+/// checkpoints hold less until then. Without grad mode this is a plain call.
 ///
 /// fn must do the same both times:
 /// - its side effects happen twice (the running statistics of a BatchNorm);
@@ -117,12 +118,12 @@ auto call(Function& fn, const Tensors& inputs, std::index_sequence<I...>) {
 ///
 /// Gradients of gradients are refused: backward with create_graph raises Error. Call fn directly there.
 template <typename Function, typename... Inputs>
-requires(std::convertible_to<const Inputs&, const at::Tensor&>&&...) auto checkpoint(
-    const CheckpointOptions& options, Function fn, const Inputs&... inputs) {
+requires(std::convertible_to<const Inputs&, const at::Tensor&>&&...) auto activation_checkpoint(
+    const ActivationCheckpointOptions& options, Function fn, const Inputs&... inputs) {
   using Indices = std::index_sequence_for<Inputs...>;
   using Result = std::remove_cvref_t<decltype(detail::call(fn, std::declval<const detail::Tensors&>(), Indices()))>;
   using Whole = detail::Whole<Result>;
-  auto outputs = detail::checkpoint(
+  auto outputs = detail::activation_checkpoint(
       options,
       [fn = std::move(fn)](const detail::Tensors& tensors) mutable {
         return Whole::pack(detail::call(fn, tensors, Indices()));
@@ -133,9 +134,9 @@ requires(std::convertible_to<const Inputs&, const at::Tensor&>&&...) auto checkp
 
 /// The same with the default options.
 template <typename Function, typename... Inputs>
-requires(!std::convertible_to<const Function&, const CheckpointOptions&>) auto checkpoint(
+requires(!std::convertible_to<const Function&, const ActivationCheckpointOptions&>) auto activation_checkpoint(
     Function fn, const Inputs&... inputs) {
-  return checkpoint(CheckpointOptions(), std::move(fn), inputs...);
+  return activation_checkpoint(ActivationCheckpointOptions(), std::move(fn), inputs...);
 }
 
 } // namespace shardwise

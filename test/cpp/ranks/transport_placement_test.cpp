@@ -26,8 +26,8 @@ transport::DirectPlacement::Range range(int64_t offset, int64_t elements, int64_
 WorkPtr start(
     c10d::Backend& backend, const at::Tensor& output, const at::Tensor& input, const at::Tensor& memory,
     const Ranges& ranges) {
-  const transport::DirectPlacement landing{memory, ranges};
-  const transport::DirectPlacementScope scope(&landing);
+  const transport::DirectPlacement placement{memory, ranges};
+  const transport::DirectPlacementScope scope(&placement);
   return start_all_gather(backend, output, input);
 }
 
@@ -39,7 +39,7 @@ TRANSPORT_TEST(RangesOfAnAllGatherLandWhereTheyBelong) {
       range(0, 20000, 90000), range(kPart + 3, 17000, 0), range(kPart + 30000, 16999, 17000),
       range(3 * kPart, kPart, 40000)};
   run_ranks(4, [&](Rank& rank) {
-    const auto backend = make_backend(rank, "landing");
+    const auto backend = make_backend(rank, "placement");
     for (const bool in_place : {false, true}) {
       const auto own = part_of(rank.rank());
       const auto input = in_place ? shared(own) : own;

@@ -1,4 +1,4 @@
-#include "pipeline/halves.h"
+#include "pipeline/backward_halves.h"
 
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -16,7 +16,7 @@ namespace shardwise::pipeline {
 namespace autograd = torch::autograd;
 using autograd::Edge;
 using autograd::edge_list;
-using Tensors = Halves::Tensors;
+using Tensors = BackwardHalves::Tensors;
 
 namespace {
 
@@ -67,7 +67,7 @@ edge_list ends_of(const edge_list& roots) {
 } // namespace
 
 /// Which operations lead to the inputs.
-class Halves::Paths {
+class BackwardHalves::Paths {
  public:
   Paths(const edge_list& roots, const Tensors& inputs) {
     for (const auto& input : inputs) {
@@ -100,17 +100,17 @@ class Halves::Paths {
 };
 
 /// While it lives, what arrives at forks is kept, as their hooks leave it.
-class Halves::Keeping {
+class BackwardHalves::CaptureAtForks {
  public:
-  explicit Keeping(std::vector<Fork>& forks) : forks_(forks) {
+  explicit CaptureAtForks(std::vector<Fork>& forks) : forks_(forks) {
     for (auto& fork : forks_) {
       fork.node->add_pre_hook(std::make_unique<Hook>(fork.arrived));
       hooks_.push_back(fork.node->pre_hooks().back().get());
     }
   }
-  Keeping(const Keeping&) = delete;
-  Keeping& operator=(const Keeping&) = delete;
-  ~Keeping() {
+  CaptureAtForks(const CaptureAtForks&) = delete;
+  CaptureAtForks& operator=(const CaptureAtForks&) = delete;
+  ~CaptureAtForks() {
     for (size_t i = 0; i < hooks_.size(); ++i) {
       std::erase_if(forks_[i].node->pre_hooks(), [&](const auto& hook) { return hook.get() == hooks_[i]; });
     }
@@ -134,9 +134,9 @@ class Halves::Keeping {
 
 /// Runs a fork's operation once more, and lets its gradients go elsewhere alone. Since the ways to the inputs are not
 /// part of this backward, the operation does not compute what would go there.
-class Halves::Again final : public autograd::Node {
+class BackwardHalves::RerunFork final : public autograd::Node {
  public:
-  explicit Again(Fork fork)
+  explicit RerunFork(Fork fork)
       : autograd::Node(fork.node->sequence_nr(), std::move(fork.elsewhere)),
         node_(std::move(fork.node)) {
     // An operation runs on the stream that is current when it learns of its inputs.
@@ -161,11 +161,11 @@ class Halves::Again final : public autograd::Node {
   }
 
  private:
-  Halves::Node node_;
+  BackwardHalves::Node node_;
 };
 
 // What an operation keeps for its backward is not needed any more where it leads to inputs alone.
-Tensors Halves::of_inputs(const Tensors& inputs) {
+Tensors BackwardHalves::input_gradients(const Tensors& inputs) {
   if (outputs_.empty() || inputs.empty()) return Tensors(inputs.size());
   const auto find = [&] {
     return autograd::grad(outputs_, inputs, gradients_, /*retain_graph=*/true, false, /*allow_unused=*/true);
@@ -188,7 +188,7 @@ Tensors Halves::of_inputs(const Tensors& inputs) {
     forks_.push_back({node, {}, std::move(elsewhere)});
   }
   auto found = [&] {
-    const Keeping keeping(forks_);
+    const CaptureAtForks capture(forks_);
     return find();
   }();
   for (const auto& node : on_the_way) node->release_variables();
@@ -202,13 +202,13 @@ Tensors Halves::of_inputs(const Tensors& inputs) {
   return found;
 }
 
-void Halves::of_parameters() {
+void BackwardHalves::accumulate_parameter_gradients() {
   if (!outputs_.empty()) return autograd::backward(outputs_, gradients_);
   auto roots = std::move(others_);
   auto gradients = std::move(gradients_of_others_);
   for (auto& fork : std::exchange(forks_, {})) {
     const auto arrived = fork.arrived;
-    const Node again = base::make_node<Again>(std::move(fork));
+    const Node again = base::make_node<RerunFork>(std::move(fork));
     for (size_t i = 0; i < arrived.size(); ++i) {
       if (!arrived[i].defined()) continue;
       roots.emplace_back(again, static_cast<uint32_t>(i));

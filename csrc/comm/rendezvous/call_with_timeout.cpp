@@ -1,4 +1,4 @@
-#include "comm/meet/patience.h"
+#include "comm/rendezvous/call_with_timeout.h"
 
 #include "base/caller_lock.h"
 
@@ -9,7 +9,7 @@
 
 namespace shardwise::comm::detail {
 
-void run_patiently(std::chrono::milliseconds limit, const std::function<void()>& look, std::function<void()> call) {
+void run_with_timeout(std::chrono::milliseconds limit, const std::function<void()>& look, std::function<void()> call) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::milliseconds kLook{50};
   // If the call reaches a time limit of its own, its error says more, so it gets a few seconds of grace.

@@ -1,9 +1,9 @@
-#include "comm/meet/environment.h"
+#include "comm/rendezvous/environment.h"
 
 #include "base/reason.h"
-#include "comm/meet/launcher.h"
-#include "comm/meet/patience.h"
 #include "comm/mesh/device_backend.h"
+#include "comm/rendezvous/call_with_timeout.h"
+#include "comm/rendezvous/launcher.h"
 
 #include <shardwise/error.h>
 
@@ -196,7 +196,7 @@ c10::intrusive_ptr<c10d::Store> Environment::connect(std::chrono::milliseconds t
   options.timeout = timeout;
   try {
     // TCPStore waits forever for a server that accepts the connection and never answers.
-    auto store = patiently(timeout, nullptr, [address = master_address, options] {
+    auto store = call_with_timeout(timeout, nullptr, [address = master_address, options] {
       return c10::make_intrusive<c10d::TCPStore>(address, options);
     });
     if (options.isServer) keep(master_port, store);

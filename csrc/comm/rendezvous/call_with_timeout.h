@@ -11,7 +11,7 @@
 namespace shardwise::comm {
 
 namespace detail {
-SHARDWISE_API void run_patiently(
+SHARDWISE_API void run_with_timeout(
     std::chrono::milliseconds limit, const std::function<void()>& look, std::function<void()> call);
 } // namespace detail
 
@@ -20,10 +20,10 @@ SHARDWISE_API void run_patiently(
 /// caller's language lock. A thread that is left behind runs until the call returns, so `call` must own whatever it
 /// uses.
 template <typename Call>
-auto patiently(std::chrono::milliseconds limit, const std::function<void()>& look, Call call) {
+auto call_with_timeout(std::chrono::milliseconds limit, const std::function<void()>& look, Call call) {
   using Result = decltype(call());
   const auto result = std::make_shared<std::optional<Result>>();
-  detail::run_patiently(limit, look, [result, call = std::move(call)]() mutable { result->emplace(call()); });
+  detail::run_with_timeout(limit, look, [result, call = std::move(call)]() mutable { result->emplace(call()); });
   return std::move(**result);
 }
 

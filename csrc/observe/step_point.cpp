@@ -1,4 +1,4 @@
-#include "observe/fault_point.h"
+#include "observe/step_point.h"
 
 #include <memory>
 #include <mutex>
@@ -8,7 +8,7 @@ namespace {
 
 struct Slot {
   std::mutex mutex;
-  std::shared_ptr<const FaultPointHook> hook;
+  std::shared_ptr<const StepPointHook> hook;
 
   static Slot& get() {
     static auto* slot = new Slot;
@@ -18,18 +18,18 @@ struct Slot {
 
 } // namespace
 
-std::atomic<bool> has_fault_point_hook = false;
+std::atomic<bool> has_step_point_hook = false;
 
-void set_fault_point_hook(FaultPointHook hook) {
+void set_step_point_hook(StepPointHook hook) {
   auto& slot = Slot::get();
   const std::lock_guard lock(slot.mutex);
-  slot.hook = hook ? std::make_shared<const FaultPointHook>(std::move(hook)) : nullptr;
-  has_fault_point_hook.store(slot.hook != nullptr, std::memory_order_relaxed);
+  slot.hook = hook ? std::make_shared<const StepPointHook>(std::move(hook)) : nullptr;
+  has_step_point_hook.store(slot.hook != nullptr, std::memory_order_relaxed);
 }
 
-void call_seam_hook(FaultPoint point) {
+void call_step_point_hook(StepPoint point) {
   auto& slot = Slot::get();
-  std::shared_ptr<const FaultPointHook> hook;
+  std::shared_ptr<const StepPointHook> hook;
   {
     const std::lock_guard lock(slot.mutex);
     hook = slot.hook;
