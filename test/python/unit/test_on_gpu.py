@@ -115,6 +115,14 @@ def test_a_test_that_ends_the_program_does_not_end_the_others(program, tmp_path)
     assert found[1].message == "it ended the program\nsomething is wrong"
 
 
+def test_what_was_not_reached_has_failed(program, tmp_path):
+    found = steps.run_tests("rank", program, ["A.one"], tmp_path / "log", time.monotonic() - 1, {})
+    assert [(result.name, result.outcome) for result in found] == [("A.one", FAILED)]
+    program.write_text("#!/bin/sh\nexit 3\n")
+    found = steps.run_tests("rank", program, ["A.one"], tmp_path / "log", time.monotonic() + 60, {})
+    assert found[0].message == "it ended with status 3 before a test began"
+
+
 PYTEST = """test/a.py::T::test_one[2] PASSED  [ 20%]
 test/a.py::T::test_two SKIPPED (a CU...) [ 40%]
 words of a rank
