@@ -12,7 +12,7 @@ import torch
 from engine import TORCH, Engine
 from local_steps import Make, advance, assert_same_state, assert_same_values, automatic, both_ways, counted, wrapped
 from models import local
-from pool import run_ranks
+from pool import on_ranks
 from test_interop_optimizers import optimizer
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
@@ -136,8 +136,5 @@ def other_peoples_step(rank: int) -> None:
 
 
 class TestAutomaticExceptions:
-    def test_what_steps_as_before(self) -> None:
-        run_ranks(2, steps_as_before)
-
-    def test_steps_of_others(self) -> None:
-        run_ranks(2, other_peoples_step)
+    test_what_steps_as_before = on_ranks(2, steps_as_before)
+    test_steps_of_others = on_ranks(2, other_peoples_step)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,20 +20,13 @@ from shardwise.testing import run_ranks
 STEPS = 4
 
 
-@dataclass
-class Result:
-    """What a program ended with, and the class that its function gave the model."""
+#: The class that a function gave a model, and losses and values at the end.
+Result = tuple[type, list[torch.Tensor]]
 
-    losses: list[torch.Tensor]
-    values: dict[str, Any]
-    base: type
 
-    def assert_equal(self, other: Result, where: str) -> None:
-        assert len(self.losses) == len(other.losses) > 0, where
-        assert all(torch.equal(a, b) for a, b in zip(self.losses, other.losses, strict=True)), where
-        assert self.values.keys() == other.values.keys() and self.values, where
-        for name, value in self.values.items():
-            assert torch.equal(value, other.values[name]), f"{where}: {name}"
+def assert_same(found: Result, wanted: Result, base: type, where: str) -> None:
+    assert found[0] is base, where
+    assert len(found[1]) == len(wanted[1]) > 0 and all(map(torch.equal, found[1], wanted[1])), where
 
 
 def train(rank: int, wrap: Any, module_class: type) -> Result:
@@ -57,7 +49,7 @@ def train(rank: int, wrap: Any, module_class: type) -> Result:
         optimizer.step()
         optimizer.zero_grad()
     values = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    return Result([loss.detach() for loss in losses], values, type(model).__mro__[1])
+    return type(model).__mro__[1], [loss.detach() for loss in losses] + list(values.values())
 
 
 def train_sharded(rank: int) -> Result:
@@ -87,33 +79,28 @@ def train_in_stages(rank: int) -> Result:
         assert all(p.grad.to_local().abs().sum() > 0 for p in stage.parameters()), "every step has gradients"
         optimizer.step()
         optimizer.zero_grad()
-    values = {name: value.to_local().clone() for name, value in stage.state_dict().items()}
-    return Result([loss.detach() for loss in losses] or [torch.zeros(())], values, type(stage).__mro__[1])
+    values = [value.to_local().clone() for value in stage.state_dict().values()]
+    return type(stage).__mro__[1], [loss.detach() for loss in losses] + values
 
 
 def both_sides(rank: int) -> None:
     programs = {train_sharded: "FSDPModule", train_replicated: "ReplicateModule", train_in_stages: "ReplicateModule"}
     wanted = {program: program(rank) for program in programs}
-    for program, name in programs.items():
-        assert wanted[program].base is getattr(TORCH, name)
+
+    def check(engine: Any, when: str) -> None:
+        for program, name in programs.items():
+            assert_same(program(rank), wanted[program], getattr(engine, name), f"{program.__name__} {when}")
+
     shardwise.install()
-    for program, name in programs.items():
-        result = program(rank)
-        assert result.base is getattr(shardwise, name), program
-        result.assert_equal(wanted[program], f"rank {rank}: {program.__name__} after install()")
+    check(shardwise, "after install()")
     # Who has torch's from before trains with it as before.
     for function, module_class, program in (
         (TORCH.fully_shard, TORCH.FSDPModule, train_sharded),
         (TORCH.replicate, TORCH.ReplicateModule, train_replicated),
     ):
-        result = train(rank, function, module_class)
-        assert result.base is module_class
-        result.assert_equal(wanted[program], f"rank {rank}: {program.__name__} with torch's")
+        assert_same(train(rank, function, module_class), wanted[program], module_class, "with torch's")
     shardwise.uninstall()
-    for program, name in programs.items():
-        result = program(rank)
-        assert result.base is getattr(TORCH, name)
-        result.assert_equal(wanted[program], f"rank {rank}: {program.__name__} after uninstall()")
+    check(TORCH, "after uninstall()")
 
 
 class TestInstall:

@@ -12,7 +12,7 @@ from engine import TORCH, Engine, ours
 from layouts import by_layer
 from models import Beside, batch
 from parity import Parity, Program, Wrap, assert_same_bits
-from pool import run_ranks
+from pool import on_ranks, run_ranks
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -124,8 +124,7 @@ def around_an_ignored_part(rank: int) -> None:
 
 
 class TestInteropCompile:
-    def test_each_module(self) -> None:
-        run_ranks(2, compiled, timeout=300)
+    test_each_module = on_ranks(2, compiled, timeout=300)
 
 
 class TestInteropObservers:
@@ -135,8 +134,5 @@ class TestInteropObservers:
 
 
 class TestInteropTrees:
-    def test_replicated_and_sharded_parts(self) -> None:
-        run_ranks(2, mixed_trees)
-
-    def test_ddp_around_an_ignored_part(self) -> None:
-        run_ranks(2, around_an_ignored_part)
+    test_replicated_and_sharded_parts = on_ranks(2, mixed_trees)
+    test_ddp_around_an_ignored_part = on_ranks(2, around_an_ignored_part)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from engine import TORCH, ours
 from layouts import RANKS, by_layer
 from models import batch, local, mlp
-from pool import run_ranks
+from pool import on_ranks, run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 
 
@@ -68,5 +68,4 @@ class TestInteropTraining:
     def test_divide_factors(self, layout: str) -> None:
         run_ranks(RANKS[layout], divided, layout)
 
-    def test_all_reduce_comes_back(self) -> None:
-        run_ranks(4, all_reduce_comes_back)
+    test_all_reduce_comes_back = on_ranks(4, all_reduce_comes_back)

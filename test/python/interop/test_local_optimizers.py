@@ -17,7 +17,7 @@ from layouts import by_layer
 from local_steps import ADAM, FUSED, Make, advance, assert_same_state, assert_same_values, both_ways, counted, wrapped
 from models import batch, local, mlp
 from parity import Wrapping, assert_same_bits, train
-from pool import run_ranks
+from pool import on_ranks, run_ranks
 from tensor_parallel import on_mesh, stack_program
 from test_interop_optimizers import OPTIMIZERS, WIDTHS, InBackward, optimizer
 from torch import nn
@@ -405,23 +405,12 @@ class TestLocalOptimizer:
     def test_trains_as_the_usual_one(self, layout: str) -> None:
         run_ranks(2, same_training, layout, "local_optimizer")
 
-    def test_everything_around_it(self) -> None:
-        run_ranks(2, everything_around, "local_optimizer")
-
-    def test_without_a_usual_one(self) -> None:
-        run_ranks(2, without_a_usual_one)
-
-    def test_with_tensor_parallelism(self) -> None:
-        run_ranks(4, tensor_parallel)
-
-    def test_any_state(self) -> None:
-        run_ranks(2, any_state)
-
-    def test_writes_are_seen(self) -> None:
-        run_ranks(2, writes_are_seen)
-
-    def test_other_placements(self) -> None:
-        run_ranks(2, other_placements)
+    test_everything_around_it = on_ranks(2, everything_around, "local_optimizer")
+    test_without_a_usual_one = on_ranks(2, without_a_usual_one)
+    test_with_tensor_parallelism = on_ranks(4, tensor_parallel)
+    test_any_state = on_ranks(2, any_state)
+    test_writes_are_seen = on_ranks(2, writes_are_seen)
+    test_other_placements = on_ranks(2, other_placements)
 
     def test_refusals(self) -> None:
         parameters = [nn.Parameter(torch.ones(2, 2))]
@@ -448,28 +437,21 @@ class TestLocalOptimizer:
 
 
 class TestAutomaticSteps:
-    def test_train_as_the_usual_ones(self) -> None:
-        run_ranks(2, same_training, "fully_shard", "automatic")
-
-    def test_everything_around_them(self) -> None:
-        run_ranks(2, everything_around, "automatic")
-
-    def test_closures(self) -> None:
-        run_ranks(2, closures)
+    test_train_as_the_usual_ones = on_ranks(2, same_training, "fully_shard", "automatic")
+    test_everything_around_them = on_ranks(2, everything_around, "automatic")
+    test_closures = on_ranks(2, closures)
 
     def test_errors(self) -> None:
         run_ranks(2, errors)
         run_ranks(2, errors_under_way)
 
-    def test_state_is_looked_at(self) -> None:
-        run_ranks(2, looked_at)
+    test_state_is_looked_at = on_ranks(2, looked_at)
 
     @pytest.mark.parametrize("layout", ["fully_shard", "replicate"])
     def test_checkpoints(self, layout: str) -> None:
         run_ranks(2, checkpoints, layout)
 
-    def test_in_backward(self) -> None:
-        run_ranks(2, in_backward)
+    test_in_backward = on_ranks(2, in_backward)
 
     def test_install_turns_them_on(self) -> None:
         run_new_ranks(2, installed)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from engine import TORCH, Engine, ours
-from form import by_form
 from models import assert_close, batch, local, whole
 from parity import adam
-from pool import run_ranks
+from pool import on_ranks, run_ranks
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -25,30 +24,19 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-T = TypeVar("T")
-
 #: The schedule and how many stages a rank has.
 SCHEDULES: dict[str, tuple[Any, int]] = {
     "1F1B": (schedules.Schedule1F1B, 1),
     "InterleavedZeroBubble": (schedules.ScheduleInterleavedZeroBubble, 2),
-    "GPipe": (schedules.ScheduleGPipe, 1),
     "Interleaved1F1B": (schedules.ScheduleInterleaved1F1B, 2),
-    "LoopedBFS": (schedules.ScheduleLoopedBFS, 2),
 }
 #: One stage a rank, and two of them with backwards in two parts.
-SOME = by_form(list(SCHEDULES)[:2], list(SCHEDULES))
+SOME = ["1F1B", "InterleavedZeroBubble"]
 DTYPES = [torch.float32, torch.bfloat16]
 #: Torch up to 2.14 adds the gradients of a backward in two parts up in the parameters' 16 bits; see docs/versions.md.
 EXACT = DTYPES if hasattr(FSDPParam, "unsharded_grad_dtype") else [torch.float32]
-LAYERS, MICROBATCHES = 4, 4
-STEPS = by_form(3, 5)
+LAYERS, MICROBATCHES, STEPS = 4, 4, 3
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
-
-
-def combined(names: Sequence[str], others: Sequence[T]) -> list[tuple[str, T]]:
-    """Every schedule with all of the others, or in the short form with one of them, in turns."""
-    in_turns = [(name, others[i % len(others)]) for i, name in enumerate(names)]
-    return by_form(in_turns, list(itertools.product(names, others)))
 
 
 class Block(nn.Module):
@@ -183,7 +171,7 @@ def compare(mine: Pipeline, theirs: Pipeline, what: str, exact: bool) -> None:
 def replicate_pp(rank: int, names: list[str]) -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("replicate", "pp"))
     replica = mesh["replicate"].get_local_rank()
-    for name, dtype in combined(names, DTYPES):
+    for name, dtype in zip(names, DTYPES, strict=False):
         exact = mesh["replicate"].size() == 2 and dtype in EXACT
         mine, theirs = (
             Pipeline(name, mesh["pp"], 7, units("replicate", engine, mesh["replicate"], dtype))
@@ -225,7 +213,7 @@ def train_beside_one_process(pipeline: Pipeline, replica: int, where: str, scale
 
 def replicate_pp_grads(rank: int, names: list[str]) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "pp"))
-    for name, scale_grads in combined(names, (True, False)):
+    for name, scale_grads in zip(names, (True, False), strict=True):
         pipeline = Pipeline(name, mesh["pp"], 6, units("replicate", ours(), mesh["replicate"]), scale_grads)
         where, scale = f"{name} scale={scale_grads} rank {rank}", 1 / MICROBATCHES if scale_grads else 1.0
         train_beside_one_process(pipeline, mesh["replicate"].get_local_rank(), where, scale)
@@ -291,13 +279,8 @@ def pp_and_dcp(rank: int, folder: str, function: str, names: list[str]) -> None:
 class TestComposability:
     @pytest.mark.parametrize("function", ["fully_shard", "replicate"])
     def test_pp_and_dcp(self, tmp_path: Path, function: str) -> None:
-        run_ranks(4, pp_and_dcp, str(tmp_path), function, by_form(["InterleavedZeroBubble"], SOME))
+        run_ranks(4, pp_and_dcp, str(tmp_path), function, SOME[1:])
 
-    def test_3d_with_tp_dp_pp(self) -> None:
-        run_ranks(8, three_dimensions, SOME, timeout=300)
-
-    def test_replicate_pp(self) -> None:
-        run_ranks(4, replicate_pp, SOME)
-
-    def test_replicate_pp_grads(self) -> None:
-        run_ranks(4, replicate_pp_grads, SOME)
+    test_3d_with_tp_dp_pp = on_ranks(8, three_dimensions, SOME, timeout=300)
+    test_replicate_pp = on_ranks(4, replicate_pp, SOME)
+    test_replicate_pp_grads = on_ranks(4, replicate_pp_grads, SOME)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from models import Branches, batch, local
+from models import Branches, assert_close, batch, local
 from torch import nn
 from torch.nn import functional
 from training_models import Mlp, Twice
@@ -134,11 +134,11 @@ class Pair:
         for name, mine in found.items():
             text = f"{what}, rank {self.rank}: {name}"
             whole = expected[name]
-            assert_equal(local(mine), self.piece(name, whole.detach()), text)
+            assert_close(local(mine), self.piece(name, whole.detach()), text)
             assert (mine.grad is None) == (whole.grad is None), f"the gradient of {text}: {mine.grad}"
             if whole.grad is not None:
                 assert mine.grad is not None
-                assert_equal(local(mine.grad), self.piece(name, whole.grad), f"the gradient of {text}")
+                assert_close(local(mine.grad), self.piece(name, whole.grad), f"the gradient of {text}")
 
     def backward(self, loss: Callable[[Any, int, int], torch.Tensor], number: int) -> None:
         mine = loss(self.bound, number, self.rank)
@@ -160,8 +160,3 @@ class Pair:
             self.check(f"{what}, step {number}")
             self.step()
         self.check(f"{what}, at the end")
-
-
-def assert_equal(mine: torch.Tensor, theirs: torch.Tensor, what: str) -> None:
-    assert mine.dtype == theirs.dtype and mine.shape == theirs.shape, f"{what}: {mine} for {theirs}"
-    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6, msg=lambda text: f"{what}: {text}")

@@ -134,35 +134,3 @@ def prefetch_two_blocks(model: Any) -> None:
     for i, block in enumerate(blocks):
         block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 3])
         block.set_modules_to_backward_prefetch(blocks[max(i - 2, 0) : i][::-1])
-
-
-class Vision(nn.Module):
-    """A model that is used through a method other than forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(7)
-        self.patches = nn.Conv2d(3, WIDTH, 2, stride=2)
-        self.blocks = nn.ModuleList(Block(WIDTH) for _ in range(2))
-        self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, 5)
-
-    def forward_features(self, images: torch.Tensor) -> torch.Tensor:
-        x = self.patches(images).flatten(2).transpose(1, 2)
-        for block in self.blocks:
-            x = block(x)
-        return self.norm(x).mean(1)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.head(self.forward_features(images))
-
-
-def vision_program() -> Program:
-    """Two times in three the method alone, which leaves the head unused."""
-
-    def loss(model: Any, number: int, rank: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(1000 * number + rank + 5)
-        images = torch.randn(2, 3, 4, 4, generator=generator)
-        return (model(images) if number % 3 == 2 else model.forward_features(images)).pow(2).sum()
-
-    return Program(Vision, loss)

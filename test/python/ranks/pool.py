@@ -39,3 +39,12 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, **optio
         function = devices.Checked(function)
     options.setdefault("backend", devices.BACKEND)
     return _pools.setdefault(world_size, RankPool(world_size)).run(function, *args, **options)
+
+
+def on_ranks(world_size: int, function: Callable[..., Any], *args: Any, **options: Any) -> Callable[[Any], None]:
+    """A test, for a member of a class: it runs the function on ranks."""
+
+    def test(_: Any) -> None:
+        run_ranks(world_size, function, *args, **options)
+
+    return test

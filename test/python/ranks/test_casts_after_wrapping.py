@@ -7,7 +7,8 @@ import copy
 import pytest
 import torch
 from models import batch, counters, mlp
-from pool import run_ranks
+from parity import momentum
+from pool import on_ranks, run_ranks
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
@@ -37,10 +38,6 @@ class Reference:
         for total, p in zip(sums, self.model.parameters(), strict=True):
             p.grad = total.to(p.dtype)
         self.optimizer.step()
-
-
-def momentum(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
 def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -103,5 +100,4 @@ class TestCastsAfterWrapping:
     def test_all(self, kind: str, first: torch.dtype) -> None:
         run_ranks(2, cast_later, kind, first)
 
-    def test_of_what_is_not_contiguous(self) -> None:
-        run_ranks(2, strided)
+    test_of_what_is_not_contiguous = on_ranks(2, strided)

@@ -141,30 +141,17 @@ def test_full_state_goes_both_ways(name: str, options: dict[str, Any]) -> None:
     other = copy.deepcopy(plain)
     python: Any = getattr(torch.optim, name)(other.parameters(), fused=True, **{**options, "lr": 9.0})
     set_optimizer_state_dict(other, python, {**expected, **taken}, options=flat)
+    loaded = get_optimizer_state_dict(other, python, options=flat)
+    assert loaded.keys() == expected.keys()
     again, _ = twin("Stack", 6, 2)
-    with torch.no_grad():
-        for (_, one), (_, value), (_, third) in zip(
-            again.named_parameters(), plain.named_parameters(), other.named_parameters(), strict=True
-        ):
-            one.copy_(value)
-            third.copy_(value)
-        for (_, one), (_, value) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
-            one.copy_(value)
     cpp = models().Optimizer(name, list(again.parameters()), tensors({**options, "lr": 9.0}))
     known = {key: value for key, value in expected.items() if key in found}
     cpp.load_full_state(
         again.cpp_module, {key: torch.as_tensor(value, dtype=dtype_of(value)) for key, value in known.items()}
     )
-    train(range(3, 6), (model, mine), (plain, theirs), (other, python), (again, cpp))
-    for (key, value), *others in zip(
-        plain.named_parameters(),
-        model.named_parameters(),
-        other.named_parameters(),
-        again.named_parameters(),
-        strict=True,
-    ):
-        for _, one in others:
-            torch.testing.assert_close(one, value, msg=key)
+    for key, value in cpp.full_state(again.cpp_module).items():
+        for one, wanted in ((value, torch.as_tensor(expected[key])), (torch.as_tensor(loaded[key]), found[key])):
+            torch.testing.assert_close(one, wanted, check_dtype=False, msg=key)
 
 
 def dtype_of(value: object) -> torch.dtype | None:

@@ -10,7 +10,7 @@ import torch
 from engine import TORCH, ours
 from models import Beside, batch, mlp
 from own_gather import HalfTwin, NewTwin, OddTwin, OldTwin, ScarceTwin, Twin, with_twins
-from pool import run_ranks
+from pool import on_ranks
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
@@ -179,17 +179,8 @@ def memory_of(twin: Twin) -> int:
 
 
 class TestFullyShardExtensions:
-    def test_trained_as_torch(self) -> None:
-        run_ranks(2, trained_as_torch)
-
-    def test_replicated(self) -> None:
-        run_ranks(2, replicated)
-
-    def test_freed_with_the_unit(self) -> None:
-        run_ranks(2, freed_with_the_unit)
-
-    def test_methods_put_on_shards(self) -> None:
-        run_ranks(2, methods_put_on_shards)
-
-    def test_wrong(self) -> None:
-        run_ranks(2, wrong)
+    test_trained_as_torch = on_ranks(2, trained_as_torch)
+    test_replicated = on_ranks(2, replicated)
+    test_freed_with_the_unit = on_ranks(2, freed_with_the_unit)
+    test_methods_put_on_shards = on_ranks(2, methods_put_on_shards)
+    test_wrong = on_ranks(2, wrong)

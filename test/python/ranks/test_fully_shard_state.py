@@ -6,7 +6,7 @@ import copy
 
 import torch
 from models import Beside, batch, local, mlp
-from pool import run_ranks
+from pool import on_ranks
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -83,8 +83,5 @@ def tensor_parallel_from_the_meta_device(rank: int) -> None:
 
 
 class TestFullyShardState:
-    def test_tensor_parallelism_from_the_meta_device(self) -> None:
-        run_ranks(4, tensor_parallel_from_the_meta_device)
-
-    def test_copied(self) -> None:
-        run_ranks(2, copied)
+    test_tensor_parallelism_from_the_meta_device = on_ranks(4, tensor_parallel_from_the_meta_device)
+    test_copied = on_ranks(2, copied)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from models import Beside, batch, fill, local, mlp
-from pool import run_ranks
+from pool import on_ranks
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
@@ -132,19 +132,13 @@ def after_a_cast_of_full_parameters(rank: int, wrap: Wrap) -> None:
     train_held(both)
 
 
+def each_wrap(rank: int, act: Callable[[int, Wrap], None]) -> None:
+    for wrap in WRAPS:
+        act(rank, wrap)
+
+
 class TestHeldTensors:
-    def test_after_a_cast_of_full_parameters(self) -> None:
-        for wrap in WRAPS:
-            run_ranks(2, after_a_cast_of_full_parameters, wrap)
-
-    def test_after_to_empty(self) -> None:
-        for wrap in WRAPS:
-            run_ranks(2, after_to_empty, wrap)
-
-    def test_after_a_cast(self) -> None:
-        for wrap in WRAPS:
-            run_ranks(2, after_a_cast, wrap)
-
-    def test_after_a_load(self) -> None:
-        for wrap in WRAPS:
-            run_ranks(2, after_a_load, wrap)
+    test_after_a_cast_of_full_parameters = on_ranks(2, each_wrap, after_a_cast_of_full_parameters)
+    test_after_to_empty = on_ranks(2, each_wrap, after_to_empty)
+    test_after_a_cast = on_ranks(2, each_wrap, after_a_cast)
+    test_after_a_load = on_ranks(2, each_wrap, after_a_load)

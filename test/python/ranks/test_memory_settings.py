@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from models import batch, local, mlp
-from pool import run_ranks
+from pool import on_ranks
 from torch import nn
 
 import shardwise
@@ -69,8 +69,5 @@ def kept_storage(rank: int) -> None:
 
 
 class TestMemorySettings:
-    def test_sums_in_flight(self) -> None:
-        run_ranks(2, sums_in_flight)
-
-    def test_kept_storage(self) -> None:
-        run_ranks(2, kept_storage)
+    test_sums_in_flight = on_ranks(2, sums_in_flight)
+    test_kept_storage = on_ranks(2, kept_storage)

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed.fsdp
 from engine import TORCH, Engine, ours
-from models import assert_gradients, assert_trained_alike, batch, mlp
-from pool import run_ranks
+from models import Beside, assert_gradients, assert_trained_alike, batch, mlp
+from pool import on_ranks, run_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -146,22 +146,14 @@ def annotated(rank: int) -> None:
         dtensor = DTensor.from_local(parameter.detach(), mesh, placements, run_check=False)
         return Annotated(dtensor, gradient, annotate=lambda full: None)
 
-    reference, model = OwnColumns(), OwnColumns(mesh)
-    with mock.patch.object(_parameters, "annotated", read):
-        shardwise.fully_shard(model, mesh=mesh, dp_mesh_dims=DataParallelMeshDims(shard="dp"))
-    optimizers = [torch.optim.AdamW(each.parameters(), lr=0.05) for each in (reference, model)]
-    for step in range(2):
-        for part in range(2):
-            (reference(batch(step, part, WIDTHS[0])).pow(2).sum() / 2).backward()
-        model(batch(step, mesh["dp"].get_local_rank(), WIDTHS[0])).pow(2).sum().backward()
-        for name, parameter in model.named_parameters():
-            assert isinstance(parameter.grad, DTensor), name
-            torch.testing.assert_close(parameter.grad.full_tensor(), reference.get_parameter(name).grad)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-    for name, value in model.state_dict().items():
-        torch.testing.assert_close(value.full_tensor(), reference.get_parameter(name).detach())
+    def wrap(model: nn.Module) -> None:
+        with mock.patch.object(_parameters, "annotated", read):
+            shardwise.fully_shard(model, mesh=mesh, dp_mesh_dims=DataParallelMeshDims(shard="dp"))
+
+    def loss(model: Any, step: int, rank: int) -> torch.Tensor:
+        return model(batch(step, rank // 2, WIDTHS[0])).pow(2).sum()
+
+    Beside(OwnColumns(mesh), wrap, loss, plain=OwnColumns()).train(range(2))
 
 
 def refused(rank: int) -> None:
@@ -206,8 +198,5 @@ class TestMeshDims:
     def test_training(self, case: str) -> None:
         run_ranks(4, trains, CASES[case])
 
-    def test_annotated(self) -> None:
-        run_ranks(4, annotated)
-
-    def test_refused(self) -> None:
-        run_ranks(2, refused)
+    test_annotated = on_ranks(4, annotated)
+    test_refused = on_ranks(2, refused)

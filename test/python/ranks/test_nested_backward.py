@@ -56,34 +56,6 @@ class Tiled(torch.autograd.Function):
         return torch.cat(found), None, None
 
 
-class Reversible(torch.autograd.Function):
-    """Keeps no activations: its backward computes them again from the outputs."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, first: nn.Module, second: nn.Module) -> tuple[Tensor, Tensor]:
-        ctx.modules = first, second
-        with torch.no_grad():
-            x = x + first(y)
-            y = y + second(x)
-        ctx.save_for_backward(x, y)
-        return x, y
-
-    @staticmethod
-    def backward(ctx: Any, x_gradient: Tensor, y_gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        x, y = (output.detach() for output in ctx.saved_tensors)
-        first, second = ctx.modules
-        with torch.enable_grad():
-            x_again = x.detach().requires_grad_()
-            added = second(x_again)
-        torch.autograd.backward(added, y_gradient)
-        x_gradient = x_gradient + x_again.grad
-        with torch.enable_grad():
-            y_again = (y - added.detach()).requires_grad_()
-            added = first(y_again)
-        torch.autograd.backward(added, x_gradient)
-        return x_gradient, y_gradient + y_again.grad, None, None
-
-
 def head_in_pieces(model: Model, x: Tensor) -> Tensor:
     """The head's part of the backward runs within the forward, a piece of the batch at a time."""
     for layer in model.layers:
@@ -134,13 +106,6 @@ def tiled(model: Model, x: Tensor, graph: bool = False) -> Tensor:
     return x + layer(x)  # gets gradients from both backwards
 
 
-def reversible(model: Model, x: Tensor) -> Tensor:
-    y = x.clone()
-    for first, second in (model.layers[:2], model.layers[2:]):
-        x, y = Reversible.apply(x, y, first, second)
-    return x + y
-
-
 class Model(nn.Module):
     def __init__(self, layer: type[Layer], run: Callable[[Model, Tensor], Tensor], has_head: bool) -> None:
         super().__init__()
@@ -160,7 +125,6 @@ WAYS: dict[str, tuple[type[Layer], Callable[[Model, Tensor], Tensor]]] = {
     "tiled": (Layer, tiled),
     "two deep": (Within, tiled),
     "with a graph": (Layer, partial(tiled, graph=True)),
-    "reversible": (Layer, reversible),
     "head in pieces": (Layer, head_in_pieces),
     "layers in forward": (Layer, layers_in_forward),
 }

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from models import Beside, batch, counters, local, mean_square, mlp, reference_backward, whole
-from pool import run_ranks
+from pool import on_ranks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -212,38 +212,15 @@ def plan_and_counters(rank: int) -> None:
 
 
 class TestReplicateContract:
-    def test_a_failed_backward_is_forgotten(self) -> None:
-        run_ranks(2, a_failed_backward_is_forgotten)
-
-    def test_users_hooks(self) -> None:
-        run_ranks(2, users_hooks)
-
-    def test_two_models_in_one_backward(self) -> None:
-        run_ranks(2, two_models_in_one_backward)
-
-    def test_several_backwards_of_one_graph(self) -> None:
-        run_ranks(2, several_backwards_of_one_graph)
-
-    def test_reentrant_checkpoint(self) -> None:
-        run_ranks(2, reentrant_checkpoint)
-
-    def test_ignored_parameters(self) -> None:
-        run_ranks(2, ignored_parameters)
-
-    def test_a_deleted_model_is_freed(self) -> None:
-        run_ranks(2, a_deleted_model_is_freed)
-
-    def test_different_modules_are_an_error(self) -> None:
-        run_ranks(2, different_modules_are_an_error)
-
-    def test_misuse_is_an_error(self) -> None:
-        run_ranks(1, misuse_is_an_error)
-
-    def test_a_replaced_parameter_is_an_error(self) -> None:
-        run_ranks(2, a_replaced_parameter_is_an_error)
-
-    def test_world_of_one_issues_no_collective(self) -> None:
-        run_ranks(1, world_of_one_issues_no_collective)
-
-    def test_plan_and_counters(self) -> None:
-        run_ranks(2, plan_and_counters)
+    test_a_failed_backward_is_forgotten = on_ranks(2, a_failed_backward_is_forgotten)
+    test_users_hooks = on_ranks(2, users_hooks)
+    test_two_models_in_one_backward = on_ranks(2, two_models_in_one_backward)
+    test_several_backwards_of_one_graph = on_ranks(2, several_backwards_of_one_graph)
+    test_reentrant_checkpoint = on_ranks(2, reentrant_checkpoint)
+    test_ignored_parameters = on_ranks(2, ignored_parameters)
+    test_a_deleted_model_is_freed = on_ranks(2, a_deleted_model_is_freed)
+    test_different_modules_are_an_error = on_ranks(2, different_modules_are_an_error)
+    test_misuse_is_an_error = on_ranks(1, misuse_is_an_error)
+    test_a_replaced_parameter_is_an_error = on_ranks(2, a_replaced_parameter_is_an_error)
+    test_world_of_one_issues_no_collective = on_ranks(1, world_of_one_issues_no_collective)
+    test_plan_and_counters = on_ranks(2, plan_and_counters)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from models import Beside, Branches, batch, counters, local, mean_square, mlp, reference_backward
-from pool import run_ranks
+from pool import on_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -182,41 +182,16 @@ def parity_with_ddp(rank: int) -> None:
 
 
 class TestReplicateGradients:
-    def test_parity_with_a_single_process(self) -> None:
-        run_ranks(2, parity_with_a_single_process)
-
-    def test_inner_units(self) -> None:
-        run_ranks(2, inner_units)
-
-    def test_unused_on_some_ranks(self) -> None:
-        run_ranks(3, unused_on_some_ranks)
-
-    def test_order_of_arrival_does_not_matter(self) -> None:
-        run_ranks(2, order_of_arrival_does_not_matter)
-
-    def test_gradient_accumulation(self) -> None:
-        run_ranks(2, gradient_accumulation)
-
-    def test_random_flags(self) -> None:
-        run_ranks(2, random_flags)
-
-    def test_adds_to_gradients_that_are_there(self) -> None:
-        run_ranks(2, adds_to_gradients_that_are_there)
-
-    def test_shared_parameters(self) -> None:
-        run_ranks(2, shared_parameters)
-
-    def test_frozen_then_unfrozen(self) -> None:
-        run_ranks(2, frozen_then_unfrozen)
-
-    def test_to_float64_after_wrapping(self) -> None:
-        run_ranks(2, to_float64_after_wrapping)
-
-    def test_mixed_dtypes(self) -> None:
-        run_ranks(2, mixed_dtypes)
-
-    def test_memory_format_is_kept(self) -> None:
-        run_ranks(2, memory_format_is_kept)
-
-    def test_parity_with_ddp(self) -> None:
-        run_ranks(2, parity_with_ddp)
+    test_parity_with_a_single_process = on_ranks(2, parity_with_a_single_process)
+    test_inner_units = on_ranks(2, inner_units)
+    test_unused_on_some_ranks = on_ranks(3, unused_on_some_ranks)
+    test_order_of_arrival_does_not_matter = on_ranks(2, order_of_arrival_does_not_matter)
+    test_gradient_accumulation = on_ranks(2, gradient_accumulation)
+    test_random_flags = on_ranks(2, random_flags)
+    test_adds_to_gradients_that_are_there = on_ranks(2, adds_to_gradients_that_are_there)
+    test_shared_parameters = on_ranks(2, shared_parameters)
+    test_frozen_then_unfrozen = on_ranks(2, frozen_then_unfrozen)
+    test_to_float64_after_wrapping = on_ranks(2, to_float64_after_wrapping)
+    test_mixed_dtypes = on_ranks(2, mixed_dtypes)
+    test_memory_format_is_kept = on_ranks(2, memory_format_is_kept)
+    test_parity_with_ddp = on_ranks(2, parity_with_ddp)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from engine import TORCH, ours
 from models import batch, mlp
-from pool import run_ranks
+from pool import on_ranks
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
@@ -55,8 +55,5 @@ def input_jvp(rank: int, function: str) -> None:
 
 
 class TestReplicateMixedPrecision:
-    def test_input_jvp(self) -> None:
-        run_ranks(2, input_jvp, "replicate")
-
-    def test_input_jvp_of_shards(self) -> None:
-        run_ranks(2, input_jvp, "fully_shard")
+    test_input_jvp = on_ranks(2, input_jvp, "replicate")
+    test_input_jvp_of_shards = on_ranks(2, input_jvp, "fully_shard")

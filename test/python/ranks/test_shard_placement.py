@@ -12,7 +12,7 @@ import torch
 from engine import TORCH, Engine, ours
 from experts import WIDTH, Layer, layers, spread_experts
 from models import assert_gradients, assert_trained_alike, batch, mlp
-from pool import run_ranks
+from pool import on_ranks, run_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -186,11 +186,6 @@ def all_elsewhere(rank: int) -> None:
 
 
 class TestShardPlacement:
-    def test_one_unit(self) -> None:
-        run_ranks(WORLD, one_unit)
-
-    def test_refused(self) -> None:
-        run_ranks(WORLD, refused)
-
-    def test_all_elsewhere(self) -> None:
-        run_ranks(WORLD, all_elsewhere)
+    test_one_unit = on_ranks(WORLD, one_unit)
+    test_refused = on_ranks(WORLD, refused)
+    test_all_elsewhere = on_ranks(WORLD, all_elsewhere)

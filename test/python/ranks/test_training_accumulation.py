@@ -11,7 +11,7 @@ from engine import TORCH, Engine, ours
 from meshes import shared_mesh
 from models import batch
 from parity import Parity, Program, Wrapping, assert_same_bits
-from pool import run_ranks
+from pool import on_ranks, run_ranks
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -127,18 +127,13 @@ class TestFullyShardGradientAccumulation:
     def test_gradient_accumulation(self, shape: tuple[int, ...]) -> None:
         run_ranks(math.prod(shape), accumulated, "fully_shard", shape)
 
-    def test_1f1b_microbatching(self) -> None:
-        run_ranks(2, microbatched, "fully_shard")
+    test_1f1b_microbatching = on_ranks(2, microbatched, "fully_shard")
 
 
 class TestReplicateGradientAccumulation:
-    def test_gradient_accumulation(self) -> None:
-        run_ranks(2, accumulated, "replicate", (2,))
-
-    def test_1f1b_microbatching(self) -> None:
-        run_ranks(2, microbatched, "replicate")
+    test_gradient_accumulation = on_ranks(2, accumulated, "replicate", (2,))
+    test_1f1b_microbatching = on_ranks(2, microbatched, "replicate")
 
 
 class TestFullyShardHSDPTraining:
-    def test_train_parity_hsdp(self) -> None:
-        run_ranks(4, on_two_dimensions)
+    test_train_parity_hsdp = on_ranks(4, on_two_dimensions)

@@ -11,12 +11,8 @@ from form import by_form
 from language import CHECKPOINTS, GROUPINGS, checkpoint_blocks, text_loss, text_program, wrap_groups
 from models import local
 from parity import Parity, Program, Wrap, assert_same_bits
-from pool import run_ranks
-
-SETTINGS: dict[str, list[dict[str, Any]]] = {
-    "fully_shard": [{"reshard_after_forward": reshard} for reshard in (True, False, None)],
-    "replicate": [{}],
-}
+from pool import on_ranks, run_ranks
+from training_models import SETTINGS
 
 
 def by_groups(function: str, how: str | None, grouping: str = "block", **options: Any) -> Wrap:
@@ -140,32 +136,23 @@ def layer_by_layer(rank: int) -> None:
 
 
 class TestFullyShard1DTrainingCompose:
-    def test_train_parity_with_activation_checkpointing(self) -> None:
-        run_ranks(2, checkpointed_groups, "fully_shard", timeout=300)
-
-    def test_double_forward_with_nested_fsdp_and_checkpoint(self) -> None:
-        run_ranks(2, two_forwards_one_backward)
+    test_train_parity_with_activation_checkpointing = on_ranks(2, checkpointed_groups, "fully_shard", timeout=300)
+    test_double_forward_with_nested_fsdp_and_checkpoint = on_ranks(2, two_forwards_one_backward)
 
 
 class TestReplicateTrainingCompose:
-    def test_train_parity_with_activation_checkpointing(self) -> None:
-        run_ranks(2, checkpointed_groups, "replicate", timeout=300)
+    test_train_parity_with_activation_checkpointing = on_ranks(2, checkpointed_groups, "replicate", timeout=300)
 
 
 class TestFullyShardSharedParams:
-    def test_train_parity_with_shared_params(self) -> None:
-        run_ranks(2, shared, "fully_shard")
+    test_train_parity_with_shared_params = on_ranks(2, shared, "fully_shard")
 
     def test_train_shared_params_uneven_shard(self) -> None:
         assert run_ranks(2, uneven_table) == [5, 4]
 
-    def test_shared_params_separate_fsdp_groups_error(self) -> None:
-        run_ranks(2, shared_across_units)
-
-    def test_layer_by_layer_shard_no_false_positive(self) -> None:
-        run_ranks(2, layer_by_layer)
+    test_shared_params_separate_fsdp_groups_error = on_ranks(2, shared_across_units)
+    test_layer_by_layer_shard_no_false_positive = on_ranks(2, layer_by_layer)
 
 
 class TestReplicateSharedParams:
-    def test_train_parity_with_shared_params(self) -> None:
-        run_ranks(2, shared, "replicate")
+    test_train_parity_with_shared_params = on_ranks(2, shared, "replicate")

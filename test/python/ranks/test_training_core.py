@@ -12,18 +12,11 @@ from engine import TORCH, Engine, ours
 from language import blocks_of, by_block, prefetch_two_blocks, text_program
 from models import local
 from parity import Parity, Trace, Wrap, Wrapping, adam, assert_same_bits, by_child, momentum
-from pool import run_ranks
-from torch import nn
+from pool import on_ranks
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.debug import CommDebugMode
-from training_models import WIDTHS, mlp_program, non_root_program, twice_program
-
-#: What can be said of when full copies are freed, which changes no result.
-SETTINGS: dict[str, list[dict[str, Any]]] = {
-    "fully_shard": [{"reshard_after_forward": reshard} for reshard in (True, False, None)],
-    "replicate": [{}],
-}
+from training_models import SETTINGS, WIDTHS, largest, mlp_program, non_root_program, twice_program
 
 
 def each_setting(function: str, parity: Parity, wrapping: Callable[..., Wrapping | Wrap]) -> Trace:
@@ -32,10 +25,6 @@ def each_setting(function: str, parity: Parity, wrapping: Callable[..., Wrapping
     for options in SETTINGS[function]:
         assert_same_bits(parity.run(ours(), wrapping(**options)), theirs)
     return theirs
-
-
-def largest(parameter: nn.Parameter) -> Shard:
-    return Shard(max(range(parameter.ndim), key=lambda dim: parameter.shape[dim]))
 
 
 def one_unit(rank: int, function: str) -> None:
@@ -125,23 +114,18 @@ def gathered_ahead(rank: int, function: str) -> None:
             trace = parity.run(engine, wrapping(), counted=True)
             assert all(step.counts == {"allreduce_": 9} for step in trace.steps), trace.steps[0].counts
         return
-    for ahead in (True, False):
-        for engine in (TORCH, ours()):
-            forward, backward = gathers_at_each_block(engine, parity, ahead)
-            # The root, the block itself, and the two that it names.
-            assert forward == [1 + min(i + 1 + 2 * ahead, 8) for i in range(8)], forward
-            # The root's is there. Unless told otherwise, torch gathers the one before ahead; ours knows the order of
-            # the last backward, and there was none.
-            unasked = 1 if engine.name == "shardwise" else 2
-            assert backward == [9 + min(i + (3 if ahead else unasked), 8) for i in range(8)], backward
+    for engine in (TORCH, ours()):
+        forward, backward = gathers_at_each_block(engine, parity)
+        # The root, the block itself, and the two that it names; in backward the root's is there.
+        assert forward == [1 + min(i + 3, 8) for i in range(8)], forward
+        assert backward == [9 + min(i + 3, 8) for i in range(8)], backward
 
 
-def gathers_at_each_block(engine: Engine, parity: Parity, ahead: bool) -> tuple[list[int], list[int]]:
+def gathers_at_each_block(engine: Engine, parity: Parity) -> tuple[list[int], list[int]]:
     """How many all-gathers were asked for when each block's own computation begins, in forward and in backward."""
     model: Any = parity.program.make().to(engine.device)
     by_block("fully_shard")(engine, model)
-    if ahead:
-        prefetch_two_blocks(model)
+    prefetch_two_blocks(model)
     forward: list[int] = []
     backward: list[int] = []
     with CommDebugMode() as mode:
@@ -173,52 +157,22 @@ def optimizer_event(rank: int, function: str) -> None:
 
 
 class TestFullyShard1DTrainingCore:
-    def test_train_parity_single_group_shard_dim0(self) -> None:
-        run_ranks(2, one_unit, "fully_shard")
-
-    def test_train_parity_single_group_shard_largest_dim(self) -> None:
-        run_ranks(2, along_the_largest_dimension)
-
-    def test_train_parity_multi_group(self) -> None:
-        run_ranks(2, by_blocks, "fully_shard", timeout=300)
-
-    def test_train_parity_multi_group_cpu_offload_eager(self) -> None:
-        run_ranks(2, offloaded, "fully_shard")
-
-    def test_train_parity_multi_group_unshard_async_op(self) -> None:
-        run_ranks(2, gathered_asynchronously)
-
-    def test_non_root_forward_backward(self) -> None:
-        run_ranks(2, child_alone, "fully_shard")
-
-    def test_multi_forward_module(self) -> None:
-        run_ranks(2, called_twice, "fully_shard")
-
-    def test_explicit_prefetching(self) -> None:
-        run_ranks(2, gathered_ahead, "fully_shard")
-
-    def test_post_optim_event(self) -> None:
-        run_ranks(2, optimizer_event, "fully_shard")
+    test_train_parity_single_group_shard_dim0 = on_ranks(2, one_unit, "fully_shard")
+    test_train_parity_single_group_shard_largest_dim = on_ranks(2, along_the_largest_dimension)
+    test_train_parity_multi_group = on_ranks(2, by_blocks, "fully_shard", timeout=300)
+    test_train_parity_multi_group_cpu_offload_eager = on_ranks(2, offloaded, "fully_shard")
+    test_train_parity_multi_group_unshard_async_op = on_ranks(2, gathered_asynchronously)
+    test_non_root_forward_backward = on_ranks(2, child_alone, "fully_shard")
+    test_multi_forward_module = on_ranks(2, called_twice, "fully_shard")
+    test_explicit_prefetching = on_ranks(2, gathered_ahead, "fully_shard")
+    test_post_optim_event = on_ranks(2, optimizer_event, "fully_shard")
 
 
 class TestReplicate1DTrainingCore:
-    def test_train_parity_single_group(self) -> None:
-        run_ranks(2, one_unit, "replicate")
-
-    def test_train_parity_multi_groups(self) -> None:
-        run_ranks(2, by_blocks, "replicate", timeout=300)
-
-    def test_train_parity_multi_group_cpu_offload_eager(self) -> None:
-        run_ranks(2, offloaded, "replicate")
-
-    def test_non_root_forward_backward(self) -> None:
-        run_ranks(2, child_alone, "replicate")
-
-    def test_multi_forward_module(self) -> None:
-        run_ranks(2, called_twice, "replicate")
-
-    def test_explicit_prefetching(self) -> None:
-        run_ranks(2, gathered_ahead, "replicate")
-
-    def test_post_optim_event(self) -> None:
-        run_ranks(2, optimizer_event, "replicate")
+    test_train_parity_single_group = on_ranks(2, one_unit, "replicate")
+    test_train_parity_multi_groups = on_ranks(2, by_blocks, "replicate", timeout=300)
+    test_train_parity_multi_group_cpu_offload_eager = on_ranks(2, offloaded, "replicate")
+    test_non_root_forward_backward = on_ranks(2, child_alone, "replicate")
+    test_multi_forward_module = on_ranks(2, called_twice, "replicate")
+    test_explicit_prefetching = on_ranks(2, gathered_ahead, "replicate")
+    test_post_optim_event = on_ranks(2, optimizer_event, "replicate")

@@ -11,11 +11,11 @@ import torch.distributed as dist
 from engine import TORCH, Engine, ours
 from models import batch, local
 from parity import Parity, Program, adam, by_child, kind
-from pool import run_ranks
+from pool import on_ranks, run_ranks
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
-from training_models import batch_for, mlps
+from training_models import SETTINGS, batch_for, mlps
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -117,12 +117,6 @@ def look(model: nn.Module) -> dict[str, Any]:
     }
 
 
-SETTINGS: dict[str, list[dict[str, Any]]] = {
-    "fully_shard": [{"reshard_after_forward": reshard} for reshard in (True, False, None)],
-    "replicate": [{}],
-}
-
-
 def loss_of(model: nn.Module, step: int) -> torch.Tensor:
     return model(batch(step, dist.get_rank(), 3)).pow(2).sum()
 
@@ -185,11 +179,8 @@ def to_float64(rank: int, function: str, swap: bool) -> None:
 
 
 class TestFullyShardForwardInputs:
-    def test_root_move_forward_input_to_device(self) -> None:
-        run_ranks(2, inputs_come_through, "fully_shard")
-
-    def test_root_no_forward_inputs(self) -> None:
-        run_ranks(2, no_inputs)
+    test_root_move_forward_input_to_device = on_ranks(2, inputs_come_through, "fully_shard")
+    test_root_no_forward_inputs = on_ranks(2, no_inputs)
 
 
 class TestFullyShardRegisteredParams:
@@ -197,8 +188,7 @@ class TestFullyShardRegisteredParams:
         run_ranks(2, registered, "fully_shard", False)
         run_ranks(4, held_in_pairs)
 
-    def test_param_registration_after_backward(self) -> None:
-        run_ranks(2, registered, "fully_shard", True)
+    test_param_registration_after_backward = on_ranks(2, registered, "fully_shard", True)
 
 
 class TestFullyShardCastAfterInit:
@@ -208,16 +198,12 @@ class TestFullyShardCastAfterInit:
 
 
 class TestReplicateForwardInputs:
-    def test_root_move_forward_input_to_device(self) -> None:
-        run_ranks(2, inputs_come_through, "replicate")
+    test_root_move_forward_input_to_device = on_ranks(2, inputs_come_through, "replicate")
 
 
 class TestReplicateRegisteredParams:
-    def test_param_registration_after_forward(self) -> None:
-        run_ranks(2, registered, "replicate", False)
-
-    def test_param_registration_after_backward(self) -> None:
-        run_ranks(2, registered, "replicate", True)
+    test_param_registration_after_forward = on_ranks(2, registered, "replicate", False)
+    test_param_registration_after_backward = on_ranks(2, registered, "replicate", True)
 
 
 class TestReplicateCastAfterInit:

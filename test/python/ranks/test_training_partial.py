@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from engine import TORCH, Engine, ours
 from models import batch, local
-from pool import run_ranks
+from pool import on_ranks
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
@@ -159,17 +159,8 @@ def twice(rank: int) -> None:
 
 
 class TestFullyShard1DTrainingCompose:
-    def test_double_partial_forward_then_backward(self) -> None:
-        run_ranks(2, twice)
-
-    def test_partial_group_forward_then_standalone(self) -> None:
-        run_ranks(2, then_standalone)
-
-    def test_partial_group_forward_grad_accum_chunked(self) -> None:
-        run_ranks(2, accumulated_in_chunks)
-
-    def test_partial_group_reshard_toggle(self) -> None:
-        run_ranks(2, toggled)
-
-    def test_grouped_module_cast_forward_inputs(self) -> None:
-        run_ranks(2, cast)
+    test_double_partial_forward_then_backward = on_ranks(2, twice)
+    test_partial_group_forward_then_standalone = on_ranks(2, then_standalone)
+    test_partial_group_forward_grad_accum_chunked = on_ranks(2, accumulated_in_chunks)
+    test_partial_group_reshard_toggle = on_ranks(2, toggled)
+    test_grouped_module_cast_forward_inputs = on_ranks(2, cast)

@@ -8,14 +8,10 @@ import torch
 from engine import Engine
 from language import blocks_of, text_program, wrap_blocks
 from parity import Parity, Wrapping
-from pool import run_ranks
+from pool import on_ranks
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
-from training_models import mlp_program
-
-
-def largest(parameter: nn.Parameter) -> Shard:
-    return Shard(max(range(parameter.ndim), key=lambda dim: parameter.shape[dim]))
+from training_models import largest, mlp_program
 
 
 def last(parameter: nn.Parameter) -> Shard | None:
@@ -93,10 +89,8 @@ def assert_contiguous(model: nn.Module, with_gradients: bool) -> None:
 
 
 class TestFullyShardShardPlacementFnMultiProcess:
-    def test_train_parity_shard_placement_fn_shard_largest_dim(self) -> None:
-        run_ranks(2, along_the_largest_dimension)
+    test_train_parity_shard_placement_fn_shard_largest_dim = on_ranks(2, along_the_largest_dimension)
 
 
 class TestFullyShardShardPlacementFnMultiThread:
-    def test_shard_placement_fn_contiguous_params_grads(self) -> None:
-        run_ranks(2, contiguous)
+    test_shard_placement_fn_contiguous_params_grads = on_ranks(2, contiguous)

@@ -8,17 +8,32 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from engine import TORCH, Engine, ours
-from language import vision_program
 from models import batch
 from parity import Parity, Program, Wrap, adam, assert_same_bits, counting
-from pool import run_ranks
+from pool import on_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from training_models import WIDTHS, mlp_program, mlps
 
 
+class Features(nn.Module):
+    """Its forward calls another method, and goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.head = mlps(6, 2), nn.Linear(6, 5)
+
+    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.forward_features(x))
+
+
 def another_method(rank: int, function: str) -> None:
+    """Two times in three it alone is called, which leaves the head unused."""
+
     def wrapping(**options: Any) -> Wrap:
         def wrap(engine: Engine, model: Any) -> None:
             for block in model.blocks:
@@ -30,7 +45,11 @@ def another_method(rank: int, function: str) -> None:
 
         return wrap
 
-    parity = Parity(vision_program())
+    def loss(model: Any, number: int, data_rank: int) -> torch.Tensor:
+        x = batch(number, data_rank, 6)
+        return (model(x) if number % 3 == 2 else model.forward_features(x)).pow(2).sum()
+
+    parity = Parity(Program(Features, loss))
     for options in [{"reshard_after_forward": each} for each in (True, None)] if function == "fully_shard" else [{}]:
         parity.both(wrapping(**options))
     # Of a module that is no unit nothing is asked.
@@ -115,25 +134,20 @@ def below_a_replicated_model(rank: int) -> None:
 
 
 class TestFullyShardCustomForwardMethod:
-    def test_register_fsdp_forward_method(self) -> None:
-        run_ranks(2, another_method, "fully_shard")
+    test_register_fsdp_forward_method = on_ranks(2, another_method, "fully_shard")
 
 
 class TestReplicateCustomForwardMethod:
-    def test_register_fsdp_forward_method(self) -> None:
-        run_ranks(2, another_method, "replicate")
+    test_register_fsdp_forward_method = on_ranks(2, another_method, "replicate")
 
 
 class TestFullyShardShareCommContext:
-    def test_share_comm_context(self) -> None:
-        run_ranks(2, several_roots)
+    test_share_comm_context = on_ranks(2, several_roots)
 
 
 class TestFullyShardBelowReplicate:
-    def test_the_outermost_keep_their_parameters(self) -> None:
-        run_ranks(2, below_a_replicated_model)
+    test_the_outermost_keep_their_parameters = on_ranks(2, below_a_replicated_model)
 
 
 class TestFullyShardWorldSize1:
-    def test_train_parity_single_worldsize1(self) -> None:
-        run_ranks(1, alone)
+    test_train_parity_single_worldsize1 = on_ranks(1, alone)

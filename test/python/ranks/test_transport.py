@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from models import batch, mlp, whole
-from pool import run_ranks
+from pool import on_ranks, run_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
@@ -111,8 +111,5 @@ class TestTransport:
     def test_collectives(self, world: int, backend: str):
         run_ranks(world, collectives, backend=backend)
 
-    def test_one_operation_each(self):
-        run_ranks(2, one_operation_each, backend="shardwise")
-
-    def test_torchs_own_engines(self):
-        run_ranks(2, torchs_own_engines, backend="shardwise")
+    test_one_operation_each = on_ranks(2, one_operation_each, backend="shardwise")
+    test_torchs_own_engines = on_ranks(2, torchs_own_engines, backend="shardwise")

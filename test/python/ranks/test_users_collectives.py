@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from meshes import shared_mesh
 from models import Beside, batch
-from pool import run_ranks
+from pool import on_ranks, run_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -112,8 +112,7 @@ class TestUsersCollectives:
         modes = ["rows", "kept", "replicate", "part"]
         run_ranks(2, trains_as_one_process, modes, backend=backend)
 
-    def test_along_both_axes(self) -> None:
-        run_ranks(4, trains_as_one_process, ["hsdp"])
+    test_along_both_axes = on_ranks(4, trains_as_one_process, ["hsdp"])
 
     def test_units_of_a_program_with_gloo_take_our_transport(self) -> None:
         run_ranks(2, goes_our_way, ", shared memory)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models import batch, whole
+from models import Beside
 from pool import run_ranks
 from torch import nn
 
@@ -35,52 +35,39 @@ def change(layers: nn.Sequential) -> None:
         nn.utils.vector_to_parameters(vector.flip(0), layers.parameters())
 
 
-def wholes(layers: nn.Sequential) -> list[torch.Tensor]:
-    return [whole(p) for p in layers.parameters()]
-
-
 def written_back(rank: int, kind: str) -> None:
-    ours, reference = model(), model()
     options = KINDS[kind]
-    for part in (ours[2], ours):
-        shardwise.replicate(part) if options is None else shardwise.fully_shard(part, **options)
-    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
-    held = list(ours.parameters())
+
+    def wrap(layers: nn.Sequential) -> None:
+        for part in (layers[2], layers):
+            shardwise.replicate(part) if options is None else shardwise.fully_shard(part, **options)
+
+    both = Beside(model(), wrap)
+    held = list(both.model.parameters())
     for step in range(3):
-        with shardwise.with_whole_parameters(ours):
-            change(ours)
+        with shardwise.with_whole_parameters(both.model):
+            change(both.model)
             if rank > 0:
                 with torch.no_grad():
-                    ours[0].bias.fill_(7)  # rank 0's values count
-        change(reference)
-        assert all(map(torch.equal, wholes(ours), wholes(reference)))
-        assert all(one is other for one, other in zip(held, ours.parameters(), strict=True))
-        if kind == "cast":
-            continue
-        loss = ours(batch(step, rank, 6)).pow(2).sum()
-        loss.backward()
-        for other in range(2):
-            (reference(batch(step, other, 6)).pow(2).sum() / 2).backward()
-        for mine, theirs in zip(ours.parameters(), reference.parameters(), strict=True):
-            torch.testing.assert_close(whole(mine.grad), theirs.grad)
-        optimizer.step()
-        for mine, theirs in zip(ours.parameters(), reference.parameters(), strict=True):
-            mine.grad = theirs.grad = None
-            with torch.no_grad():
-                theirs.copy_(whole(mine))
+                    both.model[0].bias.fill_(7)  # rank 0's values count
+        change(both.plain)
+        both.check(f"step {step}")
+        assert all(one is other for one, other in zip(held, both.model.parameters(), strict=True))
+        if kind != "cast":
+            both.train([step])
 
     def fail() -> None:
-        with shardwise.with_whole_parameters(ours):
-            ours[0].weight.data.zero_()
+        with shardwise.with_whole_parameters(both.model):
+            both.model[0].weight.data.zero_()
             raise ValueError("on purpose")
 
     # As a part of another model too. With torch's engine this ends the process.
-    for shares in (ours, nn.Sequential(ours)):
+    for shares in (both.model, nn.Sequential(both.model)):
         with pytest.raises(RuntimeError, match=r"share_memory\(\) cannot share the parameters of a"):
             shares.share_memory()
     with pytest.raises(ValueError, match="on purpose"):
         fail()
-    assert all(map(torch.equal, wholes(ours), wholes(reference)))
+    both.check("after a failure")
 
 
 @pytest.mark.parametrize("kind", KINDS)

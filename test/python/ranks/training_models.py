@@ -8,9 +8,20 @@ import torch
 from models import batch, mlp
 from parity import Program
 from torch import nn
+from torch.distributed.tensor import Shard
 
 #: The widths of models that are one group; not all can be cut evenly.
 WIDTHS = [(7, 15, 3), (16, 17, 8), (32, 16, 8)]
+#: What can be said of when full copies are freed, which changes no result.
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "fully_shard": [{"reshard_after_forward": reshard} for reshard in (True, False, None)],
+    "replicate": [{}],
+}
+
+
+def largest(parameter: nn.Parameter) -> Shard:
+    """Along the largest dimension."""
+    return Shard(max(range(parameter.ndim), key=lambda dim: parameter.shape[dim]))
 
 
 def batch_for(model: nn.Module, number: int, rank: int, width: int) -> torch.Tensor:
