@@ -22,19 +22,10 @@ def start(out: Path, ranks: int, steps: int) -> subprocess.Popen[str]:
     out.mkdir(exist_ok=True)
     text = out.parent / "text"
     text.write_bytes(b"".join(b"%d bottles of beer on the wall, " % (number * number) for number in range(4000)))
-    launcher = [
-        "-m",
-        "torch.distributed.run",
-        "--no-python",
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "127.0.0.1:0",
-    ]
-    launcher += ["--nproc-per-node", str(ranks), "--max-restarts", "3"]
+    launcher = "-m torch.distributed.run --no-python --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 --max-restarts 3"
     options = {"text": text, "out": out, "steps": steps, "every": 4, "batch": 8}
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, *launcher, str(PROGRAM), *words]
+    command = [sys.executable, *launcher.split(), "--nproc-per-node", str(ranks), str(PROGRAM), *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 

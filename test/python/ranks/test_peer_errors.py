@@ -36,11 +36,16 @@ def mesh_with_little_time() -> DeviceMesh:
     return DeviceMesh.from_group(group, "cpu")
 
 
-def alone_in_backward(rank: int, wrap: Callable[..., None]) -> None:
+def begun(rank: int, wrap: Callable[..., None]) -> nn.Sequential:
     model = mlp(5, 7, 3)
     wrap(model, mesh_with_little_time())
     for step in range(2):
         model(batch(step, rank, 5)).pow(2).mean().backward()
+    return model
+
+
+def alone_in_backward(rank: int, wrap: Callable[..., None]) -> None:
+    model = begun(rank, wrap)
     loss = model(batch(2, rank, 5)).pow(2).mean()
     if rank == 0:
         # What a program for torch alone catches.
@@ -54,10 +59,7 @@ def alone_in_backward(rank: int, wrap: Callable[..., None]) -> None:
 
 
 def different_ways_in_backward(rank: int) -> None:
-    model = mlp(5, 7, 3)
-    sharded(model, mesh_with_little_time())
-    for step in range(2):
-        model(batch(step, rank, 5)).pow(2).mean().backward()
+    model = begun(rank, sharded)
     hidden = model[0](batch(2, rank, 5))
     with pytest.raises(shardwise.Error, match="do not run the same units in the same order") as caught:
         # Of rank 1 the first gather of this backward is another unit's.

@@ -37,16 +37,10 @@ def place(tmp_path):
 
 def configure(place: Path, *options: str) -> str:
     cmake = os.environ.get("SHARDWISE_CMAKE") or shutil.which("cmake")
-    words = [
-        cmake,
-        "-S",
-        place / "project",
-        "-B",
-        place / "build",
-        f"-DSHARDWISE_TORCH_DIR={place / 'torch'}",
-        *options,
-    ]
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
+    folders = ["-S", place / "project", "-B", place / "build", f"-DSHARDWISE_TORCH_DIR={place / 'torch'}"]
+    done = subprocess.run(
+        [str(word) for word in (cmake, *folders, *options)], capture_output=True, text=True, check=False
+    )
     return done.stdout + " ".join(done.stderr.split())
 
 

@@ -14,16 +14,7 @@ import seconds
 import suites
 from check_rows import read_rows, read_table
 from programs import last_lines, run_program
-from reports import (
-    FAILED,
-    PASSED,
-    SKIPPED,
-    Result,
-    counts,
-    read_closing_line,
-    read_counts,
-    read_junit,
-)
+from reports import FAILED, PASSED, SKIPPED, Result, counts, read_closing_line, read_counts, read_junit
 
 ROOT = Path(__file__).resolve().parents[3]
 
