@@ -260,7 +260,7 @@ TEST(ReplicateContract, LaterParametersAreAnError) {
         expect_error<Error>(
             [&] { loss().backward(); },
             {c10::str("rank ", rank.rank(), ": the parameter 'later.weight' was registered after"),
-             "each rank would train it alone"});
+             "each would train it alone"});
       }
       replicate(model.later, on(rank));
       loss().backward();

@@ -163,7 +163,7 @@ TEST_CASE("optimizers of other classes, and state of the program's own, are refu
       return {};
     }
   } own;
-  CHECK_THROWS_WITH(OptimizerState(own), Contains("nor derived from one"));
+  CHECK_THROWS_WITH(OptimizerState(own), Contains("does not derive from one"));
   struct Derived : torch::optim::SGD {
     using torch::optim::SGD::SGD;
   } derived(two_parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
