@@ -2,11 +2,6 @@
 
 #include "ranks/hybrid_models.h"
 
-#include <shardwise/optimizer_state_dict.h>
-#include <shardwise/save.h>
-#include <shardwise/state_dict.h>
-
-#include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
@@ -74,6 +69,12 @@ struct Training {
     return made;
   }
 };
+
+/// All parameters are zero from now on.
+inline void forget(torch::nn::Module& module) {
+  const torch::NoGradGuard no_grad;
+  for (auto& parameter : module.parameters()) parameter.zero_();
+}
 
 inline void expect_same(const StateDict& got, const StateDict& wanted) {
   ASSERT_EQ(got.keys(), wanted.keys());

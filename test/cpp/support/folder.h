@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <set>
 #include <stdexcept>
 #include <string>
 
@@ -21,6 +22,12 @@ class TemporaryFolder {
   }
   const std::string& path() const {
     return path_;
+  }
+  /// Of what is in it, in order.
+  std::set<std::string> names() const {
+    std::set<std::string> all;
+    for (const auto& entry : std::filesystem::directory_iterator(path_)) all.insert(entry.path().filename());
+    return all;
   }
   std::string operator/(const std::string& name) const {
     return path_ + "/" + name;
