@@ -1,8 +1,7 @@
 // How often the host waits for the device in a step.
 #include "ranks/hybrid_models.h"
 #include "steps.h"
-
-#include <ATen/record_function.h>
+#include "support/recorded_calls.h"
 
 namespace shardwise::test {
 
@@ -80,54 +79,20 @@ TEST(LateEngine, OurOptimizersAndGradScalerMakeTheHostWaitForNothing) {
   });
 }
 
-namespace {
-
-/// How often this thread calls operations of that name.
-class Calls {
- public:
-  explicit Calls(const std::string& name) {
-    counted() = 0;
-    named() = name;
-    handle_ = at::addThreadLocalCallback(
-        at::RecordFunctionCallback([](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
-          if (named() == call.name()) ++counted();
-          return nullptr;
-        }).scopes({at::RecordScope::FUNCTION}));
-  }
-  ~Calls() {
-    at::removeCallback(handle_);
-  }
-  Calls(const Calls&) = delete;
-  Calls& operator=(const Calls&) = delete;
-  static int& counted() {
-    thread_local int value = 0;
-    return value;
-  }
-
- private:
-  static std::string& named() {
-    thread_local std::string value;
-    return value;
-  }
-  at::CallbackHandle handle_;
-};
-
-} // namespace
-
 TEST(LateEngine, ClippingTakesAllGradientsTogether) {
   // As many operations for a model of two blocks as for one of six.
-  run_ranks(2, [](Rank& rank) {
-    const auto calls_for = [&](int64_t depth, const char* name) {
+  run_ranks(1, [](Rank& rank) {
+    const auto calls_for = [&](int64_t depth) {
       Stack model(6, depth);
       shard_stack(model, sharded_on(rank));
       stack_loss(model, 0, rank.rank()).backward();
-      const Calls calls(name);
+      const RecordedCalls calls;
       clip_grad_norm_(model, 0.01);
-      return Calls::counted();
+      return calls.counts();
     };
     for (const auto* name : {"aten::_foreach_norm", "aten::_foreach_mul_"}) {
-      EXPECT_GT(calls_for(2, name), 0) << name;
-      EXPECT_EQ(calls_for(2, name), calls_for(6, name)) << name;
+      EXPECT_GT(calls_for(2)[name], 0) << name;
+      EXPECT_EQ(calls_for(2)[name], calls_for(6)[name]) << name;
     }
   });
 }

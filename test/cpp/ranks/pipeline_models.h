@@ -3,8 +3,6 @@
 // Stages of pipelines, and the same model in one process.
 #include "ranks/training_models.h"
 
-#include <map>
-
 namespace shardwise::test {
 
 using StageTensors = std::vector<torch::Tensor>;
@@ -67,6 +65,28 @@ struct WholePipeline {
   }
   std::vector<Mlp> models;
 };
+
+/// Of the stages of a rank.
+inline std::vector<torch::Tensor> parameters_of(const std::map<int64_t, Mlp>& own) {
+  std::vector<torch::Tensor> all;
+  for (const auto& [number, model] : own) {
+    for (const auto& parameter : model->parameters()) all.push_back(parameter);
+  }
+  return all;
+}
+
+/// Values and gradients are those of one process.
+inline void assert_stages(const std::map<int64_t, Mlp>& own, const WholePipeline& reference, const std::string& what) {
+  for (const auto& [number, model] : own) {
+    const auto whole = reference.models[number]->named_parameters();
+    for (const auto& entry : model->named_parameters()) {
+      const auto text = c10::str(what, ", stage ", number, ": ", entry.key());
+      const auto& expected = whole[entry.key()];
+      ASSERT_TRUE(torch::allclose(entry.value(), expected, 1e-9, 1e-11)) << text;
+      ASSERT_TRUE(torch::allclose(entry.value().grad(), expected.grad(), 1e-9, 1e-11)) << "gradient, " << text;
+    }
+  }
+}
 
 inline std::shared_ptr<AdamW> optimizer_of(const std::vector<torch::Tensor>& parameters) {
   return std::make_shared<AdamW>(parameters, torch::optim::AdamWOptions(0.05).eps(0.1));

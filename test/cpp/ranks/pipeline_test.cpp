@@ -1,7 +1,7 @@
 // Pipeline: stages on ranks compute what one process computes, whatever the schedule.
 #include "ranks/pipeline_models.h"
 #include "support/expect.h"
-#include "support/products.h"
+#include "support/recorded_calls.h"
 
 #include "group/leaf_storage.h"
 
@@ -31,11 +31,7 @@ TEST(Pipeline, TrainsAsOneProcessInEverySchedule) {
             },
             options);
         WholePipeline reference(pipeline.stages());
-        std::vector<torch::Tensor> parameters;
-        for (auto& [number, model] : own) {
-          for (auto& parameter : model->parameters()) parameters.push_back(parameter);
-        }
-        auto mine = optimizer_of(parameters);
+        auto mine = optimizer_of(parameters_of(own));
         auto theirs = optimizer_of(reference.parameters());
         for (int step = 0; step < 3; ++step) {
           mine->zero_grad();
@@ -53,21 +49,10 @@ TEST(Pipeline, TrainsAsOneProcessInEverySchedule) {
             const auto loss = mean_loss({reference.forward(parts[1])}, {y.tensor_split(microbatches)[1]});
             ASSERT_TRUE(torch::allclose(result.losses[1], loss, 1e-10, 1e-12));
           }
-          const auto compare = [&](const std::string& what) {
-            for (auto& [number, model] : own) {
-              const auto whole = reference.models[number]->named_parameters();
-              for (const auto& entry : model->named_parameters()) {
-                ASSERT_TRUE(torch::allclose(entry.value(), whole[entry.key()], 1e-9, 1e-11))
-                    << what << ", stage " << number << ": " << entry.key();
-                ASSERT_TRUE(torch::allclose(entry.value().grad(), whole[entry.key()].grad(), 1e-9, 1e-11))
-                    << what << ", stage " << number << ": gradient of " << entry.key();
-              }
-            }
-          };
-          compare("before the optimizer");
+          assert_stages(own, reference, "before the optimizer");
           mine->step();
           theirs->step();
-          compare("step " + std::to_string(step));
+          assert_stages(own, reference, "step " + std::to_string(step));
           const auto seen = pipeline.evaluate(is_first ? Tensors{x} : Tensors(), is_last ? Tensors{y} : Tensors());
           ASSERT_EQ(seen.outputs.size(), is_last ? 1 : 0);
           if (is_last) {
@@ -125,9 +110,9 @@ TEST(Pipeline, NothingIsComputedTwice) {
       SCOPED_TRACE(c10::str("schedule ", static_cast<int>(each.schedule), ", wraps: ", wraps));
       const auto x = [](const Rank& rank) { return rows_of(0, 0, 8).to(rank.device()); };
       const auto count = [](int ranks, const std::function<void(Rank&)>& act) {
-        const CountingProducts counting;
+        const RecordedCalls calls;
         run_ranks(ranks, act);
-        return counting.count();
+        return calls.products();
       };
       const auto mine = count(2, [&](Rank& rank) {
         const auto mesh = rank.mesh({{"pp", 2}, {"dp", 1}});
@@ -258,13 +243,7 @@ TEST(Pipeline, MessagesMayDifferFromStepToStep) {
           y = reference.models[number]->forward(y) * (step.doubles && number < last ? 3 : 1);
         }
         mean_loss({y}, {x}).backward();
-        for (auto& [number, model] : own) {
-          const auto whole = reference.models[number]->named_parameters();
-          for (const auto& entry : model->named_parameters()) {
-            ASSERT_TRUE(torch::allclose(entry.value().grad(), whole[entry.key()].grad(), 1e-9, 1e-11))
-                << name << ": " << entry.key();
-          }
-        }
+        assert_stages(own, reference, name);
         const auto seen = pipeline.evaluate({x.narrow(0, 0, 5)});
         if (!own.contains(last)) continue;
         EXPECT_TRUE(torch::allclose(seen.outputs[0], y.narrow(0, 0, 5), 1e-9, 1e-11)) << name;
@@ -304,12 +283,7 @@ TEST(Pipeline, AnErrorOfOneStageIsRaisedOnAllAndTheNextStepGoesOn) {
         pipeline.step({x}, {x});
         WholePipeline reference(pipeline.stages());
         mean_loss({reference.forward(x)}, {x}).backward();
-        for (auto& [number, model] : own) {
-          for (const auto& entry : model->named_parameters()) {
-            const auto expected = reference.models[number]->named_parameters()[entry.key()].grad();
-            ASSERT_TRUE(torch::allclose(entry.value().grad(), expected, 1e-9, 1e-11)) << entry.key();
-          }
-        }
+        assert_stages(own, reference, "the next step");
       });
     }
   }

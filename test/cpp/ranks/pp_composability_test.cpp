@@ -30,11 +30,7 @@ struct StagesOnMesh {
               return PipelineStage(model);
             },
             options_of(each, kMicrobatchesOfAStep)) {
-    std::vector<torch::Tensor> parameters;
-    for (auto& [number, model] : own) {
-      for (auto& parameter : model->parameters()) parameters.push_back(parameter);
-    }
-    optimizer = optimizer_of(parameters);
+    optimizer = optimizer_of(parameters_of(own));
   }
   bool has(int64_t stage) const {
     return own.contains(stage);
@@ -185,12 +181,7 @@ TEST(Composability, ReplicatePpGrads) {
         const auto losses = ours.step(step, torch::kDouble);
         const auto expected = reference.step(step, replica);
         if (ours.has(ours.pipeline.stages() - 1)) expect_losses(losses, expected, 1e-10, "a loss");
-        for (auto& [number, model] : ours.own) {
-          const auto whole = reference.whole.models[number]->named_parameters();
-          for (const auto& entry : model->named_parameters()) {
-            ASSERT_TRUE(torch::allclose(entry.value().grad(), whole[entry.key()].grad(), 1e-9, 1e-11)) << entry.key();
-          }
-        }
+        assert_stages(ours.own, reference.whole, "a step");
         ours.optimizer->step();
         reference.optimizer->step();
       }
