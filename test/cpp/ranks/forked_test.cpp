@@ -1,9 +1,10 @@
 // A process that a rank forks, to save a snapshot or to load data, while the rank trains on (T44).
+#include "ranks/fully_shard_models.h"
 #include "ranks/pipeline_models.h"
-#include "ranks/sharded_models.h"
 #include "saves/background_save.h"
 #include "saves/ranks.h"
 #include "saves/save.h"
+#include "support/expect.h"
 #include "support/folder.h"
 #include "unit/files/faulty_disk.h"
 
@@ -17,42 +18,15 @@
 namespace shardwise::test {
 namespace {
 
-std::string text_of(const std::function<void()>& act) {
-  try {
-    act();
-    return "no error";
-  } catch (const std::exception& error) {
-    return error.what();
-  }
+using Trained = Pair<torch::nn::Sequential>;
+
+torch::Tensor forked_loss(torch::nn::Sequential& model, int step, int rank) {
+  return model->forward(batch(step, rank, 6)).pow(2).mean();
 }
 
-struct Training {
-  explicit Training(Rank& rank) : rank(rank) {}
-
-  void step(int number) {
-    optimizer->zero_grad();
-    theirs->zero_grad();
-    ours->forward(batch(number, rank.rank(), 6)).pow(2).mean().backward();
-    reference_backward(rank, [&](int r) { return reference->forward(batch(number, r, 6)).pow(2).mean(); });
-    optimizer->step();
-    theirs->step();
-  }
-  void wrap(const std::function<void(torch::nn::Sequential&)>& act) {
-    act(ours);
-    optimizer = std::make_unique<torch::optim::SGD>(ours->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-    theirs = std::make_unique<torch::optim::SGD>(reference->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-  }
-
-  Rank& rank;
-  torch::nn::Sequential ours = mlp({6, 8, 4});
-  torch::nn::Sequential reference = mlp({6, 8, 4});
-  std::unique_ptr<torch::optim::SGD> optimizer;
-  std::unique_ptr<torch::optim::SGD> theirs;
-};
-
 /// What is wrong in the child: nothing where this is empty.
-std::string look_as_child(Training& training, const std::vector<torch::Tensor>& values, bool are_shared) {
-  const auto parameters = training.ours->parameters();
+std::string look_as_child(Trained& both, const std::vector<torch::Tensor>& values, bool are_shared) {
+  const auto parameters = both.ours->parameters();
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto use = text_of([&] {
       const torch::NoGradGuard guard;
@@ -65,60 +39,62 @@ std::string look_as_child(Training& training, const std::vector<torch::Tensor>& 
   if (gradient.find("forked from a rank") == std::string::npos) return "a gradient: " + gradient;
   // A replicated unit has nothing to gather; torch itself runs no backward in a child.
   const auto step = text_of([&] {
-    unit(*training.ours).reshard();
-    training.step(7);
+    unit(*both.ours).reshard();
+    both.backward(forked_loss, 7);
   });
   if (step.find("forked from a rank") == std::string::npos && step.find("Autograd-and-Fork") == std::string::npos) {
     return "a step: " + step;
   }
-  const auto group = training.rank.mesh().group("world");
+  const auto group = both.rank.mesh().group("world");
   std::vector<torch::Tensor> one{torch::ones({1})};
   const auto sum = text_of([&] { group->allreduce(one)->wait(); });
   if (sum.find("forked from a rank") == std::string::npos) return "an all-reduce: " + sum;
   return "";
 }
 
-void fork_while_training(
-    Rank& rank, const std::function<void(torch::nn::Sequential&)>& wrap, const std::string& name, bool are_shared) {
-  Training training(rank);
-  training.wrap(wrap);
-  for (int step = 0; step < 2; ++step) training.step(step);
-  std::vector<torch::Tensor> values;
-  for (const auto& parameter : training.ours->parameters()) values.push_back(parameter.detach().clone());
-  std::array<int, 2> trained{};
-  ASSERT_EQ(pipe(trained.data()), 0);
-  const auto child = fork();
-  if (child == 0) {
-    char byte = 0;
-    const bool told = read(trained[0], &byte, 1) == 1;
-    const auto problem = told ? look_as_child(training, values, are_shared) : "the parent is gone";
-    if (!problem.empty()) std::cerr << rank.name() << ", " << name << ", in the child: " << problem << std::endl;
-    _exit(problem.empty() ? 0 : 1);
-  }
-  for (int step = 2; step < 4; ++step) training.step(step);
-  ASSERT_EQ(write(trained[1], "x", 1), 1);
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0) << name;
-  training.step(4);
-  for (const int end : trained) close(end);
-  const auto expected = training.reference->named_parameters();
-  for (const auto& entry : full_state_dict(training.ours)) {
-    assert_close(entry.value(), expected[entry.key()].detach(), name + ": " + entry.key());
-  }
-}
-
 /// Forks, and expects the child to find nothing wrong.
-void in_child(Rank& rank, const std::function<std::string()>& look) {
+void in_child(
+    Rank& rank, const std::function<std::string()>& look, const std::function<void()>& meanwhile = [] {}) {
   const auto child = fork();
   if (child == 0) {
     const auto problem = look();
     if (!problem.empty()) std::cerr << rank.name() << ", in the child: " << problem << std::endl;
     _exit(problem.empty() ? 0 : 1);
   }
+  meanwhile();
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
+}
+
+void fork_while_training(
+    Rank& rank, const std::function<void(torch::nn::Sequential&)>& wrap, const std::string& name, bool are_shared) {
+  SCOPED_TRACE(name);
+  auto ours = mlp({6, 8, 4});
+  wrap(ours);
+  Trained both{rank, ours, mlp({6, 8, 4})};
+  both.backward(forked_loss, 0);
+  both.optimize();
+  both.backward(forked_loss, 1);
+  std::vector<torch::Tensor> values;
+  for (const auto& parameter : ours->parameters()) values.push_back(parameter.detach().clone());
+  std::array<int, 2> trained{};
+  ASSERT_EQ(pipe(trained.data()), 0);
+  const auto look = [&]() -> std::string {
+    char byte = 0;
+    return read(trained[0], &byte, 1) == 1 ? look_as_child(both, values, are_shared) : "the parent is gone";
+  };
+  in_child(rank, look, [&] {
+    both.optimize();
+    both.backward(forked_loss, 2);
+    ASSERT_EQ(write(trained[1], "x", 1), 1);
+  });
+  both.optimize();
+  for (const int end : trained) close(end);
+  const auto expected = both.reference->named_parameters();
+  for (const auto& entry : full_state_dict(ours)) {
+    assert_close(entry.value(), expected[entry.key()].detach(), entry.key());
+  }
 }
 
 /// What is wrong if `act` does not raise the error of a forked process.

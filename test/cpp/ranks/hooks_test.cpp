@@ -109,25 +109,6 @@ TEST(Hooks, ResultsWithoutTensorsPassUntouched) {
   EXPECT_EQ(&same, &value);
 }
 
-TEST(Hooks, LstmOutputsAreSeenAndReplaced) {
-  torch::nn::LSTM lstm(4, 5);
-  const auto x = torch::randn({2, 3, 4});
-  const auto want = lstm->forward(x);
-  register_forward_hook(*lstm, [](Module&, HookTensors& outputs) {
-    ASSERT_EQ(outputs.size(), 3U);
-    outputs[2] = outputs[2] * 2;
-  });
-  const auto [output, state] = call(lstm, x);
-  EXPECT_TRUE(at::equal(output, std::get<0>(want)));
-  EXPECT_TRUE(at::equal(std::get<0>(state), std::get<0>(std::get<1>(want))));
-  EXPECT_TRUE(at::equal(std::get<1>(state), std::get<1>(std::get<1>(want)) * 2));
-  // The state as an argument: optional<tuple>, and the plain tuple.
-  size_t inputs_seen = 0;
-  register_forward_pre_hook(*lstm, [&](Module&, HookTensors& inputs) { inputs_seen = inputs.size(); });
-  call(lstm, x, std::optional(state));
-  EXPECT_EQ(inputs_seen, 3U);
-}
-
 TEST(Hooks, AddingOrDroppingATensorIsAnError) {
   Linear linear(3, 2);
   auto handle = register_forward_pre_hook(*linear, [](Module&, HookTensors& inputs) { inputs.clear(); });

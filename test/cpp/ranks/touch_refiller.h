@@ -13,11 +13,6 @@ namespace shardwise::nn::test {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// A user's error, to see that it comes through as it is.
-struct UserError {
-  int code;
-};
-
 /// Keeps the values of some tensors elsewhere, as an engine that shards does: the tensors become views of one buffer
 /// whose memory is freed, and comes back with the values at the first touch.
 class Refiller : public TouchListener {
@@ -46,7 +41,6 @@ class Refiller : public TouchListener {
 
   void touched(const Touch& touch) override {
     touches.push_back(touch.operation.operator_name().name + (touch.written ? " writes" : ""));
-    if (error) throw *error;
     if (!refills || !storage_->freed()) return;
     const base::ComputeGuard guard;
     storage_->refill(at::zeros({static_cast<int64_t>(storage_->bytes())}, values_.options().dtype(at::kByte)));
@@ -61,12 +55,8 @@ class Refiller : public TouchListener {
     storage_->alias().zero_();
     storage_->free();
   }
-  bool freed() const {
-    return std::all_of(leaves_.begin(), leaves_.end(), group::is_freed);
-  }
 
   std::vector<std::string> touches;
-  std::optional<UserError> error;
   bool refills = true;
   int refilled = 0;
   TouchRegistration registration;
@@ -77,16 +67,5 @@ class Refiller : public TouchListener {
   at::Tensor buffer_;
   std::optional<group::LeafStorage> storage_;
 };
-
-/// The text of the shardwise::Error that run() raises.
-template <typename Run>
-std::string error_of(const Run& run) {
-  try {
-    run();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 } // namespace shardwise::nn::test

@@ -1,5 +1,6 @@
 // What programs do around training and torch lets pass: each works, or is an error that names the remedy.
 #include "ranks/state_models.h"
+#include "support/expect.h"
 
 #include <c10/util/Exception.h>
 
@@ -18,7 +19,7 @@ Model model_of(Rank& rank, const FullyShardOptions& options) {
   return model;
 }
 
-torch::Tensor loss_of(Model& model, int step, int rank) {
+torch::Tensor trap_loss(Model& model, int step, int rank) {
   return model->forward(batch(step, rank, 4)).pow(2).mean();
 }
 
@@ -43,15 +44,6 @@ struct Warnings : c10::WarningHandler {
   c10::WarningHandler* before;
   std::vector<std::string> texts;
 };
-
-std::string text_of(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 float read(const torch::Tensor& member) {
   return member.const_data_ptr<float>()[0];
@@ -81,7 +73,7 @@ TEST(RawReads, OfMembersFailOrAreCurrent) {
         };
         fails();
         for (int step = 0; step < 3; ++step) {
-          both.backward(loss_of, step);
+          both.backward(trap_loss, step);
           rank.step(c10::str("step ", step, is_flat ? " flat" : ""));
           if (kept) {
             ASSERT_EQ(read(member(ours)), read(member(reference)));
@@ -125,7 +117,7 @@ TEST(Traps, AnOptimizerFromBeforeWrapping) {
       // The one that is made afterwards trains.
       ours->zero_grad();
       if (options.layout() == ShardLayout::rows && dtype == torch::kFloat) {
-        Pair<Model>{rank, ours, mlp({4, 4, 4})}.train(loss_of, 3);
+        Pair<Model>{rank, ours, mlp({4, 4, 4})}.train(trap_loss, 3);
       }
     }
     Model cast = mlp({4, 4});
@@ -145,10 +137,10 @@ TEST(Traps, MembersShowNoGradientInAForward) {
     for (int step = 0; step < 3; ++step) {
       ASSERT_EQ(member.grad().defined(), step > 0);
       if (step > 0) expect_error<Error>([&] { member.grad().norm(); }, {"'0.weight'", "parameters()"});
-      const auto loss = loss_of(ours, step, rank.rank());
+      const auto loss = trap_loss(ours, step, rank.rank());
       ASSERT_FALSE(member.grad().defined());
       loss.backward();
-      reference_backward(rank, [&](int r) { return loss_of(both.reference, step, r); });
+      reference_backward(rank, [&](int r) { return trap_loss(both.reference, step, r); });
       both.check(c10::str("step ", step));
       both.optimize();
     }
@@ -160,7 +152,7 @@ TEST(Traps, TorchsClipping) {
     for (const auto& options : all_layouts(rank)) {
       if (options.mixed_precision().param_dtype()) continue;
       auto ours = model_of(rank, options);
-      loss_of(ours, 0, rank.rank()).backward();
+      trap_loss(ours, 0, rank.rank()).backward();
       for (const double order : {2.0, 1.0, std::numeric_limits<double>::infinity()}) {
         expect_error<Error>(
             [&] { torch::nn::utils::clip_grad_norm_(ours->parameters(), 1e-3, order); },
@@ -168,7 +160,7 @@ TEST(Traps, TorchsClipping) {
       }
       // Nothing was changed, and ours works. So does a program that lets the ranks exchange what it computed.
       auto reference = mlp({4, 4, 4});
-      reference_backward(rank, [&](int r) { return loss_of(reference, 0, r); });
+      reference_backward(rank, [&](int r) { return trap_loss(reference, 0, r); });
       const auto clip_by_hand = [&] {
         const torch::NoGradGuard guard;
         auto sum = torch::zeros({});
@@ -188,12 +180,12 @@ TEST(Traps, TorchsClipping) {
     // Whole gradients are the same on all ranks: torch's clipping is right.
     auto replicated = mlp({4, 4});
     replicate(replicated, on(rank));
-    loss_of(replicated, 0, rank.rank()).backward();
+    trap_loss(replicated, 0, rank.rank()).backward();
     torch::nn::utils::clip_grad_norm_(replicated->parameters(), 1e-3);
   });
   run_ranks(1, [](Rank& rank) {
     auto ours = model_of(rank, sharded_on(rank));
-    loss_of(ours, 0, 0).backward();
+    trap_loss(ours, 0, 0).backward();
     torch::nn::utils::clip_grad_norm_(ours->parameters(), 1e-3);
   });
 }
@@ -206,7 +198,7 @@ TEST(Traps, LBFGS) {
         [&] {
           optimizer.step([&] {
             optimizer.zero_grad();
-            auto loss = loss_of(ours, 0, rank.rank());
+            auto loss = trap_loss(ours, 0, rank.rank());
             loss.backward();
             return loss;
           });
@@ -220,14 +212,14 @@ TEST(Traps, ReadingANumberOfOneRank) {
   run_ranks(2, [](Rank& rank) {
     Warnings warnings;
     auto ours = model_of(rank, sharded_on(rank));
-    Pair<Model>{rank, ours, mlp({4, 4, 4})}.train(loss_of, 1);
+    Pair<Model>{rank, ours, mlp({4, 4, 4})}.train(trap_loss, 1);
     ASSERT_EQ(warnings.texts.size(), 0);
     const auto parameter = ours->parameters()[0];
     std::ignore = parameter.detach().norm().item<float>();
     ASSERT_EQ(warnings.texts.size(), 1);
     expect_text(warnings.texts[0], {"computed from this rank's shards alone", "clip_grad_norm_()"});
     // A loss with a penalty, and one element.
-    std::ignore = (loss_of(ours, 0, rank.rank()) + parameter.pow(2).sum()).item<float>();
+    std::ignore = (trap_loss(ours, 0, rank.rank()) + parameter.pow(2).sum()).item<float>();
     std::ignore = parameter.detach()[0][0].item<float>();
     ASSERT_EQ(warnings.texts.size(), 1);
   });
@@ -242,7 +234,7 @@ TEST(Traps, ParametersToVector) {
     ASSERT_EQ(warnings.texts.size(), 1);
     expect_text(warnings.texts[0], {"'0.weight'", "parameters_to_vector", "full_state_dict()"});
     // What else a program does with shards warns of nothing.
-    Pair<Model>{rank, ours, mlp({4, 4, 4})}.train(loss_of, 3);
+    Pair<Model>{rank, ours, mlp({4, 4, 4})}.train(trap_loss, 3);
     ASSERT_EQ(warnings.texts.size(), 1);
   });
 }
@@ -259,11 +251,11 @@ TEST(Traps, MembersThatAreFrozen) {
         const auto shard = both.ours->named_parameters()["2.weight"];
         const auto member = both.ours->at<torch::nn::LinearImpl>(2).weight;
         (by_member ? member : shard).requires_grad_(trained);
-        both.train(loss_of, 2);
+        both.train(trap_loss, 2);
         ASSERT_EQ(shard.requires_grad(), trained);
         ASSERT_EQ(member.requires_grad(), trained);
       };
-      both.train(loss_of, 2);
+      both.train(trap_loss, 2);
       for (const bool first : {true, false}) {
         for (const bool second : {true, false}) {
           freeze(first, false);
@@ -278,7 +270,7 @@ TEST(Traps, AnOptimizersArchiveOfWholeParameters) {
   run_ranks(2, [](Rank& rank) {
     auto plain = mlp({4, 4, 4});
     torch::optim::Adam whole(plain->parameters());
-    loss_of(plain, 0, 0).backward();
+    trap_loss(plain, 0, 0).backward();
     whole.step();
     std::stringstream archive;
     torch::save(whole, archive);
@@ -288,7 +280,7 @@ TEST(Traps, AnOptimizersArchiveOfWholeParameters) {
       archive.clear();
       archive.seekg(0);
       torch::load(optimizer, archive);
-      loss_of(ours, 0, rank.rank()).backward();
+      trap_loss(ours, 0, rank.rank()).backward();
       expect_error<Error>(
           [&] { optimizer.step(); },
           {c10::str("rank ", rank.rank()), "'0.weight'", "[4, 4]", "whole parameter", "torch says: "});

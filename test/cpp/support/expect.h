@@ -9,6 +9,16 @@ namespace shardwise::test {
 /// Fails the test unless each part is in the text.
 void expect_text(const std::string& text, const std::vector<std::string>& parts);
 
+/// The text of the error that fn raises.
+inline std::string text_of(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
 /// Fails the test unless fn raises an Expected whose text has all the parts, and no stack trace of torch's.
 template <typename Expected>
 void expect_error(const std::function<void()>& fn, const std::vector<std::string>& parts);
