@@ -2,7 +2,6 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/maximum.h>
-#include <ATen/ops/minimum.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -25,12 +24,6 @@ at::Tensor reduced(const Parts& parts, const c10d::ReduceOp& op, const std::func
         break;
       case c10d::ReduceOp::MAX:
         result.copy_(at::maximum(result, next));
-        break;
-      case c10d::ReduceOp::MIN:
-        result.copy_(at::minimum(result, next));
-        break;
-      case c10d::ReduceOp::PRODUCT:
-        result.mul_(next);
         break;
       default:
         TORCH_CHECK(false, "this reduction is not known");
