@@ -4,10 +4,6 @@
 #include "late_test.h"
 #include "ranks/hybrid_models.h"
 
-#include <shardwise/activation_checkpoint.h>
-
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-
 namespace shardwise::test {
 namespace {
 
@@ -62,22 +58,6 @@ TEST(LateEngine, APinnedBatchMayBeUsedAgainRightAfterTheForward) {
   });
 }
 
-TEST(LateEngine, AModelThatGoesWhileAGatherIsUnderWay) {
-  for (const int world : {1, 2}) {
-    run_ranks(world, [](Rank& rank) {
-      for (const auto& options : ways_to_gather(rank)) {
-        {
-          Stack model;
-          shard_stack(model, options);
-          stack_loss(model, 0, rank.rank()).backward();
-          unit(*model->block(1)).unshard(/*async=*/true);
-        }
-        use_what_is_free(rank);
-      }
-    });
-  }
-}
-
 TEST(LateEngine, AModelThatGoesWhileTheNextUnitIsGatheredAhead) {
   run_ranks(2, [](Rank& rank) {
     for (const auto& options : ways_to_gather(rank)) {
@@ -106,23 +86,24 @@ TEST(LateEngine, AnOptimizerOnAStreamOfItsOwn) {
     Stack ours;
     auto root = shard_stack(ours, sharded_on(rank));
     Pair<Stack> both{rank, ours, Stack()};
+    both.make_optimizers();
     for (int step = 0; step < 4; ++step) {
       both.backward(stack_loss, step);
-      both.theirs.step();
+      both.theirs->step();
       c10::Event gradients(at::kPrivateUse1);
       gradients.record(late::current_stream(index));
       gradients.block(side);
       {
         const c10::StreamGuard guard(side);
-        both.mine.step();
+        both.mine->step();
       }
       const auto stepped = std::make_shared<c10::Event>(at::kPrivateUse1);
       stepped->record(side);
       root.set_post_optim_event(stepped);
       const auto loss = stack_loss(ours, 10 + step, index).detach();
       assert_close(loss, stack_loss(both.reference, 10 + step, index).detach(), "after a step");
-      both.mine.zero_grad();
-      both.theirs.zero_grad();
+      both.mine->zero_grad();
+      both.theirs->zero_grad();
     }
     // A gather ahead is under way.
     root.reset();
@@ -258,15 +239,8 @@ TEST(LateEngine, APoolOfSeveralDevices) {
 
 TEST(LateEngine, AMeshThatEndsWithAnErrorWaitsForNobody) {
   run_ranks(2, [](Rank& rank) {
-    const auto store = c10::make_intrusive<c10d::PrefixStore>("its own mesh", rank.store());
-    const auto options = MeshOptions()
-                             .device(rank.device())
-                             .timeout(std::chrono::seconds(20))
-                             .store(store)
-                             .rank(rank.rank())
-                             .world_size(rank.world_size());
     const auto stumble = [&] {
-      const Mesh mesh({{"world", rank.world_size()}}, options);
+      const Mesh mesh({{"world", rank.world_size()}}, rank.mesh_options("own").timeout(std::chrono::seconds(20)));
       if (rank.rank() == 1) return;
       // The other rank never comes.
       std::vector<at::Tensor> sum{torch::ones({4}, rank.device())};

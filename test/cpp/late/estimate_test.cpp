@@ -2,9 +2,6 @@
 #include "late_test.h"
 #include "ranks/hybrid_models.h"
 
-#include <shardwise/estimate.h>
-#include <shardwise/meta.h>
-
 namespace shardwise::test {
 namespace {
 

@@ -4,8 +4,6 @@
 #include "ranks/hybrid_models.h"
 #include "support/expect.h"
 
-#include <shardwise/state_dict.h>
-
 namespace shardwise::test {
 namespace {
 

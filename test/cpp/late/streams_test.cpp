@@ -55,22 +55,6 @@ TEST_F(LateStreams, AWriteThatOvertakesAReadIsFound) {
   expect_fault({"'aten::fill_' writes on stream", "'aten::add' reads on stream"});
 }
 
-TEST_F(LateStreams, OnlyTheBytesThatMeetMatter) {
-  const auto other = new_stream();
-  auto x = numbers();
-  wait_for(other, here());
-  x.narrow(0, 0, 500).fill_(1);
-  {
-    const c10::StreamGuard guard(other);
-    x.narrow(0, 500, 500).fill_(2);
-    x.view({100, 10}).narrow(1, 3, 2).narrow(0, 50, 50).fill_(3);
-  }
-  expect_no_fault();
-  x.view({100, 10}).select(1, 4).fill_(3);
-  expect_fault({"'aten::fill_' writes", "that 'aten::fill_' writes"});
-  wait_for(here(), other);
-}
-
 TEST_F(LateStreams, AnEventCoversWhatCameBeforeItAlone) {
   const auto other = new_stream();
   auto x = numbers();

@@ -28,7 +28,11 @@ TEST(Checkpoint, TakesCallablesAndReturnsWhatTheyReturn) {
   const auto x = leaf({2, 3});
   torch::nn::Linear linear(3, 3);
   EXPECT_TRUE(torch::equal(activation_checkpoint(linear, x), linear->forward(x)));
-  const Tensors list = activation_checkpoint([](const Tensor& a, const Tensor& b) { return Tensors{a + b, a * b}; }, x, x);
+  const Tensors list = activation_checkpoint(
+      [](const Tensor& a, const Tensor& b) {
+        return Tensors{a + b, a * b};
+      },
+      x, x);
   EXPECT_TRUE(torch::equal(list.at(1), x * x));
   const std::tuple<Tensor, std::tuple<Tensor, Tensor>> nested = activation_checkpoint(
       ActivationCheckpointOptions().preserve_rng_state(false),
@@ -65,7 +69,8 @@ TEST(Checkpoint, T11HooksOfLeavesFireOnce) {
     return gradient * 2;
   });
   const auto x = leaf({2, 3});
-  auto y = activation_checkpoint([=](const Tensor& t) { return activation_checkpoint(product, activation_checkpoint(product, t)); }, x);
+  auto y = activation_checkpoint(
+      [=](const Tensor& t) { return activation_checkpoint(product, activation_checkpoint(product, t)); }, x);
   y.sum().backward();
   EXPECT_EQ(hooks, 1);
   const auto plain = product(product(x)).sum();
@@ -247,7 +252,8 @@ TEST(Checkpoint, ChangedInputsAreAnError) {
     x.add_(1);
     expect_text(text_of([&] { y.backward(); }), {"modified by an inplace operation"});
   }
-  const auto inside = activation_checkpoint([&](const Tensor& t) { return product(t.add_(1)); }, torch::ones({2, 3})).sum();
+  const auto inside =
+      activation_checkpoint([&](const Tensor& t) { return product(t.add_(1)); }, torch::ones({2, 3})).sum();
   expect_text(text_of([&] { inside.backward(); }), {"modified by an inplace operation"});
 }
 

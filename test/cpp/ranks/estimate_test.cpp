@@ -5,8 +5,6 @@
 #include "support/processes.h"
 #include "tensor_memory.h"
 
-#include <shardwise/shared_memory.h>
-
 #include <thread>
 
 namespace shardwise::test {
@@ -115,35 +113,14 @@ void check(
   assert_near(measured.after, estimate.after_step, "after " + what);
 }
 
-using Work = c10::intrusive_ptr<c10d::Work>;
-
-/// As Gloo's, which allocates a tensor for what it gathers and one for what it sums; these need none, and are done when
-/// they return, so that no step keeps more in the pool than another.
-Work gather(torch::Tensor& output, torch::Tensor& input, c10d::ProcessGroup& group) {
-  auto parts = output.chunk(group.getSize());
-  parts[group.getRank()].copy_(input);
-  for (int rank = 0; rank < group.getSize(); ++rank) {
-    std::vector<torch::Tensor> part{parts[rank]};
-    c10d::BroadcastOptions options;
-    options.rootRank = rank;
-    group.broadcast(part, options)->wait();
-  }
-  return nullptr;
-}
-
-Work reduce_scatter(torch::Tensor& output, torch::Tensor& input, c10d::ProcessGroup& group) {
-  std::vector<torch::Tensor> all{input};
-  group.allreduce(all)->wait();
-  output.copy_(input.chunk(group.getSize())[group.getRank()]);
-  return nullptr;
-}
-
 void shard_net(Net& net, const FullyShardOptions& options, int64_t sums = 1) {
   const auto held = [](torch::Tensor& output, torch::Tensor& input, c10d::ProcessGroup& group) {
     return held_sums.start(output, input, group);
   };
   const auto shard = [&](torch::nn::Module& module) {
-    auto unit = fully_shard(module, options).set_custom_all_gather(gather).set_custom_reduce_scatter(reduce_scatter);
+    auto unit = fully_shard(module, options)
+                    .set_custom_all_gather(gather_by_broadcasts)
+                    .set_custom_reduce_scatter(scatter_by_all_reduce);
     if (sums > 1) unit.set_custom_reduce_scatter(held);
   };
   for (const auto& block : *net->blocks) shard(*block);
@@ -214,9 +191,6 @@ TEST(Estimate, RefusesWhatCannotBe) {
       estimate_memory(*net, FullyShardOptions(), world, more);
     };
     expect_error<ValueError>([&] { ask(0, {}); }, {"0 ranks"});
-    expect_error<ValueError>([&] { ask(4, EstimateOptions().copies(3)); }, {"4 ranks and 3 copies", "must divide"});
-    expect_error<ValueError>(
-        [&] { ask(4, EstimateOptions().copies(2).rank(2)); }, {"rank is 2, but 2 ranks", "from 0 to 1"});
     expect_error<ValueError>([&] { ask(2, EstimateOptions().optimizer_factor(-1)); }, {"optimizer_factor is -1"});
     expect_error<ValueError>(
         [&] { ask(2, EstimateOptions().units({net.get()})); }, {"a module in units() does not lie below this"});

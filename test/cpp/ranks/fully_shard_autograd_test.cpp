@@ -169,36 +169,6 @@ TEST(FullyShardAutograd, BackwardForSomeMembers) {
   });
 }
 
-TEST(FullyShardAutograd, GradientsOfInputsAndMembersReduceNothing) {
-  // T01
-  on_ranks([](Rank& rank) {
-    auto both = stacks(rank);
-    both.train(stack_loss, 1);
-    const auto gradients_of = [](Stack& model, int r) {
-      const auto x = batch(3, r, 6).requires_grad_();
-      const auto loss = hidden(model, x).pow(2).sum() + model->embedding(tokens(3, r)).pow(2).sum();
-      return torch::autograd::grad(
-          {loss}, {x, model->head->weight, model->block(2)->up->weight, model->embedding->weight});
-    };
-    const auto before = unit(*both.ours).counters().reduce_scatters;
-    for (int repeat = 0; repeat < 2; ++repeat) {
-      const auto ours = gradients_of(both.ours, rank.rank());
-      const auto theirs = gradients_of(both.reference, rank.rank());
-      for (size_t i = 0; i < ours.size(); ++i) assert_close(ours[i], theirs[i], c10::str("gradient ", i));
-    }
-    ASSERT_EQ(unit(*both.ours).counters().reduce_scatters, before);
-    for (const auto& parameter : both.ours->parameters()) ASSERT_FALSE(parameter.grad().defined());
-    ASSERT_FALSE(both.ours->head->weight.grad().defined());
-    ASSERT_TRUE(group::is_freed(both.ours->block(2)->up->weight));
-    // Gradients that a step already has stay as they are.
-    both.backward(stack_loss, 4);
-    gradients_of(both.ours, rank.rank());
-    both.check("after grad()");
-    both.optimize();
-    both.train(stack_loss, 2, 10);
-  });
-}
-
 TEST(FullyShardAutograd, UnusedByRankWithinAUnit) {
   // T01, T03: the block runs on all ranks, its parameters are used by some, and the accumulated sum of the others
   // waits.

@@ -17,11 +17,6 @@ void cast(Stack& model, torch::Dtype dtype) {
   model->zero_grad();
 }
 
-/// What Module::to() does with a device that is another one.
-void move_away(torch::nn::Module& module) {
-  for (auto& parameter : module.parameters()) parameter.set_data(parameter.to(torch::kCPU, true, /*copy=*/true));
-}
-
 } // namespace
 
 TEST(FullyShardChanges, CastsInTheMiddleOfTraining) {
@@ -65,46 +60,6 @@ TEST(FullyShardChanges, CastOfOnePart) {
       Pair<torch::nn::Sequential>{rank, ours, reference}.train(loss, 3, 10);
       ASSERT_EQ(unit(*ours).plan().units[0].groups.size(), dtype == torch::kDouble ? 2U : 1U);
     }
-  });
-}
-
-TEST(FullyShardChanges, MovesInTheMiddleOfTraining) {
-  // T06: new memory for each shard, between steps, and between a step and the evaluation of copies that are kept.
-  in_small_worlds([](Rank& rank) {
-    for (const bool reshard : {true, false}) {
-      Stack ours;
-      shard_stack(ours, sharded_on(rank).reshard_after_forward(reshard));
-      Pair<Stack> both{rank, ours, Stack()};
-      for (int round = 0; round < 3; ++round) {
-        both.train(stack_loss, 2, 10 * round);
-        ours->to(torch::Device(torch::kCPU));
-        move_away(*ours);
-        const torch::NoGradGuard guard;
-        assert_close(ours->forward(tokens(1, 0)), both.reference->forward(tokens(1, 0)), "evaluation");
-      }
-    }
-  });
-}
-
-TEST(FullyShardChanges, AShardIsReplacedThatSomeRanksHaveNothingOf) {
-  // All ranks bring the full copies anew, or none does.
-  in_small_worlds([](Rank& rank) {
-    auto ours = mlp({3, 4, 1});
-    auto root = fully_shard(ours, sharded_on(rank).reshard_after_forward(false));
-    root.set_reshard_after_backward(false);
-    Pair<torch::nn::Sequential> both{rank, ours, mlp({3, 4, 1})};
-    const auto loss = [](torch::nn::Sequential& model, int step, int r) {
-      return model->forward(batch(step, r, 3)).pow(2).mean();
-    };
-    for (int round = 0; round < 3; ++round) {
-      both.train(loss, 2, 10 * round);
-      const torch::NoGradGuard guard;
-      for (auto* model : {&both.ours, &both.reference}) {
-        auto bias = (*model)->named_parameters()["2.bias"];
-        bias.set_data(bias.detach() * 1.5);
-      }
-    }
-    both.train(loss, 2, 40);
   });
 }
 
@@ -235,16 +190,9 @@ TEST(FullyShardChanges, RecurrentModulesOfReplicate) {
     replicate(ours, on(rank));
     for (const auto dtype : {torch::kDouble, torch::kFloat}) {
       for (auto* model : {&ours, &reference}) (*model)->to(dtype);
-      torch::optim::SGD mine(ours->parameters(), 0.1), theirs(reference->parameters(), 0.1);
-      for (int step = 0; step < 3; ++step) {
-        mine.zero_grad();
-        theirs.zero_grad();
-        recurrent_loss(ours, step, rank.rank()).backward();
-        reference_backward(rank, [&](int r) { return recurrent_loss(reference, step, r); });
-        assert_same(*ours, *reference, c10::str("step ", step));
-        mine.step();
-        theirs.step();
-      }
+      Pair<Recurrent> both{rank, ours, reference};
+      both.shards = 1;
+      both.train(recurrent_loss, 3);
     }
   });
 }

@@ -9,33 +9,6 @@
 
 namespace shardwise::test {
 
-TEST(FullyShardContract, NamesOrderAndMembersStay) {
-  run_ranks(2, [](Rank& rank) {
-    Stack ours;
-    const auto names = ours->named_parameters().keys();
-    const auto member = ours->head->weight;
-    const auto sizes = member.sizes().vec();
-    const auto root = shard_stack(ours, sharded_on(rank));
-    ASSERT_EQ(ours->named_parameters().keys(), names);
-    ASSERT_TRUE(ours->head->weight.is_same(member));
-    ASSERT_EQ(member.sizes(), sizes);
-    ASSERT_EQ(unit(*ours->block(1)).name(), "blocks.1");
-    ASSERT_EQ(root.name(), "");
-    ASSERT_TRUE(ours->parameters().front().is_leaf());
-    ASSERT_TRUE(ours->parameters().front().requires_grad());
-    const auto plan = root.plan();
-    ASSERT_EQ(plan.units.size(), 4U);
-    ASSERT_EQ(plan.units[0].kind, "fully_shard");
-    int64_t kept = 0;
-    int64_t whole = 0;
-    for (const auto& part : plan.units) {
-      kept += part.groups[0].shard_bytes;
-      whole += part.groups[0].bytes;
-    }
-    ASSERT_LT(kept, whole / 2 + 26 * 128);
-  });
-}
-
 TEST(FullyShardContract, FullCopiesComeAndGo) {
   run_ranks(2, [](Rank& rank) {
     Stack ours;
@@ -166,6 +139,14 @@ TEST(FullyShardContract, ErrorsNameTheParameterAndTheRemedy) {
     const auto module_of = [](const torch::Tensor& tensor) { return std::make_shared<OneImpl>(tensor); };
     const auto scalar = module_of(torch::ones({}));
     const auto strided = module_of(torch::ones({3, 4}).t());
+    torch::nn::Linear gone(3, 4);
+    auto unit_of_gone = fully_shard(gone, options);
+    gone = nullptr;
+    const torch::nn::Linear shared(3, 3);
+    torch::nn::Sequential first(torch::nn::Linear(4, 3), shared), second(shared, torch::nn::Linear(3, 2));
+    fully_shard(first, options);
+    torch::nn::Sequential normed(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
+    fully_shard(normed, sharded_on(rank).mixed_precision(MixedPrecision().param_dtype(torch::kBFloat16)));
     struct Case {
       std::string what;
       std::function<void()> call;
@@ -199,6 +180,15 @@ TEST(FullyShardContract, ErrorsNameTheParameterAndTheRemedy) {
          },
          {"blocks.1.down.weight", "zero_", "would be lost", "parameters()"}},
         {"no unit", [&] { unit(*Stack()); }, {"has no unit"}},
+        {"a unit without its module",
+         [&] { unit_of_gone.unshard(); },
+         {"'weight' that was wrapped is gone: its module was destroyed"}},
+        {"a layer of two models",
+         [&] { fully_shard(second, options); },
+         {"the unit has '0.weight', which this module has too, and '0.weight'", "together, in one call"}},
+        {"buffers of another dtype",
+         [&] { normed->forward(batch(0, rank.rank(), 3)); },
+         {"a batch norm of unit '' has its parameters in bfloat16", "param_dtype_override()", "torch says: "}},
     };
     for (const auto& [what, call, parts] : cases) {
       SCOPED_TRACE(what);
@@ -207,39 +197,6 @@ TEST(FullyShardContract, ErrorsNameTheParameterAndTheRemedy) {
     }
     // None of them left anything behind.
     Pair<Stack>{rank, done, Stack()}.train(stack_loss, 3);
-  });
-}
-
-TEST(FullyShardContract, AUnitWithoutItsModule) {
-  run_ranks(1, [](Rank& rank) {
-    torch::nn::Linear model(3, 4);
-    auto unit = fully_shard(model, sharded_on(rank));
-    model = nullptr;
-    expect_error<Error>([&] { unit.unshard(); }, {"'weight' that was wrapped is gone: its module was destroyed"});
-  });
-}
-
-TEST(FullyShardContract, ALayerOfTwoModelsIsNamed) {
-  run_ranks(1, [](Rank& rank) {
-    const torch::nn::Linear shared(3, 3);
-    torch::nn::Sequential first(torch::nn::Linear(4, 3), shared);
-    torch::nn::Sequential second(shared, torch::nn::Linear(3, 2));
-    fully_shard(first, sharded_on(rank));
-    expect_error<ValueError>(
-        [&] { fully_shard(second, sharded_on(rank)); },
-        {"the unit has '0.weight', which this module has too, and '0.weight'", "together, in one call"});
-  });
-}
-
-TEST(FullyShardContract, LayersWithBuffersOfAnotherDtype) {
-  run_ranks(2, [](Rank& rank) {
-    const auto low = MixedPrecision().param_dtype(torch::kBFloat16);
-    const auto input = batch(0, rank.rank(), 3);
-    torch::nn::Sequential model(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
-    fully_shard(model, sharded_on(rank).mixed_precision(low));
-    expect_error<Error>(
-        [&] { model->forward(input); },
-        {"a batch norm of unit '' has its parameters in bfloat16", "param_dtype_override()", "torch says: "});
   });
 }
 

@@ -2,13 +2,9 @@
 #include "ranks/training_models.h"
 #include "support/variables.h"
 
-#include <shardwise/shardwise.h>
-
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
-#include <gtest/gtest.h>
-#include <torch/torch.h>
 
 namespace shardwise::test {
 namespace {

@@ -5,8 +5,6 @@
 
 #include "group/leaf_storage.h"
 
-#include <shardwise/state_dict.h>
-
 namespace shardwise::test {
 namespace {
 
@@ -98,25 +96,6 @@ TEST(FullyShardFront, TouchAlone) {
   }
 }
 
-TEST(FullyShardFront, HooksMarkWhereAModuleEnds) {
-  run_ranks(2, [](Rank& rank) {
-    auto model = chain();
-    auto root = wrap(model, sharded_on(rank), Wrap::children);
-    const auto first = model->at<torch::nn::LinearImpl>(0).weight;
-    const auto last = model->at<torch::nn::LinearImpl>(5).weight;
-    const auto loss = chain_loss(model, 0, rank.rank());
-    ASSERT_TRUE(group::is_freed(first));
-    ASSERT_TRUE(group::is_freed(last)) << "the end of the outermost module was seen";
-    loss.backward();
-    // A direct call has no end that could be seen: the last unit stays until something else happens.
-    auto direct = chain();
-    wrap(direct, sharded_on(rank), Wrap::children);
-    direct->forward(batch(0, rank.rank(), 5));
-    ASSERT_TRUE(group::is_freed(direct->at<torch::nn::LinearImpl>(0).weight));
-    ASSERT_FALSE(group::is_freed(direct->at<torch::nn::LinearImpl>(5).weight));
-  });
-}
-
 TEST(FullyShardFront, TheBackwardOfAUnitIsSeenBeforeItsFirstOperation) {
   // The outputs' hook unshards the unit, though no operation of its backward reads the parameter: an addition of it.
   struct ShiftImpl : torch::nn::Module {
@@ -148,24 +127,6 @@ TEST(FullyShardFront, InPlaceOperationsOnOutputs) {
           return call(model, batch(step, r, 5)).mul_(2).add_(1).pow(2).sum();
         },
         3);
-  });
-}
-
-TEST(FullyShardFront, UsersHooksSeeInputsAndOutputs) {
-  run_ranks(2, [](Rank& rank) {
-    auto model = chain();
-    int before = 0;
-    int after = 0;
-    const auto seen = [&](torch::nn::Module& module) {
-      register_forward_pre_hook(module, [&](torch::nn::Module&, HookTensors& inputs) { before += inputs.size(); });
-      register_forward_hook(module, [&](torch::nn::Module&, HookTensors& outputs) { after += outputs.size(); });
-    };
-    seen(*model->ptr(1));
-    wrap(model, sharded_on(rank), Wrap::children);
-    seen(*model->ptr(1));
-    chain_loss(model, 0, rank.rank()).backward();
-    ASSERT_EQ(before, 2);
-    ASSERT_EQ(after, 2);
   });
 }
 

@@ -63,16 +63,38 @@ inline Unit shard_stack(Stack& model, const FullyShardOptions& options) {
   return fully_shard(model, options);
 }
 
+/// Collectives of the user's own, made of others: they are done when they return, and keep no memory of Gloo's.
+inline c10::intrusive_ptr<c10d::Work> gather_by_broadcasts(
+    torch::Tensor& output, torch::Tensor& input, c10d::ProcessGroup& group) {
+  auto parts = output.chunk(group.getSize());
+  parts[group.getRank()].copy_(input);
+  for (int rank = 0; rank < group.getSize(); ++rank) {
+    std::vector<torch::Tensor> part{parts[rank]};
+    c10d::BroadcastOptions options;
+    options.rootRank = rank;
+    group.broadcast(part, options)->wait();
+  }
+  return nullptr;
+}
+
+inline c10::intrusive_ptr<c10d::Work> scatter_by_all_reduce(
+    torch::Tensor& output, torch::Tensor& input, c10d::ProcessGroup& group) {
+  std::vector<torch::Tensor> all{input};
+  group.allreduce(all)->wait();
+  output.copy_(input.chunk(group.getSize())[group.getRank()]);
+  return nullptr;
+}
+
 /// A sharded model beside a plain one that sees the data of all ranks.
 template <typename Model>
 struct Pair {
   Rank& rank;
   Model ours;
   Model reference;
-  torch::optim::AdamW mine{ours->parameters(), torch::optim::AdamWOptions(0.02)};
-  torch::optim::AdamW theirs{reference->parameters(), torch::optim::AdamWOptions(0.02)};
   Dims dims = {};
   int64_t shards = 0;
+  std::optional<torch::optim::AdamW> mine = std::nullopt;
+  std::optional<torch::optim::AdamW> theirs = std::nullopt;
 
   template <typename Loss>
   void backward(const Loss& loss, int step) {
@@ -82,11 +104,18 @@ struct Pair {
   void check(const std::string& what) {
     assert_pieces(*ours, *reference, rank, what, dims, shards);
   }
+  /// At the latest for the first step: until then the model may be wrapped.
+  void make_optimizers() {
+    if (mine) return;
+    mine.emplace(ours->parameters(), torch::optim::AdamWOptions(0.02));
+    theirs.emplace(reference->parameters(), torch::optim::AdamWOptions(0.02));
+  }
   void optimize() {
-    mine.step();
-    theirs.step();
-    mine.zero_grad();
-    theirs.zero_grad();
+    make_optimizers();
+    mine->step();
+    theirs->step();
+    mine->zero_grad();
+    theirs->zero_grad();
   }
   template <typename Loss>
   void train(const Loss& loss, int steps = 4, int first = 0) {
@@ -103,6 +132,14 @@ struct Pair {
 template <typename Model>
 Pair<Model> pair(Rank& rank, Model ours, Model reference) {
   return Pair<Model>{rank, std::move(ours), std::move(reference)};
+}
+
+/// The same of a replicated model: a rank has all of it.
+template <typename Model>
+Pair<Model> pair_of_copies(Rank& rank, Model ours, Model reference) {
+  auto both = pair(rank, std::move(ours), std::move(reference));
+  both.shards = 1;
+  return both;
 }
 
 } // namespace shardwise::test

@@ -13,7 +13,6 @@ TEST(FullyShardNeighbours, ParityInBothLayouts) {
     run_ranks(kWorld, [&](Rank& rank) {
       Pair<Stack> both{rank, shallow_stack(), shallow_stack()};
       const auto root = shard_stack(both.ours, sharded_on(rank).layout(layout).reshard_after_forward(2));
-      both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
       const auto before = root.counters();
       for (int step = 0; step < 4; ++step) {
         both.backward(stack_loss, step);
@@ -64,7 +63,6 @@ TEST(FullyShardNeighbours, WritesBetweenForwardAndBackward) {
   run_ranks(kWorld, [](Rank& rank) {
     Pair<Stack> both{rank, shallow_stack(), shallow_stack()};
     shard_stack(both.ours, sharded_on(rank).reshard_after_forward(2));
-    both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
     both.train(stack_loss, 2);
     const torch::NoGradGuard guard;
     for (int step = 10; step < 13; ++step) {
@@ -99,7 +97,6 @@ TEST(FullyShardNeighbours, OneIsToKeepAndAllIsToFree) {
     ASSERT_THROW(fully_shard(both.ours, sharded_on(rank).reshard_after_forward(3)), ValueError);
     const auto root = fully_shard(both.ours, sharded_on(rank));
     ASSERT_EQ(root.plan().units.size(), 3);
-    both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
     both.train(stack_loss, 3);
   });
 }
@@ -109,7 +106,6 @@ TEST(FullyShardNeighbours, GroupsOfTheCallersOwn) {
     const auto mesh = Mesh::from_process_groups({"mine"}, {rank.mesh().group("world")}, rank.device());
     Pair<Stack> both{rank, shallow_stack(), shallow_stack()};
     shard_stack(both.ours, FullyShardOptions().mesh(mesh).reshard_after_forward(2));
-    both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
     both.train(stack_loss, 3);
   });
 }

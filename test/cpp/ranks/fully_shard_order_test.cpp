@@ -3,8 +3,6 @@
 
 #include "comm/agree/agreement.h"
 
-#include <chrono>
-
 namespace shardwise::test {
 namespace {
 
@@ -257,35 +255,6 @@ TEST(FullyShardOrder, AUnitThatIsDoneEarlierOnSomeRanks) {
     train(rank, rank.mesh());
     // The caller's process group has no second one beside it: gathers and sums share it.
     train(rank, Mesh::from_process_groups({"world"}, {rank.mesh().group("world")}, rank.device()));
-  });
-}
-
-TEST(FullyShardOrder, ReplicateWithoutSynchronisationOnOneRank) {
-  closing(2, [](Rank& rank) {
-    Twins ours;
-    for (const auto& child : ours->children()) replicate(*child, on(rank));
-    auto root = replicate(ours, on(rank));
-    const auto differ = [&] {
-      loss_of("abc")(ours, 0, rank.rank()).backward();
-      if (rank.rank() == 1) unit(*ours->b).set_requires_gradient_sync(false);
-      loss_of("abc")(ours, 1, rank.rank()).backward();
-      loss_of("abc")(ours, 2, rank.rank()).backward();
-    };
-    expect_error<Error>(
-        differ, {"rank 1 is about to start a backward that sums the gradients of units 'c', 'a', '', but not of 'b'"});
-  });
-}
-
-TEST(FullyShardOrder, ASlowRankIsNoError) {
-  run_ranks(2, [](Rank& rank) {
-    Twins ours;
-    shard_twins(ours, rank);
-    Pair<Twins> both{rank, ours, Twins()};
-    both.train(loss_of("abc"), 2);
-    if (rank.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(2500));
-    both.train(loss_of("abc"), 1, 2);
-    if (rank.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2500));
-    both.train(loss_of("cab"), 2, 3);
   });
 }
 

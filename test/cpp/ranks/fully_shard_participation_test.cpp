@@ -59,20 +59,6 @@ TEST(FullyShardParticipation, AUnitThatTheLossOfOneRankLeavesOut) {
   });
 }
 
-TEST(FullyShardParticipation, AUnitWhoseBackwardNeedsNoValues) {
-  for (const int world : {1, 3}) {
-    run_ranks(world, [](Rank& rank) {
-      Stack ours;
-      auto table = fully_shard(ours->embedding, sharded_on(rank)).set_unshard_in_backward(false);
-      shard_stack(ours, sharded_on(rank));
-      Pair<Stack>{rank, ours, Stack()}.train(stack_loss);
-      const auto counters = table.counters();
-      ASSERT_EQ(counters.unshards, 4) << "in forward alone";
-      ASSERT_EQ(counters.reduce_scatters, rank.world_size() == 1 ? 0 : 4);
-    });
-  }
-}
-
 TEST(FullyShardParticipation, SumsOnAGroupOfTheCallersOwnWaitForTheEnd) {
   // Beside a group without a time limit none is made, so it carries gathers too. Rank 0 comes late to blocks 2 and 1,
   // and finds the sum of the first done when the second is ready. Rank 1 was there when that sum still waited, and
@@ -116,17 +102,8 @@ TEST(FullyShardParticipation, ABackwardThatDiesWhileRanksAreApart) {
         replicate(ours, on(rank));
       }
       Pair<Stack> both{rank, ours, Stack()};
-      const auto check = [&](const std::string& what) {
-        sharded ? both.check(what) : assert_same(*ours, *both.reference, what);
-      };
-      const auto train = [&](int first) {
-        for (int step = first; step < first + 3; ++step) {
-          both.backward(stack_loss, step);
-          check(c10::str("step ", step));
-          both.optimize();
-        }
-      };
-      train(0);
+      both.shards = sharded ? 2 : 1;
+      both.train(stack_loss, 3);
       auto x = ours->embedding(tokens(3, rank.rank()));
       for (size_t i = 0; i < 3; ++i) {
         x = ours->block(i)->forward(x, 0.5);
@@ -136,8 +113,8 @@ TEST(FullyShardParticipation, ABackwardThatDiesWhileRanksAreApart) {
         });
       }
       EXPECT_THROW(ours->head(x).pow(2).mean().backward(), std::runtime_error);
-      check("after the failure");
-      train(4);
+      both.check("after the failure");
+      both.train(stack_loss, 3, 4);
     });
   }
 }

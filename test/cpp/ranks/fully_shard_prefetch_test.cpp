@@ -1,10 +1,8 @@
 // Units are gathered ahead, in the order in which the last pass of the kind used them.
+#include "group/leaf_storage.h"
 #include "ranks/fully_shard_models.h"
 #include "ranks/training_models.h"
-
-#include "group/leaf_storage.h"
-
-#include <set>
+#include "support/recorded_calls.h"
 
 namespace shardwise::test {
 namespace {
@@ -14,7 +12,6 @@ namespace {
 struct Logged {
   explicit Logged(Rank& rank) : both{rank, Stack(5, 3), Stack(5, 3)} {
     root = shard_stack(both.ours, sharded_on(rank));
-    both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
     log_gathers(*root);
     for (size_t i = 0; i < 3; ++i) log_gathers(unit(*both.ours->block(i)));
   }
@@ -136,20 +133,6 @@ TEST(FullyShardPrefetch, WhatIsGatheredByHandIsNotGatheredAhead) {
   });
 }
 
-TEST(FullyShardPrefetch, WhatIsGatheredByHandIsForSomeRanks) {
-  on_ranks([](Rank& rank) {
-    // Ranks that did not gather the same would be told.
-    Logged run(rank);
-    run.train("012");
-    for (int i = 0; i < 6; ++i) {
-      unit(*run.both.ours->block(0)).unshard(/*async=*/i % 2 == 0);
-      run.evaluate(rank.rank() == i / 2 % 2 ? "012" : "12");
-      unit(*run.both.ours->block(0)).reshard();
-    }
-    run.train("012");
-  });
-}
-
 TEST(FullyShardPrefetch, R26AForwardWithoutGradientsInsideOfAnother) {
   on_ranks([](Rank& rank) {
     Logged run(rank);
@@ -230,44 +213,28 @@ TEST(FullyShardPrefetch, AfterFailures) {
     // Where autograd's own thread ran the backward, the next use cleans up.
     if (!rank.device().is_cpu()) run.root->reset();
     for (size_t i = 0; i < 3; ++i) ASSERT_TRUE(group::is_freed(run.both.ours->block(i)->up->weight));
-    run.both.mine.zero_grad();
+    run.both.mine->zero_grad();
     run.train("012");
     ASSERT_EQ(run.train("012"), kAhead);
   });
 }
 
-TEST(FullyShardPrefetch, NothingIsAllocatedAfterTheSecondStep) {
-  // The memory of full parameters is that of the step before, at the same addresses.
-  for (const auto layout : {ShardLayout::rows, ShardLayout::flat}) {
-    on_ranks([&](Rank& rank) {
-      Stack ours(8, 4);
-      auto root = shard_stack(ours, sharded_on(rank).layout(layout));
-      std::vector<const void*> places;
-      int64_t allocations = 0;
-      for (int step = 0; step < 6; ++step) {
-        std::vector<const void*> now;
-        auto x = ours->embedding->forward(tokens(step, rank.rank()));
-        for (size_t i = 0; i < 4; ++i) {
-          x = ours->block(i)->forward(x, 0.5);
-          now.push_back(ours->block(i)->up->weight.storage().data());
-          ASSERT_NE(now.back(), nullptr);
-        }
-        ours->head->forward(x).sum().backward();
-        ours->zero_grad();
-        if (step > 2) {
-          ASSERT_EQ(now, places);
-          ASSERT_EQ(root.counters().allocations, allocations) << step;
-        }
-        places = now;
-        allocations = root.counters().allocations;
-      }
-      // Blocks take turns in a few pieces of memory.
-      ASSERT_LT(std::set<const void*>(places.begin(), places.end()).size(), 4);
-      root.free_idle_memory();
-      stack_loss(ours, 9, rank.rank()).backward();
-      ASSERT_GT(root.counters().allocations, allocations);
-    });
-  }
+TEST(FullyShardLabels, WhatIsGatheredAhead) {
+  const RecordedCalls calls;
+  run_ranks(2, [](Rank& rank) {
+    Stack ours;
+    shard_stack(ours, sharded_on(rank));
+    for (int step = 0; step < 2; ++step) stack_loss(ours, step, rank.rank()).backward();
+  });
+  // In the second step, of two ranks.
+  const std::map<std::string, int> expected{
+      {"FSDP::forward_prefetch for blocks.0", 2},  {"FSDP::forward_prefetch for blocks.1", 2},
+      {"FSDP::forward_prefetch for blocks.2", 2},  {"FSDP::backward_prefetch for blocks.1", 2},
+      {"FSDP::backward_prefetch for blocks.0", 2},
+  };
+  auto found = calls.counts();
+  std::erase_if(found, [](const auto& entry) { return entry.first.find("_prefetch for ") == std::string::npos; });
+  ASSERT_EQ(found, expected);
 }
 
 } // namespace shardwise::test

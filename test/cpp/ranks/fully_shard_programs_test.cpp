@@ -12,14 +12,6 @@ Pair<Stack> stacks(Rank& rank, const FullyShardOptions& options) {
 
 } // namespace
 
-TEST(FullyShardPrograms, DirectCallsOfNestedUnits) {
-  on_ranks([](Rank& rank) {
-    for (const auto reshard : {std::optional<bool>(), std::optional<bool>(true), std::optional<bool>(false)}) {
-      stacks(rank, sharded_on(rank).reshard_after_forward(reshard)).train(stack_loss);
-    }
-  });
-}
-
 TEST(FullyShardPrograms, CollectivesOfAStep) {
   on_ranks([](Rank& rank) {
     Stack ours;
@@ -35,25 +27,6 @@ TEST(FullyShardPrograms, CollectivesOfAStep) {
     ASSERT_EQ(after.all_reduces, before.all_reduces);
     ASSERT_EQ(after.allocations, before.allocations) << "memory is allocated once";
     ASSERT_EQ(after.unshards - before.unshards, after.reshards - before.reshards);
-  });
-}
-
-TEST(FullyShardPrograms, FrozenAndUnfrozen) {
-  on_ranks([](Rank& rank) {
-    auto both = stacks(rank, sharded_on(rank));
-    const auto freeze = [&](const std::string& part, bool trained) {
-      for (auto* model : {&both.ours, &both.reference}) {
-        for (auto& entry : (*model)->named_parameters()) {
-          if (entry.key().find(part) != std::string::npos) entry.value().set_requires_grad(trained);
-        }
-      }
-    };
-    both.train(stack_loss, 2);
-    freeze("up.weight", false);
-    freeze("blocks.1", false);
-    both.train(stack_loss, 2, 10);
-    freeze("", true);
-    both.train(stack_loss, 2, 20);
   });
 }
 

@@ -12,60 +12,11 @@ struct Rivals {
   torch::nn::Sequential judge = mlp({4, 6, 1});
 };
 
-/// What a program of two roots does in a step, for one rank.
-using Steps = std::function<void(Rivals&, int step, int rank, double scale)>;
-
-void compare_rivals(Rank& rank, const std::function<void(Rivals&)>& wrap, bool is_replicated, const Steps& steps) {
-  Rivals ours, reference;
-  wrap(ours);
-  std::vector<std::unique_ptr<torch::optim::AdamW>> optimizers;
-  for (auto* model : {&ours.maker, &ours.judge, &reference.maker, &reference.judge}) {
-    optimizers.push_back(
-        std::make_unique<torch::optim::AdamW>((*model)->parameters(), torch::optim::AdamWOptions(0.02)));
-  }
-  for (int step = 0; step < 4; ++step) {
-    const auto text = c10::str("step ", step);
-    for (auto& optimizer : optimizers) optimizer->zero_grad();
-    steps(ours, step, rank.rank(), 1);
-    for (int r = 0; r < rank.world_size(); ++r) steps(reference, step, r, 1.0 / rank.world_size());
-    is_replicated ? assert_same(*ours.maker, *reference.maker, text)
-                  : assert_pieces(*ours.maker, *reference.maker, rank, text + ", maker");
-    assert_pieces(*ours.judge, *reference.judge, rank, text + ", judge");
-    for (auto& optimizer : optimizers) optimizer->step();
-  }
-}
-
 } // namespace
-
-TEST(FullyShardRoots, TwoRootsInOneBackwardAndInTurns) {
-  // T34: gradients of both models are accumulated over three backwards; the first graph is used once more.
-  const Steps steps = [](Rivals& rivals, int step, int r, double scale) {
-    const auto made = rivals.maker->forward(batch(step, r, 3));
-    const auto real = batch(step + 50, r, 4);
-    (rivals.judge->forward(real).pow(2).mean() * scale).backward();
-    (rivals.judge->forward(made.detach()).mean() * scale).backward();
-    (rivals.judge->forward(made).sigmoid().mean() * scale + made.pow(2).mean() * scale).backward();
-  };
-  on_ranks([&](Rank& rank) {
-    const auto both_sharded = [&](Rivals& rivals) {
-      for (auto& layer : *rivals.judge) {
-        if (!layer.ptr()->parameters().empty()) fully_shard(*layer.ptr(), sharded_on(rank));
-      }
-      fully_shard(rivals.maker, sharded_on(rank));
-      fully_shard(rivals.judge, sharded_on(rank));
-    };
-    compare_rivals(rank, both_sharded, false, steps);
-    const auto one_replicated = [&](Rivals& rivals) {
-      replicate(rivals.maker, on(rank));
-      fully_shard(rivals.judge, sharded_on(rank).reshard_after_forward(true));
-    };
-    compare_rivals(rank, one_replicated, true, steps);
-  });
-}
 
 TEST(FullyShardRoots, ABackwardComesToTwoRootsInAnotherOrderOnEachRank) {
   // T01, T34: which of two models that know nothing of each other comes first in backward.
-  const Steps steps = [](Rivals& rivals, int step, int r, double scale) {
+  const auto backward = [](Rivals& rivals, int step, int r, double scale) {
     const auto make = [&] { return rivals.maker->forward(batch(step, r, 3)).pow(2).mean(); };
     const auto judge = [&] { return rivals.judge->forward(batch(step + 50, r, 4)).pow(2).mean(); };
     const bool make_first = (step + r) % 2 == 0;
@@ -73,11 +24,20 @@ TEST(FullyShardRoots, ABackwardComesToTwoRootsInAnotherOrderOnEachRank) {
     ((first + (make_first ? judge() : make())) * scale).backward();
   };
   on_ranks([&](Rank& rank) {
-    const auto wrap = [&](Rivals& rivals) {
-      replicate(rivals.maker, on(rank));
-      fully_shard(rivals.judge, sharded_on(rank));
-    };
-    compare_rivals(rank, wrap, true, steps);
+    Rivals ours, reference;
+    replicate(ours.maker, on(rank));
+    fully_shard(ours.judge, sharded_on(rank));
+    auto makers = pair_of_copies(rank, ours.maker, reference.maker);
+    auto judges = pair(rank, ours.judge, reference.judge);
+    for (int step = 0; step < 4; ++step) {
+      const auto text = c10::str("step ", step);
+      backward(ours, step, rank.rank(), 1);
+      for (int r = 0; r < rank.world_size(); ++r) backward(reference, step, r, 1.0 / rank.world_size());
+      makers.check(text + ", maker");
+      judges.check(text + ", judge");
+      makers.optimize();
+      judges.optimize();
+    }
   });
 }
 

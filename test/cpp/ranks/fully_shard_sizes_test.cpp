@@ -1,8 +1,6 @@
 // Parameters of all kinds of sizes, dtypes and memory formats: small ones and large ones are moved in different ways.
 #include "ranks/sharded_models.h"
 
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-
 namespace shardwise::test {
 namespace {
 
@@ -64,6 +62,16 @@ void train(
   }
 }
 
+/// Of pieces cut along dimension 0.
+void assert_near_gradients(
+    const Sizes& model, const Sizes& reference, const SizesCase& kind, const Rank& rank, const std::string& what) {
+  const auto whole = reference->named_parameters();
+  for (const auto& entry : model->named_parameters()) {
+    const auto where = what + ": gradient of " + entry.key() + " on " + rank.name();
+    assert_near(entry.value().grad(), piece_of(whole[entry.key()].grad(), rank), kind, where);
+  }
+}
+
 const std::vector<SizesCase> kCases{
     {torch::kFloat32, 1e-5}, {torch::kFloat64, 1e-12}, {torch::kBFloat16, 0.3}, {torch::kFloat16, 0.05}};
 
@@ -108,13 +116,7 @@ TEST(FullyShardSizes, LargePiecesAreNotCopiedOut) {
     const int64_t large = 4 * 301 * 190;
     const auto mesh = [&](Transport transport) {
       const auto place = transport == Transport::gloo ? "gloo" : "direct";
-      const auto options = MeshOptions()
-                               .store(c10::make_intrusive<c10d::PrefixStore>(place, rank.store()))
-                               .rank(rank.rank())
-                               .world_size(2)
-                               .device(torch::Device(torch::kCPU))
-                               .transport(transport);
-      return Mesh({{"world", 2}}, options);
+      return Mesh({{"world", 2}}, rank.mesh_options(place).device(at::kCPU).transport(transport));
     };
     const auto direct = mesh(Transport::direct);
     ASSERT_EQ(bytes_copied_out(rank, direct, {}), small);
@@ -136,11 +138,7 @@ TEST(FullyShardSizes, ACustomGatherInBetween) {
     auto unit = fully_shard(model, sharded_on(rank));
     int calls = 0;
     train(rank, kind, model, reference, [&](const std::string& what) {
-      const auto whole = reference->named_parameters();
-      for (const auto& entry : model->named_parameters()) {
-        const auto where = what + ": " + entry.key() + " on " + rank.name();
-        assert_near(entry.value().grad(), piece_of(whole[entry.key()].grad(), rank), kind, "gradient of " + where);
-      }
+      assert_near_gradients(model, reference, kind, rank, what);
       if (what == "step 0") {
         unit.set_custom_all_gather([&calls](at::Tensor& output, at::Tensor& input, c10d::ProcessGroup& group) {
           ++calls;
@@ -162,13 +160,7 @@ TEST(FullyShardSizes, LargeOnesThatNeighboursHold) {
     Sizes model(kind.dtype);
     Sizes reference(kind.dtype);
     fully_shard(model, sharded_on(rank).reshard_after_forward(2));
-    const auto check = [&](const std::string& what) {
-      const auto whole = reference->named_parameters();
-      for (const auto& entry : model->named_parameters()) {
-        const auto where = what + ": " + entry.key() + " on " + rank.name();
-        assert_near(entry.value().grad(), piece_of(whole[entry.key()].grad(), rank), kind, "gradient of " + where);
-      }
-    };
+    const auto check = [&](const std::string& what) { assert_near_gradients(model, reference, kind, rank, what); };
     train(rank, kind, model, reference, check, /*end_is_seen=*/true);
   });
 }

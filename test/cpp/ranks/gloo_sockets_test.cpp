@@ -3,10 +3,8 @@
 #include "support/expect.h"
 #include "support/processes.h"
 
-#include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <torch/torch.h>
 #include <unistd.h>
 
 #include <csignal>

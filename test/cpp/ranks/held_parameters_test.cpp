@@ -154,19 +154,11 @@ TEST(HeldParameters, PenaltiesAreNoUseOfTheRegistry) {
     Around ours(std::make_shared<AroundImpl>()), reference(std::make_shared<AroundImpl>());
     const auto held = ours->parameters();
     fully_shard(ours, sharded_on(rank));
-    torch::optim::SGD mine(ours->parameters(), 0.1), theirs(reference->parameters(), 0.1);
-    for (int step = 0; step < 3; ++step) {
-      const auto of = [&](Around& model, int r) {
-        return model->forward(batch(step, r, 4)).pow(2).mean() + 0.1 * model->parameters()[0].pow(2).sum();
-      };
-      mine.zero_grad();
-      theirs.zero_grad();
-      of(ours, rank.rank()).backward();
-      reference_backward(rank, [&](int r) { return of(reference, r); });
-      assert_pieces(*ours, *reference, rank, c10::str("step ", step));
-      mine.step();
-      theirs.step();
-    }
+    Pair<Around>{rank, ours, reference}.train(
+        [](Around& model, int step, int r) {
+          return model->forward(batch(step, r, 4)).pow(2).mean() + 0.1 * model->parameters()[0].pow(2).sum();
+        },
+        3);
   });
 }
 

@@ -98,13 +98,8 @@ TEST(LostRanks, AStoreThatOutlivesItsRanks) {
   // T45: torchrun's agent keeps its store when it starts ranks again. Each life leaves the keys of its own behind.
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto in_store = [&](const std::string& name, std::chrono::milliseconds time, Rank& rank) {
-    return MeshOptions()
-        .device(at::kCPU)
-        .connect_timeout(time)
-        .timeout(60s)
-        .store(c10::make_intrusive<c10d::PrefixStore>(name, store))
-        .rank(rank.rank())
-        .world_size(rank.world_size());
+    return rank.mesh_options(name).device(at::kCPU).connect_timeout(time).store(
+        c10::make_intrusive<c10d::PrefixStore>(name, store));
   };
   for (int life = 0; life < 3; ++life) {
     run_ranks(2, [&](Rank& rank) {

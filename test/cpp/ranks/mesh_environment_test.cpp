@@ -65,30 +65,10 @@ TEST(MeshEnvironment, NothingSetIsAWorldOfOne) {
   EXPECT_EQ(sum_over(mesh, "world"), 1);
 }
 
-TEST(MeshEnvironment, NothingSetTakesAxesOfOneOnly) {
-  const Variables changed(nothing_set());
-  EXPECT_EQ(Mesh({{"replicate", 1}, {"shard", 1}}, on_cpu()).size(), 1);
-  expect_error<ValueError>(
-      [] {
-        Mesh({{"shard", 2}}, on_cpu());
-      },
-      {"shard=2", "multiply to 2", "the world has 1 ranks", "WORLD_SIZE"});
-}
-
 TEST(MeshEnvironment, TheDeviceIsTheGpuWhereThereIsOne) {
   const Variables changed(nothing_set());
   const auto mesh = Mesh::from_env();
   EXPECT_EQ(mesh.device(), torch::cuda::is_available() ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU));
-}
-
-TEST(MeshEnvironment, PlainVariablesWithAxes) {
-  run_processes(4, [](Rank& rank) {
-    const Mesh mesh({{"replicate", 2}, {"shard", 2}}, on_cpu());
-    EXPECT_EQ(mesh.coordinate("replicate"), rank.rank() / 2);
-    EXPECT_EQ(mesh.coordinate("shard"), rank.rank() % 2);
-    EXPECT_EQ(sum_over(mesh, "shard"), rank.rank() < 2 ? 3 : 7);
-    EXPECT_EQ(sum_over(mesh, "replicate"), rank.rank() % 2 == 0 ? 4 : 6);
-  });
 }
 
 TEST(MeshEnvironment, OneAfterTheOtherAndAway) {
@@ -175,15 +155,11 @@ TEST(MeshEnvironment, AxesMustFitTheWorldSize) {
       {"replicate=2, shard=3", "multiply to 6", "the world has 2 ranks", "(WORLD_SIZE)", "rank 1 on cpu"});
 }
 
-TEST(MeshEnvironment, AMasterWhereNobodyListens) {
+TEST(MeshEnvironment, AMasterWhereNobodyListensOrAnswers) {
   const Port port;
   expect_unreachable("127.0.0.1", port.number(), std::chrono::seconds(1));
-}
-
-TEST(MeshEnvironment, AMasterThatDoesNotAnswer) {
-  const Port listener;
-  listener.listen();
-  expect_unreachable("127.0.0.1", listener.number(), std::chrono::seconds(1));
+  port.listen();
+  expect_unreachable("127.0.0.1", port.number(), std::chrono::seconds(1));
 }
 
 TEST(MeshEnvironment, PeersThatDoNotCome) {

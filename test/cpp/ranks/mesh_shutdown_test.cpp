@@ -29,14 +29,7 @@ double summed(const Mesh& mesh, double value) {
 
 /// A mesh of its own for every name.
 Mesh make(Rank& rank, const std::string& name, std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
-  const auto options = MeshOptions()
-                           .device(at::kCPU)
-                           .connect_timeout(std::chrono::seconds(60))
-                           .timeout(timeout)
-                           .store(c10::make_intrusive<c10d::PrefixStore>(name, rank.store()))
-                           .rank(rank.rank())
-                           .world_size(rank.world_size());
-  return Mesh({{"world", rank.world_size()}}, options);
+  return Mesh({{"world", rank.world_size()}}, rank.mesh_options(name).device(at::kCPU).timeout(timeout));
 }
 
 /// A store that is far away: every answer takes some time.
@@ -104,40 +97,12 @@ class BrokenPipes {
 
 void handler_of_the_program(int) {}
 
-TEST(MeshShutdown, NoGroupsAfterwards) {
-  run_ranks(2, [](Rank& rank) {
-    auto mesh = make(rank, "afterwards");
-    const auto copy = mesh;
-    mesh.shutdown();
-    const auto text = c10::str("Mesh(world=2; rank ", rank.rank(), " on cpu) was shut down");
-    expect_error<Error>([&] { mesh.group("world"); }, {text});
-    expect_error<Error>([&] { copy.group("world"); }, {text});
-    expect_error<ValueError>([&] { mesh.group("shard"); }, {"no axis 'shard'"});
-  });
-}
-
-TEST(MeshShutdown, CopiesShareTheirGroups) {
-  run_ranks(2, [](Rank& rank) {
-    auto mesh = std::make_unique<Mesh>(make(rank, "copies"));
-    const auto copy = *mesh;
-    EXPECT_EQ(copy.group("world"), mesh->group("world"));
-    mesh.reset();
-    EXPECT_EQ(summed(copy, rank.rank() + 1), 3) << "closed while a copy lives";
-  });
-}
-
 TEST(MeshShutdown, RightAfterTheSetUp) {
   // The first to have its connections must not close them while others are still making theirs.
   for (const int slow : {0, 1, 2}) {
     run_ranks(3, [slow](Rank& rank) {
-      c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::PrefixStore>("mesh", rank.store());
-      if (rank.rank() == slow) store = c10::make_intrusive<SlowStore>("mesh", rank.store());
-      const auto options = MeshOptions()
-                               .device(at::kCPU)
-                               .connect_timeout(std::chrono::seconds(20))
-                               .store(store)
-                               .rank(rank.rank())
-                               .world_size(3);
+      auto options = rank.mesh_options("mesh").device(at::kCPU).connect_timeout(std::chrono::seconds(20));
+      if (rank.rank() == slow) options.store(c10::make_intrusive<SlowStore>("mesh", rank.store()));
       for (int i = 0; i < 3; ++i) EXPECT_EQ(Mesh::from_env(options).rank(), rank.rank());
     });
   }
@@ -187,9 +152,8 @@ TEST(MeshShutdown, ManyMeshesLeakNothing) {
     const std::vector<int> sizes{1, 1, 2, 2, 3, 3, 3};
     run_ranks(7, [&](Rank& rank) {
       const int first = firsts[rank.rank()];
-      const auto options = MeshOptions()
+      const auto options = rank.mesh_options(c10::str("world ", first))
                                .device(at::kCPU)
-                               .store(c10::make_intrusive<c10d::PrefixStore>(c10::str("world ", first), rank.store()))
                                .rank(rank.rank() - first)
                                .world_size(sizes[rank.rank()]);
       for (int i = 0; i < times; ++i) {
@@ -214,12 +178,8 @@ TEST(MeshShutdown, ManyMeshesLeakNothing) {
 TEST(MeshShutdown, FailedMeshesLeakNothing) {
   const auto fail = [] {
     run_ranks(1, [](Rank& rank) {
-      const auto options = MeshOptions()
-                               .device(at::kCPU)
-                               .store(rank.store())
-                               .rank(1)
-                               .world_size(2)
-                               .connect_timeout(std::chrono::milliseconds(30));
+      const auto options = rank.mesh_options("failed").device(at::kCPU).rank(1).world_size(2).connect_timeout(
+          std::chrono::milliseconds(30));
       expect_error<PeerError>([&] { Mesh({{"world", 2}}, options); }, {"rank 1 of 2"});
     });
   };
@@ -231,21 +191,15 @@ TEST(MeshShutdown, FailedMeshesLeakNothing) {
 
 TEST(MeshShutdown, BrokenPipesAreIgnored) {
   run_ranks(1, [](Rank& rank) {
-    const BrokenPipes untouched(SIG_DFL);
-    const auto mesh = make(rank, "mesh");
-    EXPECT_EQ(BrokenPipes::now(), SIG_IGN);
-    std::signal(SIGPIPE, SIG_DFL);
-    Mesh::from_process_groups({"world"}, {mesh.group("world")}, at::kCPU);
-    EXPECT_EQ(BrokenPipes::now(), SIG_IGN);
-  });
-}
-
-TEST(MeshShutdown, AHandlerOfTheProgramStays) {
-  run_ranks(1, [](Rank& rank) {
-    const BrokenPipes handled(handler_of_the_program);
-    const auto mesh = make(rank, "mesh");
-    Mesh::from_process_groups({"world"}, {mesh.group("world")}, at::kCPU);
-    EXPECT_EQ(BrokenPipes::now(), handler_of_the_program);
+    for (const auto& [set, expected] :
+         {std::pair(SIG_DFL, SIG_IGN), std::pair(&handler_of_the_program, &handler_of_the_program)}) {
+      const BrokenPipes before(set);
+      const auto mesh = make(rank, c10::str("mesh ", set == SIG_DFL));
+      EXPECT_EQ(BrokenPipes::now(), expected);
+      std::signal(SIGPIPE, set);
+      Mesh::from_process_groups({"world"}, {mesh.group("world")}, at::kCPU);
+      EXPECT_EQ(BrokenPipes::now(), expected);
+    }
   });
 }
 

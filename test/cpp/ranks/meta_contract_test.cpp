@@ -4,8 +4,6 @@
 #include "support/processes.h"
 #include "tensor_memory.h"
 
-#include <shardwise/shared_memory.h>
-
 namespace shardwise::test {
 namespace {
 

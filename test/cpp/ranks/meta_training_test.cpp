@@ -29,6 +29,7 @@ void train_from_meta(
   Pair<Model> both{rank, ours, make()};
   both.shards = shards;
   both.dims = dims;
+  both.make_optimizers();
   to_empty(ours);
   assert_on_meta(ours, false, "with memory ");
   load_full_state_dict(ours, dict_of(*both.reference));

@@ -1,8 +1,8 @@
 // Mixed precision, against one process that rounds, computes and sums by hand. Two ranks: every bit is compared.
 #include "ranks/mixed_precision_models.h"
+#include "support/expect.h"
 
 #include <torch/csrc/autograd/forward_grad.h>
-
 #include <cmath>
 
 namespace shardwise::test {
@@ -354,6 +354,80 @@ TEST(FullyShardMixedPrecision, FrozenFirstAndSeveralDtypes) {
     layers_loss(ours, 9, rank.rank(), std::nullopt).backward();
     for (const auto& parameter : ours->parameters()) ASSERT_EQ(parameter.grad().dtype(), torch::kDouble);
     ASSERT_EQ(ours->ptr<torch::nn::LinearImpl>(0)->weight.dtype(), kLow);
+  });
+}
+
+namespace {
+
+constexpr auto kCast = torch::kBFloat16;
+
+torch::Tensor cast_loss(torch::nn::Sequential& model, int step, int rank) {
+  const auto out = call(*model, batch(step, rank, 6));
+  EXPECT_EQ(out.dtype(), kCast);
+  return out.to(torch::kFloat).pow(2).mean();
+}
+
+} // namespace
+
+// There are no copies beside the parameters, and whoever holds parameters() holds the members themselves.
+TEST(CastsAfterWrapping, OfWhatWasReplicatedWithoutCopiesIsRefused) {
+  run_ranks(2, [](Rank& rank) {
+    for (const bool direct : {false, true}) {
+      torch::nn::Sequential ours(torch::nn::Linear(6, 9), torch::nn::Tanh(), torch::nn::Linear(9, 3));
+      fill(*ours);
+      ours->to(kCast);
+      replicate(ours, ReplicateOptions().mesh(rank.mesh()).mixed_precision(MixedPrecision().param_dtype(kCast)));
+      cast_loss(ours, 0, rank.rank()).backward();
+      ours->to(torch::kFloat);
+      const auto use = [&] {
+        const auto x = batch(1, rank.rank(), 6);
+        direct ? ours->forward(x).sum().backward() : cast_loss(ours, 1, rank.rank()).backward();
+      };
+      expect_error<Error>(
+          use, {c10::str("rank ", rank.rank()), "'0.weight' was cast to float32 after replicate()",
+                "computes in bfloat16", "Cast the module first"});
+      ours->to(kCast);
+      cast_loss(ours, 2, rank.rank()).backward();
+    }
+  });
+}
+
+TEST(LeafGradients, AddedByHand) {
+  run_ranks(2, [](Rank& rank) {
+    torch::nn::Linear model(6, 4);
+    fill(*model);
+    const auto options =
+        sharded_on(rank).mixed_precision(MixedPrecision().param_dtype(torch::kBFloat16).reduce_dtype(torch::kFloat));
+    auto unit = fully_shard(model, options);
+    unit.set_reshard_after_backward(false);
+    unit.set_requires_gradient_sync(false);
+    constexpr int kParts = 8;
+    auto total = torch::zeros({4, 6});
+    for (int part = 0; part < kParts; ++part) {
+      if (part == kParts - 1) unit.set_requires_gradient_sync(true);
+      const auto loss = call(model, batch(part, rank.rank(), 6)).pow(2).sum();
+      if (part == kParts - 1) {
+        loss.backward();
+        break;
+      }
+      auto& leaf = model->weight;
+      const auto found = torch::autograd::grad({loss}, {leaf})[0];
+      total += found.to(torch::kFloat);
+      leaf.mutable_grad() = leaf.grad().defined() ? leaf.grad() + found : found;
+    }
+    // The last part, as one process has it.
+    auto half = torch::nn::Linear(6, 4);
+    fill(*half);
+    half->to(torch::kBFloat16);
+    half->forward(batch(kParts - 1, rank.rank(), 6).to(torch::kBFloat16)).pow(2).sum().backward();
+    total += half->weight.grad().to(torch::kFloat);
+    std::vector<at::Tensor> sum{total};
+    rank.mesh().group("world")->allreduce(sum)->wait();
+    const auto mean = sum[0] / 2;
+    const auto mine = model->parameters()[0].grad();
+    ASSERT_TRUE(mine.defined());
+    const auto expected = mean.narrow(0, rank.rank() * 2, 2);
+    EXPECT_TRUE(torch::allclose(mine, expected, 1e-6, 1e-5)) << mine << expected;
   });
 }
 

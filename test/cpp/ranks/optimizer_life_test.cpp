@@ -1,7 +1,6 @@
-// What AdamW, Adam and SGD keep: saved, loaded, given by the program, moved; and what they refuse.
-#include "ranks/optimizer_settings.h"
-
+// AdamW, Adam and SGD: how they train wrapped models, what they keep, and what they refuse.
 #include "optim/optimizer_state.h"
+#include "ranks/optimizer_settings.h"
 #include "support/expect.h"
 
 #include <sstream>
@@ -292,6 +291,87 @@ TEST(OptimizerLife, StateThatDoesNotFitIsAnError) {
     optimizer.state()[parameter.unsafeGetTensorImpl()] = std::make_unique<torch::optim::SGDParamState>();
     expect_error<Error>([&] { optimizer.step(); }, {"is not of torch::optim's class AdamWParamState"});
     assert_state(full_state_dict(model), map_of(before), "nothing was changed");
+  });
+}
+
+namespace {
+
+torch::Tensor branches_loss(Branches& model, int step, int rank, const std::vector<std::string>& use) {
+  return model->forward(batch(step, rank, 3), use).pow(2).sum();
+}
+
+} // namespace
+
+TEST(FusedOptimizers, ParametersWithoutAGradientAreLeftAlone) {
+  // Their steps are not counted, so that each has its own number of them.
+  on_worlds([](Rank& rank) {
+    for (const auto& optimizers : optimizer_pairs()) {
+      Branches ours, reference;
+      fully_shard(ours, sharded_on(rank));
+      const auto mine = optimizers.ours(ours->parameters());
+      const auto theirs = optimizers.theirs(reference->parameters());
+      const std::vector<std::vector<std::string>> uses{{"left"}, {"left"}, {"right"}, {"left", "right"}, {"right"}};
+      for (size_t i = 0; i < uses.size(); ++i) {
+        const auto step = static_cast<int>(i);
+        mine->zero_grad();
+        theirs->zero_grad();
+        branches_loss(ours, step, rank.rank(), uses[i]).backward();
+        reference_backward(rank, [&](int r) { return branches_loss(reference, step, r, uses[i]); });
+        mine->step();
+        theirs->step();
+        assert_state(full_state_dict(ours), plain_state(*reference), c10::str(optimizers.name, ", step ", step));
+      }
+    }
+  });
+}
+
+TEST(FusedOptimizers, GroupsOfTheirOwnAndOneThatComesLater) {
+  on_worlds([](Rank& rank) {
+    Stack ours, reference;
+    shard_stack(ours, sharded_on(rank));
+    const auto make = [](Stack& model, auto make_optimizer) {
+      std::vector<torch::optim::OptimizerParamGroup> groups;
+      groups.emplace_back(model->blocks->parameters());
+      groups.emplace_back(
+          model->head->parameters(), std::make_unique<torch::optim::AdamWOptions>(
+                                         torch::optim::AdamWOptions(0.05).betas({0.7, 0.8}).amsgrad(true)));
+      return make_optimizer(groups);
+    };
+    const torch::optim::AdamWOptions defaults(0.02);
+    auto mine = make(ours, [&](const auto& groups) { return AdamW(groups, defaults); });
+    auto theirs = make(reference, [&](const auto& groups) { return torch::optim::AdamW(groups, defaults); });
+    torch::optim::StepLR my_rate(mine, 2, 0.5);
+    torch::optim::StepLR their_rate(theirs, 2, 0.5);
+    for (int step = 0; step < 6; ++step) {
+      ours->zero_grad();
+      reference->zero_grad();
+      stack_loss(ours, step, rank.rank()).backward();
+      reference_backward(rank, [&](int r) { return stack_loss(reference, step, r); });
+      if (step == 3) {
+        mine.add_param_group({ours->embedding->parameters()});
+        theirs.add_param_group({reference->embedding->parameters()});
+      }
+      mine.step();
+      theirs.step();
+      my_rate.step();
+      their_rate.step();
+      assert_state(full_state_dict(ours), plain_state(*reference), c10::str("step ", step));
+    }
+  });
+}
+
+TEST(FusedOptimizers, MadeBeforeWrappingIsAnError) {
+  on_worlds([](Rank& rank) {
+    Stack model;
+    AdamW adam(model->parameters(), torch::optim::AdamWOptions(0.02));
+    SGD sgd(model->parameters(), torch::optim::SGDOptions(0.02).momentum(0.9));
+    shard_stack(model, sharded_on(rank));
+    stack_loss(model, 0, rank.rank()).backward();
+    for (torch::optim::Optimizer* optimizer :
+         {static_cast<torch::optim::Optimizer*>(&adam), static_cast<torch::optim::Optimizer*>(&sgd)}) {
+      expect_error<Error>(
+          [&] { optimizer->step(); }, {c10::str("rank ", rank.rank(), ":"), "make it after fully_shard()"});
+    }
   });
 }
 

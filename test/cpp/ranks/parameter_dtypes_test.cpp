@@ -4,8 +4,6 @@
 #include "ranks/mixed_precision_models.h"
 #include "support/expect.h"
 
-#include <shardwise/estimate.h>
-
 namespace shardwise::test::parameter_dtypes {
 namespace {
 

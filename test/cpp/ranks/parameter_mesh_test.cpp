@@ -2,15 +2,6 @@
 #include "ranks/front_switches.h"
 #include "ranks/fully_shard_models.h"
 
-#include "group/leaf_storage.h"
-
-#include <shardwise/clip_grad_norm.h>
-#include <shardwise/estimate.h>
-#include <shardwise/grad_scaler.h>
-#include <shardwise/meta.h>
-#include <shardwise/optimizers.h>
-#include <shardwise/state_dict.h>
-
 #include <limits>
 
 namespace shardwise::test::parameter_mesh {
@@ -173,19 +164,20 @@ void check(Sparse& ours, Sparse& reference, const Rank& rank, const Meshes& on, 
   }
 }
 
-void step_both(Sparse& ours, Sparse& reference, const Rank& rank, const Meshes& on, int step) {
-  check(ours, reference, rank, on, "step " + std::to_string(step));
-  for (auto* model : {&ours, &reference}) {
-    torch::optim::SGD((*model)->parameters(), torch::optim::SGDOptions(0.1)).step();
-    (*model)->zero_grad();
-  }
-}
-
-void train(Sparse& ours, Sparse& reference, const Rank& rank, const Meshes& on, int first = 0) {
-  for (int step = first; step < first + 3; ++step) {
-    call(ours, batch(step, rank.rank(), kWidth)).pow(2).mean().backward();
-    reference_backward(rank, [&](int r) { return reference->forward(batch(step, r, kWidth)).pow(2).mean(); });
-    step_both(ours, reference, rank, on, step);
+void train(Sparse& ours, Sparse& reference, const Rank& rank, const Meshes& on) {
+  for (int step = 0; step < 3; ++step) {
+    // Of two microbatches.
+    for (const int micro : {0, 1}) {
+      unit(ours).set_requires_gradient_sync(micro == 1);
+      const int number = 2 * step + micro;
+      call(ours, batch(number, rank.rank(), kWidth)).pow(2).mean().backward();
+      reference_backward(rank, [&](int r) { return reference->forward(batch(number, r, kWidth)).pow(2).mean(); });
+    }
+    check(ours, reference, rank, on, "step " + std::to_string(step));
+    for (auto* model : {&ours, &reference}) {
+      torch::optim::SGD((*model)->parameters(), torch::optim::SGDOptions(0.1)).step();
+      (*model)->zero_grad();
+    }
   }
 }
 
@@ -289,46 +281,6 @@ TEST(ParameterMesh, ARankWithoutRowsForItsExperts) {
       }
     });
   }
-}
-
-TEST(ParameterMesh, OneUnitInAllElse) {
-  run_ranks(kWorld, [](Rank& rank) {
-    const Meshes on(rank);
-    Sparse ours, reference;
-    spread(ours, on, /*exchange=*/true);
-    auto root = wrap(ours, options_on(on));
-    auto layer = unit(ours->first);
-    const auto full = [&] { return ours->first->experts->up.sizes() == at::IntArrayRef({2, kWidth, 8}); };
-    layer.unshard();
-    EXPECT_TRUE(full());
-    EXPECT_EQ(ours->first->dense->weight.sum().numel(), 1);
-    EXPECT_EQ(ours->first->experts->up.sum().numel(), 1);
-    layer.reshard();
-    EXPECT_TRUE(group::is_freed(ours->first->experts->up));
-    EXPECT_TRUE(group::is_freed(ours->first->dense->weight));
-    const auto before = root.counters();
-    call(ours, batch(0, rank.rank(), kWidth)).sum().backward();
-    // Two parts of two layers in forward and in backward, and the root's once.
-    EXPECT_EQ(root.counters().all_gathers - before.all_gathers, 9);
-    EXPECT_EQ(root.counters().reduce_scatters - before.reduce_scatters, 5);
-    ours->zero_grad();
-    // Accumulated.
-    for (int step = 0; step < 3; ++step) {
-      for (int micro = 0; micro < 2; ++micro) {
-        root.set_requires_gradient_sync(micro == 1);
-        const int number = 2 * step + micro;
-        call(ours, batch(number, rank.rank(), kWidth)).pow(2).mean().backward();
-        reference_backward(rank, [&](int r) { return reference->forward(batch(number, r, kWidth)).pow(2).mean(); });
-      }
-      step_both(ours, reference, rank, on, step);
-    }
-    const auto plan = root.plan();
-    std::vector<std::string> axes;
-    for (const auto& each : plan.units) axes.push_back(each.name + " on " + each.axes.front().first);
-    EXPECT_EQ(
-        axes, (std::vector<std::string>{
-                  "first on efsdp", "first on world", "second on efsdp", "second on world", " on world"}));
-  });
 }
 
 TEST(ParameterMesh, TheNormCountsEachExpertOnce) {

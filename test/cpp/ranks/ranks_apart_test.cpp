@@ -14,14 +14,8 @@ using Clock = std::chrono::steady_clock;
 
 /// A mesh of its own, whose direct transport goes the way of the running test.
 Mesh make_mesh(Rank& rank, c10::intrusive_ptr<c10d::Store> store = {}, std::chrono::milliseconds timeout = 60s) {
-  if (!store) store = c10::make_intrusive<c10d::PrefixStore>("apart", rank.store());
-  const auto options = MeshOptions()
-                           .device(at::kCPU)
-                           .timeout(timeout)
-                           .shared_memory(through_shared_memory())
-                           .store(store)
-                           .rank(rank.rank())
-                           .world_size(rank.world_size());
+  auto options = rank.mesh_options("apart").device(at::kCPU).timeout(timeout).shared_memory(through_shared_memory());
+  if (store) options.store(store);
   return Mesh({{"world", rank.world_size()}}, options);
 }
 

@@ -1,19 +1,26 @@
 // replicate(): what it does besides averaging. The same rows as test/python/ranks/test_replicate_contract.py.
+#include "ranks/fully_shard_models.h"
 #include "ranks/gradient_record.h"
-#include "ranks/models.h"
 #include "support/expect.h"
 
 namespace shardwise::test {
+namespace {
+
+torch::Tensor layers_loss_of(torch::nn::Sequential& model, int step, int rank) {
+  return model->forward(batch(step, rank, 3)).pow(2).sum();
+}
+
+} // namespace
+
 TEST(ReplicateContract, AFailedBackwardIsForgotten) {
   // T12: the first backward dies after some gradients came; the next is right, and .grad was left as it was.
   run_ranks(2, [](Rank& rank) {
     auto ours = mlp({3, 4, 4, 2});
-    auto reference = mlp({3, 4, 4, 2});
     replicate(ours, on(rank));
+    auto both = pair_of_copies(rank, ours, mlp({3, 4, 4, 2}));
     const auto step = [&](int number) {
-      ours->forward(batch(number, rank.rank(), 3)).pow(2).sum().backward();
-      reference_backward(rank, [&](int r) { return reference->forward(batch(number, r, 3)).pow(2).sum(); });
-      assert_same(*ours, *reference, "step " + std::to_string(number));
+      both.backward(layers_loss_of, number);
+      both.check("step " + std::to_string(number));
     };
     step(0);
     auto hidden = torch::tanh(ours->ptr<torch::nn::LinearImpl>(0)->forward(batch(1, rank.rank(), 3)));
@@ -21,7 +28,7 @@ TEST(ReplicateContract, AFailedBackwardIsForgotten) {
     auto loss =
         ours->ptr<torch::nn::LinearImpl>(4)->forward(torch::tanh(ours->ptr<torch::nn::LinearImpl>(2)->forward(hidden)));
     expect_error<std::exception>([&] { loss.sum().backward(); }, {"on purpose"});
-    assert_same(*ours, *reference, "after the failure");
+    both.check("after the failure");
     step(2);
     step(3);
   });
@@ -278,13 +285,8 @@ TEST(ReplicateContract, LaterParametersAreAnError) {
 TEST(ReplicateContract, WorldOfOneIssuesNoCollective) {
   run_ranks(1, [](Rank& rank) {
     auto ours = mlp({3, 4, 2});
-    auto reference = mlp({3, 4, 2});
     auto root = replicate(ours, on(rank));
-    for (int step = 0; step < 3; ++step) {
-      ours->forward(batch(step, 0, 3)).sum().backward();
-      reference->forward(batch(step, 0, 3)).sum().backward();
-      assert_same(*ours, *reference, "step " + std::to_string(step));
-    }
+    pair_of_copies(rank, ours, mlp({3, 4, 2})).train(layers_loss_of, 3);
     const auto used = root.counters();
     ASSERT_EQ(used.all_reduces + used.broadcasts + used.all_gathers, 0);
   });

@@ -1,25 +1,31 @@
 // replicate(): gradients are the mean over ranks. The same rows as test/python/ranks/test_replicate_gradients.py.
-#include "ranks/mlp_parity.h"
+#include "ranks/fully_shard_models.h"
 
 #include <random>
 
 namespace shardwise::test {
 namespace {
 
-void parity(Rank& rank, const std::vector<int64_t>& widths) {
-  train_mlp(
-      rank, widths, [&](Layers& ours) { replicate(ours, on(rank)); },
-      [](const Layers& ours, const Layers& reference, const std::string& what) {
-        assert_same(*ours, *reference, what);
-      });
+using Layers = torch::nn::Sequential;
+
+/// Replicated, and plain.
+Pair<Layers> layers(Rank& rank, const std::vector<int64_t>& widths) {
+  auto ours = mlp(widths);
+  replicate(ours, on(rank));
+  return pair_of_copies(rank, ours, mlp(widths));
+}
+
+auto loss_of(int64_t width, int64_t rows = 5) {
+  return [=](Layers& model, int step, int r) { return model->forward(batch(step, r, width, rows)).pow(2).sum(); };
 }
 
 } // namespace
 
 TEST(ReplicateGradients, ParityWithASingleProcess) {
   for (const int world : by_form<std::vector<int>>({2, 3}, {2, 3, 4})) {
-    run_ranks(world, [](Rank& rank) { parity(rank, {4, 6, 2}); });
-    run_ranks(world, [](Rank& rank) { parity(rank, {3, 5, 7, 1}); });
+    for (const auto& widths : {std::vector<int64_t>{4, 6, 2}, {3, 5, 7, 1}}) {
+      run_ranks(world, [&](Rank& rank) { layers(rank, widths).train(loss_of(widths[0]), by_form(4, 10)); });
+    }
   }
 }
 
@@ -37,11 +43,7 @@ TEST(ReplicateGradients, InnerUnits) {
     }
     ASSERT_EQ(names, (std::vector<std::string>{"0", "2", ""}));
     ASSERT_EQ(unit(*ours->ptr(2)).name(), "2");
-    for (int step = 0; step < 3; ++step) {
-      ours->forward(batch(step, rank.rank(), 4)).sum().backward();
-      reference_backward(rank, [&](int r) { return reference->forward(batch(step, r, 4)).sum(); });
-      assert_same(*ours, *reference, "step " + std::to_string(step));
-    }
+    pair_of_copies(rank, ours, reference).train(loss_of(4), 3);
     ASSERT_EQ(root.counters().all_reduces, 3 * 3);
   });
 }
@@ -56,20 +58,14 @@ TEST(ReplicateGradients, UnusedOnSomeRanks) {
   for (const int world : {2, 3}) {
     run_ranks(world, [&](Rank& rank) {
       Branches ours;
-      Branches reference;
       auto root = replicate(ours, on(rank));
-      torch::optim::AdamW mine(ours->parameters(), torch::optim::AdamWOptions(0.05));
-      torch::optim::AdamW theirs(reference->parameters(), torch::optim::AdamWOptions(0.05));
-      for (size_t step = 0; step < uses.size(); ++step) {
-        mine.zero_grad();
-        theirs.zero_grad();
-        ours->forward(batch(step, rank.rank(), 3), uses[step][rank.rank()]).sum().backward();
-        reference_backward(rank, [&](int r) { return reference->forward(batch(step, r, 3), uses[step][r]).sum(); });
-        assert_same(*ours, *reference, "step " + std::to_string(step));
-        mine.step();
-        theirs.step();
-        assert_same(*ours, *reference, "after the optimizer, step " + std::to_string(step));
-      }
+      auto both = pair_of_copies(rank, ours, Branches());
+      const auto loss = [&](Branches& model, int step, int r) {
+        return model->forward(batch(step, r, 3), uses[step][r]).sum();
+      };
+      both.train(loss, 2);
+      both.backward(loss, 2);
+      both.check("the last step");
       ASSERT_FALSE(ours->right->weight.grad().defined());
       ASSERT_EQ(root.counters().all_reduces, 3);
     });
@@ -82,40 +78,28 @@ TEST(ReplicateGradients, OrderOfArrivalDoesNotMatter) {
       std::vector<std::string>{"left", "right"}, std::vector<std::string>{"right", "left"}};
   run_ranks(2, [&](Rank& rank) {
     Branches ours;
-    Branches reference;
     replicate(ours->left, on(rank));
     replicate(ours->right, on(rank));
     replicate(ours, on(rank));
-    for (int step = 0; step < 3; ++step) {
-      ours->forward(batch(step, rank.rank(), 3), orders[rank.rank()]).sum().backward();
-      reference_backward(rank, [&](int r) { return reference->forward(batch(step, r, 3), orders[r]).sum(); });
-      assert_same(*ours, *reference, "step " + std::to_string(step));
-    }
+    pair_of_copies(rank, ours, Branches())
+        .train([&](Branches& model, int step, int r) { return model->forward(batch(step, r, 3), orders[r]).sum(); }, 3);
   });
 }
 
 TEST(ReplicateGradients, GradientAccumulation) {
   // R09, R15: three microbatches of unequal size a step, averaged at the last only; six steps.
   run_ranks(2, [](Rank& rank) {
-    auto ours = mlp({3, 5, 2});
-    auto reference = mlp({3, 5, 2});
-    auto root = replicate(ours, on(rank));
-    torch::optim::Adam mine(ours->parameters(), 0.05);
-    torch::optim::Adam theirs(reference->parameters(), 0.05);
+    auto both = layers(rank, {3, 5, 2});
+    auto root = unit(both.ours);
     for (int step = 0; step < 6; ++step) {
-      mine.zero_grad();
-      theirs.zero_grad();
       for (int part = 0; part < 3; ++part) {
         root.set_requires_gradient_sync(part == 2);
-        const int number = 3 * step + part;
-        ours->forward(batch(number, rank.rank(), 3, 2 + part)).pow(2).sum().backward();
-        reference_backward(rank, [&](int r) { return reference->forward(batch(number, r, 3, 2 + part)).pow(2).sum(); });
+        both.backward(loss_of(3, 2 + part), 3 * step + part);
         if (part == 2) continue;
-        for (const auto& parameter : ours->parameters()) ASSERT_FALSE(parameter.grad().defined());
+        for (const auto& parameter : both.ours->parameters()) ASSERT_FALSE(parameter.grad().defined());
       }
-      assert_same(*ours, *reference, "step " + std::to_string(step));
-      mine.step();
-      theirs.step();
+      both.check("step " + std::to_string(step));
+      both.optimize();
     }
     ASSERT_EQ(root.counters().all_reduces, 6);
   });
@@ -155,21 +139,18 @@ TEST(ReplicateGradients, RandomFlags) {
 
 TEST(ReplicateGradients, AddsToGradientsThatAreThere) {
   run_ranks(2, [](Rank& rank) {
-    auto ours = mlp({3, 4, 2});
-    auto reference = mlp({3, 4, 2});
-    auto root = replicate(ours, on(rank));
+    auto both = layers(rank, {3, 4, 2});
     const auto step = [&](int number) {
-      ours->forward(batch(number, rank.rank(), 3)).pow(2).sum().backward();
-      reference_backward(rank, [&](int r) { return reference->forward(batch(number, r, 3)).pow(2).sum(); });
-      assert_same(*ours, *reference, "step " + std::to_string(number));
+      both.backward(loss_of(3), number);
+      both.check("step " + std::to_string(number));
     };
     for (int number = 0; number < 4; ++number) step(number);
     for (const bool set_to_none : {false, true, false, false}) {
-      ours->zero_grad(set_to_none);
-      reference->zero_grad(set_to_none);
+      both.ours->zero_grad(set_to_none);
+      both.reference->zero_grad(set_to_none);
       step(9);
     }
-    ASSERT_LE(root.counters().allocations, 2);
+    ASSERT_LE(unit(both.ours).counters().allocations, 2);
   });
 }
 
@@ -204,36 +185,31 @@ TEST(ReplicateGradients, FrozenThenUnfrozen) {
     auto reference = mlp({3, 4, 2});
     for (auto model : {ours, reference}) model->named_parameters()["0.weight"].requires_grad_(false);
     replicate(ours, on(rank));
+    auto both = pair_of_copies(rank, ours, reference);
     for (int step = 0; step < 4; ++step) {
       for (auto model : {ours, reference}) {
-        model->zero_grad();
         model->named_parameters()["0.weight"].requires_grad_(step >= 1);
         model->named_parameters()["2.bias"].requires_grad_(step < 3);
       }
-      ours->forward(batch(step, rank.rank(), 3)).sum().backward();
-      reference_backward(rank, [&](int r) { return reference->forward(batch(step, r, 3)).sum(); });
-      assert_same(*ours, *reference, "step " + std::to_string(step));
+      both.train(loss_of(3), 1, step);
     }
   });
 }
 
 TEST(ReplicateGradients, ToFloat64AfterWrapping) {
   run_ranks(2, [](Rank& rank) {
-    auto ours = mlp({3, 4, 2});
-    auto reference = mlp({3, 4, 2});
-    replicate(ours, on(rank));
+    auto both = layers(rank, {3, 4, 2});
     for (int step = 0; step < 3; ++step) {
-      if (step == 1) {
-        ours->to(torch::kFloat64);
-        reference->to(torch::kFloat64);
-      }
       const auto kind = step == 0 ? torch::kFloat32 : torch::kFloat64;
-      ours->zero_grad();
-      reference->zero_grad();
-      ours->forward(batch(step, rank.rank(), 3).to(kind)).pow(2).sum().backward();
-      reference_backward(rank, [&](int r) { return reference->forward(batch(step, r, 3).to(kind)).pow(2).sum(); });
-      assert_same(*ours, *reference, "step " + std::to_string(step));
-      for (const auto& parameter : ours->parameters()) ASSERT_EQ(parameter.grad().scalar_type(), kind);
+      for (auto* model : {&both.ours, &both.reference}) {
+        (*model)->to(kind);
+        (*model)->zero_grad();
+      }
+      both.backward(
+          [&](Layers& model, int number, int r) { return model->forward(batch(number, r, 3).to(kind)).pow(2).sum(); },
+          step);
+      both.check("step " + std::to_string(step));
+      for (const auto& parameter : both.ours->parameters()) ASSERT_EQ(parameter.grad().scalar_type(), kind);
     }
   });
 }
@@ -276,18 +252,14 @@ TEST(ReplicateGradients, MadeIntoSomethingElse) {
       [](torch::Tensor gradient) { gradient.requires_grad_(true); },
       [](torch::Tensor gradient) { gradient.fill_(7); }};
   run_ranks(2, [&](Rank& rank) {
-    auto ours = mlp({4, 6, 3});
-    auto reference = mlp({4, 6, 3});
-    replicate(ours, on(rank));
+    auto both = layers(rank, {4, 6, 3});
     for (size_t step = 0; step <= changes.size(); ++step) {
-      const auto data = static_cast<int>(step);
-      ours->forward(batch(data, rank.rank(), 4)).sum().backward();
-      reference_backward(rank, [&](int r) { return reference->forward(batch(data, r, 4)).sum(); });
-      assert_same(*ours, *reference, "step " + std::to_string(step));
+      both.backward(loss_of(4), static_cast<int>(step));
+      both.check("step " + std::to_string(step));
       if (step < changes.size()) {
-        for (const auto& parameter : ours->parameters()) changes[step](parameter.grad());
+        for (const auto& parameter : both.ours->parameters()) changes[step](parameter.grad());
       }
-      for (auto* model : {&ours, &reference}) (*model)->zero_grad();
+      for (auto* model : {&both.ours, &both.reference}) (*model)->zero_grad();
     }
   });
 }
@@ -302,13 +274,15 @@ TEST(ReplicateGradients, MemoryFormatIsKept) {
       return layer;
     };
     auto ours = convolution();
-    auto reference = convolution();
     replicate(ours, on(rank));
-    const auto images = [](int r) { return torch::randn({2, 3, 5, 5}, generator(r)); };
+    auto both = pair_of_copies(rank, ours, convolution());
     for (int step = 0; step < 3; ++step) {
-      ours->forward(images(rank.rank())).sum().backward();
-      reference_backward(rank, [&](int r) { return reference->forward(images(r)).sum(); });
-      assert_same(*ours, *reference, "step " + std::to_string(step));
+      both.backward(
+          [](torch::nn::Conv2d& model, int, int r) {
+            return model->forward(torch::randn({2, 3, 5, 5}, generator(r))).sum();
+          },
+          step);
+      both.check("step " + std::to_string(step));
       ASSERT_TRUE(ours->weight.grad().is_contiguous(torch::MemoryFormat::ChannelsLast));
     }
   });

@@ -5,11 +5,8 @@
 #include "files/steps.h"
 #include "ranks/saved_models.h"
 #include "support/folder.h"
-#include "support/form.h"
 #include "support/port.h"
 #include "support/processes.h"
-
-#include <shardwise/saver.h>
 
 #include <csignal>
 #include <random>

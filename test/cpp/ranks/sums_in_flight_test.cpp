@@ -55,7 +55,6 @@ TEST(SumsInFlight, BesideSecondSumsAndTheNextForward) {
   on_grids<Stack>({{2, 2}, {2, 1}}, shallow_stack, [](Pair<Stack>& both, FullyShardOptions options) {
     auto root = shard_stack(both.ours, options);
     root.set_reduce_scatter_max_input_buffers(3).set_manual_backward_finalization(true);
-    both.mine = torch::optim::AdamW(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
     for (int step = 0; step < 8; step += 2) {
       both.backward(stack_loss, step);
       both.backward(stack_loss, step + 1);

@@ -1,7 +1,6 @@
 // Random models, divided by random plans and wrapped in random ways, against one process.
 #include "programs/random.h"
 #include "ranks/split_models.h"
-#include "support/form.h"
 
 namespace shardwise::test {
 namespace {

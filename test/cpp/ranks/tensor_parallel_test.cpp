@@ -5,67 +5,6 @@
 #include <sstream>
 
 namespace shardwise::test {
-namespace {
-
-const std::vector<int> kAxes{2, 3, 4};
-
-void compare(
-    const torch::nn::Module& ours, const torch::nn::Module& reference, int64_t ranks, int64_t rank,
-    const std::string& what) {
-  const auto expected = reference.named_parameters();
-  for (const auto& entry : ours.named_parameters()) {
-    const auto& whole = expected[entry.key()];
-    const auto near = [&](const torch::Tensor& mine, const torch::Tensor& theirs, const std::string& kind) {
-      const auto piece = split_piece(entry.key(), theirs, ranks, rank);
-      ASSERT_EQ(mine.sizes(), piece.sizes()) << kind << entry.key();
-      ASSERT_TRUE(torch::allclose(mine, piece, 1e-9, 1e-11))
-          << what << ": " << kind << entry.key() << " on " << rank << "\n"
-          << mine << piece;
-    };
-    near(entry.value().detach(), whole.detach(), "");
-    ASSERT_EQ(entry.value().grad().defined(), whole.grad().defined()) << what << ": gradient of " << entry.key();
-    if (whole.grad().defined()) near(entry.value().grad(), whole.grad(), "gradient of ");
-  }
-}
-
-SplitModel precise_model() {
-  SplitModel model;
-  model->to(torch::kDouble);
-  return model;
-}
-
-} // namespace
-
-TEST(TensorParallel, TrainsAsOneProcess) {
-  for (const int world : kAxes) {
-    run_ranks(world, [&](Rank& rank) {
-      auto ours = precise_model();
-      auto reference = precise_model();
-      const auto mesh = rank.mesh({{"tp", world}});
-      if (rank.rank() > 0) fill(*ours, 99); // The first rank's values count.
-      parallelize(ours, mesh, "tp", split_plan());
-      torch::optim::AdamW mine(each_once(*ours), torch::optim::AdamWOptions(0.05).eps(0.1));
-      torch::optim::AdamW theirs(each_once(*reference), torch::optim::AdamWOptions(0.05).eps(0.1));
-      for (int step = 0; step < 4; ++step) {
-        rank.step("step " + std::to_string(step));
-        mine.zero_grad();
-        theirs.zero_grad();
-        const auto loss = loss_of(ours, step, 0);
-        const auto expected = loss_of(reference, step, 0);
-        ASSERT_TRUE(torch::allclose(loss, expected, 1e-10, 1e-12)) << loss << expected;
-        loss.backward();
-        expected.backward();
-        compare(*ours, *reference, world, rank.rank(), "step " + std::to_string(step));
-        mine.step();
-        theirs.step();
-        const torch::NoGradGuard no_grad;
-        ASSERT_TRUE(torch::allclose(loss_of(ours, step, 1), loss_of(reference, step, 1), 1e-10, 1e-12));
-      }
-      compare(*ours, *reference, world, rank.rank(), "at the end");
-    });
-  }
-}
-
 TEST(TensorParallel, ALayerNeedsAsManyCollectivesAsMegatron) {
   run_ranks(2, [](Rank& rank) {
     SplitBlock block(12, 8, 4);

@@ -6,6 +6,8 @@
 #include "transport/backend.h"
 #include "transport/shared_memory.h"
 
+#include <gtest/gtest.h>
+#include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -76,6 +78,14 @@ inline WorkPtr start_all_reduce(
   options.reduceOp = op;
   options.timeout = timeout;
   return backend.allreduce(tensors, options);
+}
+
+/// Sums up the numbers of the ranks from 1 on.
+inline void expect_sum(Rank& rank, c10d::Backend& backend, const at::Tensor& tensor = torch::empty({20000})) {
+  tensor.fill_(rank.rank() + 1);
+  start_all_reduce(backend, tensor)->wait();
+  const auto world = rank.world_size();
+  EXPECT_TRUE((tensor == world * (world + 1) / 2).all().item<bool>()) << rank.name();
 }
 
 inline WorkPtr start_all_gather(c10d::Backend& backend, at::Tensor output, at::Tensor input) {

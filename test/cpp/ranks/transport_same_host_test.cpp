@@ -4,18 +4,13 @@
 #include "support/expect.h"
 #include "support/processes.h"
 #include "support/ranks.h"
-#include "support/variables.h"
 #include "transport/same_host/arena.h"
 #include "transport/same_host/host_group.h"
 #include "transport_groups.h"
 
 #include <shardwise/shared_memory.h>
-
-#include <gtest/gtest.h>
 #include <sys/wait.h>
-#include <torch/torch.h>
 #include <unistd.h>
-
 #include <atomic>
 #include <csignal>
 #include <filesystem>
@@ -44,13 +39,6 @@ struct Held {
   }
 };
 
-void expect_sum(Rank& rank, c10d::Backend& backend, const at::Tensor& tensor) {
-  tensor.fill_(rank.rank() + 1);
-  start_all_reduce(backend, tensor)->wait();
-  const auto world = rank.world_size();
-  EXPECT_TRUE((tensor == world * (world + 1) / 2).all().item<bool>()) << rank.name();
-}
-
 void expect_way(Rank& rank, const comm::GroupSpec& spec, const std::string& way) {
   const auto backend = comm::make_direct(spec);
   EXPECT_EQ(transport_name(*backend), way) << rank.name() << " " << spec.name;
@@ -76,9 +64,7 @@ TEST(SameHost, TheOptionOfAMeshComesBeforeTheEnvironment) {
   for (const bool wanted : {false, true}) {
     const Variables variables(Environment{{"SHARDWISE_SHARED_MEMORY", wanted ? "off" : "on"}});
     run_ranks(2, [&](Rank& rank) {
-      const auto options =
-          MeshOptions().store(rank.store()).rank(rank.rank()).world_size(2).device(at::Device(at::kCPU));
-      const Mesh mesh({{"world", 2}}, MeshOptions(options).shared_memory(wanted));
+      const Mesh mesh({{"world", 2}}, rank.mesh_options("mesh").device(at::kCPU).shared_memory(wanted));
       EXPECT_NE(mesh.describe().find(wanted ? "shared memory)" : "TCP)"), std::string::npos) << mesh.describe();
       EXPECT_EQ(
           transport_name(*comm::MeshGroups::neighbours(mesh, "world", 2)->getBackend(at::kCPU)),
@@ -172,23 +158,6 @@ TEST(SameHost, AStoppedProcessIsNamedWhenTheTimeIsOver) {
       },
       options);
   EXPECT_EQ(ended[2].signal, SIGKILL);
-}
-
-// Those that wait for nothing but it hear what went wrong elsewhere.
-TEST(SameHost, WhatFailedOnOneRankIsToldByTheOthers) {
-  run_ranks(3, [](Rank& rank) {
-    auto spec = spec_of(rank, "told");
-    const auto backend = comm::make_direct(spec);
-    if (rank.rank() == 2) return rank.store()->wait({"0 knows", "1 knows"});
-    const auto given = rank.rank() == 0 ? 200ms : 60s;
-    const auto work = start_all_reduce(*backend, torch::ones({50000}), c10d::ReduceOp::SUM, given);
-    const auto parts = rank.rank() == 0 ? std::vector<std::string>{"rank 2 did not send within 200 ms"}
-                                        : std::vector<std::string>{
-                                              "rank 1 of 3", "because rank 0 failed first and closed the connection",
-                                              "rank 0 of 3", "rank 2 did not send within 200 ms"};
-    expect_error<c10::DistBackendError>([&] { work->wait(); }, parts);
-    rank.store()->set(c10::str(rank.rank(), " knows"), "1");
-  });
 }
 
 TEST(SameHost, NothingIsLeftOfManyGroups) {
@@ -293,6 +262,37 @@ TEST(SameHost, AForkedProcessLeavesTheMemoryOfItsParent) {
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
   EXPECT_EQ(tensor.data_ptr<float>()[4999], 3);
+}
+
+std::string transport_of(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+  return group->getBackend(c10::DeviceType::CPU)->getBackendName();
+}
+
+void expect_transport(Rank& rank, const std::string& place, std::optional<Transport> asked, const std::string& name) {
+  auto options = rank.mesh_options(place).device(at::kCPU);
+  if (asked) options.transport(*asked);
+  const Mesh mesh({{"world", 4}}, options);
+  for (const auto& group :
+       {mesh.group("world"), comm::MeshGroups::gather(mesh, "world"), comm::MeshGroups::sum(mesh, "world"),
+        comm::MeshGroups::neighbours(mesh, "world", 2)}) {
+    EXPECT_EQ(transport_of(group), name) << rank.name() << " " << place;
+    std::vector<at::Tensor> tensors{torch::ones({40000})};
+    group->allreduce(tensors)->wait();
+    EXPECT_EQ(tensors[0][39999].item<int>(), group->getSize()) << rank.name() << " " << place;
+  }
+}
+
+TEST(Transport, OfAMesh) {
+  const Variables none(Environment{{"SHARDWISE_TRANSPORT", std::nullopt}});
+  run_ranks(4, [](Rank& rank) {
+    expect_transport(rank, "default", {}, "shardwise");
+    expect_transport(rank, "gloo", Transport::gloo, "gloo");
+  });
+  const Variables gloo(Environment{{"SHARDWISE_TRANSPORT", "gloo"}});
+  run_ranks(4, [](Rank& rank) {
+    expect_transport(rank, "variable", {}, "gloo");
+    expect_transport(rank, "direct", Transport::direct, "shardwise");
+  });
 }
 
 } // namespace

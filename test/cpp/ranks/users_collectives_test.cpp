@@ -120,8 +120,7 @@ void train_in_all_modes(Rank& rank, const Mesh& mesh) {
   const auto copies = [&](Summing& model) {
     for (const auto& layer : *model->layers) replicate(*layer, ReplicateOptions().mesh(mesh));
   };
-  const auto same = [](Summing& ours, Summing& reference, const auto& what) { assert_same(*ours, *reference, what); };
-  train(rank, groups, copies, same);
+  train(rank, groups, copies, pieces_on(rank, 1));
 }
 
 } // namespace

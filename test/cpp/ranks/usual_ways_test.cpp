@@ -1,7 +1,6 @@
 // What docs/cpp.md tells programs to do, line by line.
 #include "ranks/state_models.h"
 
-#include <set>
 #include <sstream>
 
 namespace shardwise::test {
@@ -63,13 +62,7 @@ TEST(MeshValues, BarrierMeanAndAny) {
 
 TEST(MeshValues, NameWhatFailed) {
   run_ranks(2, [](Rank& rank) {
-    const Mesh mesh(
-        {{"world", 2}}, MeshOptions()
-                            .device(rank.device())
-                            .store(rank.store())
-                            .rank(rank.rank())
-                            .world_size(2)
-                            .timeout(std::chrono::milliseconds(300)));
+    const Mesh mesh({{"world", 2}}, rank.mesh_options("own").timeout(std::chrono::milliseconds(300)));
     // The other one does not come.
     if (rank.rank() == 0) expect_error<PeerError>([&] { mesh.barrier(); }, {"rank 0", "Mesh::barrier()"});
     rank.mesh().barrier();

@@ -2,8 +2,6 @@
 // a gradient, and the collective or the tensor that it is for. Each is a function that a reader has to open.
 #include "ranks/sharded_models.h"
 
-#include <shardwise/unit.h>
-
 #include <dlfcn.h>
 #include <execinfo.h>
 

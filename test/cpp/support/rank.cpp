@@ -4,7 +4,6 @@
 #include "support/test_device.h"
 #include "support/time_limit.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -14,8 +13,7 @@ Rank::Rank(int rank, int world_size, c10::intrusive_ptr<c10d::Store> store, cons
     : rank_(rank),
       world_size_(world_size),
       store_(std::move(store)),
-      options_(options),
-      generator_(at::detail::createCPUGenerator(options.seed + static_cast<uint64_t>(rank))) {}
+      options_(options) {}
 
 std::string Rank::name() const {
   return c10::str("rank ", rank_, " of ", world_size_);
@@ -34,14 +32,17 @@ Mesh Rank::mesh(const std::vector<Axis>& axes) {
   for (const auto& axis : axes) key += c10::str("/", axis.name, "=", axis.size);
   const auto found = meshes_.find(key);
   if (found != meshes_.end()) return found->second;
-  const auto options = MeshOptions()
-                           .device(device())
-                           .connect_timeout(options_.connect_timeout)
-                           .timeout(options_.timeout)
-                           .store(c10::make_intrusive<c10d::PrefixStore>(key, store_))
-                           .rank(rank_)
-                           .world_size(world_size_);
-  return meshes_.emplace(key, Mesh(axes, options)).first->second;
+  return meshes_.emplace(key, Mesh(axes, mesh_options(key))).first->second;
+}
+
+MeshOptions Rank::mesh_options(const std::string& name) const {
+  return MeshOptions()
+      .device(device())
+      .connect_timeout(options_.connect_timeout)
+      .timeout(options_.timeout)
+      .store(c10::make_intrusive<c10d::PrefixStore>(name, store_))
+      .rank(rank_)
+      .world_size(world_size_);
 }
 
 void Rank::close() {

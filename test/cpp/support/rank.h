@@ -2,8 +2,6 @@
 
 #include <shardwise/mesh.h>
 
-#include <ATen/core/Generator.h>
-
 #include <chrono>
 #include <map>
 #include <string>
@@ -18,8 +16,6 @@ struct RankOptions {
   /// The timeouts of the meshes that Rank::mesh() makes.
   std::chrono::milliseconds connect_timeout = std::chrono::seconds(60);
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
-  /// Rank k's generator starts from seed + k.
-  uint64_t seed = 0;
 };
 
 /// What a test's function gets: one rank, be it a thread or a process.
@@ -46,13 +42,10 @@ class Rank {
   /// all ranks together; open until every rank is done, or until this rank fails.
   Mesh mesh();
   Mesh mesh(const std::vector<Axis>& axes);
+  /// Of a mesh that the test makes itself. Meshes of different names do not meet in the store.
+  MeshOptions mesh_options(const std::string& name) const;
   /// Shuts down the meshes of mesh(), so that peers that wait for this rank fail at once.
   void close();
-
-  /// This rank's own. The default generator belongs to the process (T21): threads must not use it.
-  const at::Generator& generator() const {
-    return generator_;
-  }
 
   /// Says what this rank does now; shown when the time limit ends the test.
   void step(const std::string& text);
@@ -62,7 +55,6 @@ class Rank {
   int world_size_;
   c10::intrusive_ptr<c10d::Store> store_;
   RankOptions options_;
-  at::Generator generator_;
   std::map<std::string, Mesh> meshes_;
 };
 

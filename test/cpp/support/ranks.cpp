@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <stdexcept>
 #include <thread>
 
 namespace shardwise::test {
@@ -20,7 +21,6 @@ namespace {
 struct Failure {
   int rank;
   std::string text;
-  std::exception_ptr cause;
   /// It says no more than that another rank is gone or late.
   bool consequence;
 };
@@ -44,11 +44,11 @@ std::optional<Failure> run_one(Rank& rank, const std::function<void(Rank&)>& fn)
     const testing::internal::HasNewFatalFailureHelper assertions;
     fn(rank);
     if (!assertions.has_new_fatal_failure()) return std::nullopt;
-    return Failure{rank.rank(), "an assertion failed: see above", nullptr, false};
+    return Failure{rank.rank(), "an assertion failed: see above", false};
   } catch (const std::exception& error) {
-    return Failure{rank.rank(), error.what(), std::current_exception(), blames_peer(error)};
+    return Failure{rank.rank(), error.what(), blames_peer(error)};
   } catch (...) {
-    return Failure{rank.rank(), "it threw something that is no std::exception", std::current_exception(), false};
+    return Failure{rank.rank(), "it threw something that is no std::exception", false};
   }
 }
 
@@ -82,7 +82,7 @@ void run_ranks(int n, const std::function<void(Rank&)>& fn, const RankOptions& o
   for (const auto& failure : failures) {
     text += c10::str(text.empty() ? "" : "\n  then ", ranks[failure.rank].name(), ": ", failure.text);
   }
-  throw RankFailure(failures.front().rank, text, failures.front().cause);
+  throw std::runtime_error(text);
 }
 
 } // namespace shardwise::test
