@@ -114,6 +114,19 @@ def test_every_line_of_the_way_from_one_process_has_a_test() -> None:
     assert len(without) == 3, without
 
 
+def test_every_difference_from_torch_names_tests_that_exist() -> None:
+    section = (DOCS / "from-fsdp2.md").read_text().partition("## What differs")[2].partition("\n## ")[0]
+    cells = [line.rstrip(" |").rpartition("|")[2] for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(cells) > 20
+    assert all("`" in cell for cell in cells)
+    files = {path.name: path.read_text() for path in (ROOT / "test").rglob("test_*.py")}
+    sources = "\n".join(files.values())
+    named = {name for cell in cells for name in re.findall(r"`([\w.]+)`", cell)}
+    pairs = re.findall(r"^\s*(?:class|def) (\w+)|^\s+(test_\w+) = ", sources, re.MULTILINE)
+    known = cpp_tests() | set(files) | {name for pair in pairs for name in pair}
+    assert named - known == set()
+
+
 def test_a_row_names_a_test_or_says_why_there_is_none() -> None:
     for way, tests in rows().items():
         named = re.search(r"`\w+\.\w+`|`(unit|program)_tests`|pytest \(", tests)
