@@ -179,7 +179,7 @@ GradScaler::Progress& GradScaler::begin(torch::optim::Optimizer& optimizer, cons
         "() was called before any scale(), so gradients cannot be scaled. Call scaler.scale(loss).backward()."));
   }
   auto& progress = progress_[&optimizer];
-  if (progress.stage == Stage::stepped) {
+  if (progress.stage == Progress::Stage::stepped) {
     throw Error(c10::str(
         "shardwise: GradScaler::", function,
         "() was called after step() for the same optimizer. Call update() once after each step."));
@@ -190,7 +190,7 @@ GradScaler::Progress& GradScaler::begin(torch::optim::Optimizer& optimizer, cons
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   if (!is_enabled()) return;
   auto& progress = begin(optimizer, "unscale_");
-  if (progress.stage == Stage::unscaled) {
+  if (progress.stage == Progress::Stage::unscaled) {
     throw Error(
         "shardwise: GradScaler::unscale_() was called twice for the same optimizer, and gradients were divided "
         "already. Call it once between two calls of update().");
@@ -201,7 +201,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
     factor = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
   }
   progress.found_inf = optim::multiply_and_check(optimizer, factor, /*takes_half=*/false);
-  progress.stage = Stage::unscaled;
+  progress.stage = Progress::Stage::unscaled;
 }
 
 at::Tensor GradScaler::step(torch::optim::Optimizer& optimizer) {
@@ -209,13 +209,13 @@ at::Tensor GradScaler::step(torch::optim::Optimizer& optimizer) {
   auto* const fused = dynamic_cast<detail::ScaledStep*>(&optimizer);
   auto& progress = begin(optimizer, "step");
   if (fused == nullptr) {
-    if (progress.stage == Stage::ready) unscale_(optimizer);
+    if (progress.stage == Progress::Stage::ready) unscale_(optimizer);
     at::Tensor result;
     if (!is_set(progress.found_inf)) result = optimizer.step();
-    progress.stage = Stage::stepped;
+    progress.stage = Progress::Stage::stepped;
     return result;
   }
-  if (progress.stage == Stage::ready) {
+  if (progress.stage == Progress::Stage::ready) {
     at::Tensor one;
     {
       const base::ComputeGuard guard;
@@ -235,7 +235,7 @@ at::Tensor GradScaler::step(torch::optim::Optimizer& optimizer) {
     throw;
   }
   clear();
-  progress.stage = Stage::stepped;
+  progress.stage = Progress::Stage::stepped;
   return result;
 }
 

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from shardwise import checkpoint, cpp
     from shardwise._estimate import MemoryEstimate, estimate_memory
     from shardwise._fully_shard import fully_shard
-    from shardwise._gradient_methods import GradientReductionHandle
     from shardwise._install import install, uninstall
     from shardwise._local_optimizer import local_optimizer
     from shardwise._local_switch import set_local_optimizers
     from shardwise._mesh_dims import DataParallelMeshDims
     from shardwise._module_classes import (
         FSDPModule,
+        GradientReductionHandle,
         ReplicateModule,
         UnshardHandle,
         register_fsdp_forward_method,
@@ -81,7 +81,7 @@ _LAZY = {
     "CPUOffloadPolicy": "torch.distributed.fsdp",
     "DataParallelMeshDims": "shardwise._mesh_dims",
     "FSDPModule": "shardwise._module_classes",
-    "GradientReductionHandle": "shardwise._gradient_methods",
+    "GradientReductionHandle": "shardwise._module_classes",
     "MemoryEstimate": "shardwise._estimate",
     "MixedPrecisionPolicy": "shardwise._precision",
     "OffloadPolicy": "torch.distributed.fsdp",

@@ -13,6 +13,19 @@
 
 namespace shardwise {
 
+namespace detail {
+
+/// What a GradScaler knows of an optimizer between two updates.
+struct ScalerProgress {
+  enum class Stage : uint8_t { ready, unscaled, stepped };
+
+  Stage stage = Stage::ready;
+  /// One if something is not finite on any rank, else zero; undefined before that is known.
+  at::Tensor found_inf;
+};
+
+} // namespace detail
+
 /// The options of GradScaler: those of torch.amp.GradScaler. Everything has a default.
 struct SHARDWISE_API GradScalerOptions {
   TORCH_ARG(double, init_scale) = 65536;
@@ -74,12 +87,7 @@ class SHARDWISE_API GradScaler {
   void load_state_dict(const StateDict& state);
 
  private:
-  enum class Stage : uint8_t { ready, unscaled, stepped };
-  struct Progress {
-    Stage stage = Stage::ready;
-    /// One if something is not finite on any rank, else zero; undefined before that is known.
-    at::Tensor found_inf;
-  };
+  using Progress = detail::ScalerProgress;
   Progress& begin(torch::optim::Optimizer& optimizer, const char* function);
 
   GradScalerOptions options_;

@@ -11,10 +11,10 @@ namespace shardwise {
 /// The state of an optimizer of torch::optim, or of ours, for the parameters of a module, as whole tensors: under the
 /// names that PyTorch's get_optimizer_state_dict() gives with flatten_optimizer_state_dict=True.
 ///
-///   state.<parameter>.<name>         exp_avg, momentum_buffer and the like, in the sizes of the whole parameter;
-///   state.<parameter>.step           one number, in single precision on the host;
-///   param_groups.<parameter>.<name>  the options of the parameter's group, numbers of double precision or bools on the
-///                                    host; betas are two in one tensor.
+///   state.PARAMETER.NAME         exp_avg, momentum_buffer and the like, in the sizes of the whole parameter;
+///   state.PARAMETER.step         one number, in single precision on the host;
+///   param_groups.PARAMETER.NAME  the options of the parameter's group, numbers of double precision or bools on the
+///                                host; betas are two in one tensor.
 ///
 /// A parameter with several names has the first of them. The dict has only state that the optimizer has already. The
 /// tensors are copies.
