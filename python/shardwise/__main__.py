@@ -1,11 +1,11 @@
-"""Tools: python -m shardwise doctor, estimate, timeline and checkpoint."""
+"""Tools: python -m shardwise doctor, demo, estimate, timeline and checkpoint."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from shardwise import _checkpoint_command, _doctor, _estimate_command, _timeline_command
+from shardwise import _checkpoint_command, _demo_command, _doctor, _estimate_command, _timeline_command
 
 
 def main() -> int:
@@ -15,7 +15,12 @@ def main() -> int:
     command = commands.add_parser("doctor", help=about, description=f"Doctor: {about}.")
     command.add_argument("--json", action="store_true", help="print the report as JSON")
     command.set_defaults(run=run_doctor)
-    tools = {"estimate": _estimate_command, "timeline": _timeline_command, "checkpoint": _checkpoint_command}
+    tools = {
+        "demo": _demo_command,
+        "estimate": _estimate_command,
+        "timeline": _timeline_command,
+        "checkpoint": _checkpoint_command,
+    }
     for name, tool in tools.items():
         command = commands.add_parser(name, help=tool.ABOUT, description=f"{name.title()}: {tool.ABOUT}.")
         tool.add_arguments(command)

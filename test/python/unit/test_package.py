@@ -179,6 +179,14 @@ def test_installed_package_works_in_python(installed):
     assert torchrun(installed, program) == ["rank 0: gradient 1.5", "rank 1: gradient 1.5"]
 
 
+def test_installed_demo_trains_as_one_process_does(installed, tmp_path):
+    picture = tmp_path / "demo.svg"
+    said = installed.run(installed.python, "-m", "shardwise", "demo", "--steps", "10", "--out", picture)
+    assert re.search(r"^step 10  loss [23]\.\d+$", said, re.MULTILINE)
+    assert "one process: " in said and "(passed)" in said
+    assert picture.read_text().count("<polyline ") == 3
+
+
 def test_installed_package_takes_the_place_of_torchs_functions_where_the_variable_is_set(installed):
     program = installed.folder / "plain.py"
     program.write_text(PLAIN)
