@@ -73,7 +73,7 @@ PARTS = [
          lambda: [catch2("long_programs", "program_tests", 60, "[.long]")]),
     Part("benches", (*BUILT, "python", "benchmarks", "test/python/benches", "test/on_gpu_steps.py"), 11,
          ("dev", "--install"), lambda: [pytest("benches", 40, "test/python/benches")]),
-    *(_sanitizer(kind, minutes) for kind, minutes in zip(SANITIZERS, (12, 8, 30), strict=True)),
+    *(_sanitizer(kind, minutes) for kind, minutes in zip(SANITIZERS, (20, 16, 20), strict=True)),
     Part("mutants", (*BUILT, "python", "test"), 60, _PACKAGE,
          lambda: [Suite("mutants", [sys.executable, "test/mutants/run.py"], read_closing_line, 180 * MINUTES)]),
 ]  # fmt: skip
