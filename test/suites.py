@@ -114,12 +114,14 @@ def product_suites(rows_only: bool = False) -> list[Suite]:
     ranks = row_filter() if rows_only else f"*-{':'.join(ci_names(python=False))}"
     tier = {} if rows_only else {"SHARDWISE_TEST_TIER": "change"}
     package = [f"{UNIT}/test_{name}.py" for name in PACKAGE_TESTS]
+    # Rows alone need no examples.
+    without_examples = ["--ignore=test/python/interop/test_pretrain.py"] if rows_only else []
     return [
         # In two slices: their ranks mostly wait for each other, and for what is late on purpose.
         googletest("rank_tests_1", "rank_tests", 40, ranks, GTEST_TOTAL_SHARDS="2", GTEST_SHARD_INDEX="0"),
         googletest("rank_tests_2", "rank_tests", 40, ranks, GTEST_TOTAL_SHARDS="2", GTEST_SHARD_INDEX="1"),
         pytest("python_ranks", 25, "test/python/ranks", **({"SHARDWISE_TEST_ROWS": "1"} if rows_only else tier)),
-        pytest("python_interop", 25, "test/python/interop", SHARDWISE_TEST_TIER="change"),
+        pytest("python_interop", 25, "test/python/interop", *without_examples, **tier),
         pytest("python_unit", 20, *(package if rows_only else (UNIT, f"--ignore={WHEEL}")), **tier),
         catch2("program_tests", "program_tests", 10),
         googletest("late_tests", "late_tests", 5),
