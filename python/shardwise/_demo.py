@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 
 import torch
@@ -47,9 +48,15 @@ class Gpt(nn.Module):
         return out
 
 
+@functools.cache
+def corpus() -> torch.Tensor:
+    """The bytes of a source file of torch's, which every machine with torch has."""
+    return torch.frombuffer(bytearray(inspect.getsource(nn.functional).encode()), dtype=torch.uint8).long()
+
+
 def batch_of(step: int, rank: int) -> torch.Tensor:
-    """Bytes of a source file of torch's, which every machine with torch has: each rank has other ones."""
-    text = torch.frombuffer(bytearray(inspect.getsource(nn.functional).encode()), dtype=torch.uint8).long()
+    """Each rank has other ones."""
+    text = corpus()
     chooser = torch.Generator().manual_seed(1000 * step + rank)
     starts = torch.randint(len(text) - CONTEXT, (BATCH, 1), generator=chooser)
     return text[starts + torch.arange(CONTEXT + 1)]

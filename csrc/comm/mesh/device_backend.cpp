@@ -53,8 +53,9 @@ const DeviceBackend& device_backend(const GroupSpec& spec) {
   if (const auto* found = find(spec.device.type())) return *found;
   throw Error(c10::str(
       "shardwise: the process group '", spec.name, "' is on ", spec.device,
-      ", and this build has no back end for its tensors. For CUDA that is NCCL: torch was a CPU build, or "
-      "SHARDWISE_CUDA was off; build shardwise against a CUDA build of torch."));
+      ", and there is no back end for its tensors. For CUDA that is NCCL: torch is a CPU build, this program does not "
+      "link libtorch_cuda, or shardwise was built without CUDA. Install and link a CUDA build of torch, and build "
+      "shardwise with SHARDWISE_CUDA=on."));
 }
 
 c10::intrusive_ptr<c10d::Backend> backend_of(c10d::ProcessGroup& group, c10::DeviceType device) {
