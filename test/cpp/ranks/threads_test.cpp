@@ -5,6 +5,7 @@
 #include "observe/step_point.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/StreamGuard.h>
 #include <torch/library.h>
 
 #include <mutex>
@@ -76,10 +77,20 @@ void wrap(Model& model, Kind kind, Rank& rank) {
   }
 }
 
-/// What another thread's call raises.
-std::string error_in_thread(const std::function<void()>& act) {
+/// Another thread of the program, which goes on on the stream of this one.
+std::thread thread_beside(at::Device device, const std::function<void()>& act) {
+  if (device.is_cpu()) return std::thread(act);
+  const auto stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  return std::thread([=] {
+    const c10::StreamGuard guard(stream);
+    act();
+  });
+}
+
+/// What its call raises.
+std::string error_in_thread(Rank& rank, const std::function<void()>& act) {
   std::string text;
-  std::thread([&] { text = text_of(act); }).join();
+  thread_beside(rank.mesh().device(), [&] { text = text_of(act); }).join();
   return text;
 }
 
@@ -103,7 +114,7 @@ TEST(Threads, OneOfThemAtATimeUsesAModel) {
       std::string text;
       int calls = 0;
       inside() = [&] {
-        if (calls++ == 1) text = error_in_thread([&] { ours->forward(x); });
+        if (calls++ == 1) text = error_in_thread(rank, [&] { ours->forward(x); });
       };
       const auto out = ours->forward(x);
       inside() = {};
@@ -111,7 +122,7 @@ TEST(Threads, OneOfThemAtATimeUsesAModel) {
       EXPECT_TRUE(torch::allclose(out.to(torch::kFloat), expected));
       // One after the other they may.
       EXPECT_EQ(
-          error_in_thread([&] { EXPECT_TRUE(torch::allclose(ours->forward(x).to(torch::kFloat), expected)); }),
+          error_in_thread(rank, [&] { EXPECT_TRUE(torch::allclose(ours->forward(x).to(torch::kFloat), expected)); }),
           "no error");
     });
   }
@@ -131,9 +142,9 @@ TEST(Threads, NoneUsesAModelWhileAnotherRunsItsBackward) {
         const auto other_loss = ours->loss(x);
         const auto middle = layer(ours, 0, x);
         middle.register_hook([&](const Tensor& gradient) {
-          reading = error_in_thread([&] { ours->forward(x); });
+          reading = error_in_thread(rank, [&] { ours->forward(x); });
           // A device has one thread for all backwards.
-          if (rank.mesh().device().is_cpu()) training = error_in_thread([&] { other_loss.backward(); });
+          if (rank.mesh().device().is_cpu()) training = error_in_thread(rank, [&] { other_loss.backward(); });
           return gradient;
         });
         layer(ours, 1, middle).pow(2).sum().backward();
@@ -170,7 +181,7 @@ TEST(Threads, OutputsAreRightOrAnError) {
           }
         }
       };
-      std::thread other(evaluate);
+      auto other = thread_beside(rank.mesh().device(), evaluate);
       evaluate();
       other.join();
       EXPECT_EQ(wrong, 0);
