@@ -1,7 +1,8 @@
 """A rank of examples/python/resume.py that a life of torchrun's may end at any time: killed.py LIVES FOLDER
 
-In each life but the last, one rank is killed after some time and training would never end. The last life trains ten
-steps more than the newest checkpoint has.
+In each life but the last, one rank is killed and training would never end: by turns at any time, and soon after some
+optimizer step, which it comes to however slow the machine is. The last life trains ten steps more than the newest
+checkpoint has.
 """
 
 from __future__ import annotations
@@ -15,8 +16,25 @@ import threading
 from pathlib import Path
 
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 PROGRAM = Path(__file__).resolve().parents[3] / "examples" / "python" / "resume.py"
+
+
+def kill_after(seconds: float) -> None:
+    killer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
+    killer.daemon = True
+    killer.start()
+
+
+def kill_after_steps(steps: int, seconds: float) -> None:
+    left = iter(range(steps - 1, -1, -1))
+
+    def count(*_: object) -> None:
+        if next(left, None) == 0:
+            kill_after(seconds)
+
+    register_optimizer_step_post_hook(count)
 
 
 def main() -> None:
@@ -27,11 +45,10 @@ def main() -> None:
     if life < lives:
         steps = 1000000
         chance = random.Random(life)
-        victim, seconds = chance.randrange(world), chance.uniform(0, 5)
-        if rank == victim:
-            killer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
-            killer.daemon = True
-            killer.start()
+        if rank == chance.randrange(world):
+            kill_after(chance.uniform(0, 5)) if life % 2 else kill_after_steps(
+                chance.randrange(6, 12), chance.random() / 10
+            )
     # As if the example had asked for our back end.
     start = dist.init_process_group
     dist.init_process_group = lambda **options: start("shardwise", **options)
