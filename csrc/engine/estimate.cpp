@@ -2,6 +2,8 @@
 
 #include "comm/rendezvous/environment.h"
 #include "engine/step_memory.h"
+#include "group/full_copies.h"
+#include "group/gradients.h"
 #include "group/outline.h"
 #include "layout/shards.h"
 
@@ -31,6 +33,7 @@ class Estimate {
       : outline_(outline),
         policy_(policy),
         gradients_(outline.parameters.size()),
+        groups_(outline.parameters.size()),
         owners_(outline.parameters.size()) {
     for (size_t unit = 0; unit < outline.units.size(); ++unit) add_unit(unit);
     for (const auto& event : outline.forward) add_event(event);
@@ -81,7 +84,10 @@ class Estimate {
     const auto& reshard = policy_.reshard;
     row.reshards_after_forward =
         reshard ? reshard->frees() && reshard->ranks() != 1 : !policy_.replicates && row.outer.has_value();
-    for (const auto& group : group::by_kind(items, kind_of)) row.groups.push_back(add_group(group));
+    for (const auto& group : group::by_kind(items, kind_of)) {
+      for (const auto& item : group) groups_[item.number] = row.groups.size();
+      row.groups.push_back(add_group(group));
+    }
     row.has_full_copies = unit.has_full_copies && !items.empty();
     row.is_gathered = row.has_full_copies && policy_.shards > 1;
     row.is_summed = !is_alone();
@@ -98,6 +104,17 @@ class Estimate {
       dims.push_back(item.parameter.dim);
     }
     return outline.lay_out(shapes, dims);
+  }
+
+  /// On CPUs, over our own transport.
+  bool places_directly(const layout::Shards& layout, at::ScalarType dtype) const {
+    if (policy_.sums_in_stream || layout.world == 1) return false;
+    return std::any_of(layout.cuts.begin(), layout.cuts.end(), [&](const auto& cut) {
+      for (int64_t rank = 0; rank < layout.world; ++rank) {
+        if (group::FullCopies::can_place(cut, rank, dtype)) return true;
+      }
+      return false;
+    });
   }
 
   GroupBytes add_group(const std::vector<Item>& items) {
@@ -122,6 +139,7 @@ class Estimate {
       if (layout.world > 1 && compute != own) bytes.sent = part;
       const auto holders = policy_.reshard && policy_.reshard->ranks() ? *policy_.reshard->ranks() : 1;
       if (holders > 1 && holders < layout.world) bytes.held = layout.world / holders * part;
+      bytes.gathers_into_full = policy_.is_flat || (bytes.held == 0 && places_directly(layout, compute));
     }
     std::vector<size_t> trained;
     for (size_t i = 0; i < items.size(); ++i) {
@@ -146,16 +164,23 @@ class Estimate {
     using Kind = MemoryOutline::Event::Kind;
     if (event.kind == Kind::use) {
       if (!owners_[event.number]) return;
-      events_.push_back({StepEvent::Kind::use, *owners_[event.number], gradients_[event.number]});
+      events_.push_back(
+          {.kind = StepEvent::Kind::use,
+           .unit = *owners_[event.number],
+           .gradient = gradients_[event.number],
+           .group = groups_[event.number],
+           .moves_at_once = group::Gradients::moves_at_once(count(outline_.parameters[event.number]))});
     } else {
-      events_.push_back({event.kind == Kind::begin ? StepEvent::Kind::begin : StepEvent::Kind::end, event.number});
+      const auto kind = event.kind == Kind::begin ? StepEvent::Kind::begin : StepEvent::Kind::end;
+      events_.push_back({.kind = kind, .unit = event.number});
     }
   }
 
   const MemoryOutline& outline_;
   const MemoryPolicy& policy_;
-  /// By parameter: the bytes of its whole gradient, and its unit.
+  /// By parameter: the bytes of its whole gradient, the number of its group, and its unit.
   std::vector<int64_t> gradients_;
+  std::vector<size_t> groups_;
   std::vector<std::optional<size_t>> owners_;
   std::vector<UnitBytes> units_;
   std::vector<StepEvent> events_;

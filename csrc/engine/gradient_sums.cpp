@@ -56,7 +56,7 @@ bool GradientSums::are_owed() const {
 
 void GradientSums::need_nothing_left() const {
   for (const auto& parameter : unit_.parameters()) {
-    if (!parameter->has_fresh()) continue;
+    if (!parameter->fresh().defined()) continue;
     throw Error(c10::str(
         "shardwise: the gradient of '", parameter->name(), "' on rank ", unit_.mesh().rank(),
         " was computed in this backward, but no sum took it. This is a bug in shardwise: please report it with this "
@@ -64,24 +64,34 @@ void GradientSums::need_nothing_left() const {
   }
 }
 
+group::Gradients::Rule GradientSums::rule() const {
+  const auto& options = unit_.options;
+  return {
+      .divisor = options.divide_factor.value_or(static_cast<double>(unit_.ranks().world())),
+      .divides_after = options.divide_after,
+      .counts_unused = options.counts_unused,
+      .memory = unit_.ranks().memory_of_sums(options.custom_collectives)};
+}
+
+void GradientSums::take_large() {
+  if (extent_ || planned_ == Extent::nothing || unit_.ranks().world() == 1) return;
+  const auto given = rule();
+  for_each([&](auto& gradients) { gradients.take_large(given, unit_.buffers(), unit_.own_counters()); });
+}
+
 void GradientSums::begin() {
   const auto& options = unit_.options;
   auto& counters = unit_.own_counters();
   ++counters.backwards;
   extent_ = planned_;
-  const auto world = unit_.ranks().world();
-  if (extent_ == Extent::nothing || world == 1) return;
+  if (extent_ == Extent::nothing || unit_.ranks().world() == 1) return;
   const auto has_gradients = [](const auto& group) { return group->gradients() != nullptr; };
   if (std::none_of(unit_.groups().begin(), unit_.groups().end(), has_gradients)) return;
   const auto among_shards = unit_.ranks().for_first_sum(options.custom_collectives);
-  const group::Gradients::Rule rule{
-      .divisor = options.divide_factor.value_or(static_cast<double>(world)),
-      .divides_after = options.divide_after,
-      .counts_unused = options.counts_unused,
-      .memory = unit_.ranks().memory_of_sums(options.custom_collectives)};
+  const auto given = rule();
   in_stream_ = unit_.timing().sums_in_stream;
   for_each([&](auto& gradients) {
-    gradients.begin(among_shards, rule, unit_.buffers(), streams(), unit_.name(), counters);
+    gradients.begin(among_shards, given, unit_.buffers(), streams(), unit_.name(), counters);
   });
   scattering_ = true;
   if (in_stream_) {

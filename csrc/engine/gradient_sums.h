@@ -30,6 +30,8 @@ class GradientSums {
   /// Raises Error if a gradient came that no sum took.
   void need_nothing_left() const;
 
+  /// The next sum will be this one: what waits for it and is large moves into its bucket now.
+  void take_large();
   /// Starts the sum over the ranks that hold shards. The sum over those that hold copies follows when it is done; in a
   /// stream it follows at once, and nobody waits for either before publish().
   void begin();
@@ -48,6 +50,7 @@ class GradientSums {
  private:
   template <typename Do>
   void for_each(const Do& act);
+  group::Gradients::Rule rule() const;
   group::Gradients::Streams* streams() const;
   comm::HostCopies& to_host() const;
   void begin_second();

@@ -311,6 +311,11 @@ void Order::advance(Moment moment, Performer& rank) {
   start_sums([&] { return has_room(rank); }, rank);
 }
 
+bool Order::is_next(UnitId unit, Moment moment, Performer& rank) {
+  const bool starts_sums = backward_ == moment.backward && reached_ && !late_;
+  return starts_sums && launched_ < sums_.size() && sums_[launched_] == unit && has_room(rank);
+}
+
 // Second sums start in the order of first ones, so no sum is looked at before those in front of it are done.
 bool Order::has_room(Performer& rank) {
   const auto is_done = [&](UnitId unit) { return rank.perform({Kind::poll_sum, unit}); };

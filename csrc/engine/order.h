@@ -204,6 +204,8 @@ class SHARDWISE_API Order {
     note(unit, parameter, moment);
   }
   void gradient_arrived(UnitId unit, size_t parameter, Moment moment, Performer& rank);
+  /// Whether the next sum to start is this unit's, and needs to wait for no other.
+  bool is_next(UnitId unit, Moment moment, Performer& rank);
   /// Ends a backward that brought gradients. Unless it publishes them, sums may stay under way; finish_sums() publishes
   /// them, at the latest when the next backward comes here.
   void end_backward(bool publishes, Performer& rank);

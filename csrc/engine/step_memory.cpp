@@ -45,6 +45,7 @@ class Walk final : private Performer {
   Walk(const std::vector<UnitBytes>& units, const std::vector<StepEvent>& events, size_t sums_in_flight)
       : units_(units),
         events_(events),
+        sums_in_flight_(sums_in_flight),
         states_(units.size()) {
     for (const auto& unit : units) {
       const UnitTiming timing{
@@ -88,7 +89,10 @@ class Walk final : private Performer {
     int64_t gradients = 0;
     Full full = Full::freed;
     std::vector<Taken> taken;
+    /// By group; 0 where there is none now.
     std::vector<int64_t> buckets;
+    /// By group: large gradients that wait for their bucket.
+    std::vector<int64_t> large;
   };
 
   static bool brings_gradient(const StepEvent& event) {
@@ -109,11 +113,30 @@ class Walk final : private Performer {
       order_.enter(event.unit, keep, kBackward, *this);
       if (!brings_gradient(event)) continue;
       local_ += event.gradient;
-      states_[event.unit].gradients += event.gradient;
-      note();
+      arrive(event);
       order_.gradient_arrived(event.unit, i, kBackward, *this);
+      if (order_.is_next(event.unit, kBackward, *this)) take_large(event.unit);
     }
     order_.end_backward(/*publishes=*/true, *this);
+  }
+
+  void arrive(const StepEvent& event) {
+    auto& state = states_[event.unit];
+    state.gradients += event.gradient;
+    state.large.resize(units_[event.unit].groups.size());
+    if (event.moves_at_once && units_[event.unit].is_summed) state.large[event.group] += event.gradient;
+    note();
+  }
+
+  void take_large(UnitId unit) {
+    auto& state = states_[unit];
+    for (size_t i = 0; i < state.large.size(); ++i) {
+      const auto large = std::exchange(state.large[i], 0);
+      if (large == 0) continue;
+      open_bucket(unit, i);
+      state.gradients -= large;
+      local_ -= large;
+    }
   }
 
   void note() {
@@ -151,12 +174,11 @@ class Walk final : private Performer {
         start_sum(action.unit);
         break;
       case Kind::wait_sum:
-        for (auto& bucket : state.buckets) give(bucket);
-        state.buckets.clear();
+        std::erase(under_way_, action.unit);
+        give_buckets(action.unit);
         break;
-      // A sum is taken to be done at the next event.
       case Kind::poll_sum:
-        return true;
+        return poll(action.unit);
       default:
         break;
     }
@@ -172,7 +194,7 @@ class Walk final : private Performer {
       const auto& group = units_[unit].groups[i];
       auto& taken = state.taken[i];
       const bool from_held = taken.held > 0;
-      if (taken.full == 0) taken.full = take(group.full);
+      if (group.gathers_into_full && taken.full == 0) taken.full = take(group.full);
       taken.gathered = take(group.gathered);
       if (!from_held) taken.sent = take(group.sent);
     }
@@ -183,6 +205,7 @@ class Walk final : private Performer {
     state.full = Full::there;
     for (size_t i = 0; i < state.taken.size(); ++i) {
       auto& taken = state.taken[i];
+      if (taken.full == 0) taken.full = take(units_[unit].groups[i].full);
       if (taken.held == 0 && !backward_) taken.held = take(units_[unit].groups[i].held);
       give(taken.gathered);
       give(taken.sent);
@@ -201,13 +224,38 @@ class Walk final : private Performer {
   }
 
   void start_sum(UnitId unit) {
-    auto& state = states_[unit];
-    for (const auto& group : units_[unit].groups) state.buckets.push_back(take(group.bucket));
-    const auto whole = std::exchange(state.gradients, 0);
+    under_way_.push_back(unit);
+    for (size_t i = 0; i < units_[unit].groups.size(); ++i) open_bucket(unit, i);
+    states_[unit].large.clear();
+    const auto whole = std::exchange(states_[unit].gradients, 0);
     if (units_[unit].is_summed) local_ -= whole;
   }
+
+  // As many sums as may be are under way; the oldest is taken to be done at the next event. In a stream a sum counts as
+  // done at once, and nobody waits for it.
+  bool poll(UnitId unit) {
+    const bool is_under_way = std::find(under_way_.begin(), under_way_.end(), unit) != under_way_.end();
+    if (units_[unit].sums_in_stream || !is_under_way) return true;
+    if (under_way_.size() < sums_in_flight_) return false;
+    std::erase(under_way_, unit);
+    give_buckets(unit);
+    return true;
+  }
+
+  void open_bucket(UnitId unit, size_t group) {
+    auto& buckets = states_[unit].buckets;
+    buckets.resize(units_[unit].groups.size());
+    if (buckets[group] == 0) buckets[group] = take(units_[unit].groups[group].bucket);
+  }
+
+  void give_buckets(UnitId unit) {
+    for (auto& bucket : states_[unit].buckets) give(bucket);
+  }
+
   const std::vector<UnitBytes>& units_;
   const std::vector<StepEvent>& events_;
+  size_t sums_in_flight_;
+  std::vector<UnitId> under_way_;
   std::vector<State> states_;
   Order order_;
   Pool pool_;

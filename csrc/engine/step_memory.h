@@ -13,6 +13,8 @@ struct GroupBytes {
   /// Memory from the pool, 0 if there is none: for full copies, for what is gathered before it is copied out, for
   /// the part as it is sent, and for what stays between forward and backward.
   int64_t full = 0;
+  /// A gather writes to the full copies, so that they take their memory when it begins, not when it is done.
+  bool gathers_into_full = false;
   int64_t gathered = 0;
   int64_t sent = 0;
   int64_t held = 0;
@@ -42,8 +44,11 @@ struct StepEvent {
   enum class Kind { begin, use, end };
   Kind kind;
   size_t unit;
-  /// For a use: bytes of the parameter's whole gradient, 0 if it gets none.
+  /// For a use: bytes of the parameter's whole gradient, 0 if it gets none; the number of its group; and whether the
+  /// gradient moves into the bucket as soon as it comes.
   int64_t gradient = 0;
+  size_t group = 0;
+  bool moves_at_once = false;
 };
 
 /// The most that the pool and whole gradients take together, in forward and in backward.

@@ -9,9 +9,6 @@
 namespace shardwise::group {
 namespace {
 
-/// In elements: from here on torch's kernels use several threads.
-constexpr int64_t kSmall = 32768;
-
 /// The addresses of a tensor's elements, by their number in memory.
 class Elements {
  public:

@@ -44,6 +44,9 @@ SHARDWISE_API void add_piece(std::vector<Piece>& pieces, const Piece& piece);
 /// Pieces that are moved together, by run(). What they are read from is kept alive until then.
 class SHARDWISE_API CopyBatch {
  public:
+  /// A tensor of more elements is large: torch's kernels use several threads for it.
+  static constexpr int64_t kSmall = 32768;
+
   /// Whether pieces of this tensor are moved here: it is small and on a CPU, or on a device that has kernels.
   static bool takes(const at::Tensor& tensor);
   /// Whether scale() knows both dtypes.

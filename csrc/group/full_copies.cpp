@@ -11,6 +11,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 
@@ -110,7 +111,7 @@ void FullCopies::provide(
     drop_held(buffers);
     counters.unsharded_bytes += collect();
   }
-  refill(collectives, buffers, counters);
+  if (is_flat_) refill(collectives.memory(), buffers, counters);
   if (gathers_apart()) {
     gathered_ = buffers.take(layout_.world * layout_.part, kinds_.full, counters, collectives.memory());
   } else if (layout_.world == 1 && !lies_on_full_device()) {
@@ -133,6 +134,7 @@ void FullCopies::start(
   std::optional<comm::SideStream::Scope> scope;
   if (!from_held_ && !lies_on_full_device()) scope.emplace(from_host_, gathered_.device());
   places_directly_ = !may_hold && !placements_.empty() && collectives.can_place();
+  if (places_directly_) refill(nullptr, buffers, counters);
   const transport::DirectPlacement placement{memory_, placements_};
   pending_ = collectives.all_gather(gathered_, part, named(unit), counters, places_directly_ ? &placement : nullptr);
   if (scope) begun_.note(gathered_);
@@ -173,11 +175,11 @@ void FullCopies::await_gather() {
 }
 
 // All leaves lie in one piece of memory, so that the pool keeps few of them.
-void FullCopies::refill(const comm::Collectives& collectives, comm::Buffers& buffers, Counters& counters) {
+void FullCopies::refill(const comm::Collectives* owner, comm::Buffers& buffers, Counters& counters) {
   if (memory_.defined()) {
     // Kept, or out of date.
   } else if (is_flat_) {
-    memory_ = buffers.take(layout_.world * layout_.part, kinds_.full, counters, collectives.memory());
+    memory_ = buffers.take(layout_.world * layout_.part, kinds_.full, counters, owner);
   } else {
     size_t bytes = 0;
     for (const auto& storage : storages_) bytes += layout::aligned(storage.bytes());
@@ -247,6 +249,8 @@ void FullCopies::drop_held(comm::Buffers& buffers) {
 
 void FullCopies::copy_out(int64_t holders, comm::Buffers& buffers, Counters& counters) {
   const base::ComputeGuard compute;
+  // Not before, unless the gather writes there: until then what was gathered is all that the unit takes.
+  if (!gathers_into_leaves()) refill(nullptr, buffers, counters);
   copy_pieces();
   counters.unsharded_bytes += copied_bytes_ - (places_directly_ ? placed_bytes_ : 0);
   if (!written()) hold(holders, buffers, counters);
@@ -417,7 +421,13 @@ void FullCopies::make_rows(FrontEndCallbacks& front) {
   find_placements();
 }
 
-// Chooses large pieces in one run that CopyBatch leaves to torch.
+// Large pieces in one run that CopyBatch leaves to torch.
+bool FullCopies::can_place(const layout::Cut& cut, int64_t rank, at::ScalarType dtype) {
+  const auto runs = runs_of(cut, rank);
+  return c10::multiply_integers(cut.shape) > CopyBatch::kSmall && runs.count == 1 &&
+         static_cast<size_t>(runs.length) * c10::elementSize(dtype) >= transport::DirectPlacement::kLeast;
+}
+
 void FullCopies::find_placements() {
   if (layout_.world == 1 || !kinds_.full.device().is_cpu()) return;
   std::vector<size_t> starts;
@@ -429,7 +439,8 @@ void FullCopies::find_placements() {
   const auto item = kinds_.full.dtype().itemsize();
   for (auto& copy : copies_) {
     const auto bytes = copy.rows.nbytes();
-    copy.can_place = !copy.is_moved && copy.runs.count == 1 && bytes >= transport::DirectPlacement::kLeast;
+    copy.can_place =
+        !copy.is_moved && can_place(layout_.cuts[copy.leaf], copy.rank, kinds_.full.dtype().toScalarType());
     if (!copy.can_place) continue;
     const auto offset = static_cast<size_t>(copy.rank * layout_.part + copy.offset) * item;
     placements_.push_back({offset, bytes, starts[copy.leaf] + static_cast<size_t>(copy.runs.start) * item});

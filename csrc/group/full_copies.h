@@ -48,6 +48,9 @@ class FullCopies : public Copies {
   FullCopies(std::vector<Parameter*> parameters, Setting setting, FrontEndCallbacks& front);
   ~FullCopies() override;
 
+  /// Whether a gather over our own transport puts this rank's piece of a leaf into its place, without a copy.
+  static bool can_place(const layout::Cut& cut, int64_t rank, at::ScalarType dtype);
+
   bool fits() const override;
   void mark_stale() override;
   void let_host_write() override {
@@ -147,7 +150,7 @@ class FullCopies : public Copies {
   at::Tensor send(comm::Buffers& buffers, Counters& counters);
   at::Tensor put_in_place(const at::Tensor& part, const comm::Collectives& collectives, Counters& counters);
   void put(const at::Tensor& part, const at::Tensor& place, Counters& counters);
-  void refill(const comm::Collectives& collectives, comm::Buffers& buffers, Counters& counters);
+  void refill(const comm::Collectives* owner, comm::Buffers& buffers, Counters& counters);
   void refuse_in_child();
   void hold(int64_t holders, comm::Buffers& buffers, Counters& counters);
   void adopt_shards(FrontEndCallbacks& front, bool takes_memory);

@@ -157,6 +157,41 @@ void Gradients::fill_counts() {
   }
 }
 
+// From here on a change of the rule counts for the next sum: what is in the bucket is divided already.
+void Gradients::open(Rule rule, comm::Buffers& buffers, Counters& counters) {
+  before_ = options_.dtype() == at::kHalf ? first_part(rule.divisor) : rule.divides_after ? 1 : rule.divisor;
+  after_ = before_ / rule.divisor;
+  counts_unused_ = rule.counts_unused;
+  provide(rule.memory, buffers, counters);
+  taken_.assign(parameters_.size(), false);
+  used_here_.assign(parameters_.size(), false);
+  is_open_ = true;
+}
+
+void Gradients::take(size_t index, Counters& counters) {
+  const auto local = parameters_[index]->take_local();
+  fill(index, local, 1 / before_);
+  taken_[index] = true;
+  used_here_[index] = local.defined() || counts_unused_;
+  if (local.defined()) counters.copied_bytes += static_cast<int64_t>(local.nbytes());
+}
+
+void Gradients::take_large(Rule rule, comm::Buffers& buffers, Counters& counters) {
+  if (under_way_) return;
+  const base::ComputeGuard compute;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const auto& fresh = parameters_[i]->fresh();
+    if (!fresh.defined() || !moves_at_once(fresh.numel())) continue;
+    if (!is_open_) open(rule, buffers, counters);
+    // A second one, of a backward inside this one, waits for the next sum.
+    if (taken_[i]) continue;
+    filled_.await(bucket_);
+    take(i, counters);
+    moves_.run();
+    filled_.note(bucket_);
+  }
+}
+
 // Who frees the memory of the result may do so on the current stream.
 Gradients::~Gradients() {
   if (under_way_) await_result();
@@ -170,16 +205,12 @@ void Gradients::begin(
   copying_ = false;
   observe::pass(observe::StepPoint::reduce);
   rank_ = scattered() ? shards.rank() : 0;
-  const auto before = options_.dtype() == at::kHalf ? first_part(rule.divisor) : rule.divides_after ? 1 : rule.divisor;
-  after_ = before / rule.divisor;
   const base::ComputeGuard compute;
-  provide(rule.memory, buffers, counters);
-  used_here_.assign(parameters_.size(), false);
+  if (!is_open_) open(rule, buffers, counters);
+  is_open_ = false;
+  filled_.await(bucket_);
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const auto local = parameters_[i]->take_local();
-    fill(i, local, 1 / before);
-    used_here_[i] = local.defined() || rule.counts_unused;
-    if (local.defined()) counters.copied_bytes += static_cast<int64_t>(local.nbytes());
+    if (!taken_[i]) take(i, counters);
   }
   moves_.run();
   fill_counts();
@@ -279,6 +310,11 @@ void Gradients::give_bucket(comm::Buffers& buffers) {
 }
 
 void Gradients::drop(comm::Buffers& buffers) {
+  if (std::exchange(is_open_, false)) {
+    filled_.await(bucket_);
+    const auto bucket = std::exchange(bucket_, at::Tensor());
+    if (scattered()) buffers.give(bucket);
+  }
   if (!under_way_) return;
   under_way_ = false;
   await_result();

@@ -25,6 +25,12 @@ namespace shardwise::group {
 /// After the sum, a parameter with count 0 was used nowhere and gets no gradient.
 class Gradients {
  public:
+  /// Whether a gradient of so many elements moves into the bucket before all are there, so that its own memory is free
+  /// again. Small ones wait and move together: fewer moves cost less.
+  static bool moves_at_once(int64_t numel) {
+    return numel > CopyBatch::kSmall;
+  }
+
   /// The unit goes on to own the parameters. All are on the device of the first. `layout` has a cut for each, in a
   /// world of one if every rank keeps the mean of everything. Sums are in `dtype`. `pin`: gradients that go to the host
   /// lie in pinned memory.
@@ -55,8 +61,10 @@ class Gradients {
     comm::SideStream copies;
     comm::HostCopies to_host;
   };
-  /// Copies the gradients that wait into the bucket, and starts the sum over `shards`: each of them gets its part, or
-  /// all get everything. Starts nothing if this rank is alone. `streams` is null where waits are the host's.
+  /// Copies the large gradients that wait into the bucket.
+  void take_large(Rule rule, comm::Buffers& buffers, Counters& counters);
+  /// Copies the gradients that still wait into the bucket, and starts the sum over `shards`: each of them gets its
+  /// part, or all get everything. Starts nothing if this rank is alone. `streams` is null where waits are the host's.
   void begin(
       const comm::Collectives& shards, Rule rule, comm::Buffers& buffers, Streams* streams, const std::string& unit,
       Counters& counters);
@@ -97,7 +105,9 @@ class Gradients {
   at::Device device() const {
     return options_.device();
   }
+  void open(Rule rule, comm::Buffers& buffers, Counters& counters);
   void provide(const comm::Collectives* memory, comm::Buffers& buffers, Counters& counters);
+  void take(size_t index, Counters& counters);
   void wait_in_stream();
   void give_bucket(comm::Buffers& buffers);
   void await_result();
@@ -125,7 +135,11 @@ class Gradients {
   /// The elements of a part in the bucket, with the counts: NCCL moves 16 bytes at a time where parts are aligned.
   int64_t segment_ = 0;
   int64_t rank_ = 0;
-  /// What the sum is still to be multiplied by.
+  /// The bucket is there and takes gradients.
+  bool is_open_ = false;
+  bool counts_unused_ = false;
+  /// What gradients are divided by on their way into the bucket, and what the sum is still to be multiplied by.
+  double before_ = 1;
   double after_ = 1;
   at::Tensor bucket_;
   /// The result: the bucket itself if nothing is scattered.
@@ -144,7 +158,11 @@ class Gradients {
   bool copying_ = false;
   /// Gradients are published in another dtype, or on another device, than that of what is published.
   bool converts_ = false;
+  /// By parameter: whether its gradient is in the bucket, and whether it counts as used by this rank.
+  std::vector<bool> taken_;
   std::vector<bool> used_here_;
+  /// Where the bucket was written last.
+  comm::LastUse filled_;
   std::optional<comm::Pending> pending_;
   bool under_way_ = false;
   /// Of a sum in a stream: where the bucket was used last, until it is given back, and where the result was written.

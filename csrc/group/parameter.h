@@ -159,9 +159,9 @@ class Parameter {
   bool has_pending() const {
     return pending_.defined();
   }
-  /// Whether a gradient of this backward was not taken yet.
-  bool has_fresh() const {
-    return fresh_.defined();
+  /// The gradient of this backward, until it is taken; else undefined.
+  const at::Tensor& fresh() const {
+    return fresh_;
   }
   /// The end of a backward without synchronisation.
   void keep_for_later();

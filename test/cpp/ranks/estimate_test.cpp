@@ -118,9 +118,7 @@ void shard_net(Net& net, const FullyShardOptions& options, int64_t sums = 1) {
     return held_sums.start(output, input, group);
   };
   const auto shard = [&](torch::nn::Module& module) {
-    auto unit = fully_shard(module, options)
-                    .set_custom_all_gather(gather_by_broadcasts)
-                    .set_custom_reduce_scatter(scatter_by_all_reduce);
+    auto unit = fully_shard(module, options).set_custom_reduce_scatter(scatter_by_all_reduce);
     if (sums > 1) unit.set_custom_reduce_scatter(held);
   };
   for (const auto& block : *net->blocks) shard(*block);

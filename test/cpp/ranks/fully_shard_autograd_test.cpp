@@ -1,6 +1,7 @@
 // fully_shard(): what programs ask of autograd. All results are those of plain LibTorch.
 #include "ranks/fully_shard_models.h"
 #include "ranks/gradient_record.h"
+#include "ranks/recomputed.h"
 
 namespace shardwise::test {
 namespace {
@@ -29,43 +30,6 @@ Tensor hidden(Stack& model, const Tensor& x) {
   for (size_t i = 0; i < 3; ++i) y = model->block(i)->forward(y, 0.5);
   return model->head(y);
 }
-
-/// Runs a function on so many pieces and keeps nothing. Its backward runs it again, with a backward of its own for
-/// each.
-class Recomputed : public torch::autograd::Function<Recomputed> {
- public:
-  using Run = std::function<Tensor(const Tensor&)>;
-
-  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, const Run& run, int64_t pieces) {
-    auto holder = c10::make_intrusive<Holder>();
-    holder->run = run;
-    context->saved_data["run"] = c10::IValue::make_capsule(holder);
-    context->saved_data["pieces"] = pieces;
-    context->save_for_backward({x});
-    std::vector<Tensor> found;
-    for (const auto& piece : x.chunk(pieces)) found.push_back(run(piece));
-    return torch::cat(found);
-  }
-  static torch::autograd::variable_list backward(
-      torch::autograd::AutogradContext* context, const torch::autograd::variable_list& gradients) {
-    const auto holder = c10::static_intrusive_pointer_cast<Holder>(context->saved_data["run"].toCapsule());
-    const auto pieces = context->saved_data["pieces"].toInt();
-    const auto given = gradients[0].chunk(pieces);
-    std::vector<Tensor> found;
-    for (const auto& piece : context->get_saved_variables()[0].chunk(pieces)) {
-      const torch::AutoGradMode with_gradients(true);
-      const auto again = piece.detach().requires_grad_();
-      holder->run(again).backward(given[found.size()]);
-      found.push_back(again.grad());
-    }
-    return {torch::cat(found), Tensor(), Tensor()};
-  }
-
- private:
-  struct Holder : torch::CustomClassHolder {
-    Run run;
-  };
-};
 
 } // namespace
 

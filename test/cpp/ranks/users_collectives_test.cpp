@@ -29,12 +29,12 @@ struct SumOverRanks : torch::autograd::Function<SumOverRanks> {
   }
 };
 
-constexpr int64_t kWidth = 6;
+constexpr int64_t kFeatures = 6;
 
 /// Three units; what ranks have is added up between them.
 struct SummingImpl : torch::nn::Module {
   SummingImpl() {
-    for (int i = 0; i < 3; ++i) layers->push_back(torch::nn::Linear(kWidth, kWidth));
+    for (int i = 0; i < 3; ++i) layers->push_back(torch::nn::Linear(kFeatures, kFeatures));
     fill(*this);
   }
   Tensor forward(Tensor x, const std::function<Tensor(const Tensor&)>& sum) {
@@ -60,7 +60,7 @@ Group plain_gloo(Rank& rank, const std::string& name) {
 void reference_step(Summing& model, torch::optim::Optimizer& optimizer, int step, int world) {
   optimizer.zero_grad();
   std::vector<Tensor> inputs;
-  for (int rank = 0; rank < world; ++rank) inputs.push_back(batch(step, rank, kWidth));
+  for (int rank = 0; rank < world; ++rank) inputs.push_back(batch(step, rank, kFeatures));
   auto x = torch::stack(inputs);
   const auto sum = [&](const Tensor& parts) { return parts.sum(0, /*keepdim=*/true).expand_as(parts); };
   // Ranks' losses are averaged; the sum in backward is that of all of them.
@@ -82,7 +82,7 @@ void train(
   };
   for (int step = 0; step < 5; ++step) {
     mine.zero_grad();
-    ours->forward(batch(step, rank.rank(), kWidth), sum).pow(2).mean().backward();
+    ours->forward(batch(step, rank.rank(), kFeatures), sum).pow(2).mean().backward();
     reference_step(reference, theirs, step, rank.world_size());
     mine.step();
     check(ours, reference, c10::str("step ", step));

@@ -1,4 +1,5 @@
 #include "engine/step_memory.h"
+#include "comm/collectives/idle_choice.h"
 
 #include <catch2/catch.hpp>
 
@@ -23,7 +24,7 @@ std::vector<StepEvent> events(int64_t gradient) {
 } // namespace
 
 TEST_CASE("step memory: what is held between forward and backward") {
-  CHECK(walk_steps(layers({.full = 100, .held = 10}), events(0)).forward >= 210);
+  CHECK(walk_steps(layers({.full = 100, .gathers_into_full = true, .held = 10}), events(0)).forward >= 210);
 }
 
 TEST_CASE("step memory: gradients of a rank that is alone stay") {
@@ -44,4 +45,36 @@ TEST_CASE("step memory: a unit is not summed before those ahead of it") {
   CHECK(peaks.local_gradients == 57);
   CHECK(peaks.backward == 60 + 57);
   CHECK(peaks.pool == 60);
+}
+
+TEST_CASE("step memory: a large gradient lies beside the bucket for a moment only") {
+  auto all = events(50);
+  for (auto& event : all) event.moves_at_once = true;
+  const auto peaks = walk_steps(layers({.bucket = 60}), all);
+  CHECK(peaks.local_gradients == 50);
+  // The bucket of the layer before goes back at the next event.
+  CHECK(peaks.backward == 60 + 50);
+}
+
+TEST_CASE("step memory: full copies take memory once the gather is done") {
+  const auto of = [](bool gathers_into_full) {
+    return walk_steps(layers({.full = 100, .gathers_into_full = gathers_into_full, .gathered = 100}), events(0));
+  };
+  CHECK(of(true).forward == 300);
+  CHECK(of(false).forward == 200);
+}
+
+TEST_CASE("idle memory: a large piece does not serve a small request") {
+  constexpr int64_t kMiB = 1 << 20;
+  const std::vector<int64_t> pieces{16 * kMiB, 4 * kMiB};
+  const auto choose = [&](int64_t size) {
+    return shardwise::comm::choose_idle(
+        pieces.size(), size, [&](size_t i) { return std::optional(std::pair(pieces[i], i)); });
+  };
+  CHECK(choose(2 * kMiB).serves == 1);
+  CHECK(choose(5 * kMiB).serves == 0);
+  // Nothing is freed for it either: a later request may be larger.
+  CHECK(!choose(kMiB / 2).serves);
+  CHECK(!choose(kMiB / 2).gives_way);
+  CHECK(choose(20 * kMiB).gives_way == 0);
 }
