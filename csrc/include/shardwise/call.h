@@ -35,6 +35,7 @@ class HookedHolder : public torch::nn::ModuleHolder<Contained> {
  public:
   using torch::nn::ModuleHolder<Contained>::ModuleHolder;
 
+  /// shardwise::call() of the module.
   template <typename... Args>
   decltype(auto) operator()(Args&&... args) {
     return call(*this->get(), std::forward<Args>(args)...);

@@ -10,17 +10,22 @@ namespace shardwise {
 
 /// What a unit and the units below it have done since they were made.
 struct SHARDWISE_API Counters {
+  /// Backwards that reached the unit.
   int64_t backwards = 0;
+  ///@{
+  /// Collectives of this kind that this rank started.
   int64_t all_reduces = 0;
   int64_t broadcasts = 0;
   int64_t all_gathers = 0;
   int64_t reduce_scatters = 0;
+  ///@}
   /// Bytes handed to collectives by this rank.
   int64_t collective_bytes = 0;
   /// How often the ranks compared their units (see docs/architecture/ranks.md). A steady program compares no more.
   int64_t comparisons = 0;
-  /// How often full parameters were gathered, and freed again.
+  /// How often full parameters were gathered.
   int64_t unshards = 0;
+  /// How often they were freed again.
   int64_t reshards = 0;
   /// Bytes of gradients copied into buckets.
   int64_t copied_bytes = 0;

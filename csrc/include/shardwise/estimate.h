@@ -30,17 +30,20 @@ struct SHARDWISE_API EstimateOptions {
   /// The kind of device to train on: sums wait for other things on a CPU than elsewhere. Unset: that of a mesh made
   /// here, a GPU if there is one.
   TORCH_ARG(std::optional<c10::DeviceType>, device) = std::nullopt;
-  /// What the methods of Unit of these names will be given.
+  /// The argument that Unit::set_reduce_scatter_max_input_buffers() will get.
   TORCH_ARG(int64_t, reduce_scatter_max_input_buffers) = 1;
+  /// The argument that Unit::set_keep_unsharded_storage() will get.
   TORCH_ARG(bool, keep_unsharded_storage) = false;
 };
 
 /// Bytes of one rank's tensors, without activations, temporary memory of operations, and memory that a process group
 /// allocates itself (Gloo: as much as it gathers or sums at a time).
 struct SHARDWISE_API MemoryEstimate {
-  /// parameters() (shards with their padding, or whole ones), buffers, and the optimizer's state.
+  /// What parameters() returns: shards with their padding, or whole parameters.
   int64_t parameters = 0;
+  /// Buffers, which every rank has whole.
   int64_t buffers = 0;
+  /// The optimizer's state: EstimateOptions().optimizer_factor() times those of the parameters that are trained.
   int64_t optimizer = 0;
   /// The sums of which averaged gradients are views. They stay, and are used again in the next step.
   int64_t gradients = 0;
@@ -48,12 +51,16 @@ struct SHARDWISE_API MemoryEstimate {
   int64_t pool = 0;
   /// Gradients of whole parameters before they are summed, at the point of backward that has most of them.
   int64_t local_gradients = 0;
-  /// Everything together: the most in a forward and in a backward, and what is left after the step.
+  /// The most at any time of a forward, everything together.
   int64_t forward_peak = 0;
+  /// The most at any time of a backward, everything together.
   int64_t backward_peak = 0;
+  /// What is left after the optimizer's step, everything together.
   int64_t after_step = 0;
 
+  /// A line for each number in megabytes, with bars.
   std::string table() const;
+  /// One JSON object, whose keys are the names of these members.
   std::string json() const;
 };
 

@@ -55,6 +55,7 @@ SHARDWISE_API Unit fully_shard(torch::nn::Module& module, const FullyShardOption
 SHARDWISE_API Unit
 fully_shard(const std::vector<std::shared_ptr<torch::nn::Module>>& modules, const FullyShardOptions& options = {});
 
+/// Does not compile: a scripted module cannot be sharded. The compiler's message names the alternative.
 template <detail::Scripted Module>
 Unit fully_shard(const Module& /*module*/, const FullyShardOptions& /*options*/ = {}) {
   static_assert(

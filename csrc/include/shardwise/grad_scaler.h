@@ -28,11 +28,13 @@ struct ScalerProgress {
 
 /// The options of GradScaler: those of torch.amp.GradScaler. Everything has a default.
 struct SHARDWISE_API GradScalerOptions {
+  /// The scale of the first step.
   TORCH_ARG(double, init_scale) = 65536;
   /// Multiplies the scale after `growth_interval` steps in a row with finite gradients; above 1.
   TORCH_ARG(double, growth_factor) = 2;
   /// Multiplies the scale after a step whose gradients are not finite; below 1.
   TORCH_ARG(double, backoff_factor) = 0.5;
+  /// How many steps in a row need finite gradients before the scale grows; at least 1.
   TORCH_ARG(int64_t, growth_interval) = 2000;
   /// If not, nothing is scaled, and step() is the optimizer's.
   TORCH_ARG(bool, enabled) = true;
@@ -60,8 +62,11 @@ class SHARDWISE_API GradScaler {
   explicit GradScaler(const GradScalerOptions& options = {});
   GradScaler(const GradScaler&) = delete;
   GradScaler& operator=(const GradScaler&) = delete;
+  ///@{
+  /// Takes over the other one's scale, and which optimizers it has unscaled or stepped.
   GradScaler(GradScaler&&) = default;
   GradScaler& operator=(GradScaler&&) = default;
+  ///@}
 
   /// The loss, or an output, times the scale. The scale is on the device of the first loss or output.
   at::Tensor scale(const at::Tensor& output);
@@ -77,6 +82,7 @@ class SHARDWISE_API GradScaler {
 
   /// Waits for the device; 1 if it is not enabled.
   double get_scale() const;
+  /// Whether it scales at all: GradScalerOptions().enabled().
   bool is_enabled() const {
     return options_.enabled();
   }

@@ -52,12 +52,15 @@ using BackwardPreHook = std::function<void(torch::nn::Module&, HookTensors& outp
 using BackwardHook =
     std::function<void(torch::nn::Module&, HookTensors& input_gradients, const HookTensors& output_gradients)>;
 
+/// The options of forward pre-hooks and of both kinds of backward hooks.
 struct SHARDWISE_API HookOptions {
   /// Fire before the hooks that are registered already, not after them.
   TORCH_ARG(bool, prepend) = false;
 };
 
+/// The options of forward hooks.
 struct SHARDWISE_API ForwardHookOptions {
+  /// Fire before the forward hooks that are registered already, not after them.
   TORCH_ARG(bool, prepend) = false;
   /// Fire even if forward or another hook throws, then without outputs. What the hook itself throws then is only a
   /// warning.
@@ -70,6 +73,7 @@ class SHARDWISE_API HookHandle {
  public:
   /// A handle of no hook.
   HookHandle() = default;
+  /// The functions that register hooks call it.
   explicit HookHandle(std::weak_ptr<nn::HookBase> hook);
 
   /// May be called any number of times, even inside the hook, and after the module is gone.
@@ -81,16 +85,18 @@ class SHARDWISE_API HookHandle {
   std::weak_ptr<nn::HookBase> hook_;
 };
 
-/// All four raise ValueError for an empty function.
+/// Registers a hook that fires before forward. This function and the next three raise ValueError for an empty function.
 SHARDWISE_API HookHandle
 register_forward_pre_hook(torch::nn::Module& module, ForwardPreHook hook, HookOptions options = {});
+/// Registers a hook that fires after forward.
 SHARDWISE_API HookHandle
 register_forward_hook(torch::nn::Module& module, ForwardHook hook, ForwardHookOptions options = {});
 
-/// Backward hooks fire for calls in grad mode. As in PyTorch, inputs reach forward and outputs reach the caller as
-/// views that must not be changed in place: torch raises an error then.
+/// Registers a hook that fires before the module's backward, for calls in grad mode. As in PyTorch, inputs reach
+/// forward and outputs reach the caller as views that must not be changed in place: torch raises an error then.
 SHARDWISE_API HookHandle
 register_full_backward_pre_hook(torch::nn::Module& module, BackwardPreHook hook, HookOptions options = {});
+/// Registers a hook that fires when the gradients of the inputs are there, with the same rules for calls and views.
 SHARDWISE_API HookHandle
 register_full_backward_hook(torch::nn::Module& module, BackwardHook hook, HookOptions options = {});
 
@@ -102,8 +108,9 @@ SHARDWISE_API void observe_calls(torch::nn::Module& root);
 /// The same for an AnyModule and everything below it, for one that is a member of a user's module, where a walk over
 /// children cannot find it. Copies of it are observed too.
 SHARDWISE_API void observe_calls(torch::nn::AnyModule& module);
-/// Undoes every observe_calls(). Hooks stay registered.
+/// Undoes every observe_calls() at and below `root`. Hooks stay registered.
 SHARDWISE_API void unobserve_calls(torch::nn::Module& root);
+/// The same for an AnyModule and everything below it.
 SHARDWISE_API void unobserve_calls(torch::nn::AnyModule& module);
 
 } // namespace shardwise

@@ -22,8 +22,11 @@ struct MeshGroups;
 
 /// One named direction of a mesh, and its number of ranks.
 struct Axis {
+  /// Not empty, and different from the names of the mesh's other axes.
   std::string name;
+  /// At least 1.
   int64_t size;
+  /// Whether both have the same name and size.
   bool operator==(const Axis&) const = default;
 };
 
@@ -51,7 +54,9 @@ struct SHARDWISE_API MeshOptions {
   /// A store that all ranks share; rank and world_size are then needed too, and the environment is not read. All ranks
   /// must make their meshes over one store in the same order.
   TORCH_ARG(c10::intrusive_ptr<c10d::Store>, store) = {};
+  /// The number of this rank, from 0. Only with a store.
   TORCH_ARG(int, rank) = -1;
+  /// The number of ranks. Only with a store.
   TORCH_ARG(int, world_size) = -1;
 };
 
@@ -89,14 +94,19 @@ class SHARDWISE_API Mesh {
   bool is_same(const Mesh& other) const {
     return state_ == other.state_;
   }
+  /// The axes, the slowest first.
   const std::vector<Axis>& axes() const;
+  /// The number of axes.
   int64_t ndim() const;
-  /// The number of ranks in the mesh, or along one axis.
+  /// The number of ranks in the mesh.
   int64_t size() const;
+  /// The number of ranks along one axis. Raises ValueError if there is no such axis.
   int64_t size(const std::string& axis) const;
-  /// This rank's number in the mesh, or its position along one axis.
+  /// This rank's number in the mesh.
   int64_t rank() const;
+  /// This rank's position along one axis. Raises ValueError if there is no such axis.
   int64_t coordinate(const std::string& axis) const;
+  /// The device on which this rank's modules compute.
   at::Device device() const;
   /// The process group of the ranks that differ from this one only along that axis. Raises after shutdown().
   const c10::intrusive_ptr<c10d::ProcessGroup>& group(const std::string& axis) const;
@@ -109,6 +119,7 @@ class SHARDWISE_API Mesh {
   /// The mean of the ranks' values, the same on all of them: for metrics. All values must have the same shape and the
   /// same floating-point dtype. The argument stays as it is, and the result has no gradient.
   at::Tensor mean(const at::Tensor& value) const;
+  /// The same for one number.
   double mean(double value) const;
   /// Whether any rank says yes.
   bool any(bool value) const;

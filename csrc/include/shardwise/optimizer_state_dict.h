@@ -46,6 +46,7 @@ StateDict full_optimizer_state_dict(
   return full_optimizer_state_dict(static_cast<const torch::nn::Module&>(*holder), optimizer, options);
 }
 
+/// The same for a module holder or a shared_ptr to a module.
 template <detail::HoldsModule Holder>
 LoadResult load_full_optimizer_state_dict(
     const Holder& holder, torch::optim::Optimizer& optimizer, const StateDict& dict,

@@ -1,5 +1,17 @@
 #pragma once
 
+/// @file
+/// The optimizers of LibTorch, computed by the operations that PyTorch's optimizers call with fused=True: one for all
+/// parameters of a group that have the same dtype and device, where torch::optim computes parameter by parameter. The
+/// values are PyTorch's to the bit.
+///
+/// In all else they are torch::optim's: options, groups, state, archives and learning-rate schedulers. Make them from
+/// the module's parameters() after fully_shard() or replicate(). Parameters without a gradient stay as they are, and so
+/// does their state. A parameter that is listed twice, as tied ones are, changes once in a step.
+///
+/// The state of a parameter follows it to another dtype or device. It may come from an archive or from the program:
+/// state() then has objects of torch::optim's class, which the next step takes over.
+
 #include <shardwise/export.h>
 
 #include <ATen/core/Tensor.h>
@@ -10,20 +22,6 @@
 namespace shardwise {
 
 class GradScaler;
-
-// The optimizers of LibTorch, computed by the operations that PyTorch's optimizers call with fused=True: one for all
-// parameters of a group that have the same dtype and device, where torch::optim computes parameter by parameter. The
-// values are PyTorch's to the bit.
-//
-// In all else they are torch::optim's: options, groups, state, archives and learning-rate schedulers. Make them from
-// the module's parameters() after fully_shard() or replicate(). Parameters without a gradient stay as they are, and so
-// does their state. A parameter that is listed twice, as tied ones are, changes once in a step.
-//
-// The state of a parameter follows it to another dtype or device. It may come from an archive or from the program:
-// state() then has objects of torch::optim's class, which the next step takes over.
-//
-// step() raises ValueError for parameters that are not of half, bfloat16, float or double, for sparse gradients, and
-// for gradients of another dtype, device or shape than their parameter; all parameters stay as they are then.
 
 namespace detail {
 
@@ -45,6 +43,9 @@ class SHARDWISE_API ScaledStep {
 class SHARDWISE_API AdamW : public torch::optim::AdamW, public detail::ScaledStep {
  public:
   using torch::optim::AdamW::AdamW;
+  /// Returns the closure's loss, if there is a closure. Raises ValueError for parameters that are not of half,
+  /// bfloat16, float or double, for sparse gradients, and for gradients of another dtype, device or shape than their
+  /// parameter; all parameters stay as they are then.
   at::Tensor step(LossClosure closure = nullptr) override;
 };
 
@@ -52,6 +53,7 @@ class SHARDWISE_API AdamW : public torch::optim::AdamW, public detail::ScaledSte
 class SHARDWISE_API Adam : public torch::optim::Adam, public detail::ScaledStep {
  public:
   using torch::optim::Adam::Adam;
+  /// Returns the closure's loss and raises ValueError, as AdamW::step() does.
   at::Tensor step(LossClosure closure = nullptr) override;
 };
 
@@ -59,6 +61,7 @@ class SHARDWISE_API Adam : public torch::optim::Adam, public detail::ScaledStep 
 class SHARDWISE_API SGD : public torch::optim::SGD, public detail::ScaledStep {
  public:
   using torch::optim::SGD::SGD;
+  /// Returns the closure's loss and raises ValueError, as AdamW::step() does.
   at::Tensor step(LossClosure closure = nullptr) override;
 };
 

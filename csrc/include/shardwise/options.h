@@ -70,6 +70,7 @@ class ReshardAfterForward {
   ReshardAfterForward(Int ranks) : frees_(true),
                                    ranks_(ranks) {}
 
+  /// Whether they are freed, wholly or in part.
   bool frees() const {
     return frees_;
   }
@@ -105,12 +106,15 @@ struct SHARDWISE_API FullyShardOptions {
   /// Whether full parameters are freed after the unit's forward and gathered again in backward, and from how many
   /// ranks. Unset: they are, from all ranks; but those of the outermost unit stay, since backward needs them first.
   TORCH_ARG(std::optional<ReshardAfterForward>, reshard_after_forward) = std::nullopt;
+  /// For ShardLayout::rows. Unset: all parameters are cut along their first dimension.
   TORCH_ARG(Placement, shard_placement) = {};
   /// For parameters whose shards lie on other ranks than the rest, such as a rank's own experts. Each mesh has
   /// its own collectives; otherwise these parameters are in the same unit. All ranks must use their meshes in the
   /// same order.
   TORCH_ARG(ParameterMesh, parameter_mesh) = {};
+  /// How parameters become shards.
   TORCH_ARG(ShardLayout, layout) = ShardLayout::rows;
+  /// The dtypes in which units compute and sum gradients. Shards have the parameters' own dtype.
   TORCH_ARG(MixedPrecision, mixed_precision) = {};
   /// Unset: shards and their gradients stay on the mesh's device.
   TORCH_ARG(std::optional<CpuOffload>, cpu_offload) = std::nullopt;

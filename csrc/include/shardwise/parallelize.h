@@ -21,10 +21,13 @@ namespace shardwise {
 /// How the ranks along an axis divide a layer, and in which form its inputs come and its outputs leave. colwise(),
 /// rowwise(), vocabulary() and sequence() make it.
 struct SHARDWISE_API Split {
+  /// Each value is described at the function of its name.
   enum class Kind : uint8_t { colwise, rowwise, vocabulary, sequence };
 
+  /// The functions colwise(), rowwise(), vocabulary() and sequence() call it.
   explicit Split(Kind kind) : kind(kind) {}
 
+  /// How the parameters are divided. The options below refine that.
   Kind kind;
   /// Of colwise(): every rank gets all outputs. If not, each rank has those of its piece, for a rowwise() layer that
   /// follows.
@@ -67,6 +70,7 @@ inline Split sequence() {
 /// that fits counts.
 using SplitPlan = std::vector<std::pair<std::string, Split>>;
 
+/// The options of parallelize(). Everything has a default.
 struct SHARDWISE_API ParallelizeOptions {
   /// First give every rank along the axis the parameters and buffers of the first one.
   TORCH_ARG(bool, broadcast) = true;

@@ -34,6 +34,7 @@ enum class PipelineSchedule : uint8_t {
 
 /// What one stage computes of a microbatch, and the module that has its parameters.
 struct SHARDWISE_API PipelineStage {
+  /// The inputs or the outputs of a stage, in order.
   using Tensors = std::vector<at::Tensor>;
 
   /// From the outputs of the stage before (the first stage: the inputs of step()) to its own.
@@ -41,6 +42,7 @@ struct SHARDWISE_API PipelineStage {
   /// If fully_shard() or replicate() wrapped it or modules in it, their gradients are summed once a step. May be null.
   std::shared_ptr<torch::nn::Module> module;
 
+  /// A stage of any function, which may take and return several tensors.
   PipelineStage(std::function<Tensors(const Tensors&)> forward, std::shared_ptr<torch::nn::Module> module)
       : forward(std::move(forward)),
         module(std::move(module)) {}
@@ -54,10 +56,14 @@ struct SHARDWISE_API PipelineStage {
         module(holder.ptr()) {}
 };
 
+/// The options of a Pipeline. Everything has a default, but step() needs a loss.
 struct SHARDWISE_API PipelineOptions {
+  /// The outputs or the targets of a microbatch, in order.
   using Tensors = std::vector<at::Tensor>;
+  /// Returns the loss of a microbatch.
   using Loss = std::function<at::Tensor(const Tensors& outputs, const Tensors& targets)>;
 
+  /// The order of forwards and backwards on each rank.
   TORCH_ARG(PipelineSchedule, schedule) = PipelineSchedule::one_forward_one_backward;
   /// A batch is cut into this many parts along dimension 0, as equal as can be.
   TORCH_ARG(int64_t, microbatches) = 1;
@@ -72,13 +78,15 @@ struct SHARDWISE_API PipelineOptions {
   TORCH_ARG(bool, gather_once) = true;
 };
 
+/// What Pipeline::step() and Pipeline::evaluate() return.
 struct SHARDWISE_API PipelineResult {
   /// One for each microbatch, without gradients. Empty on ranks that do not have the last stage, as `outputs`.
   std::vector<at::Tensor> losses = {};
   /// Of the whole batch. Only evaluate() returns them.
   std::vector<at::Tensor> outputs = {};
-  /// How long the step took on this rank, and for how much of it this rank's stages computed, on the host's clock.
+  /// How long the step took on this rank, on the host's clock.
   double seconds = 0;
+  /// For how much of that this rank's stages computed.
   double busy_seconds = 0;
 };
 
@@ -90,6 +98,7 @@ struct SHARDWISE_API PipelineResult {
 /// rank is raised on all; drop the gradients of that step then (zero_grad()).
 class SHARDWISE_API Pipeline {
  public:
+  /// The inputs or the targets of a batch, in order.
   using Tensors = std::vector<at::Tensor>;
 
   /// `make` is called for each stage that this rank has, with its number.
@@ -98,11 +107,15 @@ class SHARDWISE_API Pipeline {
       const Mesh& mesh, const std::string& axis, const std::function<PipelineStage(int64_t stage)>& make,
       const PipelineOptions& options);
   ~Pipeline();
+  ///@{
+  /// Takes over the other one's stages. The other one can then only be destroyed or assigned to.
   Pipeline(Pipeline&&) noexcept;
   Pipeline& operator=(Pipeline&&) noexcept;
+  ///@}
 
   /// The stages that a rank of such a pipeline has.
   static std::vector<int64_t> stages_of(const Mesh& mesh, const std::string& axis, const PipelineOptions& options);
+  /// How many stages all ranks have together.
   int64_t stages() const;
   /// Forward and backward of a batch. The rank with the first stage gives the inputs, and the rank with the last stage
   /// the targets. Arguments of other ranks have no effect.

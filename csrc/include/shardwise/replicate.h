@@ -35,14 +35,16 @@ SHARDWISE_API Unit
 replicate(const std::vector<std::shared_ptr<torch::nn::Module>>& modules, const ReplicateOptions& options = {});
 
 /// The same for tensors without a module, such as those of a torch::jit::Module: leaves that require a gradient, on the
-/// mesh's device. Errors use the names. Mixed precision and cpu_offload need modules, and raise ValueError.
+/// mesh's device. Mixed precision and cpu_offload need modules, and raise ValueError.
 ///
 /// If a tensor grows or shrinks between steps, make a new one on all ranks, and call this again with the new one: see
 /// docs/cpp.md.
 SHARDWISE_API Unit replicate(const std::vector<at::Tensor>& tensors, const ReplicateOptions& options = {});
+/// The same for tensors with names, which errors use.
 SHARDWISE_API Unit
 replicate(const torch::OrderedDict<std::string, at::Tensor>& tensors, const ReplicateOptions& options = {});
 
+/// Does not compile: the compiler's message says how to replicate a scripted module.
 template <detail::Scripted Module>
 Unit replicate(const Module& /*module*/, const ReplicateOptions& /*options*/ = {}) {
   static_assert(

@@ -21,8 +21,9 @@ class Optimizer;
 
 namespace shardwise {
 
-/// Values that a program saves beside its model, by name.
+/// A value that a program saves beside its model.
 using SavedValue = std::variant<bool, int64_t, double, std::string>;
+/// Such values by name.
 using SavedValues = std::map<std::string, SavedValue>;
 
 /// The options of save(). Everything has a default.
@@ -66,11 +67,13 @@ struct SHARDWISE_API LoadOptions {
 
 /// What load() found beside the model.
 struct SHARDWISE_API Loaded {
+  /// The program's values, such as its step.
   SavedValues values;
   /// The program's tensors, whole and on the host.
   StateDict tensors;
-  /// Names that only the module or the optimizer has, and names that only the checkpoint has.
+  /// Names that only the module or the optimizer has.
   std::vector<std::string> missing;
+  /// Names that only the checkpoint has.
   std::vector<std::string> unexpected;
   /// Whether another program wrote the folder, without checksums.
   bool unverified = false;
@@ -109,7 +112,9 @@ SHARDWISE_API std::string step_folder(const std::string& root, int64_t step);
 
 /// A complete checkpoint: for load().
 struct SavedStep {
+  /// Its number: 100 for ROOT/step-100.
   int64_t step = 0;
+  /// The path of its folder, which may differ from step_folder()'s if a save was interrupted.
   std::string folder;
 };
 /// The complete checkpoint of the highest step. Nothing if the folder has none, or does not exist. All ranks get the
@@ -126,11 +131,13 @@ void save(const std::string& folder, const Holder& holder, More&&... more) {
   save(folder, static_cast<const torch::nn::Module&>(*holder), std::forward<More>(more)...);
 }
 
+/// The same for a module holder or a shared_ptr to a module.
 template <detail::HoldsModule Holder>
 void export_safetensors(const std::string& file, const Holder& holder) {
   export_safetensors(file, static_cast<const torch::nn::Module&>(*holder));
 }
 
+/// The same for a module holder or a shared_ptr to a module.
 template <detail::HoldsModule Holder, typename... More>
 Loaded load(const std::string& folder, const Holder& holder, More&&... more) {
   return load(folder, detail::module_in(holder), std::forward<More>(more)...);

@@ -16,7 +16,9 @@ namespace shardwise {
 class SHARDWISE_API Saver {
  public:
   Saver();
+  /// Takes over the other one's save. The other one can then only be destroyed or assigned to.
   Saver(Saver&&) noexcept;
+  /// The same, after it has waited for its own save as the destructor does.
   Saver& operator=(Saver&&) noexcept;
   /// Waits for the save that is under way. An error that no call raised goes to stderr, and the process exits with 1
   /// instead of 0.
@@ -25,6 +27,7 @@ class SHARDWISE_API Saver {
   /// As shardwise::save(). Raises the errors of that call that it knows before it writes, and the error of the save
   /// before. Raises Error if the process groups of the module's mesh are the program's and have no store.
   void save(const std::string& folder, const torch::nn::Module& module, const SaveOptions& options = {});
+  /// Saves the optimizer's state too, and the options of its groups.
   void save(
       const std::string& folder, const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
       const SaveOptions& options = {});

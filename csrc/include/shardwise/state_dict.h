@@ -51,8 +51,9 @@ struct SHARDWISE_API LoadStateDictOptions {
 
 /// What load_full_state_dict() did; the same on all ranks when the values came from rank 0.
 struct SHARDWISE_API LoadResult {
-  /// Names that only the module has, and names that only the dict has.
+  /// Names that only the module has.
   std::vector<std::string> missing;
+  /// Names that only the dict has.
   std::vector<std::string> unexpected;
   /// How many elements of whole tensors were set.
   int64_t elements = 0;
@@ -77,6 +78,7 @@ StateDict full_state_dict(const Holder& holder, const FullStateDictOptions& opti
   return full_state_dict(static_cast<const torch::nn::Module&>(*holder), options);
 }
 
+/// The same for a module holder or a shared_ptr to a module.
 template <detail::HoldsModule Holder>
 LoadResult load_full_state_dict(const Holder& holder, const StateDict& dict, const LoadStateDictOptions& options = {}) {
   return load_full_state_dict(detail::module_in(holder), dict, options);
@@ -95,6 +97,7 @@ LoadResult load_full_state_dict(const Holder& holder, const StateDict& dict, con
 SHARDWISE_API void with_whole_parameters(
     torch::nn::Module& module, const std::function<void()>& change, const LoadStateDictOptions& options = {});
 
+/// The same for a module holder or a shared_ptr to a module.
 template <detail::HoldsModule Holder>
 void with_whole_parameters(
     const Holder& holder, const std::function<void()>& change, const LoadStateDictOptions& options = {}) {

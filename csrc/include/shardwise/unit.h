@@ -36,6 +36,7 @@ using CustomCollective =
 /// An unshard() under way.
 class SHARDWISE_API Unsharding {
  public:
+  /// Unit::unshard() calls it.
   explicit Unsharding(std::weak_ptr<engine::Unit> unit) : unit_(std::move(unit)) {}
   /// Returns when the full parameters are there. Does nothing the second time.
   void wait();
@@ -47,6 +48,7 @@ class SHARDWISE_API Unsharding {
 /// The sums that finalize_backward() started.
 class SHARDWISE_API GradientReduction {
  public:
+  /// Unit::finalize_backward() calls it.
   GradientReduction(std::weak_ptr<engine::Unit> unit, int64_t number) : unit_(std::move(unit)), number_(number) {}
   /// Returns when the gradients are in place. Does nothing the second time. Raises Error if reset_iter_state() dropped
   /// them.
@@ -61,6 +63,7 @@ class SHARDWISE_API GradientReduction {
 /// same methods in the same order. Setters return the handle; with `recurse` they set the units below this one too.
 class SHARDWISE_API Unit {
  public:
+  /// The functions replicate(), fully_shard() and unit() call it.
   explicit Unit(std::shared_ptr<engine::Unit> unit);
 
   /// The name of the module within the outermost wrapped module; "" for the outermost.
@@ -69,6 +72,7 @@ class SHARDWISE_API Unit {
   /// Whether backward averages gradients over the ranks (default). While it is off, gradients add up outside of .grad,
   /// and the next backward with it on averages the sum. Read when a backward reaches the model, for all of it.
   Unit& set_requires_gradient_sync(bool value, bool recurse = true);
+  /// What set_requires_gradient_sync() set.
   bool requires_gradient_sync() const;
   /// On a mesh of two axes, and for a replicated unit: whether backward also averages over the ranks with copies
   /// (default). While it is off, the sum over shards is put aside, and the next backward with it on averages all of it.
@@ -81,10 +85,11 @@ class SHARDWISE_API Unit {
   /// Calls `hook` for each group of this unit's gradients, with this rank's part of the sum over all ranks, before it
   /// reaches .grad. The hook may change the values. An empty function removes it.
   Unit& set_all_reduce_hook(const std::function<void(at::Tensor& sum)>& hook);
-  /// Replaces this unit's all-gathers, or its reduce-scatters, and counts like them. An empty function ends that.
+  /// Calls `collective` in place of this unit's all-gathers. An empty function ends that. Counters count the calls.
   /// All ranks must set the same. It should start a collective and return its Work, but not wait for it: on a mesh of
   /// two axes each rank decides when its second sums start, so ranks that wait here could wait for each other for ever.
   Unit& set_custom_all_gather(const CustomCollective& collective);
+  /// The same for this unit's reduce-scatters.
   Unit& set_custom_reduce_scatter(const CustomCollective& collective);
   /// Whether this unit's gathers and sums use memory that their process groups provide (default: no): NCCL's is known
   /// to the network beforehand, and sending needs fewer of a GPU's cores. Such memory serves its process group alone,
@@ -113,9 +118,10 @@ class SHARDWISE_API Unit {
   Unsharding unshard(bool async = false);
   /// Frees the full parameters of this unit alone.
   Unit& reshard();
-  /// Whether full parameters are freed after this unit's forward (default: yes, except for the outermost unit), and
-  /// after its backward (default: yes). Read when that ends.
+  /// Whether full parameters are freed after this unit's forward (default: yes, except for the outermost unit). Read
+  /// when the forward ends.
   Unit& set_reshard_after_forward(bool value, bool recurse = true);
+  /// Whether full parameters are freed after this unit's backward (default: yes). Read when the backward ends.
   Unit& set_reshard_after_backward(bool value, bool recurse = true);
   /// Whether full parameters have the same memory, and so the same addresses, each time (default: no). Read when they
   /// are freed.
@@ -126,9 +132,11 @@ class SHARDWISE_API Unit {
   /// Whether units of this tree are gathered ahead, while others compute, in the order of the last forward or backward
   /// (default). This takes the full parameters of one more unit; results and the number of collectives stay the same.
   Unit& set_prefetch(bool value);
-  /// Units whose gathers start when this one begins its forward, or its backward, instead of those that followed it in
-  /// the last pass.
+  /// Units whose gathers start when this one begins its forward, instead of the unit that followed it in the last
+  /// forward.
   Unit& set_forward_prefetch(const std::vector<Unit>& units);
+  /// Units whose gathers start when this one begins its backward, instead of the unit that followed it in the last
+  /// backward.
   Unit& set_backward_prefetch(const std::vector<Unit>& units);
   /// The next forward of this tree gathers only after this event, on the device: for an optimizer on a stream of its
   /// own. unshard() and state dicts before that forward wait for the event too. No effect on CPUs.
@@ -142,7 +150,9 @@ class SHARDWISE_API Unit {
   /// synchronisation.
   Unit& reset_iter_state();
 
+  /// What this unit and the units below it will do in a step.
   Plan plan() const;
+  /// What this unit and the units below it have done so far.
   Counters counters() const;
 
  private:
