@@ -14,7 +14,7 @@ import typing
 __all__: list[str] = ['BackgroundSave', 'Call', 'CppUnit', 'Error', 'EstimateOptions', 'GivenParameter', 'GradientReduction', 'MemoryEstimate', 'Mesh', 'Options', 'Outline', 'OutlineParameter', 'OutlineUnit', 'PeerError', 'Piece', 'Pipeline', 'PipelineOptions', 'Ranks', 'SavedFolder', 'Split', 'TensorParallel', 'Unit', 'Unsharding', 'ValueError', 'check_export', 'check_pieces', 'clip_grad_norm_', 'cpp_unit', 'estimate_memory', 'export_tensors', 'full_state_dict', 'fully_shard', 'has_unit', 'hollow', 'keep_newest_steps', 'leftovers', 'load_full_state_dict', 'make_record_file', 'make_transport', 'merge_checkpoint', 'newest_step', 'parallelize', 'remove_dead_leftovers', 'replicate', 'save_pieces', 'set_shared_memory_listener', 'share_comm_context', 'start_record', 'step_folder', 'stop_record', 'verify_checkpoint']
 class Error(RuntimeError):
     """
-    What the engine raises; the message says what happened, where, and what to do.
+    An error of shardwise. The message says what happened, where, and what to do.
     
     >>> try:
     ...     loss.backward()
@@ -23,9 +23,9 @@ class Error(RuntimeError):
     """
 class PeerError(Error, torch.distributed.DistError):
     """
-    Another rank failed, or called something else: this one stops waiting, and says for whom.
+    Another rank, the store or a process group failed or did not answer.
     
-    A torch.distributed.DistError, so that programs that catch torch's errors of other ranks catch this one too.
+    It is a torch.distributed.DistError, so programs that catch torch's errors of other ranks catch it too.
     
     >>> try:
     ...     loss.backward()

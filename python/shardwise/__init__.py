@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 _transport.register()
 
-Error.__doc__ = """What the engine raises; the message says what happened, where, and what to do.
+Error.__doc__ = """An error of shardwise. The message says what happened, where, and what to do.
 
 >>> try:
 ...     loss.backward()
@@ -61,9 +61,9 @@ Error.__doc__ = """What the engine raises; the message says what happened, where
 ...     print(error)
 """
 
-PeerError.__doc__ = """Another rank failed, or called something else: this one stops waiting, and says for whom.
+PeerError.__doc__ = """Another rank, the store or a process group failed or did not answer.
 
-A torch.distributed.DistError, so that programs that catch torch's errors of other ranks catch this one too.
+It is a torch.distributed.DistError, so programs that catch torch's errors of other ranks catch it too.
 
 >>> try:
 ...     loss.backward()

@@ -1,4 +1,4 @@
-"""Recognizes C++ modules that torch::python::bind_module made known to Python."""
+"""Recognizes C++ modules that torch::python::bind_module exposes to Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor and pipeline parallelism for C++ modules: what cpp.parallelize() and cpp.Pipeline take and give."""
+"""Tensor and pipeline parallelism for C++ modules: cpp.parallelize(), cpp.Pipeline and their arguments."""
 
 from __future__ import annotations
 
@@ -30,11 +30,14 @@ def colwise(
     sequence_dim: int | None = None,
     transposed: bool = False,
 ) -> Split:
-    """Each rank has some outputs of a layer; with `gather_output` all ranks get all of them.
+    """Each rank computes some outputs of a layer.
 
-    `segments`: the weight is made of that many layers of equal size, such as queries, keys and values. `heads`: each
-    rank has whole ones. `sequence_dim`: each rank's input is a part along it. `transposed`: the weight is [inputs,
-    outputs].
+    Args:
+        gather_output: all ranks get all outputs; otherwise each rank has those of its piece, for rowwise().
+        segments: the weight consists of this many layers of equal size, such as queries, keys and values.
+        heads: the outputs belong to this many heads, and each rank has whole heads.
+        sequence_dim: each rank's input is its part of the activations along this dimension.
+        transposed: the weight is [inputs, outputs] and not [outputs, inputs].
 
     >>> shardwise.cpp.parallelize(model, mesh["tp"], {"blocks.*.up": shardwise.cpp.colwise()})
     """
@@ -52,9 +55,10 @@ def rowwise(
     sequence_dim: int | None = None,
     transposed: bool = False,
 ) -> Split:
-    """Each rank has some inputs of a layer: what colwise() left, or its piece of a whole input with `split_input`.
+    """Each rank takes some inputs of a layer, and the results are added up over the ranks.
 
-    The results are added up over the ranks. The other arguments are those of colwise().
+    The inputs are what colwise() left, or with `split_input` this rank's piece of a whole input. The other arguments
+    are those of colwise().
 
     >>> shardwise.cpp.parallelize(model, mesh["tp"], {"blocks.*.down": shardwise.cpp.rowwise()})
     """
@@ -73,7 +77,7 @@ def vocabulary(*, sequence_dim: int | None = None) -> Split:
 
 
 def sequence() -> Split:
-    """The parameters stay whole, and their gradients are added up: the layer sees a part of the activations.
+    """Each rank uses the whole parameters on its part of the activations; their gradients are added up.
 
     >>> shardwise.cpp.parallelize(model, mesh["tp"], {"blocks.*.norm": shardwise.cpp.sequence()})
     """
@@ -91,9 +95,14 @@ def parallelize(
 ) -> TensorParallel:
     """Tensor parallelism: each rank along an axis keeps a piece of the parameters that the plan names.
 
-    The keys of the plan are names of modules or parameters; `*` stands for any text without a dot, and the first that
-    fits counts. Where the mesh has several axes, `axis` names one. `broadcast`: first the ranks get the values of the
-    first one. Call it before fully_shard() and replicate(), which take the other axes.
+    Call it before fully_shard() and replicate(), which take the other axes.
+
+    Args:
+        plan: names of modules or parameters, and how to divide them. `*` stands for any text without a dot. The first
+            name that fits counts.
+        axis: the name of the axis, if the mesh has several.
+        broadcast: first give all ranks along the axis the values of the first one.
+        allow_aliases: allow views and aliases of parameters that exist already, which keep their present values.
 
     >>> mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     >>> shardwise.cpp.parallelize(model, mesh["tp"], {"up": shardwise.cpp.colwise(), "down": shardwise.cpp.rowwise()})
@@ -107,10 +116,16 @@ def parallelize(
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """How a pipeline works; those without a word here are PipelineOptions' in C++.
+    """The options of a Pipeline.
 
-    `loss(outputs, targets)` gets lists and gives the mean over the rows of a microbatch. `schedule` is one of torch's
-    names; `stages_per_rank` counts where it has several.
+    Args:
+        microbatches: a batch is cut into this many parts along dimension 0.
+        loss: a function of two lists, the outputs and the targets. It returns the mean over the rows of a microbatch.
+        schedule: one of torch's names, such as "1F1B" or "ZBVZeroBubble".
+        stages_per_rank: how many stages each rank has, if the schedule allows several.
+        mean: whether gradients are those of the mean over the batch. If not, the losses of microbatches are added up.
+        gather_once: whether sharded stages keep full parameters from their first forward in a step to their last
+            backward.
 
     >>> options = shardwise.cpp.PipelineOptions(microbatches=8, loss=loss_of, schedule="Interleaved1F1B")
     """
@@ -125,7 +140,7 @@ class PipelineOptions:
 
 @dataclass(frozen=True)
 class PipelineResult:
-    """Of the last stage: a loss for each microbatch, and the outputs of the whole batch."""
+    """What the last stage computed: a loss for each microbatch, and the outputs of the batch. Empty on other ranks."""
 
     losses: list[torch.Tensor]
     outputs: list[torch.Tensor]
@@ -134,9 +149,9 @@ class PipelineResult:
 class Pipeline:
     """Runs a model whose stages lie on the ranks along an axis of a mesh, microbatch by microbatch.
 
-    `make(number)` gives the C++ module of each stage that this rank has, wrapped or not, which is called with the
-    outputs of the stage before; or a function to call, and the module. All ranks call the same methods. An error on one
-    rank is raised on all; then the gradients of that step are to be dropped.
+    `make(number)` returns a stage of this rank: a C++ module, wrapped or not, or a tuple of a function to call and the
+    module that has its parameters. A stage is called with the outputs of the stage before. All ranks call the same
+    methods. An error on one rank is raised on all of them; drop the gradients of that step then.
 
     >>> options = shardwise.cpp.PipelineOptions(microbatches=8, loss=loss_of)
     >>> pipeline = shardwise.cpp.Pipeline(mesh["pp"], make_stage, options)
@@ -146,14 +161,14 @@ class Pipeline:
     def __init__(
         self, mesh: AnyMesh, make: Callable[[int], Any], options: PipelineOptions, *, axis: str | None = None
     ) -> None:
-        """Where the mesh has several axes, `axis` names one."""
+        """`axis` names the axis of the stages, if the mesh has several."""
         self._mesh, self._axis = _axis_of(mesh, axis, "Pipeline")
         self._options = _made(options)
         self._pipeline = _C.Pipeline(self._mesh, self._axis, lambda number: _stage(make(number)), self._options)
 
     @property
     def stages(self) -> int:
-        """The number of all stages.
+        """The number of stages on all ranks together.
 
         >>> pipeline.stages
         """
@@ -168,16 +183,17 @@ class Pipeline:
         return _C.Pipeline.stages_of(self._mesh, self._axis, self._options)
 
     def step(self, inputs: Tensors = (), targets: Tensors = ()) -> list[torch.Tensor]:
-        """Forward and backward of a batch; returns the losses on the rank with the last stage, nothing on others.
+        """Runs forward and backward of a batch, and returns the losses of its microbatches.
 
-        The rank with the first stage gives the inputs, that with the last one the targets.
+        The rank with the first stage gives the inputs. The rank with the last stage gives the targets and gets the
+        losses; other ranks get an empty list.
 
         >>> losses = pipeline.step(inputs, targets)
         """
         return self._pipeline.step(_listed(inputs), _listed(targets))[0]
 
     def evaluate(self, inputs: Tensors = (), targets: Tensors = ()) -> PipelineResult:
-        """Forward only, without gradients.
+        """Runs forward only, without gradients.
 
         >>> outputs = pipeline.evaluate(inputs).outputs
         """
@@ -191,8 +207,10 @@ class Pipeline:
         return self._pipeline.table()
 
     def bubble(self) -> list[float]:
-        """The share of a step in which each rank computes nothing, if stages are alike, a backward takes twice as long
-        as a forward, and what goes from rank to rank takes no time.
+        """The share of a step in which each rank computes nothing.
+
+        It assumes that stages cost the same, that a backward takes twice as long as a forward, and that transfers take
+        no time.
 
         >>> pipeline.bubble()
         """

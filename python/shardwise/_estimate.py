@@ -37,27 +37,28 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Estimates the memory that a module, wrapped and trained, will need on one of `world` ranks.
 
-    This is a formula: nothing is allocated, no process group is needed, and the module may be on the meta device. It
-    counts the bytes of tensors after a few steps, without activations, temporary memory of operations, and what process
-    groups allocate themselves. It assumes that each unit runs once in a forward, in the order in which modules are
-    registered, that every trained parameter gets a gradient, and that gradients are set to None before the next
+    This is a formula: it allocates nothing and needs no process group, and the module may be on the meta device. It
+    counts the bytes of tensors after a few steps, but no activations, temporary memory of operations, or memory that
+    process groups allocate themselves. It assumes that each unit runs once in a forward, in the order in which modules
+    are registered, that every trained parameter gets a gradient, and that gradients are set to None before the next
     forward.
 
     Args:
         module: the module, before any part of it is wrapped.
         world: the number of ranks.
-        policy: the function that it will be wrapped with.
-        units: modules inside it that are wrapped first, in this order, with the same options.
+        policy: the function that will wrap it.
+        units: modules inside it that will be wrapped first, in this order, with the same options.
         reshard_after_forward: as fully_shard() takes it.
         shard_placement_fn: as fully_shard() takes it.
         mp_policy: the dtypes to compute and to sum in.
         ignored_params: parameters that are left alone.
-        copies: how many ranks hold copies of each shard: the size of the first axis of a mesh of two.
-        rank: which of the ranks that hold different shards; the first ones hold most.
-        optimizer_factor: bytes that the optimizer keeps for each byte of a parameter: 2 for Adam, 1 for momentum.
-        reduce_scatter_max_input_buffers: what the method of the wrapped module of this name will be given.
-        keep_unsharded_storage: what its method of this name will be given.
-        device: the kind of device that it trains on: on a GPU sums wait for other things. None: a GPU if there is one.
+        copies: how many ranks have copies of each shard: the size of the first axis of a mesh of two.
+        rank: the rank to estimate for, among those with different shards. The first ones have most.
+        optimizer_factor: bytes of optimizer state for each byte of a parameter: 2 for Adam, 1 for momentum.
+        reduce_scatter_max_input_buffers: the argument that set_reduce_scatter_max_input_buffers() will get.
+        keep_unsharded_storage: the argument that set_keep_unsharded_storage() will get.
+        device: the kind of device to train on: CPUs and GPUs run sums at different times. Default: a GPU if there is
+            one.
 
     >>> with torch.device("meta"):
     ...     model = Transformer()

@@ -82,15 +82,17 @@ def fully_shard(
 
     Call it on inner modules first (each becomes a unit with collectives of its own) and on the outermost last. Full
     parameters are gathered when a unit runs and freed after that; parameters() are DTensors around this rank's shards,
-    and so are their gradients. Returns what it was given; the class of each module becomes FSDP<its name>.
+    and so are their gradients. Returns its argument; the class of each module becomes FSDP<its name>.
 
     Args:
         module: the module, or modules that form one unit.
         mesh: a DeviceMesh. With one axis, its ranks hold the shards. With two, ranks along the second hold different
-            shards, and ranks along the first hold copies. Or a process group or a mesh made in C++. Default: all ranks.
-        reshard_after_forward: whether full parameters are freed after forward, or how many ranks then hold all of them
-            between themselves. Default: they are freed, except for the outermost module.
-        shard_placement_fn: given a parameter, the Shard(dim) to cut it by, or None for Shard(0), or a
+            shards, and ranks along the first hold copies. A process group or a mesh made in C++ works too. Default: all
+            ranks.
+        reshard_after_forward: whether full parameters are freed after forward. A number k frees them too, but every k
+            neighbouring ranks keep one full copy, split among them. Default: they are freed, except for the outermost
+            module.
+        shard_placement_fn: returns, for a parameter, the Shard(dim) to cut it by, None for Shard(0), or a
             ShardPlacementResult if it lies on a mesh of its own, as experts do.
         mp_policy: the dtypes to compute and to sum in.
         offload_policy: CPUOffloadPolicy() keeps shards and gradients in the host's memory.

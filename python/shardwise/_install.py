@@ -39,12 +39,12 @@ _installed: dict[ModuleType, type] = {}
 
 
 def install() -> None:
-    """Replaces torch's fully_shard() and replicate(), and what belongs to them, by ours in this process.
+    """Replaces torch's fully_shard(), replicate() and the names that belong to them by ours in this process.
 
-    Call it before they are imported by name: modules that have already done so keep torch's, and a warning names them.
-    torch's optimizers then step on shards, as after set_local_optimizers(True).
+    Call it before any module imports them by name: modules that have done so already keep torch's, and a warning names
+    them. Torch's optimizers then step on shards, as after set_local_optimizers(True). A second call does nothing.
 
-    With SHARDWISE_INSTALL=1 in the environment, an installed shardwise does this by itself. A second call does nothing.
+    With SHARDWISE_INSTALL=1 in the environment, an installed shardwise does this by itself.
 
     >>> shardwise.install()
     >>> from torch.distributed.fsdp import fully_shard  # is shardwise.fully_shard
@@ -67,7 +67,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Restores torch's functions and optimizers' steps. Modules outside torch that imported ours by name keep ours.
+    """Restores torch's functions, and the steps of its optimizers. Modules that imported ours by name keep them.
 
     >>> shardwise.uninstall()
     """

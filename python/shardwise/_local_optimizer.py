@@ -16,15 +16,15 @@ O = TypeVar("O", bound=optim.Optimizer)  # noqa: E741
 def local_optimizer(optimizer: O, *, elementwise: bool = False) -> O:
     """Makes an optimizer of DTensors step on this rank's local tensors, at the cost of plain tensors.
 
-    Returns the optimizer it was given; its class becomes Local<its name>. Everything else stays as it was:
+    Returns the same optimizer, whose class becomes Local<its name>. Everything else stays as it was:
     `param_groups` and `state` contain DTensors, except while a step runs. So state dicts, distributed checkpoints,
     hooks, clipping, gradient scaling and learning rate schedulers work unchanged. set_local_optimizers() does the same
-    for every optimizer of torch's, without being given any.
+    for all of torch's optimizers at once.
 
     Args:
-        optimizer: one that was just made: a learning rate scheduler comes after this.
-        elementwise: set this for an optimizer other than torch's own if no element's step depends on other elements.
-            One that uses norms or factors of whole parameters would use those of this rank's shards instead.
+        optimizer: a new optimizer. Make its learning rate scheduler after this call.
+        elementwise: set this for an optimizer that is not torch's own, if the step of an element depends on no other
+            element. An optimizer that uses norms of whole parameters would use those of this rank's shards.
 
     >>> optimizer = shardwise.local_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True))
     """

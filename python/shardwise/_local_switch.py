@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-#: What the program, install() or uninstall() said last.
+#: The last choice of the program, of install() or of uninstall().
 enabled = False
 
 
 def set_local_optimizers(enabled: bool) -> None:
-    """Whether torch's optimizers that hold parameters of ours step on this rank's shards, as local_optimizer() does.
+    """Whether torch's optimizers step on this rank's shards, as after local_optimizer().
 
-    For every element-wise optimizer of torch's own classes, whenever and wherever it was made: its steps cost hardly
-    more than those of plain tensors, with the same bits. Nothing else about it changes, not even its class. A step that
-    cannot be made so is made as before: of other classes, with differentiable=True, or if a state lies on the ranks in
-    another way than its parameter. install() turns this on, uninstall() off.
+    It applies to all optimizers of torch's own element-wise classes that have parameters of shardwise, also to those
+    that exist already. Their steps cost hardly more than those of plain tensors and give the same bits; their classes
+    stay the same. Other steps run as before: those of other classes, with differentiable=True, or with a state that is
+    not divided like its parameter. install() turns this on, and uninstall() turns it off.
 
     >>> shardwise.set_local_optimizers(True)
     """

@@ -68,7 +68,7 @@ class FSDPModule(_torch_api.FSDPModule):
     _orig_cls_mro_index = 3
 
     def reshard(self) -> None:
-        """Frees the full parameters of this module's unit; the module has its sharded ones again.
+        """Frees the full parameters of this module's unit. The module has its shards again.
 
         >>> model.reshard()
         """
@@ -136,9 +136,9 @@ class FSDPModule(_torch_api.FSDPModule):
         wrapped_state(self)._state_ctx.is_last_backward = is_last_backward
 
     def set_manual_backward_finalization(self, enabled: bool) -> None:
-        """Whether the program says itself when a backward is over: with finalize_backward(), after one or several.
+        """Whether the program itself ends a backward, with finalize_backward() after one backward or several.
 
-        Call it on the root, and not between a backward and its finalization.
+        Call it on the root, but not between a backward and its finalization.
 
         >>> model.set_manual_backward_finalization(True)
         """
@@ -152,7 +152,7 @@ class FSDPModule(_torch_api.FSDPModule):
     @overload
     def finalize_backward(self, *, async_op: bool) -> GradientReductionHandle | None: ...
     def finalize_backward(self, *, async_op: bool = False) -> GradientReductionHandle | None:
-        """Sums the gradients that backwards left, and frees full parameters; with `async_op`, wait() completes it.
+        """Sums gradients that are not summed yet, and frees full parameters; with `async_op`, wait() completes it.
 
         For backwards after set_manual_backward_finalization(True). Does nothing before the first forward.
 
@@ -175,10 +175,10 @@ class FSDPModule(_torch_api.FSDPModule):
         return None
 
     def reset_iter_state(self) -> None:
-        """After a forward or backward that raised: the next forward begins anew.
+        """Forgets a forward or backward that raised, so that the next forward starts afresh.
 
-        Full parameters are freed, and gradients that are not in `.grad` yet are dropped: of the backward that failed,
-        and of those before it without synchronisation. Call it on the root, on all ranks.
+        It frees full parameters and drops gradients that are not in `.grad` yet: those of the failed backward, and of
+        earlier ones without synchronisation. Call it on the root, on all ranks.
 
         >>> try:
         ...     loss_of(batch).backward()
@@ -191,8 +191,8 @@ class FSDPModule(_torch_api.FSDPModule):
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """Whether backward averages gradients over the ranks.
 
-        While it is off, each rank accumulates its own gradients, and `.grad` does not show them; the next backward with
-        it on averages them all.
+        While it is off, each rank accumulates its own gradients outside of `.grad`. The next backward with it on
+        averages them all.
 
         >>> model.set_requires_gradient_sync(False)
         >>> loss_of(first_half).backward()
@@ -204,7 +204,7 @@ class FSDPModule(_torch_api.FSDPModule):
             unit.set_requires_all_reduce(requires_gradient_sync)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
-        """Whether gradients are also averaged over the ranks that hold copies of the shards.
+        """Whether gradients are also averaged over the ranks with copies of the shards.
 
         >>> model.set_requires_all_reduce(False)
         """
@@ -222,10 +222,10 @@ class FSDPModule(_torch_api.FSDPModule):
             unit.set_reduce_scatter_unused_params(reduce_scatter_unused_params)
 
     def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
-        """How many sums of gradients may be under way at a time, each with a buffer of its own; otherwise one.
+        """How many sums of gradients may be under way at a time, each with its own buffer. Default: one.
 
-        The most that any module of a model says counts for all of it. For sums that take longer than the backward
-        that could hide them.
+        The largest number set on any module counts for the whole model. A larger number helps if sums take longer than
+        the backward that they run beside.
 
         >>> model.set_reduce_scatter_max_input_buffers(2)
         """
@@ -237,7 +237,7 @@ class FSDPModule(_torch_api.FSDPModule):
             unit.set_reduce_scatter_max_input_buffers(max_input_buffers)
 
     def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
-        """Accepted for compatibility with torch, without effect: sums have process groups of their own here anyway.
+        """Accepted for compatibility with torch, without effect: sums always have process groups of their own.
 
         >>> model.set_separate_reduce_scatter_group()
         """
@@ -245,7 +245,7 @@ class FSDPModule(_torch_api.FSDPModule):
     def set_all_reduce_hook(
         self, hook: Callable[[torch.Tensor], None] | None, *, stream: torch.Stream | None = None
     ) -> None:
-        """Calls `hook` with the sum of this module's gradients before it reaches `.grad`; it may change the values.
+        """Calls `hook` with the sum of this module's gradients before it reaches `.grad`. The hook may change the sum.
 
         >>> model.set_all_reduce_hook(lambda sum: sum.clamp_(-1, 1))
         """
@@ -260,7 +260,7 @@ class FSDPModule(_torch_api.FSDPModule):
         state.unit.set_all_reduce_hook(_in_stream(hook, stream))
 
     def set_gradient_divide_factor(self, factor: float) -> None:
-        """What the sum of this module's own gradients is divided by. Default: the number of ranks.
+        """Sets the divisor of the sum of this module's own gradients. Default: the number of ranks.
 
         >>> model.set_gradient_divide_factor(1.0)
         """
@@ -291,7 +291,7 @@ class FSDPModule(_torch_api.FSDPModule):
         state.unit.set_custom_all_gather(comm)
 
     def set_custom_reduce_scatter(self, comm: Any) -> None:
-        """Makes `comm` carry out this module's reduce-scatters; it is called as for all-gathers, plus `op`.
+        """Makes `comm` carry out this module's reduce-scatters. Its arguments are those for all-gathers, and `op`.
 
         >>> model.set_custom_reduce_scatter(MyReduceScatter())
         """
@@ -308,14 +308,14 @@ class FSDPModule(_torch_api.FSDPModule):
         wrapped_state(self).unit.set_post_optim_event(event)
 
     def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
-        """Whether this module's backward needs its full parameters; an embedding's does not.
+        """Whether a backward gathers this module's full parameters. An embedding does not need them.
 
         >>> model.embedding.set_unshard_in_backward(False)
         """
         wrapped_state(self).unit.set_unshard_in_backward(unshard_in_backward)
 
     def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
-        """Whether collectives use memory that their process groups provide, as NCCL's may; no effect where none does.
+        """Whether collectives use memory of their process groups, as NCCL offers. Without effect for other groups.
 
         >>> model.set_allocate_memory_from_process_group_for_comm(True)
         """
@@ -329,7 +329,7 @@ class FSDPModule(_torch_api.FSDPModule):
             wrapped_state(self).unit.set_memory_from_process_group(enable)
 
     def set_keep_unsharded_storage(self, keep: bool, *, recurse: bool = True) -> None:
-        """Whether full parameters, when they are freed, keep their memory for the next time: addresses then stay.
+        """Whether freed full parameters keep their memory, and so have the same addresses the next time.
 
         >>> model.set_keep_unsharded_storage(True)
         """

@@ -12,7 +12,7 @@ from shardwise._state import unit_of
 
 
 class Plan:
-    """What a wrapped module does in a step. str() and repr() are a table; `units` is the same as data.
+    """What a wrapped module does in a step. str() and repr() give a table; `units` has the same as data.
 
     >>> [unit["name"] for unit in shardwise.plan(model).units]
     """
@@ -36,7 +36,7 @@ class Plan:
 
 
 def plan(module: nn.Module) -> Plan:
-    """The plan of a module that fully_shard() or replicate() was called on.
+    """Returns the plan of a module that fully_shard() or replicate() has wrapped.
 
     >>> print(shardwise.plan(model))
     """

@@ -14,7 +14,7 @@ from shardwise import _C
 
 @contextmanager
 def record(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Records what the ranks of this process do in the `with` block, to a new file in `folder`, named by the rank.
+    """Records what the ranks of this process do in the `with` block, in a new file in `folder` named by the rank.
 
     It records forwards and backwards of units, collectives from start to end, and how long this rank waited for them.
     `python -m shardwise timeline FOLDER` draws the record. The environment variable SHARDWISE_RECORD names a folder in

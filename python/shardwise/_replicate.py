@@ -85,14 +85,14 @@ def replicate(
     """Averages the gradients of a module, or of a list of modules taken as one, over the ranks after each backward.
 
     Call it on inner modules first (each becomes a unit with a collective of its own) and on the outermost last. Returns
-    what it was given; the class of each module becomes Replicate<its name>, and its parameters() become DTensors,
-    complete on every rank. Every rank must wrap the same modules in the same order. Values are not broadcast: start
+    its argument; the class of each module becomes Replicate<its name>, and its parameters() become DTensors, complete
+    on every rank. Every rank must wrap the same modules in the same order. Nothing broadcasts values: start all ranks
     from the same seed or checkpoint.
 
     Args:
         module: the module, or modules that form one unit.
-        mesh: a one-dimensional DeviceMesh, or a process group or a mesh made in C++. Default: all ranks of the default
-            process group, which is made from torchrun's environment if there is none.
+        mesh: a one-dimensional DeviceMesh, a process group, or a mesh made in C++. Default: all ranks of the default
+            process group. If there is none, the call makes it from torchrun's environment.
         mp_policy: the dtypes to compute and to sum in.
         offload_policy: CPUOffloadPolicy() keeps parameters and gradients in the host's memory.
         ignored_params: parameters that are left alone.

@@ -16,11 +16,11 @@ from shardwise._cpp_modules import is_cpp
 
 @contextmanager
 def with_whole_parameters(module: nn.Module, *, broadcast_from_rank0: bool = True) -> Iterator[None]:
-    """Gives the module and those in it whole parameters: to initialize them, change rows, quantize, or clip a norm.
+    """Gives the module and those in it whole parameters, to initialize, quantize or clip them, or to change rows.
 
-    Afterwards all ranks have the values of the first rank of each mesh, unless `broadcast_from_rank0=False` says that
-    each rank has set the same ones. Buffers and plain parameters stay as they are. After an exception all is as before.
-    All ranks enter it together, outside of a forward and of a backward; the module cannot run meanwhile.
+    Afterwards all ranks have the values of the first rank of each mesh. With `broadcast_from_rank0=False` they must set
+    the same values themselves. Buffers and plain parameters stay as they are. If the block raises, parameters stay as
+    they were. All ranks enter it together, outside of a forward and a backward. The module cannot run meanwhile.
 
     >>> with shardwise.with_whole_parameters(model), torch.no_grad():
     ...     model.head.weight /= model.head.weight.norm()

@@ -1,11 +1,11 @@
-"""Sharded checkpoints: each rank writes and reads its own part, and any number of ranks reads what any other wrote.
+"""Sharded checkpoints: each rank writes and reads its own part, and any number of ranks can load them.
 
 >>> from shardwise import checkpoint
 >>> checkpoint.save("run/step-100", model, optimizer, values={"step": 100})
 >>> step = checkpoint.load("run/step-100", model, optimizer).values["step"]
 
-The files are safetensors, as torch.distributed.checkpoint and Hugging Face's libraries read them, and C++ programs save
-and load the same: see docs/checkpoints.md.
+They are safetensors files, which torch.distributed.checkpoint and Hugging Face's libraries can read. C++ programs save
+and load the same ones: see docs/checkpoints.md.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Loaded:
     """
 
     values: dict[str, Any] = field(default_factory=dict)
-    #: The program's tensors: whole and on the host, but for those that load() was given to set.
+    #: The program's tensors, whole and on the host, except for those that load() set in place.
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     #: Names that only the model, the optimizer or the given tensors have, and names that only the checkpoint has.
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
-    #: Whether another program wrote the folder, so that nothing of it could be verified.
+    #: Whether another program wrote the folder, which then has no checksums to verify.
     unverified: bool = False
 
 
@@ -78,21 +78,21 @@ def save(
     tensors: Mapping[str, torch.Tensor] | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Saves a model to a folder that all ranks see, each rank its part.
+    """Saves a model to a folder that all ranks can reach. Each rank writes its part.
 
-    Nothing is seen at `folder` before all is written and will survive a loss of power; a checkpoint that was there is
-    replaced at that moment. If it fails on one rank it raises on all of them, and what was there stays. Tensors that
-    every rank has whole are written once, from one of them.
+    The checkpoint appears at `folder` in one step, once all of it will survive a loss of power, and replaces an earlier
+    one. If the save fails on one rank, it raises on all of them, and the earlier checkpoint stays. One rank writes a
+    tensor that every rank has whole.
 
     All ranks must call it, outside of a backward.
 
     Args:
-        model: any module: wrapped or not, also with tensor-parallel DTensors. What its state_dict() has is saved.
-        optimizer: what it keeps and its options are saved too, under the names of its parameters.
-        values: numbers, texts, truth values, and lists of these; the same on all ranks.
-        tensors: the program's own, also DTensors, such as averages of the parameters. What several ranks give under one
-            name must be the same tensor.
-        process_group: the ranks that save together; all of them by default.
+        model: any module: wrapped or not, also with tensor-parallel DTensors. The call saves its state_dict().
+        optimizer: its state and its options are saved too, under the names of its parameters.
+        values: numbers, strings, bools, and lists of these; the same on all ranks.
+        tensors: the program's own tensors, also DTensors, such as averages of the parameters. Ranks that use the same
+            name must give the same tensor.
+        process_group: the ranks that save together. Default: all of them.
 
     >>> checkpoint.save(checkpoint.step_folder("run", 100), model, optimizer, values={"step": 100})
     """
@@ -103,11 +103,11 @@ def save(
 
 
 class Saver:
-    """Saves while training goes on: save() copies what this rank is to write and returns, and a thread writes it.
+    """Saves while training goes on: save() copies this rank's part and returns, and a thread writes it.
 
-    One save is under way at a time: the next one waits for it first, and raises what it raised. Its memory, as large as
-    what this rank writes, is kept for the next one. All ranks must make the same calls in the same order. Where a
-    program ends without wait() and its last save fails, stderr says so, and the process exits with an error.
+    One save is under way at a time. The next one first waits for it, raises its error if it failed, and uses its memory
+    again, which is as large as this rank's part. All ranks must make the same calls in the same order. If a program
+    ends without wait() and its last save fails, stderr says so, and the process exits with an error.
 
     >>> saver = checkpoint.Saver()
     >>> saver.save(checkpoint.step_folder("run", step), model, optimizer, values={"step": step})
@@ -129,7 +129,7 @@ class Saver:
         values: Mapping[str, Any] | None = None,
         tensors: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """As save(). Raises what that raises, as far as it is known before anything is written.
+        """Like checkpoint.save(). Raises the errors that are known before anything is written.
 
         >>> saver.save("run/step-100", model, optimizer)
         """
@@ -141,7 +141,7 @@ class Saver:
         self._background.begin(ranks, beside, place, pieces, about)
 
     def wait(self) -> None:
-        """Returns once the last checkpoint will survive a loss of power. Raises what the save raised, once.
+        """Returns once the last checkpoint will survive a loss of power. Raises the error of its save, once.
 
         >>> saver.wait()
         """
@@ -166,19 +166,19 @@ def load(
     allow_unverified: bool = True,
     process_group: dist.ProcessGroup | None = None,
 ) -> Loaded:
-    """Sets a model, in place, to what save() wrote, whatever ranks wrote it and however they divided it.
+    """Loads a checkpoint into a model in place, whatever ranks saved it and however they divided it.
 
-    Also to what a C++ program saved, to what torch.distributed.checkpoint's HuggingFaceStorageWriter wrote, and to
-    checkpoints of Hugging Face's. Each rank reads only what it needs, and verifies it. Names, shapes and dtypes are
-    checked before anything is changed. If it fails on one rank it raises on all of them; where the error is that data
-    is not what was saved, the model has old and new values then: load another checkpoint.
+    It reads checkpoints of save(), of C++ programs, of torch.distributed.checkpoint's HuggingFaceStorageWriter and of
+    Hugging Face's libraries. Each rank reads only what it needs, and verifies it if shardwise wrote it. The call checks
+    names, shapes and dtypes before it changes anything. If it fails on one rank, it raises on all of them. If the error
+    says that data is not what was saved, the model has a mix of old and new values: load another checkpoint.
 
     All ranks must call it, outside of a backward.
 
     Args:
-        model: its parameters stay the same objects. One that was made on the meta device needs to_empty() first.
-        optimizer: its state and its options are set too. Options that say how a step is computed, as `fused`, stay.
-        tensors: program's tensors to set in place, as save() took them; others are returned.
+        model: its parameters stay the same objects. A model made on the meta device needs to_empty() first.
+        optimizer: its state and its options are set too. Options for how a step is computed, such as `fused`, stay.
+        tensors: tensors of the program to set in place, under the names that save() got. Others are returned.
         strict: whether names that only the model or only the checkpoint has are an Error. If not, they are returned.
         allow_unverified: whether a folder of another program, which has no checksums, is loaded too. If not, it is an
             Error.
@@ -200,12 +200,12 @@ def load(
 def export_safetensors(file: Path, model: nn.Module, *, process_group: dist.ProcessGroup | None = None) -> None:
     """Writes a model's tensors, whole, to one safetensors file, as Hugging Face's libraries and others read it.
 
-    load() takes the folder of a model.safetensors. For several files save it, and merge it with `python -m shardwise
-    checkpoint FOLDER --merge NEW`. Nothing is seen at `file` before all is written; a file that was there is replaced.
-    The first rank writes, and holds all of it in memory; all ranks must call it, outside of a backward.
+    load() accepts the folder of a model.safetensors. For several files, save the model and run `python -m shardwise
+    checkpoint FOLDER --merge NEW`. The file appears once it is complete, and replaces an earlier one. The first rank
+    writes it and needs memory for all of it. All ranks must call it, outside of a backward.
 
     Args:
-        model: any module, as for save(), but all of it on each rank.
+        model: any module, as for save(), but not one that is divided into stages.
         process_group: as for save().
 
     >>> checkpoint.export_safetensors("model.safetensors", model)
@@ -231,7 +231,7 @@ def export_safetensors(file: Path, model: nn.Module, *, process_group: dist.Proc
 
 
 def step_folder(root: Path, step: int) -> str:
-    """Where the checkpoint of a step belongs: ROOT/step-100.
+    """Returns the folder for the checkpoint of a step: ROOT/step-100.
 
     >>> checkpoint.save(checkpoint.step_folder("run", 100), model)
     """
@@ -239,7 +239,7 @@ def step_folder(root: Path, step: int) -> str:
 
 
 def newest_step(root: Path) -> SavedStep | None:
-    """The complete checkpoint of the highest step; None where there is none. What a save that died left is none.
+    """Returns the complete checkpoint of the highest step, or None. Interrupted saves do not count.
 
     >>> newest = checkpoint.newest_step("run")
     """
@@ -248,9 +248,9 @@ def newest_step(root: Path) -> SavedStep | None:
 
 
 def keep_newest_steps(root: Path, count: int) -> list[str]:
-    """Removes complete checkpoints until the `count` newest are left; returns the folders that it removed.
+    """Removes complete checkpoints until the `count` newest are left, and returns the folders that it removed.
 
-    For one rank, after save().
+    Call it on one rank, after save().
 
     >>> if dist.get_rank() == 0:
     ...     checkpoint.keep_newest_steps("run", 3)

@@ -1,8 +1,8 @@
-"""C++ modules that torch::python::bind_module made known to Python, for fully_shard() and replicate().
+"""C++ modules that torch::python::bind_module exposes to Python, for fully_shard() and replicate().
 
-Both functions take what bind_module makes (an nn.Module around the C++ module), and C++ modules themselves, such as
-inner modules. Afterwards parameters() are what the C++ front end shows: plain tensors, this rank's shards, for the
-optimizer. torch's own tools would take them for whole parameters, so the functions that must see all ranks are here.
+Both functions accept what bind_module makes (an nn.Module around the C++ module), and C++ modules themselves, such as
+inner modules. After fully_shard() parameters() are this rank's shards, as plain tensors for the optimizer. Torch's own
+tools would take them for whole parameters, so this module has functions for state dicts and for clipping.
 
 >>> model = my_extension.Model()
 >>> for block in model.blocks():
@@ -45,7 +45,7 @@ def as_module(module: Any) -> nn.Module:
 
 
 def full_state_dict(module: Any, *, rank0_only: bool = False, cpu_offload: bool = False) -> dict[str, torch.Tensor]:
-    """Copies of all parameters and buffers as whole tensors. All ranks must call it.
+    """Returns copies of all parameters and buffers as whole tensors. All ranks must call it.
 
     >>> torch.save(shardwise.cpp.full_state_dict(model), path)
     """
@@ -64,7 +64,10 @@ class LoadResult:
 def load_full_state_dict(
     module: Any, state_dict: Mapping[str, torch.Tensor], *, strict: bool = True, broadcast_from_rank0: bool = True
 ) -> LoadResult:
-    """Sets parameters and buffers in place from whole tensors; rank 0's, unless told otherwise. All ranks must call it.
+    """Sets parameters and buffers in place to whole tensors. All ranks must call it.
+
+    Every rank takes the values of rank 0's dict. With broadcast_from_rank0=False each rank takes those of its own dict,
+    which must be the same on all of them.
 
     >>> shardwise.cpp.load_full_state_dict(model, torch.load(path))
     """
@@ -77,9 +80,9 @@ def load_full_state_dict(
 def clip_grad_norm_(
     parameters: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
 ) -> torch.Tensor:
-    """Scales gradients so that their norm over all parameters and ranks is at most `max_norm`; returns what it was.
+    """Scales gradients so that their norm over all parameters and ranks is at most `max_norm`. Returns their old norm.
 
-    The norm is a tensor, as torch's is: on a device the host waits for it only if it asks for the number.
+    The norm is a tensor, as torch's is, so the host waits for a device only when the program reads the number.
     `parameters` is a C++ module, a Python module with C++ modules inside, or its parameters(), which may include
     DTensors. All ranks must call it.
 

@@ -32,7 +32,7 @@ _GRACE = 3.0
 
 
 class RankFailure(RuntimeError):
-    """A rank failed; the text has its number and its traceback. `rank` is the first that failed by itself."""
+    """A rank failed. The text has its number and its traceback; `rank` is the first rank that failed by itself."""
 
     def __init__(self, rank: int, text: str) -> None:
         super().__init__(text)
@@ -60,11 +60,10 @@ def run_ranks(
 
 
 class RankPool:
-    """Ranks whose processes stay between runs, for suites of short tests, which mostly wait for processes to start.
+    """Ranks whose processes stay between runs: suites of short tests need not wait for new processes.
 
     Each run has its own process group, and the random numbers of a new process. If a run fails or makes more process
-    groups, its processes are ended, and the next run gets new ones. Close the pool when it is no longer needed, or use
-    `with`.
+    groups, its processes end, and the next run gets new ones. Use it in `with`, or call close().
     """
 
     def __init__(self, world_size: int) -> None:
