@@ -10,7 +10,8 @@ namespace shardwise::base {
 /// knows in its place.
 SHARDWISE_API void set_caller_error(void (*rethrow)());
 
-/// Call this in a handler of an Error: throws what the language's caller should see, or returns if there is no binding.
+/// Call this in a handler of an Error: throws it as an error of the caller's language, or returns if there is no
+/// binding.
 SHARDWISE_API void rethrow_for_caller();
 
 /// Runs `act` in a hook or operation that torch calls, so that an Error keeps its type in the language of torch's

@@ -10,7 +10,7 @@ namespace shardwise::base {
 /// The dispatch key of tensors whose use a front end must learn of; nn/touch/touch.h explains it.
 inline constexpr c10::DispatchKey kTouchKey = c10::DispatchKey::DeferredInit;
 
-/// Put around all tensor work of ours: autograd, autocast and the touch trigger do not see it, and what it makes is an
+/// Put around all tensor work of ours: autograd, autocast and the touch trigger ignore it, and what it makes is an
 /// ordinary tensor even if the caller is in inference mode. Views made under it are not views to autograd.
 class ComputeGuard {
  public:

@@ -67,7 +67,7 @@ inline c10::intrusive_ptr<c10d::Work> reduce_scatter(
 
 #pragma GCC diagnostic pop
 
-/// The dtype of a tensor's gradient, where the program set another one than its own; unset where torch has no such
+/// The dtype of a tensor's gradient, where the program set another one than its own; unset if torch has no such
 /// thing.
 template <typename Tensor>
 std::optional<at::ScalarType> own_grad_dtype(const Tensor& tensor) {

@@ -12,7 +12,7 @@ namespace shardwise::files {
 
 using Sizes = std::vector<int64_t>;
 
-/// The product of these sizes, none of them negative; nothing where it is larger than an int64_t.
+/// The product of these sizes, none of them negative; nothing if it is larger than an int64_t.
 SHARDWISE_API std::optional<int64_t> product_of(const Sizes& sizes);
 
 /// Sizes or offsets as torch writes them: [2, 3].
@@ -56,7 +56,7 @@ SHARDWISE_API std::string cover_error(const Sizes& whole, const std::vector<Box>
 
 /// The boxes that together hold `count` elements of a tensor from the first one on, as they lie in row-major order:
 /// at most 2 * dimensions - 1, in that order.
-/// Raises ValueError where the tensor has no such range.
+/// Raises ValueError if the tensor has no such range.
 SHARDWISE_API std::vector<Box> boxes_of_range(const Sizes& sizes, int64_t first, int64_t count);
 
 } // namespace shardwise::files

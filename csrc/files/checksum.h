@@ -18,7 +18,7 @@ using Bytes = std::span<const std::byte>;
 SHARDWISE_API uint64_t checksum(Bytes bytes);
 SHARDWISE_API uint64_t checksum(std::string_view text);
 
-/// A checksum as 16 digits, and back; nothing where the text is none.
+/// A checksum as 16 digits, and back; nothing if the text is none.
 SHARDWISE_API std::string checksum_text(uint64_t checksum);
 SHARDWISE_API std::optional<uint64_t> parse_checksum(std::string_view text);
 

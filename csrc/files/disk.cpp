@@ -43,7 +43,7 @@ auto uninterrupted(const Call& call) {
   return result;
 }
 
-/// Raises DiskError where a call of the system failed.
+/// Raises DiskError if a call of the system failed.
 void must(bool good, const std::string& doing) {
   if (!good) throw DiskError(doing, errno);
 }
@@ -64,7 +64,7 @@ class RealFile final : public DiskFile {
   size_t write(Bytes bytes) override {
     const auto written = uninterrupted([&] { return ::write(descriptor_, bytes.data(), bytes.size()); });
     must(written >= 0, "writing to " + path_);
-    // The disk begins at once, so that sync() has less to wait for. What goes wrong there, sync() hears.
+    // The disk begins at once, so that sync() has less to wait for. sync() reports errors.
     ::sync_file_range(descriptor_, written_, written, SYNC_FILE_RANGE_WRITE);
     written_ += written;
     return static_cast<size_t>(written);
@@ -162,7 +162,7 @@ DiskError::DiskError(const std::string& doing, int number)
 void write_all(DiskFile& file, Bytes bytes, const std::string& path) {
   while (!bytes.empty()) {
     const auto written = file.write(bytes);
-    // A disk that takes nothing, and says no reason, would keep us for ever.
+    // A disk that writes nothing, without an error, would make this loop endless.
     if (written == 0) throw DiskError("writing to " + path, ENOSPC);
     bytes = bytes.subspan(written);
   }

@@ -61,12 +61,12 @@ class SHARDWISE_API Disk {
   virtual void sync_folder(const std::string& path) = 0;
   /// Takes the place of an empty folder, but not of another.
   virtual void rename(const std::string& from, const std::string& to) = 0;
-  /// Lets two folders change places in one step; false where the file system cannot do that.
+  /// Lets two folders change places in one step; false if the file system cannot do that.
   virtual bool exchange(const std::string& one, const std::string& other) = 0;
   virtual void remove_file(const std::string& path) = 0;
   /// It must be empty.
   virtual void remove_folder(const std::string& path) = 0;
-  /// What lies there, behind links; nothing where nothing does.
+  /// The kind of what lies there, behind links; nothing if nothing does.
   virtual std::optional<Kind> kind(const std::string& path) = 0;
   virtual bool is_link(const std::string& path) = 0;
   /// The names in a folder, in alphabetical order.
@@ -78,10 +78,10 @@ SHARDWISE_API void write_all(DiskFile& file, Bytes bytes, const std::string& pat
 /// A new file with this text, which will survive a loss of power once its folder is synced.
 SHARDWISE_API void write_file(Disk& disk, const std::string& path, std::string_view text);
 /// Reads all of it.
-/// Raises Error where the file ends before.
+/// Raises Error if the file is too short.
 SHARDWISE_API void read_all(DiskFile& file, std::span<std::byte> bytes, int64_t offset, const std::string& path);
 /// Reads a whole file as text.
-/// Raises Error where it has more bytes than `most`.
+/// Raises Error if it has more bytes than `most`.
 SHARDWISE_API std::string read_text(Disk& disk, const std::string& path, int64_t most);
 
 /// The path without slashes at its end.

@@ -34,7 +34,7 @@ struct SavedTensor {
 
 /// The contents of a folder of safetensors files.
 struct FolderIndex {
-  /// Where it was looked for, and where it was found.
+  /// The path that the caller gave, and the path of the folder that was found.
   std::string place;
   std::string path;
   /// Nothing for a checkpoint that shardwise did not write.
@@ -50,16 +50,14 @@ struct FolderIndex {
 /// be replaced; one of torch's HuggingFaceStorageWriter, sharded or whole; or one of Hugging Face's libraries, with an
 /// index or without.
 /// Raises Error, with the names of file and tensor, for a folder that is missing, unfinished or broken, for one of ours
-/// without its marker, for files that the index names elsewhere, and where the chunks of a tensor do not hold each of
-/// its elements once.
+/// without its marker, for files outside the folder, and for tensors whose chunks do not have each element once.
 SHARDWISE_API FolderIndex read_folder_index(Disk& disk, const std::string& place);
 
-/// After an error: raises Error where another save has replaced the checkpoint meanwhile, for its files are others
-/// then.
+/// Call this after an error: raises Error if another save has replaced the checkpoint, and so its files, meanwhile.
 SHARDWISE_API void check_not_replaced(Disk& disk, const FolderIndex& index);
 
 /// Reads a model.safetensors.index.json: the file of each tensor, by the tensor's name.
-/// Raises Error where it is not what Hugging Face's libraries write, and for a file that does not lie in the folder.
+/// Raises Error if it is not what Hugging Face's libraries write, and for a file that does not lie in the folder.
 SHARDWISE_API std::map<std::string, std::string> read_hugging_face_index(Disk& disk, const std::string& path);
 
 /// The text of one: the file of each tensor, and how many bytes all of them have.

@@ -7,7 +7,7 @@ namespace {
 
 constexpr size_t kLongest = 200;
 
-/// The bytes of the character that begins here; 0 where none does.
+/// The bytes of the character that begins here; 0 if none does.
 size_t character_at(std::string_view text, size_t at) {
   const auto byte = [&](size_t i) { return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0U; };
   const auto first = byte(0);

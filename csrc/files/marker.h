@@ -41,7 +41,7 @@ SHARDWISE_API std::string marker_text(const Marker& marker);
 /// Raises Error for another version of the format, and for a text that is not what was written.
 SHARDWISE_API Marker parse_marker(std::string_view text, const std::string& path);
 
-/// The marker of a folder; nothing where it has none.
+/// The marker of a folder; nothing if it has none.
 SHARDWISE_API std::optional<Marker> read_marker(Disk& disk, const std::string& folder);
 
 /// What is wrong with the files of a complete checkpoint, as far as their names and sizes tell: one that is missing, or
@@ -54,7 +54,7 @@ SHARDWISE_API std::string files_error(Disk& disk, const std::string& folder, con
 Json json_of_value(const Json& value, const std::string& name);
 
 /// The value again.
-/// Raises Error where it is none; `path` is the marker's name.
+/// Raises Error if it is none; `path` is the marker's name.
 Json value_of(const Json& json, const std::string& path);
 
 } // namespace shardwise::files

@@ -8,7 +8,7 @@
 
 namespace shardwise::files {
 
-/// Before the names of what an optimizer keeps, and of the program's own tensors; what has neither is the module's.
+/// The prefixes of an optimizer's state and of the program's own tensors. The module's tensors have no prefix.
 constexpr const char* kOptimizer = "optimizer.";
 constexpr const char* kProgram = "program.";
 /// What the names of an optimizer's tensors begin with.

@@ -12,7 +12,7 @@ namespace shardwise::files {
 /// The process that makes a checkpoint, and which of its checkpoints that is. Part of the names of folders that are not
 /// in their place yet, so that a later save can tell whether its process still runs.
 struct SHARDWISE_API Owner {
-  /// Of a host and its namespace of processes.
+  /// Identifies a host and its namespace of processes.
   uint64_t host = 0;
   int64_t process = 0;
   /// When the process began, as the system counts; another process may get its number later.
@@ -23,10 +23,10 @@ struct SHARDWISE_API Owner {
   static Owner next();
   /// As part of a name: host, process, began and count, with dashes.
   std::string text() const;
-  /// Nothing where this is no such text.
+  /// Nothing if this is no such text.
   static std::optional<Owner> parse(std::string_view text);
 
-  /// Whether the process has surely ended. What runs on another host is never known to have.
+  /// Whether the process has surely ended. A process on another host never counts as ended.
   bool has_ended() const;
   bool operator==(const Owner&) const = default;
 };

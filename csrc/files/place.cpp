@@ -24,7 +24,7 @@ bool is_own_file(const std::string& name) {
   return is_tensor_file(name) || name == kMarkerName || name == kNewMarkerName;
 }
 
-/// More than ranks add files while a folder is removed; a file system may hide what keeps it from being empty.
+/// More tries than ranks add files while a folder is removed. A limit is needed, since a file system may hide files.
 constexpr int kMostRounds = 1000;
 
 // Another process may remove the same folder.

@@ -25,22 +25,22 @@ struct TemporaryName {
   TemporaryKind kind = TemporaryKind::saving;
   Owner owner;
 };
-/// Nothing where this is not the name of one.
+/// Nothing if this is not the name of such a folder.
 SHARDWISE_API std::optional<TemporaryName> parse_temporary_name(std::string_view name);
 
 /// Whether this folder has a marker and all files that it names, with their sizes.
-/// Raises DiskError where the disk cannot tell.
+/// Raises DiskError if the disk cannot tell.
 SHARDWISE_API bool is_complete(Disk& disk, const std::string& folder);
 
 /// The folder of the checkpoint of this place: the place; or, if a save was about to replace it and died, a folder
 /// beside it. Raises Error if there is none, or if it may be one of several.
 SHARDWISE_API std::string find_checkpoint(Disk& disk, const std::string& place);
 
-/// Raises ValueError where something lies at this place that a checkpoint cannot replace: a file, a link, or a folder
-/// with files that are not those of a checkpoint of ours, which would be lost.
+/// Raises ValueError if something lies at this place that a checkpoint cannot replace: a file, a link, or a folder
+/// with files that do not belong to a checkpoint of ours, which would be lost.
 SHARDWISE_API void check_replaceable(Disk& disk, const std::string& place);
 
-/// Whether a folder has files of a checkpoint of ours and nothing else, so that nothing of others goes with it.
+/// Whether a folder has only files of a checkpoint of ours, so that its removal loses nothing else.
 SHARDWISE_API bool is_ours(Disk& disk, const std::string& folder);
 
 /// Removes the files of a checkpoint, its marker first, and the folder, to which ranks may still be writing: what they
@@ -58,8 +58,8 @@ struct Leftover {
 /// The leftovers in a folder of checkpoints.
 SHARDWISE_API std::vector<Leftover> leftovers(Disk& disk, const std::string& root);
 
-/// Removes those that are dead, and returns their paths. One that was being replaced is put back where nothing is at
-/// its place, and stays where its place has no complete checkpoint. What cannot be removed stays, too.
+/// Removes those whose process has ended, and returns their paths. A checkpoint that was being replaced moves back if
+/// nothing lies at its place, and stays if its place has no complete checkpoint. What cannot be removed stays, too.
 SHARDWISE_API std::vector<std::string> remove_dead_leftovers(Disk& disk, const std::string& root);
 
 } // namespace shardwise::files

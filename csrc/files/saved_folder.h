@@ -9,7 +9,8 @@
 
 namespace shardwise::files {
 
-/// The values of a checkpoint's tensors. Those of one of ours are verified as they are read. For one thread at a time.
+/// The values of a checkpoint's tensors. If shardwise wrote it, they are verified as they are read. For one thread at a
+/// time.
 class SHARDWISE_API SavedFolder {
  public:
   /// Raises what read_folder_index() raises.
@@ -25,9 +26,9 @@ class SHARDWISE_API SavedFolder {
   const SavedTensor& tensor(const std::string& name) const;
 
   /// Reads a piece of a tensor, row-major, into memory of just its bytes; of files only the blocks that it needs.
-  /// Raises what tensor() raises; ValueError for a box that it does not hold, and memory of another size; Error where
-  /// the values are not those that were saved, or the checkpoint was replaced meanwhile. `memory` is of no use after an
-  /// error.
+  /// Raises what tensor() raises; ValueError for a box that lies outside of it, and for memory of another size; Error
+  /// if the values are not those that were saved, or if the checkpoint was replaced meanwhile. `memory` is of no use
+  /// after an error.
   void read(const std::string& name, const Box& box, std::span<std::byte> memory);
 
  private:

@@ -12,19 +12,19 @@ namespace shardwise::files {
 /// A checkpoint that is being written. One rank begins it and commits it; all of them write their files into its folder
 /// in between. Until the commit no reader finds it, and the checkpoint at its place stays as it is.
 struct Saving {
-  /// Where it will lie.
+  /// The path of the finished checkpoint.
   std::string place;
-  /// Where it is written, beside that.
+  /// The path of the folder that is being written, beside that.
   std::string folder;
   Owner owner;
 };
 
-/// Makes a folder beside this place to write to, and those above it that are missing. Removes what saves of processes
-/// that have ended left there.
+/// Makes a folder to write to beside this place, and missing folders above it. Removes leftovers of processes that have
+/// ended.
 std::string make_temporary_folder(Disk& disk, const std::string& place, const Owner& owner);
 
 /// Makes the folder to write to, as make_temporary_folder().
-/// Raises ValueError where the place holds anything but a checkpoint of ours; DiskError where the disk fails.
+/// Raises ValueError if the place holds anything but a checkpoint of ours; DiskError if the disk fails.
 SHARDWISE_API Saving begin_saving(Disk& disk, const std::string& place);
 
 /// Writes one rank's tensors into that folder, and waits until they will survive a loss of power. Pieces of one tensor
@@ -35,7 +35,7 @@ SHARDWISE_API std::vector<FileRecord> write_shard(
 /// Makes it the checkpoint of its place, once all ranks have written: `marker` has the records of all of them. When it
 /// returns, the checkpoint will survive a loss of power, and the one before is gone. If it raises, or the machine
 /// crashes, the one before or the new one is there, whole.
-/// Raises Error where a file is not in the folder as its rank recorded it; DiskError where the disk fails.
+/// Raises Error if a file is not in the folder as its rank recorded it; DiskError if the disk fails.
 SHARDWISE_API void commit_saving(Disk& disk, const Saving& saving, Marker marker);
 
 /// After an error: removes what was written. Never touches what lies at the place. What it cannot remove stays as a

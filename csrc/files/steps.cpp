@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::string_view kStep = "step-";
 
-/// The step in a name; nothing where it is not one that step_path() gives.
+/// The step in a name; nothing if it is not one that step_path() gives.
 std::optional<int64_t> step_of(const std::string& name) {
   int64_t step = 0;
   if (!name.starts_with(kStep)) return {};

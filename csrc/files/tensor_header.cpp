@@ -48,7 +48,7 @@ int64_t item_bytes(const TensorEntry& entry) {
 }
 
 /// The bytes of its box.
-/// Raises ValueError where it is no box.
+/// Raises ValueError if it is no box.
 int64_t bytes_to_write(const TensorEntry& entry) {
   const auto& [offsets, sizes] = entry.box;
   bool good = offsets.size() == sizes.size() && sizes.size() <= kMostDimensions;

@@ -20,7 +20,7 @@ namespace shardwise::files {
 /// Raises ValueError, with the parameter's name, for a dtype that it has none for.
 SHARDWISE_API std::string dtype_name(c10::ScalarType dtype, const std::string& parameter);
 
-/// The dtype of this name; nothing where torch has none.
+/// The dtype of this name; nothing if torch has none.
 SHARDWISE_API std::optional<c10::ScalarType> dtype_of(std::string_view name);
 
 /// How many elements of safetensors, along the last dimension, are one of torch's.
@@ -42,7 +42,7 @@ constexpr const char* kDcpVersionValue = "1.0";
 constexpr const char* kBoxes = "DCP_SHARDING_INFO";
 constexpr const char* kOffsets = "saved_offsets";
 
-/// What a file of a checkpoint of ours says beside them, so that it is known for one where the marker is missing.
+/// Marks a file as part of a checkpoint of ours, even if the marker is missing.
 constexpr const char* kWriter = "WRITTEN_BY";
 constexpr const char* kWriterValue = "shardwise";
 
@@ -55,10 +55,10 @@ constexpr const char* kRemedy = "Restore the file from a copy, or load another c
 /// A tensor in a safetensors file, or a piece of one: a file has one piece of a tensor at most.
 struct TensorEntry {
   std::string name;
-  /// Undefined for one that torch does not have, whose name is `unknown_dtype`. Nobody knows its elements then.
+  /// Undefined for a dtype that torch does not have, whose name is `unknown_dtype`. Its elements cannot be read then.
   c10::ScalarType dtype = c10::ScalarType::Float;
   std::string unknown_dtype = {};
-  /// What the file has of the whole tensor. A file that says nothing of pieces has whole tensors.
+  /// The box of the whole tensor that the file has. A file without pieces has whole tensors.
   Box box = {};
   /// The range of its bytes in the file's data, which follows the header.
   int64_t begin = 0;
@@ -91,7 +91,7 @@ constexpr int64_t kLongestHeader = 100'000'000;
 SHARDWISE_API std::string make_header(std::vector<TensorEntry>& tensors, FileKind kind = FileKind::pieces);
 
 /// The length that a file's first bytes give.
-/// Raises Error, with the file's name, where it is not that of a header in a file of so many bytes.
+/// Raises Error, with the file's name, if it is not that of a header in a file of so many bytes.
 SHARDWISE_API int64_t header_length(std::string_view first_bytes, int64_t file_bytes, const std::string& file);
 
 /// Reads a header, without its length, of a file with so many bytes of data. Nothing in it is trusted.

@@ -10,11 +10,11 @@
 
 namespace shardwise::files {
 
-/// An open safetensors file. With a record of it, nothing of the file is handed out that is not verified: neither
-/// its header nor a block of its data. For one thread at a time.
+/// An open safetensors file. With a record, it verifies the header and each block of data before it hands them out. For
+/// one thread at a time.
 class SHARDWISE_API TensorReader {
  public:
-  /// Reads the header. `record` is what the checkpoint knows of the file; a file of others has none.
+  /// Reads the header. `record` is the checkpoint's record of the file; files of other programs have none.
   /// Raises Error for a file that is not as its record says, and for what parse_header() refuses.
   TensorReader(Disk& disk, std::string path, std::optional<FileRecord> record);
 

@@ -22,10 +22,10 @@ struct TensorToWrite {
   std::vector<Bytes> data;
 };
 
-/// Writes a new safetensors file, and waits until it will survive a loss of power; its folder is the caller's to
-/// sync. No more memory is used than for one block.
+/// Writes a new safetensors file, and waits until it will survive a loss of power. The caller must sync its folder. It
+/// needs memory for one block.
 /// Raises ValueError, before the disk is touched, for what make_header() refuses and for data that is not as long as
-/// its box; DiskError where the disk fails, which leaves a part of the file.
+/// its box; DiskError if the disk fails, which leaves a part of the file.
 SHARDWISE_API FileRecord write_tensor_file(
     Disk& disk, const std::string& path, const std::vector<TensorToWrite>& tensors, FileKind kind = FileKind::pieces);
 

@@ -34,7 +34,7 @@ class CudaLibrary {
   CudaLibrary& operator=(const CudaLibrary&) = delete;
 };
 
-/// Null where torch is a build for CPUs, or where shardwise was built without CUDA.
+/// Null if torch is a build for CPUs, or where shardwise was built without CUDA.
 const CudaLibrary* cuda_library();
 
 /// Whether what is issued on the stream is captured into a graph. The streams of newer torches can tell; with older

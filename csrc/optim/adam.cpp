@@ -11,7 +11,7 @@
 namespace shardwise {
 namespace {
 
-/// A batch with what is kept for its parameters.
+/// A batch with the state of its parameters.
 template <typename State>
 struct Moments {
   optim::FusedBatch batch;
@@ -41,7 +41,7 @@ Moments<State> moments_of(const optim::FusedBatches& batches, const optim::Fused
   return moments;
 }
 
-/// `operation`: at::_fused_adam_ or at::_fused_adamw_. What is wrong is found before the first parameter changes.
+/// `operation`: at::_fused_adam_ or at::_fused_adamw_. Errors are raised before the first parameter changes.
 template <typename State, typename Options, typename Operation>
 void step_fused(
     torch::optim::Optimizer& optimizer, const char* name, const optim::GradientScale& given,

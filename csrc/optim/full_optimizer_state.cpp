@@ -16,7 +16,7 @@ namespace {
 using optim::NamedParameter;
 using optim::ParameterState;
 
-/// The parameters of an optimizer with what it keeps for them.
+/// The parameters of an optimizer with their state.
 struct Kept {
   std::vector<NamedParameter> parameters;
   std::vector<ParameterState> states;
@@ -41,7 +41,7 @@ std::string find(const optim::OptimizerState& optimizer, Kept& kept) {
   return optim::without_name(kept.parameters, optimizer);
 }
 
-/// The same on ranks whose optimizers keep the same.
+/// The same on ranks whose optimizers have the same kinds of state.
 std::string describe(const Kept& kept, const std::string& optimizer) {
   std::string all;
   size_t tensors = 0;

@@ -18,9 +18,9 @@ struct GradientScale {
   /// Only if the host does not know it.
   at::Tensor found_inf;
 
-  /// What a step needs of these; nullopt if the host knows already that it is to be skipped.
+  /// The scale and the flag that a step needs; nullopt if the host already knows that it must skip the step.
   static std::optional<GradientScale> decided(const at::Tensor& scale, const at::Tensor& found_inf);
-  /// The same on a device, without a wait where that is not the host.
+  /// The same on a device. The host waits only if that is the host.
   GradientScale on(at::Device device) const;
   std::optional<at::Tensor> optional_scale() const {
     return scale.defined() ? std::optional(scale) : std::nullopt;
@@ -41,8 +41,7 @@ struct FusedBatch {
   std::vector<size_t> numbers;
   std::vector<at::Tensor> parameters;
   std::vector<at::Tensor> gradients;
-  /// The gradients of the parameters themselves: others than those above where they do not lie in memory as their
-  /// parameters do, so that copies stand for them.
+  /// The parameters' own gradients. Those above are copies if a gradient does not lie in memory as its parameter does.
   std::vector<at::Tensor> originals;
 
   /// Takes over parameter `index` of another batch of the same kind.
@@ -51,7 +50,7 @@ struct FusedBatch {
   void copy_back(const GradientScale& scale) const;
 };
 
-/// The parameters of an optimizer as batches, and what is kept for them.
+/// The parameters of an optimizer as batches, and their state.
 class FusedBatches {
  public:
   /// `name`: the optimizer's class, for errors.
@@ -59,8 +58,8 @@ class FusedBatches {
 
   /// All parameters that have a gradient, each once. Raises ValueError for what no fused operation takes.
   std::vector<FusedBatch> all() const;
-  /// A tensor that is kept for parameter `index` of a batch, as it has to be: zeros if there is none; in the
-  /// parameter's dtype, on its device and lying as it does. Raises Error for other sizes.
+  /// A tensor of the state of parameter `index` of a batch, converted to the dtype, device and memory layout of the
+  /// parameter; zeros if there is none. Raises Error for other sizes.
   at::Tensor fitting(const at::Tensor& kept, const FusedBatch& batch, size_t index) const;
   /// The state of that parameter as a `State`: torch's own state is taken over, and made if there is none. Raises Error
   /// for state of another class than `Plain`.

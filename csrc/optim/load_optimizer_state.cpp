@@ -77,7 +77,7 @@ at::Tensor share_piece(
   return entry.copies == nullptr ? piece : entry.copies->piece_in_whole(entry.index, piece);
 }
 
-/// Options first, since what has to be kept for a parameter follows from them.
+/// Options first, since they decide which state a parameter must have.
 int64_t set(const Load& load, const StateDict& dict, const nn::FirstRank& first, optim::OptimizerState& state) {
   const auto numbers = share_numbers(load, dict, first);
   std::vector<optim::ParameterState> states(load.parameters.size());

@@ -23,8 +23,8 @@ struct ParameterState {
   }
 };
 
-/// One of torch::optim's classes that compute element by element: the names and types of what it keeps for a parameter,
-/// and of the options of a group. Each function takes state or options of this class.
+/// One of torch::optim's classes that compute element by element: the names and types of its state for a parameter, and
+/// of the options of a group. Each function takes state or options of this class.
 class OptimizerClass {
  public:
   virtual ~OptimizerClass() = default;
@@ -36,13 +36,13 @@ class OptimizerClass {
   /// Whether this is state of this class.
   virtual bool made(const torch::optim::OptimizerParamState& state) const = 0;
   virtual ParameterState read(const torch::optim::OptimizerParamState& state) const = 0;
-  /// State with these values; what is not among them is as in a new one.
+  /// State with these values. Others have the values of new state.
   virtual std::unique_ptr<torch::optim::OptimizerParamState> make(const ParameterState& values) const = 0;
-  /// The names in the state of a parameter: those of every tensor and number that there may be.
+  /// The names of all tensors and numbers that the state of a parameter may have.
   virtual ParameterState possible() const = 0;
-  /// Whether it keeps something for every parameter from the start, and cannot be without it.
+  /// Whether every parameter has state from the start, without which a step fails.
   virtual bool begins_with_state() const = 0;
-  /// The names of the tensors that an optimizer with these options keeps for every parameter that it has changed.
+  /// The names of the tensors in the state of every parameter that an optimizer with these options has changed.
   virtual std::vector<std::string> kept(const torch::optim::OptimizerOptions& options) const = 0;
 
   /// The options as tensors on the host: of doubles or of bools, with two elements for `betas`, else without

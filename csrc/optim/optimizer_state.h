@@ -31,21 +31,20 @@ class SHARDWISE_API OptimizerState {
   /// The group that has this parameter; nullopt if none has.
   std::optional<size_t> group_of(const at::Tensor& parameter) const;
 
-  /// What it keeps for a parameter: the optimizer's own tensors. Raises Error if the state is of a class of the
-  /// program's.
+  /// The state of a parameter: the optimizer's own tensors. Raises Error if the state has a class of the program's.
   ParameterState get(const at::Tensor& parameter) const;
-  /// From now on it keeps copies of these values for one of its parameters, in the parameter's dtype and on its device;
-  /// nothing, if there are none. Raises ValueError if names or sizes are not those of this optimizer and parameter, or
-  /// if something is missing.
+  /// Sets the state of a parameter to copies of these values, in the parameter's dtype and on its device. Without
+  /// values the parameter has no state afterwards. Raises ValueError for names or sizes that do not fit, or if one is
+  /// missing.
   void set(const at::Tensor& parameter, const ParameterState& state);
   /// The names that state of one parameter may have, without values.
   ParameterState possible() const {
     return class_.possible();
   }
-  /// The names of the tensors that it keeps for each parameter of this group that it has changed; with these options
-  /// besides those that it has.
+  /// The names of the tensors in the state of each parameter of this group that it has changed. `changed` are options
+  /// to assume in place of its own.
   std::vector<std::string> kept(size_t group, const StateDict& changed = StateDict()) const;
-  /// Whether it keeps something for every parameter from the start, and cannot be without it.
+  /// Whether every parameter has state from the start, without which a step fails.
   bool begins_with_state() const {
     return class_.begins_with_state();
   }

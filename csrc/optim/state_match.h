@@ -20,7 +20,7 @@ struct StateItem {
   int64_t numel;
 };
 
-/// All that there may be for a parameter: the same on all ranks.
+/// All values that a parameter may have; the same on all ranks.
 std::vector<StateItem> items_of(const NamedParameter& parameter, const OptimizerState& optimizer);
 
 /// How a dict fits an optimizer.

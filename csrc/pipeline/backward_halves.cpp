@@ -99,7 +99,7 @@ class BackwardHalves::Paths {
   std::vector<Node> operations_;
 };
 
-/// While it lives, what arrives at forks is kept, as their hooks leave it.
+/// While it lives, gradients that arrive at forks are stored, as their hooks leave them.
 class BackwardHalves::CaptureAtForks {
  public:
   explicit CaptureAtForks(std::vector<Fork>& forks) : forks_(forks) {
@@ -164,7 +164,7 @@ class BackwardHalves::RerunFork final : public autograd::Node {
   BackwardHalves::Node node_;
 };
 
-// What an operation keeps for its backward is not needed any more where it leads to inputs alone.
+// If an operation leads to inputs alone, the second half does not need what it saved for its backward.
 Tensors BackwardHalves::input_gradients(const Tensors& inputs) {
   if (outputs_.empty() || inputs.empty()) return Tensors(inputs.size());
   const auto find = [&] {

@@ -18,16 +18,16 @@ class SHARDWISE_API BackwardHalves {
  public:
   using Tensors = std::vector<at::Tensor>;
 
-  /// For the gradients of these outputs. `repeats`: the second half runs through the whole graph once more, as where
-  /// parameters are gathered anew for it.
+  /// For the gradients of these outputs. `repeats`: the second half runs through the whole graph once more, for
+  /// units that gather their parameters anew.
   BackwardHalves(Tensors outputs, Tensors gradients, bool repeats)
       : outputs_(std::move(outputs)),
         gradients_(std::move(gradients)),
         repeats_(repeats) {}
 
-  /// The gradients of these leaves; undefined for those that there is no way to.
+  /// The gradients of these leaves; undefined for leaves that the outputs do not depend on.
   Tensors input_gradients(const Tensors& inputs);
-  /// Accumulates those of all other leaves. All of it, if the first half was left out.
+  /// Accumulates the gradients of all other leaves, or of all leaves if the first half was left out.
   void accumulate_parameter_gradients();
 
  private:
@@ -42,7 +42,7 @@ class SHARDWISE_API BackwardHalves {
   class CaptureAtForks;
   class RerunFork;
 
-  /// What a whole backward begins with, until the first half has left something to go on from.
+  /// The start of a whole backward, until the first half has left forks to continue from.
   Tensors outputs_;
   Tensors gradients_;
   bool repeats_;

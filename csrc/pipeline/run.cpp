@@ -216,7 +216,7 @@ void Run::backward(const Action& action) {
   cell.gradients_of_inputs = std::move(to_send);
 }
 
-// What it is computed from has arrived: to wait for that is not to compute.
+// The wait for its inputs does not count as computing.
 void Run::compute(const Action& action) {
   auto& cell = cells_[{action.stage, action.microbatch}];
   auto& arriving = action.kind == Kind::forward ? cell.arriving_inputs : cell.arriving_gradients;
@@ -267,12 +267,12 @@ std::string Run::carry_out(std::string error) {
     } catch (const std::exception& failure) {
       failed = true;
       const auto reason = base::reason(failure);
-      // A rank that only hears of it has nothing to say.
+      // A rank that only received the failure of another one adds nothing.
       if (!reason.empty()) error = c10::str("rank ", place_.name, ", ", text(action), ": ", reason);
       if (is_send(action.kind)) give_up(action);
     }
   }
-  // What came for microbatches that were given up is still on its way, and its memory in use.
+  // Messages for abandoned microbatches may still be on their way and use their memory.
   for (auto& [key, cell] : cells_) {
     transfers_.arrive(cell.arriving_inputs);
     transfers_.arrive(cell.arriving_gradients);

@@ -46,11 +46,11 @@ class Run {
   /// Carries out all actions. After an error only what the other ranks wait for is sent, and its text is returned; ""
   /// if there was none. Raises PeerError if the other ranks cannot be reached.
   std::string carry_out(std::string error);
-  /// What the last stage has.
+  /// The results of the last stage; empty on other ranks.
   PipelineResult result(bool with_outputs);
 
  private:
-  /// What one stage keeps of a microbatch, from its forward to its backward.
+  /// What one stage stores of a microbatch between its forward and its backward.
   struct Cell {
     Transfers::Arriving arriving_inputs;
     Transfers::Arriving arriving_gradients;
@@ -58,7 +58,7 @@ class Run {
     Tensors outputs;
     Tensors gradients_of_outputs;
     Tensors gradients_of_inputs;
-    /// Of the part of the batch.
+    /// The rows of this part of the batch.
     int64_t rows = 0;
     at::Tensor loss;
     /// Of a backward whose first half is done.

@@ -21,18 +21,18 @@ namespace {
 constexpr int64_t kTensors = 8;
 constexpr int64_t kDims = 8;
 constexpr int64_t kEntry = 3 + kDims;
-/// Of the header: whether the sender failed, the number of tensors, and the rows of the batch's part.
+/// Places in the header: whether the sender failed, the number of tensors, and the rows of the batch's part.
 constexpr int64_t kFailed = 0;
 constexpr int64_t kCount = 1;
 constexpr int64_t kRows = 2;
 constexpr int64_t kEntries = 3;
 constexpr int64_t kHeader = kEntries + kTensors * kEntry;
-/// Of a message: the header, what there is room for, and what came instead.
+/// Tags of a message: the header, tensors of the expected sizes, and tensors of other sizes.
 constexpr int kExpected = 1;
 constexpr int kInstead = kExpected + static_cast<int>(kTensors);
 constexpr int kTags = kInstead + static_cast<int>(kTensors);
 
-/// What a message says first: see above, and of each tensor what it is.
+/// The header of a message: the places above, then the dtype and sizes of each tensor.
 at::Tensor new_header() {
   return at::zeros({kHeader}, base::on_host(at::kLong));
 }

@@ -36,7 +36,7 @@ class Transfers {
     bool failed() const {
       return failed_;
     }
-    /// Which of the tensors had gradients where they come from.
+    /// Which of the tensors require a gradient on the sender.
     const std::vector<bool>& requires_grad() const {
       return requires_grad_;
     }
@@ -52,7 +52,7 @@ class Transfers {
     std::string what_;
     at::Tensor header_;
     Work header_work_;
-    /// Of the tensors that there is room for.
+    /// The tensors for which there is room.
     MessageLayout expected_;
     bool failed_ = false;
     int64_t rows_ = 0;
@@ -64,10 +64,10 @@ class Transfers {
   /// `rank` is this rank's number, for errors.
   Transfers(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, int64_t rank);
 
-  /// Starts to send. `rows` is how many the part of the batch has that it comes from. `what` names it in errors;
+  /// Starts to send. `rows` is the number of rows of this part of the batch. `what` names the message in errors;
   /// `number` tells messages between two ranks in a step apart. Raises ValueError for what a message cannot have.
   void send(const Tensors& tensors, int64_t rows, int to, int number, const std::string& what);
-  /// Says that there is nothing to send.
+  /// Sends that this rank failed, in place of a message.
   void send_failure(int to, int number, const std::string& what);
   Arriving receive(int from, int number, const std::string& what);
   /// Returns when the message is there.

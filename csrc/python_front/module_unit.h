@@ -11,8 +11,8 @@
 
 namespace shardwise::python_front {
 
-/// A parameter as Python hands it over. `full` is what the module computes with; the module shows it, or else what the
-/// optimizer sees.
+/// A parameter as Python hands it over. The module computes with `full`. Its attribute is `full` or the optimizer's
+/// parameter, in turns.
 struct GivenParameter {
   std::vector<std::string> names;
   std::vector<std::pair<pybind11::object, std::string>> owners;
@@ -23,9 +23,9 @@ struct GivenParameter {
   /// The values of `full` if that has another dtype, or this rank's shard if there is an extension; else None.
   pybind11::object values;
   int64_t shard_dim;
-  /// Where it is not that of the unit's options.
+  /// Set if it differs from the unit's options.
   std::optional<at::ScalarType> full_dtype;
-  /// Where the program set another one than the parameter's own.
+  /// Set if the program chose another one than the parameter's own.
   std::optional<at::ScalarType> grad_dtype;
   /// A shardwise._extensions.Extension; None if the shard is an ordinary piece.
   pybind11::object extension;
@@ -58,9 +58,9 @@ class ModuleUnit {
   void show_as(size_t index, const pybind11::object& parameter, const pybind11::object& to_memory);
   /// `extend(index)` makes the Extension of a parameter whose shard turns out to have the methods of one.
   void set_extend(pybind11::object extend);
-  /// Reads the visible parameters from the modules again: a cast, a load or an exchange may have replaced them.
+  /// Reads the parameters from the modules' attributes again: a cast, a load or an exchange may have replaced them.
   void look_again();
-  /// The same right after a cast, whose results nobody has yet: moves them into the unit's memory.
+  /// The same right after a cast: moves its results into the unit's memory, before the program can refer to them.
   void take_memory();
 
   /// The modules that this unit is made of. If there are several, it begins with the first one that runs, and ends with
@@ -69,7 +69,7 @@ class ModuleUnit {
   /// What the inputs and outputs of each module's call go through; None: nothing.
   void set_conversions(pybind11::object inputs, pybind11::object outputs);
 
-  /// To be used as hooks of nn.Module; post_forward() also where the forward failed.
+  /// For hooks of nn.Module. post_forward() is also called if the forward failed.
   pybind11::object pre_forward(
       pybind11::handle module, const pybind11::object& arguments, const pybind11::object& keywords);
   pybind11::object post_forward(

@@ -17,7 +17,7 @@ namespace {
 /// Once the process exits with 0, it exits with 1 instead.
 void exit_with_an_error() {
   static std::once_flag once;
-  // The C library goes on with what else is to be done at the end, and takes the last status.
+  // The C library then runs the other functions for the end of the process, and uses the last status.
   std::call_once(
       once, [] { ::on_exit([](int status, void*) { status == 0 ? std::exit(EXIT_FAILURE) : void(); }, nullptr); });
 }
@@ -48,7 +48,7 @@ void BackgroundSave::begin(
   auto begun = std::make_unique<SaveInProgress>(ranks, disk, place, pieces, std::move(about), division_, &snapshot_);
   forks_ = base::forks();
   last_ = std::async(std::launch::async, [begun = std::move(begun), beside]() mutable {
-    // Its memory and files go before anybody hears that it is over.
+    // Its memory and files are released before wait() returns.
     std::exchange(begun, nullptr)->finish(beside);
   });
 }
@@ -57,7 +57,7 @@ bool BackgroundSave::is_the_parents() const {
   return last_.valid() && base::forks() != forks_;
 }
 
-// The future would wait for ever where it ends.
+// Never destroyed: in a forked child the future's destructor would wait for ever.
 void BackgroundSave::leave_to_the_parent() {
   static_cast<void>(new std::future<void>(std::move(last_)));
 }

@@ -25,8 +25,8 @@ class SHARDWISE_API BackgroundSave {
   void begin(
       const Ranks& ranks, const Ranks& beside, files::Disk& disk, const std::string& place,
       const std::vector<Piece>& pieces, files::Marker about);
-  /// Waits for the last one. Raises what it raised, once; in a process that was forked meanwhile, which has no thread
-  /// that writes, Error.
+  /// Waits for the last save. Raises its error, once. Raises Error in a process that was forked meanwhile, where no
+  /// thread writes.
   void wait();
   /// For a program that does not wait: waits for the last one, unless it belongs to a process that this one was forked
   /// from. An error that no call raised goes to stderr, and the process does not exit with 0.

@@ -37,7 +37,7 @@ using BoxOfPiece = std::pair<size_t, size_t>;
 class SHARDWISE_API Division {
  public:
   /// What this rank writes. `label` is what else the ranks must have in common; it may raise.
-  /// Raises Error, the same on all ranks, with the tensor's name where ranks have different sizes or dtypes of it, or
+  /// Raises Error, the same on all ranks, with the tensor's name if ranks have different sizes or dtypes of it, or
   /// boxes that together do not hold every element once.
   const std::vector<BoxOfPiece>& among(
       const Ranks& ranks, const std::vector<Piece>& pieces, const std::function<std::string()>& label);

@@ -9,8 +9,8 @@
 
 namespace shardwise::saves {
 
-/// Before tensors are gathered for one file: raises, on all ranks, Error where they name different files, and
-/// ValueError where the first rank cannot write one there.
+/// Before tensors are gathered for one file: raises, on all ranks, Error if they name different files, and
+/// ValueError if the first rank cannot write one there.
 SHARDWISE_API void check_export(const Ranks& ranks, const std::string& file);
 
 /// The first rank writes these whole tensors, which may lie on a device.

@@ -169,7 +169,7 @@ class Loading {
     return items;
   }
 
-  // Options first, since what has to be kept for a parameter follows from them.
+  // Options first, since they decide which state a parameter must have.
   void read_optimizer() {
     using Kind = optim::StateItem::Kind;
     for (const auto& parameter : parameters_) {

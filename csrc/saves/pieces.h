@@ -17,8 +17,8 @@
 
 namespace shardwise::saves {
 
-/// Copies of values on the host, so that the values may change before the copies are written. Its memory is used again
-/// by the next copies; pinned where values are on a device.
+/// Copies of values on the host, so that the values may change before the copies are written. The next copies use its
+/// memory again. The memory is pinned if values are on a device.
 class SHARDWISE_API Snapshot {
  public:
   /// Copies each of these. What is issued on a device later comes after its copies; the host does not wait. The copies
@@ -32,13 +32,13 @@ class SHARDWISE_API Snapshot {
   std::vector<c10::Event> copied_;
 };
 
-/// A checkpoint of what all ranks have that is being saved to a place that all of them see: begun where nothing changes
-/// the values, and finished on any thread. Unless it is finished, what was at the place stays, and nothing new does.
+/// A save by all ranks, to a place that all of them can reach. It is begun while nothing changes the values, and
+/// finished on any thread. Unless it is finished, the place stays as it was.
 class SHARDWISE_API SaveInProgress {
  public:
   /// Agrees with the other ranks on who writes what, and makes the folder to write to. `about` has the program's values
-  /// and the layout. With a snapshot the values may change from now on; else they are written from where they are.
-  /// `division` may be that of another save, which remembers.
+  /// and the layout. With a snapshot the values may change from now on; otherwise their own memory is written.
+  /// `division` may come from an earlier save, whose division it remembers.
   /// Raises, the same on all ranks, what divide() and files::begin_saving() raise.
   SaveInProgress(
       const Ranks& ranks, files::Disk& disk, const std::string& place, const std::vector<Piece>& pieces,
@@ -77,7 +77,7 @@ SHARDWISE_API void save_pieces(
     files::Marker about);
 
 /// Opens a checkpoint on all ranks, which must name the same folder and find what the same save wrote.
-/// Raises, on all ranks, Error where they do not, and what files::SavedFolder raises.
+/// Raises, on all ranks, Error if they do not, and what files::SavedFolder raises.
 SHARDWISE_API files::SavedFolder open_checkpoint(const Ranks& ranks, const std::string& folder);
 
 /// This rank's part of a tensor, as the checkpoint has it: new memory on the host, in the sizes of `piece.values`,

@@ -36,7 +36,7 @@ class SHARDWISE_API Ranks {
   /// Runs what may fail on any rank, and returns the text that each rank's call returned. If it raises on some ranks,
   /// it raises on all: there what it raised, elsewhere an Error that names the first of these ranks.
   std::vector<std::string> together(const std::function<std::string()>& act) const;
-  /// Raises Error where ranks name different files or folders. `verb` is what they do with them.
+  /// Raises Error if ranks name different files or folders. `verb` is what they do with them.
   void agree_on_place(const std::string& place, const std::string& verb) const;
 
  private:
@@ -48,7 +48,7 @@ class SHARDWISE_API Ranks {
 /// All ranks of a mesh. `function` is what is being called.
 SHARDWISE_API Ranks ranks_on(const Mesh& mesh, const std::string& function);
 /// The same, over process groups that nothing else uses, so that a thread may talk to the others' threads.
-/// Raises Error where the groups are the caller's and have no store.
+/// Raises Error if the groups are the caller's and have no store.
 SHARDWISE_API Ranks ranks_on_save_groups(const Mesh& mesh);
 
 /// The mesh whose ranks save or load a module together: that of its units, or `mesh` if the caller names one; nothing

@@ -9,13 +9,13 @@
 
 namespace shardwise::split {
 
-/// What the ranks along an axis send each other for one parameter. Autograd does not see any of it. All ranks call the
-/// same functions in the same order; `what` names one in errors.
+/// What the ranks along an axis send each other for one parameter, without autograd. All ranks call the same functions
+/// in the same order; `what` names one in errors.
 class Exchange {
  public:
   explicit Exchange(std::shared_ptr<const SplitParameter> parameter) : parameter_(std::move(parameter)) {}
 
-  /// The sum over the ranks, in the memory of a contiguous tensor, which is overwritten. Returned at once: wait for it.
+  /// Starts the sum over the ranks, which overwrites a contiguous tensor. Wait for the result.
   comm::Pending start_sum(const at::Tensor& tensor, const char* what) const;
   /// The sum over the ranks; may overwrite the tensor.
   at::Tensor sum(const at::Tensor& tensor, const char* what) const;
@@ -47,7 +47,7 @@ class Exchange {
   int64_t size() const {
     return parameter_->axis->ranks.size();
   }
-  /// The same, made where it is needed.
+  /// The same, made only when an error needs it.
   comm::CollectiveName lazy_name(const char* what) const;
   /// Rows of all ranks, as one tensor.
   at::Tensor gather_rows(const at::Tensor& rows, const char* what) const;

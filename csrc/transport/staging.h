@@ -13,8 +13,8 @@ namespace shardwise::transport {
 
 /// Takes collectives of a device's tensors through pinned memory of the host. The copies run on two streams of its own,
 /// one in each direction, and the worker's thread waits for them. No stream waits for the host: a driver may make the
-/// program's thread wait until all streams are done, as CUDA's does when it loads a kernel, and nobody else gets
-/// through to the device then.
+/// program's thread wait until all streams are done, as CUDA's does when it loads a kernel, and meanwhile no other
+/// thread can use the device.
 class Staging {
  public:
   using Tensors = std::vector<at::Tensor>;

@@ -25,7 +25,7 @@ struct Outcome {
 class DirectWork : public c10d::Work {
  public:
   using Run = std::function<Outcome(Exchange&, Carrier&)>;
-  /// Profilers see `tensors`.
+  /// `tensors` are for profilers.
   DirectWork(int rank, c10d::OpType type, const char* title, const std::vector<at::Tensor>& tensors, Run run);
 
   /// Call this before it is issued: the group's id, and this collective's number in it.

@@ -266,7 +266,7 @@ void Agreement::raise_peer_error(const std::string& text) {
     Note last{.failed = 1};
     last.write(text);
     exchange_notes(last);
-    // Other ranks may wait for this one, which waits for nobody any more.
+    // Other ranks may wait for this one, although it waits for no rank any more.
     constexpr std::chrono::milliseconds kTell{500};
     notes_.flush(kTell);
     release_channels();
@@ -322,7 +322,7 @@ void Agreement::check_peers_alive(const std::string& what) {
     require_no_failure(note, what);
 }
 
-// Only a rank that waits for this one can tell that this one waits in vain.
+// Only a rank that waits for this one can know that this one waits in vain.
 void Agreement::still_waiting(const transport::ProgramCall& call) {
   if (!broken_.empty() || thread_ != std::this_thread::get_id()) return;
   const Note mine{.number = static_cast<int64_t>(call.number), .own_group = call.group};

@@ -31,7 +31,7 @@ namespace shardwise::comm {
 /// ranks differ, all raise an Error that names what they do; without it, c10d would mix up their data, hang, or end the
 /// process.
 ///
-/// It learns which event follows which. Where an event has had only one successor so far, that successor costs a table
+/// It learns which event follows which. If an event has had only one successor so far, that successor costs a table
 /// lookup. Any other event is first compared with all ranks, over process groups of its own. A rank on a known path
 /// does not compare. But ranks that compare or wait long leave notes in the stores of their groups, and ranks that wait
 /// long read them: a rank that waits for one that cannot come joins the comparison. So does a rank that waits in one
@@ -91,8 +91,8 @@ class SHARDWISE_API Agreement : public transport::WaitObserver, public std::enab
   /// Why the collective at `position` failed, in a sentence: a rank died, or another one failed first. "" if that is
   /// not known.
   std::string cause_of_failure(const Position& position);
-  /// Call this when a collective failed, or work outside the order. Nothing can be issued any more, and the other ranks
-  /// hear why. Raises PeerError.
+  /// Call this when a collective failed, or work outside the order. Nothing can be issued afterwards, and the other
+  /// ranks learn why. Raises PeerError.
   [[noreturn]] void fail(const std::string& text) {
     raise_peer_error(text);
   }
@@ -167,7 +167,7 @@ class SHARDWISE_API Agreement : public transport::WaitObserver, public std::enab
   /// This rank knows that ranks diverged: ranks that wait must join the comparison.
   bool diverged_ = false;
   NotePolling polling_;
-  /// When a process was first seen to have ended.
+  /// When this rank first noticed that a process had ended.
   std::optional<std::chrono::steady_clock::time_point> ended_since_;
   std::thread::id thread_;
   Waiter waiter_;

@@ -26,7 +26,7 @@ struct SHARDWISE_API Environment {
 
   static Environment read();
 
-  /// The device that this rank takes of those that its process sees and this build can use; the CPU if there are none.
+  /// The device of this rank, among those that are visible to its process and that this build can use; else the CPU.
   /// Raises ValueError.
   at::Device device() const;
   /// Of this kind.
@@ -37,11 +37,11 @@ struct SHARDWISE_API Environment {
   c10::intrusive_ptr<c10d::Store> connect(std::chrono::milliseconds timeout) const;
 };
 
-/// The kind of device that ranks take: one that this process sees and this build can use, else the CPU.
+/// The kind of device that ranks use: one that is visible to this process and that this build can use, else the CPU.
 SHARDWISE_API c10::DeviceType usual_device();
 
-/// The number of the device that a rank takes of `count` that its process sees: the only one; else the one that its
-/// number among the ranks of its host names. `kind` is what they are called in errors. Raises ValueError.
+/// The number of the device for a rank whose process has `count` visible devices: the only one, or else the one with
+/// the rank's number on its host. `kind` names them in errors. Raises ValueError.
 SHARDWISE_API int choose_device(const std::string& kind, int count, int world_size, std::optional<int> local_rank);
 
 /// The transport that SHARDWISE_TRANSPORT names, if it does. Raises ValueError.

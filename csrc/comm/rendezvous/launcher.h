@@ -31,7 +31,7 @@ using Variable = std::function<std::optional<std::string>(const std::string& nam
 /// Raises ValueError for a value that is no number, and for a rank that its number of ranks does not have.
 SHARDWISE_API std::optional<Launched> find_launcher(const Variable& variable);
 
-/// The first host of a list as Slurm writes it, node[03-05,7],other: node03. Empty where it is no such list.
+/// The first host of a list in Slurm's form: node03 of node[03-05,7],other. Empty if it is no such list.
 SHARDWISE_API std::string first_host_of(const std::string& list);
 
 /// A port that the ranks of a job agree on: another one for most other jobs, and none that the system gives out.

@@ -11,7 +11,7 @@
 
 namespace shardwise::comm {
 
-/// The processes of some ranks, as far as this process can see them end: those on its own host.
+/// The processes of some ranks on this host. It notices when one of them ends.
 class SHARDWISE_API Processes {
  public:
   /// A line that describes this process, which is rank `rank`, to the others.

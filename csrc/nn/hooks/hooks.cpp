@@ -30,7 +30,7 @@ class BackwardCall : public std::enable_shared_from_this<BackwardCall> {
   torch::autograd::variable_list inputs_arrived(torch::autograd::variable_list gradients);
 
  private:
-  /// Which tensors of a call need gradients. Hooks see a place for every tensor, autograd only these.
+  /// Which tensors of a call need gradients. Hooks get a place for every tensor, autograd only for these.
   struct Differentiable {
     size_t count = 0;
     std::vector<size_t> used;
@@ -63,7 +63,7 @@ void require_count(const HookTensors& tensors, size_t count, const char* kind, c
       ". A hook may replace tensors, but not add or drop one: assign to the elements."));
 }
 
-/// Calls the hooks of a list with tensors that they may replace, and with what else they see.
+/// Calls the hooks of a list with tensors that they may replace, and with their other arguments.
 template <typename Function, typename... Others>
 void run_hooks(
     const HookList<Function>& hooks, const char* kind, torch::nn::Module& module, HookTensors& tensors,

@@ -14,10 +14,9 @@ namespace shardwise::nn {
 
 class UnitTouch;
 
-/// Adds hooks that tell a unit where its module begins and ends, and where its backward begins, wherever a call of the
-/// module can be seen; other calls are left to the touch trigger. The outermost unit moves the inputs of its module to
-/// the mesh's device. Inputs and outputs are cast as the unit's precision says. `touch` is null if the unit has no full
-/// copies.
+/// Adds hooks that tell a unit when its module begins and ends, and when its backward begins, for calls that fire
+/// hooks. The touch trigger notices other calls. The outermost unit moves the inputs of its module to the mesh's
+/// device. Inputs and outputs are cast as the unit's precision says. `touch` is null if the unit has no full copies.
 void add_unit_hooks(
     torch::nn::Module& module, const std::shared_ptr<engine::Unit>& unit, const std::shared_ptr<UnitTouch>& touch);
 

@@ -58,13 +58,13 @@ struct Gradient {
   std::shared_ptr<const split::SplitAxis> axis;
 };
 
-/// The norm of these gradients, over the ranks of the units, which hold them all.
+/// The norm of these gradients over all ranks of their units.
 nn::GradientNorm norm_of(
     const std::vector<Gradient>& gradients, const nn::UnitMeshes& ranks, double order, at::Device home) {
   const auto& meshes = ranks.shards();
   nn::GradientNorm total(order, home);
-  // What every rank has whole is added to the shards of the first mesh, a share from each rank. So all ranks get the
-  // same norm, and whatever is not finite anywhere is seen everywhere.
+  // Gradients that every rank has whole are added to the shards of the first mesh, a share from each rank. So all ranks
+  // get the same norm, and it is not finite anywhere if a gradient is not finite on one rank.
   const auto share = meshes.empty() ? 1.0 : 1.0 / meshes.front()->shards().size();
   for (size_t i = 0; i < std::max<size_t>(meshes.size(), 1); ++i) {
     nn::GradientNorm part(order, home);
@@ -91,12 +91,12 @@ nn::GradientNorm norm_of(
   return total;
 }
 
-/// Of a tensor that is on a device, by which half precision would be multiplied in half precision.
+/// Multiplies in single precision. With a factor on a device torch would multiply in half precision.
 void scale_halves(const std::vector<at::Tensor>& values, const at::Tensor& factor) {
   for (const auto& half : values) half.copy_(half.to(at::kFloat).mul_(factor));
 }
 
-/// Scales them by a factor that is on the device of the norm. The host knows it only where gradients are on the host.
+/// Scales them by a factor that is on the device of the norm. The host reads it only if gradients are on the host.
 void scale(const std::vector<Gradient>& gradients, const at::Tensor& factor) {
   const c10::InferenceMode no_inference(false);
   const c10::AutoGradMode no_grad(false);

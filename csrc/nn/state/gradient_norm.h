@@ -18,17 +18,17 @@ struct SameKind {
 /// Adds it to those that are alike.
 void add_to_same_kind(std::vector<SameKind>& all, const at::Tensor& values);
 
-/// The norm of a vector that comes in parts, some of them on other ranks. It stays on its device, so that the host
-/// waits for nothing.
+/// The norm of a vector that comes in parts, some of them on other ranks. It stays on its device, so the host waits for
+/// nothing.
 ///
-/// Until value() it is kept as a sum of p-th powers, or for infinity as a maximum. That any element is not a number is
-/// kept apart, since a maximum may lose it.
+/// Until value() it is a sum of p-th powers, or for infinity a maximum. A count of elements that are not a number is
+/// separate, since a maximum may lose them.
 class GradientNorm {
  public:
   /// The result will be on the device `home`.
   GradientNorm(double order, at::Device home);
 
-  /// `weight`: the share of it that this rank adds, where other ranks add theirs.
+  /// `weight`: this rank's share of it, if other ranks add shares of the same gradient.
   void add(const at::Tensor& gradient, double weight);
   /// Adds up what this rank has: in a few operations for all gradients of a dtype and a device.
   void finish();

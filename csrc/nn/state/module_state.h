@@ -24,8 +24,8 @@ class ModuleState {
     bool is_parameter = false;
     /// The sizes of the whole tensor; those of `tensor` if this rank holds all of it.
     std::vector<int64_t> sizes;
-    /// How parallelize() divided it; null if it did not. What the unit keeps, or else `tensor`, is then this rank's
-    /// piece of the whole.
+    /// How parallelize() divided it; null if it did not. The unit's parameter, or `tensor` without a unit, is then this
+    /// rank's piece of the whole.
     std::shared_ptr<const split::SplitParameter> split = nullptr;
     /// Its unit keeps it as parameter number `index` of `copies`, which is null if this rank holds all of it.
     std::shared_ptr<engine::Unit> unit;
@@ -36,7 +36,7 @@ class ModuleState {
     bool is_split() const {
       return split && split->axis->ranks.size() > 1;
     }
-    /// What of a whole the ranks of its unit have together.
+    /// The part of a whole that the ranks of its unit have together.
     at::Tensor piece_of(const at::Tensor& whole) const;
     /// The whole, from what the ranks of its unit have together: all ranks of parallelize()'s axis call it.
     at::Tensor whole_of(const at::Tensor& piece, std::optional<at::Device> device) const;

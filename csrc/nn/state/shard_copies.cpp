@@ -25,7 +25,7 @@ struct LastCopy {
   }
 };
 
-/// The copy of a shard keeps the touch key, so that a set_data() with it is seen.
+/// The copy of a shard keeps the touch key, so that the touch trigger notices a set_data() with it.
 void run_copy(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const at::Tensor source = torch::jit::peek(*stack, 0, operation.schema().arguments().size()).toTensor();
   run_touched(operation, keys, stack);

@@ -101,7 +101,8 @@ bool is_among(const std::string& name, std::initializer_list<const char*> names)
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// Numbers of all elements whose gradient is not what those of the pieces are. Those of a sum are.
+/// Whether the gradient of an element depends on the other elements, so that a piece alone gives another one. That of a
+/// sum does not.
 bool mixes_elements(const std::string& name) {
   return is_among(
       name, {"aten::norm", "aten::linalg_vector_norm", "aten::linalg_norm", "aten::linalg_matrix_norm",
@@ -144,7 +145,7 @@ void refuse_what_needs_the_whole(const engine::Unit& unit, const Touch& touch) {
   } else if (mixes_elements(name) && c10::GradMode::is_enabled() && touch.tensor.requires_grad()) {
     refuse(unit, touch, ": the gradient of this would be that of the piece alone. A penalty may be a sum of elements.");
   }
-  // A load of an archive puts other memory into the shard: the next use sees what it is.
+  // A load of an archive puts other memory into the shard. The next use checks it.
   if (name == "aten::set_") return;
   const auto numel = touch.tensor.numel();
   for (const auto& value : touch.arguments) {

@@ -24,7 +24,7 @@ namespace shardwise::nn {
 namespace {
 
 /// Casts arguments of an operation that is about to run to `dtype`, which `listener` wants: floating-point tensors that
-/// have no touch key, that the operation does not write to, and that the listener does not spare. Autograd sees the
+/// have no touch key, that the operation does not write to, and that the listener does not exempt. Autograd records the
 /// casts.
 void cast_arguments(
     const c10::FunctionSchema& schema, torch::jit::Stack& stack, at::ScalarType dtype, const TouchListener& listener) {
@@ -311,8 +311,8 @@ TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_touched>());
 }
 
-// `_backward`, called by scripted programs, uses no memory of its arguments: the operations inside of it must each be
-// seen.
+// Scripted programs call `_backward`, which uses no memory of its arguments. The operations inside of it must come
+// here one by one.
 TORCH_LIBRARY_IMPL(aten, DeferredInit, library) {
   library.impl("_backward", torch::CppFunction::makeFallthrough());
   library.impl("detach", &detach);

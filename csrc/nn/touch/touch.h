@@ -87,7 +87,7 @@ class SHARDWISE_API TouchListener {
   virtual std::string explain(const Touch& /*touch*/) const {
     return {};
   }
-  /// The same where it does not depend on the arguments, of which torch may have taken some.
+  /// The same without the arguments, some of which torch may have moved away.
   virtual std::string advice(const c10::OperatorHandle& /*operation*/) const {
     return {};
   }

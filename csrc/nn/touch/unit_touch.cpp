@@ -51,9 +51,9 @@ class UnitTouch::Full : public TouchListener {
   std::weak_ptr<engine::Unit> unit;
   std::optional<at::ScalarType> dtype;
   std::unordered_set<const at::TensorImpl*> buffers;
-  /// How many calls that can be seen are running.
+  /// How many calls between begin_call() and end_call() are running.
   int calls = 0;
-  /// Parameters that were only taken to be members', and whose leaves were not used yet.
+  /// Parameters of which it was assumed that a member holds them, and whose leaves were not used yet.
   std::shared_ptr<UnverifiedParameters> unverified = std::make_shared<UnverifiedParameters>();
 };
 

@@ -17,13 +17,14 @@ class UnitTouch : public group::FrontEndCallbacks {
  public:
   UnitTouch();
   ~UnitTouch() override;
-  /// Sets the unit that gets the calls, and that owns this object. Its buffers are never cast. If a parameter was only
-  /// taken to be a member's, and a gradient comes to its shard before its leaf was ever used, that is an Error.
+  /// Sets the unit that gets the calls, and that owns this object. Its buffers are never cast. `taken_for_members` are
+  /// parameters of which it was assumed that a member holds them. If the shard of one gets a gradient before its leaf
+  /// was ever used, that is an Error.
   void bind(
       const std::shared_ptr<engine::Unit>& unit, const std::vector<engine::NamedTensor>& buffers,
       const std::unordered_set<const at::TensorImpl*>& taken_for_members);
-  /// A call of the unit's module that can be seen begins or ends. Within it nothing is cast operation by operation,
-  /// since its inputs were cast.
+  /// A call of the unit's module begins or ends, if hooks notice it. Within it nothing is cast operation by operation,
+  /// because its inputs were cast.
   void begin_call();
   void end_call();
 

@@ -10,8 +10,8 @@ namespace shardwise::nn {
 /// Brings what the first rank of a mesh has to all its ranks, which call the same functions in the same order.
 class FirstRank {
  public:
-  /// Of all ranks that hold parts of this module. Where a rank is alone, it has what it needs itself; with
-  /// `each_has_all` every rank does.
+  /// The first of all ranks that hold parts of this module. A rank that is alone has all it needs; with `each_has_all`
+  /// every rank does.
   FirstRank(const ModuleState& module, bool each_has_all);
 
   /// Whether this rank has what is to be brought.
@@ -20,8 +20,8 @@ class FirstRank {
   }
   /// `what`: for errors.
   void share(std::vector<std::string>& texts, const std::string& what) const;
-  /// A tensor of these sizes and of the dtype of `options`, on the mesh's device; what it has elsewhere on this rank is
-  /// not looked at. `counters`: those to which it counts.
+  /// A tensor of these sizes and of the dtype of `options`, on the mesh's device, with the first rank's values.
+  /// `counters` count the collectives.
   at::Tensor share(
       const at::Tensor& value, at::IntArrayRef sizes, const at::TensorOptions& options, const std::string& what,
       Counters* counters = nullptr) const;

@@ -30,9 +30,9 @@ void for_each_module(Module& module, const Visit& visit) {
 /// the user named; those of ParameterList, ParameterDict and classes made from them; and those left in the registry of
 /// one of torch's own modules whose member was assigned to.
 ///
-/// The members of other classes are unknown. A parameter of one is taken to be a member's, unless nothing but
-/// registries and this list holds it: then it is marked `unheld`, for the ranks to agree upon. Returns the parameters
-/// of such classes.
+/// The members of other classes are unknown. A parameter of such a class counts as held by a member. If only registries
+/// and this list refer to it, it is marked `unheld`, for the ranks to agree upon. Returns the parameters of such
+/// classes.
 std::unordered_set<const at::TensorImpl*> find_owners(
     const std::vector<const torch::nn::Module*>& modules, const std::vector<at::Tensor>& whole,
     std::vector<engine::NamedTensor>& parameters);

@@ -11,11 +11,10 @@ namespace shardwise::nn {
 
 using SplitAxes = std::vector<std::shared_ptr<const split::SplitAxis>>;
 
-/// The axis along which parallelize() divided the parameter that an optimizer sees as this tensor; null if it did not.
+/// The axis along which parallelize() divided this tensor of an optimizer; null if it did not.
 std::shared_ptr<const split::SplitAxis> split_axis_of(const at::Tensor& parameter);
 
-/// To be called when a parameter got other memory by a set_data() that the touch trigger does not see: a piece stays
-/// one.
+/// Call this after a set_data() of which the touch trigger is not told, so that a piece stays a piece.
 void keep_piece(const at::Tensor& parameter);
 
 /// Adds it if it is not there.

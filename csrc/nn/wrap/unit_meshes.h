@@ -7,16 +7,17 @@
 
 namespace shardwise::nn {
 
-/// Over which ranks a number of all these units' parameters is combined, so that all ranks know it.
+/// The ranks over which a number of all these units' parameters, such as a norm, is combined, so that all ranks know
+/// it.
 ///
-/// Ranks that hold shards have different parts of it. Units on a mesh of fewer ranks than the widest, as those of
-/// experts are, are taken to differ between the meshes of that kind: their part is combined over the widest one.
+/// Ranks that hold shards have different parts of it. Units on a mesh of fewer ranks than the widest, such as experts,
+/// count as different from those on other meshes like it: their parts are combined over the widest mesh.
 class UnitMeshes {
  public:
   using Units = std::vector<std::shared_ptr<engine::Unit>>;
   explicit UnitMeshes(const Units& units);
 
-  /// Whether it lies on fewer ranks than the widest, but not on this rank alone. Of a null unit: no.
+  /// Whether the unit lies on fewer ranks than the widest, but not on this rank alone. False for a null unit.
   bool is_narrow(const std::shared_ptr<engine::Unit>& unit) const {
     return unit && unit->ranks().world() > 1 && unit->ranks().world() < widest_->ranks().world();
   }
@@ -27,7 +28,7 @@ class UnitMeshes {
   bool has_narrow() const {
     return has_narrow_;
   }
-  /// Of all ranks. Null if there is no unit.
+  /// The unit with most ranks; null if there is no unit.
   const std::shared_ptr<engine::Unit>& widest() const {
     return widest_;
   }

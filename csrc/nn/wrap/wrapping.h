@@ -19,7 +19,7 @@ using Modules = std::vector<torch::nn::Module*>;
 struct Exceptions {
   /// Parameters that stay whole.
   std::vector<at::Tensor> whole = {};
-  /// Other tensors in the memory of parameters are allowed: they keep today's values, and are meant to.
+  /// Allows other tensors in the memory of parameters. They stay at their present values.
   bool allow_aliases = false;
 };
 
@@ -33,12 +33,11 @@ std::shared_ptr<engine::Unit> wrap(
 /// Sets the dimension along which each is cut, as `placement` says.
 void choose_dims(std::vector<engine::NamedTensor>& parameters, const FullyShardOptions::Placement& placement);
 
-/// Sets the dtypes of full copies that `precision` says of single parameters, and those of gradients that these say
-/// themselves. Raises ValueError for one that is neither
-/// the parameter's own nor `param_dtype`.
+/// Sets the dtype of each parameter's full copy if `precision` has one for it, and the dtype of its gradient if the
+/// parameter has one. Raises ValueError for a dtype that is neither the parameter's own nor `param_dtype`.
 void choose_dtypes(std::vector<engine::NamedTensor>& parameters, const MixedPrecision& precision);
 
-/// Whether the modules are to compute in a dtype other than what the optimizer sees.
+/// Whether the modules compute in another dtype than that of the parameters in the optimizer.
 bool is_cast(const std::vector<engine::NamedTensor>& parameters, const MixedPrecision& precision);
 
 /// The modules that the pointers hold.
