@@ -210,7 +210,7 @@ void bind_checkpoint(py::module_& module) {
             const auto& marker = folder.index().marker;
             return marker ? std::optional(marker->world) : std::nullopt;
           },
-          "How many ranks wrote it; None where shardwise did not.")
+          "How many ranks wrote it; None if another program did.")
       .def_property_readonly(
           "files",
           [](const files::SavedFolder& folder) {
@@ -256,7 +256,7 @@ void bind_checkpoint(py::module_& module) {
         for (const auto& [name, tensor] : tensors) whole.insert(name, tensor);
         saves::export_tensors(ranks, file, whole);
       },
-      NoGil(), py::arg("ranks"), py::arg("file"), py::arg("tensors"), "The first rank writes one file of safetensors.");
+      NoGil(), py::arg("ranks"), py::arg("file"), py::arg("tensors"), "The first rank writes one safetensors file.");
   module.def(
       "leftovers",
       [](const std::string& root) {

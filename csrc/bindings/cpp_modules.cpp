@@ -1,4 +1,4 @@
-// The C++ front end for C++ modules that torch::python::bind_module made known to Python.
+// The C++ front end for C++ modules that torch::python::bind_module exposes to Python.
 #include "bindings/handle.h"
 #include "bindings/options.h"
 
@@ -20,7 +20,7 @@ namespace py = pybind11;
 using ModulePointer = std::shared_ptr<torch::nn::Module>;
 using Modules = std::vector<ModulePointer>;
 
-/// A call of a module that its hooks see: what shardwise::call() does around forward.
+/// A call of a module that fires its hooks: what shardwise::call() does around forward.
 class Call {
  public:
   explicit Call(ModulePointer module) : module_(std::move(module)), call_(*module_) {}
@@ -105,7 +105,7 @@ std::tuple<std::vector<std::string>, std::vector<std::string>, int64_t> load_ful
 } // namespace
 
 void bind_cpp_modules(py::module_& module) {
-  py::class_<Call>(module, "Call", "A call of a C++ module that its hooks see.")
+  py::class_<Call>(module, "Call", "A call of a C++ module that fires its hooks.")
       .def(py::init<ModulePointer>(), py::arg("module"))
       .def("begin", &Call::begin, NoGil(), py::arg("inputs"))
       .def("end", &Call::end, NoGil(), py::arg("outputs"))
@@ -121,7 +121,7 @@ void bind_cpp_modules(py::module_& module) {
   module.def(
       "replicate", &copy_to_all, py::arg("modules"), py::arg("mesh"), py::arg("options"), py::kw_only(),
       py::arg("ignored"));
-  module.def("cpp_unit", &unit_of, py::arg("module"), "The handle of the call that this C++ module was given to.");
+  module.def("cpp_unit", &unit_of, py::arg("module"), "The handle of the call that wrapped this C++ module.");
   module.def(
       "full_state_dict", &full_values, py::arg("module"), py::kw_only(), py::arg("rank0_only"), py::arg("cpu_offload"));
   module.def(

@@ -60,11 +60,11 @@ MemoryEstimate estimate_memory(
 } // namespace
 
 void bind_estimate(py::module_& module) {
-  py::class_<MemoryOutline::Parameter>(module, "OutlineParameter", "A parameter as far as memory goes.")
+  py::class_<MemoryOutline::Parameter>(module, "OutlineParameter", "A parameter, as an estimate of memory needs it.")
       .def(
           py::init(&parameter), py::kw_only(), py::arg("sizes"), py::arg("dtype"), py::arg("dim"), py::arg("whole"),
           py::arg("full_dtype"), py::arg("trained"));
-  py::class_<MemoryOutline::Unit>(module, "OutlineUnit", "A unit as far as memory goes.")
+  py::class_<MemoryOutline::Unit>(module, "OutlineUnit", "A unit, as an estimate of memory needs it.")
       .def(
           py::init([](std::vector<size_t> parameters, std::optional<size_t> outer, bool has_full_copies) {
             return MemoryOutline::Unit{std::move(parameters), outer, has_full_copies};
@@ -85,11 +85,11 @@ void bind_estimate(py::module_& module) {
       .def_readonly("after_step", &MemoryEstimate::after_step)
       .def("json", &MemoryEstimate::json)
       .def("__repr__", &MemoryEstimate::table);
-  py::class_<MemoryOutline>(module, "Outline", "A module as far as memory goes.")
+  py::class_<MemoryOutline>(module, "Outline", "A module, as an estimate of memory needs it.")
       .def(
           py::init(&make_outline), py::kw_only(), py::arg("parameters"), py::arg("units"), py::arg("forward"),
           py::arg("buffer_bytes"));
-  py::class_<EstimateOptions>(module, "EstimateOptions", "What else an estimate is asked for.")
+  py::class_<EstimateOptions>(module, "EstimateOptions", "More options of an estimate.")
       .def(
           py::init([](int64_t copies, int64_t rank, double optimizer_factor, int64_t max_input_buffers, bool keep,
                       std::optional<c10::Device> device) {

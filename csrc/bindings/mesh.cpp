@@ -12,7 +12,7 @@ namespace shardwise::bindings {
 
 void bind_mesh(pybind11::module_& module) {
   namespace py = pybind11;
-  py::class_<Mesh>(module, "Mesh", "Named axes of process groups, as the engine sees them.")
+  py::class_<Mesh>(module, "Mesh", "Named axes, with a process group for each.")
       .def_static(
           "from_process_groups", &Mesh::from_process_groups, py::arg("names"), py::arg("groups"), py::arg("device"),
           "A mesh over process groups that exist, one for each axis, the slowest axis first.")

@@ -88,10 +88,10 @@ PYBIND11_MODULE(_C, module) {
   module.def(
       "set_shared_memory_listener",
       [](uintptr_t listener) { shardwise::set_shared_memory_listener(reinterpret_cast<void (*)(int64_t)>(listener)); },
-      pybind11::arg("listener"), "The address of a C function of the bytes that are more, for measurements.");
+      pybind11::arg("listener"), "The address of a C function that gets each change in bytes, for measurements.");
   module.def("start_record", &shardwise::start_record);
   module.def("stop_record", &shardwise::stop_record);
   module.def(
       "make_record_file", &shardwise::observe::make_record_file, pybind11::arg("folder"), pybind11::arg("rank"),
-      "Makes a file of its own for the record of a rank; gives its path.");
+      "Makes a new file for the record of a rank, and returns its path.");
 }

@@ -50,7 +50,7 @@ std::optional<at::ScalarType> dtype_of(const py::object& dtype) {
 
 void bind_options(py::module_& module) {
   py::class_<Options>(
-      module, "Options", "What the user chose; `pin_memory` is that of shards on the host, None where they are not.")
+      module, "Options", "The user's options; `pin_memory` is for shards on the host, None if they are not there.")
       .def(
           py::init(&make_options), py::kw_only(), py::arg("param_dtype"), py::arg("param_dtype_override"),
           py::arg("reduce_dtype"), py::arg("output_dtype"), py::arg("cast_forward_inputs"), py::arg("pin_memory"),

@@ -1,4 +1,4 @@
-// Tensor and pipeline parallelism for C++ modules that torch::python::bind_module made known to Python.
+// Tensor and pipeline parallelism for C++ modules that torch::python::bind_module exposes to Python.
 #include "bindings/bindings.h"
 
 #include "python_front/kept_object.h"

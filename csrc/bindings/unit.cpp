@@ -14,7 +14,7 @@ using python_front::ModuleUnit;
 
 using Adopted = std::vector<std::pair<std::vector<std::string>, at::Tensor>>;
 
-/// Whether a replicated module may compute with memory other than what the optimizer sees.
+/// Whether a replicated module may compute with other memory than that of the optimizer's parameters.
 bool may_differ(const Options& options, const std::vector<GivenParameter>& parameters, const Mesh& mesh) {
   return options.precision.param_dtype() || (options.offload && !mesh.device().is_cpu()) ||
          std::any_of(parameters.begin(), parameters.end(), [](const auto& each) { return !each.extension.is_none(); });
@@ -94,7 +94,7 @@ void bind_unit(py::module_& module) {
         return group::LeafStorage(sizes, at::TensorOptions(device).dtype(dtype_of(dtype))).alias();
       },
       py::arg("sizes"), py::arg("dtype"), py::arg("device"),
-      "A tensor of these sizes without memory, which a unit is to give it.");
+      "A tensor of these sizes, to which a unit will give memory.");
   module.def(
       "has_unit", [](const at::Tensor& tensor) { return engine::Unit::of(tensor) != nullptr; }, py::arg("tensor"),
       "Whether a unit has this parameter.");

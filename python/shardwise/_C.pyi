@@ -34,7 +34,7 @@ class PeerError(Error, torch.distributed.DistError):
     """
 class Mesh:
     """
-    Named axes of process groups, as the engine sees them.
+    Named axes, with a process group for each.
     """
     @staticmethod
     def from_process_groups(names: collections.abc.Sequence[str], groups: collections.abc.Sequence[torch.distributed.distributed_c10d.ProcessGroup], device: torch.device) -> Mesh:
@@ -64,7 +64,7 @@ class Mesh:
         ...
 class Options:
     """
-    What the user chose; `pin_memory` is that of shards on the host, None where they are not.
+    The user's options; `pin_memory` is for shards on the host, None if they are not there.
     """
     def __init__(self, *, param_dtype: typing.Any, param_dtype_override: typing.Any, reduce_dtype: typing.Any, output_dtype: typing.Any, cast_forward_inputs: bool, pin_memory: bool | None, reshard_after_forward: bool | typing.SupportsInt | None) -> None:
         ...
@@ -174,7 +174,7 @@ class Unit:
         ...
 class Call:
     """
-    A call of a C++ module that its hooks see.
+    A call of a C++ module that fires its hooks.
     """
     def __init__(self, module: typing.Any) -> None:
         ...
@@ -248,13 +248,13 @@ class CppUnit:
         ...
 class OutlineParameter:
     """
-    A parameter as far as memory goes.
+    A parameter, as an estimate of memory needs it.
     """
     def __init__(self, *, sizes: collections.abc.Sequence[typing.SupportsInt], dtype: typing.Any, dim: typing.SupportsInt, whole: bool, full_dtype: typing.Any, trained: bool) -> None:
         ...
 class OutlineUnit:
     """
-    A unit as far as memory goes.
+    A unit, as an estimate of memory needs it.
     """
     def __init__(self, *, parameters: collections.abc.Sequence[typing.SupportsInt], outer: typing.SupportsInt | None, has_full_copies: bool) -> None:
         ...
@@ -297,13 +297,13 @@ class MemoryEstimate:
         ...
 class Outline:
     """
-    A module as far as memory goes.
+    A module, as an estimate of memory needs it.
     """
     def __init__(self, *, parameters: collections.abc.Sequence[OutlineParameter], units: collections.abc.Sequence[OutlineUnit], forward: collections.abc.Sequence[tuple[str, typing.SupportsInt]], buffer_bytes: typing.SupportsInt) -> None:
         ...
 class EstimateOptions:
     """
-    What else an estimate is asked for.
+    More options of an estimate.
     """
     def __init__(self, *, copies: typing.SupportsInt, rank: typing.SupportsInt, optimizer_factor: typing.SupportsFloat, reduce_scatter_max_input_buffers: typing.SupportsInt, keep_unsharded_storage: bool, device: torch.device | None) -> None:
         ...
@@ -390,7 +390,7 @@ class SavedFolder:
     @property
     def world(self) -> int | None:
         """
-        How many ranks wrote it; None where shardwise did not.
+        How many ranks wrote it; None if another program did.
         """
 class BackgroundSave:
     """
@@ -465,13 +465,13 @@ def clip_grad_norm_(parameters: collections.abc.Sequence[torch.Tensor], max_norm
     ...
 def cpp_unit(module: typing.Any) -> CppUnit | None:
     """
-    The handle of the call that this C++ module was given to.
+    The handle of the call that wrapped this C++ module.
     """
 def estimate_memory(outline: Outline, options: Options, world: typing.SupportsInt, more: EstimateOptions, *, replicates: bool) -> MemoryEstimate:
     ...
 def export_tensors(ranks: Ranks, file: str, tensors: collections.abc.Mapping[str, torch.Tensor]) -> None:
     """
-    The first rank writes one file of safetensors.
+    The first rank writes one safetensors file.
     """
 def full_state_dict(module: typing.Any, *, rank0_only: bool, cpu_offload: bool) -> dict[str, typing.Any]:
     ...
@@ -483,7 +483,7 @@ def has_unit(tensor: torch.Tensor) -> bool:
     """
 def hollow(sizes: collections.abc.Sequence[typing.SupportsInt], dtype: typing.Any, device: torch.device) -> torch.Tensor:
     """
-    A tensor of these sizes without memory, which a unit is to give it.
+    A tensor of these sizes, to which a unit will give memory.
     """
 def keep_newest_steps(root: str, count: typing.SupportsInt) -> list[str]:
     ...
@@ -495,7 +495,7 @@ def load_full_state_dict(module: typing.Any, values: dict[str, typing.Any], *, s
     ...
 def make_record_file(folder: str, rank: typing.SupportsInt) -> str:
     """
-    Makes a file of its own for the record of a rank; gives its path.
+    Makes a new file for the record of a rank, and returns its path.
     """
 def make_transport(store: torch.distributed.distributed_c10d.Store, rank: typing.SupportsInt, size: typing.SupportsInt, timeout: datetime.timedelta, names: collections.abc.Sequence[typing.SupportsInt]) -> torch._C._distributed_c10d.Backend:
     """
@@ -519,7 +519,7 @@ def save_pieces(ranks: Ranks, folder: str, pieces: collections.abc.Sequence[Piec
     ...
 def set_shared_memory_listener(listener: typing.SupportsInt) -> None:
     """
-    The address of a C function of the bytes that are more, for measurements.
+    The address of a C function that gets each change in bytes, for measurements.
     """
 def share_comm_context(units: collections.abc.Sequence[Unit | CppUnit]) -> None:
     ...
