@@ -13,12 +13,14 @@ function(shardwise_compile_options target)
   set_target_properties(${target} PROPERTIES
     CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON POSITION_INDEPENDENT_CODE ON CXX_EXTENSIONS OFF)
   if(SHARDWISE_SANITIZE)
-    # With what the sanitizers insert, g++ 12 sees errors in the standard library's own code that are not there.
-    target_compile_options(${target} PRIVATE -O1 -fsanitize=${SHARDWISE_SANITIZE} -fno-omit-frame-pointer -g1
-      -Wno-maybe-uninitialized -Wno-array-bounds -Wno-stringop-overflow)
-    if(SHARDWISE_SANITIZE STREQUAL thread)
-      # It does not see fences; ours are between processes, where it looks at nothing.
-      target_compile_options(${target} PRIVATE -Wno-tsan)
+    target_compile_options(${target} PRIVATE -O1 -fsanitize=${SHARDWISE_SANITIZE} -fno-omit-frame-pointer -g1)
+    if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+      # With what the sanitizers insert, g++ 12 sees errors in the standard library's own code that are not there.
+      target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized -Wno-array-bounds -Wno-stringop-overflow)
+      if(SHARDWISE_SANITIZE STREQUAL thread)
+        # It does not see fences; ours are between processes, where it looks at nothing.
+        target_compile_options(${target} PRIVATE -Wno-tsan)
+      endif()
     endif()
     target_link_options(${target} PRIVATE -fsanitize=${SHARDWISE_SANITIZE})
   endif()
