@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from types import MethodType
@@ -319,12 +320,7 @@ class FSDPModule(_torch_api.FSDPModule):
 
         >>> model.set_allocate_memory_from_process_group_for_comm(True)
         """
-        group = wrapped_state(self).groups[-1]
-        for what, comm in (("all gather", group.custom_all_gather), ("reduce scatter", group.custom_reduce_scatter)):
-            assert comm is None, (
-                "shardwise: set_allocate_memory_from_process_group_for_comm cannot be used when "
-                f"{what} comm is custom: {type(comm).__name__}. Allocate in its allocate()."
-            )
+        _refuse_custom(self, "set_allocate_memory_from_process_group_for_comm", "Allocate in its allocate().")
         with suppress(_C.Error):  # there is no such memory
             wrapped_state(self).unit.set_memory_from_process_group(enable)
 
@@ -337,14 +333,12 @@ class FSDPModule(_torch_api.FSDPModule):
             unit.set_keep_unsharded_storage(keep)
 
     def set_symm_mem_for_comm(self, backend: str = "NCCL") -> None:
-        """Whether all-gathers go through NCCL's symmetric memory. Not supported.
+        """Has no effect but a warning: collectives of this engine do not use symmetric memory. Results are the same.
 
-        >>> model.set_symm_mem_for_comm()  # raises NotImplementedError
+        >>> model.set_symm_mem_for_comm()  # warns, the first time
         """
-        raise NotImplementedError(
-            "shardwise: set_symm_mem_for_comm() is not supported: the engine gathers through memory of its own, which "
-            "is not registered with NCCL. Leave the call out."
-        )
+        _refuse_custom(self, "set_symm_mem_for_comm", "Leave this call out.")
+        _warn_of_symmetric_memory()
 
     def _set_unshard_async_op(self, async_op: bool) -> None:
         """Does nothing: gathers never block the host here."""
@@ -361,6 +355,23 @@ class FSDPModule(_torch_api.FSDPModule):
         result = super(_torch_api.FSDPModule, self)._apply(*args, **kwargs)  # type: ignore[misc]
         wrapped_state(self).take_memory()
         return result
+
+
+def _refuse_custom(module: FSDPModule, method: str, remedy: str) -> None:
+    group = wrapped_state(module).groups[-1]
+    for what, comm in (("all gather", group.custom_all_gather), ("reduce scatter", group.custom_reduce_scatter)):
+        assert comm is None, (
+            f"shardwise: {method} cannot be used when {what} comm is custom: {type(comm).__name__}. {remedy}"
+        )
+
+
+@functools.cache
+def _warn_of_symmetric_memory() -> None:
+    warnings.warn(
+        "shardwise: set_symm_mem_for_comm() has no effect: the engine gathers and sums through memory of its own, "
+        "which is not symmetric. Results are the same; leave the call out to be rid of this warning.",
+        stacklevel=3,
+    )
 
 
 class ReplicateModule(FSDPModule, _torch_api.ReplicateModule):

@@ -65,8 +65,6 @@ def refused(rank: int, kind: str) -> None:
     for wrong, error in ((True, TypeError), (0, ValueError)):
         with pytest.raises(error, match="max_input_buffers must be"):
             both.model.set_reduce_scatter_max_input_buffers(wrong)
-    with pytest.raises(NotImplementedError, match="set_symm_mem_for_comm"):
-        both.model.set_symm_mem_for_comm()
 
 
 class Failed(Exception):

@@ -191,6 +191,12 @@ def memory_of_the_group(engine: Engine, watch: Watch, method: str, comm: Any) ->
     model.set_allocate_memory_from_process_group_for_comm(True)
 
 
+def symmetric_memory(engine: Engine, watch: Watch) -> None:
+    model = watch(engine.fully_shard(layers()))
+    model.set_custom_all_gather(Gather())
+    model.set_symm_mem_for_comm()
+
+
 def list_as_root(engine: Engine, watch: Watch, function: str) -> None:
     model = layers()
     getattr(engine, function)(list(model))
@@ -348,6 +354,7 @@ CASES = [
         "when reduce scatter comm is custom: Scatter",
         lambda e, w: memory_of_the_group(e, w, "set_custom_reduce_scatter", Scatter()),
     ),
+    Case(AssertionError, "when all gather comm is custom: Gather", symmetric_memory),
     Case(ValueError, "divide factor", calls("set_gradient_divide_factor", 0.0), ours_only=True),
     Case(
         ValueError,
