@@ -16,6 +16,7 @@
 #   FRESH_CLONE          of test: FRESH_CLONE=1 also runs the README's commands in a new clone
 #   PARTS                of test-parts: some of those that test/parts.py lists
 #   TORCHES              of test-torches: some versions of torch, such as "2.11.0 2.15.0"; default: all that we support
+#   TRAINERS             of test-trainers: some of test/trainers/packages.tsv, such as "accelerate lightning"; default: all
 #   STEPS, DEVICE, AGAIN of gpu: some of its steps (LIST=1 shows them); DEVICE=late has no GPU; AGAIN=1 repeats what has passed
 #   KIT, WITHIN, ARCH    of gpu and gpu-kit: the kit's folder (.gpukit); the seconds for all steps; the GPU's architecture (90)
 #   PYTHONS              of wheels: PYTHONS="python3.11 python3.13"; they need no torch
@@ -37,6 +38,7 @@ BUDGETS ?=
 FRESH_CLONE ?=
 PARTS ?=
 TORCHES ?=
+TRAINERS ?=
 UNTIL ?=
 STEPS ?=
 DEVICE ?= cuda
@@ -50,7 +52,7 @@ override SHARDWISE_TEST_DEPS := $(abspath $(SHARDWISE_TEST_DEPS))
 override SHARDWISE_DEPS := $(abspath $(SHARDWISE_DEPS))
 export SHARDWISE_TEST_DEPS SHARDWISE_DEPS TORCH
 .NOTPARALLEL:
-.PHONY: help demo test test-torches test-all test-parts gpu gpu-kit bench lint format docs wheels clean
+.PHONY: help demo test test-torches test-trainers test-all test-parts gpu gpu-kit bench lint format docs wheels clean
 
 prepare = @sh scripts/prepare.sh
 py = scripts/python
@@ -78,6 +80,11 @@ test: ## the tests that hold the product, in C++ and Python; skipped ones are li
 test-torches: ## build and test with each version of torch that we support, in short, each in a folder of its own
 	$(prepare) build "$(PYTHON)"
 	@$(py) test/torches.py $(TORCHES) $(if $(SUITES),--suites $(SUITES))
+
+test-trainers: ## published trainers with torch's engine and with ours, compared bit for bit; fetches them from PyPI
+	$(prepare) build "$(PYTHON)"
+	@$(build) dev --target shardwise shardwise_python --install $(jobs)
+	@$(py) test/trainers/compare.py $(TRAINERS)
 
 test-all: test test-parts ## these, and everything that test-parts adds: some hours
 
