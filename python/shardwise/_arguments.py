@@ -28,7 +28,7 @@ class Arguments:
 
     mesh: DeviceMesh | ProcessGroup | _C.Mesh | None
     mp_policy: MixedPrecisionPolicy
-    offload_policy: OffloadPolicy
+    offload_policy: OffloadPolicy | None
     ignored_params: set[nn.Parameter] | None
     reshard_after_forward: bool | int | None = False
     shard_placement_fn: Placement | None = None
@@ -82,8 +82,10 @@ def check_kinds(function: str, given: Arguments, mesh: Any) -> None:
         ("ignored_params", given.ignored_params, (set, frozenset)),
         ("dp_mesh_dims", given.dp_mesh_dims, DataParallelMeshDims),
     )
+    # torch's functions take None for these too; verl passes it as offload_policy.
+    may_be_none = ("mesh", "offload_policy", "ignored_params", "dp_mesh_dims")
     for name, value, kind in wanted:
-        if isinstance(value, kind) or (value is None and name in ("mesh", "ignored_params", "dp_mesh_dims")):
+        if isinstance(value, kind) or (value is None and name in may_be_none):
             continue
         names = kind.__name__ if isinstance(kind, type) else kind[0].__name__
         raise TypeError(f"shardwise: {function}(): {name} must be a {names}, not {value!r:.200}.")

@@ -44,6 +44,11 @@ def sums_in_flight(rank: int) -> None:
     assert estimate(3).pool > estimate(1).pool
 
 
+def no_offload_policy(rank: int) -> None:
+    """None is the default, as for torch's function: verl passes it."""
+    assert all(map(torch.equal, train(wrapped(offload_policy=None), rank), train(wrapped(), rank)))
+
+
 def symmetric_memory(rank: int) -> None:
     """torch's engine fails at the first gather where there is none; ours goes on without."""
     model = wrapped()
@@ -85,3 +90,4 @@ class TestMemorySettings:
     test_sums_in_flight = on_ranks(2, sums_in_flight)
     test_kept_storage = on_ranks(2, kept_storage)
     test_symmetric_memory = on_ranks(2, symmetric_memory)
+    test_no_offload_policy = on_ranks(2, no_offload_policy)
