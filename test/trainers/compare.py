@@ -34,7 +34,7 @@ CASES = ["trainer", "case", "ranks", "what"]
 RESULTS = ["case", "version", "torch", "day", "result"]
 SAME = "the same bits"
 ENGINES = {"torch": "0", "shardwise": "1"}
-SECONDS_OF_A_CASE = 300
+SECONDS_OF_A_CASE = 600
 
 
 @dataclass(frozen=True)
