@@ -184,7 +184,7 @@ void bind_checkpoint(py::module_& module) {
           py::init([](const std::string& folder) { return files::SavedFolder(files::Disk::real(), folder); }), NoGil(),
           py::arg("folder"))
       .def_static(
-          "on_all_ranks", &saves::open_checkpoint, NoGil(), py::arg("ranks"), py::arg("folder"),
+          "on_all_ranks", &saves::open_checkpoint, NoGil(), py::arg("ranks"), py::arg("folder"), py::arg("entry") = "",
           "Raises Error unless all ranks name one folder and find the same checkpoint.")
       .def_property_readonly("path", [](const files::SavedFolder& folder) { return folder.index().path; })
       .def_property_readonly(
@@ -199,11 +199,7 @@ void bind_checkpoint(py::module_& module) {
           "unknown", [](const files::SavedFolder& folder) { return folder.index().unknown; },
           "Tensors that cannot be read, with their dtypes, which torch does not have.")
       .def_property_readonly(
-          "values",
-          [](const files::SavedFolder& folder) {
-            const auto& marker = folder.index().marker;
-            return marker ? python_of(marker->values) : py::dict();
-          })
+          "values", [](const files::SavedFolder& folder) { return python_of(folder.index().values); })
       .def_property_readonly(
           "world",
           [](const files::SavedFolder& folder) {

@@ -5,6 +5,7 @@
 #include "files/place.h"
 #include "files/tensor_header.h"
 #include "files/tensor_reader.h"
+#include "files/torch_file.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -16,10 +17,17 @@ namespace {
 
 class IndexReader {
  public:
-  IndexReader(Disk& disk, const std::string& place) : disk_(disk) {
+  IndexReader(Disk& disk, const std::string& place, const std::string& entry) : disk_(disk), entry_(entry) {
     index_.place = place;
-    index_.path = find_checkpoint(disk, place);
+    is_one_file_ = disk.kind(place) == Disk::Kind::file;
+    if (is_one_file_) {
+      index_.path = place;
+      index_.folder = folder_of(place);
+      return;
+    }
+    index_.path = index_.folder = find_checkpoint(disk, place);
     index_.marker = read_marker(disk, index_.path);
+    if (index_.marker) index_.values = index_.marker->values;
     if (!index_.marker && parse_temporary_name(name_of(index_.path))) {
       throw Error(c10::str(
           "shardwise: ", index_.path, " is not a checkpoint, but the rest of one that was never completed, or was ",
@@ -39,7 +47,15 @@ class IndexReader {
 
  private:
   void read_files() {
-    if (index_.marker) {
+    if (is_one_file_ && add_torch_file()) return;
+    if (!entry_.empty()) {
+      throw ValueError(c10::str(
+          "shardwise: ", index_.path, " has no entries, such as ", in_quotes(entry_),
+          ": only a file of torch.save() has. Load it without one."));
+    }
+    if (is_one_file_) {
+      index_.files.emplace(name_of(index_.path), std::nullopt);
+    } else if (index_.marker) {
       find_own_files();
     } else {
       find_foreign_files();
@@ -51,6 +67,18 @@ class IndexReader {
     }
     for (auto& [name, tensor] : index_.tensors) finish(name, tensor);
   }
+  /// Whether the one file is of torch.save().
+  bool add_torch_file() {
+    const auto file = disk_.open(index_.path);
+    if (!is_torch_file(*file, index_.path)) return false;
+    auto read = read_torch_file(*file, index_.path, entry_);
+    index_.is_torch_file = true;
+    index_.values = std::move(read.values);
+    index_.tensors = std::move(read.tensors);
+    index_.files.emplace(name_of(index_.path), std::nullopt);
+    return true;
+  }
+
   [[noreturn]] void fail(const std::string& why) const {
     throw Error(c10::str("shardwise: the checkpoint ", index_.path, " is broken: ", why, ". ", kRemedy));
   }
@@ -85,6 +113,10 @@ class IndexReader {
                            return entry.name.starts_with(kProgram) || entry.name.starts_with(kOptimizerState) ||
                                   entry.name.starts_with(kOptimizerOptions);
                          });
+    if (is_ours && is_one_file_) {
+      throw Error(c10::str(
+          "shardwise: ", index_.path, " is one of the files of a checkpoint. Load the folder ", index_.folder, "."));
+    }
     if (is_ours) {
       fail(c10::str(
           "shardwise saved it, but its ", kMarkerName, " is missing, without which nothing of it can be verified"));
@@ -92,7 +124,7 @@ class IndexReader {
   }
 
   void add_file(const std::string& file, const std::optional<FileRecord>& record) {
-    const TensorReader reader(disk_, index_.path + "/" + file, record);
+    const TensorReader reader(disk_, index_.folder + "/" + file, record);
     if (!index_.marker) check_foreign(reader.header());
     for (const auto& entry : reader.header().tensors) {
       const auto place = places_.find(entry.name);
@@ -128,6 +160,8 @@ class IndexReader {
   }
 
   Disk& disk_;
+  const std::string& entry_;
+  bool is_one_file_ = false;
   FolderIndex index_;
   /// The file of each tensor, where an index says it.
   std::map<std::string, std::string> places_;
@@ -139,8 +173,8 @@ constexpr int64_t kLongestIndex = 100'000'000;
 
 } // namespace
 
-FolderIndex read_folder_index(Disk& disk, const std::string& place) {
-  return IndexReader(disk, place).read();
+FolderIndex read_folder_index(Disk& disk, const std::string& place, const std::string& entry) {
+  return IndexReader(disk, place, entry).read();
 }
 
 void check_not_replaced(Disk& disk, const FolderIndex& index) {

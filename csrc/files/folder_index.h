@@ -23,6 +23,8 @@ struct Chunk {
   /// The range of its bytes in the file's data.
   int64_t begin = 0;
   int64_t end = 0;
+  /// How far apart neighbours along each dimension are, in elements, where they are not row-major.
+  Sizes strides = {};
 };
 
 /// A tensor of a checkpoint, whose chunks hold each of its elements once.
@@ -32,13 +34,19 @@ struct SavedTensor {
   std::vector<Chunk> chunks;
 };
 
-/// The contents of a folder of safetensors files.
+/// The contents of a folder of safetensors files, or of one file.
 struct FolderIndex {
   /// The path that the caller gave, and the path of the folder that was found.
   std::string place;
   std::string path;
+  /// The folder of the files: the path, or that of the one file there.
+  std::string folder;
+  /// Whether the one file is of Python's torch.save(): of such a file all is data.
+  bool is_torch_file = false;
   /// Nothing for a checkpoint that shardwise did not write.
   std::optional<Marker> marker;
+  /// The program's own values, by name.
+  Json::Object values;
   /// The files by name, with records where there is a marker.
   std::map<std::string, std::optional<FileRecord>> files;
   std::map<std::string, SavedTensor> tensors;
@@ -48,10 +56,12 @@ struct FolderIndex {
 
 /// Reads what a folder has, of its files only their headers. It may be a checkpoint of ours, also one that was about to
 /// be replaced; one of torch's HuggingFaceStorageWriter, sharded or whole; or one of Hugging Face's libraries, with an
-/// index or without.
+/// index or without. Instead of a folder it may be one file: of safetensors, or of Python's torch.save(), of which
+/// `entry` may be the one that is loaded.
 /// Raises Error, with the names of file and tensor, for a folder that is missing, unfinished or broken, for one of ours
-/// without its marker, for files outside the folder, and for tensors whose chunks do not have each element once.
-SHARDWISE_API FolderIndex read_folder_index(Disk& disk, const std::string& place);
+/// without its marker, for files outside the folder, and for tensors whose chunks do not have each element once. Raises
+/// ValueError for an entry of anything but a file of torch.save().
+SHARDWISE_API FolderIndex read_folder_index(Disk& disk, const std::string& place, const std::string& entry = "");
 
 /// Call this after an error: raises Error if another save has replaced the checkpoint, and so its files, meanwhile.
 SHARDWISE_API void check_not_replaced(Disk& disk, const FolderIndex& index);

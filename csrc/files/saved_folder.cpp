@@ -4,20 +4,61 @@
 
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
+#include <numeric>
+
 namespace shardwise::files {
 namespace {
 
 constexpr size_t kMostOpenFiles = 64;
 
+/// Reads a box of a chunk that is not row-major, in the order in which its elements lie in the file, so that each block
+/// of the file is read once.
+void read_strided(
+    TensorReader& file, const Chunk& chunk, const Box& box, int64_t item_bytes, std::span<std::byte> memory,
+    const std::string& name) {
+  const auto dims = box.sizes.size();
+  Sizes to(dims, item_bytes);
+  for (auto dim = dims - 1; dim > 0; --dim) to[dim - 1] = to[dim] * box.sizes[dim];
+  std::vector<size_t> order(dims);
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(
+      order.begin(), order.end(), [&](auto one, auto other) { return chunk.strides[one] > chunk.strides[other]; });
+  const auto last = order.back();
+  // Elements beside each other in the file are read at once.
+  const bool has_runs = chunk.strides[last] == 1;
+  std::vector<std::byte> run(static_cast<size_t>(item_bytes * (has_runs ? box.sizes[last] : 1)));
+  Sizes index(dims, 0);
+  while (true) {
+    auto from = chunk.begin;
+    int64_t place = 0;
+    for (size_t dim = 0; dim < dims; ++dim) {
+      from += (box.offsets[dim] + index[dim]) * chunk.strides[dim] * item_bytes;
+      place += index[dim] * to[dim];
+    }
+    file.read(from, run, name);
+    for (size_t at = 0; at < run.size(); at += static_cast<size_t>(item_bytes), place += to[last])
+      std::copy_n(run.begin() + static_cast<std::ptrdiff_t>(at), item_bytes, memory.begin() + place);
+    // The next one, the last dimensions first.
+    size_t at = dims - (has_runs ? 1 : 0);
+    while (at > 0 && ++index[order[at - 1]] == box.sizes[order[at - 1]]) index[order[--at]] = 0;
+    if (at == 0) return;
+  }
+}
+
 } // namespace
 
-SavedFolder::SavedFolder(Disk& disk, const std::string& place) : disk_(disk), index_(read_folder_index(disk, place)) {}
+SavedFolder::SavedFolder(Disk& disk, const std::string& place, const std::string& entry)
+    : disk_(disk),
+      index_(read_folder_index(disk, place, entry)) {}
 
 TensorReader& SavedFolder::reader(const std::string& file) {
   const auto open = readers_.find(file);
   if (open != readers_.end()) return open->second;
   if (readers_.size() == kMostOpenFiles) readers_.clear();
-  return readers_.emplace(file, TensorReader(disk_, index_.path + "/" + file, index_.files.at(file))).first->second;
+  const auto path = index_.folder + "/" + file;
+  auto opened = index_.is_torch_file ? TensorReader(disk_, path) : TensorReader(disk_, path, index_.files.at(file));
+  return readers_.emplace(file, std::move(opened)).first->second;
 }
 
 const SavedTensor& SavedFolder::tensor(const std::string& name) const {
@@ -56,6 +97,10 @@ void SavedFolder::read_chunks(const std::string& name, const Box& box, std::span
     const auto piece = intersection(chunk.box, box);
     if (!piece) continue;
     auto& file = reader(chunk.file);
+    if (!chunk.strides.empty()) {
+      read_strided(file, chunk, box, item_bytes, memory, name);
+      continue;
+    }
     for_each_run(*piece, chunk.box, box, item_bytes, [&](const Run& run) {
       const auto place = memory.subspan(static_cast<size_t>(run.to), static_cast<size_t>(run.bytes));
       file.read(chunk.begin + run.from, place, name);
@@ -75,7 +120,7 @@ std::vector<std::string> verify_checkpoint(Disk& disk, const std::string& place)
   std::vector<std::byte> memory(static_cast<size_t>(kBlockBytes));
   for (const auto& [name, record] : index.files) {
     try {
-      TensorReader reader(disk, index.path + "/" + name, record);
+      TensorReader reader(disk, index.folder + "/" + name, record);
       for (const auto& entry : reader.header().tensors) {
         for (auto at = entry.begin; at < entry.end; at += kBlockBytes) {
           const auto bytes = std::min(kBlockBytes, entry.end - at);

@@ -14,7 +14,7 @@ namespace shardwise::files {
 class SHARDWISE_API SavedFolder {
  public:
   /// Raises what read_folder_index() raises.
-  SavedFolder(Disk& disk, const std::string& place);
+  SavedFolder(Disk& disk, const std::string& place, const std::string& entry = "");
   SavedFolder(SavedFolder&&) = default;
   SavedFolder(const SavedFolder&) = delete;
 

@@ -2,6 +2,7 @@
 
 #include "files/in_quotes.h"
 #include "files/json.h"
+#include "files/little_endian.h"
 
 #include <shardwise/error.h>
 
@@ -301,8 +302,7 @@ std::string make_header(std::vector<TensorEntry>& tensors, FileKind kind) {
 }
 
 int64_t header_length(std::string_view first_bytes, int64_t file_bytes, const std::string& file) {
-  uint64_t length = 0;
-  for (size_t i = first_bytes.size(); i-- > 0;) length = length << 8U | static_cast<unsigned char>(first_bytes[i]);
+  const auto length = little_endian(first_bytes);
   const auto most = std::min(file_bytes - kLengthBytes, kLongestHeader);
   if (static_cast<int64_t>(first_bytes.size()) != kLengthBytes || most < 2 || length < 2 ||
       length > static_cast<uint64_t>(most)) {

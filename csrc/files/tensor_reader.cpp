@@ -35,6 +35,11 @@ TensorReader::TensorReader(Disk& disk, std::string path, std::optional<FileRecor
   header_ = parse_header(std::string_view(start).substr(kLengthBytes), data_bytes_, path_);
 }
 
+TensorReader::TensorReader(Disk& disk, std::string path)
+    : path_(std::move(path)),
+      file_(disk.open(path_)),
+      data_bytes_(file_->size()) {}
+
 int64_t TensorReader::length_of_block(int64_t block) const {
   return std::min(kBlockBytes, data_bytes_ - block * kBlockBytes);
 }

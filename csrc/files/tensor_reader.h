@@ -10,13 +10,15 @@
 
 namespace shardwise::files {
 
-/// An open safetensors file. With a record, it verifies the header and each block of data before it hands them out. For
-/// one thread at a time.
+/// An open safetensors file, or another one with tensors. With a record, it verifies the header and each block of data
+/// before it hands them out. For one thread at a time.
 class SHARDWISE_API TensorReader {
  public:
   /// Reads the header. `record` is the checkpoint's record of the file; files of other programs have none.
   /// Raises Error for a file that is not as its record says, and for what parse_header() refuses.
   TensorReader(Disk& disk, std::string path, std::optional<FileRecord> record);
+  /// A file of another kind, of which all is data.
+  TensorReader(Disk& disk, std::string path);
 
   const TensorHeader& header() const {
     return header_;

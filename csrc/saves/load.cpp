@@ -68,9 +68,7 @@ class Loading {
       if (!name.starts_with(files::kProgram)) continue;
       loaded_.tensors.insert(name.substr(std::string(files::kProgram).size()), saves::read_whole(folder_, name));
     }
-    if (const auto& marker = folder_.index().marker) {
-      for (const auto& [name, value] : marker->values) read_value(name, value);
-    }
+    for (const auto& [name, value] : folder_.index().values) read_value(name, value);
     return std::move(loaded_);
   }
 
@@ -231,7 +229,7 @@ Loaded load_all(
   nn::ModuleState state(module);
   const auto ranks = saves::ranks_of(state, options.mesh(), "load");
   state.agree("load", state.locate());
-  auto opened = saves::open_checkpoint(ranks, folder);
+  auto opened = saves::open_checkpoint(ranks, folder, options.entry());
   std::optional<Loading> loading;
   ranks.together([&] {
     loading.emplace(state, optimizer, std::move(opened));

@@ -156,11 +156,11 @@ void save_pieces(
   SaveInProgress(ranks, disk, place, pieces, std::move(about), division).finish(ranks);
 }
 
-files::SavedFolder open_checkpoint(const Ranks& ranks, const std::string& folder) {
+files::SavedFolder open_checkpoint(const Ranks& ranks, const std::string& folder, const std::string& entry) {
   ranks.agree_on_place(folder, "loads");
   std::optional<files::SavedFolder> opened;
   const auto saves = ranks.together([&] {
-    opened.emplace(files::Disk::real(), folder);
+    opened.emplace(files::Disk::real(), folder, entry);
     const auto& marker = opened->index().marker;
     return marker ? marker->save : "";
   });

@@ -78,7 +78,8 @@ SHARDWISE_API void save_pieces(
 
 /// Opens a checkpoint on all ranks, which must name the same folder and find what the same save wrote.
 /// Raises, on all ranks, Error if they do not, and what files::SavedFolder raises.
-SHARDWISE_API files::SavedFolder open_checkpoint(const Ranks& ranks, const std::string& folder);
+SHARDWISE_API files::SavedFolder open_checkpoint(
+    const Ranks& ranks, const std::string& folder, const std::string& entry = "");
 
 /// This rank's part of a tensor, as the checkpoint has it: new memory on the host, in the sizes of `piece.values`,
 /// which stays as it is. Reads only the bytes that it needs. Raises the errors of files::SavedFolder::read().

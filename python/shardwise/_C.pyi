@@ -356,7 +356,7 @@ class SavedFolder:
     The tensors and values of a checkpoint.
     """
     @staticmethod
-    def on_all_ranks(ranks: Ranks, folder: str) -> SavedFolder:
+    def on_all_ranks(ranks: Ranks, folder: str, entry: str = '') -> SavedFolder:
         """
         Raises Error unless all ranks name one folder and find the same checkpoint.
         """

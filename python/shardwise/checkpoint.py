@@ -164,14 +164,16 @@ def load(
     tensors: Mapping[str, torch.Tensor] | None = None,
     strict: bool = True,
     allow_unverified: bool = True,
+    entry: str = "",
     process_group: dist.ProcessGroup | None = None,
 ) -> Loaded:
     """Loads a checkpoint into a model in place, whatever ranks saved it and however they divided it.
 
     It reads checkpoints of save(), of C++ programs, of torch.distributed.checkpoint's HuggingFaceStorageWriter and of
-    Hugging Face's libraries. Each rank reads only what it needs, and verifies it if shardwise wrote it. The call checks
-    names, shapes and dtypes before it changes anything. If it fails on one rank, it raises on all of them. If the error
-    says that data is not what was saved, the model has a mix of old and new values: load another checkpoint.
+    Hugging Face's libraries. `folder` may also be one file: of safetensors, or of torch.save(model.state_dict(), file),
+    of which it unpickles nothing. Each rank reads only what it needs, and verifies it if shardwise wrote it. The call
+    checks names, shapes and dtypes before it changes anything. If it fails on one rank, it raises on all of them. If
+    the error says that data is not what was saved, the model has a mix of old and new values: load another checkpoint.
 
     All ranks must call it, outside of a backward.
 
@@ -182,12 +184,14 @@ def load(
         strict: whether names that only the model or only the checkpoint has are an Error. If not, they are returned.
         allow_unverified: whether a folder of another program, which has no checksums, is loaded too. If not, it is an
             Error.
+        entry: of a file of torch.save() that has more than a state dict, the name of the model's, as in
+            {"model": model.state_dict(), "epoch": 3}. Its numbers and texts are the values then.
         process_group: as for save().
 
     >>> checkpoint.load(checkpoint.newest_step("run").folder, model, optimizer).values["step"]
     """
     ranks = _ranks(_mesh(process_group), "load")
-    saved = _C.SavedFolder.on_all_ranks(ranks, _together(ranks, lambda: _place(folder)))
+    saved = _C.SavedFolder.on_all_ranks(ranks, _together(ranks, lambda: _place(folder)), entry)
     loading = _together(ranks, lambda: _Loading(saved, model, optimizer, tensors or {}))
     _C.check_pieces(ranks, [piece for piece, _ in loading.targets])
     # Ranks may have parts of a model, such as stages of a pipeline: what none of them has is unexpected.

@@ -61,6 +61,9 @@ struct SHARDWISE_API LoadOptions {
   /// Whether a folder of another program, such as a checkpoint of Hugging Face's, is loaded too: it has no checksums.
   /// If not, it is an Error.
   TORCH_ARG(bool, allow_unverified) = true;
+  /// Of a file of Python's torch.save() that has more than a state dict: the name of the model's, as in
+  /// {"model": model.state_dict(), "epoch": 3}. Its numbers and texts are the values then.
+  TORCH_ARG(std::string, entry) = "";
   /// As for save().
   TORCH_ARG(std::optional<Mesh>, mesh) = std::nullopt;
 };
@@ -82,6 +85,8 @@ struct SHARDWISE_API Loaded {
 /// Sets the parameters and buffers of a model, in place, to a checkpoint of save(), whatever ranks wrote it; also to
 /// one of torch.distributed.checkpoint's HuggingFaceStorageWriter, or of Hugging Face's. Each rank reads only what it
 /// needs. Parameters, shards and the optimizer stay the same objects.
+///
+/// `folder` may also be one file: of safetensors, or of Python's torch.save(model.state_dict(), file).
 ///
 /// The call checks names, sizes and dtypes before it changes anything, and verifies all that it reads of a checkpoint
 /// of ours. If it fails on one rank it raises on all of them. If the error is that data is not what was saved, the

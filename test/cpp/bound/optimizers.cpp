@@ -91,6 +91,9 @@ void bind_optimizers(py::module_& module) {
       .def("load", [](Optimizer& optimizer, const std::string& folder, torch::nn::Module& module) {
         return shardwise::load(folder, module, optimizer).values;
       });
+  module.def("load", [](const std::string& file, torch::nn::Module& module, const std::string& entry) {
+    return shardwise::load(file, module, shardwise::LoadOptions().entry(entry)).values;
+  });
   py::class_<shardwise::GradScaler>(module, "GradScaler")
       .def(py::init([](double init_scale, int64_t growth_interval) {
         return shardwise::GradScaler(
