@@ -1,3 +1,4 @@
 VERSION: str
 TORCH_VERSION: str
+TORCH_MINORS: list[str]
 WITH_NCCL: bool

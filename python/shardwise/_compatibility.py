@@ -42,10 +42,13 @@ def _torch_problem() -> str | None:
         return f"shardwise: {built}, but torch cannot be imported by {sys.executable}: {error}. {install}"
     folder = Path(torch.__file__).parent
     version = str(torch.__version__)
-    if _minor(version) != built_minor:
+    found = _minor(version)
+    if found != built_minor:
+        keep = f"take shardwise's wheel for torch {found}, {_build_info.VERSION}+torch{found}, or build one: {_REBUILD}"
         return (
             f"shardwise: {built}, but torch {version} was found in {folder}. The minor versions must agree, since "
-            f"torch's C++ interface changes between them. {install} - or build shardwise against this torch: {_REBUILD}"
+            f"torch's C++ interface changes between them. {install}"
+            + (f" - or, to keep this torch, {keep}" if found in _build_info.TORCH_MINORS else "")
         )
     return None
 

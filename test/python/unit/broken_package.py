@@ -29,7 +29,8 @@ class BrokenPackage:
         (self.package / f"_C{suffix}").touch()
         if built:
             (self.package / "_build_info.py").write_text(
-                f'VERSION = "0.1.0"\nTORCH_VERSION = "{_build_info.TORCH_VERSION}"\nWITH_NCCL = False\n'
+                f'VERSION = "0.1.0"\nTORCH_VERSION = "{_build_info.TORCH_VERSION}"\n'
+                f"TORCH_MINORS = {_build_info.TORCH_MINORS}\nWITH_NCCL = False\n"
             )
 
     def add_torch(self, version: str) -> Path:

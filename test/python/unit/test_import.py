@@ -14,6 +14,7 @@ import pytest
 from broken_package import BUILT_MINOR, PACKAGE, BrokenPackage
 
 import shardwise
+from shardwise import _build_info
 
 BUDGET = 0.050
 
@@ -103,10 +104,14 @@ def refusal(package: BrokenPackage) -> str:
 
 PIP = "pip install --no-build-isolation ."
 INSTALL = f"pip install 'torch=={BUILT_MINOR}.*'"
+#: A minor version of torch that shardwise works with, but was not built against.
+OTHER = next(minor for minor in _build_info.TORCH_MINORS if minor != BUILT_MINOR)
+KEEP = f"to keep this torch, take shardwise's wheel for torch {OTHER}, 0.1.0+torch{OTHER}, or build one: "
 #: How the package is, the version of the torch beside it, and what must be said of them.
 REFUSED: list[tuple[dict[str, Any], str, list[str]]] = [
     ({}, "2.9.0+cu128", [f"built against torch {BUILT_MINOR}.", "torch 2.9.0+cu128 was found in {torch}", INSTALL]),
-    ({}, "2.110.0", ["torch 2.110.0 was found in {torch}", "build shardwise against this torch"]),
+    ({}, "2.110.0", ["torch 2.110.0 was found in {torch}", INSTALL]),
+    ({}, f"{OTHER}.7", [f"torch {OTHER}.7 was found in {{torch}}", INSTALL, KEEP, PIP]),
     ({"built": False}, "", ["{package} is not built", PIP]),
     ({"suffix": ".cpython-27-x86_64-linux-gnu.so"}, "", ["no extension module for this Python", "_C.cpython-27-", PIP]),
 ]  # fmt: skip
