@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from bound import models as bound_models
 from bound import stack_loss, twin
@@ -39,6 +41,43 @@ def from_meta(rank: int, folder: str) -> None:
     model.to_empty(device="cpu")
     checkpoint.load(folder, model, strict=True)
     assert_same(whole_of(model), whole_of(run.model))
+
+
+class Tied(nn.Module):
+    """As language models are: a head that is the embedding, and a buffer that no checkpoint has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, WIDTH)
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, 11, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("angles", torch.arange(WIDTH, dtype=torch.float), persistent=False)
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(self.embedding(numbers)) * self.angles)
+
+
+def from_hugging_face(rank: int, folder: str) -> None:
+    """On the meta device, and then each rank its part of a folder in which a tied weight has one name of two."""
+    torch.manual_seed(0)
+    plain = Tied()
+    if rank == 0:
+        tensors = {name: value.detach() for name, value in plain.named_parameters()}
+        places = {name: f"model-0000{1 + (name == 'layer.bias')}-of-00002.safetensors" for name in tensors}
+        for file in set(places.values()):
+            save_file({name: tensors[name] for name in tensors if places[name] == file}, Path(folder, file))
+        Path(folder, "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    dist.barrier()
+    with torch.device("meta"):
+        model = Tied()
+    shardwise.fully_shard(model.layer)
+    shardwise.fully_shard(model)
+    model.to_empty(device="cpu")
+    assert checkpoint.load(folder, model).unverified
+    model.angles.copy_(torch.arange(WIDTH))
+    assert model.head.weight is model.embedding.weight
+    assert torch.equal(model(torch.arange(11)), plain(torch.arange(11)))
 
 
 def with_offload_and_wrappers(rank: int, folder: str) -> None:
@@ -140,6 +179,9 @@ class TestSavedModels:
 
     def test_made_on_meta(self, tmp_path: Path) -> None:
         run_ranks(2, from_meta, str(tmp_path / "step"))
+
+    def test_made_on_meta_from_hugging_face(self, tmp_path: Path) -> None:
+        run_ranks(2, from_hugging_face, str(tmp_path))
 
     def test_offload_and_wrappers(self, tmp_path: Path) -> None:
         run_ranks(2, with_offload_and_wrappers, str(tmp_path / "step"))

@@ -1,4 +1,4 @@
-"""A merged checkpoint is one that Hugging Face's from_pretrained() loads."""
+"""Hugging Face's from_pretrained() loads a merged checkpoint, and ranks load a folder of Hugging Face's by slices."""
 
 from __future__ import annotations
 
@@ -57,28 +57,86 @@ with torch.no_grad():
 print("the same")
 """
 
+SAVE = """
+import sys
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
-@pytest.mark.parametrize("size", ["5", "0.00005"], ids=["one file", "several files"])
-def test_from_pretrained(size: str, tmp_path: Path) -> None:
-    packages = tmp_path / "packages"
+out, tied = sys.argv[1], sys.argv[2] == "tied"
+torch.manual_seed(0)
+sizes = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=101)
+model = LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2, tie_word_embeddings=tied))
+model.save_pretrained(f"{out}/saved", max_shard_size="100KB")
+with torch.no_grad():
+    torch.save(model.eval()(torch.arange(16)[None]).logits, f"{out}/scores.pt")
+"""
+
+LOAD_SLICES = """
+import sys
+import torch
+import torch.distributed as dist
+from transformers import AutoConfig, AutoModelForCausalLM
+import shardwise
+from shardwise import checkpoint
+
+out = sys.argv[1]
+dist.init_process_group("gloo")
+with torch.device("meta"):
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(f"{out}/saved"))
+for layer in model.model.layers:
+    shardwise.fully_shard(layer)
+shardwise.fully_shard(model)
+model.to_empty(device="cpu")
+checkpoint.load(f"{out}/saved", model)
+for module in model.modules():
+    module._is_hf_initialized = False
+for tensor in model.state_dict(keep_vars=True).values():
+    tensor._is_hf_initialized = True
+model.initialize_weights()
+with torch.no_grad():
+    assert torch.equal(model.eval()(torch.arange(16)[None]).logits, torch.load(f"{out}/scores.pt"))
+print("the same")
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """In which Python has transformers."""
+    packages = tmp_path_factory.mktemp("packages")
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(packages), TRANSFORMERS]
     done = subprocess.run(install, capture_output=True, text=True)
     if done.returncode != 0:
         pytest.skip(f"{TRANSFORMERS} cannot be installed here: {done.stderr.strip()[-200:]}")
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(packages)])
-    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
 
-    def run(*words: str) -> str:
-        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
 
+def run_in(environment: dict[str, str], *words: str) -> str:
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+LAUNCHER = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+@pytest.mark.parametrize("size", ["5", "0.00005"], ids=["one file", "several files"])
+def test_from_pretrained(size: str, environment: dict[str, str], tmp_path: Path) -> None:
     for name, text in (("train.py", TRAIN), ("load.py", LOAD)):
         (tmp_path / name).write_text(text)
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    run(*launcher, str(tmp_path / "train.py"), str(tmp_path))
+    run_in(environment, *LAUNCHER, str(tmp_path / "train.py"), str(tmp_path))
     merge = ("--merge", str(tmp_path / "merged"), "--file-size", size)
-    files = run("-m", "shardwise", "checkpoint", str(tmp_path), *merge).splitlines()
+    files = run_in(environment, "-m", "shardwise", "checkpoint", str(tmp_path), *merge).splitlines()
     assert (len(files) == 1) == (size == "5")
     (tmp_path / "config" / "config.json").rename(tmp_path / "merged" / "config.json")
-    assert run(str(tmp_path / "load.py"), str(tmp_path)).endswith("the same\n")
+    assert run_in(environment, str(tmp_path / "load.py"), str(tmp_path)).endswith("the same\n")
+
+
+@pytest.mark.parametrize("tied", ["tied", "not tied"])
+def test_a_model_on_meta_loads_by_slices(tied: str, environment: dict[str, str], tmp_path: Path) -> None:
+    for name, text in (("save.py", SAVE), ("load.py", LOAD_SLICES)):
+        (tmp_path / name).write_text(text)
+    run_in(environment, str(tmp_path / "save.py"), str(tmp_path), tied)
+    assert (tmp_path / "saved" / "model.safetensors.index.json").exists()
+    assert run_in(environment, *LAUNCHER, str(tmp_path / "load.py"), str(tmp_path)).count("the same") == 2
