@@ -79,7 +79,7 @@ void bind_estimate(py::module_& module) {
       .def_readonly("optimizer", &MemoryEstimate::optimizer)
       .def_readonly("gradients", &MemoryEstimate::gradients)
       .def_readonly("pool", &MemoryEstimate::pool)
-      .def_readonly("local_gradients", &MemoryEstimate::local_gradients)
+      .def_readonly("unsummed_gradients", &MemoryEstimate::unsummed_gradients)
       .def_readonly("forward_peak", &MemoryEstimate::forward_peak)
       .def_readonly("backward_peak", &MemoryEstimate::backward_peak)
       .def_readonly("after_step", &MemoryEstimate::after_step)

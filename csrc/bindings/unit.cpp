@@ -41,10 +41,11 @@ std::shared_ptr<ModuleUnit> make_unit(
 } // namespace
 
 void bind_unit(py::module_& module) {
-  py::class_<Unsharding>(module, "Unsharding", "An unshard() under way.").def("wait", &Unsharding::wait, NoGil());
+  py::class_<UnshardHandle>(module, "UnshardHandle", "An unshard() under way.")
+      .def("wait", &UnshardHandle::wait, NoGil());
 
-  py::class_<GradientReduction>(module, "GradientReduction", "The sums that finalize_backward() started.")
-      .def("wait", &GradientReduction::wait, NoGil());
+  py::class_<GradientReductionHandle>(module, "GradientReductionHandle", "The sums that finalize_backward() started.")
+      .def("wait", &GradientReductionHandle::wait, NoGil());
 
   py::class_<GivenParameter>(module, "GivenParameter", "A parameter as a unit takes it over.")
       .def(

@@ -44,7 +44,7 @@ class Estimate {
   MemoryEstimate result() {
     const auto peaks = walk_steps(units_, events_, static_cast<size_t>(policy_.sums_in_flight));
     result_.pool = peaks.pool;
-    result_.local_gradients = peaks.local_gradients;
+    result_.unsummed_gradients = peaks.unsummed_gradients;
     result_.gradients = sums_ + means_;
     const auto always = result_.parameters + result_.buffers + result_.optimizer + sums_;
     const auto kept = policy_.keeps_means ? means_ : 0;

@@ -41,13 +41,13 @@ std::vector<int64_t> whole_sizes(const at::Tensor& parameter) {
   return (known != nullptr ? known->live_full().sizes() : parameter.sizes()).vec();
 }
 
-void Unsharding::wait() {
+void UnshardHandle::wait() {
   const auto unit = unit_.lock();
   if (!unit) return;
   for (const auto& each : unit->call()) each->finish_unshard();
 }
 
-void GradientReduction::wait() {
+void GradientReductionHandle::wait() {
   if (const auto unit = std::exchange(unit_, {}).lock()) unit->schedule()->wait_for_finalization(number_);
 }
 
@@ -70,8 +70,8 @@ Unit& Unit::set_manual_backward_finalization(bool value) {
   return *this;
 }
 
-GradientReduction Unit::finalize_backward(bool async) {
-  GradientReduction reduction(unit_, unit_->schedule()->finalize());
+GradientReductionHandle Unit::finalize_backward(bool async) {
+  GradientReductionHandle reduction(unit_, unit_->schedule()->finalize());
   if (!async) reduction.wait();
   return reduction;
 }
@@ -139,9 +139,9 @@ bool Unit::requires_gradient_sync() const {
   return unit_->options.sync;
 }
 
-Unsharding Unit::unshard(bool async) {
+UnshardHandle Unit::unshard(bool async) {
   for (const auto& unit : unit_->call()) unit->schedule()->begin_unshard_by_hand(*unit);
-  Unsharding unsharding(unit_);
+  UnshardHandle unsharding(unit_);
   if (!async) unsharding.wait();
   return unsharding;
 }

@@ -142,7 +142,7 @@ class Walk final : private Performer {
   void note() {
     auto& peak = backward_ ? peaks_.backward : peaks_.forward;
     peak = std::max(peak, pool_.all() + local_);
-    peaks_.local_gradients = std::max(peaks_.local_gradients, local_);
+    peaks_.unsummed_gradients = std::max(peaks_.unsummed_gradients, local_);
   }
   int64_t take(int64_t bytes) {
     if (bytes == 0) return 0;

@@ -56,7 +56,7 @@ struct StepPeaks {
   int64_t forward = 0;
   int64_t backward = 0;
   /// The most that whole gradients take alone.
-  int64_t local_gradients = 0;
+  int64_t unsummed_gradients = 0;
   /// What the pool keeps at the end of a step.
   int64_t pool = 0;
 };

@@ -22,7 +22,7 @@ constexpr Entry kEntries[] = {
     {"optimizer", "optimizer", &MemoryEstimate::optimizer},
     {"gradients", "gradients", &MemoryEstimate::gradients},
     {"pool", "pool", &MemoryEstimate::pool},
-    {"local gradients", "local_gradients", &MemoryEstimate::local_gradients},
+    {"unsummed gradients", "unsummed_gradients", &MemoryEstimate::unsummed_gradients},
     {"peak in forward", "forward_peak", &MemoryEstimate::forward_peak},
     {"peak in backward", "backward_peak", &MemoryEstimate::backward_peak},
     {"after the step", "after_step", &MemoryEstimate::after_step}};

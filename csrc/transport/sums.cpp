@@ -20,7 +20,8 @@ void add_up_as(void* output, const std::vector<const std::byte*>& terms, int64_t
   constexpr auto kSize = kBlock<T, Sum>;
   const auto number = terms.size();
   const auto* from = terms.data();
-  // Only with a constant count do the sums stay in registers.
+  // Only with a constant count do the sums stay in registers. `output` and a term may be the same memory, so a block is
+  // read from all terms before it is written.
   const auto add_block = [&](int64_t begin, auto count) {
     std::array<Sum, kSize> sums;
     const auto* first = reinterpret_cast<const T*>(from[0]) + begin;

@@ -11,7 +11,7 @@ import torch._C._distributed_c10d
 import torch.distributed
 import torch.distributed.distributed_c10d
 import typing
-__all__: list[str] = ['BackgroundSave', 'Call', 'CppUnit', 'Error', 'EstimateOptions', 'GivenParameter', 'GradientReduction', 'MemoryEstimate', 'Mesh', 'Options', 'Outline', 'OutlineParameter', 'OutlineUnit', 'PeerError', 'Piece', 'Pipeline', 'PipelineOptions', 'Ranks', 'SavedFolder', 'Split', 'TensorParallel', 'Unit', 'Unsharding', 'ValueError', 'check_export', 'check_pieces', 'clip_grad_norm_', 'cpp_unit', 'estimate_memory', 'export_tensors', 'full_state_dict', 'fully_shard', 'has_unit', 'hollow', 'keep_newest_steps', 'leftovers', 'load_full_state_dict', 'make_record_file', 'make_transport', 'merge_checkpoint', 'newest_step', 'parallelize', 'remove_dead_leftovers', 'replicate', 'save_pieces', 'set_shared_memory_listener', 'share_comm_context', 'start_record', 'step_folder', 'stop_record', 'verify_checkpoint']
+__all__: list[str] = ['BackgroundSave', 'Call', 'CppUnit', 'Error', 'EstimateOptions', 'GivenParameter', 'GradientReductionHandle', 'MemoryEstimate', 'Mesh', 'Options', 'Outline', 'OutlineParameter', 'OutlineUnit', 'PeerError', 'Piece', 'Pipeline', 'PipelineOptions', 'Ranks', 'SavedFolder', 'Split', 'TensorParallel', 'Unit', 'UnshardHandle', 'ValueError', 'check_export', 'check_pieces', 'clip_grad_norm_', 'cpp_unit', 'estimate_memory', 'export_tensors', 'full_state_dict', 'fully_shard', 'has_unit', 'hollow', 'keep_newest_steps', 'leftovers', 'load_full_state_dict', 'make_record_file', 'make_transport', 'merge_checkpoint', 'newest_step', 'parallelize', 'remove_dead_leftovers', 'replicate', 'save_pieces', 'set_shared_memory_listener', 'share_comm_context', 'start_record', 'step_folder', 'stop_record', 'verify_checkpoint']
 class Error(RuntimeError):
     """
     An error of shardwise. The message says what happened, where, and what to do.
@@ -68,13 +68,13 @@ class Options:
     """
     def __init__(self, *, param_dtype: typing.Any, param_dtype_override: typing.Any, reduce_dtype: typing.Any, output_dtype: typing.Any, cast_forward_inputs: bool, pin_memory: bool | None, reshard_after_forward: bool | typing.SupportsInt | None) -> None:
         ...
-class Unsharding:
+class UnshardHandle:
     """
     An unshard() under way.
     """
     def wait(self) -> None:
         ...
-class GradientReduction:
+class GradientReductionHandle:
     """
     The sums that finalize_backward() started.
     """
@@ -96,7 +96,7 @@ class Unit:
         ...
     def fail_forward(self) -> None:
         ...
-    def finalize_backward(self) -> GradientReduction:
+    def finalize_backward(self) -> GradientReductionHandle:
         ...
     def look_again(self) -> None:
         ...
@@ -164,7 +164,7 @@ class Unit:
         ...
     def take_memory(self) -> None:
         ...
-    def unshard(self) -> Unsharding:
+    def unshard(self) -> UnshardHandle:
         ...
     @property
     def name(self) -> str:
@@ -190,7 +190,7 @@ class CppUnit:
     """
     def counters(self) -> dict[str, int]:
         ...
-    def finalize_backward(self) -> GradientReduction:
+    def finalize_backward(self) -> GradientReductionHandle:
         ...
     def plan_json(self) -> str:
         ...
@@ -238,7 +238,7 @@ class CppUnit:
         ...
     def set_unshard_in_backward(self, value: bool) -> None:
         ...
-    def unshard(self) -> Unsharding:
+    def unshard(self) -> UnshardHandle:
         ...
     @property
     def kind(self) -> str:
@@ -284,7 +284,7 @@ class MemoryEstimate:
     def gradients(self) -> int:
         ...
     @property
-    def local_gradients(self) -> int:
+    def unsummed_gradients(self) -> int:
         ...
     @property
     def optimizer(self) -> int:

@@ -27,8 +27,8 @@ class UnshardHandle(torch.distributed.fsdp.UnshardHandle):
     >>> handle.wait()
     """
 
-    def __init__(self, unsharding: _C.Unsharding) -> None:
-        self._unsharding: _C.Unsharding | None = unsharding
+    def __init__(self, unsharding: _C.UnshardHandle) -> None:
+        self._unsharding: _C.UnshardHandle | None = unsharding
 
     def wait(self) -> None:
         """Returns once the module has its full parameters. The second call does nothing.
@@ -47,7 +47,7 @@ class GradientReductionHandle(TorchsGradientReductionHandle):
     >>> handle.wait()
     """
 
-    def __init__(self, reduction: _C.GradientReduction | None) -> None:
+    def __init__(self, reduction: _C.GradientReductionHandle | None) -> None:
         self._reduction = reduction
 
     def wait(self) -> None:

@@ -50,7 +50,7 @@ struct SHARDWISE_API MemoryEstimate {
   /// Memory for full parameters, gathers and buckets, which stays for the next step.
   int64_t pool = 0;
   /// Gradients of whole parameters before they are summed, at the point of backward that has most of them.
-  int64_t local_gradients = 0;
+  int64_t unsummed_gradients = 0;
   /// The most at any time of a forward, everything together.
   int64_t forward_peak = 0;
   /// The most at any time of a backward, everything together.

@@ -34,10 +34,10 @@ using CustomCollective =
     std::function<c10::intrusive_ptr<c10d::Work>(at::Tensor& output, at::Tensor& input, c10d::ProcessGroup& group)>;
 
 /// An unshard() under way.
-class SHARDWISE_API Unsharding {
+class SHARDWISE_API UnshardHandle {
  public:
   /// Unit::unshard() calls it.
-  explicit Unsharding(std::weak_ptr<engine::Unit> unit) : unit_(std::move(unit)) {}
+  explicit UnshardHandle(std::weak_ptr<engine::Unit> unit) : unit_(std::move(unit)) {}
   /// Returns when the full parameters are there. Does nothing the second time.
   void wait();
 
@@ -46,10 +46,10 @@ class SHARDWISE_API Unsharding {
 };
 
 /// The sums that finalize_backward() started.
-class SHARDWISE_API GradientReduction {
+class SHARDWISE_API GradientReductionHandle {
  public:
   /// Unit::finalize_backward() calls it.
-  GradientReduction(std::weak_ptr<engine::Unit> unit, int64_t number) : unit_(std::move(unit)), number_(number) {}
+  GradientReductionHandle(std::weak_ptr<engine::Unit> unit, int64_t number) : unit_(std::move(unit)), number_(number) {}
   /// Returns when the gradients are in place. Does nothing the second time. Raises Error if reset_iter_state() dropped
   /// them.
   void wait();
@@ -105,7 +105,7 @@ class SHARDWISE_API Unit {
   Unit& set_manual_backward_finalization(bool value);
   /// Sums all gradients that are not summed yet, also those of backwards without synchronisation, and frees full
   /// parameters. With `async` this only starts; wait() of the result ends it.
-  GradientReduction finalize_backward(bool async = false);
+  GradientReductionHandle finalize_backward(bool async = false);
   /// How many sums of gradients, each with its buffer, may be under way at a time in this tree (default: 1). The
   /// largest number of its units counts. Read when a backward begins. Raises ValueError for less than 1.
   Unit& set_reduce_scatter_max_input_buffers(int64_t count, bool recurse = true);
@@ -115,7 +115,7 @@ class SHARDWISE_API Unit {
   // The rest is about full copies of sharded parameters. Most replicated units have none, and these do nothing then.
 
   /// Gathers the full parameters of this unit alone. With `async` this only starts; wait() of the result ends it.
-  Unsharding unshard(bool async = false);
+  UnshardHandle unshard(bool async = false);
   /// Frees the full parameters of this unit alone.
   Unit& reshard();
   /// Whether full parameters are freed after this unit's forward (default: yes, except for the outermost unit). Read

@@ -62,9 +62,10 @@ void StepBarrier::wait() {
 void StepBarrier::check_peers(size_t awaited) {
   progress_.check();
   for (size_t peer = 0; peer < peers_.size(); ++peer) require_running(peer);
-  // has_arrived() is asked again: the peer may have taken the step and then ended.
-  if (!peers_[awaited].process->alive() && !has_arrived(awaited)) {
-    progress_.fail_dead(static_cast<int>(awaited));
+  if (!peers_[awaited].process->alive()) {
+    // The peer may have taken the step and then ended, so has_arrived() is asked again, and not before alive().
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (!has_arrived(awaited)) progress_.fail_dead(static_cast<int>(awaited));
   }
   if (progress_.late() && !has_arrived(awaited))
     progress_.fail(static_cast<int>(awaited), /*to_peer=*/false, "it did not come");

@@ -31,7 +31,7 @@ TEST_CASE("step memory: gradients of a rank that is alone stay") {
   auto units = layers({.full = 10});
   for (auto& unit : units) unit.is_summed = unit.is_gathered = false;
   const auto peaks = walk_steps(units, events(50));
-  CHECK(peaks.local_gradients == 100);
+  CHECK(peaks.unsummed_gradients == 100);
   CHECK(peaks.forward == 10);
 }
 
@@ -42,7 +42,7 @@ TEST_CASE("step memory: a unit is not summed before those ahead of it") {
   auto all = events(50);
   all.insert(all.end() - 1, {Kind::use, 2, 7});
   const auto peaks = walk_steps(units, all);
-  CHECK(peaks.local_gradients == 57);
+  CHECK(peaks.unsummed_gradients == 57);
   CHECK(peaks.backward == 60 + 57);
   CHECK(peaks.pool == 60);
 }
@@ -51,7 +51,7 @@ TEST_CASE("step memory: a large gradient lies beside the bucket for a moment onl
   auto all = events(50);
   for (auto& event : all) event.moves_at_once = true;
   const auto peaks = walk_steps(layers({.bucket = 60}), all);
-  CHECK(peaks.local_gradients == 50);
+  CHECK(peaks.unsummed_gradients == 50);
   // The bucket of the layer before goes back at the next event.
   CHECK(peaks.backward == 60 + 50);
 }

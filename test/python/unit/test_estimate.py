@@ -53,7 +53,7 @@ def test_options_change_what_they_should() -> None:
     half = shardwise.estimate_memory(
         model, 2, units=list(model), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     )
-    assert half.local_gradients == plain.local_gradients // 2
+    assert half.unsummed_gradients == plain.unsummed_gradients // 2
     assert half.parameters == plain.parameters
     assert shardwise.estimate_memory(model, 4, copies=2).parameters == shardwise.estimate_memory(model, 2).parameters
     ignored = shardwise.estimate_memory(model, 2, ignored_params={model[0].weight})
