@@ -52,7 +52,8 @@ override SHARDWISE_TEST_DEPS := $(abspath $(SHARDWISE_TEST_DEPS))
 override SHARDWISE_DEPS := $(abspath $(SHARDWISE_DEPS))
 export SHARDWISE_TEST_DEPS SHARDWISE_DEPS TORCH
 .NOTPARALLEL:
-.PHONY: help demo test test-torches test-trainers test-all test-parts gpu gpu-kit bench lint format docs wheels clean
+.PHONY: help demo test test-torches test-trainers test-all test-parts gpu gpu-kit bench lint format docs wheels archive sdist \
+  clean
 
 prepare = @sh scripts/prepare.sh
 py = scripts/python
@@ -121,8 +122,16 @@ docs: ## check links and commands of the pages, and make the API reference in bu
 	@$(py) scripts/reference.py
 
 wheels: ## wheels of the package in dist/, for this Python or for those of PYTHONS
-	$(prepare) test "$(PYTHON)"
+	$(prepare) build "$(PYTHON)"
 	@$(py) scripts/wheels.py $(PYTHONS)
+
+archive: ## the C++ library with LICENSE and NOTICE in dist/, for programs with LibTorch and without Python
+	$(prepare) build "$(PYTHON)"
+	@$(py) scripts/archive.py
+
+sdist: ## the sources in dist/, from which pip builds the package
+	$(prepare) test "$(PYTHON)"
+	@$(py) setup.py --quiet sdist --dist-dir dist
 
 clean: ## remove what was built; .venv stays, for it is costly to fetch
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache

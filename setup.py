@@ -7,7 +7,6 @@ of another Python; SHARDWISE_LOCAL_VERSION, which stands behind the version.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shlex
@@ -32,20 +31,28 @@ SCRATCH = BUILD_DIR / "package"
 
 
 def torch_dir() -> Path:
+    """The folder of the torch that the package will run with."""
     if os.environ.get("SHARDWISE_TORCH_DIR"):
         return Path(os.environ["SHARDWISE_TORCH_DIR"])
-    found = importlib.util.find_spec("torch")
-    if found is None or not found.submodule_search_locations:
-        sys.exit(
-            f"shardwise: there is no torch for {sys.executable}. shardwise is built against the torch that it will run "
-            "with: install torch, then repeat with pip's option --no-build-isolation."
-        )
-    return Path(found.submodule_search_locations[0])
+    # In a process without variables: pip's isolated build hides the packages of the environment by PYTHONPATH.
+    find = "import importlib.util as u; print((u.find_spec('torch') or u).submodule_search_locations[0])"
+    for options in ([], ["-E"]):
+        found = subprocess.run([sys.executable, *options, "-c", find], cwd=SCRATCH, capture_output=True, text=True)
+        if found.returncode == 0:
+            return Path(found.stdout.strip())
+    sys.exit(
+        f"shardwise: there is no torch for {sys.executable}. shardwise is built against the torch that it will run "
+        "with: install torch, then repeat. What builds in a Python of its own needs an option: "
+        "`uv pip install --no-build-isolation`, `python -m build --no-isolation`."
+    )
 
 
-def torch_requirement(folder: Path) -> str:
-    """The torch that the package will accept: the minor version that it is built against."""
-    text = (folder / "include" / "torch" / "headeronly" / "version.h").read_text()
+def torch_requirement() -> str:
+    """The torch that the package will accept: the minor version that it is built against. Sources accept more."""
+    if {"egg_info", "sdist"} & set(sys.argv):
+        minors = re.findall(r"^\d+\.(\d+)", (ROOT / "cmake" / "torch_versions.txt").read_text(), re.MULTILINE)
+        return f"torch>=2.{minors[0]},<2.{int(minors[-1]) + 1}"
+    text = (torch_dir() / "include" / "torch" / "headeronly" / "version.h").read_text()
     numbers = dict(re.findall(r"^#define TORCH_VERSION_(MAJOR|MINOR) (\d+)", text, re.MULTILINE))
     major, minor = int(numbers["MAJOR"]), int(numbers["MINOR"])
     return f"torch>={major}.{minor},<{major}.{minor + 1}"
@@ -74,8 +81,11 @@ def cmake_cache() -> dict[str, str]:
 
 
 def tool(name: str) -> str | None:
-    """A program of this environment, or else on the PATH."""
-    return shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
+    """A program of this environment, or else on the PATH, that starts: pip may hide the module of a script."""
+    for found in (shutil.which(name, path=sysconfig.get_path("scripts")), shutil.which(name)):
+        if found and subprocess.run([found, "--version"], capture_output=True).returncode == 0:
+            return found
+    return None
 
 
 def run_cmake(*arguments: str) -> None:
@@ -96,10 +106,10 @@ def configure() -> None:
         # What CMake found of the one before is forgotten.
         options += ["-U_Python_*", "-UPython_*", f"-DPython_EXECUTABLE={sys.executable}"]
     if not cache:
-        options.append("-DCMAKE_BUILD_TYPE=Release")
-        ninja = tool("ninja")
-        if ninja is not None:
-            options += ["-GNinja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+        options += ["-DCMAKE_BUILD_TYPE=Release", *(["-GNinja"] if tool("ninja") else [])]
+    # That of an isolated build is gone when the next one begins.
+    if not os.access(cache.get("CMAKE_MAKE_PROGRAM", ""), os.X_OK) and (ninja := tool("ninja")):
+        options.append(f"-DCMAKE_MAKE_PROGRAM={ninja}")
     run_cmake("-S", str(ROOT), "-B", str(BUILD_DIR), *options, *shlex.split(os.environ.get("CMAKE_ARGS", "")))
 
 
@@ -112,13 +122,14 @@ class Build(build):
 
 
 class BuildExtension(build_ext):
-    """Builds and installs the component "shardwise" into the package: the wheel's, or the source folder's for -e."""
+    """Builds and installs into the package: the wheel's, or the source folder's for -e."""
 
     def run(self) -> None:
         configure()
         run_cmake("--build", str(BUILD_DIR), "--target", "shardwise", "shardwise_python")
         prefix = PACKAGE if self.inplace else Path(self.build_lib).resolve() / "shardwise"
-        run_cmake("--install", str(BUILD_DIR), "--component", "shardwise", "--prefix", str(prefix))
+        for component in ("shardwise", "shardwise_python"):
+            run_cmake("--install", str(BUILD_DIR), "--component", component, "--prefix", str(prefix))
         if self.editable_mode:
             # setuptools itself leaves data files out of -e.
             self.run_command("install_data")
@@ -137,7 +148,7 @@ check_setuptools()
 SCRATCH.mkdir(parents=True, exist_ok=True)
 setuptools.setup(
     version="+".join(filter(None, [(ROOT / "VERSION").read_text().strip(), os.environ.get("SHARDWISE_LOCAL_VERSION")])),
-    install_requires=[torch_requirement(torch_dir())],
+    install_requires=[torch_requirement()],
     # Only says that the package has an extension module; CMake knows its sources.
     ext_modules=[setuptools.Extension("shardwise._C", sources=[])],
     # Lets SHARDWISE_INSTALL=1 put shardwise in the place of torch's functions.

@@ -81,8 +81,9 @@ def install(folder: Path) -> None:
         return
     for name in ("lib", "include", "share"):
         shutil.rmtree(PACKAGE / name, ignore_errors=True)
-    component = ("--component", "shardwise", "--prefix", str(PACKAGE))
-    run(os.environ["SHARDWISE_CMAKE"], "--install", str(folder), *component, shown=False)
+    for component in ("shardwise", "shardwise_python"):
+        install = ("--install", str(folder), "--component", component, "--prefix", str(PACKAGE))
+        run(os.environ["SHARDWISE_CMAKE"], *install, shown=False)
     stamp.touch()
 
 

@@ -28,6 +28,11 @@ def run(*command: str | Path, **environment: str) -> str:
     return done.stdout
 
 
+def library_folder() -> Path:
+    """Where the library is built: for this torch, once for all Pythons; or SHARDWISE_BUILD_DIR."""
+    return ROOT / (os.environ.get("SHARDWISE_BUILD_DIR") or FOLDER / f"torch-{minor(found_torch())}")
+
+
 def environment_of(python: str, *packages: str) -> Path:
     """The Python of a new environment that has these packages."""
     tag = run(python, "-c", "import sys; print('cp{}{}'.format(*sys.version_info))").strip()
@@ -45,7 +50,7 @@ def build(python: str, torch_minor: str) -> Path:
     for earlier in unchecked.glob("*.whl"):
         earlier.unlink()
     options = ("--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", unchecked)
-    run(own, "-m", "pip", "wheel", *options, ROOT, SHARDWISE_BUILD_DIR=f"build/wheels/torch-{torch_minor}",
+    run(own, "-m", "pip", "wheel", *options, ROOT, SHARDWISE_BUILD_DIR=str(library_folder()),
         SHARDWISE_TORCH_DIR=torch_folder(), SHARDWISE_LOCAL_VERSION=f"torch{torch_minor}")  # fmt: skip
     (wheel,) = unchecked.glob("*.whl")
     return wheel

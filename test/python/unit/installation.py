@@ -1,4 +1,4 @@
-"""Wheels and environments for test_package.py."""
+"""Environments of a user, into which packages are installed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import venv
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +17,10 @@ TORCH = Path(torch.__file__).parent
 BUILD_DIR = ROOT / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev")
 
 
-def run(*command: str | Path, environment: dict[str, str] | None = None) -> str:
+def run(*command: str | Path, environment: dict[str, str] | None = None, folder: Path | None = None) -> str:
     """The output of a command that must succeed."""
     result = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1800
+        command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=3600
     )
     assert result.returncode == 0, f"{[str(word) for word in command]}:\n{result.stdout}"
     return result.stdout
@@ -36,15 +35,17 @@ def cached_options() -> dict[str, str]:
 
 @dataclass
 class Environment:
-    """A virtual environment that has nothing of its own, and sees what lies beside the torch of this Python."""
+    """A virtual environment that has nothing of its own, and may see the packages of a folder."""
 
     folder: Path
 
     @classmethod
-    def create(cls, folder: Path) -> Environment:
-        venv.create(folder, symlinks=True)
+    def create(cls, folder: Path, python: str = sys.executable, beside: Path | None = TORCH.parent) -> Environment:
+        """Of this Python. It sees what lies beside the torch of the tests, or in another folder, or nothing."""
+        run(python, "-m", "venv", folder)
         made = cls(folder)
-        (made.site / "torch_of_the_tests.pth").write_text(f"{TORCH.parent}\n")
+        if beside:
+            (made.site / "torch_of_the_tests.pth").write_text(f"{beside}\n")
         return made
 
     @property
@@ -62,8 +63,8 @@ class Environment:
         tools = f"{self.folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         return {**kept, "PATH": tools, "VIRTUAL_ENV": str(self.folder), "SHARDWISE_BUILD_DIR": str(BUILD_DIR)}
 
-    def run(self, *command: str | Path) -> str:
-        return run(*command, environment=self.variables)
+    def run(self, *command: str | Path, folder: Path | None = None) -> str:
+        return run(*command, environment=self.variables, folder=folder)
 
     def pip_install(self, *arguments: str | Path) -> None:
         self.run(self.python, "-m", "pip", "install", "--no-deps", "--no-index", *arguments)

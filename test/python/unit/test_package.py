@@ -1,24 +1,30 @@
-"""The wheel, installed as a user would: what is in it, the package at work in Python and C++, and what is refused."""
+"""The wheel, the sources and the C++ archive, used as a user would: their contents, what works, what is refused."""
 
 from __future__ import annotations
 
 import importlib.machinery
+import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
+import first_use
 import pytest
 from installation import BUILD_DIR, ROOT, TORCH, Environment, cached_options, run
+from probe_python import torch_versions
 
 from shardwise import _build_info
 
 VERSION = (ROOT / "VERSION").read_text().strip()
 EXTENSION = f"shardwise/_C{importlib.machinery.EXTENSION_SUFFIXES[0]}"
 BUILT_MINOR = ".".join(_build_info.TORCH_VERSION.split(".")[:2])
+REQUIRED = "torch<{0}.{2},>={0}.{1}".format(*BUILT_MINOR.split("."), int(BUILT_MINOR.split(".")[1]) + 1)
 
 SHOW = "import shardwise; print(shardwise.__file__, shardwise.__version__, shardwise.cmake_prefix_path)"
 TRAIN = """
@@ -31,25 +37,6 @@ model(torch.full((1, 1), rank + 1.0)).sum().backward()
 print(f"rank {rank}: gradient {model.weight.grad.item()}\\n", end="")
 torch.distributed.destroy_process_group()
 """
-
-# Nothing of it knows of shardwise. It leaves at once, for torch's own threads were seen to end a process that exits
-# with "terminate called without an active exception".
-PLAIN = """
-import os
-import torch
-from torch.distributed.fsdp import fully_shard
-torch.distributed.init_process_group("gloo")
-model = torch.nn.Linear(1, 1, bias=False)
-fully_shard(model)
-model(torch.full((1, 1), torch.distributed.get_rank() + 1.0)).sum().backward()
-print(f"{fully_shard.__module__}: gradient {model.weight.grad.full_tensor().item()}\\n", end="", flush=True)
-torch.distributed.destroy_process_group()
-os._exit(0)
-"""
-
-#: What the README's program prints.
-(README_OUTPUT,) = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-SHOWN = README_OUTPUT.splitlines()
 
 
 @pytest.fixture(scope="session")
@@ -77,27 +64,11 @@ def prefix_path(installed) -> str:
     return installed.run(installed.python, "-c", "import shardwise; print(shardwise.cmake_prefix_path)").strip()
 
 
-def torchrun(environment: Environment, *program: str | Path, **variables: str) -> list[str]:
-    """The lines that two ranks print, sorted."""
-    command = [environment.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *program]
-    everything = {**environment.variables, **variables}
-    result = subprocess.run(command, env=everything, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return sorted(result.stdout.splitlines())
-
-
 def exported(library: Path) -> list[str]:
     """The names of a library's own symbols. Weak ones are parts of headers, alike in every library that uses them."""
     lines = run("nm", "-DC", "--defined-only", library).splitlines()
     symbols = [line.split(maxsplit=2)[1:] for line in lines]
     return [name.partition("(")[0].replace("[abi:cxx11]", "") for kind, name in symbols if kind in "TDBRG"]
-
-
-def configure(environment: Environment, build: Path, *options: str) -> str | None:
-    """Configures the consumer; None when it succeeds, else what CMake said, on one line."""
-    command = ["cmake", "-S", str(ROOT / "examples" / "train"), "-B", str(build), *options]
-    result = subprocess.run(command, env=environment.variables, capture_output=True, text=True, timeout=300)
-    return None if result.returncode == 0 else " ".join(result.stderr.split())
 
 
 def test_wheel_has_library_headers_cmake_package_and_types(wheel):
@@ -121,8 +92,7 @@ def test_wheel_names_version_torch_python_and_platform(wheel):
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     assert wheel.name.startswith(f"shardwise-{VERSION}-{tag}-{tag}-linux_")
     metadata = zipfile.ZipFile(wheel).read(f"shardwise-{VERSION}.dist-info/METADATA").decode().splitlines()
-    major, minor = BUILT_MINOR.split(".")
-    assert f"Requires-Dist: torch<{major}.{int(minor) + 1},>={major}.{minor}" in metadata
+    assert f"Requires-Dist: {REQUIRED}" in metadata
     assert "Requires-Python: >=3.10" in metadata
     assert {"License-Expression: BSD-3-Clause", "License-File: LICENSE", "License-File: NOTICE"} <= set(metadata)
 
@@ -176,30 +146,19 @@ def test_installed_package_works_in_python(installed):
     assert prefix_path == f"{installed.site / 'shardwise/share/cmake'};{TORCH / 'share/cmake'}"
     program = installed.folder / "train.py"
     program.write_text(TRAIN)
-    assert torchrun(installed, program) == ["rank 0: gradient 1.5", "rank 1: gradient 1.5"]
+    assert first_use.torchrun(installed, program) == ["rank 0: gradient 1.5", "rank 1: gradient 1.5"]
 
 
-def test_installed_demo_trains_as_one_process_does(installed, tmp_path):
-    picture = tmp_path / "demo.svg"
-    said = installed.run(installed.python, "-m", "shardwise", "demo", "--steps", "10", "--out", picture)
-    assert re.search(r"^step 10  loss [23]\.\d+$", said, re.MULTILINE)
-    assert "one process: " in said and "(passed)" in said
-    assert picture.read_text().count("<polyline ") == 3
+def test_installed_demo_trains_as_one_process_does(installed):
+    first_use.demo(installed, "--steps", "10")
 
 
-def test_installed_package_takes_the_place_of_torchs_functions_where_the_variable_is_set(installed):
-    program = installed.folder / "plain.py"
-    program.write_text(PLAIN)
-    assert torchrun(installed, program) == ["torch.distributed.fsdp: gradient 1.5"] * 2
-    ours = torchrun(installed, program, SHARDWISE_INSTALL="1")
-    assert ours == ["shardwise._fully_shard: gradient 1.5"] * 2
-
-
-def test_the_cpp_program_of_the_readme_is_built_and_trains(installed, prefix_path, tmp_path):
-    """Each rank has data of its own: these losses follow from the mean of all ranks' gradients."""
-    assert configure(installed, tmp_path, f"-DCMAKE_PREFIX_PATH={prefix_path}") is None
-    installed.run("cmake", "--build", tmp_path)
-    assert torchrun(installed, "--no-python", tmp_path / "train") == SHOWN
+@pytest.mark.parametrize("step", first_use.STEPS)
+def test_first_use(wheel, tmp_path_factory, installed, step):
+    if step is first_use.uninstalled:
+        installed = Environment.create(tmp_path_factory.mktemp("uninstalled"))
+        installed.pip_install(wheel)
+    step(installed)
 
 
 def fake_torch(folder: Path, version: str) -> Path:
@@ -223,14 +182,14 @@ def test_cpp_consumer_with_another_minor_version_of_torch_is_refused(installed, 
     folder = fake_torch(site / "torch", "2.9.0")
     if place == "named":
         options.append(f"-DSHARDWISE_TORCH_DIR={folder}")
-    said = configure(installed, tmp_path / "build", *options)
+    said = first_use.configure(installed, tmp_path / "build", *options)
     assert said is not None
     assert f"shardwise {VERSION} was built against torch {_build_info.TORCH_VERSION}, but torch 2.9.0" in said
     assert f"was found in {folder}." in said
     assert f"Install torch {BUILT_MINOR}, or build shardwise against torch 2.9, or name the folder" in said
     # Once the refused torch is gone, the same build folder works: nothing of it is kept.
     shutil.rmtree(folder)
-    assert configure(installed, tmp_path / "build") is None
+    assert first_use.configure(installed, tmp_path / "build") is None
 
 
 def test_another_minor_version_of_shardwise_is_not_accepted(prefix_path, installed, tmp_path):
@@ -258,10 +217,93 @@ def test_the_cpp_program_runs_with_a_torch_for_cpus(installed, tmp_path):
             (torch_lib / library.name).symlink_to(library)
     run("g++", "-shared", "-o", torch_lib / "libtorch.so", "-Wl,--no-as-needed", f"-L{torch_lib}", "-ltorch_cpu")
     build = tmp_path / "build"
-    assert configure(installed, build, f"-DCMAKE_PREFIX_PATH={site / 'shardwise/share/cmake'}") is None
+    assert first_use.configure(installed, build, f"-DCMAKE_PREFIX_PATH={site / 'shardwise/share/cmake'}") is None
     installed.run("cmake", "--build", build)
     assert f"{torch_lib}/libtorch_cpu.so" in (libraries := run("ldd", build / "train")) and "cuda.so" not in libraries
-    assert torchrun(installed, "--no-python", build / "train") == SHOWN
+    assert first_use.torchrun(installed, "--no-python", build / "train") == first_use.SHOWN.splitlines()
+
+
+def try_pip(environment: Environment, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [environment.python, "-m", "pip", "install", *arguments]
+    return subprocess.run(command, env=environment.variables, capture_output=True, text=True, timeout=600)
+
+
+def test_pip_asks_for_the_torch_that_the_wheel_was_built_against(wheel, tmp_path):
+    environment = Environment.create(tmp_path, beside=None)
+    other = environment.site / "torch-2.9.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n")
+    done = try_pip(environment, "--no-index", wheel)
+    assert done.returncode != 0
+    assert f"No matching distribution found for {REQUIRED}" in done.stderr
+
+
+@pytest.fixture(scope="session")
+def sdist(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    environment = {**os.environ, "SHARDWISE_BUILD_DIR": str(BUILD_DIR)}
+    run(sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", folder, environment=environment, folder=ROOT)
+    (made,) = folder.iterdir()
+    return made
+
+
+def test_the_sources_have_what_the_build_needs_and_nothing_that_it_makes(sdist, tmp_path):
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    unpacked = tmp_path / f"shardwise-{VERSION}"
+    names = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()}
+    here = [path for folder in ("csrc", "cmake", "python") for path in (ROOT / folder).rglob("*") if path.is_file()]
+    built = re.compile(r"python/shardwise/((lib|include|share)/|_build_info.py$)|\.so$|__pycache__")
+    sources = {name for path in here if not built.search(name := path.relative_to(ROOT).as_posix())}
+    others = "CMakeLists.txt LICENSE MANIFEST.in NOTICE README.md VERSION pyproject.toml setup.py scripts/timed.sh"
+    assert names == sources | {*others.split(), "PKG-INFO", "setup.cfg"}
+    minors = [int(version.split(".")[1]) for version in torch_versions()]
+    assert f"Requires-Dist: torch<2.{minors[-1] + 1},>=2.{minors[0]}\n" in (unpacked / "PKG-INFO").read_text()
+    build = tmp_path / "build"
+    run("cmake", "-S", unpacked, "-B", build, "-GNinja", f"-DSHARDWISE_TORCH_DIR={TORCH}",
+        f"-DPython_EXECUTABLE={sys.executable}")  # fmt: skip
+    # Every file that is compiled is there.
+    run("ninja", "-C", build, "-n", "shardwise", "shardwise_python")
+
+
+def test_an_isolated_build_takes_the_torch_of_the_environment(sdist, tmp_path):
+    """With setuptools, CMake and Ninja from an index: it needs a network."""
+    environment, report = Environment.create(tmp_path / "with"), tmp_path / "report.json"
+    done = try_pip(environment, "--dry-run", "--no-deps", "--report", report, sdist)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = json.loads(report.read_text())["install"]
+    assert found["metadata"]["requires_dist"] == [REQUIRED]
+    without = Environment.create(tmp_path / "without", beside=None)
+    done = try_pip(without, "--dry-run", "--no-deps", sdist)
+    assert done.returncode != 0
+    assert f"shardwise: there is no torch for {without.python}. shardwise is built against" in done.stderr
+
+
+def test_a_program_without_python_uses_the_archive(tmp_path):
+    """Unpacked beside a LibTorch, and built and started where no program finds a Python."""
+    environment = {**os.environ, "SHARDWISE_BUILD_DIR": str(BUILD_DIR)}
+    run(sys.executable, ROOT / "scripts" / "archive.py", tmp_path, environment=environment)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    run("tar", "-xf", archive, "-C", tmp_path)
+    prefix = tmp_path / archive.name.removesuffix(".tar.gz")
+    assert {path.name for path in prefix.iterdir()} == {"LICENSE", "NOTICE", "include", "lib", "share"}
+    assert [path for path in prefix.rglob("*") if path.is_file() and str(ROOT).encode() in path.read_bytes()] == []
+    (tmp_path / "libtorch").symlink_to(TORCH)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("as", "c++", "cmake", "ld", "ninja", "sh"):
+        (tools / name).symlink_to(shutil.which(name))
+    project, build, variables = ROOT / "examples" / "train", tmp_path / "build", {"PATH": str(tools)}
+    run("cmake", "-S", project, "-B", build, "-GNinja", f"-DCMAKE_PREFIX_PATH={prefix}", environment=variables)
+    run("cmake", "--build", build, environment=variables)
+    with socket.create_server(("localhost", 0)) as server:
+        port = str(server.getsockname()[1])
+    variables |= {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen([build / "train"], env={**variables, "RANK": rank}, stdout=subprocess.PIPE, text=True)
+        for rank in ("0", "1")
+    ]
+    assert "".join(rank.communicate(timeout=300)[0] for rank in ranks) == first_use.SHOWN
 
 
 def test_editable_installation_is_the_source_folder(wheel, tmp_path):
