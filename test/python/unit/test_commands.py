@@ -11,6 +11,7 @@ from pathlib import Path
 import check_docs
 import house_rules
 import prepare
+import probe_python
 import pytest
 import python_rules
 
@@ -29,7 +30,13 @@ def test_commands_of_the_workflows_exist():
     texts = [path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")]
     commands = re.findall(r"- run: (.+)", "\n".join(texts))
     assert {"make lint", "make docs", "make demo SHORT=1", "make test"} <= set(commands)
+    assert {"archive", "wheels"} <= {command.split()[1] for command in commands if command.startswith("make ")}
     assert not list(check_docs.command_problems(commands, check_docs.make_targets()))
+
+
+def test_a_release_has_every_version_of_torch():
+    workflow = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    assert re.findall(r'torch: "(.*?)"', workflow) == probe_python.torch_versions()
 
 
 def test_what_the_documentation_must_not_show_is_found(tmp_path):
