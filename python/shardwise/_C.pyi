@@ -284,9 +284,6 @@ class MemoryEstimate:
     def gradients(self) -> int:
         ...
     @property
-    def unsummed_gradients(self) -> int:
-        ...
-    @property
     def optimizer(self) -> int:
         ...
     @property
@@ -294,6 +291,9 @@ class MemoryEstimate:
         ...
     @property
     def pool(self) -> int:
+        ...
+    @property
+    def unsummed_gradients(self) -> int:
         ...
 class Outline:
     """
