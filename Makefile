@@ -20,6 +20,7 @@
 #   STEPS, DEVICE, AGAIN of gpu: some of its steps (LIST=1 shows them); DEVICE=late has no GPU; AGAIN=1 repeats what has passed
 #   KIT, WITHIN, ARCH    of gpu and gpu-kit: the kit's folder (.gpukit); the seconds for all steps; the GPU's architecture (90)
 #   PYTHONS              of wheels: PYTHONS="python3.11 python3.13"; they need no torch
+#   TRY                  of wheels: TRY=1 installs each wheel in a new environment with a torch of its own, and uses it
 #   UNTIL                of test-parts: begin no part that will not be done at this time, in seconds as `date +%s` has them
 PYTHON ?=
 TORCH ?=
@@ -28,6 +29,7 @@ SHARDWISE_DEPS ?=
 JOBS ?=
 RANKS ?=
 PYTHONS ?=
+TRY ?=
 FRONT ?= cpp
 MODE ?= replicate
 SHORT ?=
@@ -124,6 +126,7 @@ docs: ## check links and commands of the pages, and make the API reference in bu
 wheels: ## wheels of the package in dist/, for this Python or for those of PYTHONS
 	$(prepare) build "$(PYTHON)"
 	@$(py) scripts/wheels.py $(PYTHONS)
+	$(if $(TRY),@$(py) test/try_wheels.py $(PYTHONS))
 
 archive: ## the C++ library with LICENSE and NOTICE in dist/, for programs with LibTorch and without Python
 	$(prepare) build "$(PYTHON)"

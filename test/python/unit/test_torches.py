@@ -1,4 +1,4 @@
-"""test/torches.py: copies of the sources for each version of torch, and the table of what was found."""
+"""test/torches.py: copies of the sources for each version of torch; its table, and that of the wheels."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 import programs
 import pytest
 import torches
+import try_wheels
 from check_rows import known_rows
 
-ROOT = Path(__file__).resolve().parents[3]
+VERSIONS = Path(__file__).resolve().parents[3] / "docs" / "versions.md"
 
 
 def test_a_copy_follows_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,10 +35,21 @@ def test_a_copy_follows_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_page_has_the_table() -> None:
-    page = (ROOT / "docs" / "versions.md").read_text()
+    page = VERSIONS.read_text()
     found = known_rows(torches.TABLE, torches.COLUMNS)
     assert set(found) <= set(torches.torch_versions())
     for version in torches.torch_versions():
         row = found.get(version)
         line = f"| {version} | not run yet | |" if row is None else f"| {version} | {row['date']} | {row['result']} |"
+        assert line in page, line
+
+
+def test_the_page_has_the_wheels() -> None:
+    page = VERSIONS.read_text()
+    rows = try_wheels.known_rows(try_wheels.TABLE, try_wheels.COLUMNS).values()
+    assert rows
+    for row in rows:
+        line = "| {Python} | {torch}, from {torch came from} | {MiB} MiB | {seconds} | {date} | {result} |".format(
+            **row
+        )
         assert line in page, line
