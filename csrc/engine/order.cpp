@@ -312,8 +312,8 @@ void Order::advance(Moment moment, Performer& rank) {
 }
 
 bool Order::is_next(UnitId unit, Moment moment, Performer& rank) {
-  const bool starts_sums = backward_ == moment.backward && reached_ && !late_;
-  return starts_sums && launched_ < sums_.size() && sums_[launched_] == unit && has_room(rank);
+  return backward_ == moment.backward && !late_ && launched_ < sums_.size() && sums_[launched_] == unit &&
+         has_room(rank);
 }
 
 // Second sums start in the order of first ones, so no sum is looked at before those in front of it are done.

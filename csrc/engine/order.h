@@ -204,7 +204,7 @@ class SHARDWISE_API Order {
     note(unit, parameter, moment);
   }
   void gradient_arrived(UnitId unit, size_t parameter, Moment moment, Performer& rank);
-  /// Whether the next sum to start is this unit's, and needs to wait for no other.
+  /// A gradient is about to arrive: whether the next sum to start is this unit's, and needs to wait for no other.
   bool is_next(UnitId unit, Moment moment, Performer& rank);
   /// Ends a backward that brought gradients. Unless it publishes them, sums may stay under way; finish_sums() publishes
   /// them, at the latest when the next backward comes here.

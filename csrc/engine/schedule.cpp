@@ -247,8 +247,8 @@ void Schedule::gradient_arrived(Unit& unit, const group::Parameter& parameter) {
   join_backward();
   if (const auto watch = watch_.lock()) watch->arrived(shared_from_this());
   const auto moment = now();
-  order_.gradient_arrived(unit.id_, parameter.index, moment, *this);
   if (order_.is_next(unit.id_, moment, *this)) unit.sums_.take_large();
+  order_.gradient_arrived(unit.id_, parameter.index, moment, *this);
 }
 
 void Schedule::end_backward() {

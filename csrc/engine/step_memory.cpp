@@ -114,8 +114,8 @@ class Walk final : private Performer {
       if (!brings_gradient(event)) continue;
       local_ += event.gradient;
       arrive(event);
-      order_.gradient_arrived(event.unit, i, kBackward, *this);
       if (order_.is_next(event.unit, kBackward, *this)) take_large(event.unit);
+      order_.gradient_arrived(event.unit, i, kBackward, *this);
     }
     order_.end_backward(/*publishes=*/true, *this);
   }
