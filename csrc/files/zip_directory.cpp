@@ -103,8 +103,8 @@ void ZipDirectory::add_entries(const std::string& directory) {
     entry.bytes = number(24);
     const auto stored_bytes = number(20);
     entry.header = number(42);
-    entry.is_plain =
-        number_at(rest, 10, 2) == 0 && (number_at(rest, 8, 2) & kEncrypted) == 0 && stored_bytes == entry.bytes;
+    entry.is_plain = number_at(rest, 10, 2) == 0 && (static_cast<uint64_t>(number_at(rest, 8, 2)) & kEncrypted) == 0 &&
+                     stored_bytes == entry.bytes;
     const std::string name(rest.substr(kEntryBytes, name_bytes));
     if (!entries_.emplace(name, entry).second) fail(c10::str("its directory has ", in_quotes(name), " twice"));
     rest.remove_prefix(all_bytes);

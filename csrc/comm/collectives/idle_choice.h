@@ -22,7 +22,7 @@ struct IdleChoice {
 template <typename Size, typename Rank>
 IdleChoice choose_idle(std::size_t pieces, Size size, const Rank& rank) {
   IdleChoice choice;
-  constexpr Size kAnySize = 1 << 20;
+  constexpr Size kAnySize = 1048576;
   const auto most = std::max(4 * size, kAnySize);
   for (std::size_t i = 0; i < pieces; ++i) {
     const auto piece = rank(i);
