@@ -42,7 +42,9 @@ class Environment:
     @classmethod
     def create(cls, folder: Path, python: str = sys.executable, beside: Path | None = TORCH.parent) -> Environment:
         """Of this Python. It sees what lies beside the torch of the tests, or in another folder, or nothing."""
-        run(python, "-m", "venv", folder)
+        # A pip beside torch has a setuptools that knows our pyproject.toml, which that of an old Python may not.
+        has_pip = beside is not None and (beside / "pip").is_dir()
+        run(python, "-m", "venv", *(["--without-pip"] if has_pip else []), folder)
         made = cls(folder)
         if beside:
             (made.site / "torch_of_the_tests.pth").write_text(f"{beside}\n")
