@@ -56,7 +56,7 @@ bool GradientSums::are_owed() const {
 
 void GradientSums::need_nothing_left() const {
   for (const auto& parameter : unit_.parameters()) {
-    if (!parameter->fresh().defined()) continue;
+    if (!parameter->fresh().defined() && !parameter->has_inside()) continue;
     throw Error(c10::str(
         "shardwise: the gradient of '", parameter->name(), "' on rank ", unit_.mesh().rank(),
         " was computed in this backward, but no sum took it. This is a bug in shardwise: please report it with this "
@@ -73,10 +73,14 @@ group::Gradients::Rule GradientSums::rule() const {
       .memory = unit_.ranks().memory_of_sums(options.custom_collectives)};
 }
 
-void GradientSums::take_large() {
+void GradientSums::take_large(bool is_next) {
   if (extent_ || planned_ == Extent::nothing || unit_.ranks().world() == 1) return;
   const auto given = rule();
-  for_each([&](auto& gradients) { gradients.take_large(given, unit_.buffers(), unit_.own_counters()); });
+  for_each([&](auto& gradients) { gradients.take_large(is_next, given, unit_.buffers(), unit_.own_counters()); });
+}
+
+void GradientSums::turn_to_inside() {
+  for (const auto& parameter : unit_.parameters()) parameter->turn_to_inside();
 }
 
 void GradientSums::begin() {

@@ -30,8 +30,11 @@ class GradientSums {
   /// Raises Error if a gradient came that no sum took.
   void need_nothing_left() const;
 
-  /// The next sum will be this one: what waits for it and is large moves into its bucket now.
-  void take_large();
+  /// What waits for its sum and is large moves into its bucket now, where that costs no memory. `is_next`: no other sum
+  /// starts before.
+  void take_large(bool is_next);
+  /// The sums of the backward are done; those of what came from backwards inside of it follow.
+  void turn_to_inside();
   /// Starts the sum over the ranks that hold shards. The sum over those that hold copies follows when it is done; in a
   /// stream it follows at once, and nobody waits for either before publish().
   void begin();

@@ -297,7 +297,7 @@ void Order::note(UnitId unit, size_t parameter, Moment moment) {
 
 void Order::gradient_arrived(UnitId unit, size_t parameter, Moment moment, Performer& rank) {
   reached_ = true;
-  (moment.backward == backward_ ? units_[unit].engaged : units_[unit].reached_inside) = true;
+  (is_inside_another(moment) ? units_[unit].reached_inside : units_[unit].engaged) = true;
   note(unit, parameter, moment);
   advance(moment, rank);
 }

@@ -170,6 +170,10 @@ class SHARDWISE_API Order {
   bool in_backward() const {
     return backward_ != kNone;
   }
+  /// Of a moment in some backward: whether that is not the one that began here.
+  bool is_inside_another(Moment moment) const {
+    return backward_ != moment.backward;
+  }
   /// To be followed by expect() for each gradient that it will bring.
   void begin_backward(int backward, Performer& rank);
   /// A gradient of this parameter will come.

@@ -243,11 +243,15 @@ void Schedule::gradient_arriving(Unit& unit, const group::Parameter& parameter, 
   if (!defined) order_.no_gradient(unit.id_, parameter.index, now());
 }
 
+bool Schedule::is_inside_another() const {
+  return order_.is_inside_another(now());
+}
+
 void Schedule::gradient_arrived(Unit& unit, const group::Parameter& parameter) {
   join_backward();
   if (const auto watch = watch_.lock()) watch->arrived(shared_from_this());
   const auto moment = now();
-  if (order_.is_next(unit.id_, moment, *this)) unit.sums_.take_large();
+  unit.sums_.take_large(order_.is_next(unit.id_, moment, *this));
   order_.gradient_arrived(unit.id_, parameter.index, moment, *this);
 }
 
@@ -266,7 +270,10 @@ void Schedule::end_backward() {
 void Schedule::sum_reached_inside(const std::vector<UnitId>& reached) {
   order_.begin_pending(reached, *this);
   std::vector<std::shared_ptr<Unit>> units;
-  for (const auto unit : reached) units.push_back(units_[unit].lock());
+  for (const auto unit : reached) {
+    units.push_back(units_[unit].lock());
+    units.back()->sums_.turn_to_inside();
+  }
   agree_on_sums(units);
   order_.end_backward(/*publishes=*/!finalized_by_hand_, *this);
 }

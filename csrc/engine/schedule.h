@@ -81,6 +81,8 @@ class SHARDWISE_API Schedule final : public std::enable_shared_from_this<Schedul
   }
 
   void gradient_arriving(Unit& unit, const group::Parameter& parameter, bool defined);
+  /// Whether autograd now runs another backward than the one whose gradients are summed.
+  bool is_inside_another() const;
   void gradient_arrived(Unit& unit, const group::Parameter& parameter);
   /// The end of a backward that brought gradients to this tree.
   void end_backward();

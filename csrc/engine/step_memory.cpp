@@ -114,7 +114,7 @@ class Walk final : private Performer {
       if (!brings_gradient(event)) continue;
       local_ += event.gradient;
       arrive(event);
-      if (order_.is_next(event.unit, kBackward, *this)) take_large(event.unit);
+      take_large(event.unit, order_.is_next(event.unit, kBackward, *this));
       order_.gradient_arrived(event.unit, i, kBackward, *this);
     }
     order_.end_backward(/*publishes=*/true, *this);
@@ -128,9 +128,10 @@ class Walk final : private Performer {
     note();
   }
 
-  void take_large(UnitId unit) {
+  void take_large(UnitId unit, bool is_next) {
     auto& state = states_[unit];
     for (size_t i = 0; i < state.large.size(); ++i) {
+      if (units_[unit].groups[i].bucket > 0 && !is_next) continue;
       const auto large = std::exchange(state.large[i], 0);
       if (large == 0) continue;
       open_bucket(unit, i);

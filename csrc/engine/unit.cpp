@@ -229,6 +229,10 @@ void Unit::gradient_arriving(group::Parameter& parameter, bool defined) {
   if (schedule_->order().missing(id_) > 0) begin(backward_span_, "backward");
 }
 
+bool Unit::is_inside_another() const {
+  return schedule_->is_inside_another();
+}
+
 void Unit::gradient_arrived(group::Parameter& parameter) {
   schedule_->gradient_arrived(*this, parameter);
   if (schedule_->order().missing(id_) == 0) backward_span_.reset();

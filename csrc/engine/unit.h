@@ -269,6 +269,7 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
  private:
   Unit(const Mesh& mesh, const UnitSettings& settings);
   void gradient_arriving(group::Parameter& parameter, bool defined) override;
+  bool is_inside_another() const override;
   void gradient_arrived(group::Parameter& parameter) override;
   void gradient_published(const at::Tensor& gradient) override;
 

@@ -176,15 +176,13 @@ void Gradients::take(size_t index, Counters& counters) {
   if (local.defined()) counters.copied_bytes += static_cast<int64_t>(local.nbytes());
 }
 
-void Gradients::take_large(Rule rule, comm::Buffers& buffers, Counters& counters) {
-  if (under_way_) return;
+void Gradients::take_large(bool is_next, Rule rule, comm::Buffers& buffers, Counters& counters) {
+  if (under_way_ || (scattered() && !is_next)) return;
   const base::ComputeGuard compute;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& fresh = parameters_[i]->fresh();
     if (!fresh.defined() || !moves_at_once(fresh.numel())) continue;
     if (!is_open_) open(rule, buffers, counters);
-    // A second one, of a backward inside this one, waits for the next sum.
-    if (taken_[i]) continue;
     filled_.await(bucket_);
     take(i, counters);
     moves_.run();

@@ -61,8 +61,9 @@ class Gradients {
     comm::SideStream copies;
     comm::HostCopies to_host;
   };
-  /// Copies the large gradients that wait into the bucket.
-  void take_large(Rule rule, comm::Buffers& buffers, Counters& counters);
+  /// Copies the large gradients that wait into the bucket, if the next sum is this one or the bucket is the result,
+  /// whose memory is there anyway.
+  void take_large(bool is_next, Rule rule, comm::Buffers& buffers, Counters& counters);
   /// Copies the gradients that still wait into the bucket, and starts the sum over `shards`: each of them gets its
   /// part, or all get everything. Starts nothing if this rank is alone. `streams` is null where waits are the host's.
   void begin(

@@ -218,13 +218,14 @@ void Parameter::collect(const std::shared_ptr<void>& owner, const at::Tensor& le
         "; only strided gradients can be averaged. Make the layer give dense gradients (Python: sparse=False; C++: "
         "EmbeddingOptions::sparse(false)), or name its parameters in ignored_parameters."));
   }
+  auto& before = listener_->is_inside_another() ? inside_ : fresh_;
   // The graph of a gradient made with create_graph may hold the same memory: never add into that.
-  if (arrived.requires_grad() || fresh_.defined()) {
+  if (arrived.requires_grad() || before.defined()) {
     const base::ComputeGuard guard;
     if (arrived.requires_grad()) arrived = arrived.detach().clone();
-    if (fresh_.defined()) arrived = at::add(fresh_, arrived);
+    if (before.defined()) arrived = at::add(before, arrived);
   }
-  fresh_ = std::move(arrived);
+  before = std::move(arrived);
   listener_->gradient_arrived(*this);
 }
 
@@ -305,7 +306,7 @@ void Parameter::take_leaf_gradient() {
 
 void Parameter::forget_backward() {
   put_back();
-  fresh_ = at::Tensor();
+  fresh_ = inside_ = at::Tensor();
   hook_due_ = false;
 }
 

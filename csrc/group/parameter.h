@@ -34,6 +34,8 @@ class Parameter {
     virtual ~Listener() = default;
     /// Before autograd looks at .grad. If the gradient is undefined, nothing will be accumulated.
     virtual void gradient_arriving(Parameter& parameter, bool defined) = 0;
+    /// Whether the backward that brings it runs inside another one, whose gradients are summed first.
+    virtual bool is_inside_another() const = 0;
     /// A gradient was accumulated and taken.
     virtual void gradient_arrived(Parameter& parameter) = 0;
     /// This is the mean of its shard's gradient, or was added to it.
@@ -163,6 +165,13 @@ class Parameter {
   const at::Tensor& fresh() const {
     return fresh_;
   }
+  /// After the sum of the backward: what those inside of it brought is fresh now.
+  void turn_to_inside() {
+    fresh_ = std::exchange(inside_, at::Tensor());
+  }
+  bool has_inside() const {
+    return inside_.defined();
+  }
   /// The end of a backward without synchronisation.
   void keep_for_later();
   /// As with torch, what a backward without synchronisation left is the gradient of the leaf where Python's modules
@@ -253,6 +262,8 @@ class Parameter {
   at::Tensor put_aside_;
   bool aside_ = false;
   at::Tensor fresh_;
+  /// The same of backwards inside this one. Apart from it, since the sum may have begun when they come.
+  at::Tensor inside_;
   /// publish() was called since the user's hook ran.
   bool hook_due_ = false;
   at::Tensor pending_;

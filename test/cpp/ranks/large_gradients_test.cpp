@@ -12,14 +12,16 @@ using torch::Tensor;
 constexpr int64_t kWidth = 190;
 
 struct ModelImpl : torch::nn::Module {
-  ModelImpl() {
+  explicit ModelImpl(int64_t width = kWidth) {
+    first = register_module("first", torch::nn::Linear(3, width));
+    wide = register_module("wide", torch::nn::Linear(width, width));
     fill(*this);
     const torch::NoGradGuard guard;
     for (auto& parameter : parameters()) parameter.div_(8);
     to(torch::kDouble);
   }
-  torch::nn::Linear first = register_module("first", torch::nn::Linear(3, kWidth));
-  torch::nn::Linear wide = register_module("wide", torch::nn::Linear(kWidth, kWidth));
+  torch::nn::Linear first = nullptr;
+  torch::nn::Linear wide = nullptr;
 };
 TORCH_MODULE(Model);
 
@@ -32,6 +34,12 @@ Tensor wide(Model& model, const Tensor& x) {
 }
 
 using Forward = std::function<Tensor(Model& model, const Tensor& x)>;
+
+/// The wide layer gets a gradient from a backward, then two from inside of it.
+Tensor with_backwards_inside(Model& model, const Tensor& x) {
+  const auto inner = [&model](const Tensor& y) { return wide(model, y); };
+  return wide(model, Recomputed::apply(model->first->forward(x), inner, 2));
+}
 
 /// One unit, in both functions, beside a plain model: `train` gets a function that makes a step of both.
 void in_both(
@@ -77,12 +85,39 @@ TEST(LargeGradients, OfABackwardThatFailsAreForgotten) {
 
 TEST(LargeGradients, OfABackwardInsideComeAfterTheOuterOne) {
   in_both([](Model& /*ours*/, const auto& step) {
-    const Forward run = [](Model& model, const Tensor& x) {
-      const auto inner = [&model](const Tensor& y) { return wide(model, y); };
-      return wide(model, Recomputed::apply(model->first->forward(x), inner, 2));
-    };
-    for (int number = 0; number < 3; ++number) step(number, run);
+    for (int number = 0; number < 3; ++number) step(number, with_backwards_inside);
   });
+}
+
+TEST(LargeGradients, AddUpInOneOrderWhateverCameFirst) {
+  // One sum of the outer backward's, then one of those inside: also where the first has not begun when they come.
+  for (const int64_t width : {int64_t{20}, kWidth}) {
+    const auto on_two_ranks = [&](bool replicates) {
+      on_ranks(
+          [&](Rank& rank) {
+            Model ours(width), reference(width);
+            for (auto* model : {&ours, &reference}) (*model)->to(torch::kFloat);
+            replicates ? void(replicate(*ours, on(rank))) : void(fully_shard(*ours, sharded_on(rank)));
+            with_backwards_inside(ours, batch(0, rank.rank(), 3)).sum().backward();
+            auto outer = torch::zeros({width, width}), inside = outer.clone();
+            for (int r = 0; r < 2; ++r) {
+              std::vector<Tensor> came;
+              const auto hook = reference->wide->weight.register_hook([&](Tensor each) { came.push_back(each); });
+              with_backwards_inside(reference, batch(0, r, 3)).sum().backward();
+              reference->wide->weight.remove_hook(hook);
+              ASSERT_EQ(came.size(), 3);
+              outer += came[0] / 2;
+              inside += (came[1] + came[2]) / 2;
+            }
+            const auto expected = outer + inside;
+            const auto& mean = replicates ? ours->wide->weight.grad() : ours->parameters()[2].grad();
+            ASSERT_TRUE(torch::equal(mean, replicates ? expected : piece_of(expected, rank)));
+          },
+          {2});
+    };
+    on_two_ranks(true);
+    on_two_ranks(false);
+  }
 }
 
 } // namespace shardwise::test::large_gradients
