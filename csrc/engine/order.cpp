@@ -94,22 +94,28 @@ bool Order::is_in(UnitId unit, Keep keep, Moment moment, Performer& rank) {
   return true;
 }
 
-bool Order::stays(UnitId other, UnitId entered, Keep keep, bool backward) const {
+bool Order::stays(UnitId other, UnitId entered, Keep keep, int backward) const {
   const auto head = units_[other].head;
+  // Autograd numbers backwards as they begin.
+  if (backward != kNone && units_[head].used_in >= backward_ && units_[head].used_in < backward) return true;
   if (keep >= Keep::all || head == entered || units_[head].in_forward || lies_below(entered, head)) return true;
   // A unit of several modules stays open while some of them are still to run backward.
-  if (backward && units_[head].timing.has_several_modules && units_[head].uses_to_come > 0) return true;
+  if (backward != kNone && units_[head].timing.has_several_modules && units_[head].uses_to_come > 0) return true;
   return keep == Keep::outer_and_inner && lies_below(other, entered);
 }
 
 void Order::enter(UnitId entered, Keep keep, Moment moment, Performer& rank) {
   const auto unit = units_[entered].head;
   const bool backward = moment.backward != kNone;
-  close_all([&](UnitId other) { return !stays(other, unit, keep, backward); }, backward, rank);
+  close_all([&](UnitId other) { return !stays(other, unit, keep, moment.backward); }, backward, rank);
   // Its gradients make room for what is gathered.
   if (backward && sums_in_stream_) advance(moment, rank);
   const auto open = [&](UnitId one) {
-    if (std::find(open_.begin(), open_.end(), one) == open_.end()) open_.push_back(one);
+    if (std::find(open_.begin(), open_.end(), one) == open_.end()) {
+      open_.push_back(one);
+      units_[one].used_in = kNone;
+    }
+    if (backward && units_[one].used_in < backward_) units_[one].used_in = moment.backward;
     if (backward) {
       units_[one].entered = true;
       return;
@@ -331,6 +337,13 @@ void Order::start_sums(const Condition& may_start, Performer& rank) {
     if (!may_start() || units_[sums_[launched_]].missing > 0 || !is_over(sums_[launched_])) return;
     if (units_[sums_[launched_]].sums) launch(sums_[launched_], rank);
   }
+}
+
+size_t Order::ready() const {
+  auto ready = launched_;
+  if (!in_backward() || !reached_ || late_) return ready;
+  while (ready < sums_.size() && units_[sums_[ready]].missing <= 0 && is_over(sums_[ready])) ++ready;
+  return ready;
 }
 
 // In a stream, only a unit that each backward gathers is seen to be over on all ranks alike; one inside of it is with

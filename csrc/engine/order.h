@@ -89,7 +89,8 @@ class Performer {
 ///
 /// Full parameters: a unit is entered at the first use of one of its own parameters, or when its module is seen to
 /// begin. It is closed when a unit that does not lie below it is entered, when the module of an outer unit (its own,
-/// for the outermost) is seen to end, and at the end of a backward, unless that runs within its forward. Its timing
+/// for the outermost) is seen to end, and at the end of a backward, unless that runs within its forward. A backward
+/// inside another one closes none that the other uses. Its timing
 /// says whether closing frees it. Uses are not counted: ranks may run a unit a different number of times in a row.
 ///
 /// While a unit computes, the unit that was gathered after it in the last pass of the same kind is gathered ahead,
@@ -224,6 +225,9 @@ class SHARDWISE_API Order {
     return !unfinished_.empty();
   }
 
+  /// How many sums this rank has started or can start.
+  size_t ready() const;
+
   // Failures.
   /// The backward dies on every rank: starts the sums that all ranks can start, so that no rank is left alone in one.
   /// The ranks then compare started(): one that expected fewer gradients may have come further.
@@ -257,6 +261,8 @@ class SHARDWISE_API Order {
     int64_t by_hand = -1;
     /// Its forward runs, and its end will be seen. (Of several modules some may never run.)
     bool in_forward = false;
+    /// While it is open: the first backward that used it, of the running one and those inside of it.
+    int used_in = kNone;
     /// The running backward has used this unit, in a forward that it repeats or for gradients; for gradients.
     bool entered = false;
     bool used_in_backward = false;
@@ -291,7 +297,7 @@ class SHARDWISE_API Order {
   bool is_by_hand(UnitId unit) const {
     return units_[unit].by_hand == forwards_;
   }
-  bool stays(UnitId other, UnitId entered, Keep keep, bool backward) const;
+  bool stays(UnitId other, UnitId entered, Keep keep, int backward) const;
   bool is_gathered(UnitId head) const;
   template <typename Condition>
   void close_all(const Condition& goes, bool backward, Performer& rank);

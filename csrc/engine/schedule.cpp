@@ -186,6 +186,8 @@ void Schedule::join_backward() {
     return;
   }
   if (order_.in_backward()) abandon_backward();
+  const auto trees = trees_sharing_groups(units());
+  for (const auto& tree : trees) tree->let_in_another();
   const Expectation expectation;
   const auto is_reached = [&](const std::shared_ptr<Unit>& unit) {
     const auto& parameters = unit->parameters();
@@ -194,7 +196,7 @@ void Schedule::join_backward() {
     });
   };
   bool another_is_first = false;
-  for (const auto& tree : trees_sharing_groups(units())) {
+  for (const auto& tree : trees) {
     const auto theirs = tree->units();
     if (tree.get() == this || !std::any_of(theirs.begin(), theirs.end(), is_reached)) continue;
     if (tree->number_ > number_) {
@@ -205,6 +207,13 @@ void Schedule::join_backward() {
     another_is_first = true;
   }
   join(expectation, another_is_first);
+}
+
+// How many sums have started depends on when others were done, which differs between ranks.
+void Schedule::let_in_another() {
+  if (!order_.in_backward() || watch_.expired() || backward_thread_ != std::this_thread::get_id()) return;
+  compare_started(in_backward_, order_.ready(), "the backward of another model inside one that stands");
+  order_.start_ready_sums(*this);
 }
 
 void Schedule::join(const Expectation& expectation, bool another_is_first) {
@@ -295,7 +304,7 @@ void Schedule::reduce_pending() {
 void Schedule::abandon_backward() noexcept {
   try {
     order_.start_ready_sums(*this);
-    compare_failed_backward(in_backward_, order_.started());
+    compare_started(in_backward_, order_.started(), "a backward that died");
   } catch (const std::exception& error) {
     TORCH_WARN("shardwise: after a backward that failed, a sum failed too: ", error.what());
   }

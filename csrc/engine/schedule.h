@@ -130,6 +130,9 @@ class SHARDWISE_API Schedule final : public std::enable_shared_from_this<Schedul
   bool another_runs_backward(const std::string& unit = "");
   void need_no_other_backward();
   void join_backward();
+  /// A backward of another tree begins inside the one of this tree: this rank has started as many sums by now as
+  /// others.
+  void let_in_another();
   void join(const Expectation& expectation, bool another_is_first);
 
   bool perform(Action action) override;

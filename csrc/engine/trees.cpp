@@ -95,14 +95,13 @@ void agree_on_sums(const std::vector<std::shared_ptr<Unit>>& units) {
   }
 }
 
-void compare_failed_backward(const std::vector<std::shared_ptr<Unit>>& units, size_t started) {
+void compare_started(const std::vector<std::shared_ptr<Unit>>& units, size_t started, const std::string& what) {
   std::set<comm::Agreement*> asked;
   for (const auto& unit : units) {
     const auto& agreement = unit->ranks().agreement();
     if (!agreement || agreement->broken() || !asked.insert(agreement.get()).second) continue;
     const auto last = started == 0 ? "before any sum" : "after the sum of unit '" + units[started - 1]->name() + "'";
-    agreement->compare_now(
-        event_of(std::vector<uint64_t>{started}), c10::str("a backward that died ", last), unit->own_counters());
+    agreement->compare_now(event_of(std::vector<uint64_t>{started}), c10::str(what, ' ', last), unit->own_counters());
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace shardwise::engine {
@@ -12,9 +13,9 @@ class Unit;
 /// an Error that names them if ranks differ, so that the sums that follow are the same everywhere.
 void agree_on_sums(const std::vector<std::shared_ptr<Unit>>& units);
 
-/// Has all ranks compare how many of these units, in the order of sums, have started theirs in a backward that died.
-/// Raises an Error if ranks differ: some would wait for sums that others do not join.
-void compare_failed_backward(const std::vector<std::shared_ptr<Unit>>& units, size_t started);
+/// Has all ranks compare how many of these units, in the order of sums, have started theirs, in a backward that `what`
+/// says. Raises an Error if ranks differ: some would wait for sums that others do not join.
+void compare_started(const std::vector<std::shared_ptr<Unit>>& units, size_t started, const std::string& what);
 
 /// From now on trees_sharing_groups() finds `tree` for this unit.
 void add_to_tree(const Unit& unit, const std::shared_ptr<Schedule>& tree);

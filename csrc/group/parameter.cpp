@@ -223,10 +223,18 @@ void Parameter::collect(const std::shared_ptr<void>& owner, const at::Tensor& le
   if (arrived.requires_grad() || before.defined()) {
     const base::ComputeGuard guard;
     if (arrived.requires_grad()) arrived = arrived.detach().clone();
-    if (before.defined()) arrived = at::add(before, arrived);
+    if (before.defined()) arrived = at::add(as_in_sum(before), arrived);
   }
   before = std::move(arrived);
   listener_->gradient_arrived(*this);
+}
+
+// Gradients that are narrower than the sum are widened by the copy into the bucket: too late for those that add up
+// before.
+at::Tensor Parameter::as_in_sum(const at::Tensor& gradient) const {
+  const bool widens = sum_dtype_ && at::isFloatingType(*sum_dtype_) && gradient.is_floating_point() &&
+                      c10::elementSize(*sum_dtype_) > gradient.itemsize();
+  return widens ? gradient.to(*sum_dtype_) : gradient;
 }
 
 // Somebody cleared the tensor's hooks (Python's first register_hook does). What is in .grad now is from this backward

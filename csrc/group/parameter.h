@@ -237,6 +237,7 @@ class Parameter {
   void replace_pre_hook(const std::shared_ptr<void>& owner, const at::Tensor& leaf);
   void set_aside(const std::shared_ptr<void>& owner, bool defined);
   void collect(const std::shared_ptr<void>& owner, const at::Tensor& leaf);
+  at::Tensor as_in_sum(const at::Tensor& gradient) const;
   void put_back();
   void follow_sum_dtype() const;
   bool is_apart() const;

@@ -1,0 +1,199 @@
+// Backwards that run inside of a backward or of a forward: gradients are those of plain LibTorch.
+#include "ranks/delays.h"
+#include "ranks/hybrid_models.h"
+#include "ranks/recomputed.h"
+#include "support/expect.h"
+
+namespace shardwise::test::nested_backward {
+namespace {
+
+using torch::Tensor;
+
+/// One pass through a model. `scale` is that of its losses. If it fails, then where a gradient comes to the output of
+/// block 0, whose backward is always inside of something.
+struct Pass {
+  Stack& model;
+  double scale;
+  bool fails = false;
+
+  Tensor block(size_t i, const Tensor& x) const {
+    auto y = model->block(i)->forward(x, 0.5);
+    if (i > 0) return y;
+    // The root's table is read inside too.
+    y = y + 0.1 * torch::linear(torch::linear(x, model->embedding->weight), model->embedding->weight.t());
+    if (fails && y.requires_grad())
+      y.register_hook([](const Tensor&) -> Tensor { throw std::runtime_error("on purpose"); });
+    return y;
+  }
+  Tensor recomputed(const Tensor& x, const Recomputed::Run& run, int64_t pieces) const {
+    return Recomputed::apply(x, run, pieces);
+  }
+  void backward(const Tensor& loss) const {
+    (loss * scale).backward();
+  }
+};
+using Way = void (*)(const Pass& pass, const Tensor& x);
+
+/// The first gradients of all come from inside.
+void own_function(const Pass& pass, const Tensor& x) {
+  auto y = pass.recomputed(
+      x, [pass](const Tensor& z) { return pass.block(0, z); }, 2);
+  y = pass.block(2, pass.block(1, y));
+  pass.backward(pass.recomputed(
+                        y, [pass](const Tensor& z) { return pass.block(2, z); }, 1)
+                    .pow(2)
+                    .mean());
+}
+
+void two_deep(const Pass& pass, const Tensor& x) {
+  const auto inner = [pass](const Tensor& z) { return pass.block(0, z); };
+  const auto outer = [pass, inner](const Tensor& z) { return pass.recomputed(pass.block(1, z), inner, 2); };
+  pass.backward(pass.model->head(pass.block(2, pass.recomputed(x, outer, 1))).pow(2).mean());
+}
+
+void in_forward(const Pass& pass, const Tensor& x) {
+  pass.backward(pass.block(0, x.detach().requires_grad_()).pow(2).mean());
+  const auto y = pass.block(2, pass.block(1, x));
+  const auto leaf = y.detach().requires_grad_();
+  for (const auto& piece : leaf.chunk(2)) pass.backward(pass.model->head(piece).pow(2).mean());
+  y.backward(leaf.grad());
+}
+
+/// Between a unit's output and its own backward.
+void in_a_hook(const Pass& pass, const Tensor& x) {
+  const auto side = pass.block(0, x.detach()).pow(2).mean() * pass.scale;
+  const auto y = pass.block(1, x);
+  y.register_hook([side](const Tensor& gradient) {
+    side.backward();
+    return gradient;
+  });
+  pass.backward(pass.model->head(pass.block(2, y)).pow(2).mean());
+}
+
+constexpr Way kWays[] = {own_function, two_deep, in_forward, in_a_hook};
+enum class Kind { sharded, kept, replicated, hybrid };
+enum class Setting { plain, tied, accumulated, fails };
+
+void train(Rank& rank, Way way, Kind kind, Setting setting, Grid grid) {
+  const auto make = [&] { return Stack(6, 3, setting == Setting::tied); };
+  Pair<Stack> both{rank, make(), make()};
+  if (kind == Kind::replicated) {
+    for (auto& block : *both.ours->blocks) replicate(*block, on(rank));
+    replicate(both.ours, on(rank));
+    both.shards = 1;
+  } else if (kind == Kind::hybrid) {
+    shard_stack(both.ours, hybrid_on(rank, grid));
+    both.shards = grid.shards;
+  } else {
+    shard_stack(both.ours, sharded_on(rank).reshard_after_forward(kind == Kind::sharded));
+  }
+  // What was registered for a tied head is never used, and stays whole.
+  if (setting == Setting::tied) both.dims = {{"head.weight", -1}};
+  auto root = unit(*both.ours);
+  const auto run = [&](Stack& model, int step, int r, double scale, bool fails = false) {
+    way({model, scale, fails}, model->embedding->forward(tokens(step, r)));
+  };
+  for (int step = 0; step < 3; ++step) {
+    if (setting == Setting::fails && step > 0) {
+      expect_error<std::exception>([&] { run(both.ours, 50, rank.rank(), 1, true); }, {"on purpose"});
+      both.ours->zero_grad();
+    }
+    for (const bool is_last : {false, true}) {
+      if (!is_last && setting != Setting::accumulated) continue;
+      root.set_requires_gradient_sync(is_last);
+      const int data = 2 * step + (is_last ? 1 : 0);
+      run(both.ours, data, rank.rank(), 1);
+      for (int r = 0; r < rank.world_size(); ++r) run(both.reference, data, r, 1.0 / rank.world_size());
+    }
+    both.check("step " + std::to_string(step));
+    both.optimize();
+  }
+}
+
+} // namespace
+
+TEST(NestedBackward, GradientsAreThoseOfPlainLibTorch) {
+  // Every two of way, kind and setting come together.
+  for (int w = 0; w < 4; ++w) {
+    for (int k = 0; k < 4; ++k) {
+      const auto kind = static_cast<Kind>(k);
+      const auto setting = static_cast<Setting>((w + k) % 4);
+      const Grid grid{2, w == 0 ? 2 : 1};
+      const int world = kind == Kind::hybrid ? grid.world() : 1 + (w + 2 * k) % 3;
+      SCOPED_TRACE(c10::str("way ", w, ", kind ", k, ", setting ", (w + k) % 4, ", ", world, " ranks"));
+      run_ranks(world, [&](Rank& rank) { train(rank, kWays[w], kind, setting, grid); });
+    }
+  }
+}
+
+TEST(NestedBackward, OfAnotherModelOnTheSameMesh) {
+  // Sums of the outer one are under way or still to come, as chance will have it; all units are of one size, so that
+  // nothing but wrong gradients would tell of sums that were mixed up.
+  const Delays delays(std::nullopt);
+  for (const bool replicates : {false, true}) {
+    run_ranks(2, [&](Rank& rank) {
+      const auto make = [](uint64_t seed) {
+        auto model = mlp({8, 8, 8, 8, 8, 8});
+        fill(*model, seed);
+        return model;
+      };
+      auto inner = make(1), outer = make(2), inner_reference = make(1), outer_reference = make(2);
+      for (auto* model : {&inner, &outer}) {
+        for (const auto& child : (*model)->children()) {
+          if (child->parameters().empty()) continue;
+          replicates ? replicate(*child, on(rank)) : fully_shard(*child, sharded_on(rank));
+        }
+        replicates ? replicate(*model, on(rank)) : fully_shard(*model, sharded_on(rank));
+      }
+      const auto run = [](torch::nn::Sequential& in, torch::nn::Sequential& out, int step, int r, double scale) {
+        const auto x = batch(step, r, 8).requires_grad_() * 1;
+        x.register_hook([&in, step, r, scale](const Tensor& gradient) {
+          const torch::AutoGradMode with_gradients(true);
+          (in->forward(batch(step + 50, r, 8)).pow(2).sum() * scale).backward();
+          return gradient;
+        });
+        (out->forward(x).pow(2).sum() * scale).backward();
+      };
+      const int64_t shards = replicates ? 1 : 0;
+      for (int step = 0; step < 8; ++step) {
+        run(inner, outer, step, rank.rank(), 1);
+        for (int r = 0; r < 2; ++r) run(inner_reference, outer_reference, step, r, 0.5);
+        assert_pieces(*inner, *inner_reference, rank, c10::str("inner, step ", step), {}, shards);
+        assert_pieces(*outer, *outer_reference, rank, c10::str("outer, step ", step), {}, shards);
+        for (auto* model : {&inner, &outer, &inner_reference, &outer_reference}) (*model)->zero_grad();
+      }
+    });
+  }
+}
+
+TEST(NestedBackward, GradientsAddUpInTheDtypeOfTheSum) {
+  constexpr int64_t kPieces = 32;
+  const auto policy = MixedPrecision().param_dtype(torch::kBFloat16).reduce_dtype(torch::kFloat);
+  for (const bool replicates : {false, true}) {
+    run_ranks(2, [&](Rank& rank) {
+      torch::nn::Linear ours(torch::nn::LinearOptions(8, 8).bias(false));
+      fill(*ours);
+      const auto low = ours->weight.detach().to(torch::kBFloat16, false, /*copy=*/true);
+      replicates ? replicate(ours, on(rank).mixed_precision(policy))
+                 : fully_shard(ours, sharded_on(rank).mixed_precision(policy));
+      const auto input = [&](int r) { return batch(0, r, 8, kPieces).to(torch::kBFloat16).requires_grad_(); };
+      const auto loss = [](const Tensor& y) { return (y.to(torch::kFloat) + 1).pow(2).sum(); };
+      loss(Recomputed::apply(
+               input(rank.rank()), [&](const Tensor& x) { return ours->forward(x); }, kPieces))
+          .backward();
+      auto mean = torch::zeros({8, 8});
+      for (int r = 0; r < 2; ++r) {
+        for (const auto& piece : input(r).detach().chunk(kPieces)) {
+          const auto weight = low.clone().requires_grad_();
+          mean += torch::autograd::grad({loss(torch::linear(piece, weight))}, {weight})[0].to(torch::kFloat) / 2;
+        }
+      }
+      const auto mine = ours->parameters()[0].grad();
+      EXPECT_LT(
+          (mine - (replicates ? mean : piece_of(mean, rank))).abs().max().item<float>(),
+          1e-4 * mean.abs().max().item<float>());
+    });
+  }
+}
+
+} // namespace shardwise::test::nested_backward
