@@ -168,6 +168,15 @@ def stages_of_one_name(rank: int, folder: str) -> None:
 
 
 class TestSavedModels:
+    def test_ranks_without_a_process_group(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each would write over what the others wrote."""
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with pytest.raises(ValueError, match="the program has 2 ranks"):
+            checkpoint.save(tmp_path / "step", nn.Linear(2, 2))
+        with pytest.raises(ValueError, match="the program has 2 ranks"):
+            checkpoint.Saver().save(tmp_path / "step", nn.Linear(2, 2))
+        assert not list(tmp_path.iterdir())
+
     def test_stages_of_a_pipeline(self, tmp_path: Path) -> None:
         run_ranks(2, stages, str(tmp_path / "step"))
         # Together they are the model.
