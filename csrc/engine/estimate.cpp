@@ -42,15 +42,18 @@ class Estimate {
   }
 
   MemoryEstimate result() {
-    const auto peaks = walk_steps(units_, events_, static_cast<size_t>(policy_.sums_in_flight));
+    // On a CPU idle memory is the arena's, and so is that of sums between zero_grad() and the next ones.
+    const bool keeps_idle = policy_.sums_in_stream;
+    const auto peaks = walk_steps(units_, events_, static_cast<size_t>(policy_.sums_in_flight), keeps_idle);
     result_.pool = peaks.pool;
     result_.unsummed_gradients = peaks.unsummed_gradients;
     result_.gradients = sums_ + means_;
     const auto always = result_.parameters + result_.buffers + result_.optimizer + sums_;
     const auto kept = policy_.keeps_means ? means_ : 0;
-    result_.forward_peak = always + kept + peaks.forward;
+    const auto in_peaks = keeps_idle ? 0 : sums_;
+    result_.forward_peak = always - in_peaks + kept + peaks.forward;
     result_.after_step = always + means_ + peaks.pool;
-    result_.backward_peak = std::max(always + kept + peaks.backward, result_.after_step);
+    result_.backward_peak = std::max(always - in_peaks + kept + peaks.backward, result_.after_step);
     return result_;
   }
 
@@ -106,15 +109,16 @@ class Estimate {
     return outline.lay_out(shapes, dims);
   }
 
-  /// On CPUs, over our own transport.
-  bool places_directly(const layout::Shards& layout, at::ScalarType dtype) const {
-    if (policy_.sums_in_stream || layout.world == 1) return false;
-    return std::any_of(layout.cuts.begin(), layout.cuts.end(), [&](const auto& cut) {
+  /// The elements that a gather puts into their places: on CPUs, over our own transport.
+  int64_t placed(const layout::Shards& layout, at::ScalarType dtype) const {
+    if (policy_.sums_in_stream || layout.world == 1) return 0;
+    int64_t elements = 0;
+    for (const auto& cut : layout.cuts) {
       for (int64_t rank = 0; rank < layout.world; ++rank) {
-        if (group::FullCopies::can_place(cut, rank, dtype)) return true;
+        if (group::FullCopies::can_place(cut, rank, dtype)) elements += cut.piece_numel(rank);
       }
-      return false;
-    });
+    }
+    return elements;
   }
 
   GroupBytes add_group(const std::vector<Item>& items) {
@@ -139,7 +143,13 @@ class Estimate {
       if (layout.world > 1 && compute != own) bytes.sent = part;
       const auto holders = policy_.reshard && policy_.reshard->ranks() ? *policy_.reshard->ranks() : 1;
       if (holders > 1 && holders < layout.world) bytes.held = layout.world / holders * part;
-      bytes.gathers_into_full = policy_.is_flat || (bytes.held == 0 && places_directly(layout, compute));
+      const auto direct = policy_.is_flat || bytes.held > 0 ? 0 : placed(layout, compute);
+      bytes.gathers_into_full = policy_.is_flat || direct > 0;
+      if (direct > 0) {
+        const auto item = bytes_of(compute);
+        bytes.full = group::FullCopies::with_rest(bytes.full / item, layout.world * layout.part, direct) * item;
+        bytes.gathered = 0;
+      }
     }
     std::vector<size_t> trained;
     for (size_t i = 0; i < items.size(); ++i) {
@@ -156,6 +166,7 @@ class Estimate {
     const auto some = outline.lay_out_some(layout, trained);
     const auto segment = layout::with_counts(some, trained.size(), layout::alignment(bytes_of(sum))) * bytes_of(sum);
     sums_ += segment;
+    if (!policy_.sums_in_stream) bytes.sum = segment;
     if (layout.world > 1) bytes.bucket = layout.world * segment;
     return bytes;
   }

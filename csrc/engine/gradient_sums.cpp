@@ -73,6 +73,10 @@ group::Gradients::Rule GradientSums::rule() const {
       .memory = unit_.ranks().memory_of_sums(options.custom_collectives)};
 }
 
+void GradientSums::rest() {
+  if (!extent_) for_each([](auto& gradients) { gradients.rest(); });
+}
+
 void GradientSums::take_large(bool is_next) {
   if (extent_ || planned_ == Extent::nothing || unit_.ranks().world() == 1) return;
   const auto given = rule();

@@ -30,6 +30,8 @@ class GradientSums {
   /// Raises Error if a gradient came that no sum took.
   void need_nothing_left() const;
 
+  /// A forward begins, which may use the memory of the last sums.
+  void rest();
   /// What waits for its sum and is large moves into its bucket now, where that costs no memory. `is_next`: no other sum
   /// starts before.
   void take_large(bool is_next);

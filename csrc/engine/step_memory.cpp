@@ -12,6 +12,8 @@ namespace {
 /// Simulates comm::Buffers with sizes alone.
 class Pool {
  public:
+  explicit Pool(bool keeps_idle) : keeps_idle_(keeps_idle) {}
+
   /// Returns the size of the memory that is given out.
   int64_t take(int64_t bytes) {
     const auto rank = [&](size_t i) { return std::optional(std::pair(idle_[i], i)); };
@@ -22,7 +24,11 @@ class Pool {
     return bytes;
   }
   void give(int64_t size) {
-    idle_.push_back(size);
+    if (keeps_idle_) {
+      idle_.push_back(size);
+    } else {
+      all_ -= size;
+    }
   }
   int64_t all() const {
     return all_;
@@ -35,6 +41,7 @@ class Pool {
     return size;
   }
 
+  bool keeps_idle_;
   std::vector<int64_t> idle_;
   int64_t all_ = 0;
 };
@@ -42,11 +49,13 @@ class Pool {
 /// Carries out what the order of a tree says, on sizes alone.
 class Walk final : private Performer {
  public:
-  Walk(const std::vector<UnitBytes>& units, const std::vector<StepEvent>& events, size_t sums_in_flight)
+  Walk(
+      const std::vector<UnitBytes>& units, const std::vector<StepEvent>& events, size_t sums_in_flight, bool keeps_idle)
       : units_(units),
         events_(events),
         sums_in_flight_(sums_in_flight),
-        states_(units.size()) {
+        states_(units.size()),
+        pool_(keeps_idle) {
     for (const auto& unit : units) {
       const UnitTiming timing{
           .reshard_after_forward = unit.reshards_after_forward,
@@ -91,6 +100,7 @@ class Walk final : private Performer {
     std::vector<Taken> taken;
     /// By group; 0 where there is none now.
     std::vector<int64_t> buckets;
+    std::vector<int64_t> sums;
     /// By group: large gradients that wait for their bucket.
     std::vector<int64_t> large;
   };
@@ -142,7 +152,7 @@ class Walk final : private Performer {
 
   void note() {
     auto& peak = backward_ ? peaks_.backward : peaks_.forward;
-    peak = std::max(peak, pool_.all() + local_);
+    peak = std::max(peak, pool_.all() + local_ + sums_);
     peaks_.unsummed_gradients = std::max(peaks_.unsummed_gradients, local_);
   }
   int64_t take(int64_t bytes) {
@@ -161,11 +171,13 @@ class Walk final : private Performer {
     auto& state = states_[action.unit];
     switch (action.kind) {
       case Kind::gather:
+        rest(action.unit);
         if (!units_[action.unit].has_full_copies || state.full == Full::there) return false;
         begin(action.unit);
         finish(action.unit);
         return true;
       case Kind::gather_ahead:
+        rest(action.unit);
         begin(action.unit);
         break;
       case Kind::free:
@@ -230,6 +242,7 @@ class Walk final : private Performer {
     states_[unit].large.clear();
     const auto whole = std::exchange(states_[unit].gradients, 0);
     if (units_[unit].is_summed) local_ -= whole;
+    for (size_t i = 0; i < units_[unit].groups.size(); ++i) provide_result(unit, i);
   }
 
   // As many sums as may be are under way; the oldest is taken to be done at the next event. In a stream a sum counts as
@@ -243,10 +256,27 @@ class Walk final : private Performer {
     return true;
   }
 
+  // In backward the sums of the last one rest already.
+  void rest(UnitId unit) {
+    if (backward_) return;
+    for (auto& sum : states_[unit].sums) sums_ -= std::exchange(sum, 0);
+  }
+
   void open_bucket(UnitId unit, size_t group) {
+    const bool is_result = units_[unit].groups[group].bucket == 0;
+    if (is_result) provide_result(unit, group);
     auto& buckets = states_[unit].buckets;
     buckets.resize(units_[unit].groups.size());
     if (buckets[group] == 0) buckets[group] = take(units_[unit].groups[group].bucket);
+  }
+
+  void provide_result(UnitId unit, size_t group) {
+    auto& sums = states_[unit].sums;
+    sums.resize(units_[unit].groups.size());
+    if (sums[group] > 0) return;
+    sums[group] = units_[unit].groups[group].sum;
+    sums_ += sums[group];
+    note();
   }
 
   void give_buckets(UnitId unit) {
@@ -261,6 +291,7 @@ class Walk final : private Performer {
   Order order_;
   Pool pool_;
   int64_t local_ = 0;
+  int64_t sums_ = 0;
   bool backward_ = false;
   StepPeaks peaks_;
 };
@@ -268,9 +299,10 @@ class Walk final : private Performer {
 } // namespace
 
 StepPeaks walk_steps(
-    const std::vector<UnitBytes>& units, const std::vector<StepEvent>& forward, size_t sums_in_flight) {
+    const std::vector<UnitBytes>& units, const std::vector<StepEvent>& forward, size_t sums_in_flight,
+    bool keeps_idle) {
   if (units.empty()) return {};
-  Walk walk(units, forward, sums_in_flight);
+  Walk walk(units, forward, sums_in_flight, keeps_idle);
   auto peaks = walk.step();
   // The first step gathers nothing ahead, and each step may still enlarge the pool.
   for (int steps = 0; steps < 16; ++steps) {

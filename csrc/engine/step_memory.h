@@ -20,6 +20,8 @@ struct GroupBytes {
   int64_t held = 0;
   /// The bucket of gradients, from the pool.
   int64_t bucket = 0;
+  /// The result of its sum, if that gives its memory back when the next forward comes to the unit.
+  int64_t sum = 0;
 };
 
 /// One unit of a tree. The outermost has no outer unit and comes last; the others come in the order in which they are
@@ -51,7 +53,7 @@ struct StepEvent {
   bool moves_at_once = false;
 };
 
-/// The most that the pool and whole gradients take together, in forward and in backward.
+/// The most that the pool, whole gradients and GroupBytes::sum take together, in forward and in backward.
 struct StepPeaks {
   int64_t forward = 0;
   int64_t backward = 0;
@@ -62,8 +64,9 @@ struct StepPeaks {
 };
 
 /// Simulates steps in the engine's own order (engine/order.h), each sum done at the next event, until nothing changes
-/// any more.
-SHARDWISE_API StepPeaks
-walk_steps(const std::vector<UnitBytes>& units, const std::vector<StepEvent>& forward, size_t sums_in_flight = 1);
+/// any more. `keeps_idle`: the pool keeps what is not in use, as on a device; if not, that counts as free.
+SHARDWISE_API StepPeaks walk_steps(
+    const std::vector<UnitBytes>& units, const std::vector<StepEvent>& forward, size_t sums_in_flight = 1,
+    bool keeps_idle = true);
 
 } // namespace shardwise::engine

@@ -176,6 +176,7 @@ const group::Parameter* Unit::parameter_of_shard(const at::Tensor& tensor) const
 bool Unit::begin_unshard() {
   need_own_memory();
   follow_visible();
+  sums_.rest();
   if (!has_full_copies()) {
     // Hooks and operations see the leaves, which must follow the tensors that a front end shows in their place.
     settings_.front_end ? renew_groups() : need_values();

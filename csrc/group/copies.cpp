@@ -18,11 +18,11 @@ void Copies::begin_unshard(
   stale_ = false;
   gathered_versions_ = versions();
   const base::ComputeGuard compute;
-  provide(from_held, collectives, buffers, counters);
+  provide(from_held, may_hold, collectives, buffers, counters);
   state_ = State::gathering;
   try {
     observe::pass(observe::StepPoint::unshard);
-    start(collectives, may_hold, buffers, unit, counters);
+    start(collectives, buffers, unit, counters);
   } catch (...) {
     drop_gather(buffers, counters);
     throw;

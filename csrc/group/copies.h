@@ -69,11 +69,11 @@ class Copies {
   }
   /// Takes memory for a gather, and puts there what this rank sends. `from_held`: of what was put aside.
   virtual void provide(
-      bool from_held, const comm::Collectives& collectives, comm::Buffers& buffers, Counters& counters) = 0;
+      bool from_held, bool may_hold, const comm::Collectives& collectives, comm::Buffers& buffers,
+      Counters& counters) = 0;
   /// Starts the collective; without other ranks there is none.
   virtual void start(
-      const comm::Collectives& collectives, bool may_hold, comm::Buffers& buffers, const std::string& unit,
-      Counters& counters) = 0;
+      const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters) = 0;
   /// Once it is done: gives the leaves their memory and values.
   virtual void copy_out(int64_t holders, comm::Buffers& buffers, Counters& counters) = 0;
   virtual void free_leaves() = 0;

@@ -96,7 +96,8 @@ void ExtendedCopies::prepare() {
 }
 
 void ExtendedCopies::provide(
-    bool /*from_held*/, const comm::Collectives& collectives, comm::Buffers& buffers, Counters& counters) {
+    bool /*from_held*/, bool /*may_hold*/, const comm::Collectives& collectives, comm::Buffers& buffers,
+    Counters& counters) {
   const auto options = at::TensorOptions().dtype(at::kByte).device(device_);
   sent_ = buffers.take(part_, options, counters, collectives.memory());
   size_t next = 0;
@@ -111,8 +112,7 @@ void ExtendedCopies::provide(
 }
 
 void ExtendedCopies::start(
-    const comm::Collectives& collectives, bool /*may_hold*/, comm::Buffers& /*buffers*/, const std::string& unit,
-    Counters& counters) {
+    const comm::Collectives& collectives, comm::Buffers& /*buffers*/, const std::string& unit, Counters& counters) {
   if (world_ > 1) pending_ = collectives.all_gather(gathered_, sent_, named(unit), counters);
 }
 

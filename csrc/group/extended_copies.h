@@ -40,10 +40,10 @@ class ExtendedCopies : public Copies {
   };
 
   void provide(
-      bool from_held, const comm::Collectives& collectives, comm::Buffers& buffers, Counters& counters) override;
-  void start(
-      const comm::Collectives& collectives, bool may_hold, comm::Buffers& buffers, const std::string& unit,
+      bool from_held, bool may_hold, const comm::Collectives& collectives, comm::Buffers& buffers,
       Counters& counters) override;
+  void start(const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters)
+      override;
   void copy_out(int64_t holders, comm::Buffers& buffers, Counters& counters) override;
   void free_leaves() override;
   bool gathers_apart() const override {

@@ -105,25 +105,25 @@ bool FullCopies::serves(const at::Tensor& tensor) const {
 }
 
 void FullCopies::provide(
-    bool from_held, const comm::Collectives& collectives, comm::Buffers& buffers, Counters& counters) {
+    bool from_held, bool may_hold, const comm::Collectives& collectives, comm::Buffers& buffers, Counters& counters) {
   from_held_ = from_held && collectives.size() * held_.numel() == layout_.world * layout_.part;
   if (!from_held_) {
     drop_held(buffers);
     counters.unsharded_bytes += collect();
   }
-  if (is_flat_) refill(collectives.memory(), buffers, counters);
+  places_directly_ = !may_hold && !placements_.empty() && collectives.can_place();
+  if (gathers_into_leaves()) refill(collectives.memory(), buffers, counters);
   if (gathers_apart()) {
     gathered_ = buffers.take(layout_.world * layout_.part, kinds_.full, counters, collectives.memory());
   } else if (layout_.world == 1 && !lies_on_full_device()) {
     gathered_ = send(buffers, counters);
   } else {
-    gathered_ = is_flat_ ? memory_ : part_;
+    gathered_ = gathers_into_leaves() ? memory_ : part_;
   }
 }
 
 void FullCopies::start(
-    const comm::Collectives& collectives, bool may_hold, comm::Buffers& buffers, const std::string& unit,
-    Counters& counters) {
+    const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters) {
   if (layout_.world == 1) return;
   auto part = from_held_ ? held_ : part_;
   if (collectives.memory() != nullptr) {
@@ -133,10 +133,14 @@ void FullCopies::start(
   }
   std::optional<comm::SideStream::Scope> scope;
   if (!from_held_ && !lies_on_full_device()) scope.emplace(from_host_, gathered_.device());
-  places_directly_ = !may_hold && !placements_.empty() && collectives.can_place();
-  if (places_directly_) refill(nullptr, buffers, counters);
-  const transport::DirectPlacement placement{memory_, placements_};
-  pending_ = collectives.all_gather(gathered_, part, named(unit), counters, places_directly_ ? &placement : nullptr);
+  if (places_directly_) {
+    // Nothing arrives in the output itself.
+    const auto output = view_of(memory_, {layout_.world * layout_.part}, {1}, 0);
+    const transport::DirectPlacement placement{memory_, placements_};
+    pending_ = collectives.all_gather(output, part, named(unit), counters, &placement);
+  } else {
+    pending_ = collectives.all_gather(gathered_, part, named(unit), counters);
+  }
   if (scope) begun_.note(gathered_);
 }
 
@@ -174,17 +178,20 @@ void FullCopies::await_gather() {
   if (!lies_on_full_device() && gathered_.defined()) begun_.await(gathered_);
 }
 
-// All leaves lie in one piece of memory, so that the pool keeps few of them.
+// All leaves lie in one piece of memory, so that the pool keeps few of them. It may have been kept, or be out of date.
 void FullCopies::refill(const comm::Collectives* owner, comm::Buffers& buffers, Counters& counters) {
-  if (memory_.defined()) {
-    // Kept, or out of date.
-  } else if (is_flat_) {
-    memory_ = buffers.take(layout_.world * layout_.part, kinds_.full, counters, owner);
-  } else {
+  auto numel = layout_.world * layout_.part;
+  if (!is_flat_) {
     size_t bytes = 0;
     for (const auto& storage : storages_) bytes += layout::aligned(storage.bytes());
-    memory_ = buffers.take(static_cast<int64_t>(bytes), kinds_.full.dtype(at::kByte), counters);
+    const auto leaves = static_cast<int64_t>(bytes / kinds_.full.dtype().itemsize());
+    numel = places_directly_ ? with_rest(leaves, numel, placed_) : leaves;
   }
+  if (memory_.defined() && memory_.numel() < numel) {
+    free_leaves();
+    buffers.give(std::exchange(memory_, at::Tensor()));
+  }
+  if (!memory_.defined()) memory_ = buffers.take(numel, kinds_.full, counters, is_flat_ ? owner : nullptr);
   are_shared_ = transport::is_shared(memory_);
   size_t offset = 0;
   for (auto& storage : storages_) {
@@ -218,7 +225,7 @@ void FullCopies::copy_pieces() {
   std::vector<Piece> pieces;
   for (size_t i = 0; i < copies_.size(); ++i) {
     const auto& copy = copies_[i];
-    const auto start = copy.rank * layout_.part + copy.offset;
+    const auto start = places_directly_ ? copy.rest : copy.rank * layout_.part + copy.offset;
     if (places_directly_ && copy.can_place) {
       // It is there already.
     } else if (alike && copy.is_moved) {
@@ -252,7 +259,8 @@ void FullCopies::copy_out(int64_t holders, comm::Buffers& buffers, Counters& cou
   // Not before, unless the gather writes there: until then what was gathered is all that the unit takes.
   if (!gathers_into_leaves()) refill(nullptr, buffers, counters);
   copy_pieces();
-  counters.unsharded_bytes += copied_bytes_ - (places_directly_ ? placed_bytes_ : 0);
+  const auto placed = places_directly_ ? placed_ * static_cast<int64_t>(kinds_.full.dtype().itemsize()) : 0;
+  counters.unsharded_bytes += copied_bytes_ - placed;
   if (!written()) hold(holders, buffers, counters);
 }
 
@@ -437,17 +445,46 @@ void FullCopies::find_placements() {
     start += layout::aligned(storage.bytes());
   }
   const auto item = kinds_.full.dtype().itemsize();
+  const auto begin_of = [&](const Copy& copy) {
+    return static_cast<size_t>(copy.rank * layout_.part + copy.offset) * item;
+  };
+  std::vector<transport::DirectPlacement::Range> large;
   for (auto& copy : copies_) {
-    const auto bytes = copy.rows.nbytes();
     copy.can_place =
         !copy.is_moved && can_place(layout_.cuts[copy.leaf], copy.rank, kinds_.full.dtype().toScalarType());
     if (!copy.can_place) continue;
-    const auto offset = static_cast<size_t>(copy.rank * layout_.part + copy.offset) * item;
-    placements_.push_back({offset, bytes, starts[copy.leaf] + static_cast<size_t>(copy.runs.start) * item});
-    placed_bytes_ += static_cast<int64_t>(bytes);
+    const auto to = starts[copy.leaf] + static_cast<size_t>(copy.runs.start) * item;
+    large.push_back({begin_of(copy), copy.rows.nbytes(), to});
+    placed_ += copy.rows.numel();
   }
+  if (large.empty()) return;
   const auto before = [](const auto& a, const auto& b) { return a.offset < b.offset; };
-  std::sort(placements_.begin(), placements_.end(), before);
+  std::sort(large.begin(), large.end(), before);
+  size_t done = 0;
+  const auto add_rest = [&](size_t end) {
+    const auto part = static_cast<size_t>(layout_.part) * item;
+    while (done < end) {
+      const auto bytes = std::min(end, (done / part + 1) * part) - done;
+      placements_.push_back({done, bytes, start});
+      start += bytes;
+      done += bytes;
+    }
+  };
+  for (const auto& range : large) {
+    add_rest(range.offset);
+    placements_.push_back(range);
+    done += range.bytes;
+  }
+  add_rest(static_cast<size_t>(layout_.world * layout_.part) * item);
+  for (auto& copy : copies_) {
+    const transport::DirectPlacement::Range begin{begin_of(copy), 0, 0};
+    const auto& range = *std::prev(std::upper_bound(placements_.begin(), placements_.end(), begin, before));
+    copy.rest = static_cast<int64_t>((range.to + begin.offset - range.offset) / item);
+  }
+}
+
+int64_t FullCopies::with_rest(int64_t leaves, int64_t gathered, int64_t placed) {
+  return std::max(leaves + gathered - placed, gathered);
 }
 
 void FullCopies::make_flat(FrontEndCallbacks& front) {
@@ -498,7 +535,7 @@ void FullCopies::take_storages(const FullCopies& before, FrontEndCallbacks& fron
   copies_ = before.copies_;
   copied_bytes_ = before.copied_bytes_;
   placements_ = before.placements_;
-  placed_bytes_ = before.placed_bytes_;
+  placed_ = before.placed_;
   for (size_t i = 0; i < parameters().size(); ++i) {
     const auto leaf = parameters()[i]->full();
     front.mark(leaf);

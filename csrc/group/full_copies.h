@@ -50,6 +50,9 @@ class FullCopies : public Copies {
 
   /// Whether a gather over our own transport puts this rank's piece of a leaf into its place, without a copy.
   static bool can_place(const layout::Cut& cut, int64_t rank, at::ScalarType dtype);
+  /// The elements of the memory of such full copies, behind which the rest of what is gathered arrives: of `leaves`,
+  /// with their padding, of all that is gathered, and of what is placed.
+  static int64_t with_rest(int64_t leaves, int64_t gathered, int64_t placed);
 
   bool fits() const override;
   void mark_stale() override;
@@ -117,8 +120,10 @@ class FullCopies : public Copies {
     int64_t rank;
     int64_t offset;
     bool is_moved;
-    /// Whether a gather with a placement puts it into its place directly.
+    /// Whether a gather with a placement puts it into its place directly; if not, where in the memory of the full
+    /// copies it arrives.
     bool can_place = false;
+    int64_t rest = 0;
   };
 
   bool lies_on_full_device() const {
@@ -128,17 +133,17 @@ class FullCopies : public Copies {
     return kinds_.shards.dtype() == kinds_.full.dtype() && lies_on_full_device();
   }
   void provide(
-      bool from_held, const comm::Collectives& collectives, comm::Buffers& buffers, Counters& counters) override;
-  void start(
-      const comm::Collectives& collectives, bool may_hold, comm::Buffers& buffers, const std::string& unit,
+      bool from_held, bool may_hold, const comm::Collectives& collectives, comm::Buffers& buffers,
       Counters& counters) override;
+  void start(const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters)
+      override;
   void copy_out(int64_t holders, comm::Buffers& buffers, Counters& counters) override;
   void free_leaves() override {
     for (auto& storage : storages_) storage.free();
   }
   // In the layout `flat` what is gathered is the full copies, and with one rank it is the part.
   bool gathers_apart() const override {
-    return !is_flat_ && layout_.world > 1;
+    return !gathers_into_leaves() && layout_.world > 1;
   }
   bool gathers_into_leaves() const override {
     return is_flat_ || places_directly_;
@@ -182,10 +187,11 @@ class FullCopies : public Copies {
   /// In the layout `flat`: where each leaf starts in the one storage.
   std::vector<int64_t> starts_;
   std::vector<Copy> copies_;
-  /// The large pieces that can be placed directly, and how many bytes those are.
+  /// Where everything goes if large pieces are placed directly, and how many elements those have. Empty if there are
+  /// none.
   std::vector<transport::DirectPlacement::Range> placements_;
-  int64_t placed_bytes_ = 0;
-  /// Whether the last gather placed them directly.
+  int64_t placed_ = 0;
+  /// Whether the last gather placed them so.
   bool places_directly_ = false;
   /// Where the gathered buffer and the full copies lie, and whether large pieces were placed directly. The pool hands
   /// out the same buffers again, so that moves between them can be repeated.

@@ -65,7 +65,7 @@ at::Tensor Gradients::piece_in(const at::Tensor& buffer, size_t index, int64_t r
 }
 
 // Gradients that are kept past zero_grad() are views of the sum, which is then not free: two sums take turns.
-void Gradients::provide(const comm::Collectives* memory, comm::Buffers& buffers, Counters& counters) {
+void Gradients::provide_result(const comm::Collectives* memory, Counters& counters) {
   const auto* owner = memory != nullptr ? memory->identity() : nullptr;
   if (std::exchange(owner_, owner) != owner) {
     sum_.renew({});
@@ -83,17 +83,15 @@ void Gradients::provide(const comm::Collectives* memory, comm::Buffers& buffers,
     found = is_free(sum_, spare_);
     found_on_host = found_on_host || is_free(host_, host_spare_);
   };
-  if (const auto& visible = parameters_.front()->visible_parameter()) {
-    visible->at_once([&] {
-      if (converts_) {
-        for (const auto* parameter : parameters_) parameter->visible_parameter()->release();
-      }
-      find_free();
-    });
-  } else {
+  at_once([&] {
+    for (const auto* parameter : parameters_) {
+      if (converts_ && parameter->visible_parameter()) parameter->visible_parameter()->release();
+    }
     find_free();
-  }
-  if (!found) {
+  });
+  if (found) {
+    sum_.wake();
+  } else {
     if (memory != nullptr) {
       const auto bytes = segment_ * static_cast<int64_t>(options_.dtype().itemsize());
       sum_.renew(memory->allocate(bytes, device()).view(options_.dtype().toScalarType()));
@@ -106,7 +104,19 @@ void Gradients::provide(const comm::Collectives* memory, comm::Buffers& buffers,
     host_.renew(at::zeros({segment_}, published_kind().pinned_memory(pin_)));
     ++counters.allocations;
   }
-  bucket_ = scattered() ? buffers.take(layout_.world * segment_, options_, counters, memory) : sum_.vector();
+}
+
+void Gradients::at_once(c10::function_ref<void()> act) const {
+  const auto& visible = parameters_.front()->visible_parameter();
+  visible ? visible->at_once(act) : act();
+}
+
+void Gradients::rest() {
+  if (under_way_ || is_open_ || !(sum_.may_rest() || spare_.may_rest())) return;
+  at_once([&] {
+    sum_.rest(parameters_);
+    spare_.rest(parameters_);
+  });
 }
 
 bool Gradients::move(size_t index, const at::Tensor& gradient, double scale) {
@@ -162,7 +172,12 @@ void Gradients::open(Rule rule, comm::Buffers& buffers, Counters& counters) {
   before_ = options_.dtype() == at::kHalf ? first_part(rule.divisor) : rule.divides_after ? 1 : rule.divisor;
   after_ = before_ / rule.divisor;
   counts_unused_ = rule.counts_unused;
-  provide(rule.memory, buffers, counters);
+  if (scattered()) {
+    bucket_ = buffers.take(layout_.world * segment_, options_, counters, rule.memory);
+  } else {
+    provide_result(rule.memory, counters);
+    bucket_ = sum_.vector();
+  }
   taken_.assign(parameters_.size(), false);
   used_here_.assign(parameters_.size(), false);
   is_open_ = true;
@@ -212,6 +227,7 @@ void Gradients::begin(
   }
   moves_.run();
   fill_counts();
+  if (scattered()) provide_result(rule.memory, counters);
   std::optional<comm::SideStream::Scope> scope;
   if (streams != nullptr) {
     streams->shards.follow_current(device());
@@ -404,11 +420,25 @@ const at::Tensor& Gradients::mean_of(size_t index) {
   });
 }
 
+// A hook may look at what lies between gradients, as for a norm.
+void Gradients::clear_gaps(const at::Tensor& sum) const {
+  int64_t end = 0;
+  const auto clear_to = [&](int64_t next) {
+    if (next > end) sum.narrow(0, end, next - end).zero_();
+  };
+  for (const auto& cut : layout_.cuts) {
+    clear_to(cut.offsets[rank_]);
+    end = cut.offsets[rank_] + cut.piece_numel(rank_);
+  }
+  clear_to(layout_.part);
+}
+
 void Gradients::publish(comm::HostCopies& to_host, const std::function<void(at::Tensor&)>& hook) {
   under_way_ = false;
   await_result();
   if (hook) {
     auto sum = sum_.vector().detach().narrow(0, 0, layout_.part);
+    clear_gaps(sum);
     hook(sum);
     // Of one that was set when the copy was on its way already.
     copying_ = copying_ && !goes_to_host_;
@@ -442,8 +472,7 @@ void Gradients::publish(comm::HostCopies& to_host, const std::function<void(at::
       parameters_[used[n]]->publish(converts_ ? converted[n] : mean_of(used[n]));
     }
   };
-  const auto& visible = parameters_.front()->visible_parameter();
-  visible ? visible->at_once(publish_all) : publish_all();
+  at_once(publish_all);
 }
 
 } // namespace shardwise::group

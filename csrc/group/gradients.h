@@ -61,6 +61,8 @@ class Gradients {
     comm::SideStream copies;
     comm::HostCopies to_host;
   };
+  /// Between two sums: gives the memory of results back that the program holds no more.
+  void rest();
   /// Copies the large gradients that wait into the bucket, if the next sum is this one or the bucket is the result,
   /// whose memory is there anyway.
   void take_large(bool is_next, Rule rule, comm::Buffers& buffers, Counters& counters);
@@ -107,7 +109,8 @@ class Gradients {
     return options_.device();
   }
   void open(Rule rule, comm::Buffers& buffers, Counters& counters);
-  void provide(const comm::Collectives* memory, comm::Buffers& buffers, Counters& counters);
+  void provide_result(const comm::Collectives* memory, Counters& counters);
+  void at_once(c10::function_ref<void()> act) const;
   void take(size_t index, Counters& counters);
   void wait_in_stream();
   void give_bucket(comm::Buffers& buffers);
@@ -115,6 +118,7 @@ class Gradients {
   void fill(size_t index, const at::Tensor& gradient, double scale);
   bool move(size_t index, const at::Tensor& gradient, double scale);
   void fill_counts();
+  void clear_gaps(const at::Tensor& sum) const;
   at::Tensor count_of(size_t index) const;
   const at::Tensor& mean_of(size_t index);
   /// Of gradients as they are published.

@@ -3,13 +3,16 @@
 #include "base/compute_guard.h"
 #include "group/copy_batch.h"
 #include "group/parameter.h"
+#include "transport/shared_memory.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace shardwise::group {
 
 bool Sum::is_free(const std::vector<Parameter*>& parameters) const {
   if (!vector_.defined()) return false;
+  if (rests_) return true;
   // If the program gave a view other memory, the counts differ, and the sum counts as one that is in use.
   const auto made = std::count_if(views_.begin(), views_.end(), [](const auto& view) { return view.tensor.defined(); });
   if (vector_.storage().use_count() != static_cast<size_t>(made) + 1) return false;
@@ -22,7 +25,22 @@ bool Sum::is_free(const std::vector<Parameter*>& parameters) const {
   return true;
 }
 
+bool Sum::may_rest() const {
+  return !rests_ && vector_.defined() && transport::is_in_arena(vector_);
+}
+
+void Sum::rest(const std::vector<Parameter*>& parameters) {
+  if (!may_rest() || !is_free(parameters)) return;
+  transport::free_in_arena(*vector_.storage().unsafeGetStorageImpl());
+  rests_ = true;
+}
+
+void Sum::wake() {
+  if (std::exchange(rests_, false)) transport::refill_in_arena(*vector_.storage().unsafeGetStorageImpl());
+}
+
 void Sum::renew(at::Tensor vector) {
+  rests_ = false;
   views_.clear();
   vector_ = std::move(vector);
 }

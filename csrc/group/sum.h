@@ -18,6 +18,11 @@ class Sum {
   }
   /// Whether the next sum may be written here. `parameters` are those of the views, in the same order.
   bool is_free(const std::vector<Parameter*>& parameters) const;
+  /// Whether its memory is there and can be had again cheaply.
+  bool may_rest() const;
+  /// If so, and it is free, gives it back until wake().
+  void rest(const std::vector<Parameter*>& parameters);
+  void wake();
   /// Goes over to another vector. Other references to the old one stay valid.
   void renew(at::Tensor vector);
   /// The view for parameter number `index`: the same tensor as last time, unless the program changed it. `strides` is
@@ -33,6 +38,7 @@ class Sum {
   bool is_as_made(const View& view, at::IntArrayRef sizes, int64_t offset) const;
 
   at::Tensor vector_;
+  bool rests_ = false;
   std::vector<View> views_;
 };
 

@@ -5,7 +5,6 @@
 
 #include <shardwise/shared_memory.h>
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/CPUAllocator.h>
 
@@ -45,7 +44,7 @@ void set_shared_memory_listener(std::function<void(int64_t bytes)> listener) {
 namespace transport {
 namespace {
 
-/// A piece of the arena. It keeps the arena alive.
+/// A piece of an arena. It keeps the arena alive.
 struct Piece {
   std::shared_ptr<same_host::Arena> arena;
   std::byte* memory;
@@ -60,44 +59,90 @@ struct Piece {
   }
 };
 
-/// Allocates zeroed memory from the arena; ordinary memory if there is no room.
-class SharedAllocator final : public c10::Allocator {
+/// Null if there is no room.
+at::DataPtr take_piece(size_t bytes) {
+  auto arena = bytes > 0 ? same_host::Arena::in_use() : nullptr;
+  auto* memory = arena ? arena->take(bytes) : nullptr;
+  if (memory == nullptr) return {};
+  tell(memory, static_cast<int64_t>(bytes));
+  return {memory, new Piece{std::move(arena), memory, bytes}, &Piece::free, at::kCPU};
+}
+
+const Piece* piece_of(const c10::StorageImpl& storage) {
+  const auto& data = storage.data_ptr();
+  return data.get_deleter() == &Piece::free ? static_cast<const Piece*>(data.get_context()) : nullptr;
+}
+
+void refuse_in_children(c10::StorageImpl& storage) {
+  const auto* piece = piece_of(storage);
+  if (piece == nullptr || piece->arena->is_private()) return;
+  const_cast<Piece*>(piece)->in_child = std::make_unique<base::InForkedChild>([&storage] { refuse_in_child(storage); });
+}
+
+/// Allocates memory from the arena; ordinary memory if there is no room.
+class ArenaAllocator final : public c10::Allocator {
  public:
+  static ArenaAllocator* get() {
+    static auto* value = new ArenaAllocator;
+    return value;
+  }
   at::DataPtr allocate(size_t bytes) override {
-    auto arena = bytes > 0 ? same_host::Arena::in_use() : nullptr;
-    auto* memory = arena ? arena->take(bytes) : nullptr;
-    if (memory == nullptr) {
-      auto ordinary = c10::GetCPUAllocator()->allocate(bytes);
-      if (bytes > 0) std::memset(ordinary.get(), 0, bytes);
-      return ordinary;
-    }
-    tell(memory, static_cast<int64_t>(bytes));
-    return {memory, new Piece{std::move(arena), memory, bytes}, &Piece::free, at::kCPU};
+    auto data = take_piece(bytes);
+    return data || bytes == 0 ? std::move(data) : c10::GetCPUAllocator()->allocate(bytes);
   }
   void copy_data(void* destination, const void* source, std::size_t count) const override {
     default_copy_data(destination, source, count);
   }
 };
 
+bool is_plain(const at::TensorOptions& options) {
+  return options.device().is_cpu() && options.layout() == at::kStrided && !options.pinned_memory();
+}
+
 } // namespace
 
-at::Tensor shared_zeros(int64_t numel, const at::TensorOptions& options) {
-  const bool plain = options.device().is_cpu() && options.layout() == at::kStrided && !options.pinned_memory();
-  if (!plain || !same_host::Arena::in_use()) return at::zeros({numel}, options);
-  static auto* allocator = new SharedAllocator;
-  auto tensor = at::detail::empty_generic(
-      {numel}, allocator, c10::DispatchKeySet(c10::DispatchKey::CPU), c10::typeMetaToScalarType(options.dtype()),
-      std::nullopt);
-  if (is_shared(tensor)) {
-    auto* storage = tensor.storage().unsafeGetStorageImpl();
-    auto* piece = static_cast<Piece*>(storage->data_ptr().get_context());
-    piece->in_child = std::make_unique<base::InForkedChild>([storage] { refuse_in_child(*storage); });
-  }
+at::Tensor arena_memory(int64_t numel, const at::TensorOptions& options) {
+  if (!is_plain(options)) return {};
+  const auto bytes = static_cast<size_t>(numel) * options.dtype().itemsize();
+  auto data = take_piece(bytes);
+  if (!data) return {};
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), bytes, std::move(data), ArenaAllocator::get(), /*resizable=*/true);
+  refuse_in_children(*storage);
+  // Avoids the dispatcher, because this runs for every collective.
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(std::move(storage)), c10::DispatchKeySet(options.computeDispatchKey()), options.dtype());
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous({numel});
   return tensor;
 }
 
+at::Tensor shared_zeros(int64_t numel, const at::TensorOptions& options) {
+  auto tensor = arena_memory(numel, options);
+  if (!tensor.defined()) return at::zeros({numel}, options);
+  std::memset(tensor.mutable_data_ptr(), 0, tensor.nbytes());
+  return tensor;
+}
+
+bool is_in_arena(const at::TensorBase& tensor) {
+  return piece_of(*tensor.storage().unsafeGetStorageImpl()) != nullptr;
+}
+
 bool is_shared(const at::TensorBase& tensor) {
-  return tensor.storage().data_ptr().get_deleter() == &Piece::free;
+  const auto* piece = piece_of(*tensor.storage().unsafeGetStorageImpl());
+  return piece != nullptr && !piece->arena->is_private();
+}
+
+void free_in_arena(c10::StorageImpl& storage) {
+  storage.set_data_ptr_noswap(at::DataPtr(nullptr, at::kCPU));
+}
+
+void refill_in_arena(c10::StorageImpl& storage) {
+  storage.set_data_ptr_noswap(ArenaAllocator::get()->allocate(storage.nbytes()));
+  refuse_in_children(storage);
+}
+
+void trim_arena() {
+  if (const auto arena = same_host::Arena::in_use()) arena->trim();
 }
 
 void refuse_in_child(c10::StorageImpl& storage) {

@@ -11,6 +11,9 @@ namespace shardwise::comm {
 
 at::Tensor Buffers::take(
     int64_t numel, const at::TensorOptions& options, Counters& counters, const Collectives* owner) {
+  if (owner == nullptr) {
+    if (auto memory = transport::arena_memory(numel, options); memory.defined()) return memory;
+  }
   const auto* identity = owner != nullptr ? owner->identity() : nullptr;
   const auto bytes = static_cast<size_t>(numel) * options.dtype().itemsize();
   // Avoids the dispatcher, because this runs for every collective.
@@ -41,7 +44,7 @@ at::Tensor Buffers::take(
   }
   ++counters.allocations;
   const auto memory = owner != nullptr ? owner->allocate(static_cast<int64_t>(bytes), options.device())
-                                       : transport::shared_zeros(static_cast<int64_t>(bytes), options.dtype(at::kByte));
+                                       : at::zeros({static_cast<int64_t>(bytes)}, options.dtype(at::kByte));
   if (owner != nullptr || capturing) {
     const std::lock_guard lock(mutex_);
     const auto* storage = memory.storage().unsafeGetStorageImpl();
@@ -59,10 +62,12 @@ Buffers::Idle Buffers::remove(size_t index) {
 
 Buffers::~Buffers() {
   free_those([](const Idle&) { return true; });
+  transport::trim_arena();
 }
 
 void Buffers::free_idle() {
   free_those([](const Idle& idle) { return !idle.captured; });
+  transport::trim_arena();
 }
 
 template <typename Which>
@@ -90,7 +95,7 @@ const void* Buffers::owner_of(const at::Tensor& buffer) const {
 }
 
 void Buffers::give(const at::Tensor& buffer) {
-  if (buffer.defined()) give(buffer, note(buffer));
+  if (buffer.defined() && !transport::is_in_arena(buffer)) give(buffer, note(buffer));
 }
 
 LastUse Buffers::note(const at::Tensor& buffer) {
@@ -107,6 +112,7 @@ LastUse Buffers::note(const at::Tensor& buffer) {
 }
 
 void Buffers::give(const at::Tensor& buffer, LastUse last_use) {
+  if (transport::is_in_arena(buffer)) return;
   const std::lock_guard lock(mutex_);
   idle_.push_back({buffer, std::move(last_use), owner_of(buffer), is_captured(buffer)});
 }

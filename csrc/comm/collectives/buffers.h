@@ -16,8 +16,10 @@ namespace shardwise::comm {
 class Collectives;
 
 /// Memory for full parameters and for collectives, kept for reuse: after the first step or two nothing is allocated.
-/// Thread safe. On a device, memory that was used on one stream and is taken on another is waited for there. What a
-/// captured graph uses stays its own: whenever the graph is replayed, it writes there, so only captures get it again.
+/// On a CPU it comes from the process's arena and goes back there with its last tensor, so what follows is about
+/// devices. Thread safe. On a device, memory that was used on one stream and is taken on another is waited for there.
+/// What a captured graph uses stays its own: whenever the graph is replayed, it writes there, so only captures get it
+/// again.
 class SHARDWISE_API Buffers {
  public:
   Buffers() = default;
@@ -25,11 +27,11 @@ class SHARDWISE_API Buffers {
   Buffers& operator=(const Buffers&) = delete;
   ~Buffers();
 
-  /// A vector of `numel` elements with arbitrary content (zeros if newly allocated). Counts an allocation if there is
-  /// one. Unless `owner` is null, it is memory of that process group, which nobody else gets.
+  /// A vector of `numel` elements with arbitrary content. Counts an allocation if there is one. Unless `owner` is null,
+  /// it is memory of that process group, which nobody else gets.
   at::Tensor take(
       int64_t numel, const at::TensorOptions& options, Counters& counters, const Collectives* owner = nullptr);
-  /// Gives back a vector; the caller must not use it any more. Its last use was on the current stream.
+  /// Gives back a vector; the caller lets go of it and of its views. Its last use was on the current stream.
   void give(const at::Tensor& buffer);
   /// Notes that what was issued on the current stream is the last use of a vector, which is given back later.
   LastUse note(const at::Tensor& buffer);

@@ -45,9 +45,10 @@ struct SHARDWISE_API MemoryEstimate {
   int64_t buffers = 0;
   /// The optimizer's state: EstimateOptions().optimizer_factor() times those of the parameters that are trained.
   int64_t optimizer = 0;
-  /// The sums of which averaged gradients are views. They stay, and are used again in the next step.
+  /// The sums of which averaged gradients are views. On a CPU their memory is free from zero_grad() and the next
+  /// forward on, until the next sum.
   int64_t gradients = 0;
-  /// Memory for full parameters, gathers and buckets, which stays for the next step.
+  /// Memory for full parameters, gathers and buckets that stays for the next step. On a CPU none does.
   int64_t pool = 0;
   /// Gradients of whole parameters before they are summed, at the point of backward that has most of them.
   int64_t unsummed_gradients = 0;

@@ -141,7 +141,8 @@ class SHARDWISE_API Unit {
   /// The next forward of this tree gathers only after this event, on the device: for an optimizer on a stream of its
   /// own. unshard() and state dicts before that forward wait for the event too. No effect on CPUs.
   Unit& set_post_optim_event(std::shared_ptr<c10::Event> event);
-  /// Frees the idle memory in this tree's pool; the next step allocates it again.
+  /// Frees the memory that is kept for the next step and not in use: of this tree on a device, of the process on a CPU.
+  /// The next step allocates it again.
   Unit& free_idle_memory();
   /// Forgets a forward or backward that failed: all units of the tree are sharded then, and no gradient is on its way.
   /// A backward that throws does this itself.

@@ -22,13 +22,17 @@ size_t whole_pages(size_t bytes) {
 /// Never destroyed: tensors may outlive any static object.
 struct Current {
   std::mutex mutex;
-  std::weak_ptr<Arena> arena;
-
-  std::shared_ptr<Arena> get() const {
-    auto found = arena.lock();
-    return found && found->is_of_this_process() ? found : nullptr;
-  }
+  std::weak_ptr<Arena> shared;
+  std::shared_ptr<Arena> own;
 };
+
+size_t bytes_of_host() {
+  return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * page();
+}
+
+std::shared_ptr<Arena> if_of_this_process(std::shared_ptr<Arena> arena) {
+  return arena && arena->is_of_this_process() ? arena : nullptr;
+}
 
 Current& current() {
   static auto* value = new Current;
@@ -40,17 +44,22 @@ Current& current() {
 std::shared_ptr<Arena> Arena::in_use() {
   auto& now = current();
   const std::lock_guard lock(now.mutex);
-  return now.get();
+  if (auto shared = if_of_this_process(now.shared.lock())) return shared;
+  if (!if_of_this_process(now.own)) {
+    auto segment = Segment::make_private(bytes_of_host());
+    now.own.reset(segment ? new Arena(*std::move(segment)) : nullptr);
+  }
+  return now.own;
 }
 
 std::shared_ptr<Arena> Arena::of_this_process() {
   auto& now = current();
   const std::lock_guard lock(now.mutex);
-  if (auto arena = now.get()) return arena;
-  auto segment = Segment::make(static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * page());
+  if (auto arena = if_of_this_process(now.shared.lock())) return arena;
+  auto segment = Segment::make(bytes_of_host());
   if (!segment) return nullptr;
   std::shared_ptr<Arena> arena(new Arena(*std::move(segment)));
-  now.arena = arena;
+  now.shared = arena;
   return arena;
 }
 
@@ -76,8 +85,9 @@ std::byte* Arena::take(size_t bytes) {
 }
 
 void Arena::give(std::byte* memory, size_t bytes) {
+  // In a forked child the lock may be held for ever.
+  if (!is_of_this_process()) return;
   const auto size = whole_pages(bytes);
-  madvise(memory, size, MADV_REMOVE);
   const std::lock_guard lock(mutex_);
   auto range = free_.emplace(offset(memory), size).first;
   const auto next = std::next(range);
@@ -90,6 +100,12 @@ void Arena::give(std::byte* memory, size_t bytes) {
   if (before->first + before->second != range->first) return;
   before->second += range->second;
   free_.erase(range);
+}
+
+void Arena::trim() {
+  const std::lock_guard lock(mutex_);
+  const int advice = is_private() ? MADV_DONTNEED : MADV_REMOVE;
+  for (const auto& [begin, size] : free_) madvise(segment_.begin() + begin, size, advice);
 }
 
 } // namespace shardwise::transport::same_host

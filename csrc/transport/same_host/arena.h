@@ -11,20 +11,23 @@
 
 namespace shardwise::transport::same_host {
 
-/// Memory of this process for tensors that other ranks read in place. A process has at most one, reserved as large as
-/// the host's memory, for as long as somebody holds it. Thread safe.
+/// Memory of this process for the tensors of ours that come and go in each step. Pages that were used once stay for the
+/// next one: a fresh page costs more than a copy of it. Reserved as large as the host's memory. Thread safe.
 class SHARDWISE_API Arena {
  public:
-  /// This process's arena, made if there is none; a forked child does not inherit its parent's. Null if the system
-  /// refuses.
+  /// The one that other ranks read in place: it exists as long as somebody holds it. Made if there is none; a forked
+  /// child does not inherit its parent's. Null if the system refuses.
   static std::shared_ptr<Arena> of_this_process();
-  /// This process's arena if there is one, else null.
+  /// That one if there is one, else one for this process alone, which stays. Null if the system refuses.
   static std::shared_ptr<Arena> in_use();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
   bool is_of_this_process() const {
     return segment_.is_of_this_process();
+  }
+  bool is_private() const {
+    return segment_.is_private();
   }
   const Segment::Address& address() const {
     return segment_.address();
@@ -36,10 +39,11 @@ class SHARDWISE_API Arena {
     return static_cast<size_t>(static_cast<const std::byte*>(memory) - segment_.begin());
   }
 
-  /// Zeroed memory that begins at a page; null if there is no room.
+  /// Memory that begins at a page, with any content; null if there is no room.
   std::byte* take(size_t bytes);
-  /// Returns the pages to the system: a rank that still reads them finds zeros.
   void give(std::byte* memory, size_t bytes);
+  /// Returns what is free to the system.
+  void trim();
 
  private:
   explicit Arena(Segment segment);

@@ -29,6 +29,8 @@ class SHARDWISE_API Segment {
 
   /// Nothing if the system refuses.
   static std::optional<Segment> make(size_t bytes);
+  /// Memory of this process alone, of which a forked child has a copy.
+  static std::optional<Segment> make_private(size_t bytes);
   ~Segment();
   Segment(Segment&& other) noexcept;
   Segment& operator=(Segment&&) = delete;
@@ -44,6 +46,10 @@ class SHARDWISE_API Segment {
   }
   /// Whether this process made it, rather than a parent that this one was forked from.
   bool is_of_this_process() const;
+  /// Whether others can read it.
+  bool is_private() const {
+    return address_.mark == 0;
+  }
   /// From now on no other process can open it; those that have it open keep it.
   void close();
 

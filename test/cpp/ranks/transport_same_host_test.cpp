@@ -187,11 +187,18 @@ TEST(SameHost, TensorsStayWhenTheGroupsAreGone) {
   });
 }
 
-TEST(SameHost, WithoutAGroupMemoryIsOrdinary) {
-  ASSERT_FALSE(Arena::in_use());
+TEST(SameHost, WithoutAGroupMemoryIsOfThisProcessAlone) {
+  const auto own = Arena::in_use();
+  ASSERT_TRUE(own && own->is_private());
   std::atomic<int64_t> bytes = 0;
   set_shared_memory_listener([&](int64_t change) { bytes += change; });
-  EXPECT_TRUE((transport::shared_zeros(1000, at::kFloat) == 0).all().item<bool>());
+  {
+    const auto tensor = transport::shared_zeros(1000, at::kFloat);
+    EXPECT_TRUE(own->holds(tensor.const_data_ptr(), tensor.nbytes()));
+    EXPECT_TRUE((tensor == 0).all().item<bool>());
+    EXPECT_FALSE(transport::is_shared(tensor));
+    EXPECT_EQ(bytes, 4000);
+  }
   EXPECT_EQ(bytes, 0);
   {
     const auto arena = Arena::of_this_process();
@@ -202,7 +209,7 @@ TEST(SameHost, WithoutAGroupMemoryIsOrdinary) {
   }
   EXPECT_EQ(bytes, 0);
   set_shared_memory_listener({});
-  EXPECT_FALSE(Arena::in_use());
+  EXPECT_EQ(Arena::in_use(), own);
 }
 
 TEST(SameHost, PiecesOfAnArenaAreUsedAgain) {
@@ -214,13 +221,16 @@ TEST(SameHost, PiecesOfAnArenaAreUsedAgain) {
     std::fill_n(pieces.back(), 5000, std::byte{7});
   }
   for (const int i : {2, 0, 1}) arena->give(pieces[i], 5000);
-  // Three neighbours are one piece again, and nothing is left in it.
-  auto* whole = arena->take(3 * 8192);
-  EXPECT_EQ(whole, pieces[0]);
-  EXPECT_TRUE(std::all_of(whole, whole + 3 * 8192, [](std::byte byte) { return byte == std::byte{0}; }));
-  EXPECT_EQ(pieces[3][4999], std::byte{7});
+  // Three neighbours are one piece again, with the pages that were there until the arena is trimmed.
+  for (const bool trims : {false, true}) {
+    if (trims) arena->trim();
+    auto* whole = arena->take(3 * 8192);
+    EXPECT_EQ(whole, pieces[0]);
+    EXPECT_EQ(whole[8192], std::byte{trims ? uint8_t{0} : uint8_t{7}});
+    EXPECT_EQ(pieces[3][4999], std::byte{7});
+    arena->give(whole, 3 * 8192);
+  }
   EXPECT_EQ(arena->take(arena->address().bytes), nullptr);
-  arena->give(whole, 3 * 8192);
   arena->give(pieces[3], 5000);
 }
 
@@ -253,7 +263,8 @@ TEST(SameHost, AForkedProcessLeavesTheMemoryOfItsParent) {
       }
     }();
     tensor.reset();
-    const bool has_none = !Arena::in_use();
+    const auto in_use = Arena::in_use();
+    const bool has_none = in_use && in_use->is_private();
     const auto own = Arena::of_this_process();
     const auto mine = shared(torch::full({5000}, 4.));
     _exit(refused && has_none && own && mine.data_ptr<float>()[4999] == 4 ? 0 : 1);
