@@ -13,15 +13,15 @@ ran, or that names no row.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import tables
 from reports import SKIPPED, Result
 
 HERE = Path(__file__).resolve().parent
-ROW_COLUMNS = ["file", "class", "row", "languages", "note"]
-EXCEPTION_COLUMNS = ["class", "row", "language", "reason"]
 LANGUAGES = {"cpp": "C++", "py": "Python"}
 
 
@@ -44,66 +44,23 @@ class Wanted:
         return ("." if self.language == "cpp" else "::").join(self.name)
 
 
-class TableError(Exception):
-    """A table that cannot be read as it should be."""
-
-
 def cpp_name(row: str) -> str:
     return "".join(word[:1].upper() + word[1:] for word in row.split("_"))
 
 
-def read_table(path: Path, columns: list[str]) -> list[dict[str, str]]:
-    """The lines of a table whose first line names the columns; the last column may be empty."""
-    lines = path.read_text().splitlines()
-    if not lines or lines[0].split("\t") != columns:
-        raise TableError(f"{path.name}: the first line must be {' '.join(columns)}, separated by tabs")
-    rows = []
-    for number, line in enumerate(lines[1:], start=2):
-        cells = line.split("\t")
-        if len(cells) != len(columns) or not all(cells[:-1]):
-            raise TableError(f"{path.name}:{number}: there must be {len(columns)} columns, separated by tabs")
-        rows.append(dict(zip(columns, cells, strict=True)))
-    return rows
-
-
-def known_rows(path: Path, columns: list[str]) -> dict[str, dict[str, str]]:
-    """The lines of a table that a program writes, by their first cells; none if it cannot be read."""
-    try:
-        return {line[columns[0]]: line for line in read_table(path, columns)}
-    except (OSError, TableError):
-        return {}
-
-
-def write_row(path: Path, columns: list[str], row: list[str], order: Iterable[str]) -> None:
-    """Puts it in the place of the line with the same first cell. The lines have this order."""
-    known = {name: list(line.values()) for name, line in known_rows(path, columns).items()} | {row[0]: row}
-    lines = [columns, *(known[name] for name in order if name in known)]
-    path.write_text("".join("\t".join(line) + "\n" for line in lines))
-
-
 def read_rows(path: Path) -> list[Wanted]:
-    lines = read_table(path, ROW_COLUMNS)
-    return _wanted(path, ((line, language) for line in lines for language in line["languages"].split(",")))
-
-
-def read_exceptions(path: Path) -> dict[Wanted, str]:
-    lines = read_table(path, EXCEPTION_COLUMNS)
-    reasons = [line["reason"].strip() for line in lines]
-    if not all(reasons):
-        raise TableError(f"{path.name}: {lines[reasons.index('')]['row']}: an exception needs a reason")
-    return dict(zip(_wanted(path, ((line, line["language"]) for line in lines)), reasons, strict=True))
-
-
-def _wanted(path: Path, named: Iterable[tuple[dict[str, str], str]]) -> list[Wanted]:
-    found: dict[Wanted, None] = {}
-    for line, language in named:
-        one = Wanted(line["class"], line["row"], language)
-        if language not in LANGUAGES:
-            raise TableError(f"{path.name}: {one.row}: a language is cpp or py, not {language!r}")
-        if one in found:
-            raise TableError(f"{path.name}: {one.group} {one.row} stands there more than once for {language}")
-        found[one] = None
-    return list(found)
+    """Of rows.tsv, or of row_exceptions.tsv, where each line gives its reason."""
+    found = []
+    for line in tables.read(path):
+        if not line.get("reason", "none is needed").strip():
+            raise ValueError(f"{path.name}: {line['row']}: an exception needs a reason")
+        found += [Wanted(line["class"], line["row"], language) for language in line["languages"].split(",")]
+    for one, count in Counter(found).items():
+        if one.language not in LANGUAGES:
+            raise ValueError(f"{path.name}: {one.row}: a language is cpp or py, not {one.language!r}")
+        if count > 1:
+            raise ValueError(f"{path.name}: {one.group} {one.row} stands there more than once for {one.language}")
+    return found
 
 
 def names_run(results: Iterable[Result], language: str) -> set[tuple[str, str]]:
@@ -120,11 +77,8 @@ def names_run(results: Iterable[Result], language: str) -> set[tuple[str, str]]:
     return names
 
 
-def check(
-    rows: Iterable[Wanted], exceptions: dict[Wanted, str], cpp: Iterable[Result], py: Iterable[Result]
-) -> list[str]:
+def check(rows: list[Wanted], exceptions: set[Wanted], cpp: Iterable[Result], py: Iterable[Result]) -> list[str]:
     """What is wrong, a line each."""
-    rows = list(rows)
     run = {"cpp": names_run(cpp, "cpp"), "py": names_run(py, "py")}
     problems = []
     for row in rows:
@@ -133,21 +87,17 @@ def check(
             problems.append(f"{row.title} ran {said}: take its line out of row_exceptions.tsv")
         elif not did_run and row not in exceptions:
             problems.append(f"{row.title} did not run {said}: write it, or name it in row_exceptions.tsv")
-    for each in sorted(set(exceptions) - set(rows)):
+    for each in sorted(exceptions - set(rows)):
         problems.append(f"row_exceptions.tsv names {each.group} {each.row} for {each.language}, rows.tsv does not")
     return problems
 
 
 def check_files(
-    cpp: Iterable[Result],
-    py: Iterable[Result],
-    is_wanted: Callable[[Wanted], bool] = lambda row: True,
-    folder: Path = HERE,
+    cpp: Iterable[Result], py: Iterable[Result], is_wanted: Callable[[Wanted], bool] = lambda row: True
 ) -> list[str]:
     """Of the wanted rows."""
     try:
-        rows, exceptions = read_rows(folder / "rows.tsv"), read_exceptions(folder / "row_exceptions.tsv")
-    except (OSError, TableError) as error:
+        rows, exceptions = (filter(is_wanted, read_rows(HERE / f"{name}.tsv")) for name in ("rows", "row_exceptions"))
+    except (OSError, ValueError) as error:
         return [str(error)]
-    chosen = {row: reason for row, reason in exceptions.items() if is_wanted(row)}
-    return check(filter(is_wanted, rows), chosen, cpp, py)
+    return check(list(rows), set(exceptions), cpp, py)

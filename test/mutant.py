@@ -11,13 +11,14 @@ import functools
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
+import tables
 from programs import ROOT
 
 TABLE = ROOT / "test" / "mutants.tsv"
-COLUMNS = ["mutant", "function", "old", "new", "cpp", "python"]
 NOT_NOTICED = "(not noticed)"
+
 
 class PlaceError(Exception):
     """A mutant whose place is not there once."""
@@ -70,13 +71,7 @@ class Mutant:
 
 
 def read_table() -> list[Mutant]:
-    header, *rows = [line.split("\t") for line in TABLE.read_text().splitlines()]
-    assert header == COLUMNS, f"{TABLE.name}: the first line must be {COLUMNS}"
-    return [Mutant(*row) for row in rows]
-
-
-def write_table(mutants: list[Mutant]) -> None:
-    TABLE.write_text("".join("\t".join(row) + "\n" for row in [COLUMNS, *map(astuple, mutants)]))
+    return [Mutant(*row.values()) for row in tables.read(TABLE)]
 
 
 def places_of(title: str) -> list[str]:
@@ -98,7 +93,7 @@ def sources() -> dict[str, str]:
 
 
 def spans_of(function: str, text: str, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, int]]:
-    """Where functions or classes of this name begin and end: what lies below a line that has it, further to the right."""
+    """Where functions or classes of this name stand: a line that has it, and those below that are further in."""
     block = rf"^( *)(?:\S.*)?(?<![\w~.>]){function}\b.*(?:\n(?:\1 .*|\1\).*|#.*)?)*(?:\n\1\}}.*)?"
     for found in re.compile(block, re.MULTILINE).finditer(text, begin, len(text) if end is None else end):
         yield found.span()

@@ -29,7 +29,6 @@ from suites import (
 )
 
 TABLE = HERE / "parts.tsv"
-COLUMNS = ["part", "commit", "minutes", "result"]
 DEVICES = ("test/late_device", "test/thread_group", "test/stream_group")
 BUILT = ("csrc", "cmake", "CMakeLists.txt")
 LONG = {"SHARDWISE_TEST_FORM": "long", "SHARDWISE_TEST_TIME_LIMIT": "600"}

@@ -24,6 +24,7 @@ import changed
 import check_rows
 import parts
 import seconds
+import tables
 from programs import ROOT, current_commit, last_lines, run_program
 from reports import FAILED, PASSED, SKIPPED, Result, counts, write_closing_line
 from suites import MINUTES, OUT, ROW_SUITES, Suite, ci_names, fresh_clone, is_among, product_suites
@@ -101,12 +102,12 @@ def run_part(part: parts.Part) -> list[Result]:
         results.append(row_check(results, "ci"))
     if not any(result.outcome == FAILED for result in results):
         row = [part.name, current_commit(), f"{(time.monotonic() - began) / MINUTES:.1f}", counts(results)]
-        check_rows.write_row(parts.TABLE, parts.COLUMNS, row, [each.name for each in parts.PARTS])
+        tables.put(parts.TABLE, row, [each.name for each in parts.PARTS])
     return results
 
 
 def run_parts(names: Sequence[str], until: float) -> list[Result]:
-    passed = {name: row["commit"] for name, row in check_rows.known_rows(parts.TABLE, parts.COLUMNS).items()}
+    passed = {name: row["commit"] for name, row in tables.by_name(parts.TABLE).items()}
     chosen = [part for part in parts.PARTS if part.name in names or not names]
     results = []
     for part in sorted(chosen, key=lambda part: not parts.is_called_for(part, passed.get(part.name))):

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from check_rows import HERE, TableError, read_table
+import tables
+from check_rows import HERE
 from programs import ROOT
 from reports import FAILED, PASSED, Result
 
@@ -64,8 +65,8 @@ def of_builds(*folders: Path) -> dict[str, float]:
 def check(used: dict[str, float], file: Path = HERE / "budgets.tsv") -> Result:
     """Passed if all that has a budget kept to it; the message lists used and allowed."""
     try:
-        allowed = {line["what"]: float(line["seconds"]) for line in read_table(file, ["what", "seconds"])}
-    except (OSError, TableError, ValueError) as error:
+        allowed = {line["what"]: float(line["seconds"]) for line in tables.read(file)}
+    except (OSError, KeyError, ValueError) as error:
         return Result("seconds", "", "budgets", FAILED, str(error))
     lines, fails = [], False
     for what, seconds in sorted(used.items(), key=lambda item: -item[1]):

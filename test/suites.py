@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from check_rows import HERE, read_rows, read_table
+import tables
+from check_rows import HERE, read_rows
 from programs import ROOT
 from reports import Result, read_closing_line, read_junit
 
@@ -85,7 +86,7 @@ def pytest(name: str, minutes: int, *what: str, **environment: str) -> Suite:
 
 def ci_names(python: bool) -> list[str]:
     """Those of ci.tsv in C++ or in Python, where the names of tests begin with their kind."""
-    lines = [line["test"] for line in read_table(HERE / "ci.tsv", ["test", "reason"])]
+    lines = [line["test"] for line in tables.read(HERE / "ci.tsv")]
     return [name for name in lines if name.startswith(("Test", "test_")) == python]
 
 
@@ -96,7 +97,7 @@ def is_among(title: str, names: list[str]) -> bool:
 
 def late_filter(only: str = "*") -> str:
     """The C++ tests whose ranks may be on late devices: all but those of late_exceptions.tsv."""
-    exceptions = read_table(HERE / "late_exceptions.tsv", ["tests", "reason"])
+    exceptions = tables.read(HERE / "late_exceptions.tsv")
     return f"{only}-{':'.join(line['tests'] for line in exceptions)}"
 
 

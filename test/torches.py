@@ -16,7 +16,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from check_rows import HERE, write_row
+import tables
+from check_rows import HERE
 from programs import ROOT, copy_sources, current_commit
 from reports import FAILED, read_counts, results_of, write_closing_line
 from suites import MINUTES, OUT
@@ -26,7 +27,6 @@ from probe_python import torch_versions
 
 FOLDER = ROOT / "build" / "torches"
 TABLE = HERE / "torches.tsv"
-COLUMNS = ["torch", "commit", "date", "minutes", "suites", "result"]
 SUITES = ("rank_tests", "python_ranks", "python_interop", "python_unit")
 
 
@@ -62,7 +62,7 @@ def main() -> int:
         print(f"torch {version}: {result} in {minutes} minutes", flush=True)
         results += results_of(f"torch {version}", result)
         row = [version, commit, time.strftime("%Y-%m-%d"), minutes, " ".join(arguments.suites), result]
-        write_row(TABLE, COLUMNS, row, torch_versions())
+        tables.put(TABLE, row, torch_versions())
     OUT.mkdir(parents=True, exist_ok=True)
     write_closing_line(OUT / "closing_line", results, adds=True)
     return int(any(result.outcome == FAILED for result in results))

@@ -15,7 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from check_rows import HERE, known_rows, write_row
+import tables
+from check_rows import HERE
 from programs import ROOT
 
 sys.path.append(str(HERE / "python" / "unit"))
@@ -23,7 +24,6 @@ import first_use
 from installation import Environment
 
 TABLE = HERE / "wheels.tsv"
-COLUMNS = ["wheel", "MiB", "Python", "torch", "torch came from", "seconds", "date", "result"]
 VERSIONS = "import platform, torch; print(platform.python_version(), torch.__version__.partition('+')[0])"
 
 
@@ -66,7 +66,7 @@ def main() -> int:
                 exact, torch = environment.run(environment.python, "-W", "ignore", "-c", VERSIONS).split()
             size, came = f"{wheel.stat().st_size / 2**20:.1f}", "a folder" if beside else "the index"
             row = [wheel.name, size, exact, torch, came, str(seconds), time.strftime("%Y-%m-%d"), result]
-            write_row(TABLE, COLUMNS, row, sorted({wheel.name, *known_rows(TABLE, COLUMNS)}))
+            tables.put(TABLE, row, sorted({wheel.name, *tables.by_name(TABLE)}))
             print("  ".join(row), flush=True)
             results.append(result)
     if not results:

@@ -16,11 +16,13 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+import tables
 from lane import Lane
-from mutant import NOT_NOTICED, Mutant, read_table, write_table
+from mutant import NOT_NOTICED, TABLE, Mutant, read_table
 from programs import ROOT
 from suites import PROGRAMS
 
@@ -31,7 +33,7 @@ def try_all(chosen: list[Mutant], lanes: list[Lane]) -> list[Mutant]:
     for lane in lanes:
         free.put(lane)
     lock = threading.Lock()
-    table = {mutant.name: mutant for mutant in read_table()}
+    names = [mutant.name for mutant in read_table()]
 
     def attempt(mutant: Mutant) -> Mutant:
         lane, began = free.get(), time.monotonic()
@@ -42,8 +44,7 @@ def try_all(chosen: list[Mutant], lanes: list[Lane]) -> list[Mutant]:
         with lock:
             told = ", ".join(filter(None, (found.cpp, found.python)))
             print(f"{mutant.name}: {told}  {time.monotonic() - began:.0f} s", flush=True)
-            table[mutant.name] = found
-            write_table(list(table.values()))
+            tables.put(TABLE, list(astuple(found)), names)
         return found
 
     with ThreadPoolExecutor(len(lanes)) as pool:

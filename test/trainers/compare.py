@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
-from check_rows import known_rows, read_table, write_row
+import tables
 from programs import ROOT, last_lines, run_program
 from reports import FAILED, PASSED, Result, counts
 
@@ -29,9 +29,6 @@ HERE = Path(__file__).resolve().parent
 FOLDER = ROOT / "build" / "trainers"
 PAGE = ROOT / "docs" / "trainers.md"
 BEGIN, END = "<!-- make test-trainers writes what follows -->\n", "<!-- make test-trainers wrote what stands above -->"
-PACKAGES = ["trainer", "environment", "packages", "without_dependencies"]
-CASES = ["trainer", "case", "ranks", "what"]
-RESULTS = ["case", "version", "torch", "day", "result"]
 SAME = "the same bits"
 ENGINES = {"torch": "0", "shardwise": "1"}
 SECONDS_OF_A_CASE = 600
@@ -76,7 +73,7 @@ class Trainer:
 
 
 def known_trainers() -> dict[str, Trainer]:
-    rows = [list(row.values()) for row in read_table(HERE / "packages.tsv", PACKAGES)]
+    rows = [list(row.values()) for row in tables.read(HERE / "packages.tsv")]
     return {row[0]: Trainer(row[0], row[1], row[2].split(), row[3].split()) for row in rows}
 
 
@@ -125,8 +122,8 @@ def title(row: dict[str, str]) -> str:
 def write_page(page: Path) -> None:
     """Puts a table of all cases, with what their last runs found, between the page's two marks."""
     lines = ["| trainer | ranks | what | result |", "|---|---|---|---|"]
-    results = known_rows(HERE / "results.tsv", RESULTS)
-    for row in read_table(HERE / "trainers.tsv", CASES):
+    results = tables.by_name(HERE / "results.tsv")
+    for row in tables.read(HERE / "trainers.tsv"):
         if found := results.get(title(row)):
             name = f"{row['trainer']} {found['version']}"
             lines.append(f"| {name} | {row['ranks']} | {row['what']} | {found['result']} ({found['day']}) |")
@@ -140,7 +137,7 @@ def main() -> int:
     if unknown := set(chosen) - set(known):
         sys.exit(f"no trainer of test/trainers/packages.tsv: {', '.join(sorted(unknown))}")
     FOLDER.mkdir(parents=True, exist_ok=True)
-    table = read_table(HERE / "trainers.tsv", CASES)
+    table = tables.read(HERE / "trainers.tsv")
     results = []
     for name in chosen:
         known[name].prepare()
@@ -154,7 +151,7 @@ def main() -> int:
             results.append(Result("trainers", trainer, row["case"], FAILED if found else PASSED, found))
             line = [title(row), known[trainer].version, torch.__version__.partition("+")[0]]
             line += [time.strftime("%Y-%m-%d"), found or SAME]
-            write_row(HERE / "results.tsv", RESULTS, line, map(title, table))
+            tables.put(HERE / "results.tsv", line, map(title, table))
     write_page(PAGE)
     print(counts(results))
     return int(any(result.outcome == FAILED for result in results))

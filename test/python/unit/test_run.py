@@ -12,7 +12,8 @@ import pytest
 import run
 import seconds
 import suites
-from check_rows import read_rows, read_table
+import tables
+from check_rows import read_rows
 from programs import last_lines, run_program
 from reports import FAILED, PASSED, SKIPPED, Result, counts, read_closing_line, read_counts, read_junit
 
@@ -195,7 +196,7 @@ def test_what_the_late_device_leaves_out_has_a_reason_and_is_there():
         group, _, name = tests.partition(".")
         found = re.search(rf"TEST(_F|_P)?\({group.rstrip('*')}\w*, {name.rstrip('*')}", sources)
         assert found, f"test/late_exceptions.tsv: {tests} is no test"
-    reasons = [line["reason"] for line in read_table(ROOT / "test" / "late_exceptions.tsv", ["tests", "reason"])]
+    reasons = [line["reason"] for line in tables.read(ROOT / "test" / "late_exceptions.tsv")]
     assert len(reasons) == len(left_out)
     assert all(reasons)
 

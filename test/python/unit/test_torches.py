@@ -7,9 +7,9 @@ from pathlib import Path
 
 import programs
 import pytest
+import tables
 import torches
 import try_wheels
-from check_rows import known_rows
 
 VERSIONS = Path(__file__).resolve().parents[3] / "docs" / "versions.md"
 
@@ -36,7 +36,7 @@ def test_a_copy_follows_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_page_has_the_table() -> None:
     page = VERSIONS.read_text()
-    found = known_rows(torches.TABLE, torches.COLUMNS)
+    found = tables.by_name(torches.TABLE)
     assert set(found) <= set(torches.torch_versions())
     for version in torches.torch_versions():
         row = found.get(version)
@@ -46,7 +46,7 @@ def test_the_page_has_the_table() -> None:
 
 def test_the_page_has_the_wheels() -> None:
     page = VERSIONS.read_text()
-    rows = try_wheels.known_rows(try_wheels.TABLE, try_wheels.COLUMNS).values()
+    rows = tables.read(try_wheels.TABLE)
     assert rows
     for row in rows:
         line = "| {Python} | {torch}, from {torch came from} | {MiB} MiB | {seconds} | {date} | {result} |".format(
