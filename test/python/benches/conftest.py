@@ -1,3 +1,7 @@
 """Lets tests import the modules of benchmarks."""
 
-import bench_modules  # noqa: F401
+import sys
+
+from checkout import ROOT
+
+sys.path += [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "python")]

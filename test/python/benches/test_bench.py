@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
-import callgrind
 import checkpoint
 import collectives
 import host
@@ -17,7 +17,7 @@ import pipeline
 import pytest
 import scale
 import steps
-from bench_modules import BENCHMARKS, BUILD
+from checkout import BUILD, ROOT
 from figures import Figure, load, save
 
 from shardwise import _timeline
@@ -42,14 +42,6 @@ def test_wrappings_in_python_are_compared_with_torchs():
     assert {name.split(" ")[-1] for name in found} >= {"fully_shard", "fully_shard_keep", "FSDP2", "none"}
     for ours, torchs in (("Python fully_shard", "FSDP2"), ("Python replicate", "torch's replicate")):
         assert re.fullmatch(rf"[-+\d.e]+ x {torchs}", found[ours].note)
-
-
-def test_counts_are_differences_of_two_lengths(tmp_path):
-    for number, (length, total) in enumerate(((1, 900), (5, 1500), (1, 700), (5, 1600))):
-        text = f"desc: Trigger: Client Request: none 8x9x2 {length}\ntotals: {total}\n"
-        (tmp_path / f"C++.{number}").write_text(text)
-    counts = callgrind.read_counts(tmp_path / "C++")
-    assert callgrind.differences("C++", counts) == {callgrind.Case("C++ none", 8, 9, 2): 200}
 
 
 def test_steps_of_ranks_are_counted_and_compared():
@@ -96,15 +88,6 @@ def test_figures_are_saved_with_machine_date_commit_and_versions(tmp_path):
     assert saved.figures == (figure,)
     assert figure.line().split("  ")[0] == "host"
     assert figure.line().endswith("  12.3  us a unit  (0.1 x DDP)")
-
-
-def test_results_in_the_repository_are_what_the_command_saves(tmp_path):
-    results = BENCHMARKS / "results"
-    found = load(results)
-    assert found
-    for suite, saved in found.items():
-        save(tmp_path, saved.facts, saved.figures)
-        assert (tmp_path / f"{suite}.json").read_text() == (results / f"{suite}.json").read_text()
 
 
 def test_collectives_are_compared_with_gloo():
@@ -212,15 +195,7 @@ def test_waits_are_beside_what_is_predicted(tmp_path):
     assert f'fill="{_timeline.COLORS["stage"]}">' in (tmp_path / "pipeline.svg").read_text()
 
 
-MODELS = sorted((BENCHMARKS / "models").glob("*.tsv"))
-EXTENT = {
-    "units": (),
-    "parameters": (),
-    "ranks": (),
-    "setups": ("4x5x2", "8x5x2"),
-    "large": "20x10x2",
-    "worlds": (8, 300),
-}
+MODELS = sorted((ROOT / "benchmarks" / "models").glob("*.tsv"))
 
 
 @pytest.mark.parametrize("file", MODELS, ids=lambda file: file.stem)
@@ -230,7 +205,7 @@ def test_models_have_as_many_parameters_as_published(file):
 
 
 def test_setting_up_many_tensors():
-    found = {figure.name: figure for figure in scale.large_figures(BUILD, scale.Extent(**EXTENT))}
+    found = {figure.name: figure for figure in scale.large_figures(BUILD, replace(scale.SHORT, large="20x10x2"))}
     for wrap in scale.WRAPS:
         assert found[f"{wrap}, set-up of 200 tensors"].unit == "s"
         resident = found[f"{wrap}, set-up of 200 tensors: resident set"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import baseline
-from bench_modules import BUILD
+from checkout import BUILD
 
 
 def test_a_step_costs_what_it_did():

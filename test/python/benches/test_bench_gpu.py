@@ -5,7 +5,7 @@ from __future__ import annotations
 import gpu
 import pytest
 import torch
-from bench_modules import BUILD
+from checkout import BUILD
 from steps import Size
 
 EXTENT = gpu.Extent(Size(2, 96, 2, world=1, rounds=2, steps=2), batch=2, length=16, device="cpu")

@@ -7,9 +7,9 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+from checkout import ROOT
+
 STEPS = "unit_tests rank_tests_1 nccl graph_rows profile"
 #: Some tests of each slice are among them.
 ONLY = "ReplicateGradients.*"

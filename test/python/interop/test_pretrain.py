@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-from bound import FOLDER
+from checkout import BUILD
 from form import by_form
 
-PROGRAM = FOLDER.parents[1] / "examples" / "cpp" / "pretrain"
+PROGRAM = BUILD / "examples" / "cpp" / "pretrain"
 
 
 def start(out: Path, ranks: int, steps: int) -> subprocess.Popen[str]:

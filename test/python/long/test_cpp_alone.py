@@ -9,9 +9,8 @@ import subprocess
 from pathlib import Path
 
 import torch
+from checkout import BUILD, ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
-BUILD = ROOT / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev")
 PAGE = (ROOT / "docs" / "getting-started.md").read_text().partition("## C++ without Python")[2]
 TORCH = Path(torch.__file__).parent
 

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from checkout import ROOT, python
 
-import shardwise
-
-ROOT = Path(__file__).resolve().parents[3]
-EXAMPLES = ROOT / "examples"
-BINARY = ROOT / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev") / "examples" / "cpp" / "gpt"
-PROGRAMS = {"cpp": [str(BINARY)], "python": [sys.executable, str(EXAMPLES / "python" / "gpt.py")]}
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(shardwise.__file__).parents[1])}
+FRONTS = ("cpp", "python")
 RANKS, STEPS = 2, 12
 
 
@@ -30,9 +23,7 @@ class Demo:
 
     @classmethod
     def run(cls, out: Path, *arguments: str) -> Demo:
-        command = [sys.executable, str(EXAMPLES / "demo.py"), "--short", "--ranks", str(RANKS), "--out", str(out)]
-        done = subprocess.run([*command, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
-        return cls(out, done)
+        return cls(out, python(ROOT / "examples" / "demo.py", "--short", "--ranks", RANKS, "--out", out, *arguments))
 
     def losses(self, rank: int) -> list[float]:
         return [json.loads(line)["loss"] for line in (self.out / f"rank{rank}.jsonl").read_text().splitlines()]
@@ -40,7 +31,7 @@ class Demo:
 
 @pytest.fixture(scope="module")
 def demos(tmp_path_factory) -> dict[str, Demo]:
-    return {front: Demo.run(tmp_path_factory.mktemp(front), "--front", front) for front in PROGRAMS}
+    return {front: Demo.run(tmp_path_factory.mktemp(front), "--front", front) for front in FRONTS}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +39,7 @@ def sharded(tmp_path_factory) -> Demo:
     return Demo.run(tmp_path_factory.mktemp("sharded"), "--mode", "fully_shard")
 
 
-@pytest.mark.parametrize("front", PROGRAMS)
+@pytest.mark.parametrize("front", FRONTS)
 def test_trains_and_agrees_with_one_process(demos, front):
     done = demos[front].done
     assert done.returncode == 0, done.stdout + done.stderr
@@ -62,7 +53,7 @@ def test_trains_and_agrees_with_one_process(demos, front):
     assert all(sum(rank[-3:]) < sum(rank[:3]) - 1 for rank in losses), "it learns"
 
 
-@pytest.mark.parametrize("front", PROGRAMS)
+@pytest.mark.parametrize("front", FRONTS)
 def test_picture_has_a_loss_and_a_memory_line_for_each_rank(demos, front):
     lines = read_lines(demos[front].out / "training.svg")
     assert set(lines) == {(kind, str(rank)) for kind in ("loss", "memory") for rank in range(RANKS)}

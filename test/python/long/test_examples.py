@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from checkout import PACKAGES, ROOT, python
 
-import shardwise
-
-ROOT = Path(__file__).resolve().parents[3]
-FOLDER = Path(shardwise.__file__).parents[1]
 COMMAND = (
     r"^SHARDWISE_INSTALL=1 python (-m torch\.distributed\.run .*?--nproc-per-node (\d+) examples/python/(\w+)\.py.*)$"
 )
@@ -51,14 +46,8 @@ class Programs:
         out.mkdir()
 
         def start() -> subprocess.CompletedProcess[str]:
-            return subprocess.run(
-                [sys.executable, *words, "--out", str(out), "--steps", str(last), *arguments],
-                env={
-                    **os.environ, "PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1",
-                    "SHARDWISE_INSTALL": str(int(ours)),
-                },
-                cwd=ROOT, capture_output=True, text=True, timeout=300,
-            )  # fmt: skip
+            variables = {"PYTHONPATH": str(self.folder), "SHARDWISE_INSTALL": str(int(ours))}
+            return python(*words, "--out", out, "--steps", last, *arguments, **variables)
 
         done = start()
         if not ours and "terminate called without an active exception" in done.stderr:
@@ -84,7 +73,7 @@ class Programs:
 
 @pytest.fixture
 def programs(tmp_path) -> Programs:
-    (tmp_path / "sitecustomize.py").write_text(f"import site\nsite.addsitedir({str(FOLDER)!r})\n")
+    (tmp_path / "sitecustomize.py").write_text(f"import site\nsite.addsitedir({str(PACKAGES)!r})\n")
     return Programs(tmp_path)
 
 

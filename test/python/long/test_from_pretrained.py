@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from checkout import PACKAGES, output_of, python, torchrun
 
 #: What the test was written for; newer ones may do as well.
 TRANSFORMERS = "transformers==5.24.0"
@@ -102,41 +100,30 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """In which Python has transformers."""
+    """Variables, by which Python has transformers."""
     packages = tmp_path_factory.mktemp("packages")
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(packages), TRANSFORMERS]
-    done = subprocess.run(install, capture_output=True, text=True)
+    done = python("-m", "pip", "install", "--quiet", "--target", packages, TRANSFORMERS)
     if done.returncode != 0:
         pytest.skip(f"{TRANSFORMERS} cannot be installed here: {done.stderr.strip()[-200:]}")
-    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(packages)])
-    return {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
-
-
-def run_in(environment: dict[str, str], *words: str) -> str:
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-LAUNCHER = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    return {"PYTHONPATH": f"{PACKAGES}:{packages}", "HF_HUB_OFFLINE": "1"}
 
 
 @pytest.mark.parametrize("size", ["5", "0.00005"], ids=["one file", "several files"])
 def test_from_pretrained(size: str, environment: dict[str, str], tmp_path: Path) -> None:
     for name, text in (("train.py", TRAIN), ("load.py", LOAD)):
         (tmp_path / name).write_text(text)
-    run_in(environment, *LAUNCHER, str(tmp_path / "train.py"), str(tmp_path))
-    merge = ("--merge", str(tmp_path / "merged"), "--file-size", size)
-    files = run_in(environment, "-m", "shardwise", "checkpoint", str(tmp_path), *merge).splitlines()
+    torchrun(2, tmp_path / "train.py", tmp_path, **environment)
+    merge = ("--merge", tmp_path / "merged", "--file-size", size)
+    files = output_of("-m", "shardwise", "checkpoint", tmp_path, *merge, **environment).splitlines()
     assert (len(files) == 1) == (size == "5")
     (tmp_path / "config" / "config.json").rename(tmp_path / "merged" / "config.json")
-    assert run_in(environment, str(tmp_path / "load.py"), str(tmp_path)).endswith("the same\n")
+    assert output_of(tmp_path / "load.py", tmp_path, **environment).endswith("the same\n")
 
 
 @pytest.mark.parametrize("tied", ["tied", "not tied"])
 def test_a_model_on_meta_loads_by_slices(tied: str, environment: dict[str, str], tmp_path: Path) -> None:
     for name, text in (("save.py", SAVE), ("load.py", LOAD_SLICES)):
         (tmp_path / name).write_text(text)
-    run_in(environment, str(tmp_path / "save.py"), str(tmp_path), tied)
+    output_of(tmp_path / "save.py", tmp_path, tied, **environment)
     assert (tmp_path / "saved" / "model.safetensors.index.json").exists()
-    assert run_in(environment, *LAUNCHER, str(tmp_path / "load.py"), str(tmp_path)).count("the same") == 2
+    assert torchrun(2, tmp_path / "load.py", tmp_path, **environment).count("the same") == 2

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import shardwise
+from checkout import ROOT, torchrun
 
 HERE = Path(__file__).resolve().parent
-EXAMPLE = HERE.parents[2] / "examples" / "python" / "resume.py"
-PACKAGE = Path(shardwise.__file__).parents[1]
+EXAMPLE = ROOT / "examples" / "python" / "resume.py"
+OURS = {"SHARDWISE_INSTALL": "1"}
 LIVES = 20
-
-
-def torchrun(*words: str) -> str:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGE), "SHARDWISE_INSTALL": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
-    return done.stdout
 
 
 def losses_of(folder: Path) -> dict[int, float]:
@@ -34,14 +23,14 @@ def test_ranks_are_killed_twenty_times_and_train_on(tmp_path: Path) -> None:
     folder, whole = tmp_path / "interrupted", tmp_path / "whole"
     for each in (folder, whole):
         each.mkdir()
-    restarts = ["--max-restarts", str(LIVES), "--monitor-interval", "0.2"]
-    out = torchrun(*restarts, str(HERE / "killed.py"), str(LIVES), str(folder))
+    restarts = ("--max-restarts", LIVES, "--monitor-interval", 0.2)
+    out = torchrun(2, *restarts, HERE / "killed.py", LIVES, folder, **OURS)
     starts = [int(line.rpartition(" ")[2]) for line in out.splitlines() if "shardwise" in line and "after step" in line]
     assert starts == sorted(starts), out
     assert len(set(starts)) > 3, f"the ranks were killed before they could train: {starts}"
     losses = losses_of(folder)
     assert sorted(losses) == list(range(starts[-1] + 1, starts[-1] + 11))
-    words = ["--checkpoints", str(whole), "--every", "1000000", "--out", str(whole), "--steps", str(max(losses))]
-    torchrun(str(EXAMPLE), *words)
+    words = ("--checkpoints", whole, "--every", 1000000, "--out", whole, "--steps", max(losses))
+    torchrun(2, EXAMPLE, *words, **OURS)
     uninterrupted = losses_of(whole)
     assert losses == {step: uninterrupted[step] for step in losses}

@@ -11,13 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from checkout import PACKAGES, ROOT, torchrun
 
-import shardwise
-
-ROOT = Path(__file__).resolve().parents[3]
-PACKAGE = Path(shardwise.__file__).parents[1]
 TRAIN = ROOT / "examples" / "python" / "train.py"
-RUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 
 
 def ip(*words: str) -> None:
@@ -45,17 +41,14 @@ def hosts() -> Iterator[list[str]]:
         yield names
 
 
-def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1", **more}
-
-
 def started(host: str, number: int, records: Path, *program: str) -> subprocess.Popen[str]:
     """torchrun on one of the hosts; the first one serves the store."""
     away = ["ip", "netns", "exec", host, "unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     meeting = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "job", "--rdzv-endpoint", "10.77.0.1:29400"]
     who = ["--node-rank", str(number), "--local-addr", f"10.77.0.{number + 1}", "--rdzv-conf", f"is_host={1 - number}"]
-    variables = environment(GLOO_SOCKET_IFNAME="wire", SHARDWISE_RECORD=str(records))
-    words = [*away, *RUN, *meeting, *who, *program]
+    variables = {"PYTHONPATH": str(PACKAGES), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "wire"}
+    variables = {**os.environ, **variables, "SHARDWISE_RECORD": str(records)}
+    words = [*away, sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *meeting, *who, *program]
     return subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -70,7 +63,6 @@ def test_ranks_of_two_hosts_train_as_those_of_one(hosts: list[str], tmp_path: Pa
             each.kill()
     assert [each.returncode for each in running] == [0, 0], outputs
     assert len(list(records.glob("*"))) == 4, list(records.glob("*"))
-    command = [*RUN[:-1], "4", "--standalone", str(TRAIN)]
-    alone = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240, check=True)
-    assert len(alone.stdout.splitlines()) == 4
-    assert "".join(printed for printed, _ in outputs) == alone.stdout
+    alone = torchrun(4, TRAIN)
+    assert len(alone.splitlines()) == 4
+    assert "".join(printed for printed, _ in outputs) == alone

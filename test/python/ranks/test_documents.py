@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from checkout import ROOT
 from pool import testing
 
-ROOT = Path(__file__).resolve().parents[3]
 #: Blocks that begin with ```py need more than a page can show.
 PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "```python\n" in page.read_text()]
 README = {

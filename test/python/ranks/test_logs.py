@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
-import shardwise
+from checkout import python
 
 PROGRAM = """
 import torch, shardwise
@@ -51,24 +47,20 @@ BACKWARD = [
 ]
 
 
-def run(logs: str) -> tuple[list[str], str]:
+def run(**variables: str) -> tuple[list[str], str]:
     """The events that were logged, and what the program printed."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(shardwise.__file__).parents[1])}
-    environment.pop("TORCH_LOGS", None)
-    if logs:
-        environment["TORCH_LOGS"] = logs
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=300)
+    done = python("-c", PROGRAM, **variables)
     assert done.returncode == 0, done.stderr
     return re.findall(r"FSDP::(.+)$", done.stderr, re.MULTILINE), done.stdout
 
 
 class TestLogs:
     def test_events_are_shown(self) -> None:
-        events, _ = run("+shardwise")
+        events, _ = run(TORCH_LOGS="+shardwise")
         assert events == 2 * ((FORWARD + BACKWARD) * 2 + FORWARD)
 
     def test_nothing_is_there_without_it(self) -> None:
-        events, printed = run("")
+        events, printed = run()
         assert not events
         assert printed.count("True True\n") == 2
         # One before and one after each module that was wrapped.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+from checkout import output_of
 from models import batch, mlp
 from pool import run_ranks
 
@@ -76,10 +74,7 @@ class TestRecord:
         assert 0 <= _timeline.hidden(events, 0) <= 1
 
     def test_a_variable_records_a_whole_program(self, tmp_path: Path) -> None:
-        variables = {"SHARDWISE_RECORD": str(tmp_path / "all"), "PYTHONPATH": str(Path(shardwise.__file__).parents[1])}
-        command = [sys.executable, "-c", PROGRAM, str(tmp_path / "inside")]
-        done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
+        output_of("-c", PROGRAM, tmp_path / "inside", SHARDWISE_RECORD=str(tmp_path / "all"))
         for folder, steps in (("all", 2), ("inside", 1)):
             assert len(_timeline.steps(_record_files.read(tmp_path / folder), 0)) == steps
 

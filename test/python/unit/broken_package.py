@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-import shardwise
+from checkout import PACKAGES, python
+
 from shardwise import _build_info
 
-PACKAGE = Path(shardwise.__file__).parent
+PACKAGE = PACKAGES / "shardwise"
 BUILT_MINOR = ".".join(_build_info.TORCH_VERSION.split(".")[:2])
 
 
@@ -41,6 +40,4 @@ class BrokenPackage:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Runs Python with this package before all others."""
-        environment = {**os.environ, "PYTHONPATH": str(self.folder)}
-        command = [sys.executable, *arguments]
-        return subprocess.run(command, env=environment, cwd=self.folder, capture_output=True, text=True, timeout=120)
+        return python(*arguments, folder=self.folder, PYTHONPATH=str(self.folder))

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
-import subprocess
 import sys
 
-from broken_package import PACKAGE
+from checkout import python
 
 from shardwise.testing import run_ranks
-
-FOLDER = PACKAGE.parent
 
 # What every program below starts with.
 COMMON = """
@@ -83,11 +79,7 @@ TOLD = (
 
 def run(program: str, *, common: bool = True, told: int = 0, **environment: str) -> str:
     """The output of a program that must succeed, and write nothing else but so many lines of what the variable did."""
-    result = subprocess.run(
-        [sys.executable, "-c", (COMMON if common else "") + program],
-        env={**os.environ, "PYTHONPATH": str(FOLDER), **environment},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    result = python("-c", (COMMON if common else "") + program, **environment)
     assert result.returncode == 0, result.stderr
     assert result.stderr.splitlines() == [TOLD] * told
     return result.stdout

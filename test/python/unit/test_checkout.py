@@ -8,7 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from installation import ROOT, Environment
+from checkout import ROOT
+from installation import Environment
 
 import build
 

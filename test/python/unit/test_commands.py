@@ -14,8 +14,8 @@ import prepare
 import probe_python
 import pytest
 import python_rules
+from checkout import ROOT, output_of
 
-ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = ROOT / "scripts"
 
 
@@ -156,11 +156,9 @@ def test_where_no_python_does_one_line_says_so(place, words, given, said):
 
 
 def test_the_probe_tells_what_this_python_is():
-    shown = subprocess.run(
-        [sys.executable, str(SCRIPTS / "probe_python.py")], capture_output=True, text=True, check=True
-    )
-    assert shown.stdout.split()[:2] == ["{}.{}".format(*sys.version_info), "suitable"]
-    assert "torch" in shown.stdout.split()
+    shown = output_of(SCRIPTS / "probe_python.py").split()
+    assert shown[:2] == ["{}.{}".format(*sys.version_info), "suitable"]
+    assert "torch" in shown
 
 
 def test_for_a_python_with_a_torch_of_its_own_nothing_is_fetched(monkeypatch):

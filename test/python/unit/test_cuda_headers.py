@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from checkout import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 PROJECT = f"""
 cmake_minimum_required(VERSION 3.22)
 project(headers LANGUAGES CXX)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+from checkout import ROOT
+
 DOCS = ROOT / "docs"
 
 

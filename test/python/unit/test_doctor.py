@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 from typing import Any
 
 import pytest
 import torch
 from broken_package import BUILT_MINOR, PACKAGE, BrokenPackage
-from installation import ROOT, Environment
+from checkout import ROOT, output_of
+from installation import Environment
 
 import shardwise
 from shardwise import _abilities, _build_info, _doctor
@@ -20,13 +19,6 @@ from shardwise.__main__ import main
 
 NEEDED = {"import shardwise", "replicate() on CPUs (Gloo)", "ranks from the environment"}
 LAUNCH = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
-
-
-def run_doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name not in LAUNCH}
-    environment["PYTHONPATH"] = str(PACKAGE.parent)
-    command = [sys.executable, "-m", "shardwise", "doctor", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture
@@ -54,9 +46,7 @@ def works(report: dict[str, Any]) -> dict[str, bool]:
 
 
 def test_json_report_of_this_machine():
-    result = run_doctor("--json")
-    assert result.returncode == 0, result.stdout + result.stderr
-    report = json.loads(result.stdout)
+    report = json.loads(output_of("-m", "shardwise", "doctor", "--json"))
     assert report["usable"] is True
     versions = report["versions"]
     assert versions["shardwise"] == f"{shardwise.__version__} in {PACKAGE}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from checkout import ROOT, python
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import Shard
@@ -16,7 +16,6 @@ from torch.distributed.tensor import Shard
 import shardwise
 from shardwise.__main__ import main
 
-ROOT = Path(__file__).resolve().parents[3]
 MODEL = "examples/python/model.py:Gpt"
 
 
@@ -26,8 +25,7 @@ def layers(number: int = 3) -> nn.Sequential:
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    done = [sys.executable, "-m", "shardwise", "estimate", *words]
-    return subprocess.run(done, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    return python("-m", "shardwise", "estimate", *words)
 
 
 def test_a_rank_has_its_part_of_parameters_optimizer_and_gradients() -> None:

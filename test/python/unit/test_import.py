@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from broken_package import BUILT_MINOR, PACKAGE, BrokenPackage
+from checkout import output_of
 
 import shardwise
 from shardwise import _build_info
@@ -45,11 +44,7 @@ print(json.dumps({
 
 
 def measure_import() -> dict[str, Any]:
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
-    command = [sys.executable, "-c", MEASURE]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
+    return json.loads(output_of("-c", MEASURE))
 
 
 @pytest.fixture(scope="module")

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from broken_package import BrokenPackage
-from install_programs import FOLDER, TOLD, run
+from checkout import PACKAGES, python
+from install_programs import TOLD, run
 from installation import Environment
 
 
 @pytest.fixture
 def site(tmp_path) -> Path:
     """A folder in whose place the package seems to be installed: Python reads the .pth file beside it."""
-    (tmp_path / "sitecustomize.py").write_text(f"import site\nsite.addsitedir({str(FOLDER)!r})\n")
+    (tmp_path / "sitecustomize.py").write_text(f"import site\nsite.addsitedir({str(PACKAGES)!r})\n")
     return tmp_path
 
 
@@ -98,9 +97,7 @@ if __name__ == "__main__" and len(sys.argv) > 1:
     file = site / "program.py"
     file.write_text(program)
     for rank, words, told in (("0", ["with a child"], [TOLD]), ("1", [], [])):
-        environment = {**os.environ, "PYTHONPATH": str(site), "SHARDWISE_INSTALL": "1", "RANK": rank}
-        command = [sys.executable, file, *words]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        done = python(file, *words, PYTHONPATH=str(site), SHARDWISE_INSTALL="1", RANK=rank)
         assert (done.stdout.splitlines(), done.stderr.splitlines()) == (["a child"][: len(words)], told)
 
 
@@ -124,7 +121,7 @@ def test_a_broken_package_breaks_no_interpreter(tmp_path, broken, told):
         (tmp_path / "shardwise").mkdir()
         (tmp_path / "shardwise" / "__init__.py").write_text("raise RuntimeError('of\\nno use')\n")
     for name in ("shardwise_install.pth", "_shardwise_install.py")[: 1 if broken == "only the .pth file" else 2]:
-        (tmp_path / name).write_text((FOLDER / name).read_text())
+        (tmp_path / name).write_text((PACKAGES / name).read_text())
     (tmp_path / "sitecustomize.py").write_text(f"import site\nsite.addsitedir({str(tmp_path)!r})\n")
     # This Python may have the checkout on its path.
     clean = Environment.create(tmp_path / "environment")

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import doctest
 import inspect
-import subprocess
-import sys
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from checkout import ROOT, output_of
 from torch import nn
 from torch.distributed._composable import replicate_with_fsdp
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 import shardwise
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def documented() -> Iterator[tuple[str, Any]]:
@@ -85,7 +81,4 @@ def test_unknown_options_are_refused(name: str) -> None:
 
 
 def test_stubs_are_what_the_bindings_say() -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "make_stubs.py"), "--check"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    output_of(ROOT / "scripts" / "make_stubs.py", "--check")

@@ -14,10 +14,9 @@ import seconds
 import suites
 import tables
 from check_rows import read_rows
+from checkout import ROOT
 from programs import last_lines, run_program
 from reports import FAILED, PASSED, SKIPPED, Result, counts, read_closing_line, read_counts, read_junit
-
-ROOT = Path(__file__).resolve().parents[3]
 
 #: As GoogleTest, pytest and Catch2 write them.
 REPORT = """<?xml version="1.0" encoding="UTF-8"?>

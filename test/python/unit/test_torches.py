@@ -10,8 +10,9 @@ import pytest
 import tables
 import torches
 import try_wheels
+from checkout import ROOT
 
-VERSIONS = Path(__file__).resolve().parents[3] / "docs" / "versions.md"
+VERSIONS = ROOT / "docs" / "versions.md"
 
 
 def test_a_copy_follows_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
