@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from mutant import places_of, read_table
@@ -64,9 +64,3 @@ def choose(paths: Iterable[str]) -> list[Suite]:
     if chosen["pytest"]:
         suites.append(pytest("python_changed", 20, *sorted(chosen["pytest"])))
     return suites
-
-
-def programs_of(suites: Sequence[Suite]) -> list[str]:
-    """What has to be built for them."""
-    for_python = ("bound_models",)
-    return [name for each in suites for name in (for_python if each.name == "python_changed" else (each.name,))]

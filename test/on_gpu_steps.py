@@ -374,4 +374,3 @@ STAGES: list[list[Step]] = [
     # Their ranks are processes on the CPU; tests that need a GPU run where there is one.
     [Step("python_rows", "rows in Python", 480, lambda place: pytest(place, SHARDWISE_TEST_ROWS="1"), True)],
 ]  # fmt: skip
-STEPS = [step for stage in STAGES for step in stage]

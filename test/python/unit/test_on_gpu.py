@@ -10,34 +10,28 @@ import on_gpu_steps as steps
 import pytest
 from reports import FAILED, PASSED, SKIPPED, Result
 
-FACTS = {name: name for name in ("machine", "GPU", "driver", "torch", "NCCL", "commit", "date")}
-
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
     """Runs steps of these outcomes, and gives the exit status, the table by step and the steps that really ran."""
-    monkeypatch.setattr(on_gpu, "facts_of", lambda device: dict(FACTS))
+    facts = {name: name for name in ("machine", "GPU", "driver", "torch", "NCCL", "date")}
 
-    def ran(outcomes, *words, facts=None):
-        FACTS.update(facts or {})
+    def ran(outcomes, *words, commit="commit"):
         began = []
 
-        def step(name, outcome):
-            def act(place):
-                began.append(name)
-                if isinstance(outcome, Exception):
-                    raise outcome
-                return steps.Outcome(*outcome)
+        def act(place):
+            began.append(place.step)
+            if isinstance(outcomes[place.step], Exception):
+                raise outcomes[place.step]
+            return steps.Outcome(*outcomes[place.step])
 
-            return steps.Step(name, f"about {name}", 60, act)
-
-        found = [[step(name, outcome)] for name, outcome in outcomes.items()]
-        status = on_gpu.main([*words, "--folder", str(tmp_path)], found)
+        monkeypatch.setattr(on_gpu, "facts_of", lambda device: {**facts, "commit": commit})
+        stages = [[steps.Step(name, f"about {name}", 60, act)] for name in outcomes]
+        status = on_gpu.main([*words, "--folder", str(tmp_path)], stages)
         shown = capsys.readouterr().out.partition("\nstep ")[2].splitlines()[1:]
         return status, {line.split()[0]: " ".join(line.split()[1:]) for line in shown}, began
 
-    yield ran
-    FACTS.update(commit="commit", GPU="GPU")
+    return ran
 
 
 GOOD, BAD, LACKING = (PASSED, "3 passed"), (FAILED, "1 failed: A.b"), (steps.MISSING, "torch finds no GPU here")
@@ -67,7 +61,7 @@ def test_what_has_passed_is_not_run_again_unless_asked(run, tmp_path):
     assert run(outcomes, "good", "--again")[2] == ["good"]
     (tmp_path / "good.json").write_text('{"step": "good", "resu')
     assert "good" in run(outcomes)[2]
-    assert "good" in run(outcomes, facts={"commit": "another"})[2]
+    assert "good" in run(outcomes, commit="another")[2]
     with pytest.raises(SystemExit, match="there is no step wrong"):
         run(outcomes, "wrong")
 

@@ -129,12 +129,6 @@ def test_past_the_limit_no_process_is_left(tmp_path):
     assert not is_running(child)
 
 
-def test_a_missing_row_fails_the_row_check():
-    result = run.row_check([])
-    assert result.outcome == FAILED
-    assert "did not run" in result.message or "row" in result.message
-
-
 def test_a_fresh_clone_sees_nothing_of_this_run(monkeypatch):
     for name in ("MAKEFLAGS", "PYTHONPATH", "SHARDWISE_NINJA", "FRESH_CLONE", "SHARDWISE_TEST_DEPS"):
         monkeypatch.setenv(name, "x")
@@ -207,21 +201,6 @@ def test_ranks_on_one_device_run_some_of_everything(tmp_path):
     for start in (name.rstrip("*") for name in suites.SHARED_ROWS.split(":")):
         assert any(row.startswith(start) for row in rows), f"{start} begins no row"
     assert sum(row.startswith(tuple(suites.SHARED_ROWS.replace("*", "").split(":"))) for row in rows) >= 20
-
-
-def part(name: str, minutes: int = 1) -> parts.Part:
-    return parts.Part(name, ("csrc",), minutes, (), list)
-
-
-def test_a_change_calls_for_the_parts_that_watch_it(monkeypatch):
-    known = {"abc": "csrc/engine/unit.cpp", "def": ""}
-    monkeypatch.setattr(
-        parts,
-        "git",
-        lambda *words: ("commit" if words[2] in known else "") if words[0] == "cat-file" else known[words[2]],
-    )
-    assert [parts.is_called_for(part("x"), name) for name in ("abc", "def", "lost")] == [True, False, True]
-    assert parts.is_called_for(part("x"), None)
 
 
 def test_every_part_watches_what_exists():
