@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import pytest
 import torch
-from engine import TORCH, Engine, ours
+from engine import TORCH, ours
 from models import batch
-from parity import Parity, Program, assert_same_bits
-from pool import run_ranks
+from parity import Parity, Program, assert_same_bits, by_child
+from pool import on_ranks
 from torch import nn
 
 WIDTH = 6
@@ -77,18 +76,11 @@ def program_of(form: str) -> Program:
 
 
 def contained(rank: int, form: str) -> None:
-    def wrap(engine: Engine, model: Any) -> None:
-        for layer in model:
-            engine.fully_shard(layer)
-        engine.fully_shard(model)
-
     parity = Parity(program_of(form))
-    mine = parity.run(ours(), wrap)
+    mine = parity.run(ours(), by_child("fully_shard"))
     if form not in ONLY_OURS:
-        assert_same_bits(mine, parity.run(TORCH, wrap))
+        assert_same_bits(mine, parity.run(TORCH, by_child("fully_shard")))
 
 
 class TestInteropContainers:
-    @pytest.mark.parametrize("form", FORMS)
-    def test_outputs(self, form: str) -> None:
-        run_ranks(2, contained, form)
+    test_outputs = on_ranks(2, contained, each=[*FORMS])

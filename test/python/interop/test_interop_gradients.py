@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from engine import Engine, ours
 from layouts import by_layer
 from models import batch, local, mlp
-from pool import run_ranks
+from pool import on_ranks
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -80,7 +79,5 @@ def held(rank: int, layout: str) -> None:
                 assert torch.equal(found.detach().view(value.shape), value), f"{what}, gradient {number}: {found}"
 
 
-@pytest.mark.parametrize("layout", ["fully_shard", "replicate"])
 class TestGradients:
-    def test_held(self, layout: str) -> None:
-        run_ranks(2, held, layout)
+    test_held = on_ranks(2, held, each=["fully_shard", "replicate"])

@@ -5,10 +5,9 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-import pytest
 import torch
 from models import batch, mlp
-from pool import run_ranks
+from pool import on_ranks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import shardwise
@@ -39,6 +38,4 @@ def some_ranks_keep_their_models(rank: int, axes: int) -> None:
 
 
 class TestInteropMeshes:
-    @pytest.mark.parametrize("axes", [0, 2])
-    def test_some_ranks_keep_their_models(self, axes: int) -> None:
-        run_ranks(4, some_ranks_keep_their_models, axes, timeout=100)
+    test_some_ranks_keep_their_models = on_ranks(4, some_ranks_keep_their_models, each=[0, 2], timeout=100)

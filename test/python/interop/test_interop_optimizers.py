@@ -13,7 +13,7 @@ from form import by_form
 from layouts import RANKS, SOME, by_layer
 from models import local, whole
 from parity import Parity, Wrapping, assert_pieces, assert_same_bits, momentum, train
-from pool import run_ranks
+from pool import on_ranks
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
@@ -200,26 +200,14 @@ def parameters_without_gradients(rank: int, layout: str) -> None:
 
 
 class TestInteropOptimizers:
-    @pytest.mark.parametrize("layout", SOME)
-    def test_every_optimizer(self, layout: str) -> None:
-        run_ranks(RANKS[layout], every_optimizer, layout)
-
-    @pytest.mark.parametrize("layout", SOME)
-    def test_optimizer_in_backward(self, layout: str) -> None:
-        run_ranks(RANKS[layout], optimizer_in_backward, layout)
-
-    @pytest.mark.parametrize("layout", SOME)
-    def test_parameters_that_no_gradient_reaches(self, layout: str) -> None:
-        run_ranks(RANKS[layout], parameters_without_gradients, layout)
+    test_every_optimizer = on_ranks(RANKS, every_optimizer, each=SOME)
+    test_optimizer_in_backward = on_ranks(RANKS, optimizer_in_backward, each=SOME)
+    test_parameters_that_no_gradient_reaches = on_ranks(RANKS, parameters_without_gradients, each=SOME)
 
 
 class TestInteropClipping:
-    @pytest.mark.parametrize("layout", RANKS)
-    def test_norms_are_those_of_one_process(self, layout: str) -> None:
-        run_ranks(RANKS[layout], clipped, layout)
+    test_norms_are_those_of_one_process = on_ranks(RANKS, clipped, each=[*RANKS])
 
 
 class TestInteropGradScaler:
-    @pytest.mark.parametrize("layout", SOME)
-    def test_infinities_on_one_rank(self, layout: str) -> None:
-        run_ranks(RANKS[layout], scaler_skips_everywhere, layout)
+    test_infinities_on_one_rank = on_ranks(RANKS, scaler_skips_everywhere, each=SOME)

@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from engine import TORCH, Engine, ours
 from layouts import by_layer
 from models import Beside, batch
 from parity import Parity, Program, Wrap, assert_same_bits
-from pool import on_ranks, run_ranks
+from pool import on_ranks
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -128,9 +127,7 @@ class TestInteropCompile:
 
 
 class TestInteropObservers:
-    @pytest.mark.parametrize("layout", ["fully_shard", "replicate"])
-    def test_labels_in_a_profile(self, layout: str) -> None:
-        run_ranks(2, labelled, layout)
+    test_labels_in_a_profile = on_ranks(2, labelled, each=["fully_shard", "replicate"])
 
 
 class TestInteropTrees:

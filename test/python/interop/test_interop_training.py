@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from engine import TORCH, ours
 from layouts import RANKS, by_layer
 from models import batch, local, mlp
-from pool import on_ranks, run_ranks
+from pool import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 
 
@@ -64,8 +63,5 @@ def divided(rank: int, layout: str) -> None:
 
 
 class TestInteropTraining:
-    @pytest.mark.parametrize("layout", ["fully_shard", "replicate", "hsdp"])
-    def test_divide_factors(self, layout: str) -> None:
-        run_ranks(RANKS[layout], divided, layout)
-
+    test_divide_factors = on_ranks(RANKS, divided, each=["fully_shard", "replicate", "hsdp"])
     test_all_reduce_comes_back = on_ranks(4, all_reduce_comes_back)

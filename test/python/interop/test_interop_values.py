@@ -6,7 +6,6 @@ import copy
 from itertools import product
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from engine import TORCH, Engine, ours
@@ -14,7 +13,7 @@ from form import by_form
 from layouts import RANKS, by_layer
 from models import batch, local, mlp, whole
 from parity import counting
-from pool import run_ranks
+from pool import on_ranks
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
@@ -229,26 +228,14 @@ def set_in_their_own_way(rank: int, name: str) -> None:
 
 
 class TestInteropValues:
-    @pytest.mark.parametrize("layout", RANKS)
-    def test_the_next_forward_uses_them(self, layout: str) -> None:
-        run_ranks(RANKS[layout], values_from_outside, layout)
-
-    @pytest.mark.parametrize("name", ["fully_shard", "replicate"])
-    def test_modules_that_see_what_is_set(self, name: str) -> None:
-        run_ranks(2, set_in_their_own_way, name)
+    test_the_next_forward_uses_them = on_ranks(RANKS, values_from_outside, each=[*RANKS])
+    test_modules_that_see_what_is_set = on_ranks(2, set_in_their_own_way, each=["fully_shard", "replicate"])
 
 
 class TestInteropInitialisation:
-    @pytest.mark.parametrize("name", ["fully_shard", "replicate"])
-    def test_from_the_meta_device(self, name: str) -> None:
-        run_ranks(2, initialised, name)
-
-    @pytest.mark.parametrize("layout", RANKS)
-    def test_ranks_with_different_seeds(self, layout: str) -> None:
-        run_ranks(RANKS[layout], different_seeds, layout)
+    test_from_the_meta_device = on_ranks(2, initialised, each=["fully_shard", "replicate"])
+    test_ranks_with_different_seeds = on_ranks(RANKS, different_seeds, each=[*RANKS])
 
 
 class TestInteropBuffers:
-    @pytest.mark.parametrize("name", ["fully_shard", "replicate"])
-    def test_each_rank_has_its_own(self, name: str) -> None:
-        run_ranks(2, buffers, name)
+    test_each_rank_has_its_own = on_ranks(2, buffers, each=["fully_shard", "replicate"])

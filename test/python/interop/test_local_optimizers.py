@@ -401,10 +401,7 @@ def installed(rank: int) -> None:
 
 
 class TestLocalOptimizer:
-    @pytest.mark.parametrize("layout", ["fully_shard", "replicate"])
-    def test_trains_as_the_usual_one(self, layout: str) -> None:
-        run_ranks(2, same_training, layout, "local_optimizer")
-
+    test_trains_as_the_usual_one = on_ranks(2, same_training, "local_optimizer", each=["fully_shard", "replicate"])
     test_everything_around_it = on_ranks(2, everything_around, "local_optimizer")
     test_without_a_usual_one = on_ranks(2, without_a_usual_one)
     test_with_tensor_parallelism = on_ranks(4, tensor_parallel)
@@ -447,10 +444,7 @@ class TestAutomaticSteps:
 
     test_state_is_looked_at = on_ranks(2, looked_at)
 
-    @pytest.mark.parametrize("layout", ["fully_shard", "replicate"])
-    def test_checkpoints(self, layout: str) -> None:
-        run_ranks(2, checkpoints, layout)
-
+    test_checkpoints = on_ranks(2, checkpoints, each=["fully_shard", "replicate"])
     test_in_backward = on_ranks(2, in_backward)
 
     def test_install_turns_them_on(self) -> None:

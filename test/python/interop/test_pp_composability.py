@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from engine import TORCH, Engine, ours
 from models import assert_close, batch, local, whole
 from parity import adam
-from pool import on_ranks, run_ranks
+from pool import on_ranks
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -246,7 +244,7 @@ def same(mine: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
     return len(mine) == len(theirs) and all(map(torch.equal, mine, theirs))
 
 
-def pp_and_dcp(rank: int, folder: str, function: str, names: list[str]) -> None:
+def pp_and_dcp(rank: int, function: str, names: list[str], folder: str) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
     replica = mesh["dp"].get_local_rank()
     pairs = [(ours(), ours()), (ours(), TORCH), (TORCH, ours())] if function == "fully_shard" else [(ours(), ours())]
@@ -277,10 +275,7 @@ def pp_and_dcp(rank: int, folder: str, function: str, names: list[str]) -> None:
 
 
 class TestComposability:
-    @pytest.mark.parametrize("function", ["fully_shard", "replicate"])
-    def test_pp_and_dcp(self, tmp_path: Path, function: str) -> None:
-        run_ranks(4, pp_and_dcp, str(tmp_path), function, SOME[1:])
-
+    test_pp_and_dcp = on_ranks(4, pp_and_dcp, SOME[1:], each=["fully_shard", "replicate"], path=".")
     test_3d_with_tp_dp_pp = on_ranks(8, three_dimensions, SOME, timeout=300)
     test_replicate_pp = on_ranks(4, replicate_pp, SOME)
     test_replicate_pp_grads = on_ranks(4, replicate_pp_grads, SOME)

@@ -54,6 +54,13 @@ def reference_backward(world_size: int, loss_of_rank: Callable[[int], torch.Tens
             (loss / world_size).backward()
 
 
+def step_all(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """And drops the gradients."""
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def fill(model: nn.Module, whole: Mapping[str, torch.Tensor]) -> None:
     """Gives each parameter this rank's part of the whole values."""
     for name, parameter in model.named_parameters():
@@ -132,9 +139,7 @@ class Beside:
     def step(self, what: str = "") -> None:
         """The optimizers' steps, between gradients and values that must be the same."""
         self.check(f"{what} before the optimizer")
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        step_all(self.optimizers)
         self.check(f"{what} after the optimizer")
 
     def train(self, steps: Iterable[int]) -> None:

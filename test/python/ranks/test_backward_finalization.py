@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from models import Beside, batch, mean_square
-from pool import run_ranks
+from pool import on_ranks
 from torch import nn
 
 import shardwise
@@ -131,20 +131,10 @@ def unused(rank: int, kind: str) -> None:
 
 
 class TestFullyShardFinalize:
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_several_backwards_are_one_sum(self, kind: str) -> None:
-        run_ranks(2, finalized, kind)
-
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_wrong_calls_are_errors(self, kind: str) -> None:
-        run_ranks(2, refused, kind)
-
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_unused_parameters_get_zeros(self, kind: str) -> None:
-        run_ranks(2, unused, kind)
+    test_several_backwards_are_one_sum = on_ranks(2, finalized, each=KINDS)
+    test_wrong_calls_are_errors = on_ranks(2, refused, each=KINDS)
+    test_unused_parameters_get_zeros = on_ranks(2, unused, each=KINDS)
 
 
 class TestFullyShard1DTrainingCompose:
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_reset_iter_state_after_exception(self, kind: str) -> None:
-        run_ranks(2, reset_after_exception, kind)
+    test_reset_iter_state_after_exception = on_ranks(2, reset_after_exception, each=KINDS)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from engine import TORCH, Engine, ours
 from models import batch, local
-from pool import run_ranks
+from pool import on_ranks
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
@@ -177,14 +176,7 @@ def as_without_units(rank: int, kind: str) -> None:
         assert torch.equal(one.grad.full_tensor(), other.grad), name
 
 
-@pytest.mark.parametrize("kind", KINDS)
 class TestBetweenPasses:
-    def test_as_with_torch(self, kind: str) -> None:
-        run_ranks(2, as_torch, kind)
-
-    def test_sync_that_is_switched_within_a_backward(self, kind: str) -> None:
-        run_ranks(2, switched_within, kind)
-
-    def test_inputs_are_passed_on_as_they_are(self, kind: str) -> None:
-        if kind != "cast":
-            run_ranks(2, as_without_units, kind)
+    test_as_with_torch = on_ranks(2, as_torch, each=[*KINDS])
+    test_sync_that_is_switched_within_a_backward = on_ranks(2, switched_within, each=[*KINDS])
+    test_inputs_are_passed_on_as_they_are = on_ranks(2, as_without_units, each=["sharded", "kept", "replicated"])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 
 import pytest
 import torch
 from models import batch, counters, mlp
 from parity import momentum
-from pool import on_ranks, run_ranks
+from pool import on_ranks
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
@@ -95,9 +96,5 @@ def strided(rank: int) -> None:
 
 
 class TestCastsAfterWrapping:
-    @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("first", [LOW, HIGH], ids=["from_low", "from_high"])
-    def test_all(self, kind: str, first: torch.dtype) -> None:
-        run_ranks(2, cast_later, kind, first)
-
+    test_all = on_ranks(2, cast_later, each=[*product(KINDS, (LOW, HIGH))])
     test_of_what_is_not_contiguous = on_ranks(2, strided)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from bound import Pair, models, stack_loss, twin
-from models import assert_close, batch, local
-from pool import on_ranks, run_ranks
+from models import assert_close, batch, local, step_all
+from pool import on_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
@@ -60,9 +60,7 @@ def check_bits(rank: int) -> None:
             if isinstance(gradient, DTensor):  # That of the table is whole on each rank.
                 gradient = gradient.redistribute(placements=theirs[name].placements)
             assert torch.equal(local(mine.grad), local(gradient)), f"the gradient of {name}"
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        step_all(optimizers)
     # For each step: three layers of rows (one of a vocabulary) and the two of columns in blocks; the head's gather and
     # the sum of its input's gradient.
     counted = parallel.counters()
@@ -189,9 +187,7 @@ def check_pipeline(rank: int, schedule: str) -> None:
             for name, mine in model.named_parameters():
                 expected = local(theirs[name].grad).chunk(2)[replica]
                 assert_close(local(mine.grad), expected, f"{schedule}, step {step}, stage {stage}: {name}")
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        step_all(optimizers)
     inputs, targets = rows_of(7)
     result = pipeline.evaluate(inputs, targets)
     if pipeline.stages - 1 in own:
@@ -283,8 +279,5 @@ class TestParallelize:
 
 
 class TestPipeline:
-    @pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble"])
-    def test_trains_as_one_process(self, schedule: str) -> None:
-        run_ranks(4, check_pipeline, schedule)
-
+    test_trains_as_one_process = on_ranks(4, check_pipeline, each=["1F1B", "ZBVZeroBubble"])
     test_what_python_adds_to_a_stage = on_ranks(2, check_mixed)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from engine import TORCH, ours
-from models import Beside, batch, mlp
+from models import Beside, batch, mlp, step_all
 from own_gather import HalfTwin, NewTwin, OddTwin, OldTwin, ScarceTwin, Twin, with_twins
 from pool import on_ranks
 from torch import nn
@@ -75,9 +75,7 @@ def replicated(rank: int) -> None:
         both.backward(number)
         for (name, p), q in zip(both.model.named_parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(own(p.grad), q.grad, msg=f"gradient of {name} at step {number}")
-        for optimizer in both.optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        step_all(both.optimizers)
 
 
 def mean_of_squares(model: nn.Module, number: int, rank: int) -> torch.Tensor:

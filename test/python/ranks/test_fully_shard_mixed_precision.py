@@ -13,7 +13,7 @@ import torch
 import torch.distributed.fsdp
 from bound import models as bound_models
 from engine import TORCH, Engine, ours
-from models import batch, local
+from models import batch, local, step_all
 from pool import on_ranks, run_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -168,9 +168,7 @@ def kept(rank: int, function: str, reduce: torch.dtype | None) -> None:
             for other in models[1:]:
                 theirs = other.get_parameter(name).grad
                 torch.testing.assert_close(local(mine), local(theirs), rtol=1e-2, atol=1e-3)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        step_all(optimizers)
 
 
 def kept_of_tensor_parallel(rank: int) -> None:
@@ -267,9 +265,7 @@ def unequal(rank: int, reduce: torch.dtype | None) -> None:
             assert whole.grad is not None and mine.dtype == whole.dtype
             exact = {"rtol": 1e-2, "atol": 1e-3} if whole.dtype == LOW else {"rtol": 1e-5, "atol": 1e-6}
             torch.testing.assert_close(mine.full_tensor(), whole.grad, **exact)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        step_all(optimizers)
 
 
 def gradients_of_another_dtype(rank: int) -> None:
@@ -306,15 +302,11 @@ class TestFullyShardMixedPrecisionCasts:
 
 
 class TestFullyShardCollectiveOps:
-    @pytest.mark.parametrize("reduce", [None, torch.float32])
-    def test_reduce_scatter_unequal_dtypes(self, reduce: torch.dtype | None) -> None:
-        run_ranks(2, unequal, reduce)
+    test_reduce_scatter_unequal_dtypes = on_ranks(2, unequal, each=[None, torch.float32])
 
 
 class TestParamDtypes:
-    @pytest.mark.parametrize(("function", "reduce"), [("fully_shard", None), ("replicate", LOW)])
-    def test_kept(self, function: str, reduce: torch.dtype | None) -> None:
-        run_ranks(2, kept, function, reduce)
+    test_kept = on_ranks(2, kept, each=[("fully_shard", None), ("replicate", LOW)])
 
     @pytest.mark.skipif(not SUMS_IN_OWN_DTYPE, reason="this torch's engine rounds gradients first")
     @pytest.mark.parametrize("kind", ["fully_shard", "replicate"])

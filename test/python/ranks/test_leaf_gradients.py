@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from models import batch
-from pool import run_ranks
+from pool import on_ranks
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
@@ -51,6 +50,4 @@ def added_by_hand(rank: int, kind: str) -> None:
 
 
 class TestLeafGradients:
-    @pytest.mark.parametrize("kind", ["fully_shard", "replicate"])
-    def test_added_by_hand(self, kind: str) -> None:
-        run_ranks(2, added_by_hand, kind)
+    test_added_by_hand = on_ranks(2, added_by_hand, each=["fully_shard", "replicate"])

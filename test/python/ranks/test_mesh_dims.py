@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed.fsdp
 from engine import TORCH, Engine, ours
-from models import Beside, assert_gradients, assert_trained_alike, batch, mlp
-from pool import on_ranks, run_ranks
+from models import Beside, assert_gradients, assert_trained_alike, batch, mlp, step_all
+from pool import on_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -104,9 +104,7 @@ def trains(rank: int, case: Case) -> None:
         for model in models:
             loss_of(model, mesh, case.names, batch(step, number, WIDTHS[0])).backward()
         compare(models, reference, case)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        step_all(optimizers)
     assert_trained_alike(models[0], reference)
 
 
@@ -194,9 +192,6 @@ def refused(rank: int) -> None:
 
 
 class TestMeshDims:
-    @pytest.mark.parametrize("case", CASES)
-    def test_training(self, case: str) -> None:
-        run_ranks(4, trains, CASES[case])
-
+    test_training = on_ranks(4, trains, each=CASES)
     test_annotated = on_ranks(4, annotated)
     test_refused = on_ranks(2, refused)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from engine import TORCH, ours
-from models import batch, mlp
+from models import batch, mlp, step_all
 from pool import on_ranks
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -49,9 +49,7 @@ def input_jvp(rank: int, function: str) -> None:
                     assert isinstance(gradient, DTensor), name
                     torch.testing.assert_close(gradient.full_tensor(), whole.grad, **close)
                 assert all(torch.equal(found[0].to_local(), each.to_local()) for each in found[1:]), name
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
+            step_all(optimizers)
 
 
 class TestReplicateMixedPrecision:

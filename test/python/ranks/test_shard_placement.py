@@ -11,8 +11,8 @@ import pytest
 import torch
 from engine import TORCH, Engine, ours
 from experts import WIDTH, Layer, layers, spread_experts
-from models import assert_gradients, assert_trained_alike, batch, mlp
-from pool import on_ranks, run_ranks
+from models import assert_gradients, assert_trained_alike, batch, mlp, step_all
+from pool import on_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -79,9 +79,7 @@ def trains(rank: int, options: dict[str, Any]) -> None:
         for model in models:
             model(batch(step, rank, WIDTH)).pow(2).mean().backward()
         assert_gradients(models, reference)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        step_all(optimizers)
     assert_trained_alike(models[0], reference)
     for name, parameter in models[0].named_parameters():
         assert isinstance(parameter, DTensor)
@@ -95,9 +93,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class TestFullyShardNDTraining:
-    @pytest.mark.parametrize("options", OPTIONS)
-    def test_shard_placement_fn_tp_ep(self, options: str) -> None:
-        run_ranks(WORLD, trains, OPTIONS[options])
+    test_shard_placement_fn_tp_ep = on_ranks(WORLD, trains, each=OPTIONS)
 
 
 def one_unit(rank: int) -> None:

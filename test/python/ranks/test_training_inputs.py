@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from engine import TORCH, Engine, ours
@@ -159,7 +158,7 @@ def held_in_pairs(rank: int) -> None:
         assert look(model) == before
 
 
-def to_float64(rank: int, function: str, swap: bool) -> None:
+def to_float64(rank: int, swap: bool, function: str) -> None:
     """After a cast of the wrapped model; `swap` is how torch lets a cast change a parameter."""
 
     def wrap_and_cast(engine: Engine, model: Any) -> None:
@@ -192,9 +191,7 @@ class TestFullyShardRegisteredParams:
 
 
 class TestFullyShardCastAfterInit:
-    @pytest.mark.parametrize("swap", [True, False])
-    def test_to_float64_after_init(self, swap: bool) -> None:
-        run_ranks(2, to_float64, "fully_shard", swap)
+    test_to_float64_after_init = on_ranks(2, to_float64, "fully_shard", each=[True, False])
 
 
 class TestReplicateForwardInputs:
@@ -207,6 +204,4 @@ class TestReplicateRegisteredParams:
 
 
 class TestReplicateCastAfterInit:
-    @pytest.mark.parametrize("swap", [True, False])
-    def test_to_float64_after_init(self, swap: bool) -> None:
-        run_ranks(2, to_float64, "replicate", swap)
+    test_to_float64_after_init = on_ranks(2, to_float64, "replicate", each=[True, False])

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from engine import TORCH, Engine, ours
-from models import batch, local
+from models import batch, local, step_all
 from pool import on_ranks
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -85,9 +85,7 @@ def train(rank: int, step: Step, before: Callable[[Any, int, int], None], microb
                 continue
             whole.grad /= 2
             compare(name, [model.get_parameter(name) for model in models[1:]], whole)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        step_all(optimizers)
     return models
 
 

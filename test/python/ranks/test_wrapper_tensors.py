@@ -8,7 +8,7 @@ import pytest
 import torch
 from models import Beside, batch
 from own_gather import Twin
-from pool import run_ranks
+from pool import on_ranks
 from torch import nn
 
 import shardwise
@@ -57,10 +57,5 @@ def parameters(rank: int, kind: str) -> None:
 
 
 class TestWrapperTensors:
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_gradients(self, kind: str) -> None:
-        run_ranks(2, gradients, kind)
-
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_parameters_are_refused(self, kind: str) -> None:
-        run_ranks(2, parameters, kind)
+    test_gradients = on_ranks(2, gradients, each=KINDS)
+    test_parameters_are_refused = on_ranks(2, parameters, each=KINDS)
