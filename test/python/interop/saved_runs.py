@@ -13,9 +13,9 @@ import torch.distributed as dist
 from engine import Engine, ours
 from layouts import grid
 from meshes import shared_mesh
+from models import whole
 from tensor_parallel import parallelize
 from torch import nn
-from torch.distributed.tensor import DTensor
 from training_models import mlps
 
 WIDTH = 5
@@ -76,6 +76,9 @@ DIVISIONS = {
 }
 
 
+WORLDS = {name: division.world for name, division in DIVISIONS.items()}
+
+
 def make() -> Any:
     """With a buffer of whole numbers, and a parameter that is not trained."""
     model = mlps(WIDTH, 3, nn.Embedding(11, WIDTH), nn.LayerNorm(WIDTH))
@@ -102,13 +105,19 @@ class Run:
         return self
 
     def spoil(self) -> Run:
-        with torch.no_grad():
-            for tensor in self.model.state_dict().values():
-                tensor.fill_(1)
+        spoil(self.model)
         return self
 
     def whole(self) -> dict[str, Any]:
         return whole_of(self.model, self.optimizer)
+
+
+@torch.no_grad()
+def spoil(model: nn.Module) -> Any:
+    """With other values than any that are saved."""
+    for tensor in model.state_dict().values():
+        tensor.fill_(1)
+    return model
 
 
 def whole_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Any]:
@@ -120,11 +129,7 @@ def whole_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -
         # Torch makes lists of tuples that it sends to others.
         found["groups"] = json.dumps(state["param_groups"])
     return {
-        name: value.full_tensor().clone()
-        if isinstance(value, DTensor)
-        else value.clone()
-        if isinstance(value, torch.Tensor)
-        else copy.deepcopy(value)
+        name: whole(value).clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
         for name, value in found.items()
     }
 
@@ -136,3 +141,10 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
             assert found[name].dtype == value.dtype and torch.equal(found[name], value), name
         else:
             assert found[name] == value, f"{name}: {found[name]} for {value}"
+
+
+def assert_same_bytes(found: torch.Tensor, expected: torch.Tensor, name: str) -> None:
+    """Not all dtypes can be compared, but bytes can."""
+    assert found.dtype == expected.dtype and found.shape == expected.shape, name
+    mine, theirs = (each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (found, expected))
+    assert torch.equal(mine, theirs), name

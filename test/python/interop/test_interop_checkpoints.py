@@ -12,8 +12,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from engine import TORCH, Engine, ours
 from models import local
-from pool import run_ranks
-from saved_runs import DIVISIONS, Run, assert_same
+from pool import on_ranks, run_ranks
+from saved_runs import WORLDS, Run, assert_same
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
@@ -111,9 +111,7 @@ def snapshot_while_training(rank: int, folder: str) -> None:
 
 
 class TestInteropStateDicts:
-    @pytest.mark.parametrize("name", ["rows of 2", "mixed", "2 copies of 2"])
-    def test_taken_and_loaded(self, name: str) -> None:
-        run_ranks(DIVISIONS[name].world, state_dicts, name)
+    test_taken_and_loaded = on_ranks(WORLDS, state_dicts, each=["rows of 2", "mixed", "2 copies of 2"])
 
 
 class TestInteropCheckpoints:
@@ -121,8 +119,7 @@ class TestInteropCheckpoints:
     def test_other_layouts_and_numbers_of_ranks(self, writer: str, reader: str, tmp_path: Path) -> None:
         for first, second in pairwise(("2 copies of 2", "rows of 3", "mixed")):
             folder = str(tmp_path / f"{first}-{second}")
-            run_ranks(DIVISIONS[first].world, written, writer, first, folder)
-            run_ranks(DIVISIONS[second].world, read, reader, second, folder)
+            run_ranks(WORLDS[first], written, writer, first, folder)
+            run_ranks(WORLDS[second], read, reader, second, folder)
 
-    def test_a_snapshot_while_training(self, tmp_path) -> None:
-        run_ranks(2, snapshot_while_training, str(tmp_path / "snapshot"))
+    test_a_snapshot_while_training = on_ranks(2, snapshot_while_training, path="snapshot")

@@ -14,10 +14,10 @@ from bound import models as bound_models
 from bound import stack_loss, twin
 from engine import TORCH
 from models import batch
-from pool import run_ranks
+from pool import on_ranks, run_ranks
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from saved_runs import WIDTH, Run, assert_same, whole_of, wrap_each
+from saved_runs import WIDTH, Run, assert_same, assert_same_bytes, spoil, whole_of, wrap_each
 from torch import nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.fsdp import CPUOffloadPolicy
@@ -183,20 +183,12 @@ class TestSavedModels:
         model = mlps(WIDTH, 2)
         assert checkpoint.load(tmp_path / "step", model).unexpected == []
 
-    def test_different_tensors_of_one_name_are_refused(self, tmp_path: Path) -> None:
-        run_ranks(2, stages_of_one_name, str(tmp_path / "step"))
+    test_different_tensors_of_one_name_are_refused = on_ranks(2, stages_of_one_name, path="step")
+    test_made_on_meta = on_ranks(2, from_meta, path="step")
 
-    def test_made_on_meta(self, tmp_path: Path) -> None:
-        run_ranks(2, from_meta, str(tmp_path / "step"))
-
-    def test_made_on_meta_from_hugging_face(self, tmp_path: Path) -> None:
-        run_ranks(2, from_hugging_face, str(tmp_path))
-
-    def test_offload_and_wrappers(self, tmp_path: Path) -> None:
-        run_ranks(2, with_offload_and_wrappers, str(tmp_path / "step"))
-
-    def test_groups_and_options(self, tmp_path: Path) -> None:
-        run_ranks(2, groups_and_options, str(tmp_path / "step"))
+    test_made_on_meta_from_hugging_face = on_ranks(2, from_hugging_face, path=".")
+    test_offload_and_wrappers = on_ranks(2, with_offload_and_wrappers, path="step")
+    test_groups_and_options = on_ranks(2, groups_and_options, path="step")
 
     def test_extra_state_is_refused(self, tmp_path: Path) -> None:
         class Extra(nn.Linear):
@@ -207,11 +199,8 @@ class TestSavedModels:
             checkpoint.save(tmp_path / "step", nn.Sequential(Extra(2, 2)))
 
     def test_compiled_modules_have_the_names_of_others(self, tmp_path: Path) -> None:
-        model, other = mlps(WIDTH, 2), mlps(WIDTH, 2)
+        model, other = mlps(WIDTH, 2), spoil(mlps(WIDTH, 2))
         model[1] = torch.compile(model[1])  # type: ignore[assignment]
-        with torch.no_grad():
-            for value in other.state_dict().values():
-                value.zero_()
         checkpoint.save(tmp_path / "step", torch.compile(model), torch.optim.SGD(model.parameters(), lr=0.1))
         checkpoint.load(tmp_path / "step", other, torch.optim.SGD(other.parameters(), lr=0.2))
         for one, two in zip(model.parameters(), other.parameters(), strict=True):
@@ -267,14 +256,11 @@ def of_each_dtype(value: int) -> nn.Module:
     return module
 
 
-def assert_same_bytes(found: dict[str, torch.Tensor], expected: nn.Module) -> None:
-    """Not all dtypes can be compared, but bytes can."""
+def assert_same_buffers(found: dict[str, torch.Tensor], expected: nn.Module) -> None:
     buffers = dict(expected.named_buffers())
     assert found.keys() == buffers.keys()
     for name, tensor in buffers.items():
-        assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape, name
-        mine, theirs = (each.reshape(-1).view(torch.uint8) for each in (found[name], tensor))
-        assert torch.equal(mine, theirs), name
+        assert_same_bytes(found[name], tensor, name)
 
 
 def columns(parameter: torch.Tensor) -> Shard | None:
@@ -292,10 +278,7 @@ def torch_writes(rank: int, folder: str, consolidated: bool) -> None:
 def ours_reads(rank: int, folder: str) -> None:
     model = mlps(WIDTH, 2)
     expected = whole_of(model)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    wrap_each(model, shardwise.fully_shard)
+    wrap_each(spoil(model), shardwise.fully_shard)
     assert checkpoint.load(folder, model).values == {}
     assert_same(whole_of(model), expected)
 
@@ -332,7 +315,7 @@ class TestInterchange:
         saver.wait()
         checkpoint.export_safetensors(tmp_path / "out" / "model.safetensors", model)
         (file,) = (tmp_path / "step").glob("*.safetensors")
-        assert_same_bytes(load_file(file), model)
+        assert_same_buffers(load_file(file), model)
         with safe_open(file, framework="pt") as opened:
             assert set(opened.metadata()) == {"format", "DCP_VERSION", "DCP_SHARDING_INFO", "WRITTEN_BY"}
             assert opened.metadata()["format"] == "pt" and opened.metadata()["DCP_VERSION"] == "1.0"
@@ -340,7 +323,7 @@ class TestInterchange:
         save_file(dict(model.named_buffers()), tmp_path / "theirs" / "model.safetensors")
         for folder in ("step", "theirs", "out"):
             checkpoint.load(tmp_path / folder, other)
-            assert_same_bytes(dict(other.named_buffers()), model)
+            assert_same_buffers(dict(other.named_buffers()), model)
 
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from checkout import python
 from form import by_form
 from models import local
-from pool import run_ranks
+from pool import on_ranks, run_ranks
 from safetensors import safe_open
 from safetensors.torch import load_file
-from saved_runs import DIVISIONS, WIDTH, Run, assert_same, whole_of
+from saved_runs import WIDTH, WORLDS, Run, assert_same, spoil, whole_of
 from torch import nn
 from training_models import mlps
 
@@ -65,9 +64,7 @@ def dtypes(rank: int, folder: str) -> None:
         average = {name: value.detach() * 2 for name, value in model.named_parameters()}
         tensors = own | {f"average.{name}": value for name, value in average.items()}
         checkpoint.save(folder, model, tensors=tensors, values={"name": "a", "true": True})
-        with torch.no_grad():
-            for value in other.state_dict().values():
-                value.zero_()
+        spoil(other)
         zeros = {f"average.{name}": torch.zeros_like(value) for name, value in average.items()}
         found = checkpoint.load(folder, other, tensors=zeros)
         assert_same(whole_of(other), whole_of(model))
@@ -158,7 +155,7 @@ def without_marker(rank: int, folder: str) -> None:
 def one_file(rank: int, name: str, folder: str) -> None:
     run = Run(name, rank).train(0, 2)
     file = f"{folder}/model.safetensors"
-    if DIVISIONS[name].world > 1:
+    if WORLDS[name] > 1:
         with pytest.raises(shardwise.Error, match=f"rank 1 writes {file}-1, but rank 0 writes"):
             checkpoint.export_safetensors(f"{file}-{rank}", run.model)
     checkpoint.export_safetensors(file, run.model)
@@ -210,57 +207,42 @@ def newest(rank: int, root: str) -> None:
 
 
 def plain_module(rank: int, folder: str) -> None:
-    model, other = mlps(WIDTH, 2), mlps(WIDTH, 2)
+    model, other = mlps(WIDTH, 2), spoil(mlps(WIDTH, 2))
     checkpoint.save(folder, model)
-    with torch.no_grad():
-        for value in other.state_dict().values():
-            value.zero_()
     checkpoint.load(folder, other)
     assert_same(whole_of(other), whole_of(model))
 
 
 class TestSave:
     def test_any_division_loads_what_any_other_saved(self, tmp_path: Path) -> None:
-        names = list(DIVISIONS)
+        names = list(WORLDS)
         for number, name in enumerate(names):
             folder = str(tmp_path / str(number))
-            run_ranks(DIVISIONS[name].world, saved, name, folder)
+            run_ranks(WORLDS[name], saved, name, folder)
             for other in (names[(number + step) % len(names)] for step in by_form((1, 3), tuple(range(len(names))))):
-                run_ranks(DIVISIONS[other].world, loaded, other, folder)
+                run_ranks(WORLDS[other], loaded, other, folder)
 
-    @pytest.mark.parametrize("name", ["plain", "rows of 3", "copies", "2 x 2 with tensor parallelism"])
-    def test_a_resumed_run_goes_on_bit_for_bit(self, name: str, tmp_path: Path) -> None:
-        run_ranks(DIVISIONS[name].world, resumed, name, str(tmp_path / "step"))
-
-    def test_dtypes_and_the_programs_tensors(self, tmp_path: Path) -> None:
-        run_ranks(2, dtypes, str(tmp_path / "step"))
-
-    def test_what_does_not_fit_is_told_before_anything_changes(self, tmp_path: Path) -> None:
-        run_ranks(2, does_not_fit, str(tmp_path / "step"))
+    test_a_resumed_run_goes_on_bit_for_bit = on_ranks(
+        WORLDS, resumed, each=["plain", "rows of 3", "copies", "2 x 2 with tensor parallelism"], path="step"
+    )
+    test_dtypes_and_the_programs_tensors = on_ranks(2, dtypes, path="step")
+    test_what_does_not_fit_is_told_before_anything_changes = on_ranks(2, does_not_fit, path="step")
 
     def test_a_rank_that_fails_fails_on_all_and_what_was_there_stays(self, tmp_path: Path) -> None:
         run_ranks(3, fails_alone, str(tmp_path / "step"))
         assert [path.name for path in tmp_path.iterdir()] == ["step"]
 
-    def test_a_broken_file_is_named_on_all_ranks(self, tmp_path: Path) -> None:
-        run_ranks(2, broken, str(tmp_path / "step"))
-
-    def test_one_that_lost_its_marker_is_refused(self, tmp_path: Path) -> None:
-        run_ranks(2, without_marker, str(tmp_path / "step"))
+    test_a_broken_file_is_named_on_all_ranks = on_ranks(2, broken, path="step")
+    test_one_that_lost_its_marker_is_refused = on_ranks(2, without_marker, path="step")
 
     @pytest.mark.parametrize("name", ["plain", "rows of 3", "2 copies of 2", "2 x 2 with tensor parallelism"])
     def test_one_file_of_safetensors(self, name: str, tmp_path: Path) -> None:
-        run_ranks(DIVISIONS[name].world, one_file, name, str(tmp_path / "out"))
+        run_ranks(WORLDS[name], one_file, name, str(tmp_path / "out"))
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
 
-    def test_stages_are_not_one_file(self, tmp_path: Path) -> None:
-        run_ranks(2, one_file_of_stages, str(tmp_path / "model.safetensors"))
-
-    def test_the_newest_steps(self, tmp_path: Path) -> None:
-        run_ranks(2, newest, str(tmp_path / "run"))
-
-    def test_a_plain_module_of_several_ranks(self, tmp_path: Path) -> None:
-        run_ranks(2, plain_module, str(tmp_path / "step"))
+    test_stages_are_not_one_file = on_ranks(2, one_file_of_stages, path="model.safetensors")
+    test_the_newest_steps = on_ranks(2, newest, path="run")
+    test_a_plain_module_of_several_ranks = on_ranks(2, plain_module, path="step")
 
 
 def in_background(rank: int, folder: str) -> None:
@@ -316,15 +298,11 @@ main()
 class TestSaver:
     @pytest.mark.parametrize("way", ["held", "dropped"])
     def test_a_failure_that_nobody_saw_ends_the_process_with_an_error(self, way: str, tmp_path: Path) -> None:
-        done = subprocess.run(
-            [sys.executable, "-c", UNSEEN, str(tmp_path / "step"), way], capture_output=True, text=True, check=False
-        )
+        done = python("-c", UNSEEN, tmp_path / "step", way)
         assert done.returncode == 1, done.stderr
         assert "the last save of a Saver failed" in done.stderr and "raise the limit (ulimit -f)" in done.stderr
         assert not list(tmp_path.iterdir())
 
-    def test_what_was_there_at_the_call_is_written(self, tmp_path: Path) -> None:
-        run_ranks(2, in_background, str(tmp_path / "run"))
+    test_what_was_there_at_the_call_is_written = on_ranks(2, in_background, path="run")
 
-    def test_errors(self, tmp_path: Path) -> None:
-        run_ranks(2, fails_in_background, str(tmp_path))
+    test_errors = on_ranks(2, fails_in_background, path=".")

@@ -11,9 +11,9 @@ import pytest
 import torch
 from bound import models as bound_models
 from bound import twin
-from pool import run_ranks
+from pool import on_ranks, run_ranks
 from safetensors.torch import load_file
-from saved_runs import WIDTH, assert_same, whole_of, wrap_each
+from saved_runs import WIDTH, assert_same, assert_same_bytes, spoil, whole_of, wrap_each
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 from training_models import mlps
@@ -37,18 +37,9 @@ def of_all_kinds() -> dict[str, torch.Tensor]:
     return kinds | {"none": torch.empty(0, 3), "none of columns": some[:, :0], "parameter": nn.Parameter(some[0])}
 
 
-def assert_same_bytes(found: torch.Tensor, expected: torch.Tensor, name: str) -> None:
-    assert found.dtype == expected.dtype and found.shape == expected.shape, name
-    mine, theirs = (each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (found, expected))
-    assert torch.equal(mine, theirs), name
-
-
 def loads_a_file(rank: int, file: str) -> None:
     expected = torch.load(file)
-    model = mlps(WIDTH, 3, nn.Embedding(11, WIDTH), nn.BatchNorm1d(WIDTH), nn.LayerNorm(WIDTH))
-    with torch.no_grad():
-        for value in model.state_dict().values():
-            value.fill_(7)
+    model = spoil(mlps(WIDTH, 3, nn.Embedding(11, WIDTH), nn.BatchNorm1d(WIDTH), nn.LayerNorm(WIDTH)))
     wrap_each(model, shardwise.fully_shard)
     found = checkpoint.load(file, model)
     assert found.unverified and (found.missing, found.unexpected, found.values) == ([], [], {})
@@ -174,5 +165,4 @@ class TestTorchFile:
         monkeypatch.setattr(sys, "byteorder", "big")
         refused(model.state_dict(), "its byte order is 'big'")
 
-    def test_dtensors_are_refused_by_name(self, tmp_path: Path) -> None:
-        run_ranks(1, of_dtensors, str(tmp_path / "m.pt"))
+    test_dtensors_are_refused_by_name = on_ranks(1, of_dtensors, path="m.pt")
