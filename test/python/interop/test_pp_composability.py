@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from engine import TORCH, Engine, ours
-from models import assert_close, batch, local, whole
+from models import Layer, assert_close, batch, local, step_all, whole
 from parity import adam
 from pool import on_ranks
 from torch import nn
@@ -37,14 +37,9 @@ LAYERS, MICROBATCHES, STEPS = 4, 4, 3
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.net1 = nn.Linear(width, 2 * width)
-        self.net2 = nn.Linear(2 * width, width)
-
+class Block(Layer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.net2(torch.tanh(self.net1(x)))
+        return x + super().forward(x)
 
 
 class Chunk(nn.Module):
@@ -55,7 +50,7 @@ class Chunk(nn.Module):
         self.layers = nn.ModuleDict()
         for layer in layers:
             torch.manual_seed(100 + layer)
-            self.layers[str(layer)] = Block(width)
+            self.layers[str(layer)] = Block(width, 2 * width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers.values():
@@ -108,9 +103,7 @@ class Pipeline:
         return [loss.detach() for loss in losses]
 
     def step(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        step_all(self.optimizers)
 
     def train(self, numbers: range, replica: int) -> list[torch.Tensor]:
         losses = []
@@ -224,7 +217,7 @@ def three_dimensions(rank: int, names: list[str]) -> None:
     def split(engine: Engine) -> Callable[[Chunk], None]:
         def wrap(chunk: Chunk) -> None:
             for layer in chunk.layers.values():
-                parallelize_module(layer, mesh["tp"], {"net1": ColwiseParallel(), "net2": RowwiseParallel()})
+                parallelize_module(layer, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
             units("fully_shard", engine, mesh["dp"])(chunk)
 
         return wrap

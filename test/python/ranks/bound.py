@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+import devices
 import torch
-from models import Branches, assert_close, batch, local
+from models import Branches, assert_close, batch, local, step_all
 from torch import nn
 from torch.nn import functional
 from training_models import Mlp, Twice
@@ -18,15 +15,10 @@ from training_models import Mlp, Twice
 import shardwise
 from shardwise._state import unit_of
 
-ROOT = Path(__file__).resolve().parents[3]
-FOLDER = ROOT / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev") / "test" / "cpp"
-
 
 def models() -> Any:
     """The extension module; `make test` builds it."""
-    if str(FOLDER) not in sys.path:
-        sys.path.append(str(FOLDER))
-    return importlib.import_module("bound_models")
+    return devices.bound("bound_models")
 
 
 class Block(nn.Module):
@@ -150,9 +142,7 @@ class Pair:
             (theirs / self.ranks).backward()
 
     def step(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        step_all(self.optimizers)
 
     def train(self, loss: Callable[[Any, int, int], torch.Tensor], what: str, steps: int = 4) -> None:
         for number in range(steps):

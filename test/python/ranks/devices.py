@@ -29,11 +29,11 @@ TORCHS = "cpu" if DEVICE == "late" else DEVICE
 BACKEND = "gloo" if DEVICE == "cpu" else f"cpu:gloo,{DEVICE}:shardwise"
 
 
-def bound() -> Any:
-    """The extension module; `make test` builds it."""
+def bound(name: str = "bound_late") -> Any:
+    """An extension module; `make test` builds it."""
     if str(FOLDER) not in sys.path:
         sys.path.append(str(FOLDER))
-    return importlib.import_module("bound_late")
+    return importlib.import_module(name)
 
 
 def install_late() -> None:

@@ -31,6 +31,17 @@ class Branches(nn.Module):
         return hidden
 
 
+class Layer(nn.Module):
+    """Two linear layers with tanh between them."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.tanh(self.up(x)))  # type: ignore[no-any-return]
+
+
 def mlp(*widths: int) -> nn.Sequential:
     """Linear layers with tanh between them; the same values on every rank and in the reference."""
     torch.manual_seed(7)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
-from models import Beside, batch, local, mlp
+from models import Beside, Layer, batch, local, mlp
 from pool import on_ranks
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
@@ -44,25 +44,15 @@ def copied(rank: int) -> None:
     both.train(range(3))
 
 
-class Pair(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(4, 8)
-        self.down = nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(torch.tanh(self.up(x)))
-
-
 def tensor_parallel_from_the_meta_device(rank: int) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
     torch.manual_seed(5)
-    values = Pair().state_dict()
+    values = Layer(4, 8).state_dict()
     models = []
     for device in ("cpu", "meta"):
         with torch.device(device):
-            model = Pair()
+            model = Layer(4, 8)
         if device == "cpu":
             model.load_state_dict(values)
         parallelize_module(model, mesh["tp"], plan)

@@ -13,22 +13,13 @@ import torch
 import torch.distributed as dist
 from engine import TORCH, Engine, ours
 from meshes import shared_mesh
-from models import assert_close, batch, local, mlp, whole
+from models import Layer, assert_close, batch, local, mlp, whole
 from pool import run_ranks
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.checkpoint import checkpoint
 
 WIDTH, STEPS = 8, 3
-
-
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(torch.tanh(self.up(x)))  # type: ignore[no-any-return]
 
 
 class Within(Layer):
@@ -129,7 +120,7 @@ class Model(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.stem = nn.Linear(WIDTH, WIDTH)
-        self.layers = nn.ModuleList(layer() for _ in range(4))
+        self.layers = nn.ModuleList(layer(WIDTH, 2 * WIDTH) for _ in range(4))
         self.head = nn.Linear(WIDTH, 3) if has_head else nn.Identity()
         self.run = run
 

@@ -15,10 +15,6 @@ import shardwise
 
 WIDTH = 6
 REFUSED = "a model that thread"
-KINDS: dict[str, Callable[[nn.Module], object]] = {
-    "sharded": shardwise.fully_shard,
-    "replicated": shardwise.replicate,
-}
 
 
 class Layer(nn.Linear):
@@ -40,7 +36,7 @@ def model() -> nn.Sequential:
 def wrapped(kind: str) -> nn.Sequential:
     ours = model()
     for module in (*ours, ours):
-        KINDS[kind](module)
+        getattr(shardwise, kind)(module)
     return ours
 
 
@@ -93,6 +89,6 @@ def in_forward(rank: int, kind: str) -> None:
         assert error_in_thread(again) == ""
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["fully_shard", "replicate"])
 def test_one_thread_at_a_time_uses_a_model(kind):
     run_ranks(2, in_forward, kind)

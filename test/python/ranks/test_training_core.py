@@ -88,14 +88,7 @@ def child_alone(rank: int, function: str) -> None:
 
 
 def called_twice(rank: int, function: str) -> None:
-    def wrapping(**options: Any) -> Wrap:
-        def wrap(engine: Engine, model: Any) -> None:
-            for module in (model.inner, model):
-                getattr(engine, function)(module, **options)
-
-        return wrap
-
-    each_setting(function, Parity(twice_program()), wrapping)
+    each_setting(function, Parity(twice_program()), lambda **options: by_child(function, **options))
 
 
 def gathered_ahead(rank: int, function: str) -> None:
