@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from bound import Pair, chain_loss, counted, models, stack_loss, tokens, twin, wrap_stack
+from bound import Pair, chain_loss, counted, models, stack_loss, twin, wrap_stack
 from pool import on_ranks, run_ranks
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
@@ -128,10 +128,6 @@ class Around(nn.Module):
         return self.out(torch.tanh(self.stack(x)))
 
 
-def around_loss(model: Any, number: int, rank: int) -> torch.Tensor:
-    return model(tokens(number, rank)).pow(2).sum()
-
-
 def check_mixed_tree(rank: int) -> None:
     world = dist.get_world_size()
     for function in (shardwise.fully_shard, shardwise.replicate):
@@ -146,7 +142,7 @@ def check_mixed_tree(rank: int) -> None:
         for step in range(4):
             for part in range(2):
                 model.set_requires_gradient_sync(part == 1)
-                mine.backward(around_loss, 2 * step + part)
+                mine.backward(stack_loss, 2 * step + part)
                 assert all((parameter.grad is None) == (part == 0) for parameter in model.parameters())
             mine.check(f"{function.__name__}, step {step}")
             mine.step()
@@ -157,15 +153,15 @@ def check_mixed_tree(rank: int) -> None:
     stack, plain_stack = twin("Stack", 6, 2)
     model, plain = Around(stack), Around(plain_stack)
     shardwise.fully_shard(model, ignored_params=set(stack.parameters()))
-    around_loss(model, 0, rank).backward()
-    around_loss(plain, 0, rank).backward()
+    stack_loss(model, 0, rank).backward()
+    stack_loss(plain, 0, rank).backward()
     for (name, mine_), theirs in zip(stack.named_parameters(), plain_stack.parameters(), strict=True):
         torch.testing.assert_close(mine_.grad, theirs.grad, msg=lambda text, n=name: f"{n}, this rank's alone: {text}")
 
 
 def check_clipping(pair: Pair, what: str) -> None:
     """One norm over the shards of the C++ module and the DTensors of the module of Python."""
-    pair.backward(around_loss, 40)
+    pair.backward(stack_loss, 40)
     expected = torch.nn.utils.clip_grad_norm_(pair.plain.parameters(), 0.01, 1.0)
     found = shardwise.cpp.clip_grad_norm_(pair.bound, 0.01, 1.0)
     torch.testing.assert_close(found.item(), expected.item(), rtol=1e-5, atol=0)

@@ -70,16 +70,12 @@ def trained_as_torch(rank: int) -> None:
 def replicated(rank: int) -> None:
     """Without torch's engine, whose replicate() cannot do it: beside a model of ordinary parameters."""
     plain = mlp(5, 7, 3)
-    both = Beside(with_twins(copy.deepcopy(plain), OldTwin), shardwise.replicate, mean_of_squares, plain=plain)
+    both = Beside(with_twins(copy.deepcopy(plain), OldTwin), shardwise.replicate, plain=plain)
     for number in range(4):
         both.backward(number)
         for (name, p), q in zip(both.model.named_parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(own(p.grad), q.grad, msg=f"gradient of {name} at step {number}")
         step_all(both.optimizers)
-
-
-def mean_of_squares(model: nn.Module, number: int, rank: int) -> torch.Tensor:
-    return model(batch(number, rank, 5)).pow(2).mean()
 
 
 def methods_put_on_shards(rank: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from engine import TORCH, Engine, ours
 from models import batch, local, step_all
+from parity import nothing
 from pool import on_ranks
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -98,13 +99,9 @@ def compare(name: str, found: list[Any], whole: torch.Tensor) -> None:
         torch.testing.assert_close(local(found[0].grad), local(each.grad), rtol=1e-5, atol=1e-6, msg=name)
 
 
-def as_it_is(*_: Any) -> None:
-    pass
-
-
 def then_standalone(rank: int) -> None:
     for step in (in_one_backward, in_chunks):
-        train(rank, step, as_it_is)
+        train(rank, step, nothing)
 
 
 def accumulated_in_chunks(rank: int) -> None:
@@ -153,7 +150,7 @@ def cast(rank: int) -> None:
 
 
 def twice(rank: int) -> None:
-    train(rank, twice_without_head, as_it_is)
+    train(rank, twice_without_head, nothing)
 
 
 class TestFullyShard1DTrainingCompose:
