@@ -19,6 +19,12 @@ from torch import nn
 from training_models import mlps
 
 WIDTH = 5
+#: The dtypes that safetensors knows, but for those smaller than a byte.
+OF_SAFETENSORS = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool, torch.uint16, torch.uint32, torch.uint64, torch.complex64, torch.float8_e4m3fn,
+    torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
+)  # fmt: skip
 
 
 def wrap_each(model: nn.Module, wrap: Callable[..., Any], **options: Any) -> None:

@@ -13,7 +13,7 @@ from bound import models as bound_models
 from bound import twin
 from pool import on_ranks, run_ranks
 from safetensors.torch import load_file
-from saved_runs import WIDTH, assert_same, assert_same_bytes, spoil, whole_of, wrap_each
+from saved_runs import OF_SAFETENSORS, WIDTH, assert_same, assert_same_bytes, spoil, whole_of, wrap_each
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 from training_models import mlps
@@ -21,11 +21,7 @@ from training_models import mlps
 import shardwise
 from shardwise import _C, checkpoint
 
-DTYPES = (
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
-    torch.uint8, torch.bool, torch.complex128, torch.complex64, torch.uint16, torch.uint32, torch.uint64,
-    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
-)  # fmt: skip
+DTYPES = (*OF_SAFETENSORS, torch.complex128)
 
 
 def of_all_kinds() -> dict[str, torch.Tensor]:

@@ -82,21 +82,31 @@ def fill(model: nn.Module, whole: Mapping[str, torch.Tensor]) -> None:
             parameter.copy_(source.redistribute(placements=parameter.placements))
 
 
-def assert_gradients(models: Sequence[nn.Module], reference: nn.Module) -> None:
-    """Whole ones are those of a model in one process, and shards of the first model are those of the others."""
-    for name, parameter in models[0].named_parameters():
-        assert isinstance(parameter, DTensor) and isinstance(parameter.grad, DTensor), name
-        wanted = reference.get_parameter(name).grad
-        torch.testing.assert_close(parameter.grad.full_tensor(), wanted, rtol=1e-5, atol=1e-7)
-        for other in models[1:]:
-            theirs: Any = other.get_parameter(name)
-            assert parameter._spec == theirs._spec and parameter.grad._spec == theirs.grad._spec, name
-            torch.testing.assert_close(local(parameter.grad), local(theirs.grad), rtol=1e-5, atol=1e-7)
-
-
-def assert_trained_alike(model: nn.Module, reference: nn.Module) -> None:
-    """Whole values are those of a model in one process."""
-    values = model.state_dict()
+def train_alike(
+    models: Sequence[nn.Module],
+    reference: nn.Module,
+    loss: Callable[[Any, int, int], torch.Tensor],
+    part: int,
+    parts: int,
+    optimizer: Callable[..., torch.optim.Optimizer],
+) -> None:
+    """Each with one of these parts of the data, beside one process that has all: whole gradients and values are its,
+    and shards are the same in all."""
+    optimizers = [optimizer(each.parameters()) for each in (reference, *models)]
+    for step in range(3):
+        reference_backward(parts, lambda each, step=step: loss(reference, step, each))
+        for model in models:
+            loss(model, step, part).backward()
+        for name, parameter in models[0].named_parameters():
+            assert isinstance(parameter, DTensor) and isinstance(parameter.grad, DTensor), name
+            wanted = reference.get_parameter(name).grad
+            torch.testing.assert_close(parameter.grad.full_tensor(), wanted, rtol=1e-5, atol=1e-7)
+            for other in models[1:]:
+                theirs: Any = other.get_parameter(name)
+                assert parameter._spec == theirs._spec and parameter.grad._spec == theirs.grad._spec, name
+                torch.testing.assert_close(local(parameter.grad), local(theirs.grad), rtol=1e-5, atol=1e-7)
+        step_all(optimizers)
+    values = models[0].state_dict()
     for name, value in reference.state_dict().items():
         torch.testing.assert_close(values[name].full_tensor(), value, rtol=1e-5, atol=1e-6)
 

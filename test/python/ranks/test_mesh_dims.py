@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 import torch.distributed.fsdp
 from engine import TORCH, Engine, ours
-from models import Beside, assert_gradients, assert_trained_alike, batch, mlp, step_all
+from models import Beside, batch, mlp, train_alike
 from pool import on_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -66,13 +67,6 @@ def distribute(model: nn.Sequential, mesh: DeviceMesh, names: tuple[str, ...]) -
         setattr(model[int(layer)], kind, nn.Parameter(distribute_tensor(parameter.detach(), mesh, placements)))
 
 
-def loss_of(model: nn.Module, mesh: DeviceMesh, names: tuple[str, ...], part: torch.Tensor) -> torch.Tensor:
-    placements = [Replicate() if axis == "tp" else Shard(0) for axis in names]
-    out = model(DTensor.from_local(part, mesh, placements, run_check=False))
-    assert isinstance(out, DTensor)
-    return out.redistribute(placements=placements).to_local().pow(2).mean()
-
-
 def data_rank(mesh: DeviceMesh, case: Case) -> tuple[int, int]:
     """This rank's number among those with other data, and how many these are."""
     number, count = 0, 1
@@ -97,19 +91,16 @@ def trains(rank: int, case: Case) -> None:
         distribute(model, mesh, case.names)
         wrap(engine, model, mesh, case)
         models.append(model)
-    optimizers = [torch.optim.AdamW(each.parameters(), lr=0.05) for each in (reference, *models)]
-    for step in range(3):
-        for part in range(count):
-            (reference(batch(step, part, WIDTHS[0])).pow(2).mean() / count).backward()
-        for model in models:
-            loss_of(model, mesh, case.names, batch(step, number, WIDTHS[0])).backward()
-        compare(models, reference, case)
-        step_all(optimizers)
-    assert_trained_alike(models[0], reference)
 
+    def loss(model: nn.Module, step: int, part: int) -> torch.Tensor:
+        x = batch(step, part, WIDTHS[0])
+        if model is reference:
+            return model(x).pow(2).mean()
+        placements = [Replicate() if axis == "tp" else Shard(0) for axis in case.names]
+        out = model(DTensor.from_local(x, mesh, placements, run_check=False))
+        return out.redistribute(placements=placements).to_local().pow(2).mean()
 
-def compare(models: list[nn.Sequential], reference: nn.Sequential, case: Case) -> None:
-    assert_gradients(models, reference)
+    train_alike(models, reference, loss, number, count, partial(torch.optim.AdamW, lr=0.05))
     for name, parameter in models[0].named_parameters():
         assert isinstance(parameter, DTensor)
         assert parameter.device_mesh.mesh_dim_names == case.spread, name

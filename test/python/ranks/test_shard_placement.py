@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from engine import TORCH, Engine, ours
 from experts import WIDTH, Layer, layers, spread_experts
-from models import assert_gradients, assert_trained_alike, batch, mlp, step_all
+from models import batch, mlp, train_alike
 from pool import on_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -70,17 +71,12 @@ def trains(rank: int, options: dict[str, Any]) -> None:
     models = [layers() for _ in engines]
     for engine, model in zip(engines, models, strict=True):
         wrap(engine, model, on, **options)
-    optimizers = [
-        torch.optim.AdamW(each.parameters(), lr=0.02, eps=1e-16, foreach=False) for each in (reference, *models)
-    ]
-    for step in range(3):
-        for part in range(WORLD):
-            (reference(batch(step, part, WIDTH)).pow(2).mean() / WORLD).backward()
-        for model in models:
-            model(batch(step, rank, WIDTH)).pow(2).mean().backward()
-        assert_gradients(models, reference)
-        step_all(optimizers)
-    assert_trained_alike(models[0], reference)
+
+    def loss(model: nn.Module, step: int, part: int) -> torch.Tensor:
+        return model(batch(step, part, WIDTH)).pow(2).mean()
+
+    adam = partial(torch.optim.AdamW, lr=0.02, eps=1e-16, foreach=False)
+    train_alike(models, reference, loss, rank, WORLD, adam)
     for name, parameter in models[0].named_parameters():
         assert isinstance(parameter, DTensor)
         assert ("efsdp" in (parameter.device_mesh.mesh_dim_names or ())) == ("experts" in name), name
