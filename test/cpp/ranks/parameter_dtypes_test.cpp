@@ -150,10 +150,10 @@ TEST(ParameterDtypes, InAPlanAndInAnEstimate) {
     // Wide, so that it is not lost where parts are rounded up.
     Layers ours(torch::nn::Linear(6, 512), torch::nn::LayerNorm(torch::nn::LayerNormOptions({512})));
     const auto more = EstimateOptions();
-    const auto pool = [&](const MixedPrecision& precision) {
-      return estimate_memory(ours, sharded_on(rank).mixed_precision(precision), 2, more).pool;
+    const auto peak = [&](const MixedPrecision& precision) {
+      return estimate_memory(ours, sharded_on(rank).mixed_precision(precision), 2, more).forward_peak;
     };
-    ASSERT_NE(pool(kept), pool(plain));
+    ASSERT_NE(peak(kept), peak(plain));
     const auto plan = fully_shard(ours, sharded_on(rank).mixed_precision(kept)).plan();
     std::vector<std::string> dtypes;
     for (const auto& group : plan.units[0].groups) dtypes.push_back(group.compute_dtype);
