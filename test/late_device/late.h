@@ -8,7 +8,6 @@ namespace late {
 /// Makes the device of torch's private back end one that is late: at::Device(at::kPrivateUse1, k), called "late". Once
 /// for a process, before it uses any device.
 void install();
-bool is_installed();
 
 /// What install() registers, by file.
 void register_guard();

@@ -39,8 +39,6 @@ void resize_storage(const c10::Storage& storage, size_t size) {
 
 namespace {
 
-using OptionalInt = std::optional<at::IntArrayRef>;
-
 c10::Device device_of(const std::optional<at::Device>& device) {
   const auto index = device && device->has_index() ? device->index() : static_cast<c10::DeviceIndex>(current_device());
   return {c10::kPrivateUse1, index};

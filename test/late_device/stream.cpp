@@ -34,6 +34,11 @@ void Completion::finish(double time) {
   changed_.notify_all();
 }
 
+namespace {
+
+std::atomic<size_t> streams{0};
+
+/// Where the delays of the streams come from; SHARDWISE_LATE_SEED, or 0.
 uint64_t seed() {
   static const uint64_t value = [] {
     const char* text = std::getenv("SHARDWISE_LATE_SEED"); // NOLINT(concurrency-mt-unsafe)
@@ -41,10 +46,6 @@ uint64_t seed() {
   }();
   return value;
 }
-
-namespace {
-
-std::atomic<size_t> streams{0};
 
 } // namespace
 

@@ -71,7 +71,4 @@ class Stream {
   double time_ = 0;
 };
 
-/// Where the delays of the streams come from; SHARDWISE_LATE_SEED, or 0.
-uint64_t seed();
-
 } // namespace late
