@@ -118,14 +118,6 @@ c10::intrusive_ptr<c10d::Work> Group::allreduce(Tensors& tensors, const c10d::Al
   return launch(std::move(own), !options.asyncOp, options.timeout);
 }
 
-c10::intrusive_ptr<c10d::Work> Group::allreduce_coalesced(
-    Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-  return one_by_one(tensors.size(), [&](size_t k) {
-    Tensors one{tensors[k]};
-    allreduce(one, options);
-  });
-}
-
 c10::intrusive_ptr<c10d::Work> Group::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   auto& tensor = tensors.at(0);
   auto own = kernel("broadcast", tensor, c10::str(" from ", options.rootRank));
@@ -157,19 +149,6 @@ c10::intrusive_ptr<c10d::Work> Group::_allgather_base(
   return launch(std::move(own), !options.asyncOp, options.timeout);
 }
 
-c10::intrusive_ptr<c10d::Work> Group::allgather(
-    std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  auto own = kernel("all_gather", inputs.at(0));
-  own.reads = {inputs[0]};
-  own.writes = outputs.at(0);
-  own.compute = [](const Parts& parts) {
-    Tensors all;
-    for (const auto& part : parts) all.push_back(first(part).clone());
-    return all;
-  };
-  return launch(std::move(own), !options.asyncOp, options.timeout);
-}
-
 c10::intrusive_ptr<c10d::Work> Group::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
   return one_by_one(outputs.size(), [&](size_t k) { _allgather_base(outputs[k], inputs[k], options); });
@@ -190,37 +169,9 @@ c10::intrusive_ptr<c10d::Work> Group::_reduce_scatter_base(
   return launch(std::move(own), !options.asyncOp, options.timeout);
 }
 
-c10::intrusive_ptr<c10d::Work> Group::reduce_scatter(
-    Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& options) {
-  auto own = kernel("reduce_scatter", outputs.at(0), c10::str(", reduction ", static_cast<int>(options.reduceOp.op_)));
-  own.reads = inputs.at(0);
-  own.writes = {outputs[0]};
-  own.compute = [op = options.reduceOp, rank = rank_](const Parts& parts) {
-    return Tensors{reduced(parts, op, [&](const Part& part) { return part.inputs[rank]; })};
-  };
-  return launch(std::move(own), !options.asyncOp, options.timeout);
-}
-
 c10::intrusive_ptr<c10d::Work> Group::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
   return one_by_one(outputs.size(), [&](size_t k) { _reduce_scatter_base(outputs[k], inputs[k], options); });
-}
-
-c10::intrusive_ptr<c10d::Work> Group::alltoall_base(
-    at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes, std::vector<int64_t>& input_sizes,
-    const c10d::AllToAllOptions& options) {
-  const auto pieces = [size = size_](const at::Tensor& tensor, const std::vector<int64_t>& sizes) {
-    return sizes.empty() ? tensor.chunk(size) : tensor.split_with_sizes(sizes);
-  };
-  auto own = kernel("all_to_all", output.new_empty({0}));
-  for (const auto& piece : pieces(input, input_sizes)) own.reads.push_back(piece);
-  for (const auto& piece : pieces(output, output_sizes)) own.writes.push_back(piece);
-  own.compute = [rank = rank_](const Parts& parts) {
-    Tensors all;
-    for (const auto& part : parts) all.push_back(part.inputs[rank].clone());
-    return all;
-  };
-  return launch(std::move(own), !options.asyncOp, options.timeout);
 }
 
 // As NCCL: a sum of one number, and the host waits for it.
