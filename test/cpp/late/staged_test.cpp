@@ -16,7 +16,7 @@ struct Own {
       : rank(rank.rank()),
         size(rank.world_size()),
         guard(late_device(rank.rank())),
-        backend(make_backend(rank, "staged", Transport::direct, timeout)) {}
+        backend(make_backend(rank, "staged", timeout)) {}
   at::Tensor full(double value, int64_t count, at::ScalarType dtype = at::kFloat) const {
     return at::full({count}, value, at::TensorOptions(late_device(rank)).dtype(dtype));
   }

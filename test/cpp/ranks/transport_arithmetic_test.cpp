@@ -151,20 +151,19 @@ TRANSPORT_TEST(LargeReductions) {
   for (const int world : by_form<std::vector<int>>({2, 3}, {2, 3, 4})) {
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
       if (world != 3 && dtype != at::kFloat) continue;
-      run_ranks(world, [&](Rank& rank) {
-        const auto backend = make_backend(rank, "large");
+      run_with_backends(world, [&](Rank& rank, c10d::Backend& backend) {
         const auto elements = (int64_t{64} << 20) / static_cast<int64_t>(c10::elementSize(dtype)) / world;
         const auto unit = torch::arange(elements * world, at::kInt).remainder(7).to(dtype);
         const auto tensor = unit * (rank.rank() + 1);
         const int sum = world * (world + 1) / 2;
-        start_all_reduce(*backend, tensor)->wait();
+        start_all_reduce(backend, tensor)->wait();
         EXPECT_TRUE(torch::equal(tensor, unit * sum)) << rank.name();
         const auto part = torch::empty({elements}, dtype);
-        start_reduce_scatter(*backend, part, tensor)->wait();
+        start_reduce_scatter(backend, part, tensor)->wait();
         const auto twice = unit * (sum * world);
         EXPECT_TRUE(torch::equal(part, twice.chunk(world)[rank.rank()])) << rank.name();
         const auto all = torch::empty_like(tensor);
-        start_all_gather(*backend, all, part)->wait();
+        start_all_gather(backend, all, part)->wait();
         EXPECT_TRUE(torch::equal(all, twice)) << rank.name();
       });
     }
@@ -174,19 +173,18 @@ TRANSPORT_TEST(LargeReductions) {
 // R08: the mean of what would overflow as a sum; sums of what is too small for 16 bits by itself.
 TRANSPORT_TEST(SixteenBitsAreSummedInFloat) {
   for (const int world : {2, 4}) {
-    run_ranks(world, [world](Rank& rank) {
-      const auto backend = make_backend(rank, "range");
+    run_with_backends(world, [world](Rank& rank, c10d::Backend& backend) {
       for (const int64_t elements : {5, 30000, 100000}) {
         const auto large = torch::full({elements}, 60000., at::kHalf);
-        start_all_reduce(*backend, large, ReduceOp::AVG)->wait();
+        start_all_reduce(backend, large, ReduceOp::AVG)->wait();
         EXPECT_TRUE((large == 60000).all().item<bool>()) << rank.name();
         // 256 + 1 + 1 + 1 is 256 when each sum is rounded.
         const auto bits = torch::full({elements}, rank.rank() == 0 ? 256. : 1., at::kBFloat16);
-        start_all_reduce(*backend, bits)->wait();
+        start_all_reduce(backend, bits)->wait();
         EXPECT_TRUE(torch::equal(bits, torch::full({elements}, 255. + world, at::kBFloat16))) << rank.name();
         const auto tiny = torch::full({elements}, 6e-8, at::kHalf);
         const auto one = tiny[0].item<float>();
-        start_all_reduce(*backend, tiny)->wait();
+        start_all_reduce(backend, tiny)->wait();
         EXPECT_TRUE((tiny.to(at::kFloat) == static_cast<float>(world) * one).all().item<bool>()) << rank.name();
       }
     });
@@ -195,25 +193,22 @@ TRANSPORT_TEST(SixteenBitsAreSummedInFloat) {
 
 // Other operations and dtypes are Gloo's. R01.
 TRANSPORT_TEST(OtherReductions) {
-  run_ranks(3, [](Rank& rank) {
-    const auto backend = make_backend(rank, "others");
+  run_with_backends(3, [](Rank& rank, c10d::Backend& backend) {
     const auto mine = torch::arange(40, at::kFloat) * (rank.rank() + 1);
     const auto unit = torch::arange(40, at::kFloat);
     for (const auto& [op, expected] : std::vector<std::pair<ReduceOp::RedOpType, at::Tensor>>{
              {ReduceOp::MAX, unit * 3}, {ReduceOp::MIN, unit}, {ReduceOp::PRODUCT, unit.pow(3) * 6}}) {
       const auto tensor = mine.clone();
-      start_all_reduce(*backend, tensor, op)->wait();
+      start_all_reduce(backend, tensor, op)->wait();
       EXPECT_TRUE(torch::allclose(tensor, expected)) << rank.name() << " op " << static_cast<int>(op);
     }
     const auto bits = torch::full({5}, int64_t{1} << rank.rank());
-    start_all_reduce(*backend, bits, ReduceOp::BOR)->wait();
+    start_all_reduce(backend, bits, ReduceOp::BOR)->wait();
     EXPECT_TRUE((bits == 7).all().item<bool>()) << rank.name();
     const auto integers = torch::full({5}, 3);
-    EXPECT_THROW(start_all_reduce(*backend, integers, ReduceOp::AVG)->wait(), std::exception) << rank.name();
+    EXPECT_THROW(start_all_reduce(backend, integers, ReduceOp::AVG)->wait(), std::exception) << rank.name();
   });
 }
-
-using Op = c10d::ReduceOp;
 
 BackendPtr backend_on(Rank& rank, const std::vector<std::string>& hosts, const std::string& name) {
   auto spec = spec_of(rank, name);
@@ -221,28 +216,20 @@ BackendPtr backend_on(Rank& rank, const std::vector<std::string>& hosts, const s
   return comm::make_direct(spec);
 }
 
-torch::Tensor values_of(int rank, int64_t elements, at::ScalarType dtype) {
-  const auto values = torch::randn({elements}, generator(static_cast<uint64_t>(rank) + 1), torch::kDouble);
-  return (at::isIntegralType(dtype, false) ? values.mul(1000).round() : values).to(dtype);
-}
-
-void expect_sum(Rank& rank, c10d::Backend& backend, int64_t elements, at::ScalarType dtype, Op::RedOpType op) {
-  const auto ours = values_of(rank.rank(), elements, dtype);
-  start_all_reduce(backend, ours, op)->wait();
-  const bool is_half = dtype == torch::kBFloat16;
-  auto expected = torch::zeros({elements}, is_half ? torch::kFloat : torch::kDouble);
-  for (int r = 0; r < rank.world_size(); ++r) expected += values_of(r, elements, dtype);
-  if (op == Op::AVG) expected /= rank.world_size();
-  const auto text = c10::str(rank.name(), ", ", elements, " of ", dtype, op == Op::AVG ? ", mean" : "");
-  if (is_half) {
-    ASSERT_TRUE(torch::equal(ours, expected.to(dtype))) << text << ": rounded once";
+/// In an order of the ring's own, which is the same on all ranks.
+void check_ring(Rank& rank, c10d::Backend& backend, const Case& c) {
+  const auto inputs = inputs_of(rank, c);
+  const auto ours = inputs[rank.rank()].clone();
+  start_all_reduce(backend, ours, c.op)->wait();
+  const auto expected = ordered_sum(inputs, c);
+  if (c.dtype == torch::kBFloat16) {
+    ASSERT_TRUE(torch::equal(ours, expected)) << c.name(rank) << ": rounded once";
   } else {
-    ASSERT_TRUE(torch::allclose(ours.to(torch::kDouble), expected, 1e-5, 1e-5)) << text;
+    ASSERT_TRUE(torch::allclose(ours, expected, 1e-5, 1e-5)) << c.name(rank);
   }
-  // Every rank has the same bits.
-  auto all = torch::empty({rank.world_size(), elements}, dtype);
+  auto all = torch::empty({rank.world_size(), c.elements}, c.dtype);
   start_all_gather(backend, all, ours)->wait();
-  for (int r = 0; r < rank.world_size(); ++r) ASSERT_TRUE(torch::equal(all[r], ours)) << text << ", of rank " << r;
+  for (int r = 0; r < rank.world_size(); ++r) ASSERT_TRUE(torch::equal(all[r], ours)) << c.name(rank) << ", of " << r;
 }
 
 const std::vector<std::vector<std::string>> kHosts{
@@ -255,11 +242,14 @@ TEST(TransportRing, SumsAndMeans) {
     run_ranks(static_cast<int>(hosts.size()), [&](Rank& rank) {
       const auto backend = backend_on(rank, hosts, "sums");
       EXPECT_EQ(transport_name(*backend), "TCP");
-      expect_sum(rank, *backend, 262144 + 5, torch::kFloat, Op::SUM);
-      expect_sum(rank, *backend, by_form(300001, 1100003), torch::kFloat, Op::AVG);
-      expect_sum(rank, *backend, 150001, torch::kDouble, Op::AVG);
-      expect_sum(rank, *backend, 300001, torch::kInt, Op::SUM);
-      expect_sum(rank, *backend, 550001, torch::kBFloat16, Op::SUM);
+      for (const auto& c : std::vector<Case>{
+               {262144 + 5, torch::kFloat},
+               {by_form(300001, 1100003), torch::kFloat, ReduceOp::AVG},
+               {150001, torch::kDouble, ReduceOp::AVG},
+               {300001, torch::kInt},
+               {550001, torch::kBFloat16}}) {
+        check_ring(rank, *backend, c);
+      }
     });
   }
 }
@@ -271,7 +261,7 @@ TEST(TransportRing, EachByteCrossesALinkTwice) {
     constexpr int64_t kElements = 1048576;
     run_ranks(world, [&](Rank& rank) {
       const auto backend = backend_on(rank, hosts, "bytes");
-      start_all_reduce(*backend, values_of(rank.rank(), kElements, torch::kFloat))->wait();
+      start_all_reduce(*backend, values(rank.rank(), kElements, torch::kFloat, 0))->wait();
       const auto& direct = dynamic_cast<const transport::Backend&>(*backend);
       for (int peer = 0; peer < world; ++peer) sent[rank.rank()][peer] = direct.sent_to(peer);
     });

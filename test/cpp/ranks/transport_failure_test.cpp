@@ -23,72 +23,69 @@ void expect_failure(const WorkPtr& work, const std::vector<std::string>& parts) 
 
 // Gloo ends the process of a rank that gets more than it asked for.
 TRANSPORT_TEST(RanksThatDisagreeAreToldAndGoOn) {
-  run_ranks(3, [](Rank& rank) {
-    const auto backend = make_backend(rank, "disagree");
+  run_with_backends(3, [](Rank& rank, c10d::Backend& backend) {
     const bool other = rank.rank() == 1;
     const auto mine = c10::str("rank ", rank.rank(), " of 3");
     for (const int64_t scale : {1, 10000}) {
-      const auto sizes = start_all_reduce(*backend, torch::ones({other ? 32 * scale : 16 * scale}));
+      const auto sizes = start_all_reduce(backend, torch::ones({other ? 32 * scale : 16 * scale}));
       expect_failure(
           sizes, {mine, c10::str(16 * scale, " elements"), c10::str(32 * scale, " elements"), "Nothing was"});
-      expect_sum(rank, *backend);
+      expect_sum(rank, backend);
       const auto n = 8 * scale;
-      const auto kinds = other ? start_all_gather(*backend, torch::zeros({3 * n}), torch::ones({n}))
-                               : start_reduce_scatter(*backend, torch::zeros({n}), torch::ones({3 * n}));
+      const auto kinds = other ? start_all_gather(backend, torch::zeros({3 * n}), torch::ones({n}))
+                               : start_reduce_scatter(backend, torch::zeros({n}), torch::ones({3 * n}));
       expect_failure(kinds, {mine, "an all-gather of", "a reduce-scatter (sum) of"});
       const auto op = other ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
-      expect_failure(start_all_reduce(*backend, torch::ones({n}), op), {mine, "(maximum)", "(sum)"});
-      const auto dtypes = start_all_reduce(*backend, torch::ones({n}, other ? at::kInt : at::kFloat));
+      expect_failure(start_all_reduce(backend, torch::ones({n}), op), {mine, "(maximum)", "(sum)"});
+      const auto dtypes = start_all_reduce(backend, torch::ones({n}, other ? at::kInt : at::kFloat));
       expect_failure(dtypes, {mine, "of Int", "of Float"});
       c10d::BroadcastOptions options;
       options.rootRank = other ? 1 : 0;
       std::vector<at::Tensor> tensors{torch::ones({n})};
-      expect_failure(backend->broadcast(tensors, options), {mine, "with root 0", "with root 1"});
+      expect_failure(backend.broadcast(tensors, options), {mine, "with root 0", "with root 1"});
     }
-    expect_sum(rank, *backend);
+    expect_sum(rank, backend);
   });
 }
 
 TRANSPORT_TEST(BadTensors) {
-  run_ranks(2, [](Rank& rank) {
-    const auto backend = make_backend(rank, "bad");
+  run_with_backends(2, [](Rank&, c10d::Backend& backend) {
     const auto check = [](const std::function<void()>& call, const std::string& text) {
       expect_error<c10::ValueError>(call, {text});
     };
     const auto strided = torch::ones({4, 4}).narrow(1, 0, 2);
-    check([&] { start_all_reduce(*backend, strided); }, "without gaps");
+    check([&] { start_all_reduce(backend, strided); }, "without gaps");
     check(
-        [&] { start_all_gather(*backend, torch::ones({7}), torch::ones({3})); },
+        [&] { start_all_gather(backend, torch::ones({7}), torch::ones({3})); },
         "an output of 2 times as many elements as the input, and got an output of 7 and an input of 3");
     check(
-        [&] { start_all_gather(*backend, torch::ones({3}, at::kInt), torch::ones({3})); },
+        [&] { start_all_gather(backend, torch::ones({3}, at::kInt), torch::ones({3})); },
         "the same dtype, and got an output of Int and an input of Float");
-    check([&] { start_reduce_scatter(*backend, strided, torch::ones({8})); }, "contiguous");
+    check([&] { start_reduce_scatter(backend, strided, torch::ones({8})); }, "contiguous");
     // Dense in another order of dimensions is fine, as for Gloo.
-    start_all_reduce(*backend, torch::ones({4, 4}).t())->wait();
+    start_all_reduce(backend, torch::ones({4, 4}).t())->wait();
   });
 }
 
 TRANSPORT_TEST(ALateRankIsNamed) {
-  run_ranks(3, [](Rank& rank) {
-    const auto backend = make_backend(rank, "late");
-    expect_sum(rank, *backend);
+  run_with_backends(3, [](Rank& rank, c10d::Backend& backend) {
+    expect_sum(rank, backend);
     if (rank.rank() == 2) {
       rank.store()->wait({"0 gave up"});
-      const auto work = start_all_reduce(*backend, torch::ones({50000}));
+      const auto work = start_all_reduce(backend, torch::ones({50000}));
       expect_failure(work, {"rank 2 of 3", "an all-reduce (sum) of 50000 elements of Float", "closed the connection"});
       return;
     }
     const auto begin = Clock::now();
     // Of the call alone, or of the group.
     const auto given = rank.rank() == 0 ? 300ms : c10d::kUnsetTimeout;
-    const auto work = start_all_reduce(*backend, torch::ones({50000}), c10d::ReduceOp::SUM, given);
+    const auto work = start_all_reduce(backend, torch::ones({50000}), c10d::ReduceOp::SUM, given);
     if (rank.rank() == 0) {
       expect_failure(
           work, {"rank 0 of 3", "an all-reduce (sum) of 50000 elements of Float", "rank 2 did not send within 300 ms"});
       EXPECT_LT(Clock::now() - begin, 20s);
       // Nothing more can be sent; the first failure is told again.
-      expect_failure(start_all_reduce(*backend, torch::ones({5})), {"earlier collective", "rank 2 did not send"});
+      expect_failure(start_all_reduce(backend, torch::ones({5})), {"earlier collective", "rank 2 did not send"});
       rank.store()->set("0 gave up", "1");
     } else {
       // It hears at once that others gave up, and in shared memory why.
@@ -102,26 +99,25 @@ TRANSPORT_TEST(ALateRankIsNamed) {
 }
 
 TRANSPORT_TEST(ShutdownEndsWhatIsUnderWay) {
-  run_ranks(2, [](Rank& rank) {
-    const auto backend = make_backend(rank, "shutdown");
+  run_with_backends(2, [](Rank& rank, c10d::Backend& backend) {
     if (rank.rank() == 1) {
       rank.store()->wait({"under way"});
-      backend->shutdown();
+      backend.shutdown();
       return;
     }
     // Rank 1 does not come: one works, the other waits.
     std::vector<WorkPtr> works;
-    for (int i = 0; i < 2; ++i) works.push_back(start_all_reduce(*backend, torch::ones({30000})));
+    for (int i = 0; i < 2; ++i) works.push_back(start_all_reduce(backend, torch::ones({30000})));
     std::this_thread::sleep_for(50ms);
     const auto begin = Clock::now();
-    backend->shutdown();
+    backend.shutdown();
     EXPECT_LT(Clock::now() - begin, 5s);
     for (const auto& work : works) expect_failure(work, {"rank 0 of 2", "an all-reduce", "was shut down on this rank"});
-    const auto more = [&] { start_all_reduce(*backend, torch::ones({3})); };
+    const auto more = [&] { start_all_reduce(backend, torch::ones({3})); };
     expect_error<c10::DistBackendError>(more, {"was shut down"});
     std::vector<at::Tensor> tensors{torch::ones({3})};
-    expect_error<c10::DistBackendError>([&] { backend->send(tensors, 1, 0); }, {"was shut down"});
-    backend->shutdown();
+    expect_error<c10::DistBackendError>([&] { backend.send(tensors, 1, 0); }, {"was shut down"});
+    backend.shutdown();
     rank.store()->set("under way", "1");
   });
 }

@@ -1,8 +1,8 @@
-// Back ends of both transports, for ranks that are threads or processes.
+// Back ends of the direct transport, for ranks that are threads or processes.
 #pragma once
 
 #include "comm/mesh/process_group.h"
-#include "support/rank.h"
+#include "support/ranks.h"
 #include "transport/backend.h"
 #include "transport/shared_memory.h"
 
@@ -63,11 +63,15 @@ inline comm::GroupSpec spec_of(
 
 /// All ranks make one of the same name together.
 inline BackendPtr make_backend(
-    Rank& rank, const std::string& name, Transport transport = Transport::direct,
-    std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
+    Rank& rank, const std::string& name, std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
   auto spec = spec_of(rank, name, timeout);
   spec.shared_memory = through_shared_memory();
-  return transport == Transport::direct ? comm::make_direct(spec) : comm::make_gloo(spec);
+  return comm::make_direct(spec);
+}
+
+/// As run_ranks(), with a back end of each rank.
+inline void run_with_backends(int world, const std::function<void(Rank&, c10d::Backend&)>& fn) {
+  run_ranks(world, [&](Rank& rank) { fn(rank, *make_backend(rank, "a backend")); });
 }
 
 inline WorkPtr start_all_reduce(

@@ -68,18 +68,17 @@ void expect_right(const Issued& issued, const Rank& rank, int number) {
 
 TRANSPORT_TEST(ManyOfAllKindsUnderWay) {
   for (const int world : {2, 4}) {
-    run_ranks(world, [](Rank& rank) {
-      const auto backend = make_backend(rank, "many");
+    run_with_backends(world, [](Rank& rank, c10d::Backend& backend) {
       std::mt19937 random(7);
       std::mt19937 own(rank.rank());
       std::vector<Issued> under_way;
       for (int number = 0; number < 200; ++number) {
-        under_way.push_back(issue(rank, *backend, random));
+        under_way.push_back(issue(rank, backend, random));
         // Ranks come and wait at different times.
         if (own() % 40 == 0) std::this_thread::sleep_for(3ms);
         if (own() % 10 == 0) under_way.back().work->wait();
       }
-      EXPECT_EQ(backend->getSequenceNumberForGroup(), 200);
+      EXPECT_EQ(backend.getSequenceNumberForGroup(), 200);
       std::shuffle(under_way.begin(), under_way.end(), own);
       for (size_t i = 0; i < under_way.size(); ++i) {
         EXPECT_TRUE(under_way[i].work->wait(60s));
@@ -111,24 +110,22 @@ TRANSPORT_TEST(TwoGroupsInOrdersOfTheirOwn) {
 }
 
 TRANSPORT_TEST(WorksThatNobodyWaitsFor) {
-  run_ranks(2, [](Rank& rank) {
-    const auto backend = make_backend(rank, "dropped");
+  run_with_backends(2, [](Rank& rank, c10d::Backend& backend) {
     const auto tensor = torch::ones({100000});
-    for (int i = 0; i < 10; ++i) start_all_reduce(*backend, tensor);
+    for (int i = 0; i < 10; ++i) start_all_reduce(backend, tensor);
     // The memory of these goes only with the transport's own hold on it.
-    for (int i = 0; i < 10; ++i) start_all_reduce(*backend, torch::ones({50000}));
+    for (int i = 0; i < 10; ++i) start_all_reduce(backend, torch::ones({50000}));
     c10d::BarrierOptions options;
-    backend->barrier(options)->wait();
+    backend.barrier(options)->wait();
     EXPECT_TRUE((tensor == 1024).all().item<bool>()) << rank.name();
   });
 }
 
 // A collective needs nothing of the thread that issued it.
 TRANSPORT_TEST(GoesOnWhileTheIssuingThreadIsBusy) {
-  run_ranks(2, [](Rank& rank) {
-    const auto backend = make_backend(rank, "busy");
+  run_with_backends(2, [](Rank& rank, c10d::Backend& backend) {
     const auto tensor = torch::ones({1 << 20});
-    const auto work = start_all_reduce(*backend, tensor);
+    const auto work = start_all_reduce(backend, tensor);
     for (int i = 0; i < 6000 && !work->isCompleted(); ++i) std::this_thread::sleep_for(5ms);
     EXPECT_TRUE(work->isCompleted()) << rank.name();
     EXPECT_TRUE((tensor == 2).all().item<bool>()) << rank.name();
@@ -136,11 +133,10 @@ TRANSPORT_TEST(GoesOnWhileTheIssuingThreadIsBusy) {
 }
 
 TRANSPORT_TEST(FuturesResultsAndTimeoutsOfWait) {
-  run_ranks(2, [](Rank& rank) {
-    const auto backend = make_backend(rank, "futures");
+  run_with_backends(2, [](Rank& rank, c10d::Backend& backend) {
     const auto tensor = torch::full({20000}, rank.rank() + 1.);
     if (rank.rank() == 1) rank.store()->wait({"tried"});
-    const auto work = start_all_reduce(*backend, tensor);
+    const auto work = start_all_reduce(backend, tensor);
     if (rank.rank() == 0) {
       EXPECT_FALSE(work->isCompleted());
       EXPECT_THROW(work->result(), std::exception);
@@ -158,29 +154,28 @@ TRANSPORT_TEST(FuturesResultsAndTimeoutsOfWait) {
 }
 
 TRANSPORT_TEST(ListsAndSeveralAtOnce) {
-  run_ranks(3, [](Rank& rank) {
-    const auto backend = make_backend(rank, "lists");
+  run_with_backends(3, [](Rank& rank, c10d::Backend& backend) {
     for (const int64_t elements : {7, 30000}) {
       const auto mine = torch::full({elements}, rank.rank() + 1);
       std::vector<std::vector<at::Tensor>> lists{{}};
       for (int k = 0; k < 3; ++k) lists[0].push_back(torch::zeros({elements}, at::kLong));
       std::vector<at::Tensor> inputs{mine};
-      backend->allgather(lists, inputs)->wait();
+      backend.allgather(lists, inputs)->wait();
       for (int k = 0; k < 3; ++k) EXPECT_TRUE((lists[0][k] == k + 1).all().item<bool>()) << rank.name();
       std::vector<at::Tensor> outputs{torch::zeros({elements}, at::kLong)};
-      backend->reduce_scatter(outputs, lists)->wait();
+      backend.reduce_scatter(outputs, lists)->wait();
       EXPECT_TRUE((outputs[0] == 3 * (rank.rank() + 1)).all().item<bool>()) << rank.name();
 
       std::vector<at::Tensor> wholes{torch::zeros({3 * elements}, at::kLong), torch::zeros({3}, at::kLong)};
       std::vector<at::Tensor> parts{mine, torch::tensor({rank.rank() + 5}, at::kLong)};
-      backend->allgather_into_tensor_coalesced(wholes, parts)->wait();
+      backend.allgather_into_tensor_coalesced(wholes, parts)->wait();
       EXPECT_EQ(wholes[0].sum().item<int64_t>(), 6 * elements) << rank.name();
       EXPECT_TRUE(torch::equal(wholes[1], torch::arange(5, 8))) << rank.name();
-      backend->reduce_scatter_tensor_coalesced(parts, wholes)->wait();
+      backend.reduce_scatter_tensor_coalesced(parts, wholes)->wait();
       EXPECT_TRUE((parts[0] == 3 * (rank.rank() + 1)).all().item<bool>()) << rank.name();
       EXPECT_EQ(parts[1].item<int64_t>(), 3 * (rank.rank() + 5)) << rank.name();
       std::vector<at::Tensor> both{torch::ones({elements}), torch::ones({2}, at::kLong)};
-      backend->allreduce_coalesced(both)->wait();
+      backend.allreduce_coalesced(both)->wait();
       EXPECT_TRUE((both[0] == 3).all().item<bool>() && (both[1] == 3).all().item<bool>()) << rank.name();
     }
   });
@@ -188,38 +183,36 @@ TRANSPORT_TEST(ListsAndSeveralAtOnce) {
 
 // T19: messages of users meet neither the transport's nor each other, whatever else is under way.
 TRANSPORT_TEST(MessagesOfUsers) {
-  run_ranks(2, [](Rank& rank) {
-    const auto backend = make_backend(rank, "messages");
+  run_with_backends(2, [](Rank& rank, c10d::Backend& backend) {
     const auto large = torch::ones({300000});
-    const auto work = start_all_reduce(*backend, large);
+    const auto work = start_all_reduce(backend, large);
     for (const int tag : {0, 1, transport::kFirstTag - 1}) {
       std::vector<at::Tensor> out{torch::full({3}, 10. * rank.rank() + tag)};
       std::vector<at::Tensor> in{torch::zeros({3})};
-      const auto sent = backend->send(out, 1 - rank.rank(), tag);
-      backend->recv(in, 1 - rank.rank(), tag)->wait();
+      const auto sent = backend.send(out, 1 - rank.rank(), tag);
+      backend.recv(in, 1 - rank.rank(), tag)->wait();
       sent->wait();
       EXPECT_TRUE((in[0] == static_cast<float>(10. * (1 - rank.rank()) + tag)).all().item<bool>()) << rank.name();
     }
     work->wait();
     EXPECT_TRUE((large == 2).all().item<bool>()) << rank.name();
     std::vector<at::Tensor> tensors{torch::zeros({3})};
-    const auto send = [&] { backend->send(tensors, 1 - rank.rank(), transport::kFirstTag); };
+    const auto send = [&] { backend.send(tensors, 1 - rank.rank(), transport::kFirstTag); };
     expect_error<c10::ValueError>(send, {"0 to 1073741823", "receive is 1073741824"});
   });
 }
 
 TRANSPORT_TEST(AMonitoredBarrierNamesWhoIsMissing) {
-  run_ranks(3, [](Rank& rank) {
-    const auto backend = make_backend(rank, "monitored");
+  run_with_backends(3, [](Rank& rank, c10d::Backend& backend) {
     const auto large = torch::ones({300000});
-    const auto work = start_all_reduce(*backend, large);
+    const auto work = start_all_reduce(backend, large);
     c10d::BarrierOptions options;
-    backend->monitoredBarrier(options, true);
+    backend.monitoredBarrier(options, true);
     EXPECT_TRUE(work->isCompleted() && (large == 3).all().item<bool>()) << rank.name();
     if (rank.rank() == 2) return rank.store()->wait({"named"});
     options.timeout = 300ms;
     try {
-      backend->monitoredBarrier(options, false);
+      backend.monitoredBarrier(options, false);
       if (rank.rank() == 0) ADD_FAILURE() << "no error";
     } catch (const std::exception& error) {
       if (rank.rank() == 0) expect_text(error.what(), {"Rank 2 failed to pass monitoredBarrier"});
@@ -256,14 +249,13 @@ TRANSPORT_TEST(RangesOfAnAllGatherLandWhereTheyBelong) {
   const Ranges ranges{
       range(0, 20000, 90000), range(kPart + 3, 17000, 0), range(kPart + 30000, 16999, 17000),
       range(3 * kPart, kPart, 40000)};
-  run_ranks(4, [&](Rank& rank) {
-    const auto backend = make_backend(rank, "landing");
+  run_with_backends(4, [&](Rank& rank, c10d::Backend& backend) {
     for (const bool in_place : {false, true}) {
       const auto own = part_of(rank.rank());
       const auto input = in_place ? shared(own) : own;
       const auto output = torch::full({4 * kPart}, -1.);
       const auto memory = torch::full({120000}, -1.);
-      start(*backend, output, input, memory, ranges)->wait();
+      start(backend, output, input, memory, ranges)->wait();
       auto whole = torch::cat({part_of(0), part_of(1), part_of(2), part_of(3)});
       auto landed = torch::full({120000}, -1.);
       for (const auto& [offset, bytes, to] : ranges) {
@@ -277,22 +269,21 @@ TRANSPORT_TEST(RangesOfAnAllGatherLandWhereTheyBelong) {
     }
     // It was for that gather alone.
     const auto output = torch::zeros({4 * kPart});
-    start_all_gather(*backend, output, part_of(rank.rank()))->wait();
+    start_all_gather(backend, output, part_of(rank.rank()))->wait();
     EXPECT_TRUE(output.equal(torch::cat({part_of(0), part_of(1), part_of(2), part_of(3)})));
   });
 }
 
 TRANSPORT_TEST(RanksWhoseGathersLandOtherwiseAreTold) {
-  run_ranks(3, [](Rank& rank) {
-    const auto backend = make_backend(rank, "otherwise");
+  run_with_backends(3, [](Rank& rank, c10d::Backend& backend) {
     const auto output = torch::zeros({3 * kPart});
     const auto memory = torch::zeros({kPart});
     const auto input = part_of(rank.rank());
-    const auto work = rank.rank() == 1 ? start_all_gather(*backend, output, input)
-                                       : start(*backend, output, input, memory, {range(5, 20000, 0)});
+    const auto work = rank.rank() == 1 ? start_all_gather(backend, output, input)
+                                       : start(backend, output, input, memory, {range(5, 20000, 0)});
     expect_error<c10::DistBackendError>(
         [&] { work->wait(); }, {"an all-gather of 50000 elements of Float in 5 pieces", "Nothing was sent"});
-    start_all_gather(*backend, output, input)->wait();
+    start_all_gather(backend, output, input)->wait();
     EXPECT_TRUE(output.equal(torch::cat({part_of(0), part_of(1), part_of(2)})));
   });
 }
