@@ -8,7 +8,6 @@
 #include <optional>
 #include <random>
 #include <thread>
-#include <vector>
 
 namespace shardwise::test {
 
@@ -45,12 +44,5 @@ class Delays {
 
   std::atomic<int> passed_ = 0;
 };
-
-/// Each point alone, then all.
-inline std::vector<std::optional<StepPoint>> each_point_and_all(const std::vector<StepPoint>& points) {
-  std::vector<std::optional<StepPoint>> choices(points.begin(), points.end());
-  choices.emplace_back();
-  return choices;
-}
 
 } // namespace shardwise::test

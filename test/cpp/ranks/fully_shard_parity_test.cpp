@@ -93,31 +93,17 @@ TEST(FullyShard1DTrainingCore, TrainParityMultiGroupUnshardAsyncOp) {
 }
 
 TEST(FullyShard1DTrainingCore, NonRootForwardBackward) {
-  for (const auto& expected : expect_alone(non_root_program())) {
-    AlikeRuns runs;
-    for (const auto& reshard : reshards(expected.world)) {
-      const Wrapping<torch::nn::Sequential> wrapping{[reshard](torch::nn::Sequential& model, Rank& rank) {
-        const auto wrap = sharding(rank, reshard);
-        for (size_t i = 0; i < 3; ++i) wrap(model[i]);
-        wrap(model);
-      }};
-      runs.run(expected, wrapping);
-    }
-  }
+  train_with_each_reshard(non_root_program(), [](torch::nn::Sequential& model, const auto& wrap) {
+    for (size_t i = 0; i < 3; ++i) wrap(model[i]);
+    wrap(model);
+  });
 }
 
 TEST(FullyShard1DTrainingCore, MultiForwardModule) {
-  for (const auto& expected : expect_alone(twice_program())) {
-    AlikeRuns runs;
-    for (const auto& reshard : reshards(expected.world)) {
-      const Wrapping<Twice> wrapping{[reshard](Twice& model, Rank& rank) {
-        const auto wrap = sharding(rank, reshard);
-        wrap(model->inner);
-        wrap(model);
-      }};
-      runs.run(expected, wrapping);
-    }
-  }
+  train_with_each_reshard(twice_program(), [](Twice& model, const auto& wrap) {
+    wrap(model->inner);
+    wrap(model);
+  });
 }
 
 TEST(FullyShard1DTrainingCore, ExplicitPrefetching) {
@@ -143,14 +129,9 @@ TEST(FullyShard1DTrainingCore, ExplicitPrefetching) {
 }
 
 TEST(FullyShard1DTrainingCore, PostOptimEvent) {
-  for (const auto& expected : expect_alone(text_program())) {
-    AlikeRuns runs;
-    for (const auto& reshard : reshards(expected.world)) {
-      auto wrapping = by_block(reshard);
-      wrapping.before = set_optimizer_event<Transformer>;
-      runs.run(expected, wrapping);
-    }
-  }
+  train_with_each_reshard<Transformer>(
+      text_program(), [](Transformer& model, const auto& wrap) { wrap_blocks(model, wrap); },
+      set_optimizer_event<Transformer>);
 }
 
 TEST(FullyShardShardPlacementFnMultiProcess, TrainParityShardPlacementFnShardLargestDim) {
@@ -172,7 +153,6 @@ TEST(FullyShardShardPlacementFnMultiProcess, TrainParityShardPlacementFnShardLar
 }
 
 TEST(FullyShardShardPlacementFnMultiThread, ShardPlacementFnContiguousParamsGrads) {
-  const auto last = [](const std::string&, const torch::Tensor& parameter) { return parameter.dim() - 1; };
   for (const auto& expected : expect_alone(mlp_program({16, 17, 8}))) {
     run_ranks(expected.world, [&](Rank& rank) {
       torch::nn::Sequential ours(nullptr);
@@ -181,7 +161,7 @@ TEST(FullyShardShardPlacementFnMultiThread, ShardPlacementFnContiguousParamsGrad
           .wrap =
               [&](torch::nn::Sequential& model, Rank& rank) {
                 ours = model;
-                fully_shard(model, sharded_on(rank).shard_placement(last));
+                fully_shard(model, sharded_on(rank).shard_placement(last_dimension));
                 observe_calls(*model);
                 // Before the call, and with its memory after it.
                 const auto look = [&calls](torch::nn::Module& module, HookTensors&) {
@@ -193,7 +173,7 @@ TEST(FullyShardShardPlacementFnMultiThread, ShardPlacementFnContiguousParamsGrad
                 register_forward_pre_hook(*model[2], look);
                 register_forward_hook(*model[2], look);
               },
-          .dim = last,
+          .dim = [](const std::string&, const torch::Tensor& parameter) { return parameter.dim() - 1; },
           .before =
               [](torch::nn::Sequential& model, int) {
                 for (const auto& shard : model->parameters()) ASSERT_TRUE(shard.is_contiguous());

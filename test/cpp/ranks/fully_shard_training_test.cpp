@@ -141,33 +141,19 @@ TEST(FullyShardCastAfterInit, ToFloat64AfterInit) {
       .loss = [](torch::nn::Sequential& model, int number,
                  int rank) { return model->forward(batch_for(model, number, rank, 4)).pow(2).sum(); },
       .dtype = torch::kDouble};
-  for (const auto& expected : expect_alone(program)) {
-    AlikeRuns runs;
-    for (const auto& reshard : reshards(expected.world)) {
-      const Wrapping<torch::nn::Sequential> wrapping{[reshard](torch::nn::Sequential& model, Rank& rank) {
-        const auto wrap = sharding(rank, reshard);
-        for (size_t i = 0; i < 2; ++i) wrap(model[i]);
-        wrap(model);
-        model->to(torch::kDouble);
-      }};
-      runs.run(expected, wrapping);
-    }
-  }
+  train_with_each_reshard(program, [](torch::nn::Sequential& model, const auto& wrap) {
+    for (size_t i = 0; i < 2; ++i) wrap(model[i]);
+    wrap(model);
+    model->to(torch::kDouble);
+  });
 }
 
 TEST(FullyShardCustomForwardMethod, RegisterFsdpForwardMethod) {
   // In C++ a method needs no registration.
-  for (const auto& expected : expect_alone(vision_program())) {
-    AlikeRuns runs;
-    for (const auto& reshard : reshards(expected.world)) {
-      const Wrapping<Vision> wrapping{[reshard](Vision& model, Rank& rank) {
-        const auto wrap = sharding(rank, reshard);
-        for (size_t i = 0; i < 2; ++i) wrap(model->blocks[i]);
-        wrap(model);
-      }};
-      runs.run(expected, wrapping);
-    }
-  }
+  train_with_each_reshard(vision_program(), [](Vision& model, const auto& wrap) {
+    for (size_t i = 0; i < 2; ++i) wrap(model->blocks[i]);
+    wrap(model);
+  });
 }
 
 TEST(FullyShardWorldSize1, TrainParitySingleWorldsize1) {

@@ -8,6 +8,8 @@
 #include <shardwise/shardwise.h>
 #include <torch/torch.h>
 
+#include <set>
+
 namespace shardwise::test {
 
 using Loss = std::function<torch::Tensor()>;
@@ -32,6 +34,17 @@ inline void fill(torch::nn::Module& module, uint64_t seed = 7) {
   }
 }
 
+inline void set_trained(const torch::nn::Module& module, bool trained) {
+  for (auto& parameter : module.parameters()) parameter.set_requires_grad(trained);
+}
+
+/// A step of plain SGD.
+inline void descend(const torch::nn::Module& module, double lr) {
+  torch::optim::SGD optimizer(module.parameters(), lr);
+  optimizer.step();
+  optimizer.zero_grad();
+}
+
 /// Linear layers with tanh between them.
 inline torch::nn::Sequential mlp(const std::vector<int64_t>& widths) {
   torch::nn::Sequential layers;
@@ -41,6 +54,16 @@ inline torch::nn::Sequential mlp(const std::vector<int64_t>& widths) {
   }
   fill(*layers);
   return layers;
+}
+
+/// A shared parameter has several names, and is to be stepped once.
+inline std::vector<torch::Tensor> each_once(const torch::nn::Module& module) {
+  std::vector<torch::Tensor> parameters;
+  std::set<at::TensorImpl*> seen;
+  for (const auto& parameter : module.parameters()) {
+    if (seen.insert(parameter.unsafeGetTensorImpl()).second) parameters.push_back(parameter);
+  }
+  return parameters;
 }
 
 /// A model of which a rank can leave parts out: `use` names the branches that take part in a forward.

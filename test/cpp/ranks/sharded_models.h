@@ -9,6 +9,10 @@ inline FullyShardOptions sharded_on(Rank& rank) {
   return FullyShardOptions().mesh(rank.mesh());
 }
 
+inline std::optional<int64_t> last_dimension(const std::string&, const torch::Tensor& parameter) {
+  return parameter.dim() - 1;
+}
+
 /// This rank's piece of a whole tensor in the layout `rows`: what torch.chunk gives, or nothing. Dimension -1: all.
 /// On a mesh of two axes there are fewer shards than ranks.
 inline torch::Tensor piece_of(const torch::Tensor& whole, const Rank& rank, int64_t dim = 0, int64_t shards = 0) {
@@ -24,6 +28,24 @@ inline void assert_close(const torch::Tensor& ours, const torch::Tensor& theirs,
   ASSERT_EQ(ours.sizes(), theirs.sizes()) << what;
   ASSERT_EQ(ours.dtype(), theirs.dtype()) << what;
   ASSERT_TRUE(torch::allclose(ours.cpu(), theirs.cpu(), 1e-5, 1e-6)) << what << "\n" << ours << "\n" << theirs;
+}
+
+/// The dict of a plain module, made without the function that is tested.
+inline std::map<std::string, torch::Tensor> plain_state(const torch::nn::Module& module) {
+  std::map<std::string, torch::Tensor> state;
+  for (const auto& entry : module.named_parameters()) state[entry.key()] = entry.value().detach().clone();
+  for (const auto& entry : module.named_buffers()) state[entry.key()] = entry.value().clone();
+  return state;
+}
+
+inline void assert_state(
+    const StateDict& ours, const std::map<std::string, torch::Tensor>& expected, const std::string& what) {
+  ASSERT_EQ(ours.size(), expected.size()) << what;
+  for (const auto& [name, value] : expected) {
+    ASSERT_NE(ours.find(name), nullptr) << what << ": " << name;
+    assert_close(ours[name], value, what + ": " + name);
+    ASSERT_FALSE(ours[name].requires_grad()) << name;
+  }
 }
 
 using Dims = std::map<std::string, int64_t>;

@@ -27,6 +27,21 @@ inline auto sharding(Rank& rank, const Reshard& reshard_after_forward) {
   return sharding(sharded_on(rank).reshard_after_forward(reshard_after_forward));
 }
 
+/// Every policy gives the same bits. `wrap` is called with the model and what makes units.
+template <typename Model, typename Wrap>
+void train_with_each_reshard(
+    const Program<Model>& program, const Wrap& wrap,
+    const std::function<void(Model&, int part)>& before = [](Model&, int) {}) {
+  for (const auto& expected : expect_alone(program)) {
+    AlikeRuns runs;
+    for (const auto& reshard : reshards(expected.world)) {
+      const Wrapping<Model> wrapping{
+          .wrap = [&](Model& model, Rank& rank) { wrap(model, sharding(rank, reshard)); }, .before = before};
+      runs.run(expected, wrapping);
+    }
+  }
+}
+
 /// Along its longest dimension.
 inline int64_t longest(const std::string&, const torch::Tensor& parameter) {
   const auto sizes = parameter.sizes();

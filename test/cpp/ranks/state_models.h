@@ -11,32 +11,10 @@ inline void on_worlds(const std::function<void(Rank&)>& fn) {
   on_ranks(fn, by_form<std::vector<int>>({3}, {2, 3, 4}));
 }
 
-inline std::optional<int64_t> last_dimension(const std::string&, const torch::Tensor& parameter) {
-  return parameter.dim() - 1;
-}
-
 /// The layouts that a test goes through.
 inline std::vector<FullyShardOptions> layouts(Rank& rank) {
   return {
       sharded_on(rank), sharded_on(rank).layout(ShardLayout::flat), sharded_on(rank).shard_placement(last_dimension)};
-}
-
-/// The dict of a plain module, made without the function that is tested.
-inline std::map<std::string, torch::Tensor> plain_state(const torch::nn::Module& module) {
-  std::map<std::string, torch::Tensor> state;
-  for (const auto& entry : module.named_parameters()) state[entry.key()] = entry.value().detach().clone();
-  for (const auto& entry : module.named_buffers()) state[entry.key()] = entry.value().clone();
-  return state;
-}
-
-inline void assert_state(
-    const StateDict& ours, const std::map<std::string, torch::Tensor>& expected, const std::string& what) {
-  ASSERT_EQ(ours.size(), expected.size()) << what;
-  for (const auto& [name, value] : expected) {
-    ASSERT_NE(ours.find(name), nullptr) << what << ": " << name;
-    assert_close(ours[name], value, what + ": " + name);
-    ASSERT_FALSE(ours[name].requires_grad()) << name;
-  }
 }
 
 /// A unit of every kind, a buffer of every kind, a parameter of every kind.

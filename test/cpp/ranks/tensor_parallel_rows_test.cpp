@@ -7,11 +7,10 @@ namespace {
 
 const std::vector<int64_t> kRowWidths = by_form<std::vector<int64_t>>({3, 16}, {3, 5, 16, 17});
 
-/// A stack of MLPs on a mesh, in double precision.
+/// How a stack of MLPs that is divided among ranks comes onto the other axes of a mesh.
 struct SplitRow {
-  /// Wraps the model on what is left of the mesh.
   std::function<void(torch::nn::Sequential&, const Mesh&)> wrap;
-  /// How many ranks along which a parameter's piece is cut once more, and which of them this is.
+  /// The axis along which a parameter's piece is cut once more; none if it is empty.
   std::string sharded_along;
   bool checkpointed = false;
 };
@@ -24,10 +23,16 @@ torch::Tensor run_stack(torch::nn::Sequential& model, torch::Tensor x, bool chec
   return x;
 }
 
-torch::nn::Sequential precise_stack(int64_t width) {
-  auto model = mlps(width, 3);
-  model->to(torch::kDouble);
-  return model;
+/// In double precision.
+Program<torch::nn::Sequential> stack_program(int64_t width, bool checkpointed) {
+  return {
+      .make = [width] { return mlps(width, 3); },
+      .loss =
+          [=](torch::nn::Sequential& model, int number, int data) {
+            return run_stack(model, batch_for(model, number, data, width), checkpointed).pow(2).sum();
+          },
+      .steps = by_form(3, 10),
+      .dtype = torch::kDouble};
 }
 
 /// What this rank has of a whole: the piece of its column or row of layers, and of that the shard.
@@ -41,49 +46,27 @@ torch::Tensor local_part(const std::string& name, const torch::Tensor& whole, co
   return chunk_of(piece, mesh.size(row.sharded_along), mesh.coordinate(row.sharded_along), 0);
 }
 
-void train_row(Rank& rank, const Mesh& mesh, int64_t width, int steps, const SplitRow& row) {
-  auto ours = precise_stack(width);
-  auto reference = precise_stack(width);
-  parallelize(ours, mesh, "tp", {{"*.in_proj", colwise()}, {"*.out_proj", rowwise()}});
-  row.wrap(ours, mesh);
-  auto mine = optimizer_of(ours);
-  auto theirs = optimizer_of(reference);
-  const auto replicas = mesh.size() / mesh.size("tp");
-  const auto replica = mesh.rank() / mesh.size("tp");
-  const auto compare = [&](const std::string& what) {
-    const auto expected = reference->named_parameters();
-    for (const auto& entry : ours->named_parameters()) {
-      const auto& whole = expected[entry.key()];
-      const auto near = [&](const torch::Tensor& got, const torch::Tensor& all, const std::string& kind) {
-        const auto part = local_part(entry.key(), all, mesh, row);
-        ASSERT_EQ(got.sizes(), part.sizes()) << kind << entry.key();
-        ASSERT_TRUE(torch::allclose(got, part, 1e-9, 1e-11)) << what << ": " << kind << entry.key() << got << part;
-      };
-      near(entry.value().detach(), whole.detach(), "");
-      ASSERT_TRUE(entry.value().grad().defined()) << what << ": gradient of " << entry.key();
-      near(entry.value().grad(), whole.grad(), "gradient of ");
-    }
-  };
-  for (int step = 0; step < steps; ++step) {
-    rank.step("width " + std::to_string(width) + ", step " + std::to_string(step));
-    mine.zero_grad();
-    theirs.zero_grad();
-    const auto data = [&](int64_t which) { return batch(step, static_cast<int>(which), width).to(torch::kDouble); };
-    const auto loss = run_stack(ours, data(replica), row.checkpointed).pow(2).sum();
-    loss.backward();
-    for (int64_t i = 0; i < replicas; ++i) {
-      const auto expected = run_stack(reference, data(i), false).pow(2).sum();
-      ASSERT_TRUE(i != replica || torch::allclose(loss, expected, 1e-10, 1e-12)) << loss << expected;
-      (expected / replicas).backward();
-    }
-    compare("step " + std::to_string(step) + ", before the optimizer");
-    mine.step();
-    theirs.step();
-    compare("step " + std::to_string(step));
-  }
+void train_row(Rank& rank, const Mesh& mesh, int64_t width, const SplitRow& row) {
+  const auto tensor_ranks = mesh.size("tp");
+  const Expected<torch::nn::Sequential> expected(
+      stack_program(width, row.checkpointed), static_cast<int>(mesh.size() / tensor_ranks));
+  torch::nn::Sequential ours(nullptr);
+  const Wrapping<torch::nn::Sequential> wrapping{
+      .wrap =
+          [&](torch::nn::Sequential& model, Rank&) {
+            model->to(torch::kDouble);
+            parallelize(model, mesh, "tp", {{"*.in_proj", colwise()}, {"*.out_proj", rowwise()}});
+            row.wrap(model, mesh);
+            ours = model;
+          },
+      .piece = [&](const Rank&, const std::string& name,
+                   const torch::Tensor& whole) { return local_part(name, whole, mesh, row); },
+      .data = [&](const Rank&) { return static_cast<int>(mesh.rank() / tensor_ranks); }};
+  Trace trace;
+  train(rank, expected, wrapping, trace);
   const auto whole = full_state_dict(ours);
-  for (const auto& entry : reference->named_parameters()) {
-    ASSERT_TRUE(torch::allclose(whole[entry.key()], entry.value(), 1e-9, 1e-11)) << entry.key();
+  for (const auto& [name, value] : expected.single.back().values) {
+    ASSERT_TRUE(torch::allclose(whole[name], value, 1e-9, 1e-11)) << name;
   }
 }
 
@@ -107,7 +90,7 @@ TEST(ReplicateTPTraining, ReplicateTp) {
         const auto wrap = [](torch::nn::Sequential& model, const Mesh& on) {
           replicate(model, ReplicateOptions().mesh(on.along({"dp_replicate"})));
         };
-        train_row(rank, mesh, width, by_form(3, 10), {wrap, "", checkpointed});
+        train_row(rank, mesh, width, {wrap, "", checkpointed});
       }
     }
   });
@@ -120,7 +103,7 @@ TEST(FullyShardNDTraining, 2dMlpWithNdMesh) {
     for (const auto width : kRowWidths) {
       for (const auto& [reshard, checkpointed] :
            {std::pair(true, false), std::pair(false, false), std::pair(true, true)}) {
-        train_row(rank, mesh, width, by_form(3, 10), sharded_row({"dp"}, reshard, checkpointed));
+        train_row(rank, mesh, width, sharded_row({"dp"}, reshard, checkpointed));
       }
     }
   });
@@ -131,8 +114,7 @@ TEST(FullyShardHSDP3DTraining, 3dMlpWithNdMesh) {
     const auto mesh = rank.mesh({{"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 2}});
     for (const auto width : kRowWidths) {
       for (const bool checkpointed : {false, true}) {
-        train_row(
-            rank, mesh, width, by_form(3, 10), sharded_row({"dp_replicate", "dp_shard"}, !checkpointed, checkpointed));
+        train_row(rank, mesh, width, sharded_row({"dp_replicate", "dp_shard"}, !checkpointed, checkpointed));
       }
     }
   });

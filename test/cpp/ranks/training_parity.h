@@ -4,8 +4,6 @@
 #include "ranks/delays.h"
 #include "ranks/sharded_models.h"
 
-#include <set>
-
 namespace shardwise::test {
 
 template <typename Model>
@@ -25,16 +23,6 @@ struct Program {
 template <typename Model>
 torch::Tensor batch_for(const Model& model, int number, int rank, int64_t width) {
   return batch(number, rank, width).to(model->parameters().front().dtype());
-}
-
-/// A shared parameter has several names, and is to be stepped once.
-inline std::vector<torch::Tensor> each_once(const torch::nn::Module& module) {
-  std::vector<torch::Tensor> parameters;
-  std::set<at::TensorImpl*> seen;
-  for (const auto& parameter : module.parameters()) {
-    if (seen.insert(parameter.unsafeGetTensorImpl()).second) parameters.push_back(parameter);
-  }
-  return parameters;
 }
 
 /// With Adam's own epsilon, elements whose gradient is nearly zero would be moved by the noise in it.
@@ -143,6 +131,10 @@ struct Wrapping {
   std::function<void(Model&, int part)> before = [](Model&, int) {};
   /// What every step takes.
   std::optional<Collectives> collectives = std::nullopt;
+  /// What a rank has of a whole, where it is not a piece along `dim`.
+  std::function<torch::Tensor(const Rank& rank, const std::string& name, const torch::Tensor& whole)> piece = nullptr;
+  /// Whose data a rank has, of those that one process has.
+  std::function<int(const Rank& rank)> data = [](const Rank& rank) { return rank.rank(); };
 };
 
 inline int64_t whole(const std::string&, const torch::Tensor&) {
@@ -165,21 +157,26 @@ inline bool is_close(const torch::Tensor& ours, const torch::Tensor& theirs, dou
 }
 
 /// Each is this rank's piece of what is expected, also whether it is defined at all.
-inline void assert_expected(
+template <typename Model>
+void assert_expected(
     const std::map<std::string, torch::Tensor>& ours, const std::map<std::string, torch::Tensor>& single,
-    const std::map<std::string, torch::Tensor>& precise, const Rank& rank, const DimOf& dim, int64_t shards,
+    const std::map<std::string, torch::Tensor>& precise, const Rank& rank, const Wrapping<Model>& wrapping,
     const std::string& what) {
+  const auto piece_on_rank = [&](const std::string& name, const torch::Tensor& all) {
+    return wrapping.piece ? wrapping.piece(rank, name, all)
+                          : piece_of(all, rank, wrapping.dim(name, all), wrapping.shards);
+  };
   ASSERT_EQ(ours.size(), single.size()) << what;
   for (const auto& [name, value] : ours) {
     const auto text = what + " of " + name + " on " + rank.name();
     const auto& expected = single.at(name);
     ASSERT_EQ(value.defined(), expected.defined()) << text;
     if (!value.defined()) continue;
-    const auto piece = piece_of(expected, rank, dim(name, expected), shards);
+    const auto piece = piece_on_rank(name, expected);
     ASSERT_EQ(value.sizes(), piece.sizes()) << text;
     ASSERT_EQ(value.dtype(), piece.dtype()) << text;
     ASSERT_TRUE(is_close(value, piece, 1e-5, 1e-6)) << text << "\n" << value << "\n" << piece;
-    const auto exact = piece_of(precise.at(name), rank, dim(name, expected), shards);
+    const auto exact = piece_on_rank(name, precise.at(name));
     const double unit = value.dtype() == torch::kDouble ? 1e-12 : 1e-5;
     ASSERT_TRUE(is_close(value, exact, 10 * unit, unit)) << text << ", exactly\n" << value << "\n" << exact;
   }
@@ -208,19 +205,19 @@ void train(Rank& rank, const Expected<Model>& expected, const Wrapping<Model>& w
     optimizer.zero_grad(/*set_to_none=*/step % 2 == 0);
     for (int part = 0; part < program.parts; ++part) {
       wrapping.before(model, part);
-      auto loss = program.loss(model, step * program.parts + part, rank.rank());
-      assert_close(loss.detach(), single.losses[part][rank.rank()], what + ": loss on " + rank.name());
+      const auto data = wrapping.data(rank);
+      auto loss = program.loss(model, step * program.parts + part, data);
+      assert_close(loss.detach(), single.losses[part][data], what + ": loss on " + rank.name());
       trace.push_back(loss.detach());
       loss.backward();
     }
     const auto& precise = expected.precise[step];
     const auto gradients = copy_gradients(*model);
-    assert_expected(
-        gradients, single.gradients, precise.gradients, rank, wrapping.dim, wrapping.shards, what + ": the gradient");
+    assert_expected(gradients, single.gradients, precise.gradients, rank, wrapping, what + ": the gradient");
     optimizer.step();
     if (wrapping.collectives) assert_collectives(*wrapping.collectives, before, unit(*model).counters());
     const auto values = copy_values(*model);
-    assert_expected(values, single.values, precise.values, rank, wrapping.dim, wrapping.shards, what + ": the value");
+    assert_expected(values, single.values, precise.values, rank, wrapping, what + ": the value");
     for (const auto* tensors : {&gradients, &values}) {
       for (const auto& [name, tensor] : *tensors) trace.push_back(tensor);
     }
@@ -264,7 +261,9 @@ class AlikeRuns {
   template <typename Model>
   void run_late(
       const Expected<Model>& expected, const Wrapping<Model>& wrapping, const std::vector<StepPoint>& points) {
-    for (const auto& point : each_point_and_all(points)) {
+    std::vector<std::optional<StepPoint>> each_and_all(points.begin(), points.end());
+    each_and_all.emplace_back();
+    for (const auto& point : each_and_all) {
       SCOPED_TRACE(
           point ? "late at point " + std::to_string(static_cast<int>(*point)) : std::string("late at all points"));
       const Delays delays(point);
