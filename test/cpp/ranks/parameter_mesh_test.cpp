@@ -29,28 +29,21 @@ torch::Tensor summed(const torch::Tensor& rows, c10d::ProcessGroup& group) {
 }
 
 /// The rows of all ranks of a group; backward adds up what they did with this rank's.
-struct Rows : torch::autograd::Function<Rows> {
-  static torch::Tensor forward(torch::autograd::AutogradContext* context, const torch::Tensor& rows, Group group) {
-    context->saved_data["group"] = std::move(group);
-    return gathered(rows, *context->saved_data["group"].toCustomClass<c10d::ProcessGroup>());
+/// And this rank's rows of the sum over a group, the other way round.
+template <auto Forward, auto Backward>
+struct Exchange : torch::autograd::Function<Exchange<Forward, Backward>> {
+  static torch::Tensor forward(
+      torch::autograd::AutogradContext* context, const torch::Tensor& rows, const Group& group) {
+    context->saved_data["group"] = group;
+    return Forward(rows, *group);
   }
   static torch::autograd::variable_list backward(
       torch::autograd::AutogradContext* context, torch::autograd::variable_list gradients) {
-    return {summed(gradients[0], *context->saved_data["group"].toCustomClass<c10d::ProcessGroup>()), {}};
+    return {Backward(gradients[0], *context->saved_data["group"].toCustomClass<c10d::ProcessGroup>()), {}};
   }
 };
-
-/// This rank's rows of the sum over a group.
-struct Sum : torch::autograd::Function<Sum> {
-  static torch::Tensor forward(torch::autograd::AutogradContext* context, const torch::Tensor& rows, Group group) {
-    context->saved_data["group"] = std::move(group);
-    return summed(rows, *context->saved_data["group"].toCustomClass<c10d::ProcessGroup>());
-  }
-  static torch::autograd::variable_list backward(
-      torch::autograd::AutogradContext* context, torch::autograd::variable_list gradients) {
-    return {gathered(gradients[0], *context->saved_data["group"].toCustomClass<c10d::ProcessGroup>()), {}};
-  }
-};
+using Rows = Exchange<gathered, summed>;
+using Sum = Exchange<summed, gathered>;
 
 /// Each row goes through all experts; their results are added with the weights of the gate.
 struct ExpertsImpl : torch::nn::Module {
@@ -149,6 +142,21 @@ Unit wrap(Sparse& model, const FullyShardOptions& options) {
   return fully_shard(model, options);
 }
 
+/// Of the whole model on this rank: its own experts, and all of the rest.
+StateDict whole_on_rank(const Sparse& reference, const Meshes& on) {
+  StateDict whole;
+  for (const auto& entry : reference->named_parameters()) {
+    const auto value = entry.value().detach();
+    whole.insert(entry.key(), is_expert(entry.key()) ? own_experts(value, on) : value);
+  }
+  return whole;
+}
+
+void check_whole(const Sparse& ours, const Sparse& reference, const Meshes& on) {
+  const auto state = full_state_dict(*ours);
+  for (const auto& item : whole_on_rank(reference, on)) assert_close(state[item.key()], item.value(), item.key());
+}
+
 void check(Sparse& ours, Sparse& reference, const Rank& rank, const Meshes& on, const std::string& what) {
   const auto expected = reference->named_parameters();
   for (const auto& entry : ours->named_parameters()) {
@@ -164,7 +172,8 @@ void check(Sparse& ours, Sparse& reference, const Rank& rank, const Meshes& on, 
   }
 }
 
-void train(Sparse& ours, Sparse& reference, const Rank& rank, const Meshes& on) {
+/// `has_rows`: the pieces are those of rows, and are compared after each step.
+void train(Sparse& ours, Sparse& reference, const Rank& rank, const Meshes& on, bool has_rows = true) {
   for (int step = 0; step < 3; ++step) {
     // Of two microbatches.
     for (const int micro : {0, 1}) {
@@ -173,11 +182,8 @@ void train(Sparse& ours, Sparse& reference, const Rank& rank, const Meshes& on) 
       call(ours, batch(number, rank.rank(), kWidth)).pow(2).mean().backward();
       reference_backward(rank, [&](int r) { return reference->forward(batch(number, r, kWidth)).pow(2).mean(); });
     }
-    check(ours, reference, rank, on, "step " + std::to_string(step));
-    for (auto* model : {&ours, &reference}) {
-      torch::optim::SGD((*model)->parameters(), torch::optim::SGDOptions(0.1)).step();
-      (*model)->zero_grad();
-    }
+    if (has_rows) check(ours, reference, rank, on, "step " + std::to_string(step));
+    for (auto* model : {&ours, &reference}) descend(**model, 0.1);
   }
 }
 
@@ -195,21 +201,9 @@ TEST(FullyShardNDTraining, ShardPlacementFnTpEp) {
         if (flat && reshard) return;
         auto options = options_on(on).reshard_after_forward(reshard);
         if (flat) options.layout(ShardLayout::flat);
-        auto root = wrap(ours, options);
-        if (!flat) return train(ours, reference, rank, on);
-        for (int step = 0; step < 3; ++step) {
-          call(ours, batch(step, rank.rank(), kWidth)).pow(2).mean().backward();
-          reference_backward(rank, [&](int r) { return reference->forward(batch(step, r, kWidth)).pow(2).mean(); });
-          for (auto* model : {&ours, &reference}) {
-            torch::optim::SGD((*model)->parameters(), torch::optim::SGDOptions(0.1)).step();
-            (*model)->zero_grad();
-          }
-        }
-        const auto state = full_state_dict(*ours);
-        for (const auto& entry : reference->named_parameters()) {
-          const auto value = entry.value().detach();
-          assert_close(state[entry.key()], is_expert(entry.key()) ? own_experts(value, on) : value, entry.key());
-        }
+        wrap(ours, options);
+        train(ours, reference, rank, on, !flat);
+        check_whole(ours, reference, on);
       });
     }
   }
@@ -330,19 +324,10 @@ TEST(ParameterMesh, MadeOnTheMetaDeviceAndLoaded) {
     spread(ours, on, /*exchange=*/true);
     wrap(ours, options_on(on));
     to_empty(ours);
-    StateDict whole;
-    for (const auto& entry : reference->named_parameters()) {
-      const auto value = entry.value().detach();
-      whole.insert(entry.key(), is_expert(entry.key()) ? own_experts(value, on) : value);
-    }
-    load_full_state_dict(ours, whole, LoadStateDictOptions().broadcast_from_rank0(false));
+    load_full_state_dict(ours, whole_on_rank(reference, on), LoadStateDictOptions().broadcast_from_rank0(false));
     train(ours, reference, rank, on);
     for (auto* model : {&ours, &reference}) (*model)->to(torch::kDouble);
-    const auto state = full_state_dict(ours);
-    for (const auto& entry : reference->named_parameters()) {
-      const auto value = entry.value().detach();
-      assert_close(state[entry.key()], is_expert(entry.key()) ? own_experts(value, on) : value, entry.key());
-    }
+    check_whole(ours, reference, on);
   });
 }
 
