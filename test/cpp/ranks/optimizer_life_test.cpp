@@ -166,30 +166,23 @@ TEST(OptimizerLife, ClonesCountByThemselves) {
 TEST(OptimizerLife, WhatIsKeptFollowsItsParameter) {
   on_worlds([](Rank& rank) {
     for (const auto& optimizers : {optimizer_pairs().front(), optimizer_pairs().back()}) {
-      Stack ours, reference;
-      shard_stack(ours, sharded_on(rank));
-      const auto mine = optimizers.ours(ours->parameters());
-      const auto theirs = optimizers.theirs(reference->parameters());
+      Beside both(rank, optimizers, [&](Stack& model) { shard_stack(model, sharded_on(rank)); });
+      auto& reference = both.reference;
       for (int step = 0; step < 6; ++step) {
         if (step == 3) {
           // Torch's own keep what they have in the old dtype: another one takes its place.
-          ours->to(torch::kDouble);
-          const optim::OptimizerState from(*theirs);
+          both.ours->to(torch::kDouble);
+          const optim::OptimizerState from(*both.theirs);
           std::vector<optim::ParameterState> kept;
           for (const auto& parameter : reference->parameters()) kept.push_back(from.get(parameter));
           reference->to(torch::kDouble);
-          optim::OptimizerState to(*theirs);
+          optim::OptimizerState to(*both.theirs);
           for (size_t i = 0; i < kept.size(); ++i) to.set(reference->parameters()[i], kept[i]);
         }
-        mine->zero_grad();
-        theirs->zero_grad();
-        stack_loss(ours, step, rank.rank()).backward();
-        reference_backward(rank, [&](int r) { return stack_loss(reference, step, r); });
-        mine->step();
-        theirs->step();
-        assert_state(full_state_dict(ours), plain_state(*reference), c10::str(optimizers.name, ", step ", step));
+        both.train(step, 1);
+        assert_state(full_state_dict(both.ours), plain_state(*reference), c10::str(optimizers.name, ", step ", step));
       }
-      for (const auto& item : optim::OptimizerState(*mine).get(ours->parameters()[0]).tensors) {
+      for (const auto& item : optim::OptimizerState(*both.mine).get(both.ours->parameters()[0]).tensors) {
         ASSERT_EQ(item.value().scalar_type(), torch::kDouble) << item.key();
       }
     }
@@ -283,43 +276,28 @@ TEST(OptimizerLife, StateThatDoesNotFitIsAnError) {
     whole->exp_avg(torch::zeros({11, 6}));
     whole->exp_avg_sq(torch::zeros({11, 6}));
     optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(whole);
-    const auto before = full_state_dict(model);
     expect_error<Error>(
         [&] { optimizer.step(); },
         {c10::str("the state of parameter 0 of group 0 ('embedding.weight' on rank ", rank.rank(), ") of this AdamW"),
          "has sizes [11, 6]", "does not fit shards"});
     optimizer.state()[parameter.unsafeGetTensorImpl()] = std::make_unique<torch::optim::SGDParamState>();
     expect_error<Error>([&] { optimizer.step(); }, {"is not of torch::optim's class AdamWParamState"});
-    assert_state(full_state_dict(model), map_of(before), "nothing was changed");
+    assert_state(full_state_dict(model), plain_state(*Stack()), "nothing was changed");
   });
 }
-
-namespace {
-
-torch::Tensor branches_loss(Branches& model, int step, int rank, const std::vector<std::string>& use) {
-  return model->forward(batch(step, rank, 3), use).pow(2).sum();
-}
-
-} // namespace
 
 TEST(FusedOptimizers, ParametersWithoutAGradientAreLeftAlone) {
   // Their steps are not counted, so that each has its own number of them.
   on_worlds([](Rank& rank) {
     for (const auto& optimizers : optimizer_pairs()) {
-      Branches ours, reference;
-      fully_shard(ours, sharded_on(rank));
-      const auto mine = optimizers.ours(ours->parameters());
-      const auto theirs = optimizers.theirs(reference->parameters());
+      Beside<Branches> both(rank, optimizers, [&](Branches& model) { fully_shard(model, sharded_on(rank)); });
       const std::vector<std::vector<std::string>> uses{{"left"}, {"left"}, {"right"}, {"left", "right"}, {"right"}};
       for (size_t i = 0; i < uses.size(); ++i) {
-        const auto step = static_cast<int>(i);
-        mine->zero_grad();
-        theirs->zero_grad();
-        branches_loss(ours, step, rank.rank(), uses[i]).backward();
-        reference_backward(rank, [&](int r) { return branches_loss(reference, step, r, uses[i]); });
-        mine->step();
-        theirs->step();
-        assert_state(full_state_dict(ours), plain_state(*reference), c10::str(optimizers.name, ", step ", step));
+        const auto loss = [&](Branches& model, int step, int r) {
+          return model->forward(batch(step, r, 3), uses[i]).pow(2).sum();
+        };
+        both.step(loss, static_cast<int>(i));
+        assert_state(full_state_dict(both.ours), plain_state(*both.reference), c10::str(optimizers.name, ", step ", i));
       }
     }
   });

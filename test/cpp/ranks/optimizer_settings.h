@@ -4,6 +4,7 @@
 #include "ranks/state_models.h"
 
 #include <memory>
+#include <type_traits>
 
 namespace shardwise::test {
 
@@ -39,33 +40,30 @@ inline std::vector<OptimizerPair> optimizer_pairs() {
 }
 
 /// A wrapped model that one of ours trains, beside a plain one with torch's own, on the same data.
+template <typename Model = Stack>
 struct Beside {
-  Beside(Rank& rank, const OptimizerPair& pair, const std::function<void(Stack&)>& wrap) : rank(rank) {
+  Beside(Rank& rank, const OptimizerPair& pair, const std::type_identity_t<std::function<void(Model&)>>& wrap)
+      : rank(rank) {
     wrap(ours);
     mine = pair.ours(ours->parameters());
     theirs = pair.theirs(reference->parameters());
   }
+  template <typename Loss>
+  void step(const Loss& loss, int number) {
+    mine->zero_grad();
+    theirs->zero_grad();
+    loss(ours, number, rank.rank()).backward();
+    reference_backward(rank, [&](int r) { return loss(reference, number, r); });
+    mine->step();
+    theirs->step();
+  }
   void train(int first, int steps) {
-    for (int step = first; step < first + steps; ++step) {
-      mine->zero_grad();
-      theirs->zero_grad();
-      stack_loss(ours, step, rank.rank()).backward();
-      reference_backward(rank, [&](int r) { return stack_loss(reference, step, r); });
-      mine->step();
-      theirs->step();
-    }
+    for (int number = first; number < first + steps; ++number) step(stack_loss, number);
   }
   Rank& rank;
-  Stack ours, reference;
+  Model ours, reference;
   std::unique_ptr<torch::optim::Optimizer> mine, theirs;
 };
-
-/// A dict of ours as what assert_state() compares with.
-inline std::map<std::string, torch::Tensor> map_of(const StateDict& dict) {
-  std::map<std::string, torch::Tensor> values;
-  for (const auto& item : dict) values[item.key()] = item.value();
-  return values;
-}
 
 struct StackWrapping {
   std::string name;
