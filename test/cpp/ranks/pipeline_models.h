@@ -66,6 +66,14 @@ struct WholePipeline {
   std::vector<Mlp> models;
 };
 
+/// The stages of a rank, as a pipeline makes them.
+struct OwnStages {
+  PipelineStage operator()(int64_t number) {
+    return PipelineStage(models.insert_or_assign(number, stage_model(number)).first->second);
+  }
+  std::map<int64_t, Mlp> models;
+};
+
 /// Of the stages of a rank.
 inline std::vector<torch::Tensor> parameters_of(const std::map<int64_t, Mlp>& own) {
   std::vector<torch::Tensor> all;

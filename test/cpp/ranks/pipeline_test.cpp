@@ -22,14 +22,9 @@ TEST(Pipeline, TrainsAsOneProcessInEverySchedule) {
         rank.step("schedule " + std::to_string(static_cast<int>(each.schedule)));
         const auto mesh = rank.mesh({{"pp", world}});
         const auto options = options_of(each, microbatches);
-        std::map<int64_t, Mlp> own;
-        Pipeline pipeline(
-            mesh, "pp",
-            [&](int64_t stage) {
-              own.emplace(stage, stage_model(stage));
-              return PipelineStage(own.at(stage));
-            },
-            options);
+        OwnStages stages;
+        Pipeline pipeline(mesh, "pp", std::ref(stages), options);
+        auto& own = stages.models;
         WholePipeline reference(pipeline.stages());
         auto mine = optimizer_of(parameters_of(own));
         auto theirs = optimizer_of(reference.parameters());
@@ -137,14 +132,8 @@ TEST(Pipeline, NothingIsComputedTwice) {
 TEST(Pipeline, TellsWhatItsStagesDidAndWhen) {
   start_record();
   run_ranks(2, [](Rank& rank) {
-    std::map<int64_t, Mlp> own;
-    Pipeline pipeline(
-        rank.mesh({{"pp", 2}}), "pp",
-        [&](int64_t stage) {
-          own.emplace(stage, stage_model(stage));
-          return PipelineStage(own.at(stage));
-        },
-        options_of(kSchedules[1], 4));
+    OwnStages stages;
+    Pipeline pipeline(rank.mesh({{"pp", 2}}), "pp", std::ref(stages), options_of(kSchedules[1], 4));
     // Of five turns, a forward and a backward each, a rank has four.
     for (const auto share : pipeline.bubble()) EXPECT_NEAR(share, 0.2, 1e-9);
     const auto result = pipeline.step({rows_of(0, 0, 8)}, {rows_of(0, 5, 8)});
