@@ -74,9 +74,7 @@ TEST(HeldTensors, AfterToEmpty) {
     Stack reference;
     shard_stack(ours, options);
     to_empty(ours);
-    StateDict values;
-    for (const auto& [name, value] : plain_state(*reference)) values.insert(name, value);
-    load_full_state_dict(ours, values);
+    load_full_state_dict(ours, full_state_dict(*reference));
     train_held(rank, ours, reference, what);
   });
 }

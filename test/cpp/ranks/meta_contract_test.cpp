@@ -11,12 +11,6 @@ Stack plain_stack() {
   return Stack();
 }
 
-StateDict values_of(const Stack& model) {
-  StateDict dict;
-  for (const auto& entry : model->named_parameters()) dict.insert(entry.key(), entry.value().detach().clone());
-  return dict;
-}
-
 std::vector<std::string> names_and_remedy(const torch::nn::Module& module) {
   std::vector<std::string> parts{"meta device", "shardwise::to_empty(", "load_full_state_dict()"};
   for (const auto& name : module.named_parameters().keys()) parts.push_back("'" + name + "'");
@@ -37,7 +31,7 @@ TEST(MetaContract, WhatNeedsValuesNamesAllThatHaveNone) {
           {"unshard", [&] { unit(*ours->block(0)).unshard(); }},
           {"an asynchronous unshard", [&] { unit(*ours->block(0)).unshard(true).wait(); }},
           {"full_state_dict", [&] { full_state_dict(ours); }},
-          {"load_full_state_dict", [&] { load_full_state_dict(ours, values_of(Stack())); }},
+          {"load_full_state_dict", [&] { load_full_state_dict(ours, full_state_dict(Stack())); }},
           {"clip_grad_norm_ of a module", [&] { clip_grad_norm_(ours, 1); }},
           {"clip_grad_norm_ of parameters", [&] { clip_grad_norm_(ours->parameters(), 1); }},
       };
@@ -48,7 +42,7 @@ TEST(MetaContract, WhatNeedsValuesNamesAllThatHaveNone) {
       }
       // None of them left anything behind.
       to_empty(ours);
-      load_full_state_dict(ours, values_of(Stack()));
+      load_full_state_dict(ours, full_state_dict(Stack()));
       for (int step = 0; step < 3; ++step) stack_loss(ours, step, rank.rank()).backward();
     }
   });
@@ -67,7 +61,7 @@ TEST(MetaContract, OfReplicatedUnitsToo) {
     auto loss = ours->block(0)->up->forward(batch(0, 0, 6).to(torch::kMeta)).sum();
     expect_error<Error>([&] { loss.backward(); }, parts);
     to_empty(ours);
-    load_full_state_dict(ours, values_of(Stack()));
+    load_full_state_dict(ours, full_state_dict(Stack()));
     Pair<Stack> both{rank, ours, Stack()};
     for (int step = 0; step < 3; ++step) {
       both.backward(stack_loss, step);

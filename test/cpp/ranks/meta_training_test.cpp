@@ -11,12 +11,6 @@ void assert_on_meta(Model& model, bool on_meta, const std::string& what) {
     ASSERT_EQ(entry.value().is_meta(), on_meta) << what << entry.key();
 }
 
-StateDict dict_of(const torch::nn::Module& module) {
-  StateDict dict;
-  for (const auto& [name, value] : plain_state(module)) dict.insert(name, value);
-  return dict;
-}
-
 /// Wrapped on the meta device, with an optimizer from then; its values come from the reference.
 template <typename Model>
 void train_from_meta(
@@ -32,7 +26,7 @@ void train_from_meta(
   both.make_optimizers();
   to_empty(ours);
   assert_on_meta(ours, false, "with memory ");
-  load_full_state_dict(ours, dict_of(*both.reference));
+  load_full_state_dict(ours, full_state_dict(*both.reference));
   both.train(loss);
   assert_state(full_state_dict(ours), plain_state(*both.reference), "the end");
 }
@@ -111,7 +105,7 @@ TEST(MetaTraining, UnitsOfEveryKindAndBuffers) {
       ASSERT_TRUE(torch::equal(ours->flags, reference->flags)) << "a list of values keeps them";
       shard_zoo(ours, rank, options);
       to_empty(ours);
-      load_full_state_dict(ours, dict_of(*reference));
+      load_full_state_dict(ours, full_state_dict(*reference));
       torch::optim::SGD mine(ours->parameters(), 0.1), theirs(reference->parameters(), 0.1);
       ours->eval();
       reference->eval();
@@ -163,7 +157,7 @@ TEST(MetaTraining, TheSameTensorsWithTheirHooks) {
       const auto after = ours->parameters();
       for (size_t i = 0; i < after.size(); ++i) ASSERT_TRUE(after[i].is_same(before[i])) << i;
       ASSERT_TRUE(ours->head->weight.is_same(member));
-      load_full_state_dict(ours, dict_of(*Stack()));
+      load_full_state_dict(ours, full_state_dict(*Stack()));
       stack_loss(ours, 0, rank.rank()).backward();
       ASSERT_EQ(called, 1);
       // A second time nothing is left to do.
