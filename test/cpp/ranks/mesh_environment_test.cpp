@@ -29,21 +29,10 @@ int64_t sum_over(const Mesh& mesh, const std::string& axis) {
   return tensors[0].item<int64_t>();
 }
 
-Environment nothing_set() {
-  Environment result;
-  for (const char* name :
-       {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT",
-        "TORCHELASTIC_USE_AGENT_STORE"}) {
-    result.emplace_back(name, std::nullopt);
-  }
-  return result;
-}
-
 /// Rank 1 of 2 with a master that is not there, and these changes.
 Environment second_of_two(const Environment& changes = {}) {
-  auto result = nothing_set();
-  const Environment valid{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}};
-  result.insert(result.end(), valid.begin(), valid.end());
+  auto result =
+      of_no_rank({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}});
   result.insert(result.end(), changes.begin(), changes.end());
   return result;
 }
@@ -59,14 +48,14 @@ void expect_unreachable(const std::string& address, int port, std::chrono::milli
 }
 
 TEST(MeshEnvironment, NothingSetIsAWorldOfOne) {
-  const Variables changed(nothing_set());
+  const Variables changed(of_no_rank());
   const auto mesh = Mesh::from_env(on_cpu());
   EXPECT_EQ(mesh.describe(), "Mesh(world=1; rank 0 on cpu)");
   EXPECT_EQ(sum_over(mesh, "world"), 1);
 }
 
 TEST(MeshEnvironment, TheDeviceIsTheGpuWhereThereIsOne) {
-  const Variables changed(nothing_set());
+  const Variables changed(of_no_rank());
   const auto mesh = Mesh::from_env();
   EXPECT_EQ(mesh.device(), torch::cuda::is_available() ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU));
 }
@@ -97,7 +86,7 @@ void run_under(const std::string& launcher, const std::vector<std::string>& argu
   }
   const auto program = program_of_python(launcher);
   if (!std::filesystem::exists(program)) GTEST_SKIP() << "there is no " << program;
-  auto command = this_test(nothing_set());
+  auto command = this_test(of_no_rank());
   command.arguments.insert(command.arguments.begin(), {"-n", "3"});
   command.arguments.insert(command.arguments.begin(), arguments.begin(), arguments.end());
   command.arguments.insert(command.arguments.begin(), program);
@@ -185,7 +174,7 @@ TEST(MeshEnvironment, APortThatIsTaken) {
 }
 
 TEST(MeshEnvironment, ASecondOneIsRefused) {
-  const Variables changed(nothing_set());
+  const Variables changed(of_no_rank());
   auto first = Mesh::from_env(on_cpu());
   const auto copy = first;
   const std::vector<std::string> parts{
@@ -200,7 +189,7 @@ TEST(MeshEnvironment, ASecondOneIsRefused) {
 }
 
 TEST(MeshEnvironment, TheOpenOneIsShared) {
-  const Variables changed(nothing_set());
+  const Variables changed(of_no_rank());
   {
     const auto first = Mesh::shared(on_cpu());
     EXPECT_EQ(Mesh::shared(on_cpu()).group("world"), first.group("world"));
@@ -226,9 +215,7 @@ TEST(MeshEnvironment, AFailedOneMayBeTriedAgain) {
 }
 
 TEST(MeshEnvironment, TheNetworkInterfaceIsNamed) {
-  auto environment = nothing_set();
-  environment.emplace_back("GLOO_SOCKET_IFNAME", "no-such-interface");
-  const Variables changed(environment);
+  const Variables changed(of_no_rank({{"GLOO_SOCKET_IFNAME", "no-such-interface"}}));
   expect_error<ValueError>(
       [] { Mesh::from_env(on_cpu()); }, {"GLOO_SOCKET_IFNAME", "'no-such-interface'", "`ip address`"});
 }

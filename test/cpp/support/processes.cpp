@@ -59,12 +59,7 @@ c10::intrusive_ptr<c10d::TCPStore> store_at(int port, bool server) {
 
 /// For a rank: what every rank needs, what this one needs, then the test's own changes.
 Environment environment_of(int store_port, const Environment& rank, const ProcessOptions& options) {
-  Environment result{{kStorePort, std::to_string(store_port)}};
-  for (const char* name :
-       {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT",
-        "TORCHELASTIC_USE_AGENT_STORE"}) {
-    result.emplace_back(name, std::nullopt);
-  }
+  auto result = of_no_rank({{kStorePort, std::to_string(store_port)}});
   result.insert(result.end(), rank.begin(), rank.end());
   result.insert(result.end(), options.environment.begin(), options.environment.end());
   return result;

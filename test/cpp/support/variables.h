@@ -11,6 +11,18 @@ namespace shardwise::test {
 /// Variables to set, or with nullopt to remove.
 using Environment = std::vector<std::pair<std::string, std::optional<std::string>>>;
 
+/// Of no rank, whoever started this process, but for these changes.
+inline Environment of_no_rank(const Environment& changes = {}) {
+  Environment result;
+  for (const char* name :
+       {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_USE_AGENT_STORE"}) {
+    result.emplace_back(name, std::nullopt);
+  }
+  result.insert(result.end(), changes.begin(), changes.end());
+  return result;
+}
+
 /// While it lives, the environment of this process is changed. For tests whose other threads read no variable.
 class Variables {
  public:

@@ -14,14 +14,7 @@ namespace {
 
 /// Nothing set but these.
 Environment read(const Changes& changes) {
-  Changes all;
-  for (const char* name :
-       {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT",
-        "TORCHELASTIC_USE_AGENT_STORE"}) {
-    all.emplace_back(name, std::nullopt);
-  }
-  all.insert(all.end(), changes.begin(), changes.end());
-  const Variables changed(all);
+  const Variables changed(shardwise::test::of_no_rank(changes));
   return Environment::read();
 }
 

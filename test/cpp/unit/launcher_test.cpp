@@ -45,9 +45,7 @@ Values with(Values values, const Values& more) {
 
 /// The whole environment is this, as far as shardwise reads it.
 Environment read(const Values& values) {
-  shardwise::test::Environment changes;
-  for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"})
-    changes.emplace_back(name, std::nullopt);
+  auto changes = shardwise::test::of_no_rank();
   for (const auto* launcher : {&kOpenMpi, &kHydra, &kSlurm}) {
     for (const auto& [name, value] : *launcher) changes.emplace_back(name, std::nullopt);
   }
