@@ -31,8 +31,7 @@ class OnDisk {
     FaultyDisk disk(files::Disk::real());
     begin(disk, path);
     background_.wait();
-    const auto is_create = [](const std::string& step) { return step.starts_with("creat"); };
-    return std::find_if(disk.steps().begin(), disk.steps().end(), is_create) - disk.steps().begin();
+    return disk.place_of("create");
   }
   saves::BackgroundSave& background() {
     return background_;
@@ -207,9 +206,7 @@ TEST(Saver, AFailureThatNobodySawEndsTheProcessWithAnError) {
     const auto save = saves::module_save(*model, nullptr, SaveOptions());
     FaultyDisk counted(files::Disk::real());
     saves::save_pieces(save.ranks, counted, c10::str(place, "-first"), save.pieces, save.about);
-    const auto create = std::find_if(
-        counted.steps().begin(), counted.steps().end(), [](const auto& step) { return step.starts_with("creat"); });
-    FaultyDisk disk(files::Disk::real(), create - counted.steps().begin(), Fault::fails);
+    FaultyDisk disk(files::Disk::real(), counted.place_of("create"), Fault::fails);
     saves::BackgroundSave().begin(save.ranks, {}, disk, place, save.pieces, save.about);
     return;
   }

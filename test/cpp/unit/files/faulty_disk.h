@@ -44,6 +44,11 @@ class FaultyDisk final : public files::Disk {
   const std::vector<std::string>& steps() const {
     return steps_;
   }
+  /// The number of the first operation whose name begins so, from that one on.
+  int64_t place_of(const std::string& operation, int64_t from = 0) const {
+    while (!steps_.at(static_cast<size_t>(from)).starts_with(operation)) ++from;
+    return from;
+  }
   /// The most files that were open at a time.
   int most_open_files() const {
     return most_open_files_;
