@@ -91,10 +91,7 @@ void fork_while_training(
   });
   both.optimize();
   for (const int end : trained) close(end);
-  const auto expected = both.reference->named_parameters();
-  for (const auto& entry : full_state_dict(ours)) {
-    assert_close(entry.value(), expected[entry.key()].detach(), entry.key());
-  }
+  assert_state(full_state_dict(ours), plain_state(*both.reference), "trained on");
 }
 
 /// What is wrong if `act` does not raise the error of a forked process.
@@ -156,10 +153,7 @@ TEST(Forked, ASaveUnderWayIsTheParents) {
     FaultyDisk counted(files::Disk::real());
     begin(*save, counted, "counted");
     save->wait();
-    const auto& steps = counted.steps();
-    const auto is_file = [](const std::string& step) { return step.starts_with("create "); };
-    const auto first = std::find_if(steps.begin(), steps.end(), is_file) - steps.begin();
-    FaultyDisk disk(files::Disk::real(), first, FaultyDisk::Fault::waits);
+    FaultyDisk disk(files::Disk::real(), counted.place_of("create "), FaultyDisk::Fault::waits);
     std::promise<void> gate;
     disk.meanwhile = [opened = gate.get_future().share()] { opened.wait(); };
     begin(*save, disk, "step");

@@ -10,9 +10,7 @@ using torch::Tensor;
 
 /// Blocks that are freed after forward, and a root that is too.
 Pair<Stack> stacks(Rank& rank, std::optional<bool> reshard = true) {
-  Stack ours;
-  shard_stack(ours, sharded_on(rank).reshard_after_forward(reshard));
-  return pair(rank, ours, Stack());
+  return stacks(rank, sharded_on(rank).reshard_after_forward(reshard));
 }
 
 /// A step of both: `run` does the backwards of one rank, whose losses it multiplies by `scale`.
@@ -21,8 +19,7 @@ void step_of(Pair<Stack>& both, const Do& run, int step) {
   run(both.ours, step, both.rank.rank(), 1);
   const int world = both.rank.world_size();
   for (int r = 0; r < world; ++r) run(both.reference, step, r, 1.0 / world);
-  both.check("step " + std::to_string(step));
-  both.optimize();
+  both.finish(step);
 }
 
 Tensor hidden(Stack& model, const Tensor& x) {
@@ -150,8 +147,7 @@ TEST(FullyShardAutograd, UnusedByRankWithinAUnit) {
             },
             10 * step + (sync ? 1 : 0));
       }
-      both.check(c10::str("step ", step));
-      both.optimize();
+      both.finish(step);
     }
   });
 }
@@ -191,8 +187,7 @@ TEST(FullyShardAutograd, AFailedBackwardKeepsWhatWaited) {
         if (is_reset) root.reset();
         root.set_requires_gradient_sync(true);
         both.backward(stack_loss, 100 * step + 3);
-        both.check(c10::str("step ", step));
-        both.optimize();
+        both.finish(step);
       }
     }
   });
@@ -203,7 +198,7 @@ TEST(FullyShardAutograd, AdaptersOverAFrozenBase) {
   struct Adapted : torch::nn::Module {
     Adapted() {
       fill(*this);
-      for (auto& parameter : base->parameters()) parameter.set_requires_grad(false);
+      set_trained(*base, false);
     }
     Tensor forward(const Tensor& x) {
       return torch::tanh(base(x) + b(a(x)));
@@ -226,14 +221,12 @@ TEST(FullyShardAutograd, AdaptersOverAFrozenBase) {
       auto both = pair(rank, ours, make());
       const auto loss = [](Lora& model, int step, int r) { return model->forward(batch(step, r, 6)).pow(2).sum(); };
       both.train(loss, 3);
-      for (auto* model : {&both.ours, &both.reference}) {
-        for (auto& parameter : (*model)->ptr(1)->parameters()) parameter.set_requires_grad(true);
-      }
+      both.each([](Lora& model) { set_trained(*model->ptr(1), true); });
       both.train(loss, 3, 10);
-      for (auto* model : {&both.ours, &both.reference}) {
-        (*model)->at<Adapted>(2).base->bias.set_requires_grad(true);
-        for (auto& parameter : (*model)->ptr(0)->parameters()) parameter.set_requires_grad(false);
-      }
+      both.each([](Lora& model) {
+        model->at<Adapted>(2).base->bias.set_requires_grad(true);
+        set_trained(*model->ptr(0), false);
+      });
       both.train(loss, 3, 20);
     }
   });

@@ -12,9 +12,12 @@ void in_small_worlds(const std::function<void(Rank&)>& fn) {
   on_ranks(fn, {1, 3});
 }
 
-void cast(Stack& model, torch::Dtype dtype) {
-  model->to(dtype);
-  model->zero_grad();
+template <typename Model>
+void cast(Pair<Model>& both, torch::Dtype dtype) {
+  both.each([&](Model& model) {
+    model->to(dtype);
+    model->zero_grad();
+  });
 }
 
 } // namespace
@@ -23,19 +26,16 @@ TEST(FullyShardChanges, CastsInTheMiddleOfTraining) {
   // T06, R32: full copies that are kept must not stay in the old type; the optimizer goes on.
   in_small_worlds([](Rank& rank) {
     for (const bool reshard : {true, false}) {
-      Stack ours;
-      auto root = shard_stack(ours, sharded_on(rank).reshard_after_forward(reshard));
-      root.set_reshard_after_backward(reshard);
-      Pair<Stack> both{rank, ours, Stack()};
+      auto both = stacks(rank, sharded_on(rank).reshard_after_forward(reshard));
+      unit(*both.ours).set_reshard_after_backward(reshard);
       both.train(stack_loss, 2);
       for (const auto dtype : {torch::kDouble, torch::kFloat, torch::kDouble}) {
-        cast(both.ours, dtype);
-        cast(both.reference, dtype);
+        cast(both, dtype);
         both.check("cast");
         // Adam's state does not follow to(): a program makes it anew.
         Pair<Stack> next{rank, both.ours, both.reference};
         next.train(stack_loss, 3, 10);
-        ASSERT_EQ(ours->head->weight.dtype(), dtype);
+        ASSERT_EQ(both.ours->head->weight.dtype(), dtype);
       }
     }
   });
@@ -66,10 +66,8 @@ TEST(FullyShardChanges, CastOfOnePart) {
 TEST(FullyShardChanges, ShardsAreReplacedOnPurpose) {
   // R51: what is written to a shard by any way counts at the next forward, also while full copies are kept.
   in_small_worlds([](Rank& rank) {
-    Stack ours;
-    auto root = shard_stack(ours, sharded_on(rank).reshard_after_forward(false));
-    root.set_reshard_after_backward(false);
-    Pair<Stack> both{rank, ours, Stack()};
+    auto both = stacks(rank, sharded_on(rank).reshard_after_forward(false));
+    unit(*both.ours).set_reshard_after_backward(false);
     const std::vector<std::function<void(Tensor&)>> writes{
         [](Tensor& p) { p.mul_(0.5); },
         [](Tensor& p) { p.data().add_(0.01); },
@@ -80,11 +78,11 @@ TEST(FullyShardChanges, ShardsAreReplacedOnPurpose) {
     for (size_t i = 0; i < writes.size(); ++i) {
       both.train(stack_loss, 2, 10 * static_cast<int>(i));
       const torch::NoGradGuard guard;
-      for (auto* model : {&both.ours, &both.reference}) {
-        for (auto& parameter : (*model)->parameters()) writes[i](parameter);
-      }
+      both.each([&](Stack& model) {
+        for (auto& parameter : model->parameters()) writes[i](parameter);
+      });
       both.check(c10::str("write ", i));
-      assert_close(ours->forward(tokens(1, 0)), both.reference->forward(tokens(1, 0)), c10::str("write ", i));
+      assert_close(both.ours->forward(tokens(1, 0)), both.reference->forward(tokens(1, 0)), c10::str("write ", i));
     }
   });
 }
@@ -92,16 +90,15 @@ TEST(FullyShardChanges, ShardsAreReplacedOnPurpose) {
 TEST(FullyShardChanges, BetweenTwoUsesOfAUnit) {
   // Nothing ends between them that would close it: the second one sees what was changed after the first.
   in_small_worlds([](Rank& rank) {
-    torch::nn::Linear ours(5, 3);
-    torch::nn::Linear reference(5, 3);
-    for (auto* model : {&ours, &reference}) fill(**model);
-    fully_shard(ours, sharded_on(rank));
-    Pair<torch::nn::Linear> both{rank, ours, reference};
+    using Linear = torch::nn::Linear;
+    Pair<Linear> both{rank, Linear(5, 3), Linear(5, 3)};
+    both.each([](Linear& model) { fill(*model); });
+    fully_shard(both.ours, sharded_on(rank));
     const auto x = batch(0, rank.rank(), 5);
-    const auto use = [&](torch::nn::Linear& model) { return x.matmul(model->weight.t()); };
+    const auto use = [&](Linear& model) { return x.matmul(model->weight.t()); };
     const auto change = [&](const std::function<void(Tensor)>& act) {
       assert_close(use(both.ours), use(both.reference), "before");
-      for (auto* model : {&both.ours, &both.reference}) act((*model)->parameters()[0]);
+      both.each([&](Linear& model) { act(model->parameters()[0]); });
       const auto mine = use(both.ours);
       const auto theirs = use(both.reference);
       assert_close(mine, theirs, "after");
@@ -114,8 +111,7 @@ TEST(FullyShardChanges, BetweenTwoUsesOfAUnit) {
       const torch::NoGradGuard guard;
       weight.mul_(0.5);
     });
-    both.train(
-        [](torch::nn::Linear& model, int step, int r) { return model->forward(batch(step, r, 5)).pow(2).sum(); }, 3);
+    both.train([](Linear& model, int step, int r) { return model->forward(batch(step, r, 5)).pow(2).sum(); }, 3);
   });
 }
 
@@ -166,13 +162,11 @@ TEST(FullyShardChanges, RecurrentModulesAfterTo) {
         }
         fully_shard(ours, options);
         Recurrent reference;
-        Pair<Recurrent>{rank, ours, reference}.train(recurrent_loss, 1);
+        auto both = pair(rank, ours, reference);
+        both.train(recurrent_loss, 1);
         for (const auto dtype : {torch::kFloat, torch::kDouble}) {
-          for (auto* model : {&ours, &reference}) {
-            (*model)->to(dtype);
-            (*model)->zero_grad();
-          }
-          Pair<Recurrent>{rank, ours, reference}.train(recurrent_loss, 3, 10);
+          cast(both, dtype);
+          pair(rank, ours, reference).train(recurrent_loss, 3, 10);
         }
         const torch::NoGradGuard guard;
         assert_close(recurrent_loss(ours, 1, 0), recurrent_loss(reference, 1, 0), "evaluation");
@@ -189,9 +183,8 @@ TEST(FullyShardChanges, RecurrentModulesOfReplicate) {
     Recurrent ours, reference;
     replicate(ours, on(rank));
     for (const auto dtype : {torch::kDouble, torch::kFloat}) {
-      for (auto* model : {&ours, &reference}) (*model)->to(dtype);
-      Pair<Recurrent> both{rank, ours, reference};
-      both.shards = 1;
+      auto both = pair_of_copies(rank, ours, reference);
+      cast(both, dtype);
       both.train(recurrent_loss, 3);
     }
   });

@@ -10,14 +10,11 @@ namespace {
 
 constexpr auto kInfinity = std::numeric_limits<double>::infinity();
 
-/// Of the parameters given, each once: over their gradients as one vector.
+/// Of the parameters given: over their gradients as one vector.
 double norm_of(const std::vector<torch::Tensor>& parameters, double order) {
   std::vector<torch::Tensor> all;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const auto& gradient = parameters[i].grad();
-    const auto seen = [&](const auto& other) { return other.is_same(parameters[i]); };
-    if (std::any_of(parameters.begin(), parameters.begin() + static_cast<int64_t>(i), seen)) continue;
-    if (gradient.defined()) all.push_back(gradient.to(torch::kDouble).flatten());
+  for (const auto& parameter : parameters) {
+    if (parameter.grad().defined()) all.push_back(parameter.grad().to(torch::kDouble).flatten());
   }
   return torch::cat(all).norm(order).item<double>();
 }
@@ -50,15 +47,11 @@ torch::Tensor listed_loss(Listed& model, int step, int rank) {
 TEST(FullyShardClip, EqualsTheNormOfOneProcess) {
   // R47, R48, R49: p in {1, 2, 3, infinity}; what torch does with the whole gradients in one process.
   on_ranks([](Rank& rank) {
-    const auto last = [](const std::string&, const torch::Tensor& parameter) -> std::optional<int64_t> {
-      return parameter.dim() - 1;
-    };
     for (const bool placed : {false, true}) {
-      Stack ours, reference;
       auto options = sharded_on(rank);
-      if (placed) options.shard_placement(last);
-      shard_stack(ours, options);
-      Pair<Stack> both{rank, ours, reference};
+      if (placed) options.shard_placement(last_dimension);
+      auto both = stacks(rank, options);
+      const auto &ours = both.ours, &reference = both.reference;
       for (const auto& entry : reference->named_parameters())
         both.dims[entry.key()] = placed ? entry.value().dim() - 1 : 0;
       int step = 0;
@@ -104,20 +97,17 @@ TEST(FullyShardClip, TiedAndWholeParametersCountOnce) {
   // T16: parameters() lists tied ones twice. T07: those of a ParameterList stay whole.
   on_ranks([](Rank& rank) {
     for (const double order : {2.0, 3.0, kInfinity}) {
-      Listed ours(true), reference(true);
-      ASSERT_EQ(ours->parameters().size(), 5U);
-      fully_shard(ours, sharded_on(rank));
-      ASSERT_EQ(ours->list->parameters()[0].size(0), 3);
+      auto both = pair(rank, Listed(true), Listed(true));
+      both.dims["list.0"] = -1;
+      ASSERT_EQ(both.ours->parameters().size(), 5U);
+      fully_shard(both.ours, sharded_on(rank));
       for (int step = 0; step < 3; ++step) {
-        listed_loss(ours, step, rank.rank()).backward();
-        reference_backward(rank, [&](int r) { return listed_loss(reference, step, r); });
-        const auto whole = norm_of(reference->parameters(), order);
-        expect_near(clip_grad_norm_(ours, 0.5 * whole, order), whole, c10::str("order ", order));
-        for (auto& parameter : {reference->list->parameters()[0], reference->first->weight, reference->first->bias}) {
-          parameter.mutable_grad().mul_(0.5);
-        }
-        assert_pieces(*ours->first, *reference->first, rank, "first");
-        assert_same(*ours->list, *reference->list, "list");
+        both.backward(listed_loss, step);
+        const auto parameters = each_once(*both.reference);
+        const auto whole = norm_of(parameters, order);
+        expect_near(clip_grad_norm_(both.ours, 0.5 * whole, order), whole, c10::str("order ", order));
+        for (const auto& parameter : parameters) parameter.grad().mul_(0.5);
+        both.check(c10::str("order ", order));
       }
     }
   });

@@ -52,18 +52,17 @@ TEST(FullyShardContract, AWriteWhileAGatherIsUnderWay) {
   // T06: what is gathered is out of date when it comes.
   for (const auto layout : {ShardLayout::rows, ShardLayout::flat}) {
     run_ranks(2, [&](Rank& rank) {
-      Stack ours, reference;
-      shard_stack(ours, sharded_on(rank).layout(layout));
+      auto both = stacks(rank, sharded_on(rank).layout(layout));
       const torch::NoGradGuard guard;
       for (int step = 0; step < 3; ++step) {
         // Its first operation touches one parameter, and so once.
-        unit(*ours).unshard(/*async=*/true);
+        unit(*both.ours).unshard(/*async=*/true);
         // Until the old values are there.
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
-        for (auto* model : {&ours, &reference}) {
-          for (auto& parameter : (*model)->parameters()) parameter.mul_(0.7);
-        }
-        assert_close(ours->forward(tokens(step, 0)), reference->forward(tokens(step, 0)), c10::str("step ", step));
+        both.each([](Stack& model) {
+          for (auto& parameter : model->parameters()) parameter.mul_(0.7);
+        });
+        assert_close(both.ours->forward(tokens(step, 0)), both.reference->forward(tokens(step, 0)), "a step");
       }
     });
   }
@@ -71,18 +70,16 @@ TEST(FullyShardContract, AWriteWhileAGatherIsUnderWay) {
 
 TEST(FullyShardContract, UsersPostAccumulateHooksSeeTheMean) {
   run_ranks(2, [](Rank& rank) {
-    auto ours = mlp({3, 4, 2});
-    auto reference = mlp({3, 4, 2});
-    fully_shard(ours, sharded_on(rank));
+    auto both = pair(rank, mlp({3, 4, 2}), mlp({3, 4, 2}));
+    fully_shard(both.ours, sharded_on(rank));
     std::vector<torch::Tensor> seen;
-    record_gradients(ours->parameters()[0], seen);
+    record_gradients(both.ours->parameters()[0], seen);
+    const auto loss = [](auto& model, int step, int r) { return model->forward(batch(step, r, 3)).pow(2).sum(); };
     for (size_t step = 0; step < 3; ++step) {
-      ours->zero_grad();
-      reference->zero_grad();
-      ours->forward(batch(step, rank.rank(), 3)).sum().backward();
-      reference_backward(rank, [&](int r) { return reference->forward(batch(step, r, 3)).sum(); });
+      both.each([](auto& model) { model->zero_grad(); });
+      both.backward(loss, static_cast<int>(step));
       ASSERT_EQ(seen.size(), step + 1);
-      assert_close(seen.back(), piece_of(reference->parameters()[0].grad(), rank), "seen");
+      assert_close(seen.back(), piece_of(both.reference->parameters()[0].grad(), rank), "seen");
     }
   });
 }
@@ -93,10 +90,7 @@ TEST(FullyShardContract, LibraryModules) {
     struct MixImpl : Module {
       MixImpl() {
         fill(*this);
-        eval_dropout();
-      }
-      void eval_dropout() {
-        layer->eval();
+        layer->eval(); // no dropout
       }
       torch::Tensor forward(const torch::Tensor& x) {
         auto y = std::get<0>(lstm->forward(x));

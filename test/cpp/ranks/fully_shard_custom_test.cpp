@@ -58,8 +58,7 @@ void take_lock(void* /*released*/) {
 TEST(FullyShardCustom, CollectivesOfTheUsersOwn) {
   for (const int world : {2, 3}) {
     run_ranks(world, [](Rank& rank) {
-      Pair<Stack> both{rank, shallow_stack(), shallow_stack()};
-      auto root = shard_stack(both.ours, sharded_on(rank));
+      auto both = stacks(rank, sharded_on(rank));
       int gathers = 0;
       int scatters = 0;
       auto block = unit(*both.ours->block(0));
@@ -83,8 +82,7 @@ TEST(FullyShardCustom, CollectivesOfTheUsersOwn) {
 
 TEST(FullyShardCustom, OneThatFailsIsNamed) {
   run_ranks(2, [](Rank& rank) {
-    Pair<Stack> both{rank, shallow_stack(), shallow_stack()};
-    shard_stack(both.ours, sharded_on(rank));
+    auto both = stacks(rank, sharded_on(rank));
     auto block = unit(*both.ours->block(1));
     block.set_custom_all_gather(
         [](at::Tensor&, at::Tensor&, c10d::ProcessGroup&) -> Work { throw std::runtime_error("out of order today"); });
@@ -126,8 +124,7 @@ TEST(FullyShardCustom, AllReduceHook) {
   // It sees this rank's part of the sum of all, after the second sum where there are two, and may change it.
   for (const auto grid : std::vector<Grid>{{1, 2}, {2, 2}, {2, 1}}) {
     run_ranks(grid.world(), [&](Rank& rank) {
-      Pair<Stack> both{rank, shallow_stack(), shallow_stack()};
-      shard_stack(both.ours, hybrid_on(rank, grid));
+      auto both = stacks(rank, hybrid_on(rank, grid));
       both.shards = grid.shards;
       int called = 0;
       torch::Tensor size;

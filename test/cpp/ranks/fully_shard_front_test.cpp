@@ -89,9 +89,7 @@ TEST(FullyShardFront, TouchAlone) {
   for (const auto how : {Wrap::root, Wrap::children, Wrap::parts}) {
     run_ranks(2, [&](Rank& rank) {
       train_chain(rank, sharded_on(rank), how);
-      Stack direct;
-      shard_stack(direct, sharded_on(rank));
-      Pair<Stack>{rank, direct, Stack()}.train(stack_loss, 3);
+      stacks(rank, sharded_on(rank)).train(stack_loss, 3);
     });
   }
 }

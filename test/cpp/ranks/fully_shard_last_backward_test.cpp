@@ -6,9 +6,9 @@ namespace shardwise::test {
 TEST(FullyShardLastBackward, GradientsAreThereAfterEach) {
   for (const int world : {1, 3}) {
     run_ranks(world, [](Rank& rank) {
-      Stack ours;
-      shard_stack(ours, sharded_on(rank)).set_is_last_backward(false);
-      Pair<Stack>{rank, ours, Stack()}.train(stack_loss, 3);
+      auto both = stacks(rank, sharded_on(rank));
+      unit(*both.ours).set_is_last_backward(false);
+      both.train(stack_loss, 3);
     });
   }
 }
@@ -16,11 +16,10 @@ TEST(FullyShardLastBackward, GradientsAreThereAfterEach) {
 TEST(FullyShardLastBackward, SyncThatIsSwitchedWithinABackward) {
   // It counts from the next backward on: ranks may differ in how far theirs is.
   run_ranks(2, [](Rank& rank) {
-    Stack ours;
-    auto root = shard_stack(ours, sharded_on(rank));
-    Pair<Stack> both{rank, ours, Stack()};
+    auto both = stacks(rank, sharded_on(rank));
+    auto root = unit(*both.ours);
     bool syncs = false;
-    auto weight = ours->head->weight;
+    auto weight = both.ours->head->weight;
     weight.register_hook([&](const torch::Tensor& gradient) {
       root.set_requires_gradient_sync(!syncs);
       return gradient;
@@ -30,10 +29,9 @@ TEST(FullyShardLastBackward, SyncThatIsSwitchedWithinABackward) {
       root.set_requires_gradient_sync(syncs);
       both.backward(stack_loss, step);
       if (syncs) {
-        both.check("step " + std::to_string(step));
-        both.optimize();
+        both.finish(step);
       } else {
-        for (const auto& parameter : ours->parameters()) ASSERT_FALSE(parameter.grad().defined());
+        for (const auto& parameter : both.ours->parameters()) ASSERT_FALSE(parameter.grad().defined());
       }
     }
   });
@@ -41,14 +39,13 @@ TEST(FullyShardLastBackward, SyncThatIsSwitchedWithinABackward) {
 
 TEST(FullyShardLastBackward, TheNextBackwardPublishesWhatIsLeft) {
   run_ranks(2, [](Rank& rank) {
-    Stack ours, reference;
-    auto root = shard_stack(ours, sharded_on(rank)).set_manual_backward_finalization(true);
-    stack_loss(ours, 0, rank.rank()).backward();
-    for (const auto& parameter : ours->parameters()) ASSERT_FALSE(parameter.grad().defined());
-    stack_loss(ours, 1, rank.rank()).backward();
+    auto both = stacks(rank, sharded_on(rank));
+    auto root = unit(*both.ours).set_manual_backward_finalization(true);
+    both.backward(stack_loss, 0);
+    for (const auto& parameter : both.ours->parameters()) ASSERT_FALSE(parameter.grad().defined());
+    both.backward(stack_loss, 1);
     root.finalize_backward();
-    for (const int step : {0, 1}) reference_backward(rank, [&](int r) { return stack_loss(reference, step, r); });
-    assert_pieces(*ours, *reference, rank, "both");
+    both.check("both");
   });
 }
 
@@ -63,16 +60,13 @@ TEST(FullyShardLastBackward, ChangesOfParametersLoseNothingOfTheBackwardBefore) 
       }};
   for (size_t i = 0; i < changes.size(); ++i) {
     run_ranks(2, [&](Rank& rank) {
-      Stack ours, reference;
-      auto root = shard_stack(ours, sharded_on(rank)).set_manual_backward_finalization(true);
-      stack_loss(ours, 0, rank.rank()).backward();
-      reference_backward(rank, [&](int r) { return stack_loss(reference, 0, r); });
-      changes[i](ours);
-      changes[i](reference);
-      stack_loss(ours, 1, rank.rank()).backward();
+      auto both = stacks(rank, sharded_on(rank));
+      auto root = unit(*both.ours).set_manual_backward_finalization(true);
+      both.backward(stack_loss, 0);
+      both.each(changes[i]);
+      both.backward(stack_loss, 1);
       root.finalize_backward();
-      reference_backward(rank, [&](int r) { return stack_loss(reference, 1, r); });
-      assert_pieces(*ours, *reference, rank, c10::str("change ", i));
+      both.check(c10::str("change ", i));
     });
   }
 }
@@ -92,16 +86,15 @@ TEST(FullyShardLastBackward, ADeletedModelIsFreed) {
     }
     ASSERT_TRUE(leaf.expired());
     ASSERT_TRUE(shards.expired());
-    Stack next;
-    shard_stack(next, sharded_on(rank));
-    Pair<Stack>{rank, next, Stack()}.train(stack_loss);
+    stacks(rank, sharded_on(rank)).train(stack_loss);
   });
 }
 
 TEST(FullyShardFinalize, WrongCallsAreErrors) {
   run_ranks(2, [](Rank& rank) {
-    Stack ours;
-    auto root = shard_stack(ours, sharded_on(rank));
+    auto both = stacks(rank, sharded_on(rank));
+    auto& ours = both.ours;
+    auto root = unit(*ours);
     expect_error<Error>([&] { root.finalize_backward(); }, {"requires manual backward finalization"});
     root.set_manual_backward_finalization(true).set_requires_gradient_sync(false);
     stack_loss(ours, 0, rank.rank()).backward();
@@ -115,7 +108,7 @@ TEST(FullyShardFinalize, WrongCallsAreErrors) {
     reduction.wait();
     for (const auto& parameter : ours->parameters()) ASSERT_FALSE(parameter.grad().defined());
     root.set_manual_backward_finalization(false);
-    Pair<Stack>{rank, ours, Stack()}.train(stack_loss);
+    both.train(stack_loss);
   });
 }
 
@@ -123,9 +116,9 @@ TEST(FullyShard1DTrainingCompose, ResetIterStateAfterException) {
   // In forward, and in backward; with gradients of before that wait for a sum.
   for (const bool in_backward : {false, true}) {
     run_ranks(2, [&](Rank& rank) {
-      Stack ours;
-      auto root = shard_stack(ours, sharded_on(rank));
-      Pair<Stack> both{rank, ours, Stack()};
+      auto both = stacks(rank, sharded_on(rank));
+      auto& ours = both.ours;
+      auto root = unit(*ours);
       both.train(stack_loss, 1);
       root.set_requires_gradient_sync(false);
       stack_loss(ours, 1, rank.rank()).backward();
@@ -177,8 +170,7 @@ TEST(FullyShardFinalize, UnusedParametersGetZeros) {
           for (auto& parameter : both.reference->parameters()) {
             if (zeros && !parameter.grad().defined()) parameter.mutable_grad() = torch::zeros_like(parameter);
           }
-          both.check("step " + std::to_string(step));
-          both.optimize();
+          both.finish(step);
         }
       });
     }

@@ -96,6 +96,12 @@ struct Pair {
   std::optional<torch::optim::AdamW> mine = std::nullopt;
   std::optional<torch::optim::AdamW> theirs = std::nullopt;
 
+  /// The same for both models.
+  template <typename Act>
+  void each(const Act& act) {
+    act(ours);
+    act(reference);
+  }
   template <typename Loss>
   void backward(const Loss& loss, int step) {
     loss(ours, step, rank.rank()).backward();
@@ -117,13 +123,17 @@ struct Pair {
     mine->zero_grad();
     theirs->zero_grad();
   }
+  /// The end of a step.
+  void finish(int step) {
+    check("step " + std::to_string(step));
+    optimize();
+  }
   template <typename Loss>
   void train(const Loss& loss, int steps = 4, int first = 0) {
     for (int step = first; step < first + steps; ++step) {
       rank.step("step " + std::to_string(step));
       backward(loss, step);
-      check("step " + std::to_string(step));
-      optimize();
+      finish(step);
     }
     check("the end");
   }
@@ -134,11 +144,25 @@ Pair<Model> pair(Rank& rank, Model ours, Model reference) {
   return Pair<Model>{rank, std::move(ours), std::move(reference)};
 }
 
+/// A Stack in units, beside a plain one.
+inline Pair<Stack> stacks(Rank& rank, const FullyShardOptions& options, int64_t width = 6, int64_t depth = 3) {
+  auto both = pair(rank, Stack(width, depth), Stack(width, depth));
+  shard_stack(both.ours, options);
+  return both;
+}
+
 /// The same of a replicated model: a rank has all of it.
 template <typename Model>
 Pair<Model> pair_of_copies(Rank& rank, Model ours, Model reference) {
   auto both = pair(rank, std::move(ours), std::move(reference));
   both.shards = 1;
+  return both;
+}
+
+/// An mlp() that is replicated as one unit, beside a plain one.
+inline Pair<torch::nn::Sequential> replicated_mlps(Rank& rank, const std::vector<int64_t>& widths) {
+  auto both = pair_of_copies(rank, mlp(widths), mlp(widths));
+  replicate(both.ours, on(rank));
   return both;
 }
 

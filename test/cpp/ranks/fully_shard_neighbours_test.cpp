@@ -11,18 +11,15 @@ constexpr int kWorld = 4;
 TEST(FullyShardNeighbours, ParityInBothLayouts) {
   for (const auto layout : {ShardLayout::rows, ShardLayout::flat}) {
     run_ranks(kWorld, [&](Rank& rank) {
-      Pair<Stack> both{rank, shallow_stack(), shallow_stack()};
-      const auto root = shard_stack(both.ours, sharded_on(rank).layout(layout).reshard_after_forward(2));
+      auto both = stacks(rank, sharded_on(rank).layout(layout).reshard_after_forward(2), 5, 2);
+      const auto root = unit(*both.ours);
       const auto before = root.counters();
       for (int step = 0; step < 4; ++step) {
         both.backward(stack_loss, step);
         if (layout == ShardLayout::rows) both.check("step " + std::to_string(step));
         both.optimize();
       }
-      const auto state = full_state_dict(*both.ours);
-      for (const auto& entry : both.reference->named_parameters()) {
-        assert_close(state[entry.key()], entry.value().detach(), entry.key());
-      }
+      assert_state(full_state_dict(*both.ours), plain_state(*both.reference), "the end");
       // In four steps three units in forward, and two in backward, for a direct call of the root has no end. The state
       // dict: each unit once, and two for the exchange before.
       ASSERT_EQ(root.counters().all_gathers - before.all_gathers, 4 * (3 + 2) + 3 + 2);
@@ -61,15 +58,15 @@ TEST(FullyShardNeighbours, BackwardGathersWhatTheNeighboursHold) {
 TEST(FullyShardNeighbours, WritesBetweenForwardAndBackward) {
   // What was held is out of date once a shard is written: the backward gathers from all.
   run_ranks(kWorld, [](Rank& rank) {
-    Pair<Stack> both{rank, shallow_stack(), shallow_stack()};
-    shard_stack(both.ours, sharded_on(rank).reshard_after_forward(2));
+    auto both = stacks(rank, sharded_on(rank).reshard_after_forward(2), 5, 2);
     both.train(stack_loss, 2);
     const torch::NoGradGuard guard;
     for (int step = 10; step < 13; ++step) {
       // A forward alone, then a write, then another forward: of the new values.
       stack_loss(both.ours, step, rank.rank());
-      for (auto& parameter : both.ours->parameters()) parameter.mul_(1.01);
-      for (auto& parameter : both.reference->parameters()) parameter.mul_(1.01);
+      both.each([](Stack& model) {
+        for (auto& parameter : model->parameters()) parameter.mul_(1.01);
+      });
       assert_close(
           stack_loss(both.ours, step, rank.rank()), stack_loss(both.reference, step, rank.rank()), "the new values");
     }
@@ -104,9 +101,7 @@ TEST(FullyShardNeighbours, OneIsToKeepAndAllIsToFree) {
 TEST(FullyShardNeighbours, GroupsOfTheCallersOwn) {
   run_ranks(kWorld, [](Rank& rank) {
     const auto mesh = Mesh::from_process_groups({"mine"}, {rank.mesh().group("world")}, rank.device());
-    Pair<Stack> both{rank, shallow_stack(), shallow_stack()};
-    shard_stack(both.ours, FullyShardOptions().mesh(mesh).reshard_after_forward(2));
-    both.train(stack_loss, 3);
+    stacks(rank, FullyShardOptions().mesh(mesh).reshard_after_forward(2), 5, 2).train(stack_loss, 3);
   });
 }
 

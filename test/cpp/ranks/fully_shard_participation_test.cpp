@@ -45,17 +45,14 @@ class Plain : public c10d::Backend {
 TEST(FullyShardParticipation, AUnitThatTheLossOfOneRankLeavesOut) {
   // T01: all ranks run it forward; on one of them no gradient comes to it.
   run_ranks(3, [](Rank& rank) {
-    Stack ours;
-    // In backward it is not gathered: there the ranks would differ.
-    const auto options = sharded_on(rank).reshard_after_forward(false);
-    auto root = shard_stack(ours, options);
     const auto loss = [&](Stack& model, int step, int r) {
       const auto x = model->block(0)->forward(model->embedding(tokens(step, r)), 0.5);
       const auto side = model->block(1)->forward(x, 0.5);
       const auto main = model->head(model->block(2)->forward(x, 0.5)).pow(2).mean();
       return r == step % rank.world_size() ? main : main + side.pow(2).mean();
     };
-    Pair<Stack>{rank, ours, Stack()}.train(loss);
+    // In backward it is not gathered: there the ranks would differ.
+    stacks(rank, sharded_on(rank).reshard_after_forward(false)).train(loss);
   });
 }
 
@@ -159,23 +156,21 @@ TEST(FullyShardParticipation, ATreeThatIsWrappedPublishesWhatIsUnderWay) {
 TEST(FullyShardParticipation, AUnitThatOnlyAnEarlierBackwardUsed) {
   // T01: block 1 runs in the first forward alone, and there the loss of one rank leaves it out.
   run_ranks(3, [](Rank& rank) {
-    Stack ours;
     // In backward it is not gathered: there the ranks would differ.
-    auto root = shard_stack(ours, sharded_on(rank).reshard_after_forward(false));
+    auto both = stacks(rank, sharded_on(rank).reshard_after_forward(false));
+    auto root = unit(*both.ours);
     const auto first = [&](Stack& model, int step, int r) {
       const auto side = model->block(1)->forward(model->embedding(tokens(step, r)), 0.5).pow(2).mean();
       const auto main = without_block_1(model, step, r);
       return r == step / 2 % rank.world_size() ? main : main + side;
     };
-    Pair<Stack> both{rank, ours, Stack()};
     for (int step = 0; step < 6; step += 2) {
       rank.step("step " + std::to_string(step));
       root.set_requires_gradient_sync(false);
       both.backward(first, step);
       root.set_requires_gradient_sync(true);
       both.backward(without_block_1, step + 1);
-      both.check("step " + std::to_string(step));
-      both.optimize();
+      both.finish(step);
     }
   });
 }
@@ -184,13 +179,10 @@ TEST(FullyShardParticipation, AParameterThatIsFrozenBeforeItsSum) {
   for (const int world : {1, 3}) {
     for (const bool waits : {false, true}) {
       run_ranks(world, [=](Rank& rank) {
-        Stack ours;
-        auto root = shard_stack(ours, sharded_on(rank));
-        Pair<Stack> both{rank, ours, Stack()};
+        auto both = stacks(rank, sharded_on(rank));
+        auto root = unit(*both.ours);
         const auto train_block_0 = [&](bool value) {
-          for (auto* model : {&both.ours, &both.reference}) {
-            for (auto& parameter : (*model)->block(0)->parameters()) parameter.set_requires_grad(value);
-          }
+          both.each([&](Stack& model) { set_trained(*model->block(0), value); });
         };
         for (int step = 0; step < 9; step += 3) {
           root.set_requires_gradient_sync(false).set_manual_backward_finalization(waits);

@@ -33,8 +33,7 @@ struct Logged {
   std::string train(const std::string& order) {
     log.clear();
     both.backward([&](Stack& model, int step, int r) { return loss(model, order, step, r); }, step);
-    both.check("step " + std::to_string(step));
-    both.optimize();
+    both.finish(step);
     ++step;
     return log;
   }

@@ -2,21 +2,10 @@
 #include "ranks/fully_shard_models.h"
 
 namespace shardwise::test {
-namespace {
-
-Pair<Stack> stacks(Rank& rank, const FullyShardOptions& options) {
-  Stack ours;
-  shard_stack(ours, options);
-  return pair(rank, ours, Stack());
-}
-
-} // namespace
-
 TEST(FullyShardPrograms, CollectivesOfAStep) {
   on_ranks([](Rank& rank) {
-    Stack ours;
-    auto root = shard_stack(ours, sharded_on(rank));
-    auto both = pair(rank, ours, Stack());
+    auto both = stacks(rank, sharded_on(rank));
+    auto root = unit(*both.ours);
     both.train(stack_loss, 2);
     const auto before = root.counters();
     both.train(stack_loss, 3, 2);
@@ -32,12 +21,9 @@ TEST(FullyShardPrograms, CollectivesOfAStep) {
 
 TEST(FullyShardPrograms, FrozenBetweenForwardAndBackward) {
   const auto loss = [](Stack& model, int step, int r) {
-    const auto train_block_0 = [&](bool value) {
-      for (auto& parameter : model->block(0)->parameters()) parameter.set_requires_grad(value);
-    };
-    train_block_0(true);
+    set_trained(*model->block(0), true);
     auto loss = stack_loss(model, step, r);
-    train_block_0(step % 2 == 0);
+    set_trained(*model->block(0), step % 2 == 0);
     return loss;
   };
   for (const auto* way : {"sharded", "kept", "replicated"}) {
@@ -81,9 +67,9 @@ TEST(FullyShardPrograms, EvaluationBetweenStepsAndOptimizerBetweenForwards) {
         both.optimize();
         const torch::NoGradGuard guard;
         evaluate(step + 20);
-        for (auto* model : {&both.ours, &both.reference}) {
-          for (auto& parameter : (*model)->parameters()) parameter.mul_(0.9);
-        }
+        both.each([](Stack& model) {
+          for (auto& parameter : model->parameters()) parameter.mul_(0.9);
+        });
         evaluate(step + 30);
       }
     }

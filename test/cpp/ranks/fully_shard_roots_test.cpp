@@ -104,9 +104,7 @@ TEST(FullyShardRoots, AGraphOutlivesItsModel) {
       const torch::NoGradGuard guard;
       for (auto& shard : shards) shard.add_(shard.grad());
     }
-    Stack next;
-    shard_stack(next, sharded_on(rank));
-    Pair<Stack>{rank, next, Stack()}.train(stack_loss, 3);
+    stacks(rank, sharded_on(rank)).train(stack_loss, 3);
   });
 }
 

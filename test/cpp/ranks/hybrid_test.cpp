@@ -25,9 +25,7 @@ TEST(FullyShardHybrid, PartialSumsWaitForTheAllReduce) {
       for (const auto& parameter : both.ours->parameters()) ASSERT_FALSE(parameter.grad().defined());
       both.backward(stack_loss, step + 1);
       // Frozen and back: what it brought so far is not lost.
-      for (auto* model : {&both.ours, &both.reference}) {
-        for (auto& parameter : (*model)->block(0)->parameters()) parameter.set_requires_grad(false);
-      }
+      both.each([](Stack& model) { set_trained(*model->block(0), false); });
       root.set_requires_all_reduce(true);
       const bool failed = step == 6;
       if (failed) {
@@ -39,12 +37,9 @@ TEST(FullyShardHybrid, PartialSumsWaitForTheAllReduce) {
         };
         ASSERT_THROW(bad(both.ours, 99, both.rank.rank()).backward(), std::runtime_error);
       }
-      for (auto* model : {&both.ours, &both.reference}) {
-        for (auto& parameter : (*model)->block(0)->parameters()) parameter.set_requires_grad(true);
-      }
+      both.each([](Stack& model) { set_trained(*model->block(0), true); });
       both.backward(stack_loss, step + 2);
-      both.check("step " + std::to_string(step));
-      both.optimize();
+      both.finish(step);
     }
   });
 }
@@ -67,8 +62,7 @@ TEST(FullyShardHybrid, UnusedOnSomeRanks) {
           root.set_requires_all_reduce(true);
           both.backward(loss({}, {}, -1), step + 1);
           ASSERT_FALSE(both.ours->right->parameters()[0].grad().defined());
-          both.check("step " + std::to_string(step));
-          both.optimize();
+          both.finish(step);
         }
         both.train(loss({"right"}, {"left"}, 1), 2, 50);
       });

@@ -22,9 +22,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 void wrap_and_step(Rank& rank, const Mesh& mesh) {
-  Stack ours(5, 1);
-  shard_stack(ours, FullyShardOptions().mesh(mesh));
-  Pair<Stack>{rank, ours, Stack(5, 1)}.train(stack_loss, 3);
+  stacks(rank, FullyShardOptions().mesh(mesh), 5, 1).train(stack_loss, 3);
 }
 
 /// Returns when all ranks have called it as often with this name.

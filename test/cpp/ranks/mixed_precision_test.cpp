@@ -340,9 +340,7 @@ TEST(FullyShardMixedPrecision, FrozenFirstAndSeveralDtypes) {
     auto ours = make_layers();
     fully_shard(ours, sharded_on(rank).mixed_precision(policy({})));
     const auto set = [&](bool trained) {
-      for (auto* model : {&ours, &reference.model}) {
-        for (auto& parameter : (*model)->ptr(0)->parameters()) parameter.set_requires_grad(trained);
-      }
+      for (auto* model : {&ours, &reference.model}) set_trained(*(*model)->ptr(0), trained);
     };
     set(false);
     layers_loss(ours, 0, rank.rank(), std::nullopt).backward();

@@ -101,10 +101,7 @@ TEST(FullyShardCollectiveOps, ReduceScatterUnequalDtypes) {
           parameter.mutable_grad() = sums[i].to(parameter.scalar_type());
         }
         assert_equal_pieces(*ours, *reference, rank, 2, "step " + std::to_string(step));
-        for (auto* model : {&ours, &reference}) {
-          torch::optim::SGD((*model)->parameters(), torch::optim::SGDOptions(0.02)).step();
-          (*model)->zero_grad();
-        }
+        for (auto* model : {&ours, &reference}) descend(**model, 0.02);
       }
     });
   }

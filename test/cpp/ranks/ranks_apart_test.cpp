@@ -26,13 +26,12 @@ void expect_apart(
     int steps = 3) {
   run_ranks(world, [&](Rank& rank) {
     auto mesh = make_mesh(rank);
-    Stack ours(5, 1);
-    shard_stack(ours, FullyShardOptions().mesh(mesh));
-    Pair<Stack>{rank, ours, Stack(5, 1)}.train(stack_loss, steps);
+    auto both = stacks(rank, FullyShardOptions().mesh(mesh), 5, 1);
+    both.train(stack_loss, steps);
     const auto begin = Clock::now();
-    const auto step = [&] { stack_loss(ours, steps, rank.rank()).backward(); };
+    const auto step = [&] { stack_loss(both.ours, steps, rank.rank()).backward(); };
     if (rank.rank() == world - 1) {
-      expect_error<Expected>([&] { differ(ours, mesh); }, parts);
+      expect_error<Expected>([&] { differ(both.ours, mesh); }, parts);
     } else {
       expect_error<Error>(step, parts);
     }
@@ -140,9 +139,7 @@ TEST_P(RanksApartWays, ACallOfTheProgramItself) {
 TEST_P(RanksApartWays, ACallOfTheProgramThatIsLateIsNoError) {
   run_ranks(3, [](Rank& rank) {
     auto mesh = make_mesh(rank);
-    Stack ours(5, 1);
-    shard_stack(ours, FullyShardOptions().mesh(mesh));
-    Pair<Stack> both{rank, ours, Stack(5, 1)};
+    auto both = stacks(rank, FullyShardOptions().mesh(mesh), 5, 1);
     both.train(stack_loss, 3);
     // Rank 0 made the call, and waits for a unit of rank 1, which waits for the call: for rank 2 makes it late.
     std::vector<at::Tensor> tensors{torch::ones({7})};
@@ -160,13 +157,12 @@ TEST(RanksApart, AStoreThatDoesNotAnswer) {
   std::atomic<bool> stuck = false;
   run_ranks(2, [&](Rank& rank) {
     auto mesh = make_mesh(rank, c10::make_intrusive<StuckStore>(rank.store(), stuck), 4s);
-    Stack ours(5, 1);
-    shard_stack(ours, FullyShardOptions().mesh(mesh));
-    Pair<Stack>{rank, ours, Stack(5, 1)}.train(stack_loss, 3);
+    auto both = stacks(rank, FullyShardOptions().mesh(mesh), 5, 1);
+    both.train(stack_loss, 3);
     if (rank.rank() == 1) return rank.store()->wait({"gave up"}, 60s);
     stuck = true;
     const auto begin = Clock::now();
-    expect_error<PeerError>([&] { stack_loss(ours, 3, 0).backward(); }, {"rank 0", "the all-gather of unit"});
+    expect_error<PeerError>([&] { stack_loss(both.ours, 3, 0).backward(); }, {"rank 0", "the all-gather of unit"});
     EXPECT_LT(Clock::now() - begin, 20s);
     stuck = false;
     rank.store()->set("gave up", "1");

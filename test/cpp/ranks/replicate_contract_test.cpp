@@ -15,9 +15,8 @@ torch::Tensor layers_loss_of(torch::nn::Sequential& model, int step, int rank) {
 TEST(ReplicateContract, AFailedBackwardIsForgotten) {
   // T12: the first backward dies after some gradients came; the next is right, and .grad was left as it was.
   run_ranks(2, [](Rank& rank) {
-    auto ours = mlp({3, 4, 4, 2});
-    replicate(ours, on(rank));
-    auto both = pair_of_copies(rank, ours, mlp({3, 4, 4, 2}));
+    auto both = replicated_mlps(rank, {3, 4, 4, 2});
+    auto& ours = both.ours;
     const auto step = [&](int number) {
       both.backward(layers_loss_of, number);
       both.check("step " + std::to_string(number));
@@ -37,24 +36,21 @@ TEST(ReplicateContract, AFailedBackwardIsForgotten) {
 TEST(ReplicateContract, UsersHooks) {
   // T13: post-accumulate hooks see the mean, whenever they were registered; tensor hooks see the local gradient.
   run_ranks(2, [](Rank& rank) {
-    auto ours = mlp({3, 4, 2});
-    auto reference = mlp({3, 4, 2});
-    auto parameters = ours->named_parameters();
+    auto both = pair_of_copies(rank, mlp({3, 4, 2}), mlp({3, 4, 2}));
+    auto parameters = both.ours->named_parameters();
     std::vector<torch::Tensor> before;
     std::vector<torch::Tensor> after;
     record_gradients(parameters["0.weight"], before);
-    replicate(ours, on(rank));
+    replicate(both.ours, on(rank));
     record_gradients(parameters["2.weight"], after);
-    const auto twice = [](const torch::Tensor& gradient) { return gradient * 2; };
-    parameters["0.bias"].register_hook(twice);
-    auto expected = reference->named_parameters();
-    expected["0.bias"].register_hook(twice);
+    both.each([](torch::nn::Sequential& model) {
+      model->named_parameters()["0.bias"].register_hook([](const torch::Tensor& gradient) { return gradient * 2; });
+    });
+    const auto expected = both.reference->named_parameters();
     for (size_t step = 0; step < 3; ++step) {
-      ours->zero_grad();
-      reference->zero_grad();
-      ours->forward(batch(step, rank.rank(), 3)).sum().backward();
-      reference_backward(rank, [&](int r) { return reference->forward(batch(step, r, 3)).sum(); });
-      assert_same(*ours, *reference, "step " + std::to_string(step));
+      both.each([](torch::nn::Sequential& model) { model->zero_grad(); });
+      both.backward(layers_loss_of, static_cast<int>(step));
+      both.check("step " + std::to_string(step));
       ASSERT_EQ(before.size(), step + 1);
       ASSERT_EQ(after.size(), step + 1);
       ASSERT_TRUE(torch::allclose(before.back(), expected["0.weight"].grad()));
@@ -260,9 +256,9 @@ TEST(ReplicateContract, LaterParametersAreAnError) {
               : replicate(model, on(rank).ignored_parameters(ignored));
       loss().backward();
       model.later = model.register_module("later", torch::nn::Linear(4, 2));
-      for (auto& parameter : model.later->parameters()) parameter.set_requires_grad(false);
+      set_trained(*model.later, false);
       loss().backward();
-      for (auto& parameter : model.later->parameters()) parameter.set_requires_grad(true);
+      set_trained(*model.later, true);
       for (int i = 0; i < 2; ++i) {
         expect_error<Error>(
             [&] { loss().backward(); },
@@ -284,10 +280,9 @@ TEST(ReplicateContract, LaterParametersAreAnError) {
 
 TEST(ReplicateContract, WorldOfOneIssuesNoCollective) {
   run_ranks(1, [](Rank& rank) {
-    auto ours = mlp({3, 4, 2});
-    auto root = replicate(ours, on(rank));
-    pair_of_copies(rank, ours, mlp({3, 4, 2})).train(layers_loss_of, 3);
-    const auto used = root.counters();
+    auto both = replicated_mlps(rank, {3, 4, 2});
+    both.train(layers_loss_of, 3);
+    const auto used = unit(*both.ours).counters();
     ASSERT_EQ(used.all_reduces + used.broadcasts + used.all_gathers, 0);
   });
 }

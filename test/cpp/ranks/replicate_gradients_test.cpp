@@ -8,13 +8,6 @@ namespace {
 
 using Layers = torch::nn::Sequential;
 
-/// Replicated, and plain.
-Pair<Layers> layers(Rank& rank, const std::vector<int64_t>& widths) {
-  auto ours = mlp(widths);
-  replicate(ours, on(rank));
-  return pair_of_copies(rank, ours, mlp(widths));
-}
-
 auto loss_of(int64_t width, int64_t rows = 5) {
   return [=](Layers& model, int step, int r) { return model->forward(batch(step, r, width, rows)).pow(2).sum(); };
 }
@@ -24,7 +17,7 @@ auto loss_of(int64_t width, int64_t rows = 5) {
 TEST(ReplicateGradients, ParityWithASingleProcess) {
   for (const int world : by_form<std::vector<int>>({2, 3}, {2, 3, 4})) {
     for (const auto& widths : {std::vector<int64_t>{4, 6, 2}, {3, 5, 7, 1}}) {
-      run_ranks(world, [&](Rank& rank) { layers(rank, widths).train(loss_of(widths[0]), by_form(4, 10)); });
+      run_ranks(world, [&](Rank& rank) { replicated_mlps(rank, widths).train(loss_of(widths[0]), by_form(4, 10)); });
     }
   }
 }
@@ -89,7 +82,7 @@ TEST(ReplicateGradients, OrderOfArrivalDoesNotMatter) {
 TEST(ReplicateGradients, GradientAccumulation) {
   // R09, R15: three microbatches of unequal size a step, averaged at the last only; six steps.
   run_ranks(2, [](Rank& rank) {
-    auto both = layers(rank, {3, 5, 2});
+    auto both = replicated_mlps(rank, {3, 5, 2});
     auto root = unit(both.ours);
     for (int step = 0; step < 6; ++step) {
       for (int part = 0; part < 3; ++part) {
@@ -98,8 +91,7 @@ TEST(ReplicateGradients, GradientAccumulation) {
         if (part == 2) continue;
         for (const auto& parameter : both.ours->parameters()) ASSERT_FALSE(parameter.grad().defined());
       }
-      both.check("step " + std::to_string(step));
-      both.optimize();
+      both.finish(step);
     }
     ASSERT_EQ(root.counters().all_reduces, 6);
   });
@@ -139,15 +131,14 @@ TEST(ReplicateGradients, RandomFlags) {
 
 TEST(ReplicateGradients, AddsToGradientsThatAreThere) {
   run_ranks(2, [](Rank& rank) {
-    auto both = layers(rank, {3, 4, 2});
+    auto both = replicated_mlps(rank, {3, 4, 2});
     const auto step = [&](int number) {
       both.backward(loss_of(3), number);
       both.check("step " + std::to_string(number));
     };
     for (int number = 0; number < 4; ++number) step(number);
     for (const bool set_to_none : {false, true, false, false}) {
-      both.ours->zero_grad(set_to_none);
-      both.reference->zero_grad(set_to_none);
+      both.each([&](Layers& model) { model->zero_grad(set_to_none); });
       step(9);
     }
     ASSERT_LE(unit(both.ours).counters().allocations, 2);
@@ -156,8 +147,8 @@ TEST(ReplicateGradients, AddsToGradientsThatAreThere) {
 
 TEST(ReplicateGradients, SharedParameters) {
   run_ranks(2, [](Rank& rank) {
-    struct Tied : torch::nn::Module {
-      Tied() {
+    struct TiedImpl : torch::nn::Module {
+      TiedImpl() {
         weight = register_parameter("weight", torch::zeros({4, 4}));
         again = register_parameter("again", weight);
         fill(*this);
@@ -167,30 +158,26 @@ TEST(ReplicateGradients, SharedParameters) {
       }
       torch::Tensor weight, again;
     };
-    Tied ours;
-    Tied reference;
+    using Tied = torch::nn::ModuleHolder<TiedImpl>;
+    Tied ours(std::make_shared<TiedImpl>());
     auto root = replicate(ours, on(rank));
-    for (int step = 0; step < 3; ++step) {
-      ours.forward(batch(step, rank.rank(), 4)).pow(2).sum().backward();
-      reference_backward(rank, [&](int r) { return reference.forward(batch(step, r, 4)).pow(2).sum(); });
-      assert_same(ours, reference, "step " + std::to_string(step));
-    }
+    pair_of_copies(rank, ours, Tied(std::make_shared<TiedImpl>())).train([](Tied& model, int step, int r) {
+      return model->forward(batch(step, r, 4)).pow(2).sum();
+    });
     ASSERT_EQ(root.plan().units.at(0).groups.at(0).parameters, 1);
   });
 }
 
 TEST(ReplicateGradients, FrozenThenUnfrozen) {
   run_ranks(2, [](Rank& rank) {
-    auto ours = mlp({3, 4, 2});
-    auto reference = mlp({3, 4, 2});
-    for (auto model : {ours, reference}) model->named_parameters()["0.weight"].requires_grad_(false);
-    replicate(ours, on(rank));
-    auto both = pair_of_copies(rank, ours, reference);
+    auto both = pair_of_copies(rank, mlp({3, 4, 2}), mlp({3, 4, 2}));
+    both.each([](Layers& model) { model->named_parameters()["0.weight"].requires_grad_(false); });
+    replicate(both.ours, on(rank));
     for (int step = 0; step < 4; ++step) {
-      for (auto model : {ours, reference}) {
+      both.each([&](Layers& model) {
         model->named_parameters()["0.weight"].requires_grad_(step >= 1);
         model->named_parameters()["2.bias"].requires_grad_(step < 3);
-      }
+      });
       both.train(loss_of(3), 1, step);
     }
   });
@@ -198,13 +185,13 @@ TEST(ReplicateGradients, FrozenThenUnfrozen) {
 
 TEST(ReplicateGradients, ToFloat64AfterWrapping) {
   run_ranks(2, [](Rank& rank) {
-    auto both = layers(rank, {3, 4, 2});
+    auto both = replicated_mlps(rank, {3, 4, 2});
     for (int step = 0; step < 3; ++step) {
       const auto kind = step == 0 ? torch::kFloat32 : torch::kFloat64;
-      for (auto* model : {&both.ours, &both.reference}) {
-        (*model)->to(kind);
-        (*model)->zero_grad();
-      }
+      both.each([&](Layers& model) {
+        model->to(kind);
+        model->zero_grad();
+      });
       both.backward(
           [&](Layers& model, int number, int r) { return model->forward(batch(number, r, 3).to(kind)).pow(2).sum(); },
           step);
@@ -215,8 +202,8 @@ TEST(ReplicateGradients, ToFloat64AfterWrapping) {
 }
 
 TEST(ReplicateGradients, MixedDtypes) {
-  struct Both : torch::nn::Module {
-    Both() {
+  struct MixedImpl : torch::nn::Module {
+    MixedImpl() {
       wide->to(torch::kFloat64);
       fill(*this);
     }
@@ -227,18 +214,16 @@ TEST(ReplicateGradients, MixedDtypes) {
     torch::nn::Linear wide = register_module("wide", torch::nn::Linear(2, 2));
   };
   run_ranks(2, [](Rank& rank) {
-    Both ours;
-    Both reference;
+    using Mixed = torch::nn::ModuleHolder<MixedImpl>;
+    Mixed ours(std::make_shared<MixedImpl>());
     auto root = replicate(ours, on(rank));
     const auto groups = root.plan().units.at(0).groups;
     ASSERT_EQ(groups.size(), 2U);
     ASSERT_EQ(groups[0].dtype, "float32");
     ASSERT_EQ(groups[1].dtype, "float64");
-    for (int step = 0; step < 3; ++step) {
-      ours.forward(batch(step, rank.rank(), 3)).sum().backward();
-      reference_backward(rank, [&](int r) { return reference.forward(batch(step, r, 3)).sum(); });
-      assert_same(ours, reference, "step " + std::to_string(step));
-    }
+    pair_of_copies(rank, ours, Mixed(std::make_shared<MixedImpl>())).train([](Mixed& model, int step, int r) {
+      return model->forward(batch(step, r, 3)).sum();
+    });
   });
 }
 
@@ -252,14 +237,14 @@ TEST(ReplicateGradients, MadeIntoSomethingElse) {
       [](torch::Tensor gradient) { gradient.requires_grad_(true); },
       [](torch::Tensor gradient) { gradient.fill_(7); }};
   run_ranks(2, [&](Rank& rank) {
-    auto both = layers(rank, {4, 6, 3});
+    auto both = replicated_mlps(rank, {4, 6, 3});
     for (size_t step = 0; step <= changes.size(); ++step) {
       both.backward(loss_of(4), static_cast<int>(step));
       both.check("step " + std::to_string(step));
       if (step < changes.size()) {
         for (const auto& parameter : both.ours->parameters()) changes[step](parameter.grad());
       }
-      for (auto* model : {&both.ours, &both.reference}) (*model)->zero_grad();
+      both.each([](Layers& model) { model->zero_grad(); });
     }
   });
 }

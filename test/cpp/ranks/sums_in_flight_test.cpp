@@ -44,8 +44,7 @@ TEST(SumsInFlight, AsManyAsAreAllowed) {
         loss_of(ours, step, rank.rank(), [&] { sums.release_all(); }).backward();
         reference_backward(rank, [&](int r) { return stack_loss(reference, step, r); });
         ASSERT_EQ(sums.held_at_the_end, step == 3 ? 1 : std::min<size_t>(most, 4)) << "there are four blocks";
-        both.check("step " + std::to_string(step));
-        both.optimize();
+        both.finish(step);
       }
     });
   }
@@ -59,8 +58,7 @@ TEST(SumsInFlight, BesideSecondSumsAndTheNextForward) {
       both.backward(stack_loss, step);
       both.backward(stack_loss, step + 1);
       root.finalize_backward();
-      both.check("step " + std::to_string(step));
-      both.optimize();
+      both.finish(step);
     }
   });
 }
@@ -69,14 +67,14 @@ TEST(SumsInFlight, MemoryThatIsKept) {
   for (const auto layout : {ShardLayout::rows, ShardLayout::flat}) {
     for (const bool low : {false, true}) {
       run_ranks(2, [&](Rank& rank) {
-        Stack ours, reference;
         auto options = sharded_on(rank).layout(layout);
         if (low) options.mixed_precision(MixedPrecision().param_dtype(torch::kBFloat16));
-        auto root = shard_stack(ours, options).set_keep_unsharded_storage(true);
+        auto both = stacks(rank, options);
+        auto root = unit(*both.ours).set_keep_unsharded_storage(true);
         std::vector<const void*> seen;
         const auto addresses = [&] {
           std::vector<const void*> all;
-          for (const auto& block : *ours->blocks) {
+          for (const auto& block : *both.ours->blocks) {
             unit(*block).unshard();
             all.push_back(block->as<Block>()->up->weight.const_data_ptr());
             unit(*block).reshard();
@@ -85,11 +83,9 @@ TEST(SumsInFlight, MemoryThatIsKept) {
           return all;
         };
         const auto first = addresses();
-        auto both = pair(rank, ours, reference);
         for (int step = 0; step < 3; ++step) {
           both.backward(stack_loss, step);
-          if (!low && layout == ShardLayout::rows) both.check("step " + std::to_string(step));
-          both.optimize();
+          if (!low && layout == ShardLayout::rows) both.finish(step);
           ASSERT_EQ(addresses(), first);
         }
         std::set<const void*> apart(first.begin(), first.end());

@@ -103,10 +103,7 @@ Check pieces_on(Rank& rank, int64_t shards) {
 }
 
 void whole_values(Summing& ours, Summing& reference, const std::string& what) {
-  const auto expected = reference->named_parameters();
-  for (const auto& entry : full_state_dict(ours)) {
-    assert_close(entry.value(), expected[entry.key()].detach(), what + ": " + entry.key());
-  }
+  assert_state(full_state_dict(ours), plain_state(*reference), what);
 }
 
 void train_in_all_modes(Rank& rank, const Mesh& mesh) {

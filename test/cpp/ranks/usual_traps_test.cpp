@@ -141,8 +141,7 @@ TEST(Traps, MembersShowNoGradientInAForward) {
       ASSERT_FALSE(member.grad().defined());
       loss.backward();
       reference_backward(rank, [&](int r) { return trap_loss(both.reference, step, r); });
-      both.check(c10::str("step ", step));
-      both.optimize();
+      both.finish(step);
     }
   });
 }
