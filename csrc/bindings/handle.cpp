@@ -1,7 +1,5 @@
 #include "bindings/handle.h"
 
-#include "python_front/kept_object.h"
-
 namespace shardwise::bindings {
 
 namespace py = pybind11;

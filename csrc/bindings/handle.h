@@ -10,8 +10,6 @@
 
 #include <pybind11/stl.h>
 
-#include <map>
-#include <string>
 #include <type_traits>
 
 namespace shardwise::bindings {

@@ -3,7 +3,6 @@
 
 #include "python_front/kept_object.h"
 
-#include <shardwise/counters.h>
 #include <shardwise/parallelize.h>
 #include <shardwise/pipeline.h>
 

@@ -8,7 +8,6 @@
 
 #include <c10/util/StringUtil.h>
 
-#include <algorithm>
 #include <bit>
 #include <unordered_map>
 

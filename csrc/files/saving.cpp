@@ -5,7 +5,6 @@
 
 #include <c10/util/StringUtil.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <map>
 

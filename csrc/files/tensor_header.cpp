@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <set>
 #include <tuple>
 #include <unordered_map>

@@ -1,7 +1,6 @@
 #include "files/tensor_reader.h"
 
 #include "files/in_quotes.h"
-#include "files/tensor_header.h"
 
 #include <c10/util/StringUtil.h>
 

@@ -5,8 +5,6 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
-#include <string>
-
 namespace shardwise::kernels {
 namespace {
 

@@ -20,7 +20,6 @@
 #include <c10/util/StringUtil.h>
 #include <torch/optim/optimizer.h>
 
-#include <algorithm>
 #include <unordered_set>
 #include <utility>
 

@@ -2,7 +2,6 @@
 
 #include "optim/optimizer_state.h"
 
-#include <set>
 #include <string>
 #include <vector>
 

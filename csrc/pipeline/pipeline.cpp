@@ -14,7 +14,6 @@
 
 #include <c10/util/StringUtil.h>
 
-#include <algorithm>
 #include <chrono>
 #include <optional>
 

@@ -13,8 +13,6 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
-#include <optional>
-#include <utility>
 
 namespace shardwise::pipeline {
 

@@ -1,7 +1,5 @@
 #include "pipeline/schedules.h"
 
-#include "pipeline/table.h"
-
 #include <shardwise/error.h>
 
 #include <algorithm>

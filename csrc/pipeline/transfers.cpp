@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <mutex>
-#include <utility>
 
 namespace shardwise::pipeline {
 namespace {

@@ -1,7 +1,6 @@
 #include "python_front/module_unit.h"
 
 #include "base/torch_versions.h"
-#include "engine/front_end.h"
 #include "python_front/dtensor_parameter.h"
 #include "python_front/python_extension.h"
 

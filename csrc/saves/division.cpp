@@ -7,13 +7,11 @@
 
 #include <shardwise/error.h>
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <map>
-#include <string>
 
 namespace shardwise::saves {
 namespace {

@@ -2,7 +2,6 @@
 
 #include "base/compute_guard.h"
 #include "files/merge.h"
-#include "saves/ranks.h"
 #include "saves/save.h"
 
 #include <shardwise/save.h>

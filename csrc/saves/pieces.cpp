@@ -2,7 +2,6 @@
 
 #include "base/compute_guard.h"
 #include "base/on_host.h"
-#include "files/marker.h"
 
 #include <shardwise/error.h>
 
@@ -10,7 +9,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/StringUtil.h>
 
-#include <algorithm>
 #include <optional>
 #include <unordered_set>
 #include <utility>

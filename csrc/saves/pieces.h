@@ -11,7 +11,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
 
-#include <cstdint>
 #include <string>
 #include <vector>
 

@@ -14,7 +14,6 @@
 
 #include <exception>
 #include <utility>
-#include <vector>
 
 namespace shardwise::saves {
 namespace {

@@ -4,10 +4,8 @@
 #include "saves/background_save.h"
 #include "saves/module_pieces.h"
 #include "saves/pieces.h"
-#include "saves/ranks.h"
 
 #include <shardwise/error.h>
-#include <shardwise/save.h>
 #include <shardwise/saver.h>
 
 #include <c10/util/StringUtil.h>

@@ -6,8 +6,6 @@
 
 #include <shardwise/error.h>
 
-#include <c10/util/StringUtil.h>
-
 #include <atomic>
 #include <mutex>
 #include <shared_mutex>

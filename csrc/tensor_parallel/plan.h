@@ -5,7 +5,6 @@
 
 #include <shardwise/parallelize.h>
 
-#include <string>
 #include <vector>
 
 namespace shardwise::tensor_parallel {

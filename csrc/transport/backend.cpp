@@ -3,7 +3,6 @@
 #include "base/reason.h"
 #include "transport/error.h"
 #include "transport/sums.h"
-#include "transport/transport.h"
 
 #include <c10/util/StringUtil.h>
 

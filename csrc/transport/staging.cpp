@@ -11,7 +11,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <memory>
 #include <mutex>
 

@@ -4,11 +4,9 @@
 #include "transport/same_host/exchange.h"
 #include "transport/tcp/exchange.h"
 
-#include <algorithm>
 #include <map>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 namespace shardwise::transport {
 namespace {

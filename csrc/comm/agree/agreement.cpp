@@ -6,7 +6,6 @@
 #include "base/on_host.h"
 #include "base/reason.h"
 #include "comm/agree/agreement_note.h"
-#include "comm/agree/notes.h"
 
 #include <shardwise/error.h>
 
@@ -15,7 +14,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 namespace shardwise::comm {
 namespace {

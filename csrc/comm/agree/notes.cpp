@@ -4,7 +4,6 @@
 #include <mutex>
 #include <optional>
 #include <thread>
-#include <utility>
 
 namespace shardwise::comm {
 

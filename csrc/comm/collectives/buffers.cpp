@@ -5,7 +5,6 @@
 #include "transport/transport.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace shardwise::comm {
 

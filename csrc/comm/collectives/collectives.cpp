@@ -6,13 +6,11 @@
 #include "base/torch_versions.h"
 #include "comm/mesh/device_backend.h"
 #include "observe/record.h"
-#include "transport/transport.h"
 
 #include <shardwise/error.h>
 
 #include <c10/util/StringUtil.h>
 
-#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <vector>

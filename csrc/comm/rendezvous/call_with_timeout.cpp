@@ -2,7 +2,6 @@
 
 #include "base/caller_lock.h"
 
-#include <algorithm>
 #include <future>
 #include <stdexcept>
 #include <thread>

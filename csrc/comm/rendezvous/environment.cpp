@@ -23,7 +23,6 @@
 #include <limits>
 #include <map>
 #include <mutex>
-#include <optional>
 
 namespace shardwise::comm {
 namespace {

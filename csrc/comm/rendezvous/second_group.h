@@ -5,9 +5,6 @@
 
 #include <shardwise/export.h>
 
-#include <string>
-#include <vector>
-
 namespace shardwise::comm {
 
 /// A process group made beside another one, and the processes of its ranks.

@@ -3,7 +3,6 @@
 #include <shardwise/hooks.h>
 #include <shardwise/hooks_detail.h>
 
-#include <type_traits>
 #include <utility>
 
 namespace torch::nn {

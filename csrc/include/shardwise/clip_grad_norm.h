@@ -7,10 +7,6 @@
 
 #include <vector>
 
-namespace torch::nn {
-class Module;
-}
-
 namespace shardwise {
 
 /// torch::nn::utils::clip_grad_norm_ for sharded parameters: scales the gradients so that their norm, over all

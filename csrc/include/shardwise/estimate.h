@@ -11,10 +11,6 @@
 #include <string>
 #include <vector>
 
-namespace torch::nn {
-class Module;
-}
-
 namespace shardwise {
 
 /// More options of estimate_memory(). Everything has a default.

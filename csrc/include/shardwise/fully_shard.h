@@ -7,10 +7,6 @@
 #include <memory>
 #include <vector>
 
-namespace torch::nn {
-class Module;
-}
-
 namespace shardwise {
 
 /// Data parallelism in which every rank has only a shard of each parameter below `module`, of its gradient and of its

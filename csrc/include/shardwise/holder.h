@@ -1,7 +1,6 @@
 #pragma once
 
 #include <concepts>
-#include <utility>
 
 namespace torch::nn {
 class Module;

@@ -3,15 +3,10 @@
 #include <shardwise/export.h>
 #include <shardwise/holder.h>
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <optional>
 #include <utility>
-
-namespace torch::nn {
-class Module;
-}
 
 namespace shardwise {
 

@@ -12,10 +12,6 @@
 #include <utility>
 #include <vector>
 
-namespace torch::nn {
-class Module;
-}
-
 namespace shardwise {
 
 /// How the ranks along an axis divide a layer, and in which form its inputs come and its outputs leave. colwise(),

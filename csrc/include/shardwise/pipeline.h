@@ -13,10 +13,6 @@
 #include <utility>
 #include <vector>
 
-namespace torch::nn {
-class Module;
-}
-
 namespace shardwise {
 
 /// In which order the ranks of a pipeline work. docs/parallelism.md compares them.

@@ -10,10 +10,6 @@
 #include <string>
 #include <vector>
 
-namespace torch::nn {
-class Module;
-}
-
 namespace shardwise {
 
 /// Data parallelism with a full copy of the module on every rank: after each backward, the gradient of every parameter

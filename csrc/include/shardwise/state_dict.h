@@ -12,10 +12,6 @@
 #include <string>
 #include <vector>
 
-namespace torch::nn {
-class Module;
-}
-
 namespace shardwise {
 
 /// Whole tensors by name, in the order in which torch's state_dict() of the plain module has them.

@@ -14,10 +14,6 @@
 #include <string>
 #include <vector>
 
-namespace torch::nn {
-class Module;
-}
-
 namespace shardwise {
 
 /// The sizes that one of parameters() has in the plain module, where a shard has fewer rows, or one dimension only. For

@@ -1,6 +1,5 @@
 #include "nn/hooks/unit_hooks.h"
 
-#include "engine/front_end.h"
 #include "nn/touch/unit_touch.h"
 
 #include <shardwise/hooks.h>

@@ -3,8 +3,6 @@
 #include "base/compute_guard.h"
 #include "nn/state/module_state.h"
 
-#include <algorithm>
-
 namespace shardwise {
 namespace {
 

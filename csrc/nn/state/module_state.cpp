@@ -3,7 +3,6 @@
 #include "base/compute_guard.h"
 #include "base/reason.h"
 #include "comm/mesh/messages.h"
-#include "engine/front_end.h"
 #include "nn/touch/touch.h"
 #include "nn/wrap/module_walk.h"
 #include "nn/wrap/split_axes.h"

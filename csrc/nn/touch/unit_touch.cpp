@@ -1,6 +1,5 @@
 #include "nn/touch/unit_touch.h"
 
-#include "engine/front_end.h"
 #include "group/leaf_storage.h"
 #include "nn/hooks/unit_hooks.h"
 #include "nn/touch/shard_errors.h"
@@ -9,7 +8,6 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/StringUtil.h>
 
 namespace shardwise::nn {
 

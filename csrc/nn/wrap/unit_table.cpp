@@ -1,7 +1,6 @@
 #include "nn/wrap/unit_table.h"
 
 #include "base/weak_table.h"
-#include "engine/front_end.h"
 
 #include <shardwise/error.h>
 #include <shardwise/unit.h>

@@ -2,7 +2,6 @@
 
 #include "base/compute_guard.h"
 #include "base/torch_versions.h"
-#include "engine/front_end.h"
 #include "nn/hooks/hook_table.h"
 #include "nn/hooks/unit_hooks.h"
 #include "nn/touch/recurrent.h"
@@ -19,12 +18,10 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <memory>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
-#include <vector>
 
 namespace shardwise::nn {
 namespace {

@@ -1,7 +1,5 @@
 #include "transport/same_host/step_barrier.h"
 
-#include <c10/util/StringUtil.h>
-
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -3,7 +3,6 @@
 #include "base/reason.h"
 
 #include <ATen/ops/from_blob.h>
-#include <c10/util/StringUtil.h>
 
 namespace shardwise::transport::tcp {
 namespace {
