@@ -12,7 +12,7 @@ CSRC = Path(__file__).resolve().parent.parent / "csrc"
 BELOW = {
     "base": "",
     "files": "base",
-    "observe": "",
+    "observe": "files",
     "layout": "",
     "kernels": "base",
     "transport": "base kernels",

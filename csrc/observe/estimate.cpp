@@ -1,5 +1,6 @@
 #include <shardwise/estimate.h>
 
+#include "files/json.h"
 #include "observe/text.h"
 
 #include <algorithm>
@@ -49,9 +50,9 @@ std::string MemoryEstimate::table() const {
 }
 
 std::string MemoryEstimate::json() const {
-  observe::Object object;
-  for (const auto& entry : kEntries) object.number(entry.key, this->*entry.bytes);
-  return object.str();
+  files::Json::Object object;
+  for (const auto& entry : kEntries) object.emplace_back(entry.key, this->*entry.bytes);
+  return files::json_text(object);
 }
 
 } // namespace shardwise

@@ -1,5 +1,6 @@
 #include <shardwise/plan.h>
 
+#include "files/json.h"
 #include "observe/text.h"
 
 #include <utility>
@@ -7,10 +8,9 @@
 namespace shardwise {
 namespace {
 
+using files::Json;
 using observe::aligned;
-using observe::list;
 using observe::megabytes;
-using observe::Object;
 using observe::Row;
 
 /// "float32", or the dtypes for keeping, computing and summing if they differ.
@@ -61,34 +61,33 @@ void add(const Plan::Group& group, Plan::Group& sum) {
   for (const auto& [name, traffic] : kTraffic) sum.*traffic += group.*traffic;
 }
 
-std::string json_of(const Plan::Traffic& traffic) {
-  return Object().number("calls", traffic.calls).number("bytes", traffic.bytes).str();
+Json::Object json_of(const Plan::Traffic& traffic) {
+  return {{"calls", traffic.calls}, {"bytes", traffic.bytes}};
 }
 
-std::string json_of(const Plan::Group& group) {
-  Object object;
-  object.text("dtype", group.dtype)
-      .text("compute_dtype", group.compute_dtype)
-      .text("reduce_dtype", group.reduce_dtype)
-      .text("device", group.device)
-      .text("layout", group.layout);
-  for (const auto& [name, number] : kNumbers) object.number(name, group.*number);
-  for (const auto& [name, traffic] : kTraffic) object.raw(name, json_of(group.*traffic));
-  return object.str();
+Json::Object json_of(const Plan::Group& group) {
+  Json::Object object{
+      {"dtype", group.dtype},
+      {"compute_dtype", group.compute_dtype},
+      {"reduce_dtype", group.reduce_dtype},
+      {"device", group.device},
+      {"layout", group.layout}};
+  for (const auto& [name, number] : kNumbers) object.emplace_back(name, group.*number);
+  for (const auto& [name, traffic] : kTraffic) object.emplace_back(name, json_of(group.*traffic));
+  return object;
 }
 
-std::string json_of(const Plan::Unit& unit) {
-  const auto axis = [](const auto& entry) {
-    return Object().text("name", entry.first).number("size", entry.second).str();
-  };
-  const auto group = [](const Plan::Group& entry) { return json_of(entry); };
-  return Object()
-      .text("name", unit.name)
-      .text("kind", unit.kind)
-      .raw("axes", list(unit.axes, axis))
-      .text("reshard", unit.reshard)
-      .raw("groups", list(unit.groups, group))
-      .str();
+Json::Object json_of(const Plan::Unit& unit) {
+  Json::List axes;
+  for (const auto& [name, size] : unit.axes) axes.emplace_back(Json::Object{{"name", name}, {"size", size}});
+  Json::List groups;
+  for (const auto& group : unit.groups) groups.emplace_back(json_of(group));
+  return {
+      {"name", unit.name},
+      {"kind", unit.kind},
+      {"axes", std::move(axes)},
+      {"reshard", unit.reshard},
+      {"groups", std::move(groups)}};
 }
 
 } // namespace
@@ -121,7 +120,9 @@ std::string Plan::table() const {
 }
 
 std::string Plan::json() const {
-  return Object().text("mesh", mesh).raw("units", list(units, [](const Unit& unit) { return json_of(unit); })).str();
+  Json::List all;
+  for (const auto& unit : units) all.emplace_back(json_of(unit));
+  return files::json_text(Json::Object{{"mesh", mesh}, {"units", std::move(all)}});
 }
 
 } // namespace shardwise

@@ -1,6 +1,6 @@
 #include "observe/record.h"
 
-#include "observe/text.h"
+#include "files/json.h"
 
 #include <shardwise/error.h>
 
@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -45,15 +46,15 @@ int64_t now() {
   return duration_cast<nanoseconds>(std::chrono::steady_clock::now().time_since_epoch() + between).count();
 }
 
-std::string json_of(const Event& event) {
-  return Object()
-      .text("kind", event.kind)
-      .text("name", event.name)
-      .number("rank", event.rank)
-      .number("begin", event.begin)
-      .number("end", event.end)
-      .number("bytes", event.bytes)
-      .str();
+// One event at a time, since there may be millions.
+std::string json_of(const std::vector<Event>& events) {
+  std::string text;
+  for (const auto& event : events) {
+    const files::Json::Object object{{"kind", event.kind},   {"name", event.name}, {"rank", event.rank},
+                                     {"begin", event.begin}, {"end", event.end},   {"bytes", event.bytes}};
+    text += (text.empty() ? "" : ", ") + files::json_text(object);
+  }
+  return "[" + text + "]";
 }
 
 /// Never destroyed: threads may write as long as the process runs.
@@ -78,7 +79,7 @@ class Recorder {
     const std::vector<Event> own(events_.begin() + static_cast<ptrdiff_t>(*std::exchange(first_, {})), events_.end());
     is_recording = of_program_;
     if (!of_program_) events_.clear();
-    return list(own, json_of);
+    return json_of(own);
   }
   void write(Event event) {
     const std::lock_guard lock(mutex_);
@@ -103,9 +104,13 @@ class Recorder {
   void save() {
     const std::lock_guard lock(mutex_);
     if (process_ != getpid()) return;
-    std::ofstream stream(file_);
-    if (!(stream << list(events_, json_of) << std::flush))
+    try {
+      std::ofstream stream(file_);
+      stream.exceptions(std::ios::failbit | std::ios::badbit);
+      stream << json_of(events_) << std::flush;
+    } catch (const std::exception&) {
       std::cerr << "shardwise: the record could not be written to " << file_ << "\n";
+    }
   }
 
   std::mutex mutex_;

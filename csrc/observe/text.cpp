@@ -12,22 +12,6 @@ std::string megabytes(int64_t bytes) {
   return text.str();
 }
 
-std::string quoted(const std::string& text) {
-  std::ostringstream result;
-  result << '"';
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      result << '\\' << c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      result << "\\u" << std::hex << std::setfill('0') << std::setw(4) << static_cast<int>(c);
-    } else {
-      result << c;
-    }
-  }
-  result << '"';
-  return result.str();
-}
-
 std::string aligned(const std::vector<Row>& rows) {
   std::vector<size_t> widths(rows.front().size());
   for (const auto& row : rows) {
