@@ -1,3 +1,4 @@
+#include "comm/mesh/mesh_groups.h"
 #include "comm/mesh/mesh_state.h"
 #include "comm/rendezvous/environment.h"
 
@@ -90,7 +91,7 @@ Mesh::Mesh(std::vector<Axis> axes, const MeshOptions& options) : state_(std::mak
   comm::ignore_broken_pipes();
   auto store = options.store();
   if (!store) {
-    state_->claim = std::make_unique<comm::EnvironmentClaim>();
+    state_->claim = comm::claim_environment();
     store = env.connect(options.connect_timeout());
   }
   state_->options = options;
@@ -193,39 +194,6 @@ const c10::intrusive_ptr<c10d::ProcessGroup>& Mesh::group(const std::string& axi
   return state_->groups[index];
 }
 
-c10::intrusive_ptr<c10d::ProcessGroup> Mesh::gather_group(const std::string& axis) const {
-  group(axis);
-  return state_->of_units("gather", axis);
-}
-
-c10::intrusive_ptr<c10d::ProcessGroup> Mesh::sum_group(const std::string& axis) const {
-  group(axis);
-  return state_->of_units("sum", axis);
-}
-
-c10::intrusive_ptr<c10d::ProcessGroup> Mesh::save_group(const std::string& axis) const {
-  const auto size = group(axis)->getSize();
-  return size == 1 ? group(axis) : state_->second_group("save", state_->index(axis), size);
-}
-
-c10::intrusive_ptr<c10d::ProcessGroup> Mesh::transfer_group(const std::string& axis) const {
-  const auto size = group(axis)->getSize();
-  return size == 1 ? group(axis) : state_->second_group("transfer", state_->index(axis), size);
-}
-
-c10::intrusive_ptr<c10d::ProcessGroup> Mesh::neighbours(const std::string& axis, int64_t count) const {
-  const auto& all = group(axis);
-  const auto index = state_->index(axis);
-  const auto size = all->getSize();
-  if (count < 1 || size % count != 0) {
-    throw ValueError(c10::str(
-        "shardwise: ", describe(), " cannot be divided into groups of ", count, " ranks along '", axis,
-        "'; the number must be a divisor of ", size, "."));
-  }
-  if (count == size) return all;
-  return state_->second_group("neighbours", index, static_cast<int>(count));
-}
-
 void Mesh::shutdown() {
   state_->close();
 }
@@ -235,3 +203,54 @@ std::string Mesh::describe() const {
 }
 
 } // namespace shardwise
+
+namespace shardwise::comm {
+
+// group() raises if the mesh is closed.
+MeshGroups::Group MeshGroups::gather(const Mesh& mesh, const std::string& axis) {
+  const auto& all = mesh.group(axis);
+  return mesh.state_->store ? mesh.state_->second_group("gather", axis) : all;
+}
+
+MeshGroups::Group MeshGroups::sum(const Mesh& mesh, const std::string& axis) {
+  const auto& all = mesh.group(axis);
+  return mesh.state_->store ? mesh.state_->second_group("sum", axis) : all;
+}
+
+MeshGroups::Group MeshGroups::save(const Mesh& mesh, const std::string& axis) {
+  mesh.group(axis);
+  return mesh.state_->second_group("save", axis);
+}
+
+MeshGroups::Group MeshGroups::transfer(const Mesh& mesh, const std::string& axis) {
+  mesh.group(axis);
+  return mesh.state_->second_group("transfer", axis);
+}
+
+MeshGroups::Group MeshGroups::neighbours(const Mesh& mesh, const std::string& axis, int64_t count) {
+  const auto& all = mesh.group(axis);
+  const auto size = all->getSize();
+  if (count < 1 || size % count != 0) {
+    throw ValueError(c10::str(
+        "shardwise: ", mesh.describe(), " cannot be divided into groups of ", count, " ranks along '", axis,
+        "'; the number must be a divisor of ", size, "."));
+  }
+  if (count == size) return all;
+  return mesh.state_->second_group("neighbours", mesh.state_->index(axis), static_cast<int>(count));
+}
+
+Ranks MeshGroups::line(const Mesh& mesh, const std::string& axis) {
+  return mesh.state_->line(mesh.state_->index(axis));
+}
+
+AxisGroup axis_group_of(const Mesh& mesh, const std::string& axis) {
+  return {mesh.group(axis), MeshGroups::line(mesh, axis)};
+}
+
+std::vector<AxisGroup> axis_groups_of(const Mesh& mesh) {
+  std::vector<AxisGroup> lines;
+  for (const auto& axis : mesh.axes()) lines.push_back(axis_group_of(mesh, axis.name));
+  return lines;
+}
+
+} // namespace shardwise::comm

@@ -35,7 +35,7 @@ struct Mesh::State {
   bool open = true;
   /// The mesh whose process groups these are, if this one is made of some of its axes.
   std::shared_ptr<State> whole;
-  std::unique_ptr<comm::EnvironmentClaim> claim;
+  std::shared_ptr<const void> claim;
   /// Needed to make more groups.
   c10::intrusive_ptr<c10d::Store> store;
   MeshOptions options;
@@ -228,19 +228,15 @@ struct Mesh::State {
     return neighbours.emplace(key, std::move(made)).first->second;
   }
 
-  c10::intrusive_ptr<c10d::ProcessGroup> of_units(const std::string& purpose, const std::string& axis) {
+  /// That of all ranks along an axis.
+  c10::intrusive_ptr<c10d::ProcessGroup> second_group(const std::string& purpose, const std::string& axis) {
     const auto& all = groups[index(axis)];
-    return all->getSize() == 1 || !store ? all : second_group(purpose, index(axis), all->getSize());
-  }
-
-  /// Devices have back ends of their own unless the direct transport is asked for by name.
-  bool is_direct_for_devices() const {
-    const auto asked = options.transport() ? options.transport() : comm::transport_in_environment();
-    return !device.is_cpu() && asked == Transport::direct;
+    return all->getSize() == 1 ? all : second_group(purpose, index(axis), all->getSize());
   }
 
   comm::GroupSpec spec(
       std::string name, c10::intrusive_ptr<c10d::Store> place, int position, std::vector<int64_t> names) const {
+    const auto asked = options.transport() ? options.transport() : comm::transport_in_environment();
     return {
         .name = std::move(name),
         .store = std::move(place),
@@ -249,9 +245,9 @@ struct Mesh::State {
         .device = device,
         .connect_timeout = options.connect_timeout(),
         .timeout = options.timeout(),
-        .direct_for_device = is_direct_for_devices(),
-        .transport =
-            options.transport() ? *options.transport() : comm::transport_in_environment().value_or(Transport::direct),
+        // Devices have back ends of their own unless the direct transport is asked for by name.
+        .direct_for_device = !device.is_cpu() && asked == Transport::direct,
+        .transport = asked.value_or(Transport::direct),
         .shared_memory = options.shared_memory() ? *options.shared_memory() : comm::shared_memory_of_environment(),
         .names = std::move(names)};
   }

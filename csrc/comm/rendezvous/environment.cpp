@@ -103,11 +103,6 @@ void keep(int port, const c10::intrusive_ptr<c10d::Store>& store) {
   servers->emplace(port, store);
 }
 
-std::atomic<bool>& taken() {
-  static std::atomic<bool> value = false;
-  return value;
-}
-
 } // namespace
 
 std::optional<Transport> transport_in_environment() {
@@ -219,16 +214,14 @@ c10::intrusive_ptr<c10d::Store> Environment::connect(std::chrono::milliseconds t
   }
 }
 
-EnvironmentClaim::EnvironmentClaim() {
-  if (taken().exchange(true)) {
+std::shared_ptr<const void> claim_environment() {
+  static std::atomic<bool> taken = false;
+  if (taken.exchange(true)) {
     throw ValueError(
         "shardwise: this process already has a mesh made from the environment. Copy that Mesh (or use Mesh::shared()), "
         "or shut it down before making another.");
   }
-}
-
-EnvironmentClaim::~EnvironmentClaim() {
-  taken() = false;
+  return {&taken, [](const void*) { taken = false; }};
 }
 
 } // namespace shardwise::comm

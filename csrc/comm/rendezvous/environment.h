@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -50,13 +51,7 @@ SHARDWISE_API std::optional<Transport> transport_in_environment();
 /// What SHARDWISE_SHARED_MEMORY says, or the default. Raises ValueError.
 SHARDWISE_API bool shared_memory_of_environment();
 
-/// Held by the one mesh that is made from the environment. The constructor raises ValueError if there is another.
-class EnvironmentClaim {
- public:
-  EnvironmentClaim();
-  ~EnvironmentClaim();
-  EnvironmentClaim(const EnvironmentClaim&) = delete;
-  EnvironmentClaim& operator=(const EnvironmentClaim&) = delete;
-};
+/// To be held by the one mesh that is made from the environment. Raises ValueError if there is another.
+std::shared_ptr<const void> claim_environment();
 
 } // namespace shardwise::comm

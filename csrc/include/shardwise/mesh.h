@@ -133,12 +133,6 @@ class SHARDWISE_API Mesh {
 
  private:
   friend struct comm::MeshGroups;
-  c10::intrusive_ptr<c10d::ProcessGroup> gather_group(const std::string& axis) const;
-  c10::intrusive_ptr<c10d::ProcessGroup> sum_group(const std::string& axis) const;
-  c10::intrusive_ptr<c10d::ProcessGroup> save_group(const std::string& axis) const;
-  c10::intrusive_ptr<c10d::ProcessGroup> transfer_group(const std::string& axis) const;
-  c10::intrusive_ptr<c10d::ProcessGroup> neighbours(const std::string& axis, int64_t count) const;
-
   struct State;
   explicit Mesh(std::shared_ptr<State> state);
   std::shared_ptr<State> state_;
