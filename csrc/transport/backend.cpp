@@ -27,11 +27,6 @@ void require_plain(const at::Tensor& tensor, const char* collective) {
   require(tensor.is_contiguous(), collective, "contiguous tensors");
 }
 
-void require_one(const std::vector<at::Tensor>& tensors, const char* collective) {
-  if (tensors.size() == 1) return;
-  raise_value_error(c10::str("shardwise: ", collective, " needs one tensor per rank, and got ", tensors.size(), "."));
-}
-
 /// A tensor of a call, and its name in errors.
 struct Argument {
   const char* name;
@@ -238,7 +233,7 @@ Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors, const c10d::Allr
 }
 
 Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  require_one(tensors, "all_reduce");
+  only(tensors, "all_reduce");
   return allreduce_coalesced(tensors, {options});
 }
 

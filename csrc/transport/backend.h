@@ -57,7 +57,7 @@ class SHARDWISE_API Backend final : public c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override;
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override {
-    return worker_.issued();
+    return issued_.count();
   }
   void abort() override;
   void shutdown() override;
@@ -102,6 +102,8 @@ class SHARDWISE_API Backend final : public c10d::Backend {
   /// What is issued from now on does not begin before `ready` has returned, which waits on the worker's thread. If it
   /// raises, this process group has failed.
   void begin_after(std::function<void()> ready);
+  /// The tensor of a collective that takes one per rank. Raises c10::ValueError for another number.
+  static const at::Tensor& only(const Tensors& tensors, const char* collective);
   std::chrono::milliseconds time(std::chrono::milliseconds given) const;
   /// A call with this tensor's dtype and elements.
   Call call_of(

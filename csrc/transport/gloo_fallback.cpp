@@ -16,14 +16,12 @@ void require_user_tag(int tag) {
       ", because larger ones are reserved for the transport."));
 }
 
-const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* collective) {
-  if (tensors.size() != 1) {
-    raise_value_error(c10::str("shardwise: ", collective, " needs one tensor per rank, and got ", tensors.size(), "."));
-  }
-  return tensors.front();
-}
-
 } // namespace
+
+const at::Tensor& Backend::only(const Tensors& tensors, const char* collective) {
+  if (tensors.size() == 1) return tensors.front();
+  raise_value_error(c10::str("shardwise: ", collective, " needs one tensor per rank, and got ", tensors.size(), "."));
+}
 
 Backend::WorkPtr Backend::run_on_gloo(
     OpType type, const char* title, const Tensors& seen, const Call& call, Start start) {

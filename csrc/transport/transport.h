@@ -35,6 +35,9 @@ class SHARDWISE_API IssueCount {
   }
   /// Counts one more, and returns its number, from 1.
   uint64_t next();
+  uint64_t count() const {
+    return count_;
+  }
 
   /// The calling rank's count. Nothing if this rank is not in the group, or if ranks are threads and it is not clear
   /// which one this is.

@@ -89,7 +89,6 @@ struct Worker::State {
   mutable std::mutex mutex;
   std::condition_variable changed;
   std::deque<c10::intrusive_ptr<DirectWork>> works;
-  uint64_t issued = 0;
   bool closed = false;
   c10::intrusive_ptr<c10d::Backend> gloo;
   Carrier carrier;
@@ -146,7 +145,6 @@ void Worker::issue(c10::intrusive_ptr<DirectWork> work) {
   const std::lock_guard lock(state_->mutex);
   if (state_->closed) raise_backend_error(kShutDown);
   state_->works.push_back(std::move(work));
-  ++state_->issued;
   state_->changed.notify_one();
 }
 
@@ -162,11 +160,6 @@ c10::intrusive_ptr<c10d::Backend> Worker::gloo() const {
         state_->carrier.progress().failure()));
   }
   return state_->gloo;
-}
-
-uint64_t Worker::issued() const {
-  const std::lock_guard lock(state_->mutex);
-  return state_->issued;
 }
 
 uint64_t Worker::sent_to(int peer) const {

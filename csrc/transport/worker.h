@@ -68,8 +68,6 @@ class Worker {
   void issue(c10::intrusive_ptr<DirectWork> work);
   /// The Gloo below. Raises c10::DistBackendError if the worker is closed or a collective failed.
   c10::intrusive_ptr<c10d::Backend> gloo() const;
-  /// How many collectives were issued so far.
-  uint64_t issued() const;
   uint64_t sent_to(int peer) const;
   /// Fails the current and the waiting collectives with an error that says so, and closes the connections.
   void close();
