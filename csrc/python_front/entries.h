@@ -38,17 +38,8 @@ class Entries {
   void show(bool full);
   /// What the module has now.
   pybind11::object current(size_t index) const;
-  void set_visible(size_t index, pybind11::object visible) {
-    entries_.at(index).visible = std::move(visible);
-  }
-  const pybind11::object& full(size_t index) const {
-    return entries_.at(index).full;
-  }
-  void set_full(size_t index, pybind11::object full) {
-    entries_.at(index).full = std::move(full);
-  }
-  const pybind11::object& visible(size_t index) const {
-    return entries_.at(index).visible;
+  Entry& operator[](size_t index) {
+    return entries_.at(index);
   }
 
  private:

@@ -100,7 +100,7 @@ std::vector<at::Tensor> ModuleUnit::shards() const {
 void ModuleUnit::show_as(size_t index, const py::object& parameter, const py::object& to_memory) {
   to_memory_.resize(entries_->size(), py::none());
   to_memory_[index] = to_memory;
-  entries_->set_visible(index, parameter);
+  (*entries_)[index].visible = parameter;
   const auto local = py::cast<at::Tensor>(parameter.attr("_local_tensor"));
   // A cast or a load may have brought another parameter object.
   const auto& grad_dtype = unit_->parameters().at(index)->grad_dtype;
@@ -128,7 +128,7 @@ void ModuleUnit::look_again() {
           "them in place, or load a state dict of DTensors."));
     }
     const bool is_same = !look_for_extension(i, parameter.attr("_local_tensor")) &&
-                         parameter.is(entries_->visible(i)) && unit_->sees(i, THPVariable_Unpack(parameter.ptr())) &&
+                         parameter.is((*entries_)[i].visible) && unit_->sees(i, THPVariable_Unpack(parameter.ptr())) &&
                          py::cast<at::Tensor>(parameter.attr("_local_tensor")).is_same(stored[i]);
     if (!is_same) show_as(i, parameter, to_memory_[i]);
   }
