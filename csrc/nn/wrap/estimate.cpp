@@ -31,13 +31,10 @@ bool contains(const torch::nn::Module& module, const torch::nn::Module* other) {
 class Outliner {
  public:
   Outliner(
-      const torch::nn::Module& module, const engine::MemoryPolicy& policy, FullyShardOptions::Placement placement,
-      std::vector<at::Tensor> ignored, std::vector<at::Tensor> whole,
+      const torch::nn::Module& module, const engine::MemoryPolicy& policy, const FullyShardOptions& options,
       const std::vector<const torch::nn::Module*>& units)
       : policy_(policy),
-        placement_(std::move(placement)),
-        ignored_(std::move(ignored)),
-        whole_(std::move(whole)),
+        options_(options),
         modules_(units) {
     for (const auto* inner : modules_) {
       if (inner == nullptr || inner == &module || !contains(module, inner)) {
@@ -64,9 +61,7 @@ class Outliner {
     auto parameters = nn::walk(*modules_[number]).parameters;
     std::erase_if(parameters, [&](const auto& parameter) {
       return numbers_.contains(parameter.tensor.unsafeGetTensorImpl()) ||
-             std::any_of(ignored_.begin(), ignored_.end(), [&](const auto& ignored) {
-               return ignored.is_same(parameter.tensor);
-             });
+             nn::is_among(options_.ignored_parameters(), parameter.tensor);
     });
     for (const auto& parameter : parameters) {
       if (!engine::Unit::of(parameter.tensor)) continue;
@@ -77,8 +72,8 @@ class Outliner {
     nn::choose_dtypes(parameters, policy_.precision);
     MemoryOutline::Unit unit;
     unit.has_full_copies = !policy_.replicates || nn::is_cast(parameters, policy_.precision);
-    if (unit.has_full_copies) nn::find_owners({modules_[number]}, whole_, parameters);
-    if (!policy_.replicates) nn::choose_dims(parameters, placement_);
+    if (unit.has_full_copies) nn::find_owners({modules_[number]}, options_.whole_parameters(), parameters);
+    if (!policy_.replicates) nn::choose_dims(parameters, options_.shard_placement());
     for (const auto& parameter : parameters) {
       const auto& tensor = parameter.tensor;
       unit.parameters.push_back(outline_.parameters.size());
@@ -108,14 +103,28 @@ class Outliner {
   }
 
   const engine::MemoryPolicy& policy_;
-  FullyShardOptions::Placement placement_;
-  std::vector<at::Tensor> ignored_;
-  std::vector<at::Tensor> whole_;
+  const FullyShardOptions& options_;
   std::vector<const torch::nn::Module*> modules_;
   std::unordered_map<const at::TensorImpl*, size_t> numbers_;
   std::set<size_t> used_;
   MemoryOutline outline_;
 };
+
+MemoryEstimate estimate(
+    const torch::nn::Module& module, const FullyShardOptions& options, bool replicates, int64_t world,
+    const EstimateOptions& more) {
+  engine::MemoryPolicy policy;
+  policy.replicates = replicates;
+  policy.is_flat = options.layout() == ShardLayout::flat;
+  policy.precision = options.mixed_precision();
+  policy.reshard = options.reshard_after_forward();
+  policy.sums_in_flight = more.reduce_scatter_max_input_buffers();
+  policy.sums_in_stream = engine::sums_in_stream_on(more.device());
+  policy.keeps_full = more.keep_unsharded_storage();
+  engine::set_ranks(policy, world, more.copies(), more.rank(), more.optimizer_factor());
+  const Outliner outliner(module, policy, options, more.units());
+  return engine::estimate(outliner.outline(), policy);
+}
 
 } // namespace
 
@@ -126,32 +135,16 @@ MemoryEstimate estimate_memory(
         "shardwise: estimate_memory(): parameter_mesh() is not supported: all parameters are taken to lie on one mesh. "
         "Leave it out for an estimate with all on the same mesh.");
   }
-  engine::MemoryPolicy policy{
-      .is_flat = options.layout() == ShardLayout::flat,
-      .precision = options.mixed_precision(),
-      .reshard = options.reshard_after_forward(),
-      .sums_in_flight = more.reduce_scatter_max_input_buffers(),
-      .sums_in_stream = engine::sums_in_stream_on(more.device()),
-      .keeps_full = more.keep_unsharded_storage()};
-  engine::set_ranks(policy, world, more.copies(), more.rank(), more.optimizer_factor());
-  const Outliner outliner(
-      module, policy, options.shard_placement(), options.ignored_parameters(), options.whole_parameters(),
-      more.units());
-  return engine::estimate(outliner.outline(), policy);
+  return estimate(module, options, /*replicates=*/false, world, more);
 }
 
 MemoryEstimate estimate_memory(
     const torch::nn::Module& module, const ReplicateOptions& options, int64_t world, const EstimateOptions& more) {
-  engine::MemoryPolicy policy{
-      .replicates = true,
-      .precision = options.mixed_precision(),
-      .reshard = ReshardAfterForward(false),
-      .sums_in_flight = more.reduce_scatter_max_input_buffers(),
-      .sums_in_stream = engine::sums_in_stream_on(more.device()),
-      .keeps_full = more.keep_unsharded_storage()};
-  engine::set_ranks(policy, world, more.copies(), more.rank(), more.optimizer_factor());
-  const Outliner outliner(module, policy, {}, options.ignored_parameters(), {}, more.units());
-  return engine::estimate(outliner.outline(), policy);
+  const auto alike = FullyShardOptions()
+                         .mixed_precision(options.mixed_precision())
+                         .reshard_after_forward(ReshardAfterForward(false))
+                         .ignored_parameters(options.ignored_parameters());
+  return estimate(module, alike, /*replicates=*/true, world, more);
 }
 
 } // namespace shardwise

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 namespace shardwise::nn {
@@ -17,15 +18,36 @@ struct ModuleTensors {
   std::vector<engine::NamedTensor> buffers;
 };
 
-/// Every defined tensor under each of its names: a module's parameters, its buffers, then its children.
+/// Collects tensors by identity: one that is met again gets one more name.
+class TensorCollection {
+ public:
+  explicit TensorCollection(std::vector<engine::NamedTensor>& tensors) : tensors_(tensors) {}
+
+  void add(const std::string& name, const at::Tensor& tensor) {
+    const auto [entry, is_new] = index_.try_emplace(tensor.unsafeGetTensorImpl(), tensors_.size());
+    if (is_new) {
+      tensors_.push_back({.names = {name}, .tensor = tensor});
+    } else {
+      tensors_[entry->second].names.push_back(name);
+    }
+  }
+
+ private:
+  std::vector<engine::NamedTensor>& tensors_;
+  std::unordered_map<at::TensorImpl*, size_t> index_;
+};
+
+/// Every defined tensor under each of its names: a module's parameters, its buffers, then its children. Names begin
+/// with `prefix`.
 void for_each_tensor(
     const torch::nn::Module& module,
-    const std::function<void(const std::string& name, const at::Tensor& tensor, bool is_parameter)>& visit);
+    const std::function<void(const std::string& name, const at::Tensor& tensor, bool is_parameter)>& visit,
+    const std::string& prefix = "");
 
 ModuleTensors walk(const torch::nn::Module& module);
 ModuleTensors walk(const std::vector<const torch::nn::Module*>& modules);
 
-/// Adds a tensor, or another name of one that is there.
-void add_parameter(const std::string& name, const at::Tensor& tensor, ModuleTensors& to);
+/// Whether this tensor itself is one of these.
+bool is_among(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor);
 
 } // namespace shardwise::nn

@@ -1,5 +1,7 @@
 #include "nn/wrap/owners.h"
 
+#include "nn/wrap/module_walk.h"
+
 #include <torch/nn.h>
 
 #include <algorithm>
@@ -100,10 +102,8 @@ std::unordered_set<const at::TensorImpl*> find_owners(
   std::unordered_set<const at::TensorImpl*> taken_for_members;
   for (auto& parameter : parameters) {
     const auto& found = registered[parameter.tensor.unsafeGetTensorImpl()];
-    const bool named =
-        std::any_of(whole.begin(), whole.end(), [&](const auto& tensor) { return tensor.is_same(parameter.tensor); });
     const bool by_member = members.contains(parameter.tensor);
-    parameter.whole = named || found.handed_out || (found.known && !by_member);
+    parameter.whole = is_among(whole, parameter.tensor) || found.handed_out || (found.known && !by_member);
     // A proof in one direction only: if something else holds it, that need not be a member.
     const bool is_open = !parameter.whole && !by_member;
     parameter.unheld = is_open && parameter.tensor.use_count() <= found.entries.size() + 1;

@@ -9,8 +9,6 @@
 #include <c10/util/StringUtil.h>
 #include <torch/nn/modules/embedding.h>
 
-#include <algorithm>
-
 namespace shardwise {
 namespace {
 
@@ -79,15 +77,14 @@ void check_options(const ReplicateOptions& options) {
 Unit replicate(const torch::OrderedDict<std::string, at::Tensor>& tensors, const ReplicateOptions& options) {
   check_options(options);
   const auto mesh = options.mesh() ? *options.mesh() : Mesh::shared();
-  nn::ModuleTensors all;
+  std::vector<engine::NamedTensor> all;
+  nn::TensorCollection parameters(all);
   for (const auto& item : tensors) {
     check_tensor(item.key(), item.value(), mesh.device());
-    const auto is_same = [&](const at::Tensor& other) { return other.is_same(item.value()); };
-    const auto& ignored = options.ignored_parameters();
-    if (std::none_of(ignored.begin(), ignored.end(), is_same)) nn::add_parameter(item.key(), item.value(), all);
+    if (!nn::is_among(options.ignored_parameters(), item.value())) parameters.add(item.key(), item.value());
   }
   return Unit(nn::wrap(
-      {}, mesh, std::move(all.parameters), {},
+      {}, mesh, std::move(all), {},
       {.replicates = true,
        .layout = group::Layout::replicate,
        .precision = options.mixed_precision(),

@@ -111,12 +111,6 @@ void refuse_second_unit(const torch::nn::Module& module, const ModuleTensors& te
       " already. Each distinct composable distributed API can only be applied to a module once."));
 }
 
-void ignore(std::vector<engine::NamedTensor>& parameters, const std::vector<at::Tensor>& ignored) {
-  std::erase_if(parameters, [&](const auto& parameter) {
-    return std::any_of(ignored.begin(), ignored.end(), [&](const auto& t) { return t.is_same(parameter.tensor); });
-  });
-}
-
 // A wrapped module has the shard where it had the leaf. A module that still has the leaf was not wrapped with the
 // others.
 void refuse_sharing_with_others(const std::vector<engine::NamedTensor>& parameters, const char* function) {
@@ -154,7 +148,7 @@ ModuleTensors tensors_of_unit(
     refuse_second_unit(*module, walk(*module), function);
   }
   auto all = walk({modules.begin(), modules.end()});
-  ignore(all.parameters, ignored);
+  std::erase_if(all.parameters, [&](const auto& parameter) { return is_among(ignored, parameter.tensor); });
   refuse_sharing_with_others(all.parameters, function);
   return all;
 }
