@@ -43,9 +43,12 @@ Moments<State> moments_of(const optim::FusedBatches& batches, const optim::Fused
 
 /// `operation`: at::_fused_adam_ or at::_fused_adamw_. Errors are raised before the first parameter changes.
 template <typename State, typename Options, typename Operation>
-void step_fused(
-    torch::optim::Optimizer& optimizer, const char* name, const optim::GradientScale& given,
-    const Operation& operation) {
+at::Tensor step_fused(
+    torch::optim::Optimizer& optimizer, const char* name, const torch::optim::Optimizer::LossClosure& closure,
+    const optim::GradientScale& scaled, const Operation& operation) {
+  auto loss = optim::loss_of(closure);
+  const auto given = scaled.decided();
+  if (!given) return loss;
   const c10::InferenceMode no_inference(false);
   const c10::AutoGradMode no_grad(false);
   const auto options_of = [&](size_t group) -> const Options& {
@@ -57,7 +60,7 @@ void step_fused(
     all.push_back(moments_of<State>(batches, batch, options_of(batch.group).amsgrad()));
   }
   for (const auto& [batch, states, averages, squares, largest, counts] : all) {
-    const auto scale = given.on(batch.device);
+    const auto scale = given->on(batch.device);
     {
       const base::ComputeGuard guard;
       at::_foreach_add_(counts, 1);
@@ -75,26 +78,21 @@ void step_fused(
     }
     for (auto* state : states) state->counted(/*may_skip=*/scale.found_inf.defined());
   }
+  return loss;
 }
 
 } // namespace
 
 at::Tensor AdamW::step(LossClosure closure) {
-  auto loss = optim::loss_of(closure);
-  const auto scale = optim::GradientScale::decided(grad_scale_, found_inf_);
-  if (!scale) return loss;
-  step_fused<torch::optim::AdamWParamState, torch::optim::AdamWOptions>(
-      *this, "AdamW", *scale, [](const auto&... arguments) { at::_fused_adamw_(arguments...); });
-  return loss;
+  return step_fused<torch::optim::AdamWParamState, torch::optim::AdamWOptions>(
+      *this, "AdamW", closure, {grad_scale_, found_inf_},
+      [](const auto&... arguments) { at::_fused_adamw_(arguments...); });
 }
 
 at::Tensor Adam::step(LossClosure closure) {
-  auto loss = optim::loss_of(closure);
-  const auto scale = optim::GradientScale::decided(grad_scale_, found_inf_);
-  if (!scale) return loss;
-  step_fused<torch::optim::AdamParamState, torch::optim::AdamOptions>(
-      *this, "Adam", *scale, [](const auto&... arguments) { at::_fused_adam_(arguments...); });
-  return loss;
+  return step_fused<torch::optim::AdamParamState, torch::optim::AdamOptions>(
+      *this, "Adam", closure, {grad_scale_, found_inf_},
+      [](const auto&... arguments) { at::_fused_adam_(arguments...); });
 }
 
 } // namespace shardwise

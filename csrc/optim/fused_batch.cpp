@@ -52,8 +52,8 @@ GradientScale GradientScale::on(at::Device device) const {
   return {moved(scale, device), moved(found_inf, device)};
 }
 
-std::optional<GradientScale> GradientScale::decided(const at::Tensor& scale, const at::Tensor& found_inf) {
-  if (!found_inf.defined() || !found_inf.is_cpu()) return GradientScale{scale, found_inf};
+std::optional<GradientScale> GradientScale::decided() const {
+  if (!found_inf.defined() || !found_inf.is_cpu()) return *this;
   if (*found_inf.const_data_ptr<float>() != 0) return std::nullopt;
   return GradientScale{scale, {}};
 }

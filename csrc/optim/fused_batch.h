@@ -18,8 +18,8 @@ struct GradientScale {
   /// Only if the host does not know it.
   at::Tensor found_inf;
 
-  /// The scale and the flag that a step needs; nullopt if the host already knows that it must skip the step.
-  static std::optional<GradientScale> decided(const at::Tensor& scale, const at::Tensor& found_inf);
+  /// What of it a step needs; nullopt if the host already knows that it must skip the step.
+  std::optional<GradientScale> decided() const;
   /// The same on a device. The host waits only if that is the host.
   GradientScale on(at::Device device) const;
   std::optional<at::Tensor> optional_scale() const {

@@ -18,7 +18,10 @@ class SHARDWISE_API OptimizerState {
   /// Refers to the optimizer. Raises ValueError for optimizers of other classes.
   explicit OptimizerState(torch::optim::Optimizer& optimizer);
 
-  /// The name of its class, such as AdamW.
+  /// Its class.
+  const OptimizerClass& kind() const {
+    return class_;
+  }
   std::string name() const {
     return class_.name();
   }
@@ -28,8 +31,6 @@ class SHARDWISE_API OptimizerState {
   const std::vector<at::Tensor>& parameters(size_t group) const {
     return optimizer_.param_groups()[group].params();
   }
-  /// The group that has this parameter; nullopt if none has.
-  std::optional<size_t> group_of(const at::Tensor& parameter) const;
 
   /// The state of a parameter: the optimizer's own tensors. Raises Error if the state has a class of the program's.
   ParameterState get(const at::Tensor& parameter) const;
@@ -37,17 +38,9 @@ class SHARDWISE_API OptimizerState {
   /// values the parameter has no state afterwards. Raises ValueError for names or sizes that do not fit, or if one is
   /// missing.
   void set(const at::Tensor& parameter, const ParameterState& state);
-  /// The names that state of one parameter may have, without values.
-  ParameterState possible() const {
-    return class_.possible();
-  }
   /// The names of the tensors in the state of each parameter of this group that it has changed. `changed` are options
   /// to assume in place of its own.
   std::vector<std::string> kept(size_t group, const StateDict& changed = StateDict()) const;
-  /// Whether every parameter has state from the start, without which a step fails.
-  bool begins_with_state() const {
-    return class_.begins_with_state();
-  }
 
   /// The options of a group, as tensors on the host: of doubles or bools, with two elements for `betas`, else without
   /// dimensions.
@@ -57,6 +50,8 @@ class SHARDWISE_API OptimizerState {
   void set_options(size_t group, const StateDict& options);
 
  private:
+  /// The group that has this parameter; nullopt if none has.
+  std::optional<size_t> group_of(const at::Tensor& parameter) const;
   std::string describe(const at::Tensor& parameter) const;
   void check(const at::Tensor& parameter, const ParameterState& state) const;
 

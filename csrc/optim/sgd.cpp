@@ -44,7 +44,7 @@ bool is_skipped(const optim::GradientScale& scale) {
 
 at::Tensor SGD::step(LossClosure closure) {
   auto loss = optim::loss_of(closure);
-  const auto given = optim::GradientScale::decided(grad_scale_, found_inf_);
+  const auto given = optim::GradientScale{grad_scale_, found_inf_}.decided();
   if (!given) return loss;
   const c10::InferenceMode no_inference(false);
   const c10::AutoGradMode no_grad(false);

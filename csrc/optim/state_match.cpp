@@ -5,6 +5,7 @@
 
 #include <ATen/ops/equal.h>
 #include <c10/util/StringUtil.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <map>
@@ -52,7 +53,7 @@ class Matching {
       if (!known_.contains(item.key) && has(needed, item.name)) missing.push_back(item.key);
     }
     // What was saved before the parameter's first step has options, but no state.
-    if (found == 0 && !optimizer_.begins_with_state()) return;
+    if (found == 0 && !optimizer_.kind().begins_with_state()) return;
     for (const auto& key : missing) {
       found == 0 ? match.missing.push_back(key)
                  : match.wrong.push_back(c10::str("'", key, "' is missing beside the rest of its parameter's state"));
@@ -108,10 +109,9 @@ class Matching {
 
 std::vector<StateItem> items_of(const NamedParameter& parameter, const OptimizerState& optimizer) {
   using Kind = StateItem::Kind;
-  const auto possible = optimizer.possible();
+  const auto possible = optimizer.kind().possible();
   std::vector<StateItem> items;
-  int64_t numel = 1;
-  for (const auto size : parameter.entry.sizes) numel *= size;
+  const auto numel = c10::multiply_integers(parameter.entry.sizes);
   for (const auto& item : possible.tensors) {
     items.push_back({Kind::tensor, item.key(), parameter.state_key(item.key()), numel});
   }
