@@ -86,37 +86,24 @@ py::dict python_of(const Json::Object& values) {
   return result;
 }
 
-/// Python's exception on its way through the engine, which tells the other ranks its text.
-class Raised : public std::exception {
- public:
-  explicit Raised(const py::error_already_set& error)
-      : error_(error),
-        text_(py::str(error.value()).cast<std::string>()) {}
-
-  const char* what() const noexcept override {
-    return text_.c_str();
-  }
-  const py::error_already_set& error() const {
-    return error_;
-  }
-
- private:
-  py::error_already_set error_;
-  std::string text_;
-};
-
+/// Python's exception goes through the engine, which tells the other ranks its text, as an Error.
 std::vector<std::string> together(const Ranks& ranks, const py::function& act) {
+  struct Raised : Error {
+    using Error::Error;
+  };
+  std::optional<py::error_already_set> raised;
   try {
     return ranks.together([&] {
       try {
         const auto told = act();
         return told.is_none() ? "" : told.cast<std::string>();
       } catch (const py::error_already_set& error) {
-        throw Raised(error);
+        raised.emplace(error);
+        throw Raised(py::str(error.value()).cast<std::string>());
       }
     });
-  } catch (const Raised& raised) {
-    throw raised.error();
+  } catch (const Raised&) {
+    throw *raised;
   }
 }
 

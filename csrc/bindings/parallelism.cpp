@@ -99,8 +99,12 @@ std::unique_ptr<Pipeline> make_pipeline(
   return std::make_unique<Pipeline>(mesh, axis, stage, options);
 }
 
-std::pair<Tensors, Tensors> pair_of(PipelineResult&& result) {
-  return {std::move(result.losses), std::move(result.outputs)};
+/// step() or evaluate(), which returns losses and outputs.
+auto running(PipelineResult (Pipeline::*run)(const Tensors&, const Tensors&)) {
+  return [run](Pipeline& self, const Tensors& inputs, const Tensors& targets) {
+    auto result = (self.*run)(inputs, targets);
+    return std::pair(std::move(result.losses), std::move(result.outputs));
+  };
 }
 
 } // namespace
@@ -128,18 +132,8 @@ void bind_parallelism(py::module_& module) {
       .def(py::init(&make_pipeline), py::arg("mesh"), py::arg("axis"), py::arg("make"), py::arg("options"))
       .def_static("stages_of", &Pipeline::stages_of, py::arg("mesh"), py::arg("axis"), py::arg("options"))
       .def_property_readonly("stages", &Pipeline::stages)
-      .def(
-          "step",
-          [](Pipeline& self, const Tensors& inputs, const Tensors& targets) {
-            return pair_of(self.step(inputs, targets));
-          },
-          NoGil(), py::arg("inputs"), py::arg("targets"))
-      .def(
-          "evaluate",
-          [](Pipeline& self, const Tensors& inputs, const Tensors& targets) {
-            return pair_of(self.evaluate(inputs, targets));
-          },
-          NoGil(), py::arg("inputs"), py::arg("targets"))
+      .def("step", running(&Pipeline::step), NoGil(), py::arg("inputs"), py::arg("targets"))
+      .def("evaluate", running(&Pipeline::evaluate), NoGil(), py::arg("inputs"), py::arg("targets"))
       .def("table", &Pipeline::table)
       .def("bubble", &Pipeline::bubble);
 }
