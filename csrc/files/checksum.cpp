@@ -4,6 +4,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <charconv>
+
 namespace shardwise::files {
 
 uint64_t checksum(Bytes bytes) {
@@ -21,14 +23,9 @@ std::string checksum_text(uint64_t checksum) {
 }
 
 std::optional<uint64_t> parse_checksum(std::string_view text) {
-  if (text.size() != 16) return {};
   uint64_t checksum = 0;
-  for (const auto digit : text) {
-    const bool is_letter = digit >= 'a' && digit <= 'f';
-    if (!is_letter && !(digit >= '0' && digit <= '9')) return {};
-    checksum = checksum << 4U | static_cast<uint64_t>(is_letter ? digit - 'a' + 10 : digit - '0');
-  }
-  return checksum;
+  std::from_chars(text.data(), text.data() + text.size(), checksum, 16);
+  return checksum_text(checksum) == text ? std::optional(checksum) : std::nullopt;
 }
 
 } // namespace shardwise::files

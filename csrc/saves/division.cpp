@@ -32,9 +32,7 @@ using files::Json;
 using files::Sizes;
 
 Json json_of(const Sizes& sizes) {
-  Json::List list;
-  for (const auto size : sizes) list.emplace_back(size);
-  return list;
+  return Json::List(sizes.begin(), sizes.end());
 }
 
 Sizes sizes_of(const Json& json) {
