@@ -1,7 +1,6 @@
 #include <shardwise/pipeline.h>
 
 #include "base/forked.h"
-#include "comm/mesh/axis_group.h"
 #include "comm/mesh/mesh_groups.h"
 #include "comm/mesh/messages.h"
 #include "observe/record.h"
@@ -103,7 +102,7 @@ struct Pipeline::State {
   }
 
   comm::Collectives ranks(const c10::intrusive_ptr<c10d::ProcessGroup>& group) const {
-    return comm::Collectives({group, comm::axis_group_of(mesh, axis).ranks});
+    return comm::Collectives({group, comm::MeshGroups::line(mesh, axis)});
   }
 
   Mesh mesh;

@@ -228,18 +228,8 @@ void Run::compute(const Action& action) {
 }
 
 void Run::act(const Action& action) {
-  switch (action.kind) {
-    case Kind::forward:
-    case Kind::backward:
-    case Kind::backward_input:
-    case Kind::backward_weight:
-      return compute(action);
-    case Kind::send_forward:
-    case Kind::send_backward:
-      return send(action);
-    default:
-      return receive(action);
-  }
+  if (is_send(action.kind)) return send(action);
+  is_receive(action.kind) ? receive(action) : compute(action);
 }
 
 void Run::give_up(const Action& action) {

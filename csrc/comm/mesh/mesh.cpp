@@ -81,7 +81,7 @@ Mesh::Mesh(std::vector<Axis> axes, const MeshOptions& options) : state_(std::mak
   state_->axes = std::move(axes);
   const auto env = comm::environment_of(options);
   state_->rank = env.rank;
-  state_->device = options.device() ? *options.device() : env.device();
+  state_->device = options.device() ? *options.device() : at::Device(comm::usual_device());
   if (!state_->device.has_index()) state_->device = env.device(state_->device.type());
   if (state_->size() != env.world_size) {
     throw ValueError(c10::str(

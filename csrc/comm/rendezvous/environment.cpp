@@ -170,10 +170,6 @@ c10::DeviceType usual_device() {
   return kind && has_device_backend(*kind) && devices_seen() > 0 ? *kind : at::kCPU;
 }
 
-at::Device Environment::device() const {
-  return device(usual_device());
-}
-
 at::Device Environment::device(c10::DeviceType kind) const {
   if (kind == at::kCPU) return at::kCPU;
   const auto name = c10::DeviceTypeName(kind, /*lower_case=*/true);

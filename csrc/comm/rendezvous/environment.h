@@ -27,10 +27,7 @@ struct SHARDWISE_API Environment {
 
   static Environment read();
 
-  /// The device of this rank, among those that are visible to its process and that this build can use; else the CPU.
-  /// Raises ValueError.
-  at::Device device() const;
-  /// Of this kind.
+  /// The device of this kind for this rank, among those that are visible to its process. Raises ValueError.
   at::Device device(c10::DeviceType kind) const;
 
   /// The store that all ranks share; waits for it no longer than `timeout`. Raises PeerError. Rank 0 serves it until
