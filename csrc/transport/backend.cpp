@@ -76,16 +76,19 @@ std::vector<Spans> spans_in(const at::Tensor& output, int world, const DirectPla
   const auto& ranges = placement == nullptr ? none : placement->ranges;
   for (size_t rank = 0; rank < places.size(); ++rank) {
     Spans spans;
+    const auto add = [&](std::byte* to, size_t bytes) {
+      if (bytes > 0) spans.emplace_back(to, bytes);
+    };
     size_t done = 0;
     for (; next < ranges.size(); ++next) {
       const auto& range = ranges[next];
       if (range.offset >= (rank + 1) * part) break;
       const auto begin = range.offset - rank * part;
-      spans.add(places[rank] + done, begin - done);
-      spans.add(data_of(placement->memory) + range.to, range.bytes);
+      add(places[rank] + done, begin - done);
+      add(data_of(placement->memory) + range.to, range.bytes);
       done = begin + range.bytes;
     }
-    spans.add(places[rank] + done, part - done);
+    add(places[rank] + done, part - done);
     all.push_back(std::move(spans));
   }
   return all;
@@ -287,7 +290,7 @@ Backend::WorkPtr Backend::allgather(TensorLists& outputs, Tensors& inputs, const
         OpType::ALLGATHER, "shardwise:all_gather", in,
         [places, input = in.front(), call](Exchange& exchange, Carrier& /*carrier*/) {
           std::vector<Spans> spans;
-          for (auto* place : places_of(places)) spans.emplace_back(place, input.nbytes());
+          for (auto* place : places_of(places)) spans.push_back({{place, input.nbytes()}});
           exchange.all_gather(call, spans, data_of(input));
           return outcome_of(places);
         });

@@ -9,16 +9,17 @@
 
 namespace shardwise::transport {
 
-void Spans::fill(size_t offset, const std::byte* from, size_t bytes) const {
-  for (const auto& [to, size] : spans_) {
+void fill_spans(const Spans& spans, size_t offset, const std::byte* from, size_t bytes) {
+  for (const auto& span : spans) {
     if (bytes == 0) return;
-    if (offset >= size) {
-      offset -= size;
+    if (offset >= span.size()) {
+      offset -= span.size();
       continue;
     }
-    const auto here = std::min(bytes, size - offset);
+    const auto here = std::min(bytes, span.size() - offset);
+    auto* to = span.data() + offset;
     // A rank's own input may already be in place.
-    if (to + offset != from) std::copy_n(from, here, to + offset);
+    if (to != from) std::copy_n(from, here, to);
     from += here;
     bytes -= here;
     offset = 0;

@@ -72,9 +72,9 @@ void SameHostExchange::all_gather(const Call& call, const std::vector<Spans>& pl
   const auto bytes = call.bytes();
   const auto terms = open(call, {.places = {places.size(), input}, .bytes = bytes});
   if (terms) {
-    for (const int peer : peers()) places[peer].fill(0, (*terms)[peer], bytes);
+    for (const int peer : peers()) fill_spans(places[peer], 0, (*terms)[peer], bytes);
   }
-  places[rank()].fill(0, input, bytes);
+  fill_spans(places[rank()], 0, input, bytes);
   if (!terms) return gather_staged(places, input, bytes);
   if (bytes <= kInline) return;
   steps_.take_and_wait();
@@ -120,7 +120,7 @@ void SameHostExchange::gather_staged(const std::vector<Spans>& places, const std
     const auto stage = layout_.stage(staged_++);
     std::copy_n(input + begin, size, members_->board().begin() + stage);
     steps_.take_and_wait();
-    for (const int peer : peers()) places[peer].fill(begin, board(peer, stage), size);
+    for (const int peer : peers()) fill_spans(places[peer], begin, board(peer, stage), size);
   }
 }
 

@@ -41,12 +41,9 @@ bool StepBarrier::has_arrived(size_t peer) const {
   return static_cast<int32_t>(theirs - steps_) >= 0;
 }
 
-void StepBarrier::take() {
+void StepBarrier::take_and_wait() {
   own_.step.store(++steps_, std::memory_order_release);
   wake_all_on(own_.step);
-}
-
-void StepBarrier::wait() {
   for (size_t peer = 0; peer < peers_.size(); ++peer) {
     while (!has_arrived(peer)) {
       check_peers(peer);

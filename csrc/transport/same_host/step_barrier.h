@@ -80,15 +80,9 @@ class StepBarrier {
   /// `peers` includes this rank.
   StepBarrier(Progress& progress, const Segment& board, const std::vector<Peer>& peers);
 
-  /// Takes a step, and wakes the ranks that wait for it.
-  void take();
-  /// Returns when all ranks have taken as many steps as this one. Fails the progress if a rank is late, dead or has
-  /// stopped.
-  void wait();
-  void take_and_wait() {
-    take();
-    wait();
-  }
+  /// Takes a step, wakes the ranks that wait for it, and returns when all have taken as many steps as this one. Fails
+  /// the progress if a rank is late, dead or has stopped.
+  void take_and_wait();
   /// Call this after the last step of a collective whose data was read in place: fails the progress if a rank may have
   /// freed its memory before it was read.
   void require_all_running();

@@ -47,10 +47,10 @@ void TcpExchange::all_gather(const Call& call, const std::vector<Spans>& places,
   std::vector<Message> messages;
   for (const int peer : peers()) {
     if (small) {
-      places[peer].fill(0, announcements_.data(peer), bytes);
+      fill_spans(places[peer], 0, announcements_.data(peer), bytes);
     } else {
       for (const auto& span : places[peer]) {
-        messages.push_back(connections_.receive(peer, span.to, span.bytes, Phase::gather));
+        messages.push_back(connections_.receive(peer, span.data(), span.size(), Phase::gather));
       }
     }
   }
@@ -58,12 +58,12 @@ void TcpExchange::all_gather(const Call& call, const std::vector<Spans>& places,
     for (const int peer : peers()) {
       const auto* from = input;
       for (const auto& span : places[rank()]) {
-        messages.push_back(connections_.send(peer, from, span.bytes, Phase::gather));
-        from += span.bytes;
+        messages.push_back(connections_.send(peer, from, span.size(), Phase::gather));
+        from += span.size();
       }
     }
   }
-  places[rank()].fill(0, input, bytes);
+  fill_spans(places[rank()], 0, input, bytes);
   connections_.wait(messages);
 }
 
