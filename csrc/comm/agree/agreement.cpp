@@ -61,10 +61,6 @@ void Agreement::release_channels() {
   }
 }
 
-int64_t Agreement::rank() const {
-  return rank_;
-}
-
 void Agreement::require_unbroken() const {
   if (broken_.empty()) return;
   if (by_peer_) throw PeerError(broken_);
@@ -156,7 +152,7 @@ void Agreement::compare(Chain chain, int64_t event, const std::string& text) {
 
 // One axis after the other; along each axis ranks pass on what they have collected so far.
 std::vector<Agreement::Record> Agreement::exchange(Record mine) {
-  mine.rank = rank();
+  mine.rank = rank_;
   std::vector<Record> records{mine};
   const base::WithoutCallerLock unlocked;
   const base::ComputeGuard guard;
@@ -225,7 +221,7 @@ void Agreement::raise(const std::vector<Record>& records) {
   const bool namesakes =
       first.waits == Record::no && records[other].waits == Record::no && first.text == records[other].text;
   const auto text = c10::str(
-      "shardwise: rank ", rank(), ": the ranks do not run the same units in the same order: ", does(0), ", but ",
+      "shardwise: rank ", rank_, ": the ranks do not run the same units in the same order: ", does(0), ", but ",
       does(other),
       namesakes ? c10::str(
                       ", but of another unit of the same name, which was wrapped earlier or later (events ",
@@ -290,14 +286,14 @@ void Agreement::require_alive(size_t line, const std::string& what) {
   const auto now = Clock::now();
   if (!ended_since_) ended_since_ = now;
   if (now - *ended_since_ < kOnItsWay) return;
-  raise_peer_error(c10::str(
-      "shardwise: rank ", rank(), ": ", what, " failed, because ", processes.how_it_ended(ended.front()), "."));
+  raise_peer_error(
+      c10::str("shardwise: rank ", rank_, ": ", what, " failed, because ", processes.how_it_ended(ended.front()), "."));
 }
 
 void Agreement::require_no_failure(const Note& note, const std::string& what) {
   if (note.failed == 0) return;
   raise_peer_error(c10::str(
-      "shardwise: rank ", rank(), ": ", what, " failed, because another rank failed first: ", note.text.data()));
+      "shardwise: rank ", rank_, ": ", what, " failed, because another rank failed first: ", note.text.data()));
 }
 
 void Agreement::check_peers(const Position& position, const std::string& what) {

@@ -145,7 +145,6 @@ class SHARDWISE_API Agreement : public transport::WaitObserver, public std::enab
   [[noreturn]] void raise_peer_error(const std::string& text);
   void require_alive(size_t line, const std::string& what);
   void require_no_failure(const Note& note, const std::string& what);
-  int64_t rank() const;
   /// Makes this thread's waits in the program's own collectives ask this agreement.
   void belong_to_this_thread();
   /// The index of the channel to the ranks that take part in a chain's collectives.

@@ -48,7 +48,9 @@ bool is_piece(const Made& made) {
          weight.storage().nbytes() > weight.nbytes() && !engine::Unit::of(weight);
 }
 
-void refuse_below(const torch::nn::Module& module, const std::string& prefix, const char* function) {
+/// Raises Error if one of torch's modules, this one or below it, has only a piece of the weight that it was made for:
+/// an archive of shards was loaded into it before it was wrapped. `function` is what is being called.
+void refuse_loaded_pieces(const torch::nn::Module& module, const char* function, const std::string& prefix = "") {
   const auto made = made_for(module);
   if (is_piece(made)) {
     throw Error(c10::str(
@@ -58,23 +60,9 @@ void refuse_below(const torch::nn::Module& module, const std::string& prefix, co
         "archive after wrapping, each rank its own, on as many ranks as saved it; or load whole parameters with "
         "load_full_state_dict()."));
   }
-  for (const auto& child : module.named_children()) refuse_below(*child.value(), prefix + child.key() + ".", function);
+  for (const auto& child : module.named_children())
+    refuse_loaded_pieces(*child.value(), function, prefix + child.key() + ".");
 }
-
-/// Raises Error if one of torch's modules, this one or below it, has only a piece of the weight that it was made for:
-/// an archive of shards was loaded into it before it was wrapped. `function` is what is being called.
-void refuse_loaded_pieces(const torch::nn::Module& module, const char* function) {
-  refuse_below(module, "", function);
-}
-
-} // namespace
-
-} // namespace shardwise::nn
-
-namespace shardwise {
-
-namespace nn {
-namespace {
 
 base::WeakTable<const torch::nn::Module*, engine::Unit>& table() {
   static auto* table = new base::WeakTable<const torch::nn::Module*, engine::Unit>;
@@ -153,7 +141,9 @@ ModuleTensors tensors_of_unit(
   return all;
 }
 
-} // namespace nn
+} // namespace shardwise::nn
+
+namespace shardwise {
 
 Unit unit(const torch::nn::Module& module) {
   auto found = nn::find_unit(module, nn::walk(module));
