@@ -18,35 +18,29 @@ namespace {
 
 using namespace std::string_view_literals;
 
-/// How a pickle names the memory of tensors, and dtypes that came later.
-struct NamedType {
-  std::string_view memory;
-  std::string_view dtype;
-  c10::ScalarType type;
-};
-constexpr std::array kNamedTypes = {
-    NamedType{"torch.DoubleStorage", "torch.float64", c10::ScalarType::Double},
-    NamedType{"torch.FloatStorage", "torch.float32", c10::ScalarType::Float},
-    NamedType{"torch.HalfStorage", "torch.float16", c10::ScalarType::Half},
-    NamedType{"torch.BFloat16Storage", "torch.bfloat16", c10::ScalarType::BFloat16},
-    NamedType{"torch.LongStorage", "torch.int64", c10::ScalarType::Long},
-    NamedType{"torch.IntStorage", "torch.int32", c10::ScalarType::Int},
-    NamedType{"torch.ShortStorage", "torch.int16", c10::ScalarType::Short},
-    NamedType{"torch.CharStorage", "torch.int8", c10::ScalarType::Char},
-    NamedType{"torch.ByteStorage", "torch.uint8", c10::ScalarType::Byte},
-    NamedType{"torch.BoolStorage", "torch.bool", c10::ScalarType::Bool},
-    NamedType{"torch.ComplexDoubleStorage", "torch.complex128", c10::ScalarType::ComplexDouble},
-    NamedType{"torch.ComplexFloatStorage", "torch.complex64", c10::ScalarType::ComplexFloat},
-    NamedType{"", "torch.uint64", c10::ScalarType::UInt64},
-    NamedType{"", "torch.uint32", c10::ScalarType::UInt32},
-    NamedType{"", "torch.uint16", c10::ScalarType::UInt16},
-    NamedType{"", "torch.float8_e4m3fn", c10::ScalarType::Float8_e4m3fn},
-    NamedType{"", "torch.float8_e4m3fnuz", c10::ScalarType::Float8_e4m3fnuz},
-    NamedType{"", "torch.float8_e5m2", c10::ScalarType::Float8_e5m2},
-    NamedType{"", "torch.float8_e5m2fnuz", c10::ScalarType::Float8_e5m2fnuz},
-    NamedType{"", "torch.float8_e8m0fnu", c10::ScalarType::Float8_e8m0fnu},
-    NamedType{"", "torch.float4_e2m1fn_x2", c10::ScalarType::Float4_e2m1fn_x2},
-};
+/// Of elements that such a file may have.
+constexpr std::array kTypes = {
+    c10::ScalarType::Double,
+    c10::ScalarType::Float,
+    c10::ScalarType::Half,
+    c10::ScalarType::BFloat16,
+    c10::ScalarType::Long,
+    c10::ScalarType::Int,
+    c10::ScalarType::Short,
+    c10::ScalarType::Char,
+    c10::ScalarType::Byte,
+    c10::ScalarType::Bool,
+    c10::ScalarType::ComplexDouble,
+    c10::ScalarType::ComplexFloat,
+    c10::ScalarType::UInt64,
+    c10::ScalarType::UInt32,
+    c10::ScalarType::UInt16,
+    c10::ScalarType::Float8_e4m3fn,
+    c10::ScalarType::Float8_e4m3fnuz,
+    c10::ScalarType::Float8_e5m2,
+    c10::ScalarType::Float8_e5m2fnuz,
+    c10::ScalarType::Float8_e8m0fnu,
+    c10::ScalarType::Float4_e2m1fn_x2};
 
 constexpr auto kZipMark = "PK\x03\x04"sv;
 /// The pickle of a number, with which files began before torch 1.6.
@@ -293,14 +287,15 @@ class StateDictReader {
     return result;
   }
 
-  /// The type of elements that a global names.
+  /// The type of elements that a global names, as torch.float32 does or, of a memory, torch.FloatStorage.
   std::optional<c10::ScalarType> dtype_at(PickleId id, bool is_dtype) const {
     const auto* global = pickle_.as<PickleGlobal>(id);
-    if (global == nullptr) return {};
-    for (const auto& each : kNamedTypes) {
-      if ((is_dtype ? each.dtype : each.memory) == global->name) return each.type;
-    }
-    return {};
+    const auto found = std::find_if(kTypes.begin(), kTypes.end(), [&](auto type) {
+      const auto name =
+          is_dtype ? std::string(c10::getDtypeNames(type).first) : c10::str(c10::toString(type), "Storage");
+      return global != nullptr && global->name == "torch." + name;
+    });
+    return found == kTypes.end() ? std::nullopt : std::optional(*found);
   }
 
   const std::string& path_;
