@@ -58,10 +58,28 @@ class RankWriter {
   explicit RankWriter(int microbatches) : microbatches_(microbatches) {}
 
   /// Writes nothing if there are no microbatches left for it.
-  void add(const Task& task);
-  void repeat(int times, std::initializer_list<Task> tasks);
+  void add(const Task& task) {
+    if (task.kind == Kind::backward_weight) {
+      if (waiting_.empty()) return;
+      actions_.push_back(waiting_.front());
+      waiting_.pop_front();
+      return;
+    }
+    const auto microbatch = (task.kind == Kind::forward ? forwards_ : backwards_)[task.stage]++;
+    if (microbatch >= microbatches_) return;
+    actions_.push_back({task.kind, task.stage, microbatch});
+    if (task.kind == Kind::backward_input) waiting_.push_back({Kind::backward_weight, task.stage, microbatch});
+  }
+  void repeat(int times, std::initializer_list<Task> tasks) {
+    for (int i = 0; i < times; ++i) {
+      for (const auto& task : tasks) add(task);
+    }
+  }
   /// The list, with the halves on the weights that still wait at its end.
-  std::vector<Action> finish() &&;
+  std::vector<Action> finish() && {
+    actions_.insert(actions_.end(), waiting_.begin(), waiting_.end());
+    return std::move(actions_);
+  }
 
  private:
   int microbatches_;
@@ -70,30 +88,6 @@ class RankWriter {
   std::deque<Action> waiting_;
   std::vector<Action> actions_;
 };
-
-void RankWriter::add(const Task& task) {
-  if (task.kind == Kind::backward_weight) {
-    if (waiting_.empty()) return;
-    actions_.push_back(waiting_.front());
-    waiting_.pop_front();
-    return;
-  }
-  const auto microbatch = (task.kind == Kind::forward ? forwards_ : backwards_)[task.stage]++;
-  if (microbatch >= microbatches_) return;
-  actions_.push_back({task.kind, task.stage, microbatch});
-  if (task.kind == Kind::backward_input) waiting_.push_back({Kind::backward_weight, task.stage, microbatch});
-}
-
-void RankWriter::repeat(int times, std::initializer_list<Task> tasks) {
-  for (int i = 0; i < times; ++i) {
-    for (const auto& task : tasks) add(task);
-  }
-}
-
-std::vector<Action> RankWriter::finish() && {
-  actions_.insert(actions_.end(), waiting_.begin(), waiting_.end());
-  return std::move(actions_);
-}
 
 // The schedules whose stages go round the ranks. They differ in how far the forwards are ahead of the backwards.
 

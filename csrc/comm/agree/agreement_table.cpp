@@ -19,36 +19,6 @@
 namespace shardwise::comm {
 namespace {
 
-/// Ranks make process groups along one axis of a mesh after the other. A rank that fails will not come to the next
-/// axis: it tells the ranks that wait for it there, and they raise its error.
-class MakingWatch {
- public:
-  /// `purpose` distinguishes its keys from others in the stores.
-  MakingWatch(const std::vector<AxisGroup>& lines, const std::string& purpose);
-
-  /// Returns what `make` returns. If it raises PeerError, the other ranks hear of it.
-  template <typename Make>
-  auto over(const Make& make) {
-    try {
-      return make();
-    } catch (const PeerError& error) {
-      tell(base::reason(error));
-      throw;
-    }
-  }
-  /// Raises PeerError if another rank failed.
-  void look();
-
- private:
-  void tell(const std::string& failure);
-
-  const int64_t rank_;
-  Notes notes_;
-  Notes::Bytes mine_{0};
-  std::chrono::milliseconds pause_;
-  std::chrono::steady_clock::time_point next_;
-};
-
 // The first byte of a note about a failure. A rank that has not failed leaves a 0, which also replaces what an earlier
 // attempt left.
 constexpr uint8_t kFailed = 1;
@@ -67,36 +37,60 @@ std::vector<Notes::Board> boards_of(const std::vector<AxisGroup>& lines, const s
   return boards;
 }
 
-MakingWatch::MakingWatch(const std::vector<AxisGroup>& lines, const std::string& purpose)
-    : rank_(lines.front().ranks[lines.front().group->getRank()]),
-      notes_(boards_of(lines, purpose)),
-      pause_(kPause),
-      next_(std::chrono::steady_clock::now() + pause_) {
-  for (const auto& line : lines) pause_ += line.group->getSize() * kPausePerRank;
-}
+/// Ranks make process groups along one axis of a mesh after the other. A rank that fails will not come to the next
+/// axis: it tells the ranks that wait for it there, and they raise its error.
+class MakingWatch {
+ public:
+  /// `purpose` distinguishes its keys from others in the stores.
+  MakingWatch(const std::vector<AxisGroup>& lines, const std::string& purpose)
+      : rank_(lines.front().ranks[lines.front().group->getRank()]),
+        notes_(boards_of(lines, purpose)),
+        pause_(kPause),
+        next_(std::chrono::steady_clock::now() + pause_) {
+    for (const auto& line : lines) pause_ += line.group->getSize() * kPausePerRank;
+  }
 
-void MakingWatch::look() {
-  const auto now = std::chrono::steady_clock::now();
-  if (now >= next_) {
+  /// Returns what `make` returns. If it raises PeerError, the other ranks hear of it.
+  template <typename Make>
+  auto over(const Make& make) {
+    try {
+      return make();
+    } catch (const PeerError& error) {
+      tell(base::reason(error));
+      throw;
+    }
+  }
+  /// Raises PeerError if another rank failed.
+  void look() {
+    const auto now = std::chrono::steady_clock::now();
+    if (now >= next_) {
+      notes_.leave(mine_);
+      next_ = now + pause_;
+    }
+    for (const auto& [board, note] : notes_.answers_to(mine_)) {
+      if (note.empty() || note.front() != kFailed) continue;
+      throw PeerError(c10::str(
+          "shardwise: rank ", rank_,
+          ": the process groups of a mesh could not be made, because another rank failed first: ",
+          std::string(note.begin() + 1, note.end())));
+    }
+  }
+
+ private:
+  void tell(const std::string& failure) {
+    constexpr std::chrono::milliseconds kTell{500};
+    mine_ = {kFailed};
+    mine_.insert(mine_.end(), failure.begin(), failure.end());
     notes_.leave(mine_);
-    next_ = now + pause_;
+    notes_.flush(kTell);
   }
-  for (const auto& [board, note] : notes_.answers_to(mine_)) {
-    if (note.empty() || note.front() != kFailed) continue;
-    throw PeerError(c10::str(
-        "shardwise: rank ", rank_,
-        ": the process groups of a mesh could not be made, because another rank failed first: ",
-        std::string(note.begin() + 1, note.end())));
-  }
-}
 
-void MakingWatch::tell(const std::string& failure) {
-  constexpr std::chrono::milliseconds kTell{500};
-  mine_ = {kFailed};
-  mine_.insert(mine_.end(), failure.begin(), failure.end());
-  notes_.leave(mine_);
-  notes_.flush(kTell);
-}
+  const int64_t rank_;
+  Notes notes_;
+  Notes::Bytes mine_{0};
+  std::chrono::milliseconds pause_;
+  std::chrono::steady_clock::time_point next_;
+};
 
 using Groups = std::vector<c10::weak_intrusive_ptr<c10d::ProcessGroup>>;
 

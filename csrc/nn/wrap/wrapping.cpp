@@ -26,15 +26,54 @@
 namespace shardwise::nn {
 namespace {
 
+// Made for every forward and backward. apply() copies no list of modules.
+uint64_t fingerprint(const torch::nn::Module& module) {
+  uint64_t sum = 0;
+  module.apply([&](const torch::nn::Module& part) {
+    for (const auto& parameter : ModuleParts::of(part)) {
+      const auto& tensor = parameter.value();
+      sum = sum * 31 + reinterpret_cast<uintptr_t>(tensor.unsafeGetTensorImpl());
+      sum = sum * 31 + (tensor.defined() && tensor.requires_grad() ? 1 : 0);
+    }
+  });
+  return sum;
+}
+
 /// Notices parameters that were registered with wrapped modules later: no unit would average their gradients. Owns no
 /// module.
 class LaterParameters {
  public:
   /// Made when the modules have been wrapped and have hooks. What is in no unit now was left out on purpose.
-  LaterParameters(const std::vector<torch::nn::Module*>& modules, std::string function);
+  LaterParameters(const std::vector<torch::nn::Module*>& modules, std::string function)
+      : function_(std::move(function)) {
+    for (auto* module : modules) {
+      wrapped_.push_back({module, HookTable::get().life(*module)});
+      for (const auto& parameter : walk(*module).parameters) {
+        if (!engine::Unit::of(parameter.tensor)) left_out_.emplace_back(parameter.tensor.getIntrusivePtr());
+      }
+    }
+  }
 
   /// Raises Error if there is one that needs a gradient and has no unit.
-  void refuse(int64_t rank);
+  void refuse(int64_t rank) {
+    for (auto& [module, life, known] : wrapped_) {
+      if (life.expired()) continue;
+      const auto now = fingerprint(*module);
+      if (now == known) continue;
+      for_each_tensor(*module, [&](const std::string& name, const at::Tensor& tensor, bool is_parameter) {
+        const auto is_same = [&](const Parameter& other) {
+          return other._unsafe_get_target() == tensor.unsafeGetTensorImpl();
+        };
+        if (!is_parameter || !tensor.requires_grad() || engine::Unit::of(tensor)) return;
+        if (std::any_of(left_out_.begin(), left_out_.end(), is_same)) return;
+        throw Error(c10::str(
+            "shardwise: rank ", rank, ": the parameter '", name, "' was registered after ", function_,
+            "(), so no rank averages its gradient and each would train it alone. Register all modules and parameters "
+            "before wrapping, or give the new module to replicate() or fully_shard() too."));
+      });
+      known = now;
+    }
+  }
 
  private:
   using Parameter = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
@@ -50,49 +89,6 @@ class LaterParameters {
   /// Holds their addresses, which no other tensor can have meanwhile.
   std::vector<Parameter> left_out_;
 };
-
-// Made for every forward and backward. apply() copies no list of modules.
-uint64_t fingerprint(const torch::nn::Module& module) {
-  uint64_t sum = 0;
-  module.apply([&](const torch::nn::Module& part) {
-    for (const auto& parameter : ModuleParts::of(part)) {
-      const auto& tensor = parameter.value();
-      sum = sum * 31 + reinterpret_cast<uintptr_t>(tensor.unsafeGetTensorImpl());
-      sum = sum * 31 + (tensor.defined() && tensor.requires_grad() ? 1 : 0);
-    }
-  });
-  return sum;
-}
-
-LaterParameters::LaterParameters(const std::vector<torch::nn::Module*>& modules, std::string function)
-    : function_(std::move(function)) {
-  for (auto* module : modules) {
-    wrapped_.push_back({module, HookTable::get().life(*module)});
-    for (const auto& parameter : walk(*module).parameters) {
-      if (!engine::Unit::of(parameter.tensor)) left_out_.emplace_back(parameter.tensor.getIntrusivePtr());
-    }
-  }
-}
-
-void LaterParameters::refuse(int64_t rank) {
-  for (auto& [module, life, known] : wrapped_) {
-    if (life.expired()) continue;
-    const auto now = fingerprint(*module);
-    if (now == known) continue;
-    for_each_tensor(*module, [&](const std::string& name, const at::Tensor& tensor, bool is_parameter) {
-      const auto is_same = [&](const Parameter& other) {
-        return other._unsafe_get_target() == tensor.unsafeGetTensorImpl();
-      };
-      if (!is_parameter || !tensor.requires_grad() || engine::Unit::of(tensor)) return;
-      if (std::any_of(left_out_.begin(), left_out_.end(), is_same)) return;
-      throw Error(c10::str(
-          "shardwise: rank ", rank, ": the parameter '", name, "' was registered after ", function_,
-          "(), so no rank averages its gradient and each would train it alone. Register all modules and parameters "
-          "before wrapping, or give the new module to replicate() or fully_shard() too."));
-    });
-    known = now;
-  }
-}
 
 // As torch does it, and for buffers too. The tensors of an inner unit are where that unit wants them.
 void move_to(at::Device device, const std::vector<engine::NamedTensor>& tensors) {
