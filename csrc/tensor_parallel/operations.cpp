@@ -216,18 +216,9 @@ bool is_detached(const Call& call) {
 
 Views views_among(Arguments arguments) {
   Views views;
-  const auto add = [&](size_t position, const at::Tensor& tensor) {
+  nn::for_each_tensor_among(arguments, [&](size_t position, const at::Tensor& tensor) {
     if (auto view = split::find_split(tensor)) views.emplace(position, std::move(*view));
-  };
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].isTensor()) {
-      add(i, arguments[i].toTensor());
-    } else if (arguments[i].isTensorList() || arguments[i].isOptionalTensorList()) {
-      for (const auto& element : arguments[i].toListRef()) {
-        if (element.isTensor()) add(i, element.toTensor());
-      }
-    }
-  }
+  });
   return views;
 }
 

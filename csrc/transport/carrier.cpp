@@ -1,5 +1,6 @@
 #include "transport/carrier.h"
 
+#include "base/ends_within.h"
 #include "base/reason.h"
 
 #include <c10/util/StringUtil.h>
@@ -34,14 +35,7 @@ std::optional<std::string> Carrier::why_not_done(const c10::intrusive_ptr<c10d::
 }
 
 void Carrier::wait(c10d::Work& work) {
-  while (!work.isCompleted()) {
-    progress_.check();
-    try {
-      work.wait(kLook);
-    } catch (const std::exception&) {
-      continue; // This only polls; the wait below reports the error.
-    }
-  }
+  while (!work.isCompleted() && !base::ends_within(work, kLook)) progress_.check();
   try {
     work.wait();
   } catch (const std::exception& error) {

@@ -6,10 +6,6 @@
 
 #include <memory>
 
-namespace torch::nn {
-class Module;
-}
-
 namespace shardwise::nn {
 
 class UnitTouch;

@@ -67,17 +67,6 @@ class LocalValues::Followed : public TouchListener {
 
 namespace {
 
-template <typename Visit>
-void visit_tensors(c10::ArrayRef<c10::IValue> values, const Visit& visit) {
-  for (const auto& value : values) {
-    if (value.isTensor()) {
-      visit(value.toTensor());
-    } else if (value.isTensorList()) {
-      for (const at::Tensor& tensor : value.toTensorVector()) visit(tensor);
-    }
-  }
-}
-
 /// Besides single numbers, only results of these are followed from a piece: what is computed element by element is
 /// right on each rank.
 bool gathers(const c10::OperatorHandle& operation) {
@@ -89,7 +78,7 @@ bool gathers(const c10::OperatorHandle& operation) {
 
 void LocalValues::follow(const c10::OperatorHandle& operation, Local local, c10::ArrayRef<c10::IValue> results) {
   if (local != Local::number && operation.schema().is_mutable()) return;
-  visit_tensors(results, [&](const at::Tensor& result) {
+  for_each_tensor_among(results, [&](size_t, const at::Tensor& result) {
     if (!result.defined() || !result.has_storage() || !result.is_floating_point()) return;
     const bool is_number = local == Local::number || result.dim() == 0;
     if (is_number || local == Local::values || gathers(operation)) {
@@ -99,7 +88,7 @@ void LocalValues::follow(const c10::OperatorHandle& operation, Local local, c10:
 }
 
 void LocalValues::forget(c10::ArrayRef<c10::IValue> arguments) {
-  visit_tensors(arguments, [](const at::Tensor& tensor) {
+  for_each_tensor_among(arguments, [](size_t, const at::Tensor& tensor) {
     if (tensor.defined() && tensor.has_storage() && has_touch_key(tensor)) Followed::get()->forget(tensor);
   });
 }

@@ -167,22 +167,11 @@ using AllKeyed = c10::SmallVector<Keyed, 4>;
 
 AllKeyed keyed_among(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
   AllKeyed all;
-  const auto add = [&](const c10::IValue& value, const c10::Argument& argument) {
-    if (!value.isTensor()) return;
-    const at::Tensor& tensor = value.toTensor();
+  for_each_tensor_among(arguments_of(schema, stack), [&](size_t position, const at::Tensor& tensor) {
     if (!has_touch_key(tensor) || !tensor.has_storage()) return;
-    const auto* alias = argument.alias_info();
+    const auto* alias = schema.arguments()[position].alias_info();
     all.push_back({listener_of(tensor), &tensor, alias != nullptr && alias->isWrite()});
-  };
-  const auto& arguments = schema.arguments();
-  const auto values = torch::jit::last(stack, arguments.size());
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (!values[i].isTensor() && (values[i].isTensorList() || values[i].isOptionalTensorList())) {
-      for (const auto& element : values[i].toListRef()) add(element, arguments[i]);
-    } else {
-      add(values[i], arguments[i]);
-    }
-  }
+  });
   return all;
 }
 

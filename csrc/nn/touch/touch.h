@@ -102,6 +102,20 @@ class SHARDWISE_API TouchListener {
   }
 };
 
+/// Calls visit(position, tensor) for the tensors among these values, also for those in lists.
+template <typename Visit>
+void for_each_tensor_among(c10::ArrayRef<c10::IValue> values, const Visit& visit) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i].isTensor()) {
+      visit(i, values[i].toTensor());
+    } else if (values[i].isTensorList() || values[i].isOptionalTensorList()) {
+      for (const auto& element : values[i].toListRef()) {
+        if (element.isTensor()) visit(i, element.toTensor());
+      }
+    }
+  }
+}
+
 /// Runs an operation with keyed tensors in another way: leaves its results on the stack in the place of its arguments,
 /// and returns true. Runs after all listeners, and without any. There is one for the process, which tensor parallelism
 /// sets.

@@ -7,10 +7,6 @@
 #include <memory>
 #include <vector>
 
-namespace torch::nn {
-class Module;
-}
-
 namespace shardwise::nn {
 
 using Modules = std::vector<torch::nn::Module*>;
