@@ -56,7 +56,9 @@ class IndexReader {
     if (is_one_file_) {
       index_.files.emplace(name_of(index_.path), std::nullopt);
     } else if (index_.marker) {
-      find_own_files();
+      const auto problem = files_error(disk_, index_.path, *index_.marker);
+      if (!problem.empty()) fail(problem);
+      for (const auto& file : index_.marker->files) index_.files.emplace(file.name, file);
     } else {
       find_foreign_files();
     }
@@ -81,12 +83,6 @@ class IndexReader {
 
   [[noreturn]] void fail(const std::string& why) const {
     throw Error(c10::str("shardwise: the checkpoint ", index_.path, " is broken: ", why, ". ", kRemedy));
-  }
-
-  void find_own_files() {
-    const auto problem = files_error(disk_, index_.path, *index_.marker);
-    if (!problem.empty()) fail(problem);
-    for (const auto& file : index_.marker->files) index_.files.emplace(file.name, file);
   }
 
   void find_foreign_files() {

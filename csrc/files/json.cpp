@@ -114,12 +114,6 @@ class JsonBuilder final : public nlohmann::json_sax<nlohmann::json> {
   std::string problem_;
 };
 
-std::string text_of_number(double number) {
-  if (!std::isfinite(number))
-    throw ValueError("shardwise: JSON cannot represent NaN or infinity. Give a finite number.");
-  return nlohmann::json(number).dump();
-}
-
 std::string text_of_string(const std::string& text) {
   if (!is_utf8(text)) {
     throw ValueError(c10::str(
@@ -149,7 +143,9 @@ void write_json(const Json& json, size_t depth, std::string& text) {
   } else if (const auto* string = json.as<std::string>()) {
     text += text_of_string(*string);
   } else if (const auto* fraction = json.as<double>()) {
-    text += text_of_number(*fraction);
+    if (!std::isfinite(*fraction))
+      throw ValueError("shardwise: JSON cannot represent NaN or infinity. Give a finite number.");
+    text += nlohmann::json(*fraction).dump();
   } else if (const auto* number = json.as<int64_t>()) {
     text += std::to_string(*number);
   } else if (const auto* truth = json.as<bool>()) {

@@ -93,7 +93,13 @@ class StateDictReader {
           "torch::load() into a module that is not wrapped yet, or ",
           lower_first(kStateDictAlone)));
     }
-    if (entries.contains(prefix_ + "byteorder")) check_byte_order(content_of(file, prefix_ + "byteorder", 100));
+    const auto order =
+        entries.contains(prefix_ + "byteorder") ? content_of(file, prefix_ + "byteorder", 100) : "little";
+    if (order != "little") {
+      throw Error(c10::str(
+          "shardwise: ", path_, " cannot be loaded: its byte order is ", in_quotes(order),
+          ", and this machine's is little. Load and save it in Python on this machine."));
+    }
     pickle_ = parse_pickle(content_of(file, found->first, kLongestHeader), c10::str("data.pkl in ", path_));
   }
 
@@ -151,13 +157,6 @@ class StateDictReader {
     std::string text(static_cast<size_t>(end - begin), '\0');
     read_all(file, std::as_writable_bytes(std::span(text)), begin, path_);
     return text;
-  }
-
-  void check_byte_order(const std::string& order) const {
-    if (order == "little") return;
-    throw Error(c10::str(
-        "shardwise: ", path_, " cannot be loaded: its byte order is ", in_quotes(order),
-        ", and this machine's is little. Load and save it in Python on this machine."));
   }
 
   /// The name of what makes this object; "" if nothing does.

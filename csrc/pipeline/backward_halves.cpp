@@ -46,12 +46,6 @@ void for_each_below(const edge_list& roots, const Act& act) {
   }
 }
 
-edge_list edges_of(const Tensors& tensors) {
-  edge_list edges;
-  for (const auto& tensor : tensors) edges.push_back(autograd::impl::gradient_edge(tensor));
-  return edges;
-}
-
 /// The ends of all ways from these edges: what accumulates gradients.
 edge_list ends_of(const edge_list& roots) {
   edge_list ends;
@@ -171,7 +165,8 @@ Tensors BackwardHalves::input_gradients(const Tensors& inputs) {
     return autograd::grad(outputs_, inputs, gradients_, /*retain_graph=*/true, false, /*allow_unused=*/true);
   };
   if (repeats_) return find();
-  const auto roots = edges_of(outputs_);
+  edge_list roots;
+  for (const auto& output : outputs_) roots.push_back(autograd::impl::gradient_edge(output));
   const Paths paths(roots, inputs);
   std::vector<Node> on_the_way;
   for (const auto& node : paths.operations()) {

@@ -7,7 +7,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <numeric>
 
 namespace shardwise::transport {
 namespace {
@@ -55,11 +54,6 @@ bool sums(c10d::ReduceOp::RedOpType op, at::ScalarType dtype) {
   return (mean || op == c10d::ReduceOp::SUM) && can_add_up(dtype, mean);
 }
 
-bool sums_all(const Exchange& exchange, c10d::ReduceOp::RedOpType op, const at::Tensor& tensor) {
-  const auto dtype = tensor.scalar_type();
-  return sums(op, dtype) && !exchange.leaves_all_reduce_to_gloo(tensor.nbytes(), dtype, op);
-}
-
 std::vector<std::byte*> places_in(const at::Tensor& whole, int world) {
   std::vector<std::byte*> places;
   for (int rank = 0; rank < world; ++rank) places.push_back(data_of(whole) + rank * (whole.nbytes() / world));
@@ -92,12 +86,6 @@ std::vector<Spans> spans_in(const at::Tensor& output, int world, const DirectPla
     all.push_back(std::move(spans));
   }
   return all;
-}
-
-int64_t number_of(const std::vector<Spans>& all) {
-  return std::accumulate(all.begin(), all.end(), int64_t{0}, [](int64_t sum, const Spans& spans) {
-    return sum + static_cast<int64_t>(spans.size());
-  });
 }
 
 std::vector<const std::byte*> readable(const std::vector<std::byte*>& places) {
@@ -222,7 +210,9 @@ Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors, const c10d::Allr
         type, "shardwise:all_reduce", own,
         [tensors = own, calls, options](Exchange& exchange, Carrier& carrier) mutable {
           for (size_t i = 0; i < tensors.size(); ++i) {
-            if (sums_all(exchange, options.reduceOp, tensors[i])) {
+            const auto dtype = tensors[i].scalar_type();
+            const auto op = options.reduceOp;
+            if (sums(op, dtype) && !exchange.leaves_all_reduce_to_gloo(tensors[i].nbytes(), dtype, op)) {
               exchange.all_reduce(calls[i], data_of(tensors[i]));
             } else {
               Tensors one{tensors[i]};
@@ -268,7 +258,7 @@ Backend::WorkPtr Backend::_allgather_base(
     const auto* placement = DirectPlacementScope::current();
     auto spans = spans_in(out, getSize(), placement);
     auto call = call_of(Kind::all_gather, in, options.timeout);
-    if (placement != nullptr) call.signature.pieces = number_of(spans);
+    for (const auto& each : spans) call.signature.pieces += placement == nullptr ? 0 : each.size();
     return issue(
         OpType::_ALLGATHER_BASE, "shardwise:all_gather", {in},
         [output = out, input = in, memory = placement == nullptr ? at::Tensor() : placement->memory,

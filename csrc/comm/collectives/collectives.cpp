@@ -21,19 +21,15 @@ namespace {
 constexpr std::chrono::milliseconds kFirstCheck = std::chrono::seconds(1);
 constexpr std::chrono::milliseconds kNextCheck = std::chrono::milliseconds(200);
 
-/// Our transport's errors say what happened; torch's only say that something did.
-bool tells_what_happened(const std::exception& error) {
-  return base::text_of(error).starts_with("shardwise: ");
-}
-
 /// What the error of a collective says, and whether that is the cause.
 struct Why {
   std::string text;
   bool is_cause = true;
 };
 
+// Our transport's errors say what happened; torch's only say that something did.
 Why why_of(const std::exception& error) {
-  return {base::reason(error), tells_what_happened(error)};
+  return {base::reason(error), base::text_of(error).starts_with("shardwise: ")};
 }
 
 [[noreturn]] void fail(

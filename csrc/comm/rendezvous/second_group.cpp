@@ -118,15 +118,6 @@ Processes members(const GroupSpec& spec, const Ranks& names, const std::vector<s
   return Processes(chosen);
 }
 
-/// Before store_barrier() none of them ends in order.
-void refuse_dead(const GroupSpec& spec, const Processes& processes) {
-  const auto ended = processes.ended();
-  if (ended.empty()) return;
-  throw PeerError(c10::str(
-      "shardwise: ", spec.me(), " cannot make the process group '", spec.name, "', because ",
-      processes.how_it_ended(ended.front()), "."));
-}
-
 } // namespace
 
 SecondGroup make_second_group(c10d::ProcessGroup& first, Ranks names, GroupSpec spec) {
@@ -143,7 +134,12 @@ SecondGroup make_second_group(c10d::ProcessGroup& first, Ranks names, GroupSpec 
     const auto processes = members(spec, names, identities);
     const auto look = [&] {
       if (spec.look) spec.look();
-      refuse_dead(spec, processes);
+      // Before store_barrier() none of them ends in order.
+      const auto ended = processes.ended();
+      if (ended.empty()) return;
+      throw PeerError(c10::str(
+          "shardwise: ", spec.me(), " cannot make the process group '", spec.name, "', because ",
+          processes.how_it_ended(ended.front()), "."));
     };
     auto joined = call_with_timeout(
         spec.connect_timeout, look, [spec] { return rendezvous(spec, Processes::identity(spec.name_of(spec.rank))); });

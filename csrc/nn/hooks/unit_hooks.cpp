@@ -37,12 +37,6 @@ void mark_calls(torch::nn::Module& module, const std::weak_ptr<UnitTouch>& weak)
   register_forward_hook(module, end, ForwardHookOptions().always_call(true));
 }
 
-void watch_outputs(const HookTensors& outputs, const WeakUnit& weak) {
-  for (const auto& output : outputs) {
-    if (output.defined()) engine::begin_backward_at(output, weak);
-  }
-}
-
 } // namespace
 
 TestSwitches& test_switches() {
@@ -72,7 +66,9 @@ void watch_calls(torch::nn::Module& module, const std::shared_ptr<engine::Unit>&
     register_forward_hook(module, [weak](torch::nn::Module&, HookTensors& outputs) {
       const auto self = weak.lock();
       if (!self) return;
-      if (c10::GradMode::is_enabled()) watch_outputs(outputs, weak);
+      for (const auto& output : outputs) {
+        if (c10::GradMode::is_enabled() && output.defined()) engine::begin_backward_at(output, weak);
+      }
       self->schedule()->leave(*self);
     });
   }

@@ -272,11 +272,6 @@ class SharedMemory {
   std::unordered_map<const c10::StorageImpl*, int> uses_;
 };
 
-/// Whether the tensor is a view of one that the function captured.
-bool views_captured(const nn::ActivationCheckpointRun& run, const at::Tensor& output) {
-  return output.is_view() && !run.graph.made(at::Tensor(output._base()));
-}
-
 /// The input that the function returned as it is, or null.
 const at::Tensor* returned_input(
     const nn::ActivationCheckpointRun& run, const Tensors& inputs, const at::Tensor& output) {
@@ -303,7 +298,8 @@ Tensors activation_checkpoint(
       // change another tensor unseen.
       const c10::AutoGradMode no_grad(false);
       auto ours = output.detach();
-      if (memory.has_others(output) || views_captured(run, output)) ours = ours.clone();
+      const bool views_captured = output.is_view() && !run.graph.made(at::Tensor(output._base()));
+      if (memory.has_others(output) || views_captured) ours = ours.clone();
       torch::autograd::create_gradient_edge(ours, node);
       outputs.push_back(std::move(ours));
     } else {

@@ -91,11 +91,6 @@ nn::GradientNorm norm_of(
   return total;
 }
 
-/// Multiplies in single precision. With a factor on a device torch would multiply in half precision.
-void scale_halves(const std::vector<at::Tensor>& values, const at::Tensor& factor) {
-  for (const auto& half : values) half.copy_(half.to(at::kFloat).mul_(factor));
-}
-
 /// Scales them by a factor that is on the device of the norm. The host reads it only if gradients are on the host.
 void scale(const std::vector<Gradient>& gradients, const at::Tensor& factor) {
   const c10::InferenceMode no_inference(false);
@@ -116,7 +111,12 @@ void scale(const std::vector<Gradient>& gradients, const at::Tensor& factor) {
       const base::ComputeGuard guard;
       there = nn::moved_to(factor, alike.device).to(is_half ? at::kFloat : c10::toRealValueType(alike.dtype));
     }
-    is_half ? scale_halves(alike.values, there) : at::_foreach_mul_(alike.values, there);
+    if (!is_half) {
+      at::_foreach_mul_(alike.values, there);
+      continue;
+    }
+    // In single precision. With a factor on a device torch would multiply in half precision.
+    for (const auto& half : alike.values) half.copy_(half.to(at::kFloat).mul_(there));
   }
 }
 
