@@ -26,9 +26,6 @@ class SHARDWISE_API AxisPieces {
   int64_t size() const {
     return segment_ * segments_;
   }
-  int64_t ranks() const {
-    return static_cast<int64_t>(of_rank_.size());
-  }
   int64_t segments() const {
     return segments_;
   }

@@ -69,16 +69,12 @@ at::Tensor DTensorParameter::gradient(const at::Tensor& mean) {
     if (shown_.size() == 2) shown_.erase(shown_.begin());
     vacant = &shown_.emplace_back(Shown{KeptObject(dtensor_class()(mean, spec, py::arg("requires_grad") = false))});
   }
-  put(mean, *vacant);
-  return THPVariable_Unpack(vacant->dtensor.get().ptr());
-}
-
-void DTensorParameter::put(const at::Tensor& mean, Shown& shown) const {
-  const auto dtensor = shown.dtensor.get();
+  const auto dtensor = vacant->dtensor.get();
   if (!is_around(local_of(dtensor), mean)) set_local(dtensor, py::cast(mean));
   const auto local = local_of(dtensor);
-  shown.uses = mean.use_count();
-  shown.references = Py_REFCNT(local.ptr());
+  vacant->uses = mean.use_count();
+  vacant->references = Py_REFCNT(local.ptr());
+  return THPVariable_Unpack(dtensor.ptr());
 }
 
 bool DTensorParameter::is_held(const at::Tensor& mean) const {

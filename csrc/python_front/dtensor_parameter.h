@@ -35,8 +35,6 @@ class DTensorParameter : public group::VisibleParameter {
     Py_ssize_t references = 0;
   };
 
-  void put(const at::Tensor& mean, Shown& shown) const;
-
   /// The Python object, not the tensor in it: torch exchanges that tensor when modules are cast, if nobody else holds
   /// it.
   KeptObject parameter_;

@@ -53,14 +53,6 @@ Agreement::Agreement(std::vector<Channel> channels, std::chrono::milliseconds ti
       }()),
       timeout_(timeout) {}
 
-// Destroyed on threads of their own: a channel may have a collective in flight that no rank will join, and would wait
-// for it.
-void Agreement::release_channels() {
-  for (auto& channel : channels_) {
-    if (channel.control) std::thread([control = std::move(channel.control)]() mutable { control.reset(); }).detach();
-  }
-}
-
 void Agreement::require_unbroken() const {
   if (broken_.empty()) return;
   if (by_peer_) throw PeerError(broken_);
@@ -171,7 +163,7 @@ std::vector<Agreement::Record> Agreement::exchange(Record mine) {
         polling_ = {};
         return exchange_notes({});
       });
-      raise_peer_error(c10::str(
+      fail(c10::str(
           "shardwise: rank ", mine.rank, mine.waits == Record::no ? " is about to start " : " waits for ",
           mine.text.data(), ", and could not ask the other ranks what they do",
           cause.empty() ? c10::str(
@@ -253,7 +245,7 @@ void Agreement::join(Record mine, const std::string& what) {
   raise(exchange(mine));
 }
 
-void Agreement::raise_peer_error(const std::string& text) {
+void Agreement::fail(const std::string& text) {
   if (broken_.empty()) {
     broken_ = text;
     by_peer_ = true;
@@ -263,7 +255,11 @@ void Agreement::raise_peer_error(const std::string& text) {
     // Other ranks may wait for this one, although it waits for no rank any more.
     constexpr std::chrono::milliseconds kTell{500};
     notes_.flush(kTell);
-    release_channels();
+    // Destroyed on threads of their own: a channel may have a collective in flight that no rank will join, and would
+    // wait for it.
+    for (auto& channel : channels_) {
+      if (channel.control) std::thread([control = std::move(channel.control)]() mutable { control.reset(); }).detach();
+    }
   }
   throw PeerError(text);
 }
@@ -286,13 +282,13 @@ void Agreement::require_alive(size_t line, const std::string& what) {
   const auto now = Clock::now();
   if (!ended_since_) ended_since_ = now;
   if (now - *ended_since_ < kOnItsWay) return;
-  raise_peer_error(
+  fail(
       c10::str("shardwise: rank ", rank_, ": ", what, " failed, because ", processes.how_it_ended(ended.front()), "."));
 }
 
 void Agreement::require_no_failure(const Note& note, const std::string& what) {
   if (note.failed == 0) return;
-  raise_peer_error(c10::str(
+  fail(c10::str(
       "shardwise: rank ", rank_, ": ", what, " failed, because another rank failed first: ", note.text.data()));
 }
 

@@ -93,9 +93,7 @@ class SHARDWISE_API Agreement : public transport::WaitObserver, public std::enab
   std::string cause_of_failure(const Position& position);
   /// Call this when a collective failed, or work outside the order. Nothing can be issued afterwards, and the other
   /// ranks learn why. Raises PeerError.
-  [[noreturn]] void fail(const std::string& text) {
-    raise_peer_error(text);
-  }
+  [[noreturn]] void fail(const std::string& text);
   /// Whether nothing can be issued any more.
   bool broken() const {
     return !broken_.empty();
@@ -142,7 +140,6 @@ class SHARDWISE_API Agreement : public transport::WaitObserver, public std::enab
   void wait_in_exchange(c10d::Work& work, size_t line, const Record& mine);
   [[noreturn]] void join(Record mine, const std::string& what);
   [[noreturn]] void raise(const std::vector<Record>& records);
-  [[noreturn]] void raise_peer_error(const std::string& text);
   void require_alive(size_t line, const std::string& what);
   void require_no_failure(const Note& note, const std::string& what);
   /// Makes this thread's waits in the program's own collectives ask this agreement.
@@ -152,7 +149,6 @@ class SHARDWISE_API Agreement : public transport::WaitObserver, public std::enab
   std::array<int64_t, kChains> positions() const;
   /// Leaves a note for the others, and returns theirs.
   std::vector<std::pair<size_t, Note>> exchange_notes(Note mine);
-  void release_channels();
 
   int64_t forks_ = base::forks();
   std::vector<Channel> channels_;

@@ -11,10 +11,11 @@
 #include <unordered_map>
 
 namespace shardwise::nn {
+namespace {
 
 /// The memory of such values. What is done with them is for others to refuse, who ask local(); only a value that leaves
 /// is noticed here.
-class LocalValues::Followed : public TouchListener {
+class Followed : public TouchListener {
  public:
   static const std::shared_ptr<Followed>& get() {
     static const auto* followed = new std::shared_ptr<Followed>(std::make_shared<Followed>());
@@ -65,8 +66,6 @@ class LocalValues::Followed : public TouchListener {
   base::Sweep sweep_;
 };
 
-namespace {
-
 /// Besides single numbers, only results of these are followed from a piece: what is computed element by element is
 /// right on each rank.
 bool gathers(const c10::OperatorHandle& operation) {
@@ -76,7 +75,7 @@ bool gathers(const c10::OperatorHandle& operation) {
 
 } // namespace
 
-void LocalValues::follow(const c10::OperatorHandle& operation, Local local, c10::ArrayRef<c10::IValue> results) {
+void follow_local(const c10::OperatorHandle& operation, Local local, c10::ArrayRef<c10::IValue> results) {
   if (local != Local::number && operation.schema().is_mutable()) return;
   for_each_tensor_among(results, [&](size_t, const at::Tensor& result) {
     if (!result.defined() || !result.has_storage() || !result.is_floating_point()) return;
@@ -87,7 +86,7 @@ void LocalValues::follow(const c10::OperatorHandle& operation, Local local, c10:
   });
 }
 
-void LocalValues::forget(c10::ArrayRef<c10::IValue> arguments) {
+void forget_local(c10::ArrayRef<c10::IValue> arguments) {
   for_each_tensor_among(arguments, [](size_t, const at::Tensor& tensor) {
     if (tensor.defined() && tensor.has_storage() && has_touch_key(tensor)) Followed::get()->forget(tensor);
   });

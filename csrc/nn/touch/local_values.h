@@ -10,15 +10,10 @@ namespace shardwise::nn {
 /// is among the arguments.
 ///
 /// They are followed through operations until a collective gets the value, or the program reads it as a plain number.
-class LocalValues {
- public:
-  /// To be called with the results of an operation. `local` is the highest Local among its arguments.
-  static void follow(const c10::OperatorHandle& operation, Local local, c10::ArrayRef<c10::IValue> results);
-  /// The ranks exchange these arguments, which are followed no more.
-  static void forget(c10::ArrayRef<c10::IValue> arguments);
-
- private:
-  class Followed;
-};
+///
+/// To be called with the results of an operation. `local` is the highest Local among its arguments.
+void follow_local(const c10::OperatorHandle& operation, Local local, c10::ArrayRef<c10::IValue> results);
+/// The ranks exchange these arguments, which are followed no more.
+void forget_local(c10::ArrayRef<c10::IValue> arguments);
 
 } // namespace shardwise::nn

@@ -259,7 +259,7 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
   }
   if (caster) cast_arguments(schema, *stack, *caster->wanted_dtype(), *caster);
   if (local > Local::piece && operation.operator_name().name.starts_with("c10d::")) {
-    LocalValues::forget(arguments);
+    forget_local(arguments);
     local = Local::no;
   }
   const auto depth = stack->size();
@@ -270,7 +270,7 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
     throw;
   }
   if (local != Local::no) {
-    LocalValues::follow(operation, local, torch::jit::last(*stack, schema.returns().size()));
+    follow_local(operation, local, torch::jit::last(*stack, schema.returns().size()));
   }
 }
 

@@ -4,7 +4,6 @@
 
 #include <torch/nn.h>
 
-#include <algorithm>
 #include <set>
 #include <typeinfo>
 #include <unordered_map>
