@@ -77,10 +77,20 @@ void GradientSums::rest() {
   if (!extent_) for_each([](auto& gradients) { gradients.rest(); });
 }
 
+bool GradientSums::has_large(const group::Parameter& arrived) {
+  const auto& fresh = arrived.fresh();
+  large_waits_ = large_waits_ || (fresh.defined() && group::Gradients::moves_at_once(fresh.numel()));
+  return large_waits_;
+}
+
 void GradientSums::take_large(bool is_next) {
   if (extent_ || planned_ == Extent::nothing || unit_.ranks().world() == 1) return;
   const auto given = rule();
-  for_each([&](auto& gradients) { gradients.take_large(is_next, given, unit_.buffers(), unit_.own_counters()); });
+  large_waits_ = false;
+  for_each([&](auto& gradients) {
+    const bool waits = gradients.take_large(is_next, given, unit_.buffers(), unit_.own_counters());
+    large_waits_ = large_waits_ || waits;
+  });
 }
 
 void GradientSums::turn_to_inside() {
@@ -92,6 +102,7 @@ void GradientSums::begin() {
   auto& counters = unit_.own_counters();
   ++counters.backwards;
   extent_ = planned_;
+  large_waits_ = false;
   if (extent_ == Extent::nothing || unit_.ranks().world() == 1) return;
   const auto has_gradients = [](const auto& group) { return group->gradients() != nullptr; };
   if (std::none_of(unit_.groups().begin(), unit_.groups().end(), has_gradients)) return;
@@ -223,6 +234,7 @@ void GradientSums::forget() {
     TORCH_WARN("shardwise: while a failed backward was cleaned up, a sum of its gradients failed too: ", error.what());
   }
   extent_.reset();
+  large_waits_ = false;
   for (const auto& parameter : unit_.parameters()) parameter->forget_backward();
   for_each([&](auto& gradients) { gradients.drop(unit_.buffers()); });
 }

@@ -32,6 +32,8 @@ class GradientSums {
 
   /// A forward begins, which may use the memory of the last sums.
   void rest();
+  /// Whether a large gradient waits for its bucket, now that this parameter's has come.
+  bool has_large(const group::Parameter& arrived);
   /// What waits for its sum and is large moves into its bucket now, where that costs no memory. `is_next`: no other sum
   /// starts before.
   void take_large(bool is_next);
@@ -68,6 +70,7 @@ class GradientSums {
   enum class Extent : uint8_t { nothing, shards, all };
   Extent planned_ = Extent::all;
   std::optional<Extent> extent_;
+  bool large_waits_ = false;
   /// The first sum was started, and finish_first() has not run yet.
   bool scattering_ = false;
   /// The sums that were started are waited for in streams.

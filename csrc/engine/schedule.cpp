@@ -260,7 +260,7 @@ void Schedule::gradient_arrived(Unit& unit, const group::Parameter& parameter) {
   join_backward();
   if (const auto watch = watch_.lock()) watch->arrived(shared_from_this());
   const auto moment = now();
-  unit.sums_.take_large(order_.is_next(unit.id_, moment, *this));
+  if (unit.sums_.has_large(parameter)) unit.sums_.take_large(order_.is_next(unit.id_, moment, *this));
   order_.gradient_arrived(unit.id_, parameter.index, moment, *this);
 }
 

@@ -191,8 +191,8 @@ void Gradients::take(size_t index, Counters& counters) {
   if (local.defined()) counters.copied_bytes += static_cast<int64_t>(local.nbytes());
 }
 
-void Gradients::take_large(bool is_next, Rule rule, comm::Buffers& buffers, Counters& counters) {
-  if (under_way_ || (scattered() && !is_next)) return;
+bool Gradients::take_large(bool is_next, Rule rule, comm::Buffers& buffers, Counters& counters) {
+  if (under_way_ || (scattered() && !is_next)) return true;
   const base::ComputeGuard compute;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& fresh = parameters_[i]->fresh();
@@ -203,6 +203,7 @@ void Gradients::take_large(bool is_next, Rule rule, comm::Buffers& buffers, Coun
     moves_.run();
     filled_.note(bucket_);
   }
+  return false;
 }
 
 // Who frees the memory of the result may do so on the current stream.

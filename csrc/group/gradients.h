@@ -64,8 +64,8 @@ class Gradients {
   /// Between two sums: gives the memory of results back that the program holds no more.
   void rest();
   /// Copies the large gradients that wait into the bucket, if the next sum is this one or the bucket is the result,
-  /// whose memory is there anyway.
-  void take_large(bool is_next, Rule rule, comm::Buffers& buffers, Counters& counters);
+  /// whose memory is there anyway. Returns whether they go on waiting.
+  bool take_large(bool is_next, Rule rule, comm::Buffers& buffers, Counters& counters);
   /// Copies the gradients that still wait into the bucket, and starts the sum over `shards`: each of them gets its
   /// part, or all get everything. Starts nothing if this rank is alone. `streams` is null where waits are the host's.
   void begin(

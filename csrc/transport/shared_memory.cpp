@@ -8,6 +8,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/CPUAllocator.h>
 
+#include <atomic>
 #include <cstring>
 #include <mutex>
 #include <utility>
@@ -17,6 +18,7 @@ namespace {
 
 /// Never destroyed: tensors may outlive any static object.
 struct Listener {
+  std::atomic<bool> is_there = false;
   std::mutex mutex;
   std::function<void(int64_t)> call;
 
@@ -29,6 +31,7 @@ struct Listener {
 void tell(void* memory, int64_t bytes) {
   c10::reportMemoryUsageToProfiler(memory, bytes, 0, 0, c10::Device(c10::DeviceType::CPU));
   auto& listener = Listener::get();
+  if (!listener.is_there) return;
   const std::lock_guard lock(listener.mutex);
   if (listener.call) listener.call(bytes);
 }
@@ -39,6 +42,7 @@ void set_shared_memory_listener(std::function<void(int64_t bytes)> listener) {
   auto& current = Listener::get();
   const std::lock_guard lock(current.mutex);
   current.call = std::move(listener);
+  current.is_there = static_cast<bool>(current.call);
 }
 
 namespace transport {
@@ -68,15 +72,16 @@ at::DataPtr take_piece(size_t bytes) {
   return {memory, new Piece{std::move(arena), memory, bytes}, &Piece::free, at::kCPU};
 }
 
-const Piece* piece_of(const c10::StorageImpl& storage) {
-  const auto& data = storage.data_ptr();
-  return data.get_deleter() == &Piece::free ? static_cast<const Piece*>(data.get_context()) : nullptr;
+/// Null for other memory, also for what a forked child may not use.
+Piece* piece_of(c10::StorageImpl& storage) {
+  const auto& data = storage._mutable_data_ptr_no_checks();
+  return data.get_deleter() == &Piece::free ? static_cast<Piece*>(data.get_context()) : nullptr;
 }
 
 void refuse_in_children(c10::StorageImpl& storage) {
-  const auto* piece = piece_of(storage);
+  auto* piece = piece_of(storage);
   if (piece == nullptr || piece->arena->is_private()) return;
-  const_cast<Piece*>(piece)->in_child = std::make_unique<base::InForkedChild>([&storage] { refuse_in_child(storage); });
+  piece->in_child = std::make_unique<base::InForkedChild>([&storage] { refuse_in_child(storage); });
 }
 
 /// Allocates memory from the arena; ordinary memory if there is no room.

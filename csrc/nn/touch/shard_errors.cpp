@@ -4,6 +4,7 @@
 
 #include <shardwise/error.h>
 
+#include <ATen/WrapDimUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
@@ -116,6 +117,33 @@ bool draws_in_place(const std::string& name) {
              "aten::cauchy_", "aten::log_normal_", "aten::geometric_"});
 }
 
+/// The dimension along which a shard is cut.
+int64_t cut_of(const engine::Unit& unit, const at::Tensor& tensor) {
+  const auto* parameter = find(unit, tensor);
+  return parameter == nullptr || tensor.dim() == 1 ? 0 : parameter->shard_dim;
+}
+
+/// Whether it writes to elements by their place along that dimension, which is another place of the whole on each rank.
+bool writes_by_place(const engine::Unit& unit, const Touch& touch) {
+  const auto& name = touch.operation.operator_name().name;
+  if (is_among(
+          name,
+          {"aten::fill_diagonal_", "aten::tril_", "aten::triu_", "aten::eye", "aten::put_", "aten::masked_scatter_"})) {
+    return true;
+  }
+  if (is_among(
+          name, {"aten::index_fill_", "aten::index_add_", "aten::index_copy_", "aten::index_reduce_", "aten::scatter_",
+                 "aten::scatter_add_", "aten::scatter_reduce_"})) {
+    return at::maybe_wrap_dim(touch.arguments[1].toInt(), touch.tensor.dim()) == cut_of(unit, touch.tensor);
+  }
+  if (name != "aten::index_put_") return false;
+  // A mask has a flag for each element.
+  const auto indices = touch.arguments[1].toListRef();
+  const auto cut = static_cast<size_t>(cut_of(unit, touch.tensor));
+  return cut < indices.size() && indices[cut].isTensor() && indices[cut].toTensor().defined() &&
+         indices[cut].toTensor().scalar_type() == at::kLong;
+}
+
 /// Whether a tensor within the shard has all of its rows: which rows of the whole these are differs between ranks.
 bool has_all_rows(const at::Tensor& part, const at::TensorImpl& shard) {
   if (part.numel() == shard.numel()) return true;
@@ -129,6 +157,11 @@ void refuse_what_needs_the_whole(const engine::Unit& unit, const Touch& touch) {
   if (touch.written) {
     if (draws_in_place(name)) {
       refuse(unit, touch, ": every rank would draw numbers for its own piece, as if it were the whole parameter.");
+    }
+    if (writes_by_place(unit, touch)) {
+      refuse(
+          unit, touch,
+          ": it is about to write to elements by their place in it, which is another place of the whole on each rank.");
     }
     if (unit.parameter_of_shard(touch.tensor) == nullptr) {
       const auto* parameter = find(unit, touch.tensor);

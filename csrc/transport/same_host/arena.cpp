@@ -73,33 +73,43 @@ bool Arena::holds(const void* memory, size_t bytes) const {
   return begin >= segment_.begin() && begin + bytes <= segment_.begin() + segment_.bytes();
 }
 
+// The highest piece that is large enough gives its end, so that most entries stay where they are.
 std::byte* Arena::take(size_t bytes) {
   const auto size = whole_pages(bytes);
   const std::lock_guard lock(mutex_);
-  const auto found = std::find_if(free_.begin(), free_.end(), [&](const auto& range) { return range.second >= size; });
-  if (found == free_.end()) return nullptr;
-  const auto [begin, room] = *found;
-  free_.erase(found);
-  if (room > size) free_[begin + size] = room - size;
-  return segment_.begin() + begin;
+  for (auto range = free_.end(); range != free_.begin();) {
+    --range;
+    if (range->second < size) continue;
+    range->second -= size;
+    auto* memory = segment_.begin() + range->first + range->second;
+    if (range->second == 0) free_.erase(range);
+    return memory;
+  }
+  return nullptr;
 }
 
 void Arena::give(std::byte* memory, size_t bytes) {
   // In a forked child the lock may be held for ever.
   if (!is_of_this_process()) return;
   const auto size = whole_pages(bytes);
+  const auto begin = offset(memory);
   const std::lock_guard lock(mutex_);
-  auto range = free_.emplace(offset(memory), size).first;
-  const auto next = std::next(range);
-  if (next != free_.end() && range->first + range->second == next->first) {
-    range->second += next->second;
+  const auto next = free_.lower_bound(begin);
+  const bool joins_next = next != free_.end() && begin + size == next->first;
+  const auto before = next == free_.begin() ? free_.end() : std::prev(next);
+  if (before != free_.end() && before->first + before->second == begin) {
+    before->second += size;
+    if (!joins_next) return;
+    before->second += next->second;
     free_.erase(next);
+  } else if (joins_next) {
+    auto node = free_.extract(next);
+    node.key() = begin;
+    node.mapped() += size;
+    free_.insert(std::move(node));
+  } else {
+    free_.emplace(begin, size);
   }
-  if (range == free_.begin()) return;
-  const auto before = std::prev(range);
-  if (before->first + before->second != range->first) return;
-  before->second += range->second;
-  free_.erase(range);
 }
 
 void Arena::trim() {

@@ -74,16 +74,13 @@ std::optional<Segment> Segment::make_private(size_t bytes) {
 
 Segment::Segment(Segment&& other) noexcept
     : address_(std::exchange(other.address_, {})),
+      forks_(other.forks_),
       memory_(std::exchange(other.memory_, nullptr)),
       in_child_(std::move(other.in_child_)) {}
 
 Segment::~Segment() {
   if (memory_ != nullptr) munmap(memory_, address_.bytes);
   close();
-}
-
-bool Segment::is_of_this_process() const {
-  return address_.process == getpid();
 }
 
 void Segment::close() {

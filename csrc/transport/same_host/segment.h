@@ -45,7 +45,9 @@ class SHARDWISE_API Segment {
     return address_;
   }
   /// Whether this process made it, rather than a parent that this one was forked from.
-  bool is_of_this_process() const;
+  bool is_of_this_process() const {
+    return forks_ == base::forks();
+  }
   /// Whether others can read it.
   bool is_private() const {
     return address_.mark == 0;
@@ -57,6 +59,7 @@ class SHARDWISE_API Segment {
   Segment() = default;
 
   Address address_;
+  int64_t forks_ = base::forks();
   std::byte* memory_ = nullptr;
   std::unique_ptr<base::InForkedChild> in_child_;
 };

@@ -232,7 +232,8 @@ TEST(LateEngine, APoolOfSeveralDevices) {
     }
     for (const int next : {1, 0, 2}) pool.give(taken[next]);
   }
-  EXPECT_EQ(counters.allocations, 3);
+  // The memory of the CPU comes from the process's arena.
+  EXPECT_EQ(counters.allocations, 2);
   for (const int index : {0, 1}) late::Device::of(index).synchronize_all();
   expect_no_fault();
 }

@@ -133,6 +133,9 @@ TEST(FullyShardContract, ErrorsNameTheParameterAndTheRemedy) {
     const auto module_of = [](const torch::Tensor& tensor) { return std::make_shared<OneImpl>(tensor); };
     const auto scalar = module_of(torch::ones({}));
     const auto strided = module_of(torch::ones({3, 4}).t());
+    const auto channels_last = module_of(torch::ones({2, 3, 4, 4}).contiguous(torch::MemoryFormat::ChannelsLast));
+    torch::nn::Embedding limited(torch::nn::EmbeddingOptions(4, 3).max_norm(0.1));
+    fully_shard(limited, options);
     torch::nn::Linear gone(3, 4);
     auto unit_of_gone = fully_shard(gone, options);
     gone = nullptr;
@@ -155,6 +158,14 @@ TEST(FullyShardContract, ErrorsNameTheParameterAndTheRemedy) {
          [&] { fully_shard(*scalar, options); },
          {"scalar parameters. Change p to a 1D tensor", "or name it in whole_parameters()"}},
         {"not contiguous", [&] { fully_shard(*strided, options); }, {"'p'", "non-contiguous", "contiguous()"}},
+        {"channels_last",
+         [&] { fully_shard(*channels_last, options); },
+         {"'p'", "non-contiguous", "channels_last also where only its input is"}},
+        {"max_norm",
+         [&] {
+           limited->forward(torch::tensor({1, 2}));
+         },
+         {"'weight'", "embedding_renorm_", "would be lost"}},
         {"a replicated scalar that is cast",
          [&] { replicate(*scalar, on(rank).mixed_precision(MixedPrecision().param_dtype(torch::kBFloat16))); },
          {"replicate doesn't support scalar parameters. Change p to a 1D tensor"}},

@@ -100,6 +100,35 @@ TEST(Pieces, NoRowsAndNoWholeSizes) {
   expect_refused(without_gradients([&](Tensor p) { p.add_(average.clone()); }), "those of the whole parameter");
 }
 
+TEST(Pieces, WritesByPlaceAreRefused) {
+  const auto first = torch::tensor({0});
+  const std::vector<Act> acts{
+      [&](Tensor p) { p.index_put_({first}, 0); },
+      [&](Tensor p) { p.index_fill_(0, first, 0); },
+      [&](Tensor p) {
+        p.index_add_(-2, first, torch::ones({1, 5}));
+      },
+      [](Tensor p) {
+        p.scatter_(0, torch::zeros({1, 5}, torch::kLong), 3.0);
+      },
+      [](Tensor p) { p.fill_diagonal_(0); },
+      [](Tensor p) { p.tril_(); },
+      [](Tensor p) { torch::nn::init::eye_(p); }};
+  for (const auto& act : acts) expect_refused(without_gradients(act), "by their place in it", {ShardLayout::rows});
+  // Masks and columns are the same on pieces.
+  run_ranks(2, [&](Rank& rank) {
+    auto ours = linear(), reference = linear();
+    fully_shard(ours, sharded_on(rank));
+    const torch::NoGradGuard guard;
+    for (auto* model : {&ours, &reference}) {
+      auto p = (*model)->parameters()[0];
+      p.index_put_({p < 0.1}, 0).index_fill_(1, first, 2);
+      p.index_put_({torch::indexing::Slice(), first}, 3);
+    }
+    assert_pieces(*ours, *reference, rank, "columns");
+  });
+}
+
 TEST(Pieces, ShardsOfOneRowAreNotBroadcast) {
   run_ranks(2, [](Rank& rank) {
     torch::nn::Linear ours(5, 2);
@@ -214,6 +243,35 @@ TEST(WholeParameters, AreWrittenBack) {
         }
       });
     }
+  }
+}
+
+TEST(WholeParameters, OfEveryWrapping) {
+  const auto low = MixedPrecision().param_dtype(torch::kBFloat16);
+  const std::vector<std::pair<std::string, std::function<void(torch::nn::Module&, Rank&)>>> wrappings{
+      {"kept", [](auto& model, Rank& rank) { fully_shard(model, sharded_on(rank).reshard_after_forward(false)); }},
+      {"offloaded", [](auto& model, Rank& rank) { fully_shard(model, sharded_on(rank).cpu_offload(CpuOffload())); }},
+      {"hybrid",
+       [](auto& model, Rank& rank) {
+         fully_shard(model, FullyShardOptions().mesh(rank.mesh({{"copies", 2}, {"shards", 1}})));
+       }},
+      {"replicated", [](auto& model, Rank& rank) { replicate(model, on(rank)); }},
+      {"replicated and cast", [&](auto& model, Rank& rank) { replicate(model, on(rank).mixed_precision(low)); }}};
+  for (const auto& [name, wrap] : wrappings) {
+    SCOPED_TRACE(name);
+    run_ranks(2, [&](Rank& rank) {
+      auto ours = linear(), reference = linear();
+      wrap(*ours, rank);
+      const auto change = [](torch::nn::Linear& model) {
+        const torch::NoGradGuard guard;
+        model->weight.div_(model->weight.norm());
+        model->weight[3].zero_();
+      };
+      with_whole_parameters(ours, [&] { change(ours); });
+      change(reference);
+      EXPECT_TRUE(full_state_dict(ours)["weight"].equal(reference->weight));
+      call(*ours, batch(0, rank.rank(), 5)).sum().backward();
+    });
   }
 }
 

@@ -194,13 +194,15 @@ TEST(ReplicateContract, MisuseIsAnError) {
           replicate(other, ReplicateOptions().mesh(rank.mesh({{"a", 1}, {"b", 1}})));
         },
         {"replicate expects a 1D DeviceMesh but got Mesh(a=1, b=1"});
-    torch::nn::Embedding table(torch::nn::EmbeddingOptions(4, 3).sparse(true));
-    replicate(table, on(rank));
-    expect_error<Error>(
-        [&] {
-          table->forward(torch::tensor({1, 2})).sum().backward();
-        },
-        {"gradient of 'weight' has layout Sparse"});
+    for (const bool sharded : {false, true}) {
+      torch::nn::Embedding table(torch::nn::EmbeddingOptions(4, 3).sparse(true));
+      sharded ? fully_shard(table, FullyShardOptions().mesh(rank.mesh())) : replicate(table, on(rank));
+      expect_error<Error>(
+          [&] {
+            table->forward(torch::tensor({1, 2})).sum().backward();
+          },
+          {"gradient of 'weight' has layout Sparse", "C++: EmbeddingOptions::sparse(false)", "ignored_parameters"});
+    }
   });
 }
 

@@ -120,6 +120,19 @@ TEST(TensorParallel, ActivationsDividedAlongTheSequence) {
   }
 }
 
+TEST(TensorParallel, PartsOfUnequalSizeAreAnErrorOnAllRanks) {
+  // Over our transport. Gloo ends the process.
+  run_ranks(2, [](Rank& rank) {
+    torch::nn::Linear up(4, 8);
+    parallelize(up, rank.mesh({{"tp", 2}}), "tp", {{"", colwise().sequence_dim(0)}});
+    expect_error<Error>(
+        [&] {
+          up->forward(torch::ones({3 + rank.rank(), 4}));
+        },
+        {"the gather of the input of 'weight' along axis 'tp'", "all-gather of 12 elements", "of 16 elements"});
+  });
+}
+
 // No hook of a module takes part: what reads the parameters counts, whoever calls it and how.
 TEST(TensorParallel, AnyFormOfCall) {
   run_ranks(2, [](Rank& rank) {
