@@ -100,13 +100,14 @@ def assert_refused(model: Model, act: Callable[[Model, Tensor], None], rank: int
         torch.testing.assert_close(one, other)
 
 
-def second_order(rank: int, kind: str, way: str, stays: bool) -> None:
+def second_order(rank: int, kind: str, way: str, stays_in_forward: bool, stays: bool) -> None:
     layer, act = WAYS[way]
     model: Any = made(layer)
     for module in (*model, model):
         getattr(shardwise, kind)(module)
-    if stays:
+    if stays_in_forward:
         model.set_reshard_after_forward(False)
+    if stays:
         model.set_reshard_after_backward(False)
     elif kind == "fully_shard" and act in (penalty, forces):
         assert_refused(model, act, rank)
@@ -118,5 +119,6 @@ def second_order(rank: int, kind: str, way: str, stays: bool) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["fully_shard", "replicate"])
 def test_gradients_of_gradients(kind, way):
-    for stays in (False, True) if kind == "fully_shard" else (False,):
-        run_ranks(2, second_order, kind, way, stays)
+    settings = ((False, False), (True, False), (True, True)) if kind == "fully_shard" else ((False, False),)
+    for stays_in_forward, stays in settings:
+        run_ranks(2, second_order, kind, way, stays_in_forward, stays)

@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 import torch
-from models import batch
+from models import batch, whole
 from pool import run_ranks
 from torch import Tensor, nn
 
@@ -89,6 +89,36 @@ def in_forward(rank: int, kind: str) -> None:
         assert error_in_thread(again) == ""
 
 
+def in_backward(rank: int, kind: str) -> None:
+    ours, reference = wrapped(kind), model()
+    for step in range(2):
+        x = batch(step, rank, WIDTH)
+        other_loss = ours(x).pow(2).sum()
+        errors: list[str] = []
+
+        def use_from_another(
+            gradient: Tensor, x: Tensor = x, loss: Tensor = other_loss, errors: list[str] = errors
+        ) -> Tensor:
+            errors += [error_in_thread(lambda: ours(x)), error_in_thread(loss.backward)]
+            return gradient
+
+        hidden = ours[0](x)
+        hidden.register_hook(use_from_another)
+        ours[2](ours[1](hidden)).pow(2).sum().backward()
+        assert len(errors) == 2 and all(REFUSED in error for error in errors), errors
+        for other in range(2):
+            (reference(batch(step, other, WIDTH)).pow(2).sum() / 2).backward()
+        for mine, theirs in zip(ours.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(whole(mine.grad), theirs.grad)
+        ours.zero_grad()
+        reference.zero_grad()
+
+
 @pytest.mark.parametrize("kind", ["fully_shard", "replicate"])
 def test_one_thread_at_a_time_uses_a_model(kind):
     run_ranks(2, in_forward, kind)
+
+
+@pytest.mark.parametrize("kind", ["fully_shard", "replicate"])
+def test_none_uses_a_model_while_another_runs_its_backward(kind):
+    run_ranks(2, in_backward, kind)
