@@ -152,8 +152,8 @@ def summary(saved: Mapping[str, Saved]) -> Iterator[str]:
         "Time of a training step of a GPT (26 and 107 million parameters) as a ratio to DDP's: less is better. Two "
         f"ranks on one host ({facts['machine']}): ours over shardwise's own transport by TCP; DDP, FSDP2 and torch's "
         "`replicate` over torch's Gloo. Kept: `reshard_after_forward=False`. At its peak a step of "
-        f"`fully_shard` holds {ours} times the parameters in tensors, of FSDP2 {fsdp2}, of DDP {ddp}. Measured {facts['date'][:10]} "
-        f"with torch {facts['torch']}; "
+        f"`fully_shard` holds {ours} times the parameters in tensors, of FSDP2 {fsdp2}, of DDP {ddp}. Measured "
+        f"{facts['date'][:10]} with torch {facts['torch']}; "
         "[all figures](benchmarks/README.md#saved-figures), [what a step costs and why](docs/performance.md).",
         width=130, break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip

@@ -3,7 +3,7 @@
 #include "base/compute_guard.h"
 #include "group/copy_batch.h"
 #include "group/parameter.h"
-#include "transport/shared_memory.h"
+#include "transport/transport.h"
 
 #include <algorithm>
 #include <utility>

@@ -59,48 +59,48 @@ void divide(void* numbers, int64_t elements, at::ScalarType dtype, int64_t divis
   divide_as<float>(numbers, elements, divisor);
 }
 
-namespace {
-
-/// Calls act() with the type of elements of this dtype, and with that of their sums; false for other dtypes. Integers
-/// are added as unsigned ones, whose overflow is defined.
-template <typename Act>
-bool with_types(at::ScalarType dtype, const Act& act) {
+bool can_add_up(at::ScalarType dtype, bool mean) {
   switch (dtype) {
     case at::kDouble:
-      return act(double(), double());
     case at::kFloat:
-      return act(float(), float());
     case at::kHalf:
-      return act(c10::Half(), float());
     case at::kBFloat16:
-      return act(c10::BFloat16(), float());
+      return true;
     case at::kLong:
-      return act(uint64_t(), uint64_t());
     case at::kInt:
-      return act(uint32_t(), uint32_t());
     case at::kShort:
-      return act(uint16_t(), uint16_t());
     case at::kChar:
     case at::kByte:
-      return act(uint8_t(), uint8_t());
+      return !mean;
     default:
       return false;
   }
 }
 
-} // namespace
-
-bool can_add_up(at::ScalarType dtype, bool mean) {
-  return with_types(dtype, [&](auto, auto sum) { return std::is_floating_point_v<decltype(sum)> || !mean; });
-}
-
+// Integers are added as unsigned ones, whose overflow is defined.
 void add_up(
     void* output, const std::vector<const std::byte*>& terms, int64_t elements, at::ScalarType dtype, bool mean) {
-  const bool done = with_types(dtype, [&](auto element, auto sum) {
-    add_up_as<decltype(element), decltype(sum)>(output, terms, elements, mean);
-    return true;
-  });
-  TORCH_INTERNAL_ASSERT(done, "no sums of ", dtype);
+  switch (dtype) {
+    case at::kDouble:
+      return add_up_as<double, double>(output, terms, elements, mean);
+    case at::kFloat:
+      return add_up_as<float, float>(output, terms, elements, mean);
+    case at::kHalf:
+      return add_up_as<c10::Half, float>(output, terms, elements, mean);
+    case at::kBFloat16:
+      return add_up_as<c10::BFloat16, float>(output, terms, elements, mean);
+    case at::kLong:
+      return add_up_as<uint64_t, uint64_t>(output, terms, elements, mean);
+    case at::kInt:
+      return add_up_as<uint32_t, uint32_t>(output, terms, elements, mean);
+    case at::kShort:
+      return add_up_as<uint16_t, uint16_t>(output, terms, elements, mean);
+    case at::kChar:
+    case at::kByte:
+      return add_up_as<uint8_t, uint8_t>(output, terms, elements, mean);
+    default:
+      TORCH_INTERNAL_ASSERT(false, "no sums of ", dtype);
+  }
 }
 
 } // namespace shardwise::transport

@@ -454,8 +454,8 @@ def _ranks(mesh: _C.Mesh | None, function: str) -> _C.Ranks:
     world = os.environ.get("WORLD_SIZE", "")
     if mesh is None and function == "save" and world.isdigit() and int(world) > 1:
         raise ValueError(
-            f"shardwise: save(): the program has {world} ranks (WORLD_SIZE), and no process group says which of them save "
-            "together: they would write over each other. Call torch.distributed.init_process_group() first."
+            f"shardwise: save(): the program has {world} ranks (WORLD_SIZE), and no process group says which of them "
+            "save together: they would write over each other. Call torch.distributed.init_process_group() first."
         )
     return _C.Ranks(mesh, function) if mesh is not None else _C.Ranks()
 

@@ -30,7 +30,7 @@ size_t bytes_of_host() {
   return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * page();
 }
 
-std::shared_ptr<Arena> if_of_this_process(std::shared_ptr<Arena> arena) {
+std::shared_ptr<Arena> if_of_this_process(const std::shared_ptr<Arena>& arena) {
   return arena && arena->is_of_this_process() ? arena : nullptr;
 }
 

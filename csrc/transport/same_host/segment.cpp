@@ -31,8 +31,11 @@ bool may_be_as_large_as(size_t bytes) {
   return getrlimit(RLIMIT_FSIZE, &limit) == 0 && (limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= bytes);
 }
 
-std::byte* map(int file, size_t bytes, int protection, int kind = MAP_SHARED) {
-  auto* memory = mmap(nullptr, bytes, protection, kind | MAP_NORESERVE, file, 0);
+constexpr int kShared = MAP_SHARED | MAP_NORESERVE;
+constexpr int kPrivate = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+
+std::byte* map(int file, size_t bytes, int protection, int kind = kShared) {
+  auto* memory = mmap(nullptr, bytes, protection, kind, file, 0);
   return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
 }
 
@@ -67,7 +70,7 @@ std::optional<Segment> Segment::make(size_t bytes) {
 std::optional<Segment> Segment::make_private(size_t bytes) {
   Segment segment;
   segment.address_ = {.process = getpid(), .bytes = bytes};
-  segment.memory_ = map(-1, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
+  segment.memory_ = map(-1, bytes, PROT_READ | PROT_WRITE, kPrivate);
   if (segment.memory_ == nullptr) return std::nullopt;
   return segment;
 }

@@ -187,7 +187,7 @@ def trained(rank: int, way: str, wrap: Callable[[Model], Any], has_head: bool, h
 def by_units(engine: Engine, kind: str, tied: bool = False) -> Callable[[Model], Any]:
     def wrap(model: Model) -> Any:
         first, second, third, last = model.layers
-        for module in (([first, third], second, last, model) if tied else (*model.layers, model)):
+        for module in ([first, third], second, last, model) if tied else (*model.layers, model):
             (KINDS | OTHER_KINDS)[kind](engine, module)
         return lambda: None
 

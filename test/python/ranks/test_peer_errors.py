@@ -108,13 +108,17 @@ def alone_in_an_evaluation(rank: int) -> None:
         r"(?s)in a forward without gradients.*all ranks must take part in an evaluation too.*"
         r"Models on other process groups go on.*make new process groups and a new mesh"
     )
-    with pytest.raises(shardwise.Error, match=text):
+
+    def evaluate_on_rank_0() -> None:
         if rank == 0:
             with torch.no_grad():
                 model(batch(2, rank, 5))
                 model(batch(3, rank, 5))
         model(batch(2, rank, 5)).pow(2).mean().backward()
         model(batch(3, rank, 5)).pow(2).mean().backward()
+
+    with pytest.raises(shardwise.Error, match=text):
+        evaluate_on_rank_0()
     other = begun(rank, sharded)
     other(batch(4, rank, 5)).pow(2).mean().backward()
 
