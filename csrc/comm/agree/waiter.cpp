@@ -11,7 +11,7 @@ namespace shardwise::comm {
 class Waiter::Ticket {
  public:
   explicit Ticket(c10::intrusive_ptr<c10d::Work> for_work) : work(std::move(for_work)) {}
-  const c10::intrusive_ptr<c10d::Work> work;
+  c10::intrusive_ptr<c10d::Work> work;
   bool ended = false;
 };
 
@@ -29,16 +29,15 @@ struct Waiter::State {
       auto ticket = std::move(tickets.front());
       tickets.pop_front();
       lock.unlock();
+      // Let go before anybody hears of the end, since it holds the memory of tensors; and without the lock, since its
+      // end may need that of the caller's language, and who has that may wait in add().
+      auto work = std::move(ticket->work);
       // Swallows the work's error: a wait for the work itself raises it.
-      std::packaged_task<void()> wait([&] { ticket->work->wait(); });
-      wait();
+      std::packaged_task<void()>([&] { work->wait(); })();
+      work.reset();
       lock.lock();
       ticket->ended = true;
       changed.notify_all();
-      // The end of a work may need the lock of the caller's language, and who has that may wait in add().
-      lock.unlock();
-      ticket.reset();
-      lock.lock();
     }
   }
 };

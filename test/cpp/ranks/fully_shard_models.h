@@ -1,6 +1,7 @@
 #pragma once
 
 // Models for the tests of fully_shard, made of parts as LibTorch programs make them.
+#include "ranks/held_sums.h"
 #include "ranks/sharded_models.h"
 
 namespace shardwise::test {
@@ -79,8 +80,7 @@ inline c10::intrusive_ptr<c10d::Work> gather_by_broadcasts(
 
 inline c10::intrusive_ptr<c10d::Work> scatter_by_all_reduce(
     torch::Tensor& output, torch::Tensor& input, c10d::ProcessGroup& group) {
-  std::vector<torch::Tensor> all{input};
-  group.allreduce(all)->wait();
+  sum_and_let_go(input, group);
   output.copy_(input.chunk(group.getSize())[group.getRank()]);
   return nullptr;
 }

@@ -11,6 +11,15 @@
 
 namespace shardwise::test {
 
+/// Sums in place. The group's thread lets go of a tensor when it comes to the next call at the latest, so there is one
+/// more: its memory is free afterwards.
+inline void sum_and_let_go(const torch::Tensor& tensor, c10d::ProcessGroup& group) {
+  for (const auto& each : {tensor, torch::zeros({1}, tensor.options())}) {
+    std::vector<torch::Tensor> all{each};
+    group.allreduce(all)->wait();
+  }
+}
+
 /// Reduce-scatters that are carried out, in their order, once so many are under way together, or once release_all() was
 /// called.
 class HeldSums {
@@ -70,8 +79,7 @@ class HeldSums {
         throw std::runtime_error("this sum is held");
       }
       if (std::exchange(done_, true)) return true;
-      std::vector<torch::Tensor> sum{input_};
-      group_.allreduce(sum)->wait();
+      sum_and_let_go(input_, group_);
       output_.copy_(input_.chunk(group_.getSize())[group_.getRank()]);
       return true;
     }
