@@ -7,7 +7,7 @@
 namespace shardwise::transport {
 
 /// A vector of zeros for collectives. If a process group of this process uses shared memory and the device is the CPU,
-/// it lies where the other ranks can read it; otherwise it is an ordinary tensor. Only for data that travels between
+/// it lies where the other ranks can read it; otherwise it is this process's alone. Only for data that travels between
 /// ranks: a forked child gets an error when it first uses it.
 SHARDWISE_API at::Tensor shared_zeros(int64_t numel, const at::TensorOptions& options);
 /// Whether the tensor lies in memory that other ranks can read.
@@ -18,7 +18,7 @@ SHARDWISE_API bool is_shared(const at::TensorBase& tensor);
 SHARDWISE_API at::Tensor arena_memory(int64_t numel, const at::TensorOptions& options);
 /// Whether the tensor lies in an arena, shared or not.
 bool is_in_arena(const at::TensorBase& tensor);
-/// Gives memory of an arena back until refill(). The storage keeps its size; nobody may read it meanwhile.
+/// Gives memory of an arena back until refill_in_arena(). The storage keeps its size; nobody may read it meanwhile.
 void free_in_arena(c10::StorageImpl& storage);
 /// Gives it memory of any content.
 void refill_in_arena(c10::StorageImpl& storage);
