@@ -1,10 +1,11 @@
 #include "nn/touch/shard_errors.h"
 
 #include "base/caller_error.h"
+#include "nn/touch/mixing.h"
+#include "nn/touch/pieces.h"
 
 #include <shardwise/error.h>
 
-#include <ATen/WrapDimUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
@@ -18,24 +19,6 @@ namespace {
 
 std::string name_of(const group::Parameter* parameter) {
   return parameter == nullptr ? "?" : parameter->name();
-}
-
-/// The parameter of which this is the shard, its gradient, or a view of one of them. A shard without elements may lie
-/// where another one begins.
-const group::Parameter* find(const engine::Unit& unit, const at::Tensor& tensor) {
-  const auto* storage = tensor.storage().unsafeGetStorageImpl();
-  const auto lies_at = [&](const at::TensorImpl* other) {
-    return other != nullptr && other->has_storage() && other->unsafe_storage().unsafeGetStorageImpl() == storage &&
-           other->storage_offset() <= tensor.storage_offset() &&
-           tensor.storage_offset() < other->storage_offset() + std::max<int64_t>(other->numel(), tensor.numel() == 0);
-  };
-  for (const auto& parameter : unit.parameters()) {
-    const auto* shard = parameter->whole ? nullptr : parameter->live_shard();
-    if (shard == nullptr) continue;
-    if (lies_at(shard)) return parameter.get();
-    if (shard->grad().defined() && lies_at(shard->grad().unsafeGetTensorImpl())) return parameter.get();
-  }
-  return nullptr;
 }
 
 constexpr auto kExchange =
@@ -76,13 +59,14 @@ void refuse_absent_gradient(const engine::Unit& unit, const Touch& touch) {
       "Make it after wrapping, from the module's parameters()."));
 }
 
-void refuse_local_number(const engine::Unit& unit, const Touch& touch) {
+void refuse_local_values(const engine::Unit& unit, const group::Parameter& parameter, const Touch& touch) {
   throw Error(c10::str(
       "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(), " was about to change '",
-      name_of(find(unit, touch.tensor)),
-      "' or its gradient by a number that was computed from this rank's shards alone, such as a norm or a mean of "
-      "weights or gradients, and so differs between ranks. torch::nn::utils::clip_grad_norm_ and torch::optim::LBFGS "
-      "do this. Change whole weights in shardwise::with_whole_parameters(); for gradients use ",
+      parameter.name(),
+      "' or its gradient by values that were computed from this rank's shards alone, such as a norm, a mean or a "
+      "product "
+      "of weights or gradients, or some of their rows, and so differ between ranks. torch::nn::utils::clip_grad_norm_ "
+      "and torch::optim::LBFGS do this. Change whole weights in shardwise::with_whole_parameters(); for gradients use ",
       kExchange));
 }
 
@@ -92,24 +76,36 @@ constexpr auto kRemedy =
     " shardwise::with_whole_parameters() gives whole, writable parameters to a function of yours; "
     "shardwise::full_state_dict() gives copies.";
 
-[[noreturn]] void refuse(const engine::Unit& unit, const Touch& touch, const std::string& what) {
+[[noreturn]] void refuse(
+    const engine::Unit& unit, const group::Parameter& parameter, const Touch& touch, const std::string& what) {
   throw Error(c10::str(
-      "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(), " got the shard of '",
-      name_of(find(unit, touch.tensor)), "', of sizes ", touch.tensor.sizes(), what, kRemedy));
+      "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(), " got ",
+      is_piece_of_gradient(parameter, touch.tensor) ? "the gradient of " : "", "the shard of '", parameter.name(),
+      "', of sizes ", touch.tensor.sizes(), what, kRemedy));
 }
 
 bool is_among(const std::string& name, std::initializer_list<const char*> names) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// Whether the gradient of an element depends on the other elements, so that a piece alone gives another one. That of a
-/// sum does not.
-bool mixes_elements(const std::string& name) {
-  return is_among(
-      name, {"aten::norm", "aten::linalg_vector_norm", "aten::linalg_norm", "aten::linalg_matrix_norm",
-             "aten::frobenius_norm", "aten::mean", "aten::max", "aten::min", "aten::amax", "aten::amin", "aten::std",
-             "aten::var", "aten::prod", "aten::logsumexp"});
+/// Whether a function of a sum has another gradient than its parts.
+bool is_curved(const std::string& name) {
+  return is_among(name, {"aten::abs",    "aten::clamp",   "aten::clamp_max",  "aten::clamp_min",
+                         "aten::exp",    "aten::log",     "aten::log1p",      "aten::linalg_vector_norm",
+                         "aten::max",    "aten::maximum", "aten::min",        "aten::minimum",
+                         "aten::norm",   "aten::pow",     "aten::reciprocal", "aten::relu",
+                         "aten::rsqrt",  "aten::sigmoid", "aten::softplus",   "aten::sqrt",
+                         "aten::square", "aten::tanh"});
 }
+
+bool computes_penalty(const at::Tensor& tensor) {
+  return c10::GradMode::is_enabled() && tensor.requires_grad();
+}
+
+constexpr auto kPenalty =
+    ": the gradient of this would be that of the piece alone. A penalty may be a sum of elements; another needs the "
+    "module's member in the place of its shard. If the module itself takes the parameter from its registry, name it in "
+    "FullyShardOptions().whole_parameters().";
 
 bool draws_in_place(const std::string& name) {
   return is_among(
@@ -117,81 +113,70 @@ bool draws_in_place(const std::string& name) {
              "aten::cauchy_", "aten::log_normal_", "aten::geometric_"});
 }
 
-/// The dimension along which a shard is cut.
-int64_t cut_of(const engine::Unit& unit, const at::Tensor& tensor) {
-  const auto* parameter = find(unit, tensor);
-  return parameter == nullptr || tensor.dim() == 1 ? 0 : parameter->shard_dim;
-}
-
-/// Whether it writes to elements by their place along that dimension, which is another place of the whole on each rank.
-bool writes_by_place(const engine::Unit& unit, const Touch& touch) {
-  const auto& name = touch.operation.operator_name().name;
-  if (is_among(
-          name,
-          {"aten::fill_diagonal_", "aten::tril_", "aten::triu_", "aten::eye", "aten::put_", "aten::masked_scatter_"})) {
-    return true;
-  }
-  if (is_among(
-          name, {"aten::index_fill_", "aten::index_add_", "aten::index_copy_", "aten::index_reduce_", "aten::scatter_",
-                 "aten::scatter_add_", "aten::scatter_reduce_"})) {
-    return at::maybe_wrap_dim(touch.arguments[1].toInt(), touch.tensor.dim()) == cut_of(unit, touch.tensor);
-  }
-  if (name != "aten::index_put_") return false;
-  // A mask has a flag for each element.
-  const auto indices = touch.arguments[1].toListRef();
-  const auto cut = static_cast<size_t>(cut_of(unit, touch.tensor));
-  return cut < indices.size() && indices[cut].isTensor() && indices[cut].toTensor().defined() &&
-         indices[cut].toTensor().scalar_type() == at::kLong;
-}
-
-/// Whether a tensor within the shard has all of its rows: which rows of the whole these are differs between ranks.
-bool has_all_rows(const at::Tensor& part, const at::TensorImpl& shard) {
-  if (part.numel() == shard.numel()) return true;
-  return part.dim() > 0 && shard.dim() > 1 && part.size(0) == shard.size(0) && part.stride(0) == shard.stride(0);
+bool writes_in_place(const std::string& name) {
+  return name.ends_with('_') || name == "aten::eye";
 }
 
 } // namespace
 
-void refuse_what_needs_the_whole(const engine::Unit& unit, const Touch& touch) {
+void refuse_write_by_place(const engine::Unit& unit, const group::Parameter& parameter, const Touch& touch) {
+  if (!has_all_rows(parameter, touch.tensor)) {
+    refuse(
+        unit, parameter, touch,
+        ": it is about to write to some rows of it, which are other rows of the whole on each rank.");
+  }
+  if (writes_in_place(touch.operation.operator_name().name) &&
+      mixes_places(touch.operation, touch.arguments, touch.tensor, cut_dimension(parameter, touch.tensor))) {
+    refuse(
+        unit, parameter, touch,
+        ": it is about to write to elements by their place in it, which is another place of the whole on each rank.");
+  }
+}
+
+void refuse_what_needs_the_whole(const engine::Unit& unit, const group::Parameter& parameter, const Touch& touch) {
   const auto& name = touch.operation.operator_name().name;
   if (touch.written) {
     if (draws_in_place(name)) {
-      refuse(unit, touch, ": every rank would draw numbers for its own piece, as if it were the whole parameter.");
-    }
-    if (writes_by_place(unit, touch)) {
       refuse(
-          unit, touch,
-          ": it is about to write to elements by their place in it, which is another place of the whole on each rank.");
+          unit, parameter, touch,
+          ": every rank would draw numbers for its own piece, as if it were the whole parameter.");
     }
-    if (unit.parameter_of_shard(touch.tensor) == nullptr) {
-      const auto* parameter = find(unit, touch.tensor);
-      if (parameter != nullptr && !has_all_rows(touch.tensor, *parameter->live_shard())) {
-        refuse(
-            unit, touch, ": it is about to write to some rows of it, which are other rows of the whole on each rank.");
-      }
-    }
+    refuse_write_by_place(unit, parameter, touch);
   } else if (name == "aten::view_as") {
     refuse(
-        unit, touch,
+        unit, parameter, touch,
         ", as the sizes of a whole parameter. torch::nn::utils::vector_to_parameters and "
         "torch::optim::LBFGS do this. Use an optimizer that works element by element.");
-  } else if (mixes_elements(name) && c10::GradMode::is_enabled() && touch.tensor.requires_grad()) {
-    refuse(unit, touch, ": the gradient of this would be that of the piece alone. A penalty may be a sum of elements.");
+  } else if (computes_penalty(touch.tensor)) {
+    if (mixes_places(touch.operation, touch.arguments, touch.tensor, cut_dimension(parameter, touch.tensor)) &&
+        !(parameter.alive() && sums_all(touch.operation, touch.arguments, parameter.full().dim()))) {
+      refuse(unit, parameter, touch, kPenalty);
+    }
   }
   // A load of an archive puts other memory into the shard. The next use checks it.
   if (name == "aten::set_") return;
   const auto numel = touch.tensor.numel();
   for (const auto& value : touch.arguments) {
     if (!value.isTensor() || !value.toTensor().defined() || value.toTensor().numel() <= numel) continue;
-    const auto* parameter = find(unit, touch.tensor);
-    if (parameter == nullptr || !parameter->alive() || value.toTensor().sizes() != parameter->full().sizes()) continue;
+    if (!parameter.alive() || value.toTensor().sizes() != parameter.full().sizes()) continue;
     refuse(
-        unit, touch,
+        unit, parameter, touch,
         c10::str(
             ", together with a tensor of sizes ", value.toTensor().sizes(),
             ", those of the whole parameter. An average of weights, a target network or the state of an optimizer must "
             "be kept in the sizes of the shards, or be given whole ones."));
   }
+}
+
+void refuse_penalty_of_values(const Touch& touch, Local local, std::optional<int64_t> cut) {
+  if (!computes_penalty(touch.tensor)) return;
+  const bool is_right = local == Local::sum ? !is_curved(touch.operation.operator_name().name)
+                                            : sums_all(touch.operation, touch.arguments, touch.tensor.dim()) ||
+                                                  !mixes_places(touch.operation, touch.arguments, touch.tensor, cut);
+  if (is_right) return;
+  throw Error(c10::str(
+      "shardwise: ", touch.operation.operator_name(), " got values that were computed from this rank's shards alone",
+      kPenalty));
 }
 
 std::string explain_local_result(const std::string& operation) {
@@ -221,10 +206,10 @@ void refuse_first_gradient(
   });
 }
 
-void warn_of_concatenated_shards(const engine::Unit& unit, const Touch& touch) {
-  if (unit.shards().size() == 1 || touch.operation.operator_name().name != "aten::cat" || !first_time(unit)) return;
+void warn_of_concatenated_shards(const engine::Unit& unit, const group::Parameter& parameter, const Touch& touch) {
+  if (touch.operation.operator_name().name != "aten::cat" || !first_time(unit)) return;
   TORCH_WARN(
-      "shardwise: rank ", unit.mesh().rank(), ": torch::cat got the shard of '", name_of(find(unit, touch.tensor)),
+      "shardwise: rank ", unit.mesh().rank(), ": torch::cat got the shard of '", parameter.name(),
       "', so its result has this rank's shards only, not whole parameters. torch::nn::utils::parameters_to_vector does "
       "this too. Call full_state_dict() for whole parameters. (This warning comes once for each model.)");
 }
@@ -236,18 +221,17 @@ void warn_of_local_number() {
       kExchange, " (This warning comes once.)");
 }
 
-std::string why_sizes_differ(const engine::Unit& unit, const Touch& touch) {
-  const auto* parameter = find(unit, touch.tensor);
-  if (parameter == nullptr || !parameter->alive()) return "";
-  const auto shard = parameter->live_shard()->sizes();
-  const auto whole = parameter->full().sizes().vec();
+std::string why_sizes_differ(const engine::Unit& unit, const group::Parameter& parameter, const Touch& touch) {
+  if (!parameter.alive()) return "";
+  const auto shard = parameter.live_shard()->sizes();
+  const auto whole = parameter.full().sizes().vec();
   const bool has_whole = std::any_of(touch.arguments.begin(), touch.arguments.end(), [&](const auto& value) {
     return value.isTensor() && value.toTensor().defined() && value.toTensor().sizes() == whole;
   });
   if (shard == whole || !has_whole) return "";
   return c10::str(
       "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(), " got the shard of '",
-      parameter->name(), "' or its gradient, of sizes ", shard, ", together with a tensor of sizes ",
+      parameter.name(), "' or its gradient, of sizes ", shard, ", together with a tensor of sizes ",
       at::IntArrayRef(whole),
       ", those of the whole parameter. The state of an optimizer that was saved for whole parameters does not fit "
       "shards: load state that this model saved on the same number of ranks, each rank its own; or give whole tensors "

@@ -225,12 +225,12 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
   const auto& schema = operation.schema();
   if (on_meta) put_on_meta(schema, *stack);
   const auto all = keyed_among(schema, *stack);
-  auto local = Local::no;
+  LocalValues local;
   bool anybody_listens = false;
   for (const auto& [listener, tensor, written] : all) {
     if (!listener) continue;
     anybody_listens = true;
-    local = std::max(local, listener->local(*tensor));
+    local.add(operation, arguments_of(schema, *stack), listener->origin(*tensor), *tensor);
   }
   if (!anybody_listens) {
     if (const auto* tensor = first_freed(all)) refuse(operation, *tensor);
@@ -246,7 +246,7 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
       auto listener = others_were_told ? listener_of(*tensor) : found;
       if (!listener) continue;
       others_were_told = true;
-      const Touch touch{operation, arguments, *tensor, written, local, again};
+      const Touch touch{operation, arguments, *tensor, written, local.highest(), again};
       base::called_by_torch([&] { listener->touched(touch); });
       if (!caster && listener->wanted_dtype()) caster = listener;
       told.add(std::move(listener));
@@ -258,10 +258,7 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
     if (const auto* tensor = first_freed(all)) refuse(operation, *tensor);
   }
   if (caster) cast_arguments(schema, *stack, *caster->wanted_dtype(), *caster);
-  if (local > Local::piece && operation.operator_name().name.starts_with("c10d::")) {
-    forget_local(arguments);
-    local = Local::no;
-  }
+  if (operation.operator_name().name.starts_with("c10d::")) local.forget(arguments);
   const auto depth = stack->size();
   try {
     run_operation(operation, keys, stack);
@@ -269,9 +266,7 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
     if (stack->size() == depth) explain(operation, *stack, all, error);
     throw;
   }
-  if (local != Local::no) {
-    follow_local(operation, local, torch::jit::last(*stack, schema.returns().size()));
-  }
+  if (local.highest() != Local::no) local.follow(operation, torch::jit::last(*stack, schema.returns().size()));
 }
 
 namespace {
@@ -283,7 +278,7 @@ at::Tensor detach(c10::DispatchKeySet keys, const at::Tensor& self) {
       c10::Dispatcher::singleton().findSchemaOrThrow("aten::detach", "").typed<at::Tensor(const at::Tensor&)>();
   if (self.dim() > 0 && self.has_storage()) {
     const auto listener = listener_of(self);
-    if (listener && listener->local(self) == Local::piece) {
+    if (listener && listener->origin(self).local == Local::piece) {
       const c10::impl::ExcludeDispatchKeyGuard not_a_touch(kTouchKey);
       return operation.redispatch(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTouchKey), self);
     }

@@ -45,10 +45,16 @@ using base::kTouchKey;
 SHARDWISE_API void add_touch_key(const at::Tensor& tensor);
 SHARDWISE_API bool has_touch_key(const at::Tensor& tensor);
 
-/// How a tensor depends on this rank's shards, or their gradients, alone. `piece`: it is one. `values`: it has elements
-/// of some. `number`: it was computed from several elements, and would be another number if those of all ranks were
-/// known (nn/touch/local_values.h).
-enum class Local : uint8_t { no, piece, values, number };
+/// How a tensor depends on this rank's shards, or their gradients, alone. `piece`: it is one. `values`: it was computed
+/// element by element. `sum`: autograd follows it, as a penalty in the loss. `mixed`: it was computed from several
+/// elements, such as a norm, or is some rows; from those of all ranks it would be another (nn/touch/local_values.h).
+enum class Local : uint8_t { no, piece, values, sum, mixed };
+
+/// Where a tensor comes from: with `local`, the dimension along which other ranks have the rest of it, where it is one.
+struct Origin {
+  Local local = Local::no;
+  std::optional<int64_t> cut;
+};
 
 /// One argument of an operation that is about to run.
 struct Touch {
@@ -79,9 +85,8 @@ class SHARDWISE_API TouchListener {
   virtual void touched(const Touch& touch) = 0;
   /// The operation is over, for each touched() that did not throw. Also when it failed.
   virtual void ended() noexcept {}
-  /// How the tensor depends on this rank's shards alone.
-  virtual Local local(const at::Tensor& /*tensor*/) const {
-    return Local::no;
+  virtual Origin origin(const at::Tensor& /*tensor*/) const {
+    return {};
   }
   /// Why torch refused the operation, if the listener knows better than torch; else empty.
   virtual std::string explain(const Touch& /*touch*/) const {

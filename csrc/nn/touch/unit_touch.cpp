@@ -2,6 +2,8 @@
 
 #include "group/leaf_storage.h"
 #include "nn/hooks/unit_hooks.h"
+#include "nn/touch/local_values.h"
+#include "nn/touch/pieces.h"
 #include "nn/touch/shard_errors.h"
 
 #include <shardwise/error.h>
@@ -10,6 +12,15 @@
 #include <c10/core/GradMode.h>
 
 namespace shardwise::nn {
+
+namespace {
+
+/// Whether a write of it would make shards that do not belong together.
+bool is_mixed(Local local) {
+  return local == Local::mixed || local == Local::sum;
+}
+
+} // namespace
 
 class UnitTouch::Full : public TouchListener {
  public:
@@ -55,14 +66,29 @@ class UnitTouch::Full : public TouchListener {
   std::shared_ptr<UnverifiedParameters> unverified = std::make_shared<UnverifiedParameters>();
 };
 
-/// For shards and their gradients, whose sizes differ from those of the whole parameter.
+/// For shards and their gradients.
 class UnitTouch::Piece : public TouchListener {
  public:
   std::string explain(const Touch& touch) const override {
     const auto owner = unit.lock();
-    return owner ? why_sizes_differ(*owner, touch) : "";
+    const auto* parameter = owner ? pieces.find(*owner, touch.tensor) : nullptr;
+    auto reason = parameter != nullptr ? why_sizes_differ(*owner, *parameter, touch) : "";
+    if (!reason.empty() || touch.tensor.numel() > 0) return reason;
+    return explain_local_result(touch.operation.operator_name().name);
+  }
+  Origin origin(const at::Tensor& tensor) const override {
+    const auto owner = is_whole ? nullptr : unit.lock();
+    if (!owner) return {};
+    const auto* parameter = pieces.find(*owner, tensor);
+    if (parameter == nullptr) return {Local::piece, std::nullopt};
+    return {has_all_rows(*parameter, tensor) ? Local::piece : Local::mixed, cut_dimension(*parameter, tensor)};
   }
   std::weak_ptr<engine::Unit> unit;
+  /// There is one shard.
+  bool is_whole = false;
+
+ protected:
+  Pieces pieces;
 };
 
 class UnitTouch::Shard : public Piece {
@@ -70,18 +96,15 @@ class UnitTouch::Shard : public Piece {
   void touched(const Touch& touch) override {
     const auto owner = unit.lock();
     if (!owner) return;
-    if (owner->shards().size() > 1) refuse_what_needs_the_whole(*owner, touch);
-    if (!touch.written) return warn_of_concatenated_shards(*owner, touch);
-    if (touch.local == Local::number) refuse_local_number(*owner, touch);
+    const auto* parameter = is_whole ? nullptr : pieces.find(*owner, touch.tensor);
+    if (parameter != nullptr) {
+      refuse_what_needs_the_whole(*owner, *parameter, touch);
+      if (!touch.written) return warn_of_concatenated_shards(*owner, *parameter, touch);
+      if (is_mixed(touch.local)) refuse_local_values(*owner, *parameter, touch);
+    }
+    if (!touch.written) return;
     owner->shard_written();
   }
-  // A penalty that autograd follows is no number of its own: its gradient comes to each shard.
-  Local local(const at::Tensor& tensor) const override {
-    if (is_whole) return Local::no;
-    return c10::GradMode::is_enabled() && tensor.requires_grad() ? Local::no : Local::piece;
-  }
-  /// There is one shard.
-  bool is_whole = false;
 };
 
 /// For the gradients that were published to shards.
@@ -89,10 +112,11 @@ class UnitTouch::Gradient : public Piece {
  public:
   void touched(const Touch& touch) override {
     const auto owner = unit.lock();
-    if (owner && touch.written && touch.local == Local::number) refuse_local_number(*owner, touch);
-  }
-  Local local(const at::Tensor& /*tensor*/) const override {
-    return Local::piece;
+    if (!owner || !touch.written || is_whole) return;
+    const auto* parameter = pieces.find(*owner, touch.tensor);
+    if (parameter == nullptr) return;
+    refuse_write_by_place(*owner, *parameter, touch);
+    if (is_mixed(touch.local)) refuse_local_values(*owner, *parameter, touch);
   }
 };
 
@@ -122,7 +146,7 @@ void UnitTouch::bind(
   absent_->unit = unit;
   if (unit->precision().cast_forward_inputs()) full_->dtype = unit->precision().param_dtype();
   for (const auto& buffer : buffers) full_->buffers.insert(buffer.tensor.unsafeGetTensorImpl());
-  shard_->is_whole = unit->shards().size() == 1;
+  shard_->is_whole = gradient_->is_whole = unit->shards().size() == 1;
   if (shard_->is_whole) return;
   for (const auto& parameter : unit->parameters()) {
     if (parameter->whole || !taken_for_members.contains(parameter->leaf().unsafeGetTensorImpl())) continue;
@@ -145,6 +169,8 @@ void UnitTouch::mark(const at::Tensor& tensor) {
 }
 
 std::shared_ptr<void> UnitTouch::watch(const at::Tensor& tensor, Role role) {
+  // A cast of a shard is computed from one before it becomes one.
+  LocalValues::forget(tensor);
   if (role == Role::full) return std::make_shared<TouchRegistration>(tensor, full_);
   return std::make_shared<TouchRegistration>(tensor, shard_);
 }
@@ -173,6 +199,7 @@ void UnitTouch::published(const at::Tensor& gradient) {
   // An entry keeps its address from being used again, so this is the same storage.
   if (gradients_.contains(storage)) return;
   sweep_(gradients_, [](const auto& entry) { return entry.second.expired(); });
+  LocalValues::forget(gradient);
   if (!is_watched(gradient)) gradients_.try_emplace(storage, gradient, gradient_);
 }
 

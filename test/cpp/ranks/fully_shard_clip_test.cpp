@@ -244,7 +244,7 @@ TEST(FullyShardClip, NotFinite) {
         shard_stack(ours, sharded_on(rank));
         stack_loss(ours, 0, rank.rank()).backward();
         const auto bias = ours->block(0)->parameters()[1];
-        if (rank.rank() == 1) bias.mutable_grad()[0] = bad;
+        if (rank.rank() == 1) bias.mutable_grad().fill_(bad);
         const auto before = ours->parameters()[0].grad().clone();
         expect_error<Error>(
             [&] { clip_grad_norm_(ours, 1, order, /*error_if_nonfinite=*/true); },

@@ -23,7 +23,7 @@ void spoil(Stack& model, const Rank& rank, int step) {
   const torch::NoGradGuard guard;
   for (auto& parameter : model->parameters()) {
     if (parameter.numel() == 0 || !parameter.grad().defined()) continue;
-    parameter.mutable_grad().view({-1})[0] = step % 2 == 0 ? kInfinite : std::numeric_limits<float>::quiet_NaN();
+    parameter.mutable_grad().fill_(step % 2 == 0 ? kInfinite : std::numeric_limits<float>::quiet_NaN());
     return;
   }
 }

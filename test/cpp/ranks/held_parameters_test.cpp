@@ -122,9 +122,10 @@ TEST(HeldParameters, OfAClassOfYourOwnThatIsHeldOnAllRanks) {
       Bank ours, reference;
       const auto held = ours->parameters();
       fully_shard(ours, options);
-      expect_error<Error>(
-          [&] { bank_loss(ours, 0, rank.rank()).backward(); },
-          {c10::str("rank ", rank.rank()), "'bank'", "never used", "whole_parameters()"});
+      const auto text = c10::str("rank ", rank.rank());
+      const auto sum = [&] { return ours->named_parameters()["bank"].sum(); };
+      expect_error<Error>([&] { sum().backward(); }, {text, "'bank'", "never used", "whole_parameters()"});
+      expect_error<Error>([&] { bank_loss(ours, 0, rank.rank()); }, {text, "'bank'", "alone", "whole_parameters()"});
     }
     Bank ours, reference;
     const auto held = ours->parameters();

@@ -221,7 +221,7 @@ TEST(ParameterMesh, AnInfiniteGradientOfOneRanksExpertsSkipsTheStepOnAll) {
       optimizer.zero_grad();
       scaler.scale(call(ours, batch(0, rank.rank(), kWidth)).pow(2).mean()).backward();
       if (is_infinite && rank.rank() == kWorld - 1) {
-        ours->first->experts->parameters()[0].mutable_grad().view({-1})[0] = std::numeric_limits<float>::infinity();
+        ours->first->experts->parameters()[0].mutable_grad().fill_(std::numeric_limits<float>::infinity());
       }
       const auto before = full_state_dict(*ours)["out.weight"];
       scaler.step(optimizer);

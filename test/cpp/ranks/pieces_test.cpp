@@ -23,18 +23,29 @@ torch::nn::Linear last() {
 using Act = std::function<void(Tensor)>;
 
 void expect_refused(
-    const Act& act, const std::string& part,
+    const std::vector<Act>& acts, const std::string& part,
     const std::vector<ShardLayout>& layouts = {ShardLayout::rows, ShardLayout::flat}) {
   for (const auto layout : layouts) {
     run_ranks(2, [&](Rank& rank) {
       auto ours = linear();
       fully_shard(ours, sharded_on(rank).layout(layout));
       const auto before = full_state_dict(ours);
-      for (int i = 0; i < 2; ++i) expect_error<std::exception>([&] { act(ours->parameters()[0]); }, {part});
+      for (size_t i = 0; i < acts.size(); ++i) {
+        SCOPED_TRACE(i);
+        for (int twice = 0; twice < 2; ++twice) {
+          expect_error<std::exception>([&] { acts[i](ours->parameters()[0]); }, {part});
+        }
+      }
       const auto after = full_state_dict(ours);
       EXPECT_TRUE(before["weight"].equal(after["weight"]));
     });
   }
+}
+
+void expect_refused(
+    const Act& act, const std::string& part,
+    const std::vector<ShardLayout>& layouts = {ShardLayout::rows, ShardLayout::flat}) {
+  expect_refused(std::vector<Act>{act}, part, layouts);
 }
 
 Act without_gradients(const Act& act) {
@@ -44,13 +55,18 @@ Act without_gradients(const Act& act) {
   };
 }
 
+std::vector<Act> without_gradients(std::vector<Act> acts) {
+  for (auto& act : acts) act = without_gradients(act);
+  return acts;
+}
+
 } // namespace
 
 TEST(Pieces, NumbersOfOneRanksWeightsChangeNone) {
-  constexpr auto kText = "computed from this rank's shards alone";
-  expect_refused(without_gradients([](Tensor p) { p.mul_(2 / p.norm()); }), kText);
-  expect_refused(without_gradients([](Tensor p) { p.sub_(p.mean()); }), kText);
-  expect_refused(without_gradients([](Tensor p) { p.div_(p.abs().max()); }), kText);
+  const std::vector<Act> acts{
+      [](Tensor p) { p.mul_(2 / p.norm()); }, [](Tensor p) { p.sub_(p.mean()); },
+      [](Tensor p) { p.div_(p.abs().max()); }};
+  expect_refused(without_gradients(acts), "computed from this rank's shards alone");
   // What is computed element by element is right.
   run_ranks(2, [](Rank& rank) {
     auto ours = linear();
@@ -64,6 +80,55 @@ TEST(Pieces, NumbersOfOneRanksWeightsChangeNone) {
       p.view({-1}).add_(1);
     }
     assert_pieces(*ours, *reference, rank, "element by element");
+  });
+}
+
+// What differs between ranks is followed through other operations, to the write.
+TEST(Pieces, WhatMixesRowsChangesNone) {
+  constexpr auto kText = "computed from this rank's shards alone";
+  const auto once_more = [](const Tensor& p) { return p.detach().clone(); };
+  const std::vector<Act> by_rows{
+      [](Tensor p) { p.copy_(p.flip(0)); },
+      [](Tensor p) { p.copy_(std::get<0>(p.sort(0))); },
+      [](Tensor p) { p.copy_(p.cumsum(0)); },
+      [](Tensor p) { p.sub_(p.mean(0)); },
+      [](Tensor p) { p.mul_(p.softmax(-2)); },
+      [](Tensor p) { p.add_(p[0]); },
+      [](Tensor p) { p.add_(p.diagonal()[0]); },
+      [](Tensor p) { p.copy_(p.mm(p.t().mm(p))); },
+      [](Tensor p) { p.add_(p.index_select(0, torch::tensor({0}))); },
+      [](Tensor p) { p.add_(p.index({torch::tensor({0})})); },
+      [&](Tensor p) { p.sub_(once_more(p).pow(2).mean(0)); }};
+  expect_refused(without_gradients(by_rows), kText, {ShardLayout::rows});
+  const std::vector<Act> at_all{
+      [](Tensor p) { p.mul_(p > p.mean()); },
+      [](Tensor p) { p.masked_fill_(p.abs() < p.abs().mean(), 0); },
+      [](Tensor p) { p.copy_(torch::where(p > std::get<0>(p.flatten().kthvalue(2)), p, torch::zeros({}))); },
+      [](Tensor p) { p.div_(p.pow(2).sum().sqrt()); },
+      [&](Tensor p) { p.div_(once_more(p).norm()); },
+      [](Tensor p) { p.copy_(torch::roll(p, 1)); },
+      [](Tensor p) { p.copy_(p.flatten().cumsum(0).view_as(p.clone())); }};
+  expect_refused(without_gradients(at_all), kText);
+  expect_refused(without_gradients([](Tensor p) { p.cumsum_(0); }), "by their place in it");
+  expect_refused(
+      without_gradients([](Tensor p) { p.renorm_(2, 1, 0.1); }), "by their place in it", {ShardLayout::rows});
+}
+
+TEST(Pieces, RowsByThemselvesAreRight) {
+  run_ranks(2, [](Rank& rank) {
+    auto ours = linear(), reference = linear();
+    fully_shard(ours, sharded_on(rank));
+    const auto turn = std::get<0>(torch::linalg_qr(torch::ones({5, 5}).tril()));
+    for (int step = 0; step < 3; ++step) {
+      for (auto* model : {&ours, &reference}) {
+        const torch::NoGradGuard guard;
+        auto p = (*model)->parameters()[0];
+        p.div_(p.norm(2, 1, true).clamp_min(0.5)).renorm_(2, 0, 0.7);
+        p.sub_(p.mean(1, true)).mul_(p.softmax(1) + (p > 0)).add_(p.flip(1), 0.1).addcmul_(p, p.cumsum(-1), 0.1);
+        p.copy_(p.mm(turn) + p.index_select(1, torch::tensor({0})) * p.abs().pow(2).sum(1, true).sqrt());
+      }
+      assert_pieces(*ours, *reference, rank, "row by row");
+    }
   });
 }
 
@@ -114,7 +179,7 @@ TEST(Pieces, WritesByPlaceAreRefused) {
       [](Tensor p) { p.fill_diagonal_(0); },
       [](Tensor p) { p.tril_(); },
       [](Tensor p) { torch::nn::init::eye_(p); }};
-  for (const auto& act : acts) expect_refused(without_gradients(act), "by their place in it", {ShardLayout::rows});
+  expect_refused(without_gradients(acts), "by their place in it", {ShardLayout::rows});
   // Masks and columns are the same on pieces.
   run_ranks(2, [&](Rank& rank) {
     auto ours = linear(), reference = linear();
@@ -141,7 +206,68 @@ TEST(Pieces, ShardsOfOneRowAreNotBroadcast) {
 }
 
 TEST(Pieces, PenaltiesAreSums) {
-  expect_refused([](Tensor p) { p.norm().backward(); }, "A penalty may be a sum of elements");
+  constexpr auto kText = "A penalty may be a sum of elements";
+  expect_refused([](Tensor p) { p.norm().backward(); }, kText);
+  expect_refused([](Tensor p) { p.pow(2).mean().backward(); }, kText);
+  expect_refused([](Tensor p) { p.pow(2).sum().sqrt().backward(); }, kText);
+  expect_refused([](Tensor p) { torch::mse_loss(p, torch::zeros_like(p)).backward(); }, kText);
+  const std::vector<Act> by_rows{
+      [](Tensor p) { p.sum(0).pow(2).sum().backward(); }, [](Tensor p) { p.pow(2).sum(0).sqrt().sum().backward(); },
+      [](Tensor p) { (p.t().mm(p) - torch::eye(5)).pow(2).sum().backward(); },
+      [](Tensor p) {
+        auto all = torch::zeros({});
+        for (int i = 0; i < 2; ++i) all = all + p.pow(2).sum();
+        all.sqrt().backward();
+      }};
+  expect_refused(by_rows, kText, {ShardLayout::rows});
+}
+
+// Sums of elements, norms of rows, and whatever the member says, which is whole.
+TEST(Pieces, PenaltiesAreRight) {
+  run_ranks(2, [](Rank& rank) {
+    auto ours = linear(), reference = linear();
+    fully_shard(ours, sharded_on(rank));
+    torch::optim::SGD optimizer(ours->parameters(), 0.1), plain(reference->parameters(), 0.1);
+    const auto loss = [](torch::nn::Linear& model, const Tensor& rows, int r) {
+      const auto p = model->parameters()[0];
+      auto penalty = torch::zeros({});
+      penalty = penalty + p.abs().sum() * 0.1 + p.norm(2, 1).sum() + p.pow(2).sum({0, 1});
+      return model->forward(rows).pow(2).sum() + penalty / (r + 1) + model->weight.norm() + model->weight.mean();
+    };
+    for (int step = 0; step < 3; ++step) {
+      ours->zero_grad();
+      reference->zero_grad();
+      auto value = loss(ours, batch(step, rank.rank(), 5), 0);
+      value.backward();
+      EXPECT_GT(value.item<float>(), 0);
+      reference_backward(rank, [&](int r) { return loss(reference, batch(step, r, 5), 0); });
+      optimizer.step();
+      plain.step();
+      assert_pieces(*ours, *reference, rank, "penalties");
+    }
+  });
+}
+
+TEST(Pieces, RowsOfGradientsAreRefused) {
+  run_ranks(2, [](Rank& rank) {
+    auto ours = linear();
+    fully_shard(ours, sharded_on(rank));
+    for (int step = 0; step < 2; ++step) {
+      ours->forward(batch(step, rank.rank(), 5)).sum().backward();
+      auto p = ours->parameters()[0];
+      auto gradient = p.mutable_grad();
+      const auto before = gradient.clone();
+      constexpr auto kText = "got the gradient of the shard of 'weight'";
+      expect_error<Error>([&] { gradient[0].zero_(); }, {kText, "some rows of it"});
+      expect_error<Error>([&] { gradient.tril_(); }, {kText, "by their place in it"});
+      const torch::NoGradGuard guard;
+      constexpr auto kMixed = "computed from this rank's shards alone";
+      expect_error<Error>([&] { gradient.sub_(gradient.mean(0)); }, {kMixed});
+      expect_error<Error>([&] { p.sub_(gradient.mm(gradient.t()).mm(gradient)); }, {kMixed});
+      EXPECT_TRUE(before.equal(gradient));
+      gradient.sub_(gradient.mean(1, true)).select(1, 0).zero_();
+    }
+  });
 }
 
 TEST(Pieces, HooksGetTheMean) {

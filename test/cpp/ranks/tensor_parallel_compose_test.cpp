@@ -210,7 +210,7 @@ TEST(TensorParallelCompose, OneRanksInfiniteGradientSkipsTheStepOnAll) {
       if (is_infinite && mesh.coordinate("tp") == 1) {
         for (const auto& entry : model->named_parameters()) {
           if (entry.key().ends_with("raw.gate") && entry.value().numel() > 0) {
-            entry.value().mutable_grad().view({-1})[0] = std::numeric_limits<double>::infinity();
+            entry.value().mutable_grad().fill_(std::numeric_limits<double>::infinity());
           }
         }
       }
