@@ -25,7 +25,11 @@ def run(command: str, folder: Path, limit: int = 600, **variables: str) -> str:
 
 
 def test_a_program_is_built_and_started_without_python(tmp_path: Path) -> None:
-    patterns = (r"\ncmake --install build/cpp (.*?)\n", r"`(-DCMAKE_PREFIX_PATH=.*?)`", r"```sh\n(for rank.*?)```")
+    patterns = (
+        r"\ncmake --install build/cpp (.*?)\n",
+        r'`(-DCMAKE_PREFIX_PATH="\$PREFIX".*?)`',
+        r"```sh\n(for rank.*?)```",
+    )
     install, options, launch = (re.findall(pattern, PAGE, re.DOTALL)[0] for pattern in patterns)
     prefix = {"PREFIX": str(tmp_path / "prefix"), "TORCH": str(TORCH)}
     run(f"cmake --install '{BUILD}' {install}", tmp_path, **prefix)
@@ -53,7 +57,7 @@ def test_a_libtorch_without_python(tmp_path: Path) -> None:
     (configure, build, install) = re.findall(
         r"```sh\n(cmake -S .*?)\n(cmake --build.*?)\n(cmake --install.*?)\n```", PAGE
     )[0]
-    (options,) = re.findall(r"`(-DCMAKE_PREFIX_PATH=.*?)`", PAGE)
+    (options,) = re.findall(r'`(-DCMAKE_PREFIX_PATH="\$PREFIX".*?)`', PAGE)
     variables = {"PREFIX": str(tmp_path / "prefix"), "TORCH": str(libtorch), "PATH": "/usr/bin:/bin"}
     place = f"'{tmp_path}/build'"
     configure = configure.replace("-S .", f"-S '{ROOT}'").replace("build/cpp", place)
