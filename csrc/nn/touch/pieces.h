@@ -1,6 +1,6 @@
 #pragma once
 
-#include "engine/unit.h"
+#include "engine/front_end.h"
 
 #include <ATen/core/Tensor.h>
 
