@@ -70,7 +70,18 @@ void in_a_hook(const Pass& pass, const Tensor& x) {
   pass.backward(pass.model->head(pass.block(2, y)).pow(2).mean());
 }
 
-constexpr Way kWays[] = {own_function, two_deep, in_forward, in_a_hook};
+/// One layer of two units, then two of one unit each, which adds two things.
+void reversible(const Pass& pass, const Tensor& x) {
+  const auto run = [pass](size_t i) { return [pass, i](const Tensor& z) { return pass.block(i, z); }; };
+  auto y = Reversible::apply(x, run(0), run(1));
+  for (const size_t i : {2, 1}) {
+    const auto other = [pass, i](const Tensor& z) { return pass.model->block(i)->reversed(z); };
+    y = Reversible::apply(y, run(i), other);
+  }
+  pass.backward(pass.model->head(y).pow(2).mean());
+}
+
+constexpr Way kWays[] = {own_function, two_deep, in_forward, in_a_hook, reversible};
 enum class Kind { sharded, kept, replicated, hybrid };
 enum class Setting { plain, tied, accumulated, fails };
 
@@ -114,7 +125,7 @@ void train(Rank& rank, Way way, Kind kind, Setting setting, Grid grid) {
 
 TEST(NestedBackward, GradientsAreThoseOfPlainLibTorch) {
   // Every two of way, kind and setting come together.
-  for (int w = 0; w < 4; ++w) {
+  for (int w = 0; w < 5; ++w) {
     for (int k = 0; k < 4; ++k) {
       const auto kind = static_cast<Kind>(k);
       const auto setting = static_cast<Setting>((w + k) % 4);

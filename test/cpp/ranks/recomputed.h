@@ -1,6 +1,6 @@
 #pragma once
 
-// A function whose backward runs backwards of its own, as torch's reentrant checkpoint does.
+// Functions whose backward runs backwards of its own, as torch's reentrant checkpoint does.
 #include <torch/torch.h>
 
 #include <functional>
@@ -43,6 +43,53 @@ class Recomputed : public torch::autograd::Function<Recomputed> {
   struct Holder : torch::CustomClassHolder {
     Run run;
   };
+};
+
+/// A reversible layer: the first half of x gets f of the second added, then the second gets g of the first. Keeps its
+/// output alone. Its backward finds the inputs of each function, and runs it again with a backward of its own.
+class Reversible : public torch::autograd::Function<Reversible> {
+ public:
+  using Run = Recomputed::Run;
+
+  static torch::Tensor forward(
+      torch::autograd::AutogradContext* context, const torch::Tensor& x, const Run& f, const Run& g) {
+    auto holder = c10::make_intrusive<Holder>();
+    holder->f = f;
+    holder->g = g;
+    context->saved_data["runs"] = c10::IValue::make_capsule(holder);
+    const auto halves = x.chunk(2);
+    const auto first = halves[0] + f(halves[1]);
+    const auto y = torch::cat({first, halves[1] + g(first)});
+    context->save_for_backward({y});
+    return y;
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context, const torch::autograd::variable_list& gradients) {
+    const auto holder = c10::static_intrusive_pointer_cast<Holder>(context->saved_data["runs"].toCapsule());
+    const auto halves = context->get_saved_variables()[0].chunk(2);
+    const auto given = gradients[0].chunk(2);
+    const auto of_g = again(holder->g, halves[0], given[1]);
+    const auto second = halves[1] - of_g.result;
+    const auto of_first = given[0] + of_g.gradient;
+    const auto of_f = again(holder->f, second, of_first);
+    return {torch::cat({of_first, given[1] + of_f.gradient}), torch::Tensor(), torch::Tensor()};
+  }
+
+ private:
+  struct Holder : torch::CustomClassHolder {
+    Run f, g;
+  };
+  struct Again {
+    torch::Tensor result;
+    torch::Tensor gradient;
+  };
+  static Again again(const Run& run, const torch::Tensor& x, const torch::Tensor& gradient) {
+    const torch::AutoGradMode with_gradients(true);
+    const auto input = x.detach().requires_grad_();
+    const auto result = run(input);
+    result.backward(gradient);
+    return {result.detach(), input.grad()};
+  }
 };
 
 } // namespace shardwise::test

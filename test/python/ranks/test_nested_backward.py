@@ -29,6 +29,24 @@ class Within(Layer):
         return checkpoint(super().forward, x, use_reentrant=True)  # type: ignore[no-any-return]
 
 
+class Coupled(Layer):
+    """A pair of layers that changes both halves of its input, and tells from its output what that was."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__(width, hidden)
+        self.other = Layer(width, hidden)
+
+    def forward(self, x: Tensor, undoes: bool = False) -> Tensor:
+        first, second = x.chunk(2, -1)
+        if undoes:
+            second = second - self.other(first)
+            first = first - super().forward(second)
+        else:
+            first = first + super().forward(second)
+            second = second + self.other(first)
+        return torch.cat((first, second), -1)
+
+
 class Tiled(torch.autograd.Function):
     """Runs a module piece by piece, once more in its backward."""
 
@@ -49,6 +67,60 @@ class Tiled(torch.autograd.Function):
             torch.autograd.backward(result, wanted, create_graph=ctx.graph)
             found.append(piece.grad.detach())
         return torch.cat(found), None, None
+
+
+class InPairs(torch.autograd.Function):
+    """Keeps its outputs alone, and in its backward finds the inputs of one layer after the other, whose own backward
+    runs there."""
+
+    @staticmethod
+    def forward(ctx: Any, first: Tensor, second: Tensor, layers: list[nn.Module]) -> tuple[Tensor, Tensor]:
+        ctx.layers = layers
+        with torch.no_grad():
+            for layer, other in zip(layers[::2], layers[1::2], strict=True):
+                first = first + layer(second)
+                second = second + other(first)
+        ctx.save_for_backward(first, second)
+        return first, second
+
+    @staticmethod
+    def backward(ctx: Any, of_first: Tensor, of_second: Tensor) -> tuple[Tensor, Tensor, None]:
+        first, second = ctx.saved_tensors
+        for layer in reversed(ctx.layers):
+            with torch.enable_grad():
+                first = first.detach().requires_grad_()
+                added = layer(first)
+            torch.autograd.backward(added, of_second)
+            with torch.no_grad():
+                first, second = second - added, first
+                of_first, of_second = of_second, of_first + second.grad
+        return of_first, of_second, None
+
+
+class InBlocks(torch.autograd.Function):
+    """The same of whole blocks: each first finds its input, then runs again with a backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, blocks: list[nn.Module]) -> Tensor:
+        ctx.blocks = blocks
+        with torch.no_grad():
+            for block in blocks:
+                x = block(x)
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        for block in reversed(ctx.blocks):
+            with torch.no_grad():
+                x = block(x.detach(), undoes=True)
+            with torch.enable_grad():
+                x = x.requires_grad_()
+                result = block(x)
+            torch.autograd.backward(result, gradient)
+            gradient = x.grad
+        return gradient, None
 
 
 def head_in_pieces(model: Model, x: Tensor) -> Tensor:
@@ -115,6 +187,16 @@ def tiled(model: Model, x: Tensor, graph: bool = False) -> Tensor:
     return x + layer(x)  # gets gradients from both backwards
 
 
+def reversible(model: Model, x: Tensor) -> Tensor:
+    first, second = InPairs.apply(x, x, list(model.layers))
+    return first + second  # type: ignore[no-any-return]
+
+
+def reversible_blocks(model: Model, x: Tensor) -> Tensor:
+    first, second = InBlocks.apply(torch.cat((x, x), -1), list(model.layers)).chunk(2, -1)
+    return first + second  # type: ignore[no-any-return]
+
+
 class Model(nn.Module):
     def __init__(self, layer: type[Layer], run: Callable[[Model, Tensor], Tensor], has_head: bool) -> None:
         super().__init__()
@@ -137,6 +219,8 @@ WAYS: dict[str, tuple[type[Layer], Callable[[Model, Tensor], Tensor]]] = {
     "head in pieces": (Layer, head_in_pieces),
     "layers in forward": (Layer, layers_in_forward),
     "in a hook": (Layer, in_a_hook),
+    "reversible": (Layer, reversible),
+    "reversible blocks": (Coupled, reversible_blocks),
 }
 # torch's engine keeps one of the two gradients of a unit of `tiled`, and has no parameters after a unit's backward.
 NOT_TORCHS = ("tiled", "two deep", "with a graph", "layers in forward")
@@ -281,7 +365,8 @@ SETTINGS = ("plain", "tied", "accumulated", "fails")
 MORE = [
     (way, kind, SETTINGS[(w + k) % 4])
     for (w, way), (k, kind) in product(
-        enumerate(("around", "tiled", "two deep", "in a hook")), enumerate((*KINDS, *OTHER_KINDS))
+        enumerate(("around", "tiled", "two deep", "in a hook", "reversible", "reversible blocks")),
+        enumerate((*KINDS, *OTHER_KINDS)),
     )
 ]
 
