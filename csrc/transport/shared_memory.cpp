@@ -147,7 +147,7 @@ void refill_in_arena(c10::StorageImpl& storage) {
 }
 
 void trim_arena() {
-  if (const auto arena = same_host::Arena::in_use()) arena->trim();
+  same_host::Arena::trim();
 }
 
 void refuse_in_child(c10::StorageImpl& storage) {

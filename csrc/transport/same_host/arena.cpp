@@ -113,6 +113,14 @@ void Arena::give(std::byte* memory, size_t bytes) {
 }
 
 void Arena::trim() {
+  auto& now = current();
+  const std::lock_guard lock(now.mutex);
+  for (const auto& arena : {if_of_this_process(now.shared.lock()), if_of_this_process(now.own)}) {
+    if (arena) arena->return_free();
+  }
+}
+
+void Arena::return_free() {
   const std::lock_guard lock(mutex_);
   const int advice = is_private() ? MADV_DONTNEED : MADV_REMOVE;
   for (const auto& [begin, size] : free_) madvise(segment_.begin() + begin, size, advice);

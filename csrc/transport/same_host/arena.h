@@ -42,11 +42,12 @@ class SHARDWISE_API Arena {
   /// Memory that begins at a page, with any content; null if there is no room.
   std::byte* take(size_t bytes);
   void give(std::byte* memory, size_t bytes);
-  /// Returns what is free to the system.
-  void trim();
+  /// Returns what is free in all arenas of this process to the system.
+  static void trim();
 
  private:
   explicit Arena(Segment segment);
+  void return_free();
 
   Segment segment_;
   std::mutex mutex_;

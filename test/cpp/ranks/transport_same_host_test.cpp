@@ -223,7 +223,7 @@ TEST(SameHost, PiecesOfAnArenaAreUsedAgain) {
   for (const int i : {2, 0, 1}) arena->give(pieces[i], 5000);
   // Three neighbours are one piece again, with the pages that were there until the arena is trimmed.
   for (const bool trims : {false, true}) {
-    if (trims) arena->trim();
+    if (trims) Arena::trim();
     auto* whole = arena->take(3 * 8192);
     EXPECT_EQ(whole, pieces[2]);
     EXPECT_EQ(whole[8192], std::byte{trims ? uint8_t{0} : uint8_t{7}});
@@ -232,6 +232,21 @@ TEST(SameHost, PiecesOfAnArenaAreUsedAgain) {
   }
   EXPECT_EQ(arena->take(arena->address().bytes), nullptr);
   arena->give(pieces[3], 5000);
+}
+
+// Tensors that are older than the first group are in the process's own.
+TEST(SameHost, BothArenasAreTrimmed) {
+  const auto own = Arena::in_use();
+  ASSERT_TRUE(own && own->is_private());
+  const auto arena = Arena::of_this_process();
+  ASSERT_TRUE(arena);
+  for (const auto& each : {own, arena}) {
+    auto* piece = each->take(5000);
+    std::fill_n(piece, 5000, std::byte{7});
+    each->give(piece, 5000);
+    Arena::trim();
+    EXPECT_EQ(*piece, std::byte{0}) << each->is_private();
+  }
 }
 
 TEST(SameHost, NobodyCutsMemoryOff) {
