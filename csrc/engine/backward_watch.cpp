@@ -6,7 +6,10 @@
 #include "engine/unit.h"
 
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
+
+#include <utility>
 
 namespace shardwise::engine {
 namespace {
@@ -58,17 +61,35 @@ void BackwardWatch::arrived(const std::shared_ptr<Schedule>& tree) {
   reached_.insert(tree);
 }
 
+// Once a backward's last node ran, the current one is that of a backward around it. On a CPU both have one thread.
 void BackwardWatch::end() {
+  const bool is_inner = torch::autograd::get_current_node() != nullptr;
   // If one tree throws, the others stay in touched_, and the destructor abandons their backward.
   while (!touched_.empty()) {
     const auto tree = *touched_.begin();
     touched_.erase(touched_.begin());
-    reached_.contains(tree) ? tree->end_backward() : tree->forget_backward();
+    if (!reached_.contains(tree)) {
+      tree->forget_backward();
+      continue;
+    }
+    const bool hooks_wait = is_inner && !tree->is_on_device();
+    tree->end_backward(/*runs_hooks=*/!hooks_wait);
+    if (hooks_wait) hooked_.insert(tree);
   }
+  ended_ = true;
+  if (is_inner) return;
+  for (const auto& tree : std::exchange(hooked_, {})) tree->run_hooks();
 }
 
+void BackwardWatch::take_over_hooks(BackwardWatch& inner) {
+  hooked_.merge(inner.hooked_);
+}
+
+// Autograd destroys a backward where it returns: inside of the one around it, if there is one.
 BackwardWatch::~BackwardWatch() {
   running_backwards().erase(backward_);
+  if (ended_ && !hooked_.empty() && running()) current()->take_over_hooks(*this);
+  for (const auto& tree : hooked_) tree->forget_hooks();
   for (const auto& tree : touched_) {
     if (tree->belongs_to_this_thread() && !tree->is_on_device()) tree->abandon_backward();
   }

@@ -21,6 +21,8 @@ SHARDWISE_API void begin_backward_at(const at::Tensor& output, const std::weak_p
 /// A backward that throws never comes to its end. The watch is destroyed then, and makes the trees forget the backward.
 /// A backward on a device may be destroyed by a thread of autograd's, while the program already goes on, or by the
 /// program's own, as it happens: it is always left to the trees' next use.
+/// A backward inside another one that comes to a tree first ends there as any. Only the post-accumulate hooks wait for
+/// the end of the outermost, which may still bring gradients to the same parameters, or read them.
 class BackwardWatch {
  public:
   /// Whether a backward is running on this thread.
@@ -40,6 +42,7 @@ class BackwardWatch {
  private:
   explicit BackwardWatch(int backward);
   void end();
+  void take_over_hooks(BackwardWatch& inner);
 
   struct ByNumber {
     bool operator()(const std::shared_ptr<Schedule>& a, const std::shared_ptr<Schedule>& b) const;
@@ -47,6 +50,9 @@ class BackwardWatch {
   int backward_;
   std::set<std::shared_ptr<Schedule>, ByNumber> touched_;
   std::set<std::shared_ptr<Schedule>, ByNumber> reached_;
+  /// Those to which backwards inside this one brought gradients whose hooks are still to run.
+  std::set<std::shared_ptr<Schedule>, ByNumber> hooked_;
+  bool ended_ = false;
 };
 
 } // namespace shardwise::engine

@@ -226,6 +226,10 @@ void GradientSums::run_hooks() {
   for (const auto& parameter : unit_.parameters()) parameter->run_hook();
 }
 
+void GradientSums::forget_hooks() {
+  for (const auto& parameter : unit_.parameters()) parameter->forget_hook();
+}
+
 // Sums that are under way are finished, since other ranks take part in them.
 void GradientSums::forget() {
   try {

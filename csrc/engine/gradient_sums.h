@@ -50,6 +50,7 @@ class GradientSums {
   void publish();
   /// Runs the user's post-accumulate hooks on what was published since they last ran.
   void run_hooks();
+  void forget_hooks();
   void forget();
   /// Drops what backwards without synchronisation, or without an all-reduce, left for the next sum.
   void forget_accumulated();

@@ -9,6 +9,7 @@
 #include <shardwise/error.h>
 
 #include <c10/core/GradMode.h>
+#include <c10/util/ScopeExit.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
@@ -264,7 +265,9 @@ void Schedule::gradient_arrived(Unit& unit, const group::Parameter& parameter) {
   order_.gradient_arrived(unit.id_, parameter.index, moment, *this);
 }
 
-void Schedule::end_backward() {
+void Schedule::end_backward(bool runs_hooks) {
+  hooks_wait_ = !runs_hooks;
+  const auto until = c10::make_scope_exit([this] { hooks_wait_ = false; });
   const auto units = std::exchange(in_backward_, {});
   const auto inside = order_.reached_inside();
   order_.end_backward(/*publishes=*/!finalized_by_hand_, *this);
@@ -273,6 +276,16 @@ void Schedule::end_backward() {
   for (const auto& unit : units) {
     if (unit) unit->sums_.need_nothing_left();
   }
+}
+
+void Schedule::run_hooks() {
+  for (const auto& unit : in_order_of_sums()) {
+    if (unit) unit->sums_.run_hooks();
+  }
+}
+
+void Schedule::forget_hooks() {
+  for (const auto& unit : units()) unit->sums_.forget_hooks();
 }
 
 // All ranks do alike: they ran the same backwards inside this one.
@@ -427,7 +440,7 @@ bool Schedule::perform(Action action) {
       unit.sums_.publish();
       break;
     case Kind::run_hooks:
-      unit.sums_.run_hooks();
+      if (!hooks_wait_) unit.sums_.run_hooks();
       break;
     case Kind::forget_backward:
       unit.sums_.forget();

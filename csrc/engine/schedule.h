@@ -84,8 +84,11 @@ class SHARDWISE_API Schedule final : public std::enable_shared_from_this<Schedul
   /// Whether autograd now runs another backward than the one whose gradients are summed.
   bool is_inside_another() const;
   void gradient_arrived(Unit& unit, const group::Parameter& parameter);
-  /// The end of a backward that brought gradients to this tree.
-  void end_backward();
+  /// The end of a backward that brought gradients to this tree. Unless it runs post-accumulate hooks, run_hooks() or
+  /// forget_hooks() follows.
+  void end_backward(bool runs_hooks = true);
+  void run_hooks();
+  void forget_hooks();
   /// Sums what backwards without synchronisation left, as the end of a backward with it would. Called outside of a
   /// backward, for programs that run backward in pieces.
   void reduce_pending();
@@ -156,6 +159,7 @@ class SHARDWISE_API Schedule final : public std::enable_shared_from_this<Schedul
   /// The same as plain pointers; null once a unit is gone.
   std::vector<Unit*> living_;
   bool finalized_by_hand_ = false;
+  bool hooks_wait_ = false;
   int64_t finalizations_ = 0;
   /// The finalization that nobody waited for yet.
   std::optional<int64_t> finalizing_;

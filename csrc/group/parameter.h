@@ -196,6 +196,9 @@ class Parameter {
   void hide_absent_gradient() const;
   /// Once after publish(), however often that was called: runs the user's post-accumulate hook, if there is one.
   void run_hook();
+  void forget_hook() {
+    hook_due_ = false;
+  }
 
   /// The sum of earlier backwards over some of the ranks that share it: its values, in the form in which the gradient
   /// is published, and in how many of those ranks' backwards it was used.

@@ -1,5 +1,6 @@
 // Backwards that run inside of a backward or of a forward: gradients are those of plain LibTorch.
 #include "ranks/delays.h"
+#include "ranks/gradient_record.h"
 #include "ranks/hybrid_models.h"
 #include "ranks/recomputed.h"
 #include "support/expect.h"
@@ -70,6 +71,14 @@ void in_a_hook(const Pass& pass, const Tensor& x) {
   pass.backward(pass.model->head(pass.block(2, y)).pow(2).mean());
 }
 
+/// Before the outer backward comes to any unit.
+void in_the_first_hook(const Pass& pass, const Tensor& x) {
+  const auto side = pass.block(0, x.detach()).pow(2).mean() * pass.scale;
+  const auto loss = pass.model->head(pass.block(2, pass.block(1, pass.block(0, x)))).pow(2).mean();
+  loss.register_hook([side](const Tensor&) { side.backward(); });
+  pass.backward(loss);
+}
+
 /// One layer of two units, then two of one unit each, which adds two things.
 void reversible(const Pass& pass, const Tensor& x) {
   const auto run = [pass](size_t i) { return [pass, i](const Tensor& z) { return pass.block(i, z); }; };
@@ -81,9 +90,21 @@ void reversible(const Pass& pass, const Tensor& x) {
   pass.backward(pass.model->head(y).pow(2).mean());
 }
 
-constexpr Way kWays[] = {own_function, two_deep, in_forward, in_a_hook, reversible};
+constexpr Way kWays[] = {own_function, two_deep, in_forward, in_a_hook, in_the_first_hook, reversible};
 enum class Kind { sharded, kept, replicated, hybrid };
 enum class Setting { plain, tied, accumulated, fails };
+
+/// Post-accumulate hooks ran when all of a gradient was there; for each of several backwards, if those were not inside
+/// of another one.
+void check_hooks(const torch::nn::Module& model, std::map<std::string, std::vector<Tensor>>& seen, bool in_parts) {
+  for (const auto& entry : model.named_parameters()) {
+    const auto found = std::exchange(seen[entry.key()], {});
+    const auto gradient = entry.value().grad();
+    ASSERT_TRUE(in_parts || found.size() == (gradient.defined() ? 1 : 0)) << entry.key() << ": " << found.size();
+    ASSERT_EQ(found.empty(), !gradient.defined()) << entry.key();
+    ASSERT_TRUE(found.empty() || torch::equal(found.back(), gradient)) << entry.key();
+  }
+}
 
 void train(Rank& rank, Way way, Kind kind, Setting setting, Grid grid) {
   const auto make = [&] { return Stack(6, 3, setting == Setting::tied); };
@@ -101,6 +122,8 @@ void train(Rank& rank, Way way, Kind kind, Setting setting, Grid grid) {
   // What was registered for a tied head is never used, and stays whole.
   if (setting == Setting::tied) both.dims = {{"head.weight", -1}};
   auto root = unit(*both.ours);
+  std::map<std::string, std::vector<Tensor>> at_hooks;
+  for (const auto& entry : both.ours->named_parameters()) record_gradients(entry.value(), at_hooks[entry.key()]);
   const auto run = [&](Stack& model, int step, int r, double scale, bool fails = false) {
     way({model, scale, fails}, model->embedding->forward(tokens(step, r)));
   };
@@ -117,6 +140,7 @@ void train(Rank& rank, Way way, Kind kind, Setting setting, Grid grid) {
       for (int r = 0; r < rank.world_size(); ++r) run(both.reference, data, r, 1.0 / rank.world_size());
     }
     both.check("step " + std::to_string(step));
+    check_hooks(*both.ours, at_hooks, way == in_forward || !rank.mesh().device().is_cpu());
     both.optimize();
   }
 }
@@ -125,7 +149,7 @@ void train(Rank& rank, Way way, Kind kind, Setting setting, Grid grid) {
 
 TEST(NestedBackward, GradientsAreThoseOfPlainLibTorch) {
   // Every two of way, kind and setting come together.
-  for (int w = 0; w < 5; ++w) {
+  for (int w = 0; w < 6; ++w) {
     for (int k = 0; k < 4; ++k) {
       const auto kind = static_cast<Kind>(k);
       const auto setting = static_cast<Setting>((w + k) % 4);

@@ -156,6 +156,15 @@ def in_a_hook(model: Model, x: Tensor) -> Tensor:
     return x + y + model.layers[3](x)
 
 
+def before_all(model: Model, x: Tensor) -> Tensor:
+    """Without a head, the inner backward comes to a unit before the outer one comes to any."""
+    for layer in model.layers:
+        x = x + layer(x)
+    side = model.layers[2](x.detach()).pow(2).mean()
+    x.register_hook(lambda _gradient: side.backward())
+    return x
+
+
 class HandsOn(torch.autograd.Function):
     """Has a gradient that is there already."""
 
@@ -219,14 +228,15 @@ WAYS: dict[str, tuple[type[Layer], Callable[[Model, Tensor], Tensor]]] = {
     "head in pieces": (Layer, head_in_pieces),
     "layers in forward": (Layer, layers_in_forward),
     "in a hook": (Layer, in_a_hook),
+    "before all": (Layer, before_all),
     "reversible": (Layer, reversible),
     "reversible blocks": (Coupled, reversible_blocks),
 }
 # torch's engine keeps one of the two gradients of a unit of `tiled`, and has no parameters after a unit's backward.
-NOT_TORCHS = ("tiled", "two deep", "with a graph", "layers in forward")
+NOT_TORCHS = ("tiled", "two deep", "with a graph", "layers in forward", "before all")
 # A backward within the forward is over before the other one begins: hooks run for each.
 IN_FORWARD = ("head in pieces", "layers in forward")
-IN_PARTS = ("tiled", "two deep", "with a graph", *IN_FORWARD)
+IN_PARTS = ("tiled", "two deep", "with a graph", "before all", *IN_FORWARD)
 KINDS: dict[str, Callable[[Engine, Any], Any]] = {
     "sharded": lambda engine, module: engine.fully_shard(module),
     "replicated": lambda engine, module: engine.replicate(module),
@@ -290,7 +300,7 @@ def by_hand(model: Model) -> Any:
 
 def as_by_hand(rank: int, way: str, kind: str) -> None:
     # Without a head the first gradients of all come from the inner backward.
-    for has_head in (True, False) if way in ("around", "tiled") else (True,):
+    for has_head in (True, False) if way in ("around", "tiled", "before all") else (True,):
         engines = {"ours": by_units(ours(), kind)}
         if way not in NOT_TORCHS:
             engines["torch's"] = by_units(TORCH, kind)
