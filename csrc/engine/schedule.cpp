@@ -212,7 +212,11 @@ void Schedule::join_backward() {
 
 // How many sums have started depends on when others were done, which differs between ranks.
 void Schedule::let_in_another() {
-  if (!order_.in_backward() || watch_.expired() || backward_thread_ != std::this_thread::get_id()) return;
+  if (!order_.in_backward() || watch_.expired()) return;
+  if (backward_thread_ != std::this_thread::get_id()) {
+    if (is_on_device()) return;
+    Turn::refuse("", backward_thread_number_, "has in a backward");
+  }
   compare_started(in_backward_, order_.ready(), "the backward of another model inside one that stands");
   order_.start_ready_sums(*this);
 }

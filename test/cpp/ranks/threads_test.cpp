@@ -131,25 +131,31 @@ TEST(Threads, OneOfThemAtATimeUsesAModel) {
 TEST(Threads, NoneUsesAModelWhileAnotherRunsItsBackward) {
   for (const auto kind : {Kind::sharded, Kind::kept, Kind::replicated}) {
     run_ranks(2, [&](Rank& rank) {
-      Model ours, reference;
+      Model ours, reference, neighbour;
       wrap(ours, kind, rank);
+      wrap(neighbour, kind, rank);
       const auto layer = [](Model& model, int i, const Tensor& x) {
         return torch::tanh(model->layers[i]->as<torch::nn::Linear>()->forward(x));
       };
       for (int step = 0; step < 3; ++step) {
-        std::string reading, training;
+        std::string reading, training, beside;
         const auto x = batch(step, rank.rank(), 6);
-        const auto other_loss = ours->loss(x);
+        const auto other_loss = ours->loss(x), neighbours_loss = neighbour->loss(x);
         const auto middle = layer(ours, 0, x);
         middle.register_hook([&](const Tensor& gradient) {
           reading = error_in_thread(rank, [&] { ours->forward(x); });
           // A device has one thread for all backwards.
-          if (rank.mesh().device().is_cpu()) training = error_in_thread(rank, [&] { other_loss.backward(); });
+          if (!rank.mesh().device().is_cpu()) return gradient;
+          training = error_in_thread(rank, [&] { other_loss.backward(); });
+          // Its sums would go between those of this one, anywhere.
+          beside = error_in_thread(rank, [&] { neighbours_loss.backward(); });
           return gradient;
         });
         layer(ours, 1, middle).pow(2).sum().backward();
         expect_refusal(reading, kind);
-        if (rank.mesh().device().is_cpu()) expect_refusal(training, Kind::sharded);
+        for (const auto& error : {training, beside}) {
+          if (rank.mesh().device().is_cpu()) expect_refusal(error, Kind::sharded);
+        }
         reference_backward(
             rank, [&](int r) { return layer(reference, 1, layer(reference, 0, batch(step, r, 6))).pow(2).sum(); });
         for (const auto& name : {"layers.0.weight", "layers.0.bias", "layers.1.weight"}) {

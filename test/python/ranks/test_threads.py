@@ -90,22 +90,23 @@ def in_forward(rank: int, kind: str) -> None:
 
 
 def in_backward(rank: int, kind: str) -> None:
-    ours, reference = wrapped(kind), model()
+    ours, reference, neighbour = wrapped(kind), model(), wrapped(kind)
     for step in range(2):
         x = batch(step, rank, WIDTH)
-        other_loss = ours(x).pow(2).sum()
+        # Sums of another model would go between those of this one, anywhere.
+        losses = [each(x).pow(2).sum() for each in (ours, neighbour)]
         errors: list[str] = []
 
         def use_from_another(
-            gradient: Tensor, x: Tensor = x, loss: Tensor = other_loss, errors: list[str] = errors
+            gradient: Tensor, x: Tensor = x, losses: list[Tensor] = losses, errors: list[str] = errors
         ) -> Tensor:
-            errors += [error_in_thread(lambda: ours(x)), error_in_thread(loss.backward)]
+            errors += [error_in_thread(act) for act in (lambda: ours(x), *(loss.backward for loss in losses))]
             return gradient
 
         hidden = ours[0](x)
         hidden.register_hook(use_from_another)
         ours[2](ours[1](hidden)).pow(2).sum().backward()
-        assert len(errors) == 2 and all(REFUSED in error for error in errors), errors
+        assert len(errors) == 3 and all(REFUSED in error for error in errors), errors
         for other in range(2):
             (reference(batch(step, other, WIDTH)).pow(2).sum() / 2).backward()
         for mine, theirs in zip(ours.parameters(), reference.parameters(), strict=True):
