@@ -161,6 +161,29 @@ TEST(NestedBackward, GradientsAreThoseOfPlainLibTorch) {
   }
 }
 
+TEST(NestedBackward, WhatTheOuterOneUsesStaysGathered) {
+  run_ranks(2, [](Rank& rank) {
+    auto both = stacks(rank, sharded_on(rank));
+    // One unit runs its backward in the midst of another's.
+    const auto loss = [](Stack& model, int step, int r) {
+      const auto x = model->embedding->forward(tokens(step, r));
+      const auto side = model->block(0)->forward(x.detach(), 0.5).pow(2).mean();
+      auto block = model->block(1);
+      const auto hidden = block->up->forward(model->block(2)->forward(x, 0.5));
+      hidden.register_hook([side](const Tensor& gradient) { side.backward(gradient.sum()); });
+      return block->down->forward(torch::gelu(hidden)).pow(2).mean() + block->norm->forward(x).pow(2).mean();
+    };
+    const auto outer = unit(*both.ours->block(1));
+    for (int step = 0; step < 3; ++step) {
+      const auto before = outer.counters().unshards;
+      both.backward(loss, step);
+      // The last unit of a forward stays for the backward.
+      EXPECT_EQ(outer.counters().unshards - before, 1) << "step " << step;
+      both.finish(step);
+    }
+  });
+}
+
 TEST(NestedBackward, OfAnotherModelOnTheSameMesh) {
   // Sums of the outer one are under way or still to come, as chance will have it; all units are of one size, so that
   // nothing but wrong gradients would tell of sums that were mixed up.
