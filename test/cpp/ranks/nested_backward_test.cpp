@@ -71,10 +71,10 @@ void in_a_hook(const Pass& pass, const Tensor& x) {
   pass.backward(pass.model->head(pass.block(2, y)).pow(2).mean());
 }
 
-/// Before the outer backward comes to any unit.
+/// Before the outer backward comes to any unit. It does not come to this one at all.
 void in_the_first_hook(const Pass& pass, const Tensor& x) {
   const auto side = pass.block(0, x.detach()).pow(2).mean() * pass.scale;
-  const auto loss = pass.model->head(pass.block(2, pass.block(1, pass.block(0, x)))).pow(2).mean();
+  const auto loss = pass.model->head(pass.block(2, pass.block(1, x))).pow(2).mean();
   loss.register_hook([side](const Tensor&) { side.backward(); });
   pass.backward(loss);
 }
