@@ -231,7 +231,7 @@ TEST(Pieces, PenaltiesAreRight) {
     const auto loss = [](torch::nn::Linear& model, const Tensor& rows, int r) {
       const auto p = model->parameters()[0];
       auto penalty = torch::zeros({});
-      penalty = penalty + p.abs().sum() * 0.1 + p.norm(2, 1).sum() + p.pow(2).sum({0, 1});
+      penalty = penalty + p.abs().sum() * 0.1 + p.norm(2, 1).sum() + p.pow(2).sum(std::vector<int64_t>{0, 1});
       return model->forward(rows).pow(2).sum() + penalty / (r + 1) + model->weight.norm() + model->weight.mean();
     };
     for (int step = 0; step < 3; ++step) {
