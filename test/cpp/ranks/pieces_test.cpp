@@ -132,6 +132,23 @@ TEST(Pieces, RowsByThemselvesAreRight) {
   });
 }
 
+TEST(Pieces, TheCutDimensionCounts) {
+  run_ranks(2, [](Rank& rank) {
+    auto ours = linear(), reference = linear();
+    fully_shard(
+        ours, sharded_on(rank).shard_placement([](const std::string&, const Tensor& p) { return p.dim() - 1; }));
+    const torch::NoGradGuard guard;
+    const auto p = ours->parameters()[0];
+    expect_error<Error>([&] { p.select(1, 0).zero_(); }, {"some rows of it"});
+    expect_error<Error>([&] { p.sub_(p.mean(1, true)); }, {"computed from this rank's shards alone"});
+    for (auto* model : {&ours, &reference}) {
+      auto weight = (*model)->parameters()[0];
+      weight.sub_(weight.mean(0)).select(0, 1).zero_();
+    }
+    assert_pieces(*ours, *reference, rank, "row by row", {{"weight", 1}});
+  });
+}
+
 TEST(Pieces, OneRankHasTheWhole) {
   run_ranks(1, [](Rank& rank) {
     auto ours = linear();
