@@ -6,7 +6,6 @@
 #include "nn/touch/shard_errors.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <mutex>
@@ -16,7 +15,7 @@
 namespace shardwise::nn {
 namespace {
 
-/// The memory of such values. What is done with them is for others to refuse, who ask local(); only a value that
+/// The memory of such values. What is done with them is for others to refuse, who ask origin(); only a value that
 /// leaves, and a penalty that is no sum, are noticed here.
 class Followed : public TouchListener {
  public:
@@ -40,7 +39,8 @@ class Followed : public TouchListener {
     const auto entry = entries_.find(tensor.storage().unsafeGetStorageImpl());
     if (entry == entries_.end()) return {};
     const auto& [local, cut, registration] = entry->second;
-    return {local, cut ? cut->dimension_in(tensor) : std::nullopt};
+    if (!cut) return {local, std::nullopt};
+    return {cut->has_all_rows(tensor) ? local : Local::mixed, cut->dimension_in(tensor)};
   }
 
   void add(const at::Tensor& tensor, Local local, std::optional<Cut> cut) {
@@ -78,10 +78,6 @@ class Followed : public TouchListener {
 bool fills_anew(const c10::OperatorHandle& operation) {
   const auto& name = operation.operator_name().name;
   return name.ends_with("_like") || name.starts_with("aten::new_");
-}
-
-bool is_followed_by_autograd(const at::Tensor& tensor) {
-  return c10::GradMode::is_enabled() && tensor.defined() && tensor.requires_grad();
 }
 
 } // namespace

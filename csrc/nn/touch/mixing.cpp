@@ -5,6 +5,7 @@
 #include <ATen/WrapDimUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/function_schema.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <string_view>
@@ -110,6 +111,10 @@ bool mixes_places(
   if (mixes_all(name)) return !is_product_by_rows(name, arguments, tensor, dimension);
   const auto reduction = schema.argumentIndexWithName("reduction");
   return reduction && arguments[static_cast<size_t>(*reduction)] == c10::IValue(int64_t{at::Reduction::Mean});
+}
+
+bool is_followed_by_autograd(const at::Tensor& tensor) {
+  return c10::GradMode::is_enabled() && tensor.defined() && tensor.requires_grad();
 }
 
 bool sums_all(const c10::OperatorHandle& operation, c10::ArrayRef<c10::IValue> arguments, int64_t dimensions) {

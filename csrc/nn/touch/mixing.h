@@ -18,6 +18,9 @@ bool mixes_places(
     const c10::OperatorHandle& operation, c10::ArrayRef<c10::IValue> arguments, const at::Tensor& tensor,
     std::optional<int64_t> dimension);
 
+/// Whether what is computed from it gets a gradient.
+bool is_followed_by_autograd(const at::Tensor& tensor);
+
 /// Whether it is the sum of all elements of a tensor with so many dimensions. Its gradient is right on each piece.
 bool sums_all(const c10::OperatorHandle& operation, c10::ArrayRef<c10::IValue> arguments, int64_t dimensions);
 

@@ -17,13 +17,18 @@ bool lies_in(const at::Tensor& tensor, const c10::TensorImpl* piece) {
 
 Cut::Cut(const c10::TensorImpl& piece, int64_t dimension)
     : size_(piece.size(dimension)),
-      stride_(piece.stride(dimension)) {}
+      stride_(piece.stride(dimension)),
+      numel_(piece.numel()) {}
 
 std::optional<int64_t> Cut::dimension_in(const at::Tensor& view) const {
   for (int64_t i = 0; i < view.dim(); ++i) {
     if (view.size(i) == size_ && view.stride(i) == stride_) return i;
   }
   return std::nullopt;
+}
+
+bool Cut::has_all_rows(const at::Tensor& view) const {
+  return view.numel() == 0 || view.numel() == numel_ || dimension_in(view).has_value();
 }
 
 const group::Parameter* Pieces::find(const engine::Unit& unit, const at::Tensor& tensor) const {
@@ -51,15 +56,10 @@ bool is_piece_of_gradient(const group::Parameter& parameter, const at::Tensor& t
   return gradient.defined() && lies_in(tensor, gradient.unsafeGetTensorImpl());
 }
 
-std::optional<int64_t> cut_dimension(const group::Parameter& parameter, const at::Tensor& piece) {
+Cut cut_of(const group::Parameter& parameter, const at::Tensor& piece) {
   const auto* whole = is_piece_of_gradient(parameter, piece) ? parameter.live_shard()->grad().unsafeGetTensorImpl()
                                                              : parameter.live_shard();
-  return Cut(*whole, whole->dim() == 1 ? 0 : parameter.shard_dim).dimension_in(piece);
-}
-
-bool has_all_rows(const group::Parameter& parameter, const at::Tensor& piece) {
-  return piece.numel() == 0 || piece.numel() == parameter.live_shard()->numel() ||
-         cut_dimension(parameter, piece).has_value();
+  return {*whole, whole->dim() == 1 ? 0 : parameter.shard_dim};
 }
 
 } // namespace shardwise::nn

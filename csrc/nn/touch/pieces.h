@@ -16,10 +16,13 @@ class Cut {
   Cut(const c10::TensorImpl& piece, int64_t dimension);
   /// The dimension of a view. None if the view lacks some of it, or has made one dimension of several.
   std::optional<int64_t> dimension_in(const at::Tensor& view) const;
+  /// Whether a view has all rows: which rows of the whole some are differs between ranks.
+  bool has_all_rows(const at::Tensor& view) const;
 
  private:
   int64_t size_;
   int64_t stride_;
+  int64_t numel_;
 };
 
 /// The shards of a unit's parameters, and their gradients, by their memory.
@@ -47,10 +50,7 @@ class Pieces {
 
 bool is_piece_of_gradient(const group::Parameter& parameter, const at::Tensor& tensor);
 
-/// The cut dimension of such a tensor. A flattened shard has one dimension.
-std::optional<int64_t> cut_dimension(const group::Parameter& parameter, const at::Tensor& piece);
-
-/// Whether such a tensor has all rows of the piece: which rows of the whole some are differs between ranks.
-bool has_all_rows(const group::Parameter& parameter, const at::Tensor& piece);
+/// The cut of a shard or a gradient, of which this tensor is a view. A flattened shard has one dimension.
+Cut cut_of(const group::Parameter& parameter, const at::Tensor& piece);
 
 } // namespace shardwise::nn

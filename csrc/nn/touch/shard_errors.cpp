@@ -7,7 +7,6 @@
 #include <shardwise/error.h>
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -64,9 +63,9 @@ void refuse_local_values(const engine::Unit& unit, const group::Parameter& param
       "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(), " was about to change '",
       parameter.name(),
       "' or its gradient by values that were computed from this rank's shards alone, such as a norm, a mean or a "
-      "product "
-      "of weights or gradients, or some of their rows, and so differ between ranks. torch::nn::utils::clip_grad_norm_ "
-      "and torch::optim::LBFGS do this. Change whole weights in shardwise::with_whole_parameters(); for gradients use ",
+      "product of weights or gradients, or some of their rows, and so differ between ranks. "
+      "torch::nn::utils::clip_grad_norm_ and torch::optim::LBFGS do this. Change whole weights in "
+      "shardwise::with_whole_parameters(); for gradients use ",
       kExchange));
 }
 
@@ -98,10 +97,6 @@ bool is_curved(const std::string& name) {
                          "aten::square", "aten::tanh"});
 }
 
-bool computes_penalty(const at::Tensor& tensor) {
-  return c10::GradMode::is_enabled() && tensor.requires_grad();
-}
-
 constexpr auto kPenalty =
     ": the gradient of this would be that of the piece alone. A penalty may be a sum of elements; another needs the "
     "module's member in the place of its shard. If the module itself takes the parameter from its registry, name it in "
@@ -120,13 +115,14 @@ bool writes_in_place(const std::string& name) {
 } // namespace
 
 void refuse_write_by_place(const engine::Unit& unit, const group::Parameter& parameter, const Touch& touch) {
-  if (!has_all_rows(parameter, touch.tensor)) {
+  const auto cut = cut_of(parameter, touch.tensor);
+  if (!cut.has_all_rows(touch.tensor)) {
     refuse(
         unit, parameter, touch,
         ": it is about to write to some rows of it, which are other rows of the whole on each rank.");
   }
   if (writes_in_place(touch.operation.operator_name().name) &&
-      mixes_places(touch.operation, touch.arguments, touch.tensor, cut_dimension(parameter, touch.tensor))) {
+      mixes_places(touch.operation, touch.arguments, touch.tensor, cut.dimension_in(touch.tensor))) {
     refuse(
         unit, parameter, touch,
         ": it is about to write to elements by their place in it, which is another place of the whole on each rank.");
@@ -147,8 +143,9 @@ void refuse_what_needs_the_whole(const engine::Unit& unit, const group::Paramete
         unit, parameter, touch,
         ", as the sizes of a whole parameter. torch::nn::utils::vector_to_parameters and "
         "torch::optim::LBFGS do this. Use an optimizer that works element by element.");
-  } else if (computes_penalty(touch.tensor)) {
-    if (mixes_places(touch.operation, touch.arguments, touch.tensor, cut_dimension(parameter, touch.tensor)) &&
+  } else if (is_followed_by_autograd(touch.tensor)) {
+    const auto cut = cut_of(parameter, touch.tensor).dimension_in(touch.tensor);
+    if (mixes_places(touch.operation, touch.arguments, touch.tensor, cut) &&
         !(parameter.alive() && sums_all(touch.operation, touch.arguments, parameter.full().dim()))) {
       refuse(unit, parameter, touch, kPenalty);
     }
@@ -169,7 +166,7 @@ void refuse_what_needs_the_whole(const engine::Unit& unit, const group::Paramete
 }
 
 void refuse_penalty_of_values(const Touch& touch, Local local, std::optional<int64_t> cut) {
-  if (!computes_penalty(touch.tensor)) return;
+  if (!is_followed_by_autograd(touch.tensor)) return;
   const bool is_right = local == Local::sum ? !is_curved(touch.operation.operator_name().name)
                                             : sums_all(touch.operation, touch.arguments, touch.tensor.dim()) ||
                                                   !mixes_places(touch.operation, touch.arguments, touch.tensor, cut);

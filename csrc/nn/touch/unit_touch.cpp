@@ -81,7 +81,8 @@ class UnitTouch::Piece : public TouchListener {
     if (!owner) return {};
     const auto* parameter = pieces.find(*owner, tensor);
     if (parameter == nullptr) return {Local::piece, std::nullopt};
-    return {has_all_rows(*parameter, tensor) ? Local::piece : Local::mixed, cut_dimension(*parameter, tensor)};
+    const auto cut = cut_of(*parameter, tensor);
+    return {cut.has_all_rows(tensor) ? Local::piece : Local::mixed, cut.dimension_in(tensor)};
   }
   std::weak_ptr<engine::Unit> unit;
   /// There is one shard.

@@ -94,6 +94,7 @@ TEST(Pieces, WhatMixesRowsChangesNone) {
       [](Tensor p) { p.sub_(p.mean(0)); },
       [](Tensor p) { p.mul_(p.softmax(-2)); },
       [](Tensor p) { p.add_(p[0]); },
+      [](Tensor p) { p.add_(p.pow(2)[0]); },
       [](Tensor p) { p.add_(p.diagonal()[0]); },
       [](Tensor p) { p.copy_(p.mm(p.t().mm(p))); },
       [](Tensor p) { p.add_(p.index_select(0, torch::tensor({0}))); },
