@@ -271,14 +271,13 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
 
 namespace {
 
-/// A shortcut for torch::nn::Module::zero_grad(), which does this to every gradient. It computes nothing, so nobody
-/// need be told if the memory is there.
+/// A shortcut for torch::nn::Module::zero_grad(), which does this to every gradient.
 at::Tensor detach(c10::DispatchKeySet keys, const at::Tensor& self) {
   static const auto operation =
       c10::Dispatcher::singleton().findSchemaOrThrow("aten::detach", "").typed<at::Tensor(const at::Tensor&)>();
   if (self.dim() > 0 && self.has_storage()) {
     const auto listener = listener_of(self);
-    if (listener && listener->origin(self).local == Local::piece) {
+    if (listener && listener->may_detach()) {
       const c10::impl::ExcludeDispatchKeyGuard not_a_touch(kTouchKey);
       return operation.redispatch(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTouchKey), self);
     }

@@ -88,6 +88,10 @@ class SHARDWISE_API TouchListener {
   virtual Origin origin(const at::Tensor& /*tensor*/) const {
     return {};
   }
+  /// Whether detach() needs no call of touched(): the memory is there, and what is detached has the same origin.
+  virtual bool may_detach() const {
+    return false;
+  }
   /// Why torch refused the operation, if the listener knows better than torch; else empty.
   virtual std::string explain(const Touch& /*touch*/) const {
     return {};

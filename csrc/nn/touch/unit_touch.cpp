@@ -84,6 +84,9 @@ class UnitTouch::Piece : public TouchListener {
     const auto cut = cut_of(*parameter, tensor);
     return {cut.has_all_rows(tensor) ? Local::piece : Local::mixed, cut.dimension_in(tensor)};
   }
+  bool may_detach() const override {
+    return true;
+  }
   std::weak_ptr<engine::Unit> unit;
   /// There is one shard.
   bool is_whole = false;
