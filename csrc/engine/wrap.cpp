@@ -4,7 +4,7 @@
 #include "base/fingerprint.h"
 #include "base/on_host.h"
 #include "base/torch_versions.h"
-#include "comm/mesh/messages.h"
+#include "comm/mesh/gather_texts.h"
 #include "engine/trees.h"
 #include "group/data.h"
 #include "observe/record.h"

@@ -2,7 +2,7 @@
 
 #include "base/forked.h"
 #include "comm/mesh/mesh_groups.h"
-#include "comm/mesh/messages.h"
+#include "comm/mesh/gather_texts.h"
 #include "observe/record.h"
 #include "pipeline/lower.h"
 #include "pipeline/run.h"

@@ -3,7 +3,7 @@
 #include "base/compute_guard.h"
 #include "base/reason.h"
 #include "base/tensor_hooks.h"
-#include "comm/mesh/messages.h"
+#include "comm/mesh/gather_texts.h"
 #include "nn/touch/touch.h"
 #include "nn/wrap/aliases.h"
 #include "observe/record.h"

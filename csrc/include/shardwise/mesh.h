@@ -30,8 +30,8 @@ struct Axis {
   bool operator==(const Axis&) const = default;
 };
 
-/// How tensors on the CPU travel. `direct`: shardwise's own transport, by shared memory or TCP, which sums in the order
-/// of the ranks and names the rank at fault. `gloo`: torch's back end.
+/// How tensors on the CPU travel. `direct`: shardwise's own transport, which uses shared memory on one host and TCP
+/// between hosts, sums in the order of the ranks, and names the rank at fault. `gloo`: torch's back end.
 enum class Transport : uint8_t { direct, gloo };
 
 /// How a mesh finds its peers. Without a store, rank and world size come from the environment.

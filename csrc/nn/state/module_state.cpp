@@ -2,7 +2,7 @@
 
 #include "base/compute_guard.h"
 #include "base/reason.h"
-#include "comm/mesh/messages.h"
+#include "comm/mesh/gather_texts.h"
 #include "nn/touch/touch.h"
 #include "nn/wrap/module_walk.h"
 #include "nn/wrap/split_axes.h"

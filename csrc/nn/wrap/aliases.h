@@ -7,7 +7,7 @@
 namespace shardwise::nn {
 
 /// Marks as `shared` the parameters whose memory other tensors use too. A parameter that is cut moves to other memory,
-/// so a view or an alias of it would keep today's values. Parameters that only lie side by side in one storage share
+/// so a view or an alias of it would keep its current values. Parameters that only lie side by side in one storage share
 /// nothing.
 void find_aliases(std::vector<engine::NamedTensor>& parameters);
 

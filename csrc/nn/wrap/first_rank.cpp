@@ -1,7 +1,7 @@
 #include "nn/wrap/first_rank.h"
 
 #include "base/compute_guard.h"
-#include "comm/mesh/messages.h"
+#include "comm/mesh/gather_texts.h"
 
 #include <ATen/ops/empty.h>
 

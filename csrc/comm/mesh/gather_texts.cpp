@@ -1,4 +1,4 @@
-#include "comm/mesh/messages.h"
+#include "comm/mesh/gather_texts.h"
 
 #include "base/compute_guard.h"
 #include "base/on_host.h"
