@@ -61,7 +61,7 @@ void BackwardWatch::arrived(const std::shared_ptr<Schedule>& tree) {
   reached_.insert(tree);
 }
 
-// Once a backward's last node ran, the current one is that of a backward around it. On a CPU both have one thread.
+// After a backward's last node, the current node is that of a backward around it. On a CPU both run in one thread.
 void BackwardWatch::end() {
   const bool is_inner = torch::autograd::get_current_node() != nullptr;
   // If one tree throws, the others stay in touched_, and the destructor abandons their backward.
@@ -85,7 +85,7 @@ void BackwardWatch::take_over_hooks(BackwardWatch& inner) {
   hooked_.merge(inner.hooked_);
 }
 
-// Autograd destroys a backward where it returns: inside of the one around it, if there is one.
+// Autograd destroys a backward when it returns: inside the one around it, if there is one.
 BackwardWatch::~BackwardWatch() {
   running_backwards().erase(backward_);
   if (ended_ && !hooked_.empty() && running()) current()->take_over_hooks(*this);

@@ -17,12 +17,11 @@ class Unit;
 SHARDWISE_API void begin_backward_at(const at::Tensor& output, const std::weak_ptr<Unit>& unit);
 
 /// One backward, and the trees of units that it reaches. When it ends, the watch ends it for each tree in the order in
-/// which the trees were made: that is the same on all ranks, while the order in which gradients arrive may differ.
-/// A backward that throws never comes to its end. The watch is destroyed then, and makes the trees forget the backward.
-/// A backward on a device may be destroyed by a thread of autograd's, while the program already goes on, or by the
-/// program's own, as it happens: it is always left to the trees' next use.
-/// A backward inside another one that comes to a tree first ends there as any. Only the post-accumulate hooks wait for
-/// the end of the outermost, which may still bring gradients to the same parameters, or read them.
+/// which the trees were made: that is the same on all ranks, while the order in which gradients arrive may differ. A
+/// backward that throws never reaches its end. The watch is destroyed then, and makes the trees forget the backward. On
+/// a device, either an autograd thread or the program's may destroy it, so the trees always forget it at their next
+/// use. A backward inside another one that reaches a tree first ends there like any other. Only the post-accumulate
+/// hooks wait for the end of the outermost, which may still bring gradients to the same parameters, or read them.
 class BackwardWatch {
  public:
   /// Whether a backward is running on this thread.
@@ -50,7 +49,7 @@ class BackwardWatch {
   int backward_;
   std::set<std::shared_ptr<Schedule>, ByNumber> touched_;
   std::set<std::shared_ptr<Schedule>, ByNumber> reached_;
-  /// Those to which backwards inside this one brought gradients whose hooks are still to run.
+  /// Trees whose hooks wait for the end of the outermost backward.
   std::set<std::shared_ptr<Schedule>, ByNumber> hooked_;
   bool ended_ = false;
 };

@@ -109,7 +109,7 @@ class Estimate {
     return outline.lay_out(shapes, dims);
   }
 
-  /// The elements that a gather puts into their places: on CPUs, over our own transport.
+  /// The elements that a gather puts in place directly: on CPUs, over our own transport.
   int64_t placed(const layout::Shards& layout, at::ScalarType dtype) const {
     if (policy_.sums_in_stream || layout.world == 1) return 0;
     int64_t elements = 0;

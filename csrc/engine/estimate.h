@@ -56,7 +56,7 @@ struct MemoryPolicy {
   int64_t rank = 0;
   double optimizer_factor = 2;
   int64_t sums_in_flight = 1;
-  /// It trains on a device that carries sums out in a stream.
+  /// It trains on a device that runs sums in a stream.
   bool sums_in_stream = false;
   /// Freed full copies keep their memory.
   bool keeps_full = false;
@@ -64,7 +64,7 @@ struct MemoryPolicy {
   bool keeps_means = false;
 };
 
-/// Whether sums are carried out in a stream on this kind of device; unset: on that of a mesh made here.
+/// Whether sums run in a stream on this kind of device; unset: on that of a mesh made here.
 SHARDWISE_API bool sums_in_stream_on(std::optional<c10::DeviceType> device);
 
 /// Sets the numbers of `policy` from what the user gave. Raises ValueError if they do not fit together.

@@ -59,7 +59,7 @@ void GradientSums::need_nothing_left() const {
     if (!parameter->fresh().defined() && !parameter->has_inside()) continue;
     throw Error(c10::str(
         "shardwise: the gradient of '", parameter->name(), "' on rank ", unit_.mesh().rank(),
-        " was computed in this backward, but no sum took it. This is a bug in shardwise: please report it with this "
+        " was computed in this backward, but is in no sum. This is a bug in shardwise: please report it with this "
         "text."));
   }
 }
@@ -131,7 +131,7 @@ void GradientSums::finish_first() {
   if (!in_stream_) begin_second();
 }
 
-// The second sums of all groups start together: in which order the first ones are done may differ between ranks.
+// The second sums of all groups start together: the order in which the first ones are done may differ between ranks.
 void GradientSums::begin_second() {
   if (extent_ != Extent::all || !has_copies(unit_)) return;
   const auto among_copies = unit_.ranks().for_second_sum();

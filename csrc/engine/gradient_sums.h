@@ -17,9 +17,9 @@ class GradientSums {
 
   /// Whether the sums of this unit share a process group with gathers.
   bool share_group() const;
-  /// A backward begins: what the program set by now counts up to its end, so that ranks cannot differ. Takes gradients
-  /// that the program itself put on the leaves, as if a backward without synchronisation had left them, in the dtype of
-  /// sums.
+  /// A backward begins: the program's settings at this point apply until its end, so that ranks cannot differ. Takes
+  /// gradients that the program itself put on the leaves, as if a backward without synchronisation had left them, in
+  /// the dtype of sums.
   void prepare();
   /// Whether backwards without synchronisation left gradients on this rank.
   bool has_pending() const;
@@ -34,13 +34,13 @@ class GradientSums {
   void rest();
   /// Whether a large gradient waits for its bucket, now that this parameter's has come.
   bool has_large(const group::Parameter& arrived);
-  /// What waits for its sum and is large moves into its bucket now, where that costs no memory. `is_next`: no other sum
+  /// Moves large gradients that wait for their sum into its bucket, where that costs no memory. `is_next`: no other sum
   /// starts before.
   void take_large(bool is_next);
-  /// The sums of the backward are done; those of what came from backwards inside of it follow.
+  /// The sums of the backward are done; the sums of backwards inside it follow.
   void turn_to_inside();
   /// Starts the sum over the ranks that hold shards. The sum over those that hold copies follows when it is done; in a
-  /// stream it follows at once, and nobody waits for either before publish().
+  /// stream it follows at once, and nothing waits for either before publish().
   void begin();
   /// Starts the second sum if the first one is done. Returns whether wait() would return at once.
   bool advance();
@@ -74,7 +74,7 @@ class GradientSums {
   bool large_waits_ = false;
   /// The first sum was started, and finish_first() has not run yet.
   bool scattering_ = false;
-  /// The sums that were started are waited for in streams.
+  /// Streams, not the host, wait for the sums that were started.
   bool in_stream_ = false;
 };
 

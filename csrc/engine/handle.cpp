@@ -17,7 +17,7 @@ void for_units(engine::Unit& unit, bool recurse, const Set& set) {
   for (const auto& each : recurse ? unit.tree() : unit.call()) set(*each);
 }
 
-/// Collectives of the user's own allocate as they like, so they do not go with memory of the process groups.
+/// The user's own collectives allocate as they like, so they do not work with memory of the process groups.
 template <typename Change>
 void change_custom_collectives(engine::Unit& unit, const Change& change) {
   for (const auto& each : unit.call()) {
@@ -26,8 +26,8 @@ void change_custom_collectives(engine::Unit& unit, const Change& change) {
     if (custom_collectives.in_own_memory && (custom_collectives.all_gather || custom_collectives.reduce_scatter)) {
       throw ValueError(c10::str(
           "shardwise: unit '", unit.name(),
-          "' cannot have both memory of the process group and an all-gather or "
-          "reduce-scatter of your own, which may allocate as it likes. Choose one of them."));
+          "' cannot combine memory of the process group with a custom all-gather or reduce-scatter, which may allocate "
+          "its own. Choose one of the two."));
     }
     each->options.custom_collectives = std::move(custom_collectives);
   }

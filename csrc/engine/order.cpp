@@ -99,7 +99,7 @@ bool Order::stays(UnitId other, UnitId entered, Keep keep, int backward) const {
   // Autograd numbers backwards as they begin.
   if (backward != kNone && units_[head].used_in >= backward_ && units_[head].used_in < backward) return true;
   if (keep >= Keep::all || head == entered || units_[head].in_forward || lies_below(entered, head)) return true;
-  // A unit of several modules stays open while some of them are still to run backward.
+  // A unit of several modules stays open while some of them have yet to run backward.
   if (backward != kNone && units_[head].timing.has_several_modules && units_[head].uses_to_come > 0) return true;
   return keep == Keep::outer_and_inner && lies_below(other, entered);
 }
@@ -108,7 +108,7 @@ void Order::enter(UnitId entered, Keep keep, Moment moment, Performer& rank) {
   const auto unit = units_[entered].head;
   const bool backward = moment.backward != kNone;
   close_all([&](UnitId other) { return !stays(other, unit, keep, moment.backward); }, backward, rank);
-  // Its gradients make room for what is gathered.
+  // Sums that start here make room for what is gathered.
   if (backward && sums_in_stream_) advance(moment, rank);
   const auto open = [&](UnitId one) {
     if (std::find(open_.begin(), open_.end(), one) == open_.end()) {
@@ -149,7 +149,7 @@ bool Order::is_gathered(UnitId head) const {
          });
 }
 
-// Not counted are forwards without gradients, and one inside a backward (a checkpoint's): its own backward follows at
+// Forwards without gradients are not counted, nor is one inside a backward (a checkpoint's): its backward follows at
 // once.
 void Order::count_use(UnitId unit, Moment moment) {
   const bool backward = moment.backward != kNone;
@@ -166,8 +166,8 @@ void Order::count_use(UnitId unit, Moment moment) {
   }
 }
 
-// Only without gradients does a unit that comes round again begin a new pass. With gradients it may run twice in one
-// forward, and end_forwards() says where that ends.
+// A unit that runs again begins a new pass only without gradients. With gradients it may run twice in one forward, and
+// end_forwards() says where that ends.
 void Order::prefetch(UnitId unit, bool gathered, Moment moment, Performer& rank) {
   const bool backward = moment.backward != kNone;
   const auto& timing = units_[unit].timing;
@@ -265,7 +265,7 @@ void Order::begin_backward(int backward, Performer& rank) {
     most_in_flight_ = std::max(most_in_flight_, node.timing.sums_in_flight);
     sums_in_stream_ = sums_in_stream_ || is_seen_in_backward(node.head);
     node.uses_to_come = node.uses;
-    // Several forwards may lie behind one backward, or each have one of its own, in any order.
+    // Several forwards may share one backward, or each may have its own, in any order.
     node.uses_before_sum = std::max(node.uses, std::exchange(node.uses_since, 0));
     node.used_in_backward = false;
     node.missing = 0;
@@ -309,9 +309,9 @@ void Order::gradient_arrived(UnitId unit, size_t parameter, Moment moment, Perfo
 }
 
 // Late sums wait for the end of the backward: those that share a process group with the sums of another tree, or with
-// all-gathers, unless they start where all ranks do alike. Gradients become ready at different times on different
+// all-gathers, unless they start at points that all ranks share. Gradients become ready at different times on different
 // ranks, so the order of collectives on that group would differ too. For the same reason nothing waits for a sum here:
-// the ranks that it needs may be waiting for a gather that this rank comes to later.
+// the ranks that it needs may be waiting for a gather that this rank reaches later.
 void Order::advance(Moment moment, Performer& rank) {
   if (backward_ != moment.backward) return;
   start_sums([&] { return has_room(rank); }, rank);
@@ -322,7 +322,7 @@ bool Order::is_next(UnitId unit, Moment moment, Performer& rank) {
          has_room(rank);
 }
 
-// Second sums start in the order of first ones, so no sum is looked at before those in front of it are done.
+// Second sums start in the order of first ones, so no sum is polled before those ahead of it are done.
 bool Order::has_room(Performer& rank) {
   const auto is_done = [&](UnitId unit) { return rank.perform({Kind::poll_sum, unit}); };
   const auto busy = std::find_if_not(in_flight_.begin(), in_flight_.end(), is_done);
@@ -333,7 +333,7 @@ template <typename Condition>
 void Order::start_sums(const Condition& may_start, Performer& rank) {
   if (!in_backward() || !reached_ || late_) return;
   for (; launched_ < sums_.size(); ++launched_) {
-    // may_start() is asked first: it also starts the second part of the sum before, which takes time too.
+    // may_start() is called first: it also starts the second part of the previous sum, which takes time too.
     if (!may_start() || units_[sums_[launched_]].missing > 0 || !is_over(sums_[launched_])) return;
     if (units_[sums_[launched_]].sums) launch(sums_[launched_], rank);
   }
@@ -346,15 +346,15 @@ size_t Order::ready() const {
   return ready;
 }
 
-// In a stream, only a unit that each backward gathers is seen to be over on all ranks alike; one inside of it is with
-// it.
+// With sums in a stream, ranks see the end of a unit at the same point only if each backward gathers it. Units inside
+// it end with it.
 bool Order::is_seen_in_backward(UnitId head) const {
   const auto& timing = units_[head].timing;
   return timing.sums_in_stream && timing.unshard_in_backward && is_gathered(head);
 }
 
-// Whether this backward will come to the unit is not known: where a rank expects none of its gradients, others may. One
-// that was used in forward and is never come to holds all that follow up to the end.
+// This backward may or may not reach the unit: even if this rank expects none of its gradients, others may. A unit that
+// was used in forward and is never reached delays all that follow to the end.
 bool Order::is_over(UnitId unit) const {
   if (!sums_in_stream_ || !units_[unit].sums) return true;
   const auto seen_in = [&]() -> std::optional<UnitId> {
@@ -429,8 +429,8 @@ void Order::finish_sums(Performer& rank) {
   }
 }
 
-// Otherwise a sum starts once the one before it is done, and when that is differs between ranks. Where a backward dies
-// on all ranks, every sum that all ranks can start is started, whatever is still under way.
+// Otherwise a sum starts once the previous one is done, which is at different times on different ranks. If a backward
+// dies on all ranks, every sum that all ranks can start is started, whatever is still under way.
 void Order::start_ready_sums(Performer& rank) {
   start_sums([] { return true; }, rank);
 }

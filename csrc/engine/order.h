@@ -11,8 +11,8 @@
 
 namespace shardwise::engine {
 
-/// Which other units stay open when a unit is entered. Those around it always do. `all_to_end`: all, and the unit
-/// itself until its forward is seen to end.
+/// Which other units stay open when a unit is entered. Units around it always do. `all_to_end`: every unit, and the
+/// entered one until its forward ends.
 enum class Keep : uint8_t { outer, outer_and_inner, all, all_to_end };
 
 /// A unit's number within its tree.
@@ -24,22 +24,22 @@ struct UnitTiming {
   std::optional<bool> reshard_after_forward = std::nullopt;
   bool reshard_after_backward = true;
   bool unshard_in_backward = true;
-  /// Its full parameters come from other ranks. If they do not, ranks may bring them a different number of times.
+  /// Its full parameters come from other ranks. If they do not, ranks may make them a different number of times.
   bool is_gathered = true;
   /// It takes part in the sums of each backward that reaches its tree, even if it was not used.
   bool always_sums = false;
-  /// A device carries its sums out in a stream, where what comes later waits for them unseen. So they start only where
-  /// all ranks do alike: once the unit was closed after its last use, not as soon as the gradients of this rank are
-  /// there, for other ranks may have more to wait for.
+  /// A device runs its sums in a stream, where later work waits for them implicitly. So they start only at points that
+  /// all ranks share: once the unit was closed after its last use, not as soon as this rank's gradients are there,
+  /// since other ranks may wait for more.
   bool sums_in_stream = false;
-  /// It has those parameters of a call that lie on another mesh than the others, which the unit around it has. The two
-  /// are entered, closed and gathered ahead as one. Read when the unit comes into the tree.
+  /// It has those parameters of a call that are on another mesh than the rest, which the unit around it has. The two
+  /// are entered, closed and gathered ahead as one. Read when the unit joins the tree.
   bool is_companion = false;
   /// It has the parameters of several modules, between which others may run. In backward it stays open until it was
-  /// used as often as in the forward; uses in a row count once. (Gradients that are still to come would not tell: they
-  /// may differ between ranks.)
+  /// used as often as in the forward; consecutive uses count once. (The gradients still to come may differ between
+  /// ranks, so they do not decide.)
   bool has_several_modules = false;
-  /// How many sums may be under way at a time, at least: the most that any unit of the tree says.
+  /// How many sums may be under way at a time. The highest number of any unit in the tree applies.
   size_t sums_in_flight = 1;
   /// The user named the units to gather while this one computes.
   bool has_forward_list = false;
@@ -54,7 +54,7 @@ struct Action {
     gather_ahead,
     /// Starts to gather the units that the user named for this one.
     gather_list,
-    /// Outside of a backward, this rank's larger part stays for it, if the unit has one (see ReshardAfterForward).
+    /// Outside of a backward, this rank's larger part stays, if the unit has one (see ReshardAfterForward).
     free,
     start_sum,
     /// The answer says whether wait_sum would return at once. If the sum has a second part, this starts it once the
@@ -80,22 +80,22 @@ struct Action {
 class Performer {
  public:
   virtual ~Performer() = default;
-  /// The result is the answer to `gather` and `poll_sum`; of others it means nothing.
+  /// The result is the answer to `gather` and `poll_sum`; for others it means nothing.
   virtual bool perform(Action action) = 0;
 };
 
 /// Says when things happen in a tree of units: one unit and all those below it. It knows no tensors, no process groups
-/// and no clock: events come in, actions go out, and all that it learns of the world is what the actions return.
+/// and no clock: events come in, actions go out, and it learns only what the actions return.
 ///
 /// Full parameters: a unit is entered at the first use of one of its own parameters, or when its module is seen to
-/// begin. It is closed when a unit that does not lie below it is entered, when the module of an outer unit (its own,
-/// for the outermost) is seen to end, and at the end of a backward, unless that runs within its forward. A backward
-/// inside another one closes none that the other uses. Its timing
-/// says whether closing frees it. Uses are not counted: ranks may run a unit a different number of times in a row.
+/// begin. It is closed when a unit that is not below it is entered, when the module of an outer unit (its own, for the
+/// outermost) is seen to end, and at the end of a backward, unless that runs within its forward. A backward inside
+/// another one closes no unit that the other uses. The unit's timing says whether closing frees it. Uses are not
+/// counted: ranks may run a unit a different number of times in a row.
 ///
 /// While a unit computes, the unit that was gathered after it in the last pass of the same kind is gathered ahead,
 /// unless the user named others. A pass is a forward with gradients to come, a forward without, or a backward. A unit
-/// that the user gathered by hand does not count, since not every rank need use it; the outermost one does, since every
+/// that the user gathered by hand does not count, since some ranks may not use it; the outermost one does, since every
 /// rank uses it.
 ///
 /// Gradients: a backward begins by saying which parameters will get one. A unit is summed when all its gradients are
@@ -106,8 +106,7 @@ class Performer {
 /// gradients are published.
 class SHARDWISE_API Order {
  public:
-  /// When something happens: in which backward of autograd's (-1: in none), and whether what is computed will get
-  /// gradients.
+  /// When something happens: in which autograd backward (-1: in none), and whether what is computed will get gradients.
   struct Moment {
     int backward = -1;
     bool with_gradients = true;
@@ -125,11 +124,11 @@ class SHARDWISE_API Order {
     return units_[unit].timing;
   }
   bool lies_below(UnitId unit, UnitId other) const;
-  /// Those around which this unit lies: see UnitTiming::is_companion.
+  /// The companions of this unit: see UnitTiming::is_companion.
   const std::vector<UnitId>& companions(UnitId unit) const {
     return units_[unit].companions;
   }
-  /// The unit around a companion; of any other, the unit itself.
+  /// The unit around a companion; for any other unit, the unit itself.
   UnitId head(UnitId unit) const {
     return units_[unit].head;
   }
@@ -146,13 +145,13 @@ class SHARDWISE_API Order {
     return made_;
   }
 
-  // Full parameters. What is said of a unit here holds for all that were made by the same call.
+  // Full parameters. What applies to a unit here applies to all units made by the same call.
   /// Gathers the unit, and closes the others that `keep` does not name.
   void enter(UnitId unit, Keep keep, Moment moment, Performer& rank);
-  /// Another use of an open unit, as by another of its modules. enter() counts its own.
+  /// Another use of an open unit, for example by another of its modules. enter() counts its own.
   void count_use(UnitId unit, Moment moment);
-  /// Whether the last event here was this very enter(), in the same backward or forward: another one would change
-  /// nothing, unless somebody changed the unit meanwhile.
+  /// Whether the last event here was this same enter(), in the same backward or forward: another one would change
+  /// nothing, unless the unit was changed meanwhile.
   bool is_in(UnitId unit, Keep keep, Moment moment, Performer& rank);
   /// The unit's module ended its forward. `exactly`: every end of it is seen, so that this closes the unit too.
   void leave(UnitId unit, bool exactly, Performer& rank);
@@ -166,16 +165,16 @@ class SHARDWISE_API Order {
     units_[unit].by_hand = forwards_;
   }
 
-  // A backward, from its first event here on. A backward inside of it, as of a checkpoint, is part of it: what that one
-  // brings is summed after the outer one's gradients, which began without it.
+  // A backward, from its first event here on. A backward inside it, such as a checkpoint's, is part of it: its
+  // gradients are summed after the outer one's, which began without it.
   bool in_backward() const {
     return backward_ != kNone;
   }
-  /// Of a moment in some backward: whether that is not the one that began here.
+  /// Whether this moment's backward is not the one that began here.
   bool is_inside_another(Moment moment) const {
     return backward_ != moment.backward;
   }
-  /// To be followed by expect() for each gradient that it will bring.
+  /// Must be followed by expect() for each gradient that the backward will bring.
   void begin_backward(int backward, Performer& rank);
   /// A gradient of this parameter will come.
   void expect(UnitId unit, size_t parameter);
@@ -184,8 +183,8 @@ class SHARDWISE_API Order {
   void engage(UnitId unit) {
     units_[unit].engaged = units_[unit].sums = true;
   }
-  /// Whether the running backward starts sums only where all ranks do alike (see UnitTiming::sums_in_stream): then they
-  /// may share a process group with gathers.
+  /// Whether the running backward starts sums only at points that all ranks share (see UnitTiming::sums_in_stream):
+  /// then they may share a process group with gathers.
   bool starts_sums_alike() const {
     return sums_in_stream_;
   }
@@ -198,9 +197,9 @@ class SHARDWISE_API Order {
   }
   /// Whether this unit is summed at the end of the backward.
   bool takes_part(UnitId unit) const;
-  /// Those that backwards inside the running one brought gradients to, in the order of sums.
+  /// Units to which backwards inside the running one brought gradients, in the order of sums.
   std::vector<UnitId> reached_inside() const;
-  /// Whether a gradient that arrives now is to enter the unit: the backward has not used it before.
+  /// Whether a gradient that arrives now should enter the unit: the backward has not used it before.
   bool is_entered_by_gradients(UnitId unit) const {
     return !units_[unit].entered && units_[unit].timing.unshard_in_backward;
   }
@@ -212,9 +211,9 @@ class SHARDWISE_API Order {
   /// A gradient is about to arrive: whether the next sum to start is this unit's, and needs to wait for no other.
   bool is_next(UnitId unit, Moment moment, Performer& rank);
   /// Ends a backward that brought gradients. Unless it publishes them, sums may stay under way; finish_sums() publishes
-  /// them, at the latest when the next backward comes here.
+  /// them, at the latest when the next backward begins here.
   void end_backward(bool publishes, Performer& rank);
-  /// To be followed by end_backward(): sums what earlier backwards left for later, without a backward.
+  /// Must be followed by end_backward(): sums what earlier backwards left for later, without a backward.
   void begin_pending(Performer& rank);
   /// The same for these units alone.
   void begin_pending(const std::vector<UnitId>& units, Performer& rank);
@@ -229,8 +228,8 @@ class SHARDWISE_API Order {
   size_t ready() const;
 
   // Failures.
-  /// The backward dies on every rank: starts the sums that all ranks can start, so that no rank is left alone in one.
-  /// The ranks then compare started(): one that expected fewer gradients may have come further.
+  /// The backward dies on every rank: starts the sums that all ranks can start, so that no rank waits alone in one. The
+  /// ranks then compare started(): one that expected fewer gradients may be further ahead.
   void start_ready_sums(Performer& rank);
   size_t started() const {
     return launched_;
@@ -239,7 +238,7 @@ class SHARDWISE_API Order {
   void forget_backward(Performer& rank);
   /// Does the same outside of a backward, and frees every unit whatever its timing.
   void reset(Performer& rank);
-  /// Does the same, and what a backward left unpublished is not published first: it is forgotten too.
+  /// Does the same, and forgets what a backward left unpublished instead of publishing it first.
   void reset_all(Performer& rank);
 
   /// Whether units are gathered ahead as the last pass used them.
@@ -259,21 +258,21 @@ class SHARDWISE_API Order {
     std::vector<UnitId> companions = {};
     /// How many forwards had ended when the user gathered it by hand.
     int64_t by_hand = -1;
-    /// Its forward runs, and its end will be seen. (Of several modules some may never run.)
+    /// Its forward runs, and its end will be seen. (If it has several modules, some may never run.)
     bool in_forward = false;
-    /// While it is open: the first backward that used it, of the running one and those inside of it.
+    /// While it is open: the first backward that used it, among the running one and those inside it.
     int used_in = kNone;
-    /// The running backward has used this unit, in a forward that it repeats or for gradients; for gradients.
+    /// The running backward has used this unit: at all (in a forward that it repeats or for gradients); for gradients.
     bool entered = false;
     bool used_in_backward = false;
     /// The unit was used, with gradients to come, since the last backward ended.
     bool engaged = false;
-    /// It is among those that the running backward sums, as was known when it began.
+    /// The running backward sums it, as known when that began.
     bool sums = false;
-    /// A backward inside the running one brought it a gradient that is not summed by itself yet.
+    /// A backward inside the running one brought it a gradient that is not summed yet.
     bool reached_inside = false;
-    /// A forward with gradients to come, by its number; the unit's uses in it; how many of those the backward has still
-    /// to come to.
+    /// The number of a forward with gradients to come; the unit's uses in it; how many of those the backward has yet to
+    /// reach.
     int64_t forward = -1;
     int64_t uses = 0;
     int64_t uses_to_come = 0;
@@ -301,7 +300,6 @@ class SHARDWISE_API Order {
   bool is_gathered(UnitId head) const;
   template <typename Condition>
   void close_all(const Condition& goes, bool backward, Performer& rank);
-  void close(UnitId unit, bool backward, Performer& rank);
   void free_all(Performer& rank);
   void prefetch(UnitId unit, bool gathered, Moment moment, Performer& rank);
   bool in_forward() const;
@@ -333,13 +331,13 @@ class SHARDWISE_API Order {
 
   int backward_ = kNone;
   size_t launched_ = 0;
-  /// The backward brought a gradient. One that brings none, as for the inputs alone, sums nothing.
+  /// The backward brought a gradient. One that brings none, such as one for the inputs alone, sums nothing.
   bool reached_ = false;
   bool late_ = false;
   /// The units whose sums are under way, the oldest first, and how many there may be in the running backward.
   std::vector<UnitId> in_flight_;
   size_t most_in_flight_ = 1;
-  /// And some units are gathered in it, so that ranks could wait for each other in a circle.
+  /// Sums run in a stream and units are gathered, so ranks could wait in a circle.
   bool sums_in_stream_ = false;
   /// Units whose backward ended, but whose gradients are not published yet.
   std::vector<UnitId> unfinished_;

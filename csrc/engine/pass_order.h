@@ -8,7 +8,7 @@
 namespace shardwise::engine {
 
 /// The order in which a pass (a forward or a backward) used what was gathered for it, which tells what comes next in a
-/// pass like it. `Use` is compared with ==.
+/// similar pass. `Use` is compared with ==.
 template <typename Use>
 class PassOrder {
  public:
@@ -39,7 +39,7 @@ class PassOrder {
   }
 
  private:
-  /// For programs that run forwards for ever with gradients enabled, and never a backward.
+  /// For programs that run only forwards, with gradients enabled, and never a backward.
   static constexpr std::size_t kLongestPass = 65536;
 
   const Use* next() const {

@@ -27,7 +27,7 @@ Order::Moment now() {
 
 } // namespace
 
-/// Tells to which leaves the running backward will bring a gradient.
+/// Knows the leaves to which the running backward will bring a gradient.
 class Schedule::Expectation {
  public:
   bool holds(const at::Tensor& leaf) const {
@@ -44,7 +44,7 @@ class Schedule::Expectation {
       autograd::get_current_graph_task_exec_info();
 };
 
-/// Something happens outside of a backward, in one thread at a time.
+/// An event outside of a backward, in one thread at a time.
 class Schedule::Event {
  public:
   Event(Schedule& tree, const Unit& unit) {
@@ -74,7 +74,7 @@ void Schedule::add(const std::shared_ptr<Unit>& unit, const UnitTiming& timing) 
   living_.push_back(unit.get());
 }
 
-// What the other tree still has to publish is published first: nobody would do it later.
+// What the other tree still has to publish is published first: nothing would publish it later.
 void Schedule::take_over(Schedule& other, const Unit& outer) {
   other.finish_sums();
   is_for_one_ = is_for_one_ || other.is_for_one_;
@@ -94,7 +94,7 @@ void Schedule::take_over(Schedule& other, const Unit& outer) {
   other.living_.clear();
 }
 
-// A unit whose making failed may never have been added.
+// A unit that could not be made may never have been added.
 void Schedule::remove(const Unit& unit) {
   if (unit.id_ >= living_.size() || living_[unit.id_] != &unit) return;
   living_[unit.id_] = nullptr;
@@ -176,11 +176,10 @@ void Schedule::await_optimizer() {
   if (const auto wait = std::exchange(await_event, {})) wait();
 }
 
-// Which of several trees a backward reaches first may differ between ranks, so all trees that it will reach join at
-// once.
+// The tree that a backward reaches first may differ between ranks, so all trees that it will reach join at once.
 void Schedule::join_backward() {
   if (order_.in_backward() && !watch_.expired()) {
-    // On a CPU a backward, and each one inside of it, has one thread.
+    // On a CPU a backward and those inside it run in one thread.
     if (backward_thread_ != std::this_thread::get_id() && !is_on_device()) {
       Turn::refuse("", backward_thread_number_, "has in a backward");
     }
@@ -210,14 +209,14 @@ void Schedule::join_backward() {
   join(expectation, another_is_first);
 }
 
-// How many sums have started depends on when others were done, which differs between ranks.
+// The number of started sums depends on when others were done, which differs between ranks.
 void Schedule::let_in_another() {
   if (!order_.in_backward() || watch_.expired()) return;
   if (backward_thread_ != std::this_thread::get_id()) {
     if (is_on_device()) return;
     Turn::refuse("", backward_thread_number_, "has in a backward");
   }
-  compare_started(in_backward_, order_.ready(), "the backward of another model inside one that stands");
+  compare_started(in_backward_, order_.ready(), "the backward of another model inside one that is running");
   order_.start_ready_sums(*this);
 }
 
@@ -240,7 +239,7 @@ void Schedule::join(const Expectation& expectation, bool another_is_first) {
     unit->renew_groups();
     unit->sums_.prepare();
     for (const auto& parameter : unit->parameters()) {
-      // Autograd passes by a leaf that was frozen after the forward.
+      // Autograd skips a leaf that was frozen after the forward.
       const bool is_trained = parameter->leaf_requires_grad();
       if (is_trained && expectation.holds(parameter->leaf())) order_.expect(unit->id_, parameter->index);
     }
@@ -292,7 +291,7 @@ void Schedule::forget_hooks() {
   for (const auto& unit : units()) unit->sums_.forget_hooks();
 }
 
-// All ranks do alike: they ran the same backwards inside this one.
+// All ranks do the same: they ran the same backwards inside this one.
 void Schedule::sum_reached_inside(const std::vector<UnitId>& reached) {
   order_.begin_pending(reached, *this);
   std::vector<std::shared_ptr<Unit>> units;
@@ -321,14 +320,14 @@ void Schedule::reduce_pending() {
 void Schedule::abandon_backward() noexcept {
   try {
     order_.start_ready_sums(*this);
-    compare_started(in_backward_, order_.started(), "a backward that died");
+    compare_started(in_backward_, order_.started(), "a backward that failed");
   } catch (const std::exception& error) {
     TORCH_WARN("shardwise: after a backward that failed, a sum failed too: ", error.what());
   }
   forget_backward();
 }
 
-// On a device the watch of a backward that died may live on for a while, with autograd's threads.
+// On a device, autograd's threads may keep the watch of a backward that died for a while.
 bool Schedule::is_dead() const {
   const auto own = std::this_thread::get_id();
   return backward_thread_ == own || (thread_ == own && is_on_device()) || watch_.expired();

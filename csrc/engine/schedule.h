@@ -22,8 +22,8 @@ class Unit;
 /// Carries out what the order of a tree says on the tree's units: one unit and all those below it. Tells the order what
 /// happens: which unit is used, in which backward, and which gradients that will bring.
 ///
-/// One thread at a time may use it, and during a backward autograd's device threads. If no unit shows anything by
-/// turns, others may read meanwhile.
+/// One thread at a time may use it, and during a backward autograd's device threads. If no unit's visible tensors
+/// change, others may read meanwhile.
 class SHARDWISE_API Schedule final : public std::enable_shared_from_this<Schedule>, private Performer {
  public:
   explicit Schedule(int64_t number) : number_(number) {}
@@ -41,7 +41,7 @@ class SHARDWISE_API Schedule final : public std::enable_shared_from_this<Schedul
   int64_t number() const {
     return number_;
   }
-  /// Adds the first unit. All others come by take_over().
+  /// Adds the first unit. take_over() adds all others.
   void add(const std::shared_ptr<Unit>& unit, const UnitTiming& timing);
   /// Moves all units of `other` below `outer`, a unit of this tree.
   void take_over(Schedule& other, const Unit& outer);
@@ -55,7 +55,7 @@ class SHARDWISE_API Schedule final : public std::enable_shared_from_this<Schedul
   }
   /// Whether this unit is summed at the end of the running backward.
   bool takes_part(const Unit& unit) const;
-  /// To be held while a unit that shows tensors by turns is used, outside of a backward.
+  /// Must be held while a unit whose visible tensors change is used, outside of a backward.
   Turn& turn() {
     return turn_;
   }
@@ -65,11 +65,11 @@ class SHARDWISE_API Schedule final : public std::enable_shared_from_this<Schedul
   void enter(Unit& unit, Keep keep = Keep::outer);
   /// Another of its modules begins its forward; the unit has been open since the first one.
   void come_back(Unit& unit);
-  /// Whether enter() would change nothing, unless somebody changed the unit meanwhile.
+  /// Whether enter() would change nothing, unless the unit was changed meanwhile.
   bool is_in(const Unit& unit, Keep keep);
   /// The module ended. `exactly`: this is seen each time it runs, so that the unit is closed.
   void leave(Unit& unit, bool exactly = false);
-  /// The module failed in its forward, whose begin was seen by Keep::all_to_end.
+  /// The module failed in its forward, which was entered with Keep::all_to_end.
   void fail_forward(Unit& unit);
   /// Starts a gather that the user asked for. finish_unshard() of the unit waits for it.
   void begin_unshard_by_hand(Unit& unit);
@@ -100,7 +100,7 @@ class SHARDWISE_API Schedule final : public std::enable_shared_from_this<Schedul
   bool belongs_to_this_thread() const {
     return thread_ == std::this_thread::get_id();
   }
-  /// Whether backwards here may run on threads of autograd's.
+  /// Whether backwards here may run on autograd's threads.
   bool is_on_device() const;
   /// Ends a backward that failed, or that brought no gradient. Units that were used still take part in the next one.
   void forget_backward();
@@ -110,12 +110,12 @@ class SHARDWISE_API Schedule final : public std::enable_shared_from_this<Schedul
   /// synchronisation left.
   void reset_iteration();
 
-  // A program that says itself when a backward is over: backwards leave their gradients until then.
+  // For programs that say when a backward is over: until then, backwards leave their gradients unpublished.
 
   /// Raises Error while gradients are left.
   void set_finalized_by_hand(bool value);
-  /// Starts the sums of all that is left. Returns its number, for wait_for_finalization(). Raises Error where it was
-  /// not asked for, in a backward, and before the last one was waited for.
+  /// Starts the sums of all that is left. Returns its number, for wait_for_finalization(). Raises Error if finalization
+  /// by hand is off, in a backward, and before the last one was waited for.
   int64_t finalize();
   /// Publishes them. Raises Error if the iteration was reset since.
   void wait_for_finalization(int64_t number);
@@ -133,8 +133,7 @@ class SHARDWISE_API Schedule final : public std::enable_shared_from_this<Schedul
   bool another_runs_backward(const std::string& unit = "");
   void need_no_other_backward();
   void join_backward();
-  /// A backward of another tree begins inside the one of this tree: this rank has started as many sums by now as
-  /// others.
+  /// A backward of another tree begins inside this tree's: makes this rank start as many sums as the others.
   void let_in_another();
   void join(const Expectation& expectation, bool another_is_first);
 
@@ -147,7 +146,7 @@ class SHARDWISE_API Schedule final : public std::enable_shared_from_this<Schedul
   Turn turn_;
   /// For trees that several threads may use.
   std::recursive_mutex events_;
-  /// Those that last ran a forward, and began a backward.
+  /// The threads that last ran a forward, and began a backward.
   std::thread::id thread_ = std::this_thread::get_id();
   std::thread::id backward_thread_;
   int backward_thread_number_ = 0;
@@ -161,10 +160,10 @@ class SHARDWISE_API Schedule final : public std::enable_shared_from_this<Schedul
   bool finalized_by_hand_ = false;
   bool hooks_wait_ = false;
   int64_t finalizations_ = 0;
-  /// The finalization that nobody waited for yet.
+  /// The finalization that was not waited for yet.
   std::optional<int64_t> finalizing_;
   std::weak_ptr<BackwardWatch> watch_;
-  /// Who ran a forward or a backward may not exist there.
+  /// The thread that ran a forward or a backward may not exist there.
   base::InForkedChild in_child_{[this] {
     turn_.drop();
     watch_.reset();

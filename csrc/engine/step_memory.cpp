@@ -245,8 +245,8 @@ class Walk final : private Performer {
     for (size_t i = 0; i < units_[unit].groups.size(); ++i) provide_result(unit, i);
   }
 
-  // As many sums as may be are under way; the oldest is taken to be done at the next event. In a stream a sum counts as
-  // done at once, and nobody waits for it.
+  // As many sums as allowed are under way; the oldest is assumed done at the next event. In a stream a sum counts as
+  // done at once, without a wait.
   bool poll(UnitId unit) {
     const bool is_under_way = std::find(under_way_.begin(), under_way_.end(), unit) != under_way_.end();
     if (units_[unit].sums_in_stream || !is_under_way) return true;
@@ -256,7 +256,7 @@ class Walk final : private Performer {
     return true;
   }
 
-  // In backward the sums of the last one rest already.
+  // In backward, the sums of the last backward rest already.
   void rest(UnitId unit) {
     if (backward_) return;
     for (auto& sum : states_[unit].sums) sums_ -= std::exchange(sum, 0);

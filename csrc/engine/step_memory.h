@@ -20,7 +20,7 @@ struct GroupBytes {
   int64_t held = 0;
   /// The bucket of gradients, from the pool.
   int64_t bucket = 0;
-  /// The result of its sum, if that gives its memory back when the next forward comes to the unit.
+  /// The result of its sum, if that gives its memory back when the next forward reaches the unit.
   int64_t sum = 0;
 };
 
@@ -33,7 +33,7 @@ struct UnitBytes {
   bool reshards_after_forward = true;
   /// Freed full copies keep their memory.
   bool keeps_full = false;
-  /// A device carries its sums out in a stream.
+  /// A device runs its sums in a stream.
   bool sums_in_stream = false;
   /// Its full copies come from other ranks, and so can be gathered ahead of their use.
   bool is_gathered = false;
@@ -63,7 +63,7 @@ struct StepPeaks {
   int64_t pool = 0;
 };
 
-/// Simulates steps in the engine's own order (engine/order.h), each sum done at the next event, until nothing changes
+/// Simulates steps in the engine's order (engine/order.h), with each sum done at the next event, until nothing changes
 /// any more. `keeps_idle`: the pool keeps what is not in use, as on a device; if not, that counts as free.
 SHARDWISE_API StepPeaks walk_steps(
     const std::vector<UnitBytes>& units, const std::vector<StepEvent>& forward, size_t sums_in_flight = 1,

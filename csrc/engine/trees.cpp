@@ -66,7 +66,7 @@ std::string describe(const Units& units) {
   return "a backward that sums the gradients of units " + with + rest;
 }
 
-/// A number for what the words say, below all those with a meaning of their own; `/ 4` keeps it in range.
+/// A number for what the words say, below all those with a fixed meaning; `/ 4` keeps it in range.
 int64_t event_of(const std::vector<uint64_t>& words) {
   return comm::Agreement::kWrapping - 1 - static_cast<int64_t>(base::fingerprint(words) / 4);
 }

@@ -13,8 +13,8 @@ class Unit;
 /// an Error that names them if ranks differ, so that the sums that follow are the same everywhere.
 void agree_on_sums(const std::vector<std::shared_ptr<Unit>>& units);
 
-/// Has all ranks compare how many of these units, in the order of sums, have started theirs, in a backward that `what`
-/// says. Raises an Error if ranks differ: some would wait for sums that others do not join.
+/// Has all ranks compare how many of these units, in the order of sums, have started theirs, in the backward that
+/// `what` describes. Raises an Error if ranks differ: some would wait for sums that others do not join.
 void compare_started(const std::vector<std::shared_ptr<Unit>>& units, size_t started, const std::string& what);
 
 /// From now on trees_sharing_groups() finds `tree` for this unit.

@@ -10,8 +10,8 @@
 
 namespace shardwise::engine {
 
-/// Whose turn it is to use a tree of units whose parameters come and go: one thread's at a time. It takes the
-/// turn for each operation or call, as often as these are nested.
+/// Says which thread may use a tree of units whose parameters come and go: one at a time. The thread takes the turn for
+/// each operation or call, also for nested ones.
 class SHARDWISE_API Turn {
  public:
   /// Raises Error if it is another thread's. `unit` is what this thread is about to use.
@@ -30,7 +30,7 @@ class SHARDWISE_API Turn {
       thread_.store(0, std::memory_order_release);
     }
   }
-  /// In a forked child, where no thread has it: the one that had it may not exist there.
+  /// For a forked child: the thread that had the turn may not exist there.
   void drop() {
     thread_.store(0, std::memory_order_relaxed);
     depth_ = 0;
@@ -50,7 +50,7 @@ class SHARDWISE_API Turn {
   }
 
  private:
-  /// 0: nobody's.
+  /// 0: no thread's.
   std::atomic<int> thread_ = 0;
   int depth_ = 0;
 };

@@ -225,7 +225,7 @@ void Unit::reshard(bool hold) {
 void Unit::gradient_arriving(group::Parameter& parameter, bool defined) {
   schedule_->gradient_arriving(*this, parameter, defined);
   if (!observe::recording()) return;
-  // The end of a direct call cannot be seen. With a gradient it is certainly over.
+  // The end of a direct call cannot be seen, but it is over once a gradient comes.
   forward_span_.reset();
   if (schedule_->order().missing(id_) > 0) begin(backward_span_, "backward");
 }
@@ -264,7 +264,7 @@ void Unit::take_memory() {
   const auto take = [&](const auto& group) {
     return has_memory(group) || (group->full_copies() && group->full_copies()->take_memory(*settings_.front_end));
   };
-  // Every group that can takes its memory, even if another group has to be made anew.
+  // Every group that can takes its memory, even if another group has to be remade.
   size_t taken = 0;
   for (const auto& group : groups_) taken += take(group) ? 1 : 0;
   if (taken < groups_.size()) follow_parameters(/*takes_memory=*/true);
@@ -331,8 +331,8 @@ std::string still_on_meta(std::optional<int64_t> rank, const std::vector<std::st
   for (const auto& name : names) list += (list.empty() ? "'" : ", '") + name + "'";
   return c10::str(
       "shardwise: ", rank ? c10::str("rank ", *rank, ": ") : "",
-      "these are still on the meta device, where nothing has values: ", list,
-      ". Call shardwise::to_empty(model) after the outermost unit was made, then give them values: initialize them in "
+      "these are still on the meta device and have no values: ", list,
+      ". Call shardwise::to_empty(model) after making the outermost unit, then give them values: initialize them in "
       "with_whole_parameters(), or call load_full_state_dict().");
 }
 
@@ -350,7 +350,7 @@ void Unit::need_values() const {
       if (parameter->stored().is_meta()) names.push_back(parameter->name());
     }
   }
-  // They got memory since the groups were made; the next use makes the groups anew.
+  // They got memory since the groups were made; the next use remakes the groups.
   if (names.empty()) return;
   throw Error(still_on_meta(mesh_.rank(), names));
 }
@@ -366,7 +366,7 @@ void Unit::need_no_copies() const {
         "shardwise: rank ", mesh_.rank(), ": the parameter '", parameter->name(), "' was cast to ",
         c10::getDtypeNames(dtype).first, " after replicate(), but its module computes in ",
         c10::getDtypeNames(full).first,
-        " (param_dtype). This needs copies beside the parameters, which replicate() makes only if the dtypes differ "
+        " (param_dtype). This needs separate copies of the parameters, which replicate() makes only if the dtypes differ "
         "when it is called. Cast the module first, then call replicate()."));
   }
 }
@@ -393,7 +393,7 @@ void Unit::need_own_memory() const {
   if (lost.empty()) return;
   throw Error(c10::str(
       "shardwise: rank ", mesh_.rank(),
-      ": a cast, a move or a load of only a part of the wrapped module replaced the memory of the full parameter '",
+      ": casting, moving or loading only a part of the wrapped module replaced the memory of the full parameter '",
       lost,
       "'. The optimizer trains another tensor, so the change would have been lost; it was undone. Call reshard() on "
       "the wrapped module before such a change, or cast, move or load the wrapped module itself."));

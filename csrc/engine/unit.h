@@ -29,7 +29,7 @@ class Unit;
 /// The unit that has this shard; null when none has. Thread safe, since ranks may be threads.
 std::shared_ptr<Unit> unit_of_shard(const at::Tensor& shard);
 
-/// The text of the error that names what has no values yet, and the remedy; of a rank if that is known.
+/// The text of the error that names what has no values yet, the remedy, and the rank if known.
 std::string still_on_meta(std::optional<int64_t> rank, const std::vector<std::string>& names);
 
 /// Zeros of the same sizes and strides on a device.
@@ -45,16 +45,16 @@ struct NamedTensor {
   bool whole = false;
   /// The dtype that its module computes with, where it is not that of the unit's MixedPrecision.
   std::optional<at::ScalarType> full_dtype = std::nullopt;
-  /// The dtype of its gradient, where the program set another one than its own (torch's grad_dtype).
+  /// The dtype of its gradient, if the program set another one than its own (torch's grad_dtype).
   std::optional<at::ScalarType> grad_dtype = std::nullopt;
-  /// For a tensor that wraps another one, the one with the memory; undefined if it has memory of its own.
+  /// For a tensor that wraps another one, the one with the memory; undefined if it has its own memory.
   at::Tensor full = {};
   /// The values, if they are elsewhere because that memory is of another dtype; else undefined. With an extension, this
   /// rank's shard.
   at::Tensor values = {};
-  /// Its own way to travel; null if its shard is an ordinary piece.
+  /// Null if its shard is an ordinary piece.
   std::shared_ptr<group::Extension> extension = nullptr;
-  /// What this rank found, and all ranks act upon. `unheld`: only registries hold the parameter, so it stays whole.
+  /// What this rank found, and all ranks act on. `unheld`: only registries hold the parameter, so it stays whole.
   /// `shared`: its memory is shared with something that will not follow it, which is an Error.
   bool unheld = false;
   bool shared = false;
@@ -71,8 +71,8 @@ struct UnitSettings {
   bool broadcast = false;
   /// Unset: a unit frees its full copies after its forward, except the outermost one.
   std::optional<ReshardAfterForward> reshard_after_forward = std::nullopt;
-  /// The unit has parameters of a call that lie on another mesh than the rest. The call then makes the unit of the
-  /// rest, around it.
+  /// The unit has those parameters of a call that are on another mesh than the rest. The call then makes the unit of
+  /// the rest, around it.
   bool is_companion = false;
   /// The user's own collectives get the mesh's process group, which the user knows, instead of one of the units' own.
   bool custom_on_mesh = false;
@@ -82,9 +82,9 @@ struct UnitSettings {
   /// whose groups have no store over which to make it.
   c10::intrusive_ptr<c10d::ProcessGroup> neighbours = nullptr;
 
-  /// The dtype of the full copy of a parameter that has `dtype`, and perhaps its own dtype to compute in.
+  /// The dtype of the full copy of a parameter of `dtype`. `own`: its own dtype to compute in, if it has one.
   SHARDWISE_API at::ScalarType full_dtype(at::ScalarType dtype, std::optional<at::ScalarType> own) const;
-  /// Whether modules compute with the very tensors that the optimizer sees, if these have `dtype` and full copies would
+  /// Whether modules compute with the same tensors that the optimizer sees, if these have `dtype` and full copies would
   /// have `full`: they are neither cut, nor cast, nor moved to the device.
   SHARDWISE_API bool shares(at::ScalarType dtype, at::ScalarType full, at::Device device) const;
 };
@@ -95,8 +95,8 @@ struct UnitSettings {
 /// The hooks on its leaves keep a unit alive, and a unit keeps the one around it; nothing here keeps a leaf alive.
 class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private group::Parameter::Listener {
  public:
-  /// Lists each tensor once. Compares names, shapes and dtypes with the other ranks. If `settings` say so, broadcasts
-  /// the parameters that this unit has itself, and the buffers.
+  /// Each tensor is listed once. Compares names, shapes and dtypes with the other ranks. If `settings` say so,
+  /// broadcasts this unit's own parameters, and the buffers.
   static std::shared_ptr<Unit> create(
       const Mesh& mesh, std::vector<NamedTensor> parameters, const std::vector<NamedTensor>& buffers,
       const UnitSettings& settings);
@@ -117,14 +117,14 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   bool has_full_copies() const {
     return settings_.layout != group::Layout::replicate;
   }
-  /// Whether its modules see tensors that come and go, or one tensor now and another one then.
+  /// Whether its modules see tensors that come and go, or different tensors at different times.
   bool visible_tensors_change() const {
     return settings_.front_end != nullptr;
   }
   const MixedPrecision& precision() const {
     return settings_.precision;
   }
-  /// Whether shards in the host's memory lie in pinned memory.
+  /// Whether shards in the host's memory are in pinned memory.
   bool pins() const {
     return settings_.offload && settings_.offload->pin_memory() && !mesh_.device().is_cpu();
   }
@@ -191,9 +191,9 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void shard_written();
   /// The full leaf of a sharded parameter has the memory of `whole` until restore_memory().
   void lend_leaf(const group::Parameter& parameter, const at::Tensor& whole);
-  /// Gives leaves with other memory their own again. Returns the name of the first; "" if there was none.
+  /// Gives leaves that got other memory their own back. Returns the name of the first; "" if there was none.
   std::string restore_memory() const;
-  /// The parameter whose full copy lies in the memory of this tensor; null if none does.
+  /// The parameter whose full copy is in this tensor's memory; null if there is none.
   const group::Parameter* parameter_at(const at::Tensor& tensor) const;
   /// Whether this tensor stands for its own parameter number `index`.
   bool sees(size_t index, const at::Tensor& tensor) const {
@@ -207,7 +207,7 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   std::vector<at::Tensor> stored() const;
   /// From now on `shard` holds this rank's part of its own parameter number `index`, and the optimizer sees `visible`.
   void replace_shard(size_t index, const at::Tensor& shard, std::shared_ptr<group::VisibleParameter> visible);
-  /// From now on its own parameter number `index` has its own way to travel.
+  /// From now on its own parameter number `index` has this extension.
   void set_extension(size_t index, std::shared_ptr<group::Extension> extension);
   /// The parameter of this shard; null if it is not a shard of this unit.
   const group::Parameter* parameter_of_shard(const at::Tensor& tensor) const;
@@ -227,15 +227,15 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
     timing().unshard_in_backward = value && settings_.front_end;
   }
 
-  /// Makes the groups anew if parameters were cast, moved or loaded since, and their buckets if some were frozen.
-  /// Raises Error if some have no values yet.
+  /// Remakes the groups if parameters were cast, moved or loaded since, and their buckets if some were frozen. Raises
+  /// Error if some have no values yet.
   void renew_groups();
 
-  /// What raises Error if the modules are not what they were, as far as only the front end sees.
+  /// Sets the check that raises Error if the modules changed in a way that only the front end sees.
   void set_modules_check(std::function<void()> check) {
     modules_check_ = std::move(check);
   }
-  /// Makes that check for an outermost unit, whose modules are about to be trained.
+  /// Runs that check for an outermost unit, whose modules are about to be trained.
   void check_modules() const {
     if (!outer_ && modules_check_) modules_check_();
   }
@@ -243,9 +243,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void need_values() const;
   /// Gives memory to those of these tensors, its own parameters, that are on the meta device.
   void provide_memory(const std::vector<at::Tensor>& parameters);
-  /// Parameters were cast or moved, and nobody has taken anything from them since: moves them into the unit's memory.
-  /// Without this call, training goes on in the memory that they have at the next use, at the cost of a copy for each
-  /// gather.
+  /// Parameters were cast or moved, and nothing refers to their memory yet: moves them into the unit's memory. Without
+  /// this call, training continues in the memory that they have at the next use, at the cost of a copy for each gather.
   void take_memory();
 
   /// What the public handle sets. shardwise/unit.h says when each is read.

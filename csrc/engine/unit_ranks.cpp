@@ -93,9 +93,9 @@ void UnitRanks::require_memory(at::Device device) const {
   const auto require = [&](const comm::Collectives& ranks, const char* of) {
     if (ranks.size() == 1 || ranks.has_memory(device)) return;
     throw Error(c10::str(
-        "shardwise: memory of the process group: the one that carries the ", of, " on ", device,
-        " has none of its own. NCCL has, on GPUs that can share memory by multicast; other back ends may. Leave the "
-        "call out: then the tensors of collectives lie in memory like any other."));
+        "shardwise: the process group for the ", of, " on ", device,
+        " offers no memory of its own. NCCL does, on GPUs that can share memory by multicast; other back ends may. "
+        "Remove the call: collectives then use ordinary memory."));
   };
   if (!replicates_) require(gathers_have_group_ ? gather_ : known_, "gathers");
   require(shards_.size() > 1 ? shards_ : copies_, "sums of gradients");

@@ -14,18 +14,18 @@
 
 namespace shardwise::engine {
 
-/// With whom this rank shares what in a unit: the ranks that hold the other shards, those that hold copies of its own,
+/// The ranks of a unit, as this rank sees them: those that hold the other shards, those that hold copies of its own,
 /// and the process groups of gathers and sums. The collectives that it hands out have their place in the order that all
-/// ranks agree upon.
+/// ranks agree on.
 class SHARDWISE_API UnitRanks {
  public:
   /// `custom_on_mesh`: the user's own collectives get the mesh's process group, which the user knows.
   UnitRanks(const Mesh& mesh, bool replicates, bool custom_on_mesh);
 
-  /// Makes the units' own process groups. Only once all ranks are known to wrap the same, since they make these
+  /// Makes the units' own process groups. Call it once all ranks are known to wrap the same, since they make these
   /// together.
   void make_groups();
-  /// From now on `count` ranks in a row hold everything together after forward. `given` is their process group, or
+  /// From now on `count` consecutive ranks hold everything together after forward. `given` is their process group, or
   /// null.
   void make_neighbours(int64_t count, const c10::intrusive_ptr<c10d::ProcessGroup>& given);
 
@@ -49,7 +49,7 @@ class SHARDWISE_API UnitRanks {
   int64_t world() const {
     return int64_t{shards_.size()} * copies_.size();
   }
-  /// Whether waits for their collectives make the stream of the mesh's device wait, and not the host.
+  /// Whether the stream of the mesh's device waits for their collectives, and not the host.
   bool wait_in_stream() const {
     return shards_.wait_in_stream(mesh_.device()) || copies_.wait_in_stream(mesh_.device());
   }
@@ -63,13 +63,13 @@ class SHARDWISE_API UnitRanks {
     return agreement_;
   }
 
-  /// The user's own collectives; empty if there are none. Or memory for their tensors that is the process groups'.
+  /// The user's own collectives; empty if there are none. Or whether tensors are in memory of the process groups.
   struct CustomCollectives {
     CustomCollective all_gather;
     CustomCollective reduce_scatter;
     bool in_own_memory = false;
   };
-  /// Raises Error unless the process groups of gathers and sums have memory of their own for this device.
+  /// Raises Error unless the process groups of gathers and sums have their own memory for this device.
   void require_memory(at::Device device) const;
   struct Gather {
     /// Among neighbours() only.
@@ -82,21 +82,21 @@ class SHARDWISE_API UnitRanks {
   comm::Collectives for_gather(
       const Gather& gather, const CustomCollectives& custom_collectives, const std::function<std::string()>& describe,
       Counters& counters);
-  /// For the next sums. Nothing is compared: what they are follows from what was compared before.
+  /// For the next sums. Nothing is compared: earlier comparisons determine these sums.
   comm::Collectives for_first_sum(const CustomCollectives& custom_collectives) const;
   comm::Collectives for_second_sum() const;
-  /// In whose memory buckets and sums are to lie; null for memory like any other.
+  /// The collectives that provide memory for buckets and sums; null for ordinary memory.
   const comm::Collectives* memory_of_sums(const CustomCollectives& custom_collectives) const;
-  /// Whether sums share a process group with gathers or with the program's own collectives, or nobody compares the
-  /// order.
+  /// Whether sums share a process group with gathers or with the program's own collectives, or their order is not
+  /// compared.
   bool sums_share_group(const CustomCollectives& custom_collectives) const;
   /// For a collective among the shards' ranks that belongs to no unit. The ranks first agree on `event`.
   comm::Collectives for_event(int64_t event, const char* what, Counters& counters);
   /// The same among all ranks of the mesh, one axis after the other.
   std::vector<comm::Collectives> all_for_event(int64_t event, const char* what, Counters& counters);
 
-  /// Returns when all ranks come here. If they do not, all get an error that says what each does; this rank does
-  /// `text`.
+  /// Returns when all ranks are here. If one is elsewhere, all get an error that says what each does; `text` is for
+  /// this rank.
   void compare_now(int64_t event, const std::string& text, Counters& counters);
   /// Overwrites `tensor` on all ranks with the values of the mesh's first rank.
   void broadcast_from_first(const at::Tensor& tensor, const std::string& what, Counters& counters) const;

@@ -111,9 +111,8 @@ void check_axes(const Mesh& mesh, const UnitSettings& settings) {
   if (mesh.ndim() == 1 || (mesh.ndim() == 2 && !copies)) return;
   throw ValueError(c10::str(
       "shardwise: ", kind_of(settings), " expects a ", copies ? "1D" : "1D or 2D", " DeviceMesh but got ",
-      mesh.describe(), ". Give it a mesh of one axis, over the ranks that are to hold ",
-      copies ? "copies."
-             : "shards, or of two: over those that hold copies of the shards, then over those with shards."));
+      mesh.describe(), ". Give it a mesh with one axis, the ranks that hold ",
+      copies ? "copies." : "shards, or with two: the ranks that hold copies of the shards, then those that hold shards."));
 }
 
 std::string line(const NamedTensor& parameter, bool sharded) {
@@ -129,7 +128,7 @@ void check_is_contiguous(const std::string& name, const at::Tensor& tensor, cons
   throw ValueError(c10::str(
       "shardwise: ", kind, " does not support non-contiguous parameters yet: '", name, "' has sizes ", tensor.sizes(),
       " and strides ", tensor.strides(), ". Make it contiguous() before ", kind,
-      "(). A convolution computes in channels_last also where only its input is."));
+      "(). A convolution computes in channels_last even if only its input is."));
 }
 
 void check_can_be_laid_out(const NamedTensor& parameter, const char* kind, bool can_stay_whole) {
@@ -150,7 +149,7 @@ void check_can_be_laid_out(const NamedTensor& parameter, const char* kind, bool 
   if (parameter.shard_dim < 0 || parameter.shard_dim >= tensor.dim()) {
     throw ValueError(c10::str(
         "shardwise: '", name, "' has ", tensor.dim(), " dimensions and cannot be sharded along dimension ",
-        parameter.shard_dim, ". shard_placement must give one that it has."));
+        parameter.shard_dim, ". shard_placement must return one that it has."));
   }
 }
 
@@ -259,7 +258,7 @@ void Unit::make_shard(group::Parameter& parameter, const at::Tensor& values) {
   at::Tensor shard;
   {
     const base::ComputeGuard guard;
-    // Of full size at first: its group, which knows the layout, takes this rank's piece of it.
+    // The shard has full size at first: its group, which knows the layout, takes this rank's piece of it.
     shard = values.detach();
   }
   parameter.set_shard(shard.set_requires_grad(parameter.leaf_requires_grad()));
@@ -313,13 +312,13 @@ void Unit::check_structure(std::vector<NamedTensor>& own, const std::vector<Name
     for (const auto& buffer : buffers) {
       if (buffer.tensor.is_meta()) lines.push_back(c10::str("the buffer ", line(buffer, false)));
     }
-    lines.push_back(c10::str("nothing more (", kind(), "() of a module with ", adopted, " parameters of inner units)"));
+    lines.push_back(c10::str("no more parameters (", kind(), "() of a module with ", adopted, " parameters of inner units)"));
     all = compare_structure(lines, seen, ranks_.axes(), mesh_.rank(), mesh_.device(), counters_);
   }
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank].shared >= 0) refuse_shared(own.at(all[rank].shared), world > 1 ? rank : mesh_.rank());
   }
-  // Unheld on one rank means unheld on all: on the others something besides the modules holds a handle on it.
+  // Unheld on one rank means unheld on all: on the others something besides the modules refers to it.
   if (std::none_of(all.begin(), all.end(), [](const auto& one) { return one.unheld; })) return;
   if (world > 1) unheld = any_of_ranks(unheld, ranks_.axes(), mesh_.device(), counters_);
   for (size_t i = 0; i < own.size(); ++i) own[i].whole = own[i].whole || unheld[i];
@@ -329,8 +328,8 @@ void Unit::refuse_shared(const NamedTensor& parameter, size_t rank) const {
   throw Error(c10::str(
       "shardwise: rank ", rank, ": the memory of the parameter '", parameter.names.front(),
       "' is shared with a tensor that ", kind(),
-      "() does not know: a view or an alias that was made before (weight.t(), detach()), another parameter or buffer, "
-      "or the graph of an old loss. Such a tensor would keep today's values while the parameter trains. Make views in "
+      "() does not know: a view or an alias made earlier (weight.t(), detach()), another parameter or buffer, "
+      "or the graph of an old loss. Such a tensor would keep its current values while the parameter trains. Make views in "
       "forward(), clone() values that must stay, and drop old losses before wrapping. If nothing computes with the "
       "tensor, set allow_aliases(true)."));
 }
@@ -356,9 +355,10 @@ void Unit::adopt(const std::vector<NamedTensor>& adopted) {
           const auto shared = std::find_if(
               adopted.begin(), adopted.end(), [&](const auto& each) { return top_of(of(each.tensor)) == top; });
           throw ValueError(c10::str(
-              "shardwise: this module has a part of a unit that also has parameters outside of it: the unit has '",
-              shared->names.front(), "', which this module has too, and '", parameter->name(),
-              "'. Wrap inner modules before outer ones; wrap models that share a layer together, in one call."));
+              "shardwise: a unit has parameters both inside and outside this module: '", shared->names.front(),
+              "' of this module is in the unit, and '", parameter->name(),
+              "' of the unit is not in this module. Wrap inner modules before outer ones; wrap models that share a "
+              "layer together, in one call."));
         }
         const auto& names = seen->second->names;
         inner->name_ = path_before(names.front(), parameter->name().substr(prefix));

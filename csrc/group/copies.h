@@ -36,7 +36,7 @@ class Copies {
   virtual void mark_stale() {
     stale_ = true;
   }
-  /// The host is about to write to the shards: it waits until the device has read what was sent of them.
+  /// Called before the host writes to the shards: makes it wait until the device has read them.
   virtual void let_host_write() {}
   bool must_gather() const {
     return state_ != State::gathering && !current();
@@ -44,18 +44,17 @@ class Copies {
   /// Whether each shard is still of the kind that these copies were made for.
   virtual bool fits() const = 0;
 
-  /// Does what can fail on this rank alone, before the other ranks hear of a gather.
+  /// Does what can fail on this rank alone, before the gather is announced to the other ranks.
   virtual void prepare() {}
-  /// Starts to bring the full copies. Does nothing if they are current or on their way. `may_hold`: whether
-  /// finish_unshard() may be asked to put something aside.
+  /// Starts to gather the full copies. Does nothing if they are current or being gathered. `may_hold`: whether
+  /// finish_unshard() may be asked to hold this rank's share.
   void begin_unshard(
       const comm::Collectives& collectives, bool may_hold, comm::Buffers& buffers, const std::string& unit,
       Counters& counters);
-  /// Ends what was begun, if anything was. Returns whether a shard was written meanwhile, so that it has to begin
-  /// again. If `holders` ranks in a row are to hold everything together, puts this rank's share aside; if it is 1,
-  /// nothing.
+  /// Finishes the gather under way, if any. Returns whether a shard was written meanwhile, so that the gather must be
+  /// repeated. If `holders` is above 1, holds this rank's share of what that many consecutive ranks hold together.
   bool finish_unshard(int64_t holders, comm::Buffers& buffers, const std::string& unit, Counters& counters);
-  /// Whether what was put aside is current: begin_unshard() is then given collectives among the holders alone.
+  /// Whether the held share is current: begin_unshard() then gets collectives among the holders alone.
   virtual bool holds() const {
     return false;
   }
@@ -67,7 +66,7 @@ class Copies {
   const std::vector<Parameter*>& parameters() const {
     return parameters_;
   }
-  /// Takes memory for a gather, and puts there what this rank sends. `from_held`: of what was put aside.
+  /// Takes memory for a gather, and prepares what this rank sends. `from_held`: the held share.
   virtual void provide(
       bool from_held, bool may_hold, const comm::Collectives& collectives, comm::Buffers& buffers,
       Counters& counters) = 0;
@@ -77,13 +76,13 @@ class Copies {
   /// Once it is done: gives the leaves their memory and values.
   virtual void copy_out(int64_t holders, comm::Buffers& buffers, Counters& counters) = 0;
   virtual void free_leaves() = 0;
-  /// Whether what is gathered has memory of its own, which goes back to the pool.
+  /// Whether what is gathered has separate memory, which goes back to the pool.
   virtual bool gathers_apart() const = 0;
   /// Whether a gather writes to the memory of the full copies.
   virtual bool gathers_into_leaves() const {
     return false;
   }
-  /// What is issued from now on comes after the gather, as far as it is on a stream of its own.
+  /// Makes what is issued from now on wait for the gather, if that runs on a side stream.
   virtual void await_gather() {}
 
   /// Whether a shard was written since the last gather began.
@@ -103,7 +102,7 @@ class Copies {
   /// The memory of all full copies, while they are not freed.
   at::Tensor memory_;
   at::Tensor gathered_;
-  /// What this rank sends, where it has to be cast, moved or joined for that.
+  /// What this rank sends, if it must first be cast, moved or joined.
   at::Tensor sent_;
   std::optional<comm::Pending> pending_;
 

@@ -62,7 +62,7 @@ void add_piece(std::vector<Piece>& pieces, const Piece& piece) {
   pieces.push_back(piece);
 }
 
-// begin() runs once for all pieces of a tensor: it has one for each rank, of which there may be thousands.
+// begin() runs once for all pieces of a tensor: there is one for each rank, and there may be thousands of ranks.
 template <typename Add>
 void CopyBatch::add(const Kind& kind, const at::Tensor& from, c10::ArrayRef<Piece> pieces, const Add& add) {
   bool begun = false;

@@ -11,8 +11,8 @@
 #include <optional>
 #include <vector>
 
-// Small pieces on a CPU are moved without the dispatcher: one call of it costs more than the piece itself. Large ones
-// are left to torch's kernels, which use all threads. On a device with kernels of ours all pieces are moved together.
+// Small pieces on a CPU bypass the dispatcher: one call to it costs more than the piece itself. Large ones are left to
+// torch's kernels, which use all threads. On a device for which we have kernels, all pieces are moved together.
 
 namespace shardwise::group {
 
@@ -30,15 +30,15 @@ struct Runs {
 };
 SHARDWISE_API Runs runs_of(const layout::Cut& cut, int64_t rank);
 
-/// Runs of a whole tensor, and where they stand in a vector: from element `offset` on, `apart` elements from one to the
-/// next; 0: one after another.
+/// Runs of a whole tensor, and their places in a vector: the first starts at element `offset`, each next one `apart`
+/// elements later. 0: they are adjacent.
 struct Piece {
   Runs runs;
   int64_t offset = 0;
   int64_t apart = 0;
 };
-/// Adds a piece, unless it is empty. One that goes on at the distances of those before it makes them longer instead: a
-/// thousand ranks with a row each are one piece.
+/// Adds a piece, unless it is empty. A piece that continues the last one at the same distances is merged into it: a
+/// thousand ranks with a row each make one piece.
 SHARDWISE_API void add_piece(std::vector<Piece>& pieces, const Piece& piece);
 
 /// Pieces that are moved together, by run(). What they are read from is kept alive until then.
@@ -59,7 +59,7 @@ class SHARDWISE_API CopyBatch {
   /// and the runs count its elements.
   void scale(const at::Tensor& whole, c10::ArrayRef<Piece> pieces, double factor, const at::Tensor& part);
   void run();
-  /// Makes the same moves once more. Everything must still lie where it lay, and nothing may be added any more.
+  /// Repeats the moves. All memory must still be at the same addresses, and nothing may be added any more.
   void run_again() const;
   /// Runs, and keeps the moves for run_again(), but no tensor. If the moves were of several kinds it keeps none, and
   /// returns false.

@@ -8,8 +8,8 @@ namespace shardwise::group {
 /// its hooks and its version.
 void replace_data(const at::Tensor& tensor, const at::Tensor& data);
 
-/// Whether the tensor's values lie in a storage of its own, where they may be read. False for a subclass that wraps
-/// other tensors and brings its own version of every operation.
+/// Whether the tensor's values can be read from its storage. False for a subclass that wraps other tensors and
+/// implements every operation itself.
 bool is_plain(const at::Tensor& tensor);
 
 } // namespace shardwise::group

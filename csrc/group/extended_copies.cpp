@@ -72,23 +72,24 @@ void ExtendedCopies::check() const {
         continue;
       }
       throw ValueError(c10::str(
-          "shardwise: fsdp_pre_all_gather() of '", parameters()[i]->name(), "' gave a tensor of sizes ", input.sizes(),
+          "shardwise: fsdp_pre_all_gather() of '", parameters()[i]->name(), "' returned a tensor of sizes ", input.sizes(),
           " and dtype ", c10::getDtypeNames(input.scalar_type()).first,
-          ", other than at its first call. Return tensors of the same sizes and dtypes each time: the full parameter "
+          ", unlike its first call. Return tensors of the same sizes and dtypes each time: the full parameter "
           "keeps their memory."));
     }
   }
   if (next == outputs_.size()) return;
   throw ValueError(c10::str(
       "shardwise: fsdp_pre_all_gather() of '", parameters()[outputs_[next].parameter]->name(),
-      "' gave fewer tensors than at its first call. Return as many each time: the full parameter keeps their memory."));
+      "' returned fewer tensors than its first call. Return the same number each time: the full parameter keeps their "
+      "memory."));
 }
 
 void ExtendedCopies::prepare() {
   if (!must_gather()) return;
   inputs_.clear();
   {
-    // The user's code: no ComputeGuard, it gets all of torch.
+    // No ComputeGuard: this is the user's code, which gets all of torch.
     const c10::AutoGradMode no_grad(false);
     for (const auto* parameter : parameters()) inputs_.push_back(parameter->extension()->inputs());
   }

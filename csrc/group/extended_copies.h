@@ -33,7 +33,7 @@ class ExtendedCopies : public Copies {
     /// The sizes of this rank's input.
     std::vector<int64_t> input_sizes;
     at::ScalarType dtype;
-    /// Where the input lies in the bytes that a rank sends.
+    /// Where the input starts in the bytes that a rank sends.
     int64_t start;
     int64_t bytes;
     LeafStorage storage;

@@ -7,16 +7,16 @@
 
 namespace shardwise::group {
 
-/// A parameter's own way to travel: what is sent of its shard, and what its full copy is made of. The shard is then no
-/// piece of a vector, and may be any kind of tensor.
+/// A parameter's custom gather: what is sent of its shard, and how its full copy is made. The shard is then not a piece
+/// of a vector, and may be any kind of tensor.
 class Extension {
  public:
   virtual ~Extension() = default;
   /// What this rank sends. Sizes and dtypes are the same on all ranks, and at every call.
   virtual std::vector<at::Tensor> inputs() = 0;
 
-  /// What its module computes with, and the tensor that has the memory of that, in the sizes of the whole parameter;
-  /// undefined if the leaf has memory of its own.
+  /// What its module computes with, and the tensor with its memory, in the sizes of the whole parameter; undefined if
+  /// the leaf has its own memory.
   struct Leaf {
     at::Tensor leaf;
     at::Tensor full;

@@ -16,7 +16,7 @@ class FrontEndCallbacks {
   virtual ~FrontEndCallbacks() = default;
   /// From now on the tensor is one of the unit's.
   virtual void mark(const at::Tensor& tensor) = 0;
-  /// The data for a shard that is to lie in this piece: the piece itself, or the same memory shown through another
+  /// The data for a shard that is stored in this piece: the piece itself, or the same memory shown through another
   /// storage.
   virtual at::Tensor shown(const at::Tensor& piece) {
     return piece;
@@ -35,7 +35,7 @@ class FrontEndCallbacks {
   }
   /// The mean was added to this gradient of a shard.
   virtual void published(const at::Tensor& /*gradient*/) {}
-  /// From now on the unit's modules are to show full copies, or else what the optimizer sees.
+  /// Makes the unit's modules show full copies, or else what the optimizer sees.
   virtual void show(bool /*full*/) {}
 };
 

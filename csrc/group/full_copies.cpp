@@ -18,8 +18,8 @@
 namespace shardwise::group {
 namespace {
 
-/// How many sets of moves are remembered. A unit comes upon the same few pairs of buffers: those of its own turn, and
-/// those that it gets when others were gathered ahead.
+/// How many sets of moves are kept. A unit gets the same few pairs of buffers: those of its own turn, and those that it
+/// gets when others were gathered ahead.
 constexpr size_t kMostPlaces = 4;
 
 /// This rank's piece of what is in the registry: all of that, or a piece of it if a whole parameter was loaded there.
@@ -30,7 +30,7 @@ at::Tensor own_piece(const Parameter& parameter, const layout::Cut& cut, int64_t
   if (shard.sizes() == whole) return piece_of(shard, cut, rank);
   throw Error(c10::str(
       "shardwise: rank ", rank, ": the parameter '", parameter.name(), "' was replaced by a tensor of sizes ",
-      shard.sizes(), ". Its sizes must be those of this rank's shard, ", at::IntArrayRef(cut.piece_sizes(rank)),
+      shard.sizes(), ". It must have the sizes of this rank's shard, ", at::IntArrayRef(cut.piece_sizes(rank)),
       ", or of the whole parameter, ", whole,
       ". Load an archive that the same model saved on the same number of ranks."));
 }
@@ -144,8 +144,8 @@ void FullCopies::start(
   if (scope) begun_.note(gathered_);
 }
 
-// The part as it is sent: cast, and on the device of the full copies. In the layout `flat` a rank that is alone has it
-// where it belongs already.
+// The part as it is sent: cast, and on the device of the full copies. In the layout `flat`, with one rank, it goes
+// straight into the full copies.
 at::Tensor FullCopies::send(comm::Buffers& buffers, Counters& counters) {
   const bool is_whole = is_flat_ && layout_.world == 1;
   const auto sent = is_whole ? memory_ : buffers.take(layout_.part, kinds_.full, counters);
@@ -154,7 +154,7 @@ at::Tensor FullCopies::send(comm::Buffers& buffers, Counters& counters) {
   return sent;
 }
 
-// What this rank sends, in its place in what is gathered: so both ends of the gather lie in the process group's memory.
+// Puts what this rank sends in its place in the gathered buffer: so both are in the process group's memory.
 at::Tensor FullCopies::put_in_place(const at::Tensor& part, const comm::Collectives& collectives, Counters& counters) {
   const auto place = gathered_.narrow(0, collectives.rank() * part.numel(), part.numel());
   put(part, place, counters);
@@ -178,7 +178,7 @@ void FullCopies::await_gather() {
   if (!lies_on_full_device() && gathered_.defined()) begun_.await(gathered_);
 }
 
-// All leaves lie in one piece of memory, so that the pool keeps few of them. It may have been kept, or be out of date.
+// All leaves share one piece of memory, so that the pool keeps few pieces. It may have been kept, or be out of date.
 void FullCopies::refill(const comm::Collectives* owner, comm::Buffers& buffers, Counters& counters) {
   auto numel = layout_.world * layout_.part;
   if (!is_flat_) {
@@ -256,7 +256,7 @@ void FullCopies::drop_held(comm::Buffers& buffers) {
 
 void FullCopies::copy_out(int64_t holders, comm::Buffers& buffers, Counters& counters) {
   const base::ComputeGuard compute;
-  // Not before, unless the gather writes there: until then what was gathered is all that the unit takes.
+  // Not earlier, unless the gather writes there: until here the unit needs only the gathered buffer.
   if (!gathers_into_leaves()) refill(nullptr, buffers, counters);
   copy_pieces();
   const auto placed = places_directly_ ? placed_ * static_cast<int64_t>(kinds_.full.dtype().itemsize()) : 0;
@@ -343,7 +343,7 @@ void FullCopies::leave_where_it_is(size_t index, FrontEndCallbacks& front) {
   watches_.push_back(front.watch(shard, FrontEndCallbacks::Role::shard));
 }
 
-// Copies shards that lie elsewhere into the part, which is sent. Returns the number of bytes.
+// Copies shards that are elsewhere into the part, which is sent. Returns the number of bytes.
 int64_t FullCopies::collect() const {
   int64_t bytes = 0;
   for (size_t i = 0; i < elsewhere_.size(); ++i) {
@@ -389,8 +389,8 @@ void FullCopies::saw(size_t index, const at::Tensor& shard) {
   lies_at_[index] = first_element(*shard.unsafeGetTensorImpl());
 }
 
-// Called very often. A shard that has elements is known by their address, not by its storage: a front end may show it
-// through another one (FrontEndCallbacks::place).
+// Called very often. A shard with elements is identified by their address, not by its storage: a front end may show it
+// through another storage (FrontEndCallbacks::shown).
 bool FullCopies::fits(size_t index) const {
   const auto* parameter = parameters()[index];
   const auto* shard = parameter->live_shard();
@@ -609,7 +609,7 @@ void FullCopies::store_piece(size_t index, const at::Tensor& piece) {
   // A gather ahead may still read the shard.
   if (pending_) pending_->wait_noexcept();
   let_host_write();
-  // No ComputeGuard: autograd has to see that the shard's version moves, as that of any parameter that is loaded.
+  // No ComputeGuard: autograd has to see that the shard's version moves, as for any parameter that is loaded.
   const c10::AutoGradMode no_grad(false);
   auto shard = parameters()[index]->stored();
   shard.copy_(piece);

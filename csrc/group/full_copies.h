@@ -18,9 +18,9 @@ namespace shardwise::group {
 
 /// The full copies of a group's sharded parameters: gathered from the shards of all ranks, and freed again.
 ///
-/// The shards of a rank lie in one vector, its part, which is what it sends. In the layout `rows` each leaf has a
-/// storage of its own, and what was gathered is copied there, unless it arrived there directly. In the layout `flat`
-/// the leaves are views of the gathered vector. A leaf stays the same tensor for life.
+/// The shards of a rank are in one vector, its part, which is what it sends. In the layout `rows` each leaf has its own
+/// storage, and what was gathered is copied there, unless it arrived there directly. In the layout `flat` the leaves
+/// are views of the gathered vector. A leaf always stays the same tensor.
 class FullCopies : public Copies {
  public:
   /// Devices and dtypes. What is sent has those of the full copies.
@@ -38,7 +38,7 @@ class FullCopies : public Copies {
     /// Whether the shards move into the part. If not, shards that are pieces already stay where they are, since
     /// the program may use that memory, and are copied into the part before each gather.
     bool takes_memory;
-    /// The full copies so far, which are freed. If the leaves would lie as they do there, they keep their storages.
+    /// The full copies so far, which are freed. If the leaves have the same layout there, they keep their storages.
     const FullCopies* before;
   };
 
@@ -48,10 +48,10 @@ class FullCopies : public Copies {
   FullCopies(std::vector<Parameter*> parameters, Setting setting, FrontEndCallbacks& front);
   ~FullCopies() override;
 
-  /// Whether a gather over our own transport puts this rank's piece of a leaf into its place, without a copy.
+  /// Whether a gather over our own transport can put a rank's piece of a leaf in place without a copy.
   static bool can_place(const layout::Cut& cut, int64_t rank, at::ScalarType dtype);
-  /// The elements of the memory of such full copies, behind which the rest of what is gathered arrives: of `leaves`,
-  /// with their padding, of all that is gathered, and of what is placed.
+  /// The elements of such full copies, with room at the end for gathered pieces that are not placed. `leaves` (with
+  /// their padding), `gathered` and `placed` are counts of elements too.
   static int64_t with_rest(int64_t leaves, int64_t gathered, int64_t placed);
 
   bool fits() const override;
@@ -61,13 +61,13 @@ class FullCopies : public Copies {
   }
   /// Puts the parameters' names into the errors for reads by pointer. To be called again when they are renamed.
   void name_storages(const FrontEndCallbacks& front);
-  /// Whether all shards lie in the part.
+  /// Whether all shards are in the part.
   bool has_memory() const;
-  /// Moves shards that lie elsewhere, or were replaced by others of the same kind, into the part. Returns false, and
+  /// Moves shards that are elsewhere, or were replaced by others of the same kind, into the part. Returns false, and
   /// changes nothing, if some are of another kind. The full copies must be freed.
   bool take_memory(FrontEndCallbacks& front);
-  /// Whether this tensor, a leaf or a view of one, can be used without further ado: the full copies are current, and
-  /// the leaf's shard was not replaced and has the leaf's requires_grad. False for other tensors.
+  /// Whether this tensor, a leaf or a view of one, can be used at once: the full copies are current, and the leaf's
+  /// shard was not replaced and has the leaf's requires_grad. False for other tensors.
   bool serves(const at::Tensor& tensor) const;
   bool holds() const override {
     return held_.defined() && !written();
@@ -79,8 +79,8 @@ class FullCopies : public Copies {
   std::vector<at::Tensor> gather_values(
       const std::vector<bool>& wanted, std::optional<at::Device> device, const comm::Collectives& collectives,
       comm::Buffers& buffers, const std::string& unit, Counters& counters) const;
-  /// The same of tensors that are cut as the parameters are, such as what an optimizer keeps for shards: `pieces` are
-  /// this rank's, one for each parameter, undefined if there is none on any rank. Every rank gets all, if `keep`.
+  /// The same for tensors that are cut like the parameters, such as what an optimizer keeps for shards: `pieces` are
+  /// this rank's, one for each parameter, undefined if no rank has one. This rank gets the values only if `keep`.
   std::vector<at::Tensor> gather_pieces(
       const std::vector<at::Tensor>& pieces, bool keep, std::optional<at::Device> device,
       const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters) const;
@@ -91,14 +91,14 @@ class FullCopies : public Copies {
   int64_t rank() const {
     return rank_;
   }
-  /// This rank's piece of a tensor of the sizes of parameter number `index`: a view.
+  /// This rank's piece of a tensor with the sizes of parameter number `index`: a view if possible.
   at::Tensor piece_in_whole(size_t index, const at::Tensor& whole) const;
   /// Writes this rank's piece of a whole value into the shard of parameter number `index`.
   void store(size_t index, const at::Tensor& value);
-  /// Writes values for the shard itself into it.
+  /// Writes this rank's piece itself into the shard.
   void store_piece(size_t index, const at::Tensor& piece);
 
-  /// The parameter that lies in the memory of this tensor; null if none does.
+  /// The parameter whose full copy is in this tensor's memory; null if there is none.
   const Parameter* find(const at::Tensor& tensor) const;
 
   /// In bytes: the part, the padding in it, what is sent of it, and all full copies, which are of this dtype.
@@ -180,7 +180,7 @@ class FullCopies : public Copies {
   Kinds kinds_;
   at::Tensor part_;
   std::vector<LeafStorage> storages_;
-  /// Whether the part, and the full copies while they exist, lie in memory that other ranks can read.
+  /// Whether the part, and the full copies while they exist, are in memory that other ranks can read.
   bool part_is_shared_ = false;
   bool are_shared_ = false;
   base::InForkedChild in_child_{[this] { refuse_in_child(); }};
@@ -191,10 +191,10 @@ class FullCopies : public Copies {
   /// none.
   std::vector<transport::DirectPlacement::Range> placements_;
   int64_t placed_ = 0;
-  /// Whether the last gather placed them so.
+  /// Whether the last gather placed them directly.
   bool places_directly_ = false;
-  /// Where the gathered buffer and the full copies lie, and whether large pieces were placed directly. The pool hands
-  /// out the same buffers again, so that moves between them can be repeated.
+  /// Where the gathered buffer and the full copies are, and whether large pieces were placed directly. The pool hands
+  /// out the same buffers again, so moves between them can be repeated.
   using Addresses = std::tuple<const void*, const void*, bool>;
   std::vector<std::pair<Addresses, CopyBatch>> known_moves_;
   /// Bytes that are copied out of a gathered buffer if nothing is placed directly.
@@ -202,20 +202,19 @@ class FullCopies : public Copies {
   /// The numbers of elements of this rank's pieces.
   std::vector<int64_t> numels_;
   std::vector<std::shared_ptr<void>> watches_;
-  /// Shards that lie outside of the part, as they were when that was found. Held, so that nothing else comes to lie
-  /// there.
+  /// Shards outside of the part, as they were when they were found. Kept alive, so that their memory is not reused.
   std::vector<at::Tensor> elsewhere_;
-  /// The shards' storages. A shard without elements has no address to be known by, so that it is known by its storage.
+  /// The shards' storages. A shard without elements has no address, so it is identified by its storage.
   std::vector<c10::Storage> seen_;
   /// The addresses of the shards' first elements.
   std::vector<const void*> lies_at_;
-  /// What this rank keeps after forward: several parts in a row.
+  /// What this rank holds after forward: several consecutive parts.
   at::Tensor held_;
-  /// The gather under way is of that.
+  /// The gather under way sends it.
   bool from_held_ = false;
-  /// Shards in the host's memory are copied and gathered on a stream of ours, so that what computes does not wait.
+  /// Shards in the host's memory are copied and gathered on a side stream, so that computation does not wait.
   comm::SideStream from_host_;
-  /// Where the device read the part that lies in pinned memory of the host, and where the gather was begun after it.
+  /// Where the device read the part in the host's pinned memory, and where the gather began after that.
   comm::LastUse host_read_;
   comm::LastUse begun_;
 };

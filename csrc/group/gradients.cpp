@@ -158,7 +158,7 @@ void Gradients::fill_counts() {
     done = put_flags(used_here_, bucket_, rank * segment_ + layout_.part);
   }
   if (done) return;
-  // Nothing is copied from the host's memory: for that a device would make the host wait.
+  // Nothing is copied from the host's memory: such a copy to a device makes the host wait.
   const auto n = static_cast<int64_t>(used_here_.size());
   const auto counts = bucket_.view({-1, segment_}).narrow(1, layout_.part, n);
   counts.fill_(1);
@@ -167,7 +167,7 @@ void Gradients::fill_counts() {
   }
 }
 
-// From here on a change of the rule counts for the next sum: what is in the bucket is divided already.
+// From here on a change of the rule applies to the next sum: what is in the bucket is already divided.
 void Gradients::open(Rule rule, comm::Buffers& buffers, Counters& counters) {
   before_ = options_.dtype() == at::kHalf ? first_part(rule.divisor) : rule.divides_after ? 1 : rule.divisor;
   after_ = before_ / rule.divisor;
@@ -206,7 +206,7 @@ bool Gradients::take_large(bool is_next, Rule rule, comm::Buffers& buffers, Coun
   return false;
 }
 
-// Who frees the memory of the result may do so on the current stream.
+// The memory of the result may be freed on the current stream.
 Gradients::~Gradients() {
   if (under_way_) await_result();
 }
@@ -291,7 +291,7 @@ at::Tensor Gradients::count_of(size_t index) const {
   return sum_.vector().narrow(0, layout_.part + static_cast<int64_t>(index), 1);
 }
 
-// What is put aside are views of this vector. The next sum gets another one, so nothing is copied.
+// What is kept are views of this vector. The next sum gets another one, so nothing is copied.
 void Gradients::keep_partial() {
   under_way_ = false;
   const base::ComputeGuard guard;
@@ -337,7 +337,7 @@ void Gradients::drop(comm::Buffers& buffers) {
   auto pending = std::exchange(pending_, std::nullopt);
   const auto bucket = std::exchange(bucket_, at::Tensor());
   if (!pending) return;
-  // A sum that failed may still write to its memory: that does not go back to the pool.
+  // A sum that failed may still write to its memory, so the memory does not go back to the pool.
   if (!pending->wait_noexcept()) {
     sum_.renew({});
   } else if (scattered()) {
@@ -364,7 +364,7 @@ at::Tensor Gradients::counts_in(const at::Tensor& sum) const {
   return at::real(sum.narrow(0, layout_.part, static_cast<int64_t>(parameters_.size())));
 }
 
-// Memory that is not pinned is left to publish(): the host would wait here, in the middle of the backward.
+// Copies to unpinned memory are left to publish(): the host would wait here, in the middle of the backward.
 void Gradients::begin_copies(bool is_final, comm::HostCopies& to_host) {
   const base::ComputeGuard guard;
   if (goes_to_host_) {
@@ -421,7 +421,7 @@ const at::Tensor& Gradients::mean_of(size_t index) {
   });
 }
 
-// A hook may look at what lies between gradients, as for a norm.
+// A hook may read what is between gradients, for example for a norm.
 void Gradients::clear_gaps(const at::Tensor& sum) const {
   int64_t end = 0;
   const auto clear_to = [&](int64_t next) {
@@ -441,7 +441,7 @@ void Gradients::publish(comm::HostCopies& to_host, const std::function<void(at::
     auto sum = sum_.vector().detach().narrow(0, 0, layout_.part);
     clear_gaps(sum);
     hook(sum);
-    // Of one that was set when the copy was on its way already.
+    // If the hook was set after the copy began, the copy is out of date.
     copying_ = copying_ && !goes_to_host_;
   }
   for (auto* parameter : parameters_) {

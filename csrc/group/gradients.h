@@ -20,20 +20,20 @@ namespace shardwise::group {
 
 /// The gradients of a group's trained parameters, which travel in one collective.
 ///
-/// The bucket has a part for each rank that keeps one of its own, or a single part that all ranks keep. A part holds
-/// gradients, divided as far as that is done before the sum, then one count for each parameter: 1 if this rank used it.
+/// Sharded, the bucket has a part for each rank, which keeps its own; replicated, one part, which all ranks keep. A part
+/// holds gradients, divided as far as that is done before the sum, then one count for each parameter: 1 if this rank used it.
 /// After the sum, a parameter with count 0 was used nowhere and gets no gradient.
 class Gradients {
  public:
-  /// Whether a gradient of so many elements moves into the bucket before all are there, so that its own memory is free
-  /// again. Small ones wait and move together: fewer moves cost less.
+  /// Whether a gradient with this many elements moves into the bucket before the others arrive, to free its memory
+  /// early. Small ones wait and move together: fewer moves cost less.
   static bool moves_at_once(int64_t numel) {
     return numel > CopyBatch::kSmall;
   }
 
-  /// The unit goes on to own the parameters. All are on the device of the first. `layout` has a cut for each, in a
-  /// world of one if every rank keeps the mean of everything. Sums are in `dtype`. `pin`: gradients that go to the host
-  /// lie in pinned memory.
+  /// The unit still owns the parameters. All are on the same device. `layout` has a cut for each, in a world of one if
+  /// every rank keeps the mean of everything. Sums are in `dtype`. `pin`: gradients that go to the host are in pinned
+  /// memory.
   Gradients(std::vector<Parameter*> parameters, layout::Shards layout, at::ScalarType dtype, bool pin);
 
   const std::vector<Parameter*>& parameters() const {
@@ -47,27 +47,27 @@ class Gradients {
     bool divides_after = false;
     /// A parameter that no rank used gets a gradient too: zeros.
     bool counts_unused = false;
-    /// In whose own memory bucket and result lie; null: in memory like any other.
+    /// The collectives that provide memory for bucket and result; null: ordinary memory.
     const comm::Collectives* memory = nullptr;
   };
   Gradients(const Gradients&) = delete;
   Gradients& operator=(const Gradients&) = delete;
   ~Gradients();
 
-  /// Streams for sums of a device, so that what computes does not wait for them: those over shards, and those over
-  /// copies. What goes to the host follows them.
+  /// Streams for a device's sums, so that computation does not wait for them: one for sums over shards, one for sums
+  /// over copies. Copies to the host follow them.
   struct Streams {
     comm::SideStream shards;
     comm::SideStream copies;
     comm::HostCopies to_host;
   };
-  /// Between two sums: gives the memory of results back that the program holds no more.
+  /// Between two sums: gives back the memory of results that the program no longer holds.
   void rest();
-  /// Copies the large gradients that wait into the bucket, if the next sum is this one or the bucket is the result,
-  /// whose memory is there anyway. Returns whether they go on waiting.
+  /// Copies the large gradients that wait into the bucket, if this sum is the next one or the bucket is the result,
+  /// whose memory exists anyway. Returns whether they still wait.
   bool take_large(bool is_next, Rule rule, comm::Buffers& buffers, Counters& counters);
-  /// Copies the gradients that still wait into the bucket, and starts the sum over `shards`: each of them gets its
-  /// part, or all get everything. Starts nothing if this rank is alone. `streams` is null where waits are the host's.
+  /// Copies the gradients that still wait into the bucket, and starts the sum over `shards`: each rank gets its part,
+  /// or all get everything. Starts nothing if this rank is alone. `streams` is null if the host waits for sums.
   void begin(
       const comm::Collectives& shards, Rule rule, comm::Buffers& buffers, Streams* streams, const std::string& unit,
       Counters& counters);
@@ -75,19 +75,19 @@ class Gradients {
   bool done() const {
     return !pending_ || pending_->done();
   }
-  /// Waits for the sum that was started, and gives the bucket back. In a stream, nobody waits.
+  /// Waits for the sum that was started, and gives the bucket back. In a stream there is no wait.
   void wait(comm::Buffers& buffers);
-  /// After wait(), or in a stream after begin(): adds what keep_partial() put aside, and starts the sum over the ranks
-  /// with copies, if there are others.
+  /// After wait(), or in a stream after begin(): adds what keep_partial() kept, and starts the sum over the ranks with
+  /// copies, if there are others.
   void begin_all_reduce(const comm::Collectives& copies, Streams* streams, const std::string& unit, Counters& counters);
-  /// Once the last sum was started in a stream: starts to copy what the host will need, as far as it need not wait for
-  /// that. That is the counts where this rank left a parameter unused, and with `is_final` gradients whose shards lie
-  /// in the host's memory.
+  /// After the last sum was started in a stream: starts to copy what the host will need, unless the host would wait for
+  /// that. This is the counts if this rank left a parameter unused, or with `is_final` the gradients, if their shards
+  /// are in the host's memory.
   void begin_copies(bool is_final, comm::HostCopies& to_host);
   /// After wait(): publishes the means, as views of the sum or of its copy on the host. `hook` may look at the sum and
   /// change it first.
   void publish(comm::HostCopies& to_host, const std::function<void(at::Tensor& sum)>& hook = {});
-  /// After wait(): puts the sum, which is not yet that of all ranks, aside for a later begin_all_reduce().
+  /// After wait(): keeps the sum, which is not yet over all ranks, for a later begin_all_reduce().
   void keep_partial();
   /// Ends what is under way, and publishes nothing.
   void drop(comm::Buffers& buffers);
@@ -121,7 +121,7 @@ class Gradients {
   void clear_gaps(const at::Tensor& sum) const;
   at::Tensor count_of(size_t index) const;
   const at::Tensor& mean_of(size_t index);
-  /// Of gradients as they are published.
+  /// The options of published gradients.
   at::TensorOptions published_kind() const;
   bool has_unused() const;
   at::Tensor counts_in(const at::Tensor& sum) const;
@@ -150,9 +150,9 @@ class Gradients {
   /// The result: the bucket itself if nothing is scattered.
   Sum sum_;
   Sum spare_;
-  /// The process group in whose memory they lie; null: none.
+  /// The process group whose memory they use; null: none.
   const void* owner_ = nullptr;
-  /// Where shards lie in the host's memory: the result there.
+  /// If shards are in the host's memory: the result there.
   bool goes_to_host_ = false;
   bool pin_;
   Sum host_;
@@ -161,7 +161,7 @@ class Gradients {
   at::Tensor host_counts_;
   /// They, or the result, are on their way.
   bool copying_ = false;
-  /// Gradients are published in another dtype, or on another device, than that of what is published.
+  /// Gradients are published in another dtype, or on another device, than the result's.
   bool converts_ = false;
   /// By parameter: whether its gradient is in the bucket, and whether it counts as used by this rank.
   std::vector<bool> taken_;
@@ -170,7 +170,7 @@ class Gradients {
   comm::LastUse filled_;
   std::optional<comm::Pending> pending_;
   bool under_way_ = false;
-  /// Of a sum in a stream: where the bucket was used last, until it is given back, and where the result was written.
+  /// For a sum in a stream: where the bucket was used last, until it is given back, and where the result was written.
   std::optional<comm::LastUse> bucket_use_;
   comm::LastUse result_;
 };

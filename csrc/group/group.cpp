@@ -117,7 +117,7 @@ void Group::follow_requires_grad(const std::function<void()>& finish_sums) {
   const auto has_those = [&](const auto& summed) {
     return gradients_ ? summed == gradients_->parameters() : summed.empty();
   };
-  // finish_sums() may leave some parameters owed, so summed() is asked again after it.
+  // finish_sums() may leave some parameters owed, so summed() is called again after it.
   for (auto* parameter : parameters_) parameter->agree_on_requires_grad();
   if (gradients_ && finish_sums && !has_those(summed())) finish_sums();
   for (auto* parameter : parameters_) {
@@ -127,7 +127,7 @@ void Group::follow_requires_grad(const std::function<void()>& finish_sums) {
   auto parameters = summed();
   if (has_those(parameters)) return;
   gradients_.reset();
-  // The gradients that they show are views of the sum that goes now.
+  // The gradients that they show are views of the sum that was dropped.
   for (const auto* parameter : parameters_) {
     if (parameter->visible_parameter()) parameter->visible_parameter()->release();
   }

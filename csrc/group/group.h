@@ -27,7 +27,7 @@ class Group {
     int64_t rank = 0;
     int64_t world = 1;
     /// The dtypes of full copies and of sums, for floating-point parameters. Unset: that of the parameters, and that of
-    /// the full copies.
+    /// their gradients.
     std::optional<at::ScalarType> full_dtype;
     std::optional<at::ScalarType> sum_dtype;
     /// Where full copies live if the shards are in the host's memory (pinned, if `pin`). Unset: where the parameters
@@ -41,7 +41,7 @@ class Group {
     const std::vector<std::unique_ptr<Group>>* before = nullptr;
   };
 
-  /// The unit goes on to own the parameters. All have the dtype and device of the first.
+  /// The unit still owns the parameters. All have the same dtype and device.
   Group(std::vector<Parameter*> parameters, const Setting& setting);
 
   /// One group for each kind (see outline.h), in the order of the first parameter of each.
@@ -49,9 +49,9 @@ class Group {
       const std::vector<std::unique_ptr<Parameter>>& parameters, const Setting& setting);
   /// Whether dtype, device, sizes and memory are still those that the group was made for.
   bool fits() const;
-  /// Makes the bucket anew if parameters were frozen or unfrozen, and passes that on to the leaves. A frozen parameter
-  /// leaves the bucket once it owes nothing. `finish_sums` is called before the old bucket goes: a sum in it may be
-  /// under way.
+  /// Remakes the bucket if parameters were frozen or unfrozen, and passes that on to the leaves. A frozen parameter
+  /// leaves the bucket once it owes nothing. `finish_sums` is called before the old bucket is dropped: a sum in it may
+  /// be under way.
   void follow_requires_grad(const std::function<void()>& finish_sums = {});
 
   /// Null where every rank holds everything.
@@ -81,7 +81,7 @@ class Group {
     /// How many ranks hold shards, and how many hold copies of each.
     int64_t shards = 1;
     int64_t copies = 1;
-    /// Full copies are gathered in backward too, from so many ranks.
+    /// Full copies are gathered in backward too, from this many ranks.
     bool gathers_in_backward = false;
     int64_t backward_ranks = 1;
     /// Whether gradients are summed over shards, and then over copies.

@@ -41,8 +41,8 @@ LeafStorage::LeafStorage(const at::Tensor& tensor) {
   const char* problem =
       !tensor.defined()               ? "the tensor is undefined"
       : !tensor.has_storage()         ? "the tensor has no storage (it is sparse, or a wrapper of other tensors)"
-      : is_freed(tensor)              ? "its memory is freed now, so its size is not known"
-      : !tensor.storage().resizable() ? "its memory is not torch's to free (from_blob, or a mapped file)"
+      : is_freed(tensor)              ? "its memory is freed at the moment, so its size is unknown"
+      : !tensor.storage().resizable() ? "torch must not free its memory (from_blob, or a mapped file)"
                                       : nullptr;
   if (problem != nullptr) {
     throw ValueError(
@@ -87,7 +87,7 @@ void LeafStorage::free() {
   set_readable(false);
   auto* storage = alias_.storage().unsafeGetStorageImpl();
   storage->set_data_ptr_noswap(at::DataPtr(nullptr, storage->device()));
-  // A backward that makes views of what it saved meets our error when these are read, not torch's about their size.
+  // A backward that makes views of what it saved gets our error when these are read, not torch's about their size.
   storage->set_nbytes(has_read_error_ ? bytes_ : 0);
 }
 

@@ -17,8 +17,8 @@ SHARDWISE_API bool is_freed(const at::Tensor& tensor);
 /// Belongs to one thread at a time. On a device, the caller of free() orders the streams that still use it.
 class SHARDWISE_API LeafStorage {
  public:
-  /// Takes the whole storage that the tensor lies in: a leaf, or a buffer that leaves are views of. Works in inference
-  /// mode too. Raises ValueError if there is no memory now, or if it is not torch's to free (from_blob, a mapped file).
+  /// Takes the whole storage of the tensor: a leaf, or a buffer that leaves are views of. Works in inference mode too.
+  /// Raises ValueError if there is no memory now, or if torch must not free it (from_blob, a mapped file).
   explicit LeafStorage(const at::Tensor& tensor);
   /// For a new tensor of these sizes that has no memory yet: views of the alias may be made, but nothing may be read or
   /// written before free() and refill().
@@ -35,8 +35,8 @@ class SHARDWISE_API LeafStorage {
   void free();
   /// For a forked child, where the memory does not exist: reads and writes raise an error.
   void refuse_in_child();
-  /// Lies in that memory from now on, from `offset` on, with what is there, and keeps it alive. If it has memory
-  /// already, only makes that readable again.
+  /// Uses that memory from byte `offset` on, with its content, and keeps it alive. If it has memory already, only makes
+  /// that readable again.
   void refill(const at::Tensor& memory, size_t offset = 0);
 
   /// From now on a read of freed memory without an operation, by data_ptr() or an accessor, raises this error.
@@ -44,8 +44,8 @@ class SHARDWISE_API LeafStorage {
   /// The memory stays but is out of date: such reads get the same error until refill().
   void expire();
 
-  /// The tensor's elements, for writing. It has no gradient, no touch key and a version counter of its own: a write
-  /// that moved the leaf's would make backward refuse what it saved. Raises Error while freed.
+  /// The tensor's elements, for writing. It has no gradient, no touch key and its own version counter: a write that
+  /// moved the leaf's would make backward refuse what it saved. Raises Error while freed.
   const at::Tensor& alias() const;
 
  private:

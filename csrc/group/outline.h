@@ -12,7 +12,7 @@
 
 namespace shardwise::group {
 
-/// How the parameters of a unit lie on the ranks.
+/// How a unit's parameters are spread over the ranks.
 enum class Layout { replicate, rows, flat };
 
 /// What parameters of a unit that travel together have in common.
@@ -21,7 +21,7 @@ struct Kind {
   at::Device device;
   /// Every rank keeps all of them, even in a sharded unit.
   bool whole;
-  /// Each has its own way to travel.
+  /// Each has an Extension.
   bool extended = false;
   /// The dtype of their full copies, where it is not the one that the unit computes in.
   std::optional<at::ScalarType> full_dtype = std::nullopt;
@@ -42,8 +42,8 @@ std::vector<std::vector<Item>> by_kind(const std::vector<Item>& items, const Kin
   return parts;
 }
 
-/// The dtypes and the layout of a group of parameters. They follow from what the parameters are: neither these nor the
-/// group need exist.
+/// The dtypes and the layout of a group of parameters. They follow from the parameters' kind: neither parameters nor
+/// group need to exist.
 class Outline {
  public:
   /// What all groups of a unit have in common.

@@ -52,7 +52,7 @@ class Parameter::PostHook : public autograd::PostAccumulateGradHook {
   std::unique_ptr<autograd::PostAccumulateGradHook> users_;
 };
 
-/// One of ours, which only autograd runs.
+/// One of our hooks, which only autograd runs.
 struct Parameter::ShardHook {
   base::TensorHook hook;
   at::TensorBase operator()(const at::TensorBase& gradient) const {
@@ -71,9 +71,9 @@ at::Tensor lock(const c10::weak_intrusive_ptr<at::TensorImpl>& tensor, const std
   auto impl = tensor.lock();
   if (!impl) {
     throw Error(c10::str(
-        "shardwise: the parameter '", name,
-        "' that was wrapped is gone: its module was destroyed, or holds another tensor now, whose gradient would stay "
-        "on this rank. Keep the module as long as its unit is used. Replace parameters before replicate() or "
+        "shardwise: the wrapped parameter '", name,
+        "' is gone: its module was destroyed, or now holds another tensor, whose gradient would stay on this rank. "
+        "Keep the module as long as its unit is used. Replace parameters before replicate() or "
         "fully_shard(), or change them in place."));
   }
   return at::Tensor(std::move(impl));
@@ -142,8 +142,8 @@ bool Parameter::is_apart() const {
 }
 
 // As torch's engine does it. A gradient narrower than the sum stays as it was computed, since the copy into the bucket
-// widens it; but not the first one of several backwards, to which those of the others are added, nor one that is part
-// of a sum over other ranks.
+// widens it. Exceptions: the first one of several backwards, to which the others are added, and one that is part of a
+// sum over other ranks.
 void Parameter::follow_sum_dtype() const {
   if (!base::kGradientsKeepTheirDtype || !sum_dtype_ || !at::isFloatingType(*sum_dtype_)) return;
   if (!alive() || !is_apart()) return;
@@ -163,7 +163,7 @@ void Parameter::add_shard_hook(std::function<at::TensorBase(const at::TensorBase
   base::add_hook(stored(), ShardHook{std::move(hook)});
 }
 
-// This hook only owns.
+// The hook keeps the leaf alive.
 void Parameter::let_shard_keep_leaf() {
   if (!shard_.defined()) return;
   add_shard_hook([leaf = leaf()](const at::TensorBase&) { return at::TensorBase(); });
@@ -210,12 +210,12 @@ void Parameter::collect(const std::shared_ptr<void>& owner, const at::Tensor& le
   auto arrived = std::exchange(leaf.mutable_grad(), at::Tensor());
   put_back();
   if (!arrived.defined()) return;
-  // No ComputeGuard: the front end's operations want autograd to see them.
+  // No ComputeGuard: autograd must see the front end's operations.
   if (visible_) arrived = visible_->arrived(arrived);
   if (arrived.layout() != at::kStrided) {
     throw Error(c10::str(
         "shardwise: the gradient of '", name(), "' has layout ", arrived.layout(),
-        "; only strided gradients can be averaged. Make the layer give dense gradients (Python: sparse=False; C++: "
+        "; only strided gradients can be averaged. Make the layer produce dense gradients (Python: sparse=False; C++: "
         "EmbeddingOptions::sparse(false)), or name its parameters in ignored_parameters."));
   }
   auto& before = listener_->is_inside_another() ? inside_ : fresh_;
@@ -229,7 +229,7 @@ void Parameter::collect(const std::shared_ptr<void>& owner, const at::Tensor& le
   listener_->gradient_arrived(*this);
 }
 
-// Gradients that are narrower than the sum are widened by the copy into the bucket: too late for those that add up
+// The copy into the bucket widens gradients that are narrower than the sum: too late for those that are added up
 // before.
 at::Tensor Parameter::as_in_sum(const at::Tensor& gradient) const {
   const bool widens = sum_dtype_ && at::isFloatingType(*sum_dtype_) && gradient.is_floating_point() &&
@@ -237,7 +237,7 @@ at::Tensor Parameter::as_in_sum(const at::Tensor& gradient) const {
   return widens ? gradient.to(*sum_dtype_) : gradient;
 }
 
-// Somebody cleared the tensor's hooks (Python's first register_hook does). What is in .grad now is from this backward
+// The tensor's hooks were cleared (Python's first register_hook does this). What is in .grad now is from this backward
 // alone, unless a gradient was there before: only the pre-hook could have kept the two apart.
 void Parameter::replace_pre_hook(const std::shared_ptr<void>& owner, const at::Tensor& leaf) {
   add_pre_hook(owner, leaf);
@@ -287,7 +287,7 @@ void Parameter::hide_absent_gradient() const {
   if (gradient.is_same(absent_)) gradient = at::Tensor();
 }
 
-// Not where the leaf wraps another tensor: its gradient would too.
+// Not if the leaf wraps another tensor: its gradient would do so too.
 void Parameter::show_pending() {
   if (!visible_ || full_.defined() || !pending_.defined() || leaf_.expired()) return;
   leaf().mutable_grad() = pending_;
@@ -329,7 +329,7 @@ int64_t Parameter::version() const {
   return of(*visible_->parameter().unsafeGetTensorImpl()) + of(shard != nullptr ? *shard : live_full());
 }
 
-// To copy a handle on a tensor that Python knows takes Python's lock, so this passes the tensor on without a copy.
+// Copying a handle of a tensor that Python knows takes Python's lock, so this passes the tensor on without a copy.
 template <typename Do>
 void Parameter::with_visible(const Do& act) const {
   visible_ ? act(visible_->parameter()) : act(stored());
@@ -348,7 +348,7 @@ void Parameter::publish(const at::Tensor& mean) {
   if (!gradient.defined()) gradient = absent_;
 }
 
-// Autograd runs the hooks of a tensor to which it brings a gradient. To a shard we bring it.
+// Autograd runs a tensor's hooks when it brings the gradient. For a shard we do both.
 at::Tensor Parameter::run_shard_hooks(const at::Tensor& shard, const at::Tensor& mean) const {
   const auto is_ours = [](const base::TensorHook& hook) { return hook.target<ShardHook>() != nullptr; };
   if (!base::has_hooks(shard, is_ours)) return mean;
@@ -356,8 +356,8 @@ at::Tensor Parameter::run_shard_hooks(const at::Tensor& shard, const at::Tensor&
   auto changed = base::run_hooks(shard, mean, is_ours);
   if (changed.sizes() == mean.sizes()) return changed;
   throw Error(c10::str(
-      "shardwise: a hook on the shard of '", name(), "' made a gradient of sizes ", changed.sizes(),
-      " of one of sizes ", mean.sizes(), ". It must keep the sizes, which are those of the shard."));
+      "shardwise: a hook on the shard of '", name(), "' changed the sizes of the gradient from ",
+      mean.sizes(), " to ", changed.sizes(), ". It must keep the sizes of the shard."));
 }
 
 void Parameter::add_to(at::Tensor& grad, const at::Tensor& mean) {

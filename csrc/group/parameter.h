@@ -15,8 +15,8 @@
 namespace shardwise::group {
 
 /// A parameter of a unit, and the parts of its gradient that are on their way. A sharded parameter is two tensors: the
-/// full leaf that its module computes with, and this rank's shard, which the optimizer steps on. Otherwise both are the
-/// leaf. Between them the values pass two buffers of the parameter's group:
+/// full leaf that its module computes with, and this rank's shard, which the optimizer updates. Otherwise both are the
+/// leaf. Between them, values pass through two buffers of the parameter's group:
 ///
 ///   shard --all-gather--> gathered --copy--> full leaf        (group/full_copies.h)
 ///   .grad <--reduce-scatter-- bucket <--copy-- gradient       (group/gradients.h)
@@ -34,11 +34,11 @@ class Parameter {
     virtual ~Listener() = default;
     /// Before autograd looks at .grad. If the gradient is undefined, nothing will be accumulated.
     virtual void gradient_arriving(Parameter& parameter, bool defined) = 0;
-    /// Whether the backward that brings it runs inside another one, whose gradients are summed first.
+    /// Whether the current backward runs inside another one, whose gradients are summed first.
     virtual bool is_inside_another() const = 0;
     /// A gradient was accumulated and taken.
     virtual void gradient_arrived(Parameter& parameter) = 0;
-    /// This is the mean of its shard's gradient, or was added to it.
+    /// This gradient of a shard is the mean, or the mean was added to it.
     virtual void gradient_published(const at::Tensor& gradient) = 0;
   };
 
@@ -81,19 +81,18 @@ class Parameter {
   const std::shared_ptr<VisibleParameter>& visible_parameter() const {
     return visible_;
   }
-  /// Its own way to travel; null if its shard is an ordinary piece.
+  /// Null if its shard is an ordinary piece.
   void set_extension(std::shared_ptr<Extension> extension) {
     extension_ = std::move(extension);
   }
   const std::shared_ptr<Extension>& extension() const {
     return extension_;
   }
-  /// From now on the leaf is supposed to have the memory of this tensor; undefined: any memory will do.
+  /// From now on the leaf must have the memory of this tensor; undefined: it may have any memory.
   void keep_memory(at::Tensor memory) {
     memory_ = std::move(memory);
   }
-  /// Whether somebody gave the leaf other memory, as a cast does of a module that shows the leaf in place of what
-  /// trains.
+  /// Whether the leaf was given other memory, as by a cast of a module that shows the leaf in place of what trains.
   bool lost_memory() const {
     return memory_.defined() && alive() &&
            live_full().unsafe_storage().unsafeGetStorageImpl() != memory_.storage().unsafeGetStorageImpl();
@@ -112,11 +111,11 @@ class Parameter {
     return shard != nullptr ? shard->requires_grad() : leaf_requires_grad();
   }
   bool leaf_requires_grad() const;
-  /// Makes the leaf and the shard agree. The one that changed since the last call counts: to freeze a member is
-  /// to freeze the parameter.
+  /// Makes the leaf and the shard agree. The one that changed since the last call counts: freezing a member freezes the
+  /// parameter.
   void agree_on_requires_grad();
   /// The leaf takes over requires_grad from the tensor that the optimizer sees. A leaf that modules show can be frozen
-  /// by itself, but only until they show it anew.
+  /// by itself, but only until they show it again.
   void follow_visible() const;
   /// From now on gradients are published to this tensor. The leaf has the sizes of the whole parameter.
   void set_shard(at::Tensor shard) {
@@ -149,7 +148,7 @@ class Parameter {
   static std::shared_ptr<void> owner(const at::Tensor& leaf);
 
   /// What waits to be averaged, from this backward and from earlier ones without synchronisation; undefined if nothing
-  /// does. What is from earlier ones stays until mark_averaged(), since this backward may fail.
+  /// does. The part from earlier ones stays until mark_averaged(), since this backward may fail.
   at::Tensor take_local();
   /// What take_local() gave has been averaged.
   void mark_averaged() {
@@ -165,7 +164,7 @@ class Parameter {
   const at::Tensor& fresh() const {
     return fresh_;
   }
-  /// After the sum of the backward: what those inside of it brought is fresh now.
+  /// After the sum of the backward: makes gradients of those inside it the fresh ones.
   void turn_to_inside() {
     fresh_ = std::exchange(inside_, at::Tensor());
   }
@@ -174,8 +173,8 @@ class Parameter {
   }
   /// The end of a backward without synchronisation.
   void keep_for_later();
-  /// As with torch, what a backward without synchronisation left is the gradient of the leaf where Python's modules
-  /// show that, until the next backward.
+  /// If Python's modules show the leaf, its gradient is what a backward without synchronisation left, as in torch,
+  /// until the next backward.
   void show_pending();
   void hide_pending();
   /// Takes a gradient that the program put on the leaf, where the optimizer sees another tensor, as keep_for_later()
@@ -183,7 +182,7 @@ class Parameter {
   void take_leaf_gradient();
   /// The end of a backward that failed or averaged nothing: .grad is as it was, and new gradients are forgotten.
   void forget_backward();
-  /// Adds the mean to .grad. Where that is a shard's, the user's hooks on the shard come first.
+  /// Adds the mean to .grad. If that is a shard's, the user's hooks on the shard run first.
   void publish(const at::Tensor& mean);
   /// What publish() leaves on the leaf as its gradient, until hide_absent_gradient(). Undefined for nothing.
   void set_absent_gradient(at::Tensor gradient) {
@@ -194,7 +193,7 @@ class Parameter {
     return absent_;
   }
   void hide_absent_gradient() const;
-  /// Once after publish(), however often that was called: runs the user's post-accumulate hook, if there is one.
+  /// Runs the user's post-accumulate hook, if there is one: once after publish(), however often that was called.
   void run_hook();
   void forget_hook() {
     hook_due_ = false;
@@ -208,8 +207,8 @@ class Parameter {
   };
   Partial partial;
 
-  /// A backward without synchronisation ended since the last sum while this was trained: the next sum has it, on every
-  /// rank, even if it is frozen by then.
+  /// A backward without synchronisation ended since the last sum while this was trained: the next sum includes it, on
+  /// every rank, even if it is frozen by then.
   bool owed = false;
   /// From now on its gradients are summed in this dtype.
   void sum_in(at::ScalarType dtype);
@@ -266,7 +265,7 @@ class Parameter {
   at::Tensor put_aside_;
   bool aside_ = false;
   at::Tensor fresh_;
-  /// The same of backwards inside this one. Apart from it, since the sum may have begun when they come.
+  /// The same from backwards inside this one. Kept apart, since the sum may have begun when they arrive.
   at::Tensor inside_;
   /// publish() was called since the user's hook ran.
   bool hook_due_ = false;

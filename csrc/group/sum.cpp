@@ -13,7 +13,7 @@ namespace shardwise::group {
 bool Sum::is_free(const std::vector<Parameter*>& parameters) const {
   if (!vector_.defined()) return false;
   if (rests_) return true;
-  // If the program gave a view other memory, the counts differ, and the sum counts as one that is in use.
+  // If the program gave a view other memory, the counts differ, and the sum counts as in use.
   const auto made = std::count_if(views_.begin(), views_.end(), [](const auto& view) { return view.tensor.defined(); });
   if (vector_.storage().use_count() != static_cast<size_t>(made) + 1) return false;
   for (size_t i = 0; i < views_.size(); ++i) {

@@ -18,12 +18,12 @@ class Sum {
   }
   /// Whether the next sum may be written here. `parameters` are those of the views, in the same order.
   bool is_free(const std::vector<Parameter*>& parameters) const;
-  /// Whether its memory is there and can be had again cheaply.
+  /// Whether it has memory that is cheap to give back and take again.
   bool may_rest() const;
-  /// If so, and it is free, gives it back until wake().
+  /// If so, and if free, gives the memory back until wake().
   void rest(const std::vector<Parameter*>& parameters);
   void wake();
-  /// Goes over to another vector. Other references to the old one stay valid.
+  /// Switches to another vector. Other references to the old one stay valid.
   void renew(at::Tensor vector);
   /// The view for parameter number `index`: the same tensor as last time, unless the program changed it. `strides` is
   /// called to make a new one.

@@ -13,13 +13,13 @@ class VisibleParameter {
   /// What the optimizer holds.
   virtual const at::Tensor& parameter() const = 0;
   /// Wraps this part of the mean; the result becomes parameter().grad(). Gives the same tensor again for the same mean,
-  /// if nobody else holds it.
+  /// if nothing else holds it.
   virtual at::Tensor gradient(const at::Tensor& mean) = 0;
-  /// Whether anybody holds this mean, besides its owner and gradient().
+  /// Whether anything besides its owner and gradient() holds this mean.
   virtual bool is_held(const at::Tensor& mean) const = 0;
-  /// Lets go of the means of gradients that nobody else holds any more.
+  /// Releases the means of gradients that nothing else holds any more.
   virtual void release() = 0;
-  /// Runs `work`, which calls several of these functions: cheaper than to call them one by one.
+  /// Runs `work`, which calls several of these functions: cheaper than calling them one by one.
   virtual void at_once(c10::function_ref<void()> work) const {
     work();
   }

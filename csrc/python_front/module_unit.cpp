@@ -121,10 +121,9 @@ void ModuleUnit::look_again() {
     const auto parameter = entries_->current(i);
     if (!py::hasattr(parameter, "_local_tensor")) {
       throw Error(c10::str(
-          "shardwise: the parameter '", unit_->parameters()[i]->name(),
-          "' that was wrapped is gone: its module holds a ",
+          "shardwise: the wrapped parameter '", unit_->parameters()[i]->name(), "' is gone: its module now holds a ",
           py::cast<std::string>(py::str(py::type::of(parameter).attr("__name__"))),
-          " now, whose gradient would stay on this rank alone. Replace parameters before the module is wrapped, change "
+          ", whose gradient would stay on this rank alone. Replace parameters before the module is wrapped, change "
           "them in place, or load a state dict of DTensors."));
     }
     const bool is_same = !look_for_extension(i, parameter.attr("_local_tensor")) &&

@@ -136,8 +136,8 @@ def _check(found: Found, device: torch.device, replicates: bool) -> None:
     name = found.names[0]
     if isinstance(parameter, DTensor) and _C.has_unit(parameter):
         raise ValueError(
-            f"shardwise: this module has a part of a unit that also has parameters outside of it; '{name}' is in that "
-            "part. Wrap inner modules before outer ones, and put modules that share a parameter into one unit."
+            f"shardwise: a unit has parameters both inside and outside this module: '{name}' is inside. "
+            "Wrap inner modules before outer ones, and put modules that share a parameter into one unit."
         )
     if parameter.dim() == 0:
         raise ValueError(

@@ -16,8 +16,8 @@ namespace shardwise::comm {
 class Collectives;
 
 /// Memory for full parameters and for collectives, kept for reuse: after the first step or two nothing is allocated.
-/// On a CPU it comes from the process's arena and goes back there with its last tensor, so what follows is about
-/// devices. Thread safe. On a device, memory that was used on one stream and is taken on another is waited for there.
+/// On a CPU the process's arena takes memory back when its last tensor is gone, and give() does nothing. The rest is
+/// about devices. Thread safe. Memory that was used on one stream and is taken on another is waited for there.
 /// What a captured graph uses stays its own: whenever the graph is replayed, it writes there, so only captures get it
 /// again.
 class SHARDWISE_API Buffers {

@@ -160,7 +160,7 @@ TEST(FullyShardContract, ErrorsNameTheParameterAndTheRemedy) {
         {"not contiguous", [&] { fully_shard(*strided, options); }, {"'p'", "non-contiguous", "contiguous()"}},
         {"channels_last",
          [&] { fully_shard(*channels_last, options); },
-         {"'p'", "non-contiguous", "channels_last also where only its input is"}},
+         {"'p'", "non-contiguous", "channels_last even if only its input is"}},
         {"max_norm",
          [&] {
            limited->forward(torch::tensor({1, 2}));
@@ -187,10 +187,10 @@ TEST(FullyShardContract, ErrorsNameTheParameterAndTheRemedy) {
         {"no unit", [&] { unit(*Stack()); }, {"has no unit"}},
         {"a unit without its module",
          [&] { unit_of_gone.unshard(); },
-         {"'weight' that was wrapped is gone: its module was destroyed"}},
+         {"the wrapped parameter 'weight' is gone: its module was destroyed"}},
         {"a layer of two models",
          [&] { fully_shard(second, options); },
-         {"the unit has '0.weight', which this module has too, and '0.weight'", "together, in one call"}},
+         {"'0.weight' of this module is in the unit, and '0.weight' of the unit is not", "together, in one call"}},
         {"buffers of another dtype",
          [&] { normed->forward(batch(0, rank.rank(), 3)); },
          {"a batch norm of unit '' has its parameters in bfloat16", "param_dtype_override()", "torch says: "}},

@@ -165,11 +165,11 @@ TEST(FullyShardCustom, MemoryOfAProcessGroupThatHasNone) {
     // The back end of the late device has memory; test/cpp/late/own_memory_test.cpp.
     if (!rank.device().is_cpu()) return;
     expect_error<Error>(
-        [&] { root.set_memory_from_process_group(true); }, {"carries the gathers on cpu", "has none of its own"});
+        [&] { root.set_memory_from_process_group(true); }, {"the process group for the gathers on cpu", "offers no memory of its own"});
     root.set_memory_from_process_group(false);
     auto copies = mlp({5, 4, 3});
     auto replicated = replicate(copies, ReplicateOptions().mesh(rank.mesh()));
-    expect_error<Error>([&] { replicated.set_memory_from_process_group(true); }, {"carries the sums of gradients"});
+    expect_error<Error>([&] { replicated.set_memory_from_process_group(true); }, {"for the sums of gradients"});
   });
 }
 

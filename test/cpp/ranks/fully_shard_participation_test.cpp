@@ -132,7 +132,7 @@ TEST(FullyShardParticipation, ABackwardThatDiesAfterOtherSumsOnEachRank) {
     expect_error<std::exception>([&] { loss.backward(); }, {"on purpose"});
     expect_error<Error>(
         [&] { stack_loss(ours, 3, rank.rank()).backward(); },
-        {c10::str("shardwise: rank ", rank.rank(), ":"), "a backward that died after the sum of unit 'blocks.2'",
+        {c10::str("shardwise: rank ", rank.rank(), ":"), "a backward that failed after the sum of unit 'blocks.2'",
          "after the sum of unit 'blocks.1'"});
     mesh.shutdown();
   });

@@ -112,7 +112,7 @@ TEST(MetaContract, ValuesThatAreThereStay) {
     const auto root = fully_shard(ours, sharded_on(rank));
     ASSERT_EQ(root.plan().units[0].groups.size(), 2U);
     ASSERT_EQ(root.plan().units[0].groups[1].device, "meta");
-    expect_error<Error>([&] { (ours->with * 2).sum(); }, {"has values: 'without'. Call"});
+    expect_error<Error>([&] { (ours->with * 2).sum(); }, {"have no values: 'without'. Call"});
     to_empty(ours);
     ASSERT_EQ(root.plan().units[0].groups.size(), 1U) << "they travel together now";
     const auto state = full_state_dict(ours);

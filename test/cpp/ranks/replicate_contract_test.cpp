@@ -186,7 +186,7 @@ TEST(ReplicateContract, MisuseIsAnError) {
     expect_error<ValueError>([&] { replicate(model, on(rank)); }, {"can only be applied to a module once"});
     expect_error<ValueError>(
         [&] { replicate(*model->ptr(0), on(rank)); },
-        {"a part of a unit that also has parameters outside of it", "Wrap inner modules before outer ones"});
+        {"a unit has parameters both inside and outside this module", "Wrap inner modules before outer ones"});
     torch::nn::Linear other(2, 2);
     expect_error<ValueError>([&] { unit(*other); }, {"LinearImpl has no unit"});
     expect_error<ValueError>(

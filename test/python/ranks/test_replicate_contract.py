@@ -163,7 +163,7 @@ def different_modules_are_an_error(rank: int) -> None:
 def misuse_is_an_error(rank: int) -> None:
     # More of it is in misuse_wrapping.py and misuse_running.py.
     model = shardwise.replicate(mlp(3, 4, 2))
-    with pytest.raises(ValueError, match="a part of a unit that also has parameters outside of it.*Wrap inner modules"):
+    with pytest.raises(ValueError, match="a unit has parameters both inside and outside this module.*Wrap inner modules"):
         shardwise.replicate(model[0])
     with pytest.raises(TypeError, match="expects an nn.Module"):
         shardwise.replicate(3)  # type: ignore[call-overload]
@@ -181,7 +181,7 @@ def misuse_is_an_error(rank: int) -> None:
 def a_replaced_parameter_is_an_error(rank: int) -> None:
     model = shardwise.replicate(mlp(3, 4, 2))
     model[0].weight = nn.Parameter(torch.zeros(4, 3))
-    with pytest.raises(RuntimeError, match="'0.weight' that was wrapped is gone"):
+    with pytest.raises(RuntimeError, match="the wrapped parameter '0.weight' is gone"):
         model(batch(0, rank, 3)).sum().backward()
 
 
