@@ -3,6 +3,8 @@
 #include <shardwise/error.h>
 #include <shardwise/export.h>
 
+#include <c10/macros/Macros.h>
+
 namespace shardwise::base {
 
 /// A language binding sets this once. Torch passes on exceptions that it knows to callers in other languages; all
@@ -17,7 +19,7 @@ SHARDWISE_API void rethrow_for_caller();
 /// Runs `act` in a hook or operation that torch calls, so that an Error keeps its type in the language of torch's
 /// caller.
 template <typename Act>
-decltype(auto) called_by_torch(const Act& act) {
+C10_ALWAYS_INLINE decltype(auto) called_by_torch(const Act& act) {
   try {
     return act();
   } catch (const Error&) {

@@ -97,10 +97,6 @@ class Listeners {
   std::unordered_map<const c10::StorageImpl*, Entry> listeners_;
 };
 
-std::shared_ptr<TouchListener> listener_of(const at::Tensor& tensor) {
-  return Listeners::get().find(tensor.storage().unsafeGetStorageImpl());
-}
-
 /// Tensors that are made from nothing, and without a device, get the meta device.
 void put_on_meta(const c10::FunctionSchema& schema, torch::jit::Stack& stack) {
   const auto& arguments = schema.arguments();
@@ -125,6 +121,10 @@ void put_on_meta(const c10::FunctionSchema& schema, torch::jit::Stack& stack) {
 
 } // namespace
 
+std::shared_ptr<TouchListener> listener_of(const at::Tensor& tensor) {
+  return Listeners::get().find(tensor.storage().unsafeGetStorageImpl());
+}
+
 bool is_watched(const at::Tensor& tensor) {
   return listener_of(tensor) != nullptr;
 }
@@ -148,6 +148,10 @@ void run_operation(const c10::OperatorHandle& operation, c10::DispatchKeySet key
 
 void set_substitute(Substitute substitute) {
   substitute_of_process.store(substitute, std::memory_order_release);
+}
+
+bool has_substitute() {
+  return substitute_of_process.load(std::memory_order_acquire) != nullptr;
 }
 
 namespace {

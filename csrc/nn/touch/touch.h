@@ -23,7 +23,7 @@ namespace shardwise::nn {
 // A leaf carries one more dispatch key. The only fallback of that key calls the listener of the leaf's storage, then
 // runs the operation. Views, detach(), .data() and what autograd saves carry the key too, so the trigger notices the
 // first use in backward like the first in forward. Results do not carry it; operations without a keyed argument cost
-// nothing.
+// nothing. Frequent operations have a shortcut (unboxed.cpp).
 //
 // The trigger does not notice:
 // - data_ptr(), accessors and storage() outside of an operation: a freed leaf gives a null pointer there;
@@ -59,7 +59,7 @@ struct Origin {
 /// One argument of an operation that is about to run.
 struct Touch {
   const c10::OperatorHandle& operation;
-  /// All arguments of the operation.
+  /// All arguments of the operation; none if it only reads and the listener does not need them.
   c10::ArrayRef<c10::IValue> arguments;
   /// The argument itself: a leaf, or a view of one.
   const at::Tensor& tensor;
@@ -83,6 +83,10 @@ class SHARDWISE_API TouchListener {
   /// and may not free any. Whatever it throws reaches the caller of the operation or of backward(), and the
   /// operation does not run.
   virtual void touched(const Touch& touch) = 0;
+  /// Whether touched() has to know the arguments of an operation that only reads.
+  virtual bool needs_arguments() const {
+    return true;
+  }
   /// The operation is over, for each touched() that did not throw. Also when it failed.
   virtual void ended() noexcept {}
   virtual Origin origin(const at::Tensor& /*tensor*/) const {
@@ -130,12 +134,14 @@ void for_each_tensor_among(c10::ArrayRef<c10::IValue> values, const Visit& visit
 /// sets.
 using Substitute = bool (*)(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack& stack);
 void set_substitute(Substitute substitute);
+bool has_substitute();
 
 /// Does what the fallback does, for an operation that has a kernel of its own for the key.
 void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 /// Runs the operation without a call to any listener.
 void run_untouched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack);
-/// Whether a living listener watches the memory of this tensor.
+/// The living listener that watches the memory of this tensor; null if there is none.
+std::shared_ptr<TouchListener> listener_of(const at::Tensor& tensor);
 bool is_watched(const at::Tensor& tensor);
 
 /// Ties a listener to the storage of a tensor until this object is destroyed. Thread safe; may be used inside

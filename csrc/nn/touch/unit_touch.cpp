@@ -38,6 +38,9 @@ class UnitTouch::Full : public TouchListener {
       throw;
     }
   }
+  bool needs_arguments() const override {
+    return wanted_dtype().has_value();
+  }
   std::string advice(const c10::OperatorHandle& operation) const override {
     const auto owner = unit.lock();
     return owner ? why_dtypes_differ(*owner, operation) : "";

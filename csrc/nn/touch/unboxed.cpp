@@ -1,0 +1,121 @@
+#include "nn/touch/touch.h"
+
+#include "base/caller_error.h"
+#include "group/leaf_storage.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/add_ops.h>
+#include <ATen/ops/addmm_ops.h>
+#include <ATen/ops/bmm_ops.h>
+#include <ATen/ops/conv2d_ops.h>
+#include <ATen/ops/convolution_backward_ops.h>
+#include <ATen/ops/embedding_ops.h>
+#include <ATen/ops/layer_norm_ops.h>
+#include <ATen/ops/linear_ops.h>
+#include <ATen/ops/matmul_ops.h>
+#include <ATen/ops/mm_ops.h>
+#include <ATen/ops/mul_ops.h>
+#include <ATen/ops/native_layer_norm_backward_ops.h>
+#include <ATen/ops/rms_norm_ops.h>
+#include <ATen/ops/t_ops.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include <array>
+#include <string>
+
+// The operations of which most models consist. If only full parameters among the arguments are watched, and nothing is
+// to be cast, the arguments do not go through a stack. Otherwise the operation takes the way of all others.
+namespace shardwise::nn {
+namespace {
+
+/// Tells listeners of an operation that only reads, and when it is over.
+class Readers {
+ public:
+  explicit Readers(const c10::OperatorHandle& operation) : operation_(operation) {}
+  Readers(const Readers&) = delete;
+  Readers& operator=(const Readers&) = delete;
+  ~Readers() {
+    for (size_t i = 0; i < count_; ++i) listeners_[i]->ended();
+  }
+
+  /// Whether the listener of this argument, if there is one, has nothing to do with others.
+  C10_ALWAYS_INLINE bool read(const at::Tensor& tensor) {
+    if (!tensor.defined() || !has_touch_key(tensor)) return true;
+    auto listener = count_ < listeners_.size() && tensor.has_storage() ? listener_of(tensor) : nullptr;
+    if (listener == nullptr || listener->needs_arguments()) return false;
+    const Touch touch{operation_, {}, tensor, /*written=*/false};
+    base::called_by_torch([&] { listener->touched(touch); });
+    listeners_[count_++] = std::move(listener);
+    return true;
+  }
+  bool read(const std::optional<at::Tensor>& tensor) {
+    return !tensor || read(*tensor);
+  }
+  template <typename Other>
+  bool read(const Other& /*not a tensor*/) {
+    return true;
+  }
+
+ private:
+  const c10::OperatorHandle& operation_;
+  std::array<std::shared_ptr<TouchListener>, 3> listeners_;
+  size_t count_ = 0;
+};
+
+/// One argument may have freed the memory of another.
+bool is_there(const at::Tensor& tensor) {
+  return !tensor.defined() || !has_touch_key(tensor) || !group::is_freed(tensor);
+}
+bool is_there(const std::optional<at::Tensor>& tensor) {
+  return !tensor || is_there(*tensor);
+}
+template <typename Other>
+bool is_there(const Other& /*not a tensor*/) {
+  return true;
+}
+
+template <typename Operation, typename = typename Operation::schema>
+struct Unboxed;
+
+template <typename Operation, typename Result, typename... Arguments>
+struct Unboxed<Operation, Result(Arguments...)> {
+  static std::string name() {
+    const std::string overload = Operation::overload_name;
+    return Operation::name + (overload.empty() ? "" : "." + overload);
+  }
+
+  static Result run(c10::DispatchKeySet keys, Arguments... arguments) {
+    static const auto operation =
+        c10::Dispatcher::singleton().findSchemaOrThrow(Operation::name, Operation::overload_name);
+    if (!c10::impl::tls_is_dispatch_key_included(kTouchKey) && !has_substitute()) {
+      const c10::impl::ExcludeDispatchKeyGuard not_a_touch(kTouchKey);
+      Readers readers(operation);
+      if ((readers.read(arguments) && ...) && (is_there(arguments) && ...)) {
+        try {
+          return Operation::redispatch(
+              keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTouchKey), arguments...);
+        } catch (const c10::Error&) {
+          // The way of all operations says why torch refused it.
+        }
+      }
+    }
+    static const auto boxed = c10::KernelFunction::makeFromBoxedFunction<&run_touched>();
+    return boxed.call<Result, Arguments...>(operation, keys, std::forward<Arguments>(arguments)...);
+  }
+};
+
+template <typename... Operations>
+void add(torch::Library& library) {
+  (library.impl(Unboxed<Operations>::name().c_str(), TORCH_FN(Unboxed<Operations>::run)), ...);
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, DeferredInit, library) {
+  using namespace at::_ops;
+  add<add_Tensor, addmm, bmm, conv2d, convolution_backward, embedding, layer_norm, linear, matmul, mm, mul_Tensor,
+      native_layer_norm_backward, rms_norm, t>(library);
+}
+
+} // namespace shardwise::nn
