@@ -366,7 +366,8 @@ void Unit::need_no_copies() const {
         "shardwise: rank ", mesh_.rank(), ": the parameter '", parameter->name(), "' was cast to ",
         c10::getDtypeNames(dtype).first, " after replicate(), but its module computes in ",
         c10::getDtypeNames(full).first,
-        " (param_dtype). This needs separate copies of the parameters, which replicate() makes only if the dtypes differ "
+        " (param_dtype). This needs separate copies of the parameters, which replicate() makes only if the dtypes "
+        "differ "
         "when it is called. Cast the module first, then call replicate()."));
   }
 }

@@ -112,7 +112,8 @@ void check_axes(const Mesh& mesh, const UnitSettings& settings) {
   throw ValueError(c10::str(
       "shardwise: ", kind_of(settings), " expects a ", copies ? "1D" : "1D or 2D", " DeviceMesh but got ",
       mesh.describe(), ". Give it a mesh with one axis, the ranks that hold ",
-      copies ? "copies." : "shards, or with two: the ranks that hold copies of the shards, then those that hold shards."));
+      copies ? "copies."
+             : "shards, or with two: the ranks that hold copies of the shards, then those that hold shards."));
 }
 
 std::string line(const NamedTensor& parameter, bool sharded) {
@@ -312,7 +313,8 @@ void Unit::check_structure(std::vector<NamedTensor>& own, const std::vector<Name
     for (const auto& buffer : buffers) {
       if (buffer.tensor.is_meta()) lines.push_back(c10::str("the buffer ", line(buffer, false)));
     }
-    lines.push_back(c10::str("no more parameters (", kind(), "() of a module with ", adopted, " parameters of inner units)"));
+    lines.push_back(
+        c10::str("no more parameters (", kind(), "() of a module with ", adopted, " parameters of inner units)"));
     all = compare_structure(lines, seen, ranks_.axes(), mesh_.rank(), mesh_.device(), counters_);
   }
   for (size_t rank = 0; rank < all.size(); ++rank) {
@@ -329,7 +331,8 @@ void Unit::refuse_shared(const NamedTensor& parameter, size_t rank) const {
       "shardwise: rank ", rank, ": the memory of the parameter '", parameter.names.front(),
       "' is shared with a tensor that ", kind(),
       "() does not know: a view or an alias made earlier (weight.t(), detach()), another parameter or buffer, "
-      "or the graph of an old loss. Such a tensor would keep its current values while the parameter trains. Make views in "
+      "or the graph of an old loss. Such a tensor would keep its current values while the parameter trains. Make views "
+      "in "
       "forward(), clone() values that must stay, and drop old losses before wrapping. If nothing computes with the "
       "tensor, set allow_aliases(true)."));
 }

@@ -72,8 +72,8 @@ void ExtendedCopies::check() const {
         continue;
       }
       throw ValueError(c10::str(
-          "shardwise: fsdp_pre_all_gather() of '", parameters()[i]->name(), "' returned a tensor of sizes ", input.sizes(),
-          " and dtype ", c10::getDtypeNames(input.scalar_type()).first,
+          "shardwise: fsdp_pre_all_gather() of '", parameters()[i]->name(), "' returned a tensor of sizes ",
+          input.sizes(), " and dtype ", c10::getDtypeNames(input.scalar_type()).first,
           ", unlike its first call. Return tensors of the same sizes and dtypes each time: the full parameter "
           "keeps their memory."));
     }

@@ -20,9 +20,9 @@ namespace shardwise::group {
 
 /// The gradients of a group's trained parameters, which travel in one collective.
 ///
-/// Sharded, the bucket has a part for each rank, which keeps its own; replicated, one part, which all ranks keep. A part
-/// holds gradients, divided as far as that is done before the sum, then one count for each parameter: 1 if this rank used it.
-/// After the sum, a parameter with count 0 was used nowhere and gets no gradient.
+/// Sharded, the bucket has a part for each rank, which keeps its own; replicated, one part, which all ranks keep. A
+/// part holds gradients, divided as far as that is done before the sum, then one count for each parameter: 1 if this
+/// rank used it. After the sum, a parameter with count 0 was used nowhere and gets no gradient.
 class Gradients {
  public:
   /// Whether a gradient with this many elements moves into the bucket before the others arrive, to free its memory

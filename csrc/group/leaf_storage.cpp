@@ -38,12 +38,12 @@ bool is_freed(const at::Tensor& tensor) {
 }
 
 LeafStorage::LeafStorage(const at::Tensor& tensor) {
-  const char* problem =
-      !tensor.defined()               ? "the tensor is undefined"
-      : !tensor.has_storage()         ? "the tensor has no storage (it is sparse, or a wrapper of other tensors)"
-      : is_freed(tensor)              ? "its memory is freed at the moment, so its size is unknown"
-      : !tensor.storage().resizable() ? "torch must not free its memory (from_blob, or a mapped file)"
-                                      : nullptr;
+  const char* problem = !tensor.defined() ? "the tensor is undefined"
+                        : !tensor.has_storage()
+                            ? "the tensor has no storage (it is sparse, or a wrapper of other tensors)"
+                        : is_freed(tensor)              ? "its memory is freed at the moment, so its size is unknown"
+                        : !tensor.storage().resizable() ? "torch must not free its memory (from_blob, or a mapped file)"
+                                                        : nullptr;
   if (problem != nullptr) {
     throw ValueError(
         c10::str("shardwise: memory cannot be freed and refilled: ", problem, ". Give a dense tensor with memory."));

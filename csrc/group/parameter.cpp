@@ -356,8 +356,8 @@ at::Tensor Parameter::run_shard_hooks(const at::Tensor& shard, const at::Tensor&
   auto changed = base::run_hooks(shard, mean, is_ours);
   if (changed.sizes() == mean.sizes()) return changed;
   throw Error(c10::str(
-      "shardwise: a hook on the shard of '", name(), "' changed the sizes of the gradient from ",
-      mean.sizes(), " to ", changed.sizes(), ". It must keep the sizes of the shard."));
+      "shardwise: a hook on the shard of '", name(), "' changed the sizes of the gradient from ", mean.sizes(), " to ",
+      changed.sizes(), ". It must keep the sizes of the shard."));
 }
 
 void Parameter::add_to(at::Tensor& grad, const at::Tensor& mean) {

@@ -3,8 +3,8 @@
 #include "base/caller_lock.h"
 #include "base/reason.h"
 #include "comm/mesh/axis_group.h"
-#include "comm/mesh/mesh_groups.h"
 #include "comm/mesh/gather_texts.h"
+#include "comm/mesh/mesh_groups.h"
 #include "comm/rendezvous/environment.h"
 #include "files/disk.h"
 

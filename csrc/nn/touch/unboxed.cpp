@@ -96,10 +96,17 @@ struct Unboxed<Operation, Result(Arguments...)> {
           return Operation::redispatch(
               keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTouchKey), arguments...);
         } catch (const c10::Error&) {
-          // The way of all operations says why torch refused it.
+          // It says why torch refused the operation.
+          return run_boxed(operation, keys, std::forward<Arguments>(arguments)...);
         }
       }
     }
+    return run_boxed(operation, keys, std::forward<Arguments>(arguments)...);
+  }
+
+ private:
+  /// The way of all operations.
+  static Result run_boxed(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, Arguments... arguments) {
     static const auto boxed = c10::KernelFunction::makeFromBoxedFunction<&run_touched>();
     return boxed.call<Result, Arguments...>(operation, keys, std::forward<Arguments>(arguments)...);
   }
