@@ -81,7 +81,8 @@ TEST(LateOwnMemory, ItDoesNotGoWithCollectivesOfTheUsersOwn) {
       return group._allgather_base(output, input);
     };
     root.set_memory_from_process_group(true);
-    expect_error<ValueError>([&] { root.set_custom_all_gather(custom); }, {"cannot combine memory of the process group"});
+    expect_error<ValueError>(
+        [&] { root.set_custom_all_gather(custom); }, {"cannot combine memory of the process group"});
     root.set_memory_from_process_group(false).set_custom_all_gather(custom);
     expect_error<ValueError>([&] { root.set_memory_from_process_group(true); }, {"Choose one of the two"});
   });

@@ -165,7 +165,8 @@ TEST(FullyShardCustom, MemoryOfAProcessGroupThatHasNone) {
     // The back end of the late device has memory; test/cpp/late/own_memory_test.cpp.
     if (!rank.device().is_cpu()) return;
     expect_error<Error>(
-        [&] { root.set_memory_from_process_group(true); }, {"the process group for the gathers on cpu", "offers no memory of its own"});
+        [&] { root.set_memory_from_process_group(true); },
+        {"the process group for the gathers on cpu", "offers no memory of its own"});
     root.set_memory_from_process_group(false);
     auto copies = mlp({5, 4, 3});
     auto replicated = replicate(copies, ReplicateOptions().mesh(rank.mesh()));

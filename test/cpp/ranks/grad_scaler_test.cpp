@@ -163,6 +163,13 @@ TEST(GradientScaling, StateGoesOn) {
     other->update(5.0);
     ASSERT_EQ(other->get_scale(), 5);
   }
+  // A step without a scaler takes the gradient as it is.
+  parameter.mutable_grad() = torch::full({3}, 1.0F);
+  step(used, kInfinite);
+  const auto before = parameter.detach().clone();
+  parameter.mutable_grad() = torch::full({3}, 1.0F);
+  optimizer.step();
+  ASSERT_TRUE((parameter < before).all().item<bool>());
   auto lacking = first.state_dict();
   lacking.erase("_growth_tracker");
   expect_error<ValueError>([&] { fresh.load_state_dict(lacking); }, {"'_growth_tracker', which is missing"});

@@ -163,7 +163,9 @@ def different_modules_are_an_error(rank: int) -> None:
 def misuse_is_an_error(rank: int) -> None:
     # More of it is in misuse_wrapping.py and misuse_running.py.
     model = shardwise.replicate(mlp(3, 4, 2))
-    with pytest.raises(ValueError, match="a unit has parameters both inside and outside this module.*Wrap inner modules"):
+    with pytest.raises(
+        ValueError, match="a unit has parameters both inside and outside this module.*Wrap inner modules"
+    ):
         shardwise.replicate(model[0])
     with pytest.raises(TypeError, match="expects an nn.Module"):
         shardwise.replicate(3)  # type: ignore[call-overload]
