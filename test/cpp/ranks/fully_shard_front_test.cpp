@@ -115,6 +115,24 @@ TEST(FullyShardFront, TheBackwardOfAUnitIsSeenBeforeItsFirstOperation) {
   });
 }
 
+TEST(FullyShardFront, OneOperationWithParametersOfTwoUnits) {
+  run_ranks(2, [](Rank& rank) {
+    Branches ours, reference;
+    fully_shard(ours->left, sharded_on(rank));
+    fully_shard(ours->right, sharded_on(rank));
+    fully_shard(ours, sharded_on(rank));
+    const auto loss = [](Branches& model, int step, int r) {
+      const auto hidden = torch::tanh(call(model->first, batch(step, r, 3)));
+      return torch::linear(hidden, model->left->weight, model->right->bias).pow(2).mean();
+    };
+    for (int step = 0; step < 3; ++step) {
+      loss(ours, step, rank.rank()).backward();
+      reference_backward(rank, [&](int r) { return loss(reference, step, r); });
+      assert_pieces(*ours, *reference, rank, "step " + std::to_string(step));
+    }
+  });
+}
+
 TEST(FullyShardFront, InPlaceOperationsOnOutputs) {
   // Backward hooks of modules forbid them, since outputs are then views; those of units do not.
   run_ranks(2, [](Rank& rank) {
