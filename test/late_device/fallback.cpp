@@ -158,7 +158,7 @@ at::Tensor number_of_host(const c10::OperatorHandle& operation, const at::Tensor
       "Expected all tensors to be on the same device, but found at least two devices, late and ", tensor.device(),
       "! (in ", operation.schema().name(), ")");
   auto copy = tensor.clone();
-  copy.unsafeGetTensorImpl()->set_wrapped_number(tensor.unsafeGetTensorImpl()->is_wrapped_number());
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) copy.unsafeGetTensorImpl()->set_wrapped_number(true);
   return copy;
 }
 

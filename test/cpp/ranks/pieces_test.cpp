@@ -19,6 +19,11 @@ torch::nn::Linear last() {
   return model;
 }
 
+/// The index of the first row or column, where `tensor` is.
+Tensor first_of(const Tensor& tensor) {
+  return torch::zeros({1}, tensor.options().dtype(torch::kLong));
+}
+
 /// Something done to the weight, in parameters() or the like.
 using Act = std::function<void(Tensor)>;
 
@@ -97,8 +102,8 @@ TEST(Pieces, WhatMixesRowsChangesNone) {
       [](Tensor p) { p.add_(p.pow(2)[0]); },
       [](Tensor p) { p.add_(p.diagonal()[0]); },
       [](Tensor p) { p.copy_(p.mm(p.t().mm(p))); },
-      [](Tensor p) { p.add_(p.index_select(0, torch::tensor({0}))); },
-      [](Tensor p) { p.add_(p.index({torch::tensor({0})})); },
+      [](Tensor p) { p.add_(p.index_select(0, first_of(p))); },
+      [](Tensor p) { p.add_(p.index({first_of(p)})); },
       [&](Tensor p) { p.sub_(once_more(p).pow(2).mean(0)); }};
   expect_refused(without_gradients(by_rows), kText, {ShardLayout::rows});
   const std::vector<Act> at_all{
@@ -126,7 +131,7 @@ TEST(Pieces, RowsByThemselvesAreRight) {
         auto p = (*model)->parameters()[0];
         p.div_(p.norm(2, 1, true).clamp_min(0.5)).renorm_(2, 0, 0.7);
         p.sub_(p.mean(1, true)).mul_(p.softmax(1) + (p > 0)).add_(p.flip(1), 0.1).addcmul_(p, p.cumsum(-1), 0.1);
-        p.copy_(p.mm(turn) + p.index_select(1, torch::tensor({0})) * p.abs().pow(2).sum(1, true).sqrt());
+        p.copy_(p.mm(turn) + p.index_select(1, first_of(p)) * p.abs().pow(2).sum(1, true).sqrt());
       }
       assert_pieces(*ours, *reference, rank, "row by row");
     }
@@ -184,12 +189,11 @@ TEST(Pieces, NoRowsAndNoWholeSizes) {
 }
 
 TEST(Pieces, WritesByPlaceAreRefused) {
-  const auto first = torch::tensor({0});
   const std::vector<Act> acts{
-      [&](Tensor p) { p.index_put_({first}, 0); },
-      [&](Tensor p) { p.index_fill_(0, first, 0); },
-      [&](Tensor p) {
-        p.index_add_(-2, first, torch::ones({1, 5}));
+      [](Tensor p) { p.index_put_({first_of(p)}, 0); },
+      [](Tensor p) { p.index_fill_(0, first_of(p), 0); },
+      [](Tensor p) {
+        p.index_add_(-2, first_of(p), torch::ones({1, 5}));
       },
       [](Tensor p) {
         p.scatter_(0, torch::zeros({1, 5}, torch::kLong), 3.0);
@@ -205,8 +209,8 @@ TEST(Pieces, WritesByPlaceAreRefused) {
     const torch::NoGradGuard guard;
     for (auto* model : {&ours, &reference}) {
       auto p = (*model)->parameters()[0];
-      p.index_put_({p < 0.1}, 0).index_fill_(1, first, 2);
-      p.index_put_({torch::indexing::Slice(), first}, 3);
+      p.index_put_({p < 0.1}, 0).index_fill_(1, first_of(p), 2);
+      p.index_put_({torch::indexing::Slice(), first_of(p)}, 3);
     }
     assert_pieces(*ours, *reference, rank, "columns");
   });
