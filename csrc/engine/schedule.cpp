@@ -21,10 +21,6 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-Order::Moment now() {
-  return {.backward = autograd::get_current_graph_task_id(), .with_gradients = c10::GradMode::is_enabled()};
-}
-
 } // namespace
 
 /// Knows the leaves to which the running backward will bring a gradient.
@@ -66,6 +62,10 @@ class Schedule::Event {
   Turn* turn_ = nullptr;
   std::unique_lock<std::recursive_mutex> lock_;
 };
+
+Order::Moment Schedule::now() {
+  return {.backward = autograd::get_current_graph_task_id(), .with_gradients = c10::GradMode::is_enabled()};
+}
 
 void Schedule::add(const std::shared_ptr<Unit>& unit, const UnitTiming& timing) {
   is_for_one_ = is_for_one_ || unit->visible_tensors_change();
@@ -145,9 +145,9 @@ void Schedule::come_back(Unit& unit) {
   for (const auto& each : call(unit)) perform({Action::Kind::gather, each->id_});
 }
 
-bool Schedule::is_in(const Unit& unit, Keep keep) {
-  if (another_runs_backward(unit.name())) return true;
-  return !await_event && order_.is_in(unit.id_, keep, now(), *this);
+bool Schedule::is_in(const Unit& unit, Keep keep, Order::Moment moment) {
+  if (moment.backward < 0 && another_runs_backward(unit.name())) return true;
+  return !await_event && order_.is_in(unit.id_, keep, moment, *this);
 }
 
 void Schedule::leave(Unit& unit, bool exactly) {
@@ -233,6 +233,7 @@ void Schedule::join(const Expectation& expectation, bool another_is_first) {
   const auto watch = BackwardWatch::current();
   watch->arriving(shared_from_this());
   watch_ = watch;
+  is_reached_ = false;
   bool late = another_is_first;
   for (const auto& unit : in_backward_) {
     unit->follow_visible();
@@ -257,12 +258,14 @@ void Schedule::gradient_arriving(Unit& unit, const group::Parameter& parameter, 
 }
 
 bool Schedule::is_inside_another() const {
-  return order_.is_inside_another(now());
+  return order_.is_inside_another({.backward = autograd::get_current_graph_task_id()});
 }
 
 void Schedule::gradient_arrived(Unit& unit, const group::Parameter& parameter) {
   join_backward();
-  if (const auto watch = watch_.lock()) watch->arrived(shared_from_this());
+  if (!std::exchange(is_reached_, true)) {
+    if (const auto watch = watch_.lock()) watch->arrived(shared_from_this());
+  }
   const auto moment = now();
   if (unit.sums_.has_large(parameter)) unit.sums_.take_large(order_.is_next(unit.id_, moment, *this));
   order_.gradient_arrived(unit.id_, parameter.index, moment, *this);

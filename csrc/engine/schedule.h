@@ -65,8 +65,9 @@ class SHARDWISE_API Schedule final : public std::enable_shared_from_this<Schedul
   void enter(Unit& unit, Keep keep = Keep::outer);
   /// Another of its modules begins its forward; the unit has been open since the first one.
   void come_back(Unit& unit);
-  /// Whether enter() would change nothing, unless the unit was changed meanwhile.
-  bool is_in(const Unit& unit, Keep keep);
+  static Order::Moment now();
+  /// Whether enter() would change nothing now, unless the unit was changed meanwhile.
+  bool is_in(const Unit& unit, Keep keep, Order::Moment moment);
   /// The module ended. `exactly`: this is seen each time it runs, so that the unit is closed.
   void leave(Unit& unit, bool exactly = false);
   /// The module failed in its forward, which was entered with Keep::all_to_end.
@@ -163,6 +164,8 @@ class SHARDWISE_API Schedule final : public std::enable_shared_from_this<Schedul
   /// The finalization that was not waited for yet.
   std::optional<int64_t> finalizing_;
   std::weak_ptr<BackwardWatch> watch_;
+  /// Whether the running backward brought a gradient.
+  bool is_reached_ = false;
   /// The thread that ran a forward or a backward may not exist there.
   base::InForkedChild in_child_{[this] {
     turn_.drop();

@@ -91,12 +91,13 @@ void Unit::for_full_copies(const Do& act) {
   }
 }
 
-void Unit::use(const at::Tensor& tensor, Keep keep) {
+void Unit::use(const at::Tensor& tensor, Keep keep, Order::Moment moment) {
   const auto serves = [&](const auto& group) {
     const auto* copies = group->full_copies();
     return copies != nullptr && copies->serves(tensor);
   };
-  if (observe::recording() || !schedule_->is_in(*this, keep) || std::none_of(groups_.begin(), groups_.end(), serves)) {
+  if (observe::recording() || !schedule_->is_in(*this, keep, moment) ||
+      std::none_of(groups_.begin(), groups_.end(), serves)) {
     schedule_->enter(*this, keep);
   }
 }

@@ -185,8 +185,8 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
 
   // What front ends announce.
   /// A tensor is about to be used: Schedule::enter(), but cheap if this unit was entered last and nothing changed
-  /// since.
-  void use(const at::Tensor& tensor, Keep keep);
+  /// since. `moment` is Schedule::now().
+  void use(const at::Tensor& tensor, Keep keep, Order::Moment moment);
   /// A shard is about to be written.
   void shard_written();
   /// The full leaf of a sharded parameter has the memory of `whole` until restore_memory().

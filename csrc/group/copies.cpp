@@ -64,6 +64,7 @@ void Copies::drop_gather(comm::Buffers& buffers, Counters& counters) {
 }
 
 void Copies::release(comm::Buffers& buffers) {
+  if (!gathered_.defined() && !sent_.defined()) return;
   const base::ComputeGuard guard;
   const auto gathered = std::exchange(gathered_, at::Tensor());
   if (gathers_apart()) buffers.give(gathered);

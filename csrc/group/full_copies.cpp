@@ -35,9 +35,9 @@ at::Tensor own_piece(const Parameter& parameter, const layout::Cut& cut, int64_t
       ". Load an archive that the same model saved on the same number of ranks."));
 }
 
-const void* first_element(const at::TensorImpl& tensor) {
+const void* first_element(const at::TensorImpl& tensor, size_t itemsize) {
   return static_cast<const char*>(tensor.unsafe_storage().data()) +
-         tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize());
+         tensor.storage_offset() * static_cast<int64_t>(itemsize);
 }
 
 } // namespace
@@ -47,7 +47,8 @@ FullCopies::FullCopies(std::vector<Parameter*> parameters, Setting setting, Fron
       layout_(std::move(setting.layout)),
       is_flat_(setting.is_flat),
       rank_(setting.rank),
-      kinds_(setting.kinds) {
+      kinds_(setting.kinds),
+      itemsize_(setting.kinds.shards.dtype().itemsize()) {
   adopt_shards(front, setting.takes_memory);
   if (const auto* before = setting.before; before != nullptr && lies_as(*before)) {
     take_storages(*before, front);
@@ -202,7 +203,7 @@ void FullCopies::refill(const comm::Collectives* owner, comm::Buffers& buffers, 
 
 void FullCopies::refuse_in_child() {
   for (size_t i = 0; i < seen_.size() && part_is_shared_; ++i) {
-    if (!elsewhere_[i].defined()) transport::refuse_in_child(*seen_[i].unsafeGetStorageImpl());
+    if (!seen_[i].elsewhere.defined()) transport::refuse_in_child(*seen_[i].storage.unsafeGetStorageImpl());
   }
   if (!are_shared_) return;
   for (auto& storage : storages_) {
@@ -268,7 +269,7 @@ FullCopies::Sizes FullCopies::sizes() const {
   const auto own = static_cast<int64_t>(part_.itemsize());
   const auto compute = static_cast<int64_t>(kinds_.full.dtype().itemsize());
   int64_t elements = 0;
-  for (const auto numel : numels_) elements += numel;
+  for (const auto& shard : seen_) elements += shard.numel;
   int64_t full = 0;
   for (const auto& storage : storages_) full += static_cast<int64_t>(storage.bytes());
   return {
@@ -298,10 +299,7 @@ void FullCopies::adopt_shards(FrontEndCallbacks& front, bool takes_memory) {
     part_ = transport::shared_zeros(layout_.part, kinds_.shards);
     part_is_shared_ = transport::is_shared(part_);
   }
-  elsewhere_.resize(parameters().size());
-  seen_.resize(parameters().size());
-  lies_at_.resize(parameters().size());
-  for (const auto& cut : layout_.cuts) numels_.push_back(cut.piece_numel(rank_));
+  for (const auto& cut : layout_.cuts) seen_.push_back({cut.piece_numel(rank_), nullptr, {}, {}});
   for (size_t i = 0; i < parameters().size(); ++i) {
     const auto shard = parameters()[i]->stored();
     const bool is_piece = shard.sizes() == layout_.cuts[i].piece_sizes(rank_);
@@ -327,7 +325,7 @@ void FullCopies::move_into_part(size_t index, FrontEndCallbacks& front) {
     piece.copy_(own_piece(*parameters()[index], layout_.cuts[index], rank_));
     replace_data(shard, front.shown(piece));
   }
-  elsewhere_[index] = at::Tensor();
+  seen_[index].elsewhere = at::Tensor();
   saw(index, shard);
   front.mark(shard);
 }
@@ -336,7 +334,7 @@ void FullCopies::leave_where_it_is(size_t index, FrontEndCallbacks& front) {
   const auto shard = parameters()[index]->stored();
   {
     const base::ComputeGuard guard;
-    elsewhere_[index] = shard.detach();
+    seen_[index].elsewhere = shard.detach();
   }
   saw(index, shard);
   front.mark(shard);
@@ -346,17 +344,18 @@ void FullCopies::leave_where_it_is(size_t index, FrontEndCallbacks& front) {
 // Copies shards that are elsewhere into the part, which is sent. Returns the number of bytes.
 int64_t FullCopies::collect() const {
   int64_t bytes = 0;
-  for (size_t i = 0; i < elsewhere_.size(); ++i) {
-    if (!elsewhere_[i].defined()) continue;
+  for (size_t i = 0; i < seen_.size(); ++i) {
+    const auto& shard = seen_[i].elsewhere;
+    if (!shard.defined()) continue;
     host_read_.make_host_wait();
-    own_part(i).copy_(elsewhere_[i]);
-    bytes += static_cast<int64_t>(elsewhere_[i].nbytes());
+    own_part(i).copy_(shard);
+    bytes += static_cast<int64_t>(shard.nbytes());
   }
   return bytes;
 }
 
 bool FullCopies::has_memory() const {
-  return std::none_of(elsewhere_.begin(), elsewhere_.end(), [](const auto& shard) { return shard.defined(); });
+  return std::none_of(seen_.begin(), seen_.end(), [](const auto& shard) { return shard.elsewhere.defined(); });
 }
 
 bool FullCopies::take_memory(FrontEndCallbacks& front) {
@@ -365,7 +364,7 @@ bool FullCopies::take_memory(FrontEndCallbacks& front) {
     if (shard == nullptr || parameters()[i]->extension() || !is_alike(*shard, i)) return false;
   }
   for (size_t i = 0; i < parameters().size(); ++i) {
-    if (elsewhere_[i].defined() || !fits(i)) move_into_part(i, front);
+    if (seen_[i].elsewhere.defined() || !fits(i)) move_into_part(i, front);
   }
   mark_stale();
   return true;
@@ -381,12 +380,12 @@ bool FullCopies::fits() const {
 bool FullCopies::is_alike(const at::TensorImpl& shard, size_t index) const {
   const auto* part = part_.unsafeGetTensorImpl();
   return shard.has_storage() && shard.dtype() == part->dtype() && shard.device() == part->device() &&
-         shard.numel() == numels_[index];
+         shard.numel() == seen_[index].numel;
 }
 
 void FullCopies::saw(size_t index, const at::Tensor& shard) {
-  seen_[index] = shard.storage();
-  lies_at_[index] = first_element(*shard.unsafeGetTensorImpl());
+  seen_[index].storage = shard.storage();
+  seen_[index].address = first_element(*shard.unsafeGetTensorImpl(), itemsize_);
 }
 
 // Called very often. A shard with elements is identified by their address, not by its storage: a front end may show it
@@ -394,15 +393,14 @@ void FullCopies::saw(size_t index, const at::Tensor& shard) {
 bool FullCopies::fits(size_t index) const {
   const auto* parameter = parameters()[index];
   const auto* shard = parameter->live_shard();
-  if (shard == nullptr || parameter->extension() || !shard->has_storage() || shard->dtype() != part_.dtype() ||
-      shard->numel() != numels_[index]) {
+  const auto& seen = seen_[index];
+  if (shard == nullptr || parameter->extension() || !shard->unsafe_storage() || shard->dtype() != part_.dtype() ||
+      shard->numel() != seen.numel) {
     return false;
   }
   if (part_.is_meta()) return shard->is_meta();
-  if (numels_[index] == 0) {
-    return shard->unsafe_storage().unsafeGetStorageImpl() == seen_[index].unsafeGetStorageImpl();
-  }
-  return first_element(*shard) == lies_at_[index];
+  if (seen.numel == 0) return shard->unsafe_storage().unsafeGetStorageImpl() == seen.storage.unsafeGetStorageImpl();
+  return first_element(*shard, itemsize_) == seen.address;
 }
 
 void FullCopies::make_rows(FrontEndCallbacks& front) {

@@ -178,6 +178,8 @@ class FullCopies : public Copies {
   bool is_flat_;
   int64_t rank_;
   Kinds kinds_;
+  /// Of the shards.
+  size_t itemsize_;
   at::Tensor part_;
   std::vector<LeafStorage> storages_;
   /// Whether the part, and the full copies while they exist, are in memory that other ranks can read.
@@ -199,15 +201,17 @@ class FullCopies : public Copies {
   std::vector<std::pair<Addresses, CopyBatch>> known_moves_;
   /// Bytes that are copied out of a gathered buffer if nothing is placed directly.
   int64_t copied_bytes_ = 0;
-  /// The numbers of elements of this rank's pieces.
-  std::vector<int64_t> numels_;
   std::vector<std::shared_ptr<void>> watches_;
-  /// Shards outside of the part, as they were when they were found. Kept alive, so that their memory is not reused.
-  std::vector<at::Tensor> elsewhere_;
-  /// The shards' storages. A shard without elements has no address, so it is identified by its storage.
-  std::vector<c10::Storage> seen_;
-  /// The addresses of the shards' first elements.
-  std::vector<const void*> lies_at_;
+  /// A shard as it was when it was found.
+  struct Seen {
+    int64_t numel;
+    /// Of its first element. A shard without elements has none, and is identified by its storage.
+    const void* address;
+    c10::Storage storage;
+    /// The shard itself if it is outside of the part: kept alive, so that its memory is not reused.
+    at::Tensor elsewhere;
+  };
+  std::vector<Seen> seen_;
   /// What this rank holds after forward: several consecutive parts.
   at::Tensor held_;
   /// The gather under way sends it.

@@ -399,6 +399,7 @@ std::vector<size_t> Gradients::used_somewhere() const {
     counts = goes_to_host_ ? counts_in(host_.vector()).to(at::kFloat) : host_counts_;
   }
   std::vector<size_t> used;
+  used.reserve(parameters_.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (used_here_[i] || counts.data_ptr<float>()[i] != 0) used.push_back(i);
   }

@@ -23,6 +23,12 @@ struct ReadFlag {
 bool& read_flag(c10::StorageImpl& storage);
 template struct ReadFlag<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
+bool is_freed(c10::StorageImpl& storage) {
+  const bool refuses = read_flag(storage) && storage._mutable_data_ptr_no_checks().get() == nullptr;
+  // Symbolic, since tensors without memory of their own may have such sizes.
+  return refuses || storage.sym_nbytes().maybe_as_int() == 0;
+}
+
 void release_owner(void* owner) {
   c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(owner));
 }
@@ -30,11 +36,8 @@ void release_owner(void* owner) {
 } // namespace
 
 bool is_freed(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.has_storage()) return false;
-  auto& storage = *tensor.storage().unsafeGetStorageImpl();
-  const bool refuses = read_flag(storage) && storage._mutable_data_ptr_no_checks().get() == nullptr;
-  // Symbolic, since tensors without memory of their own may have such sizes.
-  return (refuses || storage.sym_nbytes().maybe_as_int() == 0) && tensor.sym_numel().maybe_as_int() != 0;
+  auto* storage = tensor.defined() ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+  return storage != nullptr && is_freed(*storage) && tensor.sym_numel().maybe_as_int() != 0;
 }
 
 LeafStorage::LeafStorage(const at::Tensor& tensor) {
@@ -60,23 +63,22 @@ LeafStorage::LeafStorage(at::IntArrayRef sizes, const at::TensorOptions& options
   alias_.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
   bytes_ = alias_.nbytes();
   // torch refuses views of a tensor whose storage claims fewer bytes than the tensor needs.
-  alias_.storage().unsafeGetStorageImpl()->set_nbytes(bytes_);
+  storage()->set_nbytes(bytes_);
 }
 
 bool LeafStorage::freed() const {
-  return bytes_ != 0 && is_freed(alias_);
+  return bytes_ != 0 && is_freed(*storage());
 }
 
 void LeafStorage::set_read_error(const std::string& text) {
-  auto& storage = *alias_.storage().unsafeGetStorageImpl();
-  const bool is_readable = !read_flag(storage);
-  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(text);
+  const bool is_readable = !read_flag(*storage());
+  storage()->release_data_and_set_meta_custom_data_ptr_error_msg_(text);
   has_read_error_ = true;
   set_readable(is_readable);
 }
 
 void LeafStorage::set_readable(bool readable) {
-  if (has_read_error_) read_flag(*alias_.storage().unsafeGetStorageImpl()) = !readable;
+  if (has_read_error_) read_flag(*storage()) = !readable;
 }
 
 void LeafStorage::expire() {
@@ -85,27 +87,29 @@ void LeafStorage::expire() {
 
 void LeafStorage::free() {
   set_readable(false);
-  auto* storage = alias_.storage().unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(at::DataPtr(nullptr, storage->device()));
+  storage()->set_data_ptr_noswap(at::DataPtr(nullptr, storage()->device()));
   // A backward that makes views of what it saved gets our error when these are read, not torch's about their size.
-  storage->set_nbytes(has_read_error_ ? bytes_ : 0);
+  set_nbytes(has_read_error_ ? bytes_ : 0);
 }
 
 void LeafStorage::refill(const at::Tensor& memory, size_t offset) {
   const bool has_memory = !freed();
   set_readable(true);
   if (has_memory) return;
-  TORCH_INTERNAL_ASSERT(offset + bytes_ <= memory.storage().nbytes());
-  auto owner = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(memory.storage().unsafeGetStorageImpl());
+  auto* source = memory.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  TORCH_INTERNAL_ASSERT(offset + bytes_ <= source->nbytes());
+  auto owner = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(source);
   auto* data = static_cast<char*>(owner->mutable_data()) + offset;
-  auto* storage = alias_.storage().unsafeGetStorageImpl();
-  const auto device = storage->device();
-  storage->set_data_ptr_noswap({data, owner.release(), &release_owner, device});
-  storage->set_nbytes(bytes_);
+  storage()->set_data_ptr_noswap({data, owner.release(), &release_owner, storage()->device()});
+  set_nbytes(bytes_);
+}
+
+void LeafStorage::set_nbytes(size_t bytes) {
+  if (storage()->nbytes() != bytes) storage()->set_nbytes(bytes);
 }
 
 void LeafStorage::refuse_in_child() {
-  transport::refuse_in_child(*alias_.storage().unsafeGetStorageImpl());
+  transport::refuse_in_child(*storage());
 }
 
 const at::Tensor& LeafStorage::alias() const {

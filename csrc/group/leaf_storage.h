@@ -27,7 +27,7 @@ class SHARDWISE_API LeafStorage {
   size_t bytes() const {
     return bytes_;
   }
-  const c10::StorageImpl* storage() const {
+  c10::StorageImpl* storage() const {
     return alias_.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   }
   bool freed() const;
@@ -50,6 +50,7 @@ class SHARDWISE_API LeafStorage {
 
  private:
   void set_readable(bool readable);
+  void set_nbytes(size_t bytes);
 
   at::Tensor alias_;
   size_t bytes_;

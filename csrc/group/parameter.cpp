@@ -85,16 +85,6 @@ at::Tensor Parameter::leaf() const {
   return lock(leaf_, name());
 }
 
-const at::TensorImpl& Parameter::live_full() const {
-  if (full_.defined()) return *full_.unsafeGetTensorImpl();
-  return leaf_.expired() ? *leaf().unsafeGetTensorImpl() : *leaf_._unsafe_get_target();
-}
-
-bool Parameter::leaf_requires_grad() const {
-  const auto* impl = leaf_._unsafe_get_target();
-  return leaf_.expired() ? leaf().requires_grad() : impl->requires_grad();
-}
-
 void Parameter::agree_on_requires_grad() {
   const auto* shard = visible_ ? nullptr : live_shard();
   if (shard != nullptr && shard->requires_grad() == trained_ && leaf_requires_grad() != trained_) {
@@ -341,8 +331,10 @@ void Parameter::publish(const at::Tensor& mean) {
     return with_visible([&](const at::Tensor& tensor) { add_to(tensor.mutable_grad(), mean); });
   }
   const auto shard = stored();
-  add_to(shard.mutable_grad(), run_shard_hooks(shard, mean));
-  listener_->gradient_published(shard.grad());
+  const auto changed = run_shard_hooks(shard, mean);
+  auto& gradient_of_shard = shard.mutable_grad();
+  add_to(gradient_of_shard, changed);
+  listener_->gradient_published(gradient_of_shard);
   if (!absent_.defined() || leaf_.expired()) return;
   auto& gradient = leaf_._unsafe_get_target()->mutable_grad();
   if (!gradient.defined()) gradient = absent_;

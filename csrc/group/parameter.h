@@ -94,8 +94,10 @@ class Parameter {
   }
   /// Whether the leaf was given other memory, as by a cast of a module that shows the leaf in place of what trains.
   bool lost_memory() const {
-    return memory_.defined() && alive() &&
-           live_full().unsafe_storage().unsafeGetStorageImpl() != memory_.storage().unsafeGetStorageImpl();
+    if (!memory_.defined() || !alive()) return false;
+    const auto& full = full_.defined() ? *full_.unsafeGetTensorImpl() : *leaf_._unsafe_get_target();
+    return full.unsafe_storage().unsafeGetStorageImpl() !=
+           memory_.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   }
   /// Gives that memory back to the leaf.
   void restore_memory() const;
@@ -110,7 +112,9 @@ class Parameter {
     const auto* shard = visible_ ? nullptr : live_shard();
     return shard != nullptr ? shard->requires_grad() : leaf_requires_grad();
   }
-  bool leaf_requires_grad() const;
+  bool leaf_requires_grad() const {
+    return leaf_.expired() ? leaf().requires_grad() : leaf_._unsafe_get_target()->requires_grad();
+  }
   /// Makes the leaf and the shard agree. The one that changed since the last call counts: freezing a member freezes the
   /// parameter.
   void agree_on_requires_grad();
@@ -132,7 +136,9 @@ class Parameter {
     return shard_.defined() ? shard_.unsafeGetTensorImpl() : nullptr;
   }
   /// The same for full().
-  const at::TensorImpl& live_full() const;
+  const at::TensorImpl& live_full() const {
+    return full_.defined() || leaf_.expired() ? *full().unsafeGetTensorImpl() : *leaf_._unsafe_get_target();
+  }
   /// Identifies the shard, even when it is gone; null if there is none.
   const at::TensorImpl* shard_identity() const {
     return is_kept_ ? kept_._unsafe_get_target() : shard_.defined() ? shard_.unsafeGetTensorImpl() : nullptr;

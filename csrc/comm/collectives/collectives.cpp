@@ -129,7 +129,11 @@ bool Pending::wait_and_check_peers() {
   }
 }
 
-Collectives::Collectives(AxisGroup line) : line_(std::move(line)) {}
+Collectives::Collectives(AxisGroup line) : line_(std::move(line)) {
+  if (!line_.group) return;
+  rank_ = line_.group->getRank();
+  size_ = line_.group->getSize();
+}
 
 Collectives Collectives::at(Agreement::Position position) const {
   auto placed = *this;
@@ -170,14 +174,6 @@ Pending Collectives::launch(
   } catch (const std::exception& error) {
     fail(what, line_.ranks[rank()], why_of(error));
   }
-}
-
-int Collectives::rank() const {
-  return line_.group ? line_.group->getRank() : 0;
-}
-
-int Collectives::size() const {
-  return line_.group ? line_.group->getSize() : 1;
 }
 
 Pending Collectives::all_reduce(

@@ -81,8 +81,12 @@ class SHARDWISE_API Collectives {
   Collectives() = default;
   explicit Collectives(AxisGroup line);
 
-  int rank() const;
-  int size() const;
+  int rank() const {
+    return rank_;
+  }
+  int size() const {
+    return size_;
+  }
   /// The same value for all Collectives of one process group.
   const void* identity() const {
     return line_.group.get();
@@ -139,6 +143,8 @@ class SHARDWISE_API Collectives {
       Counters& counters) const;
 
   AxisGroup line_;
+  int rank_ = 0;
+  int size_ = 1;
   Agreement::Position position_;
   Custom custom_;
   bool in_own_memory_ = false;

@@ -24,10 +24,11 @@ class Followed : public TouchListener {
     return *followed;
   }
 
-  void touched(const Touch& touch) override {
+  bool touched(const Touch& touch) override {
     const auto [local, cut] = origin(touch.tensor);
     if (touch.operation.operator_name().name == "aten::item" && local != Local::sum) warn_of_local_number();
     refuse_penalty_of_values(touch, local, cut);
+    return false;
   }
 
   std::string explain(const Touch& touch) const override {

@@ -9,7 +9,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/function_schema.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/SmallVector.h>
 #include <c10/util/StringUtil.h>
 #include <torch/library.h>
 
@@ -122,7 +121,7 @@ void put_on_meta(const c10::FunctionSchema& schema, torch::jit::Stack& stack) {
 } // namespace
 
 std::shared_ptr<TouchListener> listener_of(const at::Tensor& tensor) {
-  return Listeners::get().find(tensor.storage().unsafeGetStorageImpl());
+  return Listeners::get().find(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
 }
 
 bool is_watched(const at::Tensor& tensor) {
@@ -179,23 +178,6 @@ AllKeyed keyed_among(const c10::FunctionSchema& schema, const torch::jit::Stack&
   return all;
 }
 
-/// Tells listeners when an operation ends.
-class Told {
- public:
-  Told() = default;
-  Told(const Told&) = delete;
-  Told& operator=(const Told&) = delete;
-  ~Told() {
-    for (const auto& listener : listeners_) listener->ended();
-  }
-  void add(std::shared_ptr<TouchListener> listener) {
-    listeners_.push_back(std::move(listener));
-  }
-
- private:
-  c10::SmallVector<std::shared_ptr<TouchListener>, 4> listeners_;
-};
-
 const at::Tensor* first_freed(const AllKeyed& all) {
   const auto* const freed =
       std::find_if(all.begin(), all.end(), [](const Keyed& keyed) { return group::is_freed(*keyed.tensor); });
@@ -242,7 +224,7 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
   }
   const auto arguments = arguments_of(schema, *stack);
   std::shared_ptr<TouchListener> caster;
-  Told told;
+  Touches touches;
   const auto tell = [&](bool again) {
     bool others_were_told = again;
     for (const auto& [found, tensor, written] : all) {
@@ -251,9 +233,8 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
       if (!listener) continue;
       others_were_told = true;
       const Touch touch{operation, arguments, *tensor, written, local.highest(), again};
-      base::called_by_torch([&] { listener->touched(touch); });
-      if (!caster && listener->wanted_dtype()) caster = listener;
-      told.add(std::move(listener));
+      touches.add(listener, touch);
+      if (!caster && listener->wanted_dtype()) caster = std::move(listener);
     }
   };
   tell(false);

@@ -1,15 +1,18 @@
 #pragma once
 
+#include "base/caller_error.h"
 #include "base/compute_guard.h"
 
 #include <shardwise/export.h>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
+#include <c10/util/SmallVector.h>
 
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 namespace c10 {
 class OperatorHandle;
@@ -81,13 +84,13 @@ class SHARDWISE_API TouchListener {
   ///
   /// When it returns, the memory of the tensor must be there. If a later listener frees it, all are called once more,
   /// and may not free any. Whatever it throws reaches the caller of the operation or of backward(), and the
-  /// operation does not run.
-  virtual void touched(const Touch& touch) = 0;
+  /// operation does not run. Returns whether ended() is to be called.
+  virtual bool touched(const Touch& touch) = 0;
   /// Whether touched() has to know the arguments of an operation that only reads.
   virtual bool needs_arguments() const {
     return true;
   }
-  /// The operation is over, for each touched() that did not throw. Also when it failed.
+  /// The operation is over, for each touched() that asked for it. Also when the operation failed.
   virtual void ended() noexcept {}
   virtual Origin origin(const at::Tensor& /*tensor*/) const {
     return {};
@@ -113,6 +116,23 @@ class SHARDWISE_API TouchListener {
   virtual bool is_exempt_from_cast(const at::Tensor& /*argument*/) const {
     return false;
   }
+};
+
+/// Calls listeners of one operation, and those that asked for it once more when it is over.
+class Touches {
+ public:
+  Touches() = default;
+  Touches(const Touches&) = delete;
+  Touches& operator=(const Touches&) = delete;
+  ~Touches() {
+    for (const auto& listener : ending_) listener->ended();
+  }
+  C10_ALWAYS_INLINE void add(std::shared_ptr<TouchListener> listener, const Touch& touch) {
+    if (base::called_by_torch([&] { return listener->touched(touch); })) ending_.push_back(std::move(listener));
+  }
+
+ private:
+  c10::SmallVector<std::shared_ptr<TouchListener>, 4> ending_;
 };
 
 /// Calls visit(position, tensor) for the tensors among these values, also for those in lists.

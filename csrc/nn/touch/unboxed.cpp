@@ -1,6 +1,5 @@
 #include "nn/touch/touch.h"
 
-#include "base/caller_error.h"
 #include "group/leaf_storage.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -21,7 +20,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
-#include <array>
 #include <string>
 
 // The operations of which most models consist. If only full parameters among the arguments are watched, and nothing is
@@ -29,24 +27,17 @@
 namespace shardwise::nn {
 namespace {
 
-/// Tells listeners of an operation that only reads, and when it is over.
-class Readers {
+/// The arguments of an operation that only reads.
+class Reads {
  public:
-  explicit Readers(const c10::OperatorHandle& operation) : operation_(operation) {}
-  Readers(const Readers&) = delete;
-  Readers& operator=(const Readers&) = delete;
-  ~Readers() {
-    for (size_t i = 0; i < count_; ++i) listeners_[i]->ended();
-  }
+  explicit Reads(const c10::OperatorHandle& operation) : operation_(operation) {}
 
   /// Whether the listener of this argument, if there is one, has nothing to do with others.
   C10_ALWAYS_INLINE bool read(const at::Tensor& tensor) {
     if (!tensor.defined() || !has_touch_key(tensor)) return true;
-    auto listener = count_ < listeners_.size() && tensor.has_storage() ? listener_of(tensor) : nullptr;
+    auto listener = tensor.has_storage() ? listener_of(tensor) : nullptr;
     if (listener == nullptr || listener->needs_arguments()) return false;
-    const Touch touch{operation_, {}, tensor, /*written=*/false};
-    base::called_by_torch([&] { listener->touched(touch); });
-    listeners_[count_++] = std::move(listener);
+    touches_.add(std::move(listener), {operation_, {}, tensor, /*written=*/false});
     return true;
   }
   bool read(const std::optional<at::Tensor>& tensor) {
@@ -59,8 +50,7 @@ class Readers {
 
  private:
   const c10::OperatorHandle& operation_;
-  std::array<std::shared_ptr<TouchListener>, 3> listeners_;
-  size_t count_ = 0;
+  Touches touches_;
 };
 
 /// One argument may have freed the memory of another.
@@ -90,8 +80,8 @@ struct Unboxed<Operation, Result(Arguments...)> {
         c10::Dispatcher::singleton().findSchemaOrThrow(Operation::name, Operation::overload_name);
     if (!c10::impl::tls_is_dispatch_key_included(kTouchKey) && !has_substitute()) {
       const c10::impl::ExcludeDispatchKeyGuard not_a_touch(kTouchKey);
-      Readers readers(operation);
-      if ((readers.read(arguments) && ...) && (is_there(arguments) && ...)) {
+      Reads reads(operation);
+      if ((reads.read(arguments) && ...) && (is_there(arguments) && ...)) {
         try {
           return Operation::redispatch(
               keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTouchKey), arguments...);

@@ -24,19 +24,21 @@ bool is_mixed(Local local) {
 
 class UnitTouch::Full : public TouchListener {
  public:
-  void touched(const Touch& touch) override {
+  bool touched(const Touch& touch) override {
     const auto owner = unit.lock();
-    if (!owner) return;
+    if (!owner) return false;
     if (touch.written) refuse_write_to_full(*owner, touch);
     if (!unverified->empty()) unverified->erase(owner->parameter_at(touch.tensor));
-    const bool in_backward = engine::BackwardWatch::running();
-    if (!in_backward) owner->schedule()->turn().take(owner->name());
+    const auto moment = engine::Schedule::now();
+    const bool takes_turn = moment.backward < 0;
+    if (takes_turn) owner->schedule()->turn().take(owner->name());
     try {
-      owner->use(touch.tensor, touch.again ? engine::Keep::all : engine::Keep::outer);
+      owner->use(touch.tensor, touch.again ? engine::Keep::all : engine::Keep::outer, moment);
     } catch (...) {
-      if (!in_backward) owner->schedule()->turn().give();
+      if (takes_turn) owner->schedule()->turn().give();
       throw;
     }
+    return takes_turn;
   }
   bool needs_arguments() const override {
     return wanted_dtype().has_value();
@@ -47,7 +49,6 @@ class UnitTouch::Full : public TouchListener {
   }
   // The memory stays until the operation is over.
   void ended() noexcept override {
-    if (engine::BackwardWatch::running()) return;
     if (const auto owner = unit.lock()) owner->schedule()->turn().give();
   }
 
@@ -100,38 +101,39 @@ class UnitTouch::Piece : public TouchListener {
 
 class UnitTouch::Shard : public Piece {
  public:
-  void touched(const Touch& touch) override {
+  bool touched(const Touch& touch) override {
     const auto owner = unit.lock();
-    if (!owner) return;
+    if (!owner) return false;
     const auto* parameter = is_whole ? nullptr : pieces.find(*owner, touch.tensor);
     if (parameter != nullptr) {
       refuse_what_needs_the_whole(*owner, *parameter, touch);
-      if (!touch.written) return warn_of_concatenated_shards(*owner, *parameter, touch);
-      if (is_mixed(touch.local)) refuse_local_values(*owner, *parameter, touch);
+      if (!touch.written) warn_of_concatenated_shards(*owner, *parameter, touch);
+      if (touch.written && is_mixed(touch.local)) refuse_local_values(*owner, *parameter, touch);
     }
-    if (!touch.written) return;
-    owner->shard_written();
+    if (touch.written) owner->shard_written();
+    return false;
   }
 };
 
 /// For the gradients that were published to shards.
 class UnitTouch::Gradient : public Piece {
  public:
-  void touched(const Touch& touch) override {
-    const auto owner = unit.lock();
-    if (!owner || !touch.written || is_whole) return;
-    const auto* parameter = pieces.find(*owner, touch.tensor);
-    if (parameter == nullptr) return;
+  bool touched(const Touch& touch) override {
+    const auto owner = touch.written && !is_whole ? unit.lock() : nullptr;
+    const auto* parameter = owner ? pieces.find(*owner, touch.tensor) : nullptr;
+    if (parameter == nullptr) return false;
     refuse_write_by_place(*owner, *parameter, touch);
     if (is_mixed(touch.local)) refuse_local_values(*owner, *parameter, touch);
+    return false;
   }
 };
 
 /// For what full leaves have in place of a gradient.
 class UnitTouch::Absent : public TouchListener {
  public:
-  void touched(const Touch& touch) override {
+  bool touched(const Touch& touch) override {
     if (const auto owner = unit.lock()) refuse_absent_gradient(*owner, touch);
+    return false;
   }
   std::weak_ptr<engine::Unit> unit;
 };

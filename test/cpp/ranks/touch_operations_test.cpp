@@ -70,8 +70,9 @@ TEST(Touch, AllArgumentsOfAnOperationAreThereWhenItRuns) {
   EXPECT_EQ(first->refilled + second->refilled, 2);
 
   struct Rival : TouchListener {
-    void touched(const Touch&) override {
+    bool touched(const Touch&) override {
       victim->free();
+      return false;
     }
     std::shared_ptr<Refiller> victim;
   };
@@ -116,12 +117,13 @@ TEST(Touch, RegistrationsEnd) {
 TEST(Touch, AListenerMayEndItsRegistrationAndItself) {
   struct Once : TouchListener {
     explicit Once(int& calls) : calls(calls) {}
-    void touched(const Touch&) override {
+    bool touched(const Touch&) override {
       const std::weak_ptr<Once> me = self;
       registration = TouchRegistration();
       self.reset();
       EXPECT_FALSE(me.expired());
       if (!me.expired()) ++calls;
+      return false;
     }
     std::shared_ptr<Once> self;
     TouchRegistration registration;
@@ -141,8 +143,9 @@ TEST(Touch, AListenerMayEndItsRegistrationAndItself) {
 
 TEST(Touch, RegistrationsComeAndGoInManyThreads) {
   struct Counter : TouchListener {
-    void touched(const Touch&) override {
+    bool touched(const Touch&) override {
       ++calls;
+      return false;
     }
     int calls = 0;
   };

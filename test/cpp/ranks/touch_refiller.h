@@ -39,13 +39,14 @@ class Refiller : public TouchListener {
     return refiller;
   }
 
-  void touched(const Touch& touch) override {
+  bool touched(const Touch& touch) override {
     touches.push_back(touch.operation.operator_name().name + (touch.written ? " writes" : ""));
-    if (!refills || !storage_->freed()) return;
+    if (!refills || !storage_->freed()) return false;
     const base::ComputeGuard guard;
     storage_->refill(at::zeros({static_cast<int64_t>(storage_->bytes())}, values_.options().dtype(at::kByte)));
     storage_->alias().copy_(values_);
     ++refilled;
+    return false;
   }
 
   /// Clears the memory too: the allocator may give the same piece again.
