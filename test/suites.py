@@ -109,6 +109,12 @@ def row_filter() -> str:
     return ":".join(forms)
 
 
+def late_mutant_filter() -> str:
+    """The C++ tests that notice a mutant on the late device."""
+    noticed = (line["cpp"].partition(" (") for line in tables.read(HERE / "mutants.tsv"))
+    return ":".join(test for test, _, how in noticed if "late" in how)
+
+
 def product_suites(rows_only: bool = False) -> list[Suite]:
     """What `make test` runs; the longest first, for they run beside each other. Or, of the suites that have nearly all
     rows of rows.tsv, these tests alone; of python_unit then those of the package."""
@@ -151,9 +157,10 @@ def ci_suites() -> list[Suite]:
 
 
 def device_suites() -> list[Suite]:
-    """Rows with ranks on late devices, or all on one (late_shared)."""
+    """Rows, and what notices mutants there, with ranks on late devices, or all on one (late_shared)."""
+    late = late_filter(f"{row_filter()}:{late_mutant_filter()}")
     return [
-        googletest("late_rows", "rank_tests", 15, late_filter(row_filter()), **LATE),
+        googletest("late_rows", "rank_tests", 15, late, **LATE),
         googletest("shared_rows", "rank_tests", 10, late_filter(SHARED_ROWS), SHARDWISE_TEST_DEVICE="late_shared"),
         pytest("python_late", 10, "test/python/ranks", "-k", LATE_PYTHON_ROWS, **LATE),
     ]

@@ -4,6 +4,7 @@
 
 #include <c10/util/accumulate.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace shardwise::group {
@@ -123,10 +124,11 @@ bool CopyBatch::run_and_keep() {
   return true;
 }
 
-bool put_flags(const std::vector<bool>& flags, const at::Tensor& vector, int64_t offset) {
+bool put_flags(const std::vector<bool>& flags, const at::Tensor& vector, int64_t offset, int64_t stride) {
   if (vector.scalar_type() != at::kFloat) return false;
-  auto* to = vector.mutable_data_ptr<float>() + offset;
-  for (const bool flag : flags) *to++ = flag ? 1.0F : 0.0F;
+  auto* const first = vector.mutable_data_ptr<float>() + offset;
+  std::transform(flags.begin(), flags.end(), first, [](bool flag) { return flag ? 1.0F : 0.0F; });
+  for (auto at = stride; offset + at < vector.numel(); at += stride) std::copy_n(first, flags.size(), first + at);
   return true;
 }
 

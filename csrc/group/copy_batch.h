@@ -85,8 +85,9 @@ class SHARDWISE_API CopyBatch {
   bool ran_before_ = false;
 };
 
-/// Writes the flags as 0 and 1 from element `offset` on. Returns false for a dtype that it does not know.
-SHARDWISE_API bool put_flags(const std::vector<bool>& flags, const at::Tensor& vector, int64_t offset);
+/// Writes the flags as 0 and 1 from element `offset` on, and again after each `stride` elements, as long as there are
+/// some. Returns false for a dtype that it does not know.
+SHARDWISE_API bool put_flags(const std::vector<bool>& flags, const at::Tensor& vector, int64_t offset, int64_t stride);
 
 /// The strides of a contiguous tensor of these sizes.
 SHARDWISE_API std::vector<int64_t> row_major(at::IntArrayRef sizes);

@@ -153,11 +153,7 @@ void Gradients::fill(size_t index, const at::Tensor& gradient, double scale) {
 }
 
 void Gradients::fill_counts() {
-  bool done = bucket_.is_cpu();
-  for (int64_t rank = 0; done && rank < layout_.world; ++rank) {
-    done = put_flags(used_here_, bucket_, rank * segment_ + layout_.part);
-  }
-  if (done) return;
+  if (bucket_.is_cpu() && put_flags(used_here_, bucket_, layout_.part, segment_)) return;
   // Nothing is copied from the host's memory: such a copy to a device makes the host wait.
   const auto n = static_cast<int64_t>(used_here_.size());
   const auto counts = bucket_.view({-1, segment_}).narrow(1, layout_.part, n);

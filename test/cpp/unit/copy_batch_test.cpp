@@ -191,7 +191,7 @@ TEST_CASE("what has no fast way says so and writes nothing") {
   auto part = at::zeros({4}, at::kComplexFloat);
   CHECK_FALSE(group::CopyBatch::scales(at::kComplexFloat, at::kFloat));
   CHECK_FALSE(group::CopyBatch::scales(at::kFloat, at::kLong));
-  CHECK_FALSE(group::put_flags({true, true}, part, 0));
+  CHECK_FALSE(group::put_flags({true, true}, part, 0, 2));
   CHECK(part.equal(at::zeros({4}, at::kComplexFloat)));
   CHECK(group::CopyBatch::takes(at::empty({32768})));
   CHECK_FALSE(group::CopyBatch::takes(at::empty({32769})));
