@@ -47,7 +47,8 @@ FULL = Extent(
 def step_figures(build: Path, extent: Extent) -> Iterator[Figure]:
     """Instructions a unit, or a parameter: each is to stay what it is for the smallest."""
     sizes = list(dict.fromkeys((*extent.units, *extent.parameters, *extent.ranks)))
-    costs, counters = callgrind.count({"C++": host.commands(build, sizes, ("none", *WRAPS))["C++"]})
+    commands = {"C++": host.commands(build, sizes, ("none", *WRAPS))["C++"]}
+    costs, counters = callgrind.count(commands, without=callgrind.UNSTEADY)
     units = host.units(costs)
     for wrap in WRAPS:
         for what, grown in (("units", extent.units), ("parameters", extent.parameters), ("ranks", extent.ranks)):

@@ -72,6 +72,8 @@ void bind_handle(Bound& bound) {
           NoGil())
       .def(
           "reset_iter_state", [](const Self& self) { handle_of(self).reset_iter_state(); }, NoGil())
+      .def(
+          "free_idle_memory", [](const Self& self) { handle_of(self).free_idle_memory(); }, NoGil())
       .def("set_reduce_scatter_unused_params", set_alone(&Unit::set_reduce_scatter_unused_params), py::arg("value"))
       .def("set_requires_gradient_sync", set_alone(&Unit::set_requires_gradient_sync), py::arg("value"))
       .def("requires_gradient_sync", [](const Self& self) { return handle_of(self).requires_gradient_sync(); })

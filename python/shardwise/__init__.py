@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from shardwise import checkpoint, cpp
     from shardwise._estimate import MemoryEstimate, estimate_memory
     from shardwise._fully_shard import fully_shard
+    from shardwise._idle_memory import free_idle_memory
     from shardwise._install import install, uninstall
     from shardwise._local_optimizer import local_optimizer
     from shardwise._local_switch import set_local_optimizers
@@ -92,6 +93,7 @@ _LAZY = {
     "checkpoint": "shardwise.checkpoint",
     "cpp": "shardwise.cpp",
     "estimate_memory": "shardwise._estimate",
+    "free_idle_memory": "shardwise._idle_memory",
     "fully_shard": "shardwise._fully_shard",
     "install": "shardwise._install",
     "local_optimizer": "shardwise._local_optimizer",
@@ -136,6 +138,7 @@ __all__ = [
     "cmake_prefix_path",
     "cpp",
     "estimate_memory",
+    "free_idle_memory",
     "fully_shard",
     "install",
     "local_optimizer",

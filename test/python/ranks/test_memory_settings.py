@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -86,7 +88,31 @@ def kept_storage(rank: int) -> None:
     train(model, rank, 1)
 
 
+def idle_memory(rank: int) -> None:
+    """The pages go back, and the next step has them again, with the same bits."""
+    width = 1024
+
+    def step(model: Any) -> torch.Tensor:
+        model.zero_grad()
+        model(batch(0, rank, width)).sum().backward()
+        return local(model[0].weight.grad).clone()
+
+    models = [shardwise.fully_shard(mlp(width, width)) for _ in range(2)]
+    for _ in range(3):
+        expected = step(models[0])
+        assert step(models[1]).equal(expected)
+        before = resident()
+        shardwise.free_idle_memory(models[1])
+        assert before - resident() >= 4 * width * width
+
+
+def resident() -> int:
+    """This process's memory in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 class TestMemorySettings:
+    test_idle_memory = on_ranks(2, idle_memory)
     test_sums_in_flight = on_ranks(2, sums_in_flight)
     test_kept_storage = on_ranks(2, kept_storage)
     test_symmetric_memory = on_ranks(2, symmetric_memory)
