@@ -368,8 +368,7 @@ void Unit::need_no_copies() const {
         c10::getDtypeNames(dtype).first, " after replicate(), but its module computes in ",
         c10::getDtypeNames(full).first,
         " (param_dtype). This needs separate copies of the parameters, which replicate() makes only if the dtypes "
-        "differ "
-        "when it is called. Cast the module first, then call replicate()."));
+        "differ when it is called. Cast the module first, then call replicate()."));
   }
 }
 

@@ -332,8 +332,7 @@ void Unit::refuse_shared(const NamedTensor& parameter, size_t rank) const {
       "' is shared with a tensor that ", kind(),
       "() does not know: a view or an alias made earlier (weight.t(), detach()), another parameter or buffer, "
       "or the graph of an old loss. Such a tensor would keep its current values while the parameter trains. Make views "
-      "in "
-      "forward(), clone() values that must stay, and drop old losses before wrapping. If nothing computes with the "
+      "in forward(), clone() values that must stay, and drop old losses before wrapping. If nothing computes with the "
       "tensor, set allow_aliases(true)."));
 }
 

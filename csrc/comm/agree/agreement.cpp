@@ -233,8 +233,7 @@ void Agreement::raise(const std::vector<Record>& records) {
       text +
       " Some ranks wait for collectives that will never come, so nothing can run on this mesh's process groups any "
       "more. Models on other process groups go on. Start the program again, or make new process groups and a new mesh, "
-      "and "
-      "wrap the model anew.";
+      "and wrap the model anew.";
   throw Error(broken_);
 }
 

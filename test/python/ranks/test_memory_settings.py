@@ -1,4 +1,4 @@
-"""set_reduce_scatter_max_input_buffers() and set_keep_unsharded_storage(): what they change, and what they do not."""
+"""Settings and calls about memory: what they change, and what they do not."""
 
 from __future__ import annotations
 
