@@ -2,9 +2,9 @@
 
 #include "comm/rendezvous/environment.h"
 #include "engine/step_memory.h"
-#include "group/full_copies.h"
 #include "group/gradients.h"
 #include "group/outline.h"
+#include "group/unpacking.h"
 #include "layout/shards.h"
 
 #include <shardwise/error.h>
@@ -115,7 +115,7 @@ class Estimate {
     int64_t elements = 0;
     for (const auto& cut : layout.cuts) {
       for (int64_t rank = 0; rank < layout.world; ++rank) {
-        if (group::FullCopies::can_place(cut, rank, dtype)) elements += cut.piece_numel(rank);
+        if (group::Unpacking::can_place(cut, rank, dtype)) elements += cut.piece_numel(rank);
       }
     }
     return elements;
@@ -147,7 +147,7 @@ class Estimate {
       bytes.gathers_into_full = policy_.is_flat || direct > 0;
       if (direct > 0) {
         const auto item = bytes_of(compute);
-        bytes.full = group::FullCopies::with_rest(bytes.full / item, layout.world * layout.part, direct) * item;
+        bytes.full = group::Unpacking::with_rest(bytes.full / item, layout.world * layout.part, direct) * item;
         bytes.gathered = 0;
       }
     }

@@ -11,36 +11,10 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
-#include <c10/util/accumulate.h>
 
 #include <algorithm>
 
 namespace shardwise::group {
-namespace {
-
-/// How many sets of moves are kept. A unit gets the same few pairs of buffers: those of its own turn, and those that it
-/// gets when others were gathered ahead.
-constexpr size_t kMostPlaces = 4;
-
-/// This rank's piece of what is in the registry: all of that, or a piece of it if a whole parameter was loaded there.
-at::Tensor own_piece(const Parameter& parameter, const layout::Cut& cut, int64_t rank) {
-  auto shard = parameter.stored();
-  if (shard.sizes() == cut.piece_sizes(rank)) return shard;
-  const auto whole = parameter.full().sizes();
-  if (shard.sizes() == whole) return piece_of(shard, cut, rank);
-  throw Error(c10::str(
-      "shardwise: rank ", rank, ": the parameter '", parameter.name(), "' was replaced by a tensor of sizes ",
-      shard.sizes(), ". It must have the sizes of this rank's shard, ", at::IntArrayRef(cut.piece_sizes(rank)),
-      ", or of the whole parameter, ", whole,
-      ". Load an archive that the same model saved on the same number of ranks."));
-}
-
-const void* first_element(const at::TensorImpl& tensor, size_t itemsize) {
-  return static_cast<const char*>(tensor.unsafe_storage().data()) +
-         tensor.storage_offset() * static_cast<int64_t>(itemsize);
-}
-
-} // namespace
 
 FullCopies::FullCopies(std::vector<Parameter*> parameters, Setting setting, FrontEndCallbacks& front)
     : Copies(std::move(parameters)),
@@ -48,8 +22,7 @@ FullCopies::FullCopies(std::vector<Parameter*> parameters, Setting setting, Fron
       is_flat_(setting.is_flat),
       rank_(setting.rank),
       kinds_(setting.kinds),
-      itemsize_(setting.kinds.shards.dtype().itemsize()) {
-  adopt_shards(front, setting.takes_memory);
+      part_(this->parameters(), layout_, rank_, kinds_.shards, setting.takes_memory, front) {
   if (const auto* before = setting.before; before != nullptr && lies_as(*before)) {
     take_storages(*before, front);
   } else {
@@ -100,7 +73,7 @@ std::optional<size_t> FullCopies::index_of(const at::Tensor& tensor) const {
 bool FullCopies::serves(const at::Tensor& tensor) const {
   if (!current()) return false;
   const auto index = index_of(tensor);
-  if (!index || !fits(*index)) return false;
+  if (!index || !part_.fits(*index)) return false;
   const auto* parameter = parameters()[*index];
   return parameter->requires_grad() == parameter->leaf_requires_grad();
 }
@@ -110,23 +83,23 @@ void FullCopies::provide(
   from_held_ = from_held && collectives.size() * held_.numel() == layout_.world * layout_.part;
   if (!from_held_) {
     drop_held(buffers);
-    counters.unsharded_bytes += collect();
+    counters.unsharded_bytes += part_.collect();
   }
-  places_directly_ = !may_hold && !placements_.empty() && collectives.can_place();
+  places_directly_ = !may_hold && !unpacking_.placements().empty() && collectives.can_place();
   if (gathers_into_leaves()) refill(collectives.memory(), buffers, counters);
   if (gathers_apart()) {
     gathered_ = buffers.take(layout_.world * layout_.part, kinds_.full, counters, collectives.memory());
   } else if (layout_.world == 1 && !lies_on_full_device()) {
     gathered_ = send(buffers, counters);
   } else {
-    gathered_ = gathers_into_leaves() ? memory_ : part_;
+    gathered_ = gathers_into_leaves() ? memory_ : part_.vector();
   }
 }
 
 void FullCopies::start(
     const comm::Collectives& collectives, comm::Buffers& buffers, const std::string& unit, Counters& counters) {
   if (layout_.world == 1) return;
-  auto part = from_held_ ? held_ : part_;
+  auto part = from_held_ ? held_ : part_.vector();
   if (collectives.memory() != nullptr) {
     part = put_in_place(part, collectives, counters);
   } else if (!from_held_ && !is_sent_as_it_is()) {
@@ -137,7 +110,7 @@ void FullCopies::start(
   if (places_directly_) {
     // Nothing arrives in the output itself.
     const auto output = view_of(memory_, {layout_.world * layout_.part}, {1}, 0);
-    const transport::DirectPlacement placement{memory_, placements_};
+    const transport::DirectPlacement placement{memory_, unpacking_.placements()};
     pending_ = collectives.all_gather(output, part, named(unit), counters, &placement);
   } else {
     pending_ = collectives.all_gather(gathered_, part, named(unit), counters);
@@ -150,7 +123,7 @@ void FullCopies::start(
 at::Tensor FullCopies::send(comm::Buffers& buffers, Counters& counters) {
   const bool is_whole = is_flat_ && layout_.world == 1;
   const auto sent = is_whole ? memory_ : buffers.take(layout_.part, kinds_.full, counters);
-  put(part_, sent, counters);
+  put(part_.vector(), sent, counters);
   if (!is_whole) sent_ = sent;
   return sent;
 }
@@ -171,7 +144,7 @@ void FullCopies::put(const at::Tensor& part, const at::Tensor& place, Counters& 
   }
   place.copy_(part, /*non_blocking=*/true);
   if (!scope) return;
-  host_read_.note(place);
+  part_.note_read(place);
   begun_.note(place);
 }
 
@@ -186,7 +159,7 @@ void FullCopies::refill(const comm::Collectives* owner, comm::Buffers& buffers, 
     size_t bytes = 0;
     for (const auto& storage : storages_) bytes += layout::aligned(storage.bytes());
     const auto leaves = static_cast<int64_t>(bytes / kinds_.full.dtype().itemsize());
-    numel = places_directly_ ? with_rest(leaves, numel, placed_) : leaves;
+    numel = places_directly_ ? Unpacking::with_rest(leaves, numel, unpacking_.placed_elements()) : leaves;
   }
   if (memory_.defined() && memory_.numel() < numel) {
     free_leaves();
@@ -202,46 +175,11 @@ void FullCopies::refill(const comm::Collectives* owner, comm::Buffers& buffers, 
 }
 
 void FullCopies::refuse_in_child() {
-  for (size_t i = 0; i < seen_.size() && part_is_shared_; ++i) {
-    if (!seen_[i].elsewhere.defined()) transport::refuse_in_child(*seen_[i].storage.unsafeGetStorageImpl());
-  }
+  part_.refuse_in_child();
   if (!are_shared_) return;
   for (auto& storage : storages_) {
     if (!storage.freed()) storage.refuse_in_child();
   }
-}
-
-void FullCopies::copy_pieces() {
-  if (is_flat_) {
-    if (layout_.world == 1 && lies_on_full_device()) gathered_.copy_(part_);
-    return;
-  }
-  const Addresses addresses{gathered_.const_data_ptr(), memory_.const_data_ptr(), places_directly_};
-  for (const auto& [known, moves] : known_moves_) {
-    if (known == addresses) return moves.run_again();
-  }
-  CopyBatch moves;
-  const bool alike = gathered_.dtype() == kinds_.full.dtype() && gathered_.device() == kinds_.full.device();
-  bool moves_all = true;
-  std::vector<Piece> pieces;
-  for (size_t i = 0; i < copies_.size(); ++i) {
-    const auto& copy = copies_[i];
-    const auto start = places_directly_ ? copy.rest : copy.rank * layout_.part + copy.offset;
-    if (places_directly_ && copy.can_place) {
-      // It is there already.
-    } else if (alike && copy.is_moved) {
-      add_piece(pieces, {copy.runs, start});
-    } else {
-      moves_all = false;
-      auto rows = copy.rows;
-      rows.copy_(gathered_.narrow(0, start, rows.numel()).view(rows.sizes()));
-    }
-    if (i + 1 < copies_.size() && copies_[i + 1].leaf == copy.leaf) continue;
-    if (!pieces.empty()) moves.put(storages_[copy.leaf].alias(), std::exchange(pieces, {}), gathered_);
-  }
-  if (!moves.run_and_keep() || !moves_all) return;
-  if (known_moves_.size() == kMostPlaces) known_moves_.erase(known_moves_.begin());
-  known_moves_.emplace_back(addresses, std::move(moves));
 }
 
 void FullCopies::hold(int64_t holders, comm::Buffers& buffers, Counters& counters) {
@@ -259,22 +197,22 @@ void FullCopies::copy_out(int64_t holders, comm::Buffers& buffers, Counters& cou
   const base::ComputeGuard compute;
   // Not earlier, unless the gather writes there: until here the unit needs only the gathered buffer.
   if (!gathers_into_leaves()) refill(nullptr, buffers, counters);
-  copy_pieces();
-  const auto placed = places_directly_ ? placed_ * static_cast<int64_t>(kinds_.full.dtype().itemsize()) : 0;
-  counters.unsharded_bytes += copied_bytes_ - placed;
+  if (!is_flat_) {
+    counters.unsharded_bytes += unpacking_.run(gathered_, memory_, places_directly_);
+  } else if (layout_.world == 1 && lies_on_full_device()) {
+    gathered_.copy_(part_.vector());
+  }
   if (!written()) hold(holders, buffers, counters);
 }
 
 FullCopies::Sizes FullCopies::sizes() const {
-  const auto own = static_cast<int64_t>(part_.itemsize());
+  const auto own = static_cast<int64_t>(kinds_.shards.dtype().itemsize());
   const auto compute = static_cast<int64_t>(kinds_.full.dtype().itemsize());
-  int64_t elements = 0;
-  for (const auto& shard : seen_) elements += shard.numel;
   int64_t full = 0;
   for (const auto& storage : storages_) full += static_cast<int64_t>(storage.bytes());
   return {
       .part = layout_.part * own,
-      .padding = (layout_.part - elements) * own,
+      .padding = (layout_.part - part_.elements()) * own,
       .sent = layout_.part * compute,
       .full = full,
       .dtype = kinds_.full.dtype().toScalarType()};
@@ -293,196 +231,28 @@ const Parameter* FullCopies::find(const at::Tensor& tensor) const {
   return last;
 }
 
-void FullCopies::adopt_shards(FrontEndCallbacks& front, bool takes_memory) {
-  {
-    const base::ComputeGuard guard;
-    part_ = transport::shared_zeros(layout_.part, kinds_.shards);
-    part_is_shared_ = transport::is_shared(part_);
-  }
-  for (const auto& cut : layout_.cuts) seen_.push_back({cut.piece_numel(rank_), nullptr, {}, {}});
-  for (size_t i = 0; i < parameters().size(); ++i) {
-    const auto shard = parameters()[i]->stored();
-    const bool is_piece = shard.sizes() == layout_.cuts[i].piece_sizes(rank_);
-    if (takes_memory || !is_piece || part_.is_meta() || !is_alike(*shard.unsafeGetTensorImpl(), i)) {
-      move_into_part(i, front);
-    } else {
-      leave_where_it_is(i, front);
-    }
-  }
-  watches_.push_back(front.watch(part_, FrontEndCallbacks::Role::shard));
-}
-
-at::Tensor FullCopies::own_part(size_t index) const {
-  return piece_in(part_, layout_.cuts[index], rank_, 0);
-}
-
-void FullCopies::move_into_part(size_t index, FrontEndCallbacks& front) {
-  const auto shard = parameters()[index]->stored();
-  {
-    const base::ComputeGuard guard;
-    host_read_.make_host_wait();
-    auto piece = own_part(index);
-    piece.copy_(own_piece(*parameters()[index], layout_.cuts[index], rank_));
-    replace_data(shard, front.shown(piece));
-  }
-  seen_[index].elsewhere = at::Tensor();
-  saw(index, shard);
-  front.mark(shard);
-}
-
-void FullCopies::leave_where_it_is(size_t index, FrontEndCallbacks& front) {
-  const auto shard = parameters()[index]->stored();
-  {
-    const base::ComputeGuard guard;
-    seen_[index].elsewhere = shard.detach();
-  }
-  saw(index, shard);
-  front.mark(shard);
-  watches_.push_back(front.watch(shard, FrontEndCallbacks::Role::shard));
-}
-
-// Copies shards that are elsewhere into the part, which is sent. Returns the number of bytes.
-int64_t FullCopies::collect() const {
-  int64_t bytes = 0;
-  for (size_t i = 0; i < seen_.size(); ++i) {
-    const auto& shard = seen_[i].elsewhere;
-    if (!shard.defined()) continue;
-    host_read_.make_host_wait();
-    own_part(i).copy_(shard);
-    bytes += static_cast<int64_t>(shard.nbytes());
-  }
-  return bytes;
-}
-
-bool FullCopies::has_memory() const {
-  return std::none_of(seen_.begin(), seen_.end(), [](const auto& shard) { return shard.elsewhere.defined(); });
-}
-
 bool FullCopies::take_memory(FrontEndCallbacks& front) {
-  for (size_t i = 0; i < parameters().size(); ++i) {
-    const auto* shard = parameters()[i]->live_shard();
-    if (shard == nullptr || parameters()[i]->extension() || !is_alike(*shard, i)) return false;
-  }
-  for (size_t i = 0; i < parameters().size(); ++i) {
-    if (seen_[i].elsewhere.defined() || !fits(i)) move_into_part(i, front);
-  }
+  if (!part_.take_all(front)) return false;
   mark_stale();
   return true;
 }
 
-bool FullCopies::fits() const {
-  for (size_t i = 0; i < parameters().size(); ++i) {
-    if (!fits(i)) return false;
-  }
-  return true;
-}
-
-bool FullCopies::is_alike(const at::TensorImpl& shard, size_t index) const {
-  const auto* part = part_.unsafeGetTensorImpl();
-  return shard.has_storage() && shard.dtype() == part->dtype() && shard.device() == part->device() &&
-         shard.numel() == seen_[index].numel;
-}
-
-void FullCopies::saw(size_t index, const at::Tensor& shard) {
-  seen_[index].storage = shard.storage();
-  seen_[index].address = first_element(*shard.unsafeGetTensorImpl(), itemsize_);
-}
-
-// Called very often. A shard with elements is identified by their address, not by its storage: a front end may show it
-// through another storage (FrontEndCallbacks::shown).
-bool FullCopies::fits(size_t index) const {
-  const auto* parameter = parameters()[index];
-  const auto* shard = parameter->live_shard();
-  const auto& seen = seen_[index];
-  if (shard == nullptr || parameter->extension() || !shard->unsafe_storage() || shard->dtype() != part_.dtype() ||
-      shard->numel() != seen.numel) {
-    return false;
-  }
-  if (part_.is_meta()) return shard->is_meta();
-  if (seen.numel == 0) return shard->unsafe_storage().unsafeGetStorageImpl() == seen.storage.unsafeGetStorageImpl();
-  return first_element(*shard, itemsize_) == seen.address;
-}
-
 void FullCopies::make_rows(FrontEndCallbacks& front) {
-  for (size_t i = 0; i < parameters().size(); ++i) {
-    const auto& cut = layout_.cuts[i];
-    const auto leaf = parameters()[i]->full();
+  std::vector<at::Tensor> aliases;
+  for (const auto& parameter : parameters()) {
+    const auto leaf = parameter->full();
     {
       const base::ComputeGuard guard;
-      storages_.emplace_back(leaf.sizes(), kinds_.full);
-      const auto& alias = storages_.back().alias();
+      const auto& alias = aliases.emplace_back(storages_.emplace_back(leaf.sizes(), kinds_.full).alias());
       replace_data(leaf, alias);
-      parameters()[i]->keep_memory(alias);
-      for (int64_t rank = 0; rank < layout_.world; ++rank) {
-        if (cut.piece_numel(rank) == 0) continue;
-        auto rows = piece_of(alias, cut, rank);
-        copied_bytes_ += static_cast<int64_t>(rows.nbytes());
-        copies_.push_back({i, std::move(rows), runs_of(cut, rank), rank, cut.offsets[rank], CopyBatch::takes(alias)});
-      }
+      parameter->keep_memory(alias);
     }
     front.mark(leaf);
-    parameters()[i]->set_absent_gradient(front.absent_gradient(leaf));
+    parameter->set_absent_gradient(front.absent_gradient(leaf));
     watches_.push_back(front.watch(leaf, FrontEndCallbacks::Role::full));
   }
-  find_placements();
-}
-
-// Large pieces in one run that CopyBatch leaves to torch.
-bool FullCopies::can_place(const layout::Cut& cut, int64_t rank, at::ScalarType dtype) {
-  const auto runs = runs_of(cut, rank);
-  return c10::multiply_integers(cut.shape) > CopyBatch::kSmall && runs.count == 1 &&
-         static_cast<size_t>(runs.length) * c10::elementSize(dtype) >= transport::DirectPlacement::kLeast;
-}
-
-void FullCopies::find_placements() {
-  if (layout_.world == 1 || !kinds_.full.device().is_cpu()) return;
-  std::vector<size_t> starts;
-  size_t start = 0;
-  for (const auto& storage : storages_) {
-    starts.push_back(start);
-    start += layout::aligned(storage.bytes());
-  }
-  const auto item = kinds_.full.dtype().itemsize();
-  const auto begin_of = [&](const Copy& copy) {
-    return static_cast<size_t>(copy.rank * layout_.part + copy.offset) * item;
-  };
-  std::vector<transport::DirectPlacement::Range> large;
-  for (auto& copy : copies_) {
-    copy.can_place =
-        !copy.is_moved && can_place(layout_.cuts[copy.leaf], copy.rank, kinds_.full.dtype().toScalarType());
-    if (!copy.can_place) continue;
-    const auto to = starts[copy.leaf] + static_cast<size_t>(copy.runs.start) * item;
-    large.push_back({begin_of(copy), copy.rows.nbytes(), to});
-    placed_ += copy.rows.numel();
-  }
-  if (large.empty()) return;
-  const auto before = [](const auto& a, const auto& b) { return a.offset < b.offset; };
-  std::sort(large.begin(), large.end(), before);
-  size_t done = 0;
-  const auto add_rest = [&](size_t end) {
-    const auto part = static_cast<size_t>(layout_.part) * item;
-    while (done < end) {
-      const auto bytes = std::min(end, (done / part + 1) * part) - done;
-      placements_.push_back({done, bytes, start});
-      start += bytes;
-      done += bytes;
-    }
-  };
-  for (const auto& range : large) {
-    add_rest(range.offset);
-    placements_.push_back(range);
-    done += range.bytes;
-  }
-  add_rest(static_cast<size_t>(layout_.world * layout_.part) * item);
-  for (auto& copy : copies_) {
-    const transport::DirectPlacement::Range begin{begin_of(copy), 0, 0};
-    const auto& range = *std::prev(std::upper_bound(placements_.begin(), placements_.end(), begin, before));
-    copy.rest = static_cast<int64_t>((range.to + begin.offset - range.offset) / item);
-  }
-}
-
-int64_t FullCopies::with_rest(int64_t leaves, int64_t gathered, int64_t placed) {
-  return std::max(leaves + gathered - placed, gathered);
+  const base::ComputeGuard guard;
+  unpacking_ = Unpacking(layout_, std::move(aliases));
 }
 
 void FullCopies::make_flat(FrontEndCallbacks& front) {
@@ -530,10 +300,7 @@ bool FullCopies::lies_as(const FullCopies& before) const {
 void FullCopies::take_storages(const FullCopies& before, FrontEndCallbacks& front) {
   storages_ = before.storages_;
   starts_ = before.starts_;
-  copies_ = before.copies_;
-  copied_bytes_ = before.copied_bytes_;
-  placements_ = before.placements_;
-  placed_ = before.placed_;
+  unpacking_ = before.unpacking_;
   for (size_t i = 0; i < parameters().size(); ++i) {
     const auto leaf = parameters()[i]->full();
     front.mark(leaf);
@@ -545,10 +312,10 @@ std::vector<at::Tensor> FullCopies::gather_values(
     const std::vector<bool>& wanted, std::optional<at::Device> device, const comm::Collectives& collectives,
     comm::Buffers& buffers, const std::string& unit, Counters& counters) const {
   const base::ComputeGuard guard;
-  collect();
+  part_.collect();
   // In the dtype of the shards, on the device of the full copies.
-  const auto part = part_.to(kinds_.shards.device(kinds_.full.device()).pinned_memory(false));
-  return gather_parts(part, wanted, device.value_or(part_.device()), collectives, buffers, unit, counters);
+  const auto part = part_.vector().to(kinds_.shards.device(kinds_.full.device()).pinned_memory(false));
+  return gather_parts(part, wanted, device.value_or(part_.vector().device()), collectives, buffers, unit, counters);
 }
 
 std::vector<at::Tensor> FullCopies::gather_pieces(
@@ -567,7 +334,8 @@ std::vector<at::Tensor> FullCopies::gather_pieces(
   for (size_t i = 0; i < pieces.size(); ++i) {
     if (pieces[i].defined()) piece_in(part, layout_.cuts[i], rank_, 0).copy_(pieces[i]);
   }
-  auto values = gather_parts(part, wanted, device.value_or(part_.device()), collectives, buffers, unit, counters);
+  auto values =
+      gather_parts(part, wanted, device.value_or(part_.vector().device()), collectives, buffers, unit, counters);
   for (size_t i = 0; i < pieces.size(); ++i) {
     if (values[i].defined()) values[i] = values[i].to(pieces[i].scalar_type());
   }

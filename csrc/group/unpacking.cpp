@@ -1,0 +1,123 @@
+#include "group/unpacking.h"
+
+#include "group/pieces.h"
+
+#include <c10/util/accumulate.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace shardwise::group {
+namespace {
+
+/// How many sets of moves are kept. A unit gets the same few pairs of buffers: those of its own turn, and those that it
+/// gets when others were gathered ahead.
+constexpr size_t kMostPlaces = 4;
+
+} // namespace
+
+// Large pieces in one run that CopyBatch leaves to torch.
+bool Unpacking::can_place(const layout::Cut& cut, int64_t rank, at::ScalarType dtype) {
+  const auto runs = runs_of(cut, rank);
+  return c10::multiply_integers(cut.shape) > CopyBatch::kSmall && runs.count == 1 &&
+         static_cast<size_t>(runs.length) * c10::elementSize(dtype) >= transport::DirectPlacement::kLeast;
+}
+
+int64_t Unpacking::with_rest(int64_t leaves, int64_t gathered, int64_t placed) {
+  return std::max(leaves + gathered - placed, gathered);
+}
+
+Unpacking::Unpacking(const layout::Shards& layout, std::vector<at::Tensor> leaves) : leaves_(std::move(leaves)) {
+  for (size_t i = 0; i < leaves_.size(); ++i) {
+    const auto& cut = layout.cuts[i];
+    const auto is_moved = CopyBatch::takes(leaves_[i]);
+    for (int64_t rank = 0; rank < layout.world; ++rank) {
+      if (cut.piece_numel(rank) == 0) continue;
+      auto rows = piece_of(leaves_[i], cut, rank);
+      bytes_ += static_cast<int64_t>(rows.nbytes());
+      const auto start = rank * layout.part + cut.offsets[rank];
+      copies_.push_back({i, std::move(rows), runs_of(cut, rank), rank, start, is_moved});
+    }
+  }
+  if (layout.world > 1) find_placements(layout);
+}
+
+void Unpacking::find_placements(const layout::Shards& layout) {
+  if (leaves_.empty() || !leaves_.front().device().is_cpu()) return;
+  std::vector<size_t> starts;
+  size_t start = 0;
+  for (const auto& leaf : leaves_) {
+    starts.push_back(start);
+    start += layout::aligned(leaf.nbytes());
+  }
+  const auto item = leaves_.front().itemsize();
+  const auto begin_of = [&](const Copy& copy) { return static_cast<size_t>(copy.start) * item; };
+  std::vector<transport::DirectPlacement::Range> large;
+  for (auto& copy : copies_) {
+    copy.can_place = !copy.is_moved && can_place(layout.cuts[copy.leaf], copy.rank, copy.rows.scalar_type());
+    if (!copy.can_place) continue;
+    const auto to = starts[copy.leaf] + static_cast<size_t>(copy.runs.start) * item;
+    large.push_back({begin_of(copy), copy.rows.nbytes(), to});
+    placed_ += copy.rows.numel();
+  }
+  if (large.empty()) return;
+  const auto before = [](const auto& a, const auto& b) { return a.offset < b.offset; };
+  std::sort(large.begin(), large.end(), before);
+  size_t done = 0;
+  const auto add_rest = [&](size_t end) {
+    const auto part = static_cast<size_t>(layout.part) * item;
+    while (done < end) {
+      const auto bytes = std::min(end, (done / part + 1) * part) - done;
+      placements_.push_back({done, bytes, start});
+      start += bytes;
+      done += bytes;
+    }
+  };
+  for (const auto& range : large) {
+    add_rest(range.offset);
+    placements_.push_back(range);
+    done += range.bytes;
+  }
+  add_rest(static_cast<size_t>(layout.world * layout.part) * item);
+  for (auto& copy : copies_) {
+    const transport::DirectPlacement::Range begin{begin_of(copy), 0, 0};
+    const auto& range = *std::prev(std::upper_bound(placements_.begin(), placements_.end(), begin, before));
+    copy.rest = static_cast<int64_t>((range.to + begin.offset - range.offset) / item);
+  }
+}
+
+int64_t Unpacking::run(const at::Tensor& gathered, const at::Tensor& memory, bool is_placed) {
+  copy(gathered, memory, is_placed);
+  return bytes_ - (is_placed ? placed_ * static_cast<int64_t>(memory.itemsize()) : 0);
+}
+
+void Unpacking::copy(const at::Tensor& gathered, const at::Tensor& memory, bool is_placed) {
+  const Addresses addresses{gathered.const_data_ptr(), memory.const_data_ptr(), is_placed};
+  for (const auto& [known, moves] : known_moves_) {
+    if (known == addresses) return moves.run_again();
+  }
+  CopyBatch moves;
+  const bool alike = gathered.dtype() == memory.dtype() && gathered.device() == memory.device();
+  bool moves_all = true;
+  std::vector<Piece> pieces;
+  for (size_t i = 0; i < copies_.size(); ++i) {
+    const auto& copy = copies_[i];
+    const auto start = is_placed ? copy.rest : copy.start;
+    if (is_placed && copy.can_place) {
+      // It is there already.
+    } else if (alike && copy.is_moved) {
+      add_piece(pieces, {copy.runs, start});
+    } else {
+      moves_all = false;
+      auto rows = copy.rows;
+      rows.copy_(gathered.narrow(0, start, rows.numel()).view(rows.sizes()));
+    }
+    if (i + 1 < copies_.size() && copies_[i + 1].leaf == copy.leaf) continue;
+    if (!pieces.empty()) moves.put(leaves_[copy.leaf], std::exchange(pieces, {}), gathered);
+  }
+  if (!moves.run_and_keep() || !moves_all) return;
+  if (known_moves_.size() == kMostPlaces) known_moves_.erase(known_moves_.begin());
+  known_moves_.emplace_back(addresses, std::move(moves));
+}
+
+} // namespace shardwise::group
