@@ -264,7 +264,10 @@ bool run_with_pieces(const c10::OperatorHandle& operation, c10::DispatchKeySet k
 } // namespace
 
 void watch_pieces() {
-  nn::set_substitute(&run_with_pieces);
+  static constexpr nn::Substitute kSubstitute{
+      .concerns = [](const at::Tensor& tensor) { return split::find_split(tensor).has_value(); },
+      .run = &run_with_pieces};
+  nn::set_substitute(kSubstitute);
 }
 
 } // namespace shardwise::tensor_parallel

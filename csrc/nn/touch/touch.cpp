@@ -134,23 +134,24 @@ void run_untouched(const c10::OperatorHandle& operation, c10::DispatchKeySet key
 
 namespace {
 
-std::atomic<Substitute> substitute_of_process = nullptr;
+std::atomic<const Substitute*> substitute_of_process = nullptr;
 
 /// Runs the operation, in the substitute's way if it has one.
 void run_operation(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  const auto substitute = substitute_of_process.load(std::memory_order_acquire);
-  if (substitute != nullptr && base::called_by_torch([&] { return substitute(operation, keys, *stack); })) return;
+  const auto* substitute = substitute_of_process.load(std::memory_order_acquire);
+  if (substitute != nullptr && base::called_by_torch([&] { return substitute->run(operation, keys, *stack); })) return;
   run_untouched(operation, keys, stack);
 }
 
 } // namespace
 
-void set_substitute(Substitute substitute) {
-  substitute_of_process.store(substitute, std::memory_order_release);
+void set_substitute(const Substitute& substitute) {
+  substitute_of_process.store(&substitute, std::memory_order_release);
 }
 
-bool has_substitute() {
-  return substitute_of_process.load(std::memory_order_acquire) != nullptr;
+bool has_substitute(const at::Tensor& tensor) {
+  const auto* substitute = substitute_of_process.load(std::memory_order_acquire);
+  return substitute != nullptr && base::called_by_torch([&] { return substitute->concerns(tensor); });
 }
 
 namespace {

@@ -149,12 +149,17 @@ void for_each_tensor_among(c10::ArrayRef<c10::IValue> values, const Visit& visit
   }
 }
 
-/// Runs an operation with keyed tensors in another way: leaves its results on the stack in the place of its arguments,
-/// and returns true. Runs after all listeners, and without any. There is one for the process, which tensor parallelism
-/// sets.
-using Substitute = bool (*)(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack& stack);
-void set_substitute(Substitute substitute);
-bool has_substitute();
+/// Runs operations on some keyed tensors in another way. There is one for the process, which tensor parallelism sets.
+struct Substitute {
+  /// Whether this keyed tensor is one of them.
+  bool (*concerns)(const at::Tensor& tensor);
+  /// Leaves the operation's results on the stack in the place of its arguments, and returns true. Runs after all
+  /// listeners, and without any.
+  bool (*run)(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack& stack);
+};
+/// It must live as long as the process.
+void set_substitute(const Substitute& substitute);
+bool has_substitute(const at::Tensor& tensor);
 
 /// Does what the fallback does, for an operation that has a kernel of its own for the key.
 void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack);

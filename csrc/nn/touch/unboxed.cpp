@@ -32,9 +32,11 @@ class Reads {
  public:
   explicit Reads(const c10::OperatorHandle& operation) : operation_(operation) {}
 
-  /// Whether the listener of this argument, if there is one, has nothing to do with others.
+  /// Whether the operation runs as torch has it, and the listener of this argument, if there is one, has nothing to do
+  /// with the other arguments.
   C10_ALWAYS_INLINE bool read(const at::Tensor& tensor) {
     if (!tensor.defined() || !has_touch_key(tensor)) return true;
+    if (has_substitute(tensor)) return false;
     auto listener = tensor.has_storage() ? listener_of(tensor) : nullptr;
     if (listener == nullptr || listener->needs_arguments()) return false;
     touches_.add(std::move(listener), {operation_, {}, tensor, /*written=*/false});
@@ -78,7 +80,7 @@ struct Unboxed<Operation, Result(Arguments...)> {
   static Result run(c10::DispatchKeySet keys, Arguments... arguments) {
     static const auto operation =
         c10::Dispatcher::singleton().findSchemaOrThrow(Operation::name, Operation::overload_name);
-    if (!c10::impl::tls_is_dispatch_key_included(kTouchKey) && !has_substitute()) {
+    if (!c10::impl::tls_is_dispatch_key_included(kTouchKey)) {
       const c10::impl::ExcludeDispatchKeyGuard not_a_touch(kTouchKey);
       Reads reads(operation);
       if ((reads.read(arguments) && ...) && (is_there(arguments) && ...)) {
