@@ -40,23 +40,6 @@ bool is_freed(const at::Tensor& tensor) {
   return storage != nullptr && is_freed(*storage) && tensor.sym_numel().maybe_as_int() != 0;
 }
 
-LeafStorage::LeafStorage(const at::Tensor& tensor) {
-  const char* problem = !tensor.defined() ? "the tensor is undefined"
-                        : !tensor.has_storage()
-                            ? "the tensor has no storage (it is sparse, or a wrapper of other tensors)"
-                        : is_freed(tensor)              ? "its memory is freed at the moment, so its size is unknown"
-                        : !tensor.storage().resizable() ? "torch must not free its memory (from_blob, or a mapped file)"
-                                                        : nullptr;
-  if (problem != nullptr) {
-    throw ValueError(
-        c10::str("shardwise: memory cannot be freed and refilled: ", problem, ". Give a dense tensor with memory."));
-  }
-  const base::ComputeGuard guard;
-  bytes_ = tensor.storage().nbytes();
-  alias_ = at::empty({0}, tensor.options().requires_grad(false));
-  alias_.set_(tensor.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides());
-}
-
 LeafStorage::LeafStorage(at::IntArrayRef sizes, const at::TensorOptions& options) {
   const base::ComputeGuard guard;
   alias_ = at::empty({0}, options);

@@ -17,9 +17,6 @@ SHARDWISE_API bool is_freed(const at::Tensor& tensor);
 /// Belongs to one thread at a time. On a device, the caller of free() orders the streams that still use it.
 class SHARDWISE_API LeafStorage {
  public:
-  /// Takes the whole storage of the tensor: a leaf, or a buffer that leaves are views of. Works in inference mode too.
-  /// Raises ValueError if there is no memory now, or if torch must not free it (from_blob, a mapped file).
-  explicit LeafStorage(const at::Tensor& tensor);
   /// For a new tensor of these sizes that has no memory yet: views of the alias may be made, but nothing may be read or
   /// written before free() and refill().
   LeafStorage(at::IntArrayRef sizes, const at::TensorOptions& options);

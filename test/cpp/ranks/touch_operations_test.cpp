@@ -167,18 +167,5 @@ TEST(Touch, RegistrationsComeAndGoInManyThreads) {
   });
 }
 
-TEST(LeafStorage, RefusesMemoryThatItCannotFree) {
-  float memory[3] = {1, 2, 3};
-  expect_text(text_of([&] { group::LeafStorage(torch::from_blob(memory, {3})); }), {"from_blob"});
-  expect_text(text_of([&] { group::LeafStorage{at::Tensor()}; }), {"undefined"});
-  expect_text(text_of([&] { group::LeafStorage(at::ones({2}).to_sparse()); }), {"no storage"});
-  const auto tensor = at::ones({2});
-  group::LeafStorage(tensor).free();
-  expect_text(text_of([&] { group::LeafStorage{tensor}; }), {"freed at the moment"});
-  group::LeafStorage nothing(at::empty({0}));
-  nothing.free();
-  EXPECT_FALSE(nothing.freed());
-}
-
 } // namespace
 } // namespace shardwise::nn::test

@@ -22,15 +22,15 @@ class Refiller : public TouchListener {
     Tensors parts;
     for (const auto& leaf : leaves_) parts.push_back(leaf.reshape(-1));
     values_ = at::cat(parts).clone();
-    buffer_ = values_.clone();
-    storage_.emplace(buffer_);
+    storage_.emplace(values_.sizes(), values_.options());
+    buffer_ = storage_->alias();
     int64_t offset = 0;
     for (auto& leaf : leaves_) {
       leaf.set_data(buffer_.narrow(0, offset, leaf.numel()).view(leaf.sizes()));
       offset += leaf.numel();
       add_touch_key(leaf);
     }
-    free();
+    storage_->free();
   }
 
   static std::shared_ptr<Refiller> watch(Tensors leaves) {
