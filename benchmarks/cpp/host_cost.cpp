@@ -111,11 +111,9 @@ int main(int count, char** arguments) {
     std::cout << (meters_can_count() != 0 ? "counts" : "does not count") << std::endl;
     return 0;
   }
-  const int status = run_sizes(count, arguments, measure_wrappings);
-  if (status != 0) return status;
-  // Last: once a process has used tensor parallelism, each operation on a parameter asks for its pieces.
   bool first = true;
   return run_sizes(count, arguments, [&](const Size& size) {
+    measure_wrappings(size);
     if (!std::exchange(first, false)) return;
     measure_calls(size);
     measure_parallelism(size);
