@@ -4,7 +4,6 @@
 #include "comm/mesh/gather_texts.h"
 #include "comm/mesh/mesh_groups.h"
 #include "observe/record.h"
-#include "pipeline/lower.h"
 #include "pipeline/run.h"
 #include "pipeline/schedules.h"
 #include "pipeline/simulate.h"
@@ -156,7 +155,7 @@ std::string Pipeline::table() const {
 }
 
 std::vector<double> Pipeline::bubble() const {
-  return pipeline::simulate(state_->step.table).bubble;
+  return pipeline::simulate(table_for(state_->options, state_->mesh.size(state_->axis))).bubble;
 }
 
 } // namespace shardwise

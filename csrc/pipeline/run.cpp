@@ -2,7 +2,6 @@
 
 #include "base/reason.h"
 #include "observe/record.h"
-#include "pipeline/flow.h"
 
 #include <shardwise/error.h>
 

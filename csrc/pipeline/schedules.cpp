@@ -31,11 +31,10 @@ void expect_positive(const ScheduleShape& shape, int value, const std::string& w
 }
 
 /// The table in which each rank has the list that `list_of` makes for it, and each stage is on the rank that `rank_of`
-/// says. Raises ValueError for a shape with less than one of anything.
+/// says. Raises ValueError for less than one stage on a rank, or microbatch.
 Table make_table(
     const ScheduleShape& shape, const std::function<int(int stage)>& rank_of,
     const std::function<std::vector<Action>(int rank)>& list_of) {
-  expect_positive(shape, shape.ranks, "ranks");
   expect_positive(shape, shape.stages_per_rank, "stages_per_rank");
   expect_positive(shape, shape.microbatches, "microbatches");
   Table table{shape.microbatches, {}, {}};
@@ -100,9 +99,8 @@ struct Pace {
 };
 
 /// How many rounds the microbatches are divided into, so that none is shorter than there are ranks.
-/// The shape may still be one that make_table() raises for.
 int rounds_of(const ScheduleShape& shape) {
-  return std::max(1, shape.microbatches / std::max(1, shape.ranks));
+  return std::max(1, shape.microbatches / shape.ranks);
 }
 
 int longest_round(const ScheduleShape& shape) {

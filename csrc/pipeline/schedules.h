@@ -4,7 +4,7 @@
 
 namespace shardwise::pipeline {
 
-// All of these raise ValueError for less than one rank, stage on a rank, or microbatch. With stages_per_rank, stage s
+// All of these raise ValueError for less than one stage on a rank, or microbatch. With stages_per_rank, stage s
 // is on rank s % ranks. Each stage takes the microbatches in order, forward and backward. Idle times are those of equal
 // stages and instant transfers.
 

@@ -6,15 +6,6 @@
 
 namespace shardwise::pipeline {
 
-/// How long things take, in any unit. A whole backward takes as long as its halves together.
-struct Costs {
-  double forward = 1;
-  double backward_input = 1;
-  double backward_weight = 1;
-  /// From one rank to another, for an activation or a gradient.
-  double transfer = 0;
-};
-
 struct Span {
   double begin = 0;
   double end = 0;
@@ -32,10 +23,14 @@ struct Times {
   std::vector<double> bubble;
 };
 
-/// The times when every rank works through its list as early as it can. A transfer keeps no rank from going on: a send
-/// ends as it begins, a receive ends when its data is there, and only what uses the data waits for it. The data travels
-/// from when both ranks have come to the transfer; in a table without transfers, from when it is computed.
-/// Raises ValueError for a table that problem_of() finds something wrong with.
-SHARDWISE_API Times simulate(const Table& table, const Costs& costs = {});
+/// The times when every rank works through its list as early as it can, for a table without transfers: a forward and
+/// each half of a backward take 1, and data is at once where it is needed.
+SHARDWISE_API Times simulate(const Table& table);
+
+/// The table with a send right after each action whose result another rank needs, and a receive in that rank's list:
+/// behind what it has begun before the data is there, and ahead of the rest. The computing actions and their order stay
+/// as they are. The ranks come to the end even if every send waits until its receiver comes to the receive: all lists
+/// are cut from one sequence of events, that of simulate(). The same table gives the same lists everywhere.
+SHARDWISE_API Table with_transfers(const Table& table);
 
 } // namespace shardwise::pipeline

@@ -3,6 +3,7 @@
 #include <shardwise/export.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,8 +38,8 @@ struct Action {
 };
 
 /// A schedule: what each rank does in one step, in order. A rank waits where it must; such gaps are not stored.
-/// Stages and microbatches count from 0. Without sends and receives it says only what is computed, see
-/// with_transfers().
+/// Stages and microbatches count from 0. Those of schedules.h say only what is computed; with_transfers() adds sends
+/// and receives.
 struct Table {
   int microbatches = 0;
   std::vector<int> rank_of_stage;
@@ -52,6 +53,18 @@ struct Table {
   }
   bool operator==(const Table&) const = default;
 };
+
+bool is_send(Kind kind);
+bool is_receive(Kind kind);
+
+/// The stage at the other end of a transfer; -1 or the number of stages if there is none.
+int other_end(const Action& transfer);
+
+/// The send that takes what an action computes to the rank that needs it. None if no other rank does.
+std::optional<Action> send_after(const Table& table, const Action& action);
+
+/// The receive that belongs to a send.
+Action receive_of(const Action& send);
 
 /// Stage, kind and microbatch: "2F3", with B for the whole backward, I and W for its halves on input and weights, and
 /// SF, RF, SB and RB for the sends and receives of activations (F) and gradients (B).

@@ -1,7 +1,5 @@
 // The schedules of a pipeline: that they are right, with and without transfers, what they look like, and where the
-// transfers are put.
-#include "pipeline/check.h"
-#include "pipeline/lower.h"
+// transfers are put. Ranks are played here that know only what they have computed or received.
 #include "pipeline/schedules.h"
 #include "pipeline/simulate.h"
 
@@ -9,7 +7,10 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <functional>
+#include <random>
+#include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,104 @@ namespace {
 
 bool is_transfer(const Action& action) {
   return action.kind >= Kind::send_forward;
+}
+
+/// Ranks that carry out a table. With transfers, each has only its own data; without, all see everything.
+class Players {
+ public:
+  explicit Players(const Table& table, bool has_transfers)
+      : table_(table),
+        has_transfers_(has_transfers),
+        next_(table.of_rank.size(), 0) {}
+
+  bool come_to_the_end() {
+    for (bool is_moving = true; is_moving;) {
+      is_moving = false;
+      for (int rank = 0; rank < table_.ranks(); ++rank) {
+        while (next(rank) && play(rank, *next(rank))) is_moving = true;
+      }
+    }
+    for (int rank = 0; rank < table_.ranks(); ++rank) {
+      if (next(rank)) return false;
+    }
+    return true;
+  }
+
+ private:
+  enum class Data { output, gradient };
+
+  const Action* next(int rank) const {
+    const auto& actions = table_.of_rank[rank];
+    return next_[rank] < actions.size() ? &actions[next_[rank]] : nullptr;
+  }
+  bool has(int rank, Data data, int stage, int microbatch) const {
+    return data_.count({has_transfers_ ? rank : 0, data, stage, microbatch}) > 0;
+  }
+  void give(int rank, Data data, int stage, int microbatch) {
+    data_.insert({has_transfers_ ? rank : 0, data, stage, microbatch});
+    ++next_[rank];
+  }
+  /// The sender has the data, and the receiver is where it takes them.
+  bool send(int rank, Data data, const Action& action, const Action& receive) {
+    const auto receiver = table_.rank_of_stage[receive.stage];
+    if (!has(rank, data, action.stage, action.microbatch)) return false;
+    if (!next(receiver) || *next(receiver) != receive) return false;
+    ++next_[rank];
+    give(receiver, data, action.stage, action.microbatch);
+    return true;
+  }
+
+  bool play(int rank, const Action& action) {
+    const auto [kind, stage, microbatch] = action;
+    switch (kind) {
+      case Kind::forward:
+        if (stage > 0 && !has(rank, Data::output, stage - 1, microbatch)) return false;
+        give(rank, Data::output, stage, microbatch);
+        return true;
+      case Kind::backward:
+      case Kind::backward_input:
+        if (!has(rank, Data::output, stage, microbatch)) return false;
+        if (stage + 1 < table_.stages() && !has(rank, Data::gradient, stage + 1, microbatch)) return false;
+        give(rank, Data::gradient, stage, microbatch);
+        return true;
+      case Kind::backward_weight:
+        if (!has(rank, Data::gradient, stage, microbatch)) return false;
+        ++next_[rank];
+        return true;
+      case Kind::send_forward:
+        return send(rank, Data::output, action, {Kind::receive_forward, stage + 1, microbatch});
+      case Kind::send_backward:
+        return send(rank, Data::gradient, action, {Kind::receive_backward, stage - 1, microbatch});
+      default:
+        return false;
+    }
+  }
+
+  const Table& table_;
+  bool has_transfers_;
+  std::vector<size_t> next_;
+  std::set<std::tuple<int, Data, int, int>> data_;
+};
+
+/// Whether each stage takes each microbatch forward and back once, as a whole or in halves, on the rank that has it.
+bool does_all_once(const Table& table) {
+  std::multiset<std::string> done;
+  for (int rank = 0; rank < table.ranks(); ++rank) {
+    for (const auto& [kind, stage, microbatch] : table.of_rank[rank]) {
+      if (table.rank_of_stage.at(stage) != rank) return false;
+      const bool is_whole = kind == Kind::backward;
+      done.insert(text({is_whole ? Kind::backward_input : kind, stage, microbatch}));
+      if (is_whole) done.insert(text({Kind::backward_weight, stage, microbatch}));
+    }
+  }
+  std::multiset<std::string> all;
+  for (int stage = 0; stage < table.stages(); ++stage) {
+    for (int microbatch = 0; microbatch < table.microbatches; ++microbatch) {
+      for (const auto kind : {Kind::forward, Kind::backward_input, Kind::backward_weight})
+        all.insert(text({kind, stage, microbatch}));
+    }
+  }
+  return done == all;
 }
 
 /// The stage boundaries that lie between ranks.
@@ -29,9 +128,10 @@ int crossings(const Table& table) {
 }
 
 void expect_lowers(const Table& table) {
-  CHECK(problem_of(table) == "");
+  CHECK(does_all_once(table));
+  CHECK(Players(table, false).come_to_the_end());
   const auto lowered = with_transfers(table);
-  CHECK(problem_of(lowered) == "");
+  CHECK(Players(lowered, true).come_to_the_end());
   auto computing = lowered;
   int transfers = 0;
   for (auto& actions : computing.of_rank) transfers += static_cast<int>(std::erase_if(actions, is_transfer));
@@ -121,9 +221,6 @@ TEST_CASE("pipeline tables: schedules in full") {
 
 TEST_CASE("pipeline tables: too few of anything is an error") {
   CHECK(error_of([] {
-          return gpipe(0, 1);
-        }) == "shardwise: gpipe() got ranks=0; a pipeline has at least one. Give it 1 or more.");
-  CHECK(error_of([] {
           return interleaved(2, -1, 4);
         }) == "shardwise: interleaved() got stages_per_rank=-1; a pipeline has at least one. Give it 1 or more.");
   CHECK(error_of([] {
@@ -133,11 +230,9 @@ TEST_CASE("pipeline tables: too few of anything is an error") {
   using LoopMaker = Table (*)(int, int, int);
   for (const int bad : {0, -3}) {
     for (const Maker make : {gpipe, one_forward_one_backward, zero_bubble_v, dual_pipe_v}) {
-      CHECK(error_of([&] { return make(bad, 2); }) != "");
       CHECK(error_of([&] { return make(1, bad); }) != "");
     }
     for (const LoopMaker make : {looped_bfs, interleaved, interleaved_zero_bubble}) {
-      CHECK(error_of([&] { return make(bad, 1, 1); }) != "");
       CHECK(error_of([&] { return make(1, bad, 1); }) != "");
       CHECK(error_of([&] { return make(1, 1, bad); }) != "");
     }
@@ -179,16 +274,48 @@ TEST_CASE("pipeline lower: transfers in full") {
   CHECK(text(with_transfers(zero_bubble_v(1, 1))) == "rank 0: 0F0 1F0 1I0 1W0 0I0 0W0\n");
 }
 
-TEST_CASE("pipeline lower: transfers keep the times") {
-  for (int ranks = 1; ranks <= 6; ++ranks) {
-    for (const int microbatches : {1, 4, 9, 17}) {
-      INFO(std::to_string(ranks) + " ranks, " + std::to_string(microbatches) + " microbatches");
-      for (const auto& table :
-           {one_forward_one_backward(ranks, microbatches), zero_bubble_v(ranks, microbatches),
-            interleaved(ranks, 2, microbatches)}) {
-        CHECK(simulate(with_transfers(table)).makespan == simulate(table).makespan);
-      }
+/// The same numbers on every machine.
+class PipelineDice {
+ public:
+  explicit PipelineDice(unsigned seed) : engine_(seed) {}
+  int below(size_t count) {
+    return static_cast<int>(engine_() % count);
+  }
+
+ private:
+  std::mt19937 engine_;
+};
+
+/// Stages anywhere, and actions in any order that is possible, with backwards that are whole or in halves.
+Table random_table(PipelineDice& dice) {
+  Table table{1 + dice.below(4), {}, {}};
+  table.of_rank.resize(1 + dice.below(5));
+  const auto stages = 1 + dice.below(7);
+  for (int stage = 0; stage < stages; ++stage) table.rank_of_stage.push_back(dice.below(table.of_rank.size()));
+  std::vector<Action> ready;
+  for (int microbatch = 0; microbatch < table.microbatches; ++microbatch)
+    ready.push_back({Kind::forward, 0, microbatch});
+  while (!ready.empty()) {
+    std::swap(ready[dice.below(ready.size())], ready.back());
+    const auto [kind, stage, microbatch] = ready.back();
+    ready.pop_back();
+    table.of_rank[table.rank_of_stage[stage]].push_back({kind, stage, microbatch});
+    if (kind == Kind::forward && stage + 1 < stages) {
+      ready.push_back({Kind::forward, stage + 1, microbatch});
+    } else if (kind != Kind::backward_weight && (kind == Kind::forward || stage > 0)) {
+      const auto next = kind == Kind::forward ? stage : stage - 1;
+      ready.push_back({dice.below(2) == 0 ? Kind::backward : Kind::backward_input, next, microbatch});
     }
+    if (kind == Kind::backward_input) ready.push_back({Kind::backward_weight, stage, microbatch});
+  }
+  return table;
+}
+
+TEST_CASE("pipeline lower: any order comes to the end") {
+  for (unsigned seed = 0; seed < 4000; ++seed) {
+    INFO("seed " + std::to_string(seed));
+    PipelineDice dice(seed);
+    expect_lowers(random_table(dice));
   }
 }
 
@@ -203,13 +330,6 @@ TEST_CASE("pipeline lower: few received things wait") {
     // The first rank's second stage has its input long before it comes to it.
     CHECK(most_unused(with_transfers(looped_bfs(8, 2, microbatches))) == microbatches - 7);
   }
-}
-
-TEST_CASE("pipeline lower: wrong tables and those with transfers are errors") {
-  auto table = gpipe(2, 2);
-  table.of_rank[1].pop_back();
-  CHECK_THROWS_AS(with_transfers(table), ValueError);
-  CHECK_THROWS_AS(with_transfers(with_transfers(gpipe(2, 2))), ValueError);
 }
 
 } // namespace

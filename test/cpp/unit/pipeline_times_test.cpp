@@ -1,6 +1,5 @@
 // How long the schedules of a pipeline take and how much they hold, against what they promise. The numbers of idle time
-// are exact for equal costs: a forward and each half of a backward take 1.
-#include "pipeline/lower.h"
+// are exact for equal stages: a forward and each half of a backward take 1.
 #include "pipeline/schedules.h"
 #include "pipeline/simulate.h"
 
@@ -15,8 +14,8 @@ namespace shardwise::pipeline {
 namespace {
 
 /// How long each rank is idle. All compute equally long in these schedules.
-double idle_time(const Table& table, const Costs& costs = {}) {
-  const auto times = simulate(table, costs);
+double idle_time(const Table& table) {
+  const auto times = simulate(table);
   for (const auto busy : times.busy) CHECK(busy == times.busy[0]);
   return times.makespan - times.busy[0];
 }
@@ -59,48 +58,23 @@ void for_many_shapes(const Fn& fn) {
 }
 
 TEST_CASE("pipeline times: one microbatch on two ranks") {
-  const Costs costs{.forward = 1, .backward_input = 2, .backward_weight = 3, .transfer = 0.5};
-  const auto table = one_forward_one_backward(2, 1);
-  const auto times = simulate(table, costs);
+  const auto times = simulate(one_forward_one_backward(2, 1));
   CHECK(times.of_rank[0][0].begin == 0);
   CHECK(times.of_rank[0][0].end == 1);
-  CHECK(times.of_rank[1][0].begin == 1.5);
-  CHECK(times.of_rank[1][1].begin == 2.5);
-  CHECK(times.of_rank[1][1].end == 7.5);
-  CHECK(times.of_rank[0][1].begin == 8);
-  CHECK(times.makespan == 13);
-  CHECK(times.busy[0] == 6);
-  CHECK(times.bubble[1] == Approx(7.0 / 13).margin(1e-12).epsilon(0));
-  // 0F0 0SF0 0RB0 0B0 and 1RF0 1F0 1B0 1SB0: the same, with transfers that keep no rank.
-  const auto lowered = simulate(with_transfers(table), costs);
-  CHECK(lowered.of_rank[0][1].begin == 1);
-  CHECK(lowered.of_rank[0][1].end == 1);
-  CHECK(lowered.of_rank[1][0].begin == 0);
-  CHECK(lowered.of_rank[1][0].end == 1.5);
-  CHECK(lowered.of_rank[0][2].end == 8);
-  CHECK(lowered.makespan == 13);
-  CHECK(lowered.busy[0] == 6);
-}
-
-TEST_CASE("pipeline times: only the use of data waits for it") {
-  const auto lowered = with_transfers(one_forward_one_backward(2, 2));
-  REQUIRE(text(lowered.of_rank[1][2]) == "1RF1");
-  const auto times = simulate(lowered, {.transfer = 0.5});
-  // The rank comes to the receive late, so the data does too. Meanwhile the rank goes on.
-  CHECK(times.of_rank[1][2].begin == 2.5);
-  CHECK(times.of_rank[1][2].end == 3);
-  CHECK(times.of_rank[1][3].begin == 2.5);
-  CHECK(times.of_rank[1][5].begin == 4.5);
+  CHECK(times.of_rank[1][0].begin == 1);
+  CHECK(times.of_rank[1][1].begin == 2);
+  CHECK(times.of_rank[1][1].end == 4);
+  CHECK(times.of_rank[0][1].begin == 4);
+  CHECK(times.makespan == 6);
+  CHECK(times.busy[0] == 3);
+  CHECK(times.bubble[1] == 0.5);
 }
 
 TEST_CASE("pipeline times: idle time of one stage on a rank") {
-  const Costs uneven{.forward = 2, .backward_input = 3, .backward_weight = 4};
   for_many_shapes([&](int ranks, int microbatches) {
     for (const auto& table : {gpipe(ranks, microbatches), one_forward_one_backward(ranks, microbatches)}) {
       const auto promised = (ranks - 1.0) / (microbatches + ranks - 1.0);
       for (const auto bubble : simulate(table).bubble) CHECK(bubble == Approx(promised).margin(1e-12).epsilon(0));
-      for (const auto bubble : simulate(table, uneven).bubble)
-        CHECK(bubble == Approx(promised).margin(1e-12).epsilon(0));
     }
   });
 }
