@@ -30,8 +30,7 @@ def made() -> str:
     # torch has no type stubs for its C++ modules.
     text = re.sub(r"^import torch\._C\.cpp.*\n", "", text, flags=re.MULTILINE)
     text = text.replace("torch._C.cpp.nn.Module", "typing.Any")
-    # A class that is bound after the signatures that mention it, and bare dicts.
-    text = text.replace("Unit | ...", "Unit | CppUnit")
+    # Bare dicts and functions.
     text = re.sub(r"\bdict\b(?!\[)", "dict[str, typing.Any]", text)
     text = re.sub(r"\bcollections\.abc\.Callable\b(?!\[)", "collections.abc.Callable[..., typing.Any]", text)
     return "# Made by scripts/make_stubs.py from csrc/bindings.\n" + text

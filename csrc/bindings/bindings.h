@@ -16,6 +16,7 @@ namespace shardwise::bindings {
 
 void bind_mesh(pybind11::module_& module);
 void bind_options(pybind11::module_& module);
+void bind_handle(pybind11::module_& module);
 void bind_unit(pybind11::module_& module);
 void bind_cpp_modules(pybind11::module_& module);
 void bind_estimate(pybind11::module_& module);

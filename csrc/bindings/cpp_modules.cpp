@@ -1,5 +1,4 @@
 // The C++ front end for C++ modules that torch::python::bind_module exposes to Python.
-#include "bindings/handle.h"
 #include "bindings/options.h"
 
 #include "python_front/kept_object.h"
@@ -17,29 +16,8 @@ namespace shardwise::bindings {
 namespace {
 
 namespace py = pybind11;
-using ModulePointer = std::shared_ptr<torch::nn::Module>;
-using Modules = std::vector<ModulePointer>;
-
-/// A call of a module that fires its hooks: what shardwise::call() does around forward.
-class Call {
- public:
-  explicit Call(ModulePointer module) : module_(std::move(module)), call_(*module_) {}
-  HookTensors begin(HookTensors inputs) {
-    call_.begin(inputs);
-    return inputs;
-  }
-  HookTensors end(HookTensors outputs) {
-    call_.end(outputs);
-    return outputs;
-  }
-  void fail() {
-    call_.fail();
-  }
-
- private:
-  ModulePointer module_;
-  detail::HookedCall call_;
-};
+using detail::HookedCall;
+using Modules = std::vector<std::shared_ptr<torch::nn::Module>>;
 
 FullyShardOptions::Placement placement_of(const py::object& placement) {
   if (placement.is_none()) return {};
@@ -105,15 +83,18 @@ std::tuple<std::vector<std::string>, std::vector<std::string>, int64_t> load_ful
 } // namespace
 
 void bind_cpp_modules(py::module_& module) {
-  py::class_<Call>(module, "Call", "A call of a C++ module that fires its hooks.")
-      .def(py::init<ModulePointer>(), py::arg("module"))
-      .def("begin", &Call::begin, NoGil(), py::arg("inputs"))
-      .def("end", &Call::end, NoGil(), py::arg("outputs"))
-      .def("fail", &Call::fail, NoGil());
-
-  py::class_<Unit> unit(module, "CppUnit", "The handle on one call for C++ modules.");
-  unit.def_property_readonly("kind", [](const Unit& self) { return self.plan().units.front().kind; });
-  bind_handle(unit);
+  // What shardwise::call() does around forward.
+  const auto replacing = [](void (HookedCall::*act)(HookTensors&)) {
+    return [act](HookedCall& self, HookTensors tensors) {
+      (self.*act)(tensors);
+      return tensors;
+    };
+  };
+  py::class_<HookedCall>(module, "Call", "A call of a C++ module that fires its hooks.")
+      .def(py::init<torch::nn::Module&>(), py::keep_alive<1, 2>(), py::arg("module"))
+      .def("begin", replacing(&HookedCall::begin), NoGil(), py::arg("inputs"))
+      .def("end", replacing(&HookedCall::end), NoGil(), py::arg("outputs"))
+      .def("fail", &HookedCall::fail, NoGil());
 
   module.def(
       "fully_shard", &shard, py::arg("modules"), py::arg("mesh"), py::arg("options"), py::kw_only(),

@@ -80,6 +80,7 @@ PYBIND11_MODULE(_C, module) {
   shardwise::base::set_caller_error(rethrow_in_python);
   shardwise::bindings::bind_mesh(module);
   shardwise::bindings::bind_options(module);
+  shardwise::bindings::bind_handle(module);
   shardwise::bindings::bind_unit(module);
   shardwise::bindings::bind_cpp_modules(module);
   shardwise::bindings::bind_estimate(module);

@@ -1,7 +1,10 @@
-#include "bindings/handle.h"
 #include "bindings/options.h"
 
 #include "group/leaf_storage.h"
+#include "python_front/kept_object.h"
+#include "python_front/module_unit.h"
+
+#include <pybind11/stl.h>
 
 #include <algorithm>
 
@@ -38,15 +41,16 @@ std::shared_ptr<ModuleUnit> make_unit(
           .neighbours = neighbours.value_or(nullptr)});
 }
 
+void set_post_optim_event(const ModuleUnit& self, const py::object& event) {
+  self.unit().schedule()->await_event = [event = python_front::KeptObject(event)] {
+    const py::gil_scoped_acquire gil;
+    if (!event.get().is_none()) event.get().attr("wait")();
+  };
+}
+
 } // namespace
 
 void bind_unit(py::module_& module) {
-  py::class_<UnshardHandle>(module, "UnshardHandle", "An unshard() under way.")
-      .def("wait", &UnshardHandle::wait, NoGil());
-
-  py::class_<GradientReductionHandle>(module, "GradientReductionHandle", "The sums that finalize_backward() started.")
-      .def("wait", &GradientReductionHandle::wait, NoGil());
-
   py::class_<GivenParameter>(module, "GivenParameter", "A parameter as a unit takes it over.")
       .def(
           py::init([](std::vector<std::string> names, std::vector<std::pair<py::object, std::string>> owners,
@@ -66,9 +70,9 @@ void bind_unit(py::module_& module) {
           py::kw_only(), py::arg("names"), py::arg("owners"), py::arg("full"), py::arg("memory"), py::arg("values"),
           py::arg("shard_dim"), py::arg("full_dtype"), py::arg("grad_dtype"), py::arg("extension"));
 
-  py::class_<ModuleUnit, std::shared_ptr<ModuleUnit>> unit(
-      module, "Unit", "The engine's side of one call.", py::dynamic_attr());
-  unit.def(
+  py::class_<ModuleUnit, Unit, std::shared_ptr<ModuleUnit>>(
+      module, "ModuleUnit", "The engine's side of one call for nn.Modules.", py::dynamic_attr())
+      .def(
           py::init(&make_unit), py::arg("mesh"), py::arg("parameters"), py::arg("adopted"), py::arg("options"),
           py::kw_only(), py::arg("replicates"), py::arg("neighbours"), py::arg("is_companion"), py::arg("companions"))
       .def("shards", &ModuleUnit::shards)
@@ -83,12 +87,9 @@ void bind_unit(py::module_& module) {
       .def("fail_forward", &ModuleUnit::fail_forward)
       .def_property_readonly("shows_full", [](const ModuleUnit& self) { return self.unit().shows_full(); })
       .def(
-          "reduce_pending", [](const ModuleUnit& self) { self.unit().schedule()->reduce_pending(); }, NoGil());
-  bind_handle(unit);
+          "reduce_pending", [](const ModuleUnit& self) { self.unit().schedule()->reduce_pending(); }, NoGil())
+      .def("set_post_optim_event", &set_post_optim_event, py::arg("event"), "The next forward waits for the event.");
 
-  module.def(
-      "share_comm_context", [](const std::vector<AnyUnit>& units) { share_comm_context(handles(units)); },
-      py::arg("units"));
   module.def(
       "hollow",
       [](const std::vector<int64_t>& sizes, const py::object& dtype, at::Device device) {

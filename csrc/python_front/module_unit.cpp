@@ -64,7 +64,8 @@ ModuleUnit::ModuleUnit(
     const Mesh& mesh, std::vector<GivenParameter> parameters,
     std::vector<std::pair<std::vector<std::string>, at::Tensor>> adopted, Companions companions,
     engine::UnitSettings settings)
-    : companions_(std::move(companions)) {
+    : Unit(nullptr),
+      companions_(std::move(companions)) {
   std::vector<engine::NamedTensor> tensors;
   settings.front_end = std::make_shared<Front>(entries_);
   for (auto& given : parameters) {
@@ -91,6 +92,7 @@ ModuleUnit::ModuleUnit(
   }
   const py::gil_scoped_release no_gil;
   unit_ = engine::Unit::create(mesh, std::move(tensors), {}, settings);
+  Unit::operator=(Unit(unit_));
 }
 
 std::vector<at::Tensor> ModuleUnit::shards() const {

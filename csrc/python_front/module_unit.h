@@ -34,7 +34,7 @@ struct GivenParameter {
 /// The engine's unit of one call of fully_shard() or replicate() from Python, and what the hooks of its modules do.
 ///
 /// Owned by Python, in the state of the modules; keeps no module alive.
-class ModuleUnit {
+class ModuleUnit : public Unit {
  public:
   using Companions = std::vector<std::shared_ptr<ModuleUnit>>;
 
@@ -45,9 +45,6 @@ class ModuleUnit {
       std::vector<std::pair<std::vector<std::string>, at::Tensor>> adopted, Companions companions,
       engine::UnitSettings settings);
 
-  Unit handle() const {
-    return Unit(unit_);
-  }
   engine::Unit& unit() const {
     return *unit_;
   }

@@ -30,7 +30,7 @@ _PARAMETERS = "a C++ module in Python (in C++: FullyShardOptions().parameter_mes
 class CppState(State):
     """The state of an nn.Module around a C++ module. The unit itself belongs to the C++ front end."""
 
-    def begin(self, module: ModuleWrapper, unit: _C.CppUnit) -> None:
+    def begin(self, module: ModuleWrapper, unit: _C.Unit) -> None:
         """From now on this is the state of this module."""
         _insert_module_state(module, self)
         module.__dict__["_shardwise_state"] = self  # torch's table keeps nothing alive
@@ -151,7 +151,7 @@ def _outermost(modules: Sequence[Any]) -> list[Any]:
     return [module for module in given if not any(id(module) in others for others in below)]
 
 
-def _give_methods(modules: Iterable[Any], unit: _C.CppUnit) -> None:
+def _give_methods(modules: Iterable[Any], unit: _C.Unit) -> None:
     added = CppReplicateModule if unit.kind == "replicate" else CppFSDPModule
     for module in modules:
         if isinstance(module, ModuleWrapper) and not isinstance(module, FSDPModule):

@@ -166,7 +166,7 @@ class FSDPModule(_torch_api.FSDPModule):
         """
         state = wrapped_state(self)
         # C++ modules have no first forward that Python sees.
-        if state._is_root is None and isinstance(state.unit, _C.Unit):
+        if state._is_root is None and isinstance(state.unit, _C.ModuleUnit):
             return GradientReductionHandle(None) if async_op else None
         _check_root(state, "finalize_backward")
         handle = GradientReductionHandle(state.unit.finalize_backward())

@@ -17,7 +17,7 @@ class Plan:
     >>> [unit["name"] for unit in shardwise.plan(model).units]
     """
 
-    def __init__(self, unit: _C.Unit | _C.CppUnit) -> None:
+    def __init__(self, unit: _C.Unit) -> None:
         self._table = unit.plan_table()
         self._json = unit.plan_json()
         data = json.loads(self._json)

@@ -22,7 +22,7 @@ from shardwise._torch_versions import set_param_groups
 class ParamGroup:
     """The parameters of one call, for code that reads torch's FSDPParamGroup: pipelines, checkpoints, tools."""
 
-    unit: _C.Unit
+    unit: _C.ModuleUnit
     modules: tuple[nn.Module, ...]
     mesh_info: DataParallelMeshInfo
     post_forward_mesh_info: FSDPMeshInfo | None
@@ -51,7 +51,7 @@ class State(LoggedState):
     _kind = "FSDP"
 
     #: What the hooks report calls to. It passes on to units of parameters with meshes of their own.
-    unit: _C.Unit
+    unit: _C.ModuleUnit
     #: One for each mesh of the call's parameters; that of `unit` is the last.
     groups: tuple[ParamGroup, ...]
 
@@ -211,7 +211,7 @@ def state_of(module: nn.Module) -> State | None:
     return state if isinstance(state, State) else None
 
 
-def unit_of(module: nn.Module) -> _C.Unit | _C.CppUnit:
+def unit_of(module: nn.Module) -> _C.Unit:
     """The unit of the call that wrapped this module."""
     if is_cpp(module) and (unit := _C.cpp_unit(inner(module))) is not None:
         return unit
@@ -237,13 +237,13 @@ def states_of(module: object, recurse: bool) -> Iterable[State]:
             yield state
 
 
-def units_of(module: object, recurse: bool) -> Iterable[_C.Unit | _C.CppUnit]:
+def units_of(module: object, recurse: bool) -> Iterable[_C.Unit]:
     """The units of this module and, with `recurse`, of those below, including C++ modules."""
     yield from (state.unit for state in states_of(module, recurse))
     yield from cpp_units_of(module, recurse)
 
 
-def cpp_units_of(module: object, recurse: bool) -> Iterable[_C.CppUnit]:
+def cpp_units_of(module: object, recurse: bool) -> Iterable[_C.Unit]:
     """The units of C++ modules below: modules() of a Python module yields these, not the nn.Modules around them."""
     for each in cast(nn.Module, module).modules() if recurse else ():
         if is_cpp(each) and state_of(each) is None:

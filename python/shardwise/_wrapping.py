@@ -57,7 +57,7 @@ def _wrap(state: State, roots: Sequence[nn.Module], managed: Sequence[nn.Module]
 class _Part:
     """The parameters of a call that lie on one mesh, and their unit."""
 
-    unit: _C.Unit
+    unit: _C.ModuleUnit
 
     def __init__(self, policies: Policies, found: Sequence[Found], device: torch.device) -> None:
         self._policies = policies
@@ -71,13 +71,13 @@ class _Part:
         adopted: list[tuple[list[str], torch.Tensor]],
         *,
         is_companion: bool = False,
-        companions: Sequence[_C.Unit] = (),
+        companions: Sequence[_C.ModuleUnit] = (),
     ) -> None:
         """Makes the unit, around the parameters of inner ones and around its companions."""
         policies = self._policies
         mesh = policies.mesh.mesh
         assert mesh is not None
-        self.unit = _C.Unit(
+        self.unit = _C.ModuleUnit(
             engine_mesh(mesh, policies.replicates, self._device),
             [
                 _C.GivenParameter(
