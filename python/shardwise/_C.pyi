@@ -11,7 +11,7 @@ import torch._C._distributed_c10d
 import torch.distributed
 import torch.distributed.distributed_c10d
 import typing
-__all__: list[str] = ['BackgroundSave', 'Call', 'Error', 'EstimateOptions', 'GivenParameter', 'GradientReductionHandle', 'MemoryEstimate', 'Mesh', 'ModuleUnit', 'Options', 'Outline', 'OutlineParameter', 'OutlineUnit', 'PeerError', 'Piece', 'Pipeline', 'PipelineOptions', 'Ranks', 'SavedFolder', 'Split', 'TensorParallel', 'Unit', 'UnshardHandle', 'ValueError', 'check_export', 'check_pieces', 'clip_grad_norm_', 'cpp_unit', 'estimate_memory', 'export_tensors', 'full_state_dict', 'fully_shard', 'has_unit', 'hollow', 'keep_newest_steps', 'leftovers', 'load_full_state_dict', 'make_record_file', 'make_transport', 'merge_checkpoint', 'newest_step', 'parallelize', 'remove_dead_leftovers', 'replicate', 'save_pieces', 'set_shared_memory_listener', 'share_comm_context', 'start_record', 'step_folder', 'stop_record', 'verify_checkpoint']
+__all__: list[str] = ['BackgroundSave', 'Call', 'Error', 'GivenParameter', 'GradientReductionHandle', 'MemoryEstimate', 'Mesh', 'ModuleUnit', 'Options', 'Outline', 'PeerError', 'Piece', 'Pipeline', 'PipelineOptions', 'Ranks', 'SavedFolder', 'Split', 'TensorParallel', 'Unit', 'UnshardHandle', 'ValueError', 'check_export', 'check_pieces', 'clip_grad_norm_', 'cpp_unit', 'estimate_memory', 'export_tensors', 'full_state_dict', 'fully_shard', 'has_unit', 'hollow', 'keep_newest_steps', 'leftovers', 'load_full_state_dict', 'make_record_file', 'make_transport', 'merge_checkpoint', 'newest_step', 'parallelize', 'remove_dead_leftovers', 'replicate', 'save_pieces', 'set_shared_memory_listener', 'share_comm_context', 'start_record', 'step_folder', 'stop_record', 'verify_checkpoint']
 class Error(RuntimeError):
     """
     An error of shardwise. The message says what happened, where, and what to do.
@@ -199,18 +199,6 @@ class Call:
         ...
     def fail(self) -> None:
         ...
-class OutlineParameter:
-    """
-    A parameter, as an estimate of memory needs it.
-    """
-    def __init__(self, *, sizes: collections.abc.Sequence[typing.SupportsInt], dtype: typing.Any, dim: typing.SupportsInt, whole: bool, full_dtype: typing.Any, trained: bool) -> None:
-        ...
-class OutlineUnit:
-    """
-    A unit, as an estimate of memory needs it.
-    """
-    def __init__(self, *, parameters: collections.abc.Sequence[typing.SupportsInt], outer: typing.SupportsInt | None, has_full_copies: bool) -> None:
-        ...
 class MemoryEstimate:
     """
     Bytes of one rank's tensors; str() is a table with bars.
@@ -252,13 +240,19 @@ class Outline:
     """
     A module, as an estimate of memory needs it.
     """
-    def __init__(self, *, parameters: collections.abc.Sequence[OutlineParameter], units: collections.abc.Sequence[OutlineUnit], forward: collections.abc.Sequence[tuple[str, typing.SupportsInt]], buffer_bytes: typing.SupportsInt) -> None:
+    def __init__(self, buffer_bytes: typing.SupportsInt) -> None:
         ...
-class EstimateOptions:
-    """
-    More options of an estimate.
-    """
-    def __init__(self, *, copies: typing.SupportsInt, rank: typing.SupportsInt, optimizer_factor: typing.SupportsFloat, reduce_scatter_max_input_buffers: typing.SupportsInt, keep_unsharded_storage: bool, device: torch.device | None) -> None:
+    def add_parameter(self, *, sizes: collections.abc.Sequence[typing.SupportsInt], dtype: typing.Any, dim: typing.SupportsInt, whole: bool, full_dtype: typing.Any, trained: bool) -> None:
+        ...
+    def add_unit(self, *, parameters: collections.abc.Sequence[typing.SupportsInt], outer: typing.SupportsInt | None, has_full_copies: bool) -> None:
+        ...
+    def begin(self, unit: typing.SupportsInt) -> None:
+        """
+        What comes next in a forward.
+        """
+    def end(self, unit: typing.SupportsInt) -> None:
+        ...
+    def use(self, parameter: typing.SupportsInt) -> None:
         ...
 class Piece:
     """
@@ -420,7 +414,7 @@ def cpp_unit(module: typing.Any) -> Unit | None:
     """
     The handle of the call that wrapped this C++ module.
     """
-def estimate_memory(outline: Outline, options: Options, world: typing.SupportsInt, more: EstimateOptions, *, replicates: bool) -> MemoryEstimate:
+def estimate_memory(outline: Outline, options: Options, world: typing.SupportsInt, *, replicates: bool, copies: typing.SupportsInt, rank: typing.SupportsInt, optimizer_factor: typing.SupportsFloat, reduce_scatter_max_input_buffers: typing.SupportsInt, keep_unsharded_storage: bool, device: torch.device | None) -> MemoryEstimate:
     ...
 def export_tensors(ranks: Ranks, file: str, tensors: collections.abc.Mapping[str, torch.Tensor]) -> None:
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -69,38 +69,32 @@ def estimate_memory(
         raise ValueError(
             f"shardwise: estimate_memory() knows the policies 'fully_shard' and 'replicate', not '{policy}'."
         )
-    outline = _Outline(module, [*units, module], ignored_params or set())
+    outline = _C.Outline(sum(buffer.nbytes for buffer in module.buffers()))
+    walk = _Walk(module, [*units, module], ignored_params or set(), outline)
     precision = mp_policy or MixedPrecisionPolicy()
+    for name, parameter in walk.parameters:
+        outline.add_parameter(
+            sizes=list(parameter.size()),
+            dtype=parameter.dtype,
+            dim=chosen_dim(shard_placement_fn, parameter, name, "estimate_memory()") or 0,
+            whole=replicates and not _is_cast(name, parameter, precision),
+            full_dtype=own_dtype(precision, parameter, name),
+            trained=parameter.requires_grad,
+        )
+    for own, outer in walk.units():
+        has_full_copies = not replicates or any(_is_cast(*walk.parameters[index], precision) for index in own)
+        outline.add_unit(parameters=own, outer=outer, has_full_copies=has_full_copies)
     return _C.estimate_memory(
-        _C.Outline(
-            parameters=[
-                _C.OutlineParameter(
-                    sizes=list(parameter.size()),
-                    dtype=parameter.dtype,
-                    dim=chosen_dim(shard_placement_fn, parameter, name, "estimate_memory()") or 0,
-                    whole=replicates and not _is_cast(name, parameter, precision),
-                    full_dtype=own_dtype(precision, parameter, name),
-                    trained=parameter.requires_grad,
-                )
-                for name, parameter in outline.parameters
-            ],
-            units=outline.units(
-                lambda parameters: not replicates or any(_is_cast(name, each, precision) for name, each in parameters)
-            ),
-            forward=outline.forward,
-            buffer_bytes=sum(buffer.nbytes for buffer in module.buffers()),
-        ),
+        outline,
         engine_options(precision, reshard_after_forward=False if replicates else reshard_after_forward),
         world,
-        _C.EstimateOptions(
-            copies=copies,
-            rank=rank,
-            optimizer_factor=optimizer_factor,
-            reduce_scatter_max_input_buffers=reduce_scatter_max_input_buffers,
-            keep_unsharded_storage=keep_unsharded_storage,
-            device=None if device is None else torch.device(device),
-        ),
         replicates=replicates,
+        copies=copies,
+        rank=rank,
+        optimizer_factor=optimizer_factor,
+        reduce_scatter_max_input_buffers=reduce_scatter_max_input_buffers,
+        keep_unsharded_storage=keep_unsharded_storage,
+        device=None if device is None else torch.device(device),
     )
 
 
@@ -109,10 +103,12 @@ def _is_cast(name: str, parameter: nn.Parameter, precision: MixedPrecisionPolicy
     return dtype is not None and parameter.is_floating_point() and parameter.dtype != dtype
 
 
-class _Outline:
-    """The units with their parameters, and the order in which a forward uses them: the order of registration."""
+class _Walk:
+    """The units with their parameters; tells the outline in which order a forward uses them, that of registration."""
 
-    def __init__(self, module: nn.Module, modules: Sequence[nn.Module], ignored: set[nn.Parameter]) -> None:
+    def __init__(
+        self, module: nn.Module, modules: Sequence[nn.Module], ignored: set[nn.Parameter], outline: _C.Outline
+    ) -> None:
         inside = set(module.modules())
         for unit in modules[:-1]:
             if unit is module or unit not in inside:
@@ -137,20 +133,13 @@ class _Outline:
                     self.parameters.append((name, parameter))
             self._own.append(list(range(first, len(self.parameters))))
         self._outer: dict[int, int | None] = {}
-        self.forward: list[tuple[str, int]] = []
-        self._walk(module)
+        self._walk(module, outline)
 
-    def units(self, has_full_copies: Callable[[Sequence[tuple[str, nn.Parameter]]], bool]) -> list[_C.OutlineUnit]:
-        return [
-            _C.OutlineUnit(
-                parameters=own,
-                outer=self._outer[number],
-                has_full_copies=has_full_copies([self.parameters[index] for index in own]),
-            )
-            for number, own in enumerate(self._own)
-        ]
+    def units(self) -> list[tuple[list[int], int | None]]:
+        """The numbers of each unit's own parameters, and that of the unit around it."""
+        return [(own, self._outer[number]) for number, own in enumerate(self._own)]
 
-    def _walk(self, module: nn.Module) -> None:
+    def _walk(self, module: nn.Module, outline: _C.Outline) -> None:
         places = {id(unit): number for number, unit in enumerate(self._modules)}
         used: set[int] = set()
 
@@ -158,15 +147,15 @@ class _Outline:
             unit = places.get(id(each))
             if unit is not None:
                 self._outer.setdefault(unit, outer)
-                self.forward.append(("begin", unit))
+                outline.begin(unit)
             for parameter in each.parameters(recurse=False):
                 number = self._numbers.get(parameter)
                 if number is not None and number not in used:
                     used.add(number)
-                    self.forward.append(("use", number))
+                    outline.use(number)
             for child in each.children():
                 visit(child, outer if unit is None else unit)
             if unit is not None:
-                self.forward.append(("end", unit))
+                outline.end(unit)
 
         visit(module, None)
