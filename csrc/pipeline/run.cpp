@@ -68,48 +68,33 @@ Stage& Run::stage(int number) {
   return *std::find_if(stages_.begin(), stages_.end(), [&](const Stage& each) { return each.number() == number; });
 }
 
-namespace {
-
-bool travels_forward(const Action& transfer) {
-  return transfer.kind == Kind::send_forward || transfer.kind == Kind::receive_forward;
-}
-
-int receiver_of(const Action& transfer) {
-  return is_send(transfer.kind) ? receive_of(transfer).stage : transfer.stage;
-}
-
-} // namespace
-
-int Run::peer(const Action& action) const {
-  return place_.rank_of(other_end(action));
-}
-
-int Run::message_number(const Action& action) const {
-  const auto stages = travels_forward(action) ? 0 : place_.table.stages();
-  return (stages + receiver_of(action)) * place_.table.microbatches + action.microbatch;
-}
-
-std::string Run::message(const Action& action) const {
-  return c10::str(
-      travels_forward(action) ? "the inputs" : "the gradients of the outputs", " of stage ", receiver_of(action),
-      " for microbatch ", action.microbatch);
+Message Run::message(const Action& transfer) const {
+  const bool is_forward = transfer.kind == Kind::send_forward || transfer.kind == Kind::receive_forward;
+  const auto receiver = is_send(transfer.kind) ? other_end(transfer) : transfer.stage;
+  const auto first = is_forward ? 0 : place_.table.stages();
+  return {
+      .peer = place_.rank_of(other_end(transfer)),
+      .number = (first + receiver) * place_.table.microbatches + transfer.microbatch,
+      .what = c10::str(
+          is_forward ? "the inputs" : "the gradients of the outputs", " of stage ", receiver, " for microbatch ",
+          transfer.microbatch)};
 }
 
 void Run::receive(const Action& action) {
   auto& cell = cells_[{action.stage, action.microbatch}];
   auto& arriving = action.kind == Kind::receive_forward ? cell.arriving_inputs : cell.arriving_gradients;
-  arriving = transfers_.receive(peer(action), message_number(action), message(action));
+  arriving = transfers_.receive(message(action));
 }
 
 void Run::send(const Action& action) {
   const auto key = Key(action.stage, action.microbatch);
   auto& cell = cells_[key];
   if (action.kind == Kind::send_forward) {
-    transfers_.send(cell.outputs, cell.rows, peer(action), message_number(action), message(action));
+    transfers_.send(cell.outputs, cell.rows, message(action));
     if (!is_training_) cells_.erase(key);
     return;
   }
-  transfers_.send(cell.gradients_of_inputs, cell.rows, peer(action), message_number(action), message(action));
+  transfers_.send(cell.gradients_of_inputs, cell.rows, message(action));
   cell.gradients_of_inputs.clear();
 }
 
@@ -233,9 +218,9 @@ void Run::act(const Action& action) {
 
 void Run::give_up(const Action& action) {
   if (is_send(action.kind)) {
-    transfers_.send_failure(peer(action), message_number(action), message(action));
+    transfers_.send_failure(message(action));
   } else if (is_receive(action.kind)) {
-    auto arriving = transfers_.receive(peer(action), message_number(action), message(action));
+    auto arriving = transfers_.receive(message(action));
     transfers_.arrive(arriving);
   }
 }

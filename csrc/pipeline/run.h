@@ -82,9 +82,8 @@ class Run {
     return stage + 1 == place_.table.stages();
   }
   bool is_last_backward(const Action& action) const;
-  std::string message(const Action& action) const;
-  int message_number(const Action& action) const;
-  int peer(const Action& action) const;
+  /// The message of a transfer.
+  Message message(const Action& transfer) const;
 
   const OwnPart& place_;
   std::vector<Stage>& stages_;

@@ -104,16 +104,18 @@ Transfers::Transfers(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device de
       rank_(rank),
       layouts_(layouts_of(group_)) {}
 
-void Transfers::start(const at::Tensor& tensor, int to, int tag, const std::string& what) {
-  const auto text = c10::str("rank ", rank_, ": the sending of ", what);
+void Transfers::start(const at::Tensor& tensor, const Message& message, int tag) {
+  const auto text = c10::str("rank ", rank_, ": the sending of ", message.what);
   std::vector<at::Tensor> tensors{tensor};
-  sent_.push_back({reach(text, [&] { return group_->send(tensors, to, tag); }), tensor, text});
+  sent_.push_back(
+      {reach(text, [&] { return group_->send(tensors, message.peer, message.number * kTags + tag); }), tensor, text});
 }
 
-void Transfers::send(const Tensors& tensors, int64_t rows, int to, int number, const std::string& what) {
+void Transfers::send(const Tensors& tensors, int64_t rows, const Message& message) {
+  const auto what = c10::str("rank ", rank_, ": ", message.what);
   if (static_cast<int64_t>(tensors.size()) > kTensors) {
     throw ValueError(c10::str(
-        "shardwise: rank ", rank_, ": ", what, " has ", tensors.size(), " tensors; at most ", kTensors,
+        "shardwise: ", what, " has ", tensors.size(), " tensors; at most ", kTensors,
         " can go from stage to stage. Put some of them together."));
   }
   const auto header = new_header();
@@ -121,30 +123,30 @@ void Transfers::send(const Tensors& tensors, int64_t rows, int to, int number, c
   values[kCount] = static_cast<int64_t>(tensors.size());
   values[kRows] = rows;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    describe(tensors[i], values + kEntries + static_cast<int64_t>(i) * kEntry, c10::str("rank ", rank_, ": ", what));
+    describe(tensors[i], values + kEntries + static_cast<int64_t>(i) * kEntry, what);
   }
   Tensors values_to_send;
   for (const auto& tensor : tensors) {
     const base::ComputeGuard guard;
     values_to_send.push_back(tensor.defined() ? tensor.detach().to(device_).contiguous() : tensor);
   }
-  start(header, to, number * kTags, what);
+  start(header, message, 0);
   auto layout = layout_of(header);
-  auto& before = layouts_->sent[{to, number}];
+  auto& before = layouts_->sent[message.key()];
   const bool is_expected = !has_tags() || before.empty() || before == layout;
-  if (!is_expected) start_all(room_for(before), to, number * kTags + kExpected, what);
-  start_all(values_to_send, to, number * kTags + (is_expected ? kExpected : kInstead), what);
+  if (!is_expected) start_all(room_for(before), message, kExpected);
+  start_all(values_to_send, message, is_expected ? kExpected : kInstead);
   before = std::move(layout);
 }
 
 // A rank with room for tensors waits for some.
-void Transfers::send_failure(int to, int number, const std::string& what) {
+void Transfers::send_failure(const Message& message) {
   const auto header = new_header();
   header.mutable_data_ptr<int64_t>()[kFailed] = 1;
-  start(header, to, number * kTags, what);
-  const auto before = layouts_->sent.find({to, number});
+  start(header, message, 0);
+  const auto before = layouts_->sent.find(message.key());
   if (has_tags() && before != layouts_->sent.end()) {
-    start_all(room_for(before->second), to, number * kTags + kExpected, what);
+    start_all(room_for(before->second), message, kExpected);
   }
 }
 
@@ -163,16 +165,17 @@ Transfers::Tensors Transfers::room_for(const MessageLayout& layout) const {
   return tensors;
 }
 
-void Transfers::start_all(const Tensors& tensors, int to, int tag, const std::string& what) {
+void Transfers::start_all(const Tensors& tensors, const Message& message, int tag) {
   for (const auto& tensor : tensors) {
-    if (tensor.defined() && tensor.numel() > 0) start(tensor, to, tag, what);
+    if (tensor.defined() && tensor.numel() > 0) start(tensor, message, tag);
     ++tag;
   }
 }
 
 Transfers::Work Transfers::receive_into(const Arriving& arriving, const at::Tensor& tensor, int tag) const {
   std::vector<at::Tensor> tensors{tensor};
-  return reach(arriving.what_, [&] { return group_->recv(tensors, arriving.from_, arriving.number_ * kTags + tag); });
+  const auto& message = arriving.message_;
+  return reach(message.what, [&] { return group_->recv(tensors, message.peer, message.number * kTags + tag); });
 }
 
 void Transfers::receive_all(Arriving& arriving, const MessageLayout& layout, int tag) const {
@@ -184,16 +187,15 @@ void Transfers::receive_all(Arriving& arriving, const MessageLayout& layout, int
   }
 }
 
-Transfers::Arriving Transfers::receive(int from, int number, const std::string& what) {
+Transfers::Arriving Transfers::receive(Message message) {
   Arriving arriving;
-  arriving.from_ = from;
-  arriving.number_ = number;
-  arriving.what_ = c10::str("rank ", rank_, ": the arrival of ", what);
+  arriving.message_ = std::move(message);
+  arriving.message_.what = c10::str("rank ", rank_, ": the arrival of ", arriving.message_.what);
   arriving.header_ = new_header();
   arriving.header_work_ = receive_into(arriving, arriving.header_, 0);
   if (!has_tags()) {
     read_header(arriving);
-  } else if (const auto before = layouts_->received.find({from, number}); before != layouts_->received.end()) {
+  } else if (const auto before = layouts_->received.find(arriving.message_.key()); before != layouts_->received.end()) {
     receive_all(arriving, before->second, kExpected);
   }
   return arriving;
@@ -201,7 +203,7 @@ Transfers::Arriving Transfers::receive(int from, int number, const std::string& 
 
 void Transfers::read_header(Arriving& arriving) {
   if (!arriving.header_work_) return;
-  await(std::exchange(arriving.header_work_, nullptr), arriving.what_);
+  await(std::exchange(arriving.header_work_, nullptr), arriving.message_.what);
   const auto* const values = arriving.header_.const_data_ptr<int64_t>();
   arriving.failed_ = values[kFailed] != 0;
   arriving.rows_ = values[kRows];
@@ -213,15 +215,15 @@ void Transfers::read_header(Arriving& arriving) {
   auto layout = layout_of(arriving.header_);
   if (layout != arriving.expected_) {
     const bool has_room = !arriving.expected_.empty();
-    for (const auto& work : std::exchange(arriving.works_, {})) await(work, arriving.what_);
+    for (const auto& work : std::exchange(arriving.works_, {})) await(work, arriving.message_.what);
     receive_all(arriving, layout, has_room ? kInstead : kExpected);
   }
-  layouts_->received[{arriving.from_, arriving.number_}] = std::move(layout);
+  layouts_->received[arriving.message_.key()] = std::move(layout);
 }
 
 void Transfers::arrive(Arriving& arriving) {
   read_header(arriving);
-  for (const auto& work : std::exchange(arriving.works_, {})) await(work, arriving.what_);
+  for (const auto& work : std::exchange(arriving.works_, {})) await(work, arriving.message_.what);
   if (arriving.failed_) arriving.tensors_.clear();
 }
 

@@ -21,6 +21,20 @@ struct MessageLayouts {
   std::map<std::pair<int, int>, MessageLayout> received;
 };
 
+/// What both ends of a message know of it.
+struct Message {
+  /// The rank at the other end.
+  int peer = 0;
+  /// Tells messages between two ranks in a step apart.
+  int number = 0;
+  /// Names it in errors.
+  std::string what;
+
+  std::pair<int, int> key() const {
+    return {peer, number};
+  }
+};
+
 /// What stages on different ranks send each other. Each message says first what it is, so that sizes may differ between
 /// microbatches and steps, and a rank that failed can say so instead. If tags tell messages apart, as on CPUs, no rank
 /// waits for that: a receiver has room for the same sizes as the last time, and other sizes follow the message.
@@ -47,9 +61,7 @@ class Transfers {
 
    private:
     friend class Transfers;
-    int from_ = 0;
-    int number_ = 0;
-    std::string what_;
+    Message message_;
     at::Tensor header_;
     Work header_work_;
     /// The tensors for which there is room.
@@ -64,12 +76,12 @@ class Transfers {
   /// `rank` is this rank's number, for errors.
   Transfers(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device, int64_t rank);
 
-  /// Starts to send. `rows` is the number of rows of this part of the batch. `what` names the message in errors;
-  /// `number` tells messages between two ranks in a step apart. Raises ValueError for what a message cannot have.
-  void send(const Tensors& tensors, int64_t rows, int to, int number, const std::string& what);
+  /// Starts to send. `rows` is the number of rows of this part of the batch. Raises ValueError for what a message
+  /// cannot have.
+  void send(const Tensors& tensors, int64_t rows, const Message& message);
   /// Sends that this rank failed, in place of a message.
-  void send_failure(int to, int number, const std::string& what);
-  Arriving receive(int from, int number, const std::string& what);
+  void send_failure(const Message& message);
+  Arriving receive(Message message);
   /// Returns when the message is there.
   void arrive(Arriving& arriving);
   /// The tensors, when they are there. One that its sender did not have is undefined.
@@ -83,8 +95,8 @@ class Transfers {
     return device_.is_cpu();
   }
   Tensors room_for(const MessageLayout& layout) const;
-  void start(const at::Tensor& tensor, int to, int tag, const std::string& what);
-  void start_all(const Tensors& tensors, int to, int tag, const std::string& what);
+  void start(const at::Tensor& tensor, const Message& message, int tag);
+  void start_all(const Tensors& tensors, const Message& message, int tag);
   Work receive_into(const Arriving& arriving, const at::Tensor& tensor, int tag) const;
   void receive_all(Arriving& arriving, const MessageLayout& layout, int tag) const;
   void read_header(Arriving& arriving);
