@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <tuple>
 
 namespace shardwise::pipeline {
@@ -79,6 +80,22 @@ Times simulate(const Table& table) {
 }
 
 namespace {
+
+/// The send that takes what an action computes to the rank that needs it. None if no other rank does.
+std::optional<Action> send_after(const Table& table, const Action& action) {
+  const bool is_forward = action.kind == Kind::forward;
+  if (!is_forward && action.kind != Kind::backward && action.kind != Kind::backward_input) return std::nullopt;
+  const Action send{is_forward ? Kind::send_forward : Kind::send_backward, action.stage, action.microbatch};
+  const auto to = other_end(send);
+  const bool is_elsewhere =
+      to >= 0 && to < table.stages() && table.rank_of_stage[to] != table.rank_of_stage[action.stage];
+  return is_elsewhere ? std::optional(send) : std::nullopt;
+}
+
+Action receive_of(const Action& send) {
+  const auto kind = send.kind == Kind::send_forward ? Kind::receive_forward : Kind::receive_backward;
+  return {kind, other_end(send), send.microbatch};
+}
 
 /// An action begins, or a transfer of its result does.
 struct Event {

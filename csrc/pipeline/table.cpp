@@ -17,21 +17,6 @@ int other_end(const Action& transfer) {
   return transfer.stage + (is_next ? 1 : -1);
 }
 
-std::optional<Action> send_after(const Table& table, const Action& action) {
-  const bool is_forward = action.kind == Kind::forward;
-  if (!is_forward && action.kind != Kind::backward && action.kind != Kind::backward_input) return std::nullopt;
-  const Action send{is_forward ? Kind::send_forward : Kind::send_backward, action.stage, action.microbatch};
-  const auto to = other_end(send);
-  const bool is_elsewhere =
-      to >= 0 && to < table.stages() && table.rank_of_stage[to] != table.rank_of_stage[action.stage];
-  return is_elsewhere ? std::optional(send) : std::nullopt;
-}
-
-Action receive_of(const Action& send) {
-  const auto kind = send.kind == Kind::send_forward ? Kind::receive_forward : Kind::receive_backward;
-  return {kind, other_end(send), send.microbatch};
-}
-
 std::string text(const Action& action) {
   static constexpr std::array<const char*, 8> kLetters{"F", "B", "I", "W", "SF", "RF", "SB", "RB"};
   return std::to_string(action.stage) + kLetters.at(static_cast<size_t>(action.kind)) +

@@ -3,7 +3,6 @@
 #include <shardwise/export.h>
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -59,12 +58,6 @@ bool is_receive(Kind kind);
 
 /// The stage at the other end of a transfer; -1 or the number of stages if there is none.
 int other_end(const Action& transfer);
-
-/// The send that takes what an action computes to the rank that needs it. None if no other rank does.
-std::optional<Action> send_after(const Table& table, const Action& action);
-
-/// The receive that belongs to a send.
-Action receive_of(const Action& send);
 
 /// Stage, kind and microbatch: "2F3", with B for the whole backward, I and W for its halves on input and weights, and
 /// SF, RF, SB and RB for the sends and receives of activations (F) and gradients (B).
