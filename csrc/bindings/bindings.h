@@ -5,11 +5,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <shardwise/counters.h>
+#include <shardwise/options.h>
 
+#include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <map>
+#include <optional>
 #include <string>
 
 namespace shardwise::bindings {
@@ -22,6 +25,13 @@ void bind_cpp_modules(pybind11::module_& module);
 void bind_estimate(pybind11::module_& module);
 void bind_checkpoint(pybind11::module_& module);
 void bind_parallelism(pybind11::module_& module);
+
+/// The options that fully_shard(), replicate() and estimate_memory() have in common in Python.
+struct Options {
+  MixedPrecision precision;
+  std::optional<CpuOffload> offload;
+  std::optional<ReshardAfterForward> reshard_after_forward;
+};
 
 /// Numbers by name.
 std::map<std::string, int64_t> named(const Counters& counters);

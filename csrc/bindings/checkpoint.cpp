@@ -16,8 +16,6 @@
 
 #include <c10/util/StringUtil.h>
 
-#include <pybind11/stl.h>
-
 namespace shardwise::bindings {
 namespace {
 

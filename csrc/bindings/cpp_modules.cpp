@@ -1,5 +1,5 @@
 // The C++ front end for C++ modules that torch::python::bind_module exposes to Python.
-#include "bindings/options.h"
+#include "bindings/bindings.h"
 
 #include "python_front/kept_object.h"
 

@@ -1,28 +1,14 @@
-#include "bindings/options.h"
+#include "bindings/bindings.h"
 
 #include "engine/front_end.h"
 
 #include <shardwise/estimate.h>
-
-#include <pybind11/stl.h>
 
 namespace shardwise::bindings {
 namespace {
 
 namespace py = pybind11;
 using engine::MemoryOutline;
-
-void add_parameter(
-    MemoryOutline& outline, std::vector<int64_t> sizes, const py::object& dtype, int64_t dim, bool whole,
-    const py::object& full_dtype, bool trained) {
-  outline.parameters.push_back(
-      {.sizes = std::move(sizes),
-       .dtype = dtype_of(dtype).value(),
-       .dim = dim,
-       .whole = whole,
-       .full_dtype = dtype_of(full_dtype),
-       .trained = trained});
-}
 
 MemoryEstimate estimate_memory(
     const MemoryOutline& outline, const Options& options, int64_t world, bool replicates, int64_t copies, int64_t rank,
@@ -71,8 +57,13 @@ void bind_estimate(py::module_& module) {
           }),
           py::arg("buffer_bytes"))
       .def(
-          "add_parameter", &add_parameter, py::kw_only(), py::arg("sizes"), py::arg("dtype"), py::arg("dim"),
-          py::arg("whole"), py::arg("full_dtype"), py::arg("trained"))
+          "add_parameter",
+          [](MemoryOutline& self, std::vector<int64_t> sizes, at::ScalarType dtype, int64_t dim, bool whole,
+             std::optional<at::ScalarType> full_dtype, bool trained) {
+            self.parameters.push_back({std::move(sizes), dtype, dim, whole, full_dtype, trained});
+          },
+          py::kw_only(), py::arg("sizes"), py::arg("dtype"), py::arg("dim"), py::arg("whole"), py::arg("full_dtype"),
+          py::arg("trained"))
       .def(
           "add_unit",
           [](MemoryOutline& self, std::vector<size_t> parameters, std::optional<size_t> outer, bool has_full_copies) {

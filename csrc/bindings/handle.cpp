@@ -5,8 +5,6 @@
 
 #include <shardwise/unit.h>
 
-#include <pybind11/stl.h>
-
 namespace shardwise::bindings {
 namespace {
 

@@ -6,7 +6,6 @@
 #include <shardwise/mesh.h>
 
 #include <pybind11/chrono.h>
-#include <pybind11/stl.h>
 
 namespace shardwise::bindings {
 

@@ -1,9 +1,6 @@
-#include "bindings/options.h"
+#include "bindings/bindings.h"
 
 #include "python_front/kept_object.h"
-
-#include <pybind11/stl.h>
-#include <torch/csrc/utils/tensor_dtypes.h>
 
 #include <variant>
 
@@ -12,24 +9,27 @@ namespace {
 
 namespace py = pybind11;
 
+/// Unset for None.
+using Dtype = std::optional<at::ScalarType>;
+
 MixedPrecision::Override override_of(const py::object& choose) {
   if (choose.is_none()) return {};
   return [choose = python_front::KeptObject(choose)](const std::string& name, const at::Tensor& parameter) {
     const py::gil_scoped_acquire gil;
-    return dtype_of(choose.get()(name, parameter));
+    return choose.get()(name, parameter).cast<Dtype>();
   };
 }
 
 Options make_options(
-    const py::object& param_dtype, const py::object& param_dtype_override, const py::object& reduce_dtype,
-    const py::object& output_dtype, bool cast_forward_inputs, std::optional<bool> pin_memory,
+    Dtype param_dtype, const py::object& param_dtype_override, Dtype reduce_dtype, Dtype output_dtype,
+    bool cast_forward_inputs, std::optional<bool> pin_memory,
     const std::optional<std::variant<bool, int>>& reshard_after_forward) {
   Options options{
       .precision = MixedPrecision()
-                       .param_dtype(dtype_of(param_dtype))
+                       .param_dtype(param_dtype)
                        .param_dtype_override(override_of(param_dtype_override))
-                       .reduce_dtype(dtype_of(reduce_dtype))
-                       .output_dtype(dtype_of(output_dtype))
+                       .reduce_dtype(reduce_dtype)
+                       .output_dtype(output_dtype)
                        .cast_forward_inputs(cast_forward_inputs),
       .offload = std::nullopt,
       .reshard_after_forward = std::nullopt};
@@ -42,11 +42,6 @@ Options make_options(
 }
 
 } // namespace
-
-std::optional<at::ScalarType> dtype_of(const py::object& dtype) {
-  if (dtype.is_none()) return std::nullopt;
-  return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
-}
 
 void bind_options(py::module_& module) {
   py::class_<Options>(

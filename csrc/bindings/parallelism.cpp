@@ -6,7 +6,6 @@
 #include <shardwise/parallelize.h>
 #include <shardwise/pipeline.h>
 
-#include <pybind11/stl.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 

@@ -1,10 +1,8 @@
-#include "bindings/options.h"
+#include "bindings/bindings.h"
 
 #include "group/leaf_storage.h"
 #include "python_front/kept_object.h"
 #include "python_front/module_unit.h"
-
-#include <pybind11/stl.h>
 
 #include <algorithm>
 
@@ -53,20 +51,9 @@ void set_post_optim_event(const ModuleUnit& self, const py::object& event) {
 void bind_unit(py::module_& module) {
   py::class_<GivenParameter>(module, "GivenParameter", "A parameter as a unit takes it over.")
       .def(
-          py::init([](std::vector<std::string> names, std::vector<std::pair<py::object, std::string>> owners,
-                      py::object full, py::object memory, py::object values, int64_t shard_dim,
-                      const py::object& full_dtype, const py::object& grad_dtype, py::object extension) {
-            return GivenParameter{
-                .names = std::move(names),
-                .owners = std::move(owners),
-                .full = std::move(full),
-                .memory = std::move(memory),
-                .values = std::move(values),
-                .shard_dim = shard_dim,
-                .full_dtype = dtype_of(full_dtype),
-                .grad_dtype = dtype_of(grad_dtype),
-                .extension = std::move(extension)};
-          }),
+          py::init<
+              std::vector<std::string>, std::vector<std::pair<py::object, std::string>>, py::object, py::object,
+              py::object, int64_t, std::optional<at::ScalarType>, std::optional<at::ScalarType>, py::object>(),
           py::kw_only(), py::arg("names"), py::arg("owners"), py::arg("full"), py::arg("memory"), py::arg("values"),
           py::arg("shard_dim"), py::arg("full_dtype"), py::arg("grad_dtype"), py::arg("extension"));
 
@@ -92,8 +79,8 @@ void bind_unit(py::module_& module) {
 
   module.def(
       "hollow",
-      [](const std::vector<int64_t>& sizes, const py::object& dtype, at::Device device) {
-        return group::LeafStorage(sizes, at::TensorOptions(device).dtype(dtype_of(dtype))).alias();
+      [](const std::vector<int64_t>& sizes, at::ScalarType dtype, at::Device device) {
+        return group::LeafStorage(sizes, at::TensorOptions(device).dtype(dtype)).alias();
       },
       py::arg("sizes"), py::arg("dtype"), py::arg("device"),
       "A tensor of these sizes, to which a unit will give memory.");

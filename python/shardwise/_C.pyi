@@ -66,7 +66,7 @@ class Options:
     """
     The user's options; `pin_memory` is for shards on the host, None if they are not there.
     """
-    def __init__(self, *, param_dtype: typing.Any, param_dtype_override: typing.Any, reduce_dtype: typing.Any, output_dtype: typing.Any, cast_forward_inputs: bool, pin_memory: bool | None, reshard_after_forward: bool | typing.SupportsInt | None) -> None:
+    def __init__(self, *, param_dtype: torch.dtype | None, param_dtype_override: typing.Any, reduce_dtype: torch.dtype | None, output_dtype: torch.dtype | None, cast_forward_inputs: bool, pin_memory: bool | None, reshard_after_forward: bool | typing.SupportsInt | None) -> None:
         ...
 class UnshardHandle:
     """
@@ -150,7 +150,7 @@ class GivenParameter:
     """
     A parameter as a unit takes it over.
     """
-    def __init__(self, *, names: collections.abc.Sequence[str], owners: collections.abc.Sequence[tuple[typing.Any, str]], full: typing.Any, memory: typing.Any, values: typing.Any, shard_dim: typing.SupportsInt, full_dtype: typing.Any, grad_dtype: typing.Any, extension: typing.Any) -> None:
+    def __init__(self, *, names: collections.abc.Sequence[str], owners: collections.abc.Sequence[tuple[typing.Any, str]], full: typing.Any, memory: typing.Any, values: typing.Any, shard_dim: typing.SupportsInt, full_dtype: torch.dtype | None, grad_dtype: torch.dtype | None, extension: typing.Any) -> None:
         ...
 class ModuleUnit(Unit):
     """
@@ -242,7 +242,7 @@ class Outline:
     """
     def __init__(self, buffer_bytes: typing.SupportsInt) -> None:
         ...
-    def add_parameter(self, *, sizes: collections.abc.Sequence[typing.SupportsInt], dtype: typing.Any, dim: typing.SupportsInt, whole: bool, full_dtype: typing.Any, trained: bool) -> None:
+    def add_parameter(self, *, sizes: collections.abc.Sequence[typing.SupportsInt], dtype: torch.dtype, dim: typing.SupportsInt, whole: bool, full_dtype: torch.dtype | None, trained: bool) -> None:
         ...
     def add_unit(self, *, parameters: collections.abc.Sequence[typing.SupportsInt], outer: typing.SupportsInt | None, has_full_copies: bool) -> None:
         ...
@@ -428,7 +428,7 @@ def has_unit(tensor: torch.Tensor) -> bool:
     """
     Whether a unit has this parameter.
     """
-def hollow(sizes: collections.abc.Sequence[typing.SupportsInt], dtype: typing.Any, device: torch.device) -> torch.Tensor:
+def hollow(sizes: collections.abc.Sequence[typing.SupportsInt], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """
     A tensor of these sizes, to which a unit will give memory.
     """
