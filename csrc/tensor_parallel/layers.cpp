@@ -108,8 +108,7 @@ at::Tensor linear(
     refuse("has a bias that is divided too, but it is added after the sum over the ranks: leave it out of the plan.");
   }
   const auto features = input.dim() > 0 ? input.size(-1) : 0;
-  const auto wanted =
-      is_columns || how.split_input() ? (is_columns ? weight.tensor.size(1) : pieces.size()) : weight.tensor.size(1);
+  const auto wanted = !is_columns && how.split_input() ? pieces.size() : weight.tensor.size(1);
   if (features != wanted) {
     refuse(c10::str(
         "got an input of ", features, " features instead of ", wanted, ". ",

@@ -14,6 +14,9 @@
 
 namespace shardwise::tensor_parallel {
 
+namespace {
+
+/// Whether a name fits a pattern, in which `*` stands for any text without a dot.
 bool fits(std::string_view name, std::string_view pattern) {
   if (pattern.empty()) return name.empty();
   if (pattern.front() != '*') {
@@ -24,8 +27,6 @@ bool fits(std::string_view name, std::string_view pattern) {
     if (taken == name.size() || name[taken] == '.') return false;
   }
 }
-
-namespace {
 
 using Kind = Split::Kind;
 

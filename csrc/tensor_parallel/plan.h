@@ -25,7 +25,4 @@ struct Chosen {
 /// Raises ValueError for a pattern that fits nothing, and for a module or parameter that cannot be divided as it says.
 std::vector<Chosen> choose(const torch::nn::Module& module, const SplitPlan& plan, int64_t ranks);
 
-/// Whether a name fits a pattern, in which `*` stands for any text without a dot.
-bool fits(std::string_view name, std::string_view pattern);
-
 } // namespace shardwise::tensor_parallel
