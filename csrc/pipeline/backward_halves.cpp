@@ -46,51 +46,48 @@ void for_each_below(const edge_list& roots, const Act& act) {
   }
 }
 
+bool has_valid(const edge_list& edges) {
+  return std::any_of(edges.begin(), edges.end(), [](const Edge& edge) { return edge.is_valid(); });
+}
+
 /// The ends of all ways from these edges: what accumulates gradients.
 edge_list ends_of(const edge_list& roots) {
   edge_list ends;
   for_each_below(roots, [&](const auto& node) {
-    const auto& next = node->next_edges();
-    if (std::none_of(next.begin(), next.end(), [](const Edge& edge) { return edge.is_valid(); })) {
-      ends.emplace_back(node, 0);
-    }
+    if (!has_valid(node->next_edges())) ends.emplace_back(node, 0);
   });
   return ends;
 }
 
 } // namespace
 
-/// Which operations lead to the inputs.
-class BackwardHalves::Paths {
- public:
+/// The operations that lead to the inputs.
+struct BackwardHalves::Paths {
   Paths(const edge_list& roots, const Tensors& inputs) {
     for (const auto& input : inputs) {
-      if (const auto leaf = autograd::impl::try_get_grad_accumulator(input)) to_inputs_.insert(leaf.get());
+      if (const auto leaf = autograd::impl::try_get_grad_accumulator(input)) to_inputs.insert(leaf.get());
     }
     for_each_below(roots, [&](const Node& node) {
       const auto& next = node->next_edges();
-      if (!std::any_of(next.begin(), next.end(), [&](const Edge& edge) { return lead_there(edge); })) return;
-      to_inputs_.insert(node.get());
-      operations_.push_back(node);
+      if (std::none_of(next.begin(), next.end(), [&](const Edge& edge) { return lead_there(edge); })) return;
+      to_inputs.insert(node.get());
+      edge_list elsewhere;
+      for (const auto& edge : next) elsewhere.push_back(lead_there(edge) ? Edge() : edge);
+      if (has_valid(elsewhere)) {
+        forks.push_back({node, {}, std::move(elsewhere)});
+      } else {
+        on_the_way.push_back(node);
+      }
     });
   }
   bool lead_there(const Edge& edge) const {
-    return to_inputs_.contains(edge.function.get());
-  }
-  /// Those that do, each after all that it leads to.
-  const std::vector<Node>& operations() const {
-    return operations_;
-  }
-  /// As many as an operation has, but those that lead to inputs are not valid.
-  edge_list elsewhere(const autograd::Node& node) const {
-    edge_list edges;
-    for (const auto& edge : node.next_edges()) edges.push_back(lead_there(edge) ? Edge() : edge);
-    return edges;
+    return to_inputs.contains(edge.function.get());
   }
 
- private:
-  std::unordered_set<const autograd::Node*> to_inputs_;
-  std::vector<Node> operations_;
+  std::unordered_set<const autograd::Node*> to_inputs;
+  /// Those that lead to inputs alone.
+  std::vector<Node> on_the_way;
+  std::vector<Fork> forks;
 };
 
 /// While it lives, gradients that arrive at forks are stored, as their hooks leave them.
@@ -167,26 +164,17 @@ Tensors BackwardHalves::input_gradients(const Tensors& inputs) {
   if (repeats_) return find();
   edge_list roots;
   for (const auto& output : outputs_) roots.push_back(autograd::impl::gradient_edge(output));
-  const Paths paths(roots, inputs);
-  std::vector<Node> on_the_way;
-  for (const auto& node : paths.operations()) {
-    auto elsewhere = paths.elsewhere(*node);
-    if (std::none_of(elsewhere.begin(), elsewhere.end(), [](const Edge& edge) { return edge.is_valid(); })) {
-      on_the_way.push_back(node);
-      continue;
-    }
-    // Such a hook may change what goes to either half.
-    if (!node->post_hooks().empty()) {
-      forks_.clear();
-      return find();
-    }
-    forks_.push_back({node, {}, std::move(elsewhere)});
-  }
+  Paths paths(roots, inputs);
+  // Such a hook may change what goes to either half.
+  if (std::any_of(
+          paths.forks.begin(), paths.forks.end(), [](const Fork& fork) { return !fork.node->post_hooks().empty(); }))
+    return find();
+  forks_ = std::move(paths.forks);
   auto found = [&] {
     const CaptureAtForks capture(forks_);
     return find();
   }();
-  for (const auto& node : on_the_way) node->release_variables();
+  for (const auto& node : paths.on_the_way) node->release_variables();
   for (size_t i = 0; i < roots.size(); ++i) {
     if (paths.lead_there(roots[i])) continue;
     others_.push_back(roots[i]);

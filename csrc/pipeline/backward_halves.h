@@ -32,13 +32,13 @@ class SHARDWISE_API BackwardHalves {
 
  private:
   using Node = base::NodePointer<torch::autograd::Node>;
-  /// An operation that leads to inputs and elsewhere, and what arrived there.
+  /// An operation that leads to inputs and elsewhere, and what arrived there. Edges to inputs are not valid.
   struct Fork {
     Node node;
     Tensors arrived;
     torch::autograd::edge_list elsewhere;
   };
-  class Paths;
+  struct Paths;
   class CaptureAtForks;
   class RerunFork;
 
