@@ -23,8 +23,6 @@ using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-thread_local bool no_exchange = false;
-
 template <typename Name>
 void refuse_second_order(const Name& name) {
   if (!c10::GradMode::is_enabled()) return;
@@ -122,18 +120,6 @@ class ExchangeNode : public Node {
 };
 
 } // namespace
-
-NoExchangeGuard::NoExchangeGuard() : before_(no_exchange) {
-  no_exchange = true;
-}
-
-NoExchangeGuard::~NoExchangeGuard() {
-  no_exchange = before_;
-}
-
-bool NoExchangeGuard::is_active() {
-  return no_exchange;
-}
 
 at::Tensor split_linear(
     const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias, const Exchange& exchange,

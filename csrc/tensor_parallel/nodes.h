@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <utility>
 
 namespace shardwise::tensor_parallel {
 
@@ -13,13 +14,18 @@ using split::Exchange;
 /// While one lives, operations of this thread on pieces are what they say, and nothing is exchanged.
 class NoExchangeGuard {
  public:
-  NoExchangeGuard();
+  NoExchangeGuard() : before_(std::exchange(active_, true)) {}
   NoExchangeGuard(const NoExchangeGuard&) = delete;
   NoExchangeGuard& operator=(const NoExchangeGuard&) = delete;
-  ~NoExchangeGuard();
-  static bool is_active();
+  ~NoExchangeGuard() {
+    active_ = before_;
+  }
+  static bool is_active() {
+    return active_;
+  }
 
  private:
+  static inline thread_local bool active_ = false;
   bool before_;
 };
 
