@@ -3,6 +3,8 @@
 #include <c10/util/StringUtil.h>
 
 #include <limits.h>
+#include <poll.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +13,11 @@
 #include <fstream>
 #include <iterator>
 #include <sstream>
+
+// Headers of older systems lack it.
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
 
 namespace shardwise::base {
 namespace {
@@ -44,6 +51,15 @@ uint64_t process_start_time(int64_t process) {
   std::string field;
   for (int i = 0; i < 20; ++i) fields >> field;
   return std::strtoull(field.c_str(), nullptr, 10);
+}
+
+Descriptor watch_process(int64_t process) {
+  return Descriptor(static_cast<int>(syscall(SYS_pidfd_open, process, 0)));
+}
+
+bool process_ended(const Descriptor& watched) {
+  pollfd end{.fd = watched.get(), .events = POLLIN, .revents = 0};
+  return poll(&end, 1, 0) > 0;
 }
 
 } // namespace shardwise::base

@@ -4,19 +4,12 @@
 
 #include <c10/util/StringUtil.h>
 
-#include <poll.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
 #include <sstream>
 #include <thread>
-
-// Headers of older systems lack it.
-#ifndef SYS_pidfd_open
-#define SYS_pidfd_open 434
-#endif
 
 namespace shardwise::comm {
 
@@ -29,27 +22,19 @@ class Processes::Process {
     fields >> rank >> number >> start >> std::ws;
     std::getline(fields, host);
     if (host != base::this_host() || number == getpid()) return;
-    handle_ = static_cast<int>(syscall(SYS_pidfd_open, number, 0));
-    gone_ = handle_ < 0 ? errno == ESRCH : base::process_start_time(number) != start;
+    watched_ = base::watch_process(number);
+    gone_ = watched_.get() < 0 ? errno == ESRCH : base::process_start_time(number) != start;
   }
-  ~Process() {
-    if (handle_ >= 0) close(handle_);
-  }
-  Process(const Process&) = delete;
-  Process& operator=(const Process&) = delete;
 
   bool ended() const {
-    if (gone_ || handle_ < 0) return gone_;
-    pollfd end{.fd = handle_, .events = POLLIN, .revents = 0};
-    return poll(&end, 1, 0) > 0;
+    return gone_ || base::process_ended(watched_);
   }
 
   int64_t rank = 0;
   int64_t number = 0;
 
  private:
-  /// A pidfd, which becomes readable when the process ends; -1 if the process cannot be watched.
-  int handle_ = -1;
+  base::Descriptor watched_;
   bool gone_ = false;
 };
 

@@ -12,14 +12,14 @@ SameHostExchange::SameHostExchange(Progress& progress, std::shared_ptr<HostGroup
     : Exchange(progress),
       members_(std::move(members)),
       layout_(world()),
-      steps_(progress, members_->board(), members_->peers()) {}
+      steps_(progress, members_->board, members_->peers) {}
 
 void SameHostExchange::end() {
   steps_.end();
 }
 
 const std::byte* SameHostExchange::board(int rank, size_t offset) const {
-  return members_->peers()[rank].board.at(offset);
+  return members_->peers[rank].board.at(offset);
 }
 
 void SameHostExchange::sum(const Call& call, std::byte* output, const Terms& terms, size_t bytes) const {
@@ -31,13 +31,13 @@ std::optional<SameHostExchange::Terms> SameHostExchange::open(const Call& call, 
   progress().begin(call.signature, call.timeout);
   const auto number = progress().number();
   const bool small = given.bytes <= kInline;
-  auto* mine = members_->board().begin();
+  auto* mine = members_->board.begin();
   std::memcpy(mine + layout_.signature(number), &call.signature, sizeof(Signature));
   for (size_t peer = 0; peer < given.places.size(); ++peer) {
     const auto* place = given.places[peer];
     if (small) std::copy_n(place, given.bytes, mine + layout_.inlined(number, static_cast<int>(peer)));
     const auto offset =
-        !small && members_->arena().holds(place, given.bytes) ? uint64_t{members_->arena().offset(place)} : kNowhere;
+        !small && members_->arena->holds(place, given.bytes) ? uint64_t{members_->arena->offset(place)} : kNowhere;
     std::memcpy(mine + layout_.offset_for(number, static_cast<int>(peer)), &offset, sizeof offset);
   }
   steps_.take_and_wait();
@@ -57,7 +57,7 @@ std::optional<SameHostExchange::Terms> SameHostExchange::open(const Call& call, 
       uint64_t offset = kNowhere;
       std::memcpy(&offset, board(peer, layout_.offset_for(number, reader)), sizeof offset);
       staged = staged || offset == kNowhere;
-      if (reader == rank() && !staged) terms.push_back(members_->peers()[peer].process->arena().at(offset));
+      if (reader == rank() && !staged) terms.push_back(members_->peers[peer].process->arena.at(offset));
     }
   }
   if (staged) return std::nullopt;
@@ -118,7 +118,7 @@ void SameHostExchange::gather_staged(const std::vector<Spans>& places, const std
   for (size_t begin = 0; begin < bytes; begin += ControlBlock::kStage) {
     const auto size = std::min(ControlBlock::kStage, bytes - begin);
     const auto stage = layout_.stage(staged_++);
-    std::copy_n(input + begin, size, members_->board().begin() + stage);
+    std::copy_n(input + begin, size, members_->board.begin() + stage);
     steps_.take_and_wait();
     for (const int peer : peers()) fill_spans(places[peer], begin, board(peer, stage), size);
   }
@@ -130,7 +130,7 @@ void SameHostExchange::scatter_staged(const Call& call, std::byte* output, const
     const auto size = std::min(piece, given.bytes - begin);
     const auto stage = layout_.stage(staged_++);
     for (const int peer : peers()) {
-      std::copy_n(given.places[peer] + begin, size, members_->board().begin() + stage + peer * piece);
+      std::copy_n(given.places[peer] + begin, size, members_->board.begin() + stage + peer * piece);
     }
     steps_.take_and_wait();
     Terms terms;
@@ -155,7 +155,7 @@ void SameHostExchange::reduce_staged(const Call& call, std::byte* data) {
     const auto stage = layout_.stage(staged_++);
     for (const int peer : peers()) {
       const auto theirs = piece_of(peer, begin);
-      std::copy_n(data + theirs.begin, theirs.bytes, members_->board().begin() + stage + peer * piece);
+      std::copy_n(data + theirs.begin, theirs.bytes, members_->board.begin() + stage + peer * piece);
     }
     steps_.take_and_wait();
     const auto mine = piece_of(rank(), begin);
@@ -164,7 +164,7 @@ void SameHostExchange::reduce_staged(const Call& call, std::byte* data) {
       terms.push_back(peer == rank() ? data + mine.begin : board(peer, stage + rank() * piece));
     }
     sum(call, data + mine.begin, terms, mine.bytes);
-    std::copy_n(data + mine.begin, mine.bytes, members_->board().begin() + stage + rank() * piece);
+    std::copy_n(data + mine.begin, mine.bytes, members_->board.begin() + stage + rank() * piece);
     steps_.take_and_wait();
     for (const int peer : peers()) {
       const auto theirs = piece_of(peer, begin);

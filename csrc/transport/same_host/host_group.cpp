@@ -39,7 +39,7 @@ HostGroup::Discovery HostGroup::discover(
     c10d::Backend& gloo, bool wanted, const std::string& host, std::chrono::milliseconds timeout) {
   std::random_device random;
   const auto word = (uint64_t{random()} << 32U) | random();
-  if (gloo.getSize() == 1) return {nullptr, {host}, word};
+  if (gloo.getSize() == 1) return {.members = nullptr, .hosts = {host}, .word = word};
   auto arena = wanted ? Arena::of_this_process() : nullptr;
   auto board = arena ? Segment::make(ControlBlock(gloo.getSize()).bytes()) : std::nullopt;
   RankInfo own;
@@ -50,10 +50,11 @@ HostGroup::Discovery HostGroup::discover(
     own.board = board->address();
   }
   const auto infos = from_all(gloo, own, timeout);
-  std::vector<std::string> hosts;
-  for (const auto& other : infos) hosts.emplace_back(other.host.data(), strnlen(other.host.data(), other.host.size()));
+  Discovery found{.members = nullptr, .hosts = {}, .word = infos.front().word};
+  for (const auto& other : infos)
+    found.hosts.emplace_back(other.host.data(), strnlen(other.host.data(), other.host.size()));
   const auto is_here = [&](const RankInfo& other) { return other.board.bytes > 0 && other.host == infos.front().host; };
-  if (!std::all_of(infos.begin(), infos.end(), is_here)) return {nullptr, hosts, infos.front().word};
+  if (!std::all_of(infos.begin(), infos.end(), is_here)) return found;
   std::vector<Peer> peers;
   for (const auto& other : infos) {
     auto process = PeerProcess::of(other.arena);
@@ -62,15 +63,10 @@ HostGroup::Discovery HostGroup::discover(
   }
   const auto can = from_all(gloo, static_cast<uint8_t>(peers.size() == infos.size()), timeout);
   board->close();
-  if (!std::all_of(can.begin(), can.end(), [](uint8_t one) { return one == 1; }))
-    return {nullptr, hosts, infos.front().word};
-  std::shared_ptr<HostGroup> members(new HostGroup(std::move(arena), *std::move(board), std::move(peers)));
-  return {std::move(members), hosts, infos.front().word};
+  if (std::all_of(can.begin(), can.end(), [](uint8_t one) { return one == 1; })) {
+    found.members = std::make_shared<HostGroup>(HostGroup{std::move(arena), *std::move(board), std::move(peers)});
+  }
+  return found;
 }
-
-HostGroup::HostGroup(std::shared_ptr<Arena> arena, Segment board, std::vector<Peer> peers)
-    : arena_(std::move(arena)),
-      board_(std::move(board)),
-      peers_(std::move(peers)) {}
 
 } // namespace shardwise::transport::same_host

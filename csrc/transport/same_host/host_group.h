@@ -3,8 +3,6 @@
 #include "transport/same_host/arena.h"
 #include "transport/same_host/step_barrier.h"
 
-#include <shardwise/export.h>
-
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <chrono>
@@ -15,8 +13,7 @@
 namespace shardwise::transport::same_host {
 
 /// The ranks of a process group that can all read each other's arenas, and this rank's board.
-class SHARDWISE_API HostGroup {
- public:
+struct HostGroup {
   /// The result of discover(), which all ranks of `gloo` call while nothing else is under way on it: the host of each
   /// rank, and the group. `members` is null on all ranks if one of them does not want shared memory, is on another
   /// host, or cannot read another's memory. Raises Gloo's error if a rank does not come.
@@ -29,23 +26,10 @@ class SHARDWISE_API HostGroup {
   static Discovery discover(
       c10d::Backend& gloo, bool wanted, const std::string& host, std::chrono::milliseconds timeout);
 
-  const Arena& arena() const {
-    return *arena_;
-  }
-  const Segment& board() const {
-    return board_;
-  }
+  std::shared_ptr<Arena> arena;
+  Segment board;
   /// One for each rank, this one included.
-  const std::vector<Peer>& peers() const {
-    return peers_;
-  }
-
- private:
-  HostGroup(std::shared_ptr<Arena> arena, Segment board, std::vector<Peer> peers);
-
-  std::shared_ptr<Arena> arena_;
-  Segment board_;
-  std::vector<Peer> peers_;
+  std::vector<Peer> peers;
 };
 
 } // namespace shardwise::transport::same_host

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "base/descriptor.h"
 #include "base/forked.h"
 
 #include <shardwise/export.h>
@@ -8,8 +9,15 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 
 namespace shardwise::transport::same_host {
+
+struct SHARDWISE_API Unmap {
+  size_t bytes = 0;
+  void operator()(std::byte* memory) const;
+};
+using Mapped = std::unique_ptr<std::byte, Unmap>;
 
 /// Memory of this process that other processes of this host can read: a file without a name, so that nothing is left
 /// after the last process that uses it, however that ends. Pages are allocated when first written, and begin as zeros.
@@ -31,12 +39,9 @@ class SHARDWISE_API Segment {
   static std::optional<Segment> make(size_t bytes);
   /// Memory of this process alone, of which a forked child has a copy.
   static std::optional<Segment> make_private(size_t bytes);
-  ~Segment();
-  Segment(Segment&& other) noexcept;
-  Segment& operator=(Segment&&) = delete;
 
   std::byte* begin() const {
-    return memory_;
+    return memory_.get();
   }
   size_t bytes() const {
     return address_.bytes;
@@ -53,14 +58,17 @@ class SHARDWISE_API Segment {
     return address_.mark == 0;
   }
   /// From now on no other process can open it; those that have it open keep it.
-  void close();
+  void close() {
+    file_ = base::Descriptor();
+  }
 
  private:
   Segment() = default;
 
   Address address_;
   int64_t forks_ = base::forks();
-  std::byte* memory_ = nullptr;
+  base::Descriptor file_;
+  Mapped memory_;
   std::unique_ptr<base::InForkedChild> in_child_;
 };
 
@@ -70,42 +78,26 @@ class SHARDWISE_API SegmentView {
  public:
   /// Nothing if this process may not read it.
   static std::optional<SegmentView> open(const Segment::Address& address);
-  ~SegmentView();
-  SegmentView(SegmentView&& other) noexcept;
-  SegmentView& operator=(SegmentView&&) = delete;
 
   const std::byte* at(size_t offset) const {
-    return memory_ + offset;
+    return memory_.get() + offset;
   }
 
  private:
-  SegmentView() = default;
+  explicit SegmentView(Mapped memory) : memory_(std::move(memory)) {}
 
-  const std::byte* memory_ = nullptr;
-  size_t bytes_ = 0;
+  Mapped memory_;
 };
 
 /// A process (perhaps this one) and its arena.
-class SHARDWISE_API PeerProcess {
- public:
+struct SHARDWISE_API PeerProcess {
   /// The process that has this arena: one object for each arena. Null if this process may not read it.
   static std::shared_ptr<PeerProcess> of(const Segment::Address& arena);
-  ~PeerProcess();
-  PeerProcess(const PeerProcess&) = delete;
-  PeerProcess& operator=(const PeerProcess&) = delete;
-
-  const SegmentView& arena() const {
-    return arena_;
-  }
   /// Whether the process still exists, even if it is stopped.
   bool alive() const;
 
- private:
-  PeerProcess(int process, SegmentView arena);
-
-  /// A pidfd, which becomes readable when the process ends.
-  int process_;
-  SegmentView arena_;
+  base::Descriptor watched;
+  SegmentView arena;
 };
 
 /// What a rank can read of another rank of its process group.
