@@ -15,12 +15,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -29,37 +29,27 @@
 namespace shardwise::comm {
 namespace {
 
-/// Finds the sockets of one Gloo. Gloo has no call for that, but its ranks exchange their listening addresses through
-/// the store.
-class GlooSockets {
- public:
-  using Addresses = std::vector<sockaddr_storage>;
-
-  /// Wraps the store for a Gloo that is about to be made, and notes the addresses that it writes and reads.
-  c10::intrusive_ptr<c10d::Store> record_addresses(const c10::intrusive_ptr<c10d::Store>& store);
-
-  /// Call this once all ranks are connected. From then on Gloo's listening sockets answer nobody, and a forked child
-  /// closes its copies of the connections, so that peers notice at once when this process dies.
-  void stop_accepting();
-
- private:
-  class RecordingStore;
-  struct SocketAddresses {
-    std::mutex mutex;
-    Addresses own;
-    Addresses peers;
-  };
-
-  std::shared_ptr<SocketAddresses> addresses_ = std::make_shared<SocketAddresses>();
-  std::unique_ptr<base::InForkedChild> in_child_;
-};
-
 using Value = std::vector<uint8_t>;
-using Addresses = GlooSockets::Addresses;
+/// Each as key_of() has it.
+using Addresses = std::set<std::string>;
+
+/// What tells an address from others: its port, and the address itself. "" for those of other families.
+std::string key_of(const sockaddr_storage& address) {
+  const auto bytes = [](const auto& part) { return std::string(reinterpret_cast<const char*>(&part), sizeof part); };
+  if (address.ss_family == AF_INET) {
+    const auto& own = reinterpret_cast<const sockaddr_in&>(address);
+    return bytes(own.sin_port) + bytes(own.sin_addr);
+  }
+  if (address.ss_family == AF_INET6) {
+    const auto& own = reinterpret_cast<const sockaddr_in6&>(address);
+    return bytes(own.sin6_port) + bytes(own.sin6_addr);
+  }
+  return "";
+}
 
 /// Parses what Gloo writes about a rank: its host name, its listening address, both with their length before them, and
-/// more.
-std::optional<sockaddr_storage> address_in(const Value& value) {
+/// more. "" if it is something else.
+std::string address_in(const Value& value) {
   size_t at = 0;
   const auto length = [&]() -> std::optional<uint64_t> {
     uint64_t bytes = 0;
@@ -69,39 +59,20 @@ std::optional<sockaddr_storage> address_in(const Value& value) {
     return bytes <= value.size() - at ? std::optional(bytes) : std::nullopt;
   };
   const auto name = length();
-  if (!name) return std::nullopt;
+  if (!name) return "";
   at += *name;
   const auto bytes = length();
   sockaddr_storage address{};
-  if (!bytes || *bytes < sizeof address) return std::nullopt;
+  if (!bytes || *bytes < sizeof address) return "";
   std::memcpy(&address, value.data() + at, sizeof address);
-  const bool is_known = address.ss_family == AF_INET || address.ss_family == AF_INET6;
-  return is_known ? std::optional(address) : std::nullopt;
+  return key_of(address);
 }
 
-bool same(const sockaddr_storage& a, const sockaddr_storage& b) {
-  if (a.ss_family != b.ss_family) return false;
-  if (a.ss_family == AF_INET) {
-    const auto& left = reinterpret_cast<const sockaddr_in&>(a);
-    const auto& right = reinterpret_cast<const sockaddr_in&>(b);
-    return left.sin_port == right.sin_port && left.sin_addr.s_addr == right.sin_addr.s_addr;
-  }
-  const auto& left = reinterpret_cast<const sockaddr_in6&>(a);
-  const auto& right = reinterpret_cast<const sockaddr_in6&>(b);
-  return left.sin6_port == right.sin6_port &&
-         std::memcmp(&left.sin6_addr, &right.sin6_addr, sizeof left.sin6_addr) == 0;
-}
-
-bool is_among(const Addresses& addresses, const sockaddr_storage& address) {
-  return std::any_of(addresses.begin(), addresses.end(), [&](const auto& one) { return same(one, address); });
-}
-
-/// The address that a socket of this process is bound to or connected to; nothing for other descriptors.
-std::optional<sockaddr_storage> ask(int file, int (*question)(int, sockaddr*, socklen_t*)) {
+/// The address that a socket of this process is bound to or connected to; "" for other descriptors.
+std::string ask(int file, int (*question)(int, sockaddr*, socklen_t*)) {
   sockaddr_storage address{};
   socklen_t size = sizeof address;
-  if (question(file, reinterpret_cast<sockaddr*>(&address), &size) != 0) return std::nullopt;
-  return address;
+  return question(file, reinterpret_cast<sockaddr*>(&address), &size) == 0 ? key_of(address) : "";
 }
 
 bool listens(int file) {
@@ -130,61 +101,47 @@ void drop_packets(int file) {
   setsockopt(file, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program);
 }
 
-class GlooSockets::RecordingStore : public c10d::PrefixStore {
+/// Notes the addresses that Gloo's ranks exchange: Gloo has no call that tells its sockets.
+class RecordingStore : public c10d::PrefixStore {
  public:
-  RecordingStore(const c10::intrusive_ptr<c10d::Store>& store, std::shared_ptr<SocketAddresses> addresses)
-      : PrefixStore("gloo", store),
-        addresses_(std::move(addresses)) {}
+  explicit RecordingStore(const c10::intrusive_ptr<c10d::Store>& store) : PrefixStore("gloo", store) {}
+
+  std::pair<Addresses, Addresses> own_and_peers() {
+    const std::lock_guard lock(mutex_);
+    return {own_, peers_};
+  }
 
   using PrefixStore::set;
   void set(const std::string& key, const Value& value) override {
-    note(addresses_->own, value);
+    note(own_, value);
     PrefixStore::set(key, value);
   }
   void multiSet(const std::vector<std::string>& keys, const std::vector<Value>& values) override {
-    for (const auto& value : values) note(addresses_->own, value);
+    for (const auto& value : values) note(own_, value);
     PrefixStore::multiSet(keys, values);
   }
   Value get(const std::string& key) override {
     auto value = PrefixStore::get(key);
-    note(addresses_->peers, value);
+    note(peers_, value);
     return value;
   }
   std::vector<Value> multiGet(const std::vector<std::string>& keys) override {
     auto values = PrefixStore::multiGet(keys);
-    for (const auto& value : values) note(addresses_->peers, value);
+    for (const auto& value : values) note(peers_, value);
     return values;
   }
 
  private:
   void note(Addresses& addresses, const Value& value) {
-    const auto address = address_in(value);
-    const std::lock_guard lock(addresses_->mutex);
-    if (address) addresses.push_back(*address);
+    auto address = address_in(value);
+    const std::lock_guard lock(mutex_);
+    if (!address.empty()) addresses.insert(std::move(address));
   }
 
-  std::shared_ptr<SocketAddresses> addresses_;
+  std::mutex mutex_;
+  Addresses own_;
+  Addresses peers_;
 };
-
-c10::intrusive_ptr<c10d::Store> GlooSockets::record_addresses(const c10::intrusive_ptr<c10d::Store>& store) {
-  return c10::make_intrusive<RecordingStore>(store, addresses_);
-}
-
-void GlooSockets::stop_accepting() {
-  const std::lock_guard lock(addresses_->mutex);
-  for (const int file : descriptors()) {
-    const auto bound = listens(file) ? ask(file, getsockname) : std::nullopt;
-    if (bound && is_among(addresses_->own, *bound)) drop_packets(file);
-  }
-  // One end of each connection has the address of a listening socket.
-  in_child_ = std::make_unique<base::InForkedChild>([own = addresses_->own, peers = addresses_->peers] {
-    for (const int file : descriptors()) {
-      const auto bound = ask(file, getsockname);
-      const auto other = ask(file, getpeername);
-      if ((bound && is_among(own, *bound)) || (other && is_among(peers, *other))) close(file);
-    }
-  });
-}
 
 std::shared_ptr<gloo::transport::Device> device_of(const std::string& interface) {
   try {
@@ -197,17 +154,30 @@ std::shared_ptr<gloo::transport::Device> device_of(const std::string& interface)
   }
 }
 
-/// Gloo, with a record of its sockets.
+/// Once all ranks are connected, Gloo's listening sockets answer nobody, and a forked child closes its copies of the
+/// connections, so that peers notice at once when this process dies.
 class Gloo : public c10d::ProcessGroupGloo {
  public:
-  Gloo(GlooSockets sockets, const GroupSpec& spec, c10::intrusive_ptr<Options> options)
-      : ProcessGroupGloo(sockets.record_addresses(spec.store), spec.rank, spec.size, std::move(options)),
-        sockets_(std::move(sockets)) {
-    sockets_.stop_accepting();
+  Gloo(const c10::intrusive_ptr<RecordingStore>& store, const GroupSpec& spec, c10::intrusive_ptr<Options> options)
+      : ProcessGroupGloo(store, spec.rank, spec.size, std::move(options)) {
+    stop_accepting(*store);
   }
 
  private:
-  GlooSockets sockets_;
+  void stop_accepting(RecordingStore& store) {
+    auto [own, peers] = store.own_and_peers();
+    for (const int file : descriptors()) {
+      if (listens(file) && own.contains(ask(file, getsockname))) drop_packets(file);
+    }
+    // One end of each connection has the address of a listening socket.
+    in_child_ = std::make_unique<base::InForkedChild>([own = std::move(own), peers = std::move(peers)] {
+      for (const int file : descriptors()) {
+        if (own.contains(ask(file, getsockname)) || peers.contains(ask(file, getpeername))) close(file);
+      }
+    });
+  }
+
+  std::unique_ptr<base::InForkedChild> in_child_;
 };
 
 } // namespace
@@ -222,7 +192,7 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const GroupSpec& spec) {
   } else {
     options->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice());
   }
-  auto backend = c10::make_intrusive<Gloo>(GlooSockets(), spec, std::move(options));
+  auto backend = c10::make_intrusive<Gloo>(c10::make_intrusive<RecordingStore>(spec.store), spec, std::move(options));
   backend->setTimeout(spec.timeout);
   return backend;
 }
