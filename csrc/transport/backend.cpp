@@ -105,12 +105,13 @@ Outcome outcome_of(const std::vector<at::Tensor>& tensors) {
 } // namespace
 
 Backend::Backend(
-    c10::intrusive_ptr<c10d::Backend> gloo, std::chrono::milliseconds timeout, const MakeExchange& make, Traits traits)
+    c10::intrusive_ptr<c10d::Backend> gloo, BackendOptions options, std::string transport_name, uint64_t group,
+    const MakeExchange& make)
     : c10d::Backend(gloo->getRank(), gloo->getSize()),
-      timeout_(timeout),
-      transport_name_(std::move(traits.transport_name)),
-      issued_(traits.group),
-      worker_(std::move(gloo), make, std::move(traits.names)) {}
+      timeout_(options.timeout),
+      transport_name_(std::move(transport_name)),
+      issued_(group),
+      worker_(std::move(gloo), make, std::move(options.names)) {}
 
 c10::intrusive_ptr<c10d::Backend::Options> Backend::getBackendOptions() {
   return c10::make_intrusive<Options>(getBackendName(), timeout_.load());
@@ -235,17 +236,20 @@ Backend::WorkPtr Backend::allgather_into_tensor_coalesced(
   const auto type = inputs.size() == 1 ? OpType::_ALLGATHER_BASE : OpType::COALESCED;
   return pass(type, outputs, inputs, [&](Tensors& out, Tensors& in) {
     require(out.size() == in.size(), "all_gather_into_tensor", "an output for each input");
+    const auto* placement = DirectPlacementScope::current();
     std::vector<Call> calls;
+    std::vector<std::vector<Spans>> places;
     for (size_t i = 0; i < in.size(); ++i) {
       require_sizes({"output", out[i]}, {"input", in[i]}, getSize(), "all_gather_into_tensor");
-      calls.push_back(call_of(Kind::all_gather, in[i], options.timeout));
+      auto& call = calls.emplace_back(call_of(Kind::all_gather, in[i], options.timeout));
+      places.push_back(spans_in(out[i], getSize(), placement));
+      for (const auto& each : places.back()) call.signature.pieces += placement == nullptr ? 0 : each.size();
     }
     return issue(
         type, "shardwise:all_gather", in,
-        [outputs = out, inputs = in, calls](Exchange& exchange, Carrier& /*carrier*/) {
-          for (size_t i = 0; i < inputs.size(); ++i) {
-            exchange.all_gather(calls[i], spans_in(outputs[i], exchange.world(), nullptr), data_of(inputs[i]));
-          }
+        [outputs = out, inputs = in, memory = placement == nullptr ? at::Tensor() : placement->memory,
+         places = std::move(places), calls](Exchange& exchange, Carrier& /*carrier*/) {
+          for (size_t i = 0; i < inputs.size(); ++i) exchange.all_gather(calls[i], places[i], data_of(inputs[i]));
           return outcome_of(outputs);
         });
   });
@@ -253,20 +257,9 @@ Backend::WorkPtr Backend::allgather_into_tensor_coalesced(
 
 Backend::WorkPtr Backend::_allgather_base(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
-  return pass(OpType::_ALLGATHER_BASE, output, input, [&](at::Tensor& out, at::Tensor& in) {
-    require_sizes({"output", out}, {"input", in}, getSize(), "all_gather_into_tensor");
-    const auto* placement = DirectPlacementScope::current();
-    auto spans = spans_in(out, getSize(), placement);
-    auto call = call_of(Kind::all_gather, in, options.timeout);
-    for (const auto& each : spans) call.signature.pieces += placement == nullptr ? 0 : each.size();
-    return issue(
-        OpType::_ALLGATHER_BASE, "shardwise:all_gather", {in},
-        [output = out, input = in, memory = placement == nullptr ? at::Tensor() : placement->memory,
-         spans = std::move(spans), call](Exchange& exchange, Carrier& /*carrier*/) {
-          exchange.all_gather(call, spans, data_of(input));
-          return outcome_of({output});
-        });
-  });
+  Tensors outputs{output};
+  Tensors inputs{input};
+  return allgather_into_tensor_coalesced(outputs, inputs, options);
 }
 
 Backend::WorkPtr Backend::allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {

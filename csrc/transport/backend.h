@@ -32,18 +32,12 @@ namespace shardwise::transport {
 /// the current stream waits for the copies. Sends and receives block the host.
 class SHARDWISE_API Backend final : public c10d::Backend {
  public:
-  struct Traits {
-    /// How the collectives are carried out: "shared memory" or "TCP".
-    std::string transport_name;
-    /// An id of this process group: the same on all its ranks, different from every other group's.
-    uint64_t group = 0;
-    /// The rank numbers that errors show; if empty, positions in the group.
-    std::vector<int64_t> names;
-  };
-  /// Takes over `gloo`: nobody else may use it from now on. `make` creates the Exchange.
+  /// Takes over `gloo`: nobody else may use it from now on. `make` creates the Exchange. `transport_name` says how it
+  /// carries out collectives: "shared memory" or "TCP". `group` is an id of this process group: the same on all its
+  /// ranks, different from every other group's.
   Backend(
-      c10::intrusive_ptr<c10d::Backend> gloo, std::chrono::milliseconds timeout, const MakeExchange& make,
-      Traits traits);
+      c10::intrusive_ptr<c10d::Backend> gloo, BackendOptions options, std::string transport_name, uint64_t group,
+      const MakeExchange& make);
 
   const std::string getBackendName() const override {
     return "shardwise";

@@ -94,10 +94,7 @@ c10::intrusive_ptr<c10d::Backend> make_backend(c10::intrusive_ptr<c10d::Backend>
     if (group) return std::make_unique<same_host::SameHostExchange>(carrier.progress(), group);
     return std::make_unique<tcp::TcpExchange>(carrier, hosts);
   };
-  return c10::make_intrusive<Backend>(
-      std::move(gloo), options.timeout, make,
-      Backend::Traits{
-          .transport_name = group ? "shared memory" : "TCP", .group = word, .names = std::move(options.names)});
+  return c10::make_intrusive<Backend>(std::move(gloo), std::move(options), group ? "shared memory" : "TCP", word, make);
 }
 
 std::string transport_name(const c10d::Backend& backend) {
