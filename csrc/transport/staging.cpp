@@ -80,20 +80,6 @@ Staging::WorkPtr received(
   return c10::make_intrusive<ReceivedWork>(tensor, copies.front(), receive(copies));
 }
 
-Staging::Tensors all_of(const at::Tensor& tensor) {
-  return {tensor};
-}
-
-Staging::Tensors all_of(const Staging::Tensors& tensors) {
-  return tensors;
-}
-
-Staging::Tensors all_of(const std::vector<Staging::Tensors>& lists) {
-  Staging::Tensors all;
-  for (const auto& list : lists) all.insert(all.end(), list.begin(), list.end());
-  return all;
-}
-
 /// What the program waits for: the collective on the host, then the copies back.
 class Staging::StagedWork : public c10d::Work {
  public:
@@ -163,18 +149,6 @@ const at::Tensor& Staging::Copies::of(const at::Tensor& tensor) const {
       std::find_if(pairs.begin(), pairs.end(), [&](const auto& pair) { return pair.first.is_same(tensor); });
   TORCH_INTERNAL_ASSERT(found != pairs.end());
   return found->second;
-}
-
-Staging::Tensors Staging::Copies::of(const Tensors& tensors) const {
-  Tensors copies;
-  for (const auto& tensor : tensors) copies.push_back(of(tensor));
-  return copies;
-}
-
-std::vector<Staging::Tensors> Staging::Copies::of(const std::vector<Tensors>& lists) const {
-  std::vector<Tensors> copies;
-  for (const auto& list : lists) copies.push_back(of(list));
-  return copies;
 }
 
 Staging::Staging(c10::Device device)

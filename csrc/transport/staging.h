@@ -28,8 +28,12 @@ class Staging {
     /// Pairs of a tensor and its copy.
     std::vector<std::pair<at::Tensor, at::Tensor>> pairs;
     const at::Tensor& of(const at::Tensor& tensor) const;
-    Tensors of(const Tensors& tensors) const;
-    std::vector<Tensors> of(const std::vector<Tensors>& lists) const;
+    template <typename Several>
+    std::vector<Several> of(const std::vector<Several>& all) const {
+      std::vector<Several> copies;
+      for (const auto& each : all) copies.push_back(of(each));
+      return copies;
+    }
   };
   struct Calls {
     /// The exchange of the copies may not begin before `ready` returns; it waits on the host, and may raise.
@@ -58,9 +62,17 @@ bool on_host(const std::vector<Several>& all) {
 }
 
 /// The tensors of an argument of a collective.
-Staging::Tensors all_of(const at::Tensor& tensor);
-Staging::Tensors all_of(const Staging::Tensors& tensors);
-Staging::Tensors all_of(const std::vector<Staging::Tensors>& lists);
+inline Staging::Tensors all_of(const at::Tensor& tensor) {
+  return {tensor};
+}
+template <typename Several>
+Staging::Tensors all_of(const std::vector<Several>& all) {
+  Staging::Tensors tensors;
+  for (const auto& each : all) {
+    for (auto& tensor : all_of(each)) tensors.push_back(std::move(tensor));
+  }
+  return tensors;
+}
 
 /// Receives into the tensors themselves if they are on the host, else into a copy, which reaches its tensor at the end
 /// of the wait.
