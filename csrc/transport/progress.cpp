@@ -66,28 +66,23 @@ void Progress::fail(int peer, bool to_peer, const std::string& details) {
                                  "closed the connection: its process ended, or its process group was shut down. Look "
                                  "for the error of rank ",
                                  name);
-  fail(c10::str("shardwise: ", describe_call(), " failed, because rank ", name, " ", what, ". Details: ", details));
+  fail_because(peer, c10::str(what, ". Details: ", details));
+}
+
+void Progress::fail_because(int peer, const std::string& what) {
+  fail(c10::str("shardwise: ", describe_call(), " failed, because rank ", name_of(peer), " ", what));
 }
 
 void Progress::fail_dead(int peer) {
-  const auto name = name_of(peer);
-  fail(c10::str(
-      "shardwise: ", describe_call(), " failed, because rank ", name,
-      " died: its process ended. Look for the error of rank ", name,
-      "; if there is none, it left the program earlier than the others."));
-}
-
-void Progress::fail_closed(int peer) {
-  fail(c10::str(
-      "shardwise: ", describe_call(), " failed, because rank ", name_of(peer),
-      " closed the connection: its process group was shut down."));
+  fail_because(
+      peer, c10::str(
+                "died: its process ended. Look for the error of rank ", name_of(peer),
+                "; if there is none, it left the program earlier than the others."));
 }
 
 // The peer's text begins with "shardwise: rank 2 of 3".
 void Progress::fail_with(int peer, const std::string& its_failure) {
-  fail(c10::str(
-      "shardwise: ", describe_call(), " failed, because rank ", name_of(peer),
-      " failed first and closed the connection: ", its_failure));
+  fail_because(peer, "failed first and closed the connection: " + its_failure);
 }
 
 } // namespace shardwise::transport

@@ -50,10 +50,10 @@ class Progress {
   [[noreturn]] void fail(const std::string& text);
   /// The peer sent nothing, or did not take what this rank sent: it is late or gone.
   [[noreturn]] void fail(int peer, bool to_peer, const std::string& details);
+  /// "... failed, because rank 2 ", and this.
+  [[noreturn]] void fail_because(int peer, const std::string& what);
   /// The peer's process ended.
   [[noreturn]] void fail_dead(int peer);
-  /// The process group was shut down on the peer.
-  [[noreturn]] void fail_closed(int peer);
   /// The peer failed first, and said why.
   [[noreturn]] void fail_with(int peer, const std::string& its_failure);
   /// `tell` gets the text of the first failure before anybody else on this rank sees it.

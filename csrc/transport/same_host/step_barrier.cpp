@@ -70,7 +70,9 @@ void StepBarrier::require_running(size_t peer) {
   const auto ended_at = of(peer).ended_at.load(std::memory_order_acquire);
   if (ended_at == 0 || ended_at > progress_.number()) return;
   const std::string its_failure = of(peer).reason.data();
-  if (its_failure.empty()) progress_.fail_closed(static_cast<int>(peer));
+  if (its_failure.empty()) {
+    progress_.fail_because(static_cast<int>(peer), "closed the connection: its process group was shut down.");
+  }
   progress_.fail_with(static_cast<int>(peer), its_failure);
 }
 
