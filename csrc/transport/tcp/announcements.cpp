@@ -29,12 +29,6 @@ void Announcements::end() {
   end_notices_.clear();
 }
 
-void Announcements::write(int peer, const Signature& signature, const std::byte* data, size_t bytes) {
-  auto* to = outgoing_[peer].data();
-  std::memcpy(to, &signature, sizeof(Signature));
-  if (bytes > 0) std::memcpy(to + sizeof(Signature), data, bytes);
-}
-
 void Announcements::expect_next() {
   for (int peer = 0; peer < connections_.size(); ++peer) {
     if (peer == connections_.rank()) continue;
@@ -42,11 +36,14 @@ void Announcements::expect_next() {
   }
 }
 
-void Announcements::exchange(size_t bytes) {
+void Announcements::exchange(const Signature& signature, size_t bytes, Inlined inlined) {
   std::vector<Message> sent;
   for (int step = 1; step < connections_.size(); ++step) {
     const auto peer = (connections_.rank() + step) % connections_.size();
-    sent.push_back(connections_.send(peer, outgoing_[peer].data(), sizeof(Signature) + bytes, Phase::announcement));
+    auto* message = outgoing_[peer].data();
+    std::memcpy(message, &signature, sizeof(Signature));
+    if (bytes > 0) std::memcpy(message + sizeof(Signature), inlined(peer), bytes);
+    sent.push_back(connections_.send(peer, message, sizeof(Signature) + bytes, Phase::announcement));
   }
   for (int peer = 0; peer < connections_.size(); ++peer) {
     if (peer == connections_.rank()) continue;

@@ -2,6 +2,8 @@
 
 #include "transport/tcp/connections.h"
 
+#include <c10/util/FunctionRef.h>
+
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -16,13 +18,8 @@ class Announcements {
 
   /// Sends each peer this rank's call together with `bytes` bytes of `inlined(peer)`, which may be none. Returns when
   /// all ranks have announced something.
-  template <typename Data>
-  void exchange(const Signature& signature, size_t bytes, const Data& inlined) {
-    for (int peer = 0; peer < connections_.size(); ++peer) {
-      if (peer != connections_.rank()) write(peer, signature, inlined(peer), bytes);
-    }
-    exchange(bytes);
-  }
+  using Inlined = c10::function_ref<const std::byte*(int peer)>;
+  void exchange(const Signature& signature, size_t bytes, Inlined inlined);
 
   /// The peer's last announcement.
   Signature signature(int peer) const;
@@ -35,8 +32,6 @@ class Announcements {
   void send_end_notice(const std::string& reason) noexcept;
 
  private:
-  void write(int peer, const Signature& signature, const std::byte* data, size_t bytes);
-  void exchange(size_t bytes);
   void expect_next();
   /// Why the peer goes no further, if the message in `place` is an end notice; else empty.
   static std::string end_notice_in(const std::vector<std::byte>& place);

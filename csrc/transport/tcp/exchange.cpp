@@ -23,8 +23,7 @@ bool TcpExchange::leaves_all_reduce_to_gloo(size_t bytes, at::ScalarType dtype, 
   return gloo_is_as_fast(bytes, world(), dtype, op);
 }
 
-template <typename Data>
-void TcpExchange::begin(const Call& call, size_t bytes, const Data& inlined) {
+void TcpExchange::begin(const Call& call, size_t bytes, Announcements::Inlined inlined) {
   progress().begin(call.signature, call.timeout);
   announcements_.exchange(call.signature, bytes, inlined);
   for (const int peer : peers()) compare(call.signature, peer, announcements_.signature(peer));
@@ -37,7 +36,7 @@ std::vector<const std::byte*> TcpExchange::announced(const std::byte* own) const
 }
 
 void TcpExchange::announce(const Call& call) {
-  begin(call, 0, [](int) { return nullptr; });
+  begin(call, 0, [](int) -> const std::byte* { return nullptr; });
 }
 
 void TcpExchange::all_gather(const Call& call, const std::vector<Spans>& places, const std::byte* input) {

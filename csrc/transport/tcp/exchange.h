@@ -29,8 +29,7 @@ class TcpExchange final : public Exchange {
     std::vector<size_t> bytes;
   };
   /// Exchanges the announcements. Returns when all have come and are the same.
-  template <typename Data>
-  void begin(const Call& call, size_t bytes, const Data& inlined);
+  void begin(const Call& call, size_t bytes, Announcements::Inlined inlined);
   /// Sums this rank's part into `output`, piece by piece; calls summed(begin, bytes) after each piece.
   template <typename Summed>
   void sum_pieces(const Call& call, std::byte* output, const Parts& parts, size_t piece, const Summed& summed);
