@@ -1,8 +1,8 @@
 #pragma once
 
 #include "base/forked.h"
+#include "comm/agree/background.h"
 #include "comm/agree/notes.h"
-#include "comm/agree/waiter.h"
 #include "comm/mesh/axis_group.h"
 #include "comm/rendezvous/processes.h"
 #include "transport/transport.h"
@@ -102,8 +102,9 @@ class SHARDWISE_API Agreement : public transport::WaitObserver, public std::enab
   std::chrono::milliseconds timeout() const {
     return timeout_;
   }
-  Waiter& waiter() {
-    return waiter_;
+  /// For waits that may never end.
+  Background& background() {
+    return background_;
   }
 
   void still_waiting(const transport::ProgramCall& call) override;
@@ -165,7 +166,7 @@ class SHARDWISE_API Agreement : public transport::WaitObserver, public std::enab
   /// When this rank first noticed that a process had ended.
   std::optional<std::chrono::steady_clock::time_point> ended_since_;
   std::thread::id thread_;
-  Waiter waiter_;
+  Background background_;
   /// Why nothing can be issued any more. Some ranks may have started collectives that others will never join.
   std::string broken_;
   bool by_peer_ = false;

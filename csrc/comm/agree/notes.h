@@ -1,5 +1,6 @@
 #pragma once
 
+#include "comm/agree/background.h"
 #include "comm/mesh/axis_group.h"
 
 #include <c10/util/StringUtil.h>
@@ -8,6 +9,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <string>
 #include <utility>
@@ -47,6 +49,9 @@ class Notes {
  private:
   struct State;
   std::shared_ptr<State> state_;
+  Background background_;
+  /// Ready when the last note is in the stores, or could not be put there.
+  std::future<void> asked_;
 };
 
 /// The board on which the ranks of a process group leave notes of one kind, as seen by the rank at `position`.

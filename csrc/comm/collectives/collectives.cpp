@@ -13,6 +13,7 @@
 
 #include <chrono>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace shardwise::comm {
@@ -104,7 +105,7 @@ void Pending::wait() {
 bool Pending::done() const {
   using namespace std::chrono_literals;
   if (!work_ || in_stream_) return true;
-  return ticket_ ? position_.agreement->waiter().ended(*ticket_, 0ms) : work_->isCompleted();
+  return ended_.valid() ? ended_.wait_for(0ms) == std::future_status::ready : work_->isCompleted();
 }
 
 bool Pending::wait_noexcept() noexcept {
@@ -122,7 +123,9 @@ bool Pending::wait_and_check_peers() {
   auto& agreement = *position_.agreement;
   const auto deadline = std::chrono::steady_clock::now() + agreement.timeout() + kGrace;
   for (auto slice = kFirstCheck;; slice = kNextCheck) {
-    if (ticket_ ? agreement.waiter().ended(*ticket_, slice) : base::ends_within(*work_, slice)) return work_->wait();
+    const bool ends =
+        ended_.valid() ? ended_.wait_for(slice) == std::future_status::ready : base::ends_within(*work_, slice);
+    if (ends) return work_->wait();
     agreement.check_peers(position_, what_());
     if (std::chrono::steady_clock::now() < deadline) continue;
     throw std::runtime_error(c10::str("it did not end within ", agreement.timeout().count(), " ms"));
@@ -249,7 +252,12 @@ Pending Collectives::reduce_scatter(
   };
   auto pending = launch("reduce-scatter", call, tensor, std::move(what), counters.reduce_scatters, counters);
   const auto& agreement = pending.position_.agreement;
-  if (agreement && pending.work_) pending.ticket_ = agreement->waiter().add(pending.work_);
+  if (agreement && pending.work_) {
+    pending.ended_ = agreement->background().add([work = pending.work_]() mutable {
+      // Let go before anybody hears of the end, since it holds the memory of tensors.
+      std::exchange(work, {})->wait();
+    });
+  }
   return pending;
 }
 

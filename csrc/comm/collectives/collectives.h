@@ -11,6 +11,7 @@
 
 #include <concepts>
 #include <functional>
+#include <future>
 #include <string>
 
 namespace shardwise::observe {
@@ -64,8 +65,9 @@ class SHARDWISE_API Pending {
   Agreement::Position position_;
   bool in_stream_;
   bool waited_ = false;
-  /// For a work whose wait() ignores timeouts and that does not say whether it is done.
-  std::shared_ptr<Waiter::Ticket> ticket_;
+  /// For a work whose wait() ignores timeouts and that does not say whether it is done, as some of Gloo's do not: ready
+  /// when a wait in the background has ended. Else it has no state.
+  std::future<void> ended_;
   /// Set while a record is on.
   std::shared_ptr<observe::Span> span_;
 };
