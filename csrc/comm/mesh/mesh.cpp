@@ -213,10 +213,7 @@ struct Mesh::State {
     store = whole.store = joined.store;
     whole.processes = comm::Processes(joined.texts);
     for (size_t i = 0; i < axes.size(); ++i) groups.push_back(make_group(i, joined.texts));
-    comm::call_with_timeout(whole.connect_timeout, nullptr, [whole] {
-      comm::store_barrier(whole);
-      return true;
-    });
+    comm::call_with_timeout(whole.connect_timeout, nullptr, [whole] { comm::store_barrier(whole); });
   }
 
   /// The ranks along an axis.
