@@ -47,21 +47,20 @@ NodePointer<T> make_node(Arguments&&... arguments) {
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 
+//
+// Torch does not pass those of one tensor to a process group written in Python, but those of several.
+
 inline c10::intrusive_ptr<c10d::Work> all_gather(c10d::ProcessGroup& group, at::Tensor& output, at::Tensor& input) {
-  return group._allgather_base(output, input);
-}
-
-inline c10::intrusive_ptr<c10d::Work> reduce_scatter(c10d::ProcessGroup& group, at::Tensor& output, at::Tensor& input) {
-  return group._reduce_scatter_base(output, input);
-}
-
-inline c10::intrusive_ptr<c10d::Work> all_gather(
-    c10d::ProcessGroup& group, std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs) {
+  if (group.hasBackends()) return group._allgather_base(output, input);
+  std::vector<at::Tensor> outputs{output};
+  std::vector<at::Tensor> inputs{input};
   return group.allgather_into_tensor_coalesced(outputs, inputs);
 }
 
-inline c10::intrusive_ptr<c10d::Work> reduce_scatter(
-    c10d::ProcessGroup& group, std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs) {
+inline c10::intrusive_ptr<c10d::Work> reduce_scatter(c10d::ProcessGroup& group, at::Tensor& output, at::Tensor& input) {
+  if (group.hasBackends()) return group._reduce_scatter_base(output, input);
+  std::vector<at::Tensor> outputs{output};
+  std::vector<at::Tensor> inputs{input};
   return group.reduce_scatter_tensor_coalesced(outputs, inputs);
 }
 

@@ -230,11 +230,7 @@ Pending Collectives::all_gather(
   auto input = flat_view(tensor);
   const auto call = [&] {
     if (custom_) return custom_(flat, input, *line_.group);
-    if (line_.group->hasBackends()) return base::all_gather(*line_.group, flat, input);
-    // Torch does not pass the call above to a process group written in Python.
-    std::vector<at::Tensor> outputs{flat};
-    std::vector<at::Tensor> inputs{input};
-    return base::all_gather(*line_.group, outputs, inputs);
+    return base::all_gather(*line_.group, flat, input);
   };
   return launch("all-gather", call, tensor, std::move(what), counters.all_gathers, counters);
 }
@@ -245,10 +241,7 @@ Pending Collectives::reduce_scatter(
   auto input = flat_view(tensor);
   const auto call = [&] {
     if (custom_) return custom_(flat, input, *line_.group);
-    if (line_.group->hasBackends()) return base::reduce_scatter(*line_.group, flat, input);
-    std::vector<at::Tensor> outputs{flat};
-    std::vector<at::Tensor> inputs{input};
-    return base::reduce_scatter(*line_.group, outputs, inputs);
+    return base::reduce_scatter(*line_.group, flat, input);
   };
   auto pending = launch("reduce-scatter", call, tensor, std::move(what), counters.reduce_scatters, counters);
   const auto& agreement = pending.position_.agreement;
