@@ -53,14 +53,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> make(const GroupSpec& spec) {
 /// Runs `make` on another thread, because connecting blocks and cannot be interrupted.
 template <typename Make>
 auto make_with_timeout(const GroupSpec& spec, const Make& make) {
-  const auto look = [&] {
-    if (spec.look) spec.look();
-    const auto ended = spec.processes.ended();
-    if (ended.empty()) return;
-    throw PeerError(c10::str(
-        "shardwise: ", spec.me(), " could not set up the process group '", spec.name, "', because ",
-        spec.processes.how_it_ended(ended.front()), "."));
-  };
+  const auto look = [&] { spec.look_at(spec.processes, "could not set up"); };
   try {
     return call_with_timeout(spec.connect_timeout, look, [spec, make] { return make(spec); });
   } catch (const Error&) {
@@ -84,6 +77,16 @@ auto make_with_timeout(const GroupSpec& spec, const Make& make) {
 std::string GroupSpec::me() const {
   if (names.empty() || names[rank] == rank) return c10::str("rank ", rank, " of ", size);
   return c10::str("rank ", names[rank], " (number ", rank, " of the ", size, " of its process group)");
+}
+
+// Before store_barrier() none of them ends in order.
+void GroupSpec::look_at(const Processes& of_ranks, const char* failed) const {
+  if (look) look();
+  const auto ended = of_ranks.ended();
+  if (ended.empty()) return;
+  throw PeerError(c10::str(
+      "shardwise: ", me(), " ", failed, " the process group '", name, "', because ",
+      of_ranks.how_it_ended(ended.front()), "."));
 }
 
 c10::intrusive_ptr<c10d::Backend> make_direct(const GroupSpec& spec) {

@@ -47,6 +47,8 @@ struct GroupSpec {
   }
   /// "rank 1 of 4", or "rank 6 (number 1 of the 4 of its process group)".
   std::string me() const;
+  /// Calls look(), and raises PeerError if one of these processes has ended. `failed`: "could not set up".
+  void look_at(const Processes& of_ranks, const char* failed) const;
 };
 
 SHARDWISE_API c10::intrusive_ptr<c10d::Backend> make_gloo(const GroupSpec& spec);

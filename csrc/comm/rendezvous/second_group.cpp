@@ -132,24 +132,13 @@ SecondGroup make_second_group(c10d::ProcessGroup& first, Ranks names, GroupSpec 
               *group_before, [names](int position) { return names[position]; }, limit);
         });
     const auto processes = members(spec, names, identities);
-    const auto look = [&] {
-      if (spec.look) spec.look();
-      // Before store_barrier() none of them ends in order.
-      const auto ended = processes.ended();
-      if (ended.empty()) return;
-      throw PeerError(c10::str(
-          "shardwise: ", spec.me(), " cannot make the process group '", spec.name, "', because ",
-          processes.how_it_ended(ended.front()), "."));
-    };
+    const auto look = [&] { spec.look_at(processes, "cannot make"); };
     auto joined = call_with_timeout(
         spec.connect_timeout, look, [spec] { return rendezvous(spec, Processes::identity(spec.name_of(spec.rank))); });
     spec.store = std::move(joined.store);
     spec.processes = Processes(joined.texts);
     auto group = make_process_group(spec);
-    call_with_timeout(spec.connect_timeout, spec.look, [spec] {
-      store_barrier(spec);
-      return true;
-    });
+    call_with_timeout(spec.connect_timeout, spec.look, [spec] { store_barrier(spec); });
     return {.group = std::move(group), .processes = std::move(spec.processes)};
   } catch (const Error&) {
     throw;
