@@ -13,12 +13,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <atomic>
-#include <cerrno>
 #include <cstdlib>
 #include <limits>
 #include <map>
@@ -77,22 +72,6 @@ Environment environment_of(const Launched& told) {
   const auto usual = told.job.empty() ? kUsualPort : port_of(told.job);
   env.master_port = port.empty() ? usual : number_in("MASTER_PORT", port, 1, 65535);
   return env;
-}
-
-/// Whether a program listens on this port of this machine.
-bool is_taken(int port) {
-  const int probe = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (probe < 0) return false;
-  const int reuse = 1;
-  setsockopt(probe, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_ANY);
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  const bool taken =
-      bind(probe, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 && errno == EADDRINUSE;
-  close(probe);
-  return taken;
 }
 
 /// Keeps a store server until the process ends; one for each port.
@@ -193,7 +172,8 @@ c10::intrusive_ptr<c10d::Store> Environment::connect(std::chrono::milliseconds t
     return c10::make_intrusive<c10d::PrefixStore>("shardwise", std::move(store));
   } catch (const std::exception& error) {
     const auto where = c10::str("MASTER_ADDR:MASTER_PORT = ", master_address, ":", master_port);
-    if (options.isServer && is_taken(master_port)) {
+    const auto reason = base::reason(error);
+    if (options.isServer && reason.find("EADDRINUSE") != std::string::npos) {
       throw PeerError(c10::str(
           "shardwise: rank ", rank, " of ", world_size, " could not serve the store at ", where,
           ", because the port is taken: another program on this machine listens there, perhaps another job or the rest "
@@ -206,7 +186,7 @@ c10::intrusive_ptr<c10d::Store> Environment::connect(std::chrono::milliseconds t
         " the store at ", where, " within ", timeout.count(),
         " ms. Check that rank 0 (or torchrun's agent) runs there and that the port is open to this machine, or allow "
         "more time with MeshOptions().connect_timeout(). Details: ",
-        base::reason(error)));
+        reason));
   }
 }
 
