@@ -45,62 +45,54 @@ void add_up_as(void* output, const std::vector<const std::byte*>& terms, int64_t
   if (whole < elements) add_block(whole, elements - whole);
 }
 
-template <typename T>
-void divide_as(void* numbers, int64_t elements, int64_t divisor) {
-  auto* first = static_cast<T*>(numbers);
-  for (int64_t i = 0; i < elements; ++i) first[i] /= static_cast<T>(divisor);
-}
-
-} // namespace
-
-void divide(void* numbers, int64_t elements, at::ScalarType dtype, int64_t divisor) {
-  if (dtype == at::kDouble) return divide_as<double>(numbers, elements, divisor);
-  TORCH_INTERNAL_ASSERT(dtype == at::kFloat, "no division of ", dtype);
-  divide_as<float>(numbers, elements, divisor);
-}
-
-bool can_add_up(at::ScalarType dtype, bool mean) {
+/// Calls act() with a number of this dtype, and with one of the type in which it is added. Integers are added as
+/// unsigned ones, whose overflow is defined.
+template <typename Act>
+bool with_types(at::ScalarType dtype, const Act& act) {
   switch (dtype) {
     case at::kDouble:
+      return act(double(), double());
     case at::kFloat:
+      return act(float(), float());
     case at::kHalf:
+      return act(c10::Half(), float());
     case at::kBFloat16:
-      return true;
+      return act(c10::BFloat16(), float());
     case at::kLong:
+      return act(uint64_t(), uint64_t());
     case at::kInt:
+      return act(uint32_t(), uint32_t());
     case at::kShort:
+      return act(uint16_t(), uint16_t());
     case at::kChar:
     case at::kByte:
-      return !mean;
+      return act(uint8_t(), uint8_t());
     default:
       return false;
   }
 }
 
-// Integers are added as unsigned ones, whose overflow is defined.
+} // namespace
+
+void divide(void* numbers, int64_t elements, at::ScalarType dtype, int64_t divisor) {
+  with_types(dtype, [&](auto number, auto) {
+    auto* first = static_cast<decltype(number)*>(numbers);
+    for (int64_t i = 0; i < elements; ++i) first[i] /= static_cast<decltype(number)>(divisor);
+    return true;
+  });
+}
+
+bool can_add_up(at::ScalarType dtype, bool mean) {
+  return with_types(dtype, [&](auto, auto sum) { return !mean || std::is_floating_point_v<decltype(sum)>; });
+}
+
 void add_up(
     void* output, const std::vector<const std::byte*>& terms, int64_t elements, at::ScalarType dtype, bool mean) {
-  switch (dtype) {
-    case at::kDouble:
-      return add_up_as<double, double>(output, terms, elements, mean);
-    case at::kFloat:
-      return add_up_as<float, float>(output, terms, elements, mean);
-    case at::kHalf:
-      return add_up_as<c10::Half, float>(output, terms, elements, mean);
-    case at::kBFloat16:
-      return add_up_as<c10::BFloat16, float>(output, terms, elements, mean);
-    case at::kLong:
-      return add_up_as<uint64_t, uint64_t>(output, terms, elements, mean);
-    case at::kInt:
-      return add_up_as<uint32_t, uint32_t>(output, terms, elements, mean);
-    case at::kShort:
-      return add_up_as<uint16_t, uint16_t>(output, terms, elements, mean);
-    case at::kChar:
-    case at::kByte:
-      return add_up_as<uint8_t, uint8_t>(output, terms, elements, mean);
-    default:
-      TORCH_INTERNAL_ASSERT(false, "no sums of ", dtype);
-  }
+  const bool added = with_types(dtype, [&](auto number, auto sum) {
+    add_up_as<decltype(number), decltype(sum)>(output, terms, elements, mean);
+    return true;
+  });
+  TORCH_INTERNAL_ASSERT(added, "no sums of ", dtype);
 }
 
 } // namespace shardwise::transport
