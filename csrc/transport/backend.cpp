@@ -174,7 +174,7 @@ Call Backend::call_of(
 
 Backend::WorkPtr Backend::stage(
     OpType type, const Tensors& reads, const Tensors& writes,
-    const std::function<WorkPtr(const Staging::Copies& copies)>& start) {
+    c10::function_ref<WorkPtr(const Staging::Copies& copies)> start) {
   std::optional<c10::Device> device;
   for (const auto* tensors : {&reads, &writes}) {
     for (const auto& tensor : *tensors) {
@@ -187,13 +187,10 @@ Backend::WorkPtr Backend::stage(
   }
   auto& staging = [&]() -> Staging& {
     const std::lock_guard lock(mutex_);
-    for (const auto& [known, one] : stagings_) {
-      if (known == *device) return *one;
-    }
-    return *stagings_.emplace_back(*device, std::make_unique<Staging>(*device)).second;
+    return stagings_.try_emplace(*device, *device).first->second;
   }();
-  const auto wait_first = [this](std::function<void()> ready) { begin_after(std::move(ready)); };
-  return staging.carry(type, reads, writes, {.wait_first = wait_first, .start = start});
+  return staging.carry(
+      type, reads, writes, [this](std::function<void()> ready) { begin_after(std::move(ready)); }, start);
 }
 
 Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {

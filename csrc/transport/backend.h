@@ -11,10 +11,9 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
-#include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
+#include <unordered_map>
 #include <vector>
 
 namespace shardwise::transport {
@@ -120,14 +119,14 @@ class SHARDWISE_API Backend final : public c10d::Backend {
   }
   WorkPtr stage(
       c10d::OpType type, const Tensors& reads, const Tensors& writes,
-      const std::function<WorkPtr(const Staging::Copies& copies)>& start);
+      c10::function_ref<WorkPtr(const Staging::Copies& copies)> start);
 
   std::atomic<std::chrono::milliseconds> timeout_;
   const std::string transport_name_;
   IssueCount issued_;
   Worker worker_;
   std::mutex mutex_;
-  std::vector<std::pair<c10::Device, std::unique_ptr<Staging>>> stagings_;
+  std::unordered_map<c10::Device, Staging> stagings_;
 };
 
 } // namespace shardwise::transport

@@ -156,7 +156,10 @@ Staging::Staging(c10::Device device)
       out_(guard_of(device).getNewStream(device)),
       in_(guard_of(device).getNewStream(device)) {}
 
-Staging::WorkPtr Staging::carry(c10d::OpType type, const Tensors& reads, const Tensors& writes, const Calls& calls) {
+Staging::WorkPtr Staging::carry(
+    c10d::OpType type, const Tensors& reads, const Tensors& writes,
+    c10::function_ref<void(std::function<void()> ready)> wait_first,
+    c10::function_ref<WorkPtr(const Copies& copies)> start) {
   const c10::DeviceGuard device(device_);
   const auto current = guard_of(device_).getStream(device_);
   if (kernels::is_capturing(current)) {
@@ -186,11 +189,11 @@ Staging::WorkPtr Staging::carry(c10d::OpType type, const Tensors& reads, const T
 
   auto work = c10::make_intrusive<StagedWork>(type, reads, writes, copies.of(writes), in_);
   // The worker's thread never used a device: without a guard it would use the first one, and take memory there.
-  calls.wait_first([copied, here = device_] {
+  wait_first([copied, here = device_] {
     const c10::DeviceGuard guard(here);
     copied->synchronize();
   });
-  auto on_host = calls.start(copies);
+  auto on_host = start(copies);
   work->set_on_host(on_host);
   on_host->getFuture()->addCallback([work, here = device_](c10::ivalue::Future& future) {
     const c10::DeviceGuard guard(here);

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>
+#include <c10/util/FunctionRef.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <algorithm>
@@ -35,15 +36,13 @@ class Staging {
       return copies;
     }
   };
-  struct Calls {
-    /// The exchange of the copies may not begin before `ready` returns; it waits on the host, and may raise.
-    std::function<void(std::function<void()> ready)> wait_first;
-    /// Starts the collective with the copies.
-    std::function<WorkPtr(const Copies& copies)> start;
-  };
-  /// The collective reads `reads` and writes `writes`. The host waits in Work::wait(), until the results are on their
-  /// way back; then the current stream does.
-  WorkPtr carry(c10d::OpType type, const Tensors& reads, const Tensors& writes, const Calls& calls);
+  /// The collective reads `reads` and writes `writes`, and `start` starts it with the copies. Their exchange may not
+  /// begin before what `wait_first` gets has returned, which waits on the host, and may raise. The host waits in
+  /// Work::wait(), until the results are on their way back; then the current stream does.
+  WorkPtr carry(
+      c10d::OpType type, const Tensors& reads, const Tensors& writes,
+      c10::function_ref<void(std::function<void()> ready)> wait_first,
+      c10::function_ref<WorkPtr(const Copies& copies)> start);
 
  private:
   class StagedWork;
