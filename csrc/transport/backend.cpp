@@ -105,13 +105,13 @@ Outcome outcome_of(const std::vector<at::Tensor>& tensors) {
 } // namespace
 
 Backend::Backend(
-    c10::intrusive_ptr<c10d::Backend> gloo, BackendOptions options, std::string transport_name, uint64_t group,
-    const MakeExchange& make)
-    : c10d::Backend(gloo->getRank(), gloo->getSize()),
-      timeout_(options.timeout),
+    std::unique_ptr<Carrier> carrier, std::unique_ptr<Exchange> exchange, std::chrono::milliseconds timeout,
+    std::string transport_name, uint64_t group)
+    : c10d::Backend(exchange->rank(), exchange->world()),
+      timeout_(timeout),
       transport_name_(std::move(transport_name)),
       issued_(group),
-      worker_(std::move(gloo), make, std::move(options.names)) {}
+      worker_(std::move(carrier), std::move(exchange)) {}
 
 c10::intrusive_ptr<c10d::Backend::Options> Backend::getBackendOptions() {
   return c10::make_intrusive<Options>(getBackendName(), timeout_.load());

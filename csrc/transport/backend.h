@@ -11,6 +11,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
@@ -31,12 +32,11 @@ namespace shardwise::transport {
 /// the current stream waits for the copies. Sends and receives block the host.
 class SHARDWISE_API Backend final : public c10d::Backend {
  public:
-  /// Takes over `gloo`: nobody else may use it from now on. `make` creates the Exchange. `transport_name` says how it
-  /// carries out collectives: "shared memory" or "TCP". `group` is an id of this process group: the same on all its
-  /// ranks, different from every other group's.
+  /// The exchange uses the carrier. `transport_name` says how it carries out collectives: "shared memory" or "TCP".
+  /// `group` is an id of this process group: the same on all its ranks, different from every other group's.
   Backend(
-      c10::intrusive_ptr<c10d::Backend> gloo, BackendOptions options, std::string transport_name, uint64_t group,
-      const MakeExchange& make);
+      std::unique_ptr<Carrier> carrier, std::unique_ptr<Exchange> exchange, std::chrono::milliseconds timeout,
+      std::string transport_name, uint64_t group);
 
   const std::string getBackendName() const override {
     return "shardwise";

@@ -5,6 +5,8 @@
 
 #include <c10/util/StringUtil.h>
 
+#include <utility>
+
 namespace shardwise::transport {
 namespace {
 
@@ -50,8 +52,11 @@ void Carrier::close() {
   if (waited_for_) waited_for_->abort();
 }
 
+// Gloo is destroyed outside the lock, because that takes a while.
 void Carrier::release() {
-  gloo_.reset();
+  std::unique_lock lock(mutex_);
+  const auto ending = std::exchange(gloo_, {});
+  lock.unlock();
 }
 
 } // namespace shardwise::transport

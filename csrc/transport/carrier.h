@@ -27,6 +27,11 @@ class Carrier {
   c10d::Backend& gloo() const {
     return *gloo_;
   }
+  /// For other threads: null once it was released.
+  c10::intrusive_ptr<c10d::Backend> shared_gloo() {
+    const std::lock_guard lock(mutex_);
+    return gloo_;
+  }
   /// Waits for a message for as long as the current collective has time left. Returns nothing if it is done, else the
   /// reason.
   std::optional<std::string> why_not_done(const c10::intrusive_ptr<c10d::Work>& message);

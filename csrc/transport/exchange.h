@@ -3,8 +3,6 @@
 #include "transport/carrier.h"
 
 #include <cstddef>
-#include <functional>
-#include <memory>
 #include <span>
 #include <vector>
 
@@ -85,7 +83,5 @@ class Exchange {
  private:
   Progress& progress_;
 };
-
-using MakeExchange = std::function<std::unique_ptr<Exchange>(Carrier&)>;
 
 } // namespace shardwise::transport

@@ -88,13 +88,17 @@ const DirectPlacement* DirectPlacementScope::current() {
 }
 
 c10::intrusive_ptr<c10d::Backend> make_backend(c10::intrusive_ptr<c10d::Backend> gloo, BackendOptions options) {
-  const auto [group, hosts, word] =
+  const auto [members, hosts, word] =
       same_host::HostGroup::discover(*gloo, options.shared_memory, options.host, options.connect_timeout);
-  const auto make = [&group = group, &hosts = hosts](Carrier& carrier) -> std::unique_ptr<Exchange> {
-    if (group) return std::make_unique<same_host::SameHostExchange>(carrier.progress(), group);
-    return std::make_unique<tcp::TcpExchange>(carrier, hosts);
-  };
-  return c10::make_intrusive<Backend>(std::move(gloo), std::move(options), group ? "shared memory" : "TCP", word, make);
+  auto carrier = std::make_unique<Carrier>(std::move(gloo), std::move(options.names));
+  std::unique_ptr<Exchange> exchange;
+  if (members) {
+    exchange = std::make_unique<same_host::SameHostExchange>(carrier->progress(), members);
+  } else {
+    exchange = std::make_unique<tcp::TcpExchange>(*carrier, hosts);
+  }
+  return c10::make_intrusive<Backend>(
+      std::move(carrier), std::move(exchange), options.timeout, members ? "shared memory" : "TCP", word);
 }
 
 std::string transport_name(const c10d::Backend& backend) {

@@ -81,18 +81,17 @@ void DirectWork::fail(std::exception_ptr error) {
 }
 
 struct Worker::State {
-  State(c10::intrusive_ptr<c10d::Backend> of, const MakeExchange& make, std::vector<int64_t> names)
-      : gloo(std::move(of)),
-        carrier(gloo, std::move(names)),
-        exchange(make(carrier)) {}
+  State(std::unique_ptr<Carrier> over, std::unique_ptr<Exchange> of)
+      : carrier(std::move(over)),
+        exchange(std::move(of)) {}
 
-  mutable std::mutex mutex;
+  std::mutex mutex;
   std::condition_variable changed;
   std::deque<c10::intrusive_ptr<DirectWork>> works;
   bool closed = false;
-  c10::intrusive_ptr<c10d::Backend> gloo;
-  Carrier carrier;
-  std::unique_ptr<Exchange> exchange;
+  /// Outlives the exchange, which uses it.
+  const std::unique_ptr<Carrier> carrier;
+  const std::unique_ptr<Exchange> exchange;
 
   void run() {
     c10::setThreadName("shardwise_sums");
@@ -103,28 +102,19 @@ struct Worker::State {
       auto work = std::move(works.front());
       works.pop_front();
       lock.unlock();
-      work->run(*exchange, carrier);
+      work->run(*exchange, *carrier);
       work.reset();
-      if (carrier.progress().broken()) release();
+      if (carrier->progress().broken()) carrier->release();
       lock.lock();
     }
     lock.unlock();
     exchange->end();
-    release();
-  }
-
-  /// Gloo is destroyed outside the lock, because that takes a while.
-  void release() {
-    carrier.release();
-    std::unique_lock lock(mutex);
-    const auto ending = std::move(gloo);
-    gloo.reset();
-    lock.unlock();
+    carrier->release();
   }
 };
 
-Worker::Worker(c10::intrusive_ptr<c10d::Backend> gloo, const MakeExchange& make, std::vector<int64_t> names)
-    : state_(std::make_shared<State>(std::move(gloo), make, std::move(names))) {
+Worker::Worker(std::unique_ptr<Carrier> carrier, std::unique_ptr<Exchange> exchange)
+    : state_(std::make_shared<State>(std::move(carrier), std::move(exchange))) {
   thread_ = std::thread([state = state_] { state->run(); });
 }
 
@@ -150,16 +140,14 @@ void Worker::issue(c10::intrusive_ptr<DirectWork> work) {
 
 c10::intrusive_ptr<c10d::Backend> Worker::gloo() const {
   require_not_forked();
+  if (auto gloo = state_->carrier->shared_gloo()) return gloo;
   const std::lock_guard lock(state_->mutex);
-  if (!state_->gloo) {
-    if (state_->closed) raise_backend_error(kShutDown);
-    // The worker's thread writes the failure before it lets go of Gloo.
-    raise_backend_error(c10::str(
-        "shardwise: a collective of this process group failed earlier, so it cannot be used any more. Make a new "
-        "process group. The first failure: ",
-        state_->carrier.progress().failure()));
-  }
-  return state_->gloo;
+  if (state_->closed) raise_backend_error(kShutDown);
+  // The worker's thread writes the failure before it lets go of Gloo.
+  raise_backend_error(c10::str(
+      "shardwise: a collective of this process group failed earlier, so it cannot be used any more. Make a new "
+      "process group. The first failure: ",
+      state_->carrier->progress().failure()));
 }
 
 uint64_t Worker::sent_to(int peer) const {
@@ -178,7 +166,7 @@ void Worker::close() {
     if (std::exchange(state_->closed, true)) return;
     state_->changed.notify_all();
   }
-  state_->carrier.close();
+  state_->carrier->close();
   // A callback on the worker's own thread may release the process group.
   if (thread_.get_id() == std::this_thread::get_id()) return thread_.detach();
   thread_.join();

@@ -57,9 +57,7 @@ class DirectWork : public c10d::Work {
 /// futures run on that thread too, so they must not wait for another collective of the same worker.
 class Worker {
  public:
-  /// Calls `make` once, in the constructor. `names` are the rank numbers that errors show; if empty, positions in the
-  /// group.
-  Worker(c10::intrusive_ptr<c10d::Backend> gloo, const MakeExchange& make, std::vector<int64_t> names);
+  Worker(std::unique_ptr<Carrier> carrier, std::unique_ptr<Exchange> exchange);
   /// Closes it.
   ~Worker();
   Worker(const Worker&) = delete;
