@@ -2,7 +2,6 @@
 
 #include "comm/collectives/buffers.h"
 #include "comm/collectives/collectives.h"
-#include "comm/streams/host_copies.h"
 #include "comm/streams/side_stream.h"
 #include "group/copy_batch.h"
 #include "group/parameter.h"
