@@ -4,7 +4,7 @@
 #include "observe/text.h"
 
 #include <algorithm>
-#include <sstream>
+#include <iterator>
 
 namespace shardwise {
 
@@ -33,18 +33,13 @@ constexpr Entry kEntries[] = {
 std::string MemoryEstimate::table() const {
   std::vector<observe::Row> columns{{"of a rank", "MB"}};
   for (const auto& entry : kEntries) columns.push_back({entry.title, observe::megabytes(this->*entry.bytes)});
-  std::istringstream lines(observe::aligned(columns));
-  std::string line;
-  std::getline(lines, line);
-  auto text = line + "\n";
+  const auto lines = observe::aligned(columns);
+  auto text = lines.front() + "\n";
   constexpr int64_t kWidth = 32;
   const auto most = std::max({forward_peak, backward_peak, after_step, int64_t{1}});
-  for (const auto& entry : kEntries) {
-    std::getline(lines, line);
-    const auto bar = std::string(static_cast<size_t>((this->*entry.bytes * kWidth + most / 2) / most), '#');
-    text += line;
-    if (!bar.empty()) text += "  " + bar;
-    text += '\n';
+  for (size_t i = 0; i < std::size(kEntries); ++i) {
+    const auto bar = std::string(static_cast<size_t>((this->*kEntries[i].bytes * kWidth + most / 2) / most), '#');
+    text += lines[i + 1] + (bar.empty() ? "" : "  " + bar) + "\n";
   }
   return text;
 }

@@ -3,6 +3,8 @@
 #include "files/json.h"
 #include "observe/text.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <utility>
 
 namespace shardwise {
@@ -116,7 +118,7 @@ std::string Plan::table() const {
     }
   }
   add_row({"sum", "", "", ""}, columns(sum, ""));
-  return mesh + "\n" + aligned(rows);
+  return c10::str(mesh, "\n", c10::Join("\n", aligned(rows)), "\n");
 }
 
 std::string Plan::json() const {

@@ -12,19 +12,20 @@ std::string megabytes(int64_t bytes) {
   return text.str();
 }
 
-std::string aligned(const std::vector<Row>& rows) {
+std::vector<std::string> aligned(const std::vector<Row>& rows) {
   std::vector<size_t> widths(rows.front().size());
   for (const auto& row : rows) {
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
   }
-  std::ostringstream text;
+  std::vector<std::string> lines;
   for (const auto& row : rows) {
+    std::ostringstream text;
     for (size_t i = 0; i < row.size(); ++i) {
       text << (i ? "  " : "") << (i ? std::right : std::left) << std::setw(static_cast<int>(widths[i])) << row[i];
     }
-    text << "\n";
+    lines.push_back(text.str());
   }
-  return text.str();
+  return lines;
 }
 
 } // namespace shardwise::observe

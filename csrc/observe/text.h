@@ -9,7 +9,7 @@ namespace shardwise::observe {
 using Row = std::vector<std::string>;
 
 std::string megabytes(int64_t bytes);
-/// Aligns the first column to the left, and the others to the right.
-std::string aligned(const std::vector<Row>& rows);
+/// A line for each row: the first column is aligned to the left, the others to the right.
+std::vector<std::string> aligned(const std::vector<Row>& rows);
 
 } // namespace shardwise::observe
