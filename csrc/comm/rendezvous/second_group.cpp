@@ -109,11 +109,9 @@ std::vector<std::string> exchange_identities(
 
 /// The processes of those ranks that make the group of `spec`, from the identities of all.
 Processes members(const GroupSpec& spec, const Ranks& names, const std::vector<std::string>& identities) {
-  std::map<int64_t, std::string> by_rank;
-  for (size_t position = 0; position < identities.size(); ++position) by_rank[names[position]] = identities[position];
   std::vector<std::string> chosen;
   for (int position = 0; !identities.empty() && position < spec.size; ++position) {
-    chosen.push_back(by_rank.at(spec.name_of(position)));
+    chosen.push_back(identities.at((spec.name_of(position) - names.first) / names.stride));
   }
   return Processes(chosen);
 }
