@@ -1,6 +1,6 @@
 #include "engine/unit_ranks.h"
 
-#include "comm/mesh/mesh_groups.h"
+#include "comm/mesh/axis_group.h"
 
 #include <shardwise/error.h>
 

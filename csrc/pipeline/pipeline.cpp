@@ -1,8 +1,8 @@
 #include <shardwise/pipeline.h>
 
 #include "base/forked.h"
+#include "comm/mesh/axis_group.h"
 #include "comm/mesh/gather_texts.h"
-#include "comm/mesh/mesh_groups.h"
 #include "observe/record.h"
 #include "pipeline/run.h"
 #include "pipeline/schedules.h"

@@ -4,7 +4,6 @@
 #include "base/reason.h"
 #include "comm/mesh/axis_group.h"
 #include "comm/mesh/gather_texts.h"
-#include "comm/mesh/mesh_groups.h"
 #include "comm/rendezvous/environment.h"
 #include "files/disk.h"
 

@@ -1,7 +1,6 @@
 #include "base/caller_lock.h"
 #include "comm/agree/agreement.h"
 #include "comm/mesh/axis_group.h"
-#include "comm/mesh/mesh_groups.h"
 #include "comm/mesh/process_group.h"
 #include "comm/rendezvous/call_with_timeout.h"
 #include "comm/rendezvous/environment.h"

@@ -1,5 +1,5 @@
 // Ranks that die, or come again over an old store: the others say so soon, and name the one that died.
-#include "comm/mesh/mesh_groups.h"
+#include "comm/mesh/axis_group.h"
 #include "ranks/hybrid_models.h"
 
 #include "comm/collectives/collectives.h"

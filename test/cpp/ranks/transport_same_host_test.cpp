@@ -1,6 +1,6 @@
 // Ranks that read each other's memory: when they do, what they do where a rank is killed or stopped, and that nothing
 // is left of it.
-#include "comm/mesh/mesh_groups.h"
+#include "comm/mesh/axis_group.h"
 #include "support/expect.h"
 #include "support/processes.h"
 #include "support/ranks.h"
