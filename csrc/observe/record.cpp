@@ -64,8 +64,6 @@ class Recorder {
     static auto* recorder = new Recorder;
     return *recorder;
   }
-  Recorder(const Recorder&) = delete;
-  Recorder& operator=(const Recorder&) = delete;
 
   void start() {
     const std::lock_guard lock(mutex_);

@@ -32,8 +32,6 @@ class SHARDWISE_API Span {
   /// kind of collective.
   Span(const char* kind, std::string name, int64_t rank, int64_t bytes = 0);
   ~Span();
-  Span(const Span&) = delete;
-  Span& operator=(const Span&) = delete;
   void end();
 
  private:

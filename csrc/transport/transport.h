@@ -27,8 +27,6 @@ class SHARDWISE_API IssueCount {
  public:
   explicit IssueCount(uint64_t group);
   ~IssueCount();
-  IssueCount(const IssueCount&) = delete;
-  IssueCount& operator=(const IssueCount&) = delete;
 
   uint64_t group() const {
     return group_;

@@ -60,8 +60,6 @@ class Worker {
   Worker(std::unique_ptr<Carrier> carrier, std::unique_ptr<Exchange> exchange);
   /// Closes it.
   ~Worker();
-  Worker(const Worker&) = delete;
-  Worker& operator=(const Worker&) = delete;
 
   void issue(c10::intrusive_ptr<DirectWork> work);
   /// The Gloo below. Raises c10::DistBackendError if the worker is closed or a collective failed.

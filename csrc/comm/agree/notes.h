@@ -36,8 +36,6 @@ class Notes {
 
   explicit Notes(std::vector<Board> boards);
   ~Notes();
-  Notes(const Notes&) = delete;
-  Notes& operator=(const Notes&) = delete;
 
   /// Replaces this rank's note, and then asks for the notes of the others.
   void leave(Bytes mine);

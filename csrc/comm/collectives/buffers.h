@@ -22,9 +22,6 @@ class Collectives;
 /// again.
 class SHARDWISE_API Buffers {
  public:
-  Buffers() = default;
-  Buffers(const Buffers&) = delete;
-  Buffers& operator=(const Buffers&) = delete;
   ~Buffers();
 
   /// A vector of `numel` elements with arbitrary content. Counts an allocation if there is one. Unless `owner` is null,

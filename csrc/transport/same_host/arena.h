@@ -20,8 +20,6 @@ class SHARDWISE_API Arena {
   static std::shared_ptr<Arena> of_this_process();
   /// That one if there is one, else one for this process alone, which stays. Null if the system refuses.
   static std::shared_ptr<Arena> in_use();
-  Arena(const Arena&) = delete;
-  Arena& operator=(const Arena&) = delete;
 
   bool is_of_this_process() const {
     return segment_.is_of_this_process();
