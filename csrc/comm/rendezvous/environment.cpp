@@ -82,6 +82,10 @@ void keep(int port, const c10::intrusive_ptr<c10d::Store>& store) {
   servers->emplace(port, store);
 }
 
+int devices_seen() {
+  return static_cast<uint8_t>(at::accelerator::deviceCount());
+}
+
 } // namespace
 
 std::optional<Transport> transport_in_environment() {
@@ -135,14 +139,6 @@ int choose_device(const std::string& kind, int count, int world_size, std::optio
       "shardwise: the environment variable LOCAL_RANK is ", *local_rank, ", but this process sees ", count, " ", kind,
       " devices; start no more ranks on a machine than it has devices", kRemedy));
 }
-
-namespace {
-
-int devices_seen() {
-  return static_cast<uint8_t>(at::accelerator::deviceCount());
-}
-
-} // namespace
 
 c10::DeviceType usual_device() {
   const auto kind = at::accelerator::getAccelerator();

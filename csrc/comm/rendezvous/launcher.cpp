@@ -40,33 +40,21 @@ constexpr std::array kLaunchers = {
         "SLURM_STEP_NODELIST", "SLURM_JOB_ID"},
 };
 
-/// Reads variables, and remembers what it saw.
-class Reader {
- public:
-  Reader(const Variable& variable, std::string& seen) : variable_(variable), seen_(seen) {}
-
-  std::string text(const char* name) {
-    if (*name == '\0') return "";
-    auto value = variable_(name).value_or("");
-    if (!value.empty()) seen_ += c10::str(seen_.empty() ? "" : ", ", name, "=", value);
-    return value;
-  }
-  std::optional<int> number(const char* name, int lowest) {
-    const auto value = text(name);
-    return value.empty() ? std::nullopt : std::optional(number_in(name, value, lowest, kMostRanks));
-  }
-
- private:
-  const Variable& variable_;
-  std::string& seen_;
-};
-
 std::optional<Launched> read_launcher(const Names& names, const Variable& variable) {
   Launched found;
   found.launcher = names.launcher;
-  Reader reader(variable, found.seen);
-  const auto rank = reader.number(names.rank, 0);
-  const auto size = reader.number(names.size, 1);
+  const auto text = [&](const char* name) -> std::string {
+    if (*name == '\0') return "";
+    auto value = variable(name).value_or("");
+    if (!value.empty()) found.seen += c10::str(found.seen.empty() ? "" : ", ", name, "=", value);
+    return value;
+  };
+  const auto number = [&](const char* name, int lowest) {
+    const auto value = text(name);
+    return value.empty() ? std::nullopt : std::optional(number_in(name, value, lowest, kMostRanks));
+  };
+  const auto rank = number(names.rank, 0);
+  const auto size = number(names.size, 1);
   if (!rank || !size) return {};
   if (*rank >= *size) {
     throw ValueError(c10::str(
@@ -74,10 +62,10 @@ std::optional<Launched> read_launcher(const Names& names, const Variable& variab
   }
   found.rank = *rank;
   found.world_size = *size;
-  found.local_rank = reader.number(names.local_rank, 0);
-  const bool on_one_host = reader.number(names.local_size, 1) == size || reader.number(names.hosts, 1) == 1;
-  found.first_host = on_one_host ? "127.0.0.1" : first_host_of(reader.text(names.host_list));
-  found.job = reader.text(names.job);
+  found.local_rank = number(names.local_rank, 0);
+  const bool on_one_host = number(names.local_size, 1) == size || number(names.hosts, 1) == 1;
+  found.first_host = on_one_host ? "127.0.0.1" : first_host_of(text(names.host_list));
+  found.job = text(names.job);
   return found;
 }
 
