@@ -1,6 +1,7 @@
 #include "transport/exchange.h"
 
 #include "transport/error.h"
+#include "transport/sums.h"
 #include "transport/tuning.h"
 
 #include <c10/util/StringUtil.h>
@@ -40,6 +41,11 @@ void Exchange::compare(const Signature& mine, int peer, const Signature& theirs)
       " calls ", mine.describe(), ", but rank ", progress_.name_of(peer), " calls ", theirs.describe(),
       ". All ranks of a process group must call the same collectives with the same sizes, in the same order. "
       "Nothing was sent."));
+}
+
+void Exchange::sum(const Call& call, std::byte* output, const Terms& terms, size_t bytes) {
+  const auto elements = static_cast<int64_t>(bytes / c10::elementSize(call.signature.dtype));
+  add_up(output, terms, elements, call.signature.dtype, call.is_mean());
 }
 
 std::vector<int> Exchange::peers() const {

@@ -74,6 +74,9 @@ class Exchange {
  protected:
   /// Raises c10::DistBackendError if the peer calls something else.
   void compare(const Signature& mine, int peer, const Signature& theirs) const;
+  using Terms = std::vector<const std::byte*>;
+  /// Adds `bytes` bytes of each of `terms`, as the call says.
+  static void sum(const Call& call, std::byte* output, const Terms& terms, size_t bytes);
   /// All other ranks, starting with the next one, so that not all ranks turn to the same peer first.
   std::vector<int> peers() const;
   Progress& progress() const {

@@ -1,7 +1,5 @@
 #include "transport/same_host/exchange.h"
 
-#include "transport/sums.h"
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -22,12 +20,7 @@ const std::byte* SameHostExchange::board(int rank, size_t offset) const {
   return members_->peers[rank].board.at(offset);
 }
 
-void SameHostExchange::sum(const Call& call, std::byte* output, const Terms& terms, size_t bytes) const {
-  const auto elements = static_cast<int64_t>(bytes / c10::elementSize(call.signature.dtype));
-  add_up(output, terms, elements, call.signature.dtype, call.is_mean());
-}
-
-std::optional<SameHostExchange::Terms> SameHostExchange::open(const Call& call, const Given& given) {
+std::optional<Exchange::Terms> SameHostExchange::open(const Call& call, const Given& given) {
   progress().begin(call.signature, call.timeout);
   const auto number = progress().number();
   const bool small = given.bytes <= kInline;

@@ -32,15 +32,11 @@ class SameHostExchange final : public Exchange {
     std::vector<const std::byte*> places;
     size_t bytes = 0;
   };
-  /// Where each rank's data for this rank lies.
-  using Terms = std::vector<const std::byte*>;
-
-  /// Announces the call, and waits for all ranks. Returns where their data lies, or nothing if any of it has to be
-  /// staged.
+  /// Announces the call, and waits for all ranks. Returns where their data for this rank lies, or nothing if any of it
+  /// has to be staged.
   std::optional<Terms> open(const Call& call, const Given& given);
   /// The address of `offset` on a rank's board.
   const std::byte* board(int rank, size_t offset) const;
-  void sum(const Call& call, std::byte* output, const Terms& terms, size_t bytes) const;
 
   void gather_staged(const std::vector<Spans>& places, const std::byte* input, size_t bytes);
   void scatter_staged(const Call& call, std::byte* output, const Given& given);

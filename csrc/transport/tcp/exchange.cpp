@@ -1,11 +1,9 @@
 #include "transport/tcp/exchange.h"
 
-#include "transport/sums.h"
 #include "transport/tuning.h"
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 namespace shardwise::transport::tcp {
 
@@ -29,8 +27,8 @@ void TcpExchange::begin(const Call& call, size_t bytes, Announcements::Inlined i
   for (const int peer : peers()) compare(call.signature, peer, announcements_.signature(peer));
 }
 
-std::vector<const std::byte*> TcpExchange::announced(const std::byte* own) const {
-  std::vector<const std::byte*> terms;
+Exchange::Terms TcpExchange::announced(const std::byte* own) const {
+  Terms terms;
   for (int peer = 0; peer < world(); ++peer) terms.push_back(peer == rank() ? own : announcements_.data(peer));
   return terms;
 }
@@ -71,7 +69,6 @@ void TcpExchange::sum_pieces(
     const Call& call, std::byte* output, const Parts& parts, size_t piece, const Summed& summed) {
   const auto peers = this->peers();
   const auto world = static_cast<size_t>(this->world());
-  const auto item = c10::elementSize(call.signature.dtype);
   const auto mine = parts.bytes[rank()];
   const auto count = (mine + piece - 1) / piece;
   const auto size_of = [&](size_t begin, size_t end) { return begin < end ? std::min(piece, end - begin) : 0; };
@@ -98,14 +95,14 @@ void TcpExchange::sum_pieces(
       if (bytes > 0) sent.push_back(connections_.send(peer, parts.inputs[peer] + begin, bytes, Phase::sum));
     }
   }
-  std::vector<const std::byte*> terms(world);
+  Terms terms(world);
   for (size_t number = 0; number < count; ++number) {
     connections_.wait(coming[number % kPieces]);
     for (size_t peer = 0; peer < world; ++peer) terms[peer] = place(number, peer);
     const auto begin = number * piece;
     const auto bytes = size_of(begin, mine);
     terms[rank()] = parts.inputs[rank()] + begin;
-    add_up(output + begin, terms, static_cast<int64_t>(bytes / item), call.signature.dtype, call.is_mean());
+    sum(call, output + begin, terms, bytes);
     expect(number + kPieces);
     summed(begin, bytes);
   }
@@ -116,9 +113,7 @@ void TcpExchange::reduce_scatter(const Call& call, std::byte* output, const std:
   const auto bytes = call.bytes();
   const bool small = bytes <= kInline;
   begin(call, small ? bytes : 0, [&](int peer) { return inputs[peer]; });
-  if (small) {
-    return add_up(output, announced(inputs[rank()]), call.signature.elements, call.signature.dtype, call.is_mean());
-  }
+  if (small) return sum(call, output, announced(inputs[rank()]), bytes);
   const Parts parts{.inputs = inputs, .bytes = std::vector<size_t>(inputs.size(), bytes)};
   sum_pieces(call, output, parts, piece_bytes(bytes), [](size_t, size_t) {});
 }
@@ -126,7 +121,7 @@ void TcpExchange::reduce_scatter(const Call& call, std::byte* output, const std:
 void TcpExchange::sum_whole(const Call& call, std::byte* data) {
   const auto bytes = call.bytes();
   pieces_.resize(std::max(pieces_.size(), static_cast<size_t>(world()) * bytes));
-  std::vector<const std::byte*> terms(static_cast<size_t>(world()), data);
+  Terms terms(static_cast<size_t>(world()), data);
   std::vector<Message> messages;
   for (const int peer : peers()) {
     auto* place = pieces_.data() + static_cast<size_t>(peer) * bytes;
@@ -135,7 +130,7 @@ void TcpExchange::sum_whole(const Call& call, std::byte* data) {
   }
   for (const int peer : peers()) messages.push_back(connections_.send(peer, data, bytes, Phase::sum));
   connections_.wait(messages);
-  add_up(data, terms, call.signature.elements, call.signature.dtype, call.is_mean());
+  sum(call, data, terms, bytes);
 }
 
 // Each rank sums one part, and sends it to all others piece by piece. A finished piece of another rank's part
@@ -145,7 +140,7 @@ void TcpExchange::all_reduce(const Call& call, std::byte* data) {
   const auto bytes = call.bytes();
   const bool small = bytes <= kInline;
   begin(call, small ? bytes : 0, [&](int) { return data; });
-  if (small) return add_up(data, announced(data), call.signature.elements, call.signature.dtype, call.is_mean());
+  if (small) return sum(call, data, announced(data), bytes);
   if (all_reduces_in_one_round(bytes, world())) return sum_whole(call, data);
   if (uses_ring(bytes, world(), ring_.hosts(), call.signature.dtype)) return ring_.all_reduce(call, data);
 

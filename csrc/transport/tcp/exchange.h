@@ -36,7 +36,7 @@ class TcpExchange final : public Exchange {
   /// Each rank sends everything to all others, and sums everything itself.
   void sum_whole(const Call& call, std::byte* data);
   /// All ranks' inputs, as they came with the announcements.
-  std::vector<const std::byte*> announced(const std::byte* own) const;
+  Terms announced(const std::byte* own) const;
 
   Connections connections_;
   Announcements announcements_;
