@@ -161,15 +161,9 @@ void Backend::begin_after(std::function<void()> ready) {
 Call Backend::call_of(
     Kind kind, const at::Tensor& tensor, std::chrono::milliseconds timeout, c10d::ReduceOp::RedOpType op,
     int64_t root) const {
-  return {
-      .signature =
-          {.kind = kind,
-           .op = op,
-           .dtype = tensor.scalar_type(),
-           .elements = tensor.numel(),
-           .root = root,
-           .pieces = 0},
-      .timeout = time(timeout)};
+  const Signature signature{
+      .kind = kind, .op = op, .dtype = tensor.scalar_type(), .elements = tensor.numel(), .root = root};
+  return {signature, time(timeout)};
 }
 
 Backend::WorkPtr Backend::stage(

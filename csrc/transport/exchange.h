@@ -57,9 +57,13 @@ class Exchange {
   /// Sums in place.
   virtual void all_reduce(const Call& call, std::byte* data) = 0;
   /// Whether Gloo's all-reduce is as fast and gives the same bits.
-  virtual bool leaves_all_reduce_to_gloo(size_t bytes, at::ScalarType dtype, c10d::ReduceOp::RedOpType op) const = 0;
+  virtual bool leaves_all_reduce_to_gloo(size_t, at::ScalarType, c10d::ReduceOp::RedOpType) const {
+    return false;
+  }
   /// Bytes sent to `peer` over the network so far.
-  virtual uint64_t sent_to(int peer) const = 0;
+  virtual uint64_t sent_to(int /*peer*/) const {
+    return 0;
+  }
   /// This rank runs no more collectives: peers that wait for it fail at once. Called when it is closed, and after a
   /// failure, before the failed call gives up its memory. May be called again.
   virtual void end() = 0;
@@ -79,11 +83,7 @@ class Exchange {
   static void sum(const Call& call, std::byte* output, const Terms& terms, size_t bytes);
   /// All other ranks, starting with the next one, so that not all ranks turn to the same peer first.
   std::vector<int> peers() const;
-  Progress& progress() const {
-    return progress_;
-  }
 
- private:
   Progress& progress_;
 };
 

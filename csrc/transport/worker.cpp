@@ -53,10 +53,6 @@ std::vector<at::Tensor> DirectWork::result() {
   return tensors_;
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> DirectWork::getFuture() {
-  return future_;
-}
-
 // Tensors captured by `run_` are released before anyone learns that the work is done.
 void DirectWork::run(Exchange& exchange, Carrier& carrier) {
   Outcome outcome;

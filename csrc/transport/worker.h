@@ -35,7 +35,9 @@ class DirectWork : public c10d::Work {
   /// A wait without a timeout also calls the observers of its thread.
   bool wait(std::chrono::milliseconds timeout) override;
   std::vector<at::Tensor> result() override;
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    return future_;
+  }
 
  private:
   friend class Worker;

@@ -94,20 +94,6 @@ std::string as_sentence(std::string text) {
   return text;
 }
 
-/// Why a connection was lost, beyond what its error says: a process on this host died, or another rank failed first and
-/// left a note before it closed its connections. "" if nothing is known.
-template <typename Tell>
-std::string first_cause(const Processes& processes, const Notes& notes, const Tell& tell) {
-  const auto who = processes.who_ended();
-  if (!who.empty()) return as_sentence(who);
-  tell();
-  notes.flush(std::chrono::seconds(1));
-  for (const auto& [board, note] : tell()) {
-    if (note.failed != 0) return as_sentence(c10::str("another rank failed first: ", note.text.data()));
-  }
-  return "";
-}
-
 } // namespace
 
 Agreement::Agreement(std::vector<Channel> channels, std::chrono::milliseconds timeout)
@@ -228,10 +214,7 @@ std::vector<Agreement::Record> Agreement::exchange(Record mine) {
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
-      const auto cause = first_cause(channels_[line].processes, notes_, [&] {
-        polling_ = {};
-        return exchange_notes({});
-      });
+      const auto cause = first_cause(line, {});
       fail(c10::str(
           "shardwise: rank ", mine.rank, mine.waits == Record::no ? " is about to start " : " waits for ",
           mine.text.data(), ", and could not ask the other ranks what they do",
@@ -334,10 +317,22 @@ void Agreement::fail(const std::string& text) {
 
 std::string Agreement::cause_of_failure(const Position& position) {
   if (!broken_.empty()) return "";
-  return first_cause(channels_[line_of(position.chain)].processes, notes_, [&] {
+  return first_cause(line_of(position.chain), {.chain = position.chain, .number = position.number});
+}
+
+std::string Agreement::first_cause(size_t line, const Note& mine) {
+  const auto who = channels_[line].processes.who_ended();
+  if (!who.empty()) return as_sentence(who);
+  const auto tell = [&] {
     polling_ = {};
-    return exchange_notes({.chain = position.chain, .number = position.number});
-  });
+    return exchange_notes(mine);
+  };
+  tell();
+  notes_.flush(std::chrono::seconds(1));
+  for (const auto& [board, note] : tell()) {
+    if (note.failed != 0) return as_sentence(c10::str("another rank failed first: ", note.text.data()));
+  }
+  return "";
 }
 
 void Agreement::require_alive(size_t line, const std::string& what) {

@@ -141,6 +141,9 @@ class SHARDWISE_API Agreement : public transport::WaitObserver, public std::enab
   void wait_in_exchange(c10d::Work& work, size_t line, const Record& mine);
   [[noreturn]] void join(Record mine, const std::string& what);
   [[noreturn]] void raise(const std::vector<Record>& records);
+  /// Why a connection was lost, beyond what its error says: a process on this host died, or another rank failed first
+  /// and left a note before it closed its connections. "" if nothing is known.
+  std::string first_cause(size_t line, const Note& mine);
   void require_alive(size_t line, const std::string& what);
   void require_no_failure(const Note& note, const std::string& what);
   /// Makes this thread's waits in the program's own collectives ask this agreement.

@@ -12,17 +12,13 @@ SameHostExchange::SameHostExchange(Progress& progress, std::shared_ptr<HostGroup
       layout_(world()),
       steps_(progress, members_->board, members_->peers) {}
 
-void SameHostExchange::end() {
-  steps_.end();
-}
-
 const std::byte* SameHostExchange::board(int rank, size_t offset) const {
   return members_->peers[rank].board.at(offset);
 }
 
 std::optional<Exchange::Terms> SameHostExchange::open(const Call& call, const Given& given) {
-  progress().begin(call.signature, call.timeout);
-  const auto number = progress().number();
+  progress_.begin(call.signature, call.timeout);
+  const auto number = progress_.number();
   const bool small = given.bytes <= kInline;
   auto* mine = members_->board.begin();
   std::memcpy(mine + layout_.signature(number), &call.signature, sizeof(Signature));
@@ -55,10 +51,6 @@ std::optional<Exchange::Terms> SameHostExchange::open(const Call& call, const Gi
   }
   if (staged) return std::nullopt;
   return terms;
-}
-
-void SameHostExchange::announce(const Call& call) {
-  open(call, {});
 }
 
 void SameHostExchange::all_gather(const Call& call, const std::vector<Spans>& places, const std::byte* input) {

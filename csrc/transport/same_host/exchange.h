@@ -13,18 +13,15 @@ class SameHostExchange final : public Exchange {
  public:
   SameHostExchange(Progress& progress, std::shared_ptr<HostGroup> members);
 
-  void announce(const Call& call) override;
+  void announce(const Call& call) override {
+    open(call, {});
+  }
   void all_gather(const Call& call, const std::vector<Spans>& places, const std::byte* input) override;
   void reduce_scatter(const Call& call, std::byte* output, const std::vector<const std::byte*>& inputs) override;
   void all_reduce(const Call& call, std::byte* data) override;
-  bool leaves_all_reduce_to_gloo(
-      size_t /*bytes*/, at::ScalarType /*dtype*/, c10d::ReduceOp::RedOpType /*op*/) const override {
-    return false;
+  void end() override {
+    steps_.end();
   }
-  uint64_t sent_to(int /*peer*/) const override {
-    return 0;
-  }
-  void end() override;
 
  private:
   /// This rank's data for each rank: `bytes` at each place.
@@ -32,6 +29,7 @@ class SameHostExchange final : public Exchange {
     std::vector<const std::byte*> places;
     size_t bytes = 0;
   };
+
   /// Announces the call, and waits for all ranks. Returns where their data for this rank lies, or nothing if any of it
   /// has to be staged.
   std::optional<Terms> open(const Call& call, const Given& given);

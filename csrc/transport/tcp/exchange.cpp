@@ -13,16 +13,12 @@ TcpExchange::TcpExchange(Carrier& carrier, const std::vector<std::string>& hosts
       announcements_(connections_),
       ring_(connections_, hosts) {}
 
-void TcpExchange::end() {
-  announcements_.end();
-}
-
 bool TcpExchange::leaves_all_reduce_to_gloo(size_t bytes, at::ScalarType dtype, c10d::ReduceOp::RedOpType op) const {
   return gloo_is_as_fast(bytes, world(), dtype, op);
 }
 
 void TcpExchange::begin(const Call& call, size_t bytes, Announcements::Inlined inlined) {
-  progress().begin(call.signature, call.timeout);
+  progress_.begin(call.signature, call.timeout);
   announcements_.exchange(call.signature, bytes, inlined);
   for (const int peer : peers()) compare(call.signature, peer, announcements_.signature(peer));
 }

@@ -20,7 +20,9 @@ class TcpExchange final : public Exchange {
   uint64_t sent_to(int peer) const override {
     return connections_.sent_to(peer);
   }
-  void end() override;
+  void end() override {
+    announcements_.end();
+  }
 
  private:
   /// For each rank: this rank's input for its sum, and the size.
