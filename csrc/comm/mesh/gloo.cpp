@@ -10,13 +10,13 @@
 
 #include <linux/filter.h>
 
-#include <dirent.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -83,13 +83,10 @@ bool listens(int file) {
 
 std::vector<int> descriptors() {
   std::vector<int> all;
-  auto* folder = opendir("/proc/self/fd");
-  if (folder == nullptr) return all;
-  while (const auto* entry = readdir(folder)) {
-    const int file = static_cast<int>(std::strtol(entry->d_name, nullptr, 10));
-    if (entry->d_name[0] != '.' && file != dirfd(folder)) all.push_back(file);
+  std::error_code failed;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", failed)) {
+    all.push_back(std::stoi(entry.path().filename()));
   }
-  closedir(folder);
   return all;
 }
 
