@@ -261,13 +261,13 @@ struct Mesh::State {
         c10::str(axes[index].name, " ", name), c10::make_intrusive<c10d::PrefixStore>(name, place), position % count,
         names_of(index, int64_t{position / count} * count, count));
     const auto agreement = comm::Agreement::known(lines());
-    if (!agreement) return comm::make_second_group(*all, line(index), std::move(some)).group;
     const auto what = c10::str("the set-up of the process group '", some.name, "'");
-    some.look = [agreement, what] { agreement->check_peers_alive(what); };
+    if (agreement) some.look = [agreement, what] { agreement->check_peers_alive(what); };
     try {
       return comm::make_second_group(*all, line(index), std::move(some)).group;
     } catch (const PeerError& error) {
-      agreement->fail(error.what());
+      if (agreement) agreement->fail(error.what());
+      throw;
     }
   }
 

@@ -32,11 +32,11 @@ StepBarrier::StepBarrier(Progress& progress, const Segment& board, const std::ve
       own_(*reinterpret_cast<RankState*>(board.begin() + ControlBlock::progress())),
       peers_(peers) {}
 
-const RankState& StepBarrier::of(size_t peer) const {
+const RankState& StepBarrier::of(int peer) const {
   return *reinterpret_cast<const RankState*>(peers_[peer].board.at(ControlBlock::progress()));
 }
 
-bool StepBarrier::has_arrived(size_t peer) const {
+bool StepBarrier::has_arrived(int peer) const {
   const auto theirs = of(peer).step.load(std::memory_order_acquire);
   return static_cast<int32_t>(theirs - steps_) >= 0;
 }
@@ -44,7 +44,7 @@ bool StepBarrier::has_arrived(size_t peer) const {
 void StepBarrier::take_and_wait() {
   own_.step.store(++steps_, std::memory_order_release);
   wake_all_on(own_.step);
-  for (size_t peer = 0; peer < peers_.size(); ++peer) {
+  for (int peer = 0; peer < progress_.size(); ++peer) {
     while (!has_arrived(peer)) {
       check_peers(peer);
       const auto seen = of(peer).step.load(std::memory_order_acquire);
@@ -54,31 +54,28 @@ void StepBarrier::take_and_wait() {
   }
 }
 
-void StepBarrier::check_peers(size_t awaited) {
+void StepBarrier::check_peers(int awaited) {
   progress_.check();
-  for (size_t peer = 0; peer < peers_.size(); ++peer) require_running(peer);
+  for (int peer = 0; peer < progress_.size(); ++peer) require_running(peer);
   if (!peers_[awaited].process->alive()) {
     // The peer may have taken the step and then ended, so has_arrived() is asked again, and not before alive().
     std::atomic_thread_fence(std::memory_order_acquire);
-    if (!has_arrived(awaited)) progress_.fail_dead(static_cast<int>(awaited));
+    if (!has_arrived(awaited)) progress_.fail_dead(awaited);
   }
-  if (progress_.late() && !has_arrived(awaited))
-    progress_.fail(static_cast<int>(awaited), /*to_peer=*/false, "it did not come");
+  if (progress_.late() && !has_arrived(awaited)) progress_.fail(awaited, /*to_peer=*/false, "it did not come");
 }
 
-void StepBarrier::require_running(size_t peer) {
+void StepBarrier::require_running(int peer) {
   const auto ended_at = of(peer).ended_at.load(std::memory_order_acquire);
   if (ended_at == 0 || ended_at > progress_.number()) return;
   const std::string its_failure = of(peer).reason.data();
-  if (its_failure.empty()) {
-    progress_.fail_because(static_cast<int>(peer), "closed the connection: its process group was shut down.");
-  }
-  progress_.fail_with(static_cast<int>(peer), its_failure);
+  if (its_failure.empty()) progress_.fail_because(peer, "closed the connection: its process group was shut down.");
+  progress_.fail_with(peer, its_failure);
 }
 
 void StepBarrier::require_all_running() {
   std::atomic_thread_fence(std::memory_order_acquire);
-  for (size_t peer = 0; peer < peers_.size(); ++peer) require_running(peer);
+  for (int peer = 0; peer < progress_.size(); ++peer) require_running(peer);
 }
 
 // If this rank failed, the current collective is the first that it does not complete; if not, the next one is.

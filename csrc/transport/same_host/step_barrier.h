@@ -90,10 +90,10 @@ class StepBarrier {
   void end() noexcept;
 
  private:
-  const RankState& of(size_t peer) const;
-  bool has_arrived(size_t peer) const;
-  void require_running(size_t peer);
-  void check_peers(size_t awaited);
+  const RankState& of(int peer) const;
+  bool has_arrived(int peer) const;
+  void require_running(int peer);
+  void check_peers(int awaited);
 
   Progress& progress_;
   RankState& own_;
