@@ -5,30 +5,9 @@
 namespace shardwise::test {
 namespace {
 
-template <typename Model>
-void assert_on_meta(Model& model, bool on_meta, const std::string& what) {
+void assert_on_meta(Stack& model, bool on_meta, const std::string& what) {
   for (const auto& entry : model->named_parameters())
     ASSERT_EQ(entry.value().is_meta(), on_meta) << what << entry.key();
-}
-
-/// Wrapped on the meta device, with an optimizer from then; its values come from the reference.
-template <typename Model>
-void train_from_meta(
-    Rank& rank, const std::function<Model()>& make, const std::function<void(Model&)>& wrap,
-    const std::function<torch::Tensor(Model&, int, int)>& loss, int64_t shards, const Dims& dims = {}) {
-  auto ours = on_meta(make);
-  assert_on_meta(ours, true, "built ");
-  wrap(ours);
-  assert_on_meta(ours, true, "wrapped ");
-  Pair<Model> both{rank, ours, make()};
-  both.shards = shards;
-  both.dims = dims;
-  both.make_optimizers();
-  to_empty(ours);
-  assert_on_meta(ours, false, "with memory ");
-  load_full_state_dict(ours, full_state_dict(*both.reference));
-  both.train(loss);
-  assert_state(full_state_dict(ours), plain_state(*both.reference), "the end");
 }
 
 Stack stack() {
@@ -73,50 +52,48 @@ struct Twins {
 
 } // namespace
 
+// Wrapped on the meta device, with optimizers from then; its values come from the reference.
 TEST(MetaTraining, ShardsOnOneAxis) {
   on_ranks([](Rank& rank) {
-    for (const auto reshard : {true, false}) {
-      const auto wrap = [&](Stack& model) { shard_stack(model, sharded_on(rank).reshard_after_forward(reshard)); };
-      train_from_meta<Stack>(rank, stack, wrap, stack_loss, rank.world_size());
+    for (const bool is_tied : {false, true}) {
+      for (const bool reshard : {true, false}) {
+        const auto make = [&] { return Stack(6, 3, is_tied); };
+        auto ours = on_meta(make);
+        assert_on_meta(ours, true, "built ");
+        shard_stack(ours, sharded_on(rank).reshard_after_forward(reshard));
+        assert_on_meta(ours, true, "wrapped ");
+        Pair<Stack> both{rank, ours, make()};
+        // What only the registry holds stays whole.
+        if (is_tied) both.dims = {{"head.weight", -1}};
+        both.make_optimizers();
+        to_empty(ours);
+        assert_on_meta(ours, false, "with memory ");
+        ASSERT_EQ(ours->head->weight.is_same(ours->embedding->weight), is_tied);
+        load_full_state_dict(ours, full_state_dict(*both.reference));
+        both.train(stack_loss);
+        assert_state(full_state_dict(ours), plain_state(*both.reference), "the end");
+      }
     }
-  });
-}
-
-TEST(MetaTraining, SharedParameters) {
-  run_ranks(2, [](Rank& rank) {
-    const auto make = [] { return Stack(6, 2, /*tied=*/true); };
-    const auto wrap = [&](Stack& model) { shard_stack(model, sharded_on(rank)); };
-    auto ours = on_meta(make);
-    wrap(ours);
-    to_empty(ours);
-    ASSERT_TRUE(ours->head->weight.is_same(ours->embedding->weight));
-    // What only the registry holds stays whole.
-    train_from_meta<Stack>(rank, make, wrap, stack_loss, 2, {{"head.weight", -1}});
   });
 }
 
 TEST(MetaTraining, UnitsOfEveryKindAndBuffers) {
   on_worlds([](Rank& rank) {
     for (const auto& options : layouts(rank)) {
-      const auto make = [] { return Zoo(); };
-      Zoo reference;
-      auto ours = on_meta(make);
+      auto ours = on_meta([] { return Zoo(); });
+      Pair<Zoo> both{rank, ours, Zoo()};
       ASSERT_TRUE(ours->norm->running_mean.is_meta() && ours->counts.is_meta());
-      ASSERT_TRUE(torch::equal(ours->flags, reference->flags)) << "a list of values keeps them";
+      ASSERT_TRUE(torch::equal(ours->flags, both.reference->flags)) << "a list of values keeps them";
       shard_zoo(ours, rank, options);
       to_empty(ours);
-      load_full_state_dict(ours, full_state_dict(*reference));
-      torch::optim::SGD mine(ours->parameters(), 0.1), theirs(reference->parameters(), 0.1);
-      ours->eval();
-      reference->eval();
+      load_full_state_dict(ours, full_state_dict(*both.reference));
+      both.each([](Zoo& model) { model->eval(); });
       for (int step = 0; step < 3; ++step) {
-        zoo_loss(ours, step, 0).backward();
-        zoo_loss(reference, step, 0).backward();
-        mine.step();
-        theirs.step();
-        assert_state(full_state_dict(ours), plain_state(*reference), c10::str("step ", step));
-        mine.zero_grad();
-        theirs.zero_grad();
+        both.each([&](Zoo& model) {
+          zoo_loss(model, step, 0).backward();
+          descend(*model, 0.1);
+        });
+        assert_state(full_state_dict(ours), plain_state(*both.reference), c10::str("step ", step));
       }
     }
   });
