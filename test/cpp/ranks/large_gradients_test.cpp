@@ -1,7 +1,7 @@
 // Gradients that move into the bucket as soon as they come (CopyBatch::kSmall), in programs that end otherwise than
 // with their sum.
+#include "ranks/fully_shard_models.h"
 #include "ranks/recomputed.h"
-#include "ranks/sharded_models.h"
 #include "support/expect.h"
 
 namespace shardwise::test::large_gradients {
@@ -46,22 +46,13 @@ void in_both(
     const std::function<void(Model& ours, const std::function<void(int step, const Forward& run)>& step)>& train) {
   for (const bool replicates : {false, true}) {
     on_ranks([&](Rank& rank) {
-      Model ours, reference;
-      if (replicates) {
-        replicate(*ours, on(rank));
-      } else {
-        fully_shard(*ours, sharded_on(rank));
-      }
-      torch::optim::SGD optimizer(ours->parameters(), 0.1), expected(reference->parameters(), 0.1);
-      train(ours, [&](int step, const Forward& run) {
-        run(ours, double_batch(step, rank.rank())).sum().backward();
-        reference_backward(rank, [&](int r) { return run(reference, double_batch(step, r)).sum(); });
-        const auto text = "step " + std::to_string(step);
-        replicates ? assert_same(*ours, *reference, text) : assert_pieces(*ours, *reference, rank, text);
-        optimizer.step();
-        expected.step();
-        optimizer.zero_grad();
-        expected.zero_grad();
+      Pair<Model> both{rank, Model(), Model()};
+      replicates ? replicate(both.ours, on(rank)) : fully_shard(both.ours, sharded_on(rank));
+      if (replicates) both.shards = 1;
+      train(both.ours, [&](int number, const Forward& run) {
+        both.backward([&](Model& model, int step, int r) { return run(model, double_batch(step, r)).sum(); }, number);
+        both.check("step " + std::to_string(number));
+        both.each([](Model& model) { descend(*model, 0.1); });
       });
     });
   }
@@ -98,7 +89,7 @@ TEST(LargeGradients, AddUpInOneOrderWhateverCameFirst) {
           [&](Rank& rank) {
             Model ours(width), reference(width);
             for (auto* model : {&ours, &reference}) (*model)->to(torch::kFloat);
-            replicates ? void(replicate(*ours, on(rank))) : void(fully_shard(*ours, sharded_on(rank)));
+            replicates ? replicate(ours, on(rank)) : fully_shard(ours, sharded_on(rank));
             with_backwards_inside(ours, batch(0, rank.rank(), 3)).sum().backward();
             auto outer = torch::zeros({width, width}), inside = outer.clone();
             for (int r = 0; r < 2; ++r) {

@@ -76,22 +76,18 @@ TEST(Uneven, RanksWithMoreBatches) {
       auto ours = mlp({4, 4, 2});
       auto reference = mlp({4, 4, 2});
       sharded ? fully_shard(ours, sharded_on(rank)) : replicate(ours, on(rank));
-      torch::optim::AdamW mine(ours->parameters(), torch::optim::AdamWOptions(0.02));
-      torch::optim::AdamW theirs(reference->parameters(), torch::optim::AdamWOptions(0.02));
+      Pair<Model> both{rank, ours, reference};
       const auto count_of = [](int r) { return 2 + r; };
       std::vector<torch::Tensor> batches;
       for (int step = 0; step < count_of(rank.rank()); ++step) batches.push_back(batch(step, rank.rank(), 4));
       int step = 0;
       const auto steps = for_each_batch(rank.mesh(), batches, [&](const torch::Tensor& x, double weight) {
         ASSERT_EQ(weight, step < count_of(rank.rank()) ? 1 : 0);
-        mine.zero_grad();
-        theirs.zero_grad();
         (weight * loss_of(ours, x)).backward();
         for (int r = 0; r < rank.world_size(); ++r) {
           if (step < count_of(r)) (step_loss(reference, step, r) / rank.world_size()).backward();
         }
-        mine.step();
-        theirs.step();
+        both.optimize();
         ++step;
       });
       ASSERT_EQ(steps, count_of(rank.world_size() - 1));
@@ -139,34 +135,21 @@ TEST(Errors, GiveTheirReasonOnce) {
 
 TEST(UsualWays, EachRankGoesOnFromItsOwnArchives) {
   run_ranks(2, [](Rank& rank) {
-    std::stringstream shards, state;
-    auto reference = mlp({4, 5, 2});
-    torch::optim::AdamW theirs(reference->parameters(), torch::optim::AdamWOptions(0.02));
-    const auto train = [&](Model& model, torch::optim::AdamW& mine, int first) {
-      for (int step = first; step < first + 3; ++step) {
-        mine.zero_grad();
-        theirs.zero_grad();
-        step_loss(model, step, rank.rank()).backward();
-        reference_backward(rank, [&](int r) { return step_loss(reference, step, r); });
-        mine.step();
-        theirs.step();
-      }
-      assert_pieces(*model, *reference, rank, c10::str("from step ", first));
+    const auto sharded = [&] {
+      auto model = mlp({4, 5, 2});
+      fully_shard(model, sharded_on(rank));
+      return model;
     };
-    {
-      auto ours = mlp({4, 5, 2});
-      fully_shard(ours, sharded_on(rank));
-      torch::optim::AdamW mine(ours->parameters(), torch::optim::AdamWOptions(0.02));
-      train(ours, mine, 0);
-      torch::save(ours, shards);
-      torch::save(mine, state);
-    }
-    auto ours = mlp({4, 5, 2});
-    fully_shard(ours, sharded_on(rank));
-    torch::optim::AdamW mine(ours->parameters(), torch::optim::AdamWOptions(0.02));
-    torch::load(ours, shards);
-    torch::load(mine, state);
-    train(ours, mine, 10);
+    Pair<Model> both{rank, sharded(), mlp({4, 5, 2})};
+    both.train(step_loss, 3);
+    std::stringstream shards, state;
+    torch::save(both.ours, shards);
+    torch::save(*both.mine, state);
+    both.ours = sharded();
+    both.mine.emplace(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
+    torch::load(both.ours, shards);
+    torch::load(*both.mine, state);
+    both.train(step_loss, 3, 10);
   });
 }
 
