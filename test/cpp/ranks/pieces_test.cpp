@@ -1,5 +1,5 @@
 // Code over parameters() that is right on whole parameters: right on shards, or an Error.
-#include "ranks/sharded_models.h"
+#include "ranks/fully_shard_models.h"
 #include "support/expect.h"
 
 namespace shardwise::test::pieces {
@@ -7,14 +7,8 @@ namespace {
 
 using torch::Tensor;
 
-torch::nn::Linear linear() {
-  torch::nn::Linear model(5, 6);
-  fill(*model);
-  return model;
-}
-
-torch::nn::Linear last() {
-  torch::nn::Linear model(6, 4);
+torch::nn::Linear linear(int64_t in = 5, int64_t out = 6) {
+  torch::nn::Linear model(in, out);
   fill(*model);
   return model;
 }
@@ -65,6 +59,18 @@ std::vector<Act> without_gradients(std::vector<Act> acts) {
   return acts;
 }
 
+/// Done to shards it has the effect that it has on the whole parameter.
+void expect_right(const Act& act, int world = 2) {
+  run_ranks(world, [&](Rank& rank) {
+    Pair<torch::nn::Linear> both{rank, linear(), linear()};
+    fully_shard(both.ours, sharded_on(rank));
+    for (int times = 0; times < 3; ++times) {
+      both.each([&](torch::nn::Linear& model) { without_gradients(act)(model->parameters()[0]); });
+      both.check("shards");
+    }
+  });
+}
+
 } // namespace
 
 TEST(Pieces, NumbersOfOneRanksWeightsChangeNone) {
@@ -73,18 +79,10 @@ TEST(Pieces, NumbersOfOneRanksWeightsChangeNone) {
       [](Tensor p) { p.div_(p.abs().max()); }};
   expect_refused(without_gradients(acts), "computed from this rank's shards alone");
   // What is computed element by element is right.
-  run_ranks(2, [](Rank& rank) {
-    auto ours = linear();
-    auto reference = linear();
-    fully_shard(ours, sharded_on(rank));
-    const torch::NoGradGuard guard;
-    for (auto* model : {&ours, &reference}) {
-      auto p = (*model)->parameters()[0];
-      p.mul_(0.5).add_(p, 2).clamp_(-1, 1);
-      p.select(1, 2).zero_();
-      p.view({-1}).add_(1);
-    }
-    assert_pieces(*ours, *reference, rank, "element by element");
+  expect_right([](Tensor p) {
+    p.mul_(0.5).add_(p, 2).clamp_(-1, 1);
+    p.select(1, 2).zero_();
+    p.view({-1}).add_(1);
   });
 }
 
@@ -121,20 +119,11 @@ TEST(Pieces, WhatMixesRowsChangesNone) {
 }
 
 TEST(Pieces, RowsByThemselvesAreRight) {
-  run_ranks(2, [](Rank& rank) {
-    auto ours = linear(), reference = linear();
-    fully_shard(ours, sharded_on(rank));
+  expect_right([](Tensor p) {
     const auto turn = std::get<0>(torch::linalg_qr(torch::ones({5, 5}).tril()));
-    for (int step = 0; step < 3; ++step) {
-      for (auto* model : {&ours, &reference}) {
-        const torch::NoGradGuard guard;
-        auto p = (*model)->parameters()[0];
-        p.div_(p.norm(2, 1, true).clamp_min(0.5)).renorm_(2, 0, 0.7);
-        p.sub_(p.mean(1, true)).mul_(p.softmax(1) + (p > 0)).add_(p.flip(1), 0.1).addcmul_(p, p.cumsum(-1), 0.1);
-        p.copy_(p.mm(turn) + p.index_select(1, first_of(p)) * p.abs().pow(2).sum(1, true).sqrt());
-      }
-      assert_pieces(*ours, *reference, rank, "row by row");
-    }
+    p.div_(p.norm(2, 1, true).clamp_min(0.5)).renorm_(2, 0, 0.7);
+    p.sub_(p.mean(1, true)).mul_(p.softmax(1) + (p > 0)).add_(p.flip(1), 0.1).addcmul_(p, p.cumsum(-1), 0.1);
+    p.copy_(p.mm(turn) + p.index_select(1, first_of(p)) * p.abs().pow(2).sum(1, true).sqrt());
   });
 }
 
@@ -156,17 +145,7 @@ TEST(Pieces, TheCutDimensionCounts) {
 }
 
 TEST(Pieces, OneRankHasTheWhole) {
-  run_ranks(1, [](Rank& rank) {
-    auto ours = linear();
-    auto reference = linear();
-    fully_shard(ours, sharded_on(rank));
-    const torch::NoGradGuard guard;
-    for (auto* model : {&ours, &reference}) {
-      auto p = (*model)->parameters()[0];
-      p.mul_(2 / p.norm()).sub_(p.mean());
-    }
-    assert_pieces(*ours, *reference, rank, "a world of one");
-  });
+  expect_right([](Tensor p) { p.mul_(2 / p.norm()).sub_(p.mean()); }, 1);
 }
 
 TEST(Pieces, NoRandomNumbers) {
@@ -203,16 +182,9 @@ TEST(Pieces, WritesByPlaceAreRefused) {
       [](Tensor p) { torch::nn::init::eye_(p); }};
   expect_refused(without_gradients(acts), "by their place in it", {ShardLayout::rows});
   // Masks and columns are the same on pieces.
-  run_ranks(2, [&](Rank& rank) {
-    auto ours = linear(), reference = linear();
-    fully_shard(ours, sharded_on(rank));
-    const torch::NoGradGuard guard;
-    for (auto* model : {&ours, &reference}) {
-      auto p = (*model)->parameters()[0];
-      p.index_put_({p < 0.1}, 0).index_fill_(1, first_of(p), 2);
-      p.index_put_({torch::indexing::Slice(), first_of(p)}, 3);
-    }
-    assert_pieces(*ours, *reference, rank, "columns");
+  expect_right([](Tensor p) {
+    p.index_put_({p < 0.1}, 0).index_fill_(1, first_of(p), 2);
+    p.index_put_({torch::indexing::Slice(), first_of(p)}, 3);
   });
 }
 
@@ -247,26 +219,22 @@ TEST(Pieces, PenaltiesAreSums) {
 // Sums of elements, norms of rows, and whatever the member says, which is whole.
 TEST(Pieces, PenaltiesAreRight) {
   run_ranks(2, [](Rank& rank) {
-    auto ours = linear(), reference = linear();
-    fully_shard(ours, sharded_on(rank));
-    torch::optim::SGD optimizer(ours->parameters(), 0.1), plain(reference->parameters(), 0.1);
-    const auto loss = [](torch::nn::Linear& model, const Tensor& rows, int r) {
+    Pair<torch::nn::Linear> both{rank, linear(), linear()};
+    fully_shard(both.ours, sharded_on(rank));
+    const auto loss = [](torch::nn::Linear& model, int step, int r) {
       const auto p = model->parameters()[0];
-      auto penalty = torch::zeros({});
-      penalty = penalty + p.abs().sum() * 0.1 + p.norm(2, 1).sum() + p.pow(2).sum(std::vector<int64_t>{0, 1});
-      return model->forward(rows).pow(2).sum() + penalty / (r + 1) + model->weight.norm() + model->weight.mean();
+      const auto penalty = p.abs().sum() * 0.1 + p.norm(2, 1).sum() + p.pow(2).sum(std::vector<int64_t>{0, 1});
+      const auto value =
+          model->forward(batch(step, r, 5)).pow(2).sum() + penalty + model->weight.norm() + model->weight.mean();
+      EXPECT_GT(value.item<float>(), 0);
+      return value;
     };
     for (int step = 0; step < 3; ++step) {
-      ours->zero_grad();
-      reference->zero_grad();
-      auto value = loss(ours, batch(step, rank.rank(), 5), 0);
-      value.backward();
-      EXPECT_GT(value.item<float>(), 0);
-      reference_backward(rank, [&](int r) { return loss(reference, batch(step, r, 5), 0); });
-      optimizer.step();
-      plain.step();
-      assert_pieces(*ours, *reference, rank, "penalties");
+      both.backward(loss, step);
+      both.check("penalties");
+      both.each([](torch::nn::Linear& model) { descend(*model, 0.1); });
     }
+    both.check("the end");
   });
 }
 
@@ -295,8 +263,9 @@ TEST(Pieces, RowsOfGradientsAreRefused) {
 TEST(Pieces, HooksGetTheMean) {
   for (const auto layout : {ShardLayout::rows, ShardLayout::flat}) {
     run_ranks(2, [&](Rank& rank) {
-      auto ours = linear();
-      auto reference = linear();
+      Pair<torch::nn::Linear> both{rank, linear(), linear()};
+      auto& ours = both.ours;
+      auto& reference = both.reference;
       fully_shard(ours, sharded_on(rank).layout(layout));
       int calls = 0;
       const auto clamp = [&calls](const Tensor& gradient) {
@@ -306,20 +275,16 @@ TEST(Pieces, HooksGetTheMean) {
       ours->parameters()[0].register_hook(clamp);
       const auto removed = ours->parameters()[0].register_hook([](const Tensor& gradient) { return gradient * 0; });
       ours->parameters()[0].remove_hook(removed);
-      torch::optim::SGD optimizer(ours->parameters(), 0.1);
-      torch::optim::SGD plain(reference->parameters(), 0.1);
+      const auto loss = [](torch::nn::Linear& model, int step, int r) {
+        return model->forward(batch(step, r, 5)).pow(2).sum();
+      };
       for (int step = 0; step < 3; ++step) {
-        ours->zero_grad();
-        reference->zero_grad();
-        ours->forward(batch(step, rank.rank(), 5)).pow(2).sum().backward();
-        reference_backward(rank, [&](int r) { return reference->forward(batch(step, r, 5)).pow(2).sum(); });
+        both.backward(loss, step);
         EXPECT_GT(reference->weight.grad().abs().max().item<float>(), 0.5);
         reference->weight.mutable_grad().clamp_(-0.5, 0.5);
-        optimizer.step();
-        plain.step();
+        both.each([](torch::nn::Linear& model) { descend(*model, 0.1); });
         EXPECT_EQ(calls, step + 1);
-        const auto weight = full_state_dict(ours)["weight"];
-        assert_close(weight, reference->weight.detach(), "clamped");
+        assert_close(full_state_dict(ours)["weight"], reference->weight.detach(), "clamped");
       }
       ours->parameters()[1].register_hook([](const Tensor& gradient) { return gradient.new_zeros({17}); });
       expect_error<Error>(
@@ -350,7 +315,7 @@ TEST(WholeParameters, AreWrittenBack) {
       run_ranks(2, [&](Rank& rank) {
         auto options = sharded_on(rank).layout(layout);
         if (low) options.mixed_precision(MixedPrecision().param_dtype(torch::kBFloat16));
-        torch::nn::Sequential ours(linear(), last()), reference(linear(), last());
+        torch::nn::Sequential ours(linear(), linear(6, 4)), reference(linear(), linear(6, 4));
         fully_shard(*ours[0]->as<torch::nn::Linear>(), options);
         fully_shard(ours, options);
         const auto change = [&](torch::nn::Sequential& model) {
