@@ -14,12 +14,23 @@ struct Precision {
   std::function<bool(const std::string& name)> keeps = {};
 };
 
+inline MixedPrecision policy(const Precision& precision) {
+  return MixedPrecision().param_dtype(precision.param).reduce_dtype(precision.reduce);
+}
+
 /// A loss for a model and data of any dtype; `cast` is applied to the data first.
 template <typename Model>
 using LowLoss = std::function<torch::Tensor(Model&, int step, int rank, std::optional<at::ScalarType> cast)>;
 
 inline torch::Tensor cast_to(const torch::Tensor& x, std::optional<at::ScalarType> dtype) {
   return dtype ? x.to(*dtype) : x;
+}
+
+using Layers = torch::nn::Sequential;
+
+/// Of layers that take 6 numbers.
+inline torch::Tensor layers_loss(Layers& model, int step, int rank, std::optional<at::ScalarType> cast) {
+  return call(*model, cast_to(batch(step, rank, 6), cast)).to(torch::kFloat).pow(2).mean();
 }
 
 /// What one process computes for all ranks: gradients of float parameters in .grad, added to what is there.

@@ -10,23 +10,13 @@ namespace {
 
 constexpr auto kLow = torch::kBFloat16;
 
-torch::nn::Sequential make_layers() {
-  torch::nn::Sequential layers(
+Layers make_layers() {
+  Layers layers(
       torch::nn::Linear(6, 9), torch::nn::LayerNorm(torch::nn::LayerNormOptions({9})), torch::nn::Tanh(),
       torch::nn::Linear(9, 3));
   fill(*layers);
   return layers;
 }
-
-torch::Tensor layers_loss(torch::nn::Sequential& model, int step, int rank, std::optional<at::ScalarType> cast) {
-  return call(*model, cast_to(batch(step, rank, 6), cast)).to(torch::kFloat).pow(2).mean();
-}
-
-MixedPrecision policy(const Precision& precision) {
-  return MixedPrecision().param_dtype(precision.param).reduce_dtype(precision.reduce);
-}
-
-using Layers = torch::nn::Sequential;
 
 /// Calls of the parts that no hook sees.
 struct DirectImpl : torch::nn::Module {

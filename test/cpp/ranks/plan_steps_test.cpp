@@ -94,7 +94,7 @@ void check_stack(Rank& rank, const FullyShardOptions& options, const std::string
   ASSERT_EQ(bytes_of(members(model)), total(root.plan()).full_bytes) << what;
 }
 
-const auto kLowParameters = MixedPrecision().param_dtype(torch::kBFloat16).reduce_dtype(torch::kFloat);
+const auto kLowParameters = policy({});
 
 } // namespace
 
