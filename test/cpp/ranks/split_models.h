@@ -61,15 +61,6 @@ struct SplitBlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(SplitBlock);
 
-struct TiedHeadImpl : torch::nn::Module {
-  explicit TiedHeadImpl(const torch::Tensor& table) : weight(register_parameter("weight", table)) {}
-  torch::Tensor forward(const torch::Tensor& x) {
-    return torch::linear(x, weight);
-  }
-  torch::Tensor weight;
-};
-TORCH_MODULE(TiedHead);
-
 /// A table of tokens, which is the weight of the head too, and blocks between the two.
 struct SplitModelImpl : torch::nn::Module {
   static constexpr int64_t kWidth = 12;

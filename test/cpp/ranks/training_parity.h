@@ -6,6 +6,16 @@
 
 namespace shardwise::test {
 
+/// The head of a language model; its weight may be the embedding's.
+struct TiedHeadImpl : torch::nn::Module {
+  explicit TiedHeadImpl(const torch::Tensor& table) : weight(register_parameter("weight", table)) {}
+  torch::Tensor forward(const torch::Tensor& x) {
+    return torch::linear(x, weight);
+  }
+  torch::Tensor weight;
+};
+TORCH_MODULE(TiedHead);
+
 template <typename Model>
 struct Program {
   /// The same values at every call.

@@ -57,16 +57,6 @@ struct TransformerBlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(TransformerBlock);
 
-/// The head of a language model; its weight may be the embedding's.
-struct HeadImpl : torch::nn::Module {
-  explicit HeadImpl(const torch::Tensor& table) : weight(register_parameter("weight", table)) {}
-  torch::Tensor forward(const torch::Tensor& x) {
-    return torch::linear(x, weight);
-  }
-  torch::Tensor weight;
-};
-TORCH_MODULE(Head);
-
 struct TransformerSettings {
   int64_t vocabulary = 13;
   int64_t depth = 3;
@@ -85,7 +75,7 @@ struct TransformerImpl : torch::nn::Module {
         blocks(register_module("blocks", torch::nn::ModuleList())),
         norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})))),
         head(register_module(
-            "head", Head(settings.tied ? tokens->weight : torch::empty({settings.vocabulary, kWidth})))) {
+            "head", TiedHead(settings.tied ? tokens->weight : torch::empty({settings.vocabulary, kWidth})))) {
     for (int64_t i = 0; i < settings.depth; ++i) {
       blocks->push_back(TransformerBlock(kWidth, 2, settings.checkpointing));
     }
@@ -109,7 +99,7 @@ struct TransformerImpl : torch::nn::Module {
   torch::nn::Embedding tokens, positions;
   torch::nn::ModuleList blocks;
   torch::nn::LayerNorm norm;
-  Head head;
+  TiedHead head;
 };
 TORCH_MODULE(Transformer);
 
