@@ -6,12 +6,6 @@
 #include "group/leaf_storage.h"
 
 namespace shardwise::test {
-namespace {
-
-using Tensors = StageTensors;
-
-} // namespace
-
 TEST(Pipeline, TrainsAsOneProcessInEverySchedule) {
   for (const int world : {1, 2, 3}) {
     for (const auto& each : kSchedules) {
@@ -35,7 +29,8 @@ TEST(Pipeline, TrainsAsOneProcessInEverySchedule) {
           const auto y = rows_of(step, 5, rows);
           const bool is_first = own.contains(0);
           const bool is_last = own.contains(pipeline.stages() - 1);
-          const auto result = pipeline.step(is_first ? Tensors{x} : Tensors(), is_last ? Tensors{y} : Tensors());
+          const auto result =
+              pipeline.step(is_first ? StageTensors{x} : StageTensors(), is_last ? StageTensors{y} : StageTensors());
           const auto expected = mean_loss({reference.forward(x)}, {y});
           expected.backward();
           ASSERT_EQ(result.losses.size(), is_last ? microbatches : 0);
@@ -48,7 +43,8 @@ TEST(Pipeline, TrainsAsOneProcessInEverySchedule) {
           mine->step();
           theirs->step();
           assert_stages(own, reference, "step " + std::to_string(step));
-          const auto seen = pipeline.evaluate(is_first ? Tensors{x} : Tensors(), is_last ? Tensors{y} : Tensors());
+          const auto seen = pipeline.evaluate(
+              is_first ? StageTensors{x} : StageTensors(), is_last ? StageTensors{y} : StageTensors());
           ASSERT_EQ(seen.outputs.size(), is_last ? 1 : 0);
           if (is_last) {
             ASSERT_TRUE(torch::allclose(seen.outputs[0], reference.forward(x), 1e-9, 1e-11));
@@ -154,7 +150,7 @@ TEST(Pipeline, StagesOfSeveralInputsAndOutputs) {
     // An output without a gradient, one that is undefined, and an input that nobody uses.
     const auto stage = [&](int64_t number) {
       return PipelineStage(
-          [&weight, number](const Tensors& inputs) -> Tensors {
+          [&weight, number](const StageTensors& inputs) -> StageTensors {
             if (number == 0) return {inputs[0] * weight, torch::arange(2), torch::Tensor(), inputs[0] + weight};
             EXPECT_FALSE(inputs[1].requires_grad());
             EXPECT_FALSE(inputs[2].defined());
@@ -190,10 +186,10 @@ TEST(Pipeline, MessagesMayDifferFromStepToStep) {
       const auto stage = [&](int64_t number) {
         own.emplace(number, stage_model(number));
         return PipelineStage(
-            [&, number](const Tensors& inputs) -> Tensors {
+            [&, number](const StageTensors& inputs) -> StageTensors {
               if (now.fails && number == 1) throw std::runtime_error("it is bad");
               const auto y = own.at(number)->forward(inputs.size() == 2 ? inputs[0] + inputs[1] : inputs[0]);
-              return now.doubles && number < last ? Tensors{y, 2 * y} : Tensors{y};
+              return now.doubles && number < last ? StageTensors{y, 2 * y} : StageTensors{y};
             },
             own.at(number).ptr());
       };
@@ -252,7 +248,7 @@ TEST(Pipeline, AnErrorOfOneStageIsRaisedOnAllAndTheNextStepGoesOn) {
         const auto stage = [&](int64_t number) {
           own.emplace(number, stage_model(number));
           return PipelineStage(
-              [&, number](const Tensors& inputs) -> Tensors {
+              [&, number](const StageTensors& inputs) -> StageTensors {
                 auto output = own.at(number)->forward(inputs[0]);
                 if (number != 1 || !fails || ++calls != 2) return {output};
                 if (!in_backward) throw std::runtime_error("the second microbatch is bad");

@@ -85,16 +85,32 @@ void expect_losses(
   }
 }
 
-/// Trains both, and compares the losses of each step.
-void train_beside(Rank& rank, StagesOnMesh& ours, AllReplicas& reference, double tolerance) {
+/// Trains both, and compares the losses of each step. In double precision also the gradients.
+void train_beside(Rank& rank, StagesOnMesh& ours, AllReplicas& reference, torch::ScalarType dtype, double tolerance) {
   for (int step = 0; step < by_form(3, 5); ++step) {
     const auto what = "step " + std::to_string(step);
     rank.step(what);
-    const auto losses = ours.step(step, torch::kFloat);
+    const auto losses = ours.step(step, dtype);
     const auto expected = reference.step(step, ours.replica);
     if (ours.has(ours.pipeline.stages() - 1)) expect_losses(losses, expected, tolerance, what);
+    if (dtype == torch::kDouble) assert_stages(ours.own, reference.whole, what);
     ours.optimizer->step();
     reference.optimizer->step();
+  }
+}
+
+/// The values of all that ranks have of these stages.
+void assert_values(
+    const std::map<int64_t, Mlp>& own, const WholePipeline& reference, double relative = 1e-9,
+    double absolute = 1e-11) {
+  for (const auto& [number, model] : own) {
+    const auto whole = full_state_dict(model);
+    for (const auto& entry : reference.models[number]->named_parameters()) {
+      const auto& mine = whole[entry.key()];
+      ASSERT_EQ(mine.scalar_type(), model->parameters()[0].scalar_type());
+      ASSERT_TRUE(torch::allclose(mine.cpu().to(torch::kDouble), entry.value().cpu(), relative, absolute))
+          << entry.key() << " of stage " << number;
+    }
   }
 }
 
@@ -130,17 +146,9 @@ TEST(Composability, 3dWithTpDpPp) {
         const auto replica = mesh.coordinate("dp");
         StagesOnMesh ours(mesh, each, replica, torch::kFloat, wrap);
         AllReplicas reference(ours.pipeline.stages(), 2);
-        train_beside(rank, ours, reference, tolerance_of(computed));
-        for (auto& [number, model] : ours.own) {
-          const auto whole = full_state_dict(model);
-          for (const auto& entry : reference.whole.models[number]->named_parameters()) {
-            const auto& mine = whole[entry.key()];
-            ASSERT_EQ(mine.scalar_type(), torch::kFloat);
-            ASSERT_TRUE(
-                torch::allclose(mine.to(torch::kDouble), entry.value(), tolerance_of(computed), tolerance_of(computed)))
-                << entry.key() << " of stage " << number;
-          }
-        }
+        const auto tolerance = tolerance_of(computed);
+        train_beside(rank, ours, reference, torch::kFloat, tolerance);
+        assert_values(ours.own, reference.whole, tolerance, tolerance);
       }
     }
   });
@@ -162,7 +170,7 @@ TEST(Composability, ReplicatePp) {
         const auto replica = mesh.coordinate("replicate");
         StagesOnMesh ours(mesh, each, replica, torch::kFloat, wrap);
         AllReplicas reference(ours.pipeline.stages(), kReplicas);
-        train_beside(rank, ours, reference, tolerance_of(computed));
+        train_beside(rank, ours, reference, torch::kFloat, tolerance_of(computed));
       }
     }
   });
@@ -177,14 +185,7 @@ TEST(Composability, ReplicatePpGrads) {
         replicate(model, ReplicateOptions().mesh(mesh.along({"replicate"})));
       });
       AllReplicas reference(ours.pipeline.stages(), kReplicas);
-      for (int step = 0; step < by_form(3, 5); ++step) {
-        const auto losses = ours.step(step, torch::kDouble);
-        const auto expected = reference.step(step, replica);
-        if (ours.has(ours.pipeline.stages() - 1)) expect_losses(losses, expected, 1e-10, "a loss");
-        assert_stages(ours.own, reference.whole, "a step");
-        ours.optimizer->step();
-        reference.optimizer->step();
-      }
+      train_beside(rank, ours, reference, torch::kDouble, 1e-10);
     }
   });
 }
@@ -232,12 +233,7 @@ TEST(Composability, PpAndDcp) {
   auto optimizer = std::make_shared<AdamW>(alone->parameters(), torch::optim::AdamWOptions(0.05).eps(0.1));
   const auto loaded = load(path, alone, *optimizer);
   EXPECT_TRUE(loaded.missing.empty() && loaded.unexpected.empty());
-  for (const auto& [number, model] : all) {
-    const auto whole = reference.whole.models[number]->named_parameters();
-    for (const auto& entry : model->named_parameters()) {
-      EXPECT_TRUE(torch::allclose(entry.value(), whole[entry.key()], 1e-9, 1e-11)) << number << entry.key();
-    }
-  }
+  assert_values(all, reference.whole);
   reference.step(2, 0);
   reference.optimizer->step();
   run_ranks(4, [&](Rank& rank) {
@@ -248,12 +244,7 @@ TEST(Composability, PpAndDcp) {
     load(path, chunk, *ours.optimizer, LoadOptions().mesh(mesh).strict(false));
     ours.step(2, torch::kDouble);
     ours.optimizer->step();
-    for (const auto& [number, model] : ours.own) {
-      const auto whole = full_state_dict(model);
-      for (const auto& entry : reference.whole.models[number]->named_parameters()) {
-        EXPECT_TRUE(torch::allclose(whole[entry.key()].cpu(), entry.value(), 1e-9, 1e-11)) << number << entry.key();
-      }
-    }
+    assert_values(ours.own, reference.whole);
   });
 }
 
