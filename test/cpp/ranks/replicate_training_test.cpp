@@ -8,14 +8,28 @@ namespace {
 
 const std::vector<StepPoint> kReplicatePoints{StepPoint::reduce, StepPoint::reduced, StepPoint::publish};
 
+/// For wrap_blocks() and its like.
+auto replicating(Rank& rank) {
+  return [&rank](auto modules) { return replicate(modules, on(rank)); };
+}
+
 template <typename Model>
 Wrapping<Model> as_one_unit() {
   return {[](Model& model, Rank& rank) { replicate(model, on(rank)); }, whole};
 }
 
-Wrapping<Transformer> by_block() {
+/// Each of its modules, and the rest.
+Wrapping<torch::nn::Sequential> by_child() {
   return {
-      [](Transformer& model, Rank& rank) { wrap_blocks(model, [&](auto part) { replicate(part, on(rank)); }); }, whole};
+      [](torch::nn::Sequential& model, Rank& rank) {
+        for (const auto& child : model->children()) replicate(*child, on(rank));
+        replicate(model, on(rank));
+      },
+      whole};
+}
+
+Wrapping<Transformer> by_block() {
+  return {[](Transformer& model, Rank& rank) { wrap_blocks(model, replicating(rank)); }, whole};
 }
 
 /// The first MLP's layers, and the rest, are units, or all of it is one.
@@ -97,13 +111,11 @@ TEST(ReplicateRegisteredParams, ParamRegistrationAfterBackward) {
 TEST(ReplicateCastAfterInit, ToFloat64AfterInit) {
   const Program<torch::nn::Sequential> program{
       .make = [] { return mlps(4, 2); }, .loss = mlps_loss, .dtype = torch::kDouble};
-  const Wrapping<torch::nn::Sequential> wrapping{
-      [](torch::nn::Sequential& model, Rank& rank) {
-        for (const auto& child : model->children()) replicate(*child, on(rank));
-        replicate(model, on(rank));
-        model->to(torch::kDouble);
-      },
-      whole};
+  auto wrapping = by_child();
+  wrapping.wrap = [wrap = wrapping.wrap](torch::nn::Sequential& model, Rank& rank) {
+    wrap(model, rank);
+    model->to(torch::kDouble);
+  };
   for (const auto& expected : expect_alone(program)) train_twice(expected, wrapping);
 }
 
@@ -141,13 +153,7 @@ TEST(Replicate1DTrainingCore, TrainParityMultiGroupCpuOffloadEager) {
 }
 
 TEST(Replicate1DTrainingCore, NonRootForwardBackward) {
-  const Wrapping<torch::nn::Sequential> wrapping{
-      [](torch::nn::Sequential& model, Rank& rank) {
-        for (const auto& child : model->children()) replicate(*child, on(rank));
-        replicate(model, on(rank));
-      },
-      whole};
-  for (const auto& expected : expect_alone(non_root_program())) train_twice(expected, wrapping);
+  for (const auto& expected : expect_alone(non_root_program())) train_twice(expected, by_child());
 }
 
 TEST(Replicate1DTrainingCore, MultiForwardModule) {
@@ -164,7 +170,7 @@ TEST(Replicate1DTrainingCore, ExplicitPrefetching) {
   // Accepted, and without effect: nothing is ever gathered.
   auto wrapping = by_block();
   wrapping.wrap = [](Transformer& model, Rank& rank) {
-    wrap_blocks(model, [&](auto part) { replicate(part, on(rank)); });
+    wrap_blocks(model, replicating(rank));
     prefetch_two_blocks(model);
   };
   wrapping.collectives = Collectives{.all_reduces = 9};
@@ -177,15 +183,6 @@ TEST(Replicate1DTrainingCore, PostOptimEvent) {
   for (const auto& expected : expect_alone(text_program())) train_twice(expected, wrapping);
 }
 
-namespace {
-
-/// For wrap_blocks() and its like.
-auto replicating(Rank& rank) {
-  return [&rank](auto modules) { return replicate(modules, on(rank)); };
-}
-
-} // namespace
-
 TEST(ReplicateTrainingCompose, TrainParityWithActivationCheckpointing) {
   for (const auto grouping : {Grouping::block, Grouping::pairs, Grouping::tied}) {
     const Wrapping<Transformer> wrapping{
@@ -197,10 +194,8 @@ TEST(ReplicateTrainingCompose, TrainParityWithActivationCheckpointing) {
 }
 
 TEST(ReplicateSharedParams, TrainParityWithSharedParams) {
-  const Wrapping<Transformer> wrapping{
-      [](Transformer& model, Rank& rank) { wrap_blocks(model, replicating(rank)); }, whole};
   train_checkpointed(
-      text_program({.tied = true}), {.tied = true}, {Checkpointing::around, Checkpointing::none}, {wrapping});
+      text_program({.tied = true}), {.tied = true}, {Checkpointing::around, Checkpointing::none}, {by_block()});
 }
 
 TEST(ReplicateGradientAccumulation, GradientAccumulation) {
@@ -221,11 +216,11 @@ TEST(ReplicateGradientAccumulation, 1f1bMicrobatching) {
     AlikeRuns runs;
     for (const bool unshard_first : {false, true}) {
       for (const bool keep_full : {false, true}) {
-        const Wrapping<Transformer> wrapping{
-            .wrap = [](Transformer& model, Rank& rank) { wrap_blocks(model, replicating(rank)); },
-            .dim = whole,
-            .before = [=](Transformer& model, int part) { begin_microbatch(model, part, unshard_first, keep_full); },
-            .collectives = Collectives{.all_reduces = 4}};
+        auto wrapping = by_block();
+        wrapping.before = [=](Transformer& model, int part) {
+          begin_microbatch(model, part, unshard_first, keep_full);
+        };
+        wrapping.collectives = Collectives{.all_reduces = 4};
         runs.run(expected, wrapping);
       }
     }
