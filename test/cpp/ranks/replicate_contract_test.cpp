@@ -68,20 +68,19 @@ TEST(ReplicateContract, TwoModelsInOneBackward) {
     auto judge_reference = mlp({3, 4, 1});
     auto make_unit = replicate(make, on(rank));
     auto judge_unit = replicate(judge, on(rank));
-    const auto extra = [](torch::nn::Sequential& a, torch::nn::Sequential& b) {
-      return a->named_parameters()["0.bias"].sum() + b->named_parameters()["0.bias"].sum();
+    const auto alone = [](auto& maker, auto& critic, int step, int r) {
+      return critic->forward(maker->forward(batch(step, r, 2)).detach()).sum();
+    };
+    const auto together = [](auto& maker, auto& critic, int step, int r) {
+      const auto loss = critic->forward(maker->forward(batch(step, r, 2))).sum();
+      const auto bias = [](auto& model) { return model->named_parameters()["0.bias"].sum(); };
+      return r == 0 ? loss + (bias(maker) + bias(critic)) : bias(critic) + bias(maker) + loss;
     };
     for (int step = 0; step < 3; ++step) {
-      judge->forward(make->forward(batch(step, rank.rank(), 2)).detach()).sum().backward();
-      reference_backward(rank, [&](int r) {
-        return judge_reference->forward(make_reference->forward(batch(step, r, 2)).detach()).sum();
-      });
-      auto loss = judge->forward(make->forward(batch(step + 5, rank.rank(), 2))).sum();
-      (rank.rank() == 0 ? loss + extra(make, judge) : extra(judge, make) + loss).backward();
-      reference_backward(rank, [&](int r) {
-        return judge_reference->forward(make_reference->forward(batch(step + 5, r, 2))).sum() +
-               extra(make_reference, judge_reference);
-      });
+      alone(make, judge, step, rank.rank()).backward();
+      reference_backward(rank, [&](int r) { return alone(make_reference, judge_reference, step, r); });
+      together(make, judge, step + 5, rank.rank()).backward();
+      reference_backward(rank, [&](int r) { return together(make_reference, judge_reference, step + 5, r); });
       assert_same(*make, *make_reference, "step " + std::to_string(step));
       assert_same(*judge, *judge_reference, "step " + std::to_string(step));
     }
@@ -374,18 +373,19 @@ TEST(ReplicateContract, TakesAnyModule) {
 TEST(ReplicateContract, WithoutAMesh) {
   // The mesh from the environment is made once and shared: by units, and with the program.
   run_processes(2, [](Rank& rank) {
-    auto ours = mlp({3, 4, 2});
-    auto reference = mlp({3, 4, 2});
-    replicate(*ours->ptr(0));
-    replicate(ours);
+    auto both = pair_of_copies(rank, mlp({3, 4, 2}), mlp({3, 4, 2}));
+    replicate(*both.ours->ptr(0));
+    replicate(both.ours);
     ASSERT_EQ(Mesh::shared().rank(), rank.rank());
     ASSERT_THROW(Mesh::from_env(), ValueError);
     const auto device = Mesh::shared().device();
-    reference->to(device);
+    both.reference->to(device);
+    const auto loss = [&](torch::nn::Sequential& model, int step, int r) {
+      return model->forward(batch(step, r, 3).to(device)).sum();
+    };
     for (int step = 0; step < 3; ++step) {
-      ours->forward(batch(step, rank.rank(), 3).to(device)).sum().backward();
-      reference_backward(rank, [&](int r) { return reference->forward(batch(step, r, 3).to(device)).sum(); });
-      assert_same(*ours, *reference, "step " + std::to_string(step));
+      both.backward(loss, step);
+      both.check("step " + std::to_string(step));
     }
   });
 }
