@@ -17,24 +17,24 @@ at::Tensor random(at::IntArrayRef sizes, at::ScalarType dtype) {
   return at::randn(sizes, generator, at::kDouble).to(dtype);
 }
 
-/// Cuts of shapes along dimensions, with pieces that are uneven and empty.
+const std::vector<std::vector<int64_t>> kWholes{{5, 3}, {3, 7}, {2, 4, 6}, {1}, {}};
+
+/// Cuts of them along dimensions, with pieces that are uneven and empty.
 std::vector<layout::Shards> layouts() {
-  const std::vector<std::vector<int64_t>> shapes{{5, 3}, {3, 7}, {2, 4, 6}, {1}, {}};
   return {
-      layout::rows(shapes, {0, 1, 1, 0, 0}, 3, 4), layout::rows(shapes, {1, 0, 2, 0, 0}, 2, 1),
-      layout::rows(shapes, {0, 0, 0, 0, 0}, 1, 1), layout::flat(shapes, 3, 4)};
+      layout::rows(kWholes, {0, 1, 1, 0, 0}, 3, 4), layout::rows(kWholes, {1, 0, 2, 0, 0}, 2, 1),
+      layout::rows(kWholes, {0, 0, 0, 0, 0}, 1, 1), layout::flat(kWholes, 3, 4)};
 }
 
 } // namespace
 
 TEST_CASE("scaled pieces have the bits of at::mul, and nothing else is written") {
-  const std::vector<std::vector<int64_t>> shapes{{5, 3}, {3, 7}, {2, 4, 6}, {1}, {}};
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
     REQUIRE(group::CopyBatch::scales(dtype, dtype));
     for (const auto& shards : layouts()) {
-      for (size_t i = 0; i < shapes.size(); ++i) {
+      for (size_t i = 0; i < kWholes.size(); ++i) {
         const auto& cut = shards.cuts[i];
-        const auto whole = random(shapes[i], dtype);
+        const auto whole = random(kWholes[i], dtype);
         for (int64_t rank = 0; rank < shards.world; ++rank) {
           const auto piece = whole.view(cut.shape).narrow(cut.dim, cut.starts[rank], cut.length(rank));
           const auto part = random({shards.part + 9}, dtype);
@@ -143,15 +143,15 @@ TEST_CASE("what the threads of a device do is what the loop of the CPU does") {
   for (const auto& [count, length, from_stride, to_stride] : kShapes) {
     const auto read = (count - 1) * from_stride + length;
     const auto written = (count - 1) * to_stride + length;
+    const auto move = [shape = std::array{count, length, from_stride, to_stride}](
+                          const auto& source, const auto& target) {
+      return kernels::Move{source.const_data_ptr(), target.mutable_data_ptr(), shape[0], shape[1], shape[2], shape[3]};
+    };
     for (const auto from : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
       for (const auto to : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
         const auto source = random({read}, from);
         const auto expected = at::zeros({written}, to);
-        const auto move_to = [&, shape = std::array{count, length, from_stride, to_stride}](const at::Tensor& target) {
-          return kernels::Move{
-              source.const_data_ptr(), target.mutable_data_ptr(), shape[0], shape[1], shape[2], shape[3]};
-        };
-        kernels::scale(at::kCPU, from, to, 0.3, {move_to(expected)});
+        kernels::scale(at::kCPU, from, to, 0.3, {move(source, expected)});
         CHECK(expected.count_nonzero().item<int64_t>() >= count * length - 2);
         kernels::with_number(from, [&](auto a) {
           return kernels::with_number(to, [&](auto b) {
@@ -159,13 +159,13 @@ TEST_CASE("what the threads of a device do is what the loop of the CPU does") {
             using To = decltype(b);
             const auto by = static_cast<kernels::Both<From, To>>(0.3);
             const auto one = at::zeros({written}, to);
-            do_all({move_to(one)}, kernels::Scaling<From, To, 1>{by});
+            do_all({move(source, one)}, kernels::Scaling<From, To, 1>{by});
             CHECK(one.equal(expected));
             constexpr int kCount = kernels::kNumbersOfWord<From, To>;
             const auto words = at::zeros({written}, to);
-            const auto move = move_to(words);
-            if (kernels::is_in_words(move, kCount, sizeof(From), sizeof(To))) {
-              do_all({kernels::in_words(move, kCount)}, kernels::Scaling<From, To, kCount>{by});
+            const auto of_words = move(source, words);
+            if (kernels::is_in_words(of_words, kCount, sizeof(From), sizeof(To))) {
+              do_all({kernels::in_words(of_words, kCount)}, kernels::Scaling<From, To, kCount>{by});
               CHECK(words.equal(expected));
             } else {
               CHECK((length % kCount != 0 || from_stride % kCount != 0 || to_stride % kCount != 0));
@@ -178,11 +178,8 @@ TEST_CASE("what the threads of a device do is what the loop of the CPU does") {
     const auto source = random({read}, at::kFloat);
     const auto expected = at::zeros({written});
     const auto actual = at::zeros({written});
-    const auto move_to = [&, shape = std::array{count, length, from_stride, to_stride}](const at::Tensor& target) {
-      return kernels::Move{source.const_data_ptr(), target.mutable_data_ptr(), shape[0], shape[1], shape[2], shape[3]};
-    };
-    kernels::copy(at::kCPU, 4, {move_to(expected)});
-    do_all({move_to(actual)}, kernels::Copying<uint32_t>{});
+    kernels::copy(at::kCPU, 4, {move(source, expected)});
+    do_all({move(source, actual)}, kernels::Copying<uint32_t>{});
     CHECK(actual.equal(expected));
   }
 }
