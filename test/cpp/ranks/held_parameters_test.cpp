@@ -34,14 +34,15 @@ TORCH_MODULE(Registries);
 
 const Dims kWholeOnes{{"list.0", -1}, {"list.1", -1}, {"dict.scale", -1}, {"kept.0", -1}, {"head.weight", -1}};
 
-torch::Tensor registries_loss(Registries& model, int step, int rank) {
+/// Of any model that takes four numbers.
+const auto held_loss = [](auto& model, int step, int rank) {
   return model->forward(batch(step, rank, 4)).pow(2).mean();
-}
+};
 
 /// A class of a program's own, which has no member for what it registers.
 struct BankImpl : torch::nn::Module {
-  explicit BankImpl(int64_t rows = 2) {
-    register_parameter("bank", torch::zeros({rows, 4}));
+  BankImpl() {
+    register_parameter("bank", torch::zeros({2, 4}));
     fill(*this);
   }
   torch::Tensor forward(const torch::Tensor& x) {
@@ -50,10 +51,6 @@ struct BankImpl : torch::nn::Module {
   torch::nn::Linear head = register_module("head", torch::nn::Linear(4, 4));
 };
 TORCH_MODULE(Bank);
-
-torch::Tensor bank_loss(Bank& model, int step, int rank) {
-  return model->forward(batch(step, rank, 4)).pow(2).mean();
-}
 
 std::vector<FullyShardOptions> both_layouts(Rank& rank) {
   return {sharded_on(rank), sharded_on(rank).layout(ShardLayout::flat)};
@@ -72,10 +69,6 @@ struct ViewedImpl : torch::nn::Module {
 };
 TORCH_MODULE(Viewed);
 
-} // namespace
-
-namespace {
-
 MemoryEstimate estimate_of(const torch::nn::Module& model, const Rank& rank) {
   return estimate_memory(model, FullyShardOptions(), 2, EstimateOptions().rank(rank.rank()));
 }
@@ -93,10 +86,10 @@ TEST(HeldParameters, ChangeNothing) {
       fully_shard(ours, sharded_on(rank));
       Pair<Registries> both{rank, ours, reference};
       both.dims = kWholeOnes;
-      both.train(registries_loss, 3);
+      both.train(held_loss, 3);
       EXPECT_EQ(estimate.parameters, estimate_of(*reference, rank).parameters);
       held.clear();
-      both.train(registries_loss, 2, 10);
+      both.train(held_loss, 2, 10);
     }
   });
 }
@@ -111,7 +104,7 @@ TEST(HeldParameters, OfAClassOfYourOwn) {
       fully_shard(ours, sharded_on(rank));
       Pair<Bank> both{rank, ours, reference};
       both.dims = {{"bank", -1}};
-      both.train(bank_loss, 3);
+      both.train(held_loss, 3);
     }
   });
 }
@@ -125,14 +118,14 @@ TEST(HeldParameters, OfAClassOfYourOwnThatIsHeldOnAllRanks) {
       const auto text = c10::str("rank ", rank.rank());
       const auto sum = [&] { return ours->named_parameters()["bank"].sum(); };
       expect_error<Error>([&] { sum().backward(); }, {text, "'bank'", "never used", "whole_parameters()"});
-      expect_error<Error>([&] { bank_loss(ours, 0, rank.rank()); }, {text, "'bank'", "alone", "whole_parameters()"});
+      expect_error<Error>([&] { held_loss(ours, 0, rank.rank()); }, {text, "'bank'", "alone", "whole_parameters()"});
     }
     Bank ours, reference;
     const auto held = ours->parameters();
     fully_shard(ours, sharded_on(rank).whole_parameters({ours->named_parameters()["bank"]}));
     Pair<Bank> both{rank, ours, reference};
     both.dims = {{"bank", -1}};
-    both.train(bank_loss, 3);
+    both.train(held_loss, 3);
   });
 }
 
@@ -157,7 +150,7 @@ TEST(HeldParameters, PenaltiesAreNoUseOfTheRegistry) {
     fully_shard(ours, sharded_on(rank));
     Pair<Around>{rank, ours, reference}.train(
         [](Around& model, int step, int r) {
-          return model->forward(batch(step, r, 4)).pow(2).mean() + 0.1 * model->parameters()[0].pow(2).sum();
+          return held_loss(model, step, r) + 0.1 * model->parameters()[0].pow(2).sum();
         },
         3);
   });
@@ -202,8 +195,7 @@ TEST(Aliases, MayBeAllowed) {
     const auto before = ours->linear->weight.detach();
     const auto values = before.clone();
     fully_shard(ours, sharded_on(rank).allow_aliases(true));
-    const auto loss = [](Viewed& model, int step, int r) { return model->forward(batch(step, r, 4)).pow(2).mean(); };
-    Pair<Viewed>{rank, ours, reference}.train(loss, 3);
+    Pair<Viewed>{rank, ours, reference}.train(held_loss, 3);
     assert_close(before, values, "the alias");
   });
 }
