@@ -52,17 +52,12 @@ void train_held(Rank& rank, Stack& ours, Stack& reference, const std::string& wh
   for (const int number : {3, 4}) step(number);
 }
 
-/// What a Stack is wrapped with.
-std::vector<std::pair<std::string, FullyShardOptions>> wrappings(Rank& rank) {
-  return {
-      {"rows", sharded_on(rank)},
-      {"flat", sharded_on(rank).layout(ShardLayout::flat)},
-      {"kept", sharded_on(rank).reshard_after_forward(false)}};
-}
-
+/// A Stack is wrapped in these ways.
 void for_wrappings(const std::function<void(Rank&, const std::string&, const FullyShardOptions&)>& fn) {
   run_ranks(2, [&](Rank& rank) {
-    for (const auto& [what, options] : wrappings(rank)) fn(rank, what, options);
+    fn(rank, "rows", sharded_on(rank));
+    fn(rank, "flat", sharded_on(rank).layout(ShardLayout::flat));
+    fn(rank, "kept", sharded_on(rank).reshard_after_forward(false));
   });
 }
 
@@ -70,8 +65,7 @@ void for_wrappings(const std::function<void(Rank&, const std::string&, const Ful
 
 TEST(HeldTensors, AfterToEmpty) {
   for_wrappings([](Rank& rank, const std::string& what, const FullyShardOptions& options) {
-    Stack ours = on_meta([] { return Stack(); });
-    Stack reference;
+    Stack ours = stack_on_meta(), reference;
     shard_stack(ours, options);
     to_empty(ours);
     load_full_state_dict(ours, full_state_dict(*reference));

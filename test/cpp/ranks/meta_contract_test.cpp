@@ -1,15 +1,11 @@
 // The meta device: what is refused, what memory it takes, what is where.
-#include "ranks/fully_shard_models.h"
+#include "ranks/state_models.h"
 #include "support/expect.h"
 #include "support/processes.h"
 #include "tensor_memory.h"
 
 namespace shardwise::test {
 namespace {
-
-Stack plain_stack() {
-  return Stack();
-}
 
 std::vector<std::string> names_and_remedy(const torch::nn::Module& module) {
   std::vector<std::string> parts{"meta device", "shardwise::to_empty(", "load_full_state_dict()"};
@@ -22,7 +18,7 @@ std::vector<std::string> names_and_remedy(const torch::nn::Module& module) {
 TEST(MetaContract, WhatNeedsValuesNamesAllThatHaveNone) {
   run_ranks(2, [](Rank& rank) {
     for (const auto layout : {ShardLayout::rows, ShardLayout::flat}) {
-      auto ours = on_meta(plain_stack);
+      auto ours = stack_on_meta();
       const auto root = shard_stack(ours, sharded_on(rank).layout(layout));
       const std::vector<std::pair<std::string, std::function<void()>>> calls{
           {"a call", [&] { call(ours, tokens(0, 0)); }},
@@ -50,7 +46,7 @@ TEST(MetaContract, WhatNeedsValuesNamesAllThatHaveNone) {
 
 TEST(MetaContract, OfReplicatedUnitsToo) {
   run_ranks(2, [](Rank& rank) {
-    auto ours = on_meta(plain_stack);
+    auto ours = stack_on_meta();
     auto root = replicate(ours, on(rank));
     const auto parts = names_and_remedy(*ours);
     expect_error<Error>([&] { call(ours, tokens(0, 0)); }, parts);
@@ -92,7 +88,7 @@ TEST(MetaContract, NamesOfBuffersAndOfPlainModules) {
 
 TEST(MetaContract, AllRanksOrNone) {
   run_ranks(2, [](Rank& rank) {
-    auto ours = rank.rank() == 0 ? on_meta(plain_stack) : Stack();
+    auto ours = rank.rank() == 0 ? stack_on_meta() : Stack();
     expect_error<Error>(
         [&] { fully_shard(ours, sharded_on(rank)); },
         {"'embedding.weight'", "on the meta device on rank 0", "on rank 1", "wrap different modules"});

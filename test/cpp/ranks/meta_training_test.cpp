@@ -10,10 +10,6 @@ void assert_on_meta(Stack& model, bool on_meta, const std::string& what) {
     ASSERT_EQ(entry.value().is_meta(), on_meta) << what << entry.key();
 }
 
-Stack stack() {
-  return Stack();
-}
-
 /// A model that was wrapped with values, and one that was wrapped without.
 struct Twins {
   explicit Twins(const std::function<void(Stack&)>& wrap) {
@@ -47,7 +43,7 @@ struct Twins {
   }
 
   Stack plain;
-  Stack meta = on_meta(stack);
+  Stack meta = stack_on_meta();
 };
 
 } // namespace
@@ -120,7 +116,7 @@ TEST(MetaTraining, AsIfItHadValuesWhenItWasWrapped) {
 TEST(MetaTraining, TheSameTensorsWithTheirHooks) {
   run_ranks(2, [](Rank& rank) {
     for (const bool shards : {true, false}) {
-      auto ours = on_meta(stack);
+      auto ours = stack_on_meta();
       int called = 0;
       ours->head->weight.register_hook([&](const torch::Tensor&) { ++called; });
       shards ? shard_stack(ours, sharded_on(rank)) : replicate(ours, on(rank));

@@ -11,6 +11,10 @@ inline void on_worlds(const std::function<void(Rank&)>& fn) {
   on_ranks(fn, by_form<std::vector<int>>({3}, {2, 3, 4}));
 }
 
+inline Stack stack_on_meta() {
+  return on_meta([] { return Stack(); });
+}
+
 /// The layouts that a test goes through.
 inline std::vector<FullyShardOptions> layouts(Rank& rank) {
   return {
