@@ -47,23 +47,27 @@ inline torch::Tensor rows_of(int step, int64_t replica, int64_t rows, torch::Sca
   return torch::randn({rows, kStageWidth}, generator(1000 + 10 * step + replica)).to(dtype);
 }
 
+/// By number.
+using Stages = std::map<int64_t, Mlp>;
+
+inline std::vector<torch::Tensor> parameters_of(const Stages& stages) {
+  std::vector<torch::Tensor> all;
+  for (const auto& [number, model] : stages) {
+    for (const auto& parameter : model->parameters()) all.push_back(parameter);
+  }
+  return all;
+}
+
 /// All stages in one process.
 struct WholePipeline {
   explicit WholePipeline(int64_t stages) {
-    for (int64_t i = 0; i < stages; ++i) models.push_back(stage_model(i));
+    for (int64_t i = 0; i < stages; ++i) models.emplace(i, stage_model(i));
   }
   torch::Tensor forward(torch::Tensor x) {
-    for (auto& model : models) x = model->forward(x);
+    for (auto& [number, model] : models) x = model->forward(x);
     return x;
   }
-  std::vector<torch::Tensor> parameters() const {
-    std::vector<torch::Tensor> all;
-    for (const auto& model : models) {
-      for (const auto& parameter : model->parameters()) all.push_back(parameter);
-    }
-    return all;
-  }
-  std::vector<Mlp> models;
+  Stages models;
 };
 
 /// The stages of a rank, as a pipeline makes them.
@@ -71,22 +75,13 @@ struct OwnStages {
   PipelineStage operator()(int64_t number) {
     return PipelineStage(models.insert_or_assign(number, stage_model(number)).first->second);
   }
-  std::map<int64_t, Mlp> models;
+  Stages models;
 };
 
-/// Of the stages of a rank.
-inline std::vector<torch::Tensor> parameters_of(const std::map<int64_t, Mlp>& own) {
-  std::vector<torch::Tensor> all;
-  for (const auto& [number, model] : own) {
-    for (const auto& parameter : model->parameters()) all.push_back(parameter);
-  }
-  return all;
-}
-
 /// Values and gradients are those of one process.
-inline void assert_stages(const std::map<int64_t, Mlp>& own, const WholePipeline& reference, const std::string& what) {
+inline void assert_stages(const Stages& own, const WholePipeline& reference, const std::string& what) {
   for (const auto& [number, model] : own) {
-    const auto whole = reference.models[number]->named_parameters();
+    const auto whole = reference.models.at(number)->named_parameters();
     for (const auto& entry : model->named_parameters()) {
       const auto text = c10::str(what, ", stage ", number, ": ", entry.key());
       const auto& expected = whole[entry.key()];

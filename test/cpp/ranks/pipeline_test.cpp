@@ -21,7 +21,7 @@ TEST(Pipeline, TrainsAsOneProcessInEverySchedule) {
         auto& own = stages.models;
         WholePipeline reference(pipeline.stages());
         auto mine = optimizer_of(parameters_of(own));
-        auto theirs = optimizer_of(reference.parameters());
+        auto theirs = optimizer_of(parameters_of(reference.models));
         for (int step = 0; step < 3; ++step) {
           mine->zero_grad();
           theirs->zero_grad();
@@ -181,7 +181,7 @@ TEST(Pipeline, MessagesMayDifferFromStepToStep) {
     run_ranks(2, [&](Rank& rank) {
       const auto last = 2 * each.stages_per_rank - 1;
       Step now{};
-      std::map<int64_t, Mlp> own;
+      Stages own;
       // In some steps stages send two tensors, which the next one adds up.
       const auto stage = [&](int64_t number) {
         own.emplace(number, stage_model(number));
@@ -225,7 +225,7 @@ TEST(Pipeline, MessagesMayDifferFromStepToStep) {
         WholePipeline reference(pipeline.stages());
         auto y = x;
         for (int64_t number = 0; number <= last; ++number) {
-          y = reference.models[number]->forward(y) * (step.doubles && number < last ? 3 : 1);
+          y = reference.models.at(number)->forward(y) * (step.doubles && number < last ? 3 : 1);
         }
         mean_loss({y}, {x}).backward();
         assert_stages(own, reference, name);
@@ -244,7 +244,7 @@ TEST(Pipeline, AnErrorOfOneStageIsRaisedOnAllAndTheNextStepGoesOn) {
         const auto mesh = rank.mesh({{"pp", 2}});
         bool fails = true;
         int64_t calls = 0;
-        std::map<int64_t, Mlp> own;
+        Stages own;
         const auto stage = [&](int64_t number) {
           own.emplace(number, stage_model(number));
           return PipelineStage(

@@ -44,7 +44,7 @@ struct StagesOnMesh {
   }
 
   int64_t replica;
-  std::map<int64_t, Mlp> own;
+  Stages own;
   Pipeline pipeline;
   std::shared_ptr<AdamW> optimizer;
 };
@@ -54,7 +54,7 @@ struct AllReplicas {
   AllReplicas(int64_t stages, int64_t number)
       : whole(stages),
         replicas(number),
-        optimizer(optimizer_of(whole.parameters())) {}
+        optimizer(optimizer_of(parameters_of(whole.models))) {}
   /// The losses of the microbatches of one replica.
   std::vector<torch::Tensor> step(int number, int64_t which) {
     optimizer->zero_grad();
@@ -100,12 +100,10 @@ void train_beside(Rank& rank, StagesOnMesh& ours, AllReplicas& reference, torch:
 }
 
 /// The values of all that ranks have of these stages.
-void assert_values(
-    const std::map<int64_t, Mlp>& own, const WholePipeline& reference, double relative = 1e-9,
-    double absolute = 1e-11) {
+void assert_values(const Stages& own, const WholePipeline& reference, double relative = 1e-9, double absolute = 1e-11) {
   for (const auto& [number, model] : own) {
     const auto whole = full_state_dict(model);
-    for (const auto& entry : reference.models[number]->named_parameters()) {
+    for (const auto& entry : reference.models.at(number)->named_parameters()) {
       const auto& mine = whole[entry.key()];
       ASSERT_EQ(mine.scalar_type(), model->parameters()[0].scalar_type());
       ASSERT_TRUE(torch::allclose(mine.cpu().to(torch::kDouble), entry.value().cpu(), relative, absolute))
@@ -194,7 +192,7 @@ namespace {
 
 /// The stages of one rank, under the names that they have in the whole model.
 struct ChunkImpl : torch::nn::Module {
-  explicit ChunkImpl(const std::map<int64_t, Mlp>& stages) {
+  explicit ChunkImpl(const Stages& stages) {
     for (const auto& [number, model] : stages) register_module("layer" + std::to_string(number), model);
   }
 };
@@ -227,7 +225,7 @@ TEST(Composability, PpAndDcp) {
     reference.step(step, 0);
     reference.optimizer->step();
   }
-  std::map<int64_t, Mlp> all;
+  Stages all;
   for (int64_t i = 0; i < 4; ++i) all.emplace(i, stage_model(i));
   Chunk alone(all);
   auto optimizer = std::make_shared<AdamW>(alone->parameters(), torch::optim::AdamWOptions(0.05).eps(0.1));
