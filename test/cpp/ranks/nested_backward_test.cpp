@@ -26,9 +26,6 @@ struct Pass {
       y.register_hook([](const Tensor&) -> Tensor { throw std::runtime_error("on purpose"); });
     return y;
   }
-  Tensor recomputed(const Tensor& x, const Recomputed::Run& run, int64_t pieces) const {
-    return Recomputed::apply(x, run, pieces);
-  }
   void backward(const Tensor& loss) const {
     (loss * scale).backward();
   }
@@ -37,19 +34,15 @@ using Way = void (*)(const Pass& pass, const Tensor& x);
 
 /// The first gradients of all come from inside.
 void own_function(const Pass& pass, const Tensor& x) {
-  auto y = pass.recomputed(
-      x, [pass](const Tensor& z) { return pass.block(0, z); }, 2);
-  y = pass.block(2, pass.block(1, y));
-  pass.backward(pass.recomputed(
-                        y, [pass](const Tensor& z) { return pass.block(2, z); }, 1)
-                    .pow(2)
-                    .mean());
+  const auto run = [pass](size_t i) { return [pass, i](const Tensor& z) { return pass.block(i, z); }; };
+  const auto y = pass.block(2, pass.block(1, Recomputed::apply(x, run(0), 2)));
+  pass.backward(Recomputed::apply(y, run(2), 1).pow(2).mean());
 }
 
 void two_deep(const Pass& pass, const Tensor& x) {
   const auto inner = [pass](const Tensor& z) { return pass.block(0, z); };
-  const auto outer = [pass, inner](const Tensor& z) { return pass.recomputed(pass.block(1, z), inner, 2); };
-  pass.backward(pass.model->head(pass.block(2, pass.recomputed(x, outer, 1))).pow(2).mean());
+  const auto outer = [pass, inner](const Tensor& z) { return Recomputed::apply(pass.block(1, z), inner, 2); };
+  pass.backward(pass.model->head(pass.block(2, Recomputed::apply(x, outer, 1))).pow(2).mean());
 }
 
 void in_forward(const Pass& pass, const Tensor& x) {
