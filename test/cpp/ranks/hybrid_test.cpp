@@ -204,8 +204,7 @@ TEST(FullyShardHybrid, AccumulationTakesTheseCollectives) {
           .reduce_scatters = scatter_only ? 4 * kMicrobatches : reductions(waiting),
           .all_reduces = reductions(waiting)};
       // The order of the additions differs: sums over shards first, or over microbatches.
-      AlikeRuns run;
-      run.run(expected, wrapping);
+      train_on_ranks(expected, wrapping);
     }
   }
 }

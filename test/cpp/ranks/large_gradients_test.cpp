@@ -84,31 +84,27 @@ TEST(LargeGradients, OfABackwardInsideComeAfterTheOuterOne) {
 TEST(LargeGradients, AddUpInOneOrderWhateverCameFirst) {
   // One sum of the outer backward's, then one of those inside: also where the first has not begun when they come.
   for (const int64_t width : {int64_t{20}, kWidth}) {
-    const auto on_two_ranks = [&](bool replicates) {
-      on_ranks(
-          [&](Rank& rank) {
-            Model ours(width), reference(width);
-            for (auto* model : {&ours, &reference}) (*model)->to(torch::kFloat);
-            replicates ? replicate(ours, on(rank)) : fully_shard(ours, sharded_on(rank));
-            with_backwards_inside(ours, batch(0, rank.rank(), 3)).sum().backward();
-            auto outer = torch::zeros({width, width}), inside = outer.clone();
-            for (int r = 0; r < 2; ++r) {
-              std::vector<Tensor> came;
-              const auto hook = reference->wide->weight.register_hook([&](Tensor each) { came.push_back(each); });
-              with_backwards_inside(reference, batch(0, r, 3)).sum().backward();
-              reference->wide->weight.remove_hook(hook);
-              ASSERT_EQ(came.size(), 3);
-              outer += came[0] / 2;
-              inside += (came[1] + came[2]) / 2;
-            }
-            const auto expected = outer + inside;
-            const auto& mean = replicates ? ours->wide->weight.grad() : ours->parameters()[2].grad();
-            ASSERT_TRUE(torch::equal(mean, replicates ? expected : piece_of(expected, rank)));
-          },
-          {2});
-    };
-    on_two_ranks(true);
-    on_two_ranks(false);
+    for (const bool replicates : {true, false}) {
+      run_ranks(2, [&](Rank& rank) {
+        Model ours(width), reference(width);
+        for (auto* model : {&ours, &reference}) (*model)->to(torch::kFloat);
+        replicates ? replicate(ours, on(rank)) : fully_shard(ours, sharded_on(rank));
+        with_backwards_inside(ours, batch(0, rank.rank(), 3)).sum().backward();
+        auto outer = torch::zeros({width, width}), inside = outer.clone();
+        for (int r = 0; r < 2; ++r) {
+          std::vector<Tensor> came;
+          const auto hook = reference->wide->weight.register_hook([&](Tensor each) { came.push_back(each); });
+          with_backwards_inside(reference, batch(0, r, 3)).sum().backward();
+          reference->wide->weight.remove_hook(hook);
+          ASSERT_EQ(came.size(), 3);
+          outer += came[0] / 2;
+          inside += (came[1] + came[2]) / 2;
+        }
+        const auto expected = outer + inside;
+        const auto& mean = replicates ? ours->wide->weight.grad() : ours->parameters()[2].grad();
+        ASSERT_TRUE(torch::equal(mean, replicates ? expected : piece_of(expected, rank)));
+      });
+    }
   }
 }
 

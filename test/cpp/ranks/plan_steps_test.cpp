@@ -11,7 +11,6 @@ Plan::Group total(const Plan& plan) {
   Plan::Group sum;
   for (const auto& unit : plan.units) {
     for (const auto& group : unit.groups) {
-      sum.elements += group.elements;
       sum.bytes += group.bytes;
       sum.shard_bytes += group.shard_bytes;
       sum.padding_bytes += group.padding_bytes;

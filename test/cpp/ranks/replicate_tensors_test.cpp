@@ -19,10 +19,6 @@ at::Tensor loss_of(const std::vector<at::Tensor>& tensors, int step, int rank) {
   return (torch::linear(x, tensors[0], tensors[1]) * tensors[2]).pow(2).mean();
 }
 
-void backward_of_all(const std::vector<at::Tensor>& tensors, int step, int world) {
-  for (int rank = 0; rank < world; ++rank) (loss_of(tensors, step, rank) / world).backward();
-}
-
 void expect_same(const std::vector<at::Tensor>& ours, const std::vector<at::Tensor>& reference, int step) {
   for (size_t i = 0; i < ours.size(); ++i) {
     EXPECT_TRUE(torch::allclose(ours[i], reference[i])) << "value " << i << " in step " << step;
@@ -34,7 +30,7 @@ void expect_same(const std::vector<at::Tensor>& ours, const std::vector<at::Tens
 
 TEST(ReplicateTensors, TrainParity) {
   for (const int world : {2, 3}) {
-    run_ranks(world, [world](Rank& rank) {
+    run_ranks(world, [](Rank& rank) {
       const auto ours = leaves(4, rank.mesh().device());
       const auto reference = leaves(4, rank.mesh().device());
       {
@@ -49,7 +45,7 @@ TEST(ReplicateTensors, TrainParity) {
         mine.zero_grad();
         theirs.zero_grad();
         loss_of(ours, step, rank.rank()).backward();
-        backward_of_all(reference, step, world);
+        reference_backward(rank, [&](int r) { return loss_of(reference, step, r); });
         expect_same(ours, reference, step);
         mine.step();
         theirs.step();
@@ -68,7 +64,7 @@ TEST(ReplicateTensors, GrowAndShrinkBetweenSteps) {
     std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> before;
     for (int step = 0; step < 12; ++step) {
       loss_of(ours, step, rank.rank()).backward();
-      backward_of_all(reference, step, 2);
+      reference_backward(rank, [&](int r) { return loss_of(reference, step, r); });
       expect_same(ours, reference, step);
       // As a program does that splits and drops rows.
       for (auto* tensors : {&ours, &reference}) {
