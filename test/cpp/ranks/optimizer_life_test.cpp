@@ -36,6 +36,8 @@ void take_step(torch::optim::Optimizer& optimizer, int step) {
   optimizer.step();
 }
 
+using Optimizers = std::vector<torch::optim::Optimizer*>;
+
 void expect_identical(const Parameters& ours, const Parameters& theirs, const std::string& what) {
   for (size_t i = 0; i < ours.size(); ++i) {
     ASSERT_TRUE(torch::equal(ours[i], theirs[i])) << what << ", " << i << ours[i] << theirs[i];
@@ -70,9 +72,7 @@ void check_archives(const Options& options) {
     for (size_t i = 0; i < parameters.size(); ++i) parameters[i].copy_(others[i]);
   }
   for (int step = 3; step < 6; ++step) {
-    for (torch::optim::Optimizer* one : std::initializer_list<torch::optim::Optimizer*>{&first, &second, &theirs}) {
-      take_step(*one, step);
-    }
+    for (auto* one : Optimizers{&first, &second, &theirs}) take_step(*one, step);
     expect_identical(parameters, first.param_groups()[0].params(), "ours again");
     expect_close(others, first.param_groups()[0].params(), "torch's own");
   }
@@ -105,22 +105,20 @@ TEST(OptimizerLife, TheNumberOfStepsIsTheProgramsToo) {
   const auto others = copies_of(parameters);
   AdamW mine(parameters, torch::optim::AdamWOptions(0.02));
   torch::optim::AdamW theirs(others, torch::optim::AdamWOptions(0.02));
+  const Optimizers both{&mine, &theirs};
   const auto steps = [&](int first) {
     for (int step = first; step < first + 2; ++step) {
-      take_step(mine, step);
-      take_step(theirs, step);
+      for (auto* one : both) take_step(*one, step);
       expect_close(parameters, others, c10::str("step ", step));
     }
   };
   steps(0);
   ASSERT_EQ(state_of(mine, parameters[1]).step(), 2);
-  for (auto* one : std::initializer_list<torch::optim::Optimizer*>{&mine, &theirs}) {
-    state_of(*one, one->param_groups()[0].params()[1]).step(1);
-  }
+  for (auto* one : both) state_of(*one, one->param_groups()[0].params()[1]).step(1);
   steps(2);
   ASSERT_EQ(state_of(mine, parameters[0]).step(), 4);
   ASSERT_EQ(state_of(mine, parameters[1]).step(), 3);
-  for (auto* one : std::initializer_list<torch::optim::Optimizer*>{&mine, &theirs}) {
+  for (auto* one : both) {
     const auto& parameter = one->param_groups()[0].params()[0];
     auto made = std::make_unique<AdamWParamState>();
     made->step(4);
@@ -155,9 +153,7 @@ TEST(OptimizerLife, ClonesCountByThemselves) {
     }
   }
   for (int step = 1; step < 4; ++step) {
-    take_step(first, step);
-    take_step(second, step);
-    take_step(theirs, step);
+    for (auto* one : Optimizers{&first, &second, &theirs}) take_step(*one, step);
     expect_identical(copies, parameters, c10::str("step ", step));
     expect_close(copies, others, c10::str("step ", step));
   }
@@ -345,8 +341,7 @@ TEST(FusedOptimizers, MadeBeforeWrappingIsAnError) {
     SGD sgd(model->parameters(), torch::optim::SGDOptions(0.02).momentum(0.9));
     shard_stack(model, sharded_on(rank));
     stack_loss(model, 0, rank.rank()).backward();
-    for (torch::optim::Optimizer* optimizer :
-         {static_cast<torch::optim::Optimizer*>(&adam), static_cast<torch::optim::Optimizer*>(&sgd)}) {
+    for (auto* optimizer : Optimizers{&adam, &sgd}) {
       expect_error<Error>(
           [&] { optimizer->step(); }, {c10::str("rank ", rank.rank(), ":"), "make it after fully_shard()"});
     }
