@@ -142,7 +142,7 @@ TEST(FullyShardMixedPrecision, HybridAndReplicate) {
   run_ranks(2, [&](Rank& rank) {
     LowReference<Layers> reference(make_layers, {});
     auto ours = make_layers();
-    const auto options = ReplicateOptions().mesh(rank.mesh()).mixed_precision(policy({}));
+    const auto options = on(rank).mixed_precision(policy({}));
     replicate(ours->ptr(0), options);
     const auto root = replicate(ours, options);
     train_low<Layers>(rank, ours, reference, layers_loss, 1);
@@ -167,7 +167,7 @@ TEST(FullyShardMixedPrecision, ReplicatedSumsInLowPrecisionAlone) {
     LowReference<Layers> reference(make_layers, precision);
     auto ours = make_layers();
     const auto before = ours->parameters();
-    replicate(ours, ReplicateOptions().mesh(rank.mesh()).mixed_precision(MixedPrecision().reduce_dtype(kLow)));
+    replicate(ours, on(rank).mixed_precision(MixedPrecision().reduce_dtype(kLow)));
     for (size_t i = 0; i < before.size(); ++i) ASSERT_TRUE(ours->parameters()[i].is_same(before[i]));
     train_low<Layers>(rank, ours, reference, layers_loss, 1);
   });
@@ -194,7 +194,7 @@ TEST(ReplicateMixedPrecision, InputJvp) {
         };
         LowReference<Layers> reference(make, precision);
         auto ours = make();
-        replicate(ours, ReplicateOptions().mesh(rank.mesh()).mixed_precision(policy(precision)));
+        replicate(ours, on(rank).mixed_precision(policy(precision)));
         train_low<Layers>(rank, ours, reference, loss, 1);
       });
     }
@@ -350,7 +350,7 @@ TEST(CastsAfterWrapping, OfWhatWasReplicatedWithoutCopiesIsRefused) {
       torch::nn::Sequential ours(torch::nn::Linear(6, 9), torch::nn::Tanh(), torch::nn::Linear(9, 3));
       fill(*ours);
       ours->to(kCast);
-      replicate(ours, ReplicateOptions().mesh(rank.mesh()).mixed_precision(MixedPrecision().param_dtype(kCast)));
+      replicate(ours, on(rank).mixed_precision(MixedPrecision().param_dtype(kCast)));
       cast_loss(ours, 0, rank.rank()).backward();
       ours->to(torch::kFloat);
       const auto use = [&] {

@@ -195,7 +195,7 @@ TEST(ReplicateContract, MisuseIsAnError) {
         {"replicate expects a 1D DeviceMesh but got Mesh(a=1, b=1"});
     for (const bool sharded : {false, true}) {
       torch::nn::Embedding table(torch::nn::EmbeddingOptions(4, 3).sparse(true));
-      sharded ? fully_shard(table, FullyShardOptions().mesh(rank.mesh())) : replicate(table, on(rank));
+      sharded ? fully_shard(table, sharded_on(rank)) : replicate(table, on(rank));
       expect_error<Error>(
           [&] {
             table->forward(torch::tensor({1, 2})).sum().backward();
@@ -253,7 +253,7 @@ TEST(ReplicateContract, LaterParametersAreAnError) {
       fill(model);
       const std::vector<torch::Tensor> ignored{model.ignored};
       const auto loss = [&] { return model.forward(batch(0, rank.rank(), 3)).sum(); };
-      sharded ? fully_shard(model, FullyShardOptions().mesh(rank.mesh()).ignored_parameters(ignored))
+      sharded ? fully_shard(model, sharded_on(rank).ignored_parameters(ignored))
               : replicate(model, on(rank).ignored_parameters(ignored));
       loss().backward();
       model.later = model.register_module("later", torch::nn::Linear(4, 2));
@@ -273,7 +273,7 @@ TEST(ReplicateContract, LaterParametersAreAnError) {
   // Where the call is seen, so is the error at once.
   run_ranks(2, [](Rank& rank) {
     auto model = mlp({3, 4});
-    fully_shard(model, FullyShardOptions().mesh(rank.mesh()));
+    fully_shard(model, sharded_on(rank));
     model->push_back(torch::nn::Linear(4, 2));
     expect_error<Error>([&] { call(*model, batch(0, rank.rank(), 3)); }, {"'1.weight' was registered after"});
   });

@@ -67,8 +67,7 @@ TEST(ReplicateGradients, UnusedOnSomeRanks) {
 
 TEST(ReplicateGradients, OrderOfArrivalDoesNotMatter) {
   // T01: units become ready in another order on each rank; without a canonical order sums of equal shapes mix.
-  const std::vector<std::vector<std::string>> orders{
-      std::vector<std::string>{"left", "right"}, std::vector<std::string>{"right", "left"}};
+  const std::vector<std::vector<std::string>> orders{{"left", "right"}, {"right", "left"}};
   run_ranks(2, [&](Rank& rank) {
     Branches ours;
     replicate(ours->left, on(rank));

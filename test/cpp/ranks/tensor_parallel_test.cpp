@@ -242,8 +242,8 @@ TEST(TensorParallel, WhatReadsAPieceAsIfItWereWholeIsAnError) {
 
 TEST(TensorParallel, APieceStaysOneWhateverMemoryItGets) {
   run_ranks(2, [](Rank& rank) {
-    torch::nn::Sequential ours(torch::nn::Linear(6, 8), torch::nn::Linear(8, 6)), reference = mlp({6, 8});
-    reference = torch::nn::Sequential(torch::nn::Linear(6, 8), torch::nn::Linear(8, 6));
+    torch::nn::Sequential ours(torch::nn::Linear(6, 8), torch::nn::Linear(8, 6));
+    torch::nn::Sequential reference(torch::nn::Linear(6, 8), torch::nn::Linear(8, 6));
     fill(*ours);
     fill(*reference);
     parallelize(ours, rank.mesh({{"tp", 2}}), "tp", {{"0", colwise()}, {"1", rowwise()}});

@@ -67,7 +67,7 @@ void wrap(Model& model, Kind kind, Rank& rank) {
     function(*model);
   };
   if (kind == Kind::replicated || kind == Kind::cast) {
-    auto options = ReplicateOptions().mesh(rank.mesh());
+    auto options = on(rank);
     // The full copies are casts.
     if (kind == Kind::cast) options.mixed_precision(MixedPrecision().param_dtype(torch::kDouble));
     parts([&](torch::nn::Module& module) { replicate(module, options); });
