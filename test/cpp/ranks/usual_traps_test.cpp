@@ -32,17 +32,11 @@ std::vector<FullyShardOptions> all_layouts(Rank& rank) {
 
 /// What this thread was warned of.
 struct Warnings : c10::WarningHandler {
-  Warnings() : before(c10::WarningUtils::get_warning_handler()) {
-    c10::WarningUtils::set_warning_handler(this);
-  }
-  ~Warnings() override {
-    c10::WarningUtils::set_warning_handler(before);
-  }
   void process(const c10::Warning& warning) override {
     texts.push_back(warning.msg());
   }
-  c10::WarningHandler* before;
   std::vector<std::string> texts;
+  c10::WarningUtils::WarningHandlerGuard guard{this};
 };
 
 float read(const torch::Tensor& member) {
@@ -160,7 +154,7 @@ TEST(Traps, TorchsClipping) {
       // Nothing was changed, and ours works. So does a program that lets the ranks exchange what it computed.
       auto reference = mlp({4, 4, 4});
       reference_backward(rank, [&](int r) { return trap_loss(reference, 0, r); });
-      const auto clip_by_hand = [&] {
+      {
         const torch::NoGradGuard guard;
         auto sum = torch::zeros({});
         for (const auto& parameter : ours->parameters()) sum += parameter.grad().norm().pow(2);
@@ -168,8 +162,7 @@ TEST(Traps, TorchsClipping) {
         rank.mesh().group("world")->allreduce(all)->wait();
         const auto scale = 1e-2 / all[0].sqrt();
         for (const auto& parameter : ours->parameters()) parameter.grad().mul_(scale);
-      };
-      clip_by_hand();
+      }
       auto norm = 0.0;
       for (const auto& parameter : reference->parameters()) norm += parameter.grad().pow(2).sum().item<double>();
       for (const auto& parameter : reference->parameters()) parameter.grad().mul_(1e-2 / std::sqrt(norm));
