@@ -49,7 +49,7 @@ Plan example() {
   return plan;
 }
 
-std::vector<std::string> axis_groups_of(const std::string& text) {
+std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> result;
   std::istringstream stream(text);
   for (std::string line; std::getline(stream, line);) result.push_back(line);
@@ -66,7 +66,7 @@ std::vector<std::string> words_of(const std::string& line) {
 } // namespace
 
 TEST_CASE("plan: the table has a line for every group, and their sum") {
-  const auto lines = axis_groups_of(example().table());
+  const auto lines = lines_of(example().table());
   REQUIRE(lines.size() == 6);
   using Words = std::vector<std::string>;
   CHECK(lines[0] == "Mesh(world=4; rank 1 on cpu)");
