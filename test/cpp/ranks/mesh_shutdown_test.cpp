@@ -1,5 +1,4 @@
 // How meshes end: on purpose, by themselves, never, in a hurry, and when a peer dies.
-#include "comm/collectives/collectives.h"
 #include "support/expect.h"
 #include "support/form.h"
 #include "support/processes.h"
@@ -13,7 +12,6 @@
 
 #include <csignal>
 #include <filesystem>
-#include <memory>
 #include <thread>
 
 namespace shardwise::test {

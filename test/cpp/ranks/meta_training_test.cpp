@@ -1,5 +1,4 @@
 // Modules built on the meta device, wrapped there, and given memory for their shards: they train as plain ones.
-#include "ranks/hybrid_models.h"
 #include "ranks/state_models.h"
 
 namespace shardwise::test {

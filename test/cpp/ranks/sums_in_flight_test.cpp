@@ -1,7 +1,6 @@
 // How many sums are under way at a time, and full parameters that keep their memory.
 #include "ranks/held_sums.h"
 #include "ranks/hybrid_models.h"
-#include "support/expect.h"
 
 #include "group/leaf_storage.h"
 

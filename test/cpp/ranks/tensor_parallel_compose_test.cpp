@@ -1,7 +1,6 @@
 // parallelize() along one axis of a mesh, and fully_shard() or replicate() along the others.
 #include "ranks/saved_models.h"
 #include "ranks/split_models.h"
-#include "support/expect.h"
 #include "support/folder.h"
 
 #include <ATen/autocast_mode.h>
