@@ -26,7 +26,7 @@ inline const std::vector<Division>& saved_divisions() {
        [](Rank& rank, Stack& model) {
          shard_stack(model, hybrid_on(rank, {2, 2}));
        }},
-      {"copies", 2, [](Rank& rank, Stack& model) { replicate(model, ReplicateOptions().mesh(rank.mesh())); }},
+      {"copies", 2, [](Rank& rank, Stack& model) { replicate(model, on(rank)); }},
       {"one unit of 4", 4, [](Rank& rank, Stack& model) { fully_shard(model, sharded_on(rank)); }},
   };
   return all;
@@ -82,6 +82,11 @@ inline void expect_same(const StateDict& got, const StateDict& wanted) {
     EXPECT_TRUE(at::equal(got[item.key()].cpu(), item.value().cpu())) << item.key();
     EXPECT_EQ(got[item.key()].scalar_type(), item.value().scalar_type()) << item.key();
   }
+}
+
+inline void expect_same(const Whole& got, const Whole& wanted) {
+  expect_same(got.model, wanted.model);
+  expect_same(got.optimizer, wanted.optimizer);
 }
 
 } // namespace shardwise::test

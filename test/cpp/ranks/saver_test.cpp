@@ -8,7 +8,6 @@
 #include "support/processes.h"
 #include "unit/files/faulty_disk.h"
 
-#include <algorithm>
 #include <atomic>
 #include <future>
 
@@ -68,9 +67,7 @@ TEST(Saver, WhatWasThereAtTheCallIsWritten) {
         Training other(rank, division, 0.5);
         const auto loaded = load(step_folder(folder / "run", step), other.model, other.optimizer);
         EXPECT_EQ(std::get<int64_t>(loaded.values.at("step")), step);
-        const auto whole = other.whole();
-        expect_same(whole.model, expected[static_cast<size_t>(step)].model);
-        expect_same(whole.optimizer, expected[static_cast<size_t>(step)].optimizer);
+        expect_same(other.whole(), expected[static_cast<size_t>(step)]);
       }
     });
   }
