@@ -42,15 +42,13 @@ class RandomNet {
     if (way == 0) plan_.emplace_back("table", vocabulary());
     if (way == 1) plan_.emplace_back("table", colwise().gather_output(true));
     for (int i = random_.between(2, 5); i > 0; --i) add_part();
-    tied_ = random_.chance(50);
-    if (tied_ && way != 1) {
-      head_ = TiedHead(table_->weight);
-      model_->register_module("head", head_);
+    if (random_.chance(50) && way != 1) {
+      const auto tied = model_->register_module("head", TiedHead(table_->weight));
       if (way == 0) plan_.emplace_back("head", colwise().gather_output(true));
+      head_ = [=](const torch::Tensor& x) { return tied->forward(x); };
     } else {
-      tied_ = false;
-      last_ = torch::nn::Linear(kWidth, kTokens);
-      model_->register_module("last", last_);
+      const auto last = model_->register_module("last", torch::nn::Linear(kWidth, kTokens));
+      head_ = [=](const torch::Tensor& x) { return last->forward(x); };
       plan_.emplace_back("last", colwise().gather_output(true));
     }
     fill(*model_, static_cast<int>(seed % 1000));
@@ -64,7 +62,7 @@ class RandomNet {
     const auto tokens = torch::randint(kTokens, {2, kSequence}, generator(100 * step + replica), torch::kLong);
     auto x = table_(tokens);
     for (auto& part : parts_) x = part(x);
-    const auto logits = tied_ ? head_(x) : last_(x);
+    const auto logits = head_(x);
     return torch::cross_entropy_loss(logits.flatten(0, 1), tokens.roll(1, 1).flatten());
   }
   torch::nn::Module& model() {
@@ -152,9 +150,7 @@ class RandomNet {
   torch::nn::ModuleHolder<torch::nn::Module> model_{std::make_shared<torch::nn::Module>("net")};
   torch::nn::Embedding table_{nullptr};
   std::vector<Part> parts_;
-  bool tied_ = false;
-  TiedHead head_{nullptr};
-  torch::nn::Linear last_{nullptr};
+  Function head_;
   SplitPlan plan_;
 };
 
