@@ -12,7 +12,6 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include <csignal>
 #include <thread>
 
 namespace shardwise::test {
@@ -47,11 +46,7 @@ void expect_named(int world, const Environment& environment, const std::function
         Clock::time_point begin = Clock::now();
         const auto kill = [&](std::chrono::milliseconds time) {
           begin = Clock::now();
-          if (rank.rank() < world - 1) return;
-          std::thread([time] {
-            std::this_thread::sleep_for(time);
-            std::raise(SIGKILL);
-          }).detach();
+          if (rank.rank() == world - 1) raise_later(time, SIGKILL);
         };
         expect_error<PeerError>(
             [&] { live(rank, kill); }, {c10::str("rank ", rank.rank()), c10::str("rank ", world - 1)});

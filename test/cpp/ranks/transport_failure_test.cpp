@@ -7,7 +7,6 @@
 
 #include <shardwise/error.h>
 
-#include <csignal>
 #include <thread>
 
 namespace shardwise::test {
@@ -134,12 +133,7 @@ TRANSPORT_TEST(ADeadRankIsNamedWithTheUnit) {
         Counters counters;
         const auto tensor = torch::ones({4 << 20});
         collectives.all_reduce(tensor, "the sum of 'blocks.1'", counters).wait();
-        if (rank.rank() == 2) {
-          std::thread([] {
-            std::this_thread::sleep_for(20ms);
-            std::raise(SIGKILL);
-          }).detach();
-        }
+        if (rank.rank() == 2) raise_later(20ms, SIGKILL);
         const auto begin = Clock::now();
         const auto train = [&] {
           for (;;) collectives.all_reduce(tensor, "the sum of 'blocks.1'", counters).wait();

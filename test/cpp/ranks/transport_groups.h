@@ -11,7 +11,9 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <csignal>
 #include <string>
+#include <thread>
 
 namespace shardwise::test {
 
@@ -37,6 +39,14 @@ inline bool& through_shared_memory() {
     name();                          \
   }                                  \
   void name()
+
+/// A signal for this process, after some time.
+inline void raise_later(std::chrono::milliseconds time, int signal) {
+  std::thread([=] {
+    std::this_thread::sleep_for(time);
+    std::raise(signal);
+  }).detach();
+}
 
 /// "shared memory" or "TCP".
 inline std::string transport_name(const c10d::Backend& backend) {

@@ -132,10 +132,7 @@ TEST(SameHost, AStoppedProcessIsNamedWhenTheTimeIsOver) {
         }
         if (rank.rank() == 2) {
           rank.store()->set("process", std::to_string(getpid()));
-          std::thread([] {
-            std::this_thread::sleep_for(30ms);
-            std::raise(SIGSTOP);
-          }).detach();
+          raise_later(30ms, SIGSTOP);
         }
         auto tensor = shared(torch::ones({1 << 20}));
         const auto train = [&] {
