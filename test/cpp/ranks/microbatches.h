@@ -30,15 +30,8 @@ inline const std::vector<Waiting> kWaiting{Waiting::all, Waiting::some_mlps, Wai
 
 /// Reductions a step: a unit has one for each microbatch that it averages.
 inline int64_t reductions(Waiting waiting) {
-  constexpr int64_t earlier = kMicrobatches - 1;
-  switch (waiting) {
-    case Waiting::all:
-      return 4;
-    case Waiting::some_mlps:
-      return 4 + (3 - 2 + 1) * earlier;
-    default:
-      return 4 + 3 * earlier;
-  }
+  const int64_t at_each = waiting == Waiting::all ? 0 : waiting == Waiting::some_mlps ? 2 : 3;
+  return 4 + at_each * (kMicrobatches - 1);
 }
 
 /// Before the forward of a microbatch. With `keep_full` those units keep full copies until the last one, too.

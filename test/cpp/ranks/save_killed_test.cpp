@@ -114,9 +114,7 @@ void kill_at_random_times(bool in_background, int rounds) {
       commands.push_back(this_test(environment));
     }
     const auto ended = run_commands(commands, std::chrono::seconds(120));
-    for (int rank = 0; rank < kRanks; ++rank) {
-      EXPECT_FALSE(ended[static_cast<size_t>(rank)].timed_out) << ended[static_cast<size_t>(rank)].output;
-    }
+    for (const auto& each : ended) EXPECT_FALSE(each.timed_out) << each.output;
     EXPECT_EQ(ended[static_cast<size_t>(victim)].signal, SIGKILL) << ended[static_cast<size_t>(victim)].output;
     saved = std::max(saved, last_saved(ended.front().output));
     check_steps(root, saved);
