@@ -159,6 +159,14 @@ Pair<Model> pair_of_copies(Rank& rank, Model ours, Model reference) {
   return both;
 }
 
+/// A Stack that is replicated in the units of stacks(), beside a plain one.
+inline Pair<Stack> stacks_of_copies(Rank& rank) {
+  auto both = pair_of_copies(rank, Stack(), Stack());
+  for (auto& block : *both.ours->blocks) replicate(*block, on(rank));
+  replicate(both.ours, on(rank));
+  return both;
+}
+
 /// An mlp() that is replicated as one unit, beside a plain one.
 inline Pair<torch::nn::Sequential> replicated_mlps(Rank& rank, const std::vector<int64_t>& widths) {
   auto both = pair_of_copies(rank, mlp(widths), mlp(widths));

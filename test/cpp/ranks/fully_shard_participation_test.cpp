@@ -91,15 +91,8 @@ TEST(FullyShardParticipation, ABackwardThatDiesWhileRanksAreApart) {
   // Rank 1 was there when the sum of block 2 still waited for rank 0. Then both die.
   for (const bool sharded : {false, true}) {
     run_ranks(2, [&](Rank& rank) {
-      Stack ours;
-      if (sharded) {
-        shard_stack(ours, sharded_on(rank).reshard_after_forward(false));
-      } else {
-        for (auto& block : *ours->blocks) replicate(*block, on(rank));
-        replicate(ours, on(rank));
-      }
-      Pair<Stack> both{rank, ours, Stack()};
-      both.shards = sharded ? 2 : 1;
+      auto both = sharded ? stacks(rank, sharded_on(rank).reshard_after_forward(false)) : stacks_of_copies(rank);
+      auto& ours = both.ours;
       both.train(stack_loss, 3);
       auto x = ours->embedding(tokens(3, rank.rank()));
       for (size_t i = 0; i < 3; ++i) {
@@ -120,10 +113,7 @@ TEST(FullyShardParticipation, ABackwardThatDiesAfterOtherSumsOnEachRank) {
   // Rank 1 does not use block 1, and so sums it with block 2; rank 0 waits for its gradients. Then both die. A sum of
   // the next backward would meet that one.
   run_ranks(2, [](Rank& rank) {
-    auto mesh = rank.mesh();
-    Stack ours;
-    for (auto& block : *ours->blocks) replicate(*block, ReplicateOptions().mesh(mesh));
-    replicate(ours, ReplicateOptions().mesh(mesh));
+    auto ours = stacks_of_copies(rank).ours;
     for (int step = 0; step < 2; ++step) stack_loss(ours, step, rank.rank()).backward();
     auto x = ours->block(0)->forward(ours->embedding(tokens(2, rank.rank())), 0.5);
     if (rank.rank() == 0) x = ours->block(1)->forward(x, 0.5);
@@ -134,7 +124,7 @@ TEST(FullyShardParticipation, ABackwardThatDiesAfterOtherSumsOnEachRank) {
         [&] { stack_loss(ours, 3, rank.rank()).backward(); },
         {c10::str("shardwise: rank ", rank.rank(), ":"), "a backward that failed after the sum of unit 'blocks.2'",
          "after the sum of unit 'blocks.1'"});
-    mesh.shutdown();
+    rank.mesh().shutdown();
   });
 }
 

@@ -3,9 +3,9 @@
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <condition_variable>
+#include <atomic>
 #include <deque>
-#include <memory>
+#include <future>
 #include <mutex>
 #include <stdexcept>
 
@@ -27,21 +27,21 @@ class HeldSums {
   explicit HeldSums(size_t most) : most_(most) {}
 
   c10::intrusive_ptr<c10d::Work> start(torch::Tensor& output, torch::Tensor& input, c10d::ProcessGroup& group) {
-    const std::lock_guard lock(state_->mutex);
-    auto work = c10::make_intrusive<Work>(state_, output, input, group);
-    state_->held.push_back(work.get());
-    if (state_->held.size() >= most_) state_->release_first();
+    const std::lock_guard lock(mutex_);
+    held_.push_back(c10::make_intrusive<Work>(output, input, group));
+    c10::intrusive_ptr<c10d::Work> work = held_.back();
+    if (held_.size() >= most_) release_first();
     return work;
   }
   /// From now on none is held.
   void release_all() {
-    const std::lock_guard lock(state_->mutex);
-    held_at_the_end = state_->held.size();
-    while (!state_->held.empty()) state_->release_first();
+    const std::lock_guard lock(mutex_);
+    held_at_the_end = held_.size();
+    while (!held_.empty()) release_first();
     most_ = 1;
   }
   void set_most_held(size_t most) {
-    const std::lock_guard lock(state_->mutex);
+    const std::lock_guard lock(mutex_);
     most_ = most;
   }
 
@@ -49,58 +49,50 @@ class HeldSums {
   size_t held_at_the_end = 0;
 
  private:
-  class Work;
-  struct State {
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::deque<Work*> held;
-    void release_first();
-  };
-
   class Work : public c10d::Work {
    public:
-    Work(
-        std::shared_ptr<State> state, const torch::Tensor& output, const torch::Tensor& input,
-        c10d::ProcessGroup& group)
-        : state_(std::move(state)),
-          output_(output),
+    Work(const torch::Tensor& output, const torch::Tensor& input, c10d::ProcessGroup& group)
+        : output_(output),
           input_(input),
           group_(group) {}
     bool isCompleted() override {
-      const std::lock_guard lock(state_->mutex);
       return done_;
     }
     bool wait(std::chrono::milliseconds timeout) override {
-      std::unique_lock lock(state_->mutex);
-      const auto is_free = [&] { return free_; };
       if (timeout == std::chrono::milliseconds::zero()) {
-        state_->changed.wait(lock, is_free);
-      } else if (!state_->changed.wait_for(lock, timeout, is_free)) {
+        free_.wait();
+      } else if (free_.wait_for(timeout) != std::future_status::ready) {
         throw std::runtime_error("this sum is held");
       }
-      if (std::exchange(done_, true)) return true;
+      const std::lock_guard lock(mutex_);
+      if (done_) return true;
       sum_and_let_go(input_, group_);
       output_.copy_(input_.chunk(group_.getSize())[group_.getRank()]);
+      done_ = true;
       return true;
     }
-    bool free_ = false;
+    void release() {
+      gate_.set_value();
+    }
 
    private:
-    std::shared_ptr<State> state_;
     torch::Tensor output_;
     torch::Tensor input_;
     c10d::ProcessGroup& group_;
-    bool done_ = false;
+    std::promise<void> gate_;
+    std::future<void> free_ = gate_.get_future();
+    std::mutex mutex_;
+    std::atomic<bool> done_ = false;
   };
 
-  std::shared_ptr<State> state_ = std::make_shared<State>();
+  void release_first() {
+    held_.front()->release();
+    held_.pop_front();
+  }
+
+  std::mutex mutex_;
+  std::deque<c10::intrusive_ptr<Work>> held_;
   size_t most_;
 };
-
-inline void HeldSums::State::release_first() {
-  held.front()->free_ = true;
-  held.pop_front();
-  changed.notify_all();
-}
 
 } // namespace shardwise::test

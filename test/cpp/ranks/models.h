@@ -92,19 +92,21 @@ inline void reference_backward(const Rank& rank, const std::function<torch::Tens
   for (int r = 0; r < rank.world_size(); ++r) (loss_of_rank(r) / rank.world_size()).backward();
 }
 
+inline void assert_close(const torch::Tensor& ours, const torch::Tensor& theirs, const std::string& what) {
+  ASSERT_EQ(ours.sizes(), theirs.sizes()) << what;
+  ASSERT_EQ(ours.dtype(), theirs.dtype()) << what;
+  ASSERT_TRUE(torch::allclose(ours.cpu(), theirs.cpu(), 1e-5, 1e-6)) << what << "\n" << ours << "\n" << theirs;
+}
+
 /// Values and gradients, parameter by parameter, also whether there is a gradient at all.
 inline void assert_same(const torch::nn::Module& model, const torch::nn::Module& reference, const std::string& what) {
   const auto expected = reference.named_parameters();
   for (const auto& entry : model.named_parameters()) {
     const auto& ours = entry.value();
     const auto& theirs = expected[entry.key()];
-    ASSERT_EQ(ours.dtype(), theirs.dtype()) << what << ": " << entry.key();
-    ASSERT_TRUE(torch::allclose(ours, theirs, 1e-5, 1e-6)) << what << ": " << entry.key() << "\n" << ours << theirs;
+    assert_close(ours, theirs, what + ": " + entry.key());
     ASSERT_EQ(ours.grad().defined(), theirs.grad().defined()) << what << ": gradient of " << entry.key();
-    if (!ours.grad().defined()) continue;
-    ASSERT_TRUE(torch::allclose(ours.grad(), theirs.grad(), 1e-5, 1e-6))
-        << what << ": gradient of " << entry.key() << "\n"
-        << ours.grad() << theirs.grad();
+    if (ours.grad().defined()) assert_close(ours.grad(), theirs.grad(), what + ": gradient of " + entry.key());
   }
 }
 

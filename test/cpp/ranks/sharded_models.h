@@ -24,12 +24,6 @@ inline torch::Tensor piece_of(const torch::Tensor& whole, const Rank& rank, int6
   return whole.narrow(dim, start, std::min(chunk, size - start));
 }
 
-inline void assert_close(const torch::Tensor& ours, const torch::Tensor& theirs, const std::string& what) {
-  ASSERT_EQ(ours.sizes(), theirs.sizes()) << what;
-  ASSERT_EQ(ours.dtype(), theirs.dtype()) << what;
-  ASSERT_TRUE(torch::allclose(ours.cpu(), theirs.cpu(), 1e-5, 1e-6)) << what << "\n" << ours << "\n" << theirs;
-}
-
 /// The dict of a plain module, made without the function that is tested.
 inline std::map<std::string, torch::Tensor> plain_state(const torch::nn::Module& module) {
   std::map<std::string, torch::Tensor> state;
