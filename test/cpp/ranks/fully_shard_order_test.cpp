@@ -1,8 +1,6 @@
 // Ranks that run units differently: all of them get an error with names, at once, and never a wrong sum.
 #include "ranks/fully_shard_models.h"
 
-#include "comm/agree/agreement.h"
-
 namespace shardwise::test {
 namespace {
 
@@ -24,10 +22,10 @@ struct TwinsImpl : torch::nn::Module {
 };
 TORCH_MODULE(Twins);
 
-std::vector<Unit> shard_twins(Twins& model, Rank& rank) {
+std::vector<Unit> shard_twins(Twins& model, const FullyShardOptions& options) {
   std::vector<Unit> units;
-  for (const auto& child : model->children()) units.push_back(fully_shard(*child, sharded_on(rank)));
-  units.push_back(fully_shard(model, sharded_on(rank)));
+  for (const auto& child : model->children()) units.push_back(fully_shard(*child, options));
+  units.push_back(fully_shard(model, options));
   return units;
 }
 
@@ -49,7 +47,7 @@ void expect_disagreement(
     const std::vector<std::string>& parts, const std::vector<std::string>& warm_up = {"abc", "abc", "abc"}) {
   closing(world, [&](Rank& rank) {
     Twins ours;
-    auto units = shard_twins(ours, rank);
+    auto units = shard_twins(ours, sharded_on(rank));
     Pair<Twins> both{rank, ours, Twins()};
     int step = 0;
     for (const auto& order : warm_up) both.train(loss_of(order), 1, step++);
@@ -121,11 +119,11 @@ TEST(FullyShardOrder, AnOperationOnOneRank) {
 TEST(FullyShardOrder, AWrapOnOneRank) {
   closing(2, [](Rank& rank) {
     Twins ours;
-    shard_twins(ours, rank);
+    shard_twins(ours, sharded_on(rank));
     Pair<Twins>{rank, ours, Twins()}.train(loss_of("abc"), 2);
     const auto differ = [&] {
       Twins another;
-      if (rank.rank() == 1) shard_twins(another, rank);
+      if (rank.rank() == 1) shard_twins(another, sharded_on(rank));
       loss_of("abc")(ours, 5, rank.rank()).backward();
     };
     expect_error<Error>(differ, {"do not run the same units", "fully_shard() of weight", "unit 'a'"});
@@ -135,11 +133,9 @@ TEST(FullyShardOrder, AWrapOnOneRank) {
 TEST(FullyShardOrder, ModelsOnOtherGroupsGoOn) {
   closing(2, [](Rank& rank) {
     Twins ours;
-    shard_twins(ours, rank);
+    shard_twins(ours, sharded_on(rank));
     Twins another;
-    const auto elsewhere = FullyShardOptions().mesh(rank.mesh({{"other", 2}}));
-    for (const auto& child : another->children()) fully_shard(*child, elsewhere);
-    fully_shard(another, elsewhere);
+    shard_twins(another, FullyShardOptions().mesh(rank.mesh({{"other", 2}})));
     Pair<Twins> both{rank, another, Twins()};
     both.train(loss_of("abc"), 1, 0);
     const auto differ = [&] {
@@ -161,7 +157,7 @@ TEST(FullyShardOrder, SameWayAfterAnErrorThatStoppedAllRanksInTime) {
   // No collective was under way: the ranks can go on.
   run_ranks(2, [](Rank& rank) {
     Twins ours;
-    auto units = shard_twins(ours, rank);
+    auto units = shard_twins(ours, sharded_on(rank));
     const auto differ = [&] { loss_of(rank.rank() == 0 ? "abc" : "bca")(ours, 0, rank.rank()).backward(); };
     expect_error<Error>(differ, {"unit 'a'", "unit 'b'", "is about to start"});
     units.back().reset();
@@ -173,7 +169,7 @@ TEST(FullyShardOrder, SameWayAfterAnErrorThatStoppedAllRanksInTime) {
 TEST(FullyShardOrder, NothingIsComparedOnceAProgramIsSteady) {
   run_ranks(2, [](Rank& rank) {
     Twins ours;
-    auto root = shard_twins(ours, rank).back();
+    auto root = shard_twins(ours, sharded_on(rank)).back();
     Pair<Twins> both{rank, ours, Twins()};
     both.train(loss_of("abc"), 2);
     const auto before = root.counters();
@@ -195,7 +191,7 @@ TEST(FullyShardOrder, HowOftenInARowMayDiffer) {
   // T04
   run_ranks(2, [](Rank& rank) {
     Twins ours;
-    shard_twins(ours, rank);
+    shard_twins(ours, sharded_on(rank));
     Pair<Twins>{rank, ours, Twins()}.train(
         [](Twins& model, int step, int r) {
           return model->forward(batch(step, r, 4), r == 0 ? "abbbc" : "abcc").pow(2).sum();
@@ -208,27 +204,20 @@ TEST(FullyShardOrder, AUnitThatIsDoneEarlierOnSomeRanks) {
   // T01: its sum waits on one rank until the very end; the others must not wait for it before they gather what that
   // rank needs.
   struct LateImpl : torch::nn::Module {
-    LateImpl() {
-      fill(*this);
-      torch::NoGradGuard no_grad;
-      scale.set_requires_grad(false);
-    }
-    torch::Tensor forward(torch::Tensor x, bool all) {
-      x = x * scale;
-      return all ? early->forward(x) : x;
-    }
-    torch::Tensor again(const torch::Tensor& x) {
-      return late->forward(x);
-    }
     torch::Tensor scale = register_parameter("scale", torch::ones({4}));
     torch::nn::Linear early = register_module("early", torch::nn::Linear(4, 4));
     torch::nn::Linear late = register_module("late", torch::nn::Linear(4, 4));
   };
   struct AroundImpl : torch::nn::Module {
+    AroundImpl() {
+      fill(*this);
+      around->scale.set_requires_grad(false);
+    }
     torch::Tensor forward(torch::Tensor x, bool all) {
-      x = torch::tanh(around->forward(x, all));
-      for (auto* block : {&a, &b}) x = torch::tanh((*block)->forward(x));
-      return around->again(x);
+      x = x * around->scale;
+      if (all) x = around->early(x);
+      x = torch::tanh(b(torch::tanh(a(torch::tanh(x)))));
+      return around->late(x);
     }
     torch::nn::Linear a = register_module("a", torch::nn::Linear(4, 4));
     torch::nn::Linear b = register_module("b", torch::nn::Linear(4, 4));
@@ -238,17 +227,11 @@ TEST(FullyShardOrder, AUnitThatIsDoneEarlierOnSomeRanks) {
   const auto train = [](Rank& rank, const Mesh& mesh) {
     const auto options = FullyShardOptions().mesh(mesh);
     Around ours(std::make_shared<AroundImpl>());
-    Around reference(std::make_shared<AroundImpl>());
-    fill(*ours->a);
-    fill(*ours->b);
-    fill(*reference->a);
-    fill(*reference->b);
-    fully_shard(ours->a, options);
-    fully_shard(ours->b, options);
+    for (auto* block : {&ours->a, &ours->b}) fully_shard(*block, options);
     fully_shard(ours->around, FullyShardOptions(options).reshard_after_forward(false))
         .set_reshard_after_backward(false);
     fully_shard(ours, options);
-    Pair<Around>{rank, ours, reference}.train(
+    Pair<Around>{rank, ours, Around(std::make_shared<AroundImpl>())}.train(
         [](Around& model, int step, int r) { return model->forward(batch(step, r, 4), r == 0).pow(2).sum(); }, 4);
   };
   run_ranks(3, [&](Rank& rank) {

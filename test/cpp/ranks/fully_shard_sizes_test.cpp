@@ -34,43 +34,47 @@ struct SizesCase {
   double tolerance;
 };
 
-void assert_near(
-    const torch::Tensor& ours, const torch::Tensor& theirs, const SizesCase& kind, const std::string& what) {
-  ASSERT_EQ(ours.sizes(), theirs.sizes()) << what;
-  ASSERT_EQ(ours.dtype(), theirs.dtype()) << what;
-  const auto size = theirs.to(torch::kDouble).norm().item<double>();
-  const auto difference = (ours.to(torch::kDouble) - theirs.to(torch::kDouble)).norm().item<double>();
-  ASSERT_LE(difference, kind.tolerance * std::max(size, 1e-6)) << what << ", of " << size;
-}
+/// A model beside a plain one.
+struct Both {
+  Rank& rank;
+  SizesCase kind;
+  Sizes model{kind.dtype};
+  Sizes reference{kind.dtype};
 
-/// Values and gradients of pieces, in the given dtype, against one process.
-template <typename Check>
-void train(
-    Rank& rank, const SizesCase& kind, Sizes& model, Sizes& reference, const Check& check, bool end_is_seen = false) {
-  torch::optim::SGD mine(model->parameters(), 0.05);
-  torch::optim::SGD theirs(reference->parameters(), 0.05);
-  for (int step = 0; step < 3; ++step) {
-    rank.step("step " + std::to_string(step));
-    const auto x = data(step, rank.rank(), kind.dtype);
-    (end_is_seen ? call(*model, x) : model->forward(x)).mean().backward();
-    reference_backward(rank, [&](int r) { return reference->forward(data(step, r, kind.dtype)).mean(); });
-    check("step " + std::to_string(step));
-    mine.step();
-    theirs.step();
-    mine.zero_grad();
-    theirs.zero_grad();
+  void assert_near(const torch::Tensor& ours, const torch::Tensor& theirs, const std::string& what) const {
+    ASSERT_EQ(ours.sizes(), theirs.sizes()) << what;
+    ASSERT_EQ(ours.dtype(), theirs.dtype()) << what;
+    const auto size = theirs.to(torch::kDouble).norm().item<double>();
+    const auto difference = (ours.to(torch::kDouble) - theirs.to(torch::kDouble)).norm().item<double>();
+    ASSERT_LE(difference, kind.tolerance * std::max(size, 1e-6)) << what << ", of " << size;
   }
-}
-
-/// Of pieces cut along dimension 0.
-void assert_near_gradients(
-    const Sizes& model, const Sizes& reference, const SizesCase& kind, const Rank& rank, const std::string& what) {
-  const auto whole = reference->named_parameters();
-  for (const auto& entry : model->named_parameters()) {
-    const auto where = what + ": gradient of " + entry.key() + " on " + rank.name();
-    assert_near(entry.value().grad(), piece_of(whole[entry.key()].grad(), rank), kind, where);
+  /// Values and gradients are pieces of the plain model's, cut along this dimension or the last one.
+  void check(const std::string& what, int64_t dim = 0) const {
+    const auto whole = reference->named_parameters();
+    for (const auto& entry : model->named_parameters()) {
+      const auto& theirs = whole[entry.key()];
+      const auto cut = std::min(dim, theirs.dim() - 1);
+      const auto where = what + ": " + entry.key() + " on " + rank.name();
+      assert_near(entry.value().detach(), piece_of(theirs.detach(), rank, cut), where);
+      assert_near(entry.value().grad(), piece_of(theirs.grad(), rank, cut), "gradient of " + where);
+    }
   }
-}
+  void train(const std::function<void(const std::string& what)>& after_backward, bool end_is_seen = false) {
+    torch::optim::SGD mine(model->parameters(), 0.05), theirs(reference->parameters(), 0.05);
+    for (int step = 0; step < 3; ++step) {
+      const auto what = "step " + std::to_string(step);
+      rank.step(what);
+      const auto x = data(step, rank.rank(), kind.dtype);
+      (end_is_seen ? call(*model, x) : model->forward(x)).mean().backward();
+      reference_backward(rank, [&](int r) { return reference->forward(data(step, r, kind.dtype)).mean(); });
+      after_backward(what);
+      mine.step();
+      theirs.step();
+      mine.zero_grad();
+      theirs.zero_grad();
+    }
+  }
+};
 
 const std::vector<SizesCase> kCases{
     {torch::kFloat32, 1e-5}, {torch::kFloat64, 1e-12}, {torch::kBFloat16, 0.3}, {torch::kFloat16, 0.05}};
@@ -79,23 +83,13 @@ TEST(FullyShardSizes, SmallAndLargeParametersOfEveryDtype) {
   for (const auto& kind : kCases) {
     for (const int64_t dim : {0, 1}) {
       run_ranks(3, [&](Rank& rank) {
-        Sizes model(kind.dtype);
-        Sizes reference(kind.dtype);
+        Both both{rank, kind};
         const auto placed = [dim](const std::string&, const torch::Tensor& parameter) -> std::optional<int64_t> {
           return std::min(dim, parameter.dim() - 1);
         };
-        fully_shard(model->first, sharded_on(rank).shard_placement(placed));
-        fully_shard(model, sharded_on(rank).shard_placement(placed));
-        train(rank, kind, model, reference, [&](const std::string& what) {
-          const auto whole = reference->named_parameters();
-          for (const auto& entry : model->named_parameters()) {
-            const auto& theirs = whole[entry.key()];
-            const auto cut = std::min(dim, theirs.dim() - 1);
-            const auto where = what + ": " + entry.key() + " on " + rank.name();
-            assert_near(entry.value().detach(), piece_of(theirs.detach(), rank, cut), kind, where);
-            assert_near(entry.value().grad(), piece_of(theirs.grad(), rank, cut), kind, "gradient of " + where);
-          }
-        });
+        fully_shard(both.model->first, sharded_on(rank).shard_placement(placed));
+        fully_shard(both.model, sharded_on(rank).shard_placement(placed));
+        both.train([&](const std::string& what) { both.check(what, dim); });
       });
     }
   }
@@ -128,14 +122,12 @@ TEST(FullyShardSizes, LargePiecesAreNotCopiedOut) {
 
 // It fills one tensor, out of which everything is copied: the moves of the gathers before are not its own.
 TEST(FullyShardSizes, ACustomGatherInBetween) {
-  const SizesCase kind{torch::kFloat32, 1e-5};
-  run_ranks(2, [&](Rank& rank) {
-    Sizes model(kind.dtype);
-    Sizes reference(kind.dtype);
-    auto unit = fully_shard(model, sharded_on(rank));
+  run_ranks(2, [](Rank& rank) {
+    Both both{rank, {torch::kFloat32, 1e-5}};
+    auto unit = fully_shard(both.model, sharded_on(rank));
     int calls = 0;
-    train(rank, kind, model, reference, [&](const std::string& what) {
-      assert_near_gradients(model, reference, kind, rank, what);
+    both.train([&](const std::string& what) {
+      both.check(what);
       if (what == "step 0") {
         unit.set_custom_all_gather([&calls](at::Tensor& output, at::Tensor& input, c10d::ProcessGroup& group) {
           ++calls;
@@ -151,14 +143,11 @@ TEST(FullyShardSizes, ACustomGatherInBetween) {
 
 // What neighbours hold together is cut out of what was gathered, so that all of it has to be there.
 TEST(FullyShardSizes, LargeOnesThatNeighboursHold) {
-  // In double precision the pieces of 4 ranks are large enough.
-  const SizesCase kind{torch::kFloat64, 1e-12};
-  run_ranks(4, [&](Rank& rank) {
-    Sizes model(kind.dtype);
-    Sizes reference(kind.dtype);
-    fully_shard(model, sharded_on(rank).reshard_after_forward(2));
-    const auto check = [&](const std::string& what) { assert_near_gradients(model, reference, kind, rank, what); };
-    train(rank, kind, model, reference, check, /*end_is_seen=*/true);
+  run_ranks(4, [](Rank& rank) {
+    // In double precision the pieces of 4 ranks are large enough.
+    Both both{rank, {torch::kFloat64, 1e-12}};
+    fully_shard(both.model, sharded_on(rank).reshard_after_forward(2));
+    both.train([&](const std::string& what) { both.check(what); }, /*end_is_seen=*/true);
   });
 }
 
