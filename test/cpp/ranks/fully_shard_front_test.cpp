@@ -20,6 +20,8 @@ struct SeenImpl : torch::nn::Module {
 };
 TORCH_MODULE(Seen);
 
+/// The ReLU works in place on outputs of a unit. Backward hooks of modules forbid that, since outputs are then views;
+/// those of units do not.
 torch::nn::Sequential chain() {
   torch::nn::Sequential model(
       torch::nn::Linear(5, 4), Seen(4), torch::nn::ReLU(torch::nn::ReLUOptions(true)), Seen(4),
@@ -117,32 +119,14 @@ TEST(FullyShardFront, TheBackwardOfAUnitIsSeenBeforeItsFirstOperation) {
 
 TEST(FullyShardFront, OneOperationWithParametersOfTwoUnits) {
   run_ranks(2, [](Rank& rank) {
-    Branches ours, reference;
+    Branches ours;
     fully_shard(ours->left, sharded_on(rank));
     fully_shard(ours->right, sharded_on(rank));
     fully_shard(ours, sharded_on(rank));
-    const auto loss = [](Branches& model, int step, int r) {
+    pair(rank, ours, Branches()).train([](Branches& model, int step, int r) {
       const auto hidden = torch::tanh(call(model->first, batch(step, r, 3)));
       return torch::linear(hidden, model->left->weight, model->right->bias).pow(2).mean();
-    };
-    for (int step = 0; step < 3; ++step) {
-      loss(ours, step, rank.rank()).backward();
-      reference_backward(rank, [&](int r) { return loss(reference, step, r); });
-      assert_pieces(*ours, *reference, rank, "step " + std::to_string(step));
-    }
-  });
-}
-
-TEST(FullyShardFront, InPlaceOperationsOnOutputs) {
-  // Backward hooks of modules forbid them, since outputs are then views; those of units do not.
-  run_ranks(2, [](Rank& rank) {
-    auto ours = chain();
-    wrap(ours, sharded_on(rank), Wrap::children);
-    Pair<torch::nn::Sequential>{rank, ours, chain()}.train(
-        [](torch::nn::Sequential& model, int step, int r) {
-          return call(model, batch(step, r, 5)).mul_(2).add_(1).pow(2).sum();
-        },
-        3);
+    });
   });
 }
 
