@@ -1,7 +1,5 @@
 // fully_shard(): what programs ask of autograd. All results are those of plain LibTorch.
 #include "ranks/fully_shard_models.h"
-#include "ranks/gradient_record.h"
-#include "ranks/recomputed.h"
 
 namespace shardwise::test {
 namespace {
@@ -30,65 +28,27 @@ Tensor hidden(Stack& model, const Tensor& x) {
 
 } // namespace
 
-TEST(FullyShardAutograd, BackwardsInsideABackward) {
-  // What they bring was lost: the sums of their units came and went before them.
-  on_ranks([](Rank& rank) {
-    for (const int64_t pieces : {1, 2}) {
-      const Do run = [&](Stack& model, int step, int r, double scale) {
-        auto y = model->embedding->forward(tokens(step, r));
-        for (size_t i = 0; i < 3; ++i) {
-          const auto block = [&model, i](const Tensor& x) { return model->block(i)->forward(x, 0.5); };
-          // One block as usual, between others.
-          y = i == 1 ? block(y) : Recomputed::apply(y, block, pieces);
-        }
-        // The last one gets gradients from both backwards.
-        (model->head(model->block(2)->forward(y, 0.5)).pow(2).sum() * scale).backward();
-      };
-      for (const bool reshard : {true, false}) {
-        auto both = stacks(rank, reshard);
-        for (int step = 0; step < 3; ++step) step_of(both, run, step);
-      }
-      auto copies = stacks_of_copies(rank);
-      // An optimizer in the backward steps once, with all of a gradient.
-      std::vector<Tensor> at_hooks;
-      for (const auto& parameter : copies.ours->parameters()) record_gradients(parameter, at_hooks);
-      for (int step = 0; step < 3; ++step) {
-        step_of(copies, run, step);
-        ASSERT_EQ(at_hooks.size(), copies.ours->parameters().size()) << "step " << step;
-        at_hooks.clear();
-      }
-    }
-  });
-}
-
-TEST(FullyShardAutograd, GradientPenalty) {
-  // A backward for the inputs inside of a forward, and a backward of that: units come and go in both.
-  on_ranks([](Rank& rank) {
-    for (const bool reshard : {true, false}) {
-      auto both = stacks(rank, reshard);
-      both.train([](Stack& model, int step, int r) {
-        const auto x = batch(step, r, 6).requires_grad_();
-        const auto out = hidden(model, x).pow(2).mean();
-        const auto gradient = torch::autograd::grad({out}, {x}, {}, true, /*create_graph=*/true)[0];
-        // The embedding is the root's, and all ranks use it.
-        return out + gradient.pow(2).sum() + model->embedding(tokens(step, r)).pow(2).mean();
-      });
-    }
-  });
-}
-
-TEST(FullyShardAutograd, PenaltyOnTheGradientOfParameters) {
+TEST(FullyShardAutograd, PenaltiesOnGradients) {
+  // A backward inside of a forward, and a backward of that: units come and go in both.
+  const auto of_inputs = [](Stack& model, int step, int r) {
+    const auto x = batch(step, r, 6).requires_grad_();
+    const auto out = hidden(model, x).pow(2).mean();
+    const auto gradient = torch::autograd::grad({out}, {x}, {}, true, /*create_graph=*/true)[0];
+    // The embedding is the root's, and all ranks use it.
+    return out + gradient.pow(2).sum() + model->embedding(tokens(step, r)).pow(2).mean();
+  };
   // grad() for full members gives this rank's own gradient, with a graph.
-  on_ranks([](Rank& rank) {
-    auto both = stacks(rank);
-    both.train([](Stack& model, int step, int r) {
-      const auto loss = stack_loss(model, step, r);
-      const auto gradients = torch::autograd::grad(
-          {loss}, {model->head->weight, model->block(1)->up->weight, model->block(0)->norm->bias}, {}, true, true);
-      auto penalty = torch::zeros({});
-      for (const auto& gradient : gradients) penalty = penalty + gradient.pow(2).sum();
-      return loss + 3 * penalty;
-    });
+  const auto of_members = [](Stack& model, int step, int r) {
+    const auto loss = stack_loss(model, step, r);
+    const auto gradients = torch::autograd::grad(
+        {loss}, {model->head->weight, model->block(1)->up->weight, model->block(0)->norm->bias}, {}, true, true);
+    auto penalty = torch::zeros({});
+    for (const auto& gradient : gradients) penalty = penalty + gradient.pow(2).sum();
+    return loss + 3 * penalty;
+  };
+  on_ranks([&](Rank& rank) {
+    for (const bool reshard : {true, false}) stacks(rank, reshard).train(of_inputs);
+    stacks(rank).train(of_members);
   });
 }
 

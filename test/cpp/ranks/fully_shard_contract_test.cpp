@@ -1,6 +1,5 @@
 // fully_shard(): what it promises besides the numbers: names, memory, hooks, errors.
 #include "ranks/fully_shard_models.h"
-#include "ranks/gradient_record.h"
 
 #include "group/leaf_storage.h"
 
@@ -66,22 +65,6 @@ TEST(FullyShardContract, AWriteWhileAGatherIsUnderWay) {
       }
     });
   }
-}
-
-TEST(FullyShardContract, UsersPostAccumulateHooksSeeTheMean) {
-  run_ranks(2, [](Rank& rank) {
-    auto both = pair(rank, mlp({3, 4, 2}), mlp({3, 4, 2}));
-    fully_shard(both.ours, sharded_on(rank));
-    std::vector<torch::Tensor> seen;
-    record_gradients(both.ours->parameters()[0], seen);
-    const auto loss = [](auto& model, int step, int r) { return model->forward(batch(step, r, 3)).pow(2).sum(); };
-    for (size_t step = 0; step < 3; ++step) {
-      both.each([](auto& model) { model->zero_grad(); });
-      both.backward(loss, static_cast<int>(step));
-      ASSERT_EQ(seen.size(), step + 1);
-      assert_close(seen.back(), piece_of(both.reference->parameters()[0].grad(), rank), "seen");
-    }
-  });
 }
 
 TEST(FullyShardContract, LibraryModules) {

@@ -39,28 +39,16 @@ struct TwoMlps {
   torch::Tensor loss(torch::nn::Sequential& which, int step, int r) const {
     return call(which, batch(step, r, width)).pow(2).sum();
   }
-  /// Members and what they should be, of the inner units or of the root.
-  std::vector<std::pair<torch::Tensor, torch::Tensor>> members(bool of_root) {
-    std::vector<std::pair<torch::Tensor, torch::Tensor>> result;
-    for (int i = 0; i < 2; ++i) {
-      if ((inner.empty() || i == 1) != of_root) continue;
-      auto& ours = model->at<MlpImpl>(i);
-      auto& theirs = reference->at<MlpImpl>(i);
-      result.emplace_back(ours.in_proj->weight, theirs.in_proj->weight);
-      result.emplace_back(ours.in_proj->bias, theirs.in_proj->bias);
-      result.emplace_back(ours.out_proj->weight, theirs.out_proj->weight);
-      result.emplace_back(ours.out_proj->bias, theirs.out_proj->bias);
-    }
-    return result;
-  }
   /// parameters() are shards always; members are full, with the right values, or have no memory.
   void assert_full(bool of_inner, bool of_root, const std::string& what) {
     assert_pieces(*model, *reference, rank, what);
     const auto before = root->counters().unshards;
-    for (const bool part : {false, true}) {
-      for (const auto& [ours, theirs] : members(part)) {
-        ASSERT_EQ(group::is_freed(ours), !(part ? of_root : of_inner)) << what << ", of the root: " << part;
-        if (!group::is_freed(ours)) assert_close(ours.detach(), theirs.detach(), what);
+    for (int i = 0; i < 2; ++i) {
+      const bool is_full = i == 0 && !inner.empty() ? of_inner : of_root;
+      const auto ours = members_of(model->at<MlpImpl>(i)), theirs = members_of(reference->at<MlpImpl>(i));
+      for (size_t k = 0; k < ours.size(); ++k) {
+        ASSERT_EQ(group::is_freed(ours[k]), !is_full) << what << ", of MLP " << i;
+        if (is_full) assert_close(ours[k].detach(), theirs[k].detach(), what);
       }
     }
     ASSERT_EQ(root->counters().unshards, before) << "a look brought nothing";
