@@ -224,8 +224,8 @@ TEST(FullyShardOrder, AUnitThatIsDoneEarlierOnSomeRanks) {
     std::shared_ptr<LateImpl> around = register_module("around", std::make_shared<LateImpl>());
   };
   using Around = torch::nn::ModuleHolder<AroundImpl>;
-  const auto train = [](Rank& rank, const Mesh& mesh) {
-    const auto options = FullyShardOptions().mesh(mesh);
+  run_ranks(3, [](Rank& rank) {
+    const auto options = sharded_on(rank);
     Around ours(std::make_shared<AroundImpl>());
     for (auto* block : {&ours->a, &ours->b}) fully_shard(*block, options);
     fully_shard(ours->around, FullyShardOptions(options).reshard_after_forward(false))
@@ -233,11 +233,6 @@ TEST(FullyShardOrder, AUnitThatIsDoneEarlierOnSomeRanks) {
     fully_shard(ours, options);
     Pair<Around>{rank, ours, Around(std::make_shared<AroundImpl>())}.train(
         [](Around& model, int step, int r) { return model->forward(batch(step, r, 4), r == 0).pow(2).sum(); }, 4);
-  };
-  run_ranks(3, [&](Rank& rank) {
-    train(rank, rank.mesh());
-    // The caller's process group has no second one beside it: gathers and sums share it.
-    train(rank, Mesh::from_process_groups({"world"}, {rank.mesh().group("world")}, rank.device()));
   });
 }
 
