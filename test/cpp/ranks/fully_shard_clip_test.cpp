@@ -1,5 +1,5 @@
 // clip_grad_norm_(): the norm over all shards, and the same gradients as in one process.
-#include "ranks/fully_shard_models.h"
+#include "ranks/state_models.h"
 
 #include <cmath>
 #include <limits>
@@ -21,25 +21,6 @@ double norm_of(const std::vector<torch::Tensor>& parameters, double order) {
 
 void expect_near(const torch::Tensor& ours, double theirs, const std::string& what, double relative = 1e-5) {
   ASSERT_NEAR(ours.item<double>(), theirs, relative * theirs) << what;
-}
-
-struct ListedImpl : torch::nn::Module {
-  explicit ListedImpl(bool tied = false) {
-    list->append(torch::zeros({3, 3}).requires_grad_());
-    first = register_module("first", torch::nn::Linear(3, 3));
-    second = register_module("second", tied ? first : torch::nn::Linear(3, 3));
-    fill(*this);
-  }
-  torch::Tensor forward(const torch::Tensor& x) {
-    return second->forward(torch::tanh(first->forward(x).matmul((*list)[0])));
-  }
-  torch::nn::ParameterList list = register_module("list", torch::nn::ParameterList());
-  torch::nn::Linear first{nullptr}, second{nullptr};
-};
-TORCH_MODULE(Listed);
-
-torch::Tensor listed_loss(Listed& model, int step, int rank) {
-  return model->forward(batch(step, rank, 3)).pow(2).sum();
 }
 
 } // namespace
@@ -83,22 +64,50 @@ TEST(FullyShardClip, EqualsTheNormOfOneProcess) {
 }
 
 TEST(FullyShardClip, TiedAndWholeParametersCountOnce) {
-  // T16: parameters() lists tied ones twice. T07: those of a ParameterList stay whole.
+  // T16: parameters() lists tied ones twice. T07: those of a ParameterList stay whole, as replicated ones do.
   on_ranks([](Rank& rank) {
-    for (const double order : {2.0, 3.0, kInfinity}) {
-      auto both = pair(rank, Listed(true), Listed(true));
-      both.dims["list.0"] = -1;
-      ASSERT_EQ(both.ours->parameters().size(), 5U);
-      fully_shard(both.ours, sharded_on(rank));
-      for (int step = 0; step < 3; ++step) {
-        both.backward(listed_loss, step);
-        const auto parameters = each_once(*both.reference);
-        const auto whole = norm_of(parameters, order);
-        expect_near(clip_grad_norm_(both.ours, 0.5 * whole, order), whole, c10::str("order ", order));
-        for (const auto& parameter : parameters) parameter.grad().mul_(0.5);
-        both.check(c10::str("order ", order));
-      }
+    auto both = pair(rank, Zoo(), Zoo());
+    auto &ours = both.ours, &reference = both.reference;
+    for (const auto* whole : {"list.0", "copied.weight", "copied.bias", "ignored.weight", "plain.weight"}) {
+      both.dims[whole] = -1;
     }
+    shard_zoo(ours, rank, sharded_on(rank));
+    const auto parameters = each_once(*reference);
+    int step = 0;
+    for (const double order : {2.0, 3.0, 1.0, kInfinity}) {
+      const auto what = c10::str("order ", order);
+      both.each([](Zoo& model) { model->zero_grad(); });
+      both.backward(zoo_loss, step++);
+      // Nobody averages these two: they are set to the same everywhere here.
+      ours->plain->weight.mutable_grad() = reference->plain->weight.grad().clone();
+      ours->ignored->weight.mutable_grad() = reference->ignored->weight.grad().clone();
+      const auto whole = norm_of(parameters, order);
+      expect_near(clip_grad_norm_(ours, 0.5 * whole, order), whole, what);
+      for (const auto& parameter : parameters) parameter.grad().mul_(0.5);
+      both.check(what);
+    }
+    // A replicated module alone needs nobody.
+    const auto copies = unit(*ours->copied);
+    const auto before = copies.counters().all_reduces;
+    expect_near(clip_grad_norm_(ours->copied, 1e9), norm_of(reference->copied->parameters(), 2), "replicated alone");
+    ASSERT_EQ(copies.counters().all_reduces, before);
+  });
+}
+
+TEST(FullyShardClip, SparseGradients) {
+  run_ranks(2, [](Rank& rank) {
+    torch::nn::Linear sharded(1, 6);
+    fully_shard(sharded, sharded_on(rank));
+    torch::nn::Embedding table(torch::nn::EmbeddingOptions(7, 3).sparse(true));
+    table->forward(torch::tensor({0, 2, 2})).sum().backward();
+    auto parameters = sharded->parameters();
+    for (auto& parameter : parameters) parameter.mutable_grad() = torch::ones_like(parameter);
+    parameters.push_back(table->weight);
+    // Twelve ones, then three ones and three twos.
+    const auto norm = std::sqrt(12 + 3 + 3 * 4.0);
+    expect_near(clip_grad_norm_(parameters, 0.5 * norm), norm, "before");
+    expect_near(clip_grad_norm_(parameters, 1e9), 0.5 * norm, "after");
+    assert_close(table->weight.grad().to_dense()[2], torch::ones({3}), "a row that was used twice");
   });
 }
 
@@ -134,58 +143,15 @@ TEST(FullyShardClip, MissingGradientsAndEmptyShards) {
   });
 }
 
-TEST(FullyShardClip, ReplicatedIgnoredAndPlainParameters) {
-  on_ranks([](Rank& rank) {
-    struct MixedImpl : torch::nn::Module {
-      MixedImpl() {
-        fill(*this);
-      }
-      torch::nn::Linear sharded = register_module("sharded", torch::nn::Linear(3, 5));
-      torch::nn::Linear copied = register_module("copied", torch::nn::Linear(5, 4));
-      torch::nn::Embedding plain =
-          register_module("plain", torch::nn::Embedding(torch::nn::EmbeddingOptions(7, 3).sparse(true)));
-      torch::nn::Linear ignored = register_module("ignored", torch::nn::Linear(4, 2));
-    };
-    MixedImpl ours, reference;
-    fully_shard(ours.sharded, sharded_on(rank));
-    const auto copies = replicate(ours.copied, on(rank));
-    fully_shard(ours.ignored, sharded_on(rank).ignored_parameters({ours.ignored->weight}));
-    const auto loss = [](MixedImpl& model, int r) {
-      const auto x = model.plain(torch::tensor({0, 2, 2}));
-      return model.ignored(torch::tanh(model.copied(torch::tanh(model.sharded(x + r))))).pow(2).sum();
-    };
-    loss(ours, rank.rank()).backward();
-    reference_backward(rank, [&](int r) { return loss(reference, r); });
-    // Nobody averages these two: they are set to the same everywhere here.
-    ours.plain->weight.mutable_grad() = reference.plain->weight.grad().clone();
-    ours.ignored->weight.mutable_grad() = reference.ignored->weight.grad().clone();
-    auto dense = reference.parameters();
-    reference.plain->weight.mutable_grad() = reference.plain->weight.grad().to_dense();
-    for (const double order : {2.0, 1.0, kInfinity}) {
-      const auto whole = norm_of(dense, order);
-      expect_near(clip_grad_norm_(ours, 0.5 * whole, order), whole, c10::str("order ", order));
-      for (auto& parameter : dense) parameter.mutable_grad().mul_(0.5);
-      assert_close(ours.plain->weight.grad().to_dense(), reference.plain->weight.grad(), "plain");
-      assert_same(*ours.copied, *reference.copied, "replicated");
-      assert_pieces(*ours.sharded, *reference.sharded, rank, "sharded");
-    }
-    // A replicated module alone needs nobody.
-    const auto before = copies.counters().all_reduces;
-    expect_near(clip_grad_norm_(ours.copied, 1e9), norm_of(reference.copied->parameters(), 2), "replicated alone");
-    ASSERT_EQ(copies.counters().all_reduces, before);
-  });
-}
-
 TEST(FullyShardClip, AllRanksGetOneNorm) {
   // Gradients of plain parameters that differ: one norm and one scale all the same, or shards would drift apart.
   std::mutex mutex;
   std::vector<double> norms;
   run_ranks(3, [&](Rank& rank) {
-    Listed ours;
-    fully_shard(ours->first, sharded_on(rank));
-    fully_shard(ours->second, sharded_on(rank));
+    Zoo ours;
+    shard_zoo(ours, rank, sharded_on(rank));
     for (auto& parameter : ours->parameters()) parameter.mutable_grad() = torch::zeros_like(parameter);
-    ours->list->parameters()[0].mutable_grad().fill_(rank.rank() + 1.0);
+    ours->plain->weight.mutable_grad().fill_(rank.rank() + 1.0);
     const auto norm = clip_grad_norm_(ours, 1).item<double>();
     const std::lock_guard lock(mutex);
     norms.push_back(norm);
@@ -193,7 +159,7 @@ TEST(FullyShardClip, AllRanksGetOneNorm) {
   ASSERT_EQ(norms.size(), 3U);
   ASSERT_EQ(norms[0], norms[1]);
   ASSERT_EQ(norms[0], norms[2]);
-  ASSERT_NEAR(norms[0], std::sqrt(9 * (1 + 4 + 9) / 3.0), 1e-9);
+  ASSERT_NEAR(norms[0], std::sqrt(2 * (1 + 4 + 9) / 3.0), 1e-9);
 }
 
 TEST(FullyShardClip, MixedDtypes) {
