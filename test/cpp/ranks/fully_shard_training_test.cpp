@@ -22,6 +22,10 @@ struct NoInputsImpl : torch::nn::Module {
 };
 TORCH_MODULE(NoInputs);
 
+std::vector<torch::Tensor> members_of(const MlpImpl& mlp) {
+  return {mlp.in_proj->weight, mlp.in_proj->bias, mlp.out_proj->weight, mlp.out_proj->bias};
+}
+
 /// Two MLPs: the first one's layers, and the rest, are units, or all of it is one.
 struct TwoMlps {
   TwoMlps(int64_t width, Rank& rank, const Reshard& reshard_after_forward, bool several)

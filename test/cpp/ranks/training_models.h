@@ -16,10 +16,6 @@ struct MlpImpl : torch::nn::Module {
 };
 TORCH_MODULE(Mlp);
 
-inline std::vector<torch::Tensor> members_of(const MlpImpl& mlp) {
-  return {mlp.in_proj->weight, mlp.in_proj->bias, mlp.out_proj->weight, mlp.out_proj->bias};
-}
-
 /// Several of them, perhaps with a linear layer before. Activations stay of the same size whatever the width.
 inline torch::nn::Sequential mlps(int64_t width, int count, bool linear_first = false) {
   torch::nn::Sequential model;

@@ -84,16 +84,13 @@ struct TransformerImpl : torch::nn::Module {
   TransformerBlock block(size_t i) {
     return TransformerBlock(blocks->ptr<TransformerBlockImpl>(i));
   }
-  torch::Tensor features(const torch::Tensor& text) {
+  torch::Tensor forward(const torch::Tensor& text) {
     auto x = tokens->forward(text) + positions->forward(torch::arange(text.size(1)));
     for (size_t i = 0; i < blocks->size(); ++i) {
       const auto run = [this, i](const torch::Tensor& input) { return block(i)->forward(input); };
       x = checkpoint_if(settings.checkpointing == Checkpointing::around, run, x);
     }
-    return norm->forward(x);
-  }
-  torch::Tensor forward(const torch::Tensor& text) {
-    return head->forward(features(text));
+    return head->forward(norm->forward(x));
   }
   TransformerSettings settings;
   torch::nn::Embedding tokens, positions;
