@@ -20,19 +20,15 @@ void step_of(Pair<Stack>& both, const Do& run, int step) {
   both.finish(step);
 }
 
-Tensor hidden(Stack& model, const Tensor& x) {
-  auto y = x;
-  for (size_t i = 0; i < 3; ++i) y = model->block(i)->forward(y, 0.5);
-  return model->head(y);
-}
-
 } // namespace
 
 TEST(FullyShardAutograd, PenaltiesOnGradients) {
   // A backward inside of a forward, and a backward of that: units come and go in both.
   const auto of_inputs = [](Stack& model, int step, int r) {
     const auto x = batch(step, r, 6).requires_grad_();
-    const auto out = hidden(model, x).pow(2).mean();
+    auto y = x;
+    for (size_t i = 0; i < 3; ++i) y = model->block(i)->forward(y, 0.5);
+    const auto out = model->head(y).pow(2).mean();
     const auto gradient = torch::autograd::grad({out}, {x}, {}, true, /*create_graph=*/true)[0];
     // The embedding is the root's, and all ranks use it.
     return out + gradient.pow(2).sum() + model->embedding(tokens(step, r)).pow(2).mean();
@@ -110,16 +106,12 @@ TEST(FullyShardAutograd, UnusedByRankWithinAUnit) {
 
 namespace {
 
-struct Thrown : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
 /// Fails in backward when its gradient comes to the output of block `at`.
 Tensor failing_loss(Stack& model, int step, int rank, size_t at) {
   auto x = model->embedding(tokens(step, rank));
   for (size_t i = 0; i < 3; ++i) {
     x = model->block(i)->forward(x, 0.5);
-    if (i == at) x.register_hook([](const Tensor&) -> Tensor { throw Thrown("on purpose"); });
+    if (i == at) x.register_hook([](const Tensor&) -> Tensor { throw std::runtime_error("on purpose"); });
   }
   return model->head(x).pow(2).mean();
 }

@@ -7,11 +7,12 @@ namespace {
 
 using Modules = std::vector<std::shared_ptr<torch::nn::Module>>;
 
-std::vector<Wrapping<Transformer>> by_group(Grouping grouping) {
+/// `wrap` is called with the model and what makes units.
+template <typename Wrap>
+std::vector<Wrapping<Transformer>> with_each(const std::vector<Reshard>& reshards, const Wrap& wrap) {
   std::vector<Wrapping<Transformer>> wrappings;
-  for (const auto reshard : {true, false}) {
-    wrappings.push_back(
-        {[=](Transformer& model, Rank& rank) { wrap_groups(model, grouping, sharding(rank, reshard)); }});
+  for (const auto& reshard : reshards) {
+    wrappings.push_back({[=](Transformer& model, Rank& rank) { wrap(model, sharding(rank, reshard)); }});
   }
   return wrappings;
 }
@@ -38,24 +39,20 @@ TEST(FullyShard1DTrainingCompose, TrainParityWithActivationCheckpointing) {
     const bool tied = grouping == Grouping::tied;
     train_checkpointed(
         text_program({.tied = tied}), {.tied = tied}, {Checkpointing::around, Checkpointing::inside},
-        by_group(grouping));
+        with_each({true, false}, [=](Transformer& model, const auto& wrap) { wrap_groups(model, grouping, wrap); }));
   }
 }
 
 TEST(FullyShard1DTrainingCompose, DoubleForwardWithNestedFsdpAndCheckpoint) {
-  std::vector<Wrapping<Transformer>> wrappings;
-  for (const auto& reshard : reshards(kSecondWorld)) {
-    wrappings.push_back({[reshard](Transformer& model, Rank& rank) {
-      const auto wrap = sharding(rank, reshard);
-      for (size_t i = 0; i < model->blocks->size(); ++i) {
-        auto block = model->block(i);
-        wrap(block->attention);
-        wrap(Modules{block->up.ptr(), block->down.ptr()});
-        wrap(block);
-      }
-      wrap(model);
-    }});
-  }
+  const auto wrap_nested = [](Transformer& model, const auto& wrap) {
+    for (size_t i = 0; i < model->blocks->size(); ++i) {
+      auto block = model->block(i);
+      wrap(block->attention);
+      wrap(Modules{block->up.ptr(), block->down.ptr()});
+      wrap(block);
+    }
+    wrap(model);
+  };
   auto program = text_program({.depth = 2});
   program.steps = 4;
   program.loss = [](Transformer& model, int number, int rank) {
@@ -64,16 +61,15 @@ TEST(FullyShard1DTrainingCompose, DoubleForwardWithNestedFsdpAndCheckpoint) {
   };
   const Expected<Transformer> alone(program, 1);
   for (const auto& [name, gradient] : alone.single.front().gradients) ASSERT_TRUE(gradient.defined()) << name;
-  train_checkpointed(program, {.depth = 2}, {Checkpointing::around, Checkpointing::inside}, wrappings);
+  train_checkpointed(
+      program, {.depth = 2}, {Checkpointing::around, Checkpointing::inside},
+      with_each(reshards(kSecondWorld), wrap_nested));
 }
 
 TEST(FullyShardSharedParams, TrainParityWithSharedParams) {
-  std::vector<Wrapping<Transformer>> wrappings;
-  for (const auto& reshard : reshards(kSecondWorld)) {
-    wrappings.push_back({[reshard](Transformer& model, Rank& rank) { wrap_blocks(model, sharding(rank, reshard)); }});
-  }
   train_checkpointed(
-      text_program({.tied = true}), {.tied = true}, {Checkpointing::around, Checkpointing::none}, wrappings);
+      text_program({.tied = true}), {.tied = true}, {Checkpointing::around, Checkpointing::none},
+      with_each(reshards(kSecondWorld), [](Transformer& model, const auto& wrap) { wrap_blocks(model, wrap); }));
 }
 
 TEST(FullyShardSharedParams, TrainSharedParamsUnevenShard) {

@@ -12,8 +12,6 @@
 
 namespace shardwise::test {
 
-using Loss = std::function<torch::Tensor()>;
-
 /// As run_ranks(), on each of these numbers of ranks.
 inline void on_ranks(
     const std::function<void(Rank&)>& fn, const std::vector<int>& worlds = by_form<std::vector<int>>({3}, {2, 4, 8})) {
