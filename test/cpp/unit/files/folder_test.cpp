@@ -19,26 +19,16 @@ using Fault = FaultyDisk::Fault;
 
 namespace {
 
-/// A safetensors file with whole tensors of bytes, as Hugging Face's libraries write it: nothing about pieces.
+/// A file with whole tensors of bytes, as Hugging Face's libraries write it: nothing about pieces.
 void write_plain(
-    MemoryDisk& disk, const std::string& path, const std::vector<std::pair<std::string, std::string>>& tensors,
-    const std::string& dtype = "U8") {
-  Json::Object header{{"__metadata__", Json::Object{{"format", "pt"}}}};
-  std::string data;
-  for (const auto& [name, bytes] : tensors) {
-    const auto begin = static_cast<int64_t>(data.size());
-    data += bytes;
-    header.push_back(
-        {name, Json::Object{
-                   {"dtype", dtype},
-                   {"shape", Json::List{static_cast<int64_t>(bytes.size())}},
-                   {"data_offsets", Json::List{begin, static_cast<int64_t>(data.size())}}}});
+    MemoryDisk& disk, const std::string& path, const std::vector<std::pair<std::string, std::string>>& tensors) {
+  std::vector<TensorToWrite> all;
+  for (const auto& [name, text] : tensors) {
+    const auto bytes = std::as_bytes(std::span(text));
+    const auto box = Box::whole({static_cast<int64_t>(bytes.size())});
+    all.push_back({.name = name, .dtype = c10::ScalarType::Byte, .box = box, .data = {bytes}});
   }
-  const auto text = json_text(std::move(header));
-  std::string length(8, '\0');
-  for (size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(text.size() >> (8 * i) & 255U);
-  disk.create(path);
-  disk.content(path) = length + text + data;
+  write_tensor_file(disk, path, all, FileKind::whole);
 }
 
 void write_index(MemoryDisk& disk, const std::string& folder, const Json& places) {
@@ -47,11 +37,9 @@ void write_index(MemoryDisk& disk, const std::string& folder, const Json& places
   disk.content(path) = json_text(Json::Object{{"metadata", Json::Object{{"total_size", 4}}}, {"weight_map", places}});
 }
 
-std::string read_bytes(MemoryDisk& disk, const std::string& folder, const std::string& name) {
-  SavedFolder saved(disk, folder);
-  std::string bytes(static_cast<size_t>(saved.index().tensors.at(name).sizes.at(0)), '\0');
-  saved.read(name, Box::whole(saved.index().tensors.at(name).sizes), std::as_writable_bytes(std::span(bytes)));
-  return bytes;
+std::string read_bytes(MemoryDisk& disk, const std::string& place, const std::string& name) {
+  SavedFolder folder(disk, place);
+  return shardwise::test::bytes_of(folder, name);
 }
 
 std::vector<int64_t> steps_of(Disk& disk, const std::string& root) {
@@ -109,15 +97,17 @@ TEST_CASE("checkpoint folder: one of ours without its marker is not taken for on
 TEST_CASE("checkpoint folder: of a dtype that torch does not have, only that tensor cannot be read") {
   MemoryDisk disk;
   disk.make_folder("f");
-  write_plain(disk, "f/1.safetensors", {{"odd", "xyz"}}, "F6_E2M3");
+  write_plain(disk, "f/1.safetensors", {{"odd", "xyz"}});
+  auto& content = disk.content("f/1.safetensors");
+  content.replace(content.find("U8"), 2, "X8");
   write_plain(disk, "f/2.safetensors", {{"good", "abc"}});
   CHECK(read_bytes(disk, "f", "good") == "abc");
   SavedFolder folder(disk, "f");
-  CHECK(folder.index().unknown == std::map<std::string, std::string>{{"odd", "F6_E2M3"}});
+  CHECK(folder.index().unknown == std::map<std::string, std::string>{{"odd", "X8"}});
   std::vector<std::byte> memory(3);
   CHECK_THROWS_WITH(
       folder.read("odd", Box::whole({3}), memory),
-      Catch::Contains("'odd' of the checkpoint f cannot be read") && Catch::Contains("torch has no dtype 'F6_E2M3'"));
+      Catch::Contains("'odd' of the checkpoint f cannot be read") && Catch::Contains("torch has no dtype 'X8'"));
   CHECK_THROWS_WITH(merge_checkpoint(disk, "f", "to", {}, 100), Catch::Contains("'odd'"));
   CHECK(disk.list(".") == std::vector<std::string>{"f"});
 }
@@ -322,19 +312,13 @@ namespace {
 std::unique_ptr<MemoryDisk> disk_with_step_in_danger() {
   auto disk = std::make_unique<MemoryDisk>();
   some_values(1).save(*disk, "runs/step-1");
-  const auto saving = begin_saving(*disk, "runs/step-2");
-  Marker marker;
-  for (int64_t rank = 0; rank < 2; ++rank) {
-    for (auto& record : write_shard(*disk, saving.folder, rank + 1, some_values(2).shard(rank)))
-      marker.files.push_back(record);
-  }
   const auto trial = disk->copy();
   FaultyDisk counted(*trial);
-  commit_saving(counted, saving, marker);
-  int64_t at = 0;
-  while (counted.steps()[at] != "rename " + saving.folder) ++at;
-  FaultyDisk dying(*disk, at, Fault::crashes_when_done);
-  CHECK_THROWS_AS(commit_saving(dying, saving, marker), Crash);
+  some_values(2).save(counted, "runs/step-2");
+  // The marker got its name before.
+  const std::string rename = "rename runs/step-2.saving-";
+  FaultyDisk dying(*disk, counted.place_of(rename, counted.place_of(rename) + 1), Fault::crashes_when_done);
+  CHECK_THROWS_AS(some_values(2).save(dying, "runs/step-2"), Crash);
   return disk;
 }
 

@@ -11,19 +11,13 @@ using shardwise::Error;
 using shardwise::ValueError;
 using shardwise::test::FaultyDisk;
 using shardwise::test::MemoryDisk;
+using shardwise::test::some_bytes;
 using shardwise::test::Values;
 
 namespace {
 
-TensorToWrite tensor_of(const std::string& name, const Box& box, const std::vector<std::byte>& bytes) {
-  return {.name = name, .dtype = c10::ScalarType::Byte, .box = box, .data = {Bytes(bytes)}};
-}
-
-std::vector<std::byte> some_bytes(size_t count) {
-  std::mt19937 random(static_cast<uint32_t>(count));
-  std::vector<std::byte> bytes(count);
-  for (auto& byte : bytes) byte = static_cast<std::byte>(random());
-  return bytes;
+TensorToWrite tensor_of(const std::string& name, const Box& box, const std::string& bytes) {
+  return {.name = name, .dtype = c10::ScalarType::Byte, .box = box, .data = {std::as_bytes(std::span(bytes))}};
 }
 
 } // namespace
@@ -71,28 +65,6 @@ TEST_CASE("checkpoint files: every dtype of safetensors comes back as it was") {
     ++count;
   }
   CHECK(count == 20);
-  for (const auto& [name, dtype] : std::vector<std::pair<std::string, c10::ScalarType>>{
-           {"F64", c10::kDouble},
-           {"F32", c10::kFloat},
-           {"F16", c10::kHalf},
-           {"BF16", c10::kBFloat16},
-           {"C64", c10::kComplexFloat},
-           {"I64", c10::kLong},
-           {"I32", c10::kInt},
-           {"I16", c10::kShort},
-           {"I8", c10::kChar},
-           {"U64", c10::kUInt64},
-           {"U32", c10::kUInt32},
-           {"U16", c10::kUInt16},
-           {"U8", c10::kByte},
-           {"BOOL", c10::kBool},
-           {"F8_E4M3", c10::kFloat8_e4m3fn},
-           {"F8_E4M3FNUZ", c10::kFloat8_e4m3fnuz},
-           {"F8_E5M2", c10::kFloat8_e5m2},
-           {"F8_E5M2FNUZ", c10::kFloat8_e5m2fnuz},
-           {"F8_E8M0", c10::kFloat8_e8m0fnu},
-           {"F4", c10::ScalarType::Float4_e2m1fn_x2}})
-    CHECK(dtype_name(dtype, "x") == name);
   values.add("scalar", c10::ScalarType::Float, {}, 2, random).add("none", c10::ScalarType::Half, {2, 0}, 2, random);
   MemoryDisk disk;
   values.save(disk, "step");
@@ -137,7 +109,7 @@ TEST_CASE("checkpoint files: what cannot be written is refused before anything i
 
 TEST_CASE("checkpoint files: blocks have checksums, however the values are handed over") {
   const auto bytes = some_bytes(static_cast<size_t>(2 * kBlockBytes + 1000));
-  const Bytes all(bytes);
+  const auto all = std::as_bytes(std::span(bytes));
   MemoryDisk disk;
   const auto numel = static_cast<int64_t>(bytes.size());
   const auto whole = write_tensor_file(disk, "whole", {tensor_of("x", Box::whole({numel}), bytes)});
@@ -162,9 +134,9 @@ TEST_CASE("checkpoint files: a reader verifies the blocks that it touches, and o
   disk.content("f")[record.header_bytes + kBlockBytes + 5] ^= 1;
   TensorReader reader(disk, "f", record);
   const auto read = [&](int64_t from, int64_t count) {
-    std::vector<std::byte> found(static_cast<size_t>(count));
-    reader.read(from, found, "x");
-    return std::equal(found.begin(), found.end(), bytes.begin() + from);
+    std::string found(static_cast<size_t>(count), '\0');
+    reader.read(from, std::as_writable_bytes(std::span(found)), "x");
+    return found == bytes.substr(static_cast<size_t>(from), found.size());
   };
   CHECK(read(0, kBlockBytes));
   CHECK(read(kBlockBytes - 3, 3));
@@ -202,14 +174,12 @@ TEST_CASE("checkpoint files: small reads in a row go to the disk once a block") 
   const auto bytes = some_bytes(100'000);
   MemoryDisk inner;
   const auto record = write_tensor_file(inner, "f", {tensor_of("x", Box::whole({100, 1000}), bytes)});
-  Marker marker;
-  marker.files = {record};
   FaultyDisk disk(inner);
   TensorReader reader(disk, "f", record);
   const auto before = disk.steps().size();
-  std::vector<std::byte> column(100);
+  std::string column(100, '\0');
   for (size_t row = 0; row < 100; ++row) {
-    reader.read(static_cast<int64_t>(row * 1000 + 3), std::span(column).subspan(row, 1), "x");
+    reader.read(static_cast<int64_t>(row * 1000 + 3), std::as_writable_bytes(std::span(column)).subspan(row, 1), "x");
     CHECK(column[row] == bytes[row * 1000 + 3]);
   }
   CHECK(disk.steps().size() == before + 1);

@@ -1,21 +1,22 @@
 #include "files/torch_file.h"
-#include "files/saved_folder.h"
 #include "support/form.h"
 #include "unit/files/faulty_disk.h"
 #include "unit/files/memory_disk.h"
+#include "unit/files/values.h"
 
 #include <c10/util/StringUtil.h>
 #include <catch2/catch.hpp>
 
-#include <cstring>
 #include <random>
 
 using namespace shardwise::files;
 using shardwise::Error;
 using shardwise::ValueError;
 using shardwise::test::by_form;
+using shardwise::test::bytes_of;
 using shardwise::test::FaultyDisk;
 using shardwise::test::MemoryDisk;
+using shardwise::test::some_bytes;
 
 namespace {
 
@@ -123,18 +124,11 @@ class Zip {
   std::string directory_;
 };
 
-std::string some_text(size_t bytes) {
-  std::mt19937 random(static_cast<uint32_t>(bytes));
-  std::string result(bytes, '\0');
-  for (auto& byte : result) byte = static_cast<char>(random());
-  return result;
-}
-
 std::string file_of(const std::string& pickle, Zip zip = Zip::large()) {
   return zip.add("m/data.pkl", pickle)
       .add("m/byteorder", "little")
-      .add("m/data/0", some_text(96))
-      .add("m/data/1", some_text(6))
+      .add("m/data/0", some_bytes(96))
+      .add("m/data/1", some_bytes(6))
       .add("m/data/2", "")
       .finish();
 }
@@ -147,13 +141,6 @@ MemoryDisk& put(MemoryDisk& disk, const std::string& content) {
 
 SavedFolder opened(MemoryDisk& disk, const std::string& content, const std::string& entry = "") {
   return {put(disk, content), "m.pt", entry};
-}
-
-std::string read(SavedFolder& folder, const std::string& name, const Box& box) {
-  const auto item = c10::elementSize(folder.tensor(name).dtype);
-  std::string result(static_cast<size_t>(box.numel()) * item, '\0');
-  folder.read(name, box, std::as_writable_bytes(std::span(result)));
-  return result;
 }
 
 /// What a box of a tensor has, by the definition of strides.
@@ -236,11 +223,11 @@ TEST_CASE("torch file: each tensor of a state dict is read where it lies, whole 
         CHECK(saved.sizes == sizes);
         CHECK(static_cast<int64_t>(c10::elementSize(saved.dtype)) == item);
         auto box = Box::whole(sizes);
-        const auto content = some_text(memory);
-        CHECK(read(folder, name, box) == expected(content, box, offset, strides, item));
+        const auto content = some_bytes(memory);
+        CHECK(bytes_of(folder, name, box) == expected(content, box, offset, strides, item));
         for (auto& size : box.sizes) size = (size + 1) / 2;
         for (size_t dim = 0; dim < sizes.size(); ++dim) box.offsets[dim] = sizes[dim] - box.sizes[dim];
-        CHECK(read(folder, name, box) == expected(content, box, offset, strides, item));
+        CHECK(bytes_of(folder, name, box) == expected(content, box, offset, strides, item));
       }
       CHECK(folder.tensor("parameter").dtype == c10::ScalarType::BFloat16);
       CHECK(folder.tensor("later").dtype == c10::ScalarType::Float8_e5m2);
@@ -252,7 +239,7 @@ TEST_CASE("torch file: each tensor of a state dict is read where it lies, whole 
 
 TEST_CASE("torch file: a reader of some rows reads only their blocks, each once") {
   const int64_t rows = 3 * kBlockBytes / 4096;
-  const auto content = some_text(static_cast<size_t>(3 * kBlockBytes));
+  const auto content = some_bytes(static_cast<size_t>(3 * kBlockBytes));
   const auto pickle = dict(
       {{"rows", tensor("ByteStorage", "0", 3 * kBlockBytes, 0, {rows, 4096}, {4096, 1})},
        {"transposed", tensor("ByteStorage", "0", 3 * kBlockBytes, 0, {4096, rows}, {1, 4096})}});
@@ -261,12 +248,14 @@ TEST_CASE("torch file: a reader of some rows reads only their blocks, each once"
   FaultyDisk disk(inner);
   SavedFolder folder(disk, "m.pt");
   auto before = disk.steps().size();
-  CHECK(read(folder, "rows", {{rows / 2, 0}, {2, 4096}}) == content.substr(static_cast<size_t>(rows / 2 * 4096), 8192));
+  CHECK(
+      bytes_of(folder, "rows", Box{{rows / 2, 0}, {2, 4096}}) ==
+      content.substr(static_cast<size_t>(rows / 2 * 4096), 8192));
   // It opens the file, asks for its size, and reads.
   CHECK(disk.steps().size() == before + 3);
   before = disk.steps().size();
   const Box box{{100, 0}, {50, rows}};
-  CHECK(read(folder, "transposed", box) == expected(content, box, 0, {1, 4096}, 1));
+  CHECK(bytes_of(folder, "transposed", box) == expected(content, box, 0, {1, 4096}, 1));
   CHECK(disk.steps().size() <= before + 4);
 }
 
@@ -457,7 +446,7 @@ TEST_CASE("torch file: one that was tampered with is an error or harmless") {
         REQUIRE(
             whole_box.numel() * static_cast<int64_t>(c10::elementSize(tensor.dtype)) <=
             static_cast<int64_t>(content.size()));
-        read(folder, name, whole_box);
+        bytes_of(folder, name);
       }
       ++read_well;
     } catch (const Error& error) {

@@ -3,13 +3,35 @@
 #include "files/saved_folder.h"
 #include "files/saving.h"
 
-#include <cstring>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace shardwise::test {
+
+inline std::string random_bytes(size_t count, std::mt19937& random) {
+  std::string bytes(count, '\0');
+  for (auto& byte : bytes) byte = static_cast<char>(random());
+  return bytes;
+}
+
+/// The same ones for one count.
+inline std::string some_bytes(size_t count) {
+  std::mt19937 random(static_cast<uint32_t>(count));
+  return random_bytes(count, random);
+}
+
+/// What a checkpoint has in a box of a tensor, or in all of it. Raises what reading raises.
+inline std::string bytes_of(
+    files::SavedFolder& folder, const std::string& name, const std::optional<files::Box>& box = {}) {
+  const auto& saved = folder.tensor(name);
+  const auto wanted = box.value_or(files::Box::whole(saved.sizes));
+  std::string bytes(static_cast<size_t>(wanted.numel()) * c10::elementSize(saved.dtype), '\0');
+  folder.read(name, wanted, std::as_writable_bytes(std::span(bytes)));
+  return bytes;
+}
 
 /// Tensors with values of their own memory, to be saved by some ranks.
 class Values {
@@ -18,8 +40,7 @@ class Values {
   Values& add(
       const std::string& name, c10::ScalarType dtype, const files::Sizes& sizes, int64_t ranks, std::mt19937& random) {
     const auto item = static_cast<int64_t>(c10::elementSize(dtype));
-    std::vector<std::byte> bytes(static_cast<size_t>(*files::product_of(sizes) * item));
-    for (auto& byte : bytes) byte = static_cast<std::byte>(random());
+    auto bytes = random_bytes(static_cast<size_t>(*files::product_of(sizes) * item), random);
     wholes_.push_back({name, dtype, sizes, std::move(bytes)});
     for (int64_t rank = 0; rank < ranks; ++rank) {
       if (static_cast<int64_t>(shards_.size()) == rank) shards_.emplace_back();
@@ -78,9 +99,7 @@ class Values {
       const auto found = folder.index().tensors.find(whole.name);
       if (found == folder.index().tensors.end()) return false;
       if (found->second.dtype != whole.dtype || found->second.sizes != whole.sizes) return false;
-      std::vector<std::byte> bytes(whole.bytes.size());
-      folder.read(whole.name, files::Box::whole(whole.sizes), bytes);
-      if (bytes != whole.bytes) return false;
+      if (bytes_of(folder, whole.name) != whole.bytes) return false;
     }
     return true;
   }
@@ -90,7 +109,7 @@ class Values {
     std::string name;
     c10::ScalarType dtype;
     files::Sizes sizes;
-    std::vector<std::byte> bytes;
+    std::string bytes;
   };
 
   std::vector<Whole> wholes_;
