@@ -9,7 +9,6 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <memory>
-#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -65,25 +64,6 @@ inline c10::intrusive_ptr<c10d::Work> reduce_scatter(c10d::ProcessGroup& group, 
 }
 
 #pragma GCC diagnostic pop
-
-/// The dtype of a tensor's gradient, where the program set another one than its own; unset if torch has no such
-/// thing.
-template <typename Tensor>
-std::optional<at::ScalarType> own_grad_dtype(const Tensor& tensor) {
-  if constexpr (requires { tensor.grad_dtype(); }) {
-    const auto dtype = tensor.grad_dtype();
-    if (dtype && *dtype != tensor.scalar_type()) return dtype;
-  }
-  return std::nullopt;
-}
-
-/// Unset: gradients may have any dtype.
-template <typename Tensor>
-void set_grad_dtype(const Tensor& tensor, std::optional<at::ScalarType> dtype) {
-  if constexpr (requires { tensor.set_grad_dtype(dtype); }) {
-    if (tensor.grad_dtype() != dtype) tensor.set_grad_dtype(dtype);
-  }
-}
 
 /// Whether torch's own engine leaves gradients in the dtype in which they were computed until they are summed.
 inline constexpr bool kGradientsKeepTheirDtype = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15;

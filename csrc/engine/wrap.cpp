@@ -3,7 +3,6 @@
 #include "base/compute_guard.h"
 #include "base/fingerprint.h"
 #include "base/on_host.h"
-#include "base/torch_versions.h"
 #include "comm/mesh/gather_texts.h"
 #include "engine/trees.h"
 #include "group/data.h"
@@ -263,7 +262,7 @@ void Unit::make_shard(group::Parameter& parameter, const at::Tensor& values) {
     shard = values.detach();
   }
   parameter.set_shard(shard.set_requires_grad(parameter.leaf_requires_grad()));
-  if (parameter.grad_dtype) base::set_grad_dtype(shard, parameter.grad_dtype);
+  if (parameter.grad_dtype) shard.set_grad_dtype(parameter.grad_dtype);
   add_shard(shard);
 }
 

@@ -141,7 +141,8 @@ void Parameter::follow_sum_dtype() const {
   const bool widens = c10::elementSize(*sum_dtype_) > c10::elementSize(tensor.scalar_type());
   const bool is_summed_first = visible_ && visible_->may_sum_arriving();
   const bool stays = widens && !is_summed_first && (syncs_ || pending_.defined());
-  base::set_grad_dtype(tensor, stays ? std::nullopt : sum_dtype_);
+  const auto dtype = stays ? std::nullopt : sum_dtype_;
+  if (tensor.grad_dtype() != dtype) tensor.set_grad_dtype(dtype);
 }
 
 void Parameter::restore_memory() const {

@@ -1,6 +1,5 @@
 #include "python_front/module_unit.h"
 
-#include "base/torch_versions.h"
 #include "python_front/dtensor_parameter.h"
 #include "python_front/python_extension.h"
 
@@ -106,7 +105,7 @@ void ModuleUnit::show_as(size_t index, const py::object& parameter, const py::ob
   const auto local = py::cast<at::Tensor>(parameter.attr("_local_tensor"));
   // A cast or a load may have brought another parameter object.
   const auto& grad_dtype = unit_->parameters().at(index)->grad_dtype;
-  if (grad_dtype) base::set_grad_dtype(py::cast<at::Tensor>(parameter), grad_dtype);
+  if (grad_dtype) py::cast<at::Tensor>(parameter).set_grad_dtype(grad_dtype);
   unit_->replace_shard(index, local, std::make_shared<DTensorParameter>(parameter, to_memory));
 }
 

@@ -1,7 +1,6 @@
 #include "nn/wrap/wrapping.h"
 
 #include "base/compute_guard.h"
-#include "base/torch_versions.h"
 #include "nn/hooks/hook_table.h"
 #include "nn/hooks/unit_hooks.h"
 #include "nn/touch/recurrent.h"
@@ -129,9 +128,10 @@ void choose_dims(std::vector<engine::NamedTensor>& parameters, const FullyShardO
 void choose_dtypes(std::vector<engine::NamedTensor>& parameters, const MixedPrecision& precision) {
   for (auto& parameter : parameters) {
     if (engine::Unit::of(parameter.tensor)) continue;
-    if (parameter.tensor.is_floating_point()) parameter.grad_dtype = base::own_grad_dtype(parameter.tensor);
-    if (!precision.param_dtype_override()) continue;
     const auto own = parameter.tensor.scalar_type();
+    const auto wanted = parameter.tensor.grad_dtype();
+    if (parameter.tensor.is_floating_point() && wanted != own) parameter.grad_dtype = wanted;
+    if (!precision.param_dtype_override()) continue;
     const auto chosen = precision.param_dtype_override()(parameter.names.front(), parameter.tensor);
     if (!chosen || chosen == precision.param_dtype()) continue;
     if (*chosen != own) {

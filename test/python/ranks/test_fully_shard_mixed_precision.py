@@ -313,7 +313,6 @@ class TestParamDtypes:
     def test_gradients_as_computed(self, kind: str) -> None:
         run_ranks(2, gradients_as_computed, kind)
 
-    @pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch's tensors have no grad_dtype")
     def test_gradients_of_another_dtype(self) -> None:
         run_ranks(2, gradients_of_another_dtype)
 
