@@ -2,14 +2,13 @@
 
 #include <c10/util/StringUtil.h>
 
-#include <limits.h>
 #include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <sstream>
@@ -30,17 +29,13 @@ std::string first_line(const char* path) {
   return line;
 }
 
-std::string target_of(const char* link) {
-  std::array<char, PATH_MAX> target{};
-  const auto length = readlink(link, target.data(), target.size());
-  return {target.data(), static_cast<size_t>(std::max<ssize_t>(length, 0))};
-}
-
 } // namespace
 
 // Includes the namespace, because process numbers mean something only within it.
 std::string this_host() {
-  return c10::str(first_line("/proc/sys/kernel/random/boot_id"), " ", target_of("/proc/self/ns/pid"));
+  std::error_code ignored;
+  const auto processes = std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
+  return c10::str(first_line("/proc/sys/kernel/random/boot_id"), " ", processes);
 }
 
 uint64_t process_start_time(int64_t process) {

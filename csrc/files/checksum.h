@@ -39,9 +39,4 @@ struct FileRecord {
   bool operator==(const FileRecord&) const = default;
 };
 
-/// How many blocks data has.
-constexpr int64_t block_count(int64_t data_bytes) {
-  return data_bytes / kBlockBytes + (data_bytes % kBlockBytes != 0 ? 1 : 0);
-}
-
 } // namespace shardwise::files

@@ -2,7 +2,6 @@
 
 #include <c10/util/StringUtil.h>
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,6 +10,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
 namespace shardwise::files {
@@ -137,16 +137,12 @@ class RealDisk final : public Disk {
     return ::lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode);
   }
   std::vector<std::string> list(const std::string& path) override {
-    const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir(path.c_str()), &::closedir);
-    must(folder != nullptr, "listing " + path);
     std::vector<std::string> names;
-    errno = 0;
-    for (auto* entry = ::readdir(folder.get()); entry != nullptr; entry = ::readdir(folder.get())) {
-      const std::string name = entry->d_name;
-      if (name != "." && name != "..") names.push_back(name);
-      errno = 0;
-    }
-    must(errno == 0, "listing " + path);
+    std::error_code error;
+    std::filesystem::directory_iterator entry(path, error);
+    for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error))
+      names.push_back(entry->path().filename());
+    if (error) throw DiskError("listing " + path, error.value());
     std::sort(names.begin(), names.end());
     return names;
   }

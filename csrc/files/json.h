@@ -27,6 +27,7 @@ struct SHARDWISE_API Json {
   Json(std::string value) : value(std::move(value)) {}
   Json(const char* value) : value(std::string(value)) {}
   Json(List value) : value(std::move(value)) {}
+  Json(const std::vector<int64_t>& numbers) : value(List(numbers.begin(), numbers.end())) {}
   Json(Object value) : value(std::move(value)) {}
 
   /// The value as this type; nullptr if it is of another.

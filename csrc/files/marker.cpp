@@ -10,9 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <set>
-#include <utility>
 
 namespace shardwise::files {
 namespace {
@@ -35,6 +33,37 @@ Json::Object json_of(const FileRecord& file) {
       {"header_bytes", file.header_bytes},
       {"header_checksum", checksum_text(file.header_checksum)},
       {"block_checksums", std::move(blocks)}};
+}
+
+constexpr const char* kNumber = "number";
+
+Json json_of_value(const Json& value, const std::string& name) {
+  if (const auto* number = value.as<double>(); number != nullptr && !std::isfinite(*number))
+    return Json::Object{{kNumber, std::isnan(*number) ? "nan" : *number > 0 ? "inf" : "-inf"}};
+  if (const auto* list = value.as<Json::List>()) {
+    Json::List items;
+    for (const auto& item : *list) items.push_back(json_of_value(item, name));
+    return items;
+  }
+  if (value.as<std::nullptr_t>() != nullptr || value.as<Json::Object>() != nullptr) {
+    throw ValueError(c10::str(
+        "shardwise: the value ", in_quotes(name),
+        " cannot be saved: it must be a number, a text, a truth value, or a list of these."));
+  }
+  return value;
+}
+
+/// The value again.
+Json value_of(const Json& json, const std::string& path) {
+  if (const auto* list = json.as<Json::List>()) {
+    Json::List items;
+    for (const auto& item : *list) items.push_back(value_of(item, path));
+    return items;
+  }
+  if (json.as<Json::Object>() == nullptr && json.as<std::nullptr_t>() == nullptr) return json;
+  const auto* word = json.find(kNumber) == nullptr ? nullptr : json.find(kNumber)->as<std::string>();
+  if (word != nullptr && (*word == "inf" || *word == "-inf" || *word == "nan")) return std::stod(*word);
+  throw Error(c10::str("shardwise: ", path, " has a value that no program saved. ", kRemedy));
 }
 
 class MarkerParser {
@@ -123,7 +152,8 @@ class MarkerParser {
     file.header_checksum = checksum_in(text_in(json, "header_checksum"));
     const std::string_view blocks = text_in(json, "block_checksums");
     const auto data_bytes = file.bytes - file.header_bytes;
-    if (data_bytes < 0 || blocks.size() != 16 * static_cast<size_t>(block_count(data_bytes)))
+    const auto count = data_bytes / kBlockBytes + (data_bytes % kBlockBytes != 0 ? 1 : 0);
+    if (data_bytes < 0 || blocks.size() != 16 * static_cast<size_t>(count))
       fail(c10::str("its checksums of ", in_quotes(file.name), " are not as many as the file has blocks"));
     for (size_t at = 0; at < blocks.size(); at += 16) file.blocks.push_back(checksum_in(blocks.substr(at, 16)));
     return file;
@@ -132,33 +162,16 @@ class MarkerParser {
   const std::string& path_;
 };
 
-constexpr const char* kNumber = "number";
-
-constexpr std::pair<const char*, double> kSpecialNumbers[] = {
-    {"inf", std::numeric_limits<double>::infinity()},
-    {"-inf", -std::numeric_limits<double>::infinity()},
-    {"nan", std::numeric_limits<double>::quiet_NaN()},
-};
-
-Json json_of_special(double number) {
-  for (const auto& [word, special] : kSpecialNumbers) {
-    if (number == special || (std::isnan(number) && std::isnan(special))) return Json::Object{{kNumber, word}};
-  }
-  return number;
-}
-
 } // namespace
 
 std::string marker_text(const Marker& marker) {
   Json::List files;
   for (const auto& file : marker.files) files.emplace_back(json_of(file));
-  Json::Object values;
-  for (const auto& [name, value] : marker.values) values.push_back({name, json_of_value(value, name)});
   const auto content = json_text(Json::Object{
       {"save", marker.save},
       {"world", marker.world},
       {"layout", marker.layout},
-      {"values", std::move(values)},
+      {"values", json_of_values(marker.values)},
       {"block_bytes", kBlockBytes},
       {"files", std::move(files)}});
   return c10::str(
@@ -192,33 +205,10 @@ std::string files_error(Disk& disk, const std::string& folder, const Marker& mar
   return "";
 }
 
-Json json_of_value(const Json& value, const std::string& name) {
-  if (const auto* number = value.as<double>()) return json_of_special(*number);
-  if (const auto* list = value.as<Json::List>()) {
-    Json::List items;
-    for (const auto& item : *list) items.push_back(json_of_value(item, name));
-    return items;
-  }
-  if (value.as<std::nullptr_t>() != nullptr || value.as<Json::Object>() != nullptr) {
-    throw ValueError(c10::str(
-        "shardwise: the value ", in_quotes(name),
-        " cannot be saved: it must be a number, a text, a truth value, or a list of these."));
-  }
-  return value;
-}
-
-Json value_of(const Json& json, const std::string& path) {
-  if (const auto* list = json.as<Json::List>()) {
-    Json::List items;
-    for (const auto& item : *list) items.push_back(value_of(item, path));
-    return items;
-  }
-  if (json.as<Json::Object>() == nullptr && json.as<std::nullptr_t>() == nullptr) return json;
-  const auto* word = json.find(kNumber) == nullptr ? nullptr : json.find(kNumber)->as<std::string>();
-  for (const auto& [special, number] : kSpecialNumbers) {
-    if (word != nullptr && *word == special) return number;
-  }
-  throw Error(c10::str("shardwise: ", path, " has a value that no program saved. ", kRemedy));
+Json::Object json_of_values(const Json::Object& values) {
+  Json::Object result;
+  for (const auto& [name, value] : values) result.push_back({name, json_of_value(value, name)});
+  return result;
 }
 
 } // namespace shardwise::files

@@ -48,13 +48,9 @@ SHARDWISE_API std::optional<Marker> read_marker(Disk& disk, const std::string& f
 /// cut off, or one of safetensors too many; "" if nothing is. Other files may lie beside them.
 SHARDWISE_API std::string files_error(Disk& disk, const std::string& folder, const Marker& marker);
 
-/// The program's own value as the marker has it. JSON has no numbers that are infinite or none: they become an object
-/// of one text, {"number": "inf"}, which no value of a program is.
+/// The program's own values as the marker has them. JSON has no numbers that are infinite or none: they become an
+/// object of one text, {"number": "inf"}, which no value of a program is.
 /// Raises ValueError, with the value's name, for null, an object, and a list of these.
-Json json_of_value(const Json& value, const std::string& name);
-
-/// The value again.
-/// Raises Error if it is none; `path` is the marker's name.
-Json value_of(const Json& json, const std::string& path);
+Json::Object json_of_values(const Json::Object& values);
 
 } // namespace shardwise::files

@@ -9,8 +9,7 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <charconv>
-#include <vector>
+#include <sstream>
 
 namespace shardwise::files {
 namespace {
@@ -18,12 +17,6 @@ namespace {
 uint64_t host_number() {
   static const auto number = base::fingerprint(base::this_host());
   return number;
-}
-
-template <typename Number>
-bool read_number(std::string_view text, Number& number) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  return error == std::errc() && end == text.data() + text.size() && !text.starts_with('-');
 }
 
 } // namespace
@@ -39,21 +32,13 @@ std::string Owner::text() const {
 }
 
 std::optional<Owner> Owner::parse(std::string_view text) {
-  std::vector<std::string_view> parts;
-  for (size_t at = 0; at <= text.size();) {
-    const auto end = std::min(text.find('-', at), text.size());
-    parts.push_back(text.substr(at, end - at));
-    at = end + 1;
-  }
   Owner owner;
-  if (parts.size() != 4) return {};
-  const auto host = parse_checksum(parts[0]);
-  if (!host || !read_number(parts[1], owner.process) || !read_number(parts[2], owner.began) ||
-      !read_number(parts[3], owner.count)) {
-    return {};
-  }
-  owner.host = *host;
-  return owner;
+  char dash = 0;
+  std::istringstream numbers{std::string(text)};
+  numbers >> std::hex >> owner.host >> dash >> std::dec >> owner.process >> dash >> owner.began >> dash >> owner.count;
+  // Whatever is not as text() writes it differs from that; but for signs.
+  const bool is_one = owner.text() == text && owner.process >= 0 && owner.count >= 0;
+  return is_one ? std::optional(owner) : std::nullopt;
 }
 
 bool Owner::has_ended() const {

@@ -83,28 +83,22 @@ void SavedFolder::read(const std::string& name, const Box& box, std::span<std::b
         memory.size(), " bytes: its sizes are ", text_of(saved.sizes), " in ", c10::toString(saved.dtype), "."));
   }
   try {
-    read_chunks(name, box, memory);
+    for (const auto& chunk : saved.chunks) {
+      const auto piece = intersection(chunk.box, box);
+      if (!piece) continue;
+      auto& file = reader(chunk.file);
+      if (!chunk.strides.empty()) {
+        read_strided(file, chunk, box, item_bytes, memory, name);
+        continue;
+      }
+      for_each_run(*piece, chunk.box, box, item_bytes, [&](const Run& run) {
+        const auto place = memory.subspan(static_cast<size_t>(run.to), static_cast<size_t>(run.bytes));
+        file.read(chunk.begin + run.from, place, name);
+      });
+    }
   } catch (const Error&) {
     check_not_replaced(disk_, index_);
     throw;
-  }
-}
-
-void SavedFolder::read_chunks(const std::string& name, const Box& box, std::span<std::byte> memory) {
-  const auto& saved = tensor(name);
-  const auto item_bytes = static_cast<int64_t>(c10::elementSize(saved.dtype));
-  for (const auto& chunk : saved.chunks) {
-    const auto piece = intersection(chunk.box, box);
-    if (!piece) continue;
-    auto& file = reader(chunk.file);
-    if (!chunk.strides.empty()) {
-      read_strided(file, chunk, box, item_bytes, memory, name);
-      continue;
-    }
-    for_each_run(*piece, chunk.box, box, item_bytes, [&](const Run& run) {
-      const auto place = memory.subspan(static_cast<size_t>(run.to), static_cast<size_t>(run.bytes));
-      file.read(chunk.begin + run.from, place, name);
-    });
   }
 }
 

@@ -32,7 +32,6 @@ class SHARDWISE_API SavedFolder {
   void read(const std::string& name, const Box& box, std::span<std::byte> memory);
 
  private:
-  void read_chunks(const std::string& name, const Box& box, std::span<std::byte> memory);
   TensorReader& reader(const std::string& file);
 
   Disk& disk_;

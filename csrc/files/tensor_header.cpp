@@ -97,10 +97,6 @@ void set_ranges(std::vector<TensorEntry>& tensors) {
   }
 }
 
-Json list_of(const Sizes& sizes) {
-  return Json::List(sizes.begin(), sizes.end());
-}
-
 /// As safetensors counts elements.
 Json shape_of(const TensorEntry& entry) {
   auto sizes = entry.box.sizes;
@@ -111,7 +107,7 @@ Json shape_of(const TensorEntry& entry) {
         c10::toString(entry.dtype), " is ", packed, " elements along the last one. Give it one with reshape({1})."));
   }
   if (packed > 1) sizes.back() *= packed;
-  return list_of(sizes);
+  return sizes;
 }
 
 class HeaderParser {
@@ -242,7 +238,6 @@ class HeaderParser {
     }
     if (members->size() != header_.tensors.size())
       fail(c10::str("its ", kBoxes, " name tensors that it does not have"));
-    header_.has_boxes = true;
   }
 
   int64_t data_bytes_;
@@ -274,7 +269,7 @@ std::string make_header(std::vector<TensorEntry>& tensors, FileKind kind) {
   Json::Object boxes;
   Json::Object header{{kTexts, {}}};
   for (const auto& entry : tensors) {
-    boxes.push_back({entry.name, Json::Object{{kOffsets, list_of(entry.box.offsets)}}});
+    boxes.push_back({entry.name, Json::Object{{kOffsets, entry.box.offsets}}});
     header.push_back(
         {entry.name, Json::Object{
                          {kDtype, dtype_name(entry.dtype, entry.name)},

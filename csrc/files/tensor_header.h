@@ -69,8 +69,6 @@ struct TensorEntry {
 struct TensorHeader {
   /// In the order of their data, which they fill without gaps.
   std::vector<TensorEntry> tensors;
-  /// Whether it says where pieces lie in their tensors, as torch's sharded saves do.
-  bool has_boxes = false;
   /// The texts that the file has beside its tensors.
   std::map<std::string, std::string> texts;
 };

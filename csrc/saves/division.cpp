@@ -31,10 +31,6 @@ using files::Box;
 using files::Json;
 using files::Sizes;
 
-Json json_of(const Sizes& sizes) {
-  return Json::List(sizes.begin(), sizes.end());
-}
-
 Sizes sizes_of(const Json& json) {
   Sizes sizes;
   for (const auto& each : *json.as<Json::List>()) sizes.push_back(*each.as<int64_t>());
@@ -46,10 +42,10 @@ std::string describe(const std::vector<Piece>& pieces) {
   Json::List all;
   for (const auto& piece : pieces) {
     Json::List boxes;
-    for (const auto& box : piece.boxes) boxes.emplace_back(Json::List{json_of(box.offsets), json_of(box.sizes)});
+    for (const auto& box : piece.boxes) boxes.emplace_back(Json::List{box.offsets, box.sizes});
     all.emplace_back(Json::List{
         piece.name, files::dtype_name(piece.values.scalar_type(), piece.name),
-        static_cast<int64_t>(piece.values.element_size()), json_of(piece.sizes), std::move(boxes),
+        static_cast<int64_t>(piece.values.element_size()), piece.sizes, std::move(boxes),
         piece.must_agree ? sample_of(piece.values) : ""});
   }
   return files::json_text(all);

@@ -2,6 +2,7 @@
 
 #include "base/compute_guard.h"
 #include "base/on_host.h"
+#include "layout/shards.h"
 
 #include <shardwise/error.h>
 
@@ -15,19 +16,6 @@
 
 namespace shardwise::saves {
 namespace {
-
-/// Where the next copy may begin: a multiple of what any dtype needs.
-int64_t aligned(int64_t bytes) {
-  constexpr int64_t kAlignment = 64;
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
-/// The program's values, for ranks to compare.
-std::string text_of(const files::Json::Object& values) {
-  files::Json::Object told;
-  for (const auto& [name, value] : values) told.push_back({name, files::json_of_value(value, name)});
-  return files::json_text(told);
-}
 
 /// What one rank wrote, for the rank that commits.
 std::string text_of(std::vector<files::FileRecord> records) {
@@ -49,7 +37,7 @@ void Snapshot::take(std::vector<at::Tensor>& values) {
   int64_t bytes = 0;
   std::unordered_set<at::Device> devices;
   for (const auto& each : values) {
-    bytes += aligned(static_cast<int64_t>(each.nbytes()));
+    bytes += static_cast<int64_t>(layout::aligned(each.nbytes()));
     if (!each.is_cpu()) devices.insert(each.device());
   }
   if (!memory_.defined() || memory_.numel() < bytes) {
@@ -61,7 +49,7 @@ void Snapshot::take(std::vector<at::Tensor>& values) {
   for (const auto& each : values) {
     const auto length = static_cast<int64_t>(each.nbytes());
     copies.push_back(memory_.narrow(0, begin, length).view(each.scalar_type()).view(each.sizes()));
-    begin += aligned(length);
+    begin += static_cast<int64_t>(layout::aligned(each.nbytes()));
   }
   // The host writes first: it must not touch what a device may be writing.
   for (const bool is_host : {true, false}) {
@@ -89,7 +77,8 @@ SaveInProgress::SaveInProgress(
       about_(std::move(about)),
       snapshot_(snapshot) {
   const auto& chosen = division.among(ranks, pieces, [&] {
-    return c10::str("a checkpoint with the values ", text_of(about_.values), " to ", files::without_slashes(place));
+    const auto values = files::json_text(files::json_of_values(about_.values));
+    return c10::str("a checkpoint with the values ", values, " to ", files::without_slashes(place));
   });
   // Before there is anything to remove again.
   ranks.together([&] {
