@@ -19,23 +19,13 @@
 #endif
 
 namespace shardwise::base {
-namespace {
-
-/// Empty if there is no such file.
-std::string first_line(const char* path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
-} // namespace
 
 // Includes the namespace, because process numbers mean something only within it.
 std::string this_host() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
   std::error_code ignored;
-  const auto processes = std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
-  return c10::str(first_line("/proc/sys/kernel/random/boot_id"), " ", processes);
+  return c10::str(boot, " ", std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string());
 }
 
 uint64_t process_start_time(int64_t process) {

@@ -15,6 +15,31 @@
 namespace shardwise::files {
 namespace {
 
+/// That of a million tensors is shorter.
+constexpr int64_t kLongestIndex = 100'000'000;
+
+/// Reads a model.safetensors.index.json: the file of each tensor, by the tensor's name.
+/// Raises Error if it is not what Hugging Face's libraries write, and for a file that does not lie in the folder.
+std::map<std::string, std::string> read_hugging_face_index(Disk& disk, const std::string& path) {
+  const auto json = parse_json(read_text(disk, path, kLongestIndex), path);
+  const auto* places = json.find(kWeightMap);
+  const auto* members = places == nullptr ? nullptr : places->as<Json::Object>();
+  if (members == nullptr)
+    throw Error(c10::str("shardwise: ", path, " is broken: it has no object ", kWeightMap, ". ", kRemedy));
+  std::map<std::string, std::string> result;
+  for (const auto& [name, value] : *members) {
+    const auto* file = value.as<std::string>();
+    if (file == nullptr || !is_tensor_file(*file)) {
+      throw Error(c10::str(
+          "shardwise: ", path, " is broken: it says that ", in_quotes(name), " is in ",
+          file == nullptr ? "something that is not a string" : in_quotes(*file),
+          "; it must be in a file of this folder that ends in ", kTensorFileEnd, ". ", kRemedy));
+    }
+    result.emplace(name, *file);
+  }
+  return result;
+}
+
 class IndexReader {
  public:
   IndexReader(Disk& disk, const std::string& place, const std::string& entry) : disk_(disk), entry_(entry) {
@@ -163,10 +188,6 @@ class IndexReader {
   std::map<std::string, std::string> places_;
 };
 
-constexpr const char* kWeightMap = "weight_map";
-/// That of a million tensors is shorter.
-constexpr int64_t kLongestIndex = 100'000'000;
-
 } // namespace
 
 FolderIndex read_folder_index(Disk& disk, const std::string& place, const std::string& entry) {
@@ -186,31 +207,6 @@ void check_not_replaced(Disk& disk, const FolderIndex& index) {
       "shardwise: the checkpoint ", index.place,
       " was replaced by another save while it was being read. Load it again, or save each step to a folder of its "
       "own."));
-}
-
-std::map<std::string, std::string> read_hugging_face_index(Disk& disk, const std::string& path) {
-  const auto json = parse_json(read_text(disk, path, kLongestIndex), path);
-  const auto* places = json.find(kWeightMap);
-  const auto* members = places == nullptr ? nullptr : places->as<Json::Object>();
-  if (members == nullptr)
-    throw Error(c10::str("shardwise: ", path, " is broken: it has no object ", kWeightMap, ". ", kRemedy));
-  std::map<std::string, std::string> result;
-  for (const auto& [name, value] : *members) {
-    const auto* file = value.as<std::string>();
-    if (file == nullptr || !is_tensor_file(*file)) {
-      throw Error(c10::str(
-          "shardwise: ", path, " is broken: it says that ", in_quotes(name), " is in ",
-          file == nullptr ? "something that is not a string" : in_quotes(*file),
-          "; it must be in a file of this folder that ends in ", kTensorFileEnd, ". ", kRemedy));
-    }
-    result.emplace(name, *file);
-  }
-  return result;
-}
-
-std::string hugging_face_index(Json::Object files_of_tensors, int64_t bytes) {
-  return json_text(
-      Json::Object{{"metadata", Json::Object{{"total_size", bytes}}}, {kWeightMap, std::move(files_of_tensors)}});
 }
 
 } // namespace shardwise::files

@@ -84,7 +84,8 @@ std::vector<std::string> merge_checkpoint(
     }
     if (parts.size() > 1) {
       written.emplace_back(kHuggingFaceIndex);
-      write_file(disk, temporary + "/" + written.back(), hugging_face_index(std::move(places), bytes));
+      const Json::Object index{{"metadata", Json::Object{{"total_size", bytes}}}, {kWeightMap, std::move(places)}};
+      write_file(disk, temporary + "/" + written.back(), json_text(index));
     }
     disk.sync_folder(temporary);
     disk.rename(temporary, to);

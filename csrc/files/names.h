@@ -18,6 +18,8 @@ constexpr const char* kOptimizerOptions = "optimizer.param_groups.";
 constexpr const char* kTensorFileEnd = ".safetensors";
 /// The file of a checkpoint of Hugging Face's that says which of its files has a tensor.
 constexpr const char* kHuggingFaceIndex = "model.safetensors.index.json";
+/// The object that has them there, by the tensors' names.
+constexpr const char* kWeightMap = "weight_map";
 
 /// Whether this names a file in a folder, not one elsewhere: no slash, no NUL, neither "." nor "..".
 SHARDWISE_API bool is_plain_name(std::string_view name);

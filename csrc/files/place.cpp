@@ -94,11 +94,9 @@ std::string find_checkpoint(Disk& disk, const std::string& place) {
   if (disk.kind(place) == Disk::Kind::folder) return place;
   std::vector<std::string> found;
   const bool has_folder = !disk.kind(place) && disk.kind(folder) == Disk::Kind::folder;
-  for (const auto& name : has_folder ? disk.list(folder) : std::vector<std::string>()) {
-    const auto temporary = parse_temporary_name(name);
-    if (!temporary || temporary->place != name_of(place) || temporary->kind != TemporaryKind::replaced) continue;
-    const auto path = c10::str(folder, "/", name);
-    if (is_complete(disk, path)) found.push_back(path);
+  for (const auto& each : has_folder ? leftovers(disk, folder) : std::vector<Leftover>()) {
+    const bool is_of_place = each.name.place == name_of(place) && each.name.kind == TemporaryKind::replaced;
+    if (is_of_place && is_complete(disk, each.path)) found.push_back(each.path);
   }
   if (found.size() == 1) return found[0];
   if (found.empty())

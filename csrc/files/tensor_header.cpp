@@ -9,7 +9,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <array>
 #include <set>
 #include <tuple>
 #include <unordered_map>
@@ -17,31 +16,6 @@
 
 namespace shardwise::files {
 namespace {
-
-using Named = std::pair<const char*, c10::ScalarType>;
-
-constexpr std::array kNamedDtypes = {
-    Named{"F64", c10::ScalarType::Double},
-    Named{"F32", c10::ScalarType::Float},
-    Named{"F16", c10::ScalarType::Half},
-    Named{"BF16", c10::ScalarType::BFloat16},
-    Named{"I64", c10::ScalarType::Long},
-    Named{"I32", c10::ScalarType::Int},
-    Named{"I16", c10::ScalarType::Short},
-    Named{"I8", c10::ScalarType::Char},
-    Named{"U64", c10::ScalarType::UInt64},
-    Named{"U32", c10::ScalarType::UInt32},
-    Named{"U16", c10::ScalarType::UInt16},
-    Named{"U8", c10::ScalarType::Byte},
-    Named{"BOOL", c10::ScalarType::Bool},
-    Named{"F8_E4M3", c10::ScalarType::Float8_e4m3fn},
-    Named{"F8_E4M3FNUZ", c10::ScalarType::Float8_e4m3fnuz},
-    Named{"F8_E5M2", c10::ScalarType::Float8_e5m2},
-    Named{"F8_E5M2FNUZ", c10::ScalarType::Float8_e5m2fnuz},
-    Named{"F8_E8M0", c10::ScalarType::Float8_e8m0fnu},
-    Named{"F4", c10::ScalarType::Float4_e2m1fn_x2},
-    Named{"C64", c10::ScalarType::ComplexFloat},
-};
 
 int64_t item_bytes(const TensorEntry& entry) {
   return static_cast<int64_t>(c10::elementSize(entry.dtype));

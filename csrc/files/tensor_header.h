@@ -6,15 +6,41 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace shardwise::files {
+
+/// The dtypes of safetensors, by their names there.
+inline constexpr auto kNamedDtypes = std::to_array<std::pair<const char*, c10::ScalarType>>({
+    {"F64", c10::ScalarType::Double},
+    {"F32", c10::ScalarType::Float},
+    {"F16", c10::ScalarType::Half},
+    {"BF16", c10::ScalarType::BFloat16},
+    {"I64", c10::ScalarType::Long},
+    {"I32", c10::ScalarType::Int},
+    {"I16", c10::ScalarType::Short},
+    {"I8", c10::ScalarType::Char},
+    {"U64", c10::ScalarType::UInt64},
+    {"U32", c10::ScalarType::UInt32},
+    {"U16", c10::ScalarType::UInt16},
+    {"U8", c10::ScalarType::Byte},
+    {"BOOL", c10::ScalarType::Bool},
+    {"F8_E4M3", c10::ScalarType::Float8_e4m3fn},
+    {"F8_E4M3FNUZ", c10::ScalarType::Float8_e4m3fnuz},
+    {"F8_E5M2", c10::ScalarType::Float8_e5m2},
+    {"F8_E5M2FNUZ", c10::ScalarType::Float8_e5m2fnuz},
+    {"F8_E8M0", c10::ScalarType::Float8_e8m0fnu},
+    {"F4", c10::ScalarType::Float4_e2m1fn_x2},
+    {"C64", c10::ScalarType::ComplexFloat},
+});
 
 /// The name that safetensors has for a dtype, such as F32.
 /// Raises ValueError, with the parameter's name, for a dtype that it has none for.

@@ -9,7 +9,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <array>
 #include <string_view>
 #include <utility>
 
@@ -17,30 +16,6 @@ namespace shardwise::files {
 namespace {
 
 using namespace std::string_view_literals;
-
-/// Of elements that such a file may have.
-constexpr std::array kTypes = {
-    c10::ScalarType::Double,
-    c10::ScalarType::Float,
-    c10::ScalarType::Half,
-    c10::ScalarType::BFloat16,
-    c10::ScalarType::Long,
-    c10::ScalarType::Int,
-    c10::ScalarType::Short,
-    c10::ScalarType::Char,
-    c10::ScalarType::Byte,
-    c10::ScalarType::Bool,
-    c10::ScalarType::ComplexDouble,
-    c10::ScalarType::ComplexFloat,
-    c10::ScalarType::UInt64,
-    c10::ScalarType::UInt32,
-    c10::ScalarType::UInt16,
-    c10::ScalarType::Float8_e4m3fn,
-    c10::ScalarType::Float8_e4m3fnuz,
-    c10::ScalarType::Float8_e5m2,
-    c10::ScalarType::Float8_e5m2fnuz,
-    c10::ScalarType::Float8_e8m0fnu,
-    c10::ScalarType::Float4_e2m1fn_x2};
 
 constexpr auto kZipMark = "PK\x03\x04"sv;
 /// The pickle of a number, with which files began before torch 1.6.
@@ -289,12 +264,16 @@ class StateDictReader {
   /// The type of elements that a global names, as torch.float32 does or, of a memory, torch.FloatStorage.
   std::optional<c10::ScalarType> dtype_at(PickleId id, bool is_dtype) const {
     const auto* global = pickle_.as<PickleGlobal>(id);
-    const auto found = std::find_if(kTypes.begin(), kTypes.end(), [&](auto type) {
+    const auto is_named = [&](c10::ScalarType type) {
       const auto name =
           is_dtype ? std::string(c10::getDtypeNames(type).first) : c10::str(c10::toString(type), "Storage");
       return global != nullptr && global->name == "torch." + name;
-    });
-    return found == kTypes.end() ? std::nullopt : std::optional(*found);
+    };
+    for (const auto& [name, type] : kNamedDtypes) {
+      if (is_named(type)) return type;
+    }
+    // Safetensors has no name for it.
+    return is_named(c10::ScalarType::ComplexDouble) ? std::optional(c10::ScalarType::ComplexDouble) : std::nullopt;
   }
 
   const std::string& path_;

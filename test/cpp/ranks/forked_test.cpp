@@ -153,7 +153,7 @@ TEST(Forked, ASaveUnderWayIsTheParents) {
     FaultyDisk counted(files::Disk::real());
     begin(*save, counted, "counted");
     save->wait();
-    FaultyDisk disk(files::Disk::real(), counted.place_of("create "), FaultyDisk::Fault::waits);
+    FaultyDisk disk(files::Disk::real(), place_of("create ", counted.steps()), FaultyDisk::Fault::waits);
     std::promise<void> gate;
     disk.meanwhile = [opened = gate.get_future().share()] { opened.wait(); };
     begin(*save, disk, "step");

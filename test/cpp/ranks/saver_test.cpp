@@ -30,7 +30,7 @@ class OnDisk {
     FaultyDisk disk(files::Disk::real());
     begin(disk, path);
     background_.wait();
-    return disk.place_of("create");
+    return place_of("create", disk.steps());
   }
   saves::BackgroundSave& background() {
     return background_;
@@ -203,7 +203,7 @@ TEST(Saver, AFailureThatNobodySawEndsTheProcessWithAnError) {
     const auto save = saves::module_save(*model, nullptr, SaveOptions());
     FaultyDisk counted(files::Disk::real());
     saves::save_pieces(save.ranks, counted, c10::str(place, "-first"), save.pieces, save.about);
-    FaultyDisk disk(files::Disk::real(), counted.place_of("create"), Fault::fails);
+    FaultyDisk disk(files::Disk::real(), place_of("create", counted.steps()), Fault::fails);
     saves::BackgroundSave().begin(save.ranks, {}, disk, place, save.pieces, save.about);
     return;
   }

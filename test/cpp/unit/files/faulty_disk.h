@@ -48,11 +48,6 @@ class FaultyDisk final : public files::Disk {
   const std::vector<std::string>& steps() const {
     return steps_;
   }
-  /// The number of the first operation whose name begins so, from that one on.
-  int64_t place_of(const std::string& operation, int64_t from = 0) const {
-    while (!steps_.at(static_cast<size_t>(from)).starts_with(operation)) ++from;
-    return from;
-  }
   /// The most files that were open at a time.
   int most_open_files() const {
     return most_open_files_;
@@ -171,5 +166,11 @@ class FaultyDisk final : public files::Disk {
   int most_open_files_ = 0;
   std::vector<std::string> steps_;
 };
+
+/// The number of the first of these operations whose name begins so, from that one on.
+inline int64_t place_of(const std::string& operation, const std::vector<std::string>& steps, int64_t from = 0) {
+  while (!steps.at(static_cast<size_t>(from)).starts_with(operation)) ++from;
+  return from;
+}
 
 } // namespace shardwise::test

@@ -14,6 +14,7 @@ using shardwise::ValueError;
 using shardwise::test::Crash;
 using shardwise::test::FaultyDisk;
 using shardwise::test::MemoryDisk;
+using shardwise::test::place_of;
 using shardwise::test::some_values;
 using Fault = FaultyDisk::Fault;
 
@@ -317,7 +318,8 @@ std::unique_ptr<MemoryDisk> disk_with_step_in_danger() {
   some_values(2).save(counted, "runs/step-2");
   // The marker got its name before.
   const std::string rename = "rename runs/step-2.saving-";
-  FaultyDisk dying(*disk, counted.place_of(rename, counted.place_of(rename) + 1), Fault::crashes_when_done);
+  FaultyDisk dying(
+      *disk, place_of(rename, counted.steps(), place_of(rename, counted.steps()) + 1), Fault::crashes_when_done);
   CHECK_THROWS_AS(some_values(2).save(dying, "runs/step-2"), Crash);
   return disk;
 }

