@@ -7,9 +7,9 @@
 #include "files/saved_folder.h"
 #include "saves/background_save.h"
 #include "saves/division.h"
-#include "saves/export.h"
 #include "saves/pieces.h"
 #include "saves/ranks.h"
+#include "saves/save.h"
 
 #include <shardwise/error.h>
 #include <shardwise/save.h>

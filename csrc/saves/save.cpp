@@ -1,5 +1,7 @@
 #include "saves/save.h"
 
+#include "base/compute_guard.h"
+#include "files/merge.h"
 #include "files/steps.h"
 #include "saves/background_save.h"
 #include "saves/module_pieces.h"
@@ -31,8 +33,7 @@ void add_optimizer(std::vector<Piece>& pieces, const nn::ModuleState& module, to
   pieces.insert(pieces.end(), std::make_move_iterator(kept.begin()), std::make_move_iterator(kept.end()));
 }
 
-} // namespace
-
+/// What is wrong with a name of the module that would look like another part of a checkpoint; "" if none does.
 std::string reserved_name(const nn::ModuleState& module, const std::string& function) {
   for (const auto& [name, index] : module.names()) {
     for (const std::string prefix : {files::kOptimizer, files::kProgram}) {
@@ -45,6 +46,8 @@ std::string reserved_name(const nn::ModuleState& module, const std::string& func
   }
   return "";
 }
+
+} // namespace
 
 ModuleSave module_save(
     const torch::nn::Module& module, torch::optim::Optimizer* optimizer, const SaveOptions& options) {
@@ -63,6 +66,31 @@ ModuleSave module_save(
   });
   save.about.values = json_of(options.values());
   return save;
+}
+
+void check_export(const Ranks& ranks, const std::string& file) {
+  ranks.agree_on_place(file, "writes");
+  ranks.together([&] {
+    if (ranks.is_first()) files::check_file_place(files::Disk::real(), file);
+    return "";
+  });
+}
+
+void export_tensors(const Ranks& ranks, const std::string& file, const StateDict& whole) {
+  ranks.together([&] {
+    if (!ranks.is_first()) return "";
+    const base::ComputeGuard guard;
+    std::vector<at::Tensor> memory;
+    std::vector<files::TensorToWrite> tensors;
+    for (const auto& item : whole) {
+      const auto& values = memory.emplace_back(item.value().detach().to(at::kCPU).contiguous());
+      const files::Bytes data(static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes());
+      const auto box = files::Box::whole(values.sizes().vec());
+      tensors.push_back({item.key(), values.scalar_type(), box, {data}});
+    }
+    files::write_whole_file(files::Disk::real(), file, tensors);
+    return "";
+  });
 }
 
 } // namespace shardwise::saves
@@ -87,6 +115,17 @@ void save(
     const std::string& folder, const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
     const SaveOptions& options) {
   save_all(folder, module, &optimizer, options);
+}
+
+void export_safetensors(const std::string& file, const torch::nn::Module& module) {
+  constexpr const char* kFunction = "export_safetensors";
+  nn::ModuleState state(module);
+  const auto ranks = saves::ranks_of(state, std::nullopt, kFunction);
+  const auto problem = state.locate();
+  state.agree(kFunction, problem.empty() ? saves::reserved_name(state, kFunction) : problem);
+  saves::check_export(ranks, file);
+  const auto whole = full_state_dict(module, FullStateDictOptions().rank0_only(true).cpu_offload(true));
+  saves::export_tensors(ranks, file, whole);
 }
 
 struct Saver::State {

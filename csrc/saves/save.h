@@ -6,16 +6,13 @@
 #include "saves/ranks.h"
 
 #include <shardwise/save.h>
+#include <shardwise/state_dict.h>
 
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace shardwise::saves {
-
-/// What is wrong with a name of the module that would look like another part of a checkpoint; "" if none does.
-/// `function` is what is being called.
-std::string reserved_name(const nn::ModuleState& module, const std::string& function);
 
 /// What a save of a module has.
 struct ModuleSave {
@@ -30,5 +27,13 @@ struct ModuleSave {
 /// Raises what shardwise::save() raises for what cannot be saved.
 SHARDWISE_API ModuleSave
 module_save(const torch::nn::Module& module, torch::optim::Optimizer* optimizer, const SaveOptions& options);
+
+/// Before tensors are gathered for one file: raises, on all ranks, Error if they name different files, and
+/// ValueError if the first rank cannot write one there.
+SHARDWISE_API void check_export(const Ranks& ranks, const std::string& file);
+
+/// The first rank writes these whole tensors, which may lie on a device.
+/// Raises, on all ranks, what files::write_whole_file() raises.
+SHARDWISE_API void export_tensors(const Ranks& ranks, const std::string& file, const StateDict& whole);
 
 } // namespace shardwise::saves
