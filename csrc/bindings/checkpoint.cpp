@@ -214,8 +214,10 @@ void bind_checkpoint(py::module_& module) {
 
   module.def(
       "check_pieces",
-      [](const Ranks& ranks, const std::vector<Piece>& pieces) { saves::divide(ranks, pieces, "a model"); }, NoGil(),
-      py::arg("ranks"), py::arg("pieces"), "Raises Error unless all ranks together have each element.");
+      [](const Ranks& ranks, const std::vector<Piece>& pieces) {
+        saves::Division().among(ranks, pieces, [] { return std::string("a model"); });
+      },
+      NoGil(), py::arg("ranks"), py::arg("pieces"), "Raises Error unless all ranks together have each element.");
   module.def("save_pieces", &save, py::arg("ranks"), py::arg("folder"), py::arg("pieces"), py::arg("values"));
   module.def(
       "verify_checkpoint",

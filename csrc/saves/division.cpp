@@ -182,8 +182,4 @@ const std::vector<BoxOfPiece>& Division::among(
   return mine_;
 }
 
-std::vector<BoxOfPiece> divide(const Ranks& ranks, const std::vector<Piece>& pieces, const std::string& label) {
-  return Division().among(ranks, pieces, [&] { return label; });
-}
-
 } // namespace shardwise::saves

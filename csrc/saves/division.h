@@ -50,8 +50,4 @@ class SHARDWISE_API Division {
   std::vector<BoxOfPiece> mine_;
 };
 
-/// The same once.
-SHARDWISE_API std::vector<BoxOfPiece> divide(
-    const Ranks& ranks, const std::vector<Piece>& pieces, const std::string& label);
-
 } // namespace shardwise::saves

@@ -131,10 +131,7 @@ class Loading {
       state_.insert(name.substr(prefix.size()), std::move(value));
     }
     auto match = optim::match_state(parameters_, *optimizer_, state_);
-    const auto with_prefix = [&](const std::vector<std::string>& names, std::vector<std::string>& to) {
-      for (const auto& name : names) to.push_back(prefix + name);
-    };
-    with_prefix(match.missing, loaded_.missing);
+    for (const auto& name : match.missing) loaded_.missing.push_back(prefix + name);
     for (const auto& line : match.wrong) wrong_.push_back("in the optimizer " + line);
     keys_.insert(match.keys.begin(), match.keys.end());
     for (const auto& key : match.keys) known_.insert(prefix + key);

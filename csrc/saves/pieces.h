@@ -38,7 +38,7 @@ class SHARDWISE_API SaveInProgress {
   /// Agrees with the other ranks on who writes what, and makes the folder to write to. `about` has the program's values
   /// and the layout. With a snapshot the values may change from now on; otherwise their own memory is written.
   /// `division` may come from an earlier save, whose division it remembers.
-  /// Raises, the same on all ranks, what divide() and files::begin_saving() raise.
+  /// Raises, the same on all ranks, what Division::among() and files::begin_saving() raise.
   SaveInProgress(
       const Ranks& ranks, files::Disk& disk, const std::string& place, const std::vector<Piece>& pieces,
       files::Marker about, Division& division, Snapshot* snapshot = nullptr);

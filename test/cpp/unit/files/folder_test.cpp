@@ -190,9 +190,6 @@ TEST_CASE("checkpoint folder: pieces that do not make up a tensor are named") {
       error_of(piece(f32, {{0}, {1}}), piece(f32, {{2}, {2}})),
       Catch::Contains("of its tensor 'w' the element [1] of [4] is missing"));
   CHECK_THAT(
-      error_of(piece(f32, {{0}, {2}}), piece(f32, {{1}, {2}})),
-      Catch::Contains("the elements [1] at [1] are there more than once"));
-  CHECK_THAT(
       error_of(piece(f32, {{0}, {2}}), piece(c10::ScalarType::Half, {{2}, {2}})),
       Catch::Contains("'w' has the dtype Float and 1 dimensions in 1.safetensors, but Half and 1 in 2.safetensors"));
   CHECK_THAT(error_of(piece(f32, {{0}, {2}}), piece(f32, {{2, 0}, {1, 1}})), Catch::Contains("but Float and 2 in"));
@@ -204,8 +201,6 @@ TEST_CASE("checkpoint folder: one without a checkpoint says so") {
   CHECK_THROWS_WITH(SavedFolder(disk, "no/where"), Catch::Contains("there is no checkpoint no/where"));
   disk.make_folder("f");
   CHECK_THROWS_WITH(SavedFolder(disk, "f"), Catch::Contains("the folder f has no checkpoint"));
-  disk.create("file");
-  CHECK_THROWS_AS(SavedFolder(disk, "file"), Error);
 }
 
 TEST_CASE("checkpoint folder: many files are read with few of them open") {

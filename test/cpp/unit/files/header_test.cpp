@@ -252,8 +252,7 @@ TEST_CASE("checkpoint header: a marker or an index that was tampered with is an 
     foreign->remove_file("step/shard-00001-model-00001-of-00001.safetensors");
     write_tensor_file(
         *foreign, "step/shard-00001-model-00001-of-00001.safetensors", some_values(1).shard(0), FileKind::whole);
-    foreign->create("step/model.safetensors.index.json");
-    foreign->content("step/model.safetensors.index.json") = mutated(index, random);
+    write_file(*foreign, "step/model.safetensors.index.json", mutated(index, random));
     for (auto* each : {disk.get(), foreign.get()}) {
       try {
         SavedFolder folder(*each, "step");
