@@ -3,18 +3,12 @@
 #include <shardwise/error.h>
 
 #include <c10/util/StringUtil.h>
+#include <c10/util/strides.h>
 
 #include <algorithm>
 
 namespace shardwise::files {
 namespace {
-
-/// How many elements lie between neighbours along each dimension.
-Sizes strides_of(const Sizes& sizes) {
-  Sizes strides(sizes.size(), 1);
-  for (size_t dim = sizes.size(); dim-- > 1;) strides[dim - 1] = strides[dim] * sizes[dim];
-  return strides;
-}
 
 /// How many of the last dimensions both boxes have in full, so that a piece runs through them without a break.
 size_t dims_in_full(const Box& piece, const Box& from, const Box& to) {
@@ -25,7 +19,7 @@ size_t dims_in_full(const Box& piece, const Box& from, const Box& to) {
   return count;
 }
 
-int64_t position_in(const Box& box, const Sizes& strides, const Sizes& element) {
+int64_t position_in(const Box& box, c10::IntArrayRef strides, const Sizes& element) {
   int64_t position = 0;
   for (size_t dim = 0; dim < element.size(); ++dim) position += (element[dim] - box.offsets[dim]) * strides[dim];
   return position;
@@ -55,7 +49,7 @@ void add_range(const Sizes& sizes, const Sizes& fixed, int64_t first, int64_t co
     result.push_back(std::move(box));
   };
   if (dim == sizes.size()) return add(0, 1);
-  const auto row = strides_of(sizes)[dim];
+  const auto row = c10::contiguous_strides(sizes)[dim];
   const auto into = [&](int64_t index, int64_t from, int64_t length) {
     auto deeper = fixed;
     deeper.push_back(index);
@@ -165,8 +159,8 @@ std::optional<Box> intersection(const Box& one, const Box& other) {
 void for_each_run(
     const Box& piece, const Box& from, const Box& to, int64_t item_bytes, const std::function<void(const Run&)>& tell) {
   if (piece.numel() == 0) return;
-  const auto from_strides = strides_of(from.sizes);
-  const auto to_strides = strides_of(to.sizes);
+  const auto from_strides = c10::contiguous_strides(from.sizes);
+  const auto to_strides = c10::contiguous_strides(to.sizes);
   const auto dims = piece.sizes.size();
   // The dimensions in full and the one before them are one run.
   const auto outer = dims - std::min(dims, dims_in_full(piece, from, to) + 1);

@@ -250,11 +250,11 @@ std::string make_header(std::vector<TensorEntry>& tensors, FileKind kind) {
                          {kShape, shape_of(entry)},
                          {kRange, Json::List{entry.begin, entry.end}}}});
   }
-  Json::Object texts{{kFormat, kFormatValue}};
+  Json::Object texts{{"format", "pt"}};
   if (kind == FileKind::pieces) {
-    texts.push_back({kDcpVersion, kDcpVersionValue});
+    texts.push_back({"DCP_VERSION", "1.0"});
     texts.push_back({kBoxes, json_text(std::move(boxes))});
-    texts.push_back({kWriter, kWriterValue});
+    texts.push_back({kWriter, "shardwise"});
   }
   header[0].second = std::move(texts);
   auto text = json_text(std::move(header));

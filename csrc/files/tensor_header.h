@@ -60,17 +60,12 @@ constexpr const char* kDtype = "dtype";
 constexpr const char* kShape = "shape";
 constexpr const char* kRange = "data_offsets";
 
-/// Those that torch's HuggingFaceStorageWriter adds, and their values.
-constexpr const char* kFormat = "format";
-constexpr const char* kFormatValue = "pt";
-constexpr const char* kDcpVersion = "DCP_VERSION";
-constexpr const char* kDcpVersionValue = "1.0";
+/// Those of torch's HuggingFaceStorageWriter for pieces.
 constexpr const char* kBoxes = "DCP_SHARDING_INFO";
 constexpr const char* kOffsets = "saved_offsets";
 
 /// Marks a file as part of a checkpoint of ours, even if the marker is missing.
 constexpr const char* kWriter = "WRITTEN_BY";
-constexpr const char* kWriterValue = "shardwise";
 
 /// More than any tensor has.
 constexpr size_t kMostDimensions = 64;

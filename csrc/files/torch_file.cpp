@@ -6,6 +6,7 @@
 #include "files/tensor_header.h"
 #include "files/zip_directory.h"
 
+#include <ATen/TensorGeometry.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -40,15 +41,6 @@ std::optional<int64_t> extent(const Sizes& sizes, const Sizes& strides, int64_t 
   int64_t bytes = 0;
   if (__builtin_mul_overflow(elements, item_bytes, &bytes)) return {};
   return bytes;
-}
-
-bool is_row_major(const Sizes& sizes, const Sizes& strides) {
-  int64_t expected = 1;
-  for (size_t dim = sizes.size(); dim-- > 0;) {
-    if (sizes[dim] != 1 && strides[dim] != expected) return false;
-    expected *= sizes[dim];
-  }
-  return true;
 }
 
 class StateDictReader {
@@ -251,7 +243,7 @@ class StateDictReader {
           "share memory. Save a copy: clone(memory_format=torch.contiguous_format)."));
     }
     const auto begin = range.begin + skipped;
-    if (is_row_major(result.sizes, strides)) strides.clear();
+    if (at::geometry_is_contiguous(result.sizes, strides)) strides.clear();
     result.chunks.push_back(
         {.file = name_of(path_),
          .box = Box::whole(result.sizes),
