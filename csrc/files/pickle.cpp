@@ -95,11 +95,6 @@ class Machine {
     for (size_t i = bytes.size(); i-- > 0;) value = value * 256 + static_cast<unsigned char>(bytes[i]);
     push(value);
   }
-  void push_float() {
-    uint64_t bits = 0;
-    for (const char byte : take(8)) bits = bits << 8U | static_cast<unsigned char>(byte);
-    push(std::bit_cast<double>(bits));
-  }
   void push_global(std::string_view module, std::string_view name) {
     if (!is_utf8(module) || !is_utf8(name)) fail("a name is not UTF-8");
     push(PickleGlobal{c10::str(module, ".", name)});
@@ -167,8 +162,8 @@ class Machine {
         return push_whole_number(take(number(1)));
       case 0x8b:
         return push_whole_number(take(number(4)));
-      case 'G':
-        return push_float();
+      case 'G': // the highest byte first
+        return push(std::bit_cast<double>(__builtin_bswap64(number(8))));
       case 0x8c:
         return push_text(take(number(1)));
       case 'X':

@@ -50,13 +50,11 @@ std::string put_in_place(Disk& disk, const Saving& saving) {
   return replaced;
 }
 
-/// Whether it was.
-bool remove_if_possible(Disk& disk, const std::string& folder) {
+void remove_if_possible(Disk& disk, const std::string& folder) {
   try {
     remove_temporary_folder(disk, folder);
-    return true;
   } catch (const DiskError&) {
-    return false;
+    return; // What cannot be removed is a leftover.
   }
 }
 
@@ -131,7 +129,6 @@ void commit_saving(Disk& disk, const Saving& saving, Marker marker) {
   disk.sync_folder(saving.folder);
   const auto before = put_in_place(disk, saving);
   disk.sync_folder(folder_of(saving.place));
-  // What cannot be removed of the one before is a leftover.
   if (!before.empty()) remove_if_possible(disk, before);
 }
 

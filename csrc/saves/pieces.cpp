@@ -17,13 +17,6 @@
 namespace shardwise::saves {
 namespace {
 
-/// What one rank wrote, for the rank that commits.
-std::string text_of(std::vector<files::FileRecord> records) {
-  files::Marker written;
-  written.files = std::move(records);
-  return files::marker_text(written);
-}
-
 at::Tensor elements_of(const Piece& piece, const at::Tensor& values, size_t box) {
   int64_t first = 0;
   for (size_t k = 0; k < box; ++k) first += piece.boxes[k].numel();
@@ -121,7 +114,10 @@ void SaveInProgress::collect(const std::vector<Piece>& pieces, const std::vector
 void SaveInProgress::finish(const Ranks& ranks) {
   const auto texts = ranks.together([&] {
     if (snapshot_ != nullptr) snapshot_->wait();
-    return text_of(files::write_shard(unfinished_.disk, folder_, ranks.rank() + 1, tensors_));
+    // For the rank that commits.
+    files::Marker written;
+    written.files = files::write_shard(unfinished_.disk, folder_, ranks.rank() + 1, tensors_);
+    return files::marker_text(written);
   });
   ranks.together([&] {
     if (!ranks.is_first()) return "";

@@ -27,18 +27,16 @@ constexpr const char* kPlace = "runs/step-1";
 enum class Outcome { saved, failed, died };
 
 /// Saves over a disk of which one operation goes wrong.
-Outcome save_with_fault(MemoryDisk& disk, int64_t at, Fault fault, std::vector<std::string>* steps = nullptr) {
+Outcome save_with_fault(MemoryDisk& disk, int64_t at, Fault fault) {
   FaultyDisk faulty(disk, at, fault);
-  auto outcome = Outcome::saved;
   try {
     some_values(2).save(faulty, kPlace);
   } catch (const Error&) {
-    outcome = Outcome::failed;
+    return Outcome::failed;
   } catch (const Crash&) {
-    outcome = Outcome::died;
+    return Outcome::died;
   }
-  if (steps != nullptr) *steps = faulty.steps();
-  return outcome;
+  return Outcome::saved;
 }
 
 /// Which values the place has; 0 if there is no checkpoint.
@@ -63,11 +61,11 @@ std::unique_ptr<MemoryDisk> disk_before(bool has_checkpoint, bool can_exchange) 
   return disk.copy();
 }
 
-/// Of a save over another one, on a disk whose folders can change places.
-std::vector<std::string> steps_of_a_save() {
-  std::vector<std::string> steps;
-  save_with_fault(*disk_before(true, true), -1, Fault::none, &steps);
-  return steps;
+std::vector<std::string> steps_of_a_save(bool has_checkpoint = true, bool can_exchange = true) {
+  const auto disk = disk_before(has_checkpoint, can_exchange);
+  FaultyDisk counted(*disk);
+  some_values(2).save(counted, kPlace);
+  return counted.steps();
 }
 
 /// Whatever happened, the next save works, and beside its checkpoint there is nothing that is not known as a leftover.
@@ -87,8 +85,7 @@ TEST_CASE("checkpoint saving: after a fault at any point the last checkpoint or 
   int tried = 0;
   for (const bool has_checkpoint : {false, true}) {
     for (const bool can_exchange : {true, false}) {
-      std::vector<std::string> steps;
-      REQUIRE(save_with_fault(*disk_before(has_checkpoint, can_exchange), -1, Fault::none, &steps) == Outcome::saved);
+      const auto steps = steps_of_a_save(has_checkpoint, can_exchange);
       for (int64_t at = 0; at < static_cast<int64_t>(steps.size()); ++at) {
         for (const auto fault :
              {Fault::fails, Fault::fails_when_done, Fault::full, Fault::short_count, Fault::crashes,
@@ -204,8 +201,7 @@ TEST_CASE("checkpoint saving: files that others put beside those of a save stay"
 TEST_CASE("checkpoint saving: two saves to one name leave one of them, whole") {
   for (const bool has_checkpoint : {false, true}) {
     for (const bool can_exchange : {true, false}) {
-      std::vector<std::string> steps;
-      save_with_fault(*disk_before(has_checkpoint, can_exchange), -1, Fault::none, &steps);
+      const auto steps = steps_of_a_save(has_checkpoint, can_exchange);
       for (int64_t at = 0; at < static_cast<int64_t>(steps.size()); ++at) {
         const auto disk = disk_before(has_checkpoint, can_exchange);
         CAPTURE(has_checkpoint, can_exchange, steps[at], at);
