@@ -9,13 +9,9 @@
 #include <catch2/catch.hpp>
 
 using namespace shardwise::files;
+using namespace shardwise::test;
 using shardwise::Error;
 using shardwise::ValueError;
-using shardwise::test::Crash;
-using shardwise::test::FaultyDisk;
-using shardwise::test::MemoryDisk;
-using shardwise::test::place_of;
-using shardwise::test::some_values;
 using Fault = FaultyDisk::Fault;
 
 namespace {
@@ -40,7 +36,7 @@ void write_index(MemoryDisk& disk, const std::string& folder, const Json& places
 
 std::string read_bytes(MemoryDisk& disk, const std::string& place, const std::string& name) {
   SavedFolder folder(disk, place);
-  return shardwise::test::bytes_of(folder, name);
+  return bytes_of(folder, name);
 }
 
 std::vector<int64_t> steps_of(Disk& disk, const std::string& root) {
@@ -206,7 +202,7 @@ TEST_CASE("checkpoint folder: one without a checkpoint says so") {
 TEST_CASE("checkpoint folder: many files are read with few of them open") {
   MemoryDisk disk;
   std::mt19937 random(3);
-  shardwise::test::Values values;
+  Values values;
   values.add("w", c10::ScalarType::Float, {300, 2}, 150, random).add("v", c10::ScalarType::Char, {300}, 150, random);
   values.save(disk, "f");
   FaultyDisk counted(disk);

@@ -11,11 +11,8 @@
 #include <random>
 
 using namespace shardwise::files;
+using namespace shardwise::test;
 using shardwise::Error;
-using shardwise::test::by_form;
-using shardwise::test::bytes_of;
-using shardwise::test::MemoryDisk;
-using shardwise::test::some_values;
 
 namespace {
 

@@ -9,10 +9,9 @@
 #include <limits>
 
 using namespace shardwise::files;
+using namespace shardwise::test;
 using shardwise::Error;
 using shardwise::ValueError;
-using shardwise::test::MemoryDisk;
-using shardwise::test::some_values;
 
 namespace {
 

@@ -15,8 +15,7 @@
 #include <filesystem>
 
 using namespace shardwise::files;
-using shardwise::test::some_values;
-using shardwise::test::TemporaryFolder;
+using namespace shardwise::test;
 
 namespace {
 
@@ -126,7 +125,7 @@ TEST_CASE("checkpoint disk: where there is no room the last checkpoint stays, an
     const rlimit limit{.rlim_cur = 100'000, .rlim_max = 100'000};
     if (setrlimit(RLIMIT_FSIZE, &limit) != 0) return 2;
     std::mt19937 random(1);
-    shardwise::test::Values values;
+    Values values;
     values.add("w", c10::ScalarType::Float, {50'000}, 1, random);
     try {
       values.save(disk, folder / "step");

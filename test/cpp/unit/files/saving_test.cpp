@@ -10,14 +10,9 @@
 #include <cerrno>
 
 using namespace shardwise::files;
+using namespace shardwise::test;
 using shardwise::Error;
 using shardwise::ValueError;
-using shardwise::test::by_form;
-using shardwise::test::Crash;
-using shardwise::test::FaultyDisk;
-using shardwise::test::MemoryDisk;
-using shardwise::test::place_of;
-using shardwise::test::some_values;
 using Fault = FaultyDisk::Fault;
 
 namespace {

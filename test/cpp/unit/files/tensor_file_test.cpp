@@ -7,12 +7,9 @@
 #include <catch2/catch.hpp>
 
 using namespace shardwise::files;
+using namespace shardwise::test;
 using shardwise::Error;
 using shardwise::ValueError;
-using shardwise::test::FaultyDisk;
-using shardwise::test::MemoryDisk;
-using shardwise::test::some_bytes;
-using shardwise::test::Values;
 
 namespace {
 
@@ -178,7 +175,7 @@ TEST_CASE("checkpoint files: small reads in a row go to the disk once a block") 
 
 TEST_CASE("checkpoint files: a read that cannot be is refused") {
   MemoryDisk disk;
-  shardwise::test::some_values(1).save(disk, "step");
+  some_values(1).save(disk, "step");
   SavedFolder folder(disk, "step");
   std::vector<std::byte> memory(12);
   CHECK_THROWS_WITH(folder.read("layer.wait", {{0}, {3}}, memory), Catch::Contains("has no tensor 'layer.wait'"));

@@ -10,13 +10,9 @@
 #include <random>
 
 using namespace shardwise::files;
+using namespace shardwise::test;
 using shardwise::Error;
 using shardwise::ValueError;
-using shardwise::test::by_form;
-using shardwise::test::bytes_of;
-using shardwise::test::FaultyDisk;
-using shardwise::test::MemoryDisk;
-using shardwise::test::some_bytes;
 
 namespace {
 
