@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
-from itertools import product
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from engine import TORCH, Engine, ours
-from meshes import shared_mesh
-from models import Layer, assert_close, batch, local, mlp, whole
+from models import Layer, batch, local, whole
 from pool import run_ranks
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.checkpoint import checkpoint
 
 WIDTH, STEPS = 8, 3
@@ -69,36 +65,8 @@ class Tiled(torch.autograd.Function):
         return torch.cat(found), None, None
 
 
-class InPairs(torch.autograd.Function):
-    """Keeps its outputs alone, and in its backward finds the inputs of one layer after the other, whose own backward
-    runs there."""
-
-    @staticmethod
-    def forward(ctx: Any, first: Tensor, second: Tensor, layers: list[nn.Module]) -> tuple[Tensor, Tensor]:
-        ctx.layers = layers
-        with torch.no_grad():
-            for layer, other in zip(layers[::2], layers[1::2], strict=True):
-                first = first + layer(second)
-                second = second + other(first)
-        ctx.save_for_backward(first, second)
-        return first, second
-
-    @staticmethod
-    def backward(ctx: Any, of_first: Tensor, of_second: Tensor) -> tuple[Tensor, Tensor, None]:
-        first, second = ctx.saved_tensors
-        for layer in reversed(ctx.layers):
-            with torch.enable_grad():
-                first = first.detach().requires_grad_()
-                added = layer(first)
-            torch.autograd.backward(added, of_second)
-            with torch.no_grad():
-                first, second = second - added, first
-                of_first, of_second = of_second, of_first + second.grad
-        return of_first, of_second, None
-
-
 class InBlocks(torch.autograd.Function):
-    """The same of whole blocks: each first finds its input, then runs again with a backward."""
+    """Keeps its output alone: in its backward each block first finds its input, then runs again with a backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, blocks: list[nn.Module]) -> Tensor:
@@ -197,11 +165,6 @@ def tiled(model: Model, x: Tensor, graph: bool = False) -> Tensor:
     return x + layer(x)  # gets gradients from both backwards
 
 
-def reversible(model: Model, x: Tensor) -> Tensor:
-    first, second = InPairs.apply(x, x, list(model.layers))
-    return first + second  # type: ignore[no-any-return]
-
-
 def reversible_blocks(model: Model, x: Tensor) -> Tensor:
     first, second = InBlocks.apply(torch.cat((x, x), -1), list(model.layers)).chunk(2, -1)
     return first + second  # type: ignore[no-any-return]
@@ -230,7 +193,6 @@ WAYS: dict[str, tuple[type[Layer], Callable[[Model, Tensor], Tensor]]] = {
     "layers in forward": (Layer, layers_in_forward),
     "in a hook": (Layer, in_a_hook),
     "before all": (Layer, before_all),
-    "reversible": (Layer, reversible),
     "reversible blocks": (Coupled, reversible_blocks),
 }
 # torch's engine keeps one of the two gradients of a unit of `tiled`, and has no parameters after a unit's backward.
@@ -238,14 +200,6 @@ NOT_TORCHS = ("tiled", "two deep", "with a graph", "layers in forward", "before 
 # A backward within the forward is over before the other one begins: hooks run for each.
 IN_FORWARD = ("head in pieces", "layers in forward")
 IN_PARTS = ("tiled", "two deep", "with a graph", "before all", *IN_FORWARD)
-KINDS: dict[str, Callable[[Engine, Any], Any]] = {
-    "sharded": lambda engine, module: engine.fully_shard(module),
-    "replicated": lambda engine, module: engine.replicate(module),
-}
-OTHER_KINDS: dict[str, Callable[[Engine, Any], Any]] = {
-    "kept": lambda engine, module: engine.fully_shard(module, reshard_after_forward=False),
-    "hybrid": lambda engine, module: engine.fully_shard(module, mesh=shared_mesh((2, 1), ("copies", "shards"))),
-}
 
 
 def trained(rank: int, way: str, wrap: Callable[[Model], Any], has_head: bool, hooks_run_once: bool) -> list[Tensor]:
@@ -279,11 +233,10 @@ def trained(rank: int, way: str, wrap: Callable[[Model], Any], has_head: bool, h
     return found
 
 
-def by_units(engine: Engine, kind: str, tied: bool = False) -> Callable[[Model], Any]:
+def by_units(engine: Engine, kind: str) -> Callable[[Model], Any]:
     def wrap(model: Model) -> Any:
-        first, second, third, last = model.layers
-        for module in ([first, third], second, last, model) if tied else (*model.layers, model):
-            (KINDS | OTHER_KINDS)[kind](engine, module)
+        for module in (*model.layers, model):
+            getattr(engine, kind)(module)
         return lambda: None
 
     return wrap
@@ -317,149 +270,6 @@ def as_by_hand(rank: int, way: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["fully_shard", "replicate"])
 def test_backwards_inside_a_backward_bring_gradients(way, kind):
     run_ranks(2, as_by_hand, way, kind, timeout=60)
-
-
-class Failed(Exception):
-    pass
-
-
-def fail_inside(model: Model, x: Tensor) -> None:
-    """A gradient that comes to the output of the third layer, which always happens inside of something, ends all."""
-
-    def fail(_gradient: Tensor) -> Tensor:
-        raise Failed
-
-    def see(_module: nn.Module, _args: Any, output: Tensor) -> None:
-        if output.requires_grad:
-            output.register_hook(fail)
-
-    handle = model.layers[2].register_forward_hook(see)
-    with pytest.raises(Failed):
-        model(x).pow(2).mean().backward()
-    handle.remove()
-    model.zero_grad()
-
-
-def gradients(rank: int, way: str, wrap: Callable[[Model], Any], setting: str) -> list[Tensor]:
-    model: Any = Model(*WAYS[way], True).double()
-    if setting == "tied":
-        model.layers[2].up.weight = model.layers[0].up.weight
-    average = wrap(model)
-    found = []
-    for step in range(2):
-        if setting == "fails":
-            fail_inside(model, batch(50, rank, WIDTH).double())
-        for is_last in (False, True) if setting == "accumulated" else (True,):
-            if isinstance(model, ours().FSDPModule):
-                model.set_requires_gradient_sync(is_last)
-            model(batch(2 * step + is_last, rank, WIDTH).double()).pow(2).mean().backward()
-        average()
-        found += [whole(parameter.grad).clone() for parameter in model.parameters()]
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter -= 0.1 * parameter.grad
-        model.zero_grad()
-    return found
-
-
-def with_settings(rank: int, way: str, kind: str, setting: str) -> None:
-    actual = gradients(rank, way, by_units(ours(), kind, setting == "tied"), setting)
-    for one, other in zip(actual, gradients(rank, way, by_hand, setting), strict=True):
-        torch.testing.assert_close(one, other)
-
-
-# Every two of way, kind and setting come together.
-SETTINGS = ("plain", "tied", "accumulated", "fails")
-MORE = [
-    (way, kind, SETTINGS[(w + k) % 4])
-    for (w, way), (k, kind) in product(
-        enumerate(("around", "tiled", "two deep", "in a hook", "reversible", "reversible blocks")),
-        enumerate((*KINDS, *OTHER_KINDS)),
-    )
-]
-
-
-@pytest.mark.parametrize(("way", "kind", "setting"), MORE)
-def test_of_programs_that_do_more(way, kind, setting):
-    world = 2 if kind == "hybrid" else 1 + len(way) % 3
-    run_ranks(world, with_settings, way, kind, setting, timeout=60)
-
-
-class Call(torch.autograd.Function):
-    """Its backward runs a function first."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, run: Callable[[], None]) -> Tensor:
-        ctx.run = run
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        with torch.enable_grad():
-            ctx.run()
-        return gradient, None
-
-
-def of_another_model(rank: int, kind: str) -> None:
-    """All units are of one size: nothing but wrong gradients would tell of sums that were mixed up."""
-    models: list[Any] = [mlp(16, 16, 16, 16, 16, 16).double() for _ in range(4)]
-    for model in models[:2]:
-        for module in (*model[::2], model):
-            KINDS[kind](ours(), module)
-
-    def run(inner: nn.Module, outer: nn.Module, step: int, other: int) -> None:
-        side = batch(step + 50, other, 16).double()
-        x = Call.apply(batch(step, other, 16).double().requires_grad_(), lambda: inner(side).pow(2).mean().backward())
-        outer(x).pow(2).mean().backward()
-
-    for step in range(20):
-        time.sleep(0.002 * rank * (step % 2))  # so that ranks differ in which sums are done
-        run(*models[:2], step, rank)
-        for other in range(2):
-            run(*models[2:], step, other)
-        for model, plain in zip(models[:2], models[2:], strict=True):
-            for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
-                assert_close(whole(mine.grad), theirs.grad / 2, f"step {step}: {name}")
-            model.zero_grad()
-            plain.zero_grad()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_backward_of_another_model_on_the_same_mesh(kind):
-    run_ranks(2, of_another_model, kind, timeout=60)
-
-
-class InPieces(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.inner = nn.Linear(WIDTH, WIDTH, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        pieces = [checkpoint(self.inner, piece, use_reentrant=True) for piece in x.chunk(32)]
-        return torch.cat(pieces)
-
-
-def in_the_dtype_of_sums(rank: int, kind: str) -> None:
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    model: Any = InPieces()
-    low = model.inner.weight.detach().bfloat16()
-    getattr(ours(), {"sharded": "fully_shard", "replicated": "replicate"}[kind])(model, mp_policy=policy)
-    x = batch(0, rank, WIDTH, 32).bfloat16().requires_grad_()
-    (model(x).float() + 1).pow(2).sum().backward()
-    total = torch.zeros(WIDTH, WIDTH)
-    for piece in x.detach().chunk(32):
-        weight = low.clone().requires_grad_()
-        (found,) = torch.autograd.grad((nn.functional.linear(piece, weight).float() + 1).pow(2).sum(), weight)
-        total += found.float()
-    dist.all_reduce(total)
-    mean = total / 2
-    torch.testing.assert_close(whole(model.inner.weight.grad), mean, rtol=1e-4, atol=1e-4 * float(mean.abs().max()))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_add_up_in_the_dtype_of_the_sum(kind):
-    run_ranks(2, in_the_dtype_of_sums, kind)
