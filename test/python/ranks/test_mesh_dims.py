@@ -100,7 +100,8 @@ def trains(rank: int, case: Case) -> None:
         out = model(DTensor.from_local(x, mesh, placements, run_check=False))
         return out.redistribute(placements=placements).to_local().pow(2).mean()
 
-    train_alike(models, reference, loss, number, count, partial(torch.optim.AdamW, lr=0.05))
+    adam = partial(torch.optim.AdamW, lr=0.05)
+    train_alike(models, reference, lambda *what: loss(*what).backward(), number, count, adam)
     for name, parameter in models[0].named_parameters():
         assert isinstance(parameter, DTensor)
         assert parameter.device_mesh.mesh_dim_names == case.spread, name

@@ -72,11 +72,11 @@ def trains(rank: int, options: dict[str, Any]) -> None:
     for engine, model in zip(engines, models, strict=True):
         wrap(engine, model, on, **options)
 
-    def loss(model: nn.Module, step: int, part: int) -> torch.Tensor:
-        return model(batch(step, part, WIDTH)).pow(2).mean()
+    def backward(model: nn.Module, step: int, part: int) -> None:
+        model(batch(step, part, WIDTH)).pow(2).mean().backward()
 
     adam = partial(torch.optim.AdamW, lr=0.02, eps=1e-16, foreach=False)
-    train_alike(models, reference, loss, rank, WORLD, adam)
+    train_alike(models, reference, backward, rank, WORLD, adam)
     for name, parameter in models[0].named_parameters():
         assert isinstance(parameter, DTensor)
         assert ("efsdp" in (parameter.device_mesh.mesh_dim_names or ())) == ("experts" in name), name

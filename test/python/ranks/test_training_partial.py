@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from engine import TORCH, Engine, ours
-from models import batch, local, step_all
+from models import batch, train_alike
 from parity import nothing
 from pool import on_ranks
 from torch import nn
@@ -67,36 +68,22 @@ def wrap(engine: Engine, model: Headed, **options: Any) -> None:
         engine.fully_shard(layer, **options)
 
 
-def train(rank: int, step: Step, before: Callable[[Any, int, int], None], microbatches: int = 1) -> list[Any]:
+def train(rank: int, step: Step, before: Callable[[Any, int, int], None], microbatches: int = 1) -> Any:
     """Ours beside plain PyTorch, and torch's engine where it can. `before` is called with the step and microbatch."""
-    models: list[Any] = [Headed() for _ in range(3 if TORCH_RUNS_PARTS else 2)]
-    for engine, model in zip((ours(), TORCH), models[1:], strict=False):
+    engines = [ours(), *([TORCH] if TORCH_RUNS_PARTS else [])]
+    models: list[Any] = [Headed() for _ in engines]
+    for engine, model in zip(engines, models, strict=True):
         wrap(engine, model)
-    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.02) for model in models]
-    for number in range(4):
+
+    def backward(model: Any, number: int, part: int) -> None:
         for micro in range(microbatches):
-            for other in range(2):
-                step(models[0], batch(number * microbatches + micro, other, 6))
-            for model in models[1:]:
+            if model in models:
                 before(model, number, micro)
-                step(model, batch(number * microbatches + micro, rank, 6))
-        for name, whole in models[0].named_parameters():
-            if whole.grad is None:
-                assert all(model.get_parameter(name).grad is None for model in models[1:2]), name
-                continue
-            whole.grad /= 2
-            compare(name, [model.get_parameter(name) for model in models[1:]], whole)
-        step_all(optimizers)
-    return models
+            step(model, batch(number * microbatches + micro, part, 6))
 
-
-def compare(name: str, found: list[Any], whole: torch.Tensor) -> None:
-    for each in found:
-        assert isinstance(each, DTensor) and isinstance(each.grad, DTensor), name
-        torch.testing.assert_close(each.grad.full_tensor(), whole.grad, rtol=1e-4, atol=1e-5, msg=name)
-        torch.testing.assert_close(each.full_tensor(), whole, rtol=1e-4, atol=1e-5, msg=name)
-    for each in found[1:]:
-        torch.testing.assert_close(local(found[0].grad), local(each.grad), rtol=1e-5, atol=1e-6, msg=name)
+    adam = partial(torch.optim.AdamW, lr=0.02)
+    train_alike(models, Headed(), backward, rank, 2, adam, rtol=1e-4, atol=1e-5)
+    return models[0]
 
 
 def then_standalone(rank: int) -> None:
@@ -117,14 +104,14 @@ def toggled(rank: int) -> None:
         model.set_reshard_after_forward(number % 2 == 0)
 
     for step in (in_one_backward, in_chunks):
-        models = train(rank, step, toggle)
+        model = train(rank, step, toggle)
         # Only the norm ran: the list's parameters are as the last setting has them.
         for reshards in (True, False):
-            models[1].set_reshard_after_forward(reshards)
-            models[1](batch(0, rank, 6))
-            assert isinstance(models[1].head.weight, DTensor) == reshards
-            models[1].head.reshard()
-            assert isinstance(models[1].head.weight, DTensor)
+            model.set_reshard_after_forward(reshards)
+            model(batch(0, rank, 6))
+            assert isinstance(model.head.weight, DTensor) == reshards
+            model.head.reshard()
+            assert isinstance(model.head.weight, DTensor)
 
 
 def cast(rank: int) -> None:
