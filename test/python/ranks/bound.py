@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import devices
 import torch
-from models import Branches, assert_close, batch, local, step_all
+from models import Beside, Branches, assert_close, batch, local
+from parity import nothing
 from torch import nn
 from torch.nn import functional
 from training_models import Mlp, Twice
@@ -102,51 +104,29 @@ def counted(model: Any) -> dict[str, int]:
     return unit_of(model).counters()
 
 
-class Pair:
-    """A C++ model on this rank, and its twin, which one process trains on the data of all ranks."""
+class Pair(Beside):
+    """A C++ model that is wrapped, and its twin. Its parameters are this rank's pieces; those of a part in Python are
+    DTensors."""
 
-    def __init__(self, bound: Any, plain: nn.Module, rank: int, ranks: int, shards: int | None = None) -> None:
+    def __init__(
+        self,
+        bound: Any,
+        plain: nn.Module,
+        loss: Callable[[Any, int, int], torch.Tensor],
+        shards: int | None = None,
+        place: tuple[int, int] | None = None,
+    ) -> None:
         """`shards`: how many ranks hold everything together; 1 where each does."""
-        self.bound, self.plain, self.rank, self.ranks = bound, plain, rank, ranks
-        self.shards = ranks if shards is None else shards
+        super().__init__(bound, nothing, loss, partial(torch.optim.AdamW, lr=0.05, eps=0.1), plain, place)
+        self.shards = shards or self.ranks
         self.dims: dict[str, int] = {}
-        self.optimizers = [
-            torch.optim.AdamW(parameters, lr=0.05, eps=0.1) for parameters in (bound.parameters(), plain.parameters())
-        ]
-
-    def piece(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        dim, index = self.dims.get(name, 0), self.rank % self.shards
-        pieces = whole.chunk(self.shards, dim)
-        return pieces[index] if index < len(pieces) else whole.narrow(dim, 0, 0)
 
     def check(self, what: str) -> None:
-        """Values and gradients of this rank are its pieces of the twin's. Those of a part in Python are DTensors."""
-        found, expected = dict(self.bound.named_parameters()), dict(self.plain.named_parameters())
-        assert list(found) == list(expected)
-        for name, mine in found.items():
-            text = f"{what}, rank {self.rank}: {name}"
-            whole = expected[name]
-            assert_close(local(mine), self.piece(name, whole.detach()), text)
-            assert (mine.grad is None) == (whole.grad is None), f"the gradient of {text}: {mine.grad}"
-            if whole.grad is not None:
-                assert mine.grad is not None
-                assert_close(local(mine.grad), self.piece(name, whole.grad), f"the gradient of {text}")
+        names = [[name for name, _ in model.named_parameters()] for model in (self.model, self.plain)]
+        assert names[0] == names[1]
+        super().check(f"{what}, rank {self.rank}")
 
-    def backward(self, loss: Callable[[Any, int, int], torch.Tensor], number: int) -> None:
-        mine = loss(self.bound, number, self.rank)
-        mine.backward()
-        for rank in range(self.ranks):
-            theirs = loss(self.plain, number, rank)
-            if rank == self.rank:
-                torch.testing.assert_close(mine, theirs)
-            (theirs / self.ranks).backward()
-
-    def step(self) -> None:
-        step_all(self.optimizers)
-
-    def train(self, loss: Callable[[Any, int, int], torch.Tensor], what: str, steps: int = 4) -> None:
-        for number in range(steps):
-            self.backward(loss, number)
-            self.check(f"{what}, step {number}")
-            self.step()
-        self.check(f"{what}, at the end")
+    def compare(self, name: str, mine: torch.Tensor, theirs: torch.Tensor, what: str) -> None:
+        dim, index = self.dims.get(name, 0), self.rank % self.shards
+        pieces = theirs.chunk(self.shards, dim)
+        assert_close(local(mine), pieces[index] if index < len(pieces) else theirs.narrow(dim, 0, 0), what)

@@ -143,11 +143,13 @@ class Beside:
         loss: Callable[[Any, int, int], torch.Tensor] = mean_square,
         optimizer: Callable[..., torch.optim.Optimizer] | None = None,
         plain: Any = None,
+        place: tuple[int, int] | None = None,
     ) -> None:
+        """`place`: this rank's number among those with data of their own, and how many these are; all unless given."""
         self.plain: Any = copy.deepcopy(model) if plain is None else plain
         wrap(model)
         self.model, self.loss = model, loss
-        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.rank, self.ranks = place or (dist.get_rank(), dist.get_world_size())
         make = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9))
         self.optimizers = [make(each.parameters()) for each in (self.model, self.plain)]
 
@@ -158,10 +160,13 @@ class Beside:
     def check(self, what: str) -> None:
         """Values and gradients, also whether there is a gradient at all."""
         for (name, mine), theirs in zip(self.model.named_parameters(), self.plain.parameters(), strict=True):
-            assert_close(whole(mine), theirs.detach(), f"{what}: {name}")
+            self.compare(name, mine, theirs.detach(), f"{what}: {name}")
             assert (mine.grad is None) == (theirs.grad is None), f"{what}: {name}: {mine.grad} for {theirs.grad}"
             if mine.grad is not None:
-                assert_close(whole(mine.grad), theirs.grad, f"{what}: the gradient of {name}")
+                self.compare(name, mine.grad, theirs.grad, f"{what}: the gradient of {name}")
+
+    def compare(self, name: str, mine: torch.Tensor, theirs: torch.Tensor, what: str) -> None:
+        assert_close(whole(mine), theirs, what)
 
     def step(self, what: str = "") -> None:
         """The optimizers' steps, between gradients and values that must be the same."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 from bound import Pair, branches_loss, chain_loss, counted, stack_loss, twice_loss, twin, wrap_stack
 from pool import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
@@ -19,19 +18,19 @@ def check_training(rank: int) -> None:
     stack, plain = twin("Stack", 6, 2)
     wrap_stack(stack, mesh=init_device_mesh("cpu", (2,)), reshard_after_forward=True)
     before = counted(stack)["all_gathers"]
-    Pair(stack, plain, rank, 2).train(stack_loss, "several units")
+    Pair(stack, plain, stack_loss).train(range(4))
     # In forward and in backward, all three.
     assert counted(stack)["all_gathers"] - before == 4 * (3 + 3)
     stack, plain = twin("Stack", 6, 3)
     shardwise.fully_shard([stack.block(2), stack.block(0)], shard_placement_fn=last_dim)
     shardwise.fully_shard(stack)
-    pair = Pair(stack, plain, rank, 2)
+    pair = Pair(stack, plain, stack_loss)
     pair.dims = {
         name: 1
         for name, parameter in plain.named_parameters()
         if name.startswith(("blocks.0", "blocks.2")) and parameter.dim() == 2
     }
-    pair.train(stack_loss, "a list, cut along the last dimension")
+    pair.train(range(4))
     assert counted(stack)["reduce_scatters"] == 8
 
 
@@ -47,7 +46,7 @@ def check_replicas(rank: int) -> None:
         assert shardwise.replicate(model) is model
         assert type(model).__name__ == f"Replicate{name}"
         assert isinstance(model, shardwise.ReplicateModule) and isinstance(model, ModuleWrapper)
-        Pair(model, plain, rank, 2, shards=1).train(loss, name)
+        Pair(model, plain, loss, shards=1).train(range(4))
 
 
 def check_accumulation(rank: int) -> None:
@@ -55,28 +54,27 @@ def check_accumulation(rank: int) -> None:
         stack, plain = twin("Stack", 6, 2)
         for module in (stack.block(0), stack.block(1), stack):
             function(module)
-        pair = Pair(stack, plain, rank, 2, shards=None if function is shardwise.fully_shard else 1)
+        pair = Pair(stack, plain, stack_loss, shards=None if function is shardwise.fully_shard else 1)
         for step in range(4):
             stack.set_manual_backward_finalization(step >= 2)
             before = counted(stack)
             for part in range(3):
                 # The flag reaches the blocks too, which are no nn.Modules.
                 stack.set_requires_gradient_sync(part == 2 and step < 2)
-                pair.backward(stack_loss, 3 * step + part)
+                pair.backward(3 * step + part)
                 if part < 2 or step >= 2:
                     assert all(parameter.grad is None for parameter in stack.parameters())
             if step >= 2:
                 stack.set_requires_gradient_sync(True)
                 stack.finalize_backward()
-            pair.check(f"{function.__name__}, step {step}")
             assert sum(counted(stack)[name] - before[name] for name in ("reduce_scatters", "all_reduces")) == 3
-            pair.step()
+            pair.step(f"{function.__name__}, step {step}")
 
 
 def check_hybrid(rank: int) -> None:
     stack, plain = twin("Stack", 6, 2)
     wrap_stack(stack, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
-    Pair(stack, plain, rank, 4, shards=2).train(stack_loss, "on two axes")
+    Pair(stack, plain, stack_loss, shards=2).train(range(4))
 
 
 class TestTraining:
@@ -87,30 +85,28 @@ class TestTraining:
 
 
 def check_state(rank: int) -> None:
-    world = dist.get_world_size()
     stack, plain = twin("Stack", 6, 2)
     if rank == 1:
         # Everyone gets what rank 0 has.
         for parameter in stack.parameters():
             parameter.data.add_(1)
     wrap_stack(stack)
-    pair = Pair(stack, plain, rank, world)
-    pair.train(stack_loss, "before", steps=2)
+    pair = Pair(stack, plain, stack_loss)
+    pair.train(range(2))
     kept = shardwise.cpp.full_state_dict(stack)
     assert_same_tensors(kept, plain.state_dict())
     assert (shardwise.cpp.full_state_dict(stack, rank0_only=True) == {}) == (rank > 0)
 
-    pair.backward(stack_loss, 7)
+    pair.backward(7)
     total = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.01)
     found = shardwise.cpp.clip_grad_norm_(stack, 0.01)
     torch.testing.assert_close(found.item(), total.item())
-    pair.check("clipped")
-    pair.step()
+    pair.step("clipped")
     # Back to what was kept; the optimizer goes on with the same tensors.
     loaded = shardwise.cpp.load_full_state_dict(stack, kept if rank == 0 else {})
     assert (loaded.missing, loaded.unexpected) == ([], []) and loaded.elements == sum(t.numel() for t in kept.values())
     plain.load_state_dict(kept)
-    pair.train(stack_loss, "after")
+    pair.train(range(4))
     with pytest.raises(shardwise.Error, match=r"head\.weight"):
         shardwise.cpp.load_full_state_dict(stack, {name: t for name, t in kept.items() if name != "head.weight"})
 

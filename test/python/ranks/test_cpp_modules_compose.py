@@ -36,7 +36,6 @@ class Gather:
 
 
 def check_methods(rank: int) -> None:
-    world = dist.get_world_size()
     stack, plain = twin("Stack", 6, 2)
     wrap_stack(stack, mp_policy=MixedPrecisionPolicy(), offload_policy=CPUOffloadPolicy())
     assert isinstance(stack, shardwise.FSDPModule) and isinstance(stack, type(models().Stack(6, 1)))
@@ -53,8 +52,8 @@ def check_methods(rank: int) -> None:
     second.set_all_reduce_hook(sums.append)
     first.set_modules_to_forward_prefetch([second])
     second.set_modules_to_backward_prefetch([first])
-    pair = Pair(stack, plain, rank, world)
-    pair.train(stack_loss, "with collectives in Python")
+    pair = Pair(stack, plain, stack_loss)
+    pair.train(range(4))
     assert comm.calls == 4 * 3 and len(sums) == 4
 
     before = counted(first)["all_gathers"]
@@ -71,7 +70,7 @@ def check_methods(rank: int) -> None:
     stack.set_reshard_after_forward(False)
     second.reshard()
     before = counted(second)["all_gathers"]
-    pair.backward(stack_loss, 9)
+    pair.backward(9)
     assert counted(second)["all_gathers"] == before + 1
     for change in (stack.set_is_last_backward, stack.set_requires_all_reduce, stack.set_reshard_after_backward):
         change(True)
@@ -129,7 +128,6 @@ class Around(nn.Module):
 
 
 def check_mixed_tree(rank: int) -> None:
-    world = dist.get_world_size()
     for function in (shardwise.fully_shard, shardwise.replicate):
         stack, plain_stack = twin("Stack", 6, 2)
         model, plain = Around(stack), Around(plain_stack)
@@ -138,14 +136,13 @@ def check_mixed_tree(rank: int) -> None:
         assert type(model) is Around and type(stack) is models().Stack
         for module in (stack.block(0), stack.block(1), stack, model):
             function(module)
-        mine = Pair(model, plain, rank, world, None if function is shardwise.fully_shard else 1)
+        mine = Pair(model, plain, stack_loss, None if function is shardwise.fully_shard else 1)
         for step in range(4):
             for part in range(2):
                 model.set_requires_gradient_sync(part == 1)
-                mine.backward(stack_loss, 2 * step + part)
+                mine.backward(2 * step + part)
                 assert all((parameter.grad is None) == (part == 0) for parameter in model.parameters())
-            mine.check(f"{function.__name__}, step {step}")
-            mine.step()
+            mine.step(f"{function.__name__}, step {step}")
         model.train(False)
         assert not stack.training
         check_clipping(mine, function.__name__)
@@ -161,16 +158,16 @@ def check_mixed_tree(rank: int) -> None:
 
 def check_clipping(pair: Pair, what: str) -> None:
     """One norm over the shards of the C++ module and the DTensors of the module of Python."""
-    pair.backward(stack_loss, 40)
+    pair.backward(40)
     expected = torch.nn.utils.clip_grad_norm_(pair.plain.parameters(), 0.01, 1.0)
-    found = shardwise.cpp.clip_grad_norm_(pair.bound, 0.01, 1.0)
+    found = shardwise.cpp.clip_grad_norm_(pair.model, 0.01, 1.0)
     torch.testing.assert_close(found.item(), expected.item(), rtol=1e-5, atol=0)
     pair.check(f"{what}, clipped")
-    broken = dict(pair.bound.named_parameters())["out.bias"].grad.to_local()
+    broken = pair.model.get_parameter("out.bias").grad.to_local()
     if pair.rank == 1 or what == "replicate":
         broken[0] = float("nan")
     with pytest.raises(shardwise.Error, match="no gradient was changed"):
-        shardwise.cpp.clip_grad_norm_(pair.bound.parameters(), 0.01, error_if_nonfinite=True)
+        shardwise.cpp.clip_grad_norm_(pair.model.parameters(), 0.01, error_if_nonfinite=True)
 
 
 class TestMixedTree:
@@ -212,13 +209,13 @@ def train_with_group_of_cpp(store: Any, rank: int) -> None:
     mesh = models().make_mesh(store, rank, [("shard", 2)])
     stack, plain = twin("Stack", 6, 2)
     wrap_stack(stack, mesh=mesh.group("shard"))
-    Pair(stack, plain, rank, 2).train(stack_loss, "a process group of C++")
+    Pair(stack, plain, stack_loss, place=(rank, 2)).train(range(4))
     stack, plain = twin("Stack", 6, 2)
     wrap_stack(stack, mesh=mesh, reshard_after_forward=False)
-    Pair(stack, plain, rank, 2).train(stack_loss, "a mesh of C++")
+    Pair(stack, plain, stack_loss, place=(rank, 2)).train(range(4))
     chain, plain = twin("Chain", 6, 2)
     shardwise.replicate(chain, mesh=mesh.group("shard"))
-    Pair(chain, plain, rank, 2, shards=1).train(chain_loss, "replicated on a process group of C++")
+    Pair(chain, plain, chain_loss, shards=1, place=(rank, 2)).train(range(4))
 
 
 def check_modules_of_python(rank: int, folder: str) -> None:
@@ -233,7 +230,8 @@ def check_modules_of_python(rank: int, folder: str) -> None:
         function(model, mesh=first)
         meshes = [parameter.device_mesh for parameter in model.parameters()]
         assert all(mesh is meshes[0] for mesh in meshes) and meshes[0].mesh.tolist() == [0, 1]
-        check_dtensors(model, plain, rank, rank, shards)
+        Pair(model, plain, chain_loss, shards, place=(rank, 2)).train(range(2))
+        torch.testing.assert_close(model.layers[0].weight.full_tensor(), plain.layers[0].weight)
         function(bound, mesh=first)
     assert dist.get_rank() == rank and dist.get_world_size() == 2
 
@@ -241,17 +239,8 @@ def check_modules_of_python(rank: int, folder: str) -> None:
     plain = twin("Chain", 6, 2)[1]
     model = shardwise.fully_shard(copy.deepcopy(plain), mesh=second.group("shard"))
     assert model.layers[0].weight.device_mesh.mesh.tolist() == [1, 0]
-    check_dtensors(model, plain, rank, 1 - rank, 2)
+    Pair(model, plain, chain_loss, place=(1 - rank, 2)).train(range(2))
+    torch.testing.assert_close(model.layers[0].weight.full_tensor(), plain.layers[0].weight)
     grid = models().make_mesh(dist.PrefixStore("grid", store), rank, [("replicate", 2), ("shard", 1)])
     with pytest.raises(ValueError, match=r"must have one axis, but Mesh\(replicate=2, shard=1; .*from_group"):
         shardwise.fully_shard(twin("Chain", 6, 2)[1], mesh=grid)
-
-
-def check_dtensors(model: Any, plain: nn.Module, rank: int, coordinate: int, shards: int) -> None:
-    for step in range(2):
-        chain_loss(model, step, rank).backward()
-        for each in range(2):
-            (chain_loss(plain, step, each) / 2).backward()
-    for mine, whole in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad.to_local(), whole.grad.chunk(shards)[coordinate % shards])
-        torch.testing.assert_close(mine.full_tensor(), whole)

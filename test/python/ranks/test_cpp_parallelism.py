@@ -75,13 +75,13 @@ def check_with_shards(rank: int) -> None:
         for index in range(2):
             wrap(bound.block(index), mesh=mesh["dp"])
         wrap(bound, mesh=mesh["dp"])
-        pair = Pair(bound, plain, mesh["dp"].get_local_rank(), 2)
+        pair = Pair(bound, plain, stack_loss, place=(mesh["dp"].get_local_rank(), 2))
         for step in range(4):
-            pair.backward(stack_loss, step)
+            pair.backward(step)
             # Both have clipped the same.
             clipped = [cpp.clip_grad_norm_(bound, 0.1), nn.utils.clip_grad_norm_(plain.parameters(), 0.1)]
             torch.testing.assert_close(clipped[0], clipped[1], check_dtype=False)
-            pair.step()
+            step_all(pair.optimizers)
             whole = cpp.full_state_dict(bound)
             for name, values in plain.state_dict().items():
                 assert_close(whole[name], values, f"{wrap.__name__}, step {step}, rank {rank}: {name}")
