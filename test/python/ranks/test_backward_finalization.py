@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import Beside, batch, mean_square
+from models import Beside, Branches, batch, mean_square
 from pool import on_ranks
 from torch import nn
 
@@ -15,22 +15,17 @@ import shardwise
 KINDS = ["fully_shard", "replicate"]
 
 
-def beside(kind: str, model: nn.Sequential, inner: tuple[int, ...] = (1,), **options: Any) -> Beside:
+def beside(kind: str) -> Beside:
     def wrap(model: nn.Sequential) -> None:
-        for number in inner:
-            getattr(shardwise, kind)(model[number])
-        getattr(shardwise, kind)(model)
+        for module in (model[1], model):
+            getattr(shardwise, kind)(module)
 
-    return Beside(model, wrap, **options)
-
-
-def layers() -> nn.Sequential:
     torch.manual_seed(7)
-    return nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 5, bias=False), nn.Linear(5, 3))
+    return Beside(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 5, bias=False), nn.Linear(5, 3)), wrap)
 
 
 def finalized(rank: int, kind: str) -> None:
-    both = beside(kind, layers())
+    both = beside(kind)
     both.model.finalize_backward()  # before the first forward there is nothing to do
     both.model.set_manual_backward_finalization(True)
     for step in range(4):
@@ -51,7 +46,7 @@ def finalized(rank: int, kind: str) -> None:
 
 
 def refused(rank: int, kind: str) -> None:
-    both = beside(kind, layers())
+    both = beside(kind)
     both.train([0])
     with pytest.raises(RuntimeError, match="requires manual backward finalization"):
         both.model.finalize_backward()
@@ -91,7 +86,7 @@ def fail_in_backward(both: Beside) -> None:
 
 def reset_after_exception(rank: int, kind: str) -> None:
     for failing in (fail_in_forward, fail_in_backward):
-        both = beside(kind, layers())
+        both = beside(kind)
         both.train([0])
         both.model.set_requires_gradient_sync(False)
         mean_square(both.model, 1, rank).backward()
@@ -106,20 +101,18 @@ def reset_after_exception(rank: int, kind: str) -> None:
         both.train(range(4, 7))
 
 
-class Branches(nn.Sequential):
-    """Nobody uses the third part; the second is used by rank 0 alone."""
-
-    def forward(self, x: torch.Tensor, rank: int) -> torch.Tensor:
-        x = self[0](x)
-        return self[1](x) if rank == 0 else x
-
-
 def unused(rank: int, kind: str) -> None:
-    torch.manual_seed(7)
-    model = Branches(nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 3))
-    # A sharded unit is used by all ranks or by none.
-    inner = (2,) if kind == "fully_shard" else (1, 2)
-    both = beside(kind, model, inner, loss=lambda model, step, of: model(batch(step, of, 6), of).pow(2).mean())
+    """Nobody uses the right branch; rank 0 alone uses the left one."""
+
+    def loss(model: Any, step: int, of: int) -> torch.Tensor:
+        return model(batch(step, of, 3), ["left"] if of == 0 else []).pow(2).mean()
+
+    def wrap(model: Branches) -> None:
+        # A sharded unit is used by all ranks or by none.
+        for module in ([model.left] if kind == "replicate" else []) + [model.right, model]:
+            getattr(shardwise, kind)(module)
+
+    both = Beside(Branches(), wrap, loss)
     for step in range(4):
         zeros = step < 2
         both.model.set_reduce_scatter_unused_params(zeros)

@@ -8,7 +8,6 @@ from typing import Any
 
 import bound
 import pytest
-import torch
 import torch.distributed as dist
 from models import batch, mlp
 from torch import nn
@@ -101,28 +100,6 @@ def of_methods_in_cpp(rank: int) -> None:
     assert isinstance(wrong.value, shardwise.Error)
 
 
-def alone_in_an_evaluation(rank: int) -> None:
-    """What is said of an evaluation on one rank alone, and of the process group after it."""
-    model = begun(rank, sharded)
-    text = (
-        r"(?s)in a forward without gradients.*all ranks must take part in an evaluation too.*"
-        r"Models on other process groups go on.*make new process groups and a new mesh"
-    )
-
-    def evaluate_on_rank_0() -> None:
-        if rank == 0:
-            with torch.no_grad():
-                model(batch(2, rank, 5))
-                model(batch(3, rank, 5))
-        model(batch(2, rank, 5)).pow(2).mean().backward()
-        model(batch(3, rank, 5)).pow(2).mean().backward()
-
-    with pytest.raises(shardwise.Error, match=text):
-        evaluate_on_rank_0()
-    other = begun(rank, sharded)
-    other(batch(4, rank, 5)).pow(2).mean().backward()
-
-
 bound_sizes = {"Chain": (5, 2), "Again": (5,)}
 
 
@@ -168,6 +145,3 @@ class TestPeerErrors:
 
     def test_those_of_the_agreement_too(self) -> None:
         run_ranks(2, different_ways_in_backward)
-
-    def test_an_evaluation_on_one_rank_alone(self) -> None:
-        run_ranks(2, alone_in_an_evaluation)

@@ -26,11 +26,10 @@ with shardwise.record(sys.argv[1]):
 """
 
 
-def steps_recorded(rank: int, folder: str, kind: str) -> None:
-    wrap = getattr(shardwise, kind)
+def steps_recorded(rank: int, folder: str) -> None:
     model = mlp(5, 6, 3)
-    wrap(model[0])
-    wrap(model)
+    for module in (model[0], model):
+        shardwise.fully_shard(module)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
     def step() -> None:
@@ -51,18 +50,15 @@ def unwritable(rank: int) -> None:
         shardwise.fully_shard(model)
 
 
-def recorded(folder: Path, kind: str, backend: str) -> list[_record_files.Event]:
-    run_ranks(2, steps_recorded, str(folder), kind, backend=backend)
-    return _record_files.read(folder)
-
-
 def of(events: list[_record_files.Event], rank: int, kind: str) -> list[_record_files.Event]:
     return [event for event in events if event.rank == rank and event.kind == kind]
 
 
 class TestRecord:
     def test_sharded(self, tmp_path: Path) -> None:
-        events = recorded(tmp_path, "fully_shard", "shardwise")
+        run_ranks(2, steps_recorded, str(tmp_path), backend="shardwise")
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["shardwise-rank0.json", "shardwise-rank1.json"]
+        events = _record_files.read(tmp_path)
         for rank in (0, 1):
             assert len(_timeline.steps(events, rank)) == 2
             for name, kind in product(("(root)", "0"), ("forward", "backward")):
@@ -77,17 +73,6 @@ class TestRecord:
         output_of("-c", PROGRAM, tmp_path / "inside", SHARDWISE_RECORD=str(tmp_path / "all"))
         for folder, steps in (("all", 2), ("inside", 1)):
             assert len(_timeline.steps(_record_files.read(tmp_path / folder), 0)) == steps
-
-    def test_each_rank_has_a_file_of_its_own(self, tmp_path: Path) -> None:
-        recorded(tmp_path, "replicate", "gloo")
-        assert sorted(file.name for file in tmp_path.iterdir()) == ["shardwise-rank0.json", "shardwise-rank1.json"]
-        # Who comes later, or from where numbers of processes are the same, takes nothing from the first.
-        first = (tmp_path / "shardwise-rank0.json").read_text()
-        assert len(_record_files.read(tmp_path)) > 0
-        with shardwise.record(tmp_path):
-            pass
-        assert (tmp_path / "shardwise-rank0.json").read_text() == first
-        assert (tmp_path / "shardwise-rank0-2.json").read_text() == "[]"
 
     def test_a_folder_that_cannot_be_written_is_said_at_the_start(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from engine import TORCH, Engine, ours
 from experts import WIDTH, Layer, layers, spread_experts
-from models import batch, mlp, train_alike
+from models import Beside, batch, mlp, train_alike
 from pool import on_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -162,19 +162,14 @@ def refused(rank: int) -> None:
 def all_elsewhere(rank: int) -> None:
     """No parameter is left for the mesh of the call."""
     on = meshes()
-    reference, model = mlp(6, 4), mlp(6, 4)
-    ours().fully_shard(model, mesh=on.dense, shard_placement_fn=lambda _: ShardPlacementResult(None, on.experts))
-    mates = on.experts.shard_mesh_size
-    for step in range(3):
-        model(batch(step, rank, 6)).sum().backward()
-        mine = rank % 2
-        for part in range(mates):
-            (reference(batch(step, 2 * part + mine, 6)).sum() / mates).backward()
-        for each in (model, reference):
-            torch.optim.SGD(each.parameters(), lr=0.1).step()
-            each.zero_grad()
-    for name, value in reference.named_parameters():
-        torch.testing.assert_close(model.get_parameter(name).full_tensor(), value)  # type: ignore[operator]
+
+    def wrap(model: nn.Module) -> None:
+        ours().fully_shard(model, mesh=on.dense, shard_placement_fn=lambda _: ShardPlacementResult(None, on.experts))
+
+    def loss(model: nn.Module, step: int, part: int) -> torch.Tensor:
+        return model(batch(step, 2 * part + rank % 2, 6)).sum()
+
+    Beside(mlp(6, 4), wrap, loss, place=(rank // 2, WORLD // 2)).train(range(3))
 
 
 class TestShardPlacement:
