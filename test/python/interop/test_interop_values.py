@@ -11,8 +11,8 @@ import torch.distributed as dist
 from engine import TORCH, Engine, ours
 from form import by_form
 from layouts import RANKS, by_layer
-from models import batch, local, mlp, whole
-from parity import counting
+from models import batch, local, mean_square, mlp, whole
+from parity import Parity, Program, Wrapping, counting
 from pool import on_ranks
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
@@ -208,23 +208,18 @@ class Watched(nn.Linear):
 
 
 def set_in_their_own_way(rank: int, name: str) -> None:
-    traces = []
-    for engine in (TORCH, ours()):
+    def make() -> nn.Module:
         torch.manual_seed(3)
-        model: Any = nn.Sequential(Watched(6, 5), nn.Tanh(), Watched(5, 4))
+        return nn.Sequential(Watched(6, 5), nn.Tanh(), Watched(5, 4))
+
+    def wrap(engine: Engine, model: Any) -> None:
         for module in (model[0], model):
             getattr(engine, name)(module)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        trace = []
-        for step in range(3):
-            loss = model(batch(step, rank, 6)).pow(2).mean()
-            loss.backward()
-            trace += [loss.detach(), *(local(p.grad).clone() for p in model.parameters())]
-            optimizer.step()
-            optimizer.zero_grad()
+
+    def look(model: Any) -> None:
         assert [layer.seen is layer.weight for layer in (model[0], model[2])] == [True, True]
-        traces.append(trace)
-    assert all(map(torch.equal, *traces))
+
+    Parity(Program(make, mean_square, steps=3)).both(Wrapping(wrap, after_optimizer=look))
 
 
 class TestInteropValues:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch.distributed.fsdp
 from bound import models as bound_models
 from engine import TORCH, Engine, ours
 from models import batch, local, step_all
+from parity import Program, Wrapping, assert_same_bits, train
 from pool import on_ranks, run_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -60,22 +62,20 @@ def wrap(engine: Engine, model: Normed, **options: Any) -> Any:
 
 def norms(rank: int, low: torch.dtype) -> None:
     """Forward and backward in a low precision, with buffers in their own, as torch's engine does it."""
-    policy = MixedPrecisionPolicy(param_dtype=low)
+    wrapping = Wrapping(lambda engine, model: wrap(engine, model, mp_policy=MixedPrecisionPolicy(param_dtype=low)))
+
+    def loss(model: Any, step: int, rank: int) -> torch.Tensor:
+        out = model(batch(step, rank, 6))
+        assert out.dtype == low and model.seen == low
+        return out.float().pow(2).sum()
+
     # Torch's batch norm takes no 16-bit weights beside running statistics in float32 on CPUs.
     for norm in (nn.LayerNorm, lambda width: nn.GroupNorm(2, width)):
-        both = [wrap(engine, normed(norm), mp_policy=policy) for engine in (ours(), TORCH)]
-        for step in range(3):
-            for model in both:
-                out = model(batch(step, rank, 6))
-                assert out.dtype == low and model.seen == low
-                out.float().pow(2).sum().backward()
-            for (name, mine), theirs in zip(both[0].named_parameters(), both[1].parameters(), strict=True):
-                assert mine.grad is not None and mine.grad.dtype == torch.float32, name
-                if SUMS_IN_OWN_DTYPE:
-                    assert torch.equal(local(mine.grad), local(theirs.grad)), name
-            for model in both:
-                torch.optim.SGD(model.parameters(), lr=0.05).step()
-                model.zero_grad()
+        program = Program(lambda norm=norm: normed(norm), loss, steps=3)  # type: ignore[misc]
+        mine, theirs = (train(engine, program, wrapping, rank) for engine in (ours(), TORCH))
+        if SUMS_IN_OWN_DTYPE:
+            assert_same_bits(mine, theirs)
+        assert all(g.dtype == torch.float32 for step in mine.steps for g in step.gradients.values())  # type: ignore[union-attr]
 
 
 class Tied(nn.Module):
@@ -100,26 +100,23 @@ class Tied(nn.Module):
 
 def gradients_as_computed(rank: int, kind: str) -> None:
     """Autograd brings gradients in the dtypes in which torch's engine gets them, also where backwards accumulate."""
+
+    def loss(model: Any, number: int, rank: int) -> torch.Tensor:
+        tokens = (batch(number, rank, 4).abs() * 8).long() % 12
+        return nn.functional.cross_entropy(model(tokens).float().flatten(0, 1), tokens.flatten())
+
     for (compute, reduce), (again, backwards) in product([(LOW, torch.float32), (None, LOW)], [(False, 3), (True, 1)]):
-        models = []
-        for engine in (ours(), TORCH):
-            model = Tied(again)
-            policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
+        policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
+
+        def wrap(engine: Engine, model: Tied, policy: MixedPrecisionPolicy = policy) -> None:
             for part in (*model.layers, model):
                 getattr(engine, kind)(part, mp_policy=policy)
-            models.append(model)
-        for step in range(3):
-            for number in range(backwards):
-                tokens = (batch(10 * step + number, rank, 4).abs() * 8).long() % 12
-                for model in models:
-                    model.set_requires_gradient_sync(number == backwards - 1)
-                    nn.functional.cross_entropy(model(tokens).float().flatten(0, 1), tokens.flatten()).backward()
-            for (name, mine), theirs in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
-                what = f"{name}, {compute}, {reduce}, step {step}, {backwards} backwards"
-                assert torch.equal(local(mine.grad), local(theirs.grad)), what
-            for model in models:
-                torch.optim.SGD(model.parameters(), lr=0.05).step()
-                model.zero_grad()
+
+        def before(model: Any, part: int, last: int = backwards - 1) -> None:
+            model.set_requires_gradient_sync(part == last)
+
+        program = Program(partial(Tied, again), loss, steps=3, parts=backwards)
+        assert_same_bits(*(train(engine, program, Wrapping(wrap, before), rank) for engine in (ours(), TORCH)))
 
 
 def keep_norms(parameter: nn.Parameter) -> torch.dtype | None:
