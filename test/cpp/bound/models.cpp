@@ -60,8 +60,6 @@ PYBIND11_MODULE(bound_models, module) {
   torch::python::bind_module<AgainImpl>(module, "Again")
       .def(py::init<int64_t>())
       .def("layer", [](AgainImpl& model, size_t index) { return model.layers->ptr(index); });
-  torch::python::bind_module<TwiceImpl>(module, "Twice").def(py::init<>());
-  torch::python::bind_module<BranchesImpl>(module, "Branches").def(py::init<>());
   bind_optimizers(module);
   module.def("make_mesh", &make_mesh, py::call_guard<py::gil_scoped_release>());
 }

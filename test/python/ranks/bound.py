@@ -8,11 +8,11 @@ from typing import Any
 
 import devices
 import torch
-from models import Beside, Branches, assert_close, batch, local
+from models import Beside, assert_close, batch, local
 from parity import nothing
 from torch import nn
 from torch.nn import functional
-from training_models import Mlp, Twice
+from training_models import Mlp
 
 import shardwise
 from shardwise._state import unit_of
@@ -60,7 +60,7 @@ class Chain(nn.Module):
         return self.layers(x)
 
 
-TWINS: dict[str, Any] = {"Stack": Stack, "Chain": Chain, "Twice": Twice, "Branches": Branches}
+TWINS: dict[str, Any] = {"Stack": Stack, "Chain": Chain}
 
 
 def twin(name: str, *sizes: int) -> tuple[Any, nn.Module]:
@@ -80,16 +80,6 @@ def stack_loss(model: Any, number: int, rank: int) -> torch.Tensor:
 
 def chain_loss(model: Any, number: int, rank: int) -> torch.Tensor:
     return model(batch(number, rank, 6)).pow(2).sum()
-
-
-def twice_loss(model: Any, number: int, rank: int) -> torch.Tensor:
-    return model(batch(number, rank, 5)).pow(2).sum()
-
-
-def branches_loss(model: Any, number: int, rank: int) -> torch.Tensor:
-    """Rank 0 does not use the right branch, and no rank does at first."""
-    use = ["left", "right"] if rank > 0 and number > 0 else ["left"]
-    return model(batch(number, rank, 3), use).pow(2).sum()
 
 
 def wrap_stack(stack: Any, **options: Any) -> None:

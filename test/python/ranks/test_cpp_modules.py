@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from bound import Pair, branches_loss, chain_loss, counted, stack_loss, twice_loss, twin, wrap_stack
+from bound import Pair, chain_loss, counted, stack_loss, twin, wrap_stack
 from pool import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -38,23 +38,16 @@ def last_dim(parameter: torch.Tensor) -> Shard | None:
     return Shard(-1) if parameter.dim() > 1 else None
 
 
-def check_replicas(rank: int) -> None:
-    for name, loss in (("Branches", branches_loss), ("Twice", twice_loss)):
-        model, plain = twin(name)
-        for inner in model._modules.values() if name == "Twice" else ():
-            assert shardwise.replicate(inner) is inner
-        assert shardwise.replicate(model) is model
-        assert type(model).__name__ == f"Replicate{name}"
-        assert isinstance(model, shardwise.ReplicateModule) and isinstance(model, ModuleWrapper)
-        Pair(model, plain, loss, shards=1).train(range(4))
-
-
 def check_accumulation(rank: int) -> None:
     for function in (shardwise.fully_shard, shardwise.replicate):
         stack, plain = twin("Stack", 6, 2)
         for module in (stack.block(0), stack.block(1), stack):
-            function(module)
-        pair = Pair(stack, plain, stack_loss, shards=None if function is shardwise.fully_shard else 1)
+            assert function(module) is module
+        assert isinstance(stack, shardwise.FSDPModule) and isinstance(stack, ModuleWrapper)
+        replicates = function is shardwise.replicate
+        assert isinstance(stack, shardwise.ReplicateModule) == replicates
+        assert type(stack).__name__ == ("ReplicateStack" if replicates else "FSDPStack")
+        pair = Pair(stack, plain, stack_loss, shards=1 if replicates else None)
         for step in range(4):
             stack.set_manual_backward_finalization(step >= 2)
             before = counted(stack)
@@ -79,7 +72,6 @@ def check_hybrid(rank: int) -> None:
 
 class TestTraining:
     test_sharded = on_ranks(2, check_training)
-    test_replicated = on_ranks(2, check_replicas)
     test_accumulated = on_ranks(2, check_accumulation)
     test_hybrid = on_ranks(4, check_hybrid)
 

