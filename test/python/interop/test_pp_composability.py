@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from engine import TORCH, Engine, ours
-from models import Layer, assert_close, batch, local, step_all, whole
+from models import Block, assert_close, batch, local, step_all, whole
 from parity import adam
 from pool import on_ranks
 from torch import nn
@@ -35,11 +35,6 @@ DTYPES = [torch.float32, torch.bfloat16]
 EXACT = DTYPES if hasattr(FSDPParam, "unsharded_grad_dtype") else [torch.float32]
 LAYERS, MICROBATCHES, STEPS = 4, 4, 3
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
-
-
-class Block(Layer):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + super().forward(x)
 
 
 class Chunk(nn.Module):

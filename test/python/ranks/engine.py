@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import devices
+import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
 from meshes import shared_mesh
 from torch.distributed._composable import replicate_with_fsdp
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import shardwise
 
@@ -49,6 +51,15 @@ def on_device(engine: Engine, device: str) -> Engine:
 
     return replace(engine, device=device, fully_shard=moved(engine.fully_shard), replicate=moved(engine.replicate))
 
+
+HALVES = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+#: Ways to wrap a module with an engine.
+KINDS: dict[str, Callable[[Engine, Any], Any]] = {
+    "sharded": lambda engine, module: engine.fully_shard(module),
+    "kept": lambda engine, module: engine.fully_shard(module, reshard_after_forward=False),
+    "cast": lambda engine, module: engine.fully_shard(module, mp_policy=HALVES),
+    "replicated": lambda engine, module: engine.replicate(module),
+}
 
 TORCH = Engine(
     name="torch",

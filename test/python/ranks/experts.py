@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-import torch.distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import all_gather_tensor_autograd, reduce_scatter_tensor_autograd
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 WIDTH = 6
 HIDDEN = 8
 EXPERTS = 4
-
-
-class _Exchange(torch.autograd.Function):
-    """The rows of all ranks of a group, or this rank's of their sum; the backward of each is the other."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, group: dist.ProcessGroup, gathers: bool) -> torch.Tensor:
-        ctx.group, ctx.gathers = group, gathers
-        return (_gathered if gathers else _summed)(rows, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return (_summed if ctx.gathers else _gathered)(gradient, ctx.group), None, None
-
-
-def _gathered(rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    parts = [torch.empty_like(rows) for _ in range(group.size())]
-    dist.all_gather(parts, rows.contiguous(), group=group)
-    return torch.cat(parts)
-
-
-def _summed(rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    total = rows.clone()
-    dist.all_reduce(total, group=group)
-    return total.chunk(group.size())[group.rank()]
 
 
 class Experts(nn.Module):
@@ -54,10 +27,9 @@ class Experts(nn.Module):
         if self.mesh is None:
             return _through(up, down, x, weights)
         group = self.mesh.get_group()
-        x, weights = (_Exchange.apply(each, group, True) for each in (x, weights))
+        x, weights = (all_gather_tensor_autograd(each, 0, group) for each in (x, weights))
         mine = weights.chunk(group.size(), dim=1)[group.rank()]
-        result: torch.Tensor = _Exchange.apply(_through(up, down, x, mine), group, False)
-        return result
+        return reduce_scatter_tensor_autograd(_through(up, down, x, mine), "sum", 0, group)
 
 
 def _through(up: torch.Tensor, down: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

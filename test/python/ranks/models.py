@@ -42,6 +42,13 @@ class Layer(nn.Module):
         return self.down(torch.tanh(self.up(x)))  # type: ignore[no-any-return]
 
 
+class Block(Layer):
+    """Adds to its input what the layers make of it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + super().forward(x)
+
+
 def mlp(*widths: int) -> nn.Sequential:
     """Linear layers with tanh between them; the same values on every rank and in the reference."""
     torch.manual_seed(7)

@@ -7,38 +7,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from engine import TORCH, Engine, ours
-from models import batch, local
+from engine import KINDS, TORCH, Engine, ours
+from models import Block, batch, local
 from pool import on_ranks
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 WIDTH, STEPS = 6, 6
 Seen = list[dict[str, Tensor | None]]
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(torch.tanh(self.up(self.norm(x))))  # type: ignore[no-any-return]
-
-
-HALVES = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-KINDS: dict[str, Callable[[Engine, nn.Module], Any]] = {
-    "sharded": lambda engine, module: engine.fully_shard(module),
-    "kept": lambda engine, module: engine.fully_shard(module, reshard_after_forward=False),
-    "cast": lambda engine, module: engine.fully_shard(module, mp_policy=HALVES),
-    "replicated": lambda engine, module: engine.replicate(module),
-}
-
-
 def wrapped(engine: Engine, kind: str) -> Any:
     torch.manual_seed(5)
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Block(), Block(), nn.Linear(WIDTH, 2))
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Block(WIDTH, WIDTH), Block(WIDTH, WIDTH), nn.Linear(WIDTH, 2))
     for module in (model[1], model[2], model):
         KINDS[kind](engine, module)
     return model

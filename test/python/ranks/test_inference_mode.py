@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
+from engine import HALVES, ours
+from engine import KINDS as SOME
 from models import batch, local, mlp
-from pool import run_ranks
-from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from pool import on_ranks
 
-import shardwise
-
-KINDS: dict[str, Callable[[nn.Module], Any]] = {
-    "sharded": shardwise.fully_shard,
-    "kept": lambda module: shardwise.fully_shard(module, reshard_after_forward=False),
-    "cast": lambda module: shardwise.fully_shard(module, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)),
-    "replicated": shardwise.replicate,
-    "replicated, cast": lambda module: shardwise.replicate(
-        module, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-    ),
-}
+KINDS = SOME | {"replicated, cast": lambda engine, module: engine.replicate(module, mp_policy=HALVES)}
 
 
 def trained(rank: int, kind: str, is_made_there: bool, is_wrapped_there: bool) -> list[torch.Tensor]:
@@ -30,7 +18,7 @@ def trained(rank: int, kind: str, is_made_there: bool, is_wrapped_there: bool) -
         model: Any = mlp(6, 8, 4)
     with torch.inference_mode(is_wrapped_there):
         for module in (model[0], model):
-            KINDS[kind](module)
+            KINDS[kind](ours(), module)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         seen = [model(batch(9, rank, 6)).clone()]
     model.load_state_dict({name: value * 0.5 for name, value in model.state_dict().items()})
@@ -50,6 +38,5 @@ def as_outside(rank: int, kind: str) -> None:
             assert torch.equal(one, other), f"made and wrapped in inference mode: {where}, tensor {index}"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_inference_mode(kind):
-    run_ranks(2, as_outside, kind)
+class TestInferenceMode:
+    test_made_or_wrapped_there = on_ranks(2, as_outside, each=[*KINDS])

@@ -8,13 +8,14 @@ from threading import Thread
 import pytest
 import torch
 from models import batch, whole
-from pool import run_ranks
+from pool import on_ranks
 from torch import Tensor, nn
 
 import shardwise
 
 WIDTH = 6
 REFUSED = "a model that thread"
+KINDS = ("fully_shard", "replicate")
 
 
 class Layer(nn.Linear):
@@ -115,11 +116,6 @@ def in_backward(rank: int, kind: str) -> None:
         reference.zero_grad()
 
 
-@pytest.mark.parametrize("kind", ["fully_shard", "replicate"])
-def test_one_thread_at_a_time_uses_a_model(kind):
-    run_ranks(2, in_forward, kind)
-
-
-@pytest.mark.parametrize("kind", ["fully_shard", "replicate"])
-def test_none_uses_a_model_while_another_runs_its_backward(kind):
-    run_ranks(2, in_backward, kind)
+class TestThreads:
+    test_one_at_a_time_uses_a_model = on_ranks(2, in_forward, each=KINDS)
+    test_none_uses_a_model_while_another_runs_its_backward = on_ranks(2, in_backward, each=KINDS)

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from engine import KINDS, ours
 from models import Beside
-from pool import run_ranks
+from pool import on_ranks
 from torch import nn
 
 import shardwise
-from shardwise import MixedPrecisionPolicy
-
-KINDS = {
-    "sharded": {},
-    "kept": {"reshard_after_forward": False},
-    "cast": {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)},
-    "replicated": None,
-}
 
 
 def model() -> nn.Sequential:
@@ -36,11 +29,9 @@ def change(layers: nn.Sequential) -> None:
 
 
 def written_back(rank: int, kind: str) -> None:
-    options = KINDS[kind]
-
     def wrap(layers: nn.Sequential) -> None:
         for part in (layers[2], layers):
-            shardwise.replicate(part) if options is None else shardwise.fully_shard(part, **options)
+            KINDS[kind](ours(), part)
 
     both = Beside(model(), wrap)
     held = list(both.model.parameters())
@@ -70,6 +61,5 @@ def written_back(rank: int, kind: str) -> None:
     both.check("after a failure")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_changes_of_whole_parameters_are_written_back(kind):
-    run_ranks(2, written_back, kind)
+class TestWholeParameters:
+    test_changes_are_written_back = on_ranks(2, written_back, each=[*KINDS])
