@@ -72,6 +72,24 @@ def reference_backward(world_size: int, loss_of_rank: Callable[[int], torch.Tens
             (loss / world_size).backward()
 
 
+def rounded_backward(
+    model: nn.Module,
+    loss_of_rank: Callable[[Any, int], torch.Tensor],
+    ranks: int,
+    compute: torch.dtype | None = None,
+    reduce: torch.dtype | None = None,
+) -> None:
+    """One process does what ranks do in low precision: the gradients of casts of the model, and their mean in `reduce`.
+    None: in the dtypes of the parameters."""
+    casts = [copy.deepcopy(model).to(dtype=compute) for _ in range(ranks)]
+    for rank, each in enumerate(casts):
+        each.zero_grad()
+        loss_of_rank(each, rank).backward()
+    p: Any
+    for p, *parts in zip(model.parameters(), *(each.parameters() for each in casts), strict=True):
+        p.grad = sum(part.grad.to(reduce or p.dtype) / ranks for part in parts).to(p.dtype)
+
+
 def step_all(optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """And drops the gradients."""
     for optimizer in optimizers:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
-from models import batch, counters, mlp
-from parity import momentum
+from models import Beside, batch, counters, mlp, rounded_backward, whole
 from pool import on_ranks
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -21,67 +20,49 @@ KINDS = ("fully_shard", "replicate")
 POLICY = MixedPrecisionPolicy(param_dtype=LOW, reduce_dtype=HIGH)
 
 
-class Reference:
-    """One process that rounds, computes for all ranks, and sums by hand. With two ranks every bit is the same."""
+class Rounded(Beside):
+    """Beside one process that rounds, computes for all ranks, and sums by hand: with two ranks to the same bits."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = copy.deepcopy(model)
-        self.optimizer = momentum(self.model)
+    def backward(self, step: int) -> None:
+        self.loss(self.model, step, self.rank).backward()
+        rounded_backward(self.plain, lambda low, rank: self.loss(low, step, rank), self.ranks, LOW, HIGH)
 
-    def step(self, number: int) -> None:
-        sums = [torch.zeros_like(p, dtype=HIGH) for p in self.model.parameters()]
-        for rank in range(2):
-            low = copy.deepcopy(self.model).to(LOW)
-            loss(low, batch(number, rank, 5).to(LOW)).backward()
-            for total, p in zip(sums, low.parameters(), strict=True):
-                assert p.grad is not None
-                total += p.grad.to(HIGH) / 2
-        for total, p in zip(sums, self.model.parameters(), strict=True):
-            p.grad = total.to(p.dtype)
-        self.optimizer.step()
+    def compare(self, name: str, mine: torch.Tensor, theirs: torch.Tensor, what: str) -> None:
+        assert isinstance(mine, DTensor)
+        assert mine.dtype == mine.to_local().dtype == theirs.dtype, what
+        # Steps on a shard of 16 bits are rounded otherwise than steps on all of it.
+        is_rounded = mine.dtype == LOW and mine.placements[0].is_shard()
+        close = {"rtol": 1e-2, "atol": 1e-3} if is_rounded else {"rtol": 0, "atol": 0}
+        torch.testing.assert_close(whole(mine), theirs, **close, msg=what)
+
+    def step(self, what: str = "") -> None:
+        super().step(what)
+        with torch.no_grad():
+            for mine, theirs in zip(self.model.parameters(), self.plain.parameters(), strict=True):
+                theirs.copy_(whole(mine))
 
 
-def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = model(x)
+def loss(model: Any, step: int, rank: int) -> torch.Tensor:
+    out: torch.Tensor = model(batch(step, rank, 5).to(model[0].bias.dtype))
     assert out.dtype == LOW
     return out.to(HIGH).pow(2).mean()
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, reference: Reference, rank: int, steps: range) -> None:
-    for number in steps:
-        optimizer.zero_grad()
-        loss(model, batch(number, rank, 5)).backward()
-        reference.step(number)
-        optimizer.step()
-        for (name, p), q in zip(model.named_parameters(), reference.model.parameters(), strict=True):
-            assert isinstance(p, DTensor) and isinstance(p.grad, DTensor) and q.grad is not None
-            assert p.dtype == p.to_local().dtype == p.grad.dtype == q.dtype, f"{name} in step {number}"
-            # Steps on a shard of 16 bits are rounded otherwise than steps on all of it.
-            is_rounded = p.dtype == LOW and p.placements[0].is_shard()
-            close = {"rtol": 1e-2, "atol": 1e-3} if is_rounded else {"rtol": 0, "atol": 0}
-            for ours, theirs in ((p.grad, q.grad), (p, q.detach())):
-                torch.testing.assert_close(ours.full_tensor(), theirs, **close, msg=f"{name}, step {number}")
-            with torch.no_grad():
-                q.copy_(p.full_tensor())
-
-
 def cast_later(rank: int, kind: str, first: torch.dtype) -> None:
-    wrap = getattr(shardwise, kind)
-    model = mlp(5, 7, 3).to(first)
-    reference = Reference(model)
-    wrap(model[0], mp_policy=POLICY)
-    wrap(model, mp_policy=POLICY)
-    # Made before the casts: it holds what trains, whatever becomes of the dtypes.
-    optimizer = momentum(model)
+    def wrap(model: nn.Sequential) -> None:
+        for module in (model[0], model):
+            getattr(shardwise, kind)(module, mp_policy=POLICY)
+
+    # The optimizers are made before the casts: they hold what trains, whatever becomes of the dtypes.
+    both = Rounded(mlp(5, 7, 3).to(first), wrap, loss)
     for number, now in enumerate((first, HIGH, LOW, torch.float64)):
-        model.to(now)
-        reference.model.to(now)
-        for each in (optimizer, reference.optimizer):
-            each.state.clear()
-        before = counters(model)["unsharded_bytes"]
-        train(model, optimizer, reference, rank, range(3 * number, 3 * number + 3))
+        for model, optimizer in zip((both.model, both.plain), both.optimizers, strict=True):
+            model.to(now)
+            optimizer.state.clear()
+        before = counters(both.model)["unsharded_bytes"]
+        both.train(range(3 * number, 3 * number + 3))
         if kind == "replicate":
-            copied = counters(model)["unsharded_bytes"] > before
+            copied = counters(both.model)["unsharded_bytes"] > before
             assert copied == (now != LOW), "copies are made where dtypes differ, and nowhere else"
 
 
@@ -90,7 +71,7 @@ def strided(rank: int) -> None:
     model = mlp(5, 7, 3).to(LOW)
     model[0].weight = nn.Parameter(model[0].weight.detach().t().contiguous().t())
     shardwise.replicate(model, mp_policy=POLICY)
-    loss(model, batch(0, rank, 5)).backward()
+    loss(model, 0, rank).backward()
     with pytest.raises(ValueError, match=r"'0\.weight' has sizes .* Make it contiguous\(\) before replicate\(\)"):
         model.to(HIGH)
 

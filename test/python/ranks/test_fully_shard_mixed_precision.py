@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +13,7 @@ import torch
 import torch.distributed.fsdp
 from bound import models as bound_models
 from engine import TORCH, Engine, ours
-from models import batch, local, step_all
+from models import batch, local, rounded_backward, step_all
 from parity import Program, Wrapping, assert_same_bits, train
 from pool import on_ranks, run_ranks
 from torch import nn
@@ -245,16 +244,7 @@ def unequal(rank: int, reduce: torch.dtype | None) -> None:
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.02, foreach=False) for each in (reference, model)]
     for step in range(3):
         before = unit_of(model).counters()["reduce_scatters"]
-        total: dict[str, torch.Tensor] = {}
-        for part in range(2):
-            copied = copy.deepcopy(reference)
-            copied.zero_grad()
-            copied(step, part).backward()
-            for name, each in copied.named_parameters():
-                assert each.grad is not None
-                total[name] = total.get(name, 0) + each.grad.to(reduce or each.dtype) / 2
-        for name, each in reference.named_parameters():
-            each.grad = total[name].to(each.dtype)
+        rounded_backward(reference, lambda each, part, step=step: each(step, part), 2, reduce=reduce)
         model(step, rank).backward()
         assert unit_of(model).counters()["reduce_scatters"] == before + len(kinds)
         for name, whole in reference.named_parameters():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
+from functools import partial
 from typing import Any
 
 import torch
 from engine import TORCH, ours
-from models import batch, mlp, step_all
+from models import batch, mlp, rounded_backward, step_all
 from pool import on_ranks
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -17,8 +17,9 @@ from torch.distributed.tensor import DTensor
 ENGINES = 2 if torch.__version__ >= "2.15" else 1
 
 
-def loss_of(model: nn.Module, x: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
+def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
     """Of the outputs, and of their derivative in a direction of the inputs."""
+    x, direction = (batch(2 * step + part, rank, 6).to(next(model.parameters()).dtype) for part in range(2))
     out, tangent = torch.func.jvp(model, (x,), (direction,))
     return out.float().pow(2).mean() + tangent.float().pow(2).mean()
 
@@ -32,16 +33,9 @@ def input_jvp(rank: int, function: str) -> None:
                 getattr(engine, function)(part, mp_policy=policy)
         optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
         for step in range(3):
-            for other in range(2):
-                given = [batch(2 * step + part, other, 6).to(low or torch.float32) for part in range(2)]
-                copied = copy.deepcopy(models[0]).to(low or torch.float32)
-                copied.zero_grad()
-                loss_of(copied, *given).backward()
-                for p, q in zip(models[0].parameters(), copied.parameters(), strict=True):
-                    assert q.grad is not None
-                    p.grad = q.grad.float() / 2 if p.grad is None else p.grad + q.grad.float() / 2
+            rounded_backward(models[0], partial(loss_of, step=step), 2, low, torch.float32)
             for model in models[1:]:
-                loss_of(model, batch(2 * step, rank, 6), batch(2 * step + 1, rank, 6)).backward()
+                loss_of(model, rank, step).backward()
             close = {"rtol": 1e-5, "atol": 1e-6} if low is None else {"rtol": 5e-2, "atol": 2e-2}
             for name, whole in models[0].named_parameters():
                 found = [model.get_parameter(name).grad for model in models[1:]]
