@@ -1,4 +1,4 @@
-"""A small language model, a vision model of its blocks, and the ways in which they are cut into units."""
+"""A small language model, and the ways in which it is cut into units."""
 
 from __future__ import annotations
 

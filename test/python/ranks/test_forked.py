@@ -7,23 +7,19 @@ import os
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from engine import KINDS, ours
 from models import Beside, batch, local, mlp
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 import shardwise
 from shardwise.testing import run_ranks
-
-MODES: dict[str, Callable[[nn.Module], Any]] = {
-    "rows": shardwise.fully_shard,
-    "kept": lambda model: shardwise.fully_shard(model, reshard_after_forward=False),
-    "replicate": shardwise.replicate,
-}
 
 
 def refused(texts: str | tuple[str, ...], act: Callable[[], Any]) -> None:
@@ -50,8 +46,8 @@ def look_as_child(rank: int, model: nn.Module, values: list[torch.Tensor]) -> No
 
 
 def fork_while_training(rank: int) -> None:
-    for mode, wrap in MODES.items():
-        both = Beside(mlp(4, 6, 3), wrap)
+    for kind in ("sharded", "kept", "replicated"):
+        both = Beside(mlp(4, 6, 3), partial(KINDS[kind], ours()))
         both.train([0])
         both.backward(1)
         values = [local(parameter).clone() for parameter in both.model.parameters()]
@@ -69,7 +65,7 @@ def fork_while_training(rank: int) -> None:
         both.train((2, 3))
         os.write(tell, b"x")
         _, status = os.waitpid(child, 0)
-        assert status == 0, f"{mode}: see what the child printed"
+        assert status == 0, f"{kind}: see what the child printed"
         both.train([4])
 
 

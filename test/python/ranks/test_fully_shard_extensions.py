@@ -31,28 +31,20 @@ def own(parameter: torch.Tensor) -> torch.Tensor:
     return local.first if isinstance(local, Twin) else local
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, data: torch.Tensor) -> torch.Tensor:
-    optimizer.zero_grad()
-    loss = model(data).float().pow(2).mean()
-    loss.backward()
-    return loss.detach()
-
-
 def same_training(rank: int, models: list[nn.Module]) -> None:
     """Both models bit for bit, their shards and gradients too."""
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, foreach=False) for model in models]
     for number in range(3):
-        mine, theirs = (
-            step(model, optimizer, batch(number, rank, 5)) for model, optimizer in zip(models, optimizers, strict=True)
-        )
-        assert torch.equal(mine, theirs), f"loss of step {number}: {mine} and {theirs}"
+        losses = [model(batch(number, rank, 5)).float().pow(2).mean() for model in models]
+        for loss in losses:
+            loss.backward()
+        assert torch.equal(*losses), f"losses of step {number}: {losses}"
         pairs = list(zip(models[0].named_parameters(), models[1].parameters(), strict=True))
         for (name, p), q in pairs:
             assert p.grad is not None
             assert q.grad is not None
             assert torch.equal(own(p.grad), own(q.grad)), f"gradient of {name} at step {number}"
-        for optimizer in optimizers:
-            optimizer.step()
+        step_all(optimizers)
         for (name, p), q in pairs:
             assert torch.equal(own(p.detach()), own(q.detach())), f"{name} after step {number}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
-from models import Beside, Layer, batch, local, mlp
+from models import Beside, Layer, batch, local, mlp, step_all
 from pool import on_ranks
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
@@ -64,10 +64,9 @@ def tensor_parallel_from_the_meta_device(rank: int) -> None:
     set_model_state_dict(from_meta, values, options=StateDictOptions(full_state_dict=True))
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9) for model in models]
     for step in range(4):
-        for model, optimizer in zip(models, optimizers, strict=True):
-            optimizer.zero_grad()
+        for model in models:
             model(batch(step, rank // 2, 4)).pow(2).mean().backward()
-            optimizer.step()
+        step_all(optimizers)
         for (name, p), q in zip(usual.named_parameters(), from_meta.parameters(), strict=True):
             assert torch.equal(local(p), local(q)), f"{name} after step {step}"
 

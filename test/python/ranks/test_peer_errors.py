@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +9,6 @@ import bound
 import pytest
 import torch.distributed as dist
 from models import batch, mlp
-from torch import nn
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -18,34 +16,27 @@ import shardwise
 from shardwise.testing import run_ranks
 
 
-def sharded(model: nn.Sequential, mesh: DeviceMesh) -> None:
-    for layer in (model[0], model[2]):
-        shardwise.fully_shard(layer, mesh=mesh)
-    shardwise.fully_shard(model, mesh=mesh)
-
-
-def replicated(model: nn.Sequential, mesh: DeviceMesh) -> None:
-    shardwise.replicate(model, mesh=mesh)
-
-
-WRAPS = {"fully_shard": sharded, "replicate": replicated}
-
-
 def mesh_with_little_time() -> DeviceMesh:
     group = dist.new_group(timeout=timedelta(seconds=2))
     return DeviceMesh.from_group(group, "cpu")
 
 
-def begun(rank: int, wrap: Callable[..., None]) -> nn.Sequential:
-    model = mlp(5, 7, 3)
-    wrap(model, mesh_with_little_time())
+def wrapped(kind: str) -> Any:
+    model, mesh = mlp(5, 7, 3), mesh_with_little_time()
+    for module in (model[0], model[2], model) if kind == "fully_shard" else (model,):
+        getattr(shardwise, kind)(module, mesh=mesh)
+    return model
+
+
+def begun(rank: int, kind: str) -> Any:
+    model = wrapped(kind)
     for step in range(2):
         model(batch(step, rank, 5)).pow(2).mean().backward()
     return model
 
 
-def alone_in_backward(rank: int, wrap: Callable[..., None]) -> None:
-    model = begun(rank, wrap)
+def alone_in_backward(rank: int, kind: str) -> None:
+    model = begun(rank, kind)
     loss = model(batch(2, rank, 5)).pow(2).mean()
     if rank == 0:
         # What a program for torch alone catches.
@@ -59,7 +50,7 @@ def alone_in_backward(rank: int, wrap: Callable[..., None]) -> None:
 
 
 def different_ways_in_backward(rank: int) -> None:
-    model = begun(rank, sharded)
+    model = begun(rank, "fully_shard")
     hidden = model[0](batch(2, rank, 5))
     with pytest.raises(shardwise.Error, match="do not run the same units in the same order") as caught:
         # Of rank 1 the first gather of this backward is another unit's.
@@ -103,10 +94,9 @@ def of_methods_in_cpp(rank: int) -> None:
 bound_sizes = {"Chain": (5, 2), "Again": (5,)}
 
 
-def of_users_own(rank: int, wrap: Callable[..., None]) -> None:
+def of_users_own(rank: int, kind: str) -> None:
     """What a program's own hooks raise in a backward comes out as it is."""
-    model: Any = mlp(5, 7, 3)
-    wrap(model, mesh_with_little_time())
+    model = wrapped(kind)
     calls = 0
 
     def fail(_: Any) -> None:
@@ -135,13 +125,13 @@ class TestPeerErrors:
     def test_of_methods_in_cpp(self) -> None:
         run_ranks(2, of_methods_in_cpp)
 
-    @pytest.mark.parametrize("wrap", WRAPS)
-    def test_those_of_the_program_are_its_own(self, wrap: str) -> None:
-        run_ranks(2, of_users_own, WRAPS[wrap])
+    @pytest.mark.parametrize("kind", ["fully_shard", "replicate"])
+    def test_those_of_the_program_are_its_own(self, kind: str) -> None:
+        run_ranks(2, of_users_own, kind)
 
-    @pytest.mark.parametrize(("wrap", "backend"), [("fully_shard", "shardwise"), ("replicate", "gloo")])
-    def test_keep_their_class_through_backward(self, wrap: str, backend: str) -> None:
-        run_ranks(2, alone_in_backward, WRAPS[wrap], backend=backend)
+    @pytest.mark.parametrize(("kind", "backend"), [("fully_shard", "shardwise"), ("replicate", "gloo")])
+    def test_keep_their_class_through_backward(self, kind: str, backend: str) -> None:
+        run_ranks(2, alone_in_backward, kind, backend=backend)
 
     def test_those_of_the_agreement_too(self) -> None:
         run_ranks(2, different_ways_in_backward)
