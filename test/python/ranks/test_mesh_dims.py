@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.fsdp
 from engine import TORCH, Engine, ours
 from models import Beside, batch, mlp, train_alike
@@ -69,11 +70,8 @@ def distribute(model: nn.Sequential, mesh: DeviceMesh, names: tuple[str, ...]) -
 
 def data_rank(mesh: DeviceMesh, case: Case) -> tuple[int, int]:
     """This rank's number among those with other data, and how many these are."""
-    number, count = 0, 1
-    for name in case.data:
-        number = number * mesh[name].size() + mesh[name].get_local_rank()
-        count *= mesh[name].size()
-    return number, count
+    ranks = mesh[case.data].mesh.flatten().tolist()
+    return ranks.index(dist.get_rank()), len(ranks)
 
 
 def wrap(engine: Engine, model: nn.Sequential, mesh: DeviceMesh, case: Case) -> None:

@@ -110,30 +110,6 @@ def layers_in_forward(model: Model, x: Tensor) -> Tensor:
     return x
 
 
-def in_a_hook(model: Model, x: Tensor) -> Tensor:
-    """A backward of one unit runs between another one's output and its own backward."""
-    x = x + model.layers[0](x)
-    side = model.layers[2](x.detach()).pow(2).mean()
-    y = model.layers[1](x)
-
-    def run(gradient: Tensor) -> Tensor:
-        side.backward()
-        return gradient
-
-    y.register_hook(run)
-    return x + y + model.layers[3](x)
-
-
-def before_all(model: Model, x: Tensor) -> Tensor:
-    """Without a head, the inner backward comes to a unit before the outer one comes to any others."""
-    first, second, third, last = model.layers
-    for layer in (first, second, last):
-        x = x + layer(x)
-    side = third(x.detach()).pow(2).mean()
-    x.register_hook(lambda _gradient: side.backward())
-    return x
-
-
 class HandsOn(torch.autograd.Function):
     """Has a gradient that is there already."""
 
@@ -191,15 +167,13 @@ WAYS: dict[str, tuple[type[Layer], Callable[[Model, Tensor], Tensor]]] = {
     "with a graph": (Layer, partial(tiled, graph=True)),
     "head in pieces": (Layer, head_in_pieces),
     "layers in forward": (Layer, layers_in_forward),
-    "in a hook": (Layer, in_a_hook),
-    "before all": (Layer, before_all),
     "reversible blocks": (Coupled, reversible_blocks),
 }
 # torch's engine keeps one of the two gradients of a unit of `tiled`, and has no parameters after a unit's backward.
-NOT_TORCHS = ("tiled", "two deep", "with a graph", "layers in forward", "before all")
+NOT_TORCHS = ("tiled", "two deep", "with a graph", "layers in forward")
 # A backward within the forward is over before the other one begins: hooks run for each.
 IN_FORWARD = ("head in pieces", "layers in forward")
-IN_PARTS = ("tiled", "two deep", "with a graph", "before all", *IN_FORWARD)
+IN_PARTS = ("tiled", "two deep", "with a graph", *IN_FORWARD)
 
 
 def trained(rank: int, way: str, wrap: Callable[[Model], Any], has_head: bool, hooks_run_once: bool) -> list[Tensor]:
@@ -254,7 +228,7 @@ def by_hand(model: Model) -> Any:
 
 def as_by_hand(rank: int, way: str, kind: str) -> None:
     # Without a head the first gradients of all come from the inner backward.
-    for has_head in (True, False) if way in ("around", "tiled", "before all") else (True,):
+    for has_head in (True, False) if way in ("around", "tiled") else (True,):
         engines = {"ours": by_units(ours(), kind)}
         if way not in NOT_TORCHS:
             engines["torch's"] = by_units(TORCH, kind)
