@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from engine import TORCH, Engine, ours
-from models import local
+from models import assert_same_tree
 from pool import on_ranks, run_ranks
 from saved_runs import WORLDS, Run, assert_same
 from torch.distributed.checkpoint.state_dict import (
@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_flatten_with_path, tree_leaves
+from torch.utils._pytree import tree_leaves
 
 SHARDED = StateDictOptions()
 WHOLE = StateDictOptions(full_state_dict=True)
@@ -58,18 +58,6 @@ def load_from(run: Run, folder: str) -> Run:
     return load(run, state)
 
 
-def assert_same_state(mine: Any, theirs: Any) -> None:
-    """Names, kinds of tensors, where they lie, and bits."""
-    (some, form), (others, wanted_form) = (tree_flatten_with_path(each) for each in (mine, theirs))
-    assert form == wanted_form
-    for (place, value), (_, wanted) in zip(some, others, strict=True):
-        assert type(value) is type(wanted), f"{place}: {type(value)} for {type(wanted)}"
-        if isinstance(value, DTensor):
-            assert value._spec == wanted._spec, f"{place}: {value._spec} for {wanted._spec}"
-        same = torch.equal(local(value), local(wanted)) if isinstance(value, torch.Tensor) else value == wanted
-        assert same, f"{place}: {value} for {wanted}"
-
-
 def state_dicts(rank: int, name: str) -> None:
     straight = Run(name, rank).train(0, 4).whole()
 
@@ -78,7 +66,7 @@ def state_dicts(rank: int, name: str) -> None:
 
     for taken, loaded in WAYS:
         theirs, mine = (state_of(begun(engine), taken) for engine in (TORCH, ours()))
-        assert_same_state(mine, theirs)
+        assert_same_tree(mine, theirs)
         assert bool(mine["model"]) == (rank == 0 or taken is not WHOLE_ON_RANK_0)
         is_sharded = any(isinstance(value, DTensor) for value in tree_leaves(mine))
         assert is_sharded == (not taken.full_state_dict)
@@ -96,7 +84,7 @@ def written(rank: int, engine: str, name: str, folder: str) -> None:
 
 def read(rank: int, engine: str, name: str, folder: str) -> None:
     run = load_from(Run(name, rank, lr=0.5, engine=ENGINES[engine]).spoil(), folder)
-    assert_same_state(state_of(run, WHOLE), torch.load(f"{folder}/whole-0.pt", weights_only=False))
+    assert_same_tree(state_of(run, WHOLE), torch.load(f"{folder}/whole-0.pt", weights_only=False))
 
 
 def snapshot_while_training(rank: int, folder: str) -> None:

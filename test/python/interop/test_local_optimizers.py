@@ -15,7 +15,7 @@ from engine import ours
 from form import by_form
 from layouts import by_layer
 from local_steps import ADAM, FUSED, Make, advance, assert_same_state, assert_same_values, both_ways, counted, wrapped
-from models import batch, local, mlp
+from models import assert_same_tree, batch, local, mlp
 from parity import Wrapping, assert_same_bits, train
 from pool import on_ranks, run_ranks
 from tensor_parallel import on_mesh, stack_program
@@ -29,6 +29,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import ASGD, SGD, Adadelta, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop, Rprop
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
 from training_models import mlp_program
 
 import shardwise
@@ -189,13 +190,9 @@ def any_state(rank: int) -> None:
         runs.append((model, one.state))
     assert_same_values([model for model, _ in runs])
     mine, usual = (list(state.values()) for _, state in runs)
-    assert mine[0] == usual[0] == 3 and len(mine) == len(usual) > 3
-    for entry, other in zip(mine[1:], usual[1:], strict=True):
-        assert list(entry) == list(other) == ["past", "named", "step 3"]
-        pairs = [*zip(entry["past"], other["past"], strict=True)]
-        pairs += [(entry["named"]["sum"], other["named"]["sum"]), (entry["step 3"], other["step 3"])]
-        for a, b in pairs:
-            assert type(a) is type(b) is DTensor and a._spec == b._spec and torch.equal(local(a), local(b))
+    assert mine[0] == 3 and len(mine) > 3 and all([*entry] == ["past", "named", "step 3"] for entry in mine[1:])
+    assert all(type(leaf) is DTensor for leaf in tree_leaves(mine[1:]))
+    assert_same_tree(mine, usual)
 
 
 def without_a_usual_one(rank: int) -> None:
@@ -349,9 +346,7 @@ def looked_at(rank: int) -> None:
     mine, usual = both_ways(program, 6)
     assert_same_values([mine[0], usual[0]])
     assert {id(p) for p in mine[1].state} == {id(p) for p in mine[0].parameters()}
-    for p, q in zip(mine[0].parameters(), usual[0].parameters(), strict=True):
-        for name, value in mine[1].state[p].items():
-            assert torch.equal(local(value), local(usual[1].state[q][name])), name
+    assert_same_tree(*([one.state[p] for p in model.parameters()] for model, one in (mine, usual)))
 
 
 def checkpoints(rank: int, layout: str) -> None:

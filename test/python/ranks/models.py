@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
+from torch.utils._pytree import tree_flatten_with_path
 
 from shardwise._state import unit_of
 
@@ -208,6 +209,20 @@ class Beside:
 def assert_close(mine: torch.Tensor, theirs: torch.Tensor, what: str) -> None:
     assert mine.dtype == theirs.dtype and mine.shape == theirs.shape, f"{what}: {mine} for {theirs}"
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6, msg=lambda text: f"{what}: {text}")
+
+
+def assert_same_tree(mine: Any, theirs: Any) -> None:
+    """Names, kinds of tensors, where they lie, and bits."""
+    (some, form), (others, wanted_form) = (tree_flatten_with_path(each) for each in (mine, theirs))
+    assert form == wanted_form
+    for (place, value), (_, wanted) in zip(some, others, strict=True):
+        assert type(value) is type(wanted), f"{place}: {type(value)} for {type(wanted)}"
+        if isinstance(value, DTensor):
+            assert value._spec == wanted._spec, f"{place}: {value._spec} for {wanted._spec}"
+        is_tensor = isinstance(value, torch.Tensor)
+        assert not is_tensor or value.dtype == wanted.dtype, f"{place}: {value.dtype} for {wanted.dtype}"
+        same = torch.equal(local(value), local(wanted)) if is_tensor else value == wanted
+        assert same, f"{place}: {value} for {wanted}"
 
 
 def counters(model: nn.Module) -> dict[str, int]:
