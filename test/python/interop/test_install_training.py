@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed.fsdp
 from engine import TORCH
 from models import batch
+from torch.distributed import fsdp
 from torch.distributed._composable import replicate_with_fsdp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -53,15 +53,11 @@ def train(rank: int, wrap: Any, module_class: type) -> Result:
 
 
 def train_sharded(rank: int) -> Result:
-    from torch.distributed.fsdp import FSDPModule, fully_shard
-
-    return train(rank, fully_shard, FSDPModule)
+    return train(rank, fsdp.fully_shard, fsdp.FSDPModule)
 
 
 def train_replicated(rank: int) -> Result:
-    from torch.distributed._composable.replicate_with_fsdp import ReplicateModule, replicate
-
-    return train(rank, replicate, ReplicateModule)
+    return train(rank, replicate_with_fsdp.replicate, replicate_with_fsdp.ReplicateModule)
 
 
 def train_in_stages(rank: int) -> Result:

@@ -131,15 +131,11 @@ class Explicit(Normed):
         return nn.functional.linear(torch.tanh(hidden), self.last.weight.to(LOW), self.last.bias.to(LOW))
 
 
-def explicit() -> Normed:
-    return normed(kind=Explicit)
-
-
 def kept(rank: int, function: str, reduce: torch.dtype | None) -> None:
     policy: Any = MixedPrecisionPolicy(LOW, reduce, param_dtype_override_fn=keep_norms)
-    reference = explicit()
+    reference = normed(kind=Explicit)
     engines = [ours(), *([TORCH] if HAS_OVERRIDES else [])]
-    models: list[Any] = [explicit() for _ in engines]
+    models: list[Any] = [normed(kind=Explicit) for _ in engines]
     dtypes: dict[str, torch.dtype] = {}
     for engine, model in zip(engines, models, strict=True):
         getattr(engine, function)(model, mp_policy=policy)

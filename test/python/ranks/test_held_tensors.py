@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from engine import KINDS, ours
 from models import Beside, batch, fill, local, mlp
 from pool import on_ranks
 from torch import nn
@@ -23,11 +25,7 @@ def sharded(model: nn.Sequential) -> None:
         shardwise.fully_shard(module)
 
 
-def kept(model: nn.Sequential) -> None:
-    shardwise.fully_shard(model, reshard_after_forward=False)
-
-
-WRAPS: tuple[Wrap, ...] = (sharded, kept, shardwise.replicate)
+WRAPS: tuple[Wrap, ...] = (sharded, partial(KINDS["kept"], ours()), shardwise.replicate)
 
 
 class Held:

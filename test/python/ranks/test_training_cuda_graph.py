@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
 from engine import TORCH, Engine, ours
-from models import batch, mlp
+from models import batch, local, mlp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
 
 from shardwise.testing import run_ranks
 
@@ -27,12 +24,6 @@ def wrapped(engine: Engine) -> nn.Sequential:
     return model
 
 
-def locals_of(model: nn.Module) -> list[torch.Tensor]:
-    gradients: list[Any] = [p.grad for p in model.parameters()]
-    assert all(isinstance(gradient, DTensor) for gradient in gradients)
-    return [gradient.to_local() for gradient in gradients]
-
-
 def data(step: int) -> torch.Tensor:
     return batch(step, dist.get_rank(), 16).to("cuda")
 
@@ -45,7 +36,7 @@ def eager(engine: Engine) -> list[list[torch.Tensor]]:
         model.zero_grad()
         output = model(data(step))
         output.sum().backward()
-        found.append([output.detach().clone(), *(gradient.clone() for gradient in locals_of(model))])
+        found.append([output.detach().clone(), *(local(p.grad).clone() for p in model.parameters())])
     return found
 
 
@@ -71,7 +62,7 @@ def captured_and_replayed(rank: int) -> None:
     with torch.cuda.graph(graph):
         output = model(static)
         output.sum().backward()
-    gradients = locals_of(model)
+    gradients = [local(p.grad) for p in model.parameters()]
     for step in range(STEPS):
         static.copy_(data(step))
         graph.replay()
