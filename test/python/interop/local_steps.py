@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from engine import Engine, ours
@@ -33,11 +34,8 @@ def counted() -> Iterator[list[Optimizer]]:
         real(one, *others, **options)
         steps.append(one)
 
-    _automatic_steps.step_locally = count  # type: ignore[assignment]
-    try:
+    with mock.patch.object(_automatic_steps, "step_locally", count):
         yield steps
-    finally:
-        _automatic_steps.step_locally = real
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -112,14 +113,11 @@ def other_peoples_step(rank: int) -> None:
         return usual.__wrapped__(self, closure)
 
     model = wrapped()
-    SGD.step = around  # type: ignore[method-assign]
-    try:
+    with mock.patch.object(SGD, "step", around):
         one = SGD(model.parameters(), lr=0.05)
         with automatic() as steps:
             for step in range(3):
                 advance(model, one, step, rank)
-    finally:
-        SGD.step = usual  # type: ignore[method-assign]
     assert seen == [one] * 3 and steps == []
     # A hook that gives the step other arguments is obeyed.
     handle = register_optimizer_step_pre_hook(lambda o, args, kwargs: ((o, lambda: 5.0), {}))

@@ -104,16 +104,8 @@ class NewTwin(Twin):
         assert outer_stride == torch.empty(outer_size).stride()
         assert isinstance(module, nn.Linear)
         assert module.weight.shape == outer_size
-        rows = -(-outer_size[0] // mesh.size())
-
-        def padded(part: torch.Tensor) -> torch.Tensor:
-            if part.size(0) == rows:
-                return part
-            whole = part.new_zeros((rows, *part.shape[1:]))
-            whole[: part.size(0)].copy_(part)
-            return whole
-
-        return (padded(self.first), padded(self.second)), None
+        missing = -(-outer_size[0] // mesh.size()) - self.first.size(0)
+        return tuple(nn.functional.pad(part, (0, 0, 0, missing)) for part in (self.first, self.second)), None
 
 
 class ScarceTwin(NewTwin):

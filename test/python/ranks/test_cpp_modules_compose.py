@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -188,21 +189,8 @@ def check_threads(rank: int) -> None:
     # torch's recorder of collectives is not made for ranks of one process.
     os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
     store = dist.HashStore()
-    errors: list[BaseException] = []
-
-    def train(number: int) -> None:
-        try:
-            train_with_group_of_cpp(store, number)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=train, args=(number,), daemon=True) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(partial(train_with_group_of_cpp, store), range(2)))
 
 
 def train_with_group_of_cpp(store: Any, rank: int) -> None:

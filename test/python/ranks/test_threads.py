@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Thread
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -43,18 +43,8 @@ def wrapped(kind: str) -> nn.Sequential:
 
 def error_in_thread(act: Callable[[], object]) -> str:
     """What another thread's call raises."""
-    found = []
-
-    def run() -> None:
-        try:
-            act()
-        except Exception as error:
-            found.append(str(error))
-
-    thread = Thread(target=run)
-    thread.start()
-    thread.join()
-    return "".join(found)
+    with ThreadPoolExecutor(1) as pool:
+        return str(pool.submit(act).exception() or "")
 
 
 def in_forward(rank: int, kind: str) -> None:
