@@ -13,6 +13,7 @@ from models import batch
 from parity import Parity, Program, assert_same_bits, by_child
 from pool import on_ranks
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 WIDTH = 6
 
@@ -43,13 +44,11 @@ ONLY_OURS = ("dataclass", "dataclass in a dict")
 
 
 def tensors(value: Any) -> Iterable[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (dict, Data)):
-        yield from tensors(list((value if isinstance(value, dict) else vars(value)).values()))
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors(item)
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Data):
+            yield from tensors(vars(leaf))
+        elif isinstance(leaf, torch.Tensor):
+            yield leaf
 
 
 class Layer(nn.Module):
