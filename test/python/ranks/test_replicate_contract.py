@@ -161,7 +161,7 @@ def different_modules_are_an_error(rank: int) -> None:
 
 
 def misuse_is_an_error(rank: int) -> None:
-    # More of it is in misuse_wrapping.py and misuse_running.py.
+    # More of it is in test_misuse.py.
     model = shardwise.replicate(mlp(3, 4, 2))
     with pytest.raises(
         ValueError, match="a unit has parameters both inside and outside this module.*Wrap inner modules"
