@@ -1,11 +1,6 @@
 #include "communicator.h"
 
-#include "device.h"
 #include "faults.h"
-
-#include <c10/util/StringUtil.h>
-
-#include <array>
 
 namespace late {
 
@@ -27,8 +22,7 @@ void Communicator::arrive(const Place& place, Part part, double time) {
 // Under the mutex.
 void Communicator::compare(const Place& place, const Meeting& meeting) {
   if (!failure_.empty()) return;
-  failure_ = thread_group::difference(
-      name_, place, [&](int rank) -> const std::string& { return meeting.parts[rank]->signature; });
+  failure_ = difference(place, [&](int rank) -> const std::string& { return meeting.parts[rank]->signature; });
   if (!failure_.empty()) report(failure_);
 }
 
@@ -36,9 +30,8 @@ void Communicator::wait(
     std::unique_lock<std::mutex>& lock, const Place& place, const int& count, std::chrono::milliseconds timeout) {
   if (changed_.wait_for(lock, timeout, [&] { return count == place.size || !failure_.empty(); })) return;
   const auto& own = meeting(place);
-  failure_ = thread_group::timed_out(
-      name_, place, own.parts[place.rank]->signature, timeout, [&](int rank) { return own.parts[rank] != nullptr; });
-  changed_.notify_all();
+  set_failure(timed_out(
+      place, own.parts[place.rank]->signature, timeout, [&](int rank) { return own.parts[rank] != nullptr; }));
 }
 
 Communicator::Computed Communicator::compute(
@@ -67,17 +60,6 @@ bool Communicator::leave(const Place& place, std::chrono::milliseconds timeout) 
   if (!failure_.empty()) return false;
   if (++own.left == place.size) meetings_.erase(place.key());
   return true;
-}
-
-void Communicator::fail(const std::string& reason) {
-  const std::lock_guard lock(mutex_);
-  if (failure_.empty()) failure_ = reason;
-  changed_.notify_all();
-}
-
-std::string Communicator::failure() {
-  const std::lock_guard lock(mutex_);
-  return failure_;
 }
 
 } // namespace late

@@ -3,11 +3,8 @@
 #include "thread_group/meeting.h"
 
 #include <chrono>
-#include <condition_variable>
 #include <map>
 #include <memory>
-#include <mutex>
-#include <string>
 #include <vector>
 
 namespace late {
@@ -17,10 +14,9 @@ class Stream;
 /// What the ranks of a communicator have in common. Its collectives run on workers of the ranks' devices and meet here,
 /// as kernels that wait for each other. A mismatch is reported and ends the communicator, where NCCL would hang or mix
 /// data.
-class Communicator : public std::enable_shared_from_this<Communicator> {
+class Communicator final : public thread_group::Communicator {
  public:
-  explicit Communicator(std::string name) : name_(std::move(name)) {}
-
+  using thread_group::Communicator::Communicator;
   using Part = thread_group::Part;
   using Place = thread_group::Place;
   using Compute = thread_group::Compute;
@@ -39,14 +35,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// well.
   bool leave(const Place& place, std::chrono::milliseconds timeout);
 
-  /// From now on nothing waits here.
-  void fail(const std::string& reason);
-  /// Empty while all is well.
-  std::string failure();
-  const std::string& name() const {
-    return name_;
-  }
-
  private:
   struct Meeting {
     std::vector<std::unique_ptr<Part>> parts;
@@ -60,11 +48,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void wait(
       std::unique_lock<std::mutex>& lock, const Place& place, const int& count, std::chrono::milliseconds timeout);
 
-  const std::string name_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
   std::map<std::pair<std::string, uint64_t>, Meeting> meetings_;
-  std::string failure_;
 };
 
 } // namespace late

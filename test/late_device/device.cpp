@@ -102,23 +102,6 @@ c10::Stream Device::new_stream() {
   return streams_.back()->handle();
 }
 
-c10::Stream Device::take_stream() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!given_streams_.empty()) {
-      const auto stream = given_streams_.back();
-      given_streams_.pop_back();
-      return stream;
-    }
-  }
-  return new_stream();
-}
-
-void Device::give_stream(const c10::Stream& stream) {
-  const std::lock_guard lock(mutex_);
-  given_streams_.push_back(stream);
-}
-
 Stream& Device::stream_of_task(c10::StreamId id) {
   const std::lock_guard lock(mutex_);
   return stream(id);

@@ -35,9 +35,6 @@ class Device {
 
   c10::Stream stream_of_pool();
   c10::Stream new_stream();
-  /// For a while: a new one, or one that was given back.
-  c10::Stream take_stream();
-  void give_stream(const c10::Stream& stream);
   /// For tasks, which may move the virtual time of their stream.
   Stream& stream_of_task(c10::StreamId id);
 
@@ -95,7 +92,6 @@ class Device {
   double host_time_ = 0;
   std::vector<std::unique_ptr<Stream>> streams_;
   size_t pool_ = 0;
-  std::vector<c10::Stream> given_streams_;
   Memory memory_;
   std::vector<Given> waiting_;
 };

@@ -2,36 +2,51 @@
 
 #include "tensors.h"
 #include "thread_group/common.h"
-#include "work.h"
+#include "thread_group/work.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/StreamGuard.h>
 
 #include <algorithm>
-#include <map>
+#include <array>
 #include <mutex>
-#include <set>
 #include <utility>
 
 namespace late {
 namespace {
 
-/// The same text, for ever.
-const char* lasting(const std::string& text) {
-  static std::mutex mutex;
-  static auto* const texts = new std::set<std::string>;
-  const std::lock_guard lock(mutex);
-  return texts->insert(text).first->c_str();
-}
+std::mutex use_mutex;
+std::array<Group::MemoryUse, kDevices> uses_of_memory;
 
-struct MemoryUses {
-  std::mutex mutex;
-  std::map<int, Group::MemoryUse> by_device;
+class Work final : public thread_group::Work {
+ public:
+  Work(
+      int rank, at::Device device, Device::Event end, std::shared_ptr<Communicator> communicator,
+      const std::vector<at::Tensor>& results, c10::Stream stream)
+      : thread_group::Work(rank, std::move(communicator), results, completed(device, results, stream)),
+        device_(device),
+        end_(std::move(end)) {}
+
+  bool isCompleted() override {
+    return Device::of(device_).query(end_) || !isSuccess();
+  }
+  void synchronize() override {
+    if (const auto error = exception()) std::rethrow_exception(error);
+    Device::of(device_).wait(current_stream(device_.index()).id(), end_);
+  }
+
+ private:
+  static thread_group::Future completed(
+      const at::Device& device, const std::vector<at::Tensor>& results, const c10::Stream& stream) {
+    auto future = thread_group::future_on(device);
+    const c10::StreamGuard guard(stream);
+    future->markCompleted(at::IValue(results));
+    return future;
+  }
+
+  const at::Device device_;
+  const Device::Event end_;
 };
-
-MemoryUses& memory_uses() {
-  static auto* const uses = new MemoryUses;
-  return *uses;
-}
 
 } // namespace
 
@@ -42,9 +57,8 @@ at::Tensor Group::allocateTensor(long size, at::TensorOptions options) {
 }
 
 Group::MemoryUse Group::memory_use(int device) {
-  auto& uses = memory_uses();
-  const std::lock_guard lock(uses.mutex);
-  return uses.by_device[device];
+  const std::lock_guard lock(use_mutex);
+  return uses_of_memory[device];
 }
 
 void Group::count_use(const at::Tensor& tensor) {
@@ -53,9 +67,8 @@ void Group::count_use(const at::Tensor& tensor) {
     const auto living = each.lock();
     return living && living.get() == storage;
   });
-  auto& uses = memory_uses();
-  const std::lock_guard lock(uses.mutex);
-  auto& use = uses.by_device[device().index()];
+  const std::lock_guard lock(use_mutex);
+  auto& use = uses_of_memory[device().index()];
   ++(is_own ? use.own : use.elsewhere);
 }
 
@@ -63,32 +76,27 @@ Group::Group(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const at::Device& device,
     std::chrono::milliseconds timeout)
     : thread_group::Group("late", rank, size, device, timeout),
-      stream_(Device::of(device).take_stream()),
-      communicator_(thread_group::common<Communicator>(thread_group::common_name(store, rank), size)) {}
-
-Group::~Group() {
-  Device::of(device()).give_stream(stream_);
-}
+      stream_(device),
+      communicator_(thread_group::common<Communicator>(store, rank, size)) {}
 
 void Group::abort() {
   communicator_->fail("aborted");
 }
 
 void Group::shutdown() {
-  Device::of(device()).synchronize(stream_.id(), "shut a communicator down");
+  Device::of(device()).synchronize(stream_.get().id(), "shut a communicator down");
 }
 
 c10::intrusive_ptr<c10d::Work> Group::launch_all(
     std::vector<Kernel> kernels, bool in_current_stream, std::chrono::milliseconds timeout) {
   if (const auto failure = communicator_->failure(); !failure.empty()) throw std::runtime_error(failure);
   if (!std::exchange(connected_, true)) {
-    auto& counted = memory_uses();
-    const std::lock_guard lock(counted.mutex);
-    ++counted.by_device[this->device().index()].connecting;
+    const std::lock_guard lock(use_mutex);
+    ++uses_of_memory[this->device().index()].connecting;
   }
   auto& device = Device::of(this->device());
   const auto current = current_stream(this->device().index());
-  const auto stream = in_current_stream ? current : stream_;
+  const auto stream = in_current_stream ? current : stream_.get();
   if (!in_current_stream) device.wait(stream.id(), device.record(current.id()));
 
   // Workers must not own memory of the device: it would be given back whenever they are done.
@@ -117,7 +125,7 @@ c10::intrusive_ptr<c10d::Work> Group::launch_all(
   }
   auto& own_stream = device.stream_of_task(stream.id());
   device.issue(
-      stream.id(), lasting(kernels.front().name), uses,
+      stream.id(), kernels.front().name, uses,
       [ready = std::move(ready), communicator = communicator_, timeout, &own_stream] {
         for (const auto& each : ready) communicator->arrive(each.place, each.part, own_stream.time());
         std::vector<std::vector<at::Tensor>> results;

@@ -3,6 +3,7 @@
 #include "communicator.h"
 #include "device.h"
 #include "thread_group/group.h"
+#include "thread_group/streams.h"
 
 #include <memory>
 #include <vector>
@@ -18,7 +19,6 @@ class Group final : public thread_group::Group {
   Group(
       const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const at::Device& device,
       std::chrono::milliseconds timeout);
-  ~Group() override;
 
   bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override {
     return true;
@@ -46,7 +46,7 @@ class Group final : public thread_group::Group {
 
   void count_use(const at::Tensor& tensor);
 
-  const c10::Stream stream_;
+  const thread_group::BorrowedStream stream_;
   bool connected_ = false;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> own_memory_;
   std::shared_ptr<Communicator> communicator_;

@@ -28,11 +28,6 @@ class Issuing {
 
 } // namespace
 
-Call::Call(const c10::Device& device)
-    : end(device.type()),
-      future(c10::make_intrusive<at::ivalue::Future>(
-          c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{device})) {}
-
 void Communicator::arrive(const thread_group::Place& place, Arrival arrival) {
   std::vector<std::shared_ptr<Call>> ended;
   {
@@ -64,8 +59,7 @@ void Communicator::arrive(const thread_group::Place& place, Arrival arrival) {
 }
 
 std::vector<std::shared_ptr<Call>> Communicator::issue(const thread_group::Place& place, Meeting meeting) {
-  const auto differ = thread_group::difference(
-      name_, place, [&](int rank) -> const std::string& { return meeting[rank]->part.signature; });
+  const auto differ = difference(place, [&](int rank) -> const std::string& { return meeting[rank]->part.signature; });
   if (!differ.empty()) throw std::runtime_error(differ);
   const Issuing on(stream_.get());
   for (const auto& each : meeting) each->ready.block(stream_.get());
@@ -106,30 +100,17 @@ void Communicator::fail_late(const Call& call) {
     for (size_t rank = 0; rank < meeting.size(); ++rank) {
       if (!meeting[rank] || meeting[rank]->call.get() != &call) continue;
       const thread_group::Place place{key.first, static_cast<int>(rank), static_cast<int>(meeting.size()), key.second};
-      set_failure(thread_group::timed_out(name_, place, meeting[rank]->part.signature, call.timeout, [&](int other) {
-        return meeting[other] != nullptr;
-      }));
+      set_failure(timed_out(
+          place, meeting[rank]->part.signature, call.timeout, [&](int other) { return meeting[other] != nullptr; }));
       return;
     }
   }
 }
 
-void Communicator::fail(const std::string& reason) {
-  const std::lock_guard lock(mutex_);
-  set_failure(reason);
-}
-
 void Communicator::set_failure(const std::string& reason) {
-  if (!failure_.empty()) return;
-  failure_ = reason;
+  thread_group::Communicator::set_failure(reason);
   // What was left here is never issued.
   meetings_.clear();
-  changed_.notify_all();
-}
-
-std::string Communicator::failure() {
-  const std::lock_guard lock(mutex_);
-  return failure_;
 }
 
 std::string Communicator::failure(const Call& call) {

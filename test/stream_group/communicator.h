@@ -1,16 +1,13 @@
 #pragma once
 
-#include "streams.h"
-#include "thread_group/meeting.h"
+#include "thread_group/streams.h"
+#include "thread_group/work.h"
 
-#include <ATen/core/ivalue.h>
 #include <c10/core/Event.h>
 
 #include <chrono>
-#include <condition_variable>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -18,7 +15,7 @@ namespace stream_group {
 
 /// One call of one rank: an operation, or several that were called together.
 struct Call {
-  explicit Call(const c10::Device& device);
+  explicit Call(const c10::Device& device) : end(device.type()), future(thread_group::future_on(device)) {}
 
   /// How many of its operations are not issued yet.
   size_t missing = 0;
@@ -26,7 +23,7 @@ struct Call {
   c10::Event end;
   /// It is, and whoever waits may go on.
   bool issued = false;
-  c10::intrusive_ptr<at::ivalue::Future> future;
+  thread_group::Future future;
   std::vector<at::Tensor> results;
   std::chrono::milliseconds timeout{0};
   std::chrono::steady_clock::time_point deadline;
@@ -35,9 +32,11 @@ struct Call {
 /// What the ranks of a communicator have in common: they are threads, and all on one device. Their hosts meet here.
 /// Each leaves what it brings and goes on; the last to come issues the operation for all of them, on the communicator's
 /// stream. Nothing is issued before all are there, so nothing on the device ever waits for what is not.
-class Communicator {
+class Communicator final : public thread_group::Communicator {
  public:
-  Communicator(std::string name, const c10::Device& device) : name_(std::move(name)), stream_(device) {}
+  Communicator(std::string name, const c10::Device& device)
+      : thread_group::Communicator(std::move(name)),
+        stream_(device) {}
 
   /// What one rank leaves: tensors that nobody else's bookkeeping sees, and an event that is recorded after all that
   /// the operation is to start after.
@@ -61,10 +60,7 @@ class Communicator {
     stream_.get().synchronize();
   }
 
-  /// From now on nothing is issued.
-  void fail(const std::string& reason);
-  /// Empty while all is well.
-  std::string failure();
+  using thread_group::Communicator::failure;
   /// The same; a call that should have been issued by now is a failure.
   std::string failure(const Call& call);
 
@@ -75,14 +71,10 @@ class Communicator {
   /// Gives the calls that have come to their end with it.
   std::vector<std::shared_ptr<Call>> issue(const thread_group::Place& place, Meeting meeting);
   void fail_late(const Call& call);
-  void set_failure(const std::string& reason);
+  void set_failure(const std::string& reason) override;
 
-  const std::string name_;
-  const BorrowedStream stream_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
+  const thread_group::BorrowedStream stream_;
   std::map<std::pair<std::string, uint64_t>, Meeting> meetings_;
-  std::string failure_;
 };
 
 } // namespace stream_group

@@ -3,9 +3,6 @@
 #include "thread_group/common.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <torch/csrc/distributed/c10d/Work.hpp>
-
-#include <stdexcept>
 
 namespace stream_group {
 namespace {
@@ -24,41 +21,25 @@ at::Tensor plain(const at::Tensor& tensor) {
   return same;
 }
 
-class Work final : public c10d::Work {
+class Work final : public thread_group::Work {
  public:
   Work(int rank, std::shared_ptr<Call> call, std::shared_ptr<Communicator> communicator)
-      : c10d::Work(rank, c10d::OpType::UNKNOWN),
+      : thread_group::Work(rank, communicator, call->results, call->future),
         call_(std::move(call)),
         communicator_(std::move(communicator)) {}
 
   bool isCompleted() override {
     return communicator_->is_over(*call_);
   }
-  bool isSuccess() const override {
-    return communicator_->failure(*call_).empty();
-  }
-  std::exception_ptr exception() const override {
-    const auto failure = communicator_->failure(*call_);
-    return failure.empty() ? nullptr : std::make_exception_ptr(std::runtime_error(failure));
-  }
-  bool wait(std::chrono::milliseconds /*timeout*/) override {
-    synchronize();
-    return true;
-  }
   void synchronize() override {
     communicator_->wait(*call_);
   }
-  void abort() override {
-    communicator_->fail("aborted");
-  }
-  std::vector<at::Tensor> result() override {
-    return call_->results;
-  }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    return call_->future;
-  }
 
  private:
+  std::string failure() const override {
+    return communicator_->failure(*call_);
+  }
+
   const std::shared_ptr<Call> call_;
   const std::shared_ptr<Communicator> communicator_;
 };
@@ -69,7 +50,7 @@ Group::Group(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const at::Device& device,
     std::chrono::milliseconds timeout)
     : thread_group::Group("streams", rank, size, device, timeout),
-      communicator_(thread_group::common<Communicator>(thread_group::common_name(store, rank), size, device)) {}
+      communicator_(thread_group::common<Communicator>(store, rank, size, device)) {}
 
 void Group::abort() {
   communicator_->fail("aborted");

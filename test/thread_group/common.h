@@ -1,5 +1,7 @@
 #pragma once
 
+#include "meeting.h"
+
 #include <map>
 #include <memory>
 #include <mutex>
@@ -8,10 +10,12 @@
 
 namespace thread_group {
 
-/// The same object for all `size` threads that give the same name, made by the first. It waits for the last of them,
-/// even if the others are done with it.
+/// The same object for all `size` ranks of a store, which are threads, made by the first. It waits for the last of
+/// them, even if the others are done with it.
 template <typename Object, typename... Arguments>
-std::shared_ptr<Object> common(const std::string& name, int size, const Arguments&... arguments) {
+std::shared_ptr<Object> common(
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const Arguments&... arguments) {
+  const auto name = common_name(store, rank);
   struct Shared {
     std::shared_ptr<Object> object;
     int taken = 0;

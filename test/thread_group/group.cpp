@@ -72,12 +72,11 @@ Group::Group(const std::string& name, int rank, int size, const at::Device& devi
       device_(device),
       options_(c10::make_intrusive<Options>(name, timeout)) {}
 
-Group::Kernel Group::kernel(std::string name, const at::Tensor& size, std::string more) {
-  auto signature = c10::str(name, " of ", size.numel(), " ", size.scalar_type(), std::move(more));
+Group::Kernel Group::kernel(const char* name, const at::Tensor& size, const std::string& more) {
   return {
-      .name = std::move(name),
+      .name = name,
       .place = {.channel = "all", .rank = rank_, .size = size_, .number = meetings_["all"]++},
-      .signature = std::move(signature)};
+      .signature = c10::str(name, " of ", size.numel(), " ", size.scalar_type(), more)};
 }
 
 Group::Kernel Group::message(const char* name, const at::Tensor& tensor, int from, int to) {

@@ -52,7 +52,7 @@ class Group : public c10d::Backend {
  protected:
   /// One operation on its way.
   struct Kernel {
-    std::string name;
+    const char* name;
     Place place;
     std::string signature;
     std::vector<at::Tensor> reads = {};
@@ -73,7 +73,7 @@ class Group : public c10d::Backend {
   }
 
  private:
-  Kernel kernel(std::string name, const at::Tensor& size, std::string more = "");
+  Kernel kernel(const char* name, const at::Tensor& size, const std::string& more = "");
   Kernel message(const char* name, const at::Tensor& tensor, int from, int to);
   /// Launches it, or keeps it until endCoalescing().
   c10::intrusive_ptr<c10d::Work> launch(Kernel kernel, bool in_current_stream, std::chrono::milliseconds timeout);

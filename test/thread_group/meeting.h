@@ -4,7 +4,9 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
+#include <condition_variable>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,14 +40,31 @@ struct Place {
 /// A name that the ranks of a store have in common, and nobody else of the process has.
 std::string common_name(const c10::intrusive_ptr<c10d::Store>& store, int rank);
 
-/// How the ranks' calls differ; empty if they do not. `signature_of(k)` is rank k's.
-std::string difference(
-    const std::string& communicator, const Place& place,
-    const std::function<const std::string&(int rank)>& signature_of);
+/// What the ranks of a group have in common. How they meet is for others to say.
+class Communicator {
+ public:
+  explicit Communicator(std::string name) : name_(std::move(name)) {}
+  virtual ~Communicator() = default;
 
-/// That a rank has waited too long, and for whom. `is_there(k)`: whether rank k has come.
-std::string timed_out(
-    const std::string& communicator, const Place& place, const std::string& signature,
-    std::chrono::milliseconds timeout, const std::function<bool(int rank)>& is_there);
+  /// From now on nobody waits here, and nothing is issued.
+  void fail(const std::string& reason);
+  /// Empty while all is well.
+  std::string failure();
+
+ protected:
+  // Under the mutex. The first failure stays.
+  virtual void set_failure(const std::string& reason);
+  /// How the ranks' calls differ; empty if they do not. `signature_of(k)` is rank k's.
+  std::string difference(const Place& place, const std::function<const std::string&(int rank)>& signature_of) const;
+  /// That a rank has waited too long, and for whom. `is_there(k)`: whether rank k has come.
+  std::string timed_out(
+      const Place& place, const std::string& signature, std::chrono::milliseconds timeout,
+      const std::function<bool(int rank)>& is_there) const;
+
+  const std::string name_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::string failure_;
+};
 
 } // namespace thread_group

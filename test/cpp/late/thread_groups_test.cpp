@@ -1,13 +1,47 @@
 // What process groups of threads have in common: collectives in the order of streams, with NCCL's rules.
-#include "thread_groups.h"
-
+#include "late_device/group.h"
+#include "late_test.h"
+#include "stream_group/group.h"
 #include "support/expect.h"
+#include "support/ranks.h"
+#include "thread_group/streams.h"
+
+#include <optional>
 
 namespace shardwise::test {
 template <typename Group>
 class ThreadGroups : public testing::Test {};
 
 namespace {
+
+/// A rank with a communicator, of one or the other kind of groups of threads: on a device of its own, or on one that
+/// all share, where it has a stream.
+template <typename Group>
+struct Own {
+  static constexpr bool kShared = std::is_same_v<Group, stream_group::Group>;
+
+  explicit Own(Rank& rank)
+      : rank(rank.rank()),
+        device(late_device(kShared ? 0 : rank.rank())),
+        guard(device),
+        group(c10::make_intrusive<Group>(
+            rank.store(), rank.rank(), rank.world_size(), device, std::chrono::seconds(60))) {
+    if constexpr (kShared) on.emplace(borrowed.emplace(device).get());
+  }
+  at::Tensor full(double value, int64_t count = 6) const {
+    return at::full({count}, value, at::TensorOptions(device).dtype(at::kFloat));
+  }
+  void synchronize() const {
+    late::Device::of(device).synchronize_all();
+  }
+
+  int rank;
+  at::Device device;
+  c10::DeviceGuard guard;
+  std::optional<thread_group::BorrowedStream> borrowed;
+  std::optional<c10::StreamGuard> on;
+  c10::intrusive_ptr<Group> group;
+};
 
 using Tensors = std::vector<at::Tensor>;
 

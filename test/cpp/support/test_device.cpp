@@ -6,7 +6,7 @@
 #include "late_device/group.h"
 #include "late_device/late.h"
 #include "stream_group/group.h"
-#include "stream_group/streams.h"
+#include "thread_group/streams.h"
 
 #include <ATen/Context.h>
 #include <c10/util/Exception.h>
@@ -50,10 +50,10 @@ void carry(c10::DeviceType device) {
 /// The same for a rank in every test: what a thread has made is often still in use when it ends.
 const c10::Stream& stream_of_rank(int rank) {
   static std::mutex mutex;
-  static auto* const all = new std::map<int, std::unique_ptr<stream_group::BorrowedStream>>;
+  static auto* const all = new std::map<int, std::unique_ptr<thread_group::BorrowedStream>>;
   const std::lock_guard lock(mutex);
   auto& stream = (*all)[rank];
-  if (!stream) stream = std::make_unique<stream_group::BorrowedStream>(device_of_rank(rank));
+  if (!stream) stream = std::make_unique<thread_group::BorrowedStream>(device_of_rank(rank));
   return stream->get();
 }
 

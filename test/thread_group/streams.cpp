@@ -6,7 +6,7 @@
 #include <mutex>
 #include <vector>
 
-namespace stream_group {
+namespace thread_group {
 namespace {
 
 std::mutex mutex;
@@ -35,4 +35,4 @@ BorrowedStream::~BorrowedStream() {
   idle().push_back(stream_);
 }
 
-} // namespace stream_group
+} // namespace thread_group

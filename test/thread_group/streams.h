@@ -3,7 +3,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
-namespace stream_group {
+namespace thread_group {
 
 /// A stream that nobody else here has as long as this lives; it goes to the next one then. (CUDA has 32 of them for
 /// each device and begins anew after that, which orders more than was asked for, but never less.)
@@ -22,4 +22,4 @@ class BorrowedStream {
   const c10::Stream stream_;
 };
 
-} // namespace stream_group
+} // namespace thread_group
