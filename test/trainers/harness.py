@@ -63,6 +63,26 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
 
 
+def train(
+    run: Run,
+    model: nn.Module,
+    loss_in: Callable[[torch.Tensor], torch.Tensor],
+    clip: Callable[..., torch.Tensor] | None = nn.utils.clip_grad_norm_,
+    after: Callable[[nn.Module], object] = lambda model: None,
+    **options: Any,
+) -> None:
+    """Trains with AdamW. `loss_in`: of a batch; `clip` as torch's, or nothing; `after` each step."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, **options)
+    for step in range(STEPS):
+        loss = loss_in(tokens(step, dist.get_rank()))
+        loss.backward()
+        run.step(loss, *([clip(model.parameters(), max_norm=0.5)] if clip else []))
+        optimizer.step()
+        optimizer.zero_grad()
+        after(model)
+    run.finish(model, [optimizer])
+
+
 def full(value: Any) -> torch.Tensor:
     """The whole of it, in memory of its own. Collective."""
     tensor = torch.as_tensor(value).detach()

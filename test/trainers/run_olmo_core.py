@@ -1,8 +1,8 @@
 """OLMo-core's transformer, with its own parallelization."""
 
+import harness
 import torch
-import torch.distributed as dist
-from harness import LENGTH, STEPS, VOCABULARY, Run, init_process_group, main, tokens
+from harness import LENGTH, VOCABULARY, Run, init_process_group, main
 from olmo_core.config import DType
 from olmo_core.distributed.parallel import DataParallelType, build_world_mesh
 from olmo_core.nn.transformer import TransformerConfig
@@ -18,15 +18,7 @@ def train(run: Run, **options: object) -> None:
         config.build(init_device="meta"), world_mesh=build_world_mesh(dp=data, device_type="cpu"),
         device=torch.device("cpu"), max_sequence_length=LENGTH, rank_microbatch_size=2 * LENGTH, dp_config=data,
     )  # fmt: skip
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for step in range(STEPS):
-        batch = tokens(step, dist.get_rank())
-        loss = model(batch, labels=batch.roll(-1, dims=1)).loss
-        loss.backward()
-        run.step(loss, torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5))
-        optimizer.step()
-        optimizer.zero_grad()
-    run.finish(model, [optimizer])
+    harness.train(run, model, lambda batch: model(batch, labels=batch.roll(-1, dims=1)).loss)
 
 
 main(

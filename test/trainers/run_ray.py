@@ -6,12 +6,10 @@ import tempfile
 
 import ray
 import torch
-import torch.distributed as dist
-from harness import STEPS, Model, Run, loss_of, tokens
+from harness import Model, Run, loss_of, train
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from torch.distributed.fsdp import fully_shard
-from torch.optim import AdamW
 
 
 def loop(settings: dict[str, str]) -> None:
@@ -21,15 +19,7 @@ def loop(settings: dict[str, str]) -> None:
     for block in model.blocks:
         fully_shard(block)
     fully_shard(model)
-    optimizer = AdamW(model.parameters(), lr=1e-2)
-    for step in range(STEPS):
-        batch = tokens(step, dist.get_rank())
-        loss = loss_of(model(batch), batch)
-        loss.backward()
-        run.step(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-    run.finish(model, [optimizer])
+    train(run, model, lambda batch: loss_of(model(batch), batch), clip=None)
     run.write(settings["out"])
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import harness
 import torch
-import torch.distributed as dist
-from harness import STEPS, Model, Run, init_process_group, loss_of, main, tokens
+from harness import Model, Run, init_process_group, loss_of, main
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training, precompute_float8_dynamic_scale_for_fsdp
@@ -30,16 +30,8 @@ def train(
     for block in model.blocks:
         fully_shard(block, mp_policy=policy)
     fully_shard(model, mp_policy=policy)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0)  # int8 parameters have no mul_()
-    for step in range(STEPS):
-        batch = tokens(step, dist.get_rank())
-        loss = loss_of(model(batch).float(), batch)
-        optimizer.zero_grad()
-        loss.backward()
-        run.step(loss)
-        optimizer.step()
-        after(model)
-    run.finish(model, [optimizer])
+    # int8 parameters have no mul_(), which a decay needs.
+    harness.train(run, model, lambda batch: loss_of(model(batch).float(), batch), None, after, weight_decay=0)
 
 
 def float8(model: nn.Module) -> None:

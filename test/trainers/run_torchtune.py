@@ -2,9 +2,10 @@
 
 from functools import partial
 
+import harness
 import torch
 import torch.distributed as dist
-from harness import LENGTH, STEPS, VOCABULARY, Run, init_process_group, main, tokens
+from harness import LENGTH, VOCABULARY, Run, init_process_group, main
 from torchtune import training
 from torchtune.models.llama3_2 import llama3_2
 from torchtune.modules.loss import CEWithChunkedOutputLoss
@@ -33,17 +34,8 @@ def train(run: Run, reshard: bool = True, checkpoints: bool = False) -> None:
     training.validate_no_params_on_meta_device(sharded)
     loss_fn = CEWithChunkedOutputLoss()
     sharded.set_num_output_chunks(loss_fn.num_output_chunks)
-    optimizer = torch.optim.AdamW(sharded.parameters(), lr=1e-2)
-    for step in range(STEPS):
-        batch = tokens(step, dist.get_rank())
-        loss = loss_fn(sharded(batch), batch.roll(-1, dims=1))
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(sharded.parameters(), max_norm=0.5)
-        run.step(loss, norm)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+    harness.train(run, sharded, lambda batch: loss_fn(sharded(batch), batch.roll(-1, dims=1)))
     run.take("gathered", training.gather_cpu_state_dict(sharded, is_rank_zero=dist.get_rank() == 0))
-    run.finish(sharded, [optimizer])
 
 
 main(

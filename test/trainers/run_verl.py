@@ -1,8 +1,8 @@
 """verl's helpers for FSDP2, as its FSDP engine calls them."""
 
+import harness
 import torch
-import torch.distributed as dist
-from harness import STEPS, Run, init_process_group, main, tokens
+from harness import Run, init_process_group, main, tokens
 from hugging_face import llama
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -24,14 +24,7 @@ def train(run: Run, **settings: object) -> None:
     }  # fmt: skip
     fsdp_utils.apply_fsdp2(model, given, settings)
     fsdp_utils.fsdp2_load_full_state_dict(model, whole, mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for step in range(STEPS):
-        batch = tokens(step, dist.get_rank())
-        loss = model(batch, labels=batch).loss
-        loss.backward()
-        run.step(loss, fsdp_utils.fsdp2_clip_grad_norm_(model.parameters(), max_norm=0.5))
-        optimizer.step()
-        optimizer.zero_grad()
+    harness.train(run, model, lambda batch: model(batch, labels=batch).loss, fsdp_utils.fsdp2_clip_grad_norm_)
     # As before it generates, and after.
     fsdp_utils.set_reshard_after_forward(model, False)
     with torch.no_grad():
@@ -39,7 +32,6 @@ def train(run: Run, **settings: object) -> None:
     model.reshard()
     fsdp_utils.set_reshard_after_forward(model, True)
     run.take("full state", fsdp_utils.get_fsdp_full_state_dict(model, rank0_only=False))
-    run.finish(model, [optimizer])
 
 
 main({"fsdp2": train, "fsdp2 prefetching": lambda run: train(run, forward_prefetch=True)})
