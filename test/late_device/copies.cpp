@@ -4,8 +4,6 @@
 #include "pinned.h"
 #include "tensors.h"
 
-#include <ATen/ops/empty_strided.h>
-
 namespace late {
 namespace {
 
@@ -18,23 +16,6 @@ void on_device(const at::Tensor& to, const at::Tensor& from) {
   add_uses(from, false, uses);
   add_uses(to, true, uses);
   issue(to, "copy", uses, [to = for_worker(to), from = for_worker(from)] { to.copy_(from); });
-}
-
-/// As if it went over the host's memory: each device reads and writes its own alone.
-void between_devices(const at::Tensor& to, const at::Tensor& from) {
-  auto& sender = Device::of(from.device());
-  auto& receiver = Device::of(to.device());
-  const auto sends = current_stream(from.device().index()).id();
-  const auto receives = current_stream(to.device().index()).id();
-  sender.wait(sends, receiver.record(receives));
-  const auto between = at::empty_strided(from.sizes(), from.strides(), from.options().device(at::kCPU));
-  std::vector<Use> uses;
-  add_uses(from, false, uses);
-  sender.issue(sends, "send to another device", uses, [between, from = for_worker(from)] { between.copy_(from); });
-  receiver.wait(receives, sender.record(sends));
-  uses.clear();
-  add_uses(to, true, uses);
-  receiver.issue(receives, "receive from another device", uses, [between, to = for_worker(to)] { to.copy_(between); });
 }
 
 /// What the host gives is read at once, unless it is pinned and the copy need not be waited for.
@@ -71,7 +52,7 @@ at::Tensor& copy_(at::Tensor& to, const at::Tensor& source, bool non_blocking) {
   } else if (to.device() == from.device()) {
     on_device(to, from);
   } else {
-    between_devices(to, from);
+    from_host(to, from.cpu(), non_blocking);
   }
   return to;
 }

@@ -19,12 +19,9 @@ inline std::string text_of(const std::function<void()>& fn) {
   return "no error";
 }
 
-/// Fails the test unless fn raises an Expected whose text has all the parts, and no stack trace of torch's.
-template <typename Expected>
-void expect_error(const std::function<void()>& fn, const std::vector<std::string>& parts);
-
 void fail_expectation(const std::string& text);
 
+/// Fails the test unless fn raises an Expected whose text has all the parts, and no stack trace of torch's.
 template <typename Expected>
 void expect_error(const std::function<void()>& fn, const std::vector<std::string>& parts) {
   try {

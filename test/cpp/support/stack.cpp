@@ -1,6 +1,6 @@
 #include "support/stack.h"
 
-#include <cxxabi.h>
+#include <c10/util/Type.h>
 #include <dlfcn.h>
 #include <execinfo.h>
 #include <sys/syscall.h>
@@ -10,8 +10,6 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
-#include <memory>
 #include <sstream>
 #include <thread>
 
@@ -34,12 +32,7 @@ std::string name_of(void* address) {
     text << address;
     return text.str();
   }
-  if (info.dli_sname != nullptr) {
-    int failed = 0;
-    const std::unique_ptr<char, decltype(&std::free)> plain(
-        abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &failed), &std::free);
-    text << (plain ? plain.get() : info.dli_sname) << " in ";
-  }
+  if (info.dli_sname != nullptr) text << c10::demangle(info.dli_sname) << " in ";
   text << info.dli_fname << "+0x" << std::hex << static_cast<char*>(address) - static_cast<char*>(info.dli_fbase);
   return text.str();
 }
