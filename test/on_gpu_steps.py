@@ -13,7 +13,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from programs import ROOT, run_program
-from reports import FAILED, PASSED, SKIPPED, Result, counts, read_googletest, read_junit
+from reports import FAILED, PASSED, Result, counts, read_googletest, read_junit
 from suites import late_filter
 
 sys.path += [str(ROOT / "scripts"), str(ROOT / "benchmarks")]
@@ -215,27 +215,21 @@ def rank_tests(number: int, place: Place) -> Outcome:
     return gtests(place, tests, **device, **shared_gpu())
 
 
-#: What pytest -v says of a test. One that was running at the limit has no word behind its name. Why tests were skipped
-#: stands at the end, with -rs.
-PYTEST = re.compile(
-    r"^(\S+::\S+(?: \S+)*?) *(PASSED|FAILED|ERROR|SKIPPED)?(?: \(.*\))?(?: +\[ *\d+%\])?$", re.MULTILINE
-)
-SKIPS = re.compile(r"^SKIPPED \[\d+\] \S+: (.*)$", re.MULTILINE)
-
-
-def read_pytest(suite: str, said: str) -> list[Result]:
-    words = {"PASSED": PASSED, "SKIPPED": SKIPPED}
-    messages = {"": "it did not end", "SKIPPED": "; ".join(SKIPS.findall(said))}
-    found = PYTEST.findall(said)
-    return [Result(suite, "", name, words.get(word, FAILED), messages.get(word, "")) for name, word in found]
-
-
 def pytest(place: Place, what: str = "test/python/ranks", **more: str) -> Outcome:
-    options = ["-v", "-rs", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={place.limit / 2:g}"]
+    report = place.folder / f"{place.step}.xml"
+    report.unlink(missing_ok=True)
+    options = [
+        "-v",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        f"faulthandler_timeout={place.limit / 2:g}",
+        f"--junitxml={report}",
+    ]
     ended = place.run([sys.executable, "-m", "pytest", *options, what], **more)
     if "No module named pytest" in place.said():
         return Outcome(MISSING, "pytest is not installed")
-    return outcome_of(read_pytest(place.step, place.said()), ended)
+    return outcome_of(read_junit(place.step, report), ended)
 
 
 def graph_rows_cpp(place: Place) -> Outcome:

@@ -115,21 +115,3 @@ def test_what_was_not_reached_has_failed(program, tmp_path):
     program.write_text("#!/bin/sh\nexit 3\n")
     found = steps.run_tests("rank", program, ["A.one"], tmp_path / "log", time.monotonic() + 60, {})
     assert found[0].message == "it ended with status 3 before a test began"
-
-
-PYTEST = """test/a.py::T::test_one[2] PASSED  [ 20%]
-test/a.py::T::test_two SKIPPED (a CU...) [ 40%]
-words of a rank
-test/a.py::T::test_three FAILED [ 60%]
-test/a.py::T::test_four
-SKIPPED [1] test/a.py:12: a CUDA graph needs a GPU"""
-
-
-def test_of_a_pytest_that_was_ended_the_results_so_far_count():
-    found = {result.name: (result.outcome, result.message) for result in steps.read_pytest("s", PYTEST)}
-    assert found == {
-        "test/a.py::T::test_one[2]": (PASSED, ""),
-        "test/a.py::T::test_two": (SKIPPED, "a CUDA graph needs a GPU"),
-        "test/a.py::T::test_three": (FAILED, ""),
-        "test/a.py::T::test_four": (FAILED, "it did not end"),
-    }
