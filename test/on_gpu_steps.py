@@ -64,7 +64,8 @@ class Place:
 
     def run(self, command: Sequence[object], **more: str) -> str:
         """How the program failed; empty if it did not."""
-        return run_program([str(word) for word in command], self.log, self.limit, ROOT, self.environment(**more))
+        words = [str(word) for word in command]
+        return run_program(words, self.log, self.limit, ROOT, self.environment(**more))[0]
 
     def outcome_of(self, problem: str, good: str) -> Outcome:
         """With the first error that the log names, if it failed."""
@@ -189,7 +190,7 @@ def run_tests(
     while left and time.monotonic() < until:
         before = len(log.read_text(errors="replace")) if log.exists() else 0
         command = [str(program), f"--gtest_filter={':'.join(left)}"]
-        ended = run_program(command, log, max(until - time.monotonic(), 1), program.parent, dict(environment))
+        ended, _ = run_program(command, log, max(until - time.monotonic(), 1), program.parent, dict(environment))
         found = read_googletest(suite, log.read_text(errors="replace")[before:])
         results += found
         left = [name for name in left if name not in {result.name for result in found}]

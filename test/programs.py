@@ -6,13 +6,18 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def run_program(command: list[str], log: Path, limit: float, cwd: Path, environment: dict[str, str]) -> str:
-    """Returns how the program failed; empty if its exit status was 0. Past the limit, all its processes are ended."""
+def run_program(
+    command: list[str], log: Path, limit: float, cwd: Path, environment: dict[str, str]
+) -> tuple[str, float]:
+    """Returns how the program failed (empty if its exit status was 0), and the seconds of CPU time of it and of all
+    that it waited for. Past the limit, all its processes are ended."""
     with log.open("a") as output:
         output.write(f"$ {' '.join(command)}\n")
         output.flush()
@@ -20,18 +25,24 @@ def run_program(command: list[str], log: Path, limit: float, cwd: Path, environm
             program = subprocess.Popen(command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=output,
                                        stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
         except OSError as error:
-            return f"it could not be started: {error}"
+            return f"it could not be started: {error}", 0
+        began = time.monotonic()
+        timer = threading.Timer(limit, os.killpg, (program.pid, signal.SIGKILL))
+        timer.start()
         try:
-            status = program.wait(timeout=limit)
-        except subprocess.TimeoutExpired:
-            return f"it was ended after {limit:g} s"
+            _, ended, used = os.wait4(program.pid, 0)
+        except BaseException:
+            os.killpg(program.pid, signal.SIGKILL)
+            raise
         finally:
-            if program.poll() is None:
-                os.killpg(program.pid, signal.SIGKILL)
-                program.wait()
-    if status < 0:
-        return f"it crashed with {signal.Signals(-status).name}"
-    return f"it ended with status {status}" if status else ""
+            timer.cancel()
+    status = program.returncode = os.waitstatus_to_exitcode(ended)
+    how = f"it ended with status {status}" if status else ""
+    if time.monotonic() - began >= limit:
+        how = f"it was ended after {limit:g} s"
+    elif status < 0:
+        how = f"it crashed with {signal.Signals(-status).name}"
+    return how, used.ru_utime + used.ru_stime
 
 
 def last_lines(log: Path, number: int) -> str:

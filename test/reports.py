@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
@@ -19,13 +19,15 @@ LINE = re.compile(r"\[ +(RUN|OK|FAILED|SKIPPED) +\] (\S+?)(?:, where .*)?(?: \(\
 
 @dataclass(frozen=True)
 class Result:
-    """One test that a suite has: `group` is its class or test suite, `message` why it failed or was skipped."""
+    """One test that a suite has: `group` is its class or test suite, `message` why it failed or was skipped; `seconds`
+    by the clock."""
 
     suite: str
     group: str
     name: str
     outcome: str
     message: str = ""
+    seconds: float = 0
 
     @property
     def title(self) -> str:
@@ -54,7 +56,8 @@ def write_closing_line(file: Path, results: Iterable[Result], adds: bool) -> Non
 def read_junit(suite: str, report: Path) -> list[Result]:
     """No results where there is no report, or one that breaks off."""
     try:
-        return [_junit_result(suite, case) for case in ElementTree.parse(report).iter("testcase")]
+        cases = ElementTree.parse(report).iter("testcase")
+        return [replace(_junit_result(suite, case), seconds=float(case.get("time") or 0)) for case in cases]
     except (OSError, SyntaxError):
         return []
 

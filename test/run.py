@@ -32,17 +32,18 @@ from suites import MINUTES, OUT, ROW_SUITES, Suite, ci_names, fresh_clone, is_am
 BUILD = [sys.executable, str(ROOT / "scripts" / "build.py")]
 
 
-def run_suite(suite: Suite) -> list[Result]:
+def run_suite(suite: Suite) -> tuple[list[Result], float]:
+    """Its results, and the CPU seconds that it took."""
     log = suite.file("log")
-    for old in (suite.file("xml"), log, suite.file("seconds")):
+    for old in (suite.file("xml"), log):
         old.unlink(missing_ok=True)
     print(f"{suite.name}: running, its output goes to {log.relative_to(ROOT)}", flush=True)
     began = time.monotonic()
-    environment = {**os.environ, **suite.environment, "SHARDWISE_TEST_SECONDS": str(suite.file("seconds"))}
-    ended = run_program(suite.command, log, suite.limit, ROOT, environment)
+    ended, cpu = run_program(suite.command, log, suite.limit, ROOT, {**os.environ, **suite.environment})
     results = judge(suite, ended, suite.read(suite.name, suite.file("xml")))
-    print(f"{suite.name}: {counts(results)} in {time.monotonic() - began:.0f} s", flush=True)
-    return results
+    took = f"{time.monotonic() - began:.0f} s, {cpu:.0f} s of CPU time"
+    print(f"{suite.name}: {counts(results)} in {took}", flush=True)
+    return results, cpu
 
 
 def judge(suite: Suite, ended: str, results: list[Result]) -> list[Result]:
@@ -61,13 +62,15 @@ def run_suites(suites: Sequence[Suite], has_budget: bool = False) -> list[Result
     """Their results; their seconds are shown. Four suites at a time: ranks wait for each other, and for time limits, as
     long as they compute."""
     with ThreadPoolExecutor(4) as pool:
-        results = [result for found in pool.map(run_suite, suites) for result in found]
-    took = [test for suite in suites for test in seconds.read(suite.family, suite.file("seconds"))]
-    if took:
-        print(seconds.report(took), flush=True)
+        ran = list(pool.map(run_suite, suites))
+    results = [result for found, _ in ran for result in found]
+    if results:
+        print(seconds.slowest(results), flush=True)
     if has_budget:
-        built = seconds.of_builds(*(ROOT / "build" / "dev" / folder for folder in ("csrc", "test", "examples")))
-        results.append(seconds.check(seconds.of_suites(took) | built))
+        used = seconds.of_builds(*(ROOT / "build" / "dev" / folder for folder in ("csrc", "test", "examples")))
+        for suite, (_, cpu) in zip(suites, ran, strict=True):
+            used[suite.family] = used.get(suite.family, 0) + cpu
+        results.append(seconds.check(used))
         print(f"used and allowed (budgets.tsv):\n{results[-1].message}", flush=True)
     return results
 
@@ -94,7 +97,7 @@ def run_part(part: parts.Part) -> list[Result]:
     print(f"part {part.name}:", flush=True)
     log = OUT / f"{part.name}.build.log"
     log.unlink(missing_ok=True)
-    problem = run_program([*BUILD, *part.build], log, 60 * MINUTES, ROOT, dict(os.environ))
+    problem, _ = run_program([*BUILD, *part.build], log, 60 * MINUTES, ROOT, dict(os.environ))
     if problem:
         return [Result(part.name, "", "build", FAILED, f"{problem}\n{last_lines(log, 60)}")]
     results = run_suites(part.suites())
@@ -169,7 +172,7 @@ def main() -> int:
     else:
         results = run_product(set(given.suites), set(names), given.rows, given.budgets)
     if given.fresh_clone:
-        results += run_suite(fresh_clone())
+        results += run_suite(fresh_clone())[0]
     show_failures(results)
     show_skips(results)
     write_closing_line(OUT / "closing_line", results, adds=given.parts is not None)

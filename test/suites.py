@@ -63,7 +63,7 @@ class Suite:
         return re.sub(r"_\d$", "", self.name)
 
     def file(self, ending: str) -> Path:
-        """Its report (xml), log or seconds."""
+        """Its report (xml) or log."""
         return OUT / f"{self.name}.{ending}"
 
 

@@ -88,7 +88,8 @@ def run(trainer: Trainer, ranks: str, engine: str, cases: Sequence[str]) -> None
         "SHARDWISE_INSTALL": ENGINES[engine], "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled",
     }  # fmt: skip
     command += [f"run_{trainer.name}.py", str(out), *cases]
-    if problem := run_program(command, log, SECONDS_OF_A_CASE * len(cases), HERE, environment):
+    problem, _ = run_program(command, log, SECONDS_OF_A_CASE * len(cases), HERE, environment)
+    if problem:
         print(f"{trainer.name} with {engine}'s engine: {problem}\n{last_lines(log, 60)}", flush=True)
 
 

@@ -1,10 +1,10 @@
 #define CATCH_CONFIG_RUNNER
 #include "programs/options.h"
-#include "support/catch_seconds.h"
 #include "support/test_device.h"
 #include "support/time_limit.h"
 
 #include <ATen/Parallel.h>
+#include <catch2/catch.hpp>
 
 #include <cstdlib>
 #include <iostream>

@@ -1,5 +1,4 @@
 #include "support/processes.h"
-#include "support/seconds.h"
 #include "support/test_device.h"
 #include "support/time_limit.h"
 
@@ -11,7 +10,6 @@
 #include <cstdlib>
 #include <iostream>
 #include <memory>
-#include <string>
 
 namespace shardwise::test {
 namespace {
@@ -26,18 +24,6 @@ class LimitTests : public testing::EmptyTestEventListener {
   }
 
   std::unique_ptr<TimeLimit> limit_;
-};
-
-/// A rank process tells nothing: its seconds are in those of the test that started it.
-class TellSeconds : public testing::EmptyTestEventListener {
-  void OnTestStart(const testing::TestInfo&) override {
-    seconds_.begin();
-  }
-  void OnTestEnd(const testing::TestInfo& test) override {
-    seconds_.end(std::string(test.test_suite_name()) + "." + test.name(), test.file());
-  }
-
-  TestSeconds seconds_;
 };
 
 } // namespace
@@ -56,7 +42,6 @@ int main(int argc, char** argv) {
   start_time_watch();
   const WatchedThread watched("the main thread");
   testing::UnitTest::GetInstance()->listeners().Append(new LimitTests);
-  if (!is_rank_process()) testing::UnitTest::GetInstance()->listeners().Append(new TellSeconds);
   const int status = RUN_ALL_TESTS();
   if (!is_rank_process()) return status;
   std::cerr << "This rank's process ended its test without reaching run_processes() or run_torchrun(): either what "

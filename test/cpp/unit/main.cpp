@@ -1,2 +1,2 @@
 #define CATCH_CONFIG_MAIN
-#include "support/catch_seconds.h"
+#include <catch2/catch.hpp>
