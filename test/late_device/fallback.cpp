@@ -274,20 +274,17 @@ Values run(const c10::OperatorHandle& operation, Values arguments) {
   return made;
 }
 
-/// Pops the arguments of a call.
-Values take_arguments(const c10::OperatorHandle& operation, torch::jit::Stack& stack) {
-  const auto count = static_cast<std::ptrdiff_t>(operation.schema().arguments().size());
-  Values arguments(std::make_move_iterator(stack.end() - count), std::make_move_iterator(stack.end()));
-  stack.resize(stack.size() - static_cast<size_t>(count));
-  return arguments;
+/// The arguments of a call, which leave the stack.
+Values pop(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
+  return torch::jit::pop(*stack, operation.schema().arguments().size());
 }
 
-void give_returns(Values values, torch::jit::Stack& stack) {
-  for (auto& value : values) stack.push_back(std::move(value));
+void push(const Values& values, torch::jit::Stack* stack) {
+  stack->insert(stack->end(), values.begin(), values.end());
 }
 
 void fallback(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
-  give_returns(run(operation, take_arguments(operation, *stack)), *stack);
+  push(run(operation, pop(operation, stack)), stack);
 }
 
 c10::OperatorHandle operation_named(const char* name) {
@@ -296,16 +293,16 @@ c10::OperatorHandle operation_named(const char* name) {
 
 // Torch asks a private device for its own convolutions.
 void convolution(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
-  give_returns(run(operation_named("aten::convolution"), take_arguments(operation, *stack)), *stack);
+  push(run(operation_named("aten::convolution"), pop(operation, stack)), stack);
 }
 
 void convolution_backward(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
-  auto arguments = take_arguments(operation, *stack);
+  auto arguments = pop(operation, stack);
   const auto weight = arguments[2].toTensor();
   const bool transposed = arguments[6].toBool();
   const auto channels = weight.size(transposed ? 1 : 0) * (transposed ? arguments[8].toInt() : 1);
   arguments.insert(arguments.begin() + 3, c10::IValue(std::vector<int64_t>{channels}));
-  give_returns(run(operation_named("aten::convolution_backward"), std::move(arguments)), *stack);
+  push(run(operation_named("aten::convolution_backward"), std::move(arguments)), stack);
 }
 
 } // namespace

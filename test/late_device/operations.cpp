@@ -137,27 +137,14 @@ bool may_take_the_place_of(const at::Tensor& self, const at::Tensor& other) {
   return self.layout() == at::kStrided && other.layout() == at::kStrided;
 }
 
-at::Tensor as_strided(
-    const at::Tensor& self, at::IntArrayRef sizes, at::IntArrayRef strides, std::optional<int64_t> offset) {
-  return at::native::as_strided_tensorimpl(self, sizes, strides, offset);
-}
-
-at::Tensor view(const at::Tensor& self, at::IntArrayRef sizes) {
-  return at::native::view(self, sizes);
-}
-
-at::Tensor reshape_alias(const at::Tensor& self, at::IntArrayRef sizes, at::IntArrayRef strides) {
-  return at::native::_reshape_alias(self, sizes, strides);
-}
-
 } // namespace
 
 void register_operations(torch::Library& library) {
   library.impl("empty.memory_format", &empty);
   library.impl("empty_strided", &empty_strided);
-  library.impl("as_strided", &as_strided);
-  library.impl("view", &view);
-  library.impl("_reshape_alias", &reshape_alias);
+  library.impl("as_strided", &at::native::as_strided_tensorimpl);
+  library.impl("view", &at::native::view);
+  library.impl("_reshape_alias", &at::native::_reshape_alias);
   library.impl("unfold", &at::native::unfold);
   library.impl("view_as_real", &at::native::view_as_real);
   library.impl("view_as_complex", &at::native::view_as_complex);

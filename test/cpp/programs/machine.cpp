@@ -42,10 +42,9 @@ void Machine::run() {
       throw std::runtime_error(c10::str(text, ": ", error.what()));
     }
   }
+  reset_all();
   for (size_t i = 0; i < units_.size(); ++i) {
-    if (program_.units[i].outer >= 0) continue;
-    reset(static_cast<int>(i));
-    check_freed(static_cast<int>(i), true);
+    if (program_.units[i].outer < 0) check_freed(static_cast<int>(i), true);
   }
 }
 
@@ -164,13 +163,9 @@ Tensor Machine::input(uint64_t seed, int rank) const {
   return torch::randn({3, program_.model.width}, generator, torch::kDouble);
 }
 
-Tensor Machine::forward(NodeImpl& model, Walk& walk, const Tensor& input) const {
-  return model.forward(input, walk);
-}
-
 Machine::Graph Machine::run_forward(uint64_t seed, std::optional<int> throws_backward) {
   const auto loss_of = [&](NodeImpl& model, Walk& walk, const Tensor& input) {
-    return torch::log1p(forward(model, walk, input).pow(2)).mean() * (1 + mixed({seed, 5}, 3));
+    return torch::log1p(model.forward(input, walk).pow(2)).mean() * (1 + mixed({seed, 5}, 3));
   };
   Graph graph;
   Walk walk{.seed = seed, .rank = rank_.rank(), .throws_backward = throws_backward};
@@ -199,8 +194,8 @@ void Machine::engage(const std::set<int>& nodes, std::set<int>* units) {
 void Machine::evaluate(uint64_t seed) {
   Walk walk{.seed = seed, .rank = rank_.rank()};
   const auto x = input(seed, rank_.rank());
-  const auto ours = forward(*ours_, walk, x);
-  require_close(ours, forward(*plain_, walk, x), "the output");
+  const auto ours = ours_->forward(x, walk);
+  require_close(ours, plain_->forward(x, walk), "the output");
 }
 
 void Machine::backward(const std::vector<Graph>& graphs, bool keeps, const std::vector<std::string>* names) {
@@ -295,27 +290,27 @@ void Machine::gradient_of_input(const Graph& graph, const std::vector<std::strin
 
 void Machine::throw_in_forward(const Instruction& instruction) {
   Walk walk{.seed = instruction.seed, .rank = rank_.rank(), .throws_forward = instruction.which};
-  require(throws([&] { forward(*ours_, walk, input(instruction.seed, rank_.rank())); }), "it did not throw");
+  require(throws([&] { ours_->forward(input(instruction.seed, rank_.rank()), walk); }), "it did not throw");
   engage(walk.ran);
-  if (!instruction.flag) return;
-  for (size_t i = 0; i < units_.size(); ++i) {
-    if (program_.units[i].outer < 0) reset(static_cast<int>(i));
-  }
+  if (instruction.flag) reset_all();
 }
 
 void Machine::throw_in_backward(const Instruction& instruction) {
   graphs_.clear();
   auto graph = run_forward(instruction.seed, instruction.which);
   require(throws([&] { graph.loss.backward(); }), "it did not throw");
-  if (!instruction.flag) return;
-  for (size_t i = 0; i < units_.size(); ++i) {
-    if (program_.units[i].outer < 0) reset(static_cast<int>(i));
-  }
+  if (instruction.flag) reset_all();
 }
 
 void Machine::reset(int unit) {
   units_[static_cast<size_t>(unit)].reset();
   for_units(program_.top_of(unit), true, [](UnitState& state) { state.engaged = false; });
+}
+
+void Machine::reset_all() {
+  for (size_t i = 0; i < units_.size(); ++i) {
+    if (program_.units[i].outer < 0) reset(static_cast<int>(i));
+  }
 }
 
 void Machine::write(const Instruction& instruction) {

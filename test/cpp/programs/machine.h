@@ -37,7 +37,6 @@ class Machine {
 
   void wrap();
   void execute(const Instruction& instruction);
-  torch::Tensor forward(NodeImpl& model, Walk& walk, const torch::Tensor& input) const;
   torch::Tensor input(uint64_t seed, int rank) const;
   Graph run_forward(uint64_t seed, std::optional<int> throws_backward = std::nullopt);
   void engage(const std::set<int>& nodes, std::set<int>* units = nullptr);
@@ -48,6 +47,7 @@ class Machine {
   void throw_in_forward(const Instruction& instruction);
   void throw_in_backward(const Instruction& instruction);
   void reset(int unit);
+  void reset_all();
   void write(const Instruction& instruction);
 
   torch::Tensor piece_of(const std::string& name, const torch::Tensor& whole) const;

@@ -1,15 +1,22 @@
 // Random programs of fully_shard() and replicate(), compared with plain LibTorch after each instruction.
+#define CATCH_CONFIG_RUNNER
 #include "late_device/faults.h"
 #include "programs/machine.h"
-#include "programs/options.h"
 #include "support/ranks.h"
+#include "support/test_device.h"
+#include "support/time_limit.h"
 
+#include <ATen/Parallel.h>
 #include <catch2/catch.hpp>
 
+#include <cstdlib>
 #include <iostream>
 
 namespace shardwise::test {
 namespace {
+
+/// The program that --seed names: it alone is to run.
+std::optional<uint64_t> chosen_seed;
 
 void run_program(uint64_t seed, bool plain = false) {
   const Program program(seed, plain);
@@ -26,9 +33,9 @@ void run_program(uint64_t seed, bool plain = false) {
 }
 
 void run_programs(uint64_t first, int count) {
-  if (const auto seed = chosen_seed()) {
-    std::cout << Program(*seed).text() << std::endl;
-    return run_program(*seed);
+  if (chosen_seed) {
+    std::cout << Program(*chosen_seed).text() << std::endl;
+    return run_program(*chosen_seed);
   }
   for (int i = 0; i < count; ++i) run_program(first + static_cast<uint64_t>(i));
   SUCCEED();
@@ -45,7 +52,7 @@ TEST_CASE("programs.random programs train as plain LibTorch does") {
 // shard was replaced while an operation had a view of another full parameter of the unit. 1116: one was replaced that
 // some ranks have no elements of.
 TEST_CASE("programs.programs that found errors") {
-  if (chosen_seed()) return;
+  if (chosen_seed) return;
   for (const uint64_t seed : {1011, 1014, 1018}) run_program(seed, /*plain=*/true);
   for (const uint64_t seed : {1089, 1116}) run_program(seed);
   SUCCEED();
@@ -57,3 +64,22 @@ TEST_CASE("programs.many random programs", "[.long]") {
 }
 
 } // namespace shardwise::test
+
+int main(int argc, char** argv) {
+  using namespace shardwise::test;
+  Catch::Session session;
+  const auto take = [&](uint64_t value) { chosen_seed = value; };
+  session.cli(session.cli() | Catch::clara::Opt(take, "number")["--seed"]("run the program of this seed alone"));
+  if (const int status = session.applyCommandLine(argc, argv); status != 0) return status;
+  // As the tests with ranks do.
+  at::set_num_threads(1);
+  setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
+  if (const auto problem = problem_of_test_device(); !problem.empty()) {
+    std::cerr << problem << "\n";
+    return 1;
+  }
+  set_up_test_device();
+  start_time_watch();
+  const WatchedThread watched("the main thread");
+  return session.run();
+}
