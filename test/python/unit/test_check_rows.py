@@ -24,36 +24,22 @@ RAN_PY = py("TestReplicate1DTrainingCore", "test_train_parity_single_group")
 
 
 @pytest.mark.parametrize(
-    ("group", "name", "outcome", "is_the_row"),
+    ("ran_cpp", "ran_py", "missing"),
     [
-        ("Worlds/Replicate1DTrainingCore", "TrainParitySingleGroup/2", PASSED, True),
-        ("Types/Replicate1DTrainingCore/float", "TrainParitySingleGroup", FAILED, True),
-        ("Replicate1DTrainingCore", "TrainParitySingleGroup", SKIPPED, False),
-        ("Replicate1DTrainingCore", "TrainParitySingleGroups", PASSED, False),
-        ("FullyShard1DTrainingCore", "TrainParitySingleGroup", PASSED, False),
+        (cpp("Worlds/Replicate1DTrainingCore", "TrainParitySingleGroup/2"), RAN_PY, ""),
+        (cpp("Types/Replicate1DTrainingCore/float", "TrainParitySingleGroup", FAILED), RAN_PY, ""),
+        (cpp("Replicate1DTrainingCore", "TrainParitySingleGroup", SKIPPED), RAN_PY, CPP.title),
+        (cpp("Replicate1DTrainingCore", "TrainParitySingleGroups"), RAN_PY, CPP.title),
+        (cpp("FullyShard1DTrainingCore", "TrainParitySingleGroup"), RAN_PY, CPP.title),
+        (RAN_CPP, py("TestReplicate1DTrainingCore", "test_train_parity_single_group[2-True]"), ""),
+        (RAN_CPP, py("TestReplicate1DTrainingCore", "test_train_parity_single_groups"), PY.title),
+        (RAN_CPP, py("TestReplicate1DTrainingCore", "test_train_parity_single_group[cuda]", SKIPPED), PY.title),
     ],
 )
-def test_what_is_a_row_in_cpp(group, name, outcome, is_the_row):
-    problems = check([CPP, PY], set(), [cpp(group, name, outcome)], [RAN_PY])
-    assert len(problems) == (not is_the_row)
-    assert is_the_row or "Replicate1DTrainingCore.TrainParitySingleGroup did not run in C++" in problems[0]
-
-
-@pytest.mark.parametrize(
-    ("name", "outcome", "is_the_row"),
-    [
-        ("test_train_parity_single_group[2-True]", PASSED, True),
-        ("test_train_parity_single_groups", PASSED, False),
-        ("test_train_parity_single_group[cuda]", SKIPPED, False),
-    ],
-)
-def test_what_is_a_row_in_python(name, outcome, is_the_row):
-    ran = py("TestReplicate1DTrainingCore", name, outcome)
-    problems = check([CPP, PY], set(), [RAN_CPP], [ran])
-    assert len(problems) == (not is_the_row)
-    said = "TestReplicate1DTrainingCore::test_train_parity_single_group did not run in Python"
-    assert is_the_row or said in problems[0]
-    assert check([PY], set(), [], [ran, RAN_PY]) == [], "one parameter that ran is enough"
+def test_what_is_a_row(ran_cpp, ran_py, missing):
+    problems = check([CPP, PY], set(), [ran_cpp], [ran_py])
+    assert [problem.partition(" did not run")[0] for problem in problems] == [missing] * bool(missing)
+    assert check([CPP, PY], set(), [ran_cpp, RAN_CPP], [ran_py, RAN_PY]) == [], "one parameter that ran is enough"
 
 
 def test_an_exception_holds_for_its_side_alone():

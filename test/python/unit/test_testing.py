@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 import pytest
@@ -81,34 +82,24 @@ def test_a_failure_names_the_rank_and_shows_its_traceback() -> None:
     assert time.monotonic() - started < 60, "the rank that waits does not hold up the report"
 
 
-def test_the_first_failure_is_told() -> None:
-    with pytest.raises(RankFailure, match=r"rank 2 speaking(.|\n)*ranks \[0, 1\] failed too"):
-        run_ranks(3, all_fail_later_than_two)
+FAILURES = {
+    "the first is told": (3, all_fail_later_than_two, r"rank 2 speaking(.|\n)*ranks \[0, 1\] failed too"),
+    "that of a peer gives way to its cause": (2, fail_by_peer_first, "rank 1 of 2 failed(.|\n)*the cause"),
+    "a killed rank": (2, killed, "rank 1 of 2 failed(.|\n)*signal SIGKILL"),
+    "a result that cannot be sent": (1, returns_a_lambda, r"(?i)pickle"),
+    "an exit": (1, leaves, "SystemExit: 3"),
+}
 
 
-def test_a_failure_of_a_peer_gives_way_to_its_cause() -> None:
-    with pytest.raises(RankFailure, match="rank 1 of 2 failed(.|\n)*the cause"):
-        run_ranks(2, fail_by_peer_first)
-
-
-def test_a_killed_rank_is_told() -> None:
-    with pytest.raises(RankFailure, match="rank 1 of 2 failed(.|\n)*signal SIGKILL"):
-        run_ranks(2, killed)
+@pytest.mark.parametrize(("world_size", "function", "text"), FAILURES.values(), ids=FAILURES.keys())
+def test_failures(world_size: int, function: Callable[[int], object], text: str) -> None:
+    with pytest.raises(RankFailure, match=text):
+        run_ranks(world_size, function)
 
 
 def test_past_the_time_limit_the_stacks_are_shown() -> None:
     with pytest.raises(TimeoutError, match=r"(?s)stuck_here did not end within 5 s.*rank 1:.*in stuck_here"):
         run_ranks(2, stuck_here, timeout=5)
-
-
-def test_a_result_that_cannot_be_sent_is_an_error() -> None:
-    with pytest.raises(RankFailure, match=r"(?i)pickle"):
-        run_ranks(1, returns_a_lambda)
-
-
-def test_an_exit_is_a_failure() -> None:
-    with pytest.raises(RankFailure, match="SystemExit: 3"):
-        run_ranks(1, leaves)
 
 
 def test_bad_arguments_are_an_error() -> None:
