@@ -10,7 +10,9 @@
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/is_set_to_native.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/set_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
@@ -90,16 +92,6 @@ at::Tensor& set_storage(
   return self;
 }
 
-at::Tensor& set_whole_storage(at::Tensor& self, at::Storage source) {
-  const auto count = static_cast<int64_t>(source.nbytes() / self.element_size());
-  return set_storage(self, std::move(source), 0, {count}, {});
-}
-
-at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
-  if (self.is_same(source)) return self;
-  return set_storage(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
-}
-
 at::Tensor& set_empty(at::Tensor& self) {
   const at::Storage storage(
       at::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, self.device()), c10::GetAllocator(c10::kPrivateUse1),
@@ -110,11 +102,6 @@ at::Tensor& set_empty(at::Tensor& self) {
 void record(at::Tensor& self, at::Stream stream) {
   const c10::impl::VirtualGuardImpl guard(c10::kPrivateUse1);
   guard.recordDataPtrOnStream(self.storage().data_ptr(), stream);
-}
-
-bool is_set_to(const at::Tensor& self, const at::Tensor& source) {
-  return self.storage().is_alias_of(source.storage()) && self.storage_offset() == source.storage_offset() &&
-         self.sizes() == source.sizes() && self.strides() == source.strides();
 }
 
 /// Attention by the operations that it is made of.
@@ -150,11 +137,11 @@ void register_operations(torch::Library& library) {
   library.impl("view_as_complex", &at::native::view_as_complex);
   library.impl("resize_", &resize_);
   library.impl("set_.source_Storage_storage_offset", &set_storage);
-  library.impl("set_.source_Storage", &set_whole_storage);
-  library.impl("set_.source_Tensor", &set_tensor);
+  library.impl("set_.source_Storage", &at::native::set_);
+  library.impl("set_.source_Tensor", &at::native::set_tensor_);
   library.impl("set_", &set_empty);
   library.impl("record_stream", &record);
-  library.impl("is_set_to", &is_set_to);
+  library.impl("is_set_to", &at::native::is_set_to);
   library.impl("native_dropout", &native_dropout);
   library.impl("_has_compatible_shallow_copy_type", &may_take_the_place_of);
   library.impl("_fused_sdp_choice", &choose_attention);

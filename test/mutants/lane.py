@@ -15,13 +15,8 @@ from mutant import NOT_NOTICED, Mutant, places_of, sources
 from programs import ROOT, copy_sources
 from suites import PROGRAMS
 
-# What notices most, the quickest first.
-USUAL = (
-    "ReplicateGradients.*:ReplicateContract.*",
-    "FullyShardPrograms.*:FullyShard.*",
-    "FullyShardContract.*:FullyShardAutograd.*:FullyShardChanges.*:FullyShardOrder.*:FullyShardParticipation.*",
-)
-ALL = "Replicate*:FullyShard*:Checkpoint*"
+# What notices nearly all of them.
+MOST = "Replicate*:FullyShard*:Checkpoint*"
 SECONDS = 40  # for a test; healthy ones take a few
 TIME_LIMIT = 124  # how a program ends whose test takes longer
 HOW = re.compile(r" \((?:hangs|ends the program|ends early|late|, )+\)$")
@@ -81,11 +76,8 @@ class Lane:
             done.append(part)
         if mutant.is_late:
             return
-        for part in USUAL:
-            yield self._rank_tests(f"{part}:-{':'.join(done)}")
-            done.append(part)
         yield self._catch_tests("unit_tests")
-        yield self._rank_tests(f"{ALL}:-{':'.join(done)}")
+        yield self._rank_tests(f"{MOST}:-{':'.join(done)}")
         yield self._catch_tests("program_tests")
 
     def _fail_in_python(self, mutant: Mutant) -> Iterator[str]:

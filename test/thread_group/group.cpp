@@ -37,29 +37,6 @@ const at::Tensor& first(const Part& part) {
   return part.inputs.front();
 }
 
-/// For barriers, whose wait() blocks the host.
-class Arrived final : public c10d::Work {
- public:
-  Arrived(c10::intrusive_ptr<c10d::Work> work, Tensors kept, at::Device device)
-      : work_(std::move(work)),
-        kept_(std::move(kept)),
-        device_(device) {}
-  bool isCompleted() override {
-    return work_->isCompleted();
-  }
-  bool wait(std::chrono::milliseconds timeout) override {
-    work_->wait(timeout);
-    c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).synchronize();
-    if (const auto error = work_->exception()) std::rethrow_exception(error);
-    return true;
-  }
-
- private:
-  const c10::intrusive_ptr<c10d::Work> work_;
-  const Tensors kept_;
-  const at::Device device_;
-};
-
 void check(const at::Tensor& tensor, const at::Device& device) {
   TORCH_CHECK(tensor.device() == device, "a process group of ", device, " got a tensor on ", tensor.device());
   TORCH_CHECK(tensor.is_contiguous(), "Tensors must be contiguous");
@@ -173,13 +150,17 @@ c10::intrusive_ptr<c10d::Work> Group::reduce_scatter_tensor_coalesced(
   return one_by_one(outputs.size(), [&](size_t k) { _reduce_scatter_base(outputs[k], inputs[k], options); });
 }
 
-// As NCCL: a sum of one number, and the host waits for it.
+// A sum of one number. The host waits for it, as with NCCL, though here before anybody calls wait().
 c10::intrusive_ptr<c10d::Work> Group::barrier(const c10d::BarrierOptions& options) {
   const c10::DeviceGuard guard(device_);
   Tensors one{at::zeros({1}, at::TensorOptions(device_).dtype(at::kFloat))};
   c10d::AllreduceOptions sum;
   sum.timeout = options.timeout;
-  return c10::make_intrusive<Arrived>(allreduce(one, sum), std::move(one), device_);
+  auto work = allreduce(one, sum);
+  work->wait(options.timeout);
+  c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).synchronize();
+  if (const auto error = work->exception()) std::rethrow_exception(error);
+  return work;
 }
 
 c10::intrusive_ptr<c10d::Work> Group::send(Tensors& tensors, int to, int /*tag*/) {

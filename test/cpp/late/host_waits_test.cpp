@@ -15,17 +15,11 @@ TEST(LateEngine, ASteadyStepMayBeCaptured) {
          {sharded_on(rank), sharded_on(rank).reshard_after_forward(false), flat, hybrid, halves}) {
       Stack model;
       shard_stack(model, options);
-      EXPECT_EQ(
-          waits_of_training(
-              rank, model, [] {}, /*captured=*/true),
-          0);
+      EXPECT_EQ(waits_of_training(rank, model, {}, /*captured=*/true), 0);
     }
     Stack model;
     replicate(model, ReplicateOptions().mesh(rank.mesh()));
-    EXPECT_EQ(
-        waits_of_training(
-            rank, model, [] {}, /*captured=*/true),
-        0);
+    EXPECT_EQ(waits_of_training(rank, model, {}, /*captured=*/true), 0);
   });
 }
 

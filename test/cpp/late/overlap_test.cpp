@@ -152,22 +152,16 @@ TEST(LateOverlap, NothingWaitsThatNeedNot) {
 // Nobody compares the order of its collectives, and there are no other groups for sums: they begin where all ranks do
 // alike.
 TEST(LateOverlap, SumsHideOnAGroupWithoutAStoreToo) {
-  const Way way{
-      "without a store",
-      2,
-      [](Rank& rank, auto& model) {
-        const auto own = rank.mesh().group(rank.mesh().axes().front().name);
-        const auto given = c10::make_intrusive<c10d::ProcessGroup>(rank.rank(), rank.world_size());
-        given->setBoundDeviceId(rank.device());
-        given->setBackend(at::kPrivateUse1, own->getBackendType(), own->getBackend(at::kPrivateUse1));
-        given->setDefaultBackend(own->getBackendType());
-        given->setGroupName("given");
-        shard(FullyShardOptions().mesh(Mesh::from_process_groups({"ranks"}, {given}, rank.device())), model);
-      },
-      true,
-      true,
-      true,
-      false};
+  auto way = kWays.front();
+  way.wrap = [](Rank& rank, auto& model) {
+    const auto own = rank.mesh().group(rank.mesh().axes().front().name);
+    const auto given = c10::make_intrusive<c10d::ProcessGroup>(rank.rank(), rank.world_size());
+    given->setBoundDeviceId(rank.device());
+    given->setBackend(at::kPrivateUse1, own->getBackendType(), own->getBackend(at::kPrivateUse1));
+    given->setDefaultBackend(own->getBackendType());
+    given->setGroupName("given");
+    shard(FullyShardOptions().mesh(Mesh::from_process_groups({"ranks"}, {given}, rank.device())), model);
+  };
   const Traffic traffic{5, 4, 3, 2, 4};
   const auto times = measure(traffic, way);
   EXPECT_EQ(times.backward, least(2 * kProduct, traffic.gather, traffic.scatter, 0));

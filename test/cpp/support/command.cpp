@@ -50,7 +50,7 @@ class Process {
   ~Process() {
     if (pid_ > 0) {
       signal(SIGKILL);
-      while (!poll(std::chrono::milliseconds(0), 0)) std::this_thread::sleep_for(kPoll);
+      while (!poll(std::chrono::milliseconds(0))) std::this_thread::sleep_for(kPoll);
     }
     close(output_);
   }
@@ -75,14 +75,13 @@ class Process {
   }
 
   /// Whether it has ended just now.
-  bool poll(std::chrono::milliseconds after, int order) {
+  bool poll(std::chrono::milliseconds after) {
     int status = 0;
     if (waitpid(pid_, &status, WNOHANG) != pid_) return false;
     pid_ = -1;
     if (WIFEXITED(status)) ended_.exit_code = WEXITSTATUS(status);
     if (WIFSIGNALED(status)) ended_.signal = WTERMSIG(status);
     ended_.after = after;
-    ended_.order = order;
     return true;
   }
 
@@ -154,7 +153,6 @@ std::vector<Ended> run_commands(const std::vector<Command>& commands, std::chron
   std::vector<std::unique_ptr<Process>> processes;
   for (const auto& command : commands) processes.push_back(std::make_unique<Process>(command));
 
-  int order = 0;
   // Whether all have ended by then.
   const auto wait_until = [&](Clock::time_point deadline) {
     while (true) {
@@ -162,11 +160,7 @@ std::vector<Ended> run_commands(const std::vector<Command>& commands, std::chron
       for (auto& process : processes) {
         if (!process->running()) continue;
         const auto after = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start);
-        if (process->poll(after, order)) {
-          ++order;
-        } else {
-          running = true;
-        }
+        running = !process->poll(after) || running;
       }
       if (!running) return true;
       if (Clock::now() >= deadline) return false;

@@ -15,8 +15,6 @@ struct Ended {
   /// 0 when none did.
   int signal = 0;
   bool timed_out = false;
-  /// Its place in the order in which the processes of a run ended.
-  int order = 0;
   std::chrono::milliseconds after{0};
   /// Standard output and standard error, in the order in which they were written.
   std::string output;

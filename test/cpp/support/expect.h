@@ -1,5 +1,7 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <functional>
 #include <string>
 #include <vector>
@@ -7,7 +9,11 @@
 namespace shardwise::test {
 
 /// Fails the test unless each part is in the text.
-void expect_text(const std::string& text, const std::vector<std::string>& parts);
+inline void expect_text(const std::string& text, const std::vector<std::string>& parts) {
+  for (const auto& part : parts) {
+    EXPECT_NE(text.find(part), std::string::npos) << "The text lacks '" << part << "':\n" << text;
+  }
+}
 
 /// The text of the error that fn raises.
 inline std::string text_of(const std::function<void()>& fn) {
@@ -19,8 +25,6 @@ inline std::string text_of(const std::function<void()>& fn) {
   return "no error";
 }
 
-void fail_expectation(const std::string& text);
-
 /// Fails the test unless fn raises an Expected whose text has all the parts, and no stack trace of torch's.
 template <typename Expected>
 void expect_error(const std::function<void()>& fn, const std::vector<std::string>& parts) {
@@ -29,13 +33,13 @@ void expect_error(const std::function<void()>& fn, const std::vector<std::string
   } catch (const Expected& error) {
     const std::string text = error.what();
     expect_text(text, parts);
-    if (text.find("frame #") != std::string::npos) fail_expectation("a stack trace in the error: " + text);
+    EXPECT_EQ(text.find("frame #"), std::string::npos) << "a stack trace in the error: " << text;
     return;
   } catch (const std::exception& error) {
-    fail_expectation(std::string("an error of another type: ") + error.what());
+    ADD_FAILURE() << "an error of another type: " << error.what();
     return;
   }
-  fail_expectation("no error; its text was to have: " + (parts.empty() ? "" : parts.front()));
+  ADD_FAILURE() << "no error; its text was to have: " << (parts.empty() ? "" : parts.front());
 }
 
 } // namespace shardwise::test

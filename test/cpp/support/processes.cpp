@@ -106,7 +106,8 @@ std::vector<Ended> run_processes(int n, const std::function<void(Rank&)>& fn, co
   auto results = run_limited(commands, options);
   std::vector<int> ranks(results.size());
   std::iota(ranks.begin(), ranks.end(), 0);
-  std::sort(ranks.begin(), ranks.end(), [&](int a, int b) { return results[a].order < results[b].order; });
+  // The first that failed is told first.
+  std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) { return results[a].after < results[b].after; });
   for (const int rank : ranks) {
     const bool failed = results[rank].timed_out || (!results[rank].ok() && !options.may_fail.contains(rank));
     if (failed) show(c10::str("rank ", rank, " of ", n), results[rank]);
