@@ -146,8 +146,9 @@ Device::Event Device::record(c10::StreamId id) {
   const std::lock_guard lock(mutex_);
   auto& from = stream(id);
   from.clock.join(host_);
-  Event event{from.clock, std::make_shared<Completion>()};
-  from.push([completion = event.completion, &from] { completion->finish(from.time()); }, host_time_);
+  const auto reaches = std::make_shared<std::promise<double>>();
+  Event event{from.clock, reaches->get_future().share()};
+  from.push([reaches, &from] { reaches->set_value(from.time()); }, host_time_);
   return event;
 }
 
@@ -155,20 +156,20 @@ void Device::wait(c10::StreamId id, const Event& event) {
   const std::lock_guard lock(mutex_);
   auto& to = stream(id);
   to.clock.join(event.clock);
-  to.push([completion = event.completion, &to] { to.advance_to(completion->wait()); }, host_time_);
+  to.push([reached = event.reached, &to] { to.advance_to(reached.get()); }, host_time_);
 }
 
 bool Device::query(const Event& event) {
-  if (!event.completion->done()) return false;
+  if (!event.is_reached()) return false;
   const std::lock_guard lock(mutex_);
-  host_knows(event.clock, event.completion->wait());
+  host_knows(event.clock, event.reached.get());
   return true;
 }
 
 void Device::synchronize(const Event& event, const char* what) {
   count_host_wait(index_, what);
   double time = 0;
-  around_waits()([&] { time = event.completion->wait(); });
+  around_waits()([&] { time = event.reached.get(); });
   const std::lock_guard lock(mutex_);
   host_knows(event.clock, time);
 }
@@ -198,9 +199,9 @@ uintptr_t Device::take(size_t size, c10::StreamId id) {
   const std::lock_guard lock(mutex_);
   std::erase_if(waiting_, [&](const auto& given) {
     const bool done =
-        std::all_of(given.until.begin(), given.until.end(), [](const auto& each) { return each.completion->done(); });
+        std::all_of(given.until.begin(), given.until.end(), [](const auto& each) { return each.is_reached(); });
     if (!done) return false;
-    for (const auto& event : given.until) host_knows(event.clock, event.completion->wait());
+    for (const auto& event : given.until) host_knows(event.clock, event.reached.get());
     poison(given.block->begin, given.block->size);
     given.block->history.forget();
     memory_.give(*given.block);

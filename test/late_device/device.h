@@ -5,7 +5,9 @@
 
 #include <c10/core/Device.h>
 
+#include <chrono>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -47,7 +49,11 @@ class Device {
 
   struct Event {
     Clock clock = {};
-    std::shared_ptr<Completion> completion = {};
+    /// The virtual time at which its stream comes here.
+    std::shared_future<double> reached = {};
+    bool is_reached() const {
+      return reached.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+    }
   };
   Event record(c10::StreamId stream);
   /// What this stream gets from now on waits for the event, also one of another device.

@@ -1,5 +1,7 @@
 #include "faults.h"
 
+#include "device.h"
+
 #include <c10/util/Exception.h>
 
 #include <array>
@@ -10,12 +12,10 @@
 namespace late {
 namespace {
 
-constexpr size_t kMostDevices = 64;
-
 std::mutex mutex;
 std::vector<std::string> faults;
-std::array<std::atomic<int64_t>, kMostDevices> waits;
-std::array<std::atomic<int>, kMostDevices> captures;
+std::array<std::atomic<int64_t>, kDevices> waits;
+std::array<std::atomic<int>, kDevices> captures;
 
 } // namespace
 

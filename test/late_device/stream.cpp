@@ -15,25 +15,6 @@
 #include <thread>
 
 namespace late {
-
-bool Completion::done() {
-  const std::lock_guard lock(mutex_);
-  return done_;
-}
-
-double Completion::wait() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return done_; });
-  return time_;
-}
-
-void Completion::finish(double time) {
-  const std::lock_guard lock(mutex_);
-  done_ = true;
-  time_ = time;
-  changed_.notify_all();
-}
-
 namespace {
 
 std::atomic<size_t> streams{0};

@@ -12,21 +12,6 @@
 
 namespace late {
 
-/// Something that a stream reaches some day.
-class Completion {
- public:
-  bool done();
-  /// Blocks this thread.
-  double wait();
-  void finish(double time);
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool done_ = false;
-  double time_ = 0;
-};
-
 /// A queue of tasks with a thread of its own, which is late: before some tasks it waits, as a seed says. The clock and
 /// the order of push() belong to whoever holds the device's mutex.
 class Stream {

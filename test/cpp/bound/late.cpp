@@ -21,5 +21,4 @@ PYBIND11_MODULE(bound_late, module) {
   module.def(
       "synchronize", [](int device) { late::Device::of(device).synchronize_all(); }, NoGil());
   module.def("take_faults", &late::take_faults, "What the device found wrong since the last call.");
-  module.def("host_waits", &late::host_waits, "How often the host has waited for this device.");
 }

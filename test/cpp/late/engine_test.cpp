@@ -90,9 +90,7 @@ TEST(LateEngine, AnOptimizerOnAStreamOfItsOwn) {
     for (int step = 0; step < 4; ++step) {
       both.backward(stack_loss, step);
       both.theirs->step();
-      c10::Event gradients(at::kPrivateUse1);
-      gradients.record(late::current_stream(index));
-      gradients.block(side);
+      wait_for(side, late::current_stream(index));
       {
         const c10::StreamGuard guard(side);
         both.mine->step();
@@ -125,9 +123,7 @@ void use_after_a_step_elsewhere(const Use& use) {
       root.reshard();
       for (auto& block : *ours->blocks) unit(*block).reshard();
       // What was gathered before has read the shards.
-      c10::Event read(at::kPrivateUse1);
-      read.record(late::current_stream(index));
-      read.block(side);
+      wait_for(side, late::current_stream(index));
       {
         const torch::NoGradGuard no_grad;
         const c10::StreamGuard guard(side);

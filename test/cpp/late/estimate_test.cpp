@@ -29,18 +29,12 @@ Peaks peaks_of_training(Rank& rank, torch::nn::Sequential& model, int64_t before
   auto& device = late::Device::of(rank.rank());
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.01));
   Peaks peaks{};
-  const auto peak_of = [&](const auto& act) {
-    device.synchronize_all();
-    device.reset_peak();
-    act();
-    device.synchronize_all();
-    return static_cast<int64_t>(device.peak()) - before;
-  };
   for (int step = 0; step < 6; ++step) {
     optimizer.zero_grad();
     torch::Tensor loss;
-    peaks.forward = peak_of([&] { loss = call(*model, batch(step, rank.rank(), kWidth, 1)).pow(2).mean(); });
-    peaks.backward = peak_of([&] { loss.backward(); });
+    const auto forward = [&] { loss = call(*model, batch(step, rank.rank(), kWidth, 1)).pow(2).mean(); };
+    peaks.forward = peak_of(device, forward) - before;
+    peaks.backward = peak_of(device, [&] { loss.backward(); }) - before;
     optimizer.step();
   }
   return peaks;
@@ -64,7 +58,7 @@ TEST(LateEstimate, PeaksOfSteps) {
       device.synchronize_all();
       // What was freed while a stream still used it goes back with the next request.
       (void)at::empty({1}, late_device(rank.rank()));
-      const auto before = static_cast<int64_t>(device.used());
+      const auto before = used_on(device);
       auto plain = on_meta(net);
       const auto more =
           EstimateOptions().units(layers_of(plain)).copies(copies).optimizer_factor(0).device(late_device().type());

@@ -21,6 +21,28 @@ inline c10::Stream new_stream(int index = 0) {
   return late::Device::of(index).new_stream();
 }
 
+/// `waits` goes on once all is done that `other` has by now.
+inline void wait_for(const c10::Stream& waits, const c10::Stream& other) {
+  c10::Event event(at::kPrivateUse1);
+  event.record(other);
+  event.block(waits);
+}
+
+inline int64_t used_on(late::Device& device) {
+  device.synchronize_all();
+  return static_cast<int64_t>(device.used());
+}
+
+/// The most that is used there while `act` runs.
+template <typename Act>
+int64_t peak_of(late::Device& device, const Act& act) {
+  device.synchronize_all();
+  device.reset_peak();
+  act();
+  device.synchronize_all();
+  return static_cast<int64_t>(device.peak());
+}
+
 /// What the device reported since the last call: exactly one fault that has all these words.
 inline void expect_fault(const std::vector<std::string>& words) {
   const auto faults = late::take_faults();

@@ -10,12 +10,6 @@ at::Tensor numbers(int index = 0) {
   return at::arange(1000, at::TensorOptions(late_device(index)).dtype(at::kFloat));
 }
 
-void wait_for(const c10::Stream& waits, const c10::Stream& other) {
-  c10::Event event(at::kPrivateUse1);
-  event.record(other);
-  event.block(waits);
-}
-
 /// Computed on that stream.
 at::Tensor one_more(const at::Tensor& x, const c10::Stream& stream) {
   const c10::StreamGuard guard(stream);

@@ -14,7 +14,6 @@
 
 #include <cstdlib>
 #include <map>
-#include <memory>
 #include <mutex>
 
 namespace shardwise::test {
@@ -50,11 +49,9 @@ void carry(c10::DeviceType device) {
 /// The same for a rank in every test: what a thread has made is often still in use when it ends.
 const c10::Stream& stream_of_rank(int rank) {
   static std::mutex mutex;
-  static auto* const all = new std::map<int, std::unique_ptr<thread_group::BorrowedStream>>;
+  static auto* const all = new std::map<int, thread_group::BorrowedStream>;
   const std::lock_guard lock(mutex);
-  auto& stream = (*all)[rank];
-  if (!stream) stream = std::make_unique<thread_group::BorrowedStream>(device_of_rank(rank));
-  return stream->get();
+  return all->try_emplace(rank, device_of_rank(rank)).first->second.get();
 }
 
 } // namespace
