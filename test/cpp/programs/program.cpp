@@ -1,5 +1,7 @@
 #include "programs/program.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <algorithm>
 #include <functional>
 
@@ -290,61 +292,35 @@ std::string UnitSpec::text() const {
 }
 
 std::string Instruction::text() const {
-  const auto value = std::string(flag ? " on" : " off");
-  const auto tree = std::string(flag2 ? " and below" : "");
-  const auto walk = " with seed " + std::to_string(seed);
-  switch (kind) {
-    case Kind::forward:
-      return "forward" + walk;
-    case Kind::no_grad:
-      return "no_grad forward" + walk;
-    case Kind::inference:
-      return "inference forward" + walk;
-    case Kind::backward:
-      return std::string("backward of ") + (flag2 ? "all graphs" : "the last graph") + (flag ? ", kept" : "");
-    case Kind::backward_some:
-      return "backward of the last graph for " + join(names);
-    case Kind::gradient_of_input:
-      return "grad() of the last graph for its input and " + join(names);
-    case Kind::forget_graphs:
-      return "forget all graphs";
-    case Kind::throw_in_forward:
-      return "throw in forward at node " + std::to_string(which) + walk + (flag ? ", then reset" : "");
-    case Kind::throw_in_backward:
-      return "throw in backward at node " + std::to_string(which) + walk + (flag ? ", then reset" : "");
-    case Kind::sync:
-      return "sync" + value + ": " + unit_text(which) + tree;
-    case Kind::all_reduce:
-      return "all_reduce" + value + ": " + unit_text(which) + tree;
-    case Kind::look_ahead:
-      return "prefetch by the last pass" + value + ": the tree of " + unit_text(which);
-    case Kind::reshard_after_forward:
-      return "reshard_after_forward" + value + ": " + unit_text(which) + tree;
-    case Kind::reshard_after_backward:
-      return "reshard_after_backward" + value + ": " + unit_text(which) + tree;
-    case Kind::unshard_in_backward:
-      return "unshard_in_backward" + value + ": " + unit_text(which);
-    case Kind::prefetch: {
-      std::string text = std::string(flag ? "backward" : "forward") + " prefetch of " + unit_text(which) + ":";
-      for (const int unit : units) text += " " + std::to_string(unit);
-      return text;
-    }
-    case Kind::unshard:
-      return "unshard " + unit_text(which) + (flag ? flag2 ? ", async and waited for" : ", async" : "");
-    case Kind::reshard:
-      return "reshard " + unit_text(which);
-    case Kind::reset:
-      return "reset " + unit_text(which);
-    case Kind::write:
-      return "write in way " + std::to_string(which) + ": " + join(names);
-    case Kind::freeze:
-      return std::string(flag ? "thaw " : "freeze ") + join(names);
-    case Kind::step:
-      return "optimizer step";
-    case Kind::zero_grad:
-      return std::string("zero_grad of the ") + (flag2 ? "model" : "optimizer") + (flag ? ", to none" : ", to zero");
-  }
-  return "?";
+  static const std::vector<std::string> kinds{
+      "forward",
+      "forward without gradients",
+      "forward in inference mode",
+      "backward",
+      "backward for some",
+      "grad() of the input and of some",
+      "forget all graphs",
+      "throw in forward",
+      "throw in backward",
+      "sync",
+      "all_reduce",
+      "prefetch by the last pass",
+      "reshard_after_forward",
+      "reshard_after_backward",
+      "unshard_in_backward",
+      "prefetch",
+      "unshard",
+      "reshard",
+      "reset",
+      "write",
+      "thaw, or freeze",
+      "optimizer step",
+      "zero_grad"};
+  auto text = c10::str(kinds.at(static_cast<size_t>(kind)), ": ", which, flag ? ", on" : ", off");
+  if (flag2) text += ", all";
+  if (seed != 0) text += c10::str(", with seed ", seed);
+  for (const int unit : units) text += ", " + unit_text(unit);
+  return text + (names.empty() ? "" : ", " + join(names));
 }
 
 std::string Program::text() const {

@@ -61,7 +61,9 @@ struct Instruction {
   uint64_t seed = 0;
   /// A unit, a node, a way to write: whatever the kind needs.
   int which = 0;
+  /// What is set; that a graph is kept, an unshard async, all reset afterwards, a gradient none.
   bool flag = false;
+  /// Also below; all graphs, waited for, the model and not the optimizer.
   bool flag2 = false;
   /// Units to prefetch.
   std::vector<int> units = {};

@@ -192,13 +192,10 @@ def test_what_the_late_device_leaves_out_has_a_reason_and_is_there():
     assert all(reasons)
 
 
-def test_ranks_on_one_device_run_some_of_everything(tmp_path):
-    (suite,) = (suite for suite in suites.device_suites() if suite.name == "shared_rows")
-    assert suite.environment == {"SHARDWISE_TEST_DEVICE": "late_shared"}
+def test_ranks_on_one_device_run_some_of_everything():
     rows = [row.title for row in read_rows(ROOT / "test" / "rows.tsv") if row.language == "cpp"]
     for start in (name.rstrip("*") for name in suites.SHARED_ROWS.split(":")):
         assert any(row.startswith(start) for row in rows), f"{start} begins no row"
-    assert sum(row.startswith(tuple(suites.SHARED_ROWS.replace("*", "").split(":"))) for row in rows) >= 20
 
 
 def test_every_part_watches_what_exists():
