@@ -1,7 +1,6 @@
 #include "group.h"
 
 #include "tensors.h"
-#include "thread_group/common.h"
 #include "thread_group/work.h"
 
 #include <ATen/ops/empty.h>

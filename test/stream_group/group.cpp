@@ -1,7 +1,5 @@
 #include "group.h"
 
-#include "thread_group/common.h"
-
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace stream_group {

@@ -6,6 +6,8 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -39,6 +41,26 @@ struct Place {
 
 /// A name that the ranks of a store have in common, and nobody else of the process has.
 std::string common_name(const c10::intrusive_ptr<c10d::Store>& store, int rank);
+
+/// The same object for all `size` ranks of a store, which are threads, made by the first. It waits for the last of
+/// them, even if the others are done with it.
+template <typename Object, typename... Arguments>
+std::shared_ptr<Object> common(
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const Arguments&... arguments) {
+  const auto name = common_name(store, rank);
+  struct Shared {
+    std::shared_ptr<Object> object;
+    int taken = 0;
+  };
+  static std::mutex mutex;
+  static auto* const all = new std::map<std::string, Shared>;
+  const std::lock_guard lock(mutex);
+  auto& shared = (*all)[name];
+  if (!shared.object) shared.object = std::make_shared<Object>(name, arguments...);
+  const auto object = shared.object;
+  if (++shared.taken == size) all->erase(name);
+  return object;
+}
 
 /// What the ranks of a group have in common. How they meet is for others to say.
 class Communicator {

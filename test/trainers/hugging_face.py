@@ -44,8 +44,8 @@ def fsdp2_arguments(kind: type, **others: Any) -> Any:
     return arguments(kind, fsdp=True, fsdp_config=layers, **others)
 
 
-def recorded(kind: type, run: Run) -> type:
-    """This kind of trainer, with each step's loss noted."""
+def train(run: Run, kind: type, *given: Any, **options: Any) -> None:
+    """By this kind of trainer, with each step's loss noted."""
 
     class Recorded(kind):  # type: ignore[misc]
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -53,8 +53,6 @@ def recorded(kind: type, run: Run) -> type:
             run.step(loss)
             return loss
 
-    return Recorded
-
-
-def finish(run: Run, trainer: Any) -> None:
+    trainer = Recorded(*given, **options)
+    trainer.train()
     run.finish(trainer.model, [getattr(trainer.optimizer, "optimizer", trainer.optimizer)])

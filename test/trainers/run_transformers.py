@@ -7,19 +7,14 @@ import tempfile
 import torch
 import torch.distributed as dist
 from harness import Run, init_process_group, main
-from hugging_face import arguments, finish, fsdp2_arguments, llama, recorded, rows, sizes
+from hugging_face import arguments, fsdp2_arguments, llama, rows, sizes, train
 from transformers import MixtralConfig, MixtralForCausalLM, Trainer, TrainingArguments
 from transformers.distributed import DistributedConfig
 
 
 def with_plugin(run: Run, tied: bool = False, **others: object) -> None:
-    train(run, llama(tie_word_embeddings=tied), fsdp2_arguments(TrainingArguments, **others))
-
-
-def train(run: Run, model: torch.nn.Module, given: TrainingArguments) -> None:
-    trainer = recorded(Trainer, run)(model, given, train_dataset=rows())
-    trainer.train()
-    finish(run, trainer)
+    given = fsdp2_arguments(TrainingArguments, **others)
+    train(run, Trainer, llama(tie_word_embeddings=tied), given, train_dataset=rows())
 
 
 def sharded_at_load(run: Run, model: torch.nn.Module, **sizes: object) -> None:
@@ -31,7 +26,7 @@ def sharded_at_load(run: Run, model: torch.nn.Module, **sizes: object) -> None:
         model.save_pretrained(folder[0])
     dist.barrier()
     loaded = type(model).from_pretrained(folder[0], distributed_config=DistributedConfig(**sizes))
-    train(run, loaded, arguments(TrainingArguments))
+    train(run, Trainer, loaded, arguments(TrainingArguments), train_dataset=rows())
 
 
 def experts() -> MixtralForCausalLM:

@@ -2,7 +2,7 @@
 
 from datasets import Dataset
 from harness import VOCABULARY, Run, main
-from hugging_face import finish, fsdp2_arguments, llama, recorded, rows
+from hugging_face import fsdp2_arguments, llama, rows, train
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
@@ -17,9 +17,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def sft(run: Run, **others: object) -> None:
     data = Dataset.from_list([{"input_ids": row["input_ids"].tolist()} for row in rows()])
     config = fsdp2_arguments(SFTConfig, dataset_kwargs={"skip_prepare_dataset": True}, **others)
-    trainer = recorded(SFTTrainer, run)(llama(), config, train_dataset=data, processing_class=tokenizer())
-    trainer.train()
-    finish(run, trainer)
+    train(run, SFTTrainer, llama(), config, train_dataset=data, processing_class=tokenizer())
 
 
 main({"sft": sft})
