@@ -30,7 +30,7 @@ struct Watched {
 struct Watch {
   std::mutex mutex;
   std::list<Watched> threads;
-  std::chrono::milliseconds limit = TimeLimit::unlimited();
+  std::chrono::milliseconds limit = TimeLimit::kUnlimited;
   Clock::time_point deadline = Clock::time_point::max();
   /// Posted when the deadline has changed, and by SIGUSR1.
   sem_t changed;
@@ -83,7 +83,7 @@ void wait_for_change(Watch& state, Clock::time_point deadline) {
     const std::lock_guard lock(state.mutex);
     if (state.report_wanted.exchange(false)) {
       report(state);
-      if (state.limit == TimeLimit::unlimited()) _exit(kOverTime);
+      if (state.limit == TimeLimit::kUnlimited) _exit(kOverTime);
     }
     if (Clock::now() < state.deadline) continue;
     std::cerr << "\n=== TIME LIMIT: " << running_test() << " has not finished within " << state.limit.count() << " ms"
@@ -129,15 +129,11 @@ TimeLimit::TimeLimit(std::chrono::milliseconds limit) {
     outer_deadline_ = watch().deadline;
   }
   if (limit == std::chrono::milliseconds::zero()) limit = default_time_limit();
-  set_deadline(limit, limit == unlimited() ? Clock::time_point::max() : Clock::now() + limit);
+  set_deadline(limit, limit == kUnlimited ? Clock::time_point::max() : Clock::now() + limit);
 }
 
 TimeLimit::~TimeLimit() {
   set_deadline(outer_limit_, outer_deadline_);
-}
-
-std::chrono::milliseconds TimeLimit::unlimited() {
-  return std::chrono::milliseconds::max();
 }
 
 WatchedThread::WatchedThread(std::string name) {

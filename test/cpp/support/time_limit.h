@@ -24,7 +24,7 @@ class TimeLimit {
   TimeLimit& operator=(const TimeLimit&) = delete;
 
   /// No limit, however long it takes: for a process that another one watches.
-  static std::chrono::milliseconds unlimited();
+  static constexpr auto kUnlimited = std::chrono::milliseconds::max();
 
  private:
   std::chrono::milliseconds outer_limit_;
