@@ -9,10 +9,6 @@
 #include <optional>
 
 namespace shardwise::test {
-template <typename Group>
-class ThreadGroups : public testing::Test {};
-
-namespace {
 
 /// A rank with a communicator, of one or the other kind of groups of threads: on a device of its own, or on one that
 /// all share, where it has a stream.
@@ -42,6 +38,11 @@ struct Own {
   std::optional<c10::StreamGuard> on;
   c10::intrusive_ptr<Group> group;
 };
+
+template <typename Group>
+class ThreadGroups : public testing::Test {};
+
+namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
