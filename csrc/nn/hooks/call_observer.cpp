@@ -109,6 +109,14 @@ void for_each_callee(torch::nn::Module& module, const Visit& visit) {
   for (const auto& child : module.named_children()) for_each_callee(*child.value(), visit);
 }
 
+/// The same with the AnyModule itself.
+template <typename Visit>
+void for_each_callee(AnyModule& module, const Visit& visit) {
+  if (module.is_empty()) return;
+  visit(module);
+  for_each_callee(*module.ptr(), visit);
+}
+
 template <typename... Ts>
 struct Types {};
 
@@ -150,9 +158,7 @@ void observe_calls(torch::nn::Module& root) {
 }
 
 void observe_calls(AnyModule& module) {
-  if (module.is_empty()) return;
-  observe_call(module);
-  for_each_callee(*module.ptr(), observe_call);
+  for_each_callee(module, observe_call);
 }
 
 void unobserve_calls(torch::nn::Module& root) {
@@ -160,9 +166,7 @@ void unobserve_calls(torch::nn::Module& root) {
 }
 
 void unobserve_calls(AnyModule& module) {
-  if (module.is_empty()) return;
-  unobserve(module);
-  for_each_callee(*module.ptr(), unobserve);
+  for_each_callee(module, unobserve);
 }
 
 } // namespace shardwise

@@ -10,45 +10,12 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 
 namespace shardwise::nn {
-
-/// The backward hooks of one call of a module. The inputs and the outputs of the call each pass through an autograd
-/// node that changes nothing; its backward fires the hooks. The graph owns this object, which does not own the module.
-class BackwardCall : public std::enable_shared_from_this<BackwardCall> {
- public:
-  BackwardCall(torch::nn::Module& module, std::shared_ptr<const HookLists> lists);
-
-  void pass_inputs(HookTensors& inputs);
-  void pass_outputs(HookTensors& outputs);
-
-  /// What the two nodes do in backward. Each gets the gradients of the tensors that passed through it.
-  torch::autograd::variable_list outputs_arrived(torch::autograd::variable_list gradients);
-  torch::autograd::variable_list inputs_arrived(torch::autograd::variable_list gradients);
-
- private:
-  /// Which tensors of a call need gradients. Hooks get a place for every tensor, autograd only for these.
-  struct Differentiable {
-    size_t count = 0;
-    std::vector<size_t> used;
-
-    HookTensors spread(torch::autograd::variable_list gradients) const;
-    torch::autograd::variable_list pick(const HookTensors& gradients) const;
-  };
-
-  Differentiable pass(HookTensors& tensors, bool outputs);
-
-  torch::nn::Module* module_;
-  std::weak_ptr<const void> life_;
-  std::shared_ptr<const HookLists> lists_;
-  Differentiable inputs_;
-  Differentiable outputs_;
-  std::mutex mutex_;
-  std::optional<HookTensors> output_gradients_;
-};
 
 namespace {
 
@@ -76,12 +43,12 @@ void run_hooks(
   }
 }
 
-/// Carries a call in the saved data of an autograd node.
+/// Carries what a node does in backward, in its saved data.
 struct Carrier : torch::CustomClassHolder {
-  Carrier(std::shared_ptr<BackwardCall> carried, bool of_outputs) : call(std::move(carried)), outputs(of_outputs) {}
+  using Arrived = std::function<variable_list(variable_list)>;
+  explicit Carrier(Arrived act) : arrived(std::move(act)) {}
 
-  std::shared_ptr<BackwardCall> call;
-  bool outputs;
+  Arrived arrived;
 };
 
 /// Returns its inputs. torch makes views of them, so that a change in place, which the node would miss, is an error.
@@ -94,10 +61,7 @@ struct HookedTensors : torch::autograd::Function<HookedTensors> {
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto carrier = c10::static_intrusive_pointer_cast<Carrier>(context->saved_data["call"].toCapsule());
-    auto results = base::called_by_torch([&] {
-      return carrier->outputs ? carrier->call->outputs_arrived(std::move(gradients))
-                              : carrier->call->inputs_arrived(std::move(gradients));
-    });
+    auto results = base::called_by_torch([&] { return carrier->arrived(std::move(gradients)); });
     results.emplace_back(); // for the carrier, which is an argument too
     return results;
   }
@@ -105,80 +69,100 @@ struct HookedTensors : torch::autograd::Function<HookedTensors> {
 
 } // namespace
 
-HookTensors BackwardCall::Differentiable::spread(variable_list gradients) const {
-  HookTensors all(count);
-  for (size_t i = 0; i < used.size(); ++i) all[used[i]] = std::move(gradients[i]);
-  return all;
-}
+/// The backward hooks of one call of a module. The inputs and the outputs of the call each pass through an autograd
+/// node that changes nothing; its backward fires the hooks. The graph owns this object, which does not own the module.
+class BackwardCall : public std::enable_shared_from_this<BackwardCall> {
+ public:
+  BackwardCall(torch::nn::Module& module, std::shared_ptr<const HookLists> lists)
+      : module_(&module),
+        life_(HookTable::get().life(module)),
+        lists_(std::move(lists)) {}
 
-variable_list BackwardCall::Differentiable::pick(const HookTensors& gradients) const {
-  variable_list picked;
-  for (const size_t i : used) picked.push_back(gradients[i]);
-  return picked;
-}
-
-BackwardCall::BackwardCall(torch::nn::Module& module, std::shared_ptr<const HookLists> lists)
-    : module_(&module),
-      life_(HookTable::get().life(module)),
-      lists_(std::move(lists)) {}
-
-BackwardCall::Differentiable BackwardCall::pass(HookTensors& tensors, bool outputs) {
-  Differentiable differentiable{tensors.size(), {}};
-  if (!at::GradMode::is_enabled()) return differentiable;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (tensors[i].defined() && tensors[i].requires_grad()) differentiable.used.push_back(i);
+  void pass_inputs(HookTensors& inputs) {
+    inputs_ = pass(inputs, &BackwardCall::inputs_arrived);
   }
-  if (differentiable.used.empty()) return differentiable;
-  // A TensorList, because torch looks for variables in no other kind of list.
-  const auto used = differentiable.pick(tensors);
-  const auto passed =
-      HookedTensors::apply(at::TensorList(used), c10::make_intrusive<Carrier>(shared_from_this(), outputs));
-  for (size_t i = 0; i < differentiable.used.size(); ++i) tensors[differentiable.used[i]] = passed[i];
-  return differentiable;
-}
+  void pass_outputs(HookTensors& outputs) {
+    outputs_ = pass(outputs, &BackwardCall::outputs_arrived);
+  }
 
-void BackwardCall::pass_inputs(HookTensors& inputs) {
-  inputs_ = pass(inputs, /*outputs=*/false);
-}
+ private:
+  /// Which tensors of a call need gradients. Hooks get a place for every tensor, autograd only for these.
+  struct Differentiable {
+    size_t count = 0;
+    std::vector<size_t> used;
 
-void BackwardCall::pass_outputs(HookTensors& outputs) {
-  outputs_ = pass(outputs, /*outputs=*/true);
-}
-
-variable_list BackwardCall::outputs_arrived(variable_list gradients) {
-  const auto alive = life_.lock();
-  if (!alive) return gradients;
-  auto output_gradients = outputs_.spread(std::move(gradients));
-  run_hooks(lists_->backward_pre, "full backward pre-hook", *module_, output_gradients);
-  if (inputs_.used.empty()) {
-    HookTensors none(inputs_.count);
-    run_hooks(lists_->backward, "full backward hook", *module_, none, output_gradients);
-    if (std::any_of(none.begin(), none.end(), [](const at::Tensor& gradient) { return gradient.defined(); })) {
-      throw Error(c10::str(
-          "shardwise: a full backward hook of ", module_->name(),
-          " set the gradient of an input, but no input of that call requires a gradient, so it would be lost. Leave "
-          "the gradients undefined, or give the module an input that requires a gradient."));
+    HookTensors spread(variable_list gradients) const {
+      HookTensors all(count);
+      for (size_t i = 0; i < used.size(); ++i) all[used[i]] = std::move(gradients[i]);
+      return all;
     }
-  } else {
-    const std::lock_guard lock(mutex_);
-    output_gradients_ = output_gradients;
-  }
-  return outputs_.pick(output_gradients);
-}
+    variable_list pick(const HookTensors& gradients) const {
+      variable_list picked;
+      for (const size_t i : used) picked.push_back(gradients[i]);
+      return picked;
+    }
+  };
 
-variable_list BackwardCall::inputs_arrived(variable_list gradients) {
-  std::optional<HookTensors> output_gradients;
-  {
-    const std::lock_guard lock(mutex_);
-    output_gradients.swap(output_gradients_);
+  /// `arrived`: what the node does in backward. It gets the gradients of the tensors that passed through the node.
+  Differentiable pass(HookTensors& tensors, variable_list (BackwardCall::*arrived)(variable_list)) {
+    Differentiable differentiable{tensors.size(), {}};
+    if (!at::GradMode::is_enabled()) return differentiable;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (tensors[i].defined() && tensors[i].requires_grad()) differentiable.used.push_back(i);
+    }
+    if (differentiable.used.empty()) return differentiable;
+    // A TensorList, because torch looks for variables in no other kind of list.
+    const auto used = differentiable.pick(tensors);
+    const auto passed = HookedTensors::apply(
+        at::TensorList(used), c10::make_intrusive<Carrier>(std::bind_front(arrived, shared_from_this())));
+    for (size_t i = 0; i < differentiable.used.size(); ++i) tensors[differentiable.used[i]] = passed[i];
+    return differentiable;
   }
-  const auto alive = life_.lock();
-  // No gradients of the outputs: this backward did not come through the outputs, as can happen in a second derivative.
-  if (!alive || !output_gradients) return gradients;
-  auto input_gradients = inputs_.spread(std::move(gradients));
-  run_hooks(lists_->backward, "full backward hook", *module_, input_gradients, *output_gradients);
-  return inputs_.pick(input_gradients);
-}
+
+  variable_list outputs_arrived(variable_list gradients) {
+    const auto alive = life_.lock();
+    if (!alive) return gradients;
+    auto output_gradients = outputs_.spread(std::move(gradients));
+    run_hooks(lists_->backward_pre, "full backward pre-hook", *module_, output_gradients);
+    if (inputs_.used.empty()) {
+      HookTensors none(inputs_.count);
+      run_hooks(lists_->backward, "full backward hook", *module_, none, output_gradients);
+      if (std::any_of(none.begin(), none.end(), [](const at::Tensor& gradient) { return gradient.defined(); })) {
+        throw Error(c10::str(
+            "shardwise: a full backward hook of ", module_->name(),
+            " set the gradient of an input, but no input of that call requires a gradient, so it would be lost. Leave "
+            "the gradients undefined, or give the module an input that requires a gradient."));
+      }
+    } else {
+      const std::lock_guard lock(mutex_);
+      output_gradients_ = output_gradients;
+    }
+    return outputs_.pick(output_gradients);
+  }
+
+  variable_list inputs_arrived(variable_list gradients) {
+    std::optional<HookTensors> output_gradients;
+    {
+      const std::lock_guard lock(mutex_);
+      output_gradients.swap(output_gradients_);
+    }
+    const auto alive = life_.lock();
+    // No gradients of the outputs: this backward did not come through the outputs, as can happen in a second
+    // derivative.
+    if (!alive || !output_gradients) return gradients;
+    auto input_gradients = inputs_.spread(std::move(gradients));
+    run_hooks(lists_->backward, "full backward hook", *module_, input_gradients, *output_gradients);
+    return inputs_.pick(input_gradients);
+  }
+
+  torch::nn::Module* module_;
+  std::weak_ptr<const void> life_;
+  std::shared_ptr<const HookLists> lists_;
+  Differentiable inputs_;
+  Differentiable outputs_;
+  std::mutex mutex_;
+  std::optional<HookTensors> output_gradients_;
+};
 
 } // namespace shardwise::nn
 
