@@ -10,11 +10,6 @@ bool same_owner(const std::weak_ptr<torch::nn::Module>& a, const std::weak_ptr<t
   return !a.owner_before(b) && !b.owner_before(a);
 }
 
-template <typename Function>
-void erase(HookList<Function>& list, const HookBase& hook) {
-  std::erase_if(list, [&](const auto& entry) { return entry.get() == &hook; });
-}
-
 } // namespace
 
 ModuleLife::ModuleLife(torch::nn::Module& module) {
@@ -127,10 +122,11 @@ void HookTable::remove(HookBase& hook) {
   const auto found = entries_.find(hook.module);
   if (found == entries_.end()) return;
   auto lists = std::make_shared<HookLists>(*found->second.lists);
-  erase(lists->forward_pre, hook);
-  erase(lists->forward, hook);
-  erase(lists->backward_pre, hook);
-  erase(lists->backward, hook);
+  const auto is_removed = [&](const auto& entry) { return entry.get() == &hook; };
+  std::erase_if(lists->forward_pre, is_removed);
+  std::erase_if(lists->forward, is_removed);
+  std::erase_if(lists->backward_pre, is_removed);
+  std::erase_if(lists->backward, is_removed);
   dropped = std::exchange(found->second.lists, lists);
   if (lists->empty()) entries_.erase(found);
   size_.store(entries_.size(), std::memory_order_release);

@@ -37,15 +37,6 @@ void mark_calls(torch::nn::Module& module, const std::weak_ptr<UnitTouch>& weak)
   register_forward_hook(module, end, ForwardHookOptions().always_call(true));
 }
 
-} // namespace
-
-TestSwitches& test_switches() {
-  static TestSwitches switches;
-  return switches;
-}
-
-namespace {
-
 void watch_calls(torch::nn::Module& module, const std::shared_ptr<engine::Unit>& unit) {
   const WeakUnit weak = unit;
   register_forward_pre_hook(module, [weak](torch::nn::Module&, HookTensors& inputs) {
@@ -80,6 +71,11 @@ void watch_calls(torch::nn::Module& module, const std::shared_ptr<engine::Unit>&
 }
 
 } // namespace
+
+TestSwitches& test_switches() {
+  static TestSwitches switches;
+  return switches;
+}
 
 void add_unit_hooks(
     torch::nn::Module& module, const std::shared_ptr<engine::Unit>& unit, const std::shared_ptr<UnitTouch>& touch) {

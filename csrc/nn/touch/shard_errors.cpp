@@ -33,44 +33,6 @@ bool first_time(const engine::Unit& unit) {
   return told->insert(root->number()).second;
 }
 
-} // namespace
-
-void refuse_write_to_full(const engine::Unit& unit, const Touch& touch) {
-  throw Error(c10::str(
-      "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(),
-      " was about to write to the full copy of '", name_of(unit.parameter_at(touch.tensor)),
-      "', and the write would be lost: the values of a sharded parameter live in the shards of all ranks. Change it "
-      "in shardwise::with_whole_parameters(), or before fully_shard(). If an optimizer did this, make it after "
-      "fully_shard()."));
-}
-
-void refuse_absent_gradient(const engine::Unit& unit, const Touch& touch) {
-  std::string name = "?";
-  for (const auto& parameter : unit.parameters()) {
-    const auto& absent = parameter->absent_gradient();
-    if (absent.defined() && absent.is_alias_of(touch.tensor)) name = parameter->name();
-  }
-  throw Error(c10::str(
-      "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(),
-      " was about to use the gradient of the full copy of '", name,
-      "', which has none: the averaged gradient is in the .grad of its shard. An optimizer that was made before "
-      "fully_shard() or replicate(), or from the module's members, holds full copies and would never change a weight. "
-      "Make it after wrapping, from the module's parameters()."));
-}
-
-void refuse_local_values(const engine::Unit& unit, const group::Parameter& parameter, const Touch& touch) {
-  throw Error(c10::str(
-      "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(), " was about to change '",
-      parameter.name(),
-      "' or its gradient by values that were computed from this rank's shards alone, such as a norm, a mean or a "
-      "product of weights or gradients, or some of their rows, and so differ between ranks. "
-      "torch::nn::utils::clip_grad_norm_ and torch::optim::LBFGS do this. Change whole weights in "
-      "shardwise::with_whole_parameters(); for gradients use ",
-      kExchange));
-}
-
-namespace {
-
 constexpr auto kRemedy =
     " shardwise::with_whole_parameters() gives whole, writable parameters to a function of yours; "
     "shardwise::full_state_dict() gives copies.";
@@ -113,6 +75,40 @@ bool writes_in_place(const std::string& name) {
 }
 
 } // namespace
+
+void refuse_write_to_full(const engine::Unit& unit, const Touch& touch) {
+  throw Error(c10::str(
+      "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(),
+      " was about to write to the full copy of '", name_of(unit.parameter_at(touch.tensor)),
+      "', and the write would be lost: the values of a sharded parameter live in the shards of all ranks. Change it "
+      "in shardwise::with_whole_parameters(), or before fully_shard(). If an optimizer did this, make it after "
+      "fully_shard()."));
+}
+
+void refuse_absent_gradient(const engine::Unit& unit, const Touch& touch) {
+  std::string name = "?";
+  for (const auto& parameter : unit.parameters()) {
+    const auto& absent = parameter->absent_gradient();
+    if (absent.defined() && absent.is_alias_of(touch.tensor)) name = parameter->name();
+  }
+  throw Error(c10::str(
+      "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(),
+      " was about to use the gradient of the full copy of '", name,
+      "', which has none: the averaged gradient is in the .grad of its shard. An optimizer that was made before "
+      "fully_shard() or replicate(), or from the module's members, holds full copies and would never change a weight. "
+      "Make it after wrapping, from the module's parameters()."));
+}
+
+void refuse_local_values(const engine::Unit& unit, const group::Parameter& parameter, const Touch& touch) {
+  throw Error(c10::str(
+      "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(), " was about to change '",
+      parameter.name(),
+      "' or its gradient by values that were computed from this rank's shards alone, such as a norm, a mean or a "
+      "product of weights or gradients, or some of their rows, and so differ between ranks. "
+      "torch::nn::utils::clip_grad_norm_ and torch::optim::LBFGS do this. Change whole weights in "
+      "shardwise::with_whole_parameters(); for gradients use ",
+      kExchange));
+}
 
 void refuse_write_by_place(const engine::Unit& unit, const group::Parameter& parameter, const Touch& touch) {
   const auto cut = cut_of(parameter, touch.tensor);

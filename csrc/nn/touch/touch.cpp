@@ -1,6 +1,5 @@
 #include "nn/touch/touch.h"
 
-#include "base/caller_error.h"
 #include "group/leaf_storage.h"
 #include "nn/touch/local_values.h"
 
@@ -118,22 +117,6 @@ void put_on_meta(const c10::FunctionSchema& schema, torch::jit::Stack& stack) {
                            "parameters are used."));
 }
 
-} // namespace
-
-std::shared_ptr<TouchListener> listener_of(const at::Tensor& tensor) {
-  return Listeners::get().find(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
-}
-
-bool is_watched(const at::Tensor& tensor) {
-  return listener_of(tensor) != nullptr;
-}
-
-void run_untouched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  operation.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTouchKey), stack);
-}
-
-namespace {
-
 std::atomic<const Substitute*> substitute_of_process = nullptr;
 
 /// Runs the operation, in the substitute's way if it has one.
@@ -142,19 +125,6 @@ void run_operation(const c10::OperatorHandle& operation, c10::DispatchKeySet key
   if (substitute != nullptr && base::called_by_torch([&] { return substitute->run(operation, keys, *stack); })) return;
   run_untouched(operation, keys, stack);
 }
-
-} // namespace
-
-void set_substitute(const Substitute& substitute) {
-  substitute_of_process.store(&substitute, std::memory_order_release);
-}
-
-bool has_substitute(const at::Tensor& tensor) {
-  const auto* substitute = substitute_of_process.load(std::memory_order_acquire);
-  return substitute != nullptr && base::called_by_torch([&] { return substitute->concerns(tensor); });
-}
-
-namespace {
 
 /// The operation's arguments on the stack.
 c10::ArrayRef<c10::IValue> arguments_of(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
@@ -203,7 +173,44 @@ void explain(
   }
 }
 
+/// A shortcut for torch::nn::Module::zero_grad(), which does this to every gradient.
+at::Tensor detach(c10::DispatchKeySet keys, const at::Tensor& self) {
+  static const auto operation =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::detach", "").typed<at::Tensor(const at::Tensor&)>();
+  if (self.dim() > 0 && self.has_storage()) {
+    const auto listener = listener_of(self);
+    if (listener && listener->may_detach()) {
+      const c10::impl::ExcludeDispatchKeyGuard not_a_touch(kTouchKey);
+      return operation.redispatch(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTouchKey), self);
+    }
+  }
+  torch::jit::Stack stack{self};
+  run_touched(operation, keys, &stack);
+  return std::move(stack.back()).toTensor();
+}
+
 } // namespace
+
+std::shared_ptr<TouchListener> listener_of(const at::Tensor& tensor) {
+  return Listeners::get().find(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+}
+
+bool is_watched(const at::Tensor& tensor) {
+  return listener_of(tensor) != nullptr;
+}
+
+void run_untouched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  operation.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTouchKey), stack);
+}
+
+void set_substitute(const Substitute& substitute) {
+  substitute_of_process.store(&substitute, std::memory_order_release);
+}
+
+bool has_substitute(const at::Tensor& tensor) {
+  const auto* substitute = substitute_of_process.load(std::memory_order_acquire);
+  return substitute != nullptr && base::called_by_torch([&] { return substitute->concerns(tensor); });
+}
 
 void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const bool on_meta = c10::impl::tls_is_dispatch_key_included(kTouchKey);
@@ -254,26 +261,6 @@ void run_touched(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
   }
   if (local.highest() != Local::no) local.follow(operation, torch::jit::last(*stack, schema.returns().size()));
 }
-
-namespace {
-
-/// A shortcut for torch::nn::Module::zero_grad(), which does this to every gradient.
-at::Tensor detach(c10::DispatchKeySet keys, const at::Tensor& self) {
-  static const auto operation =
-      c10::Dispatcher::singleton().findSchemaOrThrow("aten::detach", "").typed<at::Tensor(const at::Tensor&)>();
-  if (self.dim() > 0 && self.has_storage()) {
-    const auto listener = listener_of(self);
-    if (listener && listener->may_detach()) {
-      const c10::impl::ExcludeDispatchKeyGuard not_a_touch(kTouchKey);
-      return operation.redispatch(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTouchKey), self);
-    }
-  }
-  torch::jit::Stack stack{self};
-  run_touched(operation, keys, &stack);
-  return std::move(stack.back()).toTensor();
-}
-
-} // namespace
 
 TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_touched>());

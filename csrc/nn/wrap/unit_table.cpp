@@ -69,23 +69,6 @@ base::WeakTable<const torch::nn::Module*, engine::Unit>& table() {
   return *table;
 }
 
-} // namespace
-
-std::shared_ptr<engine::Unit> find_unit(const torch::nn::Module& module, const ModuleTensors& tensors) {
-  auto unit = table().find(&module);
-  if (!unit) return nullptr;
-  const auto& parameters = tensors.parameters;
-  const bool same =
-      std::any_of(parameters.begin(), parameters.end(), [&](const auto& p) { return unit->has(p.tensor); });
-  return same ? unit : nullptr;
-}
-
-void add_unit(const torch::nn::Module& module, const std::shared_ptr<engine::Unit>& unit) {
-  table().set(&module, unit);
-}
-
-namespace {
-
 void refuse_second_unit(const torch::nn::Module& module, const ModuleTensors& tensors, const char* function) {
   const auto unit = find_unit(module, tensors);
   if (!unit) return;
@@ -125,6 +108,19 @@ void refuse_sharing_with_others(const std::vector<engine::NamedTensor>& paramete
 }
 
 } // namespace
+
+std::shared_ptr<engine::Unit> find_unit(const torch::nn::Module& module, const ModuleTensors& tensors) {
+  auto unit = table().find(&module);
+  if (!unit) return nullptr;
+  const auto& parameters = tensors.parameters;
+  const bool same =
+      std::any_of(parameters.begin(), parameters.end(), [&](const auto& p) { return unit->has(p.tensor); });
+  return same ? unit : nullptr;
+}
+
+void add_unit(const torch::nn::Module& module, const std::shared_ptr<engine::Unit>& unit) {
+  table().set(&module, unit);
+}
 
 ModuleTensors tensors_of_unit(
     const std::vector<torch::nn::Module*>& modules, const std::vector<at::Tensor>& ignored, const char* function) {
