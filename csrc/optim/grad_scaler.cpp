@@ -23,7 +23,7 @@
 #include <unordered_set>
 #include <utility>
 
-namespace shardwise::optim {
+namespace shardwise {
 namespace {
 
 constexpr auto kWhat = "the all-reduce of GradScaler";
@@ -38,16 +38,14 @@ struct Found {
 Found find(const torch::optim::Optimizer& optimizer, bool takes_half) {
   Found found;
   std::unordered_set<const at::TensorImpl*> seen;
-  std::unordered_set<const engine::Unit*> known;
   for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
     const auto& parameters = optimizer.param_groups()[group].params();
     for (size_t i = 0; i < parameters.size(); ++i) {
       const auto& parameter = parameters[i];
       if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-      auto unit = engine::unit_of_shard(parameter);
-      if (!unit) unit = engine::Unit::of(parameter);
+      auto unit = engine::Unit::of(parameter);
       // Which collectives there are follows from the units, whether this rank has a gradient or not.
-      if (unit && known.insert(unit.get()).second) found.units.push_back(std::move(unit));
+      if (unit) found.units.push_back(std::move(unit));
       nn::add_axis(found.axes, nn::split_axis_of(parameter));
       auto gradient = parameter.grad();
       if (!gradient.defined()) continue;
@@ -115,13 +113,6 @@ at::Tensor multiply_and_check(const torch::optim::Optimizer& optimizer, const at
   for (const auto& axis : found.axes) total = highest(total, {axis->ranks}, axis->mesh.device(), axis->counters);
   return total;
 }
-
-} // namespace
-
-} // namespace shardwise::optim
-
-namespace shardwise {
-namespace {
 
 constexpr auto kScale = "scale";
 constexpr auto kGrowthFactor = "growth_factor";
@@ -199,7 +190,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
     const base::ComputeGuard guard;
     factor = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
   }
-  progress.found_inf = optim::multiply_and_check(optimizer, factor, /*takes_half=*/false);
+  progress.found_inf = multiply_and_check(optimizer, factor, /*takes_half=*/false);
   progress.stage = Progress::Stage::unscaled;
 }
 
@@ -221,7 +212,7 @@ at::Tensor GradScaler::step(torch::optim::Optimizer& optimizer) {
       one = at::ones({}, scale_.options());
       fused->grad_scale_ = scale_.clone();
     }
-    progress.found_inf = optim::multiply_and_check(optimizer, one, /*takes_half=*/true);
+    progress.found_inf = multiply_and_check(optimizer, one, /*takes_half=*/true);
   }
   fused->found_inf_ = progress.found_inf;
   // Whatever happens in the step, the next one without a scaler has neither.
