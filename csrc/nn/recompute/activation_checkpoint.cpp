@@ -18,37 +18,77 @@
 #include <unordered_map>
 #include <unordered_set>
 
-namespace shardwise::nn {
+namespace shardwise::detail {
 namespace {
 
-using detail::ActivationCheckpointFunction;
-using detail::Tensors;
+using torch::autograd::AccumulateGrad;
+using torch::autograd::Edge;
+using torch::autograd::edge_list;
+using torch::autograd::Node;
+using torch::autograd::impl::gradient_edge;
 
 /// One run of an activation checkpoint's function, on aliases of the inputs at which its graph begins.
 struct ActivationCheckpointRun {
-  ActivationCheckpointRun(ActivationCheckpointFunction& fn, const Tensors& inputs);
+  ActivationCheckpointRun(ActivationCheckpointFunction& fn, const Tensors& inputs) {
+    for (const auto& input : inputs) {
+      aliases.push_back(input.defined() ? input.detach().set_requires_grad(input.requires_grad()) : input);
+    }
+    outputs = fn(aliases);
+  }
 
-  InnerGraph graph;
+  nn::InnerGraph graph;
   Tensors aliases;
   Tensors outputs;
 };
 
 /// Stands for everything that the function put into the graph. Its edges lead to the inputs, and to where that part of
 /// the graph ended; in backward it runs the function again to have that part back.
-class ActivationCheckpointNode : public torch::autograd::Node {
+class ActivationCheckpointNode : public Node {
  public:
   /// To be made before the first run: the second one starts from the autocast and random state of now.
-  ActivationCheckpointNode(
-      std::shared_ptr<ActivationCheckpointFunction> fn, const ActivationCheckpointOptions& options);
+  ActivationCheckpointNode(std::shared_ptr<ActivationCheckpointFunction> fn, const ActivationCheckpointOptions& options)
+      : fn_(std::move(fn)),
+        autocast_(nn::AutocastState::now().without_cache()),
+        keeps_random_state_(options.preserve_rng_state()) {}
 
   /// Makes the first run, and keeps what the second one is compared with.
-  ActivationCheckpointRun run(const Tensors& inputs);
+  ActivationCheckpointRun run(const Tensors& inputs) {
+    if (keeps_random_state_) random_ = nn::RandomState::now(inputs);
+    // Saved before the run, so that a function that changes an input is noticed.
+    for (const auto& input : inputs) inputs_.emplace_back(input, false);
+    const nn::StateGuard autocast(autocast_);
+    ActivationCheckpointRun run(*fn_, inputs);
+    outputs_ = outputs_of(run);
+
+    edge_list edges;
+    edge_list own;
+    std::unordered_set<const Node*> own_nodes;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      edges.push_back(inputs[i].defined() ? gradient_edge(inputs[i]) : Edge());
+      own.push_back(inputs[i].defined() ? gradient_edge(run.aliases[i]) : Edge());
+      own_nodes.insert(own.back().function.get());
+    }
+    for (auto& end : run.graph.ends(run.outputs)) {
+      if (!own_nodes.contains(end.function.get())) ends_.push_back(std::move(end));
+    }
+    edges.insert(edges.end(), ends_.begin(), ends_.end());
+    set_next_edges(std::move(edges));
+    return run;
+  }
 
   std::string name() const override {
     return "shardwise::ActivationCheckpoint";
   }
-  Tensors apply(Tensors&& gradients) override;
-  void release_variables() override;
+
+  Tensors apply(Tensors&& gradients) override {
+    return base::called_by_torch([&] { return gradients_of_inputs(std::move(gradients)); });
+  }
+
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    fn_.reset();
+    inputs_.clear();
+  }
 
  private:
   struct Output {
@@ -60,200 +100,133 @@ class ActivationCheckpointNode : public torch::autograd::Node {
     std::vector<int64_t> sizes;
 
     bool operator==(const Output&) const = default;
-    std::string text() const;
+    std::string text() const {
+      if (!defined) return "undefined";
+      return c10::str(
+          dtype, " of sizes ", at::IntArrayRef(sizes), " on ", device, made ? " with" : " without", " a gradient");
+    }
   };
-  static std::vector<Output> outputs_of(const ActivationCheckpointRun& run);
 
-  ActivationCheckpointRun run_again();
-  Tensors gradients_of_inputs(Tensors gradients);
-  void compare(const ActivationCheckpointRun& run) const;
+  static std::vector<Output> outputs_of(const ActivationCheckpointRun& run) {
+    std::vector<Output> outputs;
+    for (const auto& output : run.outputs) {
+      if (output.defined()) {
+        const auto sizes = output.sizes().vec();
+        outputs.push_back({true, run.graph.made(output), output.scalar_type(), output.device(), sizes});
+      } else {
+        outputs.push_back({false, false, at::ScalarType::Undefined, at::kCPU, {}});
+      }
+    }
+    return outputs;
+  }
+
+  ActivationCheckpointRun run_again() {
+    std::shared_ptr<ActivationCheckpointFunction> fn;
+    Tensors inputs;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!fn_) {
+        throw Error(
+            "shardwise: a second backward ran through an activation checkpoint after the first one had freed what it "
+            "needs. Pass "
+            "retain_graph=true to every backward but the last.");
+      }
+      fn = fn_;
+      for (const auto& input : inputs_) inputs.push_back(input.unpack());
+    }
+    const c10::InferenceMode no_inference(false);
+    const c10::AutoGradMode with_gradients(true);
+    const nn::StateGuard autocast(autocast_);
+    std::optional<nn::StateGuard<nn::RandomState>> random;
+    if (random_) random.emplace(*random_);
+    return {*fn, inputs};
+  }
+
+  void compare(const ActivationCheckpointRun& run) const {
+    constexpr auto* kRule = " The function must do the same both times: it may not depend on what has changed since.";
+    const auto now = outputs_of(run);
+    if (now.size() != outputs_.size()) {
+      throw Error(c10::str(
+          "shardwise: the function of an activation checkpoint returned ", outputs_.size(), " outputs in forward, and ",
+          now.size(), " when it ran again in backward.", kRule));
+    }
+    for (size_t i = 0; i < now.size(); ++i) {
+      if (now[i] == outputs_[i]) continue;
+      throw Error(c10::str(
+          "shardwise: output ", i, " of the function of an activation checkpoint was ", outputs_[i].text(),
+          " in forward, and ", now[i].text(), " when it ran again in backward.", kRule));
+    }
+  }
+
+  Tensors gradients_of_inputs(Tensors gradients) {
+    if (c10::GradMode::is_enabled()) {
+      throw Error(
+          "shardwise: an activation checkpoint does not support gradients of gradients (backward with create_graph). "
+          "Call its "
+          "function directly, without activation_checkpoint(), there.");
+    }
+    Tensors results(num_outputs());
+    if (std::none_of(gradients.begin(), gradients.end(), [](const auto& gradient) { return gradient.defined(); })) {
+      return results;
+    }
+    auto run = run_again();
+    compare(run);
+
+    edge_list ends;
+    for (const auto& alias : run.aliases) ends.push_back(alias.defined() ? gradient_edge(alias) : Edge());
+    const auto inputs = ends.size();
+    ends.insert(ends.end(), ends_.begin(), ends_.end());
+    // If the graph were not cut, hooks of parameters would fire in here and once more outside, and gradients would run
+    // on into the graph before the activation checkpoint.
+    const auto sinks = run.graph.cut(run.outputs, ends, inputs);
+    if (!sinks) {
+      throw Error(
+          "shardwise: the function of an activation checkpoint used other parameters, or other tensors that require a "
+          "gradient, when "
+          "it ran again in backward than in forward, so some gradients would be lost. Do not freeze or replace "
+          "parameters in between, and make the function do the same both times.");
+    }
+
+    edge_list roots;
+    Tensors root_gradients;
+    for (size_t i = 0, ours = 0; i < outputs_.size(); ++i) {
+      if (!outputs_[i].made) continue;
+      auto& gradient = gradients[ours++];
+      if (!gradient.defined()) continue;
+      roots.push_back(gradient_edge(run.outputs[i]));
+      root_gradients.push_back(std::move(gradient));
+    }
+    run.outputs.clear();
+
+    edge_list wanted;
+    std::vector<size_t> positions;
+    for (size_t i = 0; i < sinks->size(); ++i) {
+      if (!(*sinks)[i].is_valid() || !task_should_compute_output(i)) continue;
+      wanted.push_back((*sinks)[i]);
+      positions.push_back(i);
+    }
+    if (wanted.empty()) return results;
+    auto found = torch::autograd::Engine::get_default_engine().execute(
+        roots, root_gradients, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/false, wanted);
+    for (size_t i = 0; i < positions.size(); ++i) results[positions[i]] = std::move(found[i]);
+    return results;
+  }
 
   std::shared_ptr<ActivationCheckpointFunction> fn_;
-  AutocastState autocast_;
+  nn::AutocastState autocast_;
   const bool keeps_random_state_;
-  std::optional<RandomState> random_;
+  std::optional<nn::RandomState> random_;
   std::vector<torch::autograd::SavedVariable> inputs_;
   /// Where the first run's part of the graph ended, apart from the inputs. next_edges() will not do: an activation
   /// checkpoint around this one changes those when it cuts off its own part.
-  torch::autograd::edge_list ends_;
+  edge_list ends_;
   std::vector<Output> outputs_;
 };
-
-using torch::autograd::Edge;
-using torch::autograd::edge_list;
-using torch::autograd::impl::gradient_edge;
-
-ActivationCheckpointRun::ActivationCheckpointRun(ActivationCheckpointFunction& fn, const Tensors& inputs) {
-  for (const auto& input : inputs) {
-    aliases.push_back(input.defined() ? input.detach().set_requires_grad(input.requires_grad()) : input);
-  }
-  outputs = fn(aliases);
-}
-
-ActivationCheckpointNode::ActivationCheckpointNode(
-    std::shared_ptr<ActivationCheckpointFunction> fn, const ActivationCheckpointOptions& options)
-    : fn_(std::move(fn)),
-      autocast_(AutocastState::now().without_cache()),
-      keeps_random_state_(options.preserve_rng_state()) {}
-
-ActivationCheckpointRun ActivationCheckpointNode::run(const Tensors& inputs) {
-  if (keeps_random_state_) random_ = RandomState::now(inputs);
-  // Saved before the run, so that a function that changes an input is noticed.
-  for (const auto& input : inputs) inputs_.emplace_back(input, false);
-  const StateGuard autocast(autocast_);
-  ActivationCheckpointRun run(*fn_, inputs);
-  outputs_ = outputs_of(run);
-
-  edge_list edges;
-  edge_list own;
-  std::unordered_set<const Node*> own_nodes;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    edges.push_back(inputs[i].defined() ? gradient_edge(inputs[i]) : Edge());
-    own.push_back(inputs[i].defined() ? gradient_edge(run.aliases[i]) : Edge());
-    own_nodes.insert(own.back().function.get());
-  }
-  for (auto& end : run.graph.ends(run.outputs)) {
-    if (!own_nodes.contains(end.function.get())) ends_.push_back(std::move(end));
-  }
-  edges.insert(edges.end(), ends_.begin(), ends_.end());
-  set_next_edges(std::move(edges));
-  return run;
-}
-
-void ActivationCheckpointNode::release_variables() {
-  const std::lock_guard lock(mutex_);
-  fn_.reset();
-  inputs_.clear();
-}
-
-ActivationCheckpointRun ActivationCheckpointNode::run_again() {
-  std::shared_ptr<ActivationCheckpointFunction> fn;
-  Tensors inputs;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!fn_) {
-      throw Error(
-          "shardwise: a second backward ran through an activation checkpoint after the first one had freed what it "
-          "needs. Pass "
-          "retain_graph=true to every backward but the last.");
-    }
-    fn = fn_;
-    for (const auto& input : inputs_) inputs.push_back(input.unpack());
-  }
-  const c10::InferenceMode no_inference(false);
-  const c10::AutoGradMode with_gradients(true);
-  const StateGuard autocast(autocast_);
-  std::optional<StateGuard<RandomState>> random;
-  if (random_) random.emplace(*random_);
-  return {*fn, inputs};
-}
-
-std::vector<ActivationCheckpointNode::Output> ActivationCheckpointNode::outputs_of(const ActivationCheckpointRun& run) {
-  std::vector<Output> outputs;
-  for (const auto& output : run.outputs) {
-    if (output.defined()) {
-      const auto sizes = output.sizes().vec();
-      outputs.push_back({true, run.graph.made(output), output.scalar_type(), output.device(), sizes});
-    } else {
-      outputs.push_back({false, false, at::ScalarType::Undefined, at::kCPU, {}});
-    }
-  }
-  return outputs;
-}
-
-std::string ActivationCheckpointNode::Output::text() const {
-  if (!defined) return "undefined";
-  return c10::str(
-      dtype, " of sizes ", at::IntArrayRef(sizes), " on ", device, made ? " with" : " without", " a gradient");
-}
-
-void ActivationCheckpointNode::compare(const ActivationCheckpointRun& run) const {
-  constexpr auto* kRule = " The function must do the same both times: it may not depend on what has changed since.";
-  const auto now = outputs_of(run);
-  if (now.size() != outputs_.size()) {
-    throw Error(c10::str(
-        "shardwise: the function of an activation checkpoint returned ", outputs_.size(), " outputs in forward, and ",
-        now.size(), " when it ran again in backward.", kRule));
-  }
-  for (size_t i = 0; i < now.size(); ++i) {
-    if (now[i] == outputs_[i]) continue;
-    throw Error(c10::str(
-        "shardwise: output ", i, " of the function of an activation checkpoint was ", outputs_[i].text(),
-        " in forward, and ", now[i].text(), " when it ran again in backward.", kRule));
-  }
-}
-
-Tensors ActivationCheckpointNode::apply(Tensors&& gradients) {
-  return base::called_by_torch([&] { return gradients_of_inputs(std::move(gradients)); });
-}
-
-Tensors ActivationCheckpointNode::gradients_of_inputs(Tensors gradients) {
-  if (c10::GradMode::is_enabled()) {
-    throw Error(
-        "shardwise: an activation checkpoint does not support gradients of gradients (backward with create_graph). "
-        "Call its "
-        "function directly, without activation_checkpoint(), there.");
-  }
-  Tensors results(num_outputs());
-  if (std::none_of(gradients.begin(), gradients.end(), [](const auto& gradient) { return gradient.defined(); })) {
-    return results;
-  }
-  auto run = run_again();
-  compare(run);
-
-  edge_list ends;
-  for (const auto& alias : run.aliases) ends.push_back(alias.defined() ? gradient_edge(alias) : Edge());
-  const auto inputs = ends.size();
-  ends.insert(ends.end(), ends_.begin(), ends_.end());
-  // If the graph were not cut, hooks of parameters would fire in here and once more outside, and gradients would run on
-  // into the graph before the activation checkpoint.
-  const auto sinks = run.graph.cut(run.outputs, ends, inputs);
-  if (!sinks) {
-    throw Error(
-        "shardwise: the function of an activation checkpoint used other parameters, or other tensors that require a "
-        "gradient, when "
-        "it ran again in backward than in forward, so some gradients would be lost. Do not freeze or replace "
-        "parameters in between, and make the function do the same both times.");
-  }
-
-  edge_list roots;
-  Tensors root_gradients;
-  for (size_t i = 0, ours = 0; i < outputs_.size(); ++i) {
-    if (!outputs_[i].made) continue;
-    auto& gradient = gradients[ours++];
-    if (!gradient.defined()) continue;
-    roots.push_back(gradient_edge(run.outputs[i]));
-    root_gradients.push_back(std::move(gradient));
-  }
-  run.outputs.clear();
-
-  edge_list wanted;
-  std::vector<size_t> positions;
-  for (size_t i = 0; i < sinks->size(); ++i) {
-    if (!(*sinks)[i].is_valid() || !task_should_compute_output(i)) continue;
-    wanted.push_back((*sinks)[i]);
-    positions.push_back(i);
-  }
-  if (wanted.empty()) return results;
-  auto found = torch::autograd::Engine::get_default_engine().execute(
-      roots, root_gradients, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/false, wanted);
-  for (size_t i = 0; i < positions.size(); ++i) results[positions[i]] = std::move(found[i]);
-  return results;
-}
-
-} // namespace
-
-} // namespace shardwise::nn
-
-namespace shardwise::detail {
-namespace {
-
-using torch::autograd::AccumulateGrad;
 
 /// Counts the tensors in each piece of memory, all of which a change in place of an output would change.
 class SharedMemory {
  public:
-  SharedMemory(const nn::ActivationCheckpointRun& run, const torch::autograd::edge_list& edges) {
+  SharedMemory(const ActivationCheckpointRun& run, const edge_list& edges) {
     for (const auto& alias : run.aliases) add(alias);
     for (const auto& output : run.outputs) add(output);
     for (const auto& edge : edges) {
@@ -273,8 +246,7 @@ class SharedMemory {
 };
 
 /// The input that the function returned as it is, or null.
-const at::Tensor* returned_input(
-    const nn::ActivationCheckpointRun& run, const Tensors& inputs, const at::Tensor& output) {
+const at::Tensor* returned_input(const ActivationCheckpointRun& run, const Tensors& inputs, const at::Tensor& output) {
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (output.defined() && output.is_same(run.aliases[i])) return &inputs[i];
   }
@@ -286,8 +258,8 @@ const at::Tensor* returned_input(
 Tensors activation_checkpoint(
     const ActivationCheckpointOptions& options, ActivationCheckpointFunction fn, const Tensors& inputs) {
   if (!c10::GradMode::is_enabled() || c10::InferenceMode::is_enabled()) return fn(inputs);
-  const auto node = base::make_node<nn::ActivationCheckpointNode>(
-      std::make_shared<ActivationCheckpointFunction>(std::move(fn)), options);
+  const auto node =
+      base::make_node<ActivationCheckpointNode>(std::make_shared<ActivationCheckpointFunction>(std::move(fn)), options);
   const auto run = node->run(inputs);
 
   const SharedMemory memory(run, node->next_edges());
