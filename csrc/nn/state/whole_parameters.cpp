@@ -26,7 +26,7 @@ class Shown {
       leaves.emplace(entry.tensor.unsafeGetTensorImpl(), parameter.leaf());
       lent_.insert(entry.unit);
     }
-    nn::for_each_module(module, [&](torch::nn::Module& part) {
+    module.apply([&](torch::nn::Module& part) {
       for (auto& registered : nn::ModuleParts::of(part)) {
         const auto found = leaves.find(registered.value().unsafeGetTensorImpl());
         if (found == leaves.end()) continue;

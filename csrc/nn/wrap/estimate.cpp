@@ -21,10 +21,9 @@ using engine::MemoryOutline;
 using EventKind = MemoryOutline::Event::Kind;
 
 bool contains(const torch::nn::Module& module, const torch::nn::Module* other) {
-  if (&module == other) return true;
-  const auto children = module.named_children();
-  return std::any_of(
-      children.begin(), children.end(), [&](const auto& child) { return contains(*child.value(), other); });
+  bool found = false;
+  module.apply([&](const torch::nn::Module& part) { found = found || &part == other; });
+  return found;
 }
 
 /// Makes the outline of a module. Keeps no handles on its tensors, since find_owners() counts handles.

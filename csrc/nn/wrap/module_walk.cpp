@@ -4,18 +4,22 @@
 
 namespace shardwise::nn {
 
+std::string name_in(const std::string& path, const std::string& name) {
+  return path.empty() ? name : path + "." + name;
+}
+
 void for_each_tensor(
     const torch::nn::Module& module,
-    const std::function<void(const std::string& name, const at::Tensor& tensor, bool is_parameter)>& visit,
-    const std::string& prefix) {
-  const auto tell = [&](const auto& tensors, bool is_parameter) {
-    for (const auto& entry : tensors) {
-      if (entry.value().defined()) visit(prefix + entry.key(), entry.value(), is_parameter);
-    }
-  };
-  tell(module.named_parameters(/*recurse=*/false), true);
-  tell(module.named_buffers(/*recurse=*/false), false);
-  for (const auto& child : module.named_children()) for_each_tensor(*child.value(), visit, prefix + child.key() + ".");
+    const std::function<void(const std::string& name, const at::Tensor& tensor, bool is_parameter)>& visit) {
+  module.apply([&](const std::string& path, const torch::nn::Module& part) {
+    const auto tell = [&](const auto& tensors, bool is_parameter) {
+      for (const auto& entry : tensors) {
+        if (entry.value().defined()) visit(name_in(path, entry.key()), entry.value(), is_parameter);
+      }
+    };
+    tell(part.named_parameters(/*recurse=*/false), true);
+    tell(part.named_buffers(/*recurse=*/false), false);
+  });
 }
 
 ModuleTensors walk(const std::vector<const torch::nn::Module*>& modules) {

@@ -37,12 +37,13 @@ class TensorCollection {
   std::unordered_map<at::TensorImpl*, size_t> index_;
 };
 
-/// Every defined tensor under each of its names: a module's parameters, its buffers, then its children. Names begin
-/// with `prefix`.
+/// The name of a tensor of the module at this path, as Module::apply() gives it.
+std::string name_in(const std::string& path, const std::string& name);
+
+/// Every defined tensor under each of its names: a module's parameters, its buffers, then its children.
 void for_each_tensor(
     const torch::nn::Module& module,
-    const std::function<void(const std::string& name, const at::Tensor& tensor, bool is_parameter)>& visit,
-    const std::string& prefix = "");
+    const std::function<void(const std::string& name, const at::Tensor& tensor, bool is_parameter)>& visit);
 
 ModuleTensors walk(const torch::nn::Module& module);
 ModuleTensors walk(const std::vector<const torch::nn::Module*>& modules);

@@ -85,7 +85,7 @@ std::unordered_set<const at::TensorImpl*> find_owners(
   Members members;
   std::unordered_map<const at::TensorImpl*, Registered> registered;
   for (const auto* module : modules) {
-    for_each_module(*module, [&](const torch::nn::Module& part) {
+    module->apply([&](const torch::nn::Module& part) {
       const bool hands_out =
           part.as<torch::nn::ParameterListImpl>() != nullptr || part.as<torch::nn::ParameterDictImpl>() != nullptr;
       const bool known = members.add(part);

@@ -20,12 +20,6 @@ struct ModuleParts : torch::nn::Module {
   }
 };
 
-template <typename Module, typename Visit>
-void for_each_module(Module& module, const Visit& visit) {
-  visit(module);
-  for (const auto& child : module.named_children()) for_each_module(static_cast<Module&>(*child.value()), visit);
-}
-
 /// Marks the parameters that no member of these modules holds, and which therefore stay whole: those in `whole`, which
 /// the user named; those of ParameterList, ParameterDict and classes made from them; and those left in the registry of
 /// one of torch's own modules whose member was assigned to.

@@ -32,7 +32,7 @@ Unit replicate_all(const nn::Modules& modules, const ReplicateOptions& options) 
   nn::choose_dtypes(all.parameters, options.mixed_precision());
   const auto mesh = options.mesh() ? *options.mesh() : Mesh::shared();
   for (auto* module : modules) {
-    nn::for_each_module(*module, [&](const torch::nn::Module& part) {
+    module->apply([&](const torch::nn::Module& part) {
       if (mesh.size() == 1) return;
       refuse_max_norm<torch::nn::EmbeddingImpl>(part, all);
       refuse_max_norm<torch::nn::EmbeddingBagImpl>(part, all);

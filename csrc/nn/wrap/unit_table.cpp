@@ -50,18 +50,17 @@ bool is_piece(const Made& made) {
 
 /// Raises Error if one of torch's modules, this one or below it, has only a piece of the weight that it was made for:
 /// an archive of shards was loaded into it before it was wrapped. `function` is what is being called.
-void refuse_loaded_pieces(const torch::nn::Module& module, const char* function, const std::string& prefix = "") {
-  const auto made = made_for(module);
-  if (is_piece(made)) {
+void refuse_loaded_pieces(const torch::nn::Module& module, const char* function) {
+  module.apply([&](const std::string& path, const torch::nn::Module& part) {
+    const auto made = made_for(part);
+    if (!is_piece(made)) return;
     throw Error(c10::str(
-        "shardwise: ", function, "(): '", prefix, "weight' has sizes ", made.weight.sizes(), ", but its ",
-        module.name(), " was made for ", at::IntArrayRef(made.sizes),
+        "shardwise: ", function, "(): '", name_in(path, "weight"), "' has sizes ", made.weight.sizes(), ", but its ",
+        part.name(), " was made for ", at::IntArrayRef(made.sizes),
         ". It is a shard, from an archive of shards that was loaded before the module was wrapped. Load such an "
         "archive after wrapping, each rank its own, on as many ranks as saved it; or load whole parameters with "
         "load_full_state_dict()."));
-  }
-  for (const auto& child : module.named_children())
-    refuse_loaded_pieces(*child.value(), function, prefix + child.key() + ".");
+  });
 }
 
 base::WeakTable<const torch::nn::Module*, engine::Unit>& table() {

@@ -105,7 +105,7 @@ void register_shards(torch::nn::Module& module, const engine::Unit& unit) {
   for (const auto& parameter : unit.parameters()) {
     parameters.emplace(parameter->leaf().unsafeGetTensorImpl(), parameter.get());
   }
-  for_each_module(module, [&](torch::nn::Module& part) {
+  module.apply([&](torch::nn::Module& part) {
     for (auto& entry : ModuleParts::of(part)) {
       const auto found = parameters.find(entry.value().unsafeGetTensorImpl());
       if (found == parameters.end()) continue;
