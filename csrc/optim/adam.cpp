@@ -26,16 +26,16 @@ struct Moments {
 template <typename State>
 Moments<State> moments_of(const optim::FusedBatches& batches, const optim::FusedBatch& batch, bool amsgrad) {
   Moments<State> moments{.batch = batch};
-  for (size_t i = 0; i < moments.batch.parameters.size(); ++i) {
-    auto& state = batches.state<optim::CountedState<State>, State>(moments.batch, i);
+  for (const auto& parameter : batch.parameters) {
+    auto& state = batches.state<optim::CountedState<State>, State>(parameter);
     const auto take = [&](at::Tensor& kept, std::vector<at::Tensor>& list) {
-      kept = batches.fitting(kept, moments.batch, i);
+      kept = batches.fitting(kept, parameter);
       list.push_back(kept);
     };
     take(state.exp_avg(), moments.averages);
     take(state.exp_avg_sq(), moments.squares);
     if (amsgrad) take(state.max_exp_avg_sq(), moments.largest);
-    moments.counts.push_back(state.count_on(moments.batch.device));
+    moments.counts.push_back(state.count_on(batch.device));
     moments.states.push_back(&state);
   }
   return moments;

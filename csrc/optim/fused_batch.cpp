@@ -3,6 +3,7 @@
 #include "base/compute_guard.h"
 #include "engine/front_end.h"
 #include "nn/state/gradient_norm.h"
+#include "optim/optimizer_class.h"
 
 #include <shardwise/error.h>
 
@@ -65,26 +66,24 @@ void FusedBatch::copy_back(const GradientScale& scale) const {
   }
 }
 
-void FusedBatch::add_from(const FusedBatch& other, size_t index) {
-  numbers.push_back(other.numbers[index]);
-  parameters.push_back(other.parameters[index]);
-  gradients.push_back(other.gradients[index]);
-  originals.push_back(other.originals[index]);
+void FusedBatch::add(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& original) {
+  parameters.push_back(parameter);
+  gradients.push_back(gradient);
+  originals.push_back(original);
 }
 
-std::string FusedBatches::describe(const at::Tensor& parameter, size_t group, size_t number) const {
-  return c10::str("parameter ", number, " of group ", group, name_of(parameter), " of this ", name_);
+std::string FusedBatches::describe(const at::Tensor& parameter) const {
+  return c10::str(place_of(optimizer_, parameter), name_of(parameter), " of this ", name_);
 }
 
-void FusedBatches::check(const at::Tensor& parameter, const at::Tensor& gradient, size_t group, size_t number) const {
+void FusedBatches::check(const at::Tensor& parameter, const at::Tensor& gradient) const {
   const auto refuse = [&](const std::string& what, const std::string& remedy) {
-    throw ValueError(
-        c10::str("shardwise: ", describe(parameter, group, number), " ", what, ", so no step was made. ", remedy));
+    throw ValueError(c10::str("shardwise: ", describe(parameter), " ", what, ", so no step was made. ", remedy));
   };
-  const auto other = c10::str("Use torch::optim::", name_, " for it, in an optimizer of its own.");
   if (!is_fusible(parameter.scalar_type())) {
     refuse(
-        c10::str("is ", name_of(parameter.scalar_type()), ", but it must be half, bfloat16, float or double"), other);
+        c10::str("is ", name_of(parameter.scalar_type()), ", but it must be half, bfloat16, float or double"),
+        c10::str("Use torch::optim::", name_, " for it, in an optimizer of its own."));
   }
   if (gradient.layout() != at::kStrided || parameter.layout() != at::kStrided) {
     refuse("or its gradient is sparse", "Make the layer with sparse(false), or use an optimizer for sparse gradients.");
@@ -113,34 +112,29 @@ std::vector<FusedBatch> FusedBatches::all() const {
   std::vector<FusedBatch> batches;
   std::unordered_set<const at::TensorImpl*> seen;
   for (size_t group = 0; group < optimizer_.param_groups().size(); ++group) {
-    const auto& parameters = optimizer_.param_groups()[group].params();
-    for (size_t number = 0; number < parameters.size(); ++number) {
-      const auto& parameter = parameters[number];
-      at::Tensor gradient = parameter.grad();
-      if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-      check(parameter, gradient, group, number);
+    for (const auto& parameter : optimizer_.param_groups()[group].params()) {
+      const auto& original = parameter.grad();
+      if (!original.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+      check(parameter, original);
       const auto is_alike = [&](const FusedBatch& batch) {
         return batch.group == group && batch.device == parameter.device() && batch.dtype == parameter.scalar_type();
       };
       auto batch = std::find_if(batches.begin(), batches.end(), is_alike);
       if (batch == batches.end()) {
-        batch = batches.insert(batches.end(), FusedBatch(group, parameter.device(), parameter.scalar_type()));
+        batch = batches.insert(batches.end(), {group, parameter.device(), parameter.scalar_type()});
       }
-      batch->originals.push_back(gradient);
+      at::Tensor gradient = original;
       if (gradient.strides() != parameter.strides()) {
         const base::ComputeGuard guard;
-        gradient = at::empty_like(parameter).copy_(gradient);
+        gradient = at::empty_like(parameter).copy_(original);
       }
-      batch->numbers.push_back(number);
-      batch->parameters.push_back(parameter);
-      batch->gradients.push_back(std::move(gradient));
+      batch->add(parameter, gradient, original);
     }
   }
   return batches;
 }
 
-at::Tensor FusedBatches::fitting(const at::Tensor& kept, const FusedBatch& batch, size_t index) const {
-  const auto& parameter = batch.parameters[index];
+at::Tensor FusedBatches::fitting(const at::Tensor& kept, const at::Tensor& parameter) const {
   if (kept.defined() && kept.sizes() == parameter.sizes() && kept.dtype() == parameter.dtype() &&
       kept.device() == parameter.device() && kept.strides() == parameter.strides()) {
     return kept;
@@ -149,17 +143,16 @@ at::Tensor FusedBatches::fitting(const at::Tensor& kept, const FusedBatch& batch
   if (!kept.defined()) return at::zeros_like(parameter);
   if (kept.sizes() == parameter.sizes()) return at::empty_like(parameter).copy_(kept);
   throw Error(c10::str(
-      "shardwise: the state of ", describe(parameter, batch.group, batch.numbers[index]), " has sizes ", kept.sizes(),
-      ", but the parameter has ", parameter.sizes(),
+      "shardwise: the state of ", describe(parameter), " has sizes ", kept.sizes(), ", but the parameter has ",
+      parameter.sizes(),
       ". State that was saved for whole parameters, or on another number of ranks, does not fit shards. Load what this "
       "model saved on the same number of ranks, each rank its own; or give whole tensors to "
       "load_full_optimizer_state_dict()."));
 }
 
-void FusedBatches::refuse_state(const FusedBatch& batch, size_t index) const {
+void FusedBatches::refuse_state(const at::Tensor& parameter) const {
   throw Error(c10::str(
-      "shardwise: the state of ", describe(batch.parameters[index], batch.group, batch.numbers[index]),
-      " is not of torch::optim's class ", name_,
+      "shardwise: the state of ", describe(parameter), " is not of torch::optim's class ", name_,
       "ParamState. Put an object of that class, or of one derived from it, into state()."));
 }
 

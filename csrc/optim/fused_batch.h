@@ -32,20 +32,15 @@ struct GradientScale {
 
 /// Parameters of a group that a fused operation takes in one call, since they have the same dtype and device.
 struct FusedBatch {
-  FusedBatch(size_t group, at::Device device, at::ScalarType dtype) : group(group), device(device), dtype(dtype) {}
-
   size_t group;
   at::Device device;
   at::ScalarType dtype;
-  /// Their numbers in the group.
-  std::vector<size_t> numbers;
-  std::vector<at::Tensor> parameters;
-  std::vector<at::Tensor> gradients;
+  std::vector<at::Tensor> parameters = {};
+  std::vector<at::Tensor> gradients = {};
   /// The parameters' own gradients. Those above are copies if a gradient does not lie in memory as its parameter does.
-  std::vector<at::Tensor> originals;
+  std::vector<at::Tensor> originals = {};
 
-  /// Takes over parameter `index` of another batch of the same kind.
-  void add_from(const FusedBatch& other, size_t index);
+  void add(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& original);
   /// Gradients that were divided by their scale are then the program's too.
   void copy_back(const GradientScale& scale) const;
 };
@@ -58,17 +53,17 @@ class FusedBatches {
 
   /// All parameters that have a gradient, each once. Raises ValueError for what no fused operation takes.
   std::vector<FusedBatch> all() const;
-  /// A tensor of the state of parameter `index` of a batch, converted to the dtype, device and memory layout of the
-  /// parameter; zeros if there is none. Raises Error for other sizes.
-  at::Tensor fitting(const at::Tensor& kept, const FusedBatch& batch, size_t index) const;
+  /// A tensor of the state of a parameter, converted to the dtype, device and memory layout of the parameter; zeros if
+  /// there is none. Raises Error for other sizes.
+  at::Tensor fitting(const at::Tensor& kept, const at::Tensor& parameter) const;
   /// The state of that parameter as a `State`: torch's own state is taken over, and made if there is none. Raises Error
   /// for state of another class than `Plain`.
   template <typename State, typename Plain>
-  State& state(const FusedBatch& batch, size_t index) const {
-    auto& state = optimizer_.state()[batch.parameters[index].unsafeGetTensorImpl()];
+  State& state(const at::Tensor& parameter) const {
+    auto& state = optimizer_.state()[parameter.unsafeGetTensorImpl()];
     if (auto* known = dynamic_cast<State*>(state.get())) return *known;
     const auto* plain = dynamic_cast<const Plain*>(state.get());
-    if (state && plain == nullptr) refuse_state(batch, index);
+    if (state && plain == nullptr) refuse_state(parameter);
     auto made = plain == nullptr ? std::make_unique<State>() : std::make_unique<State>(*plain);
     auto& result = *made;
     state = std::move(made);
@@ -76,9 +71,9 @@ class FusedBatches {
   }
 
  private:
-  std::string describe(const at::Tensor& parameter, size_t group, size_t number) const;
-  void check(const at::Tensor& parameter, const at::Tensor& gradient, size_t group, size_t number) const;
-  [[noreturn]] void refuse_state(const FusedBatch& batch, size_t index) const;
+  std::string describe(const at::Tensor& parameter) const;
+  void check(const at::Tensor& parameter, const at::Tensor& gradient) const;
+  [[noreturn]] void refuse_state(const at::Tensor& parameter) const;
 
   torch::optim::Optimizer& optimizer_;
   std::string name_;

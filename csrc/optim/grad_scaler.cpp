@@ -3,6 +3,7 @@
 #include "nn/state/gradient_norm.h"
 #include "nn/wrap/split_axes.h"
 #include "nn/wrap/unit_meshes.h"
+#include "optim/optimizer_class.h"
 
 #include <shardwise/error.h>
 #include <shardwise/grad_scaler.h>
@@ -38,20 +39,18 @@ struct Found {
 Found find(const torch::optim::Optimizer& optimizer, bool takes_half) {
   Found found;
   std::unordered_set<const at::TensorImpl*> seen;
-  for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
-    const auto& parameters = optimizer.param_groups()[group].params();
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      const auto& parameter = parameters[i];
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
       if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
       auto unit = engine::Unit::of(parameter);
       // Which collectives there are follows from the units, whether this rank has a gradient or not.
       if (unit) found.units.push_back(std::move(unit));
       nn::add_axis(found.axes, nn::split_axis_of(parameter));
-      auto gradient = parameter.grad();
+      const auto& gradient = parameter.grad();
       if (!gradient.defined()) continue;
       if (gradient.scalar_type() == at::kHalf && !takes_half) {
         throw ValueError(c10::str(
-            "shardwise: GradScaler was about to divide the gradient of parameter ", i, " of group ", group,
+            "shardwise: GradScaler was about to divide the gradient of ", optim::place_of(optimizer, parameter),
             ", which is in half precision, where it may lose its value. Keep parameters in single precision, with "
             "MixedPrecision().param_dtype(torch::kHalf) to compute in half; or use an optimizer of shardwise without "
             "unscale_()."));

@@ -265,4 +265,14 @@ const OptimizerClass& OptimizerClass::of(const torch::optim::Optimizer& optimize
       "derive from one of them, so its state is unknown. Derive it from one of them, or save its state yourself.");
 }
 
+std::string place_of(const torch::optim::Optimizer& optimizer, const at::Tensor& parameter) {
+  for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
+    const auto& parameters = optimizer.param_groups()[group].params();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      if (parameters[i].is_same(parameter)) return c10::str("parameter ", i, " of group ", group);
+    }
+  }
+  return "";
+}
+
 } // namespace shardwise::optim

@@ -52,4 +52,7 @@ class OptimizerClass {
   virtual void write(torch::optim::OptimizerOptions& options, const StateDict& values) const = 0;
 };
 
+/// For example "parameter 1 of group 0"; "" if the optimizer does not have it.
+std::string place_of(const torch::optim::Optimizer& optimizer, const at::Tensor& parameter);
+
 } // namespace shardwise::optim

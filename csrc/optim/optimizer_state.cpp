@@ -1,6 +1,7 @@
 #include "optim/optimizer_state.h"
 
 #include "base/compute_guard.h"
+#include "nn/wrap/module_walk.h"
 #include "optim/counted_state.h"
 
 #include <shardwise/error.h>
@@ -8,20 +9,11 @@
 #include <ATen/ops/empty_like.h>
 #include <c10/util/StringUtil.h>
 
-#include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
 
 namespace shardwise::optim {
 namespace {
-
-/// The index of a parameter in a list.
-std::optional<size_t> index_in(const std::vector<at::Tensor>& parameters, const at::Tensor& parameter) {
-  const auto found =
-      std::find_if(parameters.begin(), parameters.end(), [&](const auto& other) { return other.is_same(parameter); });
-  if (found == parameters.end()) return std::nullopt;
-  return found - parameters.begin();
-}
 
 /// Raises ValueError for names that are not `known`.
 void refuse_unknown(const StateDict& given, const StateDict& known, const std::string& what) {
@@ -41,15 +33,14 @@ OptimizerState::OptimizerState(torch::optim::Optimizer& optimizer)
 
 std::optional<size_t> OptimizerState::group_of(const at::Tensor& parameter) const {
   for (size_t group = 0; group < groups(); ++group) {
-    if (index_in(parameters(group), parameter)) return group;
+    if (nn::is_among(parameters(group), parameter)) return group;
   }
   return std::nullopt;
 }
 
 std::string OptimizerState::describe(const at::Tensor& parameter) const {
-  const auto group = group_of(parameter);
-  if (!group) return "a tensor that is not one of its parameters";
-  return c10::str("parameter ", *index_in(parameters(*group), parameter), " of group ", *group);
+  const auto place = place_of(optimizer_, parameter);
+  return place.empty() ? "a tensor that is not one of its parameters" : place;
 }
 
 ParameterState OptimizerState::get(const at::Tensor& parameter) const {
@@ -150,11 +141,10 @@ std::string without_name(const std::vector<NamedParameter>& named, const Optimiz
   std::unordered_set<const at::TensorImpl*> known;
   for (const auto& parameter : named) known.insert(parameter.entry.tensor.unsafeGetTensorImpl());
   for (size_t group = 0; group < optimizer.groups(); ++group) {
-    const auto& parameters = optimizer.parameters(group);
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      if (known.contains(parameters[i].unsafeGetTensorImpl())) continue;
+    for (const auto& parameter : optimizer.parameters(group)) {
+      if (known.contains(parameter.unsafeGetTensorImpl())) continue;
       return c10::str(
-          "shardwise: parameter ", i, " of group ", group, " of this ", optimizer.name(),
+          "shardwise: ", optimizer.describe(parameter), " of this ", optimizer.name(),
           " is not a parameter of the module, so it has no name there. Give the module whose parameters() the "
           "optimizer was "
           "made with, after fully_shard() or replicate().");

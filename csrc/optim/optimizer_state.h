@@ -42,6 +42,9 @@ class SHARDWISE_API OptimizerState {
   /// to assume in place of its own.
   std::vector<std::string> kept(size_t group, const StateDict& changed = StateDict()) const;
 
+  /// Which of its parameters this is, for errors.
+  std::string describe(const at::Tensor& parameter) const;
+
   /// The options of a group, as tensors on the host: of doubles or bools, with two elements for `betas`, else without
   /// dimensions.
   StateDict options(size_t group) const;
@@ -52,7 +55,6 @@ class SHARDWISE_API OptimizerState {
  private:
   /// The group that has this parameter; nullopt if none has.
   std::optional<size_t> group_of(const at::Tensor& parameter) const;
-  std::string describe(const at::Tensor& parameter) const;
   void check(const at::Tensor& parameter, const ParameterState& state) const;
 
   torch::optim::Optimizer& optimizer_;

@@ -24,10 +24,11 @@ std::vector<Momentum> momentum_of(const optim::FusedBatches& batches, const opti
   for (const bool is_first : {false, true}) {
     Momentum half{.batch = {batch.group, batch.device, batch.dtype}, .buffers = {}, .is_first = is_first};
     for (size_t i = 0; i < batch.parameters.size(); ++i) {
-      auto& state = batches.state<State, State>(batch, i);
+      const auto& parameter = batch.parameters[i];
+      auto& state = batches.state<State, State>(parameter);
       if (state.momentum_buffer().defined() == is_first) continue;
-      half.batch.add_from(batch, i);
-      half.buffers.push_back(batches.fitting(state.momentum_buffer(), batch, i));
+      half.batch.add(parameter, batch.gradients[i], batch.originals[i]);
+      half.buffers.push_back(batches.fitting(state.momentum_buffer(), parameter));
     }
     if (!half.buffers.empty()) halves.push_back(std::move(half));
   }
@@ -69,7 +70,9 @@ at::Tensor SGD::step(LossClosure closure) {
         options.dampening(), options.nesterov(), /*maximize=*/false, is_first, scale.optional_scale(),
         scale.optional_found_inf());
     batch.copy_back(scale);
-    for (size_t i = 0; i < buffers.size(); ++i) batches.state<State, State>(batch, i).momentum_buffer(buffers[i]);
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      batches.state<State, State>(batch.parameters[i]).momentum_buffer(buffers[i]);
+    }
   }
   return loss;
 }
