@@ -25,11 +25,15 @@ using torch::optim::OptimizerParamState;
 // For each class: state() and options() call `visit` with the name and the value of each member.
 
 template <typename OptimizerOf, typename StateOf, typename OptionsOf>
-struct AnyAdam {
+struct Types {
   using Optimizer = OptimizerOf;
   using State = StateOf;
   using Options = OptionsOf;
   static constexpr bool kBeginsWithState = false;
+};
+
+template <typename... Of>
+struct AnyAdam : Types<Of...> {
   static void state(auto& state, const auto& visit) {
     visit("step", state.step());
     visit("exp_avg", state.exp_avg());
@@ -43,7 +47,7 @@ struct AnyAdam {
     visit("weight_decay", options.weight_decay());
     visit("amsgrad", options.amsgrad());
   }
-  static std::vector<std::string> kept(const Options& options) {
+  static std::vector<std::string> kept(const auto& options) {
     if (options.amsgrad()) return {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
     return {"exp_avg", "exp_avg_sq"};
   }
@@ -57,12 +61,8 @@ struct AdamW : AnyAdam<torch::optim::AdamW, torch::optim::AdamWParamState, torch
   static constexpr auto kName = "AdamW";
 };
 
-struct Sgd {
+struct Sgd : Types<torch::optim::SGD, torch::optim::SGDParamState, torch::optim::SGDOptions> {
   static constexpr auto kName = "SGD";
-  using Optimizer = torch::optim::SGD;
-  using State = torch::optim::SGDParamState;
-  using Options = torch::optim::SGDOptions;
-  static constexpr bool kBeginsWithState = false;
   static void state(auto& state, const auto& visit) {
     visit("momentum_buffer", state.momentum_buffer());
   }
@@ -79,11 +79,8 @@ struct Sgd {
   }
 };
 
-struct Adagrad {
+struct Adagrad : Types<torch::optim::Adagrad, torch::optim::AdagradParamState, torch::optim::AdagradOptions> {
   static constexpr auto kName = "Adagrad";
-  using Optimizer = torch::optim::Adagrad;
-  using State = torch::optim::AdagradParamState;
-  using Options = torch::optim::AdagradOptions;
   static constexpr bool kBeginsWithState = true;
   static void state(auto& state, const auto& visit) {
     visit("step", state.step());
@@ -101,12 +98,8 @@ struct Adagrad {
   }
 };
 
-struct RmsProp {
+struct RmsProp : Types<torch::optim::RMSprop, torch::optim::RMSpropParamState, torch::optim::RMSpropOptions> {
   static constexpr auto kName = "RMSprop";
-  using Optimizer = torch::optim::RMSprop;
-  using State = torch::optim::RMSpropParamState;
-  using Options = torch::optim::RMSpropOptions;
-  static constexpr bool kBeginsWithState = false;
   static void state(auto& state, const auto& visit) {
     visit("step", state.step());
     visit("square_avg", state.square_avg());
