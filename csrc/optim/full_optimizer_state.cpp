@@ -7,8 +7,8 @@
 
 #include <c10/util/StringUtil.h>
 
-#include <algorithm>
 #include <map>
+#include <set>
 
 namespace shardwise {
 namespace {
@@ -61,14 +61,11 @@ using Whole = std::vector<std::map<std::string, at::Tensor>>;
 
 /// Gathers one kind of tensor, such as exp_avg, for the sharded parameters of a group.
 void gather(
-    engine::Unit& unit, const group::FullCopies& copies, const std::string& name, const Kept& kept, bool keep,
+    engine::Unit& unit, group::Group& group, const std::string& name, const Kept& kept, bool keep,
     std::optional<at::Device> device, Whole& whole) {
-  size_t count = 0;
-  for (const auto& group : unit.groups()) {
-    if (group->full_copies() == &copies) count = group->parameters().size();
-  }
-  std::vector<at::Tensor> pieces(count);
-  std::vector<size_t> owner(count);
+  const auto& copies = *group.full_copies();
+  std::vector<at::Tensor> pieces(group.parameters().size());
+  std::vector<size_t> owner(pieces.size());
   for (size_t i = 0; i < kept.parameters.size(); ++i) {
     const auto& entry = kept.parameters[i].entry;
     const auto* tensor = entry.copies == &copies ? kept.states[i].tensors.find(name) : nullptr;
@@ -78,18 +75,17 @@ void gather(
   }
   const auto values =
       copies.gather_pieces(pieces, keep, device, unit.shards(), unit.buffers(), unit.name(), unit.own_counters());
-  for (size_t i = 0; i < count; ++i) {
+  for (size_t i = 0; i < values.size(); ++i) {
     if (values[i].defined()) whole[owner[i]][name] = values[i];
   }
 }
 
-std::vector<std::string> names_in(const Kept& kept, const group::FullCopies& copies) {
-  std::vector<std::string> names;
+/// The same on all ranks, in the same order.
+std::set<std::string> names_in(const Kept& kept, const group::FullCopies& copies) {
+  std::set<std::string> names;
   for (size_t i = 0; i < kept.parameters.size(); ++i) {
     if (kept.parameters[i].entry.copies != &copies) continue;
-    for (const auto& item : kept.states[i].tensors) {
-      if (std::find(names.begin(), names.end(), item.key()) == names.end()) names.push_back(item.key());
-    }
+    for (const auto& item : kept.states[i].tensors) names.insert(item.key());
   }
   return names;
 }
@@ -113,7 +109,7 @@ StateDict full_optimizer_state_dict(
     for (const auto& group : unit->groups()) {
       const auto* copies = group->full_copies();
       if (copies == nullptr) continue;
-      for (const auto& name : names_in(kept, *copies)) gather(*unit, *copies, name, kept, gathers, device, whole);
+      for (const auto& name : names_in(kept, *copies)) gather(*unit, *group, name, kept, gathers, device, whole);
     }
   }
   for (size_t i = 0; i < kept.parameters.size() && gathers; ++i) {

@@ -26,10 +26,6 @@ std::string why_not(const StateItem& item, const NamedParameter& parameter, cons
   return c10::str("has ", item.numel, " numbers here and ", value.numel(), " in the dict");
 }
 
-bool has(const std::vector<std::string>& names, const std::string& name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
 /// Compares the dict with all that there may be, and collects what it finds.
 class Matching {
  public:
@@ -41,16 +37,15 @@ class Matching {
     for (const auto& item : items) {
       if (item.kind == StateItem::Kind::option) add_option(item, parameter, options);
     }
-    auto needed = optimizer_.kept(parameter.group, options);
-    for (const auto& item : items) {
-      if (item.kind == StateItem::Kind::number) needed.push_back(item.name);
-    }
+    const auto kept = optimizer_.kept(parameter.group, options);
     std::vector<std::string> missing;
     size_t found = 0;
     for (const auto& item : items) {
       if (item.kind == StateItem::Kind::option) continue;
       found += find(item, parameter) != nullptr ? 1 : 0;
-      if (!known_.contains(item.key) && has(needed, item.name)) missing.push_back(item.key);
+      const bool is_needed =
+          item.kind == StateItem::Kind::number || std::find(kept.begin(), kept.end(), item.name) != kept.end();
+      if (is_needed && !known_.contains(item.key)) missing.push_back(item.key);
     }
     // What was saved before the parameter's first step has options, but no state.
     if (found == 0 && !optimizer_.kind().begins_with_state()) return;
