@@ -4,7 +4,6 @@
 #include "nn/wrap/first_rank.h"
 #include "optim/state_match.h"
 
-#include <shardwise/error.h>
 #include <shardwise/optimizer_state_dict.h>
 
 #include <ATen/ops/empty.h>
@@ -70,10 +69,7 @@ at::Tensor share_piece(
     const NamedParameter& parameter, const std::string& key, const StateDict& dict, const nn::FirstRank& first) {
   const auto& entry = parameter.entry;
   const auto what = c10::str("the broadcast of '", key, "' from the optimizer's dict of rank 0");
-  const auto whole = first.share(
-      first.is_here() ? dict[key] : at::Tensor(), entry.sizes, entry.tensor.options(), what,
-      entry.unit ? &entry.unit->own_counters() : nullptr);
-  const auto piece = entry.piece_of(whole);
+  const auto piece = entry.piece_of(first.share(first.is_here() ? dict[key] : at::Tensor(), entry, what));
   return entry.copies == nullptr ? piece : entry.copies->piece_in_whole(entry.index, piece);
 }
 
@@ -114,13 +110,7 @@ LoadResult load_full_optimizer_state_dict(
     const LoadStateDictOptions& options) {
   optim::OptimizerState state(optimizer);
   nn::ModuleState places(module);
-  if (options.broadcast_from_rank0() && places.meshes().size() > 1) {
-    throw ValueError(c10::str(
-        "shardwise: the units of this ", module.name(), " lie on ", places.meshes().size(),
-        " meshes, which have no common rank 0. Give the optimizer's dict to every rank, with "
-        "broadcast_from_rank0(false)."));
-  }
-  const nn::FirstRank first(places, !options.broadcast_from_rank0());
+  const nn::FirstRank first(module, places, options, "the optimizer's dict");
   auto error = places.locate();
   auto parameters = optim::named_parameters(places, state);
   if (error.empty()) error = optim::without_name(parameters, state);

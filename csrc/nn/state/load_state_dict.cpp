@@ -5,8 +5,6 @@
 #include "nn/state/module_state.h"
 #include "nn/wrap/first_rank.h"
 
-#include <shardwise/error.h>
-
 #include <c10/util/StringUtil.h>
 
 #include <set>
@@ -82,13 +80,6 @@ std::string error_of(const Match& match, bool strict, int rank) {
 constexpr auto kLoad = "load_full_state_dict";
 constexpr auto kNames = "the names that rank 0 loads";
 
-/// The whole value of an entry, from the rank that has it.
-at::Tensor value_of(const Entry& entry, const at::Tensor& value, const nn::FirstRank& first) {
-  const auto what = c10::str("the broadcast of '", entry.names.front(), "' from the state dict of rank 0");
-  return first.share(
-      value, entry.sizes, entry.tensor.options(), what, entry.unit ? &entry.unit->own_counters() : nullptr);
-}
-
 void store(const Entry& entry, const at::Tensor& value) {
   const c10::InferenceMode no_inference(false);
   const auto piece = entry.piece_of(value);
@@ -102,12 +93,7 @@ void store(const Entry& entry, const at::Tensor& value) {
 
 LoadResult load_full_state_dict(torch::nn::Module& module, const StateDict& dict, const LoadStateDictOptions& options) {
   nn::ModuleState state(module);
-  if (options.broadcast_from_rank0() && state.meshes().size() > 1) {
-    throw ValueError(c10::str(
-        "shardwise: the units of this ", module.name(), " lie on ", state.meshes().size(),
-        " meshes, which have no common rank 0. Give the dict to every rank, with broadcast_from_rank0(false)."));
-  }
-  const nn::FirstRank first(state, !options.broadcast_from_rank0());
+  const nn::FirstRank first(module, state, options, "the dict");
   auto error = state.locate();
   Match found;
   if (first.is_here() && error.empty()) {
@@ -125,7 +111,8 @@ LoadResult load_full_state_dict(torch::nn::Module& module, const StateDict& dict
   for (size_t i = 0; i < state.entries().size(); ++i) {
     const auto& entry = state.entries()[i];
     if (missing.contains(entry.names.front())) continue;
-    const auto value = value_of(entry, found.values[i], first);
+    const auto what = c10::str("the broadcast of '", entry.names.front(), "' from the state dict of rank 0");
+    const auto value = first.share(found.values[i], entry, what);
     store(entry, value);
     result.elements += value.numel();
   }

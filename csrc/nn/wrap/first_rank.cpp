@@ -3,42 +3,36 @@
 #include "base/compute_guard.h"
 #include "comm/mesh/gather_texts.h"
 
+#include <shardwise/error.h>
+
 #include <ATen/ops/empty.h>
+#include <c10/util/StringUtil.h>
+
+#include <sstream>
 
 namespace shardwise::nn {
-namespace {
 
-/// A list of texts as one, and back.
-std::string packed(const std::vector<std::string>& texts) {
-  std::string all;
-  for (const auto& text : texts) all += text + '\0';
-  return all;
-}
-
-std::vector<std::string> unpacked(const std::string& all) {
-  std::vector<std::string> texts;
-  for (size_t start = 0; start < all.size();) {
-    const auto end = all.find('\0', start);
-    texts.push_back(all.substr(start, end - start));
-    start = end + 1;
+FirstRank::FirstRank(
+    const torch::nn::Module& module, const ModuleState& state, const LoadStateDictOptions& options,
+    const std::string& dict) {
+  if (!options.broadcast_from_rank0()) return;
+  const auto& meshes = state.meshes();
+  if (meshes.size() > 1) {
+    throw ValueError(c10::str(
+        "shardwise: the units of this ", module.name(), " lie on ", meshes.size(),
+        " meshes, which have no common rank 0. Give ", dict, " to every rank, with broadcast_from_rank0(false)."));
   }
-  return texts;
-}
-
-} // namespace
-
-FirstRank::FirstRank(const ModuleState& module, bool each_has_all) {
-  if (each_has_all) return;
-  for (const auto& axis : module.axes()) {
+  for (const auto& axis : state.axes()) {
     if (axis->ranks.size() > 1) axes_.push_back(axis);
   }
-  auto* const unit = module.meshes().empty() ? nullptr : module.meshes().front().get();
+  auto* const unit = meshes.empty() ? nullptr : meshes.front().get();
   if (unit != nullptr && unit->ranks().world() > 1) unit_ = unit;
-  is_here_ = module.is_first();
+  is_here_ = state.is_first();
 }
 
 void FirstRank::share(std::vector<std::string>& texts, const std::string& what) const {
-  auto all = packed(texts);
+  std::string all;
+  for (const auto& text : texts) all += text + '\0';
   for (const auto& axis : axes_) {
     all = comm::gather_texts(all, {axis->ranks}, axis->mesh.device(), what, axis->counters).front();
   }
@@ -46,7 +40,9 @@ void FirstRank::share(std::vector<std::string>& texts, const std::string& what) 
     const auto device = unit_->mesh().device();
     all = comm::gather_texts(all, unit_->ranks().axes(), device, what, unit_->own_counters()).front();
   }
-  texts = unpacked(all);
+  texts.clear();
+  std::istringstream stream(all);
+  for (std::string text; std::getline(stream, text, '\0');) texts.push_back(text);
 }
 
 // Sent as bytes, which every back end can do whatever the dtype.

@@ -2,6 +2,8 @@
 
 #include "nn/state/module_state.h"
 
+#include <shardwise/state_dict.h>
+
 #include <string>
 #include <vector>
 
@@ -10,9 +12,12 @@ namespace shardwise::nn {
 /// Brings what the first rank of a mesh has to all its ranks, which call the same functions in the same order.
 class FirstRank {
  public:
-  /// The first of all ranks that hold parts of this module. A rank that is alone has all it needs; with `each_has_all`
-  /// every rank does.
-  FirstRank(const ModuleState& module, bool each_has_all);
+  /// The first of all ranks that hold parts of this module. A rank that is alone has all it needs; every rank does if
+  /// the options say that each has the dict. Raises ValueError, which names the `dict`, if meshes have no common rank
+  /// 0.
+  FirstRank(
+      const torch::nn::Module& module, const ModuleState& state, const LoadStateDictOptions& options,
+      const std::string& dict);
 
   /// Whether this rank has what is to be brought.
   bool is_here() const {
@@ -25,6 +30,11 @@ class FirstRank {
   at::Tensor share(
       const at::Tensor& value, at::IntArrayRef sizes, const at::TensorOptions& options, const std::string& what,
       Counters* counters = nullptr) const;
+  /// The same for a whole tensor of an entry.
+  at::Tensor share(const at::Tensor& value, const ModuleState::Entry& entry, const std::string& what) const {
+    auto* counters = entry.unit ? &entry.unit->own_counters() : nullptr;
+    return share(value, entry.sizes, entry.tensor.options(), what, counters);
+  }
 
  private:
   /// First along the axes of parallelize(), then over the ranks of the unit.
