@@ -13,7 +13,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <unordered_map>
 
 namespace shardwise::nn {
 namespace {
@@ -41,9 +40,8 @@ std::vector<std::shared_ptr<engine::Unit>> meshes_of(const std::vector<std::shar
 } // namespace
 
 ModuleState::ModuleState(const torch::nn::Module& module) {
-  std::unordered_map<at::TensorImpl*, size_t> seen;
   for_each_tensor(module, [&](const std::string& name, const at::Tensor& tensor, bool is_parameter) {
-    const auto [entry, is_new] = seen.try_emplace(tensor.unsafeGetTensorImpl(), entries_.size());
+    const auto [entry, is_new] = index_.try_emplace(tensor.unsafeGetTensorImpl(), entries_.size());
     if (is_new) {
       auto unit = is_parameter ? engine::Unit::of(tensor) : nullptr;
       if (unit && std::find(units_.begin(), units_.end(), unit) == units_.end()) units_.push_back(unit);
@@ -63,19 +61,23 @@ ModuleState::ModuleState(const torch::nn::Module& module) {
 
 void ModuleState::find_splits() {
   if (!split::any_split()) return;
-  std::unordered_map<at::TensorImpl*, at::Tensor> leaves;
+  for (auto& entry : entries_) entry.split = split::split_parameter_of(entry.tensor);
   for (const auto& unit : units_) {
     for (const auto& parameter : unit->parameters()) {
-      if (parameter->alive()) leaves[parameter->visible().unsafeGetTensorImpl()] = parameter->leaf();
+      auto* entry = parameter->alive() ? entry_of(parameter->visible()) : nullptr;
+      if (entry != nullptr) entry->split = split::split_parameter_of(parameter->leaf());
     }
   }
   for (auto& entry : entries_) {
-    const auto leaf = leaves.find(entry.tensor.unsafeGetTensorImpl());
-    entry.split = split::split_parameter_of(leaf == leaves.end() ? entry.tensor : leaf->second);
     if (!entry.split) continue;
     entry.sizes = entry.split->sizes;
     add_axis(axes_, entry.split->axis);
   }
+}
+
+ModuleState::Entry* ModuleState::entry_of(const at::Tensor& tensor) {
+  const auto found = index_.find(tensor.unsafeGetTensorImpl());
+  return found == index_.end() ? nullptr : &entries_[found->second];
 }
 
 at::Tensor ModuleState::Entry::piece_of(const at::Tensor& whole) const {
@@ -114,12 +116,6 @@ std::string ModuleState::locate() {
     return engine::still_on_meta(rank, without_values);
   }
   try {
-    struct Shard {
-      group::FullCopies* copies;
-      size_t index;
-      std::vector<int64_t> sizes;
-    };
-    std::unordered_map<at::TensorImpl*, Shard> shards;
     for (const auto& unit : units_) {
       unit->schedule()->follow_optimizer();
       unit->renew_groups();
@@ -128,19 +124,17 @@ std::string ModuleState::locate() {
         if (copies == nullptr) continue;
         for (size_t i = 0; i < group->parameters().size(); ++i) {
           const auto& parameter = *group->parameters()[i];
-          shards[parameter.visible().unsafeGetTensorImpl()] = {copies, i, parameter.leaf().sizes().vec()};
+          auto* entry = entry_of(parameter.visible());
+          if (entry == nullptr) continue;
+          entry->copies = copies;
+          entry->index = i;
+          if (!entry->split) entry->sizes = parameter.leaf().sizes().vec();
         }
       }
     }
-    for (auto& entry : entries_) {
-      const auto shard = shards.find(entry.tensor.unsafeGetTensorImpl());
-      if (shard == shards.end()) {
-        if (!entry.unit && !entry.split && has_touch_key(entry.tensor)) return shard_without_unit(entry.names.front());
-        continue;
-      }
-      entry.copies = shard->second.copies;
-      entry.index = shard->second.index;
-      if (!entry.split) entry.sizes = shard->second.sizes;
+    for (const auto& entry : entries_) {
+      const bool is_known = entry.unit || entry.copies != nullptr || entry.split;
+      if (!is_known && has_touch_key(entry.tensor)) return shard_without_unit(entry.names.front());
     }
   } catch (const std::exception& error) {
     return base::text_of(error);

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -81,9 +82,12 @@ class ModuleState {
 
  private:
   void find_splits();
+  /// The entry of this tensor; null if it is not of the module.
+  Entry* entry_of(const at::Tensor& tensor);
   std::string describe(const std::string& function) const;
 
   std::vector<Entry> entries_;
+  std::unordered_map<at::TensorImpl*, size_t> index_;
   std::vector<std::pair<std::string, size_t>> names_;
   std::vector<std::shared_ptr<engine::Unit>> units_;
   std::vector<std::shared_ptr<engine::Unit>> meshes_;
