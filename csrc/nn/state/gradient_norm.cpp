@@ -76,15 +76,13 @@ void GradientNorm::add_up(const at::Tensor& power, const at::Tensor& is_nan) {
 }
 
 void GradientNorm::reduce(engine::Unit& unit) {
-  reduce(unit, {unit.ranks().for_event(comm::Agreement::kClipping, kWhat, unit.own_counters())});
+  auto& counters = unit.own_counters();
+  reduce({unit.ranks().for_event(comm::Agreement::kClipping, kWhat, counters)}, unit.device(), counters);
 }
 
 void GradientNorm::reduce_to_all(engine::Unit& unit) {
-  reduce(unit, unit.ranks().all_for_event(comm::Agreement::kClipping, kWhat, unit.own_counters()));
-}
-
-void GradientNorm::reduce(engine::Unit& unit, const std::vector<comm::Collectives>& ranks) {
-  reduce(ranks, unit.mesh().device(), unit.own_counters());
+  auto& counters = unit.own_counters();
+  reduce(unit.ranks().all_for_event(comm::Agreement::kClipping, kWhat, counters), unit.device(), counters);
 }
 
 void GradientNorm::reduce(const split::SplitAxis& axis) {

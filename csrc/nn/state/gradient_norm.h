@@ -45,7 +45,6 @@ class GradientNorm {
  private:
   bool is_maximum() const;
   void add_up(const at::Tensor& power, const at::Tensor& is_nan);
-  void reduce(engine::Unit& unit, const std::vector<comm::Collectives>& ranks);
   void reduce(const std::vector<comm::Collectives>& ranks, at::Device device, Counters& counters);
 
   double order_;
