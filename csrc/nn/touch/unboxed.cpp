@@ -21,6 +21,7 @@
 #include <torch/library.h>
 
 #include <string>
+#include <type_traits>
 
 // The operations of which most models consist. If only full parameters among the arguments are watched, and nothing is
 // to be cast, the arguments do not go through a stack. Otherwise the operation takes the way of all others.
@@ -32,21 +33,13 @@ class Reads {
  public:
   explicit Reads(const c10::OperatorHandle& operation) : operation_(operation) {}
 
-  /// Whether the operation runs as torch has it, and the listener of this argument, if there is one, has nothing to do
-  /// with the other arguments.
+  /// Whether the operation runs as torch has it, and the listener of this tensor, if there is one, has nothing to do with
+  /// other arguments.
   C10_ALWAYS_INLINE bool read(const at::Tensor& tensor) {
-    if (!tensor.defined() || !has_touch_key(tensor)) return true;
     if (has_substitute(tensor)) return false;
     auto listener = tensor.has_storage() ? listener_of(tensor) : nullptr;
     if (listener == nullptr || listener->needs_arguments()) return false;
     touches_.add(std::move(listener), {operation_, {}, tensor, /*written=*/false});
-    return true;
-  }
-  bool read(const std::optional<at::Tensor>& tensor) {
-    return !tensor || read(*tensor);
-  }
-  template <typename Other>
-  bool read(const Other& /*not a tensor*/) {
     return true;
   }
 
@@ -55,16 +48,16 @@ class Reads {
   Touches touches_;
 };
 
-/// One argument may have freed the memory of another.
-bool is_there(const at::Tensor& tensor) {
-  return !tensor.defined() || !has_touch_key(tensor) || !group::is_freed(tensor);
-}
-bool is_there(const std::optional<at::Tensor>& tensor) {
-  return !tensor || is_there(*tensor);
-}
-template <typename Other>
-bool is_there(const Other& /*not a tensor*/) {
-  return true;
+/// Whether this holds for an argument, if it is a keyed tensor.
+template <typename Argument, typename Holds>
+C10_ALWAYS_INLINE bool if_keyed(const Argument& argument, const Holds& holds) {
+  if constexpr (std::is_same_v<Argument, std::optional<at::Tensor>>) {
+    return !argument || if_keyed(*argument, holds);
+  } else if constexpr (std::is_same_v<Argument, at::Tensor>) {
+    return !argument.defined() || !has_touch_key(argument) || holds(argument);
+  } else {
+    return true;
+  }
 }
 
 template <typename Operation, typename = typename Operation::schema>
@@ -83,7 +76,10 @@ struct Unboxed<Operation, Result(Arguments...)> {
     if (!c10::impl::tls_is_dispatch_key_included(kTouchKey)) {
       const c10::impl::ExcludeDispatchKeyGuard not_a_touch(kTouchKey);
       Reads reads(operation);
-      if ((reads.read(arguments) && ...) && (is_there(arguments) && ...)) {
+      const auto read = [&](const at::Tensor& tensor) { return reads.read(tensor); };
+      // One argument may have freed the memory of another.
+      const auto is_there = [](const at::Tensor& tensor) { return !group::is_freed(tensor); };
+      if ((if_keyed(arguments, read) && ...) && (if_keyed(arguments, is_there) && ...)) {
         try {
           return Operation::redispatch(
               keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTouchKey), arguments...);

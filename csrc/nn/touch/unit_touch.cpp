@@ -22,7 +22,12 @@ bool is_mixed(Local local) {
 
 } // namespace
 
-class UnitTouch::Full : public TouchListener {
+/// Knows the unit, which may be gone.
+struct UnitTouch::UnitListener : TouchListener {
+  std::weak_ptr<engine::Unit> unit;
+};
+
+class UnitTouch::Full : public UnitListener {
  public:
   bool touched(const Touch& touch) override {
     const auto owner = unit.lock();
@@ -61,7 +66,6 @@ class UnitTouch::Full : public TouchListener {
     return buffers.contains(argument.unsafeGetTensorImpl());
   }
 
-  std::weak_ptr<engine::Unit> unit;
   std::optional<at::ScalarType> dtype;
   std::unordered_set<const at::TensorImpl*> buffers;
   /// How many calls between begin_call() and end_call() are running.
@@ -71,7 +75,7 @@ class UnitTouch::Full : public TouchListener {
 };
 
 /// For shards and their gradients.
-class UnitTouch::Piece : public TouchListener {
+class UnitTouch::Piece : public UnitListener {
  public:
   std::string explain(const Touch& touch) const override {
     const auto owner = unit.lock();
@@ -91,7 +95,6 @@ class UnitTouch::Piece : public TouchListener {
   bool may_detach() const override {
     return true;
   }
-  std::weak_ptr<engine::Unit> unit;
   /// There is one shard.
   bool is_whole = false;
 
@@ -129,13 +132,12 @@ class UnitTouch::Gradient : public Piece {
 };
 
 /// For what full leaves have in place of a gradient.
-class UnitTouch::Absent : public TouchListener {
+class UnitTouch::Absent : public UnitListener {
  public:
   bool touched(const Touch& touch) override {
     if (const auto owner = unit.lock()) refuse_absent_gradient(*owner, touch);
     return false;
   }
-  std::weak_ptr<engine::Unit> unit;
 };
 
 UnitTouch::UnitTouch()
@@ -149,10 +151,7 @@ UnitTouch::~UnitTouch() = default;
 void UnitTouch::bind(
     const std::shared_ptr<engine::Unit>& unit, const std::vector<engine::NamedTensor>& buffers,
     const std::unordered_set<const at::TensorImpl*>& taken_for_members) {
-  full_->unit = unit;
-  shard_->unit = unit;
-  gradient_->unit = unit;
-  absent_->unit = unit;
+  full_->unit = shard_->unit = gradient_->unit = absent_->unit = unit;
   if (unit->precision().cast_forward_inputs()) full_->dtype = unit->precision().param_dtype();
   for (const auto& buffer : buffers) full_->buffers.insert(buffer.tensor.unsafeGetTensorImpl());
   shard_->is_whole = gradient_->is_whole = unit->shards().size() == 1;

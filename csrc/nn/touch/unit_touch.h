@@ -35,6 +35,7 @@ class UnitTouch : public group::FrontEndCallbacks {
   void published(const at::Tensor& gradient) override;
 
  private:
+  struct UnitListener;
   class Full;
   class Piece;
   class Shard;
