@@ -69,9 +69,7 @@ void OptimizerState::check(const at::Tensor& parameter, const ParameterState& st
     if (state.tensors.contains(one) || state.numbers.contains(one)) continue;
     throw ValueError(c10::str(
         "shardwise: ", what, " needs '", one,
-        "', which is missing. Give all that an optimizer with the same options "
-        "kept: ",
-        c10::Join(", ", needed), "."));
+        "', which is missing. Give all that an optimizer with the same options kept: ", c10::Join(", ", needed), "."));
   }
   for (const auto& item : state.tensors) {
     if (item.value().sizes() == parameter.sizes()) continue;
@@ -146,8 +144,7 @@ std::string without_name(const std::vector<NamedParameter>& named, const Optimiz
       return c10::str(
           "shardwise: ", optimizer.describe(parameter), " of this ", optimizer.name(),
           " is not a parameter of the module, so it has no name there. Give the module whose parameters() the "
-          "optimizer was "
-          "made with, after fully_shard() or replicate().");
+          "optimizer was made with, after fully_shard() or replicate().");
     }
   }
   return "";

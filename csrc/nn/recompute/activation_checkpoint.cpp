@@ -128,8 +128,7 @@ class ActivationCheckpointNode : public Node {
       if (!fn_) {
         throw Error(
             "shardwise: a second backward ran through an activation checkpoint after the first one had freed what it "
-            "needs. Pass "
-            "retain_graph=true to every backward but the last.");
+            "needs. Pass retain_graph=true to every backward but the last.");
       }
       fn = fn_;
       for (const auto& input : inputs_) inputs.push_back(input.unpack());
@@ -162,8 +161,7 @@ class ActivationCheckpointNode : public Node {
     if (c10::GradMode::is_enabled()) {
       throw Error(
           "shardwise: an activation checkpoint does not support gradients of gradients (backward with create_graph). "
-          "Call its "
-          "function directly, without activation_checkpoint(), there.");
+          "Call its function directly, without activation_checkpoint(), there.");
     }
     Tensors results(num_outputs());
     if (std::none_of(gradients.begin(), gradients.end(), [](const auto& gradient) { return gradient.defined(); })) {
@@ -182,9 +180,8 @@ class ActivationCheckpointNode : public Node {
     if (!sinks) {
       throw Error(
           "shardwise: the function of an activation checkpoint used other parameters, or other tensors that require a "
-          "gradient, when "
-          "it ran again in backward than in forward, so some gradients would be lost. Do not freeze or replace "
-          "parameters in between, and make the function do the same both times.");
+          "gradient, when it ran again in backward than in forward, so some gradients would be lost. Do not freeze or "
+          "replace parameters in between, and make the function do the same both times.");
     }
 
     edge_list roots;

@@ -21,9 +21,8 @@ void refuse_max_norm(const torch::nn::Module& module, const nn::ModuleTensors& a
     if (!parameter.tensor.is_same(layer->weight)) continue;
     throw ValueError(c10::str(
         "shardwise: replicate(): '", parameter.names.front(),
-        "' belongs to a layer with max_norm, which changes rows of "
-        "it in its forward, other ones on each rank, so the ranks' copies would differ. Leave max_norm out, and "
-        "bound the rows after each step of the optimizer."));
+        "' belongs to a layer with max_norm, which changes rows of it in its forward, other ones on each rank, so the "
+        "ranks' copies would differ. Leave max_norm out, and bound the rows after each step of the optimizer."));
   }
 }
 
