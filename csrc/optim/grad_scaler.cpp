@@ -18,6 +18,7 @@
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/util/ScopeExit.h>
 #include <c10/util/StringUtil.h>
 #include <torch/optim/optimizer.h>
 
@@ -204,6 +205,8 @@ at::Tensor GradScaler::step(torch::optim::Optimizer& optimizer) {
     progress.stage = Progress::Stage::stepped;
     return result;
   }
+  // Whatever happens in the step, the next one without a scaler has neither.
+  const auto clear = c10::make_scope_exit([fused] { fused->grad_scale_ = fused->found_inf_ = at::Tensor(); });
   if (progress.stage == Progress::Stage::ready) {
     at::Tensor one;
     {
@@ -214,16 +217,7 @@ at::Tensor GradScaler::step(torch::optim::Optimizer& optimizer) {
     progress.found_inf = multiply_and_check(optimizer, one, /*takes_half=*/true);
   }
   fused->found_inf_ = progress.found_inf;
-  // Whatever happens in the step, the next one without a scaler has neither.
-  const auto clear = [fused] { fused->grad_scale_ = fused->found_inf_ = at::Tensor(); };
-  at::Tensor result;
-  try {
-    result = optimizer.step();
-  } catch (...) {
-    clear();
-    throw;
-  }
-  clear();
+  auto result = optimizer.step();
   progress.stage = Progress::Stage::stepped;
   return result;
 }
