@@ -5,8 +5,8 @@
 
 #include <shardwise/error.h>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/tensor.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -131,10 +131,7 @@ at::Tensor as_tensor(bool value) {
 }
 
 at::Tensor as_tensor(const std::tuple<double, double>& values) {
-  auto tensor = at::empty({2}, base::on_host(at::kDouble));
-  tensor.mutable_data_ptr<double>()[0] = std::get<0>(values);
-  tensor.mutable_data_ptr<double>()[1] = std::get<1>(values);
-  return tensor;
+  return at::tensor({std::get<0>(values), std::get<1>(values)}, base::on_host(at::kDouble));
 }
 
 void take(double& value, const at::Tensor& tensor) {

@@ -241,13 +241,4 @@ std::string why_dtypes_differ(const engine::Unit& unit, const c10::OperatorHandl
       "MixedPrecision().param_dtype_override() says it for single parameters.");
 }
 
-std::string explain_raw_read(const std::string& names) {
-  return c10::str(
-      "shardwise: ", names,
-      " was read by data_ptr(), an accessor or the like while its full copy is freed or out of date. shardwise does "
-      "not notice such reads, so it gathered nothing. Read it inside a call of its module that fires hooks "
-      "(shardwise::call(), a container), after an operation used it in this forward, or after unit(module).unshard(); "
-      "or read its shard, in parameters().");
-}
-
 } // namespace shardwise::nn

@@ -50,7 +50,4 @@ std::string why_sizes_differ(const engine::Unit& unit, const group::Parameter& p
 /// empty.
 std::string why_dtypes_differ(const engine::Unit& unit, const c10::OperatorHandle& operation);
 
-/// For a read of a full copy by data_ptr() or an accessor while it is not current.
-std::string explain_raw_read(const std::string& names);
-
 } // namespace shardwise::nn

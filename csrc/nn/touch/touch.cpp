@@ -298,14 +298,6 @@ TouchRegistration::TouchRegistration(const at::Tensor& tensor, const std::weak_p
   storage_ = tensor.storage().getWeakStorageImpl();
 }
 
-TouchRegistration& TouchRegistration::operator=(TouchRegistration&& other) noexcept {
-  if (this != &other) {
-    const TouchRegistration ended(std::move(*this));
-    storage_ = std::move(other.storage_);
-  }
-  return *this;
-}
-
 TouchRegistration::~TouchRegistration() {
   if (auto* storage = storage_._unsafe_get_target()) Listeners::get().remove(storage);
 }

@@ -182,7 +182,10 @@ class SHARDWISE_API TouchRegistration {
   /// Raises ValueError for a tensor without a storage, and for a storage that has another listener already.
   TouchRegistration(const at::Tensor& tensor, const std::weak_ptr<TouchListener>& listener);
   TouchRegistration(TouchRegistration&&) noexcept = default;
-  TouchRegistration& operator=(TouchRegistration&& other) noexcept;
+  TouchRegistration& operator=(TouchRegistration other) noexcept {
+    std::swap(storage_, other.storage_);
+    return *this;
+  }
   ~TouchRegistration();
   /// Whether the memory is gone.
   bool expired() const {
