@@ -8,6 +8,7 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/util/StringUtil.h>
+#include <c10/util/accumulate.h>
 
 namespace shardwise {
 namespace {
@@ -28,40 +29,28 @@ std::string error_of(const optim::StateMatch& match, const std::string& optimize
       strict ? ", or strict(false) to load the names that both have." : ".");
 }
 
-/// The items to load, with the parameter of each, in an order that is the same on all ranks.
-struct Load {
-  std::vector<NamedParameter> parameters;
-  std::vector<std::vector<StateItem>> items;
-  int64_t numbers = 0;
-};
-
-Load items_to_load(
-    std::vector<NamedParameter> parameters, const optim::OptimizerState& state, const std::vector<std::string>& keys) {
-  const std::set<std::string> wanted(keys.begin(), keys.end());
-  Load load{.parameters = std::move(parameters), .items = {}, .numbers = 0};
-  for (const auto& parameter : load.parameters) {
-    auto items = optim::items_of(parameter, state);
-    std::erase_if(items, [&](const auto& item) { return !wanted.contains(item.key); });
-    for (const auto& item : items) load.numbers += item.kind == StateItem::Kind::tensor ? 0 : item.numel;
-    load.items.push_back(std::move(items));
-  }
-  return load;
-}
-
-/// All numbers and options, as one vector from the rank that has them.
-at::Tensor share_numbers(const Load& load, const StateDict& dict, const nn::FirstRank& first) {
+/// All numbers and options with these keys, which travel as one vector from the rank that has them.
+StateDict share_numbers(
+    const std::vector<NamedParameter>& parameters, const optim::OptimizerState& state,
+    const std::set<std::string>& keys, const StateDict& dict, const nn::FirstRank& first) {
   const base::ComputeGuard guard;
-  const auto mine = at::empty({load.numbers}, base::on_host(at::kDouble));
-  int64_t start = 0;
-  for (size_t i = 0; i < load.items.size() && first.is_here(); ++i) {
-    for (const auto& item : load.items[i]) {
+  std::vector<StateItem> items;
+  std::vector<int64_t> sizes;
+  for (const auto& parameter : parameters) {
+    for (auto& item : optim::items_of(parameter, state, keys)) {
       if (item.kind == StateItem::Kind::tensor) continue;
-      mine.narrow(0, start, item.numel).copy_(dict[item.key].reshape({-1}));
-      start += item.numel;
+      sizes.push_back(item.numel);
+      items.push_back(std::move(item));
     }
   }
-  return first.share(mine, mine.sizes(), mine.options(), "the broadcast of numbers from the optimizer's dict of rank 0")
-      .cpu();
+  const auto mine = at::empty({c10::sum_integers(sizes)}, base::on_host(at::kDouble));
+  const auto places = mine.split_with_sizes(sizes);
+  for (size_t i = 0; i < items.size() && first.is_here(); ++i) places[i].copy_(dict[items[i].key].reshape({-1}));
+  const auto what = "the broadcast of numbers from the optimizer's dict of rank 0";
+  const auto all = first.share(mine, mine.sizes(), mine.options(), what).cpu().split_with_sizes(sizes);
+  StateDict numbers;
+  for (size_t i = 0; i < items.size(); ++i) numbers.insert(items[i].key, all[i]);
+  return numbers;
 }
 
 /// This rank's piece of a whole tensor.
@@ -73,36 +62,6 @@ at::Tensor share_piece(
   return entry.copies == nullptr ? piece : entry.copies->piece_in_whole(entry.index, piece);
 }
 
-/// Options first, since they decide which state a parameter must have.
-int64_t set(const Load& load, const StateDict& dict, const nn::FirstRank& first, optim::OptimizerState& state) {
-  const auto numbers = share_numbers(load, dict, first);
-  std::vector<optim::ParameterState> states(load.parameters.size());
-  int64_t start = 0;
-  for (size_t i = 0; i < load.items.size(); ++i) {
-    StateDict options;
-    for (const auto& item : load.items[i]) {
-      if (item.kind == StateItem::Kind::tensor) continue;
-      const base::ComputeGuard guard;
-      const auto values = numbers.narrow(0, start, item.numel);
-      start += item.numel;
-      item.kind == StateItem::Kind::option ? options.insert(item.name, values)
-                                           : states[i].numbers.insert(item.name, values.select(0, 0));
-    }
-    state.set_options(load.parameters[i].group, options);
-  }
-  int64_t elements = 0;
-  for (size_t i = 0; i < load.items.size(); ++i) {
-    for (const auto& item : load.items[i]) {
-      if (item.kind != StateItem::Kind::tensor) continue;
-      states[i].tensors.insert(item.name, share_piece(load.parameters[i], item.key, dict, first));
-      elements += item.numel;
-    }
-    if (!load.items[i].empty()) state.set(load.parameters[i].entry.tensor, states[i]);
-    states[i] = {};
-  }
-  return elements;
-}
-
 } // namespace
 
 LoadResult load_full_optimizer_state_dict(
@@ -112,7 +71,7 @@ LoadResult load_full_optimizer_state_dict(
   nn::ModuleState places(module);
   const nn::FirstRank first(module, places, options, "the optimizer's dict");
   auto error = places.locate();
-  auto parameters = optim::named_parameters(places, state);
+  const auto parameters = optim::named_parameters(places, state);
   if (error.empty()) error = optim::without_name(parameters, state);
   optim::StateMatch match;
   if (first.is_here() && error.empty()) {
@@ -126,8 +85,14 @@ LoadResult load_full_optimizer_state_dict(
     first.share(match.missing, what);
     first.share(match.unexpected, what);
   }
+  const std::set<std::string> keys(match.keys.begin(), match.keys.end());
   LoadResult result;
-  result.elements = set(items_to_load(std::move(parameters), state, match.keys), dict, first, state);
+  optim::set_state(
+      state, parameters, keys, share_numbers(parameters, state, keys, dict, first),
+      [&](const NamedParameter& parameter, const StateItem& item) {
+        result.elements += item.numel;
+        return share_piece(parameter, item.key, dict, first);
+      });
   result.missing = std::move(match.missing);
   result.unexpected = std::move(match.unexpected);
   return result;

@@ -119,11 +119,41 @@ std::vector<StateItem> items_of(const NamedParameter& parameter, const Optimizer
   return items;
 }
 
+std::vector<StateItem> items_of(
+    const NamedParameter& parameter, const OptimizerState& optimizer, const std::set<std::string>& keys) {
+  auto items = items_of(parameter, optimizer);
+  std::erase_if(items, [&](const auto& item) { return !keys.contains(item.key); });
+  return items;
+}
+
 StateMatch match_state(
     const std::vector<NamedParameter>& parameters, const OptimizerState& optimizer, const StateDict& dict) {
   Matching matching(optimizer, dict);
   for (const auto& parameter : parameters) matching.add(parameter);
   return matching.take();
+}
+
+// Options first, since they decide which state a parameter must have.
+void set_state(
+    OptimizerState& optimizer, const std::vector<NamedParameter>& parameters, const std::set<std::string>& keys,
+    const StateDict& numbers, const std::function<at::Tensor(const NamedParameter&, const StateItem&)>& tensor_of) {
+  using Kind = StateItem::Kind;
+  for (const auto& parameter : parameters) {
+    StateDict options;
+    for (const auto& item : items_of(parameter, optimizer, keys)) {
+      if (item.kind == Kind::option) options.insert(item.name, numbers[item.key]);
+    }
+    optimizer.set_options(parameter.group, options);
+  }
+  for (const auto& parameter : parameters) {
+    ParameterState state;
+    const auto items = items_of(parameter, optimizer, keys);
+    for (const auto& item : items) {
+      if (item.kind == Kind::number) state.numbers.insert(item.name, numbers[item.key]);
+      if (item.kind == Kind::tensor) state.tensors.insert(item.name, tensor_of(parameter, item));
+    }
+    if (!items.empty()) optimizer.set(parameter.entry.tensor, state);
+  }
 }
 
 } // namespace shardwise::optim

@@ -2,6 +2,8 @@
 
 #include "optim/optimizer_state.h"
 
+#include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -21,6 +23,9 @@ struct StateItem {
 
 /// All values that a parameter may have; the same on all ranks.
 std::vector<StateItem> items_of(const NamedParameter& parameter, const OptimizerState& optimizer);
+/// The same, of those with these keys.
+std::vector<StateItem> items_of(
+    const NamedParameter& parameter, const OptimizerState& optimizer, const std::set<std::string>& keys);
 
 /// How a dict fits an optimizer.
 struct StateMatch {
@@ -34,5 +39,11 @@ struct StateMatch {
 
 StateMatch match_state(
     const std::vector<NamedParameter>& parameters, const OptimizerState& optimizer, const StateDict& dict);
+
+/// Sets the items with these keys: numbers and options as `numbers` has them, tensors as `tensor_of` gives this rank's
+/// piece of them.
+void set_state(
+    OptimizerState& optimizer, const std::vector<NamedParameter>& parameters, const std::set<std::string>& keys,
+    const StateDict& numbers, const std::function<at::Tensor(const NamedParameter&, const StateItem&)>& tensor_of);
 
 } // namespace shardwise::optim

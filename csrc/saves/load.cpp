@@ -63,7 +63,11 @@ class Loading {
 
   Loaded read() {
     for (const auto& [index, name] : found_) read_entry(module_.entries()[index], name);
-    if (optimizer_) read_optimizer();
+    if (optimizer_) {
+      optim::set_state(*optimizer_, parameters_, keys_, state_, [&](const auto& parameter, const auto& item) {
+        return read_state(parameter, item);
+      });
+    }
     for (const auto& [name, saved] : folder_.index().tensors) {
       if (!name.starts_with(files::kProgram)) continue;
       loaded_.tensors.insert(name.substr(std::string(files::kProgram).size()), saves::read_whole(folder_, name));
@@ -155,34 +159,6 @@ class Loading {
     const c10::AutoGradMode no_grad(false);
     auto target = entry.tensor;
     target.copy_(values);
-  }
-
-  /// What the checkpoint has for a parameter.
-  std::vector<optim::StateItem> items_of(const optim::NamedParameter& parameter) const {
-    auto items = optim::items_of(parameter, *optimizer_);
-    std::erase_if(items, [&](const auto& item) { return !keys_.contains(item.key); });
-    return items;
-  }
-
-  // Options first, since they decide which state a parameter must have.
-  void read_optimizer() {
-    using Kind = optim::StateItem::Kind;
-    for (const auto& parameter : parameters_) {
-      StateDict options;
-      for (const auto& item : items_of(parameter)) {
-        if (item.kind == Kind::option) options.insert(item.name, state_[item.key]);
-      }
-      optimizer_->set_options(parameter.group, options);
-    }
-    for (const auto& parameter : parameters_) {
-      optim::ParameterState state;
-      const auto items = items_of(parameter);
-      for (const auto& item : items) {
-        if (item.kind == Kind::number) state.numbers.insert(item.name, state_[item.key].reshape({}));
-        if (item.kind == Kind::tensor) state.tensors.insert(item.name, read_state(parameter, item));
-      }
-      if (!items.empty()) optimizer_->set(parameter.entry.tensor, state);
-    }
   }
 
   /// In the dtype in which it was saved; the optimizer casts it.
