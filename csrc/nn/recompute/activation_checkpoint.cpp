@@ -220,34 +220,19 @@ class ActivationCheckpointNode : public Node {
   std::vector<Output> outputs_;
 };
 
-/// Counts the tensors in each piece of memory, all of which a change in place of an output would change.
-class SharedMemory {
- public:
-  SharedMemory(const ActivationCheckpointRun& run, const edge_list& edges) {
-    for (const auto& alias : run.aliases) add(alias);
-    for (const auto& output : run.outputs) add(output);
-    for (const auto& edge : edges) {
-      if (const auto* leaf = dynamic_cast<const AccumulateGrad*>(edge.function.get())) add(leaf->variable);
-    }
+/// How many tensors lie in each piece of memory. A change in place of an output would change all of them.
+std::unordered_map<const c10::StorageImpl*, int> count_in_memory(
+    const ActivationCheckpointRun& run, const edge_list& edges) {
+  std::unordered_map<const c10::StorageImpl*, int> counts;
+  const auto add = [&](const at::Tensor& tensor) {
+    if (tensor.defined() && tensor.has_storage()) ++counts[tensor.storage().unsafeGetStorageImpl()];
+  };
+  for (const auto& alias : run.aliases) add(alias);
+  for (const auto& output : run.outputs) add(output);
+  for (const auto& edge : edges) {
+    if (const auto* leaf = dynamic_cast<const AccumulateGrad*>(edge.function.get())) add(leaf->variable);
   }
-  bool has_others(const at::Tensor& output) const {
-    const auto found = output.has_storage() ? uses_.find(output.storage().unsafeGetStorageImpl()) : uses_.end();
-    return found != uses_.end() && found->second > 1;
-  }
-
- private:
-  void add(const at::Tensor& tensor) {
-    if (tensor.defined() && tensor.has_storage()) ++uses_[tensor.storage().unsafeGetStorageImpl()];
-  }
-  std::unordered_map<const c10::StorageImpl*, int> uses_;
-};
-
-/// The input that the function returned as it is, or null.
-const at::Tensor* returned_input(const ActivationCheckpointRun& run, const Tensors& inputs, const at::Tensor& output) {
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (output.defined() && output.is_same(run.aliases[i])) return &inputs[i];
-  }
-  return nullptr;
+  return counts;
 }
 
 } // namespace
@@ -259,7 +244,7 @@ Tensors activation_checkpoint(
       base::make_node<ActivationCheckpointNode>(std::make_shared<ActivationCheckpointFunction>(std::move(fn)), options);
   const auto run = node->run(inputs);
 
-  const SharedMemory memory(run, node->next_edges());
+  auto counts = count_in_memory(run, node->next_edges());
   Tensors outputs;
   for (const auto& output : run.outputs) {
     if (run.graph.made(output)) {
@@ -268,12 +253,16 @@ Tensors activation_checkpoint(
       const c10::AutoGradMode no_grad(false);
       auto ours = output.detach();
       const bool views_captured = output.is_view() && !run.graph.made(at::Tensor(output._base()));
-      if (memory.has_others(output) || views_captured) ours = ours.clone();
+      const bool has_others = output.has_storage() && counts[output.storage().unsafeGetStorageImpl()] > 1;
+      if (has_others || views_captured) ours = ours.clone();
       torch::autograd::create_gradient_edge(ours, node);
       outputs.push_back(std::move(ours));
     } else {
-      const auto* input = returned_input(run, inputs, output);
-      outputs.push_back(input != nullptr ? *input : output);
+      // The input itself, if the function returned it as it is.
+      const auto alias = std::find_if(run.aliases.begin(), run.aliases.end(), [&](const auto& one) {
+        return output.defined() && output.is_same(one);
+      });
+      outputs.push_back(alias == run.aliases.end() ? output : inputs[alias - run.aliases.begin()]);
     }
   }
   return outputs;
