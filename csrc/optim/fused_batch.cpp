@@ -19,17 +19,12 @@ namespace {
 
 /// The name of a parameter of a unit, and this rank; "" for others.
 std::string name_of(const at::Tensor& parameter) {
-  const auto text = [](const engine::Unit& unit, const group::Parameter& known) {
-    return c10::str(" ('", known.name(), "' on rank ", unit.mesh().rank(), ")");
-  };
-  if (const auto unit = engine::unit_of_shard(parameter)) {
-    const auto* known = unit->parameter_of_shard(parameter);
-    return known == nullptr ? "" : text(*unit, *known);
-  }
-  if (const auto unit = engine::Unit::of(parameter)) {
-    for (const auto& known : unit->parameters()) {
-      if (known->alive() && known->leaf().is_same(parameter)) return text(*unit, *known);
-    }
+  const auto unit = engine::Unit::of(parameter);
+  if (!unit) return "";
+  for (const auto& known : unit->parameters()) {
+    const bool is_shard = known->shard_identity() == parameter.unsafeGetTensorImpl();
+    const bool is_leaf = known->alive() && known->leaf().is_same(parameter);
+    if (is_shard || is_leaf) return c10::str(" ('", known->name(), "' on rank ", unit->mesh().rank(), ")");
   }
   return "";
 }
