@@ -77,7 +77,6 @@ std::string error_of(const Match& match, bool strict, int rank) {
       strict ? ", or strict(false) to load the names that both have." : ".");
 }
 
-constexpr auto kLoad = "load_full_state_dict";
 constexpr auto kNames = "the names that rank 0 loads";
 
 void store(const Entry& entry, const at::Tensor& value) {
@@ -100,7 +99,7 @@ LoadResult load_full_state_dict(torch::nn::Module& module, const StateDict& dict
     found = match(state, dict);
     error = error_of(found, options.strict(), state.rank());
   }
-  state.agree(kLoad, error);
+  state.agree("load_full_state_dict", error);
   if (!options.strict()) {
     first.share(found.missing, kNames);
     first.share(found.unexpected, kNames);

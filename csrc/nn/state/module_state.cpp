@@ -17,13 +17,6 @@
 namespace shardwise::nn {
 namespace {
 
-std::string shard_without_unit(const std::string& name) {
-  return c10::str(
-      "shardwise: the parameter '", name,
-      "' is a shard whose unit is gone: the module's member was assigned to after fully_shard(). Assign before "
-      "fully_shard(), or change parameters in place.");
-}
-
 /// The outermost of these units, one for each set of ranks.
 std::vector<std::shared_ptr<engine::Unit>> meshes_of(const std::vector<std::shared_ptr<engine::Unit>>& units) {
   std::vector<std::shared_ptr<engine::Unit>> meshes;
@@ -134,7 +127,11 @@ std::string ModuleState::locate() {
     }
     for (const auto& entry : entries_) {
       const bool is_known = entry.unit || entry.copies != nullptr || entry.split;
-      if (!is_known && has_touch_key(entry.tensor)) return shard_without_unit(entry.names.front());
+      if (is_known || !has_touch_key(entry.tensor)) continue;
+      return c10::str(
+          "shardwise: the parameter '", entry.names.front(),
+          "' is a shard whose unit is gone: the module's member was assigned to after fully_shard(). Assign before "
+          "fully_shard(), or change parameters in place.");
     }
   } catch (const std::exception& error) {
     return base::text_of(error);

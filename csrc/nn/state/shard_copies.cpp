@@ -18,12 +18,8 @@ struct LastCopy {
   c10::weak_intrusive_ptr<at::TensorImpl> copy{c10::intrusive_ptr<at::TensorImpl>()};
   std::weak_ptr<engine::Unit> unit;
   std::string parameter;
-
-  static LastCopy& get() {
-    thread_local LastCopy value;
-    return value;
-  }
 };
+thread_local LastCopy last_copy;
 
 /// The copy of a shard keeps the touch key, so that the touch trigger notices a set_data() with it.
 void run_copy(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -37,7 +33,6 @@ void run_copy(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, to
   const auto unit = engine::unit_of_shard(source);
   if (!unit) return;
   add_touch_key(copy);
-  auto& last_copy = LastCopy::get();
   last_copy.copy = c10::weak_intrusive_ptr<at::TensorImpl>(copy.getIntrusivePtr());
   last_copy.unit = unit;
   last_copy.parameter = unit->parameter_of_shard(source)->name();
@@ -77,7 +72,6 @@ void run_set_data(const c10::OperatorHandle& operation, c10::DispatchKeySet keys
   const auto& target = torch::jit::peek(*stack, 0, 2).toTensor();
   const auto& source = torch::jit::peek(*stack, 1, 2).toTensor();
   keep_split(target, source);
-  const auto& last_copy = LastCopy::get();
   const auto made = last_copy.copy.lock();
   if (made && source.unsafeGetTensorImpl() == made.get()) {
     const auto unit = last_copy.unit.lock();

@@ -9,8 +9,6 @@
 namespace shardwise::nn {
 namespace {
 
-namespace autograd = torch::autograd;
-
 /// What is known of those who share a piece of memory.
 struct Memory {
   std::vector<engine::NamedTensor*> parameters;
@@ -19,7 +17,7 @@ struct Memory {
 };
 
 void add_bases(const at::Tensor& tensor, Memory& memory) {
-  const auto* view = autograd::impl::get_view_autograd_meta(tensor);
+  const auto* view = torch::autograd::impl::get_view_autograd_meta(tensor);
   if (view == nullptr) return;
   if (view->has_bw_view()) ++memory.bases[view->get_backward_view().base_.unsafeGetTensorImpl()];
   if (view->has_fw_view() && !view->shared_view_info()) {
