@@ -43,4 +43,11 @@ class ComputeGuard {
   c10::impl::LocalDispatchKeySet keys_;
 };
 
+/// What this function computes, under the guard.
+template <typename Compute>
+auto guarded(const Compute& compute) {
+  const ComputeGuard guard;
+  return compute();
+}
+
 } // namespace shardwise::base

@@ -77,19 +77,11 @@ at::Tensor highest(
 /// ValueError for gradients in half precision, unless `takes_half`.
 at::Tensor multiply_and_check(const torch::optim::Optimizer& optimizer, const at::Tensor& factor, bool takes_half) {
   const auto found = find(optimizer, takes_half);
-  at::Tensor total;
-  {
-    const base::ComputeGuard guard;
-    total = at::zeros({}, factor.options());
-  }
+  auto total = base::guarded([&] { return at::zeros({}, factor.options()); });
   for (const auto& alike : found.gradients) {
-    at::Tensor there;
-    at::Tensor factor_there;
-    {
-      const base::ComputeGuard guard;
-      there = alike.device == total.device() ? total : at::zeros({}, total.options().device(alike.device));
-      factor_there = nn::moved_to(factor, alike.device);
-    }
+    auto there = base::guarded(
+        [&] { return alike.device == total.device() ? total : at::zeros({}, total.options().device(alike.device)); });
+    const auto factor_there = base::guarded([&] { return nn::moved_to(factor, alike.device); });
     {
       const c10::InferenceMode no_inference(false);
       const c10::AutoGradMode no_grad(false);
@@ -148,17 +140,15 @@ GradScaler::GradScaler(const GradScalerOptions& options) : options_(options) {
 
 at::Tensor GradScaler::scale(const at::Tensor& output) {
   if (!is_enabled()) return output;
-  at::Tensor there;
-  {
-    const base::ComputeGuard guard;
+  const auto there = base::guarded([&] {
     if (!scale_.defined()) {
       const at::TensorOptions options(output.device());
       scale_ = at::full({}, options_.init_scale(), options.dtype(at::kFloat));
       growth_tracker_ = at::full({}, init_growth_tracker_, options.dtype(at::kInt));
     }
     // A copy: what autograd saves must stay when the scale changes.
-    there = nn::moved_to(scale_, output.device()).clone();
-  }
+    return nn::moved_to(scale_, output.device()).clone();
+  });
   return output * there;
 }
 
@@ -185,11 +175,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
         "shardwise: GradScaler::unscale_() was called twice for the same optimizer, and gradients were divided "
         "already. Call it once between two calls of update().");
   }
-  at::Tensor factor;
-  {
-    const base::ComputeGuard guard;
-    factor = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
-  }
+  const auto factor = base::guarded([&] { return scale_.to(at::kDouble).reciprocal().to(at::kFloat); });
   progress.found_inf = multiply_and_check(optimizer, factor, /*takes_half=*/false);
   progress.stage = Progress::Stage::unscaled;
 }
@@ -208,12 +194,8 @@ at::Tensor GradScaler::step(torch::optim::Optimizer& optimizer) {
   // Whatever happens in the step, the next one without a scaler has neither.
   const auto clear = c10::make_scope_exit([fused] { fused->grad_scale_ = fused->found_inf_ = at::Tensor(); });
   if (progress.stage == Progress::Stage::ready) {
-    at::Tensor one;
-    {
-      const base::ComputeGuard guard;
-      one = at::ones({}, scale_.options());
-      fused->grad_scale_ = scale_.clone();
-    }
+    const auto one = base::guarded([&] { return at::ones({}, scale_.options()); });
+    fused->grad_scale_ = base::guarded([&] { return scale_.clone(); });
     progress.found_inf = multiply_and_check(optimizer, one, /*takes_half=*/true);
   }
   fused->found_inf_ = progress.found_inf;

@@ -106,11 +106,8 @@ void scale(const std::vector<Gradient>& gradients, const at::Tensor& factor) {
       continue;
     }
     const bool is_half = alike.dtype == at::kHalf || alike.dtype == at::kBFloat16;
-    at::Tensor there;
-    {
-      const base::ComputeGuard guard;
-      there = nn::moved_to(factor, alike.device).to(is_half ? at::kFloat : c10::toRealValueType(alike.dtype));
-    }
+    const auto dtype = is_half ? at::kFloat : c10::toRealValueType(alike.dtype);
+    const auto there = base::guarded([&] { return nn::moved_to(factor, alike.device).to(dtype); });
     if (!is_half) {
       at::_foreach_mul_(alike.values, there);
       continue;
@@ -179,11 +176,7 @@ at::Tensor clip_grad_norm_(
         " and cannot be clipped; no gradient was changed. Skip this step on all ranks, or call with "
         "error_if_nonfinite = false to scale by it all the same."));
   }
-  at::Tensor factor;
-  {
-    const base::ComputeGuard guard;
-    factor = at::full_like(norm, max_norm).div(norm.add(1e-6)).clamp_max(1);
-  }
+  const auto factor = base::guarded([&] { return at::full_like(norm, max_norm).div(norm.add(1e-6)).clamp_max(1); });
   scale(gradients, factor);
   return norm;
 }

@@ -194,13 +194,12 @@ std::string UnitTouch::read_error(const std::string& names) const {
 }
 
 at::Tensor UnitTouch::absent_gradient(const at::Tensor& leaf) {
-  at::Tensor gradient;
-  {
-    const base::ComputeGuard guard;
+  auto gradient = base::guarded([&] {
     group::LeafStorage storage(leaf.sizes(), leaf.options().requires_grad(false));
-    gradient = storage.alias();
+    auto alias = storage.alias();
     storage.free();
-  }
+    return alias;
+  });
   mark(gradient);
   absences_.insert_or_assign(leaf.unsafeGetTensorImpl(), TouchRegistration(gradient, absent_));
   return gradient;
