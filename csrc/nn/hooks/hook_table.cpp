@@ -54,10 +54,9 @@ bool ModuleLife::continue_in(torch::nn::Module& module) {
 
 bool ModuleLife::over() const {
   if (alive()) return false;
-  return !has_parts() ||
-         std::any_of(children_.begin(), children_.end(), [](const Child& child) { return child.expired(); }) ||
-         std::any_of(
-             parameters_.begin(), parameters_.end(), [](const Parameter& parameter) { return parameter.expired(); });
+  const auto is_gone = [](const auto& part) { return part.expired(); };
+  return !has_parts() || std::any_of(children_.begin(), children_.end(), is_gone) ||
+         std::any_of(parameters_.begin(), parameters_.end(), is_gone);
 }
 
 HookTable& HookTable::get() {

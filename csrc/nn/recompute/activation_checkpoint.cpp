@@ -92,12 +92,12 @@ class ActivationCheckpointNode : public Node {
 
  private:
   struct Output {
-    bool defined;
+    bool defined = false;
     /// Whether its gradient arrives at this node.
-    bool made;
-    at::ScalarType dtype;
-    at::Device device;
-    std::vector<int64_t> sizes;
+    bool made = false;
+    at::ScalarType dtype = at::ScalarType::Undefined;
+    at::Device device = at::kCPU;
+    std::vector<int64_t> sizes = {};
 
     bool operator==(const Output&) const = default;
     std::string text() const {
@@ -110,12 +110,9 @@ class ActivationCheckpointNode : public Node {
   static std::vector<Output> outputs_of(const ActivationCheckpointRun& run) {
     std::vector<Output> outputs;
     for (const auto& output : run.outputs) {
-      if (output.defined()) {
-        const auto sizes = output.sizes().vec();
-        outputs.push_back({true, run.graph.made(output), output.scalar_type(), output.device(), sizes});
-      } else {
-        outputs.push_back({false, false, at::ScalarType::Undefined, at::kCPU, {}});
-      }
+      auto& kept = outputs.emplace_back();
+      if (!output.defined()) continue;
+      kept = {true, run.graph.made(output), output.scalar_type(), output.device(), output.sizes().vec()};
     }
     return outputs;
   }
