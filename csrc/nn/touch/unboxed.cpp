@@ -28,26 +28,6 @@
 namespace shardwise::nn {
 namespace {
 
-/// The arguments of an operation that only reads.
-class Reads {
- public:
-  explicit Reads(const c10::OperatorHandle& operation) : operation_(operation) {}
-
-  /// Whether the operation runs as torch has it, and the listener of this tensor, if there is one, has nothing to do with
-  /// other arguments.
-  C10_ALWAYS_INLINE bool read(const at::Tensor& tensor) {
-    if (has_substitute(tensor)) return false;
-    auto listener = tensor.has_storage() ? listener_of(tensor) : nullptr;
-    if (listener == nullptr || listener->needs_arguments()) return false;
-    touches_.add(std::move(listener), {operation_, {}, tensor, /*written=*/false});
-    return true;
-  }
-
- private:
-  const c10::OperatorHandle& operation_;
-  Touches touches_;
-};
-
 /// Whether this holds for an argument, if it is a keyed tensor.
 template <typename Argument, typename Holds>
 C10_ALWAYS_INLINE bool if_keyed(const Argument& argument, const Holds& holds) {
@@ -75,8 +55,16 @@ struct Unboxed<Operation, Result(Arguments...)> {
         c10::Dispatcher::singleton().findSchemaOrThrow(Operation::name, Operation::overload_name);
     if (!c10::impl::tls_is_dispatch_key_included(kTouchKey)) {
       const c10::impl::ExcludeDispatchKeyGuard not_a_touch(kTouchKey);
-      Reads reads(operation);
-      const auto read = [&](const at::Tensor& tensor) { return reads.read(tensor); };
+      Touches touches;
+      // Whether the operation runs as torch has it, and the listener of this tensor, if there is one, has nothing to do
+      // with other arguments.
+      const auto read = [&](const at::Tensor& tensor) C10_ALWAYS_INLINE_ATTRIBUTE {
+        if (has_substitute(tensor)) return false;
+        auto listener = tensor.has_storage() ? listener_of(tensor) : nullptr;
+        if (listener == nullptr || listener->needs_arguments()) return false;
+        touches.add(std::move(listener), {operation, {}, tensor, /*written=*/false});
+        return true;
+      };
       // One argument may have freed the memory of another.
       const auto is_there = [](const at::Tensor& tensor) { return !group::is_freed(tensor); };
       if ((if_keyed(arguments, read) && ...) && (if_keyed(arguments, is_there) && ...)) {
