@@ -1,7 +1,6 @@
 #include "bindings/bindings.h"
 
-#include "base/caller_error.h"
-#include "base/caller_lock.h"
+#include "base/caller.h"
 #include "observe/record.h"
 
 #include <shardwise/error.h>
@@ -76,8 +75,7 @@ PYBIND11_MODULE(_C, module) {
                           .ptr();
 
   py::register_exception_translator(translate);
-  shardwise::base::set_caller_lock({.release = release_gil, .take = take_gil});
-  shardwise::base::set_caller_error(rethrow_in_python);
+  shardwise::base::set_caller({.release = release_gil, .take = take_gil}, rethrow_in_python);
   shardwise::bindings::bind_mesh(module);
   shardwise::bindings::bind_options(module);
   shardwise::bindings::bind_handle(module);

@@ -1,6 +1,6 @@
 #include "engine/backward_watch.h"
 
-#include "base/caller_error.h"
+#include "base/caller.h"
 #include "base/weak_table.h"
 #include "engine/schedule.h"
 #include "engine/unit.h"

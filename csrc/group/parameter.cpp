@@ -1,6 +1,6 @@
 #include "group/parameter.h"
 
-#include "base/caller_error.h"
+#include "base/caller.h"
 #include "base/compute_guard.h"
 #include "base/tensor_hooks.h"
 #include "base/torch_versions.h"

@@ -1,6 +1,6 @@
 #include "pipeline/transfers.h"
 
-#include "base/caller_lock.h"
+#include "base/caller.h"
 #include "base/compute_guard.h"
 #include "base/on_host.h"
 #include "base/reason.h"

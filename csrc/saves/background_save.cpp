@@ -1,6 +1,6 @@
 #include "saves/background_save.h"
 
-#include "base/caller_lock.h"
+#include "base/caller.h"
 #include "base/forked.h"
 #include "base/reason.h"
 

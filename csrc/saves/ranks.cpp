@@ -1,6 +1,6 @@
 #include "saves/ranks.h"
 
-#include "base/caller_lock.h"
+#include "base/caller.h"
 #include "base/reason.h"
 #include "comm/mesh/axis_group.h"
 #include "comm/mesh/gather_texts.h"

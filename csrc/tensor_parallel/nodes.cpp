@@ -1,6 +1,6 @@
 #include "tensor_parallel/nodes.h"
 
-#include "base/caller_error.h"
+#include "base/caller.h"
 #include "base/compute_guard.h"
 #include "base/torch_versions.h"
 

@@ -1,6 +1,6 @@
 #include "comm/agree/agreement.h"
 
-#include "base/caller_lock.h"
+#include "base/caller.h"
 #include "base/compute_guard.h"
 #include "base/ends_within.h"
 #include "base/on_host.h"

@@ -1,6 +1,6 @@
 #include "comm/collectives/collectives.h"
 
-#include "base/caller_lock.h"
+#include "base/caller.h"
 #include "base/ends_within.h"
 #include "base/reason.h"
 #include "base/torch_versions.h"

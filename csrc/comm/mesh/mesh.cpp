@@ -1,4 +1,4 @@
-#include "base/caller_lock.h"
+#include "base/caller.h"
 #include "comm/agree/agreement.h"
 #include "comm/mesh/axis_group.h"
 #include "comm/mesh/process_group.h"

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "base/caller_lock.h"
+#include "base/caller.h"
 
 #include <chrono>
 #include <functional>

@@ -1,6 +1,6 @@
 #include "comm/rendezvous/second_group.h"
 
-#include "base/caller_lock.h"
+#include "base/caller.h"
 #include "base/on_host.h"
 #include "base/reason.h"
 #include "comm/mesh/device_backend.h"

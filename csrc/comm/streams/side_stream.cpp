@@ -1,6 +1,6 @@
 #include "comm/streams/side_stream.h"
 
-#include "base/caller_lock.h"
+#include "base/caller.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 

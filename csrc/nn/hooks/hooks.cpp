@@ -1,4 +1,4 @@
-#include "base/caller_error.h"
+#include "base/caller.h"
 #include "nn/hooks/hook_table.h"
 
 #include <shardwise/error.h>

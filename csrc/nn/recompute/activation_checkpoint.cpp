@@ -1,4 +1,4 @@
-#include "base/caller_error.h"
+#include "base/caller.h"
 #include "base/torch_versions.h"
 #include "nn/recompute/inner_graph.h"
 #include "nn/recompute/thread_state.h"

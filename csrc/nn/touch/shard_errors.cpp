@@ -1,6 +1,6 @@
 #include "nn/touch/shard_errors.h"
 
-#include "base/caller_error.h"
+#include "base/caller.h"
 #include "nn/touch/mixing.h"
 #include "nn/touch/pieces.h"
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "base/caller_error.h"
+#include "base/caller.h"
 #include "base/compute_guard.h"
 
 #include <shardwise/export.h>

@@ -2,7 +2,7 @@
 #include "ranks/hybrid_models.h"
 #include "ranks/training_models.h"
 
-#include "base/caller_lock.h"
+#include "base/caller.h"
 #include "support/expect.h"
 
 namespace shardwise::test {
@@ -197,7 +197,7 @@ TEST(FullyShardShareCommContext, ShareCommContext) {
 // A thread of torch's Gloo lets go of what it finished, which needs Python's lock, and holds meanwhile what the start
 // of the next collective needs.
 TEST(FullyShardCustom, CollectivesStartWithoutTheLockOfTheCallersLanguage) {
-  base::set_caller_lock({.release = release_lock, .take = take_lock});
+  base::set_caller({.release = release_lock, .take = take_lock}, nullptr);
   run_ranks(2, [](Rank& rank) {
     auto ours = shallow_stack();
     auto root = shard_stack(ours, sharded_on(rank));
@@ -218,7 +218,7 @@ TEST(FullyShardCustom, CollectivesStartWithoutTheLockOfTheCallersLanguage) {
     EXPECT_EQ(started, 3);
     holds_lock = false;
   });
-  base::set_caller_lock({});
+  base::set_caller({}, nullptr);
 }
 
 } // namespace shardwise::test

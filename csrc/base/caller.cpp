@@ -1,14 +1,16 @@
-#include "base/caller_lock.h"
+#include "base/caller.h"
 
 namespace shardwise::base {
 namespace {
 
 CallerLock language_lock;
+void (*language_error)() = nullptr;
 
 } // namespace
 
-void set_caller_lock(CallerLock lock) {
+void set_caller(CallerLock lock, void (*rethrow)()) {
   language_lock = lock;
+  language_error = rethrow;
 }
 
 WithoutCallerLock::WithoutCallerLock() {
@@ -17,6 +19,10 @@ WithoutCallerLock::WithoutCallerLock() {
 
 WithoutCallerLock::~WithoutCallerLock() {
   if (released_ != nullptr) language_lock.take(released_);
+}
+
+void rethrow_for_caller() {
+  if (language_error != nullptr) language_error();
 }
 
 } // namespace shardwise::base
