@@ -2,6 +2,8 @@
 
 #include <shardwise/error.h>
 
+#include <c10/util/accumulate.h>
+
 #include <algorithm>
 #include <string>
 
@@ -12,24 +14,6 @@ using std::to_string;
 
 int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
-}
-
-int64_t product(const std::vector<int64_t>& sizes) {
-  int64_t result = 1;
-  for (const auto size : sizes) {
-    if (size < 0)
-      throw ValueError("shardwise: a tensor has a size of " + to_string(size) + "; sizes must be 0 or more.");
-    result *= size;
-  }
-  return result;
-}
-
-void check(int64_t world, int64_t alignment) {
-  if (world < 1)
-    throw ValueError("shardwise: the number of ranks of a layout is " + to_string(world) + "; it must be 1 or more.");
-  if (alignment < 1) {
-    throw ValueError("shardwise: the alignment of a layout is " + to_string(alignment) + "; it must be 1 or more.");
-  }
 }
 
 } // namespace
@@ -49,13 +33,12 @@ std::vector<int64_t> Cut::piece_sizes(int64_t rank) const {
 }
 
 int64_t Cut::piece_numel(int64_t rank) const {
-  return product(piece_sizes(rank));
+  return c10::multiply_integers(piece_sizes(rank));
 }
 
 Shards rows(
     const std::vector<std::vector<int64_t>>& shapes, const std::vector<int64_t>& dims, int64_t world,
     int64_t alignment) {
-  check(world, alignment);
   Shards result;
   result.world = world;
   for (size_t i = 0; i < shapes.size(); ++i) {
@@ -70,7 +53,6 @@ Shards rows(
           "shardwise: a tensor of " + to_string(ndim) + " dimensions cannot be cut along dimension " +
           to_string(cut.dim) + ".");
     }
-    product(cut.shape);
     const auto size = cut.shape[cut.dim];
     const auto chunk = (size + world - 1) / world;
     for (int64_t rank = 0; rank <= world; ++rank) cut.starts.push_back(std::min(rank * chunk, size));
@@ -82,19 +64,18 @@ Shards rows(
 }
 
 Shards flat(const std::vector<std::vector<int64_t>>& shapes, int64_t world, int64_t alignment) {
-  check(world, alignment);
   int64_t total = 0;
   std::vector<int64_t> begins;
   for (const auto& shape : shapes) {
     begins.push_back(total);
-    total += round_up(product(shape), alignment);
+    total += round_up(c10::multiply_integers(shape), alignment);
   }
   Shards result;
   result.world = world;
   result.part = round_up((total + world - 1) / world, alignment);
   for (size_t i = 0; i < shapes.size(); ++i) {
     Cut cut;
-    const auto numel = product(shapes[i]);
+    const auto numel = c10::multiply_integers(shapes[i]);
     cut.shape = {numel};
     for (int64_t rank = 0; rank <= world; ++rank) {
       const auto edge = rank * result.part;
@@ -107,7 +88,6 @@ Shards flat(const std::vector<std::vector<int64_t>>& shapes, int64_t world, int6
 }
 
 Shards some_of(const Shards& shards, const std::vector<size_t>& chosen, int64_t alignment) {
-  check(shards.world, alignment);
   Shards result;
   result.world = shards.world;
   for (const auto index : chosen) result.cuts.push_back(shards.cuts[index]);

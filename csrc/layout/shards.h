@@ -45,7 +45,7 @@ SHARDWISE_API int64_t with_counts(const Shards& shards, std::size_t counts, int6
 
 /// Each parameter is cut along its dimension as torch.chunk does; pieces start at multiples of `alignment` elements.
 /// With a world of one this is where whole parameters lie in a bucket.
-/// Raises ValueError for a bad dimension, size, world or alignment.
+/// Raises ValueError for a dimension that a tensor does not have.
 SHARDWISE_API Shards rows(
     const std::vector<std::vector<int64_t>>& shapes, const std::vector<int64_t>& dims, int64_t world,
     int64_t alignment);
