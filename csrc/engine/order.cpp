@@ -1,7 +1,6 @@
 #include "engine/order.h"
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 
 namespace shardwise::engine {
@@ -446,21 +445,6 @@ void Order::forget_backward(Performer& rank) {
     rank.perform({Kind::forget_backward, unit});
   }
   free_all(rank);
-}
-
-std::string Order::describe() const {
-  std::ostringstream text;
-  const auto list = [&](const char* what, const std::vector<UnitId>& units) {
-    text << what;
-    for (const auto unit : units) text << ' ' << unit;
-  };
-  list("open:", open_);
-  list("; sums:", sums_);
-  text << "; started: " << launched_ << "; backward: " << backward_;
-  for (const auto unit : made_) {
-    if (units_[unit].missing > 0) text << "; " << unit << " misses " << units_[unit].missing;
-  }
-  return text.str();
 }
 
 } // namespace shardwise::engine

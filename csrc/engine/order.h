@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <vector>
 
 namespace shardwise::engine {
@@ -243,9 +242,6 @@ class SHARDWISE_API Order {
 
   /// Whether units are gathered ahead as the last pass used them.
   bool prefetches = true;
-
-  /// The state as text, for the messages of failing tests.
-  std::string describe() const;
 
  private:
   static constexpr int kNone = -1;

@@ -58,8 +58,7 @@ class OrderRank final : public engine::Performer {
     return full_[unit];
   }
   void rule(bool holds, const char* text, UnitId unit) {
-    if (!holds && broken.empty())
-      broken = std::string(text) + ": unit " + std::to_string(unit) + "; " + order.describe();
+    if (!holds && broken.empty()) broken = std::string(text) + ": unit " + std::to_string(unit);
   }
 
   void enter(UnitId unit, engine::Keep keep, engine::Order::Moment moment) {

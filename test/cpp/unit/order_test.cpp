@@ -53,10 +53,9 @@ class Program {
     for (const auto& rank : ranks_) {
       if (!rank.broken.empty()) return rank.broken;
       if (is_told_) continue;
-      if (rank.gathers != ranks_.front().gathers) return "ranks gather differently; " + rank.order.describe();
-      if (rank.sums != ranks_.front().sums) return "ranks sum differently; " + rank.order.describe();
-      if (rank.stream != ranks_.front().stream)
-        return "streams differ; " + rank.order.describe() + shown(rank) + shown(ranks_.front());
+      if (rank.gathers != ranks_.front().gathers) return "ranks gather differently";
+      if (rank.sums != ranks_.front().sums) return "ranks sum differently";
+      if (rank.stream != ranks_.front().stream) return "streams differ:" + shown(rank) + shown(ranks_.front());
     }
     return "";
   }
