@@ -10,20 +10,11 @@
 namespace shardwise::group {
 namespace {
 
-/// The addresses of a tensor's elements, by their number in memory.
-class Elements {
- public:
-  explicit Elements(const at::Tensor& tensor)
-      : first_(static_cast<char*>(tensor.mutable_data_ptr())),
-        size_(static_cast<int64_t>(tensor.itemsize())) {}
-  char* at(int64_t index) const {
-    return first_ + index * size_;
-  }
-
- private:
-  char* first_;
-  int64_t size_;
-};
+/// A function that gives the addresses of a tensor's elements, by their number in memory.
+auto elements_of(const at::Tensor& tensor) {
+  return [first = static_cast<char*>(tensor.mutable_data_ptr()),
+          size = static_cast<int64_t>(tensor.itemsize())](int64_t index) { return first + index * size; };
+}
 
 } // namespace
 
@@ -75,20 +66,20 @@ void CopyBatch::add(const Kind& kind, const at::Tensor& from, c10::ArrayRef<Piec
 }
 
 void CopyBatch::put(const at::Tensor& whole, c10::ArrayRef<Piece> pieces, const at::Tensor& part) {
-  const Elements from(part);
-  const Elements to(whole);
+  const auto from = elements_of(part);
+  const auto to = elements_of(whole);
   const Kind kind{.device = whole.device(), .from = part.scalar_type(), .to = whole.scalar_type()};
   add(kind, part, pieces, [&](const Runs& runs, int64_t offset, int64_t apart) {
-    moves_.push_back({from.at(offset), to.at(runs.start), runs.count, runs.length, apart, runs.stride});
+    moves_.push_back({from(offset), to(runs.start), runs.count, runs.length, apart, runs.stride});
   });
 }
 
 void CopyBatch::scale(const at::Tensor& whole, c10::ArrayRef<Piece> pieces, double factor, const at::Tensor& part) {
-  const Elements from(whole);
-  const Elements to(part);
+  const auto from = elements_of(whole);
+  const auto to = elements_of(part);
   add({whole.device(), whole.scalar_type(), part.scalar_type(), factor}, whole, pieces,
       [&](const Runs& runs, int64_t offset, int64_t apart) {
-        moves_.push_back({from.at(runs.start), to.at(offset), runs.count, runs.length, runs.stride, apart});
+        moves_.push_back({from(runs.start), to(offset), runs.count, runs.length, runs.stride, apart});
       });
 }
 
@@ -130,16 +121,6 @@ bool put_flags(const std::vector<bool>& flags, const at::Tensor& vector, int64_t
   std::transform(flags.begin(), flags.end(), first, [](bool flag) { return flag ? 1.0F : 0.0F; });
   for (auto at = stride; offset + at < vector.numel(); at += stride) std::copy_n(first, flags.size(), first + at);
   return true;
-}
-
-std::vector<int64_t> row_major(at::IntArrayRef sizes) {
-  std::vector<int64_t> strides(sizes.size());
-  int64_t stride = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= std::max<int64_t>(sizes[i], 1);
-  }
-  return strides;
 }
 
 at::Tensor view_of(const at::Tensor& buffer, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset) {

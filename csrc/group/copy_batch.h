@@ -89,9 +89,6 @@ class SHARDWISE_API CopyBatch {
 /// some. Returns false for a dtype that it does not know.
 SHARDWISE_API bool put_flags(const std::vector<bool>& flags, const at::Tensor& vector, int64_t offset, int64_t stride);
 
-/// The strides of a contiguous tensor of these sizes.
-SHARDWISE_API std::vector<int64_t> row_major(at::IntArrayRef sizes);
-
 /// A view that is made without the dispatcher, of memory that autograd does not know.
 SHARDWISE_API at::Tensor view_of(
     const at::Tensor& buffer, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset);

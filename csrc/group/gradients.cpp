@@ -14,6 +14,7 @@
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
+#include <c10/util/strides.h>
 
 #include <algorithm>
 #include <cmath>
@@ -44,7 +45,8 @@ Gradients::Gradients(std::vector<Parameter*> parameters, layout::Shards layout, 
     options_ = leaf.options().dtype(dtype).requires_grad(false);
     // Whole gradients keep the memory format of their parameter, as autograd's do.
     strides_.push_back(
-        !scattered() && leaf.is_non_overlapping_and_dense() ? leaf.strides().vec() : row_major(leaf.sizes()));
+        !scattered() && leaf.is_non_overlapping_and_dense() ? c10::DimVector(leaf.strides())
+                                                            : c10::contiguous_strides(leaf.sizes()));
   }
   segment_ = layout::with_counts(
       layout_, parameters_.size(), layout::alignment(static_cast<int64_t>(options_.dtype().itemsize())));
@@ -61,7 +63,7 @@ at::Tensor Gradients::piece_in(const at::Tensor& buffer, size_t index, int64_t r
   const auto offset = start + cut.offsets[rank];
   if (!scattered()) return view_of(buffer, parameters_[index]->full().sizes(), strides_[index], offset);
   const auto sizes = cut.piece_sizes(rank);
-  return view_of(buffer, sizes, row_major(sizes), offset);
+  return view_of(buffer, sizes, c10::contiguous_strides(sizes), offset);
 }
 
 // Gradients that are kept past zero_grad() are views of the sum, which is then not free: two sums take turns.
@@ -121,7 +123,8 @@ void Gradients::rest() {
 
 bool Gradients::move(size_t index, const at::Tensor& gradient, double scale) {
   if (!CopyBatch::takes(gradient) || !CopyBatch::scales(gradient.scalar_type(), bucket_.scalar_type()) ||
-      gradient.device() != bucket_.device() || gradient.strides() != strides_[index] || gradient.is_neg()) {
+      gradient.device() != bucket_.device() || gradient.strides() != at::IntArrayRef(strides_[index]) ||
+      gradient.is_neg()) {
     return false;
   }
   moves_.scale(gradient, pieces_[index], scale, bucket_);
@@ -414,7 +417,7 @@ const at::Tensor& Gradients::mean_of(size_t index) {
   }
   const auto sizes = shard->sizes();
   return sum.view(index, sizes, offset, [&] {
-    return !scattered() && sizes == parameter.live_full().sizes() ? strides_[index] : row_major(sizes);
+    return !scattered() && sizes == parameter.live_full().sizes() ? strides_[index] : c10::contiguous_strides(sizes);
   });
 }
 

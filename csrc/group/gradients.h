@@ -131,7 +131,7 @@ class Gradients {
 
   std::vector<Parameter*> parameters_;
   layout::Shards layout_;
-  std::vector<std::vector<int64_t>> strides_;
+  std::vector<c10::DimVector> strides_;
   /// By parameter: what each rank gets of it, and the places in the bucket.
   std::vector<std::vector<Piece>> pieces_;
   CopyBatch moves_;

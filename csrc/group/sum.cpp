@@ -53,11 +53,11 @@ bool Sum::is_as_made(const View& view, at::IntArrayRef sizes, int64_t offset) co
   const auto storage_of = [](const at::TensorImpl* tensor) { return tensor->unsafe_storage().unsafeGetStorageImpl(); };
   return impl->autograd_meta() == nullptr && impl->has_storage() && storage_of(impl) == storage_of(ours) &&
          impl->dtype() == ours->dtype() && impl->storage_offset() == offset && impl->sizes() == sizes &&
-         impl->strides() == view.strides;
+         impl->strides() == at::IntArrayRef(view.strides);
 }
 
 const at::Tensor& Sum::view(
-    size_t index, at::IntArrayRef sizes, int64_t offset, c10::function_ref<std::vector<int64_t>()> strides) {
+    size_t index, at::IntArrayRef sizes, int64_t offset, c10::function_ref<c10::DimVector()> strides) {
   if (views_.size() <= index) views_.resize(index + 1);
   auto& view = views_[index];
   if (!is_as_made(view, sizes, offset)) {

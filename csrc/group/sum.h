@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/DimVector.h>
 #include <c10/util/FunctionRef.h>
 
 #include <vector>
@@ -28,12 +29,12 @@ class Sum {
   /// The view for parameter number `index`: the same tensor as last time, unless the program changed it. `strides` is
   /// called to make a new one.
   const at::Tensor& view(
-      size_t index, at::IntArrayRef sizes, int64_t offset, c10::function_ref<std::vector<int64_t>()> strides);
+      size_t index, at::IntArrayRef sizes, int64_t offset, c10::function_ref<c10::DimVector()> strides);
 
  private:
   struct View {
     at::Tensor tensor;
-    std::vector<int64_t> strides;
+    c10::DimVector strides;
   };
   bool is_as_made(const View& view, at::IntArrayRef sizes, int64_t offset) const;
 
