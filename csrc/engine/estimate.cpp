@@ -126,9 +126,9 @@ class Estimate {
     const group::Outline outline(
         kind_of(items.front()), {policy_.is_flat ? group::Layout::flat : group::Layout::rows, policy_.shards,
                                  policy_.precision.param_dtype(), policy_.precision.reduce_dtype()});
-    const auto own = outline.dtype();
-    const auto compute = outline.full_dtype();
-    const auto sum = outline.sum_dtype();
+    const auto own = outline.dtype;
+    const auto compute = outline.full_dtype;
+    const auto sum = outline.sum_dtype;
     const auto layout = lay_out(items, outline);
     const auto rank = whole ? 0 : std::min(policy_.rank, layout.world - 1);
     const auto part = layout.part * bytes_of(compute);

@@ -62,11 +62,12 @@ bool Unit::has(const at::Tensor& parameter) const {
 
 group::Group::Setting Unit::setting(bool takes_memory) const {
   return {
-      .layout = settings_.layout,
+      .policy =
+          {.layout = settings_.layout,
+           .world = shards().size(),
+           .full_dtype = settings_.precision.param_dtype(),
+           .sum_dtype = settings_.precision.reduce_dtype()},
       .rank = shards().rank(),
-      .world = shards().size(),
-      .full_dtype = settings_.precision.param_dtype(),
-      .sum_dtype = settings_.precision.reduce_dtype(),
       .full_device = settings_.offload ? std::optional(mesh_.device()) : std::nullopt,
       .pin = pins(),
       .front_end = settings_.front_end.get(),

@@ -20,23 +20,23 @@ Group::Group(std::vector<Parameter*> parameters, const Setting& setting)
     : parameters_(std::move(parameters)),
       options_(parameters_.front()->stored().options().requires_grad(false)),
       pin_(setting.pin),
-      outline_(kind_of(parameters_.front()), {setting.layout, setting.world, setting.full_dtype, setting.sum_dtype}) {
+      outline_(kind_of(parameters_.front()), setting.policy) {
   for (auto* parameter : parameters_) {
     sizes_.push_back(parameter->full().sizes().vec());
-    parameter->sum_in(outline_.sum_dtype());
+    parameter->sum_in(outline_.sum_dtype);
   }
-  if (outline_.layout() == Layout::replicate) return;
+  if (outline_.layout == Layout::replicate) return;
   if (parameters_.front()->extension()) {
-    extended_copies_.emplace(parameters_, outline_.world(), setting.full_device.value_or(options_.device()));
+    extended_copies_.emplace(parameters_, outline_.world, setting.full_device.value_or(options_.device()));
   } else {
     const bool apart = setting.full_device && !on_meta();
     const auto shards = apart ? options_.device(at::kCPU).pinned_memory(setting.pin) : options_;
-    const auto full = (apart ? options_.device(*setting.full_device) : options_).dtype(outline_.full_dtype());
+    const auto full = (apart ? options_.device(*setting.full_device) : options_).dtype(outline_.full_dtype);
     full_copies_.emplace(
         parameters_,
         FullCopies::Setting{
             .layout = lay_out(),
-            .is_flat = outline_.layout() == Layout::flat,
+            .is_flat = outline_.layout == Layout::flat,
             .rank = setting.rank,
             .kinds = {shards, full},
             .takes_memory = setting.takes_memory,
@@ -133,7 +133,7 @@ void Group::follow_requires_grad(const std::function<void()>& finish_sums) {
   }
   if (!parameters.empty()) {
     auto layout = lay_out_some(parameters);
-    gradients_.emplace(std::move(parameters), std::move(layout), outline_.sum_dtype(), pin_);
+    gradients_.emplace(std::move(parameters), std::move(layout), outline_.sum_dtype, pin_);
   }
 }
 
@@ -142,10 +142,10 @@ Plan::Group Group::plan(const Step& step) const {
   const auto own = options_.dtype().toScalarType();
   Plan::Group plan;
   plan.dtype = plan.compute_dtype = name(own);
-  plan.reduce_dtype = name(outline_.sum_dtype());
+  plan.reduce_dtype = name(outline_.sum_dtype);
   plan.device = options_.device().str();
-  const bool whole = step.replicates || outline_.layout() == Layout::replicate;
-  plan.layout = whole ? "replicated" : outline_.layout() == Layout::flat ? "flat" : "rows";
+  const bool whole = step.replicates || outline_.layout == Layout::replicate;
+  plan.layout = whole ? "replicated" : outline_.layout == Layout::flat ? "flat" : "rows";
   plan.parameters = static_cast<int64_t>(parameters_.size());
   const auto item = static_cast<int64_t>(options_.dtype().itemsize());
   for (const auto* parameter : parameters_) plan.elements += parameter->full().numel();
@@ -156,18 +156,18 @@ Plan::Group Group::plan(const Step& step) const {
     plan.shard_bytes = sizes.part;
     plan.padding_bytes = sizes.padding;
     plan.full_bytes = sizes.full;
-    if (outline_.world() > 1) {
+    if (outline_.world > 1) {
       plan.forward_gathers = {1, sizes.sent};
       // Each rank sends its larger part, its share of what `backward_ranks` ranks hold together.
-      if (step.gathers_in_backward) plan.backward_gathers = {1, sizes.sent * (outline_.world() / step.backward_ranks)};
+      if (step.gathers_in_backward) plan.backward_gathers = {1, sizes.sent * (outline_.world / step.backward_ranks)};
     }
   }
   if (extended_copies_) {
     plan.layout = "extended";
-    plan.shard_bytes = plan.bytes / outline_.world();
+    plan.shard_bytes = plan.bytes / outline_.world;
     const auto sent = extended_copies_->sent_bytes();
-    plan.full_bytes = sent * outline_.world();
-    if (outline_.world() > 1) {
+    plan.full_bytes = sent * outline_.world;
+    if (outline_.world > 1) {
       plan.forward_gathers = {1, sent};
       if (step.gathers_in_backward) plan.backward_gathers = {1, sent};
     }
@@ -176,7 +176,7 @@ Plan::Group Group::plan(const Step& step) const {
   plan.bucket_bytes = gradients_->bucket_bytes();
   if (!step.sums) return plan;
   const Plan::Traffic sum{1, gradients_->sum_bytes()};
-  if (outline_.world() > 1) {
+  if (outline_.world > 1) {
     plan.reduce_scatters = {1, plan.bucket_bytes};
   } else if (step.shards > 1) {
     plan.all_reduces += sum;

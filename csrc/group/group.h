@@ -22,14 +22,9 @@ class Group {
  public:
   /// What all groups of a unit have in common.
   struct Setting {
-    Layout layout = Layout::replicate;
-    /// Which shard is this rank's, and how many there are.
+    Outline::Policy policy;
+    /// Which shard is this rank's.
     int64_t rank = 0;
-    int64_t world = 1;
-    /// The dtypes of full copies and of sums, for floating-point parameters. Unset: that of the parameters, and that of
-    /// their gradients.
-    std::optional<at::ScalarType> full_dtype;
-    std::optional<at::ScalarType> sum_dtype;
     /// Where full copies live if the shards are in the host's memory (pinned, if `pin`). Unset: where the parameters
     /// are.
     std::optional<at::Device> full_device;

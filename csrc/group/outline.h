@@ -44,8 +44,7 @@ std::vector<std::vector<Item>> by_kind(const std::vector<Item>& items, const Kin
 
 /// The dtypes and the layout of a group of parameters. They follow from the parameters' kind: neither parameters nor
 /// group need to exist.
-class Outline {
- public:
+struct Outline {
   /// What all groups of a unit have in common.
   struct Policy {
     Layout layout = Layout::replicate;
@@ -58,36 +57,18 @@ class Outline {
   };
   Outline(const Kind& kind, const Policy& policy);
 
-  /// That of this group, which may differ from its unit's.
-  Layout layout() const {
-    return layout_;
-  }
-  int64_t world() const {
-    return world_;
-  }
-  /// The dtypes of the parameters, of their full copies, and of sums of their gradients.
-  at::ScalarType dtype() const {
-    return dtype_;
-  }
-  at::ScalarType full_dtype() const {
-    return full_dtype_;
-  }
-  at::ScalarType sum_dtype() const {
-    return sum_dtype_;
-  }
   /// `dims`: the dimension along which each is cut, in the layout `rows`.
   layout::Shards lay_out(const std::vector<std::vector<int64_t>>& shapes, const std::vector<int64_t>& dims) const;
   /// The layout of the gradients of some of the parameters: a rank has the same pieces of them as of the parameters.
   layout::Shards lay_out_some(const layout::Shards& all, const std::vector<size_t>& chosen) const;
 
- private:
-  int64_t alignment() const;
-
-  Layout layout_;
-  int64_t world_;
-  at::ScalarType dtype_;
-  at::ScalarType full_dtype_;
-  at::ScalarType sum_dtype_;
+  /// That of this group, which may differ from its unit's.
+  Layout layout;
+  int64_t world;
+  /// The dtypes of the parameters, of their full copies, and of sums of their gradients.
+  at::ScalarType dtype;
+  at::ScalarType full_dtype;
+  at::ScalarType sum_dtype;
 };
 
 } // namespace shardwise::group
