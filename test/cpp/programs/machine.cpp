@@ -1,11 +1,35 @@
 #include "programs/machine.h"
 
-#include "programs/require.h"
+#include "group/leaf_storage.h"
+#include "layout/shards.h"
+
+#include <c10/util/StringUtil.h>
 
 namespace shardwise::test {
 namespace {
 
 using torch::Tensor;
+
+/// What a random program asserts: raises std::runtime_error, on whatever rank.
+void require(bool holds, const std::string& what) {
+  if (!holds) throw std::runtime_error(what);
+}
+
+void require_close(const Tensor& ours, const Tensor& plain, const std::string& what) {
+  require(ours.sizes() == plain.sizes(), c10::str(what, " has sizes ", ours.sizes(), ", not ", plain.sizes()));
+  require(
+      torch::allclose(ours, plain, 1e-7, 1e-9),
+      c10::str(what, " differs; ours:\n", ours, "\nthe plain model's:\n", plain));
+}
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(bool adam, torch::nn::Module& model) {
+  // A large epsilon: noise in gradients that are zero must stay noise.
+  if (adam) {
+    return std::make_unique<torch::optim::AdamW>(
+        model.parameters(), torch::optim::AdamWOptions(0.02).eps(1e-2).weight_decay(0.05));
+  }
+  return std::make_unique<torch::optim::SGD>(model.parameters(), torch::optim::SGDOptions(0.01).momentum(0.5));
+}
 
 bool throws(const std::function<void()>& act) {
   try {
@@ -28,6 +52,59 @@ Tensor sum_of(const std::vector<Tensor>& losses) {
 
 } // namespace
 
+Machine::Machine(Rank& rank, const Program& program)
+    : rank_(rank),
+      program_(program),
+      ours_(make_model(program.model)),
+      plain_(make_model(program.model)) {
+  for (auto* model : {ours_.get(), plain_.get()}) {
+    for (auto& entry : model->named_parameters()) {
+      if (program_.unit_of(entry.key()) < 0) entry.value().set_requires_grad(false);
+    }
+  }
+  plain_parameters_ = plain_->named_parameters();
+  for (const auto& entry : ours_->named_parameters()) members_[entry.key()] = entry.value();
+  const auto note = [&](const std::string& path, const torch::nn::Module& module) {
+    if (const auto* node = module.as<NodeImpl>()) {
+      unit_of_node_[node->spec.id] = program_.unit_of(path.empty() ? "scale" : path + ".scale");
+    }
+  };
+  for (const auto& entry : plain_->named_modules()) note(entry.key(), *entry.value());
+  wrap();
+  mine_ = make_optimizer(program_.adam, *ours_);
+  theirs_ = make_optimizer(program_.adam, *plain_);
+}
+
+void Machine::wrap() {
+  auto mesh = rank_.mesh();
+  if (program_.one_group) mesh = Mesh::from_process_groups({"world"}, {mesh.group("world")}, rank_.device());
+  const auto shards = Program::kRanks / program_.copies;
+  const auto grid = program_.copies == 1 ? mesh : rank_.mesh({{"replicate", program_.copies}, {"shard", shards}});
+  const auto modules = ours_->named_modules();
+  for (const auto& spec : program_.units) {
+    std::vector<std::shared_ptr<torch::nn::Module>> chosen;
+    for (const auto& path : spec.modules) chosen.push_back(path.empty() ? ours_ : modules[path]);
+    if (!spec.is_sharded) {
+      units_.push_back(replicate(*chosen.front(), ReplicateOptions().mesh(mesh)));
+    } else {
+      auto options = FullyShardOptions().mesh(grid);
+      if (spec.holders > 0) {
+        options.reshard_after_forward(spec.holders);
+      } else if (spec.reshard_after_forward) {
+        options.reshard_after_forward(*spec.reshard_after_forward);
+      }
+      if (spec.is_flat) options.layout(ShardLayout::flat);
+      if (spec.is_last_dim) {
+        options.shard_placement([](const std::string&, const Tensor& parameter) { return parameter.dim() - 1; });
+      }
+      units_.push_back(chosen.size() == 1 ? fully_shard(*chosen.front(), options) : fully_shard(chosen, options));
+    }
+    if (spec.divisor) units_.back().set_gradient_divide_factor(*spec.divisor);
+    units_.back().set_force_sum_reduction(spec.divides_after);
+  }
+  states_.resize(units_.size());
+}
+
 void Machine::run() {
   check();
   for (size_t i = 0; i < program_.instructions.size(); ++i) {
@@ -42,10 +119,8 @@ void Machine::run() {
       throw std::runtime_error(c10::str(text, ": ", error.what()));
     }
   }
-  reset_all();
-  for (size_t i = 0; i < units_.size(); ++i) {
-    if (program_.units[i].outer < 0) check_freed(static_cast<int>(i), true);
-  }
+  reset_trees();
+  for (size_t i = 0; i < units_.size(); ++i) check_freed(static_cast<int>(i), true);
 }
 
 void Machine::execute(const Instruction& instruction) {
@@ -292,14 +367,14 @@ void Machine::throw_in_forward(const Instruction& instruction) {
   Walk walk{.seed = instruction.seed, .rank = rank_.rank(), .throws_forward = instruction.which};
   require(throws([&] { ours_->forward(input(instruction.seed, rank_.rank()), walk); }), "it did not throw");
   engage(walk.ran);
-  if (instruction.flag) reset_all();
+  if (instruction.flag) reset_trees();
 }
 
 void Machine::throw_in_backward(const Instruction& instruction) {
   graphs_.clear();
   auto graph = run_forward(instruction.seed, instruction.which);
   require(throws([&] { graph.loss.backward(); }), "it did not throw");
-  if (instruction.flag) reset_all();
+  if (instruction.flag) reset_trees();
 }
 
 void Machine::reset(int unit) {
@@ -307,7 +382,7 @@ void Machine::reset(int unit) {
   for_units(program_.top_of(unit), true, [](UnitState& state) { state.engaged = false; });
 }
 
-void Machine::reset_all() {
+void Machine::reset_trees() {
   for (size_t i = 0; i < units_.size(); ++i) {
     if (program_.units[i].outer < 0) reset(static_cast<int>(i));
   }
@@ -346,6 +421,53 @@ void Machine::for_units(int unit, bool below, const Do& act) {
   for (size_t i = 0; i < states_.size(); ++i) {
     const int index = static_cast<int>(i);
     if (index == unit || (below && program_.is_in(index, unit))) act(states_[i]);
+  }
+}
+
+Tensor Machine::piece_of(const std::string& name, const Tensor& whole) const {
+  const int unit = program_.unit_of(name);
+  if (unit < 0 || !program_.units[static_cast<size_t>(unit)].is_sharded) return whole;
+  const auto& spec = program_.units[static_cast<size_t>(unit)];
+  const int64_t parts = Program::kRanks / program_.copies;
+  const int64_t part = rank_.rank() % parts;
+  if (spec.is_flat) {
+    std::vector<std::vector<int64_t>> shapes;
+    size_t index = 0;
+    for (size_t i = 0; i < spec.parameters.size(); ++i) {
+      shapes.push_back(plain_parameters_[spec.parameters[i]].sizes().vec());
+      if (spec.parameters[i] == name) index = i;
+    }
+    const auto cut = layout::flat(shapes, parts, 128 / static_cast<int64_t>(sizeof(double))).cuts[index];
+    return whole.flatten().narrow(0, cut.starts[part], cut.length(part));
+  }
+  const auto dim = spec.is_last_dim ? whole.dim() - 1 : 0;
+  const auto chunk = (whole.size(dim) + parts - 1) / parts;
+  const auto start = std::min(part * chunk, whole.size(dim));
+  return whole.narrow(dim, start, std::min(chunk, whole.size(dim) - start));
+}
+
+void Machine::check() const {
+  const auto shards = ours_->named_parameters();
+  require(shards.keys() == plain_parameters_.keys(), "the names of the parameters differ");
+  for (const auto& entry : shards) {
+    const auto text = entry.key() + " of " + rank_.name();
+    const auto& plain = plain_parameters_[entry.key()];
+    const auto& ours = entry.value();
+    require_close(ours.detach(), piece_of(entry.key(), plain.detach()), text);
+    const auto presence = c10::str("the gradient of ", text, ours.grad().defined() ? " is there" : " is missing");
+    require(ours.grad().defined() == plain.grad().defined(), presence);
+    if (plain.grad().defined()) {
+      require_close(ours.grad(), piece_of(entry.key(), plain.grad()), "the gradient of " + text);
+    }
+  }
+}
+
+void Machine::check_freed(int top, bool all) const {
+  for (size_t i = 0; i < units_.size(); ++i) {
+    const auto& spec = program_.units[i];
+    if (!spec.is_sharded || !program_.is_in(static_cast<int>(i), top)) continue;
+    if (!all && !states_[i].frees_after_backward) continue;
+    for (const auto& name : spec.parameters) require(group::is_freed(members_.at(name)), name + " is not freed");
   }
 }
 

@@ -47,7 +47,7 @@ class Machine {
   void throw_in_forward(const Instruction& instruction);
   void throw_in_backward(const Instruction& instruction);
   void reset(int unit);
-  void reset_all();
+  void reset_trees();
   void write(const Instruction& instruction);
 
   torch::Tensor piece_of(const std::string& name, const torch::Tensor& whole) const;

@@ -3,6 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <array>
 #include <functional>
 
 namespace shardwise::test {
@@ -292,19 +293,20 @@ std::string UnitSpec::text() const {
 }
 
 std::string Instruction::text() const {
-  static const std::vector<std::string> kinds{
+  // In the order of Kind. How the rest is read: Machine::execute().
+  constexpr std::array kNames{
       "forward",
-      "forward without gradients",
-      "forward in inference mode",
+      "no_grad forward",
+      "inference forward",
       "backward",
-      "backward for some",
-      "grad() of the input and of some",
-      "forget all graphs",
+      "backward of some",
+      "gradient of input",
+      "forget graphs",
       "throw in forward",
       "throw in backward",
       "sync",
       "all_reduce",
-      "prefetch by the last pass",
+      "look ahead",
       "reshard_after_forward",
       "reshard_after_backward",
       "unshard_in_backward",
@@ -313,14 +315,13 @@ std::string Instruction::text() const {
       "reshard",
       "reset",
       "write",
-      "thaw, or freeze",
-      "optimizer step",
+      "freeze",
+      "step",
       "zero_grad"};
-  auto text = c10::str(kinds.at(static_cast<size_t>(kind)), ": ", which, flag ? ", on" : ", off");
-  if (flag2) text += ", all";
-  if (seed != 0) text += c10::str(", with seed ", seed);
-  for (const int unit : units) text += ", " + unit_text(unit);
-  return text + (names.empty() ? "" : ", " + join(names));
+  auto text = c10::str(
+      kNames.at(static_cast<size_t>(kind)), " (which ", which, ", flags ", flag, " ", flag2, ", seed ", seed, ")");
+  if (!units.empty()) text += " units " + c10::Join(" ", units);
+  return names.empty() ? text : text + ": " + join(names);
 }
 
 std::string Program::text() const {

@@ -15,9 +15,6 @@
 namespace shardwise::test {
 namespace {
 
-/// The program that --seed names: it alone is to run.
-std::optional<uint64_t> chosen_seed;
-
 void run_program(uint64_t seed, bool plain = false) {
   const Program program(seed, plain);
   try {
@@ -27,15 +24,16 @@ void run_program(uint64_t seed, bool plain = false) {
     run_ranks(
         Program::kRanks, [&](Rank& rank) { Machine(rank, program).run(); }, options);
   } catch (const std::exception& error) {
-    FAIL(program.text() << "\n" << error.what() << "\n\nOnce more: program_tests --seed " << seed);
+    FAIL(program.text() << "\n" << error.what() << "\n\nOnce more: program_tests --rng-seed " << seed);
   }
   for (const auto& fault : late::take_faults()) FAIL_CHECK("program " << seed << ": " << fault);
 }
 
+/// These, or the one that --rng-seed names.
 void run_programs(uint64_t first, int count) {
-  if (chosen_seed) {
-    std::cout << Program(*chosen_seed).text() << std::endl;
-    return run_program(*chosen_seed);
+  if (const auto seed = Catch::rngSeed(); seed != 0) {
+    std::cout << Program(seed).text() << std::endl;
+    return run_program(seed);
   }
   for (int i = 0; i < count; ++i) run_program(first + static_cast<uint64_t>(i));
   SUCCEED();
@@ -52,7 +50,7 @@ TEST_CASE("programs.random programs train as plain LibTorch does") {
 // shard was replaced while an operation had a view of another full parameter of the unit. 1116: one was replaced that
 // some ranks have no elements of.
 TEST_CASE("programs.programs that found errors") {
-  if (chosen_seed) return;
+  if (Catch::rngSeed() != 0) return;
   for (const uint64_t seed : {1011, 1014, 1018}) run_program(seed, /*plain=*/true);
   for (const uint64_t seed : {1089, 1116}) run_program(seed);
   SUCCEED();
@@ -68,8 +66,6 @@ TEST_CASE("programs.many random programs", "[.long]") {
 int main(int argc, char** argv) {
   using namespace shardwise::test;
   Catch::Session session;
-  const auto take = [&](uint64_t value) { chosen_seed = value; };
-  session.cli(session.cli() | Catch::clara::Opt(take, "number")["--seed"]("run the program of this seed alone"));
   if (const int status = session.applyCommandLine(argc, argv); status != 0) return status;
   // As the tests with ranks do.
   at::set_num_threads(1);
