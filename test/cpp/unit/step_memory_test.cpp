@@ -47,23 +47,6 @@ TEST_CASE("step memory: a unit is not summed before those ahead of it") {
   CHECK(peaks.pool == 60);
 }
 
-TEST_CASE("step memory: a large gradient lies beside the bucket for a moment only") {
-  auto all = events(50);
-  for (auto& event : all) event.moves_at_once = true;
-  const auto peaks = walk_steps(layers({.bucket = 60}), all);
-  CHECK(peaks.unsummed_gradients == 50);
-  // The bucket of the layer before goes back at the next event.
-  CHECK(peaks.backward == 60 + 50);
-}
-
-TEST_CASE("step memory: full copies take memory once the gather is done") {
-  const auto of = [](bool gathers_into_full) {
-    return walk_steps(layers({.full = 100, .gathers_into_full = gathers_into_full, .gathered = 100}), events(0));
-  };
-  CHECK(of(true).forward == 300);
-  CHECK(of(false).forward == 200);
-}
-
 TEST_CASE("idle memory: a large piece does not serve a small request") {
   constexpr int64_t kMiB = 1 << 20;
   const std::vector<int64_t> pieces{16 * kMiB, 4 * kMiB};
