@@ -2,11 +2,11 @@
 // transfers are put. Ranks are played here that know only what they have computed or received.
 #include "pipeline/schedules.h"
 #include "pipeline/simulate.h"
+#include "programs/random.h"
 
 #include <shardwise/error.h>
 #include <algorithm>
 #include <catch2/catch.hpp>
-#include <random>
 #include <set>
 #include <string>
 #include <tuple>
@@ -16,17 +16,16 @@
 namespace shardwise::pipeline {
 namespace {
 
+using test::Random;
+
 bool is_transfer(const Action& action) {
   return action.kind >= Kind::send_forward;
 }
 
-/// Ranks that carry out a table. With transfers, each has only its own data; without, all see everything.
+/// Ranks that carry out a table with transfers: each has only its own data.
 class Players {
  public:
-  explicit Players(const Table& table, bool has_transfers)
-      : table_(table),
-        has_transfers_(has_transfers),
-        next_(table.of_rank.size(), 0) {}
+  explicit Players(const Table& table) : table_(table), next_(table.of_rank.size(), 0) {}
 
   bool come_to_the_end() {
     for (bool is_moving = true; is_moving;) {
@@ -49,10 +48,10 @@ class Players {
     return next_[rank] < actions.size() ? &actions[next_[rank]] : nullptr;
   }
   bool has(int rank, Data data, int stage, int microbatch) const {
-    return data_.count({has_transfers_ ? rank : 0, data, stage, microbatch}) > 0;
+    return data_.count({rank, data, stage, microbatch}) > 0;
   }
   void give(int rank, Data data, int stage, int microbatch) {
-    data_.insert({has_transfers_ ? rank : 0, data, stage, microbatch});
+    data_.insert({rank, data, stage, microbatch});
     ++next_[rank];
   }
   /// The sender has the data, and the receiver is where it takes them.
@@ -92,7 +91,6 @@ class Players {
   }
 
   const Table& table_;
-  bool has_transfers_;
   std::vector<size_t> next_;
   std::set<std::tuple<int, Data, int, int>> data_;
 };
@@ -128,9 +126,9 @@ int crossings(const Table& table) {
 
 void expect_lowers(const Table& table) {
   CHECK(does_all_once(table));
-  CHECK(Players(table, false).come_to_the_end());
+  // Raises an error if the table without transfers does not come to the end.
   const auto lowered = with_transfers(table);
-  CHECK(Players(lowered, true).come_to_the_end());
+  CHECK(Players(lowered).come_to_the_end());
   auto computing = lowered;
   int transfers = 0;
   for (auto& actions : computing.of_rank) transfers += static_cast<int>(std::erase_if(actions, is_transfer));
@@ -265,29 +263,17 @@ TEST_CASE("pipeline lower: transfers in full") {
   CHECK(text(with_transfers(zero_bubble_v(1, 1))) == "rank 0: 0F0 1F0 1I0 1W0 0I0 0W0\n");
 }
 
-/// The same numbers on every machine.
-class PipelineDice {
- public:
-  explicit PipelineDice(unsigned seed) : engine_(seed) {}
-  int below(size_t count) {
-    return static_cast<int>(engine_() % count);
-  }
-
- private:
-  std::mt19937 engine_;
-};
-
 /// Stages anywhere, and actions in any order that is possible, with backwards that are whole or in halves.
-Table random_table(PipelineDice& dice) {
-  Table table{1 + dice.below(4), {}, {}};
-  table.of_rank.resize(1 + dice.below(5));
-  const auto stages = 1 + dice.below(7);
-  for (int stage = 0; stage < stages; ++stage) table.rank_of_stage.push_back(dice.below(table.of_rank.size()));
+Table random_table(Random& random) {
+  Table table{1 + random.below(4), {}, {}};
+  table.of_rank.resize(1 + random.below(5));
+  const auto stages = 1 + random.below(7);
+  for (int stage = 0; stage < stages; ++stage) table.rank_of_stage.push_back(random.below(table.ranks()));
   std::vector<Action> ready;
   for (int microbatch = 0; microbatch < table.microbatches; ++microbatch)
     ready.push_back({Kind::forward, 0, microbatch});
   while (!ready.empty()) {
-    std::swap(ready[dice.below(ready.size())], ready.back());
+    std::swap(ready[random.below(static_cast<int>(ready.size()))], ready.back());
     const auto [kind, stage, microbatch] = ready.back();
     ready.pop_back();
     table.of_rank[table.rank_of_stage[stage]].push_back({kind, stage, microbatch});
@@ -295,7 +281,7 @@ Table random_table(PipelineDice& dice) {
       ready.push_back({Kind::forward, stage + 1, microbatch});
     } else if (kind != Kind::backward_weight && (kind == Kind::forward || stage > 0)) {
       const auto next = kind == Kind::forward ? stage : stage - 1;
-      ready.push_back({dice.below(2) == 0 ? Kind::backward : Kind::backward_input, next, microbatch});
+      ready.push_back({random.below(2) == 0 ? Kind::backward : Kind::backward_input, next, microbatch});
     }
     if (kind == Kind::backward_input) ready.push_back({Kind::backward_weight, stage, microbatch});
   }
@@ -305,8 +291,8 @@ Table random_table(PipelineDice& dice) {
 TEST_CASE("pipeline lower: any order comes to the end") {
   for (unsigned seed = 0; seed < 4000; ++seed) {
     INFO("seed " + std::to_string(seed));
-    PipelineDice dice(seed);
-    expect_lowers(random_table(dice));
+    Random random(seed);
+    expect_lowers(random_table(random));
   }
 }
 

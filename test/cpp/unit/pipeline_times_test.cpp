@@ -57,19 +57,6 @@ void for_many_shapes(const Fn& fn) {
   }
 }
 
-TEST_CASE("pipeline times: one microbatch on two ranks") {
-  const auto times = simulate(one_forward_one_backward(2, 1));
-  CHECK(times.of_rank[0][0].begin == 0);
-  CHECK(times.of_rank[0][0].end == 1);
-  CHECK(times.of_rank[1][0].begin == 1);
-  CHECK(times.of_rank[1][1].begin == 2);
-  CHECK(times.of_rank[1][1].end == 4);
-  CHECK(times.of_rank[0][1].begin == 4);
-  CHECK(times.makespan == 6);
-  CHECK(times.busy[0] == 3);
-  CHECK(times.bubble[1] == 0.5);
-}
-
 TEST_CASE("pipeline times: idle time of one stage on a rank") {
   for_many_shapes([&](int ranks, int microbatches) {
     for (const auto& table : {gpipe(ranks, microbatches), one_forward_one_backward(ranks, microbatches)}) {
