@@ -15,11 +15,11 @@ TEST(LateEngine, ASteadyStepMayBeCaptured) {
          {sharded_on(rank), sharded_on(rank).reshard_after_forward(false), flat, hybrid, halves}) {
       Stack model;
       shard_stack(model, options);
-      EXPECT_EQ(waits_of_training(rank, model, {}, /*captured=*/true), 0);
+      EXPECT_EQ(waits_of_training(rank, model, /*captured=*/true), 0);
     }
     Stack model;
     replicate(model, ReplicateOptions().mesh(rank.mesh()));
-    EXPECT_EQ(waits_of_training(rank, model, {}, /*captured=*/true), 0);
+    EXPECT_EQ(waits_of_training(rank, model, /*captured=*/true), 0);
   });
 }
 
@@ -29,12 +29,13 @@ TEST(LateEngine, ClippingMakesTheHostWaitForNothing) {
       for (const double order : {2.0, std::numeric_limits<double>::infinity()}) {
         Stack model;
         shard_stack(model, options);
-        EXPECT_EQ(waits_of_training(rank, model, [&] { clip_grad_norm_(model->parameters(), 0.01, order); }), 0);
+        const auto clip = [&] { clip_grad_norm_(model->parameters(), 0.01, order); };
+        EXPECT_EQ(waits_of_training(rank, model, /*captured=*/false, clip), 0);
       }
     }
     Stack model;
     replicate(model, ReplicateOptions().mesh(rank.mesh()));
-    EXPECT_EQ(waits_of_training(rank, model, [&] { clip_grad_norm_(model, 0.01); }), 0);
+    EXPECT_EQ(waits_of_training(rank, model, /*captured=*/false, [&] { clip_grad_norm_(model, 0.01); }), 0);
   });
 }
 

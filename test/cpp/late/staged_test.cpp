@@ -30,12 +30,6 @@ void expect_values(const at::Tensor& tensor, const std::vector<double>& wanted) 
   expect_same(tensor.cpu().to(at::kDouble), at::tensor(wanted, at::TensorOptions(at::kCPU).dtype(at::kDouble)), "it");
 }
 
-c10d::AllreduceOptions with(c10d::ReduceOp::RedOpType op) {
-  c10d::AllreduceOptions options;
-  options.reduceOp = op;
-  return options;
-}
-
 } // namespace
 
 TEST(LateStaged, CarriesWhatTheBackEndCarries) {
@@ -59,18 +53,10 @@ TEST(LateStaged, CarriesWhatTheBackEndCarries) {
       }
       auto exchanged = full(-1, 3), given = at::arange(3, many.options()) + 10 * me;
       std::vector<int64_t> even;
-      c10d::BroadcastOptions from_one;
-      from_one.rootRank = 1;
-      c10d::ReduceOptions to_one;
-      to_one.rootRank = 1;
-      c10d::GatherOptions at_one;
-      at_one.rootRank = 1;
-      c10d::ScatterOptions deal;
-      deal.rootRank = 1;
       auto& group = *own.backend;
       const std::vector<WorkPtr> works{
           group.allreduce(sum, {}),
-          group.allreduce(most, with(c10d::ReduceOp::MAX)),
+          group.allreduce(most, {.reduceOp = c10d::ReduceOp::MAX}),
           group.allreduce_coalesced(two, {}),
           group._allgather_base(gathered, one, {}),
           group._reduce_scatter_base(scattered, many, {}),
@@ -78,10 +64,10 @@ TEST(LateStaged, CarriesWhatTheBackEndCarries) {
           group.reduce_scatter(share, shares, {}),
           group.allgather_into_tensor_coalesced(both, parts, {}),
           group.reduce_scatter_tensor_coalesced(less, wholes, {}),
-          group.broadcast(sent, from_one),
-          group.reduce(reduced, to_one),
-          group.gather(collected, mine, at_one),
-          group.scatter(dealt, deals, deal),
+          group.broadcast(sent, {.rootRank = 1}),
+          group.reduce(reduced, {.rootRank = 1}),
+          group.gather(collected, mine, {.rootRank = 1}),
+          group.scatter(dealt, deals, {.rootRank = 1}),
           group.alltoall_base(exchanged, given, even, even, {})};
       for (const auto& work : works) EXPECT_TRUE(work->wait());
       expect_values(sum[0], {6, 6});

@@ -28,7 +28,7 @@ inline double waits_of_a_step(Rank& rank, const std::function<void()>& step, boo
 
 /// The same where a model is trained, and `between` runs after each backward.
 inline double waits_of_training(
-    Rank& rank, Stack& model, const std::function<void()>& between = {}, bool captured = false) {
+    Rank& rank, Stack& model, bool captured = false, const std::function<void()>& between = [] {}) {
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.02));
   const auto batch = tokens(0, rank.rank());
   return waits_of_a_step(
