@@ -1,9 +1,10 @@
 #include "layout/shards.h"
 
 #include <shardwise/error.h>
+
+#include <c10/util/accumulate.h>
 #include <catch2/catch.hpp>
 
-#include <numeric>
 #include <random>
 
 using shardwise::layout::Cut;
@@ -15,10 +16,6 @@ using shardwise::layout::some_of;
 namespace {
 
 using Shapes = std::vector<std::vector<int64_t>>;
-
-int64_t product(const std::vector<int64_t>& sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
-}
 
 /// The elements of a parameter, as row-major indices, that a rank holds, in the order of its piece.
 std::vector<int64_t> piece(const Cut& cut, int64_t rank) {
@@ -60,11 +57,11 @@ void check_partition(const Shards& layout, const Shapes& shapes, int64_t world) 
   std::vector<std::vector<int>> taken(world, std::vector<int>(layout.part));
   for (size_t i = 0; i < shapes.size(); ++i) {
     const auto& cut = layout.cuts[i];
-    std::vector<int> owners(product(shapes[i]));
+    std::vector<int> owners(c10::multiply_integers(shapes[i]));
     for (int64_t rank = 0; rank < world; ++rank) {
       const auto elements = piece(cut, rank);
       REQUIRE(static_cast<int64_t>(elements.size()) == cut.piece_numel(rank));
-      REQUIRE(product(cut.piece_sizes(rank)) == cut.piece_numel(rank));
+      REQUIRE(c10::multiply_integers(cut.piece_sizes(rank)) == cut.piece_numel(rank));
       for (size_t k = 0; k < elements.size(); ++k) {
         ++owners.at(elements[k]);
         ++taken[rank].at(cut.offsets[rank] + k);
@@ -114,7 +111,7 @@ TEST_CASE("layout flat: parts in a row are the parameters in a row") {
         const auto start = layout.cuts[i].starts[rank];
         REQUIRE(rank * layout.part + layout.cuts[i].offsets[rank] == begin + start);
       }
-      begin += (product(shapes[i]) + alignment - 1) / alignment * alignment;
+      begin += (c10::multiply_integers(shapes[i]) + alignment - 1) / alignment * alignment;
     }
     REQUIRE(world * layout.part - begin < world * alignment);
   }
