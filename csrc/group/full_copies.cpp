@@ -219,16 +219,8 @@ FullCopies::Sizes FullCopies::sizes() const {
 }
 
 const Parameter* FullCopies::find(const at::Tensor& tensor) const {
-  const auto* memory = tensor.storage().unsafeGetStorageImpl();
-  const Parameter* last = nullptr;
-  for (const auto* parameter : parameters()) {
-    if (!parameter->alive()) continue;
-    const auto leaf = parameter->full();
-    if (leaf.storage().unsafeGetStorageImpl() == memory && leaf.storage_offset() <= tensor.storage_offset()) {
-      last = parameter;
-    }
-  }
-  return last;
+  const auto index = index_of(tensor);
+  return index ? parameters()[*index] : nullptr;
 }
 
 bool FullCopies::take_memory(FrontEndCallbacks& front) {
