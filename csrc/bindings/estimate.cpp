@@ -44,7 +44,7 @@ void bind_estimate(py::module_& module) {
       .def_readonly("after_step", &MemoryEstimate::after_step)
       .def("json", &MemoryEstimate::json)
       .def("__repr__", &MemoryEstimate::table);
-  using Kind = MemoryOutline::Event::Kind;
+  using Kind = engine::StepEvent::Kind;
   const auto next = [](Kind kind) {
     return [kind](MemoryOutline& self, size_t number) { self.forward.push_back({kind, number}); };
   };

@@ -1,7 +1,6 @@
 #include "engine/estimate.h"
 
 #include "comm/rendezvous/environment.h"
-#include "engine/step_memory.h"
 #include "group/gradients.h"
 #include "group/outline.h"
 #include "group/unpacking.h"
@@ -172,18 +171,15 @@ class Estimate {
   }
 
   void add_event(const MemoryOutline::Event& event) {
-    using Kind = MemoryOutline::Event::Kind;
-    if (event.kind == Kind::use) {
-      if (!owners_[event.number]) return;
+    if (event.kind != StepEvent::Kind::use) {
+      events_.push_back({.kind = event.kind, .unit = event.number});
+    } else if (owners_[event.number]) {
       events_.push_back(
           {.kind = StepEvent::Kind::use,
            .unit = *owners_[event.number],
            .gradient = gradients_[event.number],
            .group = groups_[event.number],
            .moves_at_once = group::Gradients::moves_at_once(count(outline_.parameters[event.number]))});
-    } else {
-      const auto kind = event.kind == Kind::begin ? StepEvent::Kind::begin : StepEvent::Kind::end;
-      events_.push_back({.kind = kind, .unit = event.number});
     }
   }
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "engine/step_memory.h"
+
 #include <shardwise/estimate.h>
 #include <shardwise/export.h>
 
@@ -34,8 +36,7 @@ struct MemoryOutline {
   };
   /// What happens in a forward: a unit begins, a parameter is used for the first time, or a unit ends.
   struct Event {
-    enum class Kind { begin, use, end };
-    Kind kind;
+    StepEvent::Kind kind;
     /// The index of the unit or parameter.
     size_t number;
   };

@@ -14,9 +14,6 @@ namespace shardwise::engine {
 /// entered one until its forward ends.
 enum class Keep : uint8_t { outer, outer_and_inner, all, all_to_end };
 
-/// A unit's number within its tree.
-using UnitId = size_t;
-
 /// The settings of a unit that decide when things happen.
 struct UnitTiming {
   /// Unset: yes for all but the outermost unit.
@@ -321,9 +318,9 @@ class SHARDWISE_API Order {
   std::optional<UnitId> before_;
   /// How many forwards ended.
   int64_t forwards_ = 0;
-  PassOrder<UnitId> training_;
-  PassOrder<UnitId> inference_;
-  PassOrder<UnitId> backwards_;
+  PassOrder training_;
+  PassOrder inference_;
+  PassOrder backwards_;
 
   int backward_ = kNone;
   size_t launched_ = 0;

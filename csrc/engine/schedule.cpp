@@ -17,11 +17,8 @@
 #include <algorithm>
 
 namespace shardwise::engine {
-namespace {
 
 namespace autograd = torch::autograd;
-
-} // namespace
 
 /// Knows the leaves to which the running backward will bring a gradient.
 class Schedule::Expectation {

@@ -18,7 +18,7 @@ namespace shardwise {
 namespace {
 
 using engine::MemoryOutline;
-using EventKind = MemoryOutline::Event::Kind;
+using EventKind = engine::StepEvent::Kind;
 
 bool contains(const torch::nn::Module& module, const torch::nn::Module* other) {
   bool found = false;
