@@ -25,15 +25,9 @@ struct ModelImpl : torch::nn::Module {
 };
 TORCH_MODULE(Model);
 
-Tensor double_batch(int step, int rank) {
-  return batch(step, rank, 3).to(torch::kDouble);
-}
-
 Tensor wide(Model& model, const Tensor& x) {
   return torch::tanh(model->wide->forward(x));
 }
-
-using Forward = std::function<Tensor(Model& model, const Tensor& x)>;
 
 /// The wide layer gets a gradient from a backward, then two from inside of it.
 Tensor with_backwards_inside(Model& model, const Tensor& x) {
@@ -41,44 +35,34 @@ Tensor with_backwards_inside(Model& model, const Tensor& x) {
   return wide(model, Recomputed::apply(model->first->forward(x), inner, 2));
 }
 
-/// One unit, in both functions, beside a plain model: `train` gets a function that makes a step of both.
-void in_both(
-    const std::function<void(Model& ours, const std::function<void(int step, const Forward& run)>& step)>& train) {
+} // namespace
+
+TEST(LargeGradients, OfABackwardThatFailsAreForgotten) {
   for (const bool replicates : {false, true}) {
     on_ranks([&](Rank& rank) {
       Pair<Model> both{rank, Model(), Model()};
       replicates ? replicate(both.ours, on(rank)) : fully_shard(both.ours, sharded_on(rank));
       if (replicates) both.shards = 1;
-      train(both.ours, [&](int number, const Forward& run) {
-        both.backward([&](Model& model, int step, int r) { return run(model, double_batch(step, r)).sum(); }, number);
-        both.check("step " + std::to_string(number));
+      const auto first = [](Model& model, int step, int r) {
+        return model->first->forward(batch(step, r, 3).to(torch::kDouble));
+      };
+      for (int step = 0; step < 4; ++step) {
+        if (step > 0) {
+          // The large one has come by then.
+          const auto hidden = first(both.ours, 9, 0);
+          hidden.register_hook([](const Tensor&) -> Tensor { throw std::runtime_error("on purpose"); });
+          expect_error<std::exception>([&] { (wide(both.ours, hidden) * 5).sum().backward(); }, {"on purpose"});
+        }
+        const auto loss = [&](Model& model, int number, int r) {
+          const auto hidden = first(model, number, r);
+          return (step == 2 ? hidden : wide(model, hidden)).sum();
+        };
+        both.backward(loss, step);
+        both.check(c10::str("step ", step));
         both.each([](Model& model) { descend(*model, 0.1); });
-      });
+      }
     });
   }
-}
-
-} // namespace
-
-TEST(LargeGradients, OfABackwardThatFailsAreForgotten) {
-  in_both([](Model& ours, const auto& step) {
-    const Forward run = [](Model& model, const Tensor& x) { return wide(model, model->first->forward(x)); };
-    const Forward without_wide = [](Model& model, const Tensor& x) { return model->first->forward(x); };
-    step(0, run);
-    for (int number = 1; number < 4; ++number) {
-      // The large one has come by then.
-      const auto hidden = ours->first->forward(double_batch(9, 0));
-      hidden.register_hook([](const Tensor&) -> Tensor { throw std::runtime_error("on purpose"); });
-      expect_error<std::exception>([&] { (wide(ours, hidden) * 5).sum().backward(); }, {"on purpose"});
-      step(number, number == 2 ? without_wide : run);
-    }
-  });
-}
-
-TEST(LargeGradients, OfABackwardInsideComeAfterTheOuterOne) {
-  in_both([](Model& /*ours*/, const auto& step) {
-    for (int number = 0; number < 3; ++number) step(number, with_backwards_inside);
-  });
 }
 
 TEST(LargeGradients, AddUpInOneOrderWhateverCameFirst) {
