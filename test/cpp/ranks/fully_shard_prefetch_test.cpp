@@ -106,10 +106,7 @@ TEST(FullyShardPrefetch, NoUnitIsGatheredMoreOftenWhateverTheOrder) {
         for (size_t i = 0; i < 3; ++i) {
           ASSERT_TRUE(group::is_freed(ahead.both.ours->block(i)->up->weight)) << "left from a backward: " << i;
         }
-        for (const auto& entry : ahead.both.ours->named_parameters()) {
-          const auto& other = on_demand.both.ours->named_parameters()[entry.key()];
-          ASSERT_TRUE(at::equal(entry.value(), other)) << entry.key();
-        }
+        assert_same(*ahead.both.ours, *on_demand.both.ours, "the end", assert_equal);
       },
       {2});
 }

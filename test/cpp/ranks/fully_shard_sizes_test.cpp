@@ -1,5 +1,5 @@
 // Parameters of all kinds of sizes, dtypes and memory formats: small ones and large ones are moved in different ways.
-#include "ranks/sharded_models.h"
+#include "ranks/fully_shard_models.h"
 
 namespace shardwise::test {
 namespace {
@@ -28,68 +28,49 @@ torch::Tensor data(int step, int rank, torch::Dtype dtype) {
   return batch(step, rank, 7).to(dtype);
 }
 
-struct SizesCase {
-  torch::Dtype dtype;
-  /// Of the difference to the whole. A piece in the wrong place differs by about 1.
-  double tolerance;
-};
+/// The difference is small beside the whole. A piece in the wrong place differs by about 1.
+void assert_near(const torch::Tensor& ours, const torch::Tensor& theirs, const std::string& what) {
+  static const std::map<torch::Dtype, double> tolerances{
+      {torch::kFloat32, 1e-5}, {torch::kFloat64, 1e-12}, {torch::kBFloat16, 0.3}, {torch::kFloat16, 0.05}};
+  ASSERT_EQ(ours.sizes(), theirs.sizes()) << what;
+  ASSERT_EQ(ours.dtype(), theirs.dtype()) << what;
+  const auto size = theirs.to(torch::kDouble).norm().item<double>();
+  const auto difference = (ours.to(torch::kDouble) - theirs.to(torch::kDouble)).norm().item<double>();
+  ASSERT_LE(difference, tolerances.at(theirs.scalar_type()) * std::max(size, 1e-6)) << what << ", of " << size;
+}
 
-/// A model beside a plain one.
-struct Both {
-  Rank& rank;
-  SizesCase kind;
-  Sizes model{kind.dtype};
-  Sizes reference{kind.dtype};
+Pair<Sizes> of_dtype(Rank& rank, torch::Dtype dtype) {
+  return pair(rank, Sizes(dtype), Sizes(dtype));
+}
 
-  void assert_near(const torch::Tensor& ours, const torch::Tensor& theirs, const std::string& what) const {
-    ASSERT_EQ(ours.sizes(), theirs.sizes()) << what;
-    ASSERT_EQ(ours.dtype(), theirs.dtype()) << what;
-    const auto size = theirs.to(torch::kDouble).norm().item<double>();
-    const auto difference = (ours.to(torch::kDouble) - theirs.to(torch::kDouble)).norm().item<double>();
-    ASSERT_LE(difference, kind.tolerance * std::max(size, 1e-6)) << what << ", of " << size;
+void train(Pair<Sizes>& both, const std::function<void(int step)>& after_backward = {}, bool end_is_seen = false) {
+  for (int step = 0; step < 3; ++step) {
+    const auto what = c10::str("step ", step);
+    both.rank.step(what);
+    const auto loss = [&](Sizes& model, int number, int r) {
+      const auto x = data(number, r, both.reference->large.scalar_type());
+      return (end_is_seen ? call(model, x) : model->forward(x)).mean();
+    };
+    both.backward(loss, step);
+    assert_pieces(*both.ours, *both.reference, both.rank, what, both.dims, 0, assert_near);
+    if (after_backward) after_backward(step);
+    both.each([](Sizes& model) { descend(*model, 0.05); });
   }
-  /// Values and gradients are pieces of the plain model's, cut along this dimension or the last one.
-  void check(const std::string& what, int64_t dim = 0) const {
-    const auto whole = reference->named_parameters();
-    for (const auto& entry : model->named_parameters()) {
-      const auto& theirs = whole[entry.key()];
-      const auto cut = std::min(dim, theirs.dim() - 1);
-      const auto where = what + ": " + entry.key() + " on " + rank.name();
-      assert_near(entry.value().detach(), piece_of(theirs.detach(), rank, cut), where);
-      assert_near(entry.value().grad(), piece_of(theirs.grad(), rank, cut), "gradient of " + where);
-    }
-  }
-  void train(const std::function<void(const std::string& what)>& after_backward, bool end_is_seen = false) {
-    torch::optim::SGD mine(model->parameters(), 0.05), theirs(reference->parameters(), 0.05);
-    for (int step = 0; step < 3; ++step) {
-      const auto what = "step " + std::to_string(step);
-      rank.step(what);
-      const auto x = data(step, rank.rank(), kind.dtype);
-      (end_is_seen ? call(*model, x) : model->forward(x)).mean().backward();
-      reference_backward(rank, [&](int r) { return reference->forward(data(step, r, kind.dtype)).mean(); });
-      after_backward(what);
-      mine.step();
-      theirs.step();
-      mine.zero_grad();
-      theirs.zero_grad();
-    }
-  }
-};
-
-const std::vector<SizesCase> kCases{
-    {torch::kFloat32, 1e-5}, {torch::kFloat64, 1e-12}, {torch::kBFloat16, 0.3}, {torch::kFloat16, 0.05}};
+}
 
 TEST(FullyShardSizes, SmallAndLargeParametersOfEveryDtype) {
-  for (const auto& kind : kCases) {
+  for (const auto dtype : {torch::kFloat32, torch::kFloat64, torch::kBFloat16, torch::kFloat16}) {
     for (const int64_t dim : {0, 1}) {
       run_ranks(3, [&](Rank& rank) {
-        Both both{rank, kind};
+        auto both = of_dtype(rank, dtype);
         const auto placed = [dim](const std::string&, const torch::Tensor& parameter) -> std::optional<int64_t> {
           return std::min(dim, parameter.dim() - 1);
         };
-        fully_shard(both.model->first, sharded_on(rank).shard_placement(placed));
-        fully_shard(both.model, sharded_on(rank).shard_placement(placed));
-        both.train([&](const std::string& what) { both.check(what, dim); });
+        for (const auto& entry : both.reference->named_parameters())
+          both.dims[entry.key()] = *placed("", entry.value());
+        fully_shard(both.ours->first, sharded_on(rank).shard_placement(placed));
+        fully_shard(both.ours, sharded_on(rank).shard_placement(placed));
+        train(both);
       });
     }
   }
@@ -123,12 +104,11 @@ TEST(FullyShardSizes, LargePiecesAreNotCopiedOut) {
 // It fills one tensor, out of which everything is copied: the moves of the gathers before are not its own.
 TEST(FullyShardSizes, ACustomGatherInBetween) {
   run_ranks(2, [](Rank& rank) {
-    Both both{rank, {torch::kFloat32, 1e-5}};
-    auto unit = fully_shard(both.model, sharded_on(rank));
+    auto both = of_dtype(rank, torch::kFloat32);
+    auto unit = fully_shard(both.ours, sharded_on(rank));
     int calls = 0;
-    both.train([&](const std::string& what) {
-      both.check(what);
-      if (what == "step 0") {
+    train(both, [&](int step) {
+      if (step == 0) {
         unit.set_custom_all_gather([&calls](at::Tensor& output, at::Tensor& input, c10d::ProcessGroup& group) {
           ++calls;
           return group._allgather_base(output, input);
@@ -145,9 +125,9 @@ TEST(FullyShardSizes, ACustomGatherInBetween) {
 TEST(FullyShardSizes, LargeOnesThatNeighboursHold) {
   run_ranks(4, [](Rank& rank) {
     // In double precision the pieces of 4 ranks are large enough.
-    Both both{rank, {torch::kFloat64, 1e-12}};
-    fully_shard(both.model, sharded_on(rank).reshard_after_forward(2));
-    both.train([&](const std::string& what) { both.check(what); }, /*end_is_seen=*/true);
+    auto both = of_dtype(rank, torch::kFloat64);
+    fully_shard(both.ours, sharded_on(rank).reshard_after_forward(2));
+    train(both, {}, /*end_is_seen=*/true);
   });
 }
 

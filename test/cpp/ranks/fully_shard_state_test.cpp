@@ -38,11 +38,7 @@ TEST(FullyShardStateDict, LeavesEverythingAsItWas) {
         stack_loss(quiet, step, rank.rank()).backward();
         mine.step();
         theirs.step();
-        const auto others = quiet->named_parameters();
-        for (const auto& entry : ours->named_parameters()) {
-          ASSERT_TRUE(torch::equal(entry.value(), others[entry.key()])) << entry.key();
-          ASSERT_TRUE(torch::equal(entry.value().grad(), others[entry.key()].grad())) << entry.key();
-        }
+        assert_same(*ours, *quiet, c10::str("step ", step), assert_equal);
         mine.zero_grad();
         theirs.zero_grad();
       }

@@ -56,9 +56,10 @@ TEST(MetaContract, OfReplicatedUnitsToo) {
     // Its forward is not seen, and gives nothing; backward is.
     auto loss = ours->block(0)->up->forward(batch(0, 0, 6).to(torch::kMeta)).sum();
     expect_error<Error>([&] { loss.backward(); }, parts);
+    Pair<Stack> both{rank, ours, Stack()};
+    both.make_optimizers();
     to_empty(ours);
     load_full_state_dict(ours, full_state_dict(Stack()));
-    Pair<Stack> both{rank, ours, Stack()};
     for (int step = 0; step < 3; ++step) {
       both.backward(stack_loss, step);
       assert_same(*both.ours, *both.reference, "step");

@@ -92,31 +92,8 @@ class LowReference {
   }
 };
 
-/// Every bit: on two ranks there is one addition, whose order does not matter.
-inline void assert_equal_pieces(
-    const torch::nn::Module& model, const torch::nn::Module& reference, const Rank& rank, int64_t shards,
-    const std::string& what) {
-  const auto expected = reference.named_parameters();
-  for (const auto& entry : model.named_parameters()) {
-    const auto& whole = expected[entry.key()];
-    const auto text = what + ": " + entry.key() + " on " + rank.name();
-    const int64_t dim = shards == 1 ? -1 : 0;
-    ASSERT_EQ(entry.value().dtype(), whole.dtype()) << text;
-    ASSERT_TRUE(torch::equal(entry.value(), piece_of(whole.detach(), rank, dim, shards))) << text;
-    ASSERT_EQ(entry.value().grad().defined(), whole.grad().defined()) << text;
-    if (!whole.grad().defined()) continue;
-    const auto& gradient = entry.value().grad();
-    ASSERT_EQ(gradient.dtype(), whole.dtype()) << text;
-    ASSERT_TRUE(torch::equal(gradient, piece_of(whole.grad(), rank, dim, shards)))
-        << "gradient of " << text << "\n"
-        << gradient << piece_of(whole.grad(), rank, dim, shards);
-  }
-}
-
-/// For train_low(): pieces are no rows, so that whole values are compared, after each step of the optimizers.
-constexpr int64_t kNoRows = -1;
-
-/// Trains both for some steps of one or more backwards each.
+/// Trains both for some steps of one or more backwards each. Every bit is compared: on two ranks there is one addition,
+/// whose order does not matter.
 template <typename Model>
 void train_low(
     Rank& rank, Model& ours, LowReference<Model>& reference, const LowLoss<Model>& loss, int64_t shards, int parts = 1,
@@ -131,17 +108,11 @@ void train_low(
       loss(ours, numbers.back(), rank.rank(), std::nullopt).backward();
     }
     reference.backward(rank, loss, numbers);
-    if (shards != kNoRows) assert_equal_pieces(*ours, *reference.model, rank, shards, "step " + std::to_string(step));
+    assert_pieces(*ours, *reference.model, rank, c10::str("step ", step), {}, shards, assert_equal);
     mine.step();
     theirs.step();
     mine.zero_grad();
     theirs.zero_grad();
-    if (shards != kNoRows) continue;
-    const auto state = full_state_dict(*ours);
-    for (const auto& entry : reference.model->named_parameters()) {
-      ASSERT_EQ(state[entry.key()].dtype(), entry.value().dtype());
-      ASSERT_TRUE(torch::equal(state[entry.key()], entry.value())) << entry.key();
-    }
   }
 }
 

@@ -106,20 +106,19 @@ TEST(FullyShardMixedPrecision, HalfIsDividedInTwoParts) {
 
 TEST(FullyShardMixedPrecision, FlatLayout) {
   run_ranks(2, [](Rank& rank) {
-    LowReference<Layers> reference(make_layers, {});
-    auto ours = make_layers();
-    fully_shard(ours, sharded_on(rank).layout(ShardLayout::flat).mixed_precision(policy({})));
-    train_low<Layers>(rank, ours, reference, layers_loss, kNoRows);
-  });
-}
-
-TEST(FullyShardMixedPrecision, BackwardsWithoutSynchronisationAreSummedInTheReduceDtype) {
-  run_ranks(2, [](Rank& rank) {
-    LowReference<Layers> reference(make_layers, {});
-    auto ours = make_layers();
-    auto root = fully_shard(ours, sharded_on(rank).mixed_precision(policy({})));
-    train_low<Layers>(
-        rank, ours, reference, layers_loss, 2, 3, [&](bool last) { root.set_requires_gradient_sync(last); });
+    // The bits of the layout `rows`.
+    auto flat = make_layers(), rows = make_layers();
+    const auto options = sharded_on(rank).mixed_precision(policy({}));
+    fully_shard(rows, options);
+    fully_shard(flat, FullyShardOptions(options).layout(ShardLayout::flat));
+    for (int step = 0; step < 4; ++step) {
+      for (auto* model : {&rows, &flat}) {
+        layers_loss(*model, step, rank.rank(), std::nullopt).backward();
+        descend(**model, 0.1);
+      }
+      const auto expected = full_state_dict(*rows), found = full_state_dict(*flat);
+      for (const auto& item : expected) assert_equal(found[item.key()], item.value(), item.key());
+    }
   });
 }
 
@@ -368,36 +367,31 @@ TEST(CastsAfterWrapping, OfWhatWasReplicatedWithoutCopiesIsRefused) {
 
 TEST(LeafGradients, AddedByHand) {
   run_ranks(2, [](Rank& rank) {
-    torch::nn::Linear model(6, 4);
-    fill(*model);
-    const auto options =
-        sharded_on(rank).mixed_precision(MixedPrecision().param_dtype(torch::kBFloat16).reduce_dtype(torch::kFloat));
-    auto unit = fully_shard(model, options);
+    using Linear = torch::nn::Linear;
+    const auto make = [] {
+      Linear model(6, 4);
+      fill(*model);
+      return model;
+    };
+    const LowLoss<Linear> loss = [](Linear& model, int step, int r, std::optional<at::ScalarType> cast) {
+      return call(model, cast_to(batch(step, r, 6), cast)).pow(2).sum();
+    };
+    auto model = make();
+    auto unit = fully_shard(model, sharded_on(rank).mixed_precision(policy({})));
     unit.set_reshard_after_backward(false);
     unit.set_requires_gradient_sync(false);
-    constexpr int kParts = 8;
-    auto total = torch::zeros({4, 6});
-    for (int part = 0; part < kParts - 1; ++part) {
-      const auto loss = call(model, batch(part, rank.rank(), 6)).pow(2).sum();
+    for (int part = 0; part < 7; ++part) {
       auto& leaf = model->weight;
-      const auto found = torch::autograd::grad({loss}, {leaf})[0];
-      total += found.to(torch::kFloat);
+      const auto found = torch::autograd::grad({loss(model, part, rank.rank(), std::nullopt)}, {leaf})[0];
       leaf.mutable_grad() = leaf.grad().defined() ? leaf.grad() + found : found;
     }
     unit.set_requires_gradient_sync(true);
-    call(model, batch(kParts - 1, rank.rank(), 6)).pow(2).sum().backward();
-    // The last part, as one process has it.
-    auto half = torch::nn::Linear(6, 4);
-    fill(*half);
-    half->to(torch::kBFloat16);
-    half->forward(batch(kParts - 1, rank.rank(), 6).to(torch::kBFloat16)).pow(2).sum().backward();
-    total += half->weight.grad().to(torch::kFloat);
-    std::vector<at::Tensor> sum{total};
-    rank.mesh().group("world")->allreduce(sum)->wait();
-    const auto mean = sum[0] / 2;
-    const auto mine = model->parameters()[0].grad();
+    loss(model, 7, rank.rank(), std::nullopt).backward();
+    LowReference<Linear> reference(make, {});
+    reference.backward(rank, loss, {0, 1, 2, 3, 4, 5, 6, 7});
+    const auto& mine = model->parameters()[0].grad();
     ASSERT_TRUE(mine.defined());
-    const auto expected = mean.narrow(0, rank.rank() * 2, 2);
+    const auto expected = piece_of(reference.model->weight.grad(), rank);
     EXPECT_TRUE(torch::allclose(mine, expected, 1e-6, 1e-5)) << mine << expected;
   });
 }

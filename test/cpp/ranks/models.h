@@ -96,15 +96,25 @@ inline void assert_close(const torch::Tensor& ours, const torch::Tensor& theirs,
   ASSERT_TRUE(torch::allclose(ours.cpu(), theirs.cpu(), 1e-5, 1e-6)) << what << "\n" << ours << "\n" << theirs;
 }
 
+/// Every bit.
+inline void assert_equal(const torch::Tensor& ours, const torch::Tensor& theirs, const std::string& what) {
+  ASSERT_EQ(ours.dtype(), theirs.dtype()) << what;
+  ASSERT_TRUE(torch::equal(ours.cpu(), theirs.cpu())) << what << "\n" << ours << "\n" << theirs;
+}
+
+using Compare = void (*)(const torch::Tensor& ours, const torch::Tensor& theirs, const std::string& what);
+
 /// Values and gradients, parameter by parameter, also whether there is a gradient at all.
-inline void assert_same(const torch::nn::Module& model, const torch::nn::Module& reference, const std::string& what) {
+inline void assert_same(
+    const torch::nn::Module& model, const torch::nn::Module& reference, const std::string& what,
+    Compare compare = assert_close) {
   const auto expected = reference.named_parameters();
   for (const auto& entry : model.named_parameters()) {
     const auto& ours = entry.value();
     const auto& theirs = expected[entry.key()];
-    assert_close(ours, theirs, what + ": " + entry.key());
+    compare(ours, theirs, what + ": " + entry.key());
     ASSERT_EQ(ours.grad().defined(), theirs.grad().defined()) << what << ": gradient of " << entry.key();
-    if (ours.grad().defined()) assert_close(ours.grad(), theirs.grad(), what + ": gradient of " + entry.key());
+    if (ours.grad().defined()) compare(ours.grad(), theirs.grad(), what + ": gradient of " + entry.key());
   }
 }
 

@@ -90,7 +90,7 @@ TEST(FullyShardCollectiveOps, ReduceScatterUnequalDtypes) {
           auto parameter = reference->parameters()[i];
           parameter.mutable_grad() = sums[i].to(parameter.scalar_type());
         }
-        assert_equal_pieces(*ours, *reference, rank, 2, "step " + std::to_string(step));
+        assert_pieces(*ours, *reference, rank, c10::str("step ", step), {}, 2, assert_equal);
         for (auto* model : {&ours, &reference}) descend(**model, 0.02);
       }
     });

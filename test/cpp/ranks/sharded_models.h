@@ -47,7 +47,7 @@ using Dims = std::map<std::string, int64_t>;
 /// Shards and their gradients are the pieces of the reference's.
 inline void assert_pieces(
     const torch::nn::Module& model, const torch::nn::Module& reference, const Rank& rank, const std::string& what,
-    const Dims& dims = {}, int64_t shards = 0) {
+    const Dims& dims = {}, int64_t shards = 0, Compare compare = assert_close) {
   const auto expected = reference.named_parameters();
   const auto ours = model.named_parameters();
   ASSERT_EQ(ours.keys(), expected.keys()) << what;
@@ -55,10 +55,10 @@ inline void assert_pieces(
     const auto dim = dims.contains(entry.key()) ? dims.at(entry.key()) : 0;
     const auto text = what + ": " + entry.key() + " on " + rank.name();
     const auto& whole = expected[entry.key()];
-    assert_close(entry.value(), piece_of(whole.detach(), rank, dim, shards), text);
+    compare(entry.value(), piece_of(whole.detach(), rank, dim, shards), text);
     ASSERT_EQ(entry.value().grad().defined(), whole.grad().defined()) << "gradient of " << text;
     if (whole.grad().defined())
-      assert_close(entry.value().grad(), piece_of(whole.grad(), rank, dim, shards), "gradient of " + text);
+      compare(entry.value().grad(), piece_of(whole.grad(), rank, dim, shards), "gradient of " + text);
   }
 }
 
